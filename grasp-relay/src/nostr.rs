@@ -22,7 +22,7 @@ pub mod limits;
 pub(crate) mod negentropy;
 pub mod nip11;
 pub(crate) mod session;
-pub mod subscriptions;
+mod subscriptions;
 
 pub use hub::Hub;
 pub use limits::Limits;

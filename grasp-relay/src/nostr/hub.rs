@@ -99,8 +99,8 @@ pub enum HubMessage {
         /// The event.
         published: Arc<Published>,
     },
-    /// The queue was full when an event came for this subscription, which has ended. Events that were queued for it
-    /// before may still arrive.
+    /// The queue was full when an event came for this subscription, which has ended. Comes after the events that were
+    /// queued before.
     Overflow {
         /// The subscription.
         subscription: u64,
@@ -123,9 +123,7 @@ pub struct HubStats {
 pub struct Listener {
     commands: mpsc::Sender<Command>,
     queue: ListenerQueue,
-    events: mpsc::Receiver<(u64, Arc<Published>)>,
-    /// Bounded by the number of subscriptions: each overflows once.
-    overflows: mpsc::UnboundedReceiver<u64>,
+    messages: mpsc::UnboundedReceiver<HubMessage>,
 }
 
 #[derive(Debug)]
@@ -175,20 +173,14 @@ impl Hub {
 
     /// Creates a listener without subscriptions.
     pub fn listen(&self, capacity: Capacity) -> Listener {
-        let (events_in, events) = mpsc::channel(capacity.events.max(1));
-        let (overflows_in, overflows) = mpsc::unbounded_channel();
-        Listener {
-            commands: self.commands.clone(),
-            queue: ListenerQueue {
-                listener: self.listeners.fetch_add(1, Ordering::Relaxed),
-                events: events_in,
-                overflows: overflows_in,
-                waiting: Arc::default(),
-                max_waiting_bytes: capacity.bytes,
-            },
-            events,
-            overflows,
-        }
+        let (sender, messages) = mpsc::unbounded_channel();
+        let queue = ListenerQueue {
+            listener: self.listeners.fetch_add(1, Ordering::Relaxed),
+            messages: sender,
+            waiting: Arc::default(),
+            capacity,
+        };
+        Listener { commands: self.commands.clone(), queue, messages }
     }
 }
 
@@ -209,27 +201,25 @@ impl Listener {
 
     /// Waits for the next message. Cancel-safe.
     pub async fn next(&mut self) -> HubMessage {
-        tokio::select! {
-            biased;
-            Some(subscription) = self.overflows.recv() => HubMessage::Overflow { subscription },
-            Some(event) = self.events.recv() => self.received(event),
-            // The listener holds a sender of both queues, so neither ends before it does.
-            else => std::future::pending().await,
+        match self.messages.recv().await {
+            Some(message) => self.received(message),
+            // The listener holds a sender, so the queue does not end before it does.
+            None => std::future::pending().await,
         }
     }
 
     /// Returns the next message, if there is one already.
     pub fn try_next(&mut self) -> Option<HubMessage> {
-        if let Ok(subscription) = self.overflows.try_recv() {
-            return Some(HubMessage::Overflow { subscription });
-        }
-        let event = self.events.try_recv().ok()?;
-        Some(self.received(event))
+        let message = self.messages.try_recv().ok()?;
+        Some(self.received(message))
     }
 
-    fn received(&self, (subscription, published): (u64, Arc<Published>)) -> HubMessage {
-        self.queue.waiting.fetch_sub(published.json.len(), Ordering::Relaxed);
-        HubMessage::Event { subscription, published }
+    fn received(&self, message: HubMessage) -> HubMessage {
+        if let HubMessage::Event { published, .. } = &message {
+            self.queue.waiting.events.fetch_sub(1, Ordering::Relaxed);
+            self.queue.waiting.bytes.fetch_sub(published.json.len(), Ordering::Relaxed);
+        }
+        message
     }
 }
 
@@ -248,41 +238,43 @@ async fn send(commands: &mpsc::Sender<Command>, command: Command) {
     let _ = commands.send(command).await;
 }
 
-/// The hub's end of one listener's queue.
+/// The hub's end of one listener's queue. Its capacity is checked by the hub: overflows, one for each subscription, are
+/// queued beyond it.
 #[derive(Clone, Debug)]
 struct ListenerQueue {
     listener: u64,
-    events: mpsc::Sender<(u64, Arc<Published>)>,
-    overflows: mpsc::UnboundedSender<u64>,
-    waiting: Arc<AtomicUsize>,
-    max_waiting_bytes: usize,
+    messages: mpsc::UnboundedSender<HubMessage>,
+    waiting: Arc<Waiting>,
+    capacity: Capacity,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Enqueued {
-    Queued,
-    Full,
-    Closed,
+/// The events in a listener's queue.
+#[derive(Debug, Default)]
+struct Waiting {
+    events: AtomicUsize,
+    bytes: AtomicUsize,
 }
 
 impl ListenerQueue {
-    fn enqueue(&self, subscription: u64, published: &Arc<Published>) -> Enqueued {
-        let bytes = published.json.len();
-        // Only the hub adds, so the number can only shrink before the next line.
-        if self.waiting.load(Ordering::Relaxed).saturating_add(bytes) > self.max_waiting_bytes {
-            return Enqueued::Full;
+    /// Queues an event; returns whether there was room for it.
+    fn enqueue(&self, subscription: u64, published: &Arc<Published>) -> bool {
+        let Waiting { events, bytes } = &*self.waiting;
+        let length = published.json.len();
+        // Only the hub adds, so the numbers can only shrink meanwhile.
+        let has_room = events.load(Ordering::Relaxed) < self.capacity.events
+            && bytes.load(Ordering::Relaxed).saturating_add(length) <= self.capacity.bytes;
+        if has_room {
+            events.fetch_add(1, Ordering::Relaxed);
+            bytes.fetch_add(length, Ordering::Relaxed);
+            let published = published.clone();
+            self.send(HubMessage::Event { subscription, published });
         }
-        self.waiting.fetch_add(bytes, Ordering::Relaxed);
-        match self.events.try_send((subscription, published.clone())) {
-            Ok(()) => Enqueued::Queued,
-            Err(refused) => {
-                self.waiting.fetch_sub(bytes, Ordering::Relaxed);
-                match refused {
-                    TrySendError::Full(_) => Enqueued::Full,
-                    TrySendError::Closed(_) => Enqueued::Closed,
-                }
-            }
-        }
+        has_room
+    }
+
+    /// Sends a message; a listener that is gone is about to be removed.
+    fn send(&self, message: HubMessage) {
+        let _ = self.messages.send(message);
     }
 }
 
@@ -308,9 +300,7 @@ impl HubState {
                 self.queues.entry(listener).or_insert(queue);
                 self.index.insert(Subscriber { listener, subscription }, filters);
             }
-            Command::Unsubscribe(subscriber) => {
-                self.index.remove(subscriber);
-            }
+            Command::Unsubscribe(subscriber) => self.index.remove(subscriber),
             Command::RemoveListener(listener) => self.remove_listener(listener),
             Command::HubStats(answer) => {
                 let _ = answer.send(HubStats {
@@ -327,13 +317,10 @@ impl HubState {
             let Some(queue) = self.queues.get(&subscriber.listener) else {
                 continue;
             };
-            match queue.enqueue(subscriber.subscription, published) {
-                Enqueued::Queued => {}
-                Enqueued::Full => {
-                    self.index.remove(subscriber);
-                    let _ = queue.overflows.send(subscriber.subscription);
-                }
-                Enqueued::Closed => self.remove_listener(subscriber.listener),
+            let subscription = subscriber.subscription;
+            if !queue.enqueue(subscription, published) {
+                self.index.remove(subscriber);
+                queue.send(HubMessage::Overflow { subscription });
             }
         }
     }
@@ -385,9 +372,9 @@ mod tests {
         for note in &notes {
             assert_eq!(heard_note(&mut quick).await, (1, note.clone()));
         }
-        assert_eq!(slow.next().await, HubMessage::Overflow { subscription: 1 });
         assert_eq!(heard_note(&mut slow).await.1, notes[0]);
         assert_eq!(heard_note(&mut slow).await.1, notes[1]);
+        assert_eq!(slow.next().await, HubMessage::Overflow { subscription: 1 });
         assert_eq!(slow.try_next(), None, "a gap would be filled in silence");
         // A new subscription works again.
         slow.subscribe(2, everything()).await;
@@ -432,18 +419,12 @@ mod tests {
 
     #[test]
     fn a_listener_that_left_leaves_nothing_behind() {
-        let (events, _) = mpsc::channel(1);
-        let (overflows, _) = mpsc::unbounded_channel();
-        let queue = ListenerQueue {
-            listener: 3,
-            events,
-            overflows,
-            waiting: Arc::default(),
-            max_waiting_bytes: 9,
-        };
+        let (messages, _) = mpsc::unbounded_channel();
+        let queue =
+            ListenerQueue { listener: 3, messages, waiting: Arc::default(), capacity: ROOMY };
         let mut state = HubState::default();
         state.handle(Command::Subscribe(queue, 1, everything()));
         state.handle(Command::RemoveListener(3));
-        assert!(state.index.is_empty() && state.queues.is_empty());
+        assert!(state.index.len() == 0 && state.queues.is_empty());
     }
 }

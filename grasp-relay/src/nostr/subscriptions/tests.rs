@@ -89,9 +89,7 @@ proptest! {
             index.insert(subscriber(nth as u64 % 3, nth as u64), filters.into());
         }
         (0..3).for_each(|listener| index.remove_listener(listener));
-        prop_assert!(index.is_empty() && index.all.is_empty());
-        prop_assert!(index.ids.is_empty() && index.authors.is_empty() && index.kinds.is_empty());
-        prop_assert!(index.tags.values().all(HashMap::is_empty));
+        prop_assert!(index.subscriptions.is_empty() && index.keys.is_empty());
     }
 }
 
