@@ -38,6 +38,20 @@ impl SharedPool {
         self.lock().pool.take(claimant, amount).map(|grant| self.holding(grant))
     }
 
+    /// Takes an amount if it is free, and if the narrowest network of the claimant then holds no more than `most`.
+    pub fn try_take_within(
+        &self,
+        claimant: &Claimant,
+        amount: u64,
+        most: u64,
+    ) -> Result<Holding, Shortage> {
+        let mut state = self.lock();
+        if state.line.held_by(claimant).saturating_add(amount) > most {
+            return Err(Shortage::Total);
+        }
+        state.line.take(claimant, amount).map(|grant| self.holding(grant))
+    }
+
     /// Takes an amount, waiting for it if need be. Dropping the future leaves the queue.
     pub async fn wait(
         &self,

@@ -29,6 +29,7 @@ use nostr::event::Event;
 use nostr::types::Timestamp;
 
 pub use self::limits::Budgets;
+pub(crate) use self::limits::SharedMeter;
 use crate::clock::Clock;
 use crate::nostr::Hub;
 use crate::store::{EventStore, Refusal, SaveReport, Saved, StoreError};

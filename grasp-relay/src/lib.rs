@@ -13,7 +13,7 @@ pub mod web;
 
 pub use clock::Clock;
 pub use feed::{Accepted, Feed};
-pub use server::{Config, Parts, Server, serve};
+pub use server::{Config, Parts, serve};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

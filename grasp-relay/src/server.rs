@@ -7,7 +7,6 @@ mod limiter;
 mod root;
 mod stream;
 
-use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,7 +23,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use grasp_core::ServiceIdentity;
 use grasp_core::resources::Bounds;
-use grasp_purgatory::resources::SharedPool;
+use grasp_purgatory::resources::{Holding, SharedPool};
 use hyper::body::Incoming;
 use hyper::service::Service as _;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -32,19 +31,16 @@ use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-pub(crate) use self::limiter::EventRates;
+use self::limiter::ConnectionLimiter;
 pub use self::limiter::{AddressRange, AddressRangeError};
-use self::limiter::{ConnectionLimiter, ConnectionPermit, RejectionReason};
 use self::root::Root;
 use self::stream::WriteTimeoutStream;
-pub(crate) use self::stream::{UnfinishedMessage, UnfinishedMessages};
+pub(crate) use self::stream::{MAX_UNFINISHED_BYTES, UnfinishedMessage};
 use crate::clock::Clock;
 use crate::ingest::Ingest;
 use crate::nostr::connection::ConnectionContext;
-use crate::nostr::delivery::ReadLimiter;
-use crate::nostr::negentropy::NegentropyPool;
 use crate::nostr::session::SessionConfig;
 use crate::nostr::{Hub, Limits, RelayInfo};
 use crate::store::EventStore;
@@ -53,13 +49,8 @@ use crate::web::Listing;
 /// The pause after a failed accept, which usually means that the process is out of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Bytes of events that are queued or in ingest, of all connections together. One address has a quarter of what
-/// others leave.
-const INTAKE_BYTES: usize = 256 * 1024 * 1024;
-
-/// Long messages that are parsed at the same time, of all connections together. One address has a quarter of what
-/// others leave.
-const MAX_LONG_TEXTS: usize = 4;
+/// Largest request head in bytes.
+const MAX_HEAD_BYTES: usize = 32 * 1024;
 
 /// The parts of a server. The caller builds them, so that each can be replaced.
 #[derive(Clone)]
@@ -121,71 +112,51 @@ pub async fn serve(
     parts: Parts,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    Server::new(parts).run(listener, shutdown).await
+    let server = Server::new(parts);
+    server.accept_until(&listener, shutdown).await;
+    server.drain(&listener).await;
+    Ok(())
 }
 
-/// A server that is ready to run.
-pub struct Server {
+struct Server {
     router: Router,
     limits: Limits,
     limiter: ConnectionLimiter,
     slots: Arc<Semaphore>,
+    websocket_slots: Arc<Semaphore>,
     stage: watch::Sender<Stage>,
     graceful: GracefulShutdown,
-    /// Closed once every websocket has dropped its sender.
-    alive: mpsc::Receiver<Infallible>,
 }
 
 impl Server {
-    /// Builds the server. It does not listen yet.
-    pub fn new(parts: Parts) -> Self {
+    fn new(parts: Parts) -> Self {
         let Parts { store, ingest, hub, listing, config, clock, extra } = parts;
-        let limits = config.limits.clone();
+        let (limits, service) = (config.limits.clone(), config.service.clone());
         let (stage, watcher) = watch::channel(Stage::Running);
-        let (token, alive) = mpsc::channel(1);
-        let context = ConnectionContext {
-            store,
-            ingest,
-            hub,
-            clock,
-            negentropy_pool: NegentropyPool::new(&limits),
-            filter_bytes: shared_pool(limits.total_subscription_bytes),
-            reads: ReadLimiter::new(),
-            unfinished: UnfinishedMessages::new(),
-            intake_bytes: shared_pool(INTAKE_BYTES),
-            long_texts: shared_pool(MAX_LONG_TEXTS),
-            event_rates: EventRates::new(limits.events_per_minute_per_ip),
-            config: Arc::new(SessionConfig {
-                limits: limits.clone(),
-                service: config.service.clone(),
-            }),
-        };
+        let session = SessionConfig { limits: limits.clone(), service: service.clone() };
         let limiter = ConnectionLimiter::new(
             limits.connections_per_ip,
             limits.tcp_connections,
             config.trusted_proxies.clone(),
         );
-        let root = Root::new(Arc::new(context), &config, listing, limiter.clone(), watcher, token);
+        let websocket_slots = semaphore(limits.connections);
+        let root = Root {
+            context: Arc::new(ConnectionContext::new(store, ingest, hub, clock, session)),
+            config,
+            listing,
+            limiter: limiter.clone(),
+            websocket_slots: websocket_slots.clone(),
+            stage: watcher,
+        };
         Self {
-            router: routes(root, &config.service.mount_path(), extra),
+            router: routes(root, &service.mount_path(), extra),
             limiter,
             slots: semaphore(limits.tcp_connections),
+            websocket_slots,
             stage,
             graceful: GracefulShutdown::new(),
-            alive,
             limits,
         }
-    }
-
-    /// Serves as [`serve`] does.
-    pub async fn run(
-        self,
-        listener: TcpListener,
-        shutdown: impl Future<Output = ()>,
-    ) -> io::Result<()> {
-        self.accept_until(&listener, shutdown).await;
-        self.drain(&listener).await;
-        Ok(())
     }
 
     async fn accept_until(&self, listener: &TcpListener, shutdown: impl Future<Output = ()>) {
@@ -201,8 +172,8 @@ impl Server {
 
     /// Serves one TCP connection in a task of its own.
     fn accept(&self, stream: TcpStream, address: SocketAddr, slot: Option<OwnedSemaphorePermit>) {
-        let Some(permit) = self.limiter.admit_peer(address.ip()) else {
-            tokio::spawn(limiter::reject(stream, slot, RejectionReason::TooMany));
+        let Some(place) = self.limiter.admit_peer(address.ip()) else {
+            tokio::spawn(limiter::reject(stream, slot, limiter::TOO_MANY));
             return;
         };
         // Small responses must not wait for the acknowledgement of the one before.
@@ -210,8 +181,8 @@ impl Server {
         let message = UnfinishedMessage::default();
         let stream = WriteTimeoutStream::new(stream, self.limits.write_timeout, message.clone());
         let router = self.router.clone();
-        let resources = Arc::new(ConnectionResources { _permit: permit, _slot: slot, message });
-        let (peer, limiter) = (Peer { address, resources }, self.limiter.clone());
+        let peer = Arc::new(Peer { address, message, _place: place, _slot: slot });
+        let limiter = self.limiter.clone();
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             let network = limiter.network(address.ip(), request.headers());
             request.extensions_mut().insert(network);
@@ -230,20 +201,20 @@ impl Server {
     }
 
     /// Lets connections finish. New ones, health checks among them, are answered with 503.
-    async fn drain(mut self, listener: &TcpListener) {
+    async fn drain(self, listener: &TcpListener) {
         self.stage.send_replace(Stage::Draining);
         let slots = self.slots.clone();
         let rejected = async {
             loop {
                 let (stream, _, slot) = next_connection(listener, &slots).await;
-                tokio::spawn(limiter::reject(stream, slot, RejectionReason::Stopping));
+                tokio::spawn(limiter::reject(stream, slot, limiter::STOPPING));
             }
         };
         let finished = async {
-            // The router holds a sender for future websockets, of which there are none.
-            drop(self.router);
             self.graceful.shutdown().await;
-            let _ = self.alive.recv().await;
+            // All slots are free once every websocket has ended.
+            let all = self.limits.connections.try_into().unwrap_or(u32::MAX);
+            let _ = self.websocket_slots.acquire_many(all).await;
         };
         let ended = tokio::select! {
             ended = tokio::time::timeout(self.limits.grace, finished) => ended,
@@ -256,19 +227,13 @@ impl Server {
     }
 }
 
-/// The peer of a TCP connection.
-#[derive(Clone, Debug)]
+/// The peer of a TCP connection, and what the connection holds until it ends, as a websocket, too.
+#[derive(Debug)]
 struct Peer {
     address: SocketAddr,
-    resources: Arc<ConnectionResources>,
-}
-
-/// The resources that one TCP connection holds until it ends, as a websocket, too.
-#[derive(Debug)]
-struct ConnectionResources {
-    _permit: ConnectionPermit,
-    _slot: Option<OwnedSemaphorePermit>,
     message: UnfinishedMessage,
+    _place: Holding,
+    _slot: Option<OwnedSemaphorePermit>,
 }
 
 /// Returns all routes; the mount path is empty or like `/a/b`. The relay is at the mount path only.
@@ -292,8 +257,7 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_timeout)
-        // hyper's minimum.
-        .max_buf_size(limits.header_bytes.max(8_192));
+        .max_buf_size(MAX_HEAD_BYTES);
     builder
 }
 
@@ -314,7 +278,8 @@ async fn next_connection(
     }
 }
 
-fn shared_pool(total: usize) -> SharedPool {
+/// Returns a pool without a reserve.
+pub(crate) fn shared_pool(total: usize) -> SharedPool {
     SharedPool::new(Bounds { reserve: 0, ..Bounds::of(total as u64) })
 }
 

@@ -5,18 +5,20 @@
 //! confirmed maintainers when it came. Other clients who use up the rest do not lock them out. Authority is known only
 //! once a signature was verified, and finding it out takes a query; authors with authority are remembered.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use grasp_core::admission::{
-    ExceededLimit, Facts, FanOut, Needs, Origin, Outcome, Rejection, Verdict,
+    ExceededLimit, Facts, Needs, Origin, Outcome, Rejection, Verdict,
 };
 use grasp_core::maintainers::maintainer_lists;
 use grasp_core::nip34::repo_refs;
 use grasp_core::resources::{Bounds, Claimant, Meter, Shortage};
 use grasp_core::{Mono, RepoId, kinds};
 use grasp_purgatory::resources::{Holding, SharedPool};
+use lru::LruCache;
 use nostr::event::Event;
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
@@ -50,7 +52,7 @@ const SLOT_TIMEOUT: Duration = Duration::from_secs(30);
 const UNKNOWN_AUTHOR_ROWS_PER_DAY: u64 = 1_000_000;
 
 /// Authors with authority that are remembered; beyond it the oldest is forgotten.
-const MAX_AUTHORITIES: usize = 1 << 14;
+const MAX_AUTHORITIES: NonZeroUsize = NonZeroUsize::new(1 << 14).expect("not zero");
 
 /// Threads, and repositories, of an event that are read to find out whether its author is a maintainer.
 const MAX_READ_FOR_MAINTAINERS: usize = 8;
@@ -59,15 +61,37 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 const MINUTE: Duration = Duration::from_secs(60);
 
+/// A [`Meter`] that tasks share.
+#[derive(Debug)]
+pub(crate) struct SharedMeter(Mutex<Meter>);
+
+impl SharedMeter {
+    const fn new(bounds: Bounds, period: Duration) -> Self {
+        Self(Mutex::new(Meter::new(bounds, period)))
+    }
+
+    /// Creates a meter of this amount a minute, without a reserve.
+    pub(crate) const fn per_minute(total: u64) -> Self {
+        Self::new(Bounds { reserve: 0, ..Bounds::of(total) }, MINUTE)
+    }
+
+    /// Spends an amount; returns whether the claimant had enough left.
+    #[must_use]
+    pub(crate) fn spend(&self, now: Mono, claimant: &Claimant, amount: u64) -> bool {
+        lock(&self.0).spend(now, claimant, amount).is_ok()
+    }
+}
+
 /// Accounts for the work that clients' events cause, accepted or refused.
 #[derive(Debug)]
 pub struct Budgets {
-    lookups: Mutex<Meter>,
+    lookups: SharedMeter,
     /// Rows of events of unknown authors.
-    unknown_author_rows: Mutex<Meter>,
+    unknown_author_rows: SharedMeter,
     round_slots: SharedPool,
-    authority_checks: Mutex<Meter>,
-    authorities: Authorities,
+    authority_checks: SharedMeter,
+    /// Authors that were found to have authority.
+    authorities: Mutex<LruCache<PublicKey, ()>>,
 }
 
 impl Default for Budgets {
@@ -80,13 +104,12 @@ impl Budgets {
     /// Returns budgets with this many keys to be looked up within a minute.
     pub fn new(lookups_per_minute: u64) -> Self {
         let unknown_author_rows = Bounds { reserve: 0, ..Bounds::of(UNKNOWN_AUTHOR_ROWS_PER_DAY) };
-        let authority_checks = Bounds { reserve: 0, ..Bounds::of(AUTHORITY_CHECKS_PER_MINUTE) };
         Self {
-            lookups: Mutex::new(Meter::new(Bounds::of(lookups_per_minute), MINUTE)),
-            unknown_author_rows: Mutex::new(Meter::new(unknown_author_rows, DAY)),
+            lookups: SharedMeter::new(Bounds::of(lookups_per_minute), MINUTE),
+            unknown_author_rows: SharedMeter::new(unknown_author_rows, DAY),
             round_slots: SharedPool::new(Bounds::of(ROUNDS_AT_ONCE)),
-            authority_checks: Mutex::new(Meter::new(authority_checks, MINUTE)),
-            authorities: Authorities::default(),
+            authority_checks: SharedMeter::per_minute(AUTHORITY_CHECKS_PER_MINUTE),
+            authorities: Mutex::new(LruCache::new(MAX_AUTHORITIES)),
         }
     }
 
@@ -95,21 +118,13 @@ impl Budgets {
     pub(super) fn pay_lookups(&self, now: Mono, event: &Event, claimant: &Claimant) -> bool {
         let named = Needs::of(event).references;
         let keys = LOOKUPS_PER_EVENT + named.ids.len() + named.coordinates.len();
-        lock(&self.lookups).spend(now, claimant, keys as u64).is_ok()
-    }
-
-    /// Pays for looking up whether an author has authority.
-    #[must_use]
-    pub(super) fn pay_authority_check(&self, now: Mono, origin: &Origin) -> bool {
-        lock(&self.authority_checks).spend(now, &origin.claimant(), 1).is_ok()
+        self.lookups.spend(now, claimant, keys as u64)
     }
 
     /// Pays for storing an event of an unknown author, of a kind that is stored for any author.
     #[must_use]
     pub(super) fn pay_unknown_author(&self, now: Mono, event: &Event, origin: &Origin) -> bool {
-        lock(&self.unknown_author_rows)
-            .spend(now, &origin.claimant(), write_cost(event) as u64)
-            .is_ok()
+        self.unknown_author_rows.spend(now, &origin.claimant(), write_cost(event) as u64)
     }
 
     /// Waits until a round of a client's events may be looked up. Events that sync asked for need not wait.
@@ -129,45 +144,13 @@ impl Budgets {
     pub(super) fn charge_reading(&self, now: Mono, bytes: usize, origin: &Origin) {
         if !origin.is_sync() {
             let keys = bytes / BYTES_PER_LOOKUP;
-            lock(&self.lookups).charge(now, &origin.claimant(), keys as u64);
+            lock(&self.lookups.0).charge(now, &origin.claimant(), keys as u64);
         }
     }
 }
 
-fn lock(meter: &Mutex<Meter>) -> MutexGuard<'_, Meter> {
-    meter.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Authors that were found to have authority.
-#[derive(Debug, Default)]
-struct Authorities(Mutex<KnownAuthors>);
-
-#[derive(Debug, Default)]
-struct KnownAuthors {
-    known: BTreeSet<PublicKey>,
-    /// The same authors, oldest first.
-    order: VecDeque<PublicKey>,
-}
-
-impl Authorities {
-    fn contains(&self, author: &PublicKey) -> bool {
-        self.authors().known.contains(author)
-    }
-
-    fn add(&self, author: PublicKey) {
-        let mut authors = self.authors();
-        if authors.known.insert(author) {
-            authors.order.push_back(author);
-        }
-        if authors.order.len() > MAX_AUTHORITIES {
-            let first = authors.order.pop_front();
-            first.map(|first| authors.known.remove(&first));
-        }
-    }
-
-    fn authors(&self) -> MutexGuard<'_, KnownAuthors> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pipeline {
@@ -179,14 +162,14 @@ impl Pipeline {
             return true;
         }
         let has_authority = self.is_known_authority(&event.pubkey)
-            || self.budgets.pay_authority_check(now, origin)
+            || self.budgets.authority_checks.spend(now, &origin.claimant(), 1)
                 && self.look_up_authority(event.pubkey).await;
         has_authority && self.budgets.pay_lookups(now, event, &origin.claimant().with_authority())
     }
 
     /// Returns whether an author is known to have authority.
     pub(super) fn is_known_authority(&self, author: &PublicKey) -> bool {
-        self.policy.operator == Some(*author) || self.budgets.authorities.contains(author)
+        self.policy.operator == Some(*author) || lock(&self.budgets.authorities).contains(author)
     }
 
     /// Looks up whether the authors of accepted states have authority, so that it is known once a budget is spent.
@@ -206,7 +189,7 @@ impl Pipeline {
         let answer = self.store.exists(question, self.clock.now().unix).await;
         let has_authority = answer.is_ok_and(|answers| answers == [true]);
         if has_authority {
-            self.budgets.authorities.add(author);
+            lock(&self.budgets.authorities).put(author, ());
         }
         has_authority
     }
@@ -230,12 +213,12 @@ impl Pipeline {
         if !verdict.counts_for_fan_out() {
             return Ok(verdict);
         }
-        let mut admitted = self.fan_out().admit(now, event, &facts.named);
+        let mut admitted = lock(&self.fan_out).admit(now, event, &facts.named);
         // Maintainers have a limit of their own; who is one is read only when it is needed.
         if admitted == Err(ExceededLimit::Root)
             && self.is_by_maintainer(event, facts, origin).await?
         {
-            admitted = self.fan_out().admit_maintainer(now, event, &facts.named);
+            admitted = lock(&self.fan_out).admit_maintainer(now, event, &facts.named);
         }
         Ok(admitted.map_or(Rejection::RateLimited.into(), |()| verdict))
     }
@@ -280,10 +263,6 @@ impl Pipeline {
         }
         Ok(repos.into_iter().take(MAX_READ_FOR_MAINTAINERS).collect())
     }
-
-    fn fan_out(&self) -> MutexGuard<'_, FanOut> {
-        self.fan_out.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[cfg(test)]
@@ -305,6 +284,32 @@ mod tests {
             .tags((0..ids).map(tag))
             .finalize(&Keys::generate())
             .unwrap()
+    }
+
+    fn network(address: &str) -> Claimant {
+        Claimant::at(ClientNetwork::of(address.parse().unwrap()))
+    }
+
+    #[test]
+    fn each_address_has_its_own_share() {
+        let (rates, now) = (SharedMeter::per_minute(8), Mono::from_secs(1_000));
+        let (alice, eve) = (network("192.0.2.1"), network("198.51.100.1"));
+        assert!(rates.spend(now, &eve, 1) && rates.spend(now, &eve, 1));
+        assert!(!rates.spend(now, &eve, 1));
+        assert!(rates.spend(now, &alice, 1));
+        assert!(rates.spend(now + 2 * MINUTE, &eve, 1), "it comes back");
+    }
+
+    #[test]
+    fn neighbours_share_what_their_network_may_have() {
+        let (rates, now) = (SharedMeter::per_minute(256), Mono::from_secs(1_000));
+        let taken = |address: u8| {
+            let claimant = network(&format!("198.51.100.{address}"));
+            (0..1_000).take_while(|_| rates.spend(now, &claimant, 1)).count()
+        };
+        let sum: usize = (0..=255).map(taken).sum();
+        assert!(sum <= 128, "half of all, not {sum}");
+        assert!(rates.spend(now, &network("192.0.2.1"), 1));
     }
 
     #[test]
@@ -351,10 +356,12 @@ mod tests {
             bytes[..8].copy_from_slice(&n.to_be_bytes());
             PublicKey::from_byte_array(bytes)
         };
-        let authorities = Authorities::default();
-        (0..=MAX_AUTHORITIES).for_each(|n| authorities.add(author(n)));
-        authorities.add(author(5));
+        let budgets = Budgets::default();
+        let (mut authorities, most) = (lock(&budgets.authorities), MAX_AUTHORITIES.get());
+        for n in (0..=most).chain([5]) {
+            authorities.put(author(n), ());
+        }
         assert!(!authorities.contains(&author(0)));
-        assert!((1..=MAX_AUTHORITIES).all(|n| authorities.contains(&author(n))));
+        assert!((1..=most).all(|n| authorities.contains(&author(n))));
     }
 }

@@ -10,6 +10,9 @@ use nostr::types::Timestamp;
 use super::codec::Reply;
 use super::session::{CloseReason, Output, SessionConfig};
 
+/// The difference that the clock of a client may have.
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(600);
+
 #[derive(Debug)]
 pub(super) struct Authentication {
     challenge: String,
@@ -40,87 +43,50 @@ impl Authentication {
         event: &Event,
         config: &SessionConfig,
     ) -> Vec<Output> {
-        let limits = &config.limits;
-        let expected = Expected {
-            challenge: &self.challenge,
-            service: &config.service,
-            now,
-            window: limits.auth_window,
-        };
-        match expected.prove(event) {
-            Ok(key) if self.keys.contains(&key) => vec![accepted(event)],
-            Ok(_) if self.keys.len() >= limits.auth_keys => {
-                let reason = "rate-limited: too many keys on one connection";
-                vec![Output::Send(Reply::refused(event.id, reason))]
+        let (id, limits) = (event.id, &config.limits);
+        let refuse = |reason| Output::Send(Reply::refused(id, reason));
+        match prove(event, &self.challenge, &config.service, now) {
+            Ok(key) if !self.keys.contains(&key) && self.keys.len() >= limits.auth_keys => {
+                vec![refuse("rate-limited: too many keys on one connection")]
             }
             Ok(key) => {
-                self.keys.push(key);
-                vec![accepted(event)]
-            }
-            Err(fault) => {
-                self.failures = self.failures.saturating_add(1);
-                let mut outputs = vec![Output::Send(Reply::refused(event.id, fault.to_string()))];
-                if self.failures >= limits.auth_failures {
-                    outputs.push(Output::Close(CloseReason::TOO_MANY_AUTHS));
+                if !self.keys.contains(&key) {
+                    self.keys.push(key);
                 }
-                outputs
+                vec![Output::Send(Reply::Ok { id, accepted: true, message: "".into() })]
+            }
+            Err(reason) => {
+                self.failures = self.failures.saturating_add(1);
+                let close = self.failures >= limits.auth_failures;
+                let close = close.then_some(Output::Close(CloseReason::TOO_MANY_AUTHS));
+                [refuse(reason)].into_iter().chain(close).collect()
             }
         }
     }
 }
 
-fn accepted(event: &Event) -> Output {
-    Output::Send(Reply::Ok { id: event.id, accepted: true, message: String::new() })
-}
-
-/// The values that an AUTH event must match.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Expected<'a> {
-    pub(crate) challenge: &'a str,
-    pub(crate) service: &'a ServiceIdentity,
-    pub(crate) now: Timestamp,
-    pub(crate) window: Duration,
-}
-
-/// The reason for which an AUTH is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AuthFault {
-    #[error("invalid: AUTH needs an event of kind 22242")]
-    Kind,
-    #[error("invalid: the challenge is not that of this connection")]
-    Challenge,
-    #[error("invalid: the relay tag does not name this relay")]
-    Relay,
-    #[error("invalid: created_at is too far from now")]
-    Time,
-    #[error("invalid: bad id or signature")]
-    Signature,
-}
-
-impl Expected<'_> {
-    /// Returns the key that this event authenticates.
-    pub(crate) fn prove(&self, event: &Event) -> Result<PublicKey, AuthFault> {
-        if event.kind != Kind::Authentication {
-            return Err(AuthFault::Kind);
-        }
-        if tag(event, "challenge") != Some(self.challenge) {
-            return Err(AuthFault::Challenge);
-        }
-        if !tag(event, "relay").is_some_and(|url| self.service.is_own_url(url)) {
-            return Err(AuthFault::Relay);
-        }
-        let off = event.created_at.as_secs().abs_diff(self.now.as_secs());
-        if off > self.window.as_secs() {
-            return Err(AuthFault::Time);
-        }
-        event.verify().map_err(|_| AuthFault::Signature)?;
+/// Returns the key that an event authenticates, or the reason for which it does not.
+fn prove(
+    event: &Event,
+    challenge: &str,
+    service: &ServiceIdentity,
+    now: Timestamp,
+) -> Result<PublicKey, &'static str> {
+    let tag = |name| event.tags.iter().find(|tag| tag.kind() == name)?.content();
+    let difference = event.created_at.as_secs().abs_diff(now.as_secs());
+    if event.kind != Kind::Authentication {
+        Err("invalid: AUTH needs an event of kind 22242")
+    } else if tag("challenge") != Some(challenge) {
+        Err("invalid: the challenge is not that of this connection")
+    } else if !tag("relay").is_some_and(|url| service.is_own_url(url)) {
+        Err("invalid: the relay tag does not name this relay")
+    } else if difference > MAX_CLOCK_DIFFERENCE.as_secs() {
+        Err("invalid: created_at is too far from now")
+    } else if event.verify().is_err() {
+        Err("invalid: bad id or signature")
+    } else {
         Ok(event.pubkey)
     }
-}
-
-fn tag<'a>(event: &'a Event, name: &str) -> Option<&'a str> {
-    let mut tags = event.tags.iter();
-    tags.find(|tag| tag.kind() == name)?.content()
 }
 
 #[cfg(test)]
@@ -140,14 +106,9 @@ mod tests {
             .expect("signed")
     }
 
-    fn prove(event: &Event) -> Result<PublicKey, AuthFault> {
-        Expected {
-            challenge: "c",
-            service: &"grasp.example:7334/git".parse().expect("an address"),
-            now: Timestamp::from_secs(NOW),
-            window: Duration::from_secs(600),
-        }
-        .prove(event)
+    fn proven(event: &Event) -> Result<PublicKey, &'static str> {
+        let service = "grasp.example:7334/git".parse().expect("an address");
+        prove(event, "c", &service, Timestamp::from_secs(NOW))
     }
 
     #[test]
@@ -159,7 +120,7 @@ mod tests {
             ("wss://grasp.example:7334//git", NOW - 600),
         ] {
             let event = auth(kind, "c", url, at);
-            assert_eq!(prove(&event), Ok(event.pubkey), "{url}");
+            assert_eq!(proven(&event), Ok(event.pubkey), "{url}");
         }
     }
 
@@ -168,18 +129,18 @@ mod tests {
         let kind = Kind::Authentication;
         let us = "ws://grasp.example:7334/git";
         for (event, fault) in [
-            (auth(Kind::from(1), "c", us, NOW), AuthFault::Kind),
-            (auth(kind, "d", us, NOW), AuthFault::Challenge),
-            (auth(kind, "c", "ws://grasp.example/git", NOW), AuthFault::Relay),
-            (auth(kind, "c", "ws://grasp.example:7334/gitx", NOW), AuthFault::Relay),
-            (auth(kind, "c", "ws://evil.org/grasp.example:7334/git", NOW), AuthFault::Relay),
-            (auth(kind, "c", us, NOW + 601), AuthFault::Time),
-            (auth(kind, "c", us, NOW - 601), AuthFault::Time),
+            (auth(Kind::from(1), "c", us, NOW), "kind 22242"),
+            (auth(kind, "d", us, NOW), "challenge"),
+            (auth(kind, "c", "ws://grasp.example/git", NOW), "relay tag"),
+            (auth(kind, "c", "ws://grasp.example:7334/gitx", NOW), "relay tag"),
+            (auth(kind, "c", "ws://evil.org/grasp.example:7334/git", NOW), "relay tag"),
+            (auth(kind, "c", us, NOW + 601), "created_at"),
+            (auth(kind, "c", us, NOW - 601), "created_at"),
         ] {
-            assert_eq!(prove(&event), Err(fault));
+            assert!(proven(&event).is_err_and(|reason| reason.contains(fault)), "{fault}");
         }
         let mut forged = auth(kind, "c", us, NOW);
         forged.pubkey = Keys::generate().public_key();
-        assert_eq!(prove(&forged), Err(AuthFault::Signature));
+        assert_eq!(proven(&forged), Err("invalid: bad id or signature"));
     }
 }

@@ -1,44 +1,30 @@
 //! Client messages and replies in their wire format.
 //!
-//! Reading is bounded before anything is allocated, and a message that cannot be read yields the reply to send.
-
-mod filter;
+//! Reading keeps no more elements and values than the limits allow, and a message that cannot be read yields the reply to
+//! send.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::marker::PhantomData;
 
 use grasp_core::limits::EoseHint;
 use grasp_core::nip34::State;
 use grasp_core::{kinds, neg};
 use nostr::event::{Event, EventId, Kind};
-use nostr::filter::Filter;
-use serde::Serialize;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
+use nostr::filter::{Filter, SingleLetterTag};
+use serde::de::{Deserializer as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::limits::Limits;
 
+/// Longest subscription id, in characters.
+pub(super) const MAX_SUB_ID_CHARS: usize = 64;
+
 /// A subscription id that a client chose, within bounds.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct SubId(Arc<str>);
-
-impl SubId {
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    #[cfg(test)]
-    pub(crate) fn of(text: &str) -> Self {
-        Self(text.into())
-    }
-}
-
-impl fmt::Display for SubId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct SubId(pub(super) String);
 
 /// Bytes that a value of a filter takes beside its text: in the filter, and in the index of subscriptions.
 const VALUE_OVERHEAD_BYTES: usize = 384;
@@ -70,17 +56,23 @@ pub(crate) enum Request {
 impl Request {
     /// Reads one text frame; a message that cannot be read returns the reply to send.
     pub(crate) fn read(text: &str, limits: &Limits) -> Result<Self, Reply> {
-        let frame = Frame::read(text, limits.filters.saturating_add(1))
-            .map_err(|fault| Reply::notice(format_args!("invalid: {fault}")))?;
-        match frame.verb.as_str() {
-            "EVENT" => event(&frame, limits).map(Self::Event),
-            "AUTH" => event(&frame, limits).map(Self::Auth),
-            "REQ" => QueryFilters::read(&frame, limits).map(|(id, query)| Self::Req(id, query)),
-            "COUNT" => QueryFilters::read(&frame, limits).map(|(id, query)| Self::Count(id, query)),
-            "CLOSE" => sub_id(&frame, limits).map(Self::Close),
-            "NEG-OPEN" => neg_open(&frame, limits),
-            "NEG-MSG" => neg_msg(&frame, limits),
-            "NEG-CLOSE" => sub_id(&frame, limits).map(Self::NegClose),
+        // The message type, the subscription id, and the filters.
+        let most = limits.filters.saturating_add(2);
+        let (elements, count) = first_elements::<&RawValue>(text, most)
+            .map_err(|_| Reply::notice("invalid: not a JSON array"))?;
+        let verb: Option<String> = elements.first().and_then(|first| parse(first));
+        let verb = verb.ok_or_else(|| Reply::notice("invalid: the message type is missing"))?;
+        let rest = elements.get(1..).unwrap_or_default();
+        let query = || QueryFilters::read(rest, count > most, limits);
+        match verb.as_str() {
+            "EVENT" => event(rest, limits).map(Self::Event),
+            "AUTH" => event(rest, limits).map(Self::Auth),
+            "REQ" => query().map(|(id, query)| Self::Req(id, query)),
+            "COUNT" => query().map(|(id, query)| Self::Count(id, query)),
+            "CLOSE" => sub_id(rest).map(Self::Close),
+            "NEG-OPEN" => neg_open(rest, limits),
+            "NEG-MSG" => neg_msg(rest),
+            "NEG-CLOSE" => sub_id(rest).map(Self::NegClose),
             _ => Err(Reply::notice("unsupported: unknown message type")),
         }
     }
@@ -92,107 +84,83 @@ impl QueryFilters {
         self.bytes.saturating_add(self.values.saturating_mul(VALUE_OVERHEAD_BYTES))
     }
 
-    fn read(frame: &Frame<'_>, limits: &Limits) -> Result<(SubId, Self), Reply> {
-        let id = sub_id(frame, limits)?;
+    fn read(rest: &[&RawValue], is_cut: bool, limits: &Limits) -> Result<(SubId, Self), Reply> {
+        let id = sub_id(rest)?;
         let refuse = |reason: String| Reply::closed(&id, reason);
-        let raw = frame.rest.get(1..).unwrap_or_default();
+        let raw = rest.get(1..).unwrap_or_default();
         if raw.is_empty() {
             return Err(refuse("invalid: no filter".into()));
         }
-        if frame.surplus > 0 {
-            let most = limits.filters;
-            return Err(refuse(format!("invalid: more than {most} filters")));
+        if is_cut {
+            return Err(refuse(format!("invalid: more than {} filters", limits.filters)));
         }
         let most = limits.filter_values.saturating_mul(MAX_FULL_FILTERS);
-        let (mut filters, mut values) = (Vec::with_capacity(raw.len()), 0);
+        let mut query = Self { filters: Vec::with_capacity(raw.len()), bytes: 0, values: 0 };
         for raw in raw {
-            let filter = filter::read(raw.get(), limits.filter_values)
-                .map_err(|fault| refuse(fault.to_string()))?;
-            values += filter::values(&filter);
-            if values > most {
+            let (filter, values) = read_filter(raw, limits).map_err(refuse)?;
+            query.filters.push(filter);
+            query.bytes += raw.get().len();
+            query.values += values;
+            if query.values > most {
                 return Err(refuse(format!("invalid: more than {most} values in a request")));
             }
-            filters.push(filter);
         }
-        let bytes = raw.iter().map(|raw| raw.get().len()).sum();
-        Ok((id, Self { filters, bytes, values }))
+        Ok((id, query))
     }
+}
+
+/// The id and the kind that an event claims to have, however broken the rest of it is.
+#[derive(Default, Deserialize)]
+struct Claim<'a> {
+    #[serde(borrow)]
+    id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    kind: Option<&'a RawValue>,
 }
 
 /// Reads the event of EVENT or AUTH. Does not check its signature.
-fn event(frame: &Frame<'_>, limits: &Limits) -> Result<Box<Event>, Reply> {
-    let [raw] = frame.rest[..] else {
+fn event(rest: &[&RawValue], limits: &Limits) -> Result<Box<Event>, Reply> {
+    let [raw] = rest else {
         return Err(Reply::notice("invalid: expected one event"));
     };
-    let refuse = |reason: String| match claimed_id(raw) {
+    let claim = || serde_json::from_str::<Claim<'_>>(raw.get()).unwrap_or_default();
+    let refuse = |reason: String| match claim().id.and_then(parse) {
         Some(id) => Reply::refused(id, reason),
         None => Reply::notice(reason),
     };
-    let most = max_bytes(raw, limits);
-    if raw.get().len() > most {
+    let (bytes, mut most) = (raw.get().len(), limits.event_bytes);
+    // A state names every branch and tag of a repository.
+    if bytes > most && claim().kind.and_then(parse::<Kind>) == Some(kinds::STATE) {
+        most = most.max(State::MAX_EVENT_BYTES);
+    }
+    if bytes > most {
         return Err(refuse(format!("invalid: event larger than {most} bytes")));
     }
-    serde_json::from_str(raw.get())
-        .map(Box::new)
-        .map_err(|_| refuse("invalid: not a nostr event".into()))
+    parse(raw).map(Box::new).ok_or_else(|| refuse("invalid: not a nostr event".into()))
 }
 
-/// Returns the largest size of an event. A state names every branch and tag of a repository.
-fn max_bytes(raw: &RawValue, limits: &Limits) -> usize {
-    #[derive(serde::Deserialize)]
-    struct ClaimedKind {
-        kind: Kind,
-    }
-    let is_state = || {
-        let claim = serde_json::from_str::<ClaimedKind>(raw.get());
-        claim.is_ok_and(|claim| claim.kind == kinds::STATE)
-    };
-    if raw.get().len() > limits.event_bytes && is_state() {
-        return limits.event_bytes.max(State::MAX_EVENT_BYTES);
-    }
-    limits.event_bytes
+fn sub_id(rest: &[&RawValue]) -> Result<SubId, Reply> {
+    let most = MAX_SUB_ID_CHARS;
+    let id: Option<String> = rest.first().and_then(|raw| parse(raw));
+    let id = id.filter(|id| (1..=most).contains(&id.chars().count())).map(SubId);
+    id.ok_or_else(|| {
+        Reply::notice(format_args!("invalid: expected a subscription id of 1 to {most} characters"))
+    })
 }
 
-/// Returns the id that a broken event claims, for the OK message.
-fn claimed_id(raw: &RawValue) -> Option<EventId> {
-    #[derive(serde::Deserialize)]
-    struct ClaimedId {
-        id: EventId,
-    }
-    let claim: ClaimedId = serde_json::from_str(raw.get()).ok()?;
-    Some(claim.id)
-}
-
-fn sub_id(frame: &Frame<'_>, limits: &Limits) -> Result<SubId, Reply> {
-    let most = limits.subscription_id_chars;
-    let raw = frame.rest.first().map_or("", |raw| raw.get());
-    // The longest JSON form of that many characters, all escaped.
-    let id: Option<String> = (raw.len() <= most.saturating_mul(12).saturating_add(2))
-        .then(|| serde_json::from_str(raw).ok())
-        .flatten();
-    id.filter(|id| (1..=most).contains(&id.chars().count())).map(|id| SubId(id.into())).ok_or_else(
-        || {
-            Reply::notice(format_args!(
-                "invalid: expected a subscription id of 1 to {most} characters"
-            ))
-        },
-    )
-}
-
-fn neg_open(frame: &Frame<'_>, limits: &Limits) -> Result<Request, Reply> {
-    let id = sub_id(frame, limits)?;
-    let [_, filter, message] = frame.rest[..] else {
+fn neg_open(rest: &[&RawValue], limits: &Limits) -> Result<Request, Reply> {
+    let id = sub_id(rest)?;
+    let [_, filter, message] = rest else {
         return Err(Reply::neg_err(&id, "invalid: expected one filter and one message"));
     };
-    let filter = filter::read(filter.get(), limits.filter_values)
-        .map_err(|fault| Reply::neg_err(&id, fault.to_string()))?;
+    let (filter, _) = read_filter(filter, limits).map_err(|reason| Reply::neg_err(&id, reason))?;
     let message = neg_bytes(&id, message)?;
     Ok(Request::NegOpen(id, Box::new(filter), message))
 }
 
-fn neg_msg(frame: &Frame<'_>, limits: &Limits) -> Result<Request, Reply> {
-    let id = sub_id(frame, limits)?;
-    let [_, message] = frame.rest[..] else {
+fn neg_msg(rest: &[&RawValue]) -> Result<Request, Reply> {
+    let id = sub_id(rest)?;
+    let [_, message] = rest else {
         return Err(Reply::neg_err(&id, "invalid: expected one message"));
     };
     let message = neg_bytes(&id, message)?;
@@ -206,59 +174,117 @@ fn neg_bytes(id: &SubId, raw: &RawValue) -> Result<Vec<u8>, Reply> {
         .ok_or_else(|| Reply::neg_err(id, "invalid: message is not hex"))
 }
 
-/// The longest message type, quoted.
-const MAX_VERB_BYTES: usize = 32;
-
-/// The message type, and the text of the other elements.
-#[derive(Debug)]
-struct Frame<'a> {
-    verb: String,
-    rest: Vec<&'a RawValue>,
-    /// Elements beyond those that were kept.
-    surplus: usize,
+/// Reads one filter, and counts the values of all its lists. The reason of a refusal names a key and never repeats its
+/// value.
+fn read_filter(raw: &RawValue, limits: &Limits) -> Result<(Filter, usize), String> {
+    let reader = FilterReader {
+        filter: Filter::new(),
+        seen: BTreeSet::new(),
+        values: 0,
+        most: limits.filter_values,
+    };
+    serde_json::Deserializer::from_str(raw.get())
+        .deserialize_map(reader)
+        .unwrap_or_else(|_| Err("invalid: a filter must be an object".into()))
 }
 
-/// The reason for which a text is no message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-enum FrameFault {
-    #[error("not a JSON array")]
-    NotAnArray,
-    #[error("the message type is missing")]
-    NoVerb,
+/// A filter whose members are being read.
+struct FilterReader {
+    filter: Filter,
+    /// The keys so far: known ones only, so there are few.
+    seen: BTreeSet<String>,
+    /// Values so far, before equal ones merge.
+    values: usize,
+    most: usize,
 }
 
-impl<'a> Frame<'a> {
-    /// Splits a message, and keeps at most `most` elements after the first.
-    fn read(text: &'a str, most: usize) -> Result<Self, FrameFault> {
-        let mut json = serde_json::Deserializer::from_str(text);
-        let (elements, surplus) = Elements(most.saturating_add(1))
-            .deserialize(&mut json)
-            .map_err(|_| FrameFault::NotAnArray)?;
-        json.end().map_err(|_| FrameFault::NotAnArray)?;
-        let (first, rest) = elements.split_first().ok_or(FrameFault::NoVerb)?;
-        if first.get().len() > MAX_VERB_BYTES {
-            return Err(FrameFault::NoVerb);
+impl<'de> Visitor<'de> for FilterReader {
+    type Value = Result<(Filter, usize), String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self::Value, A::Error> {
+        while let Some((key, value)) = map.next_entry::<String, &RawValue>()? {
+            if let Err(reason) = self.member(key, value.get()) {
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                return Ok(Err(reason));
+            }
         }
-        Ok(Self {
-            verb: serde_json::from_str(first.get()).map_err(|_| FrameFault::NoVerb)?,
-            rest: rest.to_vec(),
-            surplus,
-        })
+        Ok(Ok((self.filter, self.values)))
     }
 }
 
-/// Keeps the first elements of an array as text, up to this number, and counts the others.
-struct Elements(usize);
+impl FilterReader {
+    fn member(&mut self, key: String, text: &str) -> Result<(), String> {
+        match key.as_str() {
+            "ids" => self.filter.ids = Some(self.list("ids", text)?),
+            "authors" => self.filter.authors = Some(self.list("authors", text)?),
+            "kinds" => self.filter.kinds = Some(self.list("kinds", text)?),
+            "since" => self.filter.since = scalar("since", text)?,
+            "until" => self.filter.until = scalar("until", text)?,
+            "limit" => self.filter.limit = scalar("limit", text)?,
+            "search" => return Err("unsupported: this relay has no full-text search".into()),
+            key => {
+                let tag = tag_name(key).ok_or("unsupported: unrecognised filter key")?;
+                let values = self.list("a tag", text)?;
+                self.filter.generic_tags.insert(tag, values);
+            }
+        }
+        match self.seen.insert(key) {
+            true => Ok(()),
+            false => Err("invalid: a filter names a key twice".into()),
+        }
+    }
 
-impl<'de> DeserializeSeed<'de> for Elements {
-    type Value = (Vec<&'de RawValue>, usize);
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
-        json.deserialize_seq(self)
+    fn list<T>(&mut self, name: &str, text: &str) -> Result<BTreeSet<T>, String>
+    where
+        T: for<'de> Deserialize<'de> + Ord,
+    {
+        let (values, count) = first_elements(text, self.most.saturating_sub(self.values))
+            .map_err(|_| malformed(name))?;
+        self.values = self.values.saturating_add(count);
+        if self.values > self.most {
+            return Err(format!("invalid: more than {} values in a filter", self.most));
+        }
+        Ok(values.into_iter().collect())
     }
 }
 
-impl<'de> Visitor<'de> for Elements {
-    type Value = (Vec<&'de RawValue>, usize);
+fn scalar<T: for<'de> Deserialize<'de>>(name: &str, text: &str) -> Result<Option<T>, String> {
+    serde_json::from_str(text).map_err(|_| malformed(name))
+}
+
+fn malformed(name: &str) -> String {
+    format!("invalid: {name} of a filter has the wrong form")
+}
+
+fn tag_name(key: &str) -> Option<SingleLetterTag> {
+    let mut letters = key.strip_prefix('#')?.chars();
+    let letter = letters.next().filter(|_| letters.next().is_none())?;
+    SingleLetterTag::from_char(letter).ok()
+}
+
+fn parse<T: for<'de> Deserialize<'de>>(raw: &RawValue) -> Option<T> {
+    serde_json::from_str(raw.get()).ok()
+}
+
+/// Returns the first elements of an array, up to this number, and the number of all.
+fn first_elements<'de, T: Deserialize<'de>>(
+    text: &'de str,
+    most: usize,
+) -> serde_json::Result<(Vec<T>, usize)> {
+    let mut json = serde_json::Deserializer::from_str(text);
+    let elements = json.deserialize_seq(FirstElements(most, PhantomData))?;
+    json.end()?;
+    Ok(elements)
+}
+
+struct FirstElements<T>(usize, PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for FirstElements<T> {
+    type Value = (Vec<T>, usize);
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an array")
@@ -267,16 +293,16 @@ impl<'de> Visitor<'de> for Elements {
     fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<Self::Value, A::Error> {
         let mut kept = Vec::new();
         while kept.len() < self.0 {
-            match array.next_element()? {
-                Some(element) => kept.push(element),
-                None => return Ok((kept, 0)),
-            }
+            let Some(element) = array.next_element()? else {
+                break;
+            };
+            kept.push(element);
         }
-        let mut surplus = 0;
+        let mut count = kept.len();
         while array.next_element::<IgnoredAny>()?.is_some() {
-            surplus += 1;
+            count += 1;
         }
-        Ok((kept, surplus))
+        Ok((kept, count))
     }
 }
 
@@ -286,7 +312,7 @@ pub(crate) enum Reply {
     Ok {
         id: EventId,
         accepted: bool,
-        message: String,
+        message: Cow<'static, str>,
     },
     Eose(SubId, EoseHint),
     Closed(SubId, Cow<'static, str>),
@@ -303,7 +329,7 @@ impl Reply {
         Self::Notice(reason.to_string())
     }
 
-    pub(crate) fn refused(id: EventId, reason: impl Into<String>) -> Self {
+    pub(crate) fn refused(id: EventId, reason: impl Into<Cow<'static, str>>) -> Self {
         Self::Ok { id, accepted: false, message: reason.into() }
     }
 
@@ -329,27 +355,21 @@ impl Reply {
     pub(crate) fn to_json(&self) -> String {
         match self {
             Self::Ok { id, accepted, message } => json(&("OK", id, accepted, message)),
-            Self::Eose(id, hint) => json(&("EOSE", id.as_str(), [hint.as_str()])),
-            Self::Closed(id, reason) => json(&("CLOSED", id.as_str(), reason)),
+            Self::Eose(id, hint) => json(&("EOSE", id, [hint.as_str()])),
+            Self::Closed(id, reason) => json(&("CLOSED", id, reason)),
             Self::Notice(text) => json(&("NOTICE", text)),
-            Self::Count(id, count) => {
-                json(&("COUNT", id.as_str(), serde_json::json!({ "count": count })))
-            }
+            Self::Count(id, count) => json(&("COUNT", id, serde_json::json!({ "count": count }))),
             Self::Auth(challenge) => json(&("AUTH", challenge)),
-            Self::NegMsg(id, message) => neg_msg_json(id, message),
-            Self::NegErr(id, reason, None) => json(&("NEG-ERR", id.as_str(), reason)),
-            Self::NegErr(id, reason, Some(most)) => json(&("NEG-ERR", id.as_str(), reason, most)),
+            Self::NegMsg(id, message) => json(&("NEG-MSG", id, neg::to_hex(message))),
+            Self::NegErr(id, reason, None) => json(&("NEG-ERR", id, reason)),
+            Self::NegErr(id, reason, Some(most)) => json(&("NEG-ERR", id, reason, most)),
         }
     }
 }
 
 /// Returns the part of an EVENT message before the event; a `]` closes it.
 pub(crate) fn event_prefix(id: &SubId) -> String {
-    format!(r#"["EVENT",{},"#, json(&id.as_str()))
-}
-
-fn neg_msg_json(id: &SubId, message: &[u8]) -> String {
-    format!(r#"["NEG-MSG",{},"{}"]"#, json(&id.as_str()), neg::to_hex(message))
+    format!(r#"["EVENT",{},"#, json(&id))
 }
 
 fn json(value: &impl Serialize) -> String {
@@ -358,6 +378,8 @@ fn json(value: &impl Serialize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use nostr::types::Timestamp;
+
     use super::*;
 
     fn read(text: &str) -> Result<Request, Reply> {
@@ -392,7 +414,7 @@ mod tests {
         else {
             panic!("not a REQ")
         };
-        assert_eq!(id.as_str(), "s");
+        assert_eq!(id.0, "s");
         assert_eq!(query.filters.len(), 2);
         assert_eq!(query.bytes, 13 + 16);
     }
@@ -499,7 +521,7 @@ mod tests {
         }
         assert_eq!(
             read(r#"["NEG-MSG","n","61ff"]"#),
-            Ok(Request::NegMsg(SubId::of("n"), vec![0x61, 0xff]))
+            Ok(Request::NegMsg(SubId("n".into()), vec![0x61, 0xff]))
         );
     }
 
@@ -527,13 +549,13 @@ mod tests {
     #[test]
     fn a_huge_array_is_counted_and_not_kept() {
         let text = format!(r#"["REQ"{}]"#, ",1".repeat(100_000));
-        let frame = Frame::read(&text, 10).expect("a message");
-        assert_eq!((frame.rest.len(), frame.surplus), (10, 99_990));
+        let (kept, count) = first_elements::<&RawValue>(&text, 10).expect("an array");
+        assert_eq!((kept.len(), count), (10, 100_001));
     }
 
     #[test]
     fn subscription_ids_are_escaped_wherever_they_stand() {
-        let id = SubId::of("a\"]\n");
+        let id = SubId("a\"]\n".into());
         for text in [
             Reply::Eose(id.clone(), EoseHint::Finish).to_json(),
             Reply::NegMsg(id.clone(), vec![0x61]).to_json(),
@@ -546,7 +568,36 @@ mod tests {
 
     #[test]
     fn a_refusal_for_size_says_what_would_be_served() {
-        let reply = Reply::NegErr(SubId::of("n"), "blocked: this query is too big".into(), Some(7));
+        let reply =
+            Reply::NegErr(SubId("n".into()), "blocked: this query is too big".into(), Some(7));
         assert_eq!(reply.to_json(), r#"["NEG-ERR","n","blocked: this query is too big",7]"#);
+    }
+
+    fn filter(text: &str, most: usize) -> Result<Filter, String> {
+        let limits = Limits { filter_values: most, ..Limits::default() };
+        read_filter(serde_json::from_str(text).expect("JSON"), &limits).map(|(filter, _)| filter)
+    }
+
+    #[test]
+    fn reads_what_nip_01_allows() {
+        let text =
+            r##"{"kinds":[1,2],"since":5,"until":9,"limit":0,"#t":["x"],"#T":["y"],"ids":[]}"##;
+        let expected = Filter::new()
+            .kinds([Kind::from(1), Kind::from(2)])
+            .since(Timestamp::from_secs(5))
+            .until(Timestamp::from_secs(9))
+            .limit(0)
+            .custom_tag(SingleLetterTag::LOWERCASE_T, "x")
+            .custom_tag(SingleLetterTag::UPPERCASE_T, "y")
+            .ids([]);
+        assert_eq!(filter(text, 10), Ok(expected));
+        assert_eq!(filter(r#"{"limit":null}"#, 10), Ok(Filter::new()));
+    }
+
+    #[test]
+    fn values_are_counted_over_all_lists_and_before_they_merge() {
+        let text = r##"{"kinds":[1,1],"#t":["x","x"]}"##;
+        assert!(filter(text, 4).is_ok());
+        assert_eq!(filter(text, 3), Err("invalid: more than 3 values in a filter".into()));
     }
 }

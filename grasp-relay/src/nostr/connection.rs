@@ -5,40 +5,36 @@
 //! chunk, in turn, only as fast as the socket takes them.
 
 mod intake;
-mod socket;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::ws::{Message, Utf8Bytes, WebSocket};
-use futures_util::future::BoxFuture;
-use futures_util::stream::{
-    self, AbortHandle, BoxStream, FuturesUnordered, SelectAll, StreamExt as _,
-};
+use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
+use futures_util::SinkExt as _;
+use futures_util::future::FutureExt as _;
+use futures_util::stream::{self, AbortHandle, BoxStream, SelectAll, StreamExt as _};
 use grasp_core::Now;
-use grasp_core::resources::{Claimant, ClientNetwork};
+use grasp_core::resources::Claimant;
 use grasp_purgatory::resources::{Holding, SharedPool};
 use nostr::event::Event;
 use tokio::sync::watch;
+use tokio_tungstenite::tungstenite::Error as WireError;
 
 use self::intake::{Intake, Judged};
-use self::socket::{DeadlineTimer, Socket};
-use super::codec::{QueryFilters, Request, SubId, event_prefix};
+use super::codec::{QueryFilters, Reply, Request, SubId, event_prefix};
 use super::delivery::{
-    Completeness, ConnectionReadLimiter, Delivery, LiveAction, ReadFailure, ReadLimiter,
-    history_filters,
+    Completeness, Delivery, LiveAction, MAX_CONCURRENT_READS, Reads, store_failed,
 };
-use super::hub::{Capacity, Hub, HubMessage, Listener, Published};
-use super::negentropy::{NegentropyPool, Opened, Snapshot};
-use super::session::{
-    CloseReason, EndReason, Input, NegOutcome, Output, Session, SessionConfig, Token,
-};
+use super::hub::{Hub, HubMessage, Listener, Published};
+use super::negentropy::NegentropyPool;
+use super::session::{CloseReason, Input, Output, Session, SessionConfig, Token};
 use crate::clock::Clock;
-use crate::ingest::{Answer, Ingest};
-use crate::server::{EventRates, Stage, UnfinishedMessage, UnfinishedMessages};
-use crate::store::{EventStore, StoreError, StoredEvent};
+use crate::ingest::{Answer, Ingest, SharedMeter};
+use crate::server::{MAX_UNFINISHED_BYTES, Stage, UnfinishedMessage, shared_pool};
+use crate::store::{EventStore, StoredEvent};
 
 /// Live events written before the socket is flushed.
 const MAX_LIVE_BURST: usize = 64;
@@ -46,66 +42,116 @@ const MAX_LIVE_BURST: usize = 64;
 /// Bytes of a text that is parsed on the connection's own thread; a longer one would delay other connections.
 const MAX_INLINE_TEXT_BYTES: usize = 64 * 1024;
 
+/// Long messages that are parsed at the same time, of all connections together. One address has a quarter of what
+/// others leave.
+const MAX_LONG_TEXTS: usize = 4;
+
 /// The time that a long text waits to be parsed.
 const LONG_TEXT_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Bytes of events that are queued or in ingest, of all connections together. One address has a quarter of what
+/// others leave.
+const INTAKE_BYTES: usize = 256 * 1024 * 1024;
+
+/// The divisor of the total for a single IPv4 address: it has half of what its /24 has, which has half of all.
+const SHARE_OF_ONE: u64 = 4;
+
+/// The time that the peer may take to answer a close frame.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The parts that all connections share.
 pub(crate) struct ConnectionContext {
-    pub(crate) store: Arc<dyn EventStore>,
-    pub(crate) ingest: Arc<dyn Ingest>,
     pub(crate) hub: Hub,
     pub(crate) clock: Clock,
     pub(crate) config: Arc<SessionConfig>,
-    pub(crate) negentropy_pool: NegentropyPool,
+    store: Arc<dyn EventStore>,
+    ingest: Arc<dyn Ingest>,
+    negentropy_pool: NegentropyPool,
     /// Bytes of the filters of all connections together.
-    pub(crate) filter_bytes: SharedPool,
-    pub(crate) reads: ReadLimiter,
-    pub(crate) unfinished: UnfinishedMessages,
-    /// Long texts that are parsed at the same time.
-    pub(crate) long_texts: SharedPool,
-    /// Bytes of events that are queued or in ingest, of all connections together.
-    pub(crate) intake_bytes: SharedPool,
-    /// The rates of events by client network.
-    pub(crate) event_rates: EventRates,
+    filter_bytes: SharedPool,
+    reads: SharedPool,
+    /// Bytes of unfinished messages.
+    unfinished: SharedPool,
+    long_texts: SharedPool,
+    intake_bytes: SharedPool,
+    /// Events per minute, by client network.
+    event_rates: SharedMeter,
+}
+
+impl ConnectionContext {
+    pub(crate) fn new(
+        store: Arc<dyn EventStore>,
+        ingest: Arc<dyn Ingest>,
+        hub: Hub,
+        clock: Clock,
+        config: SessionConfig,
+    ) -> Self {
+        let limits = &config.limits;
+        let events = u64::from(limits.events_per_minute_per_ip).saturating_mul(SHARE_OF_ONE);
+        Self {
+            hub,
+            clock,
+            store,
+            ingest,
+            negentropy_pool: NegentropyPool::new(limits),
+            filter_bytes: shared_pool(limits.total_subscription_bytes),
+            reads: shared_pool(MAX_CONCURRENT_READS),
+            unfinished: shared_pool(MAX_UNFINISHED_BYTES),
+            long_texts: shared_pool(MAX_LONG_TEXTS),
+            intake_bytes: shared_pool(INTAKE_BYTES),
+            event_rates: SharedMeter::per_minute(events),
+            config: Arc::new(config),
+        }
+    }
 }
 
 /// Serves one websocket until either side or the server closes it.
 pub(crate) async fn run(
     socket: WebSocket,
     context: Arc<ConnectionContext>,
-    (network, message): (ClientNetwork, UnfinishedMessage),
+    claimant: Claimant,
+    message: UnfinishedMessage,
     stage: watch::Receiver<Stage>,
     challenge: String,
 ) {
     let _counted = context.hub.socket();
-    message.begin(&context.unfinished, network);
-    let mut connection = Connection::new(socket, context, (network, message), stage, challenge);
+    message.begin(&context.unfinished, claimant);
+    let mut connection = Connection {
+        session: Session::new(context.clock.now(), context.config.clone(), challenge),
+        socket,
+        listener: context.hub.listen(context.config.limits.live_queue()),
+        stage,
+        subscriptions: BTreeMap::new(),
+        jobs: SelectAll::new(),
+        intake: Intake::new(context.ingest.clone(), context.intake_bytes.clone(), claimant),
+        reads: Reads::new(context.reads.clone(), claimant),
+        context,
+        claimant,
+        message,
+    };
     let Err(stop) = connection.serve().await;
     connection.finish(stop).await;
 }
 
 struct Connection {
     context: Arc<ConnectionContext>,
-    network: ClientNetwork,
+    claimant: Claimant,
     /// The bytes of the next message that have arrived.
     message: UnfinishedMessage,
-    reads: ConnectionReadLimiter,
+    reads: Reads,
     session: Session,
-    socket: Socket,
+    socket: WebSocket,
     listener: Listener,
     stage: watch::Receiver<Stage>,
-    timer: DeadlineTimer,
-    /// Outputs of the session that are not performed yet.
-    outputs: VecDeque<Output>,
     subscriptions: BTreeMap<Token, Subscription>,
-    histories: SelectAll<BoxStream<'static, Page>>,
-    jobs: FuturesUnordered<BoxFuture<'static, JobResult>>,
-    snapshots: BTreeMap<Token, Arc<Snapshot>>,
+    /// Histories that are read, COUNTs, and negentropy messages that are answered.
+    jobs: SelectAll<BoxStream<'static, Wakeup>>,
     intake: Intake,
 }
 
 /// One open REQ.
 struct Subscription {
+    id: SubId,
     delivery: Delivery,
     answer: Completeness,
     history: AbortHandle,
@@ -118,29 +164,16 @@ impl Drop for Subscription {
     }
 }
 
-/// A part of a subscription's history.
-enum Page {
-    Busy(Token),
-    Events(Token, Vec<StoredEvent>),
-    Failed(Token, StoreError),
-    End(Token),
-}
-
-/// The result of a COUNT or negentropy message.
-enum JobResult {
-    Counted(Token, Result<u64, ReadFailure>),
-    NegOpened(Token, Opened),
-    NegAnswered(Token, NegOutcome),
-}
-
 /// The reason for which the connection's task continues.
 enum Wakeup {
     Frame(Option<Result<Message, axum::Error>>),
     HubMessage(HubMessage),
-    Page(Page),
-    JobResult(JobResult),
+    /// A part of a subscription's history.
+    Page(Token, Vec<StoredEvent>),
+    /// The end of a subscription's history.
+    CaughtUp(Token),
+    Input(Input),
     Judged(Vec<Judged>),
-    DeadlineTimer,
     ShuttingDown,
 }
 
@@ -154,71 +187,56 @@ enum Stop {
     Close(CloseReason),
 }
 
-impl Connection {
-    fn new(
-        socket: WebSocket,
-        context: Arc<ConnectionContext>,
-        (network, message): (ClientNetwork, UnfinishedMessage),
-        stage: watch::Receiver<Stage>,
-        challenge: String,
-    ) -> Self {
-        let limits = &context.config.limits;
-        let now = context.clock.now();
-        let capacity =
-            Capacity { events: limits.live_queue_events, bytes: limits.live_queue_bytes };
-        let session = Session::new(now, context.config.clone(), challenge);
-        Self {
-            timer: DeadlineTimer::new(now.mono, session.next_deadline()),
-            session,
-            socket: Socket::new(socket, limits.write_timeout, stage.clone()),
-            listener: context.hub.listen(capacity),
-            stage,
-            outputs: VecDeque::new(),
-            subscriptions: BTreeMap::new(),
-            histories: SelectAll::new(),
-            jobs: FuturesUnordered::new(),
-            snapshots: BTreeMap::new(),
-            intake: Intake::new(limits),
-            reads: context.reads.of_connection(network),
-            context,
-            network,
-            message,
-        }
+impl Stop {
+    /// Returns the reaction to an error of the websocket.
+    fn on_error(error: axum::Error) -> Self {
+        Self::Close(match error.into_inner().downcast_ref::<WireError>() {
+            Some(WireError::Capacity(_)) => CloseReason::TOO_BIG,
+            Some(WireError::Utf8(_)) => CloseReason::NOT_UTF8,
+            Some(WireError::Protocol(_)) => CloseReason::PROTOCOL,
+            Some(WireError::Io(error)) if error.kind() == ErrorKind::QuotaExceeded => {
+                CloseReason::AT_CAPACITY
+            }
+            Some(WireError::Io(error)) if error.kind() == ErrorKind::TimedOut => {
+                CloseReason::TOO_SLOW
+            }
+            _ => return Self::Disconnected,
+        })
     }
+}
 
+impl Connection {
     async fn serve(&mut self) -> Result<Infallible, Stop> {
         loop {
-            self.socket.flush().await?;
+            let timeout = self.context.config.limits.write_timeout;
+            within(self.socket.flush(), timeout, &mut self.stage).await?;
             let wakeup = self.next_wakeup().await;
-            self.on_wakeup(wakeup).await?;
-            let origin = || self.session.authenticated();
-            self.intake.start(&self.context.ingest, self.network, origin);
+            self.on_wakeup(self.context.clock.now(), wakeup).await?;
+            self.intake.start(|| self.session.authenticated());
         }
     }
 
     async fn next_wakeup(&mut self) -> Wakeup {
-        let timer = self.timer.elapsed(&self.context.clock, self.session.next_deadline());
+        let until_deadline = self.session.next_deadline() - self.context.clock.now().mono;
         let has_room = self.intake.has_room();
         tokio::select! {
-            frame = self.socket.receive(), if has_room => Wakeup::Frame(frame),
-            heard = self.listener.next() => Wakeup::HubMessage(heard),
-            Some(page) = self.histories.next() => Wakeup::Page(page),
-            Some(done) = self.jobs.next() => Wakeup::JobResult(done),
+            frame = self.socket.recv(), if has_room => Wakeup::Frame(frame),
+            message = self.listener.next() => Wakeup::HubMessage(message),
+            Some(progress) = self.jobs.next() => progress,
             judged = self.intake.judged() => Wakeup::Judged(judged),
-            () = timer => Wakeup::DeadlineTimer,
+            () = tokio::time::sleep(until_deadline) => Wakeup::Input(Input::Tick),
             () = Stage::Draining.reached(&mut self.stage) => Wakeup::ShuttingDown,
         }
     }
 
-    async fn on_wakeup(&mut self, wakeup: Wakeup) -> Result<(), Stop> {
-        let now = self.context.clock.now();
+    async fn on_wakeup(&mut self, now: Now, wakeup: Wakeup) -> Result<(), Stop> {
         match wakeup {
             Wakeup::Frame(frame) => self.on_frame(now, frame).await,
-            Wakeup::HubMessage(heard) => self.on_hub_messages(now, heard).await,
-            Wakeup::Page(page) => self.on_page(now, page).await,
-            Wakeup::JobResult(done) => self.on_job_result(now, done).await,
+            Wakeup::HubMessage(message) => self.on_hub_messages(now, message).await,
+            Wakeup::Page(token, events) => self.on_page(token, events).await,
+            Wakeup::CaughtUp(token) => self.catch_up(now, token).await,
+            Wakeup::Input(input) => self.handle(now, input).await,
             Wakeup::Judged(judged) => self.on_judged(now, judged).await,
-            Wakeup::DeadlineTimer => self.handle_input(now, Input::Tick).await,
             Wakeup::ShuttingDown => Err(Stop::Close(CloseReason::SHUTTING_DOWN)),
         }
     }
@@ -234,264 +252,50 @@ impl Connection {
             }
             _ => self.message.finished(),
         }
-        match frame {
-            Some(Ok(Message::Text(text))) if text.len() > MAX_INLINE_TEXT_BYTES => {
-                self.on_long_text(now, text).await
+        let input = match frame {
+            Some(Ok(Message::Text(text))) => Input::Message(self.read(text).await?),
+            Some(Ok(Message::Binary(_))) => {
+                Input::Message(Err(Reply::notice("invalid: binary frames are not understood")))
             }
-            Some(Ok(Message::Text(text))) => self.handle_input(now, Input::Text(&text)).await,
-            Some(Ok(Message::Binary(_))) => self.handle_input(now, Input::Binary).await,
-            Some(Ok(Message::Ping(_) | Message::Pong(_))) => {
-                self.handle_input(now, Input::Activity).await
-            }
-            Some(Ok(Message::Close(_))) => Err(Stop::ClosedByPeer),
-            None => Err(Stop::Disconnected),
-            Some(Err(error)) => Err(Stop::on_error(error)),
-        }
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => Input::Activity,
+            Some(Ok(Message::Close(_))) => return Err(Stop::ClosedByPeer),
+            Some(Err(error)) => return Err(Stop::on_error(error)),
+            None => return Err(Stop::Disconnected),
+        };
+        self.handle(now, input).await
     }
 
-    /// Parses a long text on a blocking thread, within the share of its network.
-    async fn on_long_text(&mut self, now: Now, text: Utf8Bytes) -> Result<(), Stop> {
-        let claimant = Claimant::at(self.network);
-        let Ok(turn) = self.context.long_texts.wait(&claimant, 1, LONG_TEXT_TIMEOUT).await else {
-            return Err(Stop::Close(CloseReason::AT_CAPACITY));
-        };
+    /// Parses a text: a long one on a blocking thread, within the share of its network.
+    async fn read(&mut self, text: Utf8Bytes) -> Result<Result<Request, Reply>, Stop> {
         let config = self.context.config.clone();
+        if text.len() <= MAX_INLINE_TEXT_BYTES {
+            return Ok(Request::read(&text, &config.limits));
+        }
+        let permit = self.context.long_texts.wait(&self.claimant, 1, LONG_TEXT_TIMEOUT).await;
+        let permit = permit.map_err(|_| Stop::Close(CloseReason::AT_CAPACITY))?;
         let read = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
+            let _permit = permit;
             Request::read(&text, &config.limits)
         });
-        match read.await {
-            Ok(request) => self.handle_input(now, Input::Read(request)).await,
-            Err(error) => {
-                tracing::error!(%error, "parsing a message panicked; closing its connection");
-                Err(Stop::Disconnected)
-            }
-        }
+        read.await.map_err(|error| {
+            tracing::error!(%error, "parsing a message panicked; closing its connection");
+            Stop::Disconnected
+        })
     }
 
     /// Handles queued hub messages, up to a limit so that other work is not delayed.
     async fn on_hub_messages(&mut self, now: Now, first: HubMessage) -> Result<(), Stop> {
-        self.on_one_hub_message(now, first).await?;
-        for _ in 1..MAX_LIVE_BURST {
-            let Some(next) = self.listener.try_next() else {
-                break;
-            };
-            self.on_one_hub_message(now, next).await?;
-        }
-        Ok(())
-    }
-
-    async fn on_one_hub_message(&mut self, now: Now, heard: HubMessage) -> Result<(), Stop> {
-        match heard {
-            HubMessage::Event { subscription, published } => {
-                self.on_live_event(now, Token(subscription), &published).await
-            }
-            HubMessage::Overflow { subscription } => {
-                self.handle_input(now, Input::Ended(Token(subscription), EndReason::Overflow)).await
-            }
-        }
-    }
-
-    async fn on_page(&mut self, now: Now, page: Page) -> Result<(), Stop> {
-        match page {
-            Page::Events(token, events) => {
-                for event in events {
-                    let Some(subscription) = self.subscriptions.get_mut(&token) else {
-                        break;
-                    };
-                    if !subscription.answer.admit() {
-                        break;
-                    }
-                    subscription.delivery.stored(&event.id);
-                    self.socket.event(&subscription.delivery, &event.json).await?;
+        let mut next = Some(first);
+        for _ in 0..MAX_LIVE_BURST {
+            match next.take().or_else(|| self.listener.try_next()) {
+                Some(HubMessage::Event { subscription, published }) => {
+                    self.on_live_event(now, Token(subscription), &published).await?;
                 }
-                Ok(())
+                Some(HubMessage::Overflow { subscription }) => {
+                    self.on_overflow(now, Token(subscription)).await?;
+                }
+                None => break,
             }
-            Page::Busy(token) => self.handle_input(now, Input::Ended(token, EndReason::Busy)).await,
-            Page::Failed(token, error) => {
-                tracing::error!(%error, "the event store failed to read the history of a subscription");
-                self.handle_input(now, Input::Ended(token, EndReason::StoreFailed)).await
-            }
-            Page::End(token) => self.catch_up(now, token).await,
-        }
-    }
-
-    async fn on_job_result(&mut self, now: Now, done: JobResult) -> Result<(), Stop> {
-        let input = match done {
-            JobResult::Counted(token, Ok(count)) => Input::Counted(token, count),
-            JobResult::Counted(token, Err(ReadFailure::Busy)) => {
-                Input::Ended(token, EndReason::Busy)
-            }
-            JobResult::Counted(token, Err(ReadFailure::Store(error))) => {
-                tracing::error!(%error, "the event store failed to count");
-                Input::Ended(token, EndReason::StoreFailed)
-            }
-            JobResult::NegOpened(token, (snapshot, what)) => {
-                let wanted = snapshot.filter(|_| self.session.has_neg_session(token));
-                self.snapshots.extend(wanted.map(|snapshot| (token, snapshot)));
-                Input::NegOutcome(token, what)
-            }
-            JobResult::NegAnswered(token, what) => Input::NegOutcome(token, what),
-        };
-        self.handle_input(now, input).await
-    }
-
-    async fn on_judged(&mut self, now: Now, judged: Vec<Judged>) -> Result<(), Stop> {
-        for (id, answer) in judged {
-            self.handle_input(now, Input::Judged(id, answer)).await?;
-        }
-        Ok(())
-    }
-
-    /// Finishes running batches, sends a close frame, and waits briefly for the peer's.
-    async fn finish(mut self, stop: Stop) {
-        let now = self.context.clock.now();
-        self.subscriptions.clear();
-        self.outputs.clear();
-        while self.intake.is_busy() {
-            let origin = || self.session.authenticated();
-            self.intake.start(&self.context.ingest, self.network, origin);
-            let judged = tokio::select! {
-                judged = self.intake.judged() => judged,
-                () = Stage::Killed.reached(&mut self.stage) => return,
-            };
-            if matches!(stop, Stop::Close(_)) {
-                let _ = self.on_judged(now, judged).await;
-            }
-        }
-        match stop {
-            Stop::Disconnected => {}
-            Stop::ClosedByPeer => self.socket.close(None).await,
-            Stop::Close(reason) => self.socket.close(Some(reason)).await,
-        }
-    }
-
-    /// Passes an input to the session and performs its outputs.
-    async fn handle_input(&mut self, now: Now, input: Input<'_>) -> Result<(), Stop> {
-        self.outputs.extend(self.session.handle(now, input));
-        while let Some(output) = self.outputs.pop_front() {
-            self.perform(now, output).await?;
-        }
-        Ok(())
-    }
-
-    async fn perform(&mut self, now: Now, output: Output) -> Result<(), Stop> {
-        match output {
-            Output::Send(reply) => self.socket.text(reply.to_json()).await?,
-            Output::Ping => self.socket.ping().await?,
-            Output::Ingest(event) => self.ingest(now, *event),
-            Output::Subscribe { token, id, query } => {
-                self.subscribe(now, token, &id, query).await?
-            }
-            Output::Unsubscribe(token) => self.unsubscribe(token).await,
-            Output::Count { token, query } => self.count(now, token, query),
-            Output::OpenNeg { token, filter, message } => {
-                let (store, negentropy_pool) =
-                    (self.context.store.clone(), self.context.negentropy_pool.clone());
-                let open = negentropy_pool.open(self.network, store, *filter, now.unix, message);
-                self.jobs.push(Box::pin(async move { JobResult::NegOpened(token, open.await) }));
-            }
-            Output::AnswerNeg { token, message } => self.answer_neg(token, message),
-            Output::DropNeg(token) => {
-                self.snapshots.remove(&token);
-            }
-            Output::Close(reason) => return Err(Stop::Close(reason)),
-        }
-        Ok(())
-    }
-
-    /// Queues an event for ingest, unless its network exceeds its rate or share of memory.
-    fn ingest(&mut self, now: Now, event: Event) {
-        let claimant = Claimant::at(self.network);
-        let taken = match self.context.event_rates.take(self.network, now.mono) {
-            true => self.intake.push(event, &self.context.intake_bytes, &claimant),
-            false => Err(event.id),
-        };
-        if let Err(id) = taken {
-            let message = "rate-limited: too many events from this address".into();
-            let answer = Answer { accepted: false, message };
-            self.outputs.extend(self.session.handle(now, Input::Judged(id, answer)));
-        }
-    }
-
-    /// Subscribes to live events first and reads history then, so that there is no gap.
-    async fn subscribe(
-        &mut self,
-        now: Now,
-        token: Token,
-        id: &SubId,
-        query: QueryFilters,
-    ) -> Result<(), Stop> {
-        let Some(room) = self.reserve_filter_bytes(now, token, query.weight()) else {
-            return Ok(());
-        };
-        let limits = &self.context.config.limits;
-        let mut wanted = history_filters(&query.filters, limits);
-        let answer = Completeness::begin(&query.filters, &mut wanted);
-        let delivery = Delivery::new(event_prefix(id), limits);
-        let (history, registration) = AbortHandle::new_pair();
-        self.subscriptions.insert(token, Subscription { delivery, answer, history, _room: room });
-        self.listener.subscribe(token.0, query.filters.into()).await;
-        if wanted.is_empty() {
-            return self.catch_up(now, token).await;
-        }
-        let pages = self.reads.paged(self.context.store.query(wanted, now.unix));
-        let pages = pages.map(move |chunk| match chunk {
-            Ok(events) => Page::Events(token, events),
-            Err(ReadFailure::Busy) => Page::Busy(token),
-            Err(ReadFailure::Store(error)) => Page::Failed(token, error),
-        });
-        let pages = pages.chain(stream::iter([Page::End(token)]));
-        self.histories.push(stream::Abortable::new(pages, registration).boxed());
-        Ok(())
-    }
-
-    fn count(&mut self, now: Now, token: Token, query: QueryFilters) {
-        let Some(room) = self.reserve_filter_bytes(now, token, query.weight()) else {
-            return;
-        };
-        let (store, reads, unix) = (self.context.store.clone(), self.reads.clone(), now.unix);
-        self.jobs.push(Box::pin(async move {
-            let _room = room;
-            let Some(_turn) = reads.acquire().await else {
-                return JobResult::Counted(token, Err(ReadFailure::Busy));
-            };
-            let counted = store.count(query.filters, unix).await;
-            JobResult::Counted(token, counted.map_err(ReadFailure::Store))
-        }));
-    }
-
-    /// Reserves memory for filters; if there is none, the subscription ends.
-    fn reserve_filter_bytes(&mut self, now: Now, token: Token, bytes: usize) -> Option<Holding> {
-        let claimant = Claimant::at(self.network);
-        let room = self.context.filter_bytes.try_take(&claimant, bytes as u64).ok();
-        if room.is_none() {
-            self.outputs
-                .extend(self.session.handle(now, Input::Ended(token, EndReason::AtCapacity)));
-        }
-        room
-    }
-
-    async fn unsubscribe(&mut self, token: Token) {
-        if self.subscriptions.remove(&token).is_some() {
-            self.listener.unsubscribe(token.0).await;
-        }
-    }
-
-    /// Ends a history: EOSE, then the events that were published meanwhile.
-    async fn catch_up(&mut self, now: Now, token: Token) -> Result<(), Stop> {
-        let Some(subscription) = self.subscriptions.get_mut(&token) else {
-            return Ok(());
-        };
-        let early = subscription.delivery.caught_up(now.mono, &self.context.config.limits);
-        let hint = subscription.answer.hint();
-        for output in self.session.handle(now, Input::CaughtUp(token, hint)) {
-            if let Output::Send(reply) = output {
-                self.socket.text(reply.to_json()).await?;
-            }
-        }
-        for published in early {
-            self.socket.event(&subscription.delivery, &published.json).await?;
         }
         Ok(())
     }
@@ -507,21 +311,246 @@ impl Connection {
         };
         match subscription.delivery.live(now.mono, published) {
             LiveAction::Send => {
-                self.socket.event(&subscription.delivery, &published.json).await?;
-                Ok(())
+                let frame = subscription.delivery.frame(&published.json);
+                self.send(frame).await
             }
             LiveAction::Defer | LiveAction::Skip => Ok(()),
-            LiveAction::Overflow => {
-                self.handle_input(now, Input::Ended(token, EndReason::Overflow)).await
-            }
+            LiveAction::Overflow => self.on_overflow(now, token).await,
         }
     }
 
-    fn answer_neg(&mut self, token: Token, message: Vec<u8>) {
-        if let Some(snapshot) = self.snapshots.get(&token).cloned() {
-            let answer =
-                self.context.negentropy_pool.clone().answer(self.network, snapshot, message);
-            self.jobs.push(Box::pin(async move { JobResult::NegAnswered(token, answer.await) }));
+    /// Ends a subscription whose live events were too many.
+    async fn on_overflow(&mut self, now: Now, token: Token) -> Result<(), Stop> {
+        let Some(Subscription { id, .. }) = self.subscriptions.get(&token) else {
+            return Ok(());
+        };
+        let reason = "error: live event buffer overflow, ask again from the last event seen";
+        let reply = Reply::closed(id, reason);
+        self.handle(now, Input::Reply(token, reply)).await
+    }
+
+    async fn on_page(&mut self, token: Token, events: Vec<StoredEvent>) -> Result<(), Stop> {
+        for event in events {
+            let Some(Subscription { delivery, answer, .. }) = self.subscriptions.get_mut(&token)
+            else {
+                break;
+            };
+            if !answer.admit() {
+                break;
+            }
+            delivery.stored(&event.id);
+            let frame = delivery.frame(&event.json);
+            self.send(frame).await?;
         }
+        Ok(())
+    }
+
+    /// Ends a history: EOSE, then the events that were published meanwhile.
+    async fn catch_up(&mut self, now: Now, token: Token) -> Result<(), Stop> {
+        let Some(Subscription { id, delivery, answer, .. }) = self.subscriptions.get_mut(&token)
+        else {
+            return Ok(());
+        };
+        let early = delivery.caught_up(now.mono);
+        let eose = Reply::Eose(id.clone(), answer.hint());
+        self.send(eose.to_json()).await?;
+        for published in early {
+            self.on_live_event(now, token, &published).await?;
+        }
+        Ok(())
+    }
+
+    async fn on_judged(&mut self, now: Now, judged: Vec<Judged>) -> Result<(), Stop> {
+        for (id, answer) in judged {
+            self.handle(now, Input::Judged(id, answer)).await?;
+        }
+        Ok(())
+    }
+
+    /// Finishes running batches, sends a close frame, and waits briefly for the peer's.
+    async fn finish(mut self, stop: Stop) {
+        let now = self.context.clock.now();
+        self.subscriptions.clear();
+        while self.intake.is_busy() {
+            self.intake.start(|| self.session.authenticated());
+            let judged = tokio::select! {
+                judged = self.intake.judged() => judged,
+                () = Stage::Killed.reached(&mut self.stage) => return,
+            };
+            if matches!(stop, Stop::Close(_)) {
+                let _ = self.on_judged(now, judged).await;
+            }
+        }
+        let closing = async {
+            match stop {
+                Stop::Disconnected => return Ok(()),
+                Stop::ClosedByPeer => {}
+                Stop::Close(CloseReason(code, reason)) => {
+                    let frame = CloseFrame { code, reason: reason.into() };
+                    self.socket.send(Message::Close(Some(frame))).await?;
+                }
+            }
+            while self.socket.recv().await.is_some_and(|frame| frame.is_ok()) {}
+            Ok(())
+        };
+        let _ = within(closing, CLOSE_TIMEOUT, &mut self.stage).await;
+    }
+
+    /// Passes an input to the session and performs its outputs.
+    async fn handle(&mut self, now: Now, input: Input) -> Result<(), Stop> {
+        let mut outputs = VecDeque::from(self.session.handle(now, input));
+        while let Some(output) = outputs.pop_front() {
+            if let Some(input) = self.perform(now, output).await? {
+                outputs.extend(self.session.handle(now, input));
+            }
+        }
+        Ok(())
+    }
+
+    /// Performs an output; returns what it leads to at once.
+    async fn perform(&mut self, now: Now, output: Output) -> Result<Option<Input>, Stop> {
+        let refused = |token| move |reply| Input::Reply(token, reply);
+        match output {
+            Output::Send(reply) => self.send(reply.to_json()).await?,
+            Output::Ping => self.send(Message::Ping(Default::default())).await?,
+            Output::Ingest(event) => return Ok(self.ingest(now, *event)),
+            Output::Subscribe(token, id, query) => {
+                let subscribed = self.subscribe(now, token, id, query).await;
+                return Ok(subscribed.err().map(refused(token)));
+            }
+            Output::Unsubscribe(token) => {
+                if self.subscriptions.remove(&token).is_some() {
+                    self.listener.unsubscribe(token.0).await;
+                }
+            }
+            Output::Count(token, id, query) => {
+                return Ok(self.count(now, token, id, query).err().map(refused(token)));
+            }
+            Output::OpenNeg(token, id, filter, message) => {
+                let (context, claimant) = (self.context.clone(), self.claimant);
+                self.start(async move {
+                    let ConnectionContext { negentropy_pool, store, .. } = &*context;
+                    let opened = negentropy_pool
+                        .open(&claimant, &**store, now.unix, &id, *filter, message)
+                        .await;
+                    match opened {
+                        Ok((snapshot, reply)) => Input::NegOpened(token, snapshot, reply),
+                        Err(refusal) => Input::Reply(token, refusal),
+                    }
+                });
+            }
+            Output::AnswerNeg(token, id, message) => {
+                let Some(snapshot) = self.session.snapshot(&id) else {
+                    return Ok(None);
+                };
+                let (context, claimant) = (self.context.clone(), self.claimant);
+                self.start(async move {
+                    let pool = &context.negentropy_pool;
+                    Input::Reply(token, pool.answer(&claimant, &id, snapshot, message).await)
+                });
+            }
+            Output::Close(reason) => return Err(Stop::Close(reason)),
+        }
+        Ok(None)
+    }
+
+    /// Starts a job that ends with an input.
+    fn start(&mut self, job: impl Future<Output = Input> + Send + 'static) {
+        self.jobs.push(stream::once(job.map(Wakeup::Input)).boxed());
+    }
+
+    /// Queues an event for ingest, unless its network exceeds its rate or share of memory.
+    fn ingest(&mut self, now: Now, event: Event) -> Option<Input> {
+        let id = event.id;
+        let is_queued =
+            self.context.event_rates.spend(now.mono, &self.claimant, 1) && self.intake.push(event);
+        let message = "rate-limited: too many events from this address";
+        (!is_queued).then(|| Input::Judged(id, Answer { accepted: false, message: message.into() }))
+    }
+
+    /// Subscribes to live events first and reads history then, so that there is no gap.
+    async fn subscribe(
+        &mut self,
+        now: Now,
+        token: Token,
+        id: SubId,
+        query: QueryFilters,
+    ) -> Result<(), Reply> {
+        let room = self.reserve_filter_bytes(&id, &query)?;
+        let limits = &self.context.config.limits;
+        let (answer, wanted) = Completeness::begin(&query.filters, limits);
+        let delivery = Delivery::new(event_prefix(&id), limits.live_queue());
+        let (history, registration) = AbortHandle::new_pair();
+        self.listener.subscribe(token.0, query.filters.into()).await;
+        let pages = match wanted.is_empty() {
+            true => stream::empty().boxed(),
+            false => self.reads.paged(self.context.store.query(wanted, now.unix)).boxed(),
+        };
+        let refused = id.clone();
+        let pages = pages.map(move |page| match page {
+            Ok(events) => Wakeup::Page(token, events),
+            Err(reason) => Wakeup::Input(Input::Reply(token, Reply::closed(&refused, reason))),
+        });
+        let pages = pages.chain(stream::iter([Wakeup::CaughtUp(token)]));
+        self.jobs.push(stream::Abortable::new(pages, registration).boxed());
+        let subscription = Subscription { id, delivery, answer, history, _room: room };
+        self.subscriptions.insert(token, subscription);
+        Ok(())
+    }
+
+    fn count(
+        &mut self,
+        now: Now,
+        token: Token,
+        id: SubId,
+        query: QueryFilters,
+    ) -> Result<(), Reply> {
+        let room = self.reserve_filter_bytes(&id, &query)?;
+        let (store, reads) = (self.context.store.clone(), self.reads.clone());
+        self.start(async move {
+            let _room = room;
+            let counted = match reads.acquire().await {
+                Ok(_permit) => {
+                    store.count(query.filters, now.unix).await.map_err(|e| store_failed(&e))
+                }
+                Err(busy) => Err(busy),
+            };
+            Input::Reply(
+                token,
+                match counted {
+                    Ok(count) => Reply::Count(id, count),
+                    Err(reason) => Reply::closed(&id, reason),
+                },
+            )
+        });
+        Ok(())
+    }
+
+    /// Reserves memory for the filters of a query.
+    fn reserve_filter_bytes(&self, id: &SubId, query: &QueryFilters) -> Result<Holding, Reply> {
+        let room = self.context.filter_bytes.try_take(&self.claimant, query.weight() as u64);
+        let reason = "rate-limited: this relay holds as many subscriptions as it can";
+        room.map_err(|_| Reply::closed(id, reason))
+    }
+
+    async fn send(&mut self, message: impl Into<Message>) -> Result<(), Stop> {
+        let timeout = self.context.config.limits.write_timeout;
+        within(self.socket.feed(message.into()), timeout, &mut self.stage).await
+    }
+}
+
+/// Waits for a write until the timeout, or until the server is killed.
+async fn within(
+    write: impl Future<Output = Result<(), axum::Error>>,
+    timeout: Duration,
+    stage: &mut watch::Receiver<Stage>,
+) -> Result<(), Stop> {
+    tokio::select! {
+        biased;
+        written = tokio::time::timeout(timeout, write) => match written {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Stop::Disconnected),
+        },
+        () = Stage::Killed.reached(stage) => Err(Stop::Disconnected),
     }
 }

@@ -2,8 +2,7 @@
 //!
 //! A subscription receives live events before its history is read, so that there is no gap between the two.
 //! [`Delivery`] defers early live events until the end of history and drops those that history contained;
-//! [`Completeness`] computes the hint of EOSE (NIP-67); [`ReadLimiter`] shares the store's readers between client
-//! networks.
+//! [`Completeness`] computes the hint of EOSE (NIP-67); [`Reads`] limits the reads of a connection.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use std::time::Duration;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
 use grasp_core::Mono;
 use grasp_core::limits::EoseHint;
-use grasp_core::resources::{Bounds, Claimant, ClientNetwork};
+use grasp_core::resources::Claimant;
 use grasp_purgatory::resources::{Holding, SharedPool};
 use nostr::event::EventId;
 use nostr::filter::Filter;
@@ -22,30 +21,57 @@ use super::hub::{Capacity, Published};
 use super::limits::Limits;
 use crate::store::{StoreError, StoredEvent};
 
-/// The progress of one subscription from history to live.
+/// The time after the end of history for which its events are recognised when they come again live.
+pub(crate) const SETTLE: Duration = Duration::from_secs(10);
+
+/// The first half of an id: long enough against collisions by intent.
+pub(crate) type IdPrefix = [u8; 16];
+
+pub(crate) fn id_prefix(id: &EventId) -> IdPrefix {
+    let mut prefix = [0; 16];
+    prefix.copy_from_slice(&id.as_bytes()[..16]);
+    prefix
+}
+
+/// The events of a history that was read while live events came.
 ///
-/// *Reading* until [`caught_up`](Self::caught_up); then *settling*, because an event of history may be published a
-/// moment after its commit; then *live* at the first event after that time.
+/// An event of it may be published a moment after its commit, so they are remembered for [`SETTLE`] after its end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RecentHistory {
+    ids: HashSet<IdPrefix>,
+    settled_at: Option<Mono>,
+}
+
+impl RecentHistory {
+    pub(crate) fn insert(&mut self, id: &EventId) {
+        self.ids.insert(id_prefix(id));
+    }
+
+    /// Ends the history.
+    pub(crate) fn end(&mut self, now: Mono) {
+        self.settled_at = Some(now + SETTLE);
+    }
+
+    /// Returns whether history contained a live event, which is true once.
+    pub(crate) fn take(&mut self, now: Mono, id: &EventId) -> bool {
+        if self.settled_at.is_some_and(|at| now >= at) {
+            *self = Self::default();
+        }
+        self.ids.remove(&id_prefix(id))
+    }
+}
+
+/// The progress of one subscription from history to live.
 #[derive(Clone, Debug)]
 pub(crate) struct Delivery {
     /// The part of every EVENT message before the event.
     prefix: String,
-    phase: DeliveryPhase,
+    history: RecentHistory,
+    /// Live events that came before the end of history.
+    early: Option<Vec<Arc<Published>>>,
+    early_bytes: usize,
     capacity: Capacity,
 }
-
-#[derive(Clone, Debug)]
-enum DeliveryPhase {
-    Reading { sent: Sent, early: Vec<Arc<Published>>, early_bytes: usize },
-    Settling { sent: Sent, until: Mono },
-    Live,
-}
-
-/// The ids that history contained.
-type Sent = HashSet<IdPrefix>;
-
-/// The first half of an id: long enough against collisions by intent.
-pub(crate) type IdPrefix = [u8; 16];
 
 /// The handling of a live event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,12 +87,9 @@ pub(crate) enum LiveAction {
 }
 
 impl Delivery {
-    pub(crate) fn new(prefix: String, limits: &Limits) -> Self {
-        Self {
-            prefix,
-            phase: DeliveryPhase::Reading { sent: Sent::new(), early: Vec::new(), early_bytes: 0 },
-            capacity: Capacity { events: limits.live_queue_events, bytes: limits.live_queue_bytes },
-        }
+    pub(crate) fn new(prefix: String, capacity: Capacity) -> Self {
+        let history = RecentHistory::default();
+        Self { prefix, history, early: Some(Vec::new()), early_bytes: 0, capacity }
     }
 
     /// Returns an EVENT message.
@@ -76,69 +99,30 @@ impl Delivery {
 
     /// Records that history contained this event.
     pub(crate) fn stored(&mut self, id: &EventId) {
-        if let DeliveryPhase::Reading { sent, .. } = &mut self.phase {
-            sent.insert(id_prefix(id));
-        }
+        self.history.insert(id);
     }
 
-    /// Ends history; returns the deferred events that are still to be sent.
-    pub(crate) fn caught_up(&mut self, now: Mono, limits: &Limits) -> Vec<Arc<Published>> {
-        match std::mem::replace(&mut self.phase, DeliveryPhase::Live) {
-            DeliveryPhase::Reading { sent, mut early, .. } => {
-                early.retain(|published| !sent.contains(&id_prefix(&published.event.id)));
-                self.phase = DeliveryPhase::Settling { sent, until: now + limits.settle };
-                early
-            }
-            other => {
-                self.phase = other;
-                Vec::new()
-            }
-        }
+    /// Ends history; returns the deferred events, to be handled as they would be if they came now.
+    pub(crate) fn caught_up(&mut self, now: Mono) -> Vec<Arc<Published>> {
+        self.history.end(now);
+        self.early.take().unwrap_or_default()
     }
 
     /// Decides how to handle a live event.
     pub(crate) fn live(&mut self, now: Mono, published: &Arc<Published>) -> LiveAction {
-        match &mut self.phase {
-            DeliveryPhase::Reading { early, early_bytes, .. } => {
-                *early_bytes = early_bytes.saturating_add(published.json.len());
-                if early.len() >= self.capacity.events || *early_bytes > self.capacity.bytes {
-                    return LiveAction::Overflow;
-                }
-                early.push(published.clone());
-                LiveAction::Defer
+        if let Some(early) = &mut self.early {
+            self.early_bytes = self.early_bytes.saturating_add(published.json.len());
+            if early.len() >= self.capacity.events || self.early_bytes > self.capacity.bytes {
+                return LiveAction::Overflow;
             }
-            DeliveryPhase::Settling { sent, until } if now < *until => {
-                if sent.remove(&id_prefix(&published.event.id)) {
-                    LiveAction::Skip
-                } else {
-                    LiveAction::Send
-                }
-            }
-            DeliveryPhase::Settling { .. } => {
-                self.phase = DeliveryPhase::Live;
-                LiveAction::Send
-            }
-            DeliveryPhase::Live => LiveAction::Send,
+            early.push(published.clone());
+            return LiveAction::Defer;
+        }
+        match self.history.take(now, &published.event.id) {
+            true => LiveAction::Skip,
+            false => LiveAction::Send,
         }
     }
-}
-
-pub(crate) fn id_prefix(id: &EventId) -> IdPrefix {
-    let mut prefix = [0; 16];
-    prefix.copy_from_slice(&id.as_bytes()[..16]);
-    prefix
-}
-
-/// Returns the filters for the store: with a bounded `limit` each, and without those that want no history.
-pub(crate) fn history_filters(filters: &[Filter], limits: &Limits) -> Vec<Filter> {
-    filters
-        .iter()
-        .filter(|filter| filter.limit != Some(0))
-        .map(|filter| {
-            let limit = filter.limit.unwrap_or(limits.default_limit);
-            filter.clone().limit(limit.min(limits.max_limit))
-        })
-        .collect()
 }
 
 /// Counts the events that are sent of one history.
@@ -154,16 +138,23 @@ pub(crate) struct Completeness {
 }
 
 impl Completeness {
-    /// Starts the answer to filters, and adapts the limits of `wanted`, which the store is asked.
-    pub(crate) fn begin(filters: &[Filter], wanted: &mut [Filter]) -> Self {
+    /// Starts the answer to filters. Returns the filters for the store, too: with a bounded `limit` each, and without
+    /// those that want no history.
+    pub(crate) fn begin(filters: &[Filter], limits: &Limits) -> (Self, Vec<Filter>) {
+        let wanted = filters.iter().filter(|filter| filter.limit != Some(0));
+        let bounded = |filter: &Filter| {
+            let limit = filter.limit.unwrap_or(limits.default_limit);
+            filter.clone().limit(limit.min(limits.max_limit))
+        };
+        let mut wanted: Vec<_> = wanted.map(bounded).collect();
         let limit = wanted.iter().filter_map(|filter| filter.limit).min();
         // A filter without history is never complete.
         let limit = limit.filter(|_| filters.len() == wanted.len()).unwrap_or(0);
         let is_single = filters.len() == 1 && limit > 0;
-        if let ([only], true) = (wanted, is_single) {
+        if let ([only], true) = (&mut wanted[..], is_single) {
             only.limit = Some(limit.saturating_add(1));
         }
-        Self { limit, is_single, sent: 0, is_cut: false }
+        (Self { limit, is_single, sent: 0, is_cut: false }, wanted)
     }
 
     /// Returns whether one more event is sent.
@@ -182,7 +173,7 @@ impl Completeness {
 
 /// Concurrent reads of all clients, each in short slices. One address has a quarter of what others leave, so that a
 /// new client waits for a few slices only.
-const MAX_CONCURRENT_READS: u64 = 32;
+pub(super) const MAX_CONCURRENT_READS: usize = 32;
 
 /// Concurrent reads of one connection.
 const MAX_READS_PER_CONNECTION: usize = 2;
@@ -190,71 +181,50 @@ const MAX_READS_PER_CONNECTION: usize = 2;
 /// The time that a read waits for its permit.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Limits the concurrent reads of all connections.
-#[derive(Clone, Debug)]
-pub(crate) struct ReadLimiter {
-    permits: SharedPool,
+/// The refusal of a read that got no permit in time.
+pub(super) const BUSY: &str =
+    "rate-limited: this network uses its share of this relay, try again later";
+
+/// Logs a failure of the store, and returns the refusal for the client.
+pub(super) fn store_failed(error: &StoreError) -> &'static str {
+    tracing::error!(%error, "the event store failed to answer a client");
+    "error: the event store failed"
 }
 
 /// Limits the concurrent reads of one connection.
 #[derive(Clone, Debug)]
-pub(super) struct ConnectionReadLimiter {
-    permits: SharedPool,
+pub(super) struct Reads {
+    all: SharedPool,
     own: Arc<Semaphore>,
     claimant: Claimant,
 }
 
-/// The permit for one read, released when dropped.
-pub(super) struct ReadPermit {
-    _own: OwnedSemaphorePermit,
-    _permit: Holding,
-}
-
-/// A read that got no permit in time, or failed.
-pub(super) enum ReadFailure {
-    Busy,
-    Store(StoreError),
-}
-
-impl ReadLimiter {
-    pub(crate) fn new() -> Self {
-        let bounds = Bounds { reserve: 0, ..Bounds::of(MAX_CONCURRENT_READS) };
-        Self { permits: SharedPool::new(bounds) }
+impl Reads {
+    /// Limits reads within those of all connections.
+    pub(super) fn new(all: SharedPool, claimant: Claimant) -> Self {
+        Self { all, own: Arc::new(Semaphore::new(MAX_READS_PER_CONNECTION)), claimant }
     }
 
-    pub(super) fn of_connection(&self, network: ClientNetwork) -> ConnectionReadLimiter {
-        ConnectionReadLimiter {
-            permits: self.permits.clone(),
-            own: Arc::new(Semaphore::new(MAX_READS_PER_CONNECTION)),
-            claimant: Claimant::at(network),
-        }
-    }
-}
-
-impl ConnectionReadLimiter {
-    /// Waits for a permit.
-    pub(super) async fn acquire(&self) -> Option<ReadPermit> {
-        let own = self.own.clone().acquire_owned().await.ok()?;
-        let permit = self.permits.wait(&self.claimant, 1, READ_TIMEOUT).await.ok()?;
-        Some(ReadPermit { _own: own, _permit: permit })
+    /// Waits for a permit, released when dropped.
+    pub(super) async fn acquire(&self) -> Result<(OwnedSemaphorePermit, Holding), &'static str> {
+        let own = self.own.clone().acquire_owned().await.map_err(|_| BUSY)?;
+        let read = self.all.wait(&self.claimant, 1, READ_TIMEOUT).await.map_err(|_| BUSY)?;
+        Ok((own, read))
     }
 
-    /// Reads a history page by page, each with a permit of its own.
+    /// Reads a history page by page, each with a permit of its own. Ends with the first failure.
     pub(super) fn paged(
         &self,
         pages: BoxStream<'static, Result<Vec<StoredEvent>, StoreError>>,
-    ) -> impl Stream<Item = Result<Vec<StoredEvent>, ReadFailure>> + use<> {
+    ) -> impl Stream<Item = Result<Vec<StoredEvent>, &'static str>> + use<> {
         stream::unfold(Some((pages, self.clone())), |reading| async move {
             let (mut pages, reads) = reading?;
-            let Some(permit) = reads.acquire().await else {
-                return Some((Err(ReadFailure::Busy), None));
+            let page = match reads.acquire().await {
+                Ok(_permit) => pages.next().await?.map_err(|error| store_failed(&error)),
+                Err(busy) => Err(busy),
             };
-            let page = pages.next().await?;
-            drop(permit);
-            Some(match page {
-                Ok(events) => (Ok(events), Some((pages, reads))),
-                Err(error) => (Err(ReadFailure::Store(error)), None),
-            })
+            let reading = page.is_ok().then_some((pages, reads));
+            Some((page, reading))
         })
     }
 }
@@ -264,13 +234,12 @@ mod tests {
     use futures_util::FutureExt as _;
     use nostr::event::{EventBuilder, FinalizeEvent, Kind};
     use nostr::key::Keys;
-    use std::time::Duration;
 
     use super::*;
+    use crate::server::shared_pool;
+    use grasp_core::resources::ClientNetwork;
 
-    fn limits() -> Limits {
-        Limits { live_queue_events: 3, settle: Duration::from_secs(10), ..Limits::default() }
-    }
+    const CAPACITY: Capacity = Capacity { events: 3, bytes: 1_000_000 };
 
     fn notes() -> [Arc<Published>; 5] {
         let keys = Keys::generate();
@@ -283,15 +252,17 @@ mod tests {
     #[test]
     fn what_history_brought_does_not_come_again() {
         let [old, racing, late, fresh, other] = notes();
-        let (now, limits) = (Mono::from_secs(5), limits());
-        let mut delivery = Delivery::new(String::new(), &limits);
+        let now = Mono::from_secs(5);
+        let mut delivery = Delivery::new(String::new(), CAPACITY);
         assert_eq!(delivery.live(now, &racing), LiveAction::Defer);
         assert_eq!(delivery.live(now, &fresh), LiveAction::Defer);
         assert_eq!(delivery.live(now, &other), LiveAction::Defer);
         for stored in [&old, &racing, &late] {
             delivery.stored(&stored.event.id);
         }
-        assert_eq!(delivery.caught_up(now, &limits), [fresh, other]);
+        let mut early = delivery.caught_up(now);
+        early.retain(|published| delivery.live(now, published) == LiveAction::Send);
+        assert_eq!(early, [fresh, other]);
         // Committed before history was read, published after its end.
         assert_eq!(delivery.live(now, &late), LiveAction::Skip);
     }
@@ -299,19 +270,19 @@ mod tests {
     #[test]
     fn memory_of_history_ends_with_the_settling_time() {
         let [old, other, ..] = notes();
-        let (now, limits) = (Mono::from_secs(5), limits());
-        let mut delivery = Delivery::new(String::new(), &limits);
+        let now = Mono::from_secs(5);
+        let mut delivery = Delivery::new(String::new(), CAPACITY);
         delivery.stored(&old.event.id);
-        assert!(delivery.caught_up(now, &limits).is_empty());
+        assert!(delivery.caught_up(now).is_empty());
         assert_eq!(delivery.live(now, &other), LiveAction::Send);
-        assert_eq!(delivery.live(now + limits.settle, &old), LiveAction::Send);
-        assert!(matches!(delivery.phase, DeliveryPhase::Live));
+        assert_eq!(delivery.live(now + SETTLE, &old), LiveAction::Send);
+        assert!(delivery.history.ids.is_empty());
     }
 
     #[test]
     fn too_much_before_the_end_of_history_is_an_overflow() {
         let [a, b, c, d, _] = notes();
-        let mut delivery = Delivery::new(String::new(), &limits());
+        let mut delivery = Delivery::new(String::new(), CAPACITY);
         for kept in [a, b, c] {
             assert_eq!(delivery.live(Mono::ZERO, &kept), LiveAction::Defer);
         }
@@ -327,17 +298,15 @@ mod tests {
             Filter::new().limit(0),
             Filter::new().limit(usize::MAX),
         ];
-        let limits: Vec<_> =
-            history_filters(&filters, &limits).iter().map(|filter| filter.limit).collect();
+        let (_, wanted) = Completeness::begin(&filters, &limits);
+        let limits: Vec<_> = wanted.iter().map(|filter| filter.limit).collect();
         assert_eq!(limits, [Some(20), Some(7), Some(50)]);
     }
 
     /// What is sent, and what is said at the end, if the store has so many for these limits.
     fn answered(limits: &[usize], found: usize) -> (usize, EoseHint) {
         let filters: Vec<_> = limits.iter().map(|limit| Filter::new().limit(*limit)).collect();
-        let mut wanted: Vec<_> =
-            filters.iter().filter(|filter| filter.limit != Some(0)).cloned().collect();
-        let mut answer = Completeness::begin(&filters, &mut wanted);
+        let (mut answer, wanted) = Completeness::begin(&filters, &Limits::default());
         let most: usize = wanted.iter().filter_map(|filter| filter.limit).sum();
         let sent = (0..found.min(most)).filter(|_| answer.admit()).count();
         (sent, answer.hint())
@@ -360,34 +329,34 @@ mod tests {
         assert_eq!(answered(&[0, 9], 3), (3, EoseHint::More));
     }
 
-    fn at(address: &str) -> ClientNetwork {
-        ClientNetwork::of(address.parse().unwrap())
+    fn reads(all: &SharedPool, address: &str) -> Reads {
+        let network = ClientNetwork::of(address.parse().unwrap());
+        Reads::new(all.clone(), Claimant::at(network))
     }
 
     #[tokio::test]
     async fn one_address_leaves_turns_for_others() {
-        let reads = ReadLimiter::new();
+        let all = shared_pool(MAX_CONCURRENT_READS);
         let mut held = Vec::new();
         for _ in 0..20 {
-            let connection = reads.of_connection(at("198.51.100.1"));
-            held.extend(connection.acquire().now_or_never().flatten());
-            held.extend(connection.acquire().now_or_never().flatten());
+            let connection = reads(&all, "198.51.100.1");
+            held.extend(connection.acquire().now_or_never());
+            held.extend(connection.acquire().now_or_never());
         }
         assert_eq!(held.len(), 8);
-        let other = reads.of_connection(at("192.0.2.1"));
-        assert!(other.acquire().now_or_never().flatten().is_some());
+        assert!(reads(&all, "192.0.2.1").acquire().now_or_never().is_some_and(|it| it.is_ok()));
         drop(held);
-        assert_eq!(reads.permits.usage().all, 0);
+        assert_eq!(all.usage().all, 0);
     }
 
     #[tokio::test]
     async fn one_connection_reads_two_pages_at_once() {
-        let connection = ReadLimiter::new().of_connection(at("192.0.2.1"));
-        let first = connection.acquire().now_or_never().flatten();
-        let second = connection.acquire().now_or_never().flatten();
+        let connection = reads(&shared_pool(MAX_CONCURRENT_READS), "192.0.2.1");
+        let first = connection.acquire().now_or_never();
+        let second = connection.acquire().now_or_never();
         assert!(first.is_some() && second.is_some());
         assert!(connection.acquire().now_or_never().is_none());
         drop(first);
-        assert!(connection.acquire().now_or_never().flatten().is_some());
+        assert!(connection.acquire().now_or_never().is_some_and(|it| it.is_ok()));
     }
 }

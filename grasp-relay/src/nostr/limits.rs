@@ -1,9 +1,10 @@
 //! The limits of a connection and of all connections together.
 
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use grasp_core::Mono;
+
+use super::hub::Capacity;
 
 /// The limits of the relay. Those that NIP-11 has a field for are advertised from here.
 ///
@@ -23,8 +24,6 @@ pub struct Limits {
     pub event_bytes: usize,
     /// Largest websocket message; a bigger one ends the connection. Peers ask with long lists of values.
     pub message_bytes: usize,
-    /// Longest subscription id, in characters.
-    pub subscription_id_chars: usize,
     /// Open subscriptions per connection; a running COUNT takes a slot, too.
     pub subscriptions: usize,
     /// Filters in one REQ or COUNT.
@@ -45,8 +44,6 @@ pub struct Limits {
     pub live_queue_events: usize,
     /// Bytes of live events queued for one connection; more close the subscription they are for.
     pub live_queue_bytes: usize,
-    /// The time after the end of history for which its events are recognised when they come again live.
-    pub settle: Duration,
 
     /// Open negentropy sessions per connection.
     pub neg_sessions: usize,
@@ -60,11 +57,6 @@ pub struct Limits {
     pub neg_waiting_bytes: usize,
     /// The idle time after which a negentropy session is closed.
     pub neg_idle: Duration,
-    /// Largest negentropy answer in bytes, before hex. Kept within [`Limits::NEG_FRAMES`].
-    pub neg_frame_bytes: usize,
-    /// Negentropy sets built or compared at the same time, on threads of their own. One address has at most a
-    /// quarter.
-    pub neg_jobs: usize,
 
     /// Messages of any type per connection and minute. Further ones are refused one by one; after as many refusals
     /// the connection is closed.
@@ -80,11 +72,6 @@ pub struct Limits {
     pub auth_keys: usize,
     /// Failed AUTHs after which the connection is closed.
     pub auth_failures: u32,
-    /// The difference that the clock of an authenticating client may have.
-    pub auth_window: Duration,
-
-    /// Events of one connection per batch of ingest; as many again may be queued, then its socket is not read.
-    pub ingest_batch: usize,
 
     /// Open websockets.
     pub connections: usize,
@@ -95,8 +82,6 @@ pub struct Limits {
     pub connections_per_ip: usize,
     /// The time that a request head may take, and that an idle keep-alive connection is kept.
     pub header_timeout: Duration,
-    /// Largest request head in bytes.
-    pub header_bytes: usize,
     /// Silence after which a websocket is pinged.
     pub ping_after: Duration,
     /// Silence after which a websocket is closed.
@@ -112,7 +97,6 @@ impl Default for Limits {
         Self {
             event_bytes: 256 * 1024,
             message_bytes: 5 * 1024 * 1024,
-            subscription_id_chars: 64,
             subscriptions: 500,
             filters: 100,
             filter_values: 10_000,
@@ -122,28 +106,22 @@ impl Default for Limits {
             default_limit: 500,
             live_queue_events: 10_000,
             live_queue_bytes: 16 * 1024 * 1024,
-            settle: Duration::from_secs(10),
             neg_sessions: 20,
             neg_items: 500_000,
             neg_connection_items: 1_000_000,
             neg_total_items: 4_000_000,
             neg_waiting_bytes: 64 * 1024 * 1024,
             neg_idle: Duration::from_secs(120),
-            neg_frame_bytes: 500_000,
-            neg_jobs: 8,
             messages_per_minute: 12_000,
             events_per_minute: 6_000,
             events_per_minute_per_ip: 60_000,
             queries_per_minute: 1_200,
             auth_keys: 16,
             auth_failures: 10,
-            auth_window: Duration::from_secs(600),
-            ingest_batch: 256,
             connections: 4_096,
             tcp_connections: 8_192,
             connections_per_ip: 128,
             header_timeout: Duration::from_secs(10),
-            header_bytes: 32 * 1024,
             ping_after: Duration::from_secs(45),
             idle_timeout: Duration::from_secs(120),
             write_timeout: Duration::from_secs(60),
@@ -153,12 +131,9 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The range of negentropy frame sizes that every peer can read.
-    pub const NEG_FRAMES: RangeInclusive<usize> = 4_096..=500_000;
-
-    /// Returns the frame limit within [`Limits::NEG_FRAMES`].
-    pub(crate) fn neg_frame(&self) -> u64 {
-        self.neg_frame_bytes.clamp(*Self::NEG_FRAMES.start(), *Self::NEG_FRAMES.end()) as u64
+    /// Returns the capacity of the queue of one connection's live events.
+    pub(crate) const fn live_queue(&self) -> Capacity {
+        Capacity { events: self.live_queue_events, bytes: self.live_queue_bytes }
     }
 }
 

@@ -9,123 +9,101 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::neg;
-use grasp_core::resources::{Bounds, Claimant, ClientNetwork};
+use grasp_core::resources::Claimant;
 use grasp_purgatory::resources::{Holding, SharedPool};
 use negentropy::{Bound, Error, Id, Item, Negentropy, NegentropyStorageBase, Storage};
 use nostr::event::EventId;
 use nostr::filter::Filter;
 use nostr::types::Timestamp;
 
+use super::codec::{Reply, SubId};
+use super::delivery::store_failed;
 use super::limits::Limits;
-use super::session::NegOutcome;
+use crate::server::shared_pool;
 use crate::store::{EventStore, Inventory};
 
 /// The first byte of every message, the protocol's version.
 const VERSION: u8 = 0x61;
 
+/// Largest answer in bytes, before hex: every peer can read it.
+const FRAME_BYTES: u64 = 500_000;
+
+/// Sets that are built or compared at the same time, on threads of their own. One address has at most a quarter.
+const MAX_JOBS: usize = 8;
+
 /// The time that a message waits for a thread.
 const JOB_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The refusal of a session that finds no thread or no memory.
+pub(super) const AT_CAPACITY: &str = "rate-limited: negentropy memory is in use, try again later";
+
 /// The threads and memory that the sessions of all connections share.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct NegentropyPool {
     jobs: SharedPool,
     items: SharedPool,
     waiting: SharedPool,
     most_items: usize,
-    frame: u64,
 }
-
-/// The set of one session, and its share of the memory.
-#[derive(Debug)]
-pub(crate) struct Snapshot {
-    set: SortedSet,
-    _share: Holding,
-}
-
-/// The set for a NEG-OPEN, and the result for the session.
-pub(crate) type Opened = (Option<Arc<Snapshot>>, NegOutcome);
 
 impl NegentropyPool {
     pub(crate) fn new(limits: &Limits) -> Self {
-        let pool =
-            |total: usize| SharedPool::new(Bounds { reserve: 0, ..Bounds::of(total as u64) });
         Self {
-            jobs: pool(limits.neg_jobs.max(1)),
-            items: pool(limits.neg_total_items),
-            waiting: pool(limits.neg_waiting_bytes),
+            jobs: shared_pool(MAX_JOBS),
+            items: shared_pool(limits.neg_total_items),
+            waiting: shared_pool(limits.neg_waiting_bytes),
             most_items: limits.neg_items,
-            frame: limits.neg_frame(),
         }
     }
 
     /// Builds the set for a filter and answers the first message.
-    pub(crate) async fn open(
-        self,
-        network: ClientNetwork,
-        store: Arc<dyn EventStore>,
-        filter: Filter,
+    pub(super) async fn open(
+        &self,
+        claimant: &Claimant,
+        store: &dyn EventStore,
         now: Timestamp,
+        id: &SubId,
+        filter: Filter,
         message: Vec<u8>,
-    ) -> Opened {
-        let Some(job) = self.start_job(network, message).await else {
-            return (None, NegOutcome::AtCapacity);
-        };
+    ) -> Result<(Arc<Snapshot>, Reply), Reply> {
+        let refuse = |reason: &'static str| Reply::neg_err(id, reason);
+        let job = self.start_job(claimant, message).await.ok_or_else(|| refuse(AT_CAPACITY))?;
         let items = match store.inventory(filter, now, self.most_items).await {
             Ok(Inventory::Complete(items)) => items,
-            Ok(Inventory::TooMany) => return (None, NegOutcome::TooBig),
-            Err(error) => {
-                tracing::error!(%error, "the event store failed to list the items of a negentropy session");
-                return (None, NegOutcome::StoreFailed);
+            Ok(Inventory::TooMany) => {
+                let reason = "blocked: this query is too big".into();
+                return Err(Reply::NegErr(id.clone(), reason, Some(self.most_items)));
             }
+            Err(error) => return Err(refuse(store_failed(&error))),
         };
-        let share = self.items.try_take(&Claimant::at(network), items.len() as u64);
-        let Ok(share) = share else {
-            return (None, NegOutcome::AtCapacity);
-        };
-        let held = items.len();
-        let snapshot = Arc::new(Snapshot { set: SortedSet(items), _share: share });
-        match self.compare(snapshot.clone(), job).await {
-            NegOutcome::Answered(answer) => {
-                (Some(snapshot), NegOutcome::Opened { items: held, answer })
-            }
-            other => (None, other),
+        let share = self.items.try_take(claimant, items.len() as u64);
+        let share = share.map_err(|_| refuse(AT_CAPACITY))?;
+        let snapshot = Arc::new(Snapshot { items, _share: share });
+        match compare(id, snapshot.clone(), job).await {
+            refusal @ Reply::NegErr(..) => Err(refusal),
+            reply => Ok((snapshot, reply)),
         }
     }
 
     /// Answers a later message.
-    pub(crate) async fn answer(
-        self,
-        network: ClientNetwork,
+    pub(super) async fn answer(
+        &self,
+        claimant: &Claimant,
+        id: &SubId,
         snapshot: Arc<Snapshot>,
         message: Vec<u8>,
-    ) -> NegOutcome {
-        match self.start_job(network, message).await {
-            Some(job) => self.compare(snapshot, job).await,
-            None => NegOutcome::AtCapacity,
+    ) -> Reply {
+        match self.start_job(claimant, message).await {
+            Some(job) => compare(id, snapshot, job).await,
+            None => Reply::neg_err(id, AT_CAPACITY),
         }
     }
 
     /// Waits for a thread, if there is memory for the message meanwhile.
-    async fn start_job(&self, network: ClientNetwork, message: Vec<u8>) -> Option<Job> {
-        let claimant = Claimant::at(network);
-        let waiting = self.waiting.try_take(&claimant, message.len() as u64).ok()?;
-        let job = self.jobs.wait(&claimant, 1, JOB_TIMEOUT).await.ok()?;
+    async fn start_job(&self, claimant: &Claimant, message: Vec<u8>) -> Option<Job> {
+        let waiting = self.waiting.try_take(claimant, message.len() as u64).ok()?;
+        let job = self.jobs.wait(claimant, 1, JOB_TIMEOUT).await.ok()?;
         Some(Job { message, _waiting: waiting, _job: job })
-    }
-
-    /// Compares on a thread, which is occupied until it has finished even if the session ends.
-    async fn compare(&self, snapshot: Arc<Snapshot>, job: Job) -> NegOutcome {
-        let frame = self.frame;
-        let job = tokio::task::spawn_blocking(move || snapshot.set.answer(&job.message, frame));
-        match job.await {
-            Ok(Some(answer)) => NegOutcome::Answered(answer),
-            Ok(None) => NegOutcome::Invalid,
-            Err(error) => {
-                tracing::error!(%error, "a negentropy comparison panicked");
-                NegOutcome::Invalid
-            }
-        }
     }
 }
 
@@ -136,11 +114,32 @@ struct Job {
     _job: Holding,
 }
 
-/// Items oldest first, ties by lowest id, as the store's inventory returns them.
-#[derive(Debug)]
-struct SortedSet(Vec<(Timestamp, EventId)>);
+/// Compares on a thread, which is occupied until it has finished even if the session ends.
+async fn compare(id: &SubId, snapshot: Arc<Snapshot>, job: Job) -> Reply {
+    let comparing = tokio::task::spawn_blocking(move || snapshot.answer(&job.message, FRAME_BYTES));
+    let answer = comparing.await.unwrap_or_else(|error| {
+        tracing::error!(%error, "a negentropy comparison panicked");
+        None
+    });
+    match answer {
+        Some(answer) => Reply::NegMsg(id.clone(), answer),
+        None => Reply::neg_err(id, "invalid: not a negentropy message"),
+    }
+}
 
-impl SortedSet {
+/// The set of one session, oldest first, ties by lowest id, as the store's inventory returns it; and its share of the
+/// memory.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    items: Vec<(Timestamp, EventId)>,
+    _share: Holding,
+}
+
+impl Snapshot {
+    pub(super) fn len(&self) -> usize {
+        self.items.len()
+    }
+
     /// Returns the answer to one message; `None` if it is not well-formed.
     fn answer(&self, message: &[u8], frame: u64) -> Option<Vec<u8>> {
         // A peer of another version gets ours and may start again with it.
@@ -159,13 +158,13 @@ fn item((at, id): &(Timestamp, EventId)) -> Item {
     Item::with_timestamp_and_id(at.as_secs(), Id::from_byte_array(id.to_bytes()))
 }
 
-impl NegentropyStorageBase for SortedSet {
+impl NegentropyStorageBase for Snapshot {
     fn size(&self) -> Result<usize, Error> {
-        Ok(self.0.len())
+        Ok(self.items.len())
     }
 
     fn get_item(&self, i: usize) -> Result<Option<Item>, Error> {
-        Ok(self.0.get(i).map(item))
+        Ok(self.items.get(i).map(item))
     }
 
     fn iterate(
@@ -174,7 +173,7 @@ impl NegentropyStorageBase for SortedSet {
         end: usize,
         visit: &mut dyn FnMut(Item, usize) -> Result<bool, Error>,
     ) -> Result<(), Error> {
-        let items = self.0.get(begin..end).ok_or(Error::BadRange)?;
+        let items = self.items.get(begin..end).ok_or(Error::BadRange)?;
         for (index, at) in (begin..end).zip(items) {
             if !visit(item(at), index)? {
                 break;
@@ -184,10 +183,10 @@ impl NegentropyStorageBase for SortedSet {
     }
 
     fn find_lower_bound(&self, first: usize, last: usize, value: &Bound) -> usize {
-        let items = self.0.get(first..last).unwrap_or_default();
+        let items = self.items.get(first..last).unwrap_or_default();
         first + items.partition_point(|at| item(at) < value.item)
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use nostr::key::PublicKey;
 use serde::Serialize;
 
+use super::codec::MAX_SUB_ID_CHARS;
 use super::limits::Limits;
 
 /// The operator's description of the relay. [`RelayInfo::document`] adds the limits from [`Limits`].
@@ -106,7 +107,7 @@ impl RelayInfo {
         Limitation {
             max_message_length: limits.message_bytes,
             max_subscriptions: limits.subscriptions,
-            max_subid_length: limits.subscription_id_chars,
+            max_subid_length: MAX_SUB_ID_CHARS,
             max_limit: limits.max_limit,
             default_limit: limits.default_limit.min(limits.max_limit),
             auth_required: false,

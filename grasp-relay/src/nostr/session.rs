@@ -1,24 +1,21 @@
 //! The state of one connection: its subscriptions, its rates, its authentication and its idle time.
 //!
-//! A state machine without IO or clock: [`Session::handle`] takes an input and returns outputs. Events of history do
-//! not pass through it. Every REQ, COUNT and NEG-OPEN gets a fresh [`Token`], so that a late result for a closed or
-//! replaced one is ignored.
-
-mod neg_sessions;
+//! A state machine without IO or clock: [`Session::handle`] takes an input and returns outputs. Events do not pass
+//! through it. Every REQ, COUNT and NEG-OPEN gets a fresh [`Token`], so that a late reply for a closed or replaced one is
+//! ignored.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use grasp_core::limits::EoseHint;
 use grasp_core::{Mono, Now, ServiceIdentity};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
-use self::neg_sessions::NegSessions;
 use super::auth::Authentication;
 use super::codec::{QueryFilters, Reply, Request, SubId};
 use super::limits::{Allowance, Limits};
+use super::negentropy::{self, Snapshot};
 use crate::ingest::Answer;
 
 /// The configuration that all sessions share.
@@ -34,44 +31,17 @@ pub(crate) struct Token(pub(crate) u64);
 
 /// An input of the session.
 #[derive(Debug)]
-pub(crate) enum Input<'a> {
-    Text(&'a str),
-    /// A long text that was read on another thread.
-    Read(Result<Request, Reply>),
-    Binary,
+pub(crate) enum Input {
+    /// A message, or the reply to one that cannot be read.
+    Message(Result<Request, Reply>),
     /// A ping or pong.
     Activity,
     Judged(EventId, Answer),
-    CaughtUp(Token, EoseHint),
-    Ended(Token, EndReason),
-    Counted(Token, u64),
-    NegOutcome(Token, NegOutcome),
+    /// The reply to a REQ, COUNT or negentropy message.
+    Reply(Token, Reply),
+    /// The set for a NEG-OPEN, and the reply to its message.
+    NegOpened(Token, Arc<Snapshot>, Reply),
     Tick,
-}
-
-/// The reason for which a subscription or COUNT ended without the client asking.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EndReason {
-    Overflow,
-    StoreFailed,
-    AtCapacity,
-    /// It got no read permit in time.
-    Busy,
-}
-
-/// The result of one negentropy message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum NegOutcome {
-    /// The set was built, and the first message answered.
-    Opened {
-        items: usize,
-        answer: Vec<u8>,
-    },
-    Answered(Vec<u8>),
-    TooBig,
-    AtCapacity,
-    Invalid,
-    StoreFailed,
 }
 
 /// An output of the session.
@@ -80,58 +50,63 @@ pub(crate) enum Output {
     Send(Reply),
     Ping,
     Ingest(Box<Event>),
-    Subscribe { token: Token, id: SubId, query: QueryFilters },
+    Subscribe(Token, SubId, QueryFilters),
     Unsubscribe(Token),
-    Count { token: Token, query: QueryFilters },
-    OpenNeg { token: Token, filter: Box<Filter>, message: Vec<u8> },
-    AnswerNeg { token: Token, message: Vec<u8> },
-    DropNeg(Token),
+    Count(Token, SubId, QueryFilters),
+    OpenNeg(Token, SubId, Box<Filter>, Vec<u8>),
+    AnswerNeg(Token, SubId, Vec<u8>),
     Close(CloseReason),
 }
 
 /// The code and reason of a close frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CloseReason {
-    pub(crate) code: u16,
-    pub(crate) reason: &'static str,
-}
+pub(crate) struct CloseReason(pub(crate) u16, pub(crate) &'static str);
 
 impl CloseReason {
-    pub(crate) const SHUTTING_DOWN: Self =
-        Self { code: 1001, reason: "the relay is shutting down" };
-    pub(crate) const NOT_UTF8: Self = Self { code: 1007, reason: "invalid: text must be UTF-8" };
-    pub(crate) const TOO_BIG: Self = Self { code: 1009, reason: "invalid: message too big" };
-    pub(crate) const PROTOCOL: Self =
-        Self { code: 1002, reason: "invalid: broken websocket frame" };
+    pub(crate) const SHUTTING_DOWN: Self = Self(1001, "the relay is shutting down");
+    pub(crate) const NOT_UTF8: Self = Self(1007, "invalid: text must be UTF-8");
+    pub(crate) const TOO_BIG: Self = Self(1009, "invalid: message too big");
+    pub(crate) const PROTOCOL: Self = Self(1002, "invalid: broken websocket frame");
     pub(crate) const AT_CAPACITY: Self =
-        Self { code: 1013, reason: "rate-limited: too many unfinished messages of this network" };
-    pub(crate) const TOO_SLOW: Self =
-        Self { code: 1008, reason: "closed: a message took too long" };
-    const IDLE: Self = Self { code: 1001, reason: "closed: idle for too long" };
-    const TOO_MANY_MESSAGES: Self = Self { code: 1008, reason: "rate-limited: too many messages" };
-    pub(crate) const TOO_MANY_AUTHS: Self =
-        Self { code: 1008, reason: "rate-limited: too many failed AUTHs" };
+        Self(1013, "rate-limited: too many unfinished messages of this network");
+    pub(crate) const TOO_SLOW: Self = Self(1008, "closed: a message took too long");
+    const IDLE: Self = Self(1001, "closed: idle for too long");
+    const TOO_MANY_MESSAGES: Self = Self(1008, "rate-limited: too many messages");
+    pub(crate) const TOO_MANY_AUTHS: Self = Self(1008, "rate-limited: too many failed AUTHs");
 }
 
 #[derive(Debug)]
 pub(crate) struct Session {
     config: Arc<SessionConfig>,
     auth: Authentication,
-    subscriptions: Subscriptions,
-    neg_sessions: NegSessions,
+    subscriptions: BTreeMap<SubId, OpenSubscription>,
+    /// Ids of REQs are another namespace.
+    neg_sessions: BTreeMap<SubId, NegSession>,
     messages: Allowance,
     /// Messages above the allowance that are still answered.
     refusals: Allowance,
     events: Allowance,
     queries: Allowance,
-    tokens: u64,
+    last_token: Token,
     active_at: Mono,
     pinged: bool,
 }
 
-const MESSAGE_RATE: &str = "rate-limited: too many messages";
-const QUERY_RATE: &str = "rate-limited: too many queries";
-const EVENT_RATE: &str = "rate-limited: too many events";
+/// A subscription, or a COUNT that is not answered yet.
+#[derive(Clone, Copy, Debug)]
+struct OpenSubscription {
+    token: Token,
+    bytes: usize,
+}
+
+/// A negentropy session (NIP-77).
+#[derive(Debug)]
+struct NegSession {
+    token: Token,
+    snapshot: Option<Arc<Snapshot>>,
+    /// The time of the last answer, until the client's next message.
+    idle_since: Option<Mono>,
+}
 
 impl Session {
     /// Starts a session with an unguessable challenge.
@@ -139,13 +114,13 @@ impl Session {
         let limits = &config.limits;
         Self {
             auth: Authentication::new(challenge),
-            subscriptions: Subscriptions::default(),
-            neg_sessions: NegSessions::default(),
+            subscriptions: BTreeMap::new(),
+            neg_sessions: BTreeMap::new(),
             messages: Allowance::new(limits.messages_per_minute),
             refusals: Allowance::new(limits.messages_per_minute),
             events: Allowance::new(limits.events_per_minute),
             queries: Allowance::new(limits.queries_per_minute),
-            tokens: 0,
+            last_token: Token(0),
             active_at: now.mono,
             pinged: false,
             config,
@@ -154,18 +129,20 @@ impl Session {
 
     /// Takes an input and returns outputs, to be performed in this order.
     #[must_use]
-    pub(crate) fn handle(&mut self, now: Now, input: Input<'_>) -> Vec<Output> {
+    pub(crate) fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
         match input {
-            Input::Text(text) => self.on_text(now, |limits| Request::read(text, limits)),
-            Input::Read(request) => self.on_text(now, |_| request),
-            Input::Binary => self.on_binary(now),
-            Input::Activity => self.on_activity(now),
-            Input::Judged(id, answer) => self.on_judged(id, answer),
-            Input::CaughtUp(token, hint) => self.subscriptions.caught_up(token, hint),
-            Input::Ended(token, why) => self.subscriptions.ended(token, why),
-            Input::Counted(token, count) => self.subscriptions.counted(token, count),
-            Input::NegOutcome(token, what) => {
-                self.neg_sessions.reconciled(now.mono, token, what, &self.config.limits)
+            Input::Message(request) => self.on_message(now, request),
+            Input::Activity => {
+                self.note_activity(now);
+                Vec::new()
+            }
+            Input::Judged(id, Answer { accepted, message }) => {
+                self.answer(now, Reply::Ok { id, accepted, message })
+            }
+            Input::Reply(token, reply) if self.is_open(token) => self.answer(now, reply),
+            Input::Reply(..) => Vec::new(),
+            Input::NegOpened(token, snapshot, reply) => {
+                self.on_neg_opened(now, token, snapshot, reply)
             }
             Input::Tick => self.on_tick(now),
         }
@@ -176,10 +153,8 @@ impl Session {
         let limits = &self.config.limits;
         let quiet = if self.pinged { limits.idle_timeout } else { limits.ping_after };
         let quiet = self.active_at + quiet.min(limits.idle_timeout);
-        match self.neg_sessions.next_deadline(limits.neg_idle) {
-            Some(neg) => neg.min(quiet),
-            None => quiet,
-        }
+        let idle = self.neg_sessions.values().filter_map(|open| open.idle_since).min();
+        idle.map_or(quiet, |since| quiet.min(since + limits.neg_idle))
     }
 
     /// Returns the keys that the client authenticated as.
@@ -187,103 +162,87 @@ impl Session {
         self.auth.keys().to_vec()
     }
 
-    /// Returns whether this negentropy session is open.
-    pub(crate) fn has_neg_session(&self, token: Token) -> bool {
-        self.neg_sessions.is_open(token)
+    /// Returns the set of a negentropy session.
+    pub(crate) fn snapshot(&self, id: &SubId) -> Option<Arc<Snapshot>> {
+        self.neg_sessions.get(id)?.snapshot.clone()
     }
 
-    fn on_activity(&mut self, now: Now) -> Vec<Output> {
+    fn is_open(&self, token: Token) -> bool {
+        self.subscriptions.values().any(|open| open.token == token)
+            || self.neg_sessions.values().any(|open| open.token == token)
+    }
+
+    fn note_activity(&mut self, now: Now) {
         self.active_at = now.mono;
         self.pinged = false;
-        Vec::new()
     }
 
-    fn on_binary(&mut self, now: Now) -> Vec<Output> {
-        self.on_activity(now);
-        match self.charge(now.mono) {
-            Charge::Close => vec![Output::Close(CloseReason::TOO_MANY_MESSAGES)],
-            Charge::Paid | Charge::Refused => {
-                self.answer(Reply::notice("invalid: binary frames are not understood"))
-            }
-        }
-    }
-
-    fn on_text(
-        &mut self,
-        now: Now,
-        read: impl FnOnce(&Limits) -> Result<Request, Reply>,
-    ) -> Vec<Output> {
-        self.on_activity(now);
-        let charge = self.charge(now.mono);
-        if charge == Charge::Close {
+    fn on_message(&mut self, now: Now, request: Result<Request, Reply>) -> Vec<Output> {
+        self.note_activity(now);
+        let is_paid = self.messages.take(now.mono);
+        if !is_paid && !self.refusals.take(now.mono) {
             return vec![Output::Close(CloseReason::TOO_MANY_MESSAGES)];
         }
-        match read(&self.config.limits) {
-            Err(reply) => self.answer(reply),
-            Ok(request) if charge == Charge::Refused => self.refuse(request, MESSAGE_RATE),
-            Ok(request) => self.on_request(now, request),
-        }
-    }
-
-    fn on_request(&mut self, now: Now, request: Request) -> Vec<Output> {
+        let request = match request {
+            Ok(request) => request,
+            Err(reply) => return self.answer(now, reply),
+        };
         match &request {
-            Request::Event(_) if !self.events.take(now.mono) => self.refuse(request, EVENT_RATE),
+            _ if !is_paid => self.refuse(now, request, "rate-limited: too many messages"),
+            Request::Event(_) if !self.events.take(now.mono) => {
+                self.refuse(now, request, "rate-limited: too many events")
+            }
             Request::Req(..) | Request::Count(..) | Request::NegOpen(..)
                 if !self.queries.take(now.mono) =>
             {
-                self.refuse(request, QUERY_RATE)
+                self.refuse(now, request, "rate-limited: too many queries")
             }
             _ => self.perform(now, request),
         }
     }
 
     fn perform(&mut self, now: Now, request: Request) -> Vec<Output> {
-        let limits = &self.config.limits;
         match request {
             Request::Event(event) => vec![Output::Ingest(event)],
             Request::Auth(event) => self.auth.attempt(now.unix, &event, &self.config),
-            Request::Req(id, query) => {
-                let token = next_token(&mut self.tokens);
-                let opened = |id, query| Output::Subscribe { token, id, query };
-                self.subscriptions.open(token, id, query, limits, opened)
+            Request::Req(id, query) => self.open_query(now, id, query, Output::Subscribe),
+            Request::Count(id, query) => self.open_query(now, id, query, Output::Count),
+            Request::Close(id) => self.close(&id),
+            Request::NegOpen(id, filter, message) => self.open_neg(now, id, filter, message),
+            Request::NegMsg(id, message) => self.continue_neg(now, id, message),
+            Request::NegClose(id) => {
+                self.neg_sessions.remove(&id);
+                Vec::new()
             }
-            Request::Count(id, query) => {
-                let token = next_token(&mut self.tokens);
-                let opened = |_, query| Output::Count { token, query };
-                self.subscriptions.open(token, id, query, limits, opened)
-            }
-            Request::NegOpen(id, filter, message) => {
-                let token = next_token(&mut self.tokens);
-                self.neg_sessions.open(token, id, filter, message, limits)
-            }
-            Request::NegMsg(id, message) => self.neg_sessions.answer(&id, message),
-            Request::Close(id) => self.subscriptions.close(&id),
-            Request::NegClose(id) => self.neg_sessions.close(&id),
         }
     }
 
     /// Refuses a request in the form of its type. Closing is never refused, because it only frees.
-    fn refuse(&mut self, request: Request, reason: &'static str) -> Vec<Output> {
-        match request {
-            Request::Event(event) | Request::Auth(event) => {
-                self.answer(Reply::refused(event.id, reason))
-            }
-            Request::Req(id, _) | Request::Count(id, _) => self.answer(Reply::closed(&id, reason)),
-            Request::NegOpen(id, ..) | Request::NegMsg(id, _) => {
-                self.answer(Reply::neg_err(&id, reason))
-            }
-            Request::Close(id) => self.subscriptions.close(&id),
-            Request::NegClose(id) => self.neg_sessions.close(&id),
-        }
+    fn refuse(&mut self, now: Now, request: Request, reason: &'static str) -> Vec<Output> {
+        let refusal = match &request {
+            Request::Event(event) | Request::Auth(event) => Reply::refused(event.id, reason),
+            Request::Req(id, _) | Request::Count(id, _) => Reply::closed(id, reason),
+            Request::NegOpen(id, ..) | Request::NegMsg(id, _) => Reply::neg_err(id, reason),
+            Request::Close(_) | Request::NegClose(_) => return self.perform(now, request),
+        };
+        self.answer(now, refusal)
     }
 
-    /// Sends a reply with its consequences: CLOSED closes the subscription, auth-required sends the challenge.
-    fn answer(&mut self, reply: Reply) -> Vec<Output> {
-        let mut outputs = match &reply {
-            Reply::Closed(id, _) => self.subscriptions.close(id),
-            Reply::NegErr(id, ..) => self.neg_sessions.close(id),
-            _ => Vec::new(),
-        };
+    /// Sends a reply with its consequences: some end what they are for, and auth-required sends the challenge first.
+    fn answer(&mut self, now: Now, reply: Reply) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        match &reply {
+            Reply::Closed(id, _) | Reply::Count(id, _) => outputs = self.close(id),
+            Reply::NegMsg(id, _) => {
+                if let Some(open) = self.neg_sessions.get_mut(id) {
+                    open.idle_since = Some(now.mono);
+                }
+            }
+            Reply::NegErr(id, ..) => {
+                self.neg_sessions.remove(id);
+            }
+            _ => {}
+        }
         if reply.wants_auth() {
             outputs.extend(self.auth.challenge());
         }
@@ -291,149 +250,118 @@ impl Session {
         outputs
     }
 
-    fn on_judged(&mut self, id: EventId, answer: Answer) -> Vec<Output> {
-        let Answer { accepted, message } = answer;
-        self.answer(Reply::Ok { id, accepted, message: message.into_owned() })
-    }
-
-    fn on_tick(&mut self, now: Now) -> Vec<Output> {
-        let limits = &self.config.limits;
-        let quiet = now.mono - self.active_at;
-        if quiet >= limits.idle_timeout {
-            return vec![Output::Close(CloseReason::IDLE)];
-        }
-        let mut outputs = self.neg_sessions.expire(now.mono, limits.neg_idle);
-        if quiet >= limits.ping_after && !self.pinged {
-            self.pinged = true;
-            outputs.push(Output::Ping);
-        }
-        outputs
-    }
-
-    fn charge(&mut self, now: Mono) -> Charge {
-        if self.messages.take(now) {
-            Charge::Paid
-        } else if self.refusals.take(now) {
-            Charge::Refused
-        } else {
-            Charge::Close
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Charge {
-    Paid,
-    Refused,
-    Close,
-}
-
-fn next_token(tokens: &mut u64) -> Token {
-    *tokens += 1;
-    Token(*tokens)
-}
-
-#[derive(Debug, Default)]
-struct Subscriptions {
-    open: BTreeMap<SubId, OpenSubscription>,
-    ids: BTreeMap<Token, SubId>,
-    /// Bytes of all open filters.
-    bytes: usize,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct OpenSubscription {
-    token: Token,
-    bytes: usize,
-}
-
-impl Subscriptions {
     /// Opens a subscription or a COUNT, which holds a slot until it is answered; one of the same id is closed first.
-    fn open(
+    fn open_query(
         &mut self,
-        token: Token,
+        now: Now,
         id: SubId,
         query: QueryFilters,
-        limits: &Limits,
-        opened: impl FnOnce(SubId, QueryFilters) -> Output,
+        opened: impl FnOnce(Token, SubId, QueryFilters) -> Output,
     ) -> Vec<Output> {
         let mut outputs = self.close(&id);
-        outputs.push(match self.admit(token, &id, query.bytes, limits) {
-            Ok(()) => opened(id, query),
-            Err(refusal) => Output::Send(refusal),
-        });
+        let Limits { subscriptions, subscription_bytes, .. } = self.config.limits;
+        let held: usize = self.subscriptions.values().map(|open| open.bytes).sum();
+        if self.subscriptions.len() >= subscriptions {
+            let reason =
+                format!("rate-limited: too many REQs: {subscriptions} subscriptions may be open");
+            outputs.extend(self.answer(now, Reply::closed(&id, reason)));
+        } else if held.saturating_add(query.bytes) > subscription_bytes {
+            let reason = format!(
+                "rate-limited: active subscriptions exceed max size {subscription_bytes} bytes"
+            );
+            outputs.extend(self.answer(now, Reply::closed(&id, reason)));
+        } else {
+            let (token, bytes) = (self.next_token(), query.bytes);
+            self.subscriptions.insert(id.clone(), OpenSubscription { token, bytes });
+            outputs.push(opened(token, id, query));
+        }
         outputs
     }
 
     /// Closes a subscription, if it is open.
     fn close(&mut self, id: &SubId) -> Vec<Output> {
-        self.forget(id).map(Output::Unsubscribe).into_iter().collect()
+        let closed = self.subscriptions.remove(id);
+        closed.map(|open| Output::Unsubscribe(open.token)).into_iter().collect()
     }
 
-    fn caught_up(&self, token: Token, hint: EoseHint) -> Vec<Output> {
-        let id = self.ids.get(&token);
-        id.map(|id| Output::Send(Reply::Eose(id.clone(), hint))).into_iter().collect()
+    /// Opens a negentropy session; one of the same id is closed first.
+    fn open_neg(
+        &mut self,
+        now: Now,
+        id: SubId,
+        filter: Box<Filter>,
+        message: Vec<u8>,
+    ) -> Vec<Output> {
+        self.neg_sessions.remove(&id);
+        if self.neg_sessions.len() >= self.config.limits.neg_sessions {
+            let reason = "rate-limited: too many negentropy subscriptions";
+            return self.answer(now, Reply::neg_err(&id, reason));
+        }
+        let token = self.next_token();
+        let open = NegSession { token, snapshot: None, idle_since: None };
+        self.neg_sessions.insert(id.clone(), open);
+        vec![Output::OpenNeg(token, id, filter, message)]
     }
 
-    fn counted(&mut self, token: Token, count: u64) -> Vec<Output> {
-        self.finish(token, |id| Reply::Count(id.clone(), count))
-    }
-
-    fn ended(&mut self, token: Token, why: EndReason) -> Vec<Output> {
-        self.finish(token, |id| Reply::closed(id, reason(why)))
-    }
-
-    fn finish(&mut self, token: Token, reply: impl FnOnce(&SubId) -> Reply) -> Vec<Output> {
-        let Some(id) = self.ids.get(&token).cloned() else {
+    /// Keeps the set of a negentropy session, if the connection may hold as many items.
+    fn on_neg_opened(
+        &mut self,
+        now: Now,
+        token: Token,
+        snapshot: Arc<Snapshot>,
+        reply: Reply,
+    ) -> Vec<Output> {
+        let snapshots = self.neg_sessions.values().filter_map(|open| open.snapshot.as_ref());
+        let held: usize = snapshots.map(|snapshot| snapshot.len()).sum();
+        let opened = self.neg_sessions.iter_mut().find(|(_, open)| open.token == token);
+        let Some((id, open)) = opened else {
             return Vec::new();
         };
-        let mut outputs = self.close(&id);
-        outputs.push(Output::Send(reply(&id)));
+        if held.saturating_add(snapshot.len()) > self.config.limits.neg_connection_items {
+            let refusal = Reply::neg_err(id, negentropy::AT_CAPACITY);
+            return self.answer(now, refusal);
+        }
+        open.snapshot = Some(snapshot);
+        self.answer(now, reply)
+    }
+
+    /// Takes the next message of a negentropy session, which must have got the answer to the last one.
+    fn continue_neg(&mut self, now: Now, id: SubId, message: Vec<u8>) -> Vec<Output> {
+        let reason = match self.neg_sessions.get_mut(&id) {
+            Some(open) if open.idle_since.is_some() => {
+                open.idle_since = None;
+                return vec![Output::AnswerNeg(open.token, id, message)];
+            }
+            Some(_) => "invalid: NEG-MSG before the answer to the last one",
+            None => "closed: no such session",
+        };
+        self.answer(now, Reply::neg_err(&id, reason))
+    }
+
+    fn on_tick(&mut self, now: Now) -> Vec<Output> {
+        let (limits, quiet) = (&self.config.limits, now.mono - self.active_at);
+        if quiet >= limits.idle_timeout {
+            return vec![Output::Close(CloseReason::IDLE)];
+        }
+        let mut outputs = Vec::new();
+        if quiet >= limits.ping_after && !self.pinged {
+            self.pinged = true;
+            outputs.push(Output::Ping);
+        }
+        let is_idle = |open: &NegSession| {
+            open.idle_since.is_some_and(|since| now.mono - since >= limits.neg_idle)
+        };
+        let idle = self.neg_sessions.iter().filter(|(_, open)| is_idle(open));
+        let refusal = |(id, _): (&SubId, _)| Reply::neg_err(id, "closed: idle for too long");
+        for refusal in idle.map(refusal).collect::<Vec<_>>() {
+            outputs.extend(self.answer(now, refusal));
+        }
         outputs
     }
 
-    fn admit(
-        &mut self,
-        token: Token,
-        id: &SubId,
-        bytes: usize,
-        limits: &Limits,
-    ) -> Result<(), Reply> {
-        if self.open.len() >= limits.subscriptions {
-            let most = limits.subscriptions;
-            let reason = format!("rate-limited: too many REQs: {most} subscriptions may be open");
-            return Err(Reply::closed(id, reason));
-        }
-        let total = self.bytes.saturating_add(bytes);
-        if total > limits.subscription_bytes {
-            let most = limits.subscription_bytes;
-            let reason = format!("rate-limited: active subscriptions exceed max size {most} bytes");
-            return Err(Reply::closed(id, reason));
-        }
-        self.bytes = total;
-        self.open.insert(id.clone(), OpenSubscription { token, bytes });
-        self.ids.insert(token, id.clone());
-        Ok(())
-    }
-
-    fn forget(&mut self, id: &SubId) -> Option<Token> {
-        let open = self.open.remove(id)?;
-        self.bytes = self.bytes.saturating_sub(open.bytes);
-        self.ids.remove(&open.token);
-        Some(open.token)
-    }
-}
-
-const fn reason(why: EndReason) -> &'static str {
-    match why {
-        EndReason::Overflow => {
-            "error: live event buffer overflow, ask again from the last event seen"
-        }
-        EndReason::StoreFailed => "error: the event store failed",
-        EndReason::Busy => {
-            "rate-limited: this network uses its share of this relay, try again later"
-        }
-        EndReason::AtCapacity => "rate-limited: this relay holds as many subscriptions as it can",
+    fn next_token(&mut self) -> Token {
+        self.last_token.0 += 1;
+        self.last_token
     }
 }
 

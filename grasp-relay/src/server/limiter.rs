@@ -1,20 +1,20 @@
-//! Limits per client network: open connections, and events per minute.
+//! Limits of open connections per client network.
 
 use axum::http::HeaderMap;
-use grasp_core::Mono;
-use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Meter};
+use grasp_core::resources::{Claimant, ClientNetwork};
 use grasp_purgatory::resources::{Holding, SharedPool};
 use ipnet::IpNet;
-use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
+
+use super::shared_pool;
 
 /// The time that a rejected client may take to close.
 const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
@@ -62,52 +62,33 @@ impl fmt::Display for AddressRange {
     }
 }
 
-/// Open connections by address (IPv4) or /64 (IPv6).
-type Counts = Arc<Mutex<HashMap<ClientNetwork, usize>>>;
-
 /// Limits connections per client network. Clones share the counts.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionLimiter {
-    counts: Counts,
     most: usize,
     /// Wider networks have at most half of what is free.
     all: SharedPool,
     proxies: Arc<[AddressRange]>,
 }
 
-/// The permit of one connection, released when dropped.
-#[derive(Debug, Default)]
-pub(super) struct ConnectionPermit {
-    counted: Option<(ClientNetwork, Counts)>,
-    _share: Option<Holding>,
-}
-
 impl ConnectionLimiter {
-    /// Allows one address `most` of `total` connections.
+    /// Allows one address (IPv4) or /64 (IPv6) `most` of `total` connections.
     pub(super) fn new(most: usize, total: usize, proxies: Vec<AddressRange>) -> Self {
         // A single address has a quarter of all.
-        let total = total.max(most.saturating_mul(4)) as u64;
-        let all = SharedPool::new(Bounds { reserve: 0, ..Bounds::of(total) });
-        Self { counts: Arc::default(), most, all, proxies: proxies.into() }
+        let all = shared_pool(total.max(most.saturating_mul(4)));
+        Self { most, all, proxies: proxies.into() }
     }
 
-    /// Returns a permit for a TCP connection. A trusted proxy connects for many clients and is not counted itself.
-    pub(super) fn admit_peer(&self, peer: IpAddr) -> Option<ConnectionPermit> {
-        if self.is_trusted(peer) { Some(ConnectionPermit::default()) } else { self.admit(peer) }
+    /// Returns the place of a TCP connection. A trusted proxy connects for many clients and is not counted itself.
+    pub(super) fn admit_peer(&self, peer: IpAddr) -> Option<Holding> {
+        self.admit(peer, u64::from(!self.is_trusted(peer)))
     }
 
-    /// Returns a permit for the client that a trusted proxy forwards for. Other clients were counted when they
+    /// Returns the place of the client that a trusted proxy forwards for. Other clients were counted when they
     /// connected.
-    pub(super) fn admit_forwarded(
-        &self,
-        peer: IpAddr,
-        headers: &HeaderMap,
-    ) -> Option<ConnectionPermit> {
+    pub(super) fn admit_forwarded(&self, peer: IpAddr, headers: &HeaderMap) -> Option<Holding> {
         let client = self.is_trusted(peer).then(|| self.forwarded_for(headers)).flatten();
-        match client {
-            Some(client) => self.admit(client),
-            None => Some(ConnectionPermit::default()),
-        }
+        self.admit(client.unwrap_or(peer), u64::from(client.is_some()))
     }
 
     /// Returns the network that a request is from; behind a trusted proxy, that of its client.
@@ -129,64 +110,30 @@ impl ConnectionLimiter {
         self.proxies.iter().any(|range| range.contains(address))
     }
 
-    fn admit(&self, address: IpAddr) -> Option<ConnectionPermit> {
-        let network = ClientNetwork::of(address);
-        let share = self.all.try_take(&Claimant::at(network), 1).ok()?;
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(network).or_default();
-        if *count >= self.most {
-            return None;
-        }
-        *count += 1;
-        let counted = Some((network, self.counts.clone()));
-        Some(ConnectionPermit { counted, _share: Some(share) })
+    fn admit(&self, address: IpAddr, connections: u64) -> Option<Holding> {
+        let claimant = Claimant::at(ClientNetwork::of(address));
+        self.all.try_take_within(&claimant, connections, self.most as u64).ok()
     }
 }
 
-impl Drop for ConnectionPermit {
-    fn drop(&mut self) {
-        let Some((key, counts)) = &self.counted else {
-            return;
-        };
-        let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(key) {
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                counts.remove(key);
-            }
-        }
-    }
-}
-
-/// The reason for which a connection is rejected.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum RejectionReason {
-    /// Its network has as many connections as it may have.
-    TooMany,
-    /// The server is shutting down.
-    Stopping,
-}
-
-const TOO_MANY: &[u8] = b"HTTP/1.1 429 Too Many Requests\r\n\
+/// The answer to a connection of a network that has as many connections as it may have.
+pub(super) const TOO_MANY: &[u8] = b"HTTP/1.1 429 Too Many Requests\r\n\
     Access-Control-Allow-Origin: *\r\nRetry-After: 30\r\n\
     Content-Type: text/plain\r\nContent-Length: 39\r\nConnection: close\r\n\r\n\
     too many connections from this address\n";
 
-const STOPPING: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
+/// The answer to a connection while the server is shutting down.
+pub(super) const STOPPING: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
     Access-Control-Allow-Origin: *\r\nRetry-After: 30\r\n\
     Content-Type: text/plain\r\nContent-Length: 9\r\nConnection: close\r\n\r\n\
     stopping\n";
 
-/// Sends the reason to a rejected connection, which holds its slot meanwhile.
+/// Sends an answer to a rejected connection, which holds its slot meanwhile.
 pub(super) async fn reject(
     mut stream: TcpStream,
     _slot: Option<OwnedSemaphorePermit>,
-    why: RejectionReason,
+    answer: &'static [u8],
 ) {
-    let answer = match why {
-        RejectionReason::TooMany => TOO_MANY,
-        RejectionReason::Stopping => STOPPING,
-    };
     let goodbye = async {
         stream.write_all(answer).await?;
         stream.shutdown().await?;
@@ -202,33 +149,6 @@ fn address_of(hop: &str) -> Option<IpAddr> {
     let with_port = || hop.parse().ok().map(|address: SocketAddr| address.ip());
     let in_brackets = || hop.strip_prefix('[')?.strip_suffix(']')?.parse().ok().map(IpAddr::V6);
     hop.parse().ok().or_else(with_port).or_else(in_brackets)
-}
-
-const MINUTE: Duration = Duration::from_secs(60);
-
-/// The divisor of the total for a single IPv4 address: it has half of what its /24 has, which has half of all.
-const SHARE_OF_ONE: u64 = 4;
-
-/// Limits the events per minute that clients send, by network. Clones share the counts.
-#[derive(Clone, Debug)]
-pub(crate) struct EventRates {
-    sent: Arc<Mutex<Meter>>,
-}
-
-impl EventRates {
-    /// Allows one address this many a minute while no other network sends as many.
-    pub(crate) fn new(per_minute: u32) -> Self {
-        let total = u64::from(per_minute).saturating_mul(SHARE_OF_ONE);
-        let bounds = Bounds { reserve: 0, ..Bounds::of(total) };
-        Self { sent: Arc::new(Mutex::new(Meter::new(bounds, MINUTE))) }
-    }
-
-    /// Takes one from a network's share, if there is one.
-    #[must_use]
-    pub(crate) fn take(&self, network: ClientNetwork, now: Mono) -> bool {
-        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
-        sent.spend(now, &Claimant::at(network), 1).is_ok()
-    }
 }
 
 #[cfg(test)]
@@ -278,7 +198,7 @@ mod tests {
         drop(first);
         assert!(limiter.admit_peer(ip("1.2.3.4")).is_some());
         drop(second);
-        assert!(limiter.counts.lock().expect("no panic").is_empty());
+        assert_eq!(limiter.all.usage().all, 0);
     }
 
     #[test]
@@ -328,32 +248,5 @@ mod tests {
         // The header of any other peer is ignored.
         let stranger = ip("8.8.8.8");
         assert!(limiter.admit_forwarded(stranger, &forwarded("1.2.3.4")).is_some());
-    }
-
-    const NOW: Mono = Mono::from_secs(1_000);
-
-    fn network(address: &str) -> ClientNetwork {
-        ClientNetwork::of(address.parse().unwrap())
-    }
-
-    #[test]
-    fn each_address_has_its_own_share() {
-        let rates = EventRates::new(2);
-        let (alice, eve) = (network("192.0.2.1"), network("198.51.100.1"));
-        assert!(rates.take(eve, NOW) && rates.take(eve, NOW) && !rates.take(eve, NOW));
-        assert!(rates.take(alice, NOW));
-        assert!(rates.take(eve, NOW + 2 * MINUTE), "it comes back");
-    }
-
-    #[test]
-    fn neighbours_share_what_their_network_may_have() {
-        let rates = EventRates::new(64);
-        let taken = |address: u8| {
-            let network = network(&format!("198.51.100.{address}"));
-            (0..1_000).take_while(|_| rates.take(network, NOW)).count()
-        };
-        let sum: usize = (0..=255).map(taken).sum();
-        assert!(sum <= 128, "half of all, not {sum}");
-        assert!(rates.take(network("192.0.2.1"), NOW));
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use grasp_core::resources::{Bounds, Claimant, ClientNetwork};
+use grasp_core::resources::Claimant;
 use grasp_purgatory::resources::{Holding, SharedPool};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -116,7 +116,7 @@ impl AsyncWrite for WriteTimeoutStream {
 }
 
 /// Bytes of unfinished messages of all connections together. One IPv4 address has a quarter of what others leave.
-const MAX_UNFINISHED_BYTES: u64 = 128 * 1024 * 1024;
+pub(crate) const MAX_UNFINISHED_BYTES: usize = 128 * 1024 * 1024;
 
 /// Bytes of a message that are not counted: most messages are shorter.
 const FREE_BYTES: u64 = 16 * 1024;
@@ -126,12 +126,6 @@ const STEP_BYTES: u64 = 64 * 1024;
 
 /// The time that a counted message may take.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// The unfinished websocket messages of all connections.
-#[derive(Clone, Debug)]
-pub(crate) struct UnfinishedMessages {
-    bytes: SharedPool,
-}
 
 /// The unfinished message of one connection. Counts nothing until the connection is a websocket.
 #[derive(Clone, Debug, Default)]
@@ -149,23 +143,11 @@ struct MessageState {
     held: Option<Holding>,
 }
 
-impl UnfinishedMessages {
-    pub(crate) fn new() -> Self {
-        let bounds = Bounds { reserve: 0, ..Bounds::of(MAX_UNFINISHED_BYTES) };
-        Self { bytes: SharedPool::new(bounds) }
-    }
-}
-
 impl UnfinishedMessage {
-    /// Starts to count the bytes from this network.
-    pub(crate) fn begin(&self, all: &UnfinishedMessages, network: ClientNetwork) {
-        *self.lock() = Some(MessageState {
-            all: all.bytes.clone(),
-            claimant: Claimant::at(network),
-            bytes: 0,
-            since: Instant::now(),
-            held: None,
-        });
+    /// Starts to count the bytes, within those of all connections.
+    pub(crate) fn begin(&self, all: &SharedPool, claimant: Claimant) {
+        let (all, since) = (all.clone(), Instant::now());
+        *self.lock() = Some(MessageState { all, claimant, bytes: 0, since, held: None });
     }
 
     /// Counts received bytes; fails if the network's share is used up, or the message took too long.
@@ -223,19 +205,22 @@ impl MessageState {
 
 #[cfg(test)]
 mod tests {
+    use grasp_core::resources::ClientNetwork;
+
     use super::*;
+    use crate::server::shared_pool;
 
     const MIB: usize = 1024 * 1024;
 
-    fn connection(all: &UnfinishedMessages, address: &str) -> UnfinishedMessage {
+    fn connection(all: &SharedPool, address: &str) -> UnfinishedMessage {
         let message = UnfinishedMessage::default();
-        message.begin(all, ClientNetwork::of(address.parse().unwrap()));
+        message.begin(all, Claimant::at(ClientNetwork::of(address.parse().unwrap())));
         message
     }
 
     #[tokio::test]
     async fn one_address_holds_a_quarter_and_gives_it_back() {
-        let all = UnfinishedMessages::new();
+        let all = shared_pool(MAX_UNFINISHED_BYTES);
         let eve: Vec<_> = (0..128).map(|_| connection(&all, "198.51.100.1")).collect();
         let held = eve.iter().filter(|message| message.received(4 * MIB).is_ok()).count();
         assert_eq!(held, 8);
@@ -245,24 +230,24 @@ mod tests {
         assert!(alice.received(5 * MIB).is_ok());
         alice.finished();
         drop(eve);
-        assert_eq!(all.bytes.usage().all, 0);
+        assert_eq!(all.usage().all, 0);
     }
 
     #[tokio::test]
     async fn what_is_no_websocket_and_what_is_short_is_not_counted() {
-        let all = UnfinishedMessages::new();
+        let all = shared_pool(MAX_UNFINISHED_BYTES);
         assert!(UnfinishedMessage::default().received(1_000 * MIB).is_ok());
         let short = connection(&all, "192.0.2.1");
         for _ in 0..1_000 {
             assert!(short.received(1_000).is_ok());
             short.finished();
         }
-        assert_eq!(all.bytes.usage().all, 0);
+        assert_eq!(all.usage().all, 0);
     }
 
     #[tokio::test]
     async fn a_message_that_never_ends_ends_the_connection_and_pings_do_not() {
-        let all = UnfinishedMessages::new();
+        let all = shared_pool(MAX_UNFINISHED_BYTES);
         let (slow, pinging) = (connection(&all, "192.0.2.1"), connection(&all, "192.0.2.2"));
         assert!(slow.received(100_000).is_ok());
         for _ in 0..1_000 {

@@ -152,7 +152,8 @@ async fn binary_frames_get_a_notice() {
     let relay = Relay::start().await;
     let mut client = relay.client().await;
     client.raw(Message::Binary(vec![0xff; 1_000].into())).await;
-    assert!(prefixed(&client.next().await, 1, "invalid: "));
+    let notice = json!(["NOTICE", "invalid: binary frames are not understood"]);
+    assert_eq!(client.next().await, notice);
     is_well(&mut client).await;
 }
 

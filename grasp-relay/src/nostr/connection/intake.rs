@@ -2,17 +2,19 @@
 
 use std::sync::Arc;
 
-use grasp_core::resources::{Claimant, ClientNetwork};
+use grasp_core::resources::Claimant;
 use grasp_purgatory::resources::{Holding, SharedPool};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use tokio::task::JoinHandle;
 
-use super::super::limits::Limits;
 use crate::ingest::{Answer, Ingest, Origin, Outcome};
 
+/// Events per batch of ingest; as many again may be queued, then the socket is not read.
+const MAX_BATCH_EVENTS: usize = 256;
+
 /// Bytes of queued events, beside the running batch.
-const MAX_QUEUED_BYTES: usize = 2 * 1024 * 1024;
+const MAX_QUEUED_BYTES: u64 = 2 * 1024 * 1024;
 
 /// The answer to one event.
 pub(super) type Judged = (EventId, Answer);
@@ -20,12 +22,13 @@ pub(super) type Judged = (EventId, Answer);
 /// Queues events while at most one batch is in ingest. A client that sends many events thus fills large batches, and
 /// its answers keep their order.
 pub(super) struct Intake {
+    ingest: Arc<dyn Ingest>,
+    claimant: Claimant,
     waiting: Vec<Event>,
-    waiting_bytes: usize,
-    /// The share of the memory for those bytes.
+    /// The share of the memory for the waiting events.
     held: Option<Holding>,
+    room: SharedPool,
     running: Option<Batch>,
-    most: usize,
 }
 
 /// A batch runs in a task of its own: once started, it finishes even if the client disconnects.
@@ -35,64 +38,52 @@ struct Batch {
 }
 
 impl Intake {
-    pub(super) fn new(limits: &Limits) -> Self {
-        Self {
-            waiting: Vec::new(),
-            waiting_bytes: 0,
-            held: None,
-            running: None,
-            most: limits.ingest_batch.max(1),
-        }
+    pub(super) fn new(ingest: Arc<dyn Ingest>, room: SharedPool, claimant: Claimant) -> Self {
+        Self { ingest, claimant, waiting: Vec::new(), held: None, room, running: None }
     }
 
     /// Returns whether another event may be queued.
     pub(super) fn has_room(&self) -> bool {
-        self.waiting.len() < self.most && self.waiting_bytes < MAX_QUEUED_BYTES
+        self.waiting.len() < MAX_BATCH_EVENTS && self.waiting_bytes() < MAX_QUEUED_BYTES
     }
 
     pub(super) fn is_busy(&self) -> bool {
         self.running.is_some() || !self.waiting.is_empty()
     }
 
-    /// Queues an event, if its network has memory left.
-    pub(super) fn push(
-        &mut self,
-        event: Event,
-        room: &SharedPool,
-        claimant: &Claimant,
-    ) -> Result<(), EventId> {
-        let bytes = self.waiting_bytes.saturating_add(weight(&event));
+    /// Queues an event; returns whether its network had memory left for it.
+    #[must_use]
+    pub(super) fn push(&mut self, event: Event) -> bool {
+        let bytes = self.waiting_bytes().saturating_add(weight(&event) as u64);
         let taken = match &mut self.held {
-            Some(held) => held.resize(bytes as u64),
-            None => room.try_take(claimant, bytes as u64).map(|held| self.held = Some(held)),
+            Some(held) => held.resize(bytes),
+            None => self.room.try_take(&self.claimant, bytes).map(|held| self.held = Some(held)),
         };
-        taken.map_err(|_| event.id)?;
-        self.waiting_bytes = bytes;
-        self.waiting.push(event);
-        Ok(())
+        if taken.is_ok() {
+            self.waiting.push(event);
+        }
+        taken.is_ok()
     }
 
     /// Starts the next batch, if none is running.
-    pub(super) fn start(
-        &mut self,
-        ingest: &Arc<dyn Ingest>,
-        network: ClientNetwork,
-        authenticated: impl FnOnce() -> Vec<PublicKey>,
-    ) {
+    pub(super) fn start(&mut self, authenticated: impl FnOnce() -> Vec<PublicKey>) {
         if self.running.is_some() || self.waiting.is_empty() {
             return;
         }
-        let events = std::mem::take(&mut self.waiting);
-        self.waiting_bytes = 0;
+        let (events, held) = (std::mem::take(&mut self.waiting), self.held.take());
         let ids = events.iter().map(|event| event.id).collect();
-        let origin = Origin::Client { authenticated: authenticated(), network: Some(network) };
-        let ingest = ingest.clone();
-        let held = self.held.take();
+        let network = self.claimant.network;
+        let origin = Origin::Client { authenticated: authenticated(), network };
+        let ingest = self.ingest.clone();
         let task = tokio::spawn(async move {
             let _held = held;
             ingest.ingest(events, origin).await
         });
         self.running = Some(Batch { ids, task });
+    }
+
+    fn waiting_bytes(&self) -> u64 {
+        self.held.as_ref().map_or(0, Holding::amount)
     }
 
     /// Waits for the running batch; for ever, if there is none. Cancel-safe.
@@ -122,24 +113,41 @@ fn weight(event: &Event) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use grasp_core::resources::Bounds;
+    use futures_util::future::BoxFuture;
+    use grasp_core::Verified;
+    use grasp_core::resources::ClientNetwork;
     use nostr::event::{EventBuilder, FinalizeEvent as _, Kind};
 
     use super::*;
+    use crate::server::shared_pool;
+
+    /// An ingest that is never reached.
+    struct Unreached;
+
+    impl Ingest for Unreached {
+        fn ingest_verified(
+            &self,
+            _: Vec<Verified<Arc<Event>>>,
+            _: Origin,
+        ) -> BoxFuture<'_, Vec<Verdict>> {
+            unreachable!("no batch is started")
+        }
+    }
 
     #[test]
     fn events_of_one_address_that_wait_take_only_so_much() {
-        let room = SharedPool::new(Bounds { reserve: 0, ..Bounds::of(40_000) });
-        let at = |address: &str| Claimant::at(ClientNetwork::of(address.parse().unwrap()));
+        let room = shared_pool(40_000);
+        let at = |address: &str| {
+            let claimant = Claimant::at(ClientNetwork::of(address.parse().unwrap()));
+            Intake::new(Arc::new(Unreached), room.clone(), claimant)
+        };
         let keys = nostr::key::Keys::generate();
         let note = || EventBuilder::new(Kind::TextNote, "x".repeat(1_000)).finalize(&keys).unwrap();
-        let mut intakes: Vec<_> = (0..20).map(|_| Intake::new(&Limits::default())).collect();
-        let eve = at("198.51.100.1");
-        let push = |intake: &mut Intake| intake.push(note(), &room, &eve).is_ok();
-        let taken = intakes.iter_mut().map(|intake| push(intake) && push(intake));
+        let mut intakes: Vec<_> = (0..20).map(|_| at("198.51.100.1")).collect();
+        let taken = intakes.iter_mut().map(|intake| intake.push(note()) && intake.push(note()));
         assert_eq!(taken.filter(|taken| *taken).count(), 5);
-        let mut honest = Intake::new(&Limits::default());
-        assert!(honest.push(note(), &room, &at("192.0.2.1")).is_ok());
+        let mut honest = at("192.0.2.1");
+        assert!(honest.push(note()));
         drop((intakes, honest));
         assert_eq!(room.usage().all, 0);
     }

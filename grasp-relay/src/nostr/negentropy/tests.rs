@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 
+use grasp_core::resources::ClientNetwork;
 use negentropy::NegentropyStorageVector;
 use proptest::prelude::*;
 
@@ -12,15 +13,21 @@ fn id(nth: u32) -> EventId {
     EventId::from_byte_array(bitcoin_hashes::Sha256::hash(&nth.to_be_bytes()).to_byte_array())
 }
 
-fn set(items: &BTreeSet<(u64, u32)>) -> SortedSet {
+fn set(items: &BTreeSet<(u64, u32)>) -> Snapshot {
     let mut items: Vec<_> =
         items.iter().map(|(at, nth)| (Timestamp::from_secs(*at), id(*nth))).collect();
     items.sort();
-    SortedSet(items)
+    let share = shared_pool(0).try_take(&Claimant::server(), 0).expect("nothing is free");
+    Snapshot { items, _share: share }
+}
+
+/// A set of so many items.
+pub(in crate::nostr) fn snapshot(items: u32) -> Arc<Snapshot> {
+    Arc::new(set(&(0..items).map(|nth| (0, nth)).collect()))
 }
 
 /// A client that speaks the protocol through the crate's own storage; gives what it lacks and what we lack.
-fn sync(client: &BTreeSet<(u64, u32)>, relay: &SortedSet) -> (BTreeSet<Id>, BTreeSet<Id>) {
+fn sync(client: &BTreeSet<(u64, u32)>, relay: &Snapshot) -> (BTreeSet<Id>, BTreeSet<Id>) {
     let mut storage = NegentropyStorageVector::new();
     for (at, nth) in client {
         storage.insert(*at, Id::from_byte_array(id(*nth).to_bytes())).expect("open");
@@ -103,20 +110,20 @@ async fn one_network_leaves_items_for_others() {
     let notes = (0..10).map(|n| Arc::new(note(n))).collect();
     let now = Timestamp::now();
     assert_eq!(store.save(notes, now).await.unwrap().len(), 10);
-    let store: Arc<dyn EventStore> = Arc::new(store);
-    let negentropy_pool = NegentropyPool::new(&Limits { neg_total_items: 80, ..Limits::default() });
+    let pool = NegentropyPool::new(&Limits { neg_total_items: 80, ..Limits::default() });
     let open = async |address: &str| {
-        let network = ClientNetwork::of(address.parse().unwrap());
-        let message = vec![VERSION, 0, 0, 2, 0];
-        negentropy_pool.clone().open(network, store.clone(), Filter::new(), now, message).await
+        let claimant = Claimant::at(ClientNetwork::of(address.parse().unwrap()));
+        let (id, message) = (SubId("n".into()), vec![VERSION, 0, 0, 2, 0]);
+        pool.open(&claimant, &store, now, &id, Filter::new(), message).await
     };
     let mut held = Vec::new();
     for _ in 0..3 {
-        held.push(open("198.51.100.1").await);
+        held.extend(open("198.51.100.1").await);
     }
-    let opened = |(_, what): &Opened| matches!(what, NegOutcome::Opened { items: 10, .. });
-    assert_eq!(held.iter().filter(|held| opened(held)).count(), 2, "a quarter of all");
-    assert!(opened(&open("192.0.2.1").await));
+    assert_eq!(held.len(), 2, "a quarter of all");
+    let (snapshot, reply) = open("192.0.2.1").await.expect("another network has its own share");
+    assert_eq!((snapshot.len(), matches!(reply, Reply::NegMsg(..))), (10, true));
+    drop(snapshot);
     drop(held);
-    assert_eq!(negentropy_pool.items.usage().all, 0);
+    assert_eq!(pool.items.usage().all, 0);
 }

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use grasp_core::limits::EoseHint;
 use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
 use nostr::key::Keys;
 use nostr::types::Timestamp;
 
+use super::super::negentropy::tests::snapshot;
 use super::*;
 
 const NOW: Now = Now::new(Mono::from_secs(1_000), Timestamp::from_secs(1_700_000_000));
@@ -17,7 +19,12 @@ fn session(limits: Limits) -> Session {
 
 impl Session {
     fn hears(&mut self, text: &str) -> Vec<Output> {
-        self.handle(NOW, Input::Text(text))
+        self.hears_at(NOW, text)
+    }
+
+    fn hears_at(&mut self, now: Now, text: &str) -> Vec<Output> {
+        let request = Request::read(text, &self.config.limits);
+        self.handle(now, Input::Message(request))
     }
 
     /// The answer to a message that is only answered.
@@ -28,9 +35,9 @@ impl Session {
     fn opens(&mut self, text: &str) -> Token {
         match self.hears(text).pop() {
             Some(
-                Output::Subscribe { token, .. }
-                | Output::Count { token, .. }
-                | Output::OpenNeg { token, .. },
+                Output::Subscribe(token, ..)
+                | Output::Count(token, ..)
+                | Output::OpenNeg(token, ..),
             ) => token,
             other => panic!("{text}: {other:?}"),
         }
@@ -45,6 +52,20 @@ fn sent(outputs: &[Output]) -> Vec<String> {
             _ => None,
         })
         .collect()
+}
+
+fn sub_id(text: &str) -> SubId {
+    SubId(text.into())
+}
+
+/// An overflow, or another end of a subscription that the client did not ask for.
+fn ended(token: Token, id: &str) -> Input {
+    Input::Reply(token, Reply::closed(&sub_id(id), "error: ended"))
+}
+
+/// The answer to a negentropy message.
+fn answered(token: Token, id: &str) -> Input {
+    Input::Reply(token, Reply::NegMsg(sub_id(id), vec![0x61]))
 }
 
 fn after(length: Duration) -> Now {
@@ -69,10 +90,11 @@ fn a_subscription_of_the_same_id_is_replaced_and_its_late_results_are_ignored() 
     let old = session.opens(r#"["REQ","s",{}]"#);
     let outputs = session.hears(r#"["REQ","s",{"kinds":[1]}]"#);
     assert!(
-        matches!(outputs[..], [Output::Unsubscribe(token), Output::Subscribe { .. }] if token == old)
+        matches!(outputs[..], [Output::Unsubscribe(token), Output::Subscribe(..)] if token == old)
     );
-    assert_eq!(session.handle(NOW, Input::CaughtUp(old, grasp_core::limits::EoseHint::Finish)), []);
-    assert_eq!(session.handle(NOW, Input::Ended(old, EndReason::Overflow)), []);
+    let eose = Reply::Eose(sub_id("s"), EoseHint::Finish);
+    assert_eq!(session.handle(NOW, Input::Reply(old, eose)), []);
+    assert_eq!(session.handle(NOW, ended(old, "s")), []);
 }
 
 #[test]
@@ -83,11 +105,12 @@ fn slots_are_given_back_by_close_overflow_and_an_answered_count() {
     assert_eq!(session.says(r#"["REQ","b",{}]"#), refusal);
     assert!(matches!(session.hears(r#"["CLOSE","a"]"#)[..], [Output::Unsubscribe(_)]));
     let token = session.opens(r#"["REQ","b",{}]"#);
-    let closed = sent(&session.handle(NOW, Input::Ended(token, EndReason::Overflow)));
-    assert!(closed[0].starts_with(r#"["CLOSED","b","error: "#) && closed[0].contains("overflow"));
+    let closed = sent(&session.handle(NOW, ended(token, "b")));
+    assert_eq!(closed, [r#"["CLOSED","b","error: ended"]"#]);
     let token = session.opens(r#"["COUNT","c",{}]"#);
     assert_eq!(session.says(r#"["REQ","b",{}]"#), refusal);
-    let counted = sent(&session.handle(NOW, Input::Counted(token, 7)));
+    let counted = Input::Reply(token, Reply::Count(sub_id("c"), 7));
+    let counted = sent(&session.handle(NOW, counted));
     assert_eq!(counted, [r#"["COUNT","c",{"count":7}]"#]);
     session.opens(r#"["REQ","b",{}]"#);
 }
@@ -116,18 +139,12 @@ fn too_many_queries_are_refused_each_in_its_own_form_and_continuations_are_free(
     assert_eq!(session.says(r#"["COUNT","c",{}]"#), format!(r#"["CLOSED","c","{why}"]"#));
     assert_eq!(session.says(r#"["NEG-OPEN","m",{},"61"]"#), format!(r#"["NEG-ERR","m","{why}"]"#));
     for _ in 0..20 {
-        let opened = NegOutcome::Answered(vec![0x61]);
-        assert_eq!(
-            sent(&session.handle(NOW, Input::NegOutcome(token, opened))),
-            [r#"["NEG-MSG","n","61"]"#]
-        );
-        assert!(matches!(session.hears(r#"["NEG-MSG","n","61"]"#)[..], [Output::AnswerNeg { .. }]));
+        assert_eq!(sent(&session.handle(NOW, answered(token, "n"))), [r#"["NEG-MSG","n","61"]"#]);
+        assert!(matches!(session.hears(r#"["NEG-MSG","n","61"]"#)[..], [Output::AnswerNeg(..)]));
     }
     let later = after(Duration::from_secs(60));
-    assert!(matches!(
-        session.handle(later, Input::Text(r#"["REQ","s",{}]"#))[..],
-        [Output::Subscribe { .. }]
-    ));
+    let outputs = session.hears_at(later, r#"["REQ","s",{}]"#);
+    assert!(matches!(outputs[..], [Output::Subscribe(..)]));
 }
 
 #[test]
@@ -199,35 +216,33 @@ fn negentropy_sessions_are_bounded_in_number_and_in_items() {
     let second = session.opens(r#"["NEG-OPEN","b",{},"61"]"#);
     let full = session.says(r#"["NEG-OPEN","c",{},"61"]"#);
     assert_eq!(full, r#"["NEG-ERR","c","rate-limited: too many negentropy subscriptions"]"#);
-    let opened = |items| NegOutcome::Opened { items, answer: vec![0x61] };
-    assert_eq!(
-        sent(&session.handle(NOW, Input::NegOutcome(first, opened(6)))),
-        [r#"["NEG-MSG","a","61"]"#]
-    );
-    let outputs = session.handle(NOW, Input::NegOutcome(second, opened(6)));
-    assert_eq!(outputs[0], Output::DropNeg(second));
+    let opened = |token, id: &str, items| {
+        Input::NegOpened(token, snapshot(items), Reply::NegMsg(sub_id(id), vec![0x61]))
+    };
+    assert_eq!(sent(&session.handle(NOW, opened(first, "a", 6))), [r#"["NEG-MSG","a","61"]"#]);
+    assert_eq!(session.snapshot(&sub_id("a")).map(|snapshot| snapshot.len()), Some(6));
+    let outputs = session.handle(NOW, opened(second, "b", 6));
+    assert!(session.snapshot(&sub_id("b")).is_none());
     assert!(sent(&outputs)[0].starts_with(r#"["NEG-ERR","b","rate-limited: "#));
     session.hears(r#"["NEG-CLOSE","a"]"#);
+    assert!(session.snapshot(&sub_id("a")).is_none());
     let third = session.opens(r#"["NEG-OPEN","b",{},"61"]"#);
-    assert_eq!(sent(&session.handle(NOW, Input::NegOutcome(third, opened(10)))).len(), 1);
+    assert_eq!(sent(&session.handle(NOW, opened(third, "b", 10))).len(), 1);
 }
 
 #[test]
-fn a_negentropy_session_ends_with_the_reason_it_ended_for() {
-    for (what, reason) in [
-        (NegOutcome::TooBig, r#""blocked: this query is too big",500000]"#),
-        (NegOutcome::AtCapacity, r#""rate-limited: "#),
-        (NegOutcome::Invalid, r#""invalid: not a negentropy message"]"#),
-        (NegOutcome::StoreFailed, r#""error: the event store failed"]"#),
-    ] {
-        let mut session = session(Limits::default());
-        let token = session.opens(r#"["NEG-OPEN","n",{},"61"]"#);
-        let outputs = session.handle(NOW, Input::NegOutcome(token, what));
-        assert_eq!(outputs[0], Output::DropNeg(token));
-        assert!(sent(&outputs)[0].contains(reason), "{outputs:?}");
-        let again = session.says(r#"["NEG-MSG","n","61"]"#);
-        assert_eq!(again, r#"["NEG-ERR","n","closed: no such session"]"#);
-    }
+fn a_negentropy_session_ends_with_its_refusal_and_a_set_that_comes_later_is_dropped() {
+    let mut session = session(Limits::default());
+    let token = session.opens(r#"["NEG-OPEN","n",{},"61"]"#);
+    let refusal = Reply::neg_err(&sub_id("n"), "invalid: not a negentropy message");
+    let outputs = session.handle(NOW, Input::Reply(token, refusal.clone()));
+    assert_eq!(outputs, [Output::Send(refusal)]);
+    let again = session.says(r#"["NEG-MSG","n","61"]"#);
+    assert_eq!(again, r#"["NEG-ERR","n","closed: no such session"]"#);
+    let late = snapshot(1);
+    let answer = Reply::NegMsg(sub_id("n"), vec![0x61]);
+    assert_eq!(session.handle(NOW, Input::NegOpened(token, late.clone(), answer)), []);
+    assert_eq!(Arc::strong_count(&late), 1);
 }
 
 #[test]
@@ -235,9 +250,8 @@ fn a_client_that_does_not_wait_for_its_answer_loses_the_session() {
     let mut session = session(Limits::default());
     let token = session.opens(r#"["NEG-OPEN","n",{},"61"]"#);
     let outputs = session.hears(r#"["NEG-MSG","n","61"]"#);
-    assert_eq!(outputs[0], Output::DropNeg(token));
     assert!(sent(&outputs)[0].starts_with(r#"["NEG-ERR","n","invalid: "#));
-    assert!(!session.has_neg_session(token));
+    assert_eq!(session.handle(NOW, answered(token, "n")), []);
 }
 
 #[test]
@@ -245,7 +259,7 @@ fn an_unused_negentropy_session_is_closed_when_its_time_is_over_and_not_before()
     let idle = Duration::from_secs(20);
     let mut session = session(Limits { neg_idle: idle, ..Limits::default() });
     let token = session.opens(r#"["NEG-OPEN","n",{},"61"]"#);
-    let _ = session.handle(NOW, Input::NegOutcome(token, NegOutcome::Answered(vec![0x61])));
+    let _ = session.handle(NOW, answered(token, "n"));
     assert_eq!(session.next_deadline(), NOW.mono + idle);
     assert_eq!(session.handle(after(idle - Duration::from_millis(1)), Input::Tick), []);
     let outputs = session.handle(after(idle), Input::Tick);
@@ -266,13 +280,6 @@ fn an_idle_client_is_pinged_and_disconnected_unless_it_answers() {
     let _ = session.handle(after(idle), Input::Activity);
     assert_eq!(session.next_deadline(), NOW.mono + idle + ping);
     assert_eq!(session.handle(after(idle), Input::Tick), []);
-}
-
-#[test]
-fn binary_frames_are_named_as_what_they_are() {
-    let mut session = session(Limits::default());
-    let answer = sent(&session.handle(NOW, Input::Binary));
-    assert_eq!(answer, [r#"["NOTICE","invalid: binary frames are not understood"]"#]);
 }
 
 #[test]
