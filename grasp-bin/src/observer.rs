@@ -4,11 +4,11 @@ use std::sync::{Mutex, PoisonError};
 
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::Health;
-use grasp_core::sync::ConnectionStatus;
 use grasp_relay::metrics::Metrics;
 use grasp_relay::web::format_duration;
 use grasp_sync::driver::Observer;
 use grasp_sync::engine::{Report, Source};
+use grasp_sync::index::ConnectionStatus;
 
 use crate::metrics::sync::SyncMetrics;
 use crate::rows::fault_text;

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use grasp_core::RelayUrl;
-use grasp_core::sync::ConnectionStatus;
 use grasp_relay::Clock;
 use grasp_relay::web::figures::Status;
 use grasp_relay::web::{format_count, format_duration};
 use grasp_sync::driver::RelayStatus;
+use grasp_sync::index::ConnectionStatus;
 use nostr::types::Timestamp;
 
 use self::progress::ProgressBars;

@@ -4,13 +4,13 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use grasp_core::limits::Health;
-use grasp_core::sync::ConnectionStatus;
 use grasp_core::{Identifier, RelayUrl, RepoId};
 use grasp_purgatory::hunt::HuntSchedule;
 use grasp_purgatory::{Phase, Purgatory};
 use grasp_relay::web::figures::{MissingRow, RelayHealth, RelayRow, RelayState, WaitingRow};
 use grasp_sync::driver::RelayStatus;
 use grasp_sync::engine::{Fault, Flaw, PeerReliability};
+use grasp_sync::index::ConnectionStatus;
 
 /// Limits the repository names in the list of what waits.
 const MAX_WAITING_NAMES: usize = 1_000;

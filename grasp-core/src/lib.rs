@@ -4,7 +4,6 @@
 //!   event ──▶ nip34 ──▶ admission::judge(policy, now, origin, event, facts) ──▶ stored | held | refused + OK text
 //!   push  ──▶ push::CommandReader ──▶ push::authorise(request, view) ─────────▶ a verdict per ref
 //!   announcements ──▶ MaintainerModel::maintainers ───────────────────────────▶ keys that may sign states
-//!   accepted events ──▶ sync::SyncIndex ──▶ sync::compute_actions ────────────▶ requests to each relay
 //!   answers of relays ──▶ limits ─────────────────────────────────────────────▶ time and size of the next request
 //!   addresses in events ──▶ outbound::OutboundPolicy ─────────────────────────▶ addresses that may be contacted
 //! ```
@@ -49,7 +48,6 @@ pub mod push;
 mod repo;
 pub mod resources;
 pub mod service;
-pub mod sync;
 #[cfg(test)]
 mod testing;
 mod text;

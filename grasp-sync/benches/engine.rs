@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::key::PublicKey;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_core::{Mono, Now, RelayUrl, RepoId};
 use grasp_sync::engine::{
     Accepted, Config, ConnId, Frame, Input, Output, RelayFacts, Report, Said, SyncEngine,
 };
+use grasp_sync::index::{IndexChange, SyncLevel};
 use peak_alloc::PeakAlloc;
 
 const RELAYS: usize = 100;

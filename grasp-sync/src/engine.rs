@@ -30,8 +30,8 @@ mod suspended;
 
 use std::collections::BTreeMap;
 
+use crate::index::SyncIndex;
 use grasp_core::resources::Pool;
-use grasp_core::sync::SyncIndex;
 use grasp_core::{Mono, Now, RelayUrl};
 
 pub use self::config::Config;

@@ -18,7 +18,7 @@
 //! # Overview
 //!
 //! 1. The local relay's feed tells which repositories and roots there are. After a short [window](engine::Config) the
-//!    [index](grasp_core::sync::SyncIndex) computes what that changes for each relay.
+//!    [index](index::SyncIndex) computes what that changes for each relay.
 //! 2. A new relay is dialled. Once connected, everything wanted from it is subscribed to first (`limit: 0`) and
 //!    fetched afterwards, so that no event is missed in between: announcements and states, events that tag our
 //!    repositories, events that tag their roots.
@@ -36,7 +36,7 @@
 //! ```
 //! use grasp_core::{Mono, Now};
 //! use grasp_core::nostr::types::Timestamp;
-//! use grasp_core::sync::{IndexChange, SyncLevel};
+//! use grasp_sync::index::{IndexChange, SyncLevel};
 //! use grasp_sync::engine::{Accepted, Config, Fault, Input, Output, SyncEngine};
 //!
 //! let mut now = Now::new(Mono::ZERO, Timestamp::from_secs(1_700_000_000));
@@ -94,6 +94,7 @@
 #[cfg(feature = "driver")]
 pub mod driver;
 pub mod engine;
+pub mod index;
 pub mod limits;
 pub mod local;
 #[cfg(feature = "driver")]

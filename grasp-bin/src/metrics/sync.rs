@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use grasp_core::RelayUrl;
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::Health;
-use grasp_core::sync::ConnectionStatus;
 use grasp_relay::metrics::{Metric, Metrics};
 use grasp_sync::engine::{Report, Request, Source};
+use grasp_sync::index::ConnectionStatus;
 
 pub(crate) const CONNECTED: Metric = Metric::gauge(
     "grasp_sync_relay_connected",

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use grasp_core::sync::ConnectionStatus;
 use grasp_core::{Mono, RelayUrl};
 use grasp_relay::web::format_duration;
 use grasp_sync::driver::RelayStatus;
+use grasp_sync::index::ConnectionStatus;
 use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 
 use crate::rate::Rate;

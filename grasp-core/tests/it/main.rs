@@ -8,12 +8,6 @@ mod prop_maintainers;
 mod prop_parsers;
 mod prop_push;
 mod prop_resources;
-mod prop_sync_actions;
-mod prop_sync_coverage;
-mod prop_sync_filters;
-mod prop_sync_index;
-mod prop_sync_roots;
-mod prop_sync_world;
 
 use proptest::prelude::ProptestConfig;
 

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::index::{IndexChange, SyncLevel};
 use futures_util::StreamExt as _;
 use grasp_core::nostr::event::Event;
-use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_core::{RelayUrl, ServiceIdentity, kinds};
 use tokio::sync::mpsc;
 

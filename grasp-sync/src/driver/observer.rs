@@ -78,7 +78,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
-    use grasp_core::sync::ConnectionStatus;
+    use crate::index::ConnectionStatus;
 
     use super::*;
     use crate::engine::{Failure, Fault};

@@ -203,8 +203,8 @@ fn write_all(store: &mut dyn RecordStore, mut waiting: mpsc::Receiver<Vec<RelayR
 
 #[cfg(test)]
 mod tests {
+    use crate::index::{CoverageSet, FilterHash, Proof, Proven};
     use grasp_core::nostr::filter::Filter;
-    use grasp_core::sync::{CoverageSet, FilterHash, Proof, Proven};
 
     use super::*;
     use crate::engine::PeerReliability;

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use crate::index::ConnectionStatus;
 use grasp_core::RelayUrl;
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::{Health, PeerText};
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::ConnectionStatus;
 
 use crate::engine::{Fault, Input, Judged, Outcome, PeerReliability, Report, Said, Source};
 

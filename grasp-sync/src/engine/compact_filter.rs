@@ -69,7 +69,7 @@ fn as_ids(values: &BTreeSet<String>) -> Option<Vec<EventId>> {
 
 #[cfg(test)]
 mod tests {
-    use grasp_core::sync::build_announcement_filter;
+    use crate::index::build_announcement_filter;
 
     use super::*;
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use crate::index::RequestBudget;
 use crate::limits::{CONSOLIDATION_THRESHOLD, DISCOVERY_WINDOW, LedgerConfig, REQUEST_WATCHDOG};
 use grasp_core::limits::BackoffPolicy;
-use grasp_core::sync::RequestBudget;
 use grasp_core::{RelayUrl, ServiceIdentity};
 
 /// The settings of a [`SyncEngine`](super::SyncEngine).

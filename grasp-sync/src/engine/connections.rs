@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::index::{SyncIndex, SyncLevel};
 use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Grant, Pool, Shortage};
-use grasp_core::sync::{SyncIndex, SyncLevel};
 use grasp_core::{Host, Mono, RelayUrl};
 
 use super::config::Config;
@@ -237,9 +237,9 @@ impl Connections {
 
 #[cfg(test)]
 mod tests {
+    use crate::index::IndexChange;
     use grasp_core::RepoId;
     use grasp_core::nostr::key::PublicKey;
-    use grasp_core::sync::IndexChange;
 
     use super::*;
 

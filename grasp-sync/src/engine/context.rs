@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use grasp_core::limits::Admit;
-use grasp_core::sync::{
+use crate::index::{
     BatchId, PendingBatch, PendingSyncIndex, RelayState, RelaySyncIndex, SyncIndex,
 };
+use grasp_core::limits::Admit;
 use grasp_core::{Mono, Now, RelayUrl};
 
 use super::config::Config;

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use crate::index::{IndexChange, RootId, SyncLevel};
 use crate::limits::{Rate, TokenBucket};
 use grasp_core::limits::Admit;
 use grasp_core::nip34::{Announcement, References, repo_refs};
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::nips::nip01::Coordinate;
-use grasp_core::sync::{IndexChange, RootId, SyncLevel};
 use grasp_core::{Identifier, Mono, RepoId, kinds};
 
 use super::config::Config;

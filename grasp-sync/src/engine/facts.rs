@@ -2,8 +2,8 @@
 
 use std::num::NonZeroU32;
 
+use crate::index::RequestBudget;
 use crate::limits::{LedgerConfig, PaceConfig, Rate, history_limit};
-use grasp_core::sync::RequestBudget;
 
 use super::config::Config;
 

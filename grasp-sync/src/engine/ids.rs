@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use grasp_core::sync::{BatchId, PartId};
+use crate::index::{BatchId, PartId};
 
 /// One subscription or NIP-77 session on one connection. Never used twice.
 ///

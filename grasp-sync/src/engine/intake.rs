@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::index::{FilterHash, IndexChange};
 use grasp_core::admission::Retry;
 use grasp_core::nostr::event::{Event, EventId};
-use grasp_core::sync::{FilterHash, IndexChange};
 use grasp_core::{Now, RelayUrl};
 
 use super::SyncEngine;

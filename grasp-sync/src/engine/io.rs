@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::index::IndexChange;
 use grasp_core::admission::{Retry, SyncPath};
 use grasp_core::limits::EoseHint;
-use grasp_core::sync::IndexChange;
 use grasp_core::{RelayUrl, nostr};
 use nostr::event::{Event, EventId};
 use nostr::filter::{Filter, MatchEventOptions};

@@ -5,13 +5,13 @@ use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::index::{BatchId, FilterHash, Proof, Proven};
 use crate::limits::{Ending, Next, Pager, PagerConfig, RETRY_DELAY, Refusal};
 use grasp_core::Mono;
 use grasp_core::limits::{BackoffPolicy, EoseHint};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::{BatchId, FilterHash, Proof, Proven};
 
 use super::compact_filter::CompactFilter;
 use super::ids::{InventoryId, JobId, LiveId, SubId};
@@ -698,7 +698,7 @@ pub(super) fn by_ids(ids: impl IntoIterator<Item = EventId>) -> Filter {
 
 #[cfg(test)]
 mod tests {
-    use grasp_core::sync::build_announcement_filter;
+    use crate::index::build_announcement_filter;
 
     use super::super::ids::Ids;
     use super::*;

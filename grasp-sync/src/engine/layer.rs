@@ -114,13 +114,13 @@ fn halves<T: Ord + Clone>(values: &BTreeSet<T>) -> [BTreeSet<T>; 2] {
 
 #[cfg(test)]
 mod tests {
-    use grasp_core::RepoId;
-    use grasp_core::nostr::event::EventId;
-    use grasp_core::nostr::key::PublicKey;
-    use grasp_core::sync::{
+    use crate::index::{
         RelaySyncNeeds, RequestBudget, SyncLevel, build_announcement_filter,
         build_layer2_and_layer3_filters,
     };
+    use grasp_core::RepoId;
+    use grasp_core::nostr::event::EventId;
+    use grasp_core::nostr::key::PublicKey;
 
     use super::*;
 

@@ -5,9 +5,9 @@
 
 use std::collections::BTreeSet;
 
+use crate::index::{RootId, SyncIndex, SyncLevel};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
-use grasp_core::sync::{RootId, SyncIndex, SyncLevel};
 use grasp_core::{RelayUrl, RepoId};
 
 use super::context::{EngineState, InventoryRequest};

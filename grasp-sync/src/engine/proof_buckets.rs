@@ -6,13 +6,13 @@
 
 use std::collections::BTreeMap;
 
+use crate::index::{
+    Coverage, CoverageSet, FilterHash, Proof, Proven, RelaySyncNeeds, RootId, SyncLevel,
+};
 use grasp_core::RepoId;
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
 use grasp_core::nostr::nips::nip01::Coordinate;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::{
-    Coverage, CoverageSet, FilterHash, Proof, Proven, RelaySyncNeeds, RootId, SyncLevel,
-};
 
 const ROOT_BUCKETS: u8 = 128;
 const REPO_BUCKETS: u8 = 32;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use crate::index::CoverageSet;
 use grasp_core::limits::BackoffSnapshot;
-use grasp_core::sync::CoverageSet;
 use grasp_core::{RelayUrl, nostr};
 use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -99,8 +99,8 @@ impl Records {
 
 #[cfg(test)]
 mod tests {
+    use crate::index::{FilterHash, Proof, Proven};
     use grasp_core::nostr::filter::Filter;
-    use grasp_core::sync::{FilterHash, Proof, Proven};
 
     use super::*;
 

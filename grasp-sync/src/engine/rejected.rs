@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::index::FilterHash;
 use grasp_core::nip34::References;
 use grasp_core::nostr::event::{Event, EventId};
-use grasp_core::sync::FilterHash;
 use grasp_core::{Identifier, Mono, RelayUrl, RepoId, kinds};
 
 use super::io::Row;

@@ -13,9 +13,9 @@ mod resume;
 mod session;
 mod subs;
 
+use crate::index::{AddFilters, RelaySyncNeeds};
 use grasp_core::limits::Admit;
 use grasp_core::resources::Grant;
-use grasp_core::sync::{AddFilters, RelaySyncNeeds};
 use grasp_core::{Mono, RelayUrl};
 
 pub(super) use self::gaps::CountAs;

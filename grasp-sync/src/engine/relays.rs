@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use crate::index::{IndexChange, RelayState, compute_actions};
 use grasp_core::limits::Admit;
 use grasp_core::resources::{Claimant, Grant};
-use grasp_core::sync::{IndexChange, RelayState, compute_actions};
 use grasp_core::{Now, RelayUrl};
 
 use super::SyncEngine;

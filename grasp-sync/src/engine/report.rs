@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::index::{BatchId, ConnectionStatus, SyncMethod};
 use crate::limits::Refusal;
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::{Health, PeerText};
-use grasp_core::sync::{BatchId, ConnectionStatus, SyncMethod};
 use grasp_core::{RelayUrl, RepoId, nostr};
 use nostr::event::EventId;
 use nostr::types::Timestamp;

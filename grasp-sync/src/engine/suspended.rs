@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::index::FilterHash;
 use crate::limits::{PARK, REQUEST_WATCHDOG};
 use grasp_core::limits::Admit;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::FilterHash;
 use grasp_core::{Mono, Now};
 use serde::{Deserialize, Serialize};
 
@@ -129,6 +129,8 @@ impl Suspended {
 
 #[cfg(test)]
 mod tests {
+    use grasp_core::nostr::filter::Filter;
+
     use super::*;
 
     const T0: Mono = Mono::from_secs(50);
@@ -187,7 +189,7 @@ mod tests {
     #[test]
     fn a_refused_filter_is_remembered_and_memory_is_bounded() {
         let mut suspended = Suspended::default();
-        let hash = |n: usize| format!("{n:064x}").parse::<FilterHash>().unwrap();
+        let hash = |n: usize| FilterHash::of(&Filter::new().identifier(n.to_string()));
         (0..2 * MAX_FILTERS).for_each(|n| suspended.suspend_filter(T0, hash(n)));
         assert_eq!(suspended.filters.len(), MAX_FILTERS);
         assert_eq!(suspended.filter_suspended_for(T0, || hash(0)), Some(PARK));

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use grasp_core::limits::Health;
-use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_core::{Mono, Now, RelayUrl};
 use grasp_sync::engine::{
     Accepted, Config, ConnId, Fault, Frame, Input, Output, Report, Request, SyncEngine,
 };
+use grasp_sync::index::{IndexChange, SyncLevel};
 
 use crate::sim::START;
 use crate::sim::chance::Chance;

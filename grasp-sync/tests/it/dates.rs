@@ -1,8 +1,8 @@
 //! An event that is published now arrives now, of any date.
 
 use grasp_core::nostr::event::Event;
-use grasp_core::sync::ConnectionStatus;
 use grasp_sync::engine::{Config, Report};
+use grasp_sync::index::ConnectionStatus;
 
 use crate::sim::script::{Neg, Script};
 use crate::sim::world::{relay, repo};

@@ -1,8 +1,8 @@
 //! The life of one relay: first connection, quick and late reconnections, the daily pass, retirement.
 
 use grasp_core::admission::SyncPath;
-use grasp_core::sync::{ConnectionStatus, RETENTION, SyncLevel};
 use grasp_sync::engine::{Config, Fault, Frame, Input, Output, Report, Said, SyncEngine};
+use grasp_sync::index::{ConnectionStatus, RETENTION, SyncLevel};
 
 use crate::sim::peer::Peer;
 use crate::sim::script::{Neg, Quirk, Script};

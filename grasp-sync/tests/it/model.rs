@@ -9,12 +9,12 @@ use grasp_core::nostr::event::{EventId, Kind};
 use grasp_core::nostr::key::PublicKey;
 use grasp_core::nostr::nips::nip01::Coordinate;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_core::{Mono, Now, RelayUrl, RepoId};
 use grasp_sync::engine::{
     Accepted, Config, ConnId, Delivered, Fault, Frame, Input, InventoryFailed, InventoryId, Judged,
     Outcome, Output, RelayFacts, RelayRecord, Row, Said, SubId, SyncEngine,
 };
+use grasp_sync::index::{IndexChange, SyncLevel};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use grasp_core::RelayUrl;
-use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_sync::engine::{Accepted, Config, Input, Report};
+use grasp_sync::index::{IndexChange, SyncLevel};
 
 use crate::sim::peer::Peer;
 use crate::sim::script::Script;

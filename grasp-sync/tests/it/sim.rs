@@ -337,6 +337,6 @@ pub(crate) fn row(event: &Event) -> Row {
 
 /// Returns the feed's input for an event.
 pub(crate) fn accepted(event: &Event, direct: bool) -> Accepted {
-    let change = grasp_sync::engine::index_change(event, grasp_core::sync::SyncLevel::Full);
+    let change = grasp_sync::engine::index_change(event, grasp_sync::index::SyncLevel::Full);
     Accepted { event: Some(event.id), direct, change }
 }

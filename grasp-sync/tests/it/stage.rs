@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
-use grasp_core::sync::{ConnectionStatus, IndexChange, SyncLevel};
 use grasp_core::{Mono, RelayUrl, RepoId};
 use grasp_sync::engine::{Accepted, Config, ConnId, Frame, Input, Report, Said, SubId};
+use grasp_sync::index::{ConnectionStatus, IndexChange, SyncLevel};
 
 use crate::sim::chance::Chance;
 use crate::sim::local::our_url;

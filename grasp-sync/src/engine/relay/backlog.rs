@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem::discriminant;
 use std::time::Duration;
 
+use crate::index::BatchId;
 use grasp_core::Mono;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::BatchId;
 
 use super::super::context::RelayContext;
 use super::super::ids::{JobId, LiveId, SubId};

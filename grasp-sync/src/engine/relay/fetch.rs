@@ -1,12 +1,12 @@
 //! Fetches history: batches of jobs are started, sent as pages or sessions, split, retried and ended.
 
+use crate::index::{
+    BatchId, BatchProgress, Coverage, FilterHash, PendingBatch, PendingItems, RETENTION,
+};
 use crate::limits::{PARK, Refusal, SlotClass};
 use grasp_core::limits::{Admit, EoseHint, PeerText};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::{
-    BatchId, BatchProgress, Coverage, FilterHash, PendingBatch, PendingItems, RETENTION,
-};
 
 use super::super::compact_filter::CompactFilter;
 use super::super::context::{InventoryRequest, RelayContext};

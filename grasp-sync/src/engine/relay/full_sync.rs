@@ -7,13 +7,13 @@
 
 use std::time::Duration;
 
+use crate::index::{AddFilters, FilterHash, PendingItems, build_layer2_and_layer3_filters};
 use crate::limits::PARK;
 use grasp_core::Mono;
 use grasp_core::admission::Retry;
 use grasp_core::nip34::repo_refs;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
-use grasp_core::sync::{AddFilters, FilterHash, PendingItems, build_layer2_and_layer3_filters};
 
 use super::super::compact_filter::CompactFilter;
 use super::super::context::RelayContext;

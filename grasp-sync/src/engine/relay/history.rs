@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::index::CoverageSet;
 use crate::limits::{LedgerConfig, PARK, Pace, PaceConfig, SlotLedger};
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::CoverageSet;
 use grasp_core::{Mono, Now, RelayUrl};
 
 use super::super::config::Config;

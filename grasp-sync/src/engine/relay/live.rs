@@ -7,16 +7,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::index::{
+    FilterHash, PendingItems, RETENTION, RequestBudget, build_layer2_and_layer3_filters, live,
+    pack_requests,
+};
 use crate::limits::{PARK, Refusal, SlotClass};
 use grasp_core::Mono;
 use grasp_core::admission::{Retry, SyncPath};
 use grasp_core::limits::Admit;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::{
-    FilterHash, PendingItems, RETENTION, RequestBudget, build_layer2_and_layer3_filters, live,
-    pack_requests,
-};
 
 use super::super::compact_filter::{CompactFilter, compact_all};
 use super::super::context::RelayContext;
@@ -717,8 +717,8 @@ fn by_layer(filters: Vec<Filter>) -> BTreeMap<Layer, Vec<Filter>> {
 
 #[cfg(test)]
 mod tests {
+    use crate::index::build_announcement_filter;
     use grasp_core::nostr::event::EventId;
-    use grasp_core::sync::build_announcement_filter;
 
     use super::*;
 

@@ -1,8 +1,8 @@
 //! The start of a connection: which earlier results count, and from when on to ask.
 
+use crate::index::{CoverageSet, RETENTION, RelayState, RelaySyncNeeds, Resume};
 use grasp_core::admission::SyncPath;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::{CoverageSet, RETENTION, RelayState, RelaySyncNeeds, Resume};
 use grasp_core::{Now, RelayUrl};
 
 use super::super::context::RelayContext;

@@ -3,6 +3,10 @@
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
+use crate::index::{
+    AddFilters, FilterHash, History, PendingItems, RequestBudget, build_announcement_filter,
+    build_layer2_and_layer3_filters, compute_actions,
+};
 use crate::limits::{Heard, Refusal, SlotClass, SlotLedger, should_consolidate};
 use grasp_core::Mono;
 use grasp_core::admission::{Retry, SyncPath};
@@ -10,10 +14,6 @@ use grasp_core::limits::{Admit, EoseHint, PeerText};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::{
-    AddFilters, FilterHash, History, PendingItems, RequestBudget, build_announcement_filter,
-    build_layer2_and_layer3_filters, compute_actions,
-};
 
 use super::super::context::RelayContext;
 use super::super::ids::{ConnId, JobId, LiveId, SubId};

@@ -6,9 +6,9 @@ use grasp_core::nostr::event::{Event, EventId, Signature, Tag};
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
 use grasp_core::nostr::key::PublicKey;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_core::{RelayUrl, RepoId, kinds};
 use grasp_sync::engine::Row;
+use grasp_sync::index::{IndexChange, SyncLevel};
 
 use crate::sim::START;
 use crate::sim::chance::Chance;

@@ -1,18 +1,11 @@
 //! The wanted, pending and confirmed items.
 
-mod pending;
-mod relay;
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use nostr::nips::nip01::Coordinate;
 
-pub use self::pending::{
-    BatchId, BatchProgress, PartId, PendingBatch, PendingItems, PendingSyncIndex, SyncMethod,
-};
-pub use self::relay::{ConnectionStatus, History, RETENTION, RelayState, RelaySyncIndex, Resume};
 use super::root::{RootId, RootSet};
-use crate::{RelayUrl, RepoId};
+use grasp_core::{RelayUrl, RepoId};
 
 /// The wanted items by repository: the source of every target.
 pub type RepoSyncIndex = BTreeMap<RepoId, RepoSyncNeeds>;

@@ -6,7 +6,7 @@
 /// what a relay advertises or by what it refuses.
 ///
 /// ```
-/// use grasp_core::sync::RequestBudget;
+/// use grasp_sync::index::RequestBudget;
 ///
 /// let budget = RequestBudget::default().lowered_to_message_bytes(64 * 1024).lowered_to_filters_per_req(3);
 /// assert_eq!((budget.message_bytes(), budget.filters_per_req()), (64 * 1024, 3));

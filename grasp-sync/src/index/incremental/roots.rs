@@ -3,8 +3,8 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::RepoId;
-use crate::sync::root::RootId;
+use crate::index::RootId;
+use grasp_core::RepoId;
 
 /// The repositories of each root.
 ///

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use nostr::filter::{Filter, SingleLetterTag};
 
 use super::budget::{REQ_BYTES, RequestBudget};
-use crate::Identifier;
+use grasp_core::Identifier;
 
 /// Longest value in a filter with others; relays that store lengths in one byte refuse a whole REQ for a longer one.
 pub const MAX_SHARED_VALUE_BYTES: usize = 255;
@@ -118,7 +118,7 @@ fn json_len(text: &str) -> usize {
 /// accept such a value refuses the whole request.
 ///
 /// ```
-/// use grasp_core::sync::{RequestBudget, pack_requests};
+/// use grasp_sync::index::{RequestBudget, pack_requests};
 /// use nostr::filter::Filter;
 ///
 /// let filters: Vec<_> = (0..7).map(|n| Filter::new().identifier(n.to_string())).collect();
@@ -203,7 +203,7 @@ mod tests {
         {
             assert_eq!(json_len(text), serde_json::to_string(text).unwrap().len(), "{text:?}");
         }
-        let plain = Filter::new().kind(crate::kinds::STATE).identifier("x");
+        let plain = Filter::new().kind(grasp_core::kinds::STATE).identifier("x");
         for filter in [
             plain.clone(),
             plain.clone().since(Timestamp::from_secs(0)).limit(0),
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn the_longest_value_fits_into_the_smallest_budget() {
         let budget = RequestBudget::default().lowered_to_message_bytes(0);
-        let base = Filter::new().kind(crate::kinds::STATE);
+        let base = Filter::new().kind(grasp_core::kinds::STATE);
         let value = format!("{}{}", "x".repeat(71), "\u{1}".repeat(Identifier::MAX_BYTES));
         let filters = split(&base, D, [value].into_iter(), &budget);
         assert_eq!(lens(&filters), [1]);

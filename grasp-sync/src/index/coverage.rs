@@ -1,54 +1,24 @@
 //! Records of completely fetched history, so that a restart does not fetch it again.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::str::FromStr;
 
 use bitcoin_hashes::sha256;
 use nostr::filter::Filter;
 use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::text::{hex_bytes, serde_as_text};
-
 /// Identifies a filter independent of its window: the SHA-256 of its JSON without `since`, `until` and `limit`. The
 /// lists of a filter are sorted sets, so that equal filters have equal JSON.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FilterHash([u8; 32]);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct FilterHash(sha256::Hash);
 
 impl FilterHash {
     /// Returns the hash of a filter.
     pub fn of(filter: &Filter) -> Self {
         let content = Filter { since: None, until: None, limit: None, ..filter.clone() };
-        Self(sha256::Hash::hash(content.as_json().as_bytes()).to_byte_array())
+        Self(sha256::Hash::hash(content.as_json().as_bytes()))
     }
 }
-
-/// The text is not 64 hex digits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a filter hash of 64 hex digits")]
-pub struct FilterHashError;
-
-impl FromStr for FilterHash {
-    type Err = FilterHashError;
-    fn from_str(text: &str) -> Result<Self, FilterHashError> {
-        hex_bytes(text).map(Self).ok_or(FilterHashError)
-    }
-}
-
-impl fmt::Display for FilterHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for FilterHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FilterHash({self})")
-    }
-}
-
-serde_as_text!(FilterHash);
 
 /// The way in which a fetch was proven complete. A short page or a timeout proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -110,7 +80,7 @@ pub enum Coverage {
 /// Touching windows of one filter are joined, so that a proof of all history with later catch-ups stays one.
 ///
 /// ```
-/// use grasp_core::sync::{Coverage, CoverageSet, FilterHash, Proof, Proven, build_announcement_filter};
+/// use grasp_sync::index::{Coverage, CoverageSet, FilterHash, Proof, Proven, build_announcement_filter};
 /// use nostr::types::Timestamp;
 ///
 /// let filter = FilterHash::of(&build_announcement_filter(None));
@@ -210,7 +180,7 @@ mod tests {
     }
 
     fn hash(n: u8) -> FilterHash {
-        FilterHash([n; 32])
+        FilterHash(sha256::Hash::from_byte_array([n; 32]))
     }
 
     fn proof(n: u8, since: u64, until: u64, at: u64) -> Proof {
@@ -241,8 +211,9 @@ mod tests {
     fn the_hash_is_stable() {
         // sha256 of {"kinds":[10317,30617,30618]}
         let known = "62fb3dc122ef4aea1c6a0e72bc754c491c942ad0e2964f1742b8226430062c81";
-        assert_eq!(FilterHash::of(&build_announcement_filter(None)).to_string(), known);
-        assert_eq!(known.parse(), Ok(FilterHash::of(&build_announcement_filter(None))));
+        let hash = FilterHash::of(&build_announcement_filter(None));
+        assert_eq!(serde_json::to_value(hash).unwrap(), known);
+        assert_eq!(serde_json::from_value::<FilterHash>(known.into()).unwrap(), hash);
     }
 
     #[test]

@@ -4,11 +4,11 @@
 
 use std::collections::BTreeSet;
 
-use grasp_core::sync::{
+use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
+use grasp_sync::index::{
     AddFilters, IndexChange, PendingSyncIndex, RelayState, RelaySyncIndex, RootId, SyncIndex,
     SyncLevel, compute_actions, derive_relay_targets,
 };
-use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;

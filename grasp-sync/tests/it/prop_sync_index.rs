@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::sync::{
+use grasp_core::{RelayUrl, RepoId};
+use grasp_sync::index::{
     IndexChange, PendingSyncIndex, RelayState, RelaySyncIndex, RelaySyncNeeds, RepoSyncIndex,
     RepoSyncNeeds, RootId, SyncDelta, SyncIndex, SyncLevel, compute_actions, derive_relay_targets,
 };
-use grasp_core::{RelayUrl, RepoId};
 use nostr::types::Timestamp;
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use grasp_core::RelayUrl;
-use grasp_core::sync::{
+use grasp_sync::index::{
     AddFilters, BatchId, History, PartId, PendingBatch, PendingSyncIndex, RelayState,
     RelaySyncIndex, compute_actions,
 };

@@ -6,7 +6,7 @@ use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
 use super::waiters::Waiters;
-use crate::RepoId;
+use grasp_core::RepoId;
 
 /// Maximum number of coordinates per repository.
 pub(super) const MAX_PER_REPO: usize = 500;

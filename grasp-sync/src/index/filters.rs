@@ -8,9 +8,9 @@ use nostr::types::Timestamp;
 
 use super::budget::RequestBudget;
 use super::chunk::split;
-use super::index::{RelaySyncNeeds, SyncLevel};
+use super::items::{RelaySyncNeeds, SyncLevel};
 use super::root::RootId;
-use crate::{Identifier, RepoId, kinds};
+use grasp_core::{Identifier, RepoId, kinds};
 
 /// Tags by which an event names a repository.
 const REPO_TAGS: [SingleLetterTag; 3] =
@@ -64,7 +64,7 @@ pub fn build_state_filters<'a>(
 ///
 /// ```
 /// use grasp_core::RepoId;
-/// use grasp_core::sync::{RelaySyncNeeds, RequestBudget, SyncLevel, build_layer2_and_layer3_filters};
+/// use grasp_sync::index::{RelaySyncNeeds, RequestBudget, SyncLevel, build_layer2_and_layer3_filters};
 /// use nostr::event::EventId;
 /// use nostr::types::Timestamp;
 ///

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use nostr::nips::nip01::Coordinate;
 
 use super::SyncIndex;
-use crate::sync::index::{RelaySyncNeeds, RepoSyncNeeds};
-use crate::sync::root::RootId;
-use crate::{RelayUrl, RepoId};
+use crate::index::RootId;
+use crate::index::{RelaySyncNeeds, RepoSyncNeeds};
+use grasp_core::{RelayUrl, RepoId};
 
 /// The difference between the targets before and after a batch of changes.
 ///

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::RelaySyncNeeds;
-use crate::RelayUrl;
+use grasp_core::RelayUrl;
 
 /// The batches in progress at each relay. Cleared for a relay when its connection is lost.
 pub type PendingSyncIndex = BTreeMap<RelayUrl, Vec<PendingBatch>>;

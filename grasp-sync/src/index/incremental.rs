@@ -17,9 +17,9 @@ pub use self::delta::SyncDelta;
 use self::members::Members;
 use self::roots::{RootRepos, WaitingRoots};
 use self::threads::Threads;
-use super::index::{RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel};
+use super::items::{RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel};
 use super::root::RootId;
-use crate::{RelayUrl, RepoId, ServiceIdentity};
+use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
 
 /// A change of the events that our own relay stores or holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub enum IndexChange {
 ///
 /// ```
 /// use grasp_core::{RelayUrl, RepoId};
-/// use grasp_core::sync::{IndexChange, SyncIndex, SyncLevel};
+/// use grasp_sync::index::{IndexChange, SyncIndex, SyncLevel};
 ///
 /// let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
 /// let repo: RepoId = format!("30617:{owner}:grasp").parse()?;

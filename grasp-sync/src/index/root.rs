@@ -17,7 +17,7 @@ use nostr::event::EventId;
 /// Most of the work of the sync index is comparing roots.
 ///
 /// ```
-/// use grasp_core::sync::RootId;
+/// use grasp_sync::index::RootId;
 /// use nostr::event::EventId;
 ///
 /// let event = EventId::from_byte_array([7; 32]);
@@ -105,7 +105,7 @@ impl fmt::Display for RootId {
 /// of them changes.
 ///
 /// ```
-/// use grasp_core::sync::{RootId, RootSet};
+/// use grasp_sync::index::{RootId, RootSet};
 /// use nostr::event::EventId;
 ///
 /// let [a, b] = [1, 2].map(|n| RootId::from(EventId::from_byte_array([n; 32])));

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::index::{RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds};
+use super::items::{RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds};
 use super::root::RootId;
-use crate::{RelayUrl, RepoId, ServiceIdentity};
+use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
 
 /// Returns the wanted items by relay, for every relay that a repository lists.
 ///
@@ -14,7 +14,7 @@ use crate::{RelayUrl, RepoId, ServiceIdentity};
 /// ```
 /// use std::collections::BTreeSet;
 /// use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
-/// use grasp_core::sync::{RepoSyncIndex, RepoSyncNeeds, SyncLevel, derive_relay_targets};
+/// use grasp_sync::index::{RepoSyncIndex, RepoSyncNeeds, SyncLevel, derive_relay_targets};
 ///
 /// let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
 /// let repo: RepoId = format!("30617:{owner}:grasp").parse()?;

@@ -1,8 +1,8 @@
 //! How much the sync index holds, counted by the allocator: apart from the times, which counting would spoil.
 
-#[path = "sync/report.rs"]
+#[path = "index/report.rs"]
 mod report;
-#[path = "sync/world.rs"]
+#[path = "index/world.rs"]
 mod world;
 
 use peak_alloc::PeakAlloc;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nostr::types::Timestamp;
 
 use super::RelaySyncNeeds;
-use crate::RelayUrl;
+use grasp_core::RelayUrl;
 
 /// The state of each relay.
 pub type RelaySyncIndex = BTreeMap<RelayUrl, RelayState>;

@@ -4,7 +4,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::waiters::Waiters;
-use crate::sync::root::RootId;
+use crate::index::RootId;
 
 /// Maximum number of replies per thread that are requested by id. Events that name the root are requested anyway.
 const MAX_REPLIES: usize = 500;

@@ -1,20 +1,20 @@
 //! How long the sync index takes, at the scale it is made for and at ten times that.
 //!
-//! `cargo bench -p grasp-core` prints each figure beside what is wanted of it. Times are the quickest of many
+//! `cargo bench -p grasp-sync` prints each figure beside what is wanted of it. Times are the quickest of many
 //! runs: whatever else the machine does only adds to them.
 
 #![allow(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
-#[path = "sync/report.rs"]
+#[path = "index/report.rs"]
 mod report;
-#[path = "sync/world.rs"]
+#[path = "index/world.rs"]
 mod world;
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use grasp_core::sync::{
+use grasp_sync::index::{
     AddFilters, PendingSyncIndex, RelaySyncIndex, RequestBudget, SyncIndex, compute_actions,
     pack_requests,
 };

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::sync::{RelaySyncNeeds, RootId, SyncLevel};
 use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
+use grasp_sync::index::{RelaySyncNeeds, RootId, SyncLevel};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
 use proptest::collection::{btree_map, vec};

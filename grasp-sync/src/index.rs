@@ -20,23 +20,25 @@ mod chunk;
 mod coverage;
 mod filters;
 mod incremental;
-mod index;
+mod items;
+mod pending;
 mod root;
+mod state;
 mod targets;
 
 pub use self::actions::{AddFilters, compute_actions};
 pub use self::budget::RequestBudget;
 pub use self::chunk::{MAX_SHARED_VALUE_BYTES, pack_requests};
-pub use self::coverage::{Coverage, CoverageSet, FilterHash, FilterHashError, Proof, Proven};
+pub use self::coverage::{Coverage, CoverageSet, FilterHash, Proof, Proven};
 pub use self::filters::{
     build_announcement_filter, build_layer2_and_layer3_filters, build_state_filters, live,
     tagged_one_of_our_repo_event_filters, tagged_one_of_our_root_event_filters,
 };
 pub use self::incremental::{IndexChange, SyncDelta, SyncIndex};
-pub use self::index::{
-    BatchId, BatchProgress, ConnectionStatus, History, PartId, PendingBatch, PendingItems,
-    PendingSyncIndex, RETENTION, RelayState, RelaySyncIndex, RelaySyncNeeds, RepoSyncIndex,
-    RepoSyncNeeds, Resume, SyncLevel, SyncMethod,
+pub use self::items::{RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel};
+pub use self::pending::{
+    BatchId, BatchProgress, PartId, PendingBatch, PendingItems, PendingSyncIndex, SyncMethod,
 };
 pub use self::root::{RootId, RootSet};
+pub use self::state::{ConnectionStatus, History, RETENTION, RelayState, RelaySyncIndex, Resume};
 pub use self::targets::derive_relay_targets;

@@ -6,10 +6,10 @@ use nostr::filter::Filter;
 
 use super::budget::RequestBudget;
 use super::filters::build_layer2_and_layer3_filters;
-use super::index::{
-    PendingBatch, PendingItems, PendingSyncIndex, RelayState, RelaySyncIndex, RelaySyncNeeds,
-};
-use crate::RelayUrl;
+use super::items::RelaySyncNeeds;
+use super::pending::{PendingBatch, PendingItems, PendingSyncIndex};
+use super::state::{RelayState, RelaySyncIndex};
+use grasp_core::RelayUrl;
 
 /// New items to request from a connected relay.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl AddFilters {
 /// ```
 /// use std::collections::BTreeMap;
 /// use grasp_core::{RelayUrl, RepoId};
-/// use grasp_core::sync::{PendingSyncIndex, RelayState, RelaySyncIndex, RelaySyncNeeds, SyncLevel, compute_actions};
+/// use grasp_sync::index::{PendingSyncIndex, RelayState, RelaySyncIndex, RelaySyncNeeds, SyncLevel, compute_actions};
 /// use nostr::types::Timestamp;
 ///
 /// let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
@@ -102,7 +102,7 @@ mod tests {
 
     use super::super::{BatchId, History, PartId, SyncLevel};
     use super::*;
-    use crate::RepoId;
+    use grasp_core::RepoId;
 
     fn needs(repos: &[(u8, SyncLevel)], roots: &[u8]) -> RelaySyncNeeds {
         let repo = |n| RepoId::new(PublicKey::from_byte_array([n; 32]), "r".parse().unwrap());

@@ -1,6 +1,6 @@
 //! A set of proofs covers exactly the windows that were added.
 
-use grasp_core::sync::{Coverage, CoverageSet, FilterHash, Proof, Proven};
+use grasp_sync::index::{Coverage, CoverageSet, FilterHash, Proof, Proven};
 use nostr::filter::Filter;
 use nostr::types::Timestamp;
 use proptest::collection::vec;
