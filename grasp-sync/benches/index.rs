@@ -14,14 +14,14 @@ use std::collections::BTreeSet;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use grasp_core::RelayUrl;
 use grasp_sync::index::{
-    AddFilters, PendingSyncIndex, RelaySyncIndex, RequestBudget, SyncIndex, compute_actions,
-    pack_requests,
+    PendingItems, RequestBudget, SyncIndex, build_layer2_and_layer3_filters, pack_requests,
 };
 
 use crate::world::{
-    RELAYS, RELAYS_PER_REPO, REPOS, ROOTS_PER_REPO, changes_of, confirm, connected_relays,
-    filled_index, relay, undoing, whole,
+    RELAYS, RELAYS_PER_REPO, REPOS, ROOTS_PER_REPO, States, actions, changes_of, confirm,
+    connected_relays, filled_index, relay, undoing, whole,
 };
 
 /// How many repositories one batch brings, with all their roots.
@@ -72,8 +72,7 @@ fn at_ten_times() {
 }
 
 /// New repositories with all their roots, from news to decision, in a world that is otherwise in step.
-fn batch(index: &mut SyncIndex, relays: &RelaySyncIndex) -> Duration {
-    let pending = PendingSyncIndex::new();
+fn batch(index: &mut SyncIndex, relays: &States) -> Duration {
     let fresh = 1_000_000..1_000_000 + BATCH;
     let changes: Vec<_> = fresh.clone().flat_map(changes_of).collect();
     let undo: Vec<_> = fresh.flat_map(undoing).collect();
@@ -81,9 +80,9 @@ fn batch(index: &mut SyncIndex, relays: &RelaySyncIndex) -> Duration {
         let changes = changes.clone();
         let start = Instant::now();
         let delta = index.apply(changes);
-        let actions = compute_actions(&delta.added, &pending, relays);
+        let actions = actions(&delta.added, relays);
         let took = start.elapsed();
-        let asked: usize = actions.iter().map(|a| a.items.root_events.len()).sum();
+        let asked: usize = actions.iter().map(|(_, items)| items.root_events.len()).sum();
         assert_eq!(asked, BATCH * ROOTS_PER_REPO * RELAYS_PER_REPO);
         index.apply(undo.clone());
         took
@@ -91,11 +90,12 @@ fn batch(index: &mut SyncIndex, relays: &RelaySyncIndex) -> Duration {
     (0..501).map(timed).min().unwrap_or_default()
 }
 
-fn filters(actions: &[AddFilters]) {
+fn filters(actions: &[(RelayUrl, PendingItems)]) {
     let by_count = RequestBudget::default();
     let by_bytes = by_count.with_values_per_filter(RequestBudget::MAX_VALUES_PER_FILTER);
     for (how, budget) in [("100 a filter", by_count), ("by bytes", by_bytes)] {
-        let build = || -> Vec<_> { actions.iter().map(|a| a.filters(&budget)).collect() };
+        let of = |items| build_layer2_and_layer3_filters(items, None, &budget);
+        let build = || -> Vec<_> { actions.iter().map(|(_, items)| of(items)).collect() };
         let built = build();
         let sets = built.iter().flatten().flat_map(|filter| filter.generic_tags.values());
         let values: usize = sets.map(BTreeSet::len).sum();

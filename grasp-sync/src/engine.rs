@@ -6,7 +6,6 @@ mod compact_filter;
 mod config;
 mod connections;
 mod context;
-mod dial;
 mod discovery;
 mod facts;
 mod health;
@@ -16,8 +15,6 @@ mod io;
 mod job;
 mod layer;
 mod missing;
-mod proof_buckets;
-mod provenance;
 mod reconcile;
 mod record;
 mod rejected;
@@ -33,27 +30,28 @@ use std::collections::BTreeMap;
 use crate::index::SyncIndex;
 use grasp_core::resources::Pool;
 use grasp_core::{Mono, Now, RelayUrl};
+use lru::LruCache;
 
 pub use self::config::Config;
 use self::connections::Connections;
 use self::context::EngineState;
-use self::dial::Dialer;
 use self::discovery::Discovery;
 pub use self::discovery::index_change;
 pub use self::facts::RelayFacts;
-pub use self::ids::{ConnId, InventoryId, NotOurs, SubId};
+pub use self::ids::{BatchId, ConnId, InventoryId, NotOurs, SubId};
 pub use self::io::{
     Accepted, Delivered, Fault, Flaw, Frame, Input, InventoryFailed, Judged, Outcome, Output,
     Places, Row, Said,
 };
 #[cfg(feature = "driver")]
 pub(crate) use self::layer::{split, split_by_kind};
-use self::provenance::Provenance;
+#[cfg(test)]
+pub(crate) use self::record::COVERAGE_CAPACITY;
 use self::record::Records;
 pub use self::record::RelayRecord;
 use self::rejected::Rejected;
 use self::relay::Relay;
-pub use self::report::{Failure, PeerReliability, Report, Request, Source};
+pub use self::report::{Failure, PeerReliability, Report, Request, Source, SyncMethod};
 use self::schedule::Rng;
 pub use self::suspended::Parked;
 
@@ -68,7 +66,6 @@ pub struct SyncEngine {
     shared: EngineState,
     relays: BTreeMap<RelayUrl, Relay>,
     discovery: Discovery,
-    dialer: Dialer,
     connections: Connections,
     /// The relays that are followed, shared out between the owners that name them.
     followed: Pool,
@@ -84,11 +81,8 @@ impl SyncEngine {
         let index = SyncIndex::new(config.own.clone(), config.bootstrap.iter().cloned());
         let shared = EngineState {
             index,
-            states: BTreeMap::new(),
-            pending: BTreeMap::new(),
             rejected: Rejected::default(),
-            held: Provenance::default(),
-            refused: Provenance::default(),
+            origins: LruCache::new(context::MAX_ORIGINS),
             ids: ids::Ids::default(),
             rng: Rng::seeded(config.seed),
             inventories: BTreeMap::new(),
@@ -98,7 +92,6 @@ impl SyncEngine {
         };
         let mut engine = Self {
             discovery: Discovery::new(&shared.config),
-            dialer: Dialer::new(&shared.config),
             connections: Connections::new(&shared.config),
             followed: Pool::new(connections::bounds(relays::MAX_FOLLOWED)),
             shared,
@@ -109,7 +102,7 @@ impl SyncEngine {
         };
         let bootstrap: Vec<_> = engine.shared.index.relays().cloned().collect();
         // Makes the first deadline due at once, though nothing has happened yet.
-        engine.dialer.set_waits(!bootstrap.is_empty());
+        engine.connections.waits = !bootstrap.is_empty();
         bootstrap.into_iter().for_each(|relay| engine.follow(now, relay, None));
         engine
     }
@@ -132,7 +125,6 @@ impl SyncEngine {
                 self.connected(now, &relay, conn, address, &facts);
             }
             Input::ConnectFailed { relay, conn, why } => {
-                self.dialer.ended(conn);
                 self.with_relay(now, &relay, |link, ctx| link.failed(ctx, conn, why));
             }
             Input::Disconnected { relay, conn } => {
@@ -162,9 +154,8 @@ impl SyncEngine {
     /// Returns when to send the next [`Input::Tick`], if ever. Ask again after each [`handle`](Self::handle).
     pub fn next_deadline(&self) -> Option<Mono> {
         let relays = self.relays.values().filter_map(|relay| relay.deadline);
-        let others = [self.discovery.deadline(), self.shared.rejected.deadline()];
-        let dials = [self.dialer.deadline(), self.connections.deadline()];
-        let others = others.into_iter().chain(dials).flatten();
-        relays.chain(others).min()
+        let dials = self.connections.deadline(self.handshakes());
+        let others = [self.discovery.deadline(), self.shared.rejected.deadline(), dials];
+        relays.chain(others.into_iter().flatten()).min()
     }
 }

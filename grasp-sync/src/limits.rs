@@ -21,8 +21,8 @@ mod refusal;
 use std::time::Duration;
 
 pub use bucket::{Rate, TokenBucket};
-pub use ledger::{LedgerConfig, Slot, SlotClass, SlotLedger};
-pub use pace::{Pace, PaceConfig};
+pub use ledger::{RETAINED_BYTES, Slot, SlotClass, SlotLedger, TRANSIENT_BYTES, TRANSIENT_SLOTS};
+pub use pace::{LONGEST_PAUSE, Pace, PaceConfig};
 pub use pager::{Ending, GapSecond, Next, PageRequest, Pager, PagerConfig, history_limit};
 pub use refusal::{Heard, PARK, REQUEST_WATCHDOG, RETRY_DELAY, Refusal};
 

@@ -2,16 +2,19 @@
 
 #![allow(dead_code, reason = "each bench uses its part")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
 use grasp_sync::index::{
-    AddFilters, IndexChange, PendingSyncIndex, RelayState, RelaySyncIndex, RootId, SyncIndex,
-    SyncLevel, compute_actions, derive_relay_targets,
+    IndexChange, PendingItems, RelayState, RelaySyncNeeds, RootId, SyncIndex, SyncLevel,
+    compute_actions, derive_relay_targets,
 };
 use nostr::event::EventId;
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
+
+/// The state of each relay.
+pub(crate) type States = BTreeMap<RelayUrl, RelayState>;
 
 pub(crate) const REPOS: usize = 1_000;
 pub(crate) const ROOTS_PER_REPO: usize = 50;
@@ -56,7 +59,7 @@ pub(crate) fn undoing(n: usize) -> impl Iterator<Item = IndexChange> {
 }
 
 /// Every relay connected, and nothing confirmed.
-pub(crate) fn connected_relays() -> RelaySyncIndex {
+pub(crate) fn connected_relays() -> States {
     (0..RELAYS)
         .map(|n| {
             let mut state = RelayState::new(false);
@@ -67,13 +70,23 @@ pub(crate) fn connected_relays() -> RelaySyncIndex {
 }
 
 /// Everything there is to do, derived from nothing.
-pub(crate) fn whole(index: &SyncIndex, relays: &RelaySyncIndex) -> Vec<AddFilters> {
-    let targets = derive_relay_targets(index.repos(), &us(), &BTreeSet::new());
-    compute_actions(&targets, &PendingSyncIndex::new(), relays)
+pub(crate) fn whole(index: &SyncIndex, relays: &States) -> Vec<(RelayUrl, PendingItems)> {
+    actions(&derive_relay_targets(index.repos(), &us(), &BTreeSet::new()), relays)
 }
 
-pub(crate) fn confirm(relays: &mut RelaySyncIndex, actions: Vec<AddFilters>) {
-    for AddFilters { relay, items } in actions {
+/// What each relay is to be asked for, if nothing is pending.
+pub(crate) fn actions(
+    targets: &BTreeMap<RelayUrl, RelaySyncNeeds>,
+    relays: &States,
+) -> Vec<(RelayUrl, PendingItems)> {
+    let one = |(relay, target): (&RelayUrl, &RelaySyncNeeds)| {
+        Some((relay.clone(), compute_actions(target, [], relays.get(relay)?)?))
+    };
+    targets.iter().filter_map(one).collect()
+}
+
+pub(crate) fn confirm(relays: &mut States, actions: Vec<(RelayUrl, PendingItems)>) {
+    for (relay, items) in actions {
         let state = relays.get_mut(&relay).expect("only known relays are asked");
         state.confirm(items);
     }

@@ -2,22 +2,20 @@
 
 use crate::limits::SlotClass;
 
-use super::SyncEngine;
 use super::relay::Link;
+use super::{SyncEngine, connections};
 
 impl SyncEngine {
     /// Panics if an invariant is broken. Visits the whole state.
     pub fn check_invariants(&self) {
-        self.dialer.check();
+        assert!(self.handshakes() <= connections::MAX_HANDSHAKES, "too many handshakes");
         for (url, relay) in &self.relays {
-            let batches = self.shared.pending.get(url).map_or(0, Vec::len);
             match &relay.link {
-                Link::Idle | Link::Dialing(_) => {
-                    assert_eq!(batches, 0, "{url}: a batch without a connection");
+                Link::Idle | Link::Dialing { .. } => {
                     assert!(relay.history.wants.len() == 0, "{url}: wants without a connection");
                 }
                 Link::Up(session) => {
-                    session.check(url, &relay.history, batches);
+                    session.check(url, &relay.history);
                     let is_counted = self.connections.is_held(url);
                     assert!(
                         is_counted != self.connections.is_exempt(url),
@@ -37,7 +35,7 @@ impl SyncEngine {
         for job in self.shared.held_items.keys() {
             let is_known = self.relays.values().any(|relay| match &relay.link {
                 Link::Up(session) => session.has_job(*job),
-                Link::Idle | Link::Dialing(_) => false,
+                Link::Idle | Link::Dialing { .. } => false,
             });
             assert!(is_known, "an inventory is held for an unknown job");
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::index::RequestBudget;
-use crate::limits::{CONSOLIDATION_THRESHOLD, DISCOVERY_WINDOW, LedgerConfig, REQUEST_WATCHDOG};
+use crate::limits::{CONSOLIDATION_THRESHOLD, DISCOVERY_WINDOW, REQUEST_WATCHDOG};
 use grasp_core::limits::BackoffPolicy;
 use grasp_core::{RelayUrl, ServiceIdentity};
 
@@ -26,8 +26,6 @@ pub struct Config {
     pub discovery_quiet: Duration,
     /// Time for which replies are collected before their own replies are asked for. Default: 15 seconds.
     pub reply_window: Duration,
-    /// Changes that end the collecting early. Default: 2,000.
-    pub discovery_full: usize,
     /// Relays of one repository that are followed. Default: 64.
     pub relays_per_repo: usize,
     /// True if repositories are followed whose announcement does not list the local relay. For a relay whose own
@@ -40,42 +38,26 @@ pub struct Config {
     /// Values per filter at a relay of which neither the software nor the longest message is known; ten times as many
     /// where one is. Bytes are a further limit, reached with some 490 event ids. Default: 100.
     pub values_per_filter: usize,
-    /// The shares of a connection's subscriptions.
-    pub ledger: LedgerConfig,
-    /// Ids per request, for a relay that advertises no limit. Default: 250.
-    pub ids_per_fetch: usize,
     /// Live filters on one connection above which they are rebuilt as fewer. Default: 70.
     pub consolidation_threshold: usize,
     /// Bytes of filters above which another GRASP server is asked for all that it has (full sync). For a relay that,
     /// like such a server, has nothing but repositories and what belongs to them, since what it has is then compared
     /// too. Default: never.
     pub whole_from: Option<usize>,
-    /// Interval of fetching what could not be subscribed to. Default: 10 minutes.
-    pub poll_every: Duration,
     /// Time that a request may go without an answer. Default: 120 seconds.
     pub watchdog: Duration,
     /// Backoff of failing relays.
     pub backoff: BackoffPolicy,
-    /// Quarantine of a relay after a fault that is no outage: a name that does not exist, bad TLS, no websocket.
-    /// Default: 12 hours.
-    pub quarantine: Duration,
     /// Connections at the same time, bootstrap relays not counted; half of them at most to relays that only held
     /// announcements name, a quarter to those of one owner, and to one network half of what is free. Relays that find no
     /// room take turns. Default: 512.
     pub connections: usize,
     /// Connections to one host, with any path. Default: 8.
     pub connections_per_host: usize,
-    /// Concurrent handshakes. Default: 8.
-    pub handshakes: usize,
     /// Shortest time between the starts of two handshakes. Default: 250 milliseconds.
     pub handshake_gap: Duration,
-    /// Time after which a handshake is given up if the driver does not answer. Default: 30 seconds.
-    pub handshake_limit: Duration,
     /// The earliest and the latest time of a full pass, counted from the last. Default: 23 and 25 hours.
     pub full_pass: (Duration, Duration),
-    /// Items of local inventories held in memory; above it, history is fetched by pages. An item is 40 bytes.
-    /// Default: 1,000,000.
-    pub inventory_items: usize,
     /// Delay of writing a relay's record after a change. Default: 5 seconds.
     pub persist_after: Duration,
 }
@@ -91,26 +73,18 @@ impl Config {
             discovery_window: DISCOVERY_WINDOW,
             discovery_quiet: Duration::from_millis(50),
             reply_window: Duration::from_secs(15),
-            discovery_full: 2_000,
             relays_per_repo: 64,
             follow_unlisted: false,
             recheck_announcements: false,
-            values_per_filter: RequestBudget::default().values_per_filter(),
-            ledger: LedgerConfig::default(),
-            ids_per_fetch: 250,
+            values_per_filter: RequestBudget::default().values_per_filter,
             consolidation_threshold: CONSOLIDATION_THRESHOLD,
             whole_from: None,
-            poll_every: Duration::from_secs(10 * 60),
             watchdog: REQUEST_WATCHDOG,
             backoff: BackoffPolicy::RELAY,
-            quarantine: Duration::from_secs(12 * 60 * 60),
             connections: 512,
             connections_per_host: 8,
-            handshakes: 8,
             handshake_gap: Duration::from_millis(250),
-            handshake_limit: Duration::from_secs(30),
             full_pass: (Duration::from_secs(23 * 60 * 60), Duration::from_secs(25 * 60 * 60)),
-            inventory_items: 1_000_000,
             persist_after: Duration::from_secs(5),
         }
     }

@@ -16,6 +16,8 @@ use grasp_core::{Host, Mono, RelayUrl};
 
 use super::config::Config;
 
+/// Concurrent handshakes.
+pub(super) const MAX_HANDSHAKES: usize = 8;
 /// Time that a relay keeps its connection although others wait.
 const TURN_LENGTH: Duration = Duration::from_secs(10 * 60);
 /// Shortest time between two relays that are connected to in turn.
@@ -32,6 +34,13 @@ pub(super) struct Connections {
     held: BTreeMap<RelayUrl, Held>,
     /// The time at which the next relay is connected to in turn, if any waits.
     next_turn: Option<Mono>,
+    /// Shortest time between the starts of two handshakes.
+    handshake_gap: Duration,
+    next_handshake: Mono,
+    /// True if a relay waits for a handshake.
+    pub(super) waits: bool,
+    /// True if a relay may have become dialable, or a slot free, since the last check.
+    pub(super) needs_check: bool,
 }
 
 #[derive(Debug)]
@@ -67,7 +76,7 @@ pub(super) fn claimant(
     let network = address.map(ClientNetwork::of);
     let unsigned = Claimant { network, author: None, has_authority };
     let mut least: Option<(u64, Claimant)> = None;
-    for owner in index.owners(relay, level) {
+    for owner in index.owners(relay, Some(level)) {
         let held = pool.held_by(&Claimant::default().signed_by(owner));
         if least.is_none_or(|(fewest, _)| held < fewest) {
             least = Some((held, unsigned.signed_by(owner)));
@@ -88,6 +97,10 @@ impl Connections {
             by_host: BTreeMap::new(),
             held: BTreeMap::new(),
             next_turn: None,
+            handshake_gap: config.handshake_gap,
+            next_handshake: Mono::ZERO,
+            waits: false,
+            needs_check: true,
         }
     }
 
@@ -216,9 +229,20 @@ impl Connections {
         is_due && is_waited_for
     }
 
-    /// Returns when the next turn comes.
-    pub(super) fn deadline(&self) -> Option<Mono> {
-        self.next_turn
+    /// Returns whether another handshake may start now, besides those under way.
+    pub(super) fn may_dial(&self, now: Mono, handshakes: usize) -> bool {
+        handshakes < MAX_HANDSHAKES && now >= self.next_handshake
+    }
+
+    /// Notes the start of a handshake.
+    pub(super) fn dialled(&mut self, now: Mono) {
+        self.next_handshake = now + self.handshake_gap;
+    }
+
+    /// Returns when the next turn comes, or the next handshake may start.
+    pub(super) fn deadline(&self, handshakes: usize) -> Option<Mono> {
+        let may_start = self.waits && handshakes < MAX_HANDSHAKES;
+        self.next_turn.into_iter().chain(may_start.then_some(self.next_handshake)).min()
     }
 
     #[cfg(any(test, feature = "test-util"))]
@@ -336,13 +360,30 @@ mod tests {
     #[test]
     fn turns_come_one_after_another() {
         let (mut connections, _) = stage(vec![], 4);
-        assert_eq!(connections.deadline(), None);
+        assert_eq!(connections.deadline(0), None);
         assert!(!connections.take_turn(Mono::from_secs(5), true));
-        assert_eq!(connections.deadline(), Some(Mono::from_secs(15)));
+        assert_eq!(connections.deadline(0), Some(Mono::from_secs(15)));
         assert!(!connections.take_turn(Mono::from_secs(14), true));
         assert!(connections.take_turn(Mono::from_secs(15), true));
         assert!(!connections.take_turn(Mono::from_secs(16), true));
         assert!(!connections.take_turn(Mono::from_secs(30), false));
-        assert_eq!(connections.deadline(), None);
+        assert_eq!(connections.deadline(0), None);
+    }
+
+    #[test]
+    fn handshakes_are_limited_in_rate_and_number() {
+        let (mut connections, _) = stage(vec![], 4);
+        let mut started = Vec::new();
+        for ms in 0..10_000 {
+            let now = Mono::from_millis(ms);
+            if connections.may_dial(now, started.len()) {
+                connections.dialled(now);
+                started.push(ms);
+            }
+        }
+        assert_eq!(started, [0, 250, 500, 750, 1_000, 1_250, 1_500, 1_750]);
+        connections.waits = true;
+        assert_eq!(connections.deadline(8), None);
+        assert_eq!(connections.deadline(7), Some(Mono::from_millis(2_000)));
     }
 }

@@ -1,24 +1,28 @@
 //! The state that all relays share, and the context in which one relay runs.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 
-use crate::index::{
-    BatchId, PendingBatch, PendingSyncIndex, RelayState, RelaySyncIndex, SyncIndex,
-};
+use crate::index::SyncIndex;
 use grasp_core::limits::Admit;
+use grasp_core::nostr::event::EventId;
 use grasp_core::{Mono, Now, RelayUrl};
+use lru::LruCache;
 
 use super::config::Config;
 use super::ids::{ConnId, Ids, InventoryId, JobId};
 use super::io::{Frame, Output};
 use super::layer::Layer;
 use super::missing::Question;
-use super::provenance::Provenance;
+use super::record::RelayRecord;
 use super::rejected::Rejected;
-use super::relay::RelayHistory;
+use super::relay::{Arrival, RelayHistory};
 use super::report::Report;
 use super::schedule::Rng;
 use super::suspended::RequestMode;
+
+/// Origins of events that are remembered.
+pub(super) const MAX_ORIGINS: NonZeroUsize = NonZeroUsize::new(40_000).expect("not zero");
 
 /// The purpose of a request for the local relay's inventory.
 #[derive(Debug)]
@@ -35,15 +39,10 @@ pub(super) struct EngineState {
     pub(super) config: Config,
     /// Items wanted from each relay.
     pub(super) index: SyncIndex,
-    /// Items confirmed by each relay.
-    pub(super) states: RelaySyncIndex,
-    /// Items being fetched from each relay.
-    pub(super) pending: PendingSyncIndex,
     pub(super) rejected: Rejected,
-    /// The relays that brought events which the local relay holds.
-    pub(super) held: Provenance,
-    /// The relays that brought events which it refused for want of a dependency.
-    pub(super) refused: Provenance,
+    /// The origin of events that the local relay holds, or refused for want of a dependency, until they are stored. Git
+    /// data may take hours to arrive; without this, such an event would then count as published by a client.
+    pub(super) origins: LruCache<EventId, (RelayUrl, Arrival)>,
     pub(super) ids: Ids,
     pub(super) rng: Rng,
     /// Open requests to the local relay.
@@ -55,6 +54,15 @@ pub(super) struct EngineState {
 }
 
 impl EngineState {
+    pub(super) fn new_history(
+        &mut self,
+        now: Now,
+        is_bootstrap: bool,
+        record: Option<RelayRecord>,
+    ) -> RelayHistory {
+        RelayHistory::new(now, &self.config, &mut self.rng, is_bootstrap, record)
+    }
+
     pub(super) fn held_items(&self) -> usize {
         self.held_items.values().sum()
     }
@@ -86,25 +94,6 @@ impl RelayContext<'_> {
         self.out.push(Output::Report(about(self.relay.clone())));
     }
 
-    pub(super) fn state(&mut self) -> Option<&mut RelayState> {
-        self.shared.states.get_mut(self.relay)
-    }
-
-    /// Returns the batches that are being fetched from this relay.
-    pub(super) fn batches(&mut self) -> &mut Vec<PendingBatch> {
-        self.shared.pending.entry(self.relay.clone()).or_default()
-    }
-
-    pub(super) fn batch(&mut self, id: BatchId) -> Option<&mut PendingBatch> {
-        self.batches().iter_mut().find(|batch| batch.batch_id == id)
-    }
-
-    pub(super) fn take_batch(&mut self, id: BatchId) -> Option<PendingBatch> {
-        let batches = self.batches();
-        let place = batches.iter().position(|batch| batch.batch_id == id)?;
-        Some(batches.remove(place))
-    }
-
     /// Pauses requests because the relay rate-limits us. Written at once, so that a restart keeps the pause.
     pub(super) fn pause_starts(&mut self) {
         let is_news = !self.history.pace.is_paused(self.now.mono);
@@ -132,7 +121,7 @@ impl RelayContext<'_> {
     }
 
     pub(super) fn report_status(&mut self) {
-        let Some(status) = self.state().map(|state| state.connection_status()) else { return };
+        let status = self.history.state.connection_status();
         self.report(|relay| Report::Status { relay, status });
     }
 

@@ -74,6 +74,8 @@ fn reply(event: &Event) -> Option<IndexChange> {
 /// References of one event that are followed; honest replies have fewer.
 const MAX_REFERENCES: usize = 8;
 
+/// Changes that end the window early.
+const MAX_CHANGES: usize = 2_000;
 /// Replies that may wait for the end of their window. Of more, some are not followed.
 const MAX_REPLIES: usize = 250_000;
 /// Relays followed for an announcement that is only held: its git data is still missing.
@@ -100,7 +102,6 @@ pub(super) struct Discovery {
     length: Duration,
     reply_window: Duration,
     quiet: Duration,
-    full: usize,
     relays_per_repo: usize,
     early: TokenBucket,
     caught_up: bool,
@@ -122,7 +123,6 @@ impl Discovery {
             length: config.discovery_window,
             reply_window: config.reply_window,
             quiet: config.discovery_quiet,
-            full: config.discovery_full,
             relays_per_repo: config.relays_per_repo,
             early: TokenBucket::new(burst, rate),
             caught_up: false,
@@ -162,7 +162,7 @@ impl Discovery {
             return Some(self.take_all());
         }
         let (opened, latest) = self.open?;
-        let is_over = now >= opened + self.length || self.changes.len() >= self.full;
+        let is_over = now >= opened + self.length || self.changes.len() >= MAX_CHANGES;
         let is_quiet = self.caught_up && now >= latest + self.quiet_after(opened);
         if is_over || (is_quiet && self.early.admit(now) == Admit::Go) {
             self.ended = Some(now);

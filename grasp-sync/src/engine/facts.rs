@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use crate::index::RequestBudget;
-use crate::limits::{LedgerConfig, PaceConfig, Rate, history_limit};
+use crate::limits::{PaceConfig, RETAINED_BYTES, Rate, history_limit};
 
 use super::config::Config;
 
@@ -42,8 +42,8 @@ enum RateClass {
 pub(super) struct RelayProfile {
     /// The pace of requests.
     pub(super) pace: PaceConfig,
-    /// The shares of subscriptions.
-    pub(super) ledger: LedgerConfig,
+    /// Bytes of subscriptions that it may be made to remember.
+    pub(super) retained_bytes: usize,
     /// The size of requests.
     pub(super) budget: RequestBudget,
     /// Rows per page.
@@ -60,6 +60,8 @@ pub(super) struct RelayProfile {
 
 /// Factor of values per filter for a relay whose software or longest message is known.
 const KNOWN_VALUES_FACTOR: usize = 10;
+/// Ids per request, for a relay that advertises no limit.
+const IDS_PER_FETCH: usize = 250;
 /// Bytes of one id in a filter: 64 digits, quotes, comma.
 const ID_BYTES: usize = 67;
 /// Bytes of a filter around its ids, with a margin.
@@ -78,12 +80,16 @@ impl RelayProfile {
         let values = config.values_per_filter.saturating_mul(times);
         let budget = RequestBudget::default().with_values_per_filter(values);
         let budget = budget.lowered_to_message_bytes(message);
-        let fit = budget.filter_bytes().saturating_sub(ID_FILTER_BYTES) / ID_BYTES;
-        let offered = facts.max_limit.filter(|limit| *limit > 0).unwrap_or(config.ids_per_fetch);
+        let fit = budget.filter_bytes.saturating_sub(ID_FILTER_BYTES) / ID_BYTES;
+        let offered = facts.max_limit.filter(|limit| *limit > 0).unwrap_or(IDS_PER_FETCH);
         let frame = (message / 2).saturating_sub(256).clamp(MIN_NEG_FRAME, MAX_NEG_FRAME);
         Self {
             pace: rate_class.pace(),
-            ledger: rate_class.ledger(config.ledger),
+            retained_bytes: if rate_class == RateClass::Unknown {
+                RETAINED_BYTES
+            } else {
+                4_000_000
+            },
             budget,
             page: history_limit(facts.max_limit.filter(|limit| *limit > 0)),
             ids: offered.min(fit).max(1),
@@ -102,19 +108,8 @@ impl RateClass {
         match self {
             Self::Unknown => PaceConfig::CAREFUL,
             Self::Generous => PaceConfig { burst, ..PaceConfig::GENEROUS },
-            Self::Unlimited => {
-                PaceConfig { burst, rate: Rate::per_second(fast), ..PaceConfig::GENEROUS }
-            }
+            Self::Unlimited => PaceConfig { burst, rate: Rate::per_second(fast) },
         }
-    }
-
-    /// Raises the bytes that known software may be made to remember.
-    fn ledger(self, ledger: LedgerConfig) -> LedgerConfig {
-        let least = match self {
-            Self::Unknown => 0,
-            Self::Generous | Self::Unlimited => 4_000_000,
-        };
-        LedgerConfig { retained_bytes: ledger.retained_bytes.max(least), ..ledger }
     }
 }
 
@@ -184,14 +179,14 @@ mod tests {
         };
         let small = RelayProfile::new(&small, &config);
         assert_eq!((small.page, small.ids, small.neg_frame), (100, 100, 9_744));
-        assert_eq!(small.budget.message_bytes(), 20_000);
+        assert_eq!(small.budget.message_bytes, 20_000);
     }
 
     #[test]
     fn a_filter_has_a_hundred_values_unless_more_are_known_to_be_taken() {
         let mut config = Config::new("us.example".parse().unwrap());
         let values = |config: &Config, facts: &RelayFacts| {
-            RelayProfile::new(facts, config).budget.values_per_filter()
+            RelayProfile::new(facts, config).budget.values_per_filter
         };
         let long = RelayFacts { max_message_length: Some(131_072), ..RelayFacts::default() };
         assert_eq!(values(&config, &RelayFacts::default()), 100);
@@ -205,17 +200,11 @@ mod tests {
     }
 
     #[test]
-    fn what_a_relay_is_made_to_remember_is_the_operators_choice() {
-        let mut config = Config::new("us.example".parse().unwrap());
-        let remembers = |config: &Config, software| {
-            RelayProfile::new(&facts(software, "1"), config).ledger.retained_bytes
-        };
-        assert_eq!(remembers(&config, "unheard-of"), 900_000);
-        assert_eq!(remembers(&config, "strfry"), 4_000_000);
-        config.ledger.retained_bytes = 300_000;
-        assert_eq!(remembers(&config, "unheard-of"), 300_000);
-        config.ledger.retained_bytes = 5_000_000;
-        assert_eq!(remembers(&config, "strfry"), 5_000_000);
+    fn known_software_is_made_to_remember_more() {
+        let config = Config::new("us.example".parse().unwrap());
+        let remembers = |software| RelayProfile::new(&facts(software, "1"), &config).retained_bytes;
+        assert_eq!(remembers("unheard-of"), 900_000);
+        assert_eq!(remembers("strfry"), 4_000_000);
     }
 
     #[test]
@@ -223,7 +212,7 @@ mod tests {
         let config = Config::new("us.example".parse().unwrap());
         let vast = RelayFacts { max_limit: Some(100_000), ..RelayFacts::default() };
         let profile = RelayProfile::new(&vast, &config);
-        assert!(profile.ids > 400 && profile.ids * ID_BYTES < profile.budget.filter_bytes());
+        assert!(profile.ids > 400 && profile.ids * ID_BYTES < profile.budget.filter_bytes);
     }
 
     #[test]

@@ -16,6 +16,8 @@ const MAX_REPOS: usize = 200;
 /// Missing events of one repository that are remembered by id.
 const MAX_MISSING: usize = 1_000;
 
+/// Quarantine of a relay after a fault that is no outage: a name that does not exist, bad TLS, no websocket.
+const QUARANTINE: Duration = Duration::from_secs(12 * 60 * 60);
 /// Forged events on one connection after which it is ended. Honest relays that never checked what they store have a few.
 pub(super) const MAX_FORGED: usize = 100;
 
@@ -74,17 +76,16 @@ impl RelayHealth {
     pub(super) fn restore(
         now: Now,
         policy: BackoffPolicy,
-        backoff: Option<&BackoffSnapshot>,
+        backoff: Option<BackoffSnapshot>,
         quarantined_until: Option<Timestamp>,
-        longest: Duration,
     ) -> Self {
         let mut health = Self::new(now.mono, policy);
         if let Some(snapshot) = backoff {
-            health.backoff = Backoff::restore(policy, now, snapshot);
+            health.backoff = Backoff::restore(policy, now, &snapshot);
         }
         let left =
             quarantined_until.map_or(0, |until| until.as_secs().saturating_sub(now.unix.as_secs()));
-        health.quarantined_until = now.mono + Duration::from_secs(left).min(longest);
+        health.quarantined_until = now.mono + Duration::from_secs(left).min(PARK);
         health
     }
 
@@ -110,7 +111,7 @@ impl RelayHealth {
     }
 
     /// Notes a failed attempt to connect.
-    pub(super) fn failed(&mut self, now: Mono, why: Fault, quarantine: Duration) {
+    pub(super) fn failed(&mut self, now: Mono, why: Fault) {
         self.seen.failures += 1;
         self.failed_attempts = self.failed_attempts.saturating_add(1);
         self.backoff.failed(now);
@@ -122,7 +123,7 @@ impl RelayHealth {
             | Fault::Certificate(_)
             | Fault::Tls
             | Fault::Protocol
-            | Fault::Forbidden => self.quarantine(now + quarantine),
+            | Fault::Forbidden => self.quarantine(now + QUARANTINE),
             Fault::Private => self.quarantine(now + PARK),
         }
     }
@@ -261,8 +262,6 @@ mod tests {
     use super::*;
     use crate::engine::Flaw;
 
-    const HALF_DAY: Duration = Duration::from_secs(12 * 60 * 60);
-
     fn at(secs: u64) -> Now {
         Now::new(Mono::from_secs(secs), Timestamp::from_secs(1_700_000_000 + secs))
     }
@@ -276,35 +275,33 @@ mod tests {
         let certificate = Fault::Certificate(Flaw::Untrusted);
         for why in [Fault::NoSuchHost, certificate, Fault::Tls, Fault::Protocol, Fault::Forbidden] {
             let mut health = health();
-            health.failed(Mono::from_secs(1), why, HALF_DAY);
-            let until = Mono::from_secs(1) + HALF_DAY;
+            health.failed(Mono::from_secs(1), why);
+            let until = Mono::from_secs(1) + QUARANTINE;
             assert_eq!(health.admit(Mono::from_secs(2)), Admit::Wait(until));
             assert_eq!(health.admit(until), Admit::Go);
         }
         let mut health = health();
-        health.failed(Mono::from_secs(1), Fault::Unreachable, HALF_DAY);
+        health.failed(Mono::from_secs(1), Fault::Unreachable);
         assert_eq!(health.admit(Mono::from_secs(2)), Admit::Wait(Mono::from_secs(6)));
     }
 
     #[test]
     fn a_restart_shortens_neither_backoff_nor_quarantine() {
         let mut health = health();
-        health.failed(Mono::from_secs(1), Fault::Tls, HALF_DAY);
+        health.failed(Mono::from_secs(1), Fault::Tls);
         let kept = (health.snapshot(at(1)), health.quarantined_until(at(1)));
-        let restored = |now: Now| {
-            RelayHealth::restore(now, BackoffPolicy::RELAY, kept.0.as_ref(), kept.1, HALF_DAY)
-        };
+        let restored = |now: Now| RelayHealth::restore(now, BackoffPolicy::RELAY, kept.0, kept.1);
         let Admit::Wait(until) = restored(at(60)).admit(Mono::from_secs(60)) else { panic!() };
-        assert!(until >= Mono::from_secs(1) + HALF_DAY);
+        assert!(until >= Mono::from_secs(1) + QUARANTINE);
         assert_eq!(restored(at(50_000)).admit(Mono::from_secs(50_000)), Admit::Go);
     }
 
     #[test]
     fn a_quarantine_by_address_policy_ends_with_a_restart() {
         let mut health = health();
-        health.failed(Mono::from_secs(1), Fault::Forbidden, HALF_DAY);
+        health.failed(Mono::from_secs(1), Fault::Forbidden);
         assert_eq!(health.quarantined_until(at(1)), None);
-        health.failed(Mono::from_secs(2), Fault::Tls, HALF_DAY);
+        health.failed(Mono::from_secs(2), Fault::Tls);
         assert!(health.quarantined_until(at(2)).is_some());
     }
 
@@ -323,22 +320,22 @@ mod tests {
     #[test]
     fn failed_attempts_are_counted_until_one_succeeds() {
         let mut health = health();
-        health.failed(Mono::from_secs(1), Fault::Unreachable, HALF_DAY);
-        health.failed(Mono::from_secs(6), Fault::Unreachable, HALF_DAY);
+        health.failed(Mono::from_secs(1), Fault::Unreachable);
+        health.failed(Mono::from_secs(6), Fault::Unreachable);
         let failure = health.failure(Mono::from_secs(6));
         assert_eq!((failure.attempt, failure.failing_for.as_secs()), (2, 5));
         assert_eq!(failure.retry_in.as_secs(), 10);
         health.connected(Mono::from_secs(16));
-        health.failed(Mono::from_secs(20), Fault::Tls, HALF_DAY);
+        health.failed(Mono::from_secs(20), Fault::Tls);
         let failure = health.failure(Mono::from_secs(20));
-        assert_eq!((failure.attempt, failure.retry_in), (1, HALF_DAY));
+        assert_eq!((failure.attempt, failure.retry_in), (1, QUARANTINE));
     }
 
     #[test]
     fn a_change_of_health_is_reported_once() {
         let mut health = health();
         assert_eq!(health.news(Mono::ZERO), None);
-        health.failed(Mono::from_secs(1), Fault::Unreachable, HALF_DAY);
+        health.failed(Mono::from_secs(1), Fault::Unreachable);
         assert_eq!(health.news(Mono::from_secs(1)), Some((Health::Degraded, Duration::ZERO)));
         assert_eq!(health.news(Mono::from_secs(2)), None);
     }
@@ -379,15 +376,14 @@ mod tests {
         let mut health = health();
         let mut moment = Mono::from_secs(1);
         while health.health(moment) != Health::Dead {
-            health.failed(moment, Fault::Unreachable, HALF_DAY);
+            health.failed(moment, Fault::Unreachable);
             let Admit::Wait(until) = health.admit(moment) else { panic!() };
             moment = until;
         }
         let (now, later) = (moment.since_start().as_secs(), Mono::from_secs(90));
         let kept = health.snapshot(at(now));
         let restarted = Now::new(later, at(now).unix);
-        let mut again =
-            RelayHealth::restore(restarted, BackoffPolicy::RELAY, kept.as_ref(), None, HALF_DAY);
+        let mut again = RelayHealth::restore(restarted, BackoffPolicy::RELAY, kept, None);
         let (told, failing_for) = again.news(later).unwrap();
         assert_eq!(told, Health::Dead);
         assert!(failing_for >= BackoffPolicy::RELAY.dead_after, "{failing_for:?}");

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::index::{BatchId, PartId};
-
 /// One subscription or NIP-77 session on one connection. Never used twice.
 ///
 /// Its text is the subscription id on the wire; a message with any other id is not ours.
@@ -26,6 +24,10 @@ pub struct ConnId(u64);
 /// One request for the local relay's inventory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InventoryId(u64);
+
+/// Identifies a batch in logs and reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BatchId(u64);
 
 /// A text that is no subscription id of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,13 +60,6 @@ impl FromStr for SubId {
 /// One job: the history of one filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct JobId(pub(super) u64);
-
-impl JobId {
-    /// Returns its id in its batch.
-    pub(super) fn part(self) -> PartId {
-        PartId(self.0)
-    }
-}
 
 /// One request of the live set, over all the subscriptions that it is sent as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,7 +9,7 @@ use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::{Now, RelayUrl};
 
 use super::SyncEngine;
-use super::context::{EngineState, InventoryRequest};
+use super::context::InventoryRequest;
 use super::health::Lacks;
 use super::ids::{ConnId, InventoryId, SubId};
 use super::io::{Accepted, InventoryFailed, Judged, Outcome, Output, Row};
@@ -21,7 +21,7 @@ use super::retry::WantResult;
 
 impl SyncEngine {
     pub(super) fn accepted(&mut self, now: Now, accepted: Accepted) {
-        let brought = accepted.event.and_then(|event| self.shared.held.take(&event));
+        let brought = accepted.event.and_then(|event| self.shared.origins.pop(&event));
         if let Some((relay, arrival)) = brought {
             self.report_new(&relay, arrival, 1);
         } else if accepted.direct {
@@ -112,16 +112,12 @@ impl SyncEngine {
 
     /// Handles the judgement of events that were offered again.
     pub(super) fn reoffered(&mut self, now: Now, judged: Vec<Judged>) {
-        for one in &judged {
-            match (&one.outcome, self.shared.refused.take(&one.row.id)) {
-                (Outcome::Stored, Some((relay, arrival))) => self.report_new(&relay, arrival, 1),
-                (Outcome::Held, Some((relay, arrival))) => {
-                    self.shared.held.note(one.row.id, &relay, arrival);
-                }
-                _ => {}
+        let stored: Vec<EventId> = stored(&judged);
+        for event in &stored {
+            if let Some((relay, arrival)) = self.shared.origins.pop(event) {
+                self.report_new(&relay, arrival, 1);
             }
         }
-        let stored: Vec<EventId> = stored(&judged);
         let here: Vec<EventId> =
             judged.iter().filter(|one| one.is_here()).map(|one| one.row.id).collect();
         here.iter().for_each(|event| self.shared.rejected.accepted(*event));
@@ -134,17 +130,18 @@ impl SyncEngine {
     fn report_stored(&mut self, relay: &RelayUrl, origin: Option<&Arrivals>, judged: &[Judged]) {
         let Some(origin) = origin else { return };
         let mut counts: BTreeMap<Arrival, usize> = BTreeMap::new();
-        let EngineState { held, refused, .. } = &mut self.shared;
+        let origins = &mut self.shared.origins;
         for (one, arrival) in judged.iter().zip(&origin.arrivals) {
             let event = one.row.id;
             match &one.outcome {
                 Outcome::Stored => {
                     *counts.entry(*arrival).or_default() += 1;
-                    held.take(&event);
-                    refused.take(&event);
+                    origins.pop(&event);
                 }
-                Outcome::Held => held.note(event, relay, *arrival),
-                Outcome::Refused { event: Some(_), .. } => refused.note(event, relay, *arrival),
+                // The first relay counts.
+                Outcome::Held | Outcome::Refused { event: Some(_), .. } => {
+                    origins.get_or_insert(event, || (relay.clone(), *arrival));
+                }
                 Outcome::Known | Outcome::Forged | Outcome::Refused { .. } => {}
             }
         }
@@ -233,7 +230,7 @@ impl SyncEngine {
             for (relay, event) in refetch {
                 self.with_relay(now, &relay, |link, ctx| match link {
                     Link::Up(_) => ctx.history.wants.want(now.mono, event, None),
-                    Link::Idle | Link::Dialing(_) => WantResult::GivenUp,
+                    Link::Idle | Link::Dialing { .. } => WantResult::GivenUp,
                 });
             }
         }

@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::index::{BatchId, FilterHash, Proof, Proven};
+use crate::index::{FilterHash, PendingItems, Proof, Proven};
 use crate::limits::{Ending, Next, Pager, PagerConfig, RETRY_DELAY, Refusal};
 use grasp_core::Mono;
 use grasp_core::limits::{BackoffPolicy, EoseHint};
@@ -14,11 +14,12 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
 use super::compact_filter::CompactFilter;
-use super::ids::{InventoryId, JobId, LiveId, SubId};
+use super::ids::{BatchId, InventoryId, JobId, LiveId, SubId};
 use super::io::Row;
 use super::layer::Layer;
 use super::reconcile::{ReconcileStep, Reconciliation};
 use super::relay::CountAs;
+use super::report::SyncMethod;
 use super::retry::WantResult;
 
 /// The purpose of a batch of jobs; queued jobs are sent in this order.
@@ -48,10 +49,15 @@ impl Purpose {
     }
 }
 
-/// Jobs that complete together. What is outstanding is in the pending index, under the same id.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Batch {
+/// Items that become confirmed together, once all of its jobs have ended.
+#[derive(Debug)]
+pub(super) struct PendingBatch {
     pub(super) purpose: Purpose,
+    pub(super) items: PendingItems,
+    /// Number of its jobs.
+    pub(super) outstanding: usize,
+    /// Reconciliation, unless a job was fetched by pages.
+    pub(super) sync_method: SyncMethod,
     pub(super) began: Timestamp,
     /// The way in which its events are counted.
     pub(super) count_as: CountAs,

@@ -58,7 +58,7 @@ impl RelayRecord {
 }
 
 /// Proofs kept for each relay.
-pub(super) const COVERAGE_CAPACITY: usize = 500;
+pub(crate) const COVERAGE_CAPACITY: usize = 500;
 
 /// Records of relays that are not targets at the moment: restored ones whose repositories are not known yet, and
 /// retired ones, so that removing and adding a relay resets nothing.

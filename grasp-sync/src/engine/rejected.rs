@@ -1,6 +1,7 @@
 //! Events that the local relay has refused: recent ones complete, older ones by id.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use crate::index::FilterHash;
 use grasp_core::nip34::References;
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::{Identifier, Mono, RelayUrl, RepoId, kinds};
+use lru::LruCache;
 
 use super::io::Row;
 
@@ -22,12 +24,12 @@ const MAX_IDS: usize = 50_000;
 /// Time that an arrival is remembered: a judgement may come in after the dependency it lacked.
 const ARRIVAL_MEMORY: Duration = Duration::from_secs(60);
 /// Arrivals remembered, the newest.
-const MAX_ARRIVALS: usize = 8_192;
+const MAX_ARRIVALS: NonZeroUsize = NonZeroUsize::new(8_192).expect("not zero");
 /// Dependencies of one event that are tracked.
 const MAX_DEPENDENCIES: usize = 16;
 
 /// A dependency that a refused event may have lacked.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Dependency {
     Event(EventId),
     /// The announcement of a repository.
@@ -67,18 +69,29 @@ pub(super) struct Released {
 /// Complete events wait for a short time, since what arrives in the wrong order arrives soon after. Ids are kept for
 /// days, by the filter that brought them, and count as ours when sets are compared: otherwise every pass would
 /// download them again. Events refused for want of a dependency are removed, and fetched again, when that arrives.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Rejected {
-    events: BTreeMap<EventId, KeptEvent>,
+    /// Complete events, in the order of their ends.
+    events: LruCache<EventId, KeptEvent>,
     event_bytes: usize,
-    ids: BTreeMap<EventId, RejectedId>,
+    /// All events, in the order of their ends.
+    ids: LruCache<EventId, RejectedId>,
     by_filter: BTreeMap<FilterHash, BTreeSet<EventId>>,
     awaited: BTreeMap<Dependency, BTreeSet<EventId>>,
-    expiry: BTreeSet<(Mono, EventId)>,
-    event_expiry: BTreeSet<(Mono, EventId)>,
-    arrivals: BTreeMap<Dependency, Mono>,
-    /// The same, oldest first; an entry that arrived again since is outdated.
-    arrival_order: VecDeque<(Mono, Dependency)>,
+    arrivals: LruCache<Dependency, Mono>,
+}
+
+impl Default for Rejected {
+    fn default() -> Self {
+        Self {
+            events: LruCache::unbounded(),
+            event_bytes: 0,
+            ids: LruCache::unbounded(),
+            by_filter: BTreeMap::new(),
+            awaited: BTreeMap::new(),
+            arrivals: LruCache::new(MAX_ARRIVALS),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -104,16 +117,7 @@ impl Rejected {
         if matches!(what, Dependency::Event(_)) && self.has_arrived(now, what) {
             return;
         }
-        let order = &mut self.arrival_order;
-        let outdated = order.iter().take_while(|(at, _)| now - *at >= ARRIVAL_MEMORY).count();
-        let too_many = (order.len() + 1).saturating_sub(MAX_ARRIVALS);
-        for (at, what) in order.drain(..outdated.max(too_many)) {
-            if self.arrivals.get(&what) == Some(&at) {
-                self.arrivals.remove(&what);
-            }
-        }
-        self.arrivals.insert(what.clone(), now);
-        order.push_back((now, what.clone()));
+        self.arrivals.put(what.clone(), now);
     }
 
     /// Adds a refused event. `event` is set if a dependency could change that. If the dependency has arrived in the
@@ -135,14 +139,14 @@ impl Rejected {
             self.by_filter.entry(hash).or_default().insert(row.id);
         }
         let is_late = awaits.iter().any(|what| self.has_arrived(now, what));
-        let until = now + ID_MEMORY;
-        self.expiry.insert((until, row.id));
-        let relay = relay.clone();
-        self.ids.insert(row.id, RejectedId { row, until, relay, filter, awaits });
+        let (until, relay) = (now + ID_MEMORY, relay.clone());
+        self.ids.put(row.id, RejectedId { row, until, relay, filter, awaits });
         if let Some(event) = event.filter(|event| event.id == row.id) {
             self.keep_event(now, event);
         }
-        self.make_room();
+        if let Some((&oldest, _)) = self.ids.peek_lru().filter(|_| self.ids.len() > MAX_IDS) {
+            self.forget(oldest);
+        }
         if is_late { self.take_event(row.id) } else { None }
     }
 
@@ -165,7 +169,7 @@ impl Rejected {
     /// Returns the refused events that a filter would bring again.
     pub(super) fn rows(&self, filter: &FilterHash) -> impl Iterator<Item = Row> {
         let ids = self.by_filter.get(filter).into_iter().flatten();
-        ids.filter_map(|id| self.ids.get(id)).map(|rejected| rejected.row)
+        ids.filter_map(|id| self.ids.peek(id)).map(|rejected| rejected.row)
     }
 
     /// Removes an event that was accepted after all.
@@ -175,24 +179,22 @@ impl Rejected {
 
     /// Removes what is too old.
     pub(super) fn expire(&mut self, now: Mono) {
-        while let Some(due) = self.event_expiry.first().copied().filter(|(at, _)| *at <= now) {
-            self.event_expiry.remove(&due);
-            self.take_event(due.1);
+        while let Some((&id, _)) = self.events.peek_lru().filter(|(_, kept)| kept.until <= now) {
+            self.take_event(id);
         }
-        while let Some(due) = self.expiry.first().copied().filter(|(at, _)| *at <= now) {
-            self.expiry.remove(&due);
-            self.forget(due.1);
+        while let Some((&id, _)) = self.ids.peek_lru().filter(|(_, one)| one.until <= now) {
+            self.forget(id);
         }
     }
 
     /// Returns when something will be too old.
     pub(super) fn deadline(&self) -> Option<Mono> {
-        let first = |set: &BTreeSet<(Mono, EventId)>| set.first().map(|(at, _)| *at);
-        first(&self.event_expiry).into_iter().chain(first(&self.expiry)).min()
+        let event = self.events.peek_lru().map(|(_, kept)| kept.until);
+        event.into_iter().chain(self.ids.peek_lru().map(|(_, one)| one.until)).min()
     }
 
     fn has_arrived(&self, now: Mono, what: &Dependency) -> bool {
-        self.arrivals.get(what).is_some_and(|at| now - *at < ARRIVAL_MEMORY)
+        self.arrivals.peek(what).is_some_and(|at| now - *at < ARRIVAL_MEMORY)
     }
 
     fn keep_event(&mut self, now: Mono, event: Arc<Event>) {
@@ -203,21 +205,18 @@ impl Rejected {
         }
         let until = now + EVENT_MEMORY;
         self.event_bytes += bytes;
-        self.event_expiry.insert((until, event.id));
-        self.events.insert(event.id, KeptEvent { event, bytes, until });
+        self.events.put(event.id, KeptEvent { event, bytes, until });
     }
 
     fn take_event(&mut self, id: EventId) -> Option<Arc<Event>> {
-        let kept = self.events.remove(&id)?;
+        let kept = self.events.pop(&id)?;
         self.event_bytes -= kept.bytes;
-        self.event_expiry.remove(&(kept.until, id));
         Some(kept.event)
     }
 
     fn forget(&mut self, id: EventId) -> Option<RejectedId> {
         self.take_event(id);
-        let rejected = self.ids.remove(&id)?;
-        self.expiry.remove(&(rejected.until, id));
+        let rejected = self.ids.pop(&id)?;
         for dependency in &rejected.awaits {
             remove_from(&mut self.awaited, dependency, id);
         }
@@ -225,13 +224,6 @@ impl Rejected {
             remove_from(&mut self.by_filter, hash, id);
         }
         Some(rejected)
-    }
-
-    fn make_room(&mut self) {
-        while self.ids.len() > MAX_IDS {
-            let Some((_, oldest)) = self.expiry.first().copied() else { return };
-            self.forget(oldest);
-        }
     }
 }
 
@@ -319,25 +311,22 @@ mod tests {
             id[..4].copy_from_slice(&n.to_be_bytes());
             EventId::from_byte_array(id)
         };
-        let all = MAX_ARRIVALS as u32 * 2;
+        let max = MAX_ARRIVALS.get() as u32;
+        let all = 2 * max;
         for n in 0..all {
             for _ in 0..2 {
                 rejected.note_arrival(T0, &Dependency::Event(arrival(n)));
             }
         }
-        assert_eq!(
-            (rejected.arrivals.len(), rejected.arrival_order.len()),
-            (MAX_ARRIVALS, MAX_ARRIVALS)
-        );
+        assert_eq!(rejected.arrivals.len(), MAX_ARRIVALS.get());
         let mut is_late = |n: u32| {
             let comment = comment_on(arrival(n), "late");
             let row = Row { at: comment.created_at, id: comment.id };
             rejected.refused(T0, &relay(), Some(hash()), row, Some(comment)).is_some()
         };
-        assert!(is_late(all - 1) && is_late(all - MAX_ARRIVALS as u32));
-        assert!(!is_late(all - MAX_ARRIVALS as u32 - 1));
-        rejected.note_arrival(T0 + ARRIVAL_MEMORY, &Dependency::Event(root()));
-        assert_eq!((rejected.arrivals.len(), rejected.arrival_order.len()), (1, 1));
+        assert!(is_late(all - 1) && is_late(all - max));
+        assert!(!is_late(all - max - 1));
+        assert!(!rejected.has_arrived(T0 + ARRIVAL_MEMORY, &Dependency::Event(arrival(all - 1))));
     }
 
     #[test]

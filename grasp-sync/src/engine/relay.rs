@@ -9,25 +9,28 @@ mod full_sync;
 mod gaps;
 mod history;
 mod live;
-mod resume;
 mod session;
 mod subs;
 
-use crate::index::{AddFilters, RelaySyncNeeds};
+use crate::index::RelaySyncNeeds;
+use std::time::Duration;
+
+use grasp_core::Mono;
 use grasp_core::limits::Admit;
 use grasp_core::resources::Grant;
-use grasp_core::{Mono, RelayUrl};
 
 pub(super) use self::gaps::CountAs;
+use self::history::PassKind;
 pub(super) use self::history::RelayHistory;
-use self::resume::PassKind;
-pub(super) use self::resume::record;
 pub(super) use self::session::{Arrival, Arrivals, Session};
 use super::context::RelayContext;
 use super::facts::RelayFacts;
 use super::ids::ConnId;
 use super::io::{Fault, Output};
 use super::report::Report;
+
+/// Time after which a handshake is given up if the driver does not answer.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct Relay {
@@ -44,7 +47,11 @@ pub(super) struct Relay {
 pub(super) enum Link {
     /// Not connected.
     Idle,
-    Dialing(ConnId),
+    Dialing {
+        conn: ConnId,
+        /// The time at which the attempt is given up if the driver does not answer.
+        until: Mono,
+    },
     Up(Box<Session>),
 }
 
@@ -61,15 +68,20 @@ impl Link {
         matches!(self, Self::Idle)
     }
 
-    pub(super) fn dial(&mut self, ctx: &mut RelayContext<'_>, conn: ConnId) {
-        *self = Self::Dialing(conn);
+    /// Returns whether this attempt to connect is under way.
+    pub(super) fn is_dialing(&self, attempt: ConnId) -> bool {
+        matches!(self, Self::Dialing { conn, .. } if *conn == attempt)
+    }
+
+    pub(super) fn dial(&mut self, ctx: &mut RelayContext<'_>) {
+        let conn = ctx.shared.ids.conn();
+        *self = Self::Dialing { conn, until: ctx.mono() + HANDSHAKE_TIMEOUT };
         ctx.history.health.dialled();
         ctx.history.waits_since = ctx.now.unix;
-        let Some(state) = ctx.state() else { return };
-        state.connecting();
-        let (status, configured) = (state.connection_status(), state.is_bootstrap);
+        ctx.history.state.connecting();
+        let configured = ctx.history.state.is_bootstrap;
         ctx.out.push(Output::Connect { relay: ctx.relay.clone(), conn, configured });
-        ctx.report(|relay| Report::Status { relay, status });
+        ctx.report_status();
     }
 
     /// Starts a session. Ends a connection that is not wanted, or no longer.
@@ -79,7 +91,7 @@ impl Link {
         conn: ConnId,
         facts: &RelayFacts,
     ) {
-        if !matches!(self, Self::Dialing(dialled) if *dialled == conn) {
+        if !self.is_dialing(conn) {
             return disconnect(ctx, conn);
         }
         let now = ctx.now;
@@ -88,7 +100,7 @@ impl Link {
             return disconnect(ctx, conn);
         }
         ctx.history.connected(now.mono, facts, &ctx.shared.config);
-        let how = resume::choose_start(ctx);
+        let how = history::choose_start(ctx);
         let session = Session::begin(ctx, conn, how);
         ctx.report_status();
         *self = Self::Up(Box::new(session));
@@ -98,9 +110,9 @@ impl Link {
 
     /// Handles a failed attempt to connect. Ignores any but the current one.
     pub(super) fn failed(&mut self, ctx: &mut RelayContext<'_>, conn: ConnId, why: Fault) {
-        if matches!(self, Self::Dialing(dialled) if *dialled == conn) {
-            let (now, quarantine) = (ctx.mono(), ctx.shared.config.quarantine);
-            ctx.history.health.failed(now, why, quarantine);
+        if self.is_dialing(conn) {
+            let now = ctx.mono();
+            ctx.history.health.failed(now, why);
             let failure = ctx.history.health.failure(now);
             ctx.report(|relay| Report::ConnectFailed { relay, why, failure });
             self.end(ctx);
@@ -149,7 +161,7 @@ impl Link {
     pub(super) fn retire(&mut self, ctx: &mut RelayContext<'_>) {
         let conn = match self {
             Self::Idle => None,
-            Self::Dialing(conn) => Some(*conn),
+            Self::Dialing { conn, .. } => Some(*conn),
             Self::Up(session) => Some(session.conn()),
         };
         self.end(ctx);
@@ -158,10 +170,10 @@ impl Link {
         }
     }
 
-    /// Asks for new items.
-    pub(super) fn add(&mut self, ctx: &mut RelayContext<'_>, action: AddFilters) {
+    /// Asks for items that were just discovered.
+    pub(super) fn discovered(&mut self, ctx: &mut RelayContext<'_>, added: &RelaySyncNeeds) {
         if let Self::Up(session) = self {
-            session.discovered(ctx, action);
+            session.discovered(ctx, added);
         }
     }
 
@@ -171,27 +183,32 @@ impl Link {
         ctx.history.forget_delivered(now);
         match self {
             Self::Up(session) => session.start_over(ctx, PassKind::Fresh),
-            Self::Idle | Self::Dialing(_) => {
-                ctx.state().into_iter().for_each(|state| state.start_over(now));
-            }
+            Self::Idle | Self::Dialing { .. } => ctx.history.state.start_over(now),
         }
     }
 
     /// Handles timeouts, a due daily pass and a due record.
     pub(super) fn tick(&mut self, ctx: &mut RelayContext<'_>) {
-        if let Self::Up(session) = self {
-            session.check_timeouts(ctx);
-            let is_due = ctx.history.daily.is_due(ctx.now.mono);
-            if is_due && session.has_ended() && !ctx.history.pace.is_paused(ctx.now.mono) {
-                session.start_over(ctx, PassKind::Daily);
+        match self {
+            Self::Up(session) => {
+                session.check_timeouts(ctx);
+                let is_due = ctx.history.daily.is_due(ctx.now.mono);
+                if is_due && session.has_ended() && !ctx.history.pace.is_paused(ctx.now.mono) {
+                    session.start_over(ctx, PassKind::Daily);
+                }
             }
+            Self::Dialing { conn, until } if ctx.now.mono >= *until => {
+                let conn = *conn;
+                self.failed(ctx, conn, Fault::Unreachable);
+                disconnect(ctx, conn);
+            }
+            Self::Idle | Self::Dialing { .. } => {}
         }
         ctx.history.health.forgive(ctx.now.mono);
         self.report_health(ctx);
         if ctx.history.write_at.is_some_and(|at| ctx.now.mono >= at) {
             ctx.history.write_at = None;
-            let state = ctx.shared.states.get(ctx.relay);
-            let record = record(ctx.now, ctx.relay, self, ctx.history, state);
+            let record = ctx.history.record(ctx.now, ctx.relay, self);
             ctx.out.push(Output::Persist(Box::new(record)));
         }
     }
@@ -207,7 +224,7 @@ impl Link {
                 Admit::Go => None,
                 Admit::Wait(until) => Some(until),
             },
-            Self::Dialing(_) => None,
+            Self::Dialing { until, .. } => Some(*until),
         };
         let forgiven = ctx.history.health.forgiven_at();
         own.into_iter().chain(ctx.history.write_at).chain(forgiven).min()
@@ -223,13 +240,10 @@ impl Link {
         }
         let now = ctx.now.unix;
         ctx.history.waits_since = now;
-        ctx.shared.pending.remove(ctx.relay);
         ctx.history.wants.disconnected();
         ctx.schedule_write();
-        let Some(state) = ctx.state() else { return };
-        state.disconnected(now);
-        let status = state.connection_status();
-        ctx.report(|relay| Report::Status { relay, status });
+        ctx.history.state.disconnected(now);
+        ctx.report_status();
         self.report_health(ctx);
     }
 
@@ -247,23 +261,16 @@ fn disconnect(ctx: &mut RelayContext<'_>, conn: ConnId) {
 }
 
 /// Removes items from what is confirmed: they are no longer wanted, or wanted less.
-pub(super) fn forget(ctx: &mut RelayContext<'_>, relay: &RelayUrl, removed: &RelaySyncNeeds) {
-    let levels: Vec<_> = removed
-        .repos
-        .keys()
-        .map(|repo| {
-            let needs = ctx.shared.index.repos().get(repo);
-            let level = needs.filter(|needs| needs.relays.contains(relay)).map(|needs| needs.level);
-            (repo.clone(), level)
-        })
-        .collect();
-    let Some(state) = ctx.state() else { return };
-    for (repo, level) in levels {
-        match (level, state.confirmed.repos.get_mut(&repo)) {
+pub(super) fn forget(ctx: &mut RelayContext<'_>, removed: &RelaySyncNeeds) {
+    let confirmed = &mut ctx.history.state.confirmed;
+    for repo in removed.repos.keys() {
+        let needs = ctx.shared.index.repos().get(repo);
+        let level = needs.filter(|needs| needs.relays.contains(ctx.relay)).map(|needs| needs.level);
+        match (level, confirmed.repos.get_mut(repo)) {
             (Some(level), Some(had)) => *had = (*had).min(level),
-            _ => _ = state.confirmed.repos.remove(&repo),
+            _ => _ = confirmed.repos.remove(repo),
         }
     }
-    state.confirmed.root_events = state.confirmed.root_events.without(&removed.root_events);
-    state.confirmed.coordinates.retain(|member| !removed.coordinates.contains(member));
+    confirmed.root_events = confirmed.root_events.without(&removed.root_events);
+    confirmed.coordinates.retain(|member| !removed.coordinates.contains(member));
 }

@@ -2,9 +2,10 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
+use std::mem::discriminant;
 use std::net::IpAddr;
 
-use crate::index::{IndexChange, RelayState, compute_actions};
+use crate::index::IndexChange;
 use grasp_core::limits::Admit;
 use grasp_core::resources::{Claimant, Grant};
 use grasp_core::{Now, RelayUrl};
@@ -14,20 +15,13 @@ use super::connections;
 use super::context::RelayContext;
 use super::facts::RelayFacts;
 use super::ids::ConnId;
-use super::io::{Fault, Output};
+use super::io::Output;
 use super::record::RelayRecord;
 use super::relay::{self, Link, Relay, RelayHistory};
 use super::report::{PeerReliability, Report};
 
 /// Relays that are followed; half of them at most for held announcements only, a quarter for one owner.
 pub(super) const MAX_FOLLOWED: usize = 10_000;
-
-/// Prepares the record of an earlier process. A relay that the operator names is not kept in quarantine: a restart
-/// may mean that its fault is repaired. Backoff between attempts remains.
-fn prepare_record(record: RelayRecord, is_bootstrap: bool) -> RelayRecord {
-    let quarantined_until = record.quarantined_until.filter(|_| !is_bootstrap);
-    RelayRecord { quarantined_until, ..record }
-}
 
 impl Relay {
     fn may_be_dialled(&self, now: Now) -> bool {
@@ -45,14 +39,12 @@ impl SyncEngine {
     ) -> Option<T> {
         let Relay { history, link, deadline, .. } = self.relays.get_mut(url)?;
         let (shared, out) = (&mut self.shared, &mut self.out);
-        let (wanted, was_idle) = (history.wants.len(), link.is_idle());
+        let (wanted, was) = (history.wants.len(), discriminant(link));
         let mut ctx = RelayContext { now, relay: url, history, shared, out };
         let answer = act(link, &mut ctx);
         *deadline = link.pump(&mut ctx);
         self.shared.wanted = self.shared.wanted - wanted + history.wants.len();
-        if link.is_idle() != was_idle {
-            self.dialer.request_check();
-        }
+        self.connections.needs_check |= discriminant(link) != was;
         if link.is_idle() {
             self.connections.give_back(url);
         }
@@ -63,16 +55,14 @@ impl SyncEngine {
     pub(super) fn apply(&mut self, now: Now, changes: Vec<IndexChange>) {
         let delta = self.shared.index.apply(changes);
         for (relay, removed) in delta.removed {
-            self.with_relay(now, &relay, |_, ctx| relay::forget(ctx, &relay, &removed));
+            self.with_relay(now, &relay, |_, ctx| relay::forget(ctx, &removed));
         }
         for relay in delta.retired {
             self.retire(now, &relay);
         }
         self.follow_new(now, delta.discovered);
-        let actions = compute_actions(&delta.added, &self.shared.pending, &self.shared.states);
-        for action in actions {
-            let relay = action.relay.clone();
-            self.with_relay(now, &relay, |link, ctx| link.add(ctx, action));
+        for (relay, added) in &delta.added {
+            self.with_relay(now, relay, |link, ctx| link.discovered(ctx, added));
         }
     }
 
@@ -95,13 +85,11 @@ impl SyncEngine {
     /// Follows a relay that has become a target; without a grant it is one of the operator's.
     pub(super) fn follow(&mut self, now: Now, relay: RelayUrl, place: Option<Grant>) {
         let is_bootstrap = place.is_none();
-        let record = self.records.take(&relay).map(|record| prepare_record(record, is_bootstrap));
-        let shared = &mut self.shared;
-        let history = RelayHistory::new(now, &shared.config, &mut shared.rng, record);
-        shared.states.insert(relay.clone(), RelayState::new(is_bootstrap));
+        let record = self.records.take(&relay);
+        let history = self.shared.new_history(now, is_bootstrap, record);
         let taken = Relay { history, link: Link::Idle, deadline: None, place };
         self.relays.insert(relay.clone(), taken);
-        self.dialer.request_check();
+        self.connections.needs_check = true;
         self.out.push(Output::Report(Report::Discovered { relay: relay.clone() }));
         self.report_recorded_health(now, &relay);
         self.with_relay(now, &relay, |_, _| ());
@@ -123,23 +111,10 @@ impl SyncEngine {
 
     /// Stops following a relay that is no longer a target.
     fn retire(&mut self, now: Now, url: &RelayUrl) {
-        self.with_relay(now, url, |link, ctx| {
-            if let Link::Dialing(conn) = link {
-                let conn = *conn;
-                link.retire(ctx);
-                return Some(conn);
-            }
-            link.retire(ctx);
-            None
-        })
-        .flatten()
-        .into_iter()
-        .for_each(|conn| self.dialer.ended(conn));
+        self.with_relay(now, url, |link, ctx| link.retire(ctx));
         let Some(mut relay) = self.relays.remove(url) else { return };
         relay.place.take().into_iter().for_each(|place| self.followed.give_back(place));
-        let state = self.shared.states.remove(url);
-        self.shared.pending.remove(url);
-        let record = relay::record(now, url, &relay.link, &relay.history, state.as_ref());
+        let record = relay.history.record(now, url, &relay.link);
         self.out.push(Output::Persist(Box::new(record.clone())));
         self.records.keep(record);
         self.out.push(Output::Report(Report::Retired { relay: url.clone() }));
@@ -150,18 +125,13 @@ impl SyncEngine {
     pub(super) fn restored(&mut self, now: Now, records: Vec<RelayRecord>) {
         for record in records {
             let url = record.relay.clone();
-            let is_untried = self.relays.get(&url).is_some_and(|relay| relay.link.is_idle());
-            if !is_untried {
+            let untried = self.relays.get_mut(&url).filter(|relay| relay.link.is_idle());
+            let Some(relay) = untried else {
                 self.records.keep(record);
                 continue;
-            }
-            let is_bootstrap = self.shared.states.get(&url).is_some_and(|state| state.is_bootstrap);
-            let record = Some(prepare_record(record, is_bootstrap));
-            let shared = &mut self.shared;
-            let history = RelayHistory::new(now, &shared.config, &mut shared.rng, record);
-            if let Some(relay) = self.relays.get_mut(&url) {
-                relay.history = history;
-            }
+            };
+            let is_bootstrap = relay.history.state.is_bootstrap;
+            relay.history = self.shared.new_history(now, is_bootstrap, Some(record));
             self.report_recorded_health(now, &url);
             self.with_relay(now, &url, |_, _| ());
         }
@@ -185,9 +155,7 @@ impl SyncEngine {
         address: Option<IpAddr>,
         facts: &RelayFacts,
     ) {
-        self.dialer.ended(conn);
-        let is_asked_for = |link: &Link| matches!(link, Link::Dialing(dialled) if *dialled == conn);
-        let is_asked_for = self.relays.get(relay).is_some_and(|known| is_asked_for(&known.link));
+        let is_asked_for = self.relays.get(relay).is_some_and(|known| known.link.is_dialing(conn));
         if is_asked_for && !self.find_room(now, relay, address) {
             self.with_relay(now, relay, |link, ctx| link.crowded(ctx, conn));
             return;
@@ -220,37 +188,39 @@ impl SyncEngine {
     /// networks have fewest connections, then those that many owners list. Where there is no room, relays take turns.
     pub(super) fn dial(&mut self, now: Now) {
         // There may be thousands of relays, and most inputs make none of them dialable.
-        if !self.dialer.take_check() {
+        if !std::mem::take(&mut self.connections.needs_check) {
             return;
         }
         let waits = self.relays.values().any(|relay| relay.may_be_dialled(now));
-        if !waits || !self.dialer.is_free(now.mono) {
+        let handshakes = self.handshakes();
+        if !waits || !self.connections.may_dial(now.mono, handshakes) {
             self.connections.take_turn(now.mono, waits);
-            return self.dialer.set_waits(waits);
+            self.connections.waits = waits;
+            return;
         }
         let (waiting, is_crowded) = self.waiting(now);
         let mut waiting = waiting.into_iter();
         let mut dialled = Vec::new();
-        while self.dialer.is_free(now.mono) {
+        while self.connections.may_dial(now.mono, handshakes + dialled.len()) {
             let next = waiting.find(|(url, its)| self.connections.take(url, *its).is_ok());
             let Some((url, _)) = next else { break };
-            dialled.push((self.begin_handshake(now, &url), url));
+            self.connections.dialled(now.mono);
+            dialled.push(url);
         }
-        self.dialer.set_waits(waiting.any(|(url, its)| self.connections.has_room(&url, &its)));
+        self.connections.waits = waiting.any(|(url, its)| self.connections.has_room(&url, &its));
         let has_turn = self.connections.take_turn(now.mono, is_crowded);
-        if has_turn && self.dialer.is_free(now.mono) {
-            let next = self.next_in_turn(now);
-            dialled.extend(next.map(|url| (self.begin_handshake(now, &url), url)));
+        if has_turn && self.connections.may_dial(now.mono, handshakes + dialled.len()) {
+            self.connections.dialled(now.mono);
+            dialled.extend(self.next_in_turn(now));
         }
-        for (conn, url) in dialled {
-            self.with_relay(now, &url, |link, ctx| link.dial(ctx, conn));
+        for url in dialled {
+            self.with_relay(now, &url, |link, ctx| link.dial(ctx));
         }
     }
 
-    fn begin_handshake(&mut self, now: Now, url: &RelayUrl) -> ConnId {
-        let conn = self.shared.ids.conn();
-        self.dialer.started(now.mono, url.clone(), conn);
-        conn
+    /// Returns the number of handshakes under way.
+    pub(super) fn handshakes(&self) -> usize {
+        self.relays.values().filter(|relay| matches!(relay.link, Link::Dialing { .. })).count()
     }
 
     /// Returns the relays that may be dialled and for which there is room, in order; and whether there are others.
@@ -296,12 +266,7 @@ impl SyncEngine {
     }
 
     pub(super) fn tick(&mut self, now: Now) {
-        self.dialer.request_check();
-        for (relay, conn) in self.dialer.overdue(now.mono) {
-            self.dialer.ended(conn);
-            self.with_relay(now, &relay, |link, ctx| link.failed(ctx, conn, Fault::Unreachable));
-            self.out.push(Output::Disconnect { relay, conn });
-        }
+        self.connections.needs_check = true;
         let is_due = |relay: &Relay| relay.deadline.is_some_and(|at| now.mono >= at);
         let due: Vec<_> = self
             .relays
@@ -322,10 +287,8 @@ impl SyncEngine {
 
     /// Returns all records, for instance to be written when the process ends.
     pub fn records(&self, now: Now) -> Vec<RelayRecord> {
-        let known = self.relays.iter().map(|(url, relay)| {
-            let state = self.shared.states.get(url);
-            relay::record(now, url, &relay.link, &relay.history, state)
-        });
+        let record = |(url, relay): (_, &Relay)| relay.history.record(now, url, &relay.link);
+        let known = self.relays.iter().map(record);
         known.chain(self.records.all().cloned()).collect()
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::index::{BatchId, ConnectionStatus, SyncMethod};
+use crate::index::ConnectionStatus;
 use crate::limits::Refusal;
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::{Health, PeerText};
@@ -12,6 +12,7 @@ use nostr::event::EventId;
 use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::ids::BatchId;
 use super::io::Fault;
 
 /// An occurrence for the log, a metric or the status page.
@@ -105,6 +106,15 @@ pub enum Report {
         /// Filters after.
         after: usize,
     },
+}
+
+/// The way in which the history of a batch was fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SyncMethod {
+    /// At least one part by pages that end with EOSE.
+    ReqEose,
+    /// All of it by set reconciliation (NIP-77).
+    Negentropy,
 }
 
 /// A request, by purpose.

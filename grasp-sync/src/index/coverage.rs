@@ -3,9 +3,14 @@
 use std::collections::BTreeMap;
 
 use bitcoin_hashes::sha256;
-use nostr::filter::Filter;
+use grasp_core::RepoId;
+use nostr::filter::{Filter, SingleLetterTag};
+use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
+
+use super::items::{RelaySyncNeeds, SyncLevel};
+use super::root::RootId;
 
 /// Identifies a filter independent of its window: the SHA-256 of its JSON without `since`, `until` and `limit`. The
 /// lists of a filter are sorted sets, so that equal filters have equal JSON.
@@ -45,12 +50,8 @@ pub struct Proof {
 }
 
 impl Proof {
-    fn has_empty_window(&self) -> bool {
-        self.since > self.until
-    }
-
     fn touches(&self, other: &Self) -> bool {
-        self.since <= other.until && other.since <= self.until
+        self.filter == other.filter && self.since <= other.until && other.since <= self.until
     }
 
     fn contains(&self, other: &Self) -> bool {
@@ -65,22 +66,12 @@ impl Proof {
     }
 }
 
-/// The coverage of a filter from a given time on.
-#[must_use]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Coverage {
-    /// Covered without a gap to the end of this proof; request later events only.
-    Proven(Proof),
-    /// No proof reaches back far enough.
-    Unproven,
-}
-
 /// The proofs of one relay, limited in number: those with the earliest end are evicted.
 ///
 /// Touching windows of one filter are joined, so that a proof of all history with later catch-ups stays one.
 ///
 /// ```
-/// use grasp_sync::index::{Coverage, CoverageSet, FilterHash, Proof, Proven, build_announcement_filter};
+/// use grasp_sync::index::{CoverageSet, FilterHash, Proof, Proven, build_announcement_filter};
 /// use nostr::types::Timestamp;
 ///
 /// let filter = FilterHash::of(&build_announcement_filter(None));
@@ -89,68 +80,19 @@ pub enum Coverage {
 /// covered.add(Proof { filter, since: secs(0), until: secs(500), proven: Proven::Reconciled, at: secs(510) });
 /// covered.add(Proof { filter, since: secs(400), until: secs(900), proven: Proven::Exhausted, at: secs(910) });
 ///
-/// let Coverage::Proven(all) = covered.since(&filter, None) else { panic!() };
+/// let all = covered.since(&filter, None).unwrap();
 /// assert_eq!((all.until, all.at), (secs(900), secs(510)));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Stored", into = "Stored")]
+#[serde(from = "Stored")]
 pub struct CoverageSet {
     capacity: usize,
     /// Proofs by filter and start; those of one filter do not touch.
-    proofs: BTreeMap<(FilterHash, Timestamp), Proof>,
+    proofs: Vec<Proof>,
 }
 
-impl CoverageSet {
-    /// Returns an empty set for at most this many proofs.
-    pub fn with_capacity(capacity: usize) -> Self {
-        Self { capacity, proofs: BTreeMap::new() }
-    }
-
-    /// Adds a proof. A window that ends before it begins is ignored.
-    pub fn add(&mut self, proof: Proof) {
-        if proof.has_empty_window() {
-            return;
-        }
-        let touching: Vec<Proof> =
-            self.windows(&proof.filter).filter(|other| other.touches(&proof)).copied().collect();
-        for other in &touching {
-            self.proofs.remove(&(other.filter, other.since));
-        }
-        let joined = touching.into_iter().fold(proof, Proof::joined);
-        self.proofs.insert((joined.filter, joined.since), joined);
-        self.evict();
-    }
-
-    /// Returns the coverage from `since` on; of all history, if `None`.
-    pub fn since(&self, filter: &FilterHash, since: Option<Timestamp>) -> Coverage {
-        let since = since.unwrap_or(Timestamp::from_secs(0));
-        self.windows(filter)
-            .find(|proof| proof.since <= since && since <= proof.until)
-            .map_or(Coverage::Unproven, |proof| Coverage::Proven(*proof))
-    }
-
-    /// Returns every proof.
-    pub fn proofs(&self) -> impl Iterator<Item = &Proof> {
-        self.proofs.values()
-    }
-
-    fn windows(&self, filter: &FilterHash) -> impl Iterator<Item = &Proof> {
-        let all = Timestamp::from_secs(0)..=Timestamp::from_secs(u64::MAX);
-        self.proofs.range((*filter, *all.start())..=(*filter, *all.end())).map(|(_, proof)| proof)
-    }
-
-    fn evict(&mut self) {
-        while self.proofs.len() > self.capacity {
-            let oldest = self.proofs.iter().min_by_key(|(_, proof)| proof.until);
-            let Some((key, _)) = oldest else { return };
-            let key = *key;
-            self.proofs.remove(&key);
-        }
-    }
-}
-
-/// The serialised form of a set. Proofs are added one by one when read, so that an invalid file cannot break the set.
-#[derive(Serialize, Deserialize)]
+/// The stored form of a set. Proofs are added one by one when read, so that an invalid file cannot break the set.
+#[derive(Deserialize)]
 struct Stored {
     capacity: usize,
     proofs: Vec<Proof>,
@@ -164,16 +106,150 @@ impl From<Stored> for CoverageSet {
     }
 }
 
-impl From<CoverageSet> for Stored {
-    fn from(set: CoverageSet) -> Self {
-        Self { capacity: set.capacity, proofs: set.proofs.into_values().collect() }
+impl CoverageSet {
+    /// Returns an empty set for at most this many proofs.
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self { capacity, proofs: Vec::new() }
     }
+
+    /// Adds a proof. A window that ends before it begins is ignored.
+    pub fn add(&mut self, mut proof: Proof) {
+        if proof.since > proof.until {
+            return;
+        }
+        self.proofs.retain(|other| {
+            let touches = other.touches(&proof);
+            if touches {
+                proof = proof.joined(*other);
+            }
+            !touches
+        });
+        let key = |one: &Proof| (one.filter, one.since);
+        let place = self.proofs.partition_point(|other| key(other) < key(&proof));
+        self.proofs.insert(place, proof);
+        if self.proofs.len() > self.capacity {
+            let first_to_end = self.proofs.iter().enumerate().min_by_key(|(_, one)| one.until);
+            first_to_end.map(|(place, _)| place).map(|place| self.proofs.remove(place));
+        }
+    }
+
+    /// Returns the proof that covers a filter from `since` on, or all history if `None`. Only events after its end have
+    /// to be requested.
+    pub fn since(&self, filter: &FilterHash, since: Option<Timestamp>) -> Option<Proof> {
+        let since = since.unwrap_or(Timestamp::from_secs(0));
+        let covers =
+            |one: &&Proof| one.filter == *filter && one.since <= since && since <= one.until;
+        self.proofs.iter().find(covers).copied()
+    }
+
+    /// Returns every proof.
+    pub fn proofs(&self) -> impl Iterator<Item = &Proof> {
+        self.proofs.iter()
+    }
+
+    /// Adds proofs for confirmed items that are complete up to `until`.
+    ///
+    /// Requests hold as many items as fit, in order; one more item moves all that follow into other requests. So items
+    /// are not proven by request but by bucket: an item always belongs to the same bucket, and a bucket's proof names
+    /// everything in it. A new item changes its own bucket and no other.
+    pub(crate) fn add_items(
+        &mut self,
+        confirmed: &RelaySyncNeeds,
+        until: Timestamp,
+        at: Timestamp,
+    ) {
+        let since = Timestamp::from_secs(0);
+        for items in buckets(confirmed) {
+            let filter = bucket_hash(&items);
+            self.add(Proof { filter, since, until, proven: Proven::Reconciled, at });
+        }
+    }
+
+    /// Returns the items of a target that are proven, by proofs no older than `oldest`.
+    pub(crate) fn proven_items(
+        &self,
+        target: &RelaySyncNeeds,
+        oldest: Timestamp,
+    ) -> Option<ProvenItems> {
+        let mut found: Option<ProvenItems> = None;
+        for items in buckets(target) {
+            let proof = self.since(&bucket_hash(&items), None).filter(|proof| proof.at >= oldest);
+            let Some(Proof { until, at, .. }) = proof else { continue };
+            let nothing = RelaySyncNeeds::default();
+            let all = found.get_or_insert(ProvenItems { items: nothing, until, at });
+            all.items.include(items);
+            (all.until, all.at) = (all.until.min(until), all.at.min(at));
+        }
+        found
+    }
+}
+
+/// Items of a target that are proven.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ProvenItems {
+    pub(crate) items: RelaySyncNeeds,
+    /// The time up to which all of them are complete.
+    pub(crate) until: Timestamp,
+    /// The time of the oldest proof.
+    pub(crate) at: Timestamp,
+}
+
+const ROOT_BUCKETS: u8 = 128;
+const REPO_BUCKETS: u8 = 32;
+
+/// Returns the items of each bucket: repositories, coordinates or roots.
+fn buckets(items: &RelaySyncNeeds) -> impl Iterator<Item = RelaySyncNeeds> {
+    let mut repos: BTreeMap<u8, RelaySyncNeeds> = BTreeMap::new();
+    for (repo, level) in &items.repos {
+        // Hashes the name too: one owner may have many repositories.
+        let bytes = repo.owner.as_bytes().iter().chain(repo.identifier.as_str().as_bytes());
+        let bucket = repos.entry(bucket_number(bytes)).or_default();
+        bucket.repos.insert(repo.clone(), *level);
+    }
+    let mut members: BTreeMap<u8, RelaySyncNeeds> = BTreeMap::new();
+    for member in &items.coordinates {
+        let bucket = members.entry(bucket_number(member.to_string().as_bytes())).or_default();
+        bucket.coordinates.insert(member.clone());
+    }
+    let mut roots: BTreeMap<u8, Vec<RootId>> = BTreeMap::new();
+    for root in &items.root_events {
+        let [first, ..] = *root.event().as_bytes();
+        roots.entry(first % ROOT_BUCKETS).or_default().push(*root);
+    }
+    let roots = roots.into_values().map(|roots| RelaySyncNeeds {
+        root_events: roots.into_iter().collect(),
+        ..RelaySyncNeeds::default()
+    });
+    repos.into_values().chain(members.into_values()).chain(roots)
+}
+
+/// Returns the bucket of a repository or coordinate, by its FNV-1a hash.
+fn bucket_number<'a>(bytes: impl IntoIterator<Item = &'a u8>) -> u8 {
+    let mix = |sum: u32, byte: &u8| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+    let [first, ..] = bytes.into_iter().fold(0x811c_9dc5, mix).to_be_bytes();
+    first % REPO_BUCKETS
+}
+
+/// Returns the hash of everything in a bucket: that of a filter which is never sent.
+fn bucket_hash(items: &RelaySyncNeeds) -> FilterHash {
+    let listed = |level| items.repos_at(level).map(RepoId::to_string);
+    let filter = Filter::new()
+        .events(items.root_events.iter().map(RootId::event))
+        .custom_tags(SingleLetterTag::LOWERCASE_A, listed(SyncLevel::Full))
+        .custom_tags(SingleLetterTag::LOWERCASE_D, listed(SyncLevel::StateOnly));
+    // No bucket has both repositories and coordinates.
+    let members = items.coordinates.iter().map(Coordinate::to_string);
+    FilterHash::of(&filter.custom_tags(SingleLetterTag::UPPERCASE_A, members))
 }
 
 #[cfg(test)]
 mod tests {
+    use nostr::event::EventId;
+    use nostr::key::PublicKey;
+
     use super::super::build_announcement_filter;
     use super::*;
+    use crate::engine::COVERAGE_CAPACITY;
 
     fn secs(n: u64) -> Timestamp {
         Timestamp::from_secs(n)
@@ -219,33 +295,33 @@ mod tests {
     #[test]
     fn touching_windows_become_one_as_old_as_its_oldest_part() {
         let set = set(&[proof(1, 0, 10, 11), proof(1, 10, 20, 21)]);
-        assert_eq!(set.since(&hash(1), None), Coverage::Proven(proof(1, 0, 20, 11)));
+        assert_eq!(set.since(&hash(1), None), Some(proof(1, 0, 20, 11)));
     }
 
     #[test]
     fn a_gap_stays_until_it_is_covered() {
         let mut set = set(&[proof(1, 0, 10, 11), proof(1, 15, 20, 21)]);
-        assert_eq!(set.since(&hash(1), None), Coverage::Proven(proof(1, 0, 10, 11)));
-        assert_eq!(set.since(&hash(1), Some(secs(12))), Coverage::Unproven);
-        assert_eq!(set.since(&hash(1), Some(secs(16))), Coverage::Proven(proof(1, 15, 20, 21)));
+        assert_eq!(set.since(&hash(1), None), Some(proof(1, 0, 10, 11)));
+        assert_eq!(set.since(&hash(1), Some(secs(12))), None);
+        assert_eq!(set.since(&hash(1), Some(secs(16))), Some(proof(1, 15, 20, 21)));
         set.add(proof(1, 9, 16, 30));
-        assert_eq!(set.since(&hash(1), None), Coverage::Proven(proof(1, 0, 20, 11)));
+        assert_eq!(set.since(&hash(1), None), Some(proof(1, 0, 20, 11)));
         assert_eq!(set.proofs().count(), 1);
     }
 
     #[test]
     fn a_newer_proof_of_the_whole_window_renews_it() {
         let set = set(&[proof(1, 5, 10, 11), proof(1, 0, 30, 31), proof(1, 20, 25, 40)]);
-        assert_eq!(set.since(&hash(1), None), Coverage::Proven(proof(1, 0, 30, 31)));
+        assert_eq!(set.since(&hash(1), None), Some(proof(1, 0, 30, 31)));
         let again = super::tests::set(&[proof(1, 0, 30, 31), proof(1, 0, 30, 50)]);
-        assert_eq!(again.since(&hash(1), None), Coverage::Proven(proof(1, 0, 30, 50)));
+        assert_eq!(again.since(&hash(1), None), Some(proof(1, 0, 30, 50)));
     }
 
     #[test]
     fn all_history_needs_a_proof_from_the_beginning() {
         let set = set(&[proof(1, 1, 10, 11)]);
-        assert_eq!(set.since(&hash(1), None), Coverage::Unproven);
-        assert_eq!(set.since(&hash(2), Some(secs(5))), Coverage::Unproven);
+        assert_eq!(set.since(&hash(1), None), None);
+        assert_eq!(set.since(&hash(2), Some(secs(5))), None);
     }
 
     #[test]
@@ -264,7 +340,69 @@ mod tests {
         assert_eq!(serde_json::from_str::<CoverageSet>(&text).unwrap(), set);
         let reversed = text.replace(r#""since":3"#, r#""since":9"#);
         let read: CoverageSet = serde_json::from_str(&reversed).unwrap();
-        assert_eq!(read.since(&hash(2), Some(secs(9))), Coverage::Unproven);
+        assert_eq!(read.since(&hash(2), Some(secs(9))), None);
         assert_eq!(read.proofs().count(), 1);
+    }
+
+    const UNTIL: Timestamp = Timestamp::from_secs(900);
+    const AT: Timestamp = Timestamp::from_secs(500);
+
+    fn root(n: u32) -> RootId {
+        let mut id = [0; 32];
+        id[..4].copy_from_slice(&n.wrapping_mul(0x9e37_79b9).to_be_bytes());
+        EventId::from_byte_array(id).into()
+    }
+
+    fn repo(n: u8) -> RepoId {
+        RepoId::new(PublicKey::from_byte_array([7; 32]), format!("repo-{n}").parse().unwrap())
+    }
+
+    fn items(repos: std::ops::Range<u8>, roots: std::ops::Range<u32>) -> RelaySyncNeeds {
+        RelaySyncNeeds {
+            repos: repos.map(|n| (repo(n), SyncLevel::Full)).collect(),
+            root_events: roots.map(root).collect(),
+            ..RelaySyncNeeds::default()
+        }
+    }
+
+    fn covered(items: &RelaySyncNeeds) -> CoverageSet {
+        let mut set = CoverageSet::with_capacity(500);
+        set.add_items(items, UNTIL, AT);
+        set
+    }
+
+    #[test]
+    fn proven_items_are_found_again_with_their_time() {
+        let all = items(0..20, 0..3_000);
+        let found = ProvenItems { items: all.clone(), until: UNTIL, at: AT };
+        assert_eq!(covered(&all).proven_items(&all, AT), Some(found));
+        assert_eq!(covered(&all).proven_items(&all, AT + 1u64), None, "too old");
+        assert_eq!(covered(&all).proven_items(&RelaySyncNeeds::default(), AT), None);
+    }
+
+    #[test]
+    fn a_new_item_unproves_only_its_own_bucket() {
+        let coverage = covered(&items(0..20, 0..3_000));
+        let more = items(0..21, 0..3_001);
+        let found = coverage.proven_items(&more, AT).unwrap().items;
+        assert!(found.root_events.len() > 2_950, "{}", found.root_events.len());
+        assert!(found.repos.len() >= 16, "{}", found.repos.len());
+        assert!(!found.root_events.contains(&root(3_000)) && !found.repos.contains_key(&repo(20)));
+    }
+
+    #[test]
+    fn a_repository_fetched_in_part_is_not_proven_in_full() {
+        let mut had = items(0..1, 0..0);
+        had.repos.insert(repo(0), SyncLevel::StateOnly);
+        assert_eq!(covered(&had).proven_items(&items(0..1, 0..0), AT), None);
+    }
+
+    #[test]
+    fn all_proofs_fit_a_record() {
+        let all = items(0..255, 0..20_000);
+        let count = covered(&all).proofs().count();
+        let buckets = usize::from(ROOT_BUCKETS) + usize::from(REPO_BUCKETS);
+        assert!((buckets - 4..=buckets).contains(&count), "{count} of {buckets}");
+        assert!(2 * count < COVERAGE_CAPACITY);
     }
 }

@@ -143,16 +143,18 @@ impl SyncIndex {
     /// Returns the number of different owners that list a relay. A single owner can name any number of relays, so this
     /// measures a relay's importance.
     pub fn owners_of(&self, relay: &RelayUrl) -> usize {
-        let mut last = None;
-        let listed = self.relays.get(relay).into_iter().flatten();
-        listed.filter(|repo| last.replace(repo.owner) != Some(repo.owner)).count()
+        self.owners(relay, None).count()
     }
 
-    /// Returns the owners of the repositories that list a relay and are wanted at this level.
-    pub fn owners(&self, relay: &RelayUrl, level: SyncLevel) -> impl Iterator<Item = PublicKey> {
+    /// Returns the owners of the repositories that list a relay and are wanted at this level, or at any.
+    pub fn owners(
+        &self,
+        relay: &RelayUrl,
+        level: Option<SyncLevel>,
+    ) -> impl Iterator<Item = PublicKey> {
+        let is_it = move |one: &RepoSyncNeeds| level.is_none_or(|level| one.level == level);
         let listed = self.relays.get(relay).into_iter().flatten();
-        let listed = listed
-            .filter(move |repo| self.repos.get(*repo).is_some_and(|needs| needs.level == level));
+        let listed = listed.filter(move |repo| self.repos.get(*repo).is_some_and(is_it));
         // Repositories are in the order of their owners.
         let mut last = None;
         let owners = listed.map(|repo| repo.owner);
@@ -161,8 +163,7 @@ impl SyncIndex {
 
     /// Returns whether a repository that is wanted in full lists the relay.
     pub fn is_wanted_in_full_from(&self, relay: &RelayUrl) -> bool {
-        let mut listed = self.relays.get(relay).into_iter().flatten();
-        listed.any(|repo| self.repos.get(repo).is_some_and(|one| one.level == SyncLevel::Full))
+        self.owners(relay, Some(SyncLevel::Full)).next().is_some()
     }
 
     /// Returns the repositories of a root, announced or not.
@@ -174,18 +175,10 @@ impl SyncIndex {
     pub fn target(&self, relay: &RelayUrl) -> Option<RelaySyncNeeds> {
         let listed = self.relays.get(relay)?.iter();
         let entries: Vec<_> = listed.filter_map(|repo| self.repos.get_key_value(repo)).collect();
-        let roots = entries.iter().flat_map(|(_, needs)| needs.wanted_roots());
-        Some(RelaySyncNeeds {
-            root_events: roots.copied().collect(),
-            coordinates: self.members_of(&entries),
-            repos: entries.into_iter().map(|(repo, needs)| (repo.clone(), needs.level)).collect(),
-        })
-    }
-
-    /// Returns the coordinates to request; only of repositories that are wanted in full.
-    fn members_of(&self, entries: &[(&RepoId, &RepoSyncNeeds)]) -> BTreeSet<Coordinate> {
+        // Coordinates are requested only of repositories that are wanted in full.
         let full = entries.iter().filter(|(_, needs)| needs.level == SyncLevel::Full);
-        full.flat_map(|(repo, _)| self.members.of(repo)).cloned().collect()
+        let coordinates = full.flat_map(|(repo, _)| self.members.of(repo)).cloned().collect();
+        Some(RelaySyncNeeds { coordinates, ..RelaySyncNeeds::of(&entries) })
     }
 
     fn apply_change(&mut self, change: IndexChange, before: &mut Before) {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use nostr::nips::nip01::Coordinate;
 
 use super::root::{RootId, RootSet};
-use grasp_core::{RelayUrl, RepoId};
+use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
 
 /// The wanted items by repository: the source of every target.
 pub type RepoSyncIndex = BTreeMap<RepoId, RepoSyncNeeds>;
@@ -49,6 +49,9 @@ impl RepoSyncNeeds {
     }
 }
 
+/// The items of a batch.
+pub type PendingItems = RelaySyncNeeds;
+
 /// Repositories and roots of one relay: wanted, pending or confirmed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RelaySyncNeeds {
@@ -61,6 +64,16 @@ pub struct RelaySyncNeeds {
 }
 
 impl RelaySyncNeeds {
+    /// Returns these repositories and their roots, without coordinates.
+    pub(super) fn of(repos: &[(&RepoId, &RepoSyncNeeds)]) -> Self {
+        let roots = repos.iter().flat_map(|(_, needs)| needs.wanted_roots());
+        Self {
+            root_events: roots.copied().collect(),
+            repos: repos.iter().map(|(repo, needs)| ((*repo).clone(), needs.level)).collect(),
+            coordinates: BTreeSet::new(),
+        }
+    }
+
     /// Returns whether there are no items.
     pub fn is_empty(&self) -> bool {
         self.repos.is_empty() && self.root_events.is_empty() && self.coordinates.is_empty()
@@ -117,6 +130,43 @@ impl RelaySyncNeeds {
     }
 }
 
+/// Returns the wanted items by relay, for every relay that a repository lists.
+///
+/// Our own service is never a target. Bootstrap relays always are, possibly without items, for their announcements.
+/// [`SyncIndex`](super::SyncIndex) computes the same incrementally.
+///
+/// ```
+/// use std::collections::BTreeSet;
+/// use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
+/// use grasp_sync::index::{RepoSyncIndex, RepoSyncNeeds, SyncLevel, derive_relay_targets};
+///
+/// let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+/// let repo: RepoId = format!("30617:{owner}:grasp").parse()?;
+/// let us: ServiceIdentity = "us.example".parse()?;
+/// let other: RelayUrl = "wss://other.example".parse()?;
+/// let needs = RepoSyncNeeds::new(SyncLevel::Full, ["wss://us.example".parse()?, other.clone()]);
+///
+/// let targets = derive_relay_targets(&RepoSyncIndex::from([(repo.clone(), needs)]), &us, &BTreeSet::new());
+/// assert!(targets[&other].includes_repo(&repo, SyncLevel::Full));
+/// assert_eq!(targets.len(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn derive_relay_targets(
+    repos: &RepoSyncIndex,
+    service: &ServiceIdentity,
+    bootstrap: &BTreeSet<RelayUrl>,
+) -> BTreeMap<RelayUrl, RelaySyncNeeds> {
+    let mut wanted: BTreeMap<&RelayUrl, Vec<_>> =
+        bootstrap.iter().map(|relay| (relay, Vec::new())).collect();
+    for entry @ (_, needs) in repos {
+        for relay in &needs.relays {
+            wanted.entry(relay).or_default().push(entry);
+        }
+    }
+    wanted.retain(|relay, _| !service.is_own_url(relay.as_str()));
+    wanted.into_iter().map(|(relay, repos)| (relay.clone(), RelaySyncNeeds::of(&repos))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use nostr::event::EventId;
@@ -170,5 +220,56 @@ mod tests {
         assert_eq!(needs.wanted_roots().count(), 0);
         needs.level = Full;
         assert_eq!(needs.wanted_roots().collect::<Vec<_>>(), [&root(1)]);
+    }
+
+    fn relay(name: &str) -> RelayUrl {
+        format!("wss://{name}.example").parse().unwrap()
+    }
+
+    fn repo_needs(level: SyncLevel, relays: &[&str], roots: &[u8]) -> RepoSyncNeeds {
+        RepoSyncNeeds {
+            root_events: roots.iter().copied().map(root).collect(),
+            ..RepoSyncNeeds::new(level, relays.iter().map(|name| relay(name)))
+        }
+    }
+
+    fn derive(repos: &RepoSyncIndex, bootstrap: &[&str]) -> BTreeMap<RelayUrl, RelaySyncNeeds> {
+        let us = "us.example".parse().unwrap();
+        let bootstrap = bootstrap.iter().map(|name| relay(name)).collect();
+        derive_relay_targets(repos, &us, &bootstrap)
+    }
+
+    #[test]
+    fn every_listed_relay_is_a_target() {
+        let repos = RepoSyncIndex::from([
+            (repo(1), repo_needs(Full, &["a", "b"], &[1, 2])),
+            (repo(2), repo_needs(Full, &["b"], &[2, 3])),
+        ]);
+        let targets = derive(&repos, &[]);
+        assert_eq!(targets.len(), 2);
+        assert_eq!(targets[&relay("a")].repos, [(repo(1), Full)].into());
+        assert_eq!(targets[&relay("a")].root_events, [root(1), root(2)].into());
+        assert_eq!(targets[&relay("b")].root_events, [root(1), root(2), root(3)].into());
+    }
+
+    #[test]
+    fn a_held_repository_is_requested_without_its_roots() {
+        let repos = RepoSyncIndex::from([(repo(1), repo_needs(StateOnly, &["a"], &[1]))]);
+        let target = &derive(&repos, &[])[&relay("a")];
+        assert_eq!(target.repos, [(repo(1), StateOnly)].into());
+        assert!(target.root_events.is_empty());
+    }
+
+    #[test]
+    fn our_own_service_is_never_a_target() {
+        let mut listed = repo_needs(Full, &["us", "a"], &[]);
+        listed.relays.insert("ws://us.example:80/below".parse().unwrap());
+        let targets = derive(&RepoSyncIndex::from([(repo(1), listed)]), &["us"]);
+        assert_eq!(targets.into_keys().collect::<Vec<_>>(), [relay("a")]);
+    }
+
+    #[test]
+    fn bootstrap_relays_are_targets_without_items() {
+        assert!(derive(&RepoSyncIndex::new(), &["boot"])[&relay("boot")].is_empty());
     }
 }

@@ -1,15 +1,10 @@
 //! Connection and confirmed items of one relay.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use nostr::types::Timestamp;
 
-use super::RelaySyncNeeds;
-use grasp_core::RelayUrl;
-
-/// The state of each relay.
-pub type RelaySyncIndex = BTreeMap<RelayUrl, RelayState>;
+use super::items::{PendingItems, RelaySyncNeeds};
 
 /// Time for which confirmed items outlive the connection. A catch-up reaches back by the same time before the last
 /// connect, so that back-dated events and differing clocks leave no gap.
@@ -38,19 +33,6 @@ impl ConnectionStatus {
             Self::Syncing | Self::Connected | Self::ConnectedHistoricSyncFailures => true,
         }
     }
-}
-
-/// The way to continue with a relay that has just been connected.
-#[must_use]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resume {
-    /// Nothing is confirmed; request everything.
-    Fresh,
-    /// Confirmed items stay confirmed; request events since this time.
-    CatchUp {
-        /// Start of the catch-up.
-        since: Timestamp,
-    },
 }
 
 /// The result of fetching history.
@@ -100,16 +82,18 @@ impl RelayState {
         }
     }
 
-    /// Records a connection. Clears the confirmed items unless a catch-up can continue from them.
-    pub fn connected(&mut self, now: Timestamp) -> Resume {
-        let resume = self.resume_kind(now);
-        if resume == Resume::Fresh {
+    /// Records a connection. Returns the start of the catch-up with the confirmed items; if there is none, nothing is
+    /// confirmed any more.
+    #[must_use]
+    pub fn connected(&mut self, now: Timestamp) -> Option<Timestamp> {
+        let last = self.last_connected.filter(|_| !self.should_clear_state(now));
+        if last.is_none() {
             self.clear_sync_state();
         }
         self.status = ConnectionStatus::Syncing;
         self.session = Some(now);
         self.disconnected_at = None;
-        resume
+        last.map(|last| last - RETENTION)
     }
 
     /// Records the end of fetching history; ignored if disconnected.
@@ -161,9 +145,7 @@ impl RelayState {
 
     /// Returns whether the relay was disconnected for longer than [`RETENTION`].
     pub fn should_clear_state(&self, now: Timestamp) -> bool {
-        self.disconnected_at.is_some_and(|since| {
-            now.as_secs().saturating_sub(since.as_secs()) > RETENTION.as_secs()
-        })
+        self.disconnected_at.is_some_and(|since| now - RETENTION > since)
     }
 
     /// Returns the phase of the connection.
@@ -177,21 +159,61 @@ impl RelayState {
     pub fn last_connected(&self) -> Option<Timestamp> {
         self.last_connected
     }
+}
 
-    fn resume_kind(&self, now: Timestamp) -> Resume {
-        match self.last_connected {
-            Some(last) if !self.should_clear_state(now) => Resume::CatchUp {
-                since: Timestamp::from_secs(last.as_secs().saturating_sub(RETENTION.as_secs())),
-            },
-            _ => Resume::Fresh,
-        }
+/// Returns the items that are wanted from a relay and neither pending nor confirmed: target − pending − confirmed.
+///
+/// `None` if there are none, or the relay is not connected; it is asked when it connects. Announcements (layer 1) and
+/// the catch-up of confirmed items are decided with the connection, not here.
+///
+/// The target may be all that is wanted from the relay, or only what a change has added
+/// ([`SyncDelta::added`](super::SyncDelta::added)): if nothing was open before the change, the result is the same.
+///
+/// ```
+/// use grasp_core::RepoId;
+/// use grasp_sync::index::{RelayState, RelaySyncNeeds, SyncLevel, compute_actions};
+/// use nostr::types::Timestamp;
+///
+/// let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+/// let repo: RepoId = format!("30617:{owner}:grasp").parse()?;
+/// let target = RelaySyncNeeds { repos: [(repo, SyncLevel::Full)].into(), ..Default::default() };
+///
+/// let mut state = RelayState::new(false);
+/// assert_eq!(compute_actions(&target, [], &state), None, "not connected");
+///
+/// let _ = state.connected(Timestamp::from_secs(1_700_000_000));
+/// assert_eq!(compute_actions(&target, [], &state), Some(target.clone()));
+/// assert_eq!(compute_actions(&target, [&target], &state), None, "pending");
+///
+/// state.confirm(target.clone());
+/// assert_eq!(compute_actions(&target, [], &state), None, "confirmed");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn compute_actions<'a>(
+    target: &RelaySyncNeeds,
+    pending: impl IntoIterator<Item = &'a PendingItems>,
+    state: &RelayState,
+) -> Option<PendingItems> {
+    if !state.connection_status().is_connected() {
+        return None;
     }
+    let mut new = target.without(&state.confirmed);
+    for items in pending {
+        if new.is_empty() {
+            break;
+        }
+        new = new.without(items);
+    }
+    (!new.is_empty()).then_some(new)
 }
 
 #[cfg(test)]
 mod tests {
+    use grasp_core::RepoId;
     use nostr::event::EventId;
+    use nostr::key::PublicKey;
 
+    use super::super::SyncLevel::{self, Full, StateOnly};
     use super::*;
 
     const MINUTE: u64 = 60;
@@ -210,7 +232,7 @@ mod tests {
     /// Connected from minute 100 with complete history, lost at minute 200.
     fn disconnected_at_200() -> RelayState {
         let mut state = RelayState::new(false);
-        assert_eq!(state.connected(at(100)), Resume::Fresh);
+        assert_eq!(state.connected(at(100)), None);
         state.confirm(items());
         state.history_ended(History::Complete);
         state.disconnected(at(200));
@@ -220,7 +242,7 @@ mod tests {
     #[test]
     fn a_quick_reconnect_catches_up_from_before_the_last_connect() {
         let mut state = disconnected_at_200();
-        assert_eq!(state.connected(at(215)), Resume::CatchUp { since: at(85) });
+        assert_eq!(state.connected(at(215)), Some(at(85)));
         assert_eq!(state.confirmed, items());
         assert_eq!(state.connection_status(), ConnectionStatus::Syncing);
     }
@@ -230,7 +252,7 @@ mod tests {
         let mut state = disconnected_at_200();
         let late = Timestamp::from_secs(at(215).as_secs() + 1);
         assert!(!state.should_clear_state(at(215)) && state.should_clear_state(late));
-        assert_eq!(state.connected(late), Resume::Fresh);
+        assert_eq!(state.connected(late), None);
         assert!(state.confirmed.is_empty());
     }
 
@@ -243,30 +265,30 @@ mod tests {
             state.disconnected(at(minute));
         }
         assert_eq!(state.disconnected_at, Some(at(200)));
-        assert_eq!(state.connected(at(217)), Resume::Fresh);
+        assert_eq!(state.connected(at(217)), None);
     }
 
     #[test]
     fn an_interrupted_catch_up_is_repeated() {
         let mut state = disconnected_at_200();
-        assert_eq!(state.connected(at(210)), Resume::CatchUp { since: at(85) });
+        assert_eq!(state.connected(at(210)), Some(at(85)));
         state.disconnected(at(211));
-        assert_eq!(state.connected(at(220)), Resume::CatchUp { since: at(85) });
+        assert_eq!(state.connected(at(220)), Some(at(85)));
         state.history_ended(History::BatchesFailed);
         state.disconnected(at(300));
-        assert_eq!(state.connected(at(301)), Resume::CatchUp { since: at(205) });
+        assert_eq!(state.connected(at(301)), Some(at(205)));
         state.history_ended(History::CatchUpFailed);
         state.disconnected(at(400));
-        assert_eq!(state.connected(at(401)), Resume::CatchUp { since: at(205) });
+        assert_eq!(state.connected(at(401)), Some(at(205)));
     }
 
     #[test]
     fn an_interrupted_first_session_does_not_count() {
         let mut state = RelayState::new(true);
-        assert_eq!(state.connected(at(0)), Resume::Fresh);
+        assert_eq!(state.connected(at(0)), None);
         state.confirm(items());
         state.disconnected(at(1));
-        assert_eq!(state.connected(at(2)), Resume::Fresh);
+        assert_eq!(state.connected(at(2)), None);
         assert!(state.confirmed.is_empty());
     }
 
@@ -291,5 +313,56 @@ mod tests {
         assert_eq!(state.connection_status(), ConnectionStatus::Disconnected);
         state.start_over(at(201));
         assert_eq!(state.connection_status(), ConnectionStatus::Disconnected);
+    }
+
+    fn needs(repos: &[(u8, SyncLevel)], roots: &[u8]) -> RelaySyncNeeds {
+        let repo = |n| RepoId::new(PublicKey::from_byte_array([n; 32]), "r".parse().unwrap());
+        RelaySyncNeeds {
+            repos: repos.iter().map(|(n, level)| (repo(*n), *level)).collect(),
+            root_events: roots.iter().map(|n| EventId::from_byte_array([*n; 32]).into()).collect(),
+            ..RelaySyncNeeds::default()
+        }
+    }
+
+    fn connected() -> RelayState {
+        let mut state = RelayState::new(false);
+        let _ = state.connected(Timestamp::from_secs(1));
+        state
+    }
+
+    #[test]
+    fn requests_only_items_neither_pending_nor_confirmed() {
+        let mut state = connected();
+        state.confirm(needs(&[(1, Full)], &[1]));
+        let batches = [needs(&[(2, Full)], &[]), needs(&[], &[2])];
+        let target = needs(&[(1, Full), (2, Full), (3, Full)], &[1, 2, 3]);
+        assert_eq!(compute_actions(&target, &batches, &state), Some(needs(&[(3, Full)], &[3])));
+    }
+
+    #[test]
+    fn requests_a_promoted_repository_in_full() {
+        let mut state = connected();
+        state.confirm(needs(&[(1, StateOnly)], &[]));
+        let batches = [needs(&[(2, StateOnly)], &[])];
+        let target = needs(&[(1, Full), (2, Full)], &[]);
+        assert_eq!(compute_actions(&target, &batches, &state), Some(target));
+    }
+
+    #[test]
+    fn asks_only_connected_relays() {
+        let target = needs(&[(1, Full)], &[]);
+        let asked = |state: &RelayState| compute_actions(&target, [], state).is_some();
+        let mut state = RelayState::new(true);
+        assert!(!asked(&state));
+        state.connecting();
+        assert!(!asked(&state));
+        let _ = state.connected(Timestamp::from_secs(1));
+        assert!(asked(&state));
+        state.history_ended(History::BatchesFailed);
+        assert!(asked(&state));
+        state.history_ended(History::Complete);
+        assert!(asked(&state));
+        state.disconnected(Timestamp::from_secs(2));
+        assert!(!asked(&state));
     }
 }

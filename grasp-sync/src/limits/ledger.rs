@@ -2,43 +2,23 @@
 
 use std::collections::BTreeMap;
 
-/// Limits for the subscriptions on one connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LedgerConfig {
-    /// Slots of a relay that advertises no number. Default: 20, which several large relays allow.
-    pub unadvertised: usize,
-    /// Upper limit, independent of the advertised number. Default: 200.
-    pub most: usize,
-    /// Slots that stay free, for other clients behind the same address. Default: 2.
-    pub reserve: usize,
-    /// Slots that live subscriptions leave to history. Default: 3.
-    ///
-    /// Live subscriptions do not end; without this limit they could keep history from being fetched.
-    pub transient_floor: usize,
-    /// Concurrent fetches. Default: 5.
-    pub fetches: usize,
-    /// Concurrent reconciliations. Default: 4.
-    pub reconciliations: usize,
-    /// Bytes of REQ messages that the relay may have to keep for us. Default: 900,000.
-    pub retained_bytes: usize,
-    /// Part of `retained_bytes` that live subscriptions leave to one fetch. Default: 98,304.
-    pub transient_bytes: usize,
-}
-
-impl Default for LedgerConfig {
-    fn default() -> Self {
-        Self {
-            unadvertised: 20,
-            most: 200,
-            reserve: 2,
-            transient_floor: 3,
-            fetches: 5,
-            reconciliations: 4,
-            retained_bytes: 900_000,
-            transient_bytes: 96 * 1024,
-        }
-    }
-}
+/// Slots of a relay that advertises no number; several large relays allow as many.
+const UNADVERTISED_SLOTS: usize = 20;
+/// Upper limit of slots, independent of the advertised number.
+const MAX_SLOTS: usize = 200;
+/// Slots that stay free, for other clients behind the same address.
+const FREE_SLOTS: usize = 2;
+/// Slots that live subscriptions leave to history. They do not end; without this limit they could keep history from
+/// being fetched.
+pub const TRANSIENT_SLOTS: usize = 3;
+/// Concurrent fetches.
+const MAX_FETCHES: usize = 5;
+/// Concurrent reconciliations.
+const MAX_RECONCILIATIONS: usize = 4;
+/// Bytes of REQ messages that a relay may have to keep for us, unless it is known to accept more or less.
+pub const RETAINED_BYTES: usize = 900_000;
+/// Bytes that live subscriptions leave to one fetch.
+pub const TRANSIENT_BYTES: usize = 96 * 1024;
 
 /// The purpose of a subscription; each class has a limit of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,10 +43,10 @@ pub struct Slot {
 /// The subscriptions on one connection.
 ///
 /// ```
-/// use grasp_sync::limits::{LedgerConfig, SlotClass, SlotLedger};
+/// use grasp_sync::limits::{RETAINED_BYTES, SlotClass, SlotLedger};
 ///
 /// // A relay that allows ten: two stay free, three are for history, so five can be live.
-/// let mut ledger = SlotLedger::new(LedgerConfig::default(), Some(10));
+/// let mut ledger = SlotLedger::new(RETAINED_BYTES, Some(10));
 /// let mut live = Vec::new();
 /// while let Some(slot) = ledger.take(SlotClass::Live, 1_000) {
 ///     live.push(slot);
@@ -78,7 +58,6 @@ pub struct Slot {
 /// ```
 #[derive(Debug)]
 pub struct SlotLedger {
-    config: LedgerConfig,
     total: usize,
     byte_ceiling: usize,
     open: BTreeMap<u64, OpenSlot>,
@@ -93,14 +72,10 @@ struct OpenSlot {
 
 impl SlotLedger {
     /// Returns the ledger of a new connection to a relay that advertises this `max_subscriptions`.
-    pub fn new(config: LedgerConfig, advertised: Option<usize>) -> Self {
-        Self {
-            config,
-            total: total_slots(&config, advertised),
-            byte_ceiling: config.retained_bytes,
-            open: BTreeMap::new(),
-            next_number: 0,
-        }
+    /// An advertised zero counts as not advertised.
+    pub fn new(byte_ceiling: usize, advertised: Option<usize>) -> Self {
+        let total = advertised.filter(|slots| *slots > 0).unwrap_or(UNADVERTISED_SLOTS);
+        Self { total: total.min(MAX_SLOTS), byte_ceiling, open: BTreeMap::new(), next_number: 0 }
     }
 
     /// Takes a slot for a request of `bytes`, if the limits of its class allow one now.
@@ -137,7 +112,7 @@ impl SlotLedger {
         }
         let stated = stated.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
         let proven = stated.unwrap_or_else(|| self.retained_bytes());
-        let lowered = proven.max(self.config.transient_bytes);
+        let lowered = proven.max(TRANSIENT_BYTES);
         self.byte_ceiling = self.byte_ceiling.min(lowered);
     }
 
@@ -160,9 +135,9 @@ impl SlotLedger {
     pub fn class_limit(&self, class: SlotClass) -> usize {
         let shared = self.total - self.reserve();
         match class {
-            SlotClass::Live => shared.saturating_sub(self.config.transient_floor),
-            SlotClass::Fetch => self.config.fetches.min(shared),
-            SlotClass::Reconcile => self.config.reconciliations.min(shared),
+            SlotClass::Live => shared.saturating_sub(TRANSIENT_SLOTS),
+            SlotClass::Fetch => MAX_FETCHES.min(shared),
+            SlotClass::Reconcile => MAX_RECONCILIATIONS.min(shared),
         }
     }
 
@@ -184,13 +159,13 @@ impl SlotLedger {
 
     /// Returns the slots to leave free; fewer than configured if a relay allows very few.
     fn reserve(&self) -> usize {
-        let one_live = self.config.transient_floor.saturating_add(1);
-        self.config.reserve.min(self.total.saturating_sub(one_live))
+        let one_live = TRANSIENT_SLOTS + 1;
+        FREE_SLOTS.min(self.total.saturating_sub(one_live))
     }
 
     fn byte_limit(&self, class: SlotClass) -> usize {
         match class {
-            SlotClass::Live => self.byte_ceiling.saturating_sub(self.config.transient_bytes),
+            SlotClass::Live => self.byte_ceiling.saturating_sub(TRANSIENT_BYTES),
             SlotClass::Fetch | SlotClass::Reconcile => self.byte_ceiling,
         }
     }
@@ -211,18 +186,12 @@ impl SlotLedger {
     }
 }
 
-/// Returns the slots of a connection; an advertised zero counts as not advertised.
-fn total_slots(config: &LedgerConfig, advertised: Option<usize>) -> usize {
-    let stated = advertised.filter(|slots| *slots > 0);
-    stated.unwrap_or(config.unadvertised).min(config.most).max(1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn ledger(advertised: usize) -> SlotLedger {
-        SlotLedger::new(LedgerConfig::default(), Some(advertised))
+        SlotLedger::new(RETAINED_BYTES, Some(advertised))
     }
 
     fn slot(ledger: &mut SlotLedger, class: SlotClass) -> Slot {
@@ -235,7 +204,7 @@ mod tests {
 
     #[test]
     fn uses_twenty_slots_unless_advertised_and_two_hundred_at_most() {
-        let silent = SlotLedger::new(LedgerConfig::default(), None);
+        let silent = SlotLedger::new(RETAINED_BYTES, None);
         assert_eq!(silent.total(), 20);
         assert_eq!(ledger(0).total(), 20);
         assert_eq!(ledger(500).total(), 200);

@@ -8,27 +8,25 @@ use grasp_core::limits::Admit;
 
 use super::{Rate, TokenBucket};
 
+/// Pause after the first refusal; each further one doubles it. Relays count per minute; the five seconds allow for clocks
+/// and queues.
+const FIRST_PAUSE: Duration = Duration::from_secs(65);
+/// The longest pause.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
+/// Minimum distance between requests after the first refusal; each further one doubles it.
+const FIRST_GAP: Duration = Duration::from_millis(600);
+/// The largest minimum distance.
+const WIDEST_GAP: Duration = Duration::from_secs(10);
+/// Time without refusal, from the end of the pause, after which refusals are forgotten.
+const QUIET: Duration = Duration::from_secs(5 * 60);
+
 /// The rate of background requests to one relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PaceConfig {
-    /// Requests that may start at once after an idle time. Default: 60.
+    /// Requests that may start at once after an idle time.
     pub burst: NonZeroU32,
-    /// Sustained rate of requests. Default: 2 per second.
+    /// Sustained rate of requests.
     pub rate: Rate,
-    /// Pause after the first refusal; each further one doubles it. Default: 65 seconds.
-    ///
-    /// Relays count per minute; the five seconds allow for clocks and queues.
-    pub first_pause: Duration,
-    /// The longest pause. Default: 1 hour.
-    pub longest_pause: Duration,
-    /// Minimum distance between requests after the first refusal; each further one doubles it.
-    /// Default: 600 milliseconds.
-    pub first_gap: Duration,
-    /// The largest minimum distance. Default: 10 seconds.
-    pub widest_gap: Duration,
-    /// Time without refusal, from the end of the pause, after which refusals are forgotten.
-    /// Default: 5 minutes.
-    pub quiet: Duration,
 }
 
 impl PaceConfig {
@@ -42,18 +40,7 @@ impl PaceConfig {
     pub const CAREFUL: Self = Self {
         burst: NonZeroU32::new(60).expect("sixty is not zero"),
         rate: Rate::per_second(NonZeroU32::new(2).expect("two is not zero")),
-        first_pause: Duration::from_secs(65),
-        longest_pause: Duration::from_secs(60 * 60),
-        first_gap: Duration::from_millis(600),
-        widest_gap: Duration::from_secs(10),
-        quiet: Duration::from_secs(5 * 60),
     };
-}
-
-impl Default for PaceConfig {
-    fn default() -> Self {
-        Self::CAREFUL
-    }
 }
 
 /// Limits the rate of background requests to one relay.
@@ -68,7 +55,7 @@ impl Default for PaceConfig {
 /// use grasp_core::limits::Admit;
 /// use grasp_sync::limits::{Pace, PaceConfig};
 ///
-/// let mut pace = Pace::new(PaceConfig::default());
+/// let mut pace = Pace::new(PaceConfig::CAREFUL);
 /// let now = Mono::from_secs(10);
 /// assert_eq!(pace.admit(now), Admit::Go);
 ///
@@ -80,7 +67,6 @@ impl Default for PaceConfig {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Pace {
-    config: PaceConfig,
     bucket: TokenBucket,
     last_start: Option<Mono>,
     paused_until: Mono,
@@ -100,7 +86,6 @@ impl Pace {
     /// Returns the pace of a relay that has not refused anything.
     pub const fn new(config: PaceConfig) -> Self {
         Self {
-            config,
             bucket: TokenBucket::new(config.burst, config.rate),
             last_start: None,
             paused_until: Mono::ZERO,
@@ -125,11 +110,10 @@ impl Pace {
         self.forget_old_refusals(now);
         let (pause, gap) = match self.slowdown {
             Some(slowdown) if now < slowdown.until => return,
-            Some(Slowdown { pause, gap, .. }) => (
-                pause.saturating_mul(2).min(self.config.longest_pause),
-                gap.saturating_mul(2).min(self.config.widest_gap),
-            ),
-            None => (self.config.first_pause, self.config.first_gap),
+            Some(Slowdown { pause, gap, .. }) => {
+                (pause.saturating_mul(2).min(LONGEST_PAUSE), gap.saturating_mul(2).min(WIDEST_GAP))
+            }
+            None => (FIRST_PAUSE, FIRST_GAP),
         };
         let until = now + pause;
         self.slowdown = Some(Slowdown { pause, gap, until });
@@ -156,8 +140,7 @@ impl Pace {
     }
 
     fn forget_old_refusals(&mut self, now: Mono) {
-        let quiet = self.config.quiet;
-        self.slowdown = self.slowdown.filter(|slowdown| now < slowdown.until + quiet);
+        self.slowdown = self.slowdown.filter(|slowdown| now < slowdown.until + QUIET);
     }
 }
 

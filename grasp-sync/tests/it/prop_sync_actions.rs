@@ -3,10 +3,7 @@
 use std::collections::BTreeMap;
 
 use grasp_core::RelayUrl;
-use grasp_sync::index::{
-    AddFilters, BatchId, History, PartId, PendingBatch, PendingSyncIndex, RelayState,
-    RelaySyncIndex, compute_actions,
-};
+use grasp_sync::index::{History, PendingItems, RelayState, compute_actions};
 use nostr::types::Timestamp;
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -30,21 +27,21 @@ fn any_state() -> impl Strategy<Value = RelayState> {
     })
 }
 
-fn any_batch() -> impl Strategy<Value = PendingBatch> {
-    let batch = |items| PendingBatch::new(BatchId(7), items, [PartId(1)]);
-    any_items().prop_map(batch)
-}
-
 #[derive(Clone, Debug)]
 struct World {
     targets: Targets,
-    pending: PendingSyncIndex,
-    relays: RelaySyncIndex,
+    pending: BTreeMap<RelayUrl, Vec<PendingItems>>,
+    relays: BTreeMap<RelayUrl, RelayState>,
 }
 
 impl World {
-    fn actions(&self) -> Vec<AddFilters> {
-        compute_actions(&self.targets, &self.pending, &self.relays)
+    fn actions(&self) -> BTreeMap<RelayUrl, PendingItems> {
+        let one = |relay: &RelayUrl, target| {
+            let pending = self.pending.get(relay).into_iter().flatten();
+            compute_actions(target, pending, self.relays.get(relay)?)
+        };
+        let actions = self.targets.iter();
+        actions.filter_map(|(relay, target)| Some((relay.clone(), one(relay, target)?))).collect()
     }
 
     fn is_connected(&self, relay: &RelayUrl) -> bool {
@@ -55,7 +52,7 @@ impl World {
 
 fn any_world() -> impl Strategy<Value = World> {
     let targets = btree_map(any_relay(), any_items(), 0..5);
-    let pending = btree_map(any_relay(), vec(any_batch(), 0..3), 0..5);
+    let pending = btree_map(any_relay(), vec(any_items(), 0..3), 0..5);
     let relays = btree_map(any_relay(), any_state(), 0..5);
     (targets, pending, relays).prop_map(|(targets, pending, relays)| World {
         targets,
@@ -67,11 +64,11 @@ fn any_world() -> impl Strategy<Value = World> {
 proptest! {
     #[test]
     fn requests_an_item_iff_wanted_and_neither_pending_nor_confirmed(world in any_world()) {
-        let asked: BTreeMap<_, _> = world.actions().into_iter().map(|a| (a.relay, a.items)).collect();
+        let asked = world.actions();
         prop_assert!(asked.values().all(|items| !items.is_empty()));
         prop_assert!(asked.keys().all(|relay| world.targets.contains_key(relay)));
         for (relay, target) in &world.targets {
-            let batches = world.pending.get(relay).into_iter().flatten().map(|batch| &batch.items);
+            let batches = world.pending.get(relay).into_iter().flatten();
             let confirmed = world.relays.get(relay).map(|state| &state.confirmed);
             let had: Vec<_> = batches.chain(confirmed).collect();
             let asked = asked.get(relay).cloned().unwrap_or_default();
@@ -90,18 +87,17 @@ proptest! {
 
     #[test]
     fn requests_nothing_once_pending(mut world in any_world()) {
-        for (n, action) in (0..).zip(world.actions()) {
-            let batch = PendingBatch::new(BatchId(n), action.items, [PartId(n)]);
-            world.pending.entry(action.relay).or_default().push(batch);
+        for (relay, items) in world.actions() {
+            world.pending.entry(relay).or_default().push(items);
         }
-        prop_assert_eq!(world.actions(), []);
+        prop_assert_eq!(world.actions(), BTreeMap::new());
     }
 
     #[test]
     fn requests_nothing_once_confirmed(mut world in any_world()) {
-        for action in world.actions() {
-            world.relays.get_mut(&action.relay).unwrap().confirm(action.items);
+        for (relay, items) in world.actions() {
+            world.relays.get_mut(&relay).unwrap().confirm(items);
         }
-        prop_assert_eq!(world.actions(), []);
+        prop_assert_eq!(world.actions(), BTreeMap::new());
     }
 }

@@ -4,14 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem::discriminant;
 use std::time::Duration;
 
-use crate::index::BatchId;
 use grasp_core::Mono;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
 use super::super::context::RelayContext;
-use super::super::ids::{JobId, LiveId, SubId};
-use super::super::job::{Batch, Job, Method, Purpose};
+use super::super::ids::{BatchId, JobId, LiveId, SubId};
+use super::super::job::{Job, Method, PendingBatch, Purpose};
 use super::super::layer::Layer;
 use super::gaps::CountAs;
 
@@ -21,7 +20,7 @@ const LOOK_AHEAD: usize = 100;
 /// The batches of jobs of one connection, and the queues that jobs wait in.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Backlog {
-    pub(super) batches: BTreeMap<BatchId, Batch>,
+    pub(super) batches: BTreeMap<BatchId, PendingBatch>,
     pub(super) jobs: BTreeMap<JobId, Job>,
     /// Queued jobs by method: announcements first, polls last.
     pub(super) queues: BTreeMap<Method, BTreeSet<(Purpose, BatchId, JobId)>>,
@@ -40,13 +39,16 @@ impl Backlog {
     }
 
     /// Returns the batch of a job.
-    pub(super) fn batch_of(&self, id: JobId) -> Option<&Batch> {
+    pub(super) fn batch_of(&self, id: JobId) -> Option<&PendingBatch> {
         self.batches.get(&self.jobs.get(&id)?.batch)
     }
 
     /// Adds a job to its queue, or makes it wait if the relay refused this very filter.
     pub(super) fn add(&mut self, ctx: &RelayContext<'_>, id: JobId, job: Job, method: Method) {
         let refused = ctx.history.suspended.filter_suspended_for(ctx.mono(), || job.hash());
+        if let Some(batch) = self.batches.get_mut(&job.batch) {
+            batch.outstanding += 1;
+        }
         self.jobs.insert(id, job);
         match refused {
             Some(wait) => self.delay(ctx.mono(), id, wait, method),
@@ -130,11 +132,26 @@ impl Backlog {
         shares: impl FnOnce(SubId) -> Vec<JobId>,
     ) -> Option<SubId> {
         self.forget_inventory(ctx, id);
-        let job = self.jobs.remove(&id)?;
+        let job = self.end(id)?;
         self.unqueue(id);
         self.backing_off.retain(|(_, backing_off)| *backing_off != id);
         ctx.history.wants.abandon(id);
         job.sub().filter(|sub| !shares(*sub).iter().any(|id| self.is_open_for(*sub, *id)))
+    }
+
+    /// Takes a job that has ended out of its batch.
+    pub(super) fn end(&mut self, id: JobId) -> Option<Job> {
+        let job = self.jobs.remove(&id)?;
+        if let Some(batch) = self.batches.get_mut(&job.batch) {
+            batch.outstanding -= 1;
+        }
+        Some(job)
+    }
+
+    /// Takes a batch of which all jobs have ended.
+    pub(super) fn take_complete(&mut self, id: BatchId) -> Option<PendingBatch> {
+        self.batches.get(&id).filter(|batch| batch.outstanding == 0)?;
+        self.batches.remove(&id)
     }
 
     /// Releases the inventory of a job, and forgets the request for it.
@@ -169,16 +186,15 @@ impl Backlog {
     pub(super) fn add_parts(
         &mut self,
         ctx: &mut RelayContext<'_>,
-        job: &Job,
+        id: JobId,
         parts: impl IntoIterator<Item = Filter>,
         method: Method,
     ) {
-        for filter in parts {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let parts: Vec<Job> = parts.into_iter().map(|filter| job.part(filter)).collect();
+        for part in parts {
             let id = ctx.shared.ids.job();
-            if let Some(batch) = ctx.batch(job.batch) {
-                batch.grow(id.part());
-            }
-            self.add(ctx, id, job.part(filter), method);
+            self.add(ctx, id, part, method);
         }
     }
 

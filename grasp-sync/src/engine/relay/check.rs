@@ -18,7 +18,7 @@ impl Session {
         self.backlog.jobs.contains_key(&id)
     }
 
-    pub(in crate::engine) fn check(&self, url: &RelayUrl, history: &RelayHistory, batches: usize) {
+    pub(in crate::engine) fn check(&self, url: &RelayUrl, history: &RelayHistory) {
         let ledger = &history.ledger;
         assert_eq!(
             ledger.in_use(),
@@ -33,7 +33,7 @@ impl Session {
             assert!(used <= limit || may_exceed, "{url}: {used} of {limit} {class:?}");
         }
         self.check_subscriptions(url);
-        self.backlog.check(url, batches);
+        self.backlog.check(url);
     }
 
     /// Checks that every subscription is known to its user, and has a timeout.
@@ -60,8 +60,11 @@ impl Session {
 
 impl Backlog {
     /// Panics unless every job is where its phase says, and belongs to a batch.
-    fn check(&self, url: &RelayUrl, pending: usize) {
-        assert_eq!(self.batches.len(), pending, "{url}: each batch is pending");
+    fn check(&self, url: &RelayUrl) {
+        for (id, batch) in &self.batches {
+            let jobs = self.jobs_of(*id).count();
+            assert!(jobs > 0 && batch.outstanding == jobs, "{url}: a batch has lost its jobs");
+        }
         for (id, job) in &self.jobs {
             assert!(self.batches.contains_key(&job.batch), "{url}: a job without a batch");
             let is_queued = |method| {

@@ -1,8 +1,6 @@
 //! Fetches history: batches of jobs are started, sent as pages or sessions, split, retried and ended.
 
-use crate::index::{
-    BatchId, BatchProgress, Coverage, FilterHash, PendingBatch, PendingItems, RETENTION,
-};
+use crate::index::{FilterHash, PendingItems, RETENTION};
 use crate::limits::{PARK, Refusal, SlotClass};
 use grasp_core::limits::{Admit, EoseHint, PeerText};
 use grasp_core::nostr::filter::Filter;
@@ -10,13 +8,13 @@ use grasp_core::nostr::types::Timestamp;
 
 use super::super::compact_filter::CompactFilter;
 use super::super::context::{InventoryRequest, RelayContext};
-use super::super::ids::{InventoryId, JobId, SubId};
+use super::super::ids::{BatchId, InventoryId, JobId, SubId};
 use super::super::io::{Delivered, Frame, InventoryFailed, Output, Row};
-use super::super::job::{Batch, Job, JobAnswer, JobStep, Method, NegMessage, Purpose};
+use super::super::job::{Job, JobAnswer, JobStep, Method, NegMessage, PendingBatch, Purpose};
 use super::super::layer::{self, Layer, bisect, split, split_by_kind, wire_len};
 use super::super::missing;
 use super::super::reconcile::{Comparison, MAX_NEEDED, ReconcileStep, Reconciliation};
-use super::super::report::Report;
+use super::super::report::{Report, SyncMethod};
 use super::super::suspended::RequestMode;
 use super::auth::AuthDecision;
 use super::full_sync::max_offered;
@@ -27,6 +25,8 @@ use super::subs::{NEG_IDLE_TIMEOUT, NEG_OPEN_TIMEOUT, SubKind};
 
 /// Jobs of one connection above which full seconds are no longer split: a relay can make them up.
 const MAX_JOBS: usize = 20_000;
+/// Items of local inventories held in memory; above it, history is fetched by pages. An item is 40 bytes.
+const MAX_INVENTORY_ITEMS: usize = 1_000_000;
 /// Ids offered by all relays and not fetched yet above which histories are paged instead of compared.
 const MAX_WANTED_TOTAL: usize = 1_000_000;
 
@@ -55,13 +55,12 @@ impl Session {
         let (id, began) = (ctx.shared.ids.batch(), ctx.now.unix);
         let planned: Vec<(Filter, Method)> =
             filters.into_iter().map(|filter| plan(ctx, purpose, filter, method)).collect();
-        let jobs: Vec<JobId> = planned.iter().map(|_| ctx.shared.ids.job()).collect();
-        let parts = jobs.iter().map(|job| job.part());
-        ctx.batches().push(PendingBatch::new(id, items, parts));
-        self.backlog.batches.insert(id, Batch { purpose, began, count_as });
+        let (outstanding, sync_method) = (0, SyncMethod::Negentropy);
+        let batch = PendingBatch { purpose, items, outstanding, sync_method, began, count_as };
+        self.backlog.batches.insert(id, batch);
         let mut before: Option<CompactFilter> = None;
-        for (job, (filter, method)) in jobs.into_iter().zip(planned) {
-            let layer = Layer::of(&filter);
+        for (filter, method) in planned {
+            let (job, layer) = (ctx.shared.ids.job(), Layer::of(&filter));
             let compact = CompactFilter::new(filter, before.as_ref());
             self.backlog.add(ctx, job, Job::new(id, layer, compact.clone(), began), method);
             before = Some(compact);
@@ -146,35 +145,32 @@ impl Session {
         parts: [Filter; 2],
         method: Method,
     ) {
-        let Some(job) = self.backlog.jobs.remove(&id) else { return };
         self.backlog.unqueue(id);
-        self.backlog.add_parts(ctx, &job, parts, method);
-        // The parts are tracked by now, so this completes nothing.
-        let _ = ctx.batch(job.batch).map(|batch| batch.ended(id.part()));
+        self.backlog.add_parts(ctx, id, parts, method);
+        // The parts belong to the batch by now, so this completes nothing.
+        let _ = self.backlog.end(id);
     }
 
     /// Splits a job that keeps getting full pages into parts that share requests.
     fn split_pages(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
         let limit = ctx.history.profile.page;
-        let max_pages = self.budget.filters_per_req().min(self.pages_per_req);
+        let max_pages = self.budget.filters_per_req.min(self.pages_per_req);
         let page = self.backlog.get_mut(id).and_then(|job| job.next_page(limit));
         let Some(rest) = page.map(|page| Filter { limit: None, ..page }) else { return };
         let parts = layer::split_into(&rest, max_pages);
         if parts.len() < 2 {
             return self.backlog.queue(id, Method::Page);
         }
-        let Some(mut job) = self.backlog.jobs.remove(&id) else { return };
-        job.leave_to_parts();
-        self.backlog.add_parts(ctx, &job, parts, Method::Page);
-        self.backlog.jobs.insert(id, job);
+        self.backlog.get_mut(id).into_iter().for_each(Job::leave_to_parts);
+        self.backlog.add_parts(ctx, id, parts, Method::Page);
         self.end_if_complete(ctx, id);
     }
 
     /// Fetches seconds in parts that held more than a page, then ends the job if that was all.
     fn fill_gaps(&mut self, ctx: &mut RelayContext<'_>, id: JobId, gaps: Vec<Timestamp>) {
-        let Some(job) = self.backlog.jobs.remove(&id) else { return };
+        let Some(filter) = self.backlog.get(id).map(Job::filter) else { return };
         for at in gaps {
-            let parts: Vec<Filter> = match split(&job.filter()) {
+            let parts: Vec<Filter> = match split(&filter) {
                 _ if self.backlog.jobs.len() >= MAX_JOBS => {
                     ctx.report(|relay| Report::GapSecond { relay, at });
                     continue;
@@ -183,13 +179,12 @@ impl Session {
                 None => {
                     ctx.report(|relay| Report::GapSecond { relay, at });
                     // Brings most of the events; the rest stays a gap.
-                    split_by_kind(&job.filter()).into_iter().flatten().collect()
+                    split_by_kind(&filter).into_iter().flatten().collect()
                 }
             };
             let parts = parts.into_iter().map(|part| part.since(at).until(at));
-            self.backlog.add_parts(ctx, &job, parts, Method::Page);
+            self.backlog.add_parts(ctx, id, parts, Method::Page);
         }
-        self.backlog.jobs.insert(id, job);
         self.end_if_complete(ctx, id);
     }
 
@@ -212,11 +207,14 @@ impl Session {
         if !self.backlog.get(id).is_some_and(Job::is_complete) {
             return;
         }
-        let Some(job) = self.backlog.jobs.remove(&id) else { return };
+        let Some(job) = self.backlog.end(id) else { return };
         if let Some(proof) = job.proof(ctx.now.unix) {
             ctx.history.coverage.add(proof);
         }
-        self.part_ended(ctx, job.batch, id, job.is_paged());
+        if let Some(batch) = self.backlog.batches.get_mut(&job.batch).filter(|_| job.is_paged()) {
+            batch.sync_method = SyncMethod::ReqEose;
+        }
+        self.end_batch_if_complete(ctx, job.batch);
         if job.layer != Layer::All {
             return;
         }
@@ -229,29 +227,12 @@ impl Session {
         }
     }
 
-    /// Notes the end of a part of a batch, and ends the batch if that was its last.
-    pub(super) fn part_ended(
-        &mut self,
-        ctx: &mut RelayContext<'_>,
-        id: BatchId,
-        part: JobId,
-        is_paged: bool,
-    ) {
-        let progress = ctx.batch(id).map(|batch| {
-            if is_paged {
-                batch.paged();
-            }
-            batch.ended(part.part())
-        });
-        let is_complete = progress == Some(BatchProgress::Complete);
-        let Some(batch) = self.backlog.batches.get(&id).copied().filter(|_| is_complete) else {
-            return;
-        };
-        self.backlog.batches.remove(&id);
+    /// Ends a batch of which all jobs have ended.
+    pub(super) fn end_batch_if_complete(&mut self, ctx: &mut RelayContext<'_>, id: BatchId) {
+        let Some(batch) = self.backlog.take_complete(id) else { return };
         ctx.schedule_write();
-        let Some(pending) = ctx.take_batch(id) else { return };
         match batch.purpose {
-            Purpose::Items => confirm(ctx, pending),
+            Purpose::Items => confirm(ctx, id, batch),
             Purpose::Poll(live) => self.live.polled(live, batch.began),
             Purpose::Announcements | Purpose::CatchUp | Purpose::MissedLive(_) => {}
         }
@@ -269,7 +250,6 @@ impl Session {
             self.drop_job(ctx, id);
         }
         self.backlog.batches.remove(&id);
-        let _ = ctx.take_batch(id);
     }
 
     /// Removes the batch of a purpose; returns the start of its window, if it has any.
@@ -327,7 +307,7 @@ impl Session {
     /// Collects the first queued page and others that fit. Empty if the first job is at its end.
     fn collect_pages(&mut self, ctx: &mut RelayContext<'_>, first: JobId) -> PagesRequest {
         let mut request = PagesRequest { bytes: REQ_BYTES, ..PagesRequest::default() };
-        let max_pages = self.budget.filters_per_req().min(self.pages_per_req);
+        let max_pages = self.budget.filters_per_req.min(self.pages_per_req);
         for id in self.backlog.compatible_pages(first) {
             let Some(job) = self.backlog.get_mut(id) else { continue };
             let Some(page) = job.next_page(ctx.history.profile.page) else {
@@ -336,7 +316,7 @@ impl Session {
                 continue;
             };
             let bytes = page.as_json().len() + 1;
-            let is_full = request.bytes + bytes > self.budget.message_bytes();
+            let is_full = request.bytes + bytes > self.budget.message_bytes;
             if !request.jobs.is_empty() && is_full {
                 break;
             }
@@ -431,8 +411,8 @@ impl Session {
         if ctx.history.pace.reopens_at() > now {
             return StartResult::NotYet;
         }
-        let is_memory_full = ctx.shared.held_items() >= ctx.shared.config.inventory_items
-            || ctx.shared.wanted >= MAX_WANTED_TOTAL;
+        let is_memory_full =
+            ctx.shared.held_items() >= MAX_INVENTORY_ITEMS || ctx.shared.wanted >= MAX_WANTED_TOTAL;
         if !ctx.history.neg.is_over(now) || is_memory_full {
             self.backlog.queue(id, Method::Page);
             return StartResult::Done;
@@ -488,8 +468,7 @@ impl Session {
         let (original, layer) = (job.original_hash(), job.layer);
         let refused = ctx.shared.rejected.rows(&original).filter(is_within);
         let frame = ctx.history.profile.neg_frame;
-        let (max_ids, max_items) =
-            (max_offered(full_sync, layer), ctx.shared.config.inventory_items);
+        let (max_ids, max_items) = (max_offered(full_sync, layer), MAX_INVENTORY_ITEMS);
         let opened =
             items.ok().filter(|items| layer != Layer::All || items.len() <= max_items).and_then(
                 |items| Reconciliation::open(items.into_iter().chain(refused), frame, max_ids),
@@ -641,20 +620,18 @@ fn plan(
         return (filter, method);
     }
     match ctx.history.coverage.since(&FilterHash::of(&filter), None) {
-        Coverage::Proven(proof) if proof.at >= ctx.history.pass.began => {
+        Some(proof) if proof.at >= ctx.history.pass.began => {
             (filter.since(proof.until - RETENTION), Method::Page)
         }
-        Coverage::Proven(_) | Coverage::Unproven => (filter, method),
+        _ => (filter, method),
     }
 }
 
 /// Confirms the items of a batch that is complete.
-fn confirm(ctx: &mut RelayContext<'_>, pending: PendingBatch) {
-    let (batch, method) = (pending.batch_id, pending.sync_method);
-    let (repos, roots) = (pending.items.repos.len(), pending.items.root_events.len());
-    if let Some(state) = ctx.state() {
-        state.confirm(pending.items);
-    }
+fn confirm(ctx: &mut RelayContext<'_>, batch: BatchId, complete: PendingBatch) {
+    let PendingBatch { items, sync_method: method, .. } = complete;
+    let (repos, roots) = (items.repos.len(), items.root_events.len());
+    ctx.history.state.confirm(items);
     ctx.report(|relay| Report::BatchConfirmed { relay, batch, repos, roots, method });
 }
 

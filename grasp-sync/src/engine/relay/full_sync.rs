@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::index::{AddFilters, FilterHash, PendingItems, build_layer2_and_layer3_filters};
+use crate::index::{FilterHash, PendingItems, build_layer2_and_layer3_filters};
 use crate::limits::PARK;
 use grasp_core::Mono;
 use grasp_core::admission::Retry;
@@ -135,11 +135,10 @@ impl Session {
     pub(super) fn fetch_in_full_sync(
         &mut self,
         ctx: &mut RelayContext<'_>,
-        action: AddFilters,
+        items: PendingItems,
         method: Method,
         count_as: CountAs,
     ) {
-        let AddFilters { relay, items } = action;
         let (repos, threads) = match method {
             Method::Reconcile => (PendingItems::default(), items),
             Method::Page => {
@@ -148,16 +147,14 @@ impl Session {
                 (repos, PendingItems { root_events, coordinates, ..PendingItems::default() })
             }
         };
-        let repos = AddFilters { relay: relay.clone(), items: repos };
-        let filters = repos.filters(&self.budget);
-        self.fetch(ctx, Purpose::Items, filters, method, repos.items, count_as);
-        let threads = AddFilters { relay, items: threads };
-        let filters = threads.filters(&self.budget);
+        let filters = build_layer2_and_layer3_filters(&repos, None, &self.budget);
+        self.fetch(ctx, Purpose::Items, filters, method, repos, count_as);
+        let filters = build_layer2_and_layer3_filters(&threads, None, &self.budget);
         let (filters, method) = match self.covered_by_full_sync(ctx, &filters) {
             true => (vec![all_events()], Method::Reconcile),
             false => (filters, method),
         };
-        self.fetch(ctx, Purpose::Items, filters, method, threads.items, count_as);
+        self.fetch(ctx, Purpose::Items, filters, method, threads, count_as);
     }
 
     fn exceeds_full_sync_limit(&self, ctx: &RelayContext<'_>, bytes: usize) -> bool {
@@ -243,11 +240,11 @@ impl Session {
         let purpose = self.backlog.batch_of(id).map(|batch| batch.purpose);
         let (items, method) = match purpose {
             Some(Purpose::Items) => {
-                (ctx.batch(batch).map(|batch| batch.items.clone()), Method::Reconcile)
+                (self.backlog.batch_of(id).map(|batch| batch.items.clone()), Method::Reconcile)
             }
             Some(Purpose::CatchUp | Purpose::MissedLive(_)) => {
                 let method = if since.is_some() { Method::Page } else { Method::Reconcile };
-                (ctx.state().map(|state| state.confirmed.clone()), method)
+                (Some(ctx.history.state.confirmed.clone()), method)
             }
             Some(Purpose::Announcements | Purpose::Poll(_)) | None => return,
         };
@@ -255,11 +252,10 @@ impl Session {
         for filter in build_layer2_and_layer3_filters(&items, since, &self.budget) {
             let (layer, part) = (Layer::of(&filter), ctx.shared.ids.job());
             let compact = CompactFilter::new(filter, None);
-            ctx.batch(batch).into_iter().for_each(|batch| batch.grow(part.part()));
             self.backlog.add(ctx, part, Job::new(batch, layer, compact, began), method);
         }
         self.drop_job(ctx, id);
-        self.part_ended(ctx, batch, id, false);
+        self.end_batch_if_complete(ctx, batch);
     }
 }
 

@@ -1,26 +1,30 @@
-//! The history of a relay beyond its connections.
+//! The history of a relay beyond its connections; which earlier results count for a new connection, and from when on
+//! to ask.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::index::CoverageSet;
-use crate::limits::{LedgerConfig, PARK, Pace, PaceConfig, SlotLedger};
+use crate::index::{CoverageSet, ProvenItems, RETENTION, RelayState, RelaySyncNeeds};
+use crate::limits::{LONGEST_PAUSE, Pace, SlotLedger};
+use grasp_core::admission::SyncPath;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now, RelayUrl};
 
 use super::super::config::Config;
+use super::super::context::RelayContext;
 use super::super::facts::{RelayFacts, RelayProfile};
 use super::super::health::RelayHealth;
 use super::super::record::{COVERAGE_CAPACITY, RelayRecord};
 use super::super::retry::Wants;
 use super::super::schedule::{Daily, Rng};
 use super::super::suspended::Suspended;
-use super::gaps::ListeningTimes;
-use super::resume::{HistoryPass, PassKind};
+use super::Link;
+use super::gaps::{CountAs, ListeningTimes};
 
 /// Everything about a relay that a new connection does not reset.
 #[derive(Debug)]
 pub(in crate::engine) struct RelayHistory {
+    pub(in crate::engine) state: RelayState,
     pub(in crate::engine) health: RelayHealth,
     /// The address at which it was last reached.
     pub(in crate::engine) address: Option<IpAddr>,
@@ -53,51 +57,63 @@ pub(in crate::engine) struct RelayHistory {
 }
 
 impl RelayHistory {
+    /// Creates the history of a relay that is followed from now on, or continues that of an earlier process.
+    ///
+    /// A relay that the operator names is not kept in quarantine: a restart may mean that its fault is repaired. Backoff
+    /// between attempts remains.
     pub(in crate::engine) fn new(
         now: Now,
         config: &Config,
         rng: &mut Rng,
+        is_bootstrap: bool,
         record: Option<RelayRecord>,
     ) -> Self {
         let profile = RelayProfile::new(&RelayFacts::default(), config);
-        let (backoff, quarantine) =
-            record.as_ref().map_or((None, None), |one| (one.backoff, one.quarantined_until));
-        let longest = config.quarantine.max(PARK);
-        let mut health =
-            RelayHealth::restore(now, config.backoff, backoff.as_ref(), quarantine, longest);
-        if let Some(record) = &record {
-            health.resume(record.seen.clone(), record.is_forging);
-        }
-        let (address, waits_since) =
-            record.as_ref().map_or((None, None), |one| (one.address, one.waits_since));
-        let full_pass = record.as_ref().and_then(|record| record.full_pass_at);
-        let empty = || CoverageSet::with_capacity(COVERAGE_CAPACITY);
-        Self {
-            health,
-            address,
-            waits_since: waits_since.unwrap_or(now.unix).min(now.unix),
+        let mut history = Self {
+            state: RelayState::new(is_bootstrap),
+            health: RelayHealth::new(now.mono, config.backoff),
+            address: None,
+            waits_since: now.unix,
             profile,
-            pace: paused(now, profile.pace, record.as_ref()),
-            ledger: SlotLedger::new(profile.ledger, None),
-            retained: record.as_ref().and_then(|record| record.retained_bytes),
-            suspended: record
-                .as_ref()
-                .map_or_else(Suspended::default, |record| Suspended::restore(now, &record.parked)),
+            pace: Pace::new(profile.pace),
+            ledger: SlotLedger::new(profile.retained_bytes, None),
+            retained: None,
+            suspended: Suspended::default(),
             wants: Wants::default(),
             neg: NegBackoff::default(),
             filters_until: Mono::ZERO,
-            daily: Daily::since(now, full_pass, config.full_pass, rng),
-            pass: match record {
-                Some(_) => HistoryPass::resumed(now.unix, now.unix - config.full_pass.1),
-                None => HistoryPass::begin(now.unix, PassKind::Fresh),
-            },
-            interrupted: record.as_ref().map_or(0, |record| record.interrupted),
-            coverage: record.map_or_else(empty, |record| record.coverage),
+            daily: Daily::since(now, None, config.full_pass, rng),
+            pass: HistoryPass::begin(now.unix, PassKind::Fresh),
+            interrupted: 0,
+            coverage: CoverageSet::with_capacity(COVERAGE_CAPACITY),
             interrupted_reported: 0,
             listening_times: ListeningTimes::default(),
             no_negentropy_reported: false,
             write_at: None,
+        };
+        if let Some(record) = record {
+            history.restore(now, config, rng, record);
         }
+        history
+    }
+
+    fn restore(&mut self, now: Now, config: &Config, rng: &mut Rng, record: RelayRecord) {
+        let quarantine = record.quarantined_until.filter(|_| !self.state.is_bootstrap);
+        self.health = RelayHealth::restore(now, config.backoff, record.backoff, quarantine);
+        self.health.resume(record.seen, record.is_forging);
+        self.address = record.address;
+        self.waits_since = record.waits_since.unwrap_or(now.unix).min(now.unix);
+        let paused = record.paused_until.map_or(0, |until| until.as_secs());
+        let left = Duration::from_secs(paused.saturating_sub(now.unix.as_secs()));
+        self.pace.pause_until(now.mono + left.min(LONGEST_PAUSE));
+        self.retained = record.retained_bytes;
+        self.suspended = Suspended::restore(now, &record.parked);
+        self.daily = Daily::since(now, record.full_pass_at, config.full_pass, rng);
+        // Its proofs count for as long as a pass may be away.
+        let pass = HistoryPass::begin(now.unix - config.full_pass.1, PassKind::Resumed);
+        self.pass = HistoryPass { complete_until: now.unix, is_over: true, ..pass };
+        self.interrupted = record.interrupted;
+        self.coverage = record.coverage;
     }
 
     /// Applies the facts of a relay that has just connected.
@@ -108,9 +124,8 @@ impl RelayHistory {
             self.pace = Pace::new(profile.pace);
             self.pace.pause_until(paused.unwrap_or(Mono::ZERO));
         }
-        let retained_bytes = profile.ledger.retained_bytes.min(self.retained.unwrap_or(usize::MAX));
-        let ledger = LedgerConfig { retained_bytes, ..profile.ledger };
-        self.ledger = SlotLedger::new(ledger, facts.max_subscriptions);
+        let retained_bytes = profile.retained_bytes.min(self.retained.unwrap_or(usize::MAX));
+        self.ledger = SlotLedger::new(retained_bytes, facts.max_subscriptions);
         self.profile = profile;
         self.health.connected(now);
         self.wants.disconnected();
@@ -124,7 +139,8 @@ impl RelayHistory {
     }
 
     pub(in crate::engine) fn begin_pass(&mut self, now: Timestamp, kind: PassKind) {
-        self.pass = HistoryPass::begin(now, kind).after(self.interrupted);
+        let interrupted_before = self.interrupted;
+        self.pass = HistoryPass { interrupted_before, ..HistoryPass::begin(now, kind) };
         self.health.pass_began();
     }
 
@@ -138,12 +154,17 @@ impl RelayHistory {
         self.pace.reopens_at() - now.mono + Duration::from_secs(1)
     }
 
-    pub(in crate::engine) fn record(
-        &self,
-        now: Now,
-        relay: &RelayUrl,
-        coverage: CoverageSet,
-    ) -> RelayRecord {
+    /// Returns the record of the relay.
+    pub(in crate::engine) fn record(&self, now: Now, relay: &RelayUrl, link: &Link) -> RelayRecord {
+        let mut coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
+        let counts = self.coverage.proofs().filter(|proof| proof.at >= self.pass.began);
+        counts.for_each(|proof| coverage.add(*proof));
+        let until = match (self.state.last_connected(), link) {
+            (None, _) => self.pass.complete_until,
+            (Some(last), Link::Up(session)) => session.heard_until(now.unix).unwrap_or(last),
+            (Some(last), _) => last,
+        };
+        coverage.add_items(&self.state.confirmed, until, self.pass.began);
         RelayRecord {
             relay: relay.clone(),
             backoff: self.health.snapshot(now),
@@ -162,13 +183,93 @@ impl RelayHistory {
     }
 }
 
-/// Returns a pace that keeps the pause of an earlier process.
-fn paused(now: Now, config: PaceConfig, record: Option<&RelayRecord>) -> Pace {
-    let mut pace = Pace::new(config);
-    let until = record.and_then(|record| record.paused_until).unwrap_or(now.unix);
-    let left = Duration::from_secs(until.as_secs().saturating_sub(now.unix.as_secs()));
-    pace.pause_until(now.mono + left.min(config.longest_pause));
-    pace
+/// The extent of what a new connection fetches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum StartMode {
+    /// Everything: nothing is confirmed.
+    Fresh,
+    /// The rest of an interrupted pass, and what it had confirmed from `since` on.
+    Continue { since: Timestamp },
+    /// What was published during a short absence.
+    CatchUp { since: Timestamp },
+}
+
+/// The reason for a full pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum PassKind {
+    /// The relay is new, or was away for long.
+    Fresh,
+    /// A day has passed.
+    Daily,
+    /// An earlier process began it, or ended it.
+    Resumed,
+}
+
+/// The latest pass over all that a relay has for us.
+///
+/// A pass may take several connections. Some relays end each connection after a minute and accept a request every
+/// other second; starting again each time would never end.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct HistoryPass {
+    pub(in crate::engine) kind: PassKind,
+    /// Proofs from then on count.
+    pub(in crate::engine) began: Timestamp,
+    /// The time up to which everything confirmed in it is complete.
+    pub(in crate::engine) complete_until: Timestamp,
+    /// True if it has ended, successfully or not.
+    pub(in crate::engine) is_over: bool,
+    /// Interruptions of live subscriptions before it began, which it makes up for.
+    pub(in crate::engine) interrupted_before: usize,
+}
+
+impl HistoryPass {
+    fn begin(now: Timestamp, kind: PassKind) -> Self {
+        Self { kind, began: now, complete_until: now, is_over: false, interrupted_before: 0 }
+    }
+
+    /// Returns the way in which its events are counted.
+    pub(in crate::engine) fn count_as(&self) -> CountAs {
+        let is_daily = self.kind == PassKind::Daily && !self.is_over;
+        CountAs { path: if is_daily { SyncPath::Daily } else { SyncPath::CatchUp }, ..CountAs::NEW }
+    }
+}
+
+/// Marks the relay as connected, and chooses what to fetch.
+pub(super) fn choose_start(ctx: &mut RelayContext<'_>) -> StartMode {
+    let Now { mono, unix } = ctx.now;
+    let history = &mut *ctx.history;
+    let is_due = history.daily.is_due(mono);
+    let was_away =
+        history.state.last_connected().is_some() && history.state.should_clear_state(unix);
+    if history.pass.is_over && (is_due || was_away) {
+        history.begin_pass(unix, if is_due { PassKind::Daily } else { PassKind::Fresh });
+        history.state.start_over(unix);
+    }
+    let kept = history.state.confirmed.clone();
+    let how = match history.state.connected(unix) {
+        Some(since) => StartMode::CatchUp { since },
+        None => continue_pass(ctx, kept),
+    };
+    ctx.history.interrupted += usize::from(how != StartMode::Fresh);
+    how
+}
+
+/// Continues an unfinished pass from what is confirmed, or else from what is proven on disk.
+fn continue_pass(ctx: &mut RelayContext<'_>, kept: RelaySyncNeeds) -> StartMode {
+    let HistoryPass { began, complete_until, .. } = ctx.history.pass;
+    let known = if kept.is_empty() {
+        let target = ctx.shared.index.target(ctx.relay).unwrap_or_default();
+        ctx.history.coverage.proven_items(&target, began)
+    } else {
+        Some(ProvenItems { items: kept, until: complete_until, at: began })
+    };
+    let Some(ProvenItems { items, until, at }) = known else {
+        ctx.history.pass.complete_until = ctx.now.unix;
+        return StartMode::Fresh;
+    };
+    ctx.history.pass = HistoryPass { began: at, complete_until: until, ..ctx.history.pass };
+    ctx.history.state.confirm(items);
+    StartMode::Continue { since: until - RETENTION }
 }
 
 /// Backoff of reconciliation after silence, faults or unreadable messages.
@@ -231,7 +332,7 @@ mod tests {
     fn reconnecting_ends_no_pause_even_as_other_software() {
         let config = Config::new("us.example".parse().unwrap());
         let now = Now::new(Mono::from_secs(9), 1_700_000_000.into());
-        let mut history = RelayHistory::new(now, &config, &mut Rng::seeded(1), None);
+        let mut history = RelayHistory::new(now, &config, &mut Rng::seeded(1), false, None);
         history.pace.refused(now.mono);
         let strfry = RelayFacts { software: Some("strfry".into()), ..RelayFacts::default() };
         history.connected(now.mono, &strfry, &config);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::index::{
-    FilterHash, PendingItems, RETENTION, RequestBudget, build_layer2_and_layer3_filters, live,
+    FilterHash, PendingItems, RETENTION, RequestBudget, build_layer2_and_layer3_filters,
     pack_requests,
 };
 use crate::limits::{PARK, Refusal, SlotClass};
@@ -77,6 +77,8 @@ pub(in crate::engine) enum LivePhase {
     },
 }
 
+/// Interval of fetching what could not be subscribed to.
+const POLL_EVERY: Duration = Duration::from_secs(10 * 60);
 /// Duration of a live request after which earlier losses are forgotten.
 const STABLE_AFTER: Duration = Duration::from_secs(5 * 60);
 /// Requests for repositories that may be added before these are merged for want of room.
@@ -89,11 +91,8 @@ impl LiveRequest {
     /// newest event of each filter.
     pub(in crate::engine) fn wire(&mut self, refuses_limit_zero: bool) -> Vec<Filter> {
         self.uses_limit_zero = !refuses_limit_zero;
-        let one = |compact: &CompactFilter| match refuses_limit_zero {
-            true => compact.filter().limit(1),
-            false => live(compact.filter()),
-        };
-        self.filters.iter().map(one).collect()
+        let limit = usize::from(refuses_limit_zero);
+        self.filters.iter().map(|compact| compact.filter().limit(limit)).collect()
     }
 
     /// Returns the filters without a window.
@@ -269,7 +268,7 @@ impl LiveSet {
     /// Polls a request instead of subscribing to it.
     fn poll(&mut self, ctx: &RelayContext<'_>, id: LiveId) {
         if let Some(request) = self.requests.get_mut(&id) {
-            request.poll(ctx.now.mono, ctx.shared.config.poll_every);
+            request.poll(ctx.now.mono, POLL_EVERY);
         }
     }
 
@@ -320,7 +319,7 @@ impl Session {
         match &mut request.phase {
             LivePhase::BackingOff(until) if *until <= now => request.phase = LivePhase::Queued,
             LivePhase::Polled { next, since } if *next <= now => {
-                *next = now + ctx.shared.config.poll_every;
+                *next = now + POLL_EVERY;
                 let since = *since - RETENTION;
                 // A comparison finds events of any date; pages would have to begin from the start each time.
                 let compares = self.backlog.can_compare(ctx);
@@ -594,7 +593,7 @@ impl Session {
         let filters = match self.full_sync {
             Some(_) => vec![all_events()],
             None => {
-                let items = subscribed_items(ctx);
+                let items = self.subscribed_items(ctx);
                 build_layer2_and_layer3_filters(&items, None, &self.budget)
             }
         };
@@ -611,12 +610,8 @@ impl Session {
         if !self.live.are_repos_fragmented() || self.full_sync.is_some() {
             return false;
         }
-        let confirmed = ctx.state().map(|state| state.confirmed.repos.clone()).unwrap_or_default();
-        let mut items = PendingItems { repos: confirmed, ..PendingItems::default() };
-        for batch in ctx.batches().iter() {
-            let repos = batch.items.repos.clone();
-            items.include(PendingItems { repos, ..PendingItems::default() });
-        }
+        let repos = self.subscribed_items(ctx).repos;
+        let items = PendingItems { repos, ..PendingItems::default() };
         let filters = build_layer2_and_layer3_filters(&items, None, &self.budget);
         self.replace_with(ctx, |layer| layer == Layer::Repos, filters);
         self.live.repo_requests_at_rebuild = self.live.requests_for(Layer::Repos);
@@ -680,6 +675,15 @@ impl Session {
         true
     }
 
+    /// Returns everything confirmed and everything pending.
+    fn subscribed_items(&self, ctx: &RelayContext<'_>) -> PendingItems {
+        let mut items = ctx.history.state.confirmed.clone();
+        for batch in self.backlog.batches.values() {
+            items.include(batch.items.clone());
+        }
+        items
+    }
+
     /// Closes replaced requests, once all their replacements are answered.
     fn end_replacement(&mut self, ctx: &mut RelayContext<'_>) {
         if self.live.replaced().is_none() {
@@ -695,15 +699,6 @@ impl Session {
         }
         while self.close_one_replaced(ctx) {}
     }
-}
-
-/// Returns everything confirmed and everything pending.
-fn subscribed_items(ctx: &mut RelayContext<'_>) -> PendingItems {
-    let mut items = ctx.state().map(|state| state.confirmed.clone()).unwrap_or_default();
-    for batch in ctx.batches().iter() {
-        items.include(batch.items.clone());
-    }
-    items
 }
 
 /// Groups filters by layer. Layers never share a request: a relay may refuse one and accept the other.

@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
 use crate::index::{
-    AddFilters, FilterHash, History, PendingItems, RequestBudget, build_announcement_filter,
+    FilterHash, History, PendingItems, RelaySyncNeeds, RequestBudget, build_announcement_filter,
     build_layer2_and_layer3_filters, compute_actions,
 };
 use crate::limits::{Heard, Refusal, SlotClass, SlotLedger, should_consolidate};
@@ -26,8 +26,8 @@ use super::auth::{Auth, AuthDecision};
 use super::backlog::Backlog;
 use super::full_sync::{FullSync, all_events};
 use super::gaps::CountAs;
+use super::history::{PassKind, StartMode};
 use super::live::LiveSet;
-use super::resume::{PassKind, StartMode};
 use super::subs::{OpenSub, SubKind, Subs, Unjudged};
 
 /// The party that ended a refused subscription.
@@ -127,12 +127,9 @@ impl Session {
         }
         self.subs.close_all(ctx, |kind| *kind == SubKind::Ids);
         self.backlog.batches.clear();
-        ctx.batches().clear();
         ctx.history.wants.disconnected();
         let now = ctx.now.unix;
-        if let Some(state) = ctx.state() {
-            state.start_over(now);
-        }
+        ctx.history.state.start_over(now);
         ctx.history.begin_pass(now, why);
         let mut count_as = ctx.history.pass.count_as();
         match why {
@@ -153,30 +150,32 @@ impl Session {
     /// Asks for the items that are wanted from this relay and neither confirmed nor pending.
     fn ask_for_new_items(&mut self, ctx: &mut RelayContext<'_>, count_as: CountAs) {
         let Some(target) = ctx.shared.index.target(ctx.relay) else { return };
-        let targets = [(ctx.relay.clone(), target)].into();
-        let actions = compute_actions(&targets, &ctx.shared.pending, &ctx.shared.states);
-        for action in actions {
-            self.add(ctx, action, Method::Reconcile, count_as);
-        }
+        self.add(ctx, &target, Method::Reconcile, count_as);
     }
 
     /// Adds items that were just discovered, by pages: hardly anything about them is stored here, so there is little
     /// to compare.
-    pub(in crate::engine) fn discovered(&mut self, ctx: &mut RelayContext<'_>, action: AddFilters) {
-        self.add(ctx, action, Method::Page, CountAs::NEW);
+    pub(in crate::engine) fn discovered(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        added: &RelaySyncNeeds,
+    ) {
+        self.add(ctx, added, Method::Page, CountAs::NEW);
     }
 
-    /// Subscribes to new items, then fetches their history as one batch.
+    /// Subscribes to the items of a target that are new, then fetches their history as one batch.
     fn add(
         &mut self,
         ctx: &mut RelayContext<'_>,
-        action: AddFilters,
+        target: &RelaySyncNeeds,
         method: Method,
         count_as: CountAs,
     ) {
-        let filters = action.filters(&self.budget);
+        let pending = self.backlog.batches.values().map(|batch| &batch.items);
+        let Some(items) = compute_actions(target, pending, &ctx.history.state) else { return };
+        let filters = build_layer2_and_layer3_filters(&items, None, &self.budget);
         if self.try_full_sync(ctx, &filters) {
-            return self.fetch_in_full_sync(ctx, action, method, count_as);
+            return self.fetch_in_full_sync(ctx, items, method, count_as);
         }
         let threshold =
             ctx.shared.config.consolidation_threshold.max(2 * self.live.filters_at_rebuild);
@@ -187,7 +186,7 @@ impl Session {
         } else {
             self.subscribe(ctx, filters.clone());
         }
-        self.fetch(ctx, Purpose::Items, filters, method, action.items, count_as);
+        self.fetch(ctx, Purpose::Items, filters, method, items, count_as);
     }
 
     /// Fetches layer 1: completely by comparison, or by pages from `since` on.
@@ -205,9 +204,8 @@ impl Session {
     /// Subscribes to everything confirmed, and fetches it from `since` on.
     fn catch_up(&mut self, ctx: &mut RelayContext<'_>, since: Timestamp) {
         let target = ctx.shared.index.target(ctx.relay).unwrap_or_default();
-        let Some(state) = ctx.state() else { return };
-        state.confirmed.restrict_to(&target);
-        let confirmed = state.confirmed.clone();
+        ctx.history.state.confirmed.restrict_to(&target);
+        let confirmed = ctx.history.state.confirmed.clone();
         let filters = build_layer2_and_layer3_filters(&confirmed, None, &self.budget);
         let filters = if self.try_full_sync(ctx, &filters) {
             vec![all_events().since(since)]
@@ -680,9 +678,7 @@ impl Session {
         self.ended = Some(outcome);
         self.listening_since.get_or_insert(ctx.now.unix);
         self.end_pass(ctx, outcome);
-        if let Some(state) = ctx.state() {
-            state.history_ended(outcome);
-        }
+        ctx.history.state.history_ended(outcome);
         ctx.report_status();
         if outcome == History::Complete {
             ctx.schedule_write();

@@ -1,4 +1,6 @@
-use grasp_sync::limits::{LedgerConfig, Slot, SlotClass, SlotLedger};
+use grasp_sync::limits::{
+    RETAINED_BYTES, Slot, SlotClass, SlotLedger, TRANSIENT_BYTES, TRANSIENT_SLOTS,
+};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -72,11 +74,10 @@ impl Model {
             return;
         };
         self.slots.push((class, slot));
-        let config = LedgerConfig::default();
         assert!(self.ledger.retained_bytes() <= self.ledger.byte_ceiling());
         assert!(self.ledger.in_use_by(class) <= self.ledger.class_limit(class));
         if class == SlotClass::Live {
-            assert!(self.ledger.total() - self.live() >= config.transient_floor);
+            assert!(self.ledger.total() - self.live() >= TRANSIENT_SLOTS);
         }
     }
 
@@ -96,7 +97,7 @@ proptest! {
         steps in steps(),
     ) {
         let mut model = Model {
-            ledger: SlotLedger::new(LedgerConfig::default(), advertised),
+            ledger: SlotLedger::new(RETAINED_BYTES, advertised),
             slots: Vec::new(),
         };
         for step in steps {
@@ -111,7 +112,7 @@ proptest! {
         steps in steps(),
     ) {
         let mut model = Model {
-            ledger: SlotLedger::new(LedgerConfig::default(), advertised),
+            ledger: SlotLedger::new(RETAINED_BYTES, advertised),
             slots: Vec::new(),
         };
         let harmless = |step: &Step| matches!(step, Step::Take(..) | Step::Free(_));
@@ -125,7 +126,7 @@ proptest! {
         for (_, slot) in other {
             model.ledger.free(slot);
         }
-        let fetch = model.ledger.take(SlotClass::Fetch, LedgerConfig::default().transient_bytes);
+        let fetch = model.ledger.take(SlotClass::Fetch, TRANSIENT_BYTES);
         prop_assert!(fetch.is_some(), "{} live, {fetch:?}", live.len());
     }
 }
