@@ -6,7 +6,6 @@ test:
     cargo test --workspace
 
 bench:
-    cargo bench -p grasp-core
     cargo bench -p grasp-relay --features nostr-sqlite,nostr-lmdb
     cargo bench -p grasp-sync
     cargo bench -p grasp-tests --bench git --bench scale --bench sync

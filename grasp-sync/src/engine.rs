@@ -1,5 +1,7 @@
 //! The decisions of sync: which relay to ask for what, and when. No I/O, no clock, no lock.
 
+mod auth;
+mod backlog;
 #[cfg(any(test, feature = "test-util"))]
 mod check;
 mod compact_filter;
@@ -8,12 +10,17 @@ mod connections;
 mod context;
 mod discovery;
 mod facts;
+mod fetch;
+mod full_sync;
+mod gaps;
 mod health;
+mod history;
 mod ids;
 mod intake;
 mod io;
 mod job;
 mod layer;
+mod live;
 mod missing;
 mod reconcile;
 mod record;
@@ -23,6 +30,8 @@ mod relays;
 mod report;
 mod retry;
 mod schedule;
+mod session;
+mod subs;
 mod suspended;
 
 use std::collections::BTreeMap;
@@ -116,7 +125,7 @@ impl SyncEngine {
                 let changes = self.discovery.caught_up();
                 self.apply(now, changes);
                 if self.shared.index.repos().is_empty() {
-                    self.begin_anew(now, relay::RelayHistory::is_resumed);
+                    self.begin_anew(now, history::RelayHistory::is_resumed);
                 }
             }
             Input::FeedLost => self.begin_anew(now, |_| true),

@@ -15,22 +15,392 @@
 //! it returns become a batch, and are confirmed ([`RelayState::confirm`]) when that is complete.
 
 mod coverage;
+mod delta;
 mod filters;
-mod incremental;
 mod items;
-mod root;
+mod roots;
 mod state;
+mod threads;
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
+use nostr::key::PublicKey;
+use nostr::nips::nip01::Coordinate;
 
 pub(crate) use self::coverage::ProvenItems;
 pub use self::coverage::{CoverageSet, FilterHash, Proof, Proven};
+use self::delta::Before;
+pub use self::delta::SyncDelta;
 pub use self::filters::{
     MAX_SHARED_VALUE_BYTES, RequestBudget, build_announcement_filter,
     build_layer2_and_layer3_filters, pack_requests, tagged_one_of_our_repo_event_filters,
     tagged_one_of_our_root_event_filters,
 };
-pub use self::incremental::{IndexChange, SyncDelta, SyncIndex};
 pub use self::items::{
     PendingItems, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel, derive_relay_targets,
 };
-pub use self::root::{RootId, RootSet};
+pub use self::roots::{RootId, RootSet};
+use self::roots::{RootRepos, WaitingRoots};
 pub use self::state::{ConnectionStatus, History, RETENTION, RelayState, compute_actions};
+use self::threads::{Members, Threads};
+
+/// A change of the events that our own relay stores or holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum IndexChange {
+    /// A repository was announced; relays and level replace the earlier ones.
+    Announced {
+        repo: RepoId,
+        /// All relays of the announcement; our own is ignored.
+        relays: BTreeSet<RelayUrl>,
+        level: SyncLevel,
+    },
+    /// A repository is no longer stored or held here.
+    Retired { repo: RepoId },
+    /// A root event was accepted.
+    RootAdded {
+        root: RootId,
+        /// All repositories that it names.
+        repos: Vec<RepoId>,
+    },
+    /// A reply was accepted. Answers to it may name nothing else, so they are requested by its id like those to roots;
+    /// the number of replies per thread is limited.
+    Replied {
+        reply: RootId,
+        /// The roots and replies that it answers, in any order of arrival.
+        to: Vec<RootId>,
+    },
+    /// An addressable or replaceable event of repositories was accepted. Events that refer to it may name only its
+    /// coordinate, so they are requested by that; the number per repository is limited.
+    MemberAdded {
+        member: Coordinate,
+        /// All repositories that it names.
+        repos: Vec<RepoId>,
+        /// Other addressable and replaceable events that it names, in any order of arrival.
+        of: Vec<Coordinate>,
+    },
+    /// A root or reply was deleted or expired.
+    RootRemoved { root: RootId },
+}
+
+/// The wanted items by repository and by relay.
+///
+/// The view by relay always equals [`derive_relay_targets`](derive_relay_targets) of [`Self::repos`], but a
+/// change costs only items × relays of its repository. The view stores no roots; they are looked up in the
+/// repositories, so that a root wanted from a hundred relays is stored once.
+///
+/// ```
+/// use grasp_core::{RelayUrl, RepoId};
+/// use grasp_sync::index::{IndexChange, SyncIndex, SyncLevel};
+///
+/// let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+/// let repo: RepoId = format!("30617:{owner}:grasp").parse()?;
+/// let relay: RelayUrl = "wss://other.example".parse()?;
+/// let mut index = SyncIndex::new("us.example".parse()?, []);
+///
+/// let announced = |level| IndexChange::Announced {
+///     repo: repo.clone(),
+///     relays: [relay.clone()].into(),
+///     level,
+/// };
+/// let delta = index.apply([announced(SyncLevel::StateOnly)]);
+/// assert!(delta.discovered.contains(&relay));
+///
+/// let delta = index.apply([announced(SyncLevel::Full)]);
+/// assert_eq!(delta.added[&relay].repos[&repo], SyncLevel::Full);
+///
+/// let delta = index.apply([IndexChange::Retired { repo }]);
+/// assert!(delta.retired.contains(&relay));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct SyncIndex {
+    service: ServiceIdentity,
+    bootstrap: BTreeSet<RelayUrl>,
+    repos: RepoSyncIndex,
+    /// The repositories that list a relay. Includes every bootstrap relay, never our own.
+    relays: BTreeMap<RelayUrl, BTreeSet<RepoId>>,
+    /// The repositories of each root, announced or not.
+    root_repos: RootRepos,
+    waiting_roots: WaitingRoots,
+    threads: Threads,
+    members: Members,
+}
+
+impl SyncIndex {
+    /// Returns an index with only the bootstrap relays.
+    pub fn new(service: ServiceIdentity, bootstrap: impl IntoIterator<Item = RelayUrl>) -> Self {
+        let bootstrap: BTreeSet<_> =
+            bootstrap.into_iter().filter(|relay| !service.is_own_url(relay.as_str())).collect();
+        Self {
+            service,
+            relays: bootstrap.iter().map(|relay| (relay.clone(), BTreeSet::new())).collect(),
+            bootstrap,
+            repos: RepoSyncIndex::new(),
+            root_repos: RootRepos::default(),
+            waiting_roots: WaitingRoots::default(),
+            threads: Threads::default(),
+            members: Members::default(),
+        }
+    }
+
+    /// Applies the changes in order, and returns the exact difference of the targets.
+    pub fn apply(&mut self, changes: impl IntoIterator<Item = IndexChange>) -> SyncDelta {
+        let mut before = Before::default();
+        for change in changes {
+            self.apply_change(change, &mut before);
+        }
+        before.compare(self)
+    }
+
+    /// Returns the wanted items by repository. Our own relay is not listed.
+    pub fn repos(&self) -> &RepoSyncIndex {
+        &self.repos
+    }
+
+    /// Returns the relays from which anything is wanted, and the bootstrap relays.
+    pub fn relays(&self) -> impl Iterator<Item = &RelayUrl> {
+        self.relays.keys()
+    }
+
+    /// Returns the number of different owners that list a relay. A single owner can name any number of relays, so this
+    /// measures a relay's importance.
+    pub fn owners_of(&self, relay: &RelayUrl) -> usize {
+        self.owners(relay, None).count()
+    }
+
+    /// Returns the owners of the repositories that list a relay and are wanted at this level, or at any.
+    pub fn owners(
+        &self,
+        relay: &RelayUrl,
+        level: Option<SyncLevel>,
+    ) -> impl Iterator<Item = PublicKey> {
+        let is_it = move |one: &RepoSyncNeeds| level.is_none_or(|level| one.level == level);
+        let listed = self.relays.get(relay).into_iter().flatten();
+        let listed = listed.filter(move |repo| self.repos.get(*repo).is_some_and(is_it));
+        // Repositories are in the order of their owners.
+        let mut last = None;
+        let owners = listed.map(|repo| repo.owner);
+        owners.filter(move |owner| last.replace(*owner) != Some(*owner))
+    }
+
+    /// Returns whether a repository that is wanted in full lists the relay.
+    pub fn is_wanted_in_full_from(&self, relay: &RelayUrl) -> bool {
+        self.owners(relay, Some(SyncLevel::Full)).next().is_some()
+    }
+
+    /// Returns the repositories of a root, announced or not.
+    pub fn repos_of(&self, root: &RootId) -> impl Iterator<Item = &RepoId> {
+        self.root_repos.of(root)
+    }
+
+    /// Returns all items wanted from one relay; `None` if it is not a target.
+    pub fn target(&self, relay: &RelayUrl) -> Option<RelaySyncNeeds> {
+        let listed = self.relays.get(relay)?.iter();
+        let entries: Vec<_> = listed.filter_map(|repo| self.repos.get_key_value(repo)).collect();
+        // Coordinates are requested only of repositories that are wanted in full.
+        let full = entries.iter().filter(|(_, needs)| needs.level == SyncLevel::Full);
+        let coordinates = full.flat_map(|(repo, _)| self.members.of(repo)).cloned().collect();
+        Some(RelaySyncNeeds { coordinates, ..RelaySyncNeeds::of(&entries) })
+    }
+
+    fn apply_change(&mut self, change: IndexChange, before: &mut Before) {
+        match change {
+            IndexChange::Announced { repo, relays, level } => {
+                self.announced(repo, relays, level, before)
+            }
+            IndexChange::Retired { repo } => self.retired(&repo, before),
+            IndexChange::RootAdded { root, repos } => {
+                before.root(self, &root);
+                for repo in &repos {
+                    self.root_added(root, repo);
+                }
+                self.add_waiting_replies(root, root, before);
+            }
+            IndexChange::Replied { reply, to } => match to.iter().find_map(|to| self.thread_of(to))
+            {
+                Some(root) => self.add_reply(root, reply, before),
+                None => self.threads.wait(reply, to),
+            },
+            IndexChange::MemberAdded { member, repos, of } => {
+                self.member_added(member, repos, of, before);
+            }
+            IndexChange::RootRemoved { root } => {
+                before.root(self, &root);
+                for repo in self.root_repos.take(&root) {
+                    match self.repos.get_mut(&repo) {
+                        Some(needs) => _ = needs.root_events.remove(&root),
+                        None => self.waiting_roots.remove(&repo, &root),
+                    }
+                }
+                self.threads.remove(&root);
+            }
+        }
+    }
+
+    fn announced(
+        &mut self,
+        repo: RepoId,
+        mut relays: BTreeSet<RelayUrl>,
+        level: SyncLevel,
+        before: &mut Before,
+    ) {
+        // A relay in the view is known not to be our own, which saves parsing its address.
+        let is_own = |relay: &RelayUrl| self.service.is_own_url(relay.as_str());
+        relays.retain(|relay| self.relays.contains_key(relay) || !is_own(relay));
+        let is_unchanged = |needs: &RepoSyncNeeds| needs.level == level && needs.relays == relays;
+        if self.repos.get(&repo).is_some_and(is_unchanged) {
+            return;
+        }
+        before.repo(self, &repo);
+        let mut needs = self.repos.remove(&repo).unwrap_or_else(|| RepoSyncNeeds {
+            root_events: self.waiting_roots.take(&repo),
+            ..RepoSyncNeeds::new(level, [])
+        });
+        for relay in relays.difference(&needs.relays) {
+            before.relay(self, relay);
+            self.relays.entry(relay.clone()).or_default().insert(repo.clone());
+        }
+        for relay in needs.relays.difference(&relays) {
+            self.remove_listing(relay, &repo, before);
+        }
+        needs.relays = relays;
+        needs.level = level;
+        self.repos.insert(repo, needs);
+    }
+
+    /// Removes a repository. Its roots are kept for a new announcement: our relay still has them and does not report
+    /// them again.
+    fn retired(&mut self, repo: &RepoId, before: &mut Before) {
+        before.repo(self, repo);
+        let Some(needs) = self.repos.remove(repo) else {
+            return;
+        };
+        for relay in &needs.relays {
+            self.remove_listing(relay, repo, before);
+        }
+        for root in needs.root_events {
+            if !self.waiting_roots.add(repo, root) {
+                self.root_repos.remove(&root, repo);
+            }
+        }
+    }
+
+    fn root_added(&mut self, root: RootId, repo: &RepoId) {
+        match self.repos.range_mut(repo..=repo).next() {
+            // Clones the id in the index, which is shared; the id that came with the root would be one more copy.
+            Some((known, needs)) => {
+                needs.root_events.insert(root);
+                self.root_repos.add(root, known.clone());
+            }
+            None if self.waiting_roots.add(repo, root) => self.root_repos.add(root, repo.clone()),
+            None => {}
+        }
+    }
+
+    /// Returns the root of the thread that an event is in, if it is known.
+    fn thread_of(&self, event: &RootId) -> Option<RootId> {
+        let is_root = || self.root_repos.of(event).next().map(|_| *event);
+        self.threads.root_of(event).or_else(is_root)
+    }
+
+    /// Adds a reply to the repositories of its thread's root.
+    fn add_reply(&mut self, root: RootId, reply: RootId, before: &mut Before) {
+        let reply = reply.as_reply();
+        if self.thread_of(&reply).is_some() || !self.threads.add(root, reply) {
+            return;
+        }
+        before.root(self, &reply);
+        let repos: Vec<RepoId> = self.root_repos.of(&root).cloned().collect();
+        for repo in &repos {
+            self.root_added(reply, repo);
+        }
+        self.add_waiting_replies(root, reply, before);
+    }
+
+    /// Adds the replies that came before the event that they answer.
+    fn add_waiting_replies(&mut self, root: RootId, to: RootId, before: &mut Before) {
+        let mut open = self.threads.take_waiting(&to);
+        while let Some(reply) = open.pop_first() {
+            if self.thread_of(&root).is_some() {
+                self.add_reply(root, reply, before);
+            }
+        }
+    }
+
+    /// Adds a member to the repositories that it names, and to those of the members that it names.
+    fn member_added(
+        &mut self,
+        member: Coordinate,
+        mut repos: Vec<RepoId>,
+        of: Vec<Coordinate>,
+        before: &mut Before,
+    ) {
+        for named in of {
+            match self.members.contains(&named) {
+                true => repos.extend(self.members.repos_of(&named).cloned()),
+                false => self.members.wait(named, member.clone()),
+            }
+        }
+        let mut open = vec![(member, repos)];
+        while let Some((member, repos)) = open.pop() {
+            before.member(self, &member);
+            // A known member passes nothing on, so that members that name each other end the loop.
+            let new = repos.into_iter().filter(|repo| self.members.add(&member, repo));
+            let new: Vec<RepoId> = new.collect();
+            if !new.is_empty() {
+                let waiting = self.members.take_waiting(&member).into_iter();
+                open.extend(waiting.map(|by| (by, new.clone())));
+            }
+        }
+    }
+
+    fn remove_listing(&mut self, relay: &RelayUrl, repo: &RepoId, before: &mut Before) {
+        before.relay(self, relay);
+        let Some(listed) = self.relays.get_mut(relay) else {
+            return;
+        };
+        listed.remove(repo);
+        if listed.is_empty() && !self.bootstrap.contains(relay) {
+            self.relays.remove(relay);
+        }
+    }
+
+    /// Returns the roots of a repository, announced or not.
+    fn roots_of(&self, repo: &RepoId) -> impl Iterator<Item = &RootId> {
+        let announced = self.repos.get(repo).map(|needs| &needs.root_events);
+        announced.or_else(|| self.waiting_roots.of(repo)).into_iter().flatten()
+    }
+
+    /// Returns the relays from which a root is wanted.
+    fn wanted_from(&self, root: &RootId) -> Cow<'_, BTreeSet<RelayUrl>> {
+        self.relays_of(self.root_repos.of(root))
+    }
+
+    /// Returns the relays from which events that refer to a coordinate are wanted.
+    fn member_wanted_from(&self, member: &Coordinate) -> Cow<'_, BTreeSet<RelayUrl>> {
+        self.relays_of(self.members.repos_of(member))
+    }
+
+    /// Returns the relays of those repositories that are wanted in full.
+    fn relays_of<'a>(
+        &'a self,
+        repos: impl Iterator<Item = &'a RepoId>,
+    ) -> Cow<'a, BTreeSet<RelayUrl>> {
+        let needs = repos.filter_map(|repo| self.repos.get(repo));
+        let mut wanting = needs.filter(|needs| needs.level == SyncLevel::Full);
+        let Some(first) = wanting.next() else {
+            return Cow::default();
+        };
+        let mut relays = Cow::Borrowed(&first.relays);
+        for needs in wanting {
+            relays.to_mut().extend(needs.relays.iter().cloned());
+        }
+        relays
+    }
+}
+
+#[cfg(test)]
+mod tests;

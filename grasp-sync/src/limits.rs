@@ -23,7 +23,7 @@ use std::time::Duration;
 pub use bucket::{Rate, TokenBucket};
 pub use ledger::{RETAINED_BYTES, Slot, SlotClass, SlotLedger, TRANSIENT_BYTES, TRANSIENT_SLOTS};
 pub use pace::{LONGEST_PAUSE, Pace, PaceConfig};
-pub use pager::{Ending, GapSecond, Next, PageRequest, Pager, PagerConfig, history_limit};
+pub use pager::{Ending, Next, PageRequest, Pager, PagerConfig, history_limit};
 pub use refusal::{Heard, PARK, REQUEST_WATCHDOG, RETRY_DELAY, Refusal};
 
 /// Time for which new repositories and roots are collected before they are requested together.

@@ -1,9 +1,17 @@
-//! Invariants of the engine, checked in tests.
+//! Invariants of the engine and of its connections, checked in tests.
 
-use crate::limits::SlotClass;
+use std::collections::BTreeSet;
 
+use grasp_core::RelayUrl;
+
+use super::backlog::Backlog;
+use super::history::RelayHistory;
+use super::job::JobPhase;
 use super::relay::Link;
+use super::session::Session;
+use super::subs::SubKind;
 use super::{SyncEngine, connections};
+use crate::limits::SlotClass;
 
 impl SyncEngine {
     /// Panics if an invariant is broken. Visits the whole state.
@@ -34,7 +42,7 @@ impl SyncEngine {
         assert_eq!(self.shared.wanted, wanted, "what relays have offered is miscounted");
         for job in self.shared.held_items.keys() {
             let is_known = self.relays.values().any(|relay| match &relay.link {
-                Link::Up(session) => session.has_job(*job),
+                Link::Up(session) => session.backlog.jobs.contains_key(job),
                 Link::Idle | Link::Dialing { .. } => false,
             });
             assert!(is_known, "an inventory is held for an unknown job");
@@ -42,11 +50,82 @@ impl SyncEngine {
     }
 
     /// Returns the open subscriptions of a relay, and their limit.
-    pub fn slots(&self, relay: &grasp_core::RelayUrl) -> Option<(usize, usize)> {
+    pub fn slots(&self, relay: &RelayUrl) -> Option<(usize, usize)> {
         let ledger = &self.relays.get(relay)?.history.ledger;
         Some((ledger.in_use(), ledger.total()))
     }
 }
 
-pub(super) const CLASSES: [SlotClass; 3] =
-    [SlotClass::Live, SlotClass::Fetch, SlotClass::Reconcile];
+impl Session {
+    fn check(&self, url: &RelayUrl, history: &RelayHistory) {
+        let ledger = &history.ledger;
+        assert_eq!(
+            ledger.in_use(),
+            self.subs.iter().count(),
+            "{url}: each slot has its subscription"
+        );
+        assert!(ledger.in_use() <= ledger.total(), "{url}: more subscriptions than allowed");
+        for class in [SlotClass::Live, SlotClass::Fetch, SlotClass::Reconcile] {
+            let (used, limit) = (ledger.in_use_by(class), ledger.class_limit(class));
+            // A lowered budget ends no fetch that is under way; live requests are polled at once.
+            let may_exceed = class != SlotClass::Live;
+            assert!(used <= limit || may_exceed, "{url}: {used} of {limit} {class:?}");
+        }
+        self.check_subscriptions(url);
+        self.backlog.check(url);
+    }
+
+    /// Checks that every subscription is known to its user, and has a timeout.
+    fn check_subscriptions(&self, url: &RelayUrl) {
+        for (sub, open) in self.subs.iter() {
+            let is_known = match &open.kind {
+                SubKind::Live(id) => {
+                    self.live.requests.get(id).is_some_and(|one| one.sub() == Some(sub))
+                }
+                SubKind::Pages(jobs) => jobs.iter().any(|id| self.backlog.is_open_for(sub, *id)),
+                SubKind::Neg(id) => self.backlog.is_open_for(sub, *id),
+                SubKind::Ids => true,
+            };
+            assert!(is_known, "{url}: {sub} is unused");
+            let is_live = matches!(open.kind, SubKind::Live(_)) && open.is_answered;
+            assert!(is_live || open.due.is_some(), "{url}: {sub} may never end");
+        }
+        let open: BTreeSet<_> = self.subs.iter().map(|(sub, _)| sub).collect();
+        let jobs = self.backlog.jobs.values().filter_map(|job| job.sub());
+        let live = self.live.requests.values().filter_map(|one| one.sub());
+        assert!(jobs.chain(live).all(|sub| open.contains(&sub)), "{url}: a subscription is lost");
+    }
+}
+
+impl Backlog {
+    /// Panics unless every job is where its phase says, and belongs to a batch.
+    fn check(&self, url: &RelayUrl) {
+        for (id, batch) in &self.batches {
+            let jobs = self.jobs_of(*id).count();
+            assert!(jobs > 0 && batch.outstanding == jobs, "{url}: a batch has lost its jobs");
+        }
+        for (id, job) in &self.jobs {
+            assert!(self.batches.contains_key(&job.batch), "{url}: a job without a batch");
+            let is_queued = |method| {
+                let mut queue = self.queues.get(&method).into_iter().flatten();
+                queue.any(|(.., waiting)| waiting == id)
+            };
+            match job.phase {
+                JobPhase::Queued(method) => assert!(is_queued(method), "{url}: a job in no queue"),
+                JobPhase::BackingOff { until, .. } => {
+                    let is_waiting = self.backing_off.contains(&(until, *id));
+                    assert!(is_waiting, "{url}: a job that is never woken");
+                }
+                _ => {}
+            }
+            assert!(!job.is_complete(), "{url}: a job that has not ended");
+        }
+        for (method, queue) in &self.queues {
+            let is_right = |id| {
+                let phase = self.jobs.get(id).map(|job| &job.phase);
+                matches!(phase, Some(JobPhase::Queued(queued)) if queued == method)
+            };
+            assert!(queue.iter().all(|(.., id)| is_right(id)), "{url}: a queued job is not queued");
+        }
+    }
+}

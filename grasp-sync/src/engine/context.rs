@@ -10,15 +10,15 @@ use grasp_core::{Mono, Now, RelayUrl};
 use lru::LruCache;
 
 use super::config::Config;
+use super::history::RelayHistory;
 use super::ids::{ConnId, Ids, InventoryId, JobId};
 use super::io::{Frame, Output};
 use super::layer::Layer;
 use super::missing::Question;
-use super::record::RelayRecord;
 use super::rejected::Rejected;
-use super::relay::{Arrival, RelayHistory};
 use super::report::Report;
 use super::schedule::Rng;
+use super::session::Arrival;
 use super::suspended::RequestMode;
 
 /// Origins of events that are remembered.
@@ -54,22 +54,13 @@ pub(super) struct EngineState {
 }
 
 impl EngineState {
-    pub(super) fn new_history(
-        &mut self,
-        now: Now,
-        is_bootstrap: bool,
-        record: Option<RelayRecord>,
-    ) -> RelayHistory {
-        RelayHistory::new(now, &self.config, &mut self.rng, is_bootstrap, record)
-    }
-
     pub(super) fn held_items(&self) -> usize {
         self.held_items.values().sum()
     }
 }
 
 /// The context in which a relay runs: the time, its history, the shared state, and the outputs.
-pub(super) struct RelayContext<'a> {
+pub(super) struct Context<'a> {
     pub(super) now: Now,
     pub(super) relay: &'a RelayUrl,
     pub(super) history: &'a mut RelayHistory,
@@ -77,7 +68,7 @@ pub(super) struct RelayContext<'a> {
     pub(super) out: &'a mut Vec<Output>,
 }
 
-impl RelayContext<'_> {
+impl Context<'_> {
     pub(super) fn mono(&self) -> Mono {
         self.now.mono
     }

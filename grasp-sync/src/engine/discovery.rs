@@ -10,7 +10,7 @@ use grasp_core::limits::Admit;
 use grasp_core::nip34::{Announcement, References, repo_refs};
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::nips::nip01::Coordinate;
-use grasp_core::{Identifier, Mono, RepoId, kinds};
+use grasp_core::{CoordinateError, Mono, RepoId, kinds};
 
 use super::config::Config;
 
@@ -39,12 +39,10 @@ pub fn index_change(event: &Event, level: SyncLevel) -> Option<IndexChange> {
 fn member(event: &Event) -> Option<IndexChange> {
     let (mut repos, mut of) = (Vec::new(), Vec::new());
     for named in References::of(event).coordinates.into_iter().take(MAX_REFERENCES) {
-        match named.kind == kinds::ANNOUNCEMENT {
-            true => {
-                let identifier = Identifier::new(&named.identifier);
-                repos.extend(identifier.ok().map(|d| RepoId::new(named.public_key, d)));
-            }
-            false => of.push(named),
+        match RepoId::try_from(&named) {
+            Ok(repo) => repos.push(repo),
+            Err(CoordinateError::NotARepository) => of.push(named),
+            Err(_) => {}
         }
     }
     let identifier = event.tags.identifier().filter(|_| event.kind.is_addressable());
@@ -64,10 +62,8 @@ fn reply(event: &Event) -> Option<IndexChange> {
         let to = named.ids.into_iter().take(MAX_REFERENCES).map(RootId::from).collect();
         return Some(IndexChange::Replied { reply: event.id.into(), to });
     }
-    let announced = named.coordinates.into_iter().filter(|c| c.kind == kinds::ANNOUNCEMENT);
-    let repo =
-        |c: Coordinate| Some(RepoId::new(c.public_key, Identifier::new(&c.identifier).ok()?));
-    let repos: Vec<RepoId> = announced.filter_map(repo).take(MAX_REFERENCES).collect();
+    let repos = named.coordinates.iter().filter_map(|one| RepoId::try_from(one).ok());
+    let repos: Vec<RepoId> = repos.take(MAX_REFERENCES).collect();
     (!repos.is_empty()).then(|| IndexChange::RootAdded { root: event.id.into(), repos })
 }
 

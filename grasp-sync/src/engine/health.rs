@@ -21,14 +21,6 @@ const QUARANTINE: Duration = Duration::from_secs(12 * 60 * 60);
 /// Forged events on one connection after which it is ended. Honest relays that never checked what they store have a few.
 pub(super) const MAX_FORGED: usize = 100;
 
-/// Number of events of a repository that a relay lacks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lacks {
-    pub(super) count: usize,
-    /// Those that were not known to be missing.
-    pub(super) new: usize,
-}
-
 #[derive(Debug)]
 pub(super) struct RelayHealth {
     backoff: Backoff,
@@ -36,12 +28,13 @@ pub(super) struct RelayHealth {
     quarantined_until: Mono,
     /// True if the quarantine is by our own rule about addresses, which may have changed by the next start.
     is_by_rule: bool,
-    seen: PeerReliability,
+    /// The reliability up to when it last connected or disconnected.
+    pub(super) seen: PeerReliability,
     /// Forged events that this connection brought.
-    forged: usize,
+    pub(super) forged: usize,
     /// True if a connection was ended for forged events, and none has been free of them for long enough since. A
     /// handshake is then no success: the streak of failures that ends in [`Health::Dead`] goes on.
-    is_forging: bool,
+    pub(super) is_forging: bool,
     /// Time that a connection must last without forged events to end the streak.
     settle: Duration,
     /// Events it lacks, as found by this process.
@@ -97,10 +90,6 @@ impl RelayHealth {
         self.backoff.admit(now)
     }
 
-    pub(super) fn dialled(&mut self) {
-        self.seen.attempts += 1;
-    }
-
     pub(super) fn connected(&mut self, now: Mono) {
         if !self.is_forging {
             self.backoff.connected(now);
@@ -143,11 +132,6 @@ impl RelayHealth {
         self.set_connected(now, false);
     }
 
-    /// Its connection was ended for reasons of our own.
-    pub(super) fn released(&mut self, now: Mono) {
-        self.set_connected(now, false);
-    }
-
     /// Counts forged events of the connection; returns whether to end it.
     pub(super) fn forged(&mut self, count: usize) -> bool {
         self.forged = self.forged.saturating_add(count);
@@ -155,19 +139,9 @@ impl RelayHealth {
         self.forged >= MAX_FORGED
     }
 
-    /// Returns the number of forged events of this connection.
-    pub(super) fn forged_count(&self) -> usize {
-        self.forged
-    }
-
-    /// Returns whether its last connections brought forged events.
-    pub(super) fn is_forging(&self) -> bool {
-        self.is_forging
-    }
-
     /// Forgives a relay that forged events before, once a connection has lasted without any.
     pub(super) fn forgive(&mut self, now: Mono) {
-        if self.is_forging && self.is_up && self.forged == 0 && now - self.since >= self.settle {
+        if self.forgiven_at().is_some_and(|at| now >= at) {
             self.is_forging = false;
             self.backoff.connected(now);
         }
@@ -184,20 +158,16 @@ impl RelayHealth {
         self.quarantined_until = self.quarantined_until.max(until);
     }
 
-    pub(super) fn received(&mut self, events: usize) {
-        self.seen.received = self.seen.received.saturating_add(events as u64);
-    }
-
     /// Counts a comparison with our events.
     pub(super) fn compared(&mut self, events: usize, lacking: usize) {
         self.seen.compared = self.seen.compared.saturating_add(events as u64);
         self.seen.lacking = self.seen.lacking.saturating_add(lacking as u64);
     }
 
-    /// Adds events of a repository that it lacks. Known ones are not counted again.
-    pub(super) fn lacks(&mut self, repo: &RepoId, events: BTreeSet<EventId>) -> Lacks {
+    /// Adds events of a repository that it lacks. Returns their number, and that of those not known before.
+    pub(super) fn lacks(&mut self, repo: &RepoId, events: BTreeSet<EventId>) -> (usize, usize) {
         if !self.missing.contains_key(repo) && self.missing.len() >= MAX_REPOS {
-            return Lacks { count: 0, new: 0 };
+            return (0, 0);
         }
         let known = self.missing.entry(repo.clone()).or_default();
         let before = known.len();
@@ -207,19 +177,13 @@ impl RelayHealth {
         }
         let count = known.len();
         self.seen.missing.insert(repo.clone(), count as u64);
-        Lacks { count, new: count.saturating_sub(before) }
+        (count, count.saturating_sub(before))
     }
 
     /// Starts a full pass, which finds again what it lacks.
     pub(super) fn pass_began(&mut self) {
         self.missing.clear();
         self.seen.missing.clear();
-    }
-
-    /// Continues from the reliability that earlier processes recorded.
-    pub(super) fn resume(&mut self, seen: PeerReliability, is_forging: bool) {
-        self.seen = seen;
-        self.is_forging = is_forging;
     }
 
     /// Returns the reliability up to now.
@@ -250,7 +214,8 @@ impl RelayHealth {
         (!left.is_zero() && !self.is_by_rule).then(|| now.unix + left + Duration::from_secs(1))
     }
 
-    fn set_connected(&mut self, now: Mono, is_up: bool) {
+    /// Notes that it is connected from now on, or no longer is.
+    pub(super) fn set_connected(&mut self, now: Mono, is_up: bool) {
         self.seen = self.seen(now);
         self.since = now;
         self.is_up = is_up;
@@ -308,7 +273,7 @@ mod tests {
     #[test]
     fn time_up_and_down_is_counted() {
         let mut health = health();
-        health.dialled();
+        health.seen.attempts += 1;
         health.connected(Mono::from_secs(10));
         health.lost(Mono::from_secs(40));
         let seen = health.seen(Mono::from_secs(60));
@@ -364,10 +329,10 @@ mod tests {
         health.lost(Mono::from_secs(2));
         health.connected(Mono::from_secs(10));
         health.forgive(Mono::from_secs(309));
-        assert!(health.is_forging());
+        assert!(health.is_forging);
         assert_eq!(health.forgiven_at(), Some(Mono::from_secs(310)));
         health.forgive(Mono::from_secs(310));
-        assert!(!health.is_forging());
+        assert!(!health.is_forging);
         assert_eq!(health.health(Mono::from_secs(610)), Health::Healthy);
     }
 

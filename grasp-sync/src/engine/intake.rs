@@ -3,21 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::index::{FilterHash, IndexChange};
+use crate::index::IndexChange;
 use grasp_core::admission::Retry;
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::{Now, RelayUrl};
 
 use super::SyncEngine;
 use super::context::InventoryRequest;
-use super::health::Lacks;
 use super::ids::{ConnId, InventoryId, SubId};
 use super::io::{Accepted, InventoryFailed, Judged, Outcome, Output, Row};
 use super::missing::{self, Attribution, Question};
 use super::rejected::{Dependency, Released};
-use super::relay::{Arrival, Arrivals, Link, Relay};
+use super::relay::{Link, Relay};
 use super::report::{Report, Source};
 use super::retry::WantResult;
+use super::session::Arrival;
 
 impl SyncEngine {
     pub(super) fn accepted(&mut self, now: Now, accepted: Accepted) {
@@ -54,7 +54,7 @@ impl SyncEngine {
             Some(InventoryRequest::Job(relay, job)) => {
                 _ = self.with_relay(now, &relay, |link, ctx| {
                     if let Link::Up(session) = link {
-                        session.inventory(ctx, job, request, items);
+                        session.inventory(ctx, job, items);
                     }
                 })
             }
@@ -75,7 +75,7 @@ impl SyncEngine {
         };
         self.with_relay(now, &relay, |_, ctx| {
             let health = &mut ctx.history.health;
-            let Lacks { count, new } = health.lacks(&repo, found);
+            let (count, new) = health.lacks(&repo, found);
             if is_uncounted {
                 health.compared(new, new);
             }
@@ -96,15 +96,14 @@ impl SyncEngine {
         judged: Vec<Judged>,
     ) {
         // Jobs that waited for these events must learn that they are here before the rows count as judged.
-        let origin = self
-            .with_relay(now, relay, |link, ctx| link.session(conn)?.arrivals(ctx, sub, &judged))
-            .flatten();
-        let filters = origin.as_ref().map(|origin| origin.filters.clone()).unwrap_or_default();
-        self.report_stored(relay, origin.as_ref(), &judged);
-        self.remember(now, relay, &judged, &filters);
+        let arrivals = self
+            .with_relay(now, relay, |link, ctx| link.session(conn)?.arrivals(ctx, sub, &judged));
+        let arrivals = arrivals.flatten().unwrap_or_default();
+        self.report_stored(relay, &arrivals, &judged);
+        self.remember(now, relay, &judged, &arrivals);
         self.with_relay(now, relay, |link, ctx| {
             if let Some(session) = link.session(conn) {
-                session.judged(ctx, sub, &judged, &filters);
+                session.judged(ctx, sub, &judged, &arrivals);
             }
             link.forged(ctx, conn, forged(&judged));
         });
@@ -127,15 +126,14 @@ impl SyncEngine {
     }
 
     /// Counts stored events, and notes the origin of those that may be stored later.
-    fn report_stored(&mut self, relay: &RelayUrl, origin: Option<&Arrivals>, judged: &[Judged]) {
-        let Some(origin) = origin else { return };
+    fn report_stored(&mut self, relay: &RelayUrl, arrivals: &[Arrival], judged: &[Judged]) {
         let mut counts: BTreeMap<Arrival, usize> = BTreeMap::new();
         let origins = &mut self.shared.origins;
-        for (one, arrival) in judged.iter().zip(&origin.arrivals) {
+        for (one, arrival) in judged.iter().zip(arrivals) {
             let event = one.row.id;
             match &one.outcome {
                 Outcome::Stored => {
-                    *counts.entry(*arrival).or_default() += 1;
+                    *counts.entry(Arrival { filter: None, ..*arrival }).or_default() += 1;
                     origins.pop(&event);
                 }
                 // The first relay counts.
@@ -153,9 +151,9 @@ impl SyncEngine {
     /// Reports newly stored events of another relay.
     fn report_new(&mut self, relay: &RelayUrl, arrival: Arrival, count: usize) {
         if let Some(known) = self.relays.get_mut(relay) {
-            known.history.health.received(count);
+            known.history.health.seen.received += count as u64;
         }
-        let Arrival { path, is_gap } = arrival;
+        let Arrival { path, is_gap, .. } = arrival;
         let from = Source::Relay { relay: relay.clone(), path };
         self.out.push(Output::Report(Report::Stored { from, count }));
         if is_gap {
@@ -165,29 +163,19 @@ impl SyncEngine {
     }
 
     /// Remembers refused events, and releases those that waited for what is here.
-    fn remember(
-        &mut self,
-        now: Now,
-        relay: &RelayUrl,
-        judged: &[Judged],
-        filters: &[Option<FilterHash>],
-    ) {
-        let filters = filters.iter().copied().chain(std::iter::repeat(None));
+    fn remember(&mut self, now: Now, relay: &RelayUrl, judged: &[Judged], arrivals: &[Arrival]) {
+        let filters = arrivals.iter().map(|one| one.filter).chain(std::iter::repeat(None));
         let mut again: Vec<Arc<Event>> = Vec::new();
         for (one, filter) in judged.iter().zip(filters) {
             match &one.outcome {
-                Outcome::Refused { retry: Retry::Never, .. } => {
-                    let _ = self.shared.rejected.refused(now.mono, relay, filter, one.row, None);
-                }
-                Outcome::Refused { retry: Retry::AfterDependency, event } => {
-                    let event = event.clone();
-                    let rejected = &mut self.shared.rejected;
+                Outcome::Forged | Outcome::Refused { retry: Retry::Soon, .. } => {}
+                Outcome::Refused { event, .. } => {
+                    let (rejected, event) = (&mut self.shared.rejected, event.clone());
                     again.extend(rejected.refused(now.mono, relay, filter, one.row, event));
                 }
                 Outcome::Stored | Outcome::Held | Outcome::Known => {
                     self.shared.rejected.accepted(one.row.id);
                 }
-                Outcome::Forged | Outcome::Refused { retry: Retry::Soon, .. } => {}
             }
         }
         if !again.is_empty() {

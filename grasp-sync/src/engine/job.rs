@@ -14,11 +14,11 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
 use super::compact_filter::CompactFilter;
-use super::ids::{BatchId, InventoryId, JobId, LiveId, SubId};
+use super::gaps::CountAs;
+use super::ids::{BatchId, JobId, LiveId, SubId};
 use super::io::Row;
 use super::layer::Layer;
 use super::reconcile::{ReconcileStep, Reconciliation};
-use super::relay::CountAs;
 use super::report::SyncMethod;
 use super::retry::WantResult;
 
@@ -95,30 +95,30 @@ pub(super) struct Job {
     original: Option<FilterHash>,
     /// The time at which it began; younger events come live.
     pub(super) began: Timestamp,
-    phase: JobPhase,
+    pub(super) phase: JobPhase,
     /// The cursor, once pages are requested.
     pager: Option<Box<Pager>>,
     /// Pages received, and rows of the last.
     pages: u32,
     last_page: usize,
     /// Requests with rows that are not judged yet.
-    unjudged: BTreeSet<SubId>,
+    pub(super) unjudged: BTreeSet<SubId>,
     /// Offered events that are neither here nor given up.
     outstanding: usize,
     /// Another job for the same filter, which ends this one with it.
-    waits_for: Option<JobId>,
+    pub(super) waits_for: Option<JobId>,
     /// Events offered, and those not delivered on the first request.
     offered: usize,
     missed: usize,
     /// True if something was given up or left to parts: the job ends, but proves nothing.
-    is_partial: bool,
+    pub(super) is_partial: bool,
     once: Once,
     /// Failures in a row.
     failures: u32,
     /// Refusals for want of room in a row.
     room_refusals: u32,
     /// Splits by time that led to this part.
-    splits: u32,
+    pub(super) splits: u32,
 }
 
 /// Steps that are taken at most once.
@@ -134,21 +134,17 @@ struct Once {
 
 /// The phase of a job.
 #[derive(Debug)]
-enum JobPhase {
+pub(super) enum JobPhase {
     /// Waits for a slot and for the pace.
     Queued(Method),
-    /// The local relay is asked for its inventory.
-    Listing {
-        /// The session to come; its slot is taken.
-        sub: SubId,
-        request: InventoryId,
-    },
+    /// The local relay is asked for its inventory. The slot of the session to come is taken.
+    Listing(SubId),
     /// The sets are being compared.
     Comparing {
         sub: SubId,
         reconciliation: Box<Reconciliation>,
         /// The message to send next, as soon as that is allowed.
-        outgoing: Option<NegMessage>,
+        outgoing: Option<Vec<u8>>,
     },
     /// A page is requested.
     Paging {
@@ -168,21 +164,12 @@ enum JobPhase {
     },
 }
 
-/// A NIP-77 message that is ready to be sent.
-#[derive(Debug)]
-pub(super) enum NegMessage {
-    /// NEG-OPEN.
-    Open(Vec<u8>),
-    /// NEG-MSG.
-    Reply(Vec<u8>),
-}
-
 /// Refusals for want of room in a row after which something backs off. Each refusal lowers our budget, so an honest
 /// relay soon has room.
 pub(super) const MAX_ROOM_REFUSALS: u32 = 4;
 /// Splits by time after which a set that is still too large is paged: each costs two requests, and a relay that
 /// compares so little is paged through quickly.
-const MAX_TIME_SPLITS: u32 = 8;
+pub(super) const MAX_TIME_SPLITS: u32 = 8;
 /// The backoff of jobs and live requests after refusals and losses: 65 seconds, doubling to an hour.
 pub(super) const REQUEST_BACKOFF: BackoffPolicy =
     BackoffPolicy { first: RETRY_DELAY, ..BackoffPolicy::RELAY };
@@ -192,19 +179,6 @@ const FLOOD_FACTOR: usize = 8;
 const MIN_FULL_PAGE: usize = 50;
 /// Offers below which missing deliveries say nothing about the relay.
 const MIN_TELLING_OFFERS: usize = 20;
-
-/// What happened to the request of a job.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum JobAnswer {
-    /// EOSE ended its page.
-    PageEnded { hint: Option<EoseHint>, limit: usize },
-    /// Its page was not answered, for a reason that is none of its own.
-    PageReturned,
-    /// Its page or session was refused.
-    Refused(Refusal),
-    /// It failed, and will be tried again.
-    Failed,
-}
 
 /// The step that a job takes next; the session takes it within its budgets.
 #[must_use]
@@ -298,20 +272,18 @@ impl Job {
         (self.compact.without_ids().since, self.compact.without_ids().until)
     }
 
-    /// Takes the answer to its request, and decides on the next step.
-    pub(super) fn handle(&mut self, answer: JobAnswer) -> JobStep {
-        match answer {
-            JobAnswer::PageEnded { hint, limit } => self.page_ended(hint, limit),
-            JobAnswer::PageReturned => {
-                let next = self.page_failed();
-                self.advance(next)
-            }
-            JobAnswer::Refused(refusal) => match self.phase {
-                JobPhase::Paging { .. } => self.page_refused(refusal),
-                _ => self.session_refused(refusal),
-            },
-            JobAnswer::Failed => self.failed(),
+    /// Decides on the next step after its page or session was refused.
+    pub(super) fn refused(&mut self, refusal: Refusal) -> JobStep {
+        match self.phase {
+            JobPhase::Paging { .. } => self.page_refused(refusal),
+            _ => self.session_refused(refusal),
         }
+    }
+
+    /// Decides on the next step after its page was not answered, for a reason that is none of its own.
+    pub(super) fn page_returned(&mut self) -> JobStep {
+        let next = self.page_failed();
+        self.advance(next)
     }
 
     fn page_refused(&mut self, refusal: Refusal) -> JobStep {
@@ -353,8 +325,8 @@ impl Job {
         }
     }
 
-    /// Backs off, longer each time. Full sync falls back to filters.
-    fn failed(&mut self) -> JobStep {
+    /// Backs off after a failure, longer each time. Full sync falls back to filters.
+    pub(super) fn failed(&mut self) -> JobStep {
         if self.layer == Layer::All {
             return JobStep::FallBackToFilters;
         }
@@ -393,7 +365,7 @@ impl Job {
     }
 
     /// Ends a page by EOSE.
-    fn page_ended(&mut self, hint: Option<EoseHint>, limit: usize) -> JobStep {
+    pub(super) fn page_ended(&mut self, hint: Option<EoseHint>, limit: usize) -> JobStep {
         let (JobPhase::Paging { rows, .. }, Some(pager)) = (&mut self.phase, &mut self.pager)
         else {
             return self.advance(None);
@@ -444,61 +416,12 @@ impl Job {
 
     /// Returns the seconds that held more events than the relay showed.
     fn gap_seconds(&self) -> Vec<Timestamp> {
-        let gaps = self.pager.iter().flat_map(|pager| pager.gaps());
-        gaps.map(|gap| gap.at).collect()
-    }
-
-    /// Leaves the rest of its pages to parts, which prove it.
-    pub(super) fn leave_to_parts(&mut self) {
-        self.phase = JobPhase::AwaitingJudgement;
-        self.is_partial = true;
-    }
-
-    /// Waits in the queue of a method.
-    pub(super) fn queued(&mut self, method: Method) {
-        self.phase = JobPhase::Queued(method);
-    }
-
-    /// Waits until a backoff ends, and is queued for a method then.
-    pub(super) fn backs_off(&mut self, until: Mono, then: Method) {
-        self.phase = JobPhase::BackingOff { until, then };
-    }
-
-    /// Waits for the answer to our authentication.
-    pub(super) fn awaits_auth(&mut self, method: Method) {
-        self.phase = JobPhase::AwaitingAuth(method);
+        self.pager.iter().flat_map(|pager| pager.gaps()).copied().collect()
     }
 
     /// Notes that it is sent again after authenticating; returns whether it was before.
     pub(super) fn authenticates(&mut self) -> bool {
         std::mem::replace(&mut self.once.authenticated, true)
-    }
-
-    /// Requests a page under a subscription.
-    pub(super) fn page_sent(&mut self, sub: SubId) {
-        self.phase = JobPhase::Paging { sub, rows: Vec::new() };
-    }
-
-    /// Asks the local relay for its inventory; the slot of the session is taken.
-    pub(super) fn lists(&mut self, sub: SubId, request: InventoryId) {
-        self.phase = JobPhase::Listing { sub, request };
-    }
-
-    /// Returns the session that waits for an inventory, and the request for that.
-    pub(super) fn listing(&self) -> Option<(SubId, InventoryId)> {
-        match self.phase {
-            JobPhase::Listing { sub, request } => Some((sub, request)),
-            _ => None,
-        }
-    }
-
-    /// Opens the session that waited for an inventory.
-    pub(super) fn opens(&mut self, reconciliation: Reconciliation, first: Vec<u8>) {
-        if let JobPhase::Listing { sub, .. } = self.phase {
-            let (reconciliation, outgoing) =
-                (Box::new(reconciliation), Some(NegMessage::Open(first)));
-            self.phase = JobPhase::Comparing { sub, reconciliation, outgoing };
-        }
     }
 
     /// Reads a message of the session; returns how the session ends, once it does. A message out of turn is ignored.
@@ -509,7 +432,7 @@ impl Job {
         };
         match reconciliation.receive(message) {
             ReconcileStep::Reply(reply) => {
-                *outgoing = Some(NegMessage::Reply(reply));
+                *outgoing = Some(reply);
                 None
             }
             end => Some(end),
@@ -517,7 +440,7 @@ impl Job {
     }
 
     /// Takes the NIP-77 message that is ready to be sent.
-    pub(super) fn take_neg_message(&mut self) -> Option<(SubId, NegMessage)> {
+    pub(super) fn take_neg_message(&mut self) -> Option<(SubId, Vec<u8>)> {
         let JobPhase::Comparing { sub, outgoing, .. } = &mut self.phase else { return None };
         Some((*sub, outgoing.take()?))
     }
@@ -554,31 +477,9 @@ impl Job {
         self.is_partial |= !is_here;
     }
 
-    /// Notes that it was brought forged events, so that it proves nothing.
-    pub(super) fn forged(&mut self) {
-        self.is_partial = true;
-    }
-
-    /// Notes that all rows of a page were judged.
-    pub(super) fn judged(&mut self, sub: SubId) {
-        self.unjudged.remove(&sub);
-    }
-
     /// Forgets what was offered, to be paged.
     pub(super) fn forget_offers(&mut self) {
         (self.outstanding, self.offered, self.missed) = (0, 0, 0);
-    }
-
-    /// Ends together with another job for the same filter.
-    pub(super) fn follows(&mut self, leader: JobId) {
-        self.phase = JobPhase::AwaitingJudgement;
-        self.waits_for = Some(leader);
-    }
-
-    /// Stops waiting for another job; returns whether it did wait for it.
-    #[must_use]
-    pub(super) fn leader_ended(&mut self, leader: JobId) -> bool {
-        self.waits_for.take_if(|waits_for| *waits_for == leader).is_some()
     }
 
     /// Returns whether the relay offers ids and delivers hardly any, so that pages are better.
@@ -614,48 +515,14 @@ impl Job {
         self.pager.is_some()
     }
 
-    /// Returns whether it may be split by time once more; beyond that pages are better.
-    pub(super) fn may_split_by_time(&self) -> bool {
-        self.splits < MAX_TIME_SPLITS
-    }
-
-    /// Returns the method that it is queued for.
-    pub(super) fn queued_for(&self) -> Option<Method> {
-        match self.phase {
-            JobPhase::Queued(method) => Some(method),
-            _ => None,
-        }
-    }
-
-    /// Returns the method that it waits to be authenticated for.
-    pub(super) fn awaits_auth_for(&self) -> Option<Method> {
-        match self.phase {
-            JobPhase::AwaitingAuth(method) => Some(method),
-            _ => None,
-        }
-    }
-
-    /// Returns the end of its backoff, and the method that it is queued for then.
-    pub(super) fn backoff(&self) -> Option<(Mono, Method)> {
-        match self.phase {
-            JobPhase::BackingOff { until, then } => Some((until, then)),
-            _ => None,
-        }
-    }
-
     /// Returns whether it is a full comparison that waits to start.
     pub(super) fn is_queued_comparison(&self) -> bool {
-        self.layer == Layer::All && self.queued_for() == Some(Method::Reconcile)
-    }
-
-    /// Returns whether a session is open for it, or about to be.
-    pub(super) fn is_reconciling(&self) -> bool {
-        matches!(self.phase, JobPhase::Listing { .. } | JobPhase::Comparing { .. })
+        self.layer == Layer::All && matches!(self.phase, JobPhase::Queued(Method::Reconcile))
     }
 
     /// Returns whether its session waits for us: for the local relay's inventory, or for permission to send.
     pub(super) fn waits_for_us(&self) -> bool {
-        matches!(self.phase, JobPhase::Listing { .. }) || self.has_neg_message()
+        matches!(self.phase, JobPhase::Listing(_)) || self.has_neg_message()
     }
 
     /// Returns whether it makes progress, rather than waiting for a backoff or a suspension to end.
@@ -664,7 +531,7 @@ impl Job {
             JobPhase::BackingOff { .. } => false,
             JobPhase::Queued(_) => !is_suspended,
             JobPhase::AwaitingJudgement => !self.unjudged.is_empty() || !are_wants_backing_off,
-            JobPhase::Listing { .. }
+            JobPhase::Listing(_)
             | JobPhase::Comparing { .. }
             | JobPhase::Paging { .. }
             | JobPhase::AwaitingAuth(_) => true,
@@ -676,15 +543,10 @@ impl Job {
         matches!(&self.phase, JobPhase::Comparing { outgoing: Some(_), .. })
     }
 
-    /// Returns whether that message opens its session.
-    pub(super) fn is_opening(&self) -> bool {
-        matches!(&self.phase, JobPhase::Comparing { outgoing: Some(NegMessage::Open(_)), .. })
-    }
-
     /// Returns the subscription or session that is open for it.
     pub(super) fn sub(&self) -> Option<SubId> {
         match &self.phase {
-            JobPhase::Listing { sub, .. }
+            JobPhase::Listing(sub)
             | JobPhase::Comparing { sub, .. }
             | JobPhase::Paging { sub, .. } => Some(*sub),
             JobPhase::Queued(_)
@@ -723,9 +585,9 @@ mod tests {
     }
 
     fn page(job: &mut Job, rows: &[Row]) -> JobStep {
-        job.page_sent(Ids::default().sub());
+        job.phase = JobPhase::Paging { sub: Ids::default().sub(), rows: Vec::new() };
         assert!(job.delivered(rows.iter().copied(), 500));
-        job.handle(JobAnswer::PageEnded { hint: None, limit: 500 })
+        job.page_ended(None, 500)
     }
 
     #[test]
@@ -745,11 +607,11 @@ mod tests {
         let _ = job.next_page(100);
         let _ = page(&mut job, &[row(30, 1)]);
         let sub = Ids::default().sub();
-        job.page_sent(sub);
-        let step = job.handle(JobAnswer::PageEnded { hint: Some(EoseHint::Finish), limit: 500 });
+        job.phase = JobPhase::Paging { sub, rows: Vec::new() };
+        let step = job.page_ended(Some(EoseHint::Finish), 500);
         assert!(matches!(step, JobStep::FillGaps(gaps) if gaps.is_empty()));
         assert!(!job.is_complete());
-        job.judged(sub);
+        job.unjudged.remove(&sub);
         assert!(job.is_complete());
         let proof = job.proof(Timestamp::from_secs(1_000)).unwrap();
         assert_eq!((proof.until, proof.proven), (Timestamp::from_secs(900), Proven::Exhausted));
@@ -758,7 +620,7 @@ mod tests {
     #[test]
     fn a_partial_job_proves_nothing() {
         let mut job = job();
-        job.forged();
+        job.is_partial = true;
         assert_eq!(job.proof(Timestamp::from_secs(1_000)), None);
     }
 
@@ -766,7 +628,7 @@ mod tests {
     fn a_page_without_end_is_a_flood() {
         let mut job = job();
         let _ = job.next_page(100);
-        job.page_sent(Ids::default().sub());
+        job.phase = JobPhase::Paging { sub: Ids::default().sub(), rows: Vec::new() };
         assert!(job.delivered([row(1, 1); 800].into_iter(), 100));
         assert!(!job.delivered([row(1, 1); 1].into_iter(), 100));
     }

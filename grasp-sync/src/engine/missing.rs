@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::index::{RootId, SyncIndex, SyncLevel};
+use crate::index::{RepoSyncNeeds, SyncIndex, SyncLevel};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
 use grasp_core::{RelayUrl, RepoId};
@@ -80,56 +80,48 @@ pub(super) fn questions(
     filter: &Filter,
     ids: BTreeSet<EventId>,
 ) -> Vec<Question> {
-    let named = |tag: SingleLetterTag, mut values: Vec<(RepoId, String)>| {
-        values.sort();
-        let chunks: Vec<_> = values.chunks(MAX_VALUES).map(<[_]>::to_vec).collect();
-        chunks.into_iter().map(move |values| (tag, values))
-    };
     let repo_of = |value: &String| match layer {
-        Layer::Repos => value.parse().ok(),
-        Layer::Roots => {
-            let root = RootId::from(EventId::from_hex(value).ok()?);
-            index.repos_of(&root).next().cloned()
-        }
-        Layer::Announcements | Layer::All => None,
+        Layer::Roots => index.repos_of(&EventId::from_hex(value).ok()?.into()).next().cloned(),
+        _ => value.parse().ok(),
     };
-    let parts: Vec<_> = match layer {
+    let with_repos = |values: &BTreeSet<String>| {
+        values.iter().filter_map(|value| Some((repo_of(value)?, value.clone()))).collect()
+    };
+    let by_tag: Vec<(SingleLetterTag, Vec<(RepoId, String)>)> = match layer {
         Layer::Announcements => Vec::new(),
+        Layer::All => full_sync_values(index, relay).into(),
         Layer::Repos | Layer::Roots => {
-            let tags = filter.generic_tags.iter();
-            let values = |values: &BTreeSet<String>| {
-                values.iter().filter_map(|value| Some((repo_of(value)?, value.clone()))).collect()
-            };
-            tags.flat_map(|(tag, all)| named(*tag, values(all))).collect()
-        }
-        Layer::All => {
-            full_sync_values(index, relay).flat_map(|(tag, all)| named(tag, all)).collect()
+            filter.generic_tags.iter().map(|(tag, values)| (*tag, with_repos(values))).collect()
         }
     };
-    let question = |(tag, values)| {
-        let (relay, ids, is_uncounted) = (relay.clone(), ids.clone(), layer == Layer::All);
-        Question { relay, tag, values, ids, is_uncounted }
-    };
-    parts.into_iter().map(question).collect()
+    let mut questions = Vec::new();
+    for (tag, mut values) in by_tag {
+        values.sort();
+        questions.extend(values.chunks(MAX_VALUES).map(|values| {
+            let (relay, values, ids) = (relay.clone(), values.to_vec(), ids.clone());
+            Question { relay, tag, values, ids, is_uncounted: layer == Layer::All }
+        }));
+    }
+    questions
 }
 
 /// Returns the values that a relay should have in a full comparison: repositories that list it, and their roots.
 fn full_sync_values(
     index: &SyncIndex,
     relay: &RelayUrl,
-) -> impl Iterator<Item = (SingleLetterTag, Vec<(RepoId, String)>)> {
-    let listing = index
-        .repos()
-        .iter()
-        .filter(|(_, needs)| needs.level == SyncLevel::Full && needs.relays.contains(relay));
+) -> [(SingleLetterTag, Vec<(RepoId, String)>); 3] {
+    let is_listed =
+        |needs: &RepoSyncNeeds| needs.level == SyncLevel::Full && needs.relays.contains(relay);
     let (mut repos, mut roots) = (Vec::new(), Vec::new());
-    for (repo, needs) in listing {
+    for (repo, needs) in index.repos().iter().filter(|(_, needs)| is_listed(needs)) {
         repos.push((repo.clone(), repo.to_string()));
-        roots.extend(needs.root_events.iter().map(|root| (repo.clone(), root.to_string())));
+        roots.extend(needs.root_events.iter().map(|root| (repo.clone(), root.event().to_hex())));
     }
-    let tags =
-        [(SingleLetterTag::LOWERCASE_A, repos), (SingleLetterTag::LOWERCASE_E, roots.clone())];
-    tags.into_iter().chain([(SingleLetterTag::UPPERCASE_E, roots)])
+    [
+        (SingleLetterTag::LOWERCASE_A, repos),
+        (SingleLetterTag::LOWERCASE_E, roots.clone()),
+        (SingleLetterTag::UPPERCASE_E, roots),
+    ]
 }
 
 /// Asks the local relay, up to the limit of concurrent questions.

@@ -45,12 +45,12 @@ impl Dependency {
             return name.map(Self::Name).into_iter().collect();
         }
         let references = References::of(event);
-        let repos = references.coordinates.into_iter().filter_map(|coordinate| {
-            let identifier = Identifier::new(&coordinate.identifier).ok()?;
-            let is_repo = coordinate.kind == kinds::ANNOUNCEMENT;
-            is_repo.then(|| Self::Repo(RepoId::new(coordinate.public_key, identifier)))
-        });
-        repos.chain(references.ids.into_iter().map(Self::Event)).take(MAX_DEPENDENCIES).collect()
+        let repos = references.coordinates.iter().filter_map(|one| RepoId::try_from(one).ok());
+        repos
+            .map(Self::Repo)
+            .chain(references.ids.into_iter().map(Self::Event))
+            .take(MAX_DEPENDENCIES)
+            .collect()
     }
 }
 

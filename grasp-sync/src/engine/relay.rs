@@ -1,33 +1,20 @@
 //! One relay: dialled, connected, subscribed to, asked, disconnected, dialled again.
 
-mod auth;
-mod backlog;
-#[cfg(any(test, feature = "test-util"))]
-mod check;
-mod fetch;
-mod full_sync;
-mod gaps;
-mod history;
-mod live;
-mod session;
-mod subs;
+use std::time::Duration;
 
 use crate::index::RelaySyncNeeds;
-use std::time::Duration;
 
 use grasp_core::Mono;
 use grasp_core::limits::Admit;
 use grasp_core::resources::Grant;
 
-pub(super) use self::gaps::CountAs;
-use self::history::PassKind;
-pub(super) use self::history::RelayHistory;
-pub(super) use self::session::{Arrival, Arrivals, Session};
-use super::context::RelayContext;
+use super::context::Context;
 use super::facts::RelayFacts;
+use super::history::{PassKind, RelayHistory, choose_start};
 use super::ids::ConnId;
 use super::io::{Fault, Output};
-use super::report::Report;
+use super::report::{PeerReliability, Report};
+use super::session::Session;
 
 /// Time after which a handshake is given up if the driver does not answer.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -73,10 +60,10 @@ impl Link {
         matches!(self, Self::Dialing { conn, .. } if *conn == attempt)
     }
 
-    pub(super) fn dial(&mut self, ctx: &mut RelayContext<'_>) {
+    pub(super) fn dial(&mut self, ctx: &mut Context<'_>) {
         let conn = ctx.shared.ids.conn();
         *self = Self::Dialing { conn, until: ctx.mono() + HANDSHAKE_TIMEOUT };
-        ctx.history.health.dialled();
+        ctx.history.health.seen.attempts += 1;
         ctx.history.waits_since = ctx.now.unix;
         ctx.history.state.connecting();
         let configured = ctx.history.state.is_bootstrap;
@@ -85,12 +72,7 @@ impl Link {
     }
 
     /// Starts a session. Ends a connection that is not wanted, or no longer.
-    pub(super) fn connected(
-        &mut self,
-        ctx: &mut RelayContext<'_>,
-        conn: ConnId,
-        facts: &RelayFacts,
-    ) {
+    pub(super) fn connected(&mut self, ctx: &mut Context<'_>, conn: ConnId, facts: &RelayFacts) {
         if !self.is_dialing(conn) {
             return disconnect(ctx, conn);
         }
@@ -100,7 +82,7 @@ impl Link {
             return disconnect(ctx, conn);
         }
         ctx.history.connected(now.mono, facts, &ctx.shared.config);
-        let how = history::choose_start(ctx);
+        let how = choose_start(ctx);
         let session = Session::begin(ctx, conn, how);
         ctx.report_status();
         *self = Self::Up(Box::new(session));
@@ -109,7 +91,7 @@ impl Link {
     }
 
     /// Handles a failed attempt to connect. Ignores any but the current one.
-    pub(super) fn failed(&mut self, ctx: &mut RelayContext<'_>, conn: ConnId, why: Fault) {
+    pub(super) fn failed(&mut self, ctx: &mut Context<'_>, conn: ConnId, why: Fault) {
         if self.is_dialing(conn) {
             let now = ctx.mono();
             ctx.history.health.failed(now, why);
@@ -120,7 +102,7 @@ impl Link {
     }
 
     /// Handles a lost connection. Ignores any but the current one.
-    pub(super) fn lost(&mut self, ctx: &mut RelayContext<'_>, conn: ConnId) {
+    pub(super) fn lost(&mut self, ctx: &mut Context<'_>, conn: ConnId) {
         if self.session(conn).is_none() {
             return;
         }
@@ -131,34 +113,34 @@ impl Link {
     }
 
     /// Counts forged events. Too many of them end the connection, and count as a failure of the relay.
-    pub(super) fn forged(&mut self, ctx: &mut RelayContext<'_>, conn: ConnId, count: usize) {
+    pub(super) fn forged(&mut self, ctx: &mut Context<'_>, conn: ConnId, count: usize) {
         if self.session(conn).is_none() || !ctx.history.health.forged(count) {
             return;
         }
-        let count = ctx.history.health.forged_count();
+        let count = ctx.history.health.forged;
         ctx.report(|relay| Report::Forged { relay, count });
         self.lost(ctx, conn);
         disconnect(ctx, conn);
     }
 
-    /// Ends a connection for which there is no room, without counting it as a failure of the relay.
-    pub(super) fn crowded(&mut self, ctx: &mut RelayContext<'_>, conn: ConnId) {
-        self.end(ctx);
-        disconnect(ctx, conn);
+    /// Reports the health and reliability that an earlier process recorded.
+    pub(super) fn followed(&self, ctx: &mut Context<'_>) {
+        let seen = ctx.history.health.seen(ctx.mono());
+        if seen != PeerReliability::default() {
+            ctx.report(|relay| Report::Reliability { relay, seen });
+        }
+        self.report_health(ctx);
     }
 
     /// Ends the connection in favour of a relay that waits.
-    pub(super) fn give_way(&mut self, ctx: &mut RelayContext<'_>) {
-        let Self::Up(session) = self else { return };
-        let conn = session.conn();
-        ctx.history.health.released(ctx.now.mono);
-        self.end(ctx);
-        disconnect(ctx, conn);
+    pub(super) fn give_way(&mut self, ctx: &mut Context<'_>) {
+        ctx.history.health.set_connected(ctx.now.mono, false);
+        self.close(ctx);
         ctx.report(|relay| Report::GaveWay { relay });
     }
 
-    /// Ends the connection to a relay that is no longer a target.
-    pub(super) fn retire(&mut self, ctx: &mut RelayContext<'_>) {
+    /// Ends the connection or attempt for reasons of our own: there is no room for it, or the relay is no longer a target.
+    pub(super) fn close(&mut self, ctx: &mut Context<'_>) {
         let conn = match self {
             Self::Idle => None,
             Self::Dialing { conn, .. } => Some(*conn),
@@ -171,14 +153,14 @@ impl Link {
     }
 
     /// Asks for items that were just discovered.
-    pub(super) fn discovered(&mut self, ctx: &mut RelayContext<'_>, added: &RelaySyncNeeds) {
+    pub(super) fn discovered(&mut self, ctx: &mut Context<'_>, added: &RelaySyncNeeds) {
         if let Self::Up(session) = self {
             session.discovered(ctx, added);
         }
     }
 
     /// Fetches everything again, because the local relay lost it.
-    pub(super) fn begin_anew(&mut self, ctx: &mut RelayContext<'_>) {
+    pub(super) fn begin_anew(&mut self, ctx: &mut Context<'_>) {
         let now = ctx.now.unix;
         ctx.history.forget_delivered(now);
         match self {
@@ -188,7 +170,7 @@ impl Link {
     }
 
     /// Handles timeouts, a due daily pass and a due record.
-    pub(super) fn tick(&mut self, ctx: &mut RelayContext<'_>) {
+    pub(super) fn tick(&mut self, ctx: &mut Context<'_>) {
         match self {
             Self::Up(session) => {
                 session.check_timeouts(ctx);
@@ -214,7 +196,7 @@ impl Link {
     }
 
     /// Sends what may be sent; returns when the relay next needs to run.
-    pub(super) fn pump(&mut self, ctx: &mut RelayContext<'_>) -> Option<Mono> {
+    pub(super) fn pump(&mut self, ctx: &mut Context<'_>) -> Option<Mono> {
         let own = match self {
             Self::Up(session) => {
                 session.pump(ctx);
@@ -231,9 +213,10 @@ impl Link {
     }
 
     /// Ends the connection or attempt.
-    fn end(&mut self, ctx: &mut RelayContext<'_>) {
+    fn end(&mut self, ctx: &mut Context<'_>) {
         if let Self::Up(session) = std::mem::replace(self, Self::Idle) {
-            session.forget_inventories(ctx);
+            let jobs = session.backlog.jobs.keys();
+            jobs.for_each(|id| session.backlog.forget_inventory(ctx, *id));
             if let Some(since) = session.listening_since {
                 ctx.history.listening_times.ended(since, ctx.now.unix);
             }
@@ -247,7 +230,7 @@ impl Link {
         self.report_health(ctx);
     }
 
-    fn report_health(&self, ctx: &mut RelayContext<'_>) {
+    fn report_health(&self, ctx: &mut Context<'_>) {
         if let Some((health, failing_for)) = ctx.history.health.news(ctx.now.mono) {
             ctx.report(|relay| Report::Health { relay, health, failing_for });
         }
@@ -255,13 +238,13 @@ impl Link {
 }
 
 /// Ends a connection that is not wanted.
-fn disconnect(ctx: &mut RelayContext<'_>, conn: ConnId) {
+fn disconnect(ctx: &mut Context<'_>, conn: ConnId) {
     let relay = ctx.relay.clone();
     ctx.out.push(Output::Disconnect { relay, conn });
 }
 
 /// Removes items from what is confirmed: they are no longer wanted, or wanted less.
-pub(super) fn forget(ctx: &mut RelayContext<'_>, removed: &RelaySyncNeeds) {
+pub(super) fn forget(ctx: &mut Context<'_>, removed: &RelaySyncNeeds) {
     let confirmed = &mut ctx.history.state.confirmed;
     for repo in removed.repos.keys() {
         let needs = ctx.shared.index.repos().get(repo);

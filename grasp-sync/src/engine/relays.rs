@@ -12,13 +12,14 @@ use grasp_core::{Now, RelayUrl};
 
 use super::SyncEngine;
 use super::connections;
-use super::context::RelayContext;
+use super::context::Context;
 use super::facts::RelayFacts;
+use super::history::RelayHistory;
 use super::ids::ConnId;
 use super::io::Output;
 use super::record::RelayRecord;
-use super::relay::{self, Link, Relay, RelayHistory};
-use super::report::{PeerReliability, Report};
+use super::relay::{self, Link, Relay};
+use super::report::Report;
 
 /// Relays that are followed; half of them at most for held announcements only, a quarter for one owner.
 pub(super) const MAX_FOLLOWED: usize = 10_000;
@@ -35,12 +36,12 @@ impl SyncEngine {
         &mut self,
         now: Now,
         url: &RelayUrl,
-        act: impl FnOnce(&mut Link, &mut RelayContext<'_>) -> T,
+        act: impl FnOnce(&mut Link, &mut Context<'_>) -> T,
     ) -> Option<T> {
         let Relay { history, link, deadline, .. } = self.relays.get_mut(url)?;
         let (shared, out) = (&mut self.shared, &mut self.out);
         let (wanted, was) = (history.wants.len(), discriminant(link));
-        let mut ctx = RelayContext { now, relay: url, history, shared, out };
+        let mut ctx = Context { now, relay: url, history, shared, out };
         let answer = act(link, &mut ctx);
         *deadline = link.pump(&mut ctx);
         self.shared.wanted = self.shared.wanted - wanted + history.wants.len();
@@ -86,32 +87,18 @@ impl SyncEngine {
     pub(super) fn follow(&mut self, now: Now, relay: RelayUrl, place: Option<Grant>) {
         let is_bootstrap = place.is_none();
         let record = self.records.take(&relay);
-        let history = self.shared.new_history(now, is_bootstrap, record);
+        let (config, rng) = (&self.shared.config, &mut self.shared.rng);
+        let history = RelayHistory::new(now, config, rng, is_bootstrap, record);
         let taken = Relay { history, link: Link::Idle, deadline: None, place };
         self.relays.insert(relay.clone(), taken);
         self.connections.needs_check = true;
         self.out.push(Output::Report(Report::Discovered { relay: relay.clone() }));
-        self.report_recorded_health(now, &relay);
-        self.with_relay(now, &relay, |_, _| ());
-    }
-
-    /// Reports the health and reliability that an earlier process recorded.
-    fn report_recorded_health(&mut self, now: Now, relay: &RelayUrl) {
-        let Some(known) = self.relays.get_mut(relay) else { return };
-        let seen = known.history.health.seen(now.mono);
-        if seen != PeerReliability::default() {
-            let relay = relay.clone();
-            self.out.push(Output::Report(Report::Reliability { relay, seen }));
-        }
-        if let Some((health, failing_for)) = known.history.health.news(now.mono) {
-            let relay = relay.clone();
-            self.out.push(Output::Report(Report::Health { relay, health, failing_for }));
-        }
+        self.with_relay(now, &relay, |link, ctx| link.followed(ctx));
     }
 
     /// Stops following a relay that is no longer a target.
     fn retire(&mut self, now: Now, url: &RelayUrl) {
-        self.with_relay(now, url, |link, ctx| link.retire(ctx));
+        self.with_relay(now, url, |link, ctx| link.close(ctx));
         let Some(mut relay) = self.relays.remove(url) else { return };
         relay.place.take().into_iter().for_each(|place| self.followed.give_back(place));
         let record = relay.history.record(now, url, &relay.link);
@@ -131,9 +118,9 @@ impl SyncEngine {
                 continue;
             };
             let is_bootstrap = relay.history.state.is_bootstrap;
-            relay.history = self.shared.new_history(now, is_bootstrap, Some(record));
-            self.report_recorded_health(now, &url);
-            self.with_relay(now, &url, |_, _| ());
+            let (config, rng) = (&self.shared.config, &mut self.shared.rng);
+            relay.history = RelayHistory::new(now, config, rng, is_bootstrap, Some(record));
+            self.with_relay(now, &url, |link, ctx| link.followed(ctx));
         }
     }
 
@@ -157,7 +144,7 @@ impl SyncEngine {
     ) {
         let is_asked_for = self.relays.get(relay).is_some_and(|known| known.link.is_dialing(conn));
         if is_asked_for && !self.find_room(now, relay, address) {
-            self.with_relay(now, relay, |link, ctx| link.crowded(ctx, conn));
+            self.with_relay(now, relay, |link, ctx| link.close(ctx));
             return;
         }
         let met = self.with_relay(now, relay, |link, ctx| link.connected(ctx, conn, facts));

@@ -159,14 +159,13 @@ impl Wants {
     /// If the answer may have been truncated, the rest is due again, in smaller requests. If the relay does not have
     /// it, too little will come of these to look truncated.
     pub(super) fn ended(&mut self, now: Mono, sub: SubId) -> IdsEnded {
-        let received = self.requests.get(&sub).map_or(0, |request| request.received);
-        let is_short =
-            self.requests.get(&sub).is_some_and(|request| !request.outstanding.is_empty());
-        if is_short && received >= MIN_TRUNCATED {
+        let short = self.requests.get(&sub).filter(|request| !request.outstanding.is_empty());
+        let truncated_at =
+            short.map(|request| request.received).filter(|received| *received >= MIN_TRUNCATED);
+        if truncated_at.is_some() {
             self.returned(now, sub);
-            return IdsEnded { missed: Vec::new(), truncated_at: Some(received) };
         }
-        IdsEnded { missed: self.refused(now, sub), truncated_at: None }
+        IdsEnded { missed: self.refused(now, sub), truncated_at }
     }
 
     /// Ends a request that was refused for what it asks for: everything in it has failed.

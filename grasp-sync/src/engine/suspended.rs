@@ -37,10 +37,10 @@ pub(super) struct Suspended {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Suspension {
-    Until(Mono),
-    /// One request is open to find out whether the policy still holds.
-    Probing(Mono),
+struct Suspension {
+    until: Mono,
+    /// True if one request is open to find out whether the policy still holds. If it is not answered, another is sent.
+    is_probed: bool,
 }
 
 /// A request that a relay refuses, as it is remembered across a restart.
@@ -59,16 +59,16 @@ impl Suspended {
             let left = one.until.as_secs().saturating_sub(now.unix.as_secs());
             now.mono + Duration::from_secs(left).min(PARK)
         };
-        let layers =
-            parked.iter().map(|one| ((one.layer, one.mode), Suspension::Until(until(one))));
+        let suspension = |one| Suspension { until: until(one), is_probed: false };
+        let layers = parked.iter().map(|one| ((one.layer, one.mode), suspension(one)));
         Self { layers: layers.collect(), filters: BTreeMap::new() }
     }
 
     /// Returns the suspended layers for the record.
     pub(super) fn parked(&self, now: Now) -> Vec<Parked> {
-        let until = |suspension: &Suspension| match *suspension {
-            Suspension::Until(until) => now.unix + (until - now.mono),
-            Suspension::Probing(_) => now.unix,
+        let until = |suspension: &Suspension| match suspension.is_probed {
+            true => now.unix,
+            false => now.unix + (suspension.until - now.mono),
         };
         let one = |(&(layer, mode), suspension)| Parked { layer, mode, until: until(suspension) };
         self.layers.iter().map(one).collect()
@@ -76,33 +76,27 @@ impl Suspended {
 
     /// Returns whether a layer may be requested, or when.
     pub(super) fn admit(&self, now: Mono, layer: Layer, mode: RequestMode) -> Admit {
-        let at = match self.layers.get(&(layer, mode)) {
-            None => return Admit::Go,
-            Some(Suspension::Until(at)) => *at,
-            // A probe without an answer is sent again.
-            Some(Suspension::Probing(since)) => *since + REQUEST_WATCHDOG,
-        };
-        if now >= at { Admit::Go } else { Admit::Wait(at) }
+        let suspension = self.layers.get(&(layer, mode));
+        suspension.map_or(Admit::Go, |suspension| Admit::not_before(suspension.until, now))
     }
 
     /// Notes a request for a layer, which is the probe if the layer is suspended.
     pub(super) fn sent(&mut self, now: Mono, layer: Layer, mode: RequestMode) {
         if let Some(suspension) = self.layers.get_mut(&(layer, mode)) {
-            *suspension = Suspension::Probing(now);
+            *suspension = Suspension { until: now + REQUEST_WATCHDOG, is_probed: true };
         }
     }
 
     /// Notes an answer to a request for a layer. If that was the probe, the suspension ends; an answer to a request
     /// that was sent before the suspension proves nothing.
     pub(super) fn answered(&mut self, layer: Layer, mode: RequestMode) {
-        if let Some(Suspension::Probing(_)) = self.layers.get(&(layer, mode)) {
-            self.layers.remove(&(layer, mode));
-        }
+        self.layers.retain(|of, suspension| *of != (layer, mode) || !suspension.is_probed);
     }
 
     /// Suspends a layer.
     pub(super) fn suspend(&mut self, now: Mono, layer: Layer, mode: RequestMode) {
-        self.layers.insert((layer, mode), Suspension::Until(now + PARK));
+        let suspension = Suspension { until: now + PARK, is_probed: false };
+        self.layers.insert((layer, mode), suspension);
     }
 
     /// Suspends one filter.

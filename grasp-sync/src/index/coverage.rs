@@ -10,7 +10,7 @@ use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::items::{RelaySyncNeeds, SyncLevel};
-use super::root::RootId;
+use super::roots::RootId;
 
 /// Identifies a filter independent of its window: the SHA-256 of its JSON without `since`, `until` and `limit`. The
 /// lists of a filter are sorted sets, so that equal filters have equal JSON.

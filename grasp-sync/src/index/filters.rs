@@ -9,7 +9,7 @@ use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
 use super::items::{RelaySyncNeeds, SyncLevel};
-use super::root::RootId;
+use super::roots::RootId;
 
 /// Size limits of requests to one relay.
 ///

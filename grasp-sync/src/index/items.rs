@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nostr::nips::nip01::Coordinate;
 
-use super::root::{RootId, RootSet};
+use super::roots::{RootId, RootSet};
 use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
 
 /// The wanted items by repository: the source of every target.

@@ -80,7 +80,17 @@ impl SlotLedger {
 
     /// Takes a slot for a request of `bytes`, if the limits of its class allow one now.
     pub fn take(&mut self, class: SlotClass, bytes: usize) -> Option<Slot> {
-        if !self.has_slot(class) || !self.has_bytes(class, bytes) {
+        let has_slot = self.in_use() < self.total - self.reserve()
+            && self.in_use_by(class) < self.class_limit(class);
+        let byte_limit = match class {
+            SlotClass::Live => self.byte_ceiling.saturating_sub(TRANSIENT_BYTES),
+            SlotClass::Fetch | SlotClass::Reconcile => self.byte_ceiling,
+        };
+        let of_class: usize = self.of_class(class).map(|open| open.bytes).sum();
+        let fits = |held: usize, limit: usize| held.saturating_add(bytes) <= limit;
+        let has_bytes =
+            fits(of_class, byte_limit) && fits(self.retained_bytes(), self.byte_ceiling);
+        if !has_slot || !has_bytes {
             return None;
         }
         let number = self.next_number;
@@ -161,24 +171,6 @@ impl SlotLedger {
     fn reserve(&self) -> usize {
         let one_live = TRANSIENT_SLOTS + 1;
         FREE_SLOTS.min(self.total.saturating_sub(one_live))
-    }
-
-    fn byte_limit(&self, class: SlotClass) -> usize {
-        match class {
-            SlotClass::Live => self.byte_ceiling.saturating_sub(TRANSIENT_BYTES),
-            SlotClass::Fetch | SlotClass::Reconcile => self.byte_ceiling,
-        }
-    }
-
-    fn has_slot(&self, class: SlotClass) -> bool {
-        let has_room = self.in_use() < self.total - self.reserve();
-        has_room && self.in_use_by(class) < self.class_limit(class)
-    }
-
-    fn has_bytes(&self, class: SlotClass, bytes: usize) -> bool {
-        let of_class: usize = self.of_class(class).map(|open| open.bytes).sum();
-        let fits = |held: usize, limit: usize| held.saturating_add(bytes) <= limit;
-        fits(of_class, self.byte_limit(class)) && fits(self.retained_bytes(), self.byte_ceiling)
     }
 
     fn of_class(&self, class: SlotClass) -> impl Iterator<Item = &OpenSlot> {

@@ -83,15 +83,6 @@ pub enum Ending {
     NoProgress,
 }
 
-/// A second that holds more events than the relay returns in a page.
-///
-/// Split the request for it by kind, author or tag value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct GapSecond {
-    /// Unix time of the second.
-    pub at: Timestamp,
-}
-
 /// The position in the history of one filter.
 ///
 /// Relays send the newest rows first, but cut pages at a length of their own, drop rows after
@@ -111,7 +102,7 @@ pub struct GapSecond {
 /// [`PagerConfig::smallest_page`] rows long, or if a later page brings an older row that an uncut
 /// page would have held.
 ///
-/// Complete means: every event was delivered or lies in a [`GapSecond`], provided that the relay
+/// Complete means: every event was delivered or lies in a second of [`Self::gaps`], provided that the relay
 /// orders by time, honours `until`, sends at least one row as long as it has one, and does not cut
 /// its oldest second below `smallest_page`.
 ///
@@ -134,7 +125,7 @@ pub struct Pager {
     /// A skipped second that is a gap if an older row proves that its page was cut.
     possible_gap: Option<Timestamp>,
     pages: u32,
-    gaps: Vec<GapSecond>,
+    gaps: Vec<Timestamp>,
     ending: Option<Ending>,
 }
 
@@ -176,7 +167,7 @@ impl Pager {
                 (Some(EoseHint::More), Some(second))
                     if !page.has_unseen && !page.has_rows_out_of_range =>
                 {
-                    self.gaps.push(GapSecond { at: second });
+                    self.gaps.push(second);
                     self.step_below(second);
                 }
                 // A relay that announces more and sends nothing is not assumed to be at the end.
@@ -213,8 +204,9 @@ impl Pager {
         )
     }
 
-    /// Returns the seconds that hold more events than were delivered, newest first.
-    pub fn gaps(&self) -> &[GapSecond] {
+    /// Returns the seconds that hold more events than the relay returns in a page, newest first. Split the request for
+    /// one by kind, author or tag value.
+    pub fn gaps(&self) -> &[Timestamp] {
         &self.gaps
     }
 
@@ -253,14 +245,14 @@ impl Pager {
             self.until = Some(oldest);
         }
         if self.ties.len() > self.config.max_ties {
-            self.gaps.push(GapSecond { at: oldest });
+            self.gaps.push(oldest);
             self.step_below(oldest);
         }
     }
 
     fn skip_second(&mut self, second: Timestamp, rows: usize) {
         if rows >= self.config.smallest_page.min(self.config.limit) {
-            self.gaps.push(GapSecond { at: second });
+            self.gaps.push(second);
         } else {
             self.possible_gap = Some(second);
         }
@@ -295,8 +287,7 @@ impl Pager {
     }
 
     fn record_possible_gap(&mut self) {
-        let gap = self.possible_gap.take().map(|at| GapSecond { at });
-        self.gaps.extend(gap);
+        self.gaps.extend(self.possible_gap.take());
     }
 }
 
@@ -342,7 +333,7 @@ mod tests {
     }
 
     fn gaps(pager: &Pager) -> Vec<u64> {
-        pager.gaps().iter().map(|gap| gap.at.as_secs()).collect()
+        pager.gaps().iter().map(|gap| gap.as_secs()).collect()
     }
 
     const EXHAUSTED: Next = Next::Done(Ending::Exhausted);
@@ -491,7 +482,7 @@ mod tests {
         let next = pager.page_ended_with([row(20, 1), row(20, 2)], Some(EoseHint::More));
         let Next::Ask(below) = next else { panic!("{next:?}") };
         assert_eq!(below.until, Some(Timestamp::from_secs(19)));
-        assert_eq!(pager.gaps(), [GapSecond { at: Timestamp::from_secs(20) }]);
+        assert_eq!(pager.gaps(), [Timestamp::from_secs(20)]);
         let none = pager.page_ended_with([], Some(EoseHint::More));
         assert_eq!(none, Next::Done(Ending::NoProgress), "it is not believed to be the end");
     }

@@ -97,7 +97,20 @@ impl Refusal {
     /// Parses the text of a refusal. Total: a text in unknown words is [`Refusal::Unknown`], or milder where it came in
     /// a NOTICE or ended a live subscription.
     pub fn read(heard: Heard, text: &str) -> Self {
-        read(heard, text)
+        let start: String = text.trim_start().chars().take(MAX_CHARS).collect();
+        // One common relay puts `ERROR:` before every text, machine-readable prefixes included. Its capitals
+        // distinguish it from the prefix `error:`.
+        let start = start.strip_prefix("ERROR:").unwrap_or(&start).trim();
+        let lower = start.to_ascii_lowercase();
+        let (prefix, rest) = split_prefix(&lower);
+        by_phrase(heard, rest)
+            .or_else(|| by_words(heard, prefix, rest))
+            .or_else(|| by_prefix(heard, prefix))
+            .unwrap_or(match heard {
+                Heard::LiveClosed => Self::Transient,
+                Heard::Notice => Self::Remark,
+                Heard::Closed | Heard::NegErr => Self::Unknown,
+            })
     }
 
     /// Returns whether the relay has no room for the request, and may have some later.
@@ -151,23 +164,6 @@ enum TextPrefix {
     Error,
     AuthRequired,
     Closed,
-}
-
-fn read(heard: Heard, text: &str) -> Refusal {
-    let start: String = text.trim_start().chars().take(MAX_CHARS).collect();
-    // One common relay puts `ERROR:` before every text, machine-readable prefixes included. Its capitals
-    // distinguish it from the prefix `error:`.
-    let start = start.strip_prefix("ERROR:").unwrap_or(&start).trim();
-    let lower = start.to_ascii_lowercase();
-    let (prefix, rest) = split_prefix(&lower);
-    by_phrase(heard, rest)
-        .or_else(|| by_words(heard, prefix, rest))
-        .or_else(|| by_prefix(heard, prefix))
-        .unwrap_or(match heard {
-            Heard::LiveClosed => Refusal::Transient,
-            Heard::Notice => Refusal::Remark,
-            Heard::Closed | Heard::NegErr => Refusal::Unknown,
-        })
 }
 
 /// Splits off the prefix; if a vague prefix is followed by another one, the second counts.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::limits::{Ending, GapSecond, Next, PageRequest, Pager, PagerConfig};
+use crate::limits::{Ending, Next, PageRequest, Pager, PagerConfig};
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_core::RelayUrl;
 use grasp_core::nostr::event::Event;
@@ -72,7 +72,7 @@ impl PagedRead<'_> {
 
     fn finish_part(&mut self) {
         let Some((filter, Some(pager))) = self.parts.pop() else { return };
-        for GapSecond { at } in pager.gaps() {
+        for at in pager.gaps() {
             match split(&filter) {
                 Some(parts) => {
                     let parts = parts.map(|part| (part.since(*at).until(*at), None));

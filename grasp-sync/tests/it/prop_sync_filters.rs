@@ -40,7 +40,7 @@ fn any_since() -> impl Strategy<Value = Option<Timestamp>> {
 fn unsplit(items: &RelaySyncNeeds, since: Option<Timestamp>) -> Vec<Filter> {
     let full: BTreeSet<_> = items.repos_at(SyncLevel::Full).map(|repo| repo.to_string()).collect();
     let held = items.repos_at(SyncLevel::StateOnly).map(|repo| repo.identifier.to_string());
-    let roots: BTreeSet<_> = items.root_events.iter().map(|root| root.to_string()).collect();
+    let roots: BTreeSet<_> = items.root_events.iter().map(|root| root.event().to_hex()).collect();
     let tagged = |tag: char, values: &BTreeSet<String>| {
         Filter::new().custom_tags(SingleLetterTag::from_char(tag).unwrap(), values)
     };
@@ -70,7 +70,7 @@ impl Referring {
         let mut values = vec![String::from("foreign")];
         values.extend(repos.clone().map(|repo| repo.identifier.to_string()));
         values.extend(repos.map(|repo| repo.to_string()));
-        values.extend(roots.map(|root| root.to_string()));
+        values.extend(roots.map(|root| root.event().to_hex()));
         let tags = self.tags.iter().map(|(name, value)| {
             Tag::parse([name.to_string(), value.get(&values).clone()]).unwrap()
         });

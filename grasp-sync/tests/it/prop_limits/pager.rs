@@ -119,7 +119,7 @@ fn run(config: PagerConfig, relay: &mut ModelRelay) -> Outcome {
         };
     }
     let Next::Done(ending) = next else { unreachable!("the loop ends with an ending") };
-    Outcome { ending, delivered, gaps: pager.gaps().iter().map(|gap| gap.at).collect() }
+    Outcome { ending, delivered, gaps: pager.gaps().iter().copied().collect() }
 }
 
 fn config(smallest_page: usize) -> PagerConfig {
@@ -207,6 +207,6 @@ proptest! {
             pages += 1;
             prop_assert!(pages <= max_pages as usize);
         }
-        prop_assert!(pager.gaps().is_sorted_by(|newer, older| newer.at > older.at));
+        prop_assert!(pager.gaps().is_sorted_by(|newer, older| newer > older));
     }
 }

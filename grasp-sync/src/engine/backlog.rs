@@ -6,27 +6,26 @@ use std::time::Duration;
 
 use grasp_core::Mono;
 use grasp_core::nostr::filter::Filter;
-use grasp_core::nostr::types::Timestamp;
 
-use super::super::context::RelayContext;
-use super::super::ids::{BatchId, JobId, LiveId, SubId};
-use super::super::job::{Job, Method, PendingBatch, Purpose};
-use super::super::layer::Layer;
+use super::context::{Context, InventoryRequest};
 use super::gaps::CountAs;
+use super::ids::{BatchId, JobId, LiveId, SubId};
+use super::job::{Job, JobPhase, Method, PendingBatch, Purpose};
+use super::layer::Layer;
 
 /// Queued pages that are considered for sharing a request.
 const LOOK_AHEAD: usize = 100;
 
 /// The batches of jobs of one connection, and the queues that jobs wait in.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct Backlog {
+pub(super) struct Backlog {
     pub(super) batches: BTreeMap<BatchId, PendingBatch>,
     pub(super) jobs: BTreeMap<JobId, Job>,
     /// Queued jobs by method: announcements first, polls last.
     pub(super) queues: BTreeMap<Method, BTreeSet<(Purpose, BatchId, JobId)>>,
     pub(super) backing_off: BTreeSet<(Mono, JobId)>,
     /// True if the relay is known not to support NIP-77.
-    pages_only: bool,
+    pub(super) pages_only: bool,
 }
 
 impl Backlog {
@@ -44,7 +43,7 @@ impl Backlog {
     }
 
     /// Adds a job to its queue, or makes it wait if the relay refused this very filter.
-    pub(super) fn add(&mut self, ctx: &RelayContext<'_>, id: JobId, job: Job, method: Method) {
+    pub(super) fn add(&mut self, ctx: &Context<'_>, id: JobId, job: Job, method: Method) {
         let refused = ctx.history.suspended.filter_suspended_for(ctx.mono(), || job.hash());
         if let Some(batch) = self.batches.get_mut(&job.batch) {
             batch.outstanding += 1;
@@ -61,14 +60,14 @@ impl Backlog {
         let method = if self.pages_only { Method::Page } else { method };
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let Some(batch) = self.batches.get(&job.batch) else { return };
-        job.queued(method);
+        job.phase = JobPhase::Queued(method);
         self.queues.entry(method).or_default().insert((batch.purpose, job.batch, id));
     }
 
     /// Makes a job wait before it is queued again.
     pub(super) fn delay(&mut self, now: Mono, id: JobId, wait: Duration, then: Method) {
         if let Some(job) = self.jobs.get_mut(&id) {
-            job.backs_off(now + wait, then);
+            job.phase = JobPhase::BackingOff { until: now + wait, then };
             self.backing_off.insert((now + wait, id));
         }
     }
@@ -77,7 +76,8 @@ impl Backlog {
     pub(super) fn wake(&mut self, now: Mono) {
         while let Some((_, id)) = self.backing_off.first().copied().filter(|(at, _)| *at <= now) {
             self.backing_off.pop_first();
-            if let Some((_, then)) = self.jobs.get(&id).and_then(Job::backoff) {
+            let Some(job) = self.jobs.get(&id) else { continue };
+            if let JobPhase::BackingOff { then, .. } = job.phase {
                 self.queue(id, then);
             }
         }
@@ -89,20 +89,13 @@ impl Backlog {
         }
     }
 
-    /// Takes a job that has started out of the queue that it started from.
-    pub(super) fn started(&mut self, method: Method, entry: (Purpose, BatchId, JobId)) {
-        if let Some(queue) = self.queues.get_mut(&method) {
-            queue.remove(&entry);
-        }
-    }
-
     /// Returns the first job in the queue of a method that may start.
     pub(super) fn next_queued(
         &self,
         method: Method,
-        may_start: impl Fn(JobId, &Job) -> bool,
+        may_start: impl Fn(&Job) -> bool,
     ) -> Option<((Purpose, BatchId, JobId), Method)> {
-        let may_start = |id: &JobId| self.jobs.get(id).is_none_or(|job| may_start(*id, job));
+        let may_start = |id: &JobId| self.jobs.get(id).is_none_or(&may_start);
         let entry = self.queues.get(&method)?.iter().find(|(.., id)| may_start(id))?;
         Some((*entry, method))
     }
@@ -127,7 +120,7 @@ impl Backlog {
     /// Removes a job; returns the subscription that is open for it and no other.
     pub(super) fn remove(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         id: JobId,
         shares: impl FnOnce(SubId) -> Vec<JobId>,
     ) -> Option<SubId> {
@@ -148,44 +141,36 @@ impl Backlog {
         Some(job)
     }
 
-    /// Takes a batch of which all jobs have ended.
-    pub(super) fn take_complete(&mut self, id: BatchId) -> Option<PendingBatch> {
-        self.batches.get(&id).filter(|batch| batch.outstanding == 0)?;
-        self.batches.remove(&id)
-    }
-
     /// Releases the inventory of a job, and forgets the request for it.
-    pub(super) fn forget_inventory(&self, ctx: &mut RelayContext<'_>, id: JobId) {
+    pub(super) fn forget_inventory(&self, ctx: &mut Context<'_>, id: JobId) {
         ctx.shared.held_items.remove(&id);
-        if let Some((_, request)) = self.jobs.get(&id).and_then(Job::listing) {
-            ctx.shared.inventories.remove(&request);
-        }
+        let is_its =
+            |asker: &InventoryRequest| matches!(asker, InventoryRequest::Job(_, job) if *job == id);
+        ctx.shared.inventories.retain(|_, asker| !is_its(asker));
     }
 
     /// Fetches everything by pages from now on. The caller closes the open NIP-77 sessions.
-    pub(super) fn use_pages_only(&mut self, ctx: &mut RelayContext<'_>) {
+    pub(super) fn use_pages_only(&mut self, ctx: &mut Context<'_>) {
         self.pages_only = true;
         let waiting = self.queues.remove(&Method::Reconcile).unwrap_or_default();
         waiting.into_iter().for_each(|(.., id)| self.queue(id, Method::Page));
-        for id in self.jobs_where(Job::is_reconciling) {
+        let is_reconciling =
+            |job: &Job| matches!(job.phase, JobPhase::Listing(_) | JobPhase::Comparing { .. });
+        for id in self.jobs_where(is_reconciling) {
             self.forget_inventory(ctx, id);
             self.queue(id, Method::Page);
         }
     }
 
     /// Returns whether sets can be compared with the relay: it supports NIP-77 and no backoff of it is in force.
-    pub(super) fn can_compare(&self, ctx: &RelayContext<'_>) -> bool {
+    pub(super) fn can_compare(&self, ctx: &Context<'_>) -> bool {
         !self.pages_only && ctx.history.neg.is_over(ctx.mono())
-    }
-
-    pub(super) fn is_pages_only(&self) -> bool {
-        self.pages_only
     }
 
     /// Adds jobs for parts of a job to its batch.
     pub(super) fn add_parts(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         id: JobId,
         parts: impl IntoIterator<Item = Filter>,
         method: Method,
@@ -206,7 +191,9 @@ impl Backlog {
         let queued = self.jobs_where(Job::is_queued_comparison);
         for id in queued.into_iter().filter(|id| *id != leader) {
             self.unqueue(id);
-            self.jobs.get_mut(&id).into_iter().for_each(|job| job.follows(leader));
+            if let Some(job) = self.jobs.get_mut(&id) {
+                (job.phase, job.waits_for) = (JobPhase::AwaitingJudgement, Some(leader));
+            }
         }
     }
 
@@ -218,11 +205,6 @@ impl Backlog {
     pub(super) fn jobs_of(&self, batch: BatchId) -> impl Iterator<Item = (JobId, &Job)> {
         let jobs = self.jobs.iter().filter(move |(_, job)| job.batch == batch);
         jobs.map(|(id, job)| (*id, job))
-    }
-
-    /// Returns the start of the window of a batch, if its jobs have any.
-    pub(super) fn window_of(&self, batch: BatchId) -> Option<Timestamp> {
-        self.jobs_of(batch).filter_map(|(_, job)| job.window().0).min()
     }
 
     /// Returns whether a comparison, which has no window, is finding what a live request missed.
@@ -242,7 +224,7 @@ impl Backlog {
     }
 
     /// Returns whether anything but full sync is being fetched.
-    pub(super) fn has_other_work(&self, ctx: &RelayContext<'_>) -> bool {
+    pub(super) fn has_other_work(&self, ctx: &Context<'_>) -> bool {
         let suspended = ctx.suspended_layers();
         let backs_off = ctx.history.wants.is_backing_off(ctx.mono());
         let mut others = self.jobs.values().filter(|job| job.layer != Layer::All);

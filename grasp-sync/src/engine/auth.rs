@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use grasp_core::Mono;
 
-use super::super::context::RelayContext;
-use super::super::ids::ConnId;
-use super::super::io::Frame;
+use super::context::Context;
+use super::ids::ConnId;
+use super::io::Frame;
 
 /// Time that a relay may take to send a challenge, or to answer our authentication.
 const AUTH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The state of authentication on one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum Auth {
+pub(super) enum Auth {
     /// Not required so far. Many relays challenge every client.
     Unasked {
         /// True if there is a challenge to answer.
@@ -32,7 +32,7 @@ pub(in crate::engine) enum Auth {
 /// The reaction to a request that was refused for want of authentication.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum AuthDecision {
+pub(super) enum AuthDecision {
     /// Answer the challenge, and wait.
     Answer,
     Wait,
@@ -62,9 +62,9 @@ impl Auth {
     }
 
     /// Handles a refusal, and answers the challenge if that is the reaction.
-    pub(in crate::engine) fn require(
+    pub(super) fn require(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         conn: ConnId,
         again: bool,
     ) -> AuthDecision {
@@ -77,7 +77,7 @@ impl Auth {
 
     /// Handles a challenge; returns whether to answer it.
     #[must_use]
-    pub(in crate::engine) fn challenged(&mut self, now: Mono) -> bool {
+    pub(super) fn challenged(&mut self, now: Mono) -> bool {
         match *self {
             Self::Unasked { .. } => {
                 *self = Self::Unasked { challenged: true };
@@ -93,7 +93,7 @@ impl Auth {
 
     /// Handles the relay's answer; returns whether it was awaited.
     #[must_use]
-    pub(in crate::engine) fn answered(&mut self, accepted: bool) -> bool {
+    pub(super) fn answered(&mut self, accepted: bool) -> bool {
         let is_news = matches!(self, Self::Answered(_));
         if is_news {
             *self = if accepted { Self::Done } else { Self::Refused };
@@ -103,7 +103,7 @@ impl Auth {
 
     /// Returns whether the relay took too long; authentication is refused then.
     #[must_use]
-    pub(in crate::engine) fn timed_out(&mut self, now: Mono) -> bool {
+    pub(super) fn timed_out(&mut self, now: Mono) -> bool {
         let is_over = self.deadline().is_some_and(|due| now >= due);
         if is_over {
             *self = Self::Refused;
@@ -111,11 +111,11 @@ impl Auth {
         is_over
     }
 
-    pub(in crate::engine) fn is_pending(self) -> bool {
+    pub(super) fn is_pending(self) -> bool {
         matches!(self, Self::Wanted(_) | Self::Answered(_))
     }
 
-    pub(in crate::engine) fn deadline(self) -> Option<Mono> {
+    pub(super) fn deadline(self) -> Option<Mono> {
         match self {
             Self::Wanted(since) | Self::Answered(since) => Some(since + AUTH_TIMEOUT),
             Self::Unasked { .. } | Self::Done | Self::Refused => None,

@@ -1,4 +1,3 @@
-use super::super::derive_relay_targets;
 use super::*;
 use SyncLevel::{Full, StateOnly};
 use nostr::event::EventId;
@@ -260,8 +259,8 @@ fn members_that_name_each_other_end_and_are_limited() {
         member_added(&other, &[1], &[&one]),
     ]);
     assert_eq!(coordinates(&index, "a"), [one, other]);
-    let many = 0..2 * super::members::MAX_PER_REPO;
+    let many = 0..2 * super::threads::MAX_PER_REPO;
     let many = many.map(|n| member_added(&member(30_023, &n.to_string()), &[1], &[]));
     let _ = index.apply(many);
-    assert_eq!(coordinates(&index, "a").len(), super::members::MAX_PER_REPO);
+    assert_eq!(coordinates(&index, "a").len(), super::threads::MAX_PER_REPO);
 }

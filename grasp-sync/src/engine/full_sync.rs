@@ -15,21 +15,21 @@ use grasp_core::nip34::repo_refs;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
 
-use super::super::compact_filter::CompactFilter;
-use super::super::context::RelayContext;
-use super::super::ids::JobId;
-use super::super::io::{Judged, Outcome};
-use super::super::job::{Job, Method, Purpose};
-use super::super::layer::{Layer, wire_len};
-use super::super::reconcile::MAX_NEEDED;
-use super::super::report::Report;
-use super::super::suspended::RequestMode;
+use super::compact_filter::CompactFilter;
+use super::context::Context;
 use super::gaps::CountAs;
-use super::session::Session;
+use super::ids::JobId;
+use super::io::{Judged, Outcome};
+use super::job::{Job, Method, Purpose};
+use super::layer::{Layer, wire_len};
+use super::reconcile::MAX_NEEDED;
+use super::report::Report;
+use super::session::{Arrival, Session};
+use super::suspended::RequestMode;
 
 /// The cost and benefit of full sync on one connection.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct FullSync {
+pub(super) struct FullSync {
     /// Bytes that the filters would have taken.
     filter_bytes: usize,
     /// Events received that are wanted here.
@@ -97,7 +97,7 @@ pub(super) fn all_events() -> Filter {
 impl Session {
     /// Returns whether the connection uses full sync; switches to it if these filters, with those that are open,
     /// exceed the limit. Filters for states of held repositories do not count: nothing else of these is wanted.
-    pub(super) fn try_full_sync(&mut self, ctx: &mut RelayContext<'_>, filters: &[Filter]) -> bool {
+    pub(super) fn try_full_sync(&mut self, ctx: &mut Context<'_>, filters: &[Filter]) -> bool {
         let bytes = bytes(filters.iter().filter(|filter| filter.kinds.is_none()));
         if let Some(full_sync) = &mut self.full_sync {
             full_sync.filter_bytes = full_sync.filter_bytes.saturating_add(bytes);
@@ -120,12 +120,10 @@ impl Session {
 
     /// Returns whether the history of these filters is fetched by a full comparison: that is work for both sides, so
     /// a few filters are sent as they are.
-    pub(super) fn covered_by_full_sync(&self, ctx: &RelayContext<'_>, filters: &[Filter]) -> bool {
+    pub(super) fn covered_by_full_sync(&self, ctx: &Context<'_>, filters: &[Filter]) -> bool {
         let compares =
             self.full_sync.is_some_and(|full_sync| ctx.mono() >= full_sync.filters_until);
-        compares
-            && !self.backlog.is_pages_only()
-            && self.exceeds_full_sync_limit(ctx, bytes(filters))
+        compares && !self.backlog.pages_only && self.exceeds_full_sync_limit(ctx, bytes(filters))
     }
 
     /// Fetches the history of items on a connection that uses full sync.
@@ -134,7 +132,7 @@ impl Session {
     /// missing here, and much that the relay has may belong to others. Their threads and members come by comparison.
     pub(super) fn fetch_in_full_sync(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         items: PendingItems,
         method: Method,
         count_as: CountAs,
@@ -157,20 +155,20 @@ impl Session {
         self.fetch(ctx, Purpose::Items, filters, method, threads, count_as);
     }
 
-    fn exceeds_full_sync_limit(&self, ctx: &RelayContext<'_>, bytes: usize) -> bool {
+    fn exceeds_full_sync_limit(&self, ctx: &Context<'_>, bytes: usize) -> bool {
         ctx.history.profile.full_sync_from.is_some_and(|limit| bytes >= limit)
     }
 
     /// Counts what full sync has brought, and falls back to filters if it is not worth it.
     pub(super) fn count_full_sync(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         judged: &[Judged],
-        filters: &[Option<FilterHash>],
+        arrivals: &[Arrival],
     ) {
         let Some(full_sync) = &mut self.full_sync else { return };
         let all = Some(FilterHash::of(&all_events()));
-        for (one, _) in judged.iter().zip(filters).filter(|(_, filter)| **filter == all) {
+        for (one, _) in judged.iter().zip(arrivals).filter(|(_, arrival)| arrival.filter == all) {
             match &one.outcome {
                 Outcome::Stored | Outcome::Held | Outcome::Known => full_sync.useful += 1,
                 // That the local relay is busy says nothing about the event.
@@ -186,7 +184,7 @@ impl Session {
     }
 
     /// Suspends a layer that the relay refuses; falls back to filters if it refuses full sync.
-    pub(super) fn suspend(&mut self, ctx: &mut RelayContext<'_>, layer: Layer, mode: RequestMode) {
+    pub(super) fn suspend(&mut self, ctx: &mut Context<'_>, layer: Layer, mode: RequestMode) {
         match layer {
             Layer::All => self.fall_back_to_filters(ctx),
             Layer::Announcements | Layer::Repos | Layer::Roots => ctx.suspend(layer, mode),
@@ -195,7 +193,7 @@ impl Session {
 
     /// Returns whether a full comparison may start: everything else is fetched, and the last comparison is some time
     /// ago.
-    pub(super) fn may_start_comparison(&self, ctx: &RelayContext<'_>) -> bool {
+    pub(super) fn may_start_comparison(&self, ctx: &Context<'_>) -> bool {
         let has_paused = self.full_sync.is_none_or(|full_sync| ctx.mono() >= full_sync.compare_at);
         has_paused && !self.backlog.has_other_work(ctx)
     }
@@ -207,7 +205,7 @@ impl Session {
     }
 
     /// Fetches the histories that waited for a full comparison by filters, because too much differs.
-    pub(super) fn fetch_histories_by_filters(&mut self, ctx: &mut RelayContext<'_>) {
+    pub(super) fn fetch_histories_by_filters(&mut self, ctx: &mut Context<'_>) {
         if let Some(full_sync) = &mut self.full_sync {
             full_sync.filters_until = ctx.mono() + HISTORY_FALLBACK_FOR;
         }
@@ -221,7 +219,7 @@ impl Session {
     }
 
     /// Falls back to filters: full sync is refused, or not worth it.
-    pub(super) fn fall_back_to_filters(&mut self, ctx: &mut RelayContext<'_>) {
+    pub(super) fn fall_back_to_filters(&mut self, ctx: &mut Context<'_>) {
         if self.full_sync.take().is_none() {
             return;
         }
@@ -234,7 +232,7 @@ impl Session {
     }
 
     /// Replaces a job for everything by jobs for filters. Polls start again with the live set.
-    fn replace_by_filters(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
+    fn replace_by_filters(&mut self, ctx: &mut Context<'_>, id: JobId) {
         let Some(job) = self.backlog.get(id) else { return };
         let (batch, began, (since, _)) = (job.batch, job.began, job.window());
         let purpose = self.backlog.batch_of(id).map(|batch| batch.purpose);
@@ -264,6 +262,6 @@ fn bytes<'a>(filters: impl IntoIterator<Item = &'a Filter>) -> usize {
 }
 
 /// Returns whether an event names a repository that is wanted here, if only in part.
-fn names_our_repo(ctx: &RelayContext<'_>, event: &Event) -> bool {
+fn names_our_repo(ctx: &Context<'_>, event: &Event) -> bool {
     repo_refs(event).iter().any(|repo| ctx.shared.index.repos().contains_key(repo))
 }

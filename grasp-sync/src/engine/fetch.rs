@@ -6,22 +6,23 @@ use grasp_core::limits::{Admit, EoseHint, PeerText};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
-use super::super::compact_filter::CompactFilter;
-use super::super::context::{InventoryRequest, RelayContext};
-use super::super::ids::{BatchId, InventoryId, JobId, SubId};
-use super::super::io::{Delivered, Frame, InventoryFailed, Output, Row};
-use super::super::job::{Job, JobAnswer, JobStep, Method, NegMessage, PendingBatch, Purpose};
-use super::super::layer::{self, Layer, bisect, split, split_by_kind, wire_len};
-use super::super::missing;
-use super::super::reconcile::{Comparison, MAX_NEEDED, ReconcileStep, Reconciliation};
-use super::super::report::{Report, SyncMethod};
-use super::super::suspended::RequestMode;
 use super::auth::AuthDecision;
+use super::compact_filter::CompactFilter;
+use super::context::{Context, InventoryRequest};
 use super::full_sync::max_offered;
 use super::gaps::CountAs;
+use super::history::NegBackoff;
+use super::ids::{BatchId, JobId, SubId};
+use super::io::{Delivered, Frame, InventoryFailed, Output, Row};
+use super::job::{Job, JobPhase, JobStep, MAX_TIME_SPLITS, Method, PendingBatch, Purpose};
+use super::layer::{self, Layer, bisect, split, split_by_kind, wire_len};
 use super::live::REQ_BYTES;
-use super::session::{ClosedBy, Session, StartResult, has_room};
-use super::subs::{NEG_IDLE_TIMEOUT, NEG_OPEN_TIMEOUT, SubKind};
+use super::missing;
+use super::reconcile::{Comparison, MAX_NEEDED, ReconcileStep, Reconciliation};
+use super::report::{Report, SyncMethod};
+use super::session::{ClosedBy, Session, has_room};
+use super::subs::{Blocked, NEG_IDLE_TIMEOUT, NEG_OPEN_TIMEOUT, SubKind};
+use super::suspended::RequestMode;
 
 /// Jobs of one connection above which full seconds are no longer split: a relay can make them up.
 const MAX_JOBS: usize = 20_000;
@@ -30,19 +31,11 @@ const MAX_INVENTORY_ITEMS: usize = 1_000_000;
 /// Ids offered by all relays and not fetched yet above which histories are paged instead of compared.
 const MAX_WANTED_TOTAL: usize = 1_000_000;
 
-/// Pages that share a request.
-#[derive(Debug, Default)]
-struct PagesRequest {
-    jobs: Vec<JobId>,
-    filters: Vec<Filter>,
-    bytes: usize,
-}
-
 impl Session {
     /// Starts a batch of jobs, one for each filter.
     pub(super) fn fetch(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         purpose: Purpose,
         filters: Vec<Filter>,
         method: Method,
@@ -67,14 +60,14 @@ impl Session {
         }
     }
 
-    /// Hands an answer to a job, and takes the step that follows.
-    fn answer(&mut self, ctx: &mut RelayContext<'_>, id: JobId, answer: JobAnswer) {
-        if let Some(step) = self.backlog.get_mut(id).map(|job| job.handle(answer)) {
+    /// Lets a job decide, and takes the step that follows.
+    fn step(&mut self, ctx: &mut Context<'_>, id: JobId, decide: impl FnOnce(&mut Job) -> JobStep) {
+        if let Some(step) = self.backlog.get_mut(id).map(decide) {
             self.take_step(ctx, id, step);
         }
     }
 
-    fn take_step(&mut self, ctx: &mut RelayContext<'_>, id: JobId, step: JobStep) {
+    fn take_step(&mut self, ctx: &mut Context<'_>, id: JobId, step: JobStep) {
         match step {
             JobStep::Check => self.end_if_complete(ctx, id),
             JobStep::Queue(method) => self.backlog.queue(id, method),
@@ -101,24 +94,24 @@ impl Session {
     }
 
     /// Handles a failed job: a poll ends with it, any other job is tried again later, less and less often.
-    pub(super) fn fail(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
+    pub(super) fn fail(&mut self, ctx: &mut Context<'_>, id: JobId) {
         let Some(job) = self.backlog.get(id) else { return };
         let batch = job.batch;
         if self.backlog.batch_of(id).is_none_or(|one| !one.purpose.is_history()) {
             return self.drop_batch(ctx, batch);
         }
-        self.answer(ctx, id, JobAnswer::Failed);
+        self.step(ctx, id, Job::failed);
     }
 
     /// Gives up a filter that the relay refuses and that cannot be split: it is not sent again for a day.
-    fn give_up_filter(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
+    fn give_up_filter(&mut self, ctx: &mut Context<'_>, id: JobId) {
         let Some(job) = self.backlog.get(id) else { return };
         ctx.history.suspended.suspend_filter(ctx.now.mono, job.hash());
         self.backlog.delay(ctx.mono(), id, PARK, Method::Page);
     }
 
     /// Continues a job with pages.
-    pub(super) fn switch_to_pages(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
+    pub(super) fn switch_to_pages(&mut self, ctx: &mut Context<'_>, id: JobId) {
         let Some(job) = self.backlog.get_mut(id) else { return };
         job.forget_offers();
         ctx.history.wants.abandon(id);
@@ -126,11 +119,11 @@ impl Session {
     }
 
     /// Splits a job by time; continues with pages if that is no longer possible.
-    fn split_by_time(&mut self, ctx: &mut RelayContext<'_>, id: JobId, method: Method) {
+    fn split_by_time(&mut self, ctx: &mut Context<'_>, id: JobId, method: Method) {
         if self.backlog.get(id).is_some_and(|job| job.layer == Layer::All) {
             return self.fetch_histories_by_filters(ctx);
         }
-        let job = self.backlog.get(id).filter(|job| job.may_split_by_time());
+        let job = self.backlog.get(id).filter(|job| job.splits < MAX_TIME_SPLITS);
         match job.and_then(|job| bisect(&job.filter(), ctx.now.unix)) {
             Some(parts) => self.replace(ctx, id, parts, method),
             None if method == Method::Reconcile => self.switch_to_pages(ctx, id),
@@ -138,13 +131,7 @@ impl Session {
         }
     }
 
-    fn replace(
-        &mut self,
-        ctx: &mut RelayContext<'_>,
-        id: JobId,
-        parts: [Filter; 2],
-        method: Method,
-    ) {
+    fn replace(&mut self, ctx: &mut Context<'_>, id: JobId, parts: [Filter; 2], method: Method) {
         self.backlog.unqueue(id);
         self.backlog.add_parts(ctx, id, parts, method);
         // The parts belong to the batch by now, so this completes nothing.
@@ -152,7 +139,7 @@ impl Session {
     }
 
     /// Splits a job that keeps getting full pages into parts that share requests.
-    fn split_pages(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
+    fn split_pages(&mut self, ctx: &mut Context<'_>, id: JobId) {
         let limit = ctx.history.profile.page;
         let max_pages = self.budget.filters_per_req.min(self.pages_per_req);
         let page = self.backlog.get_mut(id).and_then(|job| job.next_page(limit));
@@ -161,13 +148,16 @@ impl Session {
         if parts.len() < 2 {
             return self.backlog.queue(id, Method::Page);
         }
-        self.backlog.get_mut(id).into_iter().for_each(Job::leave_to_parts);
+        if let Some(job) = self.backlog.get_mut(id) {
+            // The rest is left to parts, which prove it.
+            (job.phase, job.is_partial) = (JobPhase::AwaitingJudgement, true);
+        }
         self.backlog.add_parts(ctx, id, parts, Method::Page);
         self.end_if_complete(ctx, id);
     }
 
     /// Fetches seconds in parts that held more than a page, then ends the job if that was all.
-    fn fill_gaps(&mut self, ctx: &mut RelayContext<'_>, id: JobId, gaps: Vec<Timestamp>) {
+    fn fill_gaps(&mut self, ctx: &mut Context<'_>, id: JobId, gaps: Vec<Timestamp>) {
         let Some(filter) = self.backlog.get(id).map(Job::filter) else { return };
         for at in gaps {
             let parts: Vec<Filter> = match split(&filter) {
@@ -191,7 +181,7 @@ impl Session {
     /// Tells jobs that an event they waited for is here, or given up.
     pub(super) fn event_resolved(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         jobs: impl IntoIterator<Item = JobId>,
         is_here: bool,
     ) {
@@ -203,7 +193,7 @@ impl Session {
     }
 
     /// Ends a job if nothing is outstanding.
-    pub(super) fn end_if_complete(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
+    pub(super) fn end_if_complete(&mut self, ctx: &mut Context<'_>, id: JobId) {
         if !self.backlog.get(id).is_some_and(Job::is_complete) {
             return;
         }
@@ -221,15 +211,21 @@ impl Session {
         // Jobs that waited for this comparison end with it.
         let jobs: Vec<JobId> = self.backlog.jobs.keys().copied().collect();
         for other in jobs {
-            if self.backlog.get_mut(other).is_some_and(|job| job.leader_ended(id)) {
+            if self
+                .backlog
+                .get_mut(other)
+                .is_some_and(|job| job.waits_for.take_if(|leader| *leader == id).is_some())
+            {
                 self.end_if_complete(ctx, other);
             }
         }
     }
 
     /// Ends a batch of which all jobs have ended.
-    pub(super) fn end_batch_if_complete(&mut self, ctx: &mut RelayContext<'_>, id: BatchId) {
-        let Some(batch) = self.backlog.take_complete(id) else { return };
+    pub(super) fn end_batch_if_complete(&mut self, ctx: &mut Context<'_>, id: BatchId) {
+        let batches = &mut self.backlog.batches;
+        let complete = batches.get(&id).filter(|batch| batch.outstanding == 0).map(|_| id);
+        let Some(batch) = complete.and_then(|id| batches.remove(&id)) else { return };
         ctx.schedule_write();
         match batch.purpose {
             Purpose::Items => confirm(ctx, id, batch),
@@ -239,13 +235,13 @@ impl Session {
     }
 
     /// Removes a job, and closes its subscription unless others share it.
-    pub(super) fn drop_job(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
+    pub(super) fn drop_job(&mut self, ctx: &mut Context<'_>, id: JobId) {
         let sub = self.backlog.remove(ctx, id, |sub| self.subs.jobs_of(sub));
         sub.into_iter().for_each(|sub| self.subs.close(ctx, sub));
     }
 
     /// Removes a batch and its jobs.
-    fn drop_batch(&mut self, ctx: &mut RelayContext<'_>, id: BatchId) {
+    fn drop_batch(&mut self, ctx: &mut Context<'_>, id: BatchId) {
         for id in self.backlog.jobs_where(|job| job.batch == id) {
             self.drop_job(ctx, id);
         }
@@ -255,58 +251,62 @@ impl Session {
     /// Removes the batch of a purpose; returns the start of its window, if it has any.
     pub(super) fn drop_batch_for(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         purpose: Purpose,
     ) -> Option<Timestamp> {
         let batch = self.backlog.batch_for(purpose)?;
-        let since = self.backlog.window_of(batch);
+        let since = self.backlog.jobs_of(batch).filter_map(|(_, job)| job.window().0).min();
         self.drop_batch(ctx, batch);
         since
     }
 
     /// Sends the first queued page, with other queued pages that fit the same request: relays truncate their answer
     /// to each filter separately, and count requests.
-    pub(super) fn start_pages(&mut self, ctx: &mut RelayContext<'_>, first: JobId) -> StartResult {
+    pub(super) fn start_pages(
+        &mut self,
+        ctx: &mut Context<'_>,
+        first: JobId,
+    ) -> Result<(), Blocked> {
         let now = ctx.mono();
         if ctx.history.pace.reopens_at() > now {
-            return StartResult::NotYet;
+            return Err(Blocked::ByPace);
         }
         if !has_room(&ctx.history.ledger, SlotClass::Fetch) {
-            return StartResult::NoSlot;
+            return Err(Blocked::BySlots);
         }
-        let Some(job) = self.backlog.get(first) else { return StartResult::Done };
+        let Some(job) = self.backlog.get(first) else { return Ok(()) };
         let layer = job.layer;
         // Full sync compares; it pages only what came lately.
         if layer == Layer::All && job.window().0.is_none() {
             self.fall_back_to_filters(ctx);
-            return StartResult::Done;
+            return Ok(());
         }
-        let PagesRequest { jobs, filters, bytes } = self.collect_pages(ctx, first);
+        let (jobs, filters, bytes) = self.collect_pages(ctx, first);
         if jobs.is_empty() {
-            return StartResult::Done;
+            return Ok(());
         }
-        let Some(slot) = ctx.history.ledger.take(SlotClass::Fetch, bytes) else {
-            return StartResult::NoSlot;
-        };
-        if ctx.history.pace.admit(now) != Admit::Go {
-            ctx.history.ledger.free(slot);
-            return StartResult::NotYet;
-        }
-        let sub = ctx.shared.ids.sub();
+        let kind = SubKind::Pages(jobs.clone().into());
+        let sub = self.subs.open(ctx, SlotClass::Fetch, bytes, kind)?;
         for id in &jobs {
             self.backlog.unqueue(*id);
-            self.backlog.get_mut(*id).into_iter().for_each(|job| job.page_sent(sub));
+            if let Some(job) = self.backlog.get_mut(*id) {
+                job.phase = JobPhase::Paging { sub, rows: Vec::new() };
+            }
         }
         let path = self.backlog.count_as(&jobs).path;
         ctx.history.suspended.sent(now, layer, RequestMode::History);
-        self.subs.insert(now, sub, slot, SubKind::Pages(jobs.into()), ctx.shared.config.watchdog);
         ctx.send(self.subs.conn, Frame::Subscribe { sub, filters, path });
-        StartResult::Done
+        Ok(())
     }
 
-    /// Collects the first queued page and others that fit. Empty if the first job is at its end.
-    fn collect_pages(&mut self, ctx: &mut RelayContext<'_>, first: JobId) -> PagesRequest {
-        let mut request = PagesRequest { bytes: REQ_BYTES, ..PagesRequest::default() };
+    /// Collects the first queued page and others that fit, and returns their jobs, filters and bytes. Empty if the first
+    /// job is at its end.
+    fn collect_pages(
+        &mut self,
+        ctx: &mut Context<'_>,
+        first: JobId,
+    ) -> (Vec<JobId>, Vec<Filter>, usize) {
+        let (mut jobs, mut filters, mut bytes) = (Vec::new(), Vec::new(), REQ_BYTES);
         let max_pages = self.budget.filters_per_req.min(self.pages_per_req);
         for id in self.backlog.compatible_pages(first) {
             let Some(job) = self.backlog.get_mut(id) else { continue };
@@ -315,24 +315,23 @@ impl Session {
                 self.fail(ctx, id);
                 continue;
             };
-            let bytes = page.as_json().len() + 1;
-            let is_full = request.bytes + bytes > self.budget.message_bytes;
-            if !request.jobs.is_empty() && is_full {
+            let len = page.as_json().len() + 1;
+            if !jobs.is_empty() && bytes + len > self.budget.message_bytes {
                 break;
             }
-            request.bytes += bytes;
-            request.jobs.push(id);
-            request.filters.push(page);
-            if request.jobs.len() >= max_pages {
+            bytes += len;
+            jobs.push(id);
+            filters.push(page);
+            if jobs.len() >= max_pages {
                 break;
             }
         }
-        request
+        (jobs, filters, bytes)
     }
 
     pub(super) fn pages_delivered(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         sub: SubId,
         jobs: &[JobId],
         rows: &[Delivered],
@@ -352,7 +351,7 @@ impl Session {
 
     pub(super) fn pages_ended(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         sub: SubId,
         jobs: &[JobId],
         hint: Option<EoseHint>,
@@ -364,22 +363,14 @@ impl Session {
         for id in jobs {
             let Some(job) = self.backlog.get(*id) else { continue };
             ctx.history.suspended.answered(job.layer, RequestMode::History);
-            self.answer(ctx, *id, JobAnswer::PageEnded { hint, limit });
-        }
-    }
-
-    /// Notes that all rows of a page were judged.
-    pub(super) fn page_judged(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, id: JobId) {
-        if let Some(job) = self.backlog.get_mut(id) {
-            job.judged(sub);
-            self.end_if_complete(ctx, id);
+            self.step(ctx, *id, |job| job.page_ended(hint, limit));
         }
     }
 
     /// Handles a refused request. If it may be about one filter only, the pages are sent one by one from now on.
     pub(super) fn pages_refused(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         jobs: &[JobId],
         refusal: Refusal,
     ) {
@@ -393,69 +384,61 @@ impl Session {
             self.pages_per_req = self.pages_per_req.min(fewer.max(1));
         }
         for id in jobs {
-            let answer = match fewer {
-                Some(_) => JobAnswer::PageReturned,
-                None => JobAnswer::Refused(refusal),
-            };
-            self.answer(ctx, *id, answer);
+            self.step(ctx, *id, |job| match fewer {
+                Some(_) => job.page_returned(),
+                None => job.refused(refusal),
+            });
         }
     }
 
     /// Starts a reconciliation by asking the local relay for its inventory.
     pub(super) fn start_reconciliation(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         id: JobId,
-    ) -> StartResult {
+    ) -> Result<(), Blocked> {
         let now = ctx.mono();
         if ctx.history.pace.reopens_at() > now {
-            return StartResult::NotYet;
+            return Err(Blocked::ByPace);
         }
         let is_memory_full =
             ctx.shared.held_items() >= MAX_INVENTORY_ITEMS || ctx.shared.wanted >= MAX_WANTED_TOTAL;
         if !ctx.history.neg.is_over(now) || is_memory_full {
             self.backlog.queue(id, Method::Page);
-            return StartResult::Done;
+            return Ok(());
         }
         let ledger = &ctx.history.ledger;
         let is_full = ledger.in_use_by(SlotClass::Reconcile) >= self.max_neg_sessions;
         // What one comparison found is fetched before the next finds more.
         let is_behind = ctx.history.wants.len() >= MAX_NEEDED;
         if is_full || is_behind || !has_room(ledger, SlotClass::Reconcile) {
-            return StartResult::NoSlot;
+            return Err(Blocked::BySlots);
         }
         let Some(filter) = self.backlog.get(id).map(Job::filter) else {
-            return StartResult::Done;
+            return Ok(());
         };
         let bytes = wire_len(&filter) + 80;
-        let Some(slot) = ctx.history.ledger.take(SlotClass::Reconcile, bytes) else {
-            return StartResult::NoSlot;
-        };
-        let sub = ctx.shared.ids.sub();
-        let Some(job) = self.backlog.get_mut(id) else { return StartResult::Done };
+        let sub = self.subs.open(ctx, SlotClass::Reconcile, bytes, SubKind::Neg(id))?;
+        let Some(job) = self.backlog.get_mut(id) else { return Ok(()) };
         let request = ctx.shared.ids.inventory();
-        job.lists(sub, request);
+        job.phase = JobPhase::Listing(sub);
         ctx.history.suspended.sent(now, job.layer, RequestMode::History);
         ctx.shared.inventories.insert(request, InventoryRequest::Job(ctx.relay.clone(), id));
-        self.subs.insert(now, sub, slot, SubKind::Neg(id), ctx.shared.config.watchdog);
-        self.subs.not_sent_yet(sub);
         ctx.out.push(Output::FetchInventory { request, filter: Box::new(filter) });
         self.backlog.serve_other_comparisons(id);
-        StartResult::Done
+        Ok(())
     }
 
     /// Starts a comparison with the inventory of the local relay.
-    pub(in crate::engine) fn inventory(
+    pub(super) fn inventory(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         id: JobId,
-        answered: InventoryId,
         items: Result<Vec<Row>, InventoryFailed>,
     ) {
         let full_sync = self.full_sync;
         let Some(job) = self.backlog.get_mut(id) else { return };
-        let listing = job.listing().filter(|(_, request)| *request == answered);
-        let Some((sub, _)) = listing else { return };
+        let JobPhase::Listing(sub) = job.phase else { return };
         // With nothing to compare, pages bring more for each request, and requests are limited here.
         if ctx.history.profile.counts_frames && items.as_ref().is_ok_and(Vec::is_empty) {
             self.subs.close(ctx, sub);
@@ -478,10 +461,11 @@ impl Session {
             return self.fail(ctx, id);
         };
         ctx.shared.held_items.insert(id, reconciliation.items());
-        job.opens(reconciliation, first);
+        let (reconciliation, outgoing) = (Box::new(reconciliation), Some(first));
+        job.phase = JobPhase::Comparing { sub, reconciliation, outgoing };
     }
 
-    pub(super) fn neg_msg(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, message: &[u8]) {
+    pub(super) fn neg_msg(&mut self, ctx: &mut Context<'_>, sub: SubId, message: &[u8]) {
         let Some(SubKind::Neg(id)) = self.subs.kind(sub) else { return };
         self.subs.answered(ctx.mono(), sub, NEG_IDLE_TIMEOUT);
         match self.backlog.get_mut(id).and_then(|job| job.receive(message)) {
@@ -498,17 +482,11 @@ impl Session {
     }
 
     /// Ends a session whose sets are compared, and wants the events that are missing here.
-    fn compared(
-        &mut self,
-        ctx: &mut RelayContext<'_>,
-        id: JobId,
-        sub: SubId,
-        mut found: Comparison,
-    ) {
+    fn compared(&mut self, ctx: &mut Context<'_>, id: JobId, sub: SubId, mut found: Comparison) {
         let Some(job) = self.backlog.get(id) else { return };
         let layer = job.layer;
         ctx.history.suspended.answered(layer, RequestMode::History);
-        ctx.history.neg.worked();
+        ctx.history.neg = NegBackoff::default();
         if std::mem::take(&mut ctx.history.no_negentropy_reported) {
             ctx.report(|relay| Report::Negentropy { relay });
         }
@@ -518,33 +496,33 @@ impl Session {
             note_lacking(ctx, layer, &job.filter(), found);
         }
         if layer == Layer::All {
-            let (now, took) = (ctx.mono(), self.subs.lasted(ctx.mono(), sub));
+            let now = ctx.mono();
+            let took = self.subs.get(sub).map(|open| open.lasted(now)).unwrap_or_default();
             self.full_sync.iter_mut().for_each(|full_sync| full_sync.compared(now, took));
         }
         self.end_session(ctx, id, sub);
         let (now, wants) = (ctx.mono(), &mut ctx.history.wants);
         let results = needed.into_iter().map(|event| wants.want(now, event, Some(id)));
-        if let Some(step) = self.backlog.get_mut(id).map(|job| job.wants(results)) {
-            self.take_step(ctx, id, step);
-        }
+        let step = self.backlog.get_mut(id).map(|job| job.wants(results));
+        step.into_iter().for_each(|step| self.take_step(ctx, id, step));
     }
 
     /// Closes the session of a job, and releases its inventory.
-    pub(super) fn end_session(&mut self, ctx: &mut RelayContext<'_>, id: JobId, sub: SubId) {
+    pub(super) fn end_session(&mut self, ctx: &mut Context<'_>, id: JobId, sub: SubId) {
         self.subs.close(ctx, sub);
         self.backlog.forget_inventory(ctx, id);
     }
 
     pub(super) fn neg_refused(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         id: JobId,
         refusal: Refusal,
         text: &str,
     ) {
         self.backlog.forget_inventory(ctx, id);
         let Some(job) = self.backlog.get_mut(id) else { return };
-        let step = job.handle(JobAnswer::Refused(refusal));
+        let step = job.refused(refusal);
         match (&step, refusal) {
             (JobStep::NoNegentropy, _) => {
                 if refusal == Refusal::NegUnsupported {
@@ -568,32 +546,36 @@ impl Session {
     }
 
     /// Sends the next messages of the NIP-77 sessions under way.
-    pub(super) fn send_neg_messages(&mut self, ctx: &mut RelayContext<'_>) {
+    pub(super) fn send_neg_messages(&mut self, ctx: &mut Context<'_>) {
         let now = ctx.mono();
         for id in self.backlog.jobs_where(Job::has_neg_message) {
             let Some(job) = self.backlog.get_mut(id) else { continue };
-            let is_paced = job.is_opening() || ctx.history.profile.counts_frames;
+            let is_opening =
+                job.sub().and_then(|sub| self.subs.get(sub)).is_some_and(|open| !open.is_sent);
+            let is_paced = is_opening || ctx.history.profile.counts_frames;
             if is_paced && ctx.history.pace.admit(now) != Admit::Go {
                 return;
             }
             let Some((sub, message)) = job.take_neg_message() else { continue };
-            let (frame, wait) = match message {
-                NegMessage::Open(message) => {
+            let (frame, wait) = match is_opening {
+                true => {
                     let filter = Box::new(job.filter());
                     (Frame::NegOpen { sub, filter, message }, NEG_OPEN_TIMEOUT)
                 }
-                NegMessage::Reply(message) => (Frame::NegMsg { sub, message }, NEG_IDLE_TIMEOUT),
+                false => (Frame::NegMsg { sub, message }, NEG_IDLE_TIMEOUT),
             };
             self.subs.sent(now, sub, wait);
             ctx.send(self.subs.conn, frame);
         }
     }
 
-    fn job_wants_auth(&mut self, ctx: &mut RelayContext<'_>, id: JobId, method: Method) {
+    fn job_wants_auth(&mut self, ctx: &mut Context<'_>, id: JobId, method: Method) {
         let Some(job) = self.backlog.get_mut(id) else { return };
         let (again, layer) = (job.authenticates(), job.layer);
         match self.auth.require(ctx, self.subs.conn, again) {
-            AuthDecision::Answer | AuthDecision::Wait => job.awaits_auth(method),
+            AuthDecision::Answer | AuthDecision::Wait => {
+                job.phase = JobPhase::AwaitingAuth(method);
+            }
             AuthDecision::Resend => self.backlog.queue(id, method),
             AuthDecision::Policy => {
                 self.suspend(ctx, layer, RequestMode::History);
@@ -605,12 +587,7 @@ impl Session {
 
 /// Chooses the window and method of a filter. What was proven in this pass is not compared again, only continued.
 /// Polled filters are always fetched as asked: nothing was received for them in between.
-fn plan(
-    ctx: &RelayContext<'_>,
-    purpose: Purpose,
-    filter: Filter,
-    method: Method,
-) -> (Filter, Method) {
+fn plan(ctx: &Context<'_>, purpose: Purpose, filter: Filter, method: Method) -> (Filter, Method) {
     let is_rechecked = ctx.shared.config.recheck_announcements
         && ctx.history.is_resumed()
         && Layer::of(&filter) == Layer::Announcements;
@@ -628,7 +605,7 @@ fn plan(
 }
 
 /// Confirms the items of a batch that is complete.
-fn confirm(ctx: &mut RelayContext<'_>, batch: BatchId, complete: PendingBatch) {
+fn confirm(ctx: &mut Context<'_>, batch: BatchId, complete: PendingBatch) {
     let PendingBatch { items, sync_method: method, .. } = complete;
     let (repos, roots) = (items.repos.len(), items.root_events.len());
     ctx.history.state.confirm(items);
@@ -637,7 +614,7 @@ fn confirm(ctx: &mut RelayContext<'_>, batch: BatchId, complete: PendingBatch) {
 
 /// Notes our events that a relay lacks. In full sync it need not have all of them: those of its own repositories
 /// count once they are attributed to one.
-fn note_lacking(ctx: &mut RelayContext<'_>, layer: Layer, filter: &Filter, found: Comparison) {
+fn note_lacking(ctx: &mut Context<'_>, layer: Layer, filter: &Filter, found: Comparison) {
     let Comparison { items, lacking, lacking_ids, .. } = found;
     let health = &mut ctx.history.health;
     match layer {

@@ -10,50 +10,50 @@ use grasp_core::admission::SyncPath;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now, RelayUrl};
 
-use super::super::config::Config;
-use super::super::context::RelayContext;
-use super::super::facts::{RelayFacts, RelayProfile};
-use super::super::health::RelayHealth;
-use super::super::record::{COVERAGE_CAPACITY, RelayRecord};
-use super::super::retry::Wants;
-use super::super::schedule::{Daily, Rng};
-use super::super::suspended::Suspended;
-use super::Link;
+use super::config::Config;
+use super::context::Context;
+use super::facts::{RelayFacts, RelayProfile};
 use super::gaps::{CountAs, ListeningTimes};
+use super::health::RelayHealth;
+use super::record::{COVERAGE_CAPACITY, RelayRecord};
+use super::relay::Link;
+use super::retry::Wants;
+use super::schedule::{Daily, Rng};
+use super::suspended::Suspended;
 
 /// Everything about a relay that a new connection does not reset.
 #[derive(Debug)]
-pub(in crate::engine) struct RelayHistory {
-    pub(in crate::engine) state: RelayState,
-    pub(in crate::engine) health: RelayHealth,
+pub(super) struct RelayHistory {
+    pub(super) state: RelayState,
+    pub(super) health: RelayHealth,
     /// The address at which it was last reached.
-    pub(in crate::engine) address: Option<IpAddr>,
+    pub(super) address: Option<IpAddr>,
     /// The time at which it was followed, last tried or last connected: the longest ago is the next.
-    pub(in crate::engine) waits_since: Timestamp,
-    pub(in crate::engine) profile: RelayProfile,
+    pub(super) waits_since: Timestamp,
+    pub(super) profile: RelayProfile,
     /// The pace of requests. Reconnecting ends no pause.
-    pub(in crate::engine) pace: Pace,
-    pub(in crate::engine) ledger: SlotLedger,
+    pub(super) pace: Pace,
+    pub(super) ledger: SlotLedger,
     /// Bytes of subscriptions that the relay remembers at most, as it said.
-    pub(in crate::engine) retained: Option<usize>,
-    pub(in crate::engine) suspended: Suspended,
-    pub(in crate::engine) wants: Wants,
-    pub(in crate::engine) neg: NegBackoff,
+    pub(super) retained: Option<usize>,
+    pub(super) suspended: Suspended,
+    pub(super) wants: Wants,
+    pub(super) neg: NegBackoff,
     /// No full sync until then, however long the filters are.
-    pub(in crate::engine) filters_until: Mono,
-    pub(in crate::engine) daily: Daily,
-    pub(in crate::engine) coverage: CoverageSet,
-    pub(in crate::engine) pass: HistoryPass,
+    pub(super) filters_until: Mono,
+    pub(super) daily: Daily,
+    pub(super) coverage: CoverageSet,
+    pub(super) pass: HistoryPass,
     /// Interruptions of live subscriptions since the last full pass began: an event that was published then with an
     /// older date is found by the next pass.
-    pub(in crate::engine) interrupted: usize,
+    pub(super) interrupted: usize,
     /// The number of these that was last reported.
-    pub(in crate::engine) interrupted_reported: usize,
-    pub(in crate::engine) listening_times: ListeningTimes,
+    pub(super) interrupted_reported: usize,
+    pub(super) listening_times: ListeningTimes,
     /// True if the missing support of NIP-77 was reported.
-    pub(in crate::engine) no_negentropy_reported: bool,
+    pub(super) no_negentropy_reported: bool,
     /// The time at which its record is to be written, if it has changed.
-    pub(in crate::engine) write_at: Option<Mono>,
+    pub(super) write_at: Option<Mono>,
 }
 
 impl RelayHistory {
@@ -61,7 +61,7 @@ impl RelayHistory {
     ///
     /// A relay that the operator names is not kept in quarantine: a restart may mean that its fault is repaired. Backoff
     /// between attempts remains.
-    pub(in crate::engine) fn new(
+    pub(super) fn new(
         now: Now,
         config: &Config,
         rng: &mut Rng,
@@ -100,7 +100,7 @@ impl RelayHistory {
     fn restore(&mut self, now: Now, config: &Config, rng: &mut Rng, record: RelayRecord) {
         let quarantine = record.quarantined_until.filter(|_| !self.state.is_bootstrap);
         self.health = RelayHealth::restore(now, config.backoff, record.backoff, quarantine);
-        self.health.resume(record.seen, record.is_forging);
+        (self.health.seen, self.health.is_forging) = (record.seen, record.is_forging);
         self.address = record.address;
         self.waits_since = record.waits_since.unwrap_or(now.unix).min(now.unix);
         let paused = record.paused_until.map_or(0, |until| until.as_secs());
@@ -117,7 +117,7 @@ impl RelayHistory {
     }
 
     /// Applies the facts of a relay that has just connected.
-    pub(in crate::engine) fn connected(&mut self, now: Mono, facts: &RelayFacts, config: &Config) {
+    pub(super) fn connected(&mut self, now: Mono, facts: &RelayFacts, config: &Config) {
         let profile = RelayProfile::new(facts, config);
         if profile.pace != self.profile.pace {
             let paused = self.pace.is_paused(now).then(|| self.pace.reopens_at());
@@ -132,30 +132,25 @@ impl RelayHistory {
     }
 
     /// Forgets what the relay has delivered, because the local relay lost it.
-    pub(in crate::engine) fn forget_delivered(&mut self, now: Timestamp) {
+    pub(super) fn forget_delivered(&mut self, now: Timestamp) {
         self.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
         self.begin_pass(now, PassKind::Fresh);
-        self.listening_times.forget();
+        self.listening_times = ListeningTimes::default();
     }
 
-    pub(in crate::engine) fn begin_pass(&mut self, now: Timestamp, kind: PassKind) {
+    pub(super) fn begin_pass(&mut self, now: Timestamp, kind: PassKind) {
         let interrupted_before = self.interrupted;
         self.pass = HistoryPass { interrupted_before, ..HistoryPass::begin(now, kind) };
         self.health.pass_began();
     }
 
     /// Returns whether it continues from what an earlier process received.
-    pub(in crate::engine) fn is_resumed(&self) -> bool {
+    pub(super) fn is_resumed(&self) -> bool {
         self.pass.kind == PassKind::Resumed
     }
 
-    /// Returns the rest of the pause in whole seconds, rounded up.
-    fn pause_left(&self, now: Now) -> Duration {
-        self.pace.reopens_at() - now.mono + Duration::from_secs(1)
-    }
-
     /// Returns the record of the relay.
-    pub(in crate::engine) fn record(&self, now: Now, relay: &RelayUrl, link: &Link) -> RelayRecord {
+    pub(super) fn record(&self, now: Now, relay: &RelayUrl, link: &Link) -> RelayRecord {
         let mut coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
         let counts = self.coverage.proofs().filter(|proof| proof.at >= self.pass.began);
         counts.for_each(|proof| coverage.add(*proof));
@@ -165,18 +160,20 @@ impl RelayHistory {
             (Some(last), _) => last,
         };
         coverage.add_items(&self.state.confirmed, until, self.pass.began);
+        // In whole seconds, rounded up.
+        let pause = self.pace.reopens_at() - now.mono + Duration::from_secs(1);
         RelayRecord {
             relay: relay.clone(),
             backoff: self.health.snapshot(now),
             quarantined_until: self.health.quarantined_until(now),
-            paused_until: self.pace.is_paused(now.mono).then(|| now.unix + self.pause_left(now)),
+            paused_until: self.pace.is_paused(now.mono).then(|| now.unix + pause),
             parked: self.suspended.parked(now),
             full_pass_at: self.daily.last(),
             retained_bytes: self.retained,
             interrupted: self.interrupted,
             address: self.address,
             waits_since: Some(self.waits_since),
-            is_forging: self.health.is_forging(),
+            is_forging: self.health.is_forging,
             seen: self.health.seen(now.mono),
             coverage,
         }
@@ -185,7 +182,7 @@ impl RelayHistory {
 
 /// The extent of what a new connection fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum StartMode {
+pub(super) enum StartMode {
     /// Everything: nothing is confirmed.
     Fresh,
     /// The rest of an interrupted pass, and what it had confirmed from `since` on.
@@ -196,7 +193,7 @@ pub(in crate::engine) enum StartMode {
 
 /// The reason for a full pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum PassKind {
+pub(super) enum PassKind {
     /// The relay is new, or was away for long.
     Fresh,
     /// A day has passed.
@@ -210,16 +207,16 @@ pub(in crate::engine) enum PassKind {
 /// A pass may take several connections. Some relays end each connection after a minute and accept a request every
 /// other second; starting again each time would never end.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct HistoryPass {
-    pub(in crate::engine) kind: PassKind,
+pub(super) struct HistoryPass {
+    pub(super) kind: PassKind,
     /// Proofs from then on count.
-    pub(in crate::engine) began: Timestamp,
+    pub(super) began: Timestamp,
     /// The time up to which everything confirmed in it is complete.
-    pub(in crate::engine) complete_until: Timestamp,
+    pub(super) complete_until: Timestamp,
     /// True if it has ended, successfully or not.
-    pub(in crate::engine) is_over: bool,
+    pub(super) is_over: bool,
     /// Interruptions of live subscriptions before it began, which it makes up for.
-    pub(in crate::engine) interrupted_before: usize,
+    pub(super) interrupted_before: usize,
 }
 
 impl HistoryPass {
@@ -228,14 +225,14 @@ impl HistoryPass {
     }
 
     /// Returns the way in which its events are counted.
-    pub(in crate::engine) fn count_as(&self) -> CountAs {
+    pub(super) fn count_as(&self) -> CountAs {
         let is_daily = self.kind == PassKind::Daily && !self.is_over;
         CountAs { path: if is_daily { SyncPath::Daily } else { SyncPath::CatchUp }, ..CountAs::NEW }
     }
 }
 
 /// Marks the relay as connected, and chooses what to fetch.
-pub(super) fn choose_start(ctx: &mut RelayContext<'_>) -> StartMode {
+pub(super) fn choose_start(ctx: &mut Context<'_>) -> StartMode {
     let Now { mono, unix } = ctx.now;
     let history = &mut *ctx.history;
     let is_due = history.daily.is_due(mono);
@@ -255,7 +252,7 @@ pub(super) fn choose_start(ctx: &mut RelayContext<'_>) -> StartMode {
 }
 
 /// Continues an unfinished pass from what is confirmed, or else from what is proven on disk.
-fn continue_pass(ctx: &mut RelayContext<'_>, kept: RelaySyncNeeds) -> StartMode {
+fn continue_pass(ctx: &mut Context<'_>, kept: RelaySyncNeeds) -> StartMode {
     let HistoryPass { began, complete_until, .. } = ctx.history.pass;
     let known = if kept.is_empty() {
         let target = ctx.shared.index.target(ctx.relay).unwrap_or_default();
@@ -274,7 +271,7 @@ fn continue_pass(ctx: &mut RelayContext<'_>, kept: RelaySyncNeeds) -> StartMode 
 
 /// Backoff of reconciliation after silence, faults or unreadable messages.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::engine) struct NegBackoff {
+pub(super) struct NegBackoff {
     until: Mono,
     steps: usize,
 }
@@ -289,7 +286,7 @@ const NEG_BACKOFFS: [Duration; 4] = [
 
 impl NegBackoff {
     /// Backs off after a failure. Sessions that fail together count once.
-    pub(in crate::engine) fn failed(&mut self, now: Mono) {
+    pub(super) fn failed(&mut self, now: Mono) {
         if now < self.until {
             return;
         }
@@ -299,12 +296,7 @@ impl NegBackoff {
         self.until = now + rest;
     }
 
-    /// Ends the backoff.
-    pub(in crate::engine) fn worked(&mut self) {
-        *self = Self::default();
-    }
-
-    pub(in crate::engine) fn is_over(&self, now: Mono) -> bool {
+    pub(super) fn is_over(&self, now: Mono) -> bool {
         now >= self.until
     }
 }
@@ -324,8 +316,6 @@ mod tests {
             now = rest.until;
         }
         assert_eq!(rests, [60, 300, 1_800, 7_200, 7_200]);
-        rest.worked();
-        assert!(rest.is_over(Mono::ZERO));
     }
 
     #[test]

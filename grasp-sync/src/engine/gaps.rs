@@ -17,66 +17,49 @@ const LIVE_DELAY: Duration = Duration::from_secs(2 * 60);
 
 /// The way in which the events of a fetch are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) struct CountAs {
-    pub(in crate::engine) path: SyncPath,
+pub(super) struct CountAs {
+    pub(super) path: SyncPath,
     /// The time up to which a live subscription should have brought them; `None` if none of them can be a gap.
-    pub(in crate::engine) gaps_until: Option<Timestamp>,
+    pub(super) gaps_until: Option<Timestamp>,
 }
 
 impl CountAs {
     /// Events of a live subscription.
-    pub(in crate::engine) const LIVE: Self = Self { path: SyncPath::Live, gaps_until: None };
+    pub(super) const LIVE: Self = Self { path: SyncPath::Live, gaps_until: None };
     /// Events that were not subscribed to before.
-    pub(in crate::engine) const NEW: Self = Self { path: SyncPath::CatchUp, gaps_until: None };
+    pub(super) const NEW: Self = Self { path: SyncPath::CatchUp, gaps_until: None };
 
     /// Counts events signed before `until` as gaps.
-    pub(in crate::engine) fn with_gaps_until(self, until: Timestamp) -> Self {
+    pub(super) fn with_gaps_until(self, until: Timestamp) -> Self {
         Self { gaps_until: Some(until), ..self }
     }
 }
 
 /// The times in which everything wanted from a relay was subscribed to, over past connections of this process.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct ListeningTimes(VecDeque<Period>);
-
-#[derive(Clone, Copy, Debug)]
-struct Period {
-    from: Timestamp,
-    until: Timestamp,
-}
-
-impl Period {
-    /// Returns whether an event signed then should have come live.
-    fn covers(self, at: Timestamp) -> bool {
-        self.from <= at && at + LIVE_DELAY <= self.until
-    }
-}
+pub(super) struct ListeningTimes(VecDeque<(Timestamp, Timestamp)>);
 
 impl ListeningTimes {
     /// Adds a connection that has ended.
-    pub(in crate::engine) fn ended(&mut self, from: Timestamp, until: Timestamp) {
+    pub(super) fn ended(&mut self, from: Timestamp, until: Timestamp) {
         if self.0.len() >= MAX_PERIODS {
             self.0.pop_front();
         }
-        self.0.push_back(Period { from, until });
-    }
-
-    /// Forgets all times: what came in them is no longer here.
-    pub(in crate::engine) fn forget(&mut self) {
-        self.0.clear();
+        self.0.push_back((from, until));
     }
 
     /// Returns whether an event signed at `at` is a gap. `current` is the time since which the open connection is
     /// subscribed.
-    pub(in crate::engine) fn is_gap(
+    pub(super) fn is_gap(
         &self,
         count_as: CountAs,
         current: Option<Timestamp>,
         at: Timestamp,
     ) -> bool {
         let Some(until) = count_as.gaps_until else { return false };
-        let current = current.map(|from| Period { from, until });
-        self.0.iter().copied().chain(current).any(|period| period.covers(at))
+        let current = current.map(|from| (from, until));
+        let mut periods = self.0.iter().copied().chain(current);
+        periods.any(|(from, until)| from <= at && at + LIVE_DELAY <= until)
     }
 }
 
@@ -110,7 +93,7 @@ mod tests {
         let count_as = CountAs::NEW.with_gaps_until(at(200_000));
         assert!(listening_times.is_gap(count_as, None, at(99_100)));
         assert!(!listening_times.is_gap(count_as, None, at(100)));
-        listening_times.forget();
+        listening_times = ListeningTimes::default();
         assert!(!listening_times.is_gap(count_as, None, at(99_100)));
     }
 }

@@ -10,25 +10,25 @@ use crate::index::{
 use crate::limits::{Heard, Refusal, SlotClass, SlotLedger, should_consolidate};
 use grasp_core::Mono;
 use grasp_core::admission::{Retry, SyncPath};
-use grasp_core::limits::{Admit, EoseHint, PeerText};
+use grasp_core::limits::{EoseHint, PeerText};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
-use super::super::context::RelayContext;
-use super::super::ids::{ConnId, JobId, LiveId, SubId};
-use super::super::io::{Delivered, Frame, Judged, Outcome, Places, Said};
-use super::super::job::{Job, Method, Purpose, by_ids};
-use super::super::report::Report;
-use super::super::retry::{IdsEnded, Missed};
-use super::super::suspended::RequestMode;
 use super::auth::{Auth, AuthDecision};
 use super::backlog::Backlog;
+use super::context::Context;
 use super::full_sync::{FullSync, all_events};
 use super::gaps::CountAs;
 use super::history::{PassKind, StartMode};
+use super::ids::{ConnId, JobId, LiveId, SubId};
+use super::io::{Delivered, Frame, Judged, Outcome, Places, Said};
+use super::job::{Job, JobPhase, Method, Purpose, by_ids};
 use super::live::LiveSet;
-use super::subs::{OpenSub, SubKind, Subs, Unjudged};
+use super::report::Report;
+use super::retry::{IdsEnded, Missed, WantResult};
+use super::subs::{Blocked, OpenSub, SubKind, Subs, Unjudged};
+use super::suspended::RequestMode;
 
 /// The party that ended a refused subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,21 +39,11 @@ pub(super) enum ClosedBy {
     Us,
 }
 
-/// The result of an attempt to start something.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StartResult {
-    /// It was sent, or became something else.
-    Done,
-    NoSlot,
-    /// The pace does not allow it yet.
-    NotYet,
-}
-
 const MIN_IDS_PER_FETCH: usize = 10;
 
 /// The state of one connection; dropped when the connection ends.
 #[derive(Debug)]
-pub(in crate::engine) struct Session {
+pub(super) struct Session {
     /// The time since which everything wanted is subscribed to; `None` until the history was asked for.
     pub(super) listening_since: Option<Timestamp>,
     pub(super) budget: RequestBudget,
@@ -80,11 +70,7 @@ pub(in crate::engine) struct Session {
 
 impl Session {
     /// Starts a connection. Subscribes first and fetches afterwards, so that no event is missed in between.
-    pub(in crate::engine) fn begin(
-        ctx: &mut RelayContext<'_>,
-        conn: ConnId,
-        how: StartMode,
-    ) -> Self {
+    pub(super) fn begin(ctx: &mut Context<'_>, conn: ConnId, how: StartMode) -> Self {
         let count_as = ctx.history.pass.count_as();
         let mut session = Self {
             listening_since: None,
@@ -121,7 +107,7 @@ impl Session {
 
     /// Fetches everything again over the open connection: once a day, or because the local relay lost something. The
     /// live set is rebuilt; the old subscriptions stay open until the new ones are in force.
-    pub(in crate::engine) fn start_over(&mut self, ctx: &mut RelayContext<'_>, why: PassKind) {
+    pub(super) fn start_over(&mut self, ctx: &mut Context<'_>, why: PassKind) {
         for job in self.backlog.jobs_where(|_| true) {
             self.drop_job(ctx, job);
         }
@@ -148,25 +134,21 @@ impl Session {
     }
 
     /// Asks for the items that are wanted from this relay and neither confirmed nor pending.
-    fn ask_for_new_items(&mut self, ctx: &mut RelayContext<'_>, count_as: CountAs) {
+    fn ask_for_new_items(&mut self, ctx: &mut Context<'_>, count_as: CountAs) {
         let Some(target) = ctx.shared.index.target(ctx.relay) else { return };
         self.add(ctx, &target, Method::Reconcile, count_as);
     }
 
     /// Adds items that were just discovered, by pages: hardly anything about them is stored here, so there is little
     /// to compare.
-    pub(in crate::engine) fn discovered(
-        &mut self,
-        ctx: &mut RelayContext<'_>,
-        added: &RelaySyncNeeds,
-    ) {
+    pub(super) fn discovered(&mut self, ctx: &mut Context<'_>, added: &RelaySyncNeeds) {
         self.add(ctx, added, Method::Page, CountAs::NEW);
     }
 
     /// Subscribes to the items of a target that are new, then fetches their history as one batch.
     fn add(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         target: &RelaySyncNeeds,
         method: Method,
         count_as: CountAs,
@@ -192,7 +174,7 @@ impl Session {
     /// Fetches layer 1: completely by comparison, or by pages from `since` on.
     fn fetch_announcements(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         since: Option<Timestamp>,
         count_as: CountAs,
     ) {
@@ -202,7 +184,7 @@ impl Session {
     }
 
     /// Subscribes to everything confirmed, and fetches it from `since` on.
-    fn catch_up(&mut self, ctx: &mut RelayContext<'_>, since: Timestamp) {
+    fn catch_up(&mut self, ctx: &mut Context<'_>, since: Timestamp) {
         let target = ctx.shared.index.target(ctx.relay).unwrap_or_default();
         ctx.history.state.confirmed.restrict_to(&target);
         let confirmed = ctx.history.state.confirmed.clone();
@@ -218,13 +200,13 @@ impl Session {
         self.fetch(ctx, Purpose::CatchUp, filters, Method::Page, nothing, count_as);
     }
 
-    pub(super) fn subscribe(&mut self, ctx: &mut RelayContext<'_>, filters: Vec<Filter>) {
+    pub(super) fn subscribe(&mut self, ctx: &mut Context<'_>, filters: Vec<Filter>) {
         let (ids, now) = (&mut ctx.shared.ids, ctx.now.unix);
         self.live.add(ids, now, filters, None, &self.budget);
     }
 
     /// Sends everything that may be sent now.
-    pub(in crate::engine) fn pump(&mut self, ctx: &mut RelayContext<'_>) {
+    pub(super) fn pump(&mut self, ctx: &mut Context<'_>) {
         self.backlog.wake(ctx.mono());
         let live: Vec<LiveId> = self.live.requests.keys().copied().collect();
         live.into_iter().for_each(|id| self.wake_live(ctx, id));
@@ -239,7 +221,7 @@ impl Session {
     }
 
     /// Fetches offered events by id.
-    fn send_fetches(&mut self, ctx: &mut RelayContext<'_>) {
+    fn send_fetches(&mut self, ctx: &mut Context<'_>) {
         let now = ctx.mono();
         while ctx.history.wants.is_due(now) && !self.auth.is_pending() {
             if ctx.history.pace.reopens_at() > now {
@@ -247,28 +229,23 @@ impl Session {
             }
             // All are this size or smaller; the limit is about what the relay remembers, not what is sent.
             let bytes = 256 + 67 * self.ids_per_fetch;
-            let Some(slot) = ctx.history.ledger.take(SlotClass::Fetch, bytes) else {
-                return;
-            };
-            if ctx.history.pace.admit(now) != Admit::Go {
-                return ctx.history.ledger.free(slot);
-            }
-            let sub = ctx.shared.ids.sub();
+            let sub = self.subs.open(ctx, SlotClass::Fetch, bytes, SubKind::Ids);
+            let Ok(sub) = sub else { return };
             let ids = ctx.history.wants.take_due(now, sub, self.ids_per_fetch);
-            self.subs.insert(now, sub, slot, SubKind::Ids, ctx.shared.config.watchdog);
-            let path = ids.first().map_or(CountAs::NEW, |id| self.count_as_of_id(ctx, *id)).path;
+            let job = ids.first().and_then(|id| ctx.history.wants.job_waiting_for(*id));
+            let path = self.backlog.count_as(job.as_slice()).path;
             let filters = vec![by_ids(ids)];
             ctx.send(self.subs.conn, Frame::Subscribe { sub, filters, path });
         }
     }
 
     /// Starts jobs in queue order, as far as slots and pace allow.
-    fn send_jobs(&mut self, ctx: &mut RelayContext<'_>) {
+    fn send_jobs(&mut self, ctx: &mut Context<'_>) {
         let mut methods = vec![Method::Page, Method::Reconcile];
         loop {
             let suspended = ctx.suspended_layers();
             let may_compare = OnceCell::new();
-            let may_start = |_, job: &Job| {
+            let may_start = |job: &Job| {
                 let waits = job.is_queued_comparison()
                     && !*may_compare.get_or_init(|| self.may_start_comparison(ctx));
                 !suspended.contains_key(&job.layer) && !waits
@@ -282,18 +259,25 @@ impl Session {
                 Method::Reconcile => self.start_reconciliation(ctx, id),
             };
             match start {
-                StartResult::Done => self.backlog.started(method, entry),
-                StartResult::NoSlot => methods.retain(|other| *other != method),
-                StartResult::NotYet => return,
+                Ok(()) => _ = self.backlog.queues.entry(method).or_default().remove(&entry),
+                Err(Blocked::BySlots) => methods.retain(|other| *other != method),
+                Err(Blocked::ByPace) => return,
             }
         }
     }
 
-    pub(in crate::engine) fn handle_message(&mut self, ctx: &mut RelayContext<'_>, said: Said) {
+    pub(super) fn handle_message(&mut self, ctx: &mut Context<'_>, said: Said) {
         match said {
             Said::Delivered { sub, rows } => self.delivered(ctx, sub, &rows),
             Said::Eose { sub, hint } => self.eose(ctx, sub, hint),
-            Said::Closed { sub, text } => self.closed(ctx, sub, &text),
+            Said::Closed { sub, text } => {
+                let heard = match self.subs.kind(sub) {
+                    None | Some(SubKind::Neg(_)) => return,
+                    Some(SubKind::Live(_)) => Heard::LiveClosed,
+                    Some(SubKind::Pages(_) | SubKind::Ids) => Heard::Closed,
+                };
+                self.refused(ctx, sub, Refusal::read(heard, &text), &text, ClosedBy::Relay);
+            }
             Said::NegMsg { sub, message } => self.neg_msg(ctx, sub, &message),
             Said::NegErr { sub, text } => {
                 if matches!(self.subs.kind(sub), Some(SubKind::Neg(_))) {
@@ -315,7 +299,7 @@ impl Session {
         }
     }
 
-    fn delivered(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, rows: &[Delivered]) {
+    fn delivered(&mut self, ctx: &mut Context<'_>, sub: SubId, rows: &[Delivered]) {
         let Some(kind) = self.subs.kind(sub) else { return };
         let count_as = match &kind {
             SubKind::Live(_) => CountAs::LIVE,
@@ -334,7 +318,7 @@ impl Session {
         }
     }
 
-    fn eose(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, hint: Option<EoseHint>) {
+    fn eose(&mut self, ctx: &mut Context<'_>, sub: SubId, hint: Option<EoseHint>) {
         let Some(kind) = self.subs.kind(sub) else { return };
         match kind {
             SubKind::Live(id) => self.live_established(ctx, sub, id),
@@ -349,19 +333,10 @@ impl Session {
         }
     }
 
-    fn closed(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, text: &str) {
-        let heard = match self.subs.kind(sub) {
-            None | Some(SubKind::Neg(_)) => return,
-            Some(SubKind::Live(_)) => Heard::LiveClosed,
-            Some(SubKind::Pages(_) | SubKind::Ids) => Heard::Closed,
-        };
-        self.refused(ctx, sub, Refusal::read(heard, text), text, ClosedBy::Relay);
-    }
-
     /// Handles a subscription that was refused, or is taken for refused.
     pub(super) fn refused(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         sub: SubId,
         refusal: Refusal,
         text: &str,
@@ -386,7 +361,7 @@ impl Session {
         }
     }
 
-    fn release_slot(&mut self, ctx: &mut RelayContext<'_>, open: OpenSub, refusal: Refusal) {
+    fn release_slot(&mut self, ctx: &mut Context<'_>, open: OpenSub, refusal: Refusal) {
         let ledger = &mut ctx.history.ledger;
         match refusal {
             Refusal::SlotCount | Refusal::DroppedStart => ledger.refused_by_count(open.slot),
@@ -401,19 +376,14 @@ impl Session {
     }
 
     /// Reports a refusal to the operator, once for each meaning.
-    pub(super) fn report_refusal(
-        &mut self,
-        ctx: &mut RelayContext<'_>,
-        refusal: Refusal,
-        text: &str,
-    ) {
+    pub(super) fn report_refusal(&mut self, ctx: &mut Context<'_>, refusal: Refusal, text: &str) {
         if self.reported_refusals.insert(refusal.label()) {
             let text = PeerText::new(text);
             ctx.report(|relay| Report::Refused { relay, refusal, text });
         }
     }
 
-    fn ids_refused(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, refusal: Refusal) {
+    fn ids_refused(&mut self, ctx: &mut Context<'_>, sub: SubId, refusal: Refusal) {
         let now = ctx.mono();
         // With nothing else open, a free slot is not to be expected soon.
         let is_alone = ctx.history.ledger.in_use() == 0;
@@ -436,21 +406,21 @@ impl Session {
         }
     }
 
-    fn ids_missed(&mut self, ctx: &mut RelayContext<'_>, sub: SubId) {
+    fn ids_missed(&mut self, ctx: &mut Context<'_>, sub: SubId) {
         let missed = ctx.history.wants.refused(ctx.now.mono, sub);
         self.missed(ctx, missed);
     }
 
     /// Handles a NOTICE, which names no subscription. If it can only be about a request that was just sent, the
     /// newest is refused.
-    pub(super) fn notice(&mut self, ctx: &mut RelayContext<'_>, text: &str) {
+    pub(super) fn notice(&mut self, ctx: &mut Context<'_>, text: &str) {
         let refusal = Refusal::read(Heard::Notice, text);
         self.report_refusal(ctx, refusal, text);
         let unanswered = self.subs.unanswered();
         let newest = |is_it: fn(&SubKind) -> bool| {
             unanswered.iter().find(|(_, kind)| is_it(kind)).map(|(sub, _)| *sub)
         };
-        let blamed: Vec<SubId> = match refusal {
+        let blamed = match refusal {
             Refusal::Remark => return,
             Refusal::Rate => return ctx.pause_starts(),
             Refusal::DroppedStart => return self.refuse_unanswered(ctx, refusal, text),
@@ -463,10 +433,8 @@ impl Session {
                 newest(|kind| matches!(kind, SubKind::Live(_)))
             }
             _ => newest(|_| true),
-        }
-        .into_iter()
-        .collect();
-        for sub in blamed {
+        };
+        if let Some(sub) = blamed {
             self.refused(ctx, sub, refusal, text, ClosedBy::Us);
         }
     }
@@ -474,7 +442,7 @@ impl Session {
     /// Handles word of a dropped request, which will never be answered. The newest is the likeliest and lowers the
     /// budget; the other unanswered ones are sent again. Further notices are ignored for as long as the oldest
     /// request has waited: they are about the same requests.
-    fn refuse_unanswered(&mut self, ctx: &mut RelayContext<'_>, refusal: Refusal, text: &str) {
+    fn refuse_unanswered(&mut self, ctx: &mut Context<'_>, refusal: Refusal, text: &str) {
         let now = ctx.mono();
         let Some(oldest) = self.subs.oldest_unanswered().filter(|_| now >= self.ignore_drops_until)
         else {
@@ -492,7 +460,7 @@ impl Session {
     }
 
     /// Refuses requests that are overdue, and ends an authentication that took too long.
-    pub(in crate::engine) fn check_timeouts(&mut self, ctx: &mut RelayContext<'_>) {
+    pub(super) fn check_timeouts(&mut self, ctx: &mut Context<'_>) {
         for sub in self.subs.overdue(ctx.mono()) {
             // While rows are being judged the socket is not read, so the relay is not silent.
             if self.subs.extend_deadline(ctx.mono(), sub) {
@@ -513,14 +481,15 @@ impl Session {
     }
 
     /// Continues the requests that waited for authentication: sent again, or suspended.
-    fn auth_ended(&mut self, ctx: &mut RelayContext<'_>, accepted: bool) {
-        for id in self.backlog.jobs_where(|job| job.awaits_auth_for().is_some()) {
+    fn auth_ended(&mut self, ctx: &mut Context<'_>, accepted: bool) {
+        for id in self.backlog.jobs_where(|job| matches!(job.phase, JobPhase::AwaitingAuth(_))) {
             let Some(job) = self.backlog.get(id) else { continue };
-            let (layer, method) = (job.layer, job.awaits_auth_for());
+            let JobPhase::AwaitingAuth(method) = job.phase else { continue };
+            let layer = job.layer;
+            self.backlog.queue(id, method);
             if !accepted {
                 self.suspend(ctx, layer, RequestMode::History);
             }
-            method.into_iter().for_each(|method| self.backlog.queue(id, method));
         }
         for layer in self.live.auth_ended().into_iter().filter(|_| !accepted) {
             self.suspend(ctx, layer, RequestMode::Live);
@@ -528,7 +497,7 @@ impl Session {
     }
 
     /// Counts offered events that were not delivered; jobs of which hardly any were are paged instead.
-    pub(super) fn missed(&mut self, ctx: &mut RelayContext<'_>, missed: Vec<Missed>) {
+    pub(super) fn missed(&mut self, ctx: &mut Context<'_>, missed: Vec<Missed>) {
         let mut undelivered: Vec<JobId> = Vec::new();
         for one in missed {
             if one.is_given_up {
@@ -549,43 +518,44 @@ impl Session {
     }
 
     /// Returns the way in which each judged row arrived under a subscription.
-    pub(in crate::engine) fn arrivals(
+    pub(super) fn arrivals(
         &self,
-        ctx: &RelayContext<'_>,
+        ctx: &Context<'_>,
         sub: SubId,
         judged: &[Judged],
-    ) -> Option<Arrivals> {
+    ) -> Option<Vec<Arrival>> {
         let Unjudged { kind, count_as, .. } = self.subs.unjudged(sub)?;
-        let filters = match kind {
-            // The same for all, and expensive.
-            SubKind::Live(id) => vec![self.live.sole_filter(id); judged.len()],
-            _ => judged.iter().map(|one| self.filter_of(ctx, &kind, one.row.id)).collect(),
+        // The same for all of them, and expensive.
+        let live_filter = match kind {
+            SubKind::Live(id) => self.live.sole_filter(id),
+            _ => None,
         };
-        let arrivals = judged.iter().map(|one| {
+        let arrival = |one: &Judged| {
+            let job = match &kind {
+                SubKind::Live(_) => None,
+                SubKind::Neg(id) => Some(*id),
+                SubKind::Pages(jobs) => jobs.first().filter(|_| jobs.len() == 1).copied(),
+                SubKind::Ids => ctx.history.wants.job_waiting_for(one.row.id),
+            };
+            let filter = job.and_then(|id| self.backlog.get(id)).map(Job::original_hash);
             let by_id = kind == SubKind::Ids;
-            let count_as = if by_id { self.count_as_of_id(ctx, one.row.id) } else { count_as };
-            let is_gap =
-                ctx.history.listening_times.is_gap(count_as, self.listening_since, one.row.at);
-            Arrival { path: count_as.path, is_gap }
-        });
-        Some(Arrivals { arrivals: arrivals.collect(), filters })
-    }
-
-    /// Returns the way in which an event fetched by id is counted.
-    pub(super) fn count_as_of_id(&self, ctx: &RelayContext<'_>, event: EventId) -> CountAs {
-        let job = ctx.history.wants.job_waiting_for(event);
-        self.backlog.count_as(job.as_slice())
+            let count_as = if by_id { self.backlog.count_as(job.as_slice()) } else { count_as };
+            let times = &ctx.history.listening_times;
+            let is_gap = times.is_gap(count_as, self.listening_since, one.row.at);
+            Arrival { path: count_as.path, is_gap, filter: filter.or(live_filter) }
+        };
+        Some(judged.iter().map(arrival).collect())
     }
 
     /// Handles the judgement of rows that arrived under a subscription.
-    pub(in crate::engine) fn judged(
+    pub(super) fn judged(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         sub: SubId,
         judged: &[Judged],
-        filters: &[Option<FilterHash>],
+        arrivals: &[Arrival],
     ) {
-        self.count_full_sync(ctx, judged, filters);
+        self.count_full_sync(ctx, judged, arrivals);
         self.give_up_forged(ctx, judged);
         let Some(Unjudged { kind, rows, .. }) = self.subs.judged(sub, judged.len()) else {
             return;
@@ -593,18 +563,21 @@ impl Session {
         match kind {
             SubKind::Pages(jobs) => {
                 self.retry_failed(ctx, judged, &jobs);
-                if rows == 0 {
-                    jobs.iter().for_each(|id| self.page_judged(ctx, sub, *id));
+                for id in jobs.iter().filter(|_| rows == 0) {
+                    if let Some(job) = self.backlog.get_mut(*id) {
+                        job.unjudged.remove(&sub);
+                    }
+                    self.end_if_complete(ctx, *id);
                 }
             }
-            SubKind::Ids => self.retry_failed(ctx, judged, &[]),
-            SubKind::Live(_) => self.fetch_failed_live(ctx, judged),
+            // No other request brings these.
+            SubKind::Ids | SubKind::Live(_) => self.retry_failed(ctx, judged, &[]),
             SubKind::Neg(_) => {}
         }
     }
 
     /// Gives up events that this relay forged: a relay that has the genuine event will offer it.
-    fn give_up_forged(&mut self, ctx: &mut RelayContext<'_>, judged: &[Judged]) {
+    fn give_up_forged(&mut self, ctx: &mut Context<'_>, judged: &[Judged]) {
         let now = ctx.mono();
         for one in judged.iter().filter(|one| matches!(one.outcome, Outcome::Forged)) {
             let waiting = ctx.history.wants.forged(now, one.row.id);
@@ -612,51 +585,38 @@ impl Session {
         }
     }
 
-    /// Returns the hash of the filter that brought an event, if it was a single one.
-    fn filter_of(
-        &self,
-        ctx: &RelayContext<'_>,
-        kind: &SubKind,
-        event: EventId,
-    ) -> Option<FilterHash> {
-        let job = match kind {
-            SubKind::Live(_) => None,
-            SubKind::Neg(id) => Some(*id),
-            SubKind::Pages(jobs) => jobs.first().filter(|_| jobs.len() == 1).copied(),
-            SubKind::Ids => ctx.history.wants.job_waiting_for(event),
-        };
-        Some(self.backlog.get(job?)?.original_hash())
-    }
-
     /// Fetches events again that could not be accepted, within their budget. Any of the jobs may be the one that an
     /// event belongs to, so all of them wait for it.
-    fn retry_failed(&mut self, ctx: &mut RelayContext<'_>, judged: &[Judged], jobs: &[JobId]) {
+    fn retry_failed(&mut self, ctx: &mut Context<'_>, judged: &[Judged], jobs: &[JobId]) {
         let now = ctx.mono();
         if judged.iter().any(|one| matches!(one.outcome, Outcome::Forged)) {
-            let affected = jobs.iter().copied();
-            affected.for_each(|id| _ = self.backlog.get_mut(id).map(Job::forged));
+            for id in jobs {
+                self.backlog.get_mut(*id).into_iter().for_each(|job| job.is_partial = true);
+            }
         }
         for one in judged.iter().filter(|one| one.outcome.is_worth_retrying()) {
-            let mut is_wanted = jobs.is_empty();
+            let wants = &mut ctx.history.wants;
+            let mut is_wanted =
+                jobs.is_empty() && wants.want(now, one.row.id, None) != WantResult::GivenUp;
             for id in jobs {
                 let Some(job) = self.backlog.get_mut(*id) else { continue };
-                is_wanted |= job.wants_again(ctx.history.wants.want(now, one.row.id, Some(*id)));
+                is_wanted |= job.wants_again(wants.want(now, one.row.id, Some(*id)));
             }
             if is_wanted {
-                let missed = ctx.history.wants.failed(now, one.row.id);
+                let missed = wants.failed(now, one.row.id);
                 self.missed(ctx, vec![missed]);
             }
         }
     }
 
     /// Ends the wait for an event that is here, from any relay.
-    pub(in crate::engine) fn event_arrived(&mut self, ctx: &mut RelayContext<'_>, event: EventId) {
+    pub(super) fn event_arrived(&mut self, ctx: &mut Context<'_>, event: EventId) {
         let jobs = ctx.history.wants.resolve(event);
         self.event_resolved(ctx, jobs, true);
     }
 
     /// Updates the progress of history. Changes nothing while a job is at work.
-    pub(super) fn update_progress(&mut self, ctx: &mut RelayContext<'_>) {
+    pub(super) fn update_progress(&mut self, ctx: &mut Context<'_>) {
         if self.backlog.jobs.is_empty() && self.ended == Some(History::Complete) {
             return;
         }
@@ -687,7 +647,7 @@ impl Session {
 
     /// Ends the pass: everything has been requested. Failed jobs have their own retries; repeating the whole pass for
     /// them would never end if one refusal is permanent.
-    fn end_pass(&mut self, ctx: &mut RelayContext<'_>, outcome: History) {
+    fn end_pass(&mut self, ctx: &mut Context<'_>, outcome: History) {
         if std::mem::replace(&mut ctx.history.pass.is_over, true) {
             return;
         }
@@ -712,18 +672,13 @@ impl Session {
         self.live.requests.values().map(|one| one.covered_until(now)).min()
     }
 
-    /// Releases the inventories that this connection's sessions hold in memory.
-    pub(in crate::engine) fn forget_inventories(&self, ctx: &mut RelayContext<'_>) {
-        self.backlog.jobs.keys().for_each(|id| self.backlog.forget_inventory(ctx, *id));
-    }
-
     /// Returns whether all history was fetched, or given up for now.
-    pub(in crate::engine) fn has_ended(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         self.ended.is_some()
     }
 
     /// Returns when this connection next needs to run.
-    pub(in crate::engine) fn deadline(&self, ctx: &RelayContext<'_>) -> Option<Mono> {
+    pub(super) fn deadline(&self, ctx: &Context<'_>) -> Option<Mono> {
         let history = &ctx.history;
         let now = ctx.mono();
         let paced = self.wants_to_send(ctx).then(|| history.pace.reopens_at());
@@ -746,14 +701,14 @@ impl Session {
         .min()
     }
 
-    fn wants_to_send(&self, ctx: &RelayContext<'_>) -> bool {
+    fn wants_to_send(&self, ctx: &Context<'_>) -> bool {
         self.backlog.wants_to_send()
             || ctx.history.wants.is_due(ctx.mono())
             || self.live.needs_rebuild
             || self.live.queued().is_some()
     }
 
-    pub(in crate::engine) fn conn(&self) -> ConnId {
+    pub(super) fn conn(&self) -> ConnId {
         self.subs.conn
     }
 }
@@ -763,25 +718,19 @@ pub(super) fn has_room(ledger: &SlotLedger, class: SlotClass) -> bool {
     ledger.in_use_by(class) < ledger.class_limit(class)
 }
 
-/// The way in which judged events arrived.
-#[derive(Clone, Debug)]
-pub(in crate::engine) struct Arrivals {
-    pub(in crate::engine) arrivals: Vec<Arrival>,
-    /// The filter that brought each, if it was a single one.
-    pub(in crate::engine) filters: Vec<Option<FilterHash>>,
-}
-
 /// The way in which one event arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::engine) struct Arrival {
-    pub(in crate::engine) path: SyncPath,
+pub(super) struct Arrival {
+    pub(super) path: SyncPath,
     /// True if a live subscription should have brought it before.
-    pub(in crate::engine) is_gap: bool,
+    pub(super) is_gap: bool,
+    /// The filter that brought it, if it was a single one.
+    pub(super) filter: Option<FilterHash>,
 }
 
 impl Outcome {
     /// Returns whether fetching the event again may help.
-    pub(in crate::engine) fn is_worth_retrying(&self) -> bool {
+    pub(super) fn is_worth_retrying(&self) -> bool {
         match self {
             Self::Refused { retry: Retry::Soon, .. } => true,
             Self::Stored | Self::Held | Self::Known | Self::Forged | Self::Refused { .. } => false,

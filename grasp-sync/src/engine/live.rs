@@ -13,52 +13,51 @@ use crate::index::{
 };
 use crate::limits::{PARK, Refusal, SlotClass};
 use grasp_core::Mono;
-use grasp_core::admission::{Retry, SyncPath};
+use grasp_core::admission::SyncPath;
 use grasp_core::limits::Admit;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
-use super::super::compact_filter::{CompactFilter, compact_all};
-use super::super::context::RelayContext;
-use super::super::ids::{Ids, LiveId, SubId};
-use super::super::io::{Delivered, Frame, Judged, Outcome};
-use super::super::job::{MAX_ROOM_REFUSALS, Method, Purpose, REQUEST_BACKOFF};
-use super::super::layer::{Layer, wire_len};
-use super::super::report::Report;
-use super::super::retry::WantResult;
-use super::super::suspended::RequestMode;
 use super::auth::AuthDecision;
+use super::compact_filter::{CompactFilter, compact_all};
+use super::context::Context;
 use super::full_sync::all_events;
 use super::gaps::CountAs;
-use super::session::{Session, StartResult, has_room};
-use super::subs::SubKind;
+use super::ids::{Ids, LiveId, SubId};
+use super::io::{Delivered, Frame};
+use super::job::{MAX_ROOM_REFUSALS, Method, Purpose, REQUEST_BACKOFF};
+use super::layer::{Layer, wire_len};
+use super::report::Report;
+use super::session::Session;
+use super::subs::{Blocked, SubKind};
+use super::suspended::RequestMode;
 
 /// One request of the live set.
 #[derive(Clone, Debug)]
-pub(in crate::engine) struct LiveRequest {
-    pub(in crate::engine) layer: Layer,
+pub(super) struct LiveRequest {
+    pub(super) layer: Layer,
     /// The filters without a window.
-    pub(in crate::engine) filters: Vec<CompactFilter>,
+    pub(super) filters: Vec<CompactFilter>,
     /// The approximate length as REQ.
-    pub(in crate::engine) bytes: usize,
-    /// The start of a time in which it was not open: stored events from then on are fetched once it is.
-    pub(in crate::engine) missed_since: Option<Timestamp>,
+    pub(super) bytes: usize,
+    /// The start of a time in which it was not open: stored events from then on are fetched once it is, or is polled.
+    pub(super) missed_since: Option<Timestamp>,
     /// True if the relay dropped events of any date in that time, which a request with `since` would not find.
-    pub(in crate::engine) has_dropped: bool,
+    pub(super) has_dropped: bool,
     /// The latest time up to which it is known to have delivered.
-    pub(in crate::engine) delivered_until: Timestamp,
-    pub(in crate::engine) phase: LivePhase,
+    pub(super) delivered_until: Timestamp,
+    pub(super) phase: LivePhase,
     /// Losses in a row.
-    pub(in crate::engine) failures: u32,
+    pub(super) failures: u32,
     /// True if it was sent again after authenticating.
-    pub(in crate::engine) authenticated: bool,
+    pub(super) authenticated: bool,
     /// True if it was sent with a limit of zero.
-    pub(in crate::engine) uses_limit_zero: bool,
+    pub(super) uses_limit_zero: bool,
 }
 
 /// The phase of a request of the live set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum LivePhase {
+pub(super) enum LivePhase {
     /// Waits to be sent.
     Queued,
     Open(SubId),
@@ -68,13 +67,8 @@ pub(in crate::engine) enum LivePhase {
     BackingOff(Mono),
     /// Waits for the answer to our authentication.
     AwaitingAuth,
-    /// There is no room for it; its events are fetched from time to time.
-    Polled {
-        /// The time of the next poll.
-        next: Mono,
-        /// The time up to which events were fetched.
-        since: Timestamp,
-    },
+    /// There is no room for it; its events are fetched from time to time, then for the next time.
+    Polled(Mono),
 }
 
 /// Interval of fetching what could not be subscribed to.
@@ -89,24 +83,20 @@ pub(super) const REQ_BYTES: usize = 80;
 impl LiveRequest {
     /// Returns the filters as sent: without stored events, or, for a relay that refuses a limit of zero, with the
     /// newest event of each filter.
-    pub(in crate::engine) fn wire(&mut self, refuses_limit_zero: bool) -> Vec<Filter> {
+    pub(super) fn wire(&mut self, refuses_limit_zero: bool) -> Vec<Filter> {
         self.uses_limit_zero = !refuses_limit_zero;
         let limit = usize::from(refuses_limit_zero);
         self.filters.iter().map(|compact| compact.filter().limit(limit)).collect()
     }
 
-    /// Returns the filters without a window.
-    pub(in crate::engine) fn plain_filters(&self) -> Vec<Filter> {
-        self.filters.iter().map(CompactFilter::filter).collect()
-    }
-
-    /// Returns the filters for stored events from `since` on.
-    pub(in crate::engine) fn filters_since(&self, since: Timestamp) -> Vec<Filter> {
-        self.filters.iter().map(|compact| compact.filter().since(since)).collect()
+    /// Returns the filters for stored events, from `since` on if given.
+    pub(super) fn stored_filters(&self, since: Option<Timestamp>) -> Vec<Filter> {
+        let stored = |compact: &CompactFilter| Filter { since, ..compact.filter() };
+        self.filters.iter().map(stored).collect()
     }
 
     /// Leaves the open phase: what was published since the last delivery is to be fetched.
-    pub(in crate::engine) fn interrupt(&mut self, phase: LivePhase) {
+    pub(super) fn interrupt(&mut self, phase: LivePhase) {
         if matches!(self.phase, LivePhase::Open(_)) {
             let delivered_until = self.delivered_until - RETENTION;
             self.missed_since =
@@ -116,7 +106,7 @@ impl LiveRequest {
     }
 
     /// Handles a refusal for want of room: sent again at once, up to a limit.
-    pub(in crate::engine) fn refused_for_room(&mut self, now: Mono) {
+    pub(super) fn refused_for_room(&mut self, now: Mono) {
         if self.failures >= MAX_ROOM_REFUSALS {
             return self.back_off(now);
         }
@@ -125,56 +115,49 @@ impl LiveRequest {
     }
 
     /// Backs off after another loss, longer each time.
-    pub(in crate::engine) fn back_off(&mut self, now: Mono) {
+    pub(super) fn back_off(&mut self, now: Mono) {
         self.failures = self.failures.saturating_add(1);
         self.interrupt(LivePhase::BackingOff(now + REQUEST_BACKOFF.delay_after(self.failures)));
     }
 
-    /// Switches to polling.
-    pub(in crate::engine) fn poll(&mut self, now: Mono, every: Duration) {
-        let since = self.missed_since.unwrap_or(self.delivered_until);
-        self.interrupt(LivePhase::Polled { next: now + every, since });
-    }
-
     /// Returns the time up to which no event is missing.
-    pub(in crate::engine) fn covered_until(&self, now: Timestamp) -> Timestamp {
+    pub(super) fn covered_until(&self, now: Timestamp) -> Timestamp {
         match (self.phase, self.missed_since) {
-            (LivePhase::Polled { since, .. }, _) => since,
             (LivePhase::Open(_) | LivePhase::Replaced(_), None) => now,
             (_, Some(missed_since)) => missed_since + RETENTION,
             (_, None) => self.delivered_until,
         }
     }
 
-    pub(in crate::engine) fn sub(&self) -> Option<SubId> {
+    pub(super) fn sub(&self) -> Option<SubId> {
         match self.phase {
             LivePhase::Open(sub) | LivePhase::Replaced(sub) => Some(sub),
             _ => None,
         }
     }
 
-    pub(in crate::engine) fn is_replaced(&self) -> bool {
+    pub(super) fn is_replaced(&self) -> bool {
         matches!(self.phase, LivePhase::Replaced(_))
     }
 }
 
 /// The live set of one connection.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct LiveSet {
-    pub(in crate::engine) requests: BTreeMap<LiveId, LiveRequest>,
+pub(super) struct LiveSet {
+    pub(super) requests: BTreeMap<LiveId, LiveRequest>,
     /// True if the relay refuses a limit of zero.
-    pub(in crate::engine) refuses_limit_zero: bool,
+    pub(super) refuses_limit_zero: bool,
     /// True if the set is to be rebuilt as fewer, fuller filters before anything else is sent.
-    pub(in crate::engine) needs_rebuild: bool,
+    pub(super) needs_rebuild: bool,
     /// Filters after the last rebuild.
-    pub(in crate::engine) filters_at_rebuild: usize,
+    pub(super) filters_at_rebuild: usize,
     /// Requests for repositories after these were last rebuilt.
-    pub(in crate::engine) repo_requests_at_rebuild: usize,
+    pub(super) repo_requests_at_rebuild: usize,
 }
 
 impl LiveSet {
     /// Adds requests for these filters.
-    pub(in crate::engine) fn add(
+    pub(super) fn add(
         &mut self,
         ids: &mut Ids,
         now: Timestamp,
@@ -182,7 +165,12 @@ impl LiveSet {
         missed_since: Option<Timestamp>,
         budget: &RequestBudget,
     ) {
-        for (layer, filters) in by_layer(filters) {
+        // Layers never share a request: a relay may refuse one and accept the other.
+        let mut layers: BTreeMap<Layer, Vec<Filter>> = BTreeMap::new();
+        for filter in filters {
+            layers.entry(Layer::of(&filter)).or_default().push(filter);
+        }
+        for (layer, filters) in layers {
             for filters in pack_requests(filters, budget) {
                 let bytes = REQ_BYTES + filters.iter().map(wire_len).sum::<usize>();
                 let request = LiveRequest {
@@ -203,7 +191,7 @@ impl LiveSet {
     }
 
     /// Splits a request in two, because one of its filters is refused. A request with one filter stays as it is.
-    pub(in crate::engine) fn halve(&mut self, ids: &mut Ids, id: LiveId) {
+    pub(super) fn halve(&mut self, ids: &mut Ids, id: LiveId) {
         let Some(request) = self.requests.get_mut(&id).filter(|request| request.filters.len() > 1)
         else {
             return;
@@ -216,34 +204,24 @@ impl LiveSet {
     }
 
     /// Returns the number of filters for layers 2 and 3.
-    pub(in crate::engine) fn filters(&self) -> usize {
+    pub(super) fn filters(&self) -> usize {
         self.items().map(|(_, request)| request.filters.len()).sum()
     }
 
-    /// Returns whether enough was added since the last rebuild for another to merge something.
-    pub(in crate::engine) fn is_fragmented(&self) -> bool {
-        self.filters() > self.filters_at_rebuild + (self.filters_at_rebuild / 2).max(3)
-    }
-
     /// Returns the number of requests for a layer.
-    pub(in crate::engine) fn requests_for(&self, layer: Layer) -> usize {
+    pub(super) fn requests_for(&self, layer: Layer) -> usize {
         self.items().filter(|(_, one)| one.layer == layer).count()
     }
 
-    /// Returns whether enough requests for repositories were added since these were last rebuilt to do so again.
-    pub(in crate::engine) fn are_repos_fragmented(&self) -> bool {
-        self.requests_for(Layer::Repos) > self.repo_requests_at_rebuild + MAX_REPO_FRAGMENTS
-    }
-
     /// Returns the requests for layers 2 and 3, without those that are being replaced.
-    pub(in crate::engine) fn items(&self) -> impl Iterator<Item = (LiveId, &LiveRequest)> {
+    pub(super) fn items(&self) -> impl Iterator<Item = (LiveId, &LiveRequest)> {
         let is_item = |one: &LiveRequest| one.layer != Layer::Announcements && !one.is_replaced();
         let items = self.requests.iter().filter(move |(_, one)| is_item(one));
         items.map(|(id, request)| (*id, request))
     }
 
     /// Returns a request that is being replaced, and its subscription.
-    pub(in crate::engine) fn replaced(&self) -> Option<(LiveId, SubId)> {
+    pub(super) fn replaced(&self) -> Option<(LiveId, SubId)> {
         let replaced = |(id, one): (&LiveId, &LiveRequest)| match one.phase {
             LivePhase::Replaced(sub) => Some((*id, sub)),
             _ => None,
@@ -252,28 +230,29 @@ impl LiveSet {
     }
 
     /// Marks queued requests as having missed events from now on: a subscription that covered them is closed.
-    pub(in crate::engine) fn mark_missed(&mut self, now: Timestamp) {
+    pub(super) fn mark_missed(&mut self, now: Timestamp) {
         let queued = self.requests.values_mut().filter(|one| one.phase == LivePhase::Queued);
         queued.for_each(|one| _ = one.missed_since.get_or_insert(now - RETENTION));
     }
 
     /// Notes that a polled request was fetched up to a time.
-    pub(in crate::engine) fn polled(&mut self, id: LiveId, until: Timestamp) {
+    pub(super) fn polled(&mut self, id: LiveId, until: Timestamp) {
         let request = self.requests.get_mut(&id);
-        if let Some(LivePhase::Polled { since, .. }) = request.map(|request| &mut request.phase) {
-            *since = until;
+        if let Some(request) = request.filter(|one| matches!(one.phase, LivePhase::Polled(_))) {
+            request.missed_since = Some(until - RETENTION);
         }
     }
 
     /// Polls a request instead of subscribing to it.
-    fn poll(&mut self, ctx: &RelayContext<'_>, id: LiveId) {
+    fn poll(&mut self, now: Mono, id: LiveId) {
         if let Some(request) = self.requests.get_mut(&id) {
-            request.poll(ctx.now.mono, POLL_EVERY);
+            request.missed_since.get_or_insert(request.delivered_until - RETENTION);
+            request.interrupt(LivePhase::Polled(now + POLL_EVERY));
         }
     }
 
     /// Returns the hash of the filter of a request that has only one.
-    pub(in crate::engine) fn sole_filter(&self, id: LiveId) -> Option<FilterHash> {
+    pub(super) fn sole_filter(&self, id: LiveId) -> Option<FilterHash> {
         match self.requests.get(&id)?.filters.as_slice() {
             [only] => Some(FilterHash::of(&only.filter())),
             _ => None,
@@ -281,7 +260,7 @@ impl LiveSet {
     }
 
     /// Queues the requests that waited for authentication; returns their layers.
-    pub(in crate::engine) fn auth_ended(&mut self) -> Vec<Layer> {
+    pub(super) fn auth_ended(&mut self) -> Vec<Layer> {
         let is_waiting = |one: &&mut LiveRequest| one.phase == LivePhase::AwaitingAuth;
         let waiting = self.requests.values_mut().filter(is_waiting);
         waiting
@@ -293,16 +272,15 @@ impl LiveSet {
     }
 
     /// Returns the first request that waits to be sent.
-    pub(in crate::engine) fn queued(&self) -> Option<LiveId> {
+    pub(super) fn queued(&self) -> Option<LiveId> {
         let mut requests = self.requests.iter();
         requests.find(|(_, one)| one.phase == LivePhase::Queued).map(|(id, _)| *id)
     }
 
     /// Returns when the next backoff ends or the next poll is due.
-    pub(in crate::engine) fn deadline(&self) -> Option<Mono> {
+    pub(super) fn deadline(&self) -> Option<Mono> {
         let ends = self.requests.values().filter_map(|one| match one.phase {
-            LivePhase::BackingOff(until) => Some(until),
-            LivePhase::Polled { next, .. } => Some(next),
+            LivePhase::BackingOff(at) | LivePhase::Polled(at) => Some(at),
             LivePhase::Queued
             | LivePhase::Open(_)
             | LivePhase::Replaced(_)
@@ -313,39 +291,50 @@ impl LiveSet {
 }
 
 impl Session {
-    pub(super) fn wake_live(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) {
+    /// Queues a live request whose backoff has ended; polls one whose time has come.
+    pub(super) fn wake_live(&mut self, ctx: &mut Context<'_>, id: LiveId) {
         let now = ctx.mono();
         let Some(request) = self.live.requests.get_mut(&id) else { return };
         match &mut request.phase {
             LivePhase::BackingOff(until) if *until <= now => request.phase = LivePhase::Queued,
-            LivePhase::Polled { next, since } if *next <= now => {
+            LivePhase::Polled(next) if *next <= now => {
                 *next = now + POLL_EVERY;
-                let since = *since - RETENTION;
-                // A comparison finds events of any date; pages would have to begin from the start each time.
-                let compares = self.backlog.can_compare(ctx);
-                let (filters, method) = match compares {
-                    true => (request.plain_filters(), Method::Reconcile),
-                    false => (request.filters_since(since), Method::Page),
-                };
+                let since = request.missed_since;
                 if self.backlog.batch_for(Purpose::Poll(id)).is_none() {
-                    ctx.history.interrupted += usize::from(!compares);
-                    let nothing = PendingItems::default();
-                    let new = CountAs::NEW;
-                    self.fetch(ctx, Purpose::Poll(id), filters, method, nothing, new);
+                    self.fetch_stored(ctx, Purpose::Poll(id), id, since, true);
                 }
             }
             _ => {}
         }
     }
 
+    /// Fetches stored events of a live request by pages from `since` on, or by comparison if that is asked for and
+    /// possible: it finds events of any date, for which pages would have to begin from the start each time.
+    fn fetch_stored(
+        &mut self,
+        ctx: &mut Context<'_>,
+        purpose: Purpose,
+        id: LiveId,
+        since: Option<Timestamp>,
+        compare: bool,
+    ) {
+        let Some(request) = self.live.requests.get(&id) else { return };
+        let (filters, method) = match compare && self.backlog.can_compare(ctx) {
+            true => (request.stored_filters(None), Method::Reconcile),
+            false => (request.stored_filters(since), Method::Page),
+        };
+        ctx.history.interrupted += usize::from(method == Method::Page);
+        self.fetch(ctx, purpose, filters, method, PendingItems::default(), CountAs::NEW);
+    }
+
     /// Sends queued live requests. They need a slot but no pace: relays do not limit live subscriptions by the
     /// minute, and every second without one is a gap. Requests without a slot are polled.
-    pub(super) fn send_live(&mut self, ctx: &mut RelayContext<'_>) {
+    pub(super) fn send_live(&mut self, ctx: &mut Context<'_>) {
         if self.live.needs_rebuild {
             self.rebuild_live(ctx);
         }
         while let Some(id) = self.live.queued() {
-            if self.subscribe_live(ctx, id) == StartResult::Done {
+            if self.subscribe_live(ctx, id).is_ok() {
                 continue;
             }
             if self.close_one_replaced(ctx)
@@ -354,10 +343,12 @@ impl Session {
             {
                 continue;
             }
-            if self.live.is_fragmented() {
+            // Rebuilds only if enough was added since the last time for that to merge something.
+            let before = self.live.filters_at_rebuild;
+            if self.live.filters() > before + (before / 2).max(3) {
                 self.rebuild_live(ctx);
             } else {
-                self.live.poll(ctx, id);
+                self.live.poll(ctx.mono(), id);
             }
         }
         self.resubscribe_polled(ctx);
@@ -366,7 +357,7 @@ impl Session {
 
     /// Makes room for a request for repositories by polling one for known threads instead. Returns `false` if there
     /// is none, or the request is for threads itself.
-    fn poll_threads_instead(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) -> bool {
+    fn poll_threads_instead(&mut self, ctx: &mut Context<'_>, id: LiveId) -> bool {
         if self.live.requests.get(&id).is_none_or(|one| one.layer == Layer::Roots) {
             return false;
         }
@@ -376,34 +367,30 @@ impl Session {
         };
         let Some((thread, sub)) = thread else { return false };
         self.subs.close(ctx, sub);
-        self.live.poll(ctx, thread);
+        self.live.poll(ctx.mono(), thread);
         true
     }
 
-    fn subscribe_live(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) -> StartResult {
+    fn subscribe_live(&mut self, ctx: &mut Context<'_>, id: LiveId) -> Result<(), Blocked> {
         let now = ctx.mono();
-        let Some(request) = self.live.requests.get_mut(&id) else { return StartResult::Done };
+        let Some(request) = self.live.requests.get_mut(&id) else { return Ok(()) };
         if let Admit::Wait(until) =
             ctx.history.suspended.admit(now, request.layer, RequestMode::Live)
         {
             request.phase = LivePhase::BackingOff(until);
-            return StartResult::Done;
+            return Ok(());
         }
-        let Some(slot) = ctx.history.ledger.take(SlotClass::Live, request.bytes) else {
-            return StartResult::NoSlot;
-        };
+        let sub = self.subs.open(ctx, SlotClass::Live, request.bytes, SubKind::Live(id))?;
         ctx.history.suspended.sent(now, request.layer, RequestMode::Live);
-        let sub = ctx.shared.ids.sub();
         let filters = request.wire(self.live.refuses_limit_zero);
         request.phase = LivePhase::Open(sub);
         request.delivered_until = ctx.now.unix;
-        self.subs.insert(now, sub, slot, SubKind::Live(id), ctx.shared.config.watchdog);
         ctx.send(self.subs.conn, Frame::Subscribe { sub, filters, path: SyncPath::Live });
-        StartResult::Done
+        Ok(())
     }
 
     /// Fetches what was published while a live request was not open, now that it is in force.
-    fn fetch_missed(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) {
+    fn fetch_missed(&mut self, ctx: &mut Context<'_>, id: LiveId) {
         let request = self.live.requests.get_mut(&id);
         let Some(from) = request.and_then(|request| request.missed_since.take()) else { return };
         let purpose = Purpose::MissedLive(id);
@@ -411,54 +398,23 @@ impl Session {
         let is_compared = self.backlog.is_comparing_missed(id);
         let from = self.drop_batch_for(ctx, purpose).map_or(from, |earlier| earlier.min(from));
         let Some(request) = self.live.requests.get_mut(&id) else { return };
-        let has_dropped = std::mem::take(&mut request.has_dropped) || is_compared;
-        let compares = has_dropped && self.backlog.can_compare(ctx);
-        let (missed, method) = match compares {
-            true => (request.plain_filters(), Method::Reconcile),
-            false => (request.filters_since(from), Method::Page),
-        };
-        ctx.history.interrupted += usize::from(!compares);
-        self.fetch(ctx, purpose, missed, method, PendingItems::default(), CountAs::NEW);
-    }
-
-    /// Finds by comparison what a relay dropped for a live request that is about to be replaced.
-    fn compare_dropped(&mut self, ctx: &mut RelayContext<'_>, id: LiveId, filters: Vec<Filter>) {
-        if self.backlog.can_compare(ctx) && !self.backlog.is_comparing_missed(id) {
-            let (purpose, nothing) = (Purpose::MissedLive(id), PendingItems::default());
-            self.fetch(ctx, purpose, filters, Method::Reconcile, nothing, CountAs::NEW);
-        }
+        let has_dropped = std::mem::take(&mut request.has_dropped);
+        self.fetch_stored(ctx, purpose, id, Some(from), has_dropped || is_compared);
     }
 
     /// Subscribes to polled requests as soon as there is room.
-    fn resubscribe_polled(&mut self, ctx: &mut RelayContext<'_>) {
-        let is_polled = |phase| matches!(phase, LivePhase::Polled { .. });
-        let ids: Vec<LiveId> = {
-            let polled = self.live.requests.iter().filter(|(_, one)| is_polled(one.phase));
-            polled.map(|(id, _)| *id).collect()
-        };
-        for id in ids {
-            if !has_room(&ctx.history.ledger, SlotClass::Live) {
-                return;
-            }
-            let Some(request) = self.live.requests.get_mut(&id) else { continue };
-            let LivePhase::Polled { since, .. } = request.phase else { continue };
-            let from = request.missed_since.replace(since - RETENTION);
-            if self.subscribe_live(ctx, id) == StartResult::NoSlot {
-                if let Some(request) = self.live.requests.get_mut(&id) {
-                    request.missed_since = from;
-                }
+    fn resubscribe_polled(&mut self, ctx: &mut Context<'_>) {
+        let polled = self.live.requests.iter();
+        let polled = polled.filter(|(_, one)| matches!(one.phase, LivePhase::Polled(_)));
+        for id in polled.map(|(id, _)| *id).collect::<Vec<_>>() {
+            if self.subscribe_live(ctx, id).is_err() {
                 return;
             }
         }
     }
 
     /// Handles live events: nothing is missing up to the latest of them.
-    pub(super) fn live_delivered(
-        &mut self,
-        ctx: &mut RelayContext<'_>,
-        id: LiveId,
-        rows: &[Delivered],
-    ) {
+    pub(super) fn live_delivered(&mut self, ctx: &mut Context<'_>, id: LiveId, rows: &[Delivered]) {
         self.fetch_missed(ctx, id);
         let latest = rows.iter().map(|one| one.row.at.min(ctx.now.unix)).max();
         if let Some(request) = self.live.requests.get_mut(&id) {
@@ -468,7 +424,7 @@ impl Session {
     }
 
     /// Notes that a live request is in force.
-    pub(super) fn live_established(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, id: LiveId) {
+    pub(super) fn live_established(&mut self, ctx: &mut Context<'_>, sub: SubId, id: LiveId) {
         self.subs.answered(ctx.mono(), sub, ctx.shared.config.watchdog);
         let Some(request) = self.live.requests.get_mut(&id) else { return };
         request.delivered_until = request.delivered_until.max(ctx.now.unix);
@@ -476,22 +432,8 @@ impl Session {
         self.fetch_missed(ctx, id);
     }
 
-    /// Fetches live events that the local relay could not accept at the time, within their budget: no other request
-    /// brings them.
-    pub(super) fn fetch_failed_live(&mut self, ctx: &mut RelayContext<'_>, judged: &[Judged]) {
-        let now = ctx.mono();
-        let is_brief =
-            |one: &&Judged| matches!(one.outcome, Outcome::Refused { retry: Retry::Soon, .. });
-        for one in judged.iter().filter(is_brief) {
-            if ctx.history.wants.want(now, one.row.id, None) != WantResult::GivenUp {
-                let missed = ctx.history.wants.failed(now, one.row.id);
-                self.missed(ctx, vec![missed]);
-            }
-        }
-    }
-
     /// Polls the newest live requests that exceed a lowered budget.
-    pub(super) fn poll_excess_live(&mut self, ctx: &mut RelayContext<'_>) {
+    pub(super) fn poll_excess_live(&mut self, ctx: &mut Context<'_>) {
         while ctx.history.ledger.excess_live() > 0 && self.close_one_replaced(ctx) {}
         let excess = ctx.history.ledger.excess_live();
         let open = self.live.requests.iter().filter_map(|(id, one)| Some((*id, one.sub()?)));
@@ -501,13 +443,13 @@ impl Session {
         let newest = open.split_off(open.len().saturating_sub(excess));
         for (id, sub) in newest {
             self.subs.close(ctx, sub);
-            self.live.poll(ctx, id);
+            self.live.poll(ctx.mono(), id);
         }
     }
 
     pub(super) fn live_refused(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         id: LiveId,
         refusal: Refusal,
         lasted: Duration,
@@ -539,11 +481,7 @@ impl Session {
                 request.interrupt(LivePhase::BackingOff(now + PARK));
             }
             Refusal::AuthRequired => self.live_wants_auth(ctx, id),
-            Refusal::Policy => {
-                request.interrupt(LivePhase::Queued);
-                let layer = request.layer;
-                self.suspend(ctx, layer, RequestMode::Live);
-            }
+            Refusal::Policy => self.suspend_live(ctx, id),
             // One drop is a gap to be closed; repeated drops mean that the relay cannot keep up.
             Refusal::LiveOverflow => {
                 match request.failures {
@@ -566,7 +504,7 @@ impl Session {
         self.live.needs_rebuild = true;
     }
 
-    fn live_wants_auth(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) {
+    fn live_wants_auth(&mut self, ctx: &mut Context<'_>, id: LiveId) {
         let Some(again) = self.live.requests.get(&id).map(|one| one.authenticated) else { return };
         let decision = self.auth.require(ctx, self.subs.conn, again);
         let Some(request) = self.live.requests.get_mut(&id) else { return };
@@ -574,12 +512,16 @@ impl Session {
         match decision {
             AuthDecision::Answer | AuthDecision::Wait => request.interrupt(LivePhase::AwaitingAuth),
             AuthDecision::Resend => request.interrupt(LivePhase::Queued),
-            AuthDecision::Policy => {
-                request.interrupt(LivePhase::Queued);
-                let layer = request.layer;
-                self.suspend(ctx, layer, RequestMode::Live);
-            }
+            AuthDecision::Policy => self.suspend_live(ctx, id),
         }
+    }
+
+    /// Suspends the layer of a live request that the relay does not allow.
+    fn suspend_live(&mut self, ctx: &mut Context<'_>, id: LiveId) {
+        let Some(request) = self.live.requests.get_mut(&id) else { return };
+        request.interrupt(LivePhase::Queued);
+        let layer = request.layer;
+        self.suspend(ctx, layer, RequestMode::Live);
     }
 
     /// Subscribes to everything confirmed and everything pending in as few filters as possible.
@@ -587,7 +529,7 @@ impl Session {
     /// Called only when requests may be sent, and followed by sending at once. The old requests stay open until the
     /// new ones are in force, as far as there is room for both. Pending batches are not touched: they fetch history,
     /// and their items stay subscribed to. Announcements keep their own subscription.
-    fn rebuild_live(&mut self, ctx: &mut RelayContext<'_>) {
+    fn rebuild_live(&mut self, ctx: &mut Context<'_>) {
         self.live.needs_rebuild = false;
         let before = self.live.filters();
         let filters = match self.full_sync {
@@ -606,8 +548,10 @@ impl Session {
 
     /// Rebuilds only the requests for repositories, if there are many: each takes a slot, and a complete rebuild is
     /// worth it only for many filters. Returns `false` if there are few.
-    fn merge_repos(&mut self, ctx: &mut RelayContext<'_>) -> bool {
-        if !self.live.are_repos_fragmented() || self.full_sync.is_some() {
+    fn merge_repos(&mut self, ctx: &mut Context<'_>) -> bool {
+        let before = self.live.repo_requests_at_rebuild;
+        let is_fragmented = self.live.requests_for(Layer::Repos) > before + MAX_REPO_FRAGMENTS;
+        if !is_fragmented || self.full_sync.is_some() {
             return false;
         }
         let repos = self.subscribed_items(ctx).repos;
@@ -622,7 +566,7 @@ impl Session {
     /// they are in force.
     fn replace_with(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         which: impl Fn(Layer) -> bool,
         filters: Vec<Filter>,
     ) {
@@ -639,7 +583,7 @@ impl Session {
     /// being fetched for them.
     pub(super) fn replace_live_items(
         &mut self,
-        ctx: &mut RelayContext<'_>,
+        ctx: &mut Context<'_>,
         which: impl Fn(Layer) -> bool,
     ) -> Option<Timestamp> {
         let items = self.live.items().filter(|(_, one)| which(one.layer));
@@ -647,16 +591,17 @@ impl Session {
         let mut under_way = None;
         for id in items {
             let Some(request) = self.live.requests.get_mut(&id) else { continue };
-            let dropped = std::mem::take(&mut request.has_dropped).then(|| request.plain_filters());
+            let is_lost = std::mem::take(&mut request.has_dropped) && self.backlog.can_compare(ctx);
+            if is_lost && !self.backlog.is_comparing_missed(id) {
+                self.fetch_stored(ctx, Purpose::MissedLive(id), id, None, true);
+            }
+            let Some(request) = self.live.requests.get_mut(&id) else { continue };
             if let LivePhase::Open(sub) = request.phase {
                 request.phase = LivePhase::Replaced(sub);
             } else {
                 self.live.requests.remove(&id);
             }
             self.drop_batch_for(ctx, Purpose::Poll(id));
-            if let Some(filters) = dropped {
-                self.compare_dropped(ctx, id, filters);
-            }
             // A comparison has no window that could be handed on, and continues by itself.
             if !self.backlog.is_comparing_missed(id) {
                 let since = self.drop_batch_for(ctx, Purpose::MissedLive(id));
@@ -667,7 +612,7 @@ impl Session {
     }
 
     /// Closes one request that is being replaced, for want of room; returns `false` if there is none.
-    fn close_one_replaced(&mut self, ctx: &mut RelayContext<'_>) -> bool {
+    fn close_one_replaced(&mut self, ctx: &mut Context<'_>) -> bool {
         let Some((id, sub)) = self.live.replaced() else { return false };
         self.subs.close(ctx, sub);
         self.live.requests.remove(&id);
@@ -676,7 +621,7 @@ impl Session {
     }
 
     /// Returns everything confirmed and everything pending.
-    fn subscribed_items(&self, ctx: &RelayContext<'_>) -> PendingItems {
+    fn subscribed_items(&self, ctx: &Context<'_>) -> PendingItems {
         let mut items = ctx.history.state.confirmed.clone();
         for batch in self.backlog.batches.values() {
             items.include(batch.items.clone());
@@ -685,13 +630,13 @@ impl Session {
     }
 
     /// Closes replaced requests, once all their replacements are answered.
-    fn end_replacement(&mut self, ctx: &mut RelayContext<'_>) {
+    fn end_replacement(&mut self, ctx: &mut Context<'_>) {
         if self.live.replaced().is_none() {
             return;
         }
         let is_on_its_way = |one: &LiveRequest| match one.phase {
             LivePhase::Queued => true,
-            LivePhase::Open(sub) => !self.subs.is_answered(sub),
+            LivePhase::Open(sub) => self.subs.get(sub).is_some_and(|open| !open.is_answered),
             _ => false,
         };
         if self.live.requests.values().any(is_on_its_way) {
@@ -699,15 +644,6 @@ impl Session {
         }
         while self.close_one_replaced(ctx) {}
     }
-}
-
-/// Groups filters by layer. Layers never share a request: a relay may refuse one and accept the other.
-fn by_layer(filters: Vec<Filter>) -> BTreeMap<Layer, Vec<Filter>> {
-    let mut layers: BTreeMap<Layer, Vec<Filter>> = BTreeMap::new();
-    for filter in filters {
-        layers.entry(Layer::of(&filter)).or_default().push(filter);
-    }
-    layers
 }
 
 #[cfg(test)]
