@@ -4,13 +4,13 @@ mod auth;
 mod backlog;
 #[cfg(any(test, feature = "test-util"))]
 mod check;
-mod compact_filter;
 mod config;
 mod connections;
 mod context;
 mod discovery;
 mod facts;
 mod fetch;
+mod filter;
 mod full_sync;
 mod gaps;
 mod health;
@@ -19,7 +19,6 @@ mod ids;
 mod intake;
 mod io;
 mod job;
-mod layer;
 mod live;
 mod missing;
 mod reconcile;
@@ -47,13 +46,13 @@ use self::context::EngineState;
 use self::discovery::Discovery;
 pub use self::discovery::index_change;
 pub use self::facts::RelayFacts;
+#[cfg(feature = "driver")]
+pub(crate) use self::filter::{split, split_by_kind};
 pub use self::ids::{BatchId, ConnId, InventoryId, NotOurs, SubId};
 pub use self::io::{
     Accepted, Delivered, Fault, Flaw, Frame, Input, InventoryFailed, Judged, Outcome, Output,
     Places, Row, Said,
 };
-#[cfg(feature = "driver")]
-pub(crate) use self::layer::{split, split_by_kind};
 #[cfg(test)]
 pub(crate) use self::record::COVERAGE_CAPACITY;
 use self::record::Records;

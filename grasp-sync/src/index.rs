@@ -222,7 +222,7 @@ impl SyncIndex {
             IndexChange::Replied { reply, to } => match to.iter().find_map(|to| self.thread_of(to))
             {
                 Some(root) => self.add_reply(root, reply, before),
-                None => self.threads.wait(reply, to),
+                None => to.into_iter().for_each(|to| self.threads.waiting.add((), to, reply)),
             },
             IndexChange::MemberAdded { member, repos, of } => {
                 self.member_added(member, repos, of, before);
@@ -303,7 +303,7 @@ impl SyncIndex {
     /// Returns the root of the thread that an event is in, if it is known.
     fn thread_of(&self, event: &RootId) -> Option<RootId> {
         let is_root = || self.root_repos.of(event).next().map(|_| *event);
-        self.threads.root_of(event).or_else(is_root)
+        self.threads.roots.get(event).copied().or_else(is_root)
     }
 
     /// Adds a reply to the repositories of its thread's root.
@@ -322,7 +322,7 @@ impl SyncIndex {
 
     /// Adds the replies that came before the event that they answer.
     fn add_waiting_replies(&mut self, root: RootId, to: RootId, before: &mut Before) {
-        let mut open = self.threads.take_waiting(&to);
+        let mut open = self.threads.waiting.take(&to);
         while let Some(reply) = open.pop_first() {
             if self.thread_of(&root).is_some() {
                 self.add_reply(root, reply, before);
@@ -341,7 +341,7 @@ impl SyncIndex {
         for named in of {
             match self.members.contains(&named) {
                 true => repos.extend(self.members.repos_of(&named).cloned()),
-                false => self.members.wait(named, member.clone()),
+                false => self.members.waiting.add(member.public_key, named, member.clone()),
             }
         }
         let mut open = vec![(member, repos)];
@@ -351,7 +351,7 @@ impl SyncIndex {
             let new = repos.into_iter().filter(|repo| self.members.add(&member, repo));
             let new: Vec<RepoId> = new.collect();
             if !new.is_empty() {
-                let waiting = self.members.take_waiting(&member).into_iter();
+                let waiting = self.members.waiting.take(&member).into_iter();
                 open.extend(waiting.map(|by| (by, new.clone())));
             }
         }

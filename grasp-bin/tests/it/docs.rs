@@ -428,8 +428,8 @@ fn everything_that_the_design_map_names_exists() {
     assert!(missing.is_empty(), "{missing:?}");
     assert!(checked.len() > 150, "{}", checked.len());
     for wrong in [
-        "grasp-core/src/sync/nowhere.rs",
-        "grasp-core/src/sync/actions.rs::no_such_item",
+        "grasp-sync/src/index/nowhere.rs",
+        "grasp-sync/src/index/state.rs::no_such_item",
         "grasp_sync_no_such_metric",
         "sync.no_such_setting",
     ] {

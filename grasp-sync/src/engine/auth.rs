@@ -111,10 +111,6 @@ impl Auth {
         is_over
     }
 
-    pub(super) fn is_pending(self) -> bool {
-        matches!(self, Self::Wanted(_) | Self::Answered(_))
-    }
-
     pub(super) fn deadline(self) -> Option<Mono> {
         match self {
             Self::Wanted(since) | Self::Answered(since) => Some(since + AUTH_TIMEOUT),

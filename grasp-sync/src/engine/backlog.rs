@@ -8,10 +8,10 @@ use grasp_core::Mono;
 use grasp_core::nostr::filter::Filter;
 
 use super::context::{Context, InventoryRequest};
+use super::filter::Layer;
 use super::gaps::CountAs;
-use super::ids::{BatchId, JobId, LiveId, SubId};
+use super::ids::{BatchId, JobId, LiveId};
 use super::job::{Job, JobPhase, Method, PendingBatch, Purpose};
-use super::layer::Layer;
 
 /// Queued pages that are considered for sharing a request.
 const LOOK_AHEAD: usize = 100;
@@ -117,19 +117,14 @@ impl Backlog {
         self.jobs.iter().filter(|(_, job)| is_it(job)).map(|(id, _)| *id).collect()
     }
 
-    /// Removes a job; returns the subscription that is open for it and no other.
-    pub(super) fn remove(
-        &mut self,
-        ctx: &mut Context<'_>,
-        id: JobId,
-        shares: impl FnOnce(SubId) -> Vec<JobId>,
-    ) -> Option<SubId> {
+    /// Removes a job that is not wanted any more.
+    pub(super) fn remove(&mut self, ctx: &mut Context<'_>, id: JobId) -> Option<Job> {
         self.forget_inventory(ctx, id);
         let job = self.end(id)?;
         self.unqueue(id);
         self.backing_off.retain(|(_, backing_off)| *backing_off != id);
         ctx.history.wants.abandon(id);
-        job.sub().filter(|sub| !shares(*sub).iter().any(|id| self.is_open_for(*sub, *id)))
+        Some(job)
     }
 
     /// Takes a job that has ended out of its batch.
@@ -146,7 +141,9 @@ impl Backlog {
         ctx.shared.held_items.remove(&id);
         let is_its =
             |asker: &InventoryRequest| matches!(asker, InventoryRequest::Job(_, job) if *job == id);
-        ctx.shared.inventories.retain(|_, asker| !is_its(asker));
+        if matches!(self.jobs.get(&id).map(|job| &job.phase), Some(JobPhase::Listing(_))) {
+            ctx.shared.inventories.retain(|_, asker| !is_its(asker));
+        }
     }
 
     /// Fetches everything by pages from now on. The caller closes the open NIP-77 sessions.
@@ -178,7 +175,7 @@ impl Backlog {
         let Some(job) = self.jobs.get(&id) else { return };
         let parts: Vec<Job> = parts.into_iter().map(|filter| job.part(filter)).collect();
         for part in parts {
-            let id = ctx.shared.ids.job();
+            let id = ctx.shared.ids.next(JobId);
             self.add(ctx, id, part, method);
         }
     }
@@ -219,21 +216,12 @@ impl Backlog {
         batch.map_or(CountAs::NEW, |batch| batch.count_as)
     }
 
-    pub(super) fn is_open_for(&self, sub: SubId, id: JobId) -> bool {
-        self.jobs.get(&id).is_some_and(|job| job.sub() == Some(sub))
-    }
-
     /// Returns whether anything but full sync is being fetched.
     pub(super) fn has_other_work(&self, ctx: &Context<'_>) -> bool {
         let suspended = ctx.suspended_layers();
         let backs_off = ctx.history.wants.is_backing_off(ctx.mono());
         let mut others = self.jobs.values().filter(|job| job.layer != Layer::All);
         others.any(|job| job.is_at_work(suspended.contains_key(&job.layer), backs_off))
-    }
-
-    /// Returns the end of the next backoff.
-    pub(super) fn deadline(&self) -> Option<Mono> {
-        self.backing_off.first().map(|(at, _)| *at)
     }
 
     /// Returns whether a job waits to be sent, or a message of its session.

@@ -6,6 +6,7 @@ use grasp_core::RelayUrl;
 
 use super::backlog::Backlog;
 use super::history::RelayHistory;
+use super::ids::JobId;
 use super::job::JobPhase;
 use super::relay::Link;
 use super::session::Session;
@@ -78,12 +79,14 @@ impl Session {
     /// Checks that every subscription is known to its user, and has a timeout.
     fn check_subscriptions(&self, url: &RelayUrl) {
         for (sub, open) in self.subs.iter() {
+            let is_open_for =
+                |id: &JobId| self.backlog.get(*id).is_some_and(|job| job.sub() == Some(sub));
             let is_known = match &open.kind {
                 SubKind::Live(id) => {
                     self.live.requests.get(id).is_some_and(|one| one.sub() == Some(sub))
                 }
-                SubKind::Pages(jobs) => jobs.iter().any(|id| self.backlog.is_open_for(sub, *id)),
-                SubKind::Neg(id) => self.backlog.is_open_for(sub, *id),
+                SubKind::Pages(jobs) => jobs.iter().any(is_open_for),
+                SubKind::Neg(id) => is_open_for(id),
                 SubKind::Ids => true,
             };
             assert!(is_known, "{url}: {sub} is unused");

@@ -10,10 +10,10 @@ use grasp_core::{Mono, Now, RelayUrl};
 use lru::LruCache;
 
 use super::config::Config;
+use super::filter::Layer;
 use super::history::RelayHistory;
 use super::ids::{ConnId, Ids, InventoryId, JobId};
 use super::io::{Frame, Output};
-use super::layer::Layer;
 use super::missing::Question;
 use super::rejected::Rejected;
 use super::report::Report;

@@ -7,15 +7,14 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
 use super::auth::AuthDecision;
-use super::compact_filter::CompactFilter;
 use super::context::{Context, InventoryRequest};
-use super::full_sync::max_offered;
+use super::filter::{Layer, bisect, compact_all, split, split_by_kind, split_into, wire_len};
+use super::full_sync::{COMPARISON_PAUSE_FACTOR, max_offered};
 use super::gaps::CountAs;
 use super::history::NegBackoff;
-use super::ids::{BatchId, JobId, SubId};
+use super::ids::{BatchId, InventoryId, JobId, SubId};
 use super::io::{Delivered, Frame, InventoryFailed, Output, Row};
 use super::job::{Job, JobPhase, JobStep, MAX_TIME_SPLITS, Method, PendingBatch, Purpose};
-use super::layer::{self, Layer, bisect, split, split_by_kind, wire_len};
 use super::live::REQ_BYTES;
 use super::missing;
 use super::reconcile::{Comparison, MAX_NEEDED, ReconcileStep, Reconciliation};
@@ -45,18 +44,15 @@ impl Session {
         if filters.is_empty() {
             return;
         }
-        let (id, began) = (ctx.shared.ids.batch(), ctx.now.unix);
-        let planned: Vec<(Filter, Method)> =
-            filters.into_iter().map(|filter| plan(ctx, purpose, filter, method)).collect();
+        let (id, began) = (ctx.shared.ids.next(BatchId), ctx.now.unix);
+        let planned = filters.into_iter().map(|filter| plan(ctx, purpose, filter, method));
+        let (filters, methods): (Vec<Filter>, Vec<Method>) = planned.unzip();
         let (outstanding, sync_method) = (0, SyncMethod::Negentropy);
         let batch = PendingBatch { purpose, items, outstanding, sync_method, began, count_as };
         self.backlog.batches.insert(id, batch);
-        let mut before: Option<CompactFilter> = None;
-        for (filter, method) in planned {
-            let (job, layer) = (ctx.shared.ids.job(), Layer::of(&filter));
-            let compact = CompactFilter::new(filter, before.as_ref());
-            self.backlog.add(ctx, job, Job::new(id, layer, compact.clone(), began), method);
-            before = Some(compact);
+        for (filter, method) in compact_all(filters).into_iter().zip(methods) {
+            let job = ctx.shared.ids.next(JobId);
+            self.backlog.add(ctx, job, Job::new(id, filter, began), method);
         }
     }
 
@@ -144,7 +140,7 @@ impl Session {
         let max_pages = self.budget.filters_per_req.min(self.pages_per_req);
         let page = self.backlog.get_mut(id).and_then(|job| job.next_page(limit));
         let Some(rest) = page.map(|page| Filter { limit: None, ..page }) else { return };
-        let parts = layer::split_into(&rest, max_pages);
+        let parts = split_into(&rest, max_pages);
         if parts.len() < 2 {
             return self.backlog.queue(id, Method::Page);
         }
@@ -187,7 +183,8 @@ impl Session {
     ) {
         for id in jobs {
             let Some(job) = self.backlog.get_mut(id) else { continue };
-            job.resolved(is_here);
+            job.outstanding = job.outstanding.saturating_sub(1);
+            job.is_partial |= !is_here;
             self.end_if_complete(ctx, id);
         }
     }
@@ -236,8 +233,10 @@ impl Session {
 
     /// Removes a job, and closes its subscription unless others share it.
     pub(super) fn drop_job(&mut self, ctx: &mut Context<'_>, id: JobId) {
-        let sub = self.backlog.remove(ctx, id, |sub| self.subs.jobs_of(sub));
-        sub.into_iter().for_each(|sub| self.subs.close(ctx, sub));
+        let Some(sub) = self.backlog.remove(ctx, id).and_then(|job| job.sub()) else { return };
+        if !self.backlog.jobs.values().any(|job| job.sub() == Some(sub)) {
+            self.subs.close(ctx, sub);
+        }
     }
 
     /// Removes a batch and its jobs.
@@ -420,7 +419,7 @@ impl Session {
         let bytes = wire_len(&filter) + 80;
         let sub = self.subs.open(ctx, SlotClass::Reconcile, bytes, SubKind::Neg(id))?;
         let Some(job) = self.backlog.get_mut(id) else { return Ok(()) };
-        let request = ctx.shared.ids.inventory();
+        let request = ctx.shared.ids.next(InventoryId);
         job.phase = JobPhase::Listing(sub);
         ctx.history.suspended.sent(now, job.layer, RequestMode::History);
         ctx.shared.inventories.insert(request, InventoryRequest::Job(ctx.relay.clone(), id));
@@ -495,10 +494,9 @@ impl Session {
         if self.backlog.batch_of(id).is_some_and(|batch| batch.purpose.is_history()) {
             note_lacking(ctx, layer, &job.filter(), found);
         }
-        if layer == Layer::All {
-            let now = ctx.mono();
-            let took = self.subs.get(sub).map(|open| open.lasted(now)).unwrap_or_default();
-            self.full_sync.iter_mut().for_each(|full_sync| full_sync.compared(now, took));
+        if let Some(full_sync) = self.full_sync.as_mut().filter(|_| layer == Layer::All) {
+            let took = self.subs.get(sub).map(|open| open.lasted(ctx.mono())).unwrap_or_default();
+            full_sync.compare_at = ctx.mono() + took.saturating_mul(COMPARISON_PAUSE_FACTOR);
         }
         self.end_session(ctx, id, sub);
         let (now, wants) = (ctx.mono(), &mut ctx.history.wants);

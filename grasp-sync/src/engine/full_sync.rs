@@ -15,20 +15,19 @@ use grasp_core::nip34::repo_refs;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
 
-use super::compact_filter::CompactFilter;
 use super::context::Context;
+use super::filter::{CompactFilter, Layer, wire_len};
 use super::gaps::CountAs;
 use super::ids::JobId;
 use super::io::{Judged, Outcome};
 use super::job::{Job, Method, Purpose};
-use super::layer::{Layer, wire_len};
 use super::reconcile::MAX_NEEDED;
 use super::report::Report;
 use super::session::{Arrival, Session};
 use super::suspended::RequestMode;
 
 /// The cost and benefit of full sync on one connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FullSync {
     /// Bytes that the filters would have taken.
     filter_bytes: usize,
@@ -39,7 +38,7 @@ pub(super) struct FullSync {
     /// Histories are fetched by filters until then: a comparison found too many differences.
     filters_until: Mono,
     /// The time from which the next comparison may start.
-    compare_at: Mono,
+    pub(super) compare_at: Mono,
 }
 
 /// The cost of an event, in bytes of filters.
@@ -55,38 +54,13 @@ const FALLBACK_FOR: Duration = PARK;
 /// Duration of fetching histories by filters after a comparison offered too many ids.
 const HISTORY_FALLBACK_FOR: Duration = Duration::from_secs(10 * 60);
 /// Pause between comparisons, as a multiple of the last one's duration: each reads all that both sides have.
-const COMPARISON_PAUSE_FACTOR: u32 = 5;
-
-impl FullSync {
-    fn new(filter_bytes: usize) -> Self {
-        Self {
-            filter_bytes,
-            useful: 0,
-            useless: 0,
-            filters_until: Mono::ZERO,
-            compare_at: Mono::ZERO,
-        }
-    }
-
-    fn is_worthwhile(&self) -> bool {
-        self.useless <= self.useful + TOLERATED_USELESS.max(self.filter_bytes / BYTES_PER_EVENT)
-    }
-
-    /// Notes the end of a comparison, and how long it took.
-    pub(super) fn compared(&mut self, now: Mono, took: Duration) {
-        self.compare_at = now + took.saturating_mul(COMPARISON_PAUSE_FACTOR);
-    }
-
-    /// Returns the number of ids that a comparison may offer.
-    fn max_offered(&self) -> usize {
-        (self.filter_bytes / BYTES_PER_OFFERED_ID).clamp(MIN_OFFERED, MAX_NEEDED)
-    }
-}
+pub(super) const COMPARISON_PAUSE_FACTOR: u32 = 5;
 
 /// Returns the number of ids that a job may be offered.
 pub(super) fn max_offered(full_sync: Option<FullSync>, layer: Layer) -> usize {
-    let full_sync = full_sync.filter(|_| layer == Layer::All);
-    full_sync.map_or(MAX_NEEDED, |full_sync| full_sync.max_offered())
+    let filter_bytes = full_sync.filter(|_| layer == Layer::All).map(|one| one.filter_bytes);
+    let affordable = |bytes: usize| (bytes / BYTES_PER_OFFERED_ID).clamp(MIN_OFFERED, MAX_NEEDED);
+    filter_bytes.map_or(MAX_NEEDED, affordable)
 }
 
 /// Returns the filter for all that a relay has.
@@ -109,7 +83,7 @@ impl Session {
         {
             return false;
         }
-        self.full_sync = Some(FullSync::new(filter_bytes));
+        self.full_sync = Some(FullSync { filter_bytes, ..FullSync::default() });
         if self.live.items().next().is_some() {
             self.live.needs_rebuild = true;
         } else {
@@ -178,7 +152,8 @@ impl Session {
                 Outcome::Refused { .. } | Outcome::Forged => full_sync.useless += 1,
             }
         }
-        if !full_sync.is_worthwhile() {
+        let tolerated = TOLERATED_USELESS.max(full_sync.filter_bytes / BYTES_PER_EVENT);
+        if full_sync.useless > full_sync.useful + tolerated {
             self.fall_back_to_filters(ctx);
         }
     }
@@ -233,24 +208,18 @@ impl Session {
 
     /// Replaces a job for everything by jobs for filters. Polls start again with the live set.
     fn replace_by_filters(&mut self, ctx: &mut Context<'_>, id: JobId) {
-        let Some(job) = self.backlog.get(id) else { return };
-        let (batch, began, (since, _)) = (job.batch, job.began, job.window());
-        let purpose = self.backlog.batch_of(id).map(|batch| batch.purpose);
-        let (items, method) = match purpose {
-            Some(Purpose::Items) => {
-                (self.backlog.batch_of(id).map(|batch| batch.items.clone()), Method::Reconcile)
-            }
-            Some(Purpose::CatchUp | Purpose::MissedLive(_)) => {
-                let method = if since.is_some() { Method::Page } else { Method::Reconcile };
-                (Some(ctx.history.state.confirmed.clone()), method)
-            }
-            Some(Purpose::Announcements | Purpose::Poll(_)) | None => return,
+        let job = self.backlog.get(id).zip(self.backlog.batch_of(id));
+        let Some((job, its_batch)) = job else { return };
+        let items = match its_batch.purpose {
+            Purpose::Items => its_batch.items.clone(),
+            Purpose::CatchUp | Purpose::MissedLive(_) => ctx.history.state.confirmed.clone(),
+            Purpose::Announcements | Purpose::Poll(_) => return,
         };
-        let items = items.unwrap_or_default();
+        let (batch, began, (since, _)) = (job.batch, job.began, job.window());
+        let method = if since.is_some() { Method::Page } else { Method::Reconcile };
         for filter in build_layer2_and_layer3_filters(&items, since, &self.budget) {
-            let (layer, part) = (Layer::of(&filter), ctx.shared.ids.job());
-            let compact = CompactFilter::new(filter, None);
-            self.backlog.add(ctx, part, Job::new(batch, layer, compact, began), method);
+            let (part, compact) = (ctx.shared.ids.next(JobId), CompactFilter::new(filter, None));
+            self.backlog.add(ctx, part, Job::new(batch, compact, began), method);
         }
         self.drop_job(ctx, id);
         self.end_batch_if_complete(ctx, batch);

@@ -168,7 +168,7 @@ impl RelayHistory {
             quarantined_until: self.health.quarantined_until(now),
             paused_until: self.pace.is_paused(now.mono).then(|| now.unix + pause),
             parked: self.suspended.parked(now),
-            full_pass_at: self.daily.last(),
+            full_pass_at: self.daily.last,
             retained_bytes: self.retained,
             interrupted: self.interrupted,
             address: self.address,
@@ -235,7 +235,7 @@ impl HistoryPass {
 pub(super) fn choose_start(ctx: &mut Context<'_>) -> StartMode {
     let Now { mono, unix } = ctx.now;
     let history = &mut *ctx.history;
-    let is_due = history.daily.is_due(mono);
+    let is_due = mono >= history.daily.due;
     let was_away =
         history.state.last_connected().is_some() && history.state.should_clear_state(unix);
     if history.pass.is_over && (is_due || was_away) {

@@ -15,19 +15,19 @@ use std::str::FromStr;
 /// assert!("g07".parse::<SubId>().is_err() && "7".parse::<SubId>().is_err());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SubId(u64);
+pub struct SubId(pub(super) u64);
 
 /// One attempt to connect, and the connection that comes of it. Inputs that carry an older one change nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnId(u64);
+pub struct ConnId(pub(super) u64);
 
 /// One request for the local relay's inventory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct InventoryId(u64);
+pub struct InventoryId(pub(super) u64);
 
 /// Identifies a batch in logs and reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BatchId(u64);
+pub struct BatchId(pub(super) u64);
 
 /// A text that is no subscription id of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,32 +70,9 @@ pub(super) struct LiveId(pub(super) u64);
 pub(super) struct Ids(u64);
 
 impl Ids {
-    fn next(&mut self) -> u64 {
+    /// Returns a new id of a kind, as in `ids.next(SubId)`.
+    pub(super) fn next<T>(&mut self, kind: fn(u64) -> T) -> T {
         self.0 += 1;
-        self.0
-    }
-
-    pub(super) fn sub(&mut self) -> SubId {
-        SubId(self.next())
-    }
-
-    pub(super) fn conn(&mut self) -> ConnId {
-        ConnId(self.next())
-    }
-
-    pub(super) fn inventory(&mut self) -> InventoryId {
-        InventoryId(self.next())
-    }
-
-    pub(super) fn job(&mut self) -> JobId {
-        JobId(self.next())
-    }
-
-    pub(super) fn live(&mut self) -> LiveId {
-        LiveId(self.next())
-    }
-
-    pub(super) fn batch(&mut self) -> BatchId {
-        BatchId(self.next())
+        kind(self.0)
     }
 }

@@ -105,7 +105,8 @@ impl SyncEngine {
             if let Some(session) = link.session(conn) {
                 session.judged(ctx, sub, &judged, &arrivals);
             }
-            link.forged(ctx, conn, forged(&judged));
+            let forged = judged.iter().filter(|one| matches!(one.outcome, Outcome::Forged));
+            link.forged(ctx, conn, forged.count());
         });
     }
 
@@ -117,8 +118,9 @@ impl SyncEngine {
                 self.report_new(&relay, arrival, 1);
             }
         }
-        let here: Vec<EventId> =
-            judged.iter().filter(|one| one.is_here()).map(|one| one.row.id).collect();
+        let is_here =
+            |one: &&Judged| matches!(one.outcome, Outcome::Stored | Outcome::Held | Outcome::Known);
+        let here: Vec<EventId> = judged.iter().filter(is_here).map(|one| one.row.id).collect();
         here.iter().for_each(|event| self.shared.rejected.accepted(*event));
         self.events_arrived(now, &here);
         let arrived: Vec<_> = stored.into_iter().map(Dependency::Event).collect();
@@ -194,12 +196,9 @@ impl SyncEngine {
 
     /// Ends the wait for these events at every relay.
     fn events_arrived(&mut self, now: Now, events: &[EventId]) {
-        let wanting: Vec<RelayUrl> = {
-            let wants = |one: &Relay| events.iter().any(|event| one.history.wants.has(event));
-            let relays = self.relays.iter().filter(|(_, one)| wants(one));
-            relays.map(|(url, _)| url.clone()).collect()
-        };
-        for url in wanting {
+        let wants = |one: &Relay| events.iter().any(|event| one.history.wants.has(event));
+        let wanting = self.relays.iter().filter(|(_, one)| wants(one));
+        for url in wanting.map(|(url, _)| url.clone()).collect::<Vec<_>>() {
             self.with_relay(now, &url, |link, ctx| {
                 if let Link::Up(session) = link {
                     events.iter().for_each(|event| session.event_arrived(ctx, *event));
@@ -231,14 +230,4 @@ impl SyncEngine {
 fn stored(judged: &[Judged]) -> Vec<EventId> {
     let stored = judged.iter().filter(|one| matches!(one.outcome, Outcome::Stored));
     stored.map(|one| one.row.id).collect()
-}
-
-fn forged(judged: &[Judged]) -> usize {
-    judged.iter().filter(|one| matches!(one.outcome, Outcome::Forged)).count()
-}
-
-impl Judged {
-    fn is_here(&self) -> bool {
-        matches!(self.outcome, Outcome::Stored | Outcome::Held | Outcome::Known)
-    }
 }

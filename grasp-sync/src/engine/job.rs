@@ -13,11 +13,10 @@ use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
-use super::compact_filter::CompactFilter;
+use super::filter::{CompactFilter, Layer};
 use super::gaps::CountAs;
 use super::ids::{BatchId, JobId, LiveId, SubId};
 use super::io::Row;
-use super::layer::Layer;
 use super::reconcile::{ReconcileStep, Reconciliation};
 use super::report::SyncMethod;
 use super::retry::WantResult;
@@ -104,7 +103,7 @@ pub(super) struct Job {
     /// Requests with rows that are not judged yet.
     pub(super) unjudged: BTreeSet<SubId>,
     /// Offered events that are neither here nor given up.
-    outstanding: usize,
+    pub(super) outstanding: usize,
     /// Another job for the same filter, which ends this one with it.
     pub(super) waits_for: Option<JobId>,
     /// Events offered, and those not delivered on the first request.
@@ -213,15 +212,10 @@ pub(super) enum JobStep {
 }
 
 impl Job {
-    pub(super) fn new(
-        batch: BatchId,
-        layer: Layer,
-        compact: CompactFilter,
-        began: Timestamp,
-    ) -> Self {
+    pub(super) fn new(batch: BatchId, compact: CompactFilter, began: Timestamp) -> Self {
         Self {
             batch,
-            layer,
+            layer: compact.layer,
             hash: OnceCell::new(),
             original: None,
             compact,
@@ -245,13 +239,9 @@ impl Job {
 
     /// Returns a job for a part of this one.
     pub(super) fn part(&self, filter: Filter) -> Self {
-        let (layer, compact) = (Layer::of(&filter), CompactFilter::new(filter, None));
-        let original = Some(self.original_hash());
-        Self {
-            splits: self.splits + 1,
-            original,
-            ..Self::new(self.batch, layer, compact, self.began)
-        }
+        let (splits, original) = (self.splits + 1, Some(self.original_hash()));
+        let part = Self::new(self.batch, CompactFilter::new(filter, None), self.began);
+        Self { splits, original, ..part }
     }
 
     /// Returns the hash of the filter that this job began with: refused events are remembered for it.
@@ -269,7 +259,7 @@ impl Job {
 
     /// Returns the ends of the window, if it has any.
     pub(super) fn window(&self) -> (Option<Timestamp>, Option<Timestamp>) {
-        (self.compact.without_ids().since, self.compact.without_ids().until)
+        (self.compact.without_ids.since, self.compact.without_ids.until)
     }
 
     /// Decides on the next step after its page or session was refused.
@@ -471,12 +461,6 @@ impl Job {
         self.delivers_too_little()
     }
 
-    /// Notes that an event it waited for is here, or given up.
-    pub(super) fn resolved(&mut self, is_here: bool) {
-        self.outstanding = self.outstanding.saturating_sub(1);
-        self.is_partial |= !is_here;
-    }
-
     /// Forgets what was offered, to be paged.
     pub(super) fn forget_offers(&mut self) {
         (self.outstanding, self.offered, self.missed) = (0, 0, 0);
@@ -549,10 +533,7 @@ impl Job {
             JobPhase::Listing(sub)
             | JobPhase::Comparing { sub, .. }
             | JobPhase::Paging { sub, .. } => Some(*sub),
-            JobPhase::Queued(_)
-            | JobPhase::AwaitingJudgement
-            | JobPhase::AwaitingAuth(_)
-            | JobPhase::BackingOff { .. } => None,
+            _ => None,
         }
     }
 }
@@ -572,8 +553,8 @@ mod tests {
     use super::*;
 
     fn job_for(filter: Filter) -> Job {
-        let (layer, compact) = (Layer::of(&filter), CompactFilter::new(filter, None));
-        Job::new(Ids::default().batch(), layer, compact, Timestamp::from_secs(900))
+        let compact = CompactFilter::new(filter, None);
+        Job::new(Ids::default().next(BatchId), compact, Timestamp::from_secs(900))
     }
 
     fn job() -> Job {
@@ -585,7 +566,7 @@ mod tests {
     }
 
     fn page(job: &mut Job, rows: &[Row]) -> JobStep {
-        job.phase = JobPhase::Paging { sub: Ids::default().sub(), rows: Vec::new() };
+        job.phase = JobPhase::Paging { sub: Ids::default().next(SubId), rows: Vec::new() };
         assert!(job.delivered(rows.iter().copied(), 500));
         job.page_ended(None, 500)
     }
@@ -606,7 +587,7 @@ mod tests {
         let mut job = job();
         let _ = job.next_page(100);
         let _ = page(&mut job, &[row(30, 1)]);
-        let sub = Ids::default().sub();
+        let sub = Ids::default().next(SubId);
         job.phase = JobPhase::Paging { sub, rows: Vec::new() };
         let step = job.page_ended(Some(EoseHint::Finish), 500);
         assert!(matches!(step, JobStep::FillGaps(gaps) if gaps.is_empty()));
@@ -628,7 +609,7 @@ mod tests {
     fn a_page_without_end_is_a_flood() {
         let mut job = job();
         let _ = job.next_page(100);
-        job.phase = JobPhase::Paging { sub: Ids::default().sub(), rows: Vec::new() };
+        job.phase = JobPhase::Paging { sub: Ids::default().next(SubId), rows: Vec::new() };
         assert!(job.delivered([row(1, 1); 800].into_iter(), 100));
         assert!(!job.delivered([row(1, 1); 1].into_iter(), 100));
     }

@@ -19,14 +19,13 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
 use super::auth::AuthDecision;
-use super::compact_filter::{CompactFilter, compact_all};
 use super::context::Context;
+use super::filter::{CompactFilter, Layer, compact_all, wire_len};
 use super::full_sync::all_events;
 use super::gaps::CountAs;
 use super::ids::{Ids, LiveId, SubId};
 use super::io::{Delivered, Frame};
 use super::job::{MAX_ROOM_REFUSALS, Method, Purpose, REQUEST_BACKOFF};
-use super::layer::{Layer, wire_len};
 use super::report::Report;
 use super::session::Session;
 use super::subs::{Blocked, SubKind};
@@ -185,7 +184,7 @@ impl LiveSet {
                     authenticated: false,
                     uses_limit_zero: false,
                 };
-                self.requests.insert(ids.live(), request);
+                self.requests.insert(ids.next(LiveId), request);
             }
         }
     }
@@ -200,7 +199,7 @@ impl LiveSet {
         request.bytes /= 2;
         request.interrupt(LivePhase::Queued);
         let other = LiveRequest { filters: second_half, uses_limit_zero: false, ..request.clone() };
-        self.requests.insert(ids.live(), other);
+        self.requests.insert(ids.next(LiveId), other);
     }
 
     /// Returns the number of filters for layers 2 and 3.
@@ -679,7 +678,7 @@ mod tests {
     fn an_interrupted_request_fetches_from_before_its_last_delivery() {
         let (mut live, mut ids) = live_set(1);
         let one = live.requests.values_mut().next().unwrap();
-        one.phase = LivePhase::Open(ids.sub());
+        one.phase = LivePhase::Open(ids.next(SubId));
         one.delivered_until = NOW + 500u64;
         one.back_off(Mono::from_secs(10));
         assert_eq!(one.phase, LivePhase::BackingOff(Mono::from_secs(75)));

@@ -11,8 +11,9 @@ use grasp_core::nostr::filter::{Filter, SingleLetterTag};
 use grasp_core::{RelayUrl, RepoId};
 
 use super::context::{EngineState, InventoryRequest};
+use super::filter::Layer;
+use super::ids::InventoryId;
 use super::io::Output;
-use super::layer::Layer;
 
 pub(super) const MAX_IDS: usize = 1_000;
 /// Concurrent questions. Beyond it, lacking events are attributed to no repository.
@@ -129,7 +130,7 @@ pub(super) fn ask(shared: &mut EngineState, out: &mut Vec<Output>, questions: Ve
     let is_open = |asker: &&InventoryRequest| matches!(asker, InventoryRequest::Missing(_));
     let open = shared.inventories.values().filter(is_open).count();
     for question in questions.into_iter().take(MAX_OPEN.saturating_sub(open)) {
-        let request = shared.ids.inventory();
+        let request = shared.ids.next(InventoryId);
         let filter = Box::new(question.filter());
         shared.inventories.insert(request, InventoryRequest::Missing(Box::new(question)));
         out.push(Output::FetchInventory { request, filter });

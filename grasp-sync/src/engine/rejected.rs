@@ -1,6 +1,6 @@
 //! Events that the local relay has refused: recent ones complete, older ones by id.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,8 +76,8 @@ pub(super) struct Rejected {
     event_bytes: usize,
     /// All events, in the order of their ends.
     ids: LruCache<EventId, RejectedId>,
-    by_filter: BTreeMap<FilterHash, BTreeSet<EventId>>,
-    awaited: BTreeMap<Dependency, BTreeSet<EventId>>,
+    by_filter: BTreeSet<(FilterHash, EventId)>,
+    awaited: BTreeSet<(Dependency, EventId)>,
     arrivals: LruCache<Dependency, Mono>,
 }
 
@@ -87,8 +87,8 @@ impl Default for Rejected {
             events: LruCache::unbounded(),
             event_bytes: 0,
             ids: LruCache::unbounded(),
-            by_filter: BTreeMap::new(),
-            awaited: BTreeMap::new(),
+            by_filter: BTreeSet::new(),
+            awaited: BTreeSet::new(),
             arrivals: LruCache::new(MAX_ARRIVALS),
         }
     }
@@ -133,10 +133,10 @@ impl Rejected {
         self.forget(row.id);
         let awaits = event.as_deref().map(Dependency::of).unwrap_or_default();
         for dependency in &awaits {
-            self.awaited.entry(dependency.clone()).or_default().insert(row.id);
+            self.awaited.insert((dependency.clone(), row.id));
         }
         if let Some(hash) = filter {
-            self.by_filter.entry(hash).or_default().insert(row.id);
+            self.by_filter.insert((hash, row.id));
         }
         let is_late = awaits.iter().any(|what| self.has_arrived(now, what));
         let (until, relay) = (now + ID_MEMORY, relay.clone());
@@ -153,7 +153,7 @@ impl Rejected {
     /// Releases the events that waited for a dependency.
     pub(super) fn release(&mut self, what: &Dependency) -> Released {
         let mut released = Released::default();
-        for id in self.awaited.get(what).cloned().unwrap_or_default() {
+        for id in paired(&self.awaited, what).collect::<Vec<_>>() {
             // An event that is offered again stays until it is accepted; it may lack another dependency.
             match self.take_event(id) {
                 Some(event) => released.reoffer.push(event),
@@ -168,8 +168,8 @@ impl Rejected {
 
     /// Returns the refused events that a filter would bring again.
     pub(super) fn rows(&self, filter: &FilterHash) -> impl Iterator<Item = Row> {
-        let ids = self.by_filter.get(filter).into_iter().flatten();
-        ids.filter_map(|id| self.ids.peek(id)).map(|rejected| rejected.row)
+        let ids = paired(&self.by_filter, filter);
+        ids.filter_map(|id| self.ids.peek(&id)).map(|rejected| rejected.row)
     }
 
     /// Removes an event that was accepted after all.
@@ -218,21 +218,22 @@ impl Rejected {
         self.take_event(id);
         let rejected = self.ids.pop(&id)?;
         for dependency in &rejected.awaits {
-            remove_from(&mut self.awaited, dependency, id);
+            self.awaited.remove(&(dependency.clone(), id));
         }
-        if let Some(hash) = &rejected.filter {
-            remove_from(&mut self.by_filter, hash, id);
+        if let Some(hash) = rejected.filter {
+            self.by_filter.remove(&(hash, id));
         }
         Some(rejected)
     }
 }
 
-fn remove_from<K: Ord>(map: &mut BTreeMap<K, BTreeSet<EventId>>, key: &K, id: EventId) {
-    let Some(ids) = map.get_mut(key) else { return };
-    ids.remove(&id);
-    if ids.is_empty() {
-        map.remove(key);
-    }
+/// Returns the events that are paired with a key.
+fn paired<K: Ord + Clone>(
+    pairs: &BTreeSet<(K, EventId)>,
+    key: &K,
+) -> impl Iterator<Item = EventId> {
+    let from = pairs.range((key.clone(), EventId::from_byte_array([0; 32]))..);
+    from.take_while(move |(one, _)| one == key).map(|(_, id)| *id)
 }
 
 /// Returns the approximate memory that an event takes.

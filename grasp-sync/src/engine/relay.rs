@@ -46,7 +46,7 @@ impl Link {
     /// Returns the session if it is on this connection.
     pub(super) fn session(&mut self, conn: ConnId) -> Option<&mut Session> {
         match self {
-            Self::Up(session) if session.conn() == conn => Some(session),
+            Self::Up(session) if session.subs.conn == conn => Some(session),
             _ => None,
         }
     }
@@ -61,7 +61,7 @@ impl Link {
     }
 
     pub(super) fn dial(&mut self, ctx: &mut Context<'_>) {
-        let conn = ctx.shared.ids.conn();
+        let conn = ctx.shared.ids.next(ConnId);
         *self = Self::Dialing { conn, until: ctx.mono() + HANDSHAKE_TIMEOUT };
         ctx.history.health.seen.attempts += 1;
         ctx.history.waits_since = ctx.now.unix;
@@ -144,7 +144,7 @@ impl Link {
         let conn = match self {
             Self::Idle => None,
             Self::Dialing { conn, .. } => Some(*conn),
-            Self::Up(session) => Some(session.conn()),
+            Self::Up(session) => Some(session.subs.conn),
         };
         self.end(ctx);
         if let Some(conn) = conn {
@@ -174,8 +174,8 @@ impl Link {
         match self {
             Self::Up(session) => {
                 session.check_timeouts(ctx);
-                let is_due = ctx.history.daily.is_due(ctx.now.mono);
-                if is_due && session.has_ended() && !ctx.history.pace.is_paused(ctx.now.mono) {
+                let is_due = ctx.now.mono >= ctx.history.daily.due;
+                if is_due && session.ended.is_some() && !ctx.history.pace.is_paused(ctx.now.mono) {
                     session.start_over(ctx, PassKind::Daily);
                 }
             }

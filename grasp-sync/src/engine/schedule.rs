@@ -8,9 +8,9 @@ use grasp_core::{Mono, Now};
 /// The daily pass over one relay: at a random time within bounds, so that relays are not all asked at once.
 #[derive(Clone, Debug)]
 pub(super) struct Daily {
-    due: Mono,
+    pub(super) due: Mono,
     /// The end of the last pass.
-    last: Option<Timestamp>,
+    pub(super) last: Option<Timestamp>,
 }
 
 impl Daily {
@@ -25,23 +25,6 @@ impl Daily {
         // A clock that was set back makes no wait longer than the bounds.
         let passed = last.map_or(0, |last| now.unix.as_secs().saturating_sub(last.as_secs()));
         Self { due: now.mono + wait.saturating_sub(Duration::from_secs(passed)), last }
-    }
-
-    /// Schedules the next pass after one that has ended.
-    pub(super) fn done(&mut self, now: Now, bounds: (Duration, Duration), rng: &mut Rng) {
-        *self = Self::since(now, Some(now.unix), bounds, rng);
-    }
-
-    pub(super) fn is_due(&self, now: Mono) -> bool {
-        now >= self.due
-    }
-
-    pub(super) fn due(&self) -> Mono {
-        self.due
-    }
-
-    pub(super) fn last(&self) -> Option<Timestamp> {
-        self.last
     }
 }
 
@@ -85,7 +68,7 @@ mod tests {
     fn the_pass_comes_after_23_to_25_hours_and_not_always_the_same() {
         let mut rng = Rng::seeded(1);
         let waits: Vec<_> =
-            (0..200).map(|_| Daily::since(at(0), None, BOUNDS, &mut rng).due()).collect();
+            (0..200).map(|_| Daily::since(at(0), None, BOUNDS, &mut rng).due).collect();
         assert!(
             waits.iter().all(|due| (23 * HOUR..25 * HOUR).contains(&due.since_start().as_secs()))
         );
@@ -98,17 +81,16 @@ mod tests {
         let mut rng = Rng::seeded(2);
         let last = Timestamp::from_secs(1_700_000_000 - 20 * HOUR);
         let daily = Daily::since(at(0), Some(last), BOUNDS, &mut rng);
-        assert!((3 * HOUR..5 * HOUR).contains(&daily.due().since_start().as_secs()));
+        assert!((3 * HOUR..5 * HOUR).contains(&daily.due.since_start().as_secs()));
         let long_ago = Timestamp::from_secs(1_700_000_000 - 30 * HOUR);
-        assert!(Daily::since(at(0), Some(long_ago), BOUNDS, &mut rng).is_due(Mono::ZERO));
+        assert!(Daily::since(at(0), Some(long_ago), BOUNDS, &mut rng).due == Mono::ZERO);
     }
 
     #[test]
     fn the_next_pass_counts_from_the_end_of_the_last() {
         let mut rng = Rng::seeded(3);
-        let mut daily = Daily::since(at(0), None, BOUNDS, &mut rng);
-        daily.done(at(26 * HOUR), BOUNDS, &mut rng);
-        assert!(daily.due() >= Mono::from_secs(49 * HOUR));
-        assert_eq!(daily.last(), Some(at(26 * HOUR).unix));
+        let daily = Daily::since(at(26 * HOUR), Some(at(26 * HOUR).unix), BOUNDS, &mut rng);
+        assert!(daily.due >= Mono::from_secs(49 * HOUR));
+        assert_eq!(daily.last, Some(at(26 * HOUR).unix));
     }
 }

@@ -27,6 +27,7 @@ use super::job::{Job, JobPhase, Method, Purpose, by_ids};
 use super::live::LiveSet;
 use super::report::Report;
 use super::retry::{IdsEnded, Missed, WantResult};
+use super::schedule::Daily;
 use super::subs::{Blocked, OpenSub, SubKind, Subs, Unjudged};
 use super::suspended::RequestMode;
 
@@ -64,8 +65,8 @@ pub(super) struct Session {
     ignore_drops_until: Mono,
     /// Meanings of refusals that were reported to the operator.
     reported_refusals: BTreeSet<&'static str>,
-    /// The outcome of fetching the history, once it has ended.
-    ended: Option<History>,
+    /// The outcome of fetching the history, once all was fetched, or given up for now.
+    pub(super) ended: Option<History>,
 }
 
 impl Session {
@@ -223,7 +224,7 @@ impl Session {
     /// Fetches offered events by id.
     fn send_fetches(&mut self, ctx: &mut Context<'_>) {
         let now = ctx.mono();
-        while ctx.history.wants.is_due(now) && !self.auth.is_pending() {
+        while ctx.history.wants.is_due(now) && self.auth.deadline().is_none() {
             if ctx.history.pace.reopens_at() > now {
                 return;
             }
@@ -443,13 +444,11 @@ impl Session {
     /// budget; the other unanswered ones are sent again. Further notices are ignored for as long as the oldest
     /// request has waited: they are about the same requests.
     fn refuse_unanswered(&mut self, ctx: &mut Context<'_>, refusal: Refusal, text: &str) {
-        let now = ctx.mono();
-        let Some(oldest) = self.subs.oldest_unanswered().filter(|_| now >= self.ignore_drops_until)
-        else {
-            return;
-        };
-        self.ignore_drops_until = now + (now - oldest);
-        let mut unanswered = self.subs.unanswered().into_iter();
+        let (now, unanswered) = (ctx.mono(), self.subs.unanswered());
+        let oldest = unanswered.last().and_then(|(sub, _)| self.subs.get(*sub));
+        let Some(oldest) = oldest.filter(|_| now >= self.ignore_drops_until) else { return };
+        self.ignore_drops_until = now + oldest.lasted(now);
+        let mut unanswered = unanswered.into_iter();
         if let Some((newest, _)) = unanswered.next() {
             self.refused(ctx, newest, refusal, text, ClosedBy::Us);
         }
@@ -655,8 +654,8 @@ impl Session {
             let made_up_for = std::mem::take(&mut ctx.history.pass.interrupted_before);
             ctx.history.interrupted = ctx.history.interrupted.saturating_sub(made_up_for);
         }
-        let bounds = ctx.shared.config.full_pass;
-        ctx.history.daily.done(ctx.now, bounds, &mut ctx.shared.rng);
+        let (last, bounds) = (Some(ctx.now.unix), ctx.shared.config.full_pass);
+        ctx.history.daily = Daily::since(ctx.now, last, bounds, &mut ctx.shared.rng);
         if ctx.history.pass.kind == PassKind::Daily {
             let seen = ctx.history.health.seen(ctx.mono());
             ctx.report(|relay| Report::Reliability { relay, seen });
@@ -672,21 +671,16 @@ impl Session {
         self.live.requests.values().map(|one| one.covered_until(now)).min()
     }
 
-    /// Returns whether all history was fetched, or given up for now.
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended.is_some()
-    }
-
     /// Returns when this connection next needs to run.
     pub(super) fn deadline(&self, ctx: &Context<'_>) -> Option<Mono> {
         let history = &ctx.history;
         let now = ctx.mono();
         let paced = self.wants_to_send(ctx).then(|| history.pace.reopens_at());
-        let daily = self.has_ended().then(|| history.daily.due());
+        let daily = self.ended.map(|_| history.daily.due);
         let suspended = ctx.suspended_layers().into_values().min();
         [
             self.subs.deadline(),
-            self.backlog.deadline(),
+            self.backlog.backing_off.first().map(|(at, _)| *at),
             self.live.deadline(),
             self.auth.deadline(),
             history.wants.deadline().filter(|at| *at > now),
@@ -706,10 +700,6 @@ impl Session {
             || ctx.history.wants.is_due(ctx.mono())
             || self.live.needs_rebuild
             || self.live.queued().is_some()
-    }
-
-    pub(super) fn conn(&self) -> ConnId {
-        self.subs.conn
     }
 }
 

@@ -108,14 +108,6 @@ impl Subs {
         }
     }
 
-    /// Returns the jobs that share a request.
-    pub(super) fn jobs_of(&self, sub: SubId) -> Vec<JobId> {
-        match self.open.get(&sub).map(|open| &open.kind) {
-            Some(SubKind::Pages(jobs)) => jobs.to_vec(),
-            _ => Vec::new(),
-        }
-    }
-
     /// Opens a subscription, as far as slots and pace allow; the caller sends it. A NIP-77 session is sent later, and
     /// paced then. Live requests are not paced: relays do not limit them by the minute.
     pub(super) fn open(
@@ -131,7 +123,7 @@ impl Subs {
             ctx.history.ledger.free(slot);
             return Err(Blocked::ByPace);
         }
-        let (sub, due) = (ctx.shared.ids.sub(), Some(now + ctx.shared.config.watchdog));
+        let (sub, due) = (ctx.shared.ids.next(SubId), Some(now + ctx.shared.config.watchdog));
         let is_sent = class != SlotClass::Reconcile;
         let open = OpenSub { slot, kind, is_sent, is_answered: false, opened: now, due };
         self.open.insert(sub, open);
@@ -211,12 +203,6 @@ impl Subs {
     pub(super) fn unanswered(&self) -> Vec<(SubId, SubKind)> {
         let waiting = self.open.iter().rev().filter(|(_, open)| open.is_sent && !open.is_answered);
         waiting.map(|(sub, open)| (*sub, open.kind.clone())).collect()
-    }
-
-    /// Returns when the oldest of these was sent.
-    pub(super) fn oldest_unanswered(&self) -> Option<Mono> {
-        let waiting = self.open.values().filter(|open| open.is_sent && !open.is_answered);
-        waiting.map(|open| open.opened).min()
     }
 
     pub(super) fn deadline(&self) -> Option<Mono> {

@@ -10,7 +10,7 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now};
 use serde::{Deserialize, Serialize};
 
-use super::layer::Layer;
+use super::filter::Layer;
 
 /// Filters remembered as refused.
 const MAX_FILTERS: usize = 1_000;

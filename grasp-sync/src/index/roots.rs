@@ -1,7 +1,6 @@
 //! Ids of roots and sets of them; the repositories of each root, announced or not.
 
 use std::cmp::Ordering;
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::slice::Iter;
 use std::sync::Arc;
@@ -217,65 +216,30 @@ impl<'a> IntoIterator for &'a RootSet {
 
 /// The repositories of each root.
 ///
-/// There is an entry for every root, and nearly every root has one repository, so a single one is stored without a
-/// set.
+/// A set of pairs takes no more memory than a map, since nearly every root has one repository.
 #[derive(Clone, Debug, Default)]
-pub(super) struct RootRepos(BTreeMap<RootId, Repos>);
-
-#[derive(Clone, Debug)]
-enum Repos {
-    One(RepoId),
-    Many(BTreeSet<RepoId>),
-}
+pub(super) struct RootRepos(BTreeSet<(RootId, Option<RepoId>)>);
 
 impl RootRepos {
     pub(super) fn add(&mut self, root: RootId, repo: RepoId) {
-        match self.0.entry(root) {
-            Entry::Vacant(entry) => _ = entry.insert(Repos::One(repo)),
-            Entry::Occupied(mut entry) => entry.get_mut().insert(repo),
-        }
+        self.0.insert((root, Some(repo)));
     }
 
     pub(super) fn remove(&mut self, root: &RootId, repo: &RepoId) {
-        let empty = match self.0.get_mut(root) {
-            None => false,
-            Some(Repos::One(one)) => one == repo,
-            Some(Repos::Many(repos)) => {
-                repos.remove(repo);
-                repos.is_empty()
-            }
-        };
-        if empty {
-            self.0.remove(root);
-        }
+        self.0.remove(&(*root, Some(repo.clone())));
     }
 
     /// Removes a root and returns its repositories.
-    pub(super) fn take(&mut self, root: &RootId) -> BTreeSet<RepoId> {
-        match self.0.remove(root) {
-            None => BTreeSet::new(),
-            Some(Repos::One(repo)) => [repo].into(),
-            Some(Repos::Many(repos)) => repos,
-        }
+    pub(super) fn take(&mut self, root: &RootId) -> Vec<RepoId> {
+        let repos: Vec<RepoId> = self.of(root).cloned().collect();
+        repos.iter().for_each(|repo| self.remove(root, repo));
+        repos
     }
 
     pub(super) fn of(&self, root: &RootId) -> impl Iterator<Item = &RepoId> {
-        let (one, many) = match self.0.get(root) {
-            None => (None, None),
-            Some(Repos::One(repo)) => (Some(repo), None),
-            Some(Repos::Many(repos)) => (None, Some(repos)),
-        };
-        one.into_iter().chain(many.into_iter().flatten())
-    }
-}
-
-impl Repos {
-    fn insert(&mut self, repo: RepoId) {
-        match self {
-            Self::Many(repos) => _ = repos.insert(repo),
-            Self::One(one) if *one == repo => {}
-            Self::One(one) => *self = Self::Many([one.clone(), repo].into()),
-        }
+        // `None` comes before every repository.
+        let (root, from) = (*root, self.0.range((*root, None)..));
+        from.take_while(move |(one, _)| *one == root).filter_map(|(_, repo)| repo.as_ref())
     }
 }
 

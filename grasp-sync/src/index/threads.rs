@@ -18,28 +18,17 @@ const MAX_REPLIES: usize = 500;
 const MAX_WAITING_REPLIES: usize = 50_000;
 
 /// Roots and their replies, at any depth.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Threads {
-    roots: BTreeMap<RootId, RootId>,
+    /// The root of each reply's thread.
+    pub(super) roots: BTreeMap<RootId, RootId>,
     /// Number of replies per root.
     sizes: BTreeMap<RootId, usize>,
     /// Replies by the unknown event that they answer.
-    waiting: Waiters<RootId, RootId, ()>,
-}
-
-impl Default for Threads {
-    fn default() -> Self {
-        let (roots, sizes) = (BTreeMap::new(), BTreeMap::new());
-        Self { roots, sizes, waiting: Waiters::new(MAX_WAITING_REPLIES) }
-    }
+    pub(super) waiting: Waiters<RootId, RootId, (), MAX_WAITING_REPLIES>,
 }
 
 impl Threads {
-    /// Returns the root of a reply's thread.
-    pub(super) fn root_of(&self, reply: &RootId) -> Option<RootId> {
-        self.roots.get(reply).copied()
-    }
-
     /// Adds a reply to a thread; `false` if the thread is full.
     pub(super) fn add(&mut self, root: RootId, reply: RootId) -> bool {
         let size = self.sizes.entry(root).or_default();
@@ -49,18 +38,6 @@ impl Threads {
         *size += 1;
         self.roots.insert(reply, root);
         true
-    }
-
-    /// Keeps a reply until an event that it answers is known.
-    pub(super) fn wait(&mut self, reply: RootId, answered: Vec<RootId>) {
-        for to in answered {
-            self.waiting.add((), to, reply);
-        }
-    }
-
-    /// Removes and returns the replies that wait for this event.
-    pub(super) fn take_waiting(&mut self, to: &RootId) -> BTreeSet<RootId> {
-        self.waiting.take(to)
     }
 
     /// Removes an event. Replies to it stay, because they may still be served.
@@ -85,19 +62,12 @@ const MAX_MEMBERS: usize = 50_000;
 const MAX_WAITING_MEMBERS: usize = 10_000;
 
 /// The coordinates of each repository, announced or not.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Members {
     repos: BTreeMap<Coordinate, BTreeSet<RepoId>>,
     by_repo: BTreeMap<RepoId, BTreeSet<Coordinate>>,
     /// Coordinates by the coordinate that they name and that is not a member yet, grouped by author.
-    waiting: Waiters<Coordinate, Coordinate, PublicKey>,
-}
-
-impl Default for Members {
-    fn default() -> Self {
-        let (repos, by_repo) = (BTreeMap::new(), BTreeMap::new());
-        Self { repos, by_repo, waiting: Waiters::new(MAX_WAITING_MEMBERS) }
-    }
+    pub(super) waiting: Waiters<Coordinate, Coordinate, PublicKey, MAX_WAITING_MEMBERS>,
 }
 
 impl Members {
@@ -126,16 +96,6 @@ impl Members {
         self.by_repo.entry(repo.clone()).or_default().insert(member.clone());
         self.repos.entry(member.clone()).or_default().insert(repo.clone())
     }
-
-    /// Keeps a coordinate until the one that it names becomes a member.
-    pub(super) fn wait(&mut self, named: Coordinate, by: Coordinate) {
-        self.waiting.add(by.public_key, named, by);
-    }
-
-    /// Removes and returns the coordinates that wait for a member.
-    pub(super) fn take_waiting(&mut self, member: &Coordinate) -> BTreeSet<Coordinate> {
-        self.waiting.take(member)
-    }
 }
 
 /// Values that wait for a key, each in a group.
@@ -143,9 +103,9 @@ impl Members {
 /// A client can name keys that never come, so a full collection still accepts values: the largest group loses its oldest
 /// value, and of groups of the same size the one with the oldest.
 #[derive(Clone, Debug)]
-pub(super) struct Waiters<K, V, G> {
-    capacity: usize,
-    values: BTreeMap<K, BTreeMap<V, (G, u64)>>,
+pub(super) struct Waiters<K, V, G, const CAPACITY: usize> {
+    /// The position of each value in that order. `None` comes before every value of a key.
+    values: BTreeMap<(K, Option<V>), (G, u64)>,
     /// The values of each group in order of arrival.
     order: BTreeMap<(G, u64), (K, V)>,
     sizes: BTreeMap<G, usize>,
@@ -154,16 +114,9 @@ pub(super) struct Waiters<K, V, G> {
     arrivals: u64,
 }
 
-impl<K, V, G> Waiters<K, V, G>
-where
-    K: Ord + Clone,
-    V: Ord + Clone,
-    G: Ord + Copy,
-{
-    /// Returns an empty collection for at most this many values.
-    pub(super) const fn new(capacity: usize) -> Self {
+impl<K, V, G, const CAPACITY: usize> Default for Waiters<K, V, G, CAPACITY> {
+    fn default() -> Self {
         Self {
-            capacity,
             values: BTreeMap::new(),
             order: BTreeMap::new(),
             sizes: BTreeMap::new(),
@@ -171,19 +124,27 @@ where
             arrivals: 0,
         }
     }
+}
 
+impl<K, V, G, const CAPACITY: usize> Waiters<K, V, G, CAPACITY>
+where
+    K: Ord + Clone,
+    V: Ord + Clone,
+    G: Ord + Copy,
+{
     /// Adds a value that waits for a key.
     pub(super) fn add(&mut self, group: G, key: K, value: V) {
-        if self.values.get(&key).is_some_and(|waiting| waiting.contains_key(&value)) {
+        let waiting = (key.clone(), Some(value.clone()));
+        if self.values.contains_key(&waiting) {
             return;
         }
-        if self.order.len() >= self.capacity {
+        if self.order.len() >= CAPACITY {
             self.evict();
         }
         self.arrivals += 1;
         let position = (group, self.arrivals);
         self.update_group(group, |all| {
-            all.values.entry(key.clone()).or_default().insert(value.clone(), position);
+            all.values.insert(waiting, position);
             all.order.insert(position, (key, value));
             *all.sizes.entry(group).or_default() += 1;
         });
@@ -191,8 +152,9 @@ where
 
     /// Removes and returns the values that wait for a key.
     pub(super) fn take(&mut self, key: &K) -> BTreeSet<V> {
-        let waiting: Vec<_> = self.values.get(key).into_iter().flat_map(BTreeMap::values).collect();
-        let positions: Vec<_> = waiting.into_iter().copied().collect();
+        let from = self.values.range((key.clone(), None)..);
+        let waiting = from.take_while(|((one, _), _)| one == key);
+        let positions: Vec<_> = waiting.map(|(_, position)| *position).collect();
         positions.into_iter().filter_map(|position| self.remove(position)).collect()
     }
 
@@ -205,12 +167,7 @@ where
         let group = position.0;
         self.update_group(group, |all| {
             let (key, value) = all.order.remove(&position)?;
-            if let Some(waiting) = all.values.get_mut(&key) {
-                waiting.remove(&value);
-                if waiting.is_empty() {
-                    all.values.remove(&key);
-                }
-            }
+            all.values.remove(&(key, Some(value.clone())));
             if let Some(size) = all.sizes.get_mut(&group) {
                 *size = size.saturating_sub(1);
                 if *size == 0 {
@@ -245,7 +202,7 @@ mod tests {
 
     #[test]
     fn values_are_taken_once() {
-        let mut waiters = Waiters::new(9);
+        let mut waiters = Waiters::<_, _, _, 9>::default();
         for value in ['a', 'b', 'a'] {
             waiters.add(0, "key", value);
         }
@@ -259,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_full_collection_evicts_from_the_largest_group_then_the_oldest() {
-        let mut waiters = Waiters::new(100);
+        let mut waiters = Waiters::<_, _, _, 100>::default();
         waiters.add("honest", 1_000_000, ());
         for key in 0..10_000 {
             waiters.add("crowd", key, ());
@@ -267,7 +224,7 @@ mod tests {
         assert_eq!(waiters.order.len(), 100);
         assert_eq!(waiters.take(&1_000_000).len(), 1, "the crowd makes room for itself");
         assert!(waiters.take(&0).is_empty() && !waiters.take(&9_999).is_empty());
-        let mut waiters = Waiters::new(100);
+        let mut waiters = Waiters::<_, _, _, 100>::default();
         (0..101).for_each(|group| waiters.add(group, group, ()));
         assert!(waiters.take(&0).is_empty(), "the oldest");
         assert!((1..101).all(|key| waiters.take(&key).len() == 1));

@@ -37,7 +37,8 @@ pub enum SlotClass {
 #[must_use = "a slot that is not freed stays taken"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Slot {
-    number: u64,
+    class: SlotClass,
+    bytes: usize,
 }
 
 /// The subscriptions on one connection.
@@ -60,14 +61,8 @@ pub struct Slot {
 pub struct SlotLedger {
     total: usize,
     byte_ceiling: usize,
-    open: BTreeMap<u64, OpenSlot>,
-    next_number: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct OpenSlot {
-    class: SlotClass,
-    bytes: usize,
+    /// Slots in use and their bytes, by class.
+    open: BTreeMap<SlotClass, (usize, usize)>,
 }
 
 impl SlotLedger {
@@ -75,7 +70,7 @@ impl SlotLedger {
     /// An advertised zero counts as not advertised.
     pub fn new(byte_ceiling: usize, advertised: Option<usize>) -> Self {
         let total = advertised.filter(|slots| *slots > 0).unwrap_or(UNADVERTISED_SLOTS);
-        Self { total: total.min(MAX_SLOTS), byte_ceiling, open: BTreeMap::new(), next_number: 0 }
+        Self { total: total.min(MAX_SLOTS), byte_ceiling, open: BTreeMap::new() }
     }
 
     /// Takes a slot for a request of `bytes`, if the limits of its class allow one now.
@@ -86,30 +81,29 @@ impl SlotLedger {
             SlotClass::Live => self.byte_ceiling.saturating_sub(TRANSIENT_BYTES),
             SlotClass::Fetch | SlotClass::Reconcile => self.byte_ceiling,
         };
-        let of_class: usize = self.of_class(class).map(|open| open.bytes).sum();
+        let (_, of_class) = self.of_class(class);
         let fits = |held: usize, limit: usize| held.saturating_add(bytes) <= limit;
         let has_bytes =
             fits(of_class, byte_limit) && fits(self.retained_bytes(), self.byte_ceiling);
         if !has_slot || !has_bytes {
             return None;
         }
-        let number = self.next_number;
-        self.next_number += 1;
-        self.open.insert(number, OpenSlot { class, bytes });
-        Some(Slot { number })
+        let open = self.open.entry(class).or_default();
+        *open = (open.0 + 1, open.1 + bytes);
+        Some(Slot { class, bytes })
     }
 
-    /// Gives back the slot of a subscription that ended. Ignores a slot of an earlier connection.
+    /// Gives back the slot of a subscription that ended.
     pub fn free(&mut self, slot: Slot) {
-        self.open.remove(&slot.number);
+        let open = self.open.entry(slot.class).or_default();
+        *open = (open.0.saturating_sub(1), open.1.saturating_sub(slot.bytes));
     }
 
     /// Frees the slot of a subscription that was refused because there are too many, and lowers the
     /// total to the slots that are still in use.
     pub fn refused_by_count(&mut self, slot: Slot) {
-        if self.open.remove(&slot.number).is_some() {
-            self.total = self.open.len().max(1);
-        }
+        self.free(slot);
+        self.total = self.in_use().max(1);
     }
 
     /// Frees the slot of a subscription that was refused because the relay keeps too many bytes, and
@@ -117,9 +111,7 @@ impl SlotLedger {
     ///
     /// Never raises the ceiling, and leaves room for one fetch.
     pub fn refused_by_bytes(&mut self, slot: Slot, stated: Option<u64>) {
-        if self.open.remove(&slot.number).is_none() {
-            return;
-        }
+        self.free(slot);
         let stated = stated.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
         let proven = stated.unwrap_or_else(|| self.retained_bytes());
         let lowered = proven.max(TRANSIENT_BYTES);
@@ -133,12 +125,12 @@ impl SlotLedger {
 
     /// Returns the number of slots in use.
     pub fn in_use(&self) -> usize {
-        self.open.len()
+        self.open.values().map(|(slots, _)| slots).sum()
     }
 
     /// Returns the number of slots in use by one class.
     pub fn in_use_by(&self, class: SlotClass) -> usize {
-        self.of_class(class).count()
+        self.of_class(class).0
     }
 
     /// Returns the number of slots that a class may hold.
@@ -159,7 +151,7 @@ impl SlotLedger {
 
     /// Returns the bytes of the requests in use.
     pub fn retained_bytes(&self) -> usize {
-        self.open.values().map(|open| open.bytes).sum()
+        self.open.values().map(|(_, bytes)| bytes).sum()
     }
 
     /// Returns the limit of [`retained_bytes`](Self::retained_bytes).
@@ -173,8 +165,9 @@ impl SlotLedger {
         FREE_SLOTS.min(self.total.saturating_sub(one_live))
     }
 
-    fn of_class(&self, class: SlotClass) -> impl Iterator<Item = &OpenSlot> {
-        self.open.values().filter(move |open| open.class == class)
+    /// Returns the slots of a class in use, and their bytes.
+    fn of_class(&self, class: SlotClass) -> (usize, usize) {
+        self.open.get(&class).copied().unwrap_or_default()
     }
 }
 

@@ -11,11 +11,11 @@ const T0: Mono = Mono::from_secs(100);
 fn offered_events_are_requested_in_chunks_and_once() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     for n in 0..5 {
-        let job = Some(ids.job());
+        let job = Some(ids.next(JobId));
         assert_eq!(wants.want(T0, id(n), job), WantResult::Queued);
         assert_eq!(wants.want(T0, id(n), job), WantResult::Already);
     }
-    let sizes: Vec<_> = (0..3).map(|_| wants.take_due(T0, ids.sub(), 3).len()).collect();
+    let sizes: Vec<_> = (0..3).map(|_| wants.take_due(T0, ids.next(SubId), 3).len()).collect();
     assert_eq!(sizes, [3, 2, 0]);
     wants.check();
 }
@@ -23,11 +23,11 @@ fn offered_events_are_requested_in_chunks_and_once() {
 #[test]
 fn all_jobs_that_wait_for_an_event_are_resolved() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
-    let jobs = [ids.job(), ids.job()];
+    let jobs = [ids.next(JobId), ids.next(JobId)];
     for job in jobs {
         assert_eq!(wants.want(T0, id(1), Some(job)), WantResult::Queued);
     }
-    let sub = ids.sub();
+    let sub = ids.next(SubId);
     assert_eq!(wants.take_due(T0, sub, 9).len(), 1);
     wants.delivered(sub, id(1));
     assert!(wants.ended(T0, sub).missed.is_empty(), "delivered is not missing");
@@ -38,11 +38,11 @@ fn all_jobs_that_wait_for_an_event_are_resolved() {
 #[test]
 fn each_event_is_requested_twelve_times_with_growing_backoff() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
-    let job = ids.job();
+    let job = ids.next(JobId);
     assert_eq!(wants.want(T0, id(1), Some(job)), WantResult::Queued);
     let (mut now, mut rests) = (T0, Vec::new());
     let last = loop {
-        let sub = ids.sub();
+        let sub = ids.next(SubId);
         assert_eq!(wants.take_due(now, sub, 9).len(), 1);
         let missed = wants.ended(now, sub).missed;
         let Some(next) = wants.deadline() else { break missed };
@@ -59,13 +59,13 @@ fn each_event_is_requested_twelve_times_with_growing_backoff() {
 fn reconnecting_or_new_offers_renew_no_budget() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     assert_eq!(wants.want(T0, id(1), None), WantResult::Queued);
-    let sub = ids.sub();
+    let sub = ids.next(SubId);
     let _ = wants.take_due(T0, sub, 9);
     assert!(wants.ended(T0, sub).missed[0].is_first);
     wants.disconnected();
     assert_eq!(wants.want(T0, id(1), None), WantResult::QueuedAfterFailure);
     assert_eq!(wants.want(T0, id(2), None), WantResult::Queued);
-    assert_eq!(wants.take_due(T0, ids.sub(), 9), [id(2)].into());
+    assert_eq!(wants.take_due(T0, ids.next(SubId), 9), [id(2)].into());
     assert_eq!(wants.deadline(), Some(T0 + EVENT_BACKOFF.first));
 }
 
@@ -73,12 +73,12 @@ fn reconnecting_or_new_offers_renew_no_budget() {
 fn a_truncated_answer_costs_no_attempt_and_makes_requests_smaller() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     (0..200).for_each(|n| assert_eq!(wants.want(T0, id(n), None), WantResult::Queued));
-    let sub = ids.sub();
+    let sub = ids.next(SubId);
     let requested = wants.take_due(T0, sub, 200);
     requested.iter().take(60).for_each(|id| wants.delivered(sub, *id));
     let ended = wants.ended(T0, sub);
     assert!(ended.missed.is_empty() && ended.truncated_at == Some(60));
-    assert_eq!(wants.take_due(T0, ids.sub(), 60).len(), 60);
+    assert_eq!(wants.take_due(T0, ids.next(SubId), 60).len(), 60);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn a_request_that_was_not_accepted_costs_no_attempt() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     let _ = wants.want(T0, id(1), None);
     for _ in 0..50 {
-        let sub = ids.sub();
+        let sub = ids.next(SubId);
         assert_eq!(wants.take_due(T0, sub, 9).len(), 1);
         wants.returned(T0, sub);
     }
@@ -95,20 +95,20 @@ fn a_request_that_was_not_accepted_costs_no_attempt() {
 #[test]
 fn events_that_only_a_finished_job_wanted_are_forgotten() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
-    let (one, two) = (ids.job(), ids.job());
+    let (one, two) = (ids.next(JobId), ids.next(JobId));
     let _ = wants.want(T0, id(1), Some(one));
     let _ = wants.want(T0, id(2), Some(one));
     let _ = wants.want(T0, id(2), Some(two));
     wants.abandon(one);
     wants.check();
-    assert_eq!(wants.take_due(T0, ids.sub(), 9), [id(2)].into());
+    assert_eq!(wants.take_due(T0, ids.next(SubId), 9), [id(2)].into());
 }
 
 #[test]
 fn an_event_that_fails_by_another_path_is_no_longer_requested() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     let _ = wants.want(T0, id(1), None);
-    let sub = ids.sub();
+    let sub = ids.next(SubId);
     let _ = wants.take_due(T0, sub, 9);
     assert!(wants.failed(T0, id(1)).is_first);
     wants.check();
@@ -129,7 +129,7 @@ fn memory_of_failures_is_bounded() {
 #[test]
 fn the_number_of_wanted_events_is_bounded() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
-    let job = Some(ids.job());
+    let job = Some(ids.next(JobId));
     let offered = |n: usize| {
         let mut id = [0; 32];
         id[..8].copy_from_slice(&n.to_be_bytes());
