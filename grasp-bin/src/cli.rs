@@ -8,7 +8,6 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use grasp_core::{Identifier, RelayUrl};
 
 use crate::config::Flags;
-use crate::config::document::Document;
 use crate::push::Target;
 
 /// Git repositories that belong to their maintainers: a nostr relay and git host.
@@ -158,8 +157,10 @@ pub(crate) struct RunningServer {
 impl RunningServer {
     /// Returns the flags that lead to the settings of that server.
     pub(crate) fn flags(&self) -> Flags {
-        let (data_dir, admin_socket) = (self.data_dir.clone(), self.admin_socket.clone());
-        let document = Document { data_dir, admin_socket, ..Document::default() };
-        Flags { file: self.config.clone(), document }
+        let paths = [("data_dir", &self.data_dir), ("admin_socket", &self.admin_socket)];
+        let given = paths
+            .into_iter()
+            .filter_map(|(key, path)| Some((key, vec![path.as_ref()?.display().to_string()])));
+        Flags { file: self.config.clone(), given: given.collect() }
     }
 }

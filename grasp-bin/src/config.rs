@@ -1,27 +1,43 @@
 //! The configuration: defaults, a file, the environment and flags, in that order.
 //!
-//! Every setting has one definition, in [`document`]. Its key in the file, its variable, its flag, its line in `--help`
-//! and its row in the reference come from there.
+//! Every setting has one definition, in [`table`]. Its key in the file, its variable, its flag, its line in `--help` and
+//! its row in the reference come from there.
 
-pub(crate) mod document;
-pub(crate) mod layers;
 pub(crate) mod reference;
+mod setting;
+mod table;
 #[cfg(test)]
 mod tests;
-mod value;
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::ValueEnum;
+use clap::{Arg, ArgMatches, Command};
 use grasp_core::{RelayUrl, ServiceIdentity};
-use serde::{Deserialize, Serialize};
+use toml::Value;
+use toml::de::{DeTable, DeValue};
 
-pub(crate) use self::layers::{Environment, Flags, Loaded, load};
+use self::setting::Setting;
+pub(crate) use self::table::{SECTIONS, settings};
 use crate::settings::Settings;
 
 /// The port when none is chosen.
 const PORT: u16 = 7334;
+
+/// Prefix of all variables.
+const PREFIX: &str = "GRASP_";
+
+/// The file when none is named, in the data directory, the working directory or the user's.
+const FILE: &str = "grasp.toml";
+
+/// The variable that names the file.
+const FILE_VARIABLE: &str = "GRASP_CONFIG";
+
+/// The variable of the user's directory for data.
+const XDG_DATA: &str = "XDG_DATA_HOME";
 
 /// Everything that can be set for a process that serves.
 #[derive(Clone, Debug)]
@@ -49,8 +65,7 @@ pub(crate) struct Log {
     pub(crate) format: LogFormat,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogFormat {
     Human,
     Json,
@@ -78,27 +93,285 @@ impl Config {
         let beside = || self.settings.data_dir.join("admin.sock");
         self.admin_socket.clone().unwrap_or_else(beside)
     }
+
+    /// Returns a setting that contradicts another one or a limit, and why.
+    fn contradiction(&self) -> Option<(&'static str, &'static str)> {
+        let Settings { relay, purgatory, staging, .. } = &self.settings;
+        let rules = [
+            (
+                relay.event_bytes <= relay.message_bytes,
+                "relay.event_bytes",
+                "an event must fit into a message, which may have 5MiB",
+            ),
+            (
+                relay.connections <= relay.tcp_connections,
+                "relay.connections",
+                "above the number of TCP connections, which is 8192",
+            ),
+            (
+                staging.bytes_per_family <= purgatory.staged.bytes,
+                "purgatory.staged_bytes",
+                "below what the uploads to one repository may have",
+            ),
+        ];
+        rules.into_iter().find(|(holds, ..)| !holds).map(|(_, key, reason)| (key, reason))
+    }
 }
 
-/// Returns a setting that contradicts another one or a limit, and why.
-fn check(config: &Config) -> Option<(&'static str, &'static str)> {
-    let Settings { relay, purgatory, staging, .. } = &config.settings;
-    let rules = [
-        (
-            relay.event_bytes <= relay.message_bytes,
-            "relay.event_bytes",
-            "an event must fit into a message, which may have 5MiB",
-        ),
-        (
-            relay.connections <= relay.tcp_connections,
-            "relay.connections",
-            "above the number of TCP connections, which is 8192",
-        ),
-        (
-            staging.bytes_per_family <= purgatory.staged.bytes,
-            "purgatory.staged_bytes",
-            "below what the uploads to one repository may have",
-        ),
-    ];
-    rules.into_iter().find(|(holds, ..)| !holds).map(|(_, key, reason)| (key, reason))
+/// Flags of every command that takes settings.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Flags {
+    /// The settings file.
+    pub(crate) file: Option<PathBuf>,
+    /// The texts of each setting that is given, by key.
+    pub(crate) given: BTreeMap<&'static str, Vec<String>>,
+}
+
+impl clap::Args for Flags {
+    fn augment_args(command: Command) -> Command {
+        let file = Arg::new("config")
+            .long("config")
+            .value_name("FILE")
+            .value_parser(clap::value_parser!(PathBuf))
+            .help_heading("The settings file")
+            .help("The settings file [env: GRASP_CONFIG]");
+        let flags = SECTIONS.iter().flat_map(|(section, title)| {
+            let settings = settings().iter().filter(move |one| one.section() == *section);
+            settings.map(|setting| setting.arg(title))
+        });
+        command.arg(file).args(flags)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl clap::FromArgMatches for Flags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let texts = |setting: &Setting| {
+            let texts = matches.get_many::<String>(setting.key)?;
+            Some((setting.key, texts.cloned().collect()))
+        };
+        let given = settings().iter().filter_map(texts).collect();
+        Ok(Self { file: matches.get_one("config").cloned(), given })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// The environment of a process, by name.
+pub(crate) type Variables = BTreeMap<String, String>;
+
+/// Returns variables without those that are empty or not text, which count as none.
+pub(crate) fn variables(all: impl Iterator<Item = (OsString, OsString)>) -> Variables {
+    let text = |(name, value): (OsString, OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    all.filter_map(text).filter(|(_, value)| !value.is_empty()).collect()
+}
+
+/// The source of a setting's value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Default,
+    /// A file, at a line.
+    File(PathBuf, usize),
+    Variable(String),
+    Flag(String),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Self::Variable(name) | Self::Flag(name) => f.write_str(name),
+        }
+    }
+}
+
+/// Reasons why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Problems {
+    #[error("could not read {}", .0.display())]
+    Unreadable(PathBuf, #[source] std::io::Error),
+    /// A line for each setting that cannot be used: its source, its key and the reason.
+    #[error("{}", .0.join("\n"))]
+    Settings(Vec<String>),
+}
+
+/// A configuration, and the source of each value.
+#[derive(Debug, Default)]
+pub(crate) struct Loaded {
+    pub(crate) config: Config,
+    /// The file that was read.
+    pub(crate) file: Option<PathBuf>,
+    /// Variables with our prefix that are no settings. Container platforms make such variables, so this is no error.
+    pub(crate) unknown_vars: Vec<String>,
+    sources: BTreeMap<&'static str, Source>,
+    problems: Vec<String>,
+}
+
+impl Loaded {
+    /// Starts the log and writes the source of the settings to it.
+    pub(crate) fn start_log(&self) {
+        self.config.log.start();
+        if let Some(file) = &self.file {
+            tracing::info!(file = %file.display(), "read the settings");
+        }
+        for name in &self.unknown_vars {
+            tracing::warn!(name, "unknown variable with the prefix of settings");
+        }
+    }
+
+    /// Whether a setting has its default value.
+    pub(crate) fn is_default(&self, key: &str) -> bool {
+        !self.sources.contains_key(key)
+    }
+
+    /// Returns the source of a setting's value.
+    pub(crate) fn source(&self, key: &str) -> &Source {
+        self.sources.get(key).unwrap_or(&Source::Default)
+    }
+
+    /// Sets a value over those of earlier layers, if it is one that the setting can have.
+    fn set(
+        &mut self,
+        key: &str,
+        texts: impl FnOnce(&Setting) -> Result<Vec<String>, String>,
+        source: Source,
+    ) {
+        let Some(setting) = settings().iter().find(|setting| setting.key == key) else {
+            return self.refuse(&source, key, &unknown(key));
+        };
+        let set = texts(setting).and_then(|texts| setting.set(&mut self.config, &texts));
+        match set {
+            Ok(()) => _ = self.sources.insert(setting.key, source),
+            Err(reason) => self.refuse(&source, key, &reason),
+        }
+    }
+
+    fn refuse(&mut self, source: &Source, key: &str, reason: &str) {
+        let key = if key.is_empty() { String::new() } else { format!("{key}: ") };
+        self.problems.push(format!("{source}: {key}{}", reason.trim()));
+    }
+
+    fn add_file(&mut self, path: &Path, text: &str) {
+        let line_at = |byte: usize| text.bytes().take(byte).filter(|b| *b == b'\n').count() + 1;
+        let source = |byte| Source::File(path.to_owned(), line_at(byte));
+        let (lines, table) = match (DeTable::parse(text), text.parse::<toml::Table>()) {
+            (Ok(lines), Ok(table)) => (lines, table),
+            (Err(error), _) | (_, Err(error)) => {
+                let byte = error.span().map_or(0, |span| span.start);
+                return self.refuse(&source(byte), "", error.message());
+            }
+        };
+        let mut starts = BTreeMap::new();
+        collect_starts("", lines.get_ref(), &mut starts);
+        for (key, value) in flat(table) {
+            let byte = starts.get(&key).copied().unwrap_or(0);
+            self.set(&key, |setting| setting.texts(value), source(byte));
+        }
+    }
+}
+
+/// Explains that there is no such key, with those of its section.
+fn unknown(key: &str) -> String {
+    let (section, name) = key.split_once('.').unwrap_or(("", key));
+    let names = settings().iter().filter(|setting| setting.section() == section);
+    let names: Vec<_> = names.map(|setting| format!("`{}`", setting.name())).collect();
+    match names.is_empty() {
+        true => format!("unknown field: there is no section [{section}]"),
+        false => format!("unknown field `{name}`, expected one of {}", names.join(", ")),
+    }
+}
+
+/// Reads the file, the environment and the flags.
+pub(crate) fn load(flags: &Flags, vars: &Variables) -> Result<Loaded, Problems> {
+    let file = flags.file.clone().or_else(|| vars.get(FILE_VARIABLE).map(PathBuf::from));
+    let file = file.or_else(|| find_file(flags, vars));
+    let read = |path: &PathBuf| {
+        std::fs::read_to_string(path).map_err(|error| Problems::Unreadable(path.clone(), error))
+    };
+    let text = file.as_ref().map(read).transpose()?;
+    merge(file.as_deref().zip(text.as_deref()), vars, flags)
+}
+
+/// Merges a file's text, the environment and the flags.
+fn merge(file: Option<(&Path, &str)>, vars: &Variables, flags: &Flags) -> Result<Loaded, Problems> {
+    let mut loaded = Loaded::default();
+    if let Some(home) = xdg_data(vars) {
+        loaded.set("data_dir", |_| Ok(vec![home]), Source::Variable(XDG_DATA.into()));
+    }
+    if let Some((path, text)) = file {
+        loaded.file = Some(path.to_owned());
+        loaded.add_file(path, text);
+    }
+    let mut unknown: BTreeMap<_, _> = vars
+        .iter()
+        .filter(|(name, _)| name.starts_with(PREFIX) && *name != FILE_VARIABLE)
+        .collect();
+    for setting in settings() {
+        if let Some(text) = unknown.remove(&setting.variable()) {
+            let source = Source::Variable(setting.variable());
+            loaded.set(setting.key, |setting| Ok(setting.split(text)), source);
+        }
+    }
+    loaded.unknown_vars = unknown.into_keys().cloned().collect();
+    for (key, texts) in &flags.given {
+        let flag = |setting: &Setting| format!("--{}", setting.flag());
+        let source = settings().iter().find(|one| one.key == *key).map(flag);
+        loaded.set(key, |_| Ok(texts.clone()), Source::Flag(source.unwrap_or_default()));
+    }
+    if let Some((key, reason)) = loaded.config.contradiction() {
+        loaded.refuse(&loaded.source(key).clone(), key, reason);
+    }
+    if loaded.problems.is_empty() { Ok(loaded) } else { Err(Problems::Settings(loaded.problems)) }
+}
+
+/// Returns the values of nested tables under their full keys.
+fn flat(table: toml::Table) -> BTreeMap<String, Value> {
+    let mut values = BTreeMap::new();
+    for (name, value) in table {
+        match value {
+            Value::Table(inner) => {
+                values
+                    .extend(inner.into_iter().map(|(key, value)| (format!("{name}.{key}"), value)));
+            }
+            value => _ = values.insert(name, value),
+        }
+    }
+    values
+}
+
+/// Collects the position in the text of every key.
+fn collect_starts(prefix: &str, table: &DeTable<'_>, starts: &mut BTreeMap<String, usize>) {
+    for (name, value) in table {
+        let key = format!("{prefix}{}", name.get_ref());
+        if let DeValue::Table(inner) = value.get_ref() {
+            collect_starts(&format!("{key}."), inner, starts);
+        }
+        starts.insert(key, name.span().start);
+    }
+}
+
+/// Returns the first file that exists where one is looked for.
+fn find_file(flags: &Flags, vars: &Variables) -> Option<PathBuf> {
+    let data_dir = flags.given.get("data_dir").and_then(|texts| texts.first());
+    let data_dir = data_dir.or_else(|| vars.get("GRASP_DATA_DIR")).cloned();
+    let data_dir = data_dir.or_else(|| xdg_data(vars)).unwrap_or_else(|| "data".into());
+    let home = || vars.get("HOME").map(|home| Path::new(home).join(".config"));
+    let users = vars.get("XDG_CONFIG_HOME").map(PathBuf::from).or_else(home);
+    let places = [Some(data_dir.into()), Some(PathBuf::new()), users.map(|dir| dir.join("grasp"))];
+    places.into_iter().flatten().map(|dir| dir.join(FILE)).find(|path| path.is_file())
+}
+
+/// Returns the user's directory for data, unless there is a `data` in the working directory.
+fn xdg_data(vars: &Variables) -> Option<String> {
+    let home = vars.get(XDG_DATA).filter(|_| !Path::new("data").is_dir())?;
+    Some(Path::new(home).join("grasp").display().to_string())
 }

@@ -39,7 +39,7 @@ use clap::Parser;
 
 use crate::admin::AdminCommand;
 use crate::cli::{Cli, Command, ConfigCommand, PushArgs, Reference, RunningServer, SyncArgs};
-use crate::config::{Environment, Flags, Loaded, reference};
+use crate::config::{Flags, Loaded, reference};
 use crate::once::Outcome;
 pub use crate::own_relay::OwnRelay;
 use crate::push::{Push, Work};
@@ -96,7 +96,7 @@ fn markdown_of(reference: Reference) -> String {
 }
 
 fn load(flags: &Flags) -> Result<Loaded> {
-    Ok(config::load(flags, &Environment)?)
+    Ok(config::load(flags, &config::variables(std::env::vars_os()))?)
 }
 
 fn query(server: &RunningServer, command: AdminCommand) -> Result<()> {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use clap::{Arg, Command, CommandFactory as _};
 
 use super::Cli;
-use crate::config::layers::settings;
+use crate::config::settings;
 
 /// Returns the reference of all commands, as Markdown.
 pub(crate) fn markdown() -> String {
@@ -42,8 +42,7 @@ fn describe(text: &mut String, parent: &str, command: &Command) {
 /// Returns whether a flag is one of the settings, which have a reference of their own.
 fn is_setting(arg: &Arg) -> bool {
     // Commands that query a running server have flags of the same names.
-    let settings =
-        settings().iter().any(|one| one.get_id() == arg.get_id()) || arg.get_id() == "config";
+    let settings = settings().iter().any(|one| arg.get_id() == one.key) || arg.get_id() == "config";
     settings && arg.get_help_heading().is_some()
 }
 
