@@ -2,19 +2,27 @@
 //!
 //! A request is one line of JSON, and so is its response. Only the user that the server runs as may connect.
 
-mod client;
 mod show;
-mod socket;
-mod summary;
-mod table;
-mod watch;
 
-pub(crate) use self::client::AdminClient;
-pub(crate) use self::show::{AdminCommand, run};
-pub(crate) use self::socket::AdminSocket;
+use std::io::{self, BufRead as _, Write as _};
+use std::os::unix::net;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-use grasp_relay::web::figures::{RepoRow, Status, WaitingRow};
+use anyhow::{Context, Error, Result, anyhow, bail};
+use rustix::fs::Mode;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+pub(crate) use self::show::{AdminCommand, run};
+use crate::files::create_private_dir;
+use crate::overview::Overview;
 
 /// A request to a running server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,19 +33,144 @@ pub(crate) enum AdminRequest {
     Waiting,
 }
 
-/// Answers requests on the admin socket.
-pub(crate) trait AdminHandler: Clone + Send + Sync + 'static {
-    /// Returns the response to a request.
-    fn handle(&self, request: AdminRequest) -> impl Future<Output = AdminResponse> + Send;
+/// Pause after a connection could not be accepted.
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Limits concurrent connections; later ones wait.
+const MAX_CONNECTIONS: usize = 16;
+
+const MAX_REQUEST_BYTES: u64 = 1_024;
+
+/// The bound admin socket. One process per data directory can have it.
+pub(crate) struct AdminSocket {
+    listener: UnixListener,
+    path: PathBuf,
 }
 
-/// The response to an [`AdminRequest`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum AdminResponse {
-    Status(Box<Status>),
-    Repositories(Vec<RepoRow>),
-    Waiting(Vec<WaitingRow>),
-    /// The request could not be read or answered, for this reason.
-    Failed(String),
+/// The task that answers requests; dropping it removes the socket.
+pub(crate) struct AdminTask {
+    task: JoinHandle<()>,
+    path: PathBuf,
+}
+
+impl AdminSocket {
+    /// Binds the socket. Fails if another server listens on it.
+    pub(crate) fn bind(path: &Path) -> Result<Self> {
+        if net::UnixStream::connect(path).is_ok() {
+            let socket = path.display();
+            bail!(
+                "another server is running: it listens on {socket}; stop it, or choose another --data-dir"
+            );
+        }
+        if let Some(dir) = path.parent() {
+            create_private_dir(dir)
+                .with_context(|| format!("could not create {}", dir.display()))?;
+        }
+        // No process listens on it: one that was killed has left it behind.
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("could not remove {}", path.display()));
+            }
+            _ => {}
+        }
+        let listener = bind_private(path)
+            .with_context(|| format!("could not open the socket {}", path.display()))?;
+        Ok(Self { listener, path: path.to_owned() })
+    }
+
+    /// Starts to answer requests, those that already wait included.
+    pub(crate) fn serve(self, overview: Overview) -> AdminTask {
+        let Self { listener, path } = self;
+        AdminTask { task: tokio::spawn(accept_all(listener, overview)), path }
+    }
+}
+
+impl Drop for AdminTask {
+    fn drop(&mut self) {
+        self.task.abort();
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Binds a socket that only its owner can use from the moment it exists.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(before);
+    bound
+}
+
+async fn accept_all(listener: UnixListener, overview: Overview) {
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    while let Ok(permit) = Arc::clone(&permits).acquire_owned().await {
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
+            continue;
+        };
+        let overview = overview.clone();
+        tokio::spawn(async move {
+            let _ = serve_connection(stream, &overview).await;
+            drop(permit);
+        });
+    }
+}
+
+async fn serve_connection(stream: UnixStream, overview: &Overview) -> io::Result<()> {
+    let (read, mut write) = stream.into_split();
+    let mut lines = BufReader::new(read);
+    loop {
+        let mut line = String::new();
+        if (&mut lines).take(MAX_REQUEST_BYTES).read_line(&mut line).await? == 0 {
+            return Ok(());
+        }
+        let response = match serde_json::from_str(&line) {
+            Ok(request) => respond(overview, request).await,
+            Err(error) => Err(error.to_string()),
+        };
+        let mut text = serde_json::to_string(&response)?;
+        text.push('\n');
+        write.write_all(text.as_bytes()).await?;
+    }
+}
+
+async fn respond(overview: &Overview, request: AdminRequest) -> Result<Value, String> {
+    match request {
+        AdminRequest::Status => serde_json::to_value(overview.status().await),
+        AdminRequest::Repositories => serde_json::to_value(overview.repositories().await?),
+        AdminRequest::Waiting => serde_json::to_value(overview.waiting().await?),
+    }
+    .map_err(|error| error.to_string())
+}
+
+/// Limits the time that a server takes to answer.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Returns the response of the server behind a socket.
+pub(crate) fn request<T: DeserializeOwned>(socket: &Path, request: AdminRequest) -> Result<T> {
+    let mut stream =
+        net::UnixStream::connect(socket).map_err(|error| connect_error(socket, &error))?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+    let text = serde_json::to_string(&request)? + "\n";
+    stream.write_all(text.as_bytes()).context("the server closed the connection")?;
+    let mut line = String::new();
+    io::BufReader::new(stream).read_line(&mut line).context("the server does not respond")?;
+    let response: Result<T, String> =
+        serde_json::from_str(&line).context("the server has another version")?;
+    response.map_err(|why| anyhow!("the server could not answer: {why}"))
+}
+
+/// Explains why the socket cannot be connected to, and what to do.
+fn connect_error(path: &Path, error: &io::Error) -> Error {
+    let socket = path.display();
+    let remedy = "start one with `grasp serve`, or name its directory with --data-dir";
+    match error.kind() {
+        io::ErrorKind::NotFound => anyhow!("no server is running: there is no {socket}; {remedy}"),
+        io::ErrorKind::ConnectionRefused => {
+            anyhow!("no server is running: no process listens on {socket}; {remedy}")
+        }
+        io::ErrorKind::PermissionDenied => {
+            anyhow!("no permission to use {socket}; run this as the user that the server runs as")
+        }
+        _ => anyhow!("could not connect to {socket}: {error}"),
+    }
 }

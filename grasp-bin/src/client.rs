@@ -2,26 +2,17 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use futures_util::{SinkExt as _, StreamExt as _};
+use anyhow::{Context, Result};
+use grasp_core::outbound::OutboundPolicy;
 use grasp_core::{RelayUrl, Version};
 use grasp_sync::Roots;
+use grasp_sync::driver::{Client, Limits, Outbound};
 use nostr::event::{Event, Kind};
 use nostr::filter::{Filter, MatchEventOptions};
-use serde_json::{Value, json};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
-use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::Message;
 
-use crate::wire::{self, Place};
-
-/// How long a relay may take for a handshake, and for all of its answer to one question or event.
+/// How long a relay may take for all of its answer to one question or event.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// A stream of bytes, encrypted or not.
-trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}
 
 /// A relay did not take an event.
 #[derive(Debug, thiserror::Error)]
@@ -32,103 +23,58 @@ pub(crate) struct Refused {
     pub(crate) said: String,
 }
 
+/// Returns the means to connect to servers that the user named.
+pub(crate) fn outbound() -> Outbound {
+    Outbound::new(OutboundPolicy::default(), &Roots::default())
+}
+
 /// A conversation with one relay.
 pub(crate) struct RelayClient {
-    socket: WebSocketStream<Box<dyn Bytes>>,
+    client: Client,
     timeout: Duration,
 }
 
 impl RelayClient {
-    /// Connects to a relay that the operator named.
+    /// Connects to a relay that the user named.
     pub(crate) async fn connect(relay: &RelayUrl) -> Result<Self> {
-        let place = Place::parse(relay.as_str()).context("no address of a relay")?;
-        let stream = place.connect(&Roots::default()).await?;
-        let stream: Box<dyn Bytes> = match stream {
-            wire::Stream::Plain(stream) => Box::new(stream),
-            wire::Stream::Tls(stream) => Box::new(*stream),
-        };
-        let shake = tokio_tungstenite::client_async(relay.as_str(), stream);
-        let (socket, _) =
-            timeout(EXCHANGE_TIMEOUT, shake).await.context("no websocket in time")??;
-        Ok(Self { socket, timeout: EXCHANGE_TIMEOUT })
+        let client = Client::connect(relay, &outbound(), &Limits::default()).await;
+        let client = client.map_err(|fault| anyhow::anyhow!("{fault}"))?;
+        Ok(Self { client, timeout: EXCHANGE_TIMEOUT })
     }
 
     /// Publishes an event. That the relay has it already, or a newer version of it, is as good; anything else that it
     /// says is an error.
     pub(crate) async fn publish(&mut self, event: &Event) -> Result<()> {
-        let (limit, published) = (self.timeout, self.publish_and_wait(event));
-        timeout(limit, published).await.context("the relay did not answer an event in time")?
-    }
-
-    async fn publish_and_wait(&mut self, event: &Event) -> Result<()> {
-        let json: Value = serde_json::from_str(&event.as_json())?;
-        self.say(&json!(["EVENT", json])).await?;
-        loop {
-            let answer = self.hear().await?;
-            if answer[0] != "OK" || answer[1] != event.id.to_hex() {
-                continue;
-            }
-            let said = answer[3].as_str().unwrap_or_default();
-            return match answer[2].as_bool() {
-                Some(true) => Ok(()),
-                _ if said.starts_with("duplicate:") || said.starts_with("replaced:") => Ok(()),
-                _ => Err(Refused { kind: event.kind, said: said.to_owned() }.into()),
-            };
+        let published = timeout(self.timeout, self.client.publish(event)).await;
+        let (accepted, said) = published.context("the relay did not answer an event in time")??;
+        if accepted || said.starts_with("duplicate:") || said.starts_with("replaced:") {
+            return Ok(());
         }
+        Err(Refused { kind: event.kind, said }.into())
     }
 
     /// The newest event that matches. A relay may say anything; what does not match, or was not signed by its author,
     /// is passed over.
     pub(crate) async fn newest(&mut self, filter: &Filter) -> Result<Option<Event>> {
-        let (limit, found) = (self.timeout, self.newest_of_all(filter));
-        timeout(limit, found).await.context("the relay did not answer a question in time")?
+        let asked = filter.clone().limit(1);
+        let page = timeout(self.timeout, self.client.page(&asked)).await;
+        let page = page.context("the relay did not answer a question in time")??;
+        let is_asked_for = |event: &Event| {
+            filter.match_event(event, MatchEventOptions::default()) && event.verify().is_ok()
+        };
+        Ok(page.into_iter().filter(is_asked_for).max_by_key(Version::of))
     }
-
-    async fn newest_of_all(&mut self, filter: &Filter) -> Result<Option<Event>> {
-        let asked: Value = serde_json::from_str(&filter.clone().limit(1).as_json())?;
-        self.say(&json!(["REQ", "grasp", asked])).await?;
-        let mut newest: Option<Event> = None;
-        loop {
-            let answer = self.hear().await?;
-            match answer[0].as_str() {
-                Some("EVENT") => {
-                    let told = Event::from_json(answer[2].to_string()).ok();
-                    let told = told.filter(|event| is_asked_for(filter, event));
-                    newest = newest.into_iter().chain(told).max_by_key(Version::of);
-                }
-                Some("EOSE") => break,
-                Some("CLOSED") => bail!("the relay does not answer questions: {}", answer[2]),
-                _ => {}
-            }
-        }
-        self.say(&json!(["CLOSE", "grasp"])).await?;
-        Ok(newest)
-    }
-
-    async fn say(&mut self, message: &Value) -> Result<()> {
-        self.socket.send(Message::text(message.to_string())).await.context("the relay went away")
-    }
-
-    async fn hear(&mut self) -> Result<Value> {
-        loop {
-            let message = self.socket.next().await.context("the relay went away")??;
-            if let Message::Text(text) = message {
-                return Ok(serde_json::from_str(&text)?);
-            }
-        }
-    }
-}
-
-fn is_asked_for(filter: &Filter, event: &Event) -> bool {
-    filter.match_event(event, MatchEventOptions::default()) && event.verify().is_ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::{SinkExt as _, StreamExt as _};
     use nostr::event::{EventBuilder, FinalizeEvent as _, Tag};
     use nostr::key::Keys;
     use nostr::types::Timestamp;
+    use serde_json::{Value, json};
     use tokio::net::TcpListener;
+    use tokio_tungstenite::tungstenite::Message;
 
     use super::*;
 
@@ -145,8 +91,8 @@ mod tests {
             let (stream, _) = listener.accept().await.unwrap();
             let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
             socket.next().await;
-            let events = told.into_iter().map(|event| json!(["EVENT", "grasp", event]));
-            for answer in events.chain([json!(["EOSE", "grasp"])]) {
+            let events = told.into_iter().map(|event| json!(["EVENT", "g1", event]));
+            for answer in events.chain([json!(["EOSE", "g1"])]) {
                 socket.send(Message::text(answer.to_string())).await.unwrap();
             }
             while socket.next().await.is_some() {}

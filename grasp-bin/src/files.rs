@@ -1,8 +1,15 @@
-//! Directories and files of the server.
+//! Files of the server: private directories, keys, and trusted certificate authorities.
 
-use std::fs;
-use std::io;
-use std::path::Path;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use grasp_sync::Roots;
+use nostr::key::Keys;
+
+use crate::settings::Settings;
 
 /// Creates a directory that only its owner can read, unless it exists; an existing one keeps its permissions.
 ///
@@ -11,10 +18,7 @@ pub(crate) fn create_private_dir(dir: &Path) -> io::Result<()> {
     if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         fs::create_dir_all(parent)?;
     }
-    let mut builder = fs::DirBuilder::new();
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    match builder.create(dir) {
+    match fs::DirBuilder::new().mode(0o700).create(dir) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             Err(io::Error::new(error.kind(), "it exists and is not a directory"))
@@ -39,10 +43,113 @@ pub(crate) fn bytes_below(dir: &Path) -> u64 {
     bytes
 }
 
+/// Reads a key, or creates a file with a new one that only its owner can read.
+pub(crate) fn service_key(path: &Path) -> Result<Keys> {
+    load_or_create(path, || tracing::info!(file = %path.display(), "created a key"))
+}
+
+/// Reads a key, or creates one and says so on standard error: `grasp push` has no log.
+pub(crate) fn user_key(path: &Path) -> Result<Keys> {
+    load_or_create(path, || {
+        eprintln!("grasp: created your key, {}; keep a copy of it in a safe place", path.display());
+    })
+}
+
+fn load_or_create(path: &Path, created: impl FnOnce()) -> Result<Keys> {
+    match fs::read_to_string(path) {
+        Ok(text) => {
+            check_permissions(path)?;
+            Keys::parse(text.trim())
+                .with_context(|| format!("{} does not contain a secret key", path.display()))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let keys = Keys::generate();
+            write_key(path, &keys)
+                .with_context(|| format!("could not write {}", path.display()))?;
+            created();
+            Ok(keys)
+        }
+        Err(error) => Err(error).with_context(|| format!("could not read {}", path.display())),
+    }
+}
+
+/// Returns the file of the user's key.
+pub(crate) fn user_key_path() -> Result<PathBuf> {
+    let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = || var("HOME").map(|home| home.join(".local/share"));
+    let data = var("XDG_DATA_HOME").or_else(home);
+    Ok(data.context("there is no home directory for the key; set --key")?.join("grasp/user.key"))
+}
+
+/// Writes a key durably, before anything is signed with it.
+fn write_key(path: &Path, keys: &Keys) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    create_private_dir(dir)?;
+    // A crash between creating and filling must not leave an empty key behind.
+    let unfinished = path.with_extension("new");
+    let mut file = private_file().create(true).truncate(true).open(&unfinished)?;
+    writeln!(file, "{}", keys.secret_key().to_secret_hex())?;
+    file.sync_all()?;
+    fs::rename(&unfinished, path)?;
+    File::open(dir)?.sync_all()
+}
+
+fn private_file() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).mode(0o600);
+    options
+}
+
+fn check_permissions(path: &Path) -> Result<()> {
+    let mode = fs::metadata(path)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        bail!("other users can read {}; run: chmod 600 {}", path.display(), path.display());
+    }
+    Ok(())
+}
+
+/// Files with the public authorities on common systems; the first that exists is used.
+const SYSTEM_BUNDLES: [&str; 6] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+    "/usr/local/share/certs/ca-root-nss.crt",
+];
+
+/// Returns the authorities that sync trusts.
+pub(crate) fn roots_for_relays(settings: &Settings) -> Result<Roots> {
+    let Some(file) = &settings.trusted_roots else { return Ok(Roots::default()) };
+    Roots::default().with(&read_roots(file)?).with_context(|| format!("{}", file.display()))
+}
+
+/// Writes the file of authorities that git trusts if the operator adds some: git takes one file, so it also has those
+/// of the system.
+pub(crate) fn roots_for_git(settings: &Settings) -> Result<Option<PathBuf>> {
+    let Some(file) = &settings.trusted_roots else { return Ok(None) };
+    let system = SYSTEM_BUNDLES.iter().find_map(|file| fs::read(file).ok());
+    if system.is_none() {
+        tracing::warn!(
+            "no file with the public certificate authorities was found; git trusts only those of trusted_roots"
+        );
+    }
+    let mut all = read_roots(file)?;
+    all.push(b'\n');
+    all.extend(system.unwrap_or_default());
+    let list = settings.data_dir.join("roots.pem");
+    fs::write(&list, all).with_context(|| format!("could not write {}", list.display()))?;
+    let list = fs::canonicalize(&list).with_context(|| format!("{}", list.display()))?;
+    Ok(Some(list))
+}
+
+fn read_roots(file: &Path) -> Result<Vec<u8>> {
+    fs::read(file)
+        .with_context(|| format!("could not read the file of trusted_roots, {}", file.display()))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
     use super::*;
 
     fn mode(dir: &Path) -> u32 {
@@ -73,5 +180,34 @@ mod tests {
         std::os::unix::fs::symlink(dir.path(), dir.path().join("a/link")).unwrap();
         assert_eq!(bytes_below(dir.path()), 15);
         assert_eq!(bytes_below(&dir.path().join("nothing")), 0);
+    }
+
+    #[test]
+    fn a_key_is_created_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new").join("service.key");
+        let made = service_key(&path).unwrap();
+        assert_eq!(service_key(&path).unwrap().public_key(), made.public_key());
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("service.key");
+        service_key(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        let error = service_key(&path).unwrap_err().to_string();
+        assert!(error.contains("chmod 600"), "{error}");
+    }
+
+    #[test]
+    fn a_file_without_a_key_is_not_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("service.key");
+        private_file().create(true).open(&path).unwrap().write_all(b"something else\n").unwrap();
+        assert!(service_key(&path).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "something else\n");
     }
 }

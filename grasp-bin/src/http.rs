@@ -10,13 +10,14 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{Html, IntoResponse as _, Response};
 use axum::routing::get;
 use grasp_relay::web;
-use grasp_relay::web::figures::Status;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
+
+use crate::overview::Overview;
 
 /// Limits concurrent connections to the status of a sidecar.
 const MAX_STATUS_CONNECTIONS: usize = 32;
@@ -29,39 +30,16 @@ const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Supplies the content of the status routes.
-pub(crate) trait StatusSource: Clone + Send + Sync + 'static {
-    /// Returns the display name of the server.
-    fn name(&self) -> &str;
-
-    /// Returns the path that the pages are below.
-    fn root(&self) -> &str;
-
-    /// Returns whether everything that must work does.
-    fn is_ready(&self) -> impl Future<Output = bool> + Send;
-
-    /// Returns the addresses of repositories whose git objects are not all on disk any more.
-    fn damaged(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    /// Returns the status.
-    fn status(&self) -> impl Future<Output = Status> + Send;
-
-    /// Returns all metrics in the text format of Prometheus.
-    fn exposition(&self) -> impl Future<Output = String> + Send;
-}
-
 /// Returns the routes, to be merged with those of the git host if there is one.
-pub(crate) fn routes<S: StatusSource>(source: S, with_metrics: bool) -> Router {
+pub(crate) fn routes(overview: Overview, with_metrics: bool) -> Router {
     let mut routes = Router::new()
-        .route("/health", get(health::<S>))
-        .route("/status", get(status::<S>))
-        .route("/status.json", get(status_json::<S>));
+        .route("/health", get(health))
+        .route("/status", get(status))
+        .route("/status.json", get(status_json));
     if with_metrics {
-        routes = routes.route("/metrics", get(metrics::<S>));
+        routes = routes.route("/metrics", get(metrics));
     }
-    routes.with_state(source)
+    routes.with_state(overview)
 }
 
 /// Serves the routes of a sidecar, with few connections and short timeouts.
@@ -83,8 +61,8 @@ pub(crate) async fn serve_status(listener: TcpListener, routes: Router) {
     }
 }
 
-async fn health<S: StatusSource>(State(source): State<S>) -> Response {
-    let (status, text) = match (source.is_ready().await, source.damaged()) {
+async fn health(State(overview): State<Overview>) -> Response {
+    let (status, text) = match (overview.is_ready().await, overview.damaged()) {
         (false, _) => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".into()),
         (true, damaged) if damaged.is_empty() => (StatusCode::OK, "ok\n".into()),
         // All other repositories are served, so the server stays in service.
@@ -101,18 +79,18 @@ fn degraded(damaged: &[String]) -> String {
     format!("degraded: git objects are missing on disk: {named}{more}\n")
 }
 
-async fn status<S: StatusSource>(State(source): State<S>) -> Response {
-    let page = web::status(source.name(), source.root(), &source.status().await);
+async fn status(State(overview): State<Overview>) -> Response {
+    let page = web::status(overview.name(), overview.root(), &overview.status().await);
     ([(CACHE_CONTROL, "no-store")], Html(page)).into_response()
 }
 
-async fn status_json<S: StatusSource>(State(source): State<S>) -> Response {
-    let status = source.status().await;
+async fn status_json(State(overview): State<Overview>) -> Response {
+    let status = overview.status().await;
     let json = serde_json::to_string(&status).expect("strings and numbers always have a JSON form");
     let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")];
     (headers, json).into_response()
 }
 
-async fn metrics<S: StatusSource>(State(source): State<S>) -> Response {
-    ([(CONTENT_TYPE, PROMETHEUS)], source.exposition().await).into_response()
+async fn metrics(State(overview): State<Overview>) -> Response {
+    ([(CONTENT_TYPE, PROMETHEUS)], overview.exposition().await).into_response()
 }

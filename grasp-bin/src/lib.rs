@@ -10,26 +10,17 @@ mod demo;
 mod doctor;
 mod files;
 mod http;
-mod key;
 mod log;
 mod metrics;
-mod notify;
-mod observer;
 mod once;
 mod overview;
 mod own_relay;
-#[cfg(test)]
-mod page;
 mod push;
-mod rate;
-mod rows;
 mod serve;
 mod server;
 mod settings;
 mod sidecar;
 mod signals;
-mod trusted_roots;
-mod wire;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -90,8 +81,8 @@ fn execute(command: Command) -> Result<ExitCode> {
 fn markdown_of(reference: Reference) -> String {
     match reference {
         Reference::Settings => config::reference::markdown(),
-        Reference::Metrics => metrics::reference::markdown(),
-        Reference::Commands => cli::reference::markdown(),
+        Reference::Metrics => metrics::markdown(),
+        Reference::Commands => cli::markdown(),
     }
 }
 
@@ -108,9 +99,9 @@ fn push_to(asked: PushArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Before the key is created: a command that fails here must not leave one behind.
     let work = runtime.block_on(Work::open(&std::env::current_dir()?))?;
-    let keys = key::load_or_create_for_user(&match &asked.key {
+    let keys = files::user_key(&match &asked.key {
         Some(file) => file.clone(),
-        None => key::user_key_path()?,
+        None => files::user_key_path()?,
     })?;
     let PushArgs { name, server: servers, refs, force, accept_fewer, timeout, .. } = asked;
     let timeout = Duration::from_secs(timeout);

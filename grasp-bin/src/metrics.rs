@@ -1,25 +1,496 @@
 //! Metrics of sync and of the hunt, and the list of all metrics.
 
-pub(crate) mod hunt;
-pub(crate) mod reference;
-pub(crate) mod sync;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
-use grasp_relay::metrics::{Metric, table};
+use grasp_core::RelayUrl;
+use grasp_core::admission::SyncPath;
+use grasp_core::limits::Health;
+use grasp_purgatory::hunt::{HostFigures, HuntFigures, HuntReport, Trouble};
+use grasp_relay::metrics::{Metric, Metrics, OTHER_LABEL, table};
+use grasp_sync::driver::{Log, Observer, RelayStatus};
+use grasp_sync::engine::{Report, Source};
 
-/// Metrics of one subject.
-pub(crate) struct Group {
-    pub(crate) title: &'static str,
-    pub(crate) metrics: &'static [&'static Metric],
+grasp_relay::metrics! { pub(crate) SYNC:
+    TRACKED = gauge "grasp_sync_relays_tracked" []
+        "Relays that are followed.";
+    ONLINE = gauge "grasp_sync_relays_connected" []
+        "Relays that are connected.";
+    DEAD = gauge "grasp_sync_relays_dead" []
+        "Relays that have failed for so long that connection attempts are rare.";
+    EVENTS = counter "grasp_sync_events_total" ["source"]
+        "New events, by source (direct, live, catch_up, daily).";
+    CONNECTED = gauge "grasp_sync_relay_connected" ["relay"]
+        "State of the connection: 0 disconnected, 1 connecting, 2 fetching history, 3 complete and live, 4 live but some history could not be fetched.";
+    HEALTH = gauge "grasp_sync_relay_status" ["relay"]
+        "Health of the relay: 1 healthy, 2 degraded, 3 dead.";
+    FAILURES = gauge "grasp_sync_relay_failures" ["relay"]
+        "Failed attempts to connect since the last success.";
+    ATTEMPTS = counter "grasp_sync_connection_attempts_total" ["relay", "result"]
+        "Attempts to connect, by result (success, failure).";
+    GAPS = counter "grasp_sync_gap_events_total" ["relay"]
+        "Events that live sync missed and a catch-up found.";
+    RECEIVED = counter "grasp_sync_relay_events_total" ["relay"]
+        "New events that the relay sent.";
+    UP = counter "grasp_sync_relay_up_seconds_total" ["relay"]
+        "Time that the relay was connected, updated when a connection ends and after each full pass.";
+    DOWN = counter "grasp_sync_relay_down_seconds_total" ["relay"]
+        "Time that the relay was not connected, updated at the same times.";
+    UPTIME = gauge "grasp_sync_relay_uptime_ratio" ["relay"]
+        "Share of time that the relay was connected, from 0 to 1.";
+    COVERAGE = gauge "grasp_sync_relay_coverage_ratio" ["relay"]
+        "Share of events that the relay had, of those it sent and those of ours it was compared with, from 0 to 1.";
+    LACKING = gauge "grasp_sync_relay_lacking" ["relay"]
+        "Events of this server that the relay lacks, counted at each comparison.";
+    BATCHES = counter "grasp_sync_batches_confirmed_total" ["relay"]
+        "Batches of repositories and roots that were fetched completely.";
+    PAGED = gauge "grasp_sync_relay_without_negentropy" ["relay"]
+        "1 for a relay whose history is fetched by pages, because it does not support NIP-77.";
+    REFUSALS = counter "grasp_sync_refusals_total" ["meaning"]
+        "Refusals by relays (CLOSED, NOTICE, OK), once per connection for each meaning.";
+    GIVEN_UP = counter "grasp_sync_events_given_up_total" ["relay"]
+        "Events that a relay offered and did not deliver.";
+    FULL_SECONDS = counter "grasp_sync_full_seconds_total" ["relay"]
+        "Seconds of event time with more events than a relay returns for any request.";
+    CONSOLIDATIONS = counter "grasp_sync_consolidations_total" ["relay"]
+        "Consolidations of live subscriptions.";
+    REQUESTS = counter "grasp_sync_requests_total" ["relay", "request"]
+        "Requests sent to a relay, by kind: REQ that stays open (live), for a page (page) or for ids (ids), and NEG-OPEN (compare).";
+    INTERRUPTIONS = gauge "grasp_sync_relay_interruptions" ["relay"]
+        "Interruptions of live subscriptions since the last full pass. Events that were published meanwhile with an older date come with the next full pass.";
 }
 
-/// All metrics, in the order of the reference.
-pub(crate) const GROUPS: &[Group] = &[
-    Group { title: "The server", metrics: table::ALL },
-    Group { title: "Events from other relays", metrics: sync::ALL },
-    Group { title: "Git data from other servers", metrics: hunt::ALL },
+grasp_relay::metrics! { pub(crate) HUNT:
+    HUNT_QUEUE = gauge "grasp_purgatory_sync_queue_size" []
+        "Repository names whose git data is hunted for.";
+    HUNT_IN_FLIGHT = gauge "grasp_purgatory_sync_in_flight" []
+        "Running visits to git servers.";
+    HUNT_ATTEMPTS = counter "grasp_purgatory_sync_attempts_total" ["result"]
+        "Attempts to fetch a repository's git data, by result (complete, incomplete, needless).";
+    HUNT_FETCHED = counter "grasp_purgatory_sync_oids_fetched_total" []
+        "Tips fetched with their history from other servers.";
+    HUNT_FAILURES = counter "grasp_purgatory_sync_failures_total" ["trouble"]
+        "Visits that did not fetch everything, by cause.";
+    HOST_IN_FLIGHT = gauge "grasp_purgatory_domain_in_flight" ["domain"]
+        "Running visits, for each recently visited host.";
+    HOST_WAITING = gauge "grasp_purgatory_domain_waiting" ["domain"]
+        "Repository names in the queue, for each recently visited host.";
+    HOST_REQUESTS = counter "grasp_purgatory_domain_requests_total" ["domain"]
+        "Visits since the start, for each recently visited host.";
+    HOST_PAUSES = counter "grasp_purgatory_domain_pauses_total" ["domain"]
+        "Pauses because a host asked for fewer visits.";
+}
+
+/// Hosts with series of their own, the busiest ones; the others share one.
+const MAX_NAMED_HOSTS: usize = 100;
+
+/// All metrics by subject, in the order of the reference.
+const GROUPS: [(&str, &[&Metric]); 3] = [
+    ("The server", table::ALL),
+    ("Events from other relays", SYNC),
+    ("Git data from other servers", HUNT),
 ];
 
 /// Returns all metrics.
 pub(crate) fn all() -> Vec<&'static Metric> {
-    GROUPS.iter().flat_map(|group| group.metrics).copied().collect()
+    GROUPS.iter().flat_map(|(_, metrics)| *metrics).copied().collect()
+}
+
+/// Returns the metrics of a sidecar.
+pub(crate) fn of_sidecar() -> Vec<&'static Metric> {
+    [&table::BUILD, &table::STARTED].into_iter().chain(SYNC.iter().copied()).collect()
+}
+
+/// Returns the reference of all metrics, as Markdown.
+pub(crate) fn markdown() -> String {
+    let mut text = String::from(include_str!("metrics/opening.md"));
+    for (title, metrics) in GROUPS {
+        let _ = write!(text, "\n## {title}\n\n");
+        text.push_str("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
+        for Metric { name, kind, help, labels } in metrics {
+            let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
+            let (kind, labels) = (kind.name(), labels.join(", "));
+            let _ = writeln!(text, "| `{name}` | {kind} | {labels} | {help} |");
+        }
+    }
+    text
+}
+
+/// Logs and counts the reports of sync.
+pub(crate) struct SyncObserver(pub(crate) Metrics);
+
+impl Observer for SyncObserver {
+    fn report(&self, report: &Report) {
+        Log.report(report);
+        record_sync(&self.0, report);
+    }
+}
+
+/// Counts one report of sync.
+fn record_sync(metrics: &Metrics, report: &Report) {
+    match report {
+        Report::Retired { relay } => {
+            for metric in SYNC.iter().filter(|metric| metric.labels.first() == Some(&"relay")) {
+                metrics.remove(metric, relay.as_str());
+            }
+        }
+        Report::Stored { from, count } => {
+            metrics.add(&EVENTS, &[source_label(from)], *count as u64);
+        }
+        Report::NoNegentropy { relay, .. } => metrics.set(&PAGED, &[relay.as_str()], 1.0),
+        Report::Negentropy { relay } => metrics.set(&PAGED, &[relay.as_str()], 0.0),
+        Report::Refused { refusal, .. } => metrics.add(&REFUSALS, &[refusal.label()], 1),
+        Report::GaveUp { relay, .. } => metrics.add(&GIVEN_UP, &[relay.as_str()], 1),
+        Report::GapSecond { relay, .. } => metrics.add(&FULL_SECONDS, &[relay.as_str()], 1),
+        Report::Consolidated { relay, .. } => metrics.add(&CONSOLIDATIONS, &[relay.as_str()], 1),
+        Report::Requested { relay, request } => {
+            let request = format!("{request:?}").to_lowercase();
+            metrics.add(&REQUESTS, &[relay.as_str(), &request], 1);
+        }
+        _ => {}
+    }
+}
+
+fn source_label(from: &Source) -> &'static str {
+    match from {
+        Source::Direct => "direct",
+        Source::Relay { path: SyncPath::Live, .. } => "live",
+        Source::Relay { path: SyncPath::CatchUp, .. } => "catch_up",
+        Source::Relay { path: SyncPath::Daily, .. } => "daily",
+    }
+}
+
+type StatusValue = fn(&RelayStatus) -> Option<f64>;
+
+/// Metrics that are read from the status of each relay.
+const OF_STATUS: [(&Metric, StatusValue); 12] = [
+    (&CONNECTED, |relay| Some(f64::from(relay.connection as u8))),
+    (&HEALTH, |relay| Some(f64::from(relay.health as u8) + 1.0)),
+    (&FAILURES, |relay| Some(relay.failed.map_or(0.0, |failed| f64::from(failed.attempts)))),
+    (&GAPS, |relay| Some(relay.gaps as f64)),
+    (&RECEIVED, |relay| Some(relay.counts.stored() as f64)),
+    (&BATCHES, |relay| Some(relay.batches as f64)),
+    (&INTERRUPTIONS, |relay| Some(relay.interruptions as f64)),
+    (&LACKING, |relay| Some(relay.reliability.as_ref()?.lacking as f64)),
+    (&UP, |relay| Some(relay.reliability.as_ref()?.up.as_secs_f64())),
+    (&DOWN, |relay| Some(relay.reliability.as_ref()?.down.as_secs_f64())),
+    (&UPTIME, |relay| relay.reliability.as_ref()?.uptime()),
+    (&COVERAGE, |relay| relay.reliability.as_ref()?.coverage()),
+];
+
+/// Sets what the status of each relay says, and the totals. Series of other relays are removed.
+pub(crate) fn set_relay_gauges(metrics: &Metrics, relays: &BTreeMap<RelayUrl, RelayStatus>) {
+    for (metric, value) in OF_STATUS {
+        metrics.clear(metric);
+        for (relay, status) in relays {
+            if let Some(value) = value(status) {
+                metrics.set(metric, &[relay.as_str()], value);
+            }
+        }
+    }
+    metrics.clear(&ATTEMPTS);
+    for (relay, status) in relays {
+        for (result, count) in [("success", status.connects), ("failure", status.failures)] {
+            metrics.set(&ATTEMPTS, &[relay.as_str(), result], count as f64);
+        }
+    }
+    let count = |is_counted: fn(&RelayStatus) -> bool| {
+        relays.values().filter(|status| is_counted(status)).count() as f64
+    };
+    metrics.set(&TRACKED, &[], relays.len() as f64);
+    metrics.set(&ONLINE, &[], count(|status| status.connection.is_connected()));
+    metrics.set(&DEAD, &[], count(|status| status.health == Health::Dead));
+}
+
+/// Counts one report of the hunt.
+pub(crate) fn record_hunt(metrics: &Metrics, report: &HuntReport) {
+    match report {
+        HuntReport::Complete { .. } => metrics.add(&HUNT_ATTEMPTS, &["complete"], 1),
+        HuntReport::Needless { .. } => metrics.add(&HUNT_ATTEMPTS, &["needless"], 1),
+        HuntReport::Incomplete { .. } => metrics.add(&HUNT_ATTEMPTS, &["incomplete"], 1),
+        HuntReport::Fetched { oids, .. } => metrics.add(&HUNT_FETCHED, &[], *oids as u64),
+        HuntReport::Failed { trouble, .. } => {
+            metrics.add(&HUNT_FAILURES, &[trouble_label(trouble)], 1)
+        }
+        HuntReport::Paused { host, .. } => metrics.add(&HOST_PAUSES, &[host.as_str()], 1),
+        _ => {}
+    }
+}
+
+/// Sets the gauges of the hunt, in total and by host. Series of hosts that the hunt has forgotten are removed.
+pub(crate) fn set_hunt_gauges(metrics: &Metrics, figures: &HuntFigures) {
+    let HuntFigures { in_flight, hosts, .. } = figures;
+    metrics.set(&HUNT_IN_FLIGHT, &[], *in_flight as f64);
+    for metric in [&HOST_IN_FLIGHT, &HOST_WAITING, &HOST_REQUESTS] {
+        metrics.clear(metric);
+    }
+    let mut busiest: Vec<_> = hosts.iter().collect();
+    busiest.sort_by_key(|(_, f)| std::cmp::Reverse((f.in_flight + f.waiting, f.requests)));
+    let (named, others) = busiest.split_at(busiest.len().min(MAX_NAMED_HOSTS));
+    for (host, figures) in named {
+        set_host_gauges(metrics, host.as_str(), figures);
+    }
+    if !others.is_empty() {
+        let total = others.iter().fold(HostFigures::default(), |sum, (_, one)| HostFigures {
+            in_flight: sum.in_flight + one.in_flight,
+            waiting: sum.waiting + one.waiting,
+            requests: sum.requests.saturating_add(one.requests),
+            ..sum
+        });
+        set_host_gauges(metrics, OTHER_LABEL, &total);
+    }
+}
+
+fn set_host_gauges(metrics: &Metrics, host: &str, figures: &HostFigures) {
+    metrics.set(&HOST_IN_FLIGHT, &[host], figures.in_flight as f64);
+    metrics.set(&HOST_WAITING, &[host], figures.waiting as f64);
+    metrics.set(&HOST_REQUESTS, &[host], figures.requests as f64);
+}
+
+fn trouble_label(trouble: &Trouble) -> &'static str {
+    match trouble {
+        Trouble::Forbidden(_) => "forbidden",
+        Trouble::Unreachable(_) => "unreachable",
+        Trouble::Limited { .. } => "limited",
+        Trouble::Answered(_) => "answered",
+        Trouble::Refused(_) => "refused",
+        Trouble::Broken(_) => "broken",
+        Trouble::TooLarge => "too_large",
+        Trouble::LongList => "long_list",
+        Trouble::TooMany { .. } => "too_many",
+        Trouble::Stalled => "stalled",
+        Trouble::Cancelled => "cancelled",
+        Trouble::Ours(_) => "ours",
+        _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use grasp_core::Host;
+    use grasp_core::limits::PeerText;
+    use grasp_core::sync::ConnectionStatus;
+    use grasp_relay::metrics::Kind;
+    use grasp_sync::driver::Failed;
+    use grasp_sync::engine::{Fault, PeerReliability, Request};
+    use grasp_sync::limits::Refusal;
+
+    use super::*;
+
+    fn recorded(reports: &[Report]) -> Metrics {
+        let metrics = Metrics::default();
+        reports.iter().for_each(|report| record_sync(&metrics, report));
+        metrics
+    }
+
+    /// Returns the metrics of one relay with this status.
+    fn shown(status: RelayStatus) -> Metrics {
+        let metrics = Metrics::default();
+        set_relay_gauges(&metrics, &[(relay(), status)].into());
+        metrics
+    }
+
+    fn relay() -> RelayUrl {
+        "wss://relay.example.com".parse().unwrap()
+    }
+
+    #[test]
+    fn connection_states_are_numbers_and_attempts_are_counted() {
+        let name = relay();
+        for (number, connection) in [
+            ConnectionStatus::Disconnected,
+            ConnectionStatus::Connecting,
+            ConnectionStatus::Syncing,
+            ConnectionStatus::Connected,
+            ConnectionStatus::ConnectedHistoricSyncFailures,
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let metrics = shown(RelayStatus { connection, connects: 2, ..RelayStatus::default() });
+            assert_eq!(metrics.value(&CONNECTED, &[name.as_str()]), Some(number as f64));
+            assert_eq!(metrics.value(&ONLINE, &[]), Some(f64::from(u8::from(number > 1))));
+            assert_eq!(metrics.value(&ATTEMPTS, &[name.as_str(), "success"]), Some(2.0));
+            assert_eq!(metrics.value(&FAILURES, &[name.as_str()]), Some(0.0));
+        }
+        let failed = Some(Failed { why: Fault::Unreachable, attempts: 2, retry_at: 9.into() });
+        let metrics = shown(RelayStatus { failed, failures: 5, ..RelayStatus::default() });
+        assert_eq!(metrics.value(&FAILURES, &[name.as_str()]), Some(2.0));
+        assert_eq!(metrics.value(&ATTEMPTS, &[name.as_str(), "failure"]), Some(5.0));
+    }
+
+    #[test]
+    fn a_dead_relay_is_counted_until_it_is_retired() {
+        let metrics = shown(RelayStatus { health: Health::Dead, ..RelayStatus::default() });
+        assert_eq!(metrics.value(&HEALTH, &[relay().as_str()]), Some(3.0));
+        let totals = || (metrics.value(&TRACKED, &[]), metrics.value(&DEAD, &[]));
+        assert_eq!(totals(), (Some(1.0), Some(1.0)));
+        record_sync(&metrics, &Report::Retired { relay: relay() });
+        set_relay_gauges(&metrics, &BTreeMap::new());
+        assert_eq!(totals(), (Some(0.0), Some(0.0)));
+        assert!(!metrics.render(SYNC).contains("relay.example.com"));
+    }
+
+    #[test]
+    fn events_are_counted_by_source_and_relay() {
+        let from = |path| Source::Relay { relay: relay(), path };
+        let metrics = recorded(&[
+            Report::Stored { from: Source::Direct, count: 2 },
+            Report::Stored { from: from(SyncPath::Live), count: 3 },
+            Report::Stored { from: from(SyncPath::Daily), count: 4 },
+        ]);
+        for (source, count) in [("direct", 2.0), ("live", 3.0), ("daily", 4.0)] {
+            assert_eq!(metrics.value(&EVENTS, &[source]), Some(count));
+        }
+        let mut status = RelayStatus { gaps: 4, interruptions: 3, ..RelayStatus::default() };
+        (status.counts.live, status.counts.daily) = (3, 4);
+        let metrics = shown(status);
+        assert_eq!(metrics.value(&GAPS, &[relay().as_str()]), Some(4.0));
+        assert_eq!(metrics.value(&RECEIVED, &[relay().as_str()]), Some(7.0));
+        assert_eq!(metrics.value(&INTERRUPTIONS, &[relay().as_str()]), Some(3.0));
+    }
+
+    #[test]
+    fn requests_are_counted_by_relay_and_kind() {
+        let sent = |request| Report::Requested { relay: relay(), request };
+        let metrics = recorded(&[sent(Request::Live), sent(Request::Page), sent(Request::Page)]);
+        let name = relay();
+        assert_eq!(metrics.value(&REQUESTS, &[name.as_str(), "live"]), Some(1.0));
+        assert_eq!(metrics.value(&REQUESTS, &[name.as_str(), "page"]), Some(2.0));
+    }
+
+    #[test]
+    fn reliability_is_shown_as_ratios() {
+        let seen = PeerReliability {
+            up: Duration::from_secs(30),
+            down: Duration::from_secs(10),
+            received: 1,
+            compared: 3,
+            lacking: 3,
+            ..PeerReliability::default()
+        };
+        let metrics = shown(RelayStatus { reliability: Some(seen), ..RelayStatus::default() });
+        assert_eq!(metrics.value(&UPTIME, &[relay().as_str()]), Some(0.75));
+        assert_eq!(metrics.value(&COVERAGE, &[relay().as_str()]), Some(0.25));
+        assert_eq!(metrics.value(&UP, &[relay().as_str()]), Some(30.0));
+        assert_eq!(metrics.value(&DOWN, &[relay().as_str()]), Some(10.0));
+    }
+
+    #[test]
+    fn texts_of_relays_are_no_labels() {
+        let refusal = Refusal::RetainedBytes { stated: Some(77) };
+        let text = PeerText::new("ERROR: text of a relay");
+        let metrics = recorded(&[Report::Refused { relay: relay(), refusal, text }]);
+        assert_eq!(metrics.value(&REFUSALS, &["retained_bytes"]), Some(1.0));
+    }
+
+    #[test]
+    fn a_relay_that_supports_nip77_again_is_not_shown_as_paged() {
+        let (refusal, text) = (Refusal::NegUnsupported, PeerText::new(""));
+        let paged = Report::NoNegentropy { relay: relay(), refusal, text };
+        let metrics = recorded(std::slice::from_ref(&paged));
+        assert_eq!(metrics.value(&PAGED, &[relay().as_str()]), Some(1.0));
+        let metrics = recorded(&[paged, Report::Negentropy { relay: relay() }]);
+        assert_eq!(metrics.value(&PAGED, &[relay().as_str()]), Some(0.0));
+    }
+
+    #[test]
+    fn reports_are_counted_and_error_texts_are_no_labels() {
+        let metrics = Metrics::default();
+        let identifier: grasp_core::Identifier = "x".parse().unwrap();
+        let url: grasp_core::CloneUrl = "https://git.example.com/x.git".parse().unwrap();
+        record_hunt(&metrics, &HuntReport::Complete { identifier: identifier.clone() });
+        record_hunt(
+            &metrics,
+            &HuntReport::Fetched { identifier: identifier.clone(), url: url.clone(), oids: 3 },
+        );
+        let trouble = Trouble::Ours("words".into());
+        record_hunt(&metrics, &HuntReport::Failed { identifier, url, trouble });
+        assert_eq!(metrics.value(&HUNT_ATTEMPTS, &["complete"]), Some(1.0));
+        assert_eq!(metrics.value(&HUNT_FETCHED, &[]), Some(3.0));
+        assert_eq!(metrics.value(&HUNT_FAILURES, &["ours"]), Some(1.0));
+    }
+
+    #[test]
+    fn series_of_forgotten_hosts_are_removed() {
+        let metrics = Metrics::default();
+        let host: Host = "git.example.com".parse().unwrap();
+        let figures =
+            HostFigures { in_flight: 2, waiting: 1, requests: 9, ..HostFigures::default() };
+        let hosts = vec![(host.clone(), figures)];
+        set_hunt_gauges(&metrics, &HuntFigures { in_flight: 2, hosts, ..HuntFigures::default() });
+        assert_eq!(metrics.value(&HOST_REQUESTS, &[host.as_str()]), Some(9.0));
+        set_hunt_gauges(&metrics, &HuntFigures::default());
+        assert_eq!(metrics.value(&HOST_REQUESTS, &[host.as_str()]), None);
+    }
+
+    #[test]
+    fn ten_thousand_hosts_have_a_hundred_and_one_series() {
+        let metrics = Metrics::default();
+        let host = |n: u32| format!("h{n}.example.com").parse::<Host>().unwrap();
+        let one = HostFigures { in_flight: 1, waiting: 2, requests: 3, ..HostFigures::default() };
+        let busy = HostFigures { requests: 99, ..one };
+        let mut hosts: Vec<_> = (0..10_000).map(|n| (host(n), one)).collect();
+        hosts.push((host(10_000), busy));
+        set_hunt_gauges(&metrics, &HuntFigures { hosts, ..HuntFigures::default() });
+        let text = metrics.render(&[&HOST_REQUESTS]);
+        assert_eq!(text.lines().filter(|line| !line.starts_with('#')).count(), MAX_NAMED_HOSTS + 1);
+        assert_eq!(metrics.value(&HOST_REQUESTS, &["h10000.example.com"]), Some(99.0));
+        assert_eq!(metrics.value(&HOST_WAITING, &[OTHER_LABEL]), Some(2.0 * 9_901.0));
+    }
+
+    #[test]
+    fn metrics_have_the_names_of_the_design() {
+        let names = [
+            ("purgatory_sync_queue_size", &HUNT_QUEUE),
+            ("purgatory_sync_attempts_total", &HUNT_ATTEMPTS),
+            ("purgatory_sync_oids_fetched_total", &HUNT_FETCHED),
+            ("purgatory_domain_in_flight", &HOST_IN_FLIGHT),
+            ("purgatory_domain_requests_total", &HOST_REQUESTS),
+        ];
+        for (name, metric) in names {
+            assert_eq!(metric.name, format!("grasp_{name}"));
+            assert!(!metric.labels.contains(&"identifier"), "any author can choose identifiers");
+        }
+    }
+
+    fn docs(path: &str) -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(path)
+    }
+
+    #[test]
+    fn names_are_unique_and_counters_end_with_total() {
+        let names: BTreeSet<_> = all().iter().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), all().len());
+        for metric in all() {
+            assert!(metric.name.starts_with("grasp_"), "{}", metric.name);
+            let total = metric.name.ends_with("_total");
+            assert_eq!(total, metric.kind == Kind::Counter, "{}", metric.name);
+        }
+    }
+
+    /// Returns the names of our metrics in a file of the monitoring how-to.
+    fn mentioned(file: &str) -> BTreeSet<String> {
+        let text = std::fs::read_to_string(docs("how-to/monitoring").join(file)).unwrap();
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        words.filter(|word| word.starts_with("grasp_")).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn dashboard_and_alerts_use_metrics_that_exist() {
+        for file in ["dashboard.json", "alerts.yml"] {
+            for name in mentioned(file) {
+                let base = ["_bucket", "_sum", "_count"]
+                    .iter()
+                    .find_map(|end| name.strip_suffix(end))
+                    .unwrap_or(&name);
+                let known = all().iter().any(|metric| metric.name == base || metric.name == name);
+                assert!(known, "{file}: {name}");
+            }
+        }
+    }
 }

@@ -1,25 +1,22 @@
 //! `grasp sync --once`: fetches everything that some relays have, and ends.
 
-mod progress;
-
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use grasp_core::RelayUrl;
+use grasp_core::{Mono, RelayUrl};
 use grasp_relay::Clock;
 use grasp_relay::web::figures::Status;
 use grasp_relay::web::{format_count, format_duration};
 use grasp_sync::driver::RelayStatus;
 use grasp_sync::index::ConnectionStatus;
+use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 use nostr::types::Timestamp;
 
-use self::progress::ProgressBars;
 use crate::admin::AdminSocket;
 use crate::config::{Config, Loaded};
-use crate::http::StatusSource as _;
-use crate::rows::fault_text;
+use crate::overview::Rate;
 use crate::server::Server;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -160,7 +157,7 @@ fn print_result(relays: &Statuses, from: &[RelayUrl], status: &Status, took: Dur
 /// Explains why a relay is incomplete.
 fn reason_incomplete(relay: &RelayStatus) -> String {
     if let Some(failed) = relay.failed {
-        return fault_text(failed.why).into();
+        return failed.why.to_string();
     }
     let refusal = relay.last_refusal.as_ref().map(|text| text.as_str().to_owned());
     match (relay.connection, refusal) {
@@ -174,5 +171,129 @@ fn reason_incomplete(relay: &RelayStatus) -> String {
             "the connection was lost".into()
         }
         _ => "it was not complete within the time limit; set --patience to wait longer".into(),
+    }
+}
+
+/// A progress bar for each relay on a terminal; elsewhere a line for each.
+struct ProgressBars {
+    bars: MultiProgress,
+    relays: Vec<(RelayUrl, ProgressBar, Rate)>,
+}
+
+impl ProgressBars {
+    fn new(relays: &[RelayUrl], now: Mono) -> Self {
+        let bars = MultiProgress::new();
+        let width = relays.iter().map(|relay| relay.as_str().len()).max().unwrap_or(0);
+        let style = ProgressStyle::with_template("{prefix}  [{bar:24}] {percent:>3}% {msg}")
+            .expect("the template is valid")
+            .progress_chars("##.");
+        let bar = |relay: &RelayUrl| {
+            let bar = ProgressBar::new(1)
+                .with_style(style.clone())
+                .with_prefix(format!("{:<width$}", relay.as_str()))
+                .with_finish(ProgressFinish::Abandon);
+            (relay.clone(), bars.add(bar), Rate::new(now))
+        };
+        let relays = relays.iter().map(bar).collect();
+        Self { bars, relays }
+    }
+
+    /// Returns whether bars are drawn, rather than lines printed.
+    fn are_drawn(&self) -> bool {
+        !self.bars.is_hidden()
+    }
+
+    fn show(&mut self, now: Mono, statuses: &Statuses) {
+        for (relay, bar, rate) in &mut self.relays {
+            let progress = statuses
+                .get(relay)
+                .map(|status| Progress::new(status, rate.per_second(now, status.counts.judged())));
+            if let Some(Progress { fetched, missing, .. }) = progress {
+                // A length of 0 would be drawn as 100 %.
+                bar.set_length((fetched + missing).max(1));
+                bar.set_position(fetched);
+            }
+            let text = progress.map_or_else(|| "no attempt to connect yet".into(), |it| it.text());
+            if bar.is_hidden() {
+                eprintln!("{}  {text}", bar.prefix());
+            }
+            bar.set_message(text);
+        }
+    }
+}
+
+/// The progress of one relay.
+#[derive(Clone, Copy, Debug)]
+struct Progress {
+    connection: ConnectionStatus,
+    fetched: u64,
+    /// Those of the fetched events that were new.
+    new: u64,
+    /// Events that are known to be missing.
+    missing: u64,
+    per_second: f64,
+}
+
+impl Progress {
+    fn new(relay: &RelayStatus, per_second: f64) -> Self {
+        Self {
+            connection: relay.connection,
+            fetched: relay.counts.judged(),
+            new: relay.counts.stored() + relay.counts.held,
+            missing: relay.wanted.max(relay.backlog),
+            per_second,
+        }
+    }
+
+    fn text(&self) -> String {
+        let Self { fetched, new, missing, per_second, .. } = *self;
+        let state = match self.connection {
+            ConnectionStatus::Disconnected => "not connected",
+            ConnectionStatus::Connecting => "connecting",
+            ConnectionStatus::Syncing => {
+                let known = fetched + missing;
+                let left = self.time_left();
+                return format!(
+                    "{fetched} of {known} known events, {new} new, {per_second:.0}/s, {left}"
+                );
+            }
+            ConnectionStatus::Connected => "complete",
+            ConnectionStatus::ConnectedHistoricSyncFailures => "incomplete",
+        };
+        format!("{fetched} events, {new} new, {state}")
+    }
+
+    /// Formats the remaining time, which is unknown while pages are read.
+    fn time_left(&self) -> String {
+        match (self.missing, self.per_second) {
+            (0, _) => "asking for more".into(),
+            (_, rate) if rate < 0.1 => "time left unknown".into(),
+            (left, rate) => format!("{} left", format_duration((left as f64 / rate).ceil() as u64)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn progress(fetched: u64, missing: u64, per_second: f64) -> Progress {
+        Progress { connection: ConnectionStatus::Syncing, fetched, new: 5, missing, per_second }
+    }
+
+    #[test]
+    fn progress_shows_fetched_events_rate_and_time_left() {
+        assert_eq!(
+            progress(250, 750, 50.0).text(),
+            "250 of 1000 known events, 5 new, 50/s, 15 seconds left"
+        );
+        assert!(progress(0, 0, 0.0).text().ends_with("asking for more"));
+        assert!(progress(10, 90, 0.0).text().ends_with("time left unknown"));
+    }
+
+    #[test]
+    fn a_complete_relay_is_shown_as_complete() {
+        let done = Progress { connection: ConnectionStatus::Connected, ..progress(8, 0, 1.0) };
+        assert_eq!(done.text(), "8 events, 5 new, complete");
     }
 }

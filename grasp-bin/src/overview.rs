@@ -1,12 +1,14 @@
-//! The status of a running server, collected from its parts.
+//! The status of a running server or sidecar, collected from its parts.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, Mono, kinds};
+use grasp_core::sync::ConnectionStatus;
+use grasp_core::{Identifier, Mono, RelayUrl, RepoId, kinds};
 use grasp_purgatory::hunt::{HuntFigures, HuntSchedule};
 use grasp_purgatory::{Counts, Phase, Purgatory};
 use grasp_relay::Clock;
@@ -14,18 +16,18 @@ use grasp_relay::metrics::{Metric, Metrics, table};
 use grasp_relay::nostr::Hub;
 use grasp_relay::purgatory::{DamagedRepo, PurgatoryDriver};
 use grasp_relay::store::{EventStore, StoreError};
-use grasp_relay::web::figures::{IntakeFigures, PurgatoryFigures, RelayRow, Status, WaitingRow};
-use grasp_relay::web::{Listing, RepositoryList};
-use grasp_sync::Syncer;
+use grasp_relay::web::Listing;
+use grasp_relay::web::figures::{
+    IntakeFigures, MissingRow, PurgatoryFigures, RelayRow, RepoRow, Status, WaitingRow,
+};
+use grasp_sync::driver::{Counts as SyncCounts, RelayStatus};
+use grasp_sync::engine::PeerReliability;
+use grasp_sync::{Sidecar, Syncer};
 use nostr::filter::Filter;
 use tokio::sync::Mutex;
 
-use crate::admin::{AdminHandler, AdminRequest, AdminResponse};
 use crate::files::bytes_below;
-use crate::http::StatusSource;
-use crate::metrics::{self, hunt};
-use crate::rate::Rate;
-use crate::rows;
+use crate::metrics;
 use crate::server::DATABASE;
 use crate::settings::Settings;
 
@@ -44,7 +46,10 @@ const MAX_DAMAGED_NAMED: usize = 100;
 /// Events that expire within this time are counted as expiring.
 const EXPIRING_WITHIN: Duration = Duration::from_secs(3_600);
 
-/// Collects the status from all parts of a server. Cheap to clone.
+/// Limits the repository names in the list of what waits.
+const MAX_WAITING_NAMES: usize = 1_000;
+
+/// Collects the status from all parts of a process. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Overview(Arc<Inner>);
 
@@ -52,66 +57,107 @@ struct Inner {
     service: String,
     name: String,
     root: String,
+    clock: Clock,
+    metrics: Metrics,
+    syncer: OnceLock<Arc<Syncer>>,
+    started: u64,
+    rate: std::sync::Mutex<Rate>,
+    subject: Subject,
+}
+
+/// The relay whose status it is.
+enum Subject {
+    Server(Box<ServerParts>),
+    /// A relay of another kind, and its address.
+    Sidecar(Arc<Sidecar>, RelayUrl),
+}
+
+/// The parts of a server that have a status.
+struct ServerParts {
     data_dir: PathBuf,
     repositories: PathBuf,
     store: Arc<dyn EventStore>,
     hub: Hub,
     purgatory: PurgatoryDriver,
+    listing: Listing,
     clock: Clock,
     metrics: Metrics,
-    listing: Listing,
-    syncer: OnceLock<Arc<Syncer>>,
-    started: u64,
-    counts: Mutex<Option<(Mono, StoreCounts)>>,
-    disk_usage: Mutex<Option<(Mono, DiskUsage)>>,
-    rate: std::sync::Mutex<Rate>,
+    counts: Mutex<Option<Measured<StoreCounts>>>,
+    disk_usage: Mutex<Option<Measured<DiskUsage>>>,
 }
 
-/// Cached counts of the event store.
-#[derive(Clone, Copy, Debug, Default)]
-struct StoreCounts {
-    events: u64,
-    repositories: u64,
-    fresh_for: Duration,
-}
+/// The number of events and of repositories.
+type StoreCounts = (u64, u64);
 
-/// Cached measurement of the disk.
-#[derive(Clone, Copy, Debug, Default)]
-struct DiskUsage {
-    git_bytes: u64,
-    disk_bytes: u64,
+/// The bytes of git data, and of all data.
+type DiskUsage = (u64, u64);
+
+/// A result that is used again for a while.
+#[derive(Clone, Copy)]
+struct Measured<T> {
+    at: Mono,
     fresh_for: Duration,
+    value: T,
 }
 
 impl Overview {
-    pub(crate) fn new(
+    /// Creates the overview of a server.
+    pub(crate) fn of_server(
         settings: &Settings,
         purgatory: &PurgatoryDriver,
         hub: &Hub,
+        listing: Listing,
         metrics: Metrics,
     ) -> Self {
-        let (store, clock) = (Arc::clone(purgatory.store()), purgatory.clock().clone());
-        let policy = purgatory.policy().clone();
-        let service = settings.service.clone();
-        let listing =
-            Listing::new(Arc::clone(&store), service, clock.clone(), move |a| policy.hosts(a));
-        Self(Arc::new(Inner {
-            service: settings.service.to_string(),
-            name: settings.info().name,
-            root: format!("{}/", settings.service.mount_path()),
+        let clock = purgatory.clock().clone();
+        let parts = ServerParts {
             data_dir: settings.data_dir.clone(),
             repositories: settings.repositories(),
-            started: clock.now().unix.as_secs(),
-            rate: std::sync::Mutex::new(Rate::new(clock.now().mono)),
-            store,
+            store: Arc::clone(purgatory.store()),
             hub: hub.clone(),
             purgatory: purgatory.clone(),
-            clock,
-            metrics,
             listing,
-            syncer: OnceLock::new(),
+            clock: clock.clone(),
+            metrics: metrics.clone(),
             counts: Mutex::new(None),
             disk_usage: Mutex::new(None),
+        };
+        Self::new(settings, settings.info().name, clock, metrics, Subject::Server(Box::new(parts)))
+    }
+
+    /// Creates the overview of a sidecar.
+    pub(crate) fn of_sidecar(
+        settings: &Settings,
+        relay: RelayUrl,
+        sidecar: Arc<Sidecar>,
+        metrics: Metrics,
+    ) -> Self {
+        let (name, subject) = (settings.service.to_string(), Subject::Sidecar(sidecar, relay));
+        Self::new(settings, name, Clock::system(), metrics, subject)
+    }
+
+    fn new(
+        settings: &Settings,
+        name: String,
+        clock: Clock,
+        metrics: Metrics,
+        subject: Subject,
+    ) -> Self {
+        let root = match &subject {
+            Subject::Server(_) => format!("{}/", settings.service.mount_path()),
+            Subject::Sidecar(..) => "/".into(),
+        };
+        let now = clock.now();
+        Self(Arc::new(Inner {
+            service: settings.service.to_string(),
+            name,
+            root,
+            started: now.unix.as_secs(),
+            rate: std::sync::Mutex::new(Rate::new(now.mono)),
+            clock,
+            metrics,
+            syncer: OnceLock::new(),
+            subject,
         }))
     }
 
@@ -122,49 +168,176 @@ impl Overview {
         }
     }
 
-    /// Returns the relays that are synced with.
-    async fn relays(&self) -> Vec<RelayRow> {
-        match self.0.syncer.get() {
-            Some(syncer) => syncer.status().await.relays.iter().map(rows::relay_row).collect(),
-            None => Vec::new(),
+    /// Returns the display name.
+    pub(crate) fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Returns the path that the pages are below.
+    pub(crate) fn root(&self) -> &str {
+        &self.0.root
+    }
+
+    /// Returns the parts of a server; for a sidecar, what to do instead.
+    fn server(&self) -> Result<&ServerParts, String> {
+        match &self.0.subject {
+            Subject::Server(parts) => Ok(parts),
+            Subject::Sidecar(_, relay) => {
+                Err(format!("a sidecar hosts nothing; ask the relay, {relay}"))
+            }
         }
     }
 
-    /// Returns the new events per second over the last minute.
-    fn new_per_second(&self, new: u64) -> f64 {
-        let now = self.0.clock.now().mono;
-        self.0.rate.lock().unwrap_or_else(PoisonError::into_inner).per_second(now, new)
-    }
-
-    /// Returns the list of repositories that pages show.
-    pub(crate) fn listing(&self) -> Listing {
-        self.0.listing.clone()
-    }
-
     /// Returns the repositories, the latest active first.
-    pub(crate) async fn repositories(&self) -> Result<Arc<RepositoryList>, StoreError> {
-        self.0.listing.rows().await
+    pub(crate) async fn repositories(&self) -> Result<Vec<RepoRow>, String> {
+        let list = self.server()?.listing.rows().await;
+        list.map(|list| list.rows.clone()).map_err(|error| error.to_string())
     }
 
     /// Returns the repository names whose events wait for git data.
-    pub(crate) async fn waiting(&self) -> Vec<WaitingRow> {
-        let (turns, now) = (self.turns().await, self.0.clock.now().unix.as_secs());
-        let rows =
-            self.0.purgatory.ask(move |purgatory| rows::waiting_rows(purgatory, now, &turns)).await;
-        rows.unwrap_or_default()
+    pub(crate) async fn waiting(&self) -> Result<Vec<WaitingRow>, String> {
+        let parts = self.server()?;
+        let (turns, now) = (parts.turns().await, self.0.clock.now().unix.as_secs());
+        let rows = parts.purgatory.ask(move |purgatory| waiting_rows(purgatory, now, &turns)).await;
+        Ok(rows.unwrap_or_default())
+    }
+
+    /// Returns whether everything that must work does: the store and purgatory of a server, the relay of a sidecar.
+    pub(crate) async fn is_ready(&self) -> bool {
+        match &self.0.subject {
+            Subject::Server(parts) => parts.is_ready().await,
+            Subject::Sidecar(sidecar, _) => sidecar.is_reachable().await,
+        }
+    }
+
+    /// Returns the addresses of damaged repositories, some of them if there are many.
+    pub(crate) fn damaged(&self) -> Vec<String> {
+        self.server().map(ServerParts::damaged).unwrap_or_default()
+    }
+
+    /// Returns the status.
+    pub(crate) async fn status(&self) -> Status {
+        self.collect().await.0
+    }
+
+    /// Returns the status, and that of each relay in detail.
+    async fn collect(&self) -> (Status, BTreeMap<RelayUrl, RelayStatus>) {
+        let inner = &self.0;
+        let relays = match inner.syncer.get() {
+            Some(syncer) => syncer.status().await.relays,
+            None => BTreeMap::new(),
+        };
+        let mut status = match &inner.subject {
+            Subject::Server(parts) => parts.status().await,
+            Subject::Sidecar(_, relay) => Status {
+                beside: Some(relay.to_string()),
+                intake: sidecar_intake(&relays),
+                ..Status::default()
+            },
+        };
+        let now = inner.clock.now();
+        let new = status.intake.stored + status.intake.held;
+        let per_second =
+            inner.rate.lock().unwrap_or_else(PoisonError::into_inner).per_second(now.mono, new);
+        status.version = env!("CARGO_PKG_VERSION").into();
+        status.service = inner.service.clone();
+        status.now = now.unix.as_secs();
+        status.started = inner.started;
+        status.ready = self.is_ready().await;
+        status.events_per_minute = 60.0 * per_second;
+        status.relays = relays.iter().map(relay_row).collect();
+        (status, relays)
+    }
+
+    /// Returns all metrics in the text format of Prometheus.
+    pub(crate) async fn exposition(&self) -> String {
+        let (status, relays) = self.collect().await;
+        let metrics = &self.0.metrics;
+        metrics.set(&table::BUILD, &[&status.version], 1.0);
+        metrics.set(&table::STARTED, &[], status.started as f64);
+        metrics::set_relay_gauges(metrics, &relays);
+        match &self.0.subject {
+            Subject::Server(parts) => {
+                parts.set_gauges(&status);
+                if let Some(figures) = parts.hunt().await {
+                    metrics::set_hunt_gauges(metrics, &figures);
+                }
+                metrics.render(&metrics::all())
+            }
+            Subject::Sidecar(..) => metrics.render(&metrics::of_sidecar()),
+        }
+    }
+}
+
+fn sidecar_intake(relays: &BTreeMap<RelayUrl, RelayStatus>) -> IntakeFigures {
+    let sum = |of: fn(&SyncCounts) -> u64| relays.values().map(|relay| of(&relay.counts)).sum();
+    IntakeFigures {
+        stored: sum(SyncCounts::stored),
+        held: sum(|counts| counts.held),
+        known: sum(|counts| counts.known),
+        rejected: sum(|counts| counts.refused + counts.forged),
+    }
+}
+
+impl ServerParts {
+    async fn status(&self) -> Status {
+        let stats = self.hub.stats().await;
+        let (events, repositories) = self.counts().await.unwrap_or_default();
+        let (git_bytes, disk_bytes) = self.disk_usage().await;
+        Status {
+            events,
+            repositories,
+            store_bytes: store_bytes(&self.data_dir),
+            git_bytes,
+            disk_bytes,
+            damaged: self.damaged(),
+            sockets: stats.sockets as u64,
+            listeners: stats.listeners as u64,
+            subscriptions: stats.subscriptions as u64,
+            intake: intake(&self.metrics),
+            purgatory: self.purgatory().await,
+            ..Status::default()
+        }
+    }
+
+    /// Returns whether the store answers, and purgatory answers and can write its journal.
+    async fn is_ready(&self) -> bool {
+        let empty = vec![Filter::new().ids([])];
+        let store = self.store.count(empty, self.clock.now().unix).await.is_ok();
+        let purgatory = self.purgatory.can_write() && self.purgatory.ask(|_| ()).await.is_ok();
+        self.set(&table::STORE_UP, &[], u64::from(store));
+        self.set(&table::PURGATORY_UP, &[], u64::from(purgatory));
+        store && purgatory
+    }
+
+    fn damaged(&self) -> Vec<String> {
+        let damaged = self.purgatory.damaged();
+        self.set(&table::DAMAGED, &[], damaged.len() as u64);
+        let service = &self.purgatory.policy().service;
+        let address = |DamagedRepo { endpoint, repo }: DamagedRepo| {
+            let path = service.repo_path(&repo);
+            let mount = service.mount_path();
+            match endpoint {
+                Endpoint::Repository => path,
+                Endpoint::PullRequests => {
+                    format!("{mount}/prs{}", path.strip_prefix(&mount).unwrap_or(&path))
+                }
+            }
+        };
+        damaged.into_iter().take(MAX_DAMAGED_NAMED).map(address).collect()
     }
 
     /// Returns the next attempt for each name that is hunted for.
     async fn turns(&self) -> BTreeMap<Identifier, HuntSchedule> {
-        match self.0.purgatory.hunting() {
+        match self.purgatory.hunting() {
             Some(hunting) => hunting.schedule().await,
             None => BTreeMap::new(),
         }
     }
 
     async fn purgatory(&self) -> PurgatoryFigures {
-        let soon = self.0.clock.now().unix + EXPIRING_WITHIN;
-        let figures = self.0.purgatory.ask(move |held: &Purgatory| {
+        let soon = self.clock.now().unix + EXPIRING_WITHIN;
+        let figures = self.purgatory.ask(move |held: &Purgatory| {
             let waiting = [Phase::Waiting, Phase::Expired].map(|phase| held.wanting(phase));
             (held.counts(), held.expiring(soon), waiting)
         });
@@ -208,53 +381,53 @@ impl Overview {
 
     /// Returns the figures of the hunt, in total and by host.
     async fn hunt(&self) -> Option<HuntFigures> {
-        self.0.purgatory.hunting()?.figures().await
+        self.purgatory.hunting()?.figures().await
     }
 
     /// Counts all events and repositories, or returns the last counts while they are fresh.
     async fn counts(&self) -> Result<StoreCounts, StoreError> {
-        let mut last = self.0.counts.lock().await;
-        let now = self.0.clock.now();
-        if let Some((_, counts)) = last.filter(|(at, one)| now.mono - *at < one.fresh_for) {
-            return Ok(counts);
-        }
-        let everything = self.0.store.count(vec![Filter::new()], now.unix);
-        let announcements = vec![Filter::new().kind(kinds::ANNOUNCEMENT)];
-        let announcements = self.0.store.count(announcements, now.unix);
-        let (events, repositories) = (everything.await?, announcements.await?);
-        let took = self.0.clock.now().mono - now.mono;
-        let fresh_for = took.saturating_mul(MAX_AGE_PER_DURATION).min(MAX_COUNT_AGE);
-        let counts = StoreCounts { events, repositories, fresh_for };
-        *last = Some((now.mono, counts));
-        Ok(counts)
+        let count = async {
+            let now = self.clock.now().unix;
+            let everything = self.store.count(vec![Filter::new()], now);
+            let announcements = vec![Filter::new().kind(kinds::ANNOUNCEMENT)];
+            let announcements = self.store.count(announcements, now);
+            Ok((everything.await?, announcements.await?))
+        };
+        self.fresh(&self.counts, MAX_COUNT_AGE, count).await
     }
 
     /// Measures the disk, or returns the last measurement while it is fresh.
     async fn disk_usage(&self) -> DiskUsage {
-        let mut last = self.0.disk_usage.lock().await;
-        let now = self.0.clock.now().mono;
-        if let Some((_, usage)) = last.filter(|(at, one)| now - *at < one.fresh_for) {
-            return usage;
-        }
-        let (data, git) = (self.0.data_dir.clone(), self.0.repositories.clone());
+        let (data, git) = (self.data_dir.clone(), self.repositories.clone());
         let measure = move || {
             let (all, git_bytes) = (bytes_below(&data), bytes_below(&git));
-            let disk_bytes = if git.starts_with(&data) { all } else { all + git_bytes };
-            (git_bytes, disk_bytes)
+            (git_bytes, if git.starts_with(&data) { all } else { all + git_bytes })
         };
-        let (git_bytes, disk_bytes) =
-            tokio::task::spawn_blocking(measure).await.unwrap_or_default();
-        let took = self.0.clock.now().mono - now;
-        let fresh_for = took.saturating_mul(MAX_AGE_PER_DURATION).min(MAX_MEASUREMENT_AGE);
-        let usage = DiskUsage { git_bytes, disk_bytes, fresh_for };
-        *last = Some((now, usage));
-        usage
+        let measure = async { tokio::task::spawn_blocking(measure).await };
+        self.fresh(&self.disk_usage, MAX_MEASUREMENT_AGE, measure).await.unwrap_or_default()
+    }
+
+    /// Returns the last result, or another one if that is too old for the time that it took.
+    async fn fresh<T: Copy, E>(
+        &self,
+        last: &Mutex<Option<Measured<T>>>,
+        max_age: Duration,
+        measure: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        let mut last = last.lock().await;
+        let at = self.clock.now().mono;
+        if let Some(known) = last.filter(|known| at - known.at < known.fresh_for) {
+            return Ok(known.value);
+        }
+        let value = measure.await?;
+        let took = self.clock.now().mono - at;
+        let fresh_for = took.saturating_mul(MAX_AGE_PER_DURATION).min(max_age);
+        *last = Some(Measured { at, fresh_for, value });
+        Ok(value)
     }
 
     fn set_gauges(&self, status: &Status) {
         let held = &status.purgatory;
-        self.set(&table::BUILD, &[&status.version], 1);
-        self.set(&table::STARTED, &[], status.started);
         self.set(&table::STORED, &[], status.events);
         self.set(&table::REPOSITORIES, &[], status.repositories);
         self.set(&table::STORE_BYTES, &[], status.store_bytes);
@@ -270,7 +443,7 @@ impl Overview {
         self.set(&table::EXPIRED, &[], held.expired);
         self.set(&table::STAGED, &[], held.staged);
         self.set(&table::STAGED_BYTES, &[], held.staged_bytes);
-        self.set(&hunt::QUEUE, &[], held.hunting);
+        self.set(&metrics::HUNT_QUEUE, &[], held.hunting);
         if let Some(memory) = resident_bytes() {
             self.set(&table::MEMORY, &[], memory);
         }
@@ -280,7 +453,7 @@ impl Overview {
     }
 
     fn set(&self, metric: &Metric, labels: &[&str], value: u64) {
-        self.0.metrics.set(metric, labels, value as f64);
+        self.metrics.set(metric, labels, value as f64);
     }
 }
 
@@ -299,7 +472,7 @@ fn intake(metrics: &Metrics) -> IntakeFigures {
 }
 
 /// Returns the bytes of the database's files.
-fn store_bytes(data_dir: &std::path::Path) -> u64 {
+fn store_bytes(data_dir: &Path) -> u64 {
     let files = [DATABASE.to_owned(), format!("{DATABASE}-wal")];
     let sizes = files.iter().filter_map(|file| data_dir.join(file).metadata().ok());
     sizes.map(|file| file.len()).sum()
@@ -313,91 +486,152 @@ fn resident_bytes() -> Option<u64> {
     kib.checked_mul(1_024)
 }
 
-impl StatusSource for Overview {
-    fn name(&self) -> &str {
-        &self.0.name
-    }
-
-    fn root(&self) -> &str {
-        &self.0.root
-    }
-
-    /// Returns whether the store answers, and purgatory answers and can write its journal.
-    async fn is_ready(&self) -> bool {
-        let empty = vec![Filter::new().ids([])];
-        let store = self.0.store.count(empty, self.0.clock.now().unix).await.is_ok();
-        let purgatory = self.0.purgatory.can_write() && self.0.purgatory.ask(|_| ()).await.is_ok();
-        self.set(&table::STORE_UP, &[], u64::from(store));
-        self.set(&table::PURGATORY_UP, &[], u64::from(purgatory));
-        store && purgatory
-    }
-
-    /// Returns the addresses of damaged repositories, some of them if there are many.
-    fn damaged(&self) -> Vec<String> {
-        let damaged = self.0.purgatory.damaged();
-        self.set(&table::DAMAGED, &[], damaged.len() as u64);
-        let service = &self.0.purgatory.policy().service;
-        let address = |DamagedRepo { endpoint, repo }: DamagedRepo| {
-            let path = service.repo_path(&repo);
-            let mount = service.mount_path();
-            match endpoint {
-                Endpoint::Repository => path,
-                Endpoint::PullRequests => {
-                    format!("{mount}/prs{}", path.strip_prefix(&mount).unwrap_or(&path))
-                }
-            }
-        };
-        damaged.into_iter().take(MAX_DAMAGED_NAMED).map(address).collect()
-    }
-
-    async fn status(&self) -> Status {
-        let inner = &self.0;
-        let stats = inner.hub.stats().await;
-        let counts = self.counts().await.unwrap_or_default();
-        let disk_usage = self.disk_usage().await;
-        let intake = intake(&inner.metrics);
-        Status {
-            version: env!("CARGO_PKG_VERSION").into(),
-            service: inner.service.clone(),
-            beside: None,
-            now: inner.clock.now().unix.as_secs(),
-            started: inner.started,
-            ready: self.is_ready().await,
-            events: counts.events,
-            repositories: counts.repositories,
-            store_bytes: store_bytes(&inner.data_dir),
-            git_bytes: disk_usage.git_bytes,
-            disk_bytes: disk_usage.disk_bytes,
-            damaged: self.damaged(),
-            sockets: stats.sockets as u64,
-            listeners: stats.listeners as u64,
-            subscriptions: stats.subscriptions as u64,
-            intake,
-            events_per_minute: 60.0 * self.new_per_second(intake.stored + intake.held),
-            purgatory: self.purgatory().await,
-            relays: self.relays().await,
-        }
-    }
-
-    async fn exposition(&self) -> String {
-        let status = self.status().await;
-        self.set_gauges(&status);
-        if let Some(figures) = self.hunt().await {
-            hunt::set_gauges(&self.0.metrics, &figures);
-        }
-        self.0.metrics.render(&metrics::all())
+/// Returns the row of one relay.
+fn relay_row((url, status): (&RelayUrl, &RelayStatus)) -> RelayRow {
+    let down = status.connection == ConnectionStatus::Disconnected;
+    let failed = status.failed.filter(|_| down);
+    RelayRow {
+        url: url.to_string(),
+        state: status.connection,
+        since: status.since.as_secs(),
+        health: status.health,
+        synced_at: status.synced_at.map(|at| at.as_secs()),
+        backlog: status.backlog.max(status.wanted),
+        stored: status.counts.stored(),
+        gaps: status.gaps,
+        interruptions: status.interruptions,
+        refusal: status.last_refusal.as_ref().map(|text| text.as_str().to_owned()),
+        trouble: failed.map(|failed| failed.why.to_string()),
+        retry_at: failed.map(|failed| failed.retry_at.as_secs()),
+        uptime: status.reliability.as_ref().and_then(PeerReliability::uptime),
+        coverage: status.reliability.as_ref().and_then(PeerReliability::coverage),
+        missing: status.reliability.as_ref().map(missing_rows).unwrap_or_default(),
     }
 }
 
-impl AdminHandler for Overview {
-    async fn handle(&self, request: AdminRequest) -> AdminResponse {
-        match request {
-            AdminRequest::Status => AdminResponse::Status(Box::new(self.status().await)),
-            AdminRequest::Waiting => AdminResponse::Waiting(self.waiting().await),
-            AdminRequest::Repositories => match self.repositories().await {
-                Ok(list) => AdminResponse::Repositories(list.rows.clone()),
-                Err(error) => AdminResponse::Failed(error.to_string()),
-            },
+/// Returns the number of events that a relay lacks by repository, most first. Any author can name a repository, with any
+/// characters.
+fn missing_rows(seen: &PeerReliability) -> Vec<MissingRow> {
+    let row = |(repo, events): (&RepoId, &u64)| MissingRow {
+        repository: repo.to_string().escape_debug().to_string(),
+        events: *events,
+    };
+    let mut rows: Vec<_> = seen.missing.iter().map(row).collect();
+    rows.sort_by_key(|row| Reverse(row.events));
+    rows
+}
+
+/// Returns the repository names whose events wait for git data.
+fn waiting_rows(
+    purgatory: &Purgatory,
+    now: u64,
+    turns: &BTreeMap<Identifier, HuntSchedule>,
+) -> Vec<WaitingRow> {
+    let mut names = purgatory.wanting(Phase::Waiting);
+    names.extend(purgatory.wanting(Phase::Expired));
+    let names = names.iter().take(MAX_WAITING_NAMES);
+    names.map(|name| waiting_row(purgatory, now, name, turns.get(name))).collect()
+}
+
+/// Returns the row of one name. Git servers that only stored announcements name are left out, to save a query.
+fn waiting_row(
+    purgatory: &Purgatory,
+    now: u64,
+    identifier: &Identifier,
+    turn: Option<&HuntSchedule>,
+) -> WaitingRow {
+    let wants = purgatory.wants(identifier, &[]);
+    let hunted = wants.iter().filter(|want| want.phase == Phase::Waiting).count();
+    let places = wants.iter().flat_map(|want| want.trusted.iter().chain(&want.untrusted));
+    let mut places: Vec<String> = places.map(ToString::to_string).collect();
+    places.sort();
+    places.dedup();
+    WaitingRow {
+        identifier: identifier.to_string(),
+        hunted: hunted as u64,
+        wanted: (wants.len() - hunted) as u64,
+        tips: wants.iter().map(|want| want.tips.len() as u64).sum(),
+        attempts: turn.map_or(0, |turn| turn.attempts.into()),
+        next_in: turn.and_then(|turn| turn.next_in).map(|next| next.as_secs()),
+        position: turn.and_then(|turn| turn.in_line).map(|line| line.position as u64),
+        turn_in: turn.and_then(|turn| turn.in_line).map(|line| line.wait.as_secs()),
+        expires_in: purgatory.expires(identifier).map(|end| end.as_secs().saturating_sub(now)),
+        places,
+    }
+}
+
+/// The period that a rate is computed over.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// The least time between two samples.
+const MIN_SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Samples of a total over the last minute.
+#[derive(Clone, Debug)]
+pub(crate) struct Rate {
+    samples: VecDeque<(Mono, u64)>,
+}
+
+impl Rate {
+    /// Starts with a total of 0 at this time.
+    pub(crate) fn new(now: Mono) -> Self {
+        Self { samples: VecDeque::from([(now, 0)]) }
+    }
+
+    /// Adds a sample and returns the growth per second, over the last minute or since the start.
+    pub(crate) fn per_second(&mut self, now: Mono, total: u64) -> f64 {
+        // The oldest sample but one shows whether the oldest is still needed.
+        while self.samples.get(1).is_some_and(|(at, _)| now - *at >= WINDOW) {
+            self.samples.pop_front();
         }
+        let (since, before) = self.samples.front().copied().unwrap_or((now, total));
+        if self.samples.back().is_none_or(|(at, _)| now - *at >= MIN_SAMPLE_INTERVAL) {
+            self.samples.push_back((now, total));
+        }
+        total.saturating_sub(before) as f64 / (now - since).max(MIN_SAMPLE_INTERVAL).as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relay_is_shown_with_its_reliability() {
+        let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+        let repo = |name: &str| format!("30617:{owner}:{name}").parse::<RepoId>().unwrap();
+        let reliability = PeerReliability {
+            up: Duration::from_secs(30),
+            down: Duration::from_secs(10),
+            received: 1,
+            compared: 3,
+            lacking: 1,
+            missing: [(repo("few"), 2), (repo("many\n"), 7)].into(),
+            ..PeerReliability::default()
+        };
+        let status = RelayStatus { reliability: Some(reliability), ..RelayStatus::default() };
+        let row = relay_row((&"wss://relay.example.com".parse().unwrap(), &status));
+        assert_eq!((row.uptime, row.coverage), (Some(0.75), Some(0.75)));
+        let lacks = |row: &MissingRow| (row.repository.clone(), row.events);
+        let expected = [(format!("30617:{owner}:many\\n"), 7), (format!("30617:{owner}:few"), 2)];
+        assert_eq!(row.missing.iter().map(lacks).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn only_the_last_minute_counts() {
+        let mut rate = Rate::new(Mono::ZERO);
+        assert_eq!(rate.per_second(Mono::from_secs(10), 100), 10.0);
+        for second in 11..=200 {
+            rate.per_second(Mono::from_secs(second), 100);
+        }
+        assert_eq!(rate.per_second(Mono::from_secs(201), 100), 0.0);
+        assert!(rate.samples.len() < 70);
+    }
+
+    #[test]
+    fn rare_samples_count_since_the_last_one() {
+        let mut rate = Rate::new(Mono::ZERO);
+        rate.per_second(Mono::from_secs(1_000), 50);
+        assert_eq!(rate.per_second(Mono::from_secs(2_000), 1_050), 1.0);
     }
 }

@@ -10,10 +10,9 @@ use tokio::net::TcpListener;
 
 use crate::admin::AdminSocket;
 use crate::config::{Config, Loaded};
-use crate::notify;
 use crate::server::Server;
 use crate::settings::Settings;
-use crate::signals::Signals;
+use crate::signals::{self, Signals};
 
 /// Runs a server until a signal stops it.
 pub(crate) fn run(loaded: Loaded) -> Result<()> {
@@ -33,7 +32,7 @@ async fn serve_until_stopped(config: Config) -> Result<()> {
     let server = Server::open(&settings, Clock::system()).await?;
     let admin = admin.serve(server.overview().clone());
     print_addresses(&settings, listener.local_addr().unwrap_or(config.listen));
-    let heartbeat = notify::ready();
+    let heartbeat = signals::report_ready();
     server.serve(listener, signals.stop_requested()).await?;
     drop(admin);
     server.close().await?;

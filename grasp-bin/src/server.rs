@@ -18,6 +18,7 @@ use grasp_relay::purgatory::{PurgatoryDriver, PurgatoryParts};
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, Store, StoreRules};
+use grasp_relay::web::Listing;
 use grasp_relay::{Clock, git_http};
 use grasp_sync::driver::{self, RecordFile};
 use grasp_sync::{LocalRelay, Syncer};
@@ -25,15 +26,12 @@ use nostr::key::Keys;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::files::create_private_dir;
+use crate::files::{self, create_private_dir};
 use crate::http;
-use crate::key;
-use crate::metrics;
-use crate::observer::SyncObserver;
+use crate::metrics::{self, SyncObserver};
 use crate::overview::Overview;
 use crate::own_relay::OwnRelay;
 use crate::settings::{Settings, Sync};
-use crate::trusted_roots;
 
 /// File of the database in the data directory.
 pub(crate) const DATABASE: &str = "grasp.db";
@@ -85,14 +83,15 @@ impl Server {
             clock: clock.clone(),
         };
         let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
-        let keys = key::load_or_create(&settings.service_key())?;
-        let overview = Overview::new(settings, &purgatory, &hub, metrics.clone());
+        let keys = files::service_key(&settings.service_key())?;
+        let listing = listing(&purgatory);
+        let overview =
+            Overview::of_server(settings, &purgatory, &hub, listing.clone(), metrics.clone());
         let extra = http::routes(overview.clone(), settings.metrics)
             .merge(git_http::routes(purgatory.clone(), settings.git.clone()));
         let extra = count_requests(extra, metrics.clone());
         let ingest = Arc::new(CountedIngest::new(ingest, metrics.clone()));
         let config = relay_config(settings, &keys);
-        let listing = overview.listing();
         let parts = Parts { store, ingest, hub, listing, config, clock, extra };
         let own = Arc::new(OwnRelay::new(parts.clone(), purgatory.clone()));
         let clock = parts.clock.clone();
@@ -144,14 +143,21 @@ impl Server {
     }
 }
 
+/// Returns the list of repositories that pages show.
+fn listing(purgatory: &PurgatoryDriver) -> Listing {
+    let (store, clock) = (Arc::clone(purgatory.store()), purgatory.clock().clone());
+    let policy = purgatory.policy().clone();
+    Listing::new(store, policy.service.clone(), clock, move |announced| policy.hosts(announced))
+}
+
 /// Returns the parts of the hunt for git data.
 fn hunt_parts(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> Result<HuntParts> {
     let fetcher = Fetcher::new(repos.clone(), settings.outbound, settings.fetch)
-        .trusting(trusted_roots::for_git(settings)?);
-    let observer = Arc::new(move |report: &_| metrics::hunt::record(&metrics, report));
+        .trusting(files::roots_for_git(settings)?);
+    let observer = Arc::new(move |report: &_| metrics::record_hunt(&metrics, report));
     // As many visits as processes, so that no visit waits for a process after its start.
     let config = HuntConfig { at_once: settings.processes.remote_pace, ..settings.hunt.clone() };
-    let (outbound, roots) = (settings.outbound, trusted_roots::for_relays(settings)?);
+    let (outbound, roots) = (settings.outbound, files::roots_for_relays(settings)?);
     let classify: Classify = Arc::new(move |relay: RelayUrl| {
         let roots = roots.clone();
         Box::pin(async move {
@@ -218,11 +224,11 @@ pub(crate) async fn start_sync(
         engine,
         clock,
         outbound: settings.outbound,
-        roots: trusted_roots::for_relays(settings)?,
+        roots: files::roots_for_relays(settings)?,
         limits,
         keys: Some(keys),
         records: Box::new(RecordFile::new(&file)),
-        observer: Arc::new(SyncObserver::new(metrics)),
+        observer: Arc::new(SyncObserver(metrics)),
     };
     let started = Syncer::start(local, sync).await;
     let syncer = started.with_context(|| format!("could not open {}", file.display()))?;

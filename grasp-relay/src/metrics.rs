@@ -34,6 +34,20 @@ pub const OTHER_LABEL: &str = "(rest)";
 /// Upper bounds of the buckets of a [`Kind::Histogram`], in seconds.
 const BUCKET_BOUNDS: [f64; 10] = [0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 20.0, 60.0, 300.0];
 
+impl Kind {
+    /// Returns the name in the text format.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
+/// The names of labels.
+pub type Labels = &'static [&'static str];
+
 /// The definition of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
@@ -44,7 +58,7 @@ pub struct Metric {
     /// The meaning, in one sentence.
     pub help: &'static str,
     /// The names of the labels.
-    pub labels: &'static [&'static str],
+    pub labels: Labels,
 }
 
 /// The kind of a metric.
@@ -60,31 +74,34 @@ pub enum Kind {
 
 impl Metric {
     /// Defines a counter.
-    pub const fn counter(
-        name: &'static str,
-        help: &'static str,
-        labels: &'static [&'static str],
-    ) -> Self {
+    pub const fn counter(name: &'static str, help: &'static str, labels: Labels) -> Self {
         Self { name, kind: Kind::Counter, help, labels }
     }
 
     /// Defines a gauge.
-    pub const fn gauge(
-        name: &'static str,
-        help: &'static str,
-        labels: &'static [&'static str],
-    ) -> Self {
+    pub const fn gauge(name: &'static str, help: &'static str, labels: Labels) -> Self {
         Self { name, kind: Kind::Gauge, help, labels }
     }
 
     /// Defines a histogram of durations.
-    pub const fn histogram(
-        name: &'static str,
-        help: &'static str,
-        labels: &'static [&'static str],
-    ) -> Self {
+    pub const fn histogram(name: &'static str, help: &'static str, labels: Labels) -> Self {
         Self { name, kind: Kind::Histogram, help, labels }
     }
+}
+
+/// Defines metrics as constants, with their kind, name, labels and meaning, and the list of them in the same order.
+#[macro_export]
+macro_rules! metrics {
+    ($visible:vis $all:ident:
+        $($constant:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
+        $(
+            #[doc = $help]
+            $visible const $constant: $crate::metrics::Metric =
+                $crate::metrics::Metric::$kind($name, $help, &[$($label),*]);
+        )*
+        /// All of these metrics, in the order of the reference.
+        $visible const $all: &[&$crate::metrics::Metric] = &[$(&$constant),*];
+    };
 }
 
 /// The values of all metrics. Cheap to clone; clones share the values.
@@ -207,11 +224,7 @@ impl Histogram {
 /// Writes one metric with its header lines. A metric without labels is written even before its first update.
 fn write_metric(text: &mut String, metric: &Metric, family: Option<&SeriesMap>) {
     let (name, help) = (metric.name, metric.help);
-    let kind = match metric.kind {
-        Kind::Counter => "counter",
-        Kind::Gauge => "gauge",
-        Kind::Histogram => "histogram",
-    };
+    let kind = metric.kind.name();
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     let initial = match metric.kind {
         Kind::Histogram => Value::Histogram(Histogram::default()),

@@ -13,37 +13,38 @@
 //! The loop blocks on nothing: work runs in tasks, and every result, loss and silence included, is an input. Events
 //! do not pass through the loop; it only learns that they came and how they were judged.
 
-mod clock;
+mod client;
 pub(crate) mod codec;
-pub(crate) mod connection;
+mod connection;
 mod feed;
 mod intake;
 mod nip11;
 mod observer;
-pub(crate) mod outbound;
+mod outbound;
 mod perform;
 mod recent;
 mod records;
-mod roots;
 mod status;
-pub(crate) mod task;
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::io;
 use std::sync::Arc;
+use std::time::Instant;
+use std::{fmt, io};
 
-use grasp_core::ServiceIdentity;
 use grasp_core::nostr::key::Keys;
+use grasp_core::nostr::types::Timestamp;
 use grasp_core::outbound::OutboundPolicy;
+use grasp_core::{Mono, Now, ServiceIdentity};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
 
-pub use self::clock::Clock;
+pub use self::client::{Client, Unanswered};
 pub use self::connection::Limits;
 pub use self::nip11::relay_information;
 pub use self::observer::{Log, Observer};
+pub use self::outbound::{BadRoots, Outbound, Roots};
 use self::perform::EventLoop;
 pub use self::records::{NoRecords, RecordFile, RecordStore};
-pub use self::roots::{BadRoots, Roots};
 pub use self::status::{Counts, Failed, RelayStatus, Status};
 use crate::engine::Config;
 use crate::local::LocalRelay;
@@ -138,5 +139,47 @@ impl Syncer {
         let (reply, stopped) = oneshot::channel();
         let _ = self.commands.send(Command::Stop(reply)).await;
         let _ = stopped.await;
+    }
+}
+
+/// The clocks that all decisions of sync are based on.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> Now + Send + Sync>);
+
+impl Clock {
+    /// Creates a clock that calls this function.
+    pub fn new(now: impl Fn() -> Now + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
+    }
+
+    /// Returns the machine's clocks; the monotonic one counts from now.
+    pub fn system() -> Self {
+        let start = Instant::now();
+        Self::new(move || Now::new(Mono::new(start.elapsed()), Timestamp::now()))
+    }
+
+    fn now(&self) -> Now {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+/// A task that ends when this is dropped.
+pub(crate) struct Task(AbortHandle);
+
+impl Task {
+    pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self(tokio::spawn(work).abort_handle())
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }

@@ -10,7 +10,6 @@
 //! Any relay that speaks NIP-01 will do; its own rules decide what it keeps. Feed, publisher and inventory have a
 //! connection each, which is made again when it is lost.
 
-mod client;
 mod feed;
 mod publisher;
 
@@ -24,15 +23,12 @@ use grasp_core::admission::{Origin, Retry};
 use grasp_core::kinds::REPLY_KINDS;
 use grasp_core::nostr::event::{Event, Kind};
 use grasp_core::nostr::filter::Filter;
-use grasp_core::outbound::OutboundPolicy;
+use grasp_core::outbound::{OutboundPolicy, Provenance};
 use grasp_core::{RelayUrl, Verified};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
-use self::client::{Client, Lost, Remote};
 use self::publisher::Publication;
-use crate::driver::outbound::Outbound;
-use crate::driver::task::Task;
-use crate::driver::{Limits, Roots};
+use crate::driver::{Client, Limits, Outbound, Roots, Task, Unanswered};
 use crate::engine::{InventoryFailed, Row};
 use crate::local::{LocalRelay, News, Taken};
 
@@ -40,6 +36,23 @@ use crate::local::{LocalRelay, News, Taken};
 const NEWS_QUEUE: usize = 1_024;
 /// Batches that may wait for the relay.
 const BATCH_QUEUE: usize = 4;
+
+/// The address of the relay, and the means to connect.
+struct Remote {
+    relay: RelayUrl,
+    outbound: Outbound,
+    limits: Limits,
+}
+
+impl Remote {
+    async fn connect(&self) -> Result<Client, Unanswered> {
+        let Self { relay, outbound, limits } = self;
+        Client::connect(relay, outbound, limits).await.map_err(|fault| {
+            tracing::warn!(%relay, "cannot connect to the local relay: {fault}");
+            Unanswered::Lost
+        })
+    }
+}
 
 /// A relay of another kind that is kept complete over its websocket.
 ///
@@ -83,7 +96,16 @@ impl Sidecar {
         Self { remote, batches, spare: Mutex::default(), held, _publisher: publisher }
     }
 
-    async fn list_rows(&self, filter: Filter) -> Result<Vec<Row>, Lost> {
+    /// Returns whether a connection to the relay can be made.
+    pub async fn is_reachable(&self) -> bool {
+        let Remote { relay, outbound, .. } = &*self.remote;
+        match outbound.route(relay, Provenance::Operator).await {
+            Ok(route) => route.connect().await.is_ok(),
+            Err(_) => false,
+        }
+    }
+
+    async fn list_rows(&self, filter: Filter) -> Result<Vec<Row>, Unanswered> {
         let spare = self.spare.lock().await.take();
         if let Some(mut client) = spare {
             // The spare connection may have been lost since, which says nothing about the relay.
@@ -92,13 +114,17 @@ impl Sidecar {
                 return Ok(rows);
             }
         }
-        let mut client = Client::connect(&self.remote).await?;
+        let mut client = self.remote.connect().await?;
         let rows = self.list_rows_over(&mut client, filter).await?;
         *self.spare.lock().await = Some(client);
         Ok(rows)
     }
 
-    async fn list_rows_over(&self, client: &mut Client, filter: Filter) -> Result<Vec<Row>, Lost> {
+    async fn list_rows_over(
+        &self,
+        client: &mut Client,
+        filter: Filter,
+    ) -> Result<Vec<Row>, Unanswered> {
         let mut rows = Vec::new();
         let mut reading = client.read(filter);
         while let Some(page) = reading.next().await? {
@@ -140,6 +166,11 @@ impl LocalRelay for Sidecar {
     }
 
     fn inventory(&self, filter: Filter) -> BoxFuture<'_, Result<Vec<Row>, InventoryFailed>> {
-        Box::pin(async move { self.list_rows(filter).await.map_err(|Lost| InventoryFailed) })
+        Box::pin(async move {
+            self.list_rows(filter).await.map_err(|error| {
+                tracing::warn!(%error, "cannot list the events of the local relay");
+                InventoryFailed
+            })
+        })
     }
 }

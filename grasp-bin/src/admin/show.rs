@@ -1,17 +1,16 @@
 //! Output of the commands that query a running server, as text or JSON.
 
-use std::io::Write as _;
+use std::fmt::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Result;
-use grasp_relay::web::figures::{RelayRow, RepoRow, WaitingRow};
-use grasp_relay::web::{format_age, format_duration};
+use grasp_relay::web::figures::{PurgatoryFigures, RelayRow, RepoRow, Status, WaitingRow};
+use grasp_relay::web::{format_age, format_bytes, format_count, format_duration};
 use serde::Serialize;
 
-use super::AdminClient;
-use super::summary::summary;
-use super::table::table;
-use super::watch::watch;
+use super::{AdminRequest, request};
 
 /// A command that queries a running server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,16 +24,19 @@ pub(crate) enum AdminCommand {
 
 /// Queries the server behind a socket, and prints the result.
 pub(crate) fn run(socket: &Path, command: AdminCommand, json: bool) -> Result<()> {
-    let mut client = AdminClient::connect(socket)?;
     let text = match command {
-        AdminCommand::Watch => return watch(socket, client, json),
-        AdminCommand::Status => formatted(&client.status()?, json, summary),
+        AdminCommand::Watch => return watch(socket, json),
+        AdminCommand::Status => formatted(&request(socket, AdminRequest::Status)?, json, summary),
         AdminCommand::Repositories => {
-            formatted(&client.repositories()?, json, |rows| repositories(rows))
+            let rows: Vec<RepoRow> = request(socket, AdminRequest::Repositories)?;
+            formatted(&rows, json, |rows| repositories(rows))
         }
-        AdminCommand::Purgatory => formatted(&client.waiting()?, json, |rows| waiting(rows)),
+        AdminCommand::Purgatory => {
+            let rows: Vec<WaitingRow> = request(socket, AdminRequest::Waiting)?;
+            formatted(&rows, json, |rows| waiting(rows))
+        }
         AdminCommand::Relays => {
-            let status = client.status()?;
+            let status: Status = request(socket, AdminRequest::Status)?;
             formatted(&status.relays, json, |rows| relays(status.now, rows))
         }
     }?;
@@ -49,31 +51,13 @@ fn formatted<T: Serialize>(
     Ok(if json { serde_json::to_string_pretty(value)? + "\n" } else { text(value) })
 }
 
-pub(super) fn relays(now: u64, rows: &[RelayRow]) -> String {
+fn relays(now: u64, rows: &[RelayRow]) -> String {
     if rows.is_empty() {
         return "no other relay is followed\n".into();
     }
-    let cells = |relay: &RelayRow| {
-        vec![
-            relay.url.clone(),
-            relay.state.text().into(),
-            relay.health.text().into(),
-            relay.synced_text(now),
-            relay.backlog.to_string(),
-            relay.stored.to_string(),
-            relay.gaps.to_string(),
-            relay.uptime_text(),
-            relay.coverage_text(),
-            relay.missing_text(),
-            relay.remark(now),
-        ]
-    };
-    let rows: Vec<_> = rows.iter().map(cells).collect();
-    let head = [
-        "relay", "state", "health", "synced", "backlog", "new", "gaps", "up", "coverage",
-        "missing", "remark",
-    ];
-    table(&head, &rows)
+    let head: Vec<_> = RelayRow::default().cells(now).map(|(label, _)| label).into();
+    let cells = |relay: &RelayRow| relay.cells(now).map(|(_, text)| text).into();
+    table(&head, &rows.iter().map(cells).collect::<Vec<_>>())
 }
 
 fn repositories(rows: &[RepoRow]) -> String {
@@ -121,6 +105,240 @@ fn waiting(rows: &[WaitingRow]) -> String {
     let head =
         ["name", "waiting", "expired", "objects", "tries", "next try", "expires", "git servers"];
     table(&head, &rows)
+}
+
+/// Returns the status as text.
+fn summary(status: &Status) -> String {
+    let uptime = format_duration(status.now.saturating_sub(status.started));
+    let (service, version) = (&status.service, &status.version);
+    let state = match (status.ready, &status.beside) {
+        (true, _) if status.damaged.is_empty() => "working",
+        (true, _) => "DEGRADED",
+        (false, None) => "NOT READY",
+        (false, Some(_)) => "THE RELAY DOES NOT ANSWER",
+    };
+    let subject = match &status.beside {
+        Some(relay) => format!("sidecar of {relay}"),
+        None => service.clone(),
+    };
+    let mut text = format!("{subject} (grasp {version}): {state}, up for {uptime}\n\n");
+    let lines = if status.beside.is_some() { sidecar_lines(status) } else { server_lines(status) };
+    for (label, line) in lines.into_iter().chain(damaged(status)) {
+        let _ = writeln!(text, "  {label:<8} {line}");
+    }
+    if !status.relays.is_empty() {
+        text.push('\n');
+        text.push_str(&relays(status.now, &status.relays));
+    }
+    text
+}
+
+/// A label, and the text after it.
+type Line = (&'static str, String);
+
+fn sidecar_lines(status: &Status) -> Vec<Line> {
+    vec![("events", received(status)), ("relays", connected(status))]
+}
+
+fn server_lines(status: &Status) -> Vec<Line> {
+    let held = &status.purgatory;
+    vec![
+        (
+            "stores",
+            format!(
+                "{}, {}",
+                format_count(status.repositories, "repository", "repositories"),
+                format_count(status.events, "event", "events"),
+            ),
+        ),
+        (
+            "on disk",
+            format!(
+                "{} of events, {} of git data, {} in total",
+                format_bytes(status.store_bytes),
+                format_bytes(status.git_bytes),
+                format_bytes(status.disk_bytes)
+            ),
+        ),
+        (
+            "serves",
+            format!(
+                "{}, {}",
+                format_count(status.sockets, "connection", "connections"),
+                format_count(status.subscriptions, "subscription", "subscriptions")
+            ),
+        ),
+        ("events", received(status)),
+        (
+            "waiting",
+            format!(
+                "{}, {}, {}; {} within an hour, {} expired",
+                format_count(held.announcements, "announcement", "announcements"),
+                format_count(held.states, "state", "states"),
+                format_count(held.proposals, "pull request", "pull requests"),
+                format_count(held.expiring, "expires", "expire"),
+                held.expired,
+            ),
+        ),
+        ("hunting", hunting(held)),
+        (
+            "uploads",
+            format!(
+                "{} for their event, {}",
+                format_count(held.staged, "waits", "wait"),
+                format_bytes(held.staged_bytes)
+            ),
+        ),
+        ("relays", connected(status)),
+    ]
+}
+
+fn hunting(held: &PurgatoryFigures) -> String {
+    let next = match (held.hunting, held.seconds_left, held.next_attempt_in) {
+        (0, ..) => String::new(),
+        (_, Some(left), _) => {
+            let (rate, queued) = (held.per_minute, held.in_line);
+            format!(
+                ", {queued} of them queued, {rate}/min, about {} left",
+                format_duration(left.max(1))
+            )
+        }
+        (_, None, Some(next)) => format!(", next attempt in {}", format_duration(next)),
+        (_, None, None) => ", attempts are running".into(),
+    };
+    format!("{}{next}", format_count(held.hunting, "name", "names"))
+}
+
+/// Names a repository whose objects are missing, if there is one.
+fn damaged(status: &Status) -> Option<Line> {
+    let first = status.damaged.first()?;
+    let rest = match status.damaged.len() - 1 {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(("damaged", format!("git objects are missing on disk: {first}{rest}; see the log")))
+}
+
+fn received(status: &Status) -> String {
+    let intake = &status.intake;
+    format!(
+        "{} stored, {} held for git data, {} known, {} refused; {:.0} new per minute",
+        intake.stored, intake.held, intake.known, intake.rejected, status.events_per_minute
+    )
+}
+
+fn connected(status: &Status) -> String {
+    if status.relays.is_empty() {
+        return "no other relay is followed".into();
+    }
+    format!("{} of {} connected", status.connected(), status.relays.len())
+}
+
+/// Characters of a cell; longer text is cut and ends with `…`.
+const MAX_CELL_WIDTH: usize = 72;
+
+/// Characters of a cell in the last column, which moves no other: its text can be copied whole.
+const MAX_LAST_CELL_WIDTH: usize = 500;
+
+/// Formats rows under a head, in columns as wide as needed. Control characters are shown as `?`.
+fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let max_width =
+        |column: usize| if column + 1 == head.len() { MAX_LAST_CELL_WIDTH } else { MAX_CELL_WIDTH };
+    let titles: Vec<String> = head.iter().map(|name| name.to_uppercase()).collect();
+    let rows: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| row.iter().enumerate().map(|(at, cell)| fit(cell, max_width(at))).collect())
+        .collect();
+    let lines = || std::iter::once(&titles).chain(&rows);
+    let width = |column: usize| {
+        lines()
+            .filter_map(|line| line.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let mut text = String::new();
+    for line in lines() {
+        let mut written = String::new();
+        for (cell, width) in line.iter().zip(&widths) {
+            let _ = write!(written, "{cell:<width$}  ");
+        }
+        let _ = writeln!(text, "{}", written.trim_end());
+    }
+    text
+}
+
+fn fit(cell: &str, max_width: usize) -> String {
+    let shown: String =
+        cell.chars().map(|c| if c.is_control() { '?' } else { c }).take(max_width + 1).collect();
+    if shown.chars().count() <= max_width {
+        return shown;
+    }
+    shown.chars().take(max_width - 1).chain(['…']).collect()
+}
+
+const REDRAW_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Moves the cursor to the top left.
+const HOME: &str = "\x1b[H";
+
+/// Clears the rest of the line, and everything below.
+const END_OF_LINE: &str = "\x1b[K\r\n";
+const END: &str = "\x1b[J";
+
+/// Prints the status until interrupted: as lines of JSON, or redrawn on the screen. Waits for a server that was stopped.
+fn watch(socket: &Path, json: bool) -> Result<()> {
+    let mut out = std::io::stdout();
+    let screen = out.is_terminal() && !json;
+    let mut status: Result<Status> = Ok(request(socket, AdminRequest::Status)?);
+    if screen {
+        out.write_all(b"\x1b[2J")?;
+    }
+    loop {
+        let text = match status {
+            Ok(status) if json => serde_json::to_string(&status)? + "\n",
+            Ok(status) => summary(&status),
+            Err(error) if json => {
+                eprintln!("grasp: {error:#}");
+                String::new()
+            }
+            Err(error) => format!("{error:#}\n\nTrying again.\n"),
+        };
+        let text = if screen { drawn(&text, size()) } else { text };
+        out.write_all(text.as_bytes())?;
+        out.flush()?;
+        std::thread::sleep(REDRAW_INTERVAL);
+        status = request(socket, AdminRequest::Status);
+    }
+}
+
+/// Returns the columns and lines of the terminal.
+fn size() -> (usize, usize) {
+    match rustix::termios::tcgetwinsize(std::io::stdout()) {
+        Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),
+        _ => (80, 24),
+    }
+}
+
+/// Returns the text and control codes that redraw the screen, cut to its size.
+fn drawn(text: &str, (columns, lines): (usize, usize)) -> String {
+    let room = lines.saturating_sub(3);
+    let all: Vec<&str> = text.lines().collect();
+    let mut drawn = String::from(HOME);
+    for line in all.iter().take(room) {
+        drawn.extend(line.chars().take(columns));
+        drawn.push_str(END_OF_LINE);
+    }
+    let rest = all.len().saturating_sub(room);
+    if rest > 0 {
+        drawn.push_str(&format!("… {rest} more lines"));
+    }
+    drawn.push_str(END_OF_LINE);
+    let interval = format_duration(REDRAW_INTERVAL.as_secs());
+    drawn.push_str(&format!("updated every {interval}; Ctrl-C ends this view"));
+    drawn.push_str(END);
+    drawn
 }
 
 #[cfg(test)]
@@ -174,5 +392,94 @@ mod tests {
         let owner = "npub10elfcs4fr0l0r8af98jlmgdh9c8tcxjvz9qkw038js35mp4dma8qzvjptg";
         let row = RepoRow { owner: owner.into(), ..RepoRow::default() };
         assert!(repositories(&[row]).contains(owner));
+    }
+
+    #[test]
+    fn the_summary_shows_whether_the_server_is_ready() {
+        let relay = RelayRow { url: "wss://relay.example.com".into(), ..RelayRow::default() };
+        let status = Status { ready: true, now: 120, relays: vec![relay], ..Status::default() };
+        let text = summary(&status);
+        assert!(text.contains("working, up for 2 minutes"), "{text}");
+        assert!(
+            text.contains("0 of 1 connected") && text.contains("wss://relay.example.com"),
+            "{text}"
+        );
+        assert!(summary(&Status::default()).contains("NOT READY"));
+    }
+
+    #[test]
+    fn damaged_repositories_are_named() {
+        let damaged = vec!["/npub1x/a.git".to_owned(), "/npub1x/b.git".to_owned()];
+        let text = summary(&Status { ready: true, damaged, ..Status::default() });
+        assert!(text.contains("DEGRADED, up for") && !text.contains("working"), "{text}");
+        assert!(text.contains("missing on disk: /npub1x/a.git and 1 more"), "{text}");
+    }
+
+    #[test]
+    fn disk_usage_is_shown_by_kind() {
+        let (store_bytes, git_bytes, disk_bytes) = (1 << 10, 40 << 20, 41 << 20);
+        let text = summary(&Status { store_bytes, git_bytes, disk_bytes, ..Status::default() });
+        let expected = "on disk  1.0 KiB of events, 40.0 MiB of git data, 41.0 MiB in total";
+        assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
+    fn purgatory_is_shown_with_expiry_and_next_attempt() {
+        let purgatory = PurgatoryFigures {
+            states: 1,
+            hunting: 2,
+            next_attempt_in: Some(12),
+            expiring: 1,
+            ..PurgatoryFigures::default()
+        };
+        let text = summary(&Status { purgatory, ..Status::default() });
+        assert!(text.contains("1 state, 0 pull requests; 1 expires within an hour"), "{text}");
+        assert!(text.contains("2 names, next attempt in 12 seconds"), "{text}");
+        let purgatory = PurgatoryFigures {
+            hunting: 985,
+            in_line: 980,
+            per_minute: 600,
+            seconds_left: Some(120),
+            ..purgatory
+        };
+        let text = summary(&Status { purgatory, ..Status::default() });
+        let line = "985 names, 980 of them queued, 600/min, about 2 minutes left";
+        assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn a_sidecar_names_its_relay_and_shows_no_repositories() {
+        let beside = Some("ws://127.0.0.1:7777".into());
+        let status = Status { beside, ready: true, ..Status::default() };
+        let text = summary(&status);
+        assert!(text.starts_with("sidecar of ws://127.0.0.1:7777"), "{text}");
+        assert!(!text.contains("repositories") && !text.contains("waiting"), "{text}");
+        assert!(summary(&Status { ready: false, ..status }).contains("DOES NOT ANSWER"));
+    }
+
+    #[test]
+    fn columns_fit_their_widest_cell() {
+        let rows = [vec!["a".into(), "long one".into()], vec!["bcd".into(), "x".into()]];
+        assert_eq!(table(&["k", "value"], &rows), "K    VALUE\na    long one\nbcd  x\n");
+    }
+
+    #[test]
+    fn control_characters_are_not_printed() {
+        let rows =
+            [vec!["\u{1b}[2J\r\n".into(), String::new()], vec!["y".repeat(900), "z".repeat(900)]];
+        let text = table(&["x", "y"], &rows);
+        assert!(text.contains("?[2J??") && !text.contains('\u{1b}'));
+        assert_eq!(text.matches('y').count(), MAX_CELL_WIDTH - 1);
+        assert_eq!(text.matches('z').count(), MAX_LAST_CELL_WIDTH - 1);
+    }
+
+    #[test]
+    fn output_is_cut_to_the_screen() {
+        let text = "x".repeat(500) + "\n" + &"y\n".repeat(100);
+        let drawn = drawn(&text, (40, 10));
+        let lines: Vec<_> = drawn.split("\r\n").collect();
+        assert!(lines.len() <= 10, "{drawn}");
+        assert_eq!(lines[0].matches('x').count(), 40);
+        assert!(drawn.contains("… 94 more lines") && drawn.contains("Ctrl-C"), "{drawn}");
     }
 }

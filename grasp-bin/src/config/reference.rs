@@ -46,13 +46,3 @@ fn row(setting: &Setting) -> String {
     let form = setting.value_names.join("\\|");
     format!("| `{key}` | `--{flag} {form}` | {default} | {help} |\n")
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_reference_page_is_up_to_date() {
-        crate::page::hold_to("reference/configuration.md", &markdown());
-    }
-}

@@ -9,7 +9,6 @@ use super::setting::{
     Setting, bytes, choice, count, host_limit, key, list, log_filter, one, optional, path, switch,
     text, time,
 };
-use crate::settings::Store;
 
 /// The sections of the file and their titles, in the order of the reference.
 pub(crate) const SECTIONS: [(&str, &str); 11] = [

@@ -1,13 +1,12 @@
 //! States that are too large for a server: how many refs it takes, and what to do.
 
-use anyhow::{Context as _, Error, anyhow};
-use grasp_sync::Roots;
+use anyhow::{Error, anyhow};
+use grasp_core::outbound::Provenance;
 use nostr::event::Event;
 use serde_json::Value;
 
 use super::{Refs, Target};
-use crate::client::Refused;
-use crate::wire::Place;
+use crate::client::{Refused, outbound};
 
 /// States up to this are taken by every relay.
 const SMALL_STATE_BYTES: usize = 32 * 1024;
@@ -66,17 +65,17 @@ pub(super) async fn check(server: &Target, state: &Event, refs: &Refs) -> anyhow
     if size.bytes <= SMALL_STATE_BYTES {
         return Ok(());
     }
-    let place = Place::parse(server.relay()?.as_str()).context("no address of a relay")?;
-    let Ok(told) = place.ask(&Roots::default()).await else { return Ok(()) };
-    match limits(&told.body).into_iter().find(|limit| size.exceeds(*limit)) {
+    let told = outbound().get(&server.relay()?, Provenance::Operator).await;
+    let Ok(told) = told else { return Ok(()) };
+    match limits(told.body()).into_iter().find(|limit| size.exceeds(*limit)) {
         Some(limit) => Err(size.too_many(server, limit)),
         None => Ok(()),
     }
 }
 
 /// What the information document (NIP-11) says about the largest event.
-fn limits(document: &str) -> Vec<Limit> {
-    let document: Value = serde_json::from_str(document).unwrap_or_default();
+fn limits(document: &[u8]) -> Vec<Limit> {
+    let document: Value = serde_json::from_slice(document).unwrap_or_default();
     let number = |name: &str| usize::try_from(document["limitation"][name].as_u64()?).ok();
     let bytes = number("max_message_length").map(Limit::Bytes);
     bytes.into_iter().chain(number("max_event_tags").map(Limit::Tags)).collect()
@@ -109,9 +108,9 @@ mod tests {
 
     #[test]
     fn limits_are_read_where_relays_tell_them() {
-        let document = r#"{"limitation":{"max_message_length":131072,"max_event_tags":2000}}"#;
+        let document = br#"{"limitation":{"max_message_length":131072,"max_event_tags":2000}}"#;
         assert_eq!(limits(document), [Limit::Bytes(131_072), Limit::Tags(2_000)]);
-        assert_eq!(limits("<html>"), []);
+        assert_eq!(limits(b"<html>"), []);
         let said = "invalid: event larger than 1048576 bytes";
         assert_eq!(largest(said), Some(Limit::Bytes(1_048_576)));
         assert_eq!(largest("invalid: event too large: 99999 > 65536"), Some(Limit::Bytes(65_536)));

@@ -8,6 +8,7 @@ mod full_disk;
 mod http;
 mod looking;
 mod proxy;
+mod reference;
 mod serve;
 mod sidecar;
 mod signals;

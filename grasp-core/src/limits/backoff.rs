@@ -59,10 +59,11 @@ impl BackoffPolicy {
 }
 
 /// The state of a peer, by its recent failures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Health {
     /// No failure on record.
+    #[default]
     Healthy,
     /// Failed recently, or has been connected for less than [`BackoffPolicy::settle`].
     Degraded,

@@ -1,13 +1,15 @@
 //! The status page.
 
+use grasp_core::limits::Health;
+use grasp_core::sync::ConnectionStatus;
 use maud::{Markup, PreEscaped, html};
 
-use super::figures::{PurgatoryFigures, RelayHealth, RelayRow, RelayState, Status};
+use super::figures::{PurgatoryFigures, RelayRow, Status};
 use super::page;
 
 const SCRIPT: &str = include_str!("status.js");
 
-/// Returns the status page. A script updates its figures from `status.json`.
+/// Returns the status page. A script replaces its content at intervals.
 pub fn status(name: &str, root: &str, status: &Status) -> String {
     let (ready, class) = match (status.ready, status.damaged.is_empty()) {
         (false, _) => ("not ready", "bad"),
@@ -15,7 +17,6 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
         (true, false) => ("degraded", "odd"),
     };
     let title = format!("Status of {name}");
-    let connected = status.relays.iter().filter(|relay| relay.is_connected()).count();
     page(
         &title,
         root,
@@ -25,7 +26,7 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
                 "This server is " strong id="ready" class=(class) { (ready) } ", up for "
                 span id="uptime" { (format_duration(status.now.saturating_sub(status.started))) } "."
                 span id="following" hidden[status.relays.is_empty()] {
-                    " " span id="connected" { (connected) } " of "
+                    " " span id="connected" { (status.connected()) } " of "
                     span id="followed" { (status.relays.len()) } " followed relays are connected."
                 }
                 " " span id="freshness" class="small" role="status" {}
@@ -96,7 +97,7 @@ fn figures(figures: &[(&str, &str, u64)]) -> Markup {
                 @let bytes = figure.ends_with("bytes");
                 div {
                     dt { (label) }
-                    dd data-figure=(figure) data-form=[bytes.then_some("bytes")] {
+                    dd data-figure=(figure) {
                         @if bytes { (format_bytes(*value)) } @else { (value) }
                     }
                 }
@@ -114,11 +115,9 @@ fn relays(status: &Status) -> Markup {
             caption { "Relays that events are fetched from" }
             thead {
                 tr {
-                    th scope="col" { "relay" } th scope="col" { "state" } th scope="col" { "health" }
-                    th scope="col" { "synced" } th scope="col" class="number" { "backlog" }
-                    th scope="col" class="number" { "new events" } th scope="col" class="number" { "gaps" }
-                    th scope="col" class="number" { "up" } th scope="col" class="number" { "coverage" }
-                    th scope="col" { "missing" } th scope="col" { "remark" }
+                    @for (label, _) in RelayRow::default().cells(status.now) {
+                        th scope="col" class=[number_class(label)] { (label) }
+                    }
                 }
             }
             tbody id="relays" {
@@ -129,37 +128,23 @@ fn relays(status: &Status) -> Markup {
 }
 
 fn relay_row(now: u64, relay: &RelayRow) -> Markup {
+    let class = |label| match (label, relay.state, relay.health) {
+        ("state", ConnectionStatus::Connected, _) | ("health", _, Health::Healthy) => Some("good"),
+        ("state", ConnectionStatus::Disconnected, _) | ("health", _, Health::Dead) => Some("bad"),
+        ("state" | "health", ..) => Some("odd"),
+        _ => number_class(label),
+    };
     html! {
         tr {
-            td data-label="relay" { (relay.url) }
-            td data-label="state" class=(state_class(relay.state)) { (relay.state.text()) }
-            td data-label="health" class=(health_class(relay.health)) { (relay.health.text()) }
-            td data-label="synced" { (relay.synced_text(now)) }
-            td data-label="backlog" class="number" { (relay.backlog) }
-            td data-label="new events" class="number" { (relay.stored) }
-            td data-label="gaps" class="number" { (relay.gaps) }
-            td data-label="up" class="number" { (relay.uptime_text()) }
-            td data-label="coverage" class="number" { (relay.coverage_text()) }
-            td data-label="missing" { (relay.missing_text()) }
-            td data-label="remark" { (relay.remark(now)) }
+            @for (label, text) in relay.cells(now) {
+                td data-label=(label) class=[class(label)] { (text) }
+            }
         }
     }
 }
 
-fn state_class(state: RelayState) -> &'static str {
-    match state {
-        RelayState::Connected => "good",
-        RelayState::Connecting | RelayState::Syncing | RelayState::Incomplete => "odd",
-        RelayState::Disconnected => "bad",
-    }
-}
-
-fn health_class(health: RelayHealth) -> &'static str {
-    match health {
-        RelayHealth::Healthy => "good",
-        RelayHealth::Degraded => "odd",
-        RelayHealth::Dead => "bad",
-    }
+fn number_class(label: &str) -> Option<&'static str> {
+    ["backlog", "new events", "gaps", "up", "coverage"].contains(&label).then_some("number")
 }
 
 /// Formats the time since a date, in Unix seconds.
@@ -233,10 +218,10 @@ mod tests {
     fn a_live_relay_is_synced_now_and_others_show_their_last_time() {
         let synced = |state| {
             let relay = RelayRow { state, synced_at: Some(40), ..RelayRow::default() };
-            relay.synced_text(100)
+            relay.cells(100)[3].1.clone()
         };
-        assert_eq!(synced(RelayState::Connected), "now");
-        assert_eq!(synced(RelayState::Disconnected), "1 minute ago");
+        assert_eq!(synced(ConnectionStatus::Connected), "now");
+        assert_eq!(synced(ConnectionStatus::Disconnected), "1 minute ago");
     }
 
     #[test]
@@ -268,10 +253,8 @@ mod tests {
             page.contains("13 (a:b 7, two 3, three 2, …)") && page.contains("98.7 %"),
             "{page}"
         );
-        assert_eq!(
-            (RelayRow::default().missing_text(), RelayRow::default().coverage_text()),
-            <_>::default()
-        );
+        let empty = RelayRow::default().cells(0);
+        assert!(empty[7..].iter().all(|(_, text)| text.is_empty()), "{empty:?}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use grasp_core::limits::EoseHint;
 use grasp_core::neg;
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::nostr::filter::Filter;
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, SeqAccess, Visitor};
 
 use crate::engine::SubId;
 
@@ -95,22 +95,26 @@ const MAX_TEXT_CHARS: usize = 1_024;
 
 /// Reads a text that some relays leave out, or replace by something else.
 fn text<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<String, A::Error> {
-    let text: Option<OptionalText<'_>> = seq.next_element()?;
-    let text = text.and_then(|text| text.0).unwrap_or_default();
-    Ok(text.chars().take(MAX_TEXT_CHARS).collect())
+    match seq.next_element()? {
+        Some(TextOrOther::Text(text)) => Ok(text.chars().take(MAX_TEXT_CHARS).collect()),
+        Some(TextOrOther::Other(_)) | None => Ok(String::new()),
+    }
 }
 
 /// Reads the first known hint of EOSE (NIP-67); anything else is no hint.
 fn hint<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<Option<EoseHint>, A::Error> {
     let Some(Hints::List(hints)) = seq.next_element()? else { return Ok(None) };
-    Ok(hints.into_iter().find_map(|hint| EoseHint::read(&hint.0?)))
+    Ok(hints.iter().find_map(|hint| match hint {
+        TextOrOther::Text(hint) => EoseHint::read(hint),
+        TextOrOther::Other(_) => None,
+    }))
 }
 
 /// The values that may be in the place of hints.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
 enum Hints<'a> {
-    List(#[serde(borrow)] Vec<OptionalText<'a>>),
+    List(#[serde(borrow)] Vec<TextOrOther<'a>>),
     Other(IgnoredAny),
 }
 
@@ -124,31 +128,8 @@ fn challenge<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<String, A::Error> {
 }
 
 /// A text, borrowed if it has no escapes.
-struct Text<'a>(Cow<'a, str>);
-
-impl<'de> Deserialize<'de> for Text<'de> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_str(TextVisitor).map(Self)
-    }
-}
-
-struct TextVisitor;
-
-impl<'de> Visitor<'de> for TextVisitor {
-    type Value = Cow<'de, str>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text")
-    }
-
-    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
-        Ok(Cow::Borrowed(text))
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Cow::Owned(text.to_owned()))
-    }
-}
+#[derive(serde::Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// A text, or anything else.
 #[derive(serde::Deserialize)]
@@ -157,17 +138,6 @@ enum TextOrOther<'a> {
     #[serde(borrow)]
     Text(Cow<'a, str>),
     Other(IgnoredAny),
-}
-
-struct OptionalText<'a>(Option<Cow<'a, str>>);
-
-impl<'de> Deserialize<'de> for OptionalText<'de> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Ok(Self(match TextOrOther::deserialize(from)? {
-            TextOrOther::Text(text) => Some(text),
-            TextOrOther::Other(_) => None,
-        }))
-    }
 }
 
 pub(crate) fn req(sub: SubId, filters: &[Filter]) -> String {

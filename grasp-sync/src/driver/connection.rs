@@ -10,15 +10,13 @@
 //! Messages are passed to the engine in order, and at once. Events go to the intake queue, which may be full; then
 //! the socket is not read, and the relay has to wait.
 
-mod dial;
-mod writer;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::stream::{SplitStream, StreamExt as _};
+use futures_util::SinkExt as _;
+use futures_util::stream::{SplitSink, SplitStream, StreamExt as _};
 use grasp_core::RelayUrl;
 use grasp_core::admission::SyncPath;
 use grasp_core::nostr::event::{Event, EventBuilder, EventId, FinalizeEvent as _, Kind, Tag};
@@ -26,15 +24,13 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::key::Keys;
 use grasp_core::outbound::Provenance;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
-pub(crate) use self::dial::{Opened, Socket, open};
-use self::writer::Writer;
 use super::codec::{self, RelayMessage};
 use super::intake::{Intake, IntakeQueue, Item, MAX_BATCH_EVENTS};
-use super::outbound::Outbound;
-use super::task::Task;
+use super::outbound::{Outbound, Socket};
+use super::{Task, nip11};
 use crate::engine::{ConnId, Delivered, Fault, Frame, Input, Places, Row, Said, SubId};
 
 /// Frames that may wait for the socket; the engine's budget stays far below.
@@ -104,8 +100,15 @@ async fn connect_and_run(
     target: Target,
     frames: mpsc::Receiver<Frame>,
 ) -> Result<(), Fault> {
-    let opened = open(&shared.outbound, &shared.limits, &target.relay, target.from).await?;
-    let Opened { socket, address, facts } = opened;
+    let Shared { outbound, limits, .. } = &*shared;
+    // Both connections go to the same checked addresses.
+    let dial = async {
+        let route = outbound.route(&target.relay, target.from).await?;
+        Ok(tokio::join!(route.upgrade(&target.relay, limits), nip11::fetch(&target.relay, &route)))
+    };
+    let dialled = timeout(limits.handshake_timeout, dial).await;
+    let (upgraded, facts) = dialled.unwrap_or(Err(Fault::Unreachable))?;
+    let (socket, address) = upgraded?;
     let (sink, stream) = socket.split();
     let queue = shared.intake.queue(target.relay.clone(), target.conn);
     let (relay, conn, address) = (target.relay.clone(), target.conn, Some(address));
@@ -308,6 +311,47 @@ impl Connection {
         let tags = [["relay", self.target.relay.as_str()], ["challenge", &challenge]];
         let tags = tags.into_iter().filter_map(|tag| Tag::parse(tag).ok());
         EventBuilder::new(Kind::Authentication, "").tags(tags).finalize(keys).ok()
+    }
+}
+
+/// The sending half of a socket, in a task of its own: a relay that does not read does not block receiving.
+struct Writer {
+    queue: mpsc::Sender<Message>,
+    _task: Task,
+}
+
+impl Writer {
+    fn start(sink: SplitSink<Socket, Message>, write_timeout: Duration) -> Self {
+        let (queue, waiting) = mpsc::channel(FRAME_QUEUE);
+        Self { queue, _task: Task::spawn(write(sink, waiting, write_timeout)) }
+    }
+
+    fn send(&self, message: Message) -> Result<(), NotSent> {
+        self.queue.try_send(message).map_err(|_| NotSent)
+    }
+
+    /// Resolves when nothing can be sent any more.
+    async fn ended(&self) {
+        self.queue.closed().await;
+    }
+}
+
+async fn write(
+    mut sink: SplitSink<Socket, Message>,
+    mut waiting: mpsc::Receiver<Message>,
+    write_timeout: Duration,
+) {
+    while let Some(message) = waiting.recv().await {
+        let sent = async {
+            sink.feed(message).await?;
+            while let Ok(message) = waiting.try_recv() {
+                sink.feed(message).await?;
+            }
+            sink.flush().await
+        };
+        if !matches!(timeout(write_timeout, sent).await, Ok(Ok(()))) {
+            return;
+        }
     }
 }
 

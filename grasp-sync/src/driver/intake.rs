@@ -18,8 +18,8 @@ use grasp_core::nostr::event::Event;
 use grasp_core::{RelayUrl, Verified};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::clock::Clock;
-use super::recent::{KnownOutcome, Recalled, Recent};
+use super::Clock;
+use super::recent::{Recalled, Recent};
 use crate::engine::{ConnId, Input, Judged, Outcome, Row, SubId};
 use crate::local::{LocalRelay, Taken};
 
@@ -65,17 +65,12 @@ struct Checked {
     sub: SubId,
     path: SyncPath,
     row: Row,
-    result: CheckResult,
+    /// The event to be judged, or its outcome if that is known without asking the local relay.
+    result: Result<Verified<Arc<Event>>, Outcome>,
 }
 
 /// A verified event, and the subscription it came under.
 type Offered = (SubId, Verified<Arc<Event>>);
-
-enum CheckResult {
-    Verified(Verified<Arc<Event>>),
-    /// The outcome is known without asking the local relay.
-    Decided(Outcome),
-}
 
 impl Intake {
     pub(crate) fn new(
@@ -131,12 +126,8 @@ impl Intake {
         let mut answers: BTreeMap<SubId, Vec<Judged>> = BTreeMap::new();
         for Checked { sub, path, row, result } in batch {
             match result {
-                CheckResult::Verified(event) => {
-                    verified.entry(path).or_default().push((sub, event))
-                }
-                CheckResult::Decided(outcome) => {
-                    answers.entry(sub).or_default().push(Judged { row, outcome });
-                }
+                Ok(event) => verified.entry(path).or_default().push((sub, event)),
+                Err(outcome) => answers.entry(sub).or_default().push(Judged { row, outcome }),
             }
         }
         for (path, events) in verified {
@@ -168,7 +159,7 @@ impl Intake {
         let now = self.clock.now().mono;
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         for (id, taken) in ids.into_iter().zip(&taken) {
-            recent.judged(now, id, lasting_outcome(*taken));
+            recent.judged(now, id, *taken);
         }
         taken
     }
@@ -203,7 +194,7 @@ fn check_all(items: Vec<Item>, recent: &Mutex<Recent>) -> Vec<Checked> {
         items.into_iter().zip(recalled).map(|(item, recalled)| item.check(recalled)).collect();
     let mut recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
     for one in &checked {
-        if let CheckResult::Verified(event) = &one.result {
+        if let Ok(event) = &one.result {
             recent.checked(event.clone());
         }
     }
@@ -218,15 +209,12 @@ impl Item {
     fn check(self, recalled: Recalled) -> Checked {
         let (sub, path, row) = self.name();
         let result = match recalled {
-            Recalled::Checked(event) => CheckResult::Verified(event),
-            Recalled::Judged(KnownOutcome::Rejected) => {
-                CheckResult::Decided(Outcome::Refused { retry: Retry::Never, event: None })
+            Recalled::Checked(event) => Ok(event),
+            Recalled::Judged(Taken::Refused(retry)) => {
+                Err(Outcome::Refused { retry, event: None })
             }
-            Recalled::Judged(_) => CheckResult::Decided(Outcome::Known),
-            Recalled::Unknown => match Verified::check(Arc::new(self.event)) {
-                Ok(event) => CheckResult::Verified(event),
-                Err(_) => CheckResult::Decided(Outcome::Forged),
-            },
+            Recalled::Judged(_) => Err(Outcome::Known),
+            Recalled::Unknown => Verified::check(Arc::new(self.event)).map_err(|_| Outcome::Forged),
         };
         Checked { sub, path, row, result }
     }
@@ -235,16 +223,6 @@ impl Item {
 impl Checked {
     fn failed((sub, path, row): (SubId, SyncPath, Row)) -> Self {
         let outcome = Outcome::Refused { retry: Retry::Soon, event: None };
-        Self { sub, path, row, result: CheckResult::Decided(outcome) }
-    }
-}
-
-/// Returns the outcome that holds for further copies of the event, if any.
-fn lasting_outcome(taken: Taken) -> Option<KnownOutcome> {
-    match taken {
-        Taken::Stored | Taken::Known => Some(KnownOutcome::Present),
-        Taken::Held => Some(KnownOutcome::Held),
-        Taken::Refused(Retry::Never) => Some(KnownOutcome::Rejected),
-        Taken::Refused(Retry::AfterDependency | Retry::Soon) => None,
+        Self { sub, path, row, result: Err(outcome) }
     }
 }

@@ -1,36 +1,23 @@
-//! Fetches a relay's NIP-11 document. A relay without one is treated like one that advertises nothing.
+//! A relay's NIP-11 document. A relay without one is treated like one that advertises nothing.
 
-use std::pin::pin;
 use std::time::Duration;
 
 use grasp_core::RelayUrl;
 use grasp_core::outbound::{OutboundPolicy, Provenance};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::Request;
+use hyper::Response;
 use hyper::body::Bytes;
-use hyper::client::conn::http1;
-use hyper::header::{ACCEPT, HOST, USER_AGENT};
-use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::time::timeout;
-use url::Url;
 
-use super::outbound::{Outbound, Route};
-use super::roots::Roots;
-use crate::engine::RelayFacts;
+use super::outbound::{Outbound, Roots, Route};
+use crate::engine::{Fault, RelayFacts};
 
 /// Time for fetching the document, from the dial to its last byte.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest document that is read.
-const MAX_DOCUMENT_BYTES: usize = 256 * 1024;
-/// Our name to other servers.
-pub(crate) const USER_AGENT_NAME: &str = concat!("grasp-sync/", env!("CARGO_PKG_VERSION"));
 
 /// Returns the facts of the document, or those of a relay that has none.
 pub(crate) async fn fetch(relay: &RelayUrl, route: &Route) -> RelayFacts {
-    let fetched = timeout(FETCH_TIMEOUT, try_fetch(relay, route)).await;
-    let document = fetched.ok().flatten().unwrap_or_default();
-    serde_json::from_slice(&document).map(Document::facts).unwrap_or_default()
+    facts_of(route.get(relay)).await.unwrap_or_default()
 }
 
 /// Fetches a relay's NIP-11 document under the policy for untrusted addresses; `None` if it has none.
@@ -39,42 +26,13 @@ pub async fn relay_information(
     policy: OutboundPolicy,
     roots: &Roots,
 ) -> Option<RelayFacts> {
-    let outbound = Outbound::new(policy, roots);
-    let fetch = async {
-        let route = outbound.route(relay, Provenance::Stranger).await.ok()?;
-        try_fetch(relay, &route).await
-    };
-    let document = timeout(FETCH_TIMEOUT, fetch).await.ok().flatten()?;
+    facts_of(Outbound::new(policy, roots).get(relay, Provenance::Stranger)).await
+}
+
+async fn facts_of(get: impl Future<Output = Result<Response<Bytes>, Fault>>) -> Option<RelayFacts> {
+    let answer = timeout(FETCH_TIMEOUT, get).await.ok()?.ok()?;
+    let document = answer.status().is_success().then(|| answer.into_body())?;
     serde_json::from_slice(&document).map(Document::facts).ok()
-}
-
-async fn try_fetch(relay: &RelayUrl, route: &Route) -> Option<Vec<u8>> {
-    let (wire, _) = route.connect().await.ok()?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(wire)).await.ok()?;
-    // The connection is driven only until the answer is here. A server that closes it after its answer has answered.
-    let mut asking = pin!(ask(relay, &mut sender));
-    tokio::select! {
-        document = &mut asking => document,
-        _ = connection => asking.await,
-    }
-}
-
-async fn ask(relay: &RelayUrl, to: &mut http1::SendRequest<Empty<Bytes>>) -> Option<Vec<u8>> {
-    let url = Url::parse(relay.as_str()).ok()?;
-    let target =
-        url.query().map_or(url.path().to_owned(), |query| format!("{}?{query}", url.path()));
-    let request = Request::get(target)
-        .header(HOST, relay.host().as_str())
-        .header(ACCEPT, "application/nostr+json")
-        .header(USER_AGENT, USER_AGENT_NAME)
-        .body(Empty::new())
-        .ok()?;
-    let answer = to.send_request(request).await.ok()?;
-    if !answer.status().is_success() {
-        return None;
-    }
-    let body = Limited::new(answer.into_body(), MAX_DOCUMENT_BYTES).collect().await.ok()?;
-    Some(body.to_bytes().into())
 }
 
 /// The part of the document that matters here. Values of an unexpected type count as missing.

@@ -2,6 +2,7 @@
 
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::Health;
+use grasp_core::sync::ConnectionStatus;
 
 use crate::engine::{Report, Source};
 
@@ -20,50 +21,65 @@ impl Observer for Log {
         match report {
             Report::Discovered { relay } => tracing::info!(%relay, "following a relay"),
             Report::Retired { relay } => {
-                tracing::info!(%relay, "no longer following this relay: no repository names it")
+                tracing::info!(%relay, "no repository names this relay any more")
             }
-            Report::Status { relay, status } => tracing::info!(%relay, ?status, "connection"),
-            Report::Health { relay, health: Health::Dead, failing_for } => {
-                tracing::error!(%relay, ?failing_for, "dead: it is tried once a day from now on");
-            }
-            Report::Health { relay, health, .. } => tracing::info!(%relay, ?health, "health"),
+            Report::Status { relay, status } => match status {
+                ConnectionStatus::Syncing => tracing::info!(%relay, "connected"),
+                ConnectionStatus::Connected => tracing::info!(%relay, "complete and live"),
+                ConnectionStatus::ConnectedHistoricSyncFailures => {
+                    tracing::warn!(%relay, "live, but some history could not be fetched");
+                }
+                status => tracing::debug!(%relay, ?status, "connection"),
+            },
             Report::ConnectFailed { relay, why, failure } => {
-                tracing::warn!(%relay, ?why, attempt = failure.attempt, retry_in = ?failure.retry_in, "could not connect");
+                let (attempt, retry_in) = (failure.attempt, failure.retry_in);
+                tracing::warn!(%relay, attempt, ?retry_in, "could not connect: {why}");
             }
-            Report::Stored { from: Source::Direct, .. } => {}
+            Report::Health { relay, health: Health::Dead, failing_for } => {
+                tracing::error!(%relay, ?failing_for, "dead: connection attempts are rare from now on");
+            }
+            Report::Health { relay, health, .. } => tracing::debug!(%relay, ?health, "health"),
             Report::Stored { from: Source::Relay { relay, path }, count } => {
                 tracing::debug!(%relay, ?path, count, "stored");
             }
             Report::Gap { relay, path: SyncPath::Daily, count } => {
-                tracing::error!(%relay, count, "sustained sync gap: the daily pass found what live sync and catching up missed");
+                tracing::error!(%relay, count, "a lasting gap: the daily pass found events that live sync and catch-up missed");
             }
             Report::Gap { relay, count, .. } => {
-                tracing::warn!(%relay, count, "sync gap: catching up found what live sync missed");
+                tracing::warn!(%relay, count, "a gap: catch-up found events that live sync missed");
             }
-            Report::Lacking { relay, repo, count } => {
-                // Names of repositories come from events, and may contain anything.
-                let repo = repo.to_string().escape_debug().to_string();
-                tracing::warn!(%relay, repo, count, "relay lacks events that we have");
-            }
-            Report::NoNegentropy { relay, refusal, text } => {
-                let refusal = refusal.label();
-                tracing::warn!(%relay, refusal, text = text.as_str(), "relay without NIP-77: fetching its history by pages");
-            }
-            Report::Refused { relay, refusal, text } => {
-                tracing::warn!(%relay, refusal = refusal.label(), text = text.as_str(), "refused");
-            }
-            Report::GaveUp { relay, event } => {
-                tracing::warn!(%relay, %event, "relay offered an event and never delivered it");
-            }
-            Report::Forged { relay, count } => {
-                tracing::warn!(%relay, count, "disconnected: its events do not verify");
-            }
-            Report::GapSecond { relay, at } => {
-                tracing::warn!(%relay, %at, "relay does not return all events of one second");
-            }
-            Report::Requested { relay, request } => tracing::trace!(%relay, ?request, "requested"),
-            other => tracing::debug!(report = ?other, "sync"),
+            Report::Stored { from: Source::Direct, .. } | Report::Reliability { .. } => {}
+            report => log_fault(report),
         }
+    }
+}
+
+/// Logs faults of relays, and every other report. Texts of relays are short and have no control characters.
+fn log_fault(report: &Report) {
+    match report {
+        Report::NoNegentropy { relay, refusal, text } => {
+            let refusal = refusal.label();
+            tracing::warn!(%relay, refusal, text = text.as_str(), "no set reconciliation; fetching by pages");
+        }
+        Report::Refused { relay, refusal, text } => {
+            tracing::warn!(%relay, refusal = refusal.label(), text = text.as_str(), "refused");
+        }
+        Report::Lacking { relay, repo, count } => {
+            // Any author can name a repository, with any characters.
+            let repo = repo.to_string().escape_debug().to_string();
+            tracing::warn!(%relay, repo, count, "the relay lacks events that this server has");
+        }
+        Report::GaveUp { relay, event } => {
+            tracing::warn!(%relay, %event, "the relay offered an event and did not deliver it");
+        }
+        Report::Forged { relay, count } => {
+            tracing::warn!(%relay, count, "disconnected: its events do not verify");
+        }
+        Report::GapSecond { relay, at } => {
+            tracing::warn!(%relay, %at, "one second has more events than the relay returns");
+        }
+        Report::Requested { relay, request } => tracing::trace!(%relay, ?request, "requested"),
+        other => tracing::debug!(report = ?other, "sync"),
     }
 }
 
@@ -78,10 +94,11 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
-    use crate::index::ConnectionStatus;
+    use grasp_core::limits::PeerText;
 
     use super::*;
     use crate::engine::{Failure, Fault};
+    use crate::limits::Refusal;
 
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -123,11 +140,11 @@ mod tests {
         let table = [
             (Report::Stored { from: from(SyncPath::Live), count: 1 }, "DEBUG", "stored"),
             (gap(SyncPath::CatchUp), " WARN", "count=2"),
-            (gap(SyncPath::Daily), "ERROR", "sustained"),
+            (gap(SyncPath::Daily), "ERROR", "a lasting gap"),
             (
                 Report::Status { relay: relay(), status: ConnectionStatus::Syncing },
                 " INFO",
-                "Syncing",
+                "connected",
             ),
             (
                 Report::ConnectFailed { relay: relay(), why: Fault::Unreachable, failure },
@@ -146,5 +163,15 @@ mod tests {
             assert!(line.starts_with(level) && line.contains(words), "{level} {words}: {line}");
             assert!(line.contains("wss://relay.example"), "{line}");
         }
+    }
+
+    #[test]
+    fn texts_of_relays_are_short_and_on_one_line() {
+        let relay = "wss://relay.example".parse().unwrap();
+        let text = PeerText::new(&format!("no\n ERROR all is lost {}", "x".repeat(100_000)));
+        let refusal = Refusal::RetainedBytes { stated: None };
+        let lines = logged(&Report::Refused { relay, refusal, text });
+        assert_eq!(lines.lines().count(), 1, "{lines}");
+        assert!(lines.len() < 2_000, "{}", lines.len());
     }
 }

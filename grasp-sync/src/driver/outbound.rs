@@ -1,4 +1,4 @@
-//! Outbound connections: every dial of this crate is resolved, checked against the policy and made here.
+//! Outbound connections: every dial of this project is resolved, checked against the policy and made here.
 //!
 //! ```text
 //!   relay URL ──▶ check the name ──▶ resolve once ──▶ check every address ──▶ Route
@@ -8,28 +8,113 @@
 //! Nothing is resolved again between the check and the dial, so no DNS answer can lead elsewhere. Redirects are not
 //! followed and proxies of the environment are not used.
 
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::RelayUrl;
 use grasp_core::outbound::{OutboundPolicy, Provenance};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::{ACCEPT, HOST, HeaderValue, USER_AGENT};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::{self, CertificateError};
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{self, CertificateError, ClientConfig, RootCertStore};
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::error::ProtocolError;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::{self, Error as WsError};
+use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 use url::Url;
 
-use super::roots::Roots;
+use super::Limits;
 use crate::engine::{Fault, Flaw};
 
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time from an HTTP request to the last byte of its answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest document that is read.
+const MAX_DOCUMENT_BYTES: usize = 256 * 1024;
+/// Our name to other servers.
+const USER_AGENT_NAME: &str = concat!("grasp-sync/", env!("CARGO_PKG_VERSION"));
 /// Addresses of one name that are tried.
 const MAX_ADDRESSES: usize = 4;
+
+/// The trusted certificate authorities: the public ones, which are compiled in, and those that the operator adds. No
+/// store of the system is used.
+///
+/// ```
+/// # fn load() -> Result<(), Box<dyn std::error::Error>> {
+/// use grasp_sync::{Roots, Settings};
+///
+/// let mut settings = Settings::new("us.example".parse()?);
+/// settings.roots = Roots::default().with(&std::fs::read("/etc/grasp/our-authority.pem")?)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Roots(Arc<RootCertStore>);
+
+/// The reason why a text adds no certificate authority.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRoots {
+    /// It is no PEM, or none with certificates.
+    #[error("there is no certificate in it; one in PEM begins with -----BEGIN CERTIFICATE-----")]
+    NoCertificate,
+    /// One of the certificates cannot be read; counted from 1.
+    #[error("certificate {number} in it cannot be read: {why}")]
+    Unreadable {
+        /// The position of the certificate.
+        number: usize,
+        /// The parser's message.
+        why: String,
+    },
+}
+
+impl Default for Roots {
+    fn default() -> Self {
+        Self(Arc::new(RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() }))
+    }
+}
+
+impl Roots {
+    /// Adds all certificates of a PEM file. A certificate that cannot be read is an error, since its absence would be
+    /// noticed much later.
+    pub fn with(mut self, pem: &[u8]) -> Result<Self, BadRoots> {
+        let store = Arc::make_mut(&mut self.0);
+        let mut number = 0;
+        for certificate in CertificateDer::pem_slice_iter(pem) {
+            number += 1;
+            let unreadable = |why: String| BadRoots::Unreadable { number, why };
+            let certificate = certificate.map_err(|error| unreadable(error.to_string()))?;
+            store.add(certificate).map_err(|error| unreadable(error.to_string()))?;
+        }
+        if number == 0 { Err(BadRoots::NoCertificate) } else { Ok(self) }
+    }
+
+    /// Returns a connector that accepts only certificates issued by one of the roots.
+    fn connector(&self) -> TlsConnector {
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("ring has ciphers for every version of TLS")
+            .with_root_certificates(Arc::clone(&self.0))
+            .with_no_client_auth();
+        TlsConnector::from(Arc::new(config))
+    }
+}
 
 /// A stream of bytes, encrypted or not.
 pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -38,9 +123,12 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 /// A connection on which nothing has been sent yet.
 pub(crate) type Wire = Box<dyn ByteStream>;
 
+/// A websocket to a relay.
+pub(crate) type Socket = WebSocketStream<Wire>;
+
 /// Resolves and checks addresses for every dial.
 #[derive(Clone)]
-pub(crate) struct Outbound {
+pub struct Outbound {
     policy: OutboundPolicy,
     tls: TlsConnector,
 }
@@ -54,7 +142,7 @@ pub(crate) struct Route {
 
 impl Outbound {
     /// Creates it with a policy and the trusted certificate authorities.
-    pub(crate) fn new(policy: OutboundPolicy, roots: &Roots) -> Self {
+    pub fn new(policy: OutboundPolicy, roots: &Roots) -> Self {
         Self { policy, tls: roots.connector() }
     }
 
@@ -76,6 +164,17 @@ impl Outbound {
         });
         Ok(Route { addresses, tls: tls.transpose()? })
     }
+
+    /// Returns a server's answer to a request for its NIP-11 document, whatever its status.
+    pub async fn get(&self, relay: &RelayUrl, from: Provenance) -> Result<Response<Bytes>, Fault> {
+        self.route(relay, from).await?.get(relay).await
+    }
+}
+
+impl fmt::Debug for Outbound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Outbound").field(&self.policy).finish()
+    }
 }
 
 impl Route {
@@ -92,6 +191,30 @@ impl Route {
             Ok(Err(error)) => Err(tls_fault(&error)),
             Err(_) => Err(Fault::Unreachable),
         }
+    }
+
+    /// Requests the NIP-11 document.
+    pub(crate) async fn get(&self, relay: &RelayUrl) -> Result<Response<Bytes>, Fault> {
+        let (wire, _) = self.connect().await?;
+        let answer = timeout(ANSWER_TIMEOUT, request(relay, wire)).await;
+        answer.ok().flatten().ok_or(Fault::Protocol)
+    }
+
+    /// Opens a websocket, and tells which address answered.
+    pub(crate) async fn upgrade(
+        &self,
+        relay: &RelayUrl,
+        limits: &Limits,
+    ) -> Result<(Socket, IpAddr), Fault> {
+        let (wire, address) = self.connect().await?;
+        let mut request = relay.as_str().into_client_request().map_err(|_| Fault::Protocol)?;
+        request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_NAME));
+        let config = WebSocketConfig::default()
+            .read_buffer_size(64 * 1024)
+            .max_message_size(Some(limits.message_bytes))
+            .max_frame_size(Some(limits.message_bytes));
+        let upgraded = client_async_with_config(request, wire, Some(config)).await;
+        upgraded.map(|(socket, _)| (socket, address)).map_err(|error| upgrade_fault(&error))
     }
 
     async fn reach(&self) -> Option<(TcpStream, IpAddr)> {
@@ -112,6 +235,44 @@ async fn resolve(name: &str, port: u16) -> Result<Vec<SocketAddr>, Fault> {
         Ok(Ok(found)) => Ok(found.collect()),
         Ok(Err(error)) => Err(resolve_fault(&error)),
         Err(_) => Err(Fault::Unreachable),
+    }
+}
+
+async fn request(relay: &RelayUrl, wire: Wire) -> Option<Response<Bytes>> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(wire)).await.ok()?;
+    let url = Url::parse(relay.as_str()).ok()?;
+    let target =
+        url.query().map_or(url.path().to_owned(), |query| format!("{}?{query}", url.path()));
+    let request = Request::get(target)
+        .header(HOST, relay.host().as_str())
+        .header(ACCEPT, "application/nostr+json")
+        .header(USER_AGENT, USER_AGENT_NAME)
+        .body(Empty::<Bytes>::new())
+        .ok()?;
+    let mut answering = pin!(async {
+        let (head, body) = sender.send_request(request).await.ok()?.into_parts();
+        let body = Limited::new(body, MAX_DOCUMENT_BYTES).collect().await.ok()?;
+        Some(Response::from_parts(head, body.to_bytes()))
+    });
+    // The connection is driven only until the answer is here. A server that closes it after its answer has answered.
+    tokio::select! {
+        answer = &mut answering => answer,
+        _ = connection => answering.await,
+    }
+}
+
+/// Returns the fault of a failed handshake. A server with an error, or one that asks to retry, is there and may come
+/// back.
+fn upgrade_fault(error: &tungstenite::Error) -> Fault {
+    match error {
+        WsError::Http(answer) => match answer.status() {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Fault::Unreachable,
+            status if status.is_server_error() => Fault::Unreachable,
+            _ => Fault::Protocol,
+        },
+        WsError::Io(_) | WsError::ConnectionClosed | WsError::AlreadyClosed => Fault::Unreachable,
+        WsError::Protocol(ProtocolError::HandshakeIncomplete) => Fault::Unreachable,
+        _ => Fault::Protocol,
     }
 }
 
@@ -142,6 +303,28 @@ fn tls_fault(error: &io::Error) -> Fault {
         | CertificateError::NotValidYetContext { .. } => Flaw::OutOfDate,
         _ => Flaw::Invalid,
     })
+}
+
+/// The fault in words for an operator, with the setting that may help.
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unreachable => "it cannot be reached",
+            Self::NoSuchHost => "its host name does not exist",
+            Self::Certificate(Flaw::Untrusted) => {
+                "its certificate is not signed by a trusted authority (see trusted_roots)"
+            }
+            Self::Certificate(Flaw::OtherName) => "its certificate is for another host name",
+            Self::Certificate(Flaw::OutOfDate) => {
+                "its certificate has expired or is not valid yet, or a clock is wrong"
+            }
+            Self::Certificate(Flaw::Invalid) => "its certificate is not valid",
+            Self::Tls => "its TLS version or ciphers are not supported",
+            Self::Protocol => "it does not answer as a relay does",
+            Self::Private => "it is only for its members (GRASP-08)",
+            Self::Forbidden => "its address is private (see allow_private_targets)",
+        })
+    }
 }
 
 #[cfg(test)]
@@ -182,5 +365,16 @@ mod tests {
             said(&format!("{prefix} Temporary failure in name resolution")),
             Fault::Unreachable
         );
+    }
+
+    #[test]
+    fn rejects_pem_without_certificates() {
+        let with = |pem: &str| Roots::default().with(pem.as_bytes()).err();
+        assert_eq!(with(""), Some(BadRoots::NoCertificate));
+        assert_eq!(with("a key, perhaps"), Some(BadRoots::NoCertificate));
+        let nonsense = "-----BEGIN CERTIFICATE-----\nbm9uc2Vuc2U=\n-----END CERTIFICATE-----\n";
+        assert!(matches!(with(nonsense), Some(BadRoots::Unreadable { number: 1, .. })));
+        let broken = "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n";
+        assert!(matches!(with(broken), Some(BadRoots::Unreadable { number: 1, .. })));
     }
 }

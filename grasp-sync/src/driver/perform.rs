@@ -13,7 +13,6 @@ use grasp_core::{Mono, RelayUrl, Verified};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
-use super::clock::Clock;
 use super::connection::{Handle, Shared, Target};
 use super::feed::Following;
 use super::intake::Intake;
@@ -21,8 +20,7 @@ use super::observer::Observer;
 use super::outbound::Outbound;
 use super::records::RecordWriter;
 use super::status::Status;
-use super::task::Task;
-use super::{Command, Settings, feed};
+use super::{Clock, Command, Settings, Task, feed};
 use crate::engine::{
     ConnId, Frame, Input, InventoryFailed, InventoryId, Judged, Outcome, Output, Row, SyncEngine,
 };

@@ -7,21 +7,12 @@ use std::time::Duration;
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::{Mono, Verified};
 
+use crate::local::{Lasting, Taken};
+
 /// Shortest time for which an answer is remembered; at most twice as long. A withdrawn event may come back.
 const MIN_MEMORY: Duration = Duration::from_secs(5 * 60);
 /// Answers of one generation; at most twice as many are remembered.
 const MAX_PER_GENERATION: usize = 32_768;
-
-/// The outcome of an event, as it holds for further copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum KnownOutcome {
-    /// It is stored, or a version that wins over it.
-    Present,
-    /// It is held; another offer may extend the wait.
-    Held,
-    /// It will never be accepted.
-    Rejected,
-}
 
 /// What is remembered of an id. Only verified events count: a forged copy changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,28 +20,27 @@ pub(crate) enum Recalled {
     Unknown,
     /// The event with this id was verified, and is being judged.
     Checked(Verified<Arc<Event>>),
-    /// The event with this id was judged. Copies need not be looked at.
-    Judged(KnownOutcome),
+    /// The event with this id was judged, with an answer that holds for further copies.
+    Judged(Taken),
 }
 
 /// The memory of all connections together, in two generations: a full or old one becomes the previous one.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
     checked: HashMap<EventId, Verified<Arc<Event>>>,
-    current: HashMap<EventId, KnownOutcome>,
-    previous: HashMap<EventId, KnownOutcome>,
+    current: HashMap<EventId, Taken>,
+    previous: HashMap<EventId, Taken>,
     began: Mono,
 }
 
 impl Recent {
     pub(crate) fn recall(&self, id: &EventId) -> Recalled {
-        let outcome = self.current.get(id).or_else(|| self.previous.get(id));
-        match (outcome, self.checked.get(id)) {
-            (Some(outcome @ (KnownOutcome::Present | KnownOutcome::Rejected)), _) => {
-                Recalled::Judged(*outcome)
-            }
+        let taken = self.current.get(id).or_else(|| self.previous.get(id));
+        match (taken, self.checked.get(id)) {
+            // Another offer of a held event may extend the wait.
+            (Some(taken), _) if *taken != Taken::Held => Recalled::Judged(*taken),
             (_, Some(event)) => Recalled::Checked(event.clone()),
-            (Some(KnownOutcome::Held) | None, None) => Recalled::Unknown,
+            _ => Recalled::Unknown,
         }
     }
 
@@ -59,15 +49,15 @@ impl Recent {
         self.checked.insert(event.id, event);
     }
 
-    /// Adds the outcome of an event; `None` if the next copy is to be judged again.
-    pub(crate) fn judged(&mut self, now: Mono, id: EventId, outcome: Option<KnownOutcome>) {
+    /// Adds the answer to an event, unless the next copy is to be judged again.
+    pub(crate) fn judged(&mut self, now: Mono, id: EventId, taken: Taken) {
         self.checked.remove(&id);
         if self.current.len() >= MAX_PER_GENERATION || now >= self.began + MIN_MEMORY {
             self.previous = std::mem::take(&mut self.current);
             self.began = now;
         }
-        if let Some(outcome) = outcome {
-            self.current.insert(id, outcome);
+        if !matches!(taken, Taken::Refused(Lasting::UntilDependency | Lasting::Briefly)) {
+            self.current.insert(id, taken);
         }
     }
 
@@ -96,18 +86,18 @@ mod tests {
         assert_eq!(recent.recall(&event.id), Recalled::Unknown);
         recent.checked(event.clone());
         assert_eq!(recent.recall(&event.id), Recalled::Checked(event.clone()));
-        recent.judged(Mono::ZERO, event.id, Some(KnownOutcome::Present));
-        assert_eq!(recent.recall(&event.id), Recalled::Judged(KnownOutcome::Present));
+        recent.judged(Mono::ZERO, event.id, Taken::Stored);
+        assert_eq!(recent.recall(&event.id), Recalled::Judged(Taken::Stored));
     }
 
     #[test]
     fn events_that_may_be_accepted_later_are_judged_again() {
-        for outcome in [None, Some(KnownOutcome::Held)] {
+        for taken in [Taken::Refused(Lasting::UntilDependency), Taken::Held] {
             let (mut recent, event) = (Recent::default(), event());
             recent.checked(event.clone());
-            recent.judged(Mono::ZERO, event.id, outcome);
+            recent.judged(Mono::ZERO, event.id, taken);
             assert_eq!(recent.recall(&event.id), Recalled::Unknown);
-            assert_eq!(recent.was_delivered(&event.id), outcome.is_some());
+            assert_eq!(recent.was_delivered(&event.id), taken == Taken::Held);
         }
     }
 
@@ -119,13 +109,13 @@ mod tests {
             EventId::from_byte_array(id)
         };
         let mut recent = Recent::default();
-        recent.judged(Mono::ZERO, id(0), Some(KnownOutcome::Present));
-        recent.judged(Mono::ZERO + MIN_MEMORY, id(1), Some(KnownOutcome::Present));
+        recent.judged(Mono::ZERO, id(0), Taken::Stored);
+        recent.judged(Mono::ZERO + MIN_MEMORY, id(1), Taken::Stored);
         assert!(recent.was_delivered(&id(0)));
-        recent.judged(Mono::ZERO + MIN_MEMORY * 2, id(2), Some(KnownOutcome::Present));
+        recent.judged(Mono::ZERO + MIN_MEMORY * 2, id(2), Taken::Stored);
         assert!(!recent.was_delivered(&id(0)) && recent.was_delivered(&id(1)));
         for n in 0..3 * MAX_PER_GENERATION as u64 {
-            recent.judged(Mono::ZERO + MIN_MEMORY * 2, id(n), Some(KnownOutcome::Present));
+            recent.judged(Mono::ZERO + MIN_MEMORY * 2, id(n), Taken::Stored);
         }
         assert!(recent.current.len() + recent.previous.len() <= 2 * MAX_PER_GENERATION);
     }

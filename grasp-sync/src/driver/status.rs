@@ -15,12 +15,10 @@ use crate::engine::{Fault, Input, Judged, Outcome, PeerReliability, Report, Said
 pub struct Status {
     /// Every relay that is followed.
     pub relays: BTreeMap<RelayUrl, RelayStatus>,
-    /// Events that clients published to the local relay since this process began.
-    pub direct: u64,
 }
 
 /// The status of one relay. Counts are of this process.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RelayStatus {
     /// The status of the connection.
     pub connection: ConnectionStatus,
@@ -41,8 +39,10 @@ pub struct RelayStatus {
     /// Interruptions of live subscriptions since the last full pass; events that were published then with an older
     /// date come with the next.
     pub interruptions: u64,
-    /// REQ and NEG-OPEN frames sent.
-    pub requests: u64,
+    /// Connections made.
+    pub connects: u64,
+    /// Attempts to connect that failed.
+    pub failures: u64,
     /// Batches of repositories and threads that it gave completely.
     pub batches: u64,
     /// Its last refusal, in its own words.
@@ -118,26 +118,9 @@ impl Counts {
 }
 
 impl RelayStatus {
-    fn new(now: Timestamp) -> Self {
-        Self {
-            connection: ConnectionStatus::Disconnected,
-            since: now,
-            health: Health::Healthy,
-            synced_at: None,
-            backlog: 0,
-            wanted: 0,
-            counts: Counts::default(),
-            gaps: 0,
-            interruptions: 0,
-            requests: 0,
-            batches: 0,
-            last_refusal: None,
-            failed: None,
-            reliability: None,
-        }
-    }
-
     fn set_connection(&mut self, now: Timestamp, connection: ConnectionStatus) {
+        let is_made = !self.connection.is_connected() && connection.is_connected();
+        self.connects += u64::from(is_made);
         (self.connection, self.since) = (connection, now);
         match connection {
             ConnectionStatus::Connected => self.synced_at = Some(now),
@@ -160,16 +143,12 @@ impl Status {
     pub(super) fn note_input(&mut self, input: &Input) {
         match input {
             Input::Heard { relay, said: Said::Delivered { rows, .. }, .. } => {
-                if let Some(known) = self.relays.get_mut(relay) {
-                    known.backlog += rows.len() as u64;
-                }
+                self.with(relay, |known| known.backlog += rows.len() as u64);
             }
-            Input::Ingested { relay, judged, .. } => {
-                if let Some(known) = self.relays.get_mut(relay) {
-                    known.backlog = known.backlog.saturating_sub(judged.len() as u64);
-                    known.counts.add(judged);
-                }
-            }
+            Input::Ingested { relay, judged, .. } => self.with(relay, |known| {
+                known.backlog = known.backlog.saturating_sub(judged.len() as u64);
+                known.counts.add(judged);
+            }),
             _ => {}
         }
     }
@@ -178,10 +157,10 @@ impl Status {
     pub(super) fn note_report(&mut self, now: Timestamp, report: &Report) {
         match report {
             Report::Discovered { relay } => {
-                self.relays.entry(relay.clone()).or_insert_with(|| RelayStatus::new(now));
+                let new = RelayStatus { since: now, ..RelayStatus::default() };
+                self.relays.entry(relay.clone()).or_insert(new);
             }
             Report::Retired { relay } => _ = self.relays.remove(relay),
-            Report::Stored { from: Source::Direct, count } => self.direct += *count as u64,
             Report::Stored { from: Source::Relay { relay, path }, count } => {
                 self.with(relay, |known| known.counts.add_stored(*path, *count));
             }
@@ -197,7 +176,10 @@ impl Status {
                     attempts: failure.attempt,
                     retry_at: now + failure.retry_in,
                 };
-                self.with(relay, |known| known.failed = Some(failed));
+                self.with(relay, |known| {
+                    known.failures += 1;
+                    known.failed = Some(failed);
+                });
             }
             Report::Gap { relay, count, .. } => {
                 self.with(relay, |known| known.gaps += *count as u64);
@@ -205,7 +187,6 @@ impl Status {
             Report::Interrupted { relay, times } => {
                 self.with(relay, |known| known.interruptions = *times as u64);
             }
-            Report::Requested { relay, .. } => self.with(relay, |known| known.requests += 1),
             Report::Reliability { relay, seen } => {
                 self.with(relay, |known| known.reliability = Some(seen.clone()));
             }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use nostr::types::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use super::items::{PendingItems, RelaySyncNeeds};
 
@@ -11,9 +12,13 @@ use super::items::{PendingItems, RelaySyncNeeds};
 pub const RETENTION: Duration = Duration::from_secs(15 * 60);
 
 /// The phase of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
 pub enum ConnectionStatus {
     /// Not connected.
+    #[default]
     Disconnected,
     /// Connecting.
     Connecting,
@@ -22,6 +27,7 @@ pub enum ConnectionStatus {
     /// Connected, history complete.
     Connected,
     /// Connected and live, but some history could not be fetched.
+    #[serde(rename = "incomplete")]
     ConnectedHistoricSyncFailures,
 }
 

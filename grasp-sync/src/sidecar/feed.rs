@@ -11,8 +11,9 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::{RepoId, kinds};
 use tokio::sync::mpsc;
 
-use super::client::{Client, Lost, Remote};
+use super::Remote;
 use crate::driver::codec::RelayMessage;
+use crate::driver::{Client, Unanswered};
 use crate::local::News;
 
 /// Delay before a lost connection is made again; doubles up to the longest.
@@ -33,19 +34,16 @@ pub(super) async fn follow(
     let mut delay = FIRST_RECONNECT_DELAY;
     let mut is_unreachable = false;
     while !follower.news_sender.is_closed() {
-        match Client::connect(&remote).await {
+        match remote.connect().await {
             Ok(mut client) => {
                 delay = FIRST_RECONNECT_DELAY;
                 if std::mem::take(&mut is_unreachable) {
                     tracing::info!("connected to the local relay again");
                 }
-                let Err(Lost) = follower.listen(&mut client).await;
+                let Err(error) = follower.listen(&mut client).await;
+                tracing::warn!(%error, "the feed of the local relay ended; connecting again");
             }
-            Err(_) if !is_unreachable => {
-                is_unreachable = true;
-                tracing::warn!("cannot connect to the local relay; retrying");
-            }
-            Err(_) => {}
+            Err(_) => is_unreachable = true,
         }
         tokio::time::sleep(delay).await;
         delay = delay.saturating_mul(2).min(MAX_RECONNECT_DELAY);
@@ -66,7 +64,10 @@ struct Follower {
 
 impl Follower {
     /// Subscribes first and reads afterwards, so that no event is missed in between.
-    async fn listen(&mut self, client: &mut Client) -> Result<std::convert::Infallible, Lost> {
+    async fn listen(
+        &mut self,
+        client: &mut Client,
+    ) -> Result<std::convert::Infallible, Unanswered> {
         let began = Timestamp::now();
         let mut filters = self.live_filters().into_iter();
         let mut live = client.subscribe(&filters.next().unwrap_or_default()).await?;
@@ -92,7 +93,7 @@ impl Follower {
                 RelayMessage::Closed(sub, text) if sub == live => {
                     let Some(filter) = filters.next() else {
                         tracing::warn!(text, "the local relay refuses every live subscription");
-                        return Err(Lost);
+                        return Err(Unanswered::Closed(text));
                     };
                     live = client.subscribe(&filter).await?;
                     self.read(client).await?;
@@ -110,7 +111,7 @@ impl Follower {
     }
 
     /// Streams what is stored.
-    async fn read(&mut self, client: &mut Client) -> Result<(), Lost> {
+    async fn read(&mut self, client: &mut Client) -> Result<(), Unanswered> {
         let mut filter = Filter::new().kinds(self.kinds.iter().copied());
         filter.since = self.since;
         let mut reading = client.read(filter);
@@ -123,7 +124,7 @@ impl Follower {
     }
 
     /// Checks whether the relay came back with less: emptied, or from an older copy.
-    async fn check_for_losses(&mut self, client: &mut Client) -> Result<(), Lost> {
+    async fn check_for_losses(&mut self, client: &mut Client) -> Result<(), Unanswered> {
         let mut there = BTreeSet::new();
         let mut reading = client.read(Filter::new().kind(kinds::ANNOUNCEMENT));
         while let Some(page) = reading.next().await? {
@@ -145,7 +146,7 @@ impl Follower {
         self.news(News::Lost).await
     }
 
-    async fn accepted(&mut self, event: Event) -> Result<(), Lost> {
+    async fn accepted(&mut self, event: Event) -> Result<(), Unanswered> {
         if let Ok(announcement) = Announcement::parse(&event) {
             self.served.insert(announcement.repo);
         }
@@ -153,7 +154,7 @@ impl Follower {
     }
 
     /// Streams a held announcement, unless the repository is served: then it is wanted completely already.
-    async fn held(&self, event: Arc<Event>) -> Result<(), Lost> {
+    async fn held(&self, event: Arc<Event>) -> Result<(), Unanswered> {
         let repo = Announcement::parse(&event).map(|announcement| announcement.repo);
         match repo {
             Ok(repo) if !self.served.contains(&repo) => self.news(News::Held(event)).await,
@@ -161,7 +162,7 @@ impl Follower {
         }
     }
 
-    async fn news(&self, news: News) -> Result<(), Lost> {
-        self.news_sender.send(news).await.map_err(|_| Lost)
+    async fn news(&self, news: News) -> Result<(), Unanswered> {
+        self.news_sender.send(news).await.map_err(|_| Unanswered::Lost)
     }
 }

@@ -10,8 +10,9 @@ use grasp_core::limits::PeerText;
 use grasp_core::nostr::event::{Event, EventId};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::client::{Client, Lost, Remote};
+use super::Remote;
 use crate::driver::codec::{self, RelayMessage};
+use crate::driver::{Client, Unanswered};
 use crate::local::Taken;
 
 /// Events that may be sent before the relay has answered the first of them.
@@ -32,7 +33,7 @@ pub(super) async fn publish(
     let mut logged = LoggedRefusals::default();
     while let Some(Publication { events, reply }) = batches.recv().await {
         if client.is_none() {
-            client = Client::connect(&remote).await.ok();
+            client = remote.connect().await.ok();
         }
         let mut answers = BTreeMap::new();
         if let Some(connected) = &mut client {
@@ -70,7 +71,7 @@ async fn offer(
     events: &[Verified<Arc<Event>>],
     answers: &mut BTreeMap<EventId, Answer>,
     logged: &mut LoggedRefusals,
-) -> Result<(), Lost> {
+) -> Result<(), Unanswered> {
     let mut unsent = events.iter();
     let mut unanswered = BTreeSet::new();
     loop {

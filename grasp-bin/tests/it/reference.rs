@@ -1,10 +1,12 @@
-//! Comparison of generated reference pages with the files below `docs/`.
+//! The reference pages below `docs/` are those that the command prints.
+
+use crate::support::grasp;
 
 /// The variable that makes the tests write the pages instead of comparing them.
 const REWRITE: &str = "REWRITE_REFERENCE";
 
 /// Fails the test if a page of the documentation is not the generated one; names the first line that differs.
-pub(crate) fn hold_to(page: &str, generated: &str) {
+fn hold_to(page: &str, generated: &str) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
     if std::env::var_os(REWRITE).is_some() {
         std::fs::write(&path, generated).unwrap();
@@ -36,6 +38,19 @@ fn difference(written: &str, generated: &str) -> Option<String> {
         }
     }
     None
+}
+
+#[test]
+fn each_reference_page_is_up_to_date() {
+    for (of, page) in [
+        ("settings", "reference/configuration.md"),
+        ("metrics", "reference/metrics.md"),
+        ("commands", "reference/cli.md"),
+    ] {
+        let printed = grasp(&["reference", "--of", of]);
+        assert!(printed.ok, "{printed:?}");
+        hold_to(page, &printed.out);
+    }
 }
 
 #[test]
