@@ -35,7 +35,7 @@ use crate::once::Outcome;
 pub use crate::own_relay::OwnRelay;
 use crate::push::{Push, Work};
 pub use crate::server::{Server, open_store};
-pub use crate::settings::{About, Settings, Sync};
+pub use crate::settings::{Settings, Sync};
 
 /// Runs the `grasp` command.
 pub fn run() -> ExitCode {

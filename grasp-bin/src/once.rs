@@ -59,7 +59,7 @@ async fn sync_from(config: Config, from: Vec<RelayUrl>, limit: Duration) -> Resu
     let admin = AdminSocket::bind(&config.admin_socket())?;
     let service = match &config.domain {
         Some(domain) => domain.clone(),
-        None => config.settings.service.clone(),
+        None => config.settings.policy.service.clone(),
     };
     if let Some(relay) = from.iter().find(|relay| service.is_own_url(relay.as_str())) {
         bail!("{relay} is this server itself by its domain, {service}; choose another --from");

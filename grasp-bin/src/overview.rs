@@ -132,7 +132,8 @@ impl Overview {
         sidecar: Arc<Sidecar>,
         metrics: Metrics,
     ) -> Self {
-        let (name, subject) = (settings.service.to_string(), Subject::Sidecar(sidecar, relay));
+        let (name, subject) =
+            (settings.policy.service.to_string(), Subject::Sidecar(sidecar, relay));
         Self::new(settings, name, Clock::system(), metrics, subject)
     }
 
@@ -144,12 +145,12 @@ impl Overview {
         subject: Subject,
     ) -> Self {
         let root = match &subject {
-            Subject::Server(_) => format!("{}/", settings.service.mount_path()),
+            Subject::Server(_) => format!("{}/", settings.policy.service.mount_path()),
             Subject::Sidecar(..) => "/".into(),
         };
         let now = clock.now();
         Self(Arc::new(Inner {
-            service: settings.service.to_string(),
+            service: settings.policy.service.to_string(),
             name,
             root,
             started: now.unix.as_secs(),

@@ -81,7 +81,7 @@ fn unspecified_address_warning(address: SocketAddr) -> Option<String> {
 
 /// Prints the addresses of the server and the next steps. A closed output is no error.
 fn print_addresses(settings: &Settings, listen: SocketAddr) {
-    let (service, data) = (&settings.service, settings.data_dir.display());
+    let (service, data) = (&settings.policy.service, settings.data_dir.display());
     let tls = if settings.git.secure { "s" } else { "" };
     let text = format!(
         "grasp {} is running\n\

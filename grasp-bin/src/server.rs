@@ -57,7 +57,7 @@ impl Server {
 
     /// Opens all parts of a server on the caller's database.
     pub async fn open_on(settings: &Settings, store: Arc<dyn Store>, clock: Clock) -> Result<Self> {
-        let (hub, metrics, policy) = (Hub::start(), Metrics::default(), settings.policy());
+        let (hub, metrics, policy) = (Hub::start(), Metrics::default(), settings.policy.clone());
         let records = store.records().await.context("could not read the database")?;
         let repos = open_repos(settings, store.clone()).await?;
         let store: Arc<dyn EventStore> = store;
@@ -171,7 +171,7 @@ fn hunt_parts(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> Resul
 fn relay_config(settings: &Settings, keys: &Keys) -> Config {
     let info = RelayInfo { service_key: Some(keys.public_key()), ..settings.info() };
     Config {
-        service: settings.service.clone(),
+        service: settings.policy.service.clone(),
         secure: settings.git.secure,
         info,
         limits: settings.relay.clone(),
@@ -186,7 +186,7 @@ pub async fn open_store(settings: &Settings) -> Result<Arc<dyn Store>> {
         format!("could not create {}; choose another directory with --data-dir", dir.display())
     })?;
     refuse_old_layout(dir)?;
-    let rules = StoreRules { service: Some(settings.service.clone()), ..StoreRules::default() };
+    let rules = StoreRules { service: Some(settings.policy.service.clone()), ..StoreRules::default() };
     let options = SqliteOptions { rules, ..settings.sqlite.clone() };
     let file = dir.join(DATABASE);
     let store = SqliteStore::open(&file, options);
@@ -247,7 +247,7 @@ async fn open_repos(settings: &Settings, database: Arc<dyn Database>) -> Result<
 
 /// Opens the repositories of contributors, if they are enabled, with the same limits of git processes.
 async fn open_contributors(settings: &Settings, repos: &RepoStore) -> Result<Option<RepoStore>> {
-    if !settings.contributor_proposals {
+    if !settings.policy.contributor_proposals {
         return Ok(None);
     }
     let dir = settings.repositories().join("prs");

@@ -1,11 +1,10 @@
 //! The settings that a server is built from.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use grasp_core::admission::{Archive, Bans, FanOutLimits, Policy};
+use grasp_core::ServiceIdentity;
+use grasp_core::admission::{Archive, FanOutLimits, Policy};
 use grasp_core::outbound::OutboundPolicy;
-use grasp_core::{MaintainerModel, ServiceIdentity};
 use grasp_purgatory::git::{BinaryError, FetchLimits, Git, Slots, StagingLimits};
 use grasp_purgatory::hunt::HuntConfig;
 use grasp_relay::git_http::GitLimits;
@@ -13,37 +12,24 @@ use grasp_relay::nostr::{Limits, RelayInfo};
 use grasp_relay::server::AddressRange;
 use grasp_relay::store::sqlite::SqliteOptions;
 use grasp_sync::{driver, engine};
-use nostr::key::PublicKey;
 
 /// The settings of a [`Server`](crate::Server).
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The public address of the server.
-    pub service: ServiceIdentity,
+    /// The public address of the server, and what it admits.
+    pub policy: Policy,
     /// The directory of all data.
     pub data_dir: PathBuf,
     /// Options of the database.
     pub sqlite: SqliteOptions,
     /// The file with the key that the service signs with; `None` for `service.key` in the data directory.
     pub service_key: Option<PathBuf>,
-    /// The server's description of itself.
-    pub about: About,
-    /// The rule for who may sign states.
-    pub maintainers: MaintainerModel,
-    /// Limits how far ahead of the server's clock an event may be dated.
-    pub max_ahead: Duration,
-    /// The operator's key.
-    pub operator: Option<PublicKey>,
+    /// A short name; `None` for the address.
+    pub name: Option<String>,
+    /// The server's description of itself (NIP-11), as far as it does not follow from other settings.
+    pub info: RelayInfo,
     /// Limits of events per author and per root in each counting period.
     pub fan_out: FanOutLimits,
-    /// Authors and repositories that are refused.
-    pub bans: Bans,
-    /// Repositories that are kept although they do not list this service (GRASP-05).
-    pub archive: Archive,
-    /// Lets contributors push pull requests to `/prs/` (GRASP-06).
-    pub contributor_proposals: bool,
-    /// Limits the hosted repositories of one author.
-    pub repositories_per_author: usize,
     /// Proxies whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<AddressRange>,
     /// Limits of the relay.
@@ -85,48 +71,24 @@ pub struct Sync {
     pub limits: driver::Limits,
 }
 
-/// A server's description of itself (NIP-11).
-#[derive(Clone, Debug)]
-pub struct About {
-    /// A short name; `None` for the address.
-    pub name: Option<String>,
-    /// A description of a few sentences.
-    pub description: String,
-    /// A contact of the operator, as an address.
-    pub contact: Option<String>,
-    /// The address of a picture.
-    pub icon: Option<String>,
-    /// The rule by which repositories are accepted, in words.
-    pub acceptance: String,
-    /// The curation of events beyond spam control, in words.
-    pub curation: Option<String>,
-}
-
 /// Bytes of filters at another GRASP server from which on a full comparison replaces them: some 160 threads.
 const FULL_COMPARISON_BYTES: usize = 32 * 1024;
 
 impl Settings {
     /// Returns the default settings for an address and a data directory.
     pub fn new(service: ServiceIdentity, data_dir: impl Into<PathBuf>) -> Self {
-        let policy = Policy::new(service.clone());
         let grasp_sync::Settings { mut engine, limits, .. } =
             grasp_sync::Settings::new(service.clone());
         engine.whole_from = Some(FULL_COMPARISON_BYTES);
         Self {
             sync: Sync { enabled: true, engine, limits },
-            service,
+            policy: Policy::new(service),
             data_dir: data_dir.into(),
             sqlite: SqliteOptions::default(),
             service_key: None,
-            about: About::default(),
-            maintainers: policy.model,
-            max_ahead: policy.max_ahead,
-            operator: policy.operator,
+            name: None,
+            info: RelayInfo::default(),
             fan_out: FanOutLimits::default(),
-            bans: policy.bans,
-            archive: policy.archive,
-            contributor_proposals: policy.contributor_proposals,
-            repositories_per_author: policy.repositories_per_author,
             trusted_proxies: Vec::new(),
             relay: Limits::default(),
             git: GitLimits::default(),
@@ -147,7 +109,7 @@ impl Settings {
     #[must_use]
     pub fn reached_at(mut self, service: ServiceIdentity) -> Self {
         self.sync.engine.own = service.clone();
-        self.service = service;
+        self.policy.service = service;
         self
     }
 
@@ -176,48 +138,30 @@ impl Settings {
         StagingLimits { tips_per_event, bytes_in_all: staged.bytes, ..self.staging }
     }
 
-    /// Returns the settings of admission.
-    pub(crate) fn policy(&self) -> Policy {
-        Policy {
-            service: self.service.clone(),
-            model: self.maintainers,
-            max_ahead: self.max_ahead,
-            operator: self.operator,
-            bans: self.bans.clone(),
-            archive: self.archive.clone(),
-            contributor_proposals: self.contributor_proposals,
-            repositories_per_author: self.repositories_per_author,
-        }
-    }
-
     /// Returns the parts of GRASP that are enabled.
     fn enabled_grasps(&self) -> Vec<String> {
         let parts = [
             ("GRASP-01", true),
             ("GRASP-02", self.sync.enabled),
-            ("GRASP-05", is_archive(&self.archive)),
-            ("GRASP-06", self.contributor_proposals),
+            ("GRASP-05", is_archive(&self.policy.archive)),
+            ("GRASP-06", self.policy.contributor_proposals),
         ];
         parts.into_iter().filter(|(_, runs)| *runs).map(|(name, _)| name.into()).collect()
     }
 
     /// Returns the content of the NIP-11 document.
     pub(crate) fn info(&self) -> RelayInfo {
-        let About { name, description, contact, icon, acceptance, curation } = self.about.clone();
-        let archive_curation = is_archive(&self.archive).then(|| ARCHIVE_CURATION.to_owned());
+        let archive_curation =
+            is_archive(&self.policy.archive).then(|| ARCHIVE_CURATION.to_owned());
         RelayInfo {
-            name: name.unwrap_or_else(|| self.service.to_string()),
-            description,
-            pubkey: self.operator,
+            name: self.name.clone().unwrap_or_else(|| self.policy.service.to_string()),
+            pubkey: self.policy.operator,
             supported_grasps: self.enabled_grasps(),
-            contact,
-            icon,
-            repo_acceptance_criteria: acceptance,
-            curation: curation.or(archive_curation),
-            created_at_ahead: Some(self.max_ahead),
+            curation: self.info.curation.clone().or(archive_curation),
+            created_at_ahead: Some(self.policy.max_ahead),
             software: "grasp".into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            ..RelayInfo::default()
+            ..self.info.clone()
         }
     }
 }
@@ -230,18 +174,4 @@ fn is_archive(archive: &Archive) -> bool {
     let Archive { everything, owners, repos, identifiers, services } = archive;
     let lists = [owners.len(), repos.len(), identifiers.len(), services.len()];
     *everything || lists.iter().any(|length| *length > 0)
-}
-
-impl Default for About {
-    fn default() -> Self {
-        let info = RelayInfo::default();
-        Self {
-            name: None,
-            description: info.description,
-            contact: info.contact,
-            icon: info.icon,
-            acceptance: info.repo_acceptance_criteria,
-            curation: info.curation,
-        }
-    }
 }

@@ -95,7 +95,7 @@ fn print_addresses(relay: &RelayUrl, settings: &Settings, status: Option<SocketA
          \x20 stop    Ctrl-C\n",
         env!("CARGO_PKG_VERSION"),
         relay,
-        settings.service,
+        settings.policy.service,
         bootstrap.iter().map(|url| format!(", {url}")).collect::<String>(),
         status.map_or_else(String::new, |at| format!("  status  http://{at}/status\n")),
     );

@@ -74,7 +74,7 @@ impl Instance {
 
     /// Starts a server with this model of maintainers.
     pub async fn of_model(model: MaintainerModel) -> Self {
-        Self::with(|settings| settings.maintainers = model).await
+        Self::with(|settings| settings.policy.model = model).await
     }
 
     /// Starts a server whose settings are chosen.

@@ -66,7 +66,7 @@ impl Settings {
     pub(crate) fn built(&self, dir: &Path, address: SocketAddr) -> grasp_bin::Settings {
         let service = address.to_string().parse().expect("an address");
         let mut built = grasp_bin::Settings::new(service, dir);
-        built.maintainers = self.model;
+        built.policy.model = self.model;
         built.git = self.git.clone();
         built.relay = self.relay.clone();
         built.purgatory = self.purgatory.clone();

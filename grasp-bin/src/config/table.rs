@@ -65,7 +65,7 @@ fn access() -> Vec<Setting> {
     let models =
         vec![("reciprocal", MaintainerModel::Reciprocal), ("plain", MaintainerModel::Plain)];
     vec![
-        one("maintainers", choice(models), |c| &mut c.settings.maintainers)
+        one("maintainers", choice(models), |c| &mut c.settings.policy.model)
             .common()
             .help("Keys that may sign states: those listed that list back, or all that are listed"),
         one("allow_private_targets", switch(), |c| &mut c.settings.outbound.allow_private)
@@ -81,16 +81,16 @@ fn access() -> Vec<Setting> {
         list("trusted_proxies", text("ADDRESS[/PREFIX]"), |c| &mut c.settings.trusted_proxies)
             .common()
             .help("Reverse proxies whose `X-Forwarded-For` is believed"),
-        optional("operator", key(), |c| &mut c.settings.operator)
+        optional("operator", key(), |c| &mut c.settings.policy.operator)
             .common()
             .help("Key of the operator: shown in NIP-11, and its events are accepted"),
-        one("contributor_proposals", switch(), |c| &mut c.settings.contributor_proposals)
+        one("contributor_proposals", switch(), |c| &mut c.settings.policy.contributor_proposals)
             .common()
             .help("Lets contributors push pull requests to `/prs/` (GRASP-06)"),
         one("metrics", switch(), |c| &mut c.settings.metrics).common().help("Serves `/metrics`"),
         one("stop_timeout", time(), |c| &mut c.settings.relay.grace)
             .help("Time that a stopping server waits for its clients to finish"),
-        one("repositories_per_author", count(), |c| &mut c.settings.repositories_per_author)
+        one("repositories_per_author", count(), |c| &mut c.settings.policy.repositories_per_author)
             .help("Repositories that one author may have hosted. The operator may have more"),
     ]
 }
@@ -98,20 +98,20 @@ fn access() -> Vec<Setting> {
 fn presentation() -> Vec<Setting> {
     let formats = vec![("human", LogFormat::Human), ("json", LogFormat::Json)];
     vec![
-        optional("about.name", text("TEXT"), |c| &mut c.settings.about.name)
+        optional("about.name", text("TEXT"), |c| &mut c.settings.name)
             .common()
             .help("Short name. Default: the address"),
-        one("about.description", text("TEXT"), |c| &mut c.settings.about.description)
+        one("about.description", text("TEXT"), |c| &mut c.settings.info.description)
             .common()
             .help("Description"),
-        optional("about.contact", text("URL"), |c| &mut c.settings.about.contact)
+        optional("about.contact", text("URL"), |c| &mut c.settings.info.contact)
             .common()
             .help("Contact of the operator, as a `mailto:` or `https:` address"),
-        optional("about.icon", text("URL"), |c| &mut c.settings.about.icon)
+        optional("about.icon", text("URL"), |c| &mut c.settings.info.icon)
             .help("Address of a square picture"),
-        one("about.acceptance", text("TEXT"), |c| &mut c.settings.about.acceptance)
+        one("about.acceptance", text("TEXT"), |c| &mut c.settings.info.repo_acceptance_criteria)
             .help("Rule by which repositories are accepted, in words"),
-        optional("about.curation", text("TEXT"), |c| &mut c.settings.about.curation)
+        optional("about.curation", text("TEXT"), |c| &mut c.settings.info.curation)
             .help("Curation of events beyond spam control, in words"),
         one("log.filter", log_filter(), |c| &mut c.log.filter)
             .common()
@@ -125,20 +125,22 @@ fn presentation() -> Vec<Setting> {
 /// Returns the settings of what is refused and what is kept.
 fn selection() -> Vec<Setting> {
     vec![
-        list("bans.authors", key(), |c| &mut c.settings.bans.authors)
+        list("bans.authors", key(), |c| &mut c.settings.policy.bans.authors)
             .help("Authors whose events are refused"),
-        list("bans.repos", text("30617:KEY:NAME"), |c| &mut c.settings.bans.repos)
+        list("bans.repos", text("30617:KEY:NAME"), |c| &mut c.settings.policy.bans.repos)
             .help("Repositories whose announcements are refused"),
-        one("archive.everything", switch(), |c| &mut c.settings.archive.everything)
+        one("archive.everything", switch(), |c| &mut c.settings.policy.archive.everything)
             .help("Keeps every repository that is heard of"),
-        list("archive.owners", key(), |c| &mut c.settings.archive.owners)
+        list("archive.owners", key(), |c| &mut c.settings.policy.archive.owners)
             .help("Keeps all repositories of these owners"),
-        list("archive.repos", text("30617:KEY:NAME"), |c| &mut c.settings.archive.repos)
+        list("archive.repos", text("30617:KEY:NAME"), |c| &mut c.settings.policy.archive.repos)
             .help("Keeps these repositories"),
-        list("archive.identifiers", text("NAME"), |c| &mut c.settings.archive.identifiers)
+        list("archive.identifiers", text("NAME"), |c| &mut c.settings.policy.archive.identifiers)
             .help("Keeps all repositories of these names"),
-        list("archive.services", text("HOST[:PORT][/MOUNT]"), |c| &mut c.settings.archive.services)
-            .help("Keeps all repositories that list one of these services"),
+        list("archive.services", text("HOST[:PORT][/MOUNT]"), |c| {
+            &mut c.settings.policy.archive.services
+        })
+        .help("Keeps all repositories that list one of these services"),
     ]
 }
 

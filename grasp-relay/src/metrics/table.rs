@@ -54,5 +54,5 @@ crate::metrics! { pub ALL:
     PENDING_CLEANUP = gauge "grasp_purgatory_cleanup_tasks" []
         "Cleanup tasks: data on disk that is still to be created or removed.";
     PURGATORY_UP = gauge "grasp_purgatory_up" []
-        "1 if purgatory works, 0 while its journal cannot be written.";
+        "1 if purgatory works, 0 while its records cannot be written.";
 }

@@ -9,7 +9,7 @@ use crate::hunting::{MAIN, hosted_at};
 async fn a_copy_is_served_and_nobody_pushes_to_it() {
     let copies = Instance::with(|settings| {
         settings.outbound = OutboundPolicy { allow_private: true };
-        settings.archive.everything = true;
+        settings.policy.archive.everything = true;
     })
     .await;
     let (server, alice, bob) = (GitServer::start().await, Maker::new(), Maker::new());
@@ -46,7 +46,7 @@ async fn a_copy_is_served_and_nobody_pushes_to_it() {
 
 #[tokio::test]
 async fn who_lists_an_archive_may_push_to_it() {
-    let copies = Instance::with(|settings| settings.archive.everything = true).await;
+    let copies = Instance::with(|settings| settings.policy.archive.everything = true).await;
     let alice = Maker::new();
     copies.host(&alice, "x").await;
     assert!(copies.refs(&alice.repo("x")).await.contains(MAIN));

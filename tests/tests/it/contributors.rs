@@ -5,7 +5,7 @@ use grasp_tests::{Instance, Litter, Maker, Settings, TimeMachine, Workdir};
 use nostr::event::Event;
 
 async fn open() -> Instance {
-    Instance::with(|settings| settings.contributor_proposals = true).await
+    Instance::with(|settings| settings.policy.contributor_proposals = true).await
 }
 
 /// Where somebody's place for pull requests to repositories of this name is.
@@ -222,7 +222,7 @@ async fn a_place_goes_with_its_last_pull_request_and_with_what_nobody_signed() {
     let time = TimeMachine::default();
     let instance =
         Instance::set_with(Settings { clock: time.clock(), ..Settings::default() }, |settings| {
-            settings.contributor_proposals = true
+            settings.policy.contributor_proposals = true
         })
         .await;
     let (alice, bob) = (Maker::new(), Maker::new());

@@ -13,7 +13,7 @@ async fn events_and_git_data_come_over_tls_from_whom_the_operators_authority_sig
     let from = Instance::with(hurried).await;
     let front = Front::start(from.address(), authority.certify("localhost", 4000)).await;
     let name = front.host().parse().unwrap();
-    let from = from.restart_with(|settings| settings.service = name).await;
+    let from = from.restart_with(|settings| settings.policy.service = name).await;
     let far = format!("wss://{}", front.host());
     let to = Instance::with(|settings| {
         hurried(settings);

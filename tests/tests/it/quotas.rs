@@ -49,8 +49,8 @@ async fn one_author_fills_only_their_own_share() {
 async fn one_author_is_served_only_so_many_repositories() {
     let (alice, bob, operator) = (Maker::new(), Maker::new(), Maker::new());
     let instance = Instance::with(|settings| {
-        settings.repositories_per_author = 2;
-        settings.operator = Some(operator.key());
+        settings.policy.repositories_per_author = 2;
+        settings.policy.operator = Some(operator.key());
     })
     .await;
     let us = instance.service();
@@ -74,7 +74,7 @@ async fn one_author_is_served_only_so_many_repositories() {
 #[tokio::test]
 async fn what_is_only_known_for_discovery_counts_for_nobody() {
     let (alice, bob) = (Maker::new(), Maker::new());
-    let instance = Instance::with(|settings| settings.repositories_per_author = 2).await;
+    let instance = Instance::with(|settings| settings.policy.repositories_per_author = 2).await;
     let us = instance.service();
     let keepers: &[&str] = &["maintainers", &alice.key().to_hex()];
     let elsewhere = "elsewhere.example".parse().unwrap();
