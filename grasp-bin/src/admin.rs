@@ -20,7 +20,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-pub(crate) use self::show::{AdminCommand, run};
+pub(crate) use self::show::{purgatory, relays, repositories, status, watch};
 use crate::files::create_private_dir;
 use crate::overview::Overview;
 

@@ -20,7 +20,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Runs the server until Ctrl-C or SIGTERM.
-    Serve(SettingsArgs),
+    Serve(Flags),
     /// Shows the status of a running server.
     Status {
         #[command(flatten)]
@@ -38,7 +38,7 @@ pub(crate) enum Command {
     /// Checks what a server needs from its surroundings, and names a remedy for each problem.
     Doctor {
         #[command(flatten)]
-        settings: SettingsArgs,
+        flags: Flags,
         /// Skips the checks that use the network.
         #[arg(long)]
         offline: bool,
@@ -53,7 +53,7 @@ pub(crate) enum Command {
         #[arg(long, value_name = "URL")]
         relay: Option<RelayUrl>,
         #[command(flatten)]
-        settings: SettingsArgs,
+        flags: Flags,
     },
     /// Shows two servers on loopback keeping a repository in step.
     Demo {
@@ -83,19 +83,12 @@ pub(crate) enum Reference {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Prints every setting in force as a settings file, with the source of each value.
-    Print(SettingsArgs),
+    Print(Flags),
     /// Reports wrong settings, with key and line.
-    Check(SettingsArgs),
+    Check(Flags),
 }
 
-/// Every setting. `-h` shows the common ones, `--help` all.
-#[derive(Debug, Args)]
-pub(crate) struct SettingsArgs {
-    #[command(flatten)]
-    pub(crate) flags: Flags,
-}
-
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct PushArgs {
     /// A server to push to, as HOST[:PORT][/MOUNT] with or without a scheme; may be given several times.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7334")]
@@ -133,7 +126,7 @@ pub(crate) struct SyncArgs {
     #[arg(long = "patience", value_name = "SECONDS", default_value = "3600")]
     pub(crate) time_limit: u64,
     #[command(flatten)]
-    pub(crate) settings: SettingsArgs,
+    pub(crate) flags: Flags,
 }
 
 /// Selects a running server.

@@ -3,7 +3,6 @@
 //! Every setting has one definition, in [`table`]. Its key in the file, its variable, its flag, its line in `--help` and
 //! its row in the reference come from there.
 
-pub(crate) mod reference;
 mod setting;
 mod table;
 #[cfg(test)]
@@ -11,13 +10,12 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Command};
 use grasp_core::{RelayUrl, ServiceIdentity};
-use toml::Value;
 use toml::de::{DeTable, DeValue};
 
 use self::setting::Setting;
@@ -263,18 +261,29 @@ impl Loaded {
     fn add_file(&mut self, path: &Path, text: &str) {
         let line_at = |byte: usize| text.bytes().take(byte).filter(|b| *b == b'\n').count() + 1;
         let source = |byte| Source::File(path.to_owned(), line_at(byte));
-        let (lines, table) = match (DeTable::parse(text), text.parse::<toml::Table>()) {
-            (Ok(lines), Ok(table)) => (lines, table),
-            (Err(error), _) | (_, Err(error)) => {
+        let table = match DeTable::parse(text) {
+            Ok(table) => table,
+            Err(error) => {
                 let byte = error.span().map_or(0, |span| span.start);
                 return self.refuse(&source(byte), "", error.message());
             }
         };
-        let mut starts = BTreeMap::new();
-        collect_starts("", lines.get_ref(), &mut starts);
-        for (key, value) in flat(table) {
-            let byte = starts.get(&key).copied().unwrap_or(0);
-            self.set(&key, |setting| setting.texts(value), source(byte));
+        for (name, value) in table.get_ref() {
+            match value.get_ref() {
+                DeValue::Table(section) => {
+                    for (inner, value) in section {
+                        let key = format!("{}.{}", name.get_ref(), inner.get_ref());
+                        self.set(
+                            &key,
+                            |one| one.texts(value.get_ref()),
+                            source(inner.span().start),
+                        );
+                    }
+                }
+                value => {
+                    self.set(name.get_ref(), |one| one.texts(value), source(name.span().start))
+                }
+            }
         }
     }
 }
@@ -333,32 +342,6 @@ fn merge(file: Option<(&Path, &str)>, vars: &Variables, flags: &Flags) -> Result
     if loaded.problems.is_empty() { Ok(loaded) } else { Err(Problems::Settings(loaded.problems)) }
 }
 
-/// Returns the values of nested tables under their full keys.
-fn flat(table: toml::Table) -> BTreeMap<String, Value> {
-    let mut values = BTreeMap::new();
-    for (name, value) in table {
-        match value {
-            Value::Table(inner) => {
-                values
-                    .extend(inner.into_iter().map(|(key, value)| (format!("{name}.{key}"), value)));
-            }
-            value => _ = values.insert(name, value),
-        }
-    }
-    values
-}
-
-/// Collects the position in the text of every key.
-fn collect_starts(prefix: &str, table: &DeTable<'_>, starts: &mut BTreeMap<String, usize>) {
-    for (name, value) in table {
-        let key = format!("{prefix}{}", name.get_ref());
-        if let DeValue::Table(inner) = value.get_ref() {
-            collect_starts(&format!("{key}."), inner, starts);
-        }
-        starts.insert(key, name.span().start);
-    }
-}
-
 /// Returns the first file that exists where one is looked for.
 fn find_file(flags: &Flags, vars: &Variables) -> Option<PathBuf> {
     let data_dir = flags.given.get("data_dir").and_then(|texts| texts.first());
@@ -374,4 +357,46 @@ fn find_file(flags: &Flags, vars: &Variables) -> Option<PathBuf> {
 fn xdg_data(vars: &Variables) -> Option<String> {
     let home = vars.get(XDG_DATA).filter(|_| !Path::new("data").is_dir())?;
     Some(Path::new(home).join("grasp").display().to_string())
+}
+
+/// Returns everything that is in force as a settings file, each line with its source.
+pub(crate) fn in_force(loaded: &Loaded) -> String {
+    let mut text = String::new();
+    for (section, title) in SECTIONS {
+        let _ = match section {
+            "" => writeln!(text, "# {title}"),
+            name => writeln!(text, "\n[{name}] # {title}"),
+        };
+        for setting in settings().iter().filter(|setting| setting.section() == section) {
+            let line = match setting.value(&loaded.config) {
+                Some(value) => format!("{} = {value}", setting.name()),
+                None => format!("# {} is not set", setting.name()),
+            };
+            let _ = writeln!(text, "{line:<44} # {}", loaded.source(setting.key));
+        }
+    }
+    text
+}
+
+/// Returns the reference of all settings, as Markdown.
+pub(crate) fn markdown() -> String {
+    let mut text = String::from(include_str!("config/reference/opening.md"));
+    for (section, title) in SECTIONS {
+        let _ = match section {
+            "" => write!(text, "\n## {title}\n\n"),
+            name => write!(text, "\n## `[{name}]` {title}\n\n"),
+        };
+        text.push_str("| key | flag and value | default | meaning |\n|---|---|---|---|\n");
+        let settings = settings().iter().filter(|setting| setting.section() == section);
+        settings.for_each(|setting| text.push_str(&row(setting)));
+    }
+    text
+}
+
+fn row(setting: &Setting) -> String {
+    let default = setting.value(&Config::default()).filter(|value| value != "[]");
+    let default = default.map(|value| format!("`{value}`")).unwrap_or_default();
+    let (key, flag, help) = (setting.key, setting.flag(), setting.help);
+    let form = setting.value_names.join("\\|");
+    format!("| `{key}` | `--{flag} {form}` | {default} | {help} |\n")
 }

@@ -1,13 +1,14 @@
 //! Files of the server: private directories, keys, and trusted certificate authorities.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use grasp_sync::Roots;
 use nostr::key::Keys;
+use tempfile::NamedTempFile;
 
 use crate::settings::Settings;
 
@@ -43,61 +44,60 @@ pub(crate) fn bytes_below(dir: &Path) -> u64 {
     bytes
 }
 
-/// Reads a key, or creates a file with a new one that only its owner can read.
+/// Reads the service's key, or creates a file with a new one that only its owner can read.
 pub(crate) fn service_key(path: &Path) -> Result<Keys> {
-    load_or_create(path, || tracing::info!(file = %path.display(), "created a key"))
+    let (keys, is_new) = load_or_create(path)?;
+    if is_new {
+        tracing::info!(file = %path.display(), "created a key");
+    }
+    Ok(keys)
 }
 
-/// Reads a key, or creates one and says so on standard error: `grasp push` has no log.
-pub(crate) fn user_key(path: &Path) -> Result<Keys> {
-    load_or_create(path, || {
-        eprintln!("grasp: created your key, {}; keep a copy of it in a safe place", path.display());
-    })
+/// Reads the user's key from this file or the one in their directory for data, or creates it and says so on standard
+/// error: `grasp push` has no log.
+pub(crate) fn user_key(path: Option<&Path>) -> Result<Keys> {
+    let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = || var("HOME").map(|home| home.join(".local/share"));
+    let data = || Some(var("XDG_DATA_HOME").or_else(home)?.join("grasp/user.key"));
+    let path = path.map(Path::to_owned).or_else(data);
+    let path = path.context("there is no home directory for the key; set --key")?;
+    let (keys, is_new) = load_or_create(&path)?;
+    if is_new {
+        let path = path.display();
+        eprintln!("grasp: created your key, {path}; keep a copy of it in a safe place");
+    }
+    Ok(keys)
 }
 
-fn load_or_create(path: &Path, created: impl FnOnce()) -> Result<Keys> {
+/// Returns the key in a file, and whether it was created.
+fn load_or_create(path: &Path) -> Result<(Keys, bool)> {
     match fs::read_to_string(path) {
         Ok(text) => {
             check_permissions(path)?;
-            Keys::parse(text.trim())
-                .with_context(|| format!("{} does not contain a secret key", path.display()))
+            let keys = Keys::parse(text.trim())
+                .with_context(|| format!("{} does not contain a secret key", path.display()))?;
+            Ok((keys, false))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let keys = Keys::generate();
             write_key(path, &keys)
                 .with_context(|| format!("could not write {}", path.display()))?;
-            created();
-            Ok(keys)
+            Ok((keys, true))
         }
         Err(error) => Err(error).with_context(|| format!("could not read {}", path.display())),
     }
 }
 
-/// Returns the file of the user's key.
-pub(crate) fn user_key_path() -> Result<PathBuf> {
-    let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let home = || var("HOME").map(|home| home.join(".local/share"));
-    let data = var("XDG_DATA_HOME").or_else(home);
-    Ok(data.context("there is no home directory for the key; set --key")?.join("grasp/user.key"))
-}
-
-/// Writes a key durably, before anything is signed with it.
+/// Writes a key durably, before anything is signed with it. A crash leaves the whole key behind, or none.
 fn write_key(path: &Path, keys: &Keys) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     create_private_dir(dir)?;
-    // A crash between creating and filling must not leave an empty key behind.
-    let unfinished = path.with_extension("new");
-    let mut file = private_file().create(true).truncate(true).open(&unfinished)?;
+    // Only its owner can read a temporary file.
+    let mut file = NamedTempFile::new_in(dir)?;
     writeln!(file, "{}", keys.secret_key().to_secret_hex())?;
-    file.sync_all()?;
-    fs::rename(&unfinished, path)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
     File::open(dir)?.sync_all()
-}
-
-fn private_file() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.write(true).mode(0o600);
-    options
 }
 
 fn check_permissions(path: &Path) -> Result<()> {
@@ -206,7 +206,8 @@ mod tests {
     fn a_file_without_a_key_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("service.key");
-        private_file().create(true).open(&path).unwrap().write_all(b"something else\n").unwrap();
+        fs::write(&path, "something else\n").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         assert!(service_key(&path).is_err());
         assert_eq!(fs::read_to_string(&path).unwrap(), "something else\n");
     }

@@ -22,16 +22,15 @@ mod settings;
 mod sidecar;
 mod signals;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::Parser;
 
-use crate::admin::AdminCommand;
 use crate::cli::{Cli, Command, ConfigCommand, PushArgs, Reference, RunningServer, SyncArgs};
-use crate::config::{Flags, Loaded, reference};
-use crate::once::Outcome;
+use crate::config::{Flags, Loaded};
 pub use crate::own_relay::OwnRelay;
 use crate::push::{Push, Work};
 pub use crate::server::{Server, open_store};
@@ -53,26 +52,24 @@ pub fn run() -> ExitCode {
 
 fn execute(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Serve(settings) => serve::run(load(&settings.flags)?)?,
-        Command::Status { server, watch: false } => query(&server, AdminCommand::Status)?,
-        Command::Status { server, watch: true } => query(&server, AdminCommand::Watch)?,
-        Command::Repos(server) => query(&server, AdminCommand::Repositories)?,
-        Command::Relays(server) => query(&server, AdminCommand::Relays)?,
-        Command::Purgatory(server) => query(&server, AdminCommand::Purgatory)?,
-        Command::Doctor { settings, offline } => {
-            let healthy = doctor::run(&load(&settings.flags)?.config, offline)?;
+        Command::Serve(flags) => serve::run(load(&flags)?)?,
+        Command::Status { server, watch: true } => admin::watch(&socket(&server)?, server.json)?,
+        Command::Status { server, .. } => admin::status(&socket(&server)?, server.json)?,
+        Command::Repos(server) => admin::repositories(&socket(&server)?, server.json)?,
+        Command::Relays(server) => admin::relays(&socket(&server)?, server.json)?,
+        Command::Purgatory(server) => admin::purgatory(&socket(&server)?, server.json)?,
+        Command::Doctor { flags, offline } => {
+            let healthy = doctor::run(&load(&flags)?.config, offline)?;
             return Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Command::Push(asked) => push_to(asked)?,
         Command::Sync(asked) => return sync_once(asked),
-        Command::Sidecar { relay, settings } => sidecar::run(load(&settings.flags)?, relay)?,
+        Command::Sidecar { relay, flags } => sidecar::run(load(&flags)?, relay)?,
         Command::Demo { keep } => demo::run(keep)?,
-        Command::Config(ConfigCommand::Print(settings)) => {
-            print!("{}", reference::in_force(&load(&settings.flags)?));
+        Command::Config(ConfigCommand::Print(flags)) => {
+            print!("{}", config::in_force(&load(&flags)?));
         }
-        Command::Config(ConfigCommand::Check(settings)) => {
-            print_check_result(&load(&settings.flags)?)
-        }
+        Command::Config(ConfigCommand::Check(flags)) => print_check_result(&load(&flags)?),
         Command::Reference { of } => print!("{}", markdown_of(of)),
     }
     Ok(ExitCode::SUCCESS)
@@ -80,7 +77,7 @@ fn execute(command: Command) -> Result<ExitCode> {
 
 fn markdown_of(reference: Reference) -> String {
     match reference {
-        Reference::Settings => config::reference::markdown(),
+        Reference::Settings => config::markdown(),
         Reference::Metrics => metrics::markdown(),
         Reference::Commands => cli::markdown(),
     }
@@ -90,33 +87,26 @@ fn load(flags: &Flags) -> Result<Loaded> {
     Ok(config::load(flags, &config::variables(std::env::vars_os()))?)
 }
 
-fn query(server: &RunningServer, command: AdminCommand) -> Result<()> {
-    let config = load(&server.flags())?.config;
-    admin::run(&config.admin_socket(), command, server.json)
+/// Returns the admin socket of a running server.
+fn socket(server: &RunningServer) -> Result<PathBuf> {
+    Ok(load(&server.flags())?.config.admin_socket())
 }
 
-fn push_to(asked: PushArgs) -> Result<()> {
+fn push_to(args: PushArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Before the key is created: a command that fails here must not leave one behind.
     let work = runtime.block_on(Work::open(&std::env::current_dir()?))?;
-    let keys = files::user_key(&match &asked.key {
-        Some(file) => file.clone(),
-        None => files::user_key_path()?,
-    })?;
-    let PushArgs { name, server: servers, refs, force, accept_fewer, timeout, .. } = asked;
-    let timeout = Duration::from_secs(timeout);
-    let push = Push { keys, name, servers, work, refs, force, accept_fewer, timeout };
+    let keys = files::user_key(args.key.as_deref())?;
+    let push = Push { keys, work, args };
     let urls = runtime.block_on(push::push(&push))?;
     print!("{}", push::told(&push.keys, &urls));
     Ok(())
 }
 
-fn sync_once(asked: SyncArgs) -> Result<ExitCode> {
-    let loaded = load(&asked.settings.flags)?;
-    match once::run(loaded, asked.from, Duration::from_secs(asked.time_limit))? {
-        Outcome::Complete => Ok(ExitCode::SUCCESS),
-        Outcome::Incomplete => Ok(ExitCode::from(2)),
-    }
+fn sync_once(args: SyncArgs) -> Result<ExitCode> {
+    let loaded = load(&args.flags)?;
+    let is_complete = once::run(loaded, args.from, Duration::from_secs(args.time_limit))?;
+    Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }
 
 /// Prints the result of `grasp config check`; wrong settings have failed to load before.

@@ -12,72 +12,72 @@ use grasp_sync::driver::{Log, Observer, RelayStatus};
 use grasp_sync::engine::{Report, Source};
 
 grasp_relay::metrics! { pub(crate) SYNC:
-    TRACKED = gauge "grasp_sync_relays_tracked" []
+    TRACKED = Gauge "grasp_sync_relays_tracked" []
         "Relays that are followed.";
-    ONLINE = gauge "grasp_sync_relays_connected" []
+    ONLINE = Gauge "grasp_sync_relays_connected" []
         "Relays that are connected.";
-    DEAD = gauge "grasp_sync_relays_dead" []
+    DEAD = Gauge "grasp_sync_relays_dead" []
         "Relays that have failed for so long that connection attempts are rare.";
-    EVENTS = counter "grasp_sync_events_total" ["source"]
+    EVENTS = Counter "grasp_sync_events_total" ["source"]
         "New events, by source (direct, live, catch_up, daily).";
-    CONNECTED = gauge "grasp_sync_relay_connected" ["relay"]
+    CONNECTED = Gauge "grasp_sync_relay_connected" ["relay"]
         "State of the connection: 0 disconnected, 1 connecting, 2 fetching history, 3 complete and live, 4 live but some history could not be fetched.";
-    HEALTH = gauge "grasp_sync_relay_status" ["relay"]
+    HEALTH = Gauge "grasp_sync_relay_status" ["relay"]
         "Health of the relay: 1 healthy, 2 degraded, 3 dead.";
-    FAILURES = gauge "grasp_sync_relay_failures" ["relay"]
+    FAILURES = Gauge "grasp_sync_relay_failures" ["relay"]
         "Failed attempts to connect since the last success.";
-    ATTEMPTS = counter "grasp_sync_connection_attempts_total" ["relay", "result"]
+    ATTEMPTS = Counter "grasp_sync_connection_attempts_total" ["relay", "result"]
         "Attempts to connect, by result (success, failure).";
-    GAPS = counter "grasp_sync_gap_events_total" ["relay"]
+    GAPS = Counter "grasp_sync_gap_events_total" ["relay"]
         "Events that live sync missed and a catch-up found.";
-    RECEIVED = counter "grasp_sync_relay_events_total" ["relay"]
+    RECEIVED = Counter "grasp_sync_relay_events_total" ["relay"]
         "New events that the relay sent.";
-    UP = counter "grasp_sync_relay_up_seconds_total" ["relay"]
+    UP = Counter "grasp_sync_relay_up_seconds_total" ["relay"]
         "Time that the relay was connected, updated when a connection ends and after each full pass.";
-    DOWN = counter "grasp_sync_relay_down_seconds_total" ["relay"]
+    DOWN = Counter "grasp_sync_relay_down_seconds_total" ["relay"]
         "Time that the relay was not connected, updated at the same times.";
-    UPTIME = gauge "grasp_sync_relay_uptime_ratio" ["relay"]
+    UPTIME = Gauge "grasp_sync_relay_uptime_ratio" ["relay"]
         "Share of time that the relay was connected, from 0 to 1.";
-    COVERAGE = gauge "grasp_sync_relay_coverage_ratio" ["relay"]
+    COVERAGE = Gauge "grasp_sync_relay_coverage_ratio" ["relay"]
         "Share of events that the relay had, of those it sent and those of ours it was compared with, from 0 to 1.";
-    LACKING = gauge "grasp_sync_relay_lacking" ["relay"]
+    LACKING = Gauge "grasp_sync_relay_lacking" ["relay"]
         "Events of this server that the relay lacks, counted at each comparison.";
-    BATCHES = counter "grasp_sync_batches_confirmed_total" ["relay"]
+    BATCHES = Counter "grasp_sync_batches_confirmed_total" ["relay"]
         "Batches of repositories and roots that were fetched completely.";
-    PAGED = gauge "grasp_sync_relay_without_negentropy" ["relay"]
+    PAGED = Gauge "grasp_sync_relay_without_negentropy" ["relay"]
         "1 for a relay whose history is fetched by pages, because it does not support NIP-77.";
-    REFUSALS = counter "grasp_sync_refusals_total" ["meaning"]
+    REFUSALS = Counter "grasp_sync_refusals_total" ["meaning"]
         "Refusals by relays (CLOSED, NOTICE, OK), once per connection for each meaning.";
-    GIVEN_UP = counter "grasp_sync_events_given_up_total" ["relay"]
+    GIVEN_UP = Counter "grasp_sync_events_given_up_total" ["relay"]
         "Events that a relay offered and did not deliver.";
-    FULL_SECONDS = counter "grasp_sync_full_seconds_total" ["relay"]
+    FULL_SECONDS = Counter "grasp_sync_full_seconds_total" ["relay"]
         "Seconds of event time with more events than a relay returns for any request.";
-    CONSOLIDATIONS = counter "grasp_sync_consolidations_total" ["relay"]
+    CONSOLIDATIONS = Counter "grasp_sync_consolidations_total" ["relay"]
         "Consolidations of live subscriptions.";
-    REQUESTS = counter "grasp_sync_requests_total" ["relay", "request"]
+    REQUESTS = Counter "grasp_sync_requests_total" ["relay", "request"]
         "Requests sent to a relay, by kind: REQ that stays open (live), for a page (page) or for ids (ids), and NEG-OPEN (compare).";
-    INTERRUPTIONS = gauge "grasp_sync_relay_interruptions" ["relay"]
+    INTERRUPTIONS = Gauge "grasp_sync_relay_interruptions" ["relay"]
         "Interruptions of live subscriptions since the last full pass. Events that were published meanwhile with an older date come with the next full pass.";
 }
 
 grasp_relay::metrics! { pub(crate) HUNT:
-    HUNT_QUEUE = gauge "grasp_purgatory_sync_queue_size" []
+    HUNT_QUEUE = Gauge "grasp_purgatory_sync_queue_size" []
         "Repository names whose git data is hunted for.";
-    HUNT_IN_FLIGHT = gauge "grasp_purgatory_sync_in_flight" []
+    HUNT_IN_FLIGHT = Gauge "grasp_purgatory_sync_in_flight" []
         "Running visits to git servers.";
-    HUNT_ATTEMPTS = counter "grasp_purgatory_sync_attempts_total" ["result"]
+    HUNT_ATTEMPTS = Counter "grasp_purgatory_sync_attempts_total" ["result"]
         "Attempts to fetch a repository's git data, by result (complete, incomplete, needless).";
-    HUNT_FETCHED = counter "grasp_purgatory_sync_oids_fetched_total" []
+    HUNT_FETCHED = Counter "grasp_purgatory_sync_oids_fetched_total" []
         "Tips fetched with their history from other servers.";
-    HUNT_FAILURES = counter "grasp_purgatory_sync_failures_total" ["trouble"]
+    HUNT_FAILURES = Counter "grasp_purgatory_sync_failures_total" ["trouble"]
         "Visits that did not fetch everything, by cause.";
-    HOST_IN_FLIGHT = gauge "grasp_purgatory_domain_in_flight" ["domain"]
+    HOST_IN_FLIGHT = Gauge "grasp_purgatory_domain_in_flight" ["domain"]
         "Running visits, for each recently visited host.";
-    HOST_WAITING = gauge "grasp_purgatory_domain_waiting" ["domain"]
+    HOST_WAITING = Gauge "grasp_purgatory_domain_waiting" ["domain"]
         "Repository names in the queue, for each recently visited host.";
-    HOST_REQUESTS = counter "grasp_purgatory_domain_requests_total" ["domain"]
+    HOST_REQUESTS = Counter "grasp_purgatory_domain_requests_total" ["domain"]
         "Visits since the start, for each recently visited host.";
-    HOST_PAUSES = counter "grasp_purgatory_domain_pauses_total" ["domain"]
+    HOST_PAUSES = Counter "grasp_purgatory_domain_pauses_total" ["domain"]
         "Pauses because a host asked for fewer visits.";
 }
 

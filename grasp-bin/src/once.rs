@@ -33,17 +33,8 @@ const MAX_BACKOFF: Duration = Duration::from_secs(15);
 /// Time that a relay must be complete before it counts as done: its events may lead to more requests.
 const DONE_AFTER: Duration = Duration::from_secs(4);
 
-/// The result of the command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// Everything that the relays have is here.
-    Complete,
-    /// Some of it could not be fetched.
-    Incomplete,
-}
-
-/// Fetches everything that these relays have into the store of this configuration.
-pub(crate) fn run(mut loaded: Loaded, from: Vec<RelayUrl>, limit: Duration) -> Result<Outcome> {
+/// Fetches everything that these relays have into the store of this configuration. Returns whether all of it is here.
+pub(crate) fn run(mut loaded: Loaded, from: Vec<RelayUrl>, limit: Duration) -> Result<bool> {
     // Log lines would break the progress bars on a screen, so by default there are none.
     if loaded.is_default("log.filter") {
         let filter = if std::io::stderr().is_terminal() { "off" } else { "warn" };
@@ -54,7 +45,7 @@ pub(crate) fn run(mut loaded: Loaded, from: Vec<RelayUrl>, limit: Duration) -> R
     runtime.block_on(sync_from(loaded.config, from, limit))
 }
 
-async fn sync_from(config: Config, from: Vec<RelayUrl>, limit: Duration) -> Result<Outcome> {
+async fn sync_from(config: Config, from: Vec<RelayUrl>, limit: Duration) -> Result<bool> {
     // Fails if a server runs: it syncs by itself, and only one process may write to the data directory.
     let admin = AdminSocket::bind(&config.admin_socket())?;
     let service = match &config.domain {
@@ -125,7 +116,7 @@ fn is_complete(relay: &RelayStatus) -> bool {
     relay.connection == ConnectionStatus::Connected && relay.backlog == 0
 }
 
-fn print_result(relays: &Statuses, from: &[RelayUrl], status: &Status, took: Duration) -> Outcome {
+fn print_result(relays: &Statuses, from: &[RelayUrl], status: &Status, took: Duration) -> bool {
     let complete = |relay: &&RelayUrl| relays.get(*relay).is_some_and(is_complete);
     let done = from.iter().filter(complete).count();
     // Of the whole server: an event that was refused at first and stored later counts too.
@@ -151,7 +142,7 @@ fn print_result(relays: &Statuses, from: &[RelayUrl], status: &Status, took: Dur
             )
         );
     }
-    if done == from.len() { Outcome::Complete } else { Outcome::Incomplete }
+    done == from.len()
 }
 
 /// Explains why a relay is incomplete.
@@ -205,15 +196,16 @@ impl ProgressBars {
 
     fn show(&mut self, now: Mono, statuses: &Statuses) {
         for (relay, bar, rate) in &mut self.relays {
-            let progress = statuses
-                .get(relay)
-                .map(|status| Progress::new(status, rate.per_second(now, status.counts.judged())));
-            if let Some(Progress { fetched, missing, .. }) = progress {
-                // A length of 0 would be drawn as 100 %.
-                bar.set_length((fetched + missing).max(1));
-                bar.set_position(fetched);
-            }
-            let text = progress.map_or_else(|| "no attempt to connect yet".into(), |it| it.text());
+            let text = match statuses.get(relay) {
+                Some(status) => {
+                    let fetched = status.counts.judged();
+                    // A length of 0 would be drawn as 100 %.
+                    bar.set_length((fetched + missing(status)).max(1));
+                    bar.set_position(fetched);
+                    progress_text(status, rate.per_second(now, fetched))
+                }
+                None => "no attempt to connect yet".into(),
+            };
             if bar.is_hidden() {
                 eprintln!("{}  {text}", bar.prefix());
             }
@@ -222,78 +214,63 @@ impl ProgressBars {
     }
 }
 
-/// The progress of one relay.
-#[derive(Clone, Copy, Debug)]
-struct Progress {
-    connection: ConnectionStatus,
-    fetched: u64,
-    /// Those of the fetched events that were new.
-    new: u64,
-    /// Events that are known to be missing.
-    missing: u64,
-    per_second: f64,
+/// Returns the number of events that are known to be missing.
+fn missing(relay: &RelayStatus) -> u64 {
+    relay.wanted.max(relay.backlog)
 }
 
-impl Progress {
-    fn new(relay: &RelayStatus, per_second: f64) -> Self {
-        Self {
-            connection: relay.connection,
-            fetched: relay.counts.judged(),
-            new: relay.counts.stored() + relay.counts.held,
-            missing: relay.wanted.max(relay.backlog),
-            per_second,
+fn progress_text(relay: &RelayStatus, per_second: f64) -> String {
+    let (fetched, missing) = (relay.counts.judged(), missing(relay));
+    let new = relay.counts.stored() + relay.counts.held;
+    let state = match relay.connection {
+        ConnectionStatus::Disconnected => "not connected",
+        ConnectionStatus::Connecting => "connecting",
+        ConnectionStatus::Syncing => {
+            let known = fetched + missing;
+            let left = match missing {
+                0 => "asking for more".into(),
+                // Unknown while pages are read.
+                _ if per_second < 0.1 => "time left unknown".into(),
+                _ => {
+                    let seconds = (missing as f64 / per_second).ceil() as u64;
+                    format!("{} left", format_duration(seconds))
+                }
+            };
+            return format!(
+                "{fetched} of {known} known events, {new} new, {per_second:.0}/s, {left}"
+            );
         }
-    }
-
-    fn text(&self) -> String {
-        let Self { fetched, new, missing, per_second, .. } = *self;
-        let state = match self.connection {
-            ConnectionStatus::Disconnected => "not connected",
-            ConnectionStatus::Connecting => "connecting",
-            ConnectionStatus::Syncing => {
-                let known = fetched + missing;
-                let left = self.time_left();
-                return format!(
-                    "{fetched} of {known} known events, {new} new, {per_second:.0}/s, {left}"
-                );
-            }
-            ConnectionStatus::Connected => "complete",
-            ConnectionStatus::ConnectedHistoricSyncFailures => "incomplete",
-        };
-        format!("{fetched} events, {new} new, {state}")
-    }
-
-    /// Formats the remaining time, which is unknown while pages are read.
-    fn time_left(&self) -> String {
-        match (self.missing, self.per_second) {
-            (0, _) => "asking for more".into(),
-            (_, rate) if rate < 0.1 => "time left unknown".into(),
-            (left, rate) => format!("{} left", format_duration((left as f64 / rate).ceil() as u64)),
-        }
-    }
+        ConnectionStatus::Connected => "complete",
+        ConnectionStatus::ConnectedHistoricSyncFailures => "incomplete",
+    };
+    format!("{fetched} events, {new} new, {state}")
 }
 
 #[cfg(test)]
 mod tests {
+    use grasp_sync::driver::Counts;
+
     use super::*;
 
-    fn progress(fetched: u64, missing: u64, per_second: f64) -> Progress {
-        Progress { connection: ConnectionStatus::Syncing, fetched, new: 5, missing, per_second }
+    fn relay(connection: ConnectionStatus, fetched: u64, wanted: u64) -> RelayStatus {
+        let counts = Counts { live: 5, known: fetched - 5, ..Counts::default() };
+        RelayStatus { connection, counts, wanted, ..RelayStatus::default() }
     }
 
     #[test]
     fn progress_shows_fetched_events_rate_and_time_left() {
+        let syncing = |fetched, wanted| relay(ConnectionStatus::Syncing, fetched, wanted);
         assert_eq!(
-            progress(250, 750, 50.0).text(),
+            progress_text(&syncing(250, 750), 50.0),
             "250 of 1000 known events, 5 new, 50/s, 15 seconds left"
         );
-        assert!(progress(0, 0, 0.0).text().ends_with("asking for more"));
-        assert!(progress(10, 90, 0.0).text().ends_with("time left unknown"));
+        assert!(progress_text(&syncing(5, 0), 0.0).ends_with("asking for more"));
+        assert!(progress_text(&syncing(10, 90), 0.0).ends_with("time left unknown"));
     }
 
     #[test]
     fn a_complete_relay_is_shown_as_complete() {
-        let done = Progress { connection: ConnectionStatus::Connected, ..progress(8, 0, 1.0) };
-        assert_eq!(done.text(), "8 events, 5 new, complete");
+        let done = relay(ConnectionStatus::Connected, 8, 0);
+        assert_eq!(progress_text(&done, 1.0), "8 events, 5 new, complete");
     }
 }

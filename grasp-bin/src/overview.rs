@@ -10,7 +10,7 @@ use grasp_core::service::Endpoint;
 use grasp_core::sync::ConnectionStatus;
 use grasp_core::{Identifier, Mono, RelayUrl, RepoId, kinds};
 use grasp_purgatory::hunt::{HuntFigures, HuntSchedule};
-use grasp_purgatory::{Counts, Phase, Purgatory};
+use grasp_purgatory::{Phase, Purgatory};
 use grasp_relay::Clock;
 use grasp_relay::metrics::{Metric, Metrics, table};
 use grasp_relay::nostr::Hub;
@@ -20,7 +20,7 @@ use grasp_relay::web::Listing;
 use grasp_relay::web::figures::{
     IntakeFigures, MissingRow, PurgatoryFigures, RelayRow, RepoRow, Status, WaitingRow,
 };
-use grasp_sync::driver::{Counts as SyncCounts, RelayStatus};
+use grasp_sync::driver::{Counts, RelayStatus};
 use grasp_sync::engine::PeerReliability;
 use grasp_sync::{Sidecar, Syncer};
 use nostr::filter::Filter;
@@ -237,7 +237,9 @@ impl Overview {
             },
         };
         let now = inner.clock.now();
-        let new = status.intake.stored + status.intake.held;
+        // A sidecar counts a held event once it is stored.
+        let held = if status.beside.is_none() { status.intake.held } else { 0 };
+        let new = status.intake.stored + held;
         let per_second =
             inner.rate.lock().unwrap_or_else(PoisonError::into_inner).per_second(now.mono, new);
         status.version = env!("CARGO_PKG_VERSION").into();
@@ -271,9 +273,9 @@ impl Overview {
 }
 
 fn sidecar_intake(relays: &BTreeMap<RelayUrl, RelayStatus>) -> IntakeFigures {
-    let sum = |of: fn(&SyncCounts) -> u64| relays.values().map(|relay| of(&relay.counts)).sum();
+    let sum = |of: fn(&Counts) -> u64| relays.values().map(|relay| of(&relay.counts)).sum();
     IntakeFigures {
-        stored: sum(SyncCounts::stored),
+        stored: sum(Counts::stored),
         held: sum(|counts| counts.held),
         known: sum(|counts| counts.known),
         rejected: sum(|counts| counts.refused + counts.forged),
@@ -351,25 +353,8 @@ impl ServerParts {
         let hunt = self.hunt().await.unwrap_or_default();
         let busy = hunt.hosts.iter().filter(|(_, host)| host.waiting > 0);
         let per_minute: u64 = busy.map(|(_, host)| host.per_minute as u64).sum();
-        let Counts {
-            announcements,
-            states,
-            proposals,
-            expired,
-            staged,
-            bytes,
-            staged_bytes,
-            pending_tasks,
-        } = counts;
-        self.set(&table::PENDING_CLEANUP, &[], pending_tasks as u64);
         PurgatoryFigures {
-            announcements: announcements as u64,
-            states: states as u64,
-            proposals: proposals as u64,
-            expired: expired as u64,
-            staged: staged as u64,
-            bytes,
-            staged_bytes,
+            counts,
             hunting: turns.len() as u64,
             hunted: hunt.done,
             in_line: queued,
@@ -428,7 +413,7 @@ impl ServerParts {
     }
 
     fn set_gauges(&self, status: &Status) {
-        let held = &status.purgatory;
+        let held = &status.purgatory.counts;
         self.set(&table::STORED, &[], status.events);
         self.set(&table::REPOSITORIES, &[], status.repositories);
         self.set(&table::STORE_BYTES, &[], status.store_bytes);
@@ -437,14 +422,15 @@ impl ServerParts {
         self.set(&table::SOCKETS, &[], status.sockets);
         self.set(&table::LISTENERS, &[], status.listeners);
         self.set(&table::SUBSCRIPTIONS, &[], status.subscriptions);
-        self.set(&table::HELD, &["announcement"], held.announcements);
-        self.set(&table::HELD, &["state"], held.states);
-        self.set(&table::HELD, &["proposal"], held.proposals);
+        self.set(&table::HELD, &["announcement"], held.announcements as u64);
+        self.set(&table::HELD, &["state"], held.states as u64);
+        self.set(&table::HELD, &["proposal"], held.proposals as u64);
         self.set(&table::HELD_BYTES, &[], held.bytes);
-        self.set(&table::EXPIRED, &[], held.expired);
-        self.set(&table::STAGED, &[], held.staged);
+        self.set(&table::EXPIRED, &[], held.expired as u64);
+        self.set(&table::STAGED, &[], held.staged as u64);
         self.set(&table::STAGED_BYTES, &[], held.staged_bytes);
-        self.set(&metrics::HUNT_QUEUE, &[], held.hunting);
+        self.set(&table::PENDING_CLEANUP, &[], held.pending_tasks as u64);
+        self.set(&metrics::HUNT_QUEUE, &[], status.purgatory.hunting);
         if let Some(memory) = resident_bytes() {
             self.set(&table::MEMORY, &[], memory);
         }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use futures_util::future::join_all;
 use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
-use grasp_core::{Identifier, RelayUrl, RepoId, ServiceIdentity, Version, kinds};
+use grasp_core::{RelayUrl, RepoId, ServiceIdentity, Version, kinds};
 use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};
 use nostr::filter::Filter;
 use nostr::key::Keys;
@@ -20,6 +20,7 @@ use tokio::time::timeout;
 
 use self::remembered::{Remembered, choose};
 pub(crate) use self::work::{Refs, Work, git};
+use crate::cli::PushArgs;
 use crate::client::RelayClient;
 
 /// A server, and how it is spoken to.
@@ -66,24 +67,11 @@ impl Target {
     }
 }
 
-/// What to push.
+/// What to push: a working copy, whose it is, and how.
 pub(crate) struct Push {
-    /// Whose it is.
     pub(crate) keys: Keys,
-    /// Its name; that of the working copy if there is none.
-    pub(crate) name: Option<Identifier>,
-    /// Where to.
-    pub(crate) servers: Vec<Target>,
-    /// The working copy.
     pub(crate) work: Work,
-    /// Which branches and tags; all of them without any pattern.
-    pub(crate) refs: Vec<String>,
-    /// Whether what the servers have and the working copy lacks may be lost.
-    pub(crate) force: bool,
-    /// Whether an announcement may be signed that names fewer maintainers or relays than the one seen last.
-    pub(crate) accept_fewer: bool,
-    /// How long it may take in all.
-    pub(crate) timeout: Duration,
+    pub(crate) args: PushArgs,
 }
 
 /// The most relays besides the servers that are asked for a newer announcement.
@@ -93,28 +81,28 @@ const OTHER_RELAYS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Announces, signs and pushes; says where the repository can be cloned from.
 pub(crate) async fn push(push: &Push) -> Result<Vec<String>> {
-    let pushed = timeout(push.timeout, push_to_all(push)).await;
+    let seconds = push.args.timeout;
+    let pushed = timeout(Duration::from_secs(seconds), push_to_all(push)).await;
     pushed.with_context(|| {
-        let seconds = push.timeout.as_secs();
         format!("not done after {seconds} seconds; --timeout gives the servers more time")
     })?
 }
 
 async fn push_to_all(push: &Push) -> Result<Vec<String>> {
-    let work = &push.work;
-    let name = match &push.name {
+    let Push { work, args, .. } = push;
+    let name = match &args.name {
         Some(name) => name.clone(),
         None => work.name().context("the directory's name can be no repository's; say --name")?,
     };
     let repo = RepoId::new(push.keys.public_key(), name);
-    let refs = work.refs(&push.refs).await?;
+    let refs = work.refs(&args.refs).await?;
     // Before anything is announced; of this one only the size is looked at.
     let draft = sign(&push.keys, &repo, &refs, None)?;
-    for server in &push.servers {
+    for server in &push.args.server {
         size::check(server, &draft, &refs).await?;
     }
     let mut relays = Vec::new();
-    for server in &push.servers {
+    for server in &push.args.server {
         let url = server.relay()?;
         let relay = RelayClient::connect(&url).await;
         relays.push(
@@ -124,13 +112,13 @@ async fn push_to_all(push: &Push) -> Result<Vec<String>> {
         );
     }
     publish_announcement(push, &repo, &mut relays).await?;
-    let urls: Vec<_> = push.servers.iter().map(|server| server.clone_url(&repo)).collect();
-    if !push.force {
+    let urls: Vec<_> = push.args.server.iter().map(|server| server.clone_url(&repo)).collect();
+    if !args.force {
         lose_nothing(work, &refs, &urls).await?;
     }
     let known = newest(&mut relays, &repo, kinds::STATE).await?;
     let state = sign(&push.keys, &repo, &refs, known.as_ref())?;
-    for (relay, server) in relays.iter_mut().zip(&push.servers) {
+    for (relay, server) in relays.iter_mut().zip(&push.args.server) {
         let published = relay.publish(&state).await;
         published.map_err(|error| size::explain(error, server, &state, &refs))?;
     }
@@ -151,8 +139,8 @@ async fn publish_announcement(
     let told = newest(relays, repo, kinds::ANNOUNCEMENT).await?;
     let elsewhere = newest_elsewhere(push, repo, seen.iter().chain(&told)).await;
     let told = told.into_iter().chain(elsewhere).max_by_key(Version::of);
-    let known = choose(seen, told, push.accept_fewer)?;
-    let announcement = announce(&push.keys, repo, &push.servers, known.as_ref())?;
+    let known = choose(seen, told, push.args.accept_fewer)?;
+    let announcement = announce(&push.keys, repo, &push.args.server, known.as_ref())?;
     for relay in relays {
         relay.publish(&announcement).await?;
     }
@@ -172,7 +160,7 @@ async fn newest_elsewhere<'a>(
     let named = known.filter_map(|event| Announcement::parse(event).ok());
     let named: BTreeSet<_> = named.flat_map(|read| read.relays).collect();
     let is_other =
-        |url: &RelayUrl| !push.servers.iter().any(|one| one.service.is_own_url(url.as_str()));
+        |url: &RelayUrl| !push.args.server.iter().any(|one| one.service.is_own_url(url.as_str()));
     let others = named.into_iter().filter(is_other).take(MAX_OTHER_RELAYS);
     let filter = about(repo, kinds::ANNOUNCEMENT);
     let answers = others.map(|url| {

@@ -24,7 +24,7 @@ use grasp_sync::driver::{self, RecordFile};
 use grasp_sync::{LocalRelay, Syncer};
 use nostr::key::Keys;
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use crate::files::{self, create_private_dir};
 use crate::http;
@@ -45,7 +45,7 @@ pub struct Server {
     purgatory: PurgatoryDriver,
     syncer: Option<Arc<Syncer>>,
     overview: Overview,
-    sweeper: JoinHandle<()>,
+    _sweeper: JoinSet<()>,
 }
 
 impl Server {
@@ -82,7 +82,8 @@ impl Server {
             budgets: Budgets::default(),
             clock: clock.clone(),
         };
-        let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
+        let mut sweeper = JoinSet::new();
+        sweeper.spawn(sweep(Arc::clone(&store), clock.clone()));
         let keys = files::service_key(&settings.service_key())?;
         let listing = listing(&purgatory);
         let overview =
@@ -99,7 +100,7 @@ impl Server {
         // Unlisted repositories are followed too: admission decides what is stored, and an archive stores some of them.
         let syncer = start_sync(settings, own, clock, keys, metrics, true).await?;
         overview.set_syncer(syncer.clone());
-        Ok(Self { parts, purgatory, syncer, overview, sweeper })
+        Ok(Self { parts, purgatory, syncer, overview, _sweeper: sweeper })
     }
 
     /// Returns the parts that serve requests.
@@ -136,7 +137,6 @@ impl Server {
         if let Some(syncer) = &self.syncer {
             syncer.stop().await;
         }
-        self.sweeper.abort();
         let store = Arc::clone(&self.parts.store);
         drop(self);
         store.close().await.context("the store did not close")

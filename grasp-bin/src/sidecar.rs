@@ -62,13 +62,12 @@ async fn sync_until_stopped(config: Config, relay: RelayUrl) -> Result<()> {
     print_addresses(&relay, &settings, status_address);
     let admin = admin.serve(overview.clone());
     let routes = http::routes(overview, settings.metrics);
-    let status_server = listener.map(|it| tokio::spawn(http::serve_status(it, routes)));
-    let heartbeat = signals::report_ready();
-    signals.stop_requested().await;
-    if let Some(status_server) = status_server {
-        status_server.abort();
+    let mut tasks = signals::report_ready();
+    if let Some(listener) = listener {
+        tasks.spawn(http::serve_status(listener, routes));
     }
-    drop((admin, heartbeat));
+    signals.stop_requested().await;
+    drop((admin, tasks));
     syncer.stop().await;
     tracing::info!("stopped; what is known about relays is on disk");
     Ok(())

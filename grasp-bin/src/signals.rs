@@ -5,7 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 /// Listens for SIGTERM and Ctrl-C. Signals between two waits are kept.
 pub(crate) struct Signals(Option<[Signal; 2]>);
@@ -43,20 +43,13 @@ const STOPPING: &str = "STOPPING=1\nSTATUS=finishing open requests";
 const ALIVE: &str = "WATCHDOG=1";
 
 /// Reports that the service is ready and, at the watchdog's interval, alive until the result is dropped.
-pub(crate) fn report_ready() -> Heartbeat {
+pub(crate) fn report_ready() -> JoinSet<()> {
     notify(READY);
-    Heartbeat(watchdog_interval().map(|interval| tokio::spawn(report_alive(interval))))
-}
-
-/// The task that reports to the service manager's watchdog.
-pub(crate) struct Heartbeat(Option<JoinHandle<()>>);
-
-impl Drop for Heartbeat {
-    fn drop(&mut self) {
-        if let Some(task) = &self.0 {
-            task.abort();
-        }
+    let mut heartbeat = JoinSet::new();
+    if let Some(interval) = watchdog_interval() {
+        heartbeat.spawn(report_alive(interval));
     }
+    heartbeat
 }
 
 async fn report_alive(interval: Duration) {

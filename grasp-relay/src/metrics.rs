@@ -4,13 +4,15 @@
 //! [`Metrics`], whose clones share them.
 //!
 //! ```
-//! use grasp_relay::metrics::{Metric, Metrics};
+//! use grasp_relay::metrics::Metrics;
 //!
-//! const SEEN: Metric = Metric::counter("grasp_seen_total", "Things seen.", &["colour"]);
+//! grasp_relay::metrics! { ALL:
+//!     SEEN = Counter "grasp_seen_total" ["colour"] "Things seen.";
+//! }
 //!
 //! let metrics = Metrics::default();
 //! metrics.add(&SEEN, &["red"], 2);
-//! assert!(metrics.render(&[&SEEN]).ends_with("grasp_seen_total{colour=\"red\"} 2\n"));
+//! assert!(metrics.render(ALL).ends_with("grasp_seen_total{colour=\"red\"} 2\n"));
 //! ```
 
 mod counting;
@@ -45,9 +47,6 @@ impl Kind {
     }
 }
 
-/// The names of labels.
-pub type Labels = &'static [&'static str];
-
 /// The definition of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
@@ -58,7 +57,7 @@ pub struct Metric {
     /// The meaning, in one sentence.
     pub help: &'static str,
     /// The names of the labels.
-    pub labels: Labels,
+    pub labels: &'static [&'static str],
 }
 
 /// The kind of a metric.
@@ -72,23 +71,6 @@ pub enum Kind {
     Histogram,
 }
 
-impl Metric {
-    /// Defines a counter.
-    pub const fn counter(name: &'static str, help: &'static str, labels: Labels) -> Self {
-        Self { name, kind: Kind::Counter, help, labels }
-    }
-
-    /// Defines a gauge.
-    pub const fn gauge(name: &'static str, help: &'static str, labels: Labels) -> Self {
-        Self { name, kind: Kind::Gauge, help, labels }
-    }
-
-    /// Defines a histogram of durations.
-    pub const fn histogram(name: &'static str, help: &'static str, labels: Labels) -> Self {
-        Self { name, kind: Kind::Histogram, help, labels }
-    }
-}
-
 /// Defines metrics as constants, with their kind, name, labels and meaning, and the list of them in the same order.
 #[macro_export]
 macro_rules! metrics {
@@ -96,8 +78,12 @@ macro_rules! metrics {
         $($constant:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
         $(
             #[doc = $help]
-            $visible const $constant: $crate::metrics::Metric =
-                $crate::metrics::Metric::$kind($name, $help, &[$($label),*]);
+            $visible const $constant: $crate::metrics::Metric = $crate::metrics::Metric {
+                name: $name,
+                kind: $crate::metrics::Kind::$kind,
+                help: $help,
+                labels: &[$($label),*],
+            };
         )*
         /// All of these metrics, in the order of the reference.
         $visible const $all: &[&$crate::metrics::Metric] = &[$(&$constant),*];
@@ -279,9 +265,11 @@ fn escape(value: &str) -> String {
 mod tests {
     use super::*;
 
-    const SEEN: Metric = Metric::counter("seen_total", "Things seen.", &["colour"]);
-    const LEVEL: Metric = Metric::gauge("level", "How full it is.", &[]);
-    const WORK: Metric = Metric::histogram("work_seconds", "How long work takes.", &[]);
+    crate::metrics! { ALL:
+        SEEN = Counter "seen_total" ["colour"] "Things seen.";
+        LEVEL = Gauge "level" [] "How full it is.";
+        WORK = Histogram "work_seconds" [] "How long work takes.";
+    }
 
     #[test]
     fn counters_are_rendered_with_their_labels() {
@@ -338,6 +326,7 @@ mod tests {
         metrics.add(&SEEN, &["red"], 1);
         metrics.add(&SEEN, &["blue"], 1);
         metrics.remove(&SEEN, "red");
+        assert!(!metrics.render(ALL).contains("red"));
         assert_eq!(metrics.value(&SEEN, &["red"]), None);
         assert_eq!(metrics.value(&SEEN, &["blue"]), Some(1.0));
     }

@@ -22,7 +22,6 @@ mod nip11;
 mod observer;
 mod outbound;
 mod perform;
-mod recent;
 mod records;
 mod status;
 

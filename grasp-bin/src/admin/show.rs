@@ -12,46 +12,35 @@ use serde::Serialize;
 
 use super::{AdminRequest, request};
 
-/// A command that queries a running server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AdminCommand {
-    Status,
-    Watch,
-    Repositories,
-    Relays,
-    Purgatory,
+/// Prints the status of the server behind a socket.
+pub(crate) fn status(socket: &Path, json: bool) -> Result<()> {
+    print(&request(socket, AdminRequest::Status)?, json, summary)
 }
 
-/// Queries the server behind a socket, and prints the result.
-pub(crate) fn run(socket: &Path, command: AdminCommand, json: bool) -> Result<()> {
-    let text = match command {
-        AdminCommand::Watch => return watch(socket, json),
-        AdminCommand::Status => formatted(&request(socket, AdminRequest::Status)?, json, summary),
-        AdminCommand::Repositories => {
-            let rows: Vec<RepoRow> = request(socket, AdminRequest::Repositories)?;
-            formatted(&rows, json, |rows| repositories(rows))
-        }
-        AdminCommand::Purgatory => {
-            let rows: Vec<WaitingRow> = request(socket, AdminRequest::Waiting)?;
-            formatted(&rows, json, |rows| waiting(rows))
-        }
-        AdminCommand::Relays => {
-            let status: Status = request(socket, AdminRequest::Status)?;
-            formatted(&status.relays, json, |rows| relays(status.now, rows))
-        }
-    }?;
+/// Prints the hosted repositories.
+pub(crate) fn repositories(socket: &Path, json: bool) -> Result<()> {
+    let rows: Vec<RepoRow> = request(socket, AdminRequest::Repositories)?;
+    print(&rows, json, |rows| repository_table(rows))
+}
+
+/// Prints the relays that are synced with.
+pub(crate) fn relays(socket: &Path, json: bool) -> Result<()> {
+    let status: Status = request(socket, AdminRequest::Status)?;
+    print(&status.relays, json, |rows| relay_table(status.now, rows))
+}
+
+/// Prints the repository names whose events wait for git data.
+pub(crate) fn purgatory(socket: &Path, json: bool) -> Result<()> {
+    let rows: Vec<WaitingRow> = request(socket, AdminRequest::Waiting)?;
+    print(&rows, json, |rows| waiting_table(rows))
+}
+
+fn print<T: Serialize>(value: &T, json: bool, text: impl FnOnce(&T) -> String) -> Result<()> {
+    let text = if json { serde_json::to_string_pretty(value)? + "\n" } else { text(value) };
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 
-fn formatted<T: Serialize>(
-    value: &T,
-    json: bool,
-    text: impl FnOnce(&T) -> String,
-) -> Result<String> {
-    Ok(if json { serde_json::to_string_pretty(value)? + "\n" } else { text(value) })
-}
-
-fn relays(now: u64, rows: &[RelayRow]) -> String {
+fn relay_table(now: u64, rows: &[RelayRow]) -> String {
     if rows.is_empty() {
         return "no other relay is followed\n".into();
     }
@@ -60,7 +49,7 @@ fn relays(now: u64, rows: &[RelayRow]) -> String {
     table(&head, &rows.iter().map(cells).collect::<Vec<_>>())
 }
 
-fn repositories(rows: &[RepoRow]) -> String {
+fn repository_table(rows: &[RepoRow]) -> String {
     if rows.is_empty() {
         return "no repository is hosted\n".into();
     }
@@ -74,7 +63,7 @@ fn repositories(rows: &[RepoRow]) -> String {
     table(&["name", "last active", "refs", "owner"], &rows)
 }
 
-fn waiting(rows: &[WaitingRow]) -> String {
+fn waiting_table(rows: &[WaitingRow]) -> String {
     if rows.is_empty() {
         return "nothing waits for git data\n".into();
     }
@@ -122,13 +111,16 @@ fn summary(status: &Status) -> String {
         None => service.clone(),
     };
     let mut text = format!("{subject} (grasp {version}): {state}, up for {uptime}\n\n");
-    let lines = if status.beside.is_some() { sidecar_lines(status) } else { server_lines(status) };
+    let lines = match status.beside {
+        Some(_) => vec![("events", received(status)), ("relays", connected(status))],
+        None => server_lines(status),
+    };
     for (label, line) in lines.into_iter().chain(damaged(status)) {
         let _ = writeln!(text, "  {label:<8} {line}");
     }
     if !status.relays.is_empty() {
         text.push('\n');
-        text.push_str(&relays(status.now, &status.relays));
+        text.push_str(&relay_table(status.now, &status.relays));
     }
     text
 }
@@ -136,59 +128,32 @@ fn summary(status: &Status) -> String {
 /// A label, and the text after it.
 type Line = (&'static str, String);
 
-fn sidecar_lines(status: &Status) -> Vec<Line> {
-    vec![("events", received(status)), ("relays", connected(status))]
-}
-
 fn server_lines(status: &Status) -> Vec<Line> {
-    let held = &status.purgatory;
+    let PurgatoryFigures { counts: held, expiring, .. } = &status.purgatory;
+    let repositories = format_count(status.repositories, "repository", "repositories");
+    let events = format_count(status.events, "event", "events");
+    let disk = [status.store_bytes, status.git_bytes, status.disk_bytes].map(format_bytes);
+    let [store, git, all] = disk;
+    let sockets = format_count(status.sockets, "connection", "connections");
+    let subscriptions = format_count(status.subscriptions, "subscription", "subscriptions");
+    let announcements = format_count(held.announcements, "announcement", "announcements");
+    let states = format_count(held.states, "state", "states");
+    let proposals = format_count(held.proposals, "pull request", "pull requests");
+    let expiring = format_count(*expiring, "expires", "expire");
+    let expired = held.expired;
+    let uploads = format_count(held.staged, "waits", "wait");
+    let upload_bytes = format_bytes(held.staged_bytes);
+    let waiting = format!(
+        "{announcements}, {states}, {proposals}; {expiring} within an hour, {expired} expired"
+    );
     vec![
-        (
-            "stores",
-            format!(
-                "{}, {}",
-                format_count(status.repositories, "repository", "repositories"),
-                format_count(status.events, "event", "events"),
-            ),
-        ),
-        (
-            "on disk",
-            format!(
-                "{} of events, {} of git data, {} in total",
-                format_bytes(status.store_bytes),
-                format_bytes(status.git_bytes),
-                format_bytes(status.disk_bytes)
-            ),
-        ),
-        (
-            "serves",
-            format!(
-                "{}, {}",
-                format_count(status.sockets, "connection", "connections"),
-                format_count(status.subscriptions, "subscription", "subscriptions")
-            ),
-        ),
+        ("stores", format!("{repositories}, {events}")),
+        ("on disk", format!("{store} of events, {git} of git data, {all} in total")),
+        ("serves", format!("{sockets}, {subscriptions}")),
         ("events", received(status)),
-        (
-            "waiting",
-            format!(
-                "{}, {}, {}; {} within an hour, {} expired",
-                format_count(held.announcements, "announcement", "announcements"),
-                format_count(held.states, "state", "states"),
-                format_count(held.proposals, "pull request", "pull requests"),
-                format_count(held.expiring, "expires", "expire"),
-                held.expired,
-            ),
-        ),
-        ("hunting", hunting(held)),
-        (
-            "uploads",
-            format!(
-                "{} for their event, {}",
-                format_count(held.staged, "waits", "wait"),
-                format_bytes(held.staged_bytes)
-            ),
-        ),
+        ("waiting", waiting),
+        ("hunting", hunting(&status.purgatory)),
+        ("uploads", format!("{uploads} for their event, {upload_bytes}")),
         ("relays", connected(status)),
     ]
 }
@@ -288,7 +253,7 @@ const END_OF_LINE: &str = "\x1b[K\r\n";
 const END: &str = "\x1b[J";
 
 /// Prints the status until interrupted: as lines of JSON, or redrawn on the screen. Waits for a server that was stopped.
-fn watch(socket: &Path, json: bool) -> Result<()> {
+pub(crate) fn watch(socket: &Path, json: bool) -> Result<()> {
     let mut out = std::io::stdout();
     let screen = out.is_terminal() && !json;
     let mut status: Result<Status> = Ok(request(socket, AdminRequest::Status)?);
@@ -343,6 +308,7 @@ fn drawn(text: &str, (columns, lines): (usize, usize)) -> String {
 
 #[cfg(test)]
 mod tests {
+    use grasp_purgatory::Counts;
     use grasp_relay::web::figures::MissingRow;
 
     use super::*;
@@ -360,7 +326,7 @@ mod tests {
         };
         let now = WaitingRow { next_in: None, ..row.clone() };
         let in_line = WaitingRow { position: Some(62), turn_in: Some(120), ..row.clone() };
-        let text = waiting(&[row, now, in_line]);
+        let text = waiting_table(&[row, now, in_line]);
         let lines: Vec<_> = text.lines().collect();
         let words = lines[1].split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains("3 in 1 minute in 25 minutes"), "{text}");
@@ -376,14 +342,14 @@ mod tests {
             retry_at: Some(160),
             ..RelayRow::default()
         };
-        assert!(relays(100, &[row]).contains("it cannot be reached; next try in 1 minute"));
+        assert!(relay_table(100, &[row]).contains("it cannot be reached; next try in 1 minute"));
     }
 
     #[test]
     fn a_relay_is_shown_with_missing_events() {
         let missing = vec![MissingRow { repository: "30617:ab:grasp".into(), events: 7 }];
         let row = RelayRow { missing, coverage: Some(0.5), ..RelayRow::default() };
-        let text = relays(100, &[row]);
+        let text = relay_table(100, &[row]);
         assert!(text.contains("50.0 %") && text.contains("7 (grasp 7)"), "{text}");
     }
 
@@ -391,7 +357,7 @@ mod tests {
     fn an_owner_is_not_shortened() {
         let owner = "npub10elfcs4fr0l0r8af98jlmgdh9c8tcxjvz9qkw038js35mp4dma8qzvjptg";
         let row = RepoRow { owner: owner.into(), ..RepoRow::default() };
-        assert!(repositories(&[row]).contains(owner));
+        assert!(repository_table(&[row]).contains(owner));
     }
 
     #[test]
@@ -426,7 +392,7 @@ mod tests {
     #[test]
     fn purgatory_is_shown_with_expiry_and_next_attempt() {
         let purgatory = PurgatoryFigures {
-            states: 1,
+            counts: Counts { states: 1, ..Counts::default() },
             hunting: 2,
             next_attempt_in: Some(12),
             expiring: 1,

@@ -14,6 +14,7 @@ use grasp_core::service::npub;
 use grasp_purgatory::hunt::HostLimits;
 use nostr::key::PublicKey;
 use toml::Value;
+use toml::de::DeValue;
 use tracing_subscriber::EnvFilter;
 
 use super::Config;
@@ -38,7 +39,7 @@ type Set = dyn Fn(&mut Config, &[String]) -> Result<(), String> + Send + Sync;
 type Get = dyn Fn(&mut Config) -> Option<Vec<String>> + Send + Sync;
 
 /// The type of a value in TOML.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Kind {
     String,
     Integer,
@@ -115,21 +116,26 @@ impl Setting {
     }
 
     /// Returns the texts of a value in a file, which must have the type of the setting.
-    pub(super) fn texts(&self, value: Value) -> Result<Vec<String>, String> {
-        let text = |value| match (value, self.kind) {
-            (Value::String(text), Kind::String) => Ok(text),
-            (Value::Integer(number), Kind::Integer) => Ok(number.to_string()),
-            (Value::Boolean(is_on), Kind::Boolean) => Ok(is_on.to_string()),
-            (other, kind) => {
-                let kind = format!("{kind:?}").to_lowercase();
-                Err(format!("invalid type: {}, expected a {kind}", other.type_str()))
+    pub(super) fn texts(&self, value: &DeValue<'_>) -> Result<Vec<String>, String> {
+        let invalid = |value: &DeValue<'_>, kind: &str| {
+            Err(format!("invalid type: {}, expected {kind}", value.type_str()))
+        };
+        let text = |value: &DeValue<'_>| match (value, self.kind) {
+            (DeValue::String(text), Kind::String) => Ok(text.to_string()),
+            (DeValue::Integer(number), Kind::Integer) => {
+                let number = i64::from_str_radix(number.as_str(), number.radix());
+                number.map(|number| number.to_string()).map_err(|error| error.to_string())
             }
+            (DeValue::Boolean(is_on), Kind::Boolean) => Ok(is_on.to_string()),
+            (other, Kind::String) => invalid(other, "a string"),
+            (other, Kind::Integer) => invalid(other, "an integer"),
+            (other, Kind::Boolean) => invalid(other, "true or false"),
         };
         match value {
-            Value::Array(values) if self.is_list => values.into_iter().map(text).collect(),
-            value if self.is_list => {
-                Err(format!("invalid type: {}, expected an array", value.type_str()))
+            DeValue::Array(values) if self.is_list => {
+                values.iter().map(|value| text(value.get_ref())).collect()
             }
+            value if self.is_list => invalid(value, "an array").map(|text| vec![text]),
             value => Ok(vec![text(value)?]),
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args as _, Command, FromArgMatches as _};
 
-use super::{Config, Flags, Loaded, Problems, merge, reference, settings, variables};
+use super::{Config, Flags, Loaded, Problems, in_force, merge, settings, variables};
 
 /// Returns all values that are set, as a file has them.
 fn values(config: &Config) -> BTreeMap<&'static str, String> {
@@ -153,7 +153,7 @@ fn what_is_printed_as_in_force_is_read_back_as_the_same() {
     let file = "domain = 'git.example:8443/x'\nbootstrap = ['wss://a.example']\n[hunt]\nhosts = ['github.com:10,60']\n\
                 [about]\ncontact = 'a \"b\"'\n[archive]\nidentifiers = ['x y']\n[purgatory]\nhold_for = '90s'\n";
     let once = load(file, [], &[]).unwrap();
-    let printed = reference::in_force(&once);
+    let printed = in_force(&once);
     let twice = load(&printed, [], &[]).unwrap();
     let all = |loaded: &Loaded| values(&loaded.config);
     assert_eq!(all(&once), all(&twice));

@@ -13,6 +13,7 @@ use grasp_core::{CloneUrl, Identifier, Oid, RepoId, ServiceIdentity};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use super::held::{Content, HeldEvent};
 use super::io::HoldOutcome;
@@ -54,7 +55,8 @@ pub struct HeldProposal {
 }
 
 /// The numbers of held events, uploads and tasks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Counts {
     /// Waiting announcements.
     pub announcements: usize,

@@ -86,13 +86,21 @@ impl<I> CountedIngest<I> {
         Self { inner, metrics }
     }
 
-    fn count(&self, source: &str, outcomes: &[Outcome]) {
-        for outcome in outcomes {
+    async fn counted(
+        &self,
+        source: &'static str,
+        ingest: impl Future<Output = Vec<Outcome>>,
+    ) -> Vec<Outcome> {
+        let began = Instant::now();
+        let outcomes = ingest.await;
+        self.metrics.observe(&INGEST, &[], began.elapsed());
+        for outcome in &outcomes {
             self.metrics.add(&EVENTS, &[source, outcome_label(outcome)], 1);
             if let Outcome::Refused { reason, .. } = outcome {
                 self.metrics.add(&REJECTIONS, &[reason_label(reason)], 1);
             }
         }
+        outcomes
     }
 }
 
@@ -102,24 +110,12 @@ impl<I: Ingest> Ingest for CountedIngest<I> {
         events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
     ) -> BoxFuture<'_, Vec<Outcome>> {
-        Box::pin(async move {
-            let (source, began) = (source_label(&origin), Instant::now());
-            let outcomes = self.inner.ingest_verified(events, origin).await;
-            self.metrics.observe(&INGEST, &[], began.elapsed());
-            self.count(source, &outcomes);
-            outcomes
-        })
+        Box::pin(self.counted(source_label(&origin), self.inner.ingest_verified(events, origin)))
     }
 
     /// Delegates to the inner method, because `ingest_verified` is not given forged events, which count too.
     fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Outcome>> {
-        Box::pin(async move {
-            let (source, began) = (source_label(&origin), Instant::now());
-            let outcomes = self.inner.ingest(events, origin).await;
-            self.metrics.observe(&INGEST, &[], began.elapsed());
-            self.count(source, &outcomes);
-            outcomes
-        })
+        Box::pin(self.counted(source_label(&origin), self.inner.ingest(events, origin)))
     }
 }
 

@@ -1,58 +1,58 @@
 //! Metrics of the server.
 
 crate::metrics! { pub ALL:
-    BUILD = gauge "grasp_build_info" ["version"]
+    BUILD = Gauge "grasp_build_info" ["version"]
         "Always 1; the label is the version of grasp.";
-    STARTED = gauge "grasp_start_time_seconds" []
+    STARTED = Gauge "grasp_start_time_seconds" []
         "Start of the process, in Unix seconds.";
-    MEMORY = gauge "grasp_process_resident_bytes" []
+    MEMORY = Gauge "grasp_process_resident_bytes" []
         "Resident memory of the process (Linux).";
-    FILES = gauge "grasp_process_open_files" []
+    FILES = Gauge "grasp_process_open_files" []
         "Open files and sockets of the process (Linux).";
-    EVENTS = counter "grasp_events_total" ["source", "outcome"]
+    EVENTS = Counter "grasp_events_total" ["source", "outcome"]
         "Events received, by source (client, live, catch_up, daily) and outcome.";
-    REJECTIONS = counter "grasp_events_rejected_total" ["reason"]
+    REJECTIONS = Counter "grasp_events_rejected_total" ["reason"]
         "Events refused, by reason.";
-    INGEST = histogram "grasp_ingest_seconds" []
+    INGEST = Histogram "grasp_ingest_seconds" []
         "Time from the arrival of a batch of events to its verdicts, which are durable.";
-    SOCKETS = gauge "grasp_relay_websockets" []
+    SOCKETS = Gauge "grasp_relay_websockets" []
         "Open websockets of clients.";
-    LISTENERS = gauge "grasp_relay_listeners" []
+    LISTENERS = Gauge "grasp_relay_listeners" []
         "Connections and feeds that have or had a subscription.";
-    SUBSCRIPTIONS = gauge "grasp_relay_subscriptions" []
+    SUBSCRIPTIONS = Gauge "grasp_relay_subscriptions" []
         "Live subscriptions of clients.";
-    REQUESTS = counter "grasp_http_requests_total" ["what", "class"]
+    REQUESTS = Counter "grasp_http_requests_total" ["what", "class"]
         "HTTP requests except those of the relay's address, by what was requested and the class of the status.";
-    REQUEST_TIME = histogram "grasp_http_request_seconds" ["what"]
+    REQUEST_TIME = Histogram "grasp_http_request_seconds" ["what"]
         "Time from an HTTP request to the start of its response; for a push, until its commands were read.";
-    REQUESTS_OPEN = gauge "grasp_http_requests_open" ["what"]
+    REQUESTS_OPEN = Gauge "grasp_http_requests_open" ["what"]
         "HTTP requests whose response has not started, by what was requested.";
-    STORED = gauge "grasp_store_events" []
+    STORED = Gauge "grasp_store_events" []
         "Events that are served, counted at most once a minute.";
-    REPOSITORIES = gauge "grasp_repositories" []
+    REPOSITORIES = Gauge "grasp_repositories" []
         "Repositories whose announcement is served, counted at most once a minute.";
-    STORE_BYTES = gauge "grasp_store_bytes" []
+    STORE_BYTES = Gauge "grasp_store_bytes" []
         "Bytes of the event store's files, its log included.";
-    GIT_BYTES = gauge "grasp_git_bytes" []
+    GIT_BYTES = Gauge "grasp_git_bytes" []
         "Bytes of git data on disk: repositories, and uploads that wait for their event.";
-    DISK_BYTES = gauge "grasp_disk_bytes" []
+    DISK_BYTES = Gauge "grasp_disk_bytes" []
         "Bytes of all data on disk: events, git data and records.";
-    DAMAGED = gauge "grasp_repositories_damaged" []
+    DAMAGED = Gauge "grasp_repositories_damaged" []
         "Repositories whose git objects are not all on disk any more.";
-    STORE_UP = gauge "grasp_store_up" []
+    STORE_UP = Gauge "grasp_store_up" []
         "1 if the event store answered the last query, otherwise 0.";
-    HELD = gauge "grasp_purgatory_held" ["kind"]
+    HELD = Gauge "grasp_purgatory_held" ["kind"]
         "Events that wait for their git data, by kind (announcement, state, proposal).";
-    HELD_BYTES = gauge "grasp_purgatory_bytes" []
+    HELD_BYTES = Gauge "grasp_purgatory_bytes" []
         "Approximate bytes of events that wait for their git data.";
-    EXPIRED = gauge "grasp_purgatory_expired" []
+    EXPIRED = Gauge "grasp_purgatory_expired" []
         "Events that expired without their git data and are remembered.";
-    STAGED = gauge "grasp_purgatory_staged" []
+    STAGED = Gauge "grasp_purgatory_staged" []
         "Events that uploads wait for.";
-    STAGED_BYTES = gauge "grasp_purgatory_staged_bytes" []
+    STAGED_BYTES = Gauge "grasp_purgatory_staged_bytes" []
         "Bytes of uploads that wait for their event.";
-    PENDING_CLEANUP = gauge "grasp_purgatory_cleanup_tasks" []
+    PENDING_CLEANUP = Gauge "grasp_purgatory_cleanup_tasks" []
         "Cleanup tasks: data on disk that is still to be created or removed.";
-    PURGATORY_UP = gauge "grasp_purgatory_up" []
+    PURGATORY_UP = Gauge "grasp_purgatory_up" []
         "1 if purgatory works, 0 while its records cannot be written.";
 }

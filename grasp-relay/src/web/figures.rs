@@ -2,6 +2,7 @@
 
 use grasp_core::limits::Health;
 use grasp_core::sync::ConnectionStatus;
+use grasp_purgatory::Counts;
 use serde::{Deserialize, Serialize};
 
 use super::status::{format_age, format_duration};
@@ -67,20 +68,9 @@ pub struct IntakeFigures {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PurgatoryFigures {
-    /// Announcements held.
-    pub announcements: u64,
-    /// States held.
-    pub states: u64,
-    /// Pull requests and updates held.
-    pub proposals: u64,
-    /// Expired events that are remembered.
-    pub expired: u64,
-    /// Uploads that wait for their event.
-    pub staged: u64,
-    /// Bytes of held events in memory.
-    pub bytes: u64,
-    /// Bytes of uploads on disk.
-    pub staged_bytes: u64,
+    /// The numbers of held events, uploads and tasks.
+    #[serde(flatten)]
+    pub counts: Counts,
     /// Repository names whose git data is hunted for.
     pub hunting: u64,
     /// Names whose git data was fetched since the hunt was last idle.

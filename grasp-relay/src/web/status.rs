@@ -2,6 +2,7 @@
 
 use grasp_core::limits::Health;
 use grasp_core::sync::ConnectionStatus;
+use grasp_purgatory::Counts;
 use maud::{Markup, PreEscaped, html};
 
 use super::figures::{PurgatoryFigures, RelayRow, Status};
@@ -65,13 +66,14 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
 
 fn purgatory(status: &Status) -> Markup {
     let held = &status.purgatory;
+    let Counts { announcements, states, proposals, expired, staged_bytes, .. } = held.counts;
     html! {
         (figures(&[
-            ("Events waiting", "waiting", held.announcements + held.states + held.proposals),
+            ("Events waiting", "waiting", (announcements + states + proposals) as u64),
             ("Names hunted for", "hunting", held.hunting),
             ("Expire within an hour", "expiring", held.expiring),
-            ("Expired, remembered", "expired", held.expired),
-            ("Uploads waiting", "staged_bytes", held.staged_bytes),
+            ("Expired, remembered", "expired", expired as u64),
+            ("Uploads waiting", "staged_bytes", staged_bytes),
         ]))
         p id="hunt" hidden[held.hunting == 0] {
             label for="hunt-progress" { "Git data fetched " }

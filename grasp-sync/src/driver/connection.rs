@@ -59,10 +59,6 @@ pub(crate) struct Handle {
     _task: Task,
 }
 
-/// The frame could not be queued: the relay does not read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NotSent;
-
 impl Handle {
     /// Starts to connect. The result is an input.
     pub(crate) fn start(shared: Arc<Shared>, target: Target) -> Self {
@@ -70,8 +66,9 @@ impl Handle {
         Self { frames: sender, _task: Task::spawn(run(shared, target, frames)) }
     }
 
-    pub(crate) fn send(&self, frame: Frame) -> Result<(), NotSent> {
-        self.frames.try_send(frame).map_err(|_| NotSent)
+    /// Queues a frame; returns false if the relay does not read.
+    pub(crate) fn send(&self, frame: Frame) -> bool {
+        self.frames.try_send(frame).is_ok()
     }
 }
 
@@ -198,7 +195,7 @@ impl Connection {
         if std::mem::replace(&mut self.idle.is_pinged, true) {
             return Err(EndReason::Silent);
         }
-        self.writer.send(Message::Ping(Vec::new().into())).map_err(|_| EndReason::WriteBlocked)
+        self.writer.send(Message::Ping(Vec::new().into()))
     }
 
     /// Receives what else is available, so that many small messages make few large steps.
@@ -302,7 +299,7 @@ impl Connection {
                 None => return Ok(()),
             },
         };
-        self.writer.send(Message::text(text)).map_err(|_| EndReason::WriteBlocked)
+        self.writer.send(Message::text(text))
     }
 
     /// Returns the event that authenticates us to this relay (NIP-42). A challenge is answered once.
@@ -326,8 +323,8 @@ impl Writer {
         Self { queue, _task: Task::spawn(write(sink, waiting, write_timeout)) }
     }
 
-    fn send(&self, message: Message) -> Result<(), NotSent> {
-        self.queue.try_send(message).map_err(|_| NotSent)
+    fn send(&self, message: Message) -> Result<(), EndReason> {
+        self.queue.try_send(message).map_err(|_| EndReason::WriteBlocked)
     }
 
     /// Resolves when nothing can be sent any more.

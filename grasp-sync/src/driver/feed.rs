@@ -10,7 +10,7 @@ use grasp_core::nostr::event::Event;
 use grasp_core::{RelayUrl, ServiceIdentity, kinds};
 use tokio::sync::mpsc;
 
-use super::recent::Recent;
+use super::intake::Recent;
 use crate::engine::{Accepted, Input, index_change};
 use crate::local::{LocalRelay, News};
 

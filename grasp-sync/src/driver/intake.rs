@@ -9,17 +9,17 @@
 //! ingested, the next is verified; events that come meanwhile make the batch after that. So batches are small at low
 //! load and large at high load, and no event waits for a batch to fill.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _};
 use grasp_core::admission::{Origin, Retry, SyncPath};
-use grasp_core::nostr::event::Event;
-use grasp_core::{RelayUrl, Verified};
+use grasp_core::nostr::event::{Event, EventId};
+use grasp_core::{Mono, RelayUrl, Verified};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::Clock;
-use super::recent::{Recalled, Recent};
 use crate::engine::{ConnId, Input, Judged, Outcome, Row, SubId};
 use crate::local::{LocalRelay, Taken};
 
@@ -65,9 +65,11 @@ struct Checked {
     sub: SubId,
     path: SyncPath,
     row: Row,
-    /// The event to be judged, or its outcome if that is known without asking the local relay.
-    result: Result<Verified<Arc<Event>>, Outcome>,
+    result: CheckResult,
 }
+
+/// The event to be judged, or its outcome if that is known without asking the local relay.
+type CheckResult = Result<Verified<Arc<Event>>, Outcome>;
 
 /// A verified event, and the subscription it came under.
 type Offered = (SubId, Verified<Arc<Event>>);
@@ -206,16 +208,10 @@ impl Item {
         (self.sub, self.path, Row::of(&self.event))
     }
 
-    fn check(self, recalled: Recalled) -> Checked {
+    fn check(self, recalled: Option<CheckResult>) -> Checked {
         let (sub, path, row) = self.name();
-        let result = match recalled {
-            Recalled::Checked(event) => Ok(event),
-            Recalled::Judged(Taken::Refused(retry)) => {
-                Err(Outcome::Refused { retry, event: None })
-            }
-            Recalled::Judged(_) => Err(Outcome::Known),
-            Recalled::Unknown => Verified::check(Arc::new(self.event)).map_err(|_| Outcome::Forged),
-        };
+        let result = recalled
+            .unwrap_or_else(|| Verified::check(Arc::new(self.event)).map_err(|_| Outcome::Forged));
         Checked { sub, path, row, result }
     }
 }
@@ -224,5 +220,112 @@ impl Checked {
     fn failed((sub, path, row): (SubId, SyncPath, Row)) -> Self {
         let outcome = Outcome::Refused { retry: Retry::Soon, event: None };
         Self { sub, path, row, result: Err(outcome) }
+    }
+}
+
+/// Shortest time for which an answer is remembered; at most twice as long. A withdrawn event may come back.
+const MIN_MEMORY: Duration = Duration::from_secs(5 * 60);
+/// Answers of one generation; at most twice as many are remembered.
+const MAX_PER_GENERATION: usize = 32_768;
+
+/// The events of the last minutes, so that an event which ten relays send is verified once; for all connections
+/// together, in two generations: a full or old one becomes the previous one. Only verified events count: a forged copy
+/// changes nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Recent {
+    checked: HashMap<EventId, Verified<Arc<Event>>>,
+    current: HashMap<EventId, Taken>,
+    previous: HashMap<EventId, Taken>,
+    began: Mono,
+}
+
+impl Recent {
+    /// Returns the event with this id if it was verified and is being judged, or its outcome if copies need not be
+    /// looked at.
+    fn recall(&self, id: &EventId) -> Option<CheckResult> {
+        match self.current.get(id).or_else(|| self.previous.get(id)) {
+            Some(Taken::Stored | Taken::Known) => Some(Err(Outcome::Known)),
+            Some(Taken::Refused(lasting)) => {
+                Some(Err(Outcome::Refused { lasting: *lasting, event: None }))
+            }
+            // Another offer of a held event may extend the wait.
+            Some(Taken::Held) | None => self.checked.get(id).cloned().map(Ok),
+        }
+    }
+
+    /// Adds a verified event that is about to be judged.
+    fn checked(&mut self, event: Verified<Arc<Event>>) {
+        self.checked.insert(event.id, event);
+    }
+
+    /// Adds the answer to an event, unless the next copy is to be judged again.
+    fn judged(&mut self, now: Mono, id: EventId, taken: Taken) {
+        self.checked.remove(&id);
+        if self.current.len() >= MAX_PER_GENERATION || now >= self.began + MIN_MEMORY {
+            self.previous = std::mem::take(&mut self.current);
+            self.began = now;
+        }
+        if !matches!(taken, Taken::Refused(Lasting::UntilDependency | Lasting::Briefly)) {
+            self.current.insert(id, taken);
+        }
+    }
+
+    /// Returns whether another relay delivered it lately.
+    pub(crate) fn was_delivered(&self, id: &EventId) -> bool {
+        [&self.current, &self.previous].iter().any(|known| known.contains_key(id))
+            || self.checked.contains_key(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::nostr::event::{EventBuilder, FinalizeEvent, Kind};
+    use grasp_core::nostr::key::Keys;
+
+    use super::*;
+
+    fn event() -> Verified<Arc<Event>> {
+        let event = EventBuilder::new(Kind::GitIssue, "").finalize(&Keys::generate()).unwrap();
+        Verified::check(Arc::new(event)).unwrap()
+    }
+
+    #[test]
+    fn copies_of_a_verified_event_are_not_verified_again() {
+        let (mut recent, event) = (Recent::default(), event());
+        assert!(recent.recall(&event.id).is_none());
+        recent.checked(event.clone());
+        assert!(matches!(recent.recall(&event.id), Some(Ok(known)) if known == event));
+        recent.judged(Mono::ZERO, event.id, Taken::Stored);
+        assert!(matches!(recent.recall(&event.id), Some(Err(Outcome::Known))));
+    }
+
+    #[test]
+    fn events_that_may_be_accepted_later_are_judged_again() {
+        for taken in [Taken::Refused(Lasting::UntilDependency), Taken::Held] {
+            let (mut recent, event) = (Recent::default(), event());
+            recent.checked(event.clone());
+            recent.judged(Mono::ZERO, event.id, taken);
+            assert!(recent.recall(&event.id).is_none());
+            assert_eq!(recent.was_delivered(&event.id), taken == Taken::Held);
+        }
+    }
+
+    #[test]
+    fn answers_are_forgotten_in_time_and_in_number() {
+        let id = |n: u64| {
+            let mut id = [0; 32];
+            id[..8].copy_from_slice(&n.to_be_bytes());
+            EventId::from_byte_array(id)
+        };
+        let mut recent = Recent::default();
+        recent.judged(Mono::ZERO, id(0), Taken::Stored);
+        recent.judged(Mono::ZERO + MIN_MEMORY, id(1), Taken::Stored);
+        assert!(recent.was_delivered(&id(0)));
+        recent.judged(Mono::ZERO + MIN_MEMORY * 2, id(2), Taken::Stored);
+        assert!(!recent.was_delivered(&id(0)) && recent.was_delivered(&id(1)));
+        for n in 0..3 * MAX_PER_GENERATION as u64 {
+            recent.judged(Mono::ZERO + MIN_MEMORY * 2, id(n), Taken::Stored);
+        }
+        assert!(recent.current.len() + recent.previous.len() <= 2 * MAX_PER_GENERATION);
     }
 }

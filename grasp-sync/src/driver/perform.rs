@@ -146,7 +146,7 @@ impl EventLoop {
     /// Gives up a connection whose relay does not read.
     fn send(&mut self, relay: RelayUrl, conn: ConnId, frame: Frame) -> Option<Input> {
         let handle = self.handles.get(&conn)?;
-        if handle.send(frame).is_ok() {
+        if handle.send(frame) {
             return None;
         }
         self.handles.remove(&conn);
