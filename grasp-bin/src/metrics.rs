@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use grasp_core::RelayUrl;
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::Health;
-use grasp_purgatory::hunt::{HostFigures, HuntFigures, HuntReport, Trouble};
+use grasp_purgatory::hunt::{FetchError, HostFigures, HuntFigures, HuntReport};
 use grasp_relay::metrics::{Metric, Metrics, OTHER_LABEL, table};
 use grasp_sync::driver::{Log, Observer, RelayStatus};
 use grasp_sync::engine::{Report, Source};
@@ -209,9 +209,7 @@ pub(crate) fn record_hunt(metrics: &Metrics, report: &HuntReport) {
         HuntReport::Needless { .. } => metrics.add(&HUNT_ATTEMPTS, &["needless"], 1),
         HuntReport::Incomplete { .. } => metrics.add(&HUNT_ATTEMPTS, &["incomplete"], 1),
         HuntReport::Fetched { oids, .. } => metrics.add(&HUNT_FETCHED, &[], *oids as u64),
-        HuntReport::Failed { trouble, .. } => {
-            metrics.add(&HUNT_FAILURES, &[trouble_label(trouble)], 1)
-        }
+        HuntReport::Failed { error, .. } => metrics.add(&HUNT_FAILURES, &[failure_label(error)], 1),
         HuntReport::Paused { host, .. } => metrics.add(&HOST_PAUSES, &[host.as_str()], 1),
         _ => {}
     }
@@ -247,20 +245,20 @@ fn set_host_gauges(metrics: &Metrics, host: &str, figures: &HostFigures) {
     metrics.set(&HOST_REQUESTS, &[host], figures.requests as f64);
 }
 
-fn trouble_label(trouble: &Trouble) -> &'static str {
-    match trouble {
-        Trouble::Forbidden(_) => "forbidden",
-        Trouble::Unreachable(_) => "unreachable",
-        Trouble::Limited { .. } => "limited",
-        Trouble::Answered(_) => "answered",
-        Trouble::Refused(_) => "refused",
-        Trouble::Broken(_) => "broken",
-        Trouble::TooLarge => "too_large",
-        Trouble::LongList => "long_list",
-        Trouble::TooMany { .. } => "too_many",
-        Trouble::Stalled => "stalled",
-        Trouble::Cancelled => "cancelled",
-        Trouble::Ours(_) => "ours",
+fn failure_label(error: &FetchError) -> &'static str {
+    match error {
+        FetchError::Forbidden(_) => "forbidden",
+        FetchError::Unreachable(_) => "unreachable",
+        FetchError::RateLimited { .. } => "limited",
+        FetchError::Answered(_) => "answered",
+        FetchError::Refused(_) => "refused",
+        FetchError::Broken(_) => "broken",
+        FetchError::TooLarge => "too_large",
+        FetchError::TooManyRefs => "long_list",
+        FetchError::TooManyObjects { .. } => "too_many",
+        FetchError::Stalled => "stalled",
+        FetchError::Cancelled => "cancelled",
+        FetchError::Internal(_) => "ours",
         _ => "other",
     }
 }
@@ -272,8 +270,8 @@ mod tests {
     use std::time::Duration;
 
     use grasp_core::Host;
+    use grasp_core::limits::ConnectionStatus;
     use grasp_core::limits::PeerText;
-    use grasp_core::sync::ConnectionStatus;
     use grasp_relay::metrics::Kind;
     use grasp_sync::driver::Failed;
     use grasp_sync::engine::{Fault, PeerReliability, Request};
@@ -408,8 +406,8 @@ mod tests {
             &metrics,
             &HuntReport::Fetched { identifier: identifier.clone(), url: url.clone(), oids: 3 },
         );
-        let trouble = Trouble::Ours("words".into());
-        record_hunt(&metrics, &HuntReport::Failed { identifier, url, trouble });
+        let error = FetchError::Internal("words".into());
+        record_hunt(&metrics, &HuntReport::Failed { identifier, url, error });
         assert_eq!(metrics.value(&HUNT_ATTEMPTS, &["complete"]), Some(1.0));
         assert_eq!(metrics.value(&HUNT_FETCHED, &[]), Some(3.0));
         assert_eq!(metrics.value(&HUNT_FAILURES, &["ours"]), Some(1.0));

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
+use grasp_core::limits::ConnectionStatus;
 use grasp_core::service::Endpoint;
-use grasp_core::sync::ConnectionStatus;
 use grasp_core::{Identifier, Mono, RelayUrl, RepoId, kinds};
 use grasp_purgatory::hunt::{HuntFigures, HuntSchedule};
 use grasp_purgatory::{Phase, Purgatory};
@@ -540,8 +540,8 @@ fn waiting_row(
         tips: wants.iter().map(|want| want.tips.len() as u64).sum(),
         attempts: turn.map_or(0, |turn| turn.attempts.into()),
         next_in: turn.and_then(|turn| turn.next_in).map(|next| next.as_secs()),
-        position: turn.and_then(|turn| turn.in_line).map(|line| line.position as u64),
-        turn_in: turn.and_then(|turn| turn.in_line).map(|line| line.wait.as_secs()),
+        position: turn.and_then(|turn| turn.position).map(|line| line.position as u64),
+        turn_in: turn.and_then(|turn| turn.position).map(|line| line.wait.as_secs()),
         expires_in: purgatory.expires(identifier).map(|end| end.as_secs().saturating_sub(now)),
         places,
     }

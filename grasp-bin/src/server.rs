@@ -186,7 +186,8 @@ pub async fn open_store(settings: &Settings) -> Result<Arc<dyn Store>> {
         format!("could not create {}; choose another directory with --data-dir", dir.display())
     })?;
     refuse_old_layout(dir)?;
-    let rules = StoreRules { service: Some(settings.policy.service.clone()), ..StoreRules::default() };
+    let rules =
+        StoreRules { service: Some(settings.policy.service.clone()), ..StoreRules::default() };
     let options = SqliteOptions { rules, ..settings.sqlite.clone() };
     let file = dir.join(DATABASE);
     let store = SqliteStore::open(&file, options);

@@ -3,6 +3,7 @@
 //! | type | decides |
 //! |---|---|
 //! | [`Backoff`] | when a failed peer may be tried again, and whether it is dead |
+//! | [`ConnectionStatus`] | whether requests can be sent to a relay |
 //! | [`EoseHint`] | whether a page of stored events was the last |
 //! | [`PeerText`] | the part of a peer's text that may enter a log |
 
@@ -29,6 +30,36 @@ impl Admit {
     /// Returns whether `now` has reached the earliest `start`.
     pub fn not_before(start: Mono, now: Mono) -> Self {
         if now >= start { Self::Go } else { Self::Wait(start) }
+    }
+}
+
+/// The phase of a connection to another relay.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum ConnectionStatus {
+    /// Not connected.
+    #[default]
+    Disconnected,
+    /// Connecting.
+    Connecting,
+    /// Connected; history is still being fetched.
+    Syncing,
+    /// Connected, history complete.
+    Connected,
+    /// Connected and live, but some history could not be fetched.
+    #[serde(rename = "incomplete")]
+    ConnectedHistoricSyncFailures,
+}
+
+impl ConnectionStatus {
+    /// Returns whether requests can be sent.
+    pub fn is_connected(self) -> bool {
+        match self {
+            Self::Disconnected | Self::Connecting => false,
+            Self::Syncing | Self::Connected | Self::ConnectedHistoricSyncFailures => true,
+        }
     }
 }
 

@@ -46,10 +46,10 @@ impl SharedPool {
         most: u64,
     ) -> Result<Holding, Shortage> {
         let mut state = self.lock();
-        if state.line.held_by(claimant).saturating_add(amount) > most {
+        if state.pool.held_by(claimant).saturating_add(amount) > most {
             return Err(Shortage::Total);
         }
-        state.line.take(claimant, amount).map(|grant| self.holding(grant))
+        state.pool.take(claimant, amount).map(|grant| self.holding(grant))
     }
 
     /// Takes an amount, waiting for it if need be. Dropping the future leaves the queue.

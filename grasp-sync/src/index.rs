@@ -38,12 +38,15 @@ pub use self::filters::{
     build_layer2_and_layer3_filters, pack_requests, tagged_one_of_our_repo_event_filters,
     tagged_one_of_our_root_event_filters,
 };
+#[doc(no_inline)]
+pub use grasp_core::limits::ConnectionStatus;
+
 pub use self::items::{
     PendingItems, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel, derive_relay_targets,
 };
 pub use self::roots::{RootId, RootSet};
 use self::roots::{RootRepos, WaitingRoots};
-pub use self::state::{ConnectionStatus, History, RETENTION, RelayState, compute_actions};
+pub use self::state::{History, RETENTION, RelayState, compute_actions};
 use self::threads::{Members, Threads};
 
 /// A change of the events that our own relay stores or holds.

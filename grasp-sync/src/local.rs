@@ -128,7 +128,6 @@ impl From<admission::Outcome> for Taken {
 
 #[cfg(test)]
 mod tests {
-    use grasp_core::admission::Rejection;
     use grasp_core::nostr::event::{EventBuilder, FinalizeEvent};
     use grasp_core::nostr::key::Keys;
 

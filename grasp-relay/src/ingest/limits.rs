@@ -10,9 +10,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use grasp_core::admission::{
-    ExceededLimit, Facts, Needs, Origin, Outcome, Rejection, Verdict,
-};
+use grasp_core::admission::{ExceededLimit, Facts, Needs, Origin, Outcome, Rejection, Verdict};
 use grasp_core::maintainers::maintainer_lists;
 use grasp_core::nip34::repo_refs;
 use grasp_core::resources::{Bounds, Claimant, Meter, Shortage};

@@ -1,7 +1,7 @@
 //! The status of a server: for its page, its JSON and the command line.
 
+use grasp_core::limits::ConnectionStatus;
 use grasp_core::limits::Health;
-use grasp_core::sync::ConnectionStatus;
 use grasp_purgatory::Counts;
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
 //! The status page.
 
+use grasp_core::limits::ConnectionStatus;
 use grasp_core::limits::Health;
-use grasp_core::sync::ConnectionStatus;
 use grasp_purgatory::Counts;
 use maud::{Markup, PreEscaped, html};
 

@@ -15,7 +15,7 @@ use super::Limits;
 use super::codec::{self, RelayMessage};
 use super::outbound::{Outbound, Socket};
 use crate::engine::{Fault, SubId, split, split_by_kind};
-use crate::limits::{Ending, GapSecond, Next, PageRequest, Pager, PagerConfig};
+use crate::limits::{Ending, Next, PageRequest, Pager, PagerConfig};
 
 /// Time that the relay may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);

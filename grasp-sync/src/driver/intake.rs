@@ -245,8 +245,8 @@ impl Recent {
     fn recall(&self, id: &EventId) -> Option<CheckResult> {
         match self.current.get(id).or_else(|| self.previous.get(id)) {
             Some(Taken::Stored | Taken::Known) => Some(Err(Outcome::Known)),
-            Some(Taken::Refused(lasting)) => {
-                Some(Err(Outcome::Refused { lasting: *lasting, event: None }))
+            Some(Taken::Refused(retry)) => {
+                Some(Err(Outcome::Refused { retry: *retry, event: None }))
             }
             // Another offer of a held event may extend the wait.
             Some(Taken::Held) | None => self.checked.get(id).cloned().map(Ok),
@@ -265,7 +265,7 @@ impl Recent {
             self.previous = std::mem::take(&mut self.current);
             self.began = now;
         }
-        if !matches!(taken, Taken::Refused(Lasting::UntilDependency | Lasting::Briefly)) {
+        if !matches!(taken, Taken::Refused(Retry::AfterDependency | Retry::Soon)) {
             self.current.insert(id, taken);
         }
     }
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn events_that_may_be_accepted_later_are_judged_again() {
-        for taken in [Taken::Refused(Lasting::UntilDependency), Taken::Held] {
+        for taken in [Taken::Refused(Retry::AfterDependency), Taken::Held] {
             let (mut recent, event) = (Recent::default(), event());
             recent.checked(event.clone());
             recent.judged(Mono::ZERO, event.id, taken);

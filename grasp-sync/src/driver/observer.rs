@@ -1,8 +1,8 @@
 //! Receivers of the engine's reports: logs, metrics, tests.
 
+use crate::index::ConnectionStatus;
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::Health;
-use grasp_core::sync::ConnectionStatus;
 
 use crate::engine::{Report, Source};
 

@@ -10,7 +10,7 @@ use grasp_core::limits::Admit;
 use grasp_core::nip34::{Announcement, References, repo_refs};
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::nips::nip01::Coordinate;
-use grasp_core::{CoordinateError, Mono, RepoId, kinds};
+use grasp_core::{Mono, RepoId, kinds};
 
 use super::config::Config;
 
@@ -41,7 +41,7 @@ fn member(event: &Event) -> Option<IndexChange> {
     for named in References::of(event).coordinates.into_iter().take(MAX_REFERENCES) {
         match RepoId::try_from(&named) {
             Ok(repo) => repos.push(repo),
-            Err(CoordinateError::NotARepository) => of.push(named),
+            Err(_) if named.kind != kinds::ANNOUNCEMENT => of.push(named),
             Err(_) => {}
         }
     }

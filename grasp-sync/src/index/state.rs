@@ -2,44 +2,14 @@
 
 use std::time::Duration;
 
+use grasp_core::limits::ConnectionStatus;
 use nostr::types::Timestamp;
-use serde::{Deserialize, Serialize};
 
 use super::items::{PendingItems, RelaySyncNeeds};
 
 /// Time for which confirmed items outlive the connection. A catch-up reaches back by the same time before the last
 /// connect, so that back-dated events and differing clocks leave no gap.
 pub const RETENTION: Duration = Duration::from_secs(15 * 60);
-
-/// The phase of a connection.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum ConnectionStatus {
-    /// Not connected.
-    #[default]
-    Disconnected,
-    /// Connecting.
-    Connecting,
-    /// Connected; history is still being fetched.
-    Syncing,
-    /// Connected, history complete.
-    Connected,
-    /// Connected and live, but some history could not be fetched.
-    #[serde(rename = "incomplete")]
-    ConnectedHistoricSyncFailures,
-}
-
-impl ConnectionStatus {
-    /// Returns whether requests can be sent.
-    pub fn is_connected(self) -> bool {
-        match self {
-            Self::Disconnected | Self::Connecting => false,
-            Self::Syncing | Self::Connected | Self::ConnectedHistoricSyncFailures => true,
-        }
-    }
-}
 
 /// The result of fetching history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -129,7 +129,7 @@ mod tests {
             &self,
             _: Vec<Verified<Arc<Event>>>,
             _: Origin,
-        ) -> BoxFuture<'_, Vec<Verdict>> {
+        ) -> BoxFuture<'_, Vec<Outcome>> {
             unreachable!("no batch is started")
         }
     }
