@@ -53,12 +53,6 @@ pub(super) struct EngineState {
     pub(super) held_items: BTreeMap<JobId, usize>,
 }
 
-impl EngineState {
-    pub(super) fn held_items(&self) -> usize {
-        self.held_items.values().sum()
-    }
-}
-
 /// The context in which a relay runs: the time, its history, the shared state, and the outputs.
 pub(super) struct Context<'a> {
     pub(super) now: Now,

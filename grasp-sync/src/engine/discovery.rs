@@ -130,19 +130,28 @@ impl Discovery {
         }
     }
 
-    pub(super) fn offer(&mut self, now: Mono, change: IndexChange) {
-        match change {
+    pub(super) fn offer(&mut self, now: Mono, mut change: IndexChange) {
+        match &mut change {
             IndexChange::Replied { reply, to } => {
                 if self.replies.len() < MAX_REPLIES {
-                    self.replies.insert(reply, to);
+                    self.replies.insert(*reply, std::mem::take(to));
                     self.replied.get_or_insert(now);
                 }
                 return;
             }
-            IndexChange::RootRemoved { root } => _ = self.replies.remove(&root),
+            IndexChange::RootRemoved { root } => _ = self.replies.remove(root),
+            IndexChange::Announced { relays, level, .. } => {
+                let max = match level {
+                    SyncLevel::Full => self.relays_per_repo,
+                    SyncLevel::StateOnly => self.relays_per_repo.min(MAX_RELAYS_OF_HELD),
+                };
+                while relays.len() > max {
+                    relays.pop_last();
+                }
+            }
             _ => {}
         }
-        self.changes.push(self.bounded(change));
+        self.changes.push(change);
         let opened = self.open.map_or(now, |(opened, _)| opened);
         self.open = Some((opened, now));
     }
@@ -203,20 +212,6 @@ impl Discovery {
         let replies = std::mem::take(&mut self.replies).into_iter();
         let replies = replies.map(|(reply, to)| IndexChange::Replied { reply, to });
         self.take().into_iter().chain(replies).collect()
-    }
-
-    /// Limits the relays that one announcement adds.
-    fn bounded(&self, mut change: IndexChange) -> IndexChange {
-        if let IndexChange::Announced { relays, level, .. } = &mut change {
-            let max = match level {
-                SyncLevel::Full => self.relays_per_repo,
-                SyncLevel::StateOnly => self.relays_per_repo.min(MAX_RELAYS_OF_HELD),
-            };
-            while relays.len() > max {
-                relays.pop_last();
-            }
-        }
-        change
     }
 }
 

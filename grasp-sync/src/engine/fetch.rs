@@ -400,8 +400,8 @@ impl Session {
         if ctx.history.pace.reopens_at() > now {
             return Err(Blocked::ByPace);
         }
-        let is_memory_full =
-            ctx.shared.held_items() >= MAX_INVENTORY_ITEMS || ctx.shared.wanted >= MAX_WANTED_TOTAL;
+        let is_memory_full = ctx.shared.held_items.values().sum::<usize>() >= MAX_INVENTORY_ITEMS
+            || ctx.shared.wanted >= MAX_WANTED_TOTAL;
         if !ctx.history.neg.is_over(now) || is_memory_full {
             self.backlog.queue(id, Method::Page);
             return Ok(());

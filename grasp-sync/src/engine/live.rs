@@ -260,14 +260,13 @@ impl LiveSet {
 
     /// Queues the requests that waited for authentication; returns their layers.
     pub(super) fn auth_ended(&mut self) -> Vec<Layer> {
-        let is_waiting = |one: &&mut LiveRequest| one.phase == LivePhase::AwaitingAuth;
-        let waiting = self.requests.values_mut().filter(is_waiting);
-        waiting
-            .map(|request| {
-                request.phase = LivePhase::Queued;
-                request.layer
-            })
-            .collect()
+        let waiting = self.requests.values_mut();
+        let waiting = waiting.filter(|one| one.phase == LivePhase::AwaitingAuth);
+        let queue = |request: &mut LiveRequest| {
+            request.phase = LivePhase::Queued;
+            request.layer
+        };
+        waiting.map(queue).collect()
     }
 
     /// Returns the first request that waits to be sent.

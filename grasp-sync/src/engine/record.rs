@@ -63,7 +63,7 @@ pub(crate) const COVERAGE_CAPACITY: usize = 500;
 /// Records of relays that are not targets at the moment: restored ones whose repositories are not known yet, and
 /// retired ones, so that removing and adding a relay resets nothing.
 #[derive(Debug, Default)]
-pub(super) struct Records(BTreeMap<RelayUrl, RelayRecord>);
+pub(super) struct Records(pub(super) BTreeMap<RelayUrl, RelayRecord>);
 
 const MAX_RECORDS: usize = 1_000;
 
@@ -79,21 +79,6 @@ impl Records {
             self.0.remove(&empty);
         }
         self.0.insert(record.relay.clone(), record);
-    }
-
-    pub(super) fn take(&mut self, relay: &RelayUrl) -> Option<RelayRecord> {
-        self.0.remove(relay)
-    }
-
-    /// Forgets all proofs, because the local relay lost events.
-    pub(super) fn forget_coverage(&mut self) {
-        for record in self.0.values_mut() {
-            record.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
-        }
-    }
-
-    pub(super) fn all(&self) -> impl Iterator<Item = &RelayRecord> {
-        self.0.values()
     }
 }
 
@@ -137,8 +122,8 @@ mod tests {
         let (honest, late) = (record("z", true), record("zz", false));
         records.keep(honest.clone());
         records.keep(late.clone());
-        assert_eq!(records.all().count(), MAX_RECORDS);
-        assert_eq!(records.take(&late.relay), None);
-        assert_eq!(records.take(&honest.relay), Some(honest));
+        assert_eq!(records.0.len(), MAX_RECORDS);
+        assert_eq!(records.0.remove(&late.relay), None);
+        assert_eq!(records.0.remove(&honest.relay), Some(honest));
     }
 }

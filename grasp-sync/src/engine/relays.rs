@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::mem::discriminant;
 use std::net::IpAddr;
 
-use crate::index::IndexChange;
+use crate::index::{CoverageSet, IndexChange};
 use grasp_core::limits::Admit;
 use grasp_core::resources::{Claimant, Grant};
 use grasp_core::{Now, RelayUrl};
@@ -17,7 +17,7 @@ use super::facts::RelayFacts;
 use super::history::RelayHistory;
 use super::ids::ConnId;
 use super::io::Output;
-use super::record::RelayRecord;
+use super::record::{COVERAGE_CAPACITY, RelayRecord};
 use super::relay::{self, Link, Relay};
 use super::report::Report;
 
@@ -86,7 +86,7 @@ impl SyncEngine {
     /// Follows a relay that has become a target; without a grant it is one of the operator's.
     pub(super) fn follow(&mut self, now: Now, relay: RelayUrl, place: Option<Grant>) {
         let is_bootstrap = place.is_none();
-        let record = self.records.take(&relay);
+        let record = self.records.0.remove(&relay);
         let (config, rng) = (&self.shared.config, &mut self.shared.rng);
         let history = RelayHistory::new(now, config, rng, is_bootstrap, record);
         let taken = Relay { history, link: Link::Idle, deadline: None, place };
@@ -126,7 +126,9 @@ impl SyncEngine {
 
     /// Fetches everything again from matching relays, because the local relay lost what they gave.
     pub(super) fn begin_anew(&mut self, now: Now, which: impl Fn(&RelayHistory) -> bool) {
-        self.records.forget_coverage();
+        for record in self.records.0.values_mut() {
+            record.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
+        }
         let relays = self.relays.iter().filter(|(_, relay)| which(&relay.history));
         let relays: Vec<_> = relays.map(|(url, _)| url.clone()).collect();
         for url in relays {
@@ -276,6 +278,6 @@ impl SyncEngine {
     pub fn records(&self, now: Now) -> Vec<RelayRecord> {
         let record = |(url, relay): (_, &Relay)| relay.history.record(now, url, &relay.link);
         let known = self.relays.iter().map(record);
-        known.chain(self.records.all().cloned()).collect()
+        known.chain(self.records.0.values().cloned()).collect()
     }
 }

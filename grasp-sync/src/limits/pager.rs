@@ -163,7 +163,13 @@ impl Pager {
             self.pages = self.pages.saturating_add(1);
             let page = self.read(rows);
             match (hint, page.oldest) {
-                (Some(EoseHint::Finish), _) if !page.has_rows_out_of_range => self.finish_at(page),
+                (Some(EoseHint::Finish), _) if !page.has_rows_out_of_range => {
+                    // A row older than a skipped second shows that the page of that second was cut.
+                    if page.has_unseen {
+                        self.record_possible_gap();
+                    }
+                    self.finish_exhausted();
+                }
                 (Some(EoseHint::More), Some(second))
                     if !page.has_unseen && !page.has_rows_out_of_range =>
                 {
@@ -177,14 +183,6 @@ impl Pager {
             self.enforce_page_bound();
         }
         self.next()
-    }
-
-    /// Ends the history; a row older than a skipped second shows that the page of that second was cut.
-    fn finish_at(&mut self, page: Page) {
-        if page.has_unseen {
-            self.record_possible_gap();
-        }
-        self.finish_exhausted();
     }
 
     /// Records a page that failed; its rows are ignored.
