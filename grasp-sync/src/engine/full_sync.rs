@@ -142,13 +142,15 @@ impl Session {
     ) {
         let Some(full_sync) = &mut self.full_sync else { return };
         let all = Some(FilterHash::of(&all_events()));
+        let ours = ctx.shared.index.repos();
+        let names_ours = |event: &Event| repo_refs(event).iter().any(|one| ours.contains_key(one));
         for (one, _) in judged.iter().zip(arrivals).filter(|(_, arrival)| arrival.filter == all) {
             match &one.outcome {
                 Outcome::Stored | Outcome::Held | Outcome::Known => full_sync.useful += 1,
                 // That the local relay is busy says nothing about the event.
                 Outcome::Refused { retry: Retry::Soon, .. } => {}
                 // It will be wanted as soon as its repository is served.
-                Outcome::Refused { event: Some(event), .. } if names_our_repo(ctx, event) => {}
+                Outcome::Refused { event: Some(event), .. } if names_ours(event) => {}
                 Outcome::Refused { .. } | Outcome::Forged => full_sync.useless += 1,
             }
         }
@@ -184,30 +186,31 @@ impl Session {
         if let Some(full_sync) = &mut self.full_sync {
             full_sync.filters_until = ctx.mono() + HISTORY_FALLBACK_FOR;
         }
-        let is_comparison = |job: &Job| job.layer == Layer::All && job.window().0.is_none();
-        for id in self.backlog.jobs_where(is_comparison) {
-            match self.backlog.batch_of(id).map(|batch| batch.purpose) {
-                Some(poll @ Purpose::Poll(_)) => _ = self.drop_batch_for(ctx, poll),
-                _ => self.replace_by_filters(ctx, id),
-            }
-        }
+        self.replace_by_filters(ctx, |job| job.window().0.is_none());
     }
 
     /// Falls back to filters: full sync is refused, or not worth it.
     pub(super) fn fall_back_to_filters(&mut self, ctx: &mut Context<'_>) {
-        if self.full_sync.take().is_none() {
-            return;
+        if self.full_sync.take().is_some() {
+            ctx.history.filters_until = ctx.mono() + FALLBACK_FOR;
+            self.live.needs_rebuild = true;
+            ctx.report(|relay| Report::CalledByName { relay });
         }
-        ctx.history.filters_until = ctx.mono() + FALLBACK_FOR;
-        self.live.needs_rebuild = true;
-        for id in self.backlog.jobs_where(|job| job.layer == Layer::All) {
-            self.replace_by_filters(ctx, id);
-        }
-        ctx.report(|relay| Report::CalledByName { relay });
+        // The live set may bring on such jobs until it is rebuilt.
+        self.replace_by_filters(ctx, |_| true);
     }
 
-    /// Replaces a job for everything by jobs for filters. Polls start again with the live set.
-    fn replace_by_filters(&mut self, ctx: &mut Context<'_>, id: JobId) {
+    /// Replaces jobs for everything by jobs for filters. Polls end, and start again with the live set.
+    fn replace_by_filters(&mut self, ctx: &mut Context<'_>, which: impl Fn(&Job) -> bool) {
+        for id in self.backlog.jobs_where(|job| job.layer == Layer::All && which(job)) {
+            match self.backlog.batch_of(id).map(|batch| batch.purpose) {
+                Some(poll @ Purpose::Poll(_)) => _ = self.drop_batch_for(ctx, poll),
+                _ => self.replace_job_by_filters(ctx, id),
+            }
+        }
+    }
+
+    fn replace_job_by_filters(&mut self, ctx: &mut Context<'_>, id: JobId) {
         let job = self.backlog.get(id).zip(self.backlog.batch_of(id));
         let Some((job, its_batch)) = job else { return };
         let items = match its_batch.purpose {
@@ -228,9 +231,4 @@ impl Session {
 
 fn bytes<'a>(filters: impl IntoIterator<Item = &'a Filter>) -> usize {
     filters.into_iter().map(wire_len).sum()
-}
-
-/// Returns whether an event names a repository that is wanted here, if only in part.
-fn names_our_repo(ctx: &Context<'_>, event: &Event) -> bool {
-    repo_refs(event).iter().any(|repo| ctx.shared.index.repos().contains_key(repo))
 }

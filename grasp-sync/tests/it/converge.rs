@@ -88,6 +88,14 @@ fn every_world_converges_and_no_relay_is_pressed() {
     assert!(failed.is_empty(), "{} of {} worlds:\n{}", failed.len(), end - start, failed.concat());
 }
 
+/// In these, a request for everything was refused after full sync had ended, and its job was lost.
+#[test]
+fn jobs_for_everything_end_with_full_sync() {
+    for seed in [2_893, 3_833] {
+        assert_eq!(run(seed), Ok(()), "seed {seed}");
+    }
+}
+
 /// Events published while we are subscribed are dated up to eleven days earlier; no full pass helps before two hours
 /// have passed.
 #[test]
