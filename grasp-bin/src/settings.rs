@@ -158,7 +158,7 @@ impl Settings {
             pubkey: self.policy.operator,
             supported_grasps: self.enabled_grasps(),
             curation: self.info.curation.clone().or(archive_curation),
-            created_at_ahead: Some(self.policy.max_ahead),
+            created_at_ahead: self.policy.max_ahead,
             software: "grasp".into(),
             version: env!("CARGO_PKG_VERSION").into(),
             ..self.info.clone()

@@ -9,25 +9,27 @@
 //! A consumer that falls behind loses nothing that is read from the store: events beyond its queue are read from there
 //! again. Of the events that it only subscribes to it gets deletion requests that way, which name what was removed.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, StreamExt as _};
-use grasp_core::{Mono, kinds};
+use grasp_core::kinds;
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
+use tokio::sync::mpsc;
 
 use crate::clock::Clock;
 use crate::nostr::Hub;
-use crate::nostr::delivery::{IdPrefix, id_prefix};
-use crate::nostr::hub::{Capacity, CountGuard, HubMessage, Listener};
-use crate::store::{EventStore, Inventory, StoreError, StoredEvent};
+use crate::nostr::delivery::{IdPrefix, RecentHistory, id_prefix};
+use crate::nostr::hub::{Capacity, HubMessage, Listener};
+use crate::store::{EventStore, Inventory, StoreError};
 
 /// The queue of one consumer; events beyond it are read from the store again.
 const QUEUE_CAPACITY: Capacity = Capacity { events: 4_096, bytes: 16 * 1024 * 1024 };
-/// The time after reading the store for which its events are recognised when they come again live.
-const SETTLE: Duration = Duration::from_secs(10);
+/// The only subscription of a feed's listener.
+const SUBSCRIPTION: u64 = 0;
 /// The pause after a failed read.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Ids that are kept beyond twice the number of stored events, before ids of removed events are dropped.
@@ -95,157 +97,116 @@ impl Feed {
     }
 
     fn read(&self, stored: Filter, again: Filter, live: Filter) -> BoxStream<'static, Accepted> {
+        let (output, accepted) = mpsc::channel(1);
         let reader = Reader {
             listener: self.hub.listen(self.queue),
-            counted: None,
             feed: self.clone(),
-            stored,
             again,
             live,
-            subscription_id: 0,
-            phase: FeedPhase::Begin,
             given: HashSet::new(),
             spare: SPARE_IDS,
-            just_read: HashSet::new(),
-            settled_at: Mono::ZERO,
-            caught_up: false,
+            history: RecentHistory::default(),
+            output,
         };
-        stream::unfold(reader, |mut reader| async {
-            let next = reader.next().await?;
-            Some((next, reader))
+        tokio::spawn(reader.run(stored));
+        stream::unfold(accepted, |mut accepted| async {
+            let next = accepted.recv().await?;
+            Some((next, accepted))
         })
         .boxed()
     }
 }
 
+/// The task behind one stream. It ends, by `None`, when the store closes or the consumer is gone.
 struct Reader {
     feed: Feed,
-    /// Read from the store at first.
-    stored: Filter,
-    /// Read from the store after the queue overflowed; includes `stored`.
-    again: Filter,
-    /// Subscribed to; includes both.
-    live: Filter,
     listener: Listener,
-    /// Set with the first subscription.
-    counted: Option<CountGuard>,
-    /// The current subscription; events that are queued for an earlier one are in the store.
-    subscription_id: u64,
-    phase: FeedPhase,
+    /// Read from the store after the queue overflowed; includes what is read at first.
+    again: Filter,
+    /// Subscribed to; includes what is read.
+    live: Filter,
     /// The events sent so far, so that reading again sends only what was missed.
     given: HashSet<IdPrefix>,
     /// The number of ids at which those of removed events are dropped.
     spare: usize,
-    /// The events of the last read, until it has settled.
-    just_read: HashSet<IdPrefix>,
-    settled_at: Mono,
-    caught_up: bool,
+    /// The events of the last read.
+    history: RecentHistory,
+    output: mpsc::Sender<Accepted>,
 }
-
-enum FeedPhase {
-    Begin,
-    Reading(Pages, VecDeque<StoredEvent>),
-    Live,
-}
-
-type Pages = BoxStream<'static, Result<Vec<StoredEvent>, StoreError>>;
 
 impl Reader {
-    async fn next(&mut self) -> Option<Accepted> {
+    async fn run(mut self, stored: Filter) -> Option<Infallible> {
+        let _counted = self.feed.hub.feed();
+        self.subscribe_and_read(stored).await?;
+        self.send(Accepted::CaughtUp).await?;
         loop {
-            match &mut self.phase {
-                FeedPhase::Begin => self.begin().await,
-                FeedPhase::Reading(_, waiting) => {
-                    if let Some(stored) = waiting.pop_front() {
-                        if let Some(event) = self.read(&stored) {
-                            return Some(Accepted::Event(event));
-                        }
-                    } else if let Some(accepted) = self.next_page().await? {
-                        return Some(accepted);
+            self.follow().await?;
+            self.subscribe_and_read(self.again.clone()).await?;
+        }
+    }
+
+    /// Subscribes first and reads then, so that there is no gap. Tries again if the store fails.
+    async fn subscribe_and_read(&mut self, wanted: Filter) -> Option<()> {
+        self.listener.subscribe(SUBSCRIPTION, vec![self.live.clone()].into()).await;
+        self.history = RecentHistory::default();
+        let query = |feed: &Feed| feed.store.query(vec![wanted.clone()], feed.clock.now().unix);
+        let mut pages = query(&self.feed);
+        while let Some(page) = pages.next().await {
+            match page {
+                Ok(page) => {
+                    for stored in page {
+                        self.send_stored(&stored.id, &stored.json).await?;
                     }
                 }
-                FeedPhase::Live => {
-                    let message = self.listener.next().await;
-                    if let Some(event) = self.on_hub_message(message).await {
-                        return Some(Accepted::Event(event));
-                    }
+                Err(StoreError::Closed) => return None,
+                Err(error) => {
+                    tracing::error!(%error, "the feed could not read the event store; trying again");
+                    tokio::time::sleep(RETRY_DELAY).await;
+                    pages = query(&self.feed);
                 }
             }
         }
+        self.history.end(self.feed.clock.now().mono);
+        Some(())
     }
 
-    /// Subscribes first and reads then, so that there is no gap.
-    async fn begin(&mut self) {
-        self.listener.unsubscribe(self.subscription_id).await;
-        self.counted.get_or_insert_with(|| self.feed.hub.feed());
-        self.subscription_id += 1;
-        self.listener.subscribe(self.subscription_id, vec![self.live.clone()].into()).await;
-        let wanted = if self.caught_up { &self.again } else { &self.stored };
-        let pages = self.feed.store.query(vec![wanted.clone()], self.feed.clock.now().unix);
-        self.just_read.clear();
-        self.phase = FeedPhase::Reading(pages, VecDeque::new());
-    }
-
-    /// Reads the next page, or the end. `None` ends the feed with its store.
-    async fn next_page(&mut self) -> Option<Option<Accepted>> {
-        let FeedPhase::Reading(pages, waiting) = &mut self.phase else {
-            return Some(None);
-        };
-        match pages.next().await {
-            Some(Ok(page)) => waiting.extend(page),
-            Some(Err(StoreError::Closed)) => return None,
-            Some(Err(error)) => {
-                tracing::error!(%error, "the feed could not read the event store; trying again");
-                tokio::time::sleep(RETRY_DELAY).await;
-                self.phase = FeedPhase::Begin;
+    /// Sends live events until the queue overflows.
+    async fn follow(&mut self) -> Option<()> {
+        loop {
+            let message = tokio::select! {
+                message = self.listener.next() => message,
+                () = self.output.closed() => return None,
+            };
+            let HubMessage::Event { published, .. } = message else {
+                return Some(());
+            };
+            let event = &published.event;
+            if self.history.take(self.feed.clock.now().mono, &event.id) {
+                continue;
             }
-            None => {
-                self.settled_at = self.feed.clock.now().mono + SETTLE;
-                self.phase = FeedPhase::Live;
-                let first = !std::mem::replace(&mut self.caught_up, true);
-                return Some(first.then_some(Accepted::CaughtUp));
+            if self.again.kinds.as_ref().is_some_and(|kinds| kinds.contains(&event.kind)) {
+                self.remember(&event.id).await;
             }
+            self.send(Accepted::Event(event.clone())).await?;
         }
-        Some(None)
     }
 
-    fn read(&mut self, stored: &StoredEvent) -> Option<Arc<Event>> {
-        self.just_read.insert(id_prefix(&stored.id));
-        if !self.given.insert(id_prefix(&stored.id)) {
-            return None;
+    async fn send_stored(&mut self, id: &EventId, json: &str) -> Option<()> {
+        self.history.insert(id);
+        if !self.given.insert(id_prefix(id)) {
+            return Some(());
         }
-        match Event::from_json(stored.json.as_bytes()) {
-            Ok(event) => Some(Arc::new(event)),
+        match Event::from_json(json.as_bytes()) {
+            Ok(event) => self.send(Accepted::Event(Arc::new(event))).await,
             Err(error) => {
-                tracing::error!(%error, id = %stored.id, "a stored event cannot be parsed; the feed skips it");
-                None
+                tracing::error!(%error, %id, "a stored event cannot be parsed; the feed skips it");
+                Some(())
             }
         }
     }
 
-    async fn on_hub_message(&mut self, message: HubMessage) -> Option<Arc<Event>> {
-        match message {
-            HubMessage::Event { subscription, published }
-                if subscription == self.subscription_id =>
-            {
-                let event = &published.event;
-                if self.feed.clock.now().mono >= self.settled_at {
-                    self.just_read = HashSet::new();
-                }
-                if self.just_read.remove(&id_prefix(&event.id)) {
-                    return None;
-                }
-                if self.again.kinds.as_ref().is_some_and(|kinds| kinds.contains(&event.kind)) {
-                    self.remember(&event.id).await;
-                }
-                Some(event.clone())
-            }
-            HubMessage::Overflow { subscription } if subscription == self.subscription_id => {
-                self.phase = FeedPhase::Begin;
-                None
-            }
-            _ => None,
-        }
+    async fn send(&self, accepted: Accepted) -> Option<()> {
+        self.output.send(accepted).await.ok()
     }
 
     /// Records an id; from time to time drops those of events that are no longer stored.

@@ -13,7 +13,6 @@
 //! One socket is one task with one [`session`](self) state; the hub is one task with one index. Nothing of either
 //! is shared or locked, and waiting for a peer happens in that peer's own task only.
 
-pub(crate) mod auth;
 pub(crate) mod codec;
 pub(crate) mod connection;
 pub(crate) mod delivery;

@@ -4,7 +4,6 @@
 //! own ([`Parts::extra`]) and get the same CORS headers, timeouts and shutdown.
 
 mod limiter;
-mod root;
 mod stream;
 
 use std::io;
@@ -13,16 +12,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::{Extension, State, WebSocketUpgrade};
 use axum::http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, HeaderName, HeaderValue,
+    ACCEPT, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
+    ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, CONTENT_TYPE, HeaderName,
+    HeaderValue, RETRY_AFTER, UPGRADE,
 };
-use axum::http::{Method, Request, StatusCode};
+use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::middleware::Next;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::{Html, IntoResponse as _, Response};
 use axum::routing::get;
 use grasp_core::ServiceIdentity;
-use grasp_core::resources::Bounds;
+use grasp_core::resources::{Bounds, Claimant, ClientNetwork};
 use grasp_purgatory::resources::{Holding, SharedPool};
 use hyper::body::Incoming;
 use hyper::service::Service as _;
@@ -35,16 +37,19 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use self::limiter::ConnectionLimiter;
 pub use self::limiter::{AddressRange, AddressRangeError};
-use self::root::Root;
 use self::stream::WriteTimeoutStream;
 pub(crate) use self::stream::{MAX_UNFINISHED_BYTES, UnfinishedMessage};
 use crate::clock::Clock;
 use crate::ingest::Ingest;
-use crate::nostr::connection::ConnectionContext;
-use crate::nostr::session::SessionConfig;
+use crate::nostr::connection::{self, ConnectionContext};
 use crate::nostr::{Hub, Limits, RelayInfo};
 use crate::store::EventStore;
-use crate::web::Listing;
+use crate::web::{self, LandingPage, Listing};
+
+const NOSTR_JSON: &str = "application/nostr+json";
+
+/// Bytes that an idle websocket costs for each direction; longer messages take more while they last.
+const SOCKET_BUFFER: usize = 8 * 1024;
 
 /// The pause after a failed accept, which usually means that the process is out of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -112,87 +117,83 @@ pub async fn serve(
     parts: Parts,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let server = Server::new(parts);
-    server.accept_until(&listener, shutdown).await;
-    server.drain(&listener).await;
+    let Limits { connections, tcp_connections, connections_per_ip, .. } = parts.config.limits;
+    let proxies = parts.config.trusted_proxies.clone();
+    let server = Arc::new(Server {
+        context: Arc::new(ConnectionContext::new(&parts)),
+        listing: parts.listing,
+        limiter: ConnectionLimiter::new(connections_per_ip, tcp_connections, proxies),
+        slots: semaphore(tcp_connections),
+        websocket_slots: semaphore(connections),
+        stage: watch::Sender::new(Stage::Running),
+    });
+    let router = routes(server.clone(), &parts.config.service.mount_path(), parts.extra);
+    let graceful = GracefulShutdown::new();
+    tokio::pin!(shutdown);
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut shutdown => break,
+            accepted = server.next_connection(&listener) => server.accept(accepted, &router, &graceful),
+        }
+    }
+    server.drain(&listener, graceful).await;
     Ok(())
 }
 
 struct Server {
-    router: Router,
-    limits: Limits,
+    context: Arc<ConnectionContext>,
+    listing: Listing,
     limiter: ConnectionLimiter,
     slots: Arc<Semaphore>,
     websocket_slots: Arc<Semaphore>,
     stage: watch::Sender<Stage>,
-    graceful: GracefulShutdown,
 }
 
-impl Server {
-    fn new(parts: Parts) -> Self {
-        let Parts { store, ingest, hub, listing, config, clock, extra } = parts;
-        let (limits, service) = (config.limits.clone(), config.service.clone());
-        let (stage, watcher) = watch::channel(Stage::Running);
-        let session = SessionConfig { limits: limits.clone(), service: service.clone() };
-        let limiter = ConnectionLimiter::new(
-            limits.connections_per_ip,
-            limits.tcp_connections,
-            config.trusted_proxies.clone(),
-        );
-        let websocket_slots = semaphore(limits.connections);
-        let root = Root {
-            context: Arc::new(ConnectionContext::new(store, ingest, hub, clock, session)),
-            config,
-            listing,
-            limiter: limiter.clone(),
-            websocket_slots: websocket_slots.clone(),
-            stage: watcher,
-        };
-        Self {
-            router: routes(root, &service.mount_path(), extra),
-            limiter,
-            slots: semaphore(limits.tcp_connections),
-            websocket_slots,
-            stage,
-            graceful: GracefulShutdown::new(),
-            limits,
-        }
-    }
+/// A TCP connection in its slot.
+type TcpConnection = (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>);
 
-    async fn accept_until(&self, listener: &TcpListener, shutdown: impl Future<Output = ()>) {
-        tokio::pin!(shutdown);
+impl Server {
+    /// Waits for a slot, then for a connection.
+    async fn next_connection(&self, listener: &TcpListener) -> TcpConnection {
+        let slot = self.slots.clone().acquire_owned().await.ok();
         loop {
-            tokio::select! {
-                biased;
-                () = &mut shutdown => return,
-                (stream, peer, slot) = next_connection(listener, &self.slots) => self.accept(stream, peer, slot),
+            match listener.accept().await {
+                Ok((stream, peer)) => return (stream, peer, slot),
+                Err(error) => {
+                    tracing::warn!(%error, "could not accept a connection");
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
+                }
             }
         }
     }
 
     /// Serves one TCP connection in a task of its own.
-    fn accept(&self, stream: TcpStream, address: SocketAddr, slot: Option<OwnedSemaphorePermit>) {
+    fn accept(
+        &self,
+        (stream, address, slot): TcpConnection,
+        router: &Router,
+        graceful: &GracefulShutdown,
+    ) {
         let Some(place) = self.limiter.admit_peer(address.ip()) else {
             tokio::spawn(limiter::reject(stream, slot, limiter::TOO_MANY));
             return;
         };
         // Small responses must not wait for the acknowledgement of the one before.
         let _ = stream.set_nodelay(true);
-        let message = UnfinishedMessage::default();
-        let stream = WriteTimeoutStream::new(stream, self.limits.write_timeout, message.clone());
-        let router = self.router.clone();
+        let (limits, message) = (&self.context.config.limits, UnfinishedMessage::default());
+        let stream = WriteTimeoutStream::new(stream, limits.write_timeout, message.clone());
         let peer = Arc::new(Peer { address, message, _place: place, _slot: slot });
-        let limiter = self.limiter.clone();
+        let (limiter, router) = (self.limiter.clone(), router.clone());
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             let network = limiter.network(address.ip(), request.headers());
             request.extensions_mut().insert(network);
             request.extensions_mut().insert(peer.clone());
             TowerToHyperService::new(router.clone()).call(request)
         });
-        let connection = http(&self.limits)
-            .serve_connection_with_upgrades(TokioIo::new(stream), service)
-            .into_owned();
-        let connection = self.graceful.watch(connection);
+        let connection =
+            http(limits).serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
+        let connection = graceful.watch(connection);
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, %address, "connection ended early");
@@ -201,29 +202,82 @@ impl Server {
     }
 
     /// Lets connections finish. New ones, health checks among them, are answered with 503.
-    async fn drain(self, listener: &TcpListener) {
+    async fn drain(&self, listener: &TcpListener, graceful: GracefulShutdown) {
         self.stage.send_replace(Stage::Draining);
-        let slots = self.slots.clone();
+        let limits = &self.context.config.limits;
         let rejected = async {
             loop {
-                let (stream, _, slot) = next_connection(listener, &slots).await;
+                let (stream, _, slot) = self.next_connection(listener).await;
                 tokio::spawn(limiter::reject(stream, slot, limiter::STOPPING));
             }
         };
         let finished = async {
-            self.graceful.shutdown().await;
+            graceful.shutdown().await;
             // All slots are free once every websocket has ended.
-            let all = self.limits.connections.try_into().unwrap_or(u32::MAX);
+            let all = limits.connections.try_into().unwrap_or(u32::MAX);
             let _ = self.websocket_slots.acquire_many(all).await;
         };
         let ended = tokio::select! {
-            ended = tokio::time::timeout(self.limits.grace, finished) => ended,
+            ended = tokio::time::timeout(limits.grace, finished) => ended,
             never = rejected => never,
         };
         if ended.is_err() {
             tracing::warn!("the grace period is over; closing the remaining connections");
         }
         self.stage.send_replace(Stage::Killed);
+    }
+
+    /// Returns the landing page; without repositories if the store fails.
+    async fn page(&self) -> Response {
+        let rows = self.listing.rows().await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the event store failed to list repositories; the landing page shows none");
+            Arc::default()
+        });
+        let Config { service, secure, info, .. } = &*self.context.config;
+        let page = LandingPage {
+            name: &info.name,
+            description: &info.description,
+            service,
+            secure: *secure,
+            repositories: &rows,
+            now: self.context.clock.now().unix.as_secs(),
+        };
+        Html(web::landing(&page)).into_response()
+    }
+
+    /// Opens a websocket, or returns the status and the text of a refusal.
+    fn open(
+        &self,
+        peer: Arc<Peer>,
+        network: ClientNetwork,
+        headers: &HeaderMap,
+        upgrade: WebSocketUpgrade,
+    ) -> Result<Response, (StatusCode, &'static str)> {
+        if *self.stage.borrow() != Stage::Running {
+            return Err((StatusCode::SERVICE_UNAVAILABLE, "stopping\n"));
+        }
+        let place = self
+            .limiter
+            .admit_forwarded(peer.address.ip(), headers)
+            .ok_or((StatusCode::TOO_MANY_REQUESTS, "too many connections from this address\n"))?;
+        let slot = self.websocket_slots.clone().try_acquire_owned();
+        let slot = slot.map_err(|_| (StatusCode::SERVICE_UNAVAILABLE, "too many connections\n"))?;
+        let mut challenge = [0; 16];
+        getrandom::fill(&mut challenge)
+            .map_err(|_| (StatusCode::INTERNAL_SERVER_ERROR, "no random numbers available\n"))?;
+        let challenge = format!("{:032x}", u128::from_be_bytes(challenge));
+        let most = self.context.config.limits.message_bytes;
+        let (context, stage) = (self.context.clone(), self.stage.subscribe());
+        Ok(upgrade
+            .max_message_size(most)
+            .max_frame_size(most)
+            .read_buffer_size(SOCKET_BUFFER)
+            .write_buffer_size(SOCKET_BUFFER)
+            .on_upgrade(move |socket| async move {
+                let (claimant, message) = (Claimant::at(network), peer.message.clone());
+                connection::run(socket, context, claimant, message, stage, challenge).await;
+                drop((peer, place, slot));
+            }))
     }
 }
 
@@ -237,9 +291,9 @@ struct Peer {
 }
 
 /// Returns all routes; the mount path is empty or like `/a/b`. The relay is at the mount path only.
-fn routes(root: Root, mount: &str, extra: Router) -> Router {
-    let extra = extra.layer(axum::middleware::from_fn(root::refuse_websocket));
-    let at_root = get(root::at_root).with_state(Arc::new(root));
+fn routes(server: Arc<Server>, mount: &str, extra: Router) -> Router {
+    let extra = extra.layer(axum::middleware::from_fn(refuse_websocket));
+    let at_root = get(at_root).with_state(server);
     let routes = match mount {
         "" => Router::new().route("/", at_root).merge(extra),
         _ => Router::new()
@@ -248,6 +302,44 @@ fn routes(root: Root, mount: &str, extra: Router) -> Router {
             .merge(Router::new().nest(mount, extra)),
     };
     routes.layer(axum::middleware::from_fn(add_cors_headers))
+}
+
+/// Answers with a websocket, the NIP-11 document or the landing page, by the headers of the request.
+async fn at_root(
+    State(server): State<Arc<Server>>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Extension(network): Extension<ClientNetwork>,
+    headers: HeaderMap,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Response {
+    match upgrade {
+        Ok(upgrade) => server.open(peer, network, &headers, upgrade).unwrap_or_else(|refusal| {
+            let (status, text) = refusal;
+            (status, [(RETRY_AFTER, "30")], text).into_response()
+        }),
+        Err(rejection) if headers.contains_key(UPGRADE) => rejection.into_response(),
+        Err(_) if accepts_nostr_json(&headers) => {
+            let Config { info, limits, .. } = &*server.context.config;
+            let document = info.document(limits);
+            ([(CONTENT_TYPE, NOSTR_JSON)], document).into_response()
+        }
+        Err(_) => server.page().await,
+    }
+}
+
+/// Answers a websocket upgrade with 404, and passes every other request on: a relay has one address (NIP-01).
+async fn refuse_websocket(request: axum::extract::Request, next: Next) -> Response {
+    let upgrade = request.headers().get(UPGRADE).map(HeaderValue::as_bytes).unwrap_or_default();
+    if upgrade.eq_ignore_ascii_case(b"websocket") {
+        let text = "the relay is at the root of this service\n";
+        return (StatusCode::NOT_FOUND, text).into_response();
+    }
+    next.run(request).await
+}
+
+fn accepts_nostr_json(headers: &HeaderMap) -> bool {
+    let mut accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    accepted.any(|value| value.to_ascii_lowercase().contains(NOSTR_JSON))
 }
 
 /// Returns an HTTP/1.1 server with limits for the time and size of a request head.
@@ -259,23 +351,6 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
         .header_read_timeout(limits.header_timeout)
         .max_buf_size(MAX_HEAD_BYTES);
     builder
-}
-
-/// Waits for a slot, then for a connection.
-async fn next_connection(
-    listener: &TcpListener,
-    slots: &Arc<Semaphore>,
-) -> (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>) {
-    let slot = slots.clone().acquire_owned().await.ok();
-    loop {
-        match listener.accept().await {
-            Ok((stream, peer)) => return (stream, peer, slot),
-            Err(error) => {
-                tracing::warn!(%error, "could not accept a connection");
-                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
-            }
-        }
-    }
 }
 
 /// Returns a pool without a reserve.

@@ -15,25 +15,23 @@ use std::time::Duration;
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
 use futures_util::SinkExt as _;
 use futures_util::future::FutureExt as _;
-use futures_util::stream::{self, AbortHandle, BoxStream, SelectAll, StreamExt as _};
+use futures_util::stream::{self, BoxStream, SelectAll, StreamExt as _};
 use grasp_core::Now;
 use grasp_core::resources::Claimant;
 use grasp_purgatory::resources::{Holding, SharedPool};
 use nostr::event::Event;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio_tungstenite::tungstenite::Error as WireError;
 
 use self::intake::{Intake, Judged};
 use super::codec::{QueryFilters, Reply, Request, SubId, event_prefix};
-use super::delivery::{
-    Completeness, Delivery, LiveAction, MAX_CONCURRENT_READS, Reads, store_failed,
-};
+use super::delivery::{Delivery, LiveAction, MAX_CONCURRENT_READS, Reads, store_failed};
 use super::hub::{Hub, HubMessage, Listener, Published};
 use super::negentropy::NegentropyPool;
-use super::session::{CloseReason, Input, Output, Session, SessionConfig, Token};
+use super::session::{CloseReason, Input, Output, Session, Token};
 use crate::clock::Clock;
 use crate::ingest::{Answer, Ingest, SharedMeter};
-use crate::server::{MAX_UNFINISHED_BYTES, Stage, UnfinishedMessage, shared_pool};
+use crate::server::{Config, MAX_UNFINISHED_BYTES, Parts, Stage, UnfinishedMessage, shared_pool};
 use crate::store::{EventStore, StoredEvent};
 
 /// Live events written before the socket is flushed.
@@ -61,9 +59,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The parts that all connections share.
 pub(crate) struct ConnectionContext {
-    pub(crate) hub: Hub,
+    pub(crate) config: Arc<Config>,
     pub(crate) clock: Clock,
-    pub(crate) config: Arc<SessionConfig>,
+    hub: Hub,
     store: Arc<dyn EventStore>,
     ingest: Arc<dyn Ingest>,
     negentropy_pool: NegentropyPool,
@@ -79,20 +77,15 @@ pub(crate) struct ConnectionContext {
 }
 
 impl ConnectionContext {
-    pub(crate) fn new(
-        store: Arc<dyn EventStore>,
-        ingest: Arc<dyn Ingest>,
-        hub: Hub,
-        clock: Clock,
-        config: SessionConfig,
-    ) -> Self {
-        let limits = &config.limits;
+    pub(crate) fn new(parts: &Parts) -> Self {
+        let limits = &parts.config.limits;
         let events = u64::from(limits.events_per_minute_per_ip).saturating_mul(SHARE_OF_ONE);
         Self {
-            hub,
-            clock,
-            store,
-            ingest,
+            hub: parts.hub.clone(),
+            clock: parts.clock.clone(),
+            config: Arc::new(parts.config.clone()),
+            store: parts.store.clone(),
+            ingest: parts.ingest.clone(),
             negentropy_pool: NegentropyPool::new(limits),
             filter_bytes: shared_pool(limits.total_subscription_bytes),
             reads: shared_pool(MAX_CONCURRENT_READS),
@@ -100,7 +93,6 @@ impl ConnectionContext {
             long_texts: shared_pool(MAX_LONG_TEXTS),
             intake_bytes: shared_pool(INTAKE_BYTES),
             event_rates: SharedMeter::per_minute(events),
-            config: Arc::new(config),
         }
     }
 }
@@ -153,15 +145,9 @@ struct Connection {
 struct Subscription {
     id: SubId,
     delivery: Delivery,
-    answer: Completeness,
-    history: AbortHandle,
+    /// Ends the reading of its history when it is dropped.
+    _open: oneshot::Sender<Infallible>,
     _room: Holding,
-}
-
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        self.history.abort();
-    }
 }
 
 /// The reason for which the connection's task continues.
@@ -331,28 +317,24 @@ impl Connection {
 
     async fn on_page(&mut self, token: Token, events: Vec<StoredEvent>) -> Result<(), Stop> {
         for event in events {
-            let Some(Subscription { delivery, answer, .. }) = self.subscriptions.get_mut(&token)
-            else {
+            let Some(Subscription { delivery, .. }) = self.subscriptions.get_mut(&token) else {
                 break;
             };
-            if !answer.admit() {
-                break;
+            if delivery.stored(&event.id) {
+                let frame = delivery.frame(&event.json);
+                self.send(frame).await?;
             }
-            delivery.stored(&event.id);
-            let frame = delivery.frame(&event.json);
-            self.send(frame).await?;
         }
         Ok(())
     }
 
     /// Ends a history: EOSE, then the events that were published meanwhile.
     async fn catch_up(&mut self, now: Now, token: Token) -> Result<(), Stop> {
-        let Some(Subscription { id, delivery, answer, .. }) = self.subscriptions.get_mut(&token)
-        else {
+        let Some(Subscription { id, delivery, .. }) = self.subscriptions.get_mut(&token) else {
             return Ok(());
         };
-        let early = delivery.caught_up(now.mono);
-        let eose = Reply::Eose(id.clone(), answer.hint());
+        let (hint, early) = delivery.caught_up(now.mono);
+        let eose = Reply::Eose(id.clone(), hint);
         self.send(eose.to_json()).await?;
         for published in early {
             self.on_live_event(now, token, &published).await?;
@@ -478,9 +460,8 @@ impl Connection {
     ) -> Result<(), Reply> {
         let room = self.reserve_filter_bytes(&id, &query)?;
         let limits = &self.context.config.limits;
-        let (answer, wanted) = Completeness::begin(&query.filters, limits);
-        let delivery = Delivery::new(event_prefix(&id), limits.live_queue());
-        let (history, registration) = AbortHandle::new_pair();
+        let (delivery, wanted) = Delivery::begin(event_prefix(&id), &query.filters, limits);
+        let (open, closed) = oneshot::channel();
         self.listener.subscribe(token.0, query.filters.into()).await;
         let pages = match wanted.is_empty() {
             true => stream::empty().boxed(),
@@ -491,10 +472,9 @@ impl Connection {
             Ok(events) => Wakeup::Page(token, events),
             Err(reason) => Wakeup::Input(Input::Reply(token, Reply::closed(&refused, reason))),
         });
-        let pages = pages.chain(stream::iter([Wakeup::CaughtUp(token)]));
-        self.jobs.push(stream::Abortable::new(pages, registration).boxed());
-        let subscription = Subscription { id, delivery, answer, history, _room: room };
-        self.subscriptions.insert(token, subscription);
+        let history = pages.chain(stream::iter([Wakeup::CaughtUp(token)]));
+        self.jobs.push(history.take_until(closed).boxed());
+        self.subscriptions.insert(token, Subscription { id, delivery, _open: open, _room: room });
         Ok(())
     }
 
@@ -515,13 +495,9 @@ impl Connection {
                 }
                 Err(busy) => Err(busy),
             };
-            Input::Reply(
-                token,
-                match counted {
-                    Ok(count) => Reply::Count(id, count),
-                    Err(reason) => Reply::closed(&id, reason),
-                },
-            )
+            let closed = |reason| Reply::closed(&id, reason);
+            let reply = counted.map_or_else(closed, |count| Reply::Count(id.clone(), count));
+            Input::Reply(token, reply)
         });
         Ok(())
     }

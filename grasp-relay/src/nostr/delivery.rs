@@ -2,7 +2,7 @@
 //!
 //! A subscription receives live events before its history is read, so that there is no gap between the two.
 //! [`Delivery`] defers early live events until the end of history and drops those that history contained;
-//! [`Completeness`] computes the hint of EOSE (NIP-67); [`Reads`] limits the reads of a connection.
+//! [`Reads`] limits the reads of a connection.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -66,6 +66,7 @@ impl RecentHistory {
 pub(crate) struct Delivery {
     /// The part of every EVENT message before the event.
     prefix: String,
+    answer: Completeness,
     history: RecentHistory,
     /// Live events that came before the end of history.
     early: Option<Vec<Arc<Published>>>,
@@ -87,9 +88,22 @@ pub(crate) enum LiveAction {
 }
 
 impl Delivery {
-    pub(crate) fn new(prefix: String, capacity: Capacity) -> Self {
-        let history = RecentHistory::default();
-        Self { prefix, history, early: Some(Vec::new()), early_bytes: 0, capacity }
+    /// Starts the answer to filters. Returns the filters for the store, too.
+    pub(crate) fn begin(
+        prefix: String,
+        filters: &[Filter],
+        limits: &Limits,
+    ) -> (Self, Vec<Filter>) {
+        let (answer, wanted) = Completeness::begin(filters, limits);
+        let delivery = Self {
+            prefix,
+            answer,
+            history: RecentHistory::default(),
+            early: Some(Vec::new()),
+            early_bytes: 0,
+            capacity: limits.live_queue(),
+        };
+        (delivery, wanted)
     }
 
     /// Returns an EVENT message.
@@ -97,15 +111,19 @@ impl Delivery {
         [&self.prefix, json, "]"].concat()
     }
 
-    /// Records that history contained this event.
-    pub(crate) fn stored(&mut self, id: &EventId) {
-        self.history.insert(id);
+    /// Records that history contained this event; returns whether it is sent.
+    pub(crate) fn stored(&mut self, id: &EventId) -> bool {
+        let is_sent = self.answer.admit();
+        if is_sent {
+            self.history.insert(id);
+        }
+        is_sent
     }
 
-    /// Ends history; returns the deferred events, to be handled as they would be if they came now.
-    pub(crate) fn caught_up(&mut self, now: Mono) -> Vec<Arc<Published>> {
+    /// Ends history. Returns the hint for EOSE (NIP-67), and the deferred events, to be handled as if they came now.
+    pub(crate) fn caught_up(&mut self, now: Mono) -> (EoseHint, Vec<Arc<Published>>) {
         self.history.end(now);
-        self.early.take().unwrap_or_default()
+        (self.answer.hint(), self.early.take().unwrap_or_default())
     }
 
     /// Decides how to handle a live event.
@@ -130,7 +148,7 @@ impl Delivery {
 /// For a single filter the store is asked for one event more than is sent, which shows exactly whether there are
 /// more. Several filters share their answer: if fewer events were sent than the smallest limit, no filter was cut.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Completeness {
+struct Completeness {
     limit: usize,
     is_single: bool,
     sent: usize,
@@ -140,7 +158,7 @@ pub(crate) struct Completeness {
 impl Completeness {
     /// Starts the answer to filters. Returns the filters for the store, too: with a bounded `limit` each, and without
     /// those that want no history.
-    pub(crate) fn begin(filters: &[Filter], limits: &Limits) -> (Self, Vec<Filter>) {
+    fn begin(filters: &[Filter], limits: &Limits) -> (Self, Vec<Filter>) {
         let wanted = filters.iter().filter(|filter| filter.limit != Some(0));
         let bounded = |filter: &Filter| {
             let limit = filter.limit.unwrap_or(limits.default_limit);
@@ -158,14 +176,14 @@ impl Completeness {
     }
 
     /// Returns whether one more event is sent.
-    pub(crate) fn admit(&mut self) -> bool {
+    fn admit(&mut self) -> bool {
         self.is_cut |= self.is_single && self.sent >= self.limit;
         self.sent += usize::from(!self.is_cut);
         !self.is_cut
     }
 
     /// Returns the hint for EOSE.
-    pub(crate) fn hint(&self) -> EoseHint {
+    fn hint(&self) -> EoseHint {
         let is_more = if self.is_single { self.is_cut } else { self.sent >= self.limit };
         if is_more { EoseHint::More } else { EoseHint::Finish }
     }
@@ -239,7 +257,10 @@ mod tests {
     use crate::server::shared_pool;
     use grasp_core::resources::ClientNetwork;
 
-    const CAPACITY: Capacity = Capacity { events: 3, bytes: 1_000_000 };
+    fn delivery() -> Delivery {
+        let limits = Limits { live_queue_events: 3, ..Limits::default() };
+        Delivery::begin(String::new(), &[Filter::new()], &limits).0
+    }
 
     fn notes() -> [Arc<Published>; 5] {
         let keys = Keys::generate();
@@ -253,14 +274,14 @@ mod tests {
     fn what_history_brought_does_not_come_again() {
         let [old, racing, late, fresh, other] = notes();
         let now = Mono::from_secs(5);
-        let mut delivery = Delivery::new(String::new(), CAPACITY);
+        let mut delivery = delivery();
         assert_eq!(delivery.live(now, &racing), LiveAction::Defer);
         assert_eq!(delivery.live(now, &fresh), LiveAction::Defer);
         assert_eq!(delivery.live(now, &other), LiveAction::Defer);
         for stored in [&old, &racing, &late] {
-            delivery.stored(&stored.event.id);
+            assert!(delivery.stored(&stored.event.id));
         }
-        let mut early = delivery.caught_up(now);
+        let (_, mut early) = delivery.caught_up(now);
         early.retain(|published| delivery.live(now, published) == LiveAction::Send);
         assert_eq!(early, [fresh, other]);
         // Committed before history was read, published after its end.
@@ -271,9 +292,9 @@ mod tests {
     fn memory_of_history_ends_with_the_settling_time() {
         let [old, other, ..] = notes();
         let now = Mono::from_secs(5);
-        let mut delivery = Delivery::new(String::new(), CAPACITY);
-        delivery.stored(&old.event.id);
-        assert!(delivery.caught_up(now).is_empty());
+        let mut delivery = delivery();
+        assert!(delivery.stored(&old.event.id));
+        assert!(delivery.caught_up(now).1.is_empty());
         assert_eq!(delivery.live(now, &other), LiveAction::Send);
         assert_eq!(delivery.live(now + SETTLE, &old), LiveAction::Send);
         assert!(delivery.history.ids.is_empty());
@@ -282,7 +303,7 @@ mod tests {
     #[test]
     fn too_much_before_the_end_of_history_is_an_overflow() {
         let [a, b, c, d, _] = notes();
-        let mut delivery = Delivery::new(String::new(), CAPACITY);
+        let mut delivery = delivery();
         for kept in [a, b, c] {
             assert_eq!(delivery.live(Mono::ZERO, &kept), LiveAction::Defer);
         }

@@ -49,9 +49,9 @@ pub struct RelayInfo {
     /// The curation of events beyond spam control, if there is any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub curation: Option<String>,
-    /// The time by which an event may be ahead of the clock, if ingest checks it.
+    /// The time by which an event may be ahead of the clock.
     #[serde(skip)]
-    pub created_at_ahead: Option<Duration>,
+    pub created_at_ahead: Duration,
 }
 
 impl Default for RelayInfo {
@@ -69,7 +69,7 @@ impl Default for RelayInfo {
             supported_grasps: vec!["GRASP-01".into()],
             repo_acceptance_criteria: "None".into(),
             curation: None,
-            created_at_ahead: Some(Duration::from_secs(900)),
+            created_at_ahead: Duration::from_secs(900),
         }
     }
 }
@@ -78,43 +78,26 @@ impl Default for RelayInfo {
 struct Document<'a> {
     #[serde(flatten)]
     info: &'a RelayInfo,
-    limitation: Limitation,
-}
-
-#[derive(Serialize)]
-struct Limitation {
-    max_message_length: usize,
-    max_subscriptions: usize,
-    max_subid_length: usize,
-    max_limit: usize,
-    default_limit: usize,
-    auth_required: bool,
-    payment_required: bool,
-    /// Only events that belong to an accepted repository are accepted.
-    restricted_writes: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    created_at_upper_limit: Option<u64>,
+    limitation: serde_json::Value,
 }
 
 impl RelayInfo {
     /// Returns the document as JSON.
     pub fn document(&self, limits: &Limits) -> String {
-        let document = Document { info: self, limitation: self.limitation(limits) };
+        let limitation = serde_json::json!({
+            "max_message_length": limits.message_bytes,
+            "max_subscriptions": limits.subscriptions,
+            "max_subid_length": MAX_SUB_ID_CHARS,
+            "max_limit": limits.max_limit,
+            "default_limit": limits.default_limit.min(limits.max_limit),
+            "auth_required": false,
+            "payment_required": false,
+            // Only events that belong to an accepted repository are accepted.
+            "restricted_writes": true,
+            "created_at_upper_limit": self.created_at_ahead.as_secs(),
+        });
+        let document = Document { info: self, limitation };
         serde_json::to_string(&document).expect("strings and numbers always have a JSON form")
-    }
-
-    fn limitation(&self, limits: &Limits) -> Limitation {
-        Limitation {
-            max_message_length: limits.message_bytes,
-            max_subscriptions: limits.subscriptions,
-            max_subid_length: MAX_SUB_ID_CHARS,
-            max_limit: limits.max_limit,
-            default_limit: limits.default_limit.min(limits.max_limit),
-            auth_required: false,
-            payment_required: false,
-            restricted_writes: true,
-            created_at_upper_limit: self.created_at_ahead.map(|ahead| ahead.as_secs()),
-        }
     }
 }
 

@@ -6,24 +6,22 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use grasp_core::{Mono, Now, ServiceIdentity};
-use nostr::event::{Event, EventId};
+use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
+use nostr::types::Timestamp;
 
-use super::auth::Authentication;
 use super::codec::{QueryFilters, Reply, Request, SubId};
 use super::limits::{Allowance, Limits};
 use super::negentropy::{self, Snapshot};
 use crate::ingest::Answer;
+use crate::server::Config;
 
-/// The configuration that all sessions share.
-#[derive(Clone, Debug)]
-pub(crate) struct SessionConfig {
-    pub(crate) limits: Limits,
-    pub(crate) service: ServiceIdentity,
-}
+/// The difference that the clock of a client may have.
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(600);
 
 /// The key of one REQ, COUNT or NEG-OPEN, never used twice on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,12 +70,12 @@ impl CloseReason {
     pub(crate) const TOO_SLOW: Self = Self(1008, "closed: a message took too long");
     const IDLE: Self = Self(1001, "closed: idle for too long");
     const TOO_MANY_MESSAGES: Self = Self(1008, "rate-limited: too many messages");
-    pub(crate) const TOO_MANY_AUTHS: Self = Self(1008, "rate-limited: too many failed AUTHs");
+    const TOO_MANY_AUTHS: Self = Self(1008, "rate-limited: too many failed AUTHs");
 }
 
 #[derive(Debug)]
 pub(crate) struct Session {
-    config: Arc<SessionConfig>,
+    config: Arc<Config>,
     auth: Authentication,
     subscriptions: BTreeMap<SubId, OpenSubscription>,
     /// Ids of REQs are another namespace.
@@ -110,10 +108,10 @@ struct NegSession {
 
 impl Session {
     /// Starts a session with an unguessable challenge.
-    pub(crate) fn new(now: Now, config: Arc<SessionConfig>, challenge: String) -> Self {
+    pub(crate) fn new(now: Now, config: Arc<Config>, challenge: String) -> Self {
         let limits = &config.limits;
         Self {
-            auth: Authentication::new(challenge),
+            auth: Authentication { challenge, sent: false, keys: Vec::new(), failures: 0 },
             subscriptions: BTreeMap::new(),
             neg_sessions: BTreeMap::new(),
             messages: Allowance::new(limits.messages_per_minute),
@@ -159,7 +157,7 @@ impl Session {
 
     /// Returns the keys that the client authenticated as.
     pub(crate) fn authenticated(&self) -> Vec<PublicKey> {
-        self.auth.keys().to_vec()
+        self.auth.keys.clone()
     }
 
     /// Returns the set of a negentropy session.
@@ -362,6 +360,70 @@ impl Session {
     fn next_token(&mut self) -> Token {
         self.last_token.0 += 1;
         self.last_token
+    }
+}
+
+/// The authentication of the client (NIP-42).
+#[derive(Debug)]
+struct Authentication {
+    challenge: String,
+    sent: bool,
+    keys: Vec<PublicKey>,
+    failures: u32,
+}
+
+impl Authentication {
+    /// Returns the challenge, the first time it is needed.
+    fn challenge(&mut self) -> Option<Output> {
+        let first = !std::mem::replace(&mut self.sent, true);
+        first.then(|| Output::Send(Reply::Auth(self.challenge.clone())))
+    }
+
+    /// Checks one AUTH. A connection may authenticate as several keys.
+    fn attempt(&mut self, now: Timestamp, event: &Event, config: &Config) -> Vec<Output> {
+        let (id, limits) = (event.id, &config.limits);
+        let refuse = |reason| Output::Send(Reply::refused(id, reason));
+        match prove(event, &self.challenge, &config.service, now) {
+            Ok(key) if !self.keys.contains(&key) && self.keys.len() >= limits.auth_keys => {
+                vec![refuse("rate-limited: too many keys on one connection")]
+            }
+            Ok(key) => {
+                if !self.keys.contains(&key) {
+                    self.keys.push(key);
+                }
+                vec![Output::Send(Reply::Ok { id, accepted: true, message: "".into() })]
+            }
+            Err(reason) => {
+                self.failures = self.failures.saturating_add(1);
+                let close = self.failures >= limits.auth_failures;
+                let close = close.then_some(Output::Close(CloseReason::TOO_MANY_AUTHS));
+                [refuse(reason)].into_iter().chain(close).collect()
+            }
+        }
+    }
+}
+
+/// Returns the key that an event authenticates, or the reason for which it does not.
+fn prove(
+    event: &Event,
+    challenge: &str,
+    service: &ServiceIdentity,
+    now: Timestamp,
+) -> Result<PublicKey, &'static str> {
+    let tag = |name| event.tags.iter().find(|tag| tag.kind() == name)?.content();
+    let difference = event.created_at.as_secs().abs_diff(now.as_secs());
+    if event.kind != Kind::Authentication {
+        Err("invalid: AUTH needs an event of kind 22242")
+    } else if tag("challenge") != Some(challenge) {
+        Err("invalid: the challenge is not that of this connection")
+    } else if !tag("relay").is_some_and(|url| service.is_own_url(url)) {
+        Err("invalid: the relay tag does not name this relay")
+    } else if difference > MAX_CLOCK_DIFFERENCE.as_secs() {
+        Err("invalid: created_at is too far from now")
+    } else if event.verify().is_err() {
+        Err("invalid: bad id or signature")
+    } else {
+        Ok(event.pubkey)
     }
 }
 

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use grasp_core::nip34::{Announcement, State};
 use grasp_core::service::npub;
-use grasp_core::{Identifier, Mono, ServiceIdentity, kinds};
+use grasp_core::{Mono, RepoId, ServiceIdentity, kinds};
 use nostr::event::Event;
 use nostr::filter::Filter;
-use nostr::key::PublicKey;
 use tokio::sync::Mutex;
 
 use super::figures::RepoRow;
@@ -76,7 +75,10 @@ impl Listing {
 impl ListingInner {
     async fn look_up(&self) -> Result<RepositoryList, StoreError> {
         let announced = self.events(Filter::new().kind(kinds::ANNOUNCEMENT)).await?;
-        let states = LatestStates::of(&self.events(Filter::new().kind(kinds::STATE)).await?);
+        let states = self.events(Filter::new().kind(kinds::STATE)).await?;
+        let states = states.iter().filter_map(|event| State::parse(event).ok());
+        let signed = |state: &State| (state.version.created_at.as_secs(), state.refs.len() as u64);
+        let states = states.map(|state| (state.repo.clone(), signed(&state))).collect();
         let is_cut = announced.len() >= MAX_EVENTS;
         let announced = announced.iter().filter_map(|event| Announcement::parse(event).ok());
         let hosted = announced.filter(|announcement| (self.is_hosted)(announcement));
@@ -90,10 +92,13 @@ impl ListingInner {
         store::events(&*self.store, filter.limit(MAX_EVENTS), self.clock.now().unix).await
     }
 
-    fn row(&self, announcement: &Announcement, states: &LatestStates) -> RepoRow {
+    fn row(&self, announcement: &Announcement, states: &States) -> RepoRow {
         let repo = &announcement.repo;
         let announced = announcement.version.created_at.as_secs();
-        let state = states.newest(announcement);
+        // The newest state by the owner and the listed maintainers.
+        let authors = announcement.maintainer_list.listed().into_iter().chain([repo.owner]);
+        let of = |author| states.get(&RepoId::new(author, repo.identifier.clone())).copied();
+        let state = authors.filter_map(of).max();
         let name = announcement.name.clone().filter(|name| !name.is_empty());
         RepoRow {
             owner: npub(&repo.owner),
@@ -107,36 +112,13 @@ impl ListingInner {
     }
 }
 
-/// The date and the number of refs of each author's latest state, by identifier.
-struct LatestStates(BTreeMap<Identifier, BTreeMap<PublicKey, (u64, u64)>>);
-
-impl LatestStates {
-    fn of(states: &[Event]) -> Self {
-        let mut latest: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
-        for state in states.iter().filter_map(|event| State::parse(event).ok()) {
-            let signed = (state.version.created_at.as_secs(), state.refs.len() as u64);
-            latest
-                .entry(state.repo.identifier.clone())
-                .or_default()
-                .entry(state.repo.owner)
-                .and_modify(|last: &mut (u64, u64)| *last = (*last).max(signed))
-                .or_insert(signed);
-        }
-        Self(latest)
-    }
-
-    /// Returns the newest state by the owner and the maintainers that an announcement lists.
-    fn newest(&self, announcement: &Announcement) -> Option<(u64, u64)> {
-        let authors = self.0.get(&announcement.repo.identifier)?;
-        let keys =
-            announcement.maintainer_list.listed.iter().copied().chain([announcement.repo.owner]);
-        keys.filter_map(|key| authors.get(&key).copied()).max()
-    }
-}
+/// The date and the number of refs of each author's state.
+type States = BTreeMap<RepoId, (u64, u64)>;
 
 #[cfg(test)]
 mod tests {
     use nostr::event::{EventId, Signature, Tag};
+    use nostr::key::PublicKey;
 
     use super::*;
     use crate::store::sqlite::{SqliteOptions, SqliteStore};

@@ -5,15 +5,21 @@ use std::time::Duration;
 use grasp_core::limits::EoseHint;
 use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
 use nostr::key::Keys;
-use nostr::types::Timestamp;
 
 use super::super::negentropy::tests::snapshot;
 use super::*;
+use crate::nostr::RelayInfo;
 
 const NOW: Now = Now::new(Mono::from_secs(1_000), Timestamp::from_secs(1_700_000_000));
 
 fn session(limits: Limits) -> Session {
-    let config = SessionConfig { limits, service: "grasp.example".parse().expect("an address") };
+    let config = Config {
+        service: "grasp.example".parse().expect("an address"),
+        secure: false,
+        info: RelayInfo::default(),
+        limits,
+        trusted_proxies: Vec::new(),
+    };
     Session::new(NOW, Arc::new(config), "riddle".into())
 }
 
@@ -287,4 +293,50 @@ fn close_and_neg_close_of_nothing_are_silent() {
     let mut session = session(Limits::default());
     assert_eq!(session.hears(r#"["CLOSE","x"]"#), []);
     assert_eq!(session.hears(r#"["NEG-CLOSE","x"]"#), []);
+}
+
+fn auth_event(kind: Kind, challenge: &str, relay: &str, at: u64) -> Event {
+    EventBuilder::new(kind, "")
+        .tags([Tag::custom("challenge", [challenge]), Tag::custom("relay", [relay])])
+        .custom_created_at(Timestamp::from_secs(at))
+        .finalize(&Keys::generate())
+        .expect("signed")
+}
+
+fn proven(event: &Event) -> Result<PublicKey, &'static str> {
+    let service = "grasp.example:7334/git".parse().expect("an address");
+    prove(event, "c", &service, NOW.unix)
+}
+
+#[test]
+fn proves_the_key_that_signed_our_challenge_for_our_address() {
+    let (kind, now) = (Kind::Authentication, NOW.unix.as_secs());
+    for (url, at) in [
+        ("ws://grasp.example:7334/git", now),
+        ("wss://GRASP.example.:7334/git/", now + 600),
+        ("wss://grasp.example:7334//git", now - 600),
+    ] {
+        let event = auth_event(kind, "c", url, at);
+        assert_eq!(proven(&event), Ok(event.pubkey), "{url}");
+    }
+}
+
+#[test]
+fn anything_else_proves_nothing() {
+    let (kind, now) = (Kind::Authentication, NOW.unix.as_secs());
+    let us = "ws://grasp.example:7334/git";
+    for (event, fault) in [
+        (auth_event(Kind::from(1), "c", us, now), "kind 22242"),
+        (auth_event(kind, "d", us, now), "challenge"),
+        (auth_event(kind, "c", "ws://grasp.example/git", now), "relay tag"),
+        (auth_event(kind, "c", "ws://grasp.example:7334/gitx", now), "relay tag"),
+        (auth_event(kind, "c", "ws://evil.org/grasp.example:7334/git", now), "relay tag"),
+        (auth_event(kind, "c", us, now + 601), "created_at"),
+        (auth_event(kind, "c", us, now - 601), "created_at"),
+    ] {
+        assert!(proven(&event).is_err_and(|reason| reason.contains(fault)), "{fault}");
+    }
+    let mut forged = auth_event(kind, "c", us, now);
+    forged.pubkey = Keys::generate().public_key();
+    assert_eq!(proven(&forged), Err("invalid: bad id or signature"));
 }
