@@ -44,7 +44,7 @@ use crate::ingest::Ingest;
 use crate::nostr::connection::{self, ConnectionContext};
 use crate::nostr::{Hub, Limits, RelayInfo};
 use crate::store::EventStore;
-use crate::web::{self, LandingPage, Listing};
+use crate::web::{self, Listing};
 
 const NOSTR_JSON: &str = "application/nostr+json";
 
@@ -233,16 +233,8 @@ impl Server {
             tracing::warn!(%error, "the event store failed to list repositories; the landing page shows none");
             Arc::default()
         });
-        let Config { service, secure, info, .. } = &*self.context.config;
-        let page = LandingPage {
-            name: &info.name,
-            description: &info.description,
-            service,
-            secure: *secure,
-            repositories: &rows,
-            now: self.context.clock.now().unix.as_secs(),
-        };
-        Html(web::landing(&page)).into_response()
+        let now = self.context.clock.now().unix.as_secs();
+        Html(web::landing(&self.context.config, &rows, now)).into_response()
     }
 
     /// Opens a websocket, or returns the status and the text of a refusal.

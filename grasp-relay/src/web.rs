@@ -16,6 +16,8 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 pub use self::repositories::{Listing, RepositoryList};
 pub use self::status::{format_age, format_bytes, format_duration, status};
+use crate::nostr::RelayInfo;
+use crate::server::Config;
 
 const STYLE: &str = include_str!("web/style.css");
 
@@ -47,27 +49,10 @@ const MAX_OTHER_SERVERS: usize = 16;
 /// Limits the repositories on the landing page.
 const MAX_REPOSITORIES_SHOWN: usize = 100;
 
-/// The content of the landing page.
-#[derive(Clone, Copy, Debug)]
-pub struct LandingPage<'a> {
-    /// The display name of the server.
-    pub name: &'a str,
-    /// The description of the server.
-    pub description: &'a str,
-    /// The public address.
-    pub service: &'a ServiceIdentity,
-    /// Shows addresses with TLS.
-    pub secure: bool,
-    /// The hosted repositories.
-    pub repositories: &'a RepositoryList,
-    /// The time, in Unix seconds.
-    pub now: u64,
-}
-
-/// Returns the landing page.
-pub fn landing(page_of: &LandingPage<'_>) -> String {
-    let LandingPage { name, description, service, secure, repositories, now } = *page_of;
-    let s = if secure { "s" } else { "" };
+/// Returns the landing page of a server with these repositories; `now` is in Unix seconds.
+pub fn landing(config: &Config, repositories: &RepositoryList, now: u64) -> String {
+    let Config { service, secure, info: RelayInfo { name, description, .. }, .. } = config;
+    let s = if *secure { "s" } else { "" };
     page(
         name,
         &root(service),
@@ -244,6 +229,7 @@ mod tests {
     use nostr::key::PublicKey;
 
     use super::*;
+    use crate::nostr::Limits;
     use crate::web::figures::RepoRow;
 
     fn repo_id(name: &str) -> RepoId {
@@ -267,9 +253,15 @@ mod tests {
         repositories: &[RepoRow],
         now: u64,
     ) -> String {
-        let service = &"us.example".parse().unwrap();
-        let repositories = &RepositoryList { rows: repositories.to_vec(), is_cut: false };
-        landing(&LandingPage { name, description, service, secure, repositories, now })
+        let (name, description) = (name.into(), description.into());
+        let config = Config {
+            service: "us.example".parse().unwrap(),
+            secure,
+            info: RelayInfo { name, description, ..RelayInfo::default() },
+            limits: Limits::default(),
+            trusted_proxies: Vec::new(),
+        };
+        landing(&config, &RepositoryList { rows: repositories.to_vec(), is_cut: false }, now)
     }
 
     #[test]

@@ -24,16 +24,9 @@ impl GitHttp {
         parts: &Parts,
     ) -> Result<Response, HttpError> {
         let RepoRequest { repos, repo, .. } = request;
-        let (prefix, content_type): (&'static [u8], _) = match service {
-            Service::UploadPack => (
-                b"001e# service=git-upload-pack\n0000",
-                "application/x-git-upload-pack-advertisement",
-            ),
-            Service::ReceivePack => (
-                b"001f# service=git-receive-pack\n0000",
-                "application/x-git-receive-pack-advertisement",
-            ),
-        };
+        let name = service.name();
+        let content_type = format!("application/x-{name}-advertisement");
+        let prefix = packet(&format!("# service={name}\n")) + "0000";
         let body = if parts.method == Method::HEAD {
             Body::empty()
         } else {
@@ -57,7 +50,7 @@ impl GitHttp {
         if protocol(headers) == Protocol::V2
             && let Some(list) = repos.ls_refs(repo, &first).await?
         {
-            return Ok(upload_pack_result(ref_list(b"", list)));
+            return Ok(upload_pack_result(ref_list(String::new(), list)));
         }
         let mut process = repos.upload_pack(repo, protocol(headers), *claimant).await?;
         let input = process.take_stdin();
@@ -96,8 +89,8 @@ fn upload_pack_result(body: Body) -> Response {
 }
 
 /// Makes a body of a list of refs, which is encoded while it is sent.
-fn ref_list(prefix: &'static [u8], list: RefList) -> Body {
-    let prefix = (!prefix.is_empty()).then_some(Bytes::from_static(prefix));
+fn ref_list(prefix: String, list: RefList) -> Body {
+    let prefix = (!prefix.is_empty()).then_some(Bytes::from(prefix));
     let pieces = prefix.into_iter().chain(list.map(Bytes::from));
     Body::from_stream(stream::iter(pieces.map(Ok::<_, std::convert::Infallible>)))
 }
@@ -130,6 +123,10 @@ async fn feed(
 fn error_packet(words: &str) -> Bytes {
     let Some(line) = words.lines().last() else { return Bytes::new() };
     let line: String = line.chars().filter(|c| !c.is_control()).take(200).collect();
-    let line = format!("ERR {line}\n");
-    Bytes::from(format!("{:04x}{line}", line.len() + 4))
+    packet(&format!("ERR {line}\n")).into()
+}
+
+/// Returns a line in the framing of git's protocol.
+fn packet(line: &str) -> String {
+    format!("{:04x}{line}", line.len() + 4)
 }

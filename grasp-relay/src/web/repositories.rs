@@ -96,7 +96,7 @@ impl ListingInner {
         let repo = &announcement.repo;
         let announced = announcement.version.created_at.as_secs();
         // The newest state by the owner and the listed maintainers.
-        let authors = announcement.maintainer_list.listed().into_iter().chain([repo.owner]);
+        let authors = announcement.maintainer_list.listed.iter().copied().chain([repo.owner]);
         let of = |author| states.get(&RepoId::new(author, repo.identifier.clone())).copied();
         let state = authors.filter_map(of).max();
         let name = announcement.name.clone().filter(|name| !name.is_empty());
