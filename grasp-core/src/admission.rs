@@ -9,7 +9,6 @@
 mod facts;
 mod fan_out;
 mod policy;
-mod rules;
 mod verdict;
 
 pub use facts::{Facts, KnownAnnouncement, Needs, Origin, Presence, SyncPath};
@@ -17,11 +16,18 @@ pub use fan_out::{ExceededLimit, FanOut, FanOutLimits, Share};
 pub use policy::{Archive, Bans, Policy};
 pub use verdict::{Answer, Hold, Outcome, Rejection, Retry, Verdict};
 
+use std::collections::BTreeSet;
+
 use nostr::event::{Event, Kind, Tag};
+use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
+use self::fan_out::size;
+use crate::event::{Verified, Version};
 use crate::kinds;
-use crate::verified::Verified;
+use crate::maintainers::{MaintainerSets, maintainer_lists};
+use crate::nip34::{Announcement, Proposal, State};
+use crate::repo::RepoId;
 
 /// Judges an event by the facts known at this moment.
 ///
@@ -104,12 +110,178 @@ fn judge_kind(
 ) -> Result<Verdict, Rejection> {
     match event.kind {
         kind if kinds::NEVER_STORED_KINDS.contains(&kind) => Err(Rejection::NeverStored),
-        Kind::GitRepoAnnouncement => rules::judge_announcement(policy, event, facts),
-        Kind::RepoState => rules::judge_state(policy, event, facts),
-        Kind::GitPullRequest | Kind::GitPullRequestUpdate => {
-            rules::judge_proposal(policy, event, facts)
+        Kind::GitRepoAnnouncement => judge_announcement(policy, event, facts),
+        Kind::RepoState => judge_state(policy, event, facts),
+        Kind::GitPullRequest | Kind::GitPullRequestUpdate => judge_proposal(policy, event, facts),
+        _ => judge_other(policy, origin, event, facts),
+    }
+}
+
+/// Limits the announcements of one name, and their bytes: any author may announce under any name, and each push and
+/// each state of that name reads all of them.
+const MAX_PER_NAME: Share = Share { count: 2_048, bytes: 2 * 1024 * 1024 };
+
+/// The part of it that is reserved for owners of repositories served under the name, and for those they list.
+const RESERVED_PER_NAME: Share = Share { count: 512, bytes: 512 * 1024 };
+
+/// Size up to which an announcement is not counted in bytes.
+const SMALL_ANNOUNCEMENT_BYTES: u64 = 4 * 1024;
+
+/// Judges an announcement (kind 30617).
+fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<Verdict, Rejection> {
+    let new = Announcement::parse(event)?;
+    if size(event) > Announcement::MAX_EVENT_BYTES as u64 {
+        let why = format!("an announcement may have {} bytes", Announcement::MAX_EVENT_BYTES);
+        return Err(Rejection::Malformed(why));
+    }
+    if policy.bans.repos.contains(&new.repo) {
+        return Err(Rejection::Banned);
+    }
+    let own = || facts.announcements.iter().filter(|known| known.announcement.repo == new.repo);
+    let wins = |version| version > new.version;
+    if facts.latest.is_some_and(wins) || own().any(|known| wins(known.announcement.version)) {
+        return Ok(Verdict::Done(Outcome::Superseded));
+    }
+    let hosted = |known: &KnownAnnouncement| policy.hosts(&known.announcement);
+    let has_room = has_room(policy, &new, event, facts);
+    let is_named = is_named_by_another(&new, facts);
+    match (policy.hosts(&new), own().any(hosted)) {
+        (false, true) => Ok(Verdict::Delist { keep: has_room && is_named }),
+        (false, false) if !is_named && own().next().is_none() => Err(not_listed(&new)),
+        _ if !has_room => Err(Rejection::Quota),
+        // It is needed for maintainer sets only: no view, no authority by itself.
+        (false, false) => Ok(Verdict::Store { is_related: false }),
+        // A served repository gets a new announcement at once; one that is held, or was known for discovery only,
+        // is not served without data.
+        (true, _) if own().any(|known| known.presence == Presence::Stored && hosted(known)) => {
+            Ok(Verdict::Store { is_related: false })
         }
-        _ => rules::judge_other(policy, origin, event, facts),
+        (true, _) if facts.over_quota => Err(Rejection::Quota),
+        (true, _) => Ok(Verdict::Hold(Hold::Announcement)),
+    }
+}
+
+/// Returns whether an announcement is within the limits of its name.
+fn has_room(policy: &Policy, new: &Announcement, event: &Event, facts: &Facts) -> bool {
+    let owner = &new.repo.owner;
+    let is_own = |known: &KnownAnnouncement| known.announcement.repo == new.repo;
+    let is_known = facts.announcements.iter().any(is_own);
+    let is_served = |known: &&KnownAnnouncement| {
+        known.presence == Presence::Stored && policy.hosts(&known.announcement)
+    };
+    let mut served = facts.announcements.iter().filter(is_served);
+    let Share { mut count, mut bytes } = MAX_PER_NAME;
+    if !served.any(|known| is_own(known) || known.announcement.maintainer_list.lists(owner)) {
+        count -= RESERVED_PER_NAME.count;
+        bytes -= RESERVED_PER_NAME.bytes;
+    }
+    let size = size(event);
+    let is_small = size <= SMALL_ANNOUNCEMENT_BYTES;
+    (is_known || facts.announcements.len() < count)
+        && (is_small || facts.announcement_bytes as u64 + size <= bytes)
+}
+
+/// Returns whether another announcement of the same identifier lists the author. Being listed is enough: this
+/// announcement may be the one that lists back.
+fn is_named_by_another(new: &Announcement, facts: &Facts) -> bool {
+    facts.announcements.iter().any(|known| {
+        known.announcement.repo != new.repo
+            && known.announcement.maintainer_list.lists(&new.repo.owner)
+    })
+}
+
+fn not_listed(new: &Announcement) -> Rejection {
+    let clone = new.clone.iter().map(ToString::to_string).chain(new.clone_unusable.iter().cloned());
+    let relays =
+        new.relays.iter().map(ToString::to_string).chain(new.relays_unusable.iter().cloned());
+    Rejection::NotListed { clone: clone.collect(), relays: relays.collect() }
+}
+
+/// Judges a state (kind 30618) by the maintainer sets of the repositories of its name that are hosted here.
+fn judge_state(policy: &Policy, event: &Event, facts: &Facts) -> Result<Verdict, Rejection> {
+    let state = State::parse(event)?;
+    if facts.latest.is_some_and(|latest| latest > state.version) {
+        return Ok(Verdict::Done(Outcome::Superseded));
+    }
+    if facts.announcements.is_empty() {
+        return Err(Rejection::NoAnnouncement);
+    }
+    let repos = signable_repos(policy, &event.pubkey, facts);
+    if repos.is_empty() {
+        return Err(Rejection::NotMaintainer(event.pubkey));
+    }
+    // Strangers can fill a name; maintainers of what is served there have a share of purgatory of their own.
+    if facts.over_quota && !signs_for_served(&repos, facts) {
+        return Err(Rejection::Quota);
+    }
+    Ok(Verdict::Hold(Hold::State(repos)))
+}
+
+fn signs_for_served(repos: &[RepoId], facts: &Facts) -> bool {
+    let served = facts.announcements.iter().filter(|known| known.presence == Presence::Stored);
+    served.into_iter().any(|known| repos.contains(&known.announcement.repo))
+}
+
+/// Returns the repositories hosted here whose states the author may sign.
+fn signable_repos(policy: &Policy, author: &PublicKey, facts: &Facts) -> Vec<RepoId> {
+    let known = || facts.announcements.iter().map(|known| &known.announcement);
+    let maintainer_lists = maintainer_lists(known());
+    let sets = MaintainerSets::new(policy.model, &maintainer_lists);
+    let hosted = known().filter(|announcement| policy.hosts(announcement)).map(|one| &one.repo);
+    let repos: BTreeSet<_> =
+        hosted.filter(|repo| sets.of(&repo.owner).contains(author)).cloned().collect();
+    repos.into_iter().collect()
+}
+
+/// Judges a pull request (kinds 1618 and 1619), which waits for its tip.
+fn judge_proposal(policy: &Policy, event: &Event, facts: &Facts) -> Result<Verdict, Rejection> {
+    let proposal = Proposal::parse(event)?;
+    // A pull request that names its author's own endpoint here needs no repository (GRASP-06).
+    if !facts.related && policy.own_urls(&proposal).next().is_none() {
+        return Err(Rejection::Unrelated);
+    }
+    if facts.over_quota {
+        return Err(Rejection::Quota);
+    }
+    Ok(Verdict::Hold(Hold::Proposal))
+}
+
+/// Judges an event of any other kind, which is stored if it is related to something stored.
+fn judge_other(
+    policy: &Policy,
+    origin: &Origin,
+    event: &Event,
+    facts: &Facts,
+) -> Result<Verdict, Rejection> {
+    if facts.latest.is_some_and(|latest| latest > Version::of(event)) {
+        return Ok(Verdict::Done(Outcome::Superseded));
+    }
+    if event.kind == kinds::VANISH && !event.tags.iter().any(|tag| tag.kind() == "relay") {
+        return Err(Rejection::Malformed("it names no relay".to_owned()));
+    }
+    // Ephemeral events are for those that listen now; a copy from another relay is late.
+    if event.kind.is_ephemeral() && origin.is_sync() {
+        return Err(Rejection::NeverStored);
+    }
+    check_relation(policy, event, facts)?;
+    match event.kind.is_ephemeral() {
+        true => Ok(Verdict::Broadcast),
+        false => Ok(Verdict::Store { is_related: true }),
+    }
+}
+
+/// Refuses an event that is not related to anything stored and needs to be. Deletions, whether or not their target is
+/// here, lists of GRASP servers, and events of the operator need no relation.
+fn check_relation(policy: &Policy, event: &Event, facts: &Facts) -> Result<(), Rejection> {
+    let is_unconditional =
+        kinds::UNCONDITIONAL_KINDS.contains(&event.kind) || policy.operator == Some(event.pubkey);
+    if is_unconditional {
+        return Ok(());
+    }
+    match kinds::PROFILE_KINDS.contains(&event.kind) {
+        true if !facts.author_known => Err(Rejection::UnknownAuthor),
+        false if !facts.related => Err(Rejection::Unrelated),
+        _ => Ok(()),
     }
 }
 

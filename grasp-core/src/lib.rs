@@ -38,6 +38,7 @@
 
 pub mod admission;
 pub mod deletion;
+mod event;
 pub mod kinds;
 pub mod limits;
 pub mod maintainers;
@@ -49,14 +50,14 @@ mod repo;
 pub mod resources;
 pub mod service;
 #[cfg(test)]
+#[path = "../tests/it/unsigned.rs"]
 mod testing;
 mod text;
 mod time;
-mod verified;
-mod version;
 
 pub use nostr;
 
+pub use event::{VerificationError, Verified, Version};
 pub use maintainers::MaintainerModel;
 pub use repo::{
     CloneUrl, Host, Identifier, Namespace, Oid, RefName, RelayUrl, RepoId, parse_coordinate,
@@ -64,8 +65,6 @@ pub use repo::{
 pub use service::ServiceIdentity;
 pub use text::ParseError;
 pub use time::{Mono, Now};
-pub use verified::{VerificationError, Verified};
-pub use version::Version;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

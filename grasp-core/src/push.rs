@@ -11,14 +11,13 @@
 
 mod authorise;
 mod command;
-mod pktline;
-mod report;
-mod verdict;
+mod packets;
 
 pub use authorise::{
-    Candidate, KnownProposal, MAX_UPLOADS, PushView, authorise, authorise_contribution,
+    AuthorisedPush, Candidate, KnownProposal, MAX_UPLOADS, PushVerdict, PushView, RefRefusal,
+    RefVerdict, authorise, authorise_contribution,
 };
 pub use command::{Capabilities, CommandReader, MAX_COMMANDS, Progress, PushCommand, PushRequest};
-pub use pktline::{Pkt, encode_pkt, read_pkt};
-pub use report::{RefReport, encode_error, encode_progress, encode_report};
-pub use verdict::{AuthorisedPush, PushVerdict, RefRefusal, RefVerdict};
+pub use packets::{
+    Pkt, RefReport, encode_error, encode_pkt, encode_progress, encode_report, read_pkt,
+};

@@ -1,14 +1,12 @@
 //! The address of this service, and URLs that lead to it.
 
-mod path;
-
 use std::fmt;
 use std::str::FromStr;
 
 use nostr::key::PublicKey;
-use nostr::nips::nip19::ToBech32;
+use nostr::nips::nip19::{FromBech32, ToBech32};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-pub use self::path::{Endpoint, GitPath};
 use crate::repo::UrlParts;
 use crate::repo::{CloneUrl, Identifier, RelayUrl, RepoId};
 use crate::text::{ParseError, hex_bytes, invalid};
@@ -62,17 +60,14 @@ impl ServiceIdentity {
 
     /// Returns the path of a repository with the mount, percent-encoded: `/<npub>/<identifier>.git`.
     pub fn repo_path(&self, repo: &RepoId) -> String {
-        let mut path = self.mount_path();
-        path.push_str(&format!("/{}/{}.git", npub(&repo.owner), encode(&repo.identifier)));
-        path
+        let name = utf8_percent_encode(repo.identifier.as_str(), &ESCAPED);
+        format!("{}/{}/{name}.git", self.mount_path(), npub(&repo.owner))
     }
 
     /// Returns the URL for cloning a repository and pushing to it.
     pub fn repo_url(&self, repo: &RepoId, secure: bool) -> String {
         let scheme = if secure { "https" } else { "http" };
-        let address = self.to_string();
-        let host = address.strip_suffix(&self.mount_path()).unwrap_or(&address);
-        format!("{scheme}://{host}{}", self.repo_path(repo))
+        format!("{scheme}://{}{}", self.authority(), self.repo_path(repo))
     }
 
     /// Returns the mount as a path: empty, or `/a/b`.
@@ -84,6 +79,13 @@ impl ServiceIdentity {
     pub fn relay_url(&self, secure: bool) -> Result<RelayUrl, ParseError> {
         let scheme = if secure { "wss" } else { "ws" };
         format!("{scheme}://{self}").parse()
+    }
+
+    fn authority(&self) -> String {
+        match self.port {
+            Some(port) => format!("{}:{port}", self.host),
+            None => self.host.clone(),
+        }
     }
 
     /// Returns the path segments after the mount, if the URL leads to this service.
@@ -99,12 +101,8 @@ impl ServiceIdentity {
     }
 
     fn is_repo_url(&self, url: &str, prefix: &[&str], repo: &RepoId) -> bool {
-        let Ok(parts) = UrlParts::parse(url, &SCHEMES) else {
-            return false;
-        };
-        let Some(below) = self.path_below(&parts) else {
-            return false;
-        };
+        let parts = UrlParts::parse(url, &SCHEMES).ok();
+        let below = parts.as_ref().and_then(|parts| self.path_below(parts)).unwrap_or_default();
         let Some((head, [owner, name])) = below.split_at_checked(prefix.len()) else {
             return false;
         };
@@ -141,37 +139,15 @@ pub fn npub(key: &PublicKey) -> String {
     npub
 }
 
-/// Returns an identifier as it is written in paths: everything but `A-Za-z0-9-_.~` percent-encoded.
-fn encode(identifier: &Identifier) -> String {
-    use fmt::Write as _;
-    let mut text = String::new();
-    for byte in identifier.as_str().bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~') {
-            text.push(char::from(byte));
-        } else {
-            write!(text, "%{byte:02X}").expect("writing to a String cannot fail");
-        }
-    }
-    text
-}
+/// The characters of an identifier that are escaped in paths: all but `A-Za-z0-9-_.~`.
+const ESCAPED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 /// Decodes percent-encoding once; `None` if an escape is malformed or the result is not UTF-8.
 fn decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        if first != b'%' {
-            bytes.push(first);
-            rest = tail;
-            continue;
-        }
-        let (digits, tail) = tail.split_at_checked(2)?;
-        let digits = std::str::from_utf8(digits).ok()?;
-        let [byte] = hex_bytes::<1>(digits)?;
-        bytes.push(byte);
-        rest = tail;
-    }
-    String::from_utf8(bytes).ok()
+    let mut escapes = text.split('%').skip(1);
+    let is_escape = |rest: &str| rest.get(..2).and_then(hex_bytes::<1>).is_some();
+    let decoded = percent_decode_str(text).decode_utf8().ok()?;
+    escapes.all(is_escape).then(|| decoded.into_owned())
 }
 
 impl FromStr for ServiceIdentity {
@@ -191,17 +167,71 @@ impl FromStr for ServiceIdentity {
 
 impl fmt::Display for ServiceIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.host)?;
-        if let Some(port) = self.port {
-            write!(f, ":{port}")?;
-        }
-        f.write_str(&self.mount_path())
+        write!(f, "{}{}", self.authority(), self.mount_path())
     }
+}
+
+/// A parsed request path below the mount that names a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GitPath {
+    /// The repository; below `/prs/` its owner is the contributor.
+    pub repo: RepoId,
+    /// The endpoint that the path is below.
+    pub endpoint: Endpoint,
+    /// The path after `….git/`; empty for the repository itself.
+    pub rest: String,
+}
+
+/// One of the two endpoints for git: hosted repositories, and pull requests of contributors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Endpoint {
+    /// `/<npub>/<identifier>.git`
+    Repository,
+    /// `/prs/<npub>/<identifier>.git`, to which contributors push pull requests (GRASP-06).
+    PullRequests,
+}
+
+impl GitPath {
+    /// Parses a percent-encoded path; `None` if it does not name a repository.
+    ///
+    /// The identifier is decoded once and one `.git` is removed. Keys must be in the canonical spelling, lower-case
+    /// `npub1…`, not hex. A path that could leave a directory is not an identifier, in any encoding.
+    ///
+    /// ```
+    /// use grasp_core::service::GitPath;
+    ///
+    /// let npub = "npub10xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqpkge6d";
+    /// let path = GitPath::parse(&format!("/{npub}/my%20repo.git/info/refs")).unwrap();
+    /// assert_eq!((path.repo.identifier.as_str(), path.rest.as_str()), ("my repo", "info/refs"));
+    /// assert!(GitPath::parse(&format!("/{npub}/%2e%2e%2fx.git")).is_none());
+    /// ```
+    pub fn parse(path: &str) -> Option<Self> {
+        let path = path.strip_prefix('/')?;
+        let (endpoint, path) = match path.strip_prefix("prs/") {
+            Some(path) => (Endpoint::PullRequests, path),
+            None => (Endpoint::Repository, path),
+        };
+        let (owner, path) = path.split_once('/')?;
+        let (name, rest) = path.split_once('/').unwrap_or((path, ""));
+        let owner = parse_npub(owner)?;
+        let identifier = Identifier::new(decode(name)?.strip_suffix(".git")?).ok()?;
+        Some(Self { repo: RepoId::new(owner, identifier), endpoint, rest: rest.to_owned() })
+    }
+}
+
+/// Parses a key in the canonical spelling.
+fn parse_npub(text: &str) -> Option<PublicKey> {
+    if !text.starts_with("npub1") {
+        return None;
+    }
+    let key = PublicKey::from_bech32(text).ok()?;
+    (npub(&key) == text).then_some(key)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::key;
 
     fn us(text: &str) -> ServiceIdentity {
         text.parse().unwrap()
@@ -286,6 +316,63 @@ mod tests {
     fn display_and_parse_round_trip() {
         for text in ["h.example", "h.example:7334", "h.example/a/b", "[::1]:7334"] {
             assert_eq!(us(text).to_string(), text);
+        }
+    }
+
+    fn parse(path: &str) -> Option<(String, Endpoint, String)> {
+        let path = GitPath::parse(&path.replace("NPUB", &npub(&key(1))))?;
+        assert_eq!(path.repo.owner, key(1));
+        Some((path.repo.identifier.to_string(), path.endpoint, path.rest))
+    }
+
+    #[test]
+    fn decodes_once_and_strips_one_git_suffix() {
+        let cases = [
+            ("/NPUB/x.git", "x", ""),
+            ("/NPUB/x.git/", "x", ""),
+            ("/NPUB/x.git.git/HEAD", "x.git", "HEAD"),
+            ("/NPUB/a%20%F0%9F%A6%80.git/info/refs", "a 🦀", "info/refs"),
+            ("/NPUB/a%2520b.git", "a%20b", ""),
+            ("/NPUB/x%2Egit/git-upload-pack", "x", "git-upload-pack"),
+            ("/NPUB/a:b.git", "a:b", ""),
+        ];
+        for (path, name, rest) in cases {
+            let expected = Some((name.to_owned(), Endpoint::Repository, rest.to_owned()));
+            assert_eq!(parse(path), expected, "{path}");
+        }
+        let prs = Some(("x".to_owned(), Endpoint::PullRequests, "info/refs".to_owned()));
+        assert_eq!(parse("/prs/NPUB/x.git/info/refs"), prs);
+    }
+
+    #[test]
+    fn refuses_path_traversal() {
+        for path in [
+            "/NPUB/.git",
+            "/NPUB/%2e%2e.git",
+            "/NPUB/..%2f..%2fetc.git",
+            "/NPUB/a%2Fb.git",
+            "/NPUB/a%5Cb.git",
+            "/NPUB/a%00.git",
+            "/NPUB/a%zz.git",
+            "/NPUB/a%ff.git",
+            "/NPUB/../x",
+            "//NPUB/x.git",
+            "/NPUB//x.git",
+            "/NPUB/x",
+            "/NPUB",
+            "/x.git",
+            "",
+        ] {
+            assert_eq!(parse(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn refuses_other_spellings_of_a_key() {
+        let canonical = npub(&key(1));
+        let wrong_checksum = format!("{}x", &canonical[..canonical.len() - 1]);
+        for owner in [key(1).to_hex(), canonical.to_uppercase(), wrong_checksum, "npub1".into()] {
+            assert_eq!(GitPath::parse(&format!("/{owner}/x.git")), None, "{owner}");
         }
     }
 }

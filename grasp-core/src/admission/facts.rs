@@ -3,11 +3,11 @@
 use nostr::event::Event;
 use nostr::key::PublicKey;
 
+use crate::event::Version;
 use crate::kinds;
 use crate::nip34::{Announcement, References};
 use crate::repo::{Identifier, RelayUrl};
 use crate::resources::{Claimant, ClientNetwork};
-use crate::version::Version;
 
 /// The source of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,6 @@
 //! Verdicts on events, what became of them, and the OK messages that tell it.
 
 use std::borrow::Cow;
-use std::fmt;
 
 use nostr::key::PublicKey;
 
@@ -130,8 +129,8 @@ pub enum Rejection {
     Banned,
     #[error(
         "invalid: the announcement must list this service under clone and relays; clone: {}; relays: {}",
-        UrlList(clone),
-        UrlList(relays)
+        first_of(clone),
+        first_of(relays)
     )]
     NotListed { clone: Vec<String>, relays: Vec<String> },
     /// The next version of a hosted repository's announcement, by which its owner takes it out of service.
@@ -234,24 +233,17 @@ impl Outcome {
     }
 }
 
-/// The first URLs of an announcement, short enough for a message.
-struct UrlList<'a>(&'a [String]);
-
-impl fmt::Display for UrlList<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MAX_URLS: usize = 3;
-        const MAX_CHARS: usize = 80;
-        if self.0.is_empty() {
-            return f.write_str("none");
-        }
-        for (position, place) in self.0.iter().take(MAX_URLS).enumerate() {
-            let separator = if position == 0 { "" } else { ", " };
-            let shown: String = place.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect();
-            write!(f, "{separator}{shown}")?;
-        }
-        if self.0.len() > MAX_URLS {
-            write!(f, " and {} more", self.0.len() - MAX_URLS)?;
-        }
-        Ok(())
+/// Returns the first URLs of an announcement, short enough for a message.
+fn first_of(urls: &[String]) -> String {
+    const MAX_URLS: usize = 3;
+    const MAX_CHARS: usize = 80;
+    let shorten = |url: &String| -> String {
+        url.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()
+    };
+    let first: Vec<_> = urls.iter().take(MAX_URLS).map(shorten).collect();
+    match urls.len() {
+        0 => String::from("none"),
+        ..=MAX_URLS => first.join(", "),
+        count => format!("{} and {} more", first.join(", "), count - MAX_URLS),
     }
 }

@@ -6,10 +6,10 @@ use std::collections::btree_map::Entry;
 use nostr::event::{Event, Tag};
 
 use super::tags;
+use crate::event::Version;
 use crate::kinds;
 use crate::repo::{Identifier, Namespace, Oid, RefName, RepoId};
 use crate::text::{ParseError, invalid};
-use crate::version::Version;
 
 /// A repository state: the complete set of branches and tags that its author signed.
 #[derive(Clone, Debug, PartialEq, Eq)]

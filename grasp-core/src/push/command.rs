@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::pktline::{Pkt, read_pkt};
+use super::packets::{Pkt, read_pkt};
 use crate::repo::{Oid, RefName};
 use crate::text::{ParseError, invalid};
 

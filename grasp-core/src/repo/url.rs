@@ -72,16 +72,9 @@ impl UrlParts {
     }
 
     fn canonical(&self) -> String {
-        let mut text = format!("{}://{}", self.url.scheme(), self.authority());
-        for segment in &self.segments {
-            text.push('/');
-            text.push_str(segment);
-        }
-        if let Some(query) = self.url.query() {
-            text.push('?');
-            text.push_str(query);
-        }
-        text
+        let path: String = self.segments.iter().map(|segment| format!("/{segment}")).collect();
+        let query = self.url.query().map(|query| format!("?{query}")).unwrap_or_default();
+        format!("{}://{}{path}{query}", self.url.scheme(), self.authority())
     }
 }
 

@@ -1,24 +1,16 @@
-//! Unsigned events for tests of the rules, which do not check signatures.
+//! Events of any shape.
 
-use nostr::event::{Event, EventId, Kind, Signature, Tag};
-use nostr::key::PublicKey;
-use nostr::types::Timestamp;
+use nostr::event::Event;
 use proptest::prelude::*;
 
-pub(crate) fn key(n: u8) -> PublicKey {
-    PublicKey::from_byte_array([n; 32])
-}
+use crate::unsigned::Unsigned;
+pub(crate) use crate::unsigned::key;
 
 pub(crate) fn event(kind: u16, author: u8, at: u64, id: u8, tags: &[Vec<String>]) -> Event {
-    Event::new(
-        EventId::from_slice(&[id; 32]).unwrap(),
-        key(author),
-        Timestamp::from_secs(at),
-        Kind::from_u16(kind),
-        tags.iter().filter_map(|tag| Tag::parse(tag.clone()).ok()),
-        "",
-        Signature::from_slice(&[0; 64]).unwrap(),
-    )
+    let tags: Vec<Vec<&str>> =
+        tags.iter().map(|tag| tag.iter().map(String::as_str).collect()).collect();
+    let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).filter(|tag| !tag.is_empty()).collect();
+    Unsigned::kind(kind).at(at).id(id).tags(&tags).content("").by(key(author))
 }
 
 /// Text that is sometimes valid for a parser.

@@ -8,6 +8,7 @@ mod prop_maintainers;
 mod prop_parsers;
 mod prop_push;
 mod prop_resources;
+mod unsigned;
 
 use proptest::prelude::ProptestConfig;
 

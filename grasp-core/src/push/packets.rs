@@ -1,8 +1,53 @@
-//! Encoding of push results, as `git push` shows them.
+//! Git's pkt-line framing, and the results of a push in it, as `git push` shows them.
 
 use super::command::Capabilities;
-use super::pktline::{MAX_PKT_DATA, encode_pkt};
 use crate::repo::RefName;
+use crate::text::{ParseError, hex_bytes, invalid};
+
+/// Maximum length of a packet's data.
+pub(super) const MAX_PKT_DATA: usize = 65_516;
+
+/// Maximum length of a packet.
+const MAX_PKT: usize = MAX_PKT_DATA + 4;
+
+/// One packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pkt<'a> {
+    /// The payload.
+    Data(&'a [u8]),
+    /// `0000`
+    Flush,
+    /// `0001`
+    Delimiter,
+    /// `0002`
+    ResponseEnd,
+}
+
+/// Reads the first packet and returns it with the bytes after it; `None` if it is incomplete.
+pub fn read_pkt(bytes: &[u8]) -> Result<Option<(Pkt<'_>, &[u8])>, ParseError> {
+    let Some((digits, rest)) = bytes.split_at_checked(4) else {
+        return Ok(None);
+    };
+    let Some(length) = std::str::from_utf8(digits).ok().and_then(hex_bytes) else {
+        return invalid("a packet length is not four hex digits");
+    };
+    match usize::from(u16::from_be_bytes(length)) {
+        0 => Ok(Some((Pkt::Flush, rest))),
+        1 => Ok(Some((Pkt::Delimiter, rest))),
+        2 => Ok(Some((Pkt::ResponseEnd, rest))),
+        length @ 4..=MAX_PKT => {
+            Ok(rest.split_at_checked(length - 4).map(|(data, rest)| (Pkt::Data(data), rest)))
+        }
+        _ => invalid("a packet of impossible length"),
+    }
+}
+
+/// Appends one data packet of at most 65,516 bytes.
+pub fn encode_pkt(data: &[u8], out: &mut Vec<u8>) {
+    debug_assert!(data.len() <= MAX_PKT_DATA, "one packet at a time");
+    out.extend_from_slice(format!("{:04x}", data.len() + 4).as_bytes());
+    out.extend_from_slice(data);
+}
 
 /// The result for one ref.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +67,9 @@ const MAX_BAND_DATA: usize = MAX_PKT_DATA - 1;
 /// this form is shown as `! [remote rejected] main -> main (reason)`.
 pub fn encode_report(refs: &[RefReport], capabilities: Capabilities) -> Vec<u8> {
     if !(capabilities.report_status || capabilities.report_status_v2) {
-        return encode_without_report(refs, capabilities);
+        // The first reason, as an error.
+        let refusal = refs.iter().find_map(|report| report.refusal.as_deref());
+        return refusal.map_or(b"0000".to_vec(), |why| encode_error(why, capabilities));
     }
     let mut report = Vec::new();
     encode_pkt(b"unpack ok\n", &mut report);
@@ -72,14 +119,6 @@ fn encode_band(band: u8, data: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Encodes the first reason as an error for a client that wants no report.
-fn encode_without_report(refs: &[RefReport], capabilities: Capabilities) -> Vec<u8> {
-    match refs.iter().find_map(|report| report.refusal.as_deref()) {
-        Some(why) => encode_error(why, capabilities),
-        None => b"0000".to_vec(),
-    }
-}
-
 /// Shortens a text to one line without control characters, so that it cannot imitate another line.
 fn one_line(text: &str) -> String {
     const MAX_CHARS: usize = 400;
@@ -89,7 +128,37 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::push::{Pkt, read_pkt};
+
+    #[test]
+    fn encoding_and_reading_round_trip() {
+        let mut bytes = Vec::new();
+        encode_pkt(b"hello", &mut bytes);
+        bytes.extend_from_slice(b"0000rest");
+        let (first, rest) = read_pkt(&bytes).unwrap().unwrap();
+        assert_eq!(first, Pkt::Data(b"hello"));
+        assert_eq!(read_pkt(rest), Ok(Some((Pkt::Flush, &b"rest"[..]))));
+    }
+
+    #[test]
+    fn tells_incomplete_from_malformed_packets() {
+        for waiting in ["", "0", "000", "0009hell"] {
+            assert_eq!(read_pkt(waiting.as_bytes()), Ok(None), "{waiting}");
+        }
+        for broken in ["00 4", "+004", "xxxx", "é00"] {
+            assert_eq!(
+                read_pkt(broken.as_bytes()),
+                invalid("a packet length is not four hex digits"),
+                "{broken}"
+            );
+        }
+        for broken in ["0003", "ffff"] {
+            assert_eq!(
+                read_pkt(broken.as_bytes()),
+                invalid("a packet of impossible length"),
+                "{broken}"
+            );
+        }
+    }
 
     fn reports() -> Vec<RefReport> {
         vec![
