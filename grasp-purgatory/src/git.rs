@@ -82,7 +82,8 @@ pub use process::{Finished, GitProcess};
 pub use refs::{RETENTION, RefTarget, Refs, Target};
 pub use serve::{Protocol, Service};
 pub use store::{
-    FamilyGuard, Incoming, Inspection, RepoStore, StagingLimits, Unpacking, WantedRefs,
+    CopyOutcome, Examination, FamilyGuard, Incoming, Inspection, NamedFiles, PackFault, RepoFiles,
+    RepoStore, StagingLimits, Unpacking, WantedRefs,
 };
 
 /// Runs blocking disk work on a thread for it.

@@ -1,6 +1,7 @@
 //! All repositories of a server on one disk, as the database names them.
 
 mod collect;
+mod files;
 mod guard;
 mod incoming;
 mod repair;
@@ -20,6 +21,7 @@ use grasp_core::{Identifier, Oid, RefName, RepoId};
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::OwnedMutexGuard;
 
+pub use files::{CopyOutcome, Examination, NamedFiles, PackFault, RepoFiles};
 pub use guard::{FamilyGuard, WantedRefs};
 use incoming::Arrivals;
 pub use incoming::Incoming;

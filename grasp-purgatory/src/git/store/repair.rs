@@ -24,7 +24,7 @@ use crate::git::error::GitError;
 use crate::git::layout::Family;
 
 /// Timeout of reading one pack.
-const LONGEST: Duration = Duration::from_secs(60 * 60);
+pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 
 /// Objects that are read as a whole to find the damaged ones. Larger ones are fetched again with them.
 const MAX_OBJECT_BYTES: usize = 256 * 1024 * 1024;
@@ -100,7 +100,7 @@ impl RepoStore {
             return Ok(true);
         }
         let command = Objects::of(self, family).command(COMMAND).arg("--verify").arg(&file);
-        let finished = command.limit(LONGEST).run(Vec::new()).await?;
+        let finished = command.limit(READ_TIMEOUT).run(Vec::new()).await?;
         Ok(finished.status.success())
     }
 
@@ -155,7 +155,7 @@ impl FamilyGuard {
         for file in unindexed {
             const COMMAND: &str = "index-pack";
             let command = Objects::of(&self.store, self.family.clone()).command(COMMAND).arg(file);
-            command.limit(LONGEST).run(Vec::new()).await?.success(COMMAND)?;
+            command.limit(READ_TIMEOUT).run(Vec::new()).await?.success(COMMAND)?;
         }
         Ok(lost)
     }
@@ -165,11 +165,11 @@ fn objects_of(family: &Family, pack: &Pack) -> PathBuf {
     if pack.is_attic { family.attic() } else { family.objects() }
 }
 
-fn file_of(family: &Family, pack: &Pack) -> PathBuf {
+pub(super) fn file_of(family: &Family, pack: &Pack) -> PathBuf {
     objects_of(family, pack).join("pack").join(format!("{}.pack", pack.name))
 }
 
-fn is_as_committed(file: &Path, pack: &Pack) -> bool {
+pub(super) fn is_as_committed(file: &Path, pack: &Pack) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.len() == pack.bytes)
 }
 

@@ -1,0 +1,361 @@
+//! Checks and copies of repositories by a process that only reads them, whether a server uses them or not.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use grasp_core::resources::Claimant;
+use grasp_core::service::Endpoint;
+use grasp_core::{Identifier, Oid};
+use nostr::event::EventId;
+use nostr::key::PublicKey;
+
+use super::repair::{READ_TIMEOUT, file_of, is_as_committed};
+use super::{check_version, remove_unnamed};
+use crate::database::{Database, FamilyRow, Pack};
+use crate::git::binary::Git;
+use crate::git::blocking;
+use crate::git::check::Objects;
+use crate::git::error::GitError;
+use crate::git::layout::{self, Family, Layout, VERSION};
+use crate::journal::Record;
+use crate::purgatory::PushTarget;
+
+/// Times that a family is examined while its packs are replaced by a running server.
+const MAX_EXAMINATIONS: usize = 4;
+
+/// The files of all repositories at one endpoint, for checks and backups. Nothing of them is changed.
+#[derive(Clone)]
+pub struct RepoFiles {
+    layout: Layout,
+    endpoint: Endpoint,
+    git: Git,
+    database: Arc<dyn Database>,
+}
+
+/// A fault of a pack on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PackFault {
+    /// Its file is missing, or has another size than the one that was committed.
+    Lost,
+    /// Its index is missing. The server makes a new one at its start.
+    Unindexed,
+    /// Not all of it can be read.
+    Damaged,
+}
+
+/// The state of a family on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Examination {
+    /// Owners of all views.
+    pub owners: BTreeSet<PublicKey>,
+    /// Owners of views whose history lacks objects.
+    pub broken: BTreeSet<PublicKey>,
+    /// Number of packs that the database names.
+    pub packs: usize,
+    /// Packs with faults, by name.
+    pub faults: BTreeMap<String, PackFault>,
+}
+
+impl Examination {
+    /// Returns whether nothing is missing or damaged.
+    pub fn is_sound(&self) -> bool {
+        self.broken.is_empty() && self.faults.is_empty()
+    }
+}
+
+/// The packs and uploads of one endpoint that a database names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamedFiles {
+    /// Packs by family.
+    pub packs: BTreeMap<Identifier, BTreeSet<Pack>>,
+    /// Uploads that wait for their event.
+    pub uploads: BTreeSet<(Identifier, EventId, Oid)>,
+}
+
+impl NamedFiles {
+    /// Reads the names from a database.
+    pub async fn read(database: &dyn Database, endpoint: Endpoint) -> Result<Self, GitError> {
+        let packs = database.packs(endpoint).await?;
+        let uploads = database.records().await?.into_iter().filter_map(|record| match record {
+            Record::Staged { id, tip, target, .. } => upload(endpoint, id, tip, target),
+            _ => None,
+        });
+        Ok(Self { packs, uploads: uploads.collect() })
+    }
+}
+
+fn upload(
+    endpoint: Endpoint,
+    id: EventId,
+    tip: Oid,
+    target: PushTarget,
+) -> Option<(Identifier, EventId, Oid)> {
+    match (endpoint, target) {
+        (Endpoint::Repository, PushTarget::Repository(repo))
+        | (Endpoint::PullRequests, PushTarget::Contributor(repo)) => {
+            Some((repo.identifier, id, tip))
+        }
+        _ => None,
+    }
+}
+
+/// The result of [`RepoFiles::copy_to`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum CopyOutcome {
+    /// Everything that is named and on disk was copied.
+    Complete {
+        /// Packs that are named and not on disk as they were committed.
+        lost: BTreeMap<Identifier, BTreeSet<String>>,
+    },
+    /// A named file was removed since the names were read, because others have taken its place.
+    Outdated,
+}
+
+impl RepoFiles {
+    /// Selects the repositories below a directory, as a database names them.
+    pub fn new(root: &Path, endpoint: Endpoint, git: Git, database: Arc<dyn Database>) -> Self {
+        Self { layout: Layout::new(root), endpoint, git, database }
+    }
+
+    /// Returns the endpoint that these repositories are served at.
+    pub fn endpoint(&self) -> Endpoint {
+        self.endpoint
+    }
+
+    /// Returns the identifiers of all families.
+    pub async fn identifiers(&self) -> Result<BTreeSet<Identifier>, GitError> {
+        Ok(self.database.identifiers(self.endpoint).await?)
+    }
+
+    /// Compares the packs of a family with the database, reads each of them as a whole, and walks all histories.
+    pub async fn examine(&self, identifier: &Identifier) -> Result<Examination, GitError> {
+        let mut row = self.row(identifier).await?;
+        for _ in 1..MAX_EXAMINATIONS {
+            let examination = self.examine_row(identifier, &row).await;
+            if examination.as_ref().is_ok_and(Examination::is_sound) {
+                return examination;
+            }
+            let current = self.row(identifier).await?;
+            if current.packs == row.packs && current.views == row.views {
+                return examination;
+            }
+            row = current;
+        }
+        self.examine_row(identifier, &row).await
+    }
+
+    async fn row(&self, identifier: &Identifier) -> Result<FamilyRow, GitError> {
+        Ok(self.database.family(self.endpoint, identifier.clone()).await?)
+    }
+
+    async fn examine_row(
+        &self,
+        identifier: &Identifier,
+        row: &FamilyRow,
+    ) -> Result<Examination, GitError> {
+        let family = self.layout.family(identifier);
+        let mut found = Examination {
+            owners: row.views.keys().copied().collect(),
+            packs: row.packs.len(),
+            ..Examination::default()
+        };
+        for pack in &row.packs {
+            let fault = self.examine_pack(&family, pack).await?;
+            found.faults.extend(fault.map(|fault| (pack.name.clone(), fault)));
+        }
+        let is_there = family.objects().is_dir() && family.path().join("HEAD").exists();
+        for (owner, view) in &row.views {
+            let tips: Vec<_> = view.refs.refs.values().map(|target| target.oid).collect();
+            if tips.is_empty() {
+                continue;
+            }
+            if !is_there || !self.objects(&family).is_whole(&tips).await? {
+                found.broken.insert(*owner);
+            }
+        }
+        Ok(found)
+    }
+
+    async fn examine_pack(
+        &self,
+        family: &Family,
+        pack: &Pack,
+    ) -> Result<Option<PackFault>, GitError> {
+        let file = file_of(family, pack);
+        if !is_as_committed(&file, pack) {
+            return Ok(Some(PackFault::Lost));
+        }
+        if !file.with_extension("idx").exists() {
+            return Ok(Some(PackFault::Unindexed));
+        }
+        let command = match family.path().join("HEAD").exists() {
+            true => self.objects(family).command("index-pack"),
+            false => self.git.command("index-pack").claimed_by(Claimant::server()),
+        };
+        let command = command.arg("--verify").arg(&file);
+        let finished = command.limit(READ_TIMEOUT).run(Vec::new()).await?;
+        Ok((!finished.status.success()).then_some(PackFault::Damaged))
+    }
+
+    fn objects(&self, family: &Family) -> Objects {
+        let (git, claimant) = (self.git.clone(), Claimant::server());
+        Objects { git, family: family.clone(), incoming: None, claimant }
+    }
+}
+
+/// Copies.
+impl RepoFiles {
+    /// Copies these packs and uploads below another directory, by hard links if it is on the same file system. What was
+    /// copied by an earlier attempt stays, and what is not named is removed.
+    pub async fn copy_to(&self, root: &Path, named: NamedFiles) -> Result<CopyOutcome, GitError> {
+        let (from, to) = (self.layout.clone(), Layout::new(root));
+        let root = root.to_owned();
+        let copied = blocking(move || copy_all(&from, (&root, &to), &named)).await?;
+        if copied.packs.is_empty() && copied.uploads.is_empty() {
+            return Ok(CopyOutcome::Complete { lost: BTreeMap::new() });
+        }
+        // A file that is not there was replaced, or it is lost.
+        let current = NamedFiles::read(&*self.database, self.endpoint).await?;
+        let is_lost = |(identifier, pack): &(Identifier, Pack)| {
+            current.packs.get(identifier).is_some_and(|packs| packs.contains(pack))
+        };
+        let are_lost = copied.packs.iter().all(is_lost);
+        if !are_lost || !copied.uploads.is_subset(&current.uploads) {
+            return Ok(CopyOutcome::Outdated);
+        }
+        let mut lost: BTreeMap<Identifier, BTreeSet<String>> = BTreeMap::new();
+        for (identifier, pack) in copied.packs {
+            lost.entry(identifier).or_default().insert(pack.name);
+        }
+        Ok(CopyOutcome::Complete { lost })
+    }
+}
+
+/// Named files that were not there to be copied.
+#[derive(Debug, Default)]
+struct NotCopied {
+    packs: BTreeSet<(Identifier, Pack)>,
+    uploads: BTreeSet<(Identifier, EventId, Oid)>,
+}
+
+fn copy_all(
+    from: &Layout,
+    (root, to): (&Path, &Layout),
+    named: &NamedFiles,
+) -> Result<NotCopied, GitError> {
+    if from.version().exists() {
+        check_version(from.version().parent().unwrap_or(root), from)?;
+    }
+    layout::create_dir(root)?;
+    layout::write_synced(&to.version(), VERSION.as_bytes())?;
+    for dir in [to.families(), to.staging()] {
+        layout::create_dir(&dir)?;
+    }
+    let mut missing = NotCopied::default();
+    for (identifier, packs) in &named.packs {
+        let (source, target) = (from.family(identifier), to.family(identifier));
+        target.create(identifier, &root.join("incoming"))?;
+        for pack in packs {
+            if !copy_pack(&file_of(&source, pack), &file_of(&target, pack), pack)? {
+                missing.packs.insert((identifier.clone(), pack.clone()));
+            }
+        }
+    }
+    for (identifier, event, tip) in &named.uploads {
+        let place = |layout: &Layout| layout.family(identifier).staged_tip(event, tip);
+        if !copy_upload(&place(from), &place(to))? {
+            missing.uploads.insert((identifier.clone(), *event, *tip));
+        }
+    }
+    remove_unnamed(to, &named.packs)?;
+    layout::sync_tree(root)?;
+    Ok(missing)
+}
+
+/// Copies a pack with its index, and returns whether it was there.
+fn copy_pack(from: &Path, to: &Path, pack: &Pack) -> Result<bool, GitError> {
+    if is_as_committed(to, pack) && to.with_extension("idx").exists() {
+        return Ok(true);
+    }
+    if !is_as_committed(from, pack) {
+        return Ok(false);
+    }
+    layout::create_dir(to.parent().unwrap_or(to))?;
+    for kind in ["rev", "idx"] {
+        // Both can be made from the pack.
+        copy_file(&from.with_extension(kind), &to.with_extension(kind))?;
+    }
+    Ok(copy_file(from, to)? && is_as_committed(to, pack))
+}
+
+/// Copies the files of an upload, and returns whether all of it was there.
+fn copy_upload(from: &Path, to: &Path) -> Result<bool, GitError> {
+    if to.is_dir() {
+        return Ok(true);
+    }
+    let is_copied = from.is_dir() && copy_tree(from, to)?;
+    // It may have been removed meanwhile.
+    if !is_copied || !from.is_dir() {
+        layout::remove(to)?;
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+fn copy_tree(from: &Path, to: &Path) -> Result<bool, GitError> {
+    layout::create_dir(to)?;
+    for path in layout::list(from)? {
+        let target = to.join(layout::name(&path));
+        let is_copied =
+            if path.is_dir() { copy_tree(&path, &target)? } else { copy_file(&path, &target)? };
+        if !is_copied {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Gives a file a second name, or copies it where that cannot be; returns whether it was there.
+fn copy_file(from: &Path, to: &Path) -> Result<bool, GitError> {
+    layout::remove(to)?;
+    let linked = fs::hard_link(from, to).or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound => Err(error),
+        _ => fs::copy(from, to).map(drop),
+    });
+    match linked {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(GitError::io("copy", from, error)),
+    }
+}
+
+/// Installation.
+impl RepoFiles {
+    /// Copies all files below another directory, none by a link: neither place changes with the other.
+    pub async fn install(&self, root: &Path) -> Result<(), GitError> {
+        let from = self.layout.version();
+        let (from, to) = (from.parent().unwrap_or(root).to_owned(), root.to_owned());
+        blocking(move || {
+            duplicate(&from, &to)?;
+            layout::sync_tree(&to)
+        })
+        .await
+    }
+}
+
+fn duplicate(from: &Path, to: &Path) -> Result<(), GitError> {
+    layout::create_dir(to)?;
+    for path in layout::list(from)? {
+        let target: PathBuf = to.join(layout::name(&path));
+        if path.is_dir() {
+            duplicate(&path, &target)?;
+        } else {
+            fs::copy(&path, &target).map_err(|source| GitError::io("copy", path, source))?;
+        }
+    }
+    Ok(())
+}
