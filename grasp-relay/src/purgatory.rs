@@ -15,6 +15,7 @@ mod hunt;
 mod lane;
 mod maintenance;
 mod refs;
+mod repair;
 mod survey;
 mod task;
 

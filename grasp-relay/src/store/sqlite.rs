@@ -10,6 +10,7 @@
 
 mod deletions;
 mod git;
+mod reader;
 mod readers;
 mod scan;
 mod schema;
@@ -41,6 +42,7 @@ use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 use rusqlite::Connection;
 
+pub use self::reader::{SqliteReader, is_damage};
 use self::readers::{ExistsQuery, QueryCursor, Readers};
 use self::scan::IndexRow;
 use self::schema::Keys;

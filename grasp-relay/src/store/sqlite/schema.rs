@@ -45,6 +45,15 @@ fn migrate_with(conn: &mut Connection, steps: &[&str]) -> Result<(), StoreError>
     Ok(())
 }
 
+/// Returns whether a file has the version that this release writes.
+pub(super) fn is_current(conn: &Connection) -> Result<bool, StoreError> {
+    let known = u32::try_from(MIGRATIONS.len()).unwrap_or(u32::MAX);
+    match version(conn)? {
+        found if found > known => Err(StoreError::NewerSchema { found, known }),
+        found => Ok(found == known),
+    }
+}
+
 /// Returns the version of a file; zero for an empty one.
 fn version(conn: &Connection) -> Result<u32, StoreError> {
     let pragma = |name| conn.pragma_query_value(None, name, |row| row.get::<_, i64>(0));

@@ -1,0 +1,187 @@
+//! Reading the file of a database without its server, whether that runs or not: checks, and copies for backups.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use grasp_core::service::Endpoint;
+use grasp_core::{Identifier, RepoId};
+use grasp_purgatory::database::{
+    Commit, Committed, Database, DatabaseError, DatabaseFuture, FamilyRow, Pack, View,
+};
+use grasp_purgatory::journal::Record;
+use rusqlite::backup::{Backup, StepResult};
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+use super::schema::{self, Keys};
+use super::tables::Tables;
+use super::{BUSY_TIMEOUT, Integrity, examine, failure};
+use crate::store::{StoreError, StoreRules};
+
+/// Times that a copy is begun while the file is locked, each after [`BUSY_TIMEOUT`].
+const MAX_COPY_ATTEMPTS: usize = 3;
+
+/// The file of a database, for reading. A server may use it at the same time.
+pub struct SqliteReader {
+    path: PathBuf,
+    conn: Mutex<Connection>,
+    keys: Keys,
+    rules: StoreRules,
+}
+
+/// A write to a database that is open for reading.
+#[derive(Debug, thiserror::Error)]
+#[error("the database is open for reading only")]
+struct ReadOnly;
+
+/// The file of a version that this release has not opened for writing yet.
+#[derive(Debug, thiserror::Error)]
+#[error("the database is of an earlier version; start the server once, which converts it")]
+struct OlderSchema;
+
+impl SqliteReader {
+    /// Opens a file, which must exist. Nothing is changed, and a log that a killed server left stays as it is.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let has_log = log_of(path).metadata().is_ok_and(|log| log.len() > 0);
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let conn = Connection::open_with_flags(path, flags).map_err(failure)?;
+        let set = || {
+            conn.busy_timeout(BUSY_TIMEOUT)?;
+            conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, has_log)?;
+            conn.pragma_update(None, "wal_autocheckpoint", 0)?;
+            conn.pragma_update(None, "query_only", true)
+        };
+        set().map_err(failure)?;
+        if !schema::is_current(&conn)? {
+            return Err(StoreError::Engine(Box::new(OlderSchema)));
+        }
+        let keys = Keys::load(&conn).map_err(failure)?;
+        let rules = StoreRules::default();
+        Ok(Self { path: path.to_owned(), conn: Mutex::new(conn), keys, rules })
+    }
+
+    /// Checks the whole file: its pages, its indexes, and whether they name the same events.
+    pub fn integrity_check(&self) -> Result<Integrity, StoreError> {
+        let conn = self.lock();
+        match examine(&Tables::new(&conn, &self.keys, &self.rules)) {
+            Ok(faults) if faults.is_empty() => Ok(Integrity::Sound),
+            Ok(faults) => Ok(Integrity::Damaged(faults)),
+            Err(error) if is_corruption(&error) => Ok(Integrity::Damaged(vec![error.to_string()])),
+            Err(error) => Err(failure(error)),
+        }
+    }
+
+    /// Copies the database as it is at one moment into a new file, which replaces one that is there. The copy needs no
+    /// log, and is on disk when this returns.
+    pub fn copy_to(&self, path: &Path) -> Result<(), StoreError> {
+        let io_failure = |error: io::Error| StoreError::Engine(Box::new(error));
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_failure(error)),
+            _ => {}
+        }
+        let mut copy = Connection::open(path).map_err(failure)?;
+        copy_pages(&self.lock(), &mut copy).map_err(failure)?;
+        copy.pragma_update(None, "journal_mode", "DELETE").map_err(failure)?;
+        copy.close().map_err(|(_, error)| failure(error))?;
+        File::open(path).and_then(|file| file.sync_all()).map_err(io_failure)
+    }
+
+    fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Tables<'_>) -> rusqlite::Result<T>,
+    ) -> DatabaseFuture<'_, T> {
+        let conn = self.lock();
+        let found = conn.unchecked_transaction().and_then(|snapshot| {
+            let tables = Tables::new(&snapshot, &self.keys, &self.rules);
+            read(&tables)
+        });
+        drop(conn);
+        let found = found.map_err(|error| DatabaseError::from(failure(error)));
+        Box::pin(std::future::ready(found))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        // Reads leave nothing half done.
+        self.conn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for SqliteReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SqliteReader").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// Copies all pages in one step, which is one snapshot: a server that writes meanwhile does not make it begin again.
+fn copy_pages(from: &Connection, to: &mut Connection) -> rusqlite::Result<()> {
+    let backup = Backup::new(from, to)?;
+    for _ in 0..MAX_COPY_ATTEMPTS {
+        if backup.step(-1)? == StepResult::Done {
+            return Ok(());
+        }
+    }
+    let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
+    Err(rusqlite::Error::SqliteFailure(busy, Some("the file is locked".into())))
+}
+
+fn log_of(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push("-wal");
+    name.into()
+}
+
+/// Returns whether an error, or one that it is caused by, says that the file of a database is damaged.
+pub fn is_damage(error: &(dyn Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |&error| error.source());
+    causes.any(|cause| cause.downcast_ref::<rusqlite::Error>().is_some_and(is_corruption))
+}
+
+fn is_corruption(error: &rusqlite::Error) -> bool {
+    let code = error.sqlite_error_code();
+    matches!(code, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+}
+
+impl Database for SqliteReader {
+    fn commit(&self, _: Commit) -> DatabaseFuture<'_, Committed> {
+        Box::pin(std::future::ready(Err(DatabaseError::Failed(Box::new(ReadOnly)))))
+    }
+
+    fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {
+        self.read(|tables| tables.view(endpoint, &repo))
+    }
+
+    fn family(&self, endpoint: Endpoint, identifier: Identifier) -> DatabaseFuture<'_, FamilyRow> {
+        self.read(|tables| tables.family(endpoint, &identifier))
+    }
+
+    fn packs(
+        &self,
+        endpoint: Endpoint,
+    ) -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>> {
+        self.read(|tables| tables.packs(endpoint))
+    }
+
+    fn repositories(&self, endpoint: Endpoint) -> DatabaseFuture<'_, Vec<RepoId>> {
+        self.read(|tables| tables.repositories(endpoint))
+    }
+
+    fn identifiers(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
+        self.read(|tables| tables.identifiers(endpoint))
+    }
+
+    fn existing(
+        &self,
+        endpoint: Endpoint,
+        identifiers: BTreeSet<Identifier>,
+    ) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
+        self.read(|tables| tables.existing(endpoint, identifiers))
+    }
+
+    fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
+        self.read(|tables| tables.records())
+    }
+}
