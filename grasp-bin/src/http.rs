@@ -65,6 +65,9 @@ async fn health(State(overview): State<Overview>) -> Response {
     let (status, text) = match (overview.is_ready().await, overview.damaged()) {
         (false, _) => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".into()),
         (true, damaged) if damaged.is_empty() => (StatusCode::OK, "ok\n".into()),
+        (true, damaged) if overview.fails_when_degraded() => {
+            (StatusCode::SERVICE_UNAVAILABLE, degraded(&damaged))
+        }
         // All other repositories are served, so the server stays in service.
         (true, damaged) => (StatusCode::OK, degraded(&damaged)),
     };

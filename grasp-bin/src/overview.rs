@@ -82,6 +82,7 @@ struct ServerParts {
     listing: Listing,
     clock: Clock,
     metrics: Metrics,
+    fail_health_when_degraded: bool,
     counts: Mutex<Option<Measured<StoreCounts>>>,
     disk_usage: Mutex<Option<Measured<DiskUsage>>>,
 }
@@ -119,6 +120,7 @@ impl Overview {
             listing,
             clock: clock.clone(),
             metrics: metrics.clone(),
+            fail_health_when_degraded: settings.fail_health_when_degraded,
             counts: Mutex::new(None),
             disk_usage: Mutex::new(None),
         };
@@ -214,6 +216,11 @@ impl Overview {
     /// Returns the addresses of damaged repositories, some of them if there are many.
     pub(crate) fn damaged(&self) -> Vec<String> {
         self.server().map(ServerParts::damaged).unwrap_or_default()
+    }
+
+    /// Returns whether `/health` fails while repositories are damaged.
+    pub(crate) fn fails_when_degraded(&self) -> bool {
+        self.server().is_some_and(|parts| parts.fail_health_when_degraded)
     }
 
     /// Returns the status.

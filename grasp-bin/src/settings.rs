@@ -58,6 +58,8 @@ pub struct Settings {
     pub outbound: OutboundPolicy,
     /// Serves `/metrics`.
     pub metrics: bool,
+    /// Answers `/health` with 503 while git objects are missing on disk.
+    pub fail_health_when_degraded: bool,
 }
 
 /// Settings of sync with other relays.
@@ -102,6 +104,7 @@ impl Settings {
             git_program: None,
             repositories: None,
             metrics: true,
+            fail_health_when_degraded: false,
         }
     }
 

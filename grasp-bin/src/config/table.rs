@@ -88,6 +88,8 @@ fn access() -> Vec<Setting> {
             .common()
             .help("Lets contributors push pull requests to `/prs/` (GRASP-06)"),
         one("metrics", switch(), |c| &mut c.settings.metrics).common().help("Serves `/metrics`"),
+        one("fail_health_when_degraded", switch(), |c| &mut c.settings.fail_health_when_degraded)
+            .help("Answers `/health` with 503 instead of 200 while git objects are missing on disk"),
         one("stop_timeout", time(), |c| &mut c.settings.relay.grace)
             .help("Time that a stopping server waits for its clients to finish"),
         one("repositories_per_author", count(), |c| &mut c.settings.policy.repositories_per_author)
