@@ -359,3 +359,132 @@ fn duplicate(from: &Path, to: &Path) -> Result<(), GitError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, PoisonError};
+
+    use grasp_core::RepoId;
+
+    use super::*;
+    use crate::database::{Commit, Committed, DatabaseError, DatabaseFuture, View};
+    use crate::git::binary::Slots;
+
+    /// A database that names packs.
+    #[derive(Default)]
+    struct Names(Mutex<BTreeMap<Identifier, BTreeSet<Pack>>>);
+
+    impl Names {
+        fn set(&self, packs: &BTreeMap<Identifier, BTreeSet<Pack>>) {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(packs);
+        }
+    }
+
+    fn answer<T: Default + Send + 'static>() -> DatabaseFuture<'static, T> {
+        Box::pin(async { Ok(T::default()) })
+    }
+
+    impl Database for Names {
+        fn commit(&self, _: Commit) -> DatabaseFuture<'_, Committed> {
+            Box::pin(async { Err(DatabaseError::Closed) })
+        }
+
+        fn view(&self, _: Endpoint, _: RepoId) -> DatabaseFuture<'_, Option<View>> {
+            answer()
+        }
+
+        fn family(&self, _: Endpoint, name: Identifier) -> DatabaseFuture<'_, FamilyRow> {
+            let packs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let packs = packs.get(&name).cloned().unwrap_or_default();
+            Box::pin(async { Ok(FamilyRow { packs, ..FamilyRow::default() }) })
+        }
+
+        fn packs(&self, _: Endpoint) -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>> {
+            let packs = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            Box::pin(async { Ok(packs) })
+        }
+
+        fn repositories(&self, _: Endpoint) -> DatabaseFuture<'_, Vec<RepoId>> {
+            answer()
+        }
+
+        fn identifiers(&self, _: Endpoint) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
+            answer()
+        }
+
+        fn existing(
+            &self,
+            _: Endpoint,
+            _: BTreeSet<Identifier>,
+        ) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
+            answer()
+        }
+
+        fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
+            answer()
+        }
+    }
+
+    const CONTENT: &[u8] = b"pack";
+
+    fn named(names: &[&str]) -> BTreeMap<Identifier, BTreeSet<Pack>> {
+        let pack = |name: &&str| Pack {
+            name: (*name).to_owned(),
+            bytes: CONTENT.len() as u64,
+            is_attic: false,
+        };
+        BTreeMap::from([("x".parse().unwrap(), names.iter().map(pack).collect())])
+    }
+
+    fn write_pack(root: &Path, name: &str) {
+        let dir = Layout::new(root).family(&"x".parse().unwrap()).objects().join("pack");
+        fs::create_dir_all(&dir).unwrap();
+        for kind in ["pack", "idx"] {
+            fs::write(dir.join(format!("{name}.{kind}")), CONTENT).unwrap();
+        }
+    }
+
+    fn packs_below(root: &Path) -> Vec<String> {
+        let dir = Layout::new(root).family(&"x".parse().unwrap()).objects().join("pack");
+        layout::list(&dir).unwrap().iter().map(|file| layout::name(file).to_owned()).collect()
+    }
+
+    #[tokio::test]
+    async fn a_replaced_pack_makes_a_copy_outdated_and_a_lost_one_is_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        let [source, target] = ["source", "target"].map(|name| dir.path().join(name));
+        let database = Arc::new(Names::default());
+        let git = Git::find(&std::env::var_os("PATH").unwrap(), Slots::default()).unwrap();
+        let files = RepoFiles::new(&source, Endpoint::Repository, git, Arc::clone(&database) as _);
+        let copy = |packs: &[&str]| {
+            files.copy_to(&target, NamedFiles { packs: named(packs), ..NamedFiles::default() })
+        };
+        write_pack(&source, "pack-1");
+        write_pack(&source, "pack-3");
+        // The names were read before pack-2 was replaced by pack-3.
+        database.set(&named(&["pack-1", "pack-3"]));
+        assert_eq!(copy(&["pack-1", "pack-2"]).await.unwrap(), CopyOutcome::Outdated);
+        let complete = CopyOutcome::Complete { lost: BTreeMap::new() };
+        assert_eq!(copy(&["pack-3"]).await.unwrap(), complete);
+        assert_eq!(packs_below(&target), ["pack-3.idx", "pack-3.pack"]);
+        // The database still names pack-2, which is not there.
+        database.set(&named(&["pack-2", "pack-3"]));
+        let lost = BTreeMap::from([("x".parse().unwrap(), BTreeSet::from(["pack-2".to_owned()]))]);
+        assert_eq!(copy(&["pack-2", "pack-3"]).await.unwrap(), CopyOutcome::Complete { lost });
+    }
+
+    #[tokio::test]
+    async fn an_examination_tells_lost_from_damaged_packs() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Arc::new(Names::default());
+        database.set(&named(&["pack-1", "pack-2"]));
+        let git = Git::find(&std::env::var_os("PATH").unwrap(), Slots::default()).unwrap();
+        let files = RepoFiles::new(dir.path(), Endpoint::Repository, git, database as _);
+        write_pack(dir.path(), "pack-1");
+        let found = files.examine(&"x".parse().unwrap()).await.unwrap();
+        let faults = [("pack-1", PackFault::Damaged), ("pack-2", PackFault::Lost)];
+        let faults = faults.map(|(name, fault)| (name.to_owned(), fault));
+        assert_eq!(found.faults, BTreeMap::from(faults));
+        assert!(!found.is_sound());
+    }
+}

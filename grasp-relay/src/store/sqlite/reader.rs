@@ -185,3 +185,62 @@ impl Database for SqliteReader {
         self.read(|tables| tables.records())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::sqlite::connect;
+
+    /// A database with one event-like row, and a connection that uses it.
+    fn database(path: &Path) -> Connection {
+        let mut conn = connect(path, 0).unwrap();
+        schema::migrate(&mut conn).unwrap();
+        conn.execute_batch("CREATE TABLE notes (text); INSERT INTO notes VALUES ('one')").unwrap();
+        conn
+    }
+
+    fn notes(path: &Path) -> i64 {
+        let conn = Connection::open(path).unwrap();
+        conn.query_row("SELECT count(*) FROM notes", [], |row| row.get(0)).unwrap()
+    }
+
+    #[test]
+    fn a_copy_of_a_database_in_use_is_one_file_that_later_writes_do_not_reach() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, copy) = (dir.path().join("grasp.db"), dir.path().join("copy/grasp.db"));
+        fs::create_dir(dir.path().join("copy")).unwrap();
+        let conn = database(&path);
+        let reader = SqliteReader::open(&path).unwrap();
+        reader.copy_to(&copy).unwrap();
+        conn.execute("INSERT INTO notes VALUES ('two')", []).unwrap();
+        let copied = SqliteReader::open(&copy).unwrap();
+        assert_eq!(copied.integrity_check().unwrap(), Integrity::Sound);
+        drop(copied);
+        assert_eq!(notes(&copy), 1);
+        assert_eq!(fs::read_dir(dir.path().join("copy")).unwrap().count(), 1);
+        // A second copy takes the place of the first.
+        reader.copy_to(&copy).unwrap();
+        assert_eq!(notes(&copy), 2);
+    }
+
+    #[test]
+    fn reading_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("grasp.db");
+        let conn = database(&path);
+        let reader = SqliteReader::open(&path).unwrap();
+        let written = reader.lock().execute("INSERT INTO notes VALUES ('two')", []);
+        assert!(written.is_err());
+        drop((reader, conn));
+        assert_eq!(notes(&path), 1);
+    }
+
+    #[test]
+    fn damage_is_told_from_other_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("grasp.db");
+        fs::write(&path, [0xa5; 8_192]).unwrap();
+        assert!(is_damage(&SqliteReader::open(&path).unwrap_err()));
+        assert!(!is_damage(&SqliteReader::open(&dir.path().join("none")).unwrap_err()));
+    }
+}
