@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
+use grasp_core::Identifier;
 use rustix::fs::Mode;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -25,12 +26,16 @@ use crate::files::create_private_dir;
 use crate::overview::Overview;
 
 /// A request to a running server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum AdminRequest {
     Status,
     Repositories,
     Waiting,
+    /// Salvages damaged packs of a repository name, which may take long, starts to fetch what is missing, and tells
+    /// whether objects are.
+    Repair(Identifier),
+    LacksObjects(Identifier),
 }
 
 /// Pause after a connection could not be accepted.
@@ -138,6 +143,8 @@ async fn respond(overview: &Overview, request: AdminRequest) -> Result<Value, St
         AdminRequest::Status => serde_json::to_value(overview.status().await),
         AdminRequest::Repositories => serde_json::to_value(overview.repositories().await?),
         AdminRequest::Waiting => serde_json::to_value(overview.waiting().await?),
+        AdminRequest::Repair(name) => serde_json::to_value(overview.repair(&name).await?),
+        AdminRequest::LacksObjects(name) => serde_json::to_value(overview.lacks_objects(&name)?),
     }
     .map_err(|error| error.to_string())
 }
@@ -149,7 +156,8 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) fn request<T: DeserializeOwned>(socket: &Path, request: AdminRequest) -> Result<T> {
     let mut stream =
         net::UnixStream::connect(socket).map_err(|error| connect_error(socket, &error))?;
-    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+    let is_long = matches!(request, AdminRequest::Repair(_));
+    stream.set_read_timeout((!is_long).then_some(RESPONSE_TIMEOUT))?;
     let text = serde_json::to_string(&request)? + "\n";
     stream.write_all(text.as_bytes()).context("the server closed the connection")?;
     let mut line = String::new();

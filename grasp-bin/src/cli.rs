@@ -7,6 +7,7 @@ use clap::{Arg, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use grasp_core::{Identifier, RelayUrl};
 
 use crate::config::{Flags, settings};
+use crate::operations::check::RepositoryArg;
 use crate::push::Target;
 
 /// Git repositories that belong to their maintainers: a nostr relay and git host.
@@ -42,6 +43,38 @@ pub(crate) enum Command {
         /// Skips the checks that use the network.
         #[arg(long)]
         offline: bool,
+    },
+    /// Looks for missing and damaged data on disk: exit code 0 if there is none, 1 if there is. Changes nothing without
+    /// `--repair`.
+    Check {
+        /// The repository to check, as `30617:KEY:NAME` or `NPUB/NAME`. Without one: all.
+        #[arg(value_name = "REPOSITORY")]
+        repository: Option<RepositoryArg>,
+        /// Keeps what is readable of damaged packs, has the running server fetch what is missing from other servers, and
+        /// waits up to a minute for it.
+        #[arg(long)]
+        repair: bool,
+        #[command(flatten)]
+        server: RunningServer,
+    },
+    /// Copies the data of a server, running or not, into a new directory: exit code 1 if packs were missing.
+    Backup {
+        /// The directory of the backup. It must be empty, or not exist.
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+        #[command(flatten)]
+        server: ServerData,
+    },
+    /// Checks a backup, and installs it into an empty data directory.
+    Restore {
+        /// The directory of the backup.
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+        /// Installs a backup with missing or damaged packs, too. `grasp check --repair` can then fetch what is missing.
+        #[arg(long)]
+        accept_damage: bool,
+        #[command(flatten)]
+        server: ServerData,
     },
     /// Announces the repository of a working copy at servers, signs its state, and pushes it.
     Push(PushArgs),
@@ -129,6 +162,35 @@ pub(crate) struct SyncArgs {
     pub(crate) flags: Flags,
 }
 
+/// Selects the data of a server.
+#[derive(Debug, Args)]
+pub(crate) struct ServerData {
+    /// Its settings file.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Its data directory.
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+}
+
+impl ServerData {
+    /// Returns the flags that lead to the settings of that server.
+    pub(crate) fn flags(&self) -> Flags {
+        flags(&self.config, [("data_dir", &self.data_dir)])
+    }
+}
+
+/// Returns the flags for a settings file and some paths.
+fn flags<const N: usize>(
+    file: &Option<PathBuf>,
+    paths: [(&'static str, &Option<PathBuf>); N],
+) -> Flags {
+    let given = paths
+        .into_iter()
+        .filter_map(|(key, path)| Some((key, vec![path.as_ref()?.display().to_string()])));
+    Flags { file: file.clone(), given: given.collect() }
+}
+
 /// Selects a running server.
 #[derive(Debug, Args)]
 pub(crate) struct RunningServer {
@@ -150,10 +212,7 @@ impl RunningServer {
     /// Returns the flags that lead to the settings of that server.
     pub(crate) fn flags(&self) -> Flags {
         let paths = [("data_dir", &self.data_dir), ("admin_socket", &self.admin_socket)];
-        let given = paths
-            .into_iter()
-            .filter_map(|(key, path)| Some((key, vec![path.as_ref()?.display().to_string()])));
-        Flags { file: self.config.clone(), given: given.collect() }
+        flags(&self.config, paths)
     }
 }
 
@@ -197,10 +256,14 @@ fn is_setting(arg: &Arg) -> bool {
 }
 
 fn row(arg: &Arg) -> String {
-    let long = arg.get_long().unwrap_or_default();
     let takes_value = arg.get_num_args().is_some_and(|number| number.takes_values());
     let value = arg.get_value_names().filter(|_| takes_value);
-    let value = value.and_then(|names| names.first()).map(|name| format!(" {name}"));
+    let value = value.and_then(|names| names.first()).map(ToString::to_string);
+    let flag = match (arg.get_long(), value) {
+        (Some(long), Some(value)) => format!("--{long} {value}"),
+        (Some(long), None) => format!("--{long}"),
+        (None, value) => value.unwrap_or_default(),
+    };
     let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
     let default: Vec<_> =
         arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
@@ -209,5 +272,5 @@ fn row(arg: &Arg) -> String {
     } else {
         String::new()
     };
-    format!("| `--{long}{}` | {help}{default} |\n", value.unwrap_or_default())
+    format!("| `{flag}` | {help}{default} |\n")
 }

@@ -13,6 +13,7 @@ mod http;
 mod log;
 mod metrics;
 mod once;
+mod operations;
 mod overview;
 mod own_relay;
 mod push;
@@ -31,6 +32,7 @@ use clap::Parser;
 
 use crate::cli::{Cli, Command, ConfigCommand, PushArgs, Reference, RunningServer, SyncArgs};
 use crate::config::{Flags, Loaded};
+use crate::operations::check::CheckRequest;
 pub use crate::own_relay::OwnRelay;
 use crate::push::{Push, Work};
 pub use crate::server::{Server, open_store};
@@ -44,6 +46,9 @@ pub fn run() -> ExitCode {
             // A prefix on each line, so that a script can tell them from the log.
             for line in format!("{error:#}").lines() {
                 eprintln!("grasp: {line}");
+            }
+            if let Some(remedy) = operations::database_remedy(&error) {
+                eprintln!("grasp: the database is damaged: {remedy}");
             }
             ExitCode::FAILURE
         }
@@ -61,6 +66,17 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Doctor { flags, offline } => {
             let healthy = doctor::run(&load(&flags)?.config, offline)?;
             return Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Command::Check { repository, repair, server } => {
+            let repository = repository.map(|repository| repository.0);
+            let request = CheckRequest { repository, repair, json: server.json };
+            return operations::check::run(&load(&server.flags())?.config, &request);
+        }
+        Command::Backup { dir, server } => {
+            return operations::backup::run(&load(&server.flags())?.config, &dir);
+        }
+        Command::Restore { dir, accept_damage, server } => {
+            operations::restore::run(&load(&server.flags())?.config, &dir, accept_damage)?;
         }
         Command::Push(asked) => push_to(asked)?,
         Command::Sync(asked) => return sync_once(asked),

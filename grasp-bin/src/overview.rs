@@ -205,6 +205,17 @@ impl Overview {
         Ok(rows.unwrap_or_default())
     }
 
+    /// Salvages damaged packs of a name, and starts to fetch what is missing. Returns whether objects are.
+    pub(crate) async fn repair(&self, name: &Identifier) -> Result<bool, String> {
+        let repaired = self.server()?.purgatory.repair(name).await;
+        repaired.map_err(|error| error.to_string())
+    }
+
+    /// Returns whether repositories of a name are known to lack objects.
+    pub(crate) fn lacks_objects(&self, name: &Identifier) -> Result<bool, String> {
+        Ok(self.server()?.purgatory.lacks_objects(name))
+    }
+
     /// Returns whether everything that must work does: the store and purgatory of a server, the relay of a sidecar.
     pub(crate) async fn is_ready(&self) -> bool {
         match &self.0.subject {

@@ -36,6 +36,9 @@ use crate::settings::{Settings, Sync};
 /// File of the database in the data directory.
 pub(crate) const DATABASE: &str = "grasp.db";
 
+/// File of the records about other relays in the data directory.
+pub(crate) const RELAY_RECORDS: &str = "relays.jsonl";
+
 /// Interval between deletions of expired events.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -220,7 +223,7 @@ pub(crate) async fn start_sync(
         return Ok(None);
     };
     engine.follow_unlisted |= follow_unlisted;
-    let file = settings.data_dir.join("relays.jsonl");
+    let file = settings.data_dir.join(RELAY_RECORDS);
     let sync = grasp_sync::Settings {
         engine,
         clock,
@@ -237,7 +240,10 @@ pub(crate) async fn start_sync(
 }
 
 /// Opens the repositories on disk, with the git program.
-async fn open_repos(settings: &Settings, database: Arc<dyn Database>) -> Result<RepoStore> {
+pub(crate) async fn open_repos(
+    settings: &Settings,
+    database: Arc<dyn Database>,
+) -> Result<RepoStore> {
     let git = settings.git().context("could not find a usable git")?;
     tracing::info!(version = %git.version(), "found git");
     let dir = settings.repositories();
@@ -247,7 +253,10 @@ async fn open_repos(settings: &Settings, database: Arc<dyn Database>) -> Result<
 }
 
 /// Opens the repositories of contributors, if they are enabled, with the same limits of git processes.
-async fn open_contributors(settings: &Settings, repos: &RepoStore) -> Result<Option<RepoStore>> {
+pub(crate) async fn open_contributors(
+    settings: &Settings,
+    repos: &RepoStore,
+) -> Result<Option<RepoStore>> {
     if !settings.policy.contributor_proposals {
         return Ok(None);
     }

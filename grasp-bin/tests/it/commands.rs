@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::support::{Said, Server, command, grasp, said};
 use crate::tls_front::{Authority, Front};
 
-fn git(dir: &Path, args: &[&str]) -> String {
+pub(crate) fn git(dir: &Path, args: &[&str]) -> String {
     let output = Command::new("git")
         .args(["-c", "user.name=alice", "-c", "user.email=alice@example.com"])
         .args(args)
@@ -33,7 +33,7 @@ pub(crate) fn push(dir: &Path, home: &Path, server: &Server) -> Said {
 }
 
 /// The address that a push said the repository can be cloned from.
-fn clone_url(pushed: &Said) -> String {
+pub(crate) fn clone_url(pushed: &Said) -> String {
     assert!(pushed.ok, "{pushed:?}");
     let line = pushed.out.lines().find_map(|line| line.trim().strip_prefix("git clone "));
     line.unwrap().to_owned()

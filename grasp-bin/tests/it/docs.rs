@@ -115,6 +115,9 @@ fn a_backup_is_restored_as_it_is_written() {
     let text = page("how-to/backup.md").replace("/var/lib/grasp", data.to_str().unwrap());
     let blocks = blocks(&text, "sh");
     let [backup, restore] = &blocks[..] else { panic!("two blocks") };
+    let backups = home.path().join("backups");
+    let [backup, restore] =
+        [backup, restore].map(|block| block.replace("/var/backups", backups.to_str().unwrap()));
     // The address is the domain here, and a repository belongs to the domain that it lists.
     let listen = format!("127.0.0.1:{}", free_port());
     let url = {
@@ -124,13 +127,30 @@ fn a_backup_is_restored_as_it_is_written() {
         let push = format!("cd hello && grasp push --server {}", server.host());
         let said = run(home.path(), &push);
         let line = said.out.lines().find_map(|line| line.trim().strip_prefix("git clone "));
+        // It is running meanwhile.
+        run(home.path(), &backup);
         line.unwrap().to_owned()
     };
-    run(home.path(), backup);
     std::fs::remove_dir_all(&data).unwrap();
-    run(home.path(), restore);
+    run(home.path(), &restore);
     let _server = Server::start_at(&listen, &data);
     run(home.path(), &format!("git clone -q {url} copy && git -C copy log -1"));
+}
+
+#[test]
+fn data_is_checked_and_repaired_as_it_is_written() {
+    let home = tempfile::tempdir().unwrap();
+    let data = home.path().join("grasp");
+    let server = Server::start(&data);
+    run(home.path(), "git init -q hello && cd hello && git commit -q --allow-empty -m first");
+    run(home.path(), &format!("cd hello && grasp push --server {}", server.host()));
+    let text = page("how-to/repair.md").replace("/var/lib/grasp", data.to_str().unwrap());
+    let blocks = blocks(&text, "sh");
+    let [check, repair] = &blocks[..] else { panic!("two blocks") };
+    for block in [check, repair] {
+        let printed = run(home.path(), block).out;
+        assert!(printed.contains("nothing is missing or damaged"), "{printed}");
+    }
 }
 
 #[test]
@@ -283,7 +303,7 @@ fn the_reference_of_settings_is_tried_too() {
 }
 
 /// Pages whose commands a test of this file runs, every one of them.
-const TRIED: [&str; 9] = [
+const TRIED: [&str; 10] = [
     "../README.md",
     "tutorial/first-repository.md",
     "how-to/backup.md",
@@ -292,6 +312,7 @@ const TRIED: [&str; 9] = [
     "how-to/migrate.md",
     "how-to/mirror.md",
     "how-to/monitor.md",
+    "how-to/repair.md",
     "reference/configuration.md",
 ];
 
@@ -454,7 +475,7 @@ fn pages() -> Vec<PathBuf> {
 fn settings_that_pages_show_are_valid() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("grasp.toml");
-    for path in ["how-to/mirror.md", "reference/configuration.md"] {
+    for path in ["how-to/mirror.md", "how-to/repair.md", "reference/configuration.md"] {
         let blocks = blocks(&page(path), "toml");
         assert!(!blocks.is_empty(), "{path}");
         for block in blocks {

@@ -7,6 +7,7 @@ mod docs;
 mod full_disk;
 mod http;
 mod looking;
+mod operations;
 mod proxy;
 mod reference;
 mod serve;

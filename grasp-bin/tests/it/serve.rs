@@ -19,13 +19,13 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 use crate::support::{Server, command};
 
 impl Server {
-    async fn connect(&self) -> Client {
+    pub(crate) async fn connect(&self) -> Client {
         let (socket, _) = tokio_tungstenite::connect_async(&self.url).await.unwrap();
         Client { socket }
     }
 }
 
-struct Client {
+pub(crate) struct Client {
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
 }
 
@@ -44,7 +44,7 @@ impl Client {
     }
 
     /// Publishes an event; whether it was accepted, or `None` if nobody said.
-    async fn publish(&mut self, event: &Event) -> Option<bool> {
+    pub(crate) async fn publish(&mut self, event: &Event) -> Option<bool> {
         let event: Value = serde_json::from_str(&event.as_json()).unwrap();
         self.send(json!(["EVENT", event])).await?;
         let answer = self.next().await?;
@@ -53,7 +53,7 @@ impl Client {
     }
 
     /// The ids that the server has of these.
-    async fn stored(&mut self, ids: &BTreeSet<String>) -> BTreeSet<String> {
+    pub(crate) async fn stored(&mut self, ids: &BTreeSet<String>) -> BTreeSet<String> {
         self.send(json!(["REQ", "s", {"ids": ids, "limit": 5000}])).await.unwrap();
         let mut found = BTreeSet::new();
         loop {
@@ -67,13 +67,13 @@ impl Client {
     }
 }
 
-fn sign(keys: &Keys, kind: u16, content: &str, tags: &[&[&str]]) -> Event {
+pub(crate) fn sign(keys: &Keys, kind: u16, content: &str, tags: &[&[&str]]) -> Event {
     let tags = tags.iter().map(|tag| Tag::parse(tag.iter().copied()).unwrap());
     EventBuilder::new(Kind::from_u16(kind), content).tags(tags).finalize(keys).unwrap()
 }
 
 /// Announces a repository, signs its state and pushes it with the real git: from then on others can speak of it.
-async fn host_repository(server: &Server, alice: &Keys, work: &Path) -> Event {
+pub(crate) async fn host_repository(server: &Server, alice: &Keys, work: &Path) -> Event {
     let git = |args: &[&str]| {
         let output = Command::new("git")
             .args(["-c", "user.name=alice", "-c", "user.email=alice@example.com"])

@@ -1,0 +1,381 @@
+//! `grasp check`: finds what is missing or damaged on disk, and has it repaired.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use grasp_core::service::Endpoint;
+use grasp_core::{Identifier, RepoId};
+use grasp_purgatory::git::{Examination, PackFault, RepoStore};
+use grasp_relay::store::sqlite::Integrity;
+use grasp_relay::web::format_count;
+use nostr::key::PublicKey;
+use nostr::types::Timestamp;
+use serde::Serialize;
+
+use super::{DATABASE_REMEDY, StoredData, block_on, database_remedy, repository_name};
+use crate::admin::{AdminRequest, AdminSocket, request};
+use crate::config::Config;
+use crate::server::{open_contributors, open_repos, open_store};
+
+/// Time that the server is given to fetch what is missing.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Interval between two questions to the server whether objects are still missing.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Limits the packs that are named in one line.
+const MAX_PACKS_NAMED: usize = 3;
+
+/// A repository as the operator names it: a coordinate, or `npub/identifier`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RepositoryArg(pub(crate) RepoId);
+
+impl FromStr for RepositoryArg {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const EXPECTED: &str = "expected 30617:PUBLIC_KEY:IDENTIFIER or NPUB/IDENTIFIER";
+        if let Ok(repo) = text.parse() {
+            return Ok(Self(repo));
+        }
+        let text = text.trim_start_matches('/');
+        let text = text.strip_prefix("prs/").unwrap_or(text);
+        let (owner, identifier) = text.split_once('/').ok_or(EXPECTED)?;
+        let owner = PublicKey::parse(owner).map_err(|_| EXPECTED)?;
+        let identifier = identifier.strip_suffix(".git").unwrap_or(identifier);
+        Ok(Self(RepoId::new(owner, identifier.parse().map_err(|_| EXPECTED)?)))
+    }
+}
+
+/// A request to check the data of a server.
+#[derive(Clone, Debug)]
+pub(crate) struct CheckRequest {
+    /// The only repository to check; `None` for all.
+    pub(crate) repository: Option<RepoId>,
+    pub(crate) repair: bool,
+    pub(crate) json: bool,
+}
+
+/// The findings of a check.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+struct Report {
+    /// Faults of the database.
+    database: Vec<String>,
+    repositories: usize,
+    packs: usize,
+    damaged: Vec<DamagedRow>,
+    /// Repositories that a repair has made whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repaired: Option<Vec<String>>,
+    /// The repair was done without a server, which would fetch what is missing.
+    #[serde(skip)]
+    is_server_stopped: bool,
+}
+
+/// A repository with missing or damaged objects.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct DamagedRow {
+    repository: String,
+    identifier: Identifier,
+    problems: Vec<String>,
+}
+
+/// Checks the data of a server, and prints the findings. The exit code says whether they are sound.
+pub(crate) fn run(config: &Config, request: &CheckRequest) -> Result<ExitCode> {
+    let report = match block_on(check(config, request)) {
+        Err(error) if database_remedy(&error).is_some() => {
+            Report { database: vec![format!("{error:#}")], ..Report::default() }
+        }
+        report => report?,
+    };
+    match request.json {
+        true => println!("{}", serde_json::to_string_pretty(&report)?),
+        false => print!("{}", text(&report)),
+    }
+    Ok(if report.is_sound() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn check(config: &Config, request: &CheckRequest) -> Result<Report> {
+    let data = StoredData::of_server(&config.settings)?;
+    let mut report = Report::default();
+    if let Integrity::Damaged(faults) = data.database.integrity_check()? {
+        report.database = faults;
+    }
+    let only = request.repository.as_ref().map(|repo| &repo.identifier);
+    data.examine(only.map(|one| BTreeSet::from([one.clone()])), &mut report).await?;
+    if report.repositories == 0
+        && let Some(repo) = &request.repository
+    {
+        bail!("there is no repository {repo} here");
+    }
+    // A repair writes to the database, which would make a damaged one worse.
+    if !request.repair || report.damaged.is_empty() || !report.database.is_empty() {
+        return Ok(report);
+    }
+    let damaged: BTreeSet<_> = report.damaged.iter().map(|row| row.identifier.clone()).collect();
+    let is_server_running = repair(config, &damaged).await?;
+    let mut after = Report::default();
+    data.examine(Some(damaged), &mut after).await?;
+    let still: BTreeSet<_> = after.damaged.iter().map(|row| &row.repository).collect();
+    let names = report.damaged.into_iter().map(|row| row.repository);
+    let repaired = names.filter(|name| !still.contains(name)).collect();
+    report.repaired = Some(repaired);
+    report.damaged = after.damaged;
+    report.is_server_stopped = !is_server_running;
+    Ok(report)
+}
+
+impl StoredData {
+    /// Examines the repositories of these identifiers, or of all.
+    async fn examine(&self, only: Option<BTreeSet<Identifier>>, report: &mut Report) -> Result<()> {
+        for files in &self.files {
+            let mut identifiers = files.identifiers().await?;
+            if let Some(only) = &only {
+                identifiers.retain(|identifier| only.contains(identifier));
+            }
+            for identifier in identifiers {
+                let examination = files.examine(&identifier).await;
+                let examination =
+                    examination.with_context(|| format!("could not check {identifier}"))?;
+                report.repositories += examination.owners.len();
+                report.packs += examination.packs;
+                report.damaged.extend(rows(files.endpoint(), &identifier, &examination));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the damaged repositories of a family: those whose history lacks objects, or all of them if a pack is damaged,
+/// because each may need what cannot be read.
+fn rows(endpoint: Endpoint, identifier: &Identifier, found: &Examination) -> Vec<DamagedRow> {
+    if found.is_sound() {
+        return Vec::new();
+    }
+    let packs = pack_problems(found);
+    let is_unsure =
+        found.broken.is_empty() || found.faults.values().any(|fault| *fault == PackFault::Damaged);
+    let owners = if is_unsure { &found.owners } else { &found.broken };
+    let row = |repository: String, is_broken: bool| {
+        let history = is_broken.then(|| "objects of its history are missing".to_owned());
+        let problems = history.into_iter().chain(packs.clone()).collect();
+        DamagedRow { repository, identifier: identifier.clone(), problems }
+    };
+    if owners.is_empty() {
+        return vec![row(identifier.to_string(), false)];
+    }
+    let name =
+        |owner: &PublicKey| repository_name(endpoint, &RepoId::new(*owner, identifier.clone()));
+    owners.iter().map(|owner| row(name(owner), found.broken.contains(owner))).collect()
+}
+
+fn pack_problems(found: &Examination) -> Vec<String> {
+    let texts = [
+        (PackFault::Lost, "missing or truncated"),
+        (PackFault::Unindexed, "without its index"),
+        (PackFault::Damaged, "damaged"),
+    ];
+    let problem = |(fault, text): (PackFault, &str)| {
+        let of_kind = found.faults.iter().filter(|(_, one)| **one == fault);
+        let names: Vec<&str> = of_kind.map(|(name, _)| name.as_str()).collect();
+        let (shown, more) = names.split_at(names.len().min(MAX_PACKS_NAMED));
+        let more =
+            if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+        (!names.is_empty()).then(|| format!("{text}: {}{more}", shown.join(", ")))
+    };
+    texts.into_iter().filter_map(problem).collect()
+}
+
+impl Report {
+    fn is_sound(&self) -> bool {
+        self.database.is_empty() && self.damaged.is_empty()
+    }
+}
+
+fn text(report: &Report) -> String {
+    let mut text = String::new();
+    for fault in &report.database {
+        let _ = writeln!(text, "the database is damaged: {fault}");
+    }
+    if !report.database.is_empty() {
+        let _ = writeln!(text, "remedy: {DATABASE_REMEDY}");
+    }
+    for name in report.repaired.iter().flatten() {
+        let _ = writeln!(text, "repaired: {name}");
+    }
+    for row in &report.damaged {
+        let _ = writeln!(text, "damaged: {}: {}", row.repository, row.problems.join("; "));
+    }
+    let damaged = match report.damaged.len() {
+        0 if !report.database.is_empty() => "the database is damaged".to_owned(),
+        0 => "nothing is missing or damaged".to_owned(),
+        count => {
+            format!("{} damaged", format_count(count as u64, "repository is", "repositories are"))
+        }
+    };
+    let _ = writeln!(
+        text,
+        "checked the database, {} and {}: {damaged}",
+        format_count(report.repositories as u64, "repository", "repositories"),
+        format_count(report.packs as u64, "pack", "packs"),
+    );
+    if let Some(remedy) = repair_remedy(report) {
+        let _ = writeln!(text, "{remedy}");
+    }
+    text
+}
+
+/// Returns what to do about damaged repositories.
+fn repair_remedy(report: &Report) -> Option<&'static str> {
+    match (&report.repaired, report.is_server_stopped) {
+        _ if report.damaged.is_empty() => None,
+        (None, _) => Some(
+            "remedy: `grasp check --repair` keeps what is readable, and has the rest fetched from other servers",
+        ),
+        (Some(_), true) => Some(
+            "what is readable was kept; start the server, which fetches the rest from other servers",
+        ),
+        (Some(_), false) => Some(
+            "the server goes on to look for the rest at other servers; a push or `grasp restore` of a backup brings it, too",
+        ),
+    }
+}
+
+/// Repairs these identifiers as far as possible, and returns whether a server did.
+async fn repair(config: &Config, damaged: &BTreeSet<Identifier>) -> Result<bool> {
+    let socket = config.admin_socket();
+    if !is_running(&socket)? {
+        repair_stopped(config, damaged).await?;
+        return Ok(false);
+    }
+    let mut missing = BTreeSet::new();
+    for identifier in damaged {
+        if request::<bool>(&socket, AdminRequest::Repair(identifier.clone()))? {
+            missing.insert(identifier.clone());
+        }
+    }
+    let began = Instant::now();
+    while !missing.is_empty() && began.elapsed() < FETCH_TIMEOUT {
+        tokio::time::sleep(POLL_INTERVAL).await;
+        let mut left = BTreeSet::new();
+        for identifier in missing {
+            if request::<bool>(&socket, AdminRequest::LacksObjects(identifier.clone()))? {
+                left.insert(identifier);
+            }
+        }
+        missing = left;
+    }
+    Ok(true)
+}
+
+/// Returns whether a server listens on its admin socket.
+fn is_running(socket: &Path) -> Result<bool> {
+    match UnixStream::connect(socket) {
+        Ok(_) => Ok(true),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(false),
+            _ => Err(error).with_context(|| format!("could not connect to {}", socket.display())),
+        },
+    }
+}
+
+/// Keeps what is readable of damaged packs. What is missing can be fetched only by a server, which knows its domain.
+async fn repair_stopped(config: &Config, damaged: &BTreeSet<Identifier>) -> Result<()> {
+    // No server may start meanwhile.
+    let _socket = AdminSocket::bind(&config.admin_socket())?;
+    let store = open_store(&config.settings).await?;
+    let repos = open_repos(&config.settings, store.clone()).await?;
+    let contributors = open_contributors(&config.settings, &repos).await?;
+    for repos in std::iter::once(&repos).chain(&contributors) {
+        for identifier in damaged {
+            salvage(repos, identifier).await?;
+        }
+    }
+    store.close().await.context("the database did not close")
+}
+
+async fn salvage(repos: &RepoStore, identifier: &Identifier) -> Result<()> {
+    let now = Timestamp::now();
+    repos.verify(identifier, now + Duration::from_secs(1), now).await?;
+    repos.inspect(identifier, true).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    const KEY: &str = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+    const NPUB: &str = "npub10xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqpkge6d";
+
+    fn examination(broken: bool, faults: &[(&str, PackFault)]) -> Examination {
+        let owners = BTreeSet::from([PublicKey::parse(KEY).unwrap()]);
+        let faults = faults.iter().map(|(name, fault)| ((*name).to_owned(), *fault));
+        let faults: BTreeMap<_, _> = faults.collect();
+        let broken = if broken { owners.clone() } else { BTreeSet::new() };
+        Examination { owners, broken, packs: 2, faults }
+    }
+
+    fn found(examination: &Examination) -> Vec<DamagedRow> {
+        rows(Endpoint::Repository, &"x".parse().unwrap(), examination)
+    }
+
+    #[test]
+    fn a_repository_is_named_by_coordinate_or_path() {
+        let expected = RepositoryArg(format!("30617:{KEY}:x").parse().unwrap());
+        for text in [format!("30617:{KEY}:x"), format!("{NPUB}/x"), format!("/prs/{NPUB}/x.git")] {
+            assert_eq!(text.parse(), Ok(expected.clone()), "{text}");
+        }
+        for text in ["x", "npub1/x", "30618:ab:x", ""] {
+            assert!(text.parse::<RepositoryArg>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_repository_is_one_line_with_what_is_missing() {
+        assert!(found(&examination(false, &[])).is_empty());
+        let lost = found(&examination(true, &[("pack-1", PackFault::Lost)]));
+        let report = Report { damaged: lost, repositories: 1, packs: 2, ..Report::default() };
+        let expected = format!(
+            "damaged: {NPUB}/x: objects of its history are missing; missing or truncated: pack-1\n"
+        );
+        let text = text(&report);
+        assert!(text.starts_with(&expected), "{text}");
+        assert!(text.contains("1 repository and 2 packs: 1 repository is damaged\n"), "{text}");
+        assert!(text.contains("--repair") && !report.is_sound(), "{text}");
+    }
+
+    #[test]
+    fn a_damaged_pack_concerns_every_repository_of_the_name() {
+        let damaged = found(&examination(false, &[("pack-1", PackFault::Damaged)]));
+        assert_eq!(damaged[0].problems, ["damaged: pack-1"]);
+        let nobody = Examination {
+            owners: BTreeSet::new(),
+            ..examination(false, &[("p", PackFault::Lost)])
+        };
+        assert_eq!(found(&nobody)[0].repository, "x");
+    }
+
+    #[test]
+    fn a_damaged_database_is_reported_with_the_remedy() {
+        let report = Report { database: vec!["page 3".into()], ..Report::default() };
+        let text = text(&report);
+        assert!(text.contains("damaged: page 3\nremedy: stop the server"), "{text}");
+        assert!(!report.is_sound());
+    }
+
+    #[test]
+    fn a_repair_tells_what_came_back() {
+        let repaired = Report { repaired: Some(vec!["a/x".into()]), ..Report::default() };
+        assert!(repaired.is_sound() && text(&repaired).starts_with("repaired: a/x\n"));
+    }
+}

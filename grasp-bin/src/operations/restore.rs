@@ -1,0 +1,144 @@
+//! `grasp restore`: checks a backup, and installs it into an empty data directory.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use grasp_core::Identifier;
+use grasp_purgatory::git::{Examination, PackFault};
+use grasp_relay::store::sqlite::Integrity;
+
+use super::backup::{SERVICE_KEY, summary};
+use super::manifest::Manifest;
+use super::{REPOSITORIES, StoredData, block_on};
+use crate::config::Config;
+use crate::files::create_private_dir;
+use crate::server::{DATABASE, RELAY_RECORDS};
+use crate::settings::Settings;
+
+/// Checks a backup, and installs it as the data of a server, with damaged packs only if those are accepted.
+pub(crate) fn run(config: &Config, dir: &Path, accept_damage: bool) -> Result<()> {
+    let settings = &config.settings;
+    for place in [&settings.data_dir, &settings.repositories()] {
+        if !is_empty(place)? {
+            bail!("{} is not empty; choose another directory with --data-dir", place.display());
+        }
+    }
+    let manifest = Manifest::load(dir)?;
+    let git = settings.git().context("could not find a usable git")?;
+    let backup = StoredData::open(&dir.join(DATABASE), &dir.join(REPOSITORIES), git)?;
+    let summary = block_on(async {
+        for fault in check(&backup, &manifest).await? {
+            if !accept_damage {
+                bail!(
+                    "the backup is damaged: {fault}; take another one, or accept it with --accept-damage"
+                );
+            }
+            println!("damaged: {fault}");
+        }
+        install(&backup, &manifest, dir, settings).await.with_context(|| {
+            let data = settings.data_dir.display();
+            format!("the restore is not complete; empty {data} and try again")
+        })?;
+        summary(&backup.database).await
+    })?;
+    println!("restored {summary} to {}", settings.data_dir.display());
+    println!("start the server with the domain that it had");
+    Ok(())
+}
+
+/// Returns whether a directory is not there or has nothing in it.
+fn is_empty(dir: &Path) -> Result<bool> {
+    match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        entries => {
+            let mut entries =
+                entries.with_context(|| format!("could not read {}", dir.display()))?;
+            Ok(entries.next().is_none())
+        }
+    }
+}
+
+/// Returns the faults of the packs of a backup, at most one for each repository name. Fails if the database has one.
+async fn check(backup: &StoredData, manifest: &Manifest) -> Result<Vec<String>> {
+    if let Integrity::Damaged(faults) = backup.database.integrity_check()? {
+        let fault = faults.first().map(String::as_str).unwrap_or_default();
+        bail!("the backup is damaged: {DATABASE}: {fault}; take another one");
+    }
+    let mut faults = Vec::new();
+    for files in &backup.files {
+        for identifier in files.identifiers().await? {
+            let examination = files.examine(&identifier).await;
+            let examination =
+                examination.with_context(|| format!("could not check {identifier}"))?;
+            faults.extend(fault(&identifier, &examination, manifest));
+        }
+    }
+    Ok(faults)
+}
+
+/// Returns a fault of a family that its server did not have when it was backed up.
+fn fault(identifier: &Identifier, found: &Examination, manifest: &Manifest) -> Option<String> {
+    let lost = manifest.lost.get(identifier);
+    let is_new = |name: &String| !lost.is_some_and(|packs| packs.contains(name));
+    let fault = found.faults.iter().find_map(|(name, fault)| match fault {
+        PackFault::Damaged => Some(format!("{name} cannot be read")),
+        PackFault::Lost if is_new(name) => Some(format!("{name} is missing or truncated")),
+        PackFault::Lost | PackFault::Unindexed => None,
+    });
+    fault.map(|fault| format!("{identifier}: {fault}"))
+}
+
+/// Copies a backup to its place, the database last: without it, nothing is there.
+async fn install(
+    backup: &StoredData,
+    manifest: &Manifest,
+    dir: &Path,
+    settings: &Settings,
+) -> Result<()> {
+    let data = &settings.data_dir;
+    create_private_dir(data)?;
+    let [repositories, _] = &backup.files;
+    repositories.install(&settings.repositories()).await?;
+    if manifest.has(RELAY_RECORDS) {
+        copy(&dir.join(RELAY_RECORDS), &data.join(RELAY_RECORDS))?;
+    }
+    let key = settings.service_key();
+    if manifest.has(SERVICE_KEY) && !key.exists() {
+        copy(&dir.join(SERVICE_KEY), &key)?;
+    }
+    let partial = data.join(format!("{DATABASE}.restored"));
+    copy(&dir.join(DATABASE), &partial)?;
+    fs::rename(&partial, data.join(DATABASE))?;
+    File::open(data)?.sync_all()?;
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let copied = fs::copy(from, to).and_then(|_| File::open(to)?.sync_all());
+    copied.with_context(|| format!("could not copy {} to {}", from.display(), to.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    #[test]
+    fn only_packs_that_were_lost_before_the_backup_may_be_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let name: Identifier = "x".parse().unwrap();
+        let lost = BTreeMap::from([(name.clone(), BTreeSet::from(["pack-1".to_owned()]))]);
+        let manifest = Manifest::of(dir.path(), &[], lost, 0).unwrap();
+        let with = |pack: &str, fault| {
+            let faults = BTreeMap::from([(pack.to_owned(), fault)]);
+            super::fault(&name, &Examination { faults, ..Examination::default() }, &manifest)
+        };
+        assert_eq!(with("pack-1", PackFault::Lost), None);
+        assert_eq!(with("pack-2", PackFault::Unindexed), None);
+        assert!(with("pack-2", PackFault::Lost).is_some());
+        assert!(with("pack-1", PackFault::Damaged).is_some());
+    }
+}
