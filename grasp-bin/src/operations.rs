@@ -22,11 +22,11 @@ use crate::settings::Settings;
 /// Directory of the repositories in a backup.
 const REPOSITORIES: &str = "git";
 
-/// What to do about a damaged database.
+/// The remedy for a damaged database.
 pub(crate) const DATABASE_REMEDY: &str = "stop the server and restore a backup with `grasp restore`, or start with a new \
      --data-dir, into which `grasp sync --once` and pushes bring back what other servers and working copies have";
 
-/// Returns what to do about an error, if a damaged database has caused it.
+/// Returns the remedy for an error that a damaged database has caused.
 pub(crate) fn database_remedy(error: &Error) -> Option<&'static str> {
     let is_damage = error.chain().any(sqlite::is_damage);
     is_damage.then_some(DATABASE_REMEDY)

@@ -358,11 +358,11 @@ mod tests {
     fn a_damaged_pack_concerns_every_repository_of_the_name() {
         let damaged = found(&examination(false, &[("pack-1", PackFault::Damaged)]));
         assert_eq!(damaged[0].problems, ["damaged: pack-1"]);
-        let nobody = Examination {
+        let unowned = Examination {
             owners: BTreeSet::new(),
             ..examination(false, &[("p", PackFault::Lost)])
         };
-        assert_eq!(found(&nobody)[0].repository, "x");
+        assert_eq!(found(&unowned)[0].repository, "x");
     }
 
     #[test]
