@@ -231,7 +231,7 @@ impl Overview {
 
     /// Returns whether `/health` fails while repositories are damaged.
     pub(crate) fn fails_when_degraded(&self) -> bool {
-        self.server().is_some_and(|parts| parts.fail_health_when_degraded)
+        self.server().is_ok_and(|parts| parts.fail_health_when_degraded)
     }
 
     /// Returns the status.
