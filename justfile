@@ -5,6 +5,10 @@ check:
 test:
     cargo test --workspace
 
+# Writes the lists of public items, after an intended change.
+api:
+    .ci/api --update
+
 bench:
     cargo bench -p grasp-relay --features nostr-sqlite,nostr-lmdb
     cargo bench -p grasp-sync
