@@ -243,7 +243,7 @@ fn first_of(urls: &[String]) -> String {
     let first: Vec<_> = urls.iter().take(MAX_URLS).map(shorten).collect();
     match urls.len() {
         0 => String::from("none"),
-        ..=MAX_URLS => first.join(", "),
+        1..=MAX_URLS => first.join(", "),
         count => format!("{} and {} more", first.join(", "), count - MAX_URLS),
     }
 }
