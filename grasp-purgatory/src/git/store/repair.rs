@@ -118,11 +118,11 @@ impl RepoStore {
         guard
             .add_packs(move |family| {
                 let to = if is_attic { family.attic() } else { family.objects() };
-                let packs = move_packs(&from, &to, is_attic)?;
-                remove_pack(&file)?;
-                Ok(packs)
+                move_packs(&from, &to, is_attic)
             })
-            .await
+            .await?;
+        // After the commit: until then nothing else has what can be read of it.
+        guard.blocking(move || remove_pack(&file)).await
     }
 }
 
