@@ -94,6 +94,16 @@ fn stopped_server(dir: &Path) -> (PathBuf, String) {
     (data, address)
 }
 
+/// Clones from a restored server. The branch is where it was when the backup began, or where it was pushed to meanwhile.
+fn check_clone(dir: &Path, url: &str, work: &Path, before: &str) {
+    let clone = dir.join("clone");
+    git(dir, &["clone", "-q", url, text(&clone)]);
+    git(&clone, &["fsck", "--strict", "--no-dangling"]);
+    let tip = before.split_whitespace().next().unwrap();
+    git(&clone, &["merge-base", "--is-ancestor", tip, "HEAD"]);
+    git(work, &["merge-base", "--is-ancestor", &git(&clone, &["rev-parse", "HEAD"]), "main"]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_backup_of_a_running_server_has_everything_that_was_acknowledged_before_it() {
     const ENOUGH: usize = 40;
@@ -154,13 +164,7 @@ async fn a_backup_of_a_running_server_has_everything_that_was_acknowledged_befor
     let again = Server::start_at(&address, &restored);
     let found = again.connect().await.stored(&before).await;
     assert_eq!(before.difference(&found).count(), 0, "of {} acknowledged", before.len());
-    let clone = dir.path().join("clone");
-    git(dir.path(), &["clone", "-q", &url, text(&clone)]);
-    git(&clone, &["fsck", "--strict", "--no-dangling"]);
-    // The branch is where it was when the backup began, or where it was pushed to meanwhile.
-    let tip = tip.split_whitespace().next().unwrap();
-    git(&clone, &["merge-base", "--is-ancestor", tip, "HEAD"]);
-    git(&work, &["merge-base", "--is-ancestor", &git(&clone, &["rev-parse", "HEAD"]), "main"]);
+    check_clone(dir.path(), &url, &work, &tip);
     let (code, printed) = check(&restored, &[]);
     assert_eq!(code, 0, "{printed}");
 }
