@@ -263,7 +263,7 @@ fn a_check_finds_damage_and_changes_nothing() {
     let (code, printed) = check(&data, &[]);
     assert_eq!(code, 1, "{printed}");
     assert!(
-        printed.contains(&format!("/hello: ")) && printed.contains(&format!("damaged: {name}")),
+        printed.contains("/hello: ") && printed.contains(&format!("damaged: {name}")),
         "{printed}"
     );
     assert!(contents(&data) == before, "a flipped byte");
