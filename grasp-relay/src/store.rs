@@ -4,7 +4,7 @@
 //! and no crash can leave it in a state those rules forbid. It does not decide whether an event is *wanted*; that is
 //! admission.
 //!
-//! [`sqlite`] is also the [`Database`](grasp_purgatory::database::Database) of git data and purgatory, so that events and
+//! [`sqlite`] is also the [`Database`] of git data and purgatory, so that events and
 //! refs change together.
 
 pub mod sqlite;

@@ -90,7 +90,7 @@ pub enum IndexChange {
 
 /// The wanted items by repository and by relay.
 ///
-/// The view by relay always equals [`derive_relay_targets`](derive_relay_targets) of [`Self::repos`], but a
+/// The view by relay always equals [`derive_relay_targets`] of [`Self::repos`], but a
 /// change costs only items × relays of its repository. The view stores no roots; they are looked up in the
 /// repositories, so that a root wanted from a hundred relays is stored once.
 ///
