@@ -212,7 +212,7 @@ pub type DatabaseFuture<'a, T> =
 
 /// The commit point of a server.
 ///
-/// Whatever removes an event from it removes the refs that the event signed for in the same transaction: the view of a
+/// Whatever removes an event from it removes the refs that the event signed for in the same transaction: all refs of a
 /// deleted announcement, the branches and tags of a deleted state, the refs of a deleted pull request.
 pub trait Database: Send + Sync + 'static {
     /// Performs all changes in one transaction. Resolves once they are durable.

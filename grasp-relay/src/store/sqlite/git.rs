@@ -176,18 +176,17 @@ impl Tables<'_> {
                 let mut change = FamilyChange::new(endpoint, identifier.clone());
                 for (owner, view) in self.views((number(endpoint), identifier.as_str()))? {
                     let is_own = endpoint == Endpoint::Repository && owner == event.pubkey;
-                    if event.kind == kinds::ANNOUNCEMENT && is_own {
-                        change.push(removal(owner, &view, None));
-                        continue;
-                    }
-                    let is_gone = |name: &RefName| match event.kind == kinds::STATE {
-                        true => view.state == Some(event.id) && name.is_branch_or_tag(),
-                        false => name.event() == Some(event.id),
+                    let is_gone = |name: &RefName| match event.kind {
+                        kind if kind == kinds::ANNOUNCEMENT => is_own,
+                        kind if kind == kinds::STATE => {
+                            view.state == Some(event.id) && name.is_branch_or_tag()
+                        }
+                        _ => name.event() == Some(event.id),
                     };
                     if view.refs.refs.keys().any(is_gone) {
                         let mut left = Refs::clone(&view.refs);
                         left.refs.retain(|name, _| !is_gone(name));
-                        change.push(removal(owner, &view, Some(left)));
+                        change.push(removal(owner, &view, left));
                     }
                 }
                 self.change_family(&change)?;
@@ -430,15 +429,14 @@ impl Tables<'_> {
     }
 }
 
-/// Returns the change of a view that loses refs, or goes as a whole.
-fn removal(owner: PublicKey, view: &View, to: Option<Refs>) -> (ViewChange, Option<Garbage>) {
-    let left = to.clone().unwrap_or_default();
+/// Returns the change of a view that loses refs.
+fn removal(owner: PublicKey, view: &View, left: Refs) -> (ViewChange, Option<Garbage>) {
     let since = Timestamp::now();
     let retired = view.refs.retired_by(&left).into_iter();
     let retired = retired.map(|(tip, name)| RetiredRef { owner, tip, name, since }).collect();
     let keeps_state = left.refs.keys().any(RefName::is_branch_or_tag);
     let state = view.state.filter(|_| keeps_state);
-    let (from, to) = (Some(view.generation), to.map(Arc::new));
+    let (from, to) = (Some(view.generation), Some(Arc::new(left)));
     (ViewChange { owner, from, to, state, retired }, Some(Garbage::Removed))
 }
 
