@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use grasp_tests::Maker;
+use grasp_sync::index::ConnectionStatus;
+use grasp_tests::{Maker, eventually_async};
 
 use super::net::{Hosted, MAIN, Net};
 use super::threads::comment;
@@ -29,6 +30,16 @@ async fn come_back_after(empty: impl FnOnce(&Path)) {
     net.members[2].start().await;
     let equal = net.equal().serving(before.values());
     equal.with_refs(&hosted.repo, &[(MAIN, &hosted.first)]).wait().await;
+
+    // Refs are back before the others are: what is published now is old, and would wait for the daily comparison.
+    for by in 0..2 {
+        let (one, other) = (&net.members[by], &net.members[2]);
+        eventually_async(|| async {
+            let status = one.thinks_of(other).await?;
+            (status.connection == ConnectionStatus::Connected).then_some(())
+        })
+        .await;
+    }
 
     // It is a full member again.
     let next = hosted.work.commit("next").await;
