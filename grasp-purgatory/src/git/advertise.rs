@@ -209,10 +209,9 @@ impl Form {
 
     /// Encodes the end. A list without refs has its capabilities there.
     fn finish(&mut self, to: &mut Vec<u8>) {
-        if let Self::Fetch { capabilities } | Self::Push { capabilities, .. } = self
-            && let Some(capabilities) = capabilities.take()
-        {
-            encode_advertised((&Oid::ZERO, "capabilities^{}"), Some(capabilities), to);
+        if let Self::Fetch { capabilities } | Self::Push { capabilities, .. } = self {
+            let line = (&Oid::ZERO, "capabilities^{}");
+            capabilities.take().into_iter().for_each(|all| encode_advertised(line, Some(all), to));
         }
         to.extend(FLUSH);
     }

@@ -47,10 +47,10 @@ impl GitHttp {
         let mut body = RequestBody::new(headers, body, max_bytes, stall)?;
         // No process for a client that sends nothing, or slowly; most requests are short.
         let first = body.gather(Vec::new(), GATHERED_BYTES).await?;
-        if protocol(headers) == Protocol::V2
-            && let Some(list) = repos.ls_refs(repo, &first).await?
-        {
-            return Ok(upload_pack_result(ref_list(String::new(), list)));
+        if protocol(headers) == Protocol::V2 {
+            if let Some(list) = repos.ls_refs(repo, &first).await? {
+                return Ok(upload_pack_result(ref_list(String::new(), list)));
+            }
         }
         let mut process = repos.upload_pack(repo, protocol(headers), *claimant).await?;
         let input = process.take_stdin();
