@@ -110,9 +110,8 @@ async fn check(config: &Config, request: &CheckRequest) -> Result<Report> {
     }
     let only = request.repository.as_ref().map(|repo| &repo.identifier);
     data.examine(only.map(|one| BTreeSet::from([one.clone()])), &mut report).await?;
-    if report.repositories == 0
-        && let Some(repo) = &request.repository
-    {
+    let unknown = request.repository.as_ref().filter(|_| report.repositories == 0);
+    if let Some(repo) = unknown {
         bail!("there is no repository {repo} here");
     }
     // A repair writes to the database, which would make a damaged one worse.
