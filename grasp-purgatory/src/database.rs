@@ -201,6 +201,9 @@ pub enum DatabaseError {
     /// It could not be read or written.
     #[error("the database failed")]
     Failed(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// Another process writes now, or none does; nothing was changed.
+    #[error("this process is no longer the writer")]
+    Fenced,
     /// It is shutting down.
     #[error("the database is closed")]
     Closed,

@@ -7,6 +7,8 @@
 //! [`sqlite`] is also the [`Database`] of git data and purgatory, so that events and
 //! refs change together.
 
+#[cfg(feature = "postgres")]
+pub mod postgres;
 pub mod sqlite;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -120,6 +122,9 @@ pub enum StoreError {
     /// Events that are held for git data cannot be journaled.
     #[error(transparent)]
     Journal(crate::purgatory::Unavailable),
+    /// Another process writes now, or none does; nothing was changed.
+    #[error("this process is no longer the writer")]
+    Fenced,
     /// The store is shutting down.
     #[error("the event store is closed")]
     Closed,
@@ -129,6 +134,7 @@ impl From<StoreError> for DatabaseError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Closed => Self::Closed,
+            StoreError::Fenced => Self::Fenced,
             error => Self::Failed(Box::new(error)),
         }
     }
@@ -138,6 +144,7 @@ impl From<DatabaseError> for StoreError {
     fn from(error: DatabaseError) -> Self {
         match error {
             DatabaseError::Closed => Self::Closed,
+            DatabaseError::Fenced => Self::Fenced,
             error => Self::Engine(Box::new(error)),
         }
     }
