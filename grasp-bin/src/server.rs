@@ -247,7 +247,7 @@ pub(crate) async fn open_repos(
     let git = settings.git().context("could not find a usable git")?;
     tracing::info!(version = %git.version(), "found git");
     let dir = settings.repositories();
-    RepoStore::open(&dir, Endpoint::Repository, git, settings.staging(), database)
+    RepoStore::open(&dir, Endpoint::Repository, git, settings.staging(), database, None)
         .await
         .with_context(|| format!("could not open {}", dir.display()))
 }
@@ -262,7 +262,7 @@ pub(crate) async fn open_contributors(
     }
     let dir = settings.repositories().join("prs");
     let (git, database) = (repos.git().clone(), Arc::clone(repos.database()));
-    RepoStore::open(&dir, Endpoint::PullRequests, git, settings.staging(), database)
+    RepoStore::open(&dir, Endpoint::PullRequests, git, settings.staging(), database, None)
         .await
         .map(Some)
         .with_context(|| format!("could not open {}", dir.display()))

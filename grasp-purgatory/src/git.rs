@@ -38,7 +38,7 @@
 //!     let path = std::env::var_os("PATH").unwrap_or_default();
 //!     let git = Git::find(&path, Slots::default())?;
 //!     let (endpoint, limits) = (Endpoint::Repository, StagingLimits::default());
-//!     let store = RepoStore::open(root, endpoint, git, limits, database).await?;
+//!     let store = RepoStore::open(root, endpoint, git, limits, database, None).await?;
 //!
 //!     let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
 //!     let repo: RepoId = format!("30617:{owner}:my repo 🦀").parse()?;
@@ -66,6 +66,7 @@ mod error;
 mod fetch;
 mod layout;
 mod limits;
+mod packs;
 mod process;
 mod read;
 mod refs;
@@ -78,6 +79,7 @@ pub use check::Completeness;
 pub use command::GitCommand;
 pub use error::{BinaryError, GitError};
 pub use fetch::{FetchLimits, Fetched, Fetcher};
+pub use packs::{PackCache, PackFigures, PackStorage, PackStorageError, PackStorageOptions};
 pub use process::{Finished, GitProcess};
 pub use refs::{RETENTION, RefTarget, Refs, Target};
 pub use serve::{Protocol, Service};

@@ -8,6 +8,7 @@ use grasp_core::RefName;
 use grasp_core::resources::Shortage;
 
 use super::binary::GitVersion;
+use super::packs::PackStorageError;
 use crate::database::DatabaseError;
 
 /// The reason why the installed git cannot be used. Each is for the operator, at start.
@@ -102,6 +103,9 @@ pub enum GitError {
     /// The database failed.
     #[error(transparent)]
     Database(#[from] DatabaseError),
+    /// Packs could not be stored in the object store, or read from it.
+    #[error(transparent)]
+    PackStorage(#[from] PackStorageError),
     /// Two refs that cannot both exist, one being a directory of the other.
     #[error("{0} and {1} cannot both exist")]
     Conflict(RefName, RefName),
@@ -176,6 +180,7 @@ impl GitError {
                 | Self::Failed { .. }
                 | Self::InUse(_)
                 | Self::Database(_)
+                | Self::PackStorage(_)
                 | Self::Layout { .. }
         )
     }

@@ -4,6 +4,7 @@ mod collect;
 mod files;
 mod guard;
 mod incoming;
+mod present;
 mod repair;
 mod staging;
 mod unpacking;
@@ -36,6 +37,7 @@ use super::blocking;
 use super::check::Proofs;
 use super::error::GitError;
 use super::layout::{self, Family, Layout, VERSION};
+use super::packs::PackCache;
 use crate::database::{Database, FamilyRow, Generation, Pack, View};
 
 /// Number of locks from which on unused ones are dropped.
@@ -56,6 +58,7 @@ struct Inner {
     database: Arc<dyn Database>,
     git: Git,
     staging: StagingLimits,
+    packs: Option<PackCache>,
     locks: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
     arrivals: Arrivals,
     /// Keys of families whose packs on disk may be others than the named ones.
@@ -92,7 +95,8 @@ impl Unsettled {
 struct Removals(u64);
 
 impl RepoStore {
-    /// Opens the directory of an endpoint, makes it if need be, and removes what the database does not name.
+    /// Opens the directory of an endpoint, makes it if need be, and removes what the database does not name. With `packs`
+    /// the directory is a cache of an object store that other processes may write to; see [`RepoStore::became_writer`].
     ///
     /// At [`Endpoint::PullRequests`] every repository exists for its readers, empty until something is put there.
     pub async fn open(
@@ -101,6 +105,7 @@ impl RepoStore {
         git: Git,
         staging: StagingLimits,
         database: Arc<dyn Database>,
+        packs: Option<PackCache>,
     ) -> Result<Self, GitError> {
         let named = database.packs(endpoint).await?;
         let root = root.to_owned();
@@ -111,6 +116,7 @@ impl RepoStore {
             database,
             git,
             staging,
+            packs,
             locks: Mutex::default(),
             arrivals: Arrivals::default(),
             unsettled: Mutex::default(),

@@ -48,7 +48,7 @@ pub(crate) async fn open(
     limits: StagingLimits,
     database: &Arc<MemoryDatabase>,
 ) -> Result<RepoStore, GitError> {
-    RepoStore::open(root, Endpoint::Repository, git, limits, database.clone()).await
+    RepoStore::open(root, Endpoint::Repository, git, limits, database.clone(), None).await
 }
 
 /// A store in a directory that goes with it, and the database that names what is in it.

@@ -67,7 +67,7 @@ async fn start(dir: &Path) -> PurgatoryDriver {
     let store = Arc::new(open(dir));
     let (limits, records) = (StagingLimits::default(), store.records().await.unwrap());
     let root = dir.join("git");
-    let repos = RepoStore::open(&root, Endpoint::Repository, git, limits, store.clone());
+    let repos = RepoStore::open(&root, Endpoint::Repository, git, limits, store.clone(), None);
     let parts = PurgatoryParts {
         repos: repos.await.unwrap(),
         contributors: None,

@@ -42,7 +42,7 @@ impl Place {
         let database = Arc::new(SqliteStore::open(&file, SqliteOptions::default()).unwrap());
         let (root, limits_of_staging) = (dir.path().join("git"), StagingLimits::default());
         let endpoint = Endpoint::Repository;
-        let store = RepoStore::open(&root, endpoint, git, limits_of_staging, database).await;
+        let store = RepoStore::open(&root, endpoint, git, limits_of_staging, database, None).await;
         let store = store.unwrap();
         Self { fetcher: Fetcher::new(store.clone(), policy, limits), store, dir }
     }

@@ -1,0 +1,286 @@
+//! Packs in an object store, which any number of servers read. The directories of families are a cache of it.
+//!
+//! ```text
+//! version                                              which layout this is; without it, it is not our object store
+//! packs/<endpoint>/<family>/pack-….pack, .idx, .rev    written once, before the commit that names the pack
+//! staging/<endpoint>/<family>/<event>/<tip>/pack-….*   uploads whose event has not been received
+//! ```
+
+pub(super) mod cache;
+#[cfg(feature = "object-store")]
+mod remote;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+pub use cache::PackCache;
+use grasp_core::service::Endpoint;
+
+use super::layout::{self, Family};
+
+/// Key and content of the object that every object store of ours has.
+const VERSION: (&str, &[u8]) = ("version", b"grasp packs 1\n");
+
+/// Time for which failed requests are repeated.
+pub(super) const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The reason why packs could not be stored or read. None contains credentials.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PackStorageError {
+    /// The address or a variable of the environment cannot be used.
+    #[error("packs cannot be stored there: {0}")]
+    Address(String),
+    /// The bucket or directory does not exist.
+    #[error("the bucket or directory for packs does not exist; create it, or correct the address")]
+    NoBucket,
+    /// The credentials were refused.
+    #[error(
+        "the object store refused the credentials; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION"
+    )]
+    Denied,
+    /// The bucket or directory exists and lacks what this server has stored.
+    #[error(
+        "the object store has no packs of this server: its object `version` is missing; correct the address, or restore the bucket"
+    )]
+    Foreign,
+    /// Another version of this program has written it.
+    #[error("the object store has layout {found:?}, and this version knows only {known:?}")]
+    Layout {
+        /// The version that it declares.
+        found: String,
+        /// The known version.
+        known: String,
+    },
+    /// A request failed, as often as it was repeated.
+    #[error("the object store failed: {0}")]
+    Failed(String),
+    /// A local file could not be read or written.
+    #[error("could not copy a pack from or to the object store")]
+    File(#[from] std::io::Error),
+}
+
+/// A call of an object store.
+type StorageFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, PackStorageError>> + Send + 'a>>;
+
+/// The operations of an object store.
+trait Backend: Send + Sync {
+    /// Stores the content of a file. It is durable when this returns.
+    fn put<'a>(&'a self, key: &'a str, file: &'a Path) -> StorageFuture<'a, ()>;
+
+    /// Writes an object to a new file; returns whether there is such an object.
+    fn get<'a>(&'a self, key: &'a str, file: &'a Path) -> StorageFuture<'a, bool>;
+
+    /// Returns the keys below a prefix that ends at a slash, with sizes.
+    fn list<'a>(&'a self, prefix: &'a str) -> StorageFuture<'a, BTreeMap<String, u64>>;
+
+    /// Removes an object; that there is none is fine.
+    fn delete<'a>(&'a self, key: &'a str) -> StorageFuture<'a, ()>;
+
+    /// Returns a small object.
+    fn read<'a>(&'a self, key: &'a str) -> StorageFuture<'a, Option<Vec<u8>>>;
+
+    /// Stores a small object.
+    fn write<'a>(&'a self, key: &'a str, content: &'static [u8]) -> StorageFuture<'a, ()>;
+}
+
+/// Options of an object store that are not part of its address.
+#[derive(Clone)]
+pub struct PackStorageOptions {
+    /// Names and values as in the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`,
+    /// `AWS_ENDPOINT_URL` and their like; `AWS_CA_BUNDLE` names a file of further certificate authorities.
+    pub variables: BTreeMap<String, String>,
+    /// Time for which failed requests are repeated, and that one request may take.
+    pub timeout: Duration,
+}
+
+impl Default for PackStorageOptions {
+    fn default() -> Self {
+        let variables = std::env::vars_os().filter_map(|(name, value)| {
+            let name = name.into_string().ok().filter(|name| name.starts_with("AWS_"))?;
+            Some((name, value.into_string().ok()?))
+        });
+        Self { variables: variables.collect(), timeout: RETRY_TIMEOUT }
+    }
+}
+
+impl std::fmt::Debug for PackStorageOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<_> = self.variables.keys().collect();
+        f.debug_struct("PackStorageOptions").field("variables", &names).finish_non_exhaustive()
+    }
+}
+
+/// An object store for packs. Clones share it.
+#[derive(Clone)]
+pub struct PackStorage {
+    inner: Arc<Storage>,
+}
+
+struct Storage {
+    backend: Box<dyn Backend>,
+    uploading: AtomicU64,
+    uploads: AtomicU64,
+    downloads: AtomicU64,
+    failures: AtomicU64,
+}
+
+impl std::fmt::Debug for PackStorage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PackStorage").finish_non_exhaustive()
+    }
+}
+
+impl PackStorage {
+    /// Opens `s3://bucket/prefix` or `file:///directory`. Credentials, region and endpoint of S3 come from variables of
+    /// the environment. Nothing is requested yet.
+    #[cfg(feature = "object-store")]
+    pub fn open(url: &str) -> Result<Self, PackStorageError> {
+        Self::open_with(url, &PackStorageOptions::default())
+    }
+
+    /// The same with other options than those of the environment.
+    #[cfg(feature = "object-store")]
+    pub fn open_with(url: &str, options: &PackStorageOptions) -> Result<Self, PackStorageError> {
+        let backend = Box::new(remote::Remote::open(url, options)?);
+        let [uploading, uploads, downloads, failures] = [const { AtomicU64::new(0) }; 4];
+        let inner = Storage { backend, uploading, uploads, downloads, failures };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Checks that the bucket exists and that the credentials work.
+    pub async fn probe(&self) -> Result<(), PackStorageError> {
+        self.is_ours().await.map(drop)
+    }
+
+    /// Returns whether a server of ours has stored something here before.
+    async fn is_ours(&self) -> Result<bool, PackStorageError> {
+        let (key, known) = VERSION;
+        match self.count(self.inner.backend.read(key).await)? {
+            None => Ok(false),
+            Some(found) if found == known => Ok(true),
+            Some(found) => {
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+                Err(PackStorageError::Layout { found: text(&found), known: text(known) })
+            }
+        }
+    }
+
+    /// Begins to use an object store. One that is not ours is made so, unless packs `are_named` that should be in it.
+    pub(super) async fn claim(&self, are_named: bool) -> Result<(), PackStorageError> {
+        if self.is_ours().await? {
+            return Ok(());
+        }
+        if are_named {
+            return Err(PackStorageError::Foreign);
+        }
+        let (key, content) = VERSION;
+        self.count(self.inner.backend.write(key, content).await)
+    }
+
+    /// Stores the content of a file.
+    pub(super) async fn put(&self, key: &str, file: &Path) -> Result<(), PackStorageError> {
+        let inner = &self.inner;
+        inner.uploading.fetch_add(1, Ordering::Relaxed);
+        let _uploading = OnDrop(|| _ = inner.uploading.fetch_sub(1, Ordering::Relaxed));
+        self.count(inner.backend.put(key, file).await)?;
+        inner.uploads.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Writes an object to a new file; returns whether there is such an object.
+    ///
+    /// An object store that was replaced by an empty one is an error: nothing in it is lost.
+    pub(super) async fn get(&self, key: &str, file: &Path) -> Result<bool, PackStorageError> {
+        if self.count(self.inner.backend.get(key, file).await)? {
+            self.inner.downloads.fetch_add(1, Ordering::Relaxed);
+            return Ok(true);
+        }
+        if self.is_ours().await? { Ok(false) } else { Err(PackStorageError::Foreign) }
+    }
+
+    /// Returns the keys below a prefix that ends at a slash, with sizes.
+    pub(super) async fn list(
+        &self,
+        prefix: &str,
+    ) -> Result<BTreeMap<String, u64>, PackStorageError> {
+        let listed = self.count(self.inner.backend.list(prefix).await)?;
+        if listed.is_empty() && !self.is_ours().await? {
+            return Err(PackStorageError::Foreign);
+        }
+        Ok(listed)
+    }
+
+    /// Removes an object; that there is none is fine.
+    pub(super) async fn delete(&self, key: &str) -> Result<(), PackStorageError> {
+        self.count(self.inner.backend.delete(key).await)
+    }
+
+    fn count<T>(&self, result: Result<T, PackStorageError>) -> Result<T, PackStorageError> {
+        if result.is_err() {
+            self.inner.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+/// Calls a function when it is dropped.
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// Figures of an object store and its cache, counted since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PackFigures {
+    /// Requests for a family whose packs were all on disk.
+    pub hits: u64,
+    /// Requests for a family of which packs had to be downloaded first.
+    pub misses: u64,
+    /// Bytes of families on disk.
+    pub cached_bytes: u64,
+    /// Files that are being uploaded.
+    pub uploading: u64,
+    /// Files that were uploaded.
+    pub uploads: u64,
+    /// Files that were downloaded.
+    pub downloads: u64,
+    /// Requests that failed, however often they were repeated.
+    pub failures: u64,
+}
+
+/// Returns the name of an endpoint in keys.
+fn endpoint_name(endpoint: Endpoint) -> &'static str {
+    match endpoint {
+        Endpoint::Repository => "repositories",
+        Endpoint::PullRequests => "prs",
+    }
+}
+
+/// Returns the prefix of all packs of an endpoint.
+pub(super) fn packs_prefix(endpoint: Endpoint) -> String {
+    format!("packs/{}/", endpoint_name(endpoint))
+}
+
+/// Returns the prefix of the packs of a family.
+pub(super) fn family_prefix(endpoint: Endpoint, family: &Family) -> String {
+    format!("{}{}/", packs_prefix(endpoint), family.key())
+}
+
+/// Returns the prefix of all uploads of an endpoint that wait for their event.
+pub(super) fn staging_prefix(endpoint: Endpoint) -> String {
+    format!("staging/{}/", endpoint_name(endpoint))
+}
+
+/// Returns the key of a file of a pack.
+pub(super) fn pack_key(endpoint: Endpoint, family: &Family, file: &Path) -> String {
+    format!("{}{}", family_prefix(endpoint, family), layout::name(file))
+}

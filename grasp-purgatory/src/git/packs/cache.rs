@@ -1,0 +1,323 @@
+//! The families on disk as a cache: which may be removed, and when.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use grasp_core::service::Endpoint;
+use tokio::sync::OwnedMutexGuard;
+
+use super::{PackFigures, PackStorage};
+use crate::git::blocking;
+use crate::git::layout::{self, Family};
+
+/// An object store, and a bound for the packs that are kept on disk. Clones share it; the stores of all endpoints are
+/// opened with one.
+#[derive(Clone, Debug)]
+pub struct PackCache {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    storage: PackStorage,
+    max_bytes: u64,
+    state: Mutex<CacheState>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+    next_scratch: AtomicU64,
+}
+
+impl PackCache {
+    /// Bytes of packs that are kept on disk unless the operator says otherwise.
+    pub const DEFAULT_BYTES: u64 = 20 * 1024 * 1024 * 1024;
+
+    /// Keeps packs in an object store, and at most so many bytes of them on disk, beside what is in use.
+    pub fn new(storage: PackStorage, max_bytes: u64) -> Self {
+        let [hits, misses, next_scratch] = [const { AtomicU64::new(0) }; 3];
+        let state = Mutex::default();
+        let inner = Inner { storage, max_bytes, state, hits, misses, next_scratch };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Returns the object store.
+    pub fn storage(&self) -> &PackStorage {
+        &self.inner.storage
+    }
+
+    /// Returns figures for the status.
+    pub fn figures(&self) -> PackFigures {
+        let (cache, storage) = (&self.inner, &self.inner.storage.inner);
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        PackFigures {
+            hits: read(&cache.hits),
+            misses: read(&cache.misses),
+            cached_bytes: self.state().bytes,
+            uploading: read(&storage.uploading),
+            uploads: read(&storage.uploads),
+            downloads: read(&storage.downloads),
+            failures: read(&storage.failures),
+        }
+    }
+}
+
+/// A family, by its endpoint and the key of its directory.
+type FamilyKey = (Endpoint, String);
+
+fn key_of(endpoint: Endpoint, family: &Family) -> FamilyKey {
+    (endpoint, family.key().to_owned())
+}
+
+/// The families on disk. A plain value: whoever evicts or downloads asks it first.
+#[derive(Debug, Default)]
+struct CacheState {
+    families: BTreeMap<FamilyKey, Cached>,
+    bytes: u64,
+    uses: u64,
+}
+
+#[derive(Debug)]
+struct Cached {
+    family: Family,
+    bytes: u64,
+    /// Processes, guards and downloads that need it.
+    users: usize,
+    /// The number of its last use among all.
+    last_use: u64,
+    is_leaving: bool,
+    /// Its packs and proofs were compared with the database since this process may write.
+    is_settled: bool,
+    /// Held while its files are downloaded or removed.
+    transfer: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl CacheState {
+    fn entry(&mut self, key: FamilyKey, family: &Family) -> &mut Cached {
+        self.families.entry(key).or_insert_with(|| Cached {
+            family: family.clone(),
+            bytes: 0,
+            users: 0,
+            last_use: 0,
+            is_leaving: false,
+            is_settled: false,
+            transfer: Arc::default(),
+        })
+    }
+
+    /// Counts a user; returns the lock to wait for if the family is being removed.
+    fn enter(
+        &mut self,
+        key: FamilyKey,
+        family: &Family,
+    ) -> Result<(), Arc<tokio::sync::Mutex<()>>> {
+        let entry = self.entry(key, family);
+        if entry.is_leaving {
+            return Err(entry.transfer.clone());
+        }
+        entry.users += 1;
+        Ok(())
+    }
+
+    fn leave(&mut self, key: &FamilyKey) {
+        self.uses += 1;
+        let Some(entry) = self.families.get_mut(key) else { return };
+        entry.users = entry.users.saturating_sub(1);
+        entry.last_use = self.uses;
+        if entry.users == 0 && entry.bytes == 0 {
+            self.families.remove(key);
+        }
+    }
+
+    /// Notes the size of a family.
+    fn resize(&mut self, key: FamilyKey, family: &Family, bytes: u64) {
+        let entry = self.entry(key, family);
+        let before = std::mem::replace(&mut entry.bytes, bytes);
+        self.bytes = self.bytes.saturating_sub(before).saturating_add(bytes);
+    }
+
+    /// Returns the family to remove next: of those that are not in use the one that was so least recently, while there
+    /// are more bytes than these.
+    fn next_to_remove(&mut self, max_bytes: u64) -> Option<FamilyKey> {
+        if self.bytes <= max_bytes {
+            return None;
+        }
+        let idle = self.families.iter_mut().filter(|(_, it)| it.users == 0 && !it.is_leaving);
+        let (key, oldest) = idle.min_by_key(|(_, entry)| entry.last_use)?;
+        oldest.is_leaving = true;
+        Some(key.clone())
+    }
+
+    fn removed(&mut self, key: &FamilyKey) {
+        let bytes = self.families.remove(key).map_or(0, |entry| entry.bytes);
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+}
+
+/// A use of a family. Its files stay on disk until the last one is dropped.
+#[derive(Debug)]
+pub(in crate::git) struct InUse {
+    cache: PackCache,
+    key: FamilyKey,
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.cache.state().leave(&self.key);
+        self.cache.evict_soon();
+    }
+}
+
+impl PackCache {
+    /// Begins to use a family. If it is being removed, waits for the end of that.
+    pub(in crate::git) async fn enter(&self, endpoint: Endpoint, family: &Family) -> InUse {
+        loop {
+            let entered = self.state().enter(key_of(endpoint, family), family);
+            match entered {
+                Ok(()) => return InUse { cache: self.clone(), key: key_of(endpoint, family) },
+                Err(removal) => drop(removal.lock().await),
+            }
+        }
+    }
+
+    /// Waits for its turn to download packs of a family.
+    pub(in crate::git) async fn transfer(&self, in_use: &InUse) -> OwnedMutexGuard<()> {
+        let families = self.state().families.get(&in_use.key).map(|it| it.transfer.clone());
+        families.unwrap_or_default().lock_owned().await
+    }
+
+    /// Notes the size of a family on disk, and makes room if that is too much with all others.
+    pub(in crate::git) fn resize(&self, endpoint: Endpoint, family: &Family, bytes: u64) {
+        self.state().resize(key_of(endpoint, family), family, bytes);
+        self.evict_soon();
+    }
+
+    pub(in crate::git) fn hit(&self) {
+        self.inner.hits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(in crate::git) fn missed(&self) {
+        self.inner.misses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns whether a family in use was compared with the database since this process may write; from now on it is
+    /// taken to be.
+    pub(in crate::git) fn set_settled(&self, in_use: &InUse, is_settled: bool) -> bool {
+        let mut state = self.state();
+        let entry = state.families.get_mut(&in_use.key);
+        entry.is_some_and(|entry| std::mem::replace(&mut entry.is_settled, is_settled))
+    }
+
+    /// Forgets that families were compared with the database: another process has written.
+    pub(in crate::git) fn unsettle_all(&self) {
+        self.state().families.values_mut().for_each(|entry| entry.is_settled = false);
+    }
+
+    fn evict_soon(&self) {
+        let state = self.state();
+        let is_over = state.bytes > self.inner.max_bytes;
+        drop(state);
+        if let (true, Ok(runtime)) = (is_over, tokio::runtime::Handle::try_current()) {
+            runtime.spawn(self.clone().evict());
+        }
+    }
+
+    /// Removes the families that were used least recently until the bound is kept.
+    async fn evict(self) {
+        while let Some((key, family, removal)) = self.next_to_remove() {
+            let number = self.inner.next_scratch.fetch_add(1, Ordering::Relaxed);
+            let scratch = family.layout().incoming().join(format!("evicted-{number}"));
+            let removed = blocking(move || {
+                layout::remove(&family.views())?;
+                layout::rename(family.path(), &scratch)?;
+                layout::remove(&scratch)
+            });
+            if let Err(error) = removed.await {
+                tracing::warn!(%error, "could not remove a repository from the cache of packs");
+            }
+            self.state().removed(&key);
+            drop(removal);
+        }
+    }
+
+    fn next_to_remove(&self) -> Option<(FamilyKey, Family, OwnedMutexGuard<()>)> {
+        let mut state = self.state();
+        let key = state.next_to_remove(self.inner.max_bytes)?;
+        let entry = state.families.get(&key)?;
+        // Only users transfer files, and it has none.
+        let removal = entry.transfer.clone().try_lock_owned().ok()?;
+        Some((key, entry.family.clone(), removal))
+    }
+
+    fn state(&self) -> MutexGuard<'_, CacheState> {
+        // Every change is complete when the lock is released.
+        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::git::layout::Layout;
+
+    fn family(name: &str) -> Family {
+        Layout::new(Path::new("/r")).family(&name.parse().unwrap())
+    }
+
+    fn key(name: &str) -> FamilyKey {
+        key_of(Endpoint::Repository, &family(name))
+    }
+
+    fn used(state: &mut CacheState, name: &str, bytes: u64) {
+        assert!(state.enter(key(name), &family(name)).is_ok());
+        state.resize(key(name), &family(name), bytes);
+        state.leave(&key(name));
+    }
+
+    #[test]
+    fn removes_the_family_that_was_used_least_recently() {
+        let mut state = CacheState::default();
+        for name in ["a", "b", "c", "a"] {
+            used(&mut state, name, 10);
+        }
+        assert_eq!(state.next_to_remove(30), None);
+        assert_eq!(state.next_to_remove(15), Some(key("b")));
+        state.removed(&key("b"));
+        assert_eq!(state.bytes, 20);
+        assert_eq!(state.next_to_remove(15), Some(key("c")));
+        state.removed(&key("c"));
+        assert_eq!(state.next_to_remove(15), None);
+    }
+
+    #[test]
+    fn removes_nothing_that_is_in_use_however_large_it_is() {
+        let mut state = CacheState::default();
+        assert!(state.enter(key("a"), &family("a")).is_ok());
+        assert!(state.enter(key("a"), &family("a")).is_ok());
+        state.resize(key("a"), &family("a"), 100);
+        assert_eq!(state.next_to_remove(10), None);
+        state.leave(&key("a"));
+        assert_eq!(state.next_to_remove(10), None);
+        state.leave(&key("a"));
+        assert_eq!(state.next_to_remove(10), Some(key("a")));
+        assert_eq!(state.next_to_remove(10), None, "it is being removed");
+    }
+
+    #[test]
+    fn a_family_that_is_being_removed_is_waited_for() {
+        let mut state = CacheState::default();
+        used(&mut state, "a", 100);
+        assert_eq!(state.next_to_remove(10), Some(key("a")));
+        assert!(state.enter(key("a"), &family("a")).is_err());
+        state.removed(&key("a"));
+        assert!(state.enter(key("a"), &family("a")).is_ok());
+    }
+
+    #[test]
+    fn a_family_without_files_is_forgotten() {
+        let mut state = CacheState::default();
+        used(&mut state, "a", 0);
+        assert!(state.families.is_empty());
+    }
+}
