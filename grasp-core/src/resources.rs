@@ -84,6 +84,11 @@ impl ClientNetwork {
         Self { bits: Prefix::of(bits, narrowest).bits }
     }
 
+    /// Returns the first address of the network.
+    pub fn address(self) -> IpAddr {
+        IpAddr::V6(Ipv6Addr::from(self.bits)).to_canonical()
+    }
+
     /// Returns the networks from the widest to the narrowest.
     pub fn prefixes(self) -> impl Iterator<Item = Prefix> {
         widths(self.bits).iter().map(move |length| Prefix::of(self.bits, *length))

@@ -2,6 +2,7 @@
 
 use nostr::event::Event;
 use nostr::key::PublicKey;
+use serde::{Deserialize, Serialize};
 
 use crate::event::Version;
 use crate::kinds;
@@ -113,7 +114,7 @@ pub struct Facts {
 }
 
 /// The place where an event is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Presence {
     /// Stored and served.
     Stored,

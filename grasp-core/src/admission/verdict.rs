@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use nostr::key::PublicKey;
+use serde::{Deserialize, Serialize};
 
 use super::facts::Presence;
 use crate::repo::RepoId;
@@ -60,7 +61,7 @@ impl Verdict {
 }
 
 /// What became of an event.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[must_use]
 pub enum Outcome {
     /// It is stored and served, and was not before.
@@ -79,7 +80,7 @@ pub enum Outcome {
 }
 
 /// The time after which a refused event may be offered again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Retry {
     /// Never: sync does not fetch that id again.
     Never,
@@ -102,7 +103,7 @@ impl From<Rejection> for Verdict {
 }
 
 /// The reason for which an event is refused. Its text is the OK message.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the texts say it")]
 pub enum Rejection {
