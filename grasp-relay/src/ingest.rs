@@ -295,11 +295,12 @@ impl Pipeline {
     /// Publishes stored and ephemeral events, once everything is durable.
     async fn publish(&self, round: &[Pending], verdicts: &[Verdict]) {
         for (pending, verdict) in round.iter().zip(verdicts) {
+            let event = &pending.event;
             if is_stored(verdict) {
-                self.git.stored(Arc::clone(&pending.event)).await;
-            }
-            if is_stored(verdict) || *verdict == Verdict::Broadcast {
-                self.hub.publish(Arc::clone(&pending.event)).await;
+                self.git.stored(Arc::clone(event)).await;
+                self.hub.publish_stored(Arc::clone(event)).await;
+            } else if *verdict == Verdict::Broadcast {
+                self.hub.publish_ephemeral(Arc::clone(event)).await;
             }
         }
     }

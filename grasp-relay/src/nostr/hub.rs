@@ -10,12 +10,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use nostr::event::Event;
 use nostr::filter::Filter;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::subscriptions::{Subscriber, SubscriptionIndex};
 
 /// Commands that may be queued for the hub before senders wait.
 const COMMAND_QUEUE: usize = 4_096;
+
+/// Ephemeral events that may be queued for other nodes; beyond it the oldest are dropped.
+const EPHEMERAL_QUEUE: usize = 1_024;
 
 /// An accepted event, serialised once for all listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +64,17 @@ pub struct Hub {
     listeners: Arc<AtomicU64>,
     sockets: Arc<AtomicUsize>,
     feeds: Arc<AtomicUsize>,
+    ephemeral: broadcast::Sender<Arc<Event>>,
+    source: StoredEvents,
+}
+
+/// The source of the stored events that a hub publishes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StoredEvents {
+    /// This process, after each commit.
+    Own,
+    /// The database that this node shares with others.
+    Database,
 }
 
 /// Counts one connection or feed until it is dropped.
@@ -138,10 +152,40 @@ enum Command {
 impl Hub {
     /// Starts the hub's task on the current runtime.
     pub fn start() -> Self {
+        Self::with_source(StoredEvents::Own)
+    }
+
+    /// Starts the hub of a node that shares its database with others. Whoever follows the commits of that database
+    /// [publishes](Self::publish) the stored events of all nodes, those of this process among them.
+    pub fn of_node() -> Self {
+        Self::with_source(StoredEvents::Database)
+    }
+
+    fn with_source(source: StoredEvents) -> Self {
         let (commands, received) = mpsc::channel(COMMAND_QUEUE);
         tokio::spawn(HubState::default().run(received));
         let [sockets, feeds] = [Arc::default(), Arc::default()];
-        Self { commands, listeners: Arc::default(), sockets, feeds }
+        let ephemeral = broadcast::Sender::new(EPHEMERAL_QUEUE);
+        Self { commands, listeners: Arc::default(), sockets, feeds, ephemeral, source }
+    }
+
+    /// Publishes an event that this process has stored, unless it comes by the database.
+    pub async fn publish_stored(&self, event: Arc<Event>) {
+        if self.source == StoredEvents::Own {
+            self.publish(event).await;
+        }
+    }
+
+    /// Publishes an event that is never stored, here and at the other nodes.
+    pub async fn publish_ephemeral(&self, event: Arc<Event>) {
+        // Without other nodes there is no receiver.
+        let _ = self.ephemeral.send(Arc::clone(&event));
+        self.publish(event).await;
+    }
+
+    /// Subscribes to the events that this process accepts and never stores.
+    pub fn ephemeral(&self) -> broadcast::Receiver<Arc<Event>> {
+        self.ephemeral.subscribe()
     }
 
     /// Sends an accepted event to all matching subscriptions. Waits only for the hub itself, never for a listener.

@@ -160,7 +160,7 @@ impl LaneExecutor {
             }
             Output::Publish { events } => {
                 for event in events {
-                    self.parts.hub.publish(event).await;
+                    self.parts.hub.publish_stored(event).await;
                 }
                 return None;
             }
