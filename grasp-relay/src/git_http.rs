@@ -24,6 +24,7 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Response};
+use grasp_core::admission::Policy;
 use grasp_core::nip34::Announcement;
 use grasp_core::resources::{Claimant, ClientNetwork};
 use grasp_core::service::{Endpoint, GitPath};
@@ -33,8 +34,10 @@ use nostr::event::Event;
 use nostr::filter::Filter;
 
 use self::body::{BodyError, ResponseBuffers};
+use crate::clock::Clock;
 use crate::purgatory::PurgatoryDriver;
-use crate::store;
+use crate::role::RoleWatch;
+use crate::store::{self, EventStore};
 use crate::web::{self, RepositoryPage};
 
 /// Limits of requests of git clients.
@@ -72,8 +75,24 @@ impl Default for GitLimits {
     }
 }
 
+/// The repositories that are served, and what their pages and addresses follow from.
+#[derive(Clone)]
+pub struct GitHost {
+    /// Hosted repositories.
+    pub repos: RepoStore,
+    /// Repositories of contributors for their pull requests, if enabled (GRASP-06).
+    pub contributors: Option<RepoStore>,
+    /// Served events.
+    pub store: Arc<dyn EventStore>,
+    /// The settings of admission.
+    pub policy: Policy,
+    /// The clock of the server.
+    pub clock: Clock,
+}
+
 struct GitHttp {
-    purgatory: PurgatoryDriver,
+    host: GitHost,
+    roles: RoleWatch,
     limits: GitLimits,
     buffers: ResponseBuffers,
 }
@@ -97,8 +116,8 @@ impl GitHttp {
         network: Option<ClientNetwork>,
     ) -> Result<Option<RepoRequest>, GitError> {
         let repos = match endpoint {
-            Endpoint::Repository => Some(self.purgatory.repos()),
-            Endpoint::PullRequests => self.purgatory.contributors(),
+            Endpoint::Repository => Some(&self.host.repos),
+            Endpoint::PullRequests => self.host.contributors.as_ref(),
         };
         let Some(repos) = repos.cloned() else { return Ok(None) };
         let exists = endpoint == Endpoint::PullRequests || repos.has_view(&repo).await?;
@@ -111,13 +130,13 @@ impl GitHttp {
         if is_git {
             return (StatusCode::NOT_FOUND, NO_CACHE, NOT_ANNOUNCED).into_response();
         }
-        let page = web::not_found(&self.purgatory.policy().service);
+        let page = web::not_found(&self.host.policy.service);
         (StatusCode::NOT_FOUND, Html(page)).into_response()
     }
 
     /// Renders the page of a repository.
     async fn page(&self, repo: &RepoId) -> Result<Response, HttpError> {
-        let repos = self.purgatory.repos();
+        let repos = &self.host.repos;
         let refs = repos.refs(repo).await?;
         let head = Some(repos.head(repo).await?).filter(|head| refs.contains_key(head));
         let count = |is: fn(Namespace<'_>) -> bool| {
@@ -137,21 +156,28 @@ impl GitHttp {
             branches: count(|namespace| matches!(namespace, Namespace::Branch(_))),
             tags: count(|namespace| matches!(namespace, Namespace::Tag(_))),
         };
-        let service = &self.purgatory.policy().service;
+        let service = &self.host.policy.service;
         Ok(Html(web::repository(service, &page, self.limits.secure)).into_response())
     }
 
     /// Reads stored events.
     async fn events(&self, filter: Filter) -> Result<Vec<Event>, HttpError> {
-        let now = self.purgatory.clock().now().unix;
-        Ok(store::events(&**self.purgatory.store(), filter, now).await?)
+        let now = self.host.clock.now().unix;
+        Ok(store::events(&*self.host.store, filter, now).await?)
+    }
+
+    /// Returns purgatory, if this process is the writer.
+    fn purgatory(&self) -> Result<PurgatoryDriver, HttpError> {
+        self.roles.purgatory().ok_or(HttpError::NotWriter)
     }
 }
 
 /// Returns the routes of all repositories, to be merged below the mount. A path that names no repository is not found.
-pub fn routes(purgatory: PurgatoryDriver, limits: GitLimits) -> Router {
+///
+/// Pushes are served while this process is the writer.
+pub fn routes(host: GitHost, roles: RoleWatch, limits: GitLimits) -> Router {
     let buffers = ResponseBuffers::default();
-    Router::new().fallback(serve).with_state(Arc::new(GitHttp { purgatory, limits, buffers }))
+    Router::new().fallback(serve).with_state(Arc::new(GitHttp { host, roles, limits, buffers }))
 }
 
 async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
@@ -245,6 +271,9 @@ enum HttpError {
     Store(#[from] crate::store::StoreError),
     #[error(transparent)]
     Unavailable(#[from] crate::purgatory::Unavailable),
+    /// The role has changed since the request came.
+    #[error("this node no longer takes pushes")]
+    NotWriter,
 }
 
 impl HttpError {
@@ -255,6 +284,7 @@ impl HttpError {
             Self::Body(BodyError::Encoding) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Body(BodyError::Stalled(_)) => StatusCode::REQUEST_TIMEOUT,
             Self::Body(_) => StatusCode::BAD_REQUEST,
+            Self::NotWriter => StatusCode::SERVICE_UNAVAILABLE,
             Self::Output(_) | Self::Store(_) | Self::Unavailable(_) => {
                 tracing::error!(error = %self, "a git request failed");
                 StatusCode::INTERNAL_SERVER_ERROR

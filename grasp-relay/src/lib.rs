@@ -5,8 +5,11 @@ pub mod feed;
 pub mod git_http;
 pub mod ingest;
 pub mod metrics;
+#[cfg(feature = "postgres")]
+pub mod nodes;
 pub mod nostr;
 pub mod purgatory;
+pub mod role;
 pub mod server;
 pub mod store;
 pub mod web;

@@ -54,9 +54,13 @@ impl GitHttp {
         }
         let mut process = repos.upload_pack(repo, protocol(headers), *claimant).await?;
         let input = process.take_stdin();
-        let (purgatory, endpoint, repo) = (self.purgatory.clone(), *endpoint, repo.clone());
-        let damaged = repo.clone();
-        let suspect = move |words: &str| purgatory.suspect(endpoint, &repo, words);
+        let (purgatory, endpoint, repo) = (self.roles.purgatory(), *endpoint, repo.clone());
+        let (damaged, checker) = (repo.clone(), purgatory.clone());
+        let suspect = move |words: &str| {
+            if let Some(purgatory) = &checker {
+                purgatory.suspect(endpoint, &repo, words);
+            }
+        };
         let mut output = GitOutput::new(process, suspect)?;
         let mut feeding = tokio::spawn(feed(input, first, body));
         // Git writes once it has read the request. Until then a broken request can have its own status.
@@ -71,7 +75,8 @@ impl GitHttp {
         let first = first.map_err(HttpError::Output)?;
         if first.is_empty() {
             let words = output.end().await?.words;
-            let is_damaged = lacks_objects(&words) || self.purgatory.is_damaged(endpoint, &damaged);
+            let is_known = purgatory.is_some_and(|it| it.is_damaged(endpoint, &damaged));
+            let is_damaged = is_known || lacks_objects(&words);
             let text = if is_damaged { REPAIRING } else { words.as_str() };
             return Ok(upload_pack_result(Body::from(error_packet(text))));
         }

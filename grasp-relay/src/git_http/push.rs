@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 use super::body::{BodyError, RequestBody};
 use super::push_facts::PushFacts;
 use super::{GitHttp, HttpError, NO_CACHE, RepoRequest};
-use crate::purgatory::Addition;
+use crate::purgatory::{Addition, PurgatoryDriver};
 
 /// Bytes of a pack that are awaited before git is started.
 const GATHERED_BYTES: usize = 256 * 1024;
@@ -101,7 +101,8 @@ impl GitHttp {
             }
             Commands::Push { request, rest } => {
                 let (report, parts) = mpsc::channel(REPORT_PARTS);
-                let push = Push { git: Arc::clone(self), target, request };
+                let push =
+                    Push { purgatory: self.purgatory()?, git: Arc::clone(self), target, request };
                 tokio::spawn(push.run(Pack { body, rest }, report));
                 let parts = stream::unfold(parts, |mut parts| async move {
                     let part: Vec<u8> = parts.recv().await?;
@@ -154,6 +155,7 @@ async fn read_commands(body: &mut RequestBody) -> Result<Commands, BodyError> {
 
 struct Push {
     git: Arc<GitHttp>,
+    purgatory: PurgatoryDriver,
     target: RepoRequest,
     request: PushRequest,
 }
@@ -202,7 +204,7 @@ impl Push {
         let reports = self.judge_and_execute(&mut pack, report).await;
         if self.target.endpoint == Endpoint::PullRequests {
             // A repository was created for the push. If nothing came it is removed, now or by maintenance.
-            if let Err(error) = self.git.purgatory.remove_empty(&self.target.repo).await {
+            if let Err(error) = self.purgatory.remove_empty(&self.target.repo).await {
                 tracing::warn!(%error, "could not remove the empty repository of a contributor");
             }
         }
@@ -220,7 +222,7 @@ impl Push {
         let facts = self.git.facts(&self.target, &self.request).await?;
         let early = facts.judge(&self.request, &refs);
         let Some(push) = &early.authorised else { return Ok(reports(&early)) };
-        let _at_work = self.git.purgatory.begin_work(repo);
+        let _at_work = self.purgatory.begin_work(repo);
         if *endpoint == Endpoint::PullRequests {
             repos.lock(&repo.identifier).await?.create_view(&repo.owner).await?;
         }
@@ -274,7 +276,7 @@ impl Push {
         if self.request.commands().iter().all(|command| command.new.is_none()) {
             return Ok(None);
         }
-        let (purgatory, name) = (&self.git.purgatory, &self.target.repo.identifier);
+        let (purgatory, name) = (&self.purgatory, &self.target.repo.identifier);
         let now = purgatory.clock().now().mono;
         let room = purgatory.disk().room(now, name, &claimant, Addition::Pushed);
         if room == 0 {
@@ -327,7 +329,7 @@ impl Push {
 
     /// Judges again under the lock, takes the objects in, and waits until the events of the push are served.
     async fn execute(&self, incoming: Option<Incoming>) -> Result<Vec<RefReport>, PushError> {
-        let (purgatory, RepoRequest { repos, repo, .. }) = (&self.git.purgatory, &self.target);
+        let (purgatory, RepoRequest { repos, repo, .. }) = (&self.purgatory, &self.target);
         // Until this push is served or refused: the next one is judged on the refs that it leaves.
         let _turn = repos.lock_pushes(repo).await;
         let mut guard = repos.lock(&repo.identifier).await?;
@@ -369,7 +371,7 @@ impl Push {
             let stored = self.git.stored(&ids).await?;
             missing.retain(|it| it.name.event().is_some_and(|id| stored.contains(&id)));
         }
-        let now = self.git.purgatory.clock().now().unix;
+        let now = self.purgatory.clock().now().unix;
         let mut guard = repos.lock(&repo.identifier).await?;
         Ok(guard.move_refs(&repo.owner, &missing, None, now).await?)
     }
@@ -390,10 +392,7 @@ impl Push {
             };
             if let Ok(bytes) = repos.staged_bytes(&repo.identifier, id, tip).await {
                 let network = self.target.claimant.network;
-                self.git
-                    .purgatory
-                    .tell(Input::PushStaged { id, tip, target, bytes, network })
-                    .await;
+                self.purgatory.tell(Input::PushStaged { id, tip, target, bytes, network }).await;
             }
         }
     }
@@ -434,10 +433,10 @@ impl Push {
 
     /// Returns whether a state is held, and whether it is stored.
     async fn find_state(&self, id: EventId) -> Result<(bool, bool), HttpError> {
-        if self.git.purgatory.ask(move |purgatory| purgatory.holds(&id)).await? {
+        if self.purgatory.ask(move |purgatory| purgatory.holds(&id)).await? {
             return Ok((true, false));
         }
-        let (store, now) = (self.git.purgatory.store(), self.git.purgatory.clock().now().unix);
+        let (store, now) = (self.purgatory.store(), self.purgatory.clock().now().unix);
         let found = store.exists(vec![vec![Filter::new().id(id)]], now).await?;
         Ok((false, found.contains(&true)))
     }
@@ -447,7 +446,7 @@ impl Push {
         let (Some(id), Some(tip)) = (command.name.event(), command.new) else {
             return Ok(false);
         };
-        Ok(self.git.purgatory.ask(move |purgatory| purgatory.keeps_upload(&id, &tip)).await?)
+        Ok(self.purgatory.ask(move |purgatory| purgatory.keeps_upload(&id, &tip)).await?)
     }
 }
 

@@ -69,7 +69,7 @@ impl GitHttp {
         match target.endpoint {
             Endpoint::Repository => self.hosted_facts(&target.repo, request).await,
             Endpoint::PullRequests => {
-                let policy = self.purgatory.policy();
+                let policy = &self.host.policy;
                 let is_ours =
                     |proposal: &Proposal| policy.own_urls(proposal).any(|own| own == target.repo);
                 Ok(PushFacts::Contributor(self.known_proposals(request, is_ours).await))
@@ -84,18 +84,17 @@ impl GitHttp {
     ) -> Result<PushFacts, HttpError> {
         let identifier = repo.identifier.clone();
         let (held_announcements, held_candidates) = self
-            .purgatory
+            .purgatory()?
             .ask(move |p| (p.announcements(&identifier), p.candidates(&identifier)))
             .await?;
-        let now = self.purgatory.clock().now().unix;
-        let stored =
-            store::announcements(&**self.purgatory.store(), [&repo.identifier], now).await?;
+        let now = self.host.clock.now().unix;
+        let stored = store::announcements(&*self.host.store, [&repo.identifier], now).await?;
         let announcements: Vec<Announcement> = stored
             .into_iter()
             .map(|(announcement, _)| announcement)
             .chain(held_announcements.into_iter().map(|known| known.announcement))
             .collect();
-        let policy = self.purgatory.policy();
+        let policy = &self.host.policy;
         let own = announcements.iter().filter(|one| one.repo == *repo).max_by_key(|a| a.version);
         if own.is_some_and(|own| policy.archives(own)) {
             return Ok(PushFacts::Archived);
@@ -166,7 +165,7 @@ impl GitHttp {
             held.collect::<BTreeMap<_, _>>()
         };
         // Purgatory first: an event that is released meanwhile is found in the store.
-        let held = self.purgatory.ask(waits).await?;
+        let held = self.purgatory()?.ask(waits).await?;
         let rest: Vec<EventId> = ids.iter().filter(|id| !held.contains_key(id)).copied().collect();
         let mut stored = BTreeMap::new();
         for some in rest.chunks(IDS_PER_QUERY) {
