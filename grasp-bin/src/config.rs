@@ -111,6 +111,21 @@ impl Config {
                 "purgatory.staged_bytes",
                 "below what the uploads to one repository may have",
             ),
+            (
+                self.settings.database.is_none() || self.settings.packs.is_some(),
+                "database",
+                "nodes that share a database need an object store for packs, too: set packs",
+            ),
+            (
+                self.settings.database.is_none() || self.settings.node_address.is_some(),
+                "database",
+                "nodes that share a database reach each other: set node_address",
+            ),
+            (
+                self.settings.packs.is_none() || self.settings.database.is_some(),
+                "packs",
+                "only nodes that share a database keep their packs elsewhere: set database",
+            ),
         ];
         rules.into_iter().find(|(holds, ..)| !holds).map(|(_, key, reason)| (key, reason))
     }

@@ -63,6 +63,7 @@ async fn sync_from(config: Config, from: Vec<RelayUrl>, limit: Duration) -> Resu
     settings.sync.engine.backoff.cap = MAX_BACKOFF;
     settings.sync.engine.backoff.dead_retry = MAX_BACKOFF;
     let server = Server::open(&settings, Clock::system()).await?;
+    server.until_writer().await?;
     let admin = admin.serve(server.overview().clone());
     let began = Instant::now();
     let relays = wait_until_done(&server, &from, limit).await;
@@ -79,7 +80,7 @@ async fn wait_until_done(server: &Server, from: &[RelayUrl], limit: Duration) ->
     let (began, mut shown_at) = (server.parts().clock.now(), None);
     let mut bars = ProgressBars::new(from, began.mono);
     loop {
-        let relays = match server.syncer() {
+        let relays = match server.syncer().await {
             Some(syncer) => syncer.status().await.relays,
             None => Statuses::new(),
         };

@@ -3,9 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use grasp_core::admission::Policy;
 use grasp_core::limits::ConnectionStatus;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Mono, RelayUrl, RepoId, kinds};
@@ -15,6 +16,7 @@ use grasp_relay::Clock;
 use grasp_relay::metrics::{Metric, Metrics, table};
 use grasp_relay::nostr::Hub;
 use grasp_relay::purgatory::{DamagedRepo, PurgatoryDriver};
+use grasp_relay::role::{Role, RoleWatch};
 use grasp_relay::store::{EventStore, StoreError};
 use grasp_relay::web::Listing;
 use grasp_relay::web::figures::{
@@ -28,7 +30,8 @@ use tokio::sync::Mutex;
 
 use crate::files::bytes_below;
 use crate::metrics;
-use crate::server::DATABASE;
+use crate::server::node::NodeView;
+use crate::server::{Base, DATABASE};
 use crate::settings::Settings;
 
 /// Limits the age of a count of all events, which scans an index.
@@ -59,7 +62,8 @@ struct Inner {
     root: String,
     clock: Clock,
     metrics: Metrics,
-    syncer: OnceLock<Arc<Syncer>>,
+    /// The driver of sync, while it runs.
+    syncer: std::sync::Mutex<Option<Arc<Syncer>>>,
     started: u64,
     rate: std::sync::Mutex<Rate>,
     subject: Subject,
@@ -78,7 +82,9 @@ struct ServerParts {
     repositories: PathBuf,
     store: Arc<dyn EventStore>,
     hub: Hub,
-    purgatory: PurgatoryDriver,
+    roles: RoleWatch,
+    nodes: Option<NodeView>,
+    policy: Policy,
     listing: Listing,
     clock: Clock,
     metrics: Metrics,
@@ -102,29 +108,27 @@ struct Measured<T> {
 }
 
 impl Overview {
-    /// Creates the overview of a server.
-    pub(crate) fn of_server(
-        settings: &Settings,
-        purgatory: &PurgatoryDriver,
-        hub: &Hub,
-        listing: Listing,
-        metrics: Metrics,
-    ) -> Self {
-        let clock = purgatory.clock().clone();
+    /// Creates the overview of a server, with its nodes if it has several.
+    pub(crate) fn of_server(base: &Base, roles: RoleWatch, nodes: Option<NodeView>) -> Self {
+        let Base { settings, host, hub, metrics, listing, .. } = base;
+        let clock = host.clock.clone();
         let parts = ServerParts {
             data_dir: settings.data_dir.clone(),
             repositories: settings.repositories(),
-            store: Arc::clone(purgatory.store()),
+            store: Arc::clone(&host.store),
             hub: hub.clone(),
-            purgatory: purgatory.clone(),
-            listing,
+            roles,
+            nodes,
+            policy: host.policy.clone(),
+            listing: listing.clone(),
             clock: clock.clone(),
             metrics: metrics.clone(),
             fail_health_when_degraded: settings.fail_health_when_degraded,
             counts: Mutex::new(None),
             disk_usage: Mutex::new(None),
         };
-        Self::new(settings, settings.info().name, clock, metrics, Subject::Server(Box::new(parts)))
+        let subject = Subject::Server(Box::new(parts));
+        Self::new(settings, settings.info().name, clock, metrics.clone(), subject)
     }
 
     /// Creates the overview of a sidecar.
@@ -159,16 +163,18 @@ impl Overview {
             rate: std::sync::Mutex::new(Rate::new(now.mono)),
             clock,
             metrics,
-            syncer: OnceLock::new(),
+            syncer: std::sync::Mutex::default(),
             subject,
         }))
     }
 
-    /// Includes sync from now on, if it runs; it starts after all other parts.
+    /// Includes this sync from now on, or none.
     pub(crate) fn set_syncer(&self, syncer: Option<Arc<Syncer>>) {
-        if let Some(syncer) = syncer {
-            let _ = self.0.syncer.set(syncer);
-        }
+        *self.0.syncer.lock().unwrap_or_else(PoisonError::into_inner) = syncer;
+    }
+
+    fn syncer(&self) -> Option<Arc<Syncer>> {
+        self.0.syncer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns the display name.
@@ -200,20 +206,21 @@ impl Overview {
     /// Returns the repository names whose events wait for git data.
     pub(crate) async fn waiting(&self) -> Result<Vec<WaitingRow>, String> {
         let parts = self.server()?;
-        let (turns, now) = (parts.turns().await, self.0.clock.now().unix.as_secs());
-        let rows = parts.purgatory.ask(move |purgatory| waiting_rows(purgatory, now, &turns)).await;
+        let purgatory = parts.purgatory()?;
+        let (turns, now) = (turns(&purgatory).await, self.0.clock.now().unix.as_secs());
+        let rows = purgatory.ask(move |purgatory| waiting_rows(purgatory, now, &turns)).await;
         Ok(rows.unwrap_or_default())
     }
 
     /// Salvages damaged packs of a name, and starts to fetch what is missing. Returns whether objects are.
     pub(crate) async fn repair(&self, name: &Identifier) -> Result<bool, String> {
-        let repaired = self.server()?.purgatory.repair(name).await;
+        let repaired = self.server()?.purgatory()?.repair(name).await;
         repaired.map_err(|error| error.to_string())
     }
 
     /// Returns whether repositories of a name are known to lack objects.
     pub(crate) fn lacks_objects(&self, name: &Identifier) -> Result<bool, String> {
-        Ok(self.server()?.purgatory.lacks_objects(name))
+        Ok(self.server()?.purgatory()?.lacks_objects(name))
     }
 
     /// Returns whether everything that must work does: the store and purgatory of a server, the relay of a sidecar.
@@ -242,7 +249,7 @@ impl Overview {
     /// Returns the status, and that of each relay in detail.
     async fn collect(&self) -> (Status, BTreeMap<RelayUrl, RelayStatus>) {
         let inner = &self.0;
-        let relays = match inner.syncer.get() {
+        let relays = match self.syncer() {
             Some(syncer) => syncer.status().await.relays,
             None => BTreeMap::new(),
         };
@@ -316,25 +323,44 @@ impl ServerParts {
             listeners: stats.listeners as u64,
             subscriptions: stats.subscriptions as u64,
             intake: intake(&self.metrics),
-            purgatory: self.purgatory().await,
+            purgatory: self.purgatory_figures().await,
+            nodes: self.nodes.as_ref().map(NodeView::rows).unwrap_or_default(),
             ..Status::default()
         }
     }
 
-    /// Returns whether the store answers, and purgatory answers and can write its journal.
+    /// Returns purgatory; on a node that is not the writer, what to do instead.
+    fn purgatory(&self) -> Result<PurgatoryDriver, String> {
+        match self.roles.current() {
+            Role::Writer(writer) => Ok(writer.purgatory),
+            Role::Reader { writer: Some(writer) } => {
+                Err(format!("this node is not the writer; ask {writer}"))
+            }
+            Role::Reader { writer: None } => Err("no node is the writer at the moment".into()),
+        }
+    }
+
+    /// Returns whether the store and the packs answer, and purgatory, if it is here, answers and can write its journal.
     async fn is_ready(&self) -> bool {
         let empty = vec![Filter::new().ids([])];
         let store = self.store.count(empty, self.clock.now().unix).await.is_ok();
-        let purgatory = self.purgatory.can_write() && self.purgatory.ask(|_| ()).await.is_ok();
         self.set(&table::STORE_UP, &[], u64::from(store));
+        let purgatory = match self.purgatory() {
+            Ok(purgatory) => purgatory.can_write() && purgatory.ask(|_| ()).await.is_ok(),
+            Err(_) => self.nodes.is_some(),
+        };
         self.set(&table::PURGATORY_UP, &[], u64::from(purgatory));
-        store && purgatory
+        let packs = match &self.nodes {
+            Some(nodes) => nodes.packs_answer().await,
+            None => true,
+        };
+        store && purgatory && packs
     }
 
     fn damaged(&self) -> Vec<String> {
-        let damaged = self.purgatory.damaged();
+        let damaged = self.purgatory().map(|it| it.damaged()).unwrap_or_default();
         self.set(&table::DAMAGED, &[], damaged.len() as u64);
-        let service = &self.purgatory.policy().service;
+        let service = &self.policy.service;
         let address = |DamagedRepo { endpoint, repo }: DamagedRepo| {
             let path = service.repo_path(&repo);
             let mount = service.mount_path();
@@ -348,22 +374,15 @@ impl ServerParts {
         damaged.into_iter().take(MAX_DAMAGED_NAMED).map(address).collect()
     }
 
-    /// Returns the next attempt for each name that is hunted for.
-    async fn turns(&self) -> BTreeMap<Identifier, HuntSchedule> {
-        match self.purgatory.hunting() {
-            Some(hunting) => hunting.schedule().await,
-            None => BTreeMap::new(),
-        }
-    }
-
-    async fn purgatory(&self) -> PurgatoryFigures {
+    async fn purgatory_figures(&self) -> PurgatoryFigures {
+        let Ok(purgatory) = self.purgatory() else { return PurgatoryFigures::default() };
         let soon = self.clock.now().unix + EXPIRING_WITHIN;
-        let figures = self.purgatory.ask(move |held: &Purgatory| {
+        let figures = purgatory.ask(move |held: &Purgatory| {
             let waiting = [Phase::Waiting, Phase::Expired].map(|phase| held.wanting(phase));
             (held.counts(), held.expiring(soon), waiting)
         });
         let (counts, expiring, waiting) = figures.await.unwrap_or_default();
-        let mut turns = self.turns().await;
+        let mut turns = turns(&purgatory).await;
         // The hunt keeps the turn of a name whose git data came by a push.
         turns.retain(|name, _| waiting.iter().any(|names| names.contains(name)));
         let next = turns.values().filter_map(|turn| turn.next_in).min();
@@ -385,7 +404,7 @@ impl ServerParts {
 
     /// Returns the figures of the hunt, in total and by host.
     async fn hunt(&self) -> Option<HuntFigures> {
-        self.purgatory.hunting()?.figures().await
+        self.purgatory().ok()?.hunting()?.figures().await
     }
 
     /// Counts all events and repositories, or returns the last counts while they are fresh.
@@ -459,6 +478,14 @@ impl ServerParts {
 
     fn set(&self, metric: &Metric, labels: &[&str], value: u64) {
         self.metrics.set(metric, labels, value as f64);
+    }
+}
+
+/// Returns the next attempt for each name that is hunted for.
+async fn turns(purgatory: &PurgatoryDriver) -> BTreeMap<Identifier, HuntSchedule> {
+    match purgatory.hunting() {
+        Some(hunting) => hunting.schedule().await,
+        None => BTreeMap::new(),
     }
 }
 

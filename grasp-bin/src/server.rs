@@ -1,21 +1,27 @@
 //! A server, built from its parts.
 
+pub(crate) mod node;
+
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use axum::Router;
 use grasp_core::RelayUrl;
 use grasp_core::admission::FanOut;
 use grasp_core::service::Endpoint;
 use grasp_purgatory::database::Database;
-use grasp_purgatory::git::{Fetcher, RepoStore};
+use grasp_purgatory::git::{Fetcher, PackCache, PackStorage, RepoStore};
 use grasp_purgatory::hunt::{Classify, HostClass, HuntConfig, HuntParts};
-use grasp_relay::ingest::{Budgets, Pipeline};
+use grasp_relay::git_http::GitHost;
+use grasp_relay::ingest::{Budgets, Ingest, Pipeline};
 use grasp_relay::metrics::{CountedIngest, Metrics, count_requests};
+use grasp_relay::nodes::Node;
 use grasp_relay::nostr::{Hub, RelayInfo};
 use grasp_relay::purgatory::{PurgatoryDriver, PurgatoryParts};
-use grasp_relay::server::{Config, Parts, serve};
+use grasp_relay::role::{Role, RoleWatch, Writer};
+use grasp_relay::server::{Config, NodeKey, Parts, serve};
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, Store, StoreRules};
 use grasp_relay::web::Listing;
@@ -24,6 +30,7 @@ use grasp_sync::driver::{self, RecordFile};
 use grasp_sync::{LocalRelay, Syncer};
 use nostr::key::Keys;
 use tokio::net::TcpListener;
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 
 use crate::files::{self, create_private_dir};
@@ -45,65 +52,35 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 /// A server whose parts run; [`Server::serve`] accepts connections.
 pub struct Server {
     parts: Parts,
-    purgatory: PurgatoryDriver,
-    syncer: Option<Arc<Syncer>>,
+    roles: RoleWatch,
+    writer: Arc<OwnWriter>,
     overview: Overview,
-    _sweeper: JoinSet<()>,
+    /// The node, if the server has several.
+    node: Option<Arc<Node>>,
 }
 
 impl Server {
     /// Opens all parts of a server, and creates its data directory if there is none.
     pub async fn open(settings: &Settings, clock: Clock) -> Result<Self> {
+        if settings.database.is_some() {
+            return node::open(settings, clock).await;
+        }
         let store = open_store(settings).await?;
         Self::open_on(settings, store, clock).await
     }
 
-    /// Opens all parts of a server on the caller's database.
+    /// Opens all parts of the only process of a server on the caller's database.
     pub async fn open_on(settings: &Settings, store: Arc<dyn Store>, clock: Clock) -> Result<Self> {
-        let (hub, metrics, policy) = (Hub::start(), Metrics::default(), settings.policy.clone());
-        let records = store.records().await.context("could not read the database")?;
-        let repos = open_repos(settings, store.clone()).await?;
-        let store: Arc<dyn EventStore> = store;
-        let purgatory = PurgatoryParts {
-            hunt: Some(hunt_parts(settings, &repos, metrics.clone())?),
-            contributors: open_contributors(settings, &repos).await?,
-            repos,
-            store: Arc::clone(&store),
-            hub: hub.clone(),
-            policy: policy.clone(),
-            clock: clock.clone(),
-            repository_bytes: settings.git.repository_bytes,
-        };
-        let config = settings.purgatory.clone();
-        let purgatory = PurgatoryDriver::start(purgatory, config, records).await;
-        let ingest = Pipeline {
-            store: Arc::clone(&store),
-            git: Arc::new(purgatory.clone()),
-            hub: hub.clone(),
-            policy,
-            fan_out: Mutex::new(FanOut::new(settings.fan_out)),
-            budgets: Budgets::default(),
-            clock: clock.clone(),
-        };
-        let mut sweeper = JoinSet::new();
-        sweeper.spawn(sweep(Arc::clone(&store), clock.clone()));
         let keys = files::service_key(&settings.service_key())?;
-        let listing = listing(&purgatory);
-        let overview =
-            Overview::of_server(settings, &purgatory, &hub, listing.clone(), metrics.clone());
-        let extra = http::routes(overview.clone(), settings.metrics)
-            .merge(git_http::routes(purgatory.clone(), settings.git.clone()));
-        let extra = count_requests(extra, metrics.clone());
-        let ingest = Arc::new(CountedIngest::new(ingest, metrics.clone()));
-        let config = relay_config(settings, &keys);
-        let parts = Parts { store, ingest, hub, listing, config, clock, extra };
-        let own = Arc::new(OwnRelay::new(parts.clone(), purgatory.clone()));
-        let clock = parts.clock.clone();
-        let clock = driver::Clock::new(move || clock.now());
-        // Unlisted repositories are followed too: admission decides what is stored, and an archive stores some of them.
-        let syncer = start_sync(settings, own, clock, keys, metrics, true).await?;
-        overview.set_syncer(syncer.clone());
-        Ok(Self { parts, purgatory, syncer, overview, _sweeper: sweeper })
+        let base = Base::open(settings, (store, Hub::start()), clock, (keys, None)).await?;
+        let (role, roles) = watch::channel(Role::Reader { writer: None });
+        let roles = RoleWatch::new(roles);
+        let overview = Overview::of_server(&base, roles.clone(), None);
+        let writer = Arc::new(OwnWriter::new(base.clone(), overview.clone()));
+        let started = writer.start_parts().await?;
+        let parts = base.parts(started.ingest.clone(), base.routes(&roles, &overview));
+        role.send_replace(Role::Writer(started));
+        Ok(Self { parts, roles, writer, overview, node: None })
     }
 
     /// Returns the parts that serve requests.
@@ -116,14 +93,14 @@ impl Server {
         &self.overview
     }
 
-    /// Returns the driver of purgatory.
-    pub fn purgatory(&self) -> &PurgatoryDriver {
-        &self.purgatory
+    /// Shows the role of this process; it is always the writer unless the server has several nodes.
+    pub fn roles(&self) -> &RoleWatch {
+        &self.roles
     }
 
-    /// Returns the driver of sync, if sync is enabled.
-    pub fn syncer(&self) -> Option<&Syncer> {
-        self.syncer.as_deref()
+    /// Returns the driver of sync, if this process is the writer and sync is enabled.
+    pub async fn syncer(&self) -> Option<Arc<Syncer>> {
+        self.writer.syncer().await
     }
 
     /// Serves until `shutdown` resolves, then lets open requests finish within the grace period.
@@ -135,10 +112,11 @@ impl Server {
         serve(listener, self.parts.clone(), shutdown).await.context("the server failed")
     }
 
-    /// Closes all parts; everything that was acknowledged is on disk.
+    /// Closes all parts; everything that was acknowledged is durable.
     pub async fn close(self) -> Result<()> {
-        if let Some(syncer) = &self.syncer {
-            syncer.stop().await;
+        match &self.node {
+            Some(node) => node.stop().await,
+            None => self.writer.stop_parts().await,
         }
         let store = Arc::clone(&self.parts.store);
         drop(self);
@@ -146,10 +124,140 @@ impl Server {
     }
 }
 
+/// The parts of a server that do not depend on its role. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Base {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) host: GitHost,
+    pub(crate) hub: Hub,
+    pub(crate) metrics: Metrics,
+    pub(crate) listing: Listing,
+    database: Arc<dyn Database>,
+    packs: Option<PackCache>,
+    keys: Keys,
+    config: Config,
+}
+
+impl Base {
+    /// Opens the repositories of a database, which publishes through this hub, with the keys of the service and of its nodes.
+    async fn open(
+        settings: &Settings,
+        (store, hub): (Arc<dyn Store>, Hub),
+        clock: Clock,
+        (keys, node_key): (Keys, Option<NodeKey>),
+    ) -> Result<Self> {
+        let packs = open_packs(settings)?;
+        let repos = open_repos(settings, store.clone(), packs.clone()).await?;
+        let contributors = open_contributors(settings, &repos, packs.clone()).await?;
+        let policy = settings.policy.clone();
+        let database: Arc<dyn Database> = store.clone();
+        let host = GitHost { repos, contributors, store, policy, clock };
+        Ok(Self {
+            settings: Arc::new(settings.clone()),
+            listing: listing(&host),
+            host,
+            hub,
+            metrics: Metrics::default(),
+            database,
+            packs,
+            config: relay_config(settings, &keys, node_key),
+            keys,
+        })
+    }
+
+    /// Returns the routes beside the relay.
+    fn routes(&self, roles: &RoleWatch, overview: &Overview) -> Router {
+        let git = git_http::routes(self.host.clone(), roles.clone(), self.settings.git.clone());
+        let routes = http::routes(overview.clone(), self.settings.metrics).merge(git);
+        count_requests(routes, self.metrics.clone())
+    }
+
+    /// Returns the parts that serve requests, with this ingest and these routes.
+    fn parts(&self, ingest: Arc<dyn Ingest>, extra: Router) -> Parts {
+        Parts {
+            store: Arc::clone(&self.host.store),
+            ingest,
+            hub: self.hub.clone(),
+            listing: self.listing.clone(),
+            config: self.config.clone(),
+            clock: self.host.clock.clone(),
+            extra,
+        }
+    }
+}
+
+/// The parts that only the writer has: admission, purgatory, hunt and sync.
+pub(crate) struct OwnWriter {
+    base: Base,
+    overview: Overview,
+    running: Mutex<Option<RunningParts>>,
+}
+
+struct RunningParts {
+    syncer: Option<Arc<Syncer>>,
+    _sweeper: JoinSet<()>,
+}
+
+impl OwnWriter {
+    fn new(base: Base, overview: Overview) -> Self {
+        Self { base, overview, running: Mutex::default() }
+    }
+
+    async fn syncer(&self) -> Option<Arc<Syncer>> {
+        self.running.lock().await.as_ref()?.syncer.clone()
+    }
+
+    /// Starts the parts, from what the database has.
+    async fn start_parts(&self) -> Result<Writer> {
+        let Base { settings, host, hub, metrics, database, keys, .. } = &self.base;
+        let records = database.records().await.context("could not read the database")?;
+        let GitHost { repos, contributors, store, policy, clock } = host.clone();
+        let parts = PurgatoryParts {
+            hunt: Some(hunt_parts(settings, &repos, metrics.clone())?),
+            contributors,
+            repos,
+            store: Arc::clone(&store),
+            hub: hub.clone(),
+            policy: policy.clone(),
+            clock: clock.clone(),
+            repository_bytes: settings.git.repository_bytes,
+        };
+        let purgatory = PurgatoryDriver::start(parts, settings.purgatory.clone(), records).await;
+        let ingest = Pipeline {
+            store: Arc::clone(&store),
+            git: Arc::new(purgatory.clone()),
+            hub: hub.clone(),
+            policy,
+            fan_out: std::sync::Mutex::new(FanOut::new(settings.fan_out)),
+            budgets: Budgets::default(),
+            clock: clock.clone(),
+        };
+        let ingest: Arc<dyn Ingest> = Arc::new(CountedIngest::new(ingest, metrics.clone()));
+        let mut sweeper = JoinSet::new();
+        sweeper.spawn(sweep(store, clock.clone()));
+        let own = self.base.parts(Arc::clone(&ingest), Router::new());
+        let own = Arc::new(OwnRelay::new(own, purgatory.clone()));
+        let clock = driver::Clock::new(move || clock.now());
+        // Unlisted repositories are followed too: admission decides what is stored, and an archive stores some of them.
+        let syncer = start_sync(settings, own, clock, keys.clone(), metrics.clone(), true).await?;
+        self.overview.set_syncer(syncer.clone());
+        *self.running.lock().await = Some(RunningParts { syncer, _sweeper: sweeper });
+        Ok(Writer { ingest, purgatory })
+    }
+
+    /// Stops sync; the other parts end with their last use.
+    async fn stop_parts(&self) {
+        self.overview.set_syncer(None);
+        let running = self.running.lock().await.take();
+        if let Some(syncer) = running.and_then(|parts| parts.syncer) {
+            syncer.stop().await;
+        }
+    }
+}
+
 /// Returns the list of repositories that pages show.
-fn listing(purgatory: &PurgatoryDriver) -> Listing {
-    let (store, clock) = (Arc::clone(purgatory.store()), purgatory.clock().clone());
-    let policy = purgatory.policy().clone();
+fn listing(host: &GitHost) -> Listing {
+    let GitHost { store, policy, clock, .. } = host.clone();
     Listing::new(store, policy.service.clone(), clock, move |announced| policy.hosts(announced))
 }
 
@@ -171,7 +279,7 @@ fn hunt_parts(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> Resul
     Ok(HuntParts { config, fetcher, observer, classify })
 }
 
-fn relay_config(settings: &Settings, keys: &Keys) -> Config {
+fn relay_config(settings: &Settings, keys: &Keys, node_key: Option<NodeKey>) -> Config {
     let info = RelayInfo { service_key: Some(keys.public_key()), ..settings.info() };
     Config {
         service: settings.policy.service.clone(),
@@ -179,6 +287,7 @@ fn relay_config(settings: &Settings, keys: &Keys) -> Config {
         info,
         limits: settings.relay.clone(),
         trusted_proxies: settings.trusted_proxies.clone(),
+        node_key,
     }
 }
 
@@ -239,15 +348,24 @@ pub(crate) async fn start_sync(
     Ok(Some(Arc::new(syncer)))
 }
 
+/// Opens the object store of the packs, if there is one, and the cache of it.
+fn open_packs(settings: &Settings) -> Result<Option<PackCache>> {
+    let Some(url) = &settings.packs else { return Ok(None) };
+    let storage =
+        PackStorage::open(url.as_str()).with_context(|| format!("could not use {url}"))?;
+    Ok(Some(PackCache::new(storage, settings.pack_cache_bytes)))
+}
+
 /// Opens the repositories on disk, with the git program.
 pub(crate) async fn open_repos(
     settings: &Settings,
     database: Arc<dyn Database>,
+    packs: Option<PackCache>,
 ) -> Result<RepoStore> {
     let git = settings.git().context("could not find a usable git")?;
     tracing::info!(version = %git.version(), "found git");
     let dir = settings.repositories();
-    RepoStore::open(&dir, Endpoint::Repository, git, settings.staging(), database, None)
+    RepoStore::open(&dir, Endpoint::Repository, git, settings.staging(), database, packs)
         .await
         .with_context(|| format!("could not open {}", dir.display()))
 }
@@ -256,13 +374,14 @@ pub(crate) async fn open_repos(
 pub(crate) async fn open_contributors(
     settings: &Settings,
     repos: &RepoStore,
+    packs: Option<PackCache>,
 ) -> Result<Option<RepoStore>> {
     if !settings.policy.contributor_proposals {
         return Ok(None);
     }
     let dir = settings.repositories().join("prs");
     let (git, database) = (repos.git().clone(), Arc::clone(repos.database()));
-    RepoStore::open(&dir, Endpoint::PullRequests, git, settings.staging(), database, None)
+    RepoStore::open(&dir, Endpoint::PullRequests, git, settings.staging(), database, packs)
         .await
         .map(Some)
         .with_context(|| format!("could not open {}", dir.display()))

@@ -1,17 +1,20 @@
 //! The settings that a server is built from.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use grasp_core::ServiceIdentity;
 use grasp_core::admission::{Archive, FanOutLimits, Policy};
 use grasp_core::outbound::OutboundPolicy;
-use grasp_purgatory::git::{BinaryError, FetchLimits, Git, Slots, StagingLimits};
+use grasp_purgatory::git::{BinaryError, FetchLimits, Git, PackCache, Slots, StagingLimits};
 use grasp_purgatory::hunt::HuntConfig;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::{Limits, RelayInfo};
 use grasp_relay::server::AddressRange;
 use grasp_relay::store::sqlite::SqliteOptions;
 use grasp_sync::{driver, engine};
+use url::Url;
 
 /// The settings of a [`Server`](crate::Server).
 #[derive(Clone, Debug)]
@@ -22,7 +25,16 @@ pub struct Settings {
     pub data_dir: PathBuf,
     /// Options of the database.
     pub sqlite: SqliteOptions,
-    /// The file with the key that the service signs with; `None` for `service.key` in the data directory.
+    /// The database that several nodes share; `None` for a file in the data directory and a single process.
+    pub database: Option<DatabaseUrl>,
+    /// The object store of the packs that several nodes share.
+    pub packs: Option<PacksUrl>,
+    /// The address at which the other nodes reach this one.
+    pub node_address: Option<NodeAddress>,
+    /// Bytes of packs from the object store that a node keeps on disk.
+    pub pack_cache_bytes: u64,
+    /// The file with the key that the service signs with; `None` for `service.key` in the data directory, and for a key
+    /// in the database that several nodes share.
     pub service_key: Option<PathBuf>,
     /// A short name; `None` for the address.
     pub name: Option<String>,
@@ -62,6 +74,101 @@ pub struct Settings {
     pub fail_health_when_degraded: bool,
 }
 
+/// The address of a PostgreSQL database. Its password is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct DatabaseUrl(Url);
+
+impl DatabaseUrl {
+    /// Returns the address with its password.
+    pub fn url(&self) -> &str {
+        self.0.as_str()
+    }
+}
+
+impl FromStr for DatabaseUrl {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let url = Url::parse(text).ok().filter(|url| {
+            matches!(url.scheme(), "postgres" | "postgresql") && url.path().len() > 1
+        });
+        url.map(Self).ok_or("expected postgres://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE")
+    }
+}
+
+impl fmt::Display for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = self.0.clone();
+        if shown.password().is_some() {
+            let _ = shown.set_password(Some("***"));
+        }
+        // A password may also be a parameter.
+        shown.set_query(None);
+        shown.fmt(f)
+    }
+}
+
+impl fmt::Debug for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The address of the object store of the packs. Credentials come from the environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PacksUrl(String);
+
+impl PacksUrl {
+    /// Returns the address.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for PacksUrl {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is_usable = Url::parse(text).is_ok_and(|url| match url.scheme() {
+            "s3" => url.has_host() && url.username().is_empty() && url.password().is_none(),
+            "file" => url.path().len() > 1,
+            _ => false,
+        });
+        is_usable
+            .then(|| Self(text.to_owned()))
+            .ok_or("expected s3://BUCKET[/PREFIX] or file:///DIR")
+    }
+}
+
+impl fmt::Display for PacksUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The address at which the other nodes reach a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeAddress(String);
+
+impl FromStr for NodeAddress {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let url = Url::parse(text).ok().filter(|url| {
+            let is_plain = url.username().is_empty() && url.query().is_none();
+            url.scheme() == "http" && url.has_host() && url.path() == "/" && is_plain
+        });
+        let url = url.ok_or("expected http://HOST[:PORT]")?;
+        Ok(Self(url.as_str().trim_end_matches('/').to_owned()))
+    }
+}
+
+impl fmt::Display for NodeAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// Settings of sync with other relays.
 #[derive(Clone, Debug)]
 pub struct Sync {
@@ -87,6 +194,10 @@ impl Settings {
             policy: Policy::new(service),
             data_dir: data_dir.into(),
             sqlite: SqliteOptions::default(),
+            database: None,
+            packs: None,
+            node_address: None,
+            pack_cache_bytes: PackCache::DEFAULT_BYTES,
             service_key: None,
             name: None,
             info: RelayInfo::default(),
@@ -177,4 +288,43 @@ fn is_archive(archive: &Archive) -> bool {
     let Archive { everything, owners, repos, identifiers, services } = archive;
     let lists = [owners.len(), repos.len(), identifiers.len(), services.len()];
     *everything || lists.iter().any(|length| *length > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_password_of_a_database_is_not_shown() {
+        for text in [
+            "postgres://grasp:secret@db.example/grasp",
+            "postgresql://grasp@db.example/grasp?password=secret&sslmode=require",
+        ] {
+            let url: DatabaseUrl = text.parse().unwrap();
+            assert_eq!(url.url(), text);
+            assert!(!format!("{url} {url:?}").contains("secret"), "{url}");
+        }
+        for bad in ["", "db/grasp", "mysql://db/grasp", "postgres://db", "postgres://db/"] {
+            assert!(bad.parse::<DatabaseUrl>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn packs_are_in_a_bucket_or_a_directory_and_never_come_with_credentials() {
+        for good in ["s3://bucket", "s3://bucket/some/prefix", "file:///srv/packs"] {
+            assert_eq!(good.parse::<PacksUrl>().unwrap().to_string(), good);
+        }
+        for bad in ["", "bucket", "s3://", "s3://key:secret@bucket", "file://", "http://bucket"] {
+            assert!(bad.parse::<PacksUrl>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_node_has_an_address_without_a_path() {
+        let address: NodeAddress = "http://node1:7334/".parse().unwrap();
+        assert_eq!(address.to_string(), "http://node1:7334");
+        for bad in ["node1:7334", "https://node1", "http://node1/x", "http://u@node1"] {
+            assert!(bad.parse::<NodeAddress>().is_err(), "{bad}");
+        }
+    }
 }

@@ -89,7 +89,50 @@ pub struct Config {
     pub limits: Limits,
     /// The proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<AddressRange>,
+    /// The key by which the nodes of this server authenticate each other, if there are several.
+    pub node_key: Option<NodeKey>,
 }
+
+/// The key by which the nodes of one server authenticate each other. It is never shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct NodeKey([u8; 32]);
+
+impl NodeKey {
+    /// The header that carries the key of a request.
+    pub(crate) const HEADER: HeaderName = HeaderName::from_static("grasp-node-key");
+
+    /// Makes a key of these bytes.
+    pub fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// Returns the value of the header.
+    pub(crate) fn header(&self) -> HeaderValue {
+        let text = faster_hex::hex_string(&self.0);
+        let mut value = HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""));
+        value.set_sensitive(true);
+        value
+    }
+
+    /// Returns whether a request carries this key. The comparison takes the same time for any other key.
+    fn is_in(&self, headers: &HeaderMap) -> bool {
+        let given = headers.get(Self::HEADER).map(HeaderValue::as_bytes).unwrap_or_default();
+        let mut bytes = [0; 32];
+        let is_hex = faster_hex::hex_decode(given, &mut bytes).is_ok() && given.len() == 64;
+        let difference = bytes.iter().zip(&self.0).fold(0, |sum, (a, b)| sum | (a ^ b));
+        is_hex && difference == 0
+    }
+}
+
+impl std::fmt::Debug for NodeKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("NodeKey")
+    }
+}
+
+/// Marks a request of another node of this server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FromNode;
 
 /// The progress of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -185,8 +228,14 @@ impl Server {
         let stream = WriteTimeoutStream::new(stream, limits.write_timeout, message.clone());
         let peer = Arc::new(Peer { address, message, _place: place, _slot: slot });
         let (limiter, router) = (self.limiter.clone(), router.clone());
+        let node_key = self.context.config.node_key;
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-            let network = limiter.network(address.ip(), request.headers());
+            let network = if node_key.is_some_and(|key| key.is_in(request.headers())) {
+                request.extensions_mut().insert(FromNode);
+                limiter.network_at_node(address.ip(), request.headers())
+            } else {
+                limiter.network(address.ip(), request.headers())
+            };
             request.extensions_mut().insert(network);
             request.extensions_mut().insert(peer.clone());
             TowerToHyperService::new(router.clone()).call(request)

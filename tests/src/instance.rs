@@ -59,6 +59,7 @@ pub struct Instance {
     built: grasp_bin::Settings,
     settings: Settings,
     server: Arc<Server>,
+    purgatory: PurgatoryDriver,
     stop: oneshot::Sender<()>,
     running: JoinHandle<()>,
     dir: PathBuf,
@@ -150,6 +151,7 @@ impl Instance {
         let store = (settings.store)(store);
         let server = Server::open_on(&built, store, settings.clock.clone()).await;
         let server = Arc::new(server.expect("a server"));
+        let purgatory = server.roles().purgatory().expect("the writer");
         let mut parts = server.parts().clone();
         if let Some(extra) = &settings.extra {
             parts.extra = extra.clone();
@@ -160,7 +162,7 @@ impl Instance {
             serve(listener, parts, told).await.expect("the server ends well");
         });
         let dir = built.data_dir.clone();
-        Self { place, built, settings, server, stop, running, dir, temporary: None }
+        Self { place, built, settings, server, purgatory, stop, running, dir, temporary: None }
     }
 
     /// The server itself.
@@ -180,7 +182,7 @@ impl Instance {
 
     /// What keeps events and git data in step.
     pub fn purgatory(&self) -> &PurgatoryDriver {
-        self.server.purgatory()
+        &self.purgatory
     }
 
     /// Where an owner's repository is below the root of the service.
@@ -317,8 +319,8 @@ impl Instance {
 
     /// Stops the server as the binary would, waits for its end, and gives back what it leaves on disk.
     pub async fn stop(self) -> Option<TempDir> {
-        let Self { server, stop, running, temporary, .. } = self;
-        drop(stop);
+        let Self { server, purgatory, stop, running, temporary, .. } = self;
+        drop((stop, purgatory));
         running.await.expect("the server does not panic");
         let server = Arc::into_inner(server).expect("nobody else has the server");
         server.close().await.expect("the server closes");

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use grasp_relay::web::figures::{PurgatoryFigures, RelayRow, RepoRow, Status, WaitingRow};
+use grasp_relay::web::figures::{
+    NodeStatus, PurgatoryFigures, RelayRow, RepoRow, Status, WaitingRow,
+};
 use grasp_relay::web::{format_age, format_bytes, format_count, format_duration};
 use serde::Serialize;
 
@@ -118,11 +120,21 @@ fn summary(status: &Status) -> String {
     for (label, line) in lines.into_iter().chain(damaged(status)) {
         let _ = writeln!(text, "  {label:<8} {line}");
     }
+    if !status.nodes.is_empty() {
+        text.push('\n');
+        text.push_str(&node_table(&status.nodes));
+    }
     if !status.relays.is_empty() {
         text.push('\n');
         text.push_str(&relay_table(status.now, &status.relays));
     }
     text
+}
+
+fn node_table(nodes: &[NodeStatus]) -> String {
+    let head: Vec<_> = NodeStatus::default().cells().map(|(label, _)| label).into();
+    let cells = |node: &NodeStatus| node.cells().map(|(_, text)| text).into();
+    table(&head, &nodes.iter().map(cells).collect::<Vec<_>>())
 }
 
 /// A label, and the text after it.

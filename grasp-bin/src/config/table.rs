@@ -28,8 +28,15 @@ pub(crate) const SECTIONS: [(&str, &str); 11] = [
 /// Returns all settings, by section.
 pub(crate) fn settings() -> &'static [Setting] {
     static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
-        let sections =
-            [instance(), access(), presentation(), selection(), sync_and_hunt(), hosting()];
+        let sections = [
+            instance(),
+            nodes(),
+            access(),
+            presentation(),
+            selection(),
+            sync_and_hunt(),
+            hosting(),
+        ];
         sections.into_iter().flatten().collect()
     });
     &SETTINGS
@@ -57,6 +64,23 @@ fn instance() -> Vec<Setting> {
         list("bootstrap", text("URL"), |c| &mut c.settings.sync.engine.bootstrap)
             .common()
             .help("Relays to sync from, whether a repository names them or not"),
+    ]
+}
+
+fn nodes() -> Vec<Setting> {
+    vec![
+        optional("database", text("URL"), |c| &mut c.settings.database).help(
+            "PostgreSQL database that several nodes share, as `postgres://grasp@db/grasp`. Default: a file in the data \
+             directory, for one process",
+        ),
+        optional("packs", text("URL"), |c| &mut c.settings.packs).help(
+            "Object store of the packs that several nodes share, as `s3://bucket/prefix` or `file:///dir`. Credentials, \
+             region and endpoint come from the variables `AWS_…`",
+        ),
+        optional("node_address", text("URL"), |c| &mut c.settings.node_address)
+            .help("Address at which the other nodes reach this one, as `http://node1:7334`"),
+        one("pack_cache_bytes", bytes(), |c| &mut c.settings.pack_cache_bytes)
+            .help("Packs from the object store that a node keeps on disk, in bytes"),
     ]
 }
 

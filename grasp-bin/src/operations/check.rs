@@ -290,8 +290,8 @@ async fn repair_stopped(config: &Config, damaged: &BTreeSet<Identifier>) -> Resu
     // No server may start meanwhile.
     let _socket = AdminSocket::bind(&config.admin_socket())?;
     let store = open_store(&config.settings).await?;
-    let repos = open_repos(&config.settings, store.clone()).await?;
-    let contributors = open_contributors(&config.settings, &repos).await?;
+    let repos = open_repos(&config.settings, store.clone(), None).await?;
+    let contributors = open_contributors(&config.settings, &repos, None).await?;
     for repos in std::iter::once(&repos).chain(&contributors) {
         for identifier in damaged {
             salvage(repos, identifier).await?;

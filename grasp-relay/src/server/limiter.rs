@@ -97,6 +97,12 @@ impl ConnectionLimiter {
         ClientNetwork::of(client.unwrap_or(peer))
     }
 
+    /// Returns the network of the client that another node of this server forwards a request for.
+    pub(super) fn network_at_node(&self, peer: IpAddr, headers: &HeaderMap) -> ClientNetwork {
+        let forwarded = headers.get("x-forwarded-for").and_then(|value| value.to_str().ok());
+        ClientNetwork::of(forwarded.and_then(address_of).unwrap_or(peer))
+    }
+
     /// Returns the last address of `X-Forwarded-For` that is no trusted proxy: those before it may be forged.
     fn forwarded_for(&self, headers: &HeaderMap) -> Option<IpAddr> {
         let hops =

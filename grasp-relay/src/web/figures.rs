@@ -5,7 +5,7 @@ use grasp_core::limits::Health;
 use grasp_purgatory::Counts;
 use serde::{Deserialize, Serialize};
 
-use super::status::{format_age, format_duration};
+use super::status::{format_age, format_bytes, format_duration};
 
 /// The status of a server or sidecar.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -49,6 +49,70 @@ pub struct Status {
     pub purgatory: PurgatoryFigures,
     /// The relays that are synced with.
     pub relays: Vec<RelayRow>,
+    /// The nodes of the server, if it has several.
+    pub nodes: Vec<NodeStatus>,
+}
+
+/// The status of one node of a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeStatus {
+    /// The address at which the other nodes reach it.
+    pub address: String,
+    /// It admits events and pushes.
+    pub is_writer: bool,
+    /// It has reported within the last seconds.
+    pub is_up: bool,
+    /// Seconds since its last report.
+    pub seen: u64,
+    /// Its version of grasp.
+    pub version: String,
+    /// Events that are committed and not published to its subscriptions yet.
+    pub lag: u64,
+    /// Websockets of its clients.
+    pub sockets: u64,
+    /// Reads of repositories whose packs were in its cache.
+    pub cache_hits: u64,
+    /// Reads of repositories whose packs it had to download.
+    pub cache_misses: u64,
+    /// Bytes of packs in its cache.
+    pub cache_bytes: u64,
+    /// Packs that it is uploading.
+    pub uploads: u64,
+}
+
+impl NodeStatus {
+    /// Returns its role in a word.
+    pub fn role(&self) -> &'static str {
+        match (self.is_up, self.is_writer) {
+            (false, _) => "down",
+            (true, true) => "writer",
+            (true, false) => "reader",
+        }
+    }
+
+    /// Returns its cells in a table: a label and a text each.
+    pub fn cells(&self) -> [(&'static str, String); 8] {
+        [
+            ("node", self.address.clone()),
+            ("role", self.role().into()),
+            ("last report", format!("{} ago", format_duration(self.seen))),
+            ("version", self.version.clone()),
+            ("events behind", self.lag.to_string()),
+            ("connections", self.sockets.to_string()),
+            (
+                "pack cache",
+                format!("{}, {} % hits", format_bytes(self.cache_bytes), self.cache_hit_percent()),
+            ),
+            ("uploads", self.uploads.to_string()),
+        ]
+    }
+
+    /// Returns the share of reads that found their packs in the cache, in percent.
+    pub fn cache_hit_percent(&self) -> u64 {
+        let all = self.cache_hits.saturating_add(self.cache_misses);
+        (self.cache_hits * 100).checked_div(all).unwrap_or(100)
+    }
 }
 
 /// Events received since the start of the process, by result.

@@ -5,7 +5,7 @@ use grasp_core::limits::Health;
 use grasp_purgatory::Counts;
 use maud::{Markup, PreEscaped, html};
 
-use super::figures::{PurgatoryFigures, RelayRow, Status};
+use super::figures::{NodeStatus, PurgatoryFigures, RelayRow, Status};
 use super::page;
 
 const SCRIPT: &str = include_str!("status.js");
@@ -57,6 +57,10 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
             ]))
             h2 { "Waiting for git data" }
             (purgatory(status))
+            div hidden[status.nodes.is_empty()] {
+                h2 { "Nodes" }
+                (nodes(&status.nodes))
+            }
             h2 { "Relays" }
             (relays(status))
             script { (PreEscaped(SCRIPT)) }
@@ -124,6 +128,31 @@ fn relays(status: &Status) -> Markup {
             }
             tbody id="relays" {
                 @for relay in &status.relays { (relay_row(status.now, relay)) }
+            }
+        }
+    }
+}
+
+fn nodes(nodes: &[NodeStatus]) -> Markup {
+    html! {
+        table {
+            caption { "Nodes of this server" }
+            thead {
+                tr {
+                    @for (label, _) in NodeStatus::default().cells() { th scope="col" { (label) } }
+                }
+            }
+            tbody id="nodes" { @for node in nodes { (node_row(node)) } }
+        }
+    }
+}
+
+fn node_row(node: &NodeStatus) -> Markup {
+    let class = |label| (label == "role").then_some(if node.is_up { "good" } else { "bad" });
+    html! {
+        tr {
+            @for (label, text) in node.cells() {
+                td data-label=(label) class=[class(label)] { (text) }
             }
         }
     }
@@ -257,6 +286,24 @@ mod tests {
         );
         let empty = RelayRow::default().cells(0);
         assert!(empty[7..].iter().all(|(_, text)| text.is_empty()), "{empty:?}");
+    }
+
+    #[test]
+    fn nodes_are_shown_with_their_role_if_there_are_several() {
+        let node = |address: &str, is_writer, is_up| NodeStatus {
+            address: address.into(),
+            is_writer,
+            is_up,
+            cache_hits: 3,
+            cache_misses: 1,
+            ..NodeStatus::default()
+        };
+        let nodes = vec![node("http://a", true, true), node("http://b", true, false)];
+        let page = status("x", "/", &Status { nodes, ..Status::default() });
+        for text in [">http://a<", ">writer<", ">http://b<", ">down<", "75 % hits"] {
+            assert!(page.contains(text), "{text}: {page}");
+        }
+        assert!(status("x", "/", &Status::default()).contains("<div hidden><h2>Nodes"));
     }
 
     #[test]

@@ -140,7 +140,7 @@ impl Stage {
     }
 
     pub(crate) async fn until_synced(&self, relay: &RelayUrl) {
-        let syncer = self.instance().server().syncer().unwrap();
+        let syncer = self.instance().server().syncer().await.unwrap();
         loop {
             let status = syncer.status().await;
             let synced = status.relays.get(relay).map(|relay| relay.connection);

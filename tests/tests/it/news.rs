@@ -14,7 +14,7 @@ use grasp_tests::{Instance, Maker, Workdir};
 async fn a_repository_is_news_when_it_waits_and_when_it_is_gone() {
     let instance = Instance::start().await;
     let alice = Maker::new();
-    let keep = instance.server().purgatory();
+    let keep = instance.purgatory();
     let mut news = keep.news();
     let announcement = alice.announce("x", &instance.service());
     instance.take(vec![announcement.clone()]).await;
@@ -34,7 +34,7 @@ async fn a_served_repository_that_is_delisted_is_news() {
     let instance = Instance::start().await;
     let alice = Maker::new();
     instance.host(&alice, "x").await;
-    let mut news = instance.server().purgatory().news();
+    let mut news = instance.purgatory().news();
 
     let elsewhere = "elsewhere.example".parse().unwrap();
     instance.take(vec![alice.later(1).announce("x", &elsewhere)]).await;
@@ -42,7 +42,7 @@ async fn a_served_repository_that_is_delisted_is_news() {
 }
 
 fn own_relay(instance: &Instance) -> OwnRelay {
-    OwnRelay::new(instance.server().parts().clone(), instance.server().purgatory().clone())
+    OwnRelay::new(instance.server().parts().clone(), instance.purgatory().clone())
 }
 
 #[tokio::test]

@@ -125,10 +125,10 @@ async fn what_one_server_has_the_other_gets_stored_and_live() {
     a.until_serves(&comment).await;
 
     // The announcement and its state wait there for the git data, which comes by a push.
-    let mut news = b.server().purgatory().news();
+    let mut news = b.purgatory().news();
     let holds = |name: &str| {
         let name = name.parse().unwrap();
-        b.server().purgatory().ask(move |held| !held.candidates(&name).is_empty())
+        b.purgatory().ask(move |held| !held.candidates(&name).is_empty())
     };
     while !holds("x").await.unwrap() {
         let _ = tokio::time::timeout(std::time::Duration::from_millis(50), news.recv()).await;

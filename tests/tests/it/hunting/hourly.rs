@@ -16,7 +16,7 @@ async fn what_expired_is_found_by_the_hourly_turn() {
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
     instance.sync(vec![announcement.clone(), state.clone()]).await;
-    let purgatory = instance.server().purgatory();
+    let purgatory = instance.purgatory();
     wait_until_asked(purgatory, |purgatory| purgatory.counts().expired == 2).await;
     server.host("x", &work).await;
     instance.until_serves(&state).await;

@@ -87,7 +87,7 @@ impl Member {
     /// What it thinks of another.
     pub(super) async fn thinks_of(&self, other: &Self) -> Option<RelayStatus> {
         let Running::Here(instance) = &self.running else { return None };
-        let status = instance.server().syncer()?.status().await;
+        let status = instance.server().syncer().await?.status().await;
         status.relays.get(&other.outside().relay_url().parse().unwrap()).cloned()
     }
 

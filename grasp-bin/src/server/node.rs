@@ -1,0 +1,213 @@
+//! A node: one of several processes that are one server, on a database and packs that they share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use bitcoin_hashes::sha256;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use grasp_core::Mono;
+use grasp_purgatory::git::PackCache;
+use grasp_relay::Clock;
+use grasp_relay::git_http::GitHost;
+use grasp_relay::nodes::{
+    FeedPosition, NODE_TIMEOUT, Node, NodeParts, PreparedNode, StartError, WriterParts,
+};
+use grasp_relay::nostr::Hub;
+use grasp_relay::role::Writer;
+use grasp_relay::server::NodeKey;
+use grasp_relay::store::StoreRules;
+use grasp_relay::store::postgres::{NodeRow, PostgresOptions, PostgresStore};
+use grasp_relay::web::figures::NodeStatus;
+use nostr::key::{Keys, SecretKey};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Mutex, watch};
+
+use super::{Base, OwnWriter, Server};
+use crate::files;
+use crate::overview::Overview;
+use crate::settings::Settings;
+
+/// The time that a process waits to become the writer, where it cannot do without.
+const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time that the object store may take to answer a probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The time for which the result of a probe counts.
+const PROBE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The report of a node to the others.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct NodeReport {
+    version: String,
+    /// The last event that was published to its subscriptions.
+    seq: u64,
+    sockets: u64,
+    /// Reads of repositories whose packs were in the cache, and those whose packs had to be downloaded.
+    cache_hits: u64,
+    cache_misses: u64,
+    cache_bytes: u64,
+    uploads: u64,
+}
+
+/// Opens a node of a server.
+pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
+    let address = settings.node_address.as_ref().context("node_address is not set")?;
+    files::create_private_dir(&settings.data_dir).with_context(|| {
+        format!(
+            "could not create {}; choose another directory with --data-dir",
+            settings.data_dir.display()
+        )
+    })?;
+    let store = connect(settings).await?;
+    let key = store.node_key().await.context("could not read the database")?;
+    let keys = match &settings.service_key {
+        Some(file) => files::service_key(file)?,
+        None => service_key(&key)?,
+    };
+    let key = NodeKey::new(key);
+    let hub = Hub::of_node();
+    let shared: Arc<dyn grasp_relay::store::Store> = Arc::clone(&store) as _;
+    let base =
+        Base::open(settings, (shared, hub.clone()), clock.clone(), (keys, Some(key))).await?;
+    let address: Arc<str> = address.to_string().into();
+    let (position, positions) = watch::channel(None);
+    let report = report(base.clone(), positions);
+    let parts = NodeParts { store, hub, address, key, clock, report };
+    let prepared = PreparedNode::new(parts).await.context("could not read the database")?;
+    let node = prepared.node();
+    position.send_replace(Some(node.position()));
+    let view = NodeView { nodes: node.nodes(), base: base.clone(), probed: Mutex::new(None) };
+    let roles = node.roles().clone();
+    let overview = Overview::of_server(&base, roles.clone(), Some(view));
+    let routes = node.routes(base.routes(&roles, &overview));
+    let parts = base.parts(node.ingest(), routes);
+    let writer = Arc::new(OwnWriter::new(base, overview.clone()));
+    let node = Arc::new(prepared.run(Arc::clone(&writer) as _));
+    Ok(Server { parts, roles, writer, overview, node: Some(node) })
+}
+
+/// Connects to the database of the settings.
+pub(crate) async fn connect(settings: &Settings) -> Result<Arc<PostgresStore>> {
+    let database = settings.database.as_ref().context("database is not set")?;
+    let rules =
+        StoreRules { service: Some(settings.policy.service.clone()), ..StoreRules::default() };
+    let options = PostgresOptions { rules, ..PostgresOptions::default() };
+    let store = PostgresStore::connect(database.url(), options).await;
+    Ok(Arc::new(store.with_context(|| format!("could not use the database {database}"))?))
+}
+
+/// Returns the key that all nodes of a server sign with, unless the operator gives them a file with one.
+fn service_key(node_key: &[u8; 32]) -> Result<Keys> {
+    let seed = [b"service key of grasp nodes".as_slice(), node_key].concat();
+    let secret = SecretKey::from_slice(sha256::Hash::hash(&seed).as_byte_array())
+        .map_err(|_| anyhow!("the database has no usable key"))?;
+    Ok(Keys::new(secret))
+}
+
+type Positions = watch::Receiver<Option<watch::Receiver<FeedPosition>>>;
+
+/// Returns the source of this node's report.
+fn report(
+    base: Base,
+    positions: Positions,
+) -> Arc<dyn Fn() -> BoxFuture<'static, String> + Send + Sync> {
+    Arc::new(move || {
+        let (base, positions) = (base.clone(), positions.clone());
+        async move {
+            let seq = positions.borrow().as_ref().map_or(0, |position| position.borrow().seq);
+            let figures = base.packs.as_ref().map(PackCache::figures).unwrap_or_default();
+            let report = NodeReport {
+                version: env!("CARGO_PKG_VERSION").into(),
+                seq,
+                sockets: base.hub.stats().await.sockets as u64,
+                cache_hits: figures.hits,
+                cache_misses: figures.misses,
+                cache_bytes: figures.cached_bytes,
+                uploads: figures.uploading,
+            };
+            serde_json::to_string(&report).unwrap_or_default()
+        }
+        .boxed()
+    })
+}
+
+/// The nodes of a server, as one of them sees them.
+pub(crate) struct NodeView {
+    nodes: watch::Receiver<Arc<[NodeRow]>>,
+    base: Base,
+    /// The time and the result of the last probe of the object store.
+    probed: Mutex<Option<(Mono, bool)>>,
+}
+
+impl NodeView {
+    /// Returns the status of all nodes that have reported within the last day.
+    pub(crate) fn rows(&self) -> Vec<NodeStatus> {
+        let nodes = self.nodes.borrow().clone();
+        let reports: Vec<NodeReport> = nodes
+            .iter()
+            .map(|node| serde_json::from_str(&node.report).unwrap_or_default())
+            .collect();
+        let newest = reports.iter().map(|report| report.seq).max().unwrap_or_default();
+        let status = |(node, report): (&NodeRow, NodeReport)| NodeStatus {
+            address: node.address.clone(),
+            is_writer: node.is_writer,
+            is_up: node.seen < NODE_TIMEOUT,
+            seen: node.seen.as_secs(),
+            version: report.version,
+            lag: newest.saturating_sub(report.seq),
+            sockets: report.sockets,
+            cache_hits: report.cache_hits,
+            cache_misses: report.cache_misses,
+            cache_bytes: report.cache_bytes,
+            uploads: report.uploads,
+        };
+        nodes.iter().zip(reports).map(status).collect()
+    }
+
+    /// Returns whether the object store of the packs answers.
+    pub(crate) async fn packs_answer(&self) -> bool {
+        let Some(packs) = &self.base.packs else { return true };
+        let mut last = self.probed.lock().await;
+        let now = self.base.host.clock.now().mono;
+        if let Some((at, answered)) = *last {
+            if now - at < PROBE_INTERVAL {
+                return answered;
+            }
+        }
+        let probe = tokio::time::timeout(PROBE_TIMEOUT, packs.storage().probe()).await;
+        let answered = matches!(probe, Ok(Ok(())));
+        *last = Some((now, answered));
+        answered
+    }
+}
+
+impl WriterParts for OwnWriter {
+    fn start(&self) -> BoxFuture<'_, Result<Writer, StartError>> {
+        Box::pin(async move {
+            let GitHost { repos, contributors, .. } = &self.base.host;
+            for store in std::iter::once(repos).chain(contributors) {
+                store.became_writer().await?;
+            }
+            self.start_parts().await.map_err(StartError::from)
+        })
+    }
+
+    fn stop(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.stop_parts())
+    }
+}
+
+impl Server {
+    /// Waits until this process is the writer, for work that only the writer does.
+    pub(crate) async fn until_writer(&self) -> Result<()> {
+        self.roles()
+            .until_writer(TAKEOVER_TIMEOUT)
+            .await
+            .then_some(())
+            .context("another node is the writer, and does this by itself")
+    }
+}

@@ -1,0 +1,340 @@
+//! Several nodes that are one server: they share a database, one of them writes, all of them serve.
+//!
+//! ```text
+//!   clients ──▶ any node ── REQ, COUNT, NEG, clones ──▶ database and packs
+//!                   │
+//!                   └────── EVENT, push ──▶ the writer ──commit──▶ database ──feed──▶ subscriptions of every node
+//! ```
+//!
+//! The writer holds a lease in the database, which every commit checks. If it dies, another node gets the lease within
+//! seconds, restores purgatory from the database and goes on.
+
+mod follow;
+mod forward;
+mod lease;
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use futures_util::future::BoxFuture;
+use grasp_core::Mono;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+
+pub use self::follow::FeedPosition;
+use self::forward::Forwarder;
+use self::lease::{Input, Lease, Output};
+use crate::clock::Clock;
+use crate::ingest::Ingest;
+use crate::nostr::Hub;
+use crate::role::{Role, RoleWatch, Writer};
+use crate::server::NodeKey;
+use crate::store::StoreError;
+use crate::store::postgres::{LeaseClaim, NodeRow, PostgresStore};
+
+/// The time that the database may take to answer a claim.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The interval at which a node reports to the others.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The time after which a node that has not reported is taken to be down.
+pub const NODE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The time that a stopping node waits until its lease is given back.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The failure to start the parts of the writer.
+pub type StartError = Box<dyn Error + Send + Sync>;
+
+/// Starts and stops the parts that only the writer has.
+pub trait WriterParts: Send + Sync + 'static {
+    /// Starts them, from what the database has.
+    fn start(&self) -> BoxFuture<'_, Result<Writer, StartError>>;
+
+    /// Stops them. Their commits are refused from now on.
+    fn stop(&self) -> BoxFuture<'_, ()>;
+}
+
+/// The parts of a node.
+pub struct NodeParts {
+    /// The database that all nodes share.
+    pub store: Arc<PostgresStore>,
+    /// The fan-out to the subscriptions of this node.
+    pub hub: Hub,
+    /// The address at which the other nodes reach this one, such as `http://node1:7334`.
+    pub address: Arc<str>,
+    /// The key of all nodes.
+    pub key: NodeKey,
+    /// The clock of the server.
+    pub clock: Clock,
+    /// Returns the report of this node, for the status of all nodes.
+    pub report: Report,
+}
+
+/// The source of a node's report.
+pub type Report = Arc<dyn Fn() -> BoxFuture<'static, String> + Send + Sync>;
+
+/// A running node. Its tasks end when it is dropped.
+pub struct Node {
+    address: Arc<str>,
+    roles: RoleWatch,
+    nodes: watch::Receiver<Arc<[NodeRow]>>,
+    position: watch::Receiver<FeedPosition>,
+    forwarder: Forwarder,
+    stop: mpsc::Sender<oneshot::Sender<()>>,
+    _tasks: JoinSet<()>,
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").field("address", &self.address).field("roles", &self.roles).finish()
+    }
+}
+
+/// A node that is prepared: it serves, and does not claim the lease yet.
+pub struct PreparedNode {
+    node: Node,
+    driver: Driver,
+    stops: mpsc::Receiver<oneshot::Sender<()>>,
+}
+
+impl PreparedNode {
+    /// Prepares a node, and starts to follow the commits of all nodes.
+    pub async fn new(parts: NodeParts) -> Result<Self, StoreError> {
+        let NodeParts { store, hub, address, key, clock, report } = parts;
+        let (role, roles) = watch::channel(Role::Reader { writer: None });
+        let roles = RoleWatch::new(roles);
+        let forwarder = Forwarder::new(key, roles.clone(), hub.clone());
+        let seq = store.last_seq().await?;
+        let (progress, position) = watch::channel(FeedPosition::at(seq));
+        let (seen, nodes) = watch::channel(Arc::<[NodeRow]>::default());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(follow::follow(Arc::clone(&store), hub.clone(), progress));
+        tasks.spawn(report_node(Arc::clone(&store), Arc::clone(&address), report, seen));
+        let others = (Arc::clone(&address), nodes.clone());
+        tasks.spawn(forwarder.clone().pass_ephemeral(hub.ephemeral(), others));
+        let (stop, stops) = mpsc::channel(1);
+        let driver = Driver { store, address: Arc::clone(&address), clock, role };
+        let node = Node { address, roles, nodes, position, forwarder, stop, _tasks: tasks };
+        Ok(Self { node, driver, stops })
+    }
+
+    /// Returns the node.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Starts to claim the lease, with the parts to start when this node gets it.
+    pub fn run(mut self, writer: Arc<dyn WriterParts>) -> Node {
+        self.node._tasks.spawn(self.driver.run(writer, self.stops));
+        self.node
+    }
+}
+
+impl Node {
+    /// Returns the address at which the other nodes reach this one.
+    pub fn address(&self) -> &Arc<str> {
+        &self.address
+    }
+
+    /// Shows the role of this node.
+    pub fn roles(&self) -> &RoleWatch {
+        &self.roles
+    }
+
+    /// Returns an ingest that judges and stores events here or at the writer.
+    pub fn ingest(&self) -> Arc<dyn Ingest> {
+        Arc::new(self.forwarder.clone())
+    }
+
+    /// Returns these routes with those for other nodes. Pushes are passed to the writer.
+    pub fn routes(&self, routes: Router) -> Router {
+        self.forwarder.routes(routes)
+    }
+
+    /// Returns the nodes that have reported within the last day.
+    pub fn nodes(&self) -> watch::Receiver<Arc<[NodeRow]>> {
+        self.nodes.clone()
+    }
+
+    /// Returns the position of this node in the feed of commits.
+    pub fn position(&self) -> watch::Receiver<FeedPosition> {
+        self.position.clone()
+    }
+
+    /// Stops the parts of the writer, and gives the lease back.
+    pub async fn stop(&self) {
+        let (reply, stopped) = oneshot::channel();
+        if self.stop.send(reply).await.is_ok() {
+            // Without an answer the lease expires by itself.
+            let _ = tokio::time::timeout(STOP_TIMEOUT, stopped).await;
+        }
+    }
+}
+
+/// The task that claims the lease and performs the decisions about it.
+struct Driver {
+    store: Arc<PostgresStore>,
+    address: Arc<str>,
+    clock: Clock,
+    role: watch::Sender<Role>,
+}
+
+/// The end of something that was performed.
+enum Ended {
+    Lease(Input),
+    Started(Box<Writer>),
+    Released,
+}
+
+impl Driver {
+    async fn run(
+        self,
+        writer: Arc<dyn WriterParts>,
+        mut stops: mpsc::Receiver<oneshot::Sender<()>>,
+    ) {
+        let mut lease = Lease::new(self.now());
+        let mut work: JoinSet<Ended> = JoinSet::new();
+        let mut stopped = None;
+        loop {
+            let input = tokio::select! {
+                Some(reply) = stops.recv(), if stopped.is_none() => {
+                    stopped = Some(reply);
+                    Input::Shutdown
+                }
+                Some(ended) = work.join_next(), if !work.is_empty() => match ended {
+                    Ok(Ended::Lease(input)) => input,
+                    Ok(Ended::Started(started)) => {
+                        self.started(&mut lease, *started, (&writer, &mut work));
+                        continue;
+                    }
+                    Ok(Ended::Released) => {
+                        if let Some(reply) = stopped.take() {
+                            let _ = reply.send(());
+                            return;
+                        }
+                        continue;
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, "a task of this node failed");
+                        Input::ClaimFailed
+                    }
+                },
+                () = self.until(lease.next_deadline()) => Input::Time,
+            };
+            for output in lease.handle(self.now(), input) {
+                self.perform(output, &writer, &mut work);
+            }
+        }
+    }
+
+    /// Takes up the role of the writer, unless the lease was lost while its parts were started.
+    fn started(
+        &self,
+        lease: &mut Lease,
+        started: Writer,
+        (writer, work): (&Arc<dyn WriterParts>, &mut JoinSet<Ended>),
+    ) {
+        let outputs = lease.handle(self.now(), Input::Started);
+        if outputs.is_empty() {
+            tracing::info!("this node is the writer");
+            self.role.send_replace(Role::Writer(started));
+        }
+        for output in outputs {
+            self.perform(output, writer, work);
+        }
+    }
+
+    fn perform(&self, output: Output, writer: &Arc<dyn WriterParts>, work: &mut JoinSet<Ended>) {
+        let (store, writer) = (Arc::clone(&self.store), Arc::clone(writer));
+        match output {
+            Output::Claim => {
+                let address = Arc::clone(&self.address);
+                work.spawn(async move { Ended::Lease(claim(&store, &address).await) });
+            }
+            Output::Follow(other) => {
+                tracing::info!(writer = other.as_deref(), "this node passes events and pushes on");
+                self.role.send_replace(Role::Reader { writer: other });
+            }
+            Output::Start => {
+                work.spawn(async move {
+                    match writer.start().await {
+                        Ok(started) => Ended::Started(Box::new(started)),
+                        Err(error) => {
+                            tracing::error!(%error, "this node could not start to write");
+                            Ended::Lease(Input::StartFailed)
+                        }
+                    }
+                });
+            }
+            Output::Stop => {
+                tracing::info!("this node is no longer the writer");
+                self.role.send_replace(Role::Reader { writer: None });
+                work.spawn(async move {
+                    writer.stop().await;
+                    Ended::Lease(Input::Stopped)
+                });
+            }
+            Output::Release => {
+                work.spawn(async move {
+                    if let Err(error) = store.release_lease().await {
+                        tracing::warn!(%error, "could not give the lease back; it expires by itself");
+                    }
+                    Ended::Released
+                });
+            }
+        }
+    }
+
+    async fn until(&self, deadline: Option<Mono>) {
+        match deadline {
+            Some(at) => tokio::time::sleep(at - self.now()).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn now(&self) -> Mono {
+        self.clock.now().mono
+    }
+}
+
+async fn claim(store: &PostgresStore, address: &str) -> Input {
+    match tokio::time::timeout(CLAIM_TIMEOUT, store.claim_lease(address)).await {
+        Ok(Ok(LeaseClaim::Held(_))) => Input::Held,
+        Ok(Ok(LeaseClaim::HeldBy { node, remaining })) => Input::HeldBy(node.into(), remaining),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "could not claim the lease of the writer");
+            Input::ClaimFailed
+        }
+        Err(_) => {
+            tracing::warn!("the database does not answer a claim of the lease of the writer");
+            Input::ClaimFailed
+        }
+    }
+}
+
+/// Reports this node to the others, and reads their reports.
+async fn report_node(
+    store: Arc<PostgresStore>,
+    address: Arc<str>,
+    report: Report,
+    seen: watch::Sender<Arc<[NodeRow]>>,
+) {
+    let mut interval = tokio::time::interval(REPORT_INTERVAL);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        let reported = async {
+            store.report_node(&address, &report().await).await?;
+            store.nodes().await
+        };
+        match reported.await {
+            Ok(nodes) => _ = seen.send_replace(nodes.into()),
+            Err(error) => tracing::debug!(%error, "could not report this node"),
+        }
+    }
+}

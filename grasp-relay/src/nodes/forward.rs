@@ -1,0 +1,382 @@
+//! Requests that a node passes to the writer, and those that it takes from other nodes.
+//!
+//! Nodes authenticate each other by the [`NodeKey`], and name the client that a request is for, so that the writer
+//! applies the limits of that client.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{OriginalUri, Request, State};
+use axum::http::header::{self, HeaderName, HeaderValue};
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::post;
+use axum::{Extension, Json};
+use futures_util::StreamExt as _;
+use futures_util::future::{BoxFuture, join_all};
+use grasp_core::Verified;
+use grasp_core::admission::{Origin, Outcome, Rejection};
+use grasp_core::resources::{Claimant, ClientNetwork};
+use grasp_purgatory::resources::SharedPool;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use nostr::event::Event;
+use nostr::key::PublicKey;
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::{broadcast, watch};
+
+use super::NODE_TIMEOUT;
+use crate::ingest::Ingest;
+use crate::nostr::Hub;
+use crate::role::{Role, RoleWatch};
+use crate::server::{FromNode, NodeKey, shared_pool};
+use crate::store::postgres::{LEASE, NodeRow};
+
+/// The time that a request waits for a writer: a lease, and the start of the next writer.
+const WRITER_TIMEOUT: Duration = Duration::from_secs(LEASE.as_secs() + 3);
+
+/// The time that a connection to another node may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The time that the writer may take to judge a batch of events.
+const EVENTS_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The time that another node may take to publish ephemeral events.
+const EPHEMERAL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Ephemeral events that are passed on in one request.
+const EPHEMERAL_BATCH: usize = 256;
+
+/// The pause before events are sent again to a writer that did not take them.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Pushes that one node passes on at the same time. The writer limits the connections of an address.
+const FORWARDED_AT_ONCE: usize = 96;
+
+/// Largest batch of events in bytes: what one connection of a client may queue.
+const MAX_BATCH_BYTES: usize = 16 * 1024 * 1024;
+
+const EVENTS_PATH: &str = "/node/events";
+const EPHEMERAL_PATH: &str = "/node/ephemeral";
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// Headers of one connection, which are not passed on.
+const HOP_BY_HOP: [HeaderName; 8] = [
+    header::CONNECTION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    HeaderName::from_static("keep-alive"),
+];
+
+/// Events of a client that its node passes to the writer.
+#[derive(Serialize, Deserialize)]
+struct ClientEvents {
+    authenticated: Vec<PublicKey>,
+    events: Vec<Event>,
+}
+
+/// A request that another node did not answer as it should.
+#[derive(Debug, thiserror::Error)]
+enum ForwardError {
+    #[error("the node cannot be reached")]
+    Unreachable(#[source] hyper_util::client::legacy::Error),
+    #[error("the node took too long")]
+    Timeout,
+    #[error("the node answered {0}")]
+    Status(StatusCode),
+    #[error("the answer cannot be read")]
+    Unreadable(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Passes requests to the writer. Clones share its connections.
+#[derive(Clone)]
+pub(super) struct Forwarder {
+    client: Client<HttpConnector, Body>,
+    key: NodeKey,
+    roles: RoleWatch,
+    hub: Hub,
+    pushes: SharedPool,
+}
+
+impl Forwarder {
+    pub(super) fn new(key: NodeKey, roles: RoleWatch, hub: Hub) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        connector.set_nodelay(true);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_max_idle_per_host(FORWARDED_AT_ONCE)
+            .build(connector);
+        Self { client, key, roles, hub, pushes: shared_pool(FORWARDED_AT_ONCE) }
+    }
+
+    /// Returns these routes with those for other nodes. Pushes are passed to the writer.
+    pub(super) fn routes(&self, routes: Router) -> Router {
+        let state = Arc::new(self.clone());
+        let own = Router::new()
+            .route(EVENTS_PATH, post(take_events))
+            .route(EPHEMERAL_PATH, post(take_ephemeral))
+            .with_state(Arc::clone(&state));
+        routes.layer(from_fn_with_state(state, pass_pushes)).merge(own)
+    }
+
+    /// Sends a request to a node.
+    async fn send(
+        &self,
+        node: &str,
+        (path, body): (&str, Bytes),
+        network: Option<ClientNetwork>,
+        within: Duration,
+    ) -> Result<Bytes, ForwardError> {
+        let unreadable = |error| ForwardError::Unreadable(Box::new(error));
+        let mut request = Request::post(format!("{}{path}", node.trim_end_matches('/')))
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(body))
+            .map_err(|error| ForwardError::Unreadable(Box::new(error)))?;
+        self.sign(request.headers_mut(), network);
+        let answer = async {
+            let response = self.client.request(request).await.map_err(ForwardError::Unreachable)?;
+            if !response.status().is_success() {
+                return Err(ForwardError::Status(response.status()));
+            }
+            axum::body::to_bytes(Body::new(response.into_body()), MAX_BATCH_BYTES)
+                .await
+                .map_err(unreadable)
+        };
+        tokio::time::timeout(within, answer).await.unwrap_or(Err(ForwardError::Timeout))
+    }
+
+    /// Adds the key of the nodes and the client that a request is for.
+    fn sign(&self, headers: &mut HeaderMap, network: Option<ClientNetwork>) {
+        headers.insert(NodeKey::HEADER, self.key.header());
+        headers.remove(FORWARDED_FOR);
+        let address = network.map(|network| network.address().to_string());
+        let value = address.and_then(|address| HeaderValue::from_str(&address).ok());
+        headers.extend(value.map(|value| (FORWARDED_FOR, value)));
+    }
+
+    /// Judges and stores events here or at the writer. They are sent again if the writer changes meanwhile.
+    async fn ingest_at_writer(&self, events: Vec<Event>, origin: Origin) -> Vec<Outcome> {
+        let count = events.len();
+        let failed = || vec![Outcome::from(Rejection::Internal); count];
+        let deadline = tokio::time::Instant::now() + WRITER_TIMEOUT;
+        let mut encoded: Option<Bytes> = None;
+        loop {
+            let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+            let Some(role) = self.roles.with_writer(left).await else { return failed() };
+            let node = match &role {
+                Role::Writer(writer) => return writer.ingest.ingest(events, origin).await,
+                Role::Reader { writer: Some(node) } => Arc::clone(node),
+                Role::Reader { writer: None } => continue,
+            };
+            let Origin::Client { authenticated, network } = &origin else { return failed() };
+            let body = encoded.get_or_insert_with(|| encode(authenticated, &events)).clone();
+            let sent = self.send(&node, (EVENTS_PATH, body), *network, EVENTS_TIMEOUT).await;
+            let error = match sent.and_then(|answer| decode(&answer, count)) {
+                Ok(outcomes) => return outcomes,
+                Err(error) => error,
+            };
+            if tokio::time::Instant::now() >= deadline {
+                tracing::warn!(%error, %node, "the writer did not take events");
+                return failed();
+            }
+            tracing::debug!(%error, %node, "the writer did not take events; trying again");
+            // The writer may have stepped back before this node has noticed.
+            self.roles.changed_from(&role, RETRY_PAUSE).await;
+        }
+    }
+
+    /// Passes ephemeral events that this node has accepted to all other nodes that are up.
+    pub(super) async fn pass_ephemeral(
+        self,
+        mut accepted: broadcast::Receiver<Arc<Event>>,
+        (own, nodes): (Arc<str>, watch::Receiver<Arc<[NodeRow]>>),
+    ) {
+        loop {
+            let mut events = match accepted.recv().await {
+                Ok(event) => vec![event],
+                Err(RecvError::Lagged(_)) => continue,
+                Err(RecvError::Closed) => return,
+            };
+            while events.len() < EPHEMERAL_BATCH {
+                match accepted.try_recv() {
+                    Ok(event) => events.push(event),
+                    Err(TryRecvError::Lagged(_)) => {}
+                    Err(_) => break,
+                }
+            }
+            let events: Vec<&Event> = events.iter().map(|event| &**event).collect();
+            let Ok(body) = serde_json::to_vec(&events).map(Bytes::from) else { continue };
+            let others: BTreeSet<String> = {
+                let nodes = nodes.borrow();
+                let is_up = |row: &&NodeRow| row.seen < NODE_TIMEOUT && row.address != *own;
+                nodes.iter().filter(is_up).map(|row| row.address.clone()).collect()
+            };
+            // An ephemeral event that does not arrive is lost, as it is for a client that is not connected.
+            join_all(others.iter().map(|node| {
+                self.send(node, (EPHEMERAL_PATH, body.clone()), None, EPHEMERAL_TIMEOUT)
+            }))
+            .await;
+        }
+    }
+
+    /// Passes a request to the writer as it comes, and its answer back.
+    async fn pass(&self, request: Request, writer: &str) -> Response {
+        let network = request.extensions().get::<ClientNetwork>().copied();
+        let Ok(slot) = self.pushes.try_take(&Claimant::maybe_at(network), 1) else {
+            return unavailable("too many pushes from this network at this node\n");
+        };
+        let (parts, body) = request.into_parts();
+        let path = parts.extensions.get::<OriginalUri>().map_or(&parts.uri, |original| &original.0);
+        let path = path.path_and_query().map_or("/", |path| path.as_str());
+        let Ok(uri) = format!("{}{path}", writer.trim_end_matches('/')).parse::<Uri>() else {
+            return unavailable("the writer has no usable address\n");
+        };
+        let mut passed = Request::new(body);
+        (*passed.method_mut(), *passed.uri_mut()) = (parts.method, uri);
+        *passed.headers_mut() = parts.headers;
+        remove_hop_by_hop(passed.headers_mut());
+        passed.headers_mut().remove(header::HOST);
+        self.sign(passed.headers_mut(), network);
+        match self.client.request(passed).await {
+            Ok(response) => {
+                let (mut head, body) = response.into_parts();
+                remove_hop_by_hop(&mut head.headers);
+                // The slot is free when the answer was sent, or its client is gone.
+                let body = Body::new(body).into_data_stream().map(move |part| {
+                    let _slot = &slot;
+                    part
+                });
+                head.headers.remove(header::CONTENT_LENGTH);
+                Response::from_parts(head, Body::from_stream(body))
+            }
+            Err(error) => {
+                tracing::warn!(%error, %writer, "the writer did not take a push");
+                unavailable("the node that takes pushes cannot be reached, try again\n")
+            }
+        }
+    }
+}
+
+impl Ingest for Forwarder {
+    fn ingest_verified(
+        &self,
+        events: Vec<Verified<Arc<Event>>>,
+        origin: Origin,
+    ) -> BoxFuture<'_, Vec<Outcome>> {
+        let events = events.iter().map(|event| Event::clone(event)).collect();
+        Box::pin(self.ingest_at_writer(events, origin))
+    }
+
+    fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Outcome>> {
+        Box::pin(self.ingest_at_writer(events, origin))
+    }
+}
+
+fn encode(authenticated: &[PublicKey], events: &[Event]) -> Bytes {
+    let batch = ClientEvents { authenticated: authenticated.to_vec(), events: events.to_vec() };
+    serde_json::to_vec(&batch).unwrap_or_default().into()
+}
+
+fn decode(answer: &[u8], count: usize) -> Result<Vec<Outcome>, ForwardError> {
+    let outcomes: Vec<Outcome> = serde_json::from_slice(answer)
+        .map_err(|error| ForwardError::Unreadable(Box::new(error)))?;
+    match outcomes.len() == count {
+        true => Ok(outcomes),
+        false => Err(ForwardError::Unreadable("another number of outcomes than of events".into())),
+    }
+}
+
+/// Passes pushes to the writer, unless this node is it or another node has passed them here.
+async fn pass_pushes(
+    State(forwarder): State<Arc<Forwarder>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if !is_push(&request) || request.extensions().get::<FromNode>().is_some() {
+        return next.run(request).await;
+    }
+    match forwarder.roles.with_writer(WRITER_TIMEOUT).await {
+        Some(Role::Reader { writer: Some(writer) }) => forwarder.pass(request, &writer).await,
+        Some(Role::Writer(_)) => next.run(request).await,
+        Some(Role::Reader { writer: None }) | None => {
+            unavailable("no node takes pushes at the moment, try again\n")
+        }
+    }
+}
+
+/// Returns whether a request is one of a push: its advertisement, or the push itself.
+fn is_push(request: &Request) -> bool {
+    let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
+    match request.method() == Method::POST {
+        true => path.ends_with("/git-receive-pack"),
+        false => path.ends_with("/info/refs") && query.contains("git-receive-pack"),
+    }
+}
+
+/// Judges and stores events that another node has taken from a client.
+async fn take_events(
+    State(forwarder): State<Arc<Forwarder>>,
+    node: Option<Extension<FromNode>>,
+    network: Option<Extension<ClientNetwork>>,
+    request: Request,
+) -> Response {
+    if node.is_none() {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    let Some(writer) = forwarder.roles.writer() else {
+        return StatusCode::MISDIRECTED_REQUEST.into_response();
+    };
+    let body = axum::body::to_bytes(request.into_body(), MAX_BATCH_BYTES).await;
+    let batch = body.ok().and_then(|body| serde_json::from_slice::<ClientEvents>(&body).ok());
+    let Some(ClientEvents { authenticated, events }) = batch else {
+        return StatusCode::BAD_REQUEST.into_response();
+    };
+    let network = network.map(|Extension(network)| network);
+    // A batch that was begun is finished, even if the other node is gone.
+    let ingest = async move {
+        writer.ingest.ingest(events, Origin::Client { authenticated, network }).await
+    };
+    match tokio::spawn(ingest).await {
+        Ok(outcomes) => Json(outcomes).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// Publishes ephemeral events that another node has accepted.
+async fn take_ephemeral(
+    State(forwarder): State<Arc<Forwarder>>,
+    node: Option<Extension<FromNode>>,
+    request: Request,
+) -> Response {
+    if node.is_none() {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    let body = axum::body::to_bytes(request.into_body(), MAX_BATCH_BYTES).await;
+    let events = body.ok().and_then(|body| serde_json::from_slice::<Vec<Event>>(&body).ok());
+    let Some(events) = events else { return StatusCode::BAD_REQUEST.into_response() };
+    for event in events {
+        forwarder.hub.publish(Arc::new(event)).await;
+    }
+    StatusCode::NO_CONTENT.into_response()
+}
+
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    for name in HOP_BY_HOP {
+        headers.remove(name);
+    }
+}
+
+fn unavailable(text: &'static str) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "5")], text).into_response()
+}

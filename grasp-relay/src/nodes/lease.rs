@@ -1,0 +1,337 @@
+//! The decisions of a node about the lease of the writer.
+//!
+//! ```text
+//!   reader ──claim: held──▶ starting ──started──▶ writer ──another holds it, or it may have expired──▶ stopping ──stopped──▶ reader
+//! ```
+//!
+//! The database refuses every commit under an old lease, so a node that decides late writes nothing wrong; it only keeps
+//! its clients waiting.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use grasp_core::Mono;
+
+use crate::store::postgres::LEASE;
+
+/// The interval of renewals, and of claims while another node holds the lease.
+const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The pause after a claim that failed.
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
+
+/// The phase of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Reader,
+    Starting,
+    Writer,
+    Stopping,
+    /// The process is stopping, and claims nothing any more.
+    Ended,
+}
+
+/// Something that has happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Input {
+    /// The deadline has passed.
+    Time,
+    /// The answer to a claim: this node holds the lease.
+    Held,
+    /// The answer to a claim: another node holds the lease for this time.
+    HeldBy(Arc<str>, Duration),
+    /// The claim could not be made or answered.
+    ClaimFailed,
+    /// The parts of the writer run.
+    Started,
+    /// The parts of the writer could not be started.
+    StartFailed,
+    /// The parts of the writer have stopped.
+    Stopped,
+    /// The process is stopping.
+    Shutdown,
+}
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Output {
+    /// Claim or renew the lease.
+    Claim,
+    /// Start the parts of the writer.
+    Start,
+    /// Stop the parts of the writer.
+    Stop,
+    /// Pass events and pushes to this node, or to none.
+    Follow(Option<Arc<str>>),
+    /// Give the lease back.
+    Release,
+}
+
+/// The state of a node. It owns the decision who writes; the database has the last word.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    phase: Phase,
+    /// The time of the last claim, while its answer is awaited.
+    claimed_at: Option<Mono>,
+    next_claim: Mono,
+    /// The time at which the lease may have expired; `None` without one.
+    held_until: Option<Mono>,
+    writer: Option<Arc<str>>,
+}
+
+impl Lease {
+    pub(crate) fn new(now: Mono) -> Self {
+        Self {
+            phase: Phase::Reader,
+            claimed_at: None,
+            next_claim: now,
+            held_until: None,
+            writer: None,
+        }
+    }
+
+    /// Returns the time of the next [`Input::Time`].
+    pub(crate) fn next_deadline(&self) -> Option<Mono> {
+        if self.phase == Phase::Ended {
+            return None;
+        }
+        let claim = self.claimed_at.is_none().then_some(self.next_claim);
+        claim.into_iter().chain(self.held_until).min()
+    }
+
+    pub(crate) fn handle(&mut self, now: Mono, input: Input) -> Vec<Output> {
+        match input {
+            Input::Time => self.time_passed(now),
+            Input::Held => self.held(now),
+            Input::HeldBy(node, remaining) => self.held_by(now, node, remaining),
+            Input::ClaimFailed => {
+                self.claimed_at = None;
+                self.next_claim = now + RETRY_PAUSE;
+                Vec::new()
+            }
+            Input::Started => self.started(),
+            Input::StartFailed => {
+                // Another node may be able to.
+                self.phase = Phase::Reader;
+                self.held_until = None;
+                self.next_claim = now + CLAIM_INTERVAL;
+                vec![Output::Release]
+            }
+            Input::Stopped => self.stopped(),
+            Input::Shutdown => self.shut_down(),
+        }
+    }
+
+    fn time_passed(&mut self, now: Mono) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        if self.held_until.is_some_and(|until| until <= now) {
+            outputs.extend(self.step_back());
+        }
+        let is_due = self.claimed_at.is_none() && self.next_claim <= now;
+        if is_due && self.phase != Phase::Stopping && self.phase != Phase::Ended {
+            self.claimed_at = Some(now);
+            outputs.push(Output::Claim);
+        }
+        outputs
+    }
+
+    fn held(&mut self, now: Mono) -> Vec<Output> {
+        // The database may have counted from the moment at which the claim was sent.
+        let since = self.claimed_at.take().unwrap_or(now);
+        self.next_claim = since + CLAIM_INTERVAL;
+        match self.phase {
+            Phase::Reader => {
+                self.held_until = Some(since + LEASE);
+                (self.phase, self.writer) = (Phase::Starting, None);
+                vec![Output::Follow(None), Output::Start]
+            }
+            Phase::Starting | Phase::Writer => {
+                self.held_until = Some(since + LEASE);
+                Vec::new()
+            }
+            // Renewed while it was being given up.
+            Phase::Stopping | Phase::Ended => vec![Output::Release],
+        }
+    }
+
+    fn held_by(&mut self, now: Mono, node: Arc<str>, remaining: Duration) -> Vec<Output> {
+        self.claimed_at = None;
+        self.next_claim = now + remaining.min(CLAIM_INTERVAL);
+        let mut outputs = self.step_back();
+        if self.writer.as_ref() != Some(&node) {
+            self.writer = Some(Arc::clone(&node));
+            if self.phase == Phase::Reader {
+                outputs.push(Output::Follow(Some(node)));
+            }
+        }
+        outputs
+    }
+
+    fn started(&mut self) -> Vec<Output> {
+        match self.phase {
+            Phase::Starting => {
+                self.phase = Phase::Writer;
+                Vec::new()
+            }
+            // The lease was lost, or the process told to stop, meanwhile.
+            _ => vec![Output::Stop],
+        }
+    }
+
+    fn stopped(&mut self) -> Vec<Output> {
+        match self.phase {
+            Phase::Ended => vec![Output::Release],
+            _ => {
+                self.phase = Phase::Reader;
+                vec![Output::Follow(self.writer.clone())]
+            }
+        }
+    }
+
+    /// Stops writing, if this node writes.
+    fn step_back(&mut self) -> Vec<Output> {
+        self.held_until = None;
+        match self.phase {
+            Phase::Writer => {
+                (self.phase, self.writer) = (Phase::Stopping, None);
+                vec![Output::Stop]
+            }
+            // [`Output::Stop`] follows once the parts run.
+            Phase::Starting => {
+                self.phase = Phase::Stopping;
+                Vec::new()
+            }
+            Phase::Reader | Phase::Stopping | Phase::Ended => Vec::new(),
+        }
+    }
+
+    fn shut_down(&mut self) -> Vec<Output> {
+        let before = std::mem::replace(&mut self.phase, Phase::Ended);
+        self.held_until = None;
+        match before {
+            Phase::Writer => vec![Output::Stop],
+            Phase::Starting | Phase::Stopping | Phase::Ended => Vec::new(),
+            Phase::Reader => vec![Output::Release],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Mono = Mono::from_secs(100);
+
+    fn other() -> Arc<str> {
+        "http://b:7334".into()
+    }
+
+    /// A node that became the writer at the start.
+    fn writer() -> Lease {
+        let mut lease = Lease::new(START);
+        assert_eq!(lease.handle(START, Input::Time), [Output::Claim]);
+        assert_eq!(lease.handle(START, Input::Held), [Output::Follow(None), Output::Start]);
+        assert_eq!(lease.handle(START, Input::Started), []);
+        lease
+    }
+
+    #[test]
+    fn a_free_lease_makes_a_writer_that_renews_every_second() {
+        let mut lease = writer();
+        assert_eq!(lease.next_deadline(), Some(START + CLAIM_INTERVAL));
+        let later = START + CLAIM_INTERVAL;
+        assert_eq!(lease.handle(later, Input::Time), [Output::Claim]);
+        assert_eq!(lease.handle(later, Input::Time), [], "one claim at a time");
+        assert_eq!(lease.handle(later, Input::Held), []);
+    }
+
+    #[test]
+    fn a_writer_that_cannot_renew_steps_back_when_its_lease_may_have_expired() {
+        let mut lease = writer();
+        let mut now = START;
+        loop {
+            now = lease.next_deadline().expect("a deadline");
+            let outputs = lease.handle(now, Input::Time);
+            if outputs.contains(&Output::Stop) {
+                break;
+            }
+            lease.handle(now, Input::ClaimFailed);
+        }
+        assert_eq!(now, START + LEASE);
+        assert_eq!(lease.handle(now, Input::Stopped), [Output::Follow(None)]);
+        assert_eq!(lease.handle(now + LEASE, Input::Time), [Output::Claim]);
+    }
+
+    #[test]
+    fn the_lease_counts_from_the_claim_and_not_from_its_answer() {
+        let mut lease = Lease::new(START);
+        lease.handle(START, Input::Time);
+        lease.handle(START + Duration::from_secs(4), Input::Held);
+        lease.handle(START + Duration::from_secs(4), Input::Started);
+        let outputs = lease.handle(START + LEASE, Input::Time);
+        assert!(outputs.contains(&Output::Stop), "{outputs:?}");
+    }
+
+    #[test]
+    fn a_reader_claims_again_when_the_lease_of_the_writer_ends() {
+        let mut lease = Lease::new(START);
+        lease.handle(START, Input::Time);
+        let remaining = Duration::from_millis(300);
+        let outputs = lease.handle(START, Input::HeldBy(other(), remaining));
+        assert_eq!(outputs, [Output::Follow(Some(other()))]);
+        assert_eq!(lease.next_deadline(), Some(START + remaining));
+        lease.handle(START + remaining, Input::Time);
+        assert_eq!(lease.handle(START + remaining, Input::HeldBy(other(), LEASE)), []);
+    }
+
+    #[test]
+    fn a_writer_that_lost_its_lease_stops_and_follows_the_new_one() {
+        let mut lease = writer();
+        let now = START + CLAIM_INTERVAL;
+        assert_eq!(lease.handle(now, Input::Time), [Output::Claim]);
+        assert_eq!(lease.handle(now, Input::HeldBy(other(), LEASE)), [Output::Stop]);
+        assert_eq!(lease.handle(now, Input::Stopped), [Output::Follow(Some(other()))]);
+    }
+
+    #[test]
+    fn parts_that_start_after_the_lease_was_lost_are_stopped() {
+        let mut lease = Lease::new(START);
+        lease.handle(START, Input::Time);
+        lease.handle(START, Input::Held);
+        let outputs = lease.handle(START + LEASE, Input::Time);
+        assert_eq!(outputs, [], "the parts do not run yet");
+        assert_eq!(lease.handle(START + LEASE, Input::Started), [Output::Stop]);
+        assert_eq!(lease.handle(START + LEASE, Input::Stopped), [Output::Follow(None)]);
+    }
+
+    #[test]
+    fn a_node_that_cannot_start_to_write_leaves_it_to_others() {
+        let mut lease = Lease::new(START);
+        lease.handle(START, Input::Time);
+        lease.handle(START, Input::Held);
+        assert_eq!(lease.handle(START, Input::StartFailed), [Output::Release]);
+        assert_eq!(lease.next_deadline(), Some(START + CLAIM_INTERVAL));
+    }
+
+    #[test]
+    fn a_process_that_stops_gives_the_lease_back_after_its_parts_have_stopped() {
+        let mut lease = writer();
+        assert_eq!(lease.handle(START, Input::Shutdown), [Output::Stop]);
+        assert_eq!(lease.handle(START, Input::Stopped), [Output::Release]);
+        assert_eq!(lease.next_deadline(), None);
+        let mut starting = Lease::new(START);
+        starting.handle(START, Input::Time);
+        starting.handle(START, Input::Held);
+        assert_eq!(starting.handle(START, Input::Shutdown), []);
+        assert_eq!(starting.handle(START, Input::Started), [Output::Stop]);
+        assert_eq!(starting.handle(START, Input::Stopped), [Output::Release]);
+    }
+
+    #[test]
+    fn a_renewal_that_is_answered_after_the_end_is_given_back() {
+        let mut lease = writer();
+        lease.handle(START + CLAIM_INTERVAL, Input::Time);
+        lease.handle(START + CLAIM_INTERVAL, Input::Shutdown);
+        assert_eq!(lease.handle(START + CLAIM_INTERVAL, Input::Held), [Output::Release]);
+    }
+}
