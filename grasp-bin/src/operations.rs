@@ -42,6 +42,12 @@ struct StoredData {
 impl StoredData {
     /// Opens the data of a server.
     fn of_server(settings: &Settings) -> Result<Self> {
+        if let Some(database) = &settings.database {
+            bail!(
+                "the data of this server is in {database} and an object store, which have tools of their own; see \
+                 docs/how-to/several-machines.md"
+            );
+        }
         let file = settings.data_dir.join(crate::server::DATABASE);
         if !file.exists() {
             bail!("there is no {}; name the data directory with --data-dir", file.display());

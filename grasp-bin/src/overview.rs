@@ -468,12 +468,26 @@ impl ServerParts {
         self.set(&table::STAGED_BYTES, &[], held.staged_bytes);
         self.set(&table::PENDING_CLEANUP, &[], held.pending_tasks as u64);
         self.set(&metrics::HUNT_QUEUE, &[], status.purgatory.hunting);
+        self.set(&table::IS_WRITER, &[], u64::from(self.purgatory().is_ok()));
+        if let Some(nodes) = &self.nodes {
+            self.set_node_metrics(nodes);
+        }
         if let Some(memory) = resident_bytes() {
             self.set(&table::MEMORY, &[], memory);
         }
         if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
             self.set(&table::FILES, &[], files.count() as u64);
         }
+    }
+
+    fn set_node_metrics(&self, nodes: &NodeView) {
+        let figures = nodes.pack_figures();
+        self.set(&table::FEED_LAG, &[], nodes.own_lag());
+        self.set(&table::PACK_CACHE_BYTES, &[], figures.cached_bytes);
+        self.set(&table::PACK_CACHE_READS, &["hit"], figures.hits);
+        self.set(&table::PACK_CACHE_READS, &["miss"], figures.misses);
+        self.set(&table::PACK_UPLOADING, &[], figures.uploading);
+        self.set(&table::PACK_FAILURES, &[], figures.failures);
     }
 
     fn set(&self, metric: &Metric, labels: &[&str], value: u64) {

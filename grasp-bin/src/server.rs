@@ -12,7 +12,7 @@ use grasp_core::RelayUrl;
 use grasp_core::admission::FanOut;
 use grasp_core::service::Endpoint;
 use grasp_purgatory::database::Database;
-use grasp_purgatory::git::{Fetcher, PackCache, PackStorage, RepoStore};
+use grasp_purgatory::git::{Fetcher, PackCache, PackFigures, PackStorage, RepoStore};
 use grasp_purgatory::hunt::{Classify, HostClass, HuntConfig, HuntParts};
 use grasp_relay::git_http::GitHost;
 use grasp_relay::ingest::{Budgets, Ingest, Pipeline};
@@ -163,6 +163,11 @@ impl Base {
             config: relay_config(settings, &keys, node_key),
             keys,
         })
+    }
+
+    /// Returns figures of the packs and their cache; zeros if there is no object store.
+    fn pack_figures(&self) -> PackFigures {
+        self.packs.as_ref().map(PackCache::figures).unwrap_or_default()
     }
 
     /// Returns the routes beside the relay.

@@ -260,6 +260,7 @@ mod tests {
             info: RelayInfo { name, description, ..RelayInfo::default() },
             limits: Limits::default(),
             trusted_proxies: Vec::new(),
+            node_key: None,
         };
         landing(&config, &RepositoryList { rows: repositories.to_vec(), is_cut: false }, now)
     }

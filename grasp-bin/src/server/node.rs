@@ -8,7 +8,7 @@ use bitcoin_hashes::sha256;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use grasp_core::Mono;
-use grasp_purgatory::git::PackCache;
+use grasp_purgatory::git::PackFigures;
 use grasp_relay::Clock;
 use grasp_relay::git_http::GitHost;
 use grasp_relay::nodes::{
@@ -80,7 +80,12 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
     let prepared = PreparedNode::new(parts).await.context("could not read the database")?;
     let node = prepared.node();
     position.send_replace(Some(node.position()));
-    let view = NodeView { nodes: node.nodes(), base: base.clone(), probed: Mutex::new(None) };
+    let view = NodeView {
+        address: Arc::clone(node.address()),
+        nodes: node.nodes(),
+        base: base.clone(),
+        probed: Mutex::new(None),
+    };
     let roles = node.roles().clone();
     let overview = Overview::of_server(&base, roles.clone(), Some(view));
     let routes = node.routes(base.routes(&roles, &overview));
@@ -119,7 +124,7 @@ fn report(
         let (base, positions) = (base.clone(), positions.clone());
         async move {
             let seq = positions.borrow().as_ref().map_or(0, |position| position.borrow().seq);
-            let figures = base.packs.as_ref().map(PackCache::figures).unwrap_or_default();
+            let figures = base.pack_figures();
             let report = NodeReport {
                 version: env!("CARGO_PKG_VERSION").into(),
                 seq,
@@ -137,6 +142,7 @@ fn report(
 
 /// The nodes of a server, as one of them sees them.
 pub(crate) struct NodeView {
+    address: Arc<str>,
     nodes: watch::Receiver<Arc<[NodeRow]>>,
     base: Base,
     /// The time and the result of the last probe of the object store.
@@ -166,6 +172,16 @@ impl NodeView {
             uploads: report.uploads,
         };
         nodes.iter().zip(reports).map(status).collect()
+    }
+
+    /// Returns the number of events that this node has still to publish.
+    pub(crate) fn own_lag(&self) -> u64 {
+        self.rows().iter().find(|row| *row.address == *self.address).map_or(0, |row| row.lag)
+    }
+
+    /// Returns figures of the packs and their cache.
+    pub(crate) fn pack_figures(&self) -> PackFigures {
+        self.base.pack_figures()
     }
 
     /// Returns whether the object store of the packs answers.

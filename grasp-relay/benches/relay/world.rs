@@ -81,6 +81,7 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
         info: RelayInfo::default(),
         limits,
         trusted_proxies: vec![],
+        node_key: None,
     };
     let (ingest, extra) = (Arc::new(pipeline), axum::Router::new());
     Parts { store, ingest, hub, listing, config, clock, extra }

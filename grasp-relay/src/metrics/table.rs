@@ -55,4 +55,16 @@ crate::metrics! { pub ALL:
         "Cleanup tasks: data on disk that is still to be created or removed.";
     PURGATORY_UP = Gauge "grasp_purgatory_up" []
         "1 if purgatory works, 0 while its records cannot be written.";
+    IS_WRITER = Gauge "grasp_node_is_writer" []
+        "1 if this node admits events and pushes, 0 if it passes them on. Always 1 for a single process.";
+    FEED_LAG = Gauge "grasp_node_feed_lag" []
+        "Events that are committed and not published to the subscriptions of this node yet.";
+    PACK_CACHE_BYTES = Gauge "grasp_pack_cache_bytes" []
+        "Bytes of packs from the object store on the disk of this node.";
+    PACK_CACHE_READS = Counter "grasp_pack_cache_reads_total" ["result"]
+        "Reads of repositories, by result: all packs were on disk (hit), or some were downloaded first (miss).";
+    PACK_UPLOADING = Gauge "grasp_pack_uploads_open" []
+        "Files of packs that this node is uploading to the object store.";
+    PACK_FAILURES = Counter "grasp_pack_storage_failures_total" []
+        "Requests to the object store that failed, however often they were repeated.";
 }

@@ -78,6 +78,7 @@ impl Relay {
                 info: RelayInfo::default(),
                 limits,
                 trusted_proxies: vec![],
+                node_key: None,
             },
             clock,
             extra: axum::Router::new(),

@@ -62,6 +62,7 @@ impl OpenRelay {
             info,
             limits,
             trusted_proxies: vec![],
+            node_key: None,
         };
         let (service, extra) = (config.service.clone(), Router::new());
         let listing = Listing::new(store.clone(), service, clock.clone(), |_| true);

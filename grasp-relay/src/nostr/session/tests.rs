@@ -19,6 +19,7 @@ fn session(limits: Limits) -> Session {
         info: RelayInfo::default(),
         limits,
         trusted_proxies: Vec::new(),
+        node_key: None,
     };
     Session::new(NOW, Arc::new(config), "riddle".into())
 }
