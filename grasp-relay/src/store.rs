@@ -7,8 +7,12 @@
 //! [`sqlite`] is also the [`Database`] of git data and purgatory, so that events and
 //! refs change together.
 
+mod changes;
+mod group;
+mod keys;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+mod rules;
 pub mod sqlite;
 
 use std::collections::{BTreeMap, BTreeSet};

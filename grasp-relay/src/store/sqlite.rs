@@ -8,7 +8,6 @@
 //! Nothing blocks an async thread, readers and the writer do not wait for each other (write-ahead log), and a save is
 //! answered only after its transaction is on the disk.
 
-mod deletions;
 mod git;
 mod reader;
 mod readers;
@@ -45,11 +44,13 @@ use rusqlite::Connection;
 pub use self::reader::{SqliteReader, is_damage};
 use self::readers::{ExistsQuery, QueryCursor, Readers};
 use self::scan::IndexRow;
-use self::schema::Keys;
 use self::search::{ReadBudget, Search, SearchProgress};
-use self::tables::{Tables, Verdict};
+use self::tables::Tables;
 use self::wal::Wal;
 use self::writer::Writer;
+use super::changes::Changes;
+use super::keys::Keys;
+use super::rules::{Deletions, Rows, Rules, Verdict};
 use super::{
     EventChunks, EventStore, Inventory, Present, Refusal, SaveReport, StoreError, StoreFuture,
     StoreRules, write_cost,
@@ -151,7 +152,7 @@ impl SqliteStore {
     pub fn open(path: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
         let mut conn = connect(path, options.writer_cache)?;
         schema::migrate(&mut conn)?;
-        let keys = Keys::load(&conn).map_err(failure)?;
+        let keys = schema::load_keys(&conn).map_err(failure)?;
         let rules = Arc::new(options.rules);
         finish_requests(&mut conn, &keys, &rules).map_err(failure)?;
         let readers = Readers::start(path, options.readers, options.reader_cache)?;

@@ -17,9 +17,10 @@ use rusqlite::backup::{Backup, StepResult};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::schema::{self, Keys};
+use super::schema;
 use super::tables::Tables;
 use super::{BUSY_TIMEOUT, Integrity, examine, failure};
+use crate::store::keys::Keys;
 use crate::store::{StoreError, StoreRules};
 
 /// Times that a copy is begun while the file is locked, each after [`BUSY_TIMEOUT`].
@@ -59,7 +60,7 @@ impl SqliteReader {
         if !schema::is_current(&conn)? {
             return Err(StoreError::Engine(Box::new(OlderSchema)));
         }
-        let keys = Keys::load(&conn).map_err(failure)?;
+        let keys = schema::load_keys(&conn).map_err(failure)?;
         let rules = StoreRules::default();
         Ok(Self { path: path.to_owned(), conn: Mutex::new(conn), keys, rules })
     }

@@ -16,10 +16,10 @@ use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::{mpsc, oneshot};
 
 use super::scan::IndexRow;
-use super::schema::Keys;
 use super::search::{ReadBudget, SEEK_ROWS, Search, SearchProgress};
 use super::tables::Tables;
 use super::{StoreInner, connect, failure};
+use crate::store::keys::Keys;
 use crate::store::{StoreError, StoreRules, StoredEvent};
 
 /// Reads that may be queued before callers wait for a place in the queue.

@@ -13,9 +13,10 @@ use std::vec;
 use nostr::event::EventId;
 use rusqlite::{Connection, Row, Rows, Statement, params};
 
-use super::schema::{Digest, Position};
+use super::schema::position;
 use super::search::{ReadBudget, SEEK_ROWS};
 use super::tables::Tables;
+use crate::store::keys::{Digest, Position};
 
 /// The wanted part of serving order.
 #[derive(Clone, Copy, Debug)]
@@ -163,7 +164,7 @@ fn rows<'s>(
 
 impl IndexRow {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
-        Ok(Self { at: Position::read(row)?, seq: row.get(2)?, kind: row.get(3)? })
+        Ok(Self { at: position(row)?, seq: row.get(2)?, kind: row.get(3)? })
     }
 }
 
@@ -331,7 +332,7 @@ mod tests {
 
     use super::*;
     use crate::store::StoreRules;
-    use crate::store::sqlite::schema::Keys;
+    use crate::store::sqlite::schema::load_keys;
 
     fn file() -> Connection {
         let conn = Connection::open_in_memory().unwrap();
@@ -366,7 +367,7 @@ mod tests {
     #[test]
     fn lists_that_are_read_side_by_side_share_one_statement() {
         let conn = file();
-        let keys = Keys::load(&conn).unwrap();
+        let keys = load_keys(&conn).unwrap();
         let rules = StoreRules::default();
         let tables = Tables::new(&conn, &keys, &rules);
         let lists = [Digest::default()];

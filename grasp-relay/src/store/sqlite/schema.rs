@@ -1,16 +1,10 @@
-//! The schema of the file, its migrations, and the keys of its indexes.
+//! The schema of the file, its migrations, and its secret.
 
-use bitcoin_hashes::{HashEngine, sha256};
-use grasp_core::Version;
-use nostr::event::{Event, EventId};
-use nostr::filter::SingleLetterTag;
-use nostr::key::PublicKey;
-use nostr::nips::nip01::Coordinate;
-use nostr::types::Timestamp;
 use rusqlite::{Connection, Row, TransactionBehavior};
 
 use super::failure;
 use crate::store::StoreError;
+use crate::store::keys::{Keys, Position};
 
 /// The steps from each version, by its index, to the next. Released steps never change.
 const MIGRATIONS: &[&str] = &[include_str!("schema.sql")];
@@ -68,137 +62,15 @@ fn version(conn: &Connection) -> Result<u32, StoreError> {
     Ok(u32::try_from(version).unwrap_or(u32::MAX))
 }
 
-/// A hash that names a list of events, or a coordinate.
-pub(super) type Digest = [u8; 16];
-
-/// The place of an event in serving order: newest first, ties by lowest id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Position {
-    newest: i64,
-    id: [u8; 32],
+/// Reads the secret of the file, from which the keys of its indexes are made.
+pub(super) fn load_keys(conn: &Connection) -> rusqlite::Result<Keys> {
+    let salt: [u8; 64] = conn.query_row("SELECT salt FROM secret", [], |row| row.get(0))?;
+    Ok(Keys::new(&salt))
 }
 
-impl Position {
-    /// The place before all events.
-    pub(super) const FIRST: Self = Self { newest: i64::MIN, id: [0xff; 32] };
-
-    /// Returns the place after everything newer than this time and before everything else.
-    pub(super) fn start_of(time: Timestamp) -> Self {
-        Self { newest: newest(time).saturating_sub(1), ..Self::FIRST }
-    }
-
-    pub(super) fn of(event: &Event) -> Self {
-        Self { newest: newest(event.created_at), id: event.id.to_bytes() }
-    }
-
-    pub(super) fn of_version(version: Version) -> Self {
-        Self { newest: newest(version.created_at), id: version.id.to_bytes() }
-    }
-
-    pub(super) fn version(&self) -> Version {
-        Version { created_at: self.created_at(), id: self.event_id() }
-    }
-
-    /// Reads the columns `newest, id`, which come first in every statement that has them.
-    pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
-        Ok(Self { newest: row.get(0)?, id: row.get(1)? })
-    }
-
-    pub(super) fn newest(&self) -> i64 {
-        self.newest
-    }
-
-    pub(super) fn id(&self) -> &[u8; 32] {
-        &self.id
-    }
-
-    pub(super) fn event_id(&self) -> EventId {
-        EventId::from_byte_array(self.id)
-    }
-
-    pub(super) fn created_at(&self) -> Timestamp {
-        Timestamp::from_secs(self.newest.unsigned_abs())
-    }
-}
-
-/// Returns a time as the indexes order it. Times beyond SQLite's range, 292 billion years from now, count as one.
-pub(super) fn newest(created_at: Timestamp) -> i64 {
-    -seconds(created_at.as_secs())
-}
-
-/// Returns seconds within SQLite's range.
-pub(super) fn seconds(secs: u64) -> i64 {
-    i64::try_from(secs).unwrap_or(i64::MAX)
-}
-
-/// Computes the keys of lists and coordinates, all of one length.
-///
-/// Keys are 15 or 16 bytes of SHA-256 after a secret block that is drawn when the file is created. Authors of events
-/// do not know the secret, so they cannot search for two values with one key, and accidental collisions are out of
-/// reach. Therefore a matching key needs no comparison of the value.
-#[derive(Clone)]
-pub(super) struct Keys {
-    salted: sha256::HashEngine,
-}
-
-impl Keys {
-    pub(super) fn load(conn: &Connection) -> rusqlite::Result<Self> {
-        let salt: [u8; 64] = conn.query_row("SELECT salt FROM secret", [], |row| row.get(0))?;
-        let mut salted = sha256::HashEngine::new();
-        salted.input(&salt);
-        Ok(Self { salted })
-    }
-
-    /// Returns the list of events with this tag.
-    ///
-    /// The tag's name is the last byte: events often carry one value under two names (`e` and `E`), and those rows
-    /// stay neighbours.
-    pub(super) fn tag(&self, name: SingleLetterTag, value: &str) -> Digest {
-        let mut digest = self.digest(&[b"#", value.as_bytes()]);
-        if let Some(last) = digest.last_mut() {
-            *last = name.as_byte();
-        }
-        digest
-    }
-
-    /// Returns the list of events of this kind.
-    pub(super) fn kind(&self, kind: u16) -> Digest {
-        self.digest(&[b"k", &kind.to_be_bytes()])
-    }
-
-    /// Returns the list of events of this author.
-    pub(super) fn author(&self, author: &PublicKey) -> Digest {
-        self.digest(&[b"p", author.as_bytes()])
-    }
-
-    /// Returns every list that an event belongs to.
-    pub(super) fn lists<'a>(&'a self, event: &'a Event) -> impl Iterator<Item = Digest> + 'a {
-        let tags = event.tags.iter();
-        let tags = tags.filter_map(|tag| Some(self.tag(tag.single_letter_tag()?, tag.content()?)));
-        tags.chain([self.kind(event.kind.as_u16()), self.author(&event.pubkey)])
-    }
-
-    pub(super) fn coordinate(&self, coordinate: &Coordinate) -> Digest {
-        let kind = coordinate.kind.as_u16().to_be_bytes();
-        let author = coordinate.public_key.as_bytes();
-        self.digest(&[b":", &kind, author, coordinate.identifier.as_bytes()])
-    }
-
-    /// Returns the key of an author's event for deletion by id. Requests of other authors have other keys.
-    pub(super) fn own_event(&self, author: &PublicKey, id: &EventId) -> Digest {
-        self.digest(&[b"e", author.as_bytes(), id.as_bytes()])
-    }
-
-    fn digest(&self, parts: &[&[u8]]) -> Digest {
-        let mut engine = self.salted.clone();
-        for part in parts {
-            engine.input(part);
-        }
-        let whole = sha256::Hash::from_engine(engine).to_byte_array();
-        let mut digest = Digest::default();
-        digest.copy_from_slice(&whole[..16]);
-        digest
-    }
+/// Reads the columns `newest, id`, which come first in every statement that has them.
+pub(super) fn position(row: &Row<'_>) -> rusqlite::Result<Position> {
+    Ok(Position::new(row.get(0)?, row.get(1)?))
 }
 
 #[cfg(test)]
@@ -241,27 +113,5 @@ mod tests {
         let mut conn = Connection::open_in_memory().unwrap();
         conn.execute_batch("CREATE TABLE theirs (x)").unwrap();
         assert!(migrate(&mut conn).is_err());
-    }
-
-    fn keys(salt: u8) -> Keys {
-        let mut salted = sha256::HashEngine::new();
-        salted.input(&[salt; 64]);
-        Keys { salted }
-    }
-
-    #[test]
-    fn name_value_and_secret_all_matter() {
-        let a = keys(1).tag(SingleLetterTag::LOWERCASE_A, "value");
-        assert_eq!(a, keys(1).tag(SingleLetterTag::LOWERCASE_A, "value"));
-        assert_ne!(a, keys(1).tag(SingleLetterTag::UPPERCASE_A, "value"));
-        assert_ne!(a, keys(1).tag(SingleLetterTag::LOWERCASE_A, "values"));
-        assert_ne!(a, keys(2).tag(SingleLetterTag::LOWERCASE_A, "value"));
-    }
-
-    #[test]
-    fn the_newer_comes_first_and_absurd_times_do_not_overflow() {
-        let at = |secs| newest(Timestamp::from_secs(secs));
-        assert!(at(2) < at(1));
-        assert!(at(u64::MAX) < at(2));
     }
 }

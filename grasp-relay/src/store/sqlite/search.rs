@@ -14,8 +14,8 @@ use nostr::types::Timestamp;
 use rusqlite::OptionalExtension;
 
 use super::scan::{self, Bounds, IndexRow, Merge, ValueLookup};
-use super::schema::{Digest, Keys, Position, newest, seconds};
 use super::tables::Tables;
+use crate::store::keys::{Digest, Keys, Position, newest, seconds};
 use crate::store::{has_tag, matches_nothing};
 
 /// The cost of opening a list or looking up a key, in rows of an index.

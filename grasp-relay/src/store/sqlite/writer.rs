@@ -6,46 +6,26 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::{mpsc, oneshot};
 
-use super::schema::Keys;
 use super::tables::Tables;
 use super::wal::Wal;
+use crate::store::group::{CommitGroup, LastCommit, QUEUE_CAPACITY, Weighted, WriterCommand};
+use crate::store::keys::Keys;
 use crate::store::{StoreError, StoreRules};
-
-/// Writes that may be queued before callers wait for a place in the queue.
-const QUEUE_CAPACITY: usize = 1_024;
-
-/// Rows that are collected for one transaction: some 5,000 usual events.
-const MAX_COMMIT_ROWS: usize = 50_000;
-
-/// Rows of a task that joins the next transaction; a batch of usual events has fewer. Heavier tasks are spread over
-/// several transactions.
-const MAX_LIGHT_ROWS: usize = 2_500;
-
-/// Rows of heavier tasks in one transaction, unless a single one has more, so that light ones do not wait long.
-const MAX_HEAVY_ROWS: usize = 5_000;
-
-/// The time that a group waits for more tasks, at most.
-const MAX_COMMIT_DELAY: Duration = Duration::from_millis(1);
 
 /// A handle to the writer thread.
 pub(super) struct Writer {
-    queue: mpsc::Sender<WriterCommand>,
+    queue: mpsc::Sender<Command>,
 }
 
-enum WriterCommand {
-    Perform(Box<dyn TransactionTask>),
-    Stop(oneshot::Sender<()>),
-}
+type Command = WriterCommand<Box<dyn TransactionTask>>;
 
 /// Work for one transaction.
-trait TransactionTask: Send {
-    /// Returns the approximate number of rows it writes.
-    fn rows(&self) -> usize;
+trait TransactionTask: Weighted + Send {
     fn perform(&mut self, tables: &Tables<'_>) -> rusqlite::Result<()>;
     /// Sends the result of the transaction to the caller.
     fn resolve(self: Box<Self>, ended: Result<(), Arc<rusqlite::Error>>);
@@ -74,7 +54,7 @@ impl Writer {
     {
         let (reply, answer) = oneshot::channel();
         let task = WriteTask { rows, work: Some(work), outcome: None, reply };
-        let command = WriterCommand::Perform(Box::new(task));
+        let command: Command = WriterCommand::Perform(Box::new(task));
         let sent = self.queue.send(command).await;
         sent.map_err(|_| StoreError::Closed)?;
         answer.await.map_err(|_| StoreError::Closed)?
@@ -108,15 +88,23 @@ struct WriteTask<T, W> {
     reply: oneshot::Sender<Result<T, StoreError>>,
 }
 
+impl Weighted for Box<dyn TransactionTask> {
+    fn rows(&self) -> usize {
+        (**self).rows()
+    }
+}
+
+impl<T, W> Weighted for WriteTask<T, W> {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+}
+
 impl<T, W> TransactionTask for WriteTask<T, W>
 where
     T: Send,
     W: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send,
 {
-    fn rows(&self) -> usize {
-        self.rows
-    }
-
     fn perform(&mut self, tables: &Tables<'_>) -> rusqlite::Result<()> {
         if let Some(work) = self.work.take() {
             self.outcome = Some(work(tables)?);
@@ -145,86 +133,8 @@ struct WriterThread {
     heavy: VecDeque<Box<dyn TransactionTask>>,
 }
 
-/// The tasks that share a transaction.
-#[derive(Default)]
-struct CommitGroup {
-    tasks: Vec<Box<dyn TransactionTask>>,
-    rows: usize,
-    /// The caller who asked to stop after this group.
-    stopped: Option<oneshot::Sender<()>>,
-}
-
-impl CommitGroup {
-    /// Takes queued light tasks while there is room, and moves heavy ones to their own queue.
-    fn gather(
-        &mut self,
-        commands: &mut mpsc::Receiver<WriterCommand>,
-        heavy: &mut VecDeque<Box<dyn TransactionTask>>,
-    ) {
-        while self.rows < MAX_COMMIT_ROWS && heavy.len() < QUEUE_CAPACITY {
-            let Ok(command) = commands.try_recv() else {
-                return;
-            };
-            self.take(command, commands, heavy);
-        }
-    }
-
-    /// Takes heavy tasks up to their share of a transaction.
-    fn take_heavy(&mut self, heavy: &mut VecDeque<Box<dyn TransactionTask>>) {
-        let mut rows = 0;
-        while rows < MAX_HEAVY_ROWS {
-            let Some(task) = heavy.pop_front() else {
-                return;
-            };
-            rows += task.rows();
-            self.tasks.push(task);
-        }
-    }
-
-    fn take(
-        &mut self,
-        command: WriterCommand,
-        commands: &mut mpsc::Receiver<WriterCommand>,
-        heavy: &mut VecDeque<Box<dyn TransactionTask>>,
-    ) {
-        match command {
-            WriterCommand::Perform(task) if task.rows() > MAX_LIGHT_ROWS => heavy.push_back(task),
-            WriterCommand::Perform(task) => {
-                self.rows += task.rows();
-                self.tasks.push(task);
-            }
-            WriterCommand::Stop(done) => {
-                // No new commands; those already queued are still received.
-                commands.close();
-                self.stopped = Some(done);
-            }
-        }
-    }
-}
-
-/// Figures of the last transaction, from which the next delay follows.
-#[derive(Clone, Copy, Debug, Default)]
-struct LastCommit {
-    /// The number of tasks that shared it or were queued when it ended.
-    callers: usize,
-    took: Duration,
-}
-
-impl LastCommit {
-    /// Returns the time to wait for callers of the last group to come back with more work.
-    ///
-    /// Without it the callers split into two groups that alternate, each half as large and each with an fsync of its
-    /// own.
-    fn pause(self, gathered: usize) -> Duration {
-        match gathered < self.callers {
-            true => (self.took / 8).min(MAX_COMMIT_DELAY),
-            false => Duration::ZERO,
-        }
-    }
-}
-
 impl WriterThread {
-    fn work(mut self, mut commands: mpsc::Receiver<WriterCommand>) {
+    fn work(mut self, mut commands: mpsc::Receiver<Command>) {
         let mut last = LastCommit::default();
         let mut stopped = None;
         loop {
@@ -252,7 +162,7 @@ impl WriterThread {
     fn commit(
         &mut self,
         mut group: Vec<Box<dyn TransactionTask>>,
-        commands: &mpsc::Receiver<WriterCommand>,
+        commands: &mpsc::Receiver<Command>,
     ) -> LastCommit {
         let start = Instant::now();
         let ended = self.transact(&mut group).map_err(Arc::new);
@@ -305,7 +215,7 @@ mod tests {
         schema::migrate(&mut conn).unwrap();
         conn.execute_batch("CREATE TABLE notes (text)").unwrap();
         prepare(&conn);
-        let keys = Keys::load(&conn).unwrap();
+        let keys = schema::load_keys(&conn).unwrap();
         let wal = Wal::start(path, connect(path, 0).unwrap()).unwrap();
         Writer::start(conn, wal, keys, Arc::default()).unwrap()
     }
@@ -384,16 +294,6 @@ mod tests {
         let seen: Vec<i64> = seen.into_iter().map(Result::unwrap).collect();
         // The light one went with the first two, the others after them.
         assert_eq!(seen, [1, 1, 4, 4, 1]);
-    }
-
-    #[test]
-    fn many_callers_are_waited_for_and_a_single_one_is_not_delayed() {
-        let callers = |callers, millis| LastCommit { callers, took: Duration::from_millis(millis) };
-        assert_eq!(LastCommit::default().pause(1), Duration::ZERO);
-        assert_eq!(callers(1, 8).pause(1), Duration::ZERO);
-        assert_eq!(callers(64, 4).pause(32), Duration::from_micros(500));
-        assert_eq!(callers(64, 4).pause(64), Duration::ZERO);
-        assert_eq!(callers(64, 400).pause(32), MAX_COMMIT_DELAY);
     }
 
     #[test]

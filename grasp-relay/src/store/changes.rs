@@ -1,0 +1,351 @@
+//! Commits of refs, packs and purgatory, as statements that every database executes.
+//!
+//! Parameters are written `?1`. A conflict is named by its columns, which all databases understand.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use grasp_core::service::Endpoint;
+use grasp_core::{RefName, RepoId, kinds};
+use grasp_purgatory::Phase;
+use grasp_purgatory::database::{
+    Commit, Committed, Conflict, FamilyChange, Forget, Garbage, Generation, RetiredRef, View,
+    ViewChange,
+};
+use grasp_purgatory::git::Refs;
+use grasp_purgatory::journal::Record;
+use nostr::event::{Event, EventId};
+use nostr::key::PublicKey;
+use nostr::types::Timestamp;
+use rusqlite::types::Value;
+use serde::Serialize;
+
+use super::keys::seconds;
+use super::rules::{Rows, Rules};
+
+/// The columns that identify a family.
+pub(crate) type FamilyKey<'a> = (i64, &'a str);
+
+/// The rows of refs, packs and purgatory within one transaction.
+pub(crate) trait GitRows: Rows + Sized {
+    /// Returns the generation of a view that exists.
+    fn generation(
+        &self,
+        key: FamilyKey<'_>,
+        owner: &PublicKey,
+    ) -> Result<Option<Generation>, Self::Error>;
+
+    /// Gives a view a generation that none had before.
+    fn next_generation(&self, key: FamilyKey<'_>, owner: &PublicKey) -> Result<i64, Self::Error>;
+
+    /// Executes a statement, at once or before the transaction is committed.
+    fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), Self::Error>;
+
+    /// Takes note that a view is removed.
+    fn view_removed(&self, _: FamilyKey<'_>, _: &PublicKey) {}
+
+    fn to_json(&self, value: &impl Serialize) -> Result<Value, Self::Error>;
+}
+
+impl<R: GitRows> Changes for R {}
+
+/// Committing.
+pub(crate) trait Changes: GitRows {
+    /// Performs a commit, or returns why nothing of it happens.
+    fn commit(&self, commit: &Commit) -> Result<Committed, Self::Error> {
+        if let Some(conflict) = self.conflict(commit)? {
+            return Ok(Committed::Conflict(conflict));
+        }
+        // Views first: a state that another one replaces is then the state of no view.
+        commit.families.iter().try_for_each(|family| self.change_family(family))?;
+        if !commit.withdraw.is_empty() {
+            self.remove(&commit.withdraw)?;
+        }
+        let mut affected = self.progress().take_affected();
+        if !commit.save.is_empty() {
+            // None of them is a request that would have to be continued.
+            let (report, _) = self.save(&commit.save, commit.now)?;
+            affected.extend(report.affected);
+        }
+        commit.records.iter().try_for_each(|record| self.apply(record))?;
+        Ok(Committed::Done { affected })
+    }
+
+    fn conflict(&self, commit: &Commit) -> Result<Option<Conflict>, Self::Error> {
+        for family in &commit.families {
+            for view in &family.views {
+                if self.generation(key(family), &view.owner)? != view.from {
+                    let repo = RepoId::new(view.owner, family.identifier.clone());
+                    return Ok(Some(Conflict::Moved(family.endpoint, repo)));
+                }
+            }
+        }
+        let mut refused = BTreeSet::new();
+        for event in &commit.save {
+            if !self.would_serve(event, commit.now)? {
+                refused.insert(event.id);
+            }
+        }
+        Ok((!refused.is_empty()).then_some(Conflict::Refused(refused)))
+    }
+
+    fn change_family(&self, family: &FamilyChange) -> Result<(), Self::Error> {
+        let (endpoint, identifier) = key(family);
+        let values = |more: &[Value]| [&[integer(endpoint), text(identifier)], more].concat();
+        family.views.iter().try_for_each(|view| self.change_view(key(family), view))?;
+        for pack in &family.remove_packs {
+            self.change(
+                "DELETE FROM packs WHERE endpoint = ?1 AND identifier = ?2 AND name = ?3
+                     AND is_attic = ?4",
+                values(&[text(&pack.name), integer(pack.is_attic)]),
+            )?;
+        }
+        for pack in &family.add_packs {
+            self.change(
+                "INSERT INTO packs (endpoint, identifier, name, is_attic, bytes)
+                     VALUES (?1, ?2, ?3, ?4, ?5)
+                     ON CONFLICT (endpoint, identifier, name, is_attic)
+                     DO UPDATE SET bytes = excluded.bytes, verified = excluded.verified",
+                values(&[text(&pack.name), integer(pack.is_attic), integer(seconds(pack.bytes))]),
+            )?;
+        }
+        if let Some((name, at)) = &family.verified {
+            self.change(
+                "UPDATE packs SET verified = ?4 WHERE endpoint = ?1 AND identifier = ?2 AND name = ?3",
+                values(&[text(name), time(*at)]),
+            )?;
+        }
+        self.forget(key(family), &family.forget)?;
+        if family.is_collected {
+            let collected = "DELETE FROM garbage WHERE endpoint = ?1 AND identifier = ?2";
+            self.change(collected, values(&[]))?;
+        }
+        if let Some(garbage) = family.garbage {
+            self.change(
+                "INSERT INTO garbage (endpoint, identifier, mark) VALUES (?1, ?2, ?3)
+                     ON CONFLICT (endpoint, identifier) DO UPDATE SET mark =
+                     CASE WHEN garbage.mark > excluded.mark THEN garbage.mark ELSE excluded.mark END",
+                values(&[integer(mark(garbage))]),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn change_view(&self, key: FamilyKey<'_>, view: &ViewChange) -> Result<(), Self::Error> {
+        let values = |more: &[Value]| [&[integer(key.0), text(key.1)], more].concat();
+        for retired in &view.retired {
+            self.change(
+                "INSERT INTO retired_refs (endpoint, identifier, owner, tip, name, since)
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+                     ON CONFLICT (endpoint, identifier, owner, tip)
+                     DO UPDATE SET name = excluded.name, since = excluded.since",
+                values(&[
+                    blob(retired.owner.as_bytes()),
+                    text(&retired.tip.to_string()),
+                    text(retired.name.as_str()),
+                    time(retired.since),
+                ]),
+            )?;
+        }
+        let owner = blob(view.owner.as_bytes());
+        let Some(refs) = &view.to else {
+            self.view_removed(key, &view.owner);
+            let removed =
+                "DELETE FROM views WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
+            return self.change(removed, values(&[owner]));
+        };
+        let generation = self.next_generation(key, &view.owner)?;
+        let state = view.state.map_or(Value::Null, |state| blob(state.as_bytes()));
+        self.change(
+            "INSERT INTO views (endpoint, identifier, owner, generation, head, refs, state)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+                 ON CONFLICT (endpoint, identifier, owner) DO UPDATE SET
+                     generation = excluded.generation, head = excluded.head,
+                     refs = excluded.refs, state = excluded.state",
+            values(&[
+                owner,
+                integer(generation),
+                text(refs.head.as_str()),
+                Value::Text(refs.encode()),
+                state,
+            ]),
+        )
+    }
+
+    fn forget(&self, key: FamilyKey<'_>, forget: &Forget) -> Result<(), Self::Error> {
+        let values = |value| vec![integer(key.0), text(key.1), value];
+        match forget {
+            Forget::Nothing => Ok(()),
+            Forget::Of(owner) => self.change(
+                "DELETE FROM retired_refs WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3",
+                values(blob(owner.as_bytes())),
+            ),
+            Forget::Before(since) => self.change(
+                "DELETE FROM retired_refs WHERE endpoint = ?1 AND identifier = ?2 AND since < ?3",
+                values(time(*since)),
+            ),
+            Forget::Tips(tips) => tips.iter().try_for_each(|tip| {
+                self.change(
+                    "DELETE FROM retired_refs WHERE endpoint = ?1 AND identifier = ?2 AND tip = ?3",
+                    values(text(&tip.to_string())),
+                )
+            }),
+        }
+    }
+
+    /// Applies one change of purgatory.
+    fn apply(&self, record: &Record) -> Result<(), Self::Error> {
+        match record {
+            Record::Held { event, phase, since, until } => self.change(
+                "INSERT INTO held (id, phase, since, until, event) VALUES (?1, ?2, ?3, ?4, ?5)
+                     ON CONFLICT (id) DO UPDATE SET phase = excluded.phase, since = excluded.since,
+                         until = excluded.until, event = excluded.event",
+                vec![
+                    blob(event.id.as_bytes()),
+                    integer(phase_number(*phase)),
+                    time(*since),
+                    time(*until),
+                    Value::Text(event.as_json()),
+                ],
+            ),
+            Record::Moved { id, phase, until } => self.change(
+                "UPDATE held SET phase = ?2, until = ?3 WHERE id = ?1",
+                vec![blob(id.as_bytes()), integer(phase_number(*phase)), time(*until)],
+            ),
+            Record::Gone { id, .. } => {
+                self.change("DELETE FROM held WHERE id = ?1", vec![blob(id.as_bytes())])
+            }
+            Record::Staged { .. } => self.stage(record),
+            Record::Unstaged { id, keep } => self.change(
+                "DELETE FROM staged WHERE id = ?1 AND tip <> ?2",
+                vec![
+                    blob(id.as_bytes()),
+                    text(&keep.map(|tip| tip.to_string()).unwrap_or_default()),
+                ],
+            ),
+            Record::TaskAdded { task } => self.change(
+                "INSERT INTO tasks (key, task) VALUES (?1, ?2)
+                     ON CONFLICT (key) DO UPDATE SET task = excluded.task",
+                vec![Value::Text(task.key()), self.to_json(task)?],
+            ),
+            Record::TaskDone { task } => self.change(
+                "DELETE FROM tasks WHERE key = ?1 AND task = ?2",
+                vec![Value::Text(task.key()), self.to_json(task)?],
+            ),
+        }
+    }
+
+    fn stage(&self, record: &Record) -> Result<(), Self::Error> {
+        let Record::Staged { id, tip, target, bytes, until } = record else { return Ok(()) };
+        self.change(
+            "INSERT INTO staged (id, tip, place, target, bytes, until)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+                 ON CONFLICT (id, tip, place) DO UPDATE SET target = excluded.target,
+                     bytes = excluded.bytes, until = excluded.until",
+            vec![
+                blob(id.as_bytes()),
+                text(&tip.to_string()),
+                Value::Text(target.upload_key()),
+                self.to_json(target)?,
+                integer(seconds(*bytes)),
+                time(*until),
+            ],
+        )?;
+        self.change(
+            "UPDATE staged SET until = ?2 WHERE id = ?1",
+            vec![blob(id.as_bytes()), time(*until)],
+        )
+    }
+}
+
+/// Returns the change of a view by the removal of an event that signed for some of its refs.
+pub(crate) fn refs_removal(
+    event: &Event,
+    endpoint: Endpoint,
+    owner: PublicKey,
+    view: &View,
+) -> Option<(ViewChange, Option<Garbage>)> {
+    let is_own = endpoint == Endpoint::Repository && owner == event.pubkey;
+    let is_gone = |name: &RefName| match event.kind {
+        kind if kind == kinds::ANNOUNCEMENT => is_own,
+        kind if kind == kinds::STATE => view.state == Some(event.id) && name.is_branch_or_tag(),
+        _ => name.event() == Some(event.id),
+    };
+    if !view.refs.refs.keys().any(is_gone) {
+        return None;
+    }
+    let mut left = Refs::clone(&view.refs);
+    left.refs.retain(|name, _| !is_gone(name));
+    let since = Timestamp::now();
+    let retired = view.refs.retired_by(&left).into_iter();
+    let retired = retired.map(|(tip, name)| RetiredRef { owner, tip, name, since }).collect();
+    let keeps_state = left.refs.keys().any(RefName::is_branch_or_tag);
+    let state = view.state.filter(|_| keeps_state);
+    let (from, to) = (Some(view.generation), Some(Arc::new(left)));
+    Some((ViewChange { owner, from, to, state, retired }, Some(Garbage::Removed)))
+}
+
+/// Returns a view from its columns; `None` if its refs are not readable.
+pub(crate) fn view(
+    generation: i64,
+    head: &str,
+    refs: &str,
+    state: Option<[u8; 32]>,
+) -> Option<View> {
+    Some(View {
+        refs: Arc::new(Refs::decode(refs, head)?),
+        state: state.map(EventId::from_byte_array),
+        generation: Generation(generation.unsigned_abs()),
+    })
+}
+
+fn key(family: &FamilyChange) -> FamilyKey<'_> {
+    (number(family.endpoint), family.identifier.as_str())
+}
+
+pub(crate) fn number(endpoint: Endpoint) -> i64 {
+    match endpoint {
+        Endpoint::Repository => 0,
+        Endpoint::PullRequests => 1,
+    }
+}
+
+fn mark(garbage: Garbage) -> i64 {
+    match garbage {
+        Garbage::Moved => 1,
+        Garbage::Removed => 2,
+    }
+}
+
+/// Returns the mark of a family from its column.
+pub(crate) fn garbage(mark: i64) -> Garbage {
+    if mark == 1 { Garbage::Moved } else { Garbage::Removed }
+}
+
+fn phase_number(phase: Phase) -> i64 {
+    match phase {
+        Phase::Waiting => 0,
+        Phase::Expired => 1,
+    }
+}
+
+/// Returns the phase of a held event from its column.
+pub(crate) fn phase(number: i64) -> Phase {
+    if number == 0 { Phase::Waiting } else { Phase::Expired }
+}
+
+fn integer(number: impl Into<i64>) -> Value {
+    Value::Integer(number.into())
+}
+
+fn time(time: Timestamp) -> Value {
+    Value::Integer(seconds(time.as_secs()))
+}
+
+fn text(text: &str) -> Value {
+    Value::Text(text.to_owned())
+}
+
+fn blob(bytes: &[u8]) -> Value {
+    Value::Blob(bytes.to_vec())
+}

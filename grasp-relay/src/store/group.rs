@@ -1,0 +1,134 @@
+//! The tasks that share a transaction, and how long a writer waits for more of them.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+/// Writes that may be queued before callers wait for a place in the queue.
+pub(crate) const QUEUE_CAPACITY: usize = 1_024;
+
+/// Rows that are collected for one transaction: some 5,000 usual events.
+const MAX_COMMIT_ROWS: usize = 50_000;
+
+/// Rows of a task that joins the next transaction; a batch of usual events has fewer. Heavier tasks are spread over
+/// several transactions.
+const MAX_LIGHT_ROWS: usize = 2_500;
+
+/// Rows of heavier tasks in one transaction, unless a single one has more, so that light ones do not wait long.
+const MAX_HEAVY_ROWS: usize = 5_000;
+
+/// The time that a group waits for more tasks, at most.
+const MAX_COMMIT_DELAY: Duration = Duration::from_millis(1);
+
+/// A command to a writer.
+pub(crate) enum WriterCommand<T> {
+    /// Work for a transaction.
+    Perform(T),
+    /// The end, after what is queued.
+    Stop(oneshot::Sender<()>),
+}
+
+/// Work of a known size.
+pub(crate) trait Weighted {
+    /// Returns the approximate number of rows it writes.
+    fn rows(&self) -> usize;
+}
+
+/// The tasks that share a transaction.
+pub(crate) struct CommitGroup<T> {
+    pub(crate) tasks: Vec<T>,
+    rows: usize,
+    /// The caller who asked to stop after this group.
+    pub(crate) stopped: Option<oneshot::Sender<()>>,
+}
+
+impl<T> Default for CommitGroup<T> {
+    fn default() -> Self {
+        Self { tasks: Vec::new(), rows: 0, stopped: None }
+    }
+}
+
+impl<T: Weighted> CommitGroup<T> {
+    /// Takes queued light tasks while there is room, and moves heavy ones to their own queue.
+    pub(crate) fn gather(
+        &mut self,
+        commands: &mut mpsc::Receiver<WriterCommand<T>>,
+        heavy: &mut VecDeque<T>,
+    ) {
+        while self.rows < MAX_COMMIT_ROWS && heavy.len() < QUEUE_CAPACITY {
+            let Ok(command) = commands.try_recv() else {
+                return;
+            };
+            self.take(command, commands, heavy);
+        }
+    }
+
+    /// Takes heavy tasks up to their share of a transaction.
+    pub(crate) fn take_heavy(&mut self, heavy: &mut VecDeque<T>) {
+        let mut rows = 0;
+        while rows < MAX_HEAVY_ROWS {
+            let Some(task) = heavy.pop_front() else {
+                return;
+            };
+            rows += task.rows();
+            self.tasks.push(task);
+        }
+    }
+
+    pub(crate) fn take(
+        &mut self,
+        command: WriterCommand<T>,
+        commands: &mut mpsc::Receiver<WriterCommand<T>>,
+        heavy: &mut VecDeque<T>,
+    ) {
+        match command {
+            WriterCommand::Perform(task) if task.rows() > MAX_LIGHT_ROWS => heavy.push_back(task),
+            WriterCommand::Perform(task) => {
+                self.rows += task.rows();
+                self.tasks.push(task);
+            }
+            WriterCommand::Stop(done) => {
+                // No new commands; those already queued are still received.
+                commands.close();
+                self.stopped = Some(done);
+            }
+        }
+    }
+}
+
+/// Figures of the last transaction, from which the next delay follows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LastCommit {
+    /// The number of tasks that shared it or were queued when it ended.
+    pub(crate) callers: usize,
+    pub(crate) took: Duration,
+}
+
+impl LastCommit {
+    /// Returns the time to wait for callers of the last group to come back with more work.
+    ///
+    /// Without it the callers split into two groups that alternate, each half as large and each with an fsync of its
+    /// own.
+    pub(crate) fn pause(self, gathered: usize) -> Duration {
+        match gathered < self.callers {
+            true => (self.took / 8).min(MAX_COMMIT_DELAY),
+            false => Duration::ZERO,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_callers_are_waited_for_and_a_single_one_is_not_delayed() {
+        let callers = |callers, millis| LastCommit { callers, took: Duration::from_millis(millis) };
+        assert_eq!(LastCommit::default().pause(1), Duration::ZERO);
+        assert_eq!(callers(1, 8).pause(1), Duration::ZERO);
+        assert_eq!(callers(64, 4).pause(32), Duration::from_micros(500));
+        assert_eq!(callers(64, 4).pause(64), Duration::ZERO);
+        assert_eq!(callers(64, 400).pause(32), MAX_COMMIT_DELAY);
+    }
+}

@@ -1,0 +1,392 @@
+//! The rules of NIP-01, 09, 40 and 62 upon the rows of a store, within a transaction that the caller commits.
+//!
+//! A store implements [`Rows`], reading and writing single rows, and has [`Rules`] and [`Deletions`] by that.
+
+mod deletions;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use grasp_core::admission::is_expired;
+use grasp_core::deletion;
+use grasp_core::{Identifier, Version};
+use nostr::event::{Event, EventId, Kind};
+use nostr::key::PublicKey;
+use nostr::nips::nip01::Coordinate;
+use nostr::types::Timestamp;
+
+pub(crate) use self::deletions::Deletions;
+use super::keys::{Digest, Keys, Position, seconds};
+use super::{
+    Refusal, SaveReport, Saved, StoreRules, keeps_versions, noted_before, repository_names,
+};
+
+/// Rows that one transaction erases, approximately, so that other writers do not wait long.
+const MAX_ERASED_ROWS: usize = 5_000;
+
+/// Events and kept versions that one step of a sweep or of vanishing removes, so that saves queued behind it do not
+/// wait long.
+pub(crate) const STEP_EVENTS: usize = 500;
+
+/// The result of one step of a sweep.
+pub(crate) struct Swept {
+    /// Removed events, served ones and kept versions.
+    pub(crate) events: u64,
+    pub(crate) more: bool,
+}
+
+/// The result of checking an event against what is stored.
+pub(crate) enum Verdict {
+    Accepted,
+    /// It is stored, or was a deletion request that is no longer served.
+    Duplicate,
+    /// A version that wins over it was delisted.
+    Superseded,
+    Refused(Refusal),
+    /// Its author deleted it, with the request of this row.
+    DeletedBy(i64),
+}
+
+/// A served event without its text.
+#[derive(Clone, Copy)]
+pub(crate) struct Served {
+    pub(crate) seq: i64,
+    pub(crate) at: Position,
+}
+
+/// A record that refuses an author's event, or a coordinate.
+#[derive(Clone, Copy)]
+pub(crate) struct Gate {
+    /// The row of the request.
+    pub(crate) request: i64,
+    /// Minus the time of the request.
+    pub(crate) newest: i64,
+}
+
+/// What a transaction has done so far, and may still do.
+pub(crate) struct Progress {
+    /// The time up to which expired events were removed in this transaction.
+    expired_until: Cell<Option<Timestamp>>,
+    /// Rows that this transaction may still erase; the remainder is left to another.
+    erase_budget: Cell<usize>,
+    /// Requests of this transaction that are not fully applied.
+    unfinished: RefCell<Vec<Arc<Event>>>,
+    /// The names of repositories of which something was removed, until a commit reports them.
+    affected: RefCell<BTreeSet<Identifier>>,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        let (expired_until, unfinished, affected) = Default::default();
+        let erase_budget = Cell::new(MAX_ERASED_ROWS);
+        Self { expired_until, erase_budget, unfinished, affected }
+    }
+}
+
+impl Progress {
+    /// Counts rows that were erased.
+    pub(crate) fn spend(&self, rows: usize) {
+        self.erase_budget.set(self.erase_budget.get().saturating_sub(rows));
+    }
+
+    /// Returns whether this transaction has erased its share of rows.
+    fn is_spent(&self) -> bool {
+        self.erase_budget.get() == 0
+    }
+
+    /// Takes the names of repositories of which something was removed.
+    pub(crate) fn take_affected(&self) -> BTreeSet<Identifier> {
+        self.affected.take()
+    }
+}
+
+/// The rows of a store within one transaction. Times are minus the time where they are called newest or until.
+///
+/// Lists of rows that are due have [`STEP_EVENTS`] at most; as many mean that there may be more.
+pub(crate) trait Rows {
+    type Error;
+
+    fn keys(&self) -> &Keys;
+    fn rules(&self) -> &StoreRules;
+    fn progress(&self) -> &Progress;
+
+    fn served(&self, id: &EventId) -> Result<Option<Served>, Self::Error>;
+    /// Returns an author's event that may be deleted: no request.
+    fn deletable(&self, id: &EventId, author: &PublicKey) -> Result<Option<i64>, Self::Error>;
+    /// Returns whether an event or kept version, not expired, is of another author.
+    fn is_foreign(&self, id: &EventId, author: &PublicKey, now: i64) -> Result<bool, Self::Error>;
+    fn head(&self, coordinate: &Digest) -> Result<Option<Served>, Self::Error>;
+    fn has_ended(&self, seq: i64, now: i64) -> Result<bool, Self::Error>;
+    fn expired_events(&self, now: i64) -> Result<Vec<i64>, Self::Error>;
+    /// Returns an author's events except requests to vanish.
+    fn written_by(&self, author: &PublicKey, until: i64) -> Result<Vec<i64>, Self::Error>;
+    fn insert(&self, event: &Event, coordinate: Option<&Digest>) -> Result<(), Self::Error>;
+    /// Deletes a served event with all rows that refer to it, and counts what that costs.
+    fn erase(&self, seq: i64) -> Result<Option<Event>, Self::Error>;
+    /// Removes the refs that an event signed for, which is being removed.
+    fn remove_refs_of(&self, event: &Event) -> Result<(), Self::Error>;
+
+    /// Keeps a version within the limit per coordinate, unless it is kept already.
+    fn insert_copy(&self, event: &Event, coordinate: &Digest) -> Result<(), Self::Error>;
+    fn expired_copies(&self, now: i64) -> Result<Vec<i64>, Self::Error>;
+    fn copies_by(&self, author: &PublicKey, until: i64) -> Result<Vec<i64>, Self::Error>;
+    fn erase_copy(&self, seq: i64) -> Result<(), Self::Error>;
+    /// Deletes a kept version, of this author if one is given; returns whether it was there.
+    fn delete_copy(&self, id: &EventId, author: Option<&PublicKey>) -> Result<bool, Self::Error>;
+    fn delete_copies(&self, coordinate: &Digest, until: i64) -> Result<(), Self::Error>;
+
+    fn is_retired(&self, author: &PublicKey, id: &EventId) -> Result<bool, Self::Error>;
+    fn requests_by(&self, author: &PublicKey, until: i64) -> Result<Vec<i64>, Self::Error>;
+    fn due_requests(&self, is_retired: bool, clock: i64) -> Result<Vec<i64>, Self::Error>;
+    /// Records a request apart from its event, which may be removed earlier; returns its row.
+    fn record_request(&self, event: &Event, now: i64) -> Result<i64, Self::Error>;
+    /// Sets the time of last use, unless it is after `before`.
+    fn use_request(&self, seq: i64, now: i64, before: i64) -> Result<(), Self::Error>;
+    /// Marks a request as no longer served; returns its id.
+    fn retire_request(&self, seq: i64) -> Result<EventId, Self::Error>;
+    /// Deletes a request with its gates.
+    fn forget_request(&self, seq: i64) -> Result<(), Self::Error>;
+    fn gate(&self, target: &Digest) -> Result<Option<Gate>, Self::Error>;
+    /// Gates a target by this request instead of an earlier one: equal requests cost no more than one.
+    fn replace_gate(&self, target: &Digest, request: i64) -> Result<(), Self::Error>;
+
+    /// Returns until when an author vanished.
+    fn vanished(&self, author: &PublicKey) -> Result<Option<i64>, Self::Error>;
+    /// Records that an author vanished, unless later already.
+    fn vanish_author(&self, author: &PublicKey, until: i64) -> Result<(), Self::Error>;
+    /// Returns the version before which a coordinate was delisted.
+    fn delisted_by(&self, coordinate: &Digest) -> Result<Option<Position>, Self::Error>;
+    fn put_delisted(&self, coordinate: &Digest, by: Position) -> Result<(), Self::Error>;
+    fn put_unfinished(&self, id: &EventId) -> Result<(), Self::Error>;
+    fn delete_unfinished(&self, id: &EventId) -> Result<(), Self::Error>;
+}
+
+impl<R: Rows> Rules for R {}
+impl<R: Rows> Deletions for R {}
+
+/// Saving, replacing and reclaiming.
+pub(crate) trait Rules: Rows + Sized {
+    /// Saves events in order, after removing some expired ones. Returns the requests among them that must be
+    /// [continued](Deletions::continue_request).
+    fn save(
+        &self,
+        events: &[Arc<Event>],
+        now: Timestamp,
+    ) -> Result<(SaveReport, Vec<Arc<Event>>), Self::Error> {
+        self.expire(now)?;
+        let saved = events.iter().map(|event| self.save_one(event, now));
+        let saved = saved.collect::<Result<_, _>>()?;
+        let progress = self.progress();
+        let affected = progress.take_affected();
+        Ok((SaveReport { saved, affected }, progress.unfinished.take()))
+    }
+
+    /// Checks one event and changes nothing.
+    fn check(&self, event: &Event, now: Timestamp) -> Result<Verdict, Self::Error> {
+        if event.kind.is_ephemeral() {
+            return Ok(Verdict::Refused(Refusal::Ephemeral));
+        }
+        if is_expired(event, now) {
+            return Ok(Verdict::Refused(Refusal::Expired));
+        }
+        if self.is_known(event)? {
+            return Ok(Verdict::Duplicate);
+        }
+        if self.has_vanished(event)? {
+            return Ok(Verdict::Refused(Refusal::Vanished));
+        }
+        if let Some(blocking_request) = self.blocking_request(event)? {
+            return Ok(Verdict::DeletedBy(blocking_request));
+        }
+        if self.is_delisted(event)? {
+            return Ok(Verdict::Superseded);
+        }
+        let refusal = self.deletion_refusal(event, now)?;
+        Ok(refusal.map_or(Verdict::Accepted, Verdict::Refused))
+    }
+
+    /// Returns whether an event is served, or would be if it were saved.
+    fn would_serve(&self, event: &Event, now: Timestamp) -> Result<bool, Self::Error> {
+        match self.check(event, now)? {
+            Verdict::Duplicate => Ok(true),
+            Verdict::Accepted => {
+                let Some(coordinate) = deletion::coordinate(event) else { return Ok(true) };
+                let head = self.head(&self.keys().coordinate(&coordinate))?;
+                Ok(head.is_none_or(|head| head.at > Position::of(event)))
+            }
+            Verdict::Superseded | Verdict::Refused(_) | Verdict::DeletedBy(_) => Ok(false),
+        }
+    }
+
+    /// Removes versions that are older than this one, and records that they stay away.
+    fn delist(&self, coordinate: &Coordinate, by: Version) -> Result<u64, Self::Error> {
+        let (key, by) = (self.keys().coordinate(coordinate), Position::of_version(by));
+        let mut gone = 0;
+        if let Some(head) = self.head(&key)?.filter(|head| head.at > by) {
+            self.remove_served(head.seq)?;
+            gone += 1;
+        }
+        if self.delisted_by(&key)?.is_none_or(|known| by < known) {
+            self.put_delisted(&key, by)?;
+        }
+        Ok(gone)
+    }
+
+    /// Removes events from the served and from the kept ones.
+    fn remove(&self, ids: &[EventId]) -> Result<u64, Self::Error> {
+        let mut removed = 0;
+        for id in ids {
+            if let Some(served) = self.served(id)? {
+                self.erase(served.seq)?;
+                removed += 1;
+            }
+            removed += u64::from(self.delete_copy(id, None)?);
+        }
+        Ok(removed)
+    }
+
+    /// Runs one step of reclaiming space: expired events, then deletion requests past their term.
+    fn sweep(&self, now: Timestamp) -> Result<Swept, Self::Error> {
+        let turns =
+            [self.remove_expired(now)?, self.retire_requests(now)?, self.forget_requests(now)?];
+        Ok(Swept {
+            events: turns.iter().map(|turn| turn.events).sum(),
+            more: turns.iter().any(|turn| turn.more),
+        })
+    }
+
+    /// Restarts the term of a request that has just blocked an event.
+    fn note_use(&self, request: i64, now: Timestamp) -> Result<(), Self::Error> {
+        self.use_request(request, seconds(now.as_secs()), seconds(noted_before(now)))
+    }
+
+    /// Returns whether an event is stored, or was a deletion request that is no longer served.
+    fn is_known(&self, event: &Event) -> Result<bool, Self::Error> {
+        if self.served(&event.id)?.is_some() {
+            return Ok(true);
+        }
+        Ok(event.kind == Kind::EventDeletion && self.is_retired(&event.pubkey, &event.id)?)
+    }
+
+    fn is_delisted(&self, event: &Event) -> Result<bool, Self::Error> {
+        if !keeps_versions(event.kind) {
+            return Ok(false);
+        }
+        let Some(coordinate) = deletion::coordinate(event) else { return Ok(false) };
+        let by = self.delisted_by(&self.keys().coordinate(&coordinate))?;
+        Ok(by.is_some_and(|by| by < Position::of(event)))
+    }
+
+    fn save_one(&self, event: &Arc<Event>, now: Timestamp) -> Result<Saved, Self::Error> {
+        match self.check(event, now)? {
+            Verdict::Accepted => self.store(event, now),
+            Verdict::Duplicate => Ok(Saved::Duplicate),
+            Verdict::Superseded => Ok(Saved::Superseded),
+            Verdict::Refused(refusal) => Ok(Saved::Refused(refusal)),
+            Verdict::DeletedBy(blocking_request) => {
+                self.note_use(blocking_request, now)?;
+                Ok(Saved::Refused(Refusal::Deleted))
+            }
+        }
+    }
+
+    fn store(&self, event: &Arc<Event>, now: Timestamp) -> Result<Saved, Self::Error> {
+        let Some(coordinate) = deletion::coordinate(event) else {
+            self.insert(event, None)?;
+            self.handle_request(event, now)?;
+            return Ok(Saved::Stored);
+        };
+        let key = self.keys().coordinate(&coordinate);
+        match self.head(&key)? {
+            Some(head)
+                if head.at < Position::of(event) && !self.remove_if_expired(&head, now)? =>
+            {
+                self.keep_version(event, &key)?;
+                return Ok(Saved::Superseded);
+            }
+            // The head may have been removed just now.
+            Some(head) => self.supersede(&head, &key)?,
+            None => {}
+        }
+        if keeps_versions(event.kind) {
+            self.delete_copy(&event.id, None)?;
+        }
+        self.insert(event, Some(&key))?;
+        Ok(Saved::Stored)
+    }
+
+    /// Replaces a served version by a better one.
+    fn supersede(&self, head: &Served, coordinate: &Digest) -> Result<(), Self::Error> {
+        match self.erase(head.seq)? {
+            Some(loser) => self.keep_version(&loser, coordinate),
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps a superseded version for rollback, if its kind is kept.
+    fn keep_version(&self, event: &Event, coordinate: &Digest) -> Result<(), Self::Error> {
+        if keeps_versions(event.kind) { self.insert_copy(event, coordinate) } else { Ok(()) }
+    }
+
+    /// Removes some expired events, once per transaction. Those that are left are not served either.
+    fn expire(&self, now: Timestamp) -> Result<(), Self::Error> {
+        let expired_until = &self.progress().expired_until;
+        if expired_until.get().is_none_or(|until| until < now) {
+            self.remove_expired(now)?;
+            expired_until.set(Some(now));
+        }
+        Ok(())
+    }
+
+    /// Removes a version that has expired; returns whether it has.
+    fn remove_if_expired(&self, head: &Served, now: Timestamp) -> Result<bool, Self::Error> {
+        let has_ended = self.has_ended(head.seq, seconds(now.as_secs()))?;
+        Ok(has_ended && self.remove_served(head.seq)?)
+    }
+
+    /// Deletes a served event without replacement, with the refs that it signed for, and records the repositories it
+    /// named. Returns whether it was there.
+    fn remove_served(&self, seq: i64) -> Result<bool, Self::Error> {
+        let Some(event) = self.erase(seq)? else { return Ok(false) };
+        self.remove_refs_of(&event)?;
+        self.progress().affected.borrow_mut().extend(repository_names(&event));
+        Ok(true)
+    }
+
+    fn remove_expired(&self, now: Timestamp) -> Result<Swept, Self::Error> {
+        let now = seconds(now.as_secs());
+        let mut removed = 0;
+        let due = self.expired_events(now)?;
+        for seq in due.iter().take_while(|_| !self.progress().is_spent()) {
+            self.remove_served(*seq)?;
+            removed += 1;
+        }
+        let copies = self.expired_copies(now)?;
+        for seq in &copies {
+            self.erase_copy(*seq)?;
+        }
+        let more = removed < due.len() || due.len().max(copies.len()) == STEP_EVENTS;
+        Ok(Swept { events: (removed + copies.len()) as u64, more })
+    }
+
+    /// Stops serving deletion requests that were not useful for long; their gates stay.
+    fn retire_requests(&self, now: Timestamp) -> Result<Swept, Self::Error> {
+        let due = self.due_requests(false, seconds(self.rules().retired_before(now)))?;
+        let mut events = 0;
+        for request in &due {
+            if let Some(served) = self.served(&self.retire_request(*request)?)? {
+                self.erase(served.seq)?;
+                events += 1;
+            }
+        }
+        Ok(Swept { events, more: due.len() == STEP_EVENTS })
+    }
+
+    /// Deletes requests with their gates after their gates were not useful for long, either.
+    fn forget_requests(&self, now: Timestamp) -> Result<Swept, Self::Error> {
+        let due = self.due_requests(true, seconds(self.rules().forgotten_before(now)))?;
+        due.iter().try_for_each(|request| self.forget_request(*request))?;
+        Ok(Swept { events: 0, more: due.len() == STEP_EVENTS })
+    }
+}
