@@ -25,7 +25,7 @@ use futures_util::stream::BoxStream;
 use grasp_core::admission::Needs;
 use grasp_core::nip34::{Announcement, Proposal, References};
 use grasp_core::{Identifier, ServiceIdentity, Version, deletion, kinds};
-use grasp_purgatory::database::{Database, DatabaseError};
+use grasp_purgatory::database::{Commit, Database, DatabaseError};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::nips::nip01::Coordinate;
@@ -277,12 +277,29 @@ pub async fn announcements(
     Ok(announcements)
 }
 
+/// Rows written by one task, unless a single event has more, so that other writers do not wait long.
+const MAX_TASK_ROWS: usize = 5_000;
+
+/// Returns whether more rows fit into a task that has this many.
+const fn fits(rows_so_far: usize, rows: usize) -> bool {
+    rows_so_far == 0 || rows_so_far + rows <= MAX_TASK_ROWS
+}
+
+/// Bytes of text that take as long to write as a row.
+const BYTES_PER_ROW: usize = 256;
+
+/// Returns the approximate number of rows that a commit writes.
+fn commit_cost(commit: &Commit) -> usize {
+    let views = commit.families.iter().flat_map(|family| &family.views);
+    let refs = views.filter_map(|view| Some(view.to.as_ref()?.refs.len() * 64));
+    let events: usize = commit.save.iter().map(|event| write_cost(event)).sum();
+    events + refs.sum::<usize>() / BYTES_PER_ROW + commit.records.len() + 1
+}
+
 /// Returns the approximate number of index rows that storing an event costs.
 pub(crate) fn write_cost(event: &Event) -> usize {
     /// Rows of an event without tags.
     const BASE_ROWS: usize = 4;
-    /// Bytes of text that take as long to write as a row.
-    const BYTES_PER_ROW: usize = 256;
     let values = event.tags.iter().flat_map(|tag| tag.as_slice());
     let bytes = event.content.len() + values.map(String::len).sum::<usize>();
     let indexed = event.tags.iter().filter(|tag| tag.single_letter_tag().is_some());

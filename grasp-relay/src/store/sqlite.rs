@@ -52,15 +52,12 @@ use super::changes::Changes;
 use super::keys::Keys;
 use super::rules::{Deletions, Rows, Rules, Verdict};
 use super::{
-    EventChunks, EventStore, Inventory, Present, Refusal, SaveReport, StoreError, StoreFuture,
-    StoreRules, write_cost,
+    EventChunks, EventStore, Inventory, MAX_TASK_ROWS, Present, Refusal, SaveReport, StoreError,
+    StoreFuture, StoreRules, commit_cost, fits, write_cost,
 };
 
 /// Events removed in one transaction, so that saves queued behind it do not wait long.
 const REMOVALS_PER_COMMIT: usize = 500;
-
-/// Rows written by one task, unless a single event has more, so that other writers do not wait long.
-const MAX_TASK_ROWS: usize = 5_000;
 
 /// Keys looked up in one read.
 const KEYS_PER_READ: usize = 1_000;
@@ -394,15 +391,9 @@ impl EventStore for SqliteStore {
     }
 }
 
-/// Bytes of refs that take as long to write as a row.
-const BYTES_PER_ROW: usize = 256;
-
 impl Database for SqliteStore {
     fn commit(&self, commit: Commit) -> DatabaseFuture<'_, Committed> {
-        let views = commit.families.iter().flat_map(|family| &family.views);
-        let refs = views.filter_map(|view| Some(view.to.as_ref()?.refs.len() * 64));
-        let events: usize = commit.save.iter().map(|event| write_cost(event)).sum();
-        let rows = events + refs.sum::<usize>() / BYTES_PER_ROW + commit.records.len() + 1;
+        let rows = commit_cost(&commit);
         let written = self.inner.write(rows, move |tables| tables.commit(&commit));
         Box::pin(async move { Ok(written.await?) })
     }
@@ -521,11 +512,6 @@ fn finish_requests(conn: &mut Connection, keys: &Keys, rules: &StoreRules) -> ru
         tx.commit()?;
     }
     Ok(())
-}
-
-/// Returns whether more rows fit into a task that has this many.
-const fn fits(rows_so_far: usize, rows: usize) -> bool {
-    rows_so_far == 0 || rows_so_far + rows <= MAX_TASK_ROWS
 }
 
 /// Opens a connection with the settings that all connections share.

@@ -1,0 +1,209 @@
+//! Connections: where the database is, how it is trusted, and the settings of a session.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufReader, Read as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Pool, PoolError, Runtime};
+use tokio::task::JoinHandle;
+use tokio_postgres::config::{Host, SslMode};
+use tokio_postgres::{Client, Config, Socket};
+use tokio_postgres_rustls::MakeRustlsConnect;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use crate::store::StoreError;
+
+/// The time that connecting may take, and waiting for a connection of a pool.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const POOL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time after which a silent peer is asked whether it is there, and after which it is given up.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+const PEER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Settings of every session.
+///
+/// All statements are lookups by an index. While tables are small, or have not been analysed yet, the planner would
+/// read them whole instead, and keep that plan while they grow.
+const SETTINGS: &str = "SET statement_timeout = '30s'; SET jit = off;
+    SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off;
+    SET enable_hashjoin = off; SET enable_mergejoin = off;";
+
+/// Ends transactions of a writer that was stopped in the middle of one, so that another can take over.
+pub(super) const WRITER_SETTINGS: &str = "SET idle_in_transaction_session_timeout = '3s';";
+
+/// The way to a database.
+#[derive(Clone)]
+pub(super) struct Connector {
+    config: Config,
+    tls: MakeRustlsConnect,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "not the address of a PostgreSQL database, such as postgres://user:password@host:5432/database"
+)]
+struct InvalidUrl;
+
+/// A database that cannot be reached. Says where it is, and never the password.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot connect to the PostgreSQL database {place}")]
+struct Unreachable {
+    place: String,
+    source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the certificates of {path} cannot be read")]
+struct UnreadableRoots {
+    path: String,
+    source: io::Error,
+}
+
+impl Connector {
+    /// Reads an address. With `sslmode=require` or `verify-full` the certificate of the server is verified, by the
+    /// usual authorities or those of the file `sslrootcert`.
+    pub(super) fn new(url: &str) -> Result<Self, StoreError> {
+        let (base, query) = url.split_once('?').unwrap_or((url, ""));
+        let (mut kept, mut roots) = (Vec::new(), None);
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            match parameter.split_once('=') {
+                Some(("sslrootcert", path)) => roots = Some(path),
+                Some(("sslmode", "verify-ca" | "verify-full")) => kept.push("sslmode=require"),
+                _ => kept.push(parameter),
+            }
+        }
+        let plain = format!("{base}?{}", kept.join("&"));
+        // What the parser says may quote the password.
+        let parsed = plain.parse::<Config>().ok().filter(|config| !config.get_hosts().is_empty());
+        let is_url = ["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme));
+        let mut config = parsed.filter(|_| is_url).ok_or_else(|| failure(InvalidUrl))?;
+        if config.get_application_name().is_none() {
+            config.application_name("grasp");
+        }
+        if config.get_connect_timeout().is_none() {
+            config.connect_timeout(CONNECT_TIMEOUT);
+        }
+        config.keepalives_idle(KEEPALIVE).keepalives_interval(KEEPALIVE / 4);
+        config.tcp_user_timeout(PEER_TIMEOUT);
+        Ok(Self { config, tls: tls(roots)? })
+    }
+
+    /// Opens one connection. A server that prefers TLS, but has no certificate that is trusted, is talked to without,
+    /// unless TLS is required.
+    pub(super) async fn first(&mut self) -> Result<(Client, JoinHandle<()>), StoreError> {
+        let mut opened = self.open().await;
+        if opened.is_err() && self.config.get_ssl_mode() == SslMode::Prefer {
+            let mut plain = self.clone();
+            plain.config.ssl_mode(SslMode::Disable);
+            if let Ok(connection) = plain.open().await {
+                (*self, opened) = (plain, Ok(connection));
+            }
+        }
+        opened.map_err(|source| self.unreachable(source))
+    }
+
+    async fn open(&self) -> Result<(Client, JoinHandle<()>), tokio_postgres::Error> {
+        let (client, connection) = self.config.connect(self.tls.clone()).await?;
+        // Its errors are those of the calls that wait for it.
+        let driver = tokio::spawn(async move { drop(connection.await) });
+        Ok((client, driver))
+    }
+
+    /// Opens one connection, whose messages the caller receives.
+    pub(super) async fn listen(
+        &self,
+    ) -> Result<
+        (
+            Client,
+            tokio_postgres::Connection<Socket, impl tokio_postgres::tls::TlsStream + Unpin + use<>>,
+        ),
+        tokio_postgres::Error,
+    > {
+        self.config.connect(self.tls.clone()).await
+    }
+
+    /// Returns a pool of this many connections, which are opened when they are needed.
+    pub(super) fn pool(&self, size: usize, settings: &'static str) -> Result<Pool, StoreError> {
+        // The check of a connection that is taken from the pool is that it is open.
+        let manager =
+            Manager::from_config(self.config.clone(), self.tls.clone(), ManagerConfig::default());
+        let set = Hook::async_fn(move |client: &mut deadpool_postgres::ClientWrapper, _| {
+            Box::pin(async move {
+                let set = client.batch_execute(SETTINGS).await;
+                set.map_err(HookError::Backend)?;
+                client.batch_execute(settings).await.map_err(HookError::Backend)
+            })
+        });
+        Pool::builder(manager)
+            .max_size(size)
+            .runtime(Runtime::Tokio1)
+            .wait_timeout(Some(POOL_TIMEOUT))
+            .create_timeout(Some(CONNECT_TIMEOUT))
+            .recycle_timeout(Some(CONNECT_TIMEOUT))
+            .post_create(set)
+            .build()
+            .map_err(failure)
+    }
+
+    fn unreachable(&self, source: tokio_postgres::Error) -> StoreError {
+        failure(Unreachable { place: self.to_string(), source: Box::new(source) })
+    }
+}
+
+impl fmt::Display for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let host = match self.config.get_hosts().first() {
+            Some(Host::Tcp(name)) => name.clone(),
+            Some(Host::Unix(path)) => path.display().to_string(),
+            None => String::new(),
+        };
+        let port = self.config.get_ports().first().copied().unwrap_or(5432);
+        let user = self.config.get_user().unwrap_or_default();
+        let name = self.config.get_dbname().unwrap_or(user);
+        write!(f, "{name} at {host}:{port} as {user}")
+    }
+}
+
+fn tls(roots: Option<&str>) -> Result<MakeRustlsConnect, StoreError> {
+    let mut trusted = RootCertStore::empty();
+    match roots {
+        Some(path) => {
+            let unreadable = |source| failure(UnreadableRoots { path: path.to_owned(), source });
+            let mut pem = Vec::new();
+            File::open(path)
+                .and_then(|file| BufReader::new(file).read_to_end(&mut pem))
+                .map_err(unreadable)?;
+            for certificate in CertificateDer::pem_slice_iter(&pem) {
+                let invalid = |error| unreadable(io::Error::other(error));
+                let certificate = certificate.map_err(|error| invalid(error.to_string()))?;
+                trusted.add(certificate).map_err(|error| invalid(error.to_string()))?;
+            }
+        }
+        None => trusted.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+    }
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(failure)?
+        .with_root_certificates(trusted)
+        .with_no_client_auth();
+    Ok(MakeRustlsConnect::new(config))
+}
+
+/// Returns a failure of the engine.
+pub(super) fn failure(error: impl std::error::Error + Send + Sync + 'static) -> StoreError {
+    StoreError::Engine(Box::new(error))
+}
+
+/// Returns the failure to get a connection from a pool.
+pub(super) fn pool_failure(error: PoolError) -> StoreError {
+    match error {
+        PoolError::Closed => StoreError::Closed,
+        error => failure(error),
+    }
+}

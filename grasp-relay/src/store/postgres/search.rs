@@ -1,0 +1,337 @@
+//! The search for events that match several filters, in pages.
+//!
+//! Each filter reads one index in serving order, a page of candidates at a time, from the place where the last page
+//! ended. Between two pages a search holds only that place, so an abandoned search costs nothing, and no statement
+//! examines more than a page. In exchange it is not a snapshot: events stored meanwhile may or may not be found.
+
+mod gather;
+mod pages;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use deadpool_postgres::ClientWrapper;
+use futures_util::future::try_join_all;
+use nostr::event::Event;
+use nostr::filter::{Filter, SingleLetterTag};
+use nostr::key::PublicKey;
+use nostr::types::Timestamp;
+
+use self::gather::Gathering;
+use self::pages::{Candidate, Page, PageRequest, Source};
+use crate::store::keys::{Digest, Keys, Position, newest, seconds};
+use crate::store::{StoreError, StoredEvent, has_tag, matches_nothing};
+
+/// Candidates of the first page of a filter whose index does not imply all conditions; later ones are larger.
+const MIN_PAGE: usize = 64;
+
+/// Candidates of a page with texts, and of one without.
+const MAX_TEXT_PAGE: usize = 2_000;
+const MAX_PAGE: usize = 10_000;
+
+/// Rows of all lists together that one statement examines.
+const MAX_EXAMINED_ROWS: usize = 50_000;
+
+/// Rows counted when indexes are compared.
+const PROBE_ROWS: i64 = 2_000;
+
+/// Indexes that are compared, those with the fewest values first.
+const MAX_COMPARED_INDEXES: usize = 8;
+
+/// A search in progress.
+pub(super) struct Search {
+    plans: Vec<Plan>,
+    now: i64,
+}
+
+/// An event that was found, with its text if that was asked for.
+pub(super) struct Found {
+    pub(super) at: Position,
+    pub(super) json: Option<Arc<str>>,
+}
+
+impl Found {
+    /// Returns the event with its text.
+    pub(super) fn stored(self) -> Option<StoredEvent> {
+        let (id, created_at) = (self.at.event_id(), self.at.created_at());
+        Some(StoredEvent { id, created_at, json: self.json? })
+    }
+}
+
+impl Search {
+    /// Begins a search; `with_texts` if the texts of the events are wanted.
+    pub(super) fn new(keys: &Keys, filters: Vec<Filter>, now: Timestamp, with_texts: bool) -> Self {
+        let filters = filters.into_iter().filter(|filter| !matches_nothing(filter));
+        let plans = filters.map(|filter| Plan::new(keys, filter, with_texts)).collect();
+        Self { plans, now: seconds(now.as_secs()) }
+    }
+
+    /// Reads the next page of each filter that needs one, and returns what follows from them, `most` at most: newest
+    /// first, ties by lowest id, each once. Returns `None` at the end.
+    pub(super) async fn next(
+        &mut self,
+        client: &ClientWrapper,
+        most: usize,
+    ) -> Result<Option<Vec<Found>>, StoreError> {
+        let now = self.now;
+        let empty = self.plans.iter_mut().filter(|plan| plan.needs_page());
+        try_join_all(empty.map(|plan| plan.read_page(client, now, most))).await?;
+        let mut found = Vec::new();
+        while found.len() < most && !self.plans.iter().any(Plan::needs_page) {
+            let heads = self.plans.iter().filter_map(|plan| plan.ready.front());
+            let Some(next) = heads.map(|head| head.at).min() else { break };
+            let takers = self.plans.iter_mut().filter_map(|plan| plan.take(next));
+            found.extend(takers.reduce(|first, _| first));
+        }
+        let is_over = found.is_empty() && self.plans.iter().all(Plan::is_over);
+        Ok((!is_over).then_some(found))
+    }
+}
+
+/// The names by which an index is read.
+enum Names {
+    Everything,
+    Lists(Vec<Digest>),
+    Ids(Vec<[u8; 32]>),
+}
+
+/// One filter.
+struct Plan {
+    conditions: Conditions,
+    /// The indexes that could answer the filter, the usually best one first.
+    choices: Vec<(IndexChoice, Vec<Digest>)>,
+    chosen: IndexChoice,
+    names: Names,
+    /// The lookup of many names, if there are many.
+    gathering: Option<Gathering>,
+    with_texts: bool,
+    /// The place up to which everything is excluded or was examined before.
+    after: Position,
+    /// The oldest wanted time, as `newest` has it.
+    oldest: i64,
+    /// The number of events the filter may still return.
+    remaining: usize,
+    /// Events of the last page.
+    ready: VecDeque<Found>,
+    pages: usize,
+    has_ended: bool,
+}
+
+struct Conditions {
+    kinds: Option<BTreeSet<u16>>,
+    authors: Option<BTreeSet<PublicKey>>,
+    tags: Vec<(SingleLetterTag, BTreeSet<String>)>,
+}
+
+/// An index that could answer a filter.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum IndexChoice {
+    Ids,
+    Tag(SingleLetterTag),
+    Authors,
+    Kinds,
+    Everything,
+}
+
+impl Plan {
+    fn new(keys: &Keys, filter: Filter, with_texts: bool) -> Self {
+        let conditions = Conditions {
+            kinds: filter.kinds.map(|kinds| kinds.iter().map(|kind| kind.as_u16()).collect()),
+            authors: filter.authors,
+            tags: filter.generic_tags.into_iter().collect(),
+        };
+        let (chosen, choices, names) = match filter.ids {
+            Some(ids) => {
+                let ids = ids.iter().map(|id| id.to_bytes()).collect();
+                (IndexChoice::Ids, Vec::new(), Names::Ids(ids))
+            }
+            None => {
+                let choices = conditions.choices(keys);
+                let first = choices.first().cloned();
+                let (chosen, lists) = first.unwrap_or((IndexChoice::Everything, Vec::new()));
+                let is_all = chosen == IndexChoice::Everything;
+                (chosen, choices, if is_all { Names::Everything } else { Names::Lists(lists) })
+            }
+        };
+        Self {
+            gathering: Gathering::of(&names),
+            names,
+            conditions,
+            choices,
+            chosen,
+            with_texts,
+            after: filter.until.map_or(Position::FIRST, Position::start_of),
+            oldest: filter.since.map_or(0, newest),
+            remaining: filter.limit.unwrap_or(usize::MAX),
+            ready: VecDeque::new(),
+            pages: 0,
+            has_ended: false,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.remaining == 0 || self.ready.is_empty() && self.has_ended
+    }
+
+    fn needs_page(&self) -> bool {
+        self.ready.is_empty() && !self.is_over()
+    }
+
+    /// Takes the next event if it is at this place.
+    fn take(&mut self, at: Position) -> Option<Found> {
+        if self.remaining == 0 || self.ready.front()?.at != at {
+            return None;
+        }
+        self.remaining -= 1;
+        let taken = self.ready.pop_front();
+        if self.remaining == 0 {
+            self.ready.clear();
+        }
+        taken
+    }
+
+    /// Reads some candidates, and keeps those that match.
+    async fn read_page(
+        &mut self,
+        client: &ClientWrapper,
+        now: i64,
+        most: usize,
+    ) -> Result<(), StoreError> {
+        if self.pages == 1 && self.choices.len() > 1 {
+            self.choose(client).await?;
+        }
+        self.pages += 1;
+        let with_texts = self.with_texts || self.conditions.needs_text(self.chosen);
+        let wanted = most.min(self.remaining);
+        let mut request = PageRequest {
+            source: Source::Everything,
+            after: self.after,
+            oldest: self.oldest,
+            size: self.page_size(wanted, with_texts),
+            with_texts,
+            kinds: self.conditions.kinds.as_ref().filter(|_| self.chosen != IndexChoice::Kinds),
+            now,
+        };
+        let page = match (&mut self.gathering, &self.names) {
+            (Some(gathering), names) => gathering.page(client, names, request, wanted).await?,
+            (None, names) => {
+                request.source = Source::of(names);
+                pages::read(client, &request).await?
+            }
+        };
+        self.keep(page);
+        Ok(())
+    }
+
+    /// Keeps the candidates that match.
+    fn keep(&mut self, page: Page) {
+        self.has_ended = !page.has_more;
+        for candidate in page.candidates {
+            // An event of several lists comes several times in a row.
+            let is_again = candidate.at == self.after;
+            self.after = candidate.at;
+            if !is_again && !candidate.has_expired && self.conditions.admit(self.chosen, &candidate)
+            {
+                let json = candidate.text.map(|(_, json)| json);
+                let json = json.filter(|_| self.with_texts);
+                self.ready.push_back(Found { at: candidate.at, json });
+            }
+        }
+    }
+
+    fn page_size(&self, wanted: usize, with_texts: bool) -> usize {
+        let least = if self.conditions.are_implied(self.chosen) { 1 } else { MIN_PAGE };
+        let size = wanted.max(least << (2 * self.pages).min(16));
+        let (lists, most) = match &self.names {
+            Names::Ids(ids) => return ids.len(),
+            Names::Lists(lists) => (lists.len(), MAX_EXAMINED_ROWS),
+            Names::Everything => (1, MAX_EXAMINED_ROWS),
+        };
+        let most = (most / lists.max(1)).max(MIN_PAGE);
+        size.min(most).min(if with_texts { MAX_TEXT_PAGE } else { MAX_PAGE })
+    }
+
+    /// Compares indexes by counting a few of their rows, and goes on with the shortest. All are in the same order.
+    async fn choose(&mut self, client: &ClientWrapper) -> Result<(), StoreError> {
+        let counts = self.choices.iter().map(|(_, lists)| {
+            pages::count_up_to(client, lists, self.after, self.oldest, PROBE_ROWS)
+        });
+        let counts = try_join_all(counts).await?;
+        let shortest = counts.iter().zip(&self.choices).min_by_key(|(count, _)| **count);
+        if let Some((_, (chosen, lists))) = shortest {
+            if self.chosen != *chosen {
+                (self.chosen, self.names) = (*chosen, Names::Lists(lists.clone()));
+                self.gathering = Gathering::of(&self.names);
+            }
+        }
+        self.choices.clear();
+        Ok(())
+    }
+}
+
+impl Conditions {
+    /// Returns the indexes that could answer this filter with their lists, the usually best one first.
+    ///
+    /// Lists store the kind of each event but not its author, so kinds are considered only without authors.
+    fn choices(&self, keys: &Keys) -> Vec<(IndexChoice, Vec<Digest>)> {
+        let mut tags: Vec<_> = self.tags.iter().collect();
+        tags.sort_by_key(|(_, values)| values.len());
+        let tags = tags.into_iter().take(MAX_COMPARED_INDEXES).map(|(name, values)| {
+            let lists = values.iter().map(|value| keys.tag(*name, value)).collect();
+            (IndexChoice::Tag(*name), lists)
+        });
+        let other = match (&self.authors, &self.kinds) {
+            (Some(authors), _) => {
+                let lists = authors.iter().map(|author| keys.author(author)).collect();
+                Some((IndexChoice::Authors, lists))
+            }
+            (None, Some(kinds)) => {
+                let lists = kinds.iter().map(|kind| keys.kind(*kind)).collect();
+                Some((IndexChoice::Kinds, lists))
+            }
+            (None, None) => None,
+        };
+        tags.chain(other).collect()
+    }
+
+    fn has_other_authors(&self, chosen: IndexChoice) -> bool {
+        self.authors.is_some() && chosen != IndexChoice::Authors
+    }
+
+    /// Returns the conditions on tags that an index does not imply.
+    fn other_tags(
+        &self,
+        chosen: IndexChoice,
+    ) -> impl Iterator<Item = &(SingleLetterTag, BTreeSet<String>)> {
+        self.tags.iter().filter(move |(name, _)| chosen != IndexChoice::Tag(*name))
+    }
+
+    fn needs_text(&self, chosen: IndexChoice) -> bool {
+        self.has_other_authors(chosen) || self.other_tags(chosen).next().is_some()
+    }
+
+    fn are_implied(&self, chosen: IndexChoice) -> bool {
+        let has_other_kinds = self.kinds.is_some() && chosen != IndexChoice::Kinds;
+        !has_other_kinds && !self.needs_text(chosen)
+    }
+
+    /// Returns whether a candidate fulfils the conditions that its index does not imply.
+    fn admit(&self, chosen: IndexChoice, candidate: &Candidate) -> bool {
+        if self.kinds.as_ref().is_some_and(|kinds| !kinds.contains(&candidate.kind)) {
+            return false;
+        }
+        if !self.needs_text(chosen) {
+            return true;
+        }
+        let Some((author, json)) = &candidate.text else { return false };
+        if self.authors.as_ref().is_some_and(|authors| !authors.contains(author)) {
+            return false;
+        }
+        let mut tags = self.other_tags(chosen).peekable();
+        if tags.peek().is_none() {
+            return true;
+        }
+        let event = Event::from_json(&**json);
+        event.is_ok_and(|event| tags.all(|(name, values)| has_tag(&event, *name, values)))
+    }
+}

@@ -1,0 +1,360 @@
+//! Loading the rows that tasks need, by a few queries that travel together.
+
+use std::sync::Arc;
+
+use deadpool_postgres::ClientWrapper;
+use grasp_core::deletion::{self, DeletionRequest};
+use grasp_purgatory::database::Commit;
+use nostr::event::{Event, EventId, Kind};
+use nostr::key::PublicKey;
+use nostr::nips::nip01::Coordinate;
+use nostr::types::Timestamp;
+use tokio::try_join;
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+use super::{CopyRow, EventRow, RequestRow, Tables, WorkingSet};
+use crate::store::changes::number;
+use crate::store::keys::{Digest, Keys, newest, seconds};
+use crate::store::postgres::connect::failure;
+use crate::store::postgres::values::{bytes, get, position, slices};
+use crate::store::rules::STEP_EVENTS;
+use crate::store::{StoreError, StoreRules, keeps_versions};
+
+/// The keys of rows that tasks need.
+#[derive(Default)]
+pub(in crate::store::postgres) struct Wanted {
+    /// Events of which the existence matters.
+    ids: Vec<[u8; 32]>,
+    /// Events and kept versions that may be removed.
+    targets: Vec<[u8; 32]>,
+    authors: Vec<[u8; 32]>,
+    coordinates: Vec<Digest>,
+    /// Coordinates whose versions are kept.
+    kept: Vec<Digest>,
+    gates: Vec<Digest>,
+    requests: Vec<([u8; 32], [u8; 32])>,
+    vanishing: Vec<(Digest, [u8; 32], i64)>,
+    /// The time up to which expired events are removed.
+    expired: Option<i64>,
+    /// The times of last use up to which requests are retired and forgotten.
+    swept: Option<[i64; 2]>,
+    views: Vec<(i64, String, [u8; 32])>,
+}
+
+impl Wanted {
+    /// Adds what saving or checking an event needs.
+    pub(in crate::store::postgres) fn event(&mut self, keys: &Keys, event: &Event) {
+        self.ids.push(event.id.to_bytes());
+        self.authors.push(event.pubkey.to_bytes());
+        if deletion::is_deletable(event.kind) {
+            self.gates.push(keys.own_event(&event.pubkey, &event.id));
+        }
+        if let Some(coordinate) = deletion::coordinate(event) {
+            self.coordinate(keys, &coordinate);
+            if keeps_versions(event.kind) {
+                self.targets.push(event.id.to_bytes());
+            }
+        }
+        if event.kind == Kind::EventDeletion {
+            self.requests.push((event.pubkey.to_bytes(), event.id.to_bytes()));
+        }
+        self.request(keys, event);
+    }
+
+    /// Adds what carrying out a request needs; nothing for other kinds.
+    pub(in crate::store::postgres) fn request(&mut self, keys: &Keys, event: &Event) {
+        if event.kind == Kind::RequestToVanish {
+            let list = keys.author(&event.pubkey);
+            self.vanishing.push((list, event.pubkey.to_bytes(), newest(event.created_at)));
+        }
+        if event.kind == Kind::EventDeletion {
+            let request = DeletionRequest::parse(event).unwrap_or_default();
+            self.targets.extend(request.ids.iter().map(|id| id.to_bytes()));
+            request.coordinates.iter().for_each(|coordinate| self.coordinate(keys, coordinate));
+        }
+    }
+
+    /// Adds the versions of a coordinate.
+    pub(in crate::store::postgres) fn coordinate(&mut self, keys: &Keys, coordinate: &Coordinate) {
+        let key = keys.coordinate(coordinate);
+        self.coordinates.push(key);
+        self.gates.push(key);
+        if keeps_versions(coordinate.kind) {
+            self.kept.push(key);
+        }
+    }
+
+    pub(in crate::store::postgres) fn save(
+        &mut self,
+        keys: &Keys,
+        events: &[Arc<Event>],
+        now: Timestamp,
+    ) {
+        events.iter().for_each(|event| self.event(keys, event));
+        self.expired = self.expired.max(Some(seconds(now.as_secs())));
+    }
+
+    pub(in crate::store::postgres) fn remove(&mut self, ids: &[EventId]) {
+        self.targets.extend(ids.iter().map(|id| id.to_bytes()));
+    }
+
+    pub(in crate::store::postgres) fn commit(&mut self, keys: &Keys, commit: &Commit) {
+        for family in &commit.families {
+            let key = |owner: &PublicKey| {
+                (number(family.endpoint), family.identifier.to_string(), owner.to_bytes())
+            };
+            self.views.extend(family.views.iter().map(|view| key(&view.owner)));
+        }
+        self.remove(&commit.withdraw);
+        if !commit.save.is_empty() {
+            self.save(keys, &commit.save, commit.now);
+        }
+    }
+
+    pub(in crate::store::postgres) fn sweep(&mut self, rules: &StoreRules, now: Timestamp) {
+        self.expired = self.expired.max(Some(seconds(now.as_secs())));
+        let times = [rules.retired_before(now), rules.forgotten_before(now)].map(seconds);
+        self.swept = self.swept.max(Some(times));
+    }
+}
+
+/// The columns of events that may be removed.
+macro_rules! whole_events {
+    ($from:literal) => {
+        concat!(
+            "SELECT e.seq, e.newest, e.id, e.pubkey, e.kind, e.json, x.at, ",
+            $from,
+            " LEFT JOIN expirations x ON x.seq = e.seq "
+        )
+    };
+}
+
+const KNOWN_SQL: &str = "SELECT seq, newest, id, pubkey, kind FROM events WHERE id = ANY($1)";
+const TARGETS_SQL: &str =
+    concat!(whole_events!("NULL::BYTEA FROM events e"), "WHERE e.id = ANY($1)");
+const HEADS_SQL: &str = concat!(
+    whole_events!("h.coordinate FROM heads h JOIN events e ON e.seq = h.seq"),
+    "WHERE h.coordinate = ANY($1)"
+);
+const EXPIRED_SQL: &str = "SELECT e.seq, e.newest, e.id, e.pubkey, e.kind, e.json, x.at, NULL::BYTEA
+    FROM expirations x JOIN events e ON e.seq = x.seq WHERE x.at <= $1 ORDER BY x.at, x.seq LIMIT $2";
+const WRITTEN_SQL: &str = concat!(
+    whole_events!("NULL::BYTEA FROM lists l JOIN events e ON e.seq = l.seq"),
+    "WHERE l.list = $1 AND l.newest >= $2 AND l.kind <> 62 ORDER BY l.newest, l.id LIMIT $3"
+);
+const COPIES_SQL: &str = "SELECT seq, coordinate, newest, id, pubkey, expires_at FROM superseded
+    WHERE coordinate = ANY($1)
+    UNION SELECT seq, coordinate, newest, id, pubkey, expires_at FROM superseded WHERE id = ANY($2)";
+const EXPIRED_COPIES_SQL: &str = "SELECT seq, coordinate, newest, id, pubkey, expires_at
+    FROM superseded WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2";
+const COPIES_BY_SQL: &str = "SELECT seq, coordinate, newest, id, pubkey, expires_at
+    FROM superseded WHERE pubkey = $1 AND newest >= $2 ORDER BY newest LIMIT $3";
+const GATES_SQL: &str = "SELECT r.seq, r.pubkey, r.id, r.newest, r.clock, r.retired, g.target
+    FROM gates g JOIN requests r ON r.seq = g.request WHERE g.target = ANY($1)";
+const REQUESTS_SQL: &str = "SELECT r.seq, r.pubkey, r.id, r.newest, r.clock, r.retired, NULL::BYTEA
+    FROM unnest($1::BYTEA[], $2::BYTEA[]) w(pubkey, id)
+    JOIN requests r ON r.pubkey = w.pubkey AND r.id = w.id";
+const REQUESTS_BY_SQL: &str = "SELECT seq, pubkey, id, newest, clock, retired, NULL::BYTEA
+    FROM requests WHERE pubkey = $1 AND newest >= $2 ORDER BY seq LIMIT $3";
+const DUE_REQUESTS_SQL: &str = "SELECT seq, pubkey, id, newest, clock, retired, NULL::BYTEA
+    FROM requests WHERE retired = $1 AND clock <= $2 ORDER BY clock LIMIT $3";
+const VANISHED_SQL: &str = "SELECT pubkey, newest FROM vanished WHERE pubkey = ANY($1)";
+const DELISTED_SQL: &str = "SELECT coordinate, newest, id FROM delisted WHERE coordinate = ANY($1)";
+const VIEWS_SQL: &str = "SELECT v.endpoint, v.identifier, v.owner, v.generation
+    FROM unnest($1::BIGINT[], $2::TEXT[], $3::BYTEA[]) w(endpoint, identifier, owner)
+    JOIN views v ON v.endpoint = w.endpoint AND v.identifier = w.identifier AND v.owner = w.owner";
+
+/// Rows that one step takes.
+const STEP: i64 = STEP_EVENTS as i64;
+
+type Rows = Result<Vec<Row>, StoreError>;
+
+/// Runs a prepared query, or none if there is nothing to ask for.
+async fn ask<const N: usize>(
+    client: &ClientWrapper,
+    sql: &str,
+    keys: [&(dyn ToSql + Sync); N],
+    is_asked: bool,
+) -> Rows {
+    if !is_asked {
+        return Ok(Vec::new());
+    }
+    let statement = client.prepare_cached(sql).await.map_err(failure)?;
+    client.query(&statement, &keys).await.map_err(failure)
+}
+
+impl Tables<'_> {
+    /// Loads rows. All of them are those of one moment if nobody else writes.
+    pub(in crate::store::postgres) async fn load(
+        &mut self,
+        client: &ClientWrapper,
+        wanted: &Wanted,
+    ) -> Result<(), StoreError> {
+        let (ids, targets) = (slices(&wanted.ids), slices(&wanted.targets));
+        let (coordinates, kept) = (slices(&wanted.coordinates), slices(&wanted.kept));
+        let (gates, authors) = (slices(&wanted.gates), slices(&wanted.authors));
+        let (by, of): (Vec<_>, Vec<_>) =
+            wanted.requests.iter().map(|(author, id)| (&author[..], &id[..])).unzip();
+        let (now, is_due) = (wanted.expired.unwrap_or_default(), wanted.expired.is_some());
+        let (
+            known,
+            due,
+            old_copies,
+            targets,
+            heads,
+            copies,
+            gates,
+            requests,
+            vanished,
+            delisted,
+            views,
+        ) = try_join!(
+            ask(client, KNOWN_SQL, [&ids], !ids.is_empty()),
+            ask(client, EXPIRED_SQL, [&now, &STEP], is_due),
+            ask(client, EXPIRED_COPIES_SQL, [&now, &STEP], is_due),
+            ask(client, TARGETS_SQL, [&targets], !targets.is_empty()),
+            ask(client, HEADS_SQL, [&coordinates], !coordinates.is_empty()),
+            ask(client, COPIES_SQL, [&kept, &targets], !(kept.is_empty() && targets.is_empty())),
+            ask(client, GATES_SQL, [&gates], !gates.is_empty()),
+            ask(client, REQUESTS_SQL, [&by, &of], !by.is_empty()),
+            ask(client, VANISHED_SQL, [&authors], !authors.is_empty()),
+            ask(client, DELISTED_SQL, [&kept], !kept.is_empty()),
+            load_views(client, &wanted.views),
+        )?;
+        let rows = self.rows.get_mut();
+        rows.add_known(&known)?;
+        rows.add_events(due.into_iter().chain(targets).chain(heads))?;
+        rows.add_copies(&old_copies)?;
+        rows.add_copies(&copies)?;
+        rows.add_requests(&gates)?;
+        rows.add_requests(&requests)?;
+        for row in vanished {
+            rows.vanished.insert(PublicKey::from_byte_array(bytes(&row, 0)?), get(&row, 1)?);
+        }
+        for row in delisted {
+            rows.delisted.insert(bytes(&row, 0)?, position(&row, 1)?);
+        }
+        for row in views {
+            let owner = PublicKey::from_byte_array(bytes(&row, 2)?);
+            rows.views.insert((get(&row, 0)?, get(&row, 1)?, owner), get(&row, 3)?);
+        }
+        Ok(())
+    }
+
+    /// Loads rows that a request to vanish or a sweep removes, some of each for one step.
+    pub(in crate::store::postgres) async fn load_due(
+        &mut self,
+        client: &ClientWrapper,
+        wanted: &Wanted,
+    ) -> Result<(), StoreError> {
+        let rows = self.rows.get_mut();
+        for (list, author, until) in &wanted.vanishing {
+            let (list, author) = (&list[..], &author[..]);
+            let (written, copies, requests) = try_join!(
+                ask(client, WRITTEN_SQL, [&list, until, &STEP], true),
+                ask(client, COPIES_BY_SQL, [&author, until, &STEP], true),
+                ask(client, REQUESTS_BY_SQL, [&author, until, &STEP], true),
+            )?;
+            rows.add_events(written)?;
+            rows.add_copies(&copies)?;
+            rows.add_requests(&requests)?;
+        }
+        let Some([retired, forgotten]) = wanted.swept else { return Ok(()) };
+        let (retired, forgotten) = try_join!(
+            ask(client, DUE_REQUESTS_SQL, [&0i64, &retired, &STEP], true),
+            ask(client, DUE_REQUESTS_SQL, [&1i64, &forgotten, &STEP], true),
+        )?;
+        let ids = retired.iter().map(|row| bytes(row, 2)).collect::<Result<Vec<[u8; 32]>, _>>()?;
+        let served = ask(client, TARGETS_SQL, [&slices(&ids)], !ids.is_empty()).await?;
+        rows.add_events(served)?;
+        rows.add_requests(&retired)?;
+        rows.add_requests(&forgotten)
+    }
+
+    /// Sets the last numbers that rows were given.
+    pub(in crate::store::postgres) fn set_last(&mut self, seq: i64, generation: i64) {
+        let rows = self.rows.get_mut();
+        (rows.last_seq, rows.last_generation) = (seq, generation);
+    }
+}
+
+async fn load_views(client: &ClientWrapper, views: &[(i64, String, [u8; 32])]) -> Rows {
+    let endpoints: Vec<i64> = views.iter().map(|(endpoint, ..)| *endpoint).collect();
+    let names: Vec<&str> = views.iter().map(|(_, name, _)| name.as_str()).collect();
+    let owners: Vec<&[u8]> = views.iter().map(|(.., owner)| &owner[..]).collect();
+    ask(client, VIEWS_SQL, [&endpoints, &names, &owners], !views.is_empty()).await
+}
+
+impl WorkingSet {
+    fn add_known(&mut self, rows: &[Row]) -> Result<(), StoreError> {
+        for row in rows {
+            let event = read_event(row, None, None)?;
+            self.add_event(get(row, 0)?, event);
+        }
+        Ok(())
+    }
+
+    fn add_events(&mut self, rows: impl IntoIterator<Item = Row>) -> Result<(), StoreError> {
+        for row in rows {
+            let event = read_event(&row, get(&row, 5)?, get(&row, 6)?)?;
+            let seq = get(&row, 0)?;
+            self.add_event(seq, event);
+            if get::<Option<&[u8]>>(&row, 7)?.is_some() {
+                self.heads.insert(bytes(&row, 7)?, seq);
+            }
+        }
+        Ok(())
+    }
+
+    fn add_event(&mut self, seq: i64, event: EventRow) {
+        self.event_ids.insert(event.at.event_id(), seq);
+        self.events.insert(seq, event);
+    }
+
+    fn add_copies(&mut self, rows: &[Row]) -> Result<(), StoreError> {
+        for row in rows {
+            let copy = CopyRow {
+                coordinate: bytes(row, 1)?,
+                at: position(row, 2)?,
+                pubkey: PublicKey::from_byte_array(bytes(row, 4)?),
+                ends: get(row, 5)?,
+                new: None,
+            };
+            self.add_copy(get(row, 0)?, copy);
+        }
+        Ok(())
+    }
+
+    fn add_requests(&mut self, rows: &[Row]) -> Result<(), StoreError> {
+        for row in rows {
+            let (seq, pubkey, id) = (get(row, 0)?, bytes(row, 1)?, bytes(row, 2)?);
+            let (pubkey, id) = (PublicKey::from_byte_array(pubkey), EventId::from_byte_array(id));
+            let request = RequestRow {
+                pubkey,
+                id,
+                newest: get(row, 3)?,
+                clock: get(row, 4)?,
+                is_retired: get::<i64>(row, 5)? != 0,
+                is_new: false,
+            };
+            self.requests.insert(seq, request);
+            self.request_ids.insert((pubkey, id), seq);
+            if get::<Option<&[u8]>>(row, 6)?.is_some() {
+                self.gates.insert(bytes(row, 6)?, seq);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn read_event(row: &Row, json: Option<String>, ends: Option<i64>) -> Result<EventRow, StoreError> {
+    Ok(EventRow {
+        at: position(row, 1)?,
+        pubkey: PublicKey::from_byte_array(bytes(row, 3)?),
+        kind: u16::try_from(get::<i32>(row, 4)?).unwrap_or(u16::MAX),
+        ends,
+        json,
+        new: None,
+    })
+}
