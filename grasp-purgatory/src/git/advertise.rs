@@ -15,7 +15,7 @@ use tokio::io::AsyncReadExt as _;
 use super::error::GitError;
 use super::refs::{Refs, Target};
 use super::serve::{Protocol, Service};
-use super::store::RepoStore;
+use super::store::{Needed, RepoStore};
 use super::{blocking, read};
 
 /// Bytes of a list that are encoded at once.
@@ -121,9 +121,9 @@ impl RepoStore {
 
     /// Returns the tips of refs that are not here.
     async fn lost_tips(&self, repo: &RepoId, refs: &Refs) -> Result<BTreeSet<Oid>, GitError> {
-        let objects = self.family(&repo.identifier).objects();
+        let objects = self.objects(&repo.identifier, Needed::Served).await?;
         let tips: BTreeSet<Oid> = refs.refs.values().map(|target| target.oid).collect();
-        blocking(move || read::missing(&[objects], &tips)).await
+        blocking(move || read::missing(&[objects.family.objects()], &tips)).await
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 
@@ -14,6 +15,7 @@ use super::command::GitCommand;
 use super::error::{GitError, says_disk_full};
 use super::layout::{self, Family};
 use super::limits::ProcessLimits;
+use super::packs::cache::InUse;
 use super::store::{Quarantine, RepoStore};
 use super::{blocking, read};
 
@@ -61,6 +63,8 @@ pub(super) struct Objects {
     pub(super) git: Git,
     pub(super) family: Family,
     pub(super) incoming: Option<Quarantine>,
+    /// Keeps the packs on disk, where they are a cache.
+    pub(super) in_use: Option<Arc<InUse>>,
     /// The party that they are read for.
     pub(super) claimant: Claimant,
 }
@@ -83,16 +87,19 @@ impl Findings {
 }
 
 impl Objects {
-    /// The objects of a family, for the server's own work.
+    /// The objects of a family that are on disk, for the server's own work.
     pub(super) fn of(store: &RepoStore, family: Family) -> Self {
         let (git, claimant) = (store.git().clone(), Claimant::server());
-        Self { git, family, incoming: None, claimant }
+        Self { git, family, incoming: None, in_use: None, claimant }
     }
 
     /// A command that reads these objects, and writes new ones where things are received.
     pub(super) fn command(&self, subcommand: &'static str) -> GitCommand {
         let command = self.git.command(subcommand).repository(self.family.path());
-        let command = command.claimed_by(self.claimant);
+        let mut command = command.claimed_by(self.claimant);
+        if let Some(in_use) = &self.in_use {
+            command = command.keeping(in_use.clone());
+        }
         match &self.incoming {
             None => command,
             Some(incoming) => command

@@ -7,8 +7,10 @@
 //! ```
 
 pub(super) mod cache;
+pub(super) mod checksum;
 #[cfg(feature = "object-store")]
 mod remote;
+pub(super) mod sweep;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -159,7 +161,7 @@ impl PackStorage {
     }
 
     /// Returns whether a server of ours has stored something here before.
-    async fn is_ours(&self) -> Result<bool, PackStorageError> {
+    pub(super) async fn is_ours(&self) -> Result<bool, PackStorageError> {
         let (key, known) = VERSION;
         match self.count(self.inner.backend.read(key).await)? {
             None => Ok(false),
@@ -171,14 +173,8 @@ impl PackStorage {
         }
     }
 
-    /// Begins to use an object store. One that is not ours is made so, unless packs `are_named` that should be in it.
-    pub(super) async fn claim(&self, are_named: bool) -> Result<(), PackStorageError> {
-        if self.is_ours().await? {
-            return Ok(());
-        }
-        if are_named {
-            return Err(PackStorageError::Foreign);
-        }
+    /// Makes an empty object store ours.
+    pub(super) async fn claim(&self) -> Result<(), PackStorageError> {
         let (key, content) = VERSION;
         self.count(self.inner.backend.write(key, content).await)
     }

@@ -105,10 +105,13 @@ impl RepoStore {
         claimant: Claimant,
         arguments: &[&str],
     ) -> Result<GitProcess, GitError> {
-        let view = self.readable(repo).await?;
+        let (view, in_use) = self.readable(repo).await?;
         let bytes = self.family_bytes(&repo.identifier).await?;
-        self.serving_command((service, protocol), arguments)
-            .arg(view)
+        let mut command = self.serving_command((service, protocol), arguments).arg(view);
+        if let Some(in_use) = in_use {
+            command = command.keeping(in_use);
+        }
+        command
             .limited(ProcessLimits::for_data(&claimant, bytes))
             .claimed_by(claimant)
             .paced_by_client()

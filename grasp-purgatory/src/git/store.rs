@@ -8,6 +8,7 @@ mod present;
 mod repair;
 mod staging;
 mod unpacking;
+mod uploads;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -26,6 +27,7 @@ pub use files::{CopyOutcome, Examination, NamedFiles, PackFault, RepoFiles};
 pub use guard::{FamilyGuard, WantedRefs};
 use incoming::Arrivals;
 pub use incoming::Incoming;
+pub(super) use present::Needed;
 pub use repair::Inspection;
 pub use staging::StagingLimits;
 pub(super) use unpacking::Quarantine;
@@ -38,6 +40,8 @@ use super::check::Proofs;
 use super::error::GitError;
 use super::layout::{self, Family, Layout, VERSION};
 use super::packs::PackCache;
+use super::packs::cache::InUse;
+use super::packs::sweep::UnnamedObjects;
 use crate::database::{Database, FamilyRow, Generation, Pack, View};
 
 /// Number of locks from which on unused ones are dropped.
@@ -63,6 +67,7 @@ struct Inner {
     arrivals: Arrivals,
     /// Keys of families whose packs on disk may be others than the named ones.
     unsettled: Mutex<BTreeSet<String>>,
+    unnamed_objects: Mutex<UnnamedObjects>,
     next_scratch: AtomicU64,
     removals: AtomicU64,
     capabilities: tokio::sync::OnceCell<Capabilities>,
@@ -120,12 +125,15 @@ impl RepoStore {
             locks: Mutex::default(),
             arrivals: Arrivals::default(),
             unsettled: Mutex::default(),
+            unnamed_objects: Mutex::default(),
             next_scratch: AtomicU64::new(0),
             removals: AtomicU64::new(0),
             capabilities: tokio::sync::OnceCell::new(),
             _lock: lock,
         };
-        Ok(Self { inner: Arc::new(inner) })
+        let store = Self { inner: Arc::new(inner) };
+        store.measure_all().await?;
+        Ok(store)
     }
 
     /// The capabilities of git, once it was asked for them.
@@ -161,7 +169,12 @@ impl RepoStore {
         let held = self.lock_of(family.key()).lock_owned().await;
         let is_unsettled = self.unsettled().contains(family.key());
         let unsettled = is_unsettled.then(|| self.unsettle(&family));
-        let guard = FamilyGuard::new(self.clone(), identifier.clone(), family, held);
+        let in_use = match self.packs() {
+            Some(cache) => Some(Arc::new(cache.enter(self.endpoint(), &family).await)),
+            None => None,
+        };
+        let guard = FamilyGuard::new(self.clone(), identifier.clone(), family, (held, in_use));
+        guard.settle_cached().await?;
         if let Some(unsettled) = unsettled {
             guard.settle().await?;
             unsettled.settle();
@@ -185,9 +198,12 @@ impl RepoStore {
         if self.committed(repo).await?.is_none() {
             return Err(GitError::NoView);
         }
+        if self.packs().is_some() {
+            return self.lock(&repo.identifier).await?.incoming(claimant).await;
+        }
         let (store, family, name) =
             (self.clone(), self.family(&repo.identifier), repo.identifier.clone());
-        blocking(move || Incoming::new(&store, family, &name, claimant)).await
+        blocking(move || Incoming::new(&store, (family, None), &name, claimant)).await
     }
 
     /// A place for objects that are about to come for an identifier. Nothing needs to be served under it yet: the
@@ -208,7 +224,8 @@ impl RepoStore {
         tip: Oid,
     ) -> Result<Option<Incoming>, GitError> {
         let mut incoming = to.incoming(Claimant::default()).await?;
-        let is_related = incoming.fill_from(store, store.family(from), tip).await?;
+        let source = store.objects(from, Needed::Served).await?;
+        let is_related = incoming.fill_from(source, tip).await?;
         Ok(is_related.then_some(incoming))
     }
 
@@ -265,17 +282,26 @@ impl RepoStore {
         Ok(self.inner.database.existing(self.inner.endpoint, identifiers).await?)
     }
 
-    /// Returns a directory in which git reads a repository as it is committed now.
-    pub(super) async fn readable(&self, repo: &RepoId) -> Result<PathBuf, GitError> {
-        let view = self.view(repo).await?;
+    /// Returns a directory in which git reads a repository as it is committed now, with the use that keeps it there.
+    pub(super) async fn readable(
+        &self,
+        repo: &RepoId,
+    ) -> Result<(PathBuf, Option<Arc<InUse>>), GitError> {
+        let mut view = self.view(repo).await?;
+        let present = self.present(&repo.identifier, Needed::Served).await?;
+        let in_use = present.map(|mut present| {
+            // The refs of the same moment as the packs.
+            view = present.row.views.remove(&repo.owner).unwrap_or(view.clone());
+            present.in_use
+        });
         let (store, family, owner) = (self.clone(), self.family(&repo.identifier), repo.owner);
-        blocking(move || {
+        let readable = blocking(move || {
             if !family.objects().is_dir() {
                 return Ok(store.workbench());
             }
             family.cached_view(&owner, (&view.refs, view.generation), &store.scratch())
-        })
-        .await
+        });
+        Ok((readable.await?, in_use))
     }
 
     pub(super) fn family(&self, identifier: &Identifier) -> Family {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use grasp_core::service::Endpoint;
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{OwnedMutexGuard, Semaphore, SemaphorePermit};
 
 use super::{PackFigures, PackStorage};
 use crate::git::blocking;
@@ -26,7 +26,11 @@ struct Inner {
     hits: AtomicU64,
     misses: AtomicU64,
     next_scratch: AtomicU64,
+    downloads: Semaphore,
 }
+
+/// Packs that are downloaded at a time.
+const MAX_DOWNLOADS: usize = 16;
 
 impl PackCache {
     /// Bytes of packs that are kept on disk unless the operator says otherwise.
@@ -35,8 +39,8 @@ impl PackCache {
     /// Keeps packs in an object store, and at most so many bytes of them on disk, beside what is in use.
     pub fn new(storage: PackStorage, max_bytes: u64) -> Self {
         let [hits, misses, next_scratch] = [const { AtomicU64::new(0) }; 3];
-        let state = Mutex::default();
-        let inner = Inner { storage, max_bytes, state, hits, misses, next_scratch };
+        let (state, downloads) = (Mutex::default(), Semaphore::new(MAX_DOWNLOADS));
+        let inner = Inner { storage, max_bytes, state, hits, misses, next_scratch, downloads };
         Self { inner: Arc::new(inner) }
     }
 
@@ -60,6 +64,8 @@ impl PackCache {
         }
     }
 }
+
+type Lock = Arc<tokio::sync::Mutex<()>>;
 
 /// A family, by its endpoint and the key of its directory.
 type FamilyKey = (Endpoint, String);
@@ -88,7 +94,9 @@ struct Cached {
     /// Its packs and proofs were compared with the database since this process may write.
     is_settled: bool,
     /// Held while its files are downloaded or removed.
-    transfer: Arc<tokio::sync::Mutex<()>>,
+    transfer: Lock,
+    /// Held while a downloaded pack is put in its place, and while a commit takes names of packs away.
+    landing: Lock,
 }
 
 impl CacheState {
@@ -100,16 +108,13 @@ impl CacheState {
             last_use: 0,
             is_leaving: false,
             is_settled: false,
-            transfer: Arc::default(),
+            transfer: Lock::default(),
+            landing: Lock::default(),
         })
     }
 
     /// Counts a user; returns the lock to wait for if the family is being removed.
-    fn enter(
-        &mut self,
-        key: FamilyKey,
-        family: &Family,
-    ) -> Result<(), Arc<tokio::sync::Mutex<()>>> {
+    fn enter(&mut self, key: FamilyKey, family: &Family) -> Result<(), Lock> {
         let entry = self.entry(key, family);
         if entry.is_leaving {
             return Err(entry.transfer.clone());
@@ -183,6 +188,21 @@ impl PackCache {
     pub(in crate::git) async fn transfer(&self, in_use: &InUse) -> OwnedMutexGuard<()> {
         let families = self.state().families.get(&in_use.key).map(|it| it.transfer.clone());
         families.unwrap_or_default().lock_owned().await
+    }
+
+    /// Waits until no downloaded pack of a family is put in its place and no commit takes a name of one away.
+    pub(in crate::git) async fn landing(
+        &self,
+        endpoint: Endpoint,
+        family: &Family,
+    ) -> OwnedMutexGuard<()> {
+        let landing = self.state().entry(key_of(endpoint, family), family).landing.clone();
+        landing.lock_owned().await
+    }
+
+    /// Waits until a pack may be downloaded.
+    pub(in crate::git) async fn download_slot(&self) -> Option<SemaphorePermit<'_>> {
+        self.inner.downloads.acquire().await.ok()
     }
 
     /// Notes the size of a family on disk, and makes room if that is too much with all others.

@@ -20,7 +20,7 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Identifier, Oid};
 use nostr::key::PublicKey;
 
-use super::{FamilyGuard, Quarantine, RepoStore};
+use super::{FamilyGuard, Needed, Quarantine, RepoStore};
 use crate::database::{FamilyRow, Forget, Garbage};
 use crate::git::check::{Objects, Proofs};
 use crate::git::command::GitCommand;
@@ -76,7 +76,7 @@ impl RepoStore {
         let guard = self.lock(identifier).await?;
         let Some((garbage, mut roots)) = guard.roots(wanted, now).await? else { return Ok(false) };
         drop(guard);
-        let reader = Objects::of(self, self.family(identifier));
+        let reader = self.objects(identifier, Needed::All).await?;
         let is_moved = garbage == Garbage::Moved;
         if is_moved && !reader.has_unreachable(&roots.retired, &roots.shown).await? {
             let contained = reader.contained(&roots).await?;
@@ -114,6 +114,8 @@ impl FamilyGuard {
         let is_over = row.retired.iter().any(|retired| retired.since < oldest);
         let garbage = if is_over { Some(Garbage::Removed) } else { row.garbage };
         let Some(garbage) = garbage else { return Ok(None) };
+        self.bring(Needed::All).await?;
+        self.bring_staged().await?;
         let (family, wanted) = (self.family.clone(), wanted.clone());
         let roots = self.blocking(move || roots(&family, &row, &wanted, oldest)).await?;
         Ok(Some((garbage, roots)))

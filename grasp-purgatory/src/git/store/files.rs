@@ -203,7 +203,7 @@ impl RepoFiles {
 
     fn objects(&self, family: &Family) -> Objects {
         let (git, claimant) = (self.git.clone(), Claimant::server());
-        Objects { git, family: family.clone(), incoming: None, claimant }
+        Objects { git, family: family.clone(), incoming: None, in_use: None, claimant }
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::collect::pack;
 use super::unpacking::{Quarantine, move_packs};
-use super::{Incoming, RepoStore};
+use super::{Incoming, Needed, RepoStore};
 use crate::database::{
     Commit, Committed, Conflict, FamilyChange, FamilyRow, Forget, Garbage, Pack, RetiredRef, View,
     ViewChange,
@@ -22,6 +22,7 @@ use crate::database::{
 use crate::git::check::{Completeness, Objects, Proofs};
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
+use crate::git::packs::cache::InUse;
 use crate::git::refs::{RefTarget, Refs};
 use crate::git::{blocking, read};
 
@@ -37,6 +38,9 @@ pub struct FamilyGuard {
     pub(super) identifier: Identifier,
     pub(super) family: Family,
     held: Arc<OwnedMutexGuard<()>>,
+    /// Keeps the packs on disk, where they are a cache.
+    pub(super) in_use: Option<Arc<InUse>>,
+    pub(super) is_present: tokio::sync::OnceCell<()>,
 }
 
 /// The refs that a view shall have.
@@ -53,9 +57,10 @@ impl FamilyGuard {
         store: RepoStore,
         identifier: Identifier,
         family: Family,
-        held: OwnedMutexGuard<()>,
+        (held, in_use): (OwnedMutexGuard<()>, Option<Arc<InUse>>),
     ) -> Self {
-        Self { store, identifier, family, held: Arc::new(held) }
+        let is_present = tokio::sync::OnceCell::new();
+        Self { store, identifier, family, held: Arc::new(held), in_use, is_present }
     }
 
     /// Returns all that is committed about the family.
@@ -75,15 +80,17 @@ impl FamilyGuard {
 
     /// A place for objects that are about to come.
     pub(super) async fn incoming(&self, claimant: Claimant) -> Result<Incoming, GitError> {
-        let (store, family, name) =
-            (self.store.clone(), self.family.clone(), self.identifier.clone());
-        self.blocking(move || Incoming::new(&store, family, &name, claimant)).await
+        let Objects { family, in_use, .. } = self.objects().await?;
+        let (store, name) = (self.store.clone(), self.identifier.clone());
+        self.blocking(move || Incoming::new(&store, (family, in_use), &name, claimant)).await
     }
 
     /// Checks the histories of these tips. Complete ones are remembered.
     pub async fn check(&mut self, tips: &BTreeSet<Oid>) -> Result<Completeness, GitError> {
-        let objects = Objects::of(&self.store, self.family.clone());
-        let findings = objects.examine(tips).await?;
+        if tips.is_empty() {
+            return Ok(Completeness::Complete);
+        }
+        let findings = self.objects().await?.examine(tips).await?;
         self.remember(findings.whole.clone()).await?;
         Ok(findings.completeness())
     }
@@ -127,9 +134,10 @@ impl FamilyGuard {
         });
         let mut change = self.change();
         change.add_packs = moved.await?;
+        self.store.upload(&self.family, &change.add_packs).await?;
         self.commit(change).await?;
         unsettled.settle();
-        Ok(())
+        self.store.measure(&self.family, 0).await
     }
 
     /// Removes the packs that no commit names, which a change that was not finished has left.
@@ -236,10 +244,13 @@ impl FamilyGuard {
         let served: BTreeSet<_> = refs.refs.values().map(|target| target.oid).collect();
         let new: BTreeSet<_> = tips(&changes).difference(&served).copied().collect();
         self.check(&new).await?.required()?;
-        let (objects, named) = (self.family.objects(), named_tips(&changes));
+        let named = named_tips(&changes);
         let peeled = match named.is_empty() {
             true => BTreeMap::new(),
-            false => self.blocking(move || read::behind_tags(&objects, &named)).await?,
+            false => {
+                let objects = self.objects().await?.family.objects();
+                self.blocking(move || read::behind_tags(&objects, &named)).await?
+            }
         };
         let next = refs.after(&changes, head.as_ref(), &peeled)?;
         if is_same_state && next == *refs {
@@ -334,7 +345,7 @@ impl FamilyGuard {
         })
         .await?;
         unsettled.settle();
-        Ok(())
+        self.store.measure(&self.family, 0).await
     }
 
     /// Returns a change of this family.
@@ -347,6 +358,12 @@ impl FamilyGuard {
         if change.is_empty() {
             return Ok(());
         }
+        let _landing = match self.store.packs() {
+            Some(cache) if !change.remove_packs.is_empty() => {
+                Some(cache.landing(self.store.endpoint(), &self.family).await)
+            }
+            _ => None,
+        };
         let commit = Commit { families: vec![change], ..Commit::default() };
         match self.store.database().commit(commit).await? {
             Committed::Done { .. } => Ok(()),
@@ -369,7 +386,7 @@ impl FamilyGuard {
             return Ok(false);
         }
         let input: String = small.iter().map(|pack| format!("{}.pack\n", pack.name)).collect();
-        let command = Objects::of(&self.store, self.family.clone()).command("pack-objects");
+        let command = self.objects().await?.command("pack-objects");
         let command = command.arg("--stdin-packs").keeping(self.held.clone());
         let joined = pack(&self.store, command, input.into_bytes()).await?;
         self.replace_packs(vec![(joined, false)], small, self.change()).await?;
@@ -394,6 +411,7 @@ impl FamilyGuard {
             Ok(added)
         });
         let added = added.await?;
+        self.store.upload(&self.family, &added).await?;
         change.remove_packs = old.into_iter().filter(|pack| !added.contains(pack)).collect();
         change.add_packs = added;
         self.commit(change).await?;
@@ -403,7 +421,7 @@ impl FamilyGuard {
         })
         .await?;
         unsettled.settle();
-        Ok(())
+        self.store.measure(&self.family, 0).await
     }
 
     pub(super) fn repo(&self, owner: &PublicKey) -> RepoId {
@@ -506,7 +524,7 @@ impl RepoStore {
         &self,
         identifier: &Identifier,
     ) -> Result<BTreeSet<PublicKey>, GitError> {
-        let objects = Objects::of(self, self.family(identifier));
+        let objects = self.objects(identifier, Needed::Served).await?;
         let mut broken = BTreeSet::new();
         for (owner, view) in self.family_row(identifier).await?.views {
             let tips: Vec<_> = view.refs.refs.values().map(|target| target.oid).collect();

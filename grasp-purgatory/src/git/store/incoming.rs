@@ -17,6 +17,7 @@ use crate::git::command::GitCommand;
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
 use crate::git::limits::ProcessLimits;
+use crate::git::packs::cache::InUse;
 use crate::git::{blocking, chains, read};
 
 /// Uploads from this size on are not packed again if every object that came is needed.
@@ -45,7 +46,7 @@ impl Incoming {
     /// Makes the family if need be, and keeps it until what is received was taken in or dropped.
     pub(super) fn new(
         store: &RepoStore,
-        family: Family,
+        (family, in_use): (Family, Option<Arc<InUse>>),
         identifier: &Identifier,
         claimant: Claimant,
     ) -> Result<Self, GitError> {
@@ -56,7 +57,7 @@ impl Incoming {
         Ok(Self {
             store: store.clone(),
             identifier: identifier.clone(),
-            objects: Objects { git: store.git().clone(), family, incoming, claimant },
+            objects: Objects { git: store.git().clone(), family, incoming, in_use, claimant },
             quarantine,
             whole: BTreeSet::new(),
             parts: BTreeMap::new(),
@@ -144,14 +145,9 @@ impl Incoming {
 
     /// Packs what a tip of another family needs beyond what this one has into this place, if both have a first commit
     /// in common. Says whether they do.
-    pub(super) async fn fill_from(
-        &mut self,
-        store: &RepoStore,
-        family: Family,
-        tip: Oid,
-    ) -> Result<bool, GitError> {
+    pub(super) async fn fill_from(&mut self, source: Objects, tip: Oid) -> Result<bool, GitError> {
         const COMMAND: &str = "pack-objects";
-        let source = Objects { claimant: self.objects.claimant, ..Objects::of(store, family) };
+        let source = Objects { claimant: self.objects.claimant, ..source };
         let roots = source.roots_of(tip).await?;
         let (here, there) = (self.objects.family.clone(), source.family.objects());
         let (is_related, shared) = blocking(move || {
@@ -221,7 +217,8 @@ impl Incoming {
     /// The same objects in a place of their own.
     async fn duplicate(&self) -> Result<Self, GitError> {
         let (store, from) = (self.store.clone(), self.quarantine.objects());
-        let (family, claimant) = (self.objects.family.clone(), self.objects.claimant);
+        let family = (self.objects.family.clone(), self.objects.in_use.clone());
+        let claimant = self.objects.claimant;
         let name = self.identifier.clone();
         let mut other = blocking(move || {
             let other = Self::new(&store, family, &name, claimant)?;
@@ -268,10 +265,11 @@ impl Incoming {
         max_bytes: Option<u64>,
     ) -> Result<Self, GitError> {
         const COMMAND: &str = "pack-objects";
-        let (store, family) = (self.store.clone(), self.objects.family.clone());
+        let store = self.store.clone();
+        let family = (self.objects.family.clone(), self.objects.in_use.clone());
         let (claimant, as_of, name) = (self.objects.claimant, self.as_of, self.identifier.clone());
         let (mut part, proofs) = blocking(move || {
-            let proofs = Proofs::load(&family)?;
+            let proofs = Proofs::load(&family.0)?;
             Ok((Self::new(&store, family, &name, claimant)?, proofs))
         })
         .await?;
@@ -322,8 +320,14 @@ impl RepoStore {
         identifier: &Identifier,
         tips: &BTreeSet<Oid>,
     ) -> Result<BTreeSet<Oid>, GitError> {
-        let family = self.family(identifier);
-        if tips.is_empty() || !blocking(move || Ok(family.objects().is_dir())).await? {
+        let has_none = match self.packs() {
+            Some(_) => self.family_row(identifier).await?.packs.is_empty(),
+            None => {
+                let family = self.family(identifier);
+                blocking(move || Ok(!family.objects().is_dir())).await?
+            }
+        };
+        if tips.is_empty() || has_none {
             return Ok(tips.clone());
         }
         Ok(match self.lock(identifier).await?.check(tips).await? {

@@ -15,13 +15,16 @@ use grasp_core::{Identifier, Oid};
 use nostr::key::PublicKey;
 
 use super::collect::pack;
+use super::present::copy_file;
 use super::unpacking::move_packs;
-use super::{FamilyGuard, RepoStore, layout};
+use super::{FamilyGuard, Needed, RepoStore, layout};
 use crate::database::Pack;
 use crate::git::blocking;
 use crate::git::check::{Objects, Proofs};
 use crate::git::error::GitError;
 use crate::git::layout::Family;
+use crate::git::packs;
+use crate::git::packs::checksum::{self, Soundness};
 
 /// Timeout of reading one pack.
 pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(60 * 60);
@@ -47,9 +50,12 @@ impl RepoStore {
         walk: bool,
     ) -> Result<Inspection, GitError> {
         let mut guard = self.lock(identifier).await?;
-        let lost = guard.restore_files().await?;
+        let is_cache = self.packs().is_some();
+        let lost =
+            if is_cache { guard.restore_cache(walk).await? } else { guard.restore_files().await? };
         if lost.is_empty() && !walk {
-            let broken = guard.damaged_views().await?;
+            // Packs of an object store are compared with its list; looking into them would download all.
+            let broken = if is_cache { BTreeSet::new() } else { guard.damaged_views().await? };
             return Ok(Inspection { broken, lost: BTreeSet::new() });
         }
         drop(guard);
@@ -94,6 +100,9 @@ impl RepoStore {
     /// Reads a pack as a whole. One that is lost is not damaged.
     async fn is_sound(&self, identifier: &Identifier, pack: &Pack) -> Result<bool, GitError> {
         const COMMAND: &str = "index-pack";
+        if self.packs().is_some() {
+            return self.is_stored_sound(identifier, pack).await;
+        }
         let family = self.family(identifier);
         let file = file_of(&family, pack);
         if !is_as_committed(&file, pack) {
@@ -104,14 +113,42 @@ impl RepoStore {
         Ok(finished.status.success())
     }
 
-    /// Packs the readable objects of a damaged pack anew, and removes it from the disk.
+    /// Reads a pack of the object store as a whole. If it is damaged there and not on disk, it is stored again.
+    async fn is_stored_sound(
+        &self,
+        identifier: &Identifier,
+        pack: &Pack,
+    ) -> Result<bool, GitError> {
+        let family = self.family(identifier);
+        let Some((copy, soundness)) = self.copy_of(&family, pack).await? else { return Ok(true) };
+        let _guard = self.lock(identifier).await?;
+        match soundness {
+            Soundness::Sound => Ok(true),
+            Soundness::Unindexed => {
+                let file = copy_file(&copy, pack);
+                self.index(&file).await?;
+                let key = |file: &Path| packs::pack_key(self.endpoint(), &family, file);
+                self.upload_files(&file, key).await?;
+                Ok(true)
+            }
+            Soundness::Damaged => self.upload_again(&family, pack).await,
+        }
+    }
+
+    /// Packs the readable objects of a damaged pack anew, and removes it from the disk and from the object store.
     async fn salvage(&self, identifier: &Identifier, damaged: &Pack) -> Result<(), GitError> {
         let family = self.family(identifier);
-        let (file, objects) = (file_of(&family, damaged), objects_of(&family, damaged));
-        let (index, place) = (file.with_extension("idx"), objects.clone());
+        let file = file_of(&family, damaged);
+        let copy = self.copy_of(&family, damaged).await?.map(|(copy, _)| copy);
+        let (index, objects) = match &copy {
+            Some(copy) => (copy_file(copy, damaged).with_extension("idx"), copy.objects()),
+            None => (file.with_extension("idx"), objects_of(&family, damaged)),
+        };
+        let place = objects.clone();
         let readable = blocking(move || readable_objects(&index, &place)).await?;
         let input: String = readable.iter().map(|oid| format!("{oid}\n")).collect();
-        let command = Objects::of(self, family).command("pack-objects").reading_all(&[&objects]);
+        let reader = self.objects(identifier, Needed::Served).await?;
+        let command = reader.command("pack-objects").reading_all(&[&objects]);
         let saved = pack(self, command, input.into_bytes()).await?;
         let (from, is_attic) = (saved.objects(), damaged.is_attic);
         let guard = self.lock(identifier).await?;
@@ -122,11 +159,45 @@ impl RepoStore {
             })
             .await?;
         // After the commit: until then nothing else has what can be read of it.
-        guard.blocking(move || remove_pack(&file)).await
+        guard.blocking(move || remove_pack(&file)).await?;
+        self.delete_pack(&family, damaged).await
     }
 }
 
 impl FamilyGuard {
+    /// Makes missing files of a cached family that can be made, and returns the packs that the object store lacks. If
+    /// `read`, packs on disk are read, and damaged ones removed so that they are downloaded again.
+    async fn restore_cache(&mut self, read: bool) -> Result<BTreeSet<Pack>, GitError> {
+        let named = self.row().await?.packs;
+        let lost = self.store.restore_objects(&self.family, &named).await?;
+        let (store, family, is_lost) = (self.store.clone(), self.family.clone(), !lost.is_empty());
+        self.blocking(move || {
+            family.remove_broken_views()?;
+            store.layout().restore_workbench()?;
+            let mut is_changed = is_lost;
+            for pack in named.iter().filter(|_| read) {
+                let file = file_of(&family, pack);
+                let found = checksum::check(&file, pack.bytes);
+                if file.exists() && !matches!(found, Ok(Soundness::Sound)) {
+                    tracing::warn!(
+                        pack = pack.name,
+                        "a cached pack is damaged; it is downloaded again"
+                    );
+                    remove_pack(&file)?;
+                    is_changed = true;
+                }
+            }
+            if is_changed {
+                // Proofs may depend on what they contained.
+                Proofs::forget(&family)?;
+                store.count_removal();
+            }
+            Ok(())
+        })
+        .await?;
+        Ok(lost)
+    }
+
     /// Makes missing files of the family that can be made, and returns the packs that are lost.
     async fn restore_files(&mut self) -> Result<BTreeSet<Pack>, GitError> {
         let packs = self.row().await?.packs;
@@ -161,7 +232,7 @@ impl FamilyGuard {
     }
 }
 
-fn objects_of(family: &Family, pack: &Pack) -> PathBuf {
+pub(super) fn objects_of(family: &Family, pack: &Pack) -> PathBuf {
     if pack.is_attic { family.attic() } else { family.objects() }
 }
 
@@ -175,9 +246,12 @@ pub(super) fn is_as_committed(file: &Path, pack: &Pack) -> bool {
 
 /// Returns the objects of a pack that can be read, from it or from another one.
 fn readable_objects(index: &Path, objects: &Path) -> Result<Vec<Oid>, GitError> {
+    let mut readable = Vec::new();
+    if !index.exists() {
+        return Ok(readable);
+    }
     let odb = Odb::new()?;
     odb.add_disk_alternate(&objects.to_string_lossy())?;
-    let mut readable = Vec::new();
     for oid in ids_in(index)? {
         let Ok(id) = git2::Oid::from_bytes(&oid) else { continue };
         let is_small = odb.read_header(id).is_ok_and(|(size, _)| size <= MAX_OBJECT_BYTES);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use grasp_core::push::PushCommand;
 use grasp_core::{Identifier, Oid};
@@ -29,6 +29,9 @@ pub struct StagingLimits {
     /// Bytes of everything that waits.
     pub bytes_in_all: u64,
 }
+
+/// End of the name of an empty file as large as one of the object store that has not been downloaded.
+pub(super) const ABSENT: &str = ".absent";
 
 /// Times that a limit may be exceeded on disk until purgatory has made room.
 const SLACK: u64 = 2;
@@ -63,7 +66,9 @@ impl FamilyGuard {
             return Ok(());
         }
         let (family, limits) = (self.family.clone(), self.store.inner.staging);
-        self.blocking(move || stage_all(&family, &limits, &uploads)).await
+        let (placed, staged) = self.blocking(move || stage_all(&family, &limits, &uploads)).await?;
+        self.upload_staged(placed).await?;
+        staged
     }
 
     /// The tips that wait for this event.
@@ -85,6 +90,7 @@ impl FamilyGuard {
         if !self.blocking(move || Ok(there.is_dir())).await? {
             return Ok(false);
         }
+        self.bring_upload(&from).await?;
         let packs = from.clone();
         self.add_packs(move |family| move_packs(&packs, &family.objects(), false)).await?;
         self.discard_staged_tip(event, tip).await?;
@@ -97,7 +103,14 @@ impl FamilyGuard {
     pub async fn discard_staged_tip(&mut self, event: EventId, tip: Oid) -> Result<(), GitError> {
         let (staging, place) =
             (self.family.layout().staging(), self.family.staged_tip(&event, &tip));
-        self.blocking(move || discard(&staging, &place)).await
+        let files = self.blocking(move || {
+            let files = names_of(&staging, &place)?;
+            discard(&staging, &place)?;
+            Ok(files)
+        });
+        let files = files.await?;
+        self.store.delete_staged(files).await;
+        Ok(())
     }
 }
 
@@ -108,9 +121,13 @@ struct Upload {
     part: Incoming,
 }
 
-/// Moves uploads into staging up to the first that does not fit. What waits already is measured once for all of them:
-/// the family is locked meanwhile.
-fn stage_all(family: &Family, limits: &StagingLimits, uploads: &[Upload]) -> Result<(), GitError> {
+/// Moves uploads into staging up to the first that does not fit, and returns the new places with the outcome. What waits
+/// already is measured once for all of them: the family is locked meanwhile.
+fn stage_all(
+    family: &Family,
+    limits: &StagingLimits,
+    uploads: &[Upload],
+) -> Result<(Vec<PathBuf>, Result<(), GitError>), GitError> {
     let (of_family, of_all) = (family.staging(), family.layout().staging());
     layout::create_dir(&of_family)?;
     let room = |dir: &Path, limit: u64| -> Result<u64, GitError> {
@@ -118,8 +135,11 @@ fn stage_all(family: &Family, limits: &StagingLimits, uploads: &[Upload]) -> Res
     };
     let in_family = room(&of_family, limits.bytes_per_family)?;
     let mut room = in_family.min(room(&of_all, limits.bytes_in_all)?);
+    let mut placed = Vec::new();
     let staged = uploads.iter().try_for_each(|upload| {
-        room -= stage(family, limits, upload, room)?;
+        let Some(bytes) = stage(family, limits, upload, room)? else { return Ok(()) };
+        room -= bytes;
+        placed.push(family.staged_tip(&upload.event, &upload.tip));
         Ok(())
     });
     if of_family.is_dir() {
@@ -127,19 +147,19 @@ fn stage_all(family: &Family, limits: &StagingLimits, uploads: &[Upload]) -> Res
     }
     prune(&of_all, &of_family);
     layout::sync(&of_all)?;
-    staged
+    Ok((placed, staged))
 }
 
-/// Moves one upload into staging, if it fits into this room; how many bytes it takes.
+/// Moves one upload into staging, if it fits into this room; how many bytes it takes, unless it is there already.
 fn stage(
     family: &Family,
     limits: &StagingLimits,
     Upload { event, tip, part }: &Upload,
     room: u64,
-) -> Result<u64, GitError> {
+) -> Result<Option<u64>, GitError> {
     let (place, target) = (family.staged(event), family.staged_tip(event, tip));
     if target.is_dir() {
-        return Ok(0);
+        return Ok(None);
     }
     layout::create_dir(&place)?;
     let size = layout::size(&part.quarantine().objects())?;
@@ -151,12 +171,17 @@ fn stage(
     }
     layout::rename(&part.quarantine().objects(), &target)?;
     layout::sync(&place)?;
-    Ok(size)
+    Ok(Some(size))
 }
 
 impl RepoStore {
-    /// Returns the size of the objects of a family on disk, in bytes. What is staged is not among them.
+    /// Returns the size of the objects of a family, in bytes, on disk or in the object store. What is staged is not among
+    /// them.
     pub async fn family_bytes(&self, identifier: &Identifier) -> Result<u64, GitError> {
+        if self.packs().is_some() {
+            let packs = self.family_row(identifier).await?.packs.into_iter();
+            return Ok(packs.filter(|pack| !pack.is_attic).map(|pack| pack.bytes).sum());
+        }
         let objects = self.family(identifier).objects();
         blocking(move || if objects.is_dir() { layout::size(&objects) } else { Ok(0) }).await
     }
@@ -181,12 +206,14 @@ impl RepoStore {
         keep: BTreeSet<(EventId, Oid)>,
     ) -> Result<usize, GitError> {
         let staging = self.layout().staging();
-        blocking(move || forget_staged_but(&staging, &keep)).await
+        let (gone, files) = blocking(move || forget_staged_but(&staging, &keep)).await?;
+        self.delete_staged(files).await;
+        Ok(gone)
     }
 }
 
 /// Removes a place in staging, and the directories above it that are empty then.
-fn discard(staging: &Path, place: &Path) -> Result<(), GitError> {
+pub(super) fn discard(staging: &Path, place: &Path) -> Result<(), GitError> {
     layout::remove(place)?;
     place.parent().into_iter().for_each(|above| prune(staging, above));
     Ok(())
@@ -199,19 +226,32 @@ fn prune(staging: &Path, directory: &Path) {
     directories.into_iter().take_while(|above| fs::remove_dir(above).is_ok()).for_each(drop);
 }
 
-fn forget_staged_but(staging: &Path, keep: &BTreeSet<(EventId, Oid)>) -> Result<usize, GitError> {
-    let mut gone = 0;
+/// Returns the number of removed uploads, and the names of their files.
+fn forget_staged_but(
+    staging: &Path,
+    keep: &BTreeSet<(EventId, Oid)>,
+) -> Result<(usize, Vec<String>), GitError> {
+    let (mut gone, mut files) = (0, Vec::new());
     for family in layout::list(staging)? {
         for event in layout::list(&family)? {
             let id = EventId::from_hex(layout::name(&event)).ok();
             for tip in layout::list(&event)? {
                 let known = id.zip(layout::name(&tip).parse().ok());
                 if !known.is_some_and(|known| keep.contains(&known)) {
+                    files.extend(names_of(staging, &tip)?);
                     discard(staging, &tip)?;
                     gone += 1;
                 }
             }
         }
     }
-    Ok(gone)
+    Ok((gone, files))
+}
+
+/// Returns the names of the files of an upload below staging, as they are in the object store.
+pub(super) fn names_of(staging: &Path, place: &Path) -> Result<Vec<String>, GitError> {
+    let above = place.strip_prefix(staging).unwrap_or(place).to_string_lossy();
+    let files = layout::list(&place.join("pack"))?;
+    let name = |file: &PathBuf| layout::name(file).trim_end_matches(ABSENT).to_owned();
+    Ok(files.iter().map(|file| format!("{above}/{}", name(file))).collect())
 }
