@@ -38,7 +38,6 @@ use std::collections::BTreeMap;
 use crate::index::SyncIndex;
 use grasp_core::resources::Pool;
 use grasp_core::{Mono, Now, RelayUrl};
-use lru::LruCache;
 
 pub use self::config::Config;
 use self::connections::Connections;
@@ -90,7 +89,7 @@ impl SyncEngine {
         let shared = EngineState {
             index,
             rejected: Rejected::default(),
-            origins: LruCache::new(context::MAX_ORIGINS),
+            origins: Default::default(),
             ids: ids::Ids::default(),
             rng: Rng::seeded(config.seed),
             inventories: BTreeMap::new(),

@@ -97,6 +97,7 @@ pub mod engine;
 pub mod index;
 pub mod limits;
 pub mod local;
+mod memory;
 #[cfg(feature = "driver")]
 pub mod sidecar;
 

@@ -11,7 +11,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _};
 use grasp_core::admission::{Origin, Retry, SyncPath};
@@ -22,6 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use super::Clock;
 use crate::engine::{ConnId, Input, Judged, Outcome, Row, SubId};
 use crate::local::{LocalRelay, Taken};
+use crate::memory::Memory;
 
 pub(crate) const MAX_BATCH_EVENTS: usize = 512;
 /// Chunks that may wait in a queue; bytes are a further limit.
@@ -223,27 +223,23 @@ impl Checked {
     }
 }
 
-/// Shortest time for which an answer is remembered; at most twice as long. A withdrawn event may come back.
-const MIN_MEMORY: Duration = Duration::from_secs(5 * 60);
-/// Answers of one generation; at most twice as many are remembered.
-const MAX_PER_GENERATION: usize = 32_768;
+/// Time for which an answer is remembered. A withdrawn event may come back.
+const ANSWER_MEMORY_SECS: u64 = 5 * 60;
+const MAX_ANSWERS: usize = 65_536;
 
 /// The events of the last minutes, so that an event which ten relays send is verified once; for all connections
-/// together, in two generations: a full or old one becomes the previous one. Only verified events count: a forged copy
-/// changes nothing.
+/// together. Only verified events count: a forged copy changes nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
     checked: HashMap<EventId, Verified<Arc<Event>>>,
-    current: HashMap<EventId, Taken>,
-    previous: HashMap<EventId, Taken>,
-    began: Mono,
+    answers: Memory<EventId, Taken, MAX_ANSWERS, ANSWER_MEMORY_SECS>,
 }
 
 impl Recent {
     /// Returns the event with this id if it was verified and is being judged, or its outcome if copies need not be
     /// looked at.
     fn recall(&self, id: &EventId) -> Option<CheckResult> {
-        match self.current.get(id).or_else(|| self.previous.get(id)) {
+        match self.answers.get(id) {
             Some(Taken::Stored | Taken::Known) => Some(Err(Outcome::Known)),
             Some(Taken::Refused(retry)) => {
                 Some(Err(Outcome::Refused { retry: *retry, event: None }))
@@ -261,28 +257,28 @@ impl Recent {
     /// Adds the answer to an event, unless the next copy is to be judged again.
     fn judged(&mut self, now: Mono, id: EventId, taken: Taken) {
         self.checked.remove(&id);
-        if self.current.len() >= MAX_PER_GENERATION || now >= self.began + MIN_MEMORY {
-            self.previous = std::mem::take(&mut self.current);
-            self.began = now;
-        }
+        while self.answers.expire(now).is_some() {}
         if !matches!(taken, Taken::Refused(Retry::AfterDependency | Retry::Soon)) {
-            self.current.insert(id, taken);
+            self.answers.put(now, id, taken);
         }
     }
 
     /// Returns whether another relay delivered it lately.
     pub(crate) fn was_delivered(&self, id: &EventId) -> bool {
-        [&self.current, &self.previous].iter().any(|known| known.contains_key(id))
-            || self.checked.contains_key(id)
+        self.answers.get(id).is_some() || self.checked.contains_key(id)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use grasp_core::nostr::event::{EventBuilder, FinalizeEvent, Kind};
     use grasp_core::nostr::key::Keys;
 
     use super::*;
+
+    const ANSWER_MEMORY: Duration = Duration::from_secs(ANSWER_MEMORY_SECS);
 
     fn event() -> Verified<Arc<Event>> {
         let event = EventBuilder::new(Kind::GitIssue, "").finalize(&Keys::generate()).unwrap();
@@ -319,13 +315,13 @@ mod tests {
         };
         let mut recent = Recent::default();
         recent.judged(Mono::ZERO, id(0), Taken::Stored);
-        recent.judged(Mono::ZERO + MIN_MEMORY, id(1), Taken::Stored);
+        recent.judged(Mono::ZERO + ANSWER_MEMORY / 2, id(1), Taken::Stored);
         assert!(recent.was_delivered(&id(0)));
-        recent.judged(Mono::ZERO + MIN_MEMORY * 2, id(2), Taken::Stored);
+        recent.judged(Mono::ZERO + ANSWER_MEMORY, id(2), Taken::Stored);
         assert!(!recent.was_delivered(&id(0)) && recent.was_delivered(&id(1)));
-        for n in 0..3 * MAX_PER_GENERATION as u64 {
-            recent.judged(Mono::ZERO + MIN_MEMORY * 2, id(n), Taken::Stored);
+        for n in 0..2 * MAX_ANSWERS as u64 {
+            recent.judged(Mono::ZERO + ANSWER_MEMORY, id(n), Taken::Stored);
         }
-        assert!(recent.current.len() + recent.previous.len() <= 2 * MAX_PER_GENERATION);
+        assert_eq!(recent.answers.len(), MAX_ANSWERS);
     }
 }

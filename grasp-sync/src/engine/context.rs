@@ -1,13 +1,12 @@
 //! The state that all relays share, and the context in which one relay runs.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
 
 use crate::index::SyncIndex;
+use crate::memory::Memory;
 use grasp_core::limits::Admit;
 use grasp_core::nostr::event::EventId;
 use grasp_core::{Mono, Now, RelayUrl};
-use lru::LruCache;
 
 use super::config::Config;
 use super::filter::Layer;
@@ -22,7 +21,9 @@ use super::session::Arrival;
 use super::suspended::RequestMode;
 
 /// Origins of events that are remembered.
-pub(super) const MAX_ORIGINS: NonZeroUsize = NonZeroUsize::new(40_000).expect("not zero");
+const MAX_ORIGINS: usize = 40_000;
+/// Time that an origin is remembered: git data may take days to arrive.
+const ORIGIN_MEMORY_SECS: u64 = 7 * 24 * 60 * 60;
 
 /// The purpose of a request for the local relay's inventory.
 #[derive(Debug)]
@@ -42,7 +43,7 @@ pub(super) struct EngineState {
     pub(super) rejected: Rejected,
     /// The origin of events that the local relay holds, or refused for want of a dependency, until they are stored. Git
     /// data may take hours to arrive; without this, such an event would then count as published by a client.
-    pub(super) origins: LruCache<EventId, (RelayUrl, Arrival)>,
+    pub(super) origins: Memory<EventId, (RelayUrl, Arrival), MAX_ORIGINS, ORIGIN_MEMORY_SECS>,
     pub(super) ids: Ids,
     pub(super) rng: Rng,
     /// Open requests to the local relay.

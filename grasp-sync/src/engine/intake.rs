@@ -21,7 +21,7 @@ use super::session::Arrival;
 
 impl SyncEngine {
     pub(super) fn accepted(&mut self, now: Now, accepted: Accepted) {
-        let brought = accepted.event.and_then(|event| self.shared.origins.pop(&event));
+        let brought = accepted.event.and_then(|event| self.shared.origins.remove(&event));
         if let Some((relay, arrival)) = brought {
             self.report_new(&relay, arrival, 1);
         } else if accepted.direct {
@@ -99,7 +99,7 @@ impl SyncEngine {
         let arrivals = self
             .with_relay(now, relay, |link, ctx| link.session(conn)?.arrivals(ctx, sub, &judged));
         let arrivals = arrivals.flatten().unwrap_or_default();
-        self.report_stored(relay, &arrivals, &judged);
+        self.report_stored(now, relay, &arrivals, &judged);
         self.remember(now, relay, &judged, &arrivals);
         self.with_relay(now, relay, |link, ctx| {
             if let Some(session) = link.session(conn) {
@@ -114,7 +114,7 @@ impl SyncEngine {
     pub(super) fn reoffered(&mut self, now: Now, judged: Vec<Judged>) {
         let stored: Vec<EventId> = stored(&judged);
         for event in &stored {
-            if let Some((relay, arrival)) = self.shared.origins.pop(event) {
+            if let Some((relay, arrival)) = self.shared.origins.remove(event) {
                 self.report_new(&relay, arrival, 1);
             }
         }
@@ -128,7 +128,13 @@ impl SyncEngine {
     }
 
     /// Counts stored events, and notes the origin of those that may be stored later.
-    fn report_stored(&mut self, relay: &RelayUrl, arrivals: &[Arrival], judged: &[Judged]) {
+    fn report_stored(
+        &mut self,
+        now: Now,
+        relay: &RelayUrl,
+        arrivals: &[Arrival],
+        judged: &[Judged],
+    ) {
         let mut counts: BTreeMap<Arrival, usize> = BTreeMap::new();
         let origins = &mut self.shared.origins;
         for (one, arrival) in judged.iter().zip(arrivals) {
@@ -136,11 +142,12 @@ impl SyncEngine {
             match &one.outcome {
                 Outcome::Stored => {
                     *counts.entry(Arrival { filter: None, ..*arrival }).or_default() += 1;
-                    origins.pop(&event);
+                    origins.remove(&event);
                 }
                 // The first relay counts.
                 Outcome::Held | Outcome::Refused { event: Some(_), .. } => {
-                    origins.get_or_insert(event, || (relay.clone(), *arrival));
+                    let first = origins.remove(&event).unwrap_or((relay.clone(), *arrival));
+                    origins.put(now.mono, event, first);
                 }
                 Outcome::Known | Outcome::Forged | Outcome::Refused { .. } => {}
             }

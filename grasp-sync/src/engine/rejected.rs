@@ -1,30 +1,28 @@
 //! Events that the local relay has refused: recent ones complete, older ones by id.
 
 use std::collections::BTreeSet;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::index::FilterHash;
+use crate::memory::Memory;
 use grasp_core::nip34::References;
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::{Identifier, Mono, RelayUrl, RepoId, kinds};
-use lru::LruCache;
 
 use super::io::Row;
 
 /// Time that complete events wait for their dependencies.
-const EVENT_MEMORY: Duration = Duration::from_secs(2 * 60);
+const EVENT_MEMORY_SECS: u64 = 2 * 60;
 /// Time that ids are excluded from reconciliation.
-const ID_MEMORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const ID_MEMORY_SECS: u64 = 7 * 24 * 60 * 60;
 const MAX_EVENTS: usize = 1_024;
 const MAX_TOTAL_BYTES: usize = 8 * 1024 * 1024;
 const MAX_EVENT_BYTES: usize = 128 * 1024;
 const MAX_IDS: usize = 50_000;
 /// Time that an arrival is remembered: a judgement may come in after the dependency it lacked.
-const ARRIVAL_MEMORY: Duration = Duration::from_secs(60);
+const ARRIVAL_MEMORY_SECS: u64 = 60;
 /// Arrivals remembered, the newest.
-const MAX_ARRIVALS: NonZeroUsize = NonZeroUsize::new(8_192).expect("not zero");
+const MAX_ARRIVALS: usize = 8_192;
 /// Dependencies of one event that are tracked.
 const MAX_DEPENDENCIES: usize = 16;
 
@@ -69,42 +67,21 @@ pub(super) struct Released {
 /// Complete events wait for a short time, since what arrives in the wrong order arrives soon after. Ids are kept for
 /// days, by the filter that brought them, and count as ours when sets are compared: otherwise every pass would
 /// download them again. Events refused for want of a dependency are removed, and fetched again, when that arrives.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Rejected {
-    /// Complete events, in the order of their ends.
-    events: LruCache<EventId, KeptEvent>,
+    /// Complete events, and their approximate sizes.
+    events: Memory<EventId, (Arc<Event>, usize), MAX_EVENTS, EVENT_MEMORY_SECS>,
     event_bytes: usize,
-    /// All events, in the order of their ends.
-    ids: LruCache<EventId, RejectedId>,
+    /// All events.
+    ids: Memory<EventId, RejectedId, MAX_IDS, ID_MEMORY_SECS>,
     by_filter: BTreeSet<(FilterHash, EventId)>,
     awaited: BTreeSet<(Dependency, EventId)>,
-    arrivals: LruCache<Dependency, Mono>,
-}
-
-impl Default for Rejected {
-    fn default() -> Self {
-        Self {
-            events: LruCache::unbounded(),
-            event_bytes: 0,
-            ids: LruCache::unbounded(),
-            by_filter: BTreeSet::new(),
-            awaited: BTreeSet::new(),
-            arrivals: LruCache::new(MAX_ARRIVALS),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct KeptEvent {
-    event: Arc<Event>,
-    bytes: usize,
-    until: Mono,
+    arrivals: Memory<Dependency, (), MAX_ARRIVALS, ARRIVAL_MEMORY_SECS>,
 }
 
 #[derive(Debug)]
 struct RejectedId {
     row: Row,
-    until: Mono,
     relay: RelayUrl,
     filter: Option<FilterHash>,
     awaits: Vec<Dependency>,
@@ -114,10 +91,10 @@ impl Rejected {
     /// Notes the arrival of a dependency. Events refused for want of it from now on were judged before it came.
     pub(super) fn note_arrival(&mut self, now: Mono, what: &Dependency) {
         // An event is reported twice, by the relay that brought it and by the local relay, but arrives once.
-        if matches!(what, Dependency::Event(_)) && self.has_arrived(now, what) {
-            return;
+        let is_repeated = matches!(what, Dependency::Event(_)) && self.has_arrived(now, what);
+        if !is_repeated {
+            self.arrivals.put(now, what.clone(), ());
         }
-        self.arrivals.put(what.clone(), now);
     }
 
     /// Adds a refused event. `event` is set if a dependency could change that. If the dependency has arrived in the
@@ -139,13 +116,12 @@ impl Rejected {
             self.by_filter.insert((hash, row.id));
         }
         let is_late = awaits.iter().any(|what| self.has_arrived(now, what));
-        let (until, relay) = (now + ID_MEMORY, relay.clone());
-        self.ids.put(row.id, RejectedId { row, until, relay, filter, awaits });
+        let rejected = RejectedId { row, relay: relay.clone(), filter, awaits };
+        if let Some((oldest, rejected)) = self.ids.put(now, row.id, rejected) {
+            self.unindex(oldest, &rejected);
+        }
         if let Some(event) = event.filter(|event| event.id == row.id) {
             self.keep_event(now, event);
-        }
-        if let Some((&oldest, _)) = self.ids.peek_lru().filter(|_| self.ids.len() > MAX_IDS) {
-            self.forget(oldest);
         }
         if is_late { self.take_event(row.id) } else { None }
     }
@@ -169,7 +145,7 @@ impl Rejected {
     /// Returns the refused events that a filter would bring again.
     pub(super) fn rows(&self, filter: &FilterHash) -> impl Iterator<Item = Row> {
         let ids = paired(&self.by_filter, filter);
-        ids.filter_map(|id| self.ids.peek(&id)).map(|rejected| rejected.row)
+        ids.filter_map(|id| self.ids.get(&id)).map(|rejected| rejected.row)
     }
 
     /// Removes an event that was accepted after all.
@@ -179,51 +155,53 @@ impl Rejected {
 
     /// Removes what is too old.
     pub(super) fn expire(&mut self, now: Mono) {
-        while let Some((&id, _)) = self.events.peek_lru().filter(|(_, kept)| kept.until <= now) {
-            self.take_event(id);
+        while let Some((_, (_, bytes))) = self.events.expire(now) {
+            self.event_bytes -= bytes;
         }
-        while let Some((&id, _)) = self.ids.peek_lru().filter(|(_, one)| one.until <= now) {
-            self.forget(id);
+        while let Some((id, rejected)) = self.ids.expire(now) {
+            self.unindex(id, &rejected);
         }
     }
 
     /// Returns when something will be too old.
     pub(super) fn deadline(&self) -> Option<Mono> {
-        let event = self.events.peek_lru().map(|(_, kept)| kept.until);
-        event.into_iter().chain(self.ids.peek_lru().map(|(_, one)| one.until)).min()
+        self.events.deadline().into_iter().chain(self.ids.deadline()).min()
     }
 
     fn has_arrived(&self, now: Mono, what: &Dependency) -> bool {
-        self.arrivals.peek(what).is_some_and(|at| now - *at < ARRIVAL_MEMORY)
+        self.arrivals.time_left(now, what).is_some()
     }
 
     fn keep_event(&mut self, now: Mono, event: Arc<Event>) {
         let bytes = size_of_event(&event);
         let is_full = self.events.len() >= MAX_EVENTS || self.event_bytes + bytes > MAX_TOTAL_BYTES;
-        if is_full || bytes > MAX_EVENT_BYTES {
-            return;
+        if !is_full && bytes <= MAX_EVENT_BYTES {
+            self.event_bytes += bytes;
+            self.events.put(now, event.id, (event, bytes));
         }
-        let until = now + EVENT_MEMORY;
-        self.event_bytes += bytes;
-        self.events.put(event.id, KeptEvent { event, bytes, until });
     }
 
     fn take_event(&mut self, id: EventId) -> Option<Arc<Event>> {
-        let kept = self.events.pop(&id)?;
-        self.event_bytes -= kept.bytes;
-        Some(kept.event)
+        let (event, bytes) = self.events.remove(&id)?;
+        self.event_bytes -= bytes;
+        Some(event)
     }
 
     fn forget(&mut self, id: EventId) -> Option<RejectedId> {
+        let rejected = self.ids.remove(&id)?;
+        self.unindex(id, &rejected);
+        Some(rejected)
+    }
+
+    /// Removes what else is kept of an event that is forgotten.
+    fn unindex(&mut self, id: EventId, rejected: &RejectedId) {
         self.take_event(id);
-        let rejected = self.ids.pop(&id)?;
         for dependency in &rejected.awaits {
             self.awaited.remove(&(dependency.clone(), id));
         }
         if let Some(hash) = rejected.filter {
             self.by_filter.remove(&(hash, id));
         }
-        Some(rejected)
     }
 }
 
@@ -244,6 +222,8 @@ fn size_of_event(event: &Event) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use grasp_core::nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
     use grasp_core::nostr::filter::Filter;
     use grasp_core::nostr::key::Keys;
@@ -251,6 +231,9 @@ mod tests {
     use super::*;
 
     const T0: Mono = Mono::from_secs(100);
+    const EVENT_MEMORY: Duration = Duration::from_secs(EVENT_MEMORY_SECS);
+    const ID_MEMORY: Duration = Duration::from_secs(ID_MEMORY_SECS);
+    const ARRIVAL_MEMORY: Duration = Duration::from_secs(ARRIVAL_MEMORY_SECS);
 
     fn relay() -> RelayUrl {
         "wss://a.example".parse().unwrap()
@@ -312,14 +295,14 @@ mod tests {
             id[..4].copy_from_slice(&n.to_be_bytes());
             EventId::from_byte_array(id)
         };
-        let max = MAX_ARRIVALS.get() as u32;
+        let max = MAX_ARRIVALS as u32;
         let all = 2 * max;
         for n in 0..all {
             for _ in 0..2 {
                 rejected.note_arrival(T0, &Dependency::Event(arrival(n)));
             }
         }
-        assert_eq!(rejected.arrivals.len(), MAX_ARRIVALS.get());
+        assert_eq!(rejected.arrivals.len(), MAX_ARRIVALS);
         let mut is_late = |n: u32| {
             let comment = comment_on(arrival(n), "late");
             let row = Row { at: comment.created_at, id: comment.id };

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use crate::memory::Memory;
 use grasp_core::Mono;
 use grasp_core::limits::BackoffPolicy;
 use grasp_core::nostr::event::EventId;
@@ -21,7 +22,7 @@ const EVENT_BACKOFF: BackoffPolicy = BackoffPolicy {
 /// Fewest events to which a relay is assumed to truncate an answer; half of the smallest limit known.
 const MIN_TRUNCATED: usize = 50;
 /// Time that a failure is remembered: longer than between full passes, or each would start again.
-const FAILURE_MEMORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const FAILURE_MEMORY_SECS: u64 = 7 * 24 * 60 * 60;
 /// Ids that one relay may offer and not have delivered.
 const MAX_WANTED: usize = 2 * MAX_NEEDED;
 /// Failures remembered for one relay.
@@ -36,7 +37,7 @@ pub(super) struct Wants {
     wanted: BTreeMap<EventId, Want>,
     due: BTreeSet<(Mono, EventId)>,
     requests: BTreeMap<SubId, IdsRequest>,
-    tried: BTreeMap<EventId, Tried>,
+    tried: Memory<EventId, Tried, MAX_REMEMBERED, FAILURE_MEMORY_SECS>,
 }
 
 /// One request for events by id.
@@ -66,7 +67,6 @@ enum WantPhase {
 struct Tried {
     times: u32,
     not_before: Mono,
-    forget_at: Mono,
 }
 
 /// An event that was requested and not delivered.
@@ -183,9 +183,10 @@ impl Wants {
 
     /// Counts a failed attempt to get an event.
     pub(super) fn failed(&mut self, now: Mono, event: EventId) -> Missed {
+        while self.tried.expire(now).is_some() {}
         let times = self.tried.get(&event).map_or(0, |tried| tried.times) + 1;
         let not_before = now + EVENT_BACKOFF.delay_after(times);
-        self.remember(event, Tried { times, not_before, forget_at: now + FAILURE_MEMORY });
+        self.tried.put(now, event, Tried { times, not_before });
         let is_given_up = times >= MAX_TRIES;
         let jobs = if is_given_up {
             self.forget(event)
@@ -199,10 +200,7 @@ impl Wants {
 
     /// Gives up an event that came forged: the relay is not asked for it again. Returns the jobs that waited for it.
     pub(super) fn forged(&mut self, now: Mono, id: EventId) -> BTreeSet<JobId> {
-        self.remember(
-            id,
-            Tried { times: MAX_TRIES, not_before: now, forget_at: now + FAILURE_MEMORY },
-        );
+        self.tried.put(now, id, Tried { times: MAX_TRIES, not_before: now });
         self.forget(id).unwrap_or_default()
     }
 
@@ -276,17 +274,6 @@ impl Wants {
                 }
             }
             WantPhase::Delivered => {}
-        }
-    }
-
-    fn remember(&mut self, id: EventId, tried: Tried) {
-        self.tried.insert(id, tried);
-        if self.tried.len() > MAX_REMEMBERED {
-            let now = tried.forget_at - FAILURE_MEMORY;
-            self.tried.retain(|_, tried| tried.forget_at > now);
-        }
-        while self.tried.len() > MAX_REMEMBERED {
-            self.tried.pop_first();
         }
     }
 

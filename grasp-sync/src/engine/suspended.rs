@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::index::FilterHash;
 use crate::limits::{PARK, REQUEST_WATCHDOG};
+use crate::memory::Memory;
 use grasp_core::limits::Admit;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now};
@@ -33,7 +34,7 @@ pub(super) enum RequestMode {
 #[derive(Debug, Default)]
 pub(super) struct Suspended {
     layers: BTreeMap<(Layer, RequestMode), Suspension>,
-    filters: BTreeMap<FilterHash, Mono>,
+    filters: Memory<FilterHash, (), MAX_FILTERS, { PARK.as_secs() }>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +62,7 @@ impl Suspended {
         };
         let suspension = |one| Suspension { until: until(one), is_probed: false };
         let layers = parked.iter().map(|one| ((one.layer, one.mode), suspension(one)));
-        Self { layers: layers.collect(), filters: BTreeMap::new() }
+        Self { layers: layers.collect(), ..Self::default() }
     }
 
     /// Returns the suspended layers for the record.
@@ -101,10 +102,7 @@ impl Suspended {
 
     /// Suspends one filter.
     pub(super) fn suspend_filter(&mut self, now: Mono, filter: FilterHash) {
-        self.filters.retain(|_, until| *until > now);
-        if self.filters.len() < MAX_FILTERS {
-            self.filters.insert(filter, now + PARK);
-        }
+        self.filters.put(now, filter, ());
     }
 
     /// Returns how long a filter is still suspended.
@@ -113,11 +111,8 @@ impl Suspended {
         now: Mono,
         filter: impl FnOnce() -> FilterHash,
     ) -> Option<Duration> {
-        if self.filters.is_empty() {
-            return None;
-        }
-        let until = *self.filters.get(&filter())?;
-        (until > now).then(|| until - now)
+        // The hash takes writing the filter out.
+        if self.filters.len() == 0 { None } else { self.filters.time_left(now, &filter()) }
     }
 }
 
@@ -186,7 +181,9 @@ mod tests {
         let hash = |n: usize| FilterHash::of(&Filter::new().identifier(n.to_string()));
         (0..2 * MAX_FILTERS).for_each(|n| suspended.suspend_filter(T0, hash(n)));
         assert_eq!(suspended.filters.len(), MAX_FILTERS);
-        assert_eq!(suspended.filter_suspended_for(T0, || hash(0)), Some(PARK));
-        assert_eq!(suspended.filter_suspended_for(T0 + PARK, || hash(0)), None);
+        assert_eq!(suspended.filter_suspended_for(T0, || hash(0)), None, "the oldest");
+        let last = || hash(2 * MAX_FILTERS - 1);
+        assert_eq!(suspended.filter_suspended_for(T0, last), Some(PARK));
+        assert_eq!(suspended.filter_suspended_for(T0 + PARK, last), None);
     }
 }
