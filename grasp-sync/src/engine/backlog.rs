@@ -5,6 +5,7 @@ use std::mem::discriminant;
 use std::time::Duration;
 
 use grasp_core::Mono;
+use grasp_core::limits::Admit;
 use grasp_core::nostr::filter::Filter;
 
 use super::context::{Context, InventoryRequest};
@@ -161,7 +162,7 @@ impl Backlog {
 
     /// Returns whether sets can be compared with the relay: it supports NIP-77 and no backoff of it is in force.
     pub(super) fn can_compare(&self, ctx: &Context<'_>) -> bool {
-        !self.pages_only && ctx.history.neg.is_over(ctx.mono())
+        !self.pages_only && ctx.history.neg.admit(ctx.mono()) == Admit::Go
     }
 
     /// Adds jobs for parts of a job to its batch.

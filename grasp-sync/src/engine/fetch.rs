@@ -11,7 +11,6 @@ use super::context::{Context, InventoryRequest};
 use super::filter::{Layer, bisect, compact_all, split, split_by_kind, split_into, wire_len};
 use super::full_sync::{COMPARISON_PAUSE_FACTOR, max_offered};
 use super::gaps::CountAs;
-use super::history::NegBackoff;
 use super::ids::{BatchId, InventoryId, JobId, SubId};
 use super::io::{Delivered, Frame, InventoryFailed, Output, Row};
 use super::job::{Job, JobPhase, JobStep, MAX_TIME_SPLITS, Method, PendingBatch, Purpose};
@@ -402,7 +401,7 @@ impl Session {
         }
         let is_memory_full = ctx.shared.held_items.values().sum::<usize>() >= MAX_INVENTORY_ITEMS
             || ctx.shared.wanted >= MAX_WANTED_TOTAL;
-        if !ctx.history.neg.is_over(now) || is_memory_full {
+        if ctx.history.neg.admit(now) != Admit::Go || is_memory_full {
             self.backlog.queue(id, Method::Page);
             return Ok(());
         }
@@ -485,7 +484,7 @@ impl Session {
         let Some(job) = self.backlog.get(id) else { return };
         let layer = job.layer;
         ctx.history.suspended.answered(layer, RequestMode::History);
-        ctx.history.neg = NegBackoff::default();
+        ctx.history.neg.fresh_start();
         if std::mem::take(&mut ctx.history.no_negentropy_reported) {
             ctx.report(|relay| Report::Negentropy { relay });
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::index::{CoverageSet, ProvenItems, RETENTION, RelayState, RelaySyncNeeds};
 use crate::limits::{LONGEST_PAUSE, Pace, SlotLedger};
 use grasp_core::admission::SyncPath;
+use grasp_core::limits::{Backoff, BackoffPolicy};
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now, RelayUrl};
 
@@ -38,7 +39,8 @@ pub(super) struct RelayHistory {
     pub(super) retained: Option<usize>,
     pub(super) suspended: Suspended,
     pub(super) wants: Wants,
-    pub(super) neg: NegBackoff,
+    /// The backoff of reconciliation. Sessions that fail together count once.
+    pub(super) neg: Backoff,
     /// No full sync until then, however long the filters are.
     pub(super) filters_until: Mono,
     pub(super) daily: Daily,
@@ -80,7 +82,7 @@ impl RelayHistory {
             retained: None,
             suspended: Suspended::default(),
             wants: Wants::default(),
-            neg: NegBackoff::default(),
+            neg: Backoff::new(NEG_BACKOFF),
             filters_until: Mono::ZERO,
             daily: Daily::since(now, None, config.full_pass, rng),
             pass: HistoryPass::begin(now.unix, PassKind::Fresh),
@@ -269,37 +271,13 @@ fn continue_pass(ctx: &mut Context<'_>, kept: RelaySyncNeeds) -> StartMode {
     StartMode::Continue { since: until - RETENTION }
 }
 
-/// Backoff of reconciliation after silence, faults or unreadable messages.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct NegBackoff {
-    until: Mono,
-    steps: usize,
-}
-
-/// The backoffs, one after another.
-const NEG_BACKOFFS: [Duration; 4] = [
-    Duration::from_secs(60),
-    Duration::from_secs(5 * 60),
-    Duration::from_secs(30 * 60),
-    Duration::from_secs(2 * 60 * 60),
-];
-
-impl NegBackoff {
-    /// Backs off after a failure. Sessions that fail together count once.
-    pub(super) fn failed(&mut self, now: Mono) {
-        if now < self.until {
-            return;
-        }
-        let rest =
-            NEG_BACKOFFS.get(self.steps).or(NEG_BACKOFFS.last()).copied().unwrap_or_default();
-        self.steps = self.steps.saturating_add(1);
-        self.until = now + rest;
-    }
-
-    pub(super) fn is_over(&self, now: Mono) -> bool {
-        now >= self.until
-    }
-}
+/// The backoff of reconciliation after silence, faults or unreadable messages: a minute, doubling to two hours.
+const NEG_BACKOFF: BackoffPolicy = BackoffPolicy {
+    first: Duration::from_secs(60),
+    cap: Duration::from_secs(2 * 60 * 60),
+    dead_after: Duration::MAX,
+    ..BackoffPolicy::RELAY
+};
 
 #[cfg(test)]
 mod tests {
@@ -307,15 +285,16 @@ mod tests {
 
     #[test]
     fn reconciliation_backs_off_longer_after_each_failure() {
-        let mut rest = NegBackoff::default();
-        let (mut now, mut rests) = (Mono::from_secs(10), Vec::new());
-        for _ in 0..5 {
-            rest.failed(now);
-            rest.failed(now);
-            rests.push((rest.until - now).as_secs());
-            now = rest.until;
+        let mut backoff = Backoff::new(NEG_BACKOFF);
+        let (mut now, mut delays) = (Mono::from_secs(10), Vec::new());
+        for _ in 0..30 {
+            let retry_at = backoff.failed(now);
+            assert_eq!(backoff.failed(now), retry_at);
+            delays.push((retry_at - now).as_secs());
+            now = retry_at;
         }
-        assert_eq!(rests, [60, 300, 1_800, 7_200, 7_200]);
+        assert_eq!(delays[..8], [60, 120, 240, 480, 960, 1_920, 3_840, 7_200]);
+        assert_eq!(delays[29], 7_200);
     }
 
     #[test]

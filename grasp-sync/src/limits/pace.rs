@@ -4,19 +4,21 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use grasp_core::Mono;
-use grasp_core::limits::Admit;
+use grasp_core::limits::{Admit, BackoffPolicy};
 
 use super::{Rate, TokenBucket};
 
-/// Pause after the first refusal; each further one doubles it. Relays count per minute; the five seconds allow for clocks
-/// and queues.
-const FIRST_PAUSE: Duration = Duration::from_secs(65);
 /// The longest pause.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
-/// Minimum distance between requests after the first refusal; each further one doubles it.
-const FIRST_GAP: Duration = Duration::from_millis(600);
-/// The largest minimum distance.
-const WIDEST_GAP: Duration = Duration::from_secs(10);
+/// Pauses after refusals. Relays count per minute; the five seconds allow for clocks and queues.
+const PAUSE: BackoffPolicy =
+    BackoffPolicy { first: Duration::from_secs(65), cap: LONGEST_PAUSE, ..BackoffPolicy::RELAY };
+/// Minimum distances between requests after refusals.
+const GAP: BackoffPolicy = BackoffPolicy {
+    first: Duration::from_millis(600),
+    cap: Duration::from_secs(10),
+    ..BackoffPolicy::RELAY
+};
 /// Time without refusal, from the end of the pause, after which refusals are forgotten.
 const QUIET: Duration = Duration::from_secs(5 * 60);
 
@@ -70,16 +72,8 @@ pub struct Pace {
     bucket: TokenBucket,
     last_start: Option<Mono>,
     paused_until: Mono,
-    slowdown: Option<Slowdown>,
-}
-
-/// The consequences of a relay's refusals.
-#[derive(Clone, Copy, Debug)]
-struct Slowdown {
-    pause: Duration,
-    gap: Duration,
-    /// End of the pause after the latest refusal.
-    until: Mono,
+    /// The number of refusals, and the end of the pause after the latest.
+    refusals: Option<(u32, Mono)>,
 }
 
 impl Pace {
@@ -89,7 +83,7 @@ impl Pace {
             bucket: TokenBucket::new(config.burst, config.rate),
             last_start: None,
             paused_until: Mono::ZERO,
-            slowdown: None,
+            refusals: None,
         }
     }
 
@@ -108,16 +102,12 @@ impl Pace {
     /// Records a rate refusal of the relay.
     pub fn refused(&mut self, now: Mono) {
         self.forget_old_refusals(now);
-        let (pause, gap) = match self.slowdown {
-            Some(slowdown) if now < slowdown.until => return,
-            Some(Slowdown { pause, gap, .. }) => {
-                (pause.saturating_mul(2).min(LONGEST_PAUSE), gap.saturating_mul(2).min(WIDEST_GAP))
-            }
-            None => (FIRST_PAUSE, FIRST_GAP),
-        };
-        let until = now + pause;
-        self.slowdown = Some(Slowdown { pause, gap, until });
-        self.pause_until(until);
+        let (before, until) = self.refusals.unwrap_or((0, now));
+        if now >= until {
+            let until = now + PAUSE.delay_after(before + 1);
+            self.refusals = Some((before + 1, until));
+            self.pause_until(until);
+        }
     }
 
     /// Prevents requests before `until`. The later of two pauses counts.
@@ -127,8 +117,8 @@ impl Pace {
 
     /// Returns the earliest time of the next request; it may be in the past.
     pub fn reopens_at(&self) -> Mono {
-        let after_gap = match (self.slowdown, self.last_start) {
-            (Some(slowdown), Some(last)) => last + slowdown.gap,
+        let after_gap = match (self.refusals, self.last_start) {
+            (Some((refusals, _)), Some(last)) => last + GAP.delay_after(refusals),
             _ => Mono::ZERO,
         };
         self.bucket.reopens_at().max(after_gap).max(self.paused_until)
@@ -140,7 +130,7 @@ impl Pace {
     }
 
     fn forget_old_refusals(&mut self, now: Mono) {
-        self.slowdown = self.slowdown.filter(|slowdown| now < slowdown.until + QUIET);
+        self.refusals = self.refusals.filter(|(_, until)| now < *until + QUIET);
     }
 }
 

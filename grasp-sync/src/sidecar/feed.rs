@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use grasp_core::limits::BackoffPolicy;
 use grasp_core::nip34::Announcement;
 use grasp_core::nostr::event::{Event, Kind};
 use grasp_core::nostr::filter::Filter;
@@ -16,9 +17,12 @@ use crate::driver::codec::RelayMessage;
 use crate::driver::{Client, Unanswered};
 use crate::local::News;
 
-/// Delay before a lost connection is made again; doubles up to the longest.
-const FIRST_RECONNECT_DELAY: Duration = Duration::from_secs(1);
-const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(60);
+/// Delays before a lost connection is made again.
+const RECONNECT: BackoffPolicy = BackoffPolicy {
+    first: Duration::from_secs(1),
+    cap: Duration::from_secs(60),
+    ..BackoffPolicy::RELAY
+};
 /// Time before a loss that is read again: clocks differ, and events may be late.
 const OVERLAP: Duration = Duration::from_secs(15 * 60);
 
@@ -31,22 +35,19 @@ pub(super) async fn follow(
     let served = BTreeSet::new();
     let mut follower =
         Follower { kinds, news_sender, held_events, served, since: None, caught_up: false };
-    let mut delay = FIRST_RECONNECT_DELAY;
-    let mut is_unreachable = false;
+    let mut failures = 0;
     while !follower.news_sender.is_closed() {
         match remote.connect().await {
             Ok(mut client) => {
-                delay = FIRST_RECONNECT_DELAY;
-                if std::mem::take(&mut is_unreachable) {
+                if std::mem::take(&mut failures) > 0 {
                     tracing::info!("connected to the local relay again");
                 }
                 let Err(error) = follower.listen(&mut client).await;
                 tracing::warn!(%error, "the feed of the local relay ended; connecting again");
             }
-            Err(_) => is_unreachable = true,
+            Err(_) => failures += 1,
         }
-        tokio::time::sleep(delay).await;
-        delay = delay.saturating_mul(2).min(MAX_RECONNECT_DELAY);
+        tokio::time::sleep(RECONNECT.delay_after(failures)).await;
     }
 }
 
