@@ -1,21 +1,67 @@
-//! The history that one connection still has to fetch.
+//! The history that one connection still has to fetch: batches of jobs and their queues.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::discriminant;
 use std::time::Duration;
 
+use crate::index::{FilterHash, PendingItems, RETENTION};
 use grasp_core::Mono;
 use grasp_core::limits::Admit;
 use grasp_core::nostr::filter::Filter;
+use grasp_core::nostr::types::Timestamp;
 
 use super::context::{Context, InventoryRequest};
-use super::filter::Layer;
+use super::filter::{Layer, compact_all};
+use super::full_sync::FullSync;
 use super::gaps::CountAs;
 use super::ids::{BatchId, JobId, LiveId};
-use super::job::{Job, JobPhase, Method, PendingBatch, Purpose};
+use super::job::{Job, JobPhase, Method};
+use super::report::{Report, SyncMethod};
+use super::subs::Subs;
 
 /// Queued pages that are considered for sharing a request.
 const LOOK_AHEAD: usize = 100;
+
+/// The purpose of a batch of jobs; queued jobs are sent in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Purpose {
+    /// Layer 1, once per connection.
+    Announcements,
+    /// Confirmed items, from the loss of the connection on.
+    CatchUp,
+    /// New repositories and roots, which the batch confirms.
+    Items,
+    /// Events published while a live request was not open.
+    MissedLive(LiveId),
+    /// Events of a live request for which there is no room.
+    Poll(LiveId),
+}
+
+impl Purpose {
+    /// Returns whether history is complete only when it is.
+    pub(super) fn is_history(self) -> bool {
+        !matches!(self, Self::Poll(_))
+    }
+
+    /// Returns whether it fetches what a live subscription did not bring.
+    pub(super) fn catches_up(self) -> bool {
+        matches!(self, Self::Announcements | Self::CatchUp | Self::MissedLive(_))
+    }
+}
+
+/// Items that become confirmed together, once all of its jobs have ended.
+#[derive(Debug)]
+pub(super) struct PendingBatch {
+    pub(super) purpose: Purpose,
+    pub(super) items: PendingItems,
+    /// Number of its jobs.
+    pub(super) outstanding: usize,
+    /// Reconciliation, unless a job was fetched by pages.
+    pub(super) sync_method: SyncMethod,
+    pub(super) began: Timestamp,
+    /// The way in which its events are counted.
+    pub(super) count_as: CountAs,
+}
 
 /// The batches of jobs of one connection, and the queues that jobs wait in.
 #[derive(Debug, Default)]
@@ -27,6 +73,8 @@ pub(super) struct Backlog {
     pub(super) backing_off: BTreeSet<(Mono, JobId)>,
     /// True if the relay is known not to support NIP-77.
     pub(super) pages_only: bool,
+    /// Live requests whose poll has ended, and the time up to which each was fetched.
+    pub(super) polled: Vec<(LiveId, Timestamp)>,
 }
 
 impl Backlog {
@@ -36,6 +84,31 @@ impl Backlog {
 
     pub(super) fn get_mut(&mut self, id: JobId) -> Option<&mut Job> {
         self.jobs.get_mut(&id)
+    }
+
+    /// Starts a batch of jobs, one for each filter.
+    pub(super) fn fetch(
+        &mut self,
+        ctx: &mut Context<'_>,
+        purpose: Purpose,
+        filters: Vec<Filter>,
+        method: Method,
+        items: PendingItems,
+        count_as: CountAs,
+    ) {
+        if filters.is_empty() {
+            return;
+        }
+        let (id, began) = (ctx.shared.ids.next(BatchId), ctx.now.unix);
+        let planned = filters.into_iter().map(|filter| plan(ctx, purpose, filter, method));
+        let (filters, methods): (Vec<Filter>, Vec<Method>) = planned.unzip();
+        let (outstanding, sync_method) = (0, SyncMethod::Negentropy);
+        let batch = PendingBatch { purpose, items, outstanding, sync_method, began, count_as };
+        self.batches.insert(id, batch);
+        for (filter, method) in compact_all(filters).into_iter().zip(methods) {
+            let job = ctx.shared.ids.next(JobId);
+            self.add(ctx, job, Job::new(id, filter, began), method);
+        }
     }
 
     /// Returns the batch of a job.
@@ -137,6 +210,90 @@ impl Backlog {
         Some(job)
     }
 
+    /// Tells jobs that an event they waited for is here, or given up.
+    pub(super) fn event_resolved(
+        &mut self,
+        ctx: &mut Context<'_>,
+        jobs: impl IntoIterator<Item = JobId>,
+        is_here: bool,
+    ) {
+        for id in jobs {
+            let Some(job) = self.get_mut(id) else { continue };
+            job.outstanding = job.outstanding.saturating_sub(1);
+            job.is_partial |= !is_here;
+            self.end_if_complete(ctx, id);
+        }
+    }
+
+    /// Ends a job if nothing is outstanding.
+    pub(super) fn end_if_complete(&mut self, ctx: &mut Context<'_>, id: JobId) {
+        if !self.get(id).is_some_and(Job::is_complete) {
+            return;
+        }
+        let Some(job) = self.end(id) else { return };
+        if let Some(proof) = job.proof(ctx.now.unix) {
+            ctx.history.coverage.add(proof);
+        }
+        if let Some(batch) = self.batches.get_mut(&job.batch).filter(|_| job.is_paged()) {
+            batch.sync_method = SyncMethod::ReqEose;
+        }
+        self.end_batch_if_complete(ctx, job.batch);
+        if job.layer != Layer::All {
+            return;
+        }
+        // Jobs that waited for this comparison end with it.
+        let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
+        for other in jobs {
+            if self
+                .get_mut(other)
+                .is_some_and(|job| job.waits_for.take_if(|leader| *leader == id).is_some())
+            {
+                self.end_if_complete(ctx, other);
+            }
+        }
+    }
+
+    /// Ends a batch of which all jobs have ended.
+    pub(super) fn end_batch_if_complete(&mut self, ctx: &mut Context<'_>, id: BatchId) {
+        let complete = self.batches.get(&id).filter(|batch| batch.outstanding == 0).map(|_| id);
+        let Some(batch) = complete.and_then(|id| self.batches.remove(&id)) else { return };
+        ctx.schedule_write();
+        match batch.purpose {
+            Purpose::Items => confirm(ctx, id, batch),
+            Purpose::Poll(live) => self.polled.push((live, batch.began)),
+            Purpose::Announcements | Purpose::CatchUp | Purpose::MissedLive(_) => {}
+        }
+    }
+
+    /// Removes a job, and closes its subscription unless others share it.
+    pub(super) fn drop_job(&mut self, ctx: &mut Context<'_>, subs: &mut Subs, id: JobId) {
+        let Some(sub) = self.remove(ctx, id).and_then(|job| job.sub()) else { return };
+        if !self.jobs.values().any(|job| job.sub() == Some(sub)) {
+            subs.close(ctx, sub);
+        }
+    }
+
+    /// Removes a batch and its jobs.
+    pub(super) fn drop_batch(&mut self, ctx: &mut Context<'_>, subs: &mut Subs, id: BatchId) {
+        for id in self.jobs_where(|job| job.batch == id) {
+            self.drop_job(ctx, subs, id);
+        }
+        self.batches.remove(&id);
+    }
+
+    /// Removes the batch of a purpose; returns the start of its window, if it has any.
+    pub(super) fn drop_batch_for(
+        &mut self,
+        ctx: &mut Context<'_>,
+        subs: &mut Subs,
+        purpose: Purpose,
+    ) -> Option<Timestamp> {
+        let batch = self.batch_for(purpose)?;
+        let since = self.jobs_of(batch).filter_map(|(_, job)| job.window().0).min();
+        self.drop_batch(ctx, subs, batch);
+        since
+    }
+
     /// Releases the inventory of a job, and forgets the request for it.
     pub(super) fn forget_inventory(&self, ctx: &mut Context<'_>, id: JobId) {
         ctx.shared.held_items.remove(&id);
@@ -217,8 +374,15 @@ impl Backlog {
         batch.map_or(CountAs::NEW, |batch| batch.count_as)
     }
 
+    /// Returns whether a full comparison may start: everything else is fetched, and the last comparison is some time
+    /// ago.
+    pub(super) fn may_compare_all(&self, ctx: &Context<'_>, full_sync: Option<FullSync>) -> bool {
+        let has_paused = full_sync.is_none_or(|full_sync| ctx.mono() >= full_sync.compare_at);
+        has_paused && !self.has_other_work(ctx)
+    }
+
     /// Returns whether anything but full sync is being fetched.
-    pub(super) fn has_other_work(&self, ctx: &Context<'_>) -> bool {
+    fn has_other_work(&self, ctx: &Context<'_>) -> bool {
         let suspended = ctx.suspended_layers();
         let backs_off = ctx.history.wants.is_backing_off(ctx.mono());
         let mut others = self.jobs.values().filter(|job| job.layer != Layer::All);
@@ -236,4 +400,31 @@ impl Backlog {
         let mut queue = self.queues.get(&Method::Reconcile).into_iter().flatten();
         queue.any(|(.., id)| self.jobs.get(id).is_some_and(Job::is_queued_comparison))
     }
+}
+
+/// Chooses the window and method of a filter. What was proven in this pass is not compared again, only continued.
+/// Polled filters are always fetched as asked: nothing was received for them in between.
+fn plan(ctx: &Context<'_>, purpose: Purpose, filter: Filter, method: Method) -> (Filter, Method) {
+    let is_rechecked = ctx.shared.config.recheck_announcements
+        && ctx.history.is_resumed()
+        && Layer::of(&filter) == Layer::Announcements;
+    // A proof says nothing about events that the relay dropped since.
+    let is_reach_back = matches!(purpose, Purpose::MissedLive(_));
+    if method == Method::Page || is_rechecked || is_reach_back || !purpose.is_history() {
+        return (filter, method);
+    }
+    match ctx.history.coverage.since(&FilterHash::of(&filter), None) {
+        Some(proof) if proof.at >= ctx.history.pass.began => {
+            (filter.since(proof.until - RETENTION), Method::Page)
+        }
+        _ => (filter, method),
+    }
+}
+
+/// Confirms the items of a batch that is complete.
+fn confirm(ctx: &mut Context<'_>, batch: BatchId, complete: PendingBatch) {
+    let PendingBatch { items, sync_method: method, .. } = complete;
+    let (repos, roots) = (items.repos.len(), items.root_events.len());
+    ctx.history.state.confirm(items);
+    ctx.report(|relay| Report::BatchConfirmed { relay, batch, repos, roots, method });
 }

@@ -9,6 +9,7 @@ use grasp_core::nostr::event::EventId;
 use grasp_core::{Mono, Now, RelayUrl};
 
 use super::config::Config;
+use super::fetch::Arrival;
 use super::filter::Layer;
 use super::history::RelayHistory;
 use super::ids::{ConnId, Ids, InventoryId, JobId};
@@ -17,7 +18,6 @@ use super::missing::Question;
 use super::rejected::Rejected;
 use super::report::Report;
 use super::schedule::Rng;
-use super::session::Arrival;
 use super::suspended::RequestMode;
 
 /// Origins of events that are remembered.

@@ -1,25 +1,31 @@
-//! Fetches history: batches of jobs are started, sent as pages or sessions, split, retried and ended.
+//! Fetches history: jobs are sent as pages or sessions, split, retried and ended; offered events are fetched by id, and
+//! everything received is judged.
 
-use crate::index::{FilterHash, PendingItems, RETENTION};
-use crate::limits::{PARK, Refusal, SlotClass};
+use std::cell::OnceCell;
+
+use crate::index::{FilterHash, build_layer2_and_layer3_filters};
+use crate::limits::{PARK, Refusal, SlotClass, SlotLedger};
+use grasp_core::admission::{Retry, SyncPath};
 use grasp_core::limits::{Admit, EoseHint, PeerText};
+use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
 use super::auth::AuthDecision;
+use super::backlog::Purpose;
 use super::context::{Context, InventoryRequest};
-use super::filter::{Layer, bisect, compact_all, split, split_by_kind, split_into, wire_len};
-use super::full_sync::{COMPARISON_PAUSE_FACTOR, max_offered};
-use super::gaps::CountAs;
-use super::ids::{BatchId, InventoryId, JobId, SubId};
-use super::io::{Delivered, Frame, InventoryFailed, Output, Row};
-use super::job::{Job, JobPhase, JobStep, MAX_TIME_SPLITS, Method, PendingBatch, Purpose};
+use super::filter::{CompactFilter, Layer, bisect, split, split_by_kind, split_into, wire_len};
+use super::full_sync::{FALLBACK_FOR, max_offered};
+use super::ids::{InventoryId, JobId, SubId};
+use super::io::{Delivered, Frame, InventoryFailed, Judged, Outcome, Output, Row};
+use super::job::{Job, JobPhase, JobStep, MAX_TIME_SPLITS, Method, by_ids};
 use super::live::REQ_BYTES;
 use super::missing;
 use super::reconcile::{Comparison, MAX_NEEDED, ReconcileStep, Reconciliation};
-use super::report::{Report, SyncMethod};
-use super::session::{ClosedBy, Session, has_room};
-use super::subs::{Blocked, NEG_IDLE_TIMEOUT, NEG_OPEN_TIMEOUT, SubKind};
+use super::report::Report;
+use super::retry::{IdsEnded, Missed, WantResult};
+use super::session::{ClosedBy, Session};
+use super::subs::{Blocked, NEG_IDLE_TIMEOUT, NEG_OPEN_TIMEOUT, SubKind, Unjudged};
 use super::suspended::RequestMode;
 
 /// Jobs of one connection above which full seconds are no longer split: a relay can make them up.
@@ -28,30 +34,60 @@ const MAX_JOBS: usize = 20_000;
 const MAX_INVENTORY_ITEMS: usize = 1_000_000;
 /// Ids offered by all relays and not fetched yet above which histories are paged instead of compared.
 const MAX_WANTED_TOTAL: usize = 1_000_000;
+const MIN_IDS_PER_FETCH: usize = 10;
 
 impl Session {
-    /// Starts a batch of jobs, one for each filter.
-    pub(super) fn fetch(
-        &mut self,
-        ctx: &mut Context<'_>,
-        purpose: Purpose,
-        filters: Vec<Filter>,
-        method: Method,
-        items: PendingItems,
-        count_as: CountAs,
-    ) {
-        if filters.is_empty() {
-            return;
+    /// Sends what history asks for and may be sent now.
+    pub(super) fn send_history(&mut self, ctx: &mut Context<'_>) {
+        self.send_neg_messages(ctx);
+        self.send_fetches(ctx);
+        self.send_jobs(ctx);
+    }
+
+    /// Fetches offered events by id.
+    fn send_fetches(&mut self, ctx: &mut Context<'_>) {
+        let now = ctx.mono();
+        while ctx.history.wants.is_due(now) && self.auth.deadline().is_none() {
+            if ctx.history.pace.reopens_at() > now {
+                return;
+            }
+            // All are this size or smaller; the limit is about what the relay remembers, not what is sent.
+            let bytes = 256 + 67 * self.ids_per_fetch;
+            let sub = self.subs.open(ctx, SlotClass::Fetch, bytes, SubKind::Ids);
+            let Ok(sub) = sub else { return };
+            let ids = ctx.history.wants.take_due(now, sub, self.ids_per_fetch);
+            let job = ids.first().and_then(|id| ctx.history.wants.job_waiting_for(*id));
+            let path = self.backlog.count_as(job.as_slice()).path;
+            let filters = vec![by_ids(ids)];
+            ctx.send(self.subs.conn, Frame::Subscribe { sub, filters, path });
         }
-        let (id, began) = (ctx.shared.ids.next(BatchId), ctx.now.unix);
-        let planned = filters.into_iter().map(|filter| plan(ctx, purpose, filter, method));
-        let (filters, methods): (Vec<Filter>, Vec<Method>) = planned.unzip();
-        let (outstanding, sync_method) = (0, SyncMethod::Negentropy);
-        let batch = PendingBatch { purpose, items, outstanding, sync_method, began, count_as };
-        self.backlog.batches.insert(id, batch);
-        for (filter, method) in compact_all(filters).into_iter().zip(methods) {
-            let job = ctx.shared.ids.next(JobId);
-            self.backlog.add(ctx, job, Job::new(id, filter, began), method);
+    }
+
+    /// Starts jobs in queue order, as far as slots and pace allow.
+    fn send_jobs(&mut self, ctx: &mut Context<'_>) {
+        let mut methods = vec![Method::Page, Method::Reconcile];
+        loop {
+            let suspended = ctx.suspended_layers();
+            let may_compare = OnceCell::new();
+            let may_start = |job: &Job| {
+                let waits = job.is_queued_comparison()
+                    && !*may_compare
+                        .get_or_init(|| self.backlog.may_compare_all(ctx, self.full_sync));
+                !suspended.contains_key(&job.layer) && !waits
+            };
+            let heads =
+                methods.iter().filter_map(|method| self.backlog.next_queued(*method, may_start));
+            let Some((entry, method)) = heads.min() else { return };
+            let (.., id) = entry;
+            let start = match method {
+                Method::Page => self.start_pages(ctx, id),
+                Method::Reconcile => self.start_reconciliation(ctx, id),
+            };
+            match start {
+                Ok(()) => _ = self.backlog.queues.entry(method).or_default().remove(&entry),
+                Err(Blocked::BySlots) => methods.retain(|other| *other != method),
+                Err(Blocked::ByPace) => return,
+            }
         }
     }
 
@@ -64,7 +100,7 @@ impl Session {
 
     fn take_step(&mut self, ctx: &mut Context<'_>, id: JobId, step: JobStep) {
         match step {
-            JobStep::Check => self.end_if_complete(ctx, id),
+            JobStep::Check => self.backlog.end_if_complete(ctx, id),
             JobStep::Queue(method) => self.backlog.queue(id, method),
             JobStep::NoNegentropy => self.backlog.queue(id, Method::Page),
             JobStep::BackOff(wait, method) => self.backlog.delay(ctx.mono(), id, wait, method),
@@ -93,7 +129,7 @@ impl Session {
         let Some(job) = self.backlog.get(id) else { return };
         let batch = job.batch;
         if self.backlog.batch_of(id).is_none_or(|one| !one.purpose.is_history()) {
-            return self.drop_batch(ctx, batch);
+            return self.backlog.drop_batch(ctx, &mut self.subs, batch);
         }
         self.step(ctx, id, Job::failed);
     }
@@ -106,7 +142,7 @@ impl Session {
     }
 
     /// Continues a job with pages.
-    pub(super) fn switch_to_pages(&mut self, ctx: &mut Context<'_>, id: JobId) {
+    fn switch_to_pages(&mut self, ctx: &mut Context<'_>, id: JobId) {
         let Some(job) = self.backlog.get_mut(id) else { return };
         job.forget_offers();
         ctx.history.wants.abandon(id);
@@ -148,7 +184,7 @@ impl Session {
             (job.phase, job.is_partial) = (JobPhase::AwaitingJudgement, true);
         }
         self.backlog.add_parts(ctx, id, parts, Method::Page);
-        self.end_if_complete(ctx, id);
+        self.backlog.end_if_complete(ctx, id);
     }
 
     /// Fetches seconds in parts that held more than a page, then ends the job if that was all.
@@ -170,101 +206,12 @@ impl Session {
             let parts = parts.into_iter().map(|part| part.since(at).until(at));
             self.backlog.add_parts(ctx, id, parts, Method::Page);
         }
-        self.end_if_complete(ctx, id);
-    }
-
-    /// Tells jobs that an event they waited for is here, or given up.
-    pub(super) fn event_resolved(
-        &mut self,
-        ctx: &mut Context<'_>,
-        jobs: impl IntoIterator<Item = JobId>,
-        is_here: bool,
-    ) {
-        for id in jobs {
-            let Some(job) = self.backlog.get_mut(id) else { continue };
-            job.outstanding = job.outstanding.saturating_sub(1);
-            job.is_partial |= !is_here;
-            self.end_if_complete(ctx, id);
-        }
-    }
-
-    /// Ends a job if nothing is outstanding.
-    pub(super) fn end_if_complete(&mut self, ctx: &mut Context<'_>, id: JobId) {
-        if !self.backlog.get(id).is_some_and(Job::is_complete) {
-            return;
-        }
-        let Some(job) = self.backlog.end(id) else { return };
-        if let Some(proof) = job.proof(ctx.now.unix) {
-            ctx.history.coverage.add(proof);
-        }
-        if let Some(batch) = self.backlog.batches.get_mut(&job.batch).filter(|_| job.is_paged()) {
-            batch.sync_method = SyncMethod::ReqEose;
-        }
-        self.end_batch_if_complete(ctx, job.batch);
-        if job.layer != Layer::All {
-            return;
-        }
-        // Jobs that waited for this comparison end with it.
-        let jobs: Vec<JobId> = self.backlog.jobs.keys().copied().collect();
-        for other in jobs {
-            if self
-                .backlog
-                .get_mut(other)
-                .is_some_and(|job| job.waits_for.take_if(|leader| *leader == id).is_some())
-            {
-                self.end_if_complete(ctx, other);
-            }
-        }
-    }
-
-    /// Ends a batch of which all jobs have ended.
-    pub(super) fn end_batch_if_complete(&mut self, ctx: &mut Context<'_>, id: BatchId) {
-        let batches = &mut self.backlog.batches;
-        let complete = batches.get(&id).filter(|batch| batch.outstanding == 0).map(|_| id);
-        let Some(batch) = complete.and_then(|id| batches.remove(&id)) else { return };
-        ctx.schedule_write();
-        match batch.purpose {
-            Purpose::Items => confirm(ctx, id, batch),
-            Purpose::Poll(live) => self.live.polled(live, batch.began),
-            Purpose::Announcements | Purpose::CatchUp | Purpose::MissedLive(_) => {}
-        }
-    }
-
-    /// Removes a job, and closes its subscription unless others share it.
-    pub(super) fn drop_job(&mut self, ctx: &mut Context<'_>, id: JobId) {
-        let Some(sub) = self.backlog.remove(ctx, id).and_then(|job| job.sub()) else { return };
-        if !self.backlog.jobs.values().any(|job| job.sub() == Some(sub)) {
-            self.subs.close(ctx, sub);
-        }
-    }
-
-    /// Removes a batch and its jobs.
-    fn drop_batch(&mut self, ctx: &mut Context<'_>, id: BatchId) {
-        for id in self.backlog.jobs_where(|job| job.batch == id) {
-            self.drop_job(ctx, id);
-        }
-        self.backlog.batches.remove(&id);
-    }
-
-    /// Removes the batch of a purpose; returns the start of its window, if it has any.
-    pub(super) fn drop_batch_for(
-        &mut self,
-        ctx: &mut Context<'_>,
-        purpose: Purpose,
-    ) -> Option<Timestamp> {
-        let batch = self.backlog.batch_for(purpose)?;
-        let since = self.backlog.jobs_of(batch).filter_map(|(_, job)| job.window().0).min();
-        self.drop_batch(ctx, batch);
-        since
+        self.backlog.end_if_complete(ctx, id);
     }
 
     /// Sends the first queued page, with other queued pages that fit the same request: relays truncate their answer
     /// to each filter separately, and count requests.
-    pub(super) fn start_pages(
-        &mut self,
-        ctx: &mut Context<'_>,
-        first: JobId,
-    ) -> Result<(), Blocked> {
+    fn start_pages(&mut self, ctx: &mut Context<'_>, first: JobId) -> Result<(), Blocked> {
         let now = ctx.mono();
         if ctx.history.pace.reopens_at() > now {
             return Err(Blocked::ByPace);
@@ -390,11 +337,7 @@ impl Session {
     }
 
     /// Starts a reconciliation by asking the local relay for its inventory.
-    pub(super) fn start_reconciliation(
-        &mut self,
-        ctx: &mut Context<'_>,
-        id: JobId,
-    ) -> Result<(), Blocked> {
+    fn start_reconciliation(&mut self, ctx: &mut Context<'_>, id: JobId) -> Result<(), Blocked> {
         let now = ctx.mono();
         if ctx.history.pace.reopens_at() > now {
             return Err(Blocked::ByPace);
@@ -495,7 +438,7 @@ impl Session {
         }
         if let Some(full_sync) = self.full_sync.as_mut().filter(|_| layer == Layer::All) {
             let took = self.subs.get(sub).map(|open| open.lasted(ctx.mono())).unwrap_or_default();
-            full_sync.compare_at = ctx.mono() + took.saturating_mul(COMPARISON_PAUSE_FACTOR);
+            full_sync.compared(ctx.mono(), took);
         }
         self.end_session(ctx, id, sub);
         let (now, wants) = (ctx.mono(), &mut ctx.history.wants);
@@ -543,7 +486,7 @@ impl Session {
     }
 
     /// Sends the next messages of the NIP-77 sessions under way.
-    pub(super) fn send_neg_messages(&mut self, ctx: &mut Context<'_>) {
+    fn send_neg_messages(&mut self, ctx: &mut Context<'_>) {
         let now = ctx.mono();
         for id in self.backlog.jobs_where(Job::has_neg_message) {
             let Some(job) = self.backlog.get_mut(id) else { continue };
@@ -580,33 +523,245 @@ impl Session {
             }
         }
     }
-}
 
-/// Chooses the window and method of a filter. What was proven in this pass is not compared again, only continued.
-/// Polled filters are always fetched as asked: nothing was received for them in between.
-fn plan(ctx: &Context<'_>, purpose: Purpose, filter: Filter, method: Method) -> (Filter, Method) {
-    let is_rechecked = ctx.shared.config.recheck_announcements
-        && ctx.history.is_resumed()
-        && Layer::of(&filter) == Layer::Announcements;
-    // A proof says nothing about events that the relay dropped since.
-    let is_reach_back = matches!(purpose, Purpose::MissedLive(_));
-    if method == Method::Page || is_rechecked || is_reach_back || !purpose.is_history() {
-        return (filter, method);
+    pub(super) fn ids_ended(&mut self, ctx: &mut Context<'_>, sub: SubId) {
+        self.subs.close(ctx, sub);
+        let IdsEnded { missed, truncated_at } = ctx.history.wants.ended(ctx.now.mono, sub);
+        self.ids_per_fetch = self.ids_per_fetch.min(truncated_at.unwrap_or(usize::MAX));
+        self.missed(ctx, missed);
     }
-    match ctx.history.coverage.since(&FilterHash::of(&filter), None) {
-        Some(proof) if proof.at >= ctx.history.pass.began => {
-            (filter.since(proof.until - RETENTION), Method::Page)
+
+    pub(super) fn ids_refused(&mut self, ctx: &mut Context<'_>, sub: SubId, refusal: Refusal) {
+        let now = ctx.mono();
+        // With nothing else open, a free slot is not to be expected soon.
+        let is_alone = ctx.history.ledger.in_use() == 0;
+        match refusal {
+            Refusal::SlotCount | Refusal::DroppedStart if is_alone => self.ids_missed(ctx, sub),
+            Refusal::Rate => ctx.history.wants.returned(now, sub),
+            _ if refusal.is_for_room() => ctx.history.wants.returned(now, sub),
+            Refusal::Malformed | Refusal::SetTooLarge if self.ids_per_fetch > MIN_IDS_PER_FETCH => {
+                self.ids_per_fetch = (self.ids_per_fetch / 2).max(MIN_IDS_PER_FETCH);
+                ctx.history.wants.returned(now, sub);
+            }
+            Refusal::AuthRequired => {
+                let again = std::mem::replace(&mut self.ids_authenticated, true);
+                match self.auth.require(ctx, self.subs.conn, again) {
+                    AuthDecision::Policy => self.ids_missed(ctx, sub),
+                    _ => ctx.history.wants.returned(now, sub),
+                }
+            }
+            _ => self.ids_missed(ctx, sub),
         }
-        _ => (filter, method),
+    }
+
+    fn ids_missed(&mut self, ctx: &mut Context<'_>, sub: SubId) {
+        let missed = ctx.history.wants.refused(ctx.now.mono, sub);
+        self.missed(ctx, missed);
+    }
+
+    /// Counts offered events that were not delivered; jobs of which hardly any were are paged instead.
+    fn missed(&mut self, ctx: &mut Context<'_>, missed: Vec<Missed>) {
+        let mut undelivered: Vec<JobId> = Vec::new();
+        for one in missed {
+            if one.is_given_up {
+                let event = one.event;
+                ctx.report(|relay| Report::GaveUp { relay, event });
+                self.backlog.event_resolved(ctx, one.jobs, false);
+                continue;
+            }
+            for id in one.jobs.iter().filter(|_| one.is_first) {
+                if self.backlog.get_mut(*id).is_some_and(Job::missed_one) {
+                    undelivered.push(*id);
+                }
+            }
+        }
+        for id in undelivered {
+            self.switch_to_pages(ctx, id);
+        }
+    }
+
+    /// Returns the way in which each judged row arrived under a subscription.
+    pub(super) fn arrivals(
+        &self,
+        ctx: &Context<'_>,
+        sub: SubId,
+        judged: &[Judged],
+    ) -> Option<Vec<Arrival>> {
+        let Unjudged { kind, count_as, .. } = self.subs.unjudged(sub)?;
+        // The same for all of them, and expensive.
+        let live_filter = match kind {
+            SubKind::Live(id) => self.live.sole_filter(id),
+            _ => None,
+        };
+        let arrival = |one: &Judged| {
+            let job = match &kind {
+                SubKind::Live(_) => None,
+                SubKind::Neg(id) => Some(*id),
+                SubKind::Pages(jobs) => jobs.first().filter(|_| jobs.len() == 1).copied(),
+                SubKind::Ids => ctx.history.wants.job_waiting_for(one.row.id),
+            };
+            let filter = job.and_then(|id| self.backlog.get(id)).map(Job::original_hash);
+            let by_id = kind == SubKind::Ids;
+            let count_as = if by_id { self.backlog.count_as(job.as_slice()) } else { count_as };
+            let times = &ctx.history.listening_times;
+            let is_gap = times.is_gap(count_as, self.listening_since, one.row.at);
+            Arrival { path: count_as.path, is_gap, filter: filter.or(live_filter) }
+        };
+        Some(judged.iter().map(arrival).collect())
+    }
+
+    /// Handles the judgement of rows that arrived under a subscription.
+    pub(super) fn judged(
+        &mut self,
+        ctx: &mut Context<'_>,
+        sub: SubId,
+        judged: &[Judged],
+        arrivals: &[Arrival],
+    ) {
+        let index = &ctx.shared.index;
+        if self.full_sync.as_mut().is_some_and(|one| !one.count(index, judged, arrivals)) {
+            self.fall_back_to_filters(ctx);
+        }
+        self.give_up_forged(ctx, judged);
+        let Some(Unjudged { kind, rows, .. }) = self.subs.judged(sub, judged.len()) else {
+            return;
+        };
+        match kind {
+            SubKind::Pages(jobs) => {
+                self.retry_failed(ctx, judged, &jobs);
+                for id in jobs.iter().filter(|_| rows == 0) {
+                    if let Some(job) = self.backlog.get_mut(*id) {
+                        job.unjudged.remove(&sub);
+                    }
+                    self.backlog.end_if_complete(ctx, *id);
+                }
+            }
+            // No other request brings these.
+            SubKind::Ids | SubKind::Live(_) => self.retry_failed(ctx, judged, &[]),
+            SubKind::Neg(_) => {}
+        }
+    }
+
+    /// Gives up events that this relay forged: a relay that has the genuine event will offer it.
+    fn give_up_forged(&mut self, ctx: &mut Context<'_>, judged: &[Judged]) {
+        let now = ctx.mono();
+        for one in judged.iter().filter(|one| matches!(one.outcome, Outcome::Forged)) {
+            let waiting = ctx.history.wants.forged(now, one.row.id);
+            self.backlog.event_resolved(ctx, waiting, false);
+        }
+    }
+
+    /// Fetches events again that could not be accepted, within their budget. Any of the jobs may be the one that an
+    /// event belongs to, so all of them wait for it.
+    fn retry_failed(&mut self, ctx: &mut Context<'_>, judged: &[Judged], jobs: &[JobId]) {
+        let now = ctx.mono();
+        if judged.iter().any(|one| matches!(one.outcome, Outcome::Forged)) {
+            for id in jobs {
+                self.backlog.get_mut(*id).into_iter().for_each(|job| job.is_partial = true);
+            }
+        }
+        for one in judged.iter().filter(|one| one.outcome.is_worth_retrying()) {
+            let wants = &mut ctx.history.wants;
+            let mut is_wanted =
+                jobs.is_empty() && wants.want(now, one.row.id, None) != WantResult::GivenUp;
+            for id in jobs {
+                let Some(job) = self.backlog.get_mut(*id) else { continue };
+                is_wanted |= job.wants_again(wants.want(now, one.row.id, Some(*id)));
+            }
+            if is_wanted {
+                let missed = wants.failed(now, one.row.id);
+                self.missed(ctx, vec![missed]);
+            }
+        }
+    }
+
+    /// Ends the wait for an event that is here, from any relay.
+    pub(super) fn event_arrived(&mut self, ctx: &mut Context<'_>, event: EventId) {
+        let jobs = ctx.history.wants.resolve(event);
+        self.backlog.event_resolved(ctx, jobs, true);
+    }
+
+    /// Suspends a layer that the relay refuses; falls back to filters if it refuses full sync.
+    pub(super) fn suspend(&mut self, ctx: &mut Context<'_>, layer: Layer, mode: RequestMode) {
+        match layer {
+            Layer::All => self.fall_back_to_filters(ctx),
+            Layer::Announcements | Layer::Repos | Layer::Roots => ctx.suspend(layer, mode),
+        }
+    }
+
+    /// Fetches the histories that waited for a full comparison by filters, because too much differs.
+    fn fetch_histories_by_filters(&mut self, ctx: &mut Context<'_>) {
+        if let Some(full_sync) = &mut self.full_sync {
+            full_sync.differs_too_much(ctx.mono());
+        }
+        self.replace_by_filters(ctx, |job| job.window().0.is_none());
+    }
+
+    /// Falls back to filters: full sync is refused, or not worth it.
+    pub(super) fn fall_back_to_filters(&mut self, ctx: &mut Context<'_>) {
+        if self.full_sync.take().is_some() {
+            ctx.history.filters_until = ctx.mono() + FALLBACK_FOR;
+            self.live.needs_rebuild = true;
+            ctx.report(|relay| Report::CalledByName { relay });
+        }
+        // The live set may bring on such jobs until it is rebuilt.
+        self.replace_by_filters(ctx, |_| true);
+    }
+
+    /// Replaces jobs for everything by jobs for filters. Polls end, and start again with the live set.
+    fn replace_by_filters(&mut self, ctx: &mut Context<'_>, which: impl Fn(&Job) -> bool) {
+        for id in self.backlog.jobs_where(|job| job.layer == Layer::All && which(job)) {
+            match self.backlog.batch_of(id).map(|batch| batch.purpose) {
+                Some(poll @ Purpose::Poll(_)) => {
+                    self.backlog.drop_batch_for(ctx, &mut self.subs, poll);
+                }
+                _ => self.replace_job_by_filters(ctx, id),
+            }
+        }
+    }
+
+    fn replace_job_by_filters(&mut self, ctx: &mut Context<'_>, id: JobId) {
+        let job = self.backlog.get(id).zip(self.backlog.batch_of(id));
+        let Some((job, its_batch)) = job else { return };
+        let items = match its_batch.purpose {
+            Purpose::Items => its_batch.items.clone(),
+            Purpose::CatchUp | Purpose::MissedLive(_) => ctx.history.state.confirmed.clone(),
+            Purpose::Announcements | Purpose::Poll(_) => return,
+        };
+        let (batch, began, (since, _)) = (job.batch, job.began, job.window());
+        let method = if since.is_some() { Method::Page } else { Method::Reconcile };
+        for filter in build_layer2_and_layer3_filters(&items, since, &self.budget) {
+            let (part, compact) = (ctx.shared.ids.next(JobId), CompactFilter::new(filter, None));
+            self.backlog.add(ctx, part, Job::new(batch, compact, began), method);
+        }
+        self.backlog.drop_job(ctx, &mut self.subs, id);
+        self.backlog.end_batch_if_complete(ctx, batch);
     }
 }
 
-/// Confirms the items of a batch that is complete.
-fn confirm(ctx: &mut Context<'_>, batch: BatchId, complete: PendingBatch) {
-    let PendingBatch { items, sync_method: method, .. } = complete;
-    let (repos, roots) = (items.repos.len(), items.root_events.len());
-    ctx.history.state.confirm(items);
-    ctx.report(|relay| Report::BatchConfirmed { relay, batch, repos, roots, method });
+/// Returns whether a class has a free slot; checked before anything is built that needs one.
+fn has_room(ledger: &SlotLedger, class: SlotClass) -> bool {
+    ledger.in_use_by(class) < ledger.class_limit(class)
+}
+
+/// The way in which one event arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Arrival {
+    pub(super) path: SyncPath,
+    /// True if a live subscription should have brought it before.
+    pub(super) is_gap: bool,
+    /// The filter that brought it, if it was a single one.
+    pub(super) filter: Option<FilterHash>,
+}
+
+impl Outcome {
+    /// Returns whether fetching the event again may help.
+    pub(super) fn is_worth_retrying(&self) -> bool {
+        match self {
+            Self::Refused { retry: Retry::Soon, .. } => true,
+            Self::Stored | Self::Held | Self::Known | Self::Forged | Self::Refused { .. } => false,
+        }
+    }
 }
 
 /// Notes our events that a relay lacks. In full sync it need not have all of them: those of its own repositories

@@ -10,6 +10,7 @@ use grasp_core::{Now, RelayUrl};
 
 use super::SyncEngine;
 use super::context::InventoryRequest;
+use super::fetch::Arrival;
 use super::ids::{ConnId, InventoryId, SubId};
 use super::io::{Accepted, InventoryFailed, Judged, Outcome, Output, Row};
 use super::missing::{self, Attribution, Question};
@@ -17,7 +18,6 @@ use super::rejected::{Dependency, Released};
 use super::relay::{Link, Relay};
 use super::report::{Report, Source};
 use super::retry::WantResult;
-use super::session::Arrival;
 
 impl SyncEngine {
     pub(super) fn accepted(&mut self, now: Now, accepted: Accepted) {

@@ -1,11 +1,10 @@
-//! Jobs: the history of one filter each, fetched by reconciliation or by pages until it is proven; and batches of jobs
-//! that complete together.
+//! Jobs: the history of one filter each, fetched by reconciliation or by pages until it is proven.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::index::{FilterHash, PendingItems, Proof, Proven};
+use crate::index::{FilterHash, Proof, Proven};
 use crate::limits::{Ending, Next, Pager, PagerConfig, RETRY_DELAY, Refusal};
 use grasp_core::Mono;
 use grasp_core::limits::{BackoffPolicy, EoseHint};
@@ -14,53 +13,10 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
 use super::filter::{CompactFilter, Layer};
-use super::gaps::CountAs;
-use super::ids::{BatchId, JobId, LiveId, SubId};
+use super::ids::{BatchId, JobId, SubId};
 use super::io::Row;
 use super::reconcile::{ReconcileStep, Reconciliation};
-use super::report::SyncMethod;
 use super::retry::WantResult;
-
-/// The purpose of a batch of jobs; queued jobs are sent in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Purpose {
-    /// Layer 1, once per connection.
-    Announcements,
-    /// Confirmed items, from the loss of the connection on.
-    CatchUp,
-    /// New repositories and roots, which the batch confirms.
-    Items,
-    /// Events published while a live request was not open.
-    MissedLive(LiveId),
-    /// Events of a live request for which there is no room.
-    Poll(LiveId),
-}
-
-impl Purpose {
-    /// Returns whether history is complete only when it is.
-    pub(super) fn is_history(self) -> bool {
-        !matches!(self, Self::Poll(_))
-    }
-
-    /// Returns whether it fetches what a live subscription did not bring.
-    pub(super) fn catches_up(self) -> bool {
-        matches!(self, Self::Announcements | Self::CatchUp | Self::MissedLive(_))
-    }
-}
-
-/// Items that become confirmed together, once all of its jobs have ended.
-#[derive(Debug)]
-pub(super) struct PendingBatch {
-    pub(super) purpose: Purpose,
-    pub(super) items: PendingItems,
-    /// Number of its jobs.
-    pub(super) outstanding: usize,
-    /// Reconciliation, unless a job was fetched by pages.
-    pub(super) sync_method: SyncMethod,
-    pub(super) began: Timestamp,
-    /// The way in which its events are counted.
-    pub(super) count_as: CountAs,
-}
 
 /// The method of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -19,44 +19,52 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
 use super::auth::AuthDecision;
+use super::backlog::Purpose;
 use super::context::Context;
 use super::filter::{CompactFilter, Layer, compact_all, wire_len};
 use super::full_sync::all_events;
 use super::gaps::CountAs;
 use super::ids::{Ids, LiveId, SubId};
 use super::io::{Delivered, Frame};
-use super::job::{MAX_ROOM_REFUSALS, Method, Purpose, REQUEST_BACKOFF};
+use super::job::{MAX_ROOM_REFUSALS, Method, REQUEST_BACKOFF};
 use super::report::Report;
 use super::session::Session;
 use super::subs::{Blocked, SubKind};
 use super::suspended::RequestMode;
 
-/// One request of the live set.
+/// One request of the live set: a machine that owns its phase.
+///
+/// ```text
+///   Queued ─▶ Open ─▶ Replaced
+///     ▲ ▲      │ refused, or lost
+///     │ └──────┼──▶ BackingOff, AwaitingAuth ─▶ Queued
+///     └────────┴──▶ Polled ─▶ Open, as soon as there is room
+/// ```
 #[derive(Clone, Debug)]
 pub(super) struct LiveRequest {
     pub(super) layer: Layer,
     /// The filters without a window.
-    pub(super) filters: Vec<CompactFilter>,
+    filters: Vec<CompactFilter>,
     /// The approximate length as REQ.
     pub(super) bytes: usize,
     /// The start of a time in which it was not open: stored events from then on are fetched once it is, or is polled.
-    pub(super) missed_since: Option<Timestamp>,
+    missed_since: Option<Timestamp>,
     /// True if the relay dropped events of any date in that time, which a request with `since` would not find.
-    pub(super) has_dropped: bool,
+    has_dropped: bool,
     /// The latest time up to which it is known to have delivered.
-    pub(super) delivered_until: Timestamp,
-    pub(super) phase: LivePhase,
+    delivered_until: Timestamp,
+    phase: LivePhase,
     /// Losses in a row.
-    pub(super) failures: u32,
+    failures: u32,
     /// True if it was sent again after authenticating.
-    pub(super) authenticated: bool,
+    authenticated: bool,
     /// True if it was sent with a limit of zero.
-    pub(super) uses_limit_zero: bool,
+    uses_limit_zero: bool,
 }
 
 /// The phase of a request of the live set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LivePhase {
+enum LivePhase {
     /// Waits to be sent.
     Queued,
     Open(SubId),
@@ -70,6 +78,26 @@ pub(super) enum LivePhase {
     Polled(Mono),
 }
 
+/// The step after a live request was refused; the session takes it within its budgets.
+#[must_use]
+#[derive(Debug, PartialEq, Eq)]
+enum LiveStep {
+    /// Nothing more: its phase says when it is sent again.
+    Wait,
+    /// Authenticate, and queue it then.
+    Authenticate,
+    /// Suspend its layer.
+    Suspend,
+    /// Send no limit of zero to this relay.
+    AvoidLimitZero,
+    /// Send fewer filters in each request.
+    LowerFilters(usize),
+    /// Split it in two: one of its filters is refused.
+    Halve,
+    /// Replace full sync by filters.
+    FallBackToFilters,
+}
+
 /// Interval of fetching what could not be subscribed to.
 const POLL_EVERY: Duration = Duration::from_secs(10 * 60);
 /// Duration of a live request after which earlier losses are forgotten.
@@ -80,22 +108,62 @@ const MAX_REPO_FRAGMENTS: usize = 3;
 pub(super) const REQ_BYTES: usize = 80;
 
 impl LiveRequest {
+    /// Opens it, and returns the filters as sent.
+    fn open(&mut self, now: Timestamp, sub: SubId, refuses_limit_zero: bool) -> Vec<Filter> {
+        (self.phase, self.delivered_until) = (LivePhase::Open(sub), now);
+        self.wire(refuses_limit_zero)
+    }
+
     /// Returns the filters as sent: without stored events, or, for a relay that refuses a limit of zero, with the
     /// newest event of each filter.
-    pub(super) fn wire(&mut self, refuses_limit_zero: bool) -> Vec<Filter> {
+    fn wire(&mut self, refuses_limit_zero: bool) -> Vec<Filter> {
         self.uses_limit_zero = !refuses_limit_zero;
         let limit = usize::from(refuses_limit_zero);
         self.filters.iter().map(|compact| compact.filter().limit(limit)).collect()
     }
 
     /// Returns the filters for stored events, from `since` on if given.
-    pub(super) fn stored_filters(&self, since: Option<Timestamp>) -> Vec<Filter> {
+    fn stored_filters(&self, since: Option<Timestamp>) -> Vec<Filter> {
         let stored = |compact: &CompactFilter| Filter { since, ..compact.filter() };
         self.filters.iter().map(stored).collect()
     }
 
+    /// Decides on the next step after it was refused, having been open for this long.
+    fn refused(&mut self, now: Mono, refusal: Refusal, lasted: Duration) -> LiveStep {
+        if lasted >= STABLE_AFTER {
+            self.failures = 0;
+        }
+        self.interrupt(LivePhase::Queued);
+        if self.layer == Layer::All && refusal.is_about_the_filter() {
+            return LiveStep::FallBackToFilters;
+        }
+        let filters = self.filters.len();
+        match refusal {
+            Refusal::Rate => {}
+            _ if refusal.is_for_room() => self.refused_for_room(now),
+            Refusal::LimitZero if self.uses_limit_zero => return LiveStep::AvoidLimitZero,
+            Refusal::FilterCount if filters > 1 => return LiveStep::LowerFilters(filters / 2),
+            Refusal::Malformed if filters > 1 => return LiveStep::Halve,
+            Refusal::FilterCount | Refusal::Malformed | Refusal::Unknown => {
+                self.phase = LivePhase::BackingOff(now + PARK);
+            }
+            Refusal::AuthRequired => return LiveStep::Authenticate,
+            Refusal::Policy => return LiveStep::Suspend,
+            // One drop is a gap to be closed; repeated drops mean that the relay cannot keep up.
+            Refusal::LiveOverflow => {
+                self.has_dropped = true;
+                match self.failures {
+                    0 => self.failures = 1,
+                    _ => self.back_off(now),
+                }
+            }
+            _ => self.back_off(now),
+        }
+        LiveStep::Wait
+    }
+
     /// Leaves the open phase: what was published since the last delivery is to be fetched.
-    pub(super) fn interrupt(&mut self, phase: LivePhase) {
+    fn interrupt(&mut self, phase: LivePhase) {
         if matches!(self.phase, LivePhase::Open(_)) {
             let delivered_until = self.delivered_until - RETENTION;
             self.missed_since =
@@ -105,16 +173,15 @@ impl LiveRequest {
     }
 
     /// Handles a refusal for want of room: sent again at once, up to a limit.
-    pub(super) fn refused_for_room(&mut self, now: Mono) {
-        if self.failures >= MAX_ROOM_REFUSALS {
-            return self.back_off(now);
+    fn refused_for_room(&mut self, now: Mono) {
+        match self.failures {
+            MAX_ROOM_REFUSALS.. => self.back_off(now),
+            _ => self.failures += 1,
         }
-        self.failures += 1;
-        self.interrupt(LivePhase::Queued);
     }
 
     /// Backs off after another loss, longer each time.
-    pub(super) fn back_off(&mut self, now: Mono) {
+    fn back_off(&mut self, now: Mono) {
         self.failures = self.failures.saturating_add(1);
         self.interrupt(LivePhase::BackingOff(now + REQUEST_BACKOFF.delay_after(self.failures)));
     }
@@ -135,7 +202,7 @@ impl LiveRequest {
         }
     }
 
-    pub(super) fn is_replaced(&self) -> bool {
+    fn is_replaced(&self) -> bool {
         matches!(self.phase, LivePhase::Replaced(_))
     }
 }
@@ -190,7 +257,7 @@ impl LiveSet {
     }
 
     /// Splits a request in two, because one of its filters is refused. A request with one filter stays as it is.
-    pub(super) fn halve(&mut self, ids: &mut Ids, id: LiveId) {
+    fn halve(&mut self, ids: &mut Ids, id: LiveId) {
         let Some(request) = self.requests.get_mut(&id).filter(|request| request.filters.len() > 1)
         else {
             return;
@@ -208,7 +275,7 @@ impl LiveSet {
     }
 
     /// Returns the number of requests for a layer.
-    pub(super) fn requests_for(&self, layer: Layer) -> usize {
+    fn requests_for(&self, layer: Layer) -> usize {
         self.items().filter(|(_, one)| one.layer == layer).count()
     }
 
@@ -220,7 +287,7 @@ impl LiveSet {
     }
 
     /// Returns a request that is being replaced, and its subscription.
-    pub(super) fn replaced(&self) -> Option<(LiveId, SubId)> {
+    fn replaced(&self) -> Option<(LiveId, SubId)> {
         let replaced = |(id, one): (&LiveId, &LiveRequest)| match one.phase {
             LivePhase::Replaced(sub) => Some((*id, sub)),
             _ => None,
@@ -229,17 +296,33 @@ impl LiveSet {
     }
 
     /// Marks queued requests as having missed events from now on: a subscription that covered them is closed.
-    pub(super) fn mark_missed(&mut self, now: Timestamp) {
+    fn mark_missed(&mut self, now: Timestamp) {
         let queued = self.requests.values_mut().filter(|one| one.phase == LivePhase::Queued);
         queued.for_each(|one| _ = one.missed_since.get_or_insert(now - RETENTION));
     }
 
     /// Notes that a polled request was fetched up to a time.
-    pub(super) fn polled(&mut self, id: LiveId, until: Timestamp) {
+    fn polled(&mut self, id: LiveId, until: Timestamp) {
         let request = self.requests.get_mut(&id);
         if let Some(request) = request.filter(|one| matches!(one.phase, LivePhase::Polled(_))) {
             request.missed_since = Some(until - RETENTION);
         }
+    }
+
+    /// Queues requests whose backoff has ended; returns those to be polled, and from when on.
+    fn wake(&mut self, now: Mono) -> Vec<(LiveId, Option<Timestamp>)> {
+        let mut due = Vec::new();
+        for (id, request) in &mut self.requests {
+            match &mut request.phase {
+                LivePhase::BackingOff(until) if *until <= now => request.phase = LivePhase::Queued,
+                LivePhase::Polled(next) if *next <= now => {
+                    *next = now + POLL_EVERY;
+                    due.push((*id, request.missed_since));
+                }
+                _ => {}
+            }
+        }
+        due
     }
 
     /// Polls a request instead of subscribing to it.
@@ -289,20 +372,15 @@ impl LiveSet {
 }
 
 impl Session {
-    /// Queues a live request whose backoff has ended; polls one whose time has come.
-    pub(super) fn wake_live(&mut self, ctx: &mut Context<'_>, id: LiveId) {
-        let now = ctx.mono();
-        let Some(request) = self.live.requests.get_mut(&id) else { return };
-        match &mut request.phase {
-            LivePhase::BackingOff(until) if *until <= now => request.phase = LivePhase::Queued,
-            LivePhase::Polled(next) if *next <= now => {
-                *next = now + POLL_EVERY;
-                let since = request.missed_since;
-                if self.backlog.batch_for(Purpose::Poll(id)).is_none() {
-                    self.fetch_stored(ctx, Purpose::Poll(id), id, since, true);
-                }
+    /// Queues live requests whose backoff has ended; polls those whose time has come.
+    pub(super) fn wake_live(&mut self, ctx: &mut Context<'_>) {
+        for (id, until) in std::mem::take(&mut self.backlog.polled) {
+            self.live.polled(id, until);
+        }
+        for (id, since) in self.live.wake(ctx.mono()) {
+            if self.backlog.batch_for(Purpose::Poll(id)).is_none() {
+                self.fetch_stored(ctx, Purpose::Poll(id), id, since, true);
             }
-            _ => {}
         }
     }
 
@@ -322,7 +400,7 @@ impl Session {
             false => (request.stored_filters(since), Method::Page),
         };
         ctx.history.interrupted += usize::from(method == Method::Page);
-        self.fetch(ctx, purpose, filters, method, PendingItems::default(), CountAs::NEW);
+        self.backlog.fetch(ctx, purpose, filters, method, PendingItems::default(), CountAs::NEW);
     }
 
     /// Sends queued live requests. They need a slot but no pace: relays do not limit live subscriptions by the
@@ -380,9 +458,7 @@ impl Session {
         }
         let sub = self.subs.open(ctx, SlotClass::Live, request.bytes, SubKind::Live(id))?;
         ctx.history.suspended.sent(now, request.layer, RequestMode::Live);
-        let filters = request.wire(self.live.refuses_limit_zero);
-        request.phase = LivePhase::Open(sub);
-        request.delivered_until = ctx.now.unix;
+        let filters = request.open(ctx.now.unix, sub, self.live.refuses_limit_zero);
         ctx.send(self.subs.conn, Frame::Subscribe { sub, filters, path: SyncPath::Live });
         Ok(())
     }
@@ -394,7 +470,10 @@ impl Session {
         let purpose = Purpose::MissedLive(id);
         // One that is still under way is started again together with this one.
         let is_compared = self.backlog.is_comparing_missed(id);
-        let from = self.drop_batch_for(ctx, purpose).map_or(from, |earlier| earlier.min(from));
+        let from = self
+            .backlog
+            .drop_batch_for(ctx, &mut self.subs, purpose)
+            .map_or(from, |earlier| earlier.min(from));
         let Some(request) = self.live.requests.get_mut(&id) else { return };
         let has_dropped = std::mem::take(&mut request.has_dropped);
         self.fetch_stored(ctx, purpose, id, Some(from), has_dropped || is_compared);
@@ -452,74 +531,38 @@ impl Session {
         refusal: Refusal,
         lasted: Duration,
     ) {
-        let now = ctx.mono();
         let Some(request) = self.live.requests.get_mut(&id) else { return };
         if request.is_replaced() {
             self.live.requests.remove(&id);
             return self.live.mark_missed(ctx.now.unix);
         }
-        if lasted >= STABLE_AFTER {
-            request.failures = 0;
-        }
-        let is_one = request.filters.len() == 1;
-        if request.layer == Layer::All && refusal.is_about_the_filter() {
-            request.interrupt(LivePhase::Queued);
-            return self.fall_back_to_filters(ctx);
-        }
-        match refusal {
-            Refusal::Rate => request.interrupt(LivePhase::Queued),
-            _ if refusal.is_for_room() => request.refused_for_room(now),
-            Refusal::LimitZero if request.uses_limit_zero => {
-                self.live.refuses_limit_zero = true;
-                request.interrupt(LivePhase::Queued);
+        match request.refused(ctx.mono(), refusal, lasted) {
+            LiveStep::Wait => {}
+            LiveStep::AvoidLimitZero => self.live.refuses_limit_zero = true,
+            LiveStep::LowerFilters(filters) => {
+                self.budget = self.budget.lowered_to_filters_per_req(filters);
+                self.live.needs_rebuild = true;
             }
-            Refusal::FilterCount if !is_one => self.halve_filters(id),
-            Refusal::Malformed if !is_one => self.live.halve(&mut ctx.shared.ids, id),
-            Refusal::FilterCount | Refusal::Malformed | Refusal::Unknown => {
-                request.interrupt(LivePhase::BackingOff(now + PARK));
-            }
-            Refusal::AuthRequired => self.live_wants_auth(ctx, id),
-            Refusal::Policy => self.suspend_live(ctx, id),
-            // One drop is a gap to be closed; repeated drops mean that the relay cannot keep up.
-            Refusal::LiveOverflow => {
-                match request.failures {
-                    0 => request.interrupt(LivePhase::Queued),
-                    _ => request.back_off(now),
+            LiveStep::Halve => self.live.halve(&mut ctx.shared.ids, id),
+            LiveStep::Authenticate => {
+                let again = std::mem::replace(&mut request.authenticated, true);
+                match self.auth.require(ctx, self.subs.conn, again) {
+                    AuthDecision::Answer | AuthDecision::Wait => {
+                        request.phase = LivePhase::AwaitingAuth;
+                    }
+                    AuthDecision::Resend => {}
+                    AuthDecision::Policy => {
+                        let layer = request.layer;
+                        self.suspend(ctx, layer, RequestMode::Live);
+                    }
                 }
-                request.failures = request.failures.max(1);
-                request.has_dropped = true;
             }
-            _ => request.back_off(now),
+            LiveStep::Suspend => {
+                let layer = request.layer;
+                self.suspend(ctx, layer, RequestMode::Live);
+            }
+            LiveStep::FallBackToFilters => self.fall_back_to_filters(ctx),
         }
-    }
-
-    /// Lowers the filters per request, because the relay accepts fewer.
-    fn halve_filters(&mut self, id: LiveId) {
-        let Some(request) = self.live.requests.get_mut(&id) else { return };
-        let half = (request.filters.len() / 2).max(1);
-        request.interrupt(LivePhase::Queued);
-        self.budget = self.budget.lowered_to_filters_per_req(half);
-        self.live.needs_rebuild = true;
-    }
-
-    fn live_wants_auth(&mut self, ctx: &mut Context<'_>, id: LiveId) {
-        let Some(again) = self.live.requests.get(&id).map(|one| one.authenticated) else { return };
-        let decision = self.auth.require(ctx, self.subs.conn, again);
-        let Some(request) = self.live.requests.get_mut(&id) else { return };
-        request.authenticated = true;
-        match decision {
-            AuthDecision::Answer | AuthDecision::Wait => request.interrupt(LivePhase::AwaitingAuth),
-            AuthDecision::Resend => request.interrupt(LivePhase::Queued),
-            AuthDecision::Policy => self.suspend_live(ctx, id),
-        }
-    }
-
-    /// Suspends the layer of a live request that the relay does not allow.
-    fn suspend_live(&mut self, ctx: &mut Context<'_>, id: LiveId) {
-        let Some(request) = self.live.requests.get_mut(&id) else { return };
-        request.interrupt(LivePhase::Queued);
-        let layer = request.layer;
-        self.suspend(ctx, layer, RequestMode::Live);
     }
 
     /// Subscribes to everything confirmed and everything pending in as few filters as possible.
@@ -599,10 +642,11 @@ impl Session {
             } else {
                 self.live.requests.remove(&id);
             }
-            self.drop_batch_for(ctx, Purpose::Poll(id));
+            self.backlog.drop_batch_for(ctx, &mut self.subs, Purpose::Poll(id));
             // A comparison has no window that could be handed on, and continues by itself.
             if !self.backlog.is_comparing_missed(id) {
-                let since = self.drop_batch_for(ctx, Purpose::MissedLive(id));
+                let since =
+                    self.backlog.drop_batch_for(ctx, &mut self.subs, Purpose::MissedLive(id));
                 under_way = under_way.into_iter().chain(since).min();
             }
         }

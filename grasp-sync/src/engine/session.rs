@@ -1,34 +1,30 @@
 //! One connection to a relay: its live subscriptions, the history that is fetched over it, and the end of that.
 
-use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
 use crate::index::{
-    FilterHash, History, PendingItems, RelaySyncNeeds, RequestBudget, build_announcement_filter,
+    History, PendingItems, RelaySyncNeeds, RequestBudget, build_announcement_filter,
     build_layer2_and_layer3_filters, compute_actions,
 };
-use crate::limits::{Heard, Refusal, SlotClass, SlotLedger, should_consolidate};
+use crate::limits::{Heard, Refusal, should_consolidate};
 use grasp_core::Mono;
-use grasp_core::admission::{Retry, SyncPath};
 use grasp_core::limits::{EoseHint, PeerText};
-use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
-use super::auth::{Auth, AuthDecision};
-use super::backlog::Backlog;
+use super::auth::Auth;
+use super::backlog::{Backlog, Purpose};
 use super::context::Context;
-use super::full_sync::{FullSync, all_events};
+use super::full_sync::{FullSync, all_events, bytes};
 use super::gaps::CountAs;
 use super::history::{PassKind, StartMode};
-use super::ids::{ConnId, JobId, LiveId, SubId};
-use super::io::{Delivered, Frame, Judged, Outcome, Places, Said};
-use super::job::{Job, JobPhase, Method, Purpose, by_ids};
+use super::ids::{ConnId, SubId};
+use super::io::{Delivered, Frame, Places, Said};
+use super::job::{Job, JobPhase, Method};
 use super::live::LiveSet;
 use super::report::Report;
-use super::retry::{IdsEnded, Missed, WantResult};
 use super::schedule::Daily;
-use super::subs::{Blocked, OpenSub, SubKind, Subs, Unjudged};
+use super::subs::{OpenSub, SubKind, Subs};
 use super::suspended::RequestMode;
 
 /// The party that ended a refused subscription.
@@ -40,8 +36,6 @@ pub(super) enum ClosedBy {
     Us,
 }
 
-const MIN_IDS_PER_FETCH: usize = 10;
-
 /// The state of one connection; dropped when the connection ends.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -49,8 +43,8 @@ pub(super) struct Session {
     pub(super) listening_since: Option<Timestamp>,
     pub(super) budget: RequestBudget,
     /// Ids per request; lowered when the relay refuses or truncates.
-    ids_per_fetch: usize,
-    ids_authenticated: bool,
+    pub(super) ids_per_fetch: usize,
+    pub(super) ids_authenticated: bool,
     pub(super) subs: Subs,
     pub(super) live: LiveSet,
     /// Set while the relay is asked for all that it has instead of by filters.
@@ -110,7 +104,7 @@ impl Session {
     /// live set is rebuilt; the old subscriptions stay open until the new ones are in force.
     pub(super) fn start_over(&mut self, ctx: &mut Context<'_>, why: PassKind) {
         for job in self.backlog.jobs_where(|_| true) {
-            self.drop_job(ctx, job);
+            self.backlog.drop_job(ctx, &mut self.subs, job);
         }
         self.subs.close_all(ctx, |kind| *kind == SubKind::Ids);
         self.backlog.batches.clear();
@@ -169,7 +163,70 @@ impl Session {
         } else {
             self.subscribe(ctx, filters.clone());
         }
-        self.fetch(ctx, Purpose::Items, filters, method, items, count_as);
+        self.backlog.fetch(ctx, Purpose::Items, filters, method, items, count_as);
+    }
+
+    /// Returns whether the connection uses full sync; switches to it if these filters, with those that are open,
+    /// exceed the limit. Filters for states of held repositories do not count: nothing else of these is wanted.
+    fn try_full_sync(&mut self, ctx: &mut Context<'_>, filters: &[Filter]) -> bool {
+        let bytes = bytes(filters.iter().filter(|filter| filter.kinds.is_none()));
+        if let Some(full_sync) = &mut self.full_sync {
+            full_sync.replaces(bytes);
+            return true;
+        }
+        let filter_bytes = bytes + self.live.items().map(|(_, one)| one.bytes).sum::<usize>();
+        if !self.exceeds_full_sync_limit(ctx, filter_bytes)
+            || ctx.mono() < ctx.history.filters_until
+        {
+            return false;
+        }
+        self.full_sync = Some(FullSync::new(filter_bytes));
+        if self.live.items().next().is_some() {
+            self.live.needs_rebuild = true;
+        } else {
+            self.subscribe(ctx, vec![all_events()]);
+        }
+        true
+    }
+
+    /// Returns whether the history of these filters is fetched by a full comparison: that is work for both sides, so
+    /// a few filters are sent as they are.
+    fn covered_by_full_sync(&self, ctx: &Context<'_>, filters: &[Filter]) -> bool {
+        let compares = self.full_sync.is_some_and(|full_sync| full_sync.compares(ctx.mono()));
+        compares && !self.backlog.pages_only && self.exceeds_full_sync_limit(ctx, bytes(filters))
+    }
+
+    /// Fetches the history of items on a connection that uses full sync.
+    ///
+    /// Repositories that were just discovered are fetched by filter, in pages: nearly all of their threads are
+    /// missing here, and much that the relay has may belong to others. Their threads and members come by comparison.
+    fn fetch_in_full_sync(
+        &mut self,
+        ctx: &mut Context<'_>,
+        items: PendingItems,
+        method: Method,
+        count_as: CountAs,
+    ) {
+        let (repos, threads) = match method {
+            Method::Reconcile => (PendingItems::default(), items),
+            Method::Page => {
+                let PendingItems { repos, root_events, coordinates } = items;
+                let repos = PendingItems { repos, ..PendingItems::default() };
+                (repos, PendingItems { root_events, coordinates, ..PendingItems::default() })
+            }
+        };
+        let filters = build_layer2_and_layer3_filters(&repos, None, &self.budget);
+        self.backlog.fetch(ctx, Purpose::Items, filters, method, repos, count_as);
+        let filters = build_layer2_and_layer3_filters(&threads, None, &self.budget);
+        let (filters, method) = match self.covered_by_full_sync(ctx, &filters) {
+            true => (vec![all_events()], Method::Reconcile),
+            false => (filters, method),
+        };
+        self.backlog.fetch(ctx, Purpose::Items, filters, method, threads, count_as);
+    }
+
+    fn exceeds_full_sync_limit(&self, ctx: &Context<'_>, bytes: usize) -> bool {
+        ctx.history.profile.full_sync_from.is_some_and(|limit| bytes >= limit)
     }
 
     /// Fetches layer 1: completely by comparison, or by pages from `since` on.
@@ -181,7 +238,7 @@ impl Session {
     ) {
         let method = if since.is_some() { Method::Page } else { Method::Reconcile };
         let (filters, nothing) = (vec![build_announcement_filter(since)], PendingItems::default());
-        self.fetch(ctx, Purpose::Announcements, filters, method, nothing, count_as);
+        self.backlog.fetch(ctx, Purpose::Announcements, filters, method, nothing, count_as);
     }
 
     /// Subscribes to everything confirmed, and fetches it from `since` on.
@@ -198,7 +255,7 @@ impl Session {
         };
         let count_as = ctx.history.pass.count_as().with_gaps_until(ctx.now.unix);
         let nothing = PendingItems::default();
-        self.fetch(ctx, Purpose::CatchUp, filters, Method::Page, nothing, count_as);
+        self.backlog.fetch(ctx, Purpose::CatchUp, filters, Method::Page, nothing, count_as);
     }
 
     pub(super) fn subscribe(&mut self, ctx: &mut Context<'_>, filters: Vec<Filter>) {
@@ -209,62 +266,13 @@ impl Session {
     /// Sends everything that may be sent now.
     pub(super) fn pump(&mut self, ctx: &mut Context<'_>) {
         self.backlog.wake(ctx.mono());
-        let live: Vec<LiveId> = self.live.requests.keys().copied().collect();
-        live.into_iter().for_each(|id| self.wake_live(ctx, id));
+        self.wake_live(ctx);
         if !ctx.history.pace.is_paused(ctx.mono()) {
             self.send_live(ctx);
-            self.send_neg_messages(ctx);
-            self.send_fetches(ctx);
-            self.send_jobs(ctx);
+            self.send_history(ctx);
         }
         self.update_progress(ctx);
         ctx.report_interruptions();
-    }
-
-    /// Fetches offered events by id.
-    fn send_fetches(&mut self, ctx: &mut Context<'_>) {
-        let now = ctx.mono();
-        while ctx.history.wants.is_due(now) && self.auth.deadline().is_none() {
-            if ctx.history.pace.reopens_at() > now {
-                return;
-            }
-            // All are this size or smaller; the limit is about what the relay remembers, not what is sent.
-            let bytes = 256 + 67 * self.ids_per_fetch;
-            let sub = self.subs.open(ctx, SlotClass::Fetch, bytes, SubKind::Ids);
-            let Ok(sub) = sub else { return };
-            let ids = ctx.history.wants.take_due(now, sub, self.ids_per_fetch);
-            let job = ids.first().and_then(|id| ctx.history.wants.job_waiting_for(*id));
-            let path = self.backlog.count_as(job.as_slice()).path;
-            let filters = vec![by_ids(ids)];
-            ctx.send(self.subs.conn, Frame::Subscribe { sub, filters, path });
-        }
-    }
-
-    /// Starts jobs in queue order, as far as slots and pace allow.
-    fn send_jobs(&mut self, ctx: &mut Context<'_>) {
-        let mut methods = vec![Method::Page, Method::Reconcile];
-        loop {
-            let suspended = ctx.suspended_layers();
-            let may_compare = OnceCell::new();
-            let may_start = |job: &Job| {
-                let waits = job.is_queued_comparison()
-                    && !*may_compare.get_or_init(|| self.may_start_comparison(ctx));
-                !suspended.contains_key(&job.layer) && !waits
-            };
-            let heads =
-                methods.iter().filter_map(|method| self.backlog.next_queued(*method, may_start));
-            let Some((entry, method)) = heads.min() else { return };
-            let (.., id) = entry;
-            let start = match method {
-                Method::Page => self.start_pages(ctx, id),
-                Method::Reconcile => self.start_reconciliation(ctx, id),
-            };
-            match start {
-                Ok(()) => _ = self.backlog.queues.entry(method).or_default().remove(&entry),
-                Err(Blocked::BySlots) => methods.retain(|other| *other != method),
-                Err(Blocked::ByPace) => return,
-            }
-        }
     }
 
     pub(super) fn handle_message(&mut self, ctx: &mut Context<'_>, said: Said) {
@@ -324,12 +332,7 @@ impl Session {
         match kind {
             SubKind::Live(id) => self.live_established(ctx, sub, id),
             SubKind::Pages(jobs) => self.pages_ended(ctx, sub, &jobs, hint),
-            SubKind::Ids => {
-                self.subs.close(ctx, sub);
-                let IdsEnded { missed, truncated_at } = ctx.history.wants.ended(ctx.now.mono, sub);
-                self.ids_per_fetch = self.ids_per_fetch.min(truncated_at.unwrap_or(usize::MAX));
-                self.missed(ctx, missed);
-            }
+            SubKind::Ids => self.ids_ended(ctx, sub),
             SubKind::Neg(_) => {}
         }
     }
@@ -382,34 +385,6 @@ impl Session {
             let text = PeerText::new(text);
             ctx.report(|relay| Report::Refused { relay, refusal, text });
         }
-    }
-
-    fn ids_refused(&mut self, ctx: &mut Context<'_>, sub: SubId, refusal: Refusal) {
-        let now = ctx.mono();
-        // With nothing else open, a free slot is not to be expected soon.
-        let is_alone = ctx.history.ledger.in_use() == 0;
-        match refusal {
-            Refusal::SlotCount | Refusal::DroppedStart if is_alone => self.ids_missed(ctx, sub),
-            Refusal::Rate => ctx.history.wants.returned(now, sub),
-            _ if refusal.is_for_room() => ctx.history.wants.returned(now, sub),
-            Refusal::Malformed | Refusal::SetTooLarge if self.ids_per_fetch > MIN_IDS_PER_FETCH => {
-                self.ids_per_fetch = (self.ids_per_fetch / 2).max(MIN_IDS_PER_FETCH);
-                ctx.history.wants.returned(now, sub);
-            }
-            Refusal::AuthRequired => {
-                let again = std::mem::replace(&mut self.ids_authenticated, true);
-                match self.auth.require(ctx, self.subs.conn, again) {
-                    AuthDecision::Policy => self.ids_missed(ctx, sub),
-                    _ => ctx.history.wants.returned(now, sub),
-                }
-            }
-            _ => self.ids_missed(ctx, sub),
-        }
-    }
-
-    fn ids_missed(&mut self, ctx: &mut Context<'_>, sub: SubId) {
-        let missed = ctx.history.wants.refused(ctx.now.mono, sub);
-        self.missed(ctx, missed);
     }
 
     /// Handles a NOTICE, which names no subscription. If it can only be about a request that was just sent, the
@@ -495,125 +470,6 @@ impl Session {
         }
     }
 
-    /// Counts offered events that were not delivered; jobs of which hardly any were are paged instead.
-    pub(super) fn missed(&mut self, ctx: &mut Context<'_>, missed: Vec<Missed>) {
-        let mut undelivered: Vec<JobId> = Vec::new();
-        for one in missed {
-            if one.is_given_up {
-                let event = one.event;
-                ctx.report(|relay| Report::GaveUp { relay, event });
-                self.event_resolved(ctx, one.jobs, false);
-                continue;
-            }
-            for id in one.jobs.iter().filter(|_| one.is_first) {
-                if self.backlog.get_mut(*id).is_some_and(Job::missed_one) {
-                    undelivered.push(*id);
-                }
-            }
-        }
-        for id in undelivered {
-            self.switch_to_pages(ctx, id);
-        }
-    }
-
-    /// Returns the way in which each judged row arrived under a subscription.
-    pub(super) fn arrivals(
-        &self,
-        ctx: &Context<'_>,
-        sub: SubId,
-        judged: &[Judged],
-    ) -> Option<Vec<Arrival>> {
-        let Unjudged { kind, count_as, .. } = self.subs.unjudged(sub)?;
-        // The same for all of them, and expensive.
-        let live_filter = match kind {
-            SubKind::Live(id) => self.live.sole_filter(id),
-            _ => None,
-        };
-        let arrival = |one: &Judged| {
-            let job = match &kind {
-                SubKind::Live(_) => None,
-                SubKind::Neg(id) => Some(*id),
-                SubKind::Pages(jobs) => jobs.first().filter(|_| jobs.len() == 1).copied(),
-                SubKind::Ids => ctx.history.wants.job_waiting_for(one.row.id),
-            };
-            let filter = job.and_then(|id| self.backlog.get(id)).map(Job::original_hash);
-            let by_id = kind == SubKind::Ids;
-            let count_as = if by_id { self.backlog.count_as(job.as_slice()) } else { count_as };
-            let times = &ctx.history.listening_times;
-            let is_gap = times.is_gap(count_as, self.listening_since, one.row.at);
-            Arrival { path: count_as.path, is_gap, filter: filter.or(live_filter) }
-        };
-        Some(judged.iter().map(arrival).collect())
-    }
-
-    /// Handles the judgement of rows that arrived under a subscription.
-    pub(super) fn judged(
-        &mut self,
-        ctx: &mut Context<'_>,
-        sub: SubId,
-        judged: &[Judged],
-        arrivals: &[Arrival],
-    ) {
-        self.count_full_sync(ctx, judged, arrivals);
-        self.give_up_forged(ctx, judged);
-        let Some(Unjudged { kind, rows, .. }) = self.subs.judged(sub, judged.len()) else {
-            return;
-        };
-        match kind {
-            SubKind::Pages(jobs) => {
-                self.retry_failed(ctx, judged, &jobs);
-                for id in jobs.iter().filter(|_| rows == 0) {
-                    if let Some(job) = self.backlog.get_mut(*id) {
-                        job.unjudged.remove(&sub);
-                    }
-                    self.end_if_complete(ctx, *id);
-                }
-            }
-            // No other request brings these.
-            SubKind::Ids | SubKind::Live(_) => self.retry_failed(ctx, judged, &[]),
-            SubKind::Neg(_) => {}
-        }
-    }
-
-    /// Gives up events that this relay forged: a relay that has the genuine event will offer it.
-    fn give_up_forged(&mut self, ctx: &mut Context<'_>, judged: &[Judged]) {
-        let now = ctx.mono();
-        for one in judged.iter().filter(|one| matches!(one.outcome, Outcome::Forged)) {
-            let waiting = ctx.history.wants.forged(now, one.row.id);
-            self.event_resolved(ctx, waiting, false);
-        }
-    }
-
-    /// Fetches events again that could not be accepted, within their budget. Any of the jobs may be the one that an
-    /// event belongs to, so all of them wait for it.
-    fn retry_failed(&mut self, ctx: &mut Context<'_>, judged: &[Judged], jobs: &[JobId]) {
-        let now = ctx.mono();
-        if judged.iter().any(|one| matches!(one.outcome, Outcome::Forged)) {
-            for id in jobs {
-                self.backlog.get_mut(*id).into_iter().for_each(|job| job.is_partial = true);
-            }
-        }
-        for one in judged.iter().filter(|one| one.outcome.is_worth_retrying()) {
-            let wants = &mut ctx.history.wants;
-            let mut is_wanted =
-                jobs.is_empty() && wants.want(now, one.row.id, None) != WantResult::GivenUp;
-            for id in jobs {
-                let Some(job) = self.backlog.get_mut(*id) else { continue };
-                is_wanted |= job.wants_again(wants.want(now, one.row.id, Some(*id)));
-            }
-            if is_wanted {
-                let missed = wants.failed(now, one.row.id);
-                self.missed(ctx, vec![missed]);
-            }
-        }
-    }
-
-    /// Ends the wait for an event that is here, from any relay.
-    pub(super) fn event_arrived(&mut self, ctx: &mut Context<'_>, event: EventId) {
-        let jobs = ctx.history.wants.resolve(event);
-        self.event_resolved(ctx, jobs, true);
-    }
-
     /// Updates the progress of history. Changes nothing while a job is at work.
     pub(super) fn update_progress(&mut self, ctx: &mut Context<'_>) {
         if self.backlog.jobs.is_empty() && self.ended == Some(History::Complete) {
@@ -678,6 +534,8 @@ impl Session {
         let paced = self.wants_to_send(ctx).then(|| history.pace.reopens_at());
         let daily = self.ended.map(|_| history.daily.due);
         let suspended = ctx.suspended_layers().into_values().min();
+        let full_sync = self.full_sync.filter(|_| self.backlog.has_queued_comparison());
+        let comparison = full_sync.map(|full_sync| full_sync.compare_at);
         [
             self.subs.deadline(),
             self.backlog.backing_off.first().map(|(at, _)| *at),
@@ -687,7 +545,7 @@ impl Session {
             // A time in the past means that a slot is missing, not time; freeing one will be an input.
             paced.filter(|at| *at > now),
             daily.map(|at| at.max(history.pace.reopens_at())),
-            self.next_comparison().filter(|at| *at > now),
+            comparison.filter(|at| *at > now),
             suspended,
         ]
         .into_iter()
@@ -700,30 +558,5 @@ impl Session {
             || ctx.history.wants.is_due(ctx.mono())
             || self.live.needs_rebuild
             || self.live.queued().is_some()
-    }
-}
-
-/// Returns whether a class has a free slot; checked before anything is built that needs one.
-pub(super) fn has_room(ledger: &SlotLedger, class: SlotClass) -> bool {
-    ledger.in_use_by(class) < ledger.class_limit(class)
-}
-
-/// The way in which one event arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Arrival {
-    pub(super) path: SyncPath,
-    /// True if a live subscription should have brought it before.
-    pub(super) is_gap: bool,
-    /// The filter that brought it, if it was a single one.
-    pub(super) filter: Option<FilterHash>,
-}
-
-impl Outcome {
-    /// Returns whether fetching the event again may help.
-    pub(super) fn is_worth_retrying(&self) -> bool {
-        match self {
-            Self::Refused { retry: Retry::Soon, .. } => true,
-            Self::Stored | Self::Held | Self::Known | Self::Forged | Self::Refused { .. } => false,
-        }
     }
 }
