@@ -14,7 +14,7 @@ use tokio_tungstenite::tungstenite::Message;
 use super::Limits;
 use super::codec::{self, RelayMessage};
 use super::outbound::{Outbound, Socket};
-use crate::engine::{Fault, SubId, split, split_by_kind};
+use crate::engine::{Fault, Said, SubId, split, split_by_kind};
 use crate::limits::{Ending, Next, PageRequest, Pager, PagerConfig};
 
 /// Time that the relay may take to answer.
@@ -137,11 +137,11 @@ impl Client {
         loop {
             match self.receive_answer().await? {
                 RelayMessage::Event(sub, event) if sub == page => events.push(event),
-                RelayMessage::Eose(sub, _) if sub == page => break,
-                RelayMessage::Closed(sub, text) if sub == page => {
+                RelayMessage::Said(Said::Eose { sub, .. }) if sub == page => break,
+                RelayMessage::Said(Said::Closed { sub, text }) if sub == page => {
                     return Err(Unanswered::Closed(text));
                 }
-                other @ (RelayMessage::Event(..) | RelayMessage::Closed(..)) => {
+                other @ (RelayMessage::Event(..) | RelayMessage::Said(Said::Closed { .. })) => {
                     self.deferred.push_back(other)
                 }
                 _ => {}

@@ -9,27 +9,19 @@ use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::nostr::filter::Filter;
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, SeqAccess, Visitor};
 
-use crate::engine::SubId;
+use crate::engine::{Said, SubId};
 
 /// One message of a relay that concerns us.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RelayMessage {
     /// EVENT. Nothing about the event is checked yet.
     Event(SubId, Event),
-    /// EOSE.
-    Eose(SubId, Option<EoseHint>),
-    /// CLOSED.
-    Closed(SubId, String),
-    /// NOTICE.
-    Notice(String),
-    /// NEG-MSG.
-    NegMsg(SubId, Vec<u8>),
-    /// NEG-ERR.
-    NegErr(SubId, String),
     /// AUTH: a challenge.
     Auth(String),
     /// OK, about an event of ours.
     Ok { event: EventId, accepted: bool, text: String },
+    /// Any other message.
+    Said(Said),
 }
 
 impl RelayMessage {
@@ -56,19 +48,19 @@ impl<'de> Visitor<'de> for MessageVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<RelayMessage, A::Error> {
-        let label: Text<'_> = next(&mut seq)?;
+        let (label, said): (Text<'_>, _) = (next(&mut seq)?, RelayMessage::Said);
         let message = match &*label.0 {
             "EVENT" => RelayMessage::Event(sub(&mut seq)?, next(&mut seq)?),
-            "EOSE" => RelayMessage::Eose(sub(&mut seq)?, hint(&mut seq)?),
-            "CLOSED" => RelayMessage::Closed(sub(&mut seq)?, text(&mut seq)?),
-            "NOTICE" => RelayMessage::Notice(text(&mut seq)?),
+            "EOSE" => said(Said::Eose { sub: sub(&mut seq)?, hint: hint(&mut seq)? }),
+            "CLOSED" => said(Said::Closed { sub: sub(&mut seq)?, text: text(&mut seq)? }),
+            "NOTICE" => said(Said::Notice { text: text(&mut seq)? }),
             "NEG-MSG" => {
                 let (sub, message): (_, Text<'_>) = (sub(&mut seq)?, next(&mut seq)?);
                 let message =
                     neg::from_hex(&message.0).ok_or_else(|| A::Error::custom("not hex"))?;
-                RelayMessage::NegMsg(sub, message)
+                said(Said::NegMsg { sub, message })
             }
-            "NEG-ERR" => RelayMessage::NegErr(sub(&mut seq)?, text(&mut seq)?),
+            "NEG-ERR" => said(Said::NegErr { sub: sub(&mut seq)?, text: text(&mut seq)? }),
             "AUTH" => RelayMessage::Auth(challenge(&mut seq)?),
             "OK" => {
                 let (event, accepted) = (next(&mut seq)?, next(&mut seq)?);
@@ -141,56 +133,37 @@ enum TextOrOther<'a> {
 }
 
 pub(crate) fn req(sub: SubId, filters: &[Filter]) -> String {
-    let mut text = format!(r#"["REQ","{sub}""#);
-    filters.iter().for_each(|filter| push_json(&mut text, filter));
-    text.push(']');
-    text
+    let filters: String = filters.iter().map(|filter| format!(",{}", json(filter))).collect();
+    format!(r#"["REQ","{sub}"{filters}]"#)
 }
 
 pub(crate) fn close(sub: SubId) -> String {
-    format!(r#"["CLOSE","{sub}"]"#)
+    json(&("CLOSE", sub.to_string()))
 }
 
 pub(crate) fn neg_open(sub: SubId, filter: &Filter, message: &[u8]) -> String {
-    let mut text = format!(r#"["NEG-OPEN","{sub}""#);
-    push_json(&mut text, filter);
-    push_hex(text, message)
+    json(&("NEG-OPEN", sub.to_string(), filter, neg::to_hex(message)))
 }
 
 pub(crate) fn neg_msg(sub: SubId, message: &[u8]) -> String {
-    push_hex(format!(r#"["NEG-MSG","{sub}""#), message)
+    json(&("NEG-MSG", sub.to_string(), neg::to_hex(message)))
 }
 
 pub(crate) fn neg_close(sub: SubId) -> String {
-    format!(r#"["NEG-CLOSE","{sub}"]"#)
+    json(&("NEG-CLOSE", sub.to_string()))
 }
 
 pub(crate) fn auth(event: &Event) -> String {
-    of_event("AUTH", event)
+    json(&("AUTH", event))
 }
 
 pub(crate) fn event(event: &Event) -> String {
-    of_event("EVENT", event)
+    json(&("EVENT", event))
 }
 
-fn of_event(label: &str, event: &Event) -> String {
-    let mut text = format!(r#"["{label}""#);
-    push_json(&mut text, event);
-    text.push(']');
-    text
-}
-
-fn push_json(text: &mut String, value: &impl serde::Serialize) {
-    text.push(',');
-    // Filters and events are texts, numbers and lists, which can always be serialized.
-    text.push_str(&serde_json::to_string(value).unwrap_or_default());
-}
-
-fn push_hex(mut text: String, message: &[u8]) -> String {
-    text.push_str(",\"");
-    text.push_str(&neg::to_hex(message));
-    text.push_str("\"]");
-    text
+/// Filters and events are texts, numbers and lists, which can always be serialized.
+fn json(message: &impl serde::Serialize) -> String {
+    serde_json::to_string(message).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -204,6 +177,18 @@ mod tests {
         format!("g{n}").parse().unwrap()
     }
 
+    fn eose(hint: Option<EoseHint>) -> RelayMessage {
+        RelayMessage::Said(Said::Eose { sub: g(2), hint })
+    }
+
+    fn closed(text: &str) -> RelayMessage {
+        RelayMessage::Said(Said::Closed { sub: g(3), text: text.into() })
+    }
+
+    fn notice(text: &str) -> RelayMessage {
+        RelayMessage::Said(Said::Notice { text: text.into() })
+    }
+
     #[test]
     fn parses_every_message() {
         let signed = EventBuilder::new(Kind::GitIssue, "a \"quoted\" line\n");
@@ -212,31 +197,25 @@ mod tests {
         let event = serde_json::to_string(&signed).unwrap();
         for (said, message) in [
             (format!(r#"["EVENT","g1",{event}]"#), RelayMessage::Event(g(1), signed)),
-            (r#" [ "EOSE" , "g2" ] "#.into(), RelayMessage::Eose(g(2), None)),
+            (r#" [ "EOSE" , "g2" ] "#.into(), eose(None)),
+            (r#"["EOSE","g2",["finish"]]"#.into(), eose(Some(EoseHint::Finish))),
+            (r#"["EOSE","g2",["more"],7]"#.into(), eose(Some(EoseHint::More))),
+            (r#"["EOSE","g2",[7,{},"later","more"]]"#.into(), eose(Some(EoseHint::More))),
+            (r#"["EOSE","g2",["Finish","soon"]]"#.into(), eose(None)),
+            (r#"["EOSE","g2","finish"]"#.into(), eose(None)),
+            (r#"["EOSE","g2",{"finish":true}]"#.into(), eose(None)),
+            (r#"["EOSE","g2",null]"#.into(), eose(None)),
+            (r#"["EOSE","g2",-1.5e9]"#.into(), eose(None)),
+            (r#"["CLOSED","g3","error: \"x\""]"#.into(), closed("error: \"x\"")),
+            (r#"["CLOSED","g3"]"#.into(), closed("")),
+            (r#"["NOTICE",null]"#.into(), notice("")),
             (
-                r#"["EOSE","g2",["finish"]]"#.into(),
-                RelayMessage::Eose(g(2), Some(EoseHint::Finish)),
+                r#"["NEG-MSG","g4","61ff"]"#.into(),
+                RelayMessage::Said(Said::NegMsg { sub: g(4), message: vec![0x61, 0xff] }),
             ),
-            (r#"["EOSE","g2",["more"],7]"#.into(), RelayMessage::Eose(g(2), Some(EoseHint::More))),
-            (
-                r#"["EOSE","g2",[7,{},"later","more"]]"#.into(),
-                RelayMessage::Eose(g(2), Some(EoseHint::More)),
-            ),
-            (r#"["EOSE","g2",["Finish","soon"]]"#.into(), RelayMessage::Eose(g(2), None)),
-            (r#"["EOSE","g2","finish"]"#.into(), RelayMessage::Eose(g(2), None)),
-            (r#"["EOSE","g2",{"finish":true}]"#.into(), RelayMessage::Eose(g(2), None)),
-            (r#"["EOSE","g2",null]"#.into(), RelayMessage::Eose(g(2), None)),
-            (r#"["EOSE","g2",-1.5e9]"#.into(), RelayMessage::Eose(g(2), None)),
-            (
-                r#"["CLOSED","g3","error: \"x\""]"#.into(),
-                RelayMessage::Closed(g(3), "error: \"x\"".into()),
-            ),
-            (r#"["CLOSED","g3"]"#.into(), RelayMessage::Closed(g(3), String::new())),
-            (r#"["NOTICE",null]"#.into(), RelayMessage::Notice(String::new())),
-            (r#"["NEG-MSG","g4","61ff"]"#.into(), RelayMessage::NegMsg(g(4), vec![0x61, 0xff])),
             (
                 r#"["NEG-ERR","g4","blocked",500]"#.into(),
-                RelayMessage::NegErr(g(4), "blocked".into()),
+                RelayMessage::Said(Said::NegErr { sub: g(4), text: "blocked".into() }),
             ),
             (r#"["AUTH","\u0061b"]"#.into(), RelayMessage::Auth("ab".into())),
             (
@@ -252,13 +231,10 @@ mod tests {
     fn truncates_texts_of_relays() {
         let long = "ü".repeat(2_000_000);
         let kept = "ü".repeat(MAX_TEXT_CHARS);
-        assert_eq!(
-            RelayMessage::parse(&format!(r#"["NOTICE","{long}"]"#)),
-            Some(RelayMessage::Notice(kept.clone()))
-        );
+        assert_eq!(RelayMessage::parse(&format!(r#"["NOTICE","{long}"]"#)), Some(notice(&kept)));
         assert_eq!(
             RelayMessage::parse(&format!(r#"["CLOSED","g3","{long}"]"#)),
-            Some(RelayMessage::Closed(g(3), kept))
+            Some(closed(&kept))
         );
         assert_eq!(RelayMessage::parse(&format!(r#"["AUTH","{long}"]"#)), None);
     }

@@ -110,7 +110,8 @@ async fn connect_and_run(
     let queue = shared.intake.queue(target.relay.clone(), target.conn);
     let (relay, conn, address) = (target.relay.clone(), target.conn, Some(address));
     let _ = shared.inputs.send(Input::Connected { relay, conn, address, facts }).await;
-    let writer = Writer::start(sink, shared.limits.write_timeout);
+    let (writer, waiting) = mpsc::channel(FRAME_QUEUE);
+    let _writing = Task::spawn(write(sink, waiting, shared.limits.write_timeout));
     let connection = Connection {
         shared,
         target,
@@ -120,7 +121,8 @@ async fn connect_and_run(
         challenge: None,
         answer: None,
         buffer: ReceiveBuffer::default(),
-        idle: IdleTimer::since_now(),
+        heard_at: Instant::now(),
+        is_pinged: false,
     };
     connection.run(stream, frames).await;
     Ok(())
@@ -136,13 +138,17 @@ struct Connection {
     shared: Arc<Shared>,
     target: Target,
     queue: IntakeQueue,
-    writer: Writer,
+    /// The queue of a task of its own: a relay that does not read does not block receiving.
+    writer: mpsc::Sender<Message>,
     subs: BTreeMap<SubId, Sub>,
     challenge: Option<String>,
     /// The id of our answer to it.
     answer: Option<EventId>,
     buffer: ReceiveBuffer,
-    idle: IdleTimer,
+    /// The time of the last message.
+    heard_at: Instant,
+    /// True if a ping was sent since.
+    is_pinged: bool,
 }
 
 /// The reason why a connection ended, for the log.
@@ -175,27 +181,29 @@ impl Connection {
         stream: &mut SplitStream<Socket>,
         frames: &mut mpsc::Receiver<Frame>,
     ) -> Result<(), EndReason> {
+        let Limits { idle_timeout, ping_after, .. } = self.shared.limits;
+        let silent_at = self.heard_at + if self.is_pinged { idle_timeout } else { ping_after };
         tokio::select! {
             biased;
             frame = frames.recv() => self.send(frame.ok_or(EndReason::Dropped)?),
-            () = self.writer.ended() => Err(EndReason::WriteBlocked),
+            () = self.writer.closed() => Err(EndReason::WriteBlocked),
             message = stream.next() => {
                 self.receive(message).await?;
                 self.receive_ready(stream).await?;
-                self.idle = IdleTimer::since_now();
+                (self.heard_at, self.is_pinged) = (Instant::now(), false);
                 self.flush().await;
                 Ok(())
             }
-            () = self.idle.elapsed(&self.shared.limits) => self.ping_or_timeout(),
+            () = sleep_until(silent_at) => self.ping_or_timeout(),
         }
     }
 
     /// Sends a ping after the first silence; ends the connection after the second.
     fn ping_or_timeout(&mut self) -> Result<(), EndReason> {
-        if std::mem::replace(&mut self.idle.is_pinged, true) {
+        if std::mem::replace(&mut self.is_pinged, true) {
             return Err(EndReason::Silent);
         }
-        self.writer.send(Message::Ping(Vec::new().into()))
+        self.write(Message::Ping(Vec::new().into()))
     }
 
     /// Receives what else is available, so that many small messages make few large steps.
@@ -226,14 +234,7 @@ impl Connection {
     async fn handle_message(&mut self, message: RelayMessage, bytes: usize) {
         let said = match message {
             RelayMessage::Event(sub, event) => return self.delivered(sub, event, bytes),
-            RelayMessage::Eose(sub, hint) => Said::Eose { sub, hint },
-            RelayMessage::Closed(sub, text) => {
-                self.subs.remove(&sub);
-                Said::Closed { sub, text }
-            }
-            RelayMessage::Notice(text) => Said::Notice { text },
-            RelayMessage::NegMsg(sub, message) => Said::NegMsg { sub, message },
-            RelayMessage::NegErr(sub, text) => Said::NegErr { sub, text },
+            RelayMessage::Said(said) => said,
             RelayMessage::Auth(challenge) => {
                 self.challenge = Some(challenge);
                 Said::Challenge
@@ -243,6 +244,9 @@ impl Connection {
             }
             RelayMessage::Ok { .. } => return,
         };
+        if let Said::Closed { sub, .. } = &said {
+            self.subs.remove(sub);
+        }
         // An EOSE never overtakes the events before it.
         self.send_rows().await;
         self.send_input(said).await;
@@ -258,7 +262,7 @@ impl Connection {
     }
 
     async fn send_rows(&mut self) {
-        for (sub, rows) in self.buffer.take_rows() {
+        for (sub, rows) in std::mem::take(&mut self.buffer.rows) {
             self.send_input(Said::Delivered { sub, rows }).await;
         }
     }
@@ -271,7 +275,7 @@ impl Connection {
     /// Reports the events received, and hands them over.
     async fn flush(&mut self) {
         self.send_rows().await;
-        let (items, bytes) = self.buffer.take_items();
+        let ReceiveBuffer { items, bytes, .. } = std::mem::take(&mut self.buffer);
         if !items.is_empty() {
             self.queue.push(items, bytes).await;
         }
@@ -299,7 +303,11 @@ impl Connection {
                 None => return Ok(()),
             },
         };
-        self.writer.send(Message::text(text))
+        self.write(Message::text(text))
+    }
+
+    fn write(&self, message: Message) -> Result<(), EndReason> {
+        self.writer.try_send(message).map_err(|_| EndReason::WriteBlocked)
     }
 
     /// Returns the event that authenticates us to this relay (NIP-42). A challenge is answered once.
@@ -311,28 +319,7 @@ impl Connection {
     }
 }
 
-/// The sending half of a socket, in a task of its own: a relay that does not read does not block receiving.
-struct Writer {
-    queue: mpsc::Sender<Message>,
-    _task: Task,
-}
-
-impl Writer {
-    fn start(sink: SplitSink<Socket, Message>, write_timeout: Duration) -> Self {
-        let (queue, waiting) = mpsc::channel(FRAME_QUEUE);
-        Self { queue, _task: Task::spawn(write(sink, waiting, write_timeout)) }
-    }
-
-    fn send(&self, message: Message) -> Result<(), EndReason> {
-        self.queue.try_send(message).map_err(|_| EndReason::WriteBlocked)
-    }
-
-    /// Resolves when nothing can be sent any more.
-    async fn ended(&self) {
-        self.queue.closed().await;
-    }
-}
-
+/// Sends what is queued, until the relay does not read for too long.
 async fn write(
     mut sink: SplitSink<Socket, Message>,
     mut waiting: mpsc::Receiver<Message>,
@@ -349,25 +336,6 @@ async fn write(
         if !matches!(timeout(write_timeout, sent).await, Ok(Ok(()))) {
             return;
         }
-    }
-}
-
-/// The time since the last message.
-struct IdleTimer {
-    since: Instant,
-    /// True if a ping was sent.
-    is_pinged: bool,
-}
-
-impl IdleTimer {
-    fn since_now() -> Self {
-        Self { since: Instant::now(), is_pinged: false }
-    }
-
-    /// Waits until it is time for a ping, or for the end.
-    async fn elapsed(&self, limits: &Limits) {
-        let wait = if self.is_pinged { limits.idle_timeout } else { limits.ping_after };
-        sleep_until(self.since + wait).await;
     }
 }
 
@@ -406,6 +374,7 @@ const MAX_BUFFERED_BYTES: usize = 512 * 1024;
 /// Received events that were not handed over yet, and those that were not reported to the engine.
 #[derive(Default)]
 struct ReceiveBuffer {
+    /// In the order in which they came.
     rows: Vec<(SubId, Vec<Delivered>)>,
     items: Vec<Item>,
     bytes: usize,
@@ -424,15 +393,5 @@ impl ReceiveBuffer {
 
     fn is_full(&self) -> bool {
         self.items.len() >= MAX_BATCH_EVENTS || self.bytes >= MAX_BUFFERED_BYTES
-    }
-
-    /// Takes the rows to report, in the order in which they came.
-    fn take_rows(&mut self) -> Vec<(SubId, Vec<Delivered>)> {
-        std::mem::take(&mut self.rows)
-    }
-
-    /// Takes the events to hand over, and their bytes.
-    fn take_items(&mut self) -> (Vec<Item>, usize) {
-        (std::mem::take(&mut self.items), std::mem::take(&mut self.bytes))
     }
 }

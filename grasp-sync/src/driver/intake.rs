@@ -60,13 +60,8 @@ struct Chunk {
     _room: Vec<OwnedSemaphorePermit>,
 }
 
-/// An event after its verification.
-struct Checked {
-    sub: SubId,
-    path: SyncPath,
-    row: Row,
-    result: CheckResult,
-}
+/// The subscription, path and row of an event, and the result of its verification.
+type Checked = ((SubId, SyncPath, Row), CheckResult);
 
 /// The event to be judged, or its outcome if that is known without asking the local relay.
 type CheckResult = Result<Verified<Arc<Event>>, Outcome>;
@@ -112,21 +107,23 @@ impl Intake {
         let permit = Arc::clone(&self.permits).acquire_owned().await;
         let recent = Arc::clone(&self.recent);
         let Chunk { items, _room: room } = batch;
-        let names: Vec<_> = items.iter().map(Item::name).collect();
+        let name = |item: Item| ((item.sub, item.path, Row::of(&item.event)), item.event);
+        let (names, events): (Vec<_>, Vec<Event>) = items.into_iter().map(name).unzip();
         let checking = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            check_all(items, &recent)
+            check_all(events, &recent)
         });
         // Should the verification panic, the events of the batch are fetched again.
-        let failed = |_| names.into_iter().map(Checked::failed).collect();
-        (checking.await.unwrap_or_else(failed), room)
+        let failed = Err(Outcome::Refused { retry: Retry::Soon, event: None });
+        let results = checking.await.unwrap_or_else(|_| vec![failed; names.len()]);
+        (names.into_iter().zip(results).collect(), room)
     }
 
     /// Offers a batch to the local relay; returns the judgement of each event, by subscription.
     async fn ingest(&self, relay: &RelayUrl, batch: Vec<Checked>) -> BTreeMap<SubId, Vec<Judged>> {
         let mut verified: BTreeMap<SyncPath, Vec<Offered>> = BTreeMap::new();
         let mut answers: BTreeMap<SubId, Vec<Judged>> = BTreeMap::new();
-        for Checked { sub, path, row, result } in batch {
+        for ((sub, path, row), result) in batch {
             match result {
                 Ok(event) => verified.entry(path).or_default().push((sub, event)),
                 Err(outcome) => answers.entry(sub).or_default().push(Judged { row, outcome }),
@@ -187,40 +184,17 @@ async fn gather(queued: &mut mpsc::Receiver<Chunk>) -> Option<Chunk> {
     Some(batch)
 }
 
-fn check_all(items: Vec<Item>, recent: &Mutex<Recent>) -> Vec<Checked> {
+fn check_all(events: Vec<Event>, recent: &Mutex<Recent>) -> Vec<CheckResult> {
     let recalled: Vec<_> = {
         let recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
-        items.iter().map(|item| recent.recall(&item.event.id)).collect()
+        events.iter().map(|event| recent.recall(&event.id)).collect()
     };
-    let checked: Vec<_> =
-        items.into_iter().zip(recalled).map(|(item, recalled)| item.check(recalled)).collect();
+    let check = |event| Verified::check(Arc::new(event)).map_err(|_| Outcome::Forged);
+    let check = |(event, recalled): (_, Option<_>)| recalled.unwrap_or_else(|| check(event));
+    let checked: Vec<CheckResult> = events.into_iter().zip(recalled).map(check).collect();
     let mut recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
-    for one in &checked {
-        if let Ok(event) = &one.result {
-            recent.checked(event.clone());
-        }
-    }
+    checked.iter().flatten().for_each(|event| recent.checked(event.clone()));
     checked
-}
-
-impl Item {
-    fn name(&self) -> (SubId, SyncPath, Row) {
-        (self.sub, self.path, Row::of(&self.event))
-    }
-
-    fn check(self, recalled: Option<CheckResult>) -> Checked {
-        let (sub, path, row) = self.name();
-        let result = recalled
-            .unwrap_or_else(|| Verified::check(Arc::new(self.event)).map_err(|_| Outcome::Forged));
-        Checked { sub, path, row, result }
-    }
-}
-
-impl Checked {
-    fn failed((sub, path, row): (SubId, SyncPath, Row)) -> Self {
-        let outcome = Outcome::Refused { retry: Retry::Soon, event: None };
-        Self { sub, path, row, result: Err(outcome) }
-    }
 }
 
 /// Time for which an answer is remembered. A withdrawn event may come back.

@@ -71,7 +71,7 @@ pub struct Accepted {
 ///
 /// Events themselves are not part of it: the driver's workers parse them, match them with their subscription and
 /// verify them. The engine only learns that they came, and at once, so that an EOSE cannot overtake them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum Said {
     /// Events that match the subscription. Not verified yet: these rows move cursors and nothing else.

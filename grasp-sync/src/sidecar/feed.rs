@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use super::Remote;
 use crate::driver::codec::RelayMessage;
 use crate::driver::{Client, Unanswered};
+use crate::engine::Said;
 use crate::local::News;
 
 /// Delays before a lost connection is made again.
@@ -91,7 +92,7 @@ impl Follower {
                     self.accepted(event).await?;
                     self.since = Some(Timestamp::now() - OVERLAP);
                 }
-                RelayMessage::Closed(sub, text) if sub == live => {
+                RelayMessage::Said(Said::Closed { sub, text }) if sub == live => {
                     let Some(filter) = filters.next() else {
                         tracing::warn!(text, "the local relay refuses every live subscription");
                         return Err(Unanswered::Closed(text));
