@@ -12,7 +12,6 @@ mod facts;
 mod fetch;
 mod filter;
 mod full_sync;
-mod gaps;
 mod health;
 mod history;
 mod ids;
@@ -28,7 +27,6 @@ mod relay;
 mod relays;
 mod report;
 mod retry;
-mod schedule;
 mod session;
 mod subs;
 mod suspended;
@@ -47,7 +45,8 @@ pub use self::discovery::index_change;
 pub use self::facts::RelayFacts;
 #[cfg(feature = "driver")]
 pub(crate) use self::filter::{split, split_by_kind};
-pub use self::ids::{BatchId, ConnId, InventoryId, NotOurs, SubId};
+use self::history::Rng;
+pub use self::ids::{BatchId, ConnId, InventoryId, SubId};
 pub use self::io::{
     Accepted, Delivered, Fault, Flaw, Frame, Input, InventoryFailed, Judged, Outcome, Output,
     Places, Row, Said,
@@ -59,7 +58,6 @@ pub use self::record::RelayRecord;
 use self::rejected::Rejected;
 use self::relay::Relay;
 pub use self::report::{Failure, PeerReliability, Report, Request, Source, SyncMethod};
-use self::schedule::Rng;
 pub use self::suspended::Parked;
 
 /// Keeps one relay complete.

@@ -120,7 +120,7 @@ impl Client {
     /// Subscribes to a filter; events come by [`receive`](Self::receive).
     pub(crate) async fn subscribe(&mut self, filter: &Filter) -> Result<SubId, Unanswered> {
         self.subs += 1;
-        let sub = format!("g{}", self.subs).parse().map_err(|_| Unanswered::Lost)?;
+        let sub = SubId(self.subs);
         self.send(codec::req(sub, std::slice::from_ref(filter))).await?;
         Ok(sub)
     }

@@ -79,7 +79,7 @@ fn next<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(seq: &mut A) -> Result<T, A
 }
 
 fn sub<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<SubId, A::Error> {
-    next::<Text<'_>, _>(seq)?.0.parse().map_err(A::Error::custom)
+    SubId::parse(&next::<Text<'_>, _>(seq)?.0).ok_or_else(|| A::Error::custom("not ours"))
 }
 
 /// Characters of a relay's text that are kept.
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     fn g(n: u8) -> SubId {
-        format!("g{n}").parse().unwrap()
+        SubId(n.into())
     }
 
     fn eose(hint: Option<EoseHint>) -> RelayMessage {

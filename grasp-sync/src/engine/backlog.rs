@@ -13,7 +13,7 @@ use grasp_core::nostr::types::Timestamp;
 use super::context::{Context, InventoryRequest};
 use super::filter::{Layer, compact_all};
 use super::full_sync::FullSync;
-use super::gaps::CountAs;
+use super::history::CountAs;
 use super::ids::{BatchId, JobId, LiveId};
 use super::job::{Job, JobPhase, Method};
 use super::report::{Report, SyncMethod};

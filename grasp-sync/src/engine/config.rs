@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::index::RequestBudget;
-use crate::limits::{CONSOLIDATION_THRESHOLD, DISCOVERY_WINDOW, REQUEST_WATCHDOG};
+use crate::limits::REQUEST_WATCHDOG;
 use grasp_core::limits::BackoffPolicy;
 use grasp_core::{RelayUrl, ServiceIdentity};
 
@@ -70,14 +70,14 @@ impl Config {
             bootstrap: Vec::new(),
             seed: 0,
             can_authenticate: false,
-            discovery_window: DISCOVERY_WINDOW,
+            discovery_window: Duration::from_secs(5),
             discovery_quiet: Duration::from_millis(50),
             reply_window: Duration::from_secs(15),
             relays_per_repo: 64,
             follow_unlisted: false,
             recheck_announcements: false,
             values_per_filter: RequestBudget::default().values_per_filter,
-            consolidation_threshold: CONSOLIDATION_THRESHOLD,
+            consolidation_threshold: 70,
             whole_from: None,
             watchdog: REQUEST_WATCHDOG,
             backoff: BackoffPolicy::RELAY,

@@ -11,13 +11,12 @@ use grasp_core::{Mono, Now, RelayUrl};
 use super::config::Config;
 use super::fetch::Arrival;
 use super::filter::Layer;
-use super::history::RelayHistory;
+use super::history::{RelayHistory, Rng};
 use super::ids::{ConnId, Ids, InventoryId, JobId};
 use super::io::{Frame, Output};
 use super::missing::Question;
 use super::rejected::Rejected;
 use super::report::Report;
-use super::schedule::Rng;
 use super::suspended::RequestMode;
 
 /// Origins of events that are remembered.

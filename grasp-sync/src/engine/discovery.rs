@@ -113,14 +113,13 @@ pub(super) struct Discovery {
 
 impl Discovery {
     pub(super) fn new(config: &Config) -> Self {
-        let burst = NonZeroU32::new(EARLY_BURST).unwrap_or(NonZeroU32::MIN);
-        let rate = Rate { tokens: NonZeroU32::MIN, per: config.discovery_window };
+        let (tokens, per) = (NonZeroU32::MIN, config.discovery_window);
         Self {
             length: config.discovery_window,
             reply_window: config.reply_window,
             quiet: config.discovery_quiet,
             relays_per_repo: config.relays_per_repo,
-            early: TokenBucket::new(burst, rate),
+            early: TokenBucket::new(Rate { burst: EARLY_BURST, tokens, per }),
             caught_up: false,
             changes: Vec::new(),
             replies: BTreeMap::new(),

@@ -1,9 +1,7 @@
 //! A relay's NIP-11 document, and the limits that follow from it.
 
-use std::num::NonZeroU32;
-
 use crate::index::RequestBudget;
-use crate::limits::{PaceConfig, RETAINED_BYTES, Rate, history_limit};
+use crate::limits::{RETAINED_BYTES, Rate, history_limit};
 
 use super::config::Config;
 
@@ -26,22 +24,11 @@ pub struct RelayFacts {
     pub is_private: bool,
 }
 
-/// The rate of requests that software is known to allow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RateClass {
-    /// Unknown software; some of it allows 120 requests a minute and counts every NIP-77 frame.
-    Unknown,
-    /// Known to allow some 1,200 requests a minute.
-    Generous,
-    /// Known to have no rate limit.
-    Unlimited,
-}
-
 /// The limits that hold for one relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RelayProfile {
     /// The pace of requests.
-    pub(super) pace: PaceConfig,
+    pub(super) pace: Rate,
     /// Bytes of subscriptions that it may be made to remember.
     pub(super) retained_bytes: usize,
     /// The size of requests.
@@ -60,6 +47,8 @@ pub(super) struct RelayProfile {
 
 /// Factor of values per filter for a relay whose software or longest message is known.
 const KNOWN_VALUES_FACTOR: usize = 10;
+/// Bytes of subscriptions that known software may be made to remember.
+const KNOWN_RETAINED_BYTES: usize = 4_000_000;
 /// Ids per request, for a relay that advertises no limit.
 const IDS_PER_FETCH: usize = 250;
 /// Bytes of one id in a filter: 64 digits, quotes, comma.
@@ -73,9 +62,9 @@ const MIN_NEG_FRAME: usize = 4_096;
 
 impl RelayProfile {
     pub(super) fn new(facts: &RelayFacts, config: &Config) -> Self {
-        let rate_class = facts.rate_class();
+        let rate = facts.known_rate();
         let message = facts.max_message_length.filter(|length| *length > 0).unwrap_or(usize::MAX);
-        let is_known = rate_class != RateClass::Unknown || message < usize::MAX;
+        let is_known = rate.is_some() || message < usize::MAX;
         let times = if is_known { KNOWN_VALUES_FACTOR } else { 1 };
         let values = config.values_per_filter.saturating_mul(times);
         let budget = RequestBudget::default().with_values_per_filter(values);
@@ -84,43 +73,27 @@ impl RelayProfile {
         let offered = facts.max_limit.filter(|limit| *limit > 0).unwrap_or(IDS_PER_FETCH);
         let frame = (message / 2).saturating_sub(256).clamp(MIN_NEG_FRAME, MAX_NEG_FRAME);
         Self {
-            pace: rate_class.pace(),
-            retained_bytes: if rate_class == RateClass::Unknown {
-                RETAINED_BYTES
-            } else {
-                4_000_000
-            },
+            pace: rate.unwrap_or(Rate::CAREFUL),
+            retained_bytes: rate.map_or(RETAINED_BYTES, |_| KNOWN_RETAINED_BYTES),
             budget,
             page: history_limit(facts.max_limit.filter(|limit| *limit > 0)),
             ids: offered.min(fit).max(1),
             neg_frame: frame as u64,
-            counts_frames: rate_class == RateClass::Unknown,
+            counts_frames: rate.is_none(),
             full_sync_from: config.whole_from.filter(|_| facts.is_grasp),
         }
     }
 }
 
-impl RateClass {
-    fn pace(self) -> PaceConfig {
-        // A burst and a minute of refill stay below 1,200.
-        let burst = NonZeroU32::new(240).unwrap_or(NonZeroU32::MIN);
-        let fast = NonZeroU32::new(50).unwrap_or(NonZeroU32::MIN);
-        match self {
-            Self::Unknown => PaceConfig::CAREFUL,
-            Self::Generous => PaceConfig { burst, ..PaceConfig::GENEROUS },
-            Self::Unlimited => PaceConfig { burst, rate: Rate::per_second(fast) },
-        }
-    }
-}
-
 impl RelayFacts {
-    fn rate_class(&self) -> RateClass {
+    /// Returns the rate of requests that the software is known to allow; unknown software may count every NIP-77 frame.
+    fn known_rate(&self) -> Option<Rate> {
         let software = self.software.as_deref().unwrap_or_default();
         match last_part(software).as_str() {
-            "strfry" | "nostr-rs-relay" => RateClass::Unlimited,
-            "grasp" | "grasp-relay" => RateClass::Generous,
-            "ngit-grasp" if self.is_at_least([3, 0, 5]) => RateClass::Generous,
-            _ => RateClass::Unknown,
+            "strfry" | "nostr-rs-relay" => Some(Rate::UNLIMITED),
+            "grasp" | "grasp-relay" => Some(Rate::GENEROUS),
+            "ngit-grasp" if self.is_at_least([3, 0, 5]) => Some(Rate::GENEROUS),
+            _ => None,
         }
     }
 
@@ -153,17 +126,17 @@ mod tests {
 
     #[test]
     fn only_software_known_by_its_whole_name_is_asked_fast() {
-        for (software, version, rate_class) in [
-            ("git+https://github.com/hoytech/strfry.git", "1.1.1", RateClass::Unlimited),
-            ("https://git.sr.ht/~gheartsfield/nostr-rs-relay/", "0.10", RateClass::Unlimited),
-            ("grasp-relay", "0.1.0", RateClass::Generous),
-            ("https://example.com/ngit-grasp", "v3.0.10", RateClass::Generous),
-            ("https://example.com/ngit-grasp", "3.0.4", RateClass::Unknown),
-            ("https://example.com/ngit-grasp", "nonsense", RateClass::Unknown),
-            ("https://example.com/not-strfry", "9", RateClass::Unknown),
-            ("", "", RateClass::Unknown),
+        for (software, version, rate) in [
+            ("git+https://github.com/hoytech/strfry.git", "1.1.1", Some(Rate::UNLIMITED)),
+            ("https://git.sr.ht/~gheartsfield/nostr-rs-relay/", "0.10", Some(Rate::UNLIMITED)),
+            ("grasp-relay", "0.1.0", Some(Rate::GENEROUS)),
+            ("https://example.com/ngit-grasp", "v3.0.10", Some(Rate::GENEROUS)),
+            ("https://example.com/ngit-grasp", "3.0.4", None),
+            ("https://example.com/ngit-grasp", "nonsense", None),
+            ("https://example.com/not-strfry", "9", None),
+            ("", "", None),
         ] {
-            assert_eq!(facts(software, version).rate_class(), rate_class, "{software} {version}");
+            assert_eq!(facts(software, version).known_rate(), rate, "{software} {version}");
         }
     }
 

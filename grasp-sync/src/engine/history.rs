@@ -1,6 +1,7 @@
-//! The history of a relay beyond its connections; which earlier results count for a new connection, and from when on
-//! to ask.
+//! The history of a relay beyond its connections: which earlier results count for a new connection, from when on to ask,
+//! when the daily pass comes, and what counts as a gap.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -14,12 +15,10 @@ use grasp_core::{Mono, Now, RelayUrl};
 use super::config::Config;
 use super::context::Context;
 use super::facts::{RelayFacts, RelayProfile};
-use super::gaps::{CountAs, ListeningTimes};
 use super::health::RelayHealth;
 use super::record::{COVERAGE_CAPACITY, RelayRecord};
 use super::relay::Link;
 use super::retry::Wants;
-use super::schedule::{Daily, Rng};
 use super::suspended::Suspended;
 
 /// Everything about a relay that a new connection does not reset.
@@ -279,9 +278,151 @@ const NEG_BACKOFF: BackoffPolicy = BackoffPolicy {
     ..BackoffPolicy::RELAY
 };
 
+/// The daily pass over one relay: at a random time within bounds, so that relays are not all asked at once.
+#[derive(Clone, Debug)]
+pub(super) struct Daily {
+    pub(super) due: Mono,
+    /// The end of the last pass.
+    pub(super) last: Option<Timestamp>,
+}
+
+impl Daily {
+    /// Schedules the next pass after the last one, perhaps of an earlier process.
+    pub(super) fn since(
+        now: Now,
+        last: Option<Timestamp>,
+        bounds: (Duration, Duration),
+        rng: &mut Rng,
+    ) -> Self {
+        let wait = rng.between(bounds.0, bounds.1);
+        // A clock that was set back makes no wait longer than the bounds.
+        let passed = last.map_or(0, |last| now.unix.as_secs().saturating_sub(last.as_secs()));
+        Self { due: now.mono + wait.saturating_sub(Duration::from_secs(passed)), last }
+    }
+}
+
+/// A small generator (SplitMix64): seeded by the configuration, the same on every machine.
+#[derive(Clone, Debug)]
+pub(super) struct Rng(u64);
+
+impl Rng {
+    pub(super) fn seeded(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Returns a duration from `least` up to, and not including, `most`; `least` if these leave no room.
+    pub(super) fn between(&mut self, least: Duration, most: Duration) -> Duration {
+        let room = u64::try_from(most.saturating_sub(least).as_millis()).unwrap_or(u64::MAX);
+        least + Duration::from_millis(self.next().checked_rem(room).unwrap_or(0))
+    }
+}
+
+const MAX_PERIODS: usize = 16;
+/// Time that an event may take to arrive live, and a dead connection to be noticed.
+const LIVE_DELAY: Duration = Duration::from_secs(2 * 60);
+
+/// The way in which the events of a fetch are counted.
+///
+/// A gap is an event that a live subscription should have brought, and did not. The time at which an event reached a
+/// relay is unknown; the time at which it was signed is not. An event counts as a gap if it was signed while everything
+/// wanted was subscribed to, and was found later by a catch-up or the daily pass. Events signed while we were not
+/// connected, first fetches, and events that the local relay had lost are no gaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CountAs {
+    pub(super) path: SyncPath,
+    /// The time up to which a live subscription should have brought them; `None` if none of them can be a gap.
+    pub(super) gaps_until: Option<Timestamp>,
+}
+
+impl CountAs {
+    /// Events of a live subscription.
+    pub(super) const LIVE: Self = Self { path: SyncPath::Live, gaps_until: None };
+    /// Events that were not subscribed to before.
+    pub(super) const NEW: Self = Self { path: SyncPath::CatchUp, gaps_until: None };
+
+    /// Counts events signed before `until` as gaps.
+    pub(super) fn with_gaps_until(self, until: Timestamp) -> Self {
+        Self { gaps_until: Some(until), ..self }
+    }
+}
+
+/// The times in which everything wanted from a relay was subscribed to, over past connections of this process.
+#[derive(Debug, Default)]
+pub(super) struct ListeningTimes(VecDeque<(Timestamp, Timestamp)>);
+
+impl ListeningTimes {
+    /// Adds a connection that has ended.
+    pub(super) fn ended(&mut self, from: Timestamp, until: Timestamp) {
+        if self.0.len() >= MAX_PERIODS {
+            self.0.pop_front();
+        }
+        self.0.push_back((from, until));
+    }
+
+    /// Returns whether an event signed at `at` is a gap. `current` is the time since which the open connection is
+    /// subscribed.
+    pub(super) fn is_gap(
+        &self,
+        count_as: CountAs,
+        current: Option<Timestamp>,
+        at: Timestamp,
+    ) -> bool {
+        let Some(until) = count_as.gaps_until else { return false };
+        let current = current.map(|from| (from, until));
+        let mut periods = self.0.iter().copied().chain(current);
+        periods.any(|(from, until)| from <= at && at + LIVE_DELAY <= until)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const HOUR: u64 = 3_600;
+    const BOUNDS: (Duration, Duration) =
+        (Duration::from_secs(23 * HOUR), Duration::from_secs(25 * HOUR));
+
+    fn at(secs: u64) -> Now {
+        Now::new(Mono::from_secs(secs), Timestamp::from_secs(1_700_000_000 + secs))
+    }
+
+    #[test]
+    fn the_pass_comes_after_23_to_25_hours_and_not_always_the_same() {
+        let mut rng = Rng::seeded(1);
+        let waits: Vec<_> =
+            (0..200).map(|_| Daily::since(at(0), None, BOUNDS, &mut rng).due).collect();
+        assert!(
+            waits.iter().all(|due| (23 * HOUR..25 * HOUR).contains(&due.since_start().as_secs()))
+        );
+        let halves = waits.iter().filter(|due| **due < Mono::from_secs(24 * HOUR)).count();
+        assert!((50..150).contains(&halves), "{halves} of 200 before 24 hours");
+    }
+
+    #[test]
+    fn a_restart_does_not_delay_the_pass() {
+        let mut rng = Rng::seeded(2);
+        let last = Timestamp::from_secs(1_700_000_000 - 20 * HOUR);
+        let daily = Daily::since(at(0), Some(last), BOUNDS, &mut rng);
+        assert!((3 * HOUR..5 * HOUR).contains(&daily.due.since_start().as_secs()));
+        let long_ago = Timestamp::from_secs(1_700_000_000 - 30 * HOUR);
+        assert!(Daily::since(at(0), Some(long_ago), BOUNDS, &mut rng).due == Mono::ZERO);
+    }
+
+    #[test]
+    fn the_next_pass_counts_from_the_end_of_the_last() {
+        let mut rng = Rng::seeded(3);
+        let daily = Daily::since(at(26 * HOUR), Some(at(26 * HOUR).unix), BOUNDS, &mut rng);
+        assert!(daily.due >= Mono::from_secs(49 * HOUR));
+        assert_eq!(daily.last, Some(at(26 * HOUR).unix));
+    }
 
     #[test]
     fn reconciliation_backs_off_longer_after_each_failure() {
@@ -307,5 +448,35 @@ mod tests {
         history.connected(now.mono, &strfry, &config);
         assert!(history.pace.is_paused(now.mono));
         assert!(!history.pace.is_paused(now.mono + Duration::from_secs(65)));
+    }
+
+    fn signed(secs: u64) -> Timestamp {
+        at(secs).unix
+    }
+
+    #[test]
+    fn only_events_signed_while_subscribed_are_gaps() {
+        let mut listening_times = ListeningTimes::default();
+        listening_times.ended(signed(1_000), signed(2_000));
+        let count_as = CountAs::NEW.with_gaps_until(signed(5_000));
+        let is_gap = |secs| listening_times.is_gap(count_as, Some(signed(4_000)), signed(secs));
+        assert!(is_gap(1_000) && is_gap(1_880) && is_gap(4_500));
+        assert!(!is_gap(999) && !is_gap(1_881), "before it, and too late to arrive");
+        assert!(!is_gap(3_000) && !is_gap(4_900), "not subscribed, and still in transit");
+        assert!(!listening_times.is_gap(CountAs::NEW, Some(signed(4_000)), signed(1_500)));
+    }
+
+    #[test]
+    fn the_number_of_remembered_connections_is_bounded() {
+        let mut listening_times = ListeningTimes::default();
+        for n in 0..100 {
+            listening_times.ended(signed(n * 1_000), signed(n * 1_000 + 500));
+        }
+        assert_eq!(listening_times.0.len(), MAX_PERIODS);
+        let count_as = CountAs::NEW.with_gaps_until(signed(200_000));
+        assert!(listening_times.is_gap(count_as, None, signed(99_100)));
+        assert!(!listening_times.is_gap(count_as, None, signed(100)));
+        listening_times = ListeningTimes::default();
+        assert!(!listening_times.is_gap(count_as, None, signed(99_100)));
     }
 }

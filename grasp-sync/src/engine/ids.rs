@@ -1,7 +1,6 @@
 //! Ids that the engine assigns before anything happens, so that every answer can be matched.
 
 use std::fmt;
-use std::str::FromStr;
 
 /// One subscription or NIP-77 session on one connection. Never used twice.
 ///
@@ -10,12 +9,11 @@ use std::str::FromStr;
 /// ```
 /// use grasp_sync::engine::SubId;
 ///
-/// let sub: SubId = "g7".parse().unwrap();
-/// assert_eq!(sub.to_string(), "g7");
-/// assert!("g07".parse::<SubId>().is_err() && "7".parse::<SubId>().is_err());
+/// assert_eq!(SubId::parse("g7").unwrap().to_string(), "g7");
+/// assert!(SubId::parse("g07").is_none() && SubId::parse("7").is_none());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SubId(pub(super) u64);
+pub struct SubId(pub(crate) u64);
 
 /// One attempt to connect, and the connection that comes of it. Inputs that carry an older one change nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,31 +27,17 @@ pub struct InventoryId(pub(super) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchId(pub(super) u64);
 
-/// A text that is no subscription id of ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotOurs;
-
-impl fmt::Display for NotOurs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not a subscription of ours")
-    }
-}
-
-impl std::error::Error for NotOurs {}
-
 impl fmt::Display for SubId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "g{}", self.0)
     }
 }
 
-impl FromStr for SubId {
-    type Err = NotOurs;
-    fn from_str(text: &str) -> Result<Self, NotOurs> {
-        let digits = text.strip_prefix('g').ok_or(NotOurs)?;
-        let sub = Self(digits.parse().map_err(|_| NotOurs)?);
-        // Only the one spelling that we send.
-        if sub.to_string() == text { Ok(sub) } else { Err(NotOurs) }
+impl SubId {
+    /// Reads the one spelling that we send.
+    pub fn parse(text: &str) -> Option<Self> {
+        let sub = Self(text.strip_prefix('g')?.parse().ok()?);
+        (sub.to_string() == text).then_some(sub)
     }
 }
 

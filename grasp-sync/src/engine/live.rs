@@ -23,7 +23,7 @@ use super::backlog::Purpose;
 use super::context::Context;
 use super::filter::{CompactFilter, Layer, compact_all, wire_len};
 use super::full_sync::all_events;
-use super::gaps::CountAs;
+use super::history::CountAs;
 use super::ids::{Ids, LiveId, SubId};
 use super::io::{Delivered, Frame};
 use super::job::{MAX_ROOM_REFUSALS, Method, REQUEST_BACKOFF};

@@ -6,7 +6,7 @@ use crate::index::{
     History, PendingItems, RelaySyncNeeds, RequestBudget, build_announcement_filter,
     build_layer2_and_layer3_filters, compute_actions,
 };
-use crate::limits::{Heard, Refusal, should_consolidate};
+use crate::limits::{Heard, Refusal};
 use grasp_core::Mono;
 use grasp_core::limits::{EoseHint, PeerText};
 use grasp_core::nostr::filter::Filter;
@@ -16,14 +16,12 @@ use super::auth::Auth;
 use super::backlog::{Backlog, Purpose};
 use super::context::Context;
 use super::full_sync::{FullSync, all_events, bytes};
-use super::gaps::CountAs;
-use super::history::{PassKind, StartMode};
+use super::history::{CountAs, Daily, PassKind, StartMode};
 use super::ids::{ConnId, SubId};
 use super::io::{Delivered, Frame, Places, Said};
 use super::job::{Job, JobPhase, Method};
 use super::live::LiveSet;
 use super::report::Report;
-use super::schedule::Daily;
 use super::subs::{OpenSub, SubKind, Subs};
 use super::suspended::RequestMode;
 
@@ -156,9 +154,8 @@ impl Session {
         }
         let threshold =
             ctx.shared.config.consolidation_threshold.max(2 * self.live.filters_at_rebuild);
-        if should_consolidate(self.live.filters(), filters.len(), threshold)
-            && self.live.filters() > 0
-        {
+        let open = self.live.filters();
+        if open > 0 && open + filters.len() > threshold {
             self.live.needs_rebuild = true;
         } else {
             self.subscribe(ctx, filters.clone());

@@ -9,7 +9,7 @@ use grasp_core::Mono;
 use grasp_core::limits::Admit;
 
 use super::context::Context;
-use super::gaps::CountAs;
+use super::history::CountAs;
 use super::ids::{ConnId, JobId, LiveId, SubId};
 use super::io::Frame;
 

@@ -1,12 +1,11 @@
-//! The rate limit for requests to one relay, which adapts to refusals.
+//! A token bucket in whole numbers, so that it does not drift; and the rate limit for requests to one relay, which adapts
+//! to refusals.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use grasp_core::Mono;
 use grasp_core::limits::{Admit, BackoffPolicy};
-
-use super::{Rate, TokenBucket};
 
 /// The longest pause.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
@@ -22,27 +21,100 @@ const GAP: BackoffPolicy = BackoffPolicy {
 /// Time without refusal, from the end of the pause, after which refusals are forgotten.
 const QUIET: Duration = Duration::from_secs(5 * 60);
 
-/// The rate of background requests to one relay.
+/// A rate of starts, with bursts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PaceConfig {
-    /// Requests that may start at once after an idle time.
-    pub burst: NonZeroU32,
-    /// Sustained rate of requests.
-    pub rate: Rate,
+pub struct Rate {
+    /// Starts that are possible at once after an idle time.
+    pub burst: u32,
+    /// Starts that are added per [`per`](Self::per).
+    pub tokens: NonZeroU32,
+    /// The period. Zero means no limit.
+    pub per: Duration,
 }
 
-impl PaceConfig {
-    /// For software without a rate limit, or with one of about 1,200 requests per minute.
-    pub const GENEROUS: Self = Self {
-        rate: Rate::per_second(NonZeroU32::new(15).expect("fifteen is not zero")),
-        ..Self::CAREFUL
-    };
-
+impl Rate {
     /// For unknown software; some of it allows 120 requests per minute.
-    pub const CAREFUL: Self = Self {
-        burst: NonZeroU32::new(60).expect("sixty is not zero"),
-        rate: Rate::per_second(NonZeroU32::new(2).expect("two is not zero")),
-    };
+    pub const CAREFUL: Self =
+        Self { burst: 60, tokens: NonZeroU32::new(2).expect("not zero"), per: SECOND };
+
+    /// For software with a limit of about 1,200 requests per minute: a burst and a minute of refill stay below it.
+    pub const GENEROUS: Self =
+        Self { burst: 240, tokens: NonZeroU32::new(15).expect("not zero"), ..Self::CAREFUL };
+
+    /// For software without a rate limit.
+    pub const UNLIMITED: Self =
+        Self { tokens: NonZeroU32::new(50).expect("not zero"), ..Self::GENEROUS };
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Limits starts to a rate, with bursts.
+///
+/// Starts full. Over any period of length `t` it admits at most `burst + rate · t` starts.
+///
+/// ```
+/// use grasp_core::Mono;
+/// use grasp_core::limits::Admit;
+/// use grasp_sync::limits::{Rate, TokenBucket};
+///
+/// let mut bucket = TokenBucket::new(Rate { burst: 2, ..Rate::CAREFUL });
+/// let now = Mono::from_secs(9);
+/// assert_eq!(bucket.admit(now), Admit::Go);
+/// assert_eq!(bucket.admit(now), Admit::Go);
+/// assert_eq!(bucket.admit(now), Admit::Wait(Mono::from_millis(9_500)));
+/// ```
+#[derive(Clone, Debug)]
+pub struct TokenBucket {
+    rate: Rate,
+    capacity: u128,
+    /// The content, in parts so small that each nanosecond adds a whole number of them:
+    /// `rate.tokens` parts are added per nanosecond, and one token is `rate.per` nanoseconds of parts.
+    parts: u128,
+    /// Time of the last change of `parts`.
+    updated_at: Mono,
+}
+
+impl TokenBucket {
+    /// Returns a full bucket.
+    pub const fn new(rate: Rate) -> Self {
+        let capacity = rate.per.as_nanos().saturating_mul(rate.burst as u128);
+        Self { rate, capacity, parts: capacity, updated_at: Mono::ZERO }
+    }
+
+    /// Takes one token if there is one.
+    pub fn admit(&mut self, now: Mono) -> Admit {
+        let verdict = Admit::not_before(self.reopens_at(), now);
+        if verdict == Admit::Go {
+            self.parts = self.parts_at(now).saturating_sub(self.parts_per_token());
+            self.updated_at = self.updated_at.max(now);
+        }
+        verdict
+    }
+
+    /// Returns the earliest time at which a token is available; it may be in the past.
+    pub fn reopens_at(&self) -> Mono {
+        let missing = self.parts_per_token().saturating_sub(self.parts);
+        let nanos = missing.div_ceil(u128::from(self.rate.tokens.get()));
+        self.updated_at + from_nanos(nanos)
+    }
+
+    /// Returns the parts that make one token.
+    const fn parts_per_token(&self) -> u128 {
+        self.rate.per.as_nanos()
+    }
+
+    fn parts_at(&self, now: Mono) -> u128 {
+        let elapsed = (now - self.updated_at).as_nanos();
+        let added = elapsed.saturating_mul(u128::from(self.rate.tokens.get()));
+        self.parts.saturating_add(added).min(self.capacity)
+    }
+}
+
+fn from_nanos(nanos: u128) -> Duration {
+    const SECOND: u128 = 1_000_000_000;
+    let secs = u64::try_from(nanos / SECOND).unwrap_or(u64::MAX);
+    let subsec_nanos = u32::try_from(nanos % SECOND).unwrap_or(0);
+    Duration::new(secs, subsec_nanos)
 }
 
 /// Limits the rate of background requests to one relay.
@@ -55,9 +127,9 @@ impl PaceConfig {
 /// use std::time::Duration;
 /// use grasp_core::Mono;
 /// use grasp_core::limits::Admit;
-/// use grasp_sync::limits::{Pace, PaceConfig};
+/// use grasp_sync::limits::{Pace, Rate};
 ///
-/// let mut pace = Pace::new(PaceConfig::CAREFUL);
+/// let mut pace = Pace::new(Rate::CAREFUL);
 /// let now = Mono::from_secs(10);
 /// assert_eq!(pace.admit(now), Admit::Go);
 ///
@@ -78,9 +150,9 @@ pub struct Pace {
 
 impl Pace {
     /// Returns the pace of a relay that has not refused anything.
-    pub const fn new(config: PaceConfig) -> Self {
+    pub const fn new(rate: Rate) -> Self {
         Self {
-            bucket: TokenBucket::new(config.burst, config.rate),
+            bucket: TokenBucket::new(rate),
             last_start: None,
             paused_until: Mono::ZERO,
             refusals: None,
@@ -138,6 +210,62 @@ impl Pace {
 mod tests {
     use super::*;
 
+    fn bucket(burst: u32, tokens: u32, per: Duration) -> TokenBucket {
+        TokenBucket::new(Rate { burst, tokens: NonZeroU32::new(tokens).unwrap(), per })
+    }
+
+    /// Counts the starts that are admitted if one is tried in every millisecond of `[from, to)`.
+    fn admitted_between(bucket: &mut TokenBucket, from: u64, to: u64) -> usize {
+        let admitted = (from..to).filter(|ms| bucket.admit(Mono::from_millis(*ms)) == Admit::Go);
+        admitted.count()
+    }
+
+    #[test]
+    fn admits_a_burst_and_then_the_rate() {
+        let mut bucket = bucket(60, 2, Duration::from_secs(1));
+        let burst = (0..100).filter(|_| bucket.admit(Mono::ZERO) == Admit::Go);
+        assert_eq!(burst.count(), 60);
+        assert_eq!(admitted_between(&mut bucket, 1, 10_001), 20);
+    }
+
+    #[test]
+    fn does_not_drift_within_an_hour() {
+        let mut bucket = bucket(1, 3, Duration::from_secs(1));
+        let mut starts = 0_u32;
+        let mut at = Mono::ZERO;
+        while at < Mono::from_secs(3_600) {
+            match bucket.admit(at) {
+                Admit::Go => starts += 1,
+                Admit::Wait(until) => at = until,
+            }
+        }
+        assert_eq!(starts, 3 * 3_600);
+    }
+
+    #[test]
+    fn saves_at_most_the_burst() {
+        let mut bucket = bucket(3, 2, Duration::from_secs(1));
+        let late = Mono::from_secs(1_000_000);
+        let admitted = (0..10).filter(|_| bucket.admit(late) == Admit::Go);
+        assert_eq!(admitted.count(), 3);
+    }
+
+    #[test]
+    fn the_wait_is_exact_to_the_nanosecond() {
+        let mut bucket = bucket(1, 15, Duration::from_secs(1));
+        assert_eq!(bucket.admit(Mono::ZERO), Admit::Go);
+        let Admit::Wait(until) = bucket.admit(Mono::ZERO) else { panic!("the bucket is empty") };
+        let just_before = until - Duration::from_nanos(1);
+        assert_eq!(bucket.admit(just_before), Admit::Wait(until));
+        assert_eq!(bucket.admit(until), Admit::Go);
+    }
+
+    #[test]
+    fn a_rate_over_zero_time_is_unlimited() {
+        let mut bucket = bucket(1, 1, Duration::ZERO);
+        assert!((0..100).all(|_| bucket.admit(Mono::ZERO) == Admit::Go));
+    }
+
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn wait_of(pace: &mut Pace, now: Mono) -> Duration {
@@ -149,22 +277,22 @@ mod tests {
 
     #[test]
     fn careful_allows_sixty_at_once_and_then_two_a_second() {
-        let mut pace = Pace::new(PaceConfig::CAREFUL);
+        let mut pace = Pace::new(Rate::CAREFUL);
         assert!((0..60).all(|_| pace.admit(Mono::ZERO) == Admit::Go));
         assert_eq!(pace.admit(Mono::ZERO), Admit::Wait(Mono::from_millis(500)));
     }
 
     #[test]
     fn generous_allows_fifteen_a_second() {
-        let mut pace = Pace::new(PaceConfig::GENEROUS);
-        assert!((0..60).all(|_| pace.admit(Mono::ZERO) == Admit::Go));
+        let mut pace = Pace::new(Rate::GENEROUS);
+        assert!((0..240).all(|_| pace.admit(Mono::ZERO) == Admit::Go));
         let second = (1..=1_000).filter(|ms| pace.admit(Mono::from_millis(*ms)) == Admit::Go);
         assert_eq!(second.count(), 15);
     }
 
     #[test]
     fn refusals_during_a_pause_do_not_extend_it() {
-        let mut pace = Pace::new(PaceConfig::CAREFUL);
+        let mut pace = Pace::new(Rate::CAREFUL);
         pace.refused(Mono::ZERO);
         for second in 1..65 {
             pace.refused(Mono::from_secs(second));
@@ -175,7 +303,7 @@ mod tests {
 
     #[test]
     fn pauses_double_to_an_hour() {
-        let mut pace = Pace::new(PaceConfig::CAREFUL);
+        let mut pace = Pace::new(Rate::CAREFUL);
         let mut at = Mono::ZERO;
         let mut pauses = Vec::new();
         for _ in 0..8 {
@@ -188,7 +316,7 @@ mod tests {
 
     #[test]
     fn gaps_double_from_600_milliseconds_to_ten_seconds() {
-        let mut pace = Pace::new(PaceConfig::CAREFUL);
+        let mut pace = Pace::new(Rate::CAREFUL);
         let mut at = Mono::ZERO;
         let mut gaps = Vec::new();
         for _ in 0..7 {
@@ -202,7 +330,7 @@ mod tests {
 
     #[test]
     fn refusals_are_forgotten_five_minutes_after_the_pause() {
-        let mut pace = Pace::new(PaceConfig::CAREFUL);
+        let mut pace = Pace::new(Rate::CAREFUL);
         pace.refused(Mono::ZERO);
         pace.refused(Mono::from_secs(65));
         let resumed = Mono::from_secs(65 + 130);
@@ -222,7 +350,7 @@ mod tests {
 
     #[test]
     fn an_explicit_pause_does_not_slow_requests_down() {
-        let mut pace = Pace::new(PaceConfig::CAREFUL);
+        let mut pace = Pace::new(Rate::CAREFUL);
         pace.pause_until(Mono::from_secs(9));
         assert_eq!(pace.admit(Mono::ZERO), Admit::Wait(Mono::from_secs(9)));
         assert_eq!(pace.admit(Mono::from_secs(9)), Admit::Go);

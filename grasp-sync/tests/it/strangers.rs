@@ -40,7 +40,7 @@ fn foreign_and_finished_subscriptions_are_nobody() {
             _ => None,
         })
         .collect();
-    let foreign: SubId = "g999999".parse().unwrap();
+    let foreign = SubId::parse("g999999").unwrap();
     stage.forget();
     for sub in finished.into_iter().chain([foreign]) {
         for said in storm(sub) {

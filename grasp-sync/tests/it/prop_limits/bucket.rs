@@ -3,21 +3,22 @@ use std::time::Duration;
 
 use grasp_core::Mono;
 use grasp_core::limits::Admit;
-use grasp_sync::limits::{LONGEST_PAUSE, Pace, PaceConfig, Rate, TokenBucket};
+use grasp_sync::limits::{LONGEST_PAUSE, Pace, Rate, TokenBucket};
 use proptest::prelude::*;
 
 fn rates() -> impl Strategy<Value = Rate> {
-    (1..40_u32, 1..3_000_000_000_u64).prop_map(|(tokens, per)| Rate {
+    (1..20_u32, 1..40_u32, 1..3_000_000_000_u64).prop_map(|(burst, tokens, per)| Rate {
+        burst,
         tokens: NonZeroU32::new(tokens).unwrap(),
         per: Duration::from_nanos(per),
     })
 }
 
 /// Checks that no period between two starts holds more than `burst + rate · length`.
-fn assert_within(starts: &[Mono], burst: NonZeroU32, rate: Rate) {
+fn assert_within(starts: &[Mono], rate: Rate) {
     for (i, from) in starts.iter().enumerate() {
         for (j, to) in starts.iter().enumerate().skip(i) {
-            let over = (j - i + 1).saturating_sub(burst.get() as usize) as u128;
+            let over = (j - i + 1).saturating_sub(rate.burst as usize) as u128;
             let earned = (*to - *from).as_nanos() * u128::from(rate.tokens.get());
             assert!(
                 over * rate.per.as_nanos() <= earned,
@@ -34,12 +35,10 @@ proptest! {
 
     #[test]
     fn no_period_holds_more_than_burst_and_rate_allow(
-        burst in 1..20_u32,
         rate in rates(),
         steps in prop::collection::vec((0..400_000_000_u64, 1..8_u32), 0..60),
     ) {
-        let burst = NonZeroU32::new(burst).unwrap();
-        let mut bucket = TokenBucket::new(burst, rate);
+        let mut bucket = TokenBucket::new(rate);
         let mut now = Mono::ZERO;
         let mut starts = Vec::new();
         for (step, asks) in steps {
@@ -47,17 +46,15 @@ proptest! {
             let granted = (0..asks).filter(|_| bucket.admit(now) == Admit::Go).count();
             starts.extend(std::iter::repeat_n(now, granted));
         }
-        assert_within(&starts, burst, rate);
+        assert_within(&starts, rate);
     }
 
     #[test]
     fn admits_at_the_announced_time_and_not_before(
-        burst in 1..20_u32,
         rate in rates(),
         count in 1..200_usize,
     ) {
-        let burst = NonZeroU32::new(burst).unwrap();
-        let mut bucket = TokenBucket::new(burst, rate);
+        let mut bucket = TokenBucket::new(rate);
         let mut now = Mono::ZERO;
         let mut starts = Vec::new();
         while starts.len() < count {
@@ -70,13 +67,13 @@ proptest! {
                 }
             }
         }
-        assert_within(&starts, burst, rate);
+        assert_within(&starts, rate);
         // Rounding loses nothing: the last start is as early as the rate allows. A bucket of one token cannot
         // keep the fraction of a nanosecond that it waits too long.
-        let earned = count.saturating_sub(burst.get() as usize) as u128 * rate.per.as_nanos();
+        let earned = count.saturating_sub(rate.burst as usize) as u128 * rate.per.as_nanos();
         let earliest = earned.div_ceil(u128::from(rate.tokens.get()));
         let late = (now - Mono::ZERO).as_nanos() - earliest;
-        let fractions = if burst.get() == 1 { count as u128 } else { 0 };
+        let fractions = if rate.burst == 1 { count as u128 } else { 0 };
         prop_assert!(late <= fractions, "{late} ns late");
     }
 
@@ -84,8 +81,8 @@ proptest! {
     fn requests_pause_and_then_keep_their_distance(
         steps in prop::collection::vec((0..90_000_u64, any::<bool>()), 0..120),
     ) {
-        let config = PaceConfig::CAREFUL;
-        let mut pace = Pace::new(config);
+        let rate = Rate::CAREFUL;
+        let mut pace = Pace::new(rate);
         let mut now = Mono::ZERO;
         let mut starts: Vec<Mono> = Vec::new();
         let mut resume = Mono::ZERO;
@@ -105,6 +102,6 @@ proptest! {
                 starts.push(now);
             }
         }
-        assert_within(&starts, config.burst, config.rate);
+        assert_within(&starts, rate);
     }
 }
