@@ -66,7 +66,7 @@ impl Session {
     /// Starts jobs in queue order, as far as slots and pace allow.
     fn send_jobs(&mut self, ctx: &mut Context<'_>) {
         let mut methods = vec![Method::Page, Method::Reconcile];
-        loop {
+        while ctx.history.pace.reopens_at() <= ctx.mono() {
             let suspended = ctx.suspended_layers();
             let may_compare = OnceCell::new();
             let may_start = |job: &Job| {
@@ -212,10 +212,6 @@ impl Session {
     /// Sends the first queued page, with other queued pages that fit the same request: relays truncate their answer
     /// to each filter separately, and count requests.
     fn start_pages(&mut self, ctx: &mut Context<'_>, first: JobId) -> Result<(), Blocked> {
-        let now = ctx.mono();
-        if ctx.history.pace.reopens_at() > now {
-            return Err(Blocked::ByPace);
-        }
         if !has_room(&ctx.history.ledger, SlotClass::Fetch) {
             return Err(Blocked::BySlots);
         }
@@ -239,7 +235,7 @@ impl Session {
             }
         }
         let path = self.backlog.count_as(&jobs).path;
-        ctx.history.suspended.sent(now, layer, RequestMode::History);
+        ctx.history.suspended.sent(ctx.mono(), layer, RequestMode::History);
         ctx.send(self.subs.conn, Frame::Subscribe { sub, filters, path });
         Ok(())
     }
@@ -339,9 +335,6 @@ impl Session {
     /// Starts a reconciliation by asking the local relay for its inventory.
     fn start_reconciliation(&mut self, ctx: &mut Context<'_>, id: JobId) -> Result<(), Blocked> {
         let now = ctx.mono();
-        if ctx.history.pace.reopens_at() > now {
-            return Err(Blocked::ByPace);
-        }
         let is_memory_full = ctx.shared.held_items.values().sum::<usize>() >= MAX_INVENTORY_ITEMS
             || ctx.shared.wanted >= MAX_WANTED_TOTAL;
         if ctx.history.neg.admit(now) != Admit::Go || is_memory_full {

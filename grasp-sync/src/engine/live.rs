@@ -733,6 +733,36 @@ mod tests {
     }
 
     #[test]
+    fn each_refusal_leads_to_one_step() {
+        let (mut live, mut ids) = live_set(4);
+        let request = live.requests.values_mut().next().unwrap();
+        request.open(NOW, ids.next(SubId), false);
+        let now = Mono::from_secs(10);
+        for (refusal, step) in [
+            (Refusal::Rate, LiveStep::Wait),
+            (Refusal::SlotCount, LiveStep::Wait),
+            (Refusal::LimitZero, LiveStep::AvoidLimitZero),
+            (Refusal::FilterCount, LiveStep::LowerFilters(2)),
+            (Refusal::Malformed, LiveStep::Halve),
+            (Refusal::AuthRequired, LiveStep::Authenticate),
+            (Refusal::Policy, LiveStep::Suspend),
+        ] {
+            let mut request = request.clone();
+            assert_eq!(request.refused(now, refusal, Duration::ZERO), step, "{refusal:?}");
+            assert_eq!(request.phase, LivePhase::Queued, "{refusal:?}");
+            assert_eq!(request.missed_since, Some(NOW - RETENTION));
+        }
+        assert_eq!(request.clone().refused(now, Refusal::Unknown, PARK), LiveStep::Wait);
+        assert_eq!(request.refused(now, Refusal::LiveOverflow, PARK), LiveStep::Wait);
+        assert_eq!((request.phase, request.has_dropped), (LivePhase::Queued, true));
+        assert_eq!(request.refused(now, Refusal::LiveOverflow, Duration::ZERO), LiveStep::Wait);
+        assert!(matches!(request.phase, LivePhase::BackingOff(_)), "it cannot keep up");
+        request.layer = Layer::All;
+        let step = request.refused(now, Refusal::Unknown, PARK);
+        assert_eq!(step, LiveStep::FallBackToFilters);
+    }
+
+    #[test]
     fn layers_share_no_request_and_announcements_are_not_rebuilt() {
         let (mut live, mut ids) = live_set(12);
         assert_eq!(live.requests.len(), 2, "ten filters and two");
