@@ -157,6 +157,30 @@ pub struct ViewChange {
     pub retired: Vec<RetiredRef>,
 }
 
+/// The way on which git data comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// A client sends it.
+    Pushed,
+    /// The server fetches or copies it because of an event.
+    Hunted,
+}
+
+/// Git data that was added to a family, for the limits of a day.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+pub struct Addition {
+    /// The full hour in which it came.
+    pub at: Timestamp,
+    pub identifier: Identifier,
+    /// The author of the event that it came for, where a signature says so.
+    pub author: Option<PublicKey>,
+    /// It came for a maintainer of a served repository.
+    pub has_authority: bool,
+    pub source: Source,
+    pub bytes: u64,
+}
+
 /// Changes that happen together or not at all.
 #[derive(Clone, Debug, Default)]
 pub struct Commit {
@@ -168,6 +192,9 @@ pub struct Commit {
     pub families: Vec<FamilyChange>,
     /// Changes of purgatory.
     pub records: Vec<Record>,
+    /// Git data that came. Additions that differ in bytes alone are summed up; those that are more than two days older
+    /// than a new one are forgotten.
+    pub additions: Vec<Addition>,
     /// The time at which events are saved.
     pub now: Timestamp,
 }
@@ -213,6 +240,9 @@ pub enum DatabaseError {
 pub type DatabaseFuture<'a, T> =
     Pin<Box<dyn Future<Output = Result<T, DatabaseError>> + Send + 'a>>;
 
+/// Seconds after which additions are forgotten.
+pub const ADDITIONS_KEPT: u64 = 2 * 24 * 60 * 60;
+
 /// The commit point of a server.
 ///
 /// Whatever removes an event from it removes the refs that the event signed for in the same transaction: all refs of a
@@ -246,4 +276,7 @@ pub trait Database: Send + Sync + 'static {
 
     /// Returns the records from which purgatory is restored.
     fn records(&self) -> DatabaseFuture<'_, Vec<Record>>;
+
+    /// Returns the additions since a time, oldest first.
+    fn additions(&self, since: Timestamp) -> DatabaseFuture<'_, Vec<Addition>>;
 }

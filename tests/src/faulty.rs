@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::database::{
-    Commit, Committed, Database, DatabaseError, DatabaseFuture, FamilyRow, Pack, View,
+    Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, FamilyRow, Pack, View,
 };
 use grasp_purgatory::journal::Record;
 use grasp_relay::store::{
@@ -93,6 +93,10 @@ impl Database for Faulty {
 
     fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
         self.store.records()
+    }
+
+    fn additions(&self, since: Timestamp) -> DatabaseFuture<'_, Vec<Addition>> {
+        self.store.additions(since)
     }
 }
 

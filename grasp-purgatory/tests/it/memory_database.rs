@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Oid, RepoId};
 use grasp_purgatory::database::{
-    Commit, Committed, Conflict, Database, DatabaseError, DatabaseFuture, FamilyChange, FamilyRow,
-    Forget, Generation, Pack, View, ViewChange,
+    Addition, Commit, Committed, Conflict, Database, DatabaseError, DatabaseFuture, FamilyChange,
+    FamilyRow, Forget, Generation, Pack, View, ViewChange,
 };
 use grasp_purgatory::git::Refs;
 use grasp_purgatory::journal::Record;
@@ -42,6 +42,7 @@ pub(crate) struct Content {
     /// Events that are refused.
     pub(crate) refused: BTreeSet<EventId>,
     rows: Rows,
+    additions: Vec<Addition>,
 }
 
 impl MemoryDatabase {
@@ -98,6 +99,7 @@ impl Content {
         self.events.extend(commit.save.iter().map(|event| event.id));
         commit.families.iter().for_each(|family| self.change(family));
         commit.records.iter().for_each(|record| self.rows.apply(record));
+        self.additions.extend(commit.additions.iter().cloned());
         Committed::Done { affected: BTreeSet::new() }
     }
 
@@ -221,6 +223,12 @@ impl Database for MemoryDatabase {
 
     fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
         answer(self.content().rows.records())
+    }
+
+    fn additions(&self, since: Timestamp) -> DatabaseFuture<'_, Vec<Addition>> {
+        let mut additions = self.content().additions.clone();
+        additions.retain(|addition| addition.at >= since);
+        answer(additions)
     }
 }
 

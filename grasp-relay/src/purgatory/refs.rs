@@ -74,6 +74,7 @@ impl LaneExecutor {
                 withdraw: withdraw.clone(),
                 families: self.plan(&wanted).await?,
                 records: records.clone(),
+                additions: Vec::new(),
                 now,
             };
             tracing::trace!(target: JOURNAL, records = commit.records.len(), "writing");

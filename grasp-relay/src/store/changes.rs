@@ -9,8 +9,8 @@ use grasp_core::service::Endpoint;
 use grasp_core::{RefName, RepoId, kinds};
 use grasp_purgatory::Phase;
 use grasp_purgatory::database::{
-    Commit, Committed, Conflict, FamilyChange, Forget, Garbage, Generation, RetiredRef, View,
-    ViewChange,
+    ADDITIONS_KEPT, Addition, Commit, Committed, Conflict, FamilyChange, Forget, Garbage,
+    Generation, RetiredRef, Source, View, ViewChange,
 };
 use grasp_purgatory::git::Refs;
 use grasp_purgatory::journal::Record;
@@ -68,6 +68,7 @@ pub(crate) trait Changes: GitRows {
             affected.extend(report.affected);
         }
         commit.records.iter().try_for_each(|record| self.apply(record))?;
+        commit.additions.iter().try_for_each(|addition| self.add(addition))?;
         Ok(Committed::Done { affected })
     }
 
@@ -193,6 +194,27 @@ pub(crate) trait Changes: GitRows {
         }
     }
 
+    /// Counts an addition, and forgets old ones.
+    fn add(&self, addition: &Addition) -> Result<(), Self::Error> {
+        let author = addition.author.map_or_else(Vec::new, |author| author.to_bytes().to_vec());
+        self.change(
+            "INSERT INTO additions (at, identifier, author, kind, bytes) VALUES (?1, ?2, ?3, ?4, ?5)
+                 ON CONFLICT (at, identifier, author, kind)
+                 DO UPDATE SET bytes = additions.bytes + excluded.bytes",
+            vec![
+                time(addition.at),
+                text(addition.identifier.as_str()),
+                Value::Blob(author),
+                integer(kind_of(addition)),
+                integer(seconds(addition.bytes)),
+            ],
+        )?;
+        self.change(
+            "DELETE FROM additions WHERE at < ?1",
+            vec![integer(seconds(addition.at.as_secs().saturating_sub(ADDITIONS_KEPT)))],
+        )
+    }
+
     /// Applies one change of purgatory.
     fn apply(&self, record: &Record) -> Result<(), Self::Error> {
         match record {
@@ -308,6 +330,22 @@ pub(crate) fn number(endpoint: Endpoint) -> i64 {
         Endpoint::Repository => 0,
         Endpoint::PullRequests => 1,
     }
+}
+
+/// Bits of an addition's kind.
+const AUTHORITY: i64 = 1;
+const HUNTED: i64 = 2;
+
+fn kind_of(addition: &Addition) -> i64 {
+    let authority = if addition.has_authority { AUTHORITY } else { 0 };
+    let source = if addition.source == Source::Hunted { HUNTED } else { 0 };
+    authority | source
+}
+
+/// Returns from its column whether an addition came with authority, and its source.
+pub(crate) fn addition_kind(kind: i64) -> (bool, Source) {
+    let source = if kind & HUNTED != 0 { Source::Hunted } else { Source::Pushed };
+    (kind & AUTHORITY != 0, source)
 }
 
 fn mark(garbage: Garbage) -> i64 {

@@ -33,7 +33,7 @@ use grasp_core::nip34::References;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId, Version};
 use grasp_purgatory::database::{
-    Commit, Committed, Database, DatabaseFuture, FamilyRow, Pack, View,
+    Addition, Commit, Committed, Database, DatabaseFuture, FamilyRow, Pack, View,
 };
 use grasp_purgatory::journal::Record;
 use nostr::event::{Event, EventId};
@@ -514,6 +514,10 @@ impl Database for PostgresStore {
 
     fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
         Box::pin(async move { Ok(git::records(&*self.inner.reader().await?).await?) })
+    }
+
+    fn additions(&self, since: Timestamp) -> DatabaseFuture<'_, Vec<Addition>> {
+        Box::pin(async move { Ok(git::additions(&*self.inner.reader().await?, since).await?) })
     }
 }
 

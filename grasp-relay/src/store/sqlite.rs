@@ -32,7 +32,7 @@ use grasp_core::nip34::References;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId, Version};
 use grasp_purgatory::database::{
-    Commit, Committed, Database, DatabaseFuture, FamilyRow, Pack, View,
+    Addition, Commit, Committed, Database, DatabaseFuture, FamilyRow, Pack, View,
 };
 use grasp_purgatory::journal::Record;
 use nostr::event::{Event, EventId};
@@ -431,6 +431,10 @@ impl Database for SqliteStore {
 
     fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
         self.inner.look_up(|tables| tables.records())
+    }
+
+    fn additions(&self, since: Timestamp) -> DatabaseFuture<'_, Vec<Addition>> {
+        self.inner.look_up(move |tables| tables.additions(since))
     }
 }
 

@@ -8,8 +8,8 @@ use grasp_core::admission::Policy;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Mono, Now, Oid, RefName, RepoId};
 use grasp_purgatory::database::{
-    Commit, Committed, Conflict, FamilyChange, Forget, Garbage, Generation, Pack, RetiredRef,
-    ViewChange,
+    Addition, Commit, Committed, Conflict, FamilyChange, Forget, Garbage, Generation, Pack,
+    RetiredRef, Source, ViewChange,
 };
 use grasp_purgatory::git::{Refs, Target};
 use grasp_purgatory::journal::Record;
@@ -63,6 +63,7 @@ contract! {
     endpoints_are_apart
     refs_go_with_the_event_that_signed_for_them
     rows_of_purgatory_restore_what_the_records_say
+    additions_are_summed_up_by_hour_and_forgotten_after_two_days
 }
 
 fn time(secs: u64) -> Timestamp {
@@ -342,6 +343,43 @@ async fn refs_go_with_the_event_that_signed_for_them(store: &dyn Store) {
     assert_eq!(row.views[&bob.public_key()].refs.refs.len(), 1, "other views of the name stay");
     assert_eq!(row.retired.iter().map(|it| it.tip).collect::<Vec<_>>(), [oid(1)]);
     assert_eq!(row.garbage, Some(Garbage::Removed));
+}
+
+async fn additions_are_summed_up_by_hour_and_forgotten_after_two_days(store: &dyn Store) {
+    const HOUR: u64 = 3600;
+    let addition = |hour: u64, author: Option<u8>, bytes| Addition {
+        at: time(NOW + hour * HOUR),
+        identifier: name("x"),
+        author: author.map(owner),
+        has_authority: false,
+        source: Source::Pushed,
+        bytes,
+    };
+    let add = async |additions: Vec<Addition>| {
+        done(store, Commit { additions, ..Commit::default() }).await;
+    };
+    let hunted = Addition { source: Source::Hunted, ..addition(0, Some(1), 1) };
+    let maintained = Addition { has_authority: true, ..addition(0, Some(1), 1) };
+    let elsewhere = Addition { identifier: name("y"), ..addition(0, Some(1), 1) };
+    let others = [hunted, maintained, elsewhere, addition(0, None, 1), addition(0, Some(2), 1)];
+    add(others.to_vec()).await;
+    add(vec![addition(0, Some(1), 1 << 40), addition(1, Some(1), 5)]).await;
+    add(vec![addition(0, Some(1), 7)]).await;
+    let all = store.additions(time(NOW)).await.unwrap();
+    assert_eq!(all.last(), Some(&addition(1, Some(1), 5)), "oldest first");
+    let sum = addition(0, Some(1), (1 << 40) + 7);
+    let expected = others.into_iter().chain([sum, addition(1, Some(1), 5)]);
+    assert_eq!(BTreeSet::from_iter(all), expected.collect());
+    assert_eq!(store.additions(time(NOW + 1)).await.unwrap(), [addition(1, Some(1), 5)]);
+    add(vec![addition(49, None, 1)]).await;
+    let left = store.additions(time(0)).await.unwrap();
+    assert_eq!(left, [addition(1, Some(1), 5), addition(49, None, 1)]);
+    // An addition is part of its commit.
+    let mut outdated = commit(family(vec![change(owner(1), Some(Generation(9)), None)]));
+    outdated.additions = vec![addition(49, None, 1)];
+    let refused = store.commit(outdated).await.unwrap();
+    assert!(matches!(refused, Committed::Conflict(_)));
+    assert_eq!(store.additions(time(0)).await.unwrap(), left);
 }
 
 async fn endpoints_are_apart(store: &dyn Store) {

@@ -365,9 +365,10 @@ mod tests {
     use std::sync::{Mutex, PoisonError};
 
     use grasp_core::RepoId;
+    use nostr::types::Timestamp;
 
     use super::*;
-    use crate::database::{Commit, Committed, DatabaseError, DatabaseFuture, View};
+    use crate::database::{Addition, Commit, Committed, DatabaseError, DatabaseFuture, View};
     use crate::git::binary::Slots;
 
     /// A database that names packs.
@@ -421,6 +422,10 @@ mod tests {
         }
 
         fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
+            answer()
+        }
+
+        fn additions(&self, _: Timestamp) -> DatabaseFuture<'_, Vec<Addition>> {
             answer()
         }
     }

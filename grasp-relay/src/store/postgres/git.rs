@@ -6,7 +6,7 @@ use std::sync::Arc;
 use deadpool_postgres::ClientWrapper;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId};
-use grasp_purgatory::database::{FamilyRow, Pack, RetiredRef, View};
+use grasp_purgatory::database::{Addition, FamilyRow, Pack, RetiredRef, View};
 use grasp_purgatory::journal::Record;
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
@@ -19,6 +19,7 @@ use super::connect::failure;
 use super::values::{Unreadable, bytes, get, parse, unsigned};
 use crate::store::StoreError;
 use crate::store::changes::{self, number};
+use crate::store::keys::seconds;
 
 async fn rows(
     client: &ClientWrapper,
@@ -164,6 +165,27 @@ pub(super) async fn records(client: &ClientWrapper) -> Result<Vec<Record>, Store
         })
     };
     rows(client, sql, &[]).await?.iter().map(read).collect()
+}
+
+pub(super) async fn additions(
+    client: &ClientWrapper,
+    since: Timestamp,
+) -> Result<Vec<Addition>, StoreError> {
+    let sql = "SELECT at, identifier, author, kind, bytes FROM additions
+        WHERE at >= $1 ORDER BY at, identifier, author, kind";
+    let read = |row: &Row| {
+        let (has_authority, source) = changes::addition_kind(get(row, 3)?);
+        let author = get::<&[u8]>(row, 2)?;
+        Ok(Addition {
+            at: Timestamp::from_secs(unsigned(row, 0)?),
+            identifier: parse(row, 1)?,
+            author: (!author.is_empty()).then(|| read_key(row, 2)).transpose()?,
+            has_authority,
+            source,
+            bytes: unsigned(row, 4)?,
+        })
+    };
+    rows(client, sql, &[&seconds(since.as_secs())]).await?.iter().map(read).collect()
 }
 
 /// Reads the columns `generation, head, refs, state`.

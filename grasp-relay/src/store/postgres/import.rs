@@ -116,6 +116,16 @@ const TABLES: &[(&str, &[(&str, Type)])] = &[
         ],
     ),
     (
+        "additions",
+        &[
+            ("at", Type::INT8),
+            ("identifier", Type::TEXT),
+            ("author", Type::BYTEA),
+            ("kind", Type::INT8),
+            ("bytes", Type::INT8),
+        ],
+    ),
+    (
         "staged",
         &[
             ("id", Type::BYTEA),

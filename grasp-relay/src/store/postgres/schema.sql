@@ -144,6 +144,16 @@ CREATE TABLE tasks (
     task TEXT NOT NULL
 );
 
+-- Bytes of git data that came within an hour, for the limits of a day, as in SQLite.
+CREATE TABLE additions (
+    at         BIGINT NOT NULL,
+    identifier TEXT   NOT NULL,
+    author     BYTEA  NOT NULL,
+    kind       BIGINT NOT NULL,
+    bytes      BIGINT NOT NULL,
+    PRIMARY KEY (at, identifier, author, kind)
+);
+
 -- The writer. Each transaction locks this row for sharing and compares the epoch with its own, so that nobody takes over
 -- in the middle of one, and whoever was taken over from changes nothing.
 CREATE TABLE lease (

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId};
-use grasp_purgatory::database::{FamilyChange, FamilyRow, Generation, Pack, RetiredRef, View};
+use grasp_purgatory::database::{
+    Addition, FamilyChange, FamilyRow, Generation, Pack, RetiredRef, View,
+};
 use grasp_purgatory::journal::Record;
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
@@ -17,6 +19,7 @@ use serde::de::DeserializeOwned;
 
 use super::tables::Tables;
 use crate::store::changes::{self, Changes, FamilyKey, GitRows, number, refs_removal, view};
+use crate::store::keys::seconds;
 use crate::store::repository_names;
 
 impl GitRows for Tables<'_> {
@@ -209,6 +212,25 @@ impl Tables<'_> {
             Ok(Record::TaskAdded { task: from_json(row, 0)? })
         })?);
         Ok(records)
+    }
+
+    pub(super) fn additions(&self, since: Timestamp) -> rusqlite::Result<Vec<Addition>> {
+        self.rows(
+            "SELECT at, identifier, author, kind, bytes FROM additions WHERE at >= ?1 ORDER BY at",
+            [seconds(since.as_secs())],
+            |row| {
+                let author: Vec<u8> = row.get(2)?;
+                let (has_authority, source) = changes::addition_kind(row.get(3)?);
+                Ok(Addition {
+                    at: Timestamp::from_secs(unsigned(row, 0)?),
+                    identifier: parse(row, 1)?,
+                    author: (!author.is_empty()).then(|| read_key(row, 2)).transpose()?,
+                    has_authority,
+                    source,
+                    bytes: unsigned(row, 4)?,
+                })
+            },
+        )
     }
 
     fn rows<T>(

@@ -10,9 +10,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::database::{
-    Commit, Committed, Database, DatabaseError, DatabaseFuture, FamilyRow, Pack, View,
+    Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, FamilyRow, Pack, View,
 };
 use grasp_purgatory::journal::Record;
+use nostr::types::Timestamp;
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
@@ -184,6 +185,10 @@ impl Database for SqliteReader {
 
     fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
         self.read(|tables| tables.records())
+    }
+
+    fn additions(&self, since: Timestamp) -> DatabaseFuture<'_, Vec<Addition>> {
+        self.read(|tables| tables.additions(since))
     }
 }
 

@@ -169,3 +169,14 @@ CREATE TABLE tasks (
     key  TEXT PRIMARY KEY NOT NULL,
     task TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
+
+-- Bytes of git data that came within an hour, for the limits of a day. An author without bytes is none. Of the kind, bit 0
+-- says that a maintainer of a served repository brought them, bit 1 that the server fetched them.
+CREATE TABLE additions (
+    at         INTEGER NOT NULL,
+    identifier TEXT    NOT NULL,
+    author     BLOB    NOT NULL,
+    kind       INTEGER NOT NULL,
+    bytes      INTEGER NOT NULL,
+    PRIMARY KEY (at, identifier, author, kind)
+) STRICT, WITHOUT ROWID;
