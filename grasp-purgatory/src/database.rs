@@ -186,6 +186,9 @@ pub struct Addition {
 pub struct Commit {
     /// Events to save, all of them. Those that are stored already are left as they are.
     pub save: Vec<Arc<Event>>,
+    /// Events that must be stored, or be saved with it: refs of the commit are signed by them. They may have been
+    /// removed since its author looked.
+    pub require: Vec<EventId>,
     /// Events to remove; they may be stored again.
     pub withdraw: Vec<EventId>,
     /// Changes of git data, at most one for each family.
@@ -217,7 +220,8 @@ pub enum Committed {
 pub enum Conflict {
     /// The view of a repository has another generation.
     Moved(Endpoint, RepoId),
-    /// The store refuses these events: they were deleted, expired or lost to other versions.
+    /// The store refuses these events, or does not have them although they are required: they were deleted, expired
+    /// or lost to other versions.
     Refused(BTreeSet<EventId>),
 }
 

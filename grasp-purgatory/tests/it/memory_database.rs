@@ -114,7 +114,11 @@ impl Content {
             }
         }
         let ids = commit.save.iter().map(|event| event.id);
-        let refused: BTreeSet<_> = ids.filter(|id| self.refused.contains(id)).collect();
+        let mut refused: BTreeSet<_> = ids.filter(|id| self.refused.contains(id)).collect();
+        let saved: BTreeSet<_> = commit.save.iter().map(|event| event.id).collect();
+        refused.extend(
+            commit.require.iter().filter(|id| !saved.contains(id) && !self.events.contains(id)),
+        );
         (!refused.is_empty()).then_some(Conflict::Refused(refused))
     }
 

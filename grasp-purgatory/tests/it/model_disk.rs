@@ -267,7 +267,10 @@ impl Disk {
     ) -> BTreeSet<EventId> {
         let mut after = self.clone();
         let refused = events.iter().filter(|event| !after.store.save(event));
-        let refused: BTreeSet<_> = refused.map(|event| event.id).collect();
+        let mut refused: BTreeSet<_> = refused.map(|event| event.id).collect();
+        let states = views.iter().filter_map(|view| Some(view.state.as_ref()?.version.id));
+        let required = states.chain(proposals.iter().map(|proposal| proposal.id));
+        refused.extend(required.filter(|id| !after.store.contains(id)));
         if !refused.is_empty() {
             return refused;
         }

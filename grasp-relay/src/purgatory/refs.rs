@@ -65,12 +65,15 @@ impl LaneExecutor {
                 wanted.entry(view).or_default().proposals.insert(proposal.id, proposal.tip);
             }
         }
+        let states = wanted.values().filter_map(|wanted| wanted.target.as_ref()?.state);
+        let require: Vec<_> = states.chain(proposals.iter().map(|it| it.id)).collect();
         let gone = |event: &Arc<Event>| Record::Gone { id: event.id, reason: EndReason::Served };
         let records: Vec<Record> = events.iter().map(gone).collect();
         for _ in 0..MAX_ATTEMPTS {
             let now = self.parts.clock.now().unix;
             let commit = Commit {
                 save: events.clone(),
+                require: require.clone(),
                 withdraw: withdraw.clone(),
                 families: self.plan(&wanted).await?,
                 records: records.clone(),

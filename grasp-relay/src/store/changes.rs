@@ -87,6 +87,12 @@ pub(crate) trait Changes: GitRows {
                 refused.insert(event.id);
             }
         }
+        let saved: BTreeSet<EventId> = commit.save.iter().map(|event| event.id).collect();
+        for id in commit.require.iter().filter(|id| !saved.contains(id)) {
+            if self.served(id)?.is_none() {
+                refused.insert(*id);
+            }
+        }
         Ok((!refused.is_empty()).then_some(Conflict::Refused(refused)))
     }
 

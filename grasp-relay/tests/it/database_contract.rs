@@ -54,6 +54,7 @@ contract! {
     a_commit_on_an_outdated_view_changes_nothing
     events_that_the_store_refuses_stop_the_whole_commit
     events_that_are_stored_already_are_no_obstacle
+    a_commit_that_requires_a_removed_event_changes_nothing
     one_of_many_concurrent_changes_wins
     no_generation_is_given_twice
     refs_are_read_as_they_were_written
@@ -191,6 +192,27 @@ async fn events_that_are_stored_already_are_no_obstacle(store: &dyn Store) {
         done(store, Commit { save, now: time(NOW), ..Commit::default() }).await;
     }
     assert!(is_served(store, &event).await);
+}
+
+async fn a_commit_that_requires_a_removed_event_changes_nothing(store: &dyn Store) {
+    let keys = Keys::generate();
+    let (kept, deleted) = (state(&Keys::generate(), NOW), state(&keys, NOW));
+    store.save_events(vec![kept.clone(), deleted.clone()], time(NOW)).await.unwrap();
+    let saved = state(&Keys::generate(), NOW);
+    let release = |require: [&Event; 2], from| {
+        let main = Some(refs(&[("refs/heads/main", 1)]));
+        let mut release = commit(family(vec![change(owner(1), from, main)]));
+        release.save = vec![saved.clone()];
+        release.require = [saved.id].into_iter().chain(require.map(|event| event.id)).collect();
+        release
+    };
+    delete(store, &keys, &deleted).await;
+    let refused = Conflict::Refused(BTreeSet::from([deleted.id]));
+    let outdated = store.commit(release([&kept, &deleted], None)).await.unwrap();
+    assert_eq!(outdated, Committed::Conflict(refused));
+    assert!(!is_served(store, &saved).await && generation(store, owner(1)).await.is_none());
+    done(store, release([&kept, &kept], None)).await;
+    assert!(is_served(store, &saved).await && generation(store, owner(1)).await.is_some());
 }
 
 async fn one_of_many_concurrent_changes_wins(store: &dyn Store) {

@@ -107,6 +107,7 @@ impl Wanted {
             self.views.extend(family.views.iter().map(|view| key(&view.owner)));
         }
         self.remove(&commit.withdraw);
+        self.ids.extend(commit.require.iter().map(|id| id.to_bytes()));
         if !commit.save.is_empty() {
             self.save(keys, &commit.save, commit.now);
         }
