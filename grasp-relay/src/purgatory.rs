@@ -28,18 +28,20 @@ use grasp_core::admission::{Hold, Needs, Origin, Outcome, Policy, Rejection, Ver
 use grasp_core::deletion::VanishScope;
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, RepoId, Version, kinds};
+use grasp_purgatory::database::ADDITIONS_KEPT;
 use grasp_purgatory::git::{GitError, RepoStore};
 use grasp_purgatory::hunt::{HuntHandle, HuntParts};
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::{Config, HoldOutcome, Input, Purgatory};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
+use nostr::types::Timestamp;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use self::damage::Damage;
 pub use self::damage::DamagedRepo;
 pub(crate) use self::damage::lacks_objects;
-pub(crate) use self::disk::{Addition, DiskBudget};
+pub(crate) use self::disk::DiskBudget;
 use self::hunt::HuntServer;
 use self::lane::{LaneExecutor, Lanes};
 use self::maintenance::MaintenanceSchedule;
@@ -176,6 +178,13 @@ impl PurgatoryDriver {
         let news = broadcast::Sender::new(CHANGE_QUEUE);
         let damage = Damage::default();
         let disk = DiskBudget::new(parts.repository_bytes);
+        let since = Timestamp::from_secs(now.unix.as_secs().saturating_sub(ADDITIONS_KEPT));
+        match parts.repos.database().additions(since).await {
+            Ok(additions) => disk.restore(now, &additions),
+            Err(error) => {
+                tracing::error!(%error, "could not read what was added to the disk in the last day");
+            }
+        }
         let shared = (active_work.clone(), damage.clone(), disk.clone());
         let executor = LaneExecutor::new(Arc::clone(&parts), shared, orders.downgrade());
         let hunt = parts.hunt.clone();
@@ -196,6 +205,7 @@ impl PurgatoryDriver {
         let task = Task {
             purgatory,
             database: Arc::clone(parts.repos.database()),
+            disk: driver.disk.clone(),
             lanes: Lanes::new(executor),
             hunting,
             answers: BTreeMap::new(),

@@ -17,6 +17,7 @@ use grasp_core::push::{
 };
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
+use grasp_purgatory::database::Source;
 use grasp_purgatory::git::{GitError, Incoming};
 use grasp_purgatory::{Input, PushTarget};
 use nostr::event::EventId;
@@ -26,7 +27,7 @@ use tokio::sync::mpsc;
 use super::body::{BodyError, RequestBody};
 use super::push_facts::PushFacts;
 use super::{GitHttp, HttpError, NO_CACHE, RepoRequest};
-use crate::purgatory::{Addition, PurgatoryDriver};
+use crate::purgatory::PurgatoryDriver;
 
 /// Bytes of a pack that are awaited before git is started.
 const GATHERED_BYTES: usize = 256 * 1024;
@@ -277,8 +278,8 @@ impl Push {
             return Ok(None);
         }
         let (purgatory, name) = (&self.purgatory, &self.target.repo.identifier);
-        let now = purgatory.clock().now().mono;
-        let room = purgatory.disk().room(now, name, &claimant, Addition::Pushed);
+        let now = purgatory.clock().now();
+        let room = purgatory.disk().room(now.mono, name, &claimant, Source::Pushed);
         if room == 0 {
             return Err(PushError::Quota);
         }
@@ -293,7 +294,7 @@ impl Push {
             received => received?,
         };
         let bytes = incoming.bytes().await?;
-        purgatory.disk().charge(now, name, &claimant, (Addition::Pushed, bytes));
+        purgatory.disk().charge(now, name, &claimant, (Source::Pushed, bytes));
         Ok(Some(incoming))
     }
 

@@ -2,17 +2,27 @@
 //!
 //! Git data stays until nothing refers to it, so it is counted when it comes. Maintainers of a served repository may add
 //! most; all others share less, and less still for one family. The size of a family on disk is limited for good.
+//!
+//! What came is committed with the next change of purgatory, at the latest with the release that follows from it, and read
+//! at the next start: the limits of authors, families and the server hold across restarts. Client networks are not
+//! written to disk, so their shares begin anew, within what is left of the total.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use grasp_core::resources::{Bounds, Claimant, Meter};
-use grasp_core::{Identifier, Mono};
+use grasp_core::{Identifier, Mono, Now};
+use grasp_purgatory::database::{ADDITIONS_KEPT, Addition, Source};
 use grasp_purgatory::git::{GitError, RepoStore};
+use nostr::types::Timestamp;
 
 const GIB: u64 = 1 << 30;
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const HOUR: u64 = 60 * 60;
+const DAY: Duration = Duration::from_secs(24 * HOUR);
+
+/// Additions that wait for a commit before one is made for them alone.
+const MAX_UNSAVED: usize = 64;
 
 /// Pushes of maintainers to served repositories.
 const MAINTAINERS: Bounds =
@@ -32,15 +42,6 @@ const FAMILY: Bounds =
 /// Families that are counted one by one. Those beyond are bounded with all others.
 const MAX_FAMILIES: usize = 10_000;
 
-/// The way on which git data comes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Addition {
-    /// A client sends it.
-    Pushed,
-    /// The server fetches or copies it because of an event.
-    Hunted,
-}
-
 /// Bytes that were added in the last day, and the size that a family may have. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskBudget {
@@ -54,6 +55,8 @@ struct Spent {
     others: Meter,
     hunted: Meter,
     families: BTreeMap<Identifier, Meter>,
+    /// Additions that are in no commit yet: their bytes, by what else they are.
+    unsaved: BTreeMap<Addition, u64>,
 }
 
 impl Default for Spent {
@@ -64,17 +67,42 @@ impl Default for Spent {
             others: meter(OTHERS),
             hunted: meter(HUNTED),
             families: BTreeMap::new(),
+            unsaved: BTreeMap::new(),
         }
     }
 }
 
 impl Spent {
     /// Returns the meter of a claimant for all families.
-    fn meter(&mut self, claimant: &Claimant, addition: Addition) -> &mut Meter {
-        match (claimant.has_authority, addition) {
+    fn meter(&mut self, claimant: &Claimant, source: Source) -> &mut Meter {
+        match (claimant.has_authority, source) {
             (true, _) => &mut self.maintainers,
-            (false, Addition::Pushed) => &mut self.others,
-            (false, Addition::Hunted) => &mut self.hunted,
+            (false, Source::Pushed) => &mut self.others,
+            (false, Source::Hunted) => &mut self.hunted,
+        }
+    }
+
+    fn charge(
+        &mut self,
+        at: Mono,
+        family: &Identifier,
+        claimant: &Claimant,
+        (source, bytes): (Source, u64),
+    ) {
+        self.meter(claimant, source).charge(at, claimant, bytes);
+        if !claimant.has_authority {
+            if let Some(meter) = self.family(at, family) {
+                meter.charge(at, claimant, bytes);
+            }
+        }
+    }
+
+    /// Notes an addition for the next commit. More than a few wait only while the database cannot be written.
+    fn note(&mut self, addition: Addition) {
+        let key = Addition { bytes: 0, ..addition };
+        if self.unsaved.len() < MAX_FAMILIES || self.unsaved.contains_key(&key) {
+            let sum = self.unsaved.entry(key).or_default();
+            *sum = sum.saturating_add(addition.bytes);
         }
     }
 
@@ -97,6 +125,35 @@ impl DiskBudget {
     /// Creates an unspent budget, for families of at most `repository_bytes`.
     pub(crate) fn new(repository_bytes: u64) -> Self {
         Self { spent: Arc::default(), repository_bytes }
+    }
+
+    /// Counts what came before the start, oldest first.
+    pub(super) fn restore(&self, now: Now, additions: &[Addition]) {
+        let mut spent = self.lock();
+        for Addition { at, identifier, author, has_authority, source, bytes } in additions {
+            let age = Duration::from_secs(now.unix.as_secs().saturating_sub(at.as_secs()));
+            let author = *author;
+            let claimant = Claimant { network: None, author, has_authority: *has_authority };
+            spent.charge(shifted(now.mono) - age, identifier, &claimant, (*source, *bytes));
+        }
+    }
+
+    /// Takes the additions that are to be saved with a commit.
+    pub(super) fn take_unsaved(&self) -> Vec<Addition> {
+        let unsaved = std::mem::take(&mut self.lock().unsaved);
+        unsaved.into_iter().map(|(key, bytes)| Addition { bytes, ..key }).collect()
+    }
+
+    /// Takes them if so many wait that they get a commit of their own.
+    pub(super) fn take_many_unsaved(&self) -> Vec<Addition> {
+        let is_many = self.lock().unsaved.len() >= MAX_UNSAVED;
+        if is_many { self.take_unsaved() } else { Vec::new() }
+    }
+
+    /// Returns additions whose commit did not happen.
+    pub(super) fn put_back(&self, additions: Vec<Addition>) {
+        let mut spent = self.lock();
+        additions.into_iter().for_each(|addition| spent.note(addition));
     }
 
     /// Returns the bytes that a family may have when this claimant adds to it. A quarter is reserved for authority.
@@ -123,10 +180,10 @@ impl DiskBudget {
         now: Mono,
         family: &Identifier,
         claimant: &Claimant,
-        addition: Addition,
+        source: Source,
     ) -> u64 {
-        let mut spent = self.lock();
-        let room = spent.meter(claimant, addition).room(now, claimant);
+        let (now, mut spent) = (shifted(now), self.lock());
+        let room = spent.meter(claimant, source).room(now, claimant);
         if claimant.has_authority {
             return room;
         }
@@ -137,24 +194,34 @@ impl DiskBudget {
     /// Counts the bytes that a claimant has added to a family.
     pub(crate) fn charge(
         &self,
-        now: Mono,
+        now: Now,
         family: &Identifier,
         claimant: &Claimant,
-        (addition, bytes): (Addition, u64),
+        (source, bytes): (Source, u64),
     ) {
+        let secs = now.unix.as_secs();
+        let addition = Addition {
+            at: Timestamp::from_secs(secs - secs % HOUR),
+            identifier: family.clone(),
+            author: claimant.author,
+            has_authority: claimant.has_authority,
+            source,
+            bytes,
+        };
         let mut spent = self.lock();
-        spent.meter(claimant, addition).charge(now, claimant, bytes);
-        if !claimant.has_authority {
-            if let Some(meter) = spent.family(now, family) {
-                meter.charge(now, claimant, bytes);
-            }
-        }
+        spent.charge(shifted(now.mono), family, claimant, (source, bytes));
+        spent.note(addition);
     }
 
     fn lock(&self) -> MutexGuard<'_, Spent> {
         // Every change is complete when the lock is released.
         self.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns a time of the meters: there is room before the start of the process for what came before it.
+fn shifted(time: Mono) -> Mono {
+    time + Duration::from_secs(ADDITIONS_KEPT)
 }
 
 #[cfg(test)]
@@ -174,37 +241,70 @@ mod tests {
         assert_eq!(budget.family_limit(&author(1).with_authority()), 400);
     }
 
+    fn at(secs: u64) -> Now {
+        Now::new(Mono::from_secs(secs), Timestamp::from_secs(1_800_000_000 + secs))
+    }
+
     #[test]
     fn strangers_fill_neither_a_family_nor_the_disk_for_maintainers_and_get_it_back_the_day_after()
     {
-        let (budget, now) = (DiskBudget::new(GIB), Mono::from_secs(1));
+        let (budget, now) = (DiskBudget::new(GIB), at(1));
         let (x, y): (Identifier, Identifier) = ("x".parse().unwrap(), "y".parse().unwrap());
-        let room =
-            |now, family, claimant: &Claimant| budget.room(now, family, claimant, Addition::Hunted);
+        let room = |now: Now, family, claimant: &Claimant| {
+            budget.room(now.mono, family, claimant, Source::Hunted)
+        };
         let before = room(now, &x, &author(1).with_authority());
         let mut added = 0;
         for n in 1..=100 {
             let some = room(now, &x, &author(n));
-            budget.charge(now, &x, &author(n), (Addition::Hunted, some));
+            budget.charge(now, &x, &author(n), (Source::Hunted, some));
             added += some;
         }
         assert_eq!(added, FAMILY.total, "however many sign");
         assert_eq!(room(now, &x, &author(101)), 0);
         assert!(room(now, &y, &author(101)) > 0, "another name");
         assert_eq!(room(now, &x, &author(1).with_authority()), before);
-        assert!(room(now + DAY * 2, &x, &author(101)) > 0);
+        assert!(room(at(2 * 24 * HOUR), &x, &author(101)) > 0);
     }
 
     #[test]
     fn what_is_hunted_takes_nothing_from_those_who_push() {
-        let (budget, now) = (DiskBudget::new(GIB), Mono::from_secs(1));
+        let (budget, now) = (DiskBudget::new(GIB), at(1));
         for n in 0..100 {
             let family: Identifier = n.to_string().parse().unwrap();
-            let some = budget.room(now, &family, &author(n), Addition::Hunted);
-            budget.charge(now, &family, &author(n), (Addition::Hunted, some));
+            let some = budget.room(now.mono, &family, &author(n), Source::Hunted);
+            budget.charge(now, &family, &author(n), (Source::Hunted, some));
         }
         let x = "x".parse().unwrap();
-        assert_eq!(budget.room(now, &x, &author(101), Addition::Hunted), 0);
-        assert!(budget.room(now, &x, &author(101), Addition::Pushed) > GIB);
+        assert_eq!(budget.room(now.mono, &x, &author(101), Source::Hunted), 0);
+        assert!(budget.room(now.mono, &x, &author(101), Source::Pushed) > GIB);
+    }
+
+    #[test]
+    fn a_restart_restores_what_was_spent_and_its_age() {
+        let (before, x): (_, Identifier) = (DiskBudget::new(GIB), "x".parse().unwrap());
+        before.charge(at(0), &x, &author(1), (Source::Pushed, GIB));
+        before.charge(at(1), &x, &author(1), (Source::Pushed, 2 * GIB));
+        before.charge(at(12 * HOUR), &x, &author(2).with_authority(), (Source::Pushed, GIB));
+        let saved = before.take_unsaved();
+        assert_eq!(saved.iter().map(|it| it.bytes).collect::<Vec<_>>(), [3 * GIB, GIB]);
+        assert!(before.take_unsaved().is_empty());
+        let after = DiskBudget::new(GIB);
+        // The process starts anew: its own clock begins at zero.
+        let start = Now::new(Mono::ZERO, at(13 * HOUR).unix);
+        after.restore(start, &saved);
+        let room = |budget: &DiskBudget, mono: Mono| {
+            let room = |who: &Claimant| budget.room(mono, &x, who, Source::Pushed);
+            [room(&author(1)), room(&author(2)), room(&author(2).with_authority())]
+        };
+        assert_eq!(room(&after, start.mono), room(&before, at(13 * HOUR).mono));
+        assert_eq!(room(&after, start.mono)[0], GIB, "of four in a family");
+        let fresh = room(&DiskBudget::new(GIB), start.mono);
+        let a_day_later = start.mono + Duration::from_secs(15 * HOUR);
+        assert_eq!(
+            room(&after, a_day_later)[..2],
+            fresh[..2],
+            "12 hours after the start and a step"
+        );
     }
 }

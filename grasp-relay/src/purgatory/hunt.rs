@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, Now, RepoId, ServiceIdentity};
+use grasp_purgatory::database::Source;
 use grasp_purgatory::git::GitError;
 use grasp_purgatory::hunt::LocalServer;
 use grasp_purgatory::{Input, Purgatory};
@@ -13,7 +14,6 @@ use nostr::filter::Filter;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Order;
-use super::disk::Addition;
 use super::lane::LaneExecutor;
 use super::survey::addressed_to;
 
@@ -76,14 +76,13 @@ impl LocalServer for HuntServer {
 
     async fn room(&self, identifier: &Identifier, claimant: &Claimant) -> Result<u64, GitError> {
         let disk = &self.executor.disk;
-        let today = disk.room(self.now().mono, identifier, claimant, Addition::Hunted);
+        let today = disk.room(self.now().mono, identifier, claimant, Source::Hunted);
         let repos = &self.executor.parts.repos;
         Ok(today.min(disk.family_room(repos, identifier, claimant).await?))
     }
 
     fn charge(&self, identifier: &Identifier, claimant: &Claimant, bytes: u64) {
-        let addition = (Addition::Hunted, bytes);
-        self.executor.disk.charge(self.now().mono, identifier, claimant, addition);
+        self.executor.disk.charge(self.now(), identifier, claimant, (Source::Hunted, bytes));
     }
 }
 

@@ -10,7 +10,7 @@ use grasp_core::push::PushCommand;
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
-use grasp_purgatory::database::{Commit, Committed, Conflict, DatabaseError, FamilyChange};
+use grasp_purgatory::database::{Commit, Committed, Conflict, DatabaseError, FamilyChange, Source};
 use grasp_purgatory::git::{FamilyGuard, GitError, RefTarget, RepoStore, WantedRefs};
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::{CleanupTask, EndReason, Input, ProposalRef, PushTarget, ViewTarget};
@@ -18,7 +18,6 @@ use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
-use super::disk::Addition;
 use super::lane::LaneExecutor;
 use super::{JOURNAL, Order};
 use crate::store::StoreError;
@@ -70,20 +69,16 @@ impl LaneExecutor {
         let gone = |event: &Arc<Event>| Record::Gone { id: event.id, reason: EndReason::Served };
         let records: Vec<Record> = events.iter().map(gone).collect();
         for _ in 0..MAX_ATTEMPTS {
-            let now = self.parts.clock.now().unix;
             let commit = Commit {
                 save: events.clone(),
                 require: require.clone(),
                 withdraw: withdraw.clone(),
                 families: self.plan(&wanted).await?,
                 records: records.clone(),
-                additions: Vec::new(),
-                now,
+                now: self.parts.clock.now().unix,
+                ..Commit::default()
             };
-            tracing::trace!(target: JOURNAL, records = commit.records.len(), "writing");
-            let committed = self.parts.repos.database().commit(commit).await?;
-            tracing::trace!(target: JOURNAL, "written");
-            match committed {
+            match self.commit(commit).await? {
                 Committed::Done { affected } => {
                     for identifier in affected {
                         self.tell(Order::Tell(Input::Changed { identifier })).await;
@@ -96,6 +91,19 @@ impl LaneExecutor {
             }
         }
         Err(DriverError::Busy)
+    }
+
+    /// Commits, with the additions that are not in the database yet.
+    async fn commit(&self, mut commit: Commit) -> Result<Committed, DatabaseError> {
+        tracing::trace!(target: JOURNAL, records = commit.records.len(), "writing");
+        let additions = self.disk.take_unsaved();
+        commit.additions.clone_from(&additions);
+        let committed = self.parts.repos.database().commit(commit).await;
+        if !matches!(committed, Ok(Committed::Done { .. })) {
+            self.disk.put_back(additions);
+        }
+        tracing::trace!(target: JOURNAL, "written");
+        committed
     }
 
     /// Returns the changes that lead to these refs.
@@ -310,14 +318,14 @@ impl LaneExecutor {
         to: &RepoId,
         proposal: &ProposalRef,
     ) -> Result<bool, DriverError> {
-        let (family, now) = (&to.identifier, self.parts.clock.now().mono);
+        let (family, now) = (&to.identifier, self.parts.clock.now());
         let claimant = Claimant::default().signed_by(proposal.author);
         let Some(incoming) = self.parts.repos.copy(from, guard, proposal.tip).await? else {
             self.unrelated.note(family, proposal.tip);
             return Ok(false);
         };
         let bytes = incoming.bytes().await?;
-        let room = self.disk.room(now, family, &claimant, Addition::Hunted);
+        let room = self.disk.room(now.mono, family, &claimant, Source::Hunted);
         let left = self.disk.family_room(&self.parts.repos, family, &claimant).await?;
         if bytes > room.min(left) {
             tracing::debug!(id = %proposal.id, %family, "no room for a pull request from elsewhere");
@@ -325,7 +333,7 @@ impl LaneExecutor {
             return Ok(false);
         }
         guard.promote(incoming).await?;
-        self.disk.charge(now, family, &claimant, (Addition::Hunted, bytes));
+        self.disk.charge(now, family, &claimant, (Source::Hunted, bytes));
         Ok(true)
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::{Identifier, Mono};
-use grasp_purgatory::database::{Commit, Database, DatabaseError};
+use grasp_purgatory::database::{Addition, Commit, Database, DatabaseError};
 use grasp_purgatory::hunt::HuntHandle;
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output, PassNumber, Purgatory};
@@ -15,7 +15,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use super::lane::{self, Lanes, Work};
 use super::maintenance::{MaintenanceSchedule, Step};
 use super::survey::SurveyRequest;
-use super::{JOURNAL, ORDER_QUEUE, Order, Question, RepoChange, Until, Waiter};
+use super::{DiskBudget, JOURNAL, ORDER_QUEUE, Order, Question, RepoChange, Until, Waiter};
 use crate::clock::Clock;
 
 /// Turns that share one write of their records.
@@ -53,6 +53,7 @@ pub(super) enum Awaited {
 pub(super) struct Task {
     pub(super) purgatory: Purgatory,
     pub(super) database: Arc<dyn Database>,
+    pub(super) disk: DiskBudget,
     pub(super) lanes: Lanes,
     pub(super) hunting: Option<HuntHandle>,
     pub(super) answers: BTreeMap<EventId, Vec<oneshot::Sender<HoldOutcome>>>,
@@ -73,7 +74,7 @@ impl Task {
                 Some(order) => Some(order),
                 None => self.next_order(&mut inbox).await,
             };
-            let Some(order) = order else { return };
+            let Some(order) = order else { break };
             let mut turns = vec![self.handle(order)];
             while turns.len() < MAX_TURNS_PER_WRITE {
                 let next = late.pop_front().or_else(|| inbox.orders.try_recv().ok());
@@ -92,6 +93,9 @@ impl Task {
                 self.perform(turn);
             }
             self.wake();
+        }
+        if let Err(error) = self.commit(&[], self.disk.take_unsaved()).await {
+            tracing::debug!(%error, "the last additions of git data were not saved");
         }
     }
 
@@ -171,13 +175,29 @@ impl Task {
 
     /// Writes records, before the outputs of their turns are executed.
     async fn write(&self, records: &[Record]) -> Result<(), DatabaseError> {
-        if records.is_empty() {
+        let additions = match records.is_empty() {
+            true => self.disk.take_many_unsaved(),
+            false => self.disk.take_unsaved(),
+        };
+        self.commit(records, additions).await
+    }
+
+    async fn commit(
+        &self,
+        records: &[Record],
+        additions: Vec<Addition>,
+    ) -> Result<(), DatabaseError> {
+        if records.is_empty() && additions.is_empty() {
             return Ok(());
         }
         tracing::trace!(target: JOURNAL, records = records.len(), "writing");
-        let commit = Commit { records: records.to_vec(), ..Commit::default() };
+        let records = records.to_vec();
+        let commit = Commit { records, additions: additions.clone(), ..Commit::default() };
         // Records alone are in conflict with nothing.
-        let _ = self.database.commit(commit).await?;
+        if let Err(error) = self.database.commit(commit).await {
+            self.disk.put_back(additions);
+            return Err(error);
+        }
         tracing::trace!(target: JOURNAL, "written");
         Ok(())
     }
