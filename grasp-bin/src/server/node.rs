@@ -12,7 +12,7 @@ use grasp_purgatory::git::PackFigures;
 use grasp_relay::Clock;
 use grasp_relay::git_http::GitHost;
 use grasp_relay::nodes::{
-    FeedPosition, NODE_TIMEOUT, Node, NodeParts, PreparedNode, StartError, WriterParts,
+    FeedPosition, NODE_TIMEOUT, NodeParts, PreparedNode, StartError, WriterParts,
 };
 use grasp_relay::nostr::Hub;
 use grasp_relay::role::Writer;
