@@ -1,6 +1,6 @@
 //! How fast the event stores are, on a real disk: `cargo bench -p grasp-relay --bench store`.
 //!
-//! An argument sets the number of events (default 100,000, at least 6,000 so that every repository has some). With the features `nostr-sqlite` and `nostr-lmdb` those
+//! An argument sets the number of events (default 100,000, at least 6,000 so that every repository has some). With the feature `postgres` our other store, with the features `nostr-sqlite` and `nostr-lmdb` those
 //! databases run the same course beside ours, in turns of half a second where the disk decides, so that a disk that is
 //! slow for a while is slow for all of them.
 #![allow(clippy::unwrap_used, missing_docs)]
@@ -13,6 +13,10 @@ mod events;
 mod house;
 #[path = "store/measure.rs"]
 mod measure;
+#[cfg(feature = "postgres")]
+#[allow(dead_code, unreachable_pub, reason = "shared with tests")]
+#[path = "../../tests/src/postgres.rs"]
+mod postgres;
 #[path = "store/processor.rs"]
 mod processor;
 

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
+#[cfg(feature = "postgres")]
+use grasp_relay::store::postgres::{PostgresOptions, PostgresStore};
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, Inventory};
 use nostr::event::Event;
@@ -32,6 +34,18 @@ pub(crate) const ALL: &[(&str, Open)] = &[
             Arc::new(Ours { store: store.unwrap(), now }) as Arc<dyn House>
         })
     }),
+    #[cfg(feature = "postgres")]
+    ("grasp on PostgreSQL", |dir, now| {
+        Box::pin(async move {
+            let server = crate::postgres::Postgres::durable_in(&dir).unwrap();
+            let store = PostgresStore::connect(&server.database(), PostgresOptions::default());
+            let store = store.await.unwrap();
+            let _ = store.claim_lease("bench").await.unwrap();
+            // It is stopped when this process ends.
+            std::mem::forget(server);
+            Arc::new(Ours { store, now }) as Arc<dyn House>
+        })
+    }),
     #[cfg(feature = "nostr-sqlite")]
     ("nostr-sqlite", |dir, _| {
         Box::pin(async move {
@@ -49,12 +63,12 @@ pub(crate) const ALL: &[(&str, Open)] = &[
     }),
 ];
 
-struct Ours {
-    store: SqliteStore,
+struct Ours<S> {
+    store: S,
     now: Timestamp,
 }
 
-impl House for Ours {
+impl<S: EventStore> House for Ours<S> {
     fn save(&self, events: Vec<Arc<Event>>) -> BoxFuture<'_, ()> {
         Box::pin(async { drop(self.store.save(events, self.now).await.unwrap()) })
     }

@@ -39,6 +39,16 @@ macro_rules! contract {
                 }
             )*
         }
+
+        #[cfg(feature = "postgres")]
+        mod postgres {
+            $(
+                #[test]
+                fn $rule() {
+                    crate::store_postgres::on_postgres(|store| Box::pin(super::$rule(store)));
+                }
+            )*
+        }
     };
 }
 

@@ -7,6 +7,8 @@ mod store_contract;
 mod store_events;
 mod store_kill;
 mod store_model;
+#[cfg(feature = "postgres")]
+mod store_postgres;
 mod store_sqlite;
 
 mod support;

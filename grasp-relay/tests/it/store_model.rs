@@ -1,6 +1,5 @@
 //! Random histories: the file must answer like the list in memory, step by step, and after every reopening.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use grasp_relay::store::EventStore;
@@ -162,9 +161,64 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn open(path: &Path) -> SqliteStore {
-    let options = SqliteOptions { rules: rules(), ..SqliteOptions::default() };
-    SqliteStore::open(path, options).unwrap()
+/// Where a store keeps its events while it is closed.
+trait Place {
+    type Store: EventStore;
+
+    async fn open(&self) -> Self::Store;
+    async fn close(&self, store: Self::Store);
+    /// Checks that indexes and events agree.
+    async fn check(&self, store: Self::Store);
+}
+
+/// A SQLite file.
+struct Directory(tempfile::TempDir);
+
+impl Place for Directory {
+    type Store = SqliteStore;
+
+    async fn open(&self) -> SqliteStore {
+        let options = SqliteOptions { rules: rules(), ..SqliteOptions::default() };
+        SqliteStore::open(&self.0.path().join("events.db"), options).unwrap()
+    }
+
+    async fn close(&self, store: SqliteStore) {
+        store.close().await.unwrap();
+    }
+
+    async fn check(&self, store: SqliteStore) {
+        assert_eq!(store.integrity_check().await.unwrap(), Integrity::Sound);
+    }
+}
+
+#[cfg(feature = "postgres")]
+mod postgres {
+    use grasp_relay::store::EventStore as _;
+    use grasp_relay::store::postgres::PostgresStore;
+
+    use crate::store_postgres::{check_indexes, open};
+    use crate::support::postgres::Postgres;
+
+    /// The address of a PostgreSQL database.
+    pub(super) struct Address(pub(super) &'static Postgres, pub(super) String);
+
+    impl super::Place for Address {
+        type Store = PostgresStore;
+
+        async fn open(&self) -> PostgresStore {
+            open(&self.1).await
+        }
+
+        async fn close(&self, store: PostgresStore) {
+            store.release_lease().await.unwrap();
+            store.close().await.unwrap();
+        }
+
+        async fn check(&self, store: PostgresStore) {
+            self.close(store).await;
+            check_indexes(self.0, &self.1);
+        }
+    }
 }
 
 /// The same question to both stores.
@@ -182,7 +236,7 @@ macro_rules! same {
     }};
 }
 
-async fn agree(file: &SqliteStore, list: &MemoryStore, filters: &[Filter], now: u64) {
+async fn agree(file: &impl EventStore, list: &MemoryStore, filters: &[Filter], now: u64) {
     same!(*file, *list, |store| find_at(store, filters.to_vec(), now).await);
     same!(*file, *list, |store| store.count(filters.to_vec(), time(now)).await.unwrap());
     for filter in filters {
@@ -202,10 +256,8 @@ async fn agree(file: &SqliteStore, list: &MemoryStore, filters: &[Filter], now: 
     }
 }
 
-async fn live(pool: &[Arc<Event>], steps: Vec<Step>) {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("events.db");
-    let (mut file, list) = (open(&path), MemoryStore::new(rules()));
+async fn live(place: impl Place, pool: &[Arc<Event>], steps: Vec<Step>) {
+    let (mut file, list) = (place.open().await, MemoryStore::new(rules()));
     let mut now = NOW;
     let events =
         |places: &[usize]| places.iter().map(|place| Arc::clone(&pool[*place])).collect::<Vec<_>>();
@@ -227,14 +279,18 @@ async fn live(pool: &[Arc<Event>], steps: Vec<Step>) {
             Step::Wait(length) => now += length,
             Step::Sweep => same!(file, list, |store| store.sweep(time(now)).await.unwrap()),
             Step::Reopen => {
-                file.close().await.unwrap();
-                file = open(&path);
+                place.close(file).await;
+                file = place.open().await;
             }
             Step::Ask(filters) => agree(&file, &list, &filters, now).await,
         }
     }
     agree(&file, &list, &[Filter::new()], now).await;
-    assert_eq!(file.integrity_check().await.unwrap(), Integrity::Sound);
+    place.check(file).await;
+}
+
+fn pool(sketches: &[Sketch]) -> Vec<Arc<Event>> {
+    sketches.iter().enumerate().map(|(place, sketch)| draw(place, sketch)).collect()
 }
 
 proptest! {
@@ -245,7 +301,23 @@ proptest! {
         sketches in vec(sketch(), POOL),
         steps in vec(step(), 1..60),
     ) {
-        let pool: Vec<_> = sketches.iter().enumerate().map(|(place, sketch)| draw(place, sketch)).collect();
-        block_on(live(&pool, steps));
+        let dir = tempfile::tempdir().unwrap();
+        block_on(live(Directory(dir), &pool(&sketches), steps));
+    }
+}
+
+#[cfg(feature = "postgres")]
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn any_history_leaves_the_database_like_the_list(
+        sketches in vec(sketch(), POOL),
+        steps in vec(step(), 1..60),
+    ) {
+        if let Some(server) = crate::support::postgres::Postgres::shared() {
+            let place = postgres::Address(server, server.database());
+            block_on(live(place, &pool(&sketches), steps));
+        }
     }
 }

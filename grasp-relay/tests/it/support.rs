@@ -6,6 +6,10 @@ mod client;
 mod ingest;
 #[path = "support/memory_store.rs"]
 pub(crate) mod memory_store;
+#[cfg(feature = "postgres")]
+#[allow(unreachable_pub, reason = "shared with the tests of whole instances")]
+#[path = "../../../tests/src/postgres.rs"]
+pub(crate) mod postgres;
 
 use std::future::Future;
 use std::net::SocketAddr;

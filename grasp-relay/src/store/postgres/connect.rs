@@ -69,7 +69,11 @@ impl Connector {
     /// Reads an address. With `sslmode=require` or `verify-full` the certificate of the server is verified, by the
     /// usual authorities or those of the file `sslrootcert`.
     pub(super) fn new(url: &str) -> Result<Self, StoreError> {
-        let (base, query) = url.split_once('?').unwrap_or((url, ""));
+        // A password may contain what otherwise begins the parameters.
+        let credentials = url.rfind('@').unwrap_or_default();
+        let end = url[credentials..].find('?').map_or(url.len(), |at| credentials + at);
+        let (base, query) = url.split_at(end);
+        let query = query.trim_start_matches('?');
         let (mut kept, mut roots) = (Vec::new(), None);
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             match parameter.split_once('=') {

@@ -228,8 +228,8 @@ impl WriterTask {
 
     async fn commit(&self, group: Vec<Box<dyn TransactionTask>>) {
         let epoch = self.epoch.load(Ordering::SeqCst);
-        let is_current = |task: &Box<dyn TransactionTask>| task.epoch() == epoch;
-        let (mut group, outdated): (Vec<_>, Vec<_>) = group.into_iter().partition(is_current);
+        let (mut group, outdated): (Vec<_>, Vec<_>) =
+            group.into_iter().partition(|task| task.epoch() == epoch);
         let fenced = Err(Arc::new(StoreError::Fenced));
         outdated.into_iter().for_each(|task| task.resolve(&fenced));
         let ended = match group.is_empty() {

@@ -1,0 +1,143 @@
+//! Servers that are restarted and processes that are killed.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use grasp_relay::store::{EventStore, Saved};
+use nostr::event::EventId;
+use nostr::filter::Filter;
+
+use super::{check_indexes, expire_lease, open, reader};
+use crate::store_contract::block_on;
+use crate::store_events::*;
+use crate::support::in_time;
+use crate::support::postgres::Postgres;
+
+const WRITERS: u64 = 16;
+
+#[test]
+fn nothing_acknowledged_is_lost_when_postgresql_restarts_and_work_goes_on() {
+    let Some(server) = Postgres::durable() else { return };
+    let url = server.database();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (store, node) = (Arc::new(open(&url).await), reader(&url).await);
+        let mut commits = node.commits();
+        let (acknowledged, mut received) = tokio::sync::mpsc::unbounded_channel();
+        let write = |writer: u64| {
+            let (store, acknowledged) = (Arc::clone(&store), acknowledged.clone());
+            tokio::spawn(async move {
+                for number in (writer..).step_by(WRITERS as usize) {
+                    let event = ALICE.writes(1621).id(number).tag("t", number).done();
+                    // Errors are those of commits that were interrupted; the event may have been stored or not.
+                    let saved = store.save(vec![Arc::clone(&event)], time(NOW)).await;
+                    if saved.is_ok_and(|saved| saved == [Saved::Stored])
+                        && acknowledged.send(event.id).is_err()
+                    {
+                        return;
+                    }
+                }
+            })
+        };
+        let writers: Vec<_> = (0..WRITERS).map(write).collect();
+        let mut stored = BTreeSet::new();
+        for _ in 0..2 {
+            for _ in 0..300 {
+                stored.extend(in_time(received.recv()).await);
+            }
+            tokio::task::block_in_place(|| server.restart());
+            // What was acknowledged before the restart does not count as work that goes on.
+            while let Ok(id) = received.try_recv() {
+                stored.insert(id);
+            }
+            for _ in 0..100 {
+                stored.extend(in_time(received.recv()).await);
+            }
+        }
+        received.close();
+        while let Some(id) = received.recv().await {
+            stored.insert(id);
+        }
+        for writer in writers {
+            in_time(writer).await.unwrap();
+        }
+        let last = store.last_seq().await.unwrap();
+        in_time(commits.wait_for(|seq| *seq >= last)).await.unwrap();
+        let found = find(&node, Filter::new().ids(stored.iter().copied())).await;
+        assert_eq!(BTreeSet::from_iter(found), stored);
+        store.close().await.unwrap();
+    });
+    check_indexes(&server, &url);
+}
+
+/// Tells a process of this very binary to be the one that is killed, and where it writes.
+const VICTIM: &str = "GRASP_TEST_POSTGRES_VICTIM";
+/// The first number of its events.
+const FIRST: &str = "GRASP_TEST_POSTGRES_FIRST";
+
+#[test]
+fn what_a_writer_acknowledged_survives_its_kill_9() {
+    let Some(server) = Postgres::durable() else { return };
+    let url = server.database();
+    let mut acknowledged = BTreeSet::new();
+    for round in 0..3 {
+        let mut victim = spawn(&url, round * 1_000_000);
+        let output = BufReader::new(victim.stdout.take().unwrap());
+        let mut lines = output.lines().map_while(Result::ok);
+        let awaited = 150 + usize::try_from(round).unwrap() * 77;
+        acknowledged.extend(ids(&mut lines).take(awaited));
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        acknowledged.extend(ids(&mut lines));
+        assert!(acknowledged.len() >= awaited);
+        block_on(async {
+            let store = reader(&url).await;
+            let found = find(&store, Filter::new().ids(acknowledged.iter().copied())).await;
+            assert_eq!(BTreeSet::from_iter(found), acknowledged);
+        });
+        expire_lease(&server, &url);
+    }
+    check_indexes(&server, &url);
+}
+
+fn spawn(url: &str, first: u64) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "store_postgres::failures::writes_until_killed"])
+        .args(["--ignored", "--nocapture"])
+        .env(VICTIM, url)
+        .env(FIRST, first.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Reads acknowledged ids from among what a test binary says.
+fn ids(lines: &mut impl Iterator<Item = String>) -> impl Iterator<Item = EventId> {
+    lines.filter_map(|line| EventId::from_hex(line.strip_prefix("stored ")?).ok())
+}
+
+#[test]
+#[ignore = "the process that is killed by the test above"]
+fn writes_until_killed() {
+    let (Ok(url), Ok(first)) = (std::env::var(VICTIM), std::env::var(FIRST)) else {
+        return;
+    };
+    let first: u64 = first.parse().unwrap();
+    block_on(async {
+        let store = open(&url).await;
+        let output = RefCell::new(std::io::stdout().lock());
+        let write = async |writer: u64| {
+            for number in (first + writer..).step_by(WRITERS as usize) {
+                let event = ALICE.writes(1621).id(number).tag("t", number).done();
+                let saved = store.save(vec![Arc::clone(&event)], time(NOW)).await.unwrap();
+                assert_eq!(saved, [Saved::Stored]);
+                writeln!(output.borrow_mut(), "stored {}", event.id).unwrap();
+            }
+        };
+        join_all((0..WRITERS).map(write)).await;
+    });
+}

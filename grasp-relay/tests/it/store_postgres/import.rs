@@ -1,0 +1,161 @@
+//! Moving a single machine's data in.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use grasp_core::service::Endpoint;
+use grasp_core::{Oid, RepoId, Version};
+use grasp_purgatory::database::{
+    Commit, Committed, Database, FamilyChange, Garbage, Pack, RetiredRef, ViewChange,
+};
+use grasp_purgatory::git::{Refs, Target};
+use grasp_purgatory::journal::Record;
+use grasp_purgatory::{CleanupTask, Phase, PushTarget};
+use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
+use grasp_relay::store::{EventStore, Refusal, Saved, Store};
+use nostr::event::Kind;
+use nostr::filter::Filter;
+use nostr::nips::nip01::Coordinate;
+
+use super::{chain, claim, open, reader};
+use crate::store_contract::{block_on, rules};
+use crate::store_events::*;
+use crate::support::postgres::Postgres;
+
+fn at(name: &str) -> Coordinate {
+    Coordinate::new(Kind::from_u16(30_617), ALICE.key()).identifier(name)
+}
+
+/// Fills a file with everything that a server keeps.
+async fn fill(store: &SqliteStore) {
+    let version = |n: u64| ALICE.writes(30_617).at(n).id(n).tag("d", "x").done();
+    for n in 1..=4 {
+        stored(store, &version(n)).await;
+    }
+    let (deleted, ending) = (ALICE.writes(1).id(50).done(), NOW + 100);
+    stored(store, &deleted).await;
+    stored(store, &ALICE.writes(5).id(51).tag("e", deleted.id).done()).await;
+    stored(store, &ALICE.writes(1).id(52).tag("expiration", ending).tag("t", "x").done()).await;
+    stored(store, &BOB.writes(62).at(60).id(60).tag("relay", "ALL_RELAYS").done()).await;
+    let by = Version { created_at: time(9), id: id(9) };
+    store.delist(at("y"), by, time(NOW)).await.unwrap();
+    let many = (0..1_200).map(|n| ALICE.writes(7).at(n).id(10_000 + n).tag("e", n % 9).done());
+    assert_eq!(store.save(many.collect(), time(NOW)).await.unwrap().len(), 1_200);
+    commit(store).await;
+}
+
+async fn commit(store: &SqliteStore) {
+    let (owner, tip) = (ALICE.key(), Oid::Sha1([7; 20]));
+    let repo = RepoId::new(owner, "x".parse().unwrap());
+    let mut refs = Refs::default();
+    refs.refs.insert("refs/heads/main".parse().unwrap(), Target { oid: tip, peeled: None });
+    let retired = RetiredRef {
+        owner,
+        tip: Oid::Sha1([8; 20]),
+        name: "refs/heads/old".parse().unwrap(),
+        since: time(NOW),
+    };
+    let mut family = FamilyChange::new(Endpoint::Repository, repo.identifier.clone());
+    family.views.push(ViewChange {
+        owner,
+        from: None,
+        to: Some(Arc::new(refs)),
+        state: Some(id(4)),
+        retired: vec![retired],
+    });
+    let pack = |name: &str, is_attic| Pack { name: name.to_owned(), bytes: 99, is_attic };
+    family.add_packs = vec![pack("pack-1", false), pack("pack-2", true)];
+    family.garbage = Some(Garbage::Removed);
+    let held = Record::Held {
+        event: BOB.writes(30_618).id(70).tag("d", "x").done(),
+        phase: Phase::Expired,
+        since: time(1),
+        until: time(2),
+    };
+    let target = PushTarget::Repository(repo.clone());
+    let records = vec![
+        held,
+        Record::Staged { id: id(71), tip, target, bytes: 5, until: time(3) },
+        Record::TaskAdded { task: CleanupTask::CreateView { repo } },
+    ];
+    let commit = Commit { families: vec![family], records, now: time(NOW), ..Commit::default() };
+    let done = Database::commit(store, commit).await.unwrap();
+    assert!(matches!(done, Committed::Done { .. }));
+}
+
+/// Everything that a store tells.
+async fn all(store: &dyn Store) -> BTreeMap<&'static str, String> {
+    let mut all = BTreeMap::new();
+    for (name, now) in [("served", NOW), ("later", NOW + 100)] {
+        all.insert(name, format!("{:?}", find_at(store, vec![Filter::new()], now).await));
+    }
+    let tagged = find_at(store, vec![Filter::new().hashtag("x")], NOW).await;
+    all.insert("tagged", format!("{tagged:?}"));
+    all.insert("kept", format!("{:?}", store.superseded(at("x")).await.unwrap()));
+    all.insert("delisted", format!("{:?}", store.delisted(vec![at("y")]).await.unwrap()));
+    let family = store.family(Endpoint::Repository, "x".parse().unwrap()).await.unwrap();
+    all.insert("family", format!("{family:?}"));
+    all.insert("packs", format!("{:?}", store.packs(Endpoint::Repository).await.unwrap()));
+    all.insert("records", format!("{:?}", store.records().await.unwrap()));
+    all
+}
+
+fn sqlite(path: &Path) -> SqliteStore {
+    let options = SqliteOptions { rules: rules(), ..SqliteOptions::default() };
+    SqliteStore::open(path, options).unwrap()
+}
+
+#[test]
+fn everything_of_a_single_machine_is_the_same_afterwards() {
+    let Some(server) = Postgres::shared() else { return };
+    let url = server.database();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("grasp.db");
+    block_on(async {
+        let file = sqlite(&path);
+        fill(&file).await;
+        let before = all(&file).await;
+        file.close().await.unwrap();
+        let store = reader(&url).await;
+        let report = store.import(&path).await.unwrap();
+        assert_eq!((report.events, report.superseded), (1 + 1 + 1 + 1 + 1_200, 3));
+        assert_eq!((report.repositories, report.packs, report.held), (1, 2, 1));
+        let after = all(&store).await;
+        assert!(!before.values().any(|told| told.is_empty() || told == "[]" || told == "{}"));
+        assert_eq!(after, before);
+        assert!(chain(&store.import(&path).await.unwrap_err()).contains("not empty"));
+        // What was refused still is, numbers go on, and what comes is served beside what came.
+        let _ = claim(&store, "a").await;
+        let deleted = ALICE.writes(1).id(50).done();
+        assert_eq!(save(&store, &deleted).await, Saved::Refused(Refusal::Deleted));
+        let vanished = BOB.writes(1).at(59).done();
+        assert_eq!(save(&store, &vanished).await, Saved::Refused(Refusal::Vanished));
+        let last = store.last_seq().await.unwrap();
+        stored(&store, &ALICE.writes(7).id(80).tag("e", 3).done()).await;
+        assert_eq!(store.stored_after(last, 9).await.unwrap().len(), 1);
+        let tagged = Filter::new()
+            .kind(Kind::from_u16(7))
+            .custom_tag(nostr::filter::SingleLetterTag::LOWERCASE_E, "3");
+        assert_eq!(store.count(vec![tagged], time(NOW)).await.unwrap(), 1_200 / 9 + 1);
+    });
+}
+
+#[test]
+fn an_import_needs_a_database_that_nobody_uses_and_a_file_that_is_there() {
+    let Some(server) = Postgres::shared() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("grasp.db");
+    block_on(async {
+        sqlite(&path).close().await.unwrap();
+        let url = server.database();
+        let (writer, other) = (open(&url).await, reader(&url).await);
+        assert!(chain(&other.import(&path).await.unwrap_err()).contains("stop all nodes"));
+        writer.release_lease().await.unwrap();
+        writer.report_node("http://one", "").await.unwrap();
+        assert!(chain(&other.import(&path).await.unwrap_err()).contains("stop all nodes"));
+        server.sql(&url, "DELETE FROM nodes");
+        assert!(other.import(&dir.path().join("none")).await.is_err());
+        assert_eq!(other.import(&path).await.unwrap().events, 0);
+    });
+}
