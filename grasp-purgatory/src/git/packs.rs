@@ -164,7 +164,11 @@ impl PackStorage {
     pub(super) async fn is_ours(&self) -> Result<bool, PackStorageError> {
         let (key, known) = VERSION;
         match self.count(self.inner.backend.read(key).await)? {
-            None => Ok(false),
+            None => {
+                // Some servers do not tell a missing object from a missing bucket.
+                self.count(self.inner.backend.list("probe/").await)?;
+                Ok(false)
+            }
             Some(found) if found == known => Ok(true),
             Some(found) => {
                 let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();

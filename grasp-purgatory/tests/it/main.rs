@@ -5,6 +5,10 @@ mod git_advertise;
 mod git_collect;
 mod git_cost;
 mod git_fixture;
+#[cfg(feature = "object-store")]
+mod git_packs;
+#[cfg(feature = "object-store")]
+mod git_packs_faults;
 mod git_process;
 mod git_push;
 mod git_refs;
@@ -30,3 +34,5 @@ mod purgatory_failures;
 mod purgatory_hold;
 mod purgatory_proposals;
 mod purgatory_removal;
+#[cfg(feature = "object-store")]
+mod s3_server;

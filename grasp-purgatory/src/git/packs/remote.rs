@@ -256,11 +256,10 @@ fn failed(error: object_store::Error) -> PackStorageError {
         error if names_no_bucket(&error) => PackStorageError::NoBucket,
         error => {
             let text = error.to_string();
+            let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once('<'));
+            let code = code.map(|(code, _)| format!("{code}: ")).unwrap_or_default();
             let text = text.split('<').next().unwrap_or_default();
-            let code = error.to_string();
-            let code = code.split_once("<Code>").and_then(|(_, rest)| rest.split_once('<'));
-            let code = code.map_or("", |(code, _)| code);
-            PackStorageError::Failed(format!("{text}{code}").chars().take(300).collect())
+            PackStorageError::Failed(format!("{code}{text}").chars().take(400).collect())
         }
     }
 }

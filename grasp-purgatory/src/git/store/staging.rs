@@ -103,13 +103,9 @@ impl FamilyGuard {
     pub async fn discard_staged_tip(&mut self, event: EventId, tip: Oid) -> Result<(), GitError> {
         let (staging, place) =
             (self.family.layout().staging(), self.family.staged_tip(&event, &tip));
-        let files = self.blocking(move || {
-            let files = names_of(&staging, &place)?;
-            discard(&staging, &place)?;
-            Ok(files)
-        });
-        let files = files.await?;
-        self.store.delete_staged(files).await;
+        let upload = place_of(&staging, &place);
+        self.blocking(move || discard(&staging, &place)).await?;
+        self.store.delete_staged(vec![upload]).await;
         Ok(())
     }
 }
@@ -206,9 +202,10 @@ impl RepoStore {
         keep: BTreeSet<(EventId, Oid)>,
     ) -> Result<usize, GitError> {
         let staging = self.layout().staging();
-        let (gone, files) = blocking(move || forget_staged_but(&staging, &keep)).await?;
-        self.delete_staged(files).await;
-        Ok(gone)
+        let gone = blocking(move || forget_staged_but(&staging, &keep)).await?;
+        let count = gone.len();
+        self.delete_staged(gone).await;
+        Ok(count)
     }
 }
 
@@ -226,31 +223,35 @@ fn prune(staging: &Path, directory: &Path) {
     directories.into_iter().take_while(|above| fs::remove_dir(above).is_ok()).for_each(drop);
 }
 
-/// Returns the number of removed uploads, and the names of their files.
+/// Returns the places of the removed uploads.
 fn forget_staged_but(
     staging: &Path,
     keep: &BTreeSet<(EventId, Oid)>,
-) -> Result<(usize, Vec<String>), GitError> {
-    let (mut gone, mut files) = (0, Vec::new());
+) -> Result<Vec<String>, GitError> {
+    let mut gone = Vec::new();
     for family in layout::list(staging)? {
         for event in layout::list(&family)? {
             let id = EventId::from_hex(layout::name(&event)).ok();
             for tip in layout::list(&event)? {
                 let known = id.zip(layout::name(&tip).parse().ok());
                 if !known.is_some_and(|known| keep.contains(&known)) {
-                    files.extend(names_of(staging, &tip)?);
                     discard(staging, &tip)?;
-                    gone += 1;
+                    gone.push(place_of(staging, &tip));
                 }
             }
         }
     }
-    Ok((gone, files))
+    Ok(gone)
+}
+
+/// Returns the place of an upload below staging.
+pub(super) fn place_of(staging: &Path, place: &Path) -> String {
+    place.strip_prefix(staging).unwrap_or(place).to_string_lossy().into_owned()
 }
 
 /// Returns the names of the files of an upload below staging, as they are in the object store.
 pub(super) fn names_of(staging: &Path, place: &Path) -> Result<Vec<String>, GitError> {
-    let above = place.strip_prefix(staging).unwrap_or(place).to_string_lossy();
+    let above = place_of(staging, place);
     let files = layout::list(&place.join("pack"))?;
     let name = |file: &PathBuf| layout::name(file).trim_end_matches(ABSENT).to_owned();
     Ok(files.iter().map(|file| format!("{above}/{}", name(file))).collect())

@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use grasp_core::Oid;
 use nostr::event::EventId;
 
-use super::staging::{ABSENT, discard, names_of};
+use super::staging::{ABSENT, discard, names_of, place_of};
 use super::unpacking::{Quarantine, move_packs};
 use super::{FamilyGuard, RepoStore};
 use crate::git::blocking;
 use crate::git::error::GitError;
 use crate::git::layout;
-use crate::git::packs;
 use crate::git::packs::checksum::{self, Soundness};
+use crate::git::packs::{self, PackStorageError};
 
 /// Files of uploads with their sizes, by the directory of the upload below staging.
 type Listed = BTreeMap<String, BTreeMap<String, u64>>;
@@ -60,16 +60,23 @@ impl RepoStore {
         .await
     }
 
-    /// Removes files of uploads from the object store. What could not be removed goes with the next sweep.
-    pub(super) async fn delete_staged(&self, names: Vec<String>) {
-        let Some(cache) = self.packs() else { return };
-        let prefix = packs::staging_prefix(self.endpoint());
-        for name in names {
-            if let Err(error) = cache.storage().delete(&format!("{prefix}{name}")).await {
+    /// Removes uploads at these places from the object store. What could not be removed goes with a later sweep.
+    pub(super) async fn delete_staged(&self, places: Vec<String>) {
+        for place in places {
+            if let Err(error) = self.try_delete_staged(&place).await {
                 tracing::warn!(%error, "could not remove an upload from the object store");
                 return;
             }
         }
+    }
+
+    async fn try_delete_staged(&self, place: &str) -> Result<(), PackStorageError> {
+        let Some(cache) = self.packs() else { return Ok(()) };
+        let prefix = format!("{}{place}/", packs::staging_prefix(self.endpoint()));
+        for key in cache.storage().list(&prefix).await?.into_keys() {
+            cache.storage().delete(&key).await?;
+        }
+        Ok(())
     }
 }
 
@@ -95,7 +102,7 @@ impl FamilyGuard {
     async fn upload_place(&self, place: &Path) -> Result<(), GitError> {
         let (staging, packs) = (self.family.layout().staging(), place.join("pack"));
         let prefix = packs::staging_prefix(self.store.endpoint());
-        let above = place.strip_prefix(&staging).unwrap_or(place).to_string_lossy();
+        let above = place_of(&staging, place);
         let key = |file: &Path| format!("{prefix}{above}/{}", layout::name(file));
         for file in self.blocking(move || layout::list(&packs)).await? {
             if file.extension().is_some_and(|kind| kind == "pack") {
@@ -190,9 +197,9 @@ fn mirror(staging: &Path, listed: &Listed) -> Result<(), GitError> {
     for family in layout::list(staging)? {
         for event in layout::list(&family)? {
             for tip in layout::list(&event)? {
-                let place = tip.strip_prefix(staging).unwrap_or(&tip).to_string_lossy();
+                let place = place_of(staging, &tip);
                 let here: BTreeSet<String> = names_of(staging, &tip)?.into_iter().collect();
-                let files = listed.get(&*place).into_iter().flat_map(BTreeMap::keys);
+                let files = listed.get(&place).into_iter().flat_map(BTreeMap::keys);
                 if here != files.map(|file| format!("{place}/{file}")).collect() {
                     discard(staging, &tip)?;
                 }
