@@ -14,6 +14,7 @@ mod hunting;
 mod keeping;
 mod libgit2;
 mod news;
+mod nodes;
 mod packets;
 mod packs;
 mod paths;

@@ -1,0 +1,346 @@
+//! Several nodes on one PostgreSQL and one store of packs are one server, whatever happens to any of them.
+
+mod group;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use futures_util::{SinkExt as _, StreamExt as _};
+use grasp_bin::Server;
+use grasp_core::RepoId;
+use grasp_relay::Clock;
+use grasp_tests::{Equal, Maker, Outside, Postgres, Workdir, eventually_async, http, post};
+use nostr::event::{Event, EventId};
+use tokio_tungstenite::connect_async;
+use tokio_tungstenite::tungstenite::Message;
+
+use self::group::{Group, settings};
+
+const MAIN: &str = "refs/heads/main";
+
+/// The time in which clients are served again after the writer died.
+const FAILOVER: Duration = Duration::from_secs(6);
+
+/// Offers an event until it is taken.
+async fn send(to: &Outside, event: &Event) {
+    eventually_async(|| async { matches!(to.offer(event).await, Some(Ok(()))).then_some(()) })
+        .await;
+}
+
+/// A repository that grows by commits, each signed and pushed.
+struct Grower {
+    maker: Maker,
+    name: String,
+    work: Workdir,
+    commits: Vec<String>,
+}
+
+impl Grower {
+    async fn new(name: &str, at: &Outside) -> Self {
+        let maker = Maker::new().earlier(1_000);
+        send(at, &maker.announce(name, &at.service())).await;
+        Self { maker, name: name.into(), work: Workdir::init().await, commits: Vec::new() }
+    }
+
+    fn repo(&self) -> RepoId {
+        self.maker.repo(&self.name)
+    }
+
+    /// Makes a commit, signs it at one place and pushes it at another. Returns whether the push was acknowledged.
+    async fn grow(&mut self, sign_at: &Outside, push_at: &Outside) -> bool {
+        let number = self.commits.len() as u64 + 1;
+        let commit = self.work.commit(&format!("{} {number}", self.name)).await;
+        self.commits.push(commit.clone());
+        let state = self.maker.later(number).state(&self.name, &[(MAIN, &commit)]);
+        if !matches!(sign_at.offer(&state).await, Some(Ok(()))) {
+            return false;
+        }
+        let url = push_at.clone_url(&self.repo());
+        self.work.git(&["push", &url, "main"]).await.ok
+    }
+
+    fn tip(&self) -> &str {
+        self.commits.last().unwrap()
+    }
+}
+
+/// Waits until all nodes serve the same: events, refs, and each state exactly as refs.
+async fn agree(group: &Group, repo: &RepoId, tip: &str) {
+    Equal::among(&group.all()).with_refs(repo, &[(MAIN, tip)]).wait().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn any_node_takes_events_and_pushes_and_every_node_serves_them() {
+    let Some(group) = Group::start(3).await else { return };
+    let mut x = Grower::new("x", &group.outside()).await;
+    for n in 0..6 {
+        let (sign_at, push_at) = (group.node(n % 3), group.node((n + 1) % 3));
+        assert!(x.grow(&sign_at, &push_at).await, "push {n}");
+        // Acknowledged at one node is served by all.
+        for node in group.all() {
+            let refs = node.refs(&x.repo()).await.unwrap();
+            assert!(refs.contains(x.tip()), "{refs}");
+            let clone = Workdir::empty();
+            clone.git(&["clone", "-q", &node.clone_url(&x.repo()), "."]).await.expect_ok();
+        }
+    }
+    agree(&group, &x.repo(), x.tip()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn live_events_reach_the_subscriptions_of_every_node_once_and_in_order() {
+    let Some(group) = Group::start(3).await else { return };
+    let maker = Maker::new();
+    let announcement = maker.announce("x", &group.outside().service());
+    let mut x = Grower { maker, name: "x".into(), work: Workdir::init().await, commits: vec![] };
+    send(&group.outside(), &announcement).await;
+    assert!(x.grow(&group.node(0), &group.node(1)).await);
+    let mut sockets = Vec::new();
+    for node in group.all() {
+        let (mut socket, _) = connect_async(node.relay_url()).await.unwrap();
+        let request = r#"["REQ","live",{"kinds":[1621]}]"#;
+        socket.send(Message::text(request)).await.unwrap();
+        loop {
+            let Message::Text(text) = socket.next().await.unwrap().unwrap() else { continue };
+            if text.starts_with(r#"["EOSE""#) {
+                break;
+            }
+        }
+        sockets.push(socket);
+    }
+    let coordinate = x.repo().to_string();
+    let issues: Vec<Event> = (0..20)
+        .map(|n| x.maker.sign(1621, &format!("issue {n}"), &[&["a", &coordinate]]))
+        .collect();
+    for (n, issue) in issues.iter().enumerate() {
+        send(&group.node(n % 3), issue).await;
+    }
+    let expected: Vec<String> = issues.iter().map(|issue| issue.id.to_hex()).collect();
+    for mut socket in sockets {
+        let mut heard = Vec::new();
+        while heard.len() < expected.len() {
+            let Message::Text(text) = socket.next().await.unwrap().unwrap() else { continue };
+            let said: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(said[0], "EVENT", "{said}");
+            heard.push(said[2]["id"].as_str().unwrap().to_owned());
+        }
+        assert_eq!(heard, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_writer_is_killed_clients_are_served_again_and_nothing_acknowledged_is_lost() {
+    let Some(mut group) = Group::start(3).await else { return };
+    let mut x = Grower::new("x", &group.outside()).await;
+    assert!(x.grow(&group.outside(), &group.outside()).await);
+    // An upload that waits for its event was acknowledged, too.
+    let bob = Maker::new();
+    x.work.git(&["checkout", "-q", "-b", "topic"]).await.expect_ok();
+    let topic = x.work.commit("topic").await;
+    let request = bob.sign(1618, "", &[&["a", &x.repo().to_string()], &["c", &topic]]);
+    let target = format!("topic:refs/nostr/{}", request.id.to_hex());
+    let url = group.outside().clone_url(&x.repo());
+    x.work.git(&["push", &url, &target]).await.expect_ok();
+    x.work.git(&["checkout", "-q", "main"]).await.expect_ok();
+    for _ in 0..2 {
+        let writer = group.until_ready().await;
+        group.kill(writer);
+        let killed = Instant::now();
+        assert!(x.grow(&group.outside(), &group.outside()).await);
+        assert!(killed.elapsed() < FAILOVER, "{:?}", killed.elapsed());
+        group.restart(writer);
+        group.until_ready().await;
+        agree(&group, &x.repo(), x.tip()).await;
+    }
+    send(&group.outside(), &request).await;
+    let requested = (format!("refs/nostr/{}", request.id.to_hex()), topic);
+    let refs = [(MAIN, x.tip()), (requested.0.as_str(), requested.1.as_str())];
+    Equal::among(&group.all()).with_refs(&x.repo(), &refs).serving([&request]).wait().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_that_hangs_cannot_write_when_it_wakes_and_steps_back() {
+    let Some(group) = Group::start(3).await else { return };
+    let mut x = Grower::new("x", &group.outside()).await;
+    assert!(x.grow(&group.outside(), &group.outside()).await);
+    let writer = group.until_ready().await;
+    let other = (writer + 1) % group.len();
+    group.freeze(writer);
+    let commits_before = x.commits.len();
+    eventually_async(|| async {
+        let status = group.status(other).await?;
+        let mut up = status.nodes.into_iter().filter(|node| node.is_writer && node.is_up);
+        up.find(|node| !node.address.ends_with(&group.node(writer).service().to_string())).map(drop)
+    })
+    .await;
+    assert!(x.grow(&group.node(other), &group.node(other)).await);
+    group.thaw(writer);
+    // What it is sent now reaches the new writer, or is refused.
+    let next = x.grow(&group.node(writer), &group.node(writer)).await;
+    let tip = if next { x.tip().to_owned() } else { x.commits[commits_before].clone() };
+    let now = group.until_ready().await;
+    assert_ne!(now, writer);
+    if next {
+        agree(&group, &x.repo(), &tip).await;
+    }
+    assert!(x.grow(&group.node(writer), &group.node(other)).await);
+    agree(&group, &x.repo(), x.tip()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_of_the_database_loses_nothing_that_was_acknowledged() {
+    let Some(group) = Group::start(2).await else { return };
+    let mut x = Grower::new("x", &group.outside()).await;
+    assert!(x.grow(&group.outside(), &group.outside()).await);
+    let coordinate = x.repo().to_string();
+    let issues: Vec<Event> = (0..200)
+        .map(|n| x.maker.sign(1621, &format!("issue {n}"), &[&["a", &coordinate]]))
+        .collect();
+    let sends = issues.chunks(25).map(|some| {
+        let to = group.outside();
+        async move {
+            let mut taken = Vec::new();
+            for issue in some {
+                if matches!(to.offer(issue).await, Some(Ok(()))) {
+                    taken.push(issue.id);
+                }
+            }
+            taken
+        }
+    });
+    let restart = async { tokio::task::block_in_place(|| group.postgres().restart()) };
+    let (taken, ()) = tokio::join!(join_all(sends), restart);
+    let taken: BTreeSet<EventId> = taken.into_iter().flatten().collect();
+    group.until_ready().await;
+    for node in group.all() {
+        let served: BTreeSet<EventId> = node.events().await.unwrap().into_keys().collect();
+        let lost: Vec<_> = taken.difference(&served).collect();
+        assert!(lost.is_empty(), "{lost:?} of {}", taken.len());
+    }
+    assert!(x.grow(&group.outside(), &group.outside()).await);
+    agree(&group, &x.repo(), x.tip()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_concurrent_pushes_through_different_nodes_one_wins_at_a_time() {
+    let Some(group) = Group::start(3).await else { return };
+    let maker = Maker::new().earlier(1_000);
+    let (at, repo) = (group.outside(), maker.repo("x"));
+    send(&at, &maker.announce("x", &at.service())).await;
+    let first = Workdir::init().await;
+    let base = first.commit("base").await;
+    send(&at, &maker.state("x", &[(MAIN, &base)])).await;
+    first.git(&["push", &at.clone_url(&repo), "main"]).await.expect_ok();
+    // Sixteen clones, each with a commit of its own; the state that is signed names one of them.
+    let mut clones = Vec::new();
+    for n in 0..16 {
+        let clone = Workdir::empty();
+        clone.git(&["clone", "-q", &group.node(n % 3).clone_url(&repo), "."]).await.expect_ok();
+        let tip = clone.commit(&format!("commit {n}")).await;
+        clones.push((clone, tip));
+    }
+    let winner = clones[11].1.clone();
+    send(&at, &maker.later(1).state("x", &[(MAIN, &winner)])).await;
+    let pushes = clones.iter().enumerate().map(|(n, (clone, tip))| {
+        let url = group.node(n % 3).clone_url(&repo);
+        async move { (tip.clone(), clone.git(&["push", &url, "main"]).await.ok) }
+    });
+    let pushed: BTreeMap<String, bool> = join_all(pushes).await.into_iter().collect();
+    let won: Vec<&String> = pushed.iter().filter(|(_, ok)| **ok).map(|(tip, _)| tip).collect();
+    assert_eq!(won, [&winner]);
+    agree(&group, &repo, &winner).await;
+}
+
+/// The time for which nodes are killed at random, unless `GRASP_NODES_SECONDS` says otherwise.
+const CHAOS: u64 = 20;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_die_at_random_lose_nothing_that_was_acknowledged() {
+    let Some(mut group) = Group::start(3).await else { return };
+    let seconds = std::env::var("GRASP_NODES_SECONDS").ok().and_then(|text| text.parse().ok());
+    let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(CHAOS));
+    let mut growers = Vec::new();
+    for name in ["x", "y"] {
+        growers.push(Grower::new(name, &group.outside()).await);
+    }
+    let (mut acknowledged, mut issues): (Vec<usize>, Vec<EventId>) = (vec![0; 2], Vec::new());
+    let (mut round, mut slowest) = (0_usize, Duration::ZERO);
+    while Instant::now() < end {
+        let victim = (round * 7 + 1) % group.len();
+        if round % 4 == 1 {
+            group.kill(victim);
+        }
+        let began = Instant::now();
+        for (grower, acknowledged) in growers.iter_mut().zip(&mut acknowledged) {
+            if grower.grow(&group.outside(), &group.outside()).await {
+                *acknowledged = grower.commits.len();
+            }
+            let issue = grower.maker.sign(
+                1621,
+                &format!("issue {round}"),
+                &[&["a", &grower.repo().to_string()]],
+            );
+            if matches!(group.outside().offer(&issue).await, Some(Ok(()))) {
+                issues.push(issue.id);
+            }
+        }
+        slowest = slowest.max(began.elapsed());
+        if !group.is_running(victim) {
+            group.restart(victim);
+        }
+        round += 1;
+    }
+    group.until_ready().await;
+    for (grower, acknowledged) in growers.iter_mut().zip(acknowledged) {
+        assert!(acknowledged > 0);
+        // Whatever was acknowledged is in the history of what is served after one more push.
+        assert!(grower.grow(&group.outside(), &group.outside()).await);
+        agree(&group, &grower.repo(), grower.tip()).await;
+    }
+    for node in group.all() {
+        let served = node.events().await.unwrap();
+        assert!(issues.iter().all(|id| served.contains_key(id)));
+    }
+    eprintln!("{round} rounds, {} issues acknowledged, slowest round {slowest:?}", issues.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_between_nodes_are_for_nodes_alone() {
+    let Some(group) = Group::start(1).await else { return };
+    let address = group.node(0).service().to_string();
+    for (path, key) in [("/node/events", ""), ("/node/ephemeral", &"0".repeat(64)[..])] {
+        let answer = post(&address, path, &[("grasp-node-key", key)], b"[]").await;
+        assert_eq!(answer.status, 404, "{path}");
+    }
+    assert_eq!(http(&address, "GET", "/health", &[]).await.body, "ok\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_used_is_named_without_its_secrets() {
+    let Some(postgres) = Postgres::durable() else { return };
+    let (dir, packs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let address = "127.0.0.1:1".parse().unwrap();
+    let name = postgres.database();
+    let name = name.rsplit('/').next().unwrap();
+    let right = postgres.tcp_url(grasp_tests::PASSWORD, name);
+    let packs = format!("file://{}", packs.path().display());
+    let cases = [
+        (postgres.tcp_url("wrong-word", name), packs.clone(), "password"),
+        (postgres.tcp_url(grasp_tests::PASSWORD, "nothing"), packs, "does not exist"),
+        (right, "file:///nowhere/at/all".into(), "does not exist"),
+    ];
+    for (database, packs, expected) in cases {
+        let mut settings = settings(dir.path(), address, "127.0.0.1:1");
+        settings.database = Some(database.parse().unwrap());
+        settings.packs = Some(packs.parse().unwrap());
+        let error = match Server::open(&settings, Clock::system()).await {
+            Ok(_) => panic!("{database} {packs} was used"),
+            Err(error) => format!("{error:#}"),
+        };
+        assert!(error.contains(expected), "{error}");
+        for secret in ["wrong-word", grasp_tests::PASSWORD] {
+            assert!(!error.contains(secret), "{error}");
+        }
+    }
+}
