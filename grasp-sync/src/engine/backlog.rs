@@ -151,8 +151,10 @@ impl Backlog {
         while let Some((_, id)) = self.backing_off.first().copied().filter(|(at, _)| *at <= now) {
             self.backing_off.pop_first();
             let Some(job) = self.jobs.get(&id) else { continue };
-            if let JobPhase::BackingOff { then, .. } = job.phase {
-                self.queue(id, then);
+            match job.phase {
+                // It may have been delayed again since.
+                JobPhase::BackingOff { until, then } if until <= now => self.queue(id, then),
+                _ => {}
             }
         }
     }
