@@ -76,6 +76,15 @@ pub(crate) enum Command {
         #[command(flatten)]
         server: ServerData,
     },
+    /// Moves the data of a single server that is stopped to the database and the object store of several nodes: exit code
+    /// 1 if packs were missing.
+    Import {
+        /// The data directory of the single server. It is not changed.
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+        #[command(flatten)]
+        flags: Flags,
+    },
     /// Announces the repository of a working copy at servers, signs its state, and pushes it.
     Push(PushArgs),
     /// Fetches everything that other relays have into the store, without serving.

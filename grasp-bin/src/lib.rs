@@ -78,6 +78,9 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Restore { dir, accept_damage, server } => {
             operations::restore::run(&load(&server.flags())?.config, &dir, accept_damage)?;
         }
+        Command::Import { dir, flags } => {
+            return operations::import::run(&load(&flags)?.config, &dir);
+        }
         Command::Push(asked) => push_to(asked)?,
         Command::Sync(asked) => return sync_once(asked),
         Command::Sidecar { relay, flags } => sidecar::run(load(&flags)?, relay)?,

@@ -1,10 +1,11 @@
-//! `grasp check`, `grasp backup` and `grasp restore`: commands for the stored data of a server, which may be running.
+//! `grasp check`, `grasp backup`, `grasp restore` and `grasp import`: commands for the stored data of a server, which may be running.
 //!
 //! They read the database and the packs by themselves, so they may write where a confined server cannot, and work the
 //! same on a server that is stopped. Only a repair is done by the running server.
 
 pub(crate) mod backup;
 pub(crate) mod check;
+pub(crate) mod import;
 mod manifest;
 pub(crate) mod restore;
 
