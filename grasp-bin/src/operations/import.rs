@@ -48,7 +48,9 @@ pub(crate) fn run(config: &Config, dir: &Path) -> Result<ExitCode> {
     println!("start the nodes with the domain that the server had");
     for (identifier, packs) in &lost {
         let packs = format_count(packs.len() as u64, "pack", "packs");
-        println!("damaged: {identifier}: {packs} were not on disk; the nodes fetch what is missing");
+        println!(
+            "damaged: {identifier}: {packs} were not on disk; the nodes fetch what is missing"
+        );
     }
     Ok(if lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
