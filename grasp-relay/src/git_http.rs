@@ -306,17 +306,24 @@ const DUMB_PROTOCOL: &str = "the dumb HTTP protocol is not supported; use git 1.
 
 const SERVER_FAILED: &str = "the server failed, try again\n";
 
+const PACKS_UNAVAILABLE: &str = "the server cannot read its packs at the moment, try again later\n";
+
 /// Value of `Retry-After` for a client that was refused because the server is busy.
 const RETRY_AFTER_SECONDS: &str = "10";
 
 fn git_failed(error: &GitError) -> Response {
+    let unavailable = |text: String| {
+        let headers = [(header::RETRY_AFTER, RETRY_AFTER_SECONDS)];
+        (StatusCode::SERVICE_UNAVAILABLE, NO_CACHE, headers, text).into_response()
+    };
     if let GitError::Busy(_) | GitError::TooExpensive { .. } = error {
         tracing::debug!(%error, "a git request was refused");
-        let headers = [(header::RETRY_AFTER, RETRY_AFTER_SECONDS)];
-        let text = format!("{error}\n");
-        return (StatusCode::SERVICE_UNAVAILABLE, NO_CACHE, headers, text).into_response();
+        return unavailable(format!("{error}\n"));
     }
     tracing::error!(%error, "a git request failed");
+    if let GitError::PackStorage(_) = error {
+        return unavailable(String::from(PACKS_UNAVAILABLE));
+    }
     (StatusCode::INTERNAL_SERVER_ERROR, NO_CACHE, SERVER_FAILED).into_response()
 }
 

@@ -103,7 +103,7 @@ pub enum GitError {
     /// The database failed.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    /// Packs could not be stored in the object store, or read from it.
+    /// Packs could not be stored in the pack storage, or read from it.
     #[error(transparent)]
     PackStorage(#[from] PackStorageError),
     /// Two refs that cannot both exist, one being a directory of the other.

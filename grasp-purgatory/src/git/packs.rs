@@ -1,7 +1,7 @@
-//! Packs in an object store, which any number of servers read. The directories of families are a cache of it.
+//! Packs in a pack storage, which any number of servers read. The directories of families are a cache of it.
 //!
 //! ```text
-//! version                                              which layout this is; without it, it is not our object store
+//! version                                              which layout this is; without it, it is not our pack storage
 //! packs/<endpoint>/<family>/pack-….pack, .idx, .rev    written once, before the commit that names the pack
 //! staging/<endpoint>/<family>/<event>/<tip>/pack-….*   uploads whose event has not been received
 //! ```
@@ -25,8 +25,11 @@ use grasp_core::service::Endpoint;
 
 use super::layout::{self, Family};
 
-/// Key and content of the object that every object store of ours has.
+/// Key and content of the object that every pack storage of ours has.
 const VERSION: (&str, &[u8]) = ("version", b"grasp packs 1\n");
+
+/// The files of a pack.
+pub(super) const KINDS: [&str; 3] = ["pack", "idx", "rev"];
 
 /// Time for which failed requests are repeated.
 pub(super) const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -43,16 +46,16 @@ pub enum PackStorageError {
     NoBucket,
     /// The credentials were refused.
     #[error(
-        "the object store refused the credentials; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION"
+        "the pack storage refused the credentials; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION"
     )]
     Denied,
     /// The bucket or directory exists and lacks what this server has stored.
     #[error(
-        "the object store has no packs of this server: its object `version` is missing; correct the address, or restore the bucket"
+        "the pack storage has no packs of this server: its object `version` is missing; correct the address, or restore the bucket"
     )]
     Foreign,
     /// Another version of this program has written it.
-    #[error("the object store has layout {found:?}, and this version knows only {known:?}")]
+    #[error("the pack storage has layout {found:?}, and this version knows only {known:?}")]
     Layout {
         /// The version that it declares.
         found: String,
@@ -60,17 +63,17 @@ pub enum PackStorageError {
         known: String,
     },
     /// A request failed, as often as it was repeated.
-    #[error("the object store failed: {0}")]
+    #[error("the pack storage failed: {0}")]
     Failed(String),
     /// A local file could not be read or written.
-    #[error("could not copy a pack from or to the object store")]
+    #[error("could not copy a pack from or to the pack storage")]
     File(#[from] std::io::Error),
 }
 
-/// A call of an object store.
+/// A call of a pack storage.
 type StorageFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, PackStorageError>> + Send + 'a>>;
 
-/// The operations of an object store.
+/// The operations of a pack storage.
 trait Backend: Send + Sync {
     /// Stores the content of a file. It is durable when this returns.
     fn put<'a>(&'a self, key: &'a str, file: &'a Path) -> StorageFuture<'a, ()>;
@@ -78,8 +81,12 @@ trait Backend: Send + Sync {
     /// Writes an object to a new file; returns whether there is such an object.
     fn get<'a>(&'a self, key: &'a str, file: &'a Path) -> StorageFuture<'a, bool>;
 
-    /// Returns the keys below a prefix that ends at a slash, with sizes.
-    fn list<'a>(&'a self, prefix: &'a str) -> StorageFuture<'a, BTreeMap<String, u64>>;
+    /// Returns those keys below a prefix that ends at a slash which are to be kept, with sizes.
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        keep: &'a (dyn Fn(&str) -> bool + Send + Sync),
+    ) -> StorageFuture<'a, BTreeMap<String, u64>>;
 
     /// Removes an object; that there is none is fine.
     fn delete<'a>(&'a self, key: &'a str) -> StorageFuture<'a, ()>;
@@ -91,7 +98,7 @@ trait Backend: Send + Sync {
     fn write<'a>(&'a self, key: &'a str, content: &'static [u8]) -> StorageFuture<'a, ()>;
 }
 
-/// Options of an object store that are not part of its address.
+/// Options of a pack storage that are not part of its address.
 #[derive(Clone)]
 pub struct PackStorageOptions {
     /// Names and values as in the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`,
@@ -118,7 +125,7 @@ impl std::fmt::Debug for PackStorageOptions {
     }
 }
 
-/// An object store for packs. Clones share it.
+/// A pack storage for packs. Clones share it.
 #[derive(Clone)]
 pub struct PackStorage {
     inner: Arc<Storage>,
@@ -166,7 +173,7 @@ impl PackStorage {
         match self.count(self.inner.backend.read(key).await)? {
             None => {
                 // Some servers do not tell a missing object from a missing bucket.
-                self.count(self.inner.backend.list("probe/").await)?;
+                self.count(self.inner.backend.list("probe/", &|_| false).await)?;
                 Ok(false)
             }
             Some(found) if found == known => Ok(true),
@@ -177,7 +184,7 @@ impl PackStorage {
         }
     }
 
-    /// Makes an empty object store ours.
+    /// Makes an empty pack storage ours.
     pub(super) async fn claim(&self) -> Result<(), PackStorageError> {
         let (key, content) = VERSION;
         self.count(self.inner.backend.write(key, content).await)
@@ -193,9 +200,31 @@ impl PackStorage {
         Ok(())
     }
 
+    /// Stores a pack with its indexes.
+    pub(super) async fn put_pack(
+        &self,
+        pack: &Path,
+        key: impl Fn(&Path) -> String,
+    ) -> Result<(), PackStorageError> {
+        let put = |kind: &'static str| {
+            let file = pack.with_extension(kind);
+            let key = key(&file);
+            async move {
+                // A reverse index is made by newer versions of git alone.
+                if kind == "rev" && !file.exists() {
+                    return Ok(());
+                }
+                self.put(&key, &file).await
+            }
+        };
+        let [pack, index, reverse] = KINDS.map(put);
+        tokio::try_join!(pack, index, reverse)?;
+        Ok(())
+    }
+
     /// Writes an object to a new file; returns whether there is such an object.
     ///
-    /// An object store that was replaced by an empty one is an error: nothing in it is lost.
+    /// A pack storage that was replaced by an empty one is an error: nothing in it is lost.
     pub(super) async fn get(&self, key: &str, file: &Path) -> Result<bool, PackStorageError> {
         if self.count(self.inner.backend.get(key, file).await)? {
             self.inner.downloads.fetch_add(1, Ordering::Relaxed);
@@ -209,7 +238,16 @@ impl PackStorage {
         &self,
         prefix: &str,
     ) -> Result<BTreeMap<String, u64>, PackStorageError> {
-        let listed = self.count(self.inner.backend.list(prefix).await)?;
+        self.list_where(prefix, |_| true).await
+    }
+
+    /// The same for some of the keys, of which there may be millions.
+    pub(super) async fn list_where(
+        &self,
+        prefix: &str,
+        keep: impl Fn(&str) -> bool + Send + Sync,
+    ) -> Result<BTreeMap<String, u64>, PackStorageError> {
+        let listed = self.count(self.inner.backend.list(prefix, &keep).await)?;
         if listed.is_empty() && !self.is_ours().await? {
             return Err(PackStorageError::Foreign);
         }
@@ -238,7 +276,7 @@ impl<F: FnMut()> Drop for OnDrop<F> {
     }
 }
 
-/// Figures of an object store and its cache, counted since the start.
+/// Figures of a pack storage and its cache, counted since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackFigures {
     /// Requests for a family whose packs were all on disk.

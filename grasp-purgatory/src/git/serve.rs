@@ -105,12 +105,15 @@ impl RepoStore {
         claimant: Claimant,
         arguments: &[&str],
     ) -> Result<GitProcess, GitError> {
-        let (view, in_use) = self.readable(repo).await?;
-        let bytes = self.family_bytes(&repo.identifier).await?;
+        let (view, present) = self.readable(repo).await?;
         let mut command = self.serving_command((service, protocol), arguments).arg(view);
-        if let Some(in_use) = in_use {
-            command = command.keeping(in_use);
-        }
+        let bytes = match present {
+            Some(present) => {
+                command = command.keeping(present.in_use.clone());
+                present.bytes()
+            }
+            None => self.family_bytes(&repo.identifier).await?,
+        };
         command
             .limited(ProcessLimits::for_data(&claimant, bytes))
             .claimed_by(claimant)

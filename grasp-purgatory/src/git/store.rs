@@ -27,7 +27,7 @@ pub use files::{CopyOutcome, Examination, NamedFiles, PackFault, RepoFiles};
 pub use guard::{FamilyGuard, WantedRefs};
 use incoming::Arrivals;
 pub use incoming::Incoming;
-pub(super) use present::Needed;
+pub(super) use present::{Needed, Present};
 pub use repair::Inspection;
 pub use staging::StagingLimits;
 pub(super) use unpacking::Quarantine;
@@ -40,7 +40,6 @@ use super::check::Proofs;
 use super::error::GitError;
 use super::layout::{self, Family, Layout, VERSION};
 use super::packs::PackCache;
-use super::packs::cache::InUse;
 use super::packs::sweep::UnnamedObjects;
 use crate::database::{Database, FamilyRow, Generation, Pack, View};
 
@@ -101,7 +100,7 @@ struct Removals(u64);
 
 impl RepoStore {
     /// Opens the directory of an endpoint, makes it if need be, and removes what the database does not name. With `packs`
-    /// the directory is a cache of an object store that other processes may write to; see [`RepoStore::became_writer`].
+    /// the directory is a cache of a pack storage that other processes may write to; see [`RepoStore::became_writer`].
     ///
     /// At [`Endpoint::PullRequests`] every repository exists for its readers, empty until something is put there.
     pub async fn open(
@@ -282,18 +281,18 @@ impl RepoStore {
         Ok(self.inner.database.existing(self.inner.endpoint, identifiers).await?)
     }
 
-    /// Returns a directory in which git reads a repository as it is committed now, with the use that keeps it there.
+    /// Returns a directory in which git reads a repository as it is committed now. What is returned with it keeps it
+    /// there.
     pub(super) async fn readable(
         &self,
         repo: &RepoId,
-    ) -> Result<(PathBuf, Option<Arc<InUse>>), GitError> {
+    ) -> Result<(PathBuf, Option<Present>), GitError> {
         let mut view = self.view(repo).await?;
         let present = self.present(&repo.identifier, Needed::Served).await?;
-        let in_use = present.map(|mut present| {
+        if let Some(of_row) = present.as_ref().and_then(|it| it.row.views.get(&repo.owner)) {
             // The refs of the same moment as the packs.
-            view = present.row.views.remove(&repo.owner).unwrap_or(view.clone());
-            present.in_use
-        });
+            view = of_row.clone();
+        }
         let (store, family, owner) = (self.clone(), self.family(&repo.identifier), repo.owner);
         let readable = blocking(move || {
             if !family.objects().is_dir() {
@@ -301,7 +300,7 @@ impl RepoStore {
             }
             family.cached_view(&owner, (&view.refs, view.generation), &store.scratch())
         });
-        Ok((readable.await?, in_use))
+        Ok((readable.await?, present))
     }
 
     pub(super) fn family(&self, identifier: &Identifier) -> Family {

@@ -1,4 +1,4 @@
-//! Several servers whose packs are in one object store.
+//! Several servers whose packs are in one pack storage.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,19 +9,20 @@ use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
 use grasp_core::{Mono, Oid, RepoId};
 use grasp_purgatory::git::{
-    PackCache, PackStorage, PackStorageOptions, Protocol, RepoStore, StagingLimits,
+    NamedFiles, PackCache, PackStorage, PackStorageOptions, Protocol, RepoFiles, RepoStore,
+    StagingLimits,
 };
 use nostr::event::EventId;
 use tempfile::TempDir;
 
-use crate::git_fixture::{Work, World, files_below, git, installed_git, noise, pack_bytes};
+use crate::git_fixture::{Work, World, files_below, git, installed_git, noise, open, pack_bytes};
 use crate::memory_database::MemoryDatabase;
 use crate::s3_server::S3Server;
 
 /// More bytes than any test makes.
 pub(crate) const PLENTY: u64 = 1 << 40;
 
-/// An object store, and the database whose packs it has.
+/// A pack storage, and the database whose packs it has.
 pub(crate) struct Site {
     pub(crate) database: Arc<MemoryDatabase>,
     pub(crate) storage: Storage,
@@ -176,7 +177,7 @@ async fn packs_that_were_replaced_leave_the_disk_of_readers() {
     let named: u64 = row.packs.iter().map(|pack| pack.bytes).sum();
     assert!(named < before);
     assert_eq!(cached_packs(&reader), named);
-    // Clients that began before may still read the old ones from the object store.
+    // Clients that began before may still read the old ones from the pack storage.
     assert!(site.stored("pack").len() > 40);
 }
 
@@ -425,4 +426,30 @@ async fn a_cache_that_was_removed_while_running_is_filled_again() {
     let next = work.commit("next");
     writer.push(&repo, &work, &[("refs/heads/main", Some(next))]).await.unwrap();
     assert!(serves(&reader, &repo, next).await);
+}
+
+#[tokio::test]
+async fn packs_and_uploads_of_one_machine_are_moved_to_a_pack_storage() {
+    let site = Site::on_s3().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (root, database) = (dir.path().join("git"), &site.database);
+    let limits = StagingLimits::default();
+    let store = open(&root, installed_git(), limits, database).await.unwrap();
+    let single = World { dir, database: database.clone(), store };
+    let (repo, work, tip) = repository(&single, "x").await;
+    let (id, reference) = event(1);
+    let upload = work.commit("contribution");
+    single.push(&repo, &work, &[(&reference, Some(upload))]).await.unwrap();
+    let endpoint = Endpoint::Repository;
+    let mut named = NamedFiles::read(&**database, endpoint).await.unwrap();
+    named.uploads.insert((repo.identifier.clone(), id, upload));
+    let files = RepoFiles::new(&root, endpoint, installed_git(), database.clone());
+    let storage = site.storage.open(Duration::from_secs(20));
+    assert!(files.store_in(&storage, &named).await.unwrap().is_empty());
+    let writer = site.writer().await;
+    assert!(serves(&writer, &repo, tip).await);
+    let mut guard = writer.store.lock(&repo.identifier).await.unwrap();
+    assert!(guard.promote_staged(id, upload).await.unwrap());
+    drop(guard);
+    assert!(serves(&site.reader().await, &repo, upload).await);
 }

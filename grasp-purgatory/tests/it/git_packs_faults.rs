@@ -1,4 +1,4 @@
-//! Faults of the object store, and packs that it loses.
+//! Faults of the pack storage, and packs that it loses.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -86,7 +86,7 @@ async fn a_push_that_cannot_be_stored_fails_and_changes_nothing() {
             let error = writer.push(&repo, &work, &[(name, Some(second))]).await.unwrap_err();
             assert!(matches!(error, GitError::PackStorage(_)), "{error:?}");
             assert!(error.is_ours());
-            assert!(error.to_string().starts_with("the object store failed: "), "{error}");
+            assert!(error.to_string().starts_with("the pack storage failed: "), "{error}");
             assert_eq!(*site.database.content(), before);
             site.server().heal();
         }
@@ -100,14 +100,14 @@ async fn a_push_that_cannot_be_stored_fails_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_reader_says_that_the_object_store_fails_and_recovers() {
+async fn a_reader_says_that_the_pack_storage_fails_and_recovers() {
     let site = Site::on_s3().await;
     let writer = site.writer().await;
     let (repo, _, tip) = repository(&writer, "x").await;
     let reader = site.node(PackCache::new(site.storage.open(SHORT), PLENTY)).await;
     site.server().fail(usize::MAX, ("GET", ""), Fault::Unavailable);
     let said = refusal(&reader, &repo).await;
-    assert!(said.contains("the object store failed: SlowDown"), "{said}");
+    assert!(said.contains("the pack storage failed: SlowDown"), "{said}");
     assert!(serves(&writer, &repo, tip).await, "it has the packs on disk");
     site.server().heal();
     assert!(serves(&reader, &repo, tip).await);
@@ -206,7 +206,7 @@ async fn a_lost_pack_that_nobody_has_is_damage_until_its_objects_come_back() {
 }
 
 #[tokio::test]
-async fn a_damaged_pack_is_found_by_reading_the_object_store() {
+async fn a_damaged_pack_is_found_by_reading_the_pack_storage() {
     let site = Site::on_s3().await;
     let old = site.writer().await;
     let (repo, work, _) = repository(&old, "x").await;
@@ -266,7 +266,7 @@ async fn a_damaged_file_of_the_cache_is_downloaded_again() {
 }
 
 #[tokio::test]
-async fn an_emptied_or_wrong_object_store_is_an_error_and_no_damage() {
+async fn an_emptied_or_wrong_pack_storage_is_an_error_and_no_damage() {
     let site = Site::on_s3().await;
     let writer = site.writer().await;
     let (repo, ..) = repository(&writer, "x").await;
@@ -303,7 +303,7 @@ async fn wrong_settings_are_told_without_secrets() {
         (open("s3://nothing/x", &[]), "does not exist"),
         (open(&server.url(), &wrong), "refused the credentials"),
         (open(&server.url(), &unknown), "refused the credentials"),
-        (open(&server.url(), &nowhere), "the object store failed: "),
+        (open(&server.url(), &nowhere), "the pack storage failed: "),
     ];
     for (storage, expected) in asked {
         let error = storage.unwrap().probe().await.unwrap_err();

@@ -78,6 +78,9 @@ impl PushError {
             true => tracing::error!(error = %self, "a push failed"),
             false => tracing::debug!(reason = %self, "a push was refused"),
         }
+        if let Self::Git(GitError::PackStorage(_)) = self {
+            return String::from("the server cannot store packs at the moment, try again later");
+        }
         match is_ours && !is_disk_full {
             true => String::from("the server failed, try again"),
             false => self.to_string(),

@@ -88,12 +88,13 @@ impl Lanes {
         self.tails.insert(lane, tail);
     }
 
-    /// Reads all identifiers, outside of the lanes.
+    /// Reads all identifiers, and removes what nothing names from the pack storage, outside of the lanes.
     pub(super) fn list(&self) {
         let executor = self.executor.clone();
         tokio::spawn(async move {
             let names = executor.names().await;
             executor.tell(Order::Listed(names)).await;
+            executor.sweep().await;
         });
     }
 }

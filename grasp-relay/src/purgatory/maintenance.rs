@@ -168,6 +168,19 @@ impl LaneExecutor {
         Ok(names)
     }
 
+    /// Removes packs from the pack storage that nothing has named for a day.
+    pub(super) async fn sweep(&self) {
+        for store in self.stores() {
+            match store.sweep(self.parts.clock.now().mono).await {
+                Ok(0) => {}
+                Ok(deleted) => {
+                    tracing::info!(deleted, "deleted unused packs from the pack storage")
+                }
+                Err(error) => tracing::warn!(%error, "could not delete unused packs"),
+            }
+        }
+    }
+
     /// Removes retired data whose time is over, and repacks. Objects that no view needs are removed, but for the tips that
     /// held events are `waiting` for, if there are any.
     pub(super) async fn maintain(&self, identifier: &Identifier, waiting: Option<BTreeSet<Oid>>) {

@@ -11,7 +11,7 @@ use super::{PackFigures, PackStorage};
 use crate::git::blocking;
 use crate::git::layout::{self, Family};
 
-/// An object store, and a bound for the packs that are kept on disk. Clones share it; the stores of all endpoints are
+/// A pack storage, and a bound for the packs that are kept on disk. Clones share it; the stores of all endpoints are
 /// opened with one.
 #[derive(Clone, Debug)]
 pub struct PackCache {
@@ -36,7 +36,7 @@ impl PackCache {
     /// Bytes of packs that are kept on disk unless the operator says otherwise.
     pub const DEFAULT_BYTES: u64 = 20 * 1024 * 1024 * 1024;
 
-    /// Keeps packs in an object store, and at most so many bytes of them on disk, beside what is in use.
+    /// Keeps packs in a pack storage, and at most so many bytes of them on disk, beside what is in use.
     pub fn new(storage: PackStorage, max_bytes: u64) -> Self {
         let [hits, misses, next_scratch] = [const { AtomicU64::new(0) }; 3];
         let (state, downloads) = (Mutex::default(), Semaphore::new(MAX_DOWNLOADS));
@@ -44,7 +44,7 @@ impl PackCache {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Returns the object store.
+    /// Returns the pack storage.
     pub fn storage(&self) -> &PackStorage {
         &self.inner.storage
     }

@@ -31,14 +31,14 @@ const PART: usize = 8 * 1024 * 1024;
 /// Parts of one upload that are sent at a time.
 const PARTS_AT_ONCE: usize = 3;
 
-/// Time for connecting to an object store.
+/// Time for connecting to a pack storage.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Pauses between repeated requests.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// An object store below an address.
+/// A pack storage below an address.
 pub(super) struct Remote {
     store: Arc<dyn ObjectStore>,
 }
@@ -135,12 +135,21 @@ impl Backend for Remote {
         Box::pin(self.download(key, file))
     }
 
-    fn list<'a>(&'a self, prefix: &'a str) -> StorageFuture<'a, BTreeMap<String, u64>> {
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        keep: &'a (dyn Fn(&str) -> bool + Send + Sync),
+    ) -> StorageFuture<'a, BTreeMap<String, u64>> {
         Box::pin(async move {
             let prefix = object_store::path::Path::from(prefix);
-            let found = self.store.list(Some(&prefix));
-            let found = found.map_ok(|object| (object.location.to_string(), object.size));
-            found.try_collect().await.map_err(failed)
+            let mut found = self.store.list(Some(&prefix));
+            let mut kept = BTreeMap::new();
+            while let Some(object) = found.try_next().await.map_err(failed)? {
+                if keep(object.location.as_ref()) {
+                    kept.insert(object.location.into(), object.size);
+                }
+            }
+            Ok(kept)
         })
     }
 

@@ -13,6 +13,7 @@ use nostr::event::EventId;
 use nostr::key::PublicKey;
 
 use super::repair::{READ_TIMEOUT, file_of, is_as_committed};
+use super::staging::place_of;
 use super::{check_version, remove_unnamed};
 use crate::database::{Database, FamilyRow, Pack};
 use crate::git::binary::Git;
@@ -20,6 +21,7 @@ use crate::git::blocking;
 use crate::git::check::Objects;
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family, Layout, VERSION};
+use crate::git::packs::{self, PackStorage};
 use crate::journal::Record;
 use crate::purgatory::PushTarget;
 
@@ -232,6 +234,46 @@ impl RepoFiles {
             lost.entry(identifier).or_default().insert(pack.name);
         }
         Ok(CopyOutcome::Complete { lost })
+    }
+}
+
+/// Copies to a pack storage.
+impl RepoFiles {
+    /// Stores these packs and uploads in a pack storage, for servers that share it. Returns the packs that are not on
+    /// disk as they were committed.
+    pub async fn store_in(
+        &self,
+        storage: &PackStorage,
+        named: &NamedFiles,
+    ) -> Result<BTreeMap<Identifier, BTreeSet<String>>, GitError> {
+        if !storage.is_ours().await? {
+            storage.claim().await?;
+        }
+        let mut lost: BTreeMap<Identifier, BTreeSet<String>> = BTreeMap::new();
+        for (identifier, packs) in &named.packs {
+            let family = self.layout.family(identifier);
+            for pack in packs {
+                let file = file_of(&family, pack);
+                if !is_as_committed(&file, pack) || !file.with_extension("idx").exists() {
+                    lost.entry(identifier.clone()).or_default().insert(pack.name.clone());
+                    continue;
+                }
+                let key = |file: &Path| packs::pack_key(self.endpoint, &family, file);
+                storage.put_pack(&file, key).await?;
+            }
+        }
+        let (staging, prefix) = (self.layout.staging(), packs::staging_prefix(self.endpoint));
+        for (identifier, event, tip) in &named.uploads {
+            let place = self.layout.family(identifier).staged_tip(event, tip);
+            let above = place_of(&staging, &place);
+            for file in blocking(move || layout::list(&place.join("pack"))).await? {
+                if file.extension().is_some_and(|kind| kind == "pack") {
+                    let key = |file: &Path| format!("{prefix}{above}/{}", layout::name(file));
+                    storage.put_pack(&file, key).await?;
+                }
+            }
+        }
+        Ok(lost)
     }
 }
 

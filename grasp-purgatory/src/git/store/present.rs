@@ -1,6 +1,6 @@
-//! A store whose packs are in an object store: what is on disk is a cache, which is filled before it is read.
+//! A store whose packs are in a pack storage: what is on disk is a cache, which is filled before it is read.
 //!
-//! A pack is in the object store before the commit that names it, and for a day after the last commit that did. So any
+//! A pack is in the pack storage before the commit that names it, and for a day after the last commit that did. So any
 //! process that reads the row of a family finds its packs, and one that has read an old row does too.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,10 +22,7 @@ use crate::git::layout::{self, Family};
 use crate::git::packs::cache::InUse;
 use crate::git::packs::checksum::{self, Soundness};
 use crate::git::packs::sweep::UnnamedObjects;
-use crate::git::packs::{self, PackCache, PackFigures, PackStorageError};
-
-/// The files of a pack in the order in which they are stored.
-const KINDS: [&str; 3] = ["pack", "idx", "rev"];
+use crate::git::packs::{self, KINDS, PackCache, PackFigures, PackStorageError};
 
 /// Times that the row of a family is read because packs of it were replaced while they were downloaded.
 const MAX_ROWS: usize = 4;
@@ -42,6 +39,18 @@ pub(in crate::git) enum Needed {
     All,
 }
 
+impl Present {
+    /// Returns the size of the packs that views read.
+    pub(in crate::git) fn bytes(&self) -> u64 {
+        bytes_of(&self.row)
+    }
+}
+
+/// Returns the size of the packs that views of a family read.
+pub(super) fn bytes_of(row: &FamilyRow) -> u64 {
+    row.packs.iter().filter(|pack| !pack.is_attic).map(|pack| pack.bytes).sum()
+}
+
 impl Needed {
     fn of(self, row: &FamilyRow) -> BTreeSet<Pack> {
         let is_needed = |pack: &&Pack| self == Self::All || !pack.is_attic;
@@ -53,25 +62,25 @@ impl Needed {
 #[derive(Clone, Debug)]
 pub(in crate::git) struct Present {
     pub(in crate::git) row: FamilyRow,
-    /// Packs that the row names and the object store does not have.
+    /// Packs that the row names and the pack storage does not have.
     pub(in crate::git) lost: BTreeSet<Pack>,
     pub(in crate::git) in_use: Arc<InUse>,
 }
 
 impl RepoStore {
-    /// Returns the object store and its bound on disk.
+    /// Returns the pack storage and its bound on disk.
     pub fn packs(&self) -> Option<&PackCache> {
         self.inner.packs.as_ref()
     }
 
-    /// Returns figures of the object store, if there is one. Stores that share it have the same figures.
+    /// Returns figures of the pack storage, if there is one. Stores that share it have the same figures.
     pub fn pack_figures(&self) -> Option<PackFigures> {
         self.packs().map(PackCache::figures)
     }
 
-    /// Brings the packs that a family's row names onto disk; `None` without an object store: they are there.
+    /// Brings the packs that a family's row names onto disk; `None` without a pack storage: they are there.
     ///
-    /// A pack that the object store does not have is no error here. Git reports the objects that it does not find, as it
+    /// A pack that the pack storage does not have is no error here. Git reports the objects that it does not find, as it
     /// does when a file was lost.
     pub(in crate::git) async fn present(
         &self,
@@ -125,7 +134,7 @@ impl RepoStore {
         .await
     }
 
-    /// Downloads what a family lacks, one reader at a time. Returns its row and the packs that the object store lacks.
+    /// Downloads what a family lacks, one reader at a time. Returns its row and the packs that the pack storage lacks.
     async fn download(
         self,
         identifier: Identifier,
@@ -154,7 +163,7 @@ impl RepoStore {
         Err(GitError::Outdated)
     }
 
-    /// Downloads packs; returns those that the object store does not have, or has damaged.
+    /// Downloads packs; returns those that the pack storage does not have, or has damaged.
     async fn download_all(
         &self,
         identifier: &Identifier,
@@ -197,7 +206,7 @@ impl RepoStore {
             }
             return Ok(true);
         }
-        tracing::error!(%identifier, pack = pack.name, "a pack is damaged in the object store");
+        tracing::error!(%identifier, pack = pack.name, "a pack is damaged in the pack storage");
         Ok(false)
     }
 
@@ -298,7 +307,7 @@ pub(super) fn copy_file(copy: &Quarantine, pack: &Pack) -> PathBuf {
 
 /// Uploads.
 impl RepoStore {
-    /// Stores packs that are on disk in the object store, if there is one. The caller holds the family's lock.
+    /// Stores packs that are on disk in the pack storage, if there is one. The caller holds the family's lock.
     pub(super) async fn upload(&self, family: &Family, packs: &[Pack]) -> Result<(), GitError> {
         for pack in packs {
             let file = file_of(family, pack);
@@ -314,24 +323,13 @@ impl RepoStore {
         key: impl Fn(&Path) -> String,
     ) -> Result<(), GitError> {
         let Some(cache) = self.packs() else { return Ok(()) };
-        let put = |kind: &'static str| {
-            let file = pack.with_extension(kind);
-            let key = key(&file);
-            async move {
-                // A reverse index is made by newer versions of git alone.
-                if kind == "rev" && !file.exists() {
-                    return Ok(());
-                }
-                self.unnamed_objects().forget(&key);
-                cache.storage().put(&key, &file).await
-            }
-        };
-        let [pack, index, reverse] = KINDS.map(put);
-        tokio::try_join!(pack, index, reverse)?;
-        Ok(())
+        for kind in KINDS {
+            self.unnamed_objects().forget(&key(&pack.with_extension(kind)));
+        }
+        Ok(cache.storage().put_pack(pack, key).await?)
     }
 
-    /// Removes the files of a pack from the object store.
+    /// Removes the files of a pack from the pack storage.
     pub(super) async fn delete_pack(&self, family: &Family, pack: &Pack) -> Result<(), GitError> {
         let Some(cache) = self.packs() else { return Ok(()) };
         for kind in KINDS {
@@ -341,7 +339,7 @@ impl RepoStore {
         Ok(())
     }
 
-    /// Returns those of these packs that the object store does not have as they were committed. What can be read on disk
+    /// Returns those of these packs that the pack storage does not have as they were committed. What can be read on disk
     /// is stored again.
     pub(super) async fn restore_objects(
         &self,
@@ -363,7 +361,7 @@ impl RepoStore {
             if self.upload_again(family, pack).await? {
                 tracing::warn!(
                     pack = pack.name,
-                    "stored a pack again that the object store had lost"
+                    "stored a pack again that the pack storage had lost"
                 );
             } else if size("pack") != Some(pack.bytes) {
                 lost.insert(pack.clone());
@@ -401,7 +399,7 @@ impl RepoStore {
 /// One writer after another.
 impl RepoStore {
     /// Begins to change repositories, which another process may have changed before: forgets what that may have made
-    /// wrong, and lists the uploads that wait for their event. Without an object store there is no other process.
+    /// wrong, and lists the uploads that wait for their event. Without a pack storage there is no other process.
     ///
     /// To be called before anything is changed, each time that this process becomes the one that writes.
     pub async fn became_writer(&self) -> Result<(), GitError> {
@@ -419,21 +417,27 @@ impl RepoStore {
         self.list_staged().await
     }
 
-    /// Deletes objects from the object store that nothing has named for a day, and returns their number. For the one
+    /// Deletes objects from the pack storage that nothing has named for a day, and returns their number. For the one
     /// process that writes.
     pub async fn sweep(&self, now: Mono) -> Result<usize, GitError> {
         let Some(cache) = self.packs() else { return Ok(0) };
+        let named = self.database().packs(self.endpoint()).await?;
+        let named: BTreeMap<String, BTreeSet<Pack>> = named
+            .into_iter()
+            .map(|(identifier, packs)| (self.family(&identifier).key().to_owned(), packs))
+            .collect();
         let prefix = packs::packs_prefix(self.endpoint());
-        let mut keys: BTreeSet<String> = cache.storage().list(&prefix).await?.into_keys().collect();
-        // After the list: what was stored before it and is named since is not in it.
-        for (identifier, named) in self.database().packs(self.endpoint()).await? {
-            let family = packs::family_prefix(self.endpoint(), &self.family(&identifier));
-            for pack in &named {
-                KINDS.iter().for_each(|kind| {
-                    keys.remove(&format!("{family}{}.{kind}", pack.name));
-                });
-            }
-        }
+        // What is stored and named meanwhile counts as unnamed until the next list, which is before its time is over.
+        let is_unnamed = |key: &str| {
+            let of_family = key.strip_prefix(&prefix).and_then(|rest| rest.split_once('/'));
+            let named = of_family.and_then(|(family, file)| {
+                let (name, _) = file.rsplit_once('.')?;
+                named.get(family)?.iter().find(|pack| pack.name == name)
+            });
+            named.is_none()
+        };
+        let listed = cache.storage().list_where(&prefix, is_unnamed).await?;
+        let mut keys: BTreeSet<String> = listed.into_keys().collect();
         keys.extend(self.unknown_staged_keys().await?);
         let due = self.unnamed_objects().listed(now, keys);
         let mut deleted = 0;
@@ -480,15 +484,24 @@ impl FamilyGuard {
         if cache.set_settled(in_use, true) {
             return Ok(());
         }
-        let family = self.family.clone();
-        let settled = async {
-            self.blocking(move || Proofs::forget(&family)).await?;
-            self.settle().await
-        };
-        let settled = settled.await;
+        let settled = self.compare_with_row().await;
         if settled.is_err() {
             cache.set_settled(in_use, false);
         }
         settled
+    }
+    async fn compare_with_row(&self) -> Result<(), GitError> {
+        let (store, family, named) =
+            (self.store.clone(), self.family.clone(), self.row().await?.packs);
+        self.blocking(move || {
+            Proofs::forget(&family)?;
+            let unnamed = unnamed_files(&family, &named)?;
+            if !unnamed.is_empty() {
+                // What was found to be whole with objects that go now is looked at again.
+                store.count_removal();
+            }
+            unnamed.iter().try_for_each(|file| layout::remove(file))
+        })
+        .await
     }
 }

@@ -54,7 +54,7 @@ impl RepoStore {
         let lost =
             if is_cache { guard.restore_cache(walk).await? } else { guard.restore_files().await? };
         if lost.is_empty() && !walk {
-            // Packs of an object store are compared with its list; looking into them would download all.
+            // They are compared with the list of the pack storage; looking into them would download all.
             let broken = if is_cache { BTreeSet::new() } else { guard.damaged_views().await? };
             return Ok(Inspection { broken, lost: BTreeSet::new() });
         }
@@ -113,7 +113,7 @@ impl RepoStore {
         Ok(finished.status.success())
     }
 
-    /// Reads a pack of the object store as a whole. If it is damaged there and not on disk, it is stored again.
+    /// Reads a pack of the pack storage as a whole. If it is damaged there and not on disk, it is stored again.
     async fn is_stored_sound(
         &self,
         identifier: &Identifier,
@@ -135,7 +135,7 @@ impl RepoStore {
         }
     }
 
-    /// Packs the readable objects of a damaged pack anew, and removes it from the disk and from the object store.
+    /// Packs the readable objects of a damaged pack anew, and removes it from the disk and from the pack storage.
     async fn salvage(&self, identifier: &Identifier, damaged: &Pack) -> Result<(), GitError> {
         let family = self.family(identifier);
         let file = file_of(&family, damaged);
@@ -165,7 +165,7 @@ impl RepoStore {
 }
 
 impl FamilyGuard {
-    /// Makes missing files of a cached family that can be made, and returns the packs that the object store lacks. If
+    /// Makes missing files of a cached family that can be made, and returns the packs that the pack storage lacks. If
     /// `read`, packs on disk are read, and damaged ones removed so that they are downloaded again.
     async fn restore_cache(&mut self, read: bool) -> Result<BTreeSet<Pack>, GitError> {
         let named = self.row().await?.packs;

@@ -8,6 +8,7 @@ use grasp_core::push::PushCommand;
 use grasp_core::{Identifier, Oid};
 use nostr::event::EventId;
 
+use super::present::bytes_of;
 use super::unpacking::move_packs;
 use super::{FamilyGuard, Incoming, RepoStore};
 use crate::git::blocking;
@@ -30,7 +31,7 @@ pub struct StagingLimits {
     pub bytes_in_all: u64,
 }
 
-/// End of the name of an empty file as large as one of the object store that has not been downloaded.
+/// End of the name of an empty file as large as one of the pack storage that has not been downloaded.
 pub(super) const ABSENT: &str = ".absent";
 
 /// Times that a limit may be exceeded on disk until purgatory has made room.
@@ -171,12 +172,11 @@ fn stage(
 }
 
 impl RepoStore {
-    /// Returns the size of the objects of a family, in bytes, on disk or in the object store. What is staged is not among
+    /// Returns the size of the objects of a family, in bytes, on disk or in the pack storage. What is staged is not among
     /// them.
     pub async fn family_bytes(&self, identifier: &Identifier) -> Result<u64, GitError> {
         if self.packs().is_some() {
-            let packs = self.family_row(identifier).await?.packs.into_iter();
-            return Ok(packs.filter(|pack| !pack.is_attic).map(|pack| pack.bytes).sum());
+            return Ok(bytes_of(&self.family_row(identifier).await?));
         }
         let objects = self.family(identifier).objects();
         blocking(move || if objects.is_dir() { layout::size(&objects) } else { Ok(0) }).await
@@ -249,7 +249,7 @@ pub(super) fn place_of(staging: &Path, place: &Path) -> String {
     place.strip_prefix(staging).unwrap_or(place).to_string_lossy().into_owned()
 }
 
-/// Returns the names of the files of an upload below staging, as they are in the object store.
+/// Returns the names of the files of an upload below staging, as they are in the pack storage.
 pub(super) fn names_of(staging: &Path, place: &Path) -> Result<Vec<String>, GitError> {
     let above = place_of(staging, place);
     let files = layout::list(&place.join("pack"))?;

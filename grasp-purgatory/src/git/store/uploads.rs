@@ -1,4 +1,4 @@
-//! Uploads that wait for their event, in the object store: what was promised to a client survives the server that it was
+//! Uploads that wait for their event, in the pack storage: what was promised to a client survives the server that it was
 //! promised by. The next writer lists them, and downloads one when it is needed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ use crate::git::packs::{self, PackStorageError};
 type Listed = BTreeMap<String, BTreeMap<String, u64>>;
 
 impl RepoStore {
-    /// Makes staging on disk as it is in the object store, without the contents of files.
+    /// Makes staging on disk as it is in the pack storage, without the contents of files.
     pub(super) async fn list_staged(&self) -> Result<(), GitError> {
         let mut listed = Listed::new();
         for (name, bytes) in self.staged_objects().await? {
@@ -33,7 +33,7 @@ impl RepoStore {
         blocking(move || mirror(&staging, &listed)).await
     }
 
-    /// Returns the files of all uploads in the object store, by their names below staging.
+    /// Returns the files of all uploads in the pack storage, by their names below staging.
     async fn staged_objects(&self) -> Result<BTreeMap<String, u64>, GitError> {
         let Some(cache) = self.packs() else { return Ok(BTreeMap::new()) };
         let prefix = packs::staging_prefix(self.endpoint());
@@ -43,7 +43,7 @@ impl RepoStore {
         Ok(listed.filter_map(below).collect())
     }
 
-    /// Returns the keys of uploads in the object store that are not waiting any more.
+    /// Returns the keys of uploads in the pack storage that are not waiting any more.
     pub(super) async fn unknown_staged_keys(&self) -> Result<BTreeSet<String>, GitError> {
         let (objects, staging) = (self.staged_objects().await?, self.layout().staging());
         let prefix = packs::staging_prefix(self.endpoint());
@@ -60,11 +60,11 @@ impl RepoStore {
         .await
     }
 
-    /// Removes uploads at these places from the object store. What could not be removed goes with a later sweep.
+    /// Removes uploads at these places from the pack storage. What could not be removed goes with a later sweep.
     pub(super) async fn delete_staged(&self, places: Vec<String>) {
         for place in places {
             if let Err(error) = self.try_delete_staged(&place).await {
-                tracing::warn!(%error, "could not remove an upload from the object store");
+                tracing::warn!(%error, "could not remove an upload from the pack storage");
                 return;
             }
         }
@@ -81,7 +81,7 @@ impl RepoStore {
 }
 
 impl FamilyGuard {
-    /// Stores new uploads in the object store, if there is one. Those that cannot be stored are not kept.
+    /// Stores new uploads in the pack storage, if there is one. Those that cannot be stored are not kept.
     pub(super) async fn upload_staged(&self, places: Vec<PathBuf>) -> Result<(), GitError> {
         if self.store.packs().is_none() {
             return Ok(());
@@ -129,7 +129,7 @@ impl FamilyGuard {
         Ok(())
     }
 
-    /// Downloads an upload that another process has received. One that the object store has lost or damaged is left out;
+    /// Downloads an upload that another process has received. One that the pack storage has lost or damaged is left out;
     /// its objects are hunted for when its event comes.
     pub(super) async fn bring_upload(&self, place: &Path) -> Result<(), GitError> {
         let Some(cache) = self.store.packs() else { return Ok(()) };
@@ -163,7 +163,7 @@ impl FamilyGuard {
                 Soundness::Sound => {}
                 Soundness::Unindexed => self.store.index(&file).await?,
                 Soundness::Damaged => {
-                    tracing::error!(?file, "an upload is damaged in the object store");
+                    tracing::error!(?file, "an upload is damaged in the pack storage");
                     self.blocking(move || layout::remove(&file)).await?;
                 }
             }
