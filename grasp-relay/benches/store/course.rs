@@ -16,7 +16,7 @@ use crate::measure::{Figure, Times, resident, size};
 use crate::processor::processor;
 
 /// What is measured, and what we want of our own store.
-pub(crate) const ROWS: [(&str, &str); 21] = [
+pub(crate) const ROWS: [(&str, &str); 23] = [
     ("durable saves/s, batches of 5,000", ">= 15,000"),
     ("  processor time per event, µs", ""),
     ("durable saves/s, 1 writer", ""),
@@ -25,6 +25,8 @@ pub(crate) const ROWS: [(&str, &str); 21] = [
     ("  processor time per event, µs", ""),
     ("durable saves/s, 64 writers", ">= 4,000"),
     ("  processor time per event, µs", ""),
+    ("one id: p50 ms", ""),
+    ("one id, 8 readers: queries/s", ""),
     ("#a, one value: p50 ms", ""),
     ("#a, one value: p99 ms", "<= 2"),
     ("#a, 1,000 values, limit 500: p50 ms", ""),
@@ -226,12 +228,22 @@ impl Contender {
             let kinds = [1_617, 1_618, 1_621].map(Kind::from_u16);
             Filter::new().kinds(kinds).since(middle).limit(500)
         };
+        let issues =
+            world.events[..self.loaded].iter().filter(|event| event.kind.as_u16() == 1_621);
+        let issues: Vec<_> = issues.map(|event| event.id).collect();
+        let by_id = |n: usize| Filter::new().id(issues[n * 7 % issues.len()]);
+        let known = Times::of(500, |n| house.query(by_id(n))).await;
+        let start = Instant::now();
+        let reader = |_| async { drop(Times::of(500, |n| house.query(by_id(n))).await) };
+        join_all((0..8).map(reader)).await;
+        let rate = 8.0 * 500.0 / start.elapsed().as_secs_f64();
         let single = Times::of(500, |n| house.query(one(n))).await;
         let many = Times::of(20, |_| house.query(about(&world.coordinates).limit(500))).await;
         let recent = Times::of(50, |_| house.query(kinds())).await;
         let worked = processor();
         let all = Times::of(10, |_| house.inventory(Filter::new())).await;
         let worked = (processor() - worked) * 1e3 / all.len() as f64;
+        self.note([known.at(0.5), rate.into()]);
         self.note([single.at(0.5), single.at(0.99), many.at(0.5), recent.at(0.5), all.at(0.5)]);
         self.note([worked]);
         // Whoever needs seconds for one value would need minutes for a hundred, and cannot be interrupted.

@@ -37,8 +37,13 @@ pub(crate) const ALL: &[(&str, Open)] = &[
     #[cfg(feature = "postgres")]
     ("grasp on PostgreSQL", |dir, now| {
         Box::pin(async move {
+            // The server runs as another user.
+            let open = || std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            let parents = dir.ancestors().take(2);
+            parents.for_each(|dir| std::fs::set_permissions(dir, open()).unwrap());
             let server = crate::postgres::Postgres::durable_in(&dir).unwrap();
-            let store = PostgresStore::connect(&server.database(), PostgresOptions::default());
+            let url = server.database();
+            let store = PostgresStore::connect(&url, PostgresOptions::default());
             let store = store.await.unwrap();
             let _ = store.claim_lease("bench").await.unwrap();
             // It is stopped when this process ends.

@@ -214,7 +214,7 @@ mod simulated {
         fn claim(&mut self, node: usize) {
             self.claims += 1;
             let after = self.random(MAX_ANSWER);
-            if self.loses_claims && self.rng.next_u64() % 50 == 0 {
+            if self.loses_claims && self.rng.next_u64() % 50 < 1 {
                 return self
                     .schedule(CLAIM_TIMEOUT, Event::Answered(node, Input::ClaimFailed, None));
             }
