@@ -20,6 +20,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::nodes::{self, OtherNodes};
 use crate::{HttpAnswer, Litter, Maker, Settings, Workdir, eventually, http, post};
 
 /// How long anything may take.
@@ -59,6 +60,8 @@ pub struct Instance {
     built: grasp_bin::Settings,
     settings: Settings,
     server: Arc<Server>,
+    /// The other nodes, if it has several.
+    others: Option<OtherNodes>,
     purgatory: PurgatoryDriver,
     stop: oneshot::Sender<()>,
     running: JoinHandle<()>,
@@ -145,12 +148,18 @@ impl Instance {
         Self { temporary, ..instance }
     }
 
-    async fn run(place: Place, built: grasp_bin::Settings, settings: Settings) -> Self {
+    async fn run(place: Place, mut built: grasp_bin::Settings, settings: Settings) -> Self {
         let listener = place.listen();
-        let store = grasp_bin::open_store(&built).await.expect("a store");
-        let store = (settings.store)(store);
-        let server = Server::open_on(&built, store, settings.clock.clone()).await;
-        let server = Arc::new(server.expect("a server"));
+        let takes_nodes = settings.store.is_none() && settings.extra.is_none();
+        let (server, listener, others) = if nodes::are_wanted() && takes_nodes {
+            let opened = OtherNodes::start(&mut built, &settings.clock, listener).await;
+            (opened.0, opened.1, Some(opened.2))
+        } else {
+            let store = grasp_bin::open_store(&built).await.expect("a store");
+            let store = settings.store.iter().fold(store, |store, wrap| wrap(store));
+            let server = Server::open_on(&built, store, settings.clock.clone()).await;
+            (Arc::new(server.expect("a server")), listener, None)
+        };
         let purgatory = server.roles().purgatory().expect("the writer");
         let mut parts = server.parts().clone();
         if let Some(extra) = &settings.extra {
@@ -162,7 +171,8 @@ impl Instance {
             serve(listener, parts, told).await.expect("the server ends well");
         });
         let dir = built.data_dir.clone();
-        Self { place, built, settings, server, purgatory, stop, running, dir, temporary: None }
+        let temporary = None;
+        Self { place, built, settings, server, others, purgatory, stop, running, dir, temporary }
     }
 
     /// The server itself.
@@ -319,7 +329,10 @@ impl Instance {
 
     /// Stops the server as the binary would, waits for its end, and gives back what it leaves on disk.
     pub async fn stop(self) -> Option<TempDir> {
-        let Self { server, purgatory, stop, running, temporary, .. } = self;
+        let Self { server, others, purgatory, stop, running, temporary, .. } = self;
+        if let Some(others) = others {
+            others.stop().await;
+        }
         drop((stop, purgatory));
         running.await.expect("the server does not panic");
         let server = Arc::into_inner(server).expect("nobody else has the server");

@@ -33,8 +33,8 @@ pub struct Settings {
     pub reply_window: Duration,
     /// The time.
     pub clock: Clock,
-    /// What the store is wrapped in.
-    pub store: Wrapping,
+    /// What the store is wrapped in, if in anything.
+    pub store: Option<Wrapping>,
     /// Another git than the one that is found.
     pub program: Option<PathBuf>,
     /// Where repositories are, if not with everything else.
@@ -53,7 +53,7 @@ impl Default for Settings {
             staging: StagingLimits::default(),
             reply_window: Duration::from_secs(15),
             clock: Clock::system(),
-            store: Arc::new(|store| store),
+            store: None,
             program: None,
             repositories: None,
             extra: None,

@@ -127,7 +127,8 @@ async fn what_is_served_at_once_is_answered_as_stored() {
 #[tokio::test]
 async fn a_push_whose_state_cannot_be_stored_is_not_reported_as_done() {
     let fault = Fault::default();
-    let instance = Instance::set(Settings { store: fault.wrapping(), ..Settings::default() }).await;
+    let instance =
+        Instance::set(Settings { store: Some(fault.wrapping()), ..Settings::default() }).await;
     let alice = Maker::new();
     let work = instance.host(&alice, "x").await;
     let url = instance.clone_url(&alice.repo("x"));

@@ -65,7 +65,7 @@ async fn strangers_who_fill_purgatory_lock_nobody_out_of_a_served_repository() {
 #[tokio::test]
 async fn a_deletion_of_thousands_of_names_that_are_not_here_costs_a_few_questions() {
     let fault = Fault::default();
-    let scene = Scene::set(Settings { store: fault.wrapping(), ..Settings::default() }).await;
+    let scene = Scene::set(Settings { store: Some(fault.wrapping()), ..Settings::default() }).await;
     let own = |n: usize| format!("30617:{}:name-{n}", scene.eve.key());
     let coordinates: Vec<String> = (0..2_000).map(own).collect();
     let tags: Vec<[&str; 2]> = coordinates.iter().map(|c| ["a", c.as_str()]).collect();

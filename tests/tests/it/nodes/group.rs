@@ -3,14 +3,12 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use grasp_bin::{Server, Settings};
 use grasp_relay::Clock;
 use grasp_relay::web::figures::{NodeStatus, Status};
-use grasp_tests::{Outside, Postgres, eventually_async};
+use grasp_tests::{Outside, Postgres, eventually_async, pass_in_turn};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
@@ -167,23 +165,6 @@ impl Group {
             self.nodes.iter().position(|node| *writer == format!("http://{}", node.address))
         })
         .await
-    }
-}
-
-/// Connects each client to the next node that takes connections.
-async fn pass_in_turn(listener: TcpListener, nodes: Vec<SocketAddr>) {
-    let next = Arc::new(AtomicUsize::new(0));
-    while let Ok((mut client, _)) = listener.accept().await {
-        let (next, nodes) = (Arc::clone(&next), nodes.clone());
-        tokio::spawn(async move {
-            for _ in &nodes {
-                let node = nodes[next.fetch_add(1, Ordering::SeqCst) % nodes.len()];
-                if let Ok(mut node) = TcpStream::connect(node).await {
-                    let _ = tokio::io::copy_bidirectional(&mut client, &mut node).await;
-                    return;
-                }
-            }
-        });
     }
 }
 

@@ -1,0 +1,122 @@
+//! Further nodes of an instance, and a proxy that sends every connection to the next node.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use grasp_bin::Server;
+use grasp_relay::Clock;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::Postgres;
+
+/// The nodes of an instance that has several.
+const NODES: usize = 3;
+
+/// How long a node may take to become the writer.
+const TAKEOVER: Duration = Duration::from_secs(15);
+
+/// Whether instances have several nodes, where a test does not need one process: `GRASP_TEST_NODES=1`.
+pub(crate) fn are_wanted() -> bool {
+    std::env::var_os("GRASP_TEST_NODES").is_some_and(|value| value == "1")
+}
+
+/// A node that runs beside the writer.
+struct Reader {
+    server: Arc<Server>,
+    stop: oneshot::Sender<()>,
+    running: JoinHandle<()>,
+}
+
+/// What an instance of several nodes has beside its writer.
+pub(crate) struct OtherNodes {
+    readers: Vec<Reader>,
+    proxy: JoinHandle<()>,
+}
+
+impl Drop for OtherNodes {
+    fn drop(&mut self) {
+        self.proxy.abort();
+    }
+}
+
+impl OtherNodes {
+    /// Opens the writer, then the readers, behind a proxy that listens. Returns the writer and its own listener.
+    pub(crate) async fn start(
+        built: &mut grasp_bin::Settings,
+        clock: &Clock,
+        front: TcpListener,
+    ) -> (Arc<Server>, TcpListener, Self) {
+        if built.database.is_none() {
+            let postgres = Postgres::shared().expect("PostgreSQL is installed");
+            built.database = Some(postgres.database().parse().expect("an address"));
+            let packs = built.data_dir.join("packs");
+            std::fs::create_dir_all(&packs).expect("a directory for packs");
+            let packs = format!("file://{}", packs.display());
+            built.packs = Some(packs.parse().expect("a directory"));
+        }
+        let dir = built.data_dir.clone();
+        let (writer, listener) = open(built, clock, &dir).await;
+        assert!(writer.roles().until_writer(TAKEOVER).await, "no other node has the lease");
+        let mut addresses = vec![listener.local_addr().expect("its address")];
+        let mut readers = Vec::new();
+        for n in 1..NODES {
+            let (server, listener) = open(built, clock, &dir.join(format!("node{n}"))).await;
+            addresses.push(listener.local_addr().expect("its address"));
+            let (stop, stopped) = oneshot::channel::<()>();
+            let serving = Arc::clone(&server);
+            let running = tokio::spawn(async move {
+                let told = async { drop(stopped.await) };
+                serving.serve(listener, told).await.expect("the node ends well");
+            });
+            readers.push(Reader { server, stop, running });
+        }
+        let proxy = tokio::spawn(pass_in_turn(front, addresses));
+        (writer, listener, Self { readers, proxy })
+    }
+
+    /// Stops the readers.
+    pub(crate) async fn stop(mut self) {
+        for Reader { server, stop, running } in std::mem::take(&mut self.readers) {
+            drop(stop);
+            running.await.expect("the node does not panic");
+            let server = Arc::into_inner(server).expect("nothing else has the node");
+            server.close().await.expect("the node closes");
+        }
+    }
+}
+
+async fn open(
+    built: &grasp_bin::Settings,
+    clock: &Clock,
+    dir: &Path,
+) -> (Arc<Server>, TcpListener) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("its address");
+    let mut settings = built.clone();
+    settings.data_dir = dir.to_owned();
+    settings.node_address = Some(format!("http://{address}").parse().expect("an address"));
+    let server = Server::open(&settings, clock.clone()).await.expect("a node");
+    (Arc::new(server), listener)
+}
+
+/// Connects each client to the next node that takes connections.
+pub async fn pass_in_turn(listener: TcpListener, nodes: Vec<SocketAddr>) {
+    let next = Arc::new(AtomicUsize::new(0));
+    while let Ok((mut client, _)) = listener.accept().await {
+        let (next, nodes) = (Arc::clone(&next), nodes.clone());
+        tokio::spawn(async move {
+            for _ in &nodes {
+                let node = nodes[next.fetch_add(1, Ordering::SeqCst) % nodes.len()];
+                if let Ok(mut node) = TcpStream::connect(node).await {
+                    let _ = tokio::io::copy_bidirectional(&mut client, &mut node).await;
+                    return;
+                }
+            }
+        });
+    }
+}
