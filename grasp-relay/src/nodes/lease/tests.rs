@@ -146,14 +146,17 @@ mod simulated {
         is_writing: bool,
         follows: Option<usize>,
         is_alive: bool,
+        /// The number of its process.
+        life: u64,
         /// It does nothing until then.
         hangs_until: Mono,
     }
 
     enum Event {
-        Answered(usize, Input, Option<u64>),
-        Started(usize),
-        Stopped(usize),
+        /// What a process has begun ends in the same process or not at all.
+        Answered(usize, u64, Input, Option<u64>),
+        Started(usize, u64),
+        Stopped(usize, u64),
         Dies(usize),
         Returns(usize),
         Hangs(usize, Duration),
@@ -185,6 +188,7 @@ mod simulated {
                 is_writing: false,
                 follows: None,
                 is_alive: true,
+                life: 0,
                 hangs_until: START,
             };
             Self {
@@ -212,11 +216,14 @@ mod simulated {
 
         /// Answers a claim as the database does: by its own clock, in one step.
         fn claim(&mut self, node: usize) {
+            let life = self.nodes[node].life;
             self.claims += 1;
             let after = self.random(MAX_ANSWER);
             if self.loses_claims && self.rng.next_u64() % 50 < 1 {
-                return self
-                    .schedule(CLAIM_TIMEOUT, Event::Answered(node, Input::ClaimFailed, None));
+                return self.schedule(
+                    CLAIM_TIMEOUT,
+                    Event::Answered(node, life, Input::ClaimFailed, None),
+                );
             }
             let is_own =
                 self.row.holder == Some(node) && self.nodes[node].epoch == Some(self.row.epoch);
@@ -226,7 +233,7 @@ mod simulated {
                 let remaining = self.row.expires - self.now;
                 return self.schedule(
                     after,
-                    Event::Answered(node, Input::HeldBy(holder, remaining), None),
+                    Event::Answered(node, life, Input::HeldBy(holder, remaining), None),
                 );
             }
             if !is_own {
@@ -234,22 +241,22 @@ mod simulated {
             }
             (self.row.holder, self.row.expires) = (Some(node), self.now + LEASE);
             let epoch = self.row.epoch;
-            self.schedule(after, Event::Answered(node, Input::Held, Some(epoch)));
+            self.schedule(after, Event::Answered(node, life, Input::Held, Some(epoch)));
         }
 
         fn input(&mut self, node: usize, input: Input) {
-            let now = self.now;
+            let (now, life) = (self.now, self.nodes[node].life);
             for output in self.nodes[node].lease.handle(now, input) {
                 match output {
                     Output::Claim => self.claim(node),
                     Output::Start => {
                         let after = self.random(MAX_START);
-                        self.schedule(after, Event::Started(node));
+                        self.schedule(after, Event::Started(node, life));
                     }
                     Output::Stop => {
                         self.nodes[node].is_writing = false;
                         let after = self.random(MAX_START);
-                        self.schedule(after, Event::Stopped(node));
+                        self.schedule(after, Event::Stopped(node, life));
                     }
                     Output::Follow(other) => {
                         self.nodes[node].follows = other.and_then(|name| name.parse().ok());
@@ -267,8 +274,8 @@ mod simulated {
 
         fn happen(&mut self, event: Event) {
             let (Event::Answered(node, ..)
-            | Event::Started(node)
-            | Event::Stopped(node)
+            | Event::Started(node, _)
+            | Event::Stopped(node, _)
             | Event::Dies(node)
             | Event::Returns(node)
             | Event::Hangs(node, _)) = event;
@@ -286,22 +293,27 @@ mod simulated {
                     let dead = &mut self.nodes[node];
                     (dead.lease, dead.epoch, dead.is_writing) = (Lease::new(now), None, false);
                     (dead.is_alive, dead.hangs_until) = (false, now);
+                    dead.life += 1;
                 }
                 Event::Returns(_) => {
                     let now = self.now;
                     (self.nodes[node].is_alive, self.nodes[node].lease) = (true, Lease::new(now));
                 }
                 _ if !self.nodes[node].is_alive => {}
+                Event::Answered(_, life, ..)
+                | Event::Started(_, life)
+                | Event::Stopped(_, life)
+                    if life != self.nodes[node].life => {}
                 Event::Hangs(_, time) => self.nodes[node].hangs_until = self.now + time,
-                Event::Answered(_, input, epoch) => {
+                Event::Answered(_, _, input, epoch) => {
                     self.nodes[node].epoch = epoch.or(self.nodes[node].epoch);
                     self.input(node, input);
                 }
-                Event::Started(_) => {
+                Event::Started(..) => {
                     self.nodes[node].is_writing = true;
                     self.input(node, Input::Started);
                 }
-                Event::Stopped(_) => self.input(node, Input::Stopped),
+                Event::Stopped(..) => self.input(node, Input::Stopped),
             }
         }
 
