@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::postgres::Postgres;
 use crate::support::{Said, Server, command, get, said, skipped};
 
 /// How long anything may take.
@@ -243,6 +244,36 @@ fn repositories_are_mirrored_as_it_is_written() {
 }
 
 #[test]
+fn a_server_moves_to_several_machines_as_it_is_written() {
+    let Some(postgres) = Postgres::durable() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let single = stage(home.path());
+    let host = single.host().to_owned();
+    run(home.path(), &format!("cd hello && grasp push --server {host}"));
+    drop(single);
+    let (packs, port) = (home.path().join("packs"), free_port());
+    std::fs::create_dir(&packs).unwrap();
+    let text = page("how-to/several-machines.md")
+        .replace("postgres://grasp@db/grasp", &postgres.database())
+        .replace("s3://bucket/prefix", &format!("file://{}", packs.display()))
+        .replace("http://node1:7334", &format!("http://127.0.0.1:{port}"))
+        .replace("/var/lib/grasp", home.path().join("other").to_str().unwrap())
+        .replace("git.example.com", &host);
+    let blocks = blocks(&text, "sh");
+    let [serve, import] = &blocks[..] else { panic!("two blocks") };
+    let imported = run(home.path(), import).out;
+    assert!(imported.starts_with("imported 2 events, 1 repository and 1 pack"), "{imported}");
+    let serve = format!("{} --listen 127.0.0.1:{port} --data-dir ./node", serve.trim());
+    let _node = leave_running(home.path(), &serve);
+    until(home.path(), "grasp status --data-dir ./node", "writer");
+    until(home.path(), "grasp repos --data-dir ./node", "hello");
+    let repos = run(home.path(), "grasp repos --json --data-dir ./node").out;
+    let repos: serde_json::Value = serde_json::from_str(&repos).unwrap();
+    let path = repos[0]["path"].as_str().unwrap();
+    run(home.path(), &format!("git clone -q http://127.0.0.1:{port}{path} clone"));
+}
+
+#[test]
 fn a_relay_gets_a_sidecar_as_it_is_written() {
     let home = tempfile::tempdir().unwrap();
     let (other, relay) = (stage(home.path()), Server::start(&home.path().join("relay")));
@@ -303,7 +334,7 @@ fn the_reference_of_settings_is_tried_too() {
 }
 
 /// Pages whose commands a test of this file runs, every one of them.
-const TRIED: [&str; 10] = [
+const TRIED: [&str; 11] = [
     "../README.md",
     "tutorial/first-repository.md",
     "how-to/backup.md",
@@ -313,6 +344,7 @@ const TRIED: [&str; 10] = [
     "how-to/mirror.md",
     "how-to/monitor.md",
     "how-to/repair.md",
+    "how-to/several-machines.md",
     "reference/configuration.md",
 ];
 

@@ -8,6 +8,9 @@ mod full_disk;
 mod http;
 mod looking;
 mod operations;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../../../tests/src/postgres.rs"]
+mod postgres;
 mod proxy;
 mod reference;
 mod serve;
