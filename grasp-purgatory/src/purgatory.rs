@@ -399,7 +399,7 @@ impl Purgatory {
             self.held.hold(out, event, now, until);
         }
         plan.authorised.iter().for_each(|id| self.held.authorise(*id));
-        let withdraw = plan.withdraw.iter().map(|event| event.id).collect();
+        let withdraw = plan.withdraw.iter().map(|event| event.id).chain(plan.outdated).collect();
         let (refs, events) = ((plan.views, plan.proposals), (plan.store, withdraw));
         self.releases.release(out, identifier, refs, events);
     }

@@ -48,6 +48,8 @@ pub(super) struct ReleasePlan {
     /// Stored announcements without a state, and stored states of authors who are no longer maintainers. They are
     /// held: what they lack may come back.
     pub(super) withdraw: Vec<Arc<Event>>,
+    /// Stored announcements that a held one replaces. They are removed.
+    pub(super) outdated: Vec<EventId>,
 }
 
 /// Compares the held events and the survey with the rules.
@@ -86,6 +88,7 @@ pub(super) fn plan(
         store: judgement.releases(&proposals),
         withdraw: judgement.unfilled().chain(judgement.unauthorised()).collect(),
         authorised: judgement.authorised(),
+        outdated: judgement.outdated(),
         proposals,
     }
 }
@@ -293,12 +296,24 @@ impl Judgement<'_> {
 
     /// Returns the stored announcements whose view has no state to show.
     fn unfilled(&self) -> impl Iterator<Item = Arc<Event>> {
-        let unfilled = self.repos().filter(|(id, repo)| {
-            repo.presence == Presence::Stored && !self.winners.contains_key(id)
-        });
-        let unfilled: BTreeSet<EventId> = unfilled.map(|(_, repo)| repo.announced_by).collect();
-        let stored = self.stored.announcements.iter().map(|(_, event)| event);
-        stored.filter(move |event| unfilled.contains(&event.id)).cloned()
+        self.stored_of_unfilled(Presence::Stored).cloned()
+    }
+
+    /// Returns the stored announcements that a held one without a state replaces. A release has stored them while that
+    /// one came.
+    fn outdated(&self) -> Vec<EventId> {
+        self.stored_of_unfilled(Presence::Held).map(|event| event.id).collect()
+    }
+
+    /// Returns the stored announcements of repositories without a state whose winning announcement has this presence.
+    fn stored_of_unfilled(&self, presence: Presence) -> impl Iterator<Item = &Arc<Event>> {
+        let unfilled = self
+            .repos()
+            .filter(move |(id, repo)| repo.presence == presence && !self.winners.contains_key(id));
+        let unfilled: BTreeSet<&RepoId> = unfilled.map(|(id, _)| id).collect();
+        let stored = self.stored.announcements.iter();
+        let stored = stored.filter(move |(announcement, _)| unfilled.contains(&announcement.repo));
+        stored.map(|(_, event)| event)
     }
 }
 

@@ -301,3 +301,82 @@ fn run_through(world: &mut World, history: &[Deed]) -> bool {
     }
     cut
 }
+
+/// Two orders of arrival that a random run has found (seed 4d97dea0 of an earlier model): an announcement came while the
+/// release of the version before it was under way.
+#[test]
+fn an_announcement_replaces_the_version_that_is_being_released() {
+    use Deed::{Fetch, Sync};
+
+    let late = [
+        Sync(5),
+        Fetch(3),
+        Sync(4),
+        Fetch(7),
+        Sync(1),
+        Sync(0),
+        Fetch(10),
+        Fetch(6),
+        Sync(12),
+        Fetch(9),
+        Sync(6),
+        Fetch(4),
+        Fetch(2),
+        Sync(17),
+        Sync(11),
+        Sync(2),
+        Sync(13),
+        Fetch(5),
+        Sync(9),
+        Sync(7),
+        Sync(19),
+        Sync(10),
+        Sync(16),
+        Fetch(0),
+        Sync(21),
+    ];
+    let early = [
+        Sync(0),
+        Fetch(10),
+        Fetch(9),
+        Fetch(7),
+        Fetch(6),
+        Fetch(5),
+        Fetch(4),
+        Fetch(3),
+        Fetch(2),
+        Fetch(0),
+        Sync(21),
+        Sync(19),
+        Sync(17),
+        Sync(16),
+        Sync(13),
+        Sync(12),
+        Sync(11),
+        Sync(10),
+        Sync(9),
+        Sync(7),
+        Sync(6),
+        Sync(5),
+        Sync(4),
+        Sync(2),
+        Sync(1),
+    ];
+    let events = [0, 1, 2, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16, 17, 19, 21];
+    let sight = |deeds: &[Deed], at: usize, steps: usize| {
+        let mut world = World::new();
+        for (position, deed) in deeds.iter().enumerate() {
+            let trouble = if position == at { Trouble::Haste(steps) } else { Trouble::None };
+            in_trouble(&mut world, trouble, deed);
+        }
+        converge(&mut world, &events);
+        world.check();
+        world.sight()
+    };
+    let usual = sight(&early, late.len(), 0);
+    for deeds in [&late, &early] {
+        for (at, steps) in (10..20).flat_map(|at| (0..5).map(move |steps| (at, steps))) {
+            assert_eq!(sight(deeds, at, steps), usual, "in haste at {at} after {steps}");
+        }
+    }
+}
