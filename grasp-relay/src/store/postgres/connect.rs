@@ -26,13 +26,15 @@ const POOL_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 const PEER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Settings of every session.
+/// Settings of every session, as far as the server knows them.
 ///
-/// All statements are lookups by an index. While tables are small, or have not been analysed yet, the planner would
-/// read them whole instead, and keep that plan while they grow.
-const SETTINGS: &str = "SET statement_timeout = '30s'; SET jit = off;
-    SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off;
-    SET enable_hashjoin = off; SET enable_mergejoin = off;";
+/// All statements are lookups by an index, in its order. While tables are small, or have not been analysed yet, the
+/// planner would read them whole instead, and keep that plan while they grow.
+const SETTINGS: &str = "SELECT set_config(name, value, false) FROM (VALUES
+        ('statement_timeout', '30s'), ('plan_cache_mode', 'force_generic_plan'), ('jit', 'off'),
+        ('enable_seqscan', 'off'), ('enable_bitmapscan', 'off'), ('enable_hashjoin', 'off'),
+        ('enable_mergejoin', 'off'), ('enable_memoize', 'off')) s(name, value)
+    WHERE EXISTS (SELECT 1 FROM pg_settings p WHERE p.name = s.name)";
 
 /// Ends transactions of a writer that was stopped in the middle of one, so that another can take over.
 pub(super) const WRITER_SETTINGS: &str = "SET idle_in_transaction_session_timeout = '3s';";

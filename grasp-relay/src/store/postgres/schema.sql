@@ -21,7 +21,8 @@ CREATE TABLE lists (
     id     BYTEA   NOT NULL,
     kind   INTEGER NOT NULL,
     seq    BIGINT  NOT NULL,
-    PRIMARY KEY (list, newest, id)
+    -- All columns, so that the table itself is not read.
+    PRIMARY KEY (list, newest, id) INCLUDE (kind, seq)
 );
 
 CREATE TABLE heads (

@@ -243,7 +243,7 @@ impl Plan {
         let least = if self.conditions.are_implied(self.chosen) { 1 } else { MIN_PAGE };
         let size = wanted.max(least << (2 * self.pages).min(16));
         let (lists, most) = match &self.names {
-            Names::Ids(ids) => return ids.len(),
+            Names::Ids(ids) => return ids.len().saturating_add(1),
             Names::Lists(lists) => (lists.len(), MAX_EXAMINED_ROWS),
             Names::Everything => (1, MAX_EXAMINED_ROWS),
         };

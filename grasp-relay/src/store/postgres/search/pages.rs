@@ -74,21 +74,28 @@ macro_rules! page {
         concat!(
             "SELECT p.newest, p.id, p.seq, p.kind, EXISTS (
                  SELECT 1 FROM expirations x WHERE x.seq = p.seq AND x.at <= $5)
-             FROM (", $candidates, ") p ORDER BY p.newest, p.id"
+             FROM (",
+            $candidates,
+            ") p ORDER BY p.newest, p.id"
         )
     };
     ($candidates:expr, with_texts) => {
         concat!(
             "SELECT p.newest, p.id, p.seq, p.kind, EXISTS (
-                 SELECT 1 FROM expirations x WHERE x.seq = p.seq AND x.at <= $5),
-                 p.pubkey, CASE WHEN p.bytes - p.length < ", max_page_bytes!(), " THEN p.json END,
-                 p.bytes - p.length >= ", max_page_bytes!(), "
-             FROM (
-                 SELECT p.newest, p.id, p.seq, p.kind, e.pubkey, e.json, octet_length(e.json) AS length,
-                     sum(octet_length(e.json)) OVER (ORDER BY p.newest, p.id ROWS UNBOUNDED PRECEDING) AS bytes
-                 FROM (", $candidates, ") p LEFT JOIN events e ON e.seq = p.seq AND e.id = p.id
-                     AND ($6::INTEGER[] IS NULL OR p.kind = ANY($6))
-             ) p ORDER BY p.newest, p.id"
+                 SELECT 1 FROM expirations x WHERE x.seq = p.seq AND x.at <= $5), e.pubkey,
+                 CASE WHEN sum(octet_length(e.json)) OVER w >= ",
+            max_page_bytes!(),
+            " THEN NULL ELSE e.json END,
+                 sum(octet_length(e.json)) OVER w >= ",
+            max_page_bytes!(),
+            "
+             FROM (",
+            $candidates,
+            ") p LEFT JOIN events e ON e.seq = p.seq AND e.id = p.id
+                 AND ($6::INTEGER[] IS NULL OR p.kind = ANY($6))
+             WINDOW w AS (
+                 ORDER BY p.newest, p.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+             ORDER BY p.newest, p.id"
         )
     };
 }
@@ -125,6 +132,16 @@ macro_rules! of_events {
     };
 }
 
+/// A page of so few events that their texts need no bound.
+const FEW_IDS_SQL: &str = "SELECT e.newest, e.id, e.seq, e.kind, EXISTS (
+        SELECT 1 FROM expirations x WHERE x.seq = e.seq AND x.at <= $5), e.pubkey, e.json, FALSE
+    FROM events e WHERE e.id = ANY($7) AND (e.newest, e.id) > ($1, $2) AND e.newest <= $3
+        AND ($6::INTEGER[] IS NULL OR e.kind = ANY($6))
+    ORDER BY e.newest, e.id LIMIT $4";
+
+/// Ids whose events are read without a bound of their texts.
+const FEW_IDS: usize = 4;
+
 const SQL: [[&str; 2]; 4] = [
     [page!(everything!()), page!(everything!(), with_texts)],
     [page!(of_lists!("6")), page!(of_lists!("7"), with_texts)],
@@ -144,7 +161,10 @@ pub(super) async fn read(
         Source::Ids(ids) => (2, Some(Box::new(slices(ids)))),
         Source::Rows(rows) => (3, Some(Box::new(rows))),
     };
-    let sql = SQL[number][usize::from(*with_texts)];
+    let sql = match source {
+        Source::Ids(ids) if *with_texts && ids.len() <= FEW_IDS => FEW_IDS_SQL,
+        _ => SQL[number][usize::from(*with_texts)],
+    };
     let limit = i64::try_from(*size).unwrap_or(i64::MAX);
     let (newest, id) = (after.newest(), &after.id()[..]);
     let kinds: Option<Vec<i32>> =
