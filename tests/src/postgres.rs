@@ -169,6 +169,22 @@ impl Postgres {
         Session(process)
     }
 
+    /// Lets the server speak TLS with this certificate and key, and returns the file of the certificate.
+    pub fn enable_tls(&self, certificate: &str, key: &str) -> PathBuf {
+        let (public, secret) = (self.dir.join("server.crt"), self.dir.join("server.key"));
+        for (path, text) in [(&public, certificate), (&secret, key)] {
+            fs::write(path, text).unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+            chown(path, Some(self.owner.0), Some(self.owner.1)).unwrap();
+        }
+        for (name, value) in [("ssl_cert_file", &public), ("ssl_key_file", &secret)] {
+            self.sql("postgres", &format!("ALTER SYSTEM SET {name} = '{}'", value.display()));
+        }
+        self.sql("postgres", "ALTER SYSTEM SET ssl = on");
+        self.restart();
+        public
+    }
+
     /// Restarts the server, which ends all connections at once.
     pub fn restart(&self) {
         self.control("restart");

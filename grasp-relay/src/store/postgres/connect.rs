@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Pool, PoolError, Runtime};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres::{Client, Config, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -26,18 +27,40 @@ const POOL_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 const PEER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Settings of every session, as far as the server knows them.
+/// Settings of a session.
 ///
 /// All statements are lookups by an index, in its order. While tables are small, or have not been analysed yet, the
 /// planner would read them whole instead, and keep that plan while they grow.
-const SETTINGS: &str = "SELECT set_config(name, value, false) FROM (VALUES
-        ('statement_timeout', '30s'), ('plan_cache_mode', 'force_generic_plan'), ('jit', 'off'),
-        ('enable_seqscan', 'off'), ('enable_bitmapscan', 'off'), ('enable_hashjoin', 'off'),
-        ('enable_mergejoin', 'off'), ('enable_memoize', 'off')) s(name, value)
-    WHERE EXISTS (SELECT 1 FROM pg_settings p WHERE p.name = s.name)";
+type Settings = &'static [(&'static str, &'static str)];
 
-/// Ends transactions of a writer that was stopped in the middle of one, so that another can take over.
-pub(super) const WRITER_SETTINGS: &str = "SET idle_in_transaction_session_timeout = '3s';";
+const SETTINGS: Settings = &[
+    ("statement_timeout", "30s"),
+    ("plan_cache_mode", "force_generic_plan"),
+    ("jit", "off"),
+    ("enable_seqscan", "off"),
+    ("enable_bitmapscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("enable_memoize", "off"),
+];
+
+/// Further settings of a writer's session: its transaction ends soon if it was stopped in the middle of one, or can no
+/// longer be reached, so that another can take over.
+pub(super) const WRITER_SETTINGS: Settings = &[
+    ("idle_in_transaction_session_timeout", "3s"),
+    ("tcp_user_timeout", "3s"),
+    ("tcp_keepalives_idle", "2"),
+    ("tcp_keepalives_interval", "1"),
+    ("tcp_keepalives_count", "3"),
+];
+
+/// Sets what the server knows of these settings.
+async fn set(client: &Client, settings: &[(&str, &str)]) -> Result<(), tokio_postgres::Error> {
+    let (names, values): (Vec<_>, Vec<_>) = settings.iter().copied().unzip();
+    let sql = "SELECT set_config(s.name, s.value, false)
+        FROM unnest($1::TEXT[], $2::TEXT[]) s(name, value) JOIN pg_settings p ON p.name = s.name";
+    client.query(sql, &[&names, &values]).await.map(drop)
+}
 
 /// The way to a database.
 #[derive(Clone)]
@@ -103,7 +126,8 @@ impl Connector {
     /// Opens one connection. A server that prefers TLS, but has no certificate that is trusted, is talked to without,
     /// unless TLS is required.
     pub(super) async fn first(&mut self) -> Result<(Client, JoinHandle<()>), StoreError> {
-        let mut opened = self.open().await;
+        let opening = timeout(CONNECT_TIMEOUT * 2, self.open()).await;
+        let mut opened = opening.map_err(|error| self.unreachable(error))?;
         if opened.is_err() && self.config.get_ssl_mode() == SslMode::Prefer {
             let mut plain = self.clone();
             plain.config.ssl_mode(SslMode::Disable);
@@ -135,15 +159,14 @@ impl Connector {
     }
 
     /// Returns a pool of this many connections, which are opened when they are needed.
-    pub(super) fn pool(&self, size: usize, settings: &'static str) -> Result<Pool, StoreError> {
+    pub(super) fn pool(&self, size: usize, settings: Settings) -> Result<Pool, StoreError> {
         // The check of a connection that is taken from the pool is that it is open.
         let manager =
             Manager::from_config(self.config.clone(), self.tls.clone(), ManagerConfig::default());
         let set = Hook::async_fn(move |client: &mut deadpool_postgres::ClientWrapper, _| {
             Box::pin(async move {
-                let set = client.batch_execute(SETTINGS).await;
-                set.map_err(HookError::Backend)?;
-                client.batch_execute(settings).await.map_err(HookError::Backend)
+                set(client, SETTINGS).await.map_err(HookError::Backend)?;
+                set(client, settings).await.map_err(HookError::Backend)
             })
         });
         Pool::builder(manager)
@@ -157,7 +180,7 @@ impl Connector {
             .map_err(failure)
     }
 
-    fn unreachable(&self, source: tokio_postgres::Error) -> StoreError {
+    fn unreachable(&self, source: impl std::error::Error + Send + Sync + 'static) -> StoreError {
         failure(Unreachable { place: self.to_string(), source: Box::new(source) })
     }
 }

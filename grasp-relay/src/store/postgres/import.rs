@@ -8,7 +8,7 @@ use rusqlite::{Connection, OpenFlags};
 use tokio::sync::mpsc;
 use tokio_postgres::Transaction;
 use tokio_postgres::binary_copy::BinaryCopyInWriter;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::ToSql;
 
 use super::connect::failure;
 use super::values::{Param, get};
@@ -16,127 +16,28 @@ use super::{ImportReport, PostgresStore, schema};
 use crate::store::StoreError;
 use crate::store::sqlite::SqliteReader;
 
-/// The tables and the types of their columns; the names are the same in both databases.
-const TABLES: &[(&str, &[(&str, Type)])] = &[
-    ("secret", &[("salt", Type::BYTEA)]),
-    (
-        "events",
-        &[
-            ("seq", Type::INT8),
-            ("newest", Type::INT8),
-            ("id", Type::BYTEA),
-            ("pubkey", Type::BYTEA),
-            ("kind", Type::INT4),
-            ("json", Type::TEXT),
-        ],
-    ),
-    (
-        "lists",
-        &[
-            ("list", Type::BYTEA),
-            ("newest", Type::INT8),
-            ("id", Type::BYTEA),
-            ("kind", Type::INT4),
-            ("seq", Type::INT8),
-        ],
-    ),
-    ("heads", &[("coordinate", Type::BYTEA), ("seq", Type::INT8)]),
-    ("expirations", &[("at", Type::INT8), ("seq", Type::INT8)]),
-    (
-        "superseded",
-        &[
-            ("seq", Type::INT8),
-            ("coordinate", Type::BYTEA),
-            ("newest", Type::INT8),
-            ("id", Type::BYTEA),
-            ("pubkey", Type::BYTEA),
-            ("expires_at", Type::INT8),
-            ("json", Type::TEXT),
-        ],
-    ),
-    (
-        "requests",
-        &[
-            ("seq", Type::INT8),
-            ("pubkey", Type::BYTEA),
-            ("id", Type::BYTEA),
-            ("newest", Type::INT8),
-            ("clock", Type::INT8),
-            ("retired", Type::INT8),
-        ],
-    ),
-    ("gates", &[("target", Type::BYTEA), ("request", Type::INT8)]),
-    ("vanished", &[("pubkey", Type::BYTEA), ("newest", Type::INT8)]),
-    ("delisted", &[("coordinate", Type::BYTEA), ("newest", Type::INT8), ("id", Type::BYTEA)]),
-    ("unfinished", &[("id", Type::BYTEA)]),
-    (
-        "views",
-        &[
-            ("endpoint", Type::INT8),
-            ("identifier", Type::TEXT),
-            ("owner", Type::BYTEA),
-            ("generation", Type::INT8),
-            ("head", Type::TEXT),
-            ("refs", Type::TEXT),
-            ("state", Type::BYTEA),
-        ],
-    ),
-    ("generations", &[("last", Type::INT8)]),
-    (
-        "packs",
-        &[
-            ("endpoint", Type::INT8),
-            ("identifier", Type::TEXT),
-            ("name", Type::TEXT),
-            ("is_attic", Type::INT8),
-            ("bytes", Type::INT8),
-            ("verified", Type::INT8),
-        ],
-    ),
-    (
-        "retired_refs",
-        &[
-            ("endpoint", Type::INT8),
-            ("identifier", Type::TEXT),
-            ("owner", Type::BYTEA),
-            ("tip", Type::TEXT),
-            ("name", Type::TEXT),
-            ("since", Type::INT8),
-        ],
-    ),
-    ("garbage", &[("endpoint", Type::INT8), ("identifier", Type::TEXT), ("mark", Type::INT8)]),
-    (
-        "held",
-        &[
-            ("id", Type::BYTEA),
-            ("phase", Type::INT8),
-            ("since", Type::INT8),
-            ("until", Type::INT8),
-            ("event", Type::TEXT),
-        ],
-    ),
-    (
-        "additions",
-        &[
-            ("at", Type::INT8),
-            ("identifier", Type::TEXT),
-            ("author", Type::BYTEA),
-            ("kind", Type::INT8),
-            ("bytes", Type::INT8),
-        ],
-    ),
-    (
-        "staged",
-        &[
-            ("id", Type::BYTEA),
-            ("tip", Type::TEXT),
-            ("place", Type::TEXT),
-            ("target", Type::TEXT),
-            ("bytes", Type::INT8),
-            ("until", Type::INT8),
-        ],
-    ),
-    ("tasks", &[("key", Type::TEXT), ("task", Type::TEXT)]),
+/// The tables, which have the same columns in both databases.
+const TABLES: [&str; 20] = [
+    "secret",
+    "events",
+    "lists",
+    "heads",
+    "expirations",
+    "superseded",
+    "requests",
+    "gates",
+    "vanished",
+    "delisted",
+    "unfinished",
+    "views",
+    "generations",
+    "packs",
+    "retired_refs",
+    "garbage",
+    "held",
+    "staged",
+    "tasks",
+    "additions",
 ];
 
 /// Rows that are read before they are written.
@@ -161,9 +62,9 @@ impl PostgresStore {
         tx.batch_execute(&lock).await.map_err(failure)?;
         check_free(&tx).await?;
         let mut report = ImportReport::default();
-        for (table, columns) in TABLES {
-            let copied = copy(&tx, sqlite, table, columns).await?;
-            match *table {
+        for table in TABLES {
+            let copied = copy(&tx, sqlite, table).await?;
+            match table {
                 "events" => report.events = copied,
                 "superseded" => report.superseded = copied,
                 "views" => report.repositories = copied,
@@ -193,7 +94,7 @@ async fn check_free(tx: &Transaction<'_>) -> Result<(), StoreError> {
     if get(&row, 0)? || get(&nodes, 0)? {
         return Err(failure(Refused::InUse));
     }
-    for (table, _) in TABLES.iter().filter(|(table, _)| !is_made_with_schema(table)) {
+    for table in TABLES.into_iter().filter(|table| !is_made_with_schema(table)) {
         let any = format!("SELECT EXISTS (SELECT 1 FROM {table})");
         let row = tx.query_one(&any, &[]).await.map_err(failure)?;
         if get(&row, 0)? {
@@ -207,22 +108,17 @@ fn is_made_with_schema(table: &str) -> bool {
     ["secret", "generations"].contains(&table)
 }
 
-async fn copy(
-    tx: &Transaction<'_>,
-    sqlite: &Path,
-    table: &'static str,
-    columns: &'static [(&'static str, Type)],
-) -> Result<u64, StoreError> {
+async fn copy(tx: &Transaction<'_>, sqlite: &Path, table: &str) -> Result<u64, StoreError> {
     if is_made_with_schema(table) {
         tx.batch_execute(&format!("DELETE FROM {table}")).await.map_err(failure)?;
     }
-    let names: Vec<_> = columns.iter().map(|(name, _)| *name).collect();
-    let names = names.join(", ");
-    let types: Vec<_> = columns.iter().map(|(_, kind)| kind.clone()).collect();
+    let all = tx.prepare(&format!("SELECT * FROM {table}")).await.map_err(failure)?;
+    let names: Vec<_> = all.columns().iter().map(|column| column.name()).collect();
+    let types: Vec<_> = all.columns().iter().map(|column| column.type_().clone()).collect();
+    let (count, names) = (names.len(), names.join(", "));
     let (rows, mut received) = mpsc::channel(ROWS_AHEAD);
     let (path, select) = (sqlite.to_owned(), format!("SELECT {names} FROM {table}"));
-    let reading =
-        tokio::task::spawn_blocking(move || read_rows(&path, &select, columns.len(), &rows));
+    let reading = tokio::task::spawn_blocking(move || read_rows(&path, &select, count, &rows));
     let sink = tx.copy_in(&format!("COPY {table} ({names}) FROM STDIN BINARY")).await;
     let mut writer = pin!(BinaryCopyInWriter::new(sink.map_err(failure)?, &types));
     while let Some(row) = received.recv().await {

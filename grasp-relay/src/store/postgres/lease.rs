@@ -179,7 +179,8 @@ async fn listen_once(
     connector: &Connector,
     commits: &watch::Sender<u64>,
 ) -> Result<(), StoreError> {
-    let (client, mut connection) = connector.listen().await.map_err(failure)?;
+    let opened = timeout(LISTENER_CHECK, connector.listen()).await.map_err(failure)?;
+    let (client, mut connection) = opened.map_err(failure)?;
     let told = commits.clone();
     let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
     // Dropping the set ends the task.

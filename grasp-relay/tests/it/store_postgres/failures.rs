@@ -7,15 +7,16 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use grasp_relay::store::{EventStore, Saved};
+use grasp_relay::store::postgres::{PostgresOptions, PostgresStore};
+use grasp_relay::store::{EventStore, Saved, StoreError};
 use nostr::event::EventId;
 use nostr::filter::Filter;
 
-use super::{check_indexes, expire_lease, open, reader};
+use super::{chain, check_indexes, expire_lease, open, reader};
 use crate::store_contract::block_on;
 use crate::store_events::*;
 use crate::support::in_time;
-use crate::support::postgres::Postgres;
+use crate::support::postgres::{PASSWORD, Postgres};
 
 const WRITERS: u64 = 16;
 
@@ -72,6 +73,33 @@ fn nothing_acknowledged_is_lost_when_postgresql_restarts_and_work_goes_on() {
         store.close().await.unwrap();
     });
     check_indexes(&server, &url);
+}
+
+#[test]
+fn a_server_that_must_be_trusted_is_and_another_is_not() {
+    let Some(server) = Postgres::durable() else { return };
+    let name = server.database().rsplit('/').next().unwrap().to_owned();
+    let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+    let roots = server.enable_tls(&made.cert.pem(), &made.signing_key.serialize_pem());
+    let url = |more: &str| server.tcp_url(PASSWORD, &name) + more;
+    let connect = |url: String| {
+        block_on(async {
+            let store = PostgresStore::connect(&url, PostgresOptions::default()).await?;
+            store.last_seq().await?;
+            let sql =
+                "SELECT bool_and(ssl)::TEXT FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)
+                WHERE application_name = 'grasp'";
+            Ok::<_, StoreError>(server.sql(&name, sql))
+        })
+    };
+    // Nobody vouches for it, and nobody asked for that.
+    assert_eq!(connect(url("")).unwrap(), "false");
+    let trusted = format!("?sslmode=verify-full&sslrootcert={}", roots.display());
+    assert_eq!(connect(url(&trusted)).unwrap(), "true");
+    let refused = chain(&connect(url("?sslmode=require")).unwrap_err());
+    assert!(refused.contains("certificate"), "{refused}");
+    let refused = chain(&connect(url("?sslmode=require&sslrootcert=/none")).unwrap_err());
+    assert!(refused.contains("the certificates of /none cannot be read"), "{refused}");
 }
 
 /// Tells a process of this very binary to be the one that is killed, and where it writes.

@@ -18,6 +18,11 @@ pub(in crate::store::postgres) struct Statement {
 /// Statements that travel together.
 const PIPELINED: usize = 24;
 
+/// Returns a column of rows as an array.
+fn column<R, T>(rows: &[R], value: impl Fn(&R) -> T) -> Vec<T> {
+    rows.iter().map(value).collect()
+}
+
 macro_rules! statement {
     ($sql:expr, $($value:expr),*) => {
         Statement { sql: $sql, values: vec![$(Box::new($value)),*] }
@@ -105,16 +110,15 @@ impl WorkingSet {
             return;
         }
         new.sort_unstable_by_key(|(seq, ..)| *seq);
-        let rows = || new.iter().map(|(_, row, _)| row);
         statements.push(statement!(
             "INSERT INTO events (seq, newest, id, pubkey, kind, json) SELECT * FROM
                 unnest($1::BIGINT[], $2::BIGINT[], $3::BYTEA[], $4::BYTEA[], $5::INTEGER[], $6::TEXT[])",
-            new.iter().map(|(seq, ..)| *seq).collect::<Vec<_>>(),
-            rows().map(|row| row.at.newest()).collect::<Vec<_>>(),
-            rows().map(|row| row.at.id().to_vec()).collect::<Vec<_>>(),
-            rows().map(|row| row.pubkey.to_bytes().to_vec()).collect::<Vec<_>>(),
-            rows().map(|row| i32::from(row.kind)).collect::<Vec<_>>(),
-            rows().map(|row| row.json.clone().unwrap_or_default()).collect::<Vec<_>>()
+            column(&new, |(seq, ..)| *seq),
+            column(&new, |(_, row, _)| row.at.newest()),
+            column(&new, |(_, row, _)| row.at.id().to_vec()),
+            column(&new, |(_, row, _)| row.pubkey.to_bytes().to_vec()),
+            column(&new, |(_, row, _)| i32::from(row.kind)),
+            column(&new, |(_, row, _)| row.json.clone().unwrap_or_default())
         ));
         let entries = new.iter().flat_map(|(seq, row, lists)| {
             lists.iter().map(|list| (*list, row.at, i32::from(row.kind), *seq))
@@ -125,11 +129,11 @@ impl WorkingSet {
         statements.push(statement!(
             "INSERT INTO lists (list, newest, id, kind, seq) SELECT * FROM
                 unnest($1::BYTEA[], $2::BIGINT[], $3::BYTEA[], $4::INTEGER[], $5::BIGINT[])",
-            entries.iter().map(|(list, ..)| list.to_vec()).collect::<Vec<_>>(),
-            entries.iter().map(|(_, at, ..)| at.newest()).collect::<Vec<_>>(),
-            entries.iter().map(|(_, at, ..)| at.id().to_vec()).collect::<Vec<_>>(),
-            entries.iter().map(|(.., kind, _)| *kind).collect::<Vec<_>>(),
-            entries.iter().map(|(.., seq)| *seq).collect::<Vec<_>>()
+            column(&entries, |(list, ..)| list.to_vec()),
+            column(&entries, |(_, at, ..)| at.newest()),
+            column(&entries, |(_, at, ..)| at.id().to_vec()),
+            column(&entries, |(.., kind, _)| *kind),
+            column(&entries, |(.., seq)| *seq)
         ));
         let ends: Vec<_> = new.iter().filter_map(|(seq, row, _)| Some((row.ends?, *seq))).collect();
         if !ends.is_empty() {
@@ -177,18 +181,17 @@ impl WorkingSet {
         if new.is_empty() {
             return;
         }
-        let rows = || new.iter().map(|(_, row, _)| row);
         statements.push(statement!(
             "INSERT INTO superseded (seq, coordinate, newest, id, pubkey, expires_at, json)
                 SELECT * FROM unnest($1::BIGINT[], $2::BYTEA[], $3::BIGINT[], $4::BYTEA[],
                     $5::BYTEA[], $6::BIGINT[], $7::TEXT[])",
-            new.iter().map(|(seq, ..)| *seq).collect::<Vec<_>>(),
-            rows().map(|row| row.coordinate.to_vec()).collect::<Vec<_>>(),
-            rows().map(|row| row.at.newest()).collect::<Vec<_>>(),
-            rows().map(|row| row.at.id().to_vec()).collect::<Vec<_>>(),
-            rows().map(|row| row.pubkey.to_bytes().to_vec()).collect::<Vec<_>>(),
-            rows().map(|row| row.ends).collect::<Vec<_>>(),
-            new.iter().map(|(.., json)| (*json).clone()).collect::<Vec<_>>()
+            column(&new, |(seq, ..)| *seq),
+            column(&new, |(_, row, _)| row.coordinate.to_vec()),
+            column(&new, |(_, row, _)| row.at.newest()),
+            column(&new, |(_, row, _)| row.at.id().to_vec()),
+            column(&new, |(_, row, _)| row.pubkey.to_bytes().to_vec()),
+            column(&new, |(_, row, _)| row.ends),
+            column(&new, |(.., json)| (*json).clone())
         ));
     }
 
@@ -204,18 +207,17 @@ impl WorkingSet {
             .filter_map(|seq| Some((*seq, self.requests.get(seq)?)))
             .collect();
         if !requests.is_empty() {
-            let rows = || requests.iter().map(|(_, row)| row);
             statements.push(statement!(
                 "INSERT INTO requests (seq, pubkey, id, newest, clock, retired)
                     SELECT * FROM unnest($1::BIGINT[], $2::BYTEA[], $3::BYTEA[], $4::BIGINT[],
                         $5::BIGINT[], $6::BIGINT[])
                     ON CONFLICT (seq) DO UPDATE SET clock = excluded.clock, retired = excluded.retired",
-                requests.iter().map(|(seq, _)| *seq).collect::<Vec<_>>(),
-                rows().map(|row| row.pubkey.to_bytes().to_vec()).collect::<Vec<_>>(),
-                rows().map(|row| row.id.to_bytes().to_vec()).collect::<Vec<_>>(),
-                rows().map(|row| row.newest).collect::<Vec<_>>(),
-                rows().map(|row| row.clock).collect::<Vec<_>>(),
-                rows().map(|row| i64::from(row.is_retired)).collect::<Vec<_>>()
+                column(&requests, |(seq, _)| *seq),
+                column(&requests, |(_, row)| row.pubkey.to_bytes().to_vec()),
+                column(&requests, |(_, row)| row.id.to_bytes().to_vec()),
+                column(&requests, |(_, row)| row.newest),
+                column(&requests, |(_, row)| row.clock),
+                column(&requests, |(_, row)| i64::from(row.is_retired))
             ));
         }
         if changed.gates.is_empty() {
@@ -254,9 +256,9 @@ impl WorkingSet {
                 "INSERT INTO delisted (coordinate, newest, id)
                     SELECT * FROM unnest($1::BYTEA[], $2::BIGINT[], $3::BYTEA[])
                     ON CONFLICT (coordinate) DO UPDATE SET newest = excluded.newest, id = excluded.id",
-                delisted.iter().map(|(key, _)| key.clone()).collect::<Vec<_>>(),
-                delisted.iter().map(|(_, by)| by.newest()).collect::<Vec<_>>(),
-                delisted.iter().map(|(_, by)| by.id().to_vec()).collect::<Vec<_>>()
+                column(&delisted, |(key, _)| key.clone()),
+                column(&delisted, |(_, by)| by.newest()),
+                column(&delisted, |(_, by)| by.id().to_vec())
             ));
         }
         for (sql, ids) in [
@@ -289,9 +291,9 @@ fn erase(changed: &Changed, statements: &mut Vec<Statement>) {
     statements.push(statement!(
         "DELETE FROM lists USING unnest($1::BYTEA[], $2::BIGINT[], $3::BYTEA[]) d(list, newest, id)
             WHERE lists.list = d.list AND lists.newest = d.newest AND lists.id = d.id",
-        entries.iter().map(|(list, _)| list.to_vec()).collect::<Vec<_>>(),
-        entries.iter().map(|(_, at)| at.newest()).collect::<Vec<_>>(),
-        entries.iter().map(|(_, at)| at.id().to_vec()).collect::<Vec<_>>()
+        column(&entries, |(list, _)| list.to_vec()),
+        column(&entries, |(_, at)| at.newest()),
+        column(&entries, |(_, at)| at.id().to_vec())
     ));
     let ended: Vec<_> = erased.iter().filter(|row| row.has_end).map(|row| row.seq).collect();
     if !ended.is_empty() {
