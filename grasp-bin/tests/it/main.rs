@@ -8,7 +8,7 @@ mod full_disk;
 mod http;
 mod looking;
 mod operations;
-#[allow(dead_code, reason = "other tests use the rest")]
+#[allow(dead_code, unreachable_pub, reason = "a module of the tests of whole servers")]
 #[path = "../../../tests/src/postgres.rs"]
 mod postgres;
 mod proxy;
