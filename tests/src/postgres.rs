@@ -96,12 +96,13 @@ impl Postgres {
         );
         let mut settings = format!(
             "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{}'\n\
-             max_connections = 400\nshared_buffers = 64MB\n",
+             max_connections = 400\n",
             server.dir.display()
         );
-        if !is_durable {
-            settings += "fsync = off\nfull_page_writes = off\n";
-        }
+        settings += match is_durable {
+            true => "shared_buffers = 512MB\n",
+            false => "shared_buffers = 64MB\nfsync = off\nfull_page_writes = off\n",
+        };
         let mut file =
             fs::OpenOptions::new().append(true).open(data.join("postgresql.conf")).unwrap();
         file.write_all(settings.as_bytes()).unwrap();

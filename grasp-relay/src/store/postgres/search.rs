@@ -30,7 +30,7 @@ const MAX_TEXT_PAGE: usize = 2_000;
 const MAX_PAGE: usize = 10_000;
 
 /// Rows of all lists together that one statement examines.
-const MAX_EXAMINED_ROWS: usize = 50_000;
+const MAX_EXAMINED_ROWS: usize = 500_000;
 
 /// Rows counted when indexes are compared.
 const PROBE_ROWS: i64 = 2_000;
