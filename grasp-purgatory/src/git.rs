@@ -73,6 +73,9 @@ mod refs;
 mod serve;
 mod store;
 
+/// The target of traces before each change on disk and around each commit of git data, at which tests stop the server.
+pub const CHANGES: &str = "grasp::disk";
+
 pub use advertise::RefList;
 pub use binary::{Git, GitVersion, Slots};
 pub use check::Completeness;

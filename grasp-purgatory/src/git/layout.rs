@@ -29,6 +29,7 @@ use grasp_core::{Identifier, Oid};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
 
+use super::CHANGES;
 use super::error::GitError;
 use super::refs::Refs;
 use crate::database::Generation;
@@ -183,6 +184,8 @@ impl Family {
             return create_repository(&self.path);
         }
         create_repository(scratch)?;
+        create_dir(&scratch.join("objects/pack"))?;
+        sync(&scratch.join("objects"))?;
         write(&scratch.join("identifier"), identifier.as_str().as_bytes())?;
         create_dir(self.path.parent().unwrap_or(&self.layout.root))?;
         match rename(scratch, &self.path) {
@@ -270,20 +273,32 @@ fn create_repository(path: &Path) -> Result<(), GitError> {
     Ok(())
 }
 
+/// Tells tests that something is about to change on disk.
+fn trace(change: &str, path: &Path) {
+    tracing::trace!(target: CHANGES, change, path = %path.display());
+}
+
 pub(super) fn create_dir(path: &Path) -> Result<(), GitError> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    trace("create", path);
     fs::create_dir_all(path).map_err(|source| GitError::io("create", path, source))
 }
 
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), GitError> {
+    trace("write", path);
     fs::write(path, bytes).map_err(|source| GitError::io("write", path, source))
 }
 
 pub(super) fn rename(from: &Path, to: &Path) -> Result<(), GitError> {
+    trace("rename", from);
     fs::rename(from, to).map_err(|source| GitError::io("rename", from, source))
 }
 
 /// Writes a file whose content is on disk when this returns; its name is so after [`sync`] of its directory.
 pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), GitError> {
+    trace("write", path);
     let written = File::create(path).and_then(|mut file| {
         file.write_all(bytes)?;
         file.sync_all()
@@ -293,6 +308,7 @@ pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), GitError> {
 
 /// Puts the content of a file, or the names in a directory, on disk.
 pub(super) fn sync(path: &Path) -> Result<(), GitError> {
+    trace("sync", path);
     let synced = File::open(path).and_then(|file| file.sync_all());
     synced.map_err(|source| GitError::io("sync", path, source))
 }
@@ -313,6 +329,7 @@ pub(super) fn link_tree(from: &Path, to: &Path) -> Result<(), GitError> {
         if path.is_dir() {
             link_tree(&path, &target)?;
         } else {
+            trace("link", &path);
             fs::hard_link(&path, &target).map_err(|source| GitError::io("link", path, source))?;
         }
     }
@@ -321,7 +338,11 @@ pub(super) fn link_tree(from: &Path, to: &Path) -> Result<(), GitError> {
 
 /// Removes a file or a whole directory; that it is not there is fine.
 pub(super) fn remove(path: &Path) -> Result<(), GitError> {
-    let removed = match fs::symlink_metadata(path) {
+    let metadata = fs::symlink_metadata(path);
+    if metadata.is_ok() {
+        trace("remove", path);
+    }
+    let removed = match metadata {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
         Ok(_) => fs::remove_file(path),
         Err(error) => Err(error),

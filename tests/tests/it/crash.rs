@@ -4,6 +4,7 @@
 //! write, and at readings of its clock. That is read in every turn of purgatory and in every step that follows from
 //! one, so between any two of them lies a point to die at.
 
+mod repair;
 mod victim;
 
 use std::collections::BTreeSet;

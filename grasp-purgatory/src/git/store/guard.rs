@@ -24,7 +24,7 @@ use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
 use crate::git::packs::cache::InUse;
 use crate::git::refs::{RefTarget, Refs};
-use crate::git::{blocking, read};
+use crate::git::{CHANGES, blocking, read};
 
 /// As many packs as are worth the work of putting them together.
 const MANY_PACKS: usize = 32;
@@ -365,7 +365,10 @@ impl FamilyGuard {
             _ => None,
         };
         let commit = Commit { families: vec![change], ..Commit::default() };
-        match self.store.database().commit(commit).await? {
+        tracing::trace!(target: CHANGES, "committing");
+        let committed = self.store.database().commit(commit).await?;
+        tracing::trace!(target: CHANGES, "committed");
+        match committed {
             Committed::Done { .. } => Ok(()),
             Committed::Conflict(Conflict::Moved(..) | Conflict::Refused(_)) => {
                 Err(GitError::Outdated)

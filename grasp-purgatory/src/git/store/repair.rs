@@ -5,10 +5,12 @@
 //! something is missing. The hunt brings the missing objects as it brings those of a new state.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bitcoin_hashes::{HashEngine as _, sha1};
 use git2::{Odb, OdbLookupFlags};
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Identifier, Oid};
@@ -78,6 +80,8 @@ impl RepoStore {
         before: Timestamp,
         now: Timestamp,
     ) -> Result<BTreeSet<String>, GitError> {
+        // Packs without an index get one, or are lost.
+        self.lock(identifier).await?.restore_files().await?;
         let row = self.family_row(identifier).await?;
         let mut damaged = BTreeSet::new();
         for pack in row.packs {
@@ -210,6 +214,9 @@ impl FamilyGuard {
                 }
                 family.remove_broken_views()?;
                 store.layout().restore_workbench()?;
+                for pack in &named {
+                    remove_if_neither_indexed_nor_intact(&file_of(&family, pack))?;
+                }
                 let is_lost = |pack: &&Pack| !is_as_committed(&file_of(&family, pack), pack);
                 let lost: BTreeSet<Pack> = named.iter().filter(is_lost).cloned().collect();
                 if !lost.is_empty() {
@@ -270,6 +277,37 @@ fn ids_in(index: &Path) -> Result<Vec<[u8; 20]>, GitError> {
     let count = count.map_or(0, |count| u32::from_be_bytes(*count) as usize);
     let ids = bytes.get(IDS..).unwrap_or_default().chunks_exact(20).take(count);
     Ok(ids.filter_map(|id| id.first_chunk().copied()).collect())
+}
+
+/// Removes a damaged pack without an index, of which nothing can be read: its removal was not finished, or its index was
+/// lost, too.
+fn remove_if_neither_indexed_nor_intact(file: &Path) -> Result<(), GitError> {
+    if file.with_extension("idx").exists() || !file.exists() || is_intact(file)? {
+        return Ok(());
+    }
+    remove_pack(file)
+}
+
+/// Returns whether a pack ends with the checksum of what comes before it.
+fn is_intact(file: &Path) -> Result<bool, GitError> {
+    const CHECKSUM: u64 = 20;
+    let read = || -> io::Result<bool> {
+        let mut pack = File::open(file)?;
+        let length = pack.metadata()?.len().saturating_sub(CHECKSUM);
+        let (mut engine, mut piece) = (sha1::HashEngine::new(), vec![0; 64 * 1024]);
+        let mut content = (&mut pack).take(length);
+        loop {
+            let count = content.read(&mut piece)?;
+            if count == 0 {
+                break;
+            }
+            engine.input(piece.get(..count).unwrap_or_default());
+        }
+        let mut checksum = Vec::new();
+        pack.read_to_end(&mut checksum)?;
+        Ok(checksum == sha1::Hash::from_engine(engine).to_byte_array())
+    };
+    read().map_err(|source| GitError::io("read", file, source))
 }
 
 /// Removes the files of a pack, its index first: git takes a pack to be there when its index is.

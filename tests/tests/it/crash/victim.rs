@@ -5,9 +5,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use grasp_core::{RepoId, ServiceIdentity};
+use grasp_purgatory::git::{CHANGES, GitError};
 use grasp_relay::Clock;
 use grasp_relay::purgatory::JOURNAL;
 use grasp_tests::{Instance, Settings};
@@ -20,9 +21,11 @@ use tracing::{Metadata, Subscriber};
 /// Tells a process of this very binary to be the victim, and where.
 const DIR: &str = "GRASP_TEST_CRASH_DIR";
 const ADDRESS: &str = "GRASP_TEST_CRASH_ADDRESS";
-/// At which reading of its clock it dies, and at which step of its journal; 0 for never.
+/// At which reading of its clock it dies, at which step of its journal, and at which change of git data on disk; 0 for
+/// never.
 const AT_READING: &str = "GRASP_TEST_CRASH_AT_READING";
 const AT_STEP: &str = "GRASP_TEST_CRASH_AT_STEP";
+const AT_CHANGE: &str = "GRASP_TEST_CRASH_AT_CHANGE";
 
 /// When it dies by its own hand.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +33,8 @@ pub(super) enum Death {
     Never,
     AtReading(u64),
     AtStep(u64),
+    /// Counted from the request to repair.
+    AtChange(u64),
 }
 
 /// Marks what the victim says, among what a test binary says.
@@ -52,10 +57,11 @@ impl Victim {
 
     /// Starts it; whether it lived to say so.
     pub(super) fn start(&mut self, at: Death) -> bool {
-        let (reading, step) = match at {
-            Death::Never => (0, 0),
-            Death::AtReading(number) => (number, 0),
-            Death::AtStep(number) => (0, number),
+        let (reading, step, change) = match at {
+            Death::Never => (0, 0, 0),
+            Death::AtReading(number) => (number, 0, 0),
+            Death::AtStep(number) => (0, number, 0),
+            Death::AtChange(number) => (0, 0, number),
         };
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "crash::victim::serves_until_it_dies", "--ignored", "--nocapture"])
@@ -63,6 +69,7 @@ impl Victim {
             .env(ADDRESS, self.address.to_string())
             .env(AT_READING, reading.to_string())
             .env(AT_STEP, step.to_string())
+            .env(AT_CHANGE, change.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -89,6 +96,10 @@ impl Victim {
         format!("http://{}{}", self.address, self.service().repo_path(repo))
     }
 
+    pub(super) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
     pub(super) fn repositories(&self) -> PathBuf {
         self.dir.path().join("git")
     }
@@ -105,6 +116,14 @@ impl Victim {
         let answer = self.hear().unwrap();
         let (served, held) = answer.split_once(' ').unwrap();
         (served.parse().unwrap(), held.parse().unwrap())
+    }
+
+    /// Repairs a repository, and waits until nothing is missing. Returns the number of changes on disk that this took,
+    /// or what went wrong; `None` if it died.
+    pub(super) fn repair(&mut self, name: &str) -> Option<Result<u64, String>> {
+        self.say(&format!("repair {name}"))?;
+        let answer = self.hear()?;
+        Some(answer.parse().map_err(|_| answer))
     }
 
     pub(super) fn run_maintenance(&mut self) {
@@ -147,12 +166,22 @@ fn serves_until_it_dies() {
     let at = |name: &str| var(name).map(|number| Countdown::new(number.parse().unwrap()));
     let (Some(dir), Some(address)) = (var(DIR), var(ADDRESS)) else { return };
     let (Some(readings), Some(steps)) = (at(AT_READING), at(AT_STEP)) else { return };
-    tracing::subscriber::set_global_default(Tripwire(steps.clone())).unwrap();
+    let Some(changes) = at(AT_CHANGE) else { return };
+    let is_repairing = Arc::new(AtomicBool::new(false));
+    let tripwire = Tripwire {
+        steps: steps.clone(),
+        changes: changes.clone(),
+        is_repairing: is_repairing.clone(),
+    };
+    tracing::subscriber::set_global_default(tripwire).unwrap();
     let clock = deadly(readings.clone());
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let settings = Settings { clock, ..Settings::default() };
-        let instance = Instance::at(Path::new(&dir), address.parse().unwrap(), settings).await;
+        let (settings, address) = (Settings { clock, ..Settings::default() }, address.parse());
+        let to_loopback =
+            |settings: &mut grasp_bin::Settings| settings.outbound.allow_private = true;
+        let instance =
+            Instance::at_with(Path::new(&dir), address.unwrap(), settings, to_loopback).await;
         let answer = |text: String| {
             let mut output = std::io::stdout().lock();
             writeln!(output, "{MARK}{text}").unwrap();
@@ -163,10 +192,24 @@ fn serves_until_it_dies() {
             answer(match line.as_str() {
                 "round" => instance.purgatory().run_maintenance().await.is_ok().to_string(),
                 "points" => format!("{} {}", readings.count(), steps.count()),
+                line if line.starts_with("repair ") => {
+                    is_repairing.store(true, Ordering::SeqCst);
+                    match repair(&instance, &line["repair ".len()..]).await {
+                        Ok(()) => changes.count().to_string(),
+                        Err(error) => format!("{error:?}"),
+                    }
+                }
                 line => about(&instance, line).await,
             });
         }
     });
+}
+
+async fn repair(instance: &Instance, name: &str) -> Result<(), GitError> {
+    let (purgatory, name) = (instance.purgatory(), name.parse().unwrap());
+    purgatory.repair(&name).await?;
+    grasp_tests::eventually(|| (!purgatory.lacks_objects(&name)).then_some(())).await;
+    Ok(())
 }
 
 /// Takes an event, or tells about one by its id.
@@ -213,12 +256,17 @@ fn deadly(readings: Countdown) -> Clock {
     })
 }
 
-/// Hears of every step of the journal before the next is taken.
-struct Tripwire(Countdown);
+/// Hears of every step of the journal and every change on disk before the next is taken.
+struct Tripwire {
+    steps: Countdown,
+    changes: Countdown,
+    /// Only changes of a repair count.
+    is_repairing: Arc<AtomicBool>,
+}
 
 impl Subscriber for Tripwire {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == JOURNAL
+        [JOURNAL, CHANGES].contains(&metadata.target())
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -229,8 +277,12 @@ impl Subscriber for Tripwire {
 
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
-    fn event(&self, _: &tracing::Event<'_>) {
-        self.0.next();
+    fn event(&self, event: &tracing::Event<'_>) {
+        match event.metadata().target() {
+            JOURNAL => self.steps.next(),
+            _ if self.is_repairing.load(Ordering::SeqCst) => self.changes.next(),
+            _ => {}
+        }
     }
 
     fn enter(&self, _: &Id) {}
