@@ -75,6 +75,8 @@ pub(super) struct Findings {
     pub(super) whole: BTreeSet<Oid>,
     missing: BTreeSet<Oid>,
     broken: BTreeSet<Oid>,
+    /// All that the tips need beyond what is proven, if it was listed.
+    pub(super) needed: Option<BTreeSet<Oid>>,
 }
 
 impl Findings {
@@ -115,7 +117,47 @@ impl Objects {
         let here: Vec<_> = unproven.difference(&missing).copied().collect();
         let broken = self.broken_among(here).await?;
         let whole = tips.iter().filter(|tip| !missing.contains(tip) && !broken.contains(tip));
-        Ok(Findings { whole: whole.copied().collect(), missing, broken })
+        Ok(Findings { whole: whole.copied().collect(), missing, broken, needed: None })
+    }
+
+    /// The same, and lists what is needed if all of it is here. For few new objects.
+    pub(super) async fn examine_and_list(
+        &self,
+        tips: &BTreeSet<Oid>,
+    ) -> Result<Findings, GitError> {
+        let (unproven, missing) = self.unproven_and_missing(tips).await?;
+        if missing.is_empty() && !unproven.is_empty() {
+            if let Some(needed) = self.list_new(&unproven).await? {
+                let (whole, broken) = (tips.clone(), BTreeSet::new());
+                return Ok(Findings { whole, missing, broken, needed: Some(needed) });
+            }
+        }
+        self.examine(tips).await
+    }
+
+    /// Returns the objects that these tips need beyond what is proven; `None` if not all are here, or too many to list.
+    async fn list_new(&self, tips: &BTreeSet<Oid>) -> Result<Option<BTreeSet<Oid>>, GitError> {
+        const COMMAND: &str = "rev-list";
+        let input: String = tips.iter().map(|tip| format!("{tip}\n")).collect();
+        let finished = self
+            .command(COMMAND)
+            .args(["--objects", "--no-object-names", "--stdin", "--not", "--all"])
+            .limited(self.limits().await?)
+            .limit(MAX_WALK)
+            .run(input.into_bytes())
+            .await;
+        match finished {
+            Err(GitError::Spawn { source, .. }) if source.kind() == io::ErrorKind::FileTooLarge => {
+                Ok(None)
+            }
+            Ok(finished) if !finished.status.success() => Ok(None),
+            finished => {
+                let output = finished?.success(COMMAND)?;
+                let lines = output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+                let oids = lines.map(|line| std::str::from_utf8(line).ok()?.parse().ok());
+                Ok(oids.collect())
+            }
+        }
     }
 
     async fn unproven_and_missing(

@@ -65,6 +65,9 @@ pub(super) fn missing(
     stores: &[impl AsRef<Path>],
     wanted: &BTreeSet<Oid>,
 ) -> Result<BTreeSet<Oid>, GitError> {
+    if wanted.is_empty() {
+        return Ok(BTreeSet::new());
+    }
     let odb = Odb::new()?;
     for store in stores {
         odb.add_disk_alternate(&store.as_ref().to_string_lossy())?;
@@ -72,6 +75,18 @@ pub(super) fn missing(
     let is_here =
         |oid: &Oid| theirs(oid).is_some_and(|oid| odb.exists_ext(oid, OdbLookupFlags::NO_REFRESH));
     Ok(wanted.iter().filter(|oid| !is_here(oid)).copied().collect())
+}
+
+/// Returns all objects of a store.
+pub(super) fn all(store: &Path) -> Result<BTreeSet<Oid>, GitError> {
+    let odb = Odb::new()?;
+    odb.add_disk_alternate(&store.to_string_lossy())?;
+    let mut all = BTreeSet::new();
+    odb.foreach(|oid| {
+        all.insert(ours(*oid));
+        true
+    })?;
+    Ok(all)
 }
 
 fn ours(oid: git2::Oid) -> Oid {

@@ -361,6 +361,34 @@ async fn a_large_push_is_taken_as_it_came_if_all_of_it_is_needed() {
     }
 }
 
+#[tokio::test]
+async fn a_small_push_is_taken_as_it_came_if_all_of_it_is_needed_or_here_already() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let text: String = (0..5_000).map(|n| format!("line {n}\n")).collect();
+    work.write("text", text.as_bytes());
+    let one = work.commit("1");
+    world.push(&repo, &work, &[("refs/heads/main", Some(one))]).await.unwrap();
+    work.write("text", format!("{text}and one more\n").as_bytes());
+    let two = work.commit("2");
+    work.write("stowaway", b"nobody signed for this");
+    let stowaway: Oid = work.git(&["hash-object", "-w", "stowaway"]).parse().unwrap();
+    let more = [work.objects_of_last_commit(), vec![work.rev("HEAD:text"), stowaway]].concat();
+    // Git adds what a thin pack is based on.
+    for (pack, is_taken_as_it_came) in [
+        (work.thin_pack(two, one), true),
+        (work.pack(&[two]), true),
+        (work.pack_only(&more), false),
+    ] {
+        let mut incoming = world.receive(&repo, &pack).await.unwrap();
+        let before = pack_files(&world);
+        incoming.check_all(&BTreeSet::from([two])).await.unwrap();
+        let refs = world.store.refs(&repo).await.unwrap();
+        incoming.prepare(&judged(&refs, &[("refs/heads/main", Some(two))])).await.unwrap();
+        assert_eq!(pack_files(&world) == before, is_taken_as_it_came);
+    }
+}
+
 fn pack_files(world: &World) -> BTreeSet<std::path::PathBuf> {
     let packs = files_below(&world.root().join("incoming")).into_iter();
     packs.filter(|file| file.extension().is_some_and(|kind| kind == "pack")).collect()

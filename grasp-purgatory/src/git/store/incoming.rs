@@ -23,6 +23,9 @@ use crate::git::{blocking, chains, read};
 /// Uploads from this size on are not packed again if every object that came is needed.
 const LARGE: u64 = 64 * 1024 * 1024;
 
+/// Received objects up to which those that are needed are listed by the connectivity check.
+const MAX_LISTED: u64 = 10_000;
+
 /// Objects that have arrived for a family and that no view can read.
 ///
 /// Receiving takes no lock, however slow the sender. Dropping it forgets the objects.
@@ -33,6 +36,8 @@ pub struct Incoming {
     objects: Objects,
     quarantine: Quarantine,
     whole: BTreeSet<Oid>,
+    /// What these tips need beyond what the family has proven, if it was listed.
+    needed: Option<(BTreeSet<Oid>, BTreeSet<Oid>)>,
     /// The objects that some tips need, extracted for each use before the lock was taken; none where they need everything.
     parts: BTreeMap<BTreeSet<Oid>, Vec<Option<Self>>>,
     /// The delta chains of the received packs were found to be short.
@@ -60,6 +65,7 @@ impl Incoming {
             objects: Objects { git: store.git().clone(), family, incoming, in_use, claimant },
             quarantine,
             whole: BTreeSet::new(),
+            needed: None,
             parts: BTreeMap::new(),
             is_inspected: false,
             as_of: store.removals(),
@@ -82,10 +88,17 @@ impl Incoming {
     pub async fn check(&mut self, tips: &BTreeSet<Oid>) -> Result<Completeness, GitError> {
         self.inspect().await?;
         self.forget_if_outdated();
-        let unknown = tips.difference(&self.whole).copied().collect();
-        let findings = self.objects.examine(&unknown).await?;
+        let unknown: BTreeSet<_> = tips.difference(&self.whole).copied().collect();
+        let findings = match self.count().await? <= MAX_LISTED {
+            true => self.objects.examine_and_list(&unknown).await?,
+            false => self.objects.examine(&unknown).await?,
+        };
         self.whole.extend(&findings.whole);
-        Ok(findings.completeness())
+        let completeness = findings.completeness();
+        if let Some(needed) = findings.needed {
+            self.needed = Some((unknown, needed));
+        }
+        Ok(completeness)
     }
 
     /// The same for those who need all of them.
@@ -129,6 +142,7 @@ impl Incoming {
         let now = self.store.removals();
         if now != self.as_of {
             self.whole.clear();
+            self.needed = None;
             self.as_of = now;
         }
     }
@@ -248,9 +262,20 @@ impl Incoming {
         is_valid.then_some(part)
     }
 
-    /// Returns whether these tips need as many objects as were received. Only large uploads are counted: they are not written twice.
+    /// Returns whether these tips need everything that was received, so that it is not written twice.
+    ///
+    /// Of small uploads it is known which objects are needed; large ones are counted. Git adds objects of the family to a
+    /// pack that was sent without them.
     async fn is_needed_whole(&self, tips: &BTreeSet<Oid>) -> Result<bool, GitError> {
         let quarantine = self.quarantine.objects();
+        if let Some((_, needed)) = self.needed.clone().filter(|(all, _)| all == tips) {
+            let family = self.objects.family.objects();
+            return blocking(move || {
+                let rest = &read::all(&quarantine)? - &needed;
+                Ok(rest.is_empty() || read::missing(&[family], &rest)?.is_empty())
+            })
+            .await;
+        }
         if blocking(move || layout::size(&quarantine)).await? < LARGE {
             return Ok(false);
         }
