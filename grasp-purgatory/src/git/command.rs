@@ -211,6 +211,7 @@ impl GitCommand {
         let cpu = self.git.pools.client_cpu.open(self.claimant).map_err(GitError::Busy)?;
         let spawned = self.to_command().spawn();
         let child = spawned.map_err(|source| GitError::Spawn { command: self.name, source })?;
+        self.limits.apply(&child);
         if !self.claimant.has_authority {
             limits::give_way(&child);
         }

@@ -49,11 +49,12 @@ impl ProcessLimits {
         Self { cpu: Some(cpu_for(claimant, bytes)), ..Self::default() }
     }
 
-    /// Returns the program, or a shell that limits itself before it becomes the program.
+    /// Returns the program, or a shell that limits itself before it becomes the program. Limits that can be set from
+    /// outside are left to [`raise`](Self::raise), which spares the shell.
     pub(super) fn command(&self, program: &Path) -> Command {
         const KIB: u64 = 1024;
         const BLOCK: u64 = 512;
-        if *self == Self::default() {
+        if !self.needs_shell() {
             return Command::new(program);
         }
         let number =
@@ -69,12 +70,28 @@ impl ProcessLimits {
         command
     }
 
+    /// Returns whether the process must set a limit itself before it becomes git. CPU time can be limited once it runs: it
+    /// has used next to none by then.
+    fn needs_shell(&self) -> bool {
+        match cfg!(target_os = "linux") {
+            true => Self { cpu: None, ..*self } != Self::default(),
+            false => *self != Self::default(),
+        }
+    }
+
+    /// Sets the limits of a process that has just been started, unless it has them.
+    pub(super) fn apply(&self, child: &Child) {
+        if let (false, Some(pid)) = (self.needs_shell(), pid(child)) {
+            self.raise(pid);
+        }
+    }
+
     /// Raises the limits of memory and CPU time of a process that runs.
     #[cfg(target_os = "linux")]
     pub(super) fn raise(&self, pid: Pid) {
         use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 
-        let cpu = self.cpu.map(|time| time.as_secs());
+        let cpu = self.cpu.map(|time| time.as_secs().max(1));
         for (resource, limit) in [(Resource::Data, self.memory), (Resource::Cpu, cpu)] {
             let Some(limit) = limit else { continue };
             // The child has our own hard limits, which may not be exceeded.
@@ -253,6 +270,7 @@ mod tests {
     async fn a_process_that_burns_its_cpu_time_ends() {
         let limits = ProcessLimits { cpu: Some(Duration::from_secs(1)), ..Default::default() };
         let mut burning = shell(limits, "while :; do :; done").spawn().unwrap();
+        limits.apply(&burning);
         let status = burning.wait().await.unwrap();
         assert!(is_cpu_exhausted(status, b""), "{status}");
         let child = b"error: index-pack died of signal 24\nfatal: index-pack failed";
