@@ -52,6 +52,9 @@ use crate::journal::Record;
 /// Least time between two sweeps for expired events: those of busy identifiers stay overdue for a while.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Time by which a wait is not worth a write to be made longer.
+const RENEWAL: Duration = Duration::from_secs(60);
+
 /// The events that wait for git data, and the work that must be done until they are served.
 ///
 /// ```
@@ -292,10 +295,13 @@ impl Purgatory {
     fn renew(&mut self, out: &mut Outputs, id: EventId) {
         let waiting = self.held.get(&id).filter(|held| held.is_waiting());
         let until = waiting.map_or(self.hold_until(), |held| held.until.max(self.hold_until()));
+        let is_renewed = waiting.is_some_and(|held| held.until + RENEWAL >= until);
         for identifier in waiting.into_iter().flat_map(HeldEvent::identifiers) {
             self.releases.take_first_answer(identifier);
         }
-        self.held.set_phase(out, id, Phase::Waiting, until);
+        if !is_renewed {
+            self.held.set_phase(out, id, Phase::Waiting, until);
+        }
     }
 
     /// Drops the uploads and refs of a pull request that are not the tip that its author signed.

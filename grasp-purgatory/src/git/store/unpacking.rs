@@ -304,6 +304,7 @@ impl Drop for Dir {
 /// An index is moved after its pack, for git takes a pack to be there when its index is.
 pub(super) fn move_packs(from: &Path, to: &Path, is_attic: bool) -> Result<Vec<Pack>, GitError> {
     let target = to.join("pack");
+    let is_new = !target.is_dir();
     layout::create_dir(&target)?;
     let mut files = layout::list(&from.join("pack"))?;
     files.retain(|path| !layout::name(path).starts_with("tmp_") && !is_of_empty_pack(path));
@@ -321,7 +322,9 @@ pub(super) fn move_packs(from: &Path, to: &Path, is_attic: bool) -> Result<Vec<P
         layout::rename(file, &target.join(layout::name(file)))?;
     }
     layout::sync(&target)?;
-    layout::sync(to)?;
+    if is_new {
+        layout::sync(to)?;
+    }
     Ok(packs)
 }
 
