@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, RepoId};
@@ -311,8 +311,15 @@ async fn a_directory_of_another_layout_is_left_alone() {
     let root = world.root();
     std::fs::write(root.join("version"), "grasp repositories 99\n").unwrap();
     drop(world.store);
-    let again = open(&root, installed_git(), StagingLimits::default(), &world.database).await;
-    assert!(matches!(again.unwrap_err(), GitError::Layout { .. }));
+    // A process that another test starts has the lock, too, until it becomes the command that it is for.
+    for _ in 0..1_000 {
+        let again = open(&root, installed_git(), StagingLimits::default(), &world.database).await;
+        match again.unwrap_err() {
+            GitError::InUse(_) => tokio::time::sleep(Duration::from_millis(2)).await,
+            error => return assert!(matches!(error, GitError::Layout { .. }), "{error}"),
+        }
+    }
+    panic!("the directory stays in use");
 }
 
 #[tokio::test]

@@ -332,7 +332,7 @@ fn an_announcement_replaces_the_version_that_is_being_released() {
         world.check();
         world.sight()
     };
-    let usual = sight(&early, late.len(), 0);
+    let usual = sight(&early, early.len(), 0);
     for deeds in [&late, &early] {
         for (at, steps) in (10..20).flat_map(|at| (0..5).map(move |steps| (at, steps))) {
             assert_eq!(sight(deeds, at, steps), usual, "in haste at {at} after {steps}");
