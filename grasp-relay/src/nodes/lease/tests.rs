@@ -385,8 +385,10 @@ mod simulated {
                     _ => world.schedule(at, Event::Hangs(node, Duration::from_millis(700))),
                 }
             }
-            world.run(START + Duration::from_secs(60) + Duration::from_secs(45));
-            // The last fault was over ten seconds ago: a lease, and the claims after it.
+            world.run(START + Duration::from_secs(95));
+            // The last fault is over, and no claim is lost any more: a lease, and the claims after it.
+            world.loses_claims = false;
+            world.run(START + Duration::from_secs(110));
             let writers = world.writers();
             prop_assert_eq!(writers.len(), 1, "{:?}", writers);
             let writer = writers[0];
