@@ -104,10 +104,14 @@ impl Small {
         git(&self.dir.join("fetching"), &["fetch", "-q"]);
     }
 
-    pub(crate) fn ask_for_refs(&self, server: &Server) {
-        let path = format!("{}/info/refs?service=git-upload-pack", self.path);
-        let answer = drain(&server.address, head(&server.address, "GET", &path, &[]).as_bytes());
-        assert!(answer > 100);
+    /// Returns the path of the repository below the server.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Returns the commit of the main branch that was pushed last.
+    pub(crate) fn tip(&self) -> String {
+        git(&self.dir.join("work"), &["rev-parse", "main"])
     }
 }
 

@@ -31,7 +31,7 @@ impl Kind {
         }
     }
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Grasp => "grasp",
             Self::Backend => "backend",
@@ -102,7 +102,7 @@ impl Server {
         writeln!(talk.0, "{}", event.as_json()).expect("a listening server");
         let mut answer = String::new();
         talk.1.read_line(&mut answer).expect("an answer");
-        assert!(answer.contains("Hold") || answer.contains("Accept"), "{answer}");
+        assert!(answer.contains("Held") || answer.contains("Stored"), "{answer}");
     }
 }
 
