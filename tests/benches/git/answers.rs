@@ -14,6 +14,9 @@ use crate::load::Small;
 use crate::median;
 use crate::server::{Kind, Server};
 
+/// What is asked, how the requests are made, and the target.
+type Row = (&'static str, fn(Asked<'_>) -> Requests, &'static str);
+
 /// Requests of one client, one after the other.
 const SEQUENTIAL: usize = 300;
 
@@ -39,7 +42,7 @@ pub(crate) fn compare(asked: [Asked<'_>; 2]) {
          {:38} {:>21} {:>21}  wanted",
         "", "grasp", "http-backend"
     );
-    let kinds: [(&str, fn(Asked<'_>) -> Requests, &str); 5] = [
+    let kinds: [Row; 5] = [
         ("info/refs, version 0", |asked| vec![info_refs(asked, "")], "≤ 0.5 ms"),
         ("info/refs, version 2", |asked| vec![info_refs(asked, VERSION_2)], "≤ 0.5 ms"),
         ("info/refs for a push", |asked| vec![info_refs_of(asked, "git-receive-pack", "")], ""),
