@@ -310,7 +310,7 @@ async fn the_same_objects_may_come_twice() {
     let refs = guard.refs(&repo.owner).await.unwrap();
     let push = judged(&refs, &[("refs/heads/c", Some(tip))]);
     execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap();
-    let packs = files_below(&world.root())
+    let packs = files_below(&world.root().join("families"))
         .into_iter()
         .filter(|f| f.extension().is_some_and(|e| e == "pack"));
     assert_eq!(packs.count(), 1);
