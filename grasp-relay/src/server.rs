@@ -107,6 +107,7 @@ impl NodeKey {
     }
 
     /// Returns the value of the header.
+    #[cfg(feature = "postgres")]
     pub(crate) fn header(&self) -> HeaderValue {
         let text = faster_hex::hex_string(&self.0);
         let mut value = HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""));
