@@ -231,7 +231,9 @@ impl Forwarder {
     }
 
     /// Passes a request to the writer as it comes, and its answer back.
-    async fn pass(&self, request: Request, writer: &str) -> Response {
+    ///
+    /// A writer that loses its lease before it answers is not waited for.
+    async fn pass(&self, request: Request, (role, writer): (&Role, &str)) -> Response {
         let network = request.extensions().get::<ClientNetwork>().copied();
         let Ok(slot) = self.pushes.try_take(&Claimant::maybe_at(network), 1) else {
             return unavailable("too many pushes from this network at this node\n");
@@ -248,7 +250,13 @@ impl Forwarder {
         remove_hop_by_hop(passed.headers_mut());
         passed.headers_mut().remove(header::HOST);
         self.sign(passed.headers_mut(), network);
-        match self.client.request(passed).await {
+        let answer = tokio::select! {
+            answer = self.client.request(passed) => answer,
+            _ = self.roles.changed_from(role, Duration::MAX) => {
+                return unavailable("the node that takes pushes has changed, try again\n");
+            }
+        };
+        match answer {
             Ok(response) => {
                 let (mut head, body) = response.into_parts();
                 remove_hop_by_hop(&mut head.headers);
@@ -306,8 +314,11 @@ async fn pass_pushes(
     if !is_push(&request) || request.extensions().get::<FromNode>().is_some() {
         return next.run(request).await;
     }
-    match forwarder.roles.with_writer(WRITER_TIMEOUT).await {
-        Some(Role::Reader { writer: Some(writer) }) => forwarder.pass(request, &writer).await,
+    let role = forwarder.roles.with_writer(WRITER_TIMEOUT).await;
+    match &role {
+        Some(role @ Role::Reader { writer: Some(writer) }) => {
+            forwarder.pass(request, (role, writer)).await
+        }
         Some(Role::Writer(_)) => next.run(request).await,
         Some(Role::Reader { writer: None }) | None => {
             unavailable("no node takes pushes at the moment, try again\n")
