@@ -44,6 +44,9 @@ const WRITER_TIMEOUT: Duration = Duration::from_secs(LEASE.as_secs() + 3);
 /// The time that a connection to another node may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The time after which a node that acknowledges no byte counts as unreachable.
+const SILENCE_TIMEOUT: Duration = LEASE;
+
 /// The time that the writer may take to judge a batch of events.
 const EVENTS_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -113,6 +116,9 @@ impl Forwarder {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         connector.set_nodelay(true);
+        connector.set_keepalive(Some(CONNECT_TIMEOUT));
+        #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+        connector.set_tcp_user_timeout(Some(SILENCE_TIMEOUT));
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_max_idle_per_host(FORWARDED_AT_ONCE)
@@ -260,8 +266,12 @@ impl Forwarder {
             Ok(response) => {
                 let (mut head, body) = response.into_parts();
                 remove_hop_by_hop(&mut head.headers);
-                // The slot is free when the answer was sent, or its client is gone.
-                let body = Body::new(body).into_data_stream().map(move |part| {
+                // The slot is free when the answer was sent, its client is gone, or the writer has lost its lease. Git
+                // takes a report without its end for a failure.
+                let (roles, role) = (self.roles.clone(), role.clone());
+                let lost = async move { roles.changed_from(&role, Duration::MAX).await };
+                let body = Body::new(body).into_data_stream().take_until(Box::pin(lost));
+                let body = body.map(move |part| {
                     let _slot = &slot;
                     part
                 });
