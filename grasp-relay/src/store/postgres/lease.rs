@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
+use nostr::types::Timestamp;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -94,6 +95,13 @@ impl PostgresStore {
             0 => None,
             epoch => Some(Epoch(epoch)),
         }
+    }
+
+    /// Returns the time of the database's clock.
+    pub async fn time(&self) -> Result<Timestamp, StoreError> {
+        let sql = "SELECT CAST(extract(epoch FROM clock_timestamp()) AS BIGINT)";
+        let row = self.inner.control().await?.query_one(sql, &[]).await.map_err(failure)?;
+        Ok(Timestamp::from_secs(unsigned(&row, 0)?))
     }
 
     /// Returns the number of the last event that was stored. Later ones have higher numbers, in the order of commits.
