@@ -356,8 +356,8 @@ pub(crate) async fn start_sync(
 /// Opens the object store of the packs, if there is one, and the cache of it.
 fn open_packs(settings: &Settings) -> Result<Option<PackCache>> {
     let Some(url) = &settings.packs else { return Ok(None) };
-    let storage =
-        PackStorage::open(url.as_str()).with_context(|| format!("could not use {url}"))?;
+    let storage = PackStorage::open(url.as_str(), &settings.pack_storage)
+        .with_context(|| format!("could not use {url}"))?;
     Ok(Some(PackCache::new(storage, settings.pack_cache_bytes)))
 }
 

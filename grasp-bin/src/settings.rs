@@ -7,7 +7,9 @@ use std::str::FromStr;
 use grasp_core::ServiceIdentity;
 use grasp_core::admission::{Archive, FanOutLimits, Policy};
 use grasp_core::outbound::OutboundPolicy;
-use grasp_purgatory::git::{BinaryError, FetchLimits, Git, PackCache, Slots, StagingLimits};
+use grasp_purgatory::git::{
+    BinaryError, FetchLimits, Git, PackCache, PackStorageOptions, Slots, StagingLimits,
+};
 use grasp_purgatory::hunt::HuntConfig;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::{Limits, RelayInfo};
@@ -29,6 +31,8 @@ pub struct Settings {
     pub database: Option<DatabaseUrl>,
     /// The object store of the packs that several nodes share.
     pub packs: Option<PacksUrl>,
+    /// Credentials, region and endpoint of that object store.
+    pub pack_storage: PackStorageOptions,
     /// The address at which the other nodes reach this one.
     pub node_address: Option<NodeAddress>,
     /// Bytes of packs from the object store that a node keeps on disk.
@@ -196,6 +200,7 @@ impl Settings {
             sqlite: SqliteOptions::default(),
             database: None,
             packs: None,
+            pack_storage: PackStorageOptions::default(),
             node_address: None,
             pack_cache_bytes: PackCache::DEFAULT_BYTES,
             service_key: None,

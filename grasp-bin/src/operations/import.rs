@@ -28,8 +28,8 @@ pub(crate) fn run(config: &Config, dir: &Path) -> Result<ExitCode> {
     }
     let git = settings.git().context("could not find a usable git")?;
     let data = StoredData::open(&file, &dir.join(REPOSITORIES), git)?;
-    let storage =
-        PackStorage::open(packs.as_str()).with_context(|| format!("could not use {packs}"))?;
+    let storage = PackStorage::open(packs.as_str(), &settings.pack_storage)
+        .with_context(|| format!("could not use {packs}"))?;
     let (report, lost) = block_on(async {
         let mut lost = Vec::new();
         for files in &data.files {

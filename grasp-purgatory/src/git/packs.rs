@@ -98,7 +98,7 @@ trait Backend: Send + Sync {
     fn write<'a>(&'a self, key: &'a str, content: &'static [u8]) -> StorageFuture<'a, ()>;
 }
 
-/// Options of a pack storage that are not part of its address.
+/// Options of a pack storage that are not part of its address. By default they come from the environment.
 #[derive(Clone)]
 pub struct PackStorageOptions {
     /// Names and values as in the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`,
@@ -146,16 +146,9 @@ impl std::fmt::Debug for PackStorage {
 }
 
 impl PackStorage {
-    /// Opens `s3://bucket/prefix` or `file:///directory`. Credentials, region and endpoint of S3 come from variables of
-    /// the environment. Nothing is requested yet.
+    /// Opens `s3://bucket/prefix` or `file:///directory`. Nothing is requested yet.
     #[cfg(feature = "object-store")]
-    pub fn open(url: &str) -> Result<Self, PackStorageError> {
-        Self::open_with(url, &PackStorageOptions::default())
-    }
-
-    /// The same with other options than those of the environment.
-    #[cfg(feature = "object-store")]
-    pub fn open_with(url: &str, options: &PackStorageOptions) -> Result<Self, PackStorageError> {
+    pub fn open(url: &str, options: &PackStorageOptions) -> Result<Self, PackStorageError> {
         let backend = Box::new(remote::Remote::open(url, options)?);
         let [uploading, uploads, downloads, failures] = [const { AtomicU64::new(0) }; 4];
         let inner = Storage { backend, uploading, uploads, downloads, failures };

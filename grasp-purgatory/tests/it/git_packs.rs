@@ -40,7 +40,7 @@ impl Storage {
             Self::S3(server) => (server.url(), server.variables()),
             Self::Directory(dir) => (format!("file://{}", dir.path().display()), [].into()),
         };
-        PackStorage::open_with(&url, &PackStorageOptions { variables, timeout }).unwrap()
+        PackStorage::open(&url, &PackStorageOptions { variables, timeout }).unwrap()
     }
 
     /// The directory that all objects are in.

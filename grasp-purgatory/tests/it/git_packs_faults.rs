@@ -293,7 +293,7 @@ async fn wrong_settings_are_told_without_secrets() {
         for (name, value) in changes {
             variables.insert((*name).to_owned(), (*value).to_owned());
         }
-        PackStorage::open_with(url, &PackStorageOptions { variables, timeout: SHORT })
+        PackStorage::open(url, &PackStorageOptions { variables, timeout: SHORT })
     };
     open(&server.url(), &[]).unwrap().probe().await.unwrap();
     let wrong = [("AWS_SECRET_ACCESS_KEY", "another-secret")];

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -31,17 +31,15 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 
-use crate::git_fixture::files_below;
-
 /// The name of the one bucket.
-pub(crate) const BUCKET: &str = "packs";
+pub const BUCKET: &str = "packs";
 
 const ACCESS_KEY: &str = "AKIDEXAMPLE";
-pub(crate) const SECRET_KEY: &str = "very-secret-0123456789";
+pub const SECRET_KEY: &str = "very-secret-0123456789";
 
 /// What happens to a request.
 #[derive(Clone, Debug)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// The server answers that it is overloaded, and does nothing.
     Unavailable,
     /// The answer comes after this time.
@@ -63,9 +61,10 @@ struct Shared {
     requests: Vec<(String, String)>,
 }
 
-/// A server with one empty bucket. It ends when it is dropped.
-pub(crate) struct S3Server {
-    dir: TempDir,
+/// A server with one bucket. It ends when it is dropped.
+pub struct S3Server {
+    root: PathBuf,
+    temporary: Option<TempDir>,
     address: SocketAddr,
     shared: Arc<Mutex<Shared>>,
     server: AbortHandle,
@@ -78,26 +77,34 @@ impl Drop for S3Server {
 }
 
 impl S3Server {
-    pub(crate) async fn start() -> Self {
+    /// Starts a server whose bucket is empty.
+    pub async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join(BUCKET)).unwrap();
-        let mut service = S3ServiceBuilder::new(Buckets(dir.path().to_owned()));
+        let mut server = Self::start_in(dir.path()).await;
+        server.temporary = Some(dir);
+        server
+    }
+
+    /// Starts a server with the objects that an earlier one left in a directory.
+    pub async fn start_in(root: &Path) -> Self {
+        std::fs::create_dir_all(root.join(BUCKET)).unwrap();
+        let mut service = S3ServiceBuilder::new(Buckets(root.to_owned()));
         service.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
         let service = Arc::new(service.build());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shared: Arc<Mutex<Shared>> = Arc::default();
         let server = tokio::spawn(serve(listener, service, shared.clone())).abort_handle();
-        Self { dir, address, shared, server }
+        Self { root: root.to_owned(), temporary: None, address, shared, server }
     }
 
     /// The address of packs in the bucket.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("s3://{BUCKET}/some/prefix")
     }
 
     /// Variables of the environment that lead to this server.
-    pub(crate) fn variables(&self) -> BTreeMap<String, String> {
+    pub fn variables(&self) -> BTreeMap<String, String> {
         let variables = [
             ("AWS_ACCESS_KEY_ID", ACCESS_KEY.to_owned()),
             ("AWS_SECRET_ACCESS_KEY", SECRET_KEY.to_owned()),
@@ -108,17 +115,17 @@ impl S3Server {
     }
 
     /// The directory with the objects of the bucket.
-    pub(crate) fn objects(&self) -> PathBuf {
-        self.dir.path().join(BUCKET).join("some/prefix")
+    pub fn objects(&self) -> PathBuf {
+        self.root.join(BUCKET).join("some/prefix")
     }
 
     /// Asks this function about the fault of each further request.
-    pub(crate) fn script(&self, script: impl FnMut(&str, &str) -> Option<Fault> + Send + 'static) {
+    pub fn script(&self, script: impl FnMut(&str, &str) -> Option<Fault> + Send + 'static) {
         self.shared.lock().unwrap().script = Some(Box::new(script));
     }
 
     /// Lets this fault happen to the next requests of a method for a path that contains a text.
-    pub(crate) fn fail(
+    pub fn fail(
         &self,
         mut times: usize,
         (method, text): (&'static str, &'static str),
@@ -132,12 +139,12 @@ impl S3Server {
     }
 
     /// Ends all faults.
-    pub(crate) fn heal(&self) {
+    pub fn heal(&self) {
         self.shared.lock().unwrap().script = None;
     }
 
     /// Returns the number of requests of a method for a path that contains a text.
-    pub(crate) fn count(&self, method: &str, text: &str) -> usize {
+    pub fn count(&self, method: &str, text: &str) -> usize {
         let shared = self.shared.lock().unwrap();
         let is_counted = |(of, path): &&(String, String)| of == method && path.contains(text);
         shared.requests.iter().filter(is_counted).count()
@@ -171,6 +178,12 @@ impl Buckets {
     fn part(&self, upload: &str, number: i32) -> PathBuf {
         self.0.join(format!("{upload}.{number:05}"))
     }
+}
+
+fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let paths = entries.flatten().map(|entry| entry.path());
+    paths.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
 }
 
 async fn content(body: Option<StreamingBlob>) -> Bytes {
@@ -234,7 +247,7 @@ impl S3 for Buckets {
             .iter()
             .map(|file| {
                 let key = file.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
-                let size = Some(file.metadata().unwrap().len() as i64);
+                let size = Some(file.metadata().map_or(0, |it| it.len()) as i64);
                 Object { key: Some(key), size, last_modified: now(), ..Default::default() }
             })
             .filter(|object| {
