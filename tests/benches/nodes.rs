@@ -1,4 +1,4 @@
-//! A server of several nodes on PostgreSQL beside a server of one process on SQLite, in one run and with default settings.
+//! A server of several nodes on PostgreSQL and S3 beside a server of one process on SQLite, in one run and with default settings.
 //!
 //! `cargo bench -p grasp-tests --bench nodes`; needs PostgreSQL. Everything runs on this machine and shares its cores.
 #![allow(clippy::unwrap_used, reason = "a measurement that fails has no result")]
@@ -12,7 +12,7 @@ use grasp_bin::{Server, Settings};
 use grasp_core::RepoId;
 use grasp_relay::Clock;
 use grasp_relay::ingest::{Origin, Outcome};
-use grasp_tests::{Maker, Outside, Postgres, Workdir, http};
+use grasp_tests::{Maker, Outside, Postgres, S3Server, Workdir, http};
 use nostr::event::Event;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
@@ -202,15 +202,15 @@ fn settings(dir: &Path, domain: SocketAddr) -> Settings {
 }
 
 /// Three nodes of one server; the first of them writes.
-async fn nodes(dir: &Path, database: &str) -> Vec<&'static Running> {
-    let (packs, mut nodes) = (dir.join("packs"), Vec::new());
-    std::fs::create_dir(&packs).unwrap();
+async fn nodes(dir: &Path, database: &str, packs: &S3Server) -> Vec<&'static Running> {
+    let mut nodes = Vec::new();
     let mut domain = None;
     for n in 0..3 {
         let (listener, address) = bind().await;
         let mut settings = settings(&dir.join(format!("node{n}")), *domain.get_or_insert(address));
         settings.database = Some(database.parse().unwrap());
-        settings.packs = Some(format!("file://{}", packs.display()).parse().unwrap());
+        settings.packs = Some(packs.url().parse().unwrap());
+        settings.pack_storage.variables = packs.variables();
         settings.node_address = Some(format!("http://{address}").parse().unwrap());
         let node = Running::start(listener, settings).await;
         if n == 0 {
@@ -234,9 +234,10 @@ async fn main() {
     let dir = tempfile::tempdir().unwrap();
     let (listener, address) = bind().await;
     let single = Running::start(listener, settings(&dir.path().join("single"), address)).await;
-    let group = nodes(dir.path(), &postgres.database()).await;
+    let packs = S3Server::start().await;
+    let group = nodes(dir.path(), &postgres.database(), &packs).await;
     let mut one = Subject::new("one process, SQLite", single, single).await;
-    let mut three = Subject::new("three nodes, PostgreSQL", group[0], group[1]).await;
+    let mut three = Subject::new("three nodes, PostgreSQL and S3", group[0], group[1]).await;
     println!("| | {} | {} | ratio | wanted |\n|---|--:|--:|--:|--:|", one.name, three.name);
     let (a, b) = (one.ingest().await, three.ingest().await);
     print("ingest at the writer, events/s", "≥ 0.35 ×", a, b);
@@ -252,6 +253,6 @@ async fn main() {
     print("clone from a warm cache, p50 ms", "≥ 0.9 × of the speed", a, b);
     let (a, b) = (millis(one.info_refs().await), millis(three.info_refs().await));
     print("`info/refs`, new connection, p50 ms", "≤ 3 ms", a, b);
-    drop(postgres);
+    drop((postgres, packs));
     std::process::exit(0);
 }

@@ -10,6 +10,15 @@ mod maker;
 mod nodes;
 mod outside;
 mod postgres;
+#[allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    missing_docs,
+    unreachable_pub,
+    reason = "a module of the tests of grasp-purgatory"
+)]
+#[path = "../../grasp-purgatory/tests/it/s3_server.rs"]
+mod s3_server;
 mod settings;
 pub mod wire;
 mod workdir;
@@ -24,5 +33,6 @@ pub use maker::Maker;
 pub use nodes::pass_in_turn;
 pub use outside::Outside;
 pub use postgres::{PASSWORD, Postgres, Session, USER};
+pub use s3_server::{Fault as S3Fault, S3Server};
 pub use settings::{Settings, TimeMachine, Wrapping};
 pub use workdir::{GitOutput, Workdir};

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::Postgres;
+use crate::{Postgres, S3Server};
 
 /// The nodes of an instance that has several.
 const NODES: usize = 3;
@@ -32,8 +32,9 @@ struct Reader {
     running: JoinHandle<()>,
 }
 
-/// What an instance of several nodes has beside its writer.
+/// The parts of an instance of several nodes beside its writer.
 pub(crate) struct OtherNodes {
+    _packs: S3Server,
     readers: Vec<Reader>,
     proxy: JoinHandle<()>,
 }
@@ -54,11 +55,10 @@ impl OtherNodes {
         if built.database.is_none() {
             let postgres = Postgres::shared().expect("PostgreSQL is installed");
             built.database = Some(postgres.database().parse().expect("an address"));
-            let packs = built.data_dir.join("packs");
-            std::fs::create_dir_all(&packs).expect("a directory for packs");
-            let packs = format!("file://{}", packs.display());
-            built.packs = Some(packs.parse().expect("a directory"));
         }
+        let packs = S3Server::start_in(&built.data_dir.join("s3")).await;
+        built.packs = Some(packs.url().parse().expect("a bucket"));
+        built.pack_storage.variables = packs.variables();
         let dir = built.data_dir.clone();
         let (writer, listener) = open(built, clock, &dir).await;
         assert!(writer.roles().until_writer(TAKEOVER).await, "no other node has the lease");
@@ -76,7 +76,7 @@ impl OtherNodes {
             readers.push(Reader { server, stop, running });
         }
         let proxy = tokio::spawn(pass_in_turn(front, addresses));
-        (writer, listener, Self { readers, proxy })
+        (writer, listener, Self { _packs: packs, readers, proxy })
     }
 
     /// Stops the readers.

@@ -88,6 +88,14 @@ impl Outside {
         }
     }
 
+    /// The events that match a filter; `None` if the server does not answer.
+    pub async fn matching(&self, filter: &Value) -> Option<BTreeMap<EventId, Event>> {
+        let (mut socket, mut events) = (self.connect().await?, BTreeMap::new());
+        socket.send(Message::text(json!(["REQ", "some", filter]).to_string())).await.ok()?;
+        hear_page(&mut socket, &mut events).await?;
+        Some(events)
+    }
+
     /// The refs of a repository as git lists them, with what HEAD means; `None` if there is no such repository.
     pub async fn refs(&self, repo: &RepoId) -> Option<String> {
         let listed = Workdir::empty().git(&["ls-remote", "--symref", &self.clone_url(repo)]).await;

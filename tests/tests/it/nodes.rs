@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_bin::Server;
-use grasp_core::RepoId;
+use grasp_core::{Now, RepoId};
 use grasp_relay::Clock;
-use grasp_tests::{Equal, Maker, Outside, Postgres, Workdir, eventually_async, http, post};
+use grasp_tests::{
+    Equal, Maker, Outside, Postgres, S3Fault, Workdir, eventually_async, http, post,
+};
 use nostr::event::{Event, EventId};
+use nostr::types::Timestamp;
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
 
@@ -167,18 +170,24 @@ async fn a_writer_that_hangs_cannot_write_when_it_wakes_and_steps_back() {
     let writer = group.until_ready().await;
     let other = (writer + 1) % group.len();
     group.freeze(writer);
-    let commits_before = x.commits.len();
+    let frozen = Instant::now();
     eventually_async(|| async {
         let status = group.status(other).await?;
         let mut up = status.nodes.into_iter().filter(|node| node.is_writer && node.is_up);
-        up.find(|node| !node.address.ends_with(&group.node(writer).service().to_string())).map(drop)
+        up.find(|node| node.address != group.node_address(writer)).map(drop)
     })
     .await;
-    assert!(x.grow(&group.node(other), &group.node(other)).await);
+    loop {
+        assert!(x.grow(&group.node(other), &group.node(other)).await);
+        if frozen.elapsed() >= long_run().map_or(Duration::ZERO, |_| FREEZE) {
+            break;
+        }
+    }
+    let pushed = x.tip().to_owned();
     group.thaw(writer);
     // What it is sent now reaches the new writer, or is refused.
     let next = x.grow(&group.node(writer), &group.node(writer)).await;
-    let tip = if next { x.tip().to_owned() } else { x.commits[commits_before].clone() };
+    let tip = if next { x.tip().to_owned() } else { pushed };
     let now = group.until_ready().await;
     assert_ne!(now, writer);
     if next {
@@ -253,13 +262,37 @@ async fn of_concurrent_pushes_through_different_nodes_one_wins_at_a_time() {
 }
 
 /// The time for which nodes are killed at random, unless `GRASP_NODES_SECONDS` says otherwise.
-const CHAOS: u64 = 20;
+const CHAOS: Duration = Duration::from_secs(20);
+
+/// The time for which a writer is stopped, if `GRASP_NODES_SECONDS` says that tests may be long.
+const FREEZE: Duration = Duration::from_secs(30);
+
+fn long_run() -> Option<Duration> {
+    let seconds = std::env::var("GRASP_NODES_SECONDS").ok()?.parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// Asserts that a node serves the state of a repository exactly as its refs, unless they change meanwhile.
+async fn assert_state_is_refs(node: &Outside, grower: &Grower) {
+    let state = serde_json::json!({
+        "kinds": [30618], "authors": [grower.maker.key()], "#d": [grower.name],
+    });
+    let (repo, before) = (grower.repo(), node.refs(&grower.repo()).await);
+    let states = node.matching(&state).await;
+    let (Some(states), Some(refs), true) = (states, &before, before == node.refs(&repo).await)
+    else {
+        return;
+    };
+    for state in states.values() {
+        let tag = state.tags.iter().find(|tag| tag.as_slice()[0] == MAIN).unwrap();
+        assert!(refs.contains(&format!("{}\t{MAIN}", tag.as_slice()[1])), "{refs} {state:?}");
+    }
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_die_at_random_lose_nothing_that_was_acknowledged() {
     let Some(mut group) = Group::start(3).await else { return };
-    let seconds = std::env::var("GRASP_NODES_SECONDS").ok().and_then(|text| text.parse().ok());
-    let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(CHAOS));
+    let end = Instant::now() + long_run().unwrap_or(CHAOS);
     let mut growers = Vec::new();
     for name in ["x", "y"] {
         growers.push(Grower::new(name, &group.outside()).await);
@@ -286,6 +319,10 @@ async fn nodes_that_die_at_random_lose_nothing_that_was_acknowledged() {
             }
         }
         slowest = slowest.max(began.elapsed());
+        let (node, grower) = (round % group.len(), &growers[round % 2]);
+        if group.is_running(node) {
+            assert_state_is_refs(&group.node(node), grower).await;
+        }
         if !group.is_running(victim) {
             group.restart(victim);
         }
@@ -303,6 +340,63 @@ async fn nodes_that_die_at_random_lose_nothing_that_was_acknowledged() {
         assert!(issues.iter().all(|id| served.contains_key(id)));
     }
     eprintln!("{round} rounds, {} issues acknowledged, slowest round {slowest:?}", issues.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_cannot_reach_the_writer_serves_what_is_committed_and_says_so() {
+    let Some(group) = Group::start(3).await else { return };
+    let mut x = Grower::new("x", &group.outside()).await;
+    assert!(x.grow(&group.outside(), &group.outside()).await);
+    let writer = group.until_ready().await;
+    let reader = (writer + 1) % group.len();
+    group.cut(writer, true);
+    // What the writer is sent by clients is served by the node that does not reach it.
+    assert!(x.grow(&group.node(writer), &group.node(writer)).await);
+    agree(&group, &x.repo(), x.tip()).await;
+    let issue = x.maker.sign(1621, "cut", &[&["a", &x.repo().to_string()]]);
+    let refused = group.node(reader).offer(&issue).await.unwrap().unwrap_err();
+    assert!(refused.starts_with("error:"), "{refused}");
+    let pushed = x.work.git(&["push", &group.node(reader).clone_url(&x.repo()), "main"]).await;
+    assert!(!pushed.ok && pushed.err.contains("503"), "{}", pushed.err);
+    group.cut(writer, false);
+    send(&group.node(reader), &issue).await;
+    assert!(x.grow(&group.node(reader), &group.node(reader)).await);
+    agree(&group, &x.repo(), x.tip()).await;
+    assert_eq!(group.until_ready().await, writer);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn faults_of_the_object_store_cost_time_or_a_refusal_and_lose_nothing() {
+    let Some(group) = Group::start(2).await else { return };
+    let mut x = Grower::new("x", &group.outside()).await;
+    assert!(x.grow(&group.outside(), &group.outside()).await);
+    for fault in [S3Fault::Unavailable, S3Fault::LostAnswer, S3Fault::Slow(Duration::from_secs(1))]
+    {
+        group.packs().fail(2, ("PUT", ""), fault.clone());
+        assert!(x.grow(&group.outside(), &group.outside()).await, "{fault:?}");
+        group.packs().fail(2, ("GET", ".pack"), fault);
+        agree(&group, &x.repo(), x.tip()).await;
+        for node in group.all() {
+            let clone = Workdir::empty();
+            clone.git(&["clone", "-q", &node.clone_url(&x.repo()), "."]).await.expect_ok();
+        }
+    }
+    let served = x.tip().to_owned();
+    group.packs().script(|_, _| Some(S3Fault::Unavailable));
+    assert!(!x.grow(&group.outside(), &group.outside()).await);
+    for node in group.all() {
+        assert!(node.refs(&x.repo()).await.unwrap().contains(&served));
+        let address = node.service().to_string();
+        eventually_async(|| async {
+            (http(&address, "GET", "/health", &[]).await.status == 503).then_some(())
+        })
+        .await;
+    }
+    group.packs().heal();
+    group.until_ready().await;
+    let again = x.work.git(&["push", &group.outside().clone_url(&x.repo()), "main"]).await;
+    again.expect_ok();
+    agree(&group, &x.repo(), x.tip()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -343,4 +437,27 @@ async fn what_cannot_be_used_is_named_without_its_secrets() {
             assert!(!error.contains(secret), "{error}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_clock_is_wrong_does_not_start() {
+    let Some(postgres) = Postgres::durable() else { return };
+    let (dir, packs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut settings = settings(dir.path(), "127.0.0.1:1".parse().unwrap(), "127.0.0.1:1");
+    settings.database = Some(postgres.database().parse().unwrap());
+    settings.packs = Some(format!("file://{}", packs.path().display()).parse().unwrap());
+    for (skew, expected) in [(3_600, "ahead of"), (-3_600, "behind")] {
+        let (system, skew) = (Clock::system(), skew as i64);
+        let clock = Clock::new(move || {
+            let now = system.now();
+            let unix = now.unix.as_secs().checked_add_signed(skew).unwrap();
+            Now::new(now.mono, Timestamp::from_secs(unix))
+        });
+        let error = match Server::open(&settings, clock).await {
+            Ok(_) => panic!("a node with a clock that is {skew} s off was started"),
+            Err(error) => format!("{error:#}"),
+        };
+        assert!(error.contains(expected) && error.contains("clock of the database"), "{error}");
+    }
+    drop(Server::open(&settings, Clock::system()).await.unwrap());
 }

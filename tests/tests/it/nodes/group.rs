@@ -8,15 +8,17 @@ use std::time::Duration;
 use grasp_bin::{Server, Settings};
 use grasp_relay::Clock;
 use grasp_relay::web::figures::{NodeStatus, Status};
-use grasp_tests::{Outside, Postgres, eventually_async, pass_in_turn};
+use grasp_tests::{Outside, Postgres, S3Server, eventually_async, pass_in_turn};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// Tells a process of this very binary to be a node, and which.
 const DIR: &str = "GRASP_TEST_NODE_DIR";
 const ADDRESS: &str = "GRASP_TEST_NODE_ADDRESS";
+const LINK: &str = "GRASP_TEST_NODE_LINK";
 const DOMAIN: &str = "GRASP_TEST_NODE_DOMAIN";
 const DATABASE: &str = "GRASP_TEST_NODE_DATABASE";
 const PACKS: &str = "GRASP_TEST_NODE_PACKS";
@@ -25,7 +27,7 @@ const PACKS: &str = "GRASP_TEST_NODE_PACKS";
 pub(super) struct Group {
     postgres: Postgres,
     database: String,
-    packs: TempDir,
+    packs: S3Server,
     nodes: Vec<NodeProcess>,
     domain: SocketAddr,
     proxy: JoinHandle<()>,
@@ -34,7 +36,45 @@ pub(super) struct Group {
 struct NodeProcess {
     dir: TempDir,
     address: SocketAddr,
+    /// The way on which other nodes reach it.
+    link: Link,
     process: Option<Child>,
+}
+
+/// A way to a node that can be cut.
+struct Link {
+    address: SocketAddr,
+    is_cut: watch::Sender<bool>,
+    passing: JoinHandle<()>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.passing.abort();
+    }
+}
+
+impl Link {
+    async fn to(node: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (is_cut, cut) = watch::channel(false);
+        Self { address, is_cut, passing: tokio::spawn(pass(listener, node, cut)) }
+    }
+}
+
+/// Passes connections to a node, and ends them when the way is cut.
+async fn pass(listener: TcpListener, node: SocketAddr, cut: watch::Receiver<bool>) {
+    while let Ok((mut client, _)) = listener.accept().await {
+        let mut cut = cut.clone();
+        tokio::spawn(async move {
+            let Ok(mut node) = TcpStream::connect(node).await else { return };
+            tokio::select! {
+                _ = tokio::io::copy_bidirectional(&mut client, &mut node) => {}
+                _ = cut.wait_for(|is_cut| *is_cut) => {}
+            }
+        });
+    }
 }
 
 impl NodeProcess {
@@ -68,13 +108,14 @@ impl Group {
         let mut nodes = Vec::new();
         for _ in 0..count {
             let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-            nodes.push(NodeProcess { dir: tempfile::tempdir().unwrap(), address, process: None });
+            let (dir, link) = (tempfile::tempdir().unwrap(), Link::to(address).await);
+            nodes.push(NodeProcess { dir, address, link, process: None });
         }
         let addresses: Vec<SocketAddr> = nodes.iter().map(|node| node.address).collect();
         let mut group = Self {
             database: postgres.database(),
             postgres,
-            packs: tempfile::tempdir().unwrap(),
+            packs: S3Server::start().await,
             nodes,
             domain,
             proxy: tokio::spawn(pass_in_turn(listener, addresses)),
@@ -102,21 +143,26 @@ impl Group {
         (0..self.nodes.len()).map(|node| self.node(node)).collect()
     }
 
+    pub(super) fn packs(&self) -> &S3Server {
+        &self.packs
+    }
+
     pub(super) fn postgres(&self) -> &Postgres {
         &self.postgres
     }
 
     /// Starts a node that does not run.
     pub(super) fn restart(&mut self, node: usize) {
-        let packs = format!("file://{}", self.packs.path().display());
         let it = &mut self.nodes[node];
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "nodes::group::serves_as_a_node", "--ignored", "--nocapture"])
             .env(DIR, it.dir.path())
             .env(ADDRESS, it.address.to_string())
+            .env(LINK, it.link.address.to_string())
             .env(DOMAIN, self.domain.to_string())
             .env(DATABASE, &self.database)
-            .env(PACKS, packs)
+            .env(PACKS, self.packs.url())
+            .envs(self.packs.variables())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -145,6 +191,16 @@ impl Group {
         self.nodes[node].process.is_some()
     }
 
+    /// The address of a node as the other nodes know it.
+    pub(super) fn node_address(&self, node: usize) -> String {
+        format!("http://{}", self.nodes[node].link.address)
+    }
+
+    /// Cuts the way on which other nodes reach a node, or mends it.
+    pub(super) fn cut(&self, node: usize, is_cut: bool) {
+        self.nodes[node].link.is_cut.send_replace(is_cut);
+    }
+
     /// The nodes as one of them sees them.
     pub(super) async fn status(&self, node: usize) -> Option<Status> {
         serde_json::from_str(&self.node(node).get("/status.json").await).ok()
@@ -162,7 +218,7 @@ impl Group {
             }
             writers.dedup();
             let [writer] = &writers[..] else { return None };
-            self.nodes.iter().position(|node| *writer == format!("http://{}", node.address))
+            (0..self.nodes.len()).find(|node| self.node_address(*node) == *writer)
         })
         .await
     }
@@ -180,10 +236,10 @@ pub(super) fn settings(dir: &Path, address: SocketAddr, domain: &str) -> Setting
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "run by others"]
 async fn serves_as_a_node() {
-    let [dir, address, domain, database, packs] =
-        [DIR, ADDRESS, DOMAIN, DATABASE, PACKS].map(|name| std::env::var(name).unwrap());
+    let [dir, address, link, domain, database, packs] =
+        [DIR, ADDRESS, LINK, DOMAIN, DATABASE, PACKS].map(|name| std::env::var(name).unwrap());
     let address: SocketAddr = address.parse().unwrap();
-    let mut settings = settings(Path::new(&dir), address, &domain);
+    let mut settings = settings(Path::new(&dir), link.parse().unwrap(), &domain);
     settings.database = Some(database.parse().unwrap());
     settings.packs = Some(packs.parse().unwrap());
     let listener = TcpListener::bind(address).await.unwrap();
