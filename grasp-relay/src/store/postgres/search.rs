@@ -240,8 +240,11 @@ impl Plan {
     }
 
     fn page_size(&self, wanted: usize, with_texts: bool) -> usize {
-        let least = if self.conditions.are_implied(self.chosen) { 1 } else { MIN_PAGE };
-        let size = wanted.max(least << (2 * self.pages).min(16));
+        // Few candidates may match, and there may be another index with fewer of them.
+        let size = match self.conditions.are_implied(self.chosen) {
+            true => wanted.max(1 << (2 * self.pages).min(16)),
+            false => MIN_PAGE << (2 * self.pages.saturating_sub(1)).min(16),
+        };
         let (lists, most) = match &self.names {
             Names::Ids(ids) => return ids.len().saturating_add(1),
             Names::Lists(lists) => (lists.len(), MAX_EXAMINED_ROWS),
