@@ -10,8 +10,8 @@ use crate::nostr::Hub;
 use crate::store::StoredEvent;
 use crate::store::postgres::PostgresStore;
 
-/// Events that are read at once.
-const PAGE_EVENTS: usize = 1_000;
+/// Events that are read at once; of the largest, 25 MB.
+const PAGE_EVENTS: usize = 100;
 
 /// The time after which commits are looked for although the database has announced none.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
