@@ -1,10 +1,11 @@
 //! Every kind of push, with the real git.
 
+use std::path::Path;
 use std::time::Duration;
 
 use grasp_relay::git_http::GitLimits;
 use grasp_tests::wire::push;
-use grasp_tests::{Instance, Maker, Settings, head};
+use grasp_tests::{Instance, Maker, Settings, are_nodes_wanted, head};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -154,4 +155,35 @@ async fn whoever_waits_hears_that_we_are_at_it_while_still_sending() {
     stream.read_to_end(&mut said).await.unwrap();
     let said = String::from_utf8_lossy(&said).into_owned();
     assert!(said.contains(&format!("ok {MAIN}")), "{said}");
+}
+
+/// Returns the number of transactions in the log of a database, each of which SQLite has waited for once, and the log's
+/// salts, which change when it begins anew.
+fn logged_commits(dir: &Path) -> (usize, [u8; 8]) {
+    let log = std::fs::read(dir.join("grasp.db-wal")).unwrap();
+    let number = |at: usize| u32::from_be_bytes(log[at..at + 4].try_into().unwrap());
+    let (page, salts) = (number(8) as usize, &log[16..24]);
+    let frames = (32..).step_by(24 + page).take_while(|at| at + 24 + page <= log.len());
+    // Frames of an older log have other salts. The last frame of a transaction has the size of the database.
+    let is_commit = |at: &usize| log[at + 8..at + 16] == *salts && number(at + 4) != 0;
+    (frames.filter(is_commit).count(), salts.try_into().unwrap())
+}
+
+#[tokio::test]
+async fn a_push_commits_its_pack_and_then_refs_and_events_together() {
+    if are_nodes_wanted() {
+        return; // their database has no such log
+    }
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let work = instance.host(&alice, "x").await;
+    let next = work.commit("next").await;
+    let state = alice.later(1).state("x", &[(MAIN, &next)]);
+    instance.take(vec![state.clone()]).await;
+    let (before, salts) = logged_commits(instance.dir());
+    work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
+    let (after, same) = logged_commits(instance.dir());
+    assert!(instance.serves(&state).await);
+    assert_eq!(salts, same);
+    assert_eq!(after - before, 2);
 }
