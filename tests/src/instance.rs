@@ -20,7 +20,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::nodes::{self, OtherNodes};
+use crate::nodes::{OtherNodes, are_nodes_wanted};
 use crate::{HttpAnswer, Litter, Maker, Settings, Workdir, eventually, http, post};
 
 /// How long anything may take.
@@ -151,7 +151,7 @@ impl Instance {
     async fn run(place: Place, mut built: grasp_bin::Settings, settings: Settings) -> Self {
         let listener = place.listen();
         let takes_nodes = settings.store.is_none() && settings.extra.is_none();
-        let (server, listener, others) = if nodes::are_wanted() && takes_nodes {
+        let (server, listener, others) = if are_nodes_wanted() && takes_nodes {
             let opened = OtherNodes::start(&mut built, &settings.clock, listener).await;
             (opened.0, opened.1, Some(opened.2))
         } else {

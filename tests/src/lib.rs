@@ -30,7 +30,7 @@ pub use http::{HttpAnswer, answer, exchange, head, http, post};
 pub use instance::Instance;
 pub use litter::{Litter, eventually, eventually_async, files};
 pub use maker::Maker;
-pub use nodes::pass_in_turn;
+pub use nodes::{are_nodes_wanted, pass_in_turn};
 pub use outside::Outside;
 pub use postgres::{PASSWORD, Postgres, Session, USER};
 pub use s3_server::{Fault as S3Fault, S3Server};

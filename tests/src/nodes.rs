@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use grasp_bin::Server;
 use grasp_relay::Clock;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -20,8 +20,8 @@ const NODES: usize = 3;
 /// How long a node may take to become the writer.
 const TAKEOVER: Duration = Duration::from_secs(15);
 
-/// Whether instances have several nodes, where a test does not need one process: `GRASP_TEST_NODES=1`.
-pub(crate) fn are_wanted() -> bool {
+/// Returns whether servers have several nodes, where a test does not need one process: `GRASP_TEST_NODES=1`.
+pub fn are_nodes_wanted() -> bool {
     std::env::var_os("GRASP_TEST_NODES").is_some_and(|value| value == "1")
 }
 
@@ -104,19 +104,26 @@ async fn open(
     (Arc::new(server), listener)
 }
 
-/// Connects each client to the next node that takes connections.
+/// Connects each client to the next node that takes connections, from the address of the client: that is whom nodes
+/// charge.
 pub async fn pass_in_turn(listener: TcpListener, nodes: Vec<SocketAddr>) {
     let next = Arc::new(AtomicUsize::new(0));
-    while let Ok((mut client, _)) = listener.accept().await {
+    while let Ok((mut client, from)) = listener.accept().await {
         let (next, nodes) = (Arc::clone(&next), nodes.clone());
         tokio::spawn(async move {
             for _ in &nodes {
                 let node = nodes[next.fetch_add(1, Ordering::SeqCst) % nodes.len()];
-                if let Ok(mut node) = TcpStream::connect(node).await {
+                if let Ok(mut node) = connect(from, node).await {
                     let _ = tokio::io::copy_bidirectional(&mut client, &mut node).await;
                     return;
                 }
             }
         });
     }
+}
+
+async fn connect(from: SocketAddr, to: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::new(from.ip(), 0))?;
+    socket.connect(to).await
 }

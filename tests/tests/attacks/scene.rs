@@ -57,7 +57,7 @@ impl Scene {
 
     /// The same with more arguments.
     pub(crate) async fn with(arguments: &[&str]) -> Self {
-        let server = Server::start(arguments);
+        let server = Server::start(arguments).await;
         let honest = Arc::new(Honest::start(&server).await);
         let idle = honest.work(IDLE_ROUNDS, &Arc::new(AtomicBool::new(true))).await;
         let idle_memory = server.memory();
@@ -92,9 +92,10 @@ impl Scene {
             times = both => times,
             () = watch => unreachable!("it watches until the attack ends"),
         };
-        let root = self.server.data().join("git");
-        let is_quiet = |litter: &Litter| litter.processes.is_empty() && litter.incoming == 0;
-        eventually(|| Some(Litter::below(&root)).filter(is_quiet)).await;
+        for root in self.server.repositories() {
+            let is_quiet = |litter: &Litter| litter.processes.is_empty() && litter.incoming == 0;
+            eventually(|| Some(Litter::below(&root)).filter(is_quiet)).await;
+        }
         Report {
             idle: self.idle.p95(),
             attacked: attacked.p95(),

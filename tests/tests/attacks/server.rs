@@ -6,32 +6,112 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use grasp_core::{RepoId, ServiceIdentity};
-use grasp_tests::{Outside, files};
+use grasp_tests::{Outside, Postgres, S3Server, are_nodes_wanted, files, pass_in_turn};
 use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 
-/// A server with default settings in a process of its own. Dropping it kills it.
+/// The nodes of a server that has several.
+const NODES: usize = 3;
+
+/// A server with default settings in a process of its own, or in three with `GRASP_TEST_NODES=1`. Dropping it kills it.
 pub(crate) struct Server {
     address: SocketAddr,
-    child: Child,
+    children: Vec<Child>,
     dir: TempDir,
     arguments: Vec<String>,
+    nodes: Option<Nodes>,
+}
+
+/// The parts that the nodes of a server share.
+struct Nodes {
+    database: String,
+    packs: S3Server,
+    addresses: Vec<SocketAddr>,
+    proxy: JoinHandle<()>,
+}
+
+impl Nodes {
+    /// Starts them, and the proxy that clients connect to.
+    async fn start() -> (Self, SocketAddr) {
+        let database = Postgres::shared().expect("PostgreSQL is installed").database();
+        let addresses: Vec<SocketAddr> = (0..NODES).map(|_| free_address()).collect();
+        let front = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let domain = front.local_addr().expect("its address");
+        let proxy = tokio::spawn(pass_in_turn(front, addresses.clone()));
+        (Self { database, packs: S3Server::start().await, addresses, proxy }, domain)
+    }
+
+    fn run(
+        &self,
+        number: usize,
+        domain: SocketAddr,
+        (dir, arguments): (&Path, &[String]),
+    ) -> Child {
+        let address = self.addresses[number];
+        let (listen, domain) = (address.to_string(), domain.to_string());
+        let (node, packs) = (format!("http://{address}"), self.packs.url());
+        let shared = ["--database", &self.database, "--packs", &packs];
+        let own = ["--node-address", &node, "--domain", &domain];
+        let mut command = command(dir, &listen, arguments);
+        command.args(shared).args(own).envs(self.packs.variables());
+        run(command).0
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        self.proxy.abort();
+    }
+}
+
+fn free_address() -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its address")
 }
 
 impl Server {
     /// Starts a server; `arguments` come after those that every server here has.
-    pub(crate) fn start(arguments: &[&str]) -> Self {
+    pub(crate) async fn start(arguments: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
-        let (child, address) = run(dir.path(), "127.0.0.1:0", &arguments);
-        Self { address, child, dir, arguments }
+        let (nodes, address) = match are_nodes_wanted() {
+            true => {
+                let (nodes, address) = Nodes::start().await;
+                (Some(nodes), address)
+            }
+            false => (None, ([127, 0, 0, 1], 0).into()),
+        };
+        let mut server = Self { address, children: Vec::new(), dir, arguments, nodes };
+        server.run();
+        server
+    }
+
+    fn run(&mut self) {
+        let Some(nodes) = &self.nodes else {
+            let dir = self.data().remove(0);
+            let command = command(&dir, &self.address.to_string(), &self.arguments);
+            let (child, address) = run(command);
+            (self.children, self.address) = (vec![child], address);
+            return;
+        };
+        let start = |(number, dir): (usize, &PathBuf)| {
+            nodes.run(number, self.address, (dir, &self.arguments))
+        };
+        self.children = self.data().iter().enumerate().map(start).collect();
+    }
+
+    fn kill(&mut self) {
+        for mut child in self.children.drain(..) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 
     /// Kills the server and starts it again at the same address.
     pub(crate) fn restart(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let listen = self.address.to_string();
-        (self.child, self.address) = run(self.dir.path(), &listen, &self.arguments);
+        self.kill();
+        self.run();
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -52,9 +132,15 @@ impl Server {
         self.service().repo_path(repo)
     }
 
-    /// Directory with everything that the server stores.
-    pub(crate) fn data(&self) -> PathBuf {
-        self.dir.path().join("data")
+    /// Directories with everything that the processes of the server store.
+    fn data(&self) -> Vec<PathBuf> {
+        let count = self.nodes.as_ref().map_or(1, |nodes| nodes.addresses.len());
+        (0..count).map(|number| self.dir.path().join(format!("data{number}"))).collect()
+    }
+
+    /// Directories of repositories.
+    pub(crate) fn repositories(&self) -> Vec<PathBuf> {
+        self.data().into_iter().map(|dir| dir.join("git")).collect()
     }
 
     /// Bytes of memory that the server and all processes below it take; what several share counts once.
@@ -69,15 +155,15 @@ impl Server {
         self.processes().iter().map(of).sum()
     }
 
-    /// Bytes in the files of the data directory.
+    /// Bytes in the files of the data directories.
     pub(crate) fn disk(&self) -> u64 {
         let length = |path: PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
-        files(&self.data()).into_iter().map(length).sum()
+        self.data().iter().flat_map(|dir| files(dir)).map(length).sum()
     }
 
     /// The server and its descendants.
     fn processes(&self) -> Vec<u32> {
-        let mut found = vec![self.child.id()];
+        let mut found: Vec<u32> = self.children.iter().map(Child::id).collect();
         let mut next = 0;
         while let Some(id) = found.get(next).copied() {
             found.extend(children_of(id));
@@ -89,22 +175,26 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 
-/// Runs the command below a directory, and reads the address that it prints.
-fn run(dir: &Path, listen: &str, arguments: &[String]) -> (Child, SocketAddr) {
-    let log = std::fs::File::create(dir.join("log")).expect("a log");
-    let mut child = Command::new(std::env::current_exe().expect("this program"))
+/// The command of a server with its data in a directory. Its log is beside that.
+fn command(dir: &Path, listen: &str, arguments: &[String]) -> Command {
+    let log = std::fs::File::create(dir.with_extension("log")).expect("a log");
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command
         .args(["serve", "--listen", listen, "--allow-private-targets", "--data-dir"])
-        .arg(dir.join("data"))
+        .arg(dir)
         .args(arguments)
         .stdout(Stdio::piped())
-        .stderr(log)
-        .spawn()
-        .expect("a server");
+        .stderr(log);
+    command
+}
+
+/// Runs the command, and reads the address that it prints.
+fn run(mut command: Command) -> (Child, SocketAddr) {
+    let mut child = command.spawn().expect("a server");
     let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
     let address = lines.map_while(Result::ok).find_map(|line| {
         let word = line.split_whitespace().find_map(|word| word.strip_prefix("ws://"))?;
