@@ -235,11 +235,18 @@ async fn main() {
     let (listener, address) = bind().await;
     let single = Running::start(listener, settings(&dir.path().join("single"), address)).await;
     let packs = S3Server::start().await;
-    let group = nodes(dir.path(), &postgres.database(), &packs).await;
+    let database = postgres.database();
+    let group = nodes(dir.path(), &database, &packs).await;
     let mut one = Subject::new("one process, SQLite", single, single).await;
     let mut three = Subject::new("three nodes, PostgreSQL and S3", group[0], group[1]).await;
     println!("| | {} | {} | ratio | wanted |\n|---|--:|--:|--:|--:|", one.name, three.name);
+    let size = || -> f64 {
+        let sql = "SELECT pg_database_size(current_database())";
+        postgres.sql(&database, sql).parse().unwrap()
+    };
+    let before = size();
     let (a, b) = (one.ingest().await, three.ingest().await);
+    let bytes = (size() - before) / EVENTS as f64;
     print("ingest at the writer, events/s", "≥ 0.35 ×", a, b);
     print("REQ by id, per second", "≥ 0.5 ×", one.by_id().await, three.by_id().await);
     let (a, b) = (one.by_repository().await, three.by_repository().await);
@@ -253,6 +260,7 @@ async fn main() {
     print("clone from a warm cache, p50 ms", "≥ 0.9 × of the speed", a, b);
     let (a, b) = (millis(one.info_refs().await), millis(three.info_refs().await));
     print("`info/refs`, new connection, p50 ms", "≤ 3 ms", a, b);
+    println!("\nPostgreSQL: {bytes:.0} bytes on disk for each event of the first row");
     drop((postgres, packs));
     std::process::exit(0);
 }
