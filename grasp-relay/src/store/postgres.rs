@@ -45,7 +45,7 @@ use tokio::task::AbortHandle;
 use tokio_postgres::types::ToSql;
 
 use self::connect::{Connector, WRITER_SETTINGS, failure, pool_failure};
-use self::search::Search;
+use self::search::{Search, Unordered};
 use self::tables::{Tables, Wanted};
 use self::values::{bytes, get, position, slices};
 use self::writer::Writer;
@@ -126,6 +126,10 @@ const KEYS_PER_READ: usize = 1_000;
 const MAX_CHUNK_EVENTS: usize = 500;
 const MAX_SLICE: usize = 50_000;
 
+/// The number of lists of an inventory that an event is in, on average, at most; an inventory with more is refused as too
+/// large.
+const MAX_REPETITIONS: usize = 3;
+
 /// Connections for the lease, the nodes and the feed.
 const CONTROL_CONNECTIONS: usize = 2;
 
@@ -194,6 +198,13 @@ impl PostgresStore {
         self.inner.check_open()?;
         Ok(self.inner.node_key)
     }
+}
+
+/// Time and id of an event.
+type Item = (Timestamp, EventId);
+
+fn item(at: Position) -> Item {
+    (at.created_at(), at.event_id())
 }
 
 impl Drop for PostgresStore {
@@ -356,20 +367,18 @@ impl EventStore for PostgresStore {
 
     fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory> {
         Box::pin(async move {
-            let mut search = Search::new(&*self.inner.keys()?, vec![filter], now, false);
-            let mut items = Vec::new();
-            let most = max.saturating_add(1).min(MAX_SLICE);
-            while let Some(found) = self.inner.search(&mut search, most).await? {
-                items
-                    .extend(found.iter().map(|found| (found.at.created_at(), found.at.event_id())));
-                if items.len() > max {
-                    return Ok(Inventory::TooMany);
-                }
-            }
-            // The items are nearly in reverse order, which makes this sort fast.
-            items.reverse();
+            let search = Search::new(&*self.inner.keys()?, vec![filter], now, false);
+            let items = match search.into_unordered() {
+                Ok(all) => self.inner.read_all(&all, max).await?,
+                Err(search) => self.inner.read_in_order(search, max).await?,
+            };
+            let Some(mut items) = items else { return Ok(Inventory::TooMany) };
             items.sort();
-            Ok(Inventory::Complete(items))
+            items.dedup();
+            Ok(match items.len() > max {
+                true => Inventory::TooMany,
+                false => Inventory::Complete(items),
+            })
         })
     }
 
@@ -567,6 +576,36 @@ impl StoreInner {
         most: usize,
     ) -> Result<Option<Vec<search::Found>>, StoreError> {
         search.next(&*self.reader().await?, most).await
+    }
+
+    /// Reads times and ids of all events of a search; `None` if there are more than `max`.
+    async fn read_in_order(
+        &self,
+        mut search: Search,
+        max: usize,
+    ) -> Result<Option<Vec<Item>>, StoreError> {
+        let (mut items, most) = (Vec::new(), max.saturating_add(1).min(MAX_SLICE));
+        while let Some(found) = self.search(&mut search, most).await? {
+            items.extend(found.iter().map(|found| item(found.at)));
+            if items.len() > max {
+                return Ok(None);
+            }
+        }
+        // They are nearly in reverse order, which makes a sort fast.
+        items.reverse();
+        Ok(Some(items))
+    }
+
+    /// The same by one statement. Some items come several times.
+    async fn read_all(
+        &self,
+        search: &Unordered,
+        max: usize,
+    ) -> Result<Option<Vec<Item>>, StoreError> {
+        // Events that are in several of the lists come several times.
+        let most = max.saturating_add(1).saturating_mul(MAX_REPETITIONS);
+        let places = search.read(&*self.reader().await?, most).await?;
+        Ok((places.len() < most).then(|| places.into_iter().map(item).collect()))
     }
 
     /// Finds out for each search whether it finds anything.

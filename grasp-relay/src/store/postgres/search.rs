@@ -88,6 +88,47 @@ impl Search {
     }
 }
 
+/// Everything that one filter matches, to be read in any order by a statement that reads each row once.
+pub(super) struct Unordered(Plan, i64);
+
+impl Search {
+    /// Returns the one filter of this search, if an index implies its conditions but for kinds, and it has no limit.
+    pub(super) fn into_unordered(mut self) -> Result<Unordered, Self> {
+        let is_simple = |plan: &Plan| {
+            let is_few = plan.gathering.is_none() && !matches!(plan.names, Names::Ids(_));
+            is_few && plan.remaining == usize::MAX && !plan.conditions.needs_text(plan.chosen)
+        };
+        match self.plans.pop_if(|plan| is_simple(plan)) {
+            Some(plan) if self.plans.is_empty() => Ok(Unordered(plan, self.now)),
+            plan => {
+                self.plans.extend(plan);
+                Err(self)
+            }
+        }
+    }
+}
+
+impl Unordered {
+    /// Returns the places of all matching events, in any order and some of them twice, or `most` of them.
+    pub(super) async fn read(
+        &self,
+        client: &ClientWrapper,
+        most: usize,
+    ) -> Result<Vec<Position>, StoreError> {
+        let Self(plan, now) = self;
+        let request = PageRequest {
+            source: Source::of(&plan.names),
+            after: plan.after,
+            oldest: plan.oldest,
+            size: most,
+            with_texts: false,
+            kinds: plan.conditions.kinds.as_ref().filter(|_| plan.chosen != IndexChoice::Kinds),
+            now: *now,
+        };
+        pages::read_unordered(client, &request).await
+    }
+}
+
 /// The names by which an index is read.
 enum Names {
     Everything,

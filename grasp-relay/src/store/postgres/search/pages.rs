@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use deadpool_postgres::ClientWrapper;
+use futures_util::TryStreamExt as _;
 use nostr::key::PublicKey;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -167,8 +168,7 @@ pub(super) async fn read(
     };
     let limit = i64::try_from(*size).unwrap_or(i64::MAX);
     let (newest, id) = (after.newest(), &after.id()[..]);
-    let kinds: Option<Vec<i32>> =
-        kinds.map(|kinds| kinds.iter().map(|kind| i32::from(*kind)).collect());
+    let kinds = numbers(*kinds);
     let mut values: Vec<&(dyn ToSql + Sync)> = vec![&newest, &id, oldest, &limit, now];
     if *with_texts {
         values.push(&kinds);
@@ -186,6 +186,43 @@ pub(super) async fn read(
         candidates.push(read_candidate(row, *with_texts)?);
     }
     Ok(Page { candidates, has_more })
+}
+
+const UNORDERED_SQL: [&str; 2] = [
+    "SELECT newest, id FROM events e
+     WHERE (newest, id) > ($1, $2) AND newest <= $3 AND ($6::INTEGER[] IS NULL OR kind = ANY($6))
+        AND NOT EXISTS (SELECT 1 FROM expirations x WHERE x.seq = e.seq AND x.at <= $5) LIMIT $4",
+    "SELECT l.newest, l.id FROM unnest($7::BYTEA[]) w(list) JOIN lists l ON l.list = w.list
+     WHERE (l.newest, l.id) > ($1, $2) AND l.newest <= $3
+        AND ($6::INTEGER[] IS NULL OR l.kind = ANY($6))
+        AND NOT EXISTS (SELECT 1 FROM expirations x WHERE x.seq = l.seq AND x.at <= $5) LIMIT $4",
+];
+
+/// Reads the places of up to `size` events of everything or of lists, in any order, and an event of several lists several
+/// times.
+pub(super) async fn read_unordered(
+    client: &ClientWrapper,
+    request: &PageRequest<'_>,
+) -> Result<Vec<Position>, StoreError> {
+    let PageRequest { source, after, oldest, size, kinds, now, .. } = request;
+    let lists = match *source {
+        Source::Lists(lists) => Some(slices(lists)),
+        _ => None,
+    };
+    let limit = i64::try_from(*size).unwrap_or(i64::MAX);
+    let (newest, id) = (after.newest(), &after.id()[..]);
+    let kinds = numbers(*kinds);
+    let mut values: Vec<&(dyn ToSql + Sync)> = vec![&newest, &id, oldest, &limit, now, &kinds];
+    values.extend(lists.as_ref().map(|lists| lists as &(dyn ToSql + Sync)));
+    let sql = UNORDERED_SQL[usize::from(lists.is_some())];
+    let statement = client.prepare_cached(sql).await.map_err(failure)?;
+    let rows = client.query_raw(&statement, values).await.map_err(failure)?;
+    let places = rows.map_err(failure).and_then(|row| std::future::ready(position(&row, 0)));
+    places.try_collect().await
+}
+
+fn numbers(kinds: Option<&BTreeSet<u16>>) -> Option<Vec<i32>> {
+    kinds.map(|kinds| kinds.iter().map(|kind| i32::from(*kind)).collect())
 }
 
 fn read_candidate(row: &Row, with_texts: bool) -> Result<Candidate, StoreError> {
