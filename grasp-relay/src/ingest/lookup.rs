@@ -22,21 +22,31 @@ pub(super) async fn facts(
     round: &[Pending],
     now: Timestamp,
 ) -> Result<Vec<Facts>, StoreError> {
+    // Purgatory first: an event that is released meanwhile is in the store when that is read.
+    let mut held = Vec::with_capacity(round.len());
+    for pending in round {
+        held.push(git.facts(Arc::clone(&pending.event)).await?);
+    }
     let present = store.present(named(round), now).await?;
     let mut announced = announced(store, round, now).await?;
     let delisted = delisted(store, round).await?;
     let queries = round.iter().flat_map(|pending| queries(&pending.event, &present)).collect();
     let answers = store.exists(queries, now).await?;
     let mut facts = Vec::with_capacity(round.len());
-    for (pending, answers) in round.iter().zip(answers.chunks_exact(QUERIES_PER_EVENT)) {
+    let answers = answers.chunks_exact(QUERIES_PER_EVENT);
+    for ((pending, git), answers) in round.iter().zip(held).zip(answers) {
         let event = &pending.event;
         let needs = Needs::of(event);
-        let git = git.facts(Arc::clone(event)).await?;
         // No other event of the round has that identifier.
         let named = retain_present(needs.references, &present);
         let announced = needs.identifier.and_then(|name| announced.remove(&name));
         let Announced { known: mut announcements, bytes } = announced.unwrap_or_default();
-        announcements.extend(git.announcements);
+        let is_stored = |held: &KnownAnnouncement| {
+            let is_same = |known: &KnownAnnouncement| known.announcement == held.announcement;
+            announcements.iter().any(is_same)
+        };
+        let held: Vec<_> = git.announcements.into_iter().filter(|it| !is_stored(it)).collect();
+        announcements.extend(held);
         facts.push(Facts {
             known: presence(present.ids.contains(&event.id), git.is_held),
             latest: coordinate(event)

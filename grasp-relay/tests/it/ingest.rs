@@ -16,7 +16,7 @@ use grasp_relay::ingest::{
 };
 use grasp_relay::nostr::Hub;
 use grasp_relay::nostr::hub::{Capacity, HubMessage, Listener};
-use grasp_relay::store::StoreError;
+use grasp_relay::store::{EventStore as _, StoreError};
 use nostr::event::{Event, EventBuilder, EventId, FinalizeEvent, Kind, Tag};
 use nostr::filter::Filter;
 use nostr::key::Keys;
@@ -393,4 +393,40 @@ async fn authority_is_found_out_when_it_matters_and_not_given_to_others() {
     assert!(server.pipeline.ingest(vec![note(&alice)], origin()).await[0].answer().accepted);
     let busy = Outcome::from(Rejection::Busy);
     assert_eq!(server.pipeline.ingest(vec![note(&bob)], origin()).await, [busy]);
+}
+
+/// A git half that releases an announcement the moment that it is asked.
+struct ReleasingGit {
+    store: Arc<MemoryStore>,
+    announcement: Arc<Event>,
+}
+
+impl GitBackend for ReleasingGit {
+    fn facts(&self, _: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
+        Box::pin(async {
+            let released = vec![Arc::clone(&self.announcement)];
+            self.store.save_events(released, Timestamp::from_secs(NOW)).await?;
+            Ok(GitFacts::default())
+        })
+    }
+
+    fn hold(
+        &self,
+        _: Arc<Event>,
+        _: Hold,
+        _: Origin,
+    ) -> BoxFuture<'_, Result<Verdict, StoreError>> {
+        unreachable!("nothing here needs git data")
+    }
+}
+
+#[tokio::test]
+async fn an_event_about_a_repository_that_is_released_meanwhile_is_accepted() {
+    let owner = Keys::generate();
+    let announcement = Arc::new(announcement(&owner));
+    let store = Arc::new(MemoryStore::default());
+    let git = ReleasingGit { store: Arc::clone(&store), announcement };
+    let mut server = Server::with(Arc::new(git)).await;
+    server.pipeline.store = store;
+    assert_eq!(server.take(&[&issue(&owner, &owner)]).await, [Outcome::Stored]);
 }
