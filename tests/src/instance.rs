@@ -76,6 +76,11 @@ impl Instance {
         Self::set(Settings::default()).await
     }
 
+    /// Starts a server with default settings that is always one process.
+    pub async fn alone() -> Self {
+        Self::set(Settings::one_process()).await
+    }
+
     /// Starts a server with this model of maintainers.
     pub async fn of_model(model: MaintainerModel) -> Self {
         Self::with(|settings| settings.policy.model = model).await
@@ -150,16 +155,18 @@ impl Instance {
 
     async fn run(place: Place, mut built: grasp_bin::Settings, settings: Settings) -> Self {
         let listener = place.listen();
-        let takes_nodes = settings.store.is_none() && settings.extra.is_none();
-        let (server, listener, others) = if are_nodes_wanted() && takes_nodes {
-            let opened = OtherNodes::start(&mut built, &settings.clock, listener).await;
-            (opened.0, opened.1, Some(opened.2))
-        } else {
-            let store = grasp_bin::open_store(&built).await.expect("a store");
-            let store = settings.store.iter().fold(store, |store, wrap| wrap(store));
-            let server = Server::open_on(&built, store, settings.clock.clone()).await;
-            (Arc::new(server.expect("a server")), listener, None)
-        };
+        let Settings { store, extra, repositories, .. } = &settings;
+        let is_special = store.is_some() || extra.is_some() || repositories.is_some();
+        let (server, listener, others) =
+            if are_nodes_wanted() && !settings.one_process && !is_special {
+                let opened = OtherNodes::start(&mut built, &settings.clock, listener).await;
+                (opened.0, opened.1, Some(opened.2))
+            } else {
+                let store = grasp_bin::open_store(&built).await.expect("a store");
+                let store = settings.store.iter().fold(store, |store, wrap| wrap(store));
+                let server = Server::open_on(&built, store, settings.clock.clone()).await;
+                (Arc::new(server.expect("a server")), listener, None)
+            };
         let purgatory = server.roles().purgatory().expect("the writer");
         let mut parts = server.parts().clone();
         if let Some(extra) = &settings.extra {

@@ -52,10 +52,14 @@ impl OtherNodes {
         clock: &Clock,
         front: TcpListener,
     ) -> (Arc<Server>, TcpListener, Self) {
-        if built.database.is_none() {
-            let postgres = Postgres::shared().expect("PostgreSQL is installed");
-            built.database = Some(postgres.database().parse().expect("an address"));
-        }
+        // A server that is started again in its directory has its database again.
+        let known = built.data_dir.join("database");
+        let database = std::fs::read_to_string(&known).unwrap_or_else(|_| {
+            let database = Postgres::shared().expect("PostgreSQL is installed").database();
+            std::fs::write(&known, &database).expect("a file in the data directory");
+            database
+        });
+        built.database = Some(database.parse().expect("an address"));
         let packs = S3Server::start_in(&built.data_dir.join("s3")).await;
         built.packs = Some(packs.url().parse().expect("a bucket"));
         built.pack_storage.variables = packs.variables();

@@ -41,6 +41,8 @@ pub struct Settings {
     pub repositories: Option<PathBuf>,
     /// Other routes than those of our git hosting, on the same server.
     pub extra: Option<axum::Router>,
+    /// The test is about one process and its disk, also where others have several nodes.
+    pub one_process: bool,
 }
 
 impl Default for Settings {
@@ -57,11 +59,17 @@ impl Default for Settings {
             program: None,
             repositories: None,
             extra: None,
+            one_process: false,
         }
     }
 }
 
 impl Settings {
+    /// The settings of a server that is always one process.
+    pub fn one_process() -> Self {
+        Self { one_process: true, ..Self::default() }
+    }
+
     /// The settings of a server with this listener, and this directory to itself.
     pub(crate) fn built(&self, dir: &Path, address: SocketAddr) -> grasp_bin::Settings {
         let service = address.to_string().parse().expect("an address");
@@ -85,8 +93,13 @@ pub struct TimeMachine {
 }
 
 impl TimeMachine {
-    /// The clock to give to an instance.
-    pub fn clock(&self) -> Clock {
+    /// The settings of an instance with this clock. A node whose monotonic clock jumps loses its lease, so there is one
+    /// process.
+    pub fn settings(&self) -> Settings {
+        Settings { clock: self.clock(), ..Settings::one_process() }
+    }
+
+    fn clock(&self) -> Clock {
         let (system, ahead) = (Clock::system(), Arc::clone(&self.ahead));
         Clock::new(move || {
             let (now, ahead) = (system.now(), ahead.load(Ordering::SeqCst));

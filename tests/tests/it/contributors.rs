@@ -1,7 +1,7 @@
 //! Contributors bring pull requests to places of their own (GRASP-06).
 
 use grasp_core::service::npub;
-use grasp_tests::{Instance, Litter, Maker, Settings, TimeMachine, Workdir};
+use grasp_tests::{Instance, Litter, Maker, TimeMachine, Workdir};
 use nostr::event::Event;
 
 async fn open() -> Instance {
@@ -220,11 +220,10 @@ async fn what_its_author_did_not_sign_for_this_place_does_not_come_in() {
 #[tokio::test]
 async fn a_place_goes_with_its_last_pull_request_and_with_what_nobody_signed() {
     let time = TimeMachine::default();
-    let instance =
-        Instance::set_with(Settings { clock: time.clock(), ..Settings::default() }, |settings| {
-            settings.policy.contributor_proposals = true
-        })
-        .await;
+    let instance = Instance::set_with(time.settings(), |settings| {
+        settings.policy.contributor_proposals = true
+    })
+    .await;
     let (alice, bob) = (Maker::new(), Maker::new());
     let work = Workdir::init().await;
     let tip = work.commit("work").await;

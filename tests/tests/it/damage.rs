@@ -61,7 +61,7 @@ async fn counted(instance: &Instance) -> String {
 
 #[tokio::test]
 async fn a_lost_pack_is_told_of_when_a_fetch_fails_and_after_a_restart() {
-    let (instance, alice) = (Instance::start().await, Maker::new());
+    let (instance, alice) = (Instance::alone().await, Maker::new());
     instance.host(&alice, "x").await;
     let of_x = packs(&instance);
     instance.host(&alice, "y").await;
@@ -90,7 +90,7 @@ async fn a_lost_pack_is_told_of_when_a_fetch_fails_and_after_a_restart() {
 
 #[tokio::test]
 async fn an_old_pack_is_missed_although_the_tips_are_in_a_newer_one() {
-    let (instance, alice) = (Instance::start().await, Maker::new());
+    let (instance, alice) = (Instance::alone().await, Maker::new());
     let work = instance.host(&alice, "x").await;
     let first = packs(&instance);
     let tip = work.commit("second").await;

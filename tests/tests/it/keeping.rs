@@ -198,7 +198,7 @@ async fn a_start_drops_uploads_that_were_never_written_down_and_keeps_the_others
 #[tokio::test]
 async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
     let time = TimeMachine::default();
-    let instance = Instance::set(Settings { clock: time.clock(), ..Settings::default() }).await;
+    let instance = Instance::set(time.settings()).await;
     let (alice, bob) = (Maker::new(), Maker::new());
     let work = instance.host(&alice, "x").await;
     instance.host(&bob, "y").await;
@@ -235,7 +235,7 @@ async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
 #[tokio::test]
 async fn a_round_removes_objects_once_nothing_waits_that_they_could_be_for() {
     let time = TimeMachine::default();
-    let instance = Instance::set(Settings { clock: time.clock(), ..Settings::default() }).await;
+    let instance = Instance::set(time.settings()).await;
     let (alice, purgatory) = (Maker::new(), instance.purgatory());
     let name = alice.repo("x").identifier;
     message(&instance, &alice.announce("x", &instance.service())).await;

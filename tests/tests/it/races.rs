@@ -1,7 +1,7 @@
 //! Several at once, on the same repository.
 
 use grasp_tests::wire::{NOTHING, push};
-use grasp_tests::{Instance, Litter, Maker, Settings, TimeMachine, Workdir, answer, head};
+use grasp_tests::{Instance, Litter, Maker, TimeMachine, Workdir, answer, head};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
@@ -70,7 +70,7 @@ async fn of_two_different_pushes_at_once_the_refs_are_those_of_the_served_state(
 #[tokio::test]
 async fn a_push_that_has_begun_is_not_overtaken_by_expiry() {
     let time = TimeMachine::default();
-    let instance = Instance::set(Settings { clock: time.clock(), ..Settings::default() }).await;
+    let instance = Instance::set(time.settings()).await;
     let alice = Maker::new();
     let work = Workdir::init().await;
     // Git is started once a quarter of a megabyte is here.
@@ -107,7 +107,7 @@ async fn a_push_that_has_begun_is_not_overtaken_by_expiry() {
 #[tokio::test]
 async fn what_nobody_pushes_expires_and_a_new_state_brings_it_back() {
     let time = TimeMachine::default();
-    let instance = Instance::set(Settings { clock: time.clock(), ..Settings::default() }).await;
+    let instance = Instance::set(time.settings()).await;
     let alice = Maker::new();
     let work = Workdir::init().await;
     let commit = work.commit("first").await;

@@ -154,7 +154,7 @@ async fn a_client_that_vanishes_before_the_report_has_pushed_all_or_nothing() {
 
 #[tokio::test]
 async fn whoever_does_not_read_a_clone_does_not_keep_git_running() {
-    let hosted = hosted(impatient()).await;
+    let hosted = hosted(Settings { one_process: true, ..impatient() }).await;
     let next = hosted.work.commit_noise(16 << 20).await;
     hosted.instance.take(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
     let url = hosted.instance.clone_url(&hosted.repo);
@@ -211,7 +211,7 @@ async fn an_upload_that_nobody_signed_for_ends_with_its_client() {
 async fn a_client_that_reads_slowly_is_not_cut_off() {
     let second = Duration::from_secs(1);
     let relay = Limits { write_timeout: second, ..Limits::default() };
-    let hosted = hosted(Settings { relay, ..Settings::default() }).await;
+    let hosted = hosted(Settings { relay, ..Settings::one_process() }).await;
     let next = hosted.work.commit_noise(16 << 20).await;
     hosted.instance.take(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
     let url = hosted.instance.clone_url(&hosted.repo);

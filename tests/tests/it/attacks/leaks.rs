@@ -1,6 +1,6 @@
 //! What strangers wrote, and what we keep to ourselves, in what everybody reads.
 
-use grasp_tests::Maker;
+use grasp_tests::{Instance, Maker};
 
 use super::{MAIN, Scene};
 
@@ -39,7 +39,7 @@ async fn nothing_that_strangers_wrote_is_markup_on_any_page_or_a_label_of_a_metr
 
 #[tokio::test]
 async fn the_services_key_is_nowhere_but_in_its_file() {
-    let scene = Scene::new().await;
+    let scene = Scene::on(Instance::alone().await).await;
     let key = std::fs::read_to_string(scene.instance.dir().join("service.key")).unwrap();
     let key = key.trim().to_owned();
     assert_eq!(key.len(), 64);

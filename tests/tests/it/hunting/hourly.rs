@@ -79,7 +79,7 @@ async fn a_stranger_with_the_same_name_and_many_places_keeps_nothing_from_coming
 
 #[tokio::test]
 async fn a_served_pull_request_is_looked_after_every_hour() {
-    let instance = Instance::with(|settings| {
+    let instance = Instance::set_with(grasp_tests::Settings::one_process(), |settings| {
         hurried(settings);
         settings.hunt.pull_every = Duration::from_secs(2);
     })

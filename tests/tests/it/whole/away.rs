@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use grasp_sync::driver::RelayStatus;
 use grasp_sync::index::ConnectionStatus;
-use grasp_tests::{Equal, Maker, Settings, TimeMachine, eventually_async};
+use grasp_tests::{Equal, Maker, TimeMachine, eventually_async};
 
 use super::net::{MAIN, Net};
 use super::threads::comment;
@@ -47,7 +47,7 @@ impl Absence {
     /// because of the absence.
     async fn of(seconds: u64) -> Self {
         let time = TimeMachine::default();
-        let settings = Settings { clock: time.clock(), ..Settings::default() };
+        let settings = time.settings();
         let mut net = Net::set(3, &settings).await;
         let alice = Maker::new().earlier(100);
         let hosted = net.host(0, &alice, "x").await;

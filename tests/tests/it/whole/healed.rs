@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use grasp_tests::{Maker, Workdir, eventually_async, files};
+use grasp_tests::{Maker, Settings, Workdir, eventually_async, files};
 
 use super::net::{Hosted, MAIN, Net};
 
 /// Two servers with a repository of three pushes, each in a pack of its own.
 async fn two_with_a_history() -> (Net, Hosted) {
-    let net = Net::of(2).await;
+    let net = Net::set(2, &Settings::one_process()).await;
     let alice = Maker::new().earlier(5_000);
     let hosted = net.host(0, &alice, "x").await;
     for n in 1..3 {

@@ -171,7 +171,7 @@ fn serves_until_it_is_killed() {
     let others = others.split(',').filter(|other| !other.is_empty());
     let others: Vec<SocketAddr> = others.map(|other| other.parse().unwrap()).collect();
     let left = Arc::new(AtomicU64::new(u64::MAX));
-    let settings = Settings { clock: deadly(Arc::clone(&left)), ..Settings::default() };
+    let settings = Settings { clock: deadly(Arc::clone(&left)), ..Settings::one_process() };
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _instance =
         runtime.block_on(run(Path::new(&dir), address.parse().unwrap(), &others, settings));
