@@ -225,7 +225,7 @@ async fn removed_commits() -> Report {
         sleep(Duration::from_millis(50)).await;
     }
     // Maintenance visits every name every few hours, and once after the start.
-    scene.server.restart();
+    scene.server.restart().await;
     let (mut readable, mut served) = (true, false);
     let attack = async {
         let end = tokio::time::Instant::now() + LASTS;

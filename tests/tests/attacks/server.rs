@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use grasp_core::{RepoId, ServiceIdentity};
-use grasp_tests::{Outside, Postgres, S3Server, are_nodes_wanted, files, pass_in_turn};
+use grasp_tests::{
+    Maker, Outside, Postgres, S3Server, are_nodes_wanted, eventually_async, files, pass_in_turn,
+};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -108,10 +110,21 @@ impl Server {
         }
     }
 
-    /// Kills the server and starts it again at the same address.
-    pub(crate) fn restart(&mut self) {
+    /// Kills the server and starts it again at the same address. Of several nodes, one has to become the writer.
+    pub(crate) async fn restart(&mut self) {
         self.kill();
         self.run();
+        let note = Maker::new().sign(1, "about nothing", &[]);
+        eventually_async(|| async {
+            let refused = self.outside().offer(&note).await?.err()?;
+            (!refused.starts_with("error:")).then_some(())
+        })
+        .await;
+    }
+
+    /// The processes of the server, which share the machine and have the limits of a client network each.
+    pub(crate) fn process_count(&self) -> usize {
+        self.children.len()
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
