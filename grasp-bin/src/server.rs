@@ -19,7 +19,7 @@ use grasp_relay::ingest::{Budgets, Ingest, Pipeline};
 use grasp_relay::metrics::{CountedIngest, Metrics, count_requests};
 use grasp_relay::nodes::Node;
 use grasp_relay::nostr::{Hub, RelayInfo};
-use grasp_relay::purgatory::{PurgatoryDriver, PurgatoryParts};
+use grasp_relay::purgatory::{PurgatoryDriver, PurgatoryParts, ServedEvents};
 use grasp_relay::role::{Role, RoleWatch, Writer};
 use grasp_relay::server::{Config, NodeKey, Parts, serve};
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
@@ -221,10 +221,12 @@ impl OwnWriter {
             hunt: Some(hunt_parts(settings, &repos, metrics.clone())?),
             contributors,
             repos,
-            store: Arc::clone(&store),
-            hub: hub.clone(),
+            relay: Arc::new(ServedEvents {
+                store: Arc::clone(&store),
+                hub: hub.clone(),
+                clock: clock.clone(),
+            }),
             policy: policy.clone(),
-            clock: clock.clone(),
             repository_bytes: settings.git.repository_bytes,
         };
         let purgatory = PurgatoryDriver::start(parts, settings.purgatory.clone(), records).await;

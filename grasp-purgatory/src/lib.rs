@@ -13,6 +13,8 @@
 #[cfg(feature = "driver")]
 pub mod database;
 #[cfg(feature = "driver")]
+pub mod driver;
+#[cfg(feature = "driver")]
 pub mod git;
 pub mod hunt;
 pub mod journal;

@@ -16,6 +16,7 @@ mod lane;
 mod maintenance;
 mod refs;
 mod repair;
+mod served;
 mod survey;
 mod task;
 
@@ -23,12 +24,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use grasp_core::admission::{Hold, Needs, Origin, Outcome, Policy, Rejection, Verdict};
+use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::deletion::VanishScope;
 use grasp_core::nip34::Announcement;
-use grasp_core::{Identifier, RepoId, Version, kinds};
-use grasp_purgatory::database::ADDITIONS_KEPT;
+use grasp_core::{Identifier, RepoId, kinds};
+use grasp_purgatory::database::{ADDITIONS_KEPT, DatabaseError};
+use grasp_purgatory::driver::LocalRelay;
 use grasp_purgatory::git::{GitError, RepoStore};
 use grasp_purgatory::hunt::{HuntHandle, HuntParts};
 use grasp_purgatory::journal::Record;
@@ -47,11 +48,8 @@ use self::lane::{LaneExecutor, Lanes};
 use self::maintenance::MaintenanceSchedule;
 use self::refs::ActiveWork;
 pub use self::refs::WorkGuard;
+pub use self::served::ServedEvents;
 use self::task::{Inbox, Task};
-use crate::clock::Clock;
-use crate::ingest::{GitBackend, GitFacts};
-use crate::nostr::Hub;
-use crate::store::{self, EventStore, REPOSITORY_KINDS, StoreError};
 
 /// Time that the sender of an event waits to hear whether it is served; then it hears that the event is held.
 const DECISION_TIMEOUT: Duration = Duration::from_secs(5);
@@ -81,14 +79,10 @@ pub struct PurgatoryParts {
     pub repos: RepoStore,
     /// Repositories of contributors for their pull requests, if enabled (GRASP-06).
     pub contributors: Option<RepoStore>,
-    /// Served events.
-    pub store: Arc<dyn EventStore>,
-    /// Publishes released events.
-    pub hub: Hub,
+    /// The relay that purgatory belongs to.
+    pub relay: Arc<dyn LocalRelay>,
     /// The settings of admission.
     pub policy: Policy,
-    /// The clock of the server.
-    pub clock: Clock,
     /// Bytes of git data that the repositories of one name may have together.
     pub repository_bytes: u64,
     /// The parts of the hunt; without them, git data comes by pushes alone.
@@ -166,7 +160,7 @@ enum Waiter {
 impl PurgatoryDriver {
     /// Restores purgatory from the records of an earlier run, and starts the task.
     pub async fn start(parts: PurgatoryParts, config: Config, records: Vec<Record>) -> Self {
-        let now = parts.clock.now();
+        let now = parts.relay.now();
         let purgatory = Purgatory::restore(config, parts.policy.clone(), records, now);
         for repos in std::iter::once(&parts.repos).chain(&parts.contributors) {
             remove_unrecorded_uploads(repos, &purgatory).await;
@@ -211,7 +205,7 @@ impl PurgatoryDriver {
             answers: BTreeMap::new(),
             waiters: Vec::new(),
             maintenance: MaintenanceSchedule::new(now.mono),
-            clock: parts.clock.clone(),
+            relay: Arc::clone(&parts.relay),
             news,
             writes: written,
         };
@@ -238,9 +232,9 @@ impl PurgatoryDriver {
         }
     }
 
-    /// Returns the store of served events.
-    pub fn store(&self) -> &Arc<dyn EventStore> {
-        &self.parts.store
+    /// Returns the relay that purgatory belongs to.
+    pub fn relay(&self) -> &Arc<dyn LocalRelay> {
+        &self.parts.relay
     }
 
     /// Returns the handle of the hunt, if it is enabled.
@@ -256,11 +250,6 @@ impl PurgatoryDriver {
     /// Returns the limits of git data that parties add.
     pub(crate) fn disk(&self) -> &DiskBudget {
         &self.disk
-    }
-
-    /// The clock of the server.
-    pub fn clock(&self) -> &Clock {
-        &self.parts.clock
     }
 
     /// Keeps the view of a repository until the guard is dropped.
@@ -376,7 +365,7 @@ impl PurgatoryDriver {
     }
 
     /// Holds an event; resolves once its record is written and its view exists.
-    async fn hold(
+    pub async fn hold(
         &self,
         event: Arc<Event>,
         hold: Hold,
@@ -392,72 +381,22 @@ impl PurgatoryDriver {
     }
 }
 
-impl From<Unavailable> for StoreError {
-    fn from(unavailable: Unavailable) -> Self {
-        match unavailable {
-            Unavailable::Stopping => Self::Closed,
-            Unavailable::CannotWrite => Self::Journal(unavailable),
+/// What follows from events of ingest.
+impl PurgatoryDriver {
+    /// Handles that an event was stored.
+    pub async fn stored(&self, event: Arc<Event>) {
+        if let Some(input) = self.input_of_stored(event) {
+            self.tell(input).await;
         }
     }
-}
 
-impl GitBackend for PurgatoryDriver {
-    fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
-        Box::pin(async move {
-            if !waits_for_git(&event) {
-                return Ok(GitFacts::default());
-            }
-            let repository_quota_reached = self.repository_quota_reached(&event).await?;
-            let identifier = Needs::of(&event).identifier;
-            let facts = move |purgatory: &grasp_purgatory::Purgatory| GitFacts {
-                is_held: purgatory.holds(&event.id),
-                announcements: identifier.iter().flat_map(|i| purgatory.announcements(i)).collect(),
-                over_quota: repository_quota_reached || !purgatory.has_room_for(&event),
-            };
-            Ok(self.ask(facts).await?)
-        })
+    /// Handles that events of repositories with these identifiers were taken out of service.
+    pub async fn affected(&self, names: BTreeSet<Identifier>) {
+        for identifier in self.with_git_data(names).await {
+            self.tell(Input::Changed { identifier }).await;
+        }
     }
 
-    fn hold(
-        &self,
-        event: Arc<Event>,
-        hold: Hold,
-        origin: Origin,
-    ) -> BoxFuture<'_, Result<Verdict, StoreError>> {
-        Box::pin(async move {
-            let (id, waits) = (event.id, !origin.is_sync());
-            Ok(match Self::hold(self, event, hold, origin).await? {
-                HoldOutcome::Held if waits => Verdict::Done(self.outcome(id).await?),
-                HoldOutcome::Held => Verdict::Done(Outcome::Held),
-                HoldOutcome::Superseded => Verdict::Done(Outcome::Superseded),
-                HoldOutcome::Full => Rejection::Quota.into(),
-                HoldOutcome::Unreadable => Verdict::Store { is_related: false },
-            })
-        })
-    }
-
-    fn stored(&self, event: Arc<Event>) -> BoxFuture<'_, ()> {
-        Box::pin(async move {
-            if let Some(input) = self.input_of_stored(event) {
-                self.tell(input).await;
-            }
-        })
-    }
-
-    fn affected(&self, names: BTreeSet<Identifier>) -> BoxFuture<'_, ()> {
-        Box::pin(async move {
-            for identifier in self.with_git_data(names).await {
-                self.tell(Input::Changed { identifier }).await;
-            }
-        })
-    }
-
-    fn delisted(&self, repo: RepoId, by: Version) -> BoxFuture<'_, ()> {
-        Box::pin(self.tell(Input::Delisted { repo, by }))
-    }
-}
-
-impl PurgatoryDriver {
     /// Retains the identifiers with git data. An event may name hundreds that were never announced.
     async fn with_git_data(&self, names: BTreeSet<Identifier>) -> BTreeSet<Identifier> {
         let mut found = BTreeSet::new();
@@ -473,40 +412,30 @@ impl PurgatoryDriver {
         found
     }
 
-    /// Returns what became of an event that was held just now. If its data was here, it is served before its sender gets
-    /// the answer.
-    async fn outcome(&self, id: EventId) -> Result<Outcome, StoreError> {
+    /// Waits until an event that was held just now is released or waits for its data, and returns whether it is held. If
+    /// its data was here, it is served before its sender gets the answer.
+    pub async fn is_held_for_now(&self, id: EventId) -> Result<bool, Unavailable> {
         if tokio::time::timeout(DECISION_TIMEOUT, self.wait(Until::Decided(id))).await.is_err() {
-            return Ok(Outcome::Held);
+            return Ok(true);
         }
-        let is_held = self.ask(move |purgatory| purgatory.holds(&id)).await?;
-        if is_held {
-            return Ok(Outcome::Held);
-        }
-        let now = self.clock().now().unix;
-        let stored = self.store().exists(vec![vec![Filter::new().id(id)]], now).await?;
-        // Neither held nor stored: replaced by a newer version, or deleted by its author.
-        Ok(match stored.contains(&true) {
-            true => Outcome::Stored,
-            false => Outcome::Superseded,
-        })
+        self.ask(move |purgatory| purgatory.holds(&id)).await
     }
 
     /// Returns whether the author of an announcement has as many repositories here as allowed.
-    async fn repository_quota_reached(&self, event: &Event) -> Result<bool, StoreError> {
-        let (policy, now) = (self.policy(), self.clock().now().unix);
+    pub async fn repository_quota_reached(&self, event: &Event) -> Result<bool, DatabaseError> {
+        let policy = self.policy();
         let asks = event.kind == kinds::ANNOUNCEMENT
             && Announcement::parse(event).is_ok_and(|new| new.lists(&policy.service));
         if !asks {
             return Ok(false);
         }
         let theirs = Filter::new().kind(kinds::ANNOUNCEMENT).author(event.pubkey);
-        let known = self.store().count(vec![theirs.clone()], now).await?;
+        let known = self.relay().count(theirs.clone()).await?;
         if usize::try_from(known).is_ok_and(|known| known < policy.repositories_per_author) {
             return Ok(false);
         }
-        let theirs = store::events(&**self.store(), theirs, now).await?;
-        let announcements: Vec<_> = theirs.iter().flat_map(Announcement::parse).collect();
+        let theirs = self.relay().events(theirs).await?;
+        let announcements: Vec<_> = theirs.iter().flat_map(|it| Announcement::parse(it)).collect();
         Ok(policy.repository_quota_reached(&event.pubkey, &announcements))
     }
 
@@ -528,11 +457,6 @@ impl PurgatoryDriver {
         let us = Some(&self.policy().service);
         event.kind == kinds::VANISH && VanishScope::parse(event).includes(us)
     }
-}
-
-/// Returns whether events of this kind may be held for git data.
-fn waits_for_git(event: &Event) -> bool {
-    REPOSITORY_KINDS.contains(&event.kind)
 }
 
 /// Removes uploads of an earlier run that have no record.

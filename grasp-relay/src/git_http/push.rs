@@ -28,6 +28,7 @@ use super::body::{BodyError, RequestBody};
 use super::push_facts::PushFacts;
 use super::{GitHttp, HttpError, NO_CACHE, RepoRequest};
 use crate::purgatory::PurgatoryDriver;
+use crate::store::StoreError;
 
 /// Bytes of a pack that are awaited before git is started.
 const GATHERED_BYTES: usize = 256 * 1024;
@@ -281,7 +282,7 @@ impl Push {
             return Ok(None);
         }
         let (purgatory, name) = (&self.purgatory, &self.target.repo.identifier);
-        let now = purgatory.clock().now();
+        let now = purgatory.relay().now();
         let room = purgatory.disk().room(now.mono, name, &claimant, Source::Pushed);
         if room == 0 {
             return Err(PushError::Quota);
@@ -375,7 +376,7 @@ impl Push {
             let stored = self.git.stored(&ids).await?;
             missing.retain(|it| it.name.event().is_some_and(|id| stored.contains(&id)));
         }
-        let now = self.purgatory.clock().now().unix;
+        let now = self.purgatory.relay().now().unix;
         let mut guard = repos.lock(&repo.identifier).await?;
         Ok(guard.move_refs(&repo.owner, &missing, None, now).await?)
     }
@@ -440,8 +441,8 @@ impl Push {
         if self.purgatory.ask(move |purgatory| purgatory.holds(&id)).await? {
             return Ok((true, false));
         }
-        let (store, now) = (self.purgatory.store(), self.purgatory.clock().now().unix);
-        let found = store.exists(vec![vec![Filter::new().id(id)]], now).await?;
+        let found = self.purgatory.relay().exists(vec![Filter::new().id(id)]).await;
+        let found = found.map_err(StoreError::from)?;
         Ok((false, found.contains(&true)))
     }
 

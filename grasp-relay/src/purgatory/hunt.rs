@@ -35,7 +35,7 @@ impl HuntServer {
 
 impl LocalServer for HuntServer {
     fn now(&self) -> Now {
-        self.executor.parts.clock.now()
+        self.executor.parts.relay.now()
     }
 
     fn service(&self) -> &ServiceIdentity {

@@ -161,7 +161,7 @@ impl LaneExecutor {
             }
             Output::Publish { events } => {
                 for event in events {
-                    self.parts.hub.publish_stored(event).await;
+                    self.parts.relay.publish(event).await;
                 }
                 return None;
             }

@@ -14,13 +14,10 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use futures_util::TryStreamExt;
-use grasp_core::nip34::Announcement;
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, Mono, Oid, kinds};
+use grasp_core::{Identifier, Mono, Oid};
 use grasp_purgatory::Input;
 use grasp_purgatory::git::{FamilyGuard, RepoStore};
-use nostr::filter::Filter;
 use nostr::types::Timestamp;
 
 use super::Order;
@@ -156,22 +153,14 @@ impl LaneExecutor {
         for store in self.stores() {
             names.extend(store.identifiers().await?);
         }
-        let announcements = vec![Filter::new().kind(kinds::ANNOUNCEMENT)];
-        let mut found = self.parts.store.query(announcements, self.parts.clock.now().unix);
-        while let Some(chunk) = found.try_next().await? {
-            for stored in chunk {
-                let hosted = Announcement::parse(&stored.event()?).ok();
-                let hosted = hosted.filter(|announcement| self.parts.policy.hosts(announcement));
-                names.extend(hosted.map(|announcement| announcement.repo.identifier));
-            }
-        }
+        names.extend(self.parts.relay.hosted(&self.parts.policy).await?);
         Ok(names)
     }
 
     /// Removes packs from the pack storage that nothing has named for a day.
     pub(super) async fn sweep(&self) {
         for store in self.stores() {
-            match store.sweep(self.parts.clock.now().mono).await {
+            match store.sweep(self.parts.relay.now().mono).await {
                 Ok(0) => {}
                 Ok(deleted) => {
                     tracing::info!(deleted, "deleted unused packs from the pack storage")
@@ -194,7 +183,7 @@ impl LaneExecutor {
         identifier: &Identifier,
         waiting: Option<BTreeSet<Oid>>,
     ) -> Result<(), DriverError> {
-        let now = self.parts.clock.now().unix;
+        let now = self.parts.relay.now().unix;
         self.unrelated.forget(identifier);
         for (endpoint, store) in
             [Endpoint::Repository, Endpoint::PullRequests].into_iter().zip(self.stores())

@@ -20,7 +20,6 @@ use nostr::key::PublicKey;
 
 use super::lane::LaneExecutor;
 use super::{JOURNAL, Order};
-use crate::store::StoreError;
 
 /// Tips that are remembered as unrelated to a family.
 const MAX_UNRELATED: usize = 10_000;
@@ -33,8 +32,6 @@ const MAX_ATTEMPTS: usize = 8;
 pub(super) enum DriverError {
     #[error(transparent)]
     Git(#[from] GitError),
-    #[error(transparent)]
-    Store(#[from] StoreError),
     #[error(transparent)]
     Database(#[from] DatabaseError),
     #[error("a state names no objects")]
@@ -75,7 +72,7 @@ impl LaneExecutor {
                 withdraw: withdraw.clone(),
                 families: self.plan(&wanted).await?,
                 records: records.clone(),
-                now: self.parts.clock.now().unix,
+                now: self.parts.relay.now().unix,
                 ..Commit::default()
             };
             match self.commit(commit).await? {
@@ -111,7 +108,7 @@ impl LaneExecutor {
         &self,
         wanted: &BTreeMap<(Endpoint, RepoId), WantedRefs>,
     ) -> Result<Vec<FamilyChange>, DriverError> {
-        let now = self.parts.clock.now().unix;
+        let now = self.parts.relay.now().unix;
         let mut families: BTreeMap<(Endpoint, &Identifier), FamilyChange> = BTreeMap::new();
         for ((endpoint, repo), wanted) in wanted {
             let Some(store) = self.store_of(*endpoint) else { continue };
@@ -169,7 +166,7 @@ impl LaneExecutor {
         }
         match self.has_vanished(&repo.owner).await? {
             true => Ok(guard.destroy_view(&repo.owner).await?),
-            false => Ok(guard.retire_view(&repo.owner, self.parts.clock.now().unix).await?),
+            false => Ok(guard.retire_view(&repo.owner, self.parts.relay.now().unix).await?),
         }
     }
 
@@ -214,7 +211,7 @@ impl LaneExecutor {
         id: EventId,
         stay: &BTreeSet<Oid>,
     ) -> Result<(), DriverError> {
-        let (name, now) = (RefName::nostr(id), self.parts.clock.now().unix);
+        let (name, now) = (RefName::nostr(id), self.parts.relay.now().unix);
         for owner in guard.owners().await? {
             let tip = guard.refs(&owner).await?.get(&name).copied();
             if tip.is_none_or(|tip| stay.contains(&tip)) {
@@ -318,7 +315,7 @@ impl LaneExecutor {
         to: &RepoId,
         proposal: &ProposalRef,
     ) -> Result<bool, DriverError> {
-        let (family, now) = (&to.identifier, self.parts.clock.now());
+        let (family, now) = (&to.identifier, self.parts.relay.now());
         let claimant = Claimant::default().signed_by(proposal.author);
         let Some(incoming) = self.parts.repos.copy(from, guard, proposal.tip).await? else {
             self.unrelated.note(family, proposal.tip);

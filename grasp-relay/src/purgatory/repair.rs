@@ -15,7 +15,7 @@ impl PurgatoryDriver {
     /// Reads all packs of an identifier, salvages the readable objects of damaged ones, and starts to fetch what is missing
     /// from other servers. Returns whether objects are missing.
     pub async fn repair(&self, identifier: &Identifier) -> Result<bool, GitError> {
-        let now = self.parts.clock.now().unix;
+        let now = self.parts.relay.now().unix;
         for store in std::iter::once(self.repos()).chain(self.contributors()) {
             let damaged = store.verify(identifier, now + CLOCK_RESOLUTION, now).await?;
             if !damaged.is_empty() {

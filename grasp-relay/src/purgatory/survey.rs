@@ -14,7 +14,6 @@ use nostr::nips::nip01::Coordinate;
 
 use super::lane::LaneExecutor;
 use super::refs::DriverError;
-use crate::store;
 
 /// Served pull requests of one identifier, the latest, that are copied to new views; older ones stay where they are.
 const MAX_PROPOSALS: usize = 1_000;
@@ -95,8 +94,7 @@ impl LaneExecutor {
         }
         // Its git data may have been lost.
         let announced = vec![of_kind(kinds::ANNOUNCEMENT, [&request.identifier])];
-        let now = self.parts.clock.now().unix;
-        Ok(!self.parts.store.exists(vec![announced], now).await?.contains(&true))
+        Ok(!self.parts.relay.exists(announced).await?.contains(&true))
     }
 
     async fn try_survey(&self, request: SurveyRequest) -> Result<Survey, DriverError> {
@@ -161,8 +159,8 @@ impl LaneExecutor {
         if ids.is_empty() {
             return Ok(ids);
         }
-        let questions = ids.iter().map(|id| vec![Filter::new().id(*id)]).collect();
-        let stored = self.parts.store.exists(questions, self.parts.clock.now().unix).await?;
+        let questions = ids.iter().map(|id| Filter::new().id(*id)).collect();
+        let stored = self.parts.relay.exists(questions).await?;
         Ok(ids.into_iter().zip(stored).filter(|(_, stored)| !stored).map(|(id, _)| id).collect())
     }
 
@@ -188,12 +186,9 @@ impl LaneExecutor {
 
     /// Returns the held events that the store would refuse now.
     async fn refused(&self, kept: Vec<Arc<Event>>) -> Result<BTreeSet<EventId>, DriverError> {
-        let now = self.parts.clock.now().unix;
         let mut refused = BTreeSet::new();
         for some in kept.chunks(EVENTS_AT_ONCE) {
-            let refusals = self.parts.store.refusals(some.to_vec(), now).await?;
-            let some = some.iter().zip(refusals).filter(|(_, refusal)| refusal.is_some());
-            refused.extend(some.map(|(event, _)| event.id));
+            refused.extend(self.parts.relay.refused(some.to_vec()).await?);
         }
         Ok(refused)
     }
@@ -215,8 +210,7 @@ impl LaneExecutor {
         let mut previous = Vec::new();
         for author in authors.into_iter().take(MAX_AUTHORS) {
             let coordinate = Coordinate::new(kinds::STATE, author).identifier(identifier.as_str());
-            let versions = self.parts.store.superseded(coordinate).await?;
-            previous.extend(versions.into_iter().next().map(Arc::new));
+            previous.extend(self.parts.relay.previous(coordinate).await?.map(Arc::new));
         }
         Ok(previous)
     }
@@ -232,9 +226,7 @@ impl LaneExecutor {
     }
 
     pub(super) async fn events(&self, filter: Filter) -> Result<Vec<Arc<Event>>, DriverError> {
-        let now = self.parts.clock.now().unix;
-        let found = store::events(&*self.parts.store, filter, now).await?;
-        Ok(found.into_iter().map(Arc::new).collect())
+        Ok(self.parts.relay.events(filter).await?)
     }
 }
 

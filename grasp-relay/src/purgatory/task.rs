@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use grasp_core::{Identifier, Mono};
 use grasp_purgatory::database::{Addition, Commit, Database, DatabaseError};
+use grasp_purgatory::driver::LocalRelay;
 use grasp_purgatory::hunt::HuntHandle;
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output, PassNumber, Purgatory};
@@ -16,7 +17,6 @@ use super::lane::{self, Lanes, Work};
 use super::maintenance::{MaintenanceSchedule, Step};
 use super::survey::SurveyRequest;
 use super::{DiskBudget, JOURNAL, ORDER_QUEUE, Order, Question, RepoChange, Until, Waiter};
-use crate::clock::Clock;
 
 /// Turns that share one write of their records.
 const MAX_TURNS_PER_WRITE: usize = 64;
@@ -59,7 +59,7 @@ pub(super) struct Task {
     pub(super) answers: BTreeMap<EventId, Vec<oneshot::Sender<HoldOutcome>>>,
     pub(super) waiters: Vec<(Awaited, Waiter)>,
     pub(super) maintenance: MaintenanceSchedule,
-    pub(super) clock: Clock,
+    pub(super) relay: Arc<dyn LocalRelay>,
     pub(super) news: broadcast::Sender<RepoChange>,
     /// `false` while records cannot be written.
     pub(super) writes: watch::Sender<bool>,
@@ -101,7 +101,7 @@ impl Task {
 
     /// Handles one order and returns its outputs.
     fn handle(&mut self, order: Order) -> Vec<Output> {
-        let now = self.clock.now();
+        let now = self.relay.now();
         match order {
             Order::Tell(input) => self.purgatory.handle(now, input),
             Order::Hold { event, hold, origin, reply } => {
@@ -168,8 +168,8 @@ impl Task {
     async fn next_order(&mut self, inbox: &mut Inbox) -> Option<Order> {
         tokio::select! {
             order = inbox.next(true) => order,
-            () = until(&self.clock, self.purgatory.next_deadline()) => Some(Order::Tell(Input::Tick)),
-            () = until(&self.clock, self.maintenance.deadline()) => Some(Order::MaintenanceDue),
+            () = until(&*self.relay, self.purgatory.next_deadline()) => Some(Order::Tell(Input::Tick)),
+            () = until(&*self.relay, self.maintenance.deadline()) => Some(Order::MaintenanceDue),
         }
     }
 
@@ -215,15 +215,15 @@ impl Task {
         self.writes.send_replace(false);
         self.answers.clear();
         self.waiters.retain(|(_, waiter)| matches!(waiter, Waiter::Maintenance(_)));
-        let mut again = self.clock.now().mono + WRITE_RETRY;
+        let mut again = self.relay.now().mono + WRITE_RETRY;
         loop {
             let order = tokio::select! {
-                () = until(&self.clock, Some(again)) => {
+                () = until(&*self.relay, Some(again)) => {
                     if self.write(records).await.is_ok() {
                         self.writes.send_replace(true);
                         return true;
                     }
-                    again = self.clock.now().mono + WRITE_RETRY;
+                    again = self.relay.now().mono + WRITE_RETRY;
                     continue;
                 }
                 order = inbox.next(late.len() < ORDER_QUEUE) => order,
@@ -299,7 +299,7 @@ impl Task {
                     waiter if !self.is_over(&awaited) => self.waiters.push((awaited, waiter)),
                     Waiter::Caller(reply) => _ = reply.send(()),
                     Waiter::Maintenance(name) => {
-                        self.maintenance.maintained(self.clock.now().mono, &name);
+                        self.maintenance.maintained(self.relay.now().mono, &name);
                         goes_on = true;
                     }
                 }
@@ -334,9 +334,9 @@ fn records_of(turns: &mut [Vec<Output>]) -> Vec<Record> {
 }
 
 /// Sleeps until a deadline; for ever without one.
-async fn until(clock: &Clock, deadline: Option<Mono>) {
+async fn until(relay: &dyn LocalRelay, deadline: Option<Mono>) {
     match deadline {
-        Some(deadline) => tokio::time::sleep(deadline - clock.now().mono).await,
+        Some(deadline) => tokio::time::sleep(deadline - relay.now().mono).await,
         None => std::future::pending().await,
     }
 }

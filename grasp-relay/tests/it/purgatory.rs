@@ -14,7 +14,7 @@ use grasp_purgatory::{Config, Input, Phase, Purgatory};
 use grasp_relay::Clock;
 use grasp_relay::ingest::GitBackend;
 use grasp_relay::nostr::Hub;
-use grasp_relay::purgatory::{PurgatoryDriver, PurgatoryParts};
+use grasp_relay::purgatory::{PurgatoryDriver, PurgatoryParts, ServedEvents};
 use grasp_relay::store::EventStore as _;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};
@@ -71,10 +71,8 @@ async fn start(dir: &Path) -> PurgatoryDriver {
     let parts = PurgatoryParts {
         repos: repos.await.unwrap(),
         contributors: None,
-        store,
-        hub: Hub::start(),
+        relay: Arc::new(ServedEvents { store, hub: Hub::start(), clock: Clock::system() }),
         policy: policy(),
-        clock: Clock::system(),
         repository_bytes: u64::MAX,
         hunt: None,
     };

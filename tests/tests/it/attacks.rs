@@ -54,9 +54,7 @@ impl Scene {
     /// The id of the event that announces alice's repository.
     pub(crate) async fn announcement_id(&self) -> String {
         let filter = nostr::filter::Filter::new().kind(grasp_core::kinds::ANNOUNCEMENT);
-        let now = nostr::types::Timestamp::now();
-        let store = self.instance.purgatory().store();
-        let found = grasp_relay::store::events(&**store, filter.author(self.alice.key()), now);
+        let found = self.instance.purgatory().relay().events(filter.author(self.alice.key()));
         found.await.unwrap()[0].id.to_hex()
     }
 

@@ -72,7 +72,7 @@ async fn a_flipped_byte_is_found_and_mended() {
         std::fs::write(pack, bytes).unwrap();
     }
     let purgatory = net.members[1].purgatory();
-    let (repos, now) = (purgatory.repos(), purgatory.clock().now().unix);
+    let (repos, now) = (purgatory.repos(), purgatory.relay().now().unix);
     let damaged = repos.verify(&hosted.repo.identifier, now + 1, now).await.unwrap();
     assert!(damaged.len() > 1, "{damaged:?}");
     purgatory.run_maintenance().await.unwrap();

@@ -1,0 +1,157 @@
+//! Purgatory and the rest of the relay, as they use each other.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures_util::TryStreamExt as _;
+use futures_util::future::BoxFuture;
+use grasp_core::admission::{Hold, Needs, Origin, Outcome, Policy, Rejection, Verdict};
+use grasp_core::nip34::Announcement;
+use grasp_core::{Identifier, Now, RepoId, Version, kinds};
+use grasp_purgatory::database::DatabaseFuture;
+use grasp_purgatory::driver::LocalRelay;
+use grasp_purgatory::{HoldOutcome, Input, Purgatory};
+use nostr::event::{Event, EventId};
+use nostr::filter::Filter;
+use nostr::nips::nip01::Coordinate;
+
+use super::{PurgatoryDriver, Unavailable};
+use crate::clock::Clock;
+use crate::ingest::{GitBackend, GitFacts};
+use crate::nostr::Hub;
+use crate::store::{self, EventStore, REPOSITORY_KINDS, StoreError};
+
+/// The served events of this relay, for the driver of purgatory.
+pub struct ServedEvents {
+    /// The store of the events.
+    pub store: Arc<dyn EventStore>,
+    /// Publishes released events.
+    pub hub: Hub,
+    /// The clock of the server.
+    pub clock: Clock,
+}
+
+impl LocalRelay for ServedEvents {
+    fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    fn events(&self, filter: Filter) -> DatabaseFuture<'_, Vec<Arc<Event>>> {
+        Box::pin(async move {
+            let found = store::events(&*self.store, filter, self.now().unix).await?;
+            Ok(found.into_iter().map(Arc::new).collect())
+        })
+    }
+
+    fn count(&self, filter: Filter) -> DatabaseFuture<'_, u64> {
+        Box::pin(async move { Ok(self.store.count(vec![filter], self.now().unix).await?) })
+    }
+
+    fn exists(&self, filters: Vec<Filter>) -> DatabaseFuture<'_, Vec<bool>> {
+        let questions = filters.into_iter().map(|filter| vec![filter]).collect();
+        Box::pin(async move { Ok(self.store.exists(questions, self.now().unix).await?) })
+    }
+
+    fn hosted(&self, policy: &Policy) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
+        let policy = policy.clone();
+        Box::pin(async move {
+            let mut identifiers = BTreeSet::new();
+            let announcements = vec![Filter::new().kind(kinds::ANNOUNCEMENT)];
+            let mut found = self.store.query(announcements, self.now().unix);
+            while let Some(chunk) = found.try_next().await? {
+                for stored in chunk {
+                    let hosted = Announcement::parse(&stored.event()?).ok();
+                    let hosted = hosted.filter(|announcement| policy.hosts(announcement));
+                    identifiers.extend(hosted.map(|announcement| announcement.repo.identifier));
+                }
+            }
+            Ok(identifiers)
+        })
+    }
+
+    fn refused(&self, events: Vec<Arc<Event>>) -> DatabaseFuture<'_, BTreeSet<EventId>> {
+        Box::pin(async move {
+            let refusals = self.store.refusals(events.clone(), self.now().unix).await?;
+            let refused = events.iter().zip(refusals).filter(|(_, refusal)| refusal.is_some());
+            Ok(refused.map(|(event, _)| event.id).collect())
+        })
+    }
+
+    fn previous(&self, coordinate: Coordinate) -> DatabaseFuture<'_, Option<Event>> {
+        Box::pin(async move { Ok(self.store.superseded(coordinate).await?.into_iter().next()) })
+    }
+
+    fn publish(&self, event: Arc<Event>) -> BoxFuture<'_, ()> {
+        Box::pin(self.hub.publish_stored(event))
+    }
+}
+
+impl From<Unavailable> for StoreError {
+    fn from(unavailable: Unavailable) -> Self {
+        match unavailable {
+            Unavailable::Stopping => Self::Closed,
+            Unavailable::CannotWrite => Self::Journal(unavailable),
+        }
+    }
+}
+
+impl GitBackend for PurgatoryDriver {
+    fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
+        Box::pin(async move {
+            if !REPOSITORY_KINDS.contains(&event.kind) {
+                return Ok(GitFacts::default());
+            }
+            let repository_quota_reached = self.repository_quota_reached(&event).await?;
+            let identifier = Needs::of(&event).identifier;
+            let facts = move |purgatory: &Purgatory| GitFacts {
+                is_held: purgatory.holds(&event.id),
+                announcements: identifier.iter().flat_map(|i| purgatory.announcements(i)).collect(),
+                over_quota: repository_quota_reached || !purgatory.has_room_for(&event),
+            };
+            Ok(self.ask(facts).await?)
+        })
+    }
+
+    fn hold(
+        &self,
+        event: Arc<Event>,
+        hold: Hold,
+        origin: Origin,
+    ) -> BoxFuture<'_, Result<Verdict, StoreError>> {
+        Box::pin(async move {
+            let (id, waits) = (event.id, !origin.is_sync());
+            Ok(match Self::hold(self, event, hold, origin).await? {
+                HoldOutcome::Held if waits => Verdict::Done(outcome(self, id).await?),
+                HoldOutcome::Held => Verdict::Done(Outcome::Held),
+                HoldOutcome::Superseded => Verdict::Done(Outcome::Superseded),
+                HoldOutcome::Full => Rejection::Quota.into(),
+                HoldOutcome::Unreadable => Verdict::Store { is_related: false },
+            })
+        })
+    }
+
+    fn stored(&self, event: Arc<Event>) -> BoxFuture<'_, ()> {
+        Box::pin(Self::stored(self, event))
+    }
+
+    fn affected(&self, names: BTreeSet<Identifier>) -> BoxFuture<'_, ()> {
+        Box::pin(Self::affected(self, names))
+    }
+
+    fn delisted(&self, repo: RepoId, by: Version) -> BoxFuture<'_, ()> {
+        Box::pin(self.tell(Input::Delisted { repo, by }))
+    }
+}
+
+/// Returns what became of an event that was held just now.
+async fn outcome(purgatory: &PurgatoryDriver, id: EventId) -> Result<Outcome, StoreError> {
+    if purgatory.is_held_for_now(id).await? {
+        return Ok(Outcome::Held);
+    }
+    let stored = purgatory.relay().exists(vec![Filter::new().id(id)]).await?;
+    // Neither held nor stored: replaced by a newer version, or deleted by its author.
+    Ok(match stored.contains(&true) {
+        true => Outcome::Stored,
+        false => Outcome::Superseded,
+    })
+}
