@@ -11,7 +11,7 @@ use grasp_core::admission::Origin;
 use grasp_core::deletion::DeletionRequest;
 use grasp_core::nip34::Announcement;
 use grasp_core::{RepoId, Verified, kinds};
-use grasp_relay::purgatory::{self, PurgatoryDriver};
+use grasp_purgatory::driver::{PurgatoryDriver, RepoChange};
 use grasp_relay::server::Parts;
 use grasp_relay::store::Inventory;
 use grasp_relay::{Accepted, Feed};
@@ -109,7 +109,7 @@ impl LocalRelay for OwnRelay {
 struct Reader {
     relay: OwnRelay,
     feed: BoxStream<'static, Accepted>,
-    purgatory: broadcast::Receiver<purgatory::RepoChange>,
+    purgatory: broadcast::Receiver<RepoChange>,
     /// Repositories that were told of and not taken back.
     told: BTreeSet<RepoId>,
     /// Those of them that are served.
@@ -134,8 +134,8 @@ impl Reader {
                     Accepted::CaughtUp => self.waiting.push_back(News::CaughtUp),
                 },
                 news = self.purgatory.recv() => match news {
-                    Ok(purgatory::RepoChange::Held(event)) => self.held(event),
-                    Ok(purgatory::RepoChange::Removed(repo)) => self.look_for_gone([repo].into()).await,
+                    Ok(RepoChange::Held(event)) => self.held(event),
+                    Ok(RepoChange::Removed(repo)) => self.look_for_gone([repo].into()).await,
                     Err(RecvError::Lagged(_)) => {
                         self.look_for_gone(self.told.clone()).await;
                         self.look_for_held().await;

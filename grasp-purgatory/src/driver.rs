@@ -1,16 +1,66 @@
-//! The driver of purgatory, and the relay around it as it sees it.
+//! The driver of purgatory, which serves events and their git data together.
+//!
+//! ```text
+//!  ingest, pushes ──Order──▶ ┌───────────────┐ ──records──▶ database (one write for many turns)
+//!  ends of work   ──Input──▶ │ loop: Purgatory│
+//!                            └───────┬───────┘ ──Output──▶ a lane per identifier: git, database, hub
+//! ```
+//!
+//! One task owns the core. Its outputs are executed in lanes, one per identifier: in order within a lane, concurrently
+//! across lanes, so that a slow repository delays no other.
 
-use std::collections::BTreeSet;
+mod damage;
+mod disk;
+mod hunt;
+mod lane;
+mod maintenance;
+mod refs;
+mod repair;
+mod survey;
+mod task;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use grasp_core::admission::Policy;
-use grasp_core::{Identifier, Now};
+use crate::database::{ADDITIONS_KEPT, DatabaseError, DatabaseFuture};
+use crate::git::{GitError, RepoStore};
+use crate::hunt::{HuntHandle, HuntParts};
+use crate::journal::Record;
+use crate::{Config, HoldOutcome, Input, Purgatory};
+use grasp_core::admission::{Hold, Origin, Policy};
+use grasp_core::deletion::VanishScope;
+use grasp_core::nip34::Announcement;
+use grasp_core::{Identifier, Now, RepoId, kinds};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
+use nostr::types::Timestamp;
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-use crate::database::DatabaseFuture;
+use self::damage::Damage;
+pub use self::damage::DamagedRepo;
+pub use self::damage::lacks_objects;
+pub use self::disk::DiskBudget;
+use self::hunt::HuntServer;
+use self::lane::{LaneExecutor, Lanes};
+use self::maintenance::MaintenanceSchedule;
+use self::refs::ActiveWork;
+pub use self::refs::WorkGuard;
+use self::task::{Inbox, Task};
+
+/// Time that the sender of an event waits to hear whether it is served; then it hears that the event is held.
+const DECISION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Orders that are queued before senders have to wait.
+const ORDER_QUEUE: usize = 1_024;
+
+/// Target of trace events before records and releases are written, and after. Crash tests end the process there.
+pub const JOURNAL: &str = "grasp::journal";
+
+/// Changes that are queued for a subscriber before it misses some.
+const CHANGE_QUEUE: usize = 1_024;
 
 /// The relay that purgatory belongs to: its clock, the events that it serves, and their publication.
 pub trait LocalRelay: Send + Sync + 'static {
@@ -37,4 +87,409 @@ pub trait LocalRelay: Send + Sync + 'static {
 
     /// Publishes an event that was committed to the subscriptions of clients.
     fn publish(&self, event: Arc<Event>) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+}
+
+/// A change of the hosted repositories that no stored event shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RepoChange {
+    /// The announcement of a repository is held until its git data is here.
+    Held(Arc<Event>),
+    /// A repository has lost its announcement: it expired, was deleted, or no longer lists this server.
+    Removed(RepoId),
+}
+
+/// The parts of the server that the driver uses.
+#[derive(Clone)]
+pub struct PurgatoryParts {
+    /// Repositories on disk.
+    pub repos: RepoStore,
+    /// Repositories of contributors for their pull requests, if enabled (GRASP-06).
+    pub contributors: Option<RepoStore>,
+    /// The relay that purgatory belongs to.
+    pub relay: Arc<dyn LocalRelay>,
+    /// The settings of admission.
+    pub policy: Policy,
+    /// Bytes of git data that the repositories of one name may have together.
+    pub repository_bytes: u64,
+    /// The parts of the hunt; without them, git data comes by pushes alone.
+    pub hunt: Option<HuntParts>,
+}
+
+/// The handle of the driver's task. Cheap to clone; the task ends with the last clone.
+#[derive(Clone)]
+pub struct PurgatoryDriver {
+    orders: mpsc::Sender<Order>,
+    /// Questions that are answered while orders wait for the disk.
+    questions: mpsc::Sender<Question>,
+    parts: Arc<PurgatoryParts>,
+    active_work: ActiveWork,
+    news: broadcast::Sender<RepoChange>,
+    damage: Damage,
+    disk: DiskBudget,
+    hunting: Option<HuntHandle>,
+    /// `false` while records cannot be written.
+    writes: watch::Receiver<bool>,
+}
+
+/// The driver takes no orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// The server is stopping.
+    #[error("purgatory is closed")]
+    Stopping,
+    /// The database cannot be written, so that nothing new can be promised.
+    #[error("the database cannot be written; is the disk full?")]
+    CannotWrite,
+}
+
+type Question = Box<dyn FnOnce(&Purgatory) + Send>;
+
+enum Order {
+    Tell(Input),
+    Hold {
+        event: Arc<Event>,
+        hold: Hold,
+        origin: Origin,
+        reply: oneshot::Sender<HoldOutcome>,
+    },
+    Ask(Question),
+    Wait {
+        until: Until,
+        reply: oneshot::Sender<()>,
+    },
+    /// Starts maintenance now, unless it is running.
+    StartMaintenance,
+    /// The next step of maintenance is due.
+    MaintenanceDue,
+    /// All identifiers; `None` if they could not be read.
+    Listed(Option<VecDeque<Identifier>>),
+    /// The maintenance of an identifier has ended.
+    Maintained(Identifier),
+}
+
+/// A condition that callers wait for.
+enum Until {
+    /// All changes under an identifier until now have been handled.
+    Settled(Identifier),
+    /// An event was released, removed, or is held for now.
+    Decided(EventId),
+    /// Maintenance is not running.
+    MaintenanceIdle,
+}
+
+enum Waiter {
+    Caller(oneshot::Sender<()>),
+    /// The maintenance of an identifier.
+    Maintenance(Identifier),
+}
+
+impl PurgatoryDriver {
+    /// Restores purgatory from the records of an earlier run, and starts the task.
+    pub async fn start(parts: PurgatoryParts, config: Config, records: Vec<Record>) -> Self {
+        let now = parts.relay.now();
+        let purgatory = Purgatory::restore(config, parts.policy.clone(), records, now);
+        for repos in std::iter::once(&parts.repos).chain(&parts.contributors) {
+            remove_unrecorded_uploads(repos, &purgatory).await;
+        }
+        let parts = Arc::new(parts);
+        let (orders, inbox) = mpsc::channel(ORDER_QUEUE);
+        let (questions, asked) = mpsc::channel(ORDER_QUEUE);
+        let active_work = ActiveWork::default();
+        let news = broadcast::Sender::new(CHANGE_QUEUE);
+        let damage = Damage::default();
+        let disk = DiskBudget::new(parts.repository_bytes);
+        let since = Timestamp::from_secs(now.unix.as_secs().saturating_sub(ADDITIONS_KEPT));
+        match parts.repos.database().additions(since).await {
+            Ok(additions) => disk.restore(now, &additions),
+            Err(error) => {
+                tracing::error!(%error, "could not read what was added to the disk in the last day");
+            }
+        }
+        let shared = (active_work.clone(), damage.clone(), disk.clone());
+        let executor = LaneExecutor::new(Arc::clone(&parts), shared, orders.downgrade());
+        let hunt = parts.hunt.clone();
+        let server = || HuntServer::new(executor.clone(), orders.downgrade());
+        let hunting = hunt.map(|hunt| hunt.start(server()));
+        let (written, writes) = watch::channel(true);
+        let driver = Self {
+            orders,
+            questions,
+            parts: Arc::clone(&parts),
+            active_work,
+            news: news.clone(),
+            damage,
+            disk,
+            hunting: hunting.clone(),
+            writes,
+        };
+        let task = Task {
+            purgatory,
+            database: Arc::clone(parts.repos.database()),
+            disk: driver.disk.clone(),
+            lanes: Lanes::new(executor),
+            hunting,
+            answers: BTreeMap::new(),
+            waiters: Vec::new(),
+            maintenance: MaintenanceSchedule::new(now.mono),
+            relay: Arc::clone(&parts.relay),
+            news,
+            writes: written,
+        };
+        driver.tell(Input::Started).await;
+        tokio::spawn(task.run(Inbox { orders: inbox, questions: asked }));
+        driver
+    }
+
+    /// Returns the repositories on disk.
+    pub fn repos(&self) -> &RepoStore {
+        &self.parts.repos
+    }
+
+    /// Returns the repositories of contributors, if enabled.
+    pub fn contributors(&self) -> Option<&RepoStore> {
+        self.parts.contributors.as_ref()
+    }
+
+    /// Removes a contributor's repository without refs, unless work on it is in progress.
+    pub async fn remove_empty(&self, place: &RepoId) -> Result<(), GitError> {
+        match &self.parts.contributors {
+            Some(repos) => refs::remove_empty(repos, &self.active_work, &place.identifier).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the relay that purgatory belongs to.
+    pub fn relay(&self) -> &Arc<dyn LocalRelay> {
+        &self.parts.relay
+    }
+
+    /// Returns the handle of the hunt, if it is enabled.
+    pub fn hunting(&self) -> Option<&HuntHandle> {
+        self.hunting.as_ref()
+    }
+
+    /// The settings of admission.
+    pub fn policy(&self) -> &Policy {
+        &self.parts.policy
+    }
+
+    /// Returns the limits of git data that parties add.
+    pub fn disk(&self) -> &DiskBudget {
+        &self.disk
+    }
+
+    /// Keeps the view of a repository until the guard is dropped.
+    pub fn begin_work(&self, repo: &RepoId) -> WorkGuard {
+        self.active_work.begin(repo)
+    }
+
+    /// Sends an input to purgatory.
+    pub async fn tell(&self, input: Input) {
+        let _ = self.orders.send(Order::Tell(input)).await;
+    }
+
+    /// Subscribes to changes from now on. A subscriber that begins or missed some reads
+    /// [`Purgatory::held_announcements`] after that.
+    pub fn news(&self) -> broadcast::Receiver<RepoChange> {
+        self.news.subscribe()
+    }
+
+    /// Returns whether records can be written; not while the disk is full.
+    pub fn can_write(&self) -> bool {
+        *self.writes.borrow()
+    }
+
+    /// Fails instead of waiting for the disk, at once or as soon as it is full.
+    async fn unless_full<T>(
+        &self,
+        work: impl Future<Output = Result<T, Unavailable>>,
+    ) -> Result<T, Unavailable> {
+        if !self.can_write() {
+            return Err(Unavailable::CannotWrite);
+        }
+        tokio::select! {
+            biased;
+            done = work => done.map_err(|_| self.why_full()),
+            () = self.full() => Err(self.why_full()),
+        }
+    }
+
+    /// Waits until the task has ended.
+    async fn ended(&self) {
+        let mut writes = self.writes.clone();
+        while writes.changed().await.is_ok() {}
+    }
+
+    /// Waits until records cannot be written, or the task has ended.
+    async fn full(&self) {
+        _ = self.writes.clone().wait_for(|writes| !writes).await;
+    }
+
+    /// Tells a database that cannot be written from a task that has ended.
+    fn why_full(&self) -> Unavailable {
+        if self.can_write() { Unavailable::Stopping } else { Unavailable::CannotWrite }
+    }
+
+    /// Calls a function with the state of purgatory, between two turns.
+    pub async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Purgatory) -> T + Send + 'static,
+    ) -> Result<T, Unavailable> {
+        let (reply, answer) = oneshot::channel();
+        let once = Arc::new(Mutex::new(Some((question, reply))));
+        let ask = || -> Question {
+            let once = Arc::clone(&once);
+            Box::new(move |purgatory| {
+                let asked = once.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let _ = asked.map(|(question, reply)| reply.send(question(purgatory)));
+            })
+        };
+        // After all orders before it, but not after those that wait for the disk.
+        let in_turn = async {
+            self.orders.send(Order::Ask(ask())).await.map_err(|_| Unavailable::Stopping)?;
+            std::future::pending().await
+        };
+        let aside = async {
+            self.full().await;
+            self.questions.send(ask()).await.map_err(|_| Unavailable::Stopping)?;
+            std::future::pending().await
+        };
+        tokio::select! {
+            biased;
+            answer = answer => answer.map_err(|_| Unavailable::Stopping),
+            gone = aside => gone,
+            gone = in_turn => gone,
+            () = self.ended() => Err(Unavailable::Stopping),
+        }
+    }
+
+    /// Reports a change under an identifier, and waits until its outputs were executed. Later changes do not prolong that.
+    pub async fn settle(&self, identifier: &Identifier) -> Result<(), Unavailable> {
+        self.tell(Input::Changed { identifier: identifier.clone() }).await;
+        self.wait(Until::Settled(identifier.clone())).await
+    }
+
+    /// Runs maintenance of every identifier now, and waits for its end. It also runs by schedule.
+    ///
+    /// Views and refs are compared with the store, retired data whose time is over is removed, and packs are repacked.
+    pub async fn run_maintenance(&self) -> Result<(), Unavailable> {
+        self.wait(Until::MaintenanceIdle).await?;
+        self.orders.send(Order::StartMaintenance).await.map_err(|_| Unavailable::Stopping)?;
+        self.wait(Until::MaintenanceIdle).await
+    }
+
+    async fn wait(&self, until: Until) -> Result<(), Unavailable> {
+        let (reply, over) = oneshot::channel();
+        self.unless_full(async {
+            self.orders
+                .send(Order::Wait { until, reply })
+                .await
+                .map_err(|_| Unavailable::Stopping)?;
+            over.await.map_err(|_| Unavailable::Stopping)
+        })
+        .await
+    }
+
+    /// Holds an event; resolves once its record is written and its view exists.
+    pub async fn hold(
+        &self,
+        event: Arc<Event>,
+        hold: Hold,
+        origin: Origin,
+    ) -> Result<HoldOutcome, Unavailable> {
+        let (reply, kept) = oneshot::channel();
+        let order = Order::Hold { event, hold, origin, reply };
+        self.unless_full(async {
+            self.orders.send(order).await.map_err(|_| Unavailable::Stopping)?;
+            kept.await.map_err(|_| Unavailable::Stopping)
+        })
+        .await
+    }
+}
+
+/// What follows from events of ingest.
+impl PurgatoryDriver {
+    /// Handles that an event was stored.
+    pub async fn stored(&self, event: Arc<Event>) {
+        if let Some(input) = self.input_of_stored(event) {
+            self.tell(input).await;
+        }
+    }
+
+    /// Handles that events of repositories with these identifiers were taken out of service.
+    pub async fn affected(&self, names: BTreeSet<Identifier>) {
+        for identifier in self.with_git_data(names).await {
+            self.tell(Input::Changed { identifier }).await;
+        }
+    }
+
+    /// Retains the identifiers with git data. An event may name hundreds that were never announced.
+    async fn with_git_data(&self, names: BTreeSet<Identifier>) -> BTreeSet<Identifier> {
+        let mut found = BTreeSet::new();
+        for store in std::iter::once(self.repos()).chain(self.contributors()) {
+            match store.existing(names.clone()).await {
+                Ok(some) => found.extend(some),
+                Err(error) => {
+                    tracing::warn!(%error, "could not read which repositories exist");
+                    return names;
+                }
+            }
+        }
+        found
+    }
+
+    /// Waits until an event that was held just now is released or waits for its data, and returns whether it is held. If
+    /// its data was here, it is served before its sender gets the answer.
+    pub async fn is_held_for_now(&self, id: EventId) -> Result<bool, Unavailable> {
+        if tokio::time::timeout(DECISION_TIMEOUT, self.wait(Until::Decided(id))).await.is_err() {
+            return Ok(true);
+        }
+        self.ask(move |purgatory| purgatory.holds(&id)).await
+    }
+
+    /// Returns whether the author of an announcement has as many repositories here as allowed.
+    pub async fn repository_quota_reached(&self, event: &Event) -> Result<bool, DatabaseError> {
+        let policy = self.policy();
+        let asks = event.kind == kinds::ANNOUNCEMENT
+            && Announcement::parse(event).is_ok_and(|new| new.lists(&policy.service));
+        if !asks {
+            return Ok(false);
+        }
+        let theirs = Filter::new().kind(kinds::ANNOUNCEMENT).author(event.pubkey);
+        let known = self.relay().count(theirs.clone()).await?;
+        if usize::try_from(known).is_ok_and(|known| known < policy.repositories_per_author) {
+            return Ok(false);
+        }
+        let theirs = self.relay().events(theirs).await?;
+        let announcements: Vec<_> = theirs.iter().flat_map(|it| Announcement::parse(it)).collect();
+        Ok(policy.repository_quota_reached(&event.pubkey, &announcements))
+    }
+
+    /// Returns the input for purgatory that follows from a stored event.
+    fn input_of_stored(&self, event: Arc<Event>) -> Option<Input> {
+        if event.kind == kinds::ANNOUNCEMENT {
+            let identifier: Identifier = Announcement::parse(&event).ok()?.repo.identifier;
+            return Some(Input::Changed { identifier });
+        }
+        if event.kind == kinds::DELETION {
+            return Some(Input::Deleted { request: event });
+        }
+        let vanishes = self.is_vanish_request(&event);
+        vanishes.then(|| Input::Vanished { author: event.pubkey, until: event.created_at })
+    }
+
+    /// Returns whether an event is a request to vanish from this server (NIP-62).
+    fn is_vanish_request(&self, event: &Event) -> bool {
+        let us = Some(&self.policy().service);
+        event.kind == kinds::VANISH && VanishScope::parse(event).includes(us)
+    }
+}
+
+/// Removes uploads of an earlier run that have no record.
+async fn remove_unrecorded_uploads(repos: &RepoStore, purgatory: &Purgatory) {
+    match repos.forget_staged_but(purgatory.staged()).await {
+        Ok(0) => {}
+        Ok(gone) => tracing::info!(gone, "removed uploads without a record"),
+        Err(error) => tracing::warn!(%error, "could not read staged uploads"),
+    }
 }

@@ -35,10 +35,10 @@ use nostr::filter::Filter;
 
 use self::body::{BodyError, ResponseBuffers};
 use crate::clock::Clock;
-use crate::purgatory::PurgatoryDriver;
 use crate::role::RoleWatch;
 use crate::store::{self, EventStore};
 use crate::web::{self, RepositoryPage};
+use grasp_purgatory::driver::PurgatoryDriver;
 
 /// Limits of requests of git clients.
 #[derive(Clone, Debug)]
@@ -270,7 +270,7 @@ enum HttpError {
     #[error(transparent)]
     Store(#[from] crate::store::StoreError),
     #[error(transparent)]
-    Unavailable(#[from] crate::purgatory::Unavailable),
+    Unavailable(#[from] grasp_purgatory::driver::Unavailable),
     /// The role has changed since the request came.
     #[error("this node no longer takes pushes")]
     NotWriter,

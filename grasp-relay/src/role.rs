@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::ingest::Ingest;
-use crate::purgatory::PurgatoryDriver;
+use grasp_purgatory::driver::PurgatoryDriver;
 
 /// The parts that only the writer has.
 #[derive(Clone)]

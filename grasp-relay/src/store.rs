@@ -125,7 +125,7 @@ pub enum StoreError {
     },
     /// Events that are held for git data cannot be journaled.
     #[error(transparent)]
-    Journal(crate::purgatory::Unavailable),
+    Journal(grasp_purgatory::driver::Unavailable),
     /// Another process writes now, or none does; nothing was changed.
     #[error("this process is no longer the writer")]
     Fenced,

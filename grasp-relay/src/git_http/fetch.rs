@@ -11,7 +11,7 @@ use tokio::process::ChildStdin;
 
 use super::body::{BodyError, GitOutput, RequestBody};
 use super::{GitHttp, HttpError, NO_CACHE, RepoRequest};
-use crate::purgatory::lacks_objects;
+use grasp_purgatory::driver::lacks_objects;
 
 /// Bytes of a request that are awaited before git is started.
 const GATHERED_BYTES: usize = 64 * 1024;

@@ -27,8 +27,8 @@ use tokio::sync::mpsc;
 use super::body::{BodyError, RequestBody};
 use super::push_facts::PushFacts;
 use super::{GitHttp, HttpError, NO_CACHE, RepoRequest};
-use crate::purgatory::PurgatoryDriver;
 use crate::store::StoreError;
+use grasp_purgatory::driver::PurgatoryDriver;
 
 /// Bytes of a pack that are awaited before git is started.
 const GATHERED_BYTES: usize = 256 * 1024;

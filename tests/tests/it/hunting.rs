@@ -322,7 +322,7 @@ pub(crate) async fn wait_until(mut is_so: impl FnMut() -> bool) {
 }
 
 async fn wait_until_asked(
-    purgatory: &grasp_relay::purgatory::PurgatoryDriver,
+    purgatory: &grasp_purgatory::driver::PurgatoryDriver,
     is_so: impl Fn(&grasp_purgatory::Purgatory) -> bool + Copy + Send + 'static,
 ) {
     for _ in 0..2_000 {

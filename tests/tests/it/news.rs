@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use grasp_bin::OwnRelay;
 use grasp_core::kinds;
 use grasp_core::nostr::types::Timestamp;
-use grasp_relay::purgatory;
+use grasp_purgatory::driver::RepoChange;
 use grasp_sync::local::{LocalRelay, News};
 use grasp_tests::{Instance, Maker, Workdir};
 
@@ -18,13 +18,13 @@ async fn a_repository_is_news_when_it_waits_and_when_it_is_gone() {
     let mut news = keep.news();
     let announcement = alice.announce("x", &instance.service());
     instance.take(vec![announcement.clone()]).await;
-    assert_eq!(news.recv().await, Ok(purgatory::RepoChange::Held(announcement.clone().into())));
+    assert_eq!(news.recv().await, Ok(RepoChange::Held(announcement.clone().into())));
     let held = keep.ask(|purgatory| purgatory.held_announcements()).await.unwrap();
     assert_eq!(held, [announcement.into()]);
 
     let elsewhere = "elsewhere.example".parse().unwrap();
     instance.take(vec![alice.later(1).announce("x", &elsewhere)]).await;
-    assert_eq!(news.recv().await, Ok(purgatory::RepoChange::Removed(alice.repo("x"))));
+    assert_eq!(news.recv().await, Ok(RepoChange::Removed(alice.repo("x"))));
     let held = keep.ask(|purgatory| purgatory.held_announcements()).await.unwrap();
     assert!(held.is_empty());
 }
@@ -38,7 +38,7 @@ async fn a_served_repository_that_is_delisted_is_news() {
 
     let elsewhere = "elsewhere.example".parse().unwrap();
     instance.take(vec![alice.later(1).announce("x", &elsewhere)]).await;
-    assert_eq!(news.recv().await, Ok(purgatory::RepoChange::Removed(alice.repo("x"))));
+    assert_eq!(news.recv().await, Ok(RepoChange::Removed(alice.repo("x"))));
 }
 
 fn own_relay(instance: &Instance) -> OwnRelay {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use grasp_core::{RepoId, ServiceIdentity};
+use grasp_purgatory::driver::JOURNAL;
 use grasp_purgatory::git::{CHANGES, GitError};
 use grasp_relay::Clock;
-use grasp_relay::purgatory::JOURNAL;
 use grasp_tests::{Instance, Settings};
 use nostr::event::{Event, EventId};
 use rustix::process::{Signal, getpid, kill_process};

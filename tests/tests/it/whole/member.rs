@@ -7,8 +7,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use grasp_purgatory::driver::PurgatoryDriver;
 use grasp_relay::Clock;
-use grasp_relay::purgatory::PurgatoryDriver;
 use grasp_sync::driver::RelayStatus;
 use grasp_tests::{Instance, Outside, Settings};
 use rustix::process::{Signal, getpid, kill_process};

@@ -4,19 +4,20 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::database::{Addition, Commit, Database, DatabaseError};
+use crate::hunt::HuntHandle;
+use crate::journal::Record;
+use crate::{CleanupTask, HoldOutcome, Input, Output, PassNumber, Purgatory};
 use grasp_core::{Identifier, Mono};
-use grasp_purgatory::database::{Addition, Commit, Database, DatabaseError};
-use grasp_purgatory::driver::LocalRelay;
-use grasp_purgatory::hunt::HuntHandle;
-use grasp_purgatory::journal::Record;
-use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output, PassNumber, Purgatory};
 use nostr::event::EventId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::lane::{self, Lanes, Work};
 use super::maintenance::{MaintenanceSchedule, Step};
 use super::survey::SurveyRequest;
-use super::{DiskBudget, JOURNAL, ORDER_QUEUE, Order, Question, RepoChange, Until, Waiter};
+use super::{
+    DiskBudget, JOURNAL, LocalRelay, ORDER_QUEUE, Order, Question, RepoChange, Until, Waiter,
+};
 
 /// Turns that share one write of their records.
 const MAX_TURNS_PER_WRITE: usize = 64;

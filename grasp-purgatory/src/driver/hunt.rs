@@ -3,12 +3,12 @@
 use std::error::Error;
 use std::sync::Arc;
 
+use crate::database::Source;
+use crate::git::GitError;
+use crate::hunt::LocalServer;
+use crate::{Input, Purgatory};
 use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, Now, RepoId, ServiceIdentity};
-use grasp_purgatory::database::Source;
-use grasp_purgatory::git::GitError;
-use grasp_purgatory::hunt::LocalServer;
-use grasp_purgatory::{Input, Purgatory};
 use nostr::event::Event;
 use nostr::filter::Filter;
 use tokio::sync::{mpsc, oneshot};

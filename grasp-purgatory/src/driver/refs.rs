@@ -4,16 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::database::{Commit, Committed, Conflict, DatabaseError, FamilyChange, Source};
+use crate::git::{FamilyGuard, GitError, RefTarget, RepoStore, WantedRefs};
+use crate::journal::Record;
+use crate::{CleanupTask, EndReason, Input, ProposalRef, PushTarget, ViewTarget};
 use grasp_core::deletion::VanishScope;
 use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::PushCommand;
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
-use grasp_purgatory::database::{Commit, Committed, Conflict, DatabaseError, FamilyChange, Source};
-use grasp_purgatory::git::{FamilyGuard, GitError, RefTarget, RepoStore, WantedRefs};
-use grasp_purgatory::journal::Record;
-use grasp_purgatory::{CleanupTask, EndReason, Input, ProposalRef, PushTarget, ViewTarget};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;

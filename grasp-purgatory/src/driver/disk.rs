@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::database::{ADDITIONS_KEPT, Addition, Source};
+use crate::git::{GitError, RepoStore};
 use grasp_core::resources::{Bounds, Claimant, Meter};
 use grasp_core::{Identifier, Mono, Now};
-use grasp_purgatory::database::{ADDITIONS_KEPT, Addition, Source};
-use grasp_purgatory::git::{GitError, RepoStore};
 use nostr::types::Timestamp;
 
 const GIB: u64 = 1 << 30;
@@ -44,7 +44,7 @@ const MAX_FAMILIES: usize = 10_000;
 
 /// Bytes that were added in the last day, and the size that a family may have. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct DiskBudget {
+pub struct DiskBudget {
     spent: Arc<Mutex<Spent>>,
     repository_bytes: u64,
 }
@@ -123,7 +123,7 @@ impl Spent {
 
 impl DiskBudget {
     /// Creates an unspent budget, for families of at most `repository_bytes`.
-    pub(crate) fn new(repository_bytes: u64) -> Self {
+    pub fn new(repository_bytes: u64) -> Self {
         Self { spent: Arc::default(), repository_bytes }
     }
 
@@ -157,7 +157,7 @@ impl DiskBudget {
     }
 
     /// Returns the bytes that a family may have when this claimant adds to it. A quarter is reserved for authority.
-    pub(crate) fn family_limit(&self, claimant: &Claimant) -> u64 {
+    pub fn family_limit(&self, claimant: &Claimant) -> u64 {
         match claimant.has_authority {
             true => self.repository_bytes,
             false => self.repository_bytes - self.repository_bytes / 4,
@@ -165,7 +165,7 @@ impl DiskBudget {
     }
 
     /// Returns the bytes by which a claimant may still grow a family. Concurrent additions do not see each other.
-    pub(crate) async fn family_room(
+    pub async fn family_room(
         &self,
         repos: &RepoStore,
         family: &Identifier,
@@ -175,13 +175,7 @@ impl DiskBudget {
     }
 
     /// Returns the bytes that a claimant may still add to a family today.
-    pub(crate) fn room(
-        &self,
-        now: Mono,
-        family: &Identifier,
-        claimant: &Claimant,
-        source: Source,
-    ) -> u64 {
+    pub fn room(&self, now: Mono, family: &Identifier, claimant: &Claimant, source: Source) -> u64 {
         let (now, mut spent) = (shifted(now), self.lock());
         let room = spent.meter(claimant, source).room(now, claimant);
         if claimant.has_authority {
@@ -192,7 +186,7 @@ impl DiskBudget {
     }
 
     /// Counts the bytes that a claimant has added to a family.
-    pub(crate) fn charge(
+    pub fn charge(
         &self,
         now: Now,
         family: &Identifier,

@@ -14,10 +14,10 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
+use crate::Input;
+use crate::git::{FamilyGuard, RepoStore};
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Mono, Oid};
-use grasp_purgatory::Input;
-use grasp_purgatory::git::{FamilyGuard, RepoStore};
 use nostr::types::Timestamp;
 
 use super::Order;

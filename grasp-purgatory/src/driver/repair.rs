@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use crate::Input;
+use crate::git::GitError;
 use grasp_core::Identifier;
-use grasp_purgatory::Input;
-use grasp_purgatory::git::GitError;
 
 use super::PurgatoryDriver;
 

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::{CleanupTask, HoldOutcome, Input, Output};
 use grasp_core::{Identifier, Oid};
-use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 

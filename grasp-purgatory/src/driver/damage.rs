@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::Input;
+use crate::git::{GitError, RepoStore};
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId};
-use grasp_purgatory::Input;
-use grasp_purgatory::git::{GitError, RepoStore};
 use nostr::key::PublicKey;
 
 use super::PurgatoryDriver;
@@ -121,7 +121,7 @@ impl Suspicion {
 }
 
 /// Returns whether git's error output is about a history that is not all here.
-pub(crate) fn lacks_objects(words: &str) -> bool {
+pub fn lacks_objects(words: &str) -> bool {
     Suspicion::read(words) == Some(Suspicion::History)
 }
 
@@ -132,7 +132,7 @@ impl PurgatoryDriver {
     }
 
     /// Returns whether a repository is known to lack objects.
-    pub(crate) fn is_damaged(&self, endpoint: Endpoint, repo: &RepoId) -> bool {
+    pub fn is_damaged(&self, endpoint: Endpoint, repo: &RepoId) -> bool {
         let known = self.damage.known();
         let owners = known.damaged.get(&(endpoint, repo.identifier.clone()));
         owners.is_some_and(|owners| owners.contains(&repo.owner))
@@ -140,7 +140,7 @@ impl PurgatoryDriver {
 
     /// Checks a repository if git reported a missing object while it served a fetch. One check of an identifier runs at a
     /// time, so that clients cannot queue them by asking for objects that never were here.
-    pub(crate) fn suspect(&self, endpoint: Endpoint, repo: &RepoId, words: &str) {
+    pub fn suspect(&self, endpoint: Endpoint, repo: &RepoId, words: &str) {
         let store = match endpoint {
             Endpoint::Repository => Some(self.repos()),
             Endpoint::PullRequests => self.contributors(),

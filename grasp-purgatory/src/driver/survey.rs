@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::git::{Completeness, FamilyGuard};
+use crate::{HeldProposal, Input, Purgatory, Survey};
 use grasp_core::nip34::{Announcement, State};
 use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
-use grasp_purgatory::git::{Completeness, FamilyGuard};
-use grasp_purgatory::{HeldProposal, Input, Purgatory, Survey};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::key::PublicKey;
