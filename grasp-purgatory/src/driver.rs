@@ -15,7 +15,6 @@ mod hunt;
 mod lane;
 mod maintenance;
 mod refs;
-mod repair;
 mod survey;
 mod task;
 
@@ -26,7 +25,7 @@ use std::time::Duration;
 
 use crate::database::{ADDITIONS_KEPT, DatabaseError, DatabaseFuture};
 use crate::git::{GitError, RepoStore};
-use crate::hunt::{HuntHandle, HuntParts};
+use crate::hunt::HuntHandle;
 use crate::journal::Record;
 use crate::{Config, HoldOutcome, Input, Purgatory};
 use grasp_core::admission::{Hold, Origin, Policy};
@@ -43,7 +42,7 @@ use self::damage::Damage;
 pub use self::damage::DamagedRepo;
 pub use self::damage::lacks_objects;
 pub use self::disk::DiskBudget;
-use self::hunt::HuntServer;
+pub use self::hunt::{Classify, HuntObserver, HuntParts};
 use self::lane::{LaneExecutor, Lanes};
 use self::maintenance::MaintenanceSchedule;
 use self::refs::ActiveWork;
@@ -208,8 +207,7 @@ impl PurgatoryDriver {
         let shared = (active_work.clone(), damage.clone(), disk.clone());
         let executor = LaneExecutor::new(Arc::clone(&parts), shared, orders.downgrade());
         let hunt = parts.hunt.clone();
-        let server = || HuntServer::new(executor.clone(), orders.downgrade());
-        let hunting = hunt.map(|hunt| hunt.start(server()));
+        let hunting = hunt.map(|hunt| hunt.start(executor.clone(), orders.downgrade()));
         let (written, writes) = watch::channel(true);
         let driver = Self {
             orders,

@@ -22,8 +22,6 @@
 
 mod attempt;
 #[cfg(feature = "driver")]
-mod context;
-#[cfg(feature = "driver")]
 mod driver;
 mod hosts;
 mod io;
@@ -36,8 +34,6 @@ use std::time::Duration;
 
 use grasp_core::{Host, Identifier, Mono, Now};
 
-#[cfg(feature = "driver")]
-pub use self::context::{Classify, HuntObserver, HuntParts, LocalServer};
 #[cfg(feature = "driver")]
 pub use self::driver::{HuntFigures, HuntHandle, SyncContext, hunt};
 pub use self::hosts::{HostClass, HostFigures, HostLimits, QueuePosition};

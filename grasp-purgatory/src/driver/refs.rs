@@ -19,7 +19,7 @@ use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
 use super::lane::LaneExecutor;
-use super::{JOURNAL, Order};
+use super::{JOURNAL, Order, Unavailable};
 
 /// Tips that are remembered as unrelated to a family.
 const MAX_UNRELATED: usize = 10_000;
@@ -34,6 +34,8 @@ pub(super) enum DriverError {
     Git(#[from] GitError),
     #[error(transparent)]
     Database(#[from] DatabaseError),
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
     #[error("a state names no objects")]
     NoObjects,
     #[error("a view is in use")]
@@ -322,9 +324,7 @@ impl LaneExecutor {
             return Ok(false);
         };
         let bytes = incoming.bytes().await?;
-        let room = self.disk.room(now.mono, family, &claimant, Source::Hunted);
-        let left = self.disk.family_room(&self.parts.repos, family, &claimant).await?;
-        if bytes > room.min(left) {
+        if bytes > self.hunted_room(family, &claimant).await? {
             tracing::debug!(id = %proposal.id, %family, "no room for a pull request from elsewhere");
             self.unrelated.note(family, proposal.tip);
             return Ok(false);
@@ -332,6 +332,16 @@ impl LaneExecutor {
         guard.promote(incoming).await?;
         self.disk.charge(now, family, &claimant, (Source::Hunted, bytes));
         Ok(true)
+    }
+
+    /// Returns the bytes by which a family may grow on the account of a claimant, other than by a push.
+    pub(super) async fn hunted_room(
+        &self,
+        family: &Identifier,
+        claimant: &Claimant,
+    ) -> Result<u64, GitError> {
+        let today = self.disk.room(self.parts.relay.now().mono, family, claimant, Source::Hunted);
+        Ok(today.min(self.disk.family_room(&self.parts.repos, family, claimant).await?))
     }
 
     /// Returns a family that has a tip with its whole history.
