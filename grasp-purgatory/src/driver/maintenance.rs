@@ -54,7 +54,7 @@ pub(super) enum MaintenanceSchedule {
 
 /// A step that is due.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum MaintenanceStep {
     /// Read all identifiers.
     List,
     /// Maintain this identifier.
@@ -85,7 +85,7 @@ impl MaintenanceSchedule {
     }
 
     /// Returns the step that is due.
-    pub(super) fn next_step(&mut self, now: Mono) -> Option<Step> {
+    pub(super) fn next_step(&mut self, now: Mono) -> Option<MaintenanceStep> {
         if self.deadline().is_none_or(|deadline| deadline > now) {
             return None;
         }
@@ -94,14 +94,14 @@ impl MaintenanceSchedule {
                 let name = left.pop_front()?;
                 *self =
                     Self::Maintaining { name: name.clone(), left, until: now + REPOSITORY_TIMEOUT };
-                Some(Step::Maintain(name))
+                Some(MaintenanceStep::Maintain(name))
             }
             Self::Maintaining { name, left, .. } => {
                 tracing::warn!(%name, "the maintenance of a repository takes long; going on");
                 *self = Self::next_or_idle(now, left);
                 None
             }
-            _ => Some(Step::List),
+            _ => Some(MaintenanceStep::List),
         }
     }
 
@@ -262,15 +262,15 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn maintain(name: &str) -> Option<Step> {
-        Some(Step::Maintain(name.parse().unwrap()))
+    fn maintain(name: &str) -> Option<MaintenanceStep> {
+        Some(MaintenanceStep::Maintain(name.parse().unwrap()))
     }
 
     #[test]
     fn maintains_one_identifier_at_a_time() {
         let mut now = Mono::ZERO;
         let mut maintenance = MaintenanceSchedule::new(now);
-        assert_eq!(maintenance.next_step(now), Some(Step::List));
+        assert_eq!(maintenance.next_step(now), Some(MaintenanceStep::List));
         assert_eq!((maintenance.next_step(now), maintenance.deadline()), (None, None));
         maintenance.listed(now, names(&["a", "b"]));
         assert_eq!(maintenance.next_step(now), None, "not without a pause");
@@ -283,13 +283,13 @@ mod tests {
         maintenance.maintained(now, &name("b"));
         assert!(maintenance.is_idle());
         assert_eq!(maintenance.deadline(), Some(now + MAINTENANCE_INTERVAL));
-        assert_eq!(maintenance.next_step(now + MAINTENANCE_INTERVAL), Some(Step::List));
+        assert_eq!(maintenance.next_step(now + MAINTENANCE_INTERVAL), Some(MaintenanceStep::List));
     }
 
     #[test]
     fn continues_after_a_timeout() {
         let mut maintenance = MaintenanceSchedule::new(Mono::ZERO);
-        assert_eq!(maintenance.next_step(Mono::ZERO), Some(Step::List));
+        assert_eq!(maintenance.next_step(Mono::ZERO), Some(MaintenanceStep::List));
         maintenance.listed(Mono::ZERO, names(&["a", "b"]));
         let mut now = Mono::ZERO + PAUSE_BETWEEN_REPOSITORIES;
         assert_eq!(maintenance.next_step(now), maintain("a"));
@@ -307,22 +307,22 @@ mod tests {
     #[test]
     fn lists_again_after_a_failure() {
         let mut maintenance = MaintenanceSchedule::new(Mono::ZERO);
-        assert_eq!(maintenance.next_step(Mono::ZERO), Some(Step::List));
+        assert_eq!(maintenance.next_step(Mono::ZERO), Some(MaintenanceStep::List));
         maintenance.listed(Mono::ZERO, None);
         assert_eq!(maintenance.next_step(Mono::ZERO), None);
-        assert_eq!(maintenance.next_step(Mono::ZERO + LIST_RETRY), Some(Step::List));
+        assert_eq!(maintenance.next_step(Mono::ZERO + LIST_RETRY), Some(MaintenanceStep::List));
     }
 
     #[test]
     fn starts_early_on_request_only_when_idle() {
         let mut maintenance = MaintenanceSchedule::new(Mono::ZERO);
         maintenance.start_now(Mono::ZERO);
-        assert_eq!(maintenance.next_step(Mono::ZERO), Some(Step::List));
+        assert_eq!(maintenance.next_step(Mono::ZERO), Some(MaintenanceStep::List));
         maintenance.start_now(Mono::ZERO);
         assert_eq!(maintenance, MaintenanceSchedule::Listing);
         maintenance.listed(Mono::ZERO, names(&[]));
         assert_eq!(maintenance.next_step(Mono::ZERO), None);
         maintenance.start_now(Mono::ZERO);
-        assert_eq!(maintenance.next_step(Mono::ZERO), Some(Step::List));
+        assert_eq!(maintenance.next_step(Mono::ZERO), Some(MaintenanceStep::List));
     }
 }

@@ -13,7 +13,7 @@ use nostr::event::EventId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::lane::{self, Lanes, Work};
-use super::maintenance::{MaintenanceSchedule, Step};
+use super::maintenance::{MaintenanceSchedule, MaintenanceStep};
 use super::survey::SurveyRequest;
 use super::{
     DiskBudget, JOURNAL, LocalRelay, ORDER_QUEUE, Order, Question, RepoChange, Until, Waiter,
@@ -153,8 +153,8 @@ impl Task {
     /// Starts the next step of maintenance, if it is due.
     fn continue_maintenance(&mut self, now: Mono) -> Vec<Output> {
         match self.maintenance.next_step(now) {
-            Some(Step::List) => self.lanes.list(),
-            Some(Step::Maintain(identifier)) => {
+            Some(MaintenanceStep::List) => self.lanes.list(),
+            Some(MaintenanceStep::Maintain(identifier)) => {
                 let waits = !self.purgatory.held_events(&identifier).is_empty();
                 let waiting = waits.then(|| self.purgatory.wanted_tips(&identifier));
                 self.lanes

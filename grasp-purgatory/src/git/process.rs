@@ -17,7 +17,7 @@ use super::error::GitError;
 use super::limits::{self, CpuAccount, ProcessLimits};
 use crate::resources::Holding;
 
-use self::output::Output;
+use self::output::ErrorOutput;
 pub(super) use self::output::OutputWatch;
 
 /// Limit of the output of a command that runs to its end; more is an error.
@@ -47,7 +47,7 @@ pub struct GitProcess {
 struct Running {
     child: Child,
     group: Option<Pid>,
-    output: JoinHandle<Output>,
+    output: JoinHandle<ErrorOutput>,
     /// Charged once, before the process is reaped.
     cpu: Option<CpuAccount>,
     // Dropped last: the slot, and what the processes were working on.
@@ -137,7 +137,7 @@ impl GitProcess {
         running.signal(Signal::KILL);
         // A child that outlives git could keep the pipe open.
         let output = timeout(LINGER, &mut running.output).await;
-        let Output { last, too_many, claimed_objects } =
+        let ErrorOutput { last, too_many, claimed_objects } =
             output.ok().and_then(Result::ok).unwrap_or_default();
         self.running = None;
         if let Some(limit) = too_many {

@@ -48,7 +48,7 @@ use self::connect::{Connector, WRITER_SETTINGS, failure, pool_failure};
 use self::search::{Search, Unordered};
 use self::tables::{Tables, Wanted};
 use self::values::{bytes, get, position, slices};
-use self::writer::Writer;
+use self::writer::PostgresWriter;
 use super::changes::Changes as _;
 use super::keys::{Keys, Position, seconds};
 use super::rules::{Deletions as _, Rows as _, Rules as _, Verdict};
@@ -149,7 +149,7 @@ struct StoreInner {
     readers: Pool,
     control: Pool,
     writer_pool: Pool,
-    writer: Writer,
+    writer: PostgresWriter,
     /// The epoch of the lease that is held; zero if none is.
     epoch: Arc<AtomicU64>,
     commits: watch::Sender<u64>,
@@ -170,7 +170,7 @@ impl PostgresStore {
         driver.abort();
         let (rules, epoch) = (Arc::new(options.rules), Arc::new(AtomicU64::new(0)));
         let writer_pool = connector.pool(1, WRITER_SETTINGS)?;
-        let writer = Writer::start(
+        let writer = PostgresWriter::start(
             writer_pool.clone(),
             Arc::clone(&keys),
             Arc::clone(&rules),

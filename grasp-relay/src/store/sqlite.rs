@@ -44,10 +44,10 @@ use rusqlite::Connection;
 pub use self::reader::{SqliteReader, is_damage};
 use self::readers::{ExistsQuery, QueryCursor, Readers};
 use self::scan::IndexRow;
-use self::search::{ReadBudget, Search, SearchProgress};
-use self::tables::Tables;
+use self::search::{ReadBudget, SearchProgress, SlicedSearch};
+use self::tables::SqliteTables;
 use self::wal::Wal;
-use self::writer::Writer;
+use self::writer::SqliteWriter;
 use super::changes::Changes;
 use super::keys::Keys;
 use super::rules::{Deletions, Rows, Rules, Verdict};
@@ -130,14 +130,14 @@ pub enum Integrity {
 /// # });
 /// ```
 pub struct SqliteStore {
-    inner: Arc<StoreInner>,
+    inner: Arc<SqliteInner>,
 }
 
-struct StoreInner {
+struct SqliteInner {
     path: PathBuf,
     rules: Arc<StoreRules>,
     keys: Arc<Keys>,
-    writer: Writer,
+    writer: SqliteWriter,
     readers: Readers,
     closed: AtomicBool,
 }
@@ -155,9 +155,9 @@ impl SqliteStore {
         let readers = Readers::start(path, options.readers, options.reader_cache)?;
         let checkpointer = connect(path, 0)?;
         let writer = Wal::start(path, checkpointer)
-            .and_then(|wal| Writer::start(conn, wal, keys.clone(), Arc::clone(&rules)))
+            .and_then(|wal| SqliteWriter::start(conn, wal, keys.clone(), Arc::clone(&rules)))
             .map_err(|error| StoreError::Engine(Box::new(error)))?;
-        let inner = StoreInner {
+        let inner = SqliteInner {
             path: path.to_owned(),
             rules,
             keys: Arc::new(keys),
@@ -205,7 +205,7 @@ impl EventStore for SqliteStore {
                     weight += write_cost(&event);
                     batch.push(event);
                 }
-                let save = move |tables: &Tables<'_>| tables.save(&batch, now);
+                let save = move |tables: &SqliteTables<'_>| tables.save(&batch, now);
                 let (SaveReport { saved, affected }, unfinished) =
                     self.inner.write(weight, save).await?;
                 report.saved.extend(saved);
@@ -224,7 +224,7 @@ impl EventStore for SqliteStore {
         now: Timestamp,
     ) -> StoreFuture<'_, Vec<Option<Refusal>>> {
         Box::pin(async move {
-            let judge = move |tables: &Tables<'_>| {
+            let judge = move |tables: &SqliteTables<'_>| {
                 events.iter().map(|event| tables.check(event, now)).collect::<Result<Vec<_>, _>>()
             };
             let verdicts = self.inner.read(judge).await?.into_iter();
@@ -232,7 +232,7 @@ impl EventStore for SqliteStore {
                 Verdict::Accepted | Verdict::Duplicate | Verdict::Superseded => None,
                 Verdict::Refused(refusal) => Some(refusal),
                 Verdict::DeletedBy(by) => {
-                    let note = move |tables: &Tables<'_>| tables.note_use(by, now);
+                    let note = move |tables: &SqliteTables<'_>| tables.note_use(by, now);
                     self.inner.writer.try_perform(note);
                     Some(Refusal::Deleted)
                 }
@@ -253,7 +253,7 @@ impl EventStore for SqliteStore {
 
     fn count(&self, filters: Vec<Filter>, now: Timestamp) -> StoreFuture<'_, u64> {
         Box::pin(async move {
-            let mut search = Search::new(filters, now);
+            let mut search = SlicedSearch::new(filters, now);
             let mut count = 0;
             loop {
                 let (found, progress);
@@ -292,12 +292,12 @@ impl EventStore for SqliteStore {
                 (named.ids.into_iter().collect(), named.coordinates.into_iter().collect());
             for batch in ids.chunks(KEYS_PER_READ) {
                 let batch = batch.to_vec();
-                let find = move |tables: &Tables<'_>| tables.served_of(&batch, now);
+                let find = move |tables: &SqliteTables<'_>| tables.served_of(&batch, now);
                 present.ids.extend(self.inner.read(find).await?);
             }
             for batch in coordinates.chunks(KEYS_PER_READ) {
                 let batch = batch.to_vec();
-                let find = move |tables: &Tables<'_>| tables.versions_at(batch, now);
+                let find = move |tables: &SqliteTables<'_>| tables.versions_at(batch, now);
                 present.versions.extend(self.inner.read(find).await?);
             }
             Ok(present)
@@ -306,7 +306,7 @@ impl EventStore for SqliteStore {
 
     fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory> {
         Box::pin(async move {
-            let mut search = Search::new(vec![filter], now);
+            let mut search = SlicedSearch::new(vec![filter], now);
             let mut items = Vec::new();
             loop {
                 let wanted = (max - items.len()).saturating_add(1);
@@ -342,7 +342,7 @@ impl EventStore for SqliteStore {
             let mut removed = 0;
             for batch in ids.chunks(REMOVALS_PER_COMMIT) {
                 let batch = batch.to_vec();
-                let remove = move |tables: &Tables<'_>| tables.remove(&batch);
+                let remove = move |tables: &SqliteTables<'_>| tables.remove(&batch);
                 removed += self.inner.write(REMOVALS_PER_COMMIT, remove).await?;
             }
             Ok(removed)
@@ -438,12 +438,12 @@ impl Database for SqliteStore {
     }
 }
 
-impl StoreInner {
+impl SqliteInner {
     /// Reads for a [`Database`].
     fn look_up<T, R>(&self, read: R) -> DatabaseFuture<'_, T>
     where
         T: Send + 'static,
-        R: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send + 'static,
+        R: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
         Box::pin(async move { Ok(self.read(read).await?) })
     }
@@ -451,7 +451,7 @@ impl StoreInner {
     fn write<T, W>(&self, weight: usize, work: W) -> StoreFuture<'_, T>
     where
         T: Send + 'static,
-        W: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send + 'static,
+        W: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
         Box::pin(async move {
             self.check_open()?;
@@ -464,7 +464,8 @@ impl StoreInner {
         let mut affected = BTreeSet::new();
         loop {
             let request = Arc::clone(&request);
-            let continue_request = move |tables: &Tables<'_>| tables.continue_request(&request);
+            let continue_request =
+                move |tables: &SqliteTables<'_>| tables.continue_request(&request);
             let (is_done, names) = self.write(MAX_TASK_ROWS, continue_request).await?;
             affected.extend(names);
             if is_done {
@@ -476,7 +477,7 @@ impl StoreInner {
     async fn read<T, R>(&self, task: R) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        R: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send + 'static,
+        R: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
         self.check_open()?;
         self.readers.read(&self.keys, &self.rules, task).await
@@ -484,9 +485,9 @@ impl StoreInner {
 
     async fn search(
         &self,
-        mut search: Search,
+        mut search: SlicedSearch,
         wanted: usize,
-    ) -> Result<(Search, Vec<IndexRow>, SearchProgress), StoreError> {
+    ) -> Result<(SlicedSearch, Vec<IndexRow>, SearchProgress), StoreError> {
         self.read(move |tables| {
             let mut found = Vec::new();
             let progress =
@@ -508,7 +509,7 @@ impl StoreInner {
 fn finish_requests(conn: &mut Connection, keys: &Keys, rules: &StoreRules) -> rusqlite::Result<()> {
     loop {
         let tx = conn.transaction()?;
-        let tables = Tables::new(&tx, keys, rules);
+        let tables = SqliteTables::new(&tx, keys, rules);
         let Some(request) = tables.next_unfinished()? else { break };
         tables.continue_request(&request)?;
         tables.flush()?;
@@ -537,7 +538,7 @@ fn connect(path: &Path, cache: usize) -> Result<Connection, StoreError> {
     Ok(conn)
 }
 
-fn examine(tables: &Tables<'_>) -> rusqlite::Result<Vec<String>> {
+fn examine(tables: &SqliteTables<'_>) -> rusqlite::Result<Vec<String>> {
     let report = "PRAGMA integrity_check";
     let mut faults: Vec<String> =
         tables.conn.prepare(report)?.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;

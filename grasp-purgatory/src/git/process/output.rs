@@ -25,7 +25,7 @@ const CLAIM: &str = "--pack_header=";
 
 /// The error output.
 #[derive(Debug, Default)]
-pub(super) struct Output {
+pub(super) struct ErrorOutput {
     /// The end of it.
     pub(super) last: Vec<u8>,
     /// The limit of objects, if a pack claimed more.
@@ -56,8 +56,8 @@ pub(super) async fn read(
     stderr: Option<impl AsyncRead + Unpin>,
     group: Option<Pid>,
     mut watch: OutputWatch,
-) -> Output {
-    let (mut output, mut line) = (Output::default(), Vec::new());
+) -> ErrorOutput {
+    let (mut output, mut line) = (ErrorOutput::default(), Vec::new());
     let Some(mut stderr) = stderr else {
         return output;
     };

@@ -32,7 +32,7 @@ const MIN_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_millis(800);
 
 /// A handle to the writer task.
-pub(super) struct Writer {
+pub(super) struct PostgresWriter {
     queue: mpsc::Sender<Command>,
     epoch: Arc<AtomicU64>,
 }
@@ -55,7 +55,7 @@ trait TransactionTask: Weighted + Send {
 #[error(transparent)]
 struct Shared(Arc<StoreError>);
 
-impl Writer {
+impl PostgresWriter {
     pub(super) fn start(
         pool: Pool,
         keys: Arc<RwLock<Arc<Keys>>>,

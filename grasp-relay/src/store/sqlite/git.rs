@@ -17,12 +17,12 @@ use rusqlite::{Params, Row, params, params_from_iter};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::tables::Tables;
+use super::tables::SqliteTables;
 use crate::store::changes::{self, Changes, FamilyKey, GitRows, number, refs_removal, view};
 use crate::store::keys::seconds;
 use crate::store::repository_names;
 
-impl GitRows for Tables<'_> {
+impl GitRows for SqliteTables<'_> {
     fn generation(
         &self,
         key: FamilyKey<'_>,
@@ -53,7 +53,7 @@ impl GitRows for Tables<'_> {
     }
 }
 
-impl Tables<'_> {
+impl SqliteTables<'_> {
     /// Removes the refs that an event signed for, which is being removed.
     pub(super) fn remove_refs(&self, event: &Event) -> rusqlite::Result<()> {
         for identifier in repository_names(event) {
@@ -71,7 +71,7 @@ impl Tables<'_> {
 }
 
 /// Reading.
-impl Tables<'_> {
+impl SqliteTables<'_> {
     pub(super) fn view(&self, endpoint: Endpoint, repo: &RepoId) -> rusqlite::Result<Option<View>> {
         self.find(
             "SELECT generation, head, refs, state FROM views

@@ -19,7 +19,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::schema;
-use super::tables::Tables;
+use super::tables::SqliteTables;
 use super::{BUSY_TIMEOUT, Integrity, examine, failure};
 use crate::store::keys::Keys;
 use crate::store::{StoreError, StoreRules};
@@ -69,7 +69,7 @@ impl SqliteReader {
     /// Checks the whole file: its pages, its indexes, and whether they name the same events.
     pub fn integrity_check(&self) -> Result<Integrity, StoreError> {
         let conn = self.lock();
-        match examine(&Tables::new(&conn, &self.keys, &self.rules)) {
+        match examine(&SqliteTables::new(&conn, &self.keys, &self.rules)) {
             Ok(faults) if faults.is_empty() => Ok(Integrity::Sound),
             Ok(faults) => Ok(Integrity::Damaged(faults)),
             Err(error) if is_corruption(&error) => Ok(Integrity::Damaged(vec![error.to_string()])),
@@ -94,11 +94,11 @@ impl SqliteReader {
 
     fn read<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Tables<'_>) -> rusqlite::Result<T>,
+        read: impl FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T>,
     ) -> DatabaseFuture<'_, T> {
         let conn = self.lock();
         let found = conn.unchecked_transaction().and_then(|snapshot| {
-            let tables = Tables::new(&snapshot, &self.keys, &self.rules);
+            let tables = SqliteTables::new(&snapshot, &self.keys, &self.rules);
             read(&tables)
         });
         drop(conn);

@@ -16,9 +16,9 @@ use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::{mpsc, oneshot};
 
 use super::scan::IndexRow;
-use super::search::{ReadBudget, SEEK_ROWS, Search, SearchProgress};
-use super::tables::Tables;
-use super::{StoreInner, connect, failure};
+use super::search::{ReadBudget, SEEK_ROWS, SearchProgress, SlicedSearch};
+use super::tables::SqliteTables;
+use super::{SqliteInner, connect, failure};
 use crate::store::keys::Keys;
 use crate::store::{StoreError, StoreRules, StoredEvent};
 
@@ -67,7 +67,7 @@ impl Readers {
     ) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        R: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send + 'static,
+        R: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
         let (keys, rules) = (Arc::clone(keys), Arc::clone(rules));
@@ -102,10 +102,10 @@ fn snapshot<T>(
     conn: &Connection,
     keys: &Keys,
     rules: &StoreRules,
-    task: impl FnOnce(&Tables<'_>) -> rusqlite::Result<T>,
+    task: impl FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {
     let tx = conn.unchecked_transaction()?;
-    task(&Tables::new(&tx, keys, rules))
+    task(&SqliteTables::new(&tx, keys, rules))
 }
 
 fn work(conn: Connection, commands: &Mutex<mpsc::Receiver<ReaderCommand>>) {
@@ -137,7 +137,7 @@ const LOOKAHEAD_ROWS: usize = 2 * MAX_CHUNK_EVENTS;
 
 /// A query between two chunks.
 pub(super) struct QueryCursor {
-    search: Search,
+    search: SlicedSearch,
     found: VecDeque<IndexRow>,
     finished: bool,
 }
@@ -146,13 +146,13 @@ type Delivered = (Result<Vec<StoredEvent>, StoreError>, Option<QueryCursor>);
 
 impl QueryCursor {
     pub(super) fn new(filters: Vec<Filter>, now: Timestamp) -> Self {
-        Self { search: Search::new(filters, now), found: VecDeque::new(), finished: false }
+        Self { search: SlicedSearch::new(filters, now), found: VecDeque::new(), finished: false }
     }
 
     /// Reads until there is a chunk, or nothing is left. Ends after an error.
-    pub(super) async fn next(mut self, inner: &StoreInner) -> Option<Delivered> {
+    pub(super) async fn next(mut self, inner: &SqliteInner) -> Option<Delivered> {
         while !(self.finished && self.found.is_empty()) {
-            let read = move |tables: &Tables<'_>| {
+            let read = move |tables: &SqliteTables<'_>| {
                 let chunk = self.chunk(tables)?;
                 Ok((self, chunk))
             };
@@ -168,7 +168,7 @@ impl QueryCursor {
         None
     }
 
-    fn chunk(&mut self, tables: &Tables<'_>) -> rusqlite::Result<Vec<StoredEvent>> {
+    fn chunk(&mut self, tables: &SqliteTables<'_>) -> rusqlite::Result<Vec<StoredEvent>> {
         if self.found.is_empty() && !self.finished {
             let mut found = Vec::new();
             let progress = self.search.advance(
@@ -196,7 +196,7 @@ impl QueryCursor {
 }
 
 /// Loads an event that was found, unless it was removed since.
-fn load(tables: &Tables<'_>, found: &IndexRow) -> rusqlite::Result<Option<StoredEvent>> {
+fn load(tables: &SqliteTables<'_>, found: &IndexRow) -> rusqlite::Result<Option<StoredEvent>> {
     let json: Option<Arc<str>> = tables
         .conn
         .prepare_cached("SELECT json FROM events WHERE seq = ?1 AND id = ?2")?
@@ -215,7 +215,7 @@ pub(super) struct ExistsQuery {
     questions: Vec<VecDeque<Filter>>,
     /// The answers so far; the question after them is in progress.
     answers: Vec<bool>,
-    search: Option<Search>,
+    search: Option<SlicedSearch>,
     now: Timestamp,
 }
 
@@ -226,7 +226,10 @@ impl ExistsQuery {
     }
 
     /// Answers questions until all are answered, or the slice is over.
-    pub(super) fn advance(&mut self, tables: &Tables<'_>) -> rusqlite::Result<SearchProgress> {
+    pub(super) fn advance(
+        &mut self,
+        tables: &SqliteTables<'_>,
+    ) -> rusqlite::Result<SearchProgress> {
         let mut budget = ReadBudget::of_slice();
         while let Some(filters) = self.questions.get_mut(self.answers.len()) {
             if budget.is_spent() {
@@ -238,7 +241,9 @@ impl ExistsQuery {
                     next.into_iter().for_each(|next| filters.push_front(next));
                     Some(search)
                 }
-                (None, next) => next.map(|filter| Search::new(vec![filter.limit(1)], self.now)),
+                (None, next) => {
+                    next.map(|filter| SlicedSearch::new(vec![filter.limit(1)], self.now))
+                }
             };
             let Some(mut search) = search else {
                 self.answers.push(false);

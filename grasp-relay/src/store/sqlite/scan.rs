@@ -15,7 +15,7 @@ use rusqlite::{Connection, Row, Rows, Statement, params};
 
 use super::schema::position;
 use super::search::{ReadBudget, SEEK_ROWS};
-use super::tables::Tables;
+use super::tables::SqliteTables;
 use crate::store::keys::{Digest, Position};
 
 /// The wanted part of serving order.
@@ -64,7 +64,7 @@ struct Cursor<'c> {
 impl<'c> Merge<'c> {
     /// Opens lists, or all events, and expects that about `wanted` rows will be taken.
     pub(super) fn open(
-        tables: &Tables<'c>,
+        tables: &SqliteTables<'c>,
         lists: Option<&'c [Digest]>,
         bounds: Bounds,
         wanted: usize,
@@ -170,7 +170,7 @@ impl IndexRow {
 
 /// Counts the rows of lists, and each list as a row, up to `most`: empty lists cost a lookup, too.
 pub(super) fn count_up_to(
-    tables: &Tables<'_>,
+    tables: &SqliteTables<'_>,
     lists: impl Iterator<Item = Digest>,
     bounds: &Bounds,
     most: usize,
@@ -192,7 +192,7 @@ pub(super) fn count_up_to(
 
 /// Reads one list in serving order while `take` returns true; returns the number of rows read.
 pub(super) fn read_list(
-    tables: &Tables<'_>,
+    tables: &SqliteTables<'_>,
     list: &Digest,
     bounds: Bounds,
     mut take: impl FnMut(IndexRow) -> bool,
@@ -211,7 +211,7 @@ pub(super) fn read_list(
 
 /// Looks up one event by id within the bounds.
 pub(super) fn look_up(
-    tables: &Tables<'_>,
+    tables: &SqliteTables<'_>,
     id: &EventId,
     bounds: Bounds,
 ) -> rusqlite::Result<Option<IndexRow>> {
@@ -228,7 +228,7 @@ const MAX_WINDOW: usize = 50_000;
 
 /// The lookup of a filter's many values, over several slices.
 pub(super) struct ValueLookup {
-    names: Names,
+    names: LookupKeys,
     next: usize,
     /// The first rows in serving order of what was looked up.
     first: BTreeSet<IndexRow>,
@@ -236,28 +236,28 @@ pub(super) struct ValueLookup {
     is_cut: bool,
 }
 
-enum Names {
+enum LookupKeys {
     Lists(Vec<Digest>),
     Ids(Vec<EventId>),
 }
 
 impl ValueLookup {
     pub(super) fn of_lists(lists: Vec<Digest>) -> Self {
-        Self::of(Names::Lists(lists))
+        Self::of(LookupKeys::Lists(lists))
     }
 
     pub(super) fn of_ids(ids: BTreeSet<EventId>) -> Self {
-        Self::of(Names::Ids(ids.into_iter().collect()))
+        Self::of(LookupKeys::Ids(ids.into_iter().collect()))
     }
 
-    fn of(names: Names) -> Self {
+    fn of(names: LookupKeys) -> Self {
         Self { names, next: 0, first: BTreeSet::new(), is_cut: false }
     }
 
     /// Goes on until every value is looked up or the budget is spent; returns whether it is done.
     pub(super) fn advance(
         &mut self,
-        tables: &Tables<'_>,
+        tables: &SqliteTables<'_>,
         bounds: Bounds,
         wanted: usize,
         budget: &mut ReadBudget,
@@ -286,27 +286,27 @@ impl ValueLookup {
 
     fn is_done(&self) -> bool {
         let names = match &self.names {
-            Names::Lists(lists) => lists.len(),
-            Names::Ids(ids) => ids.len(),
+            LookupKeys::Lists(lists) => lists.len(),
+            LookupKeys::Ids(ids) => ids.len(),
         };
         self.next >= names
     }
 
     fn look_up_next(
         &mut self,
-        tables: &Tables<'_>,
+        tables: &SqliteTables<'_>,
         bounds: Bounds,
         window: usize,
         budget: &mut ReadBudget,
     ) -> rusqlite::Result<()> {
         budget.spend(SEEK_ROWS);
         match &self.names {
-            Names::Ids(ids) => {
+            LookupKeys::Ids(ids) => {
                 let id = ids.get(self.next);
                 let found = id.map(|id| look_up(tables, id, bounds)).transpose()?;
                 self.first.extend(found.flatten());
             }
-            Names::Lists(lists) => {
+            LookupKeys::Lists(lists) => {
                 let Some(list) = lists.get(self.next) else { return Ok(()) };
                 let (first, is_cut) = (&mut self.first, &mut self.is_cut);
                 let rows = read_list(tables, list, bounds, |found| {
@@ -369,7 +369,7 @@ mod tests {
         let conn = file();
         let keys = load_keys(&conn).unwrap();
         let rules = StoreRules::default();
-        let tables = Tables::new(&conn, &keys, &rules);
+        let tables = SqliteTables::new(&conn, &keys, &rules);
         let lists = [Digest::default()];
         let bounds = Bounds { after: Position::FIRST, oldest: 0 };
         let open = |_| Merge::open(&tables, Some(&lists), bounds, 1).unwrap();

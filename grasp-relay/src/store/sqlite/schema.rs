@@ -15,7 +15,7 @@ const APPLICATION_ID: i32 = 0x6772_7370;
 /// The file is a database, but not an event store.
 #[derive(Debug, thiserror::Error)]
 #[error("the file is a database of another application")]
-struct NotOurs;
+struct ForeignFile;
 
 /// Migrates the file to the newest version that this release knows.
 pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {
@@ -56,7 +56,7 @@ fn version(conn: &Connection) -> Result<u32, StoreError> {
         .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
         .map_err(failure)?;
     if tables > 0 && owner != i64::from(APPLICATION_ID) {
-        return Err(StoreError::Engine(Box::new(NotOurs)));
+        return Err(StoreError::Engine(Box::new(ForeignFile)));
     }
     let version = pragma("user_version").map_err(failure)?;
     Ok(u32::try_from(version).unwrap_or(u32::MAX))

@@ -14,7 +14,7 @@ use nostr::types::Timestamp;
 use rusqlite::OptionalExtension;
 
 use super::scan::{self, Bounds, IndexRow, Merge, ValueLookup};
-use super::tables::Tables;
+use super::tables::SqliteTables;
 use crate::store::keys::{Digest, Keys, Position, newest, seconds};
 use crate::store::{has_tag, matches_nothing};
 
@@ -54,10 +54,10 @@ impl ReadBudget {
 }
 
 /// A search in progress.
-pub(super) struct Search {
+pub(super) struct SlicedSearch {
     /// Filters that are not planned yet.
     filters: vec::IntoIter<Filter>,
-    plans: Vec<Plan>,
+    plans: Vec<SlicedPlan>,
     now: Timestamp,
 }
 
@@ -71,7 +71,7 @@ pub(super) enum SearchProgress {
     Finished,
 }
 
-impl Search {
+impl SlicedSearch {
     pub(super) fn new(filters: Vec<Filter>, now: Timestamp) -> Self {
         Self { filters: filters.into_iter(), plans: Vec::new(), now }
     }
@@ -79,7 +79,7 @@ impl Search {
     /// Appends the next events, until there are `wanted` or the budget is spent.
     pub(super) fn advance(
         &mut self,
-        tables: &Tables<'_>,
+        tables: &SqliteTables<'_>,
         wanted: usize,
         found: &mut Vec<IndexRow>,
         budget: &mut ReadBudget,
@@ -113,7 +113,7 @@ impl Search {
     /// Appends the next events as reconciliation needs them, and sorts all of them once nothing is left.
     pub(super) fn list(
         &mut self,
-        tables: &Tables<'_>,
+        tables: &SqliteTables<'_>,
         wanted: usize,
         items: &mut Vec<(Timestamp, EventId)>,
     ) -> rusqlite::Result<SearchProgress> {
@@ -131,7 +131,7 @@ impl Search {
     /// Plans the filters and looks up those with many values; returns whether all of that is done.
     fn prepare(
         &mut self,
-        tables: &Tables<'_>,
+        tables: &SqliteTables<'_>,
         wanted: usize,
         budget: &mut ReadBudget,
     ) -> rusqlite::Result<bool> {
@@ -141,7 +141,7 @@ impl Search {
         }
         let mut is_ready = self.filters.len() == 0;
         for plan in self.plans.iter_mut().filter(|plan| plan.remaining > 0) {
-            if let Source::Gathered(lookup) = &mut plan.source {
+            if let CandidateSource::Gathered(lookup) = &mut plan.source {
                 let wanted = wanted.min(plan.remaining);
                 is_ready &= lookup.advance(tables, plan.bounds, wanted, budget)?;
             }
@@ -161,7 +161,7 @@ pub(super) enum Expired {
 const MAX_CACHED_EXPIRED: usize = 500;
 
 impl Expired {
-    pub(super) fn by(tables: &Tables<'_>, now: Timestamp) -> rusqlite::Result<Self> {
+    pub(super) fn by(tables: &SqliteTables<'_>, now: Timestamp) -> rusqlite::Result<Self> {
         let now = seconds(now.as_secs());
         let few: HashSet<i64> = tables
             .conn
@@ -172,7 +172,7 @@ impl Expired {
         Ok(if few.len() < MAX_CACHED_EXPIRED { Self::Few(few) } else { Self::Many(now) })
     }
 
-    pub(super) fn contains(&self, tables: &Tables<'_>, seq: i64) -> rusqlite::Result<bool> {
+    pub(super) fn contains(&self, tables: &SqliteTables<'_>, seq: i64) -> rusqlite::Result<bool> {
         match self {
             Self::Few(few) => Ok(few.contains(&seq)),
             Self::Many(now) => tables
@@ -186,7 +186,7 @@ impl Expired {
 /// One filter within a slice.
 struct Scan<'c> {
     rows: Candidates<'c>,
-    conditions: &'c Conditions,
+    conditions: &'c RemainingConditions,
     after: &'c mut Position,
     remaining: &'c mut usize,
     head: Option<IndexRow>,
@@ -199,18 +199,22 @@ enum Candidates<'c> {
 }
 
 impl<'c> Scan<'c> {
-    fn open(tables: &Tables<'c>, plan: &'c mut Plan, wanted: usize) -> rusqlite::Result<Self> {
+    fn open(
+        tables: &SqliteTables<'c>,
+        plan: &'c mut SlicedPlan,
+        wanted: usize,
+    ) -> rusqlite::Result<Self> {
         let after = plan.bounds.after;
         let wanted = wanted.min(plan.remaining);
         let rows = match &plan.source {
             _ if plan.remaining == 0 => Candidates::None,
-            Source::Everything => {
+            CandidateSource::Everything => {
                 Candidates::Merged(Merge::open(tables, None, plan.bounds, wanted)?)
             }
-            Source::Lists(lists) => {
+            CandidateSource::Lists(lists) => {
                 Candidates::Merged(Merge::open(tables, Some(lists), plan.bounds, wanted)?)
             }
-            Source::Gathered(lookup) => Candidates::Gathered {
+            CandidateSource::Gathered(lookup) => Candidates::Gathered {
                 found: Box::new(lookup.after(after)),
                 is_cut: lookup.is_cut(),
             },
@@ -227,7 +231,7 @@ impl<'c> Scan<'c> {
     /// Finds the next event that matches, unless the budget ends first.
     fn advance(
         &mut self,
-        tables: &Tables<'_>,
+        tables: &SqliteTables<'_>,
         expired: &Expired,
         budget: &mut ReadBudget,
     ) -> rusqlite::Result<()> {
@@ -279,16 +283,16 @@ impl Candidates<'_> {
 }
 
 /// A filter, ready to be read from an index.
-pub(super) struct Plan {
-    pub(super) source: Source,
-    pub(super) conditions: Conditions,
+pub(super) struct SlicedPlan {
+    pub(super) source: CandidateSource,
+    pub(super) conditions: RemainingConditions,
     pub(super) bounds: Bounds,
     /// The number of events the filter may still return.
     pub(super) remaining: usize,
 }
 
 /// The source of candidates, in serving order.
-pub(super) enum Source {
+pub(super) enum CandidateSource {
     /// All events.
     Everything,
     /// A few lists, merged as they are read.
@@ -299,14 +303,14 @@ pub(super) enum Source {
 
 /// Conditions that the source does not imply.
 #[derive(Default)]
-pub(super) struct Conditions {
+pub(super) struct RemainingConditions {
     pub(super) kinds: Option<BTreeSet<u16>>,
     pub(super) authors: Option<BTreeSet<PublicKey>>,
     pub(super) tags: Vec<(SingleLetterTag, BTreeSet<String>)>,
 }
 
 /// An index that could answer a filter.
-enum IndexChoice {
+enum CandidateIndex {
     Tag(SingleLetterTag),
     Authors,
     Kinds,
@@ -326,10 +330,10 @@ const MAX_MERGED_LISTS: usize = 32;
 /// An empty list, `limit: 0` and an empty time window match nothing. So does a filter with `search`, because ignoring
 /// the condition would give a wrong answer.
 pub(super) fn plan(
-    tables: &Tables<'_>,
+    tables: &SqliteTables<'_>,
     filter: Filter,
     budget: &mut ReadBudget,
-) -> rusqlite::Result<Option<Plan>> {
+) -> rusqlite::Result<Option<SlicedPlan>> {
     if matches_nothing(&filter) {
         return Ok(None);
     }
@@ -338,26 +342,26 @@ pub(super) fn plan(
         oldest: filter.since.map_or(0, newest),
     };
     let remaining = filter.limit.unwrap_or(usize::MAX);
-    let mut conditions = Conditions {
+    let mut conditions = RemainingConditions {
         kinds: filter.kinds.map(|kinds| kinds.iter().map(|kind| kind.as_u16()).collect()),
         authors: filter.authors,
         tags: filter.generic_tags.into_iter().collect(),
     };
     let source = match filter.ids {
-        Some(ids) => Source::Gathered(ValueLookup::of_ids(ids)),
+        Some(ids) => CandidateSource::Gathered(ValueLookup::of_ids(ids)),
         None => conditions.take_smallest(tables, &bounds, budget)?,
     };
-    Ok(Some(Plan { source, conditions, bounds, remaining }))
+    Ok(Some(SlicedPlan { source, conditions, bounds, remaining }))
 }
 
-impl Conditions {
+impl RemainingConditions {
     fn needs_event(&self) -> bool {
         self.authors.is_some() || !self.tags.is_empty()
     }
 
     fn admits(
         &self,
-        tables: &Tables<'_>,
+        tables: &SqliteTables<'_>,
         found: &IndexRow,
         budget: &mut ReadBudget,
     ) -> rusqlite::Result<bool> {
@@ -398,39 +402,39 @@ impl Conditions {
     /// Removes the condition that promises the fewest candidates and turns it into lists.
     fn take_smallest(
         &mut self,
-        tables: &Tables<'_>,
+        tables: &SqliteTables<'_>,
         bounds: &Bounds,
         budget: &mut ReadBudget,
-    ) -> rusqlite::Result<Source> {
+    ) -> rusqlite::Result<CandidateSource> {
         let mut choices = self.choices();
         let chosen = match choices.len() {
-            0 => return Ok(Source::Everything),
+            0 => return Ok(CandidateSource::Everything),
             1 => choices.remove(0),
             _ => self.smallest(tables, bounds, choices, budget)?,
         };
         let lists: Vec<Digest> = self.lists(tables.keys, &chosen).collect();
         budget.spend(lists.len());
         match chosen {
-            IndexChoice::Tag(name) => self.tags.retain(|(other, _)| *other != name),
-            IndexChoice::Authors => self.authors = None,
-            IndexChoice::Kinds => self.kinds = None,
+            CandidateIndex::Tag(name) => self.tags.retain(|(other, _)| *other != name),
+            CandidateIndex::Authors => self.authors = None,
+            CandidateIndex::Kinds => self.kinds = None,
         }
         Ok(match lists.len() {
-            0..=MAX_MERGED_LISTS => Source::Lists(lists),
-            _ => Source::Gathered(ValueLookup::of_lists(lists)),
+            0..=MAX_MERGED_LISTS => CandidateSource::Lists(lists),
+            _ => CandidateSource::Gathered(ValueLookup::of_lists(lists)),
         })
     }
 
     /// Returns the indexes that could answer this filter, the usually best one first.
     ///
     /// Lists store the kind of each event but not its author, so kinds are considered only without authors.
-    fn choices(&self) -> Vec<IndexChoice> {
+    fn choices(&self) -> Vec<CandidateIndex> {
         let mut tags: Vec<_> = self.tags.iter().collect();
         tags.sort_by_key(|(_, values)| values.len());
-        let tags = tags.into_iter().map(|(name, _)| IndexChoice::Tag(*name));
+        let tags = tags.into_iter().map(|(name, _)| CandidateIndex::Tag(*name));
         let other = match (&self.authors, &self.kinds) {
-            (Some(_), _) => Some(IndexChoice::Authors),
-            (None, Some(_)) => Some(IndexChoice::Kinds),
+            (Some(_), _) => Some(CandidateIndex::Authors),
+            (None, Some(_)) => Some(CandidateIndex::Kinds),
             (None, None) => None,
         };
         tags.take(MAX_COMPARED_INDEXES).chain(other).collect()
@@ -439,11 +443,11 @@ impl Conditions {
     /// Compares indexes by counting a few of their rows.
     fn smallest(
         &self,
-        tables: &Tables<'_>,
+        tables: &SqliteTables<'_>,
         bounds: &Bounds,
-        mut choices: Vec<IndexChoice>,
+        mut choices: Vec<CandidateIndex>,
         budget: &mut ReadBudget,
-    ) -> rusqlite::Result<IndexChoice> {
+    ) -> rusqlite::Result<CandidateIndex> {
         for most in PROBE_ROWS {
             let mut best = (most, 0);
             for (number, choice) in choices.iter().enumerate() {
@@ -464,18 +468,18 @@ impl Conditions {
     fn lists<'a>(
         &'a self,
         keys: &'a Keys,
-        choice: &'a IndexChoice,
+        choice: &'a CandidateIndex,
     ) -> Box<dyn Iterator<Item = Digest> + 'a> {
         match choice {
-            IndexChoice::Tag(name) => {
+            CandidateIndex::Tag(name) => {
                 let named = self.tags.iter().filter(move |(other, _)| other == name);
                 let values = named.flat_map(|(_, values)| values);
                 Box::new(values.map(|value| keys.tag(*name, value)))
             }
-            IndexChoice::Kinds => {
+            CandidateIndex::Kinds => {
                 Box::new(self.kinds.iter().flatten().map(|kind| keys.kind(*kind)))
             }
-            IndexChoice::Authors => {
+            CandidateIndex::Authors => {
                 let authors = self.authors.iter().flatten();
                 Box::new(authors.map(|author| keys.author(author)))
             }

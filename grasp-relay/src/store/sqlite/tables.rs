@@ -16,7 +16,7 @@ use crate::store::rules::{Gate, Progress, Rows, STEP_EVENTS, Served};
 use crate::store::{StoreRules, write_cost};
 
 /// The tables of the store within one transaction.
-pub(super) struct Tables<'a> {
+pub(super) struct SqliteTables<'a> {
     pub(super) conn: &'a Connection,
     pub(super) keys: &'a Keys,
     pub(super) rules: &'a StoreRules,
@@ -33,7 +33,7 @@ struct ListEntry {
     seq: i64,
 }
 
-impl<'a> Tables<'a> {
+impl<'a> SqliteTables<'a> {
     pub(super) fn new(conn: &'a Connection, keys: &'a Keys, rules: &'a StoreRules) -> Self {
         let (progress, pending) = Default::default();
         Self { conn, keys, rules, progress, pending }
@@ -159,7 +159,7 @@ impl<'a> Tables<'a> {
     }
 }
 
-impl Rows for Tables<'_> {
+impl Rows for SqliteTables<'_> {
     type Error = rusqlite::Error;
 
     fn keys(&self) -> &Keys {

@@ -11,27 +11,27 @@ use std::time::Instant;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::{mpsc, oneshot};
 
-use super::tables::Tables;
+use super::tables::SqliteTables;
 use super::wal::Wal;
 use crate::store::group::{CommitGroup, LastCommit, QUEUE_CAPACITY, Weighted, WriterCommand};
 use crate::store::keys::Keys;
 use crate::store::{StoreError, StoreRules};
 
 /// A handle to the writer thread.
-pub(super) struct Writer {
+pub(super) struct SqliteWriter {
     queue: mpsc::Sender<Command>,
 }
 
-type Command = WriterCommand<Box<dyn TransactionTask>>;
+type Command = WriterCommand<Box<dyn SqliteTask>>;
 
 /// Work for one transaction.
-trait TransactionTask: Weighted + Send {
-    fn perform(&mut self, tables: &Tables<'_>) -> rusqlite::Result<()>;
+trait SqliteTask: Weighted + Send {
+    fn perform(&mut self, tables: &SqliteTables<'_>) -> rusqlite::Result<()>;
     /// Sends the result of the transaction to the caller.
     fn resolve(self: Box<Self>, ended: Result<(), Arc<rusqlite::Error>>);
 }
 
-impl Writer {
+impl SqliteWriter {
     pub(super) fn start(
         conn: Connection,
         wal: Wal,
@@ -50,10 +50,10 @@ impl Writer {
     pub(super) async fn perform<T, W>(&self, rows: usize, work: W) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        W: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send + 'static,
+        W: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
-        let task = WriteTask { rows, work: Some(work), outcome: None, reply };
+        let task = SqliteWrite { rows, work: Some(work), outcome: None, reply };
         let command: Command = WriterCommand::Perform(Box::new(task));
         let sent = self.queue.send(command).await;
         sent.map_err(|_| StoreError::Closed)?;
@@ -63,10 +63,10 @@ impl Writer {
     /// Queues work without waiting for it; drops it if the queue is full.
     pub(super) fn try_perform<W>(&self, work: W)
     where
-        W: FnOnce(&Tables<'_>) -> rusqlite::Result<()> + Send + 'static,
+        W: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<()> + Send + 'static,
     {
         let (reply, _) = oneshot::channel();
-        let task = WriteTask { rows: 1, work: Some(work), outcome: None, reply };
+        let task = SqliteWrite { rows: 1, work: Some(work), outcome: None, reply };
         // A full queue means that there are more important things to write.
         let _ = self.queue.try_send(WriterCommand::Perform(Box::new(task)));
     }
@@ -81,31 +81,31 @@ impl Writer {
     }
 }
 
-struct WriteTask<T, W> {
+struct SqliteWrite<T, W> {
     rows: usize,
     work: Option<W>,
     outcome: Option<T>,
     reply: oneshot::Sender<Result<T, StoreError>>,
 }
 
-impl Weighted for Box<dyn TransactionTask> {
+impl Weighted for Box<dyn SqliteTask> {
     fn rows(&self) -> usize {
         (**self).rows()
     }
 }
 
-impl<T, W> Weighted for WriteTask<T, W> {
+impl<T, W> Weighted for SqliteWrite<T, W> {
     fn rows(&self) -> usize {
         self.rows
     }
 }
 
-impl<T, W> TransactionTask for WriteTask<T, W>
+impl<T, W> SqliteTask for SqliteWrite<T, W>
 where
     T: Send,
-    W: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send,
+    W: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send,
 {
-    fn perform(&mut self, tables: &Tables<'_>) -> rusqlite::Result<()> {
+    fn perform(&mut self, tables: &SqliteTables<'_>) -> rusqlite::Result<()> {
         if let Some(work) = self.work.take() {
             self.outcome = Some(work(tables)?);
         }
@@ -130,7 +130,7 @@ struct WriterThread {
     keys: Keys,
     rules: Arc<StoreRules>,
     /// Heavy tasks for later transactions.
-    heavy: VecDeque<Box<dyn TransactionTask>>,
+    heavy: VecDeque<Box<dyn SqliteTask>>,
 }
 
 impl WriterThread {
@@ -161,7 +161,7 @@ impl WriterThread {
 
     fn commit(
         &mut self,
-        mut group: Vec<Box<dyn TransactionTask>>,
+        mut group: Vec<Box<dyn SqliteTask>>,
         commands: &mpsc::Receiver<Command>,
     ) -> LastCommit {
         let start = Instant::now();
@@ -180,10 +180,10 @@ impl WriterThread {
         last
     }
 
-    fn transact(&mut self, group: &mut [Box<dyn TransactionTask>]) -> rusqlite::Result<()> {
+    fn transact(&mut self, group: &mut [Box<dyn SqliteTask>]) -> rusqlite::Result<()> {
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         self.wal.preallocate();
-        let tables = Tables::new(&tx, &self.keys, &self.rules);
+        let tables = SqliteTables::new(&tx, &self.keys, &self.rules);
         for task in group {
             task.perform(&tables)?;
         }
@@ -210,14 +210,14 @@ mod tests {
     use crate::store::sqlite::{connect, schema};
 
     /// A writer upon a fresh file, after something was done to its connection.
-    fn writer(path: &Path, prepare: impl FnOnce(&Connection)) -> Writer {
+    fn writer(path: &Path, prepare: impl FnOnce(&Connection)) -> SqliteWriter {
         let mut conn = connect(path, 1024 * 1024).unwrap();
         schema::migrate(&mut conn).unwrap();
         conn.execute_batch("CREATE TABLE notes (text)").unwrap();
         prepare(&conn);
         let keys = schema::load_keys(&conn).unwrap();
         let wal = Wal::start(path, connect(path, 0).unwrap()).unwrap();
-        Writer::start(conn, wal, keys, Arc::default()).unwrap()
+        SqliteWriter::start(conn, wal, keys, Arc::default()).unwrap()
     }
 
     fn notes(path: &Path) -> i64 {
@@ -225,14 +225,14 @@ mod tests {
         conn.query_row("SELECT count(*) FROM notes", [], |row| row.get(0)).unwrap()
     }
 
-    fn note(tables: &Tables<'_>, length: usize) -> rusqlite::Result<()> {
+    fn note(tables: &SqliteTables<'_>, length: usize) -> rusqlite::Result<()> {
         let text = "x".repeat(length);
         tables.conn.execute("INSERT INTO notes VALUES (?1)", [text])?;
         Ok(())
     }
 
     /// Keeps the writer busy until told, so that others queue up behind.
-    async fn hold(writer: &Writer, started: Sender<()>, go: Receiver<()>) {
+    async fn hold(writer: &SqliteWriter, started: Sender<()>, go: Receiver<()>) {
         let held = writer.perform(1, move |tables| {
             started.send(()).unwrap();
             go.recv().unwrap();
@@ -316,7 +316,7 @@ mod tests {
             assert!(matches!(answer, Err(StoreError::Engine(_))));
         }
         assert_eq!(notes(&path), 1);
-        // WriteTask there is room again, it goes on.
+        // Once there is room again, it goes on.
         block_on(writer.perform(1, |tables| note(tables, 10))).unwrap();
         assert_eq!(notes(&path), 2);
     }
