@@ -79,7 +79,7 @@ fn execute(command: Command) -> Result<ExitCode> {
             operations::restore::run(&load(&server.flags())?.config, &dir, accept_damage)?;
         }
         Command::Import { dir, flags } => {
-            return operations::import::run(&load(&flags)?.config, &dir);
+            return operations::import(&load(&flags)?.config, &dir);
         }
         Command::Push(asked) => push_to(asked)?,
         Command::Sync(asked) => return sync_once(asked),

@@ -5,19 +5,27 @@
 
 pub(crate) mod backup;
 pub(crate) mod check;
-pub(crate) mod import;
-mod manifest;
 pub(crate) mod restore;
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Error, Result, bail};
-use grasp_core::RepoId;
+use bitcoin_hashes::{HashEngine as _, sha256};
 use grasp_core::service::{Endpoint, npub};
-use grasp_purgatory::git::{Git, RepoFiles};
+use grasp_core::{Identifier, RepoId};
+use grasp_purgatory::git::{Git, NamedFiles, PackStorage, RepoFiles};
 use grasp_relay::store::sqlite::{self, SqliteReader};
+use grasp_relay::web::format_count;
+use serde::{Deserialize, Serialize};
 
+use crate::config::Config;
+use crate::server::{DATABASE, node};
 use crate::settings::Settings;
 
 /// Directory of the repositories in a backup.
@@ -86,4 +94,158 @@ fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     runtime.context("could not start the runtime")?.block_on(work)
+}
+
+/// File of the manifest in a backup.
+const MANIFEST: &str = "backup.json";
+
+/// The version of the layout of backups.
+const VERSION: u32 = 1;
+
+const CHUNK_BYTES: usize = 1024 * 1024;
+
+/// The description of a backup.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Manifest {
+    version: u32,
+    /// Seconds since 1970.
+    created_at: u64,
+    /// The SHA-256 of each file beside the packs, which git checks by itself.
+    files: BTreeMap<String, String>,
+    /// Packs that the server had lost before, by repository name.
+    lost: BTreeMap<Identifier, BTreeSet<String>>,
+}
+
+impl Manifest {
+    /// Describes these files of a backup.
+    fn of(
+        dir: &Path,
+        names: &[&str],
+        lost: BTreeMap<Identifier, BTreeSet<String>>,
+        created_at: u64,
+    ) -> Result<Self> {
+        let hashed = names.iter().map(|name| Ok(((*name).to_owned(), hash(&dir.join(name))?)));
+        Ok(Self { version: VERSION, created_at, files: hashed.collect::<Result<_>>()?, lost })
+    }
+
+    /// Reads the manifest of a backup, and checks the files that it describes.
+    fn load(dir: &Path) -> Result<Self> {
+        let path = dir.join(MANIFEST);
+        let text = match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                bail!("{} is no complete backup: it has no {MANIFEST}", dir.display())
+            }
+            text => text.with_context(|| format!("could not read {}", path.display()))?,
+        };
+        let manifest: Self = serde_json::from_str(&text)
+            .with_context(|| format!("{} is damaged or of another version", path.display()))?;
+        if manifest.version != VERSION {
+            bail!(
+                "{} has version {}, this release knows {VERSION}",
+                path.display(),
+                manifest.version
+            );
+        }
+        for (name, expected) in &manifest.files {
+            let file = dir.join(name);
+            if hash(&file)? != *expected {
+                bail!("{} is damaged: it is not the file that was backed up", file.display());
+            }
+        }
+        Ok(manifest)
+    }
+
+    /// Writes the manifest, which completes a backup.
+    fn write(&self, dir: &Path) -> Result<()> {
+        let path = dir.join(MANIFEST);
+        let write = || {
+            let mut file = File::create(&path)?;
+            file.write_all(serde_json::to_string_pretty(self)?.as_bytes())?;
+            file.sync_all()?;
+            File::open(dir)?.sync_all()
+        };
+        write().with_context(|| format!("could not write {}", path.display()))
+    }
+
+    /// Returns whether a file is part of the backup.
+    fn has(&self, name: &str) -> bool {
+        self.files.contains_key(name)
+    }
+}
+
+fn hash(path: &Path) -> Result<String> {
+    let read = || -> io::Result<String> {
+        let (mut file, mut engine) = (File::open(path)?, sha256::HashEngine::new());
+        let mut chunk = vec![0; CHUNK_BYTES];
+        loop {
+            match file.read(&mut chunk)? {
+                0 => return Ok(sha256::Hash::from_engine(engine).to_string()),
+                length => engine.input(chunk.get(..length).unwrap_or_default()),
+            }
+        }
+    };
+    read().with_context(|| format!("could not read {}", path.display()))
+}
+
+/// Copies the data of a stopped server. Packs come first: what the database names is there. The exit code says whether
+/// all packs were on disk.
+pub(crate) fn import(config: &Config, dir: &Path) -> Result<ExitCode> {
+    let settings = &config.settings;
+    let packs = settings.packs.as_ref().context(
+        "import needs the settings of the nodes: set database, packs, node_address and domain",
+    )?;
+    let file = dir.join(DATABASE);
+    if !file.exists() {
+        bail!("there is no {}; name the data directory of a single server", file.display());
+    }
+    if UnixStream::connect(dir.join("admin.sock")).is_ok() {
+        bail!("a server uses {}; stop it first", dir.display());
+    }
+    let git = settings.git().context("could not find a usable git")?;
+    let data = StoredData::open(&file, &dir.join(REPOSITORIES), git)?;
+    let storage = PackStorage::open(packs.as_str(), &settings.pack_storage)
+        .with_context(|| format!("could not use {packs}"))?;
+    let (report, lost) = block_on(async {
+        let mut lost = Vec::new();
+        for files in &data.files {
+            let named = NamedFiles::read(&*data.database, files.endpoint()).await?;
+            let stored = files.store_in(&storage, &named).await;
+            lost.extend(stored.with_context(|| format!("could not copy packs to {packs}"))?);
+        }
+        let store = node::connect(settings).await?;
+        let report = store.import(&file).await.context("could not import the database")?;
+        Ok((report, lost))
+    })?;
+    let repositories = format_count(report.repositories, "repository", "repositories");
+    let events = format_count(report.events, "event", "events");
+    let copied = format_count(report.packs, "pack", "packs");
+    println!("imported {events}, {repositories} and {copied} from {}", dir.display());
+    println!("start the nodes with the domain that the server had");
+    for (identifier, packs) in &lost {
+        let packs = format_count(packs.len() as u64, "pack", "packs");
+        println!(
+            "damaged: {identifier}: {packs} were not on disk; the nodes fetch what is missing"
+        );
+    }
+    Ok(if lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backup_is_complete_with_its_manifest_and_every_change_of_a_file_shows() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "content").unwrap();
+        let missing = Manifest::load(dir.path()).unwrap_err().to_string();
+        assert!(missing.contains("no complete backup"), "{missing}");
+        let manifest = Manifest::of(dir.path(), &["file"], BTreeMap::new(), 7).unwrap();
+        manifest.write(dir.path()).unwrap();
+        assert_eq!(Manifest::load(dir.path()).unwrap(), manifest);
+        std::fs::write(&file, "Content").unwrap();
+        let damaged = Manifest::load(dir.path()).unwrap_err().to_string();
+        assert!(damaged.contains("is damaged"), "{damaged}");
+    }
 }

@@ -14,12 +14,14 @@
 //! [`QueuedPool`] adds a fair queue for claimants that can wait. Deadlines and the end of a client belong to drivers: they
 //! give back what was granted.
 
-mod pool;
-
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
 
-pub use self::pool::{Bounds, Claimant, Grant, Meter, Pool, QueuedPool, Shortage, Usage};
+use nostr::key::PublicKey;
+
+use crate::Mono;
 
 /// Bits in front of an IPv4 address in its IPv6-mapped form.
 const MAPPED: u8 = 96;
@@ -108,4 +110,462 @@ impl fmt::Display for ClientNetwork {
 
 fn widths(bits: u128) -> &'static [u8] {
     if Ipv6Addr::from(bits).to_ipv4_mapped().is_some() { V4_WIDTHS } else { V6_WIDTHS }
+}
+
+/// Networks, and authors, that one pool accounts for one by one. Networks beyond it share one account; authors beyond
+/// it are bounded by their networks only.
+const MAX_ACCOUNTS: usize = 1 << 16;
+
+/// Accounts from which on only the widest network of a new client is accounted for: a client with one /48 has enough of
+/// the narrower ones to use up all accounts.
+const MAX_NARROW_ACCOUNTS: usize = MAX_ACCOUNTS / 2;
+
+/// Bounds of a pool, in its own unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Amount that all claimants together may hold.
+    pub total: u64,
+    /// Part of the total that only claimants with authority may hold.
+    pub reserve: u64,
+    /// Amount that one author may hold.
+    pub per_author: u64,
+    /// Smallest useful amount: a share that would be less is rounded up to it while it is free.
+    pub smallest: u64,
+}
+
+impl Bounds {
+    /// Returns bounds with this total, a quarter of it in reserve, no bound per author, and a smallest amount of one.
+    pub const fn of(total: u64) -> Self {
+        Self { total, reserve: total / 4, per_author: u64::MAX, smallest: 1 }
+    }
+}
+
+/// The party that a resource is consumed for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Claimant {
+    /// The client's network; none for the server's own work and for what other servers brought.
+    pub network: Option<ClientNetwork>,
+    /// The author of what is worked on, where a signature says so.
+    pub author: Option<PublicKey>,
+    /// Whether the reserve is open: a confirmed maintainer of a served repository, the operator, or the server itself.
+    pub has_authority: bool,
+}
+
+impl Claimant {
+    /// Returns the server itself: no shares, but the total.
+    pub const fn server() -> Self {
+        Self { network: None, author: None, has_authority: true }
+    }
+
+    /// Returns an unknown party at a network.
+    pub const fn at(network: ClientNetwork) -> Self {
+        Self { network: Some(network), author: None, has_authority: false }
+    }
+
+    /// Returns an unknown party at a network that may not be known.
+    pub const fn maybe_at(network: Option<ClientNetwork>) -> Self {
+        Self { network, author: None, has_authority: false }
+    }
+
+    /// Adds the author of what is worked on.
+    #[must_use]
+    pub const fn signed_by(self, author: PublicKey) -> Self {
+        Self { author: Some(author), ..self }
+    }
+
+    /// Opens the reserve.
+    #[must_use]
+    pub const fn with_authority(self) -> Self {
+        Self { has_authority: true, ..self }
+    }
+}
+
+/// The bound that stands in the way of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shortage {
+    /// Everything is taken, or everything but the reserve.
+    Total,
+    /// A network of the client's has its share.
+    Network(Prefix),
+    /// The author has their share.
+    Author,
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Total => f.write_str("the server is busy"),
+            Self::Network(prefix) => write!(f, "the network {prefix} uses its share"),
+            Self::Author => f.write_str("the author uses their share"),
+        }
+    }
+}
+
+/// An amount that was taken. Give it back with [`Pool::give_back`]; a grant that is dropped stays taken.
+#[must_use = "a grant that is not given back stays taken"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct Grant {
+    amount: u64,
+    accounts: Accounts,
+}
+
+impl Grant {
+    /// Returns the amount.
+    pub const fn amount(&self) -> u64 {
+        self.amount
+    }
+}
+
+/// The accounts that a grant is booked on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Accounts {
+    /// Widest first.
+    networks: [Option<Prefix>; 3],
+    author: Option<PublicKey>,
+    has_authority: bool,
+}
+
+/// Amounts that are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// By all claimants.
+    pub all: u64,
+    /// By claimants without authority.
+    pub strangers: u64,
+}
+
+/// One resource: a total, shares per network and author, and a reserve. See the [module](super).
+///
+/// ```
+/// use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Pool};
+///
+/// let mut processes = Pool::new(Bounds { reserve: 4, ..Bounds::of(20) });
+/// let eve = Claimant::at(ClientNetwork::of("198.51.100.1".parse().unwrap()));
+/// let bob = Claimant::at(ClientNetwork::of("203.0.113.1".parse().unwrap()));
+/// let hers = processes.take(&eve, 4).unwrap(); // a quarter of 16: half of her /24's half
+/// assert!(processes.take(&eve, 1).is_err());
+/// let his = processes.take(&bob, 3).unwrap();
+/// # processes.give_back(hers); processes.give_back(his);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    bounds: Bounds,
+    usage: Usage,
+    networks: BTreeMap<(bool, Prefix), u64>,
+    authors: BTreeMap<PublicKey, u64>,
+}
+
+impl Pool {
+    /// Creates a pool of which nothing is taken.
+    pub const fn new(bounds: Bounds) -> Self {
+        let usage = Usage { all: 0, strangers: 0 };
+        Self { bounds, usage, networks: BTreeMap::new(), authors: BTreeMap::new() }
+    }
+
+    /// Takes an amount, or nothing.
+    pub fn take(&mut self, claimant: &Claimant, amount: u64) -> Result<Grant, Shortage> {
+        let accounts = self.accounts(claimant);
+        let (room, shortage) = self.room_of(&accounts);
+        if amount > room {
+            return Err(shortage);
+        }
+        Ok(self.book(accounts, amount))
+    }
+
+    /// Books an amount that was consumed already, even beyond what is free.
+    pub fn force(&mut self, claimant: &Claimant, amount: u64) -> Grant {
+        let accounts = self.accounts(claimant);
+        self.book(accounts, amount)
+    }
+
+    /// Returns what was taken.
+    pub fn give_back(&mut self, grant: Grant) {
+        let Grant { amount, accounts } = grant;
+        self.usage.all = self.usage.all.saturating_sub(amount);
+        if !accounts.has_authority {
+            self.usage.strangers = self.usage.strangers.saturating_sub(amount);
+        }
+        for prefix in accounts.networks.into_iter().flatten() {
+            subtract(&mut self.networks, &(accounts.has_authority, prefix), amount);
+        }
+        if let Some(author) = accounts.author {
+            subtract(&mut self.authors, &author, amount);
+        }
+    }
+
+    /// Changes the amount of a grant. A grant can always shrink; it stays as it was if there is no room to grow.
+    pub fn resize(&mut self, grant: &mut Grant, amount: u64) -> Result<(), Shortage> {
+        if let Some(more) = amount.checked_sub(grant.amount) {
+            let (room, shortage) = self.room_of(&grant.accounts);
+            if more > room {
+                return Err(shortage);
+            }
+            grant.amount += self.book(grant.accounts, more).amount;
+        } else {
+            let surplus = Grant { amount: grant.amount - amount, accounts: grant.accounts };
+            grant.amount = amount;
+            self.give_back(surplus);
+        }
+        Ok(())
+    }
+
+    /// Returns the amount that a claimant could take now.
+    pub fn room(&self, claimant: &Claimant) -> u64 {
+        self.room_of(&self.accounts(claimant)).0
+    }
+
+    /// Returns what is taken.
+    pub const fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// Returns the bounds.
+    pub const fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
+    /// Returns the amount that a claimant's narrowest network holds, or its author if there is no network.
+    pub fn held_by(&self, claimant: &Claimant) -> u64 {
+        let accounts = self.accounts(claimant);
+        let narrowest = accounts.networks.into_iter().flatten().last();
+        let by_network = narrowest.map(|prefix| self.held(accounts.has_authority, prefix));
+        let by_author = || accounts.author.and_then(|author| self.authors.get(&author).copied());
+        by_network.or_else(by_author).unwrap_or(0)
+    }
+
+    fn accounts(&self, claimant: &Claimant) -> Accounts {
+        let has_authority = claimant.has_authority;
+        let mut networks = [None; 3];
+        if let Some(network) = claimant.network {
+            for (slot, prefix) in networks.iter_mut().zip(network.prefixes()) {
+                *slot = Some(prefix);
+            }
+        }
+        let is_known = |prefix: &Prefix| self.networks.contains_key(&(has_authority, *prefix));
+        let is_new = networks.iter().flatten().any(|prefix| !is_known(prefix));
+        if is_new && self.networks.len() >= MAX_NARROW_ACCOUNTS {
+            let widest = networks[0];
+            let has_room = self.networks.len() < MAX_ACCOUNTS;
+            let widest = widest.filter(|prefix| has_room || is_known(prefix));
+            networks = [Some(widest.unwrap_or(Prefix::UNLISTED)), None, None];
+        }
+        let listed = |author: &PublicKey| {
+            self.authors.len() < MAX_ACCOUNTS || self.authors.contains_key(author)
+        };
+        Accounts { networks, author: claimant.author.filter(listed), has_authority }
+    }
+
+    /// Returns the amount that may be booked on these accounts, and the bound that makes it no more.
+    fn room_of(&self, accounts: &Accounts) -> (u64, Shortage) {
+        let Bounds { total, reserve, per_author, smallest } = self.bounds;
+        let mut free = total.saturating_sub(self.usage.all);
+        if !accounts.has_authority {
+            let open = total.saturating_sub(reserve);
+            free = free.min(open.saturating_sub(self.usage.strangers));
+        }
+        let mut room = (free, Shortage::Total);
+        // What the network at hand could hold if it held nothing yet; narrower ones share what it may hold.
+        let mut available = free;
+        let mut held_by_wider = None;
+        for prefix in accounts.networks.into_iter().flatten() {
+            let held = self.held(accounts.has_authority, prefix);
+            available = match held_by_wider {
+                None => available.saturating_add(held),
+                Some(wider) => available.saturating_sub(u64::saturating_sub(wider, held)),
+            };
+            let share = available.div_ceil(2).max(smallest.min(available));
+            let left = share.saturating_sub(held);
+            if left < room.0 {
+                room = (left, Shortage::Network(prefix));
+            }
+            (available, held_by_wider) = (share, Some(held));
+        }
+        if let Some(author) = accounts.author {
+            let left = per_author.saturating_sub(self.authors.get(&author).copied().unwrap_or(0));
+            if left < room.0 {
+                room = (left, Shortage::Author);
+            }
+        }
+        room
+    }
+
+    fn held(&self, has_authority: bool, prefix: Prefix) -> u64 {
+        self.networks.get(&(has_authority, prefix)).copied().unwrap_or(0)
+    }
+
+    fn book(&mut self, accounts: Accounts, amount: u64) -> Grant {
+        let add = |sum: &mut u64| *sum = sum.saturating_add(amount);
+        add(&mut self.usage.all);
+        if !accounts.has_authority {
+            add(&mut self.usage.strangers);
+        }
+        if amount > 0 {
+            for prefix in accounts.networks.into_iter().flatten() {
+                add(self.networks.entry((accounts.has_authority, prefix)).or_default());
+            }
+            if let Some(author) = accounts.author {
+                add(self.authors.entry(author).or_default());
+            }
+        }
+        Grant { amount, accounts }
+    }
+}
+
+/// Subtracts an amount from an account, and closes the account at zero.
+fn subtract<K: Ord>(accounts: &mut BTreeMap<K, u64>, key: &K, amount: u64) {
+    if let Some(held) = accounts.get_mut(key) {
+        *held = held.saturating_sub(amount);
+        if *held == 0 {
+            accounts.remove(key);
+        }
+    }
+}
+
+/// A [`Pool`] with a queue for claimants that can wait, each with an item that its grant is handed out with.
+///
+/// Claimants with authority come first, then those that hold least, then those that came first. The queue is a pool,
+/// too: no network takes more than half of its free places.
+#[derive(Debug)]
+pub struct QueuedPool<T> {
+    /// The pool. After something was given back, call [`QueuedPool::grant_next`] until it returns nothing.
+    pub pool: Pool,
+    places: Pool,
+    /// Claims by their number, in the order in which they came.
+    waiting: BTreeMap<u64, Waiting<T>>,
+    last_number: u64,
+}
+
+#[derive(Debug)]
+struct Waiting<T> {
+    claimant: Claimant,
+    amount: u64,
+    place: Grant,
+    item: T,
+}
+
+impl<T> QueuedPool<T> {
+    /// Creates a queue of this many places in front of a pool with these bounds.
+    pub const fn new(bounds: Bounds, places: u64) -> Self {
+        Self {
+            pool: Pool::new(bounds),
+            places: Pool::new(Bounds::of(places)),
+            waiting: BTreeMap::new(),
+            last_number: 0,
+        }
+    }
+
+    /// Queues a claim and returns its number; `None` if the queue is full, or the claimant has its share of it.
+    pub fn enqueue(&mut self, claimant: Claimant, amount: u64, item: T) -> Option<u64> {
+        let place = self.places.take(&claimant, 1).ok()?;
+        self.last_number += 1;
+        self.waiting.insert(self.last_number, Waiting { claimant, amount, place, item });
+        Some(self.last_number)
+    }
+
+    /// Removes a claim from the queue, if it is still there.
+    pub fn cancel(&mut self, number: u64) {
+        if let Some(waiting) = self.waiting.remove(&number) {
+            self.places.give_back(waiting.place);
+        }
+    }
+
+    /// Grants the next claim in the queue that fits.
+    pub fn grant_next(&mut self) -> Option<(T, Grant)> {
+        let fits = |waiting: &Waiting<T>| waiting.amount <= self.pool.room(&waiting.claimant);
+        let order = |number: u64, Waiting { claimant, .. }: &Waiting<T>| {
+            (!claimant.has_authority, self.pool.held_by(claimant), number)
+        };
+        let next = self.waiting.iter().filter(|(_, waiting)| fits(waiting));
+        let (number, _) = next.min_by_key(|(number, waiting)| order(**number, waiting))?;
+        let number = *number;
+        let Waiting { claimant, amount, place, item } = self.waiting.remove(&number)?;
+        self.places.give_back(place);
+        let grant = self.pool.take(&claimant, amount).ok()?;
+        Some((item, grant))
+    }
+
+    /// Returns the number of claims in the queue.
+    pub fn queued(&self) -> usize {
+        self.waiting.len()
+    }
+}
+
+/// Parts of a period that are given back one by one.
+const STEPS: u32 = 8;
+
+/// A [`Pool`] per period: what is spent comes back when the period is over.
+///
+/// ```
+/// use std::time::Duration;
+/// use grasp_core::Mono;
+/// use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Meter};
+///
+/// let minute = Duration::from_secs(60);
+/// let mut events = Meter::new(Bounds { reserve: 0, ..Bounds::of(80) }, minute);
+/// let (now, eve) = (Mono::from_secs(1), Claimant::at(ClientNetwork::of("192.0.2.1".parse().unwrap())));
+/// assert!(events.spend(now, &eve, 20).is_ok());
+/// assert!(events.spend(now, &eve, 1).is_err());
+/// assert!(events.spend(now + minute * 2, &eve, 20).is_ok());
+/// ```
+#[derive(Clone, Debug)]
+pub struct Meter {
+    pool: Pool,
+    period: Duration,
+    /// What was spent since a point in time, oldest first.
+    spent: VecDeque<(Mono, BTreeMap<Accounts, u64>)>,
+}
+
+impl Meter {
+    /// Creates a meter of which nothing is spent.
+    pub const fn new(bounds: Bounds, period: Duration) -> Self {
+        Self { pool: Pool::new(bounds), period, spent: VecDeque::new() }
+    }
+
+    /// Spends an amount, or nothing.
+    pub fn spend(&mut self, now: Mono, claimant: &Claimant, amount: u64) -> Result<(), Shortage> {
+        self.restore(now);
+        let grant = self.pool.take(claimant, amount)?;
+        self.note(now, grant);
+        Ok(())
+    }
+
+    /// Books an amount that was spent already, even beyond what is left.
+    pub fn charge(&mut self, now: Mono, claimant: &Claimant, amount: u64) {
+        self.restore(now);
+        let grant = self.pool.force(claimant, amount);
+        self.note(now, grant);
+    }
+
+    /// Returns the amount that a claimant could spend now.
+    pub fn room(&mut self, now: Mono, claimant: &Claimant) -> u64 {
+        self.restore(now);
+        self.pool.room(claimant)
+    }
+
+    /// Returns what was spent within the last period.
+    pub fn usage(&mut self, now: Mono) -> Usage {
+        self.restore(now);
+        self.pool.usage()
+    }
+
+    fn note(&mut self, now: Mono, grant: Grant) {
+        let step = self.period / STEPS;
+        if self.spent.back().is_none_or(|(since, _)| now - *since >= step) {
+            self.spent.push_back((now, BTreeMap::new()));
+        }
+        if let Some((_, spent)) = self.spent.back_mut() {
+            let sum = spent.entry(grant.accounts).or_default();
+            *sum = sum.saturating_add(grant.amount);
+        }
+    }
+
+    fn restore(&mut self, now: Mono) {
+        let step = self.period / STEPS;
+        while self.spent.front().is_some_and(|(since, _)| now - *since >= self.period + step) {
+            let spent = self.spent.pop_front().map(|(_, spent)| spent).unwrap_or_default();
+            for (accounts, amount) in spent {
+                self.pool.give_back(Grant { amount, accounts });
+            }
+        }
+    }
 }

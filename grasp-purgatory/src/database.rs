@@ -16,7 +16,7 @@ use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
 use crate::git::Refs;
-use crate::journal::Record;
+use crate::purgatory::Record;
 
 /// The version of a view's refs. Each change gives it a higher one, which no view had before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -26,7 +26,7 @@ use std::time::Duration;
 use crate::database::{ADDITIONS_KEPT, DatabaseError, DatabaseFuture};
 use crate::git::{GitError, RepoStore};
 use crate::hunt::HuntHandle;
-use crate::journal::Record;
+use crate::purgatory::Record;
 use crate::{Config, HoldOutcome, Input, Purgatory};
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::deletion::VanishScope;
@@ -39,8 +39,7 @@ use nostr::types::Timestamp;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use self::damage::Damage;
-pub use self::damage::DamagedRepo;
-pub use self::damage::lacks_objects;
+pub use self::damage::{DamagedRepo, lacks_objects};
 pub use self::disk::DiskBudget;
 pub use self::hunt::{Classify, HuntObserver, HuntParts};
 use self::lane::{LaneExecutor, Lanes};

@@ -68,15 +68,13 @@ mod layout;
 mod limits;
 mod packs;
 mod process;
-mod read;
 mod refs;
-mod serve;
 mod store;
 
 /// The target of traces before each change on disk and around each commit of git data, at which tests stop the server.
 pub const CHANGES: &str = "grasp::disk";
 
-pub use advertise::RefList;
+pub use advertise::{Protocol, RefList, Service};
 pub use binary::{Git, GitVersion, Slots};
 pub use check::Completeness;
 pub use command::GitCommand;
@@ -85,7 +83,7 @@ pub use fetch::{FetchLimits, Fetched, Fetcher};
 pub use packs::{PackCache, PackFigures, PackStorage, PackStorageError, PackStorageOptions};
 pub use process::{Finished, GitProcess};
 pub use refs::{RETENTION, RefTarget, Refs, Target};
-pub use serve::{Protocol, Service};
+
 pub use store::{
     CopyOutcome, Examination, FamilyGuard, Incoming, Inspection, NamedFiles, PackFault, RepoFiles,
     RepoStore, StagingLimits, Unpacking, WantedRefs,

@@ -17,15 +17,14 @@ pub mod driver;
 #[cfg(feature = "driver")]
 pub mod git;
 pub mod hunt;
-pub mod journal;
 pub mod purgatory;
 #[cfg(feature = "driver")]
 pub mod resources;
 
 pub use purgatory::{
     Bound, CleanupTask, Config, Counts, EndReason, HeldProposal, HoldOutcome, Input, Output,
-    PassNumber, Phase, ProposalRef, Purgatory, PushTarget, Report, Stage, Survey, ViewTarget, Want,
-    select_addresses,
+    PassNumber, Phase, ProposalRef, Purgatory, PushTarget, Record, Report, Stage, Survey,
+    ViewTarget, Want, select_addresses,
 };
 
 #[cfg(doctest)]

@@ -11,7 +11,6 @@
 //! Every change under an identifier leads to a survey, and every survey to the same judgement: the wanted state of
 //! store and git, compared with the present one. One release per identifier runs at a time.
 
-mod cleanup;
 mod held;
 mod io;
 mod judge;
@@ -33,21 +32,19 @@ use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
-pub use self::cleanup::CleanupTask;
 pub use self::held::{EndReason, Phase};
 pub use self::io::{
-    Bound, Config, HoldOutcome, Input, Output, ProposalRef, Report, Stage, Survey, ViewTarget,
+    Bound, Config, HoldOutcome, Input, Output, ProposalRef, Record, Report, Stage, Survey,
+    ViewTarget,
 };
 pub use self::query::{Counts, HeldProposal, Want, select_addresses};
-pub use self::release::PassNumber;
+pub use self::release::{CleanupTask, PassNumber};
 pub use self::staging::PushTarget;
 
-use self::cleanup::{CleanupTasks, TaskTarget};
 use self::held::{Content, HeldEvent, HeldEvents};
 use self::io::Outputs;
-use self::release::Releases;
+use self::release::{CleanupTasks, Releases, TaskTarget};
 use self::staging::{StagedUploads, Staging};
-use crate::journal::Record;
 
 /// Least time between two sweeps for expired events: those of busy identifiers stay overdue for a while.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);

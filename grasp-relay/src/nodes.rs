@@ -9,7 +9,6 @@
 //! The writer holds a lease in the database, which every commit checks. If it dies, another node gets the lease within
 //! seconds, restores purgatory from the database and goes on.
 
-mod follow;
 mod forward;
 mod lease;
 
@@ -21,10 +20,10 @@ use std::time::Duration;
 use axum::Router;
 use futures_util::future::BoxFuture;
 use grasp_core::Mono;
+use nostr::event::Event;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
-pub use self::follow::FeedPosition;
 use self::forward::Forwarder;
 use self::lease::{Input, Lease, Output};
 use crate::clock::Clock;
@@ -32,8 +31,8 @@ use crate::ingest::Ingest;
 use crate::nostr::Hub;
 use crate::role::{Role, RoleWatch, Writer};
 use crate::server::NodeKey;
-use crate::store::StoreError;
 use crate::store::postgres::{LeaseClaim, NodeRow, PostgresStore};
+use crate::store::{StoreError, StoredEvent};
 
 /// The time that the database may take to answer a claim.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(2);
@@ -113,7 +112,7 @@ impl PreparedNode {
         let (progress, position) = watch::channel(FeedPosition::at(seq));
         let (seen, nodes) = watch::channel(Arc::<[NodeRow]>::default());
         let mut tasks = JoinSet::new();
-        tasks.spawn(follow::follow(Arc::clone(&store), hub.clone(), progress));
+        tasks.spawn(follow(Arc::clone(&store), hub.clone(), progress));
         tasks.spawn(report_node(Arc::clone(&store), Arc::clone(&address), report, seen));
         let others = (Arc::clone(&address), nodes.clone());
         tasks.spawn(forwarder.clone().pass_ephemeral(hub.ephemeral(), others));
@@ -336,5 +335,64 @@ async fn report_node(
             Ok(nodes) => _ = seen.send_replace(nodes.into()),
             Err(error) => tracing::debug!(%error, "could not report this node"),
         }
+    }
+}
+
+/// Events that are read at once; of the largest, 25 MB.
+const PAGE_EVENTS: usize = 100;
+
+/// The time after which commits are looked for although the database has announced none.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The pause after a failed read.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+
+/// The position of a node in the feed of commits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FeedPosition {
+    /// The last event that was published here.
+    pub seq: u64,
+    /// The database answered when it was last asked.
+    pub is_connected: bool,
+}
+
+impl FeedPosition {
+    fn at(seq: u64) -> Self {
+        Self { seq, is_connected: true }
+    }
+}
+
+/// Publishes what is committed after the given position, for as long as the process runs.
+async fn follow(store: Arc<PostgresStore>, hub: Hub, position: watch::Sender<FeedPosition>) {
+    let mut commits = store.commits();
+    let mut seq = position.borrow().seq;
+    loop {
+        commits.mark_unchanged();
+        let page = match store.stored_after(seq, PAGE_EVENTS).await {
+            Ok(page) => page,
+            Err(error) => {
+                tracing::warn!(%error, "could not read the commits of the other nodes; trying again");
+                position.send_modify(|position| position.is_connected = false);
+                tokio::time::sleep(RETRY_PAUSE).await;
+                continue;
+            }
+        };
+        let is_last = page.len() < PAGE_EVENTS;
+        for (at, stored) in page {
+            publish(&hub, &stored).await;
+            seq = at;
+        }
+        position.send_replace(FeedPosition::at(seq));
+        if is_last {
+            // A commit since the read has marked the receiver as changed.
+            let _ = tokio::time::timeout(LOOK_INTERVAL, commits.changed()).await;
+        }
+    }
+}
+
+async fn publish(hub: &Hub, stored: &StoredEvent) {
+    match Event::from_json(stored.json.as_bytes()) {
+        Ok(event) => hub.publish(Arc::new(event)).await,
+        Err(error) => tracing::error!(%error, id = %stored.id, "a stored event cannot be parsed"),
     }
 }

@@ -19,10 +19,8 @@ pub(crate) mod delivery;
 pub mod hub;
 pub mod limits;
 pub(crate) mod negentropy;
-pub mod nip11;
 pub(crate) mod session;
 mod subscriptions;
 
 pub use hub::Hub;
-pub use limits::Limits;
-pub use nip11::RelayInfo;
+pub use limits::{Limits, RelayInfo};

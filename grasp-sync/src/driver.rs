@@ -16,10 +16,7 @@
 mod client;
 pub(crate) mod codec;
 mod connection;
-mod feed;
 mod intake;
-mod nip11;
-mod observer;
 mod outbound;
 mod perform;
 mod records;
@@ -39,12 +36,10 @@ use tokio::task::AbortHandle;
 
 pub use self::client::{Client, Unanswered};
 pub use self::connection::Limits;
-pub use self::nip11::relay_information;
-pub use self::observer::{Log, Observer};
-pub use self::outbound::{BadRoots, Outbound, Roots};
+pub use self::outbound::{BadRoots, Outbound, Roots, relay_information};
 use self::perform::EventLoop;
 pub use self::records::{NoRecords, RecordFile, RecordStore};
-pub use self::status::{Counts, Failed, RelayStatus, Status};
+pub use self::status::{Counts, Failed, Log, Observer, RelayStatus, Status};
 use crate::engine::Config;
 use crate::local::LocalRelay;
 

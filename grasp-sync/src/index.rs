@@ -15,7 +15,6 @@
 //! it returns become a batch, and are confirmed ([`RelayState::confirm`]) when that is complete.
 
 mod coverage;
-mod delta;
 mod filters;
 mod items;
 mod roots;
@@ -31,13 +30,13 @@ use nostr::nips::nip01::Coordinate;
 
 pub(crate) use self::coverage::ProvenItems;
 pub use self::coverage::{CoverageSet, FilterHash, Proof, Proven};
-use self::delta::Before;
-pub use self::delta::SyncDelta;
 pub use self::filters::{
     MAX_SHARED_VALUE_BYTES, RequestBudget, build_announcement_filter,
     build_layer2_and_layer3_filters, pack_requests, tagged_one_of_our_repo_event_filters,
     tagged_one_of_our_root_event_filters,
 };
+use self::state::Before;
+pub use self::state::{History, RETENTION, RelayState, SyncDelta, compute_actions};
 #[doc(no_inline)]
 pub use grasp_core::limits::ConnectionStatus;
 
@@ -46,7 +45,6 @@ pub use self::items::{
 };
 pub use self::roots::{RootId, RootSet};
 use self::roots::{RootRepos, WaitingRoots};
-pub use self::state::{History, RETENTION, RelayState, compute_actions};
 use self::threads::{Members, Threads};
 
 /// A change of the events that our own relay stores or holds.

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId};
+use grasp_purgatory::Record;
 use grasp_purgatory::database::{
     Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, FamilyRow, Pack, View,
 };
-use grasp_purgatory::journal::Record;
 use grasp_relay::store::{
     EventChunks, EventStore, Inventory, Refusal, SaveReport, Store, StoreFuture,
 };

@@ -5,11 +5,10 @@
 //! only packs that are not in the backup yet are looked for.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::ExitCode;
+use std::{fs, io};
 
 use anyhow::{Context, Result, bail};
 use grasp_core::Identifier;
@@ -20,8 +19,7 @@ use grasp_relay::store::sqlite::{Integrity, SqliteReader};
 use grasp_relay::web::format_count;
 use nostr::types::Timestamp;
 
-use super::manifest::Manifest;
-use super::{DATABASE_REMEDY, REPOSITORIES, StoredData, block_on};
+use super::{DATABASE_REMEDY, Manifest, REPOSITORIES, StoredData, block_on};
 use crate::config::Config;
 use crate::files::create_private_dir;
 use crate::server::{DATABASE, RELAY_RECORDS};

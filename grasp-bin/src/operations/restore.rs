@@ -10,8 +10,7 @@ use grasp_purgatory::git::{Examination, PackFault};
 use grasp_relay::store::sqlite::Integrity;
 
 use super::backup::{SERVICE_KEY, summary};
-use super::manifest::Manifest;
-use super::{REPOSITORIES, StoredData, block_on};
+use super::{Manifest, REPOSITORIES, StoredData, block_on};
 use crate::config::Config;
 use crate::files::create_private_dir;
 use crate::server::{DATABASE, RELAY_RECORDS};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::database::{Commit, Committed, Conflict, DatabaseError, FamilyChange, Source};
 use crate::git::{FamilyGuard, GitError, RefTarget, RepoStore, WantedRefs};
-use crate::journal::Record;
+use crate::purgatory::Record;
 use crate::{CleanupTask, EndReason, Input, ProposalRef, PushTarget, ViewTarget};
 use grasp_core::deletion::VanishScope;
 use grasp_core::nip34::{Announcement, Proposal};

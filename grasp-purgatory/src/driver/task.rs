@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::database::{Addition, Commit, Database, DatabaseError};
 use crate::hunt::HuntHandle;
-use crate::journal::Record;
+use crate::purgatory::Record;
 use crate::{CleanupTask, HoldOutcome, Input, Output, PassNumber, Purgatory};
 use grasp_core::{Identifier, Mono};
 use nostr::event::EventId;

@@ -7,17 +7,18 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 
-use grasp_core::Oid;
+use git2::{ObjectType, Odb, OdbLookupFlags};
 use grasp_core::resources::Claimant;
+use grasp_core::{Oid, RefName};
 
 use super::binary::Git;
+use super::blocking;
 use super::command::GitCommand;
 use super::error::{GitError, says_disk_full};
 use super::layout::{self, Family};
 use super::limits::ProcessLimits;
 use super::packs::cache::InUse;
 use super::store::{Quarantine, RepoStore};
-use super::{blocking, read};
 
 /// Timeout of one walk through a history.
 const MAX_WALK: Duration = Duration::from_secs(30 * 60);
@@ -169,7 +170,7 @@ impl Objects {
             let proofs = Proofs::load(&family)?;
             let unproven: BTreeSet<_> =
                 tips.into_iter().filter(|tip| !proofs.contains(tip)).collect();
-            let missing = read::missing(&stores, &unproven)?;
+            let missing = missing(&stores, &unproven)?;
             Ok((unproven, missing))
         })
         .await
@@ -369,4 +370,98 @@ fn parse_line(line: &str) -> Option<(u64, Oid)> {
     let (oid, name) = line.split_once(' ')?;
     let age = u64::from_str_radix(name.strip_prefix("refs/proven/")?, 16).ok()?;
     Some((age, oid.parse().ok()?))
+}
+
+/// The size of a tag at most.
+const MAX_TAG: usize = 1024 * 1024;
+
+/// Limit of tags that point to tags.
+const MAX_TAGS: usize = 16;
+
+/// Returns the objects behind tags among these; an error if one is to be a branch and is no commit.
+pub(super) fn behind_tags(
+    objects: &Path,
+    tips: &BTreeMap<RefName, Oid>,
+) -> Result<BTreeMap<Oid, Oid>, GitError> {
+    let odb = Odb::new()?;
+    odb.add_disk_alternate(&objects.to_string_lossy())?;
+    let mut behind = BTreeMap::new();
+    for (name, tip) in tips {
+        let Some(oid) = theirs(tip) else {
+            return Err(GitError::Incomplete { count: 1 });
+        };
+        let (_, kind) = odb.read_header(oid)?;
+        if kind != ObjectType::Commit && name.as_str().starts_with("refs/heads/") {
+            return Err(GitError::NotACommit(name.clone()));
+        }
+        behind.extend(peel(&odb, oid)?.map(|peeled| (*tip, ours(peeled))));
+    }
+    Ok(behind)
+}
+
+/// Returns the object behind a tag, or behind tags of tags; `None` if it is no tag.
+///
+/// A tag is read as a whole, and a few bytes of a pack can be a tag of any size.
+fn peel(odb: &Odb<'_>, oid: git2::Oid) -> Result<Option<git2::Oid>, GitError> {
+    let mut at = oid;
+    for _ in 0..=MAX_TAGS {
+        let (size, kind) = odb.read_header(at)?;
+        if kind != ObjectType::Tag {
+            return Ok((at != oid).then_some(at));
+        }
+        if size > MAX_TAG {
+            return Err(GitError::BadPack(String::from("a tag is too large")));
+        }
+        let tag = odb.read(at)?;
+        at = target_of(tag.data()).ok_or(GitError::BadPack(String::from("a tag has no object")))?;
+    }
+    Err(GitError::BadPack(String::from("too many tags upon tags")))
+}
+
+/// Returns the object that a tag names in its first line.
+fn target_of(tag: &[u8]) -> Option<git2::Oid> {
+    let line = tag.strip_prefix(b"object ")?.get(..40)?;
+    std::str::from_utf8(line).ok()?.parse().ok()
+}
+
+/// Returns the objects that are in none of the stores. Misses are expected, so nothing is looked up twice.
+pub(super) fn missing(
+    stores: &[impl AsRef<Path>],
+    wanted: &BTreeSet<Oid>,
+) -> Result<BTreeSet<Oid>, GitError> {
+    if wanted.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let odb = Odb::new()?;
+    for store in stores {
+        odb.add_disk_alternate(&store.as_ref().to_string_lossy())?;
+    }
+    let is_here =
+        |oid: &Oid| theirs(oid).is_some_and(|oid| odb.exists_ext(oid, OdbLookupFlags::NO_REFRESH));
+    Ok(wanted.iter().filter(|oid| !is_here(oid)).copied().collect())
+}
+
+/// Returns all objects of a store.
+pub(super) fn all(store: &Path) -> Result<BTreeSet<Oid>, GitError> {
+    let odb = Odb::new()?;
+    odb.add_disk_alternate(&store.to_string_lossy())?;
+    let mut all = BTreeSet::new();
+    odb.foreach(|oid| {
+        all.insert(ours(*oid));
+        true
+    })?;
+    Ok(all)
+}
+
+fn ours(oid: git2::Oid) -> Oid {
+    // libgit2 is linked with the older hash alone.
+    oid.as_bytes().try_into().map_or(Oid::ZERO, Oid::Sha1)
+}
+
+/// `None` for the newer hash, of which no repository here has objects.
+fn theirs(oid: &Oid) -> Option<git2::Oid> {
+    match oid {
+        Oid::Sha1(bytes) => git2::Oid::from_bytes(bytes).ok(),
+        Oid::Sha256(_) => None,
+    }
 }

@@ -7,20 +7,22 @@
 //! ```
 
 pub(super) mod cache;
-pub(super) mod checksum;
 #[cfg(feature = "object-store")]
 mod remote;
-pub(super) mod sweep;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::future::Future;
+use std::io::{self, BufReader, Read};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bitcoin_hashes::{HashEngine, sha1};
 pub use cache::PackCache;
+use grasp_core::Mono;
 use grasp_core::service::Endpoint;
 
 use super::layout::{self, Family};
@@ -314,4 +316,170 @@ pub(super) fn staging_prefix(endpoint: Endpoint) -> String {
 /// Returns the key of a file of a pack.
 pub(super) fn pack_key(endpoint: Endpoint, family: &Family, file: &Path) -> String {
     format!("{}{}", family_prefix(endpoint, family), layout::name(file))
+}
+
+/// Time for which an object is kept that nothing names: longer than any clone may last that reads it, and than a change
+/// between its upload and its commit.
+pub(in crate::git) const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Objects that are remembered. Those beyond are deleted later.
+const MAX_REMEMBERED: usize = 1_000_000;
+
+/// The objects that nothing named when they were last listed, and since when.
+#[derive(Debug, Default)]
+pub(in crate::git) struct UnnamedObjects(BTreeMap<String, Mono>);
+
+impl UnnamedObjects {
+    /// Takes the keys that nothing names now, and returns those of which that was so for the whole retention.
+    pub(in crate::git) fn listed(&mut self, now: Mono, keys: BTreeSet<String>) -> Vec<String> {
+        self.0.retain(|key, _| keys.contains(key));
+        for key in keys {
+            if self.0.len() >= MAX_REMEMBERED {
+                break;
+            }
+            self.0.entry(key).or_insert(now);
+        }
+        let is_due = |since: &Mono| *since + RETENTION <= now;
+        self.0.iter().filter(|(_, since)| is_due(since)).map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Returns whether nothing was stored under a key since it was found to be unnamed.
+    pub(in crate::git) fn contains(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
+    /// Notes that something is stored under a key, or that it was deleted.
+    pub(in crate::git) fn forget(&mut self, key: &str) {
+        self.0.remove(key);
+    }
+
+    pub(in crate::git) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// Bytes of a checksum.
+const CHECKSUM: usize = 20;
+
+/// Bytes that are read at once.
+const WINDOW: usize = 256 * 1024;
+
+/// The state of the files of a pack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::git) enum Soundness {
+    Sound,
+    /// The pack is as it was written, its index is missing or damaged.
+    Unindexed,
+    Damaged,
+}
+
+/// Reads a pack and the files beside it, and compares their checksums. A damaged reverse index is removed: git does without.
+pub(in crate::git) fn check_pack(pack: &Path, bytes: u64) -> io::Result<Soundness> {
+    if pack.metadata()?.len() != bytes {
+        return Ok(Soundness::Damaged);
+    }
+    let Some((_, checksum)) = last_checksums(pack)? else { return Ok(Soundness::Damaged) };
+    let name = pack.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+    // A pack is named after its content.
+    if name.strip_prefix("pack-") != Some(&hex(&checksum)) {
+        return Ok(Soundness::Damaged);
+    }
+    let belongs = |kind: &str| -> io::Result<bool> {
+        let file = pack.with_extension(kind);
+        Ok(file.exists() && last_checksums(&file)?.is_some_and(|(of_pack, _)| of_pack == checksum))
+    };
+    let reverse = pack.with_extension("rev");
+    if reverse.exists() && !belongs("rev")? {
+        std::fs::remove_file(reverse)?;
+    }
+    Ok(if belongs("idx")? { Soundness::Sound } else { Soundness::Unindexed })
+}
+
+/// Returns the last two checksums of a file; `None` if the very last is not that of what is before it.
+fn last_checksums(file: &Path) -> io::Result<Option<([u8; CHECKSUM], [u8; CHECKSUM])>> {
+    let mut file = BufReader::with_capacity(WINDOW, File::open(file)?);
+    let mut engine = sha1::Hash::engine();
+    let (mut tail, mut buffer) = (Vec::new(), vec![0; WINDOW]);
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            break;
+        }
+        tail.extend_from_slice(buffer.get(..read).unwrap_or_default());
+        // The last two checksums are held back; they are not known before the end.
+        let rest = tail.split_off(tail.len().saturating_sub(2 * CHECKSUM));
+        engine.input(&tail);
+        tail = rest;
+    }
+    let [before, last] = [tail.first_chunk().copied(), tail.last_chunk().copied()];
+    let (Some(before), Some(last), true) = (before, last, tail.len() == 2 * CHECKSUM) else {
+        return Ok(None);
+    };
+    engine.input(&before);
+    Ok((sha1::Hash::from_engine(engine).to_byte_array() == last).then_some((before, last)))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(keys: &[&str]) -> BTreeSet<String> {
+        keys.iter().map(|key| (*key).to_owned()).collect()
+    }
+
+    #[test]
+    fn an_object_is_due_only_after_the_retention() {
+        let (mut unnamed, start) = (UnnamedObjects::default(), Mono::from_secs(5));
+        assert!(unnamed.listed(start, keys(&["a"])).is_empty());
+        let almost = start + RETENTION - Duration::from_secs(1);
+        assert!(unnamed.listed(almost, keys(&["a", "b"])).is_empty());
+        assert_eq!(unnamed.listed(start + RETENTION, keys(&["a", "b"])), ["a"]);
+    }
+
+    #[test]
+    fn the_time_begins_anew_when_an_object_was_named_or_stored_meanwhile() {
+        let (mut unnamed, start) = (UnnamedObjects::default(), Mono::from_secs(5));
+        assert!(unnamed.listed(start, keys(&["a", "b"])).is_empty());
+        assert!(unnamed.listed(start, keys(&["b"])).is_empty());
+        unnamed.forget("b");
+        assert!(!unnamed.contains("b"));
+        assert!(unnamed.listed(start + RETENTION, keys(&["a", "b"])).is_empty());
+        assert_eq!(unnamed.listed(start + RETENTION * 2, keys(&["a", "b"])), ["a", "b"]);
+    }
+
+    fn with_checksum(mut content: Vec<u8>) -> (Vec<u8>, [u8; CHECKSUM]) {
+        let checksum = sha1::Hash::hash(&content).to_byte_array();
+        content.extend(checksum);
+        (content, checksum)
+    }
+
+    #[test]
+    fn tells_damaged_from_unindexed_packs() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pack, checksum) = with_checksum(vec![7; WINDOW + 5]);
+        let (index, _) = with_checksum([&[1; 100][..], &checksum].concat());
+        let file = dir.path().join(format!("pack-{}.pack", hex(&checksum)));
+        let bytes = pack.len() as u64;
+        std::fs::write(&file, &pack).unwrap();
+        let found = || check_pack(&file, bytes).unwrap();
+        assert_eq!(found(), Soundness::Unindexed);
+        std::fs::write(file.with_extension("rev"), b"nothing").unwrap();
+        std::fs::write(file.with_extension("idx"), &index).unwrap();
+        assert_eq!(found(), Soundness::Sound);
+        assert!(!file.with_extension("rev").exists());
+        std::fs::write(file.with_extension("idx"), &index[1..]).unwrap();
+        assert_eq!(found(), Soundness::Unindexed);
+        assert_eq!(check_pack(&file, bytes + 1).unwrap(), Soundness::Damaged);
+        let mut flipped = pack.clone();
+        flipped[1_000] ^= 1;
+        std::fs::write(&file, &flipped).unwrap();
+        assert_eq!(found(), Soundness::Damaged);
+        let other = dir.path().join("pack-1234.pack");
+        std::fs::write(&other, &pack).unwrap();
+        assert_eq!(check_pack(&other, bytes).unwrap(), Soundness::Damaged, "another pack's name");
+    }
 }

@@ -39,8 +39,7 @@ use super::blocking;
 use super::check::Proofs;
 use super::error::GitError;
 use super::layout::{self, Family, Layout, VERSION};
-use super::packs::PackCache;
-use super::packs::sweep::UnnamedObjects;
+use super::packs::{PackCache, UnnamedObjects};
 use crate::database::{Database, FamilyRow, Generation, Pack, View};
 
 /// Number of locks from which on unused ones are dropped.

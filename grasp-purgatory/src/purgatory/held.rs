@@ -12,9 +12,8 @@ use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
-use super::io::{Bound, Config, HoldOutcome, Outputs};
+use super::io::{Bound, Config, HoldOutcome, Outputs, Record};
 use super::shares::Shares;
-use crate::journal::Record;
 
 /// Identifiers under which one pull request is looked after; honest ones name one or two.
 pub(super) const MAX_IDENTIFIERS: usize = 16;

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use grasp_core::{Identifier, Mono};
+use grasp_core::{Identifier, Mono, Oid, RepoId};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
+use serde::{Deserialize, Serialize};
 
-use super::io::{Output, Outputs, ProposalRef, Report, Stage, Survey, ViewTarget};
+use super::io::{Output, Outputs, ProposalRef, Record, Report, Stage, Survey, ViewTarget};
 
 /// The number of one survey with all that follows from it. Later passes have higher numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -281,5 +282,145 @@ impl Expirations {
             }
         }
         due
+    }
+}
+
+/// An idempotent change of git data that stays pending until it is done, also across a crash.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+pub enum CleanupTask {
+    /// Create an empty view for a repository, unless it has one.
+    CreateView { repo: RepoId },
+    /// Take a view out of service, into retention.
+    ///
+    /// To be checked again under the lock of the family: the view stays if a stored announcement asks for it.
+    RemoveView {
+        repo: RepoId,
+        /// Removes the view although a push to it is under way, which then fails: its owner withdrew it. Without it
+        /// the task fails during a push: the announcement only expired.
+        #[serde(default)]
+        at_once: bool,
+    },
+    /// Remove from staging all tips of a pull request but those in `keep`, and `refs/nostr/<id>` from every view of
+    /// these identifiers where it is neither one of these nor the tip of a stored event of that id.
+    ClearProposal {
+        id: EventId,
+        keep: BTreeSet<Oid>,
+        #[serde(default)]
+        names: BTreeSet<Identifier>,
+    },
+}
+
+/// The object of a task. Each has at most one pending task.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum TaskTarget {
+    View(RepoId),
+    Proposal(EventId),
+}
+
+impl CleanupTask {
+    /// Returns the key of what the task is about. A task takes the place of the pending one with its key.
+    pub fn key(&self) -> String {
+        match self.target() {
+            TaskTarget::View(repo) => format!("view {repo}"),
+            TaskTarget::Proposal(id) => format!("proposal {id}"),
+        }
+    }
+
+    fn target(&self) -> TaskTarget {
+        match self {
+            Self::CreateView { repo } | Self::RemoveView { repo, .. } => {
+                TaskTarget::View(repo.clone())
+            }
+            Self::ClearProposal { id, .. } => TaskTarget::Proposal(*id),
+        }
+    }
+}
+
+/// The pending tasks.
+#[derive(Debug, Default)]
+pub(super) struct CleanupTasks {
+    pending: BTreeMap<TaskTarget, CleanupTask>,
+    /// Time at which failed tasks are tried again.
+    pub(super) retry_at: Option<Mono>,
+}
+
+impl CleanupTasks {
+    pub(super) fn apply(&mut self, record: &Record) {
+        match record {
+            Record::TaskAdded { task } => _ = self.pending.insert(task.target(), task.clone()),
+            Record::TaskDone { task } if self.is_pending(task) => {
+                self.pending.remove(&task.target());
+            }
+            _ => {}
+        }
+    }
+
+    fn record(&mut self, out: &mut Outputs, record: Record) {
+        self.apply(&record);
+        out.write(record);
+    }
+
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = &CleanupTask> {
+        self.pending.values()
+    }
+
+    fn is_pending(&self, task: &CleanupTask) -> bool {
+        self.pending.get(&task.target()) == Some(task)
+    }
+
+    /// Adds a task in place of the pending one with the same target, and runs it.
+    pub(super) fn add(&mut self, out: &mut Outputs, task: CleanupTask) {
+        if !self.is_pending(&task) {
+            self.drop_conflicting(out, &task.target());
+            self.record(out, Record::TaskAdded { task: task.clone() });
+        }
+        out.push(Output::RunTask(task));
+    }
+
+    /// Clears a pull request but for the tips to keep, also under the names of the pending task for it.
+    pub(super) fn clear_proposal(
+        &mut self,
+        out: &mut Outputs,
+        id: EventId,
+        keep: BTreeSet<Oid>,
+        mut names: BTreeSet<Identifier>,
+    ) {
+        let pending = self.pending.get(&TaskTarget::Proposal(id));
+        if let Some(CleanupTask::ClearProposal { names: more, .. }) = pending {
+            names.extend(more.iter().cloned());
+        }
+        self.add(out, CleanupTask::ClearProposal { id, keep, names });
+    }
+
+    /// Drops the pending task of a target: repeated later, it would undo what is done now.
+    pub(super) fn drop_conflicting(&mut self, out: &mut Outputs, target: &TaskTarget) {
+        if let Some(task) = self.pending.get(target).cloned() {
+            self.record(out, Record::TaskDone { task });
+        }
+    }
+
+    pub(super) fn done(&mut self, out: &mut Outputs, task: CleanupTask) {
+        if self.is_pending(&task) {
+            self.record(out, Record::TaskDone { task });
+        }
+    }
+
+    pub(super) fn failed(&mut self, out: &mut Outputs, task: CleanupTask, retry_at: Mono) {
+        self.retry_at = Some(retry_at);
+        out.push(Output::Report(Report::TaskFailed { task }));
+    }
+
+    pub(super) fn run_all(&self, out: &mut Outputs) {
+        self.iter().for_each(|task| out.push(Output::RunTask(task.clone())));
+    }
+
+    /// Runs the pending tasks if it is time to try failed ones again.
+    pub(super) fn retry(&mut self, out: &mut Outputs, now: Mono) {
+        if self.retry_at.is_some_and(|at| at <= now) {
+            self.retry_at = None;
+            self.run_all(out);
+        }
     }
 }

@@ -11,9 +11,8 @@ use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::held::Total;
-use super::io::{Config, Outputs};
+use super::io::{Config, Outputs, Record};
 use super::shares::Shares;
-use crate::journal::Record;
 
 /// The repository that an upload was pushed to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -9,12 +9,11 @@ use std::time::{Duration, Instant, SystemTime};
 use grasp_core::push::PushCommand;
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RefName, RepoId};
-use grasp_purgatory::Phase;
 use grasp_purgatory::database::{
     Commit, Committed, Conflict, Database, FamilyChange, Pack, ViewChange,
 };
 use grasp_purgatory::git::{GitError, Protocol, RETENTION, RefTarget, Service, WantedRefs};
-use grasp_purgatory::journal::Record;
+use grasp_purgatory::{Phase, Record};
 use nostr::event::{EventBuilder, FinalizeEvent, Kind};
 use nostr::key::Keys;
 use nostr::types::Timestamp;

@@ -10,8 +10,7 @@ use grasp_purgatory::database::{
     FamilyRow, Forget, Generation, Pack, View, ViewChange,
 };
 use grasp_purgatory::git::Refs;
-use grasp_purgatory::journal::Record;
-use grasp_purgatory::{CleanupTask, Phase, PushTarget};
+use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 

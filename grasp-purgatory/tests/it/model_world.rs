@@ -9,8 +9,9 @@ use grasp_core::admission::{
 };
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, Mono, Now, Oid, RepoId, Version, kinds};
-use grasp_purgatory::journal::Record;
-use grasp_purgatory::{CleanupTask, Config, HoldOutcome, Input, Purgatory, PushTarget, Stage};
+use grasp_purgatory::{
+    CleanupTask, Config, HoldOutcome, Input, Purgatory, PushTarget, Record, Stage,
+};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 

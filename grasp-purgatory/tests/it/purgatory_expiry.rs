@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use grasp_core::admission::Policy;
 use grasp_core::kinds::ANNOUNCEMENT;
 use grasp_core::{Mono, Now};
-use grasp_purgatory::journal::Record;
-use grasp_purgatory::{Bound, Config, Input, Output, Phase, Purgatory};
+use grasp_purgatory::{Bound, Config, Input, Output, Phase, Purgatory, Record};
 use nostr::event::{Event, EventId, Signature, Tag};
 use nostr::types::Timestamp;
 

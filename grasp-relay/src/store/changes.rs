@@ -7,13 +7,12 @@ use std::sync::Arc;
 
 use grasp_core::service::Endpoint;
 use grasp_core::{RefName, RepoId, kinds};
-use grasp_purgatory::Phase;
 use grasp_purgatory::database::{
     ADDITIONS_KEPT, Addition, Commit, Committed, Conflict, FamilyChange, Forget, Garbage,
     Generation, RetiredRef, Source, View, ViewChange,
 };
 use grasp_purgatory::git::Refs;
-use grasp_purgatory::journal::Record;
+use grasp_purgatory::{Phase, Record};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;

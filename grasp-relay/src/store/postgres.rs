@@ -32,10 +32,10 @@ use futures_util::{StreamExt, stream};
 use grasp_core::nip34::References;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId, Version};
+use grasp_purgatory::Record;
 use grasp_purgatory::database::{
     Addition, Commit, Committed, Database, DatabaseFuture, FamilyRow, Pack, View,
 };
-use grasp_purgatory::journal::Record;
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;

@@ -12,7 +12,6 @@ mod git;
 mod reader;
 mod readers;
 mod scan;
-mod schema;
 mod search;
 mod tables;
 mod wal;
@@ -26,15 +25,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use grasp_core::nip34::References;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId, Version};
+use grasp_purgatory::Record;
 use grasp_purgatory::database::{
     Addition, Commit, Committed, Database, DatabaseFuture, FamilyRow, Pack, View,
 };
-use grasp_purgatory::journal::Record;
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
@@ -148,8 +146,8 @@ impl SqliteStore {
     /// Blocks the thread until that is done.
     pub fn open(path: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
         let mut conn = connect(path, options.writer_cache)?;
-        schema::migrate(&mut conn)?;
-        let keys = schema::load_keys(&conn).map_err(failure)?;
+        tables::migrate(&mut conn)?;
+        let keys = tables::load_keys(&conn).map_err(failure)?;
         let rules = Arc::new(options.rules);
         finish_requests(&mut conn, &keys, &rules).map_err(failure)?;
         let readers = Readers::start(path, options.readers, options.reader_cache)?;

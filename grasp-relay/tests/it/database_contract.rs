@@ -12,8 +12,7 @@ use grasp_purgatory::database::{
     RetiredRef, Source, ViewChange,
 };
 use grasp_purgatory::git::{Refs, Target};
-use grasp_purgatory::journal::Record;
-use grasp_purgatory::{CleanupTask, Config, EndReason, Phase, Purgatory, PushTarget};
+use grasp_purgatory::{CleanupTask, Config, EndReason, Phase, Purgatory, PushTarget, Record};
 use grasp_relay::store::Store;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use nostr::event::{Event, EventBuilder, EventId, FinalizeEvent as _, Kind, Tag};

@@ -14,9 +14,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
-use futures_util::SinkExt as _;
 use futures_util::stream::{SplitSink, SplitStream, StreamExt as _};
+use futures_util::{FutureExt as _, SinkExt as _};
 use grasp_core::RelayUrl;
 use grasp_core::admission::SyncPath;
 use grasp_core::nostr::event::{Event, EventBuilder, EventId, FinalizeEvent as _, Kind, Tag};
@@ -30,7 +29,7 @@ use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 use super::codec::{self, RelayMessage};
 use super::intake::{Intake, IntakeQueue, Item, MAX_BATCH_EVENTS};
 use super::outbound::{Outbound, Socket};
-use super::{Task, nip11};
+use super::{Task, outbound};
 use crate::engine::{ConnId, Delivered, Fault, Frame, Input, Places, Row, Said, SubId};
 
 /// Frames that may wait for the socket; the engine's budget stays far below.
@@ -101,7 +100,10 @@ async fn connect_and_run(
     // Both connections go to the same checked addresses.
     let dial = async {
         let route = outbound.route(&target.relay, target.from).await?;
-        Ok(tokio::join!(route.upgrade(&target.relay, limits), nip11::fetch(&target.relay, &route)))
+        Ok(tokio::join!(
+            route.upgrade(&target.relay, limits),
+            outbound::fetch_facts(&target.relay, &route)
+        ))
     };
     let dialled = timeout(limits.handshake_timeout, dial).await;
     let (upgraded, facts) = dialled.unwrap_or(Err(Fault::Unreachable))?;

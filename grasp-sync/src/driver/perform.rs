@@ -14,13 +14,11 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
 use super::connection::{Handle, Shared, Target};
-use super::feed::Following;
-use super::intake::Intake;
-use super::observer::Observer;
+use super::intake::{Following, Intake};
 use super::outbound::Outbound;
 use super::records::RecordWriter;
-use super::status::Status;
-use super::{Clock, Command, Settings, Task, feed};
+use super::status::{Observer, Status};
+use super::{Clock, Command, Settings, Task, intake};
 use crate::engine::{
     ConnId, Frame, Input, InventoryFailed, InventoryId, Judged, Outcome, Output, Row, SyncEngine,
 };
@@ -60,7 +58,7 @@ impl EventLoop {
         let intake = Intake::new(Arc::clone(&local), inputs.clone(), clock.clone());
         let recent = Arc::clone(&intake.recent);
         let following = Following { own: config.own.clone(), unlisted: config.follow_unlisted };
-        let feed = Task::spawn(feed::listen(local, following, recent, inputs.clone()));
+        let feed = Task::spawn(intake::follow_feed(local, following, recent, inputs.clone()));
         let shared = Shared {
             outbound: Outbound::new(settings.outbound, &settings.roots),
             keys: settings.keys,

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use grasp_core::Mono;
 
-use super::context::Context;
-use super::ids::ConnId;
-use super::io::Frame;
+use super::io::{ConnId, Frame};
+use super::relay::Context;
 
 /// Time that a relay may take to send a challenge, or to answer our authentication.
 const AUTH_TIMEOUT: Duration = Duration::from_secs(60);

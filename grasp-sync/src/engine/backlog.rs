@@ -10,13 +10,12 @@ use grasp_core::limits::Admit;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
-use super::context::{Context, InventoryRequest};
 use super::filter::{Layer, compact_all};
 use super::full_sync::FullSync;
 use super::history::CountAs;
-use super::ids::{BatchId, JobId, LiveId};
+use super::io::{BatchId, JobId, LiveId, Report, SyncMethod};
 use super::job::{Job, JobPhase, Method};
-use super::report::{Report, SyncMethod};
+use super::relay::{Context, InventoryRequest};
 use super::subs::Subs;
 
 /// Queued pages that are considered for sharing a request.

@@ -6,7 +6,7 @@ use grasp_core::RelayUrl;
 
 use super::backlog::Backlog;
 use super::history::RelayHistory;
-use super::ids::JobId;
+use super::io::JobId;
 use super::job::JobPhase;
 use super::relay::Link;
 use super::session::Session;

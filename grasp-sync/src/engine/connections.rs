@@ -14,7 +14,7 @@ use crate::index::{SyncIndex, SyncLevel};
 use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Grant, Pool, Shortage};
 use grasp_core::{Host, Mono, RelayUrl};
 
-use super::config::Config;
+use super::Config;
 
 /// Concurrent handshakes.
 pub(super) const MAX_HANDSHAKES: usize = 8;

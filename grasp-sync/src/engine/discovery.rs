@@ -12,7 +12,7 @@ use grasp_core::nostr::event::Event;
 use grasp_core::nostr::nips::nip01::Coordinate;
 use grasp_core::{Mono, RepoId, kinds};
 
-use super::config::Config;
+use super::Config;
 
 /// Returns the change that an accepted or held event makes to what is wanted; `None` for most.
 ///

@@ -3,7 +3,7 @@
 use crate::index::RequestBudget;
 use crate::limits::{RETAINED_BYTES, Rate, history_limit};
 
-use super::config::Config;
+use super::Config;
 
 /// The part of a relay's NIP-11 document that matters here. The default is a relay without one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -13,16 +13,17 @@ use grasp_core::nostr::types::Timestamp;
 
 use super::auth::AuthDecision;
 use super::backlog::Purpose;
-use super::context::{Context, InventoryRequest};
 use super::filter::{CompactFilter, Layer, bisect, split, split_by_kind, split_into, wire_len};
 use super::full_sync::{FALLBACK_FOR, max_offered};
-use super::ids::{InventoryId, JobId, SubId};
-use super::io::{Delivered, Frame, InventoryFailed, Judged, Outcome, Output, Row};
+use super::io::{
+    Delivered, Frame, InventoryFailed, InventoryId, JobId, Judged, Outcome, Output, Report, Row,
+    SubId,
+};
 use super::job::{Job, JobPhase, JobStep, MAX_TIME_SPLITS, Method, by_ids};
 use super::live::REQ_BYTES;
 use super::missing;
 use super::reconcile::{Comparison, MAX_NEEDED, ReconcileStep, Reconciliation};
-use super::report::Report;
+use super::relay::{Context, InventoryRequest};
 use super::retry::{IdsEnded, Missed, WantResult};
 use super::session::{ClosedBy, Session};
 use super::subs::{Blocked, NEG_IDLE_TIMEOUT, NEG_OPEN_TIMEOUT, SubKind, Unjudged};

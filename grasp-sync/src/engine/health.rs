@@ -9,8 +9,7 @@ use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now, RepoId};
 
-use super::io::Fault;
-use super::report::{Failure, PeerReliability};
+use super::io::{Failure, Fault, PeerReliability};
 
 const MAX_REPOS: usize = 200;
 /// Missing events of one repository that are remembered by id.

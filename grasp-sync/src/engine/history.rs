@@ -12,12 +12,10 @@ use grasp_core::limits::{Backoff, BackoffPolicy};
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now, RelayUrl};
 
-use super::config::Config;
-use super::context::Context;
+use super::Config;
 use super::facts::{RelayFacts, RelayProfile};
 use super::health::RelayHealth;
-use super::record::{COVERAGE_CAPACITY, RelayRecord};
-use super::relay::Link;
+use super::relay::{COVERAGE_CAPACITY, Context, Link, RelayRecord};
 use super::retry::Wants;
 use super::suspended::Suspended;
 

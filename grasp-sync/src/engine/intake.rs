@@ -9,14 +9,14 @@ use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::{Now, RelayUrl};
 
 use super::SyncEngine;
-use super::context::InventoryRequest;
 use super::fetch::Arrival;
-use super::ids::{ConnId, InventoryId, SubId};
-use super::io::{Accepted, InventoryFailed, Judged, Outcome, Output, Row};
+use super::io::{
+    Accepted, ConnId, InventoryFailed, InventoryId, Judged, Outcome, Output, Report, Row, Source,
+    SubId,
+};
 use super::missing::{self, Attribution, Question};
 use super::rejected::{Dependency, Released};
-use super::relay::{Link, Relay};
-use super::report::{Report, Source};
+use super::relay::{InventoryRequest, Link, Relay};
 use super::retry::WantResult;
 
 impl SyncEngine {

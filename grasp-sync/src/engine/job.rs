@@ -13,8 +13,7 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
 use super::filter::{CompactFilter, Layer};
-use super::ids::{BatchId, JobId, SubId};
-use super::io::Row;
+use super::io::{BatchId, JobId, Row, SubId};
 use super::reconcile::{ReconcileStep, Reconciliation};
 use super::retry::WantResult;
 
@@ -505,7 +504,7 @@ pub(super) fn by_ids(ids: impl IntoIterator<Item = EventId>) -> Filter {
 mod tests {
     use crate::index::build_announcement_filter;
 
-    use super::super::ids::Ids;
+    use super::super::io::Ids;
     use super::*;
 
     fn job_for(filter: Filter) -> Job {

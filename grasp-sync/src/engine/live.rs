@@ -20,14 +20,12 @@ use grasp_core::nostr::types::Timestamp;
 
 use super::auth::AuthDecision;
 use super::backlog::Purpose;
-use super::context::Context;
 use super::filter::{CompactFilter, Layer, compact_all, wire_len};
 use super::full_sync::all_events;
 use super::history::CountAs;
-use super::ids::{Ids, LiveId, SubId};
-use super::io::{Delivered, Frame};
+use super::io::{Delivered, Frame, Ids, LiveId, Report, SubId};
 use super::job::{MAX_ROOM_REFUSALS, Method, REQUEST_BACKOFF};
-use super::report::Report;
+use super::relay::Context;
 use super::session::Session;
 use super::subs::{Blocked, SubKind};
 use super::suspended::RequestMode;

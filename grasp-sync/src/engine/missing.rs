@@ -10,10 +10,9 @@ use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
 use grasp_core::{RelayUrl, RepoId};
 
-use super::context::{EngineState, InventoryRequest};
 use super::filter::Layer;
-use super::ids::InventoryId;
-use super::io::Output;
+use super::io::{InventoryId, Output};
+use super::relay::{EngineState, InventoryRequest};
 
 pub(super) const MAX_IDS: usize = 1_000;
 /// Concurrent questions. Beyond it, lacking events are attributed to no repository.

@@ -1,20 +1,28 @@
 //! One relay: dialled, connected, subscribed to, asked, disconnected, dialled again.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::index::RelaySyncNeeds;
-
-use grasp_core::Mono;
-use grasp_core::limits::Admit;
+use grasp_core::limits::{Admit, BackoffSnapshot};
+use grasp_core::nostr::event::EventId;
 use grasp_core::resources::Grant;
+use grasp_core::{Mono, Now, RelayUrl, nostr};
+use nostr::types::Timestamp;
+use serde::{Deserialize, Serialize};
 
-use super::context::Context;
+use super::Config;
 use super::facts::RelayFacts;
-use super::history::{PassKind, RelayHistory, choose_start};
-use super::ids::ConnId;
-use super::io::{Fault, Output};
-use super::report::{PeerReliability, Report};
+use super::fetch::Arrival;
+use super::filter::Layer;
+use super::history::{PassKind, RelayHistory, Rng, choose_start};
+use super::io::{ConnId, Fault, Frame, Ids, InventoryId, JobId, Output, PeerReliability, Report};
+use super::missing::Question;
+use super::rejected::Rejected;
 use super::session::Session;
+use super::suspended::{Parked, RequestMode};
+use crate::index::{CoverageSet, RelaySyncNeeds, SyncIndex};
+use crate::memory::Memory;
 
 /// Time after which a handshake is given up if the driver does not answer.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -256,4 +264,227 @@ pub(super) fn forget(ctx: &mut Context<'_>, removed: &RelaySyncNeeds) {
     }
     confirmed.root_events = confirmed.root_events.without(&removed.root_events);
     confirmed.coordinates.retain(|member| !removed.coordinates.contains(member));
+}
+
+/// The record of one relay, in calendar time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RelayRecord {
+    /// The address of the relay.
+    pub relay: RelayUrl,
+    /// Its failures, if it is not healthy.
+    pub backoff: Option<BackoffSnapshot>,
+    /// The end of its quarantine, in which it is not dialled.
+    pub quarantined_until: Option<Timestamp>,
+    /// The end of the pause that its rate limit made necessary.
+    #[serde(default)]
+    pub paused_until: Option<Timestamp>,
+    /// Requests that it refuses.
+    #[serde(default)]
+    pub parked: Vec<Parked>,
+    /// The end of the last full pass.
+    pub full_pass_at: Option<Timestamp>,
+    /// Bytes of subscriptions that it remembers at most, as it said.
+    pub retained_bytes: Option<usize>,
+    /// Interruptions of live subscriptions since the last full pass.
+    #[serde(default)]
+    pub interrupted: usize,
+    /// The address that it was last found at.
+    #[serde(default)]
+    pub address: Option<IpAddr>,
+    /// Since when it waits for a connection.
+    #[serde(default)]
+    pub waits_since: Option<Timestamp>,
+    /// True if its last connection was ended for forged events.
+    #[serde(default)]
+    pub is_forging: bool,
+    /// Its reliability so far.
+    #[serde(default)]
+    pub seen: PeerReliability,
+    /// What it has delivered completely.
+    pub coverage: CoverageSet,
+}
+
+impl RelayRecord {
+    /// Returns whether the relay never delivered anything, so that little is lost with this.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.coverage.proofs().next().is_none()
+    }
+}
+
+/// Proofs kept for each relay.
+pub(crate) const COVERAGE_CAPACITY: usize = 500;
+
+/// Records of relays that are not targets at the moment: restored ones whose repositories are not known yet, and
+/// retired ones, so that removing and adding a relay resets nothing.
+#[derive(Debug, Default)]
+pub(super) struct Records(pub(super) BTreeMap<RelayUrl, RelayRecord>);
+
+const MAX_RECORDS: usize = 1_000;
+
+impl Records {
+    pub(super) fn keep(&mut self, record: RelayRecord) {
+        if self.0.len() >= MAX_RECORDS && !self.0.contains_key(&record.relay) {
+            // Relays that never delivered anything make room for those that did: any event can name a relay.
+            let empty = self.0.values().find(|record| record.is_empty());
+            let Some(empty) = empty.map(|record| record.relay.clone()) else { return };
+            if record.is_empty() {
+                return;
+            }
+            self.0.remove(&empty);
+        }
+        self.0.insert(record.relay.clone(), record);
+    }
+}
+
+/// Origins of events that are remembered.
+const MAX_ORIGINS: usize = 40_000;
+/// Time that an origin is remembered: git data may take days to arrive.
+const ORIGIN_MEMORY_SECS: u64 = 7 * 24 * 60 * 60;
+
+/// The purpose of a request for the local relay's inventory.
+#[derive(Debug)]
+pub(super) enum InventoryRequest {
+    /// A job compares it with a relay's set.
+    Job(RelayUrl, JobId),
+    /// Finds the repositories that a relay lacks events of.
+    Missing(Box<Question>),
+}
+
+/// State that all relays share.
+#[derive(Debug)]
+pub(super) struct EngineState {
+    pub(super) config: Config,
+    /// Items wanted from each relay.
+    pub(super) index: SyncIndex,
+    pub(super) rejected: Rejected,
+    /// The origin of events that the local relay holds, or refused for want of a dependency, until they are stored. Git
+    /// data may take hours to arrive; without this, such an event would then count as published by a client.
+    pub(super) origins: Memory<EventId, (RelayUrl, Arrival), MAX_ORIGINS, ORIGIN_MEMORY_SECS>,
+    pub(super) ids: Ids,
+    pub(super) rng: Rng,
+    /// Open requests to the local relay.
+    pub(super) inventories: BTreeMap<InventoryId, InventoryRequest>,
+    /// Events that relays have offered and that are not here yet.
+    pub(super) wanted: usize,
+    /// Local items that sessions hold in memory.
+    pub(super) held_items: BTreeMap<JobId, usize>,
+}
+
+/// The context in which a relay runs: the time, its history, the shared state, and the outputs.
+pub(super) struct Context<'a> {
+    pub(super) now: Now,
+    pub(super) relay: &'a RelayUrl,
+    pub(super) history: &'a mut RelayHistory,
+    pub(super) shared: &'a mut EngineState,
+    pub(super) out: &'a mut Vec<Output>,
+}
+
+impl Context<'_> {
+    pub(super) fn mono(&self) -> Mono {
+        self.now.mono
+    }
+
+    pub(super) fn send(&mut self, conn: ConnId, frame: Frame) {
+        if let Some(request) = frame.request() {
+            self.report(|relay| Report::Requested { relay, request });
+        }
+        self.out.push(Output::Send { relay: self.relay.clone(), conn, frame });
+    }
+
+    /// Reports something about this relay.
+    pub(super) fn report(&mut self, about: impl FnOnce(RelayUrl) -> Report) {
+        self.out.push(Output::Report(about(self.relay.clone())));
+    }
+
+    /// Pauses requests because the relay rate-limits us. Written at once, so that a restart keeps the pause.
+    pub(super) fn pause_starts(&mut self) {
+        let is_news = !self.history.pace.is_paused(self.now.mono);
+        self.history.pace.refused(self.now.mono);
+        if is_news {
+            self.history.write_at = Some(self.now.mono);
+        }
+    }
+
+    /// Suspends requests that the relay refuses.
+    pub(super) fn suspend(&mut self, layer: Layer, mode: RequestMode) {
+        self.history.suspended.suspend(self.now.mono, layer, mode);
+        self.schedule_write();
+    }
+
+    /// Returns the layers whose history is suspended, and until when.
+    pub(super) fn suspended_layers(&self) -> BTreeMap<Layer, Mono> {
+        let layers = [Layer::Announcements, Layer::Repos, Layer::Roots];
+        let until =
+            |layer| match self.history.suspended.admit(self.mono(), layer, RequestMode::History) {
+                Admit::Go => None,
+                Admit::Wait(until) => Some((layer, until)),
+            };
+        layers.into_iter().filter_map(until).collect()
+    }
+
+    pub(super) fn report_status(&mut self) {
+        let status = self.history.state.connection_status();
+        self.report(|relay| Report::Status { relay, status });
+    }
+
+    /// Reports the number of interruptions since the last full pass, if it has changed.
+    pub(super) fn report_interruptions(&mut self) {
+        let times = self.history.interrupted;
+        if std::mem::replace(&mut self.history.interrupted_reported, times) != times {
+            self.report(|relay| Report::Interrupted { relay, times });
+            self.schedule_write();
+        }
+    }
+
+    /// Schedules the relay's record to be written.
+    pub(super) fn schedule_write(&mut self) {
+        let at = self.now.mono + self.shared.config.persist_after;
+        self.history.write_at.get_or_insert(at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::index::{FilterHash, Proof, Proven};
+    use grasp_core::nostr::filter::Filter;
+
+    use super::*;
+
+    fn record(relay: &str, gave: bool) -> RelayRecord {
+        let mut coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
+        if gave {
+            let filter = FilterHash::of(&Filter::new());
+            let (since, until, at) = (0.into(), 9.into(), 9.into());
+            coverage.add(Proof { filter, since, until, proven: Proven::Exhausted, at });
+        }
+        RelayRecord {
+            relay: format!("wss://{relay}.example").parse().unwrap(),
+            backoff: None,
+            quarantined_until: None,
+            paused_until: None,
+            parked: Vec::new(),
+            full_pass_at: None,
+            retained_bytes: None,
+            interrupted: 0,
+            address: None,
+            waits_since: None,
+            is_forging: false,
+            seen: PeerReliability::default(),
+            coverage,
+        }
+    }
+
+    #[test]
+    fn empty_records_displace_no_others() {
+        let mut records = Records::default();
+        for n in 0..MAX_RECORDS {
+            records.keep(record(&format!("a{n}"), false));
+        }
+        let (honest, late) = (record("z", true), record("zz", false));
+        records.keep(honest.clone());
+        records.keep(late.clone());
+        assert_eq!(records.0.len(), MAX_RECORDS);
+        assert_eq!(records.0.remove(&late.relay), None);
+        assert_eq!(records.0.remove(&honest.relay), Some(honest));
+    }
 }

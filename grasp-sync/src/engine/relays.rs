@@ -10,16 +10,11 @@ use grasp_core::limits::Admit;
 use grasp_core::resources::{Claimant, Grant};
 use grasp_core::{Now, RelayUrl};
 
-use super::SyncEngine;
-use super::connections;
-use super::context::Context;
 use super::facts::RelayFacts;
 use super::history::RelayHistory;
-use super::ids::ConnId;
-use super::io::Output;
-use super::record::{COVERAGE_CAPACITY, RelayRecord};
-use super::relay::{self, Link, Relay};
-use super::report::Report;
+use super::io::{ConnId, Output, Report};
+use super::relay::{self, COVERAGE_CAPACITY, Context, Link, Relay, RelayRecord};
+use super::{SyncEngine, connections};
 
 /// Relays that are followed; half of them at most for held announcements only, a quarter for one owner.
 pub(super) const MAX_FOLLOWED: usize = 10_000;

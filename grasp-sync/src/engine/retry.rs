@@ -8,7 +8,7 @@ use grasp_core::Mono;
 use grasp_core::limits::BackoffPolicy;
 use grasp_core::nostr::event::EventId;
 
-use super::ids::{JobId, SubId};
+use super::io::{JobId, SubId};
 use super::reconcile::MAX_NEEDED;
 
 /// Requests to one relay for one event.

@@ -14,14 +14,12 @@ use grasp_core::nostr::types::Timestamp;
 
 use super::auth::Auth;
 use super::backlog::{Backlog, Purpose};
-use super::context::Context;
 use super::full_sync::{FullSync, all_events, bytes};
 use super::history::{CountAs, Daily, PassKind, StartMode};
-use super::ids::{ConnId, SubId};
-use super::io::{Delivered, Frame, Places, Said};
+use super::io::{ConnId, Delivered, Frame, Places, Report, Said, SubId};
 use super::job::{Job, JobPhase, Method};
 use super::live::LiveSet;
-use super::report::Report;
+use super::relay::Context;
 use super::subs::{OpenSub, SubKind, Subs};
 use super::suspended::RequestMode;
 

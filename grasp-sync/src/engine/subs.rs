@@ -8,10 +8,9 @@ use crate::limits::{Slot, SlotClass};
 use grasp_core::Mono;
 use grasp_core::limits::Admit;
 
-use super::context::Context;
 use super::history::CountAs;
-use super::ids::{ConnId, JobId, LiveId, SubId};
-use super::io::Frame;
+use super::io::{ConnId, Frame, JobId, LiveId, SubId};
+use super::relay::Context;
 
 /// The use of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]

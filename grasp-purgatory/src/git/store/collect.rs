@@ -27,7 +27,7 @@ use crate::git::command::GitCommand;
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
 use crate::git::refs::RETENTION;
-use crate::git::{blocking, read};
+use crate::git::{blocking, check};
 
 const PACK: &str = "pack-objects";
 
@@ -195,7 +195,7 @@ impl Objects {
 /// Those of these objects that are in one of these directories.
 async fn present(places: Vec<PathBuf>, tips: BTreeSet<Oid>) -> Result<BTreeSet<Oid>, GitError> {
     blocking(move || {
-        let missing = read::missing(&places, &tips)?;
+        let missing = check::missing(&places, &tips)?;
         Ok(tips.difference(&missing).copied().collect())
     })
     .await
@@ -249,7 +249,7 @@ fn roots(
     }
     let retired = row.retired.iter().filter(|retired| retired.since >= oldest);
     let retired = retired.map(|retired| retired.tip).filter(|tip| !shown.contains(tip)).collect();
-    let missing = read::missing(&[family.objects()], wanted)?;
+    let missing = check::missing(&[family.objects()], wanted)?;
     shown.extend(wanted.difference(&missing));
     Ok(Roots { shown, retired, staged: staged(family)?, owners })
 }

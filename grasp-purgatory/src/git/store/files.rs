@@ -1,10 +1,9 @@
 //! Checks and copies of repositories by a process that only reads them, whether a server uses them or not.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::{fs, io};
 
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
@@ -22,8 +21,7 @@ use crate::git::check::Objects;
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family, Layout, VERSION};
 use crate::git::packs::{self, PackStorage};
-use crate::journal::Record;
-use crate::purgatory::PushTarget;
+use crate::purgatory::{PushTarget, Record};
 
 /// Times that a family is examined while its packs are replaced by a running server.
 const MAX_EXAMINATIONS: usize = 4;

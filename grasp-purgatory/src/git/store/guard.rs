@@ -24,7 +24,7 @@ use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
 use crate::git::packs::cache::InUse;
 use crate::git::refs::{RefTarget, Refs};
-use crate::git::{CHANGES, blocking, read};
+use crate::git::{CHANGES, blocking, check};
 
 /// As many packs as are worth the work of putting them together.
 const MANY_PACKS: usize = 32;
@@ -249,7 +249,7 @@ impl FamilyGuard {
             true => BTreeMap::new(),
             false => {
                 let objects = self.objects().await?.family.objects();
-                self.blocking(move || read::behind_tags(&objects, &named)).await?
+                self.blocking(move || check::behind_tags(&objects, &named)).await?
             }
         };
         let next = refs.after(&changes, head.as_ref(), &peeled)?;
@@ -510,7 +510,7 @@ impl FamilyGuard {
         self.blocking(move || {
             let proofs = Proofs::load(&family)?;
             let wanted = tips.values().flatten().chain(proofs.tips()).copied().collect();
-            let lost = read::missing(&[family.objects()], &wanted)?;
+            let lost = check::missing(&[family.objects()], &wanted)?;
             if !lost.is_disjoint(proofs.tips()) {
                 return Ok(tips.into_keys().collect());
             }

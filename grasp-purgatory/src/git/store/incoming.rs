@@ -18,7 +18,7 @@ use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
 use crate::git::limits::ProcessLimits;
 use crate::git::packs::cache::InUse;
-use crate::git::{blocking, chains, read};
+use crate::git::{blocking, chains, check};
 
 /// Uploads from this size on are not packed again if every object that came is needed.
 const LARGE: u64 = 64 * 1024 * 1024;
@@ -165,9 +165,9 @@ impl Incoming {
         let roots = source.roots_of(tip).await?;
         let (here, there) = (self.objects.family.clone(), source.family.objects());
         let (is_related, shared) = blocking(move || {
-            let lacking = read::missing(&[here.objects()], &roots)?;
+            let lacking = check::missing(&[here.objects()], &roots)?;
             let proven = Proofs::load(&here)?.tips().clone();
-            let unknown = read::missing(&[there], &proven)?;
+            let unknown = check::missing(&[there], &proven)?;
             Ok((lacking.len() < roots.len(), &proven - &unknown))
         })
         .await?;
@@ -271,8 +271,8 @@ impl Incoming {
         if let Some((_, needed)) = self.needed.clone().filter(|(all, _)| all == tips) {
             let family = self.objects.family.objects();
             return blocking(move || {
-                let rest = &read::all(&quarantine)? - &needed;
-                Ok(rest.is_empty() || read::missing(&[family], &rest)?.is_empty())
+                let rest = &check::all(&quarantine)? - &needed;
+                Ok(rest.is_empty() || check::missing(&[family], &rest)?.is_empty())
             })
             .await;
         }

@@ -20,9 +20,9 @@ use crate::git::check::{Objects, Proofs};
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
 use crate::git::packs::cache::InUse;
-use crate::git::packs::checksum::{self, Soundness};
-use crate::git::packs::sweep::UnnamedObjects;
-use crate::git::packs::{self, KINDS, PackCache, PackFigures, PackStorageError};
+use crate::git::packs::{
+    self, KINDS, PackCache, PackFigures, PackStorageError, Soundness, UnnamedObjects,
+};
 
 /// Times that the row of a family is read because packs of it were replaced while they were downloaded.
 const MAX_ROWS: usize = 4;
@@ -231,7 +231,7 @@ impl RepoStore {
         }
         let bytes = pack.bytes;
         let checked = blocking(move || {
-            checksum::check(&file, bytes).map_err(|source| GitError::io("read", file, source))
+            packs::check_pack(&file, bytes).map_err(|source| GitError::io("read", file, source))
         });
         Ok(Some((copy, checked.await?)))
     }
@@ -379,7 +379,7 @@ impl RepoStore {
         let (file, bytes) = (file_of(family, pack), pack.bytes);
         let found = blocking(move || match file.exists() {
             true => {
-                checksum::check(&file, bytes).map_err(|error| GitError::io("read", file, error))
+                packs::check_pack(&file, bytes).map_err(|error| GitError::io("read", file, error))
             }
             false => Ok(Soundness::Damaged),
         });

@@ -25,8 +25,7 @@ use crate::git::blocking;
 use crate::git::check::{Objects, Proofs};
 use crate::git::error::GitError;
 use crate::git::layout::Family;
-use crate::git::packs;
-use crate::git::packs::checksum::{self, Soundness};
+use crate::git::packs::{self, Soundness};
 
 /// Timeout of reading one pack.
 pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(60 * 60);
@@ -181,7 +180,7 @@ impl FamilyGuard {
             let mut is_changed = is_lost;
             for pack in named.iter().filter(|_| read) {
                 let file = file_of(&family, pack);
-                let found = checksum::check(&file, pack.bytes);
+                let found = packs::check_pack(&file, pack.bytes);
                 if file.exists() && !matches!(found, Ok(Soundness::Sound)) {
                     tracing::warn!(
                         pack = pack.name,

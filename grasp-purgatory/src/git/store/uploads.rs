@@ -11,11 +11,9 @@ use nostr::event::EventId;
 use super::staging::{ABSENT, discard, names_of, place_of};
 use super::unpacking::{Quarantine, move_packs};
 use super::{FamilyGuard, RepoStore};
-use crate::git::blocking;
 use crate::git::error::GitError;
-use crate::git::layout;
-use crate::git::packs::checksum::{self, Soundness};
-use crate::git::packs::{self, PackStorageError};
+use crate::git::packs::{self, PackStorageError, Soundness};
+use crate::git::{blocking, layout};
 
 /// Files of uploads with their sizes, by the directory of the upload below staging.
 type Listed = BTreeMap<String, BTreeMap<String, u64>>;
@@ -157,7 +155,7 @@ impl FamilyGuard {
             let checked = file.clone();
             let soundness = self.blocking(move || {
                 let bytes = layout::size(&checked)?;
-                checksum::check(&checked, bytes).map_err(|it| GitError::io("read", checked, it))
+                packs::check_pack(&checked, bytes).map_err(|it| GitError::io("read", checked, it))
             });
             match soundness.await? {
                 Soundness::Sound => {}

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId};
+use grasp_purgatory::Record;
 use grasp_purgatory::database::{
     Addition, FamilyChange, FamilyRow, Generation, Pack, RetiredRef, View,
 };
-use grasp_purgatory::journal::Record;
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;

@@ -9,18 +9,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId};
+use grasp_purgatory::Record;
 use grasp_purgatory::database::{
     Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, FamilyRow, Pack, View,
 };
-use grasp_purgatory::journal::Record;
 use nostr::types::Timestamp;
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::schema;
 use super::tables::SqliteTables;
-use super::{BUSY_TIMEOUT, Integrity, examine, failure};
+use super::{BUSY_TIMEOUT, Integrity, examine, failure, tables};
 use crate::store::keys::Keys;
 use crate::store::{StoreError, StoreRules};
 
@@ -58,10 +57,10 @@ impl SqliteReader {
             conn.pragma_update(None, "query_only", true)
         };
         set().map_err(failure)?;
-        if !schema::is_current(&conn)? {
+        if !tables::is_current(&conn)? {
             return Err(StoreError::Engine(Box::new(OlderSchema)));
         }
-        let keys = schema::load_keys(&conn).map_err(failure)?;
+        let keys = tables::load_keys(&conn).map_err(failure)?;
         let rules = StoreRules::default();
         Ok(Self { path: path.to_owned(), conn: Mutex::new(conn), keys, rules })
     }
@@ -200,7 +199,7 @@ mod tests {
     /// A database with one event-like row, and a connection that uses it.
     fn database(path: &Path) -> Connection {
         let mut conn = connect(path, 0).unwrap();
-        schema::migrate(&mut conn).unwrap();
+        tables::migrate(&mut conn).unwrap();
         conn.execute_batch("CREATE TABLE notes (text); INSERT INTO notes VALUES ('one')").unwrap();
         conn
     }

@@ -13,9 +13,8 @@ use std::vec;
 use nostr::event::EventId;
 use rusqlite::{Connection, Row, Rows, Statement, params};
 
-use super::schema::position;
 use super::search::{ReadBudget, SEEK_ROWS};
-use super::tables::SqliteTables;
+use super::tables::{SqliteTables, position};
 use crate::store::keys::{Digest, Position};
 
 /// The wanted part of serving order.
@@ -332,7 +331,7 @@ mod tests {
 
     use super::*;
     use crate::store::StoreRules;
-    use crate::store::sqlite::schema::load_keys;
+    use crate::store::sqlite::tables::load_keys;
 
     fn file() -> Connection {
         let conn = Connection::open_in_memory().unwrap();

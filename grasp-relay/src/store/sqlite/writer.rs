@@ -207,15 +207,15 @@ mod tests {
     use futures_util::future::join_all;
 
     use super::*;
-    use crate::store::sqlite::{connect, schema};
+    use crate::store::sqlite::{connect, tables};
 
     /// A writer upon a fresh file, after something was done to its connection.
     fn writer(path: &Path, prepare: impl FnOnce(&Connection)) -> SqliteWriter {
         let mut conn = connect(path, 1024 * 1024).unwrap();
-        schema::migrate(&mut conn).unwrap();
+        tables::migrate(&mut conn).unwrap();
         conn.execute_batch("CREATE TABLE notes (text)").unwrap();
         prepare(&conn);
-        let keys = schema::load_keys(&conn).unwrap();
+        let keys = tables::load_keys(&conn).unwrap();
         let wal = Wal::start(path, connect(path, 0).unwrap()).unwrap();
         SqliteWriter::start(conn, wal, keys, Arc::default()).unwrap()
     }

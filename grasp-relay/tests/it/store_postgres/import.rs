@@ -10,8 +10,7 @@ use grasp_purgatory::database::{
     Commit, Committed, Database, FamilyChange, Garbage, Pack, RetiredRef, ViewChange,
 };
 use grasp_purgatory::git::{Refs, Target};
-use grasp_purgatory::journal::Record;
-use grasp_purgatory::{CleanupTask, Phase, PushTarget};
+use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, Refusal, Saved, Store};
 use nostr::event::Kind;

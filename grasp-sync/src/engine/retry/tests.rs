@@ -1,4 +1,4 @@
-use super::super::ids::Ids;
+use super::super::io::Ids;
 use super::*;
 
 fn id(n: u8) -> EventId {
