@@ -94,7 +94,7 @@ impl Config {
 
     /// Returns a setting that contradicts another one or a limit, and why.
     fn contradiction(&self) -> Option<(&'static str, &'static str)> {
-        let Settings { relay, purgatory, staging, .. } = &self.settings;
+        let relay = &self.settings.relay;
         let rules = [
             (
                 relay.event_bytes <= relay.message_bytes,
@@ -105,11 +105,6 @@ impl Config {
                 relay.connections <= relay.tcp_connections,
                 "relay.connections",
                 "above the number of TCP connections, which is 8192",
-            ),
-            (
-                staging.bytes_per_family <= purgatory.staged.bytes,
-                "purgatory.staged_bytes",
-                "below what the uploads to one repository may have",
             ),
             (
                 self.settings.database.is_none() || self.settings.packs.is_some(),

@@ -135,10 +135,8 @@ fn git(config: &Config) -> Finding {
     match config.settings.git() {
         Ok(git) => Finding::good("git", format!("version {}", git.version())),
         Err(error) => {
-            let remedy = format!(
-                "install git {} or newer and have it in PATH, or name it with --git-program",
-                GitVersion::OLDEST
-            );
+            let remedy =
+                format!("install git {} or newer and have it first in PATH", GitVersion::OLDEST);
             Finding::failed("git", error.to_string(), remedy)
         }
     }

@@ -298,20 +298,34 @@ pub(super) fn log_filter() -> Form<String> {
     Form::new("FILTER", read, String::clone)
 }
 
+/// Limits for conversations with a host, as in `10,60`.
+pub(super) fn limits() -> Form<HostLimits> {
+    let expected = "expected conversations at once and per minute, as in 10,60";
+    let read = move |text: &str| read_limits(text).ok_or_else(|| expected.to_owned());
+    Form::new("AT_ONCE,PER_MINUTE", read, show_limits)
+}
+
 /// Limits for conversations with one host, as in `github.com:10,60`.
 pub(super) fn host_limit() -> Form<(Host, HostLimits)> {
     let read = |text: &str| {
-        let (host, limit) = text.rsplit_once(':')?;
-        let (at_once, starts) = limit.split_once(',')?;
-        let (at_once, starts) = (at_once.trim().parse().ok()?, starts.trim().parse().ok()?);
-        let limit = HostLimits { at_once, starts, ..HostLimits::default() };
-        Some((host.parse::<Host>().ok()?, limit))
+        let (host, limits) = text.rsplit_once(':')?;
+        Some((host.parse::<Host>().ok()?, read_limits(limits)?))
     };
     let expected = "expected a host, conversations at once and per minute, as in github.com:10,60";
     let read = move |text: &str| read(text).ok_or_else(|| expected.to_owned());
-    Form::new("HOST:AT_ONCE,PER_MINUTE", read, |(host, limit)| {
-        format!("{}:{},{}", host.as_str(), limit.at_once, limit.starts)
+    Form::new("HOST:AT_ONCE,PER_MINUTE", read, |(host, limits)| {
+        format!("{}:{}", host.as_str(), show_limits(limits))
     })
+}
+
+fn read_limits(text: &str) -> Option<HostLimits> {
+    let (at_once, starts) = text.split_once(',')?;
+    let (at_once, starts) = (at_once.trim().parse().ok()?, starts.trim().parse().ok()?);
+    Some(HostLimits { at_once, starts, ..HostLimits::default() })
+}
+
+fn show_limits(limits: &HostLimits) -> String {
+    format!("{},{}", limits.at_once, limits.starts)
 }
 
 /// One of a few values, by name.
@@ -354,6 +368,15 @@ mod tests {
         assert_eq!(time("2d"), Some(Duration::from_secs(172_800)));
         for bad in ["", "5", "s", "5 parsecs"] {
             assert_eq!(time(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn limits_of_hosts_are_two_numbers_above_zero() {
+        let Form { read, show, .. } = limits();
+        assert_eq!(show(&read("8, 600").unwrap()), "8,600");
+        for bad in ["", "8", "0,5", "5,0", "1,2,3"] {
+            assert!(read(bad).is_err(), "{bad}");
         }
     }
 

@@ -6,8 +6,8 @@ use grasp_core::MaintainerModel;
 
 use super::LogFormat;
 use super::setting::{
-    Setting, bytes, choice, count, host_limit, key, list, log_filter, one, optional, path, switch,
-    text, time,
+    Setting, bytes, choice, count, host_limit, key, limits, list, log_filter, one, optional, path,
+    switch, text, time,
 };
 
 /// The sections of the file and their titles, in the order of the reference.
@@ -177,14 +177,10 @@ fn sync_and_hunt() -> Vec<Setting> {
             .help("Keeps events in step with other relays"),
         one("sync.connections", count(), |c| &mut c.settings.sync.engine.connections)
             .help("Connections to other relays at the same time, bootstrap relays not counted"),
-        one("hunt.host_at_once", count(), |c| &mut c.settings.hunt.per_host.at_once)
-            .help("Conversations with one git server at the same time"),
-        one("hunt.host_per_minute", count(), |c| &mut c.settings.hunt.per_host.starts)
-            .help("Conversations with one git server that begin in any minute"),
-        one("hunt.grasp_at_once", count(), |c| &mut c.settings.hunt.per_grasp_host.at_once)
-            .help("Conversations with one GRASP server at the same time"),
-        one("hunt.grasp_per_minute", count(), |c| &mut c.settings.hunt.per_grasp_host.starts)
-            .help("Conversations with one GRASP server that begin in any minute"),
+        one("hunt.git_server", limits(), |c| &mut c.settings.hunt.per_host)
+            .help("Conversations with one git server at the same time, and that begin in any minute"),
+        one("hunt.grasp_server", limits(), |c| &mut c.settings.hunt.per_grasp_host)
+            .help("Conversations with one GRASP server at the same time, and that begin in any minute"),
         list("hunt.hosts", host_limit(), |c| &mut c.settings.hunt.hosts)
             .help("Hosts with limits of their own, as in `github.com:10,60`"),
         optional("sidecar.relay", text("URL"), |c| &mut c.sidecar_relay)
@@ -202,8 +198,6 @@ fn hosting() -> Vec<Setting> {
     vec![
         one("purgatory.hold_for", time(), |c| &mut c.settings.purgatory.hold_for)
             .help("Time that an event waits before it expires"),
-        one("purgatory.staged_bytes", bytes(), |c| &mut c.settings.purgatory.staged.bytes)
-            .help("Bytes on disk of uploads that wait for their event"),
         one("git.push_bytes", bytes(), |c| &mut c.settings.git.push_bytes)
             .help("Largest pack of a push"),
         one("git.repository_bytes", bytes(), |c| &mut c.settings.git.repository_bytes).help(
@@ -213,8 +207,6 @@ fn hosting() -> Vec<Setting> {
         one("git.secure", switch(), |c| &mut c.settings.git.secure)
             .common()
             .help("Shows addresses with TLS (`https:`, `wss:`)"),
-        optional("git.program", path("PATH"), |c| &mut c.settings.git_program)
-            .help("Git program. Default: the first in `PATH`"),
         optional("git.repositories", path("DIR"), |c| &mut c.settings.repositories)
             .help("Directory of the repositories. Default: `git` in the data directory"),
         one("relay.event_bytes", bytes(), |c| &mut c.settings.relay.event_bytes)

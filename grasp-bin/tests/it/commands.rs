@@ -319,11 +319,11 @@ fn an_old_git_is_refused_at_the_start_and_by_the_doctor_with_a_remedy() {
     let old = dir.path().join("git");
     std::fs::write(&old, "#!/bin/sh\necho git version 2.36.6\n").unwrap();
     std::fs::set_permissions(&old, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let (old, data) = (old.to_str().unwrap(), dir.path().join("data"));
-    let at =
-        ["--data-dir", data.to_str().unwrap(), "--git-program", old, "--listen", "127.0.0.1:0"];
-    for command in [&["serve"][..], &["doctor", "--offline"]] {
-        let said = grasp(&[command, &at].concat());
+    let data = dir.path().join("data");
+    let at = ["--data-dir", data.to_str().unwrap(), "--listen", "127.0.0.1:0"];
+    let path = format!("{}:/usr/bin:/bin", dir.path().display());
+    for args in [&["serve"][..], &["doctor", "--offline"]] {
+        let said = said(command().args(args).args(at).env("PATH", &path));
         let text = format!("{}{}", said.out, said.err);
         assert!(!said.ok && text.contains("git 2.36 is too old"), "{said:?}");
         assert!(text.contains("install git 2.37 or newer"), "{said:?}");

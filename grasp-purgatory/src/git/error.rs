@@ -16,7 +16,7 @@ use crate::database::DatabaseError;
 #[non_exhaustive]
 pub enum BinaryError {
     /// No such program.
-    #[error("git was not found ({0}); install git {min} or newer, or name it with git.program", min = GitVersion::OLDEST)]
+    #[error("git was not found ({0}); install git {min} or newer and have it first in PATH", min = GitVersion::OLDEST)]
     NotFound(String),
     /// It is there but could not be run.
     #[error("could not run {program}")]
@@ -36,7 +36,7 @@ pub enum BinaryError {
         said: String,
     },
     /// A git without what is needed here.
-    #[error("git {0} is too old; install git {min} or newer, or name it with git.program", min = GitVersion::OLDEST)]
+    #[error("git {0} is too old; install git {min} or newer and have it first in PATH", min = GitVersion::OLDEST)]
     TooOld(GitVersion),
 }
 
