@@ -346,8 +346,8 @@ pub enum RefVerdict {
     Refused(RefRefusal),
 }
 
-/// Commands that were judged and accepted. Made by [`authorise`](authorise) and
-/// [`authorise_contribution`](authorise_contribution) only.
+/// Commands that were judged and accepted. Made by [`authorise`] and
+/// [`authorise_contribution`] only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorisedPush {
     execute: Vec<PushCommand>,

@@ -159,7 +159,7 @@ impl SyncEngine {
     }
 }
 
-/// The settings of a [`SyncEngine`](SyncEngine).
+/// The settings of a [`SyncEngine`].
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Our own service; never a target.

@@ -23,17 +23,23 @@ const MAX_COMMIT_DELAY: Duration = Duration::from_millis(1);
 
 /// A command to a writer.
 pub(crate) enum WriterCommand<T> {
-    /// Work for a transaction.
-    Perform(T),
+    /// Work for a transaction, and the approximate number of rows it writes.
+    Perform(usize, T),
     /// The end, after what is queued.
     Stop(oneshot::Sender<()>),
 }
 
-/// Work of a known size.
-pub(crate) trait Weighted {
-    /// Returns the approximate number of rows it writes.
-    fn rows(&self) -> usize;
+/// Finishes queued writes and ends the writer.
+pub(crate) async fn stop<T>(queue: &mpsc::Sender<WriterCommand<T>>) {
+    let (done, finished) = oneshot::channel();
+    if queue.send(WriterCommand::Stop(done)).await.is_ok() {
+        // An error means that the writer has ended already.
+        let _ = finished.await;
+    }
 }
+
+/// Heavy tasks for later transactions, with their rows.
+pub(crate) type HeavyTasks<T> = VecDeque<(usize, T)>;
 
 /// The tasks that share a transaction.
 pub(crate) struct CommitGroup<T> {
@@ -49,12 +55,12 @@ impl<T> Default for CommitGroup<T> {
     }
 }
 
-impl<T: Weighted> CommitGroup<T> {
+impl<T> CommitGroup<T> {
     /// Takes queued light tasks while there is room, and moves heavy ones to their own queue.
     pub(crate) fn gather(
         &mut self,
         commands: &mut mpsc::Receiver<WriterCommand<T>>,
-        heavy: &mut VecDeque<T>,
+        heavy: &mut HeavyTasks<T>,
     ) {
         while self.rows < MAX_COMMIT_ROWS && heavy.len() < QUEUE_CAPACITY {
             let Ok(command) = commands.try_recv() else {
@@ -65,13 +71,13 @@ impl<T: Weighted> CommitGroup<T> {
     }
 
     /// Takes heavy tasks up to their share of a transaction.
-    pub(crate) fn take_heavy(&mut self, heavy: &mut VecDeque<T>) {
+    pub(crate) fn take_heavy(&mut self, heavy: &mut HeavyTasks<T>) {
         let mut rows = 0;
         while rows < MAX_HEAVY_ROWS {
-            let Some(task) = heavy.pop_front() else {
+            let Some((more, task)) = heavy.pop_front() else {
                 return;
             };
-            rows += task.rows();
+            rows += more;
             self.tasks.push(task);
         }
     }
@@ -80,12 +86,14 @@ impl<T: Weighted> CommitGroup<T> {
         &mut self,
         command: WriterCommand<T>,
         commands: &mut mpsc::Receiver<WriterCommand<T>>,
-        heavy: &mut VecDeque<T>,
+        heavy: &mut HeavyTasks<T>,
     ) {
         match command {
-            WriterCommand::Perform(task) if task.rows() > MAX_LIGHT_ROWS => heavy.push_back(task),
-            WriterCommand::Perform(task) => {
-                self.rows += task.rows();
+            WriterCommand::Perform(rows, task) if rows > MAX_LIGHT_ROWS => {
+                heavy.push_back((rows, task));
+            }
+            WriterCommand::Perform(rows, task) => {
+                self.rows += rows;
                 self.tasks.push(task);
             }
             WriterCommand::Stop(done) => {

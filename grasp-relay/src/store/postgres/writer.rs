@@ -20,7 +20,7 @@ use super::git;
 use super::tables::{Tables, Wanted};
 use super::values::get;
 use crate::store::changes::{Changes, number, refs_removal};
-use crate::store::group::{CommitGroup, LastCommit, QUEUE_CAPACITY, Weighted, WriterCommand};
+use crate::store::group::{self, CommitGroup, LastCommit, QUEUE_CAPACITY, WriterCommand};
 use crate::store::keys::Keys;
 use crate::store::{StoreError, StoreRules, repository_names};
 
@@ -40,7 +40,7 @@ pub(super) struct PostgresWriter {
 type Command = WriterCommand<Box<dyn TransactionTask>>;
 
 /// Work for one transaction.
-trait TransactionTask: Weighted + Send {
+trait TransactionTask: Send {
     /// Returns the epoch in which it was asked for.
     fn epoch(&self) -> u64;
     /// Adds the rows that it needs.
@@ -116,39 +116,22 @@ impl PostgresWriter {
             0 => return Err(StoreError::Fenced),
             epoch => epoch,
         };
-        let task = WriteTask { rows, epoch, needs, work: Some(work), outcome: None, reply };
-        Ok(WriterCommand::Perform(Box::new(task)))
+        let task = WriteTask { epoch, needs, work: Some(work), outcome: None, reply };
+        Ok(WriterCommand::Perform(rows, Box::new(task)))
     }
 
     /// Finishes queued writes and ends the task.
     pub(super) async fn stop(&self) {
-        let (done, finished) = oneshot::channel();
-        if self.queue.send(WriterCommand::Stop(done)).await.is_ok() {
-            // An error means that the task has ended already.
-            let _ = finished.await;
-        }
+        group::stop(&self.queue).await;
     }
 }
 
 struct WriteTask<T, N, W> {
-    rows: usize,
     epoch: u64,
     needs: N,
     work: Option<W>,
     outcome: Option<T>,
     reply: oneshot::Sender<Result<T, StoreError>>,
-}
-
-impl Weighted for Box<dyn TransactionTask> {
-    fn rows(&self) -> usize {
-        (**self).rows()
-    }
-}
-
-impl<T, N, W> Weighted for WriteTask<T, N, W> {
-    fn rows(&self) -> usize {
-        self.rows
-    }
 }
 
 impl<T, N, W> TransactionTask for WriteTask<T, N, W>

@@ -13,7 +13,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::tables::SqliteTables;
 use super::wal::Wal;
-use crate::store::group::{CommitGroup, LastCommit, QUEUE_CAPACITY, Weighted, WriterCommand};
+use crate::store::group::{
+    self, CommitGroup, HeavyTasks, LastCommit, QUEUE_CAPACITY, WriterCommand,
+};
 use crate::store::keys::Keys;
 use crate::store::{StoreError, StoreRules};
 
@@ -25,7 +27,7 @@ pub(super) struct SqliteWriter {
 type Command = WriterCommand<Box<dyn SqliteTask>>;
 
 /// Work for one transaction.
-trait SqliteTask: Weighted + Send {
+trait SqliteTask: Send {
     fn perform(&mut self, tables: &SqliteTables<'_>) -> rusqlite::Result<()>;
     /// Sends the result of the transaction to the caller.
     fn resolve(self: Box<Self>, ended: Result<(), Arc<rusqlite::Error>>);
@@ -53,9 +55,8 @@ impl SqliteWriter {
         W: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
-        let task = SqliteWrite { rows, work: Some(work), outcome: None, reply };
-        let command: Command = WriterCommand::Perform(Box::new(task));
-        let sent = self.queue.send(command).await;
+        let task = SqliteWrite { work: Some(work), outcome: None, reply };
+        let sent = self.queue.send(WriterCommand::Perform(rows, Box::new(task))).await;
         sent.map_err(|_| StoreError::Closed)?;
         answer.await.map_err(|_| StoreError::Closed)?
     }
@@ -66,38 +67,21 @@ impl SqliteWriter {
         W: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<()> + Send + 'static,
     {
         let (reply, _) = oneshot::channel();
-        let task = SqliteWrite { rows: 1, work: Some(work), outcome: None, reply };
+        let task = SqliteWrite { work: Some(work), outcome: None, reply };
         // A full queue means that there are more important things to write.
-        let _ = self.queue.try_send(WriterCommand::Perform(Box::new(task)));
+        let _ = self.queue.try_send(WriterCommand::Perform(1, Box::new(task)));
     }
 
     /// Finishes queued writes, closes the write-ahead log and ends the thread.
     pub(super) async fn stop(&self) {
-        let (done, finished) = oneshot::channel();
-        if self.queue.send(WriterCommand::Stop(done)).await.is_ok() {
-            // An error means that the thread has ended already.
-            let _ = finished.await;
-        }
+        group::stop(&self.queue).await;
     }
 }
 
 struct SqliteWrite<T, W> {
-    rows: usize,
     work: Option<W>,
     outcome: Option<T>,
     reply: oneshot::Sender<Result<T, StoreError>>,
-}
-
-impl Weighted for Box<dyn SqliteTask> {
-    fn rows(&self) -> usize {
-        (**self).rows()
-    }
-}
-
-impl<T, W> Weighted for SqliteWrite<T, W> {
-    fn rows(&self) -> usize {
-        self.rows
-    }
 }
 
 impl<T, W> SqliteTask for SqliteWrite<T, W>
@@ -130,7 +114,7 @@ struct WriterThread {
     keys: Keys,
     rules: Arc<StoreRules>,
     /// Heavy tasks for later transactions.
-    heavy: VecDeque<Box<dyn SqliteTask>>,
+    heavy: HeavyTasks<Box<dyn SqliteTask>>,
 }
 
 impl WriterThread {
