@@ -31,6 +31,7 @@ use crate::{Config, HoldOutcome, Input, Purgatory};
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::deletion::VanishScope;
 use grasp_core::nip34::Announcement;
+use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Now, RepoId, kinds};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
@@ -113,6 +114,18 @@ pub struct PurgatoryParts {
     pub hunt: Option<HuntParts>,
 }
 
+impl PurgatoryParts {
+    /// Returns the stores of both endpoints.
+    fn stores(&self) -> impl Iterator<Item = &RepoStore> {
+        std::iter::once(&self.repos).chain(&self.contributors)
+    }
+
+    /// Returns the store of an endpoint, if that is enabled.
+    fn store_of(&self, endpoint: Endpoint) -> Option<&RepoStore> {
+        self.stores().find(|store| store.endpoint() == endpoint)
+    }
+}
+
 /// The handle of the driver's task. Cheap to clone; the task ends with the last clone.
 #[derive(Clone)]
 pub struct PurgatoryDriver {
@@ -186,7 +199,7 @@ impl PurgatoryDriver {
     pub async fn start(parts: PurgatoryParts, config: Config, records: Vec<Record>) -> Self {
         let now = parts.relay.now();
         let purgatory = Purgatory::restore(config, parts.policy.clone(), records, now);
-        for repos in std::iter::once(&parts.repos).chain(&parts.contributors) {
+        for repos in parts.stores() {
             remove_unrecorded_uploads(repos, &purgatory).await;
         }
         let parts = Arc::new(parts);
@@ -423,7 +436,7 @@ impl PurgatoryDriver {
     /// Retains the identifiers with git data. An event may name hundreds that were never announced.
     async fn with_git_data(&self, names: BTreeSet<Identifier>) -> BTreeSet<Identifier> {
         let mut found = BTreeSet::new();
-        for store in std::iter::once(self.repos()).chain(self.contributors()) {
+        for store in self.parts.stores() {
             match store.existing(names.clone()).await {
                 Ok(some) => found.extend(some),
                 Err(error) => {

@@ -47,11 +47,11 @@ impl Damage {
     /// `walk`, if a pack is lost, or if damage is known that a check of the tips may not show.
     pub(super) async fn inspect(
         &self,
-        (endpoint, store): (Endpoint, &RepoStore),
+        store: &RepoStore,
         identifier: &Identifier,
         walk: bool,
     ) -> Result<bool, GitError> {
-        let place = (endpoint, identifier.clone());
+        let place = (store.endpoint(), identifier.clone());
         let is_known = self.known().damaged.contains_key(&place);
         let inspection = store.inspect(identifier, walk || is_known).await?;
         let is_damaged = !inspection.broken.is_empty();
@@ -145,13 +145,8 @@ impl PurgatoryDriver {
     /// Checks a repository if git reported a missing object while it served a fetch. One check of an identifier runs at a
     /// time, so that clients cannot queue them by asking for objects that never were here.
     pub fn suspect(&self, endpoint: Endpoint, repo: &RepoId, words: &str) {
-        let store = match endpoint {
-            Endpoint::Repository => Some(self.repos()),
-            Endpoint::PullRequests => self.contributors(),
-        };
-        let (Some(suspicion), Some(store)) = (Suspicion::read(words), store.cloned()) else {
-            return;
-        };
+        let store = self.parts.store_of(endpoint).cloned();
+        let (Some(suspicion), Some(store)) = (Suspicion::read(words), store) else { return };
         let place = (endpoint, repo.identifier.clone());
         let (damage, driver) = (self.damage.clone(), self.clone());
         if !damage.known().suspected.insert(place.clone()) {
@@ -160,7 +155,7 @@ impl PurgatoryDriver {
         tokio::spawn(async move {
             let walk = suspicion == Suspicion::History;
             let identifier = place.1.clone();
-            match damage.inspect((endpoint, &store), &identifier, walk).await {
+            match damage.inspect(&store, &identifier, walk).await {
                 Ok(true) => driver.tell(Input::Damaged { identifier }).await,
                 Ok(false) => {}
                 Err(error) => {
@@ -175,12 +170,12 @@ impl PurgatoryDriver {
     /// from other servers. Returns whether objects are missing.
     pub async fn repair(&self, identifier: &Identifier) -> Result<bool, GitError> {
         let now = self.parts.relay.now().unix;
-        for store in std::iter::once(self.repos()).chain(self.contributors()) {
+        for store in self.parts.stores() {
             let damaged = store.verify(identifier, now + CLOCK_RESOLUTION, now).await?;
             if !damaged.is_empty() {
                 tracing::error!(%identifier, ?damaged, "packs are damaged; what is unreadable is fetched from other servers");
             }
-            self.damage.inspect((store.endpoint(), store), identifier, true).await?;
+            self.damage.inspect(store, identifier, true).await?;
         }
         let is_missing = self.lacks_objects(identifier);
         if is_missing {

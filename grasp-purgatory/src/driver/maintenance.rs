@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use crate::Input;
 use crate::git::{FamilyGuard, RepoStore};
-use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Mono, Oid};
 use nostr::types::Timestamp;
 
@@ -150,7 +149,7 @@ impl LaneExecutor {
 
     async fn try_names(&self) -> Result<BTreeSet<Identifier>, DriverError> {
         let mut names = BTreeSet::new();
-        for store in self.stores() {
+        for store in self.parts.stores() {
             names.extend(store.identifiers().await?);
         }
         names.extend(self.parts.relay.hosted(&self.parts.policy).await?);
@@ -159,7 +158,7 @@ impl LaneExecutor {
 
     /// Removes packs from the pack storage that nothing has named for a day.
     pub(super) async fn sweep(&self) {
-        for store in self.stores() {
+        for store in self.parts.stores() {
             match store.sweep(self.parts.relay.now().mono).await {
                 Ok(0) => {}
                 Ok(deleted) => {
@@ -185,11 +184,9 @@ impl LaneExecutor {
     ) -> Result<(), DriverError> {
         let now = self.parts.relay.now().unix;
         self.unrelated.forget(identifier);
-        for (endpoint, store) in
-            [Endpoint::Repository, Endpoint::PullRequests].into_iter().zip(self.stores())
-        {
-            self.inspect((endpoint, store), identifier).await;
-            self.verify((endpoint, store), identifier, now).await;
+        for store in self.parts.stores() {
+            self.inspect(store, identifier).await;
+            self.verify(store, identifier, now).await;
             let mut guard = store.lock(identifier).await?;
             self.forget_vanished(&mut guard).await?;
             if waiting.is_none() {
@@ -207,7 +204,7 @@ impl LaneExecutor {
     }
 
     /// Checks that the objects of an identifier are there, and hunts for those that are not.
-    pub(super) async fn inspect(&self, store: (Endpoint, &RepoStore), identifier: &Identifier) {
+    pub(super) async fn inspect(&self, store: &RepoStore, identifier: &Identifier) {
         match self.damage.inspect(store, identifier, false).await {
             Ok(true) => {
                 let damaged = Input::Damaged { identifier: identifier.clone() };
@@ -221,17 +218,12 @@ impl LaneExecutor {
     }
 
     /// Reads the packs of an identifier that were not read for a month.
-    async fn verify(
-        &self,
-        (endpoint, store): (Endpoint, &RepoStore),
-        identifier: &Identifier,
-        now: Timestamp,
-    ) {
+    async fn verify(&self, store: &RepoStore, identifier: &Identifier, now: Timestamp) {
         match store.verify(identifier, now - VERIFY_INTERVAL, now).await {
             Ok(damaged) if damaged.is_empty() => {}
             Ok(damaged) => {
                 tracing::error!(%identifier, ?damaged, "packs are damaged; what is unreadable is fetched from other servers");
-                self.inspect((endpoint, store), identifier).await;
+                self.inspect(store, identifier).await;
             }
             Err(error) => {
                 tracing::warn!(%error, %identifier, "could not read the packs of a repository")

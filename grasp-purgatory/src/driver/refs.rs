@@ -113,7 +113,7 @@ impl LaneExecutor {
         let now = self.parts.relay.now().unix;
         let mut families: BTreeMap<(Endpoint, &Identifier), FamilyChange> = BTreeMap::new();
         for ((endpoint, repo), wanted) in wanted {
-            let Some(store) = self.store_of(*endpoint) else { continue };
+            let Some(store) = self.parts.store_of(*endpoint) else { continue };
             let mut guard = store.lock(&repo.identifier).await?;
             let key = (*endpoint, &repo.identifier);
             let family = families.entry(key).or_insert_with(|| guard.change());
@@ -122,18 +122,6 @@ impl LaneExecutor {
             }
         }
         Ok(families.into_values().filter(|family| !family.is_empty()).collect())
-    }
-
-    fn store_of(&self, endpoint: Endpoint) -> Option<&RepoStore> {
-        match endpoint {
-            Endpoint::Repository => Some(&self.parts.repos),
-            Endpoint::PullRequests => self.parts.contributors.as_ref(),
-        }
-    }
-
-    /// Returns the stores of both endpoints.
-    pub(super) fn stores(&self) -> impl Iterator<Item = &RepoStore> {
-        std::iter::once(&self.parts.repos).chain(&self.parts.contributors)
     }
 
     pub(super) async fn try_task(&self, task: &CleanupTask) -> Result<(), DriverError> {
@@ -189,7 +177,7 @@ impl LaneExecutor {
         let served = self.events(Filter::new().id(id)).await?.into_iter();
         let served = served.filter_map(|event| Some(Proposal::parse(&event).ok()?.tip));
         let stay: BTreeSet<Oid> = keep.iter().copied().chain(served).collect();
-        for store in self.stores() {
+        for store in self.parts.stores() {
             for name in names {
                 let mut guard = store.lock(name).await?;
                 for tip in guard.staged(id).await?.difference(keep) {
@@ -270,7 +258,7 @@ impl LaneExecutor {
                 PushTarget::Repository(repo) => (Endpoint::Repository, repo),
                 PushTarget::Contributor(place) => (Endpoint::PullRequests, place),
             };
-            let Some(store) = self.store_of(endpoint) else { continue };
+            let Some(store) = self.parts.store_of(endpoint) else { continue };
             let mut guard = store.lock(&repo.identifier).await?;
             guard.promote_staged(id, tip).await?;
             // A contributor's repository has only what was pushed to it.
@@ -350,7 +338,7 @@ impl LaneExecutor {
         families: &'a BTreeSet<Identifier>,
         tip: Oid,
     ) -> Result<Option<(&'a RepoStore, &'a Identifier)>, DriverError> {
-        for store in self.stores() {
+        for store in self.parts.stores() {
             for identifier in families {
                 if store.lacking(identifier, &BTreeSet::from([tip])).await?.is_empty() {
                     return Ok(Some((store, identifier)));

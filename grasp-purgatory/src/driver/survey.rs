@@ -62,9 +62,8 @@ impl LaneExecutor {
         let identifier = request.identifier.clone();
         if self.damage.is_damaged(&identifier) {
             // A push or a fetch may have brought what is missing.
-            for store in self.stores() {
-                let endpoint = store.endpoint();
-                let checked = self.damage.inspect((endpoint, store), &identifier, true).await;
+            for store in self.parts.stores() {
+                let checked = self.damage.inspect(store, &identifier, true).await;
                 if let Err(error) = checked {
                     tracing::warn!(%error, %identifier, "could not check a repository for missing objects");
                 }
@@ -87,7 +86,7 @@ impl LaneExecutor {
         if request.kept.is_empty() || request.kept.iter().any(is_ruled) {
             return Ok(false);
         }
-        for store in self.stores() {
+        for store in self.parts.stores() {
             if !store.existing(BTreeSet::from([request.identifier.clone()])).await?.is_empty() {
                 return Ok(false);
             }
