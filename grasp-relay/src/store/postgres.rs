@@ -137,11 +137,11 @@ const CONTROL_CONNECTIONS: usize = 2;
 ///
 /// Writes fail with [`StoreError::Fenced`] unless this store [holds the lease](Self::claim_lease).
 pub struct PostgresStore {
-    inner: Arc<StoreInner>,
+    inner: Arc<PostgresInner>,
     listener: AbortHandle,
 }
 
-struct StoreInner {
+struct PostgresInner {
     place: String,
     rules: Arc<StoreRules>,
     keys: Arc<RwLock<Arc<Keys>>>,
@@ -177,7 +177,7 @@ impl PostgresStore {
             Arc::clone(&epoch),
         );
         let listener = tokio::spawn(lease::listen(connector.clone(), commits.clone()));
-        let inner = StoreInner {
+        let inner = PostgresInner {
             place: connector.to_string(),
             rules,
             keys,
@@ -530,7 +530,7 @@ impl Database for PostgresStore {
     }
 }
 
-impl StoreInner {
+impl PostgresInner {
     fn check_open(&self) -> Result<(), StoreError> {
         match self.closed.load(Ordering::SeqCst) {
             true => Err(StoreError::Closed),
