@@ -14,7 +14,7 @@ pub(super) const LOCK_SQL: &str = "SELECT pg_advisory_xact_lock(1735553904)";
 
 #[derive(Debug, thiserror::Error)]
 #[error("the database has tables of another application")]
-struct NotOurs;
+struct ForeignTables;
 
 #[derive(Debug, thiserror::Error)]
 #[error("the database has the encoding {0}; it must have UTF8")]
@@ -70,7 +70,7 @@ async fn version(tx: &Transaction<'_>) -> Result<u32, StoreError> {
     match (row.get::<_, i64>(0), row.get::<_, i64>(1)) {
         _ if encoding != "UTF8" => Err(failure(WrongEncoding(encoding))),
         (0, _) => Ok(0),
-        (_, 0) => Err(failure(NotOurs)),
+        (_, 0) => Err(failure(ForeignTables)),
         _ => {
             let version = tx.query_one("SELECT version FROM grasp_schema", &[]).await;
             Ok(u32::try_from(version.map_err(failure)?.get::<_, i64>(0)).unwrap_or(u32::MAX))
