@@ -46,7 +46,7 @@ use tokio_postgres::types::ToSql;
 
 use self::connect::{Connector, WRITER_SETTINGS, failure, pool_failure};
 use self::search::{Search, Unordered};
-use self::tables::{Tables, Wanted};
+use self::tables::{PostgresTables, Wanted};
 use self::values::{bytes, get, position, slices};
 use self::writer::PostgresWriter;
 use super::changes::Changes as _;
@@ -262,7 +262,7 @@ impl EventStore for PostgresStore {
             let keys = self.inner.keys()?;
             let mut wanted = Wanted::default();
             events.iter().for_each(|event| wanted.event(&keys, event));
-            let mut tables = Tables::new(&keys, &self.inner.rules);
+            let mut tables = PostgresTables::new(&keys, &self.inner.rules);
             tables.load(&*self.inner.reader().await?, &wanted).await?;
             let mut refusals = Vec::with_capacity(events.len());
             for event in events {
@@ -631,7 +631,7 @@ impl PostgresInner {
     where
         T: Send + 'static,
         N: Fn(&Keys, &mut Wanted) + Send + 'static,
-        W: FnOnce(&Tables<'_>) -> Result<T, StoreError> + Send + 'static,
+        W: FnOnce(&PostgresTables<'_>) -> Result<T, StoreError> + Send + 'static,
     {
         self.check_open()?;
         self.writer.perform(weight, needs, work).await

@@ -27,7 +27,7 @@ use crate::store::rules::{Gate, Progress, Rows, STEP_EVENTS, Served};
 use crate::store::{StoreError, StoreRules, write_cost};
 
 /// The rows of one transaction.
-pub(super) struct Tables<'a> {
+pub(super) struct PostgresTables<'a> {
     keys: &'a Keys,
     rules: &'a StoreRules,
     progress: Progress,
@@ -113,7 +113,7 @@ struct RequestRow {
     is_new: bool,
 }
 
-impl<'a> Tables<'a> {
+impl<'a> PostgresTables<'a> {
     pub(super) fn new(keys: &'a Keys, rules: &'a StoreRules) -> Self {
         let (progress, rows) = Default::default();
         Self { keys, rules, progress, rows }
@@ -175,7 +175,7 @@ fn step(mut rows: Vec<i64>) -> Vec<i64> {
     rows
 }
 
-impl Rows for Tables<'_> {
+impl Rows for PostgresTables<'_> {
     type Error = StoreError;
 
     fn keys(&self) -> &Keys {
@@ -465,7 +465,7 @@ impl Rows for Tables<'_> {
     }
 }
 
-impl GitRows for Tables<'_> {
+impl GitRows for PostgresTables<'_> {
     fn generation(
         &self,
         key: FamilyKey<'_>,

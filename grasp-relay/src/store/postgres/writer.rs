@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use super::connect::{failure, pool_failure};
 use super::git;
-use super::tables::{Tables, Wanted};
+use super::tables::{PostgresTables, Wanted};
 use super::values::get;
 use crate::store::changes::{Changes, number, refs_removal};
 use crate::store::group::{self, CommitGroup, LastCommit, QUEUE_CAPACITY, WriterCommand};
@@ -45,7 +45,7 @@ trait TransactionTask: Send {
     fn epoch(&self) -> u64;
     /// Adds the rows that it needs.
     fn want(&self, keys: &Keys, wanted: &mut Wanted);
-    fn perform(&mut self, tables: &Tables<'_>) -> Result<(), StoreError>;
+    fn perform(&mut self, tables: &PostgresTables<'_>) -> Result<(), StoreError>;
     /// Sends the result of the transaction to the caller.
     fn resolve(self: Box<Self>, ended: &Result<(), Arc<StoreError>>);
 }
@@ -79,7 +79,7 @@ impl PostgresWriter {
     where
         T: Send + 'static,
         N: Fn(&Keys, &mut Wanted) + Send + 'static,
-        W: FnOnce(&Tables<'_>) -> Result<T, StoreError> + Send + 'static,
+        W: FnOnce(&PostgresTables<'_>) -> Result<T, StoreError> + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
         let sent = self.queue.send(self.command(rows, needs, work, reply)?).await;
@@ -91,7 +91,7 @@ impl PostgresWriter {
     pub(super) fn try_perform<N, W>(&self, needs: N, work: W)
     where
         N: Fn(&Keys, &mut Wanted) + Send + 'static,
-        W: FnOnce(&Tables<'_>) -> Result<(), StoreError> + Send + 'static,
+        W: FnOnce(&PostgresTables<'_>) -> Result<(), StoreError> + Send + 'static,
     {
         let (reply, _) = oneshot::channel();
         if let Ok(command) = self.command(1, needs, work, reply) {
@@ -110,7 +110,7 @@ impl PostgresWriter {
     where
         T: Send + 'static,
         N: Fn(&Keys, &mut Wanted) + Send + 'static,
-        W: FnOnce(&Tables<'_>) -> Result<T, StoreError> + Send + 'static,
+        W: FnOnce(&PostgresTables<'_>) -> Result<T, StoreError> + Send + 'static,
     {
         let epoch = match self.epoch.load(Ordering::SeqCst) {
             0 => return Err(StoreError::Fenced),
@@ -138,7 +138,7 @@ impl<T, N, W> TransactionTask for WriteTask<T, N, W>
 where
     T: Send,
     N: Fn(&Keys, &mut Wanted) + Send,
-    W: FnOnce(&Tables<'_>) -> Result<T, StoreError> + Send,
+    W: FnOnce(&PostgresTables<'_>) -> Result<T, StoreError> + Send,
 {
     fn epoch(&self) -> u64 {
         self.epoch
@@ -148,7 +148,7 @@ where
         (self.needs)(keys, wanted);
     }
 
-    fn perform(&mut self, tables: &Tables<'_>) -> Result<(), StoreError> {
+    fn perform(&mut self, tables: &PostgresTables<'_>) -> Result<(), StoreError> {
         if let Some(work) = self.work.take() {
             self.outcome = Some(work(tables)?);
         }
@@ -254,7 +254,7 @@ impl WriterTask {
         epoch: u64,
         keys: &'k Keys,
         wanted: &Wanted,
-    ) -> Result<(Object, Tables<'k>), StoreError> {
+    ) -> Result<(Object, PostgresTables<'k>), StoreError> {
         let (start, mut backoff) = (Instant::now(), MIN_BACKOFF);
         loop {
             let error = match self.try_begin(epoch, keys, wanted).await {
@@ -275,9 +275,9 @@ impl WriterTask {
         epoch: u64,
         keys: &'k Keys,
         wanted: &Wanted,
-    ) -> Result<(Object, Tables<'k>), StoreError> {
+    ) -> Result<(Object, PostgresTables<'k>), StoreError> {
         let client = self.pool.get().await.map_err(pool_failure)?;
-        let mut tables = Tables::new(keys, &self.rules);
+        let mut tables = PostgresTables::new(keys, &self.rules);
         let begun = async {
             let (begun, fence, loaded) = tokio::join!(
                 client.batch_execute("BEGIN"),
@@ -328,7 +328,7 @@ async fn fence(client: &Object) -> Result<Fence, StoreError> {
 
 async fn write(
     client: &Object,
-    tables: &mut Tables<'_>,
+    tables: &mut PostgresTables<'_>,
     group: &mut [Box<dyn TransactionTask>],
 ) -> Result<(), StoreError> {
     for task in group {
@@ -343,7 +343,7 @@ async fn write(
 /// Removes the refs that an event signed for, which was removed.
 async fn remove_refs(
     client: &Object,
-    tables: &mut Tables<'_>,
+    tables: &mut PostgresTables<'_>,
     event: &Event,
 ) -> Result<(), StoreError> {
     for identifier in repository_names(event) {

@@ -13,7 +13,7 @@ use tokio::try_join;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::{CopyRow, EventRow, RequestRow, Tables, WorkingSet};
+use super::{CopyRow, EventRow, PostgresTables, RequestRow, WorkingSet};
 use crate::store::changes::number;
 use crate::store::keys::{Digest, Keys, newest, seconds};
 use crate::store::postgres::connect::failure;
@@ -185,7 +185,7 @@ async fn ask<const N: usize>(
     client.query(&statement, &keys).await.map_err(failure)
 }
 
-impl Tables<'_> {
+impl PostgresTables<'_> {
     /// Loads rows. All of them are those of one moment if nobody else writes.
     pub(in crate::store::postgres) async fn load(
         &mut self,

@@ -4,7 +4,7 @@ use deadpool_postgres::ClientWrapper;
 use futures_util::future::try_join_all;
 use tokio_postgres::types::ToSql;
 
-use super::{Changed, EventRow, Tables, WorkingSet};
+use super::{Changed, EventRow, PostgresTables, WorkingSet};
 use crate::store::StoreError;
 use crate::store::keys::{Digest, Position};
 use crate::store::postgres::connect::failure;
@@ -29,7 +29,7 @@ macro_rules! statement {
     };
 }
 
-impl Tables<'_> {
+impl PostgresTables<'_> {
     /// Writes what was changed, tells those who listen, and commits.
     pub(in crate::store::postgres) async fn commit(
         &mut self,
