@@ -37,10 +37,10 @@ pub(super) struct PostgresWriter {
     epoch: Arc<AtomicU64>,
 }
 
-type Command = WriterCommand<Box<dyn TransactionTask>>;
+type Command = WriterCommand<Box<dyn PostgresTask>>;
 
 /// Work for one transaction.
-trait TransactionTask: Send {
+trait PostgresTask: Send {
     /// Returns the epoch in which it was asked for.
     fn epoch(&self) -> u64;
     /// Adds the rows that it needs.
@@ -134,7 +134,7 @@ struct WriteTask<T, N, W> {
     reply: oneshot::Sender<Result<T, StoreError>>,
 }
 
-impl<T, N, W> TransactionTask for WriteTask<T, N, W>
+impl<T, N, W> PostgresTask for WriteTask<T, N, W>
 where
     T: Send,
     N: Fn(&Keys, &mut Wanted) + Send,
@@ -209,7 +209,7 @@ impl WriterTask {
         }
     }
 
-    async fn commit(&self, group: Vec<Box<dyn TransactionTask>>) {
+    async fn commit(&self, group: Vec<Box<dyn PostgresTask>>) {
         let epoch = self.epoch.load(Ordering::SeqCst);
         let (mut group, outdated): (Vec<_>, Vec<_>) =
             group.into_iter().partition(|task| task.epoch() == epoch);
@@ -231,7 +231,7 @@ impl WriterTask {
     async fn transact(
         &self,
         epoch: u64,
-        group: &mut [Box<dyn TransactionTask>],
+        group: &mut [Box<dyn PostgresTask>],
     ) -> Result<(), StoreError> {
         let keys = match self.keys.read() {
             Ok(keys) => Arc::clone(&keys),
@@ -329,7 +329,7 @@ async fn fence(client: &Object) -> Result<Fence, StoreError> {
 async fn write(
     client: &Object,
     tables: &mut PostgresTables<'_>,
-    group: &mut [Box<dyn TransactionTask>],
+    group: &mut [Box<dyn PostgresTask>],
 ) -> Result<(), StoreError> {
     for task in group {
         task.perform(tables)?;
