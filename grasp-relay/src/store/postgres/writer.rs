@@ -116,7 +116,7 @@ impl PostgresWriter {
             0 => return Err(StoreError::Fenced),
             epoch => epoch,
         };
-        let task = WriteTask { epoch, needs, work: Some(work), outcome: None, reply };
+        let task = PostgresWrite { epoch, needs, work: Some(work), outcome: None, reply };
         Ok(WriterCommand::Perform(rows, Box::new(task)))
     }
 
@@ -126,7 +126,7 @@ impl PostgresWriter {
     }
 }
 
-struct WriteTask<T, N, W> {
+struct PostgresWrite<T, N, W> {
     epoch: u64,
     needs: N,
     work: Option<W>,
@@ -134,7 +134,7 @@ struct WriteTask<T, N, W> {
     reply: oneshot::Sender<Result<T, StoreError>>,
 }
 
-impl<T, N, W> PostgresTask for WriteTask<T, N, W>
+impl<T, N, W> PostgresTask for PostgresWrite<T, N, W>
 where
     T: Send,
     N: Fn(&Keys, &mut Wanted) + Send,
