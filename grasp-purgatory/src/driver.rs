@@ -23,11 +23,6 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::database::{ADDITIONS_KEPT, DatabaseError, DatabaseFuture};
-use crate::git::{GitError, RepoStore};
-use crate::hunt::HuntHandle;
-use crate::purgatory::Record;
-use crate::{Config, HoldOutcome, Input, Purgatory};
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::deletion::VanishScope;
 use grasp_core::nip34::Announcement;
@@ -48,6 +43,11 @@ use self::maintenance::MaintenanceSchedule;
 use self::refs::ActiveWork;
 pub use self::refs::WorkGuard;
 use self::task::{Inbox, Task};
+use crate::database::{ADDITIONS_KEPT, DatabaseError, DatabaseFuture};
+use crate::git::{GitError, RepoStore};
+use crate::hunt::HuntHandle;
+use crate::purgatory::Record;
+use crate::{Config, HoldOutcome, Input, Purgatory};
 
 /// Time that the sender of an event waits to hear whether it is served; then it hears that the event is held.
 const DECISION_TIMEOUT: Duration = Duration::from_secs(5);

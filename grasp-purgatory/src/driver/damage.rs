@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::Input;
-use crate::git::{GitError, RepoStore};
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId};
 use nostr::key::PublicKey;
 
 use super::PurgatoryDriver;
+use crate::Input;
+use crate::git::{GitError, RepoStore};
 
 /// The repositories of one identifier, in one of the two stores.
 type Place = (Endpoint, Identifier);

@@ -11,11 +11,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::database::{ADDITIONS_KEPT, Addition, Source};
-use crate::git::{GitError, RepoStore};
 use grasp_core::resources::{Bounds, Claimant, Meter};
 use grasp_core::{Identifier, Mono, Now};
 use nostr::types::Timestamp;
+
+use crate::database::{ADDITIONS_KEPT, Addition, Source};
+use crate::git::{GitError, RepoStore};
 
 const GIB: u64 = 1 << 30;
 const HOUR: u64 = 60 * 60;

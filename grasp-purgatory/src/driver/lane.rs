@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::{CleanupTask, HoldOutcome, Input, Output};
 use grasp_core::{Identifier, Oid};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -12,6 +11,7 @@ use super::damage::Damage;
 use super::refs::{ActiveWork, Unrelated};
 use super::survey::SurveyRequest;
 use super::{DiskBudget, Order, PurgatoryParts};
+use crate::{CleanupTask, HoldOutcome, Input, Output};
 
 /// Lanes beyond which ended ones are removed.
 const MAX_KNOWN_LANES: usize = 1_024;

@@ -14,14 +14,14 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use crate::Input;
-use crate::git::{FamilyGuard, RepoStore};
 use grasp_core::{Identifier, Mono, Oid};
 use nostr::types::Timestamp;
 
 use super::Order;
 use super::lane::LaneExecutor;
 use super::refs::DriverError;
+use crate::Input;
+use crate::git::{FamilyGuard, RepoStore};
 
 /// Time from the end of maintenance to its next start.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(6 * 60 * 60);

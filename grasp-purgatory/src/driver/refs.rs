@@ -4,10 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::database::{Commit, Committed, Conflict, DatabaseError, FamilyChange, Source};
-use crate::git::{FamilyGuard, GitError, RefTarget, RepoStore, WantedRefs};
-use crate::purgatory::Record;
-use crate::{CleanupTask, EndReason, Input, ProposalRef, PushTarget, ViewTarget};
 use grasp_core::deletion::VanishScope;
 use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::PushCommand;
@@ -20,6 +16,10 @@ use nostr::key::PublicKey;
 
 use super::lane::LaneExecutor;
 use super::{JOURNAL, Order, Unavailable};
+use crate::database::{Commit, Committed, Conflict, DatabaseError, FamilyChange, Source};
+use crate::git::{FamilyGuard, GitError, RefTarget, RepoStore, WantedRefs};
+use crate::purgatory::Record;
+use crate::{CleanupTask, EndReason, Input, ProposalRef, PushTarget, ViewTarget};
 
 /// Tips that are remembered as unrelated to a family.
 const MAX_UNRELATED: usize = 10_000;

@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::git::{Completeness, FamilyGuard};
-use crate::{HeldProposal, Input, Purgatory, Survey};
 use grasp_core::nip34::{Announcement, State};
 use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
 use nostr::event::{Event, EventId, Kind};
@@ -14,6 +12,8 @@ use nostr::nips::nip01::Coordinate;
 
 use super::lane::LaneExecutor;
 use super::refs::DriverError;
+use crate::git::{Completeness, FamilyGuard};
+use crate::{HeldProposal, Input, Purgatory, Survey};
 
 /// Served pull requests of one identifier, the latest, that are copied to new views; older ones stay where they are.
 const MAX_PROPOSALS: usize = 1_000;

@@ -4,10 +4,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::database::{Addition, Commit, Database, DatabaseError};
-use crate::hunt::HuntHandle;
-use crate::purgatory::Record;
-use crate::{CleanupTask, HoldOutcome, Input, Output, PassNumber, Purgatory};
 use grasp_core::{Identifier, Mono};
 use nostr::event::EventId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
@@ -18,6 +14,10 @@ use super::survey::SurveyRequest;
 use super::{
     DiskBudget, JOURNAL, LocalRelay, ORDER_QUEUE, Order, Question, RepoChange, Until, Waiter,
 };
+use crate::database::{Addition, Commit, Database, DatabaseError};
+use crate::hunt::HuntHandle;
+use crate::purgatory::Record;
+use crate::{CleanupTask, HoldOutcome, Input, Output, PassNumber, Purgatory};
 
 /// Turns that share one write of their records.
 const MAX_TURNS_PER_WRITE: usize = 64;
