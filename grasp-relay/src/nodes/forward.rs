@@ -27,6 +27,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use nostr::event::Event;
 use nostr::key::PublicKey;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{broadcast, watch};
@@ -83,9 +84,9 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 
 /// Events of a client that its node passes to the writer.
 #[derive(Serialize, Deserialize)]
-struct ClientEvents {
+struct ClientEvents<E = Event> {
     authenticated: Vec<PublicKey>,
-    events: Vec<Event>,
+    events: Vec<E>,
 }
 
 /// A request that another node did not answer as it should.
@@ -172,7 +173,11 @@ impl Forwarder {
     }
 
     /// Judges and stores events here or at the writer. They are sent again if the writer changes meanwhile.
-    async fn ingest_at_writer(&self, events: Vec<Event>, origin: Origin) -> Vec<Outcome> {
+    async fn ingest_at_writer(
+        &self,
+        events: Vec<Verified<Arc<Event>>>,
+        origin: Origin,
+    ) -> Vec<Outcome> {
         let count = events.len();
         let failed = || vec![Outcome::from(Rejection::Internal); count];
         let deadline = tokio::time::Instant::now() + WRITER_TIMEOUT;
@@ -181,12 +186,15 @@ impl Forwarder {
             let left = deadline.saturating_duration_since(tokio::time::Instant::now());
             let Some(role) = self.roles.with_writer(left).await else { return failed() };
             let node = match &role {
-                Role::Writer(writer) => return writer.ingest.ingest(events, origin).await,
+                Role::Writer(writer) => return writer.ingest.ingest_verified(events, origin).await,
                 Role::Reader { writer: Some(node) } => Arc::clone(node),
                 Role::Reader { writer: None } => continue,
             };
             let Origin::Client { authenticated, network } = &origin else { return failed() };
-            let body = encoded.get_or_insert_with(|| encode(authenticated, &events)).clone();
+            let body = match &encoded {
+                Some(body) => body.clone(),
+                None => encoded.insert(encode(authenticated, &events).await).clone(),
+            };
             let sent = self.send(&node, (EVENTS_PATH, body), *network, EVENTS_TIMEOUT).await;
             let error = match sent.and_then(|answer| decode(&answer, count)) {
                 Ok(outcomes) => return outcomes,
@@ -292,18 +300,25 @@ impl Ingest for Forwarder {
         events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
     ) -> BoxFuture<'_, Vec<Outcome>> {
-        let events = events.iter().map(|event| Event::clone(event)).collect();
-        Box::pin(self.ingest_at_writer(events, origin))
-    }
-
-    fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(self.ingest_at_writer(events, origin))
     }
 }
 
-fn encode(authenticated: &[PublicKey], events: &[Event]) -> Bytes {
-    let batch = ClientEvents { authenticated: authenticated.to_vec(), events: events.to_vec() };
-    serde_json::to_vec(&batch).unwrap_or_default().into()
+/// Encodes a batch. Events with many tags take long, so a thread of its own does it.
+async fn encode(authenticated: &[PublicKey], events: &[Verified<Arc<Event>>]) -> Bytes {
+    let authenticated = authenticated.to_vec();
+    let events: Vec<Arc<Event>> = events.iter().map(|event| Arc::clone(event)).collect();
+    let encode = move || {
+        let events = events.iter().map(|event| &**event).collect();
+        serde_json::to_vec(&ClientEvents { authenticated, events }).unwrap_or_default()
+    };
+    tokio::task::spawn_blocking(encode).await.unwrap_or_default().into()
+}
+
+/// Parses a request of another node, on a thread of its own.
+async fn parse<T: DeserializeOwned + Send + 'static>(request: Request) -> Option<T> {
+    let body = axum::body::to_bytes(request.into_body(), MAX_BATCH_BYTES).await.ok()?;
+    tokio::task::spawn_blocking(move || serde_json::from_slice(&body).ok()).await.ok()?
 }
 
 fn decode(answer: &[u8], count: usize) -> Result<Vec<Outcome>, ForwardError> {
@@ -358,9 +373,7 @@ async fn take_events(
     let Some(writer) = forwarder.roles.writer() else {
         return StatusCode::MISDIRECTED_REQUEST.into_response();
     };
-    let body = axum::body::to_bytes(request.into_body(), MAX_BATCH_BYTES).await;
-    let batch = body.ok().and_then(|body| serde_json::from_slice::<ClientEvents>(&body).ok());
-    let Some(ClientEvents { authenticated, events }) = batch else {
+    let Some(ClientEvents { authenticated, events }) = parse::<ClientEvents>(request).await else {
         return StatusCode::BAD_REQUEST.into_response();
     };
     let network = network.map(|Extension(network)| network);
@@ -383,9 +396,9 @@ async fn take_ephemeral(
     if node.is_none() {
         return StatusCode::NOT_FOUND.into_response();
     }
-    let body = axum::body::to_bytes(request.into_body(), MAX_BATCH_BYTES).await;
-    let events = body.ok().and_then(|body| serde_json::from_slice::<Vec<Event>>(&body).ok());
-    let Some(events) = events else { return StatusCode::BAD_REQUEST.into_response() };
+    let Some(events) = parse::<Vec<Event>>(request).await else {
+        return StatusCode::BAD_REQUEST.into_response();
+    };
     for event in events {
         forwarder.hub.publish(Arc::new(event)).await;
     }
