@@ -82,6 +82,8 @@ pub struct CommandReader {
     commands: Vec<PushCommand>,
     names: BTreeSet<RefName>,
     capabilities: Capabilities,
+    /// A `shallow` line came before the first command, which says in what form the client reads an error.
+    is_shallow: bool,
     /// The list has ended, and push options follow.
     in_options: bool,
     option_bytes: usize,
@@ -105,6 +107,7 @@ impl CommandReader {
                 Pkt::Data(option) if self.in_options => self.skip_option(option)?,
                 Pkt::Data(line) => self.parse_line(line)?,
                 Pkt::Flush if has_options && !self.in_options => self.in_options = true,
+                Pkt::Flush if self.is_shallow => return invalid(SHALLOW),
                 Pkt::Flush => return Ok(self.finish(rest)),
                 Pkt::Delimiter | Pkt::ResponseEnd => {
                     return invalid("unexpected packet in the command list");
@@ -131,7 +134,8 @@ impl CommandReader {
 
     fn parse_line(&mut self, line: &[u8]) -> Result<(), ParseError> {
         if line.starts_with(b"shallow ") {
-            return invalid("pushing from a shallow clone is not supported");
+            self.is_shallow = true;
+            return if self.commands.is_empty() { Ok(()) } else { invalid(SHALLOW) };
         }
         if line.starts_with(b"push-cert") {
             return invalid(CERTIFICATE);
@@ -145,12 +149,16 @@ impl CommandReader {
         let line = line.strip_suffix('\n').unwrap_or(line);
         let command = match line.split_once('\0') {
             Some((command, capabilities)) if self.commands.is_empty() => {
-                self.capabilities = Capabilities::parse(capabilities)?;
+                self.capabilities = Capabilities::parse(capabilities);
+                check_supported(capabilities)?;
                 command
             }
             Some(_) => return invalid(SHAPE),
             None => line,
         };
+        if self.is_shallow {
+            return invalid(SHALLOW);
+        }
         let command = PushCommand::parse(command)?;
         if !self.names.insert(command.name.clone()) {
             return invalid(format!("{} is pushed twice", command.name));
@@ -161,6 +169,8 @@ impl CommandReader {
 }
 
 const SHAPE: &str = "a command is not of the form <old id> <new id> <ref>";
+const SHALLOW: &str =
+    "pushing from a shallow clone is not supported; run git fetch --unshallow, and push again";
 /// The signed state makes a signed push unnecessary.
 const CERTIFICATE: &str = "push certificates are not supported";
 
@@ -196,7 +206,7 @@ impl PushRequest {
 }
 
 impl Capabilities {
-    fn parse(text: &str) -> Result<Self, ParseError> {
+    fn parse(text: &str) -> Self {
         let mut capabilities = Self::default();
         for token in text.split_ascii_whitespace() {
             match token {
@@ -205,15 +215,24 @@ impl Capabilities {
                 "side-band-64k" => capabilities.side_band_64k = true,
                 "atomic" => capabilities.atomic = true,
                 "push-options" => capabilities.push_options = true,
-                _ if token.starts_with("push-cert") => return invalid(CERTIFICATE),
-                _ if token.starts_with("object-format=") && token != "object-format=sha1" => {
-                    return invalid("only object format sha1 is supported");
-                }
                 _ => {}
             }
         }
-        Ok(capabilities)
+        capabilities
     }
+}
+
+/// Refuses capabilities that change what a push means.
+fn check_supported(capabilities: &str) -> Result<(), ParseError> {
+    for token in capabilities.split_ascii_whitespace() {
+        if token.starts_with("push-cert") {
+            return invalid(CERTIFICATE);
+        }
+        if token.starts_with("object-format=") && token != "object-format=sha1" {
+            return invalid("only object format sha1 is supported");
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -285,7 +304,8 @@ mod tests {
                 "a ref name contains a character that git allows in no ref",
             ),
             (vec![good.clone(), good.clone()], "refs/heads/a is pushed twice"),
-            (vec![format!("shallow {A}")], "pushing from a shallow clone is not supported"),
+            (vec![format!("shallow {A}")], SHALLOW),
+            (vec![good.clone(), format!("shallow {A}")], SHALLOW),
             (vec![String::from("push-cert\0x")], CERTIFICATE),
             (vec![format!("{good}\0push-cert=x")], CERTIFICATE),
             (vec![format!("{good}\0object-format=sha256")], "only object format sha1 is supported"),
@@ -295,6 +315,21 @@ mod tests {
         }
         let unexpected = invalid("unexpected packet in the command list");
         assert_eq!(CommandReader::default().feed(b"0001"), unexpected);
+    }
+
+    #[test]
+    fn knows_in_what_form_the_client_reads_a_refusal() {
+        let first = |more: &str| format!("{}\0side-band-64k {more}", create("refs/heads/a"));
+        let cases = [
+            (vec![format!("shallow {A}"), format!("shallow {A}"), first("")], SHALLOW),
+            (vec![first("push-cert=x")], CERTIFICATE),
+            (vec![first("object-format=sha256")], "only object format sha1 is supported"),
+        ];
+        for (lines, why) in cases {
+            let mut reader = CommandReader::default();
+            assert_eq!(reader.feed(&list(&lines)), invalid(why));
+            assert!(reader.capabilities().side_band_64k, "{why}");
+        }
     }
 
     #[test]
