@@ -1,0 +1,135 @@
+"""nostr-sdk, the Python face of rust-nostr, as a client of the relay; the git data comes from the program `git`."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from importlib.metadata import version
+
+from nostr_sdk import Client, EventBuilder, Filter, Keys, Kind, RelayUrl, ReqTarget, Tag, Timestamp
+
+from flow import Report, contains, equal
+
+ADDRESS = os.environ["CLIENTS_ADDRESS"]
+RELAY = RelayUrl.parse(f"ws://{ADDRESS}")
+WORK = os.path.join(os.environ["CLIENTS_WORK"], "nostr-sdk")
+SOON = timedelta(seconds=10)
+owner, contributor = Keys.generate(), Keys.generate()
+hex_key = owner.public_key().to_hex()
+identifier = f"strangers-{hex_key[:8]}"
+url = f"http://{ADDRESS}/{owner.public_key().to_bech32()}/{identifier}.git"
+repository = ["a", f"30617:{hex_key}:{identifier}"]
+
+
+def git(*args):
+    who = ["-c", "user.name=stranger", "-c", "user.email=stranger@example.com"]
+    return subprocess.run(["git", "-C", WORK, *who, *args], check=True, capture_output=True, text=True).stdout.strip()
+
+
+class Session:
+    def __init__(self, client):
+        self.client = client
+
+    async def send(self, keys, kind, tags, age=0, content=""):
+        """Returns the event's id; raises with the words of the relay if it is refused."""
+        made = EventBuilder(Kind(kind), content).tags([Tag.parse(tag) for tag in tags])
+        event = made.custom_created_at(Timestamp.from_secs(int(time.time()) - age)).finalize(keys)
+        output = await self.client.send_event(event)
+        if output.failed:
+            raise AssertionError("; ".join(output.failed.values()))
+        return event.id()
+
+    async def ids(self, filter):
+        found = await self.client.fetch_events(ReqTarget.auto([filter]), SOON)
+        return {event.id().to_hex() for event in found}
+
+    async def announce(self):
+        tags = [["d", identifier], ["clone", url], ["relays", f"ws://{ADDRESS}"]]
+        self.announcement = await self.send(owner, 30617, tags, age=200)
+        equal(set(), await self.ids(Filter().id(self.announcement)))
+
+    async def sign(self):
+        os.makedirs(WORK)
+        git("init", "--quiet", "--initial-branch=main")
+        git("commit", "--quiet", "--allow-empty", "--message=first")
+        tags = [["d", identifier], ["HEAD", "ref: refs/heads/main"], ["refs/heads/main", git("rev-parse", "HEAD")]]
+        self.state = await self.send(owner, 30618, tags, age=100)
+
+    async def refused(self):
+        try:
+            await self.send(contributor, 1, [], content="hello")
+        except AssertionError as error:
+            contains(str(error), "restricted: ")
+            return
+        raise AssertionError("a note about nothing was taken")
+
+    async def served(self):
+        git("push", url, "main")
+        found = await self.ids(Filter().author(owner.public_key()))
+        equal({self.announcement.to_hex(), self.state.to_hex()}, found)
+
+    async def live(self):
+        """Another client gets an event while its subscription is open."""
+        other = Client()
+        await other.add_relay(RELAY)
+        await other.connect(SOON)
+        notifications = other.notifications()
+        await other.subscribe(ReqTarget.auto([Filter().kind(Kind(1621)).limit(0)]))
+        issue = await self.send(contributor, 1621, [repository, ["subject", "live"]], content="an issue")
+        while True:
+            notification = await asyncio.wait_for(notifications.next(), SOON.total_seconds())
+            if notification.is_new_event():
+                break
+        equal(issue.to_hex(), notification.event.id().to_hex())
+        await other.shutdown()
+
+    async def count(self):
+        relay = await self.client.relay(RELAY)
+        equal(2, await relay.count_events(Filter().author(owner.public_key()), SOON))
+
+    async def negentropy(self):
+        output = await self.client.sync(Filter().author(owner.public_key()))
+        equal({}, output.failed)
+        equal(2, len(output.report.received))
+
+    async def propose(self):
+        git("commit", "--quiet", "--allow-empty", "--message=proposal")
+        tags = [repository, ["p", hex_key], ["c", git("rev-parse", "HEAD")], ["clone", url]]
+        event = await self.send(contributor, 1618, tags)
+        equal(set(), await self.ids(Filter().id(event)))
+        git("push", url, f"HEAD:refs/nostr/{event.to_hex()}")
+        equal({event.to_hex()}, await self.ids(Filter().id(event)))
+
+    async def delete(self):
+        note = await self.send(contributor, 1111, [repository, ["K", "30617"]], content="a comment")
+        await self.send(contributor, 5, [["e", note.to_hex()]])
+        equal(set(), await self.ids(Filter().id(note)))
+
+
+def main():
+    loop, report = asyncio.new_event_loop(), Report(f"nostr-sdk {version('nostr-sdk')}")
+    wait = loop.run_until_complete
+    client = Client()
+    wait(client.add_relay(RELAY))
+    wait(client.connect(SOON))
+    session = Session(client)
+    steps = {
+        "announce": session.announce,
+        "sign": session.sign,
+        "refused event": session.refused,
+        "push, then query": session.served,
+        "live subscription": session.live,
+        "count": session.count,
+        "negentropy": session.negentropy,
+        "pull request": session.propose,
+        "deletion": session.delete,
+    }
+    for operation, work in steps.items():
+        report.run(operation, lambda: wait(work()))
+    wait(client.shutdown())
+    sys.exit(1 if report.failed else 0)
+
+
+main()
