@@ -411,7 +411,7 @@ pub enum RefRefusal {
     #[error("is still in the signed state; {SIGN_FIRST}")]
     StillDeclared,
     /// This ref agrees with the state, but others do not.
-    #[error("other refs differ from the signed state")]
+    #[error("other refs differ from the signed state; push all of its changes together")]
     OthersDiffer,
     #[error("its event names commit {wanted:.8}")]
     WrongTip { wanted: Oid },

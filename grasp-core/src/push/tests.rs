@@ -122,7 +122,7 @@ fn names_every_difference_from_the_signed_state() {
         "is still in the signed state; a maintainer must sign that first",
         "is not in the signed state; a maintainer must sign that first",
         "would be at aaaaaaaa but the signed state names no object",
-        "other refs differ from the signed state",
+        "other refs differ from the signed state; push all of its changes together",
         "push pull requests to refs/nostr/<event-id>",
     ];
     assert_eq!(said, expected);
@@ -132,7 +132,10 @@ fn names_every_difference_from_the_signed_state() {
 fn a_ref_that_is_not_pushed_counts_too() {
     let repo = Repository::new(&[(DEV, A)], vec![state(ALICE, 5, Presence::Held, &[(MAIN, A)])]);
     let alone = repo.texts(&request("", &[(NONE, A, MAIN)]));
-    assert_eq!(alone, ["other refs differ from the signed state"]);
+    assert_eq!(
+        alone,
+        ["other refs differ from the signed state; push all of its changes together"]
+    );
     let whole = repo.judge(&request("", &[(NONE, A, MAIN), (A, NONE, DEV)]));
     assert!(whole.is_accepted());
 }
