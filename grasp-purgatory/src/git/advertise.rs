@@ -2,6 +2,7 @@
 //!
 //! Refs come from the database. Capabilities come from git itself, which is asked once: the answers are those of
 //! `git upload-pack` and `git receive-pack`, byte for byte. Requests that this module does not know are left to git.
+//! In one case git before 2.41 says less: for an empty repository in versions 0 and 1 it tells no capabilities.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -37,7 +38,7 @@ pub(super) struct Capabilities {
 }
 
 impl Capabilities {
-    /// Asks git, in a repository without refs.
+    /// Asks git, in a repository that has only a HEAD.
     async fn read(store: &RepoStore) -> Result<Self, GitError> {
         let upload = advertised_by_git(store, Service::UploadPack, Protocol::V0).await?;
         let receive = advertised_by_git(store, Service::ReceivePack, Protocol::V0).await?;
@@ -52,7 +53,7 @@ async fn advertised_by_git(
     protocol: Protocol,
 ) -> Result<Vec<u8>, GitError> {
     let command = store.serving_command((service, protocol), &["--http-backend-info-refs"]);
-    let command = command.arg(store.workbench()).claimed_by(Claimant::server());
+    let command = command.arg(store.detached()).claimed_by(Claimant::server());
     let mut process = command.spawn().await?;
     drop(process.take_stdin());
     let mut answer = Vec::new();

@@ -12,6 +12,7 @@
 //! <root>/views/<64 hex>/<public key>.<number>/   a bare repository for git to read: the refs of a view at a generation
 //! <root>/incoming/<n>/                           what is being received or removed
 //! <root>/workbench/                              an empty repository
+//!     detached/                                  another one, with a HEAD
 //! ```
 //!
 //! Packs are named by the database, all else is a cache of it or being received: `views`, `incoming` and `workbench` are
@@ -56,6 +57,9 @@ const VIEW_IN_USE: Duration = Duration::from_secs(15 * 60);
 /// HEAD of a repository without refs.
 const FIRST_HEAD: &str = "ref: refs/heads/main\n";
 
+/// HEAD at the empty tree, which git knows without its object.
+const DETACHED_HEAD: &str = "4b825dc642cb6eb9a060e54bf8d69288fbee4904\n";
+
 /// The root directory and what is at its top.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
@@ -96,18 +100,27 @@ impl Layout {
         self.root.join("workbench")
     }
 
+    /// A repository in which git has something to advertise: its HEAD. Before version 2.41 `git upload-pack` does not
+    /// tell its capabilities in an empty one.
+    pub(super) fn detached(&self) -> PathBuf {
+        self.workbench().join("detached")
+    }
+
     pub(super) fn create_workbench(&self) -> Result<(), GitError> {
         let path = self.workbench();
         remove(&path)?;
         create_repository(&path)?;
-        write(&path.join("config"), b"[core]\n\trepositoryformatversion = 0\n\tbare = true\n")
+        write(&path.join("config"), b"[core]\n\trepositoryformatversion = 0\n\tbare = true\n")?;
+        create_repository(&self.detached())?;
+        write(&self.detached().join("HEAD"), DETACHED_HEAD.as_bytes())
     }
 
     /// Makes the workbench anew if it is not whole.
     pub(super) fn restore_workbench(&self) -> Result<(), GitError> {
         let path = self.workbench();
-        let is_whole =
-            ["HEAD", "config", "refs", "objects"].iter().all(|it| path.join(it).exists());
+        let is_whole = ["HEAD", "config", "refs", "objects", "detached/HEAD"]
+            .iter()
+            .all(|it| path.join(it).exists());
         if is_whole { Ok(()) } else { self.create_workbench() }
     }
 

@@ -144,6 +144,11 @@ impl RepoStore {
         self.inner.layout.workbench()
     }
 
+    /// A repository with a HEAD and nothing else.
+    pub(super) fn detached(&self) -> PathBuf {
+        self.inner.layout.detached()
+    }
+
     /// The git that works for this store.
     pub fn git(&self) -> &Git {
         &self.inner.git
