@@ -147,7 +147,8 @@ class Flow:
     def run(self):
         steps = [("announce", self.announce), ("sign", self.sign_first), ("refused push", self.refuse)]
         steps += [("push", self.push), ("clone", self.clone), ("fetch", self.fetch), ("shallow clone", self.shallow)]
-        steps += [("branch", self.branch), ("deletion", self.delete), ("forced push", self.rewrite), ("pull request", self.propose)]
+        steps += [("branch", self.branch), ("deletion", self.delete), ("forced push", self.rewrite)]
+        steps += [("pull request", self.propose)]
         for operation, work in steps:
             needed = operation in ("announce", "sign", "push", "clone")
             if not self.report.run(operation, work) and needed:
