@@ -41,6 +41,9 @@ async fn come_back_after(empty: impl FnOnce(&Path)) {
         .await;
     }
 
+    // A push before the server has noticed that objects are gone would be refused for want of them.
+    hosted.clone_until_whole(&net.at(2)).await;
+
     // It is a full member again.
     let next = hosted.work.commit("next").await;
     let state = alice.later(4).state("x", &[(MAIN, &next)]);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use grasp_tests::{Maker, Settings, Workdir, eventually_async, files};
+use grasp_tests::{Maker, Settings, files};
 
 use super::net::{Hosted, MAIN, Net};
 
@@ -25,30 +25,17 @@ fn git_dir(net: &Net) -> PathBuf {
     net.members[1].dir().join("git")
 }
 
-/// Clones from the second server until that works, and checks the clone. A clone that fails makes the server look.
-async fn clone_until_whole(net: &Net, hosted: &Hosted) {
-    let url = net.at(1).clone_url(&hosted.repo);
-    let clone = eventually_async(async || {
-        let clone = Workdir::empty();
-        clone.git(&["clone", "-q", &url, "."]).await.ok.then_some(clone)
-    });
-    let clone = clone.await;
-    clone.git(&["fsck", "--full", "--strict"]).await.expect_ok();
-    let tip = hosted.work.git(&["rev-parse", "main"]).await.expect_ok();
-    assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), tip);
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_single_file_that_is_deleted_comes_back() {
     let (net, hosted) = two_with_a_history().await;
-    clone_until_whole(&net, &hosted).await;
+    hosted.clone_until_whole(&net.at(1)).await;
     let mut lost = files(&git_dir(&net));
     lost.retain(|file| !file.ends_with("lock"));
     assert!(lost.iter().filter(|file| file.extension().is_some_and(|it| it == "pack")).count() > 1);
     for file in lost {
         // Earlier repairs may have replaced it.
         if std::fs::remove_file(&file).is_ok() {
-            clone_until_whole(&net, &hosted).await;
+            hosted.clone_until_whole(&net.at(1)).await;
         }
     }
     let health = net.at(1).get("/health").await;
@@ -76,7 +63,7 @@ async fn a_flipped_byte_is_found_and_mended() {
     let damaged = repos.verify(&hosted.repo.identifier, now + 1, now).await.unwrap();
     assert!(damaged.len() > 1, "{damaged:?}");
     purgatory.run_maintenance().await.unwrap();
-    clone_until_whole(&net, &hosted).await;
+    hosted.clone_until_whole(&net.at(1)).await;
     let damaged = repos.verify(&hosted.repo.identifier, now + 1, now).await.unwrap();
     assert!(damaged.is_empty(), "{damaged:?}");
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use grasp_core::{RepoId, ServiceIdentity};
-use grasp_tests::{Equal, Maker, Outside, Settings, Workdir};
+use grasp_tests::{Equal, Maker, Outside, Settings, Workdir, eventually_async};
 use nostr::event::Event;
 
 use super::member::Member;
@@ -98,6 +98,19 @@ impl Hosted {
     pub(super) async fn try_push(&self, to: &Outside, specs: &[&str]) -> bool {
         let url = to.clone_url(&self.repo);
         self.work.git(&[&["push", "-q", "--force", &url], specs].concat()).await.ok
+    }
+
+    /// Clones from a server until that works, and checks the clone. A clone that fails makes the server look.
+    pub(super) async fn clone_until_whole(&self, from: &Outside) {
+        let url = from.clone_url(&self.repo);
+        let clone = eventually_async(async || {
+            let clone = Workdir::empty();
+            clone.git(&["clone", "-q", &url, "."]).await.ok.then_some(clone)
+        });
+        let clone = clone.await;
+        clone.git(&["fsck", "--full", "--strict"]).await.expect_ok();
+        let tip = self.work.git(&["rev-parse", "main"]).await.expect_ok();
+        assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), tip);
     }
 
     pub(super) fn signed(&self) -> [&Event; 2] {
