@@ -140,9 +140,11 @@ impl Setting {
         }
     }
 
-    /// Returns the texts of a variable; those of a list have commas between them.
+    /// Returns the texts of a variable; those of a list have commas between them, or spaces where a text has a comma.
     pub(super) fn split(&self, text: &str) -> Vec<String> {
-        let texts = text.split(',').map(str::trim).filter(|value| !value.is_empty());
+        let has_comma = self.value_names.iter().any(|name| name.contains(','));
+        let texts = text.split(if has_comma { ' ' } else { ',' });
+        let texts = texts.map(str::trim).filter(|value| !value.is_empty());
         if self.is_list { texts.map(str::to_owned).collect() } else { vec![text.to_owned()] }
     }
 

@@ -187,3 +187,12 @@ fn every_default_can_be_set() {
         assert_eq!(values(&loaded.config), defaults, "{key}");
     }
 }
+
+#[test]
+fn a_variable_may_list_hosts_with_their_limits() {
+    let vars = [("GRASP_HUNT_HOSTS", "github.com:10,60 git.example:8080:2,9")];
+    let loaded = load("", vars, &[]).unwrap();
+    let hosts: Vec<_> =
+        loaded.config.settings.hunt.hosts.keys().map(|host| host.as_str()).collect();
+    assert_eq!(hosts, ["git.example:8080", "github.com"]);
+}
