@@ -68,8 +68,11 @@ impl AdminSocket {
             );
         }
         if let Some(dir) = path.parent() {
-            create_private_dir(dir)
-                .with_context(|| format!("could not create {}", dir.display()))?;
+            create_private_dir(dir).with_context(|| {
+                let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
+                let dir = dir.display();
+                format!("could not create {dir}; choose another directory with --data-dir")
+            })?;
         }
         // No process listens on it: one that was killed has left it behind.
         match std::fs::remove_file(path) {
