@@ -33,7 +33,13 @@ async fn assert_advertised_as_by_git(world: &World, repo: &RepoId) {
             let service = (service, protocol);
             let own = world.store.advertisement(repo, service).await.unwrap();
             let git = world.store.advertise(repo, service, Claimant::default()).await.unwrap();
-            assert_eq!(text_of(own), output_of(git).await, "{service:?}");
+            let (own, git) = (text_of(own), output_of(git).await);
+            // Git before version 2.41 does not tell its capabilities for an empty repository.
+            let is_silent = matches!(git.as_str(), "0000" | "000eversion 1\n0000");
+            match is_silent {
+                true => assert!(own.contains(" capabilities^{}\0"), "{service:?}: {own}"),
+                false => assert_eq!(own, git, "{service:?}"),
+            }
         }
     }
 }

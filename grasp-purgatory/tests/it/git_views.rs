@@ -20,7 +20,11 @@ use crate::git_fixture::{
 async fn an_empty_view_advertises_what_it_can_do() {
     let world = World::new().await;
     let repo = world.repo("x").await;
-    let fetch = world.advertised(&repo, Service::UploadPack, Protocol::V0).await;
+    let advertised = async |service| {
+        let list = world.store.advertisement(&repo, (service, Protocol::V0)).await.unwrap();
+        String::from_utf8(list.collect::<Vec<_>>().concat()).unwrap()
+    };
+    let fetch = advertised(Service::UploadPack).await;
     for word in [
         "capabilities^{}",
         "allow-tip-sha1-in-want",
@@ -35,7 +39,7 @@ async fn an_empty_view_advertises_what_it_can_do() {
     ] {
         assert!(fetch.contains(word), "{word} in {fetch}");
     }
-    let push = world.advertised(&repo, Service::ReceivePack, Protocol::V0).await;
+    let push = advertised(Service::ReceivePack).await;
     for word in [
         "capabilities^{}",
         "report-status",
