@@ -20,6 +20,8 @@ async fn a_fourth_server_that_knows_one_ends_equal_to_all() {
     let (alice, bob) = (Maker::new().earlier(3_000), Maker::new().earlier(2_000));
     let x = net.host(0, &alice, "x").await;
     let y = net.host(1, &bob, "y").await;
+    // Events about a repository are taken where it is served.
+    Equal::among(&early).serving(x.signed()).serving(y.signed()).wait().await;
     let tip = x.work.commit("a contribution").await;
     let proposal = bob.later(1).pull_request(&x.repo, &tip);
     x.push(&net.at(2), &[&format!("HEAD:refs/nostr/{}", proposal.id)]).await;
