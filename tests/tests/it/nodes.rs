@@ -15,8 +15,9 @@ use grasp_tests::{
 };
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
-use tokio_tungstenite::connect_async;
+use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 use self::group::{Group, settings};
 
@@ -63,6 +64,13 @@ impl Grower {
         self.work.git(&["push", &url, "main"]).await.ok
     }
 
+    /// Issues about the repository, each with a text of its own.
+    fn issues(&self, count: usize) -> Vec<Event> {
+        let coordinate = self.repo().to_string();
+        let issue = |n| self.maker.sign(1621, &format!("issue {n}"), &[&["a", &coordinate]]);
+        (0..count).map(issue).collect()
+    }
+
     fn tip(&self) -> &str {
         self.commits.last().unwrap()
     }
@@ -91,44 +99,81 @@ async fn any_node_takes_events_and_pushes_and_every_node_serves_them() {
     agree(&group, &x.repo(), x.tip()).await;
 }
 
+type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
+
+/// Subscribes to issues at a node, and reads what is stored.
+async fn subscribe(node: &Outside) -> Socket {
+    let (mut socket, _) = connect_async(node.relay_url()).await.unwrap();
+    let request = r#"["REQ","live",{"kinds":[1621]}]"#;
+    socket.send(Message::text(request)).await.unwrap();
+    loop {
+        let Message::Text(text) = socket.next().await.unwrap().unwrap() else { continue };
+        if text.starts_with(r#"["EOSE""#) {
+            return socket;
+        }
+    }
+}
+
+/// Asserts that a subscription gets these events next, in this order.
+async fn assert_next(socket: &mut Socket, expected: &[Event]) {
+    let expected: Vec<String> = expected.iter().map(|event| event.id.to_hex()).collect();
+    let mut heard = Vec::new();
+    while heard.len() < expected.len() {
+        let Message::Text(text) = socket.next().await.unwrap().unwrap() else { continue };
+        let said: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(said[0], "EVENT", "{said}");
+        heard.push(said[2]["id"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(heard, expected);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn live_events_reach_the_subscriptions_of_every_node_once_and_in_order() {
     let Some(group) = Group::start(3).await else { return };
-    let maker = Maker::new();
-    let announcement = maker.announce("x", &group.outside().service());
-    let mut x = Grower { maker, name: "x".into(), work: Workdir::init().await, commits: vec![] };
-    send(&group.outside(), &announcement).await;
+    let mut x = Grower::new("x", &group.outside()).await;
     assert!(x.grow(&group.node(0), &group.node(1)).await);
     let mut sockets = Vec::new();
     for node in group.all() {
-        let (mut socket, _) = connect_async(node.relay_url()).await.unwrap();
-        let request = r#"["REQ","live",{"kinds":[1621]}]"#;
-        socket.send(Message::text(request)).await.unwrap();
-        loop {
-            let Message::Text(text) = socket.next().await.unwrap().unwrap() else { continue };
-            if text.starts_with(r#"["EOSE""#) {
-                break;
-            }
-        }
-        sockets.push(socket);
+        sockets.push(subscribe(&node).await);
     }
-    let coordinate = x.repo().to_string();
-    let issues: Vec<Event> = (0..20)
-        .map(|n| x.maker.sign(1621, &format!("issue {n}"), &[&["a", &coordinate]]))
-        .collect();
+    let issues = x.issues(20);
     for (n, issue) in issues.iter().enumerate() {
         send(&group.node(n % 3), issue).await;
     }
-    let expected: Vec<String> = issues.iter().map(|issue| issue.id.to_hex()).collect();
-    for mut socket in sockets {
-        let mut heard = Vec::new();
-        while heard.len() < expected.len() {
-            let Message::Text(text) = socket.next().await.unwrap().unwrap() else { continue };
-            let said: serde_json::Value = serde_json::from_str(&text).unwrap();
-            assert_eq!(said[0], "EVENT", "{said}");
-            heard.push(said[2]["id"].as_str().unwrap().to_owned());
+    for socket in &mut sockets {
+        assert_next(socket, &issues).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn live_events_come_once_and_in_order_when_the_writer_dies_and_the_database_restarts() {
+    let Some(mut group) = Group::start(3).await else { return };
+    let mut x = Grower::new("x", &group.outside()).await;
+    assert!(x.grow(&group.outside(), &group.outside()).await);
+    let writer = group.until_ready().await;
+    let others: Vec<Outside> =
+        (0..3).filter(|node| *node != writer).map(|node| group.node(node)).collect();
+    let mut sockets = Vec::new();
+    for node in &others {
+        sockets.push(subscribe(node).await);
+    }
+    let issues = x.issues(30);
+    for (n, issue) in issues.iter().enumerate() {
+        match n {
+            10 => group.kill(writer),
+            20 => tokio::task::block_in_place(|| group.postgres().restart()),
+            _ => {}
         }
-        assert_eq!(heard, expected);
+        send(&others[n % 2], issue).await;
+    }
+    for socket in &mut sockets {
+        assert_next(socket, &issues).await;
+    }
+    // Nothing was on its way for a second time.
+    let last = x.maker.sign(1621, "the last", &[&["a", &x.repo().to_string()]]);
+    send(&others[0], &last).await;
+    for socket in &mut sockets {
+        assert_next(socket, std::slice::from_ref(&last)).await;
     }
 }
 
@@ -202,10 +247,7 @@ async fn a_restart_of_the_database_loses_nothing_that_was_acknowledged() {
     let Some(group) = Group::start(2).await else { return };
     let mut x = Grower::new("x", &group.outside()).await;
     assert!(x.grow(&group.outside(), &group.outside()).await);
-    let coordinate = x.repo().to_string();
-    let issues: Vec<Event> = (0..200)
-        .map(|n| x.maker.sign(1621, &format!("issue {n}"), &[&["a", &coordinate]]))
-        .collect();
+    let issues = x.issues(200);
     let sends = issues.chunks(25).map(|some| {
         let to = group.outside();
         async move {
