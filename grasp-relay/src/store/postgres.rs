@@ -126,10 +126,6 @@ const KEYS_PER_READ: usize = 1_000;
 const MAX_CHUNK_EVENTS: usize = 500;
 const MAX_SLICE: usize = 50_000;
 
-/// The number of lists of an inventory that an event is in, on average, at most; an inventory with more is refused as too
-/// large.
-const MAX_REPETITIONS: usize = 3;
-
 /// Connections for the lease, the nodes and the feed.
 const CONTROL_CONNECTIONS: usize = 2;
 
@@ -369,7 +365,7 @@ impl EventStore for PostgresStore {
         Box::pin(async move {
             let search = Search::new(&*self.inner.keys()?, vec![filter], now, false);
             let items = match search.into_unordered() {
-                Ok(all) => self.inner.read_all(&all, max).await?,
+                Ok(all) => self.inner.read_all(all, max).await?,
                 Err(search) => self.inner.read_in_order(search, max).await?,
             };
             let Some(mut items) = items else { return Ok(Inventory::TooMany) };
@@ -596,16 +592,18 @@ impl PostgresInner {
         Ok(Some(items))
     }
 
-    /// The same by one statement. Some items come several times.
+    /// The same by one statement, if there are few. Some items come several times.
     async fn read_all(
         &self,
-        search: &Unordered,
+        search: Unordered,
         max: usize,
     ) -> Result<Option<Vec<Item>>, StoreError> {
-        // Events that are in several of the lists come several times.
-        let most = max.saturating_add(1).saturating_mul(MAX_REPETITIONS);
-        let places = search.read(&*self.reader().await?, most).await?;
-        Ok((places.len() < most).then(|| places.into_iter().map(item).collect()))
+        let places = search.read(&*self.reader().await?, MAX_SLICE).await?;
+        match places.len() < MAX_SLICE {
+            true => Ok(Some(places.into_iter().map(item).collect())),
+            // Others get the connection between two pages.
+            false => self.read_in_order(search.in_order(), max).await,
+        }
     }
 
     /// Finds out for each search whether it finds anything.

@@ -109,6 +109,11 @@ impl Search {
 }
 
 impl Unordered {
+    /// Returns the search in serving order.
+    pub(super) fn in_order(self) -> Search {
+        Search { plans: vec![self.0], now: self.1 }
+    }
+
     /// Returns the places of all matching events, in any order and some of them twice, or `most` of them.
     pub(super) async fn read(
         &self,
