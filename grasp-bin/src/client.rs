@@ -11,16 +11,16 @@ use nostr::event::{Event, Kind};
 use nostr::filter::{Filter, MatchEventOptions};
 use tokio::time::timeout;
 
-/// How long a relay may take for all of its answer to one question or event.
+/// Time for the whole answer of a relay to one request or event.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A relay did not take an event.
 #[derive(Debug, thiserror::Error)]
-#[error("the relay refused a kind {kind}: {said}")]
+#[error("the relay refused a kind {kind}: {message}")]
 pub(crate) struct Refused {
     kind: Kind,
-    /// Why, in its words.
-    pub(crate) said: String,
+    /// The relay's message.
+    pub(crate) message: String,
 }
 
 /// Returns the means to connect to servers that the user named.
@@ -28,7 +28,7 @@ pub(crate) fn outbound() -> Outbound {
     Outbound::new(OutboundPolicy::default(), &Roots::default())
 }
 
-/// A conversation with one relay.
+/// A connection to one relay.
 pub(crate) struct RelayClient {
     client: Client,
     timeout: Duration,
@@ -42,23 +42,24 @@ impl RelayClient {
         Ok(Self { client, timeout: EXCHANGE_TIMEOUT })
     }
 
-    /// Publishes an event. That the relay has it already, or a newer version of it, is as good; anything else that it
-    /// says is an error.
+    /// Publishes an event. A relay that has it already, or a newer version of it, counts as success; any other refusal
+    /// is an error.
     pub(crate) async fn publish(&mut self, event: &Event) -> Result<()> {
         let published = timeout(self.timeout, self.client.publish(event)).await;
-        let (accepted, said) = published.context("the relay did not answer an event in time")??;
-        if accepted || said.starts_with("duplicate:") || said.starts_with("replaced:") {
+        let (accepted, message) =
+            published.context("the relay did not answer an event in time")??;
+        if accepted || message.starts_with("duplicate:") || message.starts_with("replaced:") {
             return Ok(());
         }
-        Err(Refused { kind: event.kind, said }.into())
+        Err(Refused { kind: event.kind, message }.into())
     }
 
-    /// The newest event that matches. A relay may say anything; what does not match, or was not signed by its author,
-    /// is passed over.
+    /// Returns the newest event of a relay that matches. Events that do not match, or have a wrong signature, are
+    /// ignored.
     pub(crate) async fn newest(&mut self, filter: &Filter) -> Result<Option<Event>> {
         let asked = filter.clone().limit(1);
         let page = timeout(self.timeout, self.client.page(&asked)).await;
-        let page = page.context("the relay did not answer a question in time")??;
+        let page = page.context("the relay did not answer a request in time")??;
         let is_asked_for = |event: &Event| {
             filter.match_event(event, MatchEventOptions::default()) && event.verify().is_ok()
         };
@@ -84,14 +85,14 @@ mod tests {
     }
 
     /// A relay that answers its first question with these.
-    async fn relay_that_says(told: Vec<Value>) -> RelayUrl {
+    async fn relay_with(events: Vec<Value>) -> RelayUrl {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("ws://{}", listener.local_addr().unwrap()).parse().unwrap();
         tokio::spawn(async move {
             let (stream, _) = listener.accept().await.unwrap();
             let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
             socket.next().await;
-            let events = told.into_iter().map(|event| json!(["EVENT", "g1", event]));
+            let events = events.into_iter().map(|event| json!(["EVENT", "g1", event]));
             for answer in events.chain([json!(["EOSE", "g1"])]) {
                 socket.send(Message::text(answer.to_string())).await.unwrap();
             }
@@ -101,15 +102,15 @@ mod tests {
     }
 
     /// A relay that answers every event with this.
-    async fn relay_that_answers(accepted: bool, text: &'static str) -> RelayUrl {
+    async fn relay_that_answers(accepted: bool, message: &'static str) -> RelayUrl {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("ws://{}", listener.local_addr().unwrap()).parse().unwrap();
         tokio::spawn(async move {
             let (stream, _) = listener.accept().await.unwrap();
             let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
-            while let Some(Ok(Message::Text(said))) = socket.next().await {
-                let said: Value = serde_json::from_str(&said).unwrap();
-                let answer = json!(["OK", said[1]["id"], accepted, text]);
+            while let Some(Ok(Message::Text(text))) = socket.next().await {
+                let published: Value = serde_json::from_str(&text).unwrap();
+                let answer = json!(["OK", published[1]["id"], accepted, message]);
                 socket.send(Message::text(answer.to_string())).await.unwrap();
             }
         });
@@ -154,8 +155,8 @@ mod tests {
             let asked = relay.newest(&Filter::new()).await.unwrap_err();
             [published, asked].map(|error| error.to_string())
         };
-        let told = timeout(Duration::from_secs(20), both).await.expect("an end");
-        assert!(told.iter().all(|text| text.contains("in time")), "{told:?}");
+        let errors = timeout(Duration::from_secs(20), both).await.expect("an end");
+        assert!(errors.iter().all(|text| text.contains("in time")), "{errors:?}");
     }
 
     #[tokio::test]
@@ -165,14 +166,14 @@ mod tests {
         let mut forged = json(&event(&own, "hello", 9));
         forged["tags"].as_array_mut().unwrap().push(json!(["maintainers", "mallory"]));
         let newest = event(&own, "hello", 3);
-        let told = vec![
+        let events = vec![
             json(&newest),
             json(&event(&own, "hello", 2)),
             forged,
             json(&event(&other, "hello", 9)),
             json(&event(&own, "another", 9)),
         ];
-        let mut relay = RelayClient::connect(&relay_that_says(told).await).await.unwrap();
+        let mut relay = RelayClient::connect(&relay_with(events).await).await.unwrap();
         let filter = Filter::new()
             .kind(Kind::GitRepoAnnouncement)
             .author(own.public_key())

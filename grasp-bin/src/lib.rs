@@ -118,7 +118,7 @@ fn push_to(args: PushArgs) -> Result<()> {
     let keys = files::user_key(args.key.as_deref())?;
     let push = Push { keys, work, args };
     let urls = runtime.block_on(push::push(&push))?;
-    print!("{}", push::told(&push.keys, &urls));
+    print!("{}", push::summary(&push.keys, &urls));
     Ok(())
 }
 

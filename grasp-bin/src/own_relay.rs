@@ -1,4 +1,4 @@
-//! Our own relay, as sync sees it.
+//! The relay of this process, as grasp-sync's [`LocalRelay`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -32,24 +32,24 @@ pub struct OwnRelay {
 }
 
 impl OwnRelay {
-    /// The relay that these parts are.
+    /// Wraps the parts of a relay.
     pub fn new(parts: Parts, purgatory: PurgatoryDriver) -> Self {
         Self { parts, purgatory }
     }
 
-    /// Waits until a moment of the calendar; for ever without one.
+    /// Waits until a time of the wall clock; without one, forever.
     async fn until(&self, at: Option<Timestamp>) {
         let Some(at) = at else { return std::future::pending().await };
         let left = at.as_secs().saturating_sub(self.parts.clock.now().unix.as_secs());
         tokio::time::sleep(Duration::from_secs(left)).await;
     }
 
-    /// Those of the filters that nothing served matches. What cannot be looked at is taken to be served: too much
-    /// is asked for then, never too little.
+    /// Returns for each filter whether no served event matches it. If the store fails, all count as served: sync then
+    /// asks for too much, never for too little.
     async fn unserved(&self, filters: Vec<Filter>) -> Vec<bool> {
         let count = filters.len();
-        let questions = filters.into_iter().map(|filter| vec![filter]).collect();
-        match self.parts.store.exists(questions, self.parts.clock.now().unix).await {
+        let queries = filters.into_iter().map(|filter| vec![filter]).collect();
+        match self.parts.store.exists(queries, self.parts.clock.now().unix).await {
             Ok(served) => served.into_iter().map(|is_served| !is_served).collect(),
             Err(_) => vec![false; count],
         }
@@ -64,7 +64,7 @@ impl LocalRelay for OwnRelay {
             relay: self.clone(),
             feed: feed.accepted_then_all(kinds),
             purgatory: self.purgatory.news(),
-            told: BTreeSet::new(),
+            reported: BTreeSet::new(),
             served: BTreeSet::new(),
             waiting: VecDeque::new(),
             threads: Threads::default(),
@@ -105,13 +105,13 @@ impl LocalRelay for OwnRelay {
     }
 }
 
-/// Two feeds made one: what is stored, and what waits.
+/// Merges two feeds: stored events and held announcements.
 struct Reader {
     relay: OwnRelay,
     feed: BoxStream<'static, Accepted>,
     purgatory: broadcast::Receiver<RepoChange>,
-    /// Repositories that were told of and not taken back.
-    told: BTreeSet<RepoId>,
+    /// Repositories that were reported and not retired.
+    reported: BTreeSet<RepoId>,
     /// Those of them that are served.
     served: BTreeSet<RepoId>,
     waiting: VecDeque<News>,
@@ -122,7 +122,7 @@ struct Reader {
 impl Reader {
     async fn next(&mut self) -> Option<News> {
         if !std::mem::replace(&mut self.has_begun, true) {
-            self.look_for_held().await;
+            self.report_held().await;
         }
         loop {
             if let Some(news) = self.waiting.pop_front() {
@@ -135,16 +135,16 @@ impl Reader {
                 },
                 news = self.purgatory.recv() => match news {
                     Ok(RepoChange::Held(event)) => self.held(event),
-                    Ok(RepoChange::Removed(repo)) => self.look_for_gone([repo].into()).await,
+                    Ok(RepoChange::Removed(repo)) => self.report_retired([repo].into()).await,
                     Err(RecvError::Lagged(_)) => {
-                        self.look_for_gone(self.told.clone()).await;
-                        self.look_for_held().await;
+                        self.report_retired(self.reported.clone()).await;
+                        self.report_held().await;
                     }
                     Err(RecvError::Closed) => return None,
                 },
                 () = self.relay.until(self.threads.next_expiry()) => {
                     let expired = self.threads.expired(self.relay.parts.clock.now().unix);
-                    self.look_for_removed(expired).await;
+                    self.report_removed(expired).await;
                 }
             }
         }
@@ -153,11 +153,11 @@ impl Reader {
     async fn stored(&mut self, event: Arc<Event>) {
         if event.kind == kinds::ANNOUNCEMENT {
             if let Ok(announcement) = Announcement::parse(&event) {
-                self.told.insert(announcement.repo.clone());
+                self.reported.insert(announcement.repo.clone());
                 self.served.insert(announcement.repo);
             }
         }
-        self.threads.told(&event);
+        self.threads.stored(&event);
         let gone = match event.kind {
             kind if kind == kinds::DELETION => {
                 let request = DeletionRequest::parse(&event);
@@ -168,27 +168,27 @@ impl Reader {
             _ => Vec::new(),
         };
         self.waiting.push_back(News::Accepted(event));
-        self.look_for_removed(gone).await;
+        self.report_removed(gone).await;
     }
 
     fn held(&mut self, event: Arc<Event>) {
         let Ok(announcement) = Announcement::parse(&event) else { return };
-        // What is served is wanted whole, whatever else waits beside it.
+        // A served repository is synced whole already, even if a newer announcement of it is held.
         if !self.served.contains(&announcement.repo) {
-            self.told.insert(announcement.repo);
+            self.reported.insert(announcement.repo);
             self.waiting.push_back(News::Held(event));
         }
     }
 
-    async fn look_for_held(&mut self) {
+    async fn report_held(&mut self) {
         let held = self.relay.purgatory.ask(grasp_purgatory::Purgatory::held_announcements).await;
         for event in held.unwrap_or_default() {
             self.held(event);
         }
     }
 
-    /// Takes back those of the repositories that are neither served nor held.
-    async fn look_for_gone(&mut self, repos: BTreeSet<RepoId>) {
+    /// Reports those of the repositories that are neither served nor held any more.
+    async fn report_retired(&mut self, repos: BTreeSet<RepoId>) {
         let announced = |repo: &RepoId| {
             let identifier = repo.identifier.as_str();
             Filter::new().kind(kinds::ANNOUNCEMENT).author(repo.owner).identifier(identifier)
@@ -197,15 +197,15 @@ impl Reader {
         for (repo, is_unserved) in repos.into_iter().zip(unserved) {
             let asked = repo.clone();
             let held = self.relay.purgatory.ask(move |purgatory| purgatory.has_view(&asked)).await;
-            if is_unserved && held == Ok(false) && self.told.remove(&repo) {
+            if is_unserved && held == Ok(false) && self.reported.remove(&repo) {
                 self.served.remove(&repo);
                 self.waiting.push_back(News::Retired(repo));
             }
         }
     }
 
-    /// Takes back those of the authors' events that are no longer served: deleted, expired, or of an author who vanished.
-    async fn look_for_removed(&mut self, events: Vec<(PublicKey, EventId)>) {
+    /// Reports those of the events that are no longer served: deleted, expired, or of an author who vanished.
+    async fn report_removed(&mut self, events: Vec<(PublicKey, EventId)>) {
         if events.is_empty() {
             return;
         }
@@ -219,40 +219,40 @@ impl Reader {
     }
 }
 
-/// Events that are remembered. Of more, those of the author that has most are forgotten: if they vanish or expire, they
-/// are asked for until the next start.
+/// Limits the remembered events. Beyond it, events of the author with the most are forgotten: if they vanish or expire,
+/// sync asks for them until the next start.
 const MAX_EVENTS: usize = 250_000;
 
-/// The roots and replies that sync was told of, by what may take them away: their author's vanishing, and time.
+/// The roots and replies that were reported to sync, by author and by expiration: both can remove them.
 #[derive(Debug, Default)]
 struct Threads {
     /// With the time at which each expires.
     by_author: BTreeMap<PublicKey, BTreeMap<EventId, Option<Timestamp>>>,
-    /// Authors by how many events they have.
+    /// Authors by number of events.
     sizes: BTreeSet<(usize, PublicKey)>,
     expiring: BTreeSet<(Timestamp, PublicKey, EventId)>,
     count: usize,
 }
 
 impl Threads {
-    fn told(&mut self, event: &Event) {
+    fn stored(&mut self, event: &Event) {
         if kinds::ROOT_KINDS.contains(&event.kind) || kinds::REPLY_KINDS.contains(&event.kind) {
             self.add(event.pubkey, event.id, event.tags.expiration(), MAX_EVENTS);
         }
     }
 
-    /// The events of an author who asked to vanish (NIP-62).
+    /// Returns the events of an author who asked to vanish (NIP-62).
     fn of(&self, author: &PublicKey) -> Vec<(PublicKey, EventId)> {
         let events = self.by_author.get(author).into_iter().flat_map(BTreeMap::keys);
         events.map(|id| (*author, *id)).collect()
     }
 
-    /// When the next event expires (NIP-40).
+    /// Returns the time at which the next event expires (NIP-40).
     fn next_expiry(&self) -> Option<Timestamp> {
         self.expiring.first().map(|(at, ..)| *at)
     }
 
-    /// Takes out the events that have expired by now.
+    /// Removes and returns the events that have expired by now.
     fn expired(&mut self, now: Timestamp) -> Vec<(PublicKey, EventId)> {
         let mut gone = Vec::new();
         while self.next_expiry().is_some_and(|at| at <= now) {
@@ -261,7 +261,7 @@ impl Threads {
         gone
     }
 
-    /// An author's event is no longer here.
+    /// Forgets an event that is no longer served.
     fn removed(&mut self, author: &PublicKey, id: &EventId) {
         let Some(events) = self.by_author.get_mut(author) else { return };
         let before = events.len();

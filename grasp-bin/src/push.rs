@@ -24,12 +24,11 @@ pub(crate) use self::work::{Refs, Work, git};
 use crate::cli::PushArgs;
 use crate::client::RelayClient;
 
-/// A server, and how it is spoken to.
+/// A server to push to.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
-    /// Which.
     pub(crate) service: ServiceIdentity,
-    /// Whether encrypted.
+    /// Connections are encrypted.
     pub(crate) secure: bool,
 }
 
@@ -50,37 +49,39 @@ impl std::str::FromStr for Target {
     }
 }
 
-/// Whether a server is reached on this machine alone.
+/// Returns whether a server is on loopback.
 pub(crate) fn is_local(service: &ServiceIdentity) -> bool {
     let text = service.to_string();
     ["127.", "localhost", "[::1]"].iter().any(|local| text.starts_with(local))
 }
 
 impl Target {
-    /// Where the relay is.
+    /// Returns the URL of its relay.
     pub(crate) fn relay(&self) -> Result<RelayUrl> {
-        self.service.relay_url(self.secure).context("the address of a server is no relay's address")
+        self.service
+            .relay_url(self.secure)
+            .context("the address of the server is not the address of a relay")
     }
 
-    /// Where a repository is pushed to and cloned from.
+    /// Returns the URL to push a repository to and to clone it from.
     pub(crate) fn clone_url(&self, repo: &RepoId) -> String {
         self.service.repo_url(repo, self.secure)
     }
 }
 
-/// What to push: a working copy, whose it is, and how.
+/// A working copy to push, and the key of its maintainer.
 pub(crate) struct Push {
     pub(crate) keys: Keys,
     pub(crate) work: Work,
     pub(crate) args: PushArgs,
 }
 
-/// The most relays besides the servers that are asked for a newer announcement.
+/// Limits the relays besides the servers that are asked for a newer announcement.
 const MAX_OTHER_RELAYS: usize = 8;
-/// How long all of them together may take.
+/// Time limit for all of them together.
 const OTHER_RELAYS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Announces, signs and pushes; says where the repository can be cloned from.
+/// Announces, signs and pushes. Returns the URLs to clone from.
 pub(crate) async fn push(push: &Push) -> Result<Vec<String>> {
     let seconds = push.args.timeout;
     let pushed = timeout(Duration::from_secs(seconds), push_to_all(push)).await;
@@ -93,11 +94,13 @@ async fn push_to_all(push: &Push) -> Result<Vec<String>> {
     let Push { work, args, .. } = push;
     let name = match &args.name {
         Some(name) => name.clone(),
-        None => work.name().context("the directory's name can be no repository's; say --name")?,
+        None => work
+            .name()
+            .context("the name of the directory cannot be the name of a repository; set --name")?,
     };
     let repo = RepoId::new(push.keys.public_key(), name);
     let refs = work.refs(&args.refs).await?;
-    // Before anything is announced; of this one only the size is looked at.
+    // Before anything is announced. Only the size of this draft matters.
     let draft = sign(&push.keys, &repo, &refs, None)?;
     for server in &push.args.server {
         work::check(server, &draft, &refs).await?;
@@ -108,14 +111,14 @@ async fn push_to_all(push: &Push) -> Result<Vec<String>> {
         let relay = RelayClient::connect(&url).await;
         relays.push(
             relay.with_context(|| {
-                format!("could not speak to {url} (is a server running there?)")
+                format!("could not connect to {url} (is a server running there?)")
             })?,
         );
     }
     publish_announcement(push, &repo, &mut relays).await?;
     let urls: Vec<_> = push.args.server.iter().map(|server| server.clone_url(&repo)).collect();
     if !args.force {
-        lose_nothing(work, &refs, &urls).await?;
+        check_nothing_is_lost(work, &refs, &urls).await?;
     }
     let known = newest(&mut relays, &repo, kinds::STATE).await?;
     let state = sign(&push.keys, &repo, &refs, known.as_ref())?;
@@ -135,24 +138,24 @@ async fn publish_announcement(
     repo: &RepoId,
     relays: &mut [RelayClient],
 ) -> Result<()> {
-    let remembered = Remembered::of(&push.work).await?;
-    let seen = remembered.read(repo);
-    let told = newest(relays, repo, kinds::ANNOUNCEMENT).await?;
-    let elsewhere = newest_elsewhere(push, repo, seen.iter().chain(&told)).await;
-    let told = told.into_iter().chain(elsewhere).max_by_key(Version::of);
-    let known = choose(seen, told, push.args.accept_fewer)?;
+    let file = AnnouncementFile::of(&push.work).await?;
+    let seen = file.read(repo);
+    let served = newest(relays, repo, kinds::ANNOUNCEMENT).await?;
+    let elsewhere = newest_elsewhere(push, repo, seen.iter().chain(&served)).await;
+    let published = served.into_iter().chain(elsewhere).max_by_key(Version::of);
+    let known = choose(seen, published, push.args.accept_fewer)?;
     let announcement = announce(&push.keys, repo, &push.args.server, known.as_ref())?;
     for relay in relays {
         relay.publish(&announcement).await?;
     }
-    // Without it the next push is as safe as this one was.
-    if let Err(error) = remembered.write(repo, &announcement) {
+    // Without the file the next push is as safe as this one was.
+    if let Err(error) = file.write(repo, &announcement) {
         eprintln!("grasp: could not remember the announcement: {error}");
     }
     Ok(())
 }
 
-/// The newest announcement at relays that are named beside the servers. One that cannot be asked is passed over.
+/// Returns the newest announcement at relays that are named beside the servers. Relays that do not answer are skipped.
 async fn newest_elsewhere<'a>(
     push: &Push,
     repo: &RepoId,
@@ -163,7 +166,7 @@ async fn newest_elsewhere<'a>(
     let is_other =
         |url: &RelayUrl| !push.args.server.iter().any(|one| one.service.is_own_url(url.as_str()));
     let others = named.into_iter().filter(is_other).take(MAX_OTHER_RELAYS);
-    let filter = about(repo, kinds::ANNOUNCEMENT);
+    let filter = filter_of(repo, kinds::ANNOUNCEMENT);
     let answers = others.map(|url| {
         let filter = &filter;
         async move {
@@ -174,14 +177,14 @@ async fn newest_elsewhere<'a>(
     join_all(answers).await.into_iter().flatten().max_by_key(Version::of)
 }
 
-/// Fails if a server has something that would be lost if its branches and tags became those of the working copy.
-async fn lose_nothing(work: &Work, refs: &Refs, urls: &[String]) -> Result<()> {
+/// Fails if a server has a branch or tag that would be lost if its refs became those of the working copy.
+async fn check_nothing_is_lost(work: &Work, refs: &Refs, urls: &[String]) -> Result<()> {
     for url in urls {
         let lost = work.lacks(refs, url).await?;
         if !lost.is_empty() {
             bail!(
-                "{url} has what this working copy lacks, and would lose it: {}; \
-                 fetch and merge it first, or say --force",
+                "{url} has refs that this working copy lacks, and would lose them: {}; \
+                 fetch and merge them first, or use --force",
                 lost.join(", ")
             );
         }
@@ -189,9 +192,9 @@ async fn lose_nothing(work: &Work, refs: &Refs, urls: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The newest event of a kind about a repository that any of the servers has.
+/// Returns the newest event of a kind about a repository that any of the servers has.
 async fn newest(relays: &mut [RelayClient], repo: &RepoId, kind: Kind) -> Result<Option<Event>> {
-    let filter = about(repo, kind);
+    let filter = filter_of(repo, kind);
     let mut newest: Option<Event> = None;
     for relay in relays {
         let found = relay.newest(&filter).await?;
@@ -200,18 +203,19 @@ async fn newest(relays: &mut [RelayClient], repo: &RepoId, kind: Kind) -> Result
     Ok(newest)
 }
 
-/// The events of a kind about a repository, by its owner.
-fn about(repo: &RepoId, kind: Kind) -> Filter {
+/// Returns the filter of an owner's events of a kind about a repository.
+fn filter_of(repo: &RepoId, kind: Kind) -> Filter {
     Filter::new().kind(kind).author(repo.owner).identifier(repo.identifier.as_str())
 }
 
-/// Now, or just after an event that is to be replaced: of two that are dated alike, not the later signed wins.
-fn after(known: Option<&Event>) -> Timestamp {
+/// Returns the current time, or the second after an event that is to be replaced: of two events of the same second the
+/// lower id wins, not the newer signature.
+fn created_after(known: Option<&Event>) -> Timestamp {
     let now = Timestamp::now();
     known.map_or(now, |known| now.max(known.created_at + Duration::from_secs(1)))
 }
 
-/// An announcement that lists these servers, and says whatever else the known one says.
+/// Returns an announcement that lists these servers and keeps the other tags and the content of the known one.
 pub(crate) fn announce(
     keys: &Keys,
     repo: &RepoId,
@@ -239,10 +243,10 @@ pub(crate) fn announce(
             tag("name", [repo.identifier.to_string()])?,
         ],
     };
-    let places = [tag("clone", clone)?, tag("relays", relays)?];
+    let addresses = [tag("clone", clone)?, tag("relays", relays)?];
     let content = known.map(|event| event.content.clone()).unwrap_or_default();
-    let event = EventBuilder::new(kinds::ANNOUNCEMENT, content).tags(kept).tags(places);
-    Ok(event.custom_created_at(after(known)).finalize(keys)?)
+    let event = EventBuilder::new(kinds::ANNOUNCEMENT, content).tags(kept).tags(addresses);
+    Ok(event.custom_created_at(created_after(known)).finalize(keys)?)
 }
 
 fn lists_all(announcement: &Event, servers: &[Target]) -> bool {
@@ -250,7 +254,7 @@ fn lists_all(announcement: &Event, servers: &[Target]) -> bool {
     read.is_ok_and(|read| servers.iter().all(|server| read.lists(&server.service)))
 }
 
-/// The state of a repository whose refs these are.
+/// Returns the signed state of a repository with these refs.
 pub(crate) fn sign(
     keys: &Keys,
     repo: &RepoId,
@@ -265,12 +269,11 @@ pub(crate) fn sign(
         tags.push(tag("HEAD", [format!("ref: {head}")])?);
     }
     let event = EventBuilder::new(kinds::STATE, "").tags(tags);
-    Ok(event.custom_created_at(after(known)).finalize(keys)?)
+    Ok(event.custom_created_at(created_after(known)).finalize(keys)?)
 }
 
 fn tag(name: &str, values: impl IntoIterator<Item = String>) -> Result<Tag> {
-    let words = std::iter::once(name.to_owned()).chain(values);
-    Ok(Tag::parse(words)?)
+    Ok(Tag::parse(std::iter::once(name.to_owned()).chain(values))?)
 }
 
 fn add(list: &mut Vec<String>, value: String) {
@@ -279,8 +282,8 @@ fn add(list: &mut Vec<String>, value: String) {
     }
 }
 
-/// What to tell after a push.
-pub(crate) fn told(keys: &Keys, urls: &[String]) -> String {
+/// Returns the text to print after a push.
+pub(crate) fn summary(keys: &Keys, urls: &[String]) -> String {
     let mut text = format!("pushed as {}\n", npub(&keys.public_key()));
     for url in urls {
         text.push_str(&format!("  git clone {url}\n"));
@@ -291,8 +294,8 @@ pub(crate) fn told(keys: &Keys, urls: &[String]) -> String {
 /// A newer announcement names fewer maintainers or relays than the one that this working copy saw last.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the announcement of {at} no longer names {}, as the one does that this working copy saw last; \
-     if that is meant, say --accept-fewer",
+    "the announcement of {at} no longer names {}, which the one that this working copy saw last does; \
+     if that is intended, use --accept-fewer",
     .missing.join(", ")
 )]
 struct Fewer {
@@ -300,14 +303,14 @@ struct Fewer {
     missing: Vec<String>,
 }
 
-/// Chooses the announcement to go on from: the newer one of what servers have and what was seen before.
+/// Returns the announcement to update: the newest of what relays have and what this working copy saw last.
 fn choose(
     seen: Option<Event>,
-    told: Option<Event>,
+    published: Option<Event>,
     accept_fewer: bool,
 ) -> Result<Option<Event>, Fewer> {
-    let newest = [&seen, &told].into_iter().flatten().max_by_key(|event| Version::of(event));
-    let (Some(newest), Some(seen)) = (newest, &seen) else { return Ok(told) };
+    let newest = [&seen, &published].into_iter().flatten().max_by_key(|event| Version::of(event));
+    let (Some(newest), Some(seen)) = (newest, &seen) else { return Ok(published) };
     let missing: Vec<String> = names(seen).difference(&names(newest)).cloned().collect();
     match missing.is_empty() || accept_fewer {
         true => Ok(Some(newest.clone())),
@@ -315,7 +318,7 @@ fn choose(
     }
 }
 
-/// The maintainers and relays of an announcement, in words.
+/// Returns the maintainers and relays of an announcement as texts for messages.
 fn names(event: &Event) -> BTreeSet<String> {
     let Ok(read) = Announcement::parse(event) else { return BTreeSet::new() };
     let maintainers = read.maintainer_list.listed.union(&read.maintainer_list.moderators);
@@ -323,12 +326,12 @@ fn names(event: &Event) -> BTreeSet<String> {
     maintainers.chain(read.relays.iter().map(|relay| format!("relay {relay}"))).collect()
 }
 
-/// The file that the announcements are kept in.
-struct Remembered {
+/// The file with the announcements that a working copy saw last.
+struct AnnouncementFile {
     file: PathBuf,
 }
 
-impl Remembered {
+impl AnnouncementFile {
     /// Finds the file of a working copy; all worktrees of a repository share it.
     async fn of(work: &Work) -> Result<Self> {
         Ok(Self { file: work.git_dir().await?.join("grasp").join("announcements.json") })
@@ -452,8 +455,8 @@ mod tests {
         let keys = Keys::generate();
         let old = announcement(&keys, 1, &[], &["wss://a.example"]);
         let seen = announcement(&keys, 2, &[1], &["wss://a.example", "wss://b.example"]);
-        for told in [None, Some(old)] {
-            assert_eq!(choose(Some(seen.clone()), told, false), Ok(Some(seen.clone())));
+        for published in [None, Some(old)] {
+            assert_eq!(choose(Some(seen.clone()), published, false), Ok(Some(seen.clone())));
         }
     }
 
@@ -475,26 +478,26 @@ mod tests {
 
     #[test]
     fn without_any_seen_before_the_servers_are_believed() {
-        let told = announcement(&Keys::generate(), 1, &[], &[]);
-        assert_eq!(choose(None, Some(told.clone()), false), Ok(Some(told)));
+        let published = announcement(&Keys::generate(), 1, &[], &[]);
+        assert_eq!(choose(None, Some(published.clone()), false), Ok(Some(published)));
         assert_eq!(choose(None, None, false), Ok(None));
     }
 
     #[test]
     fn each_repository_of_a_working_copy_has_its_own() {
         let dir = tempfile::tempdir().unwrap();
-        let remembered = Remembered { file: dir.path().join("grasp/announcements.json") };
+        let file = AnnouncementFile { file: dir.path().join("grasp/announcements.json") };
         let keys = [Keys::generate(), Keys::generate()];
         let repos = keys.each_ref().map(|keys| {
             let repo = RepoId::new(keys.public_key(), "hello".parse().unwrap());
-            remembered.write(&repo, &announcement(keys, 1, &[], &[])).unwrap();
+            file.write(&repo, &announcement(keys, 1, &[], &[])).unwrap();
             repo
         });
         let newer = announcement(&keys[0], 2, &[], &[]);
-        remembered.write(&repos[0], &newer).unwrap();
-        assert_eq!(remembered.read(&repos[0]), Some(newer.clone()));
-        assert!(remembered.read(&repos[1]).is_some_and(|event| event.pubkey == repos[1].owner));
-        remembered.write(&repos[1], &newer).unwrap();
-        assert_eq!(remembered.read(&repos[1]), None, "it is of another repository");
+        file.write(&repos[0], &newer).unwrap();
+        assert_eq!(file.read(&repos[0]), Some(newer.clone()));
+        assert!(file.read(&repos[1]).is_some_and(|event| event.pubkey == repos[1].owner));
+        file.write(&repos[1], &newer).unwrap();
+        assert_eq!(file.read(&repos[1]), None, "it is of another repository");
     }
 }

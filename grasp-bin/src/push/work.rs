@@ -24,14 +24,14 @@ const MAX_PLAIN_CHANGES: usize = 256;
 /// Branches and tags, and the branch that HEAD names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refs {
-    /// The object of each.
+    /// Object ids by ref name.
     pub(crate) tips: BTreeMap<String, String>,
     /// The branch that HEAD names, if it is one of them.
     pub(crate) head: Option<String>,
 }
 
 impl Refs {
-    /// The refspecs that make the branches and tags of a server these.
+    /// Returns the refspecs that make the branches and tags of a server equal to these.
     fn changes_from(&self, theirs: &BTreeMap<String, String>) -> Vec<String> {
         let set = self.tips.iter().filter(|(name, oid)| theirs.get(*name) != Some(*oid));
         let gone = theirs.keys().filter(|name| !self.tips.contains_key(*name));
@@ -46,7 +46,7 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// The working copy that a directory is in.
+    /// Opens the working copy that contains a directory.
     pub(crate) async fn open(directory: &Path) -> Result<Self> {
         let root = git(directory, &["rev-parse", "--show-toplevel"]).await;
         let root = root.map_err(|error| match error.is::<std::io::Error>() {
@@ -56,19 +56,19 @@ impl Work {
         Ok(Self { root: root?.into() })
     }
 
-    /// The name of its directory, as one for the repository.
+    /// Returns the name of its directory as a repository name, if it can be one.
     pub(crate) fn name(&self) -> Option<Identifier> {
         self.root.file_name()?.to_str()?.parse().ok()
     }
 
-    /// The directory of git's own data, which all worktrees share.
+    /// Returns git's common directory, which all worktrees share.
     pub(crate) async fn git_dir(&self) -> Result<PathBuf> {
         let dir = git(&self.root, &["rev-parse", "--git-common-dir"]).await?;
         Ok(self.root.join(dir))
     }
 
-    /// The branches and tags that match one of the patterns; all of them without any. A pattern is one of
-    /// `git for-each-ref`, or what follows `refs/heads/` or `refs/tags/` of one.
+    /// Returns the branches and tags that match one of the patterns; without a pattern, all. A pattern is one of
+    /// `git for-each-ref`, with or without `refs/heads/` or `refs/tags/`.
     pub(crate) async fn refs(&self, patterns: &[String]) -> Result<Refs> {
         let mut args = vec!["for-each-ref".to_owned(), FORMAT.to_owned(), "--".to_owned()];
         args.extend(patterns.iter().flat_map(|pattern| full(pattern)));
@@ -93,13 +93,13 @@ impl Work {
         Ok(Refs { tips, head })
     }
 
-    /// Whether a server has this object as a ref.
+    /// Returns whether a ref of a server is at this object.
     pub(crate) async fn remote_has(&self, url: &str, oid: &str) -> bool {
         let listed = git(&self.root, &["ls-remote", url]).await;
         listed.is_ok_and(|listed| listed.lines().any(|line| line.starts_with(oid)))
     }
 
-    /// The branches and tags of a server that are not here, nor in what is here under their name.
+    /// Returns the branches and tags of a server that would be lost: absent here, or not contained in ours.
     pub(crate) async fn lacks(&self, refs: &Refs, url: &str) -> Result<Vec<String>> {
         let mut lost = Vec::new();
         for (name, theirs) in self.refs_at(url).await? {
@@ -111,7 +111,7 @@ impl Work {
         Ok(lost)
     }
 
-    /// The branches and tags of a server.
+    /// Returns the branches and tags of a server.
     async fn refs_at(&self, url: &str) -> Result<BTreeMap<String, String>> {
         let args = ["ls-remote", "--refs", url, "refs/heads/*", "refs/tags/*"];
         let listed = git(&self.root, &args).await?;
@@ -119,13 +119,13 @@ impl Work {
         Ok(refs.map(|(oid, name)| (name.to_owned(), oid.to_owned())).collect())
     }
 
-    /// Whether a branch only goes forward from their object to ours.
+    /// Returns whether ours is a fast-forward of their branch.
     async fn is_behind(&self, theirs: &str, ours: Option<&String>, name: &str) -> bool {
         let Some(ours) = ours.filter(|_| name.starts_with("refs/heads/")) else { return false };
         git(&self.root, &["merge-base", "--is-ancestor", theirs, ours]).await.is_ok()
     }
 
-    /// Makes the branches and tags at a server these.
+    /// Pushes, so that the branches and tags of a server equal these.
     pub(crate) async fn push_to(&self, url: &str, refs: &Refs) -> Result<()> {
         let changes = refs.changes_from(&self.refs_at(url).await?);
         match changes.len() {
@@ -141,7 +141,7 @@ impl Work {
 
 const FORMAT: &str = "--format=%(refname) %(objectname)";
 
-/// The patterns that a short one stands for.
+/// Returns the full patterns of a short one.
 fn full(pattern: &str) -> Vec<String> {
     match pattern.starts_with("refs/") {
         true => vec![pattern.to_owned()],
@@ -149,27 +149,30 @@ fn full(pattern: &str) -> Vec<String> {
     }
 }
 
-/// What git says; what it says against it is the error.
+/// Runs git and returns its standard output; its standard error is the error.
 pub(crate) async fn git(directory: &Path, args: &[impl AsRef<OsStr>]) -> Result<String> {
     run(Command::new("git").args(args).current_dir(directory)).await
 }
 
 async fn run(command: &mut Command) -> Result<String> {
-    // Whoever no longer waits for it leaves no git behind.
+    // A future that is dropped leaves no git process behind.
     let output = command.kill_on_drop(true).output().await;
     let output = output.context("could not run git; is it installed, and in PATH?")?;
     if !output.status.success() {
         let subcommand = command.as_std().get_args().next().unwrap_or_default();
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("git {}: {}", subcommand.to_string_lossy(), said.trim());
+        let message = String::from_utf8_lossy(&output.stderr);
+        bail!("git {}: {}", subcommand.to_string_lossy(), message.trim());
     }
-    Ok(String::from_utf8(output.stdout).context("git does not speak UTF-8")?.trim().to_owned())
+    Ok(String::from_utf8(output.stdout)
+        .context("the output of git is not UTF-8")?
+        .trim()
+        .to_owned())
 }
 
 /// The name under which git finds the server and the refspecs.
 const REMOTE: &str = "grasp";
 
-/// Pushes these refspecs, all of which name objects.
+/// Pushes refspecs that name objects.
 ///
 /// Over HTTP git compares every ref that it pushes with every ref that it has, which takes seconds for some thousand.
 /// A repository without refs that borrows the objects of the working copy has none to compare with.
@@ -200,16 +203,16 @@ fn prepare(dir: &TempDir, objects: &Path, url: &str, changes: &[String]) -> std:
     fs::write(file, config)
 }
 
-/// A value as git's configuration is written.
+/// Returns a value as git's configuration files write it.
 fn quoted(value: &str) -> String {
     format!("\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// What the working copy's own configuration says about talking to servers, as variables for git.
+/// Returns the working copy's settings for HTTP, credentials and URLs, as environment variables for git.
 async fn transport_settings(root: &Path) -> Vec<(String, String)> {
     let args = ["config", "--local", "--null", "--get-regexp", "^(http|credential|url)[.]"];
-    let said = git(root, &args).await.unwrap_or_default();
-    let settings = said.split('\0').filter_map(|one| one.split_once('\n'));
+    let listed = git(root, &args).await.unwrap_or_default();
+    let settings = listed.split('\0').filter_map(|one| one.split_once('\n'));
     let first: usize =
         std::env::var("GIT_CONFIG_COUNT").ok().and_then(|count| count.parse().ok()).unwrap_or(0);
     let mut variables = Vec::new();
@@ -223,17 +226,17 @@ async fn transport_settings(root: &Path) -> Vec<(String, String)> {
     variables
 }
 
-/// States up to this are taken by every relay.
+/// Every relay accepts states up to this size.
 const SMALL_STATE_BYTES: usize = 32 * 1024;
 
-/// What a server says about the largest event.
+/// A server's limit on the size of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limit {
     Bytes(usize),
     Tags(usize),
 }
 
-/// A state, as far as its size matters.
+/// The size of a state.
 struct Size {
     refs: usize,
     bytes: usize,
@@ -246,7 +249,7 @@ impl Size {
         Self { refs, bytes, tags: state.tags.len() }
     }
 
-    /// About how many of the refs a server takes.
+    /// Estimates the number of refs that a server accepts.
     fn refs_within(&self, limit: Limit) -> usize {
         match limit {
             Limit::Bytes(bytes) => bytes / (self.bytes / self.refs).max(1),
@@ -273,22 +276,22 @@ impl Size {
     }
 }
 
-/// Fails if a server says beforehand that a state is too large for it. A relay need not say so, and some end the
-/// connection at a message that is too large.
+/// Fails if the information document of a server says that a state is too large for it. Not every relay says so, and
+/// some close the connection at a message that is too large.
 pub(super) async fn check(server: &Target, state: &Event, refs: &Refs) -> anyhow::Result<()> {
     let size = Size::of(state, refs);
     if size.bytes <= SMALL_STATE_BYTES {
         return Ok(());
     }
-    let told = outbound().get(&server.relay()?, Provenance::Operator).await;
-    let Ok(told) = told else { return Ok(()) };
-    match limits(told.body()).into_iter().find(|limit| size.exceeds(*limit)) {
+    let document = outbound().get(&server.relay()?, Provenance::Operator).await;
+    let Ok(document) = document else { return Ok(()) };
+    match limits(document.body()).into_iter().find(|limit| size.exceeds(*limit)) {
         Some(limit) => Err(size.too_many(server, limit)),
         None => Ok(()),
     }
 }
 
-/// What the information document (NIP-11) says about the largest event.
+/// Returns the limits on events in an information document (NIP-11).
 fn limits(document: &[u8]) -> Vec<Limit> {
     let document: Value = serde_json::from_slice(document).unwrap_or_default();
     let number = |name: &str| usize::try_from(document["limitation"][name].as_u64()?).ok();
@@ -296,11 +299,11 @@ fn limits(document: &[u8]) -> Vec<Limit> {
     bytes.into_iter().chain(number("max_event_tags").map(Limit::Tags)).collect()
 }
 
-/// Explains why a server did not take a state, if that may be for its size.
+/// Adds to an error that the state may be too large for the server.
 pub(super) fn explain(error: Error, server: &Target, state: &Event, refs: &Refs) -> Error {
     let size = Size::of(state, refs);
-    let told = error.downcast_ref::<Refused>().and_then(|refused| largest(&refused.said));
-    match told {
+    let limit = error.downcast_ref::<Refused>().and_then(|refused| largest(&refused.message));
+    match limit {
         Some(limit) => size.too_many(server, limit),
         None if size.bytes <= SMALL_STATE_BYTES => error,
         None => error.context(format!(
@@ -310,9 +313,9 @@ pub(super) fn explain(error: Error, server: &Target, state: &Event, refs: &Refs)
     }
 }
 
-/// The limit that a refusal names: `invalid: event larger than 1048576 bytes`, `invalid: event too large: 99 > 65536`.
-fn largest(said: &str) -> Option<Limit> {
-    let (_, rest) = said.split_once("larger than ").or_else(|| said.rsplit_once("> "))?;
+/// Returns the limit that a refusal names: `invalid: event larger than 1048576 bytes`, `invalid: event too large: 99 > 65536`.
+fn largest(message: &str) -> Option<Limit> {
+    let (_, rest) = message.split_once("larger than ").or_else(|| message.rsplit_once("> "))?;
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().ok().map(Limit::Bytes)
 }

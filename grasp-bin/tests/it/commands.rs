@@ -82,11 +82,11 @@ fn a_push_that_would_lose_what_the_server_has_is_refused_unless_it_is_forced() {
     // A clone has one branch of its own.
     let before = tips();
     let less = push(&copy, dir.path(), &server);
-    assert!(!less.ok && less.err.contains("lose it: refs/heads/topic; fetch"), "{less:?}");
+    assert!(!less.ok && less.err.contains("lose them: refs/heads/topic; fetch"), "{less:?}");
     git(&copy, &["branch", "topic", "origin/topic"]);
     git(&copy, &["commit", "-q", "--amend", "--allow-empty", "-m", "other"]);
     let other = push(&copy, dir.path(), &server);
-    assert!(!other.ok && other.err.contains("lose it: refs/heads/main; fetch"), "{other:?}");
+    assert!(!other.ok && other.err.contains("lose them: refs/heads/main; fetch"), "{other:?}");
     assert_eq!(tips(), before);
     let forced = ["push", "--force", "--server", server.host()];
     let forced = said(
@@ -284,7 +284,7 @@ fn many_refs_are_pushed_at_once_and_what_is_gone_is_deleted() {
     git(&work, &["tag", "--delete", "v\"#7"]);
     git(&work, &["tag", "--no-sign", "more"]);
     let refused = push(&work, dir.path(), &server);
-    assert!(!refused.ok && refused.err.contains("would lose it"), "{refused:?}");
+    assert!(!refused.ok && refused.err.contains("would lose them"), "{refused:?}");
     let args = ["push", "--force", "--refs", "main", "--refs", "refs/tags/v*", "--server"];
     let forced = command()
         .args(args)
