@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Arg, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use grasp_core::{Identifier, RelayUrl};
@@ -151,9 +152,9 @@ pub(crate) struct PushArgs {
     /// Signs an announcement although it names fewer maintainers or relays than the one that the working copy saw last.
     #[arg(long)]
     pub(crate) accept_fewer: bool,
-    /// How long it may take, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "3600")]
-    pub(crate) timeout: u64,
+    /// Time limit, such as `90s` or `2h`.
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration)]
+    pub(crate) timeout: Duration,
 }
 
 #[derive(Debug, Args)]
@@ -164,9 +165,9 @@ pub(crate) struct SyncArgs {
     /// A relay to fetch events from; may be given several times.
     #[arg(long, value_name = "URL", required = true)]
     pub(crate) from: Vec<RelayUrl>,
-    /// Time limit, in seconds.
-    #[arg(long = "patience", value_name = "SECONDS", default_value = "3600")]
-    pub(crate) time_limit: u64,
+    /// Time limit, such as `90s` or `2h`.
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration)]
+    pub(crate) timeout: Duration,
     #[command(flatten)]
     pub(crate) flags: Flags,
 }

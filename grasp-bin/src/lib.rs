@@ -25,7 +25,6 @@ mod signals;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Result;
 use clap::Parser;
@@ -124,7 +123,7 @@ fn push_to(args: PushArgs) -> Result<()> {
 
 fn sync_once(args: SyncArgs) -> Result<ExitCode> {
     let loaded = load(&args.flags)?;
-    let is_complete = once::run(loaded, args.from, Duration::from_secs(args.time_limit))?;
+    let is_complete = once::run(loaded, args.from, args.timeout)?;
     Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }
 

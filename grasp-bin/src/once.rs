@@ -162,7 +162,7 @@ fn reason_incomplete(relay: &RelayStatus) -> String {
         (ConnectionStatus::Disconnected | ConnectionStatus::Connecting, _) => {
             "the connection was lost".into()
         }
-        _ => "it was not complete within the time limit; set --patience to wait longer".into(),
+        _ => "it was not complete within the time limit; set --timeout to wait longer".into(),
     }
 }
 

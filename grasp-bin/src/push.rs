@@ -83,10 +83,10 @@ const OTHER_RELAYS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Announces, signs and pushes. Returns the URLs to clone from.
 pub(crate) async fn push(push: &Push) -> Result<Vec<String>> {
-    let seconds = push.args.timeout;
-    let pushed = timeout(Duration::from_secs(seconds), push_to_all(push)).await;
+    let pushed = timeout(push.args.timeout, push_to_all(push)).await;
     pushed.with_context(|| {
-        format!("not done after {seconds} seconds; --timeout gives the servers more time")
+        let limit = humantime::format_duration(push.args.timeout);
+        format!("not done after {limit}; --timeout gives the servers more time")
     })?
 }
 

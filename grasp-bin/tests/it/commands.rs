@@ -120,11 +120,11 @@ fn servers_that_never_answer_are_not_waited_for() {
     working_copy(&work);
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();
-    let args = ["push", "--timeout", "1", "--server", &address];
+    let args = ["push", "--timeout", "1s", "--server", &address];
     let mut push = command();
     push.args(args).current_dir(&work).env("HOME", dir.path()).env_remove("XDG_DATA_HOME");
     let said = said(&mut push);
-    assert!(!said.ok && said.err.contains("not done after 1 seconds"), "{said:?}");
+    assert!(!said.ok && said.err.contains("not done after 1s;"), "{said:?}");
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn a_relay_that_is_not_there_makes_a_pass_incomplete() {
     let nobody = format!("ws://{}", taken.local_addr().unwrap());
     drop(taken);
     let data = dir.path().to_str().unwrap();
-    let args = ["sync", "--once", "--from", &nobody, "--patience", "2", "--data-dir", data];
+    let args = ["sync", "--once", "--from", &nobody, "--timeout", "2s", "--data-dir", data];
     let output = command().args(args).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stdout).contains("0 of 1 relay complete"));
@@ -206,7 +206,7 @@ fn a_pass_does_not_wait_for_a_relay_whose_certificate_is_bad() {
     let (bad, data) = (format!("wss://{}", front.host()), dir.path().join("mirror"));
     let began = Instant::now();
     let output = command()
-        .args(["sync", "--once", "--patience", "600", "--from", &server.url, "--from", &bad])
+        .args(["sync", "--once", "--timeout", "10m", "--from", &server.url, "--from", &bad])
         .arg("--data-dir")
         .arg(&data)
         .output()
@@ -233,7 +233,7 @@ fn a_pass_tries_anew_whom_an_earlier_one_gave_up() {
     std::fs::write(&roots, authority.pem()).unwrap();
     let (relay, data) = (format!("wss://{}", front.host()), dir.path().join("mirror"));
     let pass = |more: &[&str]| {
-        let args = ["sync", "--once", "--patience", "100", "--from", &relay, "--data-dir"];
+        let args = ["sync", "--once", "--timeout", "100s", "--from", &relay, "--data-dir"];
         said(command().args(args).arg(&data).args(more))
     };
     assert!(!pass(&[]).ok);
