@@ -47,19 +47,26 @@ async fn demonstrate(keep: bool) -> Result<()> {
         result = sync_repository(dir.path(), &first, &second) => result,
         () = &mut stop => Err(anyhow!("stopped before the demo was done")),
     };
-    if keep && result.is_ok() {
-        println!("\nboth servers are running; Ctrl-C ends them");
+    if let (true, Ok(urls)) = (keep, &result) {
+        println!("\nboth servers are running; Ctrl-C ends them\n");
+        for url in urls {
+            println!("  git clone {url}");
+        }
         stop.await;
     }
     second.stop().await?;
     first.stop().await?;
     dir.close().context("could not remove the directories")?;
     println!("\nboth servers are stopped and their directories are removed");
-    result
+    if !keep {
+        println!("`grasp demo --keep` keeps them running, to clone from");
+    }
+    result.map(drop)
 }
 
-/// Announces a repository on both servers, pushes it to the first, and waits until the second has it.
-async fn sync_repository(dir: &Path, first: &Instance, second: &Instance) -> Result<()> {
+/// Announces a repository on both servers, pushes it to the first, and waits until the second has it. Returns the URLs to
+/// clone it from.
+async fn sync_repository(dir: &Path, first: &Instance, second: &Instance) -> Result<[String; 2]> {
     let keys = Keys::generate();
     let repo = grasp_core::RepoId::new(keys.public_key(), REPOSITORY.parse()?);
     println!("a maintainer:\n  {}\n", npub(&keys.public_key()));
@@ -82,9 +89,8 @@ async fn sync_repository(dir: &Path, first: &Instance, second: &Instance) -> Res
     let pushed = Instant::now();
     let tip = refs.tips.values().next().cloned().unwrap_or_default();
     wait_for_tip(&work, &synced_url, &tip).await?;
-    println!("the second has it, {} ms later\n", pushed.elapsed().as_millis());
-    println!("  git clone {pushed_url}\n  git clone {synced_url}");
-    Ok(())
+    println!("the second has it, {} ms later", pushed.elapsed().as_millis());
+    Ok([pushed_url, synced_url])
 }
 
 /// Creates a working copy with one commit.

@@ -147,7 +147,8 @@ fn the_demo_ends_with_the_repository_on_both_servers() {
     let said = grasp(&["demo"]);
     assert!(said.ok, "{said:?}");
     assert!(said.out.contains("the second has it"), "{said:?}");
-    assert_eq!(said.out.matches("git clone http://").count(), 2, "{said:?}");
+    // Its servers are gone: a command to clone from them would fail.
+    assert!(!said.out.contains("git clone"), "{said:?}");
 }
 
 #[test]
