@@ -199,7 +199,7 @@ fn damaged(status: &Status) -> Option<Line> {
 fn received(status: &Status) -> String {
     let intake = &status.intake;
     format!(
-        "{} stored, {} held for git data, {} known, {} refused; {:.0} new per minute",
+        "since the start {} stored, {} held for git data, {} known, {} refused; {:.0} new per minute",
         intake.stored, intake.held, intake.known, intake.rejected, status.events_per_minute
     )
 }
