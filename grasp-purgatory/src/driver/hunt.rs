@@ -336,7 +336,7 @@ fn log(report: &HuntReport) {
             tracing::debug!(%identifier, %url, oids, "fetched git data");
         }
         HuntReport::Failed { identifier, url, error } => {
-            tracing::warn!(%identifier, %url, %error, "a git server gave less than it was asked for");
+            tracing::warn!(%identifier, %url, %error, "could not fetch git data");
         }
         HuntReport::Paused { host, length } => {
             tracing::info!(%host, ?length, "a git server asks for less and is left alone");
