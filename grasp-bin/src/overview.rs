@@ -1,56 +1,27 @@
 //! The status of a running server or sidecar, collected from its parts.
 
+mod server;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use grasp_core::admission::Policy;
 use grasp_core::limits::ConnectionStatus;
-use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, Mono, RelayUrl, RepoId, kinds};
-use grasp_purgatory::driver::{DamagedRepo, PurgatoryDriver};
-use grasp_purgatory::hunt::{HuntFigures, HuntSchedule};
-use grasp_purgatory::{Phase, Purgatory};
+use grasp_core::{Identifier, Mono, RelayUrl, RepoId};
 use grasp_relay::Clock;
-use grasp_relay::metrics::{Metric, Metrics, table};
-use grasp_relay::nostr::Hub;
-use grasp_relay::role::{Role, RoleWatch};
-use grasp_relay::store::{EventStore, StoreError};
-use grasp_relay::web::Listing;
-use grasp_relay::web::figures::{
-    IntakeFigures, MissingRow, PurgatoryFigures, RelayRow, RepoRow, Status, WaitingRow,
-};
+use grasp_relay::metrics::{Metrics, table};
+use grasp_relay::role::RoleWatch;
+use grasp_relay::web::figures::{IntakeFigures, MissingRow, RelayRow, RepoRow, Status, WaitingRow};
 use grasp_sync::driver::{Counts, RelayStatus};
 use grasp_sync::engine::PeerReliability;
 use grasp_sync::{Sidecar, Syncer};
-use nostr::filter::Filter;
-use tokio::sync::Mutex;
 
-use crate::files::bytes_below;
+use self::server::ServerParts;
 use crate::metrics;
+use crate::server::Base;
 use crate::server::node::NodeView;
-use crate::server::{Base, DATABASE};
 use crate::settings::Settings;
-
-/// Limits the age of a count of all events, which scans an index.
-const MAX_COUNT_AGE: Duration = Duration::from_secs(60);
-
-/// Limits the age of a count or measurement to this many times its duration: exact in a small store, cheap in a large one.
-const MAX_AGE_PER_DURATION: u32 = 100;
-
-/// Limits the age of a measurement of the disk, which visits every file.
-const MAX_MEASUREMENT_AGE: Duration = Duration::from_secs(3_600);
-
-/// Limits the damaged repositories in the status.
-const MAX_DAMAGED_NAMED: usize = 100;
-
-/// Events that expire within this time are counted as expiring.
-const EXPIRING_WITHIN: Duration = Duration::from_secs(3_600);
-
-/// Limits the repository names in the list of what waits.
-const MAX_WAITING_NAMES: usize = 1_000;
 
 /// Collects the status from all parts of a process. Cheap to clone.
 #[derive(Clone)]
@@ -76,57 +47,12 @@ enum Subject {
     Sidecar(Arc<Sidecar>, RelayUrl),
 }
 
-/// The parts of a server that have a status.
-struct ServerParts {
-    data_dir: PathBuf,
-    repositories: PathBuf,
-    store: Arc<dyn EventStore>,
-    hub: Hub,
-    roles: RoleWatch,
-    nodes: Option<NodeView>,
-    policy: Policy,
-    listing: Listing,
-    clock: Clock,
-    metrics: Metrics,
-    fail_health_when_degraded: bool,
-    counts: Mutex<Option<Measured<StoreCounts>>>,
-    disk_usage: Mutex<Option<Measured<DiskUsage>>>,
-}
-
-/// The number of events and of repositories.
-type StoreCounts = (u64, u64);
-
-/// The bytes of git data, and of all data.
-type DiskUsage = (u64, u64);
-
-/// A result that is used again for a while.
-#[derive(Clone, Copy)]
-struct Measured<T> {
-    at: Mono,
-    fresh_for: Duration,
-    value: T,
-}
-
 impl Overview {
     /// Creates the overview of a server, with its nodes if it has several.
     pub(crate) fn of_server(base: &Base, roles: RoleWatch, nodes: Option<NodeView>) -> Self {
-        let Base { settings, host, hub, metrics, listing, .. } = base;
+        let Base { settings, host, metrics, .. } = base;
         let clock = host.clock.clone();
-        let parts = ServerParts {
-            data_dir: settings.data_dir.clone(),
-            repositories: settings.repositories(),
-            store: Arc::clone(&host.store),
-            hub: hub.clone(),
-            roles,
-            nodes,
-            policy: host.policy.clone(),
-            listing: listing.clone(),
-            clock: clock.clone(),
-            metrics: metrics.clone(),
-            fail_health_when_degraded: settings.fail_health_when_degraded,
-            counts: Mutex::new(None),
-            disk_usage: Mutex::new(None),
-        };
+        let parts = ServerParts::new(base, roles, nodes);
         let subject = Subject::Server(Box::new(parts));
         Self::new(settings, settings.info().name, clock, metrics.clone(), subject)
     }
@@ -205,11 +131,7 @@ impl Overview {
 
     /// Returns the repository names whose events wait for git data.
     pub(crate) async fn waiting(&self) -> Result<Vec<WaitingRow>, String> {
-        let parts = self.server()?;
-        let purgatory = parts.purgatory()?;
-        let (turns, now) = (turns(&purgatory).await, self.0.clock.now().unix.as_secs());
-        let rows = purgatory.ask(move |purgatory| waiting_rows(purgatory, now, &turns)).await;
-        Ok(rows.unwrap_or_default())
+        self.server()?.waiting().await
     }
 
     /// Salvages damaged packs of a name, and starts to fetch what is missing. Returns whether objects are.
@@ -307,231 +229,6 @@ fn sidecar_intake(relays: &BTreeMap<RelayUrl, RelayStatus>) -> IntakeFigures {
     }
 }
 
-impl ServerParts {
-    async fn status(&self) -> Status {
-        let stats = self.hub.stats().await;
-        let (events, repositories) = self.counts().await.unwrap_or_default();
-        let (git_bytes, disk_bytes) = self.disk_usage().await;
-        Status {
-            events,
-            repositories,
-            store_bytes: store_bytes(&self.data_dir),
-            git_bytes,
-            disk_bytes,
-            damaged: self.damaged(),
-            sockets: stats.sockets as u64,
-            listeners: stats.listeners as u64,
-            subscriptions: stats.subscriptions as u64,
-            intake: intake(&self.metrics),
-            purgatory: self.purgatory_figures().await,
-            nodes: self.nodes.as_ref().map(NodeView::rows).unwrap_or_default(),
-            ..Status::default()
-        }
-    }
-
-    /// Returns purgatory; on a node that is not the writer, what to do instead.
-    fn purgatory(&self) -> Result<PurgatoryDriver, String> {
-        match self.roles.current() {
-            Role::Writer(writer) => Ok(writer.purgatory),
-            Role::Reader { writer: Some(writer) } => {
-                Err(format!("this node is not the writer; ask {writer}"))
-            }
-            Role::Reader { writer: None } => Err("no node is the writer at the moment".into()),
-        }
-    }
-
-    /// Returns whether the store and the packs answer, and purgatory, if it is here, answers and can write its journal.
-    async fn is_ready(&self) -> bool {
-        let empty = vec![Filter::new().ids([])];
-        let store = self.store.count(empty, self.clock.now().unix).await.is_ok();
-        self.set(&table::STORE_UP, &[], u64::from(store));
-        let purgatory = match self.purgatory() {
-            Ok(purgatory) => purgatory.can_write() && purgatory.ask(|_| ()).await.is_ok(),
-            Err(_) => self.nodes.is_some(),
-        };
-        self.set(&table::PURGATORY_UP, &[], u64::from(purgatory));
-        let packs = match &self.nodes {
-            Some(nodes) => nodes.packs_answer().await,
-            None => true,
-        };
-        store && purgatory && packs
-    }
-
-    fn damaged(&self) -> Vec<String> {
-        let damaged = self.purgatory().map(|it| it.damaged()).unwrap_or_default();
-        self.set(&table::DAMAGED, &[], damaged.len() as u64);
-        let service = &self.policy.service;
-        let address = |DamagedRepo { endpoint, repo }: DamagedRepo| {
-            let path = service.repo_path(&repo);
-            let mount = service.mount_path();
-            match endpoint {
-                Endpoint::Repository => path,
-                Endpoint::PullRequests => {
-                    format!("{mount}/prs{}", path.strip_prefix(&mount).unwrap_or(&path))
-                }
-            }
-        };
-        damaged.into_iter().take(MAX_DAMAGED_NAMED).map(address).collect()
-    }
-
-    async fn purgatory_figures(&self) -> PurgatoryFigures {
-        let Ok(purgatory) = self.purgatory() else { return PurgatoryFigures::default() };
-        let soon = self.clock.now().unix + EXPIRING_WITHIN;
-        let figures = purgatory.ask(move |held: &Purgatory| {
-            let waiting = [Phase::Waiting, Phase::Expired].map(|phase| held.wanting(phase));
-            (held.counts(), held.expiring(soon), waiting)
-        });
-        let (counts, expiring, waiting) = figures.await.unwrap_or_default();
-        let mut turns = turns(&purgatory).await;
-        // The hunt keeps the turn of a name whose git data came by a push.
-        turns.retain(|name, _| waiting.iter().any(|names| names.contains(name)));
-        let next = turns.values().filter_map(|turn| turn.next_in).min();
-        let queued = turns.values().filter(|turn| turn.position.is_some()).count() as u64;
-        let hunt = self.hunt().await.unwrap_or_default();
-        let busy = hunt.hosts.iter().filter(|(_, host)| host.waiting > 0);
-        let per_minute: u64 = busy.map(|(_, host)| host.per_minute as u64).sum();
-        PurgatoryFigures {
-            counts,
-            hunting: turns.len() as u64,
-            hunted: hunt.done,
-            in_line: queued,
-            per_minute,
-            seconds_left: (queued * 60).checked_div(per_minute),
-            next_attempt_in: next.map(|next| next.as_secs()),
-            expiring: expiring as u64,
-        }
-    }
-
-    /// Returns the figures of the hunt, in total and by host.
-    async fn hunt(&self) -> Option<HuntFigures> {
-        self.purgatory().ok()?.hunting()?.figures().await
-    }
-
-    /// Counts all events and repositories, or returns the last counts while they are fresh.
-    async fn counts(&self) -> Result<StoreCounts, StoreError> {
-        let count = async {
-            let now = self.clock.now().unix;
-            let everything = self.store.count(vec![Filter::new()], now);
-            let announcements = vec![Filter::new().kind(kinds::ANNOUNCEMENT)];
-            let announcements = self.store.count(announcements, now);
-            Ok((everything.await?, announcements.await?))
-        };
-        self.fresh(&self.counts, MAX_COUNT_AGE, count).await
-    }
-
-    /// Measures the disk, or returns the last measurement while it is fresh.
-    async fn disk_usage(&self) -> DiskUsage {
-        let (data, git) = (self.data_dir.clone(), self.repositories.clone());
-        let measure = move || {
-            let (all, git_bytes) = (bytes_below(&data), bytes_below(&git));
-            (git_bytes, if git.starts_with(&data) { all } else { all + git_bytes })
-        };
-        let measure = async { tokio::task::spawn_blocking(measure).await };
-        self.fresh(&self.disk_usage, MAX_MEASUREMENT_AGE, measure).await.unwrap_or_default()
-    }
-
-    /// Returns the last result, or another one if that is too old for the time that it took.
-    async fn fresh<T: Copy, E>(
-        &self,
-        last: &Mutex<Option<Measured<T>>>,
-        max_age: Duration,
-        measure: impl Future<Output = Result<T, E>>,
-    ) -> Result<T, E> {
-        let mut last = last.lock().await;
-        let at = self.clock.now().mono;
-        if let Some(known) = last.filter(|known| at - known.at < known.fresh_for) {
-            return Ok(known.value);
-        }
-        let value = measure.await?;
-        let took = self.clock.now().mono - at;
-        let fresh_for = took.saturating_mul(MAX_AGE_PER_DURATION).min(max_age);
-        *last = Some(Measured { at, fresh_for, value });
-        Ok(value)
-    }
-
-    fn set_gauges(&self, status: &Status) {
-        let held = &status.purgatory.counts;
-        self.set(&table::STORED, &[], status.events);
-        self.set(&table::REPOSITORIES, &[], status.repositories);
-        self.set(&table::STORE_BYTES, &[], status.store_bytes);
-        self.set(&table::GIT_BYTES, &[], status.git_bytes);
-        self.set(&table::DISK_BYTES, &[], status.disk_bytes);
-        self.set(&table::SOCKETS, &[], status.sockets);
-        self.set(&table::LISTENERS, &[], status.listeners);
-        self.set(&table::SUBSCRIPTIONS, &[], status.subscriptions);
-        self.set(&table::HELD, &["announcement"], held.announcements as u64);
-        self.set(&table::HELD, &["state"], held.states as u64);
-        self.set(&table::HELD, &["proposal"], held.proposals as u64);
-        self.set(&table::HELD_BYTES, &[], held.bytes);
-        self.set(&table::EXPIRED, &[], held.expired as u64);
-        self.set(&table::STAGED, &[], held.staged as u64);
-        self.set(&table::STAGED_BYTES, &[], held.staged_bytes);
-        self.set(&table::PENDING_CLEANUP, &[], held.pending_tasks as u64);
-        self.set(&metrics::HUNT_QUEUE, &[], status.purgatory.hunting);
-        self.set(&table::IS_WRITER, &[], u64::from(self.purgatory().is_ok()));
-        if let Some(nodes) = &self.nodes {
-            self.set_node_metrics(nodes);
-        }
-        if let Some(memory) = resident_bytes() {
-            self.set(&table::MEMORY, &[], memory);
-        }
-        if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
-            self.set(&table::FILES, &[], files.count() as u64);
-        }
-    }
-
-    fn set_node_metrics(&self, nodes: &NodeView) {
-        let figures = nodes.pack_figures();
-        self.set(&table::FEED_LAG, &[], nodes.own_lag());
-        self.set(&table::PACK_CACHE_BYTES, &[], figures.cached_bytes);
-        self.set(&table::PACK_CACHE_READS, &["hit"], figures.hits);
-        self.set(&table::PACK_CACHE_READS, &["miss"], figures.misses);
-        self.set(&table::PACK_UPLOADING, &[], figures.uploading);
-        self.set(&table::PACK_FAILURES, &[], figures.failures);
-    }
-
-    fn set(&self, metric: &Metric, labels: &[&str], value: u64) {
-        self.metrics.set(metric, labels, value as f64);
-    }
-}
-
-/// Returns the next attempt for each name that is hunted for.
-async fn turns(purgatory: &PurgatoryDriver) -> BTreeMap<Identifier, HuntSchedule> {
-    match purgatory.hunting() {
-        Some(hunting) => hunting.schedule().await,
-        None => BTreeMap::new(),
-    }
-}
-
-fn intake(metrics: &Metrics) -> IntakeFigures {
-    let of = |outcomes: &[&str]| {
-        let sources = ["client", "live", "catch_up", "daily"];
-        let series = sources.iter().flat_map(|source| outcomes.iter().map(move |o| [*source, *o]));
-        series.filter_map(|labels| metrics.value(&table::EVENTS, &labels)).sum::<f64>() as u64
-    };
-    IntakeFigures {
-        stored: of(&["stored"]),
-        held: of(&["held"]),
-        known: of(&["known", "superseded"]),
-        rejected: of(&["rejected"]),
-    }
-}
-
-/// Returns the bytes of the database's files.
-fn store_bytes(data_dir: &Path) -> u64 {
-    let files = [DATABASE.to_owned(), format!("{DATABASE}-wal")];
-    let sizes = files.iter().filter_map(|file| data_dir.join(file).metadata().ok());
-    sizes.map(|file| file.len()).sum()
-}
-
-/// Returns the resident memory of this process (Linux).
-fn resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    kib.checked_mul(1_024)
-}
-
 /// Returns the row of one relay.
 fn relay_row((url, status): (&RelayUrl, &RelayStatus)) -> RelayRow {
     let down = status.connection == ConnectionStatus::Disconnected;
@@ -565,45 +262,6 @@ fn missing_rows(seen: &PeerReliability) -> Vec<MissingRow> {
     let mut rows: Vec<_> = seen.missing.iter().map(row).collect();
     rows.sort_by_key(|row| Reverse(row.events));
     rows
-}
-
-/// Returns the repository names whose events wait for git data.
-fn waiting_rows(
-    purgatory: &Purgatory,
-    now: u64,
-    turns: &BTreeMap<Identifier, HuntSchedule>,
-) -> Vec<WaitingRow> {
-    let mut names = purgatory.wanting(Phase::Waiting);
-    names.extend(purgatory.wanting(Phase::Expired));
-    let names = names.iter().take(MAX_WAITING_NAMES);
-    names.map(|name| waiting_row(purgatory, now, name, turns.get(name))).collect()
-}
-
-/// Returns the row of one name. Git servers that only stored announcements name are left out, to save a query.
-fn waiting_row(
-    purgatory: &Purgatory,
-    now: u64,
-    identifier: &Identifier,
-    turn: Option<&HuntSchedule>,
-) -> WaitingRow {
-    let wants = purgatory.wants(identifier, &[]);
-    let hunted = wants.iter().filter(|want| want.phase == Phase::Waiting).count();
-    let places = wants.iter().flat_map(|want| want.trusted.iter().chain(&want.untrusted));
-    let mut places: Vec<String> = places.map(ToString::to_string).collect();
-    places.sort();
-    places.dedup();
-    WaitingRow {
-        identifier: identifier.to_string(),
-        hunted: hunted as u64,
-        wanted: (wants.len() - hunted) as u64,
-        tips: wants.iter().map(|want| want.tips.len() as u64).sum(),
-        attempts: turn.map_or(0, |turn| turn.attempts.into()),
-        next_in: turn.and_then(|turn| turn.next_in).map(|next| next.as_secs()),
-        position: turn.and_then(|turn| turn.position).map(|line| line.position as u64),
-        turn_in: turn.and_then(|turn| turn.position).map(|line| line.wait.as_secs()),
-        expires_in: purgatory.expires(identifier).map(|end| end.as_secs().saturating_sub(now)),
-        places,
-    }
 }
 
 /// The period that a rate is computed over.
