@@ -3,6 +3,7 @@
 //! ```sh
 //! cargo bench -p grasp-tests --bench soak                              # half an hour
 //! GRASP_SOAK_MINUTES=3 cargo bench -p grasp-tests --bench soak         # a look
+//! GRASP_SOAK_RATE=40 cargo bench -p grasp-tests --bench soak           # ten times the actions in a second
 //! GRASP_SOAK_CSV=soak.csv cargo bench -p grasp-tests --bench soak      # figures for a plot
 //! ```
 //!
@@ -27,8 +28,8 @@ use day::Day;
 use figures::Figures;
 use server::Server;
 
-/// How often somebody does something.
-const STEP: Duration = Duration::from_millis(250);
+/// Actions of clients in a second, if `GRASP_SOAK_RATE` says nothing.
+const DEFAULT_ACTIONS_PER_SECOND: u64 = 4;
 /// How often is looked.
 const LOOK: Duration = Duration::from_secs(15);
 /// How long equality may take once nobody does anything any more.
@@ -42,15 +43,17 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS; // `cargo test --benches` only wants to know that it builds
     }
     let minutes = number("GRASP_SOAK_MINUTES").unwrap_or(30);
+    let rate = number("GRASP_SOAK_RATE").unwrap_or(DEFAULT_ACTIONS_PER_SECOND).max(1);
+    let interval = Duration::from_secs(1) / u32::try_from(rate).unwrap_or(u32::MAX);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    runtime.block_on(soak(Duration::from_secs(minutes * 60)))
+    runtime.block_on(soak(Duration::from_secs(minutes * 60), interval))
 }
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-async fn soak(length: Duration) -> ExitCode {
+async fn soak(length: Duration, interval: Duration) -> ExitCode {
     let dir = tempfile::tempdir().expect("a directory");
     let first = Server::knowing(&dir.path().join("0"), &[]);
     let known = format!("ws://{}", first.address);
@@ -80,7 +83,7 @@ async fn soak(length: Duration) -> ExitCode {
             history.push(figures);
         }
         // People do not wait for how long the machine took for the last one.
-        tokio::time::sleep_until((began + STEP * steps).into()).await;
+        tokio::time::sleep_until((began + interval * steps).into()).await;
     }
     println!("{}", day.told());
     let equal = day.until_equal(&servers, PATIENCE).await;

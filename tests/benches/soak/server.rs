@@ -32,6 +32,7 @@ impl Server {
             .args(&arguments)
             .env_remove("GRASP_SOAK_MINUTES")
             .env_remove("GRASP_SOAK_CSV")
+            .env_remove("GRASP_SOAK_RATE")
             .stdout(Stdio::piped())
             .stderr(log.expect("a log"))
             .spawn()
