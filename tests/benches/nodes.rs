@@ -12,7 +12,7 @@ use grasp_bin::{Server, Settings};
 use grasp_core::RepoId;
 use grasp_relay::Clock;
 use grasp_relay::ingest::{Origin, Outcome};
-use grasp_tests::{Maker, Outside, Postgres, S3Server, Workdir, http};
+use grasp_tests::{Author, Postgres, S3Server, ServerClient, Workdir, http};
 use nostr::event::Event;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
@@ -42,8 +42,8 @@ impl Running {
         running
     }
 
-    fn outside(&self) -> Outside {
-        Outside::at(self.address)
+    fn client(&self) -> ServerClient {
+        ServerClient::at(self.address)
     }
 }
 
@@ -52,32 +52,34 @@ struct Subject {
     name: &'static str,
     writer: &'static Running,
     reader: &'static Running,
-    maker: Maker,
+    author: Author,
     work: Workdir,
     issues: Vec<Event>,
 }
 
 impl Subject {
     async fn new(name: &'static str, writer: &'static Running, reader: &'static Running) -> Self {
-        let (maker, work) = (Maker::new().earlier(10_000), Workdir::init().await);
+        let (author, work) = (Author::new().earlier(10_000), Workdir::init().await);
         let service = writer.server.parts().config.service.clone();
-        let commit = work.commit_noise(200_000).await;
-        let events =
-            vec![maker.announce("x", &service), maker.state("x", &[("refs/heads/main", &commit)])];
+        let commit = work.commit_incompressible(200_000).await;
+        let events = vec![
+            author.announce("x", &service),
+            author.state("x", &[("refs/heads/main", &commit)]),
+        ];
         writer.server.parts().ingest.ingest(events, Origin::anonymous()).await;
-        let repo = maker.repo("x");
-        work.git(&["push", &writer.outside().clone_url(&repo), "main"]).await.expect_ok();
-        Self { name, writer, reader, maker, work, issues: Vec::new() }
+        let repo = author.repo("x");
+        work.git(&["push", &writer.client().clone_url(&repo), "main"]).await.expect_ok();
+        Self { name, writer, reader, author, work, issues: Vec::new() }
     }
 
     fn repo(&self) -> RepoId {
-        self.maker.repo("x")
+        self.author.repo("x")
     }
 
     /// Stores issues at the writer; events a second.
     async fn ingest(&mut self) -> f64 {
         let coordinate = self.repo().to_string();
-        let authors: Vec<Maker> = (0..100).map(|_| Maker::new()).collect();
+        let authors: Vec<Author> = (0..100).map(|_| Author::new()).collect();
         let issue =
             |n: usize| authors[n % 100].sign(1621, &format!("issue {n}"), &[&["a", &coordinate]]);
         self.issues = (0..EVENTS).map(issue).collect();
@@ -118,7 +120,7 @@ impl Subject {
         while !hear(&mut listener).await.starts_with(r#"["EOSE""#) {}
         let (coordinate, mut times) = (self.repo().to_string(), Vec::new());
         for n in 0..TIMES {
-            let issue = self.maker.sign(1621, &format!("live {n}"), &[&["a", &coordinate]]);
+            let issue = self.author.sign(1621, &format!("live {n}"), &[&["a", &coordinate]]);
             let start = Instant::now();
             let text = format!(r#"["EVENT",{}]"#, issue.as_json());
             sender.send(Message::text(text)).await.unwrap();
@@ -132,10 +134,10 @@ impl Subject {
 
     /// The median of small pushes through the reader.
     async fn push(&self) -> Duration {
-        let (url, mut times) = (self.reader.outside().clone_url(&self.repo()), Vec::new());
+        let (url, mut times) = (self.reader.client().clone_url(&self.repo()), Vec::new());
         for n in 1..=20 {
             let commit = self.work.commit(&format!("{n}")).await;
-            let state = self.maker.later(n).state("x", &[("refs/heads/main", &commit)]);
+            let state = self.author.later(n).state("x", &[("refs/heads/main", &commit)]);
             let ingest = &self.writer.server.parts().ingest;
             ingest.ingest(vec![state], Origin::anonymous()).await;
             let start = Instant::now();
@@ -147,7 +149,7 @@ impl Subject {
 
     /// The median of clones from the reader, whose cache is warm.
     async fn clone(&self) -> Duration {
-        let url = self.reader.outside().clone_url(&self.repo());
+        let url = self.reader.client().clone_url(&self.repo());
         Workdir::empty().git(&["clone", "-q", &url, "."]).await.expect_ok();
         let mut times = Vec::new();
         for _ in 0..20 {
@@ -161,7 +163,7 @@ impl Subject {
 
     /// The median of `info/refs` at the reader.
     async fn info_refs(&self) -> Duration {
-        let path = self.reader.outside().service().repo_path(&self.repo());
+        let path = self.reader.client().service().repo_path(&self.repo());
         let path = format!("{path}/info/refs?service=git-upload-pack");
         let mut times = Vec::new();
         for _ in 0..TIMES {
@@ -180,7 +182,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 async fn connect(to: &Running) -> Socket {
-    connect_async(to.outside().relay_url()).await.unwrap().0
+    connect_async(to.client().relay_url()).await.unwrap().0
 }
 
 async fn hear(socket: &mut Socket) -> String {

@@ -17,7 +17,7 @@ mod wire;
 use std::time::{Duration, Instant};
 
 use grasp_relay::nostr::Limits;
-use grasp_tests::Maker;
+use grasp_tests::Author;
 
 use self::black_box::{Client, Process};
 use self::open_relay::OpenRelay;
@@ -138,7 +138,7 @@ async fn live() {
 /// What operators feel: everything lies elsewhere, and then the repositories are announced and pushed here.
 async fn adopted(count: usize) {
     for software in ["grasp", "something"] {
-        let owner = Maker::new();
+        let owner = Author::new();
         let events = Threads::make_for(&owner, 20, count / 2, count / 2).events();
         let data = tempfile::tempdir().unwrap();
         let source = Process::source(software, &events);

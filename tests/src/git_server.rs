@@ -1,4 +1,4 @@
-//! A git server that is nobody's but ours: honest by means of git's own CGI program, or bad in one of many ways.
+//! A git server of the tests: correct by git's own CGI program, or faulty in one of many ways.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,31 +14,31 @@ use tokio::task::JoinHandle;
 
 use crate::Workdir;
 
-/// How a server behaves.
+/// The behaviour of a server.
 #[derive(Clone, Debug)]
-pub enum Manner {
-    /// As git does.
-    Honest,
-    /// Takes every question and answers none.
-    Silent,
-    /// Advertises honestly, and gives no objects.
-    SilentWithObjects,
-    /// Answers honestly, byte by byte.
-    Drips,
-    /// Sends everybody elsewhere.
+pub enum Behaviour {
+    /// Responds as git does.
+    Correct,
+    /// Accepts every request and never responds.
+    Unresponsive,
+    /// Advertises correctly, and never responds to a fetch.
+    UnresponsiveToFetch,
+    /// Responds correctly, one byte every 100 ms.
+    SlowBytes,
+    /// Redirects every request.
     Redirects(String),
-    /// Wants to be left alone for so many seconds.
-    Limits(u64),
+    /// Responds 429 with this `Retry-After` in seconds.
+    RateLimited(u64),
     /// Advertises refs without end.
-    Endless,
-    /// Advertises so many refs, and has no objects.
-    Advertises(u64),
-    /// Advertises this object, which it has not.
-    Lies(String),
-    /// Gives objects that are not what they were.
-    Corrupts,
-    /// Says that there are so many objects, gives those that there are, and never says that this is all.
-    Claims(u32),
+    EndlessRefs,
+    /// Advertises this number of refs, and has no objects.
+    ManyRefs(u64),
+    /// Advertises this object, which it does not have.
+    AdvertisesMissing(String),
+    /// Sends packs with damaged bytes.
+    DamagedPack,
+    /// Sends packs with this object count in their header, and does not end the response.
+    WrongObjectCount(u32),
 }
 
 /// A running git server, stopped when it is dropped.
@@ -52,18 +52,18 @@ pub struct GitServer {
 
 #[derive(Debug)]
 struct Shared {
-    manner: Manner,
-    asked: Vec<Asked>,
+    behaviour: Behaviour,
+    requests: Vec<ReceivedRequest>,
     open: usize,
-    most_open: usize,
+    max_open: usize,
 }
 
-/// A question as it came.
+/// A request that the server received.
 #[derive(Clone, Debug)]
-pub struct Asked {
-    /// When.
+pub struct ReceivedRequest {
+    /// The time of its arrival.
     pub at: Instant,
-    /// The path and what follows it.
+    /// The path and the query string.
     pub target: String,
 }
 
@@ -75,33 +75,33 @@ struct Request {
 }
 
 impl GitServer {
-    /// An honest server.
+    /// Starts a correct server.
     pub async fn start() -> Self {
-        Self::at("127.0.0.1", Manner::Honest).await
+        Self::at("127.0.0.1", Behaviour::Correct).await
     }
 
-    /// A server at an address, with a manner.
-    pub async fn at(ip: &str, manner: Manner) -> Self {
+    /// Starts a server on an address, with a behaviour.
+    pub async fn at(ip: &str, behaviour: Behaviour) -> Self {
         let listener = TcpListener::bind((ip, 0)).await.expect("a port on loopback");
         let root = tempfile::tempdir().expect("a directory for the test");
-        let shared = Shared { manner, asked: Vec::new(), open: 0, most_open: 0 };
+        let shared = Shared { behaviour, requests: Vec::new(), open: 0, max_open: 0 };
         let shared = Arc::new(Mutex::new(shared));
         let address = listener.local_addr().expect("the port");
         let running = tokio::spawn(accept(listener, root.path().to_owned(), shared.clone()));
         Self { address, root, shared, running }
     }
 
-    /// Where a repository is cloned from.
+    /// Returns the URL that a repository is cloned from.
     pub fn url(&self, name: &str) -> String {
         format!("http://{}/{name}.git", self.address)
     }
 
-    /// Where it listens.
+    /// Returns the address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Takes everything that a person has into a repository, which is made if need be.
+    /// Mirrors a working directory into a repository, which is created if it does not exist.
     pub async fn host(&self, name: &str, work: &Workdir) {
         let path = self.path(name);
         if !path.is_dir() {
@@ -116,30 +116,30 @@ impl GitServer {
         std::os::unix::fs::symlink(self.path(of), self.path(name)).expect("a link");
     }
 
-    /// Where a repository lies on disk.
+    /// Returns the directory of a repository.
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(format!("{name}.git"))
     }
 
-    /// Behaves otherwise from now on.
-    pub fn behave(&self, manner: Manner) {
-        lock(&self.shared).manner = manner;
+    /// Changes the behaviour from now on.
+    pub fn set_behaviour(&self, behaviour: Behaviour) {
+        lock(&self.shared).behaviour = behaviour;
     }
 
-    /// Every question so far.
-    pub fn asked(&self) -> Vec<Asked> {
-        lock(&self.shared).asked.clone()
+    /// Returns every request so far.
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
+        lock(&self.shared).requests.clone()
     }
 
-    /// How many conversations were begun: each starts with the server's capabilities.
+    /// Returns the start of every conversation: each begins with a request of `info/refs`.
     pub fn conversations(&self) -> Vec<Instant> {
-        let asked = self.asked().into_iter();
-        asked.filter(|asked| asked.target.contains("/info/refs")).map(|asked| asked.at).collect()
+        let starts = self.requests().into_iter().filter(|one| one.target.contains("/info/refs"));
+        starts.map(|request| request.at).collect()
     }
 
-    /// How many questions were open at once, at most.
-    pub fn most_open(&self) -> usize {
-        lock(&self.shared).most_open
+    /// Returns the highest number of requests that were open at the same time.
+    pub fn max_open(&self) -> usize {
+        lock(&self.shared).max_open
     }
 }
 
@@ -160,7 +160,7 @@ async fn accept(listener: TcpListener, root: PathBuf, shared: Arc<Mutex<Shared>>
             {
                 let mut shared = lock(&shared);
                 shared.open += 1;
-                shared.most_open = shared.most_open.max(shared.open);
+                shared.max_open = shared.max_open.max(shared.open);
             }
             let _ = serve(stream, root, &shared).await;
             lock(&shared).open -= 1;
@@ -174,41 +174,45 @@ async fn serve(
     shared: &Mutex<Shared>,
 ) -> std::io::Result<()> {
     let Some(request) = read_request(&mut stream).await? else { return Ok(()) };
-    let manner = {
+    let behaviour = {
         let mut shared = lock(shared);
-        shared.asked.push(Asked { at: Instant::now(), target: request.target.clone() });
-        shared.manner.clone()
+        shared
+            .requests
+            .push(ReceivedRequest { at: Instant::now(), target: request.target.clone() });
+        shared.behaviour.clone()
     };
     let is_fetch = contains(&request.body, b"command=fetch");
-    match manner {
-        Manner::Silent => wait_for_the_end(&mut stream).await,
-        Manner::SilentWithObjects if is_fetch => wait_for_the_end(&mut stream).await,
-        Manner::Honest | Manner::SilentWithObjects => {
-            stream.write_all(&honest(root, request).await).await
+    match behaviour {
+        Behaviour::Unresponsive => wait_for_close(&mut stream).await,
+        Behaviour::UnresponsiveToFetch if is_fetch => wait_for_close(&mut stream).await,
+        Behaviour::Correct | Behaviour::UnresponsiveToFetch => {
+            stream.write_all(&git_response(root, request).await).await
         }
-        Manner::Drips => {
-            for byte in honest(root, request).await {
+        Behaviour::SlowBytes => {
+            for byte in git_response(root, request).await {
                 stream.write_all(&[byte]).await?;
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
             Ok(())
         }
-        Manner::Redirects(to) => {
+        Behaviour::Redirects(to) => {
             let location = format!("Location: {to}{}\r\n", request.target);
-            stream.write_all(&answer("302 Found", &location, b"")).await
+            stream.write_all(&response("302 Found", &location, b"")).await
         }
-        Manner::Limits(seconds) => {
+        Behaviour::RateLimited(seconds) => {
             let retry = format!("Retry-After: {seconds}\r\n");
-            stream.write_all(&answer("429 Too Many Requests", &retry, b"")).await
+            stream.write_all(&response("429 Too Many Requests", &retry, b"")).await
         }
-        Manner::Endless => advertise(&mut stream, u64::MAX).await,
-        Manner::Advertises(refs) => advertise(&mut stream, refs).await,
-        Manner::Lies(oid) if !is_fetch => {
-            stream.write_all(&answer("200 OK", ADVERTISES, &lie(&oid))).await
+        Behaviour::EndlessRefs => advertise(&mut stream, u64::MAX).await,
+        Behaviour::ManyRefs(refs) => advertise(&mut stream, refs).await,
+        Behaviour::AdvertisesMissing(oid) if !is_fetch => {
+            stream.write_all(&response("200 OK", ADVERTISEMENT_TYPE, &advertise_one(&oid))).await
         }
-        Manner::Lies(_) => stream.write_all(&honest(root, request).await).await,
-        Manner::Corrupts => {
-            let mut bytes = honest(root, request).await;
+        Behaviour::AdvertisesMissing(_) => {
+            stream.write_all(&git_response(root, request).await).await
+        }
+        Behaviour::DamagedPack => {
+            let mut bytes = git_response(root, request).await;
             if is_fetch {
                 // Within the last object, before the checksum of the pack.
                 let from = bytes.len().saturating_sub(40);
@@ -216,30 +220,32 @@ async fn serve(
             }
             stream.write_all(&bytes).await
         }
-        Manner::Claims(objects) if is_fetch => {
-            let mut bytes = honest(root, request).await;
+        Behaviour::WrongObjectCount(objects) if is_fetch => {
+            let mut bytes = git_response(root, request).await;
             if let Some(pack) = bytes.windows(8).position(|eight| eight == b"PACK\0\0\0\x02") {
                 bytes.splice(pack + 8..pack + 12, objects.to_be_bytes());
                 bytes.truncate(bytes.len() - b"0000".len());
             }
             stream.write_all(&bytes).await?;
-            wait_for_the_end(&mut stream).await
+            wait_for_close(&mut stream).await
         }
-        Manner::Claims(_) => stream.write_all(&honest(root, request).await).await,
+        Behaviour::WrongObjectCount(_) => {
+            stream.write_all(&git_response(root, request).await).await
+        }
     }
 }
 
-const ADVERTISES: &str = "Content-Type: application/x-git-upload-pack-advertisement\r\n";
+const ADVERTISEMENT_TYPE: &str = "Content-Type: application/x-git-upload-pack-advertisement\r\n";
 
-async fn wait_for_the_end(stream: &mut TcpStream) -> std::io::Result<()> {
+async fn wait_for_close(stream: &mut TcpStream) -> std::io::Result<()> {
     let mut rest = [0; 64];
     while stream.read(&mut rest).await? > 0 {}
     Ok(())
 }
 
-/// An advertisement of the old protocol with so many refs.
+/// Sends an advertisement of protocol version 0 with this number of refs.
 async fn advertise(stream: &mut TcpStream, refs: u64) -> std::io::Result<()> {
-    let head = format!("HTTP/1.1 200 OK\r\n{ADVERTISES}Connection: close\r\n\r\n");
+    let head = format!("HTTP/1.1 200 OK\r\n{ADVERTISEMENT_TYPE}Connection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await?;
     stream.write_all(b"001e# service=git-upload-pack\n0000").await?;
     let mut lines = String::new();
@@ -250,7 +256,7 @@ async fn advertise(stream: &mut TcpStream, refs: u64) -> std::io::Result<()> {
         if number % 1_000 == 0 {
             stream.write_all(std::mem::take(&mut lines).as_bytes()).await?;
         }
-        // A list without end repeats itself: making it must not take the processor from the server under test.
+        // An endless list repeats itself: generating it must not take the processor from the server under test.
         if refs == u64::MAX && number == 999 {
             loop {
                 stream.write_all(lines.as_bytes()).await?;
@@ -261,9 +267,9 @@ async fn advertise(stream: &mut TcpStream, refs: u64) -> std::io::Result<()> {
     stream.write_all(b"0000").await
 }
 
-/// An advertisement of the old protocol with one ref.
-fn lie(oid: &str) -> Vec<u8> {
-    let line = format!("{oid} refs/heads/main\0agent=liar\n");
+/// Returns an advertisement of protocol version 0 with one ref.
+fn advertise_one(oid: &str) -> Vec<u8> {
+    let line = format!("{oid} refs/heads/main\0agent=test\n");
     format!("001e# service=git-upload-pack\n0000{}0000", packet(&line)).into_bytes()
 }
 
@@ -271,7 +277,7 @@ fn packet(line: &str) -> String {
     format!("{:04x}{line}", line.len() + 4)
 }
 
-fn answer(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+fn response(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     let head = format!(
         "HTTP/1.1 {status}\r\n{headers}Content-Length: {length}\r\nConnection: close\r\n\r\n"
@@ -279,8 +285,8 @@ fn answer(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// What git's own server says.
-async fn honest(root: PathBuf, request: Request) -> Vec<u8> {
+/// Returns the response of git's own server.
+async fn git_response(root: PathBuf, request: Request) -> Vec<u8> {
     let header = |name: &str| {
         let found = request.headers.iter().find(|(other, _)| other == name);
         found.map(|(_, value)| value.clone()).unwrap_or_default()
@@ -305,7 +311,7 @@ async fn honest(root: PathBuf, request: Request) -> Vec<u8> {
         .kill_on_drop(true)
         .spawn()
         .expect("git runs");
-    let mut stdin = child.stdin.take().expect("a way in");
+    let mut stdin = child.stdin.take().expect("a piped stdin");
     let feed = async move { drop(stdin.write_all(&request.body).await) };
     let (output, ()) = tokio::join!(child.wait_with_output(), feed);
     let output = output.expect("git ends").stdout;
@@ -318,10 +324,10 @@ async fn honest(root: PathBuf, request: Request) -> Vec<u8> {
         .filter(|line| !line.starts_with("Status: "))
         .map(|line| format!("{line}\r\n"))
         .collect();
-    answer(status.unwrap_or("200 OK"), &headers, body.get(4..).unwrap_or_default())
+    response(status.unwrap_or("200 OK"), &headers, body.get(4..).unwrap_or_default())
 }
 
-/// One request with its body; `None` if the client says nothing.
+/// Reads one request with its body; `None` if the client closes first.
 async fn read_request(stream: &mut TcpStream) -> std::io::Result<Option<Request>> {
     let mut bytes = Vec::new();
     let mut chunk = [0; 4096];

@@ -21,43 +21,42 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::nodes::{OtherNodes, are_nodes_wanted};
-use crate::{HttpAnswer, Litter, Maker, Settings, Workdir, eventually, http, post};
+use crate::{Author, HttpResponse, Leftovers, Settings, Workdir, eventually, http, post};
 
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time within which an event must be served.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A port that stays ours while nobody listens there: whoever is given a free one meanwhile, this process or another,
-/// is given another one.
+/// A port that stays reserved while no server listens on it: the system gives it to no other socket.
 #[derive(Clone)]
-struct Place {
+struct ReservedPort {
     address: SocketAddr,
     _held: Arc<TcpSocket>,
 }
 
-impl Place {
-    fn claim(address: SocketAddr) -> Self {
+impl ReservedPort {
+    fn reserve(address: SocketAddr) -> Self {
         let held = bind(address);
         Self { address: held.local_addr().expect("the port"), _held: Arc::new(held) }
     }
 
     fn listen(&self) -> TcpListener {
-        bind(self.address).listen(1_024).expect("a port that is ours")
+        bind(self.address).listen(1_024).expect("the reserved port")
     }
 }
 
-/// Shares the address with other sockets, of which one may listen.
+/// Binds an address that other sockets share, of which one may listen.
 fn bind(address: SocketAddr) -> TcpSocket {
     let socket = TcpSocket::new_v4().expect("a socket");
-    socket.set_reuseaddr(true).expect("a socket that shares");
+    socket.set_reuseaddr(true).expect("SO_REUSEADDR");
     socket.bind(address).expect("a port");
     socket
 }
 
-/// A running server. Dropping it stops it without ceremony; [`Instance::stop`] waits for its end.
+/// A running server. Dropping it aborts it; [`Instance::stop`] waits for its end.
 pub struct Instance {
-    place: Place,
-    /// What the server was built from.
-    built: grasp_bin::Settings,
+    port: ReservedPort,
+    /// The settings that the server was built from.
+    server_settings: grasp_bin::Settings,
     settings: Settings,
     server: Arc<Server>,
     /// The other nodes, if it has several.
@@ -66,105 +65,110 @@ pub struct Instance {
     stop: oneshot::Sender<()>,
     running: JoinHandle<()>,
     dir: PathBuf,
-    /// Gone with the last who needs it.
+    /// The directory of the server, if the test did not bring one; removed with its last user.
     temporary: Option<TempDir>,
 }
 
 impl Instance {
     /// Starts a server with default settings.
     pub async fn start() -> Self {
-        Self::set(Settings::default()).await
+        Self::with_settings(Settings::default()).await
     }
 
     /// Starts a server with default settings that is always one process.
-    pub async fn alone() -> Self {
-        Self::set(Settings::one_process()).await
+    pub async fn single_process() -> Self {
+        Self::with_settings(Settings::one_process()).await
     }
 
-    /// Starts a server with this model of maintainers.
-    pub async fn of_model(model: MaintainerModel) -> Self {
+    /// Starts a server with this maintainer model.
+    pub async fn with_model(model: MaintainerModel) -> Self {
         Self::with(|settings| settings.policy.model = model).await
     }
 
-    /// Starts a server whose settings are chosen.
+    /// Starts a server with changed settings.
     pub async fn with(choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
-        Self::begin(Settings::default(), choose).await
+        Self::start_new(Settings::default(), choose).await
     }
 
-    /// Starts a server in these circumstances.
-    pub async fn set(settings: Settings) -> Self {
-        Self::begin(settings, |_| ()).await
+    /// Starts a server with the settings of a test.
+    pub async fn with_settings(settings: Settings) -> Self {
+        Self::start_new(settings, |_| ()).await
     }
 
-    /// The same, with more of its settings chosen.
-    pub async fn set_with(
+    /// Starts a server with the settings of a test and further changes.
+    pub async fn with_settings_and(
         settings: Settings,
         choose: impl FnOnce(&mut grasp_bin::Settings),
     ) -> Self {
-        Self::begin(settings, choose).await
+        Self::start_new(settings, choose).await
     }
 
-    async fn begin(settings: Settings, choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
+    async fn start_new(settings: Settings, choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
         let temporary = tempfile::tempdir().expect("a directory for the test");
-        let place = Place::claim(([127, 0, 0, 1], 0).into());
-        let mut built = settings.built(temporary.path(), place.address);
-        choose(&mut built);
-        let instance = Self::run(place, built, settings).await;
+        let port = ReservedPort::reserve(([127, 0, 0, 1], 0).into());
+        let mut server_settings = settings.server_settings(temporary.path(), port.address);
+        choose(&mut server_settings);
+        let instance = Self::run(port, server_settings, settings).await;
         Self { temporary: Some(temporary), ..instance }
     }
 
-    /// Starts a server on an address and in a directory that belong to somebody else.
+    /// Starts a server on an address and in a directory that the caller owns.
     pub async fn at(dir: &Path, address: SocketAddr, settings: Settings) -> Self {
         Self::at_with(dir, address, settings, |_| ()).await
     }
 
-    /// The same with chosen settings.
+    /// Starts such a server with changed settings.
     pub async fn at_with(
         dir: &Path,
         address: SocketAddr,
         settings: Settings,
         choose: impl FnOnce(&mut grasp_bin::Settings),
     ) -> Self {
-        let place = Place::claim(address);
-        let mut built = settings.built(dir, place.address);
-        choose(&mut built);
-        Self::run(place, built, settings).await
+        let port = ReservedPort::reserve(address);
+        let mut server_settings = settings.server_settings(dir, port.address);
+        choose(&mut server_settings);
+        Self::run(port, server_settings, settings).await
     }
 
-    /// Stops the server and starts it again in the same place.
+    /// Stops the server and starts it again on its port and directory.
     pub async fn restart(self) -> Self {
         self.restart_after(|_| {}).await
     }
 
-    /// The same with other settings.
+    /// Restarts the server with changed settings.
     pub async fn restart_with(mut self, choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
-        choose(&mut self.built);
+        choose(&mut self.server_settings);
         self.restart().await
     }
 
-    /// Stops the server, does something to what it left on disk, and starts it again.
+    /// Stops the server, changes files in its directory, and starts it again.
     pub async fn restart_after(self, change: impl FnOnce(&Path)) -> Self {
-        let (place, built, settings) =
-            (self.place.clone(), self.built.clone(), self.settings.clone());
+        let (port, server_settings, settings) =
+            (self.port.clone(), self.server_settings.clone(), self.settings.clone());
         let dir = self.dir.clone();
         let temporary = self.stop().await;
         change(&dir);
-        let instance = Self::run(place, built, settings).await;
+        let instance = Self::run(port, server_settings, settings).await;
         Self { temporary, ..instance }
     }
 
-    async fn run(place: Place, mut built: grasp_bin::Settings, settings: Settings) -> Self {
-        let listener = place.listen();
+    async fn run(
+        port: ReservedPort,
+        mut server_settings: grasp_bin::Settings,
+        settings: Settings,
+    ) -> Self {
+        let listener = port.listen();
         let Settings { store, extra, repositories, .. } = &settings;
         let is_special = store.is_some() || extra.is_some() || repositories.is_some();
         let (server, listener, others) =
             if are_nodes_wanted() && !settings.one_process && !is_special {
-                let opened = OtherNodes::start(&mut built, &settings.clock, listener).await;
+                let opened =
+                    OtherNodes::start(&mut server_settings, &settings.clock, listener).await;
                 (opened.0, opened.1, Some(opened.2))
             } else {
-                let store = grasp_bin::open_store(&built).await.expect("a store");
+                let store = grasp_bin::open_store(&server_settings).await.expect("a store");
                 let store = settings.store.iter().fold(store, |store, wrap| wrap(store));
-                let server = Server::open_on(&built, store, settings.clock.clone()).await;
+                let server = Server::open_on(&server_settings, store, settings.clock.clone()).await;
                 (Arc::new(server.expect("a server")), listener, None)
             };
         let purgatory = server.roles().purgatory().expect("the writer");
@@ -174,114 +178,126 @@ impl Instance {
         }
         let (stop, stopped) = oneshot::channel::<()>();
         let running = tokio::spawn(async move {
-            let told = async { drop(stopped.await) };
-            serve(listener, parts, told).await.expect("the server ends well");
+            let stop_requested = async { drop(stopped.await) };
+            serve(listener, parts, stop_requested).await.expect("the server ends without an error");
         });
-        let dir = built.data_dir.clone();
+        let dir = server_settings.data_dir.clone();
         let temporary = None;
-        Self { place, built, settings, server, others, purgatory, stop, running, dir, temporary }
+        Self {
+            port,
+            server_settings,
+            settings,
+            server,
+            others,
+            purgatory,
+            stop,
+            running,
+            dir,
+            temporary,
+        }
     }
 
-    /// The server itself.
+    /// Returns the server itself.
     pub fn server(&self) -> &Server {
         &self.server
     }
 
-    /// Where it listens.
+    /// Returns the address that the server listens on.
     pub fn address(&self) -> SocketAddr {
-        self.place.address
+        self.port.address
     }
 
-    /// Where repositories are on disk.
+    /// Returns the directory of the repositories.
     pub fn repositories(&self) -> PathBuf {
-        self.built.repositories()
+        self.server_settings.repositories()
     }
 
-    /// What keeps events and git data in step.
+    /// Returns the driver of purgatory.
     pub fn purgatory(&self) -> &PurgatoryDriver {
         &self.purgatory
     }
 
-    /// Where an owner's repository is below the root of the service.
+    /// Returns the path of a repository below the root of the service.
     pub fn path(&self, repo: &RepoId) -> String {
         self.service().repo_path(repo)
     }
 
-    /// Sends something to a place below a repository.
+    /// Sends a POST request to a path below a repository.
     pub async fn post(
         &self,
         repo: &RepoId,
-        place: &str,
+        subpath: &str,
         headers: &[(&str, &str)],
         body: &[u8],
-    ) -> HttpAnswer {
-        let path = format!("{}/{place}", self.path(repo));
-        post(&self.place.address.to_string(), &path, headers, body).await
+    ) -> HttpResponse {
+        let path = format!("{}/{subpath}", self.path(repo));
+        post(&self.port.address.to_string(), &path, headers, body).await
     }
 
-    /// The refs that clients see, as `git ls-remote` lists them.
+    /// Returns the refs that clients see, as `git ls-remote` lists them.
     pub async fn refs(&self, repo: &RepoId) -> String {
         Workdir::empty().git(&["ls-remote", &self.clone_url(repo)]).await.expect_ok()
     }
 
-    /// What is lying about that only belongs there while somebody is at work.
-    pub fn litter(&self) -> Litter {
-        Litter::below(&self.repositories())
+    /// Returns the temporary files and processes of the repositories, which only exist during operations.
+    pub fn leftovers(&self) -> Leftovers {
+        Leftovers::below(&self.repositories())
     }
 
-    /// Waits until nobody is at work any more, and says what is lying about then.
-    pub async fn quiet(&self) -> Litter {
-        self.litter_once(|litter| litter.processes.is_empty() && litter.incoming == 0).await
+    /// Waits until no operation runs, and returns what is left then.
+    pub async fn until_idle(&self) -> Leftovers {
+        self.leftovers_when(|leftovers| leftovers.processes.is_empty() && leftovers.incoming == 0)
+            .await
     }
 
-    /// Waits until what is lying about is as wanted.
-    pub async fn litter_once(&self, wanted: impl Fn(&Litter) -> bool) -> Litter {
+    /// Waits until the leftovers meet a condition.
+    pub async fn leftovers_when(&self, wanted: impl Fn(&Leftovers) -> bool) -> Leftovers {
         let root = self.repositories();
-        eventually(|| Some(Litter::below(&root)).filter(|litter| wanted(litter))).await
+        eventually(|| Some(Leftovers::below(&root)).filter(|leftovers| wanted(leftovers))).await
     }
 
-    /// Where everything is kept.
+    /// Returns the data directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Where the relay is.
+    /// Returns the URL of the relay.
     pub fn relay_url(&self) -> String {
-        format!("ws://{}", self.place.address)
+        format!("ws://{}", self.port.address)
     }
 
-    /// The address that announcements must list.
+    /// Returns the service that announcements must list.
     pub fn service(&self) -> ServiceIdentity {
         self.parts().config.service.clone()
     }
 
-    /// Asks the server for a page.
-    pub async fn get(&self, path: &str, headers: &[(&str, &str)]) -> HttpAnswer {
-        http(&self.place.address.to_string(), "GET", path, headers).await
+    /// Sends a GET request.
+    pub async fn get(&self, path: &str, headers: &[(&str, &str)]) -> HttpResponse {
+        http(&self.port.address.to_string(), "GET", path, headers).await
     }
 
-    /// Asks the server something else.
-    pub async fn request(&self, method: &str, path: &str) -> HttpAnswer {
-        http(&self.place.address.to_string(), method, path, &[]).await
+    /// Sends a request of another method.
+    pub async fn request(&self, method: &str, path: &str) -> HttpResponse {
+        http(&self.port.address.to_string(), method, path, &[]).await
     }
 
-    /// Where a repository is cloned from.
+    /// Returns the URL that a repository is cloned from.
     pub fn clone_url(&self, repo: &RepoId) -> String {
-        format!("http://{}{}", self.place.address, self.service().repo_path(repo))
+        format!("http://{}{}", self.port.address, self.service().repo_path(repo))
     }
 
-    /// Gives events to the server without a socket.
-    pub async fn take(&self, events: Vec<Event>) -> Vec<Outcome> {
+    /// Gives events to the server as from a client, without a socket.
+    pub async fn ingest(&self, events: Vec<Event>) -> Vec<Outcome> {
         self.parts().ingest.ingest(events, Origin::anonymous()).await
     }
 
-    /// Gives events to the server as if another relay had brought them.
-    pub async fn sync(&self, events: Vec<Event>) -> Vec<Outcome> {
+    /// Gives events to the server as from another relay.
+    pub async fn ingest_from_relay(&self, events: Vec<Event>) -> Vec<Outcome> {
         let relay = "wss://relay.example.com".parse().expect("a relay");
         self.parts().ingest.ingest(events, Origin::Sync { relay, path: SyncPath::Live }).await
     }
 
-    /// Waits until an event is served; for how long that took.
+    /// Waits until an event is served and returns the time that it took.
     pub async fn serves_within(&self, limit: Duration, event: &Event) -> Duration {
         let start = Instant::now();
         while !self.serves(event).await {
@@ -291,32 +307,32 @@ impl Instance {
         start.elapsed()
     }
 
-    /// Has a repository of one commit announced, signed and pushed.
-    pub async fn host(&self, owner: &Maker, name: &str) -> Workdir {
+    /// Announces a repository of one commit, signs its state and pushes it.
+    pub async fn host(&self, owner: &Author, name: &str) -> Workdir {
         let work = Workdir::init().await;
         let commit = work.commit("first").await;
         let state = owner.state(name, &[("refs/heads/main", &commit)]);
-        self.take(vec![owner.announce(name, &self.service()), state]).await;
+        self.ingest(vec![owner.announce(name, &self.service()), state]).await;
         work.git(&["push", &self.clone_url(&owner.repo(name)), "main"]).await.expect_ok();
         work
     }
 
-    /// Waits until everything that was told about a repository name has had its consequences.
+    /// Waits until purgatory has processed all inputs about an identifier.
     pub async fn settle(&self, name: &str) {
-        let name = name.parse().expect("a legal name");
+        let name = name.parse().expect("a valid identifier");
         self.purgatory().settle(&name).await.expect("a purgatory");
     }
 
-    /// Whether an event is served.
+    /// Returns whether an event is served.
     pub async fn serves(&self, event: &Event) -> bool {
         self.serves_id(event.id).await
     }
 
-    /// Whether an event of this id is served.
+    /// Returns whether an event of this id is served.
     pub async fn serves_id(&self, id: EventId) -> bool {
-        let question = vec![vec![Filter::new().id(id)]];
+        let filters = vec![vec![Filter::new().id(id)]];
         let now = self.parts().clock.now().unix;
-        self.parts().store.exists(question, now).await.expect("the store answers")[0]
+        self.parts().store.exists(filters, now).await.expect("the store responds")[0]
     }
 
     /// Waits until an event is served.
@@ -331,10 +347,10 @@ impl Instance {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, arrives).await.expect("the event arrives in time");
+        tokio::time::timeout(EVENT_TIMEOUT, arrives).await.expect("the event is served in time");
     }
 
-    /// Stops the server as the binary would, waits for its end, and gives back what it leaves on disk.
+    /// Stops the server as the binary would, waits for its end, and returns its directory.
     pub async fn stop(self) -> Option<TempDir> {
         let Self { server, others, purgatory, stop, running, temporary, .. } = self;
         if let Some(others) = others {
@@ -342,7 +358,7 @@ impl Instance {
         }
         drop((stop, purgatory));
         running.await.expect("the server does not panic");
-        let server = Arc::into_inner(server).expect("nobody else has the server");
+        let server = Arc::into_inner(server).expect("the last reference to the server");
         server.close().await.expect("the server closes");
         temporary
     }

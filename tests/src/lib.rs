@@ -1,14 +1,14 @@
-//! Whole instances for tests: real sockets on loopback, real stores on disk.
+//! Complete server instances for tests: real sockets on loopback, real stores on disk.
 
-mod equality;
-mod faulty;
+mod author;
+mod client;
+mod convergence;
+mod faulty_store;
 mod git_server;
 mod http;
 mod instance;
-mod litter;
-mod maker;
+mod leftovers;
 mod nodes;
-mod outside;
 mod postgres;
 #[allow(
     clippy::unwrap_used,
@@ -23,16 +23,16 @@ mod settings;
 pub mod wire;
 mod workdir;
 
-pub use equality::{Equal, Sight};
-pub use faulty::Fault;
-pub use git_server::{Asked, GitServer, Manner};
-pub use http::{HttpAnswer, answer, exchange, head, http, post};
+pub use author::Author;
+pub use client::ServerClient;
+pub use convergence::{Convergence, Snapshot};
+pub use faulty_store::Fault;
+pub use git_server::{Behaviour, GitServer, ReceivedRequest};
+pub use http::{HttpResponse, exchange, http, post, read_response, request_head};
 pub use instance::Instance;
-pub use litter::{Litter, eventually, eventually_async, files};
-pub use maker::Maker;
-pub use nodes::{are_nodes_wanted, pass_in_turn};
-pub use outside::Outside;
+pub use leftovers::{Leftovers, eventually, eventually_async, files};
+pub use nodes::{are_nodes_wanted, proxy_round_robin};
 pub use postgres::{PASSWORD, Postgres, Session, USER};
 pub use s3_server::{Fault as S3Fault, S3Server};
-pub use settings::{Settings, TimeMachine, Wrapping};
+pub use settings::{AdjustableClock, Settings, StoreWrapper};
 pub use workdir::{GitOutput, Workdir};

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The user that may do everything, and the password that it needs over TCP.
 pub const USER: &str = "grasp";
 /// See [`USER`].
-pub const PASSWORD: &str = "a-secret-word";
+pub const PASSWORD: &str = "a-test-password";
 
 /// A running server, which ends with the process that started it.
 #[derive(Debug)]
@@ -29,8 +29,8 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Returns the one server of this test binary, which does not wait for the disk; `None`, after saying so, if
-    /// PostgreSQL is not installed.
+    /// Returns the one server of this test binary, which does not wait for the disk; `None`, after printing that the test is
+    /// skipped, if PostgreSQL is not installed.
     pub fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<Option<Postgres>> = OnceLock::new();
         let start = |programs| Self::start(programs, &std::env::temp_dir(), false);
@@ -41,7 +41,8 @@ impl Postgres {
         shared.as_ref()
     }
 
-    /// Starts a server that keeps what it says it keeps; `None`, after saying so, if PostgreSQL is not installed.
+    /// Starts a server that writes to disk durably; `None`, after printing that the test is skipped, if PostgreSQL is not
+    /// installed.
     pub fn durable() -> Option<Self> {
         Self::durable_in(&std::env::temp_dir())
     }
@@ -170,7 +171,7 @@ impl Postgres {
         Session(process)
     }
 
-    /// Lets the server speak TLS with this certificate and key, and returns the file of the certificate.
+    /// Enables TLS with this certificate and key, and returns the file of the certificate.
     pub fn enable_tls(&self, certificate: &str, key: &str) -> PathBuf {
         let (public, secret) = (self.dir.join("server.crt"), self.dir.join("server.key"));
         for (path, text) in [(&public, certificate), (&secret, key)] {
@@ -194,7 +195,7 @@ impl Postgres {
     fn control(&self, what: &str) {
         let (data, log) = (self.dir.join("data"), self.dir.join("log"));
         let (data, log) = (data.to_str().unwrap(), log.to_str().unwrap());
-        // The server would inherit a pipe, and nobody would ever see its end.
+        // The server would inherit a pipe, whose end would then never be seen.
         let mut command = self.command("pg_ctl");
         command.args([what, "-D", data, "-l", log, "-m", "fast", "-w", "-t", "60"]);
         let status = command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
@@ -262,7 +263,7 @@ fn owner(dir: &Path) -> (u32, u32) {
     ids("postgres").or_else(|| ids("nobody")).unwrap()
 }
 
-/// Says that a test did not run, past what the test harness captures; fails where PostgreSQL must be there.
+/// Prints that a test did not run, past what the test harness captures; panics where PostgreSQL is required.
 fn skipped() {
     let is_required = std::env::var_os("GRASP_REQUIRE_POSTGRES").is_some_and(|value| value == "1");
     assert!(!is_required, "PostgreSQL is not installed");

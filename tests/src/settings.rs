@@ -1,4 +1,4 @@
-//! What a test may want otherwise than it is by default.
+//! Settings of an instance that tests change.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,35 +13,35 @@ use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::Limits;
 use grasp_relay::store::Store;
 
-/// What is put around a store.
-pub type Wrapping = Arc<dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync>;
+/// Wraps the store of an instance.
+pub type StoreWrapper = Arc<dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync>;
 
 /// The settings of an instance.
 #[derive(Clone)]
 pub struct Settings {
-    /// Who may sign for whom.
+    /// The rules that decide who may sign states.
     pub model: MaintainerModel,
-    /// What git clients may do.
+    /// Limits of git clients.
     pub git: GitLimits,
-    /// What others may do.
+    /// Limits of nostr clients.
     pub relay: Limits,
-    /// How long and how much may wait.
+    /// Limits of purgatory.
     pub purgatory: grasp_purgatory::Config,
-    /// How much may wait on disk.
+    /// Limits of staged uploads.
     pub staging: StagingLimits,
-    /// How long replies are collected before what answers them is asked for.
+    /// Time for which replies are collected before their own replies are requested.
     pub reply_window: Duration,
-    /// The time.
+    /// The clock of the server.
     pub clock: Clock,
-    /// What the store is wrapped in, if in anything.
-    pub store: Option<Wrapping>,
-    /// Another git than the one that is found.
+    /// A wrapper around the store.
+    pub store: Option<StoreWrapper>,
+    /// Another git program than the installed one.
     pub program: Option<PathBuf>,
-    /// Where repositories are, if not with everything else.
+    /// Another directory of the repositories than the one in the data directory.
     pub repositories: Option<PathBuf>,
-    /// Other routes than those of our git hosting, on the same server.
+    /// Further routes of the server.
     pub extra: Option<axum::Router>,
-    /// The test is about one process and its disk, also where others have several nodes.
+    /// Keeps the server one process, also where tests run with several nodes.
     pub one_process: bool,
 }
 
@@ -65,36 +65,36 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The settings of a server that is always one process.
+    /// Returns the settings of a server that is always one process.
     pub fn one_process() -> Self {
         Self { one_process: true, ..Self::default() }
     }
 
-    /// The settings of a server with this listener, and this directory to itself.
-    pub(crate) fn built(&self, dir: &Path, address: SocketAddr) -> grasp_bin::Settings {
+    /// Returns the settings of a server with this address and data directory.
+    pub(crate) fn server_settings(&self, dir: &Path, address: SocketAddr) -> grasp_bin::Settings {
         let service = address.to_string().parse().expect("an address");
-        let mut built = grasp_bin::Settings::new(service, dir);
-        built.policy.model = self.model;
-        built.git = self.git.clone();
-        built.relay = self.relay.clone();
-        built.purgatory = self.purgatory.clone();
-        built.staging = self.staging;
-        built.sync.engine.reply_window = self.reply_window;
-        built.git_program.clone_from(&self.program);
-        built.repositories.clone_from(&self.repositories);
-        built
+        let mut settings = grasp_bin::Settings::new(service, dir);
+        settings.policy.model = self.model;
+        settings.git = self.git.clone();
+        settings.relay = self.relay.clone();
+        settings.purgatory = self.purgatory.clone();
+        settings.staging = self.staging;
+        settings.sync.engine.reply_window = self.reply_window;
+        settings.git_program.clone_from(&self.program);
+        settings.repositories.clone_from(&self.repositories);
+        settings
     }
 }
 
-/// A clock that runs as all do, and can be put forward.
+/// The system clock, which a test can advance.
 #[derive(Clone, Debug, Default)]
-pub struct TimeMachine {
+pub struct AdjustableClock {
     ahead: Arc<AtomicU64>,
 }
 
-impl TimeMachine {
-    /// The settings of an instance with this clock. A node whose monotonic clock jumps loses its lease, so there is one
-    /// process.
+impl AdjustableClock {
+    /// Returns the settings of an instance with this clock. A node whose monotonic clock jumps loses its lease, so there
+    /// is one process.
     pub fn settings(&self) -> Settings {
         Settings { clock: self.clock(), ..Settings::one_process() }
     }
@@ -107,8 +107,8 @@ impl TimeMachine {
         })
     }
 
-    /// Puts the clock forward by that many seconds. Whoever waits notices with the next thing that happens.
-    pub fn forward(&self, seconds: u64) {
+    /// Advances the clock. Waiting tasks notice with their next input.
+    pub fn advance(&self, seconds: u64) {
         self.ahead.fetch_add(seconds, Ordering::SeqCst);
     }
 }

@@ -1,18 +1,18 @@
-//! Git's packets, made by hand.
+//! Git's packet lines, encoded by hand.
 
-/// What every client of today says that it can do.
+/// The capabilities that present git clients send with a push.
 pub const CAPABILITIES: &str = "report-status side-band-64k object-format=sha1";
 
-/// The id of nothing.
-pub const NOTHING: &str = "0000000000000000000000000000000000000000";
+/// The id that stands for no object.
+pub const ZERO_ID: &str = "0000000000000000000000000000000000000000";
 
-/// One packet.
+/// Encodes one packet line.
 pub fn pkt(data: impl AsRef<[u8]>) -> Vec<u8> {
     let data = data.as_ref();
     [format!("{:04x}", data.len() + 4).as_bytes(), data].concat()
 }
 
-/// The commands of a push, each `(old, new, name)`, and the pack that follows.
+/// Encodes a push: the commands, each `(old, new, name)`, and the pack.
 pub fn push(commands: &[(&str, &str, &str)], pack: &[u8]) -> Vec<u8> {
     let mut request = Vec::new();
     for (position, (old, new, name)) in commands.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A person's own clone, worked on with the real git.
+//! A working directory, used with the real git.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -13,36 +13,36 @@ pub struct Workdir {
     dir: TempDir,
 }
 
-/// What git did.
+/// The result of a git command.
 #[derive(Clone, Debug)]
 pub struct GitOutput {
-    /// Whether it succeeded.
+    /// Whether the command succeeded.
     pub ok: bool,
-    /// What it wrote to standard output.
+    /// Standard output, trimmed.
     pub out: String,
-    /// What it wrote to standard error.
+    /// Standard error, trimmed.
     pub err: String,
 }
 
 impl Workdir {
-    /// An empty repository whose first branch will be `main`.
+    /// Creates an empty repository whose first branch will be `main`.
     pub async fn init() -> Self {
         let workdir = Self { dir: tempfile::tempdir().expect("a directory for the test") };
         workdir.git(&["init", "-q", "-b", "main"]).await.expect_ok();
         workdir
     }
 
-    /// A directory without a repository, to clone into.
+    /// Creates a directory without a repository, to clone into.
     pub fn empty() -> Self {
         Self { dir: tempfile::tempdir().expect("a directory for the test") }
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Runs git here, as a person without any configuration would.
+    /// Runs git here without any configuration of a user or system.
     pub async fn git(&self, args: &[&str]) -> GitOutput {
         let output = Command::new("git")
             .args(["-c", "user.name=alice", "-c", "user.email=alice@example.com"])
@@ -63,7 +63,7 @@ impl Workdir {
         }
     }
 
-    /// Runs git here with this input, and says what it wrote.
+    /// Runs git here with this input, and returns its output.
     pub async fn pipe(&self, args: &[&str], input: &[u8]) -> Vec<u8> {
         let mut child = Command::new("git")
             .args(["-c", "user.name=alice", "-c", "user.email=alice@example.com"])
@@ -76,7 +76,7 @@ impl Workdir {
             .kill_on_drop(true)
             .spawn()
             .expect("git runs");
-        let mut stdin = child.stdin.take().expect("a way in");
+        let mut stdin = child.stdin.take().expect("a piped stdin");
         stdin.write_all(input).await.expect("git reads");
         drop(stdin);
         let output = child.wait_with_output().await.expect("git ends");
@@ -84,14 +84,14 @@ impl Workdir {
         output.stdout
     }
 
-    /// A pack of everything behind these commits, and nothing behind those that begin with `^`.
+    /// Returns a pack of everything reachable from these commits, and not from those with `^`.
     pub async fn pack(&self, revisions: &[&str]) -> Vec<u8> {
         let input = revisions.join("\n") + "\n";
         self.pipe(&["pack-objects", "--revs", "--stdout", "-q"], input.as_bytes()).await
     }
 
-    /// Makes a commit that adds this much that cannot be compressed, and says its id.
-    pub async fn commit_noise(&self, bytes: usize) -> String {
+    /// Commits a file of this size that cannot be compressed, and returns the id.
+    pub async fn commit_incompressible(&self, bytes: usize) -> String {
         let mut seed = bytes as u64 | 1;
         let mut noise = Vec::with_capacity(bytes + 8);
         while noise.len() < bytes {
@@ -105,7 +105,7 @@ impl Workdir {
         self.commit("noise").await
     }
 
-    /// Makes a commit that changes one file, and says its id.
+    /// Commits a change of one file, and returns the id.
     pub async fn commit(&self, text: &str) -> String {
         tokio::fs::write(self.dir.path().join("file"), text).await.expect("a file is written");
         self.git(&["add", "file"]).await.expect_ok();
@@ -115,14 +115,14 @@ impl Workdir {
 }
 
 impl GitOutput {
-    /// What git wrote, if it succeeded; what it complained of, if it did not.
+    /// Returns the output of a command that must have succeeded.
     #[track_caller]
     pub fn expect_ok(self) -> String {
         assert!(self.ok, "{}", self.err);
         self.out
     }
 
-    /// What git complained of, if it did not succeed.
+    /// Returns the errors of a command that must have failed.
     #[track_caller]
     pub fn expect_refused(self) -> String {
         assert!(!self.ok, "git succeeded: {}", self.err);

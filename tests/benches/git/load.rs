@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use grasp_core::ServiceIdentity;
 use grasp_tests::wire::pkt;
-use grasp_tests::{Maker, head};
+use grasp_tests::{Author, request_head};
 
 use crate::server::{Kind, Server};
 
@@ -29,7 +29,7 @@ fn git(dir: &Path, args: &[&str]) -> String {
 }
 
 /// Makes a place for a repository of this name; where it is below the server.
-fn make_place(server: &Server, alice: &Maker, name: &str) -> String {
+fn make_place(server: &Server, alice: &Author, name: &str) -> String {
     match server.kind {
         Kind::Grasp => {
             let service: ServiceIdentity = server.address.parse().expect("an address");
@@ -49,7 +49,7 @@ fn make_place(server: &Server, alice: &Maker, name: &str) -> String {
 }
 
 /// Lets somebody push this, where that needs a signature.
-fn sign(server: &Server, alice: &Maker, name: &str, commit: &str) {
+fn sign(server: &Server, alice: &Author, name: &str, commit: &str) {
     if server.kind == Kind::Grasp {
         server.tell(&alice.state(name, &[(MAIN, commit)]));
     }
@@ -57,7 +57,7 @@ fn sign(server: &Server, alice: &Maker, name: &str, commit: &str) {
 
 /// A repository of a few files, and a person who works in it.
 pub(crate) struct Small {
-    alice: Maker,
+    alice: Author,
     dir: PathBuf,
     path: String,
     url: String,
@@ -67,7 +67,7 @@ impl Small {
     pub(crate) fn host(server: &Server, dir: &Path) -> Self {
         let dir = dir.join(format!("small-{:?}", server.kind));
         std::fs::create_dir_all(dir.join("work")).expect("a directory");
-        let (work, alice) = (dir.join("work"), Maker::new());
+        let (work, alice) = (dir.join("work"), Author::new());
         git(&work, &["init", "-q", "-b", "main"]);
         for n in 0..30 {
             std::fs::write(work.join(format!("{n}")), format!("file {n}\n").repeat(50))
@@ -153,7 +153,7 @@ impl Big {
 
     /// Pushes it to that many new repositories at once.
     pub(crate) fn push(&self, server: &Server, at_once: usize) {
-        let alice = Maker::new();
+        let alice = Author::new();
         std::thread::scope(|scope| {
             for n in 0..at_once {
                 let (alice, name) = (&alice, format!("big-{at_once}-{n}"));
@@ -182,7 +182,8 @@ impl Big {
             ("Content-Length", length.as_str()),
             ("Content-Type", "application/x-git-upload-pack-request"),
         ];
-        let head = head(&server.address, "POST", &format!("{path}/git-upload-pack"), &headers);
+        let head =
+            request_head(&server.address, "POST", &format!("{path}/git-upload-pack"), &headers);
         let request = [head.as_bytes(), &body].concat();
         std::thread::scope(|scope| {
             for _ in 0..at_once {

@@ -45,7 +45,7 @@ pub(crate) fn run(kind: Kind) {
     runtime.block_on(async {
         let root = std::env::var_os(ROOT).map(PathBuf::from).unwrap_or_default();
         let extra = (kind == Kind::Backend).then(|| backend::routes(root));
-        let instance = Instance::set(Settings { extra, ..Settings::default() }).await;
+        let instance = Instance::with_settings(Settings { extra, ..Settings::default() }).await;
         say(&instance.address().to_string());
         let (lines, mut events) = tokio::sync::mpsc::channel::<String>(1);
         std::thread::spawn(move || {
@@ -54,7 +54,7 @@ pub(crate) fn run(kind: Kind) {
         });
         while let Some(line) = events.recv().await {
             let event = Event::from_json(line).expect("an event");
-            let verdict = instance.take(vec![event]).await;
+            let verdict = instance.ingest(vec![event]).await;
             say(&format!("{:?}", verdict.first()));
         }
     });

@@ -2,7 +2,7 @@
 
 use futures_util::{StreamExt as _, stream};
 use grasp_core::RepoId;
-use grasp_tests::{Maker, Workdir};
+use grasp_tests::{Author, Workdir};
 use nostr::event::Event;
 use nostr::types::Timestamp;
 
@@ -20,7 +20,7 @@ const PUSHES: usize = 4;
 /// Repositories of one commit each, and who keeps them.
 pub(crate) struct Content {
     pub(crate) repos: Vec<RepoId>,
-    owners: Vec<Maker>,
+    owners: Vec<Author>,
     work: Workdir,
     commits: Vec<String>,
 }
@@ -28,7 +28,7 @@ pub(crate) struct Content {
 impl Content {
     /// Makes so many repositories, each with a commit of its own.
     pub(crate) async fn new(count: usize) -> Self {
-        let owners: Vec<Maker> = (0..count.div_ceil(PER_OWNER)).map(|_| Maker::new()).collect();
+        let owners: Vec<Author> = (0..count.div_ceil(PER_OWNER)).map(|_| Author::new()).collect();
         let work = Workdir::init().await;
         let (mut repos, mut commits) = (Vec::new(), Vec::new());
         for n in 0..count {
@@ -77,7 +77,7 @@ impl Content {
     /// Issues about the repositories in turn, dated over so long a time up to yesterday.
     pub(crate) fn issues(&self, count: usize, over_days: u64) -> Vec<Event> {
         const DAY: u64 = 24 * 60 * 60;
-        let people: Vec<Maker> = (0..100).map(|_| Maker::new()).collect();
+        let people: Vec<Author> = (0..100).map(|_| Author::new()).collect();
         let newest = Timestamp::now().as_secs() - DAY;
         let issue = |n: usize| {
             let age = (n as u64).wrapping_mul(2_654_435_761) % (over_days * DAY).max(1);
@@ -97,7 +97,7 @@ impl Content {
         &self.work
     }
 
-    fn owner(&self, n: usize) -> &Maker {
+    fn owner(&self, n: usize) -> &Author {
         &self.owners[n / PER_OWNER]
     }
 }

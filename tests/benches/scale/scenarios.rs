@@ -256,7 +256,7 @@ async fn latency(rounds: usize) {
     let mut wire = Wire::connect(&b.address).await;
     wire.listen(json!({ "kinds": [30618], "limit": 0 })).await;
     let mut publish = Wire::connect(&a.address).await;
-    let (owner, work) = (grasp_tests::Maker::new(), Workdir::init().await);
+    let (owner, work) = (grasp_tests::Author::new(), Workdir::init().await);
     let services = [a.service(), b.service()];
     let (mut new, mut updates) = (Vec::new(), Vec::new());
     for n in 0..rounds {

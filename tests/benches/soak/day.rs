@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use grasp_tests::{Equal, Maker, Outside, Workdir};
+use grasp_tests::{Author, Convergence, ServerClient, Workdir};
 use nostr::event::Event;
 use nostr::types::Timestamp;
 
@@ -16,7 +16,7 @@ const REPOSITORIES: usize = 40;
 
 /// A repository and what its owner has signed.
 struct Project {
-    owner: Maker,
+    owner: Author,
     name: String,
     work: Workdir,
     refs: BTreeMap<String, String>,
@@ -26,8 +26,8 @@ struct Project {
 
 pub(crate) struct Day {
     projects: Vec<Project>,
-    people: Vec<Maker>,
-    threads: Vec<(Maker, Event)>,
+    people: Vec<Author>,
+    threads: Vec<(Author, Event)>,
     relays: [Option<Relay>; 3],
     random: u64,
     counts: BTreeMap<&'static str, usize>,
@@ -39,7 +39,7 @@ impl Day {
     pub(crate) async fn begin(servers: &[Server; 3]) -> Self {
         let mut day = Self {
             projects: Vec::new(),
-            people: (0..20).map(|_| Maker::new()).collect(),
+            people: (0..20).map(|_| Author::new()).collect(),
             threads: Vec::new(),
             relays: [None, None, None],
             random: 7,
@@ -76,7 +76,7 @@ impl Day {
     }
 
     async fn announce(&mut self, servers: &[Server; 3]) {
-        let owner = Maker::new();
+        let owner = Author::new();
         let name = format!("project-{}", self.projects.len());
         let services = servers.each_ref().map(Server::service);
         let announcement = owner.announce_on(&name, &services);
@@ -212,12 +212,13 @@ impl Day {
         patience: Duration,
     ) -> Result<Duration, String> {
         let began = Instant::now();
-        let outside = |server: &Server| Outside::at(server.address.parse().expect("an address"));
-        let equal = Equal::among(&servers.each_ref().map(outside)).but_for_old_deletions();
+        let client =
+            |server: &Server| ServerClient::at(server.address.parse().expect("an address"));
+        let equal = Convergence::of(&servers.each_ref().map(client)).ignoring_old_deletions();
         equal.within(patience).await.map(|_| began.elapsed())
     }
 
-    fn somebody(&mut self) -> Maker {
+    fn somebody(&mut self) -> Author {
         let which = self.dice(self.people.len());
         self.people[which].at(Timestamp::now().as_secs())
     }

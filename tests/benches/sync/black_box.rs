@@ -1,4 +1,4 @@
-//! What operators feel, seen from outside: a relay, a server and whoever uses them are processes of their own, and
+//! What operators feel, seen from client: a relay, a server and whoever uses them are processes of their own, and
 //! nothing passes between them but what passes over sockets.
 
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_core::ServiceIdentity;
 use grasp_relay::nostr::Limits;
-use grasp_tests::{Maker, Outside, Workdir};
+use grasp_tests::{Author, ServerClient, Workdir};
 use nostr::event::Event;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -88,8 +88,8 @@ impl Process {
         self.url.trim_start_matches("ws://").parse().unwrap()
     }
 
-    fn outside(&self) -> Outside {
-        Outside::at(self.url.trim_start_matches("ws://").parse().unwrap())
+    fn client(&self) -> ServerClient {
+        ServerClient::at(self.url.trim_start_matches("ws://").parse().unwrap())
     }
 }
 
@@ -101,14 +101,14 @@ impl Drop for Process {
 }
 
 /// Announces repositories at the server that the source shall keep too, and pushes them.
-pub(crate) async fn adopt(server: &Process, source: &Process, owner: &Maker, repos: usize) {
-    let (outside, work) = (server.outside(), Workdir::init().await);
+pub(crate) async fn adopt(server: &Process, source: &Process, owner: &Author, repos: usize) {
+    let (client, work) = (server.client(), Workdir::init().await);
     let commit = work.commit("first").await;
     for name in (0..repos).map(repo_name) {
         let announced = owner.announce_on(&name, &[server.service(), source.service()]);
         let state = owner.state(&name, &[("refs/heads/main", &commit)]);
-        outside.send(&[&announced, &state]).await;
-        let url = outside.clone_url(&owner.repo(&name));
+        client.publish_all(&[&announced, &state]).await;
+        let url = client.clone_url(&owner.repo(&name));
         work.git(&["push", &url, "main"]).await.expect_ok();
     }
 }

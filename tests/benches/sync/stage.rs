@@ -10,7 +10,7 @@ use grasp_relay::ingest::Origin;
 use grasp_relay::server::Parts;
 use grasp_relay::{Accepted, Feed};
 use grasp_sync::index::ConnectionStatus;
-use grasp_tests::{Instance, Maker, Workdir};
+use grasp_tests::{Author, Instance, Workdir};
 use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
 use nostr::filter::Filter;
 use nostr::key::Keys;
@@ -21,17 +21,17 @@ const PEOPLE: usize = 100;
 
 /// Issues about some repositories, and comments that name only their issue.
 pub(crate) struct Threads {
-    pub(crate) owner: Maker,
+    pub(crate) owner: Author,
     issues: Vec<Event>,
     comments: Vec<Event>,
 }
 
 impl Threads {
     pub(crate) fn make(repos: usize, issues: usize, comments: usize) -> Self {
-        Self::make_for(&Maker::new(), repos, issues, comments)
+        Self::make_for(&Author::new(), repos, issues, comments)
     }
 
-    pub(crate) fn make_for(owner: &Maker, repos: usize, issues: usize, comments: usize) -> Self {
+    pub(crate) fn make_for(owner: &Author, repos: usize, issues: usize, comments: usize) -> Self {
         let repos: Vec<_> = (0..repos).map(|n| owner.repo(&repo_name(n)).to_string()).collect();
         let issue = |n: usize| (Kind::GitIssue, vec!["a", repos[n % repos.len()].as_str()]);
         let issues = sign_all(issues, issue);
@@ -83,14 +83,14 @@ impl Stage {
     }
 
     /// A server that has these repositories, with their git data and nothing else.
-    pub(crate) async fn set(owner: &Maker, repos: usize, other: ServiceIdentity) -> Self {
+    pub(crate) async fn set(owner: &Author, repos: usize, other: ServiceIdentity) -> Self {
         let mut stage = Self::empty().await;
         stage.adopt(owner, repos, other).await;
         stage
     }
 
     /// Announces repositories that both servers shall keep, and pushes them here.
-    pub(crate) async fn adopt(&mut self, owner: &Maker, repos: usize, other: ServiceIdentity) {
+    pub(crate) async fn adopt(&mut self, owner: &Author, repos: usize, other: ServiceIdentity) {
         let instance = self.instance();
         let work = Workdir::init().await;
         let commit = work.commit("first").await;
@@ -98,7 +98,7 @@ impl Stage {
             let services = [instance.service(), other.clone()];
             let announced = owner.announce_on(&name, &services);
             let state = owner.state(&name, &[("refs/heads/main", &commit)]);
-            instance.take(vec![announced, state]).await;
+            instance.ingest(vec![announced, state]).await;
             let url = instance.clone_url(&owner.repo(&name));
             work.git(&["push", &url, "main"]).await.expect_ok();
         }

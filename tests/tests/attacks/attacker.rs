@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use futures_util::{SinkExt as _, StreamExt as _};
-use grasp_tests::{HttpAnswer, answer, head};
+use grasp_tests::{HttpResponse, read_response, request_head};
 use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpSocket, TcpStream};
@@ -40,7 +40,7 @@ impl Attacker {
     pub(crate) async fn begin(&self, path: &str, body: &[u8]) -> Option<TcpStream> {
         let length = body.len().to_string();
         let headers = [("Content-Length", length.as_str())];
-        let head = head(&self.server.to_string(), "POST", path, &headers);
+        let head = request_head(&self.server.to_string(), "POST", path, &headers);
         let mut stream = self.connect().await.ok()?;
         stream.write_all(&[head.as_bytes(), body].concat()).await.ok()?;
         Some(stream)
@@ -52,14 +52,14 @@ impl Attacker {
         path: &str,
         headers: &[(&str, &str)],
         body: &[u8],
-    ) -> HttpAnswer {
+    ) -> HttpResponse {
         let length = body.len().to_string();
         let headers = [headers, &[("Content-Length", length.as_str())]].concat();
-        let head = head(&self.server.to_string(), "POST", path, &headers);
+        let head = request_head(&self.server.to_string(), "POST", path, &headers);
         let mut stream = self.connect().await.expect("the server listens");
         // A server that has heard enough may close its side.
         let _ = stream.write_all(&[head.as_bytes(), body].concat()).await;
-        answer(&mut stream).await
+        read_response(&mut stream).await
     }
 
     /// Opens a websocket.

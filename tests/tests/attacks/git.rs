@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use grasp_tests::wire::{NOTHING, pkt, push};
-use grasp_tests::{GitServer, Maker, Manner, Workdir, eventually};
+use grasp_tests::wire::{ZERO_ID, pkt, push};
+use grasp_tests::{Author, Behaviour, GitServer, Workdir, eventually};
 use tokio::io::AsyncReadExt as _;
 use tokio::time::sleep;
 
@@ -37,11 +37,11 @@ impl Scene {
 
     /// A repository of an attacker's with this content. Its path, and the tip of its branch.
     async fn hostile_repository(&self, work: &Workdir) -> (String, String) {
-        let (eve, outside) = (Maker::new().earlier(60), self.server.outside());
+        let (eve, client) = (Author::new().earlier(60), self.server.client());
         let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
         let announcement = eve.announce("hostile", &self.server.service());
-        outside.send(&[&announcement, &eve.state("hostile", &[(MAIN, &tip)])]).await;
-        let url = outside.clone_url(&eve.repo("hostile"));
+        client.publish_all(&[&announcement, &eve.state("hostile", &[(MAIN, &tip)])]).await;
+        let url = client.clone_url(&eve.repo("hostile"));
         work.git(&["push", "-q", &url, "main"]).await.expect_ok();
         (self.server.path(&eve.repo("hostile")), tip)
     }
@@ -56,7 +56,7 @@ async fn delta_chain_upload() -> Report {
     let mut answers = Vec::new();
     let attack = async {
         let uploads = attackers.iter().enumerate().map(async |(n, attacker)| {
-            let request = push(&[(NOTHING, &tip, &format!("refs/nostr/{n:064x}"))], &pack);
+            let request = push(&[(ZERO_ID, &tip, &format!("refs/nostr/{n:064x}"))], &pack);
             if n % 2 == 0 {
                 return Some(attacker.post(&path, &[], &request).await.body);
             }
@@ -86,7 +86,7 @@ async fn delta_bomb_upload() -> Report {
         .collect();
     let attack = async {
         let uploads = attackers.iter().enumerate().map(async |(n, attacker)| {
-            let request = push(&[(NOTHING, &tip, &format!("refs/nostr/{n:064x}"))], &pack);
+            let request = push(&[(ZERO_ID, &tip, &format!("refs/nostr/{n:064x}"))], &pack);
             attacker.post(&path, &[], &request).await.body
         });
         answers = join_all(uploads).await;
@@ -143,7 +143,7 @@ async fn sparse_filter() -> Report {
 async fn slow_readers() -> Report {
     let scene = Scene::start().await;
     let work = Workdir::init().await;
-    work.commit_noise(16 << 20).await;
+    work.commit_incompressible(16 << 20).await;
     let (path, tip) = scene.hostile_repository(&work).await;
     let want = pkt(format!("want {tip} side-band-64k ofs-delta\n"));
     let request = [want, b"0000".to_vec(), pkt("done\n")].concat();
@@ -166,10 +166,10 @@ async fn slow_readers() -> Report {
 async fn objects_that_no_ref_reaches() -> Report {
     const MORE: usize = 8 << 20;
     let scene = Scene::start().await;
-    let (outside, service) = (scene.server.outside(), scene.server.service());
+    let (client, service) = (scene.server.client(), scene.server.service());
     let attacker = scene.attacker(1);
     let work = Workdir::init().await;
-    let more = work.commit_noise(MORE).await;
+    let more = work.commit_incompressible(MORE).await;
     let list = work.git(&["rev-list", "--objects", "--no-object-names", &more]).await.expect_ok();
     work.git(&["checkout", "-q", "--orphan", "small"]).await.expect_ok();
     work.git(&["rm", "-q", "-r", "-f", "."]).await.expect_ok();
@@ -181,11 +181,11 @@ async fn objects_that_no_ref_reaches() -> Report {
     let mut answers = Vec::new();
     let attack = async {
         for n in 0..4 {
-            let (eve, name) = (Maker::new(), format!("hostile-{n}"));
+            let (eve, name) = (Author::new(), format!("hostile-{n}"));
             let announcement = eve.announce(&name, &service);
-            outside.send(&[&announcement, &eve.state(&name, &[(MAIN, &tip)])]).await;
+            client.publish_all(&[&announcement, &eve.state(&name, &[(MAIN, &tip)])]).await;
             let path = format!("{}/git-receive-pack", service.repo_path(&eve.repo(&name)));
-            let request = push(&[(NOTHING, &tip, MAIN)], &pack);
+            let request = push(&[(ZERO_ID, &tip, MAIN)], &pack);
             answers.push(attacker.post(&path, &[], &request).await.body);
         }
     };
@@ -203,24 +203,24 @@ async fn is_readable(url: &str, commit: &str) -> bool {
 /// owner of the same name.
 async fn removed_commits() -> Report {
     let mut scene = Scene::start().await;
-    let (outside, service) = (scene.server.outside(), scene.server.service());
-    let (alice, bob) = (Maker::new().earlier(60), Maker::new().earlier(60));
+    let (client, service) = (scene.server.client(), scene.server.service());
+    let (alice, bob) = (Author::new().earlier(60), Author::new().earlier(60));
     let (hers, his) = (Workdir::init().await, Workdir::init().await);
-    let of_alice = hers.commit_noise(1 << 20).await;
+    let of_alice = hers.commit_incompressible(1 << 20).await;
     let first = his.commit("removed").await;
     for (owner, work, tip) in [(&alice, &hers, &of_alice), (&bob, &his, &first)] {
-        outside.send(&[&owner.announce("shared", &service)]).await;
-        outside.send(&[&owner.state("shared", &[(MAIN, tip)])]).await;
-        let url = outside.clone_url(&owner.repo("shared"));
+        client.publish_all(&[&owner.announce("shared", &service)]).await;
+        client.publish_all(&[&owner.state("shared", &[(MAIN, tip)])]).await;
+        let url = client.clone_url(&owner.repo("shared"));
         work.git(&["push", "-q", &url, "main"]).await.expect_ok();
     }
-    let url = outside.clone_url(&bob.repo("shared"));
+    let url = client.clone_url(&bob.repo("shared"));
     his.git(&["commit", "-q", "--amend", "-m", "instead"]).await.expect_ok();
     let second = his.git(&["rev-parse", "main"]).await.expect_ok();
-    outside.send(&[&bob.later(1).state("shared", &[(MAIN, &second)])]).await;
+    client.publish_all(&[&bob.later(1).state("shared", &[(MAIN, &second)])]).await;
     his.git(&["push", "-q", "-f", &url, "main"]).await.expect_ok();
-    outside.send(&[&alice.later(1).sign(62, "", &[&["relay", "ALL_RELAYS"]])]).await;
-    let gone = async || outside.refs(&alice.repo("shared")).await.is_none();
+    client.publish_all(&[&alice.later(1).sign(62, "", &[&["relay", "ALL_RELAYS"]])]).await;
+    let gone = async || client.refs(&alice.repo("shared")).await.is_none();
     while !gone().await {
         sleep(Duration::from_millis(50)).await;
     }
@@ -244,19 +244,19 @@ async fn removed_commits() -> Report {
 /// States whose git servers advertise refs without end. A relay brings them: what a client brings is hunted for later.
 async fn endless_refs() -> Report {
     let scene = Scene::start().await;
-    let makers: Vec<Maker> = (0..16).map(|_| Maker::new()).collect();
+    let makers: Vec<Author> = (0..16).map(|_| Author::new()).collect();
     let name = |n: usize| format!("hostile-{n}");
-    let state = |(n, eve): (usize, &Maker)| eve.state(&name(n), &[(MAIN, &format!("{n:040x}"))]);
+    let state = |(n, eve): (usize, &Author)| eve.state(&name(n), &[(MAIN, &format!("{n:040x}"))]);
     let states = makers.iter().enumerate().map(state);
     let states = states.map(|state| serde_json::to_string(&state).expect("an event")).collect();
     let relay = Hostile::start(states, false).await;
     let mut servers = Vec::new();
     for (n, eve) in makers.iter().enumerate() {
-        let server = GitServer::at(&format!("127.9.9.{}", n + 1), Manner::Endless).await;
+        let server = GitServer::at(&format!("127.9.9.{}", n + 1), Behaviour::EndlessRefs).await;
         let (clone, url) = (server.url(&name(n)), relay.url(9, 9));
         let tags: [&[&str]; 2] = [&["clone", &clone], &["relays", &url]];
         let announcement = eve.announce_with(&name(n), &scene.server.service(), &tags);
-        scene.server.outside().send(&[&announcement]).await;
+        scene.server.client().publish_all(&[&announcement]).await;
         servers.push(server);
     }
     let is_asked = |server: &GitServer| server.conversations().len() >= 2;

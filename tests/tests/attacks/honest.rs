@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_core::RepoId;
-use grasp_tests::{Maker, Outside, Workdir};
+use grasp_tests::{Author, ServerClient, Workdir};
 use nostr::event::EventId;
 use serde_json::json;
 use tokio_tungstenite::connect_async;
@@ -24,10 +24,10 @@ const GIVE_UP: Duration = Duration::from_secs(30);
 
 /// A served repository, its maintainer, and what honest clients need to know.
 pub(crate) struct Honest {
-    pub(crate) maintainer: Maker,
+    pub(crate) maintainer: Author,
     pub(crate) name: String,
     pub(crate) work: Workdir,
-    outside: Outside,
+    client: ServerClient,
     announcement: EventId,
     pushes: std::sync::atomic::AtomicU64,
 }
@@ -56,16 +56,16 @@ impl Honest {
     /// Announces, signs and pushes a small repository.
     pub(crate) async fn start(server: &Server) -> Self {
         let (maintainer, name, work) =
-            (Maker::new().earlier(3_600), "honest", Workdir::init().await);
-        let outside = server.outside();
+            (Author::new().earlier(3_600), "honest", Workdir::init().await);
+        let client = server.client();
         let commit = work.commit("first").await;
         let announcement = maintainer.announce(name, &server.service());
         let state = maintainer.state(name, &[(MAIN, &commit)]);
-        outside.send(&[&announcement, &state]).await;
-        let url = outside.clone_url(&maintainer.repo(name));
+        client.publish_all(&[&announcement, &state]).await;
+        let url = client.clone_url(&maintainer.repo(name));
         work.git(&["push", &url, "main"]).await.expect_ok();
         let (id, pushes) = (announcement.id, 0.into());
-        Self { maintainer, name: name.to_owned(), work, outside, announcement: id, pushes }
+        Self { maintainer, name: name.to_owned(), work, client, announcement: id, pushes }
     }
 
     pub(crate) fn repo(&self) -> RepoId {
@@ -105,14 +105,14 @@ impl Honest {
         let number = self.pushes.fetch_add(1, Ordering::Relaxed) + 1;
         let commit = self.work.commit(&format!("change {number}")).await;
         let state = self.maintainer.later(number).state(&self.name, &[(MAIN, &commit)]);
-        let accepted = matches!(self.outside.offer(&state).await, Some(Ok(())));
-        let url = self.outside.clone_url(&self.repo());
+        let accepted = matches!(self.client.publish(&state).await, Some(Ok(())));
+        let url = self.client.clone_url(&self.repo());
         accepted && self.work.git(&["push", "-q", &url, "main"]).await.ok
     }
 
     /// Asks for the announcement by its id; whether it came.
     async fn request(&self) -> bool {
-        let Ok((mut socket, _)) = connect_async(self.outside.relay_url()).await else {
+        let Ok((mut socket, _)) = connect_async(self.client.relay_url()).await else {
             return false;
         };
         let request = json!(["REQ", "a", { "ids": [self.announcement.to_hex()] }]).to_string();
@@ -132,7 +132,7 @@ impl Honest {
 
     /// Clones the repository; whether that worked.
     async fn clone_once(&self) -> bool {
-        let url = self.outside.clone_url(&self.repo());
+        let url = self.client.clone_url(&self.repo());
         Workdir::empty().git(&["clone", "-q", &url, "copy"]).await.ok
     }
 }

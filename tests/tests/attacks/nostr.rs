@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::SinkExt as _;
 use futures_util::future::join_all;
-use grasp_tests::Maker;
+use grasp_tests::Author;
 use nostr::event::Event;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
@@ -84,7 +84,7 @@ fn tags(names: &[Vec<String>]) -> Vec<Vec<&str>> {
     names.iter().map(|tag| tag.iter().map(String::as_str).collect()).collect()
 }
 
-fn sign(by: &Maker, kind: u16, content: &str, names: &[Vec<String>]) -> Event {
+fn sign(by: &Author, kind: u16, content: &str, names: &[Vec<String>]) -> Event {
     let tags = tags(names);
     let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
     by.sign(kind, content, &tags)
@@ -131,7 +131,7 @@ async fn forwarded_addresses_with_ports() -> Report {
 /// Events that name hundreds of others, none of which is here.
 async fn refused_events_with_many_references() -> Report {
     let scene = Scene::start().await;
-    let (attacker, eve) = (scene.attacker(1), Maker::new());
+    let (attacker, eve) = (scene.attacker(1), Author::new());
     let owner = scene.honest.maintainer.key();
     let event = |n: usize| {
         let at = (0..64).map(|m| vec!["a".into(), format!("30617:{owner}:{n}-{m}")]);
@@ -149,7 +149,7 @@ async fn refused_events_with_many_references() -> Report {
 /// Events about an honest repository with as many tags as fit into an event, each a row of the index if it were stored.
 async fn events_with_many_tags() -> Report {
     let scene = Scene::start().await;
-    let (attacker, eve) = (scene.attacker(1), Maker::new());
+    let (attacker, eve) = (scene.attacker(1), Author::new());
     let repo = scene.honest.repo().to_string();
     let event = |n: usize, tags: usize| {
         let words = (0..tags).map(|m| vec!["t".into(), format!("{n}-{m}")]);
@@ -172,19 +172,19 @@ async fn events_with_many_tags() -> Report {
 /// Long announcements under the name of an honest repository, by as many keys as one of them names.
 async fn crowded_name() -> Report {
     let scene = Scene::start().await;
-    let (attacker, eve) = (scene.attacker(1), Maker::new());
-    let crowd: Vec<Maker> = (0..160).map(|_| Maker::new()).collect();
-    let named = crowd.iter().map(|maker| maker.key().to_hex());
+    let (attacker, eve) = (scene.attacker(1), Author::new());
+    let crowd: Vec<Author> = (0..160).map(|_| Author::new()).collect();
+    let named = crowd.iter().map(|author| author.key().to_hex());
     let named: Vec<String> = ["maintainers".to_owned()].into_iter().chain(named).collect();
     let named: Vec<&str> = named.iter().map(String::as_str).collect();
     let name = scene.honest.name.clone();
     let first = eve.announce_with(&name, &scene.server.service(), &[&named]);
     let long = "x".repeat(60_000);
-    let announce = |by: &Maker| by.sign(30617, "", &[&["d", &name], &["description", &long]]);
-    let batch = |makers: &[Maker]| messages(&makers.iter().map(announce).collect::<Vec<_>>());
+    let announce = |by: &Author| by.sign(30617, "", &[&["d", &name], &["description", &long]]);
+    let batch = |makers: &[Author]| messages(&makers.iter().map(announce).collect::<Vec<_>>());
     let batches = crowd.chunks(20).map(batch).collect();
     let (first, commit) = (messages(&[first]), "a".repeat(40));
-    let state = |by: &Maker| by.state(&name, &[("refs/heads/main", &commit)]);
+    let state = |by: &Author| by.state(&name, &[("refs/heads/main", &commit)]);
     let states = messages(&crowd.iter().take(40).map(state).collect::<Vec<_>>());
     let attack = async {
         assert_eq!(publish(attacker, first).await, 1);
@@ -200,18 +200,18 @@ async fn crowded_name() -> Report {
 async fn rosters_in_the_plain_model() -> Report {
     const KEYS: usize = 127;
     let scene = Scene::with(&["--maintainers", "plain"]).await;
-    let (attacker, eve) = (scene.attacker(1), Maker::new().earlier(60));
-    let crowd: Vec<Maker> = (0..KEYS).map(|_| Maker::new().earlier(60)).collect();
-    let keys: Vec<String> = crowd.iter().map(|maker| maker.key().to_hex()).collect();
+    let (attacker, eve) = (scene.attacker(1), Author::new().earlier(60));
+    let crowd: Vec<Author> = (0..KEYS).map(|_| Author::new().earlier(60)).collect();
+    let keys: Vec<String> = crowd.iter().map(|author| author.key().to_hex()).collect();
     let listed = ["maintainers"].into_iter().chain(keys.iter().map(String::as_str));
     let listed: Vec<&str> = listed.collect();
     let name = scene.honest.name.clone();
     let first = eve.announce_with(&name, &scene.server.service(), &[&listed]);
-    let announce = |by: &Maker| by.sign(30617, "", &[&["d", &name], &listed]);
-    let batch = |makers: &[Maker]| messages(&makers.iter().map(announce).collect::<Vec<_>>());
+    let announce = |by: &Author| by.sign(30617, "", &[&["d", &name], &listed]);
+    let batch = |makers: &[Author]| messages(&makers.iter().map(announce).collect::<Vec<_>>());
     let (first, batches) = (messages(&[first]), crowd.chunks(32).map(batch).collect());
     let commit = "a".repeat(40);
-    let state = |by: &Maker| by.later(1).state(&name, &[("refs/heads/main", &commit)]);
+    let state = |by: &Author| by.later(1).state(&name, &[("refs/heads/main", &commit)]);
     let states = messages(&crowd.iter().take(40).map(state).collect::<Vec<_>>());
     let mut accepted = 0;
     let attack = async {
@@ -226,12 +226,12 @@ async fn rosters_in_the_plain_model() -> Report {
 /// An owner takes the server off the list; somebody sends the older announcement again.
 async fn delisting_undone_by_replay() -> Report {
     let scene = Scene::start().await;
-    let (attacker, alice, outside) =
-        (scene.attacker(1), Maker::new().earlier(60), scene.server.outside());
+    let (attacker, alice, client) =
+        (scene.attacker(1), Author::new().earlier(60), scene.server.client());
     let old = alice.announce("gone", &scene.server.service());
     let elsewhere: &[&[&str]] = &[&["d", "gone"], &["clone", "https://b.example/x.git"]];
     let new = alice.later(10).sign(30617, "", elsewhere);
-    outside.send(&[&old]).await;
+    client.publish_all(&[&old]).await;
     publish(attacker, messages(&[new])).await;
     let mut replayed = 0;
     let attack = async {
@@ -303,7 +303,7 @@ async fn requests_of_fresh_keys() -> Report {
     let attacker = scene.attacker(1);
     let request = |n: usize| {
         let target = |m: usize| vec!["e".into(), format!("{:064x}", n << 16 | m)];
-        sign(&Maker::new(), 5, "", &(0..1_900).map(target).collect::<Vec<_>>())
+        sign(&Author::new(), 5, "", &(0..1_900).map(target).collect::<Vec<_>>())
     };
     let batch = |batch: usize| (0..30).map(|n| request(batch * 30 + n)).collect::<Vec<_>>();
     let batches = (0..8).map(|n| messages(&batch(n))).collect();
@@ -342,7 +342,7 @@ async fn negentropy_sessions() -> Report {
 /// An author of many events with many tags vanishes.
 async fn vanishing_with_many_events() -> Report {
     let scene = Scene::start().await;
-    let (attacker, eve) = (scene.attacker(1), Maker::new().earlier(60));
+    let (attacker, eve) = (scene.attacker(1), Author::new().earlier(60));
     let repo = scene.honest.repo().to_string();
     let comment = |n: usize| {
         let tag = |m: usize| vec!["t".into(), format!("{n}-{m}")];
@@ -364,7 +364,7 @@ async fn vanishing_with_many_events() -> Report {
 async fn events_that_expire_at_once() -> Report {
     const LEAD: u64 = 12;
     let scene = Scene::start().await;
-    let (attacker, eve, reader) = (scene.attacker(1), Maker::new(), scene.attacker(2));
+    let (attacker, eve, reader) = (scene.attacker(1), Author::new(), scene.attacker(2));
     let (repo, author) = (scene.honest.repo().to_string(), eve.key().to_hex());
     let end = nostr::types::Timestamp::now().as_secs() + LEAD;
     let comment = |n: usize| {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use grasp_core::RepoId;
 use grasp_core::push::MAX_UPLOADS;
-use grasp_tests::wire::{NOTHING, push};
-use grasp_tests::{Maker, Outside, Workdir, head};
+use grasp_tests::wire::{ZERO_ID, push};
+use grasp_tests::{Author, ServerClient, Workdir, request_head};
 use nostr::event::Event;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
@@ -51,23 +51,26 @@ async fn send(relay: &mut Relay, events: &[Event]) -> usize {
 }
 
 /// Has a repository served; its working copy.
-async fn host(outside: &Outside, owner: &Maker, name: &str, bytes: usize) -> Workdir {
+async fn host(client: &ServerClient, owner: &Author, name: &str, bytes: usize) -> Workdir {
     let work = Workdir::init().await;
     let tip = match bytes {
         0 => work.commit(name).await,
-        bytes => work.commit_noise(bytes).await,
+        bytes => work.commit_incompressible(bytes).await,
     };
-    outside
-        .send(&[&owner.announce(name, &outside.service()), &owner.state(name, &[(MAIN, &tip)])])
+    client
+        .publish_all(&[
+            &owner.announce(name, &client.service()),
+            &owner.state(name, &[(MAIN, &tip)]),
+        ])
         .await;
-    work.git(&["push", "-q", &outside.clone_url(&owner.repo(name)), "main"]).await.expect_ok();
+    work.git(&["push", "-q", &client.clone_url(&owner.repo(name)), "main"]).await.expect_ok();
     work
 }
 
 /// Whether a repository is out of service soon.
-async fn is_gone(outside: &Outside, repo: &RepoId) -> bool {
+async fn is_gone(client: &ServerClient, repo: &RepoId) -> bool {
     let gone = async {
-        while outside.refs(repo).await.is_some() {
+        while client.refs(repo).await.is_some() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
@@ -81,14 +84,14 @@ async fn relay(attacker: Attacker) -> Relay {
 /// Deletion requests that are refused, with ids that are higher than that of the one that follows.
 async fn refused_deletions() -> Report {
     let scene = Scene::start().await;
-    let (outside, attacker, honest) =
-        (scene.server.outside(), scene.attacker(1), scene.honest.repo());
+    let (client, attacker, honest) =
+        (scene.server.client(), scene.attacker(1), scene.honest.repo());
     let gone = AtomicBool::new(false);
     let attack = async {
-        let (eve, victim) = (Maker::new().earlier(60), Maker::new().earlier(60));
-        host(&outside, &eve, "eve", 0).await;
-        host(&outside, &victim, "victim", 0).await;
-        let announced = victim.announce("victim", &outside.service());
+        let (eve, victim) = (Author::new().earlier(60), Author::new().earlier(60));
+        host(&client, &eve, "eve", 0).await;
+        host(&client, &victim, "victim", 0).await;
+        let announced = victim.announce("victim", &client.service());
         let own = format!("30617:{}:eve", eve.key());
         let request = |n: usize| {
             let foreign = announced.id.to_hex();
@@ -102,8 +105,8 @@ async fn refused_deletions() -> Report {
         let all = format!("30617:{}:victim", victim.key());
         let mine = |n: usize| victim.later(1).sign(5, &n.to_string(), &[&["a", &all]]);
         let lowest = (0..64).map(mine).min_by_key(|event| event.id).expect("some");
-        outside.send(&[&lowest]).await;
-        gone.store(is_gone(&outside, &victim.repo("victim")).await, Ordering::Relaxed);
+        client.publish_all(&[&lowest]).await;
+        gone.store(is_gone(&client, &victim.repo("victim")).await, Ordering::Relaxed);
         assert_ne!(honest.owner, victim.key());
     };
     let report = scene.during(16 << 20, attack).await;
@@ -118,7 +121,7 @@ async fn name_that_never_rests() -> Report {
     let attack = async {
         let mut relay = relay(attacker).await;
         for _ in 0..60 {
-            send(&mut relay, &[Maker::new().announce(&name, &service)]).await;
+            send(&mut relay, &[Author::new().announce(&name, &service)]).await;
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
     };
@@ -132,7 +135,7 @@ async fn proposals_with_many_names() -> Report {
     let attack = async {
         for network in 0..11 {
             let mut relay = relay(Attacker::in_network(server, network)).await;
-            let eve = Maker::new();
+            let eve = Author::new();
             let proposals: Vec<Event> = (0..90)
                 .map(|n| {
                     let other = |m: usize| format!("30617:{}:{network}-{n}-{m}", eve.key());
@@ -155,12 +158,12 @@ async fn proposals_with_many_names() -> Report {
 /// Large states of a few keys, more than may wait.
 async fn purgatory_filled() -> Report {
     let scene = Scene::start().await;
-    let (outside, server) = (scene.server.outside(), scene.server.address());
+    let (client, server) = (scene.server.client(), scene.server.address());
     let service = scene.server.service();
     let served = AtomicBool::new(false);
     let attack = async {
         for key in 0..18 {
-            let eve = Maker::new().earlier(100);
+            let eve = Author::new().earlier(100);
             let mut relay = relay(Attacker::in_network(server, key % 6)).await;
             send(&mut relay, &[eve.announce("eve", &service)]).await;
             for n in 0..17 {
@@ -177,9 +180,9 @@ async fn purgatory_filled() -> Report {
                 send(&mut relay, &[eve.later(n).state("eve", &refs)]).await;
             }
         }
-        let newcomer = Maker::new().earlier(60);
-        host(&outside, &newcomer, "newcomer", 0).await;
-        served.store(outside.refs(&newcomer.repo("newcomer")).await.is_some(), Ordering::Relaxed);
+        let newcomer = Author::new().earlier(60);
+        host(&client, &newcomer, "newcomer", 0).await;
+        served.store(client.refs(&newcomer.repo("newcomer")).await.is_some(), Ordering::Relaxed);
     };
     let report = scene.during(256 << 20, attack).await;
     report.and(served.into_inner(), "a newcomer is not served")
@@ -188,13 +191,13 @@ async fn purgatory_filled() -> Report {
 /// 32 pushes from as many networks, each with as many uploads that nobody has signed for as one may have.
 async fn staging_filled() -> Report {
     let scene = Scene::start().await;
-    let (outside, server, repo) =
-        (scene.server.outside(), scene.server.address(), scene.honest.repo());
+    let (client, server, repo) =
+        (scene.server.client(), scene.server.address(), scene.honest.repo());
     let path = format!("{}/git-receive-pack", scene.server.path(&repo));
     let theirs = Workdir::init().await;
     let tip = theirs.commit("upload").await;
     let pack = theirs.pack(&["main"]).await;
-    let (work, newcomer) = (Workdir::init().await, Maker::new());
+    let (work, newcomer) = (Workdir::init().await, Author::new());
     let proposal = newcomer.pull_request(&repo, &work.commit("proposed").await);
     let name = format!("refs/nostr/{}", proposal.id);
     let (mut staged, mut served) = (0, false);
@@ -202,15 +205,15 @@ async fn staging_filled() -> Report {
         for network in 0..32 {
             let name = |n: usize| format!("refs/nostr/{:064x}", usize::from(network) << 8 | n);
             let names: Vec<String> = (0..MAX_UPLOADS).map(name).collect();
-            let uploads: Vec<_> = names.iter().map(|name| (NOTHING, &*tip, &**name)).collect();
+            let uploads: Vec<_> = names.iter().map(|name| (ZERO_ID, &*tip, &**name)).collect();
             let request = push(&uploads, &pack);
             let answer = Attacker::in_network(server, network).post(&path, &[], &request).await;
             staged += answer.body.matches("ok refs/nostr/").count();
         }
-        let url = outside.clone_url(&repo);
+        let url = client.clone_url(&repo);
         let pushed = work.git(&["push", "-q", &url, &format!("main:{name}")]).await;
-        served = pushed.ok && matches!(outside.offer(&proposal).await, Some(Ok(())));
-        served &= outside.refs(&repo).await.unwrap_or_default().contains(&name);
+        served = pushed.ok && matches!(client.publish(&proposal).await, Some(Ok(())));
+        served &= client.refs(&repo).await.unwrap_or_default().contains(&name);
     };
     let report = scene.during(64 << 20, attack).await;
     report
@@ -222,21 +225,21 @@ async fn staging_filled() -> Report {
 async fn proposal_to_sixteen_names() -> Report {
     const LARGE: usize = 8 << 20;
     let scene = Scene::start().await;
-    let outside = scene.server.outside();
+    let client = scene.server.client();
     let attack = async {
-        let eve = Maker::new().earlier(60);
-        let work = host(&outside, &eve, "large", LARGE).await;
+        let eve = Author::new().earlier(60);
+        let work = host(&client, &eve, "large", LARGE).await;
         let mut tags = vec![eve.repo("large").to_string()];
         for n in 0..15 {
             let name = format!("small-{n}");
-            host(&outside, &eve, &name, 0).await;
+            host(&client, &eve, &name, 0).await;
             tags.push(eve.repo(&name).to_string());
         }
         let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
         let mut tags: Vec<Vec<&str>> = tags.iter().map(|to| vec!["a", to.as_str()]).collect();
         tags.push(vec!["c", &tip]);
         let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
-        outside.send(&[&eve.sign(1618, "", &tags)]).await;
+        client.publish_all(&[&eve.sign(1618, "", &tags)]).await;
         tokio::time::sleep(Duration::from_secs(3)).await;
     };
     // Once, and what sixteen empty repositories take.
@@ -246,13 +249,13 @@ async fn proposal_to_sixteen_names() -> Report {
 /// A push to a repository that its owner deletes meanwhile.
 async fn upload_that_never_ends() -> Report {
     let scene = Scene::start().await;
-    let (outside, attacker, server) =
-        (scene.server.outside(), scene.attacker(1), scene.server.address());
-    let victim = Maker::new().earlier(60);
+    let (client, attacker, server) =
+        (scene.server.client(), scene.attacker(1), scene.server.address());
+    let victim = Author::new().earlier(60);
     let path = scene.server.path(&victim.repo("victim"));
     let gone = AtomicBool::new(false);
     let attack = async {
-        host(&outside, &victim, "victim", 0).await;
+        host(&client, &victim, "victim", 0).await;
         let command = format!(
             "{} {} refs/nostr/{}\0report-status",
             "0".repeat(40),
@@ -264,8 +267,12 @@ async fn upload_that_never_ends() -> Report {
             ("Content-Type", "application/x-git-receive-pack-request"),
             ("Content-Length", "1000000"),
         ];
-        let request =
-            head(&server.to_string(), "POST", &format!("{path}/git-receive-pack"), &headers);
+        let request = request_head(
+            &server.to_string(),
+            "POST",
+            &format!("{path}/git-receive-pack"),
+            &headers,
+        );
         let mut upload = attacker.connect().await.expect("the server listens");
         upload
             .write_all(&[request.as_bytes(), body.as_bytes()].concat())
@@ -273,8 +280,8 @@ async fn upload_that_never_ends() -> Report {
             .expect("it is read");
         tokio::time::sleep(Duration::from_secs(1)).await;
         let all = format!("30617:{}:victim", victim.key());
-        outside.send(&[&victim.later(1).sign(5, "", &[&["a", &all]])]).await;
-        gone.store(is_gone(&outside, &victim.repo("victim")).await, Ordering::Relaxed);
+        client.publish_all(&[&victim.later(1).sign(5, "", &[&["a", &all]])]).await;
+        gone.store(is_gone(&client, &victim.repo("victim")).await, Ordering::Relaxed);
         drop(upload);
     };
     let report = scene.during(16 << 20, attack).await;
@@ -284,19 +291,19 @@ async fn upload_that_never_ends() -> Report {
 /// Hundreds of pull requests for a commit that is here.
 async fn proposals_for_served_commits() -> Report {
     let scene = Scene::start().await;
-    let (outside, server, repo) =
-        (scene.server.outside(), scene.server.address(), scene.honest.repo());
+    let (client, server, repo) =
+        (scene.server.client(), scene.server.address(), scene.honest.repo());
     let tip = scene.honest.work.git(&["rev-parse", "main"]).await.expect_ok();
     let bounded = AtomicBool::new(false);
     let attack = async {
-        let eve = Maker::new().earlier(1_000);
+        let eve = Author::new().earlier(1_000);
         let mut relay = relay(Attacker::in_network(server, 1)).await;
         let proposals: Vec<Event> =
             (0..400).map(|n| eve.later(n).pull_request(&repo, &tip)).collect();
         for some in proposals.chunks(50) {
             send(&mut relay, some).await;
         }
-        let refs = outside.refs(&repo).await.unwrap_or_default();
+        let refs = client.refs(&repo).await.unwrap_or_default();
         bounded.store(refs.matches("refs/nostr/").count() <= 200, Ordering::Relaxed);
     };
     let report = scene.during(16 << 20, attack).await;
@@ -306,18 +313,18 @@ async fn proposals_for_served_commits() -> Report {
 /// A state whose expiration comes.
 async fn state_that_expires() -> Report {
     let scene = Scene::start().await;
-    let outside = scene.server.outside();
+    let client = scene.server.client();
     let gone = AtomicBool::new(false);
     let attack = async {
-        let (eve, work) = (Maker::new(), Workdir::init().await);
+        let (eve, work) = (Author::new(), Workdir::init().await);
         let tip = work.commit("brief").await;
         let end = (nostr::types::Timestamp::now().as_secs() + 5).to_string();
         let state = eve.sign(30618, "", &[&["d", "brief"], &[MAIN, &tip], &["expiration", &end]]);
-        outside.send(&[&eve.announce("brief", &outside.service()), &state]).await;
-        let url = outside.clone_url(&eve.repo("brief"));
+        client.publish_all(&[&eve.announce("brief", &client.service()), &state]).await;
+        let url = client.clone_url(&eve.repo("brief"));
         work.git(&["push", "-q", &url, "main"]).await.expect_ok();
         let shows =
-            async || outside.refs(&eve.repo("brief")).await.unwrap_or_default().contains(&tip);
+            async || client.refs(&eve.repo("brief")).await.unwrap_or_default().contains(&tip);
         let ended = async {
             while shows().await {
                 tokio::time::sleep(Duration::from_millis(100)).await;

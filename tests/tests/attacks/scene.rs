@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use grasp_tests::{Litter, eventually};
+use grasp_tests::{Leftovers, eventually};
 
 use crate::attacker::Attacker;
 use crate::honest::{Honest, Times};
@@ -96,8 +96,8 @@ impl Scene {
             () = watch => unreachable!("it watches until the attack ends"),
         };
         for root in self.server.repositories() {
-            let is_quiet = |litter: &Litter| litter.processes.is_empty() && litter.incoming == 0;
-            eventually(|| Some(Litter::below(&root)).filter(is_quiet)).await;
+            let is_quiet = |litter: &Leftovers| litter.processes.is_empty() && litter.incoming == 0;
+            eventually(|| Some(Leftovers::below(&root)).filter(is_quiet)).await;
         }
         Report {
             idle: self.idle.p95(),

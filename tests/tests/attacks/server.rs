@@ -7,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 
 use grasp_core::{RepoId, ServiceIdentity};
 use grasp_tests::{
-    Maker, Outside, Postgres, S3Server, are_nodes_wanted, eventually_async, files, pass_in_turn,
+    Author, Postgres, S3Server, ServerClient, are_nodes_wanted, eventually_async, files,
+    proxy_round_robin,
 };
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -40,7 +41,7 @@ impl Nodes {
         let addresses: Vec<SocketAddr> = (0..NODES).map(|_| free_address()).collect();
         let front = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let domain = front.local_addr().expect("its address");
-        let proxy = tokio::spawn(pass_in_turn(front, addresses.clone()));
+        let proxy = tokio::spawn(proxy_round_robin(front, addresses.clone()));
         (Self { database, packs: S3Server::start().await, addresses, proxy }, domain)
     }
 
@@ -114,9 +115,9 @@ impl Server {
     pub(crate) async fn restart(&mut self) {
         self.kill();
         self.run();
-        let note = Maker::new().sign(1, "about nothing", &[]);
+        let note = Author::new().sign(1, "about nothing", &[]);
         eventually_async(|| async {
-            let refused = self.outside().offer(&note).await?.err()?;
+            let refused = self.client().publish(&note).await?.err()?;
             (!refused.starts_with("error:")).then_some(())
         })
         .await;
@@ -132,12 +133,12 @@ impl Server {
     }
 
     /// The server as any client sees it.
-    pub(crate) fn outside(&self) -> Outside {
-        Outside::at(self.address)
+    pub(crate) fn client(&self) -> ServerClient {
+        ServerClient::at(self.address)
     }
 
     pub(crate) fn service(&self) -> ServiceIdentity {
-        self.outside().service()
+        self.client().service()
     }
 
     /// Path of a repository below the server's root.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt as _, StreamExt as _};
-use grasp_tests::{Maker, Workdir};
+use grasp_tests::{Author, Workdir};
 use nostr::event::Event;
 use nostr::filter::{Filter, MatchEventOptions};
 use serde_json::{Value, json};
@@ -125,8 +125,8 @@ fn is_asked_for(event: &str, request: &Value) -> bool {
 
 /// Announcements whose ids are right and whose signatures are not, so that each costs a full check.
 fn forged() -> Vec<String> {
-    let maker = Maker::new();
-    let signed = |n: usize| maker.sign(30617, "", &[&["d", &n.to_string()]]);
+    let author = Author::new();
+    let signed = |n: usize| author.sign(30617, "", &[&["d", &n.to_string()]]);
     let json = |n: usize| serde_json::to_value(signed(n)).expect("an event");
     (0..FORGED)
         .map(|n| {
@@ -138,20 +138,20 @@ fn forged() -> Vec<String> {
 }
 
 /// Announces a repository at the server that lists other relays too.
-async fn announce(scene: &Scene, maker: &Maker, name: &str, relays: &[String]) {
+async fn announce(scene: &Scene, author: &Author, name: &str, relays: &[String]) {
     let listed: Vec<&str> =
         ["relays"].into_iter().chain(relays.iter().map(String::as_str)).collect();
-    let event = maker.announce_with(name, &scene.server.service(), &[&listed]);
-    scene.server.outside().send(&[&event]).await;
+    let event = author.announce_with(name, &scene.server.service(), &[&listed]);
+    scene.server.client().publish_all(&[&event]).await;
 }
 
 /// The same, with a commit, so that the repository is served.
-async fn serve_repository(scene: &Scene, maker: &Maker, name: &str, relays: &[String]) {
-    let (work, outside) = (Workdir::init().await, scene.server.outside());
+async fn serve_repository(scene: &Scene, author: &Author, name: &str, relays: &[String]) {
+    let (work, client) = (Workdir::init().await, scene.server.client());
     let commit = work.commit("first").await;
-    announce(scene, maker, name, relays).await;
-    outside.send(&[&maker.state(name, &[("refs/heads/main", &commit)])]).await;
-    let url = outside.clone_url(&maker.repo(name));
+    announce(scene, author, name, relays).await;
+    client.publish_all(&[&author.state(name, &[("refs/heads/main", &commit)])]).await;
+    let url = client.clone_url(&author.repo(name));
     work.git(&["push", "-q", &url, "main"]).await.expect_ok();
 }
 
@@ -160,7 +160,7 @@ async fn forged_events() -> Report {
     const LASTS: Duration = Duration::from_secs(20);
     let scene = Scene::start().await;
     let hostile = Hostile::start(forged(), true).await;
-    announce(&scene, &Maker::new(), "flood", &[hostile.url(6, 1)]).await;
+    announce(&scene, &Author::new(), "flood", &[hostile.url(6, 1)]).await;
     let seen = Arc::clone(&hostile.seen);
     let report = scene.during(1 << 20, tokio::time::sleep(LASTS)).await;
     let opened = seen.opened.load(Ordering::Relaxed);
@@ -180,7 +180,7 @@ async fn relays_of_one_owner() -> Report {
     let scene = Scene::with(&FEW_CONNECTIONS).await;
     let hostile = Hostile::start(Vec::new(), false).await;
     let relays: Vec<_> = (1..=60).map(|host| hostile.url(host, 1)).collect();
-    serve_repository(&scene, &Maker::new(), "crowd", &relays).await;
+    serve_repository(&scene, &Author::new(), "crowd", &relays).await;
     crowded(scene, hostile, 8).await
 }
 
@@ -190,7 +190,7 @@ async fn relays_of_many_owners() -> Report {
     let hostile = Hostile::start(Vec::new(), false).await;
     for owner in 0..12 {
         let relays: Vec<_> = (1..=5).map(|n| hostile.url(6, owner * 5 + n)).collect();
-        serve_repository(&scene, &Maker::new(), "crowd", &relays).await;
+        serve_repository(&scene, &Author::new(), "crowd", &relays).await;
     }
     // Half of what is free, and before the repositories were served half of the strangers' half.
     crowded(scene, hostile, 24).await
@@ -200,12 +200,12 @@ async fn relays_of_many_owners() -> Report {
 async fn crowded(scene: Scene, hostile: Hostile, most: usize) -> Report {
     let honest = Hostile::start(Vec::new(), false).await;
     let url = format!("ws://{}", SocketAddr::from((Ipv4Addr::LOCALHOST, honest.port)));
-    let event = Maker::new().announce_with("calm", &scene.server.service(), &[&["relays", &url]]);
-    let outside = scene.server.outside();
+    let event = Author::new().announce_with("calm", &scene.server.service(), &[&["relays", &url]]);
+    let client = scene.server.client();
     let (mut taken, mut connected) = (0, 0);
     let attack = async {
         tokio::time::sleep(Duration::from_secs(15)).await;
-        outside.send(&[&event]).await;
+        client.publish_all(&[&event]).await;
         tokio::time::sleep(Duration::from_secs(8)).await;
         (taken, connected) = (hostile.open(), honest.open());
     };

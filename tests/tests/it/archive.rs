@@ -1,7 +1,7 @@
 //! Copies of repositories that did not ask for one (GRASP-05).
 
 use grasp_core::outbound::OutboundPolicy;
-use grasp_tests::{GitServer, Instance, Maker};
+use grasp_tests::{Author, GitServer, Instance};
 
 use crate::hunting::{MAIN, hosted_at};
 
@@ -12,21 +12,21 @@ async fn a_copy_is_served_and_nobody_pushes_to_it() {
         settings.policy.archive.everything = true;
     })
     .await;
-    let (server, alice, bob) = (GitServer::start().await, Maker::new(), Maker::new());
+    let (server, alice, bob) = (GitServer::start().await, Author::new(), Author::new());
     let (work, first) = hosted_at(&server, "x").await;
     let (place, repo) = (server.url("x"), alice.repo("x"));
     let tags: [&[&str]; 3] = [&["d", "x"], &["clone", &place], &["relays", "wss://elsewhere.net"]];
     let announcement = alice.sign(30617, "", &tags);
     let state = alice.state("x", &[(MAIN, &first)]);
-    copies.sync(vec![announcement, state.clone()]).await;
+    copies.ingest_from_relay(vec![announcement, state.clone()]).await;
     copies.until_serves(&state).await;
 
     // Even what its maintainer has signed comes from where the repository is, and from nowhere else.
     let second = work.commit("second").await;
     let next = alice.later(1).state("x", &[(MAIN, &second)]);
-    copies.take(vec![next.clone()]).await;
+    copies.ingest(vec![next.clone()]).await;
     let request = bob.pull_request(&repo, &second);
-    copies.take(vec![request.clone()]).await;
+    copies.ingest(vec![request.clone()]).await;
     let (url, tip) = (copies.clone_url(&repo), format!("main:refs/nostr/{}", request.id));
     for what in ["main", &tip] {
         let said = work.git(&["push", &url, what]).await.expect_refused();
@@ -35,7 +35,7 @@ async fn a_copy_is_served_and_nobody_pushes_to_it() {
     assert!(!copies.serves(&next).await && !copies.serves(&request).await);
     server.host("x", &work).await;
     let now = alice.later(2).state("x", &[(MAIN, &second)]);
-    copies.sync(vec![now.clone()]).await;
+    copies.ingest_from_relay(vec![now.clone()]).await;
     copies.until_serves(&now).await;
 
     let card = copies.get("/", &[("Accept", "application/nostr+json")]).await.body;
@@ -47,7 +47,7 @@ async fn a_copy_is_served_and_nobody_pushes_to_it() {
 #[tokio::test]
 async fn who_lists_an_archive_may_push_to_it() {
     let copies = Instance::with(|settings| settings.policy.archive.everything = true).await;
-    let alice = Maker::new();
+    let alice = Author::new();
     copies.host(&alice, "x").await;
     assert!(copies.refs(&alice.repo("x")).await.contains(MAIN));
 }

@@ -11,7 +11,7 @@ mod refs;
 use std::time::{Duration, Instant};
 
 use grasp_core::RepoId;
-use grasp_tests::{Instance, Maker, Settings, Workdir};
+use grasp_tests::{Author, Instance, Settings, Workdir};
 use nostr::event::Event;
 
 pub(crate) const MAIN: &str = "refs/heads/main";
@@ -19,8 +19,8 @@ pub(crate) const MAIN: &str = "refs/heads/main";
 /// A served repository of alice's, and somebody who wishes her ill.
 pub(crate) struct Scene {
     pub(crate) instance: Instance,
-    pub(crate) alice: Maker,
-    pub(crate) eve: Maker,
+    pub(crate) alice: Author,
+    pub(crate) eve: Author,
     pub(crate) repo: RepoId,
     pub(crate) work: Workdir,
     pub(crate) tip: String,
@@ -33,11 +33,11 @@ impl Scene {
     }
 
     pub(crate) async fn set(settings: Settings) -> Self {
-        Self::on(Instance::set(settings).await).await
+        Self::on(Instance::with_settings(settings).await).await
     }
 
     pub(crate) async fn on(instance: Instance) -> Self {
-        let (alice, eve) = (Maker::new(), Maker::new());
+        let (alice, eve) = (Author::new(), Author::new());
         let work = instance.host(&alice, "x").await;
         let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
         let repo = alice.repo("x");
@@ -47,7 +47,7 @@ impl Scene {
 
     /// Gives an event to the server; whether it was accepted, and what was said.
     pub(crate) async fn send(&self, event: &Event) -> (bool, String) {
-        let answer = self.instance.take(vec![event.clone()]).await[0].answer();
+        let answer = self.instance.ingest(vec![event.clone()]).await[0].answer();
         (answer.accepted, answer.message.into_owned())
     }
 

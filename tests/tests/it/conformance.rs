@@ -5,14 +5,14 @@
 
 use grasp_core::MaintainerModel;
 use grasp_core::service::npub;
-use grasp_tests::{Instance, Maker, Workdir};
+use grasp_tests::{Author, Instance, Workdir};
 use nostr::event::Event;
 use serde_json::Value;
 
 const MAIN: &str = "refs/heads/main";
 
 async fn accepted(instance: &Instance, event: &Event) -> bool {
-    instance.take(vec![event.clone()]).await[0].answer().accepted
+    instance.ingest(vec![event.clone()]).await[0].answer().accepted
 }
 
 /// Accepted, and readable at once.
@@ -20,8 +20,8 @@ async fn kept(instance: &Instance, event: &Event) -> bool {
     accepted(instance, event).await && instance.serves(event).await
 }
 
-async fn symref(instance: &Instance, maker: &Maker) -> String {
-    let path = instance.service().repo_path(&maker.repo("x"));
+async fn symref(instance: &Instance, author: &Author) -> String {
+    let path = instance.service().repo_path(&author.repo("x"));
     let answer = instance.get(&format!("{path}/info/refs?service=git-upload-pack"), &[]).await;
     let found = answer.body.split_whitespace().find_map(|word| word.strip_prefix("symref=HEAD:"));
     found.unwrap_or_default().to_owned()
@@ -43,7 +43,7 @@ async fn the_information_document_says_what_this_is() {
 #[tokio::test]
 async fn every_answer_is_for_browsers_of_any_origin() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     accepted(&instance, &alice.announce("x", &instance.service())).await;
     let held = format!(
         "{}/info/refs?service=git-upload-pack",
@@ -87,7 +87,7 @@ async fn every_answer_is_for_browsers_of_any_origin() {
 #[tokio::test]
 async fn an_announced_repository_works_before_anything_is_pushed() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     accepted(&instance, &alice.announce("x", &instance.service())).await;
     let path = instance.service().repo_path(&alice.repo("x"));
     let answer = instance.get(&format!("{path}/info/refs?x=1&service=git-upload-pack"), &[]).await;
@@ -144,7 +144,7 @@ async fn an_announced_repository_works_before_anything_is_pushed() {
 #[tokio::test]
 async fn a_clone_of_an_empty_repository_starts_on_the_users_default_branch() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     accepted(&instance, &alice.announce("x", &instance.service())).await;
     let url = instance.clone_url(&alice.repo("x"));
     for version in ["protocol.version=0", "protocol.version=2"] {
@@ -159,7 +159,7 @@ async fn a_clone_of_an_empty_repository_starts_on_the_users_default_branch() {
 #[tokio::test]
 async fn partial_and_shallow_clones_of_a_served_repository_work() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     instance.host(&alice, "x").await;
     let url = instance.clone_url(&alice.repo("x"));
     for options in
@@ -174,7 +174,7 @@ async fn partial_and_shallow_clones_of_a_served_repository_work() {
 #[tokio::test]
 async fn only_announcements_that_list_us_are_hosted() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let us = instance.service();
     let ours = format!("http://{us}/{}/x.git", npub(&alice.key()));
     let relay = format!("ws://{us}");
@@ -192,7 +192,7 @@ async fn only_announcements_that_list_us_are_hosted() {
 #[tokio::test]
 async fn what_belongs_to_something_accepted_is_kept_and_nothing_else() {
     let instance = Instance::start().await;
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     instance.host(&alice, "x").await;
     let repo = alice.repo("x").to_string();
     let unknown = format!("30617:{}:x", bob.key());
@@ -232,7 +232,7 @@ async fn what_belongs_to_something_accepted_is_kept_and_nothing_else() {
 #[tokio::test]
 async fn states_without_data_wait_and_hide_nothing() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let commit = work.git(&["rev-parse", "main"]).await.expect_ok();
     let served = alice.state("x", &[(MAIN, &commit)]);
@@ -247,7 +247,7 @@ async fn states_without_data_wait_and_hide_nothing() {
 #[tokio::test]
 async fn a_deleted_state_authorises_nothing() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let url = instance.clone_url(&alice.repo("x"));
     let commit = work.commit("second").await;
@@ -267,8 +267,8 @@ async fn a_deleted_state_authorises_nothing() {
 
 #[tokio::test]
 async fn the_deleted_state_of_a_new_maintainer_authorises_nothing() {
-    let instance = Instance::of_model(MaintainerModel::Plain).await;
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let instance = Instance::with_model(MaintainerModel::Plain).await;
+    let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     let bobs = bob.key().to_string();
     let with_bob = [&["maintainers", bobs.as_str()][..]];
@@ -287,8 +287,8 @@ async fn the_deleted_state_of_a_new_maintainer_authorises_nothing() {
 #[tokio::test]
 async fn a_strangers_state_authorises_nothing() {
     for model in [MaintainerModel::Reciprocal, MaintainerModel::Plain] {
-        let instance = Instance::of_model(model).await;
-        let (alice, eve) = (Maker::new(), Maker::new());
+        let instance = Instance::with_model(model).await;
+        let (alice, eve) = (Author::new(), Author::new());
         let work = instance.host(&alice, "x").await;
         let commit = work.commit("eve's").await;
         let state = eve.later(1).state("x", &[(MAIN, &commit)]);
@@ -302,7 +302,7 @@ async fn a_strangers_state_authorises_nothing() {
 #[tokio::test]
 async fn refs_of_pull_requests_follow_their_events() {
     let instance = Instance::start().await;
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     let (url, repo) = (instance.clone_url(&alice.repo("x")), alice.repo("x"));
     work.git(&["push", &url, "main:refs/nostr/123"]).await.expect_refused();
@@ -327,14 +327,14 @@ async fn refs_of_pull_requests_follow_their_events() {
 
 #[tokio::test]
 async fn listed_maintainers_sign_by_themselves_in_the_plain_model() {
-    let instance = Instance::of_model(MaintainerModel::Plain).await;
-    let (alice, bob, carol) = (Maker::new(), Maker::new(), Maker::new());
+    let instance = Instance::with_model(MaintainerModel::Plain).await;
+    let (alice, bob, carol) = (Author::new(), Author::new(), Author::new());
     let url = instance.clone_url(&alice.repo("x"));
     let bobs = bob.key().to_string();
     let work = Workdir::init().await;
     let commit = work.commit("alice").await;
     let announcement = alice.announce_with("x", &instance.service(), &[&["maintainers", &bobs]]);
-    instance.take(vec![announcement, alice.state("x", &[(MAIN, &commit)])]).await;
+    instance.ingest(vec![announcement, alice.state("x", &[(MAIN, &commit)])]).await;
     work.git(&["push", &url, "main"]).await.expect_ok();
 
     // Bob has only a state.
@@ -346,10 +346,10 @@ async fn listed_maintainers_sign_by_themselves_in_the_plain_model() {
 
     // Bob lists carol, elsewhere; carol's announcement and state count too.
     let carols = carol.key().to_string();
-    let away = |maker: &Maker, more: &[&[&str]]| {
+    let away = |author: &Author, more: &[&[&str]]| {
         let places: [&[&str]; 3] =
             [&["d", "x"], &["clone", "https://them.example/x"], &["relays", "wss://them.example"]];
-        maker.sign(30617, "", &[&places, more].concat())
+        author.sign(30617, "", &[&places, more].concat())
     };
     assert!(kept(&instance, &away(&bob, &[&["maintainers", &carols]])).await);
     assert!(kept(&instance, &away(&carol, &[])).await);
@@ -361,7 +361,7 @@ async fn listed_maintainers_sign_by_themselves_in_the_plain_model() {
 #[tokio::test]
 async fn head_follows_the_signed_state() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let commit = work.git(&["rev-parse", "main"]).await.expect_ok();
     assert_eq!(symref(&instance, &alice).await, MAIN);
@@ -389,7 +389,7 @@ async fn head_follows_the_signed_state() {
 #[tokio::test]
 async fn big_pushes_and_push_options_and_compressed_fetches_work() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let url = instance.clone_url(&alice.repo("x"));
     // More than git's buffer, so that it probes with a lone flush and then sends in chunks.

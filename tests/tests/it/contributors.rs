@@ -1,7 +1,7 @@
 //! Contributors bring pull requests to places of their own (GRASP-06).
 
 use grasp_core::service::npub;
-use grasp_tests::{Instance, Litter, Maker, TimeMachine, Workdir};
+use grasp_tests::{AdjustableClock, Author, Instance, Leftovers, Workdir};
 use nostr::event::Event;
 
 async fn open() -> Instance {
@@ -9,18 +9,18 @@ async fn open() -> Instance {
 }
 
 /// Where somebody's place for pull requests to repositories of this name is.
-fn place(instance: &Instance, who: &Maker, name: &str) -> String {
+fn place(instance: &Instance, who: &Author, name: &str) -> String {
     format!("http://{}/prs/{}/{name}.git", instance.address(), npub(&who.key()))
 }
 
 /// A pull request that names a place under `clone`.
-fn request(by: &Maker, to: &Maker, name: &str, tip: &str, place: &str) -> Event {
+fn request(by: &Author, to: &Author, name: &str, tip: &str, place: &str) -> Event {
     let to = to.repo(name).to_string();
     by.sign(1618, "please pull", &[&["a", &to], &["c", tip], &["clone", place]])
 }
 
 async fn accepted(instance: &Instance, event: &Event) -> bool {
-    instance.take(vec![event.clone()]).await[0].answer().accepted
+    instance.ingest(vec![event.clone()]).await[0].answer().accepted
 }
 
 async fn listed(url: &str) -> String {
@@ -30,7 +30,7 @@ async fn listed(url: &str) -> String {
 #[tokio::test]
 async fn without_the_setting_there_is_no_such_place_and_with_it_all_say_so() {
     let (closed, open) = (Instance::start().await, open().await);
-    let bob = Maker::new();
+    let bob = Author::new();
     let path =
         format!("/prs/{}/audit-probe.git/info/refs?service=git-upload-pack", npub(&bob.key()));
     assert_eq!(closed.get(&path, &[]).await.status, 404);
@@ -45,7 +45,7 @@ async fn without_the_setting_there_is_no_such_place_and_with_it_all_say_so() {
 
 #[tokio::test]
 async fn every_place_is_an_empty_repository_and_asking_makes_nothing() {
-    let (instance, bob) = (open().await, Maker::new());
+    let (instance, bob) = (open().await, Author::new());
     let url = place(&instance, &bob, "x");
     for version in ["0", "1", "2"] {
         let version = format!("protocol.version={version}");
@@ -67,7 +67,7 @@ async fn every_place_is_an_empty_repository_and_asking_makes_nothing() {
 
 #[tokio::test]
 async fn only_pull_requests_come_in_and_refusals_do_not_sound_like_a_missing_page() {
-    let (instance, bob) = (open().await, Maker::new());
+    let (instance, bob) = (open().await, Author::new());
     let url = place(&instance, &bob, "fresh");
     let work = Workdir::init().await;
     work.commit("first").await;
@@ -83,7 +83,7 @@ async fn only_pull_requests_come_in_and_refusals_do_not_sound_like_a_missing_pag
 
 #[tokio::test]
 async fn a_request_for_an_unknown_repository_waits_for_what_its_author_brings() {
-    let (instance, alice, bob) = (open().await, Maker::new(), Maker::new());
+    let (instance, alice, bob) = (open().await, Author::new(), Author::new());
     let url = place(&instance, &bob, "x");
     let synthetic = request(&bob, &alice, "x", &"a".repeat(64), &url);
     assert!(accepted(&instance, &synthetic).await && !instance.serves(&synthetic).await);
@@ -111,13 +111,13 @@ async fn a_request_for_an_unknown_repository_waits_for_what_its_author_brings() 
     let instance = instance.restart().await;
     instance.purgatory().run_maintenance().await.unwrap();
     assert_eq!(listed(&url).await, format!("{tip}\t{name}"));
-    assert_eq!(instance.quiet().await, Litter::default());
+    assert_eq!(instance.until_idle().await, Leftovers::default());
 }
 
 #[tokio::test]
 async fn a_request_to_a_hosted_repository_is_mirrored_there_whichever_comes_first() {
     for event_first in [true, false] {
-        let (instance, alice, bob) = (open().await, Maker::new(), Maker::new());
+        let (instance, alice, bob) = (open().await, Author::new(), Author::new());
         let work = instance.host(&alice, "x").await;
         let tip = work.commit("work").await;
         let url = place(&instance, &bob, "x");
@@ -156,7 +156,7 @@ async fn a_request_that_is_pushed_to_both_places_is_served_by_both_in_every_orde
         [Publish, PushToPlace, PushToRepository],
         [Publish, PushToRepository, PushToPlace],
     ];
-    let (instance, alice, bob) = (open().await, Maker::new(), Maker::new());
+    let (instance, alice, bob) = (open().await, Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     let repository = instance.clone_url(&alice.repo("x"));
     let place = place(&instance, &bob, "x");
@@ -176,12 +176,12 @@ async fn a_request_that_is_pushed_to_both_places_is_served_by_both_in_every_orde
         assert!(listed(&repository).await.contains(&shown), "{order:?}");
         assert!(listed(&place).await.contains(&shown), "{order:?}");
     }
-    assert_eq!(instance.quiet().await, Litter::default());
+    assert_eq!(instance.until_idle().await, Leftovers::default());
 }
 
 #[tokio::test]
 async fn what_is_pushed_to_a_repository_does_not_show_at_a_contributors_place() {
-    let (instance, alice, bob) = (open().await, Maker::new(), Maker::new());
+    let (instance, alice, bob) = (open().await, Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     let tip = work.commit("work").await;
     let url = place(&instance, &bob, "x");
@@ -198,7 +198,7 @@ async fn what_is_pushed_to_a_repository_does_not_show_at_a_contributors_place() 
 
 #[tokio::test]
 async fn what_its_author_did_not_sign_for_this_place_does_not_come_in() {
-    let (instance, alice, bob, eve) = (open().await, Maker::new(), Maker::new(), Maker::new());
+    let (instance, alice, bob, eve) = (open().await, Author::new(), Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     let (right, wrong) = (work.commit("right").await, work.commit("wrong").await);
     let url = place(&instance, &bob, "x");
@@ -219,12 +219,12 @@ async fn what_its_author_did_not_sign_for_this_place_does_not_come_in() {
 
 #[tokio::test]
 async fn a_place_goes_with_its_last_pull_request_and_with_what_nobody_signed() {
-    let time = TimeMachine::default();
-    let instance = Instance::set_with(time.settings(), |settings| {
+    let time = AdjustableClock::default();
+    let instance = Instance::with_settings_and(time.settings(), |settings| {
         settings.policy.contributor_proposals = true
     })
     .await;
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let work = Workdir::init().await;
     let tip = work.commit("work").await;
     let url = place(&instance, &bob, "x");
@@ -241,7 +241,7 @@ async fn a_place_goes_with_its_last_pull_request_and_with_what_nobody_signed() {
 
     work.git(&["push", &url, &format!("{tip}:refs/nostr/{}", "b".repeat(64))]).await.expect_ok();
     assert!(!grasp_tests::files(&families).is_empty());
-    time.forward(21 * 60);
+    time.advance(21 * 60);
     instance.settle("another").await;
     grasp_tests::eventually(|| grasp_tests::files(&families).is_empty().then_some(())).await;
 }

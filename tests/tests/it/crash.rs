@@ -9,7 +9,7 @@ mod victim;
 
 use std::collections::BTreeSet;
 
-use grasp_tests::{Litter, Maker, Workdir};
+use grasp_tests::{Author, Leftovers, Workdir};
 use nostr::event::Event;
 
 use self::victim::{Death, Victim};
@@ -27,7 +27,7 @@ enum Deed {
 
 /// A repository's life: announced, signed, pushed, moved on, a pull request to it, and a state taken back.
 struct Story {
-    alice: Maker,
+    alice: Author,
     work: Workdir,
     commits: [String; 3],
     announcement: Event,
@@ -47,7 +47,7 @@ struct Sight {
 
 impl Story {
     async fn on(victim: &Victim) -> Self {
-        let (alice, bob, work) = (Maker::new(), Maker::new(), Workdir::init().await);
+        let (alice, bob, work) = (Author::new(), Author::new(), Workdir::init().await);
         let mut commits = Vec::new();
         for text in ["one", "two", "three"] {
             commits.push(work.commit(text).await);
@@ -202,10 +202,10 @@ async fn live_through(at: Death) {
     assert_eq!(sight.served, BTreeSet::from(["announcement", "first", "request"]), "after {at:?}");
     story.check_that_refs_are_those_of_the_served_state(&sight, at);
     let litter = grasp_tests::eventually(|| {
-        Some(Litter::below(&victim.repositories()))
+        Some(Leftovers::below(&victim.repositories()))
             .filter(|l| l.processes.is_empty() && l.staged == 0)
     });
-    assert_eq!(litter.await, Litter::default(), "after {at:?}");
+    assert_eq!(litter.await, Leftovers::default(), "after {at:?}");
 }
 
 /// Tells the whole story to a server that lives, which says how many points to die at there are.

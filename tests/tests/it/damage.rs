@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use grasp_tests::{Instance, Maker, Workdir, files};
+use grasp_tests::{Author, Instance, Workdir, files};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -61,7 +61,7 @@ async fn counted(instance: &Instance) -> String {
 
 #[tokio::test]
 async fn a_lost_pack_is_told_of_when_a_fetch_fails_and_after_a_restart() {
-    let (instance, alice) = (Instance::alone().await, Maker::new());
+    let (instance, alice) = (Instance::single_process().await, Author::new());
     instance.host(&alice, "x").await;
     let of_x = packs(&instance);
     instance.host(&alice, "y").await;
@@ -90,11 +90,11 @@ async fn a_lost_pack_is_told_of_when_a_fetch_fails_and_after_a_restart() {
 
 #[tokio::test]
 async fn an_old_pack_is_missed_although_the_tips_are_in_a_newer_one() {
-    let (instance, alice) = (Instance::alone().await, Maker::new());
+    let (instance, alice) = (Instance::single_process().await, Author::new());
     let work = instance.host(&alice, "x").await;
     let first = packs(&instance);
     let tip = work.commit("second").await;
-    instance.take(vec![alice.later(1).state("x", &[(MAIN, &tip)])]).await;
+    instance.ingest(vec![alice.later(1).state("x", &[(MAIN, &tip)])]).await;
     work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
     assert!(packs(&instance).len() > first.len());
     Lost::lose(first);

@@ -1,13 +1,13 @@
 //! A network with an authority of its own: one setting makes both halves believe it.
 
-use grasp_tests::{GitServer, Instance, Maker, Workdir, eventually};
+use grasp_tests::{Author, GitServer, Instance, Workdir, eventually};
 
 use crate::hunting::{MAIN, announce, hosted_at, hurried};
 use crate::tls_front::{Authority, Front};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_and_git_data_come_over_tls_from_whom_the_operators_authority_signed_for() {
-    let (authority, alice) = (Authority::new("ours"), Maker::new());
+    let (authority, alice) = (Authority::new("ours"), Author::new());
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), authority.pem()).unwrap();
     let from = Instance::with(hurried).await;
@@ -31,7 +31,7 @@ async fn events_and_git_data_come_over_tls_from_whom_the_operators_authority_sig
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
     let state = alice.state("x", &[(MAIN, &commit)]);
-    from.take(vec![announcement.clone(), state.clone()]).await;
+    from.ingest(vec![announcement.clone(), state.clone()]).await;
     work.git(&["push", &from.clone_url(&repo), "main"]).await.expect_ok();
     to.until_serves(&state).await;
     assert!(to.serves(&announcement).await);
@@ -44,7 +44,7 @@ async fn git_data_of_whom_nobody_signed_for_is_not_fetched() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), ours.pem()).unwrap();
-    let (server, alice) = (GitServer::start().await, Maker::new());
+    let (server, alice) = (GitServer::start().await, Author::new());
     let front = Front::start(server.address(), theirs.certify("localhost", 4000)).await;
     let instance = Instance::with(|settings| {
         hurried(settings);
@@ -55,7 +55,7 @@ async fn git_data_of_whom_nobody_signed_for_is_not_fetched() {
     let url = format!("https://{}/x", front.host());
     let announcement = announce(&alice, "x", &instance, &[&url]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.sync(vec![announcement, state.clone()]).await;
+    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     eventually(|| (front.guests() >= 2).then_some(())).await;
-    assert!(server.asked().is_empty() && !instance.serves(&state).await);
+    assert!(server.requests().is_empty() && !instance.serves(&state).await);
 }

@@ -14,7 +14,7 @@ use grasp_core::{CloneUrl, Identifier, Oid};
 use grasp_purgatory::git::{FetchLimits, Fetched, Fetcher, Git, RepoStore, Slots, StagingLimits};
 use grasp_purgatory::hunt::FetchError;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
-use grasp_tests::{GitServer, Manner, Workdir};
+use grasp_tests::{Behaviour, GitServer, Workdir};
 use tempfile::TempDir;
 
 const LOOPBACK: OutboundPolicy = OutboundPolicy { allow_private: true };
@@ -123,7 +123,7 @@ async fn an_update_sends_only_what_is_new() {
     server.host("x", &work).await;
     let fetched = place.fetch(&server.url("x"), &[&third]).await;
     assert_eq!(fetched.got, set(&[&third]));
-    let haves = server.asked();
+    let haves = server.requests();
     assert!(haves.len() >= 4, "{haves:?}");
 }
 
@@ -170,7 +170,7 @@ async fn shallow_history_does_not_enter() {
 async fn damaged_packs_do_not_enter() {
     let (server, place) = (GitServer::start().await, Place::open().await);
     let (_work, _, second) = served(&server).await;
-    server.behave(Manner::Corrupts);
+    server.set_behaviour(Behaviour::DamagedPack);
     let fetched = place.fetch(&server.url("x"), &[&second]).await;
     assert!(fetched.got.is_empty());
     assert!(matches!(fetched.error, Some(FetchError::Broken(_))), "{fetched:?}");
@@ -220,7 +220,7 @@ async fn a_small_pack_of_something_huge_cannot_fill_memory() {
 #[tokio::test]
 async fn an_advertisement_without_end_has_one_here() {
     let place = Place::open().await;
-    let server = GitServer::at("127.0.0.1", Manner::Endless).await;
+    let server = GitServer::at("127.0.0.1", Behaviour::EndlessRefs).await;
     let listed = place.list(&server.url("x"), &[]).await;
     assert_eq!(listed, Err(FetchError::TooManyRefs));
     let fetched = place.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
@@ -230,12 +230,12 @@ async fn an_advertisement_without_end_has_one_here() {
 #[tokio::test]
 async fn a_long_advertisement_is_read_with_more_memory() {
     let place = Place::open().await;
-    let server = GitServer::at("127.0.0.1", Manner::Advertises(100_000)).await;
+    let server = GitServer::at("127.0.0.1", Behaviour::ManyRefs(100_000)).await;
     let last = format!("{:040x}", 100_000);
     let listed = place.list(&server.url("x"), &[&last]).await;
     assert_eq!(listed, Ok(set(&[&last])));
     // The second time with more.
-    assert_eq!(server.asked().len(), 2, "{:?}", server.asked());
+    assert_eq!(server.requests().len(), 2, "{:?}", server.requests());
 }
 
 #[tokio::test]
@@ -246,11 +246,11 @@ async fn who_says_nothing_is_given_up() {
         ..FetchLimits::default()
     };
     let place = Place::new(LOOPBACK, limits).await;
-    let server = GitServer::at("127.0.0.1", Manner::Silent).await;
+    let server = GitServer::at("127.0.0.1", Behaviour::Unresponsive).await;
     assert_eq!(place.list(&server.url("x"), &[]).await, Err(FetchError::Stalled));
     let fetched = place.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
     assert_eq!(fetched.error, Some(FetchError::Stalled));
-    server.behave(Manner::Drips);
+    server.set_behaviour(Behaviour::SlowBytes);
     let fetched = place.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
     assert_eq!(fetched.error, Some(FetchError::Stalled), "ten bytes a second are silence");
 }
@@ -258,7 +258,7 @@ async fn who_says_nothing_is_given_up() {
 #[tokio::test]
 async fn who_asks_for_less_says_for_how_long() {
     let place = Place::open().await;
-    let server = GitServer::at("127.0.0.1", Manner::Limits(77)).await;
+    let server = GitServer::at("127.0.0.1", Behaviour::RateLimited(77)).await;
     let retry_after = Some(Duration::from_secs(77));
     assert_eq!(
         place.list(&server.url("x"), &[]).await,
@@ -271,12 +271,12 @@ async fn a_redirect_leads_nowhere() {
     let (place, other) = (Place::open().await, GitServer::start().await);
     let (_work, _, second) = served(&other).await;
     let to = format!("http://{}", other.address());
-    let server = GitServer::at("127.0.0.1", Manner::Redirects(to)).await;
+    let server = GitServer::at("127.0.0.1", Behaviour::Redirects(to)).await;
     let listed = place.list(&server.url("x"), &[&second]).await;
     assert!(matches!(listed, Err(FetchError::Answered(_))), "{listed:?}");
     let fetched = place.fetch(&server.url("x"), &[&second]).await;
     assert!(fetched.got.is_empty());
-    assert!(other.asked().is_empty(), "{:?}", other.asked());
+    assert!(other.requests().is_empty(), "{:?}", other.requests());
 }
 
 #[tokio::test]
@@ -288,7 +288,7 @@ async fn strangers_cannot_send_us_to_private_places() {
         let listed = place.list(&format!("http://{host}:{port}/x.git"), &[]).await;
         assert!(matches!(listed, Err(FetchError::Forbidden(_))), "{host}: {listed:?}");
     }
-    assert!(server.asked().is_empty());
+    assert!(server.requests().is_empty());
 }
 
 /// Says that every name is at these addresses.
@@ -320,7 +320,7 @@ async fn a_name_that_leads_to_a_private_place_is_not_gone_to() {
         let listed = fetcher.list(&at, &BTreeSet::new()).await;
         assert!(matches!(listed, Err(FetchError::Forbidden(_))), "{listed:?}");
     }
-    assert!(server.asked().is_empty());
+    assert!(server.requests().is_empty());
 }
 
 /// Says where the server is unless it has moved, and somewhere private from then on.
@@ -341,7 +341,7 @@ async fn a_name_is_looked_up_once_for_a_conversation_so_nobody_can_move_it_meanw
     // Git asks more than once in a fetch, and each time at the address that was judged.
     let fetched = fetch(&fetcher, &at, &set(&[&second])).await;
     assert_eq!(fetched.got, set(&[&second]));
-    assert!(server.asked().len() > 1);
+    assert!(server.requests().len() > 1);
 }
 
 #[tokio::test]
@@ -369,13 +369,13 @@ async fn git_connects_to_the_address_that_was_judged_and_looks_up_nothing() {
 #[tokio::test]
 async fn giving_up_stops_everything_that_git_started() {
     let place = Place::open().await;
-    let server = GitServer::at("127.0.0.1", Manner::Silent).await;
+    let server = GitServer::at("127.0.0.1", Behaviour::Unresponsive).await;
     let (at, oids) = (url(&server.url("given-up")), set(&[&"a".repeat(40)]));
     let fetch = tokio::spawn({
         let fetcher = place.fetcher.clone();
         async move { fetch(&fetcher, &at, &oids).await }
     });
-    until(|| !server.asked().is_empty()).await;
+    until(|| !server.requests().is_empty()).await;
     assert!(processes("given-up") > 0);
     fetch.abort();
     until(|| processes("given-up") == 0).await;

@@ -1,16 +1,16 @@
 //! A person with plain git and a nostr key hosts a repository.
 
-use grasp_tests::{Instance, Maker, Workdir};
+use grasp_tests::{Author, Instance, Workdir};
 
 const MAIN: &str = "refs/heads/main";
 
 /// A repository with one commit, announced and pushed.
-async fn hosted(instance: &Instance, alice: &Maker) -> (Workdir, String) {
+async fn hosted(instance: &Instance, alice: &Author) -> (Workdir, String) {
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
     let announcement = alice.announce("x", &instance.service());
     let state = alice.state("x", &[(MAIN, &commit)]);
-    let verdicts = instance.take(vec![announcement.clone(), state.clone()]).await;
+    let verdicts = instance.ingest(vec![announcement.clone(), state.clone()]).await;
     for verdict in verdicts {
         assert!(verdict.answer().message.starts_with("purgatory: "), "{verdict:?}");
     }
@@ -24,7 +24,7 @@ async fn hosted(instance: &Instance, alice: &Maker) -> (Workdir, String) {
 #[tokio::test]
 async fn announce_sign_push_clone() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let (_work, commit) = hosted(&instance, &alice).await;
     let clone = Workdir::empty();
     let url = instance.clone_url(&alice.repo("x"));
@@ -36,15 +36,15 @@ async fn announce_sign_push_clone() {
 #[tokio::test]
 async fn a_push_that_nobody_signed_is_refused_with_its_reason() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
-    instance.take(vec![alice.announce("x", &instance.service())]).await;
+    instance.ingest(vec![alice.announce("x", &instance.service())]).await;
     let url = instance.clone_url(&alice.repo("x"));
     let said = work.git(&["push", &url, "main"]).await.expect_refused();
     assert!(said.contains("! [remote rejected] main -> main (no state event"), "{said}");
 
-    instance.take(vec![alice.state("x", &[(MAIN, &"d".repeat(40))])]).await;
+    instance.ingest(vec![alice.state("x", &[(MAIN, &"d".repeat(40))])]).await;
     let said = work.git(&["push", &url, "main"]).await.expect_refused();
     assert!(
         said.contains(&format!("would be at {} but the signed state says dddddddd", &commit[..8])),
@@ -55,18 +55,18 @@ async fn a_push_that_nobody_signed_is_refused_with_its_reason() {
 #[tokio::test]
 async fn a_served_repository_moves_on_by_signed_states_only() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let (work, first) = hosted(&instance, &alice).await;
     let url = instance.clone_url(&alice.repo("x"));
     let second = work.commit("second").await;
     work.git(&["push", &url, "main"]).await.expect_refused();
 
-    let eve = Maker::new().state("x", &[(MAIN, &second)]);
-    assert!(!instance.take(vec![eve]).await[0].answer().accepted);
+    let eve = Author::new().state("x", &[(MAIN, &second)]);
+    assert!(!instance.ingest(vec![eve]).await[0].answer().accepted);
     work.git(&["push", &url, "main"]).await.expect_refused();
 
     let state = alice.later(1).state("x", &[(MAIN, &second)]);
-    instance.take(vec![state.clone()]).await;
+    instance.ingest(vec![state.clone()]).await;
     work.git(&["push", &url, "main"]).await.expect_ok();
     assert!(instance.serves(&state).await);
 
@@ -76,7 +76,7 @@ async fn a_served_repository_moves_on_by_signed_states_only() {
     let peeled = [("refs/tags/v1^{}", second.as_str())];
     let refs = [(MAIN, first.as_str()), ("refs/heads/dev", &second), ("refs/tags/v1", &tag)];
     let state = alice.later(2).state("x", &[&refs[..], &peeled].concat());
-    instance.take(vec![state.clone()]).await;
+    instance.ingest(vec![state.clone()]).await;
     let main = format!("+{first}:{MAIN}");
     work.git(&["push", &url, &main, "main:refs/heads/dev", "v1"]).await.expect_ok();
     assert!(instance.serves(&state).await);
@@ -88,7 +88,7 @@ async fn a_served_repository_moves_on_by_signed_states_only() {
 
     // And gone.
     let state = alice.later(3).state("x", &[(MAIN, &first)]);
-    instance.take(vec![state.clone()]).await;
+    instance.ingest(vec![state.clone()]).await;
     work.git(&["push", &url, ":refs/heads/dev", ":refs/tags/v1"]).await.expect_ok();
     assert!(instance.serves(&state).await);
     let listed = work.git(&["ls-remote", &url]).await.expect_ok();
@@ -98,10 +98,10 @@ async fn a_served_repository_moves_on_by_signed_states_only() {
 #[tokio::test]
 async fn a_state_whose_data_is_here_is_applied_without_a_push() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let (work, first) = hosted(&instance, &alice).await;
     let state = alice.later(1).state("x", &[(MAIN, &first), ("refs/heads/dev", &first)]);
-    instance.take(vec![state.clone()]).await;
+    instance.ingest(vec![state.clone()]).await;
     let url = instance.clone_url(&alice.repo("x"));
     instance.settle("x").await;
     assert!(instance.serves(&state).await);
@@ -111,15 +111,15 @@ async fn a_state_whose_data_is_here_is_applied_without_a_push() {
 #[tokio::test]
 async fn a_pull_request_is_served_with_its_commit_whichever_comes_first() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
-    let bob = Maker::new();
+    let alice = Author::new();
+    let bob = Author::new();
     let (work, _) = hosted(&instance, &alice).await;
     let url = instance.clone_url(&alice.repo("x"));
     let repo = alice.repo("x");
 
     let tip = work.commit("proposed").await;
     let event_first = bob.pull_request(&repo, &tip);
-    assert!(instance.take(vec![event_first.clone()]).await[0].answer().accepted);
+    assert!(instance.ingest(vec![event_first.clone()]).await[0].answer().accepted);
     assert!(!instance.serves(&event_first).await);
     let wrong = work.commit("wrong").await;
     let name = format!("refs/nostr/{}", event_first.id);
@@ -134,7 +134,7 @@ async fn a_pull_request_is_served_with_its_commit_whichever_comes_first() {
     work.git(&["push", &url, &format!("{wrong}:{name}")]).await.expect_ok();
     work.git(&["push", &url, &format!("{tip}:{name}")]).await.expect_ok();
     assert!(!work.git(&["ls-remote", &url]).await.expect_ok().contains(&name), "staged, not shown");
-    instance.take(vec![git_first.clone()]).await;
+    instance.ingest(vec![git_first.clone()]).await;
     instance.settle("x").await;
     assert!(instance.serves(&git_first).await);
     let listed = work.git(&["ls-remote", &url]).await.expect_ok();
@@ -144,11 +144,11 @@ async fn a_pull_request_is_served_with_its_commit_whichever_comes_first() {
 #[tokio::test]
 async fn everything_is_there_after_a_restart() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let (work, first) = hosted(&instance, &alice).await;
     let second = work.commit("second").await;
     let waiting = alice.later(1).state("x", &[(MAIN, &second)]);
-    instance.take(vec![waiting.clone()]).await;
+    instance.ingest(vec![waiting.clone()]).await;
     let instance = instance.restart().await;
     let url = instance.clone_url(&alice.repo("x"));
     assert!(work.git(&["ls-remote", &url]).await.expect_ok().contains(&first));
@@ -160,11 +160,11 @@ async fn everything_is_there_after_a_restart() {
 #[tokio::test]
 async fn an_invited_fork_owner_cannot_take_over() {
     let instance = Instance::start().await;
-    let (alice, eve) = (Maker::new(), Maker::new());
+    let (alice, eve) = (Author::new(), Author::new());
     let (work, _) = hosted(&instance, &alice).await;
     let eves = work.commit("mine now").await;
     instance
-        .take(vec![eve.announce("x", &instance.service()), eve.state("x", &[(MAIN, &eves)])])
+        .ingest(vec![eve.announce("x", &instance.service()), eve.state("x", &[(MAIN, &eves)])])
         .await;
     work.git(&["push", &instance.clone_url(&eve.repo("x")), "main"]).await.expect_ok();
 
@@ -172,20 +172,20 @@ async fn an_invited_fork_owner_cannot_take_over() {
     let key = eve.key().to_string();
     let invitation =
         alice.later(1).announce_with("x", &instance.service(), &[&["maintainers", &key]]);
-    assert!(instance.take(vec![invitation]).await[0].answer().accepted);
+    assert!(instance.ingest(vec![invitation]).await[0].answer().accepted);
     instance.settle("x").await;
     let url = instance.clone_url(&alice.repo("x"));
     assert!(!work.git(&["ls-remote", &url]).await.expect_ok().contains(&eves));
     let again = eve.later(5).state("x", &[(MAIN, &eves), ("refs/heads/y", &eves)]);
-    instance.take(vec![again]).await;
+    instance.ingest(vec![again]).await;
     work.git(&["push", &url, "+main", "+main:refs/heads/y"]).await.expect_refused();
 }
 
 #[tokio::test]
 async fn a_state_fills_every_view_that_its_author_may_sign_for() {
     let instance = Instance::start().await;
-    let (alice, bob, eve) = (Maker::new(), Maker::new(), Maker::new());
-    let lists = |by: &Maker, other: &Maker| {
+    let (alice, bob, eve) = (Author::new(), Author::new(), Author::new());
+    let lists = |by: &Author, other: &Author| {
         by.announce_with("x", &instance.service(), &[&["maintainers", &other.key().to_string()]])
     };
     let (alices, bobs) = (lists(&alice, &bob), lists(&bob, &alice));
@@ -194,25 +194,25 @@ async fn a_state_fills_every_view_that_its_author_may_sign_for() {
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
     let state = bob.state("x", &[(MAIN, &commit)]);
-    instance.take(vec![alices.clone(), bobs.clone(), eves.clone(), state.clone()]).await;
+    instance.ingest(vec![alices.clone(), bobs.clone(), eves.clone(), state.clone()]).await;
     work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
     for event in [&alices, &bobs, &state] {
         assert!(instance.serves(event).await);
     }
-    for maker in [&alice, &bob] {
-        assert!(instance.refs(&maker.repo("x")).await.contains(&format!("{commit}\t{MAIN}")));
+    for author in [&alice, &bob] {
+        assert!(instance.refs(&author.repo("x")).await.contains(&format!("{commit}\t{MAIN}")));
     }
     assert!(!instance.serves(&eves).await);
     assert_eq!(instance.refs(&eve.repo("x")).await, "");
 
     // A new maintainer's view is filled by their acceptance, without anybody pushing.
-    let carol = Maker::new();
+    let carol = Author::new();
     let both = [bob.key().to_string(), carol.key().to_string()];
     let with_carol = [&["maintainers", &both[0], &both[1]][..]];
     let replaced = alice.later(1).announce_with("x", &instance.service(), &with_carol);
-    instance.take(vec![replaced]).await;
+    instance.ingest(vec![replaced]).await;
     let accepts = lists(&carol, &alice);
-    instance.take(vec![accepts.clone()]).await;
+    instance.ingest(vec![accepts.clone()]).await;
     instance.settle("x").await;
     assert!(instance.serves(&accepts).await);
     assert!(instance.refs(&carol.repo("x")).await.contains(&format!("{commit}\t{MAIN}")));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use grasp_bin::Settings;
 use grasp_core::outbound::OutboundPolicy;
-use grasp_tests::{GitServer, Instance, Maker, Manner, Workdir, eventually};
+use grasp_tests::{Author, Behaviour, GitServer, Instance, Workdir, eventually};
 use nostr::event::Event;
 
 pub(crate) const MAIN: &str = "refs/heads/main";
@@ -28,21 +28,21 @@ pub(crate) fn hurried(settings: &mut Settings) {
 }
 
 /// Announces a repository that is here and at these places.
-pub(crate) fn announce(maker: &Maker, name: &str, on: &Instance, places: &[&str]) -> Event {
-    announce_with(maker, name, on, places, &[])
+pub(crate) fn announce(author: &Author, name: &str, on: &Instance, places: &[&str]) -> Event {
+    announce_with(author, name, on, places, &[])
 }
 
 fn announce_with(
-    maker: &Maker,
+    author: &Author,
     name: &str,
     on: &Instance,
     places: &[&str],
     more: &[&[&str]],
 ) -> Event {
-    let ours = on.clone_url(&maker.repo(name));
+    let ours = on.clone_url(&author.repo(name));
     let clone: Vec<&str> = ["clone", &ours].into_iter().chain(places.iter().copied()).collect();
     let tags: [&[&str]; 3] = [&["d", name], &clone, &["relays", &on.relay_url()]];
-    maker.sign(30617, "", &[&tags, more].concat())
+    author.sign(30617, "", &[&tags, more].concat())
 }
 
 /// A repository of one commit at a server, with that commit.
@@ -55,11 +55,11 @@ pub(crate) async fn hosted_at(server: &GitServer, name: &str) -> (Workdir, Strin
 
 #[tokio::test]
 async fn a_state_comes_with_its_data_from_another_server() {
-    let (instance, server, alice) = (instance().await, GitServer::start().await, Maker::new());
+    let (instance, server, alice) = (instance().await, GitServer::start().await, Author::new());
     let (_work, commit) = hosted_at(&server, "x").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.sync(vec![announcement.clone(), state.clone()]).await;
+    instance.ingest_from_relay(vec![announcement.clone(), state.clone()]).await;
     let start = Instant::now();
     instance.until_serves(&state).await;
     let took = start.elapsed();
@@ -77,46 +77,46 @@ async fn more_than_a_repository_may_have_is_not_kept() {
         settings.git.repository_bytes = 400_000;
     };
     let (instance, server) = (Instance::with(bounded).await, GitServer::start().await);
-    let (alice, work) = (Maker::new(), Workdir::init().await);
+    let (alice, work) = (Author::new(), Workdir::init().await);
     let small = work.commit("small").await;
-    let large = work.commit_noise(600_000).await;
+    let large = work.commit_incompressible(600_000).await;
     server.host("x", &work).await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &large)]);
-    instance.sync(vec![announcement, state.clone()]).await;
+    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     // It is asked again because the first time brought nothing.
     eventually(|| (server.conversations().len() >= 3).then_some(())).await;
     assert!(!instance.serves(&state).await);
     let state = alice.later(1).state("x", &[(MAIN, &small)]);
-    instance.sync(vec![state.clone()]).await;
+    instance.ingest_from_relay(vec![state.clone()]).await;
     instance.until_serves(&state).await;
 }
 
 #[tokio::test]
 async fn an_update_comes_too_and_from_another_instance_as_well() {
-    let (from, to, alice) = (instance().await, instance().await, Maker::new());
+    let (from, to, alice) = (instance().await, instance().await, Author::new());
     let work = Workdir::init().await;
     let first = work.commit("first").await;
     let repo = alice.repo("x");
     let announcement = announce(&alice, "x", &to, &[&from.clone_url(&repo)]);
     let state = alice.state("x", &[(MAIN, &first)]);
-    from.take(vec![alice.announce("x", &from.service()), state.clone()]).await;
+    from.ingest(vec![alice.announce("x", &from.service()), state.clone()]).await;
     work.git(&["push", &from.clone_url(&repo), "main"]).await.expect_ok();
-    to.sync(vec![announcement, state.clone()]).await;
+    to.ingest_from_relay(vec![announcement, state.clone()]).await;
     to.until_serves(&state).await;
 
     let second = work.commit("second").await;
     let state = alice.later(1).state("x", &[(MAIN, &second)]);
-    from.take(vec![state.clone()]).await;
+    from.ingest(vec![state.clone()]).await;
     work.git(&["push", &from.clone_url(&repo), "main"]).await.expect_ok();
-    to.sync(vec![state.clone()]).await;
+    to.ingest_from_relay(vec![state.clone()]).await;
     to.until_serves(&state).await;
 }
 
 #[tokio::test]
 async fn a_pull_request_comes_from_where_its_author_says() {
     let (instance, server) = (instance().await, GitServer::start().await);
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     let tip = work.commit("a contribution").await;
     work.git(&["checkout", "-q", "--detach"]).await.expect_ok();
@@ -124,7 +124,7 @@ async fn a_pull_request_comes_from_where_its_author_says() {
     let repo = alice.repo("x").to_string();
     let tags: [&[&str]; 3] = [&["a", &repo], &["c", &tip], &["clone", &server.url("fork")]];
     let proposal = bob.sign(1618, "please pull", &tags);
-    instance.sync(vec![proposal.clone()]).await;
+    instance.ingest_from_relay(vec![proposal.clone()]).await;
     instance.until_serves(&proposal).await;
     let url = instance.clone_url(&alice.repo("x"));
     let name = format!("refs/nostr/{}", proposal.id);
@@ -135,7 +135,7 @@ async fn a_pull_request_comes_from_where_its_author_says() {
 #[tokio::test]
 async fn a_pull_request_that_is_only_under_its_own_ref_is_found() {
     let (instance, server) = (instance().await, GitServer::start().await);
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     let tip = work.commit("a contribution").await;
     let repo = alice.repo("x").to_string();
@@ -144,15 +144,15 @@ async fn a_pull_request_that_is_only_under_its_own_ref_is_found() {
     work.git(&["init", "-q", "--bare", &server.path("fork").to_string_lossy()]).await.expect_ok();
     let refspec = format!("HEAD:refs/nostr/{}", proposal.id);
     work.git(&["push", "-q", &server.path("fork").to_string_lossy(), &refspec]).await.expect_ok();
-    instance.sync(vec![proposal.clone()]).await;
+    instance.ingest_from_relay(vec![proposal.clone()]).await;
     instance.until_serves(&proposal).await;
 }
 
 #[tokio::test]
 async fn objects_of_several_servers_add_up() {
-    let (instance, alice) = (instance().await, Maker::new());
-    let one = GitServer::at("127.0.0.1", Manner::Honest).await;
-    let two = GitServer::at("127.0.0.2", Manner::Honest).await;
+    let (instance, alice) = (instance().await, Author::new());
+    let one = GitServer::at("127.0.0.1", Behaviour::Correct).await;
+    let two = GitServer::at("127.0.0.2", Behaviour::Correct).await;
     let (work, main) = hosted_at(&one, "x").await;
     work.git(&["checkout", "-q", "--orphan", "dev"]).await.expect_ok();
     let dev = work.commit("dev").await;
@@ -160,19 +160,19 @@ async fn objects_of_several_servers_add_up() {
     two.host("x", &work).await;
     let announcement = announce(&alice, "x", &instance, &[&one.url("x"), &two.url("x")]);
     let state = alice.state("x", &[(MAIN, &main), ("refs/heads/dev", &dev)]);
-    instance.sync(vec![announcement, state.clone()]).await;
+    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     instance.until_serves(&state).await;
 }
 
 #[tokio::test]
 async fn what_is_complete_is_released_and_the_rest_waits_on() {
-    let (instance, server, alice) = (instance().await, GitServer::start().await, Maker::new());
+    let (instance, server, alice) = (instance().await, GitServer::start().await, Author::new());
     let (work, first) = hosted_at(&server, "x").await;
     let second = work.commit("second").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let old = alice.state("x", &[(MAIN, &first)]);
     let new = alice.later(1).state("x", &[(MAIN, &second)]);
-    instance.sync(vec![announcement, old.clone(), new.clone()]).await;
+    instance.ingest_from_relay(vec![announcement, old.clone(), new.clone()]).await;
     instance.until_serves(&old).await;
     assert!(!instance.serves(&new).await);
     server.host("x", &work).await;
@@ -182,17 +182,17 @@ async fn what_is_complete_is_released_and_the_rest_waits_on() {
 #[tokio::test]
 async fn what_one_maintainer_signs_reaches_the_views_of_all() {
     let (instance, server) = (instance().await, GitServer::start().await);
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let (work, commit) = hosted_at(&server, "x").await;
     let places = [server.url("x")];
     let places = [places[0].as_str()];
-    let named = |other: &Maker| [String::from("maintainers"), other.key().to_hex()];
+    let named = |other: &Author| [String::from("maintainers"), other.key().to_hex()];
     let (by_alice, by_bob) = (named(&bob), named(&alice));
     let by_alice: Vec<&str> = by_alice.iter().map(String::as_str).collect();
     let by_bob: Vec<&str> = by_bob.iter().map(String::as_str).collect();
     let state = alice.state("x", &[(MAIN, &commit)]);
     instance
-        .sync(vec![
+        .ingest_from_relay(vec![
             announce_with(&alice, "x", &instance, &places, &[&by_alice]),
             announce_with(&bob, "x", &instance, &places, &[&by_bob]),
             state.clone(),
@@ -208,23 +208,23 @@ async fn what_one_maintainer_signs_reaches_the_views_of_all() {
 
 #[tokio::test]
 async fn a_user_who_is_about_to_push_is_given_time() {
-    let (instance, server, alice) = (instance().await, GitServer::start().await, Maker::new());
+    let (instance, server, alice) = (instance().await, GitServer::start().await, Author::new());
     let (_work, commit) = hosted_at(&server, "x").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.take(vec![announcement, state]).await;
+    instance.ingest(vec![announcement, state]).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(server.asked().is_empty(), "three minutes have not passed");
+    assert!(server.requests().is_empty(), "three minutes have not passed");
 }
 
 #[tokio::test]
 async fn data_that_appears_later_is_found_then() {
-    let (instance, server, alice) = (instance().await, GitServer::start().await, Maker::new());
+    let (instance, server, alice) = (instance().await, GitServer::start().await, Author::new());
     let work = Workdir::init().await;
     let commit = work.commit("late").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.sync(vec![announcement, state.clone()]).await;
+    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     wait_until(|| server.conversations().len() >= 2).await;
     assert!(!instance.serves(&state).await);
     server.host("x", &work).await;
@@ -233,12 +233,12 @@ async fn data_that_appears_later_is_found_then() {
 
 #[tokio::test]
 async fn the_hunt_goes_on_after_a_restart() {
-    let (instance, server, alice) = (instance().await, GitServer::start().await, Maker::new());
+    let (instance, server, alice) = (instance().await, GitServer::start().await, Author::new());
     let work = Workdir::init().await;
     let commit = work.commit("late").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.sync(vec![announcement, state.clone()]).await;
+    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     let instance = instance.restart().await;
     server.host("x", &work).await;
     instance.until_serves(&state).await;
@@ -246,29 +246,29 @@ async fn the_hunt_goes_on_after_a_restart() {
 
 #[tokio::test]
 async fn bad_servers_cost_time_and_nothing_else() {
-    let (instance, alice) = (instance().await, Maker::new());
-    let honest = GitServer::at("127.0.0.9", Manner::Honest).await;
+    let (instance, alice) = (instance().await, Author::new());
+    let honest = GitServer::at("127.0.0.9", Behaviour::Correct).await;
     let (work, first) = hosted_at(&honest, "x").await;
     let second = work.commit("second").await;
     honest.host("x", &work).await;
     let bad = [
-        Manner::Silent,
-        Manner::SilentWithObjects,
-        Manner::Drips,
-        Manner::Redirects(String::from("http://169.254.169.254")),
-        Manner::Limits(3_600),
-        Manner::Endless,
-        Manner::Lies(second.clone()),
-        Manner::Corrupts,
+        Behaviour::Unresponsive,
+        Behaviour::UnresponsiveToFetch,
+        Behaviour::SlowBytes,
+        Behaviour::Redirects(String::from("http://169.254.169.254")),
+        Behaviour::RateLimited(3_600),
+        Behaviour::EndlessRefs,
+        Behaviour::AdvertisesMissing(second.clone()),
+        Behaviour::DamagedPack,
     ];
     let mut servers = Vec::new();
     for (n, manner) in (1..).zip(bad) {
-        let server = GitServer::at(&format!("127.0.1.{n}"), Manner::Honest).await;
+        let server = GitServer::at(&format!("127.0.1.{n}"), Behaviour::Correct).await;
         server.host("x", &work).await;
-        server.behave(manner);
+        server.set_behaviour(manner);
         servers.push(server);
     }
-    let shallow = GitServer::at("127.0.2.1", Manner::Honest).await;
+    let shallow = GitServer::at("127.0.2.1", Behaviour::Correct).await;
     let from = format!("file://{}", work.path().display());
     let to = shallow.path("x").to_string_lossy().into_owned();
     work.git(&["clone", "-q", "--bare", "--depth=1", &from, &to]).await.expect_ok();
@@ -278,10 +278,10 @@ async fn bad_servers_cost_time_and_nothing_else() {
     let places: Vec<&str> = places.iter().map(String::as_str).collect();
     let announcement = announce(&alice, "x", &instance, &places);
     let state = alice.state("x", &[(MAIN, &second), ("refs/heads/old", &first)]);
-    instance.sync(vec![announcement, state.clone()]).await;
+    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     instance.until_serves(&state).await;
     for server in &servers {
-        assert!(!server.asked().is_empty(), "{} was never asked", server.url("x"));
+        assert!(!server.requests().is_empty(), "{} was never asked", server.url("x"));
     }
 }
 
@@ -295,17 +295,17 @@ async fn who_offers_too_many_objects_is_named_and_another_is_asked() {
     })
     .await;
     let (greedy, modest) =
-        (GitServer::at("127.0.0.8", Manner::Honest).await, GitServer::start().await);
+        (GitServer::at("127.0.0.8", Behaviour::Correct).await, GitServer::start().await);
     let (work, commit) = hosted_at(&modest, "x").await;
     greedy.host("x", &work).await;
-    greedy.behave(Manner::Claims(101));
-    let alice = Maker::new();
+    greedy.set_behaviour(Behaviour::WrongObjectCount(101));
+    let alice = Author::new();
     let places = [greedy.url("x"), modest.url("x")];
     let announcement = announce(&alice, "x", &instance, &places.each_ref().map(String::as_str));
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.sync(vec![announcement, state.clone()]).await;
+    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     instance.until_serves(&state).await;
-    assert!(!greedy.asked().is_empty(), "it is named first and asked first");
+    assert!(!greedy.requests().is_empty(), "it is named first and asked first");
     let metrics = instance.get("/metrics", &[]).await.body;
     let told = r#"grasp_purgatory_sync_failures_total{trouble="too_many"} 1"#;
     assert!(metrics.contains(told), "{metrics}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::git::{Incoming, RepoStore};
-use grasp_tests::{Fault, Instance, Maker, Settings, TimeMachine, Workdir, files};
+use grasp_tests::{AdjustableClock, Author, Fault, Instance, Settings, Workdir, files};
 use nostr::event::Event;
 
 const MAIN: &str = "refs/heads/main";
@@ -14,22 +14,22 @@ const DAY: u64 = 24 * 60 * 60;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn message(instance: &Instance, event: &Event) -> String {
-    let answer = instance.take(vec![event.clone()]).await[0].answer();
+    let answer = instance.ingest(vec![event.clone()]).await[0].answer();
     assert!(answer.accepted, "{answer:?}");
     answer.message.to_string()
 }
 
 /// A pull request to repositories of two names.
-fn to_both(bob: &Maker, alice: &Maker, tip: &str) -> Event {
+fn to_both(bob: &Author, alice: &Author, tip: &str) -> Event {
     let [x, y] = ["x", "y"].map(|name| alice.repo(name).to_string());
     bob.sign(1618, "please pull", &[&["a", &x], &["a", &y], &["c", tip]])
 }
 
 /// Hosts the same history under another name.
-async fn fork(instance: &Instance, owner: &Maker, name: &str, work: &Workdir) {
+async fn fork(instance: &Instance, owner: &Author, name: &str, work: &Workdir) {
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
     let state = owner.state(name, &[(MAIN, &tip)]);
-    instance.take(vec![owner.announce(name, &instance.service()), state]).await;
+    instance.ingest(vec![owner.announce(name, &instance.service()), state]).await;
     let url = instance.clone_url(&owner.repo(name));
     work.git(&["push", "-q", &url, "main"]).await.expect_ok();
 }
@@ -37,7 +37,7 @@ async fn fork(instance: &Instance, owner: &Maker, name: &str, work: &Workdir) {
 #[tokio::test]
 async fn a_pull_request_to_a_name_without_common_history_stays_where_its_commits_are() {
     let instance = Instance::start().await;
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let (work, other) = (instance.host(&alice, "x").await, Workdir::init().await);
     other.commit("of another history").await;
     fork(&instance, &alice, "y", &other).await;
@@ -56,13 +56,13 @@ async fn a_pull_request_to_a_name_without_common_history_stays_where_its_commits
 async fn a_pull_request_to_two_names_is_served_whichever_family_has_its_tip() {
     for having in ["x", "y"] {
         let instance = Instance::start().await;
-        let (alice, bob) = (Maker::new(), Maker::new());
+        let (alice, bob) = (Author::new(), Author::new());
         let work = instance.host(&alice, "x").await;
         fork(&instance, &alice, "y", &work).await;
         let url = instance.clone_url(&alice.repo(having));
         let tip = work.commit("a branch of one").await;
         let refs = [(MAIN, tip.as_str())];
-        instance.take(vec![alice.later(1).state(having, &refs)]).await;
+        instance.ingest(vec![alice.later(1).state(having, &refs)]).await;
         work.git(&["push", "-q", &url, "main"]).await.expect_ok();
 
         let request = to_both(&bob, &alice, &tip);
@@ -79,7 +79,7 @@ async fn a_pull_request_to_two_names_is_served_whichever_family_has_its_tip() {
 async fn an_upload_at_either_of_two_names_is_found_by_its_event() {
     for endpoint in ["x", "y"] {
         let instance = Instance::start().await;
-        let (alice, bob) = (Maker::new(), Maker::new());
+        let (alice, bob) = (Author::new(), Author::new());
         let work = instance.host(&alice, "x").await;
         fork(&instance, &alice, "y", &work).await;
         let tip = work.commit("git first").await;
@@ -87,19 +87,19 @@ async fn an_upload_at_either_of_two_names_is_found_by_its_event() {
         let name = format!("refs/nostr/{}", request.id);
         let url = instance.clone_url(&alice.repo(endpoint));
         work.git(&["push", &url, &format!("{tip}:{name}")]).await.expect_ok();
-        assert_eq!(instance.litter().staged, 1);
+        assert_eq!(instance.leftovers().staged, 1);
         assert_eq!(message(&instance, &request).await, "");
         for name in ["x", "y"] {
             assert!(instance.refs(&alice.repo(name)).await.contains(&tip), "{name}");
         }
-        assert_eq!(instance.quiet().await.staged, 0);
+        assert_eq!(instance.until_idle().await.staged, 0);
     }
 }
 
 #[tokio::test]
 async fn what_is_served_at_once_is_answered_as_stored() {
     let instance = Instance::start().await;
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
     let state = alice.later(1).state("x", &[(MAIN, &tip), ("refs/heads/dev", &tip)]);
@@ -127,9 +127,12 @@ async fn what_is_served_at_once_is_answered_as_stored() {
 #[tokio::test]
 async fn a_push_whose_state_cannot_be_stored_is_not_reported_as_done() {
     let fault = Fault::default();
-    let instance =
-        Instance::set(Settings { store: Some(fault.wrapping()), ..Settings::default() }).await;
-    let alice = Maker::new();
+    let instance = Instance::with_settings(Settings {
+        store: Some(fault.store_wrapper()),
+        ..Settings::default()
+    })
+    .await;
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let url = instance.clone_url(&alice.repo("x"));
     let commit = work.commit("second").await;
@@ -154,8 +157,8 @@ async fn uploads_beyond_what_may_wait_are_not_reported_as_kept() {
     {
         let mut settings = Settings::default();
         (settings.purgatory.tips_per_event, settings.purgatory.staged.count) = (tips, events);
-        let instance = Instance::set(settings).await;
-        let alice = Maker::new();
+        let instance = Instance::with_settings(settings).await;
+        let alice = Author::new();
         let work = instance.host(&alice, "x").await;
         let url = instance.clone_url(&alice.repo("x"));
         for (text, event, fits) in [("one", "ab", true), ("two", other, false)] {
@@ -165,14 +168,14 @@ async fn uploads_beyond_what_may_wait_are_not_reported_as_kept() {
             assert_eq!(pushed.ok, fits, "{}", pushed.err);
             assert!(fits || pushed.err.contains(why), "{}", pushed.err);
         }
-        assert_eq!(instance.litter_once(|litter| litter.staged == 1).await.staged, 1);
+        assert_eq!(instance.leftovers_when(|litter| litter.staged == 1).await.staged, 1);
     }
 }
 
 #[tokio::test]
 async fn a_start_drops_uploads_that_were_never_written_down_and_keeps_the_others() {
     let instance = Instance::start().await;
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     let url = instance.clone_url(&alice.repo("x"));
     let tip = work.commit("proposed").await;
@@ -190,16 +193,16 @@ async fn a_start_drops_uploads_that_were_never_written_down_and_keeps_the_others
             }
         })
         .await;
-    assert_eq!(instance.litter().staged, 1);
+    assert_eq!(instance.leftovers().staged, 1);
     assert_eq!(std::fs::read_dir(instance.repositories().join("staging")).unwrap().count(), 1);
     assert_eq!(message(&instance, &request).await, "");
 }
 
 #[tokio::test]
 async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
-    let time = TimeMachine::default();
-    let instance = Instance::set(time.settings()).await;
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let time = AdjustableClock::default();
+    let instance = Instance::with_settings(time.settings()).await;
+    let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     instance.host(&bob, "y").await;
     let first = work.git(&["rev-parse", "main"]).await.expect_ok();
@@ -211,7 +214,7 @@ async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
     // Bob takes his repository elsewhere.
     let away: [&[&str]; 3] =
         [&["d", "y"], &["clone", "https://a.example/y.git"], &["relays", "wss://a.example"]];
-    instance.take(vec![bob.later(1).sign(30617, "", &away)]).await;
+    instance.ingest(vec![bob.later(1).sign(30617, "", &away)]).await;
     instance.settle("y").await;
 
     let retired = async || {
@@ -223,10 +226,10 @@ async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
         counts
     };
     until(async || retired().await == [1, 1]).await;
-    time.forward(89 * DAY);
+    time.advance(89 * DAY);
     instance.purgatory().run_maintenance().await.unwrap();
     assert_eq!(retired().await, [1, 1], "{first} can still be brought back");
-    time.forward(2 * DAY);
+    time.advance(2 * DAY);
     instance.purgatory().run_maintenance().await.unwrap();
     assert_eq!(retired().await, [0, 0]);
     assert!(instance.refs(&alice.repo("x")).await.contains(&second));
@@ -234,13 +237,13 @@ async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
 
 #[tokio::test]
 async fn a_round_removes_objects_once_nothing_waits_that_they_could_be_for() {
-    let time = TimeMachine::default();
-    let instance = Instance::set(time.settings()).await;
-    let (alice, purgatory) = (Maker::new(), instance.purgatory());
+    let time = AdjustableClock::default();
+    let instance = Instance::with_settings(time.settings()).await;
+    let (alice, purgatory) = (Author::new(), instance.purgatory());
     let name = alice.repo("x").identifier;
     message(&instance, &alice.announce("x", &instance.service())).await;
     assert_eq!(purgatory.repos().identifiers().await.unwrap(), BTreeSet::from([name.clone()]));
-    time.forward(60 * 60);
+    time.advance(60 * 60);
     instance.settle("x").await;
     until(async || purgatory.repos().identifiers().await.unwrap().is_empty()).await;
     // It has expired and may yet be revived. So what a fetch brings is not thrown away.
@@ -251,7 +254,7 @@ async fn a_round_removes_objects_once_nothing_waits_that_they_could_be_for() {
     purgatory.repos().take_in(&name, incoming, &tips).await.unwrap();
     purgatory.run_maintenance().await.unwrap();
     assert_eq!(purgatory.repos().identifiers().await.unwrap(), BTreeSet::from([name.clone()]));
-    time.forward(2 * DAY);
+    time.advance(2 * DAY);
     let waiting = name.clone();
     until(async || {
         let name = waiting.clone();
@@ -285,7 +288,7 @@ async fn until(is_so: impl AsyncFn() -> bool) {
 #[tokio::test]
 async fn what_follows_for_many_names_at_once_waits_for_none_of_them() {
     let instance = Instance::start().await;
-    let (alice, repos) = (Maker::new(), instance.purgatory().repos());
+    let (alice, repos) = (Author::new(), instance.purgatory().repos());
     let [a, b] = ["a", "b"].map(|name| alice.repo(name));
     for repo in [&a, &b] {
         message(&instance, &alice.announce(repo.identifier.as_str(), &instance.service())).await;
@@ -301,7 +304,7 @@ async fn what_follows_for_many_names_at_once_waits_for_none_of_them() {
 #[tokio::test]
 async fn a_round_makes_few_packs_of_many() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let families = instance.repositories().join("families");
     let packs =
@@ -323,7 +326,7 @@ async fn a_round_makes_few_packs_of_many() {
 #[tokio::test]
 async fn deleting_the_served_state_brings_back_the_one_before() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let (url, repo) = (instance.clone_url(&alice.repo("x")), alice.repo("x"));
     let first = work.git(&["rev-parse", "main"]).await.expect_ok();
@@ -340,13 +343,13 @@ async fn deleting_the_served_state_brings_back_the_one_before() {
     assert!(!instance.serves(&state).await && instance.serves(&before).await);
     let refs = instance.refs(&repo).await;
     assert!(refs.contains(&format!("{first}\t{MAIN}")) && !refs.contains(&second), "{refs}");
-    assert!(!instance.take(vec![state]).await[0].answer().accepted, "it stays deleted");
+    assert!(!instance.ingest(vec![state]).await[0].answer().accepted, "it stays deleted");
 }
 
 #[tokio::test]
 async fn deleting_the_only_state_takes_the_repository_out_until_a_new_one_is_complete() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let (url, repo) = (instance.clone_url(&alice.repo("x")), alice.repo("x"));
     let first = work.git(&["rev-parse", "main"]).await.expect_ok();
@@ -368,7 +371,7 @@ async fn deleting_the_only_state_takes_the_repository_out_until_a_new_one_is_com
 #[tokio::test]
 async fn deleting_the_announcement_takes_the_repository_out_of_service() {
     let instance = Instance::start().await;
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     instance.host(&bob, "x").await;
     let commit = work.git(&["rev-parse", "main"]).await.expect_ok();
@@ -393,7 +396,7 @@ async fn deleting_the_announcement_takes_the_repository_out_of_service() {
 #[tokio::test]
 async fn an_owner_who_comes_back_finds_the_repository_as_it_was() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let first = work.git(&["rev-parse", "main"]).await.expect_ok();
     let coordinate = alice.repo("x").to_string();
@@ -431,7 +434,7 @@ async fn eventually_without(instance: &Instance, repo: &RepoId, word: &str) {
 #[tokio::test]
 async fn a_pull_request_that_is_deleted_takes_its_refs_along() {
     let instance = Instance::start().await;
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     let (url, repo) = (instance.clone_url(&alice.repo("x")), alice.repo("x"));
     let tip = work.commit("work").await;
@@ -451,7 +454,7 @@ async fn a_pull_request_that_is_deleted_takes_its_refs_along() {
 #[tokio::test]
 async fn whoever_vanishes_takes_repositories_and_pull_requests_along_for_good() {
     let instance = Instance::start().await;
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     instance.host(&bob, "x").await;
     instance.host(&alice, "y").await;
@@ -483,11 +486,11 @@ async fn whoever_vanishes_takes_repositories_and_pull_requests_along_for_good() 
 
 #[tokio::test]
 async fn a_state_whose_objects_come_with_a_pull_request_is_released_with_it() {
-    let (instance, alice, bob) = (Instance::start().await, Maker::new(), Maker::new());
+    let (instance, alice, bob) = (Instance::start().await, Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     let (repo, next) = (alice.repo("x"), work.commit("next").await);
     let state = alice.later(1).state("x", &[("refs/heads/main", &next)]);
-    instance.take(vec![state.clone()]).await;
+    instance.ingest(vec![state.clone()]).await;
 
     // Somebody builds on what is not here yet, and pushes that before its event.
     let tip = work.commit("a contribution").await;
@@ -495,7 +498,7 @@ async fn a_state_whose_objects_come_with_a_pull_request_is_released_with_it() {
     let spec = format!("HEAD:refs/nostr/{}", proposal.id);
     work.git(&["push", "-q", &instance.clone_url(&repo), &spec]).await.expect_ok();
     assert!(!instance.serves(&state).await, "an upload without its event is not for others");
-    instance.take(vec![proposal.clone()]).await;
+    instance.ingest(vec![proposal.clone()]).await;
     instance.settle("x").await;
     assert!(instance.serves(&proposal).await);
     assert!(instance.serves(&state).await, "its objects are here");

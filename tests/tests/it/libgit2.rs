@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use git2::build::RepoBuilder;
 use git2::{FetchOptions, PushOptions, RemoteCallbacks, Repository, Signature};
-use grasp_tests::{Instance, Maker, Workdir};
+use grasp_tests::{Author, Instance, Workdir};
 
 const MAIN: &str = "refs/heads/main";
 
@@ -49,7 +49,7 @@ fn push(path: &Path, url: &str, refspecs: &[&str]) -> Vec<(String, Option<String
 
 struct Cloned {
     instance: Instance,
-    alice: Maker,
+    alice: Author,
     url: String,
     work: Workdir,
 }
@@ -57,7 +57,7 @@ struct Cloned {
 /// A hosted repository, cloned by libgit2.
 async fn cloned() -> Cloned {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let first = instance.host(&alice, "x").await;
     let tip = first.git(&["rev-parse", "main"]).await.expect_ok();
     let url = instance.clone_url(&alice.repo("x"));
@@ -97,7 +97,7 @@ async fn libgit2_clones_and_fetches() {
     other.git(&["clone", "-q", &cloned.url, "."]).await.expect_ok();
     let next = other.commit("next").await;
     let state = cloned.alice.later(1).state("x", &[(MAIN, &next)]);
-    cloned.instance.take(vec![state]).await;
+    cloned.instance.ingest(vec![state]).await;
     other.git(&["push", "-q", "origin", "main"]).await.expect_ok();
     let path = cloned.work.path().to_owned();
     let found = off(move || {
@@ -117,13 +117,13 @@ async fn libgit2_pushes_what_was_signed() {
     let next = cloned.commit("next").await;
     let dev = "refs/heads/dev";
     let state = cloned.alice.later(1).state("x", &[(MAIN, &next), (dev, &next)]);
-    cloned.instance.take(vec![state.clone()]).await;
+    cloned.instance.ingest(vec![state.clone()]).await;
     let told = cloned.push(&[&format!("{MAIN}:{MAIN}"), &format!("{MAIN}:{dev}")]).await;
     assert_eq!(told, [(dev.to_owned(), None), (MAIN.to_owned(), None)]);
     assert!(cloned.instance.serves(&state).await);
 
     let state = cloned.alice.later(2).state("x", &[(MAIN, &next)]);
-    cloned.instance.take(vec![state.clone()]).await;
+    cloned.instance.ingest(vec![state.clone()]).await;
     assert_eq!(cloned.push(&[&format!(":{dev}")]).await, [(dev.to_owned(), None)]);
     assert!(cloned.instance.serves(&state).await);
     assert!(!cloned.instance.refs(&cloned.alice.repo("x")).await.contains(dev));
@@ -142,9 +142,9 @@ async fn libgit2_hears_for_each_ref_why_it_was_refused() {
     assert!(reason(1).contains("but the signed state says"), "{told:?}");
 
     // One pull request that may, one that may not.
-    let bob = Maker::new();
+    let bob = Author::new();
     let request = bob.pull_request(&cloned.alice.repo("x"), &"d".repeat(40));
-    cloned.instance.take(vec![request.clone()]).await;
+    cloned.instance.ingest(vec![request.clone()]).await;
     let wrong = format!("refs/nostr/{}", request.id);
     let unknown = format!("refs/nostr/{}", "ab".repeat(32));
     let told = cloned.push(&[&format!("{MAIN}:{wrong}"), &format!("{MAIN}:{unknown}")]).await;

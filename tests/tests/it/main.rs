@@ -1,4 +1,4 @@
-//! grasp from outside.
+//! grasp from client.
 #![allow(clippy::unwrap_used)]
 
 mod archive;

@@ -8,22 +8,22 @@ use grasp_core::kinds;
 use grasp_core::nostr::types::Timestamp;
 use grasp_purgatory::driver::RepoChange;
 use grasp_sync::local::{LocalRelay, News};
-use grasp_tests::{Instance, Maker, Workdir};
+use grasp_tests::{Author, Instance, Workdir};
 
 #[tokio::test]
 async fn a_repository_is_news_when_it_waits_and_when_it_is_gone() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let keep = instance.purgatory();
     let mut news = keep.news();
     let announcement = alice.announce("x", &instance.service());
-    instance.take(vec![announcement.clone()]).await;
+    instance.ingest(vec![announcement.clone()]).await;
     assert_eq!(news.recv().await, Ok(RepoChange::Held(announcement.clone().into())));
     let held = keep.ask(|purgatory| purgatory.held_announcements()).await.unwrap();
     assert_eq!(held, [announcement.into()]);
 
     let elsewhere = "elsewhere.example".parse().unwrap();
-    instance.take(vec![alice.later(1).announce("x", &elsewhere)]).await;
+    instance.ingest(vec![alice.later(1).announce("x", &elsewhere)]).await;
     assert_eq!(news.recv().await, Ok(RepoChange::Removed(alice.repo("x"))));
     let held = keep.ask(|purgatory| purgatory.held_announcements()).await.unwrap();
     assert!(held.is_empty());
@@ -32,12 +32,12 @@ async fn a_repository_is_news_when_it_waits_and_when_it_is_gone() {
 #[tokio::test]
 async fn a_served_repository_that_is_delisted_is_news() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     instance.host(&alice, "x").await;
     let mut news = instance.purgatory().news();
 
     let elsewhere = "elsewhere.example".parse().unwrap();
-    instance.take(vec![alice.later(1).announce("x", &elsewhere)]).await;
+    instance.ingest(vec![alice.later(1).announce("x", &elsewhere)]).await;
     assert_eq!(news.recv().await, Ok(RepoChange::Removed(alice.repo("x"))));
 }
 
@@ -48,9 +48,9 @@ fn own_relay(instance: &Instance) -> OwnRelay {
 #[tokio::test]
 async fn sync_hears_of_a_repository_from_its_first_word_to_its_last() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let announced = alice.announce("x", &instance.service());
-    instance.take(vec![announced.clone()]).await;
+    instance.ingest(vec![announced.clone()]).await;
     let mut news = own_relay(&instance).accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
     assert_eq!(news.next().await, Some(News::Held(announced.clone().into())));
     assert_eq!(news.next().await, Some(News::CaughtUp));
@@ -58,33 +58,33 @@ async fn sync_hears_of_a_repository_from_its_first_word_to_its_last() {
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
     let state = alice.state("x", &[("refs/heads/main", &commit)]);
-    instance.take(vec![state.clone()]).await;
+    instance.ingest(vec![state.clone()]).await;
     work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
     let issue = alice.later(1).issue(&alice.repo("x"), "an issue");
     let comment = alice.later(2).sign(1111, "why?", &[&["E", &issue.id.to_hex()]]);
-    instance.take(vec![issue.clone(), comment.clone()]).await;
+    instance.ingest(vec![issue.clone(), comment.clone()]).await;
     for event in [&announced, &state, &issue, &comment] {
         assert_eq!(news.next().await, Some(News::Accepted(event.clone().into())));
     }
 
     let delete = alice.later(3).sign(5, "", &[&["e", &issue.id.to_hex()]]);
-    instance.take(vec![delete.clone()]).await;
+    instance.ingest(vec![delete.clone()]).await;
     assert_eq!(news.next().await, Some(News::Accepted(delete.into())));
     assert_eq!(news.next().await, Some(News::Removed(issue.id)));
 
     let elsewhere = "elsewhere.example".parse().unwrap();
-    instance.take(vec![alice.later(4).announce("x", &elsewhere)]).await;
+    instance.ingest(vec![alice.later(4).announce("x", &elsewhere)]).await;
     assert_eq!(news.next().await, Some(News::Retired(alice.repo("x"))));
 }
 
 #[tokio::test]
 async fn sync_hears_of_threads_that_end_by_time_or_with_their_author() {
     let instance = Instance::start().await;
-    let (alice, bob) = (Maker::new(), Maker::new());
-    instance.take(vec![alice.announce("x", &instance.service())]).await;
+    let (alice, bob) = (Author::new(), Author::new());
+    instance.ingest(vec![alice.announce("x", &instance.service())]).await;
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
-    instance.take(vec![alice.state("x", &[("refs/heads/main", &commit)])]).await;
+    instance.ingest(vec![alice.state("x", &[("refs/heads/main", &commit)])]).await;
     work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
 
     let repo = alice.repo("x").to_string();
@@ -92,13 +92,13 @@ async fn sync_hears_of_threads_that_end_by_time_or_with_their_author() {
     let brief = bob.later(1).sign(1621, "brief", &[&["a", &repo], &["expiration", &soon]]);
     let (issue, other) =
         (bob.issue(&alice.repo("x"), "mine"), alice.issue(&alice.repo("x"), "hers"));
-    instance.take(vec![brief.clone(), issue.clone(), other]).await;
+    instance.ingest(vec![brief.clone(), issue.clone(), other]).await;
     let mut news = own_relay(&instance).accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
     while news.next().await != Some(News::CaughtUp) {}
     assert_eq!(news.next().await, Some(News::Removed(brief.id)), "its time is over");
 
     let vanish = bob.later(9).sign(62, "", &[&["relay", "ALL_RELAYS"]]);
-    instance.take(vec![vanish.clone()]).await;
+    instance.ingest(vec![vanish.clone()]).await;
     let mut heard = Vec::new();
     while !heard.contains(&News::Removed(issue.id)) {
         heard.push(news.next().await.unwrap());

@@ -11,7 +11,7 @@ use grasp_bin::Server;
 use grasp_core::{Now, RepoId};
 use grasp_relay::Clock;
 use grasp_tests::{
-    Equal, Maker, Outside, Postgres, S3Fault, Workdir, eventually_async, http, post,
+    Author, Convergence, Postgres, S3Fault, ServerClient, Workdir, eventually_async, http, post,
 };
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
@@ -27,37 +27,37 @@ const MAIN: &str = "refs/heads/main";
 const FAILOVER: Duration = Duration::from_secs(6);
 
 /// Offers an event until it is taken.
-async fn send(to: &Outside, event: &Event) {
-    eventually_async(|| async { matches!(to.offer(event).await, Some(Ok(()))).then_some(()) })
+async fn send(to: &ServerClient, event: &Event) {
+    eventually_async(|| async { matches!(to.publish(event).await, Some(Ok(()))).then_some(()) })
         .await;
 }
 
 /// A repository that grows by commits, each signed and pushed.
 struct Grower {
-    maker: Maker,
+    author: Author,
     name: String,
     work: Workdir,
     commits: Vec<String>,
 }
 
 impl Grower {
-    async fn new(name: &str, at: &Outside) -> Self {
-        let maker = Maker::new().earlier(1_000);
-        send(at, &maker.announce(name, &at.service())).await;
-        Self { maker, name: name.into(), work: Workdir::init().await, commits: Vec::new() }
+    async fn new(name: &str, at: &ServerClient) -> Self {
+        let author = Author::new().earlier(1_000);
+        send(at, &author.announce(name, &at.service())).await;
+        Self { author, name: name.into(), work: Workdir::init().await, commits: Vec::new() }
     }
 
     fn repo(&self) -> RepoId {
-        self.maker.repo(&self.name)
+        self.author.repo(&self.name)
     }
 
     /// Makes a commit, signs it at one place and pushes it at another. Returns whether the push was acknowledged.
-    async fn grow(&mut self, sign_at: &Outside, push_at: &Outside) -> bool {
+    async fn grow(&mut self, sign_at: &ServerClient, push_at: &ServerClient) -> bool {
         let number = self.commits.len() as u64 + 1;
         let commit = self.work.commit(&format!("{} {number}", self.name)).await;
         self.commits.push(commit.clone());
-        let state = self.maker.later(number).state(&self.name, &[(MAIN, &commit)]);
-        if !matches!(sign_at.offer(&state).await, Some(Ok(()))) {
+        let state = self.author.later(number).state(&self.name, &[(MAIN, &commit)]);
+        if !matches!(sign_at.publish(&state).await, Some(Ok(()))) {
             return false;
         }
         let url = push_at.clone_url(&self.repo());
@@ -67,7 +67,7 @@ impl Grower {
     /// Issues about the repository, each with a text of its own.
     fn issues(&self, count: usize) -> Vec<Event> {
         let coordinate = self.repo().to_string();
-        let issue = |n| self.maker.sign(1621, &format!("issue {n}"), &[&["a", &coordinate]]);
+        let issue = |n| self.author.sign(1621, &format!("issue {n}"), &[&["a", &coordinate]]);
         (0..count).map(issue).collect()
     }
 
@@ -78,13 +78,13 @@ impl Grower {
 
 /// Waits until all nodes serve the same: events, refs, and each state exactly as refs.
 async fn agree(group: &Group, repo: &RepoId, tip: &str) {
-    Equal::among(&group.all()).with_refs(repo, &[(MAIN, tip)]).wait().await;
+    Convergence::of(&group.all()).with_refs(repo, &[(MAIN, tip)]).wait().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn any_node_takes_events_and_pushes_and_every_node_serves_them() {
     let Some(group) = Group::start(3).await else { return };
-    let mut x = Grower::new("x", &group.outside()).await;
+    let mut x = Grower::new("x", &group.client()).await;
     for n in 0..6 {
         let (sign_at, push_at) = (group.node(n % 3), group.node((n + 1) % 3));
         assert!(x.grow(&sign_at, &push_at).await, "push {n}");
@@ -102,7 +102,7 @@ async fn any_node_takes_events_and_pushes_and_every_node_serves_them() {
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 /// Subscribes to issues at a node, and reads what is stored.
-async fn subscribe(node: &Outside) -> Socket {
+async fn subscribe(node: &ServerClient) -> Socket {
     let (mut socket, _) = connect_async(node.relay_url()).await.unwrap();
     let request = r#"["REQ","live",{"kinds":[1621]}]"#;
     socket.send(Message::text(request)).await.unwrap();
@@ -130,7 +130,7 @@ async fn assert_next(socket: &mut Socket, expected: &[Event]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn live_events_reach_the_subscriptions_of_every_node_once_and_in_order() {
     let Some(group) = Group::start(3).await else { return };
-    let mut x = Grower::new("x", &group.outside()).await;
+    let mut x = Grower::new("x", &group.client()).await;
     assert!(x.grow(&group.node(0), &group.node(1)).await);
     let mut sockets = Vec::new();
     for node in group.all() {
@@ -148,10 +148,10 @@ async fn live_events_reach_the_subscriptions_of_every_node_once_and_in_order() {
 #[tokio::test(flavor = "multi_thread")]
 async fn live_events_come_once_and_in_order_when_the_writer_dies_and_the_database_restarts() {
     let Some(mut group) = Group::start(3).await else { return };
-    let mut x = Grower::new("x", &group.outside()).await;
-    assert!(x.grow(&group.outside(), &group.outside()).await);
+    let mut x = Grower::new("x", &group.client()).await;
+    assert!(x.grow(&group.client(), &group.client()).await);
     let writer = group.until_ready().await;
-    let others: Vec<Outside> =
+    let others: Vec<ServerClient> =
         (0..3).filter(|node| *node != writer).map(|node| group.node(node)).collect();
     let mut sockets = Vec::new();
     for node in &others {
@@ -170,7 +170,7 @@ async fn live_events_come_once_and_in_order_when_the_writer_dies_and_the_databas
         assert_next(socket, &issues).await;
     }
     // Nothing was on its way for a second time.
-    let last = x.maker.sign(1621, "the last", &[&["a", &x.repo().to_string()]]);
+    let last = x.author.sign(1621, "the last", &[&["a", &x.repo().to_string()]]);
     send(&others[0], &last).await;
     for socket in &mut sockets {
         assert_next(socket, std::slice::from_ref(&last)).await;
@@ -180,38 +180,38 @@ async fn live_events_come_once_and_in_order_when_the_writer_dies_and_the_databas
 #[tokio::test(flavor = "multi_thread")]
 async fn when_the_writer_is_killed_clients_are_served_again_and_nothing_acknowledged_is_lost() {
     let Some(mut group) = Group::start(3).await else { return };
-    let mut x = Grower::new("x", &group.outside()).await;
-    assert!(x.grow(&group.outside(), &group.outside()).await);
+    let mut x = Grower::new("x", &group.client()).await;
+    assert!(x.grow(&group.client(), &group.client()).await);
     // An upload that waits for its event was acknowledged, too.
-    let bob = Maker::new();
+    let bob = Author::new();
     x.work.git(&["checkout", "-q", "-b", "topic"]).await.expect_ok();
     let topic = x.work.commit("topic").await;
     let request = bob.sign(1618, "", &[&["a", &x.repo().to_string()], &["c", &topic]]);
     let target = format!("topic:refs/nostr/{}", request.id.to_hex());
-    let url = group.outside().clone_url(&x.repo());
+    let url = group.client().clone_url(&x.repo());
     x.work.git(&["push", &url, &target]).await.expect_ok();
     x.work.git(&["checkout", "-q", "main"]).await.expect_ok();
     for _ in 0..2 {
         let writer = group.until_ready().await;
         group.kill(writer);
         let killed = Instant::now();
-        assert!(x.grow(&group.outside(), &group.outside()).await);
+        assert!(x.grow(&group.client(), &group.client()).await);
         assert!(killed.elapsed() < FAILOVER, "{:?}", killed.elapsed());
         group.restart(writer);
         group.until_ready().await;
         agree(&group, &x.repo(), x.tip()).await;
     }
-    send(&group.outside(), &request).await;
+    send(&group.client(), &request).await;
     let requested = (format!("refs/nostr/{}", request.id.to_hex()), topic);
     let refs = [(MAIN, x.tip()), (requested.0.as_str(), requested.1.as_str())];
-    Equal::among(&group.all()).with_refs(&x.repo(), &refs).serving([&request]).wait().await;
+    Convergence::of(&group.all()).with_refs(&x.repo(), &refs).serving([&request]).wait().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_writer_that_hangs_cannot_write_when_it_wakes_and_steps_back() {
     let Some(group) = Group::start(3).await else { return };
-    let mut x = Grower::new("x", &group.outside()).await;
-    assert!(x.grow(&group.outside(), &group.outside()).await);
+    let mut x = Grower::new("x", &group.client()).await;
+    assert!(x.grow(&group.client(), &group.client()).await);
     let writer = group.until_ready().await;
     let other = (writer + 1) % group.len();
     group.freeze(writer);
@@ -245,15 +245,15 @@ async fn a_writer_that_hangs_cannot_write_when_it_wakes_and_steps_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_of_the_database_loses_nothing_that_was_acknowledged() {
     let Some(group) = Group::start(2).await else { return };
-    let mut x = Grower::new("x", &group.outside()).await;
-    assert!(x.grow(&group.outside(), &group.outside()).await);
+    let mut x = Grower::new("x", &group.client()).await;
+    assert!(x.grow(&group.client(), &group.client()).await);
     let issues = x.issues(200);
     let sends = issues.chunks(25).map(|some| {
-        let to = group.outside();
+        let to = group.client();
         async move {
             let mut taken = Vec::new();
             for issue in some {
-                if matches!(to.offer(issue).await, Some(Ok(()))) {
+                if matches!(to.publish(issue).await, Some(Ok(()))) {
                     taken.push(issue.id);
                 }
             }
@@ -269,19 +269,19 @@ async fn a_restart_of_the_database_loses_nothing_that_was_acknowledged() {
         let lost: Vec<_> = taken.difference(&served).collect();
         assert!(lost.is_empty(), "{lost:?} of {}", taken.len());
     }
-    assert!(x.grow(&group.outside(), &group.outside()).await);
+    assert!(x.grow(&group.client(), &group.client()).await);
     agree(&group, &x.repo(), x.tip()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_concurrent_pushes_through_different_nodes_one_wins_at_a_time() {
     let Some(group) = Group::start(3).await else { return };
-    let maker = Maker::new().earlier(1_000);
-    let (at, repo) = (group.outside(), maker.repo("x"));
-    send(&at, &maker.announce("x", &at.service())).await;
+    let author = Author::new().earlier(1_000);
+    let (at, repo) = (group.client(), author.repo("x"));
+    send(&at, &author.announce("x", &at.service())).await;
     let first = Workdir::init().await;
     let base = first.commit("base").await;
-    send(&at, &maker.state("x", &[(MAIN, &base)])).await;
+    send(&at, &author.state("x", &[(MAIN, &base)])).await;
     first.git(&["push", &at.clone_url(&repo), "main"]).await.expect_ok();
     // Sixteen clones, each with a commit of its own; the state that is signed names one of them.
     let mut clones = Vec::new();
@@ -292,7 +292,7 @@ async fn of_concurrent_pushes_through_different_nodes_one_wins_at_a_time() {
         clones.push((clone, tip));
     }
     let winner = clones[11].1.clone();
-    send(&at, &maker.later(1).state("x", &[(MAIN, &winner)])).await;
+    send(&at, &author.later(1).state("x", &[(MAIN, &winner)])).await;
     let pushes = clones.iter().enumerate().map(|(n, (clone, tip))| {
         let url = group.node(n % 3).clone_url(&repo);
         async move { (tip.clone(), clone.git(&["push", &url, "main"]).await.ok) }
@@ -315,9 +315,9 @@ fn long_run() -> Option<Duration> {
 }
 
 /// Asserts that a node serves the state of a repository exactly as its refs, unless they change meanwhile.
-async fn assert_state_is_refs(node: &Outside, grower: &Grower) {
+async fn assert_state_is_refs(node: &ServerClient, grower: &Grower) {
     let state = serde_json::json!({
-        "kinds": [30618], "authors": [grower.maker.key()], "#d": [grower.name],
+        "kinds": [30618], "authors": [grower.author.key()], "#d": [grower.name],
     });
     let (repo, before) = (grower.repo(), node.refs(&grower.repo()).await);
     let states = node.matching(&state).await;
@@ -337,7 +337,7 @@ async fn nodes_that_die_at_random_lose_nothing_that_was_acknowledged() {
     let end = Instant::now() + long_run().unwrap_or(CHAOS);
     let mut growers = Vec::new();
     for name in ["x", "y"] {
-        growers.push(Grower::new(name, &group.outside()).await);
+        growers.push(Grower::new(name, &group.client()).await);
     }
     let (mut acknowledged, mut issues): (Vec<usize>, Vec<EventId>) = (vec![0; 2], Vec::new());
     let (mut round, mut slowest) = (0_usize, Duration::ZERO);
@@ -348,15 +348,15 @@ async fn nodes_that_die_at_random_lose_nothing_that_was_acknowledged() {
         }
         let began = Instant::now();
         for (grower, acknowledged) in growers.iter_mut().zip(&mut acknowledged) {
-            if grower.grow(&group.outside(), &group.outside()).await {
+            if grower.grow(&group.client(), &group.client()).await {
                 *acknowledged = grower.commits.len();
             }
-            let issue = grower.maker.sign(
+            let issue = grower.author.sign(
                 1621,
                 &format!("issue {round}"),
                 &[&["a", &grower.repo().to_string()]],
             );
-            if matches!(group.outside().offer(&issue).await, Some(Ok(()))) {
+            if matches!(group.client().publish(&issue).await, Some(Ok(()))) {
                 issues.push(issue.id);
             }
         }
@@ -374,7 +374,7 @@ async fn nodes_that_die_at_random_lose_nothing_that_was_acknowledged() {
     for (grower, acknowledged) in growers.iter_mut().zip(acknowledged) {
         assert!(acknowledged > 0);
         // Whatever was acknowledged is in the history of what is served after one more push.
-        assert!(grower.grow(&group.outside(), &group.outside()).await);
+        assert!(grower.grow(&group.client(), &group.client()).await);
         agree(&group, &grower.repo(), grower.tip()).await;
     }
     for node in group.all() {
@@ -387,16 +387,16 @@ async fn nodes_that_die_at_random_lose_nothing_that_was_acknowledged() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_cannot_reach_the_writer_serves_what_is_committed_and_says_so() {
     let Some(group) = Group::start(3).await else { return };
-    let mut x = Grower::new("x", &group.outside()).await;
-    assert!(x.grow(&group.outside(), &group.outside()).await);
+    let mut x = Grower::new("x", &group.client()).await;
+    assert!(x.grow(&group.client(), &group.client()).await);
     let writer = group.until_ready().await;
     let reader = (writer + 1) % group.len();
     group.cut(writer, true);
     // What the writer is sent by clients is served by the node that does not reach it.
     assert!(x.grow(&group.node(writer), &group.node(writer)).await);
     agree(&group, &x.repo(), x.tip()).await;
-    let issue = x.maker.sign(1621, "cut", &[&["a", &x.repo().to_string()]]);
-    let refused = group.node(reader).offer(&issue).await.unwrap().unwrap_err();
+    let issue = x.author.sign(1621, "cut", &[&["a", &x.repo().to_string()]]);
+    let refused = group.node(reader).publish(&issue).await.unwrap().unwrap_err();
     assert!(refused.starts_with("error:"), "{refused}");
     let pushed = x.work.git(&["push", &group.node(reader).clone_url(&x.repo()), "main"]).await;
     assert!(!pushed.ok && pushed.err.contains("503"), "{}", pushed.err);
@@ -410,12 +410,12 @@ async fn a_node_that_cannot_reach_the_writer_serves_what_is_committed_and_says_s
 #[tokio::test(flavor = "multi_thread")]
 async fn faults_of_the_object_store_cost_time_or_a_refusal_and_lose_nothing() {
     let Some(group) = Group::start(2).await else { return };
-    let mut x = Grower::new("x", &group.outside()).await;
-    assert!(x.grow(&group.outside(), &group.outside()).await);
+    let mut x = Grower::new("x", &group.client()).await;
+    assert!(x.grow(&group.client(), &group.client()).await);
     for fault in [S3Fault::Unavailable, S3Fault::LostAnswer, S3Fault::Slow(Duration::from_secs(1))]
     {
         group.packs().fail(2, ("PUT", ""), fault.clone());
-        assert!(x.grow(&group.outside(), &group.outside()).await, "{fault:?}");
+        assert!(x.grow(&group.client(), &group.client()).await, "{fault:?}");
         group.packs().fail(2, ("GET", ".pack"), fault);
         agree(&group, &x.repo(), x.tip()).await;
         for node in group.all() {
@@ -425,7 +425,7 @@ async fn faults_of_the_object_store_cost_time_or_a_refusal_and_lose_nothing() {
     }
     let served = x.tip().to_owned();
     group.packs().script(|_, _| Some(S3Fault::Unavailable));
-    assert!(!x.grow(&group.outside(), &group.outside()).await);
+    assert!(!x.grow(&group.client(), &group.client()).await);
     for node in group.all() {
         assert!(node.refs(&x.repo()).await.unwrap().contains(&served));
         let address = node.service().to_string();
@@ -436,7 +436,7 @@ async fn faults_of_the_object_store_cost_time_or_a_refusal_and_lose_nothing() {
     }
     group.packs().heal();
     group.until_ready().await;
-    let again = x.work.git(&["push", &group.outside().clone_url(&x.repo()), "main"]).await;
+    let again = x.work.git(&["push", &group.client().clone_url(&x.repo()), "main"]).await;
     again.expect_ok();
     agree(&group, &x.repo(), x.tip()).await;
 }

@@ -6,8 +6,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use grasp_core::RepoId;
 use grasp_core::push::MAX_COMMANDS;
-use grasp_tests::wire::{CAPABILITIES, NOTHING, pkt, push};
-use grasp_tests::{Instance, Litter, Maker, Workdir};
+use grasp_tests::wire::{CAPABILITIES, ZERO_ID, pkt, push};
+use grasp_tests::{Author, Instance, Leftovers, Workdir};
 
 const MAIN: &str = "refs/heads/main";
 
@@ -39,7 +39,7 @@ const BAD_NAMES: &[&str] = &[
 
 struct Hosted {
     instance: Instance,
-    alice: Maker,
+    alice: Author,
     repo: RepoId,
     work: Workdir,
     tip: String,
@@ -48,7 +48,7 @@ struct Hosted {
 
 async fn hosted() -> Hosted {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
     let repo = alice.repo("x");
@@ -60,7 +60,7 @@ impl Hosted {
     /// Nothing has moved, nobody is at work, nothing lies about.
     async fn is_untouched(&self, after: &str) {
         assert_eq!(self.instance.refs(&self.repo).await, self.refs, "{after}");
-        assert_eq!(self.instance.quiet().await, Litter::default(), "{after}");
+        assert_eq!(self.instance.until_idle().await, Leftovers::default(), "{after}");
     }
 }
 
@@ -74,7 +74,7 @@ fn gzip(data: &[u8]) -> Vec<u8> {
 async fn no_broken_list_of_commands_is_a_push() {
     let hosted = hosted().await;
     let tip = hosted.tip.clone();
-    let command = |name: &str| push(&[(NOTHING, &tip, name)], b"");
+    let command = |name: &str| push(&[(ZERO_ID, &tip, name)], b"");
     let line = |text: &str| [pkt(format!("{text}\0{CAPABILITIES}")), b"0000".to_vec()].concat();
     let good = command("refs/heads/new");
     let mut lists: Vec<Vec<u8>> = vec![
@@ -91,12 +91,12 @@ async fn no_broken_list_of_commands_is_a_push() {
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
         line("refs/heads/new"),
         line(&format!("{tip} refs/heads/new")),
-        line(&format!("{NOTHING} {} refs/heads/new", &tip[..39])),
+        line(&format!("{ZERO_ID} {} refs/heads/new", &tip[..39])),
         line(&format!("{} {} refs/heads/new", "0".repeat(64), "a".repeat(64))),
-        line(&format!("{NOTHING}  {tip} refs/heads/new")),
+        line(&format!("{ZERO_ID}  {tip} refs/heads/new")),
         line(&format!("shallow {tip}")),
         line("push-cert"),
-        push(&[(NOTHING, &tip, "refs/heads/a"), (NOTHING, &tip, "refs/heads/a")], b""),
+        push(&[(ZERO_ID, &tip, "refs/heads/a"), (ZERO_ID, &tip, "refs/heads/a")], b""),
         [&command("refs/heads/new")[..], b"0001"].concat()[4..].to_vec(),
     ];
     lists.extend(BAD_NAMES.iter().map(|name| command(name)));
@@ -116,7 +116,7 @@ async fn no_broken_list_of_commands_is_a_push() {
 async fn refs_outside_of_what_is_ruled_are_refused_by_name() {
     let hosted = hosted().await;
     for name in ["refs/grasp/x", "refs/proven/0", "refs/remotes/a/b", "refs/notes/x", "refs/x"] {
-        let request = push(&[(NOTHING, &hosted.tip, name)], &hosted.work.pack(&["main"]).await);
+        let request = push(&[(ZERO_ID, &hosted.tip, name)], &hosted.work.pack(&["main"]).await);
         let answer = hosted.instance.post(&hosted.repo, "git-receive-pack", &[], &request).await;
         assert!(answer.body.contains(&format!("ng {name} ")), "{answer:?}");
     }
@@ -189,7 +189,7 @@ async fn compressed_requests_are_read_and_bombs_are_not() {
 async fn a_bomb_behind_good_commands_is_refused_for_each_ref() {
     let hosted = hosted().await;
     let next = hosted.work.commit("next").await;
-    hosted.instance.take(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
+    hosted.instance.ingest(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
     let commands = push(&[(&hosted.tip, &next, MAIN)], b"");
     let noise: Vec<u8> = (0..20_000u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();
     let bomb = gzip(&[&commands[..], &noise, &vec![0; 32 << 20]].concat());
@@ -207,7 +207,7 @@ async fn thousands_of_refs_move_at_once_and_too_many_are_refused() {
         names.iter().map(|name| (name.as_str(), hosted.tip.as_str())).collect();
     refs.push((MAIN, &hosted.tip));
     let state = hosted.alice.later(1).state("x", &refs);
-    hosted.instance.take(vec![state.clone()]).await;
+    hosted.instance.ingest(vec![state.clone()]).await;
     assert!(hosted.instance.serves(&state).await, "all objects are here");
     let listed = hosted.instance.refs(&hosted.repo).await;
     assert_eq!(listed.lines().count(), 2_502);
@@ -215,17 +215,17 @@ async fn thousands_of_refs_move_at_once_and_too_many_are_refused() {
     // And away with them again, by a push.
     let state =
         hosted.alice.later(2).state("x", &[(MAIN, &hosted.tip), ("refs/heads/z", &"d".repeat(40))]);
-    hosted.instance.take(vec![state]).await;
+    hosted.instance.ingest(vec![state]).await;
     let next = hosted.work.commit("next").await;
     let state = hosted.alice.later(3).state("x", &[(MAIN, &next)]);
-    hosted.instance.take(vec![state.clone()]).await;
+    hosted.instance.ingest(vec![state.clone()]).await;
     let url = hosted.instance.clone_url(&hosted.repo);
     hosted.work.git(&["push", "-q", "--mirror", &url]).await.expect_ok();
     assert!(hosted.instance.serves(&state).await);
     assert_eq!(hosted.instance.refs(&hosted.repo).await.lines().count(), 2);
 
     let many: Vec<String> = (0..=MAX_COMMANDS).map(|n| format!("refs/heads/b{n}")).collect();
-    let many: Vec<_> = many.iter().map(|name| (NOTHING, next.as_str(), name.as_str())).collect();
+    let many: Vec<_> = many.iter().map(|name| (ZERO_ID, next.as_str(), name.as_str())).collect();
     let request = push(&many, b"");
     let answer = hosted.instance.post(&hosted.repo, "git-receive-pack", &[], &request).await;
     assert!(answer.body.contains(&format!("more than {MAX_COMMANDS} refs")), "{answer:?}");
@@ -236,7 +236,7 @@ async fn one_push_brings_only_so_many_uploads_that_nobody_signed() {
     let hosted = hosted().await;
     let names: Vec<String> = (0..40).map(|n| format!("refs/nostr/{n:064x}")).collect();
     let commands: Vec<_> =
-        names.iter().map(|name| (NOTHING, hosted.tip.as_str(), name.as_str())).collect();
+        names.iter().map(|name| (ZERO_ID, hosted.tip.as_str(), name.as_str())).collect();
     let pack = hosted.work.pack(&["main"]).await;
     let request = push(&commands, &pack);
     let answer = hosted.instance.post(&hosted.repo, "git-receive-pack", &[], &request).await;

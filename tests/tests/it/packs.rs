@@ -8,7 +8,7 @@ use std::process::Command;
 use grasp_core::RepoId;
 use grasp_relay::git_http::GitLimits;
 use grasp_tests::wire::push;
-use grasp_tests::{Instance, Litter, Maker, Settings, Workdir};
+use grasp_tests::{Author, Instance, Leftovers, Settings, Workdir};
 use nostr::event::Event;
 
 const MAIN: &str = "refs/heads/main";
@@ -16,7 +16,7 @@ const MAIN: &str = "refs/heads/main";
 /// A server with a repository that somebody has pushed to.
 pub(crate) struct Hosted {
     pub(crate) instance: Instance,
-    pub(crate) alice: Maker,
+    pub(crate) alice: Author,
     pub(crate) repo: RepoId,
     pub(crate) work: Workdir,
     pub(crate) tip: String,
@@ -24,8 +24,8 @@ pub(crate) struct Hosted {
 }
 
 pub(crate) async fn hosted(settings: Settings) -> Hosted {
-    let instance = Instance::set(settings).await;
-    let alice = Maker::new();
+    let instance = Instance::with_settings(settings).await;
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
     let repo = alice.repo("x");
@@ -37,7 +37,7 @@ impl Hosted {
     /// Signs that main is at a commit, which is not here yet.
     async fn sign(&self, seconds: u64, commit: &str) -> Event {
         let state = self.alice.later(seconds).state("x", &[(MAIN, commit)]);
-        self.instance.take(vec![state.clone()]).await;
+        self.instance.ingest(vec![state.clone()]).await;
         state
     }
 
@@ -52,7 +52,7 @@ impl Hosted {
     async fn is_untouched(&self, state: &Event, after: &str) {
         assert!(!self.instance.serves(state).await, "{after}");
         assert_eq!(self.instance.refs(&self.repo).await, self.refs, "{after}");
-        assert_eq!(self.instance.quiet().await, Litter::default(), "{after}");
+        assert_eq!(self.instance.until_idle().await, Leftovers::default(), "{after}");
     }
 }
 
@@ -150,7 +150,7 @@ async fn a_pack_that_is_too_large_is_refused_by_its_size() {
     // Once in one piece, once in chunks after a probe; and once more than is taken for politeness.
     for (seconds, bytes) in [(1, 300_000), (2, 3_000_000)] {
         hosted.work.git(&["reset", "-q", "--hard", &hosted.tip]).await.expect_ok();
-        let next = hosted.work.commit_noise(bytes).await;
+        let next = hosted.work.commit_incompressible(bytes).await;
         let state = hosted.sign(seconds, &next).await;
         let url = hosted.instance.clone_url(&hosted.repo);
         let said = hosted.work.git(&["push", &url, "main"]).await.expect_refused();
@@ -166,11 +166,11 @@ async fn a_repository_does_not_grow_beyond_its_bound() {
     let git = GitLimits { repository_bytes: 400_000, ..GitLimits::default() };
     let mut hosted = hosted(Settings { git, ..Settings::default() }).await;
     let url = hosted.instance.clone_url(&hosted.repo);
-    hosted.tip = hosted.work.commit_noise(300_000).await;
+    hosted.tip = hosted.work.commit_incompressible(300_000).await;
     hosted.sign(1, &hosted.tip).await;
     hosted.work.git(&["push", &url, "main"]).await.expect_ok();
     hosted.refs = hosted.instance.refs(&hosted.repo).await;
-    let next = hosted.work.commit_noise(310_000).await;
+    let next = hosted.work.commit_incompressible(310_000).await;
     let state = hosted.sign(2, &next).await;
     let said = hosted.work.git(&["push", &url, "main"]).await.expect_refused();
     let reason = "the repository would have more than 400000 bytes of git data";
@@ -193,7 +193,7 @@ fn limited_git(dir: &Path) -> PathBuf {
 }
 
 async fn full_disk(hosted: Hosted) {
-    let next = hosted.work.commit_noise(6 << 20).await;
+    let next = hosted.work.commit_incompressible(6 << 20).await;
     let state = hosted.sign(1, &next).await;
     let url = hosted.instance.clone_url(&hosted.repo);
     let said = hosted.work.git(&["push", &url, "main"]).await.expect_refused();

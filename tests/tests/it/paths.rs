@@ -1,7 +1,7 @@
 //! Addresses that are meant to lead somewhere else.
 
 use grasp_core::service::npub;
-use grasp_tests::{Instance, Maker, exchange, files, post};
+use grasp_tests::{Author, Instance, exchange, files, post};
 
 /// Every way that somebody might write "up" or "another directory" below an owner.
 const TRAVERSALS: &[&str] = &[
@@ -46,7 +46,7 @@ const TRAVERSALS: &[&str] = &[
 #[tokio::test]
 async fn no_spelling_of_a_path_leads_out_of_a_repository() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     instance.host(&alice, "x").await;
     let before = files(&instance.repositories());
     let (address, owner) = (instance.address().to_string(), npub(&alice.key()));
@@ -73,7 +73,7 @@ async fn no_spelling_of_a_path_leads_out_of_a_repository() {
 #[tokio::test]
 async fn an_owner_has_one_spelling() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     instance.host(&alice, "x").await;
     let npub = npub(&alice.key());
     let swapped = if npub.ends_with('q') { "p" } else { "q" };
@@ -98,7 +98,7 @@ async fn an_owner_has_one_spelling() {
 #[tokio::test]
 async fn strange_names_are_names_and_not_paths() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     for name in ["my repo", "a:b", "x.git", "CON", "émoji 🦀", "%2e%2e", "-rf", "con\u{7}trol"] {
         instance.host(&alice, name).await;
         let path = instance.path(&alice.repo(name));
@@ -109,7 +109,7 @@ async fn strange_names_are_names_and_not_paths() {
 #[tokio::test]
 async fn look_alike_hosts_are_not_us() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let (us, owner) = (instance.service().to_string(), npub(&alice.key()));
     let port = instance.address().port();
     let ours = (format!("http://{us}/{owner}/x.git"), format!("ws://{us}"));
@@ -132,11 +132,11 @@ async fn look_alike_hosts_are_not_us() {
         let relay = format!("ws://{host}");
         for (clone, relay) in [(&clone, &ours.1), (&ours.0, &relay), (&clone, &relay)] {
             let tags: [&[&str]; 3] = [&["d", "x"], &["clone", clone], &["relays", relay]];
-            let answer = instance.take(vec![alice.sign(30617, "", &tags)]).await[0].answer();
+            let answer = instance.ingest(vec![alice.sign(30617, "", &tags)]).await[0].answer();
             assert!(!answer.accepted, "{clone} {relay}");
         }
     }
     assert_eq!(instance.get(&instance.path(&alice.repo("x")), &[]).await.status, 404);
     let tags: [&[&str]; 3] = [&["d", "x"], &["clone", &ours.0], &["relays", &ours.1]];
-    assert!(instance.take(vec![alice.sign(30617, "", &tags)]).await[0].answer().accepted);
+    assert!(instance.ingest(vec![alice.sign(30617, "", &tags)]).await[0].answer().accepted);
 }

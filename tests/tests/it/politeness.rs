@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use grasp_purgatory::hunt::HostLimits;
-use grasp_tests::{GitServer, Instance, Maker, Manner, Workdir};
+use grasp_tests::{Author, Behaviour, GitServer, Instance, Workdir};
 use nostr::event::Event;
 
 use crate::hunting::{MAIN, announce, hosted_at, hurried, instance, wait_until};
@@ -20,7 +20,7 @@ async fn no_server_is_asked_for_more_than_its_limits() {
         settings.hunt.per_host = limits;
     })
     .await;
-    let (server, alice) = (GitServer::start().await, Maker::new());
+    let (server, alice) = (GitServer::start().await, Author::new());
     let (work, commit) = hosted_at(&server, "r0").await;
     let mut states = Vec::new();
     for n in 0..REPOS {
@@ -28,12 +28,12 @@ async fn no_server_is_asked_for_more_than_its_limits() {
         server.host(&name, &work).await;
         let announcement = announce(&alice, &name, &instance, &[&server.url(&name)]);
         states.push(alice.state(&name, &[(MAIN, &commit)]));
-        instance.sync(vec![announcement, states[n].clone()]).await;
+        instance.ingest_from_relay(vec![announcement, states[n].clone()]).await;
     }
     for state in &states {
         instance.until_serves(state).await;
     }
-    assert!(server.most_open() <= 3, "{} at once", server.most_open());
+    assert!(server.max_open() <= 3, "{} at once", server.max_open());
     let begun = server.conversations();
     assert_eq!(begun.len(), REPOS, "one fetch by object id each");
     // A conversation is counted when it is begun here, and seen there a few moments later.
@@ -50,16 +50,16 @@ fn three() -> NonZeroUsize {
 #[tokio::test]
 async fn a_server_that_asks_for_less_is_left_alone_as_long_as_it_says() {
     const PAUSE: u64 = 2;
-    let (instance, server, alice) = (instance().await, GitServer::start().await, Maker::new());
+    let (instance, server, alice) = (instance().await, GitServer::start().await, Author::new());
     let (_work, commit) = hosted_at(&server, "x").await;
-    server.behave(Manner::Limits(PAUSE));
+    server.set_behaviour(Behaviour::RateLimited(PAUSE));
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.sync(vec![announcement, state.clone()]).await;
-    wait_until(|| !server.asked().is_empty()).await;
-    server.behave(Manner::Honest);
+    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
+    wait_until(|| !server.requests().is_empty()).await;
+    server.set_behaviour(Behaviour::Correct);
     instance.until_serves(&state).await;
-    let asked = server.asked();
+    let asked = server.requests();
     // The answer is on its way for a moment before the pause begins.
     assert!(asked[1].at - asked[0].at >= Duration::from_secs(PAUSE), "{asked:?}");
 }
@@ -75,20 +75,20 @@ async fn a_restart_with_a_thousand_names_waiting_asks_for_no_more_than_any_other
     })
     .await;
     let (busy, quiet) = (
-        GitServer::at("127.0.0.1", Manner::Honest).await,
-        GitServer::at("127.0.0.2", Manner::Honest).await,
+        GitServer::at("127.0.0.1", Behaviour::Correct).await,
+        GitServer::at("127.0.0.2", Behaviour::Correct).await,
     );
-    let makers = [(); 4].map(|()| Maker::new());
+    let makers = [(); 4].map(|()| Author::new());
     let (mut announcements, mut states) = (Vec::new(), Vec::new());
     for n in 0..REPOS {
-        let (maker, name) = (&makers[n % makers.len()], format!("r{n}"));
-        announcements.push(announce(maker, &name, &instance, &[&busy.url(&name)]));
-        states.push(maker.state(&name, &[(MAIN, &"d".repeat(40))]));
+        let (author, name) = (&makers[n % makers.len()], format!("r{n}"));
+        announcements.push(announce(author, &name, &instance, &[&busy.url(&name)]));
+        states.push(author.state(&name, &[(MAIN, &"d".repeat(40))]));
     }
-    instance.sync(announcements).await;
-    instance.sync(states).await;
+    instance.ingest_from_relay(announcements).await;
+    instance.ingest_from_relay(states).await;
     assert_eq!(queued(&instance).await, REPOS);
-    assert!(busy.asked().is_empty());
+    assert!(busy.requests().is_empty());
 
     let soon = Duration::from_millis(100);
     let instance = instance.restart_with(|settings| settings.hunt.leading_edge = soon).await;
@@ -97,11 +97,11 @@ async fn a_restart_with_a_thousand_names_waiting_asks_for_no_more_than_any_other
     let (_work, commit) = hosted_at(&quiet, "new").await;
     let state = makers[0].state("new", &[(MAIN, &commit)]);
     let announcement = announce(&makers[0], "new", &instance, &[&quiet.url("new")]);
-    instance.sync(vec![announcement, state.clone()]).await;
+    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     instance.until_serves(&state).await;
 
     assert_eq!(queued(&instance).await, REPOS, "all are still wanted");
-    assert!(busy.most_open() <= 5, "{} at once", busy.most_open());
+    assert!(busy.max_open() <= 5, "{} at once", busy.max_open());
     assert_eq!(busy.conversations().len(), 30, "that is enough for a minute");
 }
 
@@ -113,7 +113,7 @@ async fn queued(instance: &Instance) -> usize {
 #[tokio::test]
 async fn a_restart_with_many_names_waiting_is_no_stampede() {
     const REPOS: usize = 24;
-    let (server, alice) = (GitServer::start().await, Maker::new());
+    let (server, alice) = (GitServer::start().await, Author::new());
     let limits = HostLimits {
         at_once: three(),
         starts: NonZeroUsize::new(1_000).unwrap(),
@@ -135,13 +135,13 @@ async fn a_restart_with_many_names_waiting_is_no_stampede() {
         server.alias(&name, "all");
         states.push(alice.state(&name, &[(MAIN, &commit)]));
         let announcement = announce(&alice, &name, &instance, &[&server.url(&name)]);
-        instance.sync(vec![announcement, states[n].clone()]).await;
+        instance.ingest_from_relay(vec![announcement, states[n].clone()]).await;
     }
-    assert!(server.asked().is_empty());
+    assert!(server.requests().is_empty());
     let short = Duration::from_millis(100);
     let instance = instance.restart_with(|settings| settings.hunt.leading_edge = short).await;
     for state in &states {
         instance.until_serves(state).await;
     }
-    assert!(server.most_open() <= 3, "{} at once", server.most_open());
+    assert!(server.max_open() <= 3, "{} at once", server.max_open());
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use grasp_relay::git_http::GitLimits;
 use grasp_tests::wire::push;
-use grasp_tests::{Instance, Maker, Settings, are_nodes_wanted, head};
+use grasp_tests::{Author, Instance, Settings, are_nodes_wanted, request_head};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -14,15 +14,15 @@ const MAIN: &str = "refs/heads/main";
 #[tokio::test]
 async fn an_atomic_push_happens_whole_or_not_at_all() {
     let instance = Instance::start().await;
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     let url = instance.clone_url(&alice.repo("x"));
     let before = instance.refs(&alice.repo("x")).await;
     let next = work.commit("next").await;
     let state = alice.later(1).state("x", &[(MAIN, &next)]);
-    instance.take(vec![state.clone()]).await;
+    instance.ingest(vec![state.clone()]).await;
     let request = bob.pull_request(&alice.repo("x"), &"d".repeat(40));
-    instance.take(vec![request.clone()]).await;
+    instance.ingest(vec![request.clone()]).await;
     let wrong = format!("main:refs/nostr/{}", request.id);
 
     let said = work.git(&["push", "--atomic", &url, "main", &wrong]).await.expect_refused();
@@ -39,7 +39,7 @@ async fn an_atomic_push_happens_whole_or_not_at_all() {
 #[tokio::test]
 async fn what_is_there_already_needs_no_state() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
     let path = instance.path(&alice.repo("x"));
@@ -56,7 +56,7 @@ async fn what_is_there_already_needs_no_state() {
 #[tokio::test]
 async fn the_branch_of_head_can_go_and_a_branch_can_become_a_directory() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let url = instance.clone_url(&alice.repo("x"));
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
@@ -64,7 +64,7 @@ async fn the_branch_of_head_can_go_and_a_branch_can_become_a_directory() {
     let next = work.commit("next").await;
     let tags: [&[&str]; 2] = [&["d", "x"], &[below, &next]];
     let state = alice.later(1).sign(30618, "", &tags);
-    instance.take(vec![state.clone()]).await;
+    instance.ingest(vec![state.clone()]).await;
     let there = format!("{next}:{below}");
     work.git(&["push", &url, ":refs/heads/main", &there]).await.expect_ok();
     assert!(instance.serves(&state).await);
@@ -72,7 +72,7 @@ async fn the_branch_of_head_can_go_and_a_branch_can_become_a_directory() {
     assert!(refs.contains(&format!("{next}\t{below}")) && !refs.contains(&tip), "{refs}");
 
     let state = alice.later(2).sign(30618, "", &[&["d", "x"]]);
-    instance.take(vec![state.clone()]).await;
+    instance.ingest(vec![state.clone()]).await;
     assert!(instance.serves(&state).await, "nothing is needed for nothing");
     assert_eq!(instance.refs(&alice.repo("x")).await, "");
 }
@@ -80,14 +80,14 @@ async fn the_branch_of_head_can_go_and_a_branch_can_become_a_directory() {
 #[tokio::test]
 async fn every_version_of_the_protocol_is_spoken() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let url = instance.clone_url(&alice.repo("x"));
     for version in 0..3 {
         let protocol = format!("protocol.version={version}");
         let next = work.commit(&protocol).await;
         let state = alice.later(version + 1).state("x", &[(MAIN, &next)]);
-        instance.take(vec![state.clone()]).await;
+        instance.ingest(vec![state.clone()]).await;
         work.git(&["-c", &protocol, "push", &url, "main"]).await.expect_ok();
         assert!(instance.serves(&state).await);
         let clone = grasp_tests::Workdir::empty();
@@ -100,7 +100,7 @@ async fn every_version_of_the_protocol_is_spoken() {
 #[tokio::test]
 async fn of_competing_uploads_the_one_that_is_signed_is_served() {
     let instance = Instance::start().await;
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     let url = instance.clone_url(&alice.repo("x"));
     let right = work.commit("right").await;
@@ -113,19 +113,19 @@ async fn of_competing_uploads_the_one_that_is_signed_is_served() {
     for tip in tips.iter().rev() {
         work.git(&["push", "--force", &url, &format!("{tip}:{name}")]).await.expect_ok();
     }
-    assert_eq!(instance.litter().staged, 3);
+    assert_eq!(instance.leftovers().staged, 3);
     assert!(!instance.refs(&alice.repo("x")).await.contains("refs/nostr"));
     // Nobody can fetch what nobody has signed for.
     let clone = grasp_tests::Workdir::empty();
     clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
     clone.git(&["fetch", "-q", &url, &right]).await.expect_refused();
-    instance.take(vec![request.clone()]).await;
+    instance.ingest(vec![request.clone()]).await;
     assert!(instance.serves(&request).await);
     let refs = instance.refs(&alice.repo("x")).await;
     assert!(refs.contains(&format!("{right}\t{name}")), "{refs}");
     clone.git(&["fetch", "-q", &url, &right]).await.expect_ok();
     clone.git(&["fetch", "-q", &url, &tips[2]]).await.expect_refused();
-    assert_eq!(instance.litter_once(|litter| litter.staged == 0).await.staged, 0);
+    assert_eq!(instance.leftovers_when(|litter| litter.staged == 0).await.staged, 0);
     let said = work.git(&["push", &url, &format!(":{name}")]).await.expect_refused();
     assert!(said.contains("[remote rejected]"), "{said}");
 }
@@ -133,17 +133,17 @@ async fn of_competing_uploads_the_one_that_is_signed_is_served() {
 #[tokio::test]
 async fn whoever_waits_hears_that_we_are_at_it_while_still_sending() {
     let git = GitLimits { sign_of_life: Duration::from_millis(50), ..GitLimits::default() };
-    let instance = Instance::set(Settings { git, ..Settings::default() }).await;
-    let alice = Maker::new();
+    let instance = Instance::with_settings(Settings { git, ..Settings::default() }).await;
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
     let next = work.commit("next").await;
-    instance.take(vec![alice.later(1).state("x", &[(MAIN, &next)])]).await;
+    instance.ingest(vec![alice.later(1).state("x", &[(MAIN, &next)])]).await;
     let request = push(&[(&tip, &next, MAIN)], &work.pack(&["main"]).await);
     let address = instance.address().to_string();
     let path = format!("{}/git-receive-pack", instance.path(&alice.repo("x")));
     let length = request.len().to_string();
-    let head = head(&address, "POST", &path, &[("Content-Length", &length)]);
+    let head = request_head(&address, "POST", &path, &[("Content-Length", &length)]);
     let mut stream = TcpStream::connect(&address).await.unwrap();
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.write_all(&request[..request.len() - 5]).await.unwrap();
@@ -175,11 +175,11 @@ async fn a_push_commits_its_pack_and_then_refs_and_events_together() {
         return; // their database has no such log
     }
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let next = work.commit("next").await;
     let state = alice.later(1).state("x", &[(MAIN, &next)]);
-    instance.take(vec![state.clone()]).await;
+    instance.ingest(vec![state.clone()]).await;
     let (before, salts) = logged_commits(instance.dir());
     work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
     let (after, same) = logged_commits(instance.dir());

@@ -1,13 +1,13 @@
 //! What may wait is bounded: per author, per name, and in all.
 
 use grasp_purgatory::Bound;
-use grasp_tests::{Instance, Maker, Settings, Workdir};
+use grasp_tests::{Author, Instance, Settings, Workdir};
 use nostr::event::Event;
 
 const MAIN: &str = "refs/heads/main";
 
 async fn answer(instance: &Instance, event: &Event) -> (bool, String) {
-    let answer = instance.take(vec![event.clone()]).await[0].answer();
+    let answer = instance.ingest(vec![event.clone()]).await[0].answer();
     let prefix = answer.message.split(':').next().unwrap_or_default();
     (answer.accepted, prefix.to_owned())
 }
@@ -23,13 +23,13 @@ fn limited() -> (bool, String) {
 async fn bounded(change: impl FnOnce(&mut grasp_purgatory::Config)) -> Instance {
     let mut settings = Settings::default();
     change(&mut settings.purgatory);
-    Instance::set(settings).await
+    Instance::with_settings(settings).await
 }
 
 #[tokio::test]
 async fn one_author_fills_only_their_own_share() {
     let instance = bounded(|config| config.per_author.count = 3).await;
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let us = instance.service();
     for name in ["a", "b", "c"] {
         assert_eq!(answer(&instance, &alice.announce(name, &us)).await, held(), "{name}");
@@ -40,14 +40,14 @@ async fn one_author_fills_only_their_own_share() {
     // What takes the place of something waits in its place, and what is deleted makes room.
     assert_eq!(answer(&instance, &alice.later(1).announce("a", &us)).await, held());
     let coordinate = format!("30617:{}:b", alice.key());
-    instance.take(vec![alice.later(2).sign(5, "", &[&["a", &coordinate]])]).await;
+    instance.ingest(vec![alice.later(2).sign(5, "", &[&["a", &coordinate]])]).await;
     instance.settle("b").await;
     assert_eq!(answer(&instance, &alice.announce("d", &us)).await, held());
 }
 
 #[tokio::test]
 async fn one_author_is_served_only_so_many_repositories() {
-    let (alice, bob, operator) = (Maker::new(), Maker::new(), Maker::new());
+    let (alice, bob, operator) = (Author::new(), Author::new(), Author::new());
     let instance = Instance::with(|settings| {
         settings.policy.repositories_per_author = 2;
         settings.policy.operator = Some(operator.key());
@@ -66,21 +66,21 @@ async fn one_author_is_served_only_so_many_repositories() {
     assert_eq!(answer(&instance, &operator.announce("c", &us)).await, held());
     // What is deleted makes room.
     let coordinate = format!("30617:{}:b", alice.key());
-    instance.take(vec![alice.later(2).sign(5, "", &[&["a", &coordinate]])]).await;
+    instance.ingest(vec![alice.later(2).sign(5, "", &[&["a", &coordinate]])]).await;
     instance.settle("b").await;
     assert_eq!(answer(&instance, &alice.announce("c", &us)).await, held());
 }
 
 #[tokio::test]
 async fn what_is_only_known_for_discovery_counts_for_nobody() {
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let instance = Instance::with(|settings| settings.policy.repositories_per_author = 2).await;
     let us = instance.service();
     let keepers: &[&str] = &["maintainers", &alice.key().to_hex()];
     let elsewhere = "elsewhere.example".parse().unwrap();
     for name in ["a", "b"] {
         instance.host(&bob, name).await;
-        instance.take(vec![bob.later(1).announce_with(name, &us, &[keepers])]).await;
+        instance.ingest(vec![bob.later(1).announce_with(name, &us, &[keepers])]).await;
         let known = alice.announce(name, &elsewhere);
         assert_eq!(answer(&instance, &known).await, (true, String::new()));
     }
@@ -94,10 +94,10 @@ async fn one_name_fills_only_its_own_share() {
     let instance = bounded(|config| config.per_identifier.count = 3).await;
     let us = instance.service();
     for _ in 0..3 {
-        assert_eq!(answer(&instance, &Maker::new().announce("x", &us)).await, held());
+        assert_eq!(answer(&instance, &Author::new().announce("x", &us)).await, held());
     }
-    assert_eq!(answer(&instance, &Maker::new().announce("x", &us)).await, limited());
-    assert_eq!(answer(&instance, &Maker::new().announce("y", &us)).await, held());
+    assert_eq!(answer(&instance, &Author::new().announce("x", &us)).await, limited());
+    assert_eq!(answer(&instance, &Author::new().announce("y", &us)).await, held());
 }
 
 #[tokio::test]
@@ -105,13 +105,13 @@ async fn everybody_together_fills_no_more_than_there_is() {
     let instance = bounded(|config| config.total = Bound { count: 4, bytes: 1 << 20 }).await;
     let us = instance.service();
     for n in 0..4 {
-        assert_eq!(answer(&instance, &Maker::new().announce(&n.to_string(), &us)).await, held());
+        assert_eq!(answer(&instance, &Author::new().announce(&n.to_string(), &us)).await, held());
     }
-    assert_eq!(answer(&instance, &Maker::new().announce("x", &us)).await, limited());
+    assert_eq!(answer(&instance, &Author::new().announce("x", &us)).await, limited());
     let instance = bounded(|config| config.total = Bound { count: 100, bytes: 4_000 }).await;
     let us = instance.service();
     let mut accepted = 0;
-    while answer(&instance, &Maker::new().announce("x", &us)).await == held() {
+    while answer(&instance, &Author::new().announce("x", &us)).await == held() {
         accepted += 1;
         assert!(accepted < 10, "bytes count too");
     }
@@ -121,7 +121,7 @@ async fn everybody_together_fills_no_more_than_there_is() {
 #[tokio::test]
 async fn what_is_released_makes_room() {
     let instance = bounded(|config| config.total.count = 2).await;
-    let alice = Maker::new();
+    let alice = Author::new();
     for name in ["a", "b", "c"] {
         instance.host(&alice, name).await;
         let state = alice.repo(name);
@@ -132,9 +132,9 @@ async fn what_is_released_makes_room() {
 #[tokio::test]
 async fn of_many_states_the_newest_wait() {
     let instance = bounded(|config| config.states_per_author = 2).await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = Workdir::init().await;
-    instance.take(vec![alice.announce("x", &instance.service())]).await;
+    instance.ingest(vec![alice.announce("x", &instance.service())]).await;
     let mut commits = Vec::new();
     for n in 0..3 {
         let commit = work.commit(&format!("{n}")).await;

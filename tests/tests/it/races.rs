@@ -1,7 +1,9 @@
 //! Several at once, on the same repository.
 
-use grasp_tests::wire::{NOTHING, push};
-use grasp_tests::{Instance, Litter, Maker, TimeMachine, Workdir, answer, head};
+use grasp_tests::wire::{ZERO_ID, push};
+use grasp_tests::{
+    AdjustableClock, Author, Instance, Leftovers, Workdir, read_response, request_head,
+};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
@@ -10,13 +12,13 @@ const MAIN: &str = "refs/heads/main";
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_same_push_twice_at_once_is_one_push() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let url = instance.clone_url(&alice.repo("x"));
     for round in 1..4 {
         let next = work.commit(&format!("round {round}")).await;
         let state = alice.later(round).state("x", &[(MAIN, &next)]);
-        instance.take(vec![state.clone()]).await;
+        instance.ingest(vec![state.clone()]).await;
         let args = ["push", "--porcelain", &url, "main"];
         let (one, two) = tokio::join!(work.git(&args), work.git(&args));
         assert!(one.ok || two.ok, "{} {}", one.err, two.err);
@@ -25,14 +27,14 @@ async fn the_same_push_twice_at_once_is_one_push() {
         }
         assert!(instance.serves(&state).await);
         assert!(instance.refs(&alice.repo("x")).await.contains(&format!("{next}\t{MAIN}")));
-        assert_eq!(instance.quiet().await, Litter::default());
+        assert_eq!(instance.until_idle().await, Leftovers::default());
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_two_different_pushes_at_once_the_refs_are_those_of_the_served_state() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let base = work.git(&["rev-parse", "main"]).await.expect_ok();
     let (url, repo) = (instance.clone_url(&alice.repo("x")), alice.repo("x"));
@@ -42,7 +44,7 @@ async fn of_two_different_pushes_at_once_the_refs_are_those_of_the_served_state(
             work.git(&["checkout", "-q", "--detach", &base]).await.expect_ok();
             let commit = work.commit(&format!("{which} {round}")).await;
             let state = alice.later(seconds).state("x", &[(MAIN, &commit)]);
-            instance.take(vec![state.clone()]).await;
+            instance.ingest(vec![state.clone()]).await;
             ends.push((format!("+{commit}:{MAIN}"), commit, state));
         }
         let [first, second] = [0, 1].map(|which: usize| ["push", &url, &ends[which].0]);
@@ -60,7 +62,7 @@ async fn of_two_different_pushes_at_once_the_refs_are_those_of_the_served_state(
         if two.ok {
             assert_eq!(*served[0], ends[1].1, "the newer one was pushed");
         }
-        assert_eq!(instance.quiet().await, Litter::default());
+        assert_eq!(instance.until_idle().await, Leftovers::default());
     }
     let clone = Workdir::empty();
     clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
@@ -69,35 +71,35 @@ async fn of_two_different_pushes_at_once_the_refs_are_those_of_the_served_state(
 
 #[tokio::test]
 async fn a_push_that_has_begun_is_not_overtaken_by_expiry() {
-    let time = TimeMachine::default();
-    let instance = Instance::set(time.settings()).await;
-    let alice = Maker::new();
+    let time = AdjustableClock::default();
+    let instance = Instance::with_settings(time.settings()).await;
+    let alice = Author::new();
     let work = Workdir::init().await;
     // Git is started once a quarter of a megabyte is here.
-    let commit = work.commit_noise(1_000_000).await;
+    let commit = work.commit_incompressible(1_000_000).await;
     let announcement = alice.announce("x", &instance.service());
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.take(vec![announcement.clone(), state.clone()]).await;
-    let request = push(&[(NOTHING, &commit, MAIN)], &work.pack(&["main"]).await);
+    instance.ingest(vec![announcement.clone(), state.clone()]).await;
+    let request = push(&[(ZERO_ID, &commit, MAIN)], &work.pack(&["main"]).await);
 
     let address = instance.address().to_string();
     let mut stream = TcpStream::connect(&address).await.unwrap();
     let path = format!("{}/git-receive-pack", instance.path(&alice.repo("x")));
     let length = request.len().to_string();
-    let head = head(&address, "POST", &path, &[("Content-Length", &length)]);
+    let head = request_head(&address, "POST", &path, &[("Content-Length", &length)]);
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.write_all(&request[..request.len() / 2]).await.unwrap();
-    instance.litter_once(|litter| !litter.processes.is_empty()).await;
+    instance.leftovers_when(|litter| !litter.processes.is_empty()).await;
 
     // Far more than the half hour that everything here may wait.
-    time.forward(2 * 60 * 60);
+    time.advance(2 * 60 * 60);
     for _ in 0..3 {
         instance.settle("another").await;
     }
     assert_eq!(instance.get(&instance.path(&alice.repo("x")), &[]).await.status, 200);
 
     stream.write_all(&request[request.len() / 2..]).await.unwrap();
-    let answer = answer(&mut stream).await;
+    let answer = read_response(&mut stream).await;
     assert!(answer.body.contains(&format!("ok {MAIN}")), "{answer:?}");
     assert!(instance.serves(&announcement).await && instance.serves(&state).await);
     instance.purgatory().run_maintenance().await.unwrap();
@@ -106,21 +108,21 @@ async fn a_push_that_has_begun_is_not_overtaken_by_expiry() {
 
 #[tokio::test]
 async fn what_nobody_pushes_expires_and_a_new_state_brings_it_back() {
-    let time = TimeMachine::default();
-    let instance = Instance::set(time.settings()).await;
-    let alice = Maker::new();
+    let time = AdjustableClock::default();
+    let instance = Instance::with_settings(time.settings()).await;
+    let alice = Author::new();
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
-    instance.take(vec![alice.announce("x", &instance.service())]).await;
+    instance.ingest(vec![alice.announce("x", &instance.service())]).await;
     let path = instance.path(&alice.repo("x"));
     assert_eq!(instance.get(&path, &[]).await.status, 200);
-    time.forward(31 * 60);
+    time.advance(31 * 60);
     while instance.get(&path, &[]).await.status == 200 {
         instance.settle("another").await;
     }
     let state = alice.later(31 * 60).state("x", &[(MAIN, &commit)]);
-    instance.take(vec![state.clone()]).await;
+    instance.ingest(vec![state.clone()]).await;
     work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
     assert!(instance.serves(&state).await);
-    assert_eq!(instance.quiet().await, Litter::default());
+    assert_eq!(instance.until_idle().await, Leftovers::default());
 }

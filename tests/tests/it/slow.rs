@@ -7,8 +7,8 @@ use futures_util::future::join_all;
 use grasp_purgatory::git::Slots;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::Limits;
-use grasp_tests::wire::{NOTHING, pkt, push};
-use grasp_tests::{Instance, Litter, Maker, Settings, answer, head};
+use grasp_tests::wire::{ZERO_ID, pkt, push};
+use grasp_tests::{Author, Instance, Leftovers, Settings, read_response, request_head};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
@@ -33,22 +33,22 @@ impl Hosted {
         let mut stream = TcpStream::connect(&address).await.unwrap();
         let path = format!("{}/{service}", self.instance.path(&self.repo));
         let length = length.to_string();
-        let head = head(&address, "POST", &path, &[("Content-Length", &length)]);
+        let head = request_head(&address, "POST", &path, &[("Content-Length", &length)]);
         stream.write_all(head.as_bytes()).await.unwrap();
         stream
     }
 
     /// A signed commit, and the request that would push it.
     async fn signed(&self, noise: usize) -> Vec<u8> {
-        let next = self.work.commit_noise(noise).await;
-        self.instance.take(vec![self.alice.later(1).state("x", &[(MAIN, &next)])]).await;
+        let next = self.work.commit_incompressible(noise).await;
+        self.instance.ingest(vec![self.alice.later(1).state("x", &[(MAIN, &next)])]).await;
         push(&[(&self.tip, &next, MAIN)], &self.work.pack(&["main"]).await)
     }
 
     async fn is_as_before(&self) {
         let refs = self.instance.refs(&self.repo).await;
         assert!(refs.contains(&format!("{}\t{MAIN}", self.tip)), "{refs}");
-        assert_eq!(self.instance.quiet().await, Litter::default());
+        assert_eq!(self.instance.until_idle().await, Leftovers::default());
     }
 }
 
@@ -69,7 +69,7 @@ async fn a_body_that_stops_is_not_waited_for() {
         for sent in ["", bytes] {
             let mut stream = hosted.begin(service, 10_000).await;
             stream.write_all(sent.as_bytes()).await.unwrap();
-            let answer = timeout(Duration::from_secs(5), answer(&mut stream)).await.unwrap();
+            let answer = timeout(Duration::from_secs(5), read_response(&mut stream)).await.unwrap();
             assert_eq!(answer.status, 408, "{service} after {sent:?}: {answer:?}");
         }
     }
@@ -101,7 +101,7 @@ async fn a_pack_that_stops_is_refused_with_the_reason() {
     let request = hosted.signed(100_000).await;
     let mut stream = hosted.begin("git-receive-pack", request.len()).await;
     stream.write_all(&request[..request.len() / 2]).await.unwrap();
-    let answer = timeout(Duration::from_secs(5), answer(&mut stream)).await.unwrap();
+    let answer = timeout(Duration::from_secs(5), read_response(&mut stream)).await.unwrap();
     let reason = format!("ng {MAIN} nothing more was sent for");
     assert!(answer.status == 200 && answer.body.contains(&reason), "{answer:?}");
     hosted.is_as_before().await;
@@ -118,7 +118,7 @@ async fn a_client_that_vanishes_in_a_push_leaves_nothing() {
         stream.write_all(&request[..length]).await.unwrap();
         // Git is started once some of the pack is here.
         if length > commands + 290_000 {
-            hosted.instance.litter_once(|litter| !litter.processes.is_empty()).await;
+            hosted.instance.leftovers_when(|litter| !litter.processes.is_empty()).await;
         }
         drop(stream);
         hosted.is_as_before().await;
@@ -132,12 +132,12 @@ async fn a_client_that_vanishes_before_the_report_has_pushed_all_or_nothing() {
     for round in 1..6 {
         let next = hosted.work.commit(&format!("round {round}")).await;
         let state = hosted.alice.later(round).state("x", &[(MAIN, &next)]);
-        hosted.instance.take(vec![state.clone()]).await;
+        hosted.instance.ingest(vec![state.clone()]).await;
         let request = push(&[(&tip, &next, MAIN)], &hosted.work.pack(&["main"]).await);
         let mut stream = hosted.begin("git-receive-pack", request.len()).await;
         stream.write_all(&request).await.unwrap();
         drop(stream);
-        assert_eq!(hosted.instance.quiet().await, Litter::default());
+        assert_eq!(hosted.instance.until_idle().await, Leftovers::default());
         // Whether it was soon enough or not: refs and events say the same.
         let pushed = loop {
             hosted.instance.settle("x").await;
@@ -155,8 +155,8 @@ async fn a_client_that_vanishes_before_the_report_has_pushed_all_or_nothing() {
 #[tokio::test]
 async fn whoever_does_not_read_a_clone_does_not_keep_git_running() {
     let hosted = hosted(Settings { one_process: true, ..impatient() }).await;
-    let next = hosted.work.commit_noise(16 << 20).await;
-    hosted.instance.take(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
+    let next = hosted.work.commit_incompressible(16 << 20).await;
+    hosted.instance.ingest(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
     let url = hosted.instance.clone_url(&hosted.repo);
     hosted.work.git(&["push", "-q", &url, "main"]).await.expect_ok();
     let want = pkt(format!("want {next} side-band-64k ofs-delta\n"));
@@ -167,8 +167,8 @@ async fn whoever_does_not_read_a_clone_does_not_keep_git_running() {
         if reads_a_bit {
             stream.read_exact(&mut vec![0; 100_000]).await.unwrap();
         }
-        hosted.instance.litter_once(|litter| !litter.processes.is_empty()).await;
-        assert_eq!(hosted.instance.quiet().await, Litter::default());
+        hosted.instance.leftovers_when(|litter| !litter.processes.is_empty()).await;
+        assert_eq!(hosted.instance.until_idle().await, Leftovers::default());
         drop(stream);
     }
 }
@@ -176,8 +176,8 @@ async fn whoever_does_not_read_a_clone_does_not_keep_git_running() {
 #[tokio::test]
 async fn whoever_goes_away_from_a_clone_takes_git_along() {
     let hosted = hosted(Settings::default()).await;
-    let next = hosted.work.commit_noise(16 << 20).await;
-    hosted.instance.take(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
+    let next = hosted.work.commit_incompressible(16 << 20).await;
+    hosted.instance.ingest(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
     let url = hosted.instance.clone_url(&hosted.repo);
     hosted.work.git(&["push", "-q", &url, "main"]).await.expect_ok();
     let want = pkt(format!("want {next} side-band-64k ofs-delta\n"));
@@ -186,7 +186,7 @@ async fn whoever_goes_away_from_a_clone_takes_git_along() {
     stream.write_all(&request).await.unwrap();
     stream.read_exact(&mut vec![0; 1_000]).await.unwrap();
     drop(stream);
-    assert_eq!(hosted.instance.quiet().await, Litter::default());
+    assert_eq!(hosted.instance.until_idle().await, Leftovers::default());
 }
 
 #[tokio::test]
@@ -194,7 +194,7 @@ async fn an_upload_that_nobody_signed_for_ends_with_its_client() {
     let hosted = hosted(Settings::default()).await;
     let tip = hosted.work.commit("nobody signed for this").await;
     let pack = hosted.work.pack(&["main"]).await;
-    let request = push(&[(NOTHING, &tip, &format!("refs/nostr/{:064x}", 1))], &pack);
+    let request = push(&[(ZERO_ID, &tip, &format!("refs/nostr/{:064x}", 1))], &pack);
     // All processes are busy, so that the upload is not checked before its client is gone.
     let git = hosted.instance.purgatory().repos().git();
     let spawn = |_| git.command("cat-file").arg("--batch").spawn();
@@ -202,7 +202,10 @@ async fn an_upload_that_nobody_signed_for_ends_with_its_client() {
     assert!(busy.iter().all(Result::is_ok));
     let mut stream = hosted.begin("git-receive-pack", request.len()).await;
     stream.write_all(&request).await.unwrap();
-    hosted.instance.litter_once(|litter| litter.incoming > 0 && litter.processes.is_empty()).await;
+    hosted
+        .instance
+        .leftovers_when(|litter| litter.incoming > 0 && litter.processes.is_empty())
+        .await;
     drop(stream);
     hosted.is_as_before().await;
 }
@@ -212,8 +215,8 @@ async fn a_client_that_reads_slowly_is_not_cut_off() {
     let second = Duration::from_secs(1);
     let relay = Limits { write_timeout: second, ..Limits::default() };
     let hosted = hosted(Settings { relay, ..Settings::one_process() }).await;
-    let next = hosted.work.commit_noise(16 << 20).await;
-    hosted.instance.take(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
+    let next = hosted.work.commit_incompressible(16 << 20).await;
+    hosted.instance.ingest(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
     let url = hosted.instance.clone_url(&hosted.repo);
     hosted.work.git(&["push", "-q", &url, "main"]).await.expect_ok();
     let want = pkt(format!("want {next} side-band-64k ofs-delta\n"));
@@ -230,35 +233,35 @@ async fn a_client_that_reads_slowly_is_not_cut_off() {
 
 #[tokio::test]
 async fn the_crowd_of_one_address_does_not_stand_before_everybody_else() {
-    let instance = Instance::set_with(Settings::default(), |settings| {
+    let instance = Instance::with_settings_and(Settings::default(), |settings| {
         settings.processes.client_pace = NonZeroUsize::new(4).unwrap();
     })
     .await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     // Larger than what is awaited before git is started.
-    let tip = work.commit_noise(400_000).await;
+    let tip = work.commit_incompressible(400_000).await;
     let pack = work.pack(&["main"]).await;
     let mut crowd = Vec::new();
     for n in 0..6 {
         let name = format!("refs/nostr/{n:064x}");
-        let request = push(&[(NOTHING, &tip, &name)], &pack);
+        let request = push(&[(ZERO_ID, &tip, &name)], &pack);
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
         let mut stream = socket.connect(instance.address()).await.unwrap();
         let address = instance.address().to_string();
         let path = format!("{}/git-receive-pack", instance.path(&alice.repo("x")));
         let length = request.len().to_string();
-        let head = head(&address, "POST", &path, &[("Content-Length", &length)]);
+        let head = request_head(&address, "POST", &path, &[("Content-Length", &length)]);
         stream.write_all(head.as_bytes()).await.unwrap();
         stream.write_all(&request[..request.len() - 10]).await.unwrap();
         crowd.push(stream);
     }
-    instance.litter_once(|litter| !litter.processes.is_empty()).await;
+    instance.leftovers_when(|litter| !litter.processes.is_empty()).await;
     for _ in 0..5 {
         let repo = alice.repo("x");
         let refs = instance.refs(&repo);
         assert!(timeout(Duration::from_secs(20), refs).await.expect("no waiting").contains(MAIN));
-        assert_eq!(instance.litter().processes.len(), 1, "one of the crowd");
+        assert_eq!(instance.leftovers().processes.len(), 1, "one of the crowd");
     }
 }

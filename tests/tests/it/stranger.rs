@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use grasp_tests::{Instance, Maker, Workdir};
+use grasp_tests::{Author, Instance, Workdir};
 use nostr_relay_pool::prelude::{
     Event, Filter, Kind, Relay, RelayNotification, RelayOptions, RelayPool, ReqExitPolicy,
     SubscribeOptions, SyncDirection, SyncOptions,
@@ -31,7 +31,7 @@ fn theirs(event: &nostr::event::Event) -> Event {
 async fn publishes_and_fetches_what_it_published() {
     let instance = Instance::start().await;
     let (_pool, relay) = connect(&instance).await;
-    let alice = Maker::new();
+    let alice = Author::new();
     instance.host(&alice, "x").await;
     let issue = theirs(&alice.issue(&alice.repo("x"), "it does not build"));
     relay.send_event(&issue).await.unwrap();
@@ -47,7 +47,7 @@ async fn publishes_and_fetches_what_it_published() {
 async fn is_told_why_an_event_is_refused() {
     let instance = Instance::start().await;
     let (_pool, relay) = connect(&instance).await;
-    let note = theirs(&Maker::new().sign(1, "hello, anybody?", &[]));
+    let note = theirs(&Author::new().sign(1, "hello, anybody?", &[]));
     let refused = relay.send_event(&note).await.unwrap_err().to_string();
     assert!(refused.contains("restricted: "), "{refused}");
 }
@@ -55,7 +55,7 @@ async fn is_told_why_an_event_is_refused() {
 #[tokio::test]
 async fn hears_live_what_others_publish() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     instance.host(&alice, "x").await;
     let (_listening, listener) = connect(&instance).await;
     let mut heard = listener.notifications();
@@ -80,12 +80,12 @@ async fn hears_live_what_others_publish() {
 #[tokio::test]
 async fn reconciles_and_ends_with_the_same_set() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let repo = alice.repo("x");
     let issues: Vec<_> =
         (0..700).map(|n| alice.later(n % 50).issue(&repo, &n.to_string())).collect();
     instance.host(&alice, "x").await;
-    let verdicts = instance.take(issues.clone()).await;
+    let verdicts = instance.ingest(issues.clone()).await;
     assert!(verdicts.iter().all(|verdict| verdict.answer().accepted));
 
     let (_pool, relay) = connect(&instance).await;
@@ -108,13 +108,13 @@ async fn reconciles_and_ends_with_the_same_set() {
 #[tokio::test]
 async fn finds_a_complete_repository_by_id_and_by_author_and_nothing_where_nothing_is() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let (_pool, relay) = connect(&instance).await;
     let announcement = theirs(&alice.announce("x", &instance.service()));
     relay.send_event(&announcement).await.unwrap();
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
-    instance.take(vec![alice.state("x", &[("refs/heads/main", &commit)])]).await;
+    instance.ingest(vec![alice.state("x", &[("refs/heads/main", &commit)])]).await;
     work.git(&["push", "-q", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
     let fetch = async |filter: Filter| {
         let found = relay.fetch_events(filter, PATIENCE, ReqExitPolicy::ExitOnEOSE).await;
@@ -134,7 +134,7 @@ async fn finds_a_complete_repository_by_id_and_by_author_and_nothing_where_nothi
 #[tokio::test]
 async fn sees_nothing_of_what_is_held_and_all_of_it_once_it_is_released() {
     let instance = Instance::start().await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let (_pool, relay) = connect(&instance).await;
     let work = Workdir::init().await;
     let commit = work.commit("first").await;

@@ -2,7 +2,7 @@
 
 use grasp_core::RepoId;
 use grasp_sync::engine::Config;
-use grasp_tests::{Instance, Maker, Outside, Workdir};
+use grasp_tests::{Author, Instance, ServerClient, Workdir};
 
 async fn instance(bootstrap: &[&Instance]) -> Instance {
     instance_with(bootstrap, |_| {}).await
@@ -23,7 +23,7 @@ async fn instance_with(bootstrap: &[&Instance], choose: impl FnOnce(&mut Config)
 struct Pair {
     a: Instance,
     b: Instance,
-    alice: Maker,
+    alice: Author,
     repo: RepoId,
     published: u64,
 }
@@ -32,13 +32,13 @@ impl Pair {
     async fn start(choose: impl FnOnce(&mut Config)) -> Self {
         let a = instance(&[]).await;
         let b = instance_with(&[&a], choose).await;
-        let (alice, work) = (Maker::new(), Workdir::init().await);
+        let (alice, work) = (Author::new(), Workdir::init().await);
         let repo = alice.repo("x");
         let commit = work.commit("first").await;
         let announced = alice.announce_on("x", &[a.service(), b.service()]);
         let state = alice.state("x", &[("refs/heads/main", &commit)]);
         for server in [&b, &a] {
-            server.take(vec![announced.clone(), state.clone()]).await;
+            server.ingest(vec![announced.clone(), state.clone()]).await;
             work.git(&["push", &server.clone_url(&repo), "main"]).await.expect_ok();
         }
         Self { a, b, alice, repo, published: 0 }
@@ -49,7 +49,7 @@ impl Pair {
         self.published += 1;
         let text = format!("issue {}", self.published);
         let issue = self.alice.earlier(seconds_ago).issue(&self.repo, &text);
-        self.a.take(vec![issue.clone()]).await;
+        self.a.ingest(vec![issue.clone()]).await;
         self.b.until_serves(&issue).await;
     }
 
@@ -111,17 +111,17 @@ async fn an_event_dated_a_week_ago_arrives_live_in_full_mode() {
 async fn what_one_server_has_the_other_gets_stored_and_live() {
     let a = instance(&[]).await;
     let b = instance(&[&a]).await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let repo = alice.repo("x");
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
     let announced = alice.announce_on("x", &[a.service(), b.service()]);
     let state = alice.state("x", &[("refs/heads/main", &commit)]);
-    a.take(vec![announced.clone(), state.clone()]).await;
+    a.ingest(vec![announced.clone(), state.clone()]).await;
     work.git(&["push", &a.clone_url(&repo), "main"]).await.expect_ok();
     let issue = alice.issue(&repo, "it does not work");
     let comment = alice.sign(1111, "it does for me", &[&["E", &issue.id.to_hex()]]);
-    a.take(vec![issue.clone(), comment.clone()]).await;
+    a.ingest(vec![issue.clone(), comment.clone()]).await;
     a.until_serves(&comment).await;
 
     // The announcement and its state wait there for the git data, which comes by a push.
@@ -139,12 +139,12 @@ async fn what_one_server_has_the_other_gets_stored_and_live() {
     }
 
     let live = alice.later(1).issue(&repo, "live");
-    a.take(vec![live.clone()]).await;
+    a.ingest(vec![live.clone()]).await;
     b.until_serves(&live).await;
 
     // And the other way round, for the announcement names them both.
     let back = alice.later(2).issue(&repo, "the other way");
-    b.take(vec![back.clone()]).await;
+    b.ingest(vec![back.clone()]).await;
     a.until_serves(&back).await;
     a.stop().await;
     b.stop().await;
@@ -172,14 +172,14 @@ async fn tagged(count: usize) -> (Workdir, Vec<(String, String)>) {
 async fn a_repository_of_5000_tags_is_hosted_synced_and_hunted() {
     let a = instance(&[]).await;
     let b = instance(&[&a]).await;
-    let alice = Maker::new();
+    let alice = Author::new();
     let repo = alice.repo("x");
     let (work, refs) = tagged(5_000).await;
     let named: Vec<_> = refs.iter().map(|(name, oid)| (name.as_str(), oid.as_str())).collect();
     let state = alice.state("x", &named);
     assert!(state.as_json().len() > 300 * 1024);
     let announced = alice.announce_on("x", &[a.service(), b.service()]);
-    Outside::at(a.address()).send(&[&announced, &state]).await;
+    ServerClient::at(a.address()).publish_all(&[&announced, &state]).await;
     let specs: Vec<_> = refs.iter().map(|(name, oid)| format!("{oid}:{name}")).collect();
     let url = a.clone_url(&repo);
     let push = ["push", "-q", &url].into_iter().chain(specs.iter().map(String::as_str));

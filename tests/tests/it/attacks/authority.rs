@@ -1,6 +1,6 @@
 //! Getting a say in somebody else's repository.
 
-use grasp_tests::Maker;
+use grasp_tests::Author;
 use nostr::event::Event;
 
 use super::{MAIN, Scene};
@@ -40,7 +40,7 @@ fn overtures(alice: &str, eve: &str) -> Vec<(&'static str, Tags, Tags)> {
     ]
 }
 
-fn announce(by: &Maker, scene: &Scene, more: &[Vec<String>]) -> Event {
+fn announce(by: &Author, scene: &Scene, more: &[Vec<String>]) -> Event {
     let more: Vec<Vec<&str>> =
         more.iter().map(|tag| tag.iter().map(String::as_str).collect()).collect();
     let more: Vec<&[&str]> = more.iter().map(Vec::as_slice).collect();
@@ -94,7 +94,7 @@ async fn a_former_maintainer_and_old_words_have_no_say() {
 async fn an_old_delisting_replayed_does_nothing_and_within_a_second_the_lower_id_decides() {
     let scene = Scene::new().await;
     let (alice, us) = (&scene.alice, scene.instance.service());
-    let leaving = |by: &Maker, words: &str| {
+    let leaving = |by: &Author, words: &str| {
         by.sign(30617, words, &[&["d", "x"], &["clone", "https://b.example/x.git"]])
     };
     assert!(scene.send(&alice.later(20).announce("x", &us)).await.0);

@@ -1,8 +1,8 @@
 //! Small things that become large.
 
 use grasp_relay::git_http::GitLimits;
-use grasp_tests::wire::{NOTHING, push};
-use grasp_tests::{Litter, Settings};
+use grasp_tests::wire::{ZERO_ID, push};
+use grasp_tests::{Leftovers, Settings};
 
 use super::{MAIN, Scene};
 
@@ -29,12 +29,12 @@ async fn a_pack_that_takes_much_memory_to_unpack_is_refused_from_everybody() {
     let upload = format!("refs/nostr/{:064x}", 1);
     let state = scene.alice.later(1).state("x", &[(MAIN, &commit)]);
     assert!(scene.send(&state).await.0);
-    for (old, name) in [(NOTHING, upload.as_str()), (&scene.tip, MAIN)] {
+    for (old, name) in [(ZERO_ID, upload.as_str()), (&scene.tip, MAIN)] {
         let request = push(&[(old, &commit, name)], &pack);
         let answer = scene.instance.post(&scene.repo, "git-receive-pack", &[], &request).await;
         assert!(answer.body.contains(&format!("ng {name} ")), "{answer:?}");
         assert!(answer.body.contains("too much memory"), "{answer:?}");
-        assert_eq!(scene.instance.quiet().await, Litter::default());
+        assert_eq!(scene.instance.until_idle().await, Leftovers::default());
     }
     scene.is_untouched("a bomb").await;
     // What is ordinary still fits.
@@ -48,12 +48,12 @@ async fn an_upload_that_nobody_signed_for_may_be_no_larger_than_what_may_wait() 
     let mut settings = Settings::default();
     settings.staging.bytes_per_event = 100_000;
     let scene = Scene::set(settings).await;
-    let large = scene.work.commit_noise(300_000).await;
+    let large = scene.work.commit_incompressible(300_000).await;
     let name = format!("refs/nostr/{:064x}", 1);
     let said = scene.work.git(&["push", &scene.url(), &format!("{large}:{name}")]).await;
     let said = said.expect_refused();
     assert!(said.contains("[remote rejected]"), "{said}");
-    assert_eq!(scene.instance.quiet().await, Litter::default());
+    assert_eq!(scene.instance.until_idle().await, Leftovers::default());
     // The same is welcome once it is signed for.
     assert!(scene.send(&scene.alice.later(1).state("x", &[(MAIN, &large)])).await.0);
     scene.work.git(&["push", &scene.url(), &format!("{large}:{MAIN}")]).await.expect_ok();

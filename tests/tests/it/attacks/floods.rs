@@ -2,7 +2,7 @@
 
 use grasp_core::admission::Share;
 use grasp_purgatory::Bound;
-use grasp_tests::{Fault, Instance, Maker, Settings};
+use grasp_tests::{Author, Fault, Instance, Settings};
 
 use super::{MAIN, Scene};
 
@@ -21,11 +21,11 @@ async fn one_author_and_one_root_bring_only_so_many_events() {
     }
     assert_eq!(accepted, 5, "one author");
     // A chain of notes by ever new people, each naming only the one before.
-    let mut last = Maker::new().issue(&scene.repo, "a chain");
+    let mut last = Author::new().issue(&scene.repo, "a chain");
     let mut said = scene.send(&last).await;
     for n in 0..20 {
         accepted += usize::from(said.0);
-        last = Maker::new().sign(1, &n.to_string(), &[&["e", &last.id.to_hex()]]);
+        last = Author::new().sign(1, &n.to_string(), &[&["e", &last.id.to_hex()]]);
         said = scene.send(&last).await;
         if !said.0 {
             break;
@@ -33,7 +33,7 @@ async fn one_author_and_one_root_bring_only_so_many_events() {
     }
     assert_eq!(accepted, 12, "one root");
     assert!(said.1.starts_with("rate-limited: "), "{said:?}");
-    let bob = Maker::new();
+    let bob = Author::new();
     let (accepted, said) = scene.send(&bob.issue(&scene.alice.repo("y"), "elsewhere")).await;
     assert!(accepted, "{said}");
     // Whoever keeps the repository is not kept from it.
@@ -53,7 +53,7 @@ async fn strangers_who_fill_purgatory_lock_nobody_out_of_a_served_repository() {
     let mut held = 0;
     for n in 0..20 {
         let name = if n < 6 { String::from("x") } else { n.to_string() };
-        held += usize::from(scene.send(&Maker::new().announce(&name, &us)).await.0);
+        held += usize::from(scene.send(&Author::new().announce(&name, &us)).await.0);
     }
     assert_eq!(held, 8, "three of the name, and no more than there is room for");
     let next = scene.work.commit("next").await;
@@ -65,7 +65,8 @@ async fn strangers_who_fill_purgatory_lock_nobody_out_of_a_served_repository() {
 #[tokio::test]
 async fn a_deletion_of_thousands_of_names_that_are_not_here_costs_a_few_questions() {
     let fault = Fault::default();
-    let scene = Scene::set(Settings { store: Some(fault.wrapping()), ..Settings::default() }).await;
+    let scene =
+        Scene::set(Settings { store: Some(fault.store_wrapper()), ..Settings::default() }).await;
     let own = |n: usize| format!("30617:{}:name-{n}", scene.eve.key());
     let coordinates: Vec<String> = (0..2_000).map(own).collect();
     let tags: Vec<[&str; 2]> = coordinates.iter().map(|c| ["a", c.as_str()]).collect();
@@ -86,10 +87,10 @@ async fn many_of_one_name_slow_nobody_down_for_long() {
     // Others host under the same name, without any git data: an empty state is complete.
     let mut events = Vec::new();
     for _ in 0..20 {
-        let somebody = Maker::new();
+        let somebody = Author::new();
         events.extend([somebody.announce("x", &us), somebody.state("x", &[])]);
     }
-    scene.instance.take(events).await;
+    scene.instance.ingest(events).await;
     scene.instance.settle("x").await;
     let next = scene.work.commit("next").await;
     let state = scene.alice.later(1).state("x", &[(MAIN, &next)]);

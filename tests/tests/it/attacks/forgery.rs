@@ -1,6 +1,6 @@
 //! Events that are not by whom they say, or not what was signed.
 
-use grasp_tests::Maker;
+use grasp_tests::Author;
 use nostr::event::{Event, EventId, Signature};
 use nostr::types::Timestamp;
 
@@ -30,7 +30,7 @@ fn copies(genuine: &Event, other: &Event) -> Vec<(&'static str, Event)> {
 async fn a_forged_copy_is_refused_and_the_genuine_event_is_welcome_after_it() {
     let scene = Scene::new().await;
     let next = scene.work.commit("next").await;
-    let other = Maker::new().sign(1111, "mine", &[&["A", &scene.repo.to_string()]]);
+    let other = Author::new().sign(1111, "mine", &[&["A", &scene.repo.to_string()]]);
     for genuine in [
         scene.eve.issue(&scene.repo, "an issue"),
         scene.alice.later(1).state("x", &[(MAIN, &next)]),
@@ -39,8 +39,8 @@ async fn a_forged_copy_is_refused_and_the_genuine_event_is_welcome_after_it() {
     ] {
         for (what, forged) in copies(&genuine, &other) {
             for verdict in [
-                scene.instance.take(vec![forged.clone()]).await.remove(0),
-                scene.instance.sync(vec![forged.clone()]).await.remove(0),
+                scene.instance.ingest(vec![forged.clone()]).await.remove(0),
+                scene.instance.ingest_from_relay(vec![forged.clone()]).await.remove(0),
             ] {
                 let answer = verdict.answer();
                 assert!(!answer.accepted, "{what}: {answer:?}");
@@ -50,7 +50,7 @@ async fn a_forged_copy_is_refused_and_the_genuine_event_is_welcome_after_it() {
         // Side by side in one batch, the forged one first.
         let mut batch: Vec<Event> = copies(&genuine, &other).into_iter().map(|it| it.1).collect();
         batch.push(genuine.clone());
-        let verdicts = scene.instance.take(batch).await;
+        let verdicts = scene.instance.ingest(batch).await;
         let (last, before) = verdicts.split_last().unwrap();
         assert!(last.answer().accepted, "{last:?}");
         assert!(!before.iter().any(|verdict| verdict.answer().accepted));

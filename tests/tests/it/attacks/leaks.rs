@@ -1,6 +1,6 @@
 //! What strangers wrote, and what we keep to ourselves, in what everybody reads.
 
-use grasp_tests::{Instance, Maker};
+use grasp_tests::{Author, Instance};
 
 use super::{MAIN, Scene};
 
@@ -9,7 +9,7 @@ const MARKUP: &str = "\"'><img src=x onerror=alert(1)><script>alert(2)<\\/script
 #[tokio::test]
 async fn nothing_that_strangers_wrote_is_markup_on_any_page_or_a_label_of_a_metric() {
     let scene = Scene::new().await;
-    let mallory = Maker::new();
+    let mallory = Author::new();
     let identifier = MARKUP.replace("<\\/script>", "");
     let work = scene.instance.host(&mallory, &identifier).await;
     let us = scene.instance.service();
@@ -39,7 +39,7 @@ async fn nothing_that_strangers_wrote_is_markup_on_any_page_or_a_label_of_a_metr
 
 #[tokio::test]
 async fn the_services_key_is_nowhere_but_in_its_file() {
-    let scene = Scene::on(Instance::alone().await).await;
+    let scene = Scene::on(Instance::single_process().await).await;
     let key = std::fs::read_to_string(scene.instance.dir().join("service.key")).unwrap();
     let key = key.trim().to_owned();
     assert_eq!(key.len(), 64);

@@ -12,7 +12,7 @@ async fn refused_deletion_requests_keep_no_later_one_from_the_repository() {
     let foreign = scene.announcement_id().await;
     let request =
         |n: usize| scene.eve.later(1).sign(5, &n.to_string(), &[&["a", &own], &["e", &foreign]]);
-    let verdicts = scene.instance.take((0..1_100).map(request).collect()).await;
+    let verdicts = scene.instance.ingest((0..1_100).map(request).collect()).await;
     assert!(verdicts.iter().all(|verdict| !verdict.answer().accepted), "none of them is honoured");
     // Ids are mined as easily as this: alice's is the lowest of many.
     let all = format!("30617:{}:x", scene.alice.key());

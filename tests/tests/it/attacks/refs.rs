@@ -2,7 +2,7 @@
 
 use grasp_core::push::MAX_UPLOADS;
 use grasp_tests::Workdir;
-use grasp_tests::wire::{CAPABILITIES, NOTHING, pkt, push};
+use grasp_tests::wire::{CAPABILITIES, ZERO_ID, pkt, push};
 
 use super::{MAIN, Scene};
 
@@ -28,21 +28,21 @@ async fn no_request_moves_a_ref_that_was_not_signed_for() {
     let command = |old, new, name| push(&[(old, new, name)], &pack);
     let attempts: Vec<(&str, Vec<u8>)> = vec![
         ("an update", command(tip, evil, MAIN)),
-        ("an update as if it were new", command(NOTHING, evil, MAIN)),
-        ("a new branch", command(NOTHING, evil, "refs/heads/evil")),
-        ("a new branch at what is here", command(NOTHING, tip, "refs/heads/evil")),
-        ("a new tag", command(NOTHING, evil, "refs/tags/v1")),
-        ("a deletion", command(tip, NOTHING, MAIN)),
-        ("a pull request as a branch", command(NOTHING, evil, "refs/heads/pr/1")),
-        ("HEAD below refs", command(NOTHING, evil, "refs/HEAD")),
-        ("HEAD as a branch", command(NOTHING, evil, "refs/heads/HEAD")),
-        ("what we keep for ourselves", command(NOTHING, evil, "refs/grasp/kept")),
-        ("another name for branches", command(NOTHING, evil, "refs/Heads/main")),
+        ("an update as if it were new", command(ZERO_ID, evil, MAIN)),
+        ("a new branch", command(ZERO_ID, evil, "refs/heads/evil")),
+        ("a new branch at what is here", command(ZERO_ID, tip, "refs/heads/evil")),
+        ("a new tag", command(ZERO_ID, evil, "refs/tags/v1")),
+        ("a deletion", command(tip, ZERO_ID, MAIN)),
+        ("a pull request as a branch", command(ZERO_ID, evil, "refs/heads/pr/1")),
+        ("HEAD below refs", command(ZERO_ID, evil, "refs/HEAD")),
+        ("HEAD as a branch", command(ZERO_ID, evil, "refs/heads/HEAD")),
+        ("what we keep for ourselves", command(ZERO_ID, evil, "refs/grasp/kept")),
+        ("another name for branches", command(ZERO_ID, evil, "refs/Heads/main")),
         ("the tip of somebody's request", command(tip, evil, &request)),
-        ("somebody's request deleted", command(tip, NOTHING, &request)),
-        ("a request in capitals", command(NOTHING, evil, &unknown(0xabc).to_uppercase())),
-        ("a request of 63 digits", command(NOTHING, evil, &unknown(1)[..74])),
-        ("below a request", command(NOTHING, evil, &format!("{}/x", unknown(1)))),
+        ("somebody's request deleted", command(tip, ZERO_ID, &request)),
+        ("a request in capitals", command(ZERO_ID, evil, &unknown(0xabc).to_uppercase())),
+        ("a request of 63 digits", command(ZERO_ID, evil, &unknown(1)[..74])),
+        ("below a request", command(ZERO_ID, evil, &format!("{}/x", unknown(1)))),
         ("no commands and a pack", [&flush[..], &pack].concat()),
         (
             "a list behind the first",
@@ -60,7 +60,7 @@ async fn no_request_moves_a_ref_that_was_not_signed_for() {
             "all or nothing, with an upload that may come",
             [
                 line(tip, evil, MAIN, " atomic"),
-                pkt(format!("{NOTHING} {evil} {}", unknown(2))),
+                pkt(format!("{ZERO_ID} {evil} {}", unknown(2))),
                 flush.clone(),
                 pack.clone(),
             ]
@@ -82,7 +82,7 @@ async fn refuses_all(scene: &Scene, attempts: Vec<(&str, Vec<u8>)>) {
         assert!(!answer.body.contains("ok refs/"), "{what}: {answer:?}");
         assert_eq!(scene.instance.refs(&scene.repo).await, before, "{what}");
     }
-    assert_eq!(scene.instance.quiet().await.staged, 0);
+    assert_eq!(scene.instance.until_idle().await.staged, 0);
 }
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn an_upload_that_nobody_signed_for_can_be_read_nowhere_by_no_protocol() {
     let blob = scene.work.git(&["rev-parse", "main:file"]).await.expect_ok();
     let name = unknown(7);
     scene.work.git(&["push", &scene.url(), &format!("main:{name}")]).await.expect_ok();
-    assert_eq!(scene.instance.quiet().await.staged, 1);
+    assert_eq!(scene.instance.until_idle().await.staged, 1);
     for repo in [scene.repo.clone(), scene.eve.repo("x"), scene.eve.repo("y")] {
         let url = scene.instance.clone_url(&repo);
         assert!(!scene.instance.refs(&repo).await.contains("refs/nostr"));
@@ -157,7 +157,7 @@ async fn of_a_flood_of_uploads_in_one_push_a_few_are_kept() {
     for count in [MAX_UPLOADS + 1, 5_000] {
         let names: Vec<String> = (0..count).map(unknown).collect();
         let flood: Vec<_> =
-            names.iter().map(|name| (NOTHING, evil.as_str(), name.as_str())).collect();
+            names.iter().map(|name| (ZERO_ID, evil.as_str(), name.as_str())).collect();
         let request = push(&flood, &pack);
         let answer = scene.instance.post(&scene.repo, "git-receive-pack", &[], &request).await;
         assert_eq!(answer.body.matches("ok refs/").count(), MAX_UPLOADS);
@@ -165,6 +165,6 @@ async fn of_a_flood_of_uploads_in_one_push_a_few_are_kept() {
         let refused = answer.body.matches("ng refs/").count();
         assert!(refused + 20 > count - MAX_UPLOADS, "{refused} of {count}");
     }
-    assert_eq!(scene.instance.quiet().await.staged, MAX_UPLOADS);
+    assert_eq!(scene.instance.until_idle().await.staged, MAX_UPLOADS);
     scene.is_untouched("a flood of uploads").await;
 }

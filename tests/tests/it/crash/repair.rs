@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use grasp_core::RepoId;
-use grasp_tests::{Instance, Litter, Maker, Workdir, eventually, files};
+use grasp_tests::{Author, Instance, Leftovers, Workdir, eventually, files};
 
 use super::MAIN;
 use super::victim::{Death, Victim};
@@ -23,17 +23,17 @@ struct Scene {
 
 impl Scene {
     async fn new() -> Self {
-        let (mut victim, alice, work) = (Victim::new(), Maker::new(), Workdir::init().await);
+        let (mut victim, alice, work) = (Victim::new(), Author::new(), Workdir::init().await);
         let other = Instance::start().await;
         let announcement = alice.announce_on("x", &[victim.service(), other.service()]);
         assert!(victim.start(Death::Never) && victim.send(&announcement).unwrap());
-        other.take(vec![announcement]).await;
+        other.ingest(vec![announcement]).await;
         let repo = alice.repo("x");
         for n in 0..3 {
             let tip = work.commit(&format!("commit {n}")).await;
             let state = alice.later(n).state("x", &[(MAIN, &tip)]);
             assert!(victim.send(&state).unwrap());
-            other.take(vec![state]).await;
+            other.ingest(vec![state]).await;
             for url in [victim.clone_url(&repo), other.clone_url(&repo)] {
                 work.git(&["push", "-q", &url, "main"]).await.expect_ok();
             }
@@ -85,9 +85,10 @@ impl Scene {
         assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), tip, "after {at:?}");
         self.victim.run_maintenance();
         let root = self.victim.repositories();
-        let litter =
-            eventually(|| Some(Litter::below(&root)).filter(|litter| litter.processes.is_empty()));
-        assert_eq!(litter.await, Litter::default(), "after {at:?}");
+        let litter = eventually(|| {
+            Some(Leftovers::below(&root)).filter(|litter| litter.processes.is_empty())
+        });
+        assert_eq!(litter.await, Leftovers::default(), "after {at:?}");
     }
 }
 

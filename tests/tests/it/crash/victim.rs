@@ -215,7 +215,7 @@ async fn repair(instance: &Instance, name: &str) -> Result<(), GitError> {
 /// Takes an event, or tells about one by its id.
 async fn about(instance: &Instance, line: &str) -> String {
     if let Ok(event) = Event::from_json(line) {
-        let answer = instance.take(vec![event]).await[0].answer();
+        let answer = instance.ingest(vec![event]).await[0].answer();
         // What a stored event leads to may come later; those who wait for its answer do not know.
         return answer.accepted.to_string();
     }

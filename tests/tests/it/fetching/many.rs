@@ -46,7 +46,7 @@ async fn a_pack_of_more_objects_than_may_come_does_not_come() {
 async fn who_only_says_that_there_are_so_many_is_stopped_before_the_pack_ends() {
     let (server, place) = (GitServer::start().await, Place::new(LOOPBACK, FEW).await);
     let (_work, _, second) = served(&server).await;
-    server.behave(Manner::Claims(u32::MAX));
+    server.set_behaviour(Behaviour::WrongObjectCount(u32::MAX));
     let start = Instant::now();
     assert_eq!(place.fetch(&server.url("x"), &[&second]).await, too_many());
     assert!(start.elapsed() < FEW.silence / 2, "it was not waited for: {:?}", start.elapsed());
@@ -59,7 +59,7 @@ async fn who_says_that_there_are_fewer_than_come_brings_nothing() {
     let work = Workdir::init().await;
     let many = commit_of(200, &work, "many").await;
     server.host("x", &work).await;
-    server.behave(Manner::Claims(1));
+    server.set_behaviour(Behaviour::WrongObjectCount(1));
     let fetched = place.fetch(&server.url("x"), &[&many]).await;
     assert!(matches!(fetched.error, Some(FetchError::Broken(_))), "{fetched:?}");
     assert!(fetched.got.is_empty());

@@ -10,12 +10,12 @@ async fn what_expired_is_found_by_the_hourly_turn() {
         settings.hunt.pull_every = Duration::from_secs(2);
     })
     .await;
-    let (server, alice) = (GitServer::start().await, Maker::new());
+    let (server, alice) = (GitServer::start().await, Author::new());
     let work = Workdir::init().await;
     let commit = work.commit("very late").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.sync(vec![announcement.clone(), state.clone()]).await;
+    instance.ingest_from_relay(vec![announcement.clone(), state.clone()]).await;
     let purgatory = instance.purgatory();
     wait_until_asked(purgatory, |purgatory| purgatory.counts().expired == 2).await;
     server.host("x", &work).await;
@@ -30,11 +30,11 @@ async fn objects_that_a_disk_has_lost_come_back() {
         settings.hunt.pull_every = Duration::from_secs(2);
     })
     .await;
-    let (server, alice) = (GitServer::start().await, Maker::new());
+    let (server, alice) = (GitServer::start().await, Author::new());
     let (work, commit) = hosted_at(&server, "x").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.sync(vec![announcement, state.clone()]).await;
+    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     instance.until_serves(&state).await;
     lose_objects(&instance.dir().join("git/families"));
     let url = instance.clone_url(&alice.repo("x"));
@@ -56,14 +56,17 @@ async fn a_stranger_with_the_same_name_and_many_places_keeps_nothing_from_coming
         settings.hunt.pull_every = Duration::from_secs(2);
     })
     .await;
-    let (server, alice, mallory) = (GitServer::start().await, Maker::new(), Maker::new().later(9));
+    let (server, alice, mallory) =
+        (GitServer::start().await, Author::new(), Author::new().later(9));
     let (_work, commit) = hosted_at(&server, "x").await;
     let places: Vec<String> =
         (0..400).map(|n| format!("http://127.9.9.{}:{n}/", n % 250)).collect();
     let places: Vec<&str> = places.iter().map(String::as_str).collect();
-    for (maker, places) in [(&alice, &[server.url("x").as_str()][..]), (&mallory, &places)] {
-        let state = maker.state("x", &[(MAIN, &commit)]);
-        instance.sync(vec![announce(maker, "x", &instance, places), state.clone()]).await;
+    for (author, places) in [(&alice, &[server.url("x").as_str()][..]), (&mallory, &places)] {
+        let state = author.state("x", &[(MAIN, &commit)]);
+        instance
+            .ingest_from_relay(vec![announce(author, "x", &instance, places), state.clone()])
+            .await;
         instance.until_serves(&state).await;
     }
     lose_objects(&instance.dir().join("git/families"));
@@ -79,17 +82,17 @@ async fn a_stranger_with_the_same_name_and_many_places_keeps_nothing_from_coming
 
 #[tokio::test]
 async fn a_served_pull_request_is_looked_after_every_hour() {
-    let instance = Instance::set_with(grasp_tests::Settings::one_process(), |settings| {
+    let instance = Instance::with_settings_and(grasp_tests::Settings::one_process(), |settings| {
         hurried(settings);
         settings.hunt.pull_every = Duration::from_secs(2);
     })
     .await;
     let (server, fork) = (GitServer::start().await, GitServer::start().await);
-    let (alice, bob) = (Maker::new(), Maker::new());
+    let (alice, bob) = (Author::new(), Author::new());
     let (work, commit) = hosted_at(&server, "x").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.sync(vec![announcement, state.clone()]).await;
+    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     instance.until_serves(&state).await;
     // Nobody has the tip but whom the pull request names.
     let tip = work.commit("a contribution").await;
@@ -97,7 +100,7 @@ async fn a_served_pull_request_is_looked_after_every_hour() {
     let repo = alice.repo("x").to_string();
     let tags: [&[&str]; 3] = [&["a", &repo], &["c", &tip], &["clone", &fork.url("fork")]];
     let proposal = bob.sign(1618, "please pull", &tags);
-    instance.sync(vec![proposal.clone()]).await;
+    instance.ingest_from_relay(vec![proposal.clone()]).await;
     instance.until_serves(&proposal).await;
 
     let before = fork.conversations().len();

@@ -12,7 +12,7 @@ async fn addresses_that_may_not_be_dialled_are_not() {
         settings.outbound = OutboundPolicy::default();
     })
     .await;
-    let (server, alice) = (GitServer::start().await, Maker::new());
+    let (server, alice) = (GitServer::start().await, Author::new());
     let (_work, commit) = hosted_at(&server, "x").await;
     let port = server.address().port();
     let mut places: Vec<String> = [
@@ -34,9 +34,9 @@ async fn addresses_that_may_not_be_dialled_are_not() {
     let places: Vec<&str> = places.iter().map(String::as_str).collect();
     let announcement = announce(&alice, "x", &instance, &places);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    let verdicts = instance.sync(vec![announcement, state.clone()]).await;
+    let verdicts = instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(server.asked().is_empty(), "{:?} after {verdicts:?}", server.asked());
+    assert!(server.requests().is_empty(), "{:?} after {verdicts:?}", server.requests());
     assert!(!instance.serves(&state).await);
 }
 
@@ -50,8 +50,8 @@ async fn of_fifteen_hundred_places_few_are_asked_and_the_good_one_is_found() {
     .await;
     // All of loopback leads to the first, which has nothing; only one place leads to the other.
     let (everywhere, good) = (
-        GitServer::at("0.0.0.0", Manner::Honest).await,
-        GitServer::at("127.0.0.7", Manner::Honest).await,
+        GitServer::at("0.0.0.0", Behaviour::Correct).await,
+        GitServer::at("127.0.0.7", Behaviour::Correct).await,
     );
     let port = everywhere.address().port();
     let (_work, commit) = hosted_at(&good, "x").await;
@@ -60,14 +60,14 @@ async fn of_fifteen_hundred_places_few_are_asked_and_the_good_one_is_found() {
         .collect();
     places.insert(12, good.url("x"));
     let places: Vec<&str> = places.iter().map(String::as_str).collect();
-    let alice = Maker::new();
+    let alice = Author::new();
     let announcement = announce(&alice, "x", &instance, &places);
     let state = alice.state("x", &[(MAIN, &commit)]);
     let start = Instant::now();
-    instance.sync(vec![announcement, state.clone()]).await;
+    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     instance.until_serves(&state).await;
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
-    let (asked, at_once) = (everywhere.conversations().len(), everywhere.most_open());
+    let (asked, at_once) = (everywhere.conversations().len(), everywhere.max_open());
     assert!((1..=32).contains(&asked), "{asked} were asked");
     assert!(at_once <= AT_ONCE, "{at_once} at once");
     let figures = instance.purgatory().hunting().unwrap().figures().await.unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use grasp_bin::{Server, Settings};
 use grasp_relay::Clock;
 use grasp_relay::web::figures::{NodeStatus, Status};
-use grasp_tests::{Outside, Postgres, S3Server, eventually_async, pass_in_turn};
+use grasp_tests::{Postgres, S3Server, ServerClient, eventually_async, proxy_round_robin};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
@@ -118,7 +118,7 @@ impl Group {
             packs: S3Server::start().await,
             nodes,
             domain,
-            proxy: tokio::spawn(pass_in_turn(listener, addresses)),
+            proxy: tokio::spawn(proxy_round_robin(listener, addresses)),
         };
         (0..count).for_each(|node| group.restart(node));
         group.until_ready().await;
@@ -126,20 +126,20 @@ impl Group {
     }
 
     /// The server, through its proxy.
-    pub(super) fn outside(&self) -> Outside {
-        Outside::at(self.domain)
+    pub(super) fn client(&self) -> ServerClient {
+        ServerClient::at(self.domain)
     }
 
     /// One node.
-    pub(super) fn node(&self, node: usize) -> Outside {
-        Outside::at(self.nodes[node].address)
+    pub(super) fn node(&self, node: usize) -> ServerClient {
+        ServerClient::at(self.nodes[node].address)
     }
 
     pub(super) fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    pub(super) fn all(&self) -> Vec<Outside> {
+    pub(super) fn all(&self) -> Vec<ServerClient> {
         (0..self.nodes.len()).map(|node| self.node(node)).collect()
     }
 

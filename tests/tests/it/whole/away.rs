@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use grasp_sync::driver::RelayStatus;
 use grasp_sync::index::ConnectionStatus;
-use grasp_tests::{Equal, Maker, TimeMachine, eventually_async};
+use grasp_tests::{AdjustableClock, Author, Convergence, eventually_async};
 
 use super::net::{MAIN, Net};
 use super::threads::comment;
@@ -46,27 +46,27 @@ impl Absence {
     /// Nothing begins meanwhile that has to be asked for by a name of its own: what is asked for anew then is so
     /// because of the absence.
     async fn of(seconds: u64) -> Self {
-        let time = TimeMachine::default();
+        let time = AdjustableClock::default();
         let settings = time.settings();
         let mut net = Net::set(3, &settings).await;
-        let alice = Maker::new().earlier(100);
+        let alice = Author::new().earlier(100);
         let hosted = net.host(0, &alice, "x").await;
         let issue = alice.later(1).issue(&hosted.repo, "an issue");
-        net.at(0).send(&[&issue]).await;
+        net.at(0).publish_all(&[&issue]).await;
         net.equal().serving(hosted.signed()).serving([&issue]).wait().await;
         let before = [settled(&net, 2, 0).await, settled(&net, 2, 1).await];
 
         net.members[2].stop().await;
         missed(&net, 2, 0).await;
         missed(&net, 2, 1).await;
-        time.forward(seconds);
+        time.advance(seconds);
         let next = hosted.work.commit("meanwhile").await;
         let state = alice.later(seconds).state("x", &[(MAIN, &next)]);
-        net.at(0).send(&[&state]).await;
+        net.at(0).publish_all(&[&state]).await;
         hosted.push(&net.at(0), &["main"]).await;
         let said = comment(&alice.later(seconds), &issue, &issue, "is anybody there?");
-        net.at(1).send(&[&said]).await;
-        Equal::among(&[net.at(0), net.at(1)]).serving([&state, &said]).wait().await;
+        net.at(1).publish_all(&[&said]).await;
+        Convergence::of(&[net.at(0), net.at(1)]).serving([&state, &said]).wait().await;
 
         net.members[2].start().await;
         let equal = net.equal().serving([&state, &said]);
@@ -76,8 +76,8 @@ impl Absence {
         // And what is new comes live, both ways.
         let (here, there) = (alice.later(seconds + 1), alice.later(seconds + 2));
         let (here, there) = (here.issue(&hosted.repo, "here"), there.issue(&hosted.repo, "there"));
-        net.at(2).send(&[&here]).await;
-        net.at(0).send(&[&there]).await;
+        net.at(2).publish_all(&[&here]).await;
+        net.at(0).publish_all(&[&there]).await;
         net.equal().serving([&here, &there]).wait().await;
         let ([one, two], [three, four]) = (before, after);
         Self { net, thought: [(one, three), (two, four)] }

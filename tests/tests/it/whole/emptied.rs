@@ -3,20 +3,20 @@
 use std::path::Path;
 
 use grasp_sync::index::ConnectionStatus;
-use grasp_tests::{Maker, eventually_async};
+use grasp_tests::{Author, eventually_async};
 
 use super::net::{Hosted, MAIN, Net};
 use super::threads::comment;
 
 /// Three servers with a history that is older than what anybody catches up with.
-async fn three_with_a_history() -> (Net, Maker, Hosted) {
-    let (net, alice) = (Net::of(3).await, Maker::new().earlier(5_000));
+async fn three_with_a_history() -> (Net, Author, Hosted) {
+    let (net, alice) = (Net::of(3).await, Author::new().earlier(5_000));
     let hosted = net.host(0, &alice, "x").await;
     net.equal().serving(hosted.signed()).wait().await;
     let issue = alice.later(1).issue(&hosted.repo, "what is this?");
     let reply = comment(&alice.later(2), &issue, &issue, "a test");
     let nested = comment(&alice.later(3), &issue, &reply, "of what?");
-    net.at(1).send(&[&issue, &reply, &nested]).await;
+    net.at(1).publish_all(&[&issue, &reply, &nested]).await;
     net.equal().serving([&issue, &reply, &nested]).wait().await;
     (net, alice, hosted)
 }
@@ -47,7 +47,7 @@ async fn come_back_after(empty: impl FnOnce(&Path)) {
     // It is a full member again.
     let next = hosted.work.commit("next").await;
     let state = alice.later(4).state("x", &[(MAIN, &next)]);
-    net.at(2).send(&[&state]).await;
+    net.at(2).publish_all(&[&state]).await;
     hosted.push(&net.at(2), &["main"]).await;
     net.equal().serving([&state]).with_refs(&hosted.repo, &[(MAIN, &next)]).wait().await;
 }

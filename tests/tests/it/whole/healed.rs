@@ -2,19 +2,19 @@
 
 use std::path::PathBuf;
 
-use grasp_tests::{Maker, Settings, files};
+use grasp_tests::{Author, Settings, files};
 
 use super::net::{Hosted, MAIN, Net};
 
 /// Two servers with a repository of three pushes, each in a pack of its own.
 async fn two_with_a_history() -> (Net, Hosted) {
     let net = Net::set(2, &Settings::one_process()).await;
-    let alice = Maker::new().earlier(5_000);
+    let alice = Author::new().earlier(5_000);
     let hosted = net.host(0, &alice, "x").await;
     for n in 1..3 {
         let tip = hosted.work.commit(&format!("next {n}")).await;
         let state = alice.later(n).state("x", &[(MAIN, &tip)]);
-        net.at(0).send(&[&state]).await;
+        net.at(0).publish_all(&[&state]).await;
         hosted.push(&net.at(0), &["main"]).await;
         net.equal().serving([&state]).with_refs(&hosted.repo, &[(MAIN, &tip)]).wait().await;
     }

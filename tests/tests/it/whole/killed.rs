@@ -1,7 +1,7 @@
 //! `kill -9` of one server among several, at any step of a push, of a release and of sync: nothing is lost, and all
 //! end equal.
 
-use grasp_tests::{Equal, Litter, Maker, Settings, eventually, eventually_async};
+use grasp_tests::{Author, Convergence, Leftovers, Settings, eventually, eventually_async};
 use nostr::event::Event;
 
 use super::net::{Hosted, MAIN, Net};
@@ -13,13 +13,13 @@ const LIVES: [u64; 6] = [1, 3, 7, 13, 22, 40];
 /// Somebody signs and pushes the next commit at one member, as often as it takes.
 async fn publish(net: &Net, at: usize, hosted: &Hosted, state: &Event) -> bool {
     let to = net.at(at);
-    to.offer(state).await == Some(Ok(())) && hosted.try_push(&to, &["main"]).await
+    to.publish(state).await == Some(Ok(())) && hosted.try_push(&to, &["main"]).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_dies_while_it_is_pushed_to_has_it_all_in_the_end() {
     let mut net = Net::of_processes(3);
-    let alice = Maker::new().earlier(100);
+    let alice = Author::new().earlier(100);
     let hosted = net.host(0, &alice, "x").await;
     net.equal().serving(hosted.signed()).wait().await;
     for (round, lives) in (1..).zip(LIVES) {
@@ -39,15 +39,15 @@ async fn a_server_that_dies_while_it_is_pushed_to_has_it_all_in_the_end() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_dies_in_the_middle_of_an_upload_takes_it_the_next_time() {
     let mut net = Net::of_processes(3);
-    let alice = Maker::new().earlier(100);
+    let alice = Author::new().earlier(100);
     let hosted = net.host(0, &alice, "x").await;
     net.equal().serving(hosted.signed()).wait().await;
-    let next = hosted.work.commit_noise(8_000_000).await;
+    let next = hosted.work.commit_incompressible(8_000_000).await;
     let state = alice.later(1).state("x", &[(MAIN, &next)]);
     let (to, repositories) = (net.at(0), net.members[0].dir().join("git"));
-    to.send(&[&state]).await;
+    to.publish_all(&[&state]).await;
     let die = async {
-        eventually(|| (Litter::below(&repositories).incoming > 0).then_some(())).await;
+        eventually(|| (Leftovers::below(&repositories).incoming > 0).then_some(())).await;
         net.members[0].kill();
     };
     let (pushed, ()) = tokio::join!(hosted.try_push(&to, &["main"]), die);
@@ -55,13 +55,13 @@ async fn a_server_that_dies_in_the_middle_of_an_upload_takes_it_the_next_time() 
     net.members[0].spawn();
     hosted.push(&to, &["main"]).await;
     net.equal().serving([&state]).with_refs(&hosted.repo, &[(MAIN, &next)]).wait().await;
-    assert_eq!(eventually_clean(&repositories).await, Litter::default());
+    assert_eq!(eventually_clean(&repositories).await, Leftovers::default());
 }
 
 /// What lies about once nobody is at work.
-async fn eventually_clean(repositories: &std::path::Path) -> Litter {
+async fn eventually_clean(repositories: &std::path::Path) -> Leftovers {
     eventually(|| {
-        let litter = Litter::below(repositories);
+        let litter = Leftovers::below(repositories);
         (litter.processes.is_empty() && litter.incoming == 0).then_some(litter)
     })
     .await
@@ -70,7 +70,7 @@ async fn eventually_clean(repositories: &std::path::Path) -> Litter {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_dies_while_it_takes_over_from_another_has_it_all_in_the_end() {
     let mut net = Net::of_processes(3);
-    let alice = Maker::new().earlier(100);
+    let alice = Author::new().earlier(100);
     let hosted = net.host(0, &alice, "x").await;
     net.equal().serving(hosted.signed()).wait().await;
     for (round, lives) in (1..).zip(LIVES) {
@@ -78,7 +78,7 @@ async fn a_server_that_dies_while_it_takes_over_from_another_has_it_all_in_the_e
         let state = alice.later(round).state("x", &[(MAIN, &next)]);
         let issue = alice.later(round).issue(&hosted.repo, &format!("issue {round}"));
         assert!(net.members[1].arm(lives));
-        net.at(0).send(&[&issue]).await;
+        net.at(0).publish_all(&[&issue]).await;
         assert!(publish(&net, 0, &hosted, &state).await, "round {round}");
         wait_for_death_or(&mut net, 1, &state).await;
         net.members[1].kill();
@@ -90,11 +90,11 @@ async fn a_server_that_dies_while_it_takes_over_from_another_has_it_all_in_the_e
 
 /// Waits until a member is dead, or serves an event.
 async fn wait_for_death_or(net: &mut Net, which: usize, event: &Event) {
-    let outside = net.at(which);
+    let client = net.at(which);
     let member = std::sync::Mutex::new(&mut net.members[which]);
     eventually_async(|| async {
         let lives = member.lock().unwrap().lives();
-        let served = outside.events().await.is_some_and(|all| all.contains_key(&event.id));
+        let served = client.events().await.is_some_and(|all| all.contains_key(&event.id));
         (!lives || served).then_some(())
     })
     .await;
@@ -106,7 +106,7 @@ async fn a_server_that_dies_again_and_again_while_it_joins_is_complete_in_the_en
     net.members[0].spawn();
     net.members[1].spawn();
     let early = [net.at(0), net.at(1)];
-    let alice = Maker::new().earlier(5_000);
+    let alice = Author::new().earlier(5_000);
     let hosted = net.host(0, &alice, "x").await;
     let mut said = Vec::new();
     for number in 0..60 {
@@ -115,15 +115,15 @@ async fn a_server_that_dies_again_and_again_while_it_joins_is_complete_in_the_en
         said.push(issue);
     }
     said.reverse();
-    net.at(1).send(&[&hosted.announcement]).await;
-    Equal::among(&early).serving(hosted.signed()).wait().await;
-    net.at(1).send(&said.iter().collect::<Vec<_>>()).await;
+    net.at(1).publish_all(&[&hosted.announcement]).await;
+    Convergence::of(&early).serving(hosted.signed()).wait().await;
+    net.at(1).publish_all(&said.iter().collect::<Vec<_>>()).await;
     let tip = hosted.work.commit("a contribution").await;
     let proposal = alice.pull_request(&hosted.repo, &tip);
     let name = format!("refs/nostr/{}", proposal.id);
     hosted.push(&net.at(0), &[&format!("HEAD:{name}")]).await;
-    net.at(0).send(&[&proposal]).await;
-    Equal::among(&early).serving(&said).serving([&proposal]).wait().await;
+    net.at(0).publish_all(&[&proposal]).await;
+    Convergence::of(&early).serving(&said).serving([&proposal]).wait().await;
 
     for lives in [4, 12, 30, 60, 100, 150] {
         net.members[2].spawn();

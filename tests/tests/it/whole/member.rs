@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use grasp_purgatory::driver::PurgatoryDriver;
 use grasp_relay::Clock;
 use grasp_sync::driver::RelayStatus;
-use grasp_tests::{Instance, Outside, Settings};
+use grasp_tests::{Instance, ServerClient, Settings};
 use rustix::process::{Signal, getpid, kill_process};
 use tempfile::TempDir;
 
@@ -45,8 +45,8 @@ impl Member {
         Self { dir, address, others, settings, running: Running::Nothing }
     }
 
-    pub(super) fn outside(&self) -> Outside {
-        Outside::at(self.address)
+    pub(super) fn client(&self) -> ServerClient {
+        ServerClient::at(self.address)
     }
 
     pub(super) fn dir(&self) -> &Path {
@@ -88,7 +88,7 @@ impl Member {
     pub(super) async fn thinks_of(&self, other: &Self) -> Option<RelayStatus> {
         let Running::Here(instance) = &self.running else { return None };
         let status = instance.server().syncer().await?.status().await;
-        status.relays.get(&other.outside().relay_url().parse().unwrap()).cloned()
+        status.relays.get(&other.client().relay_url().parse().unwrap()).cloned()
     }
 
     /// Runs it as a process.

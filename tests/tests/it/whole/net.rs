@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use grasp_core::{RepoId, ServiceIdentity};
-use grasp_tests::{Equal, Maker, Outside, Settings, Workdir, eventually_async};
+use grasp_tests::{Author, Convergence, ServerClient, Settings, Workdir, eventually_async};
 use nostr::event::Event;
 
 use super::member::Member;
@@ -49,30 +49,30 @@ impl Net {
         Self { members: addresses.iter().map(member).collect() }
     }
 
-    pub(super) fn all(&self) -> Vec<Outside> {
-        self.members.iter().map(Member::outside).collect()
+    pub(super) fn all(&self) -> Vec<ServerClient> {
+        self.members.iter().map(Member::client).collect()
     }
 
-    pub(super) fn at(&self, which: usize) -> Outside {
-        self.members[which].outside()
+    pub(super) fn at(&self, which: usize) -> ServerClient {
+        self.members[which].client()
     }
 
     pub(super) fn services(&self) -> Vec<ServiceIdentity> {
-        self.all().iter().map(Outside::service).collect()
+        self.all().iter().map(ServerClient::service).collect()
     }
 
     /// All of them shall come to be equal.
-    pub(super) fn equal(&self) -> Equal {
-        Equal::among(&self.all())
+    pub(super) fn equal(&self) -> Convergence {
+        Convergence::of(&self.all())
     }
 
     /// Announces a repository of one commit on all members, at one of them, and pushes it there.
-    pub(super) async fn host(&self, which: usize, owner: &Maker, name: &str) -> Hosted {
+    pub(super) async fn host(&self, which: usize, owner: &Author, name: &str) -> Hosted {
         let (work, at) = (Workdir::init().await, self.at(which));
         let first = work.commit("first").await;
         let announcement = owner.announce_on(name, &self.services());
         let state = owner.state(name, &[(MAIN, &first)]);
-        at.send(&[&announcement, &state]).await;
+        at.publish_all(&[&announcement, &state]).await;
         let hosted = Hosted { repo: owner.repo(name), work, first, announcement, state };
         hosted.push(&at, &["main"]).await;
         hosted
@@ -90,18 +90,18 @@ pub(super) struct Hosted {
 
 impl Hosted {
     /// Pushes, which must succeed.
-    pub(super) async fn push(&self, to: &Outside, specs: &[&str]) {
+    pub(super) async fn push(&self, to: &ServerClient, specs: &[&str]) {
         assert!(self.try_push(to, specs).await, "a push of {specs:?} to {}", to.relay_url());
     }
 
     /// Pushes; whether it succeeded.
-    pub(super) async fn try_push(&self, to: &Outside, specs: &[&str]) -> bool {
+    pub(super) async fn try_push(&self, to: &ServerClient, specs: &[&str]) -> bool {
         let url = to.clone_url(&self.repo);
         self.work.git(&[&["push", "-q", "--force", &url], specs].concat()).await.ok
     }
 
     /// Clones from a server until that works, and checks the clone. A clone that fails makes the server look.
-    pub(super) async fn clone_until_whole(&self, from: &Outside) {
+    pub(super) async fn clone_until_whole(&self, from: &ServerClient) {
         let url = from.clone_url(&self.repo);
         let clone = eventually_async(async || {
             let clone = Workdir::empty();

@@ -1,7 +1,7 @@
 //! One history, told to two servers in different orders and in part to only one of them: both end equal.
 
 use grasp_core::{RepoId, kinds};
-use grasp_tests::{Equal, Maker, Outside, Workdir};
+use grasp_tests::{Author, Convergence, ServerClient, Workdir};
 use nostr::event::Event;
 
 use super::net::{MAIN, Net};
@@ -51,7 +51,7 @@ struct History {
 
 impl History {
     async fn on(net: &Net) -> Self {
-        let (alice, bob) = (Maker::new().earlier(200), Maker::new().earlier(200));
+        let (alice, bob) = (Author::new().earlier(200), Author::new().earlier(200));
         let (x, y) = (alice.repo("x"), bob.repo("y"));
         let work = Workdir::init().await;
         let one = work.commit("one").await;
@@ -108,9 +108,9 @@ impl History {
     }
 
     /// Does one thing at one server; whether the server took it, or has nothing to do with it any more.
-    async fn perform(&self, at: &Outside, deed: &Deed) -> bool {
+    async fn perform(&self, at: &ServerClient, deed: &Deed) -> bool {
         match deed {
-            Deed::Send(event) => match at.offer(event).await.unwrap() {
+            Deed::Send(event) => match at.publish(event).await.unwrap() {
                 Ok(()) => true,
                 Err(why) => self.goes.contains(event) && !why.starts_with("error"),
             },
@@ -135,7 +135,7 @@ impl History {
 
     /// Tells one server its part, in its order. What is refused is told again after everything else, a few times;
     /// what is left then is the answer.
-    async fn tell(&self, at: &Outside, mut deeds: Vec<Deed>) -> Vec<Deed> {
+    async fn tell(&self, at: &ServerClient, mut deeds: Vec<Deed>) -> Vec<Deed> {
         for _ in 0..3 {
             let mut refused = Vec::new();
             for deed in deeds {
@@ -176,9 +176,9 @@ async fn orders_make_no_difference(seed: u64) {
     // Whoever is refused at one server tries the other: half of what is needed may be here, and half there.
     let (two, one) = tokio::join!(history.tell(&a, two), history.tell(&b, one));
     tokio::join!(history.tell(&a, one), history.tell(&b, two));
-    let mut equal = Equal::among(&[a, b])
-        .but_for_uploads()
-        .but_for_old_deletions()
+    let mut equal = Convergence::of(&[a, b])
+        .ignoring_staged_uploads()
+        .ignoring_old_deletions()
         .serving(&history.stays)
         .without(&history.goes);
     for (repo, refs) in &history.refs {

@@ -1,4 +1,4 @@
-//! An event store that fails when it is told to, and counts what it is asked.
+//! An event store that fails on demand and counts queries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
-use crate::Wrapping;
+use crate::StoreWrapper;
 
-/// A switch: while it is on, no state event can be stored.
+/// A switch: while it is on, commits of state events fail.
 #[derive(Clone, Debug, Default)]
 pub struct Fault {
     on: Arc<AtomicBool>,
@@ -28,29 +28,29 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// What to put around the store of an instance.
-    pub fn wrapping(&self) -> Wrapping {
+    /// Returns a wrapper that applies this fault to the store of an instance.
+    pub fn store_wrapper(&self) -> StoreWrapper {
         let fault = self.clone();
-        Arc::new(move |store| Arc::new(Faulty { store, fault: fault.clone() }))
+        Arc::new(move |store| Arc::new(FaultyStore { store, fault: fault.clone() }))
     }
 
-    /// Searches until now.
+    /// Returns the number of queries so far.
     pub fn queries(&self) -> usize {
         self.queries.load(Ordering::SeqCst)
     }
 
-    /// Turns it on or off.
+    /// Switches the fault on or off.
     pub fn set(&self, on: bool) {
         self.on.store(on, Ordering::SeqCst);
     }
 }
 
-struct Faulty {
+struct FaultyStore {
     store: Arc<dyn Store>,
     fault: Fault,
 }
 
-impl Database for Faulty {
+impl Database for FaultyStore {
     fn commit(&self, commit: Commit) -> DatabaseFuture<'_, Committed> {
         let state = commit.save.iter().any(|event| event.kind == grasp_core::kinds::STATE);
         if state && self.fault.on.load(Ordering::SeqCst) {
@@ -100,7 +100,7 @@ impl Database for Faulty {
     }
 }
 
-impl EventStore for Faulty {
+impl EventStore for FaultyStore {
     fn save_events(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, SaveReport> {
         self.store.save_events(events, now)
     }

@@ -1,27 +1,27 @@
-//! What must not be left behind.
+//! Processes and temporary files that operations must not leave behind.
 
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What lies about in a place for repositories, and who is at work there.
+/// The processes and temporary files below a directory of repositories.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Litter {
-    /// Processes that work there, as their command lines.
+pub struct Leftovers {
+    /// Command lines of processes that name the directory.
     pub processes: Vec<String>,
-    /// Places where something is being received.
+    /// Directories into which something is being received.
     pub incoming: usize,
-    /// Decided and unfinished ref transactions.
+    /// Ref transactions that are decided and not finished.
     pub journal: usize,
     /// Uploads that wait for their event.
     pub staged: usize,
-    /// Lock files and temporary files, anywhere.
+    /// Lock files and temporary files anywhere below.
     pub stray: BTreeSet<PathBuf>,
 }
 
-impl Litter {
-    /// Looks below a directory.
+impl Leftovers {
+    /// Collects what is below a directory.
     pub fn below(root: &Path) -> Self {
         let entries = |name: &str| std::fs::read_dir(root.join(name)).map_or(0, Iterator::count);
         let mut stray = BTreeSet::new();
@@ -38,13 +38,13 @@ impl Litter {
     }
 }
 
-/// The directory of a tip that a staged file belongs to: family, event, tip.
+/// Returns the directory of the tip that a staged file belongs to: family, event, tip.
 fn tip(root: &Path, file: &Path) -> Option<PathBuf> {
     let inside = file.strip_prefix(root.join("staging")).ok()?;
     Some(inside.components().take(3).collect())
 }
 
-/// All files below a directory.
+/// Returns all files below a directory.
 pub fn files(root: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(root) else { return Vec::new() };
     let paths = entries.flatten().map(|entry| entry.path());
@@ -60,7 +60,7 @@ fn find_strays(root: &Path, stray: &mut BTreeSet<PathBuf>) {
     stray.extend(files(root).into_iter().filter(is_stray));
 }
 
-/// The living processes whose arguments or environment name a directory.
+/// Returns the running processes whose arguments or environment name a directory.
 fn processes(root: &Path) -> Vec<String> {
     let marker = root.as_os_str().as_bytes();
     let Ok(all) = std::fs::read_dir("/proc") else { return Vec::new() };
@@ -77,16 +77,16 @@ fn processes(root: &Path) -> Vec<String> {
     found
 }
 
-/// Waits for something that others do in their own time.
-pub async fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    eventually_async(|| std::future::ready(look())).await
+/// Polls until `probe` returns a value, for a minute at most.
+pub async fn eventually<T>(mut probe: impl FnMut() -> Option<T>) -> T {
+    eventually_async(|| std::future::ready(probe())).await
 }
 
-/// The same where looking takes time.
-pub async fn eventually_async<T, F: Future<Output = Option<T>>>(mut look: impl FnMut() -> F) -> T {
+/// Does the same with a probe that waits.
+pub async fn eventually_async<T, F: Future<Output = Option<T>>>(mut probe: impl FnMut() -> F) -> T {
     let wait = async {
         loop {
-            match look().await {
+            match probe().await {
                 Some(found) => return found,
                 None => tokio::time::sleep(Duration::from_millis(5)).await,
             }

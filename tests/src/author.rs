@@ -1,49 +1,49 @@
-//! Somebody who signs events.
+//! Authors of events.
 
 use grasp_core::{RepoId, ServiceIdentity};
 use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
 use nostr::key::{Keys, PublicKey};
 use nostr::types::Timestamp;
 
-/// A person with a key and a clock of their own.
+/// A key that signs events, with a clock of its own.
 #[derive(Clone, Debug)]
-pub struct Maker {
+pub struct Author {
     keys: Keys,
     at: u64,
 }
 
-impl Maker {
-    /// Somebody new, whose clock is right.
+impl Author {
+    /// Creates an author with a new key and the present time.
     pub fn new() -> Self {
         Self { keys: Keys::generate(), at: Timestamp::now().as_secs() }
     }
 
-    /// The same person, that many seconds later.
+    /// Returns the same author, this number of seconds later.
     #[must_use]
     pub fn later(&self, seconds: u64) -> Self {
         Self { keys: self.keys.clone(), at: self.at + seconds }
     }
 
-    /// The same person, that many seconds earlier.
+    /// Returns the same author, this number of seconds earlier.
     #[must_use]
     pub fn earlier(&self, seconds: u64) -> Self {
         Self { keys: self.keys.clone(), at: self.at - seconds }
     }
 
-    /// The same person at this second.
+    /// Returns the same author at this second.
     #[must_use]
     pub fn at(&self, at: u64) -> Self {
         Self { keys: self.keys.clone(), at }
     }
 
-    /// The person's public key.
+    /// Returns the public key.
     pub fn key(&self) -> PublicKey {
         self.keys.public_key()
     }
 
-    /// A repository of this person's.
+    /// Returns the id of a repository of this owner.
     pub fn repo(&self, name: &str) -> RepoId {
-        RepoId::new(self.key(), name.parse().expect("a legal name"))
+        RepoId::new(self.key(), name.parse().expect("a valid identifier"))
     }
 
     /// Signs an event.
@@ -56,12 +56,12 @@ impl Maker {
             .expect("a key can sign")
     }
 
-    /// Announces a repository that a service shall host.
+    /// Announces a repository on one service.
     pub fn announce(&self, name: &str, on: &ServiceIdentity) -> Event {
         self.announce_with(name, on, &[])
     }
 
-    /// Announces a repository that several services shall host.
+    /// Announces a repository on several services.
     pub fn announce_on(&self, name: &str, services: &[ServiceIdentity]) -> Event {
         let clone: Vec<_> = services.iter().map(|on| self.clone_url(name, on)).collect();
         let relays: Vec<_> = services.iter().map(|on| format!("ws://{on}")).collect();
@@ -71,12 +71,12 @@ impl Maker {
         self.sign(30617, "", &[&["d", name], &clone, &relays])
     }
 
-    /// Announces a repository, with more to say about it.
+    /// Announces a repository with further tags.
     pub fn announce_with(&self, name: &str, on: &ServiceIdentity, more: &[&[&str]]) -> Event {
         let clone = self.clone_url(name, on);
         let relay = format!("ws://{on}");
-        let places: [&[&str]; 3] = [&["d", name], &["clone", &clone], &["relays", &relay]];
-        self.sign(30617, "", &[&places, more].concat())
+        let own: [&[&str]; 3] = [&["d", name], &["clone", &clone], &["relays", &relay]];
+        self.sign(30617, "", &[&own, more].concat())
     }
 
     fn clone_url(&self, name: &str, on: &ServiceIdentity) -> String {
@@ -85,7 +85,7 @@ impl Maker {
         format!("http://{on}{below}")
     }
 
-    /// Signs where the refs are; HEAD at `main` if there is one.
+    /// Signs a state; HEAD is `main` if that is among the refs.
     pub fn state(&self, name: &str, refs: &[(&str, &str)]) -> Event {
         let mut tags: Vec<Vec<&str>> = vec![vec!["d", name]];
         tags.extend(refs.iter().map(|(name, oid)| vec![*name, *oid]));
@@ -96,18 +96,18 @@ impl Maker {
         self.sign(30618, "", &tags)
     }
 
-    /// Proposes a commit.
+    /// Signs a pull request for a commit.
     pub fn pull_request(&self, repo: &RepoId, tip: &str) -> Event {
         self.sign(1618, "please pull", &[&["a", &repo.to_string()], &["c", tip]])
     }
 
-    /// Opens an issue.
+    /// Signs an issue.
     pub fn issue(&self, repo: &RepoId, text: &str) -> Event {
         self.sign(1621, text, &[&["a", &repo.to_string()]])
     }
 }
 
-impl Default for Maker {
+impl Default for Author {
     fn default() -> Self {
         Self::new()
     }
