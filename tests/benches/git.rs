@@ -1,38 +1,38 @@
-//! Clones and pushes, against `git http-backend` behind the same HTTP server.
+//! Clones and pushes of this server and of `git http-backend` behind the same HTTP server.
 //!
 //! ```sh
 //! cargo bench -p grasp-tests --bench git                                            # minutes, and some 10 GB of disk
 //! GRASP_BENCH_MB=100 GRASP_BENCH_ROUNDS=10 cargo bench -p grasp-tests --bench git   # a shorter one
 //! ```
 //!
-//! Each server is a process of its own, so its memory is its own; what its git processes take is said beside it. The
-//! two take turns, and of every figure the median is told: a busy machine slows both. `GRASP_BENCH_MB=0` leaves out the
+//! Each server is a process of its own, so its memory is its own; the memory of its git processes is printed beside it. The
+//! servers alternate, and every figure is a median: a busy machine slows both. `GRASP_BENCH_MB=0` leaves out the
 //! large repository.
 
-#[path = "git/answers.rs"]
-mod answers;
 #[path = "git/backend.rs"]
 mod backend;
 #[path = "git/load.rs"]
 mod load;
 #[path = "git/memory.rs"]
 mod memory;
+#[path = "git/responses.rs"]
+mod responses;
 #[path = "git/server.rs"]
 mod server;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use load::{Big, Small};
-use memory::{Memory, Watched};
+use load::{LargeRepo, SmallRepo};
+use memory::{Memory, MemorySampler};
 use server::{Kind, Server};
 
 fn main() {
-    if let Some(kind) = Kind::told() {
+    if let Some(kind) = Kind::from_env() {
         return server::run(kind);
     }
     if !std::env::args().any(|argument| argument == "--bench") {
-        return; // `cargo test --benches` only wants to know that it builds
+        return; // `cargo test --benches` only checks that it builds
     }
     let Some(backend) = backend::program() else {
         println!("git http-backend is not installed: nothing to compare with, skipped");
@@ -53,13 +53,13 @@ fn number(name: &str, default: usize) -> usize {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
-/// Small repositories: how long a person waits.
+/// Measures the time of whole git commands in small repositories.
 fn latency(servers: &[Server; 2], dir: &Path) {
     let rounds = number("GRASP_BENCH_ROUNDS", 40);
-    let mut small = servers.each_ref().map(|server| Small::host(server, dir));
+    let mut small = servers.each_ref().map(|server| SmallRepo::host(server, dir));
     let mut times: [[Vec<Duration>; 3]; 2] = Default::default();
     for round in 0..rounds {
-        // Whoever goes first in this round goes second in the next.
+        // The server that goes first in this round goes second in the next.
         for which in [round % 2, (round + 1) % 2] {
             let (small, times) = (&mut small[which], &mut times[which]);
             small.prepare_push(&servers[which], round);
@@ -79,24 +79,24 @@ fn latency(servers: &[Server; 2], dir: &Path) {
         println!("  {what:24} {:>11.1?} {:>14.1?} {ratio:>7.2}  {wanted}", ours, theirs);
     }
     let [ours, theirs] = &small;
-    answers::compare([(&servers[0], ours), (&servers[1], theirs)]);
+    responses::compare([(&servers[0], ours), (&servers[1], theirs)]);
 }
 
-/// One large repository: bytes per second, and what it costs in memory.
+/// Measures bytes per second and memory with one large repository.
 fn throughput(servers: &[Server; 2], dir: &Path) {
     let megabytes = number("GRASP_BENCH_MB", DEFAULT_MB);
-    let big = Big::make(dir, megabytes);
+    let big = LargeRepo::create(dir, megabytes);
     println!(
         "\n{megabytes} MB                              grasp   http-backend   ratio, wanted ≥ 0.90"
     );
     println!(
-        "  (what the server itself grew by is wanted to be ≤ 32 MB, however many run at once)"
+        "  (wanted growth of the server itself: ≤ 32 MB, however many operations run at once)"
     );
     for at_once in [1, 3] {
         let pushed = servers.each_ref().map(|server| {
-            let watched = Watched::begin(server.id());
+            let sampler = MemorySampler::start(server.id());
             let time = timed(|| big.push(server, at_once));
-            (time, watched.end())
+            (time, sampler.stop())
         });
         report(&format!("push, {at_once} at once"), megabytes * at_once, pushed);
     }
@@ -105,9 +105,9 @@ fn throughput(servers: &[Server; 2], dir: &Path) {
         let mut memory = [Memory::default(); 2];
         for round in 0..rounds {
             for which in [round % 2, (round + 1) % 2] {
-                let watched = Watched::begin(servers[which].id());
+                let sampler = MemorySampler::start(servers[which].id());
                 times[which].push(timed(|| big.read(&servers[which], at_once)));
-                memory[which] = memory[which].max(watched.end());
+                memory[which] = memory[which].max(sampler.stop());
             }
         }
         let [ours, theirs] = times.each_mut().map(|times| median(times));
@@ -121,7 +121,7 @@ fn report(what: &str, megabytes: usize, [ours, theirs]: [(Duration, Memory); 2])
     let ratio = speed(ours.0) / speed(theirs.0);
     println!("  {what:20} MB/s {:>13.0} {:>14.0} {ratio:>7.2}", speed(ours.0), speed(theirs.0));
     println!("  {:20} RSS + {:>10.1} MB {:>11.1} MB", "", ours.1.server, theirs.1.server);
-    println!("  {:20} its gits {:>7.1} MB {:>11.1} MB", "", ours.1.children, theirs.1.children);
+    println!("  {:20} git RSS {:>8.1} MB {:>11.1} MB", "", ours.1.children, theirs.1.children);
 }
 
 fn timed(work: impl FnOnce()) -> Duration {

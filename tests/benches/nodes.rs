@@ -20,20 +20,20 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 /// Events of the measurement of ingest, and the size of a batch.
 const EVENTS: usize = 10_000;
-const BATCH: usize = 256;
+const BATCH_SIZE: usize = 256;
 
 /// Repetitions of short measurements.
-const TIMES: usize = 200;
+const REPETITIONS: usize = 200;
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
-/// One process.
-struct Running {
+/// A running process.
+struct Process {
     server: Server,
     address: SocketAddr,
 }
 
-impl Running {
+impl Process {
     async fn start(listener: TcpListener, settings: Settings) -> &'static Self {
         let address = listener.local_addr().unwrap();
         let server = Server::open(&settings, Clock::system()).await.unwrap();
@@ -47,18 +47,18 @@ impl Running {
     }
 }
 
-/// A server as it is measured: where events and pushes go, and where they are read.
+/// A server under measurement: the process that events and pushes go to, and the one that is read from.
 struct Subject {
     name: &'static str,
-    writer: &'static Running,
-    reader: &'static Running,
+    writer: &'static Process,
+    reader: &'static Process,
     author: Author,
     work: Workdir,
     issues: Vec<Event>,
 }
 
 impl Subject {
-    async fn new(name: &'static str, writer: &'static Running, reader: &'static Running) -> Self {
+    async fn new(name: &'static str, writer: &'static Process, reader: &'static Process) -> Self {
         let (author, work) = (Author::new().earlier(10_000), Workdir::init().await);
         let service = writer.server.parts().config.service.clone();
         let commit = work.commit_incompressible(200_000).await;
@@ -76,7 +76,7 @@ impl Subject {
         self.author.repo("x")
     }
 
-    /// Stores issues at the writer; events a second.
+    /// Stores issues at the writer and returns events per second.
     async fn ingest(&mut self) -> f64 {
         let coordinate = self.repo().to_string();
         let authors: Vec<Author> = (0..100).map(|_| Author::new()).collect();
@@ -84,7 +84,7 @@ impl Subject {
             |n: usize| authors[n % 100].sign(1621, &format!("issue {n}"), &[&["a", &coordinate]]);
         self.issues = (0..EVENTS).map(issue).collect();
         let start = Instant::now();
-        for batch in self.issues.chunks(BATCH) {
+        for batch in self.issues.chunks(BATCH_SIZE) {
             let outcomes =
                 self.writer.server.parts().ingest.ingest(batch.to_vec(), Origin::anonymous()).await;
             assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Stored), "{outcomes:?}");
@@ -92,16 +92,16 @@ impl Subject {
         EVENTS as f64 / start.elapsed().as_secs_f64()
     }
 
-    /// Queries over one websocket; queries a second.
+    /// Sends queries over one websocket and returns queries per second.
     async fn queries(&self, filter: impl Fn(usize) -> String) -> f64 {
         let mut socket = connect(self.reader).await;
         let start = Instant::now();
-        for n in 0..TIMES * 5 {
+        for n in 0..REPETITIONS * 5 {
             let request = format!(r#"["REQ","q",{}]"#, filter(n));
             socket.send(Message::text(request)).await.unwrap();
-            while !hear(&mut socket).await.starts_with(r#"["EOSE""#) {}
+            while !receive(&mut socket).await.starts_with(r#"["EOSE""#) {}
         }
-        (TIMES * 5) as f64 / start.elapsed().as_secs_f64()
+        (REPETITIONS * 5) as f64 / start.elapsed().as_secs_f64()
     }
 
     async fn by_id(&self) -> f64 {
@@ -113,26 +113,26 @@ impl Subject {
         self.queries(|_| format!(r##"{{"#a":["{coordinate}"],"limit":20}}"##)).await
     }
 
-    /// Time from sending an event to hearing it at the reader; the 99th of 100 parts.
+    /// Returns the 99th percentile of the time from sending an event to receiving it at the reader.
     async fn live(&self) -> Duration {
         let (mut sender, mut listener) = (connect(self.writer).await, connect(self.reader).await);
         listener.send(Message::text(r#"["REQ","live",{"kinds":[1621],"limit":1}]"#)).await.unwrap();
-        while !hear(&mut listener).await.starts_with(r#"["EOSE""#) {}
+        while !receive(&mut listener).await.starts_with(r#"["EOSE""#) {}
         let (coordinate, mut times) = (self.repo().to_string(), Vec::new());
-        for n in 0..TIMES {
+        for n in 0..REPETITIONS {
             let issue = self.author.sign(1621, &format!("live {n}"), &[&["a", &coordinate]]);
             let start = Instant::now();
             let text = format!(r#"["EVENT",{}]"#, issue.as_json());
             sender.send(Message::text(text)).await.unwrap();
-            while !hear(&mut listener).await.contains(&issue.id.to_hex()) {}
+            while !receive(&mut listener).await.contains(&issue.id.to_hex()) {}
             times.push(start.elapsed());
-            while !hear(&mut sender).await.starts_with(r#"["OK""#) {}
+            while !receive(&mut sender).await.starts_with(r#"["OK""#) {}
         }
         times.sort();
-        times[TIMES * 99 / 100]
+        times[REPETITIONS * 99 / 100]
     }
 
-    /// The median of small pushes through the reader.
+    /// Returns the median time of small pushes through the reader.
     async fn push(&self) -> Duration {
         let (url, mut times) = (self.reader.client().clone_url(&self.repo()), Vec::new());
         for n in 1..=20 {
@@ -147,7 +147,7 @@ impl Subject {
         median(times)
     }
 
-    /// The median of clones from the reader, whose cache is warm.
+    /// Returns the median time of clones from the reader, whose cache is warm.
     async fn clone(&self) -> Duration {
         let url = self.reader.client().clone_url(&self.repo());
         Workdir::empty().git(&["clone", "-q", &url, "."]).await.expect_ok();
@@ -161,15 +161,15 @@ impl Subject {
         median(times)
     }
 
-    /// The median of `info/refs` at the reader.
+    /// Returns the median time of `info/refs` at the reader.
     async fn info_refs(&self) -> Duration {
         let path = self.reader.client().service().repo_path(&self.repo());
         let path = format!("{path}/info/refs?service=git-upload-pack");
         let mut times = Vec::new();
-        for _ in 0..TIMES {
+        for _ in 0..REPETITIONS {
             let start = Instant::now();
-            let answer = http(&self.reader.address.to_string(), "GET", &path, &[]).await;
-            assert_eq!(answer.status, 200);
+            let response = http(&self.reader.address.to_string(), "GET", &path, &[]).await;
+            assert_eq!(response.status, 200);
             times.push(start.elapsed());
         }
         median(times)
@@ -181,11 +181,11 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-async fn connect(to: &Running) -> Socket {
+async fn connect(to: &Process) -> Socket {
     connect_async(to.client().relay_url()).await.unwrap().0
 }
 
-async fn hear(socket: &mut Socket) -> String {
+async fn receive(socket: &mut Socket) -> String {
     loop {
         if let Message::Text(text) = socket.next().await.unwrap().unwrap() {
             return text.to_string();
@@ -203,8 +203,8 @@ fn settings(dir: &Path, domain: SocketAddr) -> Settings {
     Settings::new(domain.to_string().parse().unwrap(), dir)
 }
 
-/// Three nodes of one server; the first of them writes.
-async fn nodes(dir: &Path, database: &str, packs: &S3Server) -> Vec<&'static Running> {
+/// Starts three nodes of one server; the first of them is the writer.
+async fn nodes(dir: &Path, database: &str, packs: &S3Server) -> Vec<&'static Process> {
     let mut nodes = Vec::new();
     let mut domain = None;
     for n in 0..3 {
@@ -214,7 +214,7 @@ async fn nodes(dir: &Path, database: &str, packs: &S3Server) -> Vec<&'static Run
         settings.packs = Some(packs.url().parse().unwrap());
         settings.pack_storage.variables = packs.variables();
         settings.node_address = Some(format!("http://{address}").parse().unwrap());
-        let node = Running::start(listener, settings).await;
+        let node = Process::start(listener, settings).await;
         if n == 0 {
             assert!(node.server.roles().until_writer(Duration::from_secs(10)).await);
         }
@@ -230,12 +230,12 @@ fn print(what: &str, target: &str, one: f64, three: f64) {
 #[tokio::main]
 async fn main() {
     if !std::env::args().any(|argument| argument == "--bench") {
-        return; // `cargo test --benches` only wants to know that it builds
+        return; // `cargo test --benches` only checks that it builds
     }
     let Some(postgres) = Postgres::durable() else { return };
     let dir = tempfile::tempdir().unwrap();
     let (listener, address) = bind().await;
-    let single = Running::start(listener, settings(&dir.path().join("single"), address)).await;
+    let single = Process::start(listener, settings(&dir.path().join("single"), address)).await;
     let packs = S3Server::start().await;
     let database = postgres.database();
     let group = nodes(dir.path(), &database, &packs).await;

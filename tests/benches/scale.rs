@@ -1,27 +1,27 @@
-//! A fresh server mirrors others at the scale that the design is made for.
+//! A new server mirrors others at the scale that the design is made for.
 //!
 //! ```sh
 //! cargo bench -p grasp-tests --bench scale                   # everything, about 20 minutes
 //! cargo bench -p grasp-tests --bench scale -- mirror live    # some of it
 //! ```
 //!
-//! Each server is a process of its own, the very command that operators run, with default settings but for its port,
+//! Each server is a process of its own, the command that operators run, with default settings except for its port,
 //! private targets and, behind a proxy, its address. `GRASP_BENCH_REPOSITORIES` (1,000) and `GRASP_BENCH_ISSUES`
 //! (50,000) set the size of the large scenarios; wanted figures are those for the defaults.
 
+#[path = "scale/connection.rs"]
+mod connection;
 #[path = "scale/content.rs"]
 mod content;
-#[path = "scale/front.rs"]
-mod front;
 #[path = "sync/open_relay.rs"]
 #[allow(clippy::unwrap_used, dead_code, reason = "the sync bench allows it, and uses more of it")]
 mod open_relay;
+#[path = "scale/proxy.rs"]
+mod proxy;
 #[path = "scale/scenarios.rs"]
 mod scenarios;
 #[path = "soak/server.rs"]
 mod server;
-#[path = "scale/wire.rs"]
-mod wire;
 
 use std::process::ExitCode;
 
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if !arguments.iter().any(|argument| argument == "--bench") {
-        return ExitCode::SUCCESS; // `cargo test --benches` only wants to know that it builds
+        return ExitCode::SUCCESS; // `cargo test --benches` only checks that it builds
     }
     let chosen: Vec<&str> = arguments
         .iter()

@@ -1,18 +1,18 @@
-//! How fast one server catches up with another, over real sockets, checked and on disk.
+//! Speed of one server that catches up with another, over real sockets, with verification and a store on disk.
 //!
-//! `cargo bench -p grasp-tests --bench sync` runs them all; a word after `--` chooses those that contain it, and
-//! `GRASP_BENCH_EVENTS` sets how many events there are. In `adopted` the server is a process of its own: this program, which
+//! `cargo bench -p grasp-tests --bench sync` runs all; an argument after `--` chooses those that contain it, and
+//! `GRASP_BENCH_EVENTS` sets the number of events. In `adopted` the server is a process of its own: this program, which
 //! is `grasp` too, or the one that `GRASP_BENCH_PROGRAM` names.
 #![allow(clippy::unwrap_used)]
 
 #[path = "sync/black_box.rs"]
 mod black_box;
+#[path = "sync/counting_proxy.rs"]
+mod counting_proxy;
 #[path = "sync/open_relay.rs"]
 mod open_relay;
-#[path = "sync/stage.rs"]
-mod stage;
-#[path = "sync/wire.rs"]
-mod wire;
+#[path = "sync/sync_server.rs"]
+mod sync_server;
 
 use std::time::{Duration, Instant};
 
@@ -20,12 +20,12 @@ use grasp_relay::nostr::Limits;
 use grasp_tests::Author;
 
 use self::black_box::{Client, Process};
+use self::counting_proxy::CountingProxy;
 use self::open_relay::OpenRelay;
-use self::stage::{Stage, Threads};
-use self::wire::Wire;
+use self::sync_server::{SyncServer, Threads};
 
 fn main() {
-    if black_box::play_a_part() {
+    if black_box::run_as_child() {
         return;
     }
     let chosen: Vec<String> =
@@ -45,10 +45,10 @@ fn main() {
         runtime.block_on(fresh("pages", all / 5, all / 50, limits));
     }
     if is_chosen("equal") {
-        runtime.block_on(again("equal", all, 0));
+        runtime.block_on(resync("equal", all, 0));
     }
     if is_chosen("difference") {
-        runtime.block_on(again("difference", all, all / 100));
+        runtime.block_on(resync("difference", all, all / 100));
     }
     if is_chosen("live") {
         runtime.block_on(live());
@@ -62,7 +62,7 @@ fn events() -> usize {
     std::env::var("GRASP_BENCH_EVENTS").ok().and_then(|n| n.parse().ok()).unwrap_or(100_000)
 }
 
-/// How long the cores have worked for this process; what else the machine does makes no difference to it.
+/// Returns the processor time of this process, which other processes do not change.
 fn cpu_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
@@ -70,72 +70,72 @@ fn cpu_time() -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
-fn say(name: &str, figure: &str, wanted: &str) {
+fn print_row(name: &str, figure: &str, wanted: &str) {
     println!("{name:<12} {figure:<70} {wanted}");
 }
 
-/// A server with nothing but its repositories comes up beside one that has everything: so many threads, and for the
-/// rest what is said in them. On the busiest relay known one event in ten begins a thread.
+/// Syncs a server that has only its repositories with one that has everything: this number of roots, and comments on them
+/// for the rest. On the busiest relay known one event in ten is a root.
 async fn fresh(name: &str, count: usize, roots: usize, limits: Limits) {
     let threads = Threads::make(20, roots, count - roots);
     let source = OpenRelay::start(limits, threads.events()).await;
-    let mut stage = Stage::set(&threads.owner, 20, source.service()).await;
+    let mut server = SyncServer::with_repos(&threads.owner, 20, source.service()).await;
     let (began, busy) = (Instant::now(), cpu_time());
-    stage.sync(&source.url()).await;
-    stage.until_has(count).await;
+    server.start_sync(&source.url()).await;
+    server.until_has(count).await;
     let (took, busy) = (began.elapsed(), cpu_time() - busy);
     let rate = count as f64 / took.as_secs_f64();
     let each = busy.as_secs_f64() * 1e6 / count as f64;
     let figure = format!(
         "{count} events in {took:.2?}: {rate:.0} events/s; {each:.0} µs of CPU each, both sides"
     );
-    say(name, &figure, if name == "pages" { "" } else { "wanted: 8,000/s" });
-    stage.end().await;
+    print_row(name, &figure, if name == "pages" { "" } else { "wanted: 8,000/s" });
+    server.end().await;
 }
 
-/// A server that has all, or nearly all, comes back without remembering what it had fetched.
-async fn again(name: &str, count: usize, missing: usize) {
+/// Restarts a server that has all, or nearly all, events, without its records of what it fetched.
+async fn resync(name: &str, count: usize, missing: usize) {
     let threads = Threads::make(20, count / 10, count - count / 10);
     let source = OpenRelay::start(Limits::default(), threads.events()).await;
-    let wire = Wire::to(source.address()).await;
-    let mut stage = Stage::set(&threads.owner, 20, wire.service()).await;
-    stage.take(threads.events().into_iter().rev().skip(missing).rev().collect()).await;
+    let proxy = CountingProxy::to(source.address()).await;
+    let mut server = SyncServer::with_repos(&threads.owner, 20, proxy.service()).await;
+    server.ingest(threads.events().into_iter().rev().skip(missing).rev().collect()).await;
     let began = Instant::now();
-    stage.sync(&wire.url()).await;
-    stage.until_has(count).await;
-    stage.until_synced(&wire.url()).await;
-    let (took, bytes) = (began.elapsed(), wire.bytes());
+    server.start_sync(&proxy.url()).await;
+    server.until_has(count).await;
+    server.until_synced(&proxy.url()).await;
+    let (took, bytes) = (began.elapsed(), proxy.bytes());
     let wanted = if missing == 0 { "wanted: 400 ms, 32 KB" } else { "" };
     let kb = bytes as f64 / 1024.0;
-    say(name, &format!("{count} events, {missing} missing: {took:.2?}, {kb:.1} KB"), wanted);
-    stage.end().await;
+    print_row(name, &format!("{count} events, {missing} missing: {took:.2?}, {kb:.1} KB"), wanted);
+    server.end().await;
 }
 
-/// Events are published there one by one, and heard here.
+/// Publishes events one by one at the source, and measures when they are served here.
 async fn live() {
     let rounds = 1_000;
     let threads = Threads::make(20, 0, 0);
     let source = OpenRelay::start(Limits::default(), vec![]).await;
-    let mut stage = Stage::set(&threads.owner, 20, source.service()).await;
-    stage.sync(&source.url()).await;
-    stage.until_synced(&source.url()).await;
+    let mut server = SyncServer::with_repos(&threads.owner, 20, source.service()).await;
+    server.start_sync(&source.url()).await;
+    server.until_synced(&source.url()).await;
     let more = Threads::make_for(&threads.owner, 20, rounds, 0).events();
     let mut times = Vec::new();
     for event in more {
-        let mut heard = stage.listen(&event).await;
+        let mut waiter = server.wait_for(&event).await;
         let began = Instant::now();
         source.publish(event).await;
-        heard.arrives().await;
+        waiter.served().await;
         times.push(began.elapsed());
     }
     times.sort();
     let at = |share: f64| times[((rounds - 1) as f64 * share) as usize];
     let figure = format!("p50 {:.2?}, p99 {:.2?}", at(0.5), at(0.99));
-    say("live", &figure, "wanted: p99 10 ms");
-    stage.end().await;
+    print_row("live", &figure, "wanted: p99 10 ms");
+    server.end().await;
 }
 
-/// What operators feel: everything lies elsewhere, and then the repositories are announced and pushed here.
+/// Measures an adoption: all events are at a relay, and then the repositories are announced and pushed here.
 async fn adopted(count: usize) {
     for software in ["grasp", "something"] {
         let owner = Author::new();
@@ -153,9 +153,9 @@ async fn adopted(count: usize) {
             "{count} events of a relay that calls itself {software}: {:.2?} after the last push, {:.2?} in all{}",
             took - pushed,
             took,
-            if all { "" } else { " (given up)" }
+            if all { "" } else { " (timed out)" }
         );
-        say("adopted", &figure, "wanted: 5 s");
-        assert!(!all || client.is_given(&events).await == count, "counted and not served");
+        print_row("adopted", &figure, "wanted: 5 s");
+        assert!(!all || client.count_served(&events).await == count, "counted and not served");
     }
 }

@@ -1,4 +1,4 @@
-//! `git http-backend` behind the HTTP server that serves us too.
+//! `git http-backend` behind the HTTP server of this project.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -12,10 +12,11 @@ use futures_util::{StreamExt, stream};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{ChildStdin, Command};
 
-/// The program, if it is installed.
+/// Returns the path of the program, if it is installed.
 pub(crate) fn program() -> Option<PathBuf> {
-    let said = std::process::Command::new("git").arg("--exec-path").output().ok()?;
-    let path = PathBuf::from(String::from_utf8(said.stdout).ok()?.trim()).join("git-http-backend");
+    let output = std::process::Command::new("git").arg("--exec-path").output().ok()?;
+    let path =
+        PathBuf::from(String::from_utf8(output.stdout).ok()?.trim()).join("git-http-backend");
     path.is_file().then_some(path)
 }
 
@@ -24,9 +25,9 @@ struct Backend {
     root: PathBuf,
 }
 
-/// Everything is passed to the program.
+/// Returns routes that pass every request to the program.
 pub(crate) fn routes(root: PathBuf) -> Router {
-    let program = program().expect("it was looked for");
+    let program = program().expect("an installed http-backend");
     Router::new().fallback(serve).with_state(Arc::new(Backend { program, root }))
 }
 
@@ -50,15 +51,16 @@ async fn serve(State(backend): State<Arc<Backend>>, request: Request) -> Respons
         .env("CONTENT_LENGTH", header("content-length"))
         .env("HTTP_CONTENT_ENCODING", header("content-encoding"))
         .env("GIT_PROTOCOL", header("git-protocol"))
-        .env("REMOTE_USER", "somebody")
+        .env("REMOTE_USER", "alice")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
         .expect("http-backend runs");
-    let input = child.stdin.take().expect("a way in");
+    let input = child.stdin.take().expect("a piped stdin");
     tokio::spawn(feed(input, body));
-    let mut output = BufReader::with_capacity(64 * 1024, child.stdout.take().expect("a way out"));
+    let mut output =
+        BufReader::with_capacity(64 * 1024, child.stdout.take().expect("a piped stdout"));
     let mut response = Response::builder();
     loop {
         let mut line = String::new();

@@ -1,4 +1,4 @@
-//! What is pushed and cloned.
+//! The repositories that are pushed and cloned.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ use crate::server::{Kind, Server};
 
 const MAIN: &str = "refs/heads/main";
 
-/// Runs git, as a person without any configuration would; what it wrote.
+/// Runs git without any configuration of a user or system, and returns its output.
 fn git(dir: &Path, args: &[&str]) -> String {
     let output = Command::new("git")
         .args(["-c", "user.name=alice", "-c", "user.email=alice@example.com", "-c", "gc.auto=0"])
@@ -28,42 +28,42 @@ fn git(dir: &Path, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// Makes a place for a repository of this name; where it is below the server.
-fn make_place(server: &Server, alice: &Author, name: &str) -> String {
+/// Creates a repository of this name, and returns its path below the server.
+fn create_repo(server: &Server, alice: &Author, name: &str) -> String {
     match server.kind {
         Kind::Grasp => {
             let service: ServiceIdentity = server.address.parse().expect("an address");
-            server.tell(&alice.announce(name, &service));
+            server.publish(&alice.announce(name, &service));
             service.repo_path(&alice.repo(name))
         }
         Kind::Backend => {
-            let place = server.root.join(format!("{name}.git"));
-            git(&server.root, &["init", "-q", "--bare", place.to_str().expect("a path")]);
-            git(&place, &["config", "http.receivepack", "true"]);
-            git(&place, &["config", "receive.fsckObjects", "true"]);
-            // A pack stays a pack, as with us: few large objects by themselves would be compressed anew for everybody.
-            git(&place, &["config", "receive.unpackLimit", "1"]);
+            let path = server.root.join(format!("{name}.git"));
+            git(&server.root, &["init", "-q", "--bare", path.to_str().expect("a path")]);
+            git(&path, &["config", "http.receivepack", "true"]);
+            git(&path, &["config", "receive.fsckObjects", "true"]);
+            // A pack stays a pack, as in grasp: large loose objects would be compressed again for every client.
+            git(&path, &["config", "receive.unpackLimit", "1"]);
             format!("/{name}.git")
         }
     }
 }
 
-/// Lets somebody push this, where that needs a signature.
+/// Publishes the state that permits a push, where one is needed.
 fn sign(server: &Server, alice: &Author, name: &str, commit: &str) {
     if server.kind == Kind::Grasp {
-        server.tell(&alice.state(name, &[(MAIN, commit)]));
+        server.publish(&alice.state(name, &[(MAIN, commit)]));
     }
 }
 
-/// A repository of a few files, and a person who works in it.
-pub(crate) struct Small {
+/// A repository of a few files, and its working directory.
+pub(crate) struct SmallRepo {
     alice: Author,
     dir: PathBuf,
     path: String,
     url: String,
 }
 
-impl Small {
+impl SmallRepo {
     pub(crate) fn host(server: &Server, dir: &Path) -> Self {
         let dir = dir.join(format!("small-{:?}", server.kind));
         std::fs::create_dir_all(dir.join("work")).expect("a directory");
@@ -75,7 +75,7 @@ impl Small {
             git(&work, &["add", "."]);
             git(&work, &["commit", "-q", "-m", &format!("commit {n}")]);
         }
-        let path = make_place(server, &alice, "small");
+        let path = create_repo(server, &alice, "small");
         sign(server, &alice, "small", &git(&work, &["rev-parse", "main"]));
         let url = format!("http://{}{path}", server.address);
         git(&work, &["push", "-q", &url, "main"]);
@@ -83,7 +83,7 @@ impl Small {
         Self { alice, dir, path, url }
     }
 
-    /// Has a commit ready to be pushed.
+    /// Prepares a commit to be pushed.
     pub(crate) fn prepare_push(&mut self, server: &Server, round: usize) {
         let work = self.dir.join("work");
         std::fs::write(work.join("0"), format!("round {round}\n")).expect("a file");
@@ -115,19 +115,19 @@ impl Small {
     }
 }
 
-/// A repository of much that cannot be compressed.
-pub(crate) struct Big {
+/// A repository of large files that cannot be compressed.
+pub(crate) struct LargeRepo {
     dir: PathBuf,
     tip: String,
     bytes: u64,
 }
 
-impl Big {
-    pub(crate) fn make(dir: &Path, megabytes: usize) -> Self {
+impl LargeRepo {
+    pub(crate) fn create(dir: &Path, megabytes: usize) -> Self {
         let dir = dir.join("big");
         std::fs::create_dir_all(&dir).expect("a directory");
         git(&dir, &["init", "-q", "-b", "main"]);
-        // Noise does not become smaller; trying costs only the client's time.
+        // Random bytes cannot be compressed; trying costs only the client's time.
         for (key, value) in
             [("core.compression", "0"), ("pack.compression", "0"), ("pack.window", "0")]
         {
@@ -135,14 +135,14 @@ impl Big {
         }
         let mut seed = 88_172_645_463_325_252_u64;
         for n in 0..megabytes.div_ceil(10) {
-            let mut noise = Vec::with_capacity(10_000_000);
-            while noise.len() < 10_000_000 {
+            let mut random = Vec::with_capacity(10_000_000);
+            while random.len() < 10_000_000 {
                 seed ^= seed << 13;
                 seed ^= seed >> 7;
                 seed ^= seed << 17;
-                noise.extend_from_slice(&seed.to_le_bytes());
+                random.extend_from_slice(&seed.to_le_bytes());
             }
-            std::fs::write(dir.join(format!("{n}")), noise).expect("a file");
+            std::fs::write(dir.join(format!("{n}")), random).expect("a file");
         }
         git(&dir, &["add", "."]);
         git(&dir, &["commit", "-q", "-m", "big"]);
@@ -151,30 +151,30 @@ impl Big {
         Self { dir, tip, bytes: megabytes as u64 * 1_000_000 }
     }
 
-    /// Pushes it to that many new repositories at once.
+    /// Pushes to this number of new repositories at the same time.
     pub(crate) fn push(&self, server: &Server, at_once: usize) {
         let alice = Author::new();
         std::thread::scope(|scope| {
             for n in 0..at_once {
                 let (alice, name) = (&alice, format!("big-{at_once}-{n}"));
                 scope.spawn(move || {
-                    let path = make_place(server, alice, &name);
+                    let path = create_repo(server, alice, &name);
                     sign(server, alice, &name, &self.tip);
                     let url = format!("http://{}{path}", server.address);
                     git(&self.dir, &["push", "-q", &url, "main"]);
                     if n == 0 {
                         std::fs::write(self.dir.join(format!("{:?}", server.kind)), path)
-                            .expect("a note");
+                            .expect("a file");
                     }
                 });
             }
         });
     }
 
-    /// Reads a whole clone that many times at once, and does nothing with it.
+    /// Reads this number of whole clones at the same time, and discards them.
     pub(crate) fn read(&self, server: &Server, at_once: usize) {
         let path =
-            std::fs::read_to_string(self.dir.join(format!("{:?}", server.kind))).expect("a note");
+            std::fs::read_to_string(self.dir.join(format!("{:?}", server.kind))).expect("a file");
         let want = pkt(format!("want {} side-band-64k ofs-delta no-progress\n", self.tip));
         let body = [want, b"0000".to_vec(), pkt("done\n")].concat();
         let length = body.len().to_string();
@@ -193,7 +193,7 @@ impl Big {
     }
 }
 
-/// Sends a request and counts the bytes of the answer.
+/// Sends a request and counts the bytes of the response.
 fn drain(address: &str, request: &[u8]) -> u64 {
     let mut stream = TcpStream::connect(address).expect("a server");
     stream.write_all(request).expect("a request");

@@ -1,4 +1,4 @@
-//! What a process and its children take, at most, over a while.
+//! Peak memory of a process and of its children.
 
 use std::fs;
 use std::sync::Arc;
@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Megabytes.
+/// Memory in megabytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Memory {
-    /// By how much the server grew.
+    /// Growth of the server's resident memory.
     pub(crate) server: f64,
-    /// What all its git processes took together.
+    /// Peak of all its git processes together.
     pub(crate) children: f64,
 }
 
@@ -21,40 +21,40 @@ impl Memory {
     }
 }
 
-/// A process under observation.
-pub(crate) struct Watched {
+/// A process whose memory is sampled.
+pub(crate) struct MemorySampler {
     process: u32,
     before: f64,
-    over: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
     children: JoinHandle<f64>,
 }
 
-impl Watched {
-    pub(crate) fn begin(process: u32) -> Self {
-        // The kernel forgets the peak until now.
+impl MemorySampler {
+    pub(crate) fn start(process: u32) -> Self {
+        // Resets the peak that the kernel keeps.
         let _ = fs::write(format!("/proc/{process}/clear_refs"), "5");
-        let over = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&over);
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
         let children = std::thread::spawn(move || {
-            let mut most: f64 = 0.0;
-            while !told.load(Ordering::SeqCst) {
-                most =
-                    most.max(descendants(process).into_iter().map(|id| field(id, "VmRSS")).sum());
+            let mut peak: f64 = 0.0;
+            while !stopped.load(Ordering::SeqCst) {
+                peak =
+                    peak.max(descendants(process).into_iter().map(|id| field(id, "VmRSS")).sum());
                 std::thread::sleep(Duration::from_millis(50));
             }
-            most
+            peak
         });
-        Self { process, before: field(process, "VmRSS"), over, children }
+        Self { process, before: field(process, "VmRSS"), stop, children }
     }
 
-    pub(crate) fn end(self) -> Memory {
-        self.over.store(true, Ordering::SeqCst);
+    pub(crate) fn stop(self) -> Memory {
+        self.stop.store(true, Ordering::SeqCst);
         let children = self.children.join().unwrap_or_default();
         Memory { server: field(self.process, "VmHWM") - self.before, children }
     }
 }
 
-/// A field of a process's status in megabytes; zero for one that is gone.
+/// Returns a field of a process's status in megabytes; zero for a process that has ended.
 fn field(process: u32, name: &str) -> f64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -62,7 +62,7 @@ fn field(process: u32, name: &str) -> f64 {
     kilobytes.unwrap_or_default() / 1024.0
 }
 
-/// The children of a process, and theirs.
+/// Returns the descendants of a process.
 fn descendants(process: u32) -> Vec<u32> {
     let mut found = Vec::new();
     let mut open = vec![process];

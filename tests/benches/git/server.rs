@@ -10,12 +10,12 @@ use nostr::event::Event;
 
 use crate::backend;
 
-/// Tells a process of this very program which server to be.
-const KIND: &str = "GRASP_BENCH_SERVER";
-/// Where the repositories of the other server are.
-const ROOT: &str = "GRASP_BENCH_ROOT";
+/// Variable that makes a process of this program one of the servers.
+const KIND_VAR: &str = "GRASP_BENCH_SERVER";
+/// Variable with the directory of the repositories of `git http-backend`.
+const ROOT_VAR: &str = "GRASP_BENCH_ROOT";
 
-/// Which server.
+/// The kind of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Grasp,
@@ -23,9 +23,9 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// What this process was told to be.
-    pub(crate) fn told() -> Option<Self> {
-        match std::env::var(KIND).ok()?.as_str() {
+    /// Returns the kind that the environment of this process names.
+    pub(crate) fn from_env() -> Option<Self> {
+        match std::env::var(KIND_VAR).ok()?.as_str() {
             "grasp" => Some(Self::Grasp),
             _ => Some(Self::Backend),
         }
@@ -39,14 +39,14 @@ impl Kind {
     }
 }
 
-/// Serves until nobody writes to it any more. Each line that it reads is an event, each line that it says an answer.
+/// Serves until its standard input ends. Each line of input is an event, each line of output its outcome.
 pub(crate) fn run(kind: Kind) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let root = std::env::var_os(ROOT).map(PathBuf::from).unwrap_or_default();
+        let root = std::env::var_os(ROOT_VAR).map(PathBuf::from).unwrap_or_default();
         let extra = (kind == Kind::Backend).then(|| backend::routes(root));
         let instance = Instance::with_settings(Settings { extra, ..Settings::default() }).await;
-        say(&instance.address().to_string());
+        print_line(&instance.address().to_string());
         let (lines, mut events) = tokio::sync::mpsc::channel::<String>(1);
         std::thread::spawn(move || {
             let lines_of_parent = std::io::stdin().lines().map_while(Result::ok);
@@ -54,13 +54,13 @@ pub(crate) fn run(kind: Kind) {
         });
         while let Some(line) = events.recv().await {
             let event = Event::from_json(line).expect("an event");
-            let verdict = instance.ingest(vec![event]).await;
-            say(&format!("{:?}", verdict.first()));
+            let outcomes = instance.ingest(vec![event]).await;
+            print_line(&format!("{:?}", outcomes.first()));
         }
     });
 }
 
-fn say(line: &str) {
+fn print_line(line: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Server {
     pub(crate) address: String,
     pub(crate) root: PathBuf,
     child: Child,
-    talk: Mutex<(ChildStdin, BufReader<ChildStdout>)>,
+    pipes: Mutex<(ChildStdin, BufReader<ChildStdout>)>,
 }
 
 impl Server {
@@ -78,31 +78,31 @@ impl Server {
         let root = dir.join("backend");
         std::fs::create_dir_all(&root).expect("a directory");
         let mut child = Command::new(std::env::current_exe().expect("this program"))
-            .env(KIND, kind.name())
-            .env(ROOT, &root)
+            .env(KIND_VAR, kind.name())
+            .env(ROOT_VAR, &root)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .expect("a server");
-        let stdin = child.stdin.take().expect("a way in");
-        let mut stdout = BufReader::new(child.stdout.take().expect("a way out"));
+        let stdin = child.stdin.take().expect("a piped stdin");
+        let mut stdout = BufReader::new(child.stdout.take().expect("a piped stdout"));
         let mut address = String::new();
         stdout.read_line(&mut address).expect("an address");
         let address = address.trim().to_owned();
-        Self { kind, address, root, child, talk: Mutex::new((stdin, stdout)) }
+        Self { kind, address, root, child, pipes: Mutex::new((stdin, stdout)) }
     }
 
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Gives it an event, and waits for its answer.
-    pub(crate) fn tell(&self, event: &Event) {
-        let mut talk = self.talk.lock().expect("nobody panics here");
-        writeln!(talk.0, "{}", event.as_json()).expect("a listening server");
-        let mut answer = String::new();
-        talk.1.read_line(&mut answer).expect("an answer");
-        assert!(answer.contains("Held") || answer.contains("Stored"), "{answer}");
+    /// Publishes an event, and waits for its outcome.
+    pub(crate) fn publish(&self, event: &Event) {
+        let mut pipes = self.pipes.lock().expect("no thread panicked");
+        writeln!(pipes.0, "{}", event.as_json()).expect("a running server");
+        let mut outcome = String::new();
+        pipes.1.read_line(&mut outcome).expect("an outcome");
+        assert!(outcome.contains("Held") || outcome.contains("Stored"), "{outcome}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! The scenarios, each with what is wanted of it on two cores.
+//! The scenarios, each with its target on two cores.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,17 +9,17 @@ use grasp_tests::{GitServer, Workdir, http};
 use nostr::event::Event;
 use serde_json::{Value, json};
 
+use crate::connection::Connection;
 use crate::content::{Content, MAIN};
-use crate::front::{Proxy, silent};
 use crate::open_relay::OpenRelay;
+use crate::proxy::{Proxy, unresponsive_listener};
 use crate::server::Server;
-use crate::wire::Wire;
 
-/// How often is looked.
-const LOOK: Duration = Duration::from_millis(200);
+/// Pause between two checks.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Beyond this a scenario has failed.
-const TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// Time after which a scenario has failed.
+const SCENARIO_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 pub(crate) async fn run(is_chosen: impl Fn(&str) -> bool) {
     let (repositories, issues) =
@@ -28,14 +28,14 @@ pub(crate) async fn run(is_chosen: impl Fn(&str) -> bool) {
         latency(20).await;
     }
     if is_chosen("small") {
-        say("100 repositories, 500 issues", &mirror(100, 500, None).await, "15 s");
+        print_mirrored("100 repositories, 500 issues", &mirror(100, 500, None).await, "15 s");
     }
     if is_chosen("mirror") {
         let whole = mirror(repositories, issues, None).await;
-        say(&format!("{repositories} repositories, {issues} issues"), &whole, "150 s");
+        print_mirrored(&format!("{repositories} repositories, {issues} issues"), &whole, "150 s");
         if is_chosen("restart") {
             let killed = mirror(repositories, issues, Some(repositories as u64 / 2)).await;
-            say("the same, killed in the middle", &killed, "1.3 × the line above");
+            print_mirrored("the same, killed in the middle", &killed, "1.3 × the line above");
             let ratio = killed.took.as_secs_f64() / whole.took.as_secs_f64();
             println!("  ratio                  {ratio:>10.2}   (wanted: 1.3)");
         }
@@ -44,7 +44,7 @@ pub(crate) async fn run(is_chosen: impl Fn(&str) -> bool) {
         limited(100).await;
     }
     if is_chosen("silent") {
-        one_silent(repositories).await;
+        one_unresponsive(repositories).await;
     }
     if is_chosen("live") {
         live(issues).await;
@@ -58,7 +58,7 @@ fn number(name: &str, default: usize) -> usize {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
-/// A server that mirrors others, watched until it has everything.
+/// The measurements of a server that mirrors others until it has everything.
 struct Mirrored {
     took: Duration,
     repositories: Duration,
@@ -68,7 +68,7 @@ struct Mirrored {
     attempts: String,
 }
 
-fn say(what: &str, mirrored: &Mirrored, wanted: &str) {
+fn print_mirrored(what: &str, mirrored: &Mirrored, wanted: &str) {
     println!("{what}");
     println!(
         "  everything served in   {:>8.1} s   (wanted: {wanted})",
@@ -86,26 +86,26 @@ fn say(what: &str, mirrored: &Mirrored, wanted: &str) {
 
 async fn mirror(repositories: usize, issues: usize, kill_at: Option<u64>) -> Mirrored {
     let dir = tempfile::tempdir().expect("a directory");
-    let a = Server::knowing(&dir.path().join("a"), &[]);
+    let a = Server::with_bootstrap(&dir.path().join("a"), &[]);
     let b_address = free_address();
     let content = Content::new(repositories).await;
     let relays = [a.address.as_str(), b_address.as_str()];
-    content.publish(&a, &relays, &|_, repo| at(&relays, repo)).await;
-    Wire::publish_from_many(&a.address, &content.issues(issues, 1)).await;
+    content.publish(&a, &relays, &|_, repo| clone_urls_at(&relays, repo)).await;
+    Connection::publish_from_many(&a.address, &content.issues(issues, 1)).await;
     let wanted = json!({ "kinds": [1621] });
-    assert_eq!(Wire::connect(&a.address).await.count(wanted).await, issues as u64);
+    assert_eq!(Connection::connect(&a.address).await.count(wanted).await, issues as u64);
 
     let began = Instant::now();
     let mut b = serve(&dir.path().join("b"), &b_address, &a.address, &[]);
     if let Some(served) = kill_at {
         until(&b, |status| status["repositories"].as_u64() >= Some(served)).await;
-        b.again(false);
+        b.restart(false);
     }
-    watch(&b, &content, repositories, issues, began).await
+    measure(&b, &content, repositories, issues, began).await
 }
 
-/// Watches a server until it has all repositories and issues.
-async fn watch(
+/// Measures a server until it has all repositories and issues.
+async fn measure(
     b: &Server,
     content: &Content,
     repositories: usize,
@@ -115,10 +115,10 @@ async fn watch(
     let served = |status: &Value| status["repositories"].as_u64() >= Some(repositories as u64);
     until(b, served).await;
     let all_repositories = began.elapsed();
-    let mut wire = Wire::connect(&b.address).await;
-    while wire.count(json!({ "kinds": [1621] })).await < issues as u64 {
-        assert!(began.elapsed() < TIMEOUT, "{}", status(b).await);
-        tokio::time::sleep(LOOK).await;
+    let mut connection = Connection::connect(&b.address).await;
+    while connection.count(json!({ "kinds": [1621] })).await < issues as u64 {
+        assert!(began.elapsed() < SCENARIO_TIMEOUT, "{}", status(b).await);
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     let took = began.elapsed();
     for n in (0..repositories).step_by(repositories.div_ceil(10)) {
@@ -144,84 +144,88 @@ async fn watch(
     }
 }
 
-/// A server behind a proxy that answers 429 to every third git request.
+/// Mirrors a server behind a proxy that responds 429 to every third git request.
 async fn limited(repositories: usize) {
     let dir = tempfile::tempdir().expect("a directory");
     let (proxy, listen, b_address) = (Proxy::start().await, free_address(), free_address());
     let domain = ["--domain", &proxy.address].map(str::to_owned).to_vec();
     let mut a = Server::start(&listen, dir.path().join("a"), domain);
-    proxy.lead_to(&listen);
+    proxy.forward_to(&listen);
     // The maintainers push to the server itself.
     a.address = listen;
     let content = Content::new(repositories).await;
     let relays = [proxy.address.as_str(), b_address.as_str()];
-    content.publish(&a, &relays, &|_, repo| at(&relays, repo)).await;
+    content.publish(&a, &relays, &|_, repo| clone_urls_at(&relays, repo)).await;
     let began = Instant::now();
     let b = serve(&dir.path().join("b"), &b_address, &proxy.address, &[]);
-    let mirrored = watch(&b, &content, repositories, 0, began).await;
-    say(
+    let mirrored = measure(&b, &content, repositories, 0, began).await;
+    print_mirrored(
         &format!(
-            "{repositories} repositories, every third git request answered 429, Retry-After 1"
+            "{repositories} repositories, every third git request refused by 429, Retry-After 1"
         ),
         &mirrored,
         "completes",
     );
     let (refused, during) = proxy.refused();
-    println!("  answers of 429         {refused:>8}");
-    println!("  begun within a wait    {during:>8}     (wanted: 0)");
+    println!("  responses of 429       {refused:>8}");
+    println!("  begun while refused    {during:>8}     (wanted: 0)");
 }
 
-/// Three servers of every repository, one of which takes connections and says nothing.
-async fn one_silent(repositories: usize) {
+/// Mirrors repositories on three servers, one of which accepts connections and never responds.
+async fn one_unresponsive(repositories: usize) {
     let dir = tempfile::tempdir().expect("a directory");
-    let (silent, b_address, c_address) = (silent().await, free_address(), free_address());
-    let a = Server::knowing(&dir.path().join("a"), &[]);
+    let (unresponsive, b_address, c_address) =
+        (unresponsive_listener().await, free_address(), free_address());
+    let a = Server::with_bootstrap(&dir.path().join("a"), &[]);
     let content = Content::new(repositories).await;
     let relays = [a.address.as_str(), c_address.as_str(), b_address.as_str()];
-    let places = |n: usize, repo: &RepoId| {
+    let clone_urls = |n: usize, repo: &RepoId| {
         // Each of the three comes first for a third of the repositories.
-        let mut three = [a.address.as_str(), c_address.as_str(), silent.as_str()];
+        let mut three = [a.address.as_str(), c_address.as_str(), unresponsive.as_str()];
         three.rotate_left(n % 3);
-        at(&[three[0], three[1], three[2], b_address.as_str()], repo)
+        clone_urls_at(&[three[0], three[1], three[2], b_address.as_str()], repo)
     };
-    content.publish(&a, &relays, &places).await;
+    content.publish(&a, &relays, &clone_urls).await;
     let c = serve(&dir.path().join("c"), &c_address, &a.address, &[]);
     let enough = |status: &Value| status["repositories"].as_u64() >= Some(repositories as u64);
     until(&c, enough).await;
     let began = Instant::now();
     let b = serve(&dir.path().join("b"), &b_address, &a.address, &[]);
-    let mirrored = watch(&b, &content, repositories, 0, began).await;
-    say(&format!("{repositories} repositories, three servers, one silent"), &mirrored, "200 s");
+    let mirrored = measure(&b, &content, repositories, 0, began).await;
+    let title = format!("{repositories} repositories, three servers, one unresponsive");
+    print_mirrored(&title, &mirrored, "200 s");
 }
 
-/// Issues that are older than any live request reaches back, published while a mirror is connected.
+/// Publishes issues, older than the reach of any live request, while a mirror is connected.
 async fn live(issues: usize) {
     let dir = tempfile::tempdir().expect("a directory");
-    let (a, b_address) = (Server::knowing(&dir.path().join("a"), &[]), free_address());
+    let (a, b_address) = (Server::with_bootstrap(&dir.path().join("a"), &[]), free_address());
     let content = Content::new(100).await;
     let relays = [a.address.as_str(), b_address.as_str()];
-    content.publish(&a, &relays, &|_, repo| at(&relays, repo)).await;
+    content.publish(&a, &relays, &|_, repo| clone_urls_at(&relays, repo)).await;
     let b = serve(&dir.path().join("b"), &b_address, &a.address, &[]);
     until(&b, |status| status["repositories"].as_u64() >= Some(100)).await;
     let is_live = |status: &Value| status["relays"].to_string().contains(r#""connected""#);
     until(&b, is_live).await;
     let events = content.issues(issues, 730);
     let began = Instant::now();
-    Wire::publish_from_many(&a.address, &events).await;
-    let (published, told) = (began.elapsed(), Instant::now());
-    let mut wire = Wire::connect(&b.address).await;
-    while wire.count(json!({ "kinds": [1621] })).await < issues as u64 {
-        assert!(told.elapsed() < TIMEOUT, "{}", status(&b).await);
-        tokio::time::sleep(LOOK).await;
+    Connection::publish_from_many(&a.address, &events).await;
+    let (published, done) = (began.elapsed(), Instant::now());
+    let mut connection = Connection::connect(&b.address).await;
+    while connection.count(json!({ "kinds": [1621] })).await < issues as u64 {
+        assert!(done.elapsed() < SCENARIO_TIMEOUT, "{}", status(&b).await);
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
-    println!("{issues} issues dated over two years, published to a server that is followed live");
+    println!(
+        "{issues} issues dated over two years, published to a server with a live subscription"
+    );
     println!("  published in           {:>8.1} s", published.as_secs_f64());
-    let lag = told.elapsed().as_secs_f64();
+    let lag = done.elapsed().as_secs_f64();
     println!("  all served after       {lag:>8.1} s   (wanted: 10 s after the last OK)");
     println!("  peak memory            {:>8.0} MB", peak_mb(b.id()));
 }
 
-/// A git server that has not said what it is, and relays that know its repositories.
+/// Mirrors from a git server of unknown software, with a relay that has the announcements.
 async fn unknown_host(repositories: usize) {
     let dir = tempfile::tempdir().expect("a directory");
     let (host, b_address) = (GitServer::start().await, free_address());
@@ -229,16 +233,16 @@ async fn unknown_host(repositories: usize) {
     host.host("all", content.work()).await;
     (0..repositories).for_each(|n| host.alias(&format!("r{n}"), "all"));
     let own = [b_address.as_str()];
-    let places = |n: usize, repo: &RepoId| {
-        at(&own, repo).into_iter().chain([host.url(&format!("r{n}"))]).collect()
+    let clone_urls = |n: usize, repo: &RepoId| {
+        clone_urls_at(&own, repo).into_iter().chain([host.url(&format!("r{n}"))]).collect()
     };
-    let mut events: Vec<Event> = content.announcements(&own, &places);
+    let mut events: Vec<Event> = content.announcements(&own, &clone_urls);
     events.extend(content.states());
-    let relay = OpenRelay::of("open", Limits::default(), events).await;
+    let relay = OpenRelay::with_software("open", Limits::default(), events).await;
     let began = Instant::now();
     let b = serve(&dir.path().join("b"), &b_address, &relay.address().to_string(), &[]);
-    let mirrored = watch(&b, &content, repositories, 0, began).await;
-    say(&format!("{repositories} repositories at an unknown host"), &mirrored, "150 s");
+    let mirrored = measure(&b, &content, repositories, 0, began).await;
+    print_mirrored(&format!("{repositories} repositories at an unknown host"), &mirrored, "150 s");
     let begun = host.conversations();
     let minute = Duration::from_secs(60);
     let within =
@@ -247,24 +251,24 @@ async fn unknown_host(repositories: usize) {
     println!("  in the busiest minute  {most:>8}     (wanted: 30 at most)");
 }
 
-/// From the beginning of a push to one server until another serves its state.
+/// Measures the time from the end of a push to one server until another serves its state.
 async fn latency(rounds: usize) {
     let dir = tempfile::tempdir().expect("a directory");
-    let (a, b_address) = (Server::knowing(&dir.path().join("a"), &[]), free_address());
+    let (a, b_address) = (Server::with_bootstrap(&dir.path().join("a"), &[]), free_address());
     let b = serve(&dir.path().join("b"), &b_address, &a.address, &[]);
     until(&b, |status| status["relays"].to_string().contains(r#""connected""#)).await;
-    let mut wire = Wire::connect(&b.address).await;
-    wire.listen(json!({ "kinds": [30618], "limit": 0 })).await;
-    let mut publish = Wire::connect(&a.address).await;
+    let mut connection = Connection::connect(&b.address).await;
+    connection.subscribe(json!({ "kinds": [30618], "limit": 0 })).await;
+    let mut publish = Connection::connect(&a.address).await;
     let (owner, work) = (grasp_tests::Author::new(), Workdir::init().await);
     let services = [a.service(), b.service()];
     let (mut new, mut updates) = (Vec::new(), Vec::new());
     for n in 0..rounds {
         let name = format!("r{n}");
-        for (turn, took) in [(0, &mut new), (1, &mut updates)] {
-            let commit = work.commit(&format!("{turn} of {name}")).await;
-            let state = owner.later(turn).state(&name, &[(MAIN, &commit)]);
-            if turn == 0 {
+        for (version, took) in [(0, &mut new), (1, &mut updates)] {
+            let commit = work.commit(&format!("{version} of {name}")).await;
+            let state = owner.later(version).state(&name, &[(MAIN, &commit)]);
+            if version == 0 {
                 publish.publish(&[owner.announce_on(&name, &services)]).await;
             }
             publish.publish(std::slice::from_ref(&state)).await;
@@ -272,7 +276,7 @@ async fn latency(rounds: usize) {
             let refs = format!("{commit}:{MAIN}");
             work.git(&["push", "-q", &url, &refs]).await.expect_ok();
             let pushed = Instant::now();
-            let served = wire.until_received([state.id].into()).await;
+            let served = connection.until_received([state.id].into()).await;
             took.push(served.saturating_duration_since(pushed));
         }
     }
@@ -290,7 +294,7 @@ fn percentile(took: &[Duration], percent: usize) -> Duration {
     sorted.get(index).copied().unwrap_or_default()
 }
 
-/// A server at an address that others know before it runs.
+/// Starts a server at an address that others know before it runs.
 fn serve(data: &Path, address: &str, bootstrap: &str, more: &[&str]) -> Server {
     let known = format!("ws://{bootstrap}");
     let arguments = ["--bootstrap", &known].into_iter().chain(more.iter().copied());
@@ -302,8 +306,8 @@ fn free_address() -> String {
     listener.local_addr().expect("an address").to_string()
 }
 
-/// Where a repository is at each of these addresses.
-fn at(addresses: &[&str], repo: &RepoId) -> Vec<String> {
+/// Returns the clone URLs of a repository at each of these addresses.
+fn clone_urls_at(addresses: &[&str], repo: &RepoId) -> Vec<String> {
     let url = |address: &&str| {
         let service: grasp_core::ServiceIdentity = address.parse().expect("an address");
         service.repo_url(repo, false)
@@ -316,25 +320,25 @@ async fn status(server: &Server) -> Value {
     serde_json::from_str(&body).unwrap_or_default()
 }
 
-async fn until(server: &Server, is_so: impl Fn(&Value) -> bool) {
+async fn until(server: &Server, condition: impl Fn(&Value) -> bool) {
     let began = Instant::now();
     loop {
         let status = status(server).await;
-        if is_so(&status) {
+        if condition(&status) {
             return;
         }
-        assert!(began.elapsed() < TIMEOUT, "{status}");
-        tokio::time::sleep(LOOK).await;
+        assert!(began.elapsed() < SCENARIO_TIMEOUT, "{status}");
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// The sum of a metric over its labels.
+/// Returns the sum of a metric over its labels.
 fn sum(metrics: &str, name: &str) -> f64 {
     let values = metrics.lines().filter(|line| line.starts_with(name));
     values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).fold(0.0, |a, b| a + b)
 }
 
-/// The most memory that a process ever had.
+/// Returns the peak memory of a process.
 fn peak_mb(process: u32) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

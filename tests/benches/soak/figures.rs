@@ -1,4 +1,4 @@
-//! What the servers take.
+//! Resource use of the servers.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,9 +9,9 @@ use grasp_tests::files;
 
 use crate::server::Server;
 
-/// Of each server.
+/// The resources of one server.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Taken {
+pub(crate) struct Usage {
     resident_mb: f64,
     open_files: usize,
     threads: usize,
@@ -20,13 +20,13 @@ pub(crate) struct Taken {
     git_mb: f64,
 }
 
-/// Of all three, at one moment.
+/// The resources of all three servers, at one moment.
 #[derive(Clone, Debug)]
-pub(crate) struct Figures([Taken; 3]);
+pub(crate) struct Figures([Usage; 3]);
 
 impl Figures {
     pub(crate) fn of(servers: &[Server; 3]) -> Self {
-        Self(servers.each_ref().map(Taken::by))
+        Self(servers.each_ref().map(Usage::of))
     }
 
     pub(crate) fn heading() -> String {
@@ -38,9 +38,9 @@ impl Figures {
     }
 
     pub(crate) fn row(&self, at: Duration) -> String {
-        let each = self.0.map(|t| {
-            let (resident, store, git) = (t.resident_mb, t.store_mb, t.git_mb);
-            let (files, threads, processes) = (t.open_files, t.threads, t.processes);
+        let each = self.0.map(|usage| {
+            let (resident, store, git) = (usage.resident_mb, usage.store_mb, usage.git_mb);
+            let (files, threads, processes) = (usage.open_files, usage.threads, usage.processes);
             format!(
                 "{resident:>7.1} {files:>5} {threads:>4} {processes:>4} {store:>7.1} {git:>7.1}"
             )
@@ -49,8 +49,8 @@ impl Figures {
     }
 }
 
-impl Taken {
-    fn by(server: &Server) -> Self {
+impl Usage {
+    fn of(server: &Server) -> Self {
         let process = server.id();
         let entries =
             |name: &str| fs::read_dir(format!("/proc/{process}/{name}")).map_or(0, Iterator::count);
@@ -65,20 +65,20 @@ impl Taken {
     }
 }
 
-/// How the middle of the last third compares with that of the one before it.
+/// Compares the medians of the last third of the run with those of the third before it.
 pub(crate) fn growth(history: &[Figures]) -> String {
     let third = history.len() / 3;
-    let median = |part: &[Figures], which: usize, of: fn(&Taken) -> f64| {
+    let median = |part: &[Figures], which: usize, of: fn(&Usage) -> f64| {
         let mut values: Vec<f64> = part.iter().map(|figures| of(&figures.0[which])).collect();
         values.sort_by(f64::total_cmp);
         values.get(values.len() / 2).copied().unwrap_or_default()
     };
     let mut text = String::from("from the second third to the last, medians:");
-    type Of = fn(&Taken) -> f64;
+    type Of = fn(&Usage) -> f64;
     let kinds: [(&str, Of); 3] = [
-        ("RSS MB", |taken| taken.resident_mb),
-        ("open files", |taken| taken.open_files as f64),
-        ("threads", |taken| taken.threads as f64),
+        ("RSS MB", |usage| usage.resident_mb),
+        ("open files", |usage| usage.open_files as f64),
+        ("threads", |usage| usage.threads as f64),
     ];
     for (name, of) in kinds {
         let each = [0, 1, 2].map(|which| {

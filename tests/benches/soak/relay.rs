@@ -9,9 +9,10 @@ use tokio::net::TcpStream;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 
-/// How long one answer may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time within which a relay must answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// A connection to a relay.
 pub(crate) struct Relay(WebSocketStream<TcpStream>);
 
 impl Relay {
@@ -22,12 +23,12 @@ impl Relay {
         Some(Self(socket))
     }
 
-    /// What the relay answered, or nothing if it is gone.
+    /// Publishes an event and returns the answer; `None` if the connection ended.
     pub(crate) async fn publish(&mut self, event: &Event) -> Option<(bool, String)> {
         let event: Value = serde_json::from_str(&event.as_json()).ok()?;
-        self.say(&json!(["EVENT", event])).await?;
+        self.send(&json!(["EVENT", event])).await?;
         loop {
-            let answer = self.hear().await?;
+            let answer = self.receive().await?;
             if answer[0] == "OK" && answer[1] == event["id"] {
                 let text = answer[3].as_str().unwrap_or_default().to_owned();
                 return Some((answer[2].as_bool()?, text));
@@ -35,13 +36,13 @@ impl Relay {
         }
     }
 
-    async fn say(&mut self, message: &Value) -> Option<()> {
+    async fn send(&mut self, message: &Value) -> Option<()> {
         self.0.send(Message::text(message.to_string())).await.ok()
     }
 
-    async fn hear(&mut self) -> Option<Value> {
+    async fn receive(&mut self) -> Option<Value> {
         loop {
-            let next = tokio::time::timeout(PATIENCE, self.0.next()).await.ok()?;
+            let next = tokio::time::timeout(ANSWER_TIMEOUT, self.0.next()).await.ok()?;
             if let Message::Text(text) = next?.ok()? {
                 return serde_json::from_str(&text).ok();
             }

@@ -1,4 +1,4 @@
-//! The command as a process, told to stop or killed and started again at the same address.
+//! A server as a process, which is stopped or killed and started again at the same address.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use grasp_core::{RepoId, ServiceIdentity};
 use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) struct Server {
-    /// Where others reach it.
+    /// The address that clients use.
     pub(crate) address: String,
     listen: String,
     pub(crate) data: PathBuf,
@@ -17,8 +17,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A server with default settings but for private targets, on a port of its own, that knows these relays.
-    pub(crate) fn knowing(dir: &Path, relays: &[&str]) -> Self {
+    /// Starts a server with default settings except for private targets, on a free port, with these bootstrap relays.
+    pub(crate) fn with_bootstrap(dir: &Path, relays: &[&str]) -> Self {
         let arguments = relays.iter().flat_map(|url| ["--bootstrap".to_owned(), (*url).to_owned()]);
         Self::start("127.0.0.1:0", dir.to_owned(), arguments.collect())
     }
@@ -37,20 +37,20 @@ impl Server {
             .stderr(log.expect("a log"))
             .spawn()
             .expect("a server");
-        let lines = BufReader::new(child.stdout.take().expect("a way out")).lines();
+        let lines = BufReader::new(child.stdout.take().expect("a piped stdout")).lines();
         let address = lines.map_while(Result::ok).find_map(|line| {
             let word = line.split_whitespace().find_map(|word| word.strip_prefix("ws://"))?;
             Some(word.trim_end_matches('/').to_owned())
         });
-        let address = address.expect("a server says where it is");
+        let address = address.expect("the server prints its address");
         let listen = if listen.ends_with(":0") { address.clone() } else { listen.to_owned() };
         Self { address, listen, data, arguments, child }
     }
 
-    /// Stops it, politely or not, and starts it again.
-    pub(crate) fn again(&mut self, politely: bool) {
-        let signal = if politely { Signal::TERM } else { Signal::KILL };
-        kill_process(Pid::from_child(&self.child), signal).expect("a living server");
+    /// Stops the server by SIGTERM or SIGKILL, and starts it again.
+    pub(crate) fn restart(&mut self, is_graceful: bool) {
+        let signal = if is_graceful { Signal::TERM } else { Signal::KILL };
+        kill_process(Pid::from_child(&self.child), signal).expect("a running server");
         let _ = self.child.wait();
         let next = Self::start(&self.listen, self.data.clone(), self.arguments.clone());
         *self = next;

@@ -1,5 +1,4 @@
-//! What operators feel, seen from client: a relay, a server and whoever uses them are processes of their own, and
-//! nothing passes between them but what passes over sockets.
+//! An adoption as clients see it: relay, server and client are processes of their own, which communicate over sockets only.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -18,37 +17,37 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 use crate::open_relay::OpenRelay;
-use crate::stage::repo_name;
+use crate::sync_server::repo_name;
 
-/// Tells a process of this very program to be the relay that has everything, and what its software is called.
-const SOURCE: &str = "GRASP_BENCH_SOURCE";
-/// The `grasp` to measure; without it this program is one itself.
-const PROGRAM: &str = "GRASP_BENCH_PROGRAM";
+/// Variable that makes a process of this program the source relay; its value is the name of the relay's software.
+const SOURCE_VAR: &str = "GRASP_BENCH_SOURCE";
+/// Variable with the `grasp` program to measure; without it this program is used.
+const PROGRAM_VAR: &str = "GRASP_BENCH_PROGRAM";
 
-/// How often is asked whether all is there: often enough for a figure, seldom enough to change none.
-const LOOK: Duration = Duration::from_millis(100);
-/// When the peers are given up.
-const LONGEST: Duration = Duration::from_secs(300);
+/// Interval of counts: short enough for the figure, long enough not to change it.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Time after which an adoption has failed.
+const ADOPTION_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Does what this process was started for, if that is to be a part of the scene.
-pub(crate) fn play_a_part() -> bool {
+/// Runs the server or the source relay, if this process was started as one of them.
+pub(crate) fn run_as_child() -> bool {
     if std::env::args().nth(1).as_deref() == Some("serve") {
         grasp_bin::run();
         return true;
     }
-    let Ok(software) = std::env::var(SOURCE) else { return false };
+    let Ok(software) = std::env::var(SOURCE_VAR) else { return false };
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let lines = std::io::stdin().lines().map_while(Result::ok);
         let events = lines.map(|line| Event::from_json(line).unwrap()).collect();
-        let relay = OpenRelay::of(&software, Limits::default(), events).await;
+        let relay = OpenRelay::with_software(&software, Limits::default(), events).await;
         println!("{}", relay.url());
         std::future::pending::<()>().await;
     });
     true
 }
 
-/// A process that says where its relay is.
+/// A process that prints the URL of its relay.
 pub(crate) struct Process {
     child: Child,
     pub(crate) url: String,
@@ -65,18 +64,18 @@ impl Process {
             let url = line.split_whitespace().find(|word| word.starts_with("ws://"))?;
             Some(url.trim_end_matches('/').to_owned())
         });
-        Self { child, url: url.expect("it says where it is") }
+        Self { child, url: url.expect("the process prints its URL") }
     }
 
-    /// A relay that takes and gives everything.
+    /// Starts a relay that accepts every event.
     pub(crate) fn source(software: &str, events: &[Event]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        Self::start(command.env(SOURCE, software), events.iter().map(Event::as_json))
+        Self::start(command.env(SOURCE_VAR, software), events.iter().map(Event::as_json))
     }
 
-    /// A server that is told of a relay.
+    /// Starts a server with a bootstrap relay.
     pub(crate) fn server(data: &Path, bootstrap: &str) -> Self {
-        let program = std::env::var_os(PROGRAM);
+        let program = std::env::var_os(PROGRAM_VAR);
         let program = program.unwrap_or_else(|| std::env::current_exe().unwrap().into());
         let args = ["serve", "--listen", "127.0.0.1:0", "--allow-private-targets", "--bootstrap"];
         let mut command = Command::new(program);
@@ -100,7 +99,7 @@ impl Drop for Process {
     }
 }
 
-/// Announces repositories at the server that the source shall keep too, and pushes them.
+/// Announces repositories on both servers, and pushes them to one.
 pub(crate) async fn adopt(server: &Process, source: &Process, owner: &Author, repos: usize) {
     let (client, work) = (server.client(), Workdir::init().await);
     let commit = work.commit("first").await;
@@ -113,7 +112,7 @@ pub(crate) async fn adopt(server: &Process, source: &Process, owner: &Author, re
     }
 }
 
-/// A client like any other.
+/// A websocket to the server.
 pub(crate) struct Client(WebSocketStream<MaybeTlsStream<TcpStream>>);
 
 impl Client {
@@ -121,43 +120,43 @@ impl Client {
         Self(connect_async(&server.url).await.unwrap().0)
     }
 
-    /// Waits until so many events of these kinds are served; whether they were.
+    /// Waits until this number of events of these kinds is served; returns whether it was before the timeout.
     pub(crate) async fn until_counts(&mut self, kinds: &[u16], count: usize) -> bool {
         let began = Instant::now();
-        while began.elapsed() < LONGEST {
-            self.say(json!(["COUNT", "count", { "kinds": kinds }])).await;
-            let answer = self.hear().await;
+        while began.elapsed() < ADOPTION_TIMEOUT {
+            self.send(json!(["COUNT", "count", { "kinds": kinds }])).await;
+            let answer = self.receive().await;
             if answer[2]["count"].as_u64().unwrap() as usize >= count {
                 return true;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         false
     }
 
-    /// How many of these events it is given when it asks for them.
-    pub(crate) async fn is_given(&mut self, events: &[Event]) -> usize {
-        let mut given = BTreeSet::new();
+    /// Requests these events and returns how many of them are served.
+    pub(crate) async fn count_served(&mut self, events: &[Event]) -> usize {
+        let mut served = BTreeSet::new();
         for some in events.chunks(400) {
             let ids: Vec<_> = some.iter().map(|event| event.id.to_hex()).collect();
-            self.say(json!(["REQ", "some", { "ids": ids, "limit": ids.len() }])).await;
+            self.send(json!(["REQ", "some", { "ids": ids, "limit": ids.len() }])).await;
             loop {
-                let said = self.hear().await;
-                match said[0].as_str() {
-                    Some("EVENT") => _ = given.insert(said[2]["id"].to_string()),
+                let message = self.receive().await;
+                match message[0].as_str() {
+                    Some("EVENT") => _ = served.insert(message[2]["id"].to_string()),
                     Some("EOSE") => break,
-                    _ => panic!("{said}"),
+                    _ => panic!("{message}"),
                 }
             }
         }
-        given.len()
+        served.len()
     }
 
-    async fn say(&mut self, word: Value) {
-        self.0.send(Message::text(word.to_string())).await.unwrap();
+    async fn send(&mut self, message: Value) {
+        self.0.send(Message::text(message.to_string())).await.unwrap();
     }
 
-    async fn hear(&mut self) -> Value {
+    async fn receive(&mut self) -> Value {
         loop {
             if let Message::Text(text) = self.0.next().await.unwrap().unwrap() {
                 return serde_json::from_str(&text).unwrap();

@@ -1,4 +1,4 @@
-//! A relay that takes everything: our own server without its rules.
+//! A relay that accepts every event: this server without its admission rules.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 
 pub(crate) struct OpenRelay {
     address: SocketAddr,
-    ingest: Arc<TakesAll>,
+    ingest: Arc<AcceptAll>,
     _running: Running,
     _data: TempDir,
 }
@@ -33,7 +33,7 @@ impl Drop for Running {
     }
 }
 
-struct TakesAll {
+struct AcceptAll {
     store: Arc<dyn EventStore>,
     hub: Hub,
     clock: Clock,
@@ -41,11 +41,11 @@ struct TakesAll {
 
 impl OpenRelay {
     pub(crate) async fn start(limits: Limits, events: Vec<Event>) -> Self {
-        Self::of("grasp", limits, events).await
+        Self::with_software("grasp", limits, events).await
     }
 
-    /// One that calls its software so.
-    pub(crate) async fn of(software: &str, limits: Limits, events: Vec<Event>) -> Self {
+    /// Starts a relay with this name of its software.
+    pub(crate) async fn with_software(software: &str, limits: Limits, events: Vec<Event>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (hub, clock) = (Hub::start(), Clock::system());
@@ -53,7 +53,7 @@ impl OpenRelay {
         let file = data.path().join("events.sqlite");
         let store = SqliteStore::open(&file, SqliteOptions::default()).unwrap();
         let store: Arc<dyn EventStore> = Arc::new(store);
-        let ingest = TakesAll { store: store.clone(), hub: hub.clone(), clock: clock.clone() };
+        let ingest = AcceptAll { store: store.clone(), hub: hub.clone(), clock: clock.clone() };
         let ingest = Arc::new(ingest);
         let info = RelayInfo { software: software.into(), ..RelayInfo::default() };
         let config = Config {
@@ -93,7 +93,7 @@ impl OpenRelay {
     }
 }
 
-impl Ingest for TakesAll {
+impl Ingest for AcceptAll {
     fn ingest_verified(
         &self,
         events: Vec<Verified<Arc<Event>>>,

@@ -1,4 +1,4 @@
-//! The server that is to be kept complete, and what is talked about in its repositories.
+//! The server under measurement, and threads about its repositories.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use nostr::filter::Filter;
 use nostr::key::Keys;
 use nostr::types::Timestamp;
 
-/// Who says something: nobody may fill a repository alone.
-const PEOPLE: usize = 100;
+/// Authors of the events: one author alone would reach the limits of a repository.
+const AUTHORS: usize = 100;
 
-/// Issues about some repositories, and comments that name only their issue.
+/// Issues about repositories, and comments that name only their issue.
 pub(crate) struct Threads {
     pub(crate) owner: Author,
     issues: Vec<Event>,
@@ -50,17 +50,18 @@ pub(crate) fn repo_name(n: usize) -> String {
     format!("repo-{n}")
 }
 
-/// Signs on all cores, each event a second older than the one before.
+/// Signs on two threads, each event a second older than the one before.
 fn sign_all<'a>(count: usize, about: impl Fn(usize) -> (Kind, Vec<&'a str>) + Sync) -> Vec<Event> {
-    let people: Vec<Keys> = (0..PEOPLE).map(|_| Keys::generate()).collect();
+    let authors: Vec<Keys> = (0..AUTHORS).map(|_| Keys::generate()).collect();
     let now = Timestamp::now().as_secs();
     let sign = |n: usize| {
         let (kind, tag) = about(n);
-        let text = format!("{n}: it does not do what it says, and it says so at some length");
+        let text =
+            format!("{n}: the program does not do what its manual describes in this chapter");
         let builder = EventBuilder::new(kind, text).tag(Tag::parse(tag).unwrap());
         builder
             .custom_created_at(Timestamp::from_secs(now - n as u64))
-            .finalize(&people[n % PEOPLE])
+            .finalize(&authors[n % AUTHORS])
             .unwrap()
     };
     let half = count / 2;
@@ -71,25 +72,26 @@ fn sign_all<'a>(count: usize, about: impl Fn(usize) -> (Kind, Vec<&'a str>) + Sy
     })
 }
 
-pub(crate) struct Stage {
+/// A server that syncs on demand.
+pub(crate) struct SyncServer {
     instance: Option<Instance>,
 }
 
-impl Stage {
-    /// A server with nothing in it.
+impl SyncServer {
+    /// Starts a server without any data and without sync.
     pub(crate) async fn empty() -> Self {
         let instance = Instance::with(|settings| settings.sync.enabled = false).await;
         Self { instance: Some(instance) }
     }
 
-    /// A server that has these repositories, with their git data and nothing else.
-    pub(crate) async fn set(owner: &Author, repos: usize, other: ServiceIdentity) -> Self {
-        let mut stage = Self::empty().await;
-        stage.adopt(owner, repos, other).await;
-        stage
+    /// Starts a server that has these repositories with their git data, and no other events.
+    pub(crate) async fn with_repos(owner: &Author, repos: usize, other: ServiceIdentity) -> Self {
+        let mut server = Self::empty().await;
+        server.adopt(owner, repos, other).await;
+        server
     }
 
-    /// Announces repositories that both servers shall keep, and pushes them here.
+    /// Announces repositories on both servers, and pushes them here.
     pub(crate) async fn adopt(&mut self, owner: &Author, repos: usize, other: ServiceIdentity) {
         let instance = self.instance();
         let work = Workdir::init().await;
@@ -104,8 +106,8 @@ impl Stage {
         }
     }
 
-    /// Starts the server anew, and lets it sync.
-    pub(crate) async fn sync(&mut self, from: &RelayUrl) {
+    /// Restarts the server with sync enabled.
+    pub(crate) async fn start_sync(&mut self, from: &RelayUrl) {
         let instance = self.instance.take().unwrap();
         let from = from.clone();
         let instance = instance.restart_with(|settings| {
@@ -116,7 +118,7 @@ impl Stage {
         self.instance = Some(instance.await);
     }
 
-    pub(crate) async fn take(&self, events: Vec<Event>) {
+    pub(crate) async fn ingest(&self, events: Vec<Event>) {
         for chunk in events.chunks(1_000) {
             let ingest = &self.parts().ingest;
             ingest.ingest(chunk.to_vec(), Origin::anonymous()).await;
@@ -132,7 +134,7 @@ impl Stage {
             if found as usize >= count {
                 return;
             }
-            // Counting takes as long as storing some hundred: the less is missing, the oftener.
+            // A count takes as long as storing some hundred events: the fewer are missing, the shorter the pause.
             let missing = count - found as usize;
             let pause = Duration::from_micros(missing as u64 * 20);
             tokio::time::sleep(pause.clamp(Duration::from_millis(5), Duration::from_secs(1))).await;
@@ -151,13 +153,13 @@ impl Stage {
         }
     }
 
-    /// Listens for an event that is to come.
-    pub(crate) async fn listen(&self, event: &Event) -> Awaited {
+    /// Returns a waiter for an event that is not served yet.
+    pub(crate) async fn wait_for(&self, event: &Event) -> EventWaiter {
         let Parts { store, hub, clock, .. } = self.parts();
         let feed = Feed::new(Arc::clone(store), hub.clone(), clock.clone());
-        let mut news = feed.accepted(&[Kind::GitIssue]);
-        while !matches!(news.next().await, Some(Accepted::CaughtUp)) {}
-        Awaited { event: event.clone(), news }
+        let mut feed = feed.accepted(&[Kind::GitIssue]);
+        while !matches!(feed.next().await, Some(Accepted::CaughtUp)) {}
+        EventWaiter { event: event.clone(), feed }
     }
 
     pub(crate) async fn end(self) {
@@ -173,16 +175,16 @@ impl Stage {
     }
 }
 
-/// An event that is to come.
-pub(crate) struct Awaited {
+/// Waits for one event.
+pub(crate) struct EventWaiter {
     event: Event,
-    news: BoxStream<'static, Accepted>,
+    feed: BoxStream<'static, Accepted>,
 }
 
-impl Awaited {
-    pub(crate) async fn arrives(&mut self) {
-        while let Some(news) = self.news.next().await {
-            if matches!(news, Accepted::Event(event) if event.id == self.event.id) {
+impl EventWaiter {
+    pub(crate) async fn served(&mut self) {
+        while let Some(accepted) = self.feed.next().await {
+            if matches!(accepted, Accepted::Event(event) if event.id == self.event.id) {
                 return;
             }
         }

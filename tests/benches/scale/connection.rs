@@ -1,4 +1,4 @@
-//! One websocket to a relay, for many events at a time.
+//! A websocket to a relay, for many events at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -11,23 +11,23 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
 /// Events that are sent before their answers are read.
-const IN_FLIGHT: usize = 200;
+const MAX_IN_FLIGHT: usize = 200;
 
-/// Addresses that events come from.
-const SOURCES: usize = 16;
+/// Client addresses that events are sent from.
+const SOURCE_ADDRESSES: usize = 16;
 
-/// Beyond this something is wrong.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// Time within which a relay must send a message.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A connection to a relay.
-pub(crate) struct Wire(WebSocketStream<TcpStream>);
+pub(crate) struct Connection(WebSocketStream<TcpStream>);
 
-impl Wire {
+impl Connection {
     pub(crate) async fn connect(address: &str) -> Self {
         Self::connect_from("127.0.0.1", address).await
     }
 
-    /// A connection from another address of this machine: relays limit what one address may send.
+    /// Connects from another address of this machine: relays limit the events of one address.
     async fn connect_from(source: &str, address: &str) -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.bind(format!("{source}:0").parse().expect("an address")).expect("a port");
@@ -36,9 +36,9 @@ impl Wire {
         Self(client_async(format!("ws://{address}"), stream).await.expect("a websocket").0)
     }
 
-    /// Publishes events as people at different addresses would.
+    /// Publishes events from many client addresses.
     pub(crate) async fn publish_from_many(address: &str, events: &[Event]) {
-        let part = events.len().div_ceil(SOURCES).max(1);
+        let part = events.len().div_ceil(SOURCE_ADDRESSES).max(1);
         let parts = events.chunks(part).enumerate().map(|(n, events)| async move {
             let source = format!("127.0.1.{}", n + 1);
             Self::connect_from(&source, address).await.publish(events).await;
@@ -47,28 +47,29 @@ impl Wire {
     }
 
     async fn send(&mut self, value: &Value) {
-        self.0.send(Message::text(value.to_string())).await.expect("a relay that listens");
+        self.0.send(Message::text(value.to_string())).await.expect("a connected relay");
     }
 
     async fn receive(&mut self) -> Value {
         loop {
-            let message = tokio::time::timeout(TIMEOUT, self.0.next()).await.expect("an answer");
+            let message =
+                tokio::time::timeout(MESSAGE_TIMEOUT, self.0.next()).await.expect("a message");
             if let Message::Text(text) = message.expect("a connection").expect("a frame") {
                 return serde_json::from_str(&text).expect("JSON");
             }
         }
     }
 
-    /// Publishes events; every one must be taken. Those that the relay asks to send more slowly are sent again.
+    /// Publishes events, all of which must be accepted. Events that the relay rate-limits are sent again.
     pub(crate) async fn publish(&mut self, events: &[Event]) {
-        for events in events.chunks(IN_FLIGHT) {
+        for events in events.chunks(MAX_IN_FLIGHT) {
             let mut open: BTreeMap<EventId, &Event> = events.iter().map(|e| (e.id, e)).collect();
             while !open.is_empty() {
                 for event in open.values() {
                     let text = format!(r#"["EVENT",{}]"#, event.as_json());
-                    self.0.feed(Message::text(text)).await.expect("a relay that listens");
+                    self.0.feed(Message::text(text)).await.expect("a connected relay");
                 }
-                self.0.flush().await.expect("a relay that listens");
+                self.0.flush().await.expect("a connected relay");
                 let mut limited = BTreeMap::new();
                 while !open.is_empty() {
                     let answer = self.receive().await;
@@ -91,7 +92,7 @@ impl Wire {
         }
     }
 
-    /// Counts what the relay has.
+    /// Counts the events that match a filter.
     pub(crate) async fn count(&mut self, filter: Value) -> u64 {
         self.send(&json!(["COUNT", "count", filter])).await;
         loop {
@@ -104,13 +105,13 @@ impl Wire {
         }
     }
 
-    /// Listens for what the relay serves from now on.
-    pub(crate) async fn listen(&mut self, filter: Value) {
+    /// Subscribes to events that the relay stores from now on.
+    pub(crate) async fn subscribe(&mut self, filter: Value) {
         self.send(&json!(["REQ", "live", filter])).await;
         while self.receive().await[0] != "EOSE" {}
     }
 
-    /// When the last of these events was received.
+    /// Returns the time at which the last of these events was received.
     pub(crate) async fn until_received(&mut self, mut ids: BTreeSet<EventId>) -> Instant {
         while !ids.is_empty() {
             let message = self.receive().await;

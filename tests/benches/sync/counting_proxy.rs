@@ -1,4 +1,4 @@
-//! A cable that counts.
+//! A proxy that counts bytes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 
-pub(crate) struct Wire {
+pub(crate) struct CountingProxy {
     address: SocketAddr,
     bytes: Arc<AtomicU64>,
 }
 
-impl Wire {
+impl CountingProxy {
     pub(crate) async fn to(far: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -26,8 +26,8 @@ impl Wire {
                 let _ = (near.set_nodelay(true), far.set_nodelay(true));
                 let ((near_read, near_write), (far_read, far_write)) =
                     (near.into_split(), far.into_split());
-                tokio::spawn(carry(near_read, far_write, counted.clone()));
-                tokio::spawn(carry(far_read, near_write, counted.clone()));
+                tokio::spawn(copy_counted(near_read, far_write, counted.clone()));
+                tokio::spawn(copy_counted(far_read, near_write, counted.clone()));
             }
         });
         Self { address, bytes }
@@ -46,7 +46,7 @@ impl Wire {
     }
 }
 
-async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, counted: Arc<AtomicU64>) {
+async fn copy_counted(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, counted: Arc<AtomicU64>) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
         counted.fetch_add(read as u64, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What people do in a day.
+//! The operations of the soak.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,57 +11,58 @@ use crate::relay::Relay;
 use crate::server::Server;
 
 const MAIN: &str = "refs/heads/main";
-/// Repositories at most; after that, people work on what there is.
-const REPOSITORIES: usize = 40;
+/// Maximum of repositories; after that, operations use those that there are.
+const MAX_REPOSITORIES: usize = 40;
 
-/// A repository and what its owner has signed.
+/// A repository and the refs that its owner signed.
 struct Project {
     owner: Author,
     name: String,
     work: Workdir,
     refs: BTreeMap<String, String>,
-    /// When its state was last signed: each must be later than the one before.
+    /// The time of its newest state: each must be later than the one before.
     signed: u64,
 }
 
-pub(crate) struct Day {
+/// Random operations on three servers.
+pub(crate) struct Workload {
     projects: Vec<Project>,
-    people: Vec<Author>,
+    authors: Vec<Author>,
     threads: Vec<(Author, Event)>,
     relays: [Option<Relay>; 3],
     random: u64,
     counts: BTreeMap<&'static str, usize>,
-    /// Servers that go away, and when: a share of the day, which, and whether politely.
-    absences: Vec<(f64, usize, bool)>,
+    /// Restarts: the share of the run after which, the server, and whether it stops gracefully.
+    restarts: Vec<(f64, usize, bool)>,
 }
 
-impl Day {
-    pub(crate) async fn begin(servers: &[Server; 3]) -> Self {
-        let mut day = Self {
+impl Workload {
+    pub(crate) async fn start(servers: &[Server; 3]) -> Self {
+        let mut workload = Self {
             projects: Vec::new(),
-            people: (0..20).map(|_| Author::new()).collect(),
+            authors: (0..20).map(|_| Author::new()).collect(),
             threads: Vec::new(),
             relays: [None, None, None],
             random: 7,
             counts: BTreeMap::new(),
-            absences: vec![(0.2, 1, true), (0.3, 2, false), (0.4, 0, false), (0.5, 0, true)],
+            restarts: vec![(0.2, 1, true), (0.3, 2, false), (0.4, 0, false), (0.5, 0, true)],
         };
         for _ in 0..5 {
-            day.announce(servers).await;
+            workload.announce(servers).await;
         }
-        day
+        workload
     }
 
-    /// Somebody does something, somewhere.
+    /// Executes one random operation, and the restart that is due.
     pub(crate) async fn step(&mut self, servers: &mut [Server; 3], share: f64) {
-        if self.absences.first().is_some_and(|(when, ..)| share >= *when) {
-            let (_, which, politely) = self.absences.remove(0);
+        if self.restarts.first().is_some_and(|(due, ..)| share >= *due) {
+            let (_, which, is_graceful) = self.restarts.remove(0);
             self.relays[which] = None;
-            servers[which].again(politely);
-            self.count(if politely { "restarts" } else { "kills" });
+            servers[which].restart(is_graceful);
+            self.count(if is_graceful { "restarts" } else { "kills" });
         }
-        match self.dice(100) {
-            0..=1 if self.projects.len() < REPOSITORIES => self.announce(servers).await,
+        match self.random_below(100) {
+            0..=1 if self.projects.len() < MAX_REPOSITORIES => self.announce(servers).await,
             0..=9 => self.push(servers).await,
             10..=13 => self.propose(servers).await,
             14..=33 => self.issue(servers).await,
@@ -70,7 +71,7 @@ impl Day {
         }
     }
 
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn summary(&self) -> String {
         let counts = self.counts.iter().map(|(what, count)| format!("{count} {what}"));
         counts.collect::<Vec<_>>().join(", ")
     }
@@ -80,7 +81,7 @@ impl Day {
         let name = format!("project-{}", self.projects.len());
         let services = servers.each_ref().map(Server::service);
         let announcement = owner.announce_on(&name, &services);
-        let to = self.dice(3);
+        let to = self.random_below(3);
         if self.publish(servers, to, &announcement).await {
             let work = Workdir::init().await;
             let refs = BTreeMap::new();
@@ -92,13 +93,13 @@ impl Day {
     }
 
     async fn push(&mut self, servers: &[Server; 3]) {
-        let (project, to) = (self.dice(self.projects.len()), self.dice(3));
+        let (project, to) = (self.random_below(self.projects.len()), self.random_below(3));
         self.update(servers, project, to).await;
     }
 
     /// Commits, sometimes tags or removes a branch, signs, and pushes to one server.
     async fn update(&mut self, servers: &[Server; 3], which: usize, to: usize) {
-        let what = self.dice(10);
+        let what = self.random_below(10);
         let Some(project) = self.projects.get_mut(which) else { return };
         let commit = project.work.commit(&format!("{:?}", Instant::now())).await;
         let mut refs = project.refs.clone();
@@ -128,48 +129,51 @@ impl Day {
         if pushed.ok {
             project.refs = refs;
         }
-        self.count(if pushed.ok { "pushes" } else { "pushes in vain" });
+        self.count(if pushed.ok { "pushes" } else { "failed pushes" });
     }
 
     async fn propose(&mut self, servers: &[Server; 3]) {
-        let (which, to, who) = (self.dice(self.projects.len()), self.dice(3), self.somebody());
+        let (which, to, author) =
+            (self.random_below(self.projects.len()), self.random_below(3), self.random_author());
         let project = &self.projects[which];
         let repo = project.owner.repo(&project.name);
         let tip = project.work.commit(&format!("{:?}", Instant::now())).await;
-        let request = who.pull_request(&repo, &tip);
+        let request = author.pull_request(&repo, &tip);
         let target = format!("{tip}:refs/nostr/{}", request.id);
         let pushed =
             project.work.git(&["push", "-q", &servers[to].clone_url(&repo), &target]).await;
         project.work.git(&["reset", "-q", "--hard", "HEAD~1"]).await.expect_ok();
         if pushed.ok && self.publish(servers, to, &request).await {
-            self.threads.push((who, request));
+            self.threads.push((author, request));
             self.count("pull requests");
         }
     }
 
     async fn issue(&mut self, servers: &[Server; 3]) {
-        let (which, to, who) = (self.dice(self.projects.len()), self.dice(3), self.somebody());
+        let (which, to, author) =
+            (self.random_below(self.projects.len()), self.random_below(3), self.random_author());
         let project = &self.projects[which];
-        let issue = who.issue(&project.owner.repo(&project.name), &"It is broken. ".repeat(30));
+        let issue = author.issue(&project.owner.repo(&project.name), &"It is broken. ".repeat(30));
         if self.publish(servers, to, &issue).await {
-            self.threads.push((who, issue));
+            self.threads.push((author, issue));
             self.count("issues");
         }
     }
 
-    /// A comment on a root or a reaction to one, named by its id alone.
+    /// Publishes a comment on a root or a reaction to one, named by its id alone.
     async fn comment(&mut self, servers: &[Server; 3]) {
         if self.threads.is_empty() {
             return;
         }
-        let (which, to, who) = (self.dice(self.threads.len()), self.dice(3), self.somebody());
+        let (which, to, author) =
+            (self.random_below(self.threads.len()), self.random_below(3), self.random_author());
         let root = self.threads[which].1.id.to_hex();
-        let said = match self.dice(4) {
-            0 => who.sign(7, "+", &[&["e", &root]]),
-            _ => who.sign(1111, &"I think so too. ".repeat(20), &[&["E", &root], &["e", &root]]),
+        let comment = match self.random_below(4) {
+            0 => author.sign(7, "+", &[&["e", &root]]),
+            _ => author.sign(1111, &"I think so too. ".repeat(20), &[&["E", &root], &["e", &root]]),
         };
-        // Where the thread has not arrived yet nobody can answer it.
-        if self.publish(servers, to, &said).await {
+        // A server that does not have the root yet refuses the comment.
+        if self.publish(servers, to, &comment).await {
             self.count("comments");
         }
     }
@@ -178,10 +182,11 @@ impl Day {
         if self.threads.len() < 50 {
             return;
         }
-        let which = self.dice(self.threads.len());
-        let (who, root) = self.threads.swap_remove(which);
-        let to = self.dice(3);
-        let request = who.at(Timestamp::now().as_secs()).sign(5, "", &[&["e", &root.id.to_hex()]]);
+        let which = self.random_below(self.threads.len());
+        let (author, root) = self.threads.swap_remove(which);
+        let to = self.random_below(3);
+        let request =
+            author.at(Timestamp::now().as_secs()).sign(5, "", &[&["e", &root.id.to_hex()]]);
         if self.publish(servers, to, &request).await {
             self.count("deletions");
         }
@@ -205,32 +210,32 @@ impl Day {
         }
     }
 
-    /// Waits until all serve the same; otherwise says how they differ.
-    pub(crate) async fn until_equal(
+    /// Waits until all servers serve the same; returns the differences on timeout.
+    pub(crate) async fn until_converged(
         &self,
         servers: &[Server; 3],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Duration, String> {
         let began = Instant::now();
         let client =
             |server: &Server| ServerClient::at(server.address.parse().expect("an address"));
-        let equal = Convergence::of(&servers.each_ref().map(client)).ignoring_old_deletions();
-        equal.within(patience).await.map(|_| began.elapsed())
+        let converged = Convergence::of(&servers.each_ref().map(client)).ignoring_old_deletions();
+        converged.within(timeout).await.map(|_| began.elapsed())
     }
 
-    fn somebody(&mut self) -> Author {
-        let which = self.dice(self.people.len());
-        self.people[which].at(Timestamp::now().as_secs())
+    fn random_author(&mut self) -> Author {
+        let which = self.random_below(self.authors.len());
+        self.authors[which].at(Timestamp::now().as_secs())
     }
 
     fn count(&mut self, what: &'static str) {
         *self.counts.entry(what).or_default() += 1;
     }
 
-    fn dice(&mut self, sides: usize) -> usize {
+    fn random_below(&mut self, bound: usize) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        (self.random % sides as u64) as usize
+        (self.random % bound as u64) as usize
     }
 }

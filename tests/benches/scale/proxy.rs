@@ -1,4 +1,4 @@
-//! What stands before a server: a proxy that refuses some requests, and an address that never answers.
+//! A proxy that refuses some requests, and a listener that never responds.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -6,22 +6,22 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 
-/// How long a client is told to wait.
+/// The `Retry-After` of a refusal.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// A proxy that answers every third git request with 429.
+/// A proxy that responds to every third git request with 429.
 pub(crate) struct Proxy {
     pub(crate) address: String,
-    seen: Arc<Mutex<Seen>>,
+    state: Arc<Mutex<ProxyState>>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct ProxyState {
     backend: String,
     requests: usize,
-    /// When clients were told to wait.
+    /// The times of the refusals.
     refused: Vec<Instant>,
-    /// When conversations began.
+    /// The times at which conversations began.
     begun: Vec<Instant>,
 }
 
@@ -29,36 +29,36 @@ impl Proxy {
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address").to_string();
-        let seen = Arc::<Mutex<Seen>>::default();
-        let shared = Arc::clone(&seen);
+        let state = Arc::<Mutex<ProxyState>>::default();
+        let shared = Arc::clone(&state);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 tokio::spawn(forward(client, Arc::clone(&shared)));
             }
         });
-        Self { address, seen }
+        Self { address, state }
     }
 
     /// Forwards to this address from now on.
-    pub(crate) fn lead_to(&self, backend: &str) {
-        lock(&self.seen).backend = backend.to_owned();
+    pub(crate) fn forward_to(&self, backend: &str) {
+        lock(&self.state).backend = backend.to_owned();
     }
 
-    /// How many requests were refused, and the most conversations that began within a wait.
+    /// Returns the number of refusals, and the highest number of conversations that began within one `Retry-After`.
     pub(crate) fn refused(&self) -> (usize, usize) {
-        let seen = lock(&self.seen);
-        // A refusal is on its way for a moment, and what began before it goes on.
+        let state = lock(&self.state);
+        // A refusal takes a moment to arrive, and conversations that began before it continue.
         let slack = Duration::from_millis(100);
         let during = |at: &Instant| {
             let (from, to) = (*at + slack, *at + RETRY_AFTER);
-            seen.begun.iter().filter(|begun| **begun > from && **begun < to).count()
+            state.begun.iter().filter(|begun| **begun > from && **begun < to).count()
         };
-        (seen.refused.len(), seen.refused.iter().map(during).max().unwrap_or(0))
+        (state.refused.len(), state.refused.iter().map(during).max().unwrap_or(0))
     }
 }
 
-/// A listener that takes every connection and says nothing.
-pub(crate) async fn silent() -> String {
+/// Starts a listener that accepts every connection and sends nothing; returns its address.
+pub(crate) async fn unresponsive_listener() -> String {
     let listener = TcpListener::bind("127.0.0.2:0").await.expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
     tokio::spawn(async move {
@@ -70,36 +70,36 @@ pub(crate) async fn silent() -> String {
     address
 }
 
-fn lock(seen: &Mutex<Seen>) -> std::sync::MutexGuard<'_, Seen> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(state: &Mutex<ProxyState>) -> std::sync::MutexGuard<'_, ProxyState> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Forwards one request and its answer, or refuses it.
-async fn forward(mut client: TcpStream, seen: Arc<Mutex<Seen>>) -> Option<()> {
+/// Forwards one request and its response, or refuses it.
+async fn forward(mut client: TcpStream, state: Arc<Mutex<ProxyState>>) -> Option<()> {
     let head = read_head(&mut client).await?;
     let text = String::from_utf8_lossy(&head).into_owned();
     let line = text.lines().next()?;
     let is_git = line.contains("git-upload-pack");
     let (backend, is_refused) = {
-        let mut seen = lock(&seen);
+        let mut state = lock(&state);
         if is_git {
-            seen.requests += 1;
+            state.requests += 1;
             if line.contains("/info/refs") {
-                seen.begun.push(Instant::now());
+                state.begun.push(Instant::now());
             }
         }
-        let is_refused = is_git && seen.requests.is_multiple_of(3);
+        let is_refused = is_git && state.requests.is_multiple_of(3);
         if is_refused {
-            seen.refused.push(Instant::now());
+            state.refused.push(Instant::now());
         }
-        (seen.backend.clone(), is_refused)
+        (state.backend.clone(), is_refused)
     };
     if is_refused {
         let wait = RETRY_AFTER.as_secs();
-        let answer = format!(
+        let response = format!(
             "HTTP/1.1 429 Too Many Requests\r\nRetry-After: {wait}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
         );
-        client.write_all(answer.as_bytes()).await.ok()?;
+        client.write_all(response.as_bytes()).await.ok()?;
         return client.shutdown().await.ok();
     }
     let mut server = TcpStream::connect(backend).await.ok()?;
@@ -107,7 +107,7 @@ async fn forward(mut client: TcpStream, seen: Arc<Mutex<Seen>>) -> Option<()> {
     copy_bidirectional(&mut client, &mut server).await.ok().map(drop)
 }
 
-/// The head of a request that is the only one of its connection, unless it becomes a websocket.
+/// Returns the head of a request that is the only one of its connection, unless it becomes a websocket.
 fn one_request(head: &str) -> String {
     let is_upgrade = head.to_ascii_lowercase().contains("upgrade: websocket");
     if is_upgrade {
