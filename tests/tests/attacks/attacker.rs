@@ -1,4 +1,4 @@
-//! Clients at networks of their own.
+//! Hostile clients in networks of their own.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -11,7 +11,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
-/// A hostile client. All attackers share a /24 unless told otherwise; honest clients are in another.
+/// A hostile client. All attackers share a /24 by default; honest clients are in another.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attacker {
     from: Ipv4Addr,
@@ -36,8 +36,8 @@ impl Attacker {
         socket.connect(self.server).await
     }
 
-    /// Sends one request with a body; the connection, if the server took it all.
-    pub(crate) async fn begin(&self, path: &str, body: &[u8]) -> Option<TcpStream> {
+    /// Sends one request with a body, and returns the connection if the server read it all.
+    pub(crate) async fn start_post(&self, path: &str, body: &[u8]) -> Option<TcpStream> {
         let length = body.len().to_string();
         let headers = [("Content-Length", length.as_str())];
         let head = request_head(&self.server.to_string(), "POST", path, &headers);
@@ -46,7 +46,7 @@ impl Attacker {
         Some(stream)
     }
 
-    /// Sends one request with a body, and reads the answer to its end.
+    /// Sends one request with a body, and reads the response to its end.
     pub(crate) async fn post(
         &self,
         path: &str,
@@ -57,7 +57,7 @@ impl Attacker {
         let headers = [headers, &[("Content-Length", length.as_str())]].concat();
         let head = request_head(&self.server.to_string(), "POST", path, &headers);
         let mut stream = self.connect().await.expect("the server listens");
-        // A server that has heard enough may close its side.
+        // A server that rejects the request early may close its side.
         let _ = stream.write_all(&[head.as_bytes(), body].concat()).await;
         read_response(&mut stream).await
     }
@@ -85,12 +85,12 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Sends a message without waiting for an answer; whether the connection took it.
+    /// Sends a message without waiting for an answer, and returns whether the connection accepted it.
     pub(crate) async fn send(&mut self, message: &Value) -> bool {
         self.socket.send(Message::text(message.to_string())).await.is_ok()
     }
 
-    /// Receives the next message; none if the connection ended.
+    /// Receives the next message; `None` if the connection ended.
     pub(crate) async fn receive(&mut self) -> Option<Value> {
         loop {
             if let Message::Text(text) = self.socket.next().await?.ok()? {

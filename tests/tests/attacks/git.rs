@@ -1,4 +1,4 @@
-//! Attacks through git: uploads, fetches, and git servers that are hunted.
+//! Attacks through git: uploads, fetches, and git servers in a hunt.
 
 use std::time::Duration;
 
@@ -11,31 +11,31 @@ use tokio::time::sleep;
 use crate::attacker::Attacker;
 use crate::attacks;
 use crate::packs::{delta_bomb, delta_chain};
-use crate::scene::{Report, Scene};
-use crate::sync::Hostile;
+use crate::scenario::{Report, Scenario};
+use crate::sync::HostileRelay;
 
 attacks![
     delta_chain_upload,
     delta_bomb_upload,
     sparse_filter,
     slow_readers,
-    objects_that_no_ref_reaches,
+    unreachable_objects,
     removed_commits,
     endless_refs,
 ];
 
 const MAIN: &str = "refs/heads/main";
 
-/// How long an attack lasts that has no end of its own.
-const LASTS: Duration = Duration::from_secs(20);
+/// Duration of an attack that has no end of its own.
+const ATTACK_DURATION: Duration = Duration::from_secs(20);
 
-impl Scene {
-    /// Path of the honest repository's service.
+impl Scenario {
+    /// Returns the path of a git service of the honest repository.
     fn service(&self, service: &str) -> String {
         format!("{}/{service}", self.server.path(&self.honest.repo()))
     }
 
-    /// A repository of an attacker's with this content. Its path, and the tip of its branch.
+    /// Hosts a repository of an attacker with this content, and returns its path and the tip of its branch.
     async fn hostile_repository(&self, work: &Workdir) -> (String, String) {
         let (eve, client) = (Author::new().earlier(60), self.server.client());
         let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
@@ -47,12 +47,12 @@ impl Scene {
     }
 }
 
-/// Uploads of one chain of 20,000 deltas that nobody has signed for. Half of the clients do not wait for an answer.
+/// Uploads one chain of 20,000 deltas without a signed state. Half of the clients do not wait for an answer.
 async fn delta_chain_upload() -> Report {
-    let scene = Scene::start().await;
-    let (path, (tip, pack)) = (scene.service("git-receive-pack"), delta_chain(20_000));
+    let scenario = Scenario::start().await;
+    let (path, (tip, pack)) = (scenario.service("git-receive-pack"), delta_chain(20_000));
     assert!(pack.len() < 2_000_000, "{}", pack.len());
-    let attackers: Vec<Attacker> = (1..=4).map(|host| scene.attacker(host)).collect();
+    let attackers: Vec<Attacker> = (1..=4).map(|host| scenario.attacker(host)).collect();
     let mut answers = Vec::new();
     let attack = async {
         let uploads = attackers.iter().enumerate().map(async |(n, attacker)| {
@@ -60,24 +60,24 @@ async fn delta_chain_upload() -> Report {
             if n % 2 == 0 {
                 return Some(attacker.post(&path, &[], &request).await.body);
             }
-            attacker.begin(&path, &request).await;
+            attacker.start_post(&path, &request).await;
             None
         });
         answers = join_all(uploads).await.into_iter().flatten().collect();
     };
-    // Honest pushes go on for a minute or two beside it.
-    let report = scene.during(8 << 20, attack).await;
+    // Honest pushes continue for a minute or two beside it.
+    let report = scenario.run(8 << 20, attack).await;
     let is_refused = |answer: &String| answer.contains("chain of more than") || is_busy(answer);
     report.and(answers.iter().all(is_refused), format!("{answers:?}"))
 }
 
-/// Uploads of 16 KB each that unpack to 650 MB, from three networks.
+/// Uploads packs of 16 KB that unpack to 650 MB, from three networks.
 async fn delta_bomb_upload() -> Report {
-    let scene = Scene::start().await;
-    let (path, (tip, pack)) = (scene.service("git-receive-pack"), delta_bomb(650));
+    let scenario = Scenario::start().await;
+    let (path, (tip, pack)) = (scenario.service("git-receive-pack"), delta_bomb(650));
     assert!(pack.len() < 16_384, "{}", pack.len());
     let mut answers = Vec::new();
-    let server = scene.server.address();
+    let server = scenario.server.address();
     let attackers: Vec<Attacker> = (0..32)
         .map(|n| match n % 4 {
             network @ 0..2 => Attacker::in_network(server, network),
@@ -91,7 +91,7 @@ async fn delta_bomb_upload() -> Report {
         });
         answers = join_all(uploads).await;
     };
-    let report = scene.during(0, attack).await;
+    let report = scenario.run(0, attack).await;
     let is_refused = |answer: &String| answer.contains("too much memory") || is_busy(answer);
     report.and(answers.iter().all(is_refused), format!("{answers:?}"))
 }
@@ -102,7 +102,7 @@ fn is_busy(answer: &str) -> bool {
 
 /// Fetches with a filter that visits each of 10^10 paths.
 async fn sparse_filter() -> Report {
-    let scene = Scene::start().await;
+    let scenario = Scenario::start().await;
     let work = Workdir::init().await;
     let pattern = work.pipe(&["hash-object", "-w", "--stdin"], b"x/**/y\n").await;
     let pattern = String::from_utf8(pattern).expect("an id");
@@ -116,7 +116,7 @@ async fn sparse_filter() -> Report {
     let tree = String::from_utf8(tree).expect("an id");
     let commit = work.git(&["commit-tree", "-m", "x", tree.trim()]).await.expect_ok();
     work.git(&["update-ref", MAIN, &commit]).await.expect_ok();
-    let (path, tip) = scene.hostile_repository(&work).await;
+    let (path, tip) = scenario.hostile_repository(&work).await;
     let request = [
         pkt("command=fetch"),
         b"0001".to_vec(),
@@ -128,56 +128,56 @@ async fn sparse_filter() -> Report {
     .concat();
     let path = format!("{path}/git-upload-pack");
     let mut answers = Vec::new();
-    let attackers: Vec<Attacker> = (0..32).map(|n| scene.attacker(1 + n % 4)).collect();
+    let attackers: Vec<Attacker> = (0..32).map(|n| scenario.attacker(1 + n % 4)).collect();
     let attack = async {
         let headers = [("Git-Protocol", "version=2")];
         let fetches = attackers.iter().map(|one| one.post(&path, &headers, &request));
         answers = join_all(fetches).await;
     };
-    let report = scene.during(1 << 20, attack).await;
+    let report = scenario.run(1 << 20, attack).await;
     let is_refused = |body: &str| body.contains("filter 'sparse:oid' not supported");
     report.and(answers.iter().all(|answer| is_refused(&answer.body)), format!("{answers:?}"))
 }
 
-/// Clones that are read at 3.4 KB a second.
+/// Reads clones at 3.4 KB per second.
 async fn slow_readers() -> Report {
-    let scene = Scene::start().await;
+    let scenario = Scenario::start().await;
     let work = Workdir::init().await;
     work.commit_incompressible(16 << 20).await;
-    let (path, tip) = scene.hostile_repository(&work).await;
+    let (path, tip) = scenario.hostile_repository(&work).await;
     let want = pkt(format!("want {tip} side-band-64k ofs-delta\n"));
     let request = [want, b"0000".to_vec(), pkt("done\n")].concat();
     let path = format!("{path}/git-upload-pack");
-    let readers: Vec<Attacker> = (0..32).map(|n| scene.attacker(1 + n)).collect();
+    let readers: Vec<Attacker> = (0..32).map(|n| scenario.attacker(1 + n)).collect();
     let attack = async {
         let read = async |reader: &Attacker| {
-            let Some(mut stream) = reader.begin(&path, &request).await else { return };
+            let Some(mut stream) = reader.start_post(&path, &request).await else { return };
             let mut buffer = vec![0; 340];
             while stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {
                 sleep(Duration::from_millis(100)).await;
             }
         };
-        let _ = tokio::time::timeout(LASTS, join_all(readers.iter().map(read))).await;
+        let _ = tokio::time::timeout(ATTACK_DURATION, join_all(readers.iter().map(read))).await;
     };
-    scene.during(32 << 20, attack).await
+    scenario.run(32 << 20, attack).await
 }
 
-/// Signed pushes that carry much more than what the signed refs reach.
-async fn objects_that_no_ref_reaches() -> Report {
-    const MORE: usize = 8 << 20;
-    let scene = Scene::start().await;
-    let (client, service) = (scene.server.client(), scene.server.service());
-    let attacker = scene.attacker(1);
+/// Pushes signed refs with many more objects than the refs reach.
+async fn unreachable_objects() -> Report {
+    const EXTRA_BYTES: usize = 8 << 20;
+    let scenario = Scenario::start().await;
+    let (client, service) = (scenario.server.client(), scenario.server.service());
+    let attacker = scenario.attacker(1);
     let work = Workdir::init().await;
-    let more = work.commit_incompressible(MORE).await;
-    let list = work.git(&["rev-list", "--objects", "--no-object-names", &more]).await.expect_ok();
+    let extra = work.commit_incompressible(EXTRA_BYTES).await;
+    let list = work.git(&["rev-list", "--objects", "--no-object-names", &extra]).await.expect_ok();
     work.git(&["checkout", "-q", "--orphan", "small"]).await.expect_ok();
     work.git(&["rm", "-q", "-r", "-f", "."]).await.expect_ok();
     let tip = work.commit("small").await;
     let own = work.git(&["rev-list", "--objects", "--no-object-names", &tip]).await.expect_ok();
     let objects = format!("{list}\n{own}\n");
     let pack = work.pipe(&["pack-objects", "--stdout", "-q"], objects.as_bytes()).await;
-    assert!(pack.len() > MORE, "{}", pack.len());
+    assert!(pack.len() > EXTRA_BYTES, "{}", pack.len());
     let mut answers = Vec::new();
     let attack = async {
         for n in 0..4 {
@@ -189,21 +189,21 @@ async fn objects_that_no_ref_reaches() -> Report {
             answers.push(attacker.post(&path, &[], &request).await.body);
         }
     };
-    let report = scene.during(2 << 20, attack).await;
+    let report = scenario.run(2 << 20, attack).await;
     let is_accepted = |answer: &String| answer.contains("ok refs/heads/main");
     report.and(answers.iter().all(is_accepted), format!("{answers:?}"))
 }
 
-/// Whether a commit can be fetched by its id.
+/// Returns whether a commit can be fetched by its id.
 async fn is_readable(url: &str, commit: &str) -> bool {
     Workdir::init().await.git(&["fetch", "-q", "--depth", "1", url, commit]).await.ok
 }
 
-/// Fetches of a commit that one owner removed by a forced push, and of one whose owner has vanished, through another
-/// owner of the same name.
+/// Fetches a commit that one owner removed by a forced push, and one whose owner has vanished, through another
+/// owner of the same identifier.
 async fn removed_commits() -> Report {
-    let mut scene = Scene::start().await;
-    let (client, service) = (scene.server.client(), scene.server.service());
+    let mut scenario = Scenario::start().await;
+    let (client, service) = (scenario.server.client(), scenario.server.service());
     let (alice, bob) = (Author::new().earlier(60), Author::new().earlier(60));
     let (hers, his) = (Workdir::init().await, Workdir::init().await);
     let of_alice = hers.commit_incompressible(1 << 20).await;
@@ -215,7 +215,7 @@ async fn removed_commits() -> Report {
         work.git(&["push", "-q", &url, "main"]).await.expect_ok();
     }
     let url = client.clone_url(&bob.repo("shared"));
-    his.git(&["commit", "-q", "--amend", "-m", "instead"]).await.expect_ok();
+    his.git(&["commit", "-q", "--amend", "-m", "amended"]).await.expect_ok();
     let second = his.git(&["rev-parse", "main"]).await.expect_ok();
     client.publish_all(&[&bob.later(1).state("shared", &[(MAIN, &second)])]).await;
     his.git(&["push", "-q", "-f", &url, "main"]).await.expect_ok();
@@ -224,45 +224,45 @@ async fn removed_commits() -> Report {
     while !gone().await {
         sleep(Duration::from_millis(50)).await;
     }
-    // Maintenance visits every name every few hours, and once after the start.
-    scene.server.restart().await;
+    // Maintenance visits every identifier every few hours, and once after the start.
+    scenario.server.restart().await;
     let (mut readable, mut served) = (true, false);
     let attack = async {
-        let end = tokio::time::Instant::now() + LASTS;
+        let end = tokio::time::Instant::now() + ATTACK_DURATION;
         while readable && tokio::time::Instant::now() < end {
             sleep(Duration::from_millis(200)).await;
             readable = is_readable(&url, &of_alice).await || is_readable(&url, &first).await;
         }
         served = is_readable(&url, &second).await;
     };
-    let report = scene.during(2 << 20, attack).await;
+    let report = scenario.run(2 << 20, attack).await;
     report
-        .and(!readable, "a removed commit can be read")
-        .and(served, "a commit that is served cannot be read")
+        .and(!readable, "a removed commit can be fetched")
+        .and(served, "a served commit cannot be fetched")
 }
 
-/// States whose git servers advertise refs without end. A relay brings them: what a client brings is hunted for later.
+/// States whose git servers advertise refs without end. A relay brings them: the hunt for a client's events starts later.
 async fn endless_refs() -> Report {
-    let scene = Scene::start().await;
-    let makers: Vec<Author> = (0..16).map(|_| Author::new()).collect();
+    let scenario = Scenario::start().await;
+    let authors: Vec<Author> = (0..16).map(|_| Author::new()).collect();
     let name = |n: usize| format!("hostile-{n}");
     let state = |(n, eve): (usize, &Author)| eve.state(&name(n), &[(MAIN, &format!("{n:040x}"))]);
-    let states = makers.iter().enumerate().map(state);
+    let states = authors.iter().enumerate().map(state);
     let states = states.map(|state| serde_json::to_string(&state).expect("an event")).collect();
-    let relay = Hostile::start(states, false).await;
+    let relay = HostileRelay::start(states, false).await;
     let mut servers = Vec::new();
-    for (n, eve) in makers.iter().enumerate() {
+    for (n, eve) in authors.iter().enumerate() {
         let server = GitServer::at(&format!("127.9.9.{}", n + 1), Behaviour::EndlessRefs).await;
         let (clone, url) = (server.url(&name(n)), relay.url(9, 9));
         let tags: [&[&str]; 2] = [&["clone", &clone], &["relays", &url]];
-        let announcement = eve.announce_with(&name(n), &scene.server.service(), &tags);
-        scene.server.client().publish_all(&[&announcement]).await;
+        let announcement = eve.announce_with(&name(n), &scenario.server.service(), &tags);
+        scenario.server.client().publish_all(&[&announcement]).await;
         servers.push(server);
     }
-    let is_asked = |server: &GitServer| server.conversations().len() >= 2;
+    let is_visited = |server: &GitServer| server.conversations().len() >= 2;
     let attack = async {
-        let all_asked = || servers.iter().all(is_asked).then_some(());
-        eventually(all_asked).await;
+        let all_visited = || servers.iter().all(is_visited).then_some(());
+        eventually(all_visited).await;
     };
-    scene.during(16 << 20, attack).await
+    scenario.run(16 << 20, attack).await
 }

@@ -1,4 +1,4 @@
-//! Honest clients: what they do, and how long it takes them.
+//! Honest clients: their operations, and the time of each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,13 +17,13 @@ use crate::server::Server;
 const MAIN: &str = "refs/heads/main";
 
 /// Pause between two operations of one client.
-const PAUSE: Duration = Duration::from_millis(100);
+const OPERATION_PAUSE: Duration = Duration::from_millis(100);
 
-/// Longest that one operation is waited for; one that takes longer counts with this.
-const GIVE_UP: Duration = Duration::from_secs(30);
+/// Time after which an operation has failed; it then counts with this time.
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A served repository, its maintainer, and what honest clients need to know.
-pub(crate) struct Honest {
+/// A served repository, its maintainer, and its clients.
+pub(crate) struct HonestClients {
     pub(crate) maintainer: Author,
     pub(crate) name: String,
     pub(crate) work: Workdir,
@@ -32,7 +32,7 @@ pub(crate) struct Honest {
     pushes: std::sync::atomic::AtomicU64,
 }
 
-/// Durations of each honest operation.
+/// The times of each honest operation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Times {
     pub(crate) push: Vec<Duration>,
@@ -41,7 +41,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// The 95th percentiles of push, request and clone.
+    /// Returns the 95th percentiles of push, request and clone.
     pub(crate) fn p95(&self) -> [Duration; 3] {
         [&self.push, &self.request, &self.clone].map(|times| {
             let mut sorted = times.clone();
@@ -52,7 +52,7 @@ impl Times {
     }
 }
 
-impl Honest {
+impl HonestClients {
     /// Announces, signs and pushes a small repository.
     pub(crate) async fn start(server: &Server) -> Self {
         let (maintainer, name, work) =
@@ -72,26 +72,26 @@ impl Honest {
         self.maintainer.repo(&self.name)
     }
 
-    /// Does each operation at least `rounds` times, and until `stop` says so.
+    /// Repeats each operation at least `rounds` times, and until `stop` is set.
     pub(crate) async fn work(self: &Arc<Self>, rounds: usize, stop: &Arc<AtomicBool>) -> Times {
-        let goes_on = |done: usize| done < rounds || !stop.load(Ordering::Relaxed);
+        let is_needed = |done: usize| done < rounds || !stop.load(Ordering::Relaxed);
         let push = async {
             let mut times = Vec::new();
-            while goes_on(times.len()) {
+            while is_needed(times.len()) {
                 times.push(timed(self.push()).await);
             }
             times
         };
         let request = async {
             let mut times = Vec::new();
-            while goes_on(times.len()) {
+            while is_needed(times.len()) {
                 times.push(timed(self.request()).await);
             }
             times
         };
         let clone = async {
             let mut times = Vec::new();
-            while goes_on(times.len()) {
+            while is_needed(times.len()) {
                 times.push(timed(self.clone_once()).await);
             }
             times
@@ -100,7 +100,7 @@ impl Honest {
         Times { push, request, clone }
     }
 
-    /// Signs a new commit and pushes it; whether both were accepted.
+    /// Signs a new commit and pushes it; returns whether both were accepted.
     async fn push(&self) -> bool {
         let number = self.pushes.fetch_add(1, Ordering::Relaxed) + 1;
         let commit = self.work.commit(&format!("change {number}")).await;
@@ -110,7 +110,7 @@ impl Honest {
         accepted && self.work.git(&["push", "-q", &url, "main"]).await.ok
     }
 
-    /// Asks for the announcement by its id; whether it came.
+    /// Requests the announcement by its id, and returns whether it was received.
     async fn request(&self) -> bool {
         let Ok((mut socket, _)) = connect_async(self.client.relay_url()).await else {
             return false;
@@ -130,17 +130,17 @@ impl Honest {
         false
     }
 
-    /// Clones the repository; whether that worked.
+    /// Clones the repository, and returns whether that succeeded.
     async fn clone_once(&self) -> bool {
         let url = self.client.clone_url(&self.repo());
         Workdir::empty().git(&["clone", "-q", &url, "copy"]).await.ok
     }
 }
 
-/// Repeats an operation until it works; the time that this took.
+/// Executes an operation and returns its time.
 async fn timed(operation: impl Future<Output = bool>) -> Duration {
-    tokio::time::sleep(PAUSE).await;
+    tokio::time::sleep(OPERATION_PAUSE).await;
     let start = Instant::now();
-    let worked = tokio::time::timeout(GIVE_UP, operation).await;
-    if worked == Ok(true) { start.elapsed() } else { GIVE_UP }
+    let succeeded = tokio::time::timeout(OPERATION_TIMEOUT, operation).await;
+    if succeeded == Ok(true) { start.elapsed() } else { OPERATION_TIMEOUT }
 }

@@ -7,11 +7,11 @@
 //!
 //! `docs/explanation/security.md` lists all replays with their figures, and the tests of attacks that are not replayed.
 //!
-//! Each attack meets a server of its own: the very command that operators run, in a process of its own, with default
-//! settings but for its port, its directory and private targets. While it lasts a maintainer signs and pushes, a reader asks by id
-//! and somebody clones. [`Report`](scene::Report) says what must hold: the 95th percentile of each honest operation,
-//! memory, disk, and that everything is given back. Other work on the machine makes operations slow, never fast: a replay
-//! in which nothing but time failed is run once more, and both figures are printed.
+//! Each attack has a server of its own: the command that operators run, in a process of its own, with default settings
+//! except for its port, its directory and private targets. During the attack a maintainer signs and pushes, a reader requests
+//! an event by id and another client clones. [`Report`](scenario::Report) checks the result: the 95th percentile of each
+//! honest operation, memory, disk, and that all resources are released. Other work on the machine makes operations slow, never
+//! fast: a replay in which only times failed is run once more, and both figures are printed.
 
 mod attacker;
 mod git;
@@ -19,7 +19,7 @@ mod honest;
 mod nostr;
 mod packs;
 mod purgatory;
-mod scene;
+mod scenario;
 mod server;
 mod sync;
 
@@ -29,15 +29,15 @@ use std::process::ExitCode;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 
-use self::scene::Report;
+use self::scenario::Report;
 
-/// One attack: its name, and a replay that ends with the figures seen.
+/// One attack: its name, and a replay that returns the figures.
 pub(crate) struct Attack {
     pub(crate) name: &'static str,
     pub(crate) replay: fn() -> BoxFuture<'static, Report>,
 }
 
-/// Makes an [`Attack`] of an async function of the same name.
+/// Defines an [`Attack`] for each async function, under its name.
 macro_rules! attacks {
     ($($name:ident),* $(,)?) => {
         pub(crate) const ATTACKS: &[crate::Attack] = &[$(crate::Attack {
@@ -65,42 +65,43 @@ fn main() -> ExitCode {
     }
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     println!("running {} attacks", chosen.len());
-    let failed = chosen.iter().filter(|attack| !runtime.block_on(stands(attack))).count();
+    let failed = chosen.iter().filter(|attack| !runtime.block_on(passes(attack))).count();
     let verdict = if failed == 0 { "ok" } else { "FAILED" };
     println!("\ntest result: {verdict}. {} passed; {failed} failed", chosen.len() - failed);
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Replays an attack and prints its figures; whether everything held that must hold.
-async fn stands(attack: &Attack) -> bool {
+/// Replays an attack and prints its figures; returns whether every check passed.
+async fn passes(attack: &Attack) -> bool {
     let first = replay(attack).await;
     match first {
-        Replayed::Slow => matches!(replay(attack).await, Replayed::Held),
-        other => matches!(other, Replayed::Held),
+        ReplayResult::Slow => matches!(replay(attack).await, ReplayResult::Passed),
+        other => matches!(other, ReplayResult::Passed),
     }
 }
 
-/// What a replay showed.
-enum Replayed {
-    Held,
-    /// Honest operations took too long, and everything else held.
+/// The result of a replay.
+enum ReplayResult {
+    Passed,
+    /// Honest operations took too long, and every other check passed.
     Slow,
     Failed,
 }
 
-async fn replay(attack: &Attack) -> Replayed {
+async fn replay(attack: &Attack) -> ReplayResult {
     // A panic has printed its own message.
     let report = AssertUnwindSafe((attack.replay)()).catch_unwind().await;
-    let failures = report.as_ref().map_or(vec!["it panicked".to_owned()], |one| one.failures());
+    let failures =
+        report.as_ref().map_or(vec!["the replay panicked".to_owned()], |one| one.failures());
     let is_slow = report.as_ref().is_ok_and(Report::is_only_slow);
     let verdict = if failures.is_empty() { "ok" } else { "FAILED" };
     let figures = report.map(|report| report.to_string()).unwrap_or_default();
     println!("test {} ... {verdict}  {figures}", attack.name);
     failures.iter().for_each(|failure| println!("    {failure}"));
     match failures.is_empty() {
-        true => Replayed::Held,
-        false if is_slow => Replayed::Slow,
-        false => Replayed::Failed,
+        true => ReplayResult::Passed,
+        false if is_slow => ReplayResult::Slow,
+        false => ReplayResult::Failed,
     }
 }
 

@@ -12,39 +12,39 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::attacker::{Attacker, Relay};
 use crate::attacks;
-use crate::scene::{Report, Scene};
+use crate::scenario::{Report, Scenario};
 
 attacks![
     many_connections,
     forwarded_addresses_with_ports,
     refused_events_with_many_references,
     events_with_many_tags,
-    crowded_name,
-    rosters_in_the_plain_model,
+    many_announcements_of_one_name,
+    mutual_lists_in_the_plain_model,
     delisting_undone_by_replay,
     wide_filters,
     unfinished_messages,
-    requests_of_fresh_keys,
+    deletions_by_new_keys,
     negentropy_sessions,
     vanishing_with_many_events,
-    events_that_expire_at_once,
+    events_that_expire_together,
 ];
 
-/// The store's log, which grows to this with any writing and is kept for the next.
-const STORE_LOG: u64 = 132 << 20;
+/// Size that the store's log grows to with any writing; it is kept for the next.
+const STORE_LOG_BYTES: u64 = 132 << 20;
 
-/// Longest that an attacker waits for an answer.
-const GIVE_UP: Duration = Duration::from_secs(20);
+/// Time that an attacker waits for an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long what an attacker has opened stays open.
-const HOLD: Duration = Duration::from_secs(5);
+/// Time for which connections and requests of an attacker stay open.
+const HOLD_DURATION: Duration = Duration::from_secs(5);
 
-/// The messages that send these events, written beforehand: the attack must not keep its own process busy.
+/// Returns the messages that publish these events, encoded beforehand: the attack must not keep its own process busy.
 fn messages(events: &[Event]) -> Vec<String> {
     events.iter().map(|event| format!(r#"["EVENT",{}]"#, event.as_json())).collect()
 }
 
-/// Sends messages with one event each over one connection; how many were accepted.
+/// Sends messages with one event each over one connection, and returns how many were accepted.
 async fn publish(attacker: Attacker, messages: Vec<String>) -> usize {
     let Some(mut relay) = attacker.relay().await else { return 0 };
     let mut sent = 0;
@@ -61,13 +61,13 @@ async fn publish(attacker: Attacker, messages: Vec<String>) -> usize {
     accepted
 }
 
-/// Does the same with a connection for each batch, all at once.
+/// Does the same with a connection for each batch, all at the same time.
 async fn publish_all(attacker: Attacker, batches: Vec<Vec<String>>) -> usize {
     let tasks = batches.into_iter().map(|batch| tokio::spawn(publish(attacker, batch)));
     join_all(tasks).await.into_iter().map(Result::unwrap_or_default).sum()
 }
 
-/// The next message of this kind; none if the connection ends or nothing comes.
+/// Receives the next message of this type; `None` if the connection ends or on timeout.
 async fn answer(relay: &mut Relay, kind: &str) -> Option<Value> {
     let wait = async {
         loop {
@@ -77,7 +77,7 @@ async fn answer(relay: &mut Relay, kind: &str) -> Option<Value> {
             }
         }
     };
-    tokio::time::timeout(GIVE_UP, wait).await.ok().flatten()
+    tokio::time::timeout(ANSWER_TIMEOUT, wait).await.ok().flatten()
 }
 
 fn tags(names: &[Vec<String>]) -> Vec<Vec<&str>> {
@@ -90,10 +90,10 @@ fn sign(by: &Author, kind: u16, content: &str, names: &[Vec<String>]) -> Event {
     by.sign(kind, content, &tags)
 }
 
-/// One address opens as many connections as it can and leaves them silent.
+/// Opens as many connections from one address as the server accepts, and leaves them idle.
 async fn many_connections() -> Report {
-    let scene = Scene::start().await;
-    let attacker = scene.attacker(1);
+    let scenario = Scenario::start().await;
+    let attacker = scenario.attacker(1);
     let attack = async {
         let mut open = Vec::new();
         for _ in 0..500 {
@@ -103,36 +103,36 @@ async fn many_connections() -> Report {
             }
         }
     };
-    scene.during(STORE_LOG, attack).await
+    scenario.run(STORE_LOG_BYTES, attack).await
 }
 
-/// One client behind a proxy that names it with its port opens as many connections as it can. The server trusts the
-/// proxy, but for its own connections.
+/// Opens as many connections as the server accepts for one client behind a proxy that names it with its port. The server
+/// trusts the proxy except for its own connections.
 async fn forwarded_addresses_with_ports() -> Report {
-    let scene = Scene::with(&["--trusted-proxies", "127.6.6.1"]).await;
-    let proxy = scene.attacker(1);
-    let (mut crowd, mut another) = (0, false);
+    let scenario = Scenario::with(&["--trusted-proxies", "127.6.6.1"]).await;
+    let proxy = scenario.attacker(1);
+    let (mut opened, mut another) = (0, false);
     let attack = async {
         let mut open = Vec::new();
         for port in 0..500 {
             open.extend(proxy.relay_for(Some(&format!("198.51.100.7:{}", 4_000 + port))).await);
         }
-        crowd = open.len();
+        opened = open.len();
         another = proxy.relay_for(Some("203.0.113.9:4711")).await.is_some();
-        tokio::time::sleep(HOLD).await;
+        tokio::time::sleep(HOLD_DURATION).await;
     };
-    let bound = 128 * scene.server.process_count();
-    let report = scene.during(STORE_LOG, attack).await;
+    let bound = 128 * scenario.server.process_count();
+    let report = scenario.run(STORE_LOG_BYTES, attack).await;
     report
-        .and((1..=bound).contains(&crowd), format!("one client has {crowd} connections"))
-        .and(another, "another client of the proxy is not let in")
+        .and((1..=bound).contains(&opened), format!("one client has {opened} connections"))
+        .and(another, "another client of the proxy is rejected")
 }
 
-/// Events that name hundreds of others, none of which is here.
+/// Publishes events that name hundreds of unknown events.
 async fn refused_events_with_many_references() -> Report {
-    let scene = Scene::start().await;
-    let (attacker, eve) = (scene.attacker(1), Author::new());
-    let owner = scene.honest.maintainer.key();
+    let scenario = Scenario::start().await;
+    let (attacker, eve) = (scenario.attacker(1), Author::new());
+    let owner = scenario.honest.maintainer.key();
     let event = |n: usize| {
         let at = (0..64).map(|m| vec!["a".into(), format!("30617:{owner}:{n}-{m}")]);
         let ids = (0..1_000).map(|m| vec!["e".into(), format!("{:064x}", n << 16 | m)]);
@@ -143,14 +143,14 @@ async fn refused_events_with_many_references() -> Report {
     let attack = async {
         assert_eq!(publish_all(attacker, batches).await, 0);
     };
-    scene.during(STORE_LOG, attack).await
+    scenario.run(STORE_LOG_BYTES, attack).await
 }
 
-/// Events about an honest repository with as many tags as fit into an event, each a row of the index if it were stored.
+/// Publishes events about an honest repository with as many tags as fit into an event, each a row of the index if stored.
 async fn events_with_many_tags() -> Report {
-    let scene = Scene::start().await;
-    let (attacker, eve) = (scene.attacker(1), Author::new());
-    let repo = scene.honest.repo().to_string();
+    let scenario = Scenario::start().await;
+    let (attacker, eve) = (scenario.attacker(1), Author::new());
+    let repo = scenario.honest.repo().to_string();
     let event = |n: usize, tags: usize| {
         let words = (0..tags).map(|m| vec!["t".into(), format!("{n}-{m}")]);
         let tags: Vec<Vec<String>> =
@@ -166,69 +166,72 @@ async fn events_with_many_tags() -> Report {
         assert_eq!(publish_all(attacker, refused).await, 0);
         assert!(publish(attacker, accepted).await <= 40);
     };
-    scene.during(STORE_LOG + (40 * 1_900 * 256), attack).await
+    scenario.run(STORE_LOG_BYTES + (40 * 1_900 * 256), attack).await
 }
 
-/// Long announcements under the name of an honest repository, by as many keys as one of them names.
-async fn crowded_name() -> Report {
-    let scene = Scene::start().await;
-    let (attacker, eve) = (scene.attacker(1), Author::new());
-    let crowd: Vec<Author> = (0..160).map(|_| Author::new()).collect();
-    let named = crowd.iter().map(|author| author.key().to_hex());
+/// Publishes long announcements under the name of an honest repository, by as many keys as one of them names.
+async fn many_announcements_of_one_name() -> Report {
+    let scenario = Scenario::start().await;
+    let (attacker, eve) = (scenario.attacker(1), Author::new());
+    let authors: Vec<Author> = (0..160).map(|_| Author::new()).collect();
+    let named = authors.iter().map(|author| author.key().to_hex());
     let named: Vec<String> = ["maintainers".to_owned()].into_iter().chain(named).collect();
     let named: Vec<&str> = named.iter().map(String::as_str).collect();
-    let name = scene.honest.name.clone();
-    let first = eve.announce_with(&name, &scene.server.service(), &[&named]);
+    let name = scenario.honest.name.clone();
+    let first = eve.announce_with(&name, &scenario.server.service(), &[&named]);
     let long = "x".repeat(60_000);
     let announce = |by: &Author| by.sign(30617, "", &[&["d", &name], &["description", &long]]);
-    let batch = |makers: &[Author]| messages(&makers.iter().map(announce).collect::<Vec<_>>());
-    let batches = crowd.chunks(20).map(batch).collect();
+    let batch = |some: &[Author]| messages(&some.iter().map(announce).collect::<Vec<_>>());
+    let batches = authors.chunks(20).map(batch).collect();
     let (first, commit) = (messages(&[first]), "a".repeat(40));
     let state = |by: &Author| by.state(&name, &[("refs/heads/main", &commit)]);
-    let states = messages(&crowd.iter().take(40).map(state).collect::<Vec<_>>());
+    let states = messages(&authors.iter().take(40).map(state).collect::<Vec<_>>());
     let attack = async {
         assert_eq!(publish(attacker, first).await, 1);
         let accepted = publish_all(attacker, batches).await;
-        assert!(accepted <= 35, "2 MiB of one name and no more, not {accepted}");
-        // Each reads all that was announced.
+        assert!(
+            accepted <= 35,
+            "an identifier has room for 2 MiB, not for {accepted} announcements"
+        );
+        // Each state makes the server read all announcements of the name.
         publish(attacker, states).await;
     };
-    scene.during(STORE_LOG + (16 << 20), attack).await
+    scenario.run(STORE_LOG_BYTES + (16 << 20), attack).await
 }
 
-/// Keys that all list each other under the name of an honest repository, where being listed is enough to sign.
-async fn rosters_in_the_plain_model() -> Report {
+/// Lets keys list each other under the name of an honest repository, in the model in which a listed key may sign.
+async fn mutual_lists_in_the_plain_model() -> Report {
     const KEYS: usize = 127;
-    let scene = Scene::with(&["--maintainers", "plain"]).await;
-    let (attacker, eve) = (scene.attacker(1), Author::new().earlier(60));
-    let crowd: Vec<Author> = (0..KEYS).map(|_| Author::new().earlier(60)).collect();
-    let keys: Vec<String> = crowd.iter().map(|author| author.key().to_hex()).collect();
+    let scenario = Scenario::with(&["--maintainers", "plain"]).await;
+    let (attacker, eve) = (scenario.attacker(1), Author::new().earlier(60));
+    let authors: Vec<Author> = (0..KEYS).map(|_| Author::new().earlier(60)).collect();
+    let keys: Vec<String> = authors.iter().map(|author| author.key().to_hex()).collect();
     let listed = ["maintainers"].into_iter().chain(keys.iter().map(String::as_str));
     let listed: Vec<&str> = listed.collect();
-    let name = scene.honest.name.clone();
-    let first = eve.announce_with(&name, &scene.server.service(), &[&listed]);
+    let name = scenario.honest.name.clone();
+    let first = eve.announce_with(&name, &scenario.server.service(), &[&listed]);
     let announce = |by: &Author| by.sign(30617, "", &[&["d", &name], &listed]);
-    let batch = |makers: &[Author]| messages(&makers.iter().map(announce).collect::<Vec<_>>());
-    let (first, batches) = (messages(&[first]), crowd.chunks(32).map(batch).collect());
+    let batch = |some: &[Author]| messages(&some.iter().map(announce).collect::<Vec<_>>());
+    let (first, batches) = (messages(&[first]), authors.chunks(32).map(batch).collect());
     let commit = "a".repeat(40);
     let state = |by: &Author| by.later(1).state(&name, &[("refs/heads/main", &commit)]);
-    let states = messages(&crowd.iter().take(40).map(state).collect::<Vec<_>>());
+    let states = messages(&authors.iter().take(40).map(state).collect::<Vec<_>>());
     let mut accepted = 0;
     let attack = async {
         assert_eq!(publish(attacker, first).await, 1);
         accepted = publish_all(attacker, batches).await;
         publish(attacker, states).await;
     };
-    let report = scene.during(STORE_LOG + (16 << 20), attack).await;
-    report.and(accepted == KEYS, format!("{accepted} of {KEYS} announcements were taken"))
+    let report = scenario.run(STORE_LOG_BYTES + (16 << 20), attack).await;
+    report.and(accepted == KEYS, format!("{accepted} of {KEYS} announcements were accepted"))
 }
 
-/// An owner takes the server off the list; somebody sends the older announcement again.
+/// Publishes an older announcement again, after its owner removed the server from the list.
 async fn delisting_undone_by_replay() -> Report {
-    let scene = Scene::start().await;
+    let scenario = Scenario::start().await;
     let (attacker, alice, client) =
-        (scene.attacker(1), Author::new().earlier(60), scene.server.client());
-    let old = alice.announce("gone", &scene.server.service());
+        (scenario.attacker(1), Author::new().earlier(60), scenario.server.client());
+    let old = alice.announce("gone", &scenario.server.service());
     let elsewhere: &[&[&str]] = &[&["d", "gone"], &["clone", "https://b.example/x.git"]];
     let new = alice.later(10).sign(30617, "", elsewhere);
     client.publish_all(&[&old]).await;
@@ -239,24 +242,24 @@ async fn delisting_undone_by_replay() -> Report {
             replayed += publish(attacker, messages(std::slice::from_ref(&old))).await;
         }
     };
-    let report = scene.during(STORE_LOG, attack).await;
-    report.and(replayed == 0, "an older announcement was taken after the owner had left")
+    let report = scenario.run(STORE_LOG_BYTES, attack).await;
+    report.and(replayed == 0, "an older announcement was accepted after the owner had left")
 }
 
-/// Sends requests over one connection, and hears what comes for a while.
-async fn ask(attacker: Attacker, requests: Vec<String>) {
+/// Sends requests over one connection, and receives messages for a while.
+async fn request_all(attacker: Attacker, requests: Vec<String>) {
     let Some(mut relay) = attacker.relay().await else { return };
     for request in requests {
         let _ = relay.socket.send(Message::text(request)).await;
     }
-    let listen = async { while relay.receive().await.is_some() {} };
-    let _ = tokio::time::timeout(HOLD, listen).await;
+    let receive = async { while relay.receive().await.is_some() {} };
+    let _ = tokio::time::timeout(HOLD_DURATION, receive).await;
 }
 
-/// Questions with a hundred thousand values each.
+/// Sends requests with a hundred thousand values each.
 async fn wide_filters() -> Report {
-    let scene = Scene::start().await;
-    let attacker = scene.attacker(1);
+    let scenario = Scenario::start().await;
+    let attacker = scenario.attacker(1);
     let request = |connection: usize, n: usize| {
         let filter = |f: usize| {
             let values: Vec<_> =
@@ -269,38 +272,41 @@ async fn wide_filters() -> Report {
     let requests: Vec<Vec<_>> =
         (0..8).map(|one| (0..5).map(|n| request(one, n)).collect()).collect();
     let attack = async {
-        join_all(requests.into_iter().map(|requests| tokio::spawn(ask(attacker, requests)))).await;
+        join_all(
+            requests.into_iter().map(|requests| tokio::spawn(request_all(attacker, requests))),
+        )
+        .await;
     };
-    scene.during(STORE_LOG, attack).await
+    scenario.run(STORE_LOG_BYTES, attack).await
 }
 
-/// Messages that lack their last byte.
+/// Sends messages that lack their last byte.
 async fn unfinished_messages() -> Report {
     const LENGTH: usize = 4 << 20;
-    let scene = Scene::start().await;
-    let attacker = scene.attacker(1);
+    let scenario = Scenario::start().await;
+    let attacker = scenario.attacker(1);
     let mut frame = vec![0x81, 0xff];
     frame.extend((LENGTH as u64).to_be_bytes());
     frame.resize(frame.len() + 4 + LENGTH - 1, 0);
     let attack = async {
         let begin = async |_: usize| {
             let mut relay = attacker.relay().await?;
-            // A server that has no room for it closes its side.
+            // A server without room for the message closes its side.
             let writing = relay.socket.get_mut().write_all(&frame);
-            let _ = tokio::time::timeout(GIVE_UP, writing).await;
+            let _ = tokio::time::timeout(ANSWER_TIMEOUT, writing).await;
             Some(relay)
         };
         let open = join_all((0..120).map(begin)).await;
-        tokio::time::sleep(HOLD).await;
+        tokio::time::sleep(HOLD_DURATION).await;
         drop(open);
     };
-    scene.during(STORE_LOG, attack).await
+    scenario.run(STORE_LOG_BYTES, attack).await
 }
 
-/// Deletion requests with many targets, each by a key that nobody knows.
-async fn requests_of_fresh_keys() -> Report {
-    let scene = Scene::start().await;
-    let attacker = scene.attacker(1);
+/// Publishes deletion requests with many targets, each by an unknown key.
+async fn deletions_by_new_keys() -> Report {
+    let scenario = Scenario::start().await;
+    let attacker = scenario.attacker(1);
     let request = |n: usize| {
         let target = |m: usize| vec!["e".into(), format!("{:064x}", n << 16 | m)];
         sign(&Author::new(), 5, "", &(0..1_900).map(target).collect::<Vec<_>>())
@@ -311,16 +317,16 @@ async fn requests_of_fresh_keys() -> Report {
         let accepted = publish_all(attacker, batches).await;
         assert!(
             (1..=50).contains(&accepted),
-            "a quarter of a million rows, not {accepted} requests"
+            "there is room for a quarter of a million rows, not for {accepted} requests"
         );
     };
-    scene.during(STORE_LOG + (64 << 20), attack).await
+    scenario.run(STORE_LOG_BYTES + (64 << 20), attack).await
 }
 
-/// As many negentropy sessions as one address can open.
+/// Opens as many negentropy sessions as one address can.
 async fn negentropy_sessions() -> Report {
-    let scene = Scene::start().await;
-    let attacker = scene.attacker(1);
+    let scenario = Scenario::start().await;
+    let attacker = scenario.attacker(1);
     let attack = async {
         let open = async |_: usize| {
             let mut relay = attacker.relay().await?;
@@ -333,17 +339,17 @@ async fn negentropy_sessions() -> Report {
             Some(relay)
         };
         let open = join_all((0..60).map(open)).await;
-        tokio::time::sleep(HOLD).await;
+        tokio::time::sleep(HOLD_DURATION).await;
         drop(open);
     };
-    scene.during(STORE_LOG, attack).await
+    scenario.run(STORE_LOG_BYTES, attack).await
 }
 
-/// An author of many events with many tags vanishes.
+/// Lets an author of many events with many tags vanish.
 async fn vanishing_with_many_events() -> Report {
-    let scene = Scene::start().await;
-    let (attacker, eve) = (scene.attacker(1), Author::new().earlier(60));
-    let repo = scene.honest.repo().to_string();
+    let scenario = Scenario::start().await;
+    let (attacker, eve) = (scenario.attacker(1), Author::new().earlier(60));
+    let repo = scenario.honest.repo().to_string();
     let comment = |n: usize| {
         let tag = |m: usize| vec!["t".into(), format!("{n}-{m}")];
         let names = [vec!["a".into(), repo.clone()]].into_iter().chain((0..900).map(tag));
@@ -351,22 +357,22 @@ async fn vanishing_with_many_events() -> Report {
     };
     let batch = |batch: usize| (0..50).map(|n| comment(batch * 50 + n)).collect::<Vec<_>>();
     let batches = (0..4).map(|n| messages(&batch(n))).collect();
-    let relay = format!("ws://{}/", scene.server.address());
+    let relay = format!("ws://{}/", scenario.server.address());
     let vanish = messages(&[eve.later(30).sign(62, "", &[&["relay", &relay]])]);
     let attack = async {
         assert_eq!(publish_all(attacker, batches).await, 200);
         assert_eq!(publish(attacker, vanish).await, 1);
     };
-    scene.during(STORE_LOG + (64 << 20), attack).await
+    scenario.run(STORE_LOG_BYTES + (64 << 20), attack).await
 }
 
-/// Many events with many tags, all of which end in the same second.
-async fn events_that_expire_at_once() -> Report {
-    const LEAD: u64 = 12;
-    let scene = Scene::start().await;
-    let (attacker, eve, reader) = (scene.attacker(1), Author::new(), scene.attacker(2));
-    let (repo, author) = (scene.honest.repo().to_string(), eve.key().to_hex());
-    let end = nostr::types::Timestamp::now().as_secs() + LEAD;
+/// Publishes many events with many tags, all of which expire in the same second.
+async fn events_that_expire_together() -> Report {
+    const LEAD_SECONDS: u64 = 12;
+    let scenario = Scenario::start().await;
+    let (attacker, eve, reader) = (scenario.attacker(1), Author::new(), scenario.attacker(2));
+    let (repo, author) = (scenario.honest.repo().to_string(), eve.key().to_hex());
+    let end = nostr::types::Timestamp::now().as_secs() + LEAD_SECONDS;
     let comment = |n: usize| {
         let tag = |m: usize| vec!["t".into(), format!("{n}-{m}")];
         let names = [vec!["a".into(), repo.clone()], vec!["expiration".into(), end.to_string()]];
@@ -384,11 +390,11 @@ async fn events_that_expire_at_once() -> Report {
     let attack = async {
         accepted = publish_all(attacker, batches).await;
         let now = nostr::types::Timestamp::now().as_secs();
-        tokio::time::sleep(Duration::from_secs(end.saturating_sub(now)) + HOLD).await;
+        tokio::time::sleep(Duration::from_secs(end.saturating_sub(now)) + HOLD_DURATION).await;
         left = count().await;
     };
-    let report = scene.during(STORE_LOG + (64 << 20), attack).await;
+    let report = scenario.run(STORE_LOG_BYTES + (64 << 20), attack).await;
     report
-        .and(accepted == 200, format!("{accepted} events were taken"))
-        .and(left == Some(0), format!("{left:?} events are served after their end"))
+        .and(accepted == 200, format!("{accepted} events were accepted"))
+        .and(left == Some(0), format!("{left:?} events are served after their expiration"))
 }

@@ -1,4 +1,4 @@
-//! Packs made by hand: small, valid, and costly to read.
+//! Packs encoded by hand: small, valid, and costly to read.
 
 use std::io::Write as _;
 
@@ -16,7 +16,7 @@ struct Pack {
     objects: u32,
 }
 
-/// Where an entry of a pack begins.
+/// The position at which an entry of a pack begins.
 type Start = usize;
 
 impl Pack {
@@ -24,7 +24,7 @@ impl Pack {
         Self { bytes: b"PACK\0\0\0\x02\0\0\0\0".to_vec(), objects: 0 }
     }
 
-    /// Adds an object; where it begins.
+    /// Adds an object, and returns its position.
     fn add(&mut self, kind: u8, content: &[u8]) -> Start {
         let start = self.begin(kind, content.len());
         self.deflate(content);
@@ -61,8 +61,8 @@ impl Pack {
 
     fn deflate(&mut self, content: &[u8]) {
         let mut encoder = ZlibEncoder::new(&mut self.bytes, Compression::best());
-        encoder.write_all(content).expect("memory takes everything");
-        encoder.finish().expect("memory takes everything");
+        encoder.write_all(content).expect("a write to memory");
+        encoder.finish().expect("a write to memory");
     }
 
     fn finish(mut self) -> Vec<u8> {
@@ -78,7 +78,7 @@ fn id(kind: &str, content: &[u8]) -> [u8; 20] {
     Sha1::hash(&[head.as_bytes(), content].concat()).to_byte_array()
 }
 
-/// The beginning of a delta: the sizes of its base and of its result.
+/// Returns the beginning of a delta: the sizes of its base and of its result.
 fn sizes(base: usize, result: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for mut size in [base, result] {
@@ -91,13 +91,13 @@ fn sizes(base: usize, result: usize) -> Vec<u8> {
     bytes
 }
 
-/// The instruction of a delta to copy a part of its base.
+/// Returns the instruction of a delta to copy a part of its base.
 fn copy(from: usize, length: usize) -> [u8; 8] {
     let ([a, b, c, d, ..], [x, y, z, ..]) = (from.to_le_bytes(), length.to_le_bytes());
     [0xff, a, b, c, d, x, y, z]
 }
 
-/// A commit of a tree of so many trees of 98 KB, all of which are one chain of deltas. Its id, and a pack of it.
+/// Returns the id and a pack of a commit with this number of trees of 98 KB, all of which are one chain of deltas.
 pub(crate) fn delta_chain(length: usize) -> (String, Vec<u8>) {
     let mut pack = Pack::new();
     let empty = id("blob", b"");
@@ -117,14 +117,14 @@ pub(crate) fn delta_chain(length: usize) -> (String, Vec<u8>) {
         start = pack.add_delta(start, &delta);
         ids.push(id("tree", &tree(n)));
     }
-    // In an order in which no tree is near the one that was read before it.
+    // Sorted so that no tree is near the one that was read before it.
     ids.sort_unstable();
     let entries = ids.iter().enumerate();
     let root = entries.flat_map(|(n, id)| [format!("40000 d{n:08}\0").as_bytes(), id].concat());
     commit(pack, &root.collect::<Vec<u8>>())
 }
 
-/// A commit with a file of so many MiB that is a delta of one MiB. Its id, and a pack of it.
+/// Returns the id and a pack of a commit with a file of this number of MiB that is a delta of one MiB.
 pub(crate) fn delta_bomb(mebibytes: usize) -> (String, Vec<u8>) {
     const MIB: usize = 1 << 20;
     let (mut pack, base) = (Pack::new(), vec![b'x'; MIB]);

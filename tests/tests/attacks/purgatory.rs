@@ -1,4 +1,4 @@
-//! Attacks on what waits and on the disk: held events, staged uploads, deletions.
+//! Attacks on purgatory and on the disk: held events, staged uploads, deletions.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,26 +13,26 @@ use tokio::io::AsyncWriteExt as _;
 
 use crate::attacker::{Attacker, Relay};
 use crate::attacks;
-use crate::scene::{Report, Scene};
+use crate::scenario::{Report, Scenario};
 
 attacks![
     refused_deletions,
-    name_that_never_rests,
+    constant_events_of_one_name,
     proposals_with_many_names,
     purgatory_filled,
     staging_filled,
     proposal_to_sixteen_names,
-    upload_that_never_ends,
+    deletion_during_upload,
     proposals_for_served_commits,
     state_that_expires,
 ];
 
 const MAIN: &str = "refs/heads/main";
 
-/// Longest that a consequence is waited for.
-const SOON: Duration = Duration::from_secs(30);
+/// Time within which an event must have its effect.
+const EFFECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Sends events and reads the answers; how many were accepted.
+/// Sends events and reads the answers; returns how many were accepted.
 async fn send(relay: &mut Relay, events: &[Event]) -> usize {
     for event in events {
         let event: Value = serde_json::from_str(&event.as_json()).expect("JSON");
@@ -42,7 +42,7 @@ async fn send(relay: &mut Relay, events: &[Event]) -> usize {
     }
     let mut accepted = 0;
     for _ in events {
-        match tokio::time::timeout(SOON, relay.receive()).await {
+        match tokio::time::timeout(EFFECT_TIMEOUT, relay.receive()).await {
             Ok(Some(answer)) => accepted += usize::from(answer[0] == "OK" && answer[2] == true),
             _ => break,
         }
@@ -50,7 +50,7 @@ async fn send(relay: &mut Relay, events: &[Event]) -> usize {
     accepted
 }
 
-/// Has a repository served; its working copy.
+/// Hosts a repository, and returns its working directory.
 async fn host(client: &ServerClient, owner: &Author, name: &str, bytes: usize) -> Workdir {
     let work = Workdir::init().await;
     let tip = match bytes {
@@ -67,25 +67,25 @@ async fn host(client: &ServerClient, owner: &Author, name: &str, bytes: usize) -
     work
 }
 
-/// Whether a repository is out of service soon.
-async fn is_gone(client: &ServerClient, repo: &RepoId) -> bool {
+/// Waits until a repository is no longer served, and returns whether that happened in time.
+async fn until_gone(client: &ServerClient, repo: &RepoId) -> bool {
     let gone = async {
         while client.refs(repo).await.is_some() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    tokio::time::timeout(SOON, gone).await.is_ok()
+    tokio::time::timeout(EFFECT_TIMEOUT, gone).await.is_ok()
 }
 
 async fn relay(attacker: Attacker) -> Relay {
     attacker.relay().await.expect("the server listens")
 }
 
-/// Deletion requests that are refused, with ids that are higher than that of the one that follows.
+/// Publishes deletion requests that are refused, with higher ids than that of the one that follows.
 async fn refused_deletions() -> Report {
-    let scene = Scene::start().await;
+    let scenario = Scenario::start().await;
     let (client, attacker, honest) =
-        (scene.server.client(), scene.attacker(1), scene.honest.repo());
+        (scenario.server.client(), scenario.attacker(1), scenario.honest.repo());
     let gone = AtomicBool::new(false);
     let attack = async {
         let (eve, victim) = (Author::new().earlier(60), Author::new().earlier(60));
@@ -106,18 +106,18 @@ async fn refused_deletions() -> Report {
         let mine = |n: usize| victim.later(1).sign(5, &n.to_string(), &[&["a", &all]]);
         let lowest = (0..64).map(mine).min_by_key(|event| event.id).expect("some");
         client.publish_all(&[&lowest]).await;
-        gone.store(is_gone(&client, &victim.repo("victim")).await, Ordering::Relaxed);
+        gone.store(until_gone(&client, &victim.repo("victim")).await, Ordering::Relaxed);
         assert_ne!(honest.owner, victim.key());
     };
-    let report = scene.during(16 << 20, attack).await;
+    let report = scenario.run(16 << 20, attack).await;
     report.and(gone.into_inner(), "a deleted repository is still served")
 }
 
-/// Three events per second under the name that is pushed to.
-async fn name_that_never_rests() -> Report {
-    let scene = Scene::start().await;
+/// Publishes three events per second under the name that is pushed to.
+async fn constant_events_of_one_name() -> Report {
+    let scenario = Scenario::start().await;
     let (attacker, service, name) =
-        (scene.attacker(1), scene.server.service(), scene.honest.name.clone());
+        (scenario.attacker(1), scenario.server.service(), scenario.honest.name.clone());
     let attack = async {
         let mut relay = relay(attacker).await;
         for _ in 0..60 {
@@ -125,13 +125,13 @@ async fn name_that_never_rests() -> Report {
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
     };
-    scene.during(16 << 20, attack).await
+    scenario.run(16 << 20, attack).await
 }
 
-/// 990 pull requests to the repository that is pushed to, which also name fifteen others each.
+/// Publishes 990 pull requests to the repository that is pushed to, each of which names fifteen others.
 async fn proposals_with_many_names() -> Report {
-    let scene = Scene::start().await;
-    let (server, repo) = (scene.server.address(), scene.honest.repo().to_string());
+    let scenario = Scenario::start().await;
+    let (server, repo) = (scenario.server.address(), scenario.honest.repo().to_string());
     let attack = async {
         for network in 0..11 {
             let mut relay = relay(Attacker::in_network(server, network)).await;
@@ -152,14 +152,14 @@ async fn proposals_with_many_names() -> Report {
         }
         tokio::time::sleep(Duration::from_secs(5)).await;
     };
-    scene.during(64 << 20, attack).await
+    scenario.run(64 << 20, attack).await
 }
 
-/// Large states of a few keys, more than may wait.
+/// Publishes large states of a few keys, more than purgatory may hold.
 async fn purgatory_filled() -> Report {
-    let scene = Scene::start().await;
-    let (client, server) = (scene.server.client(), scene.server.address());
-    let service = scene.server.service();
+    let scenario = Scenario::start().await;
+    let (client, server) = (scenario.server.client(), scenario.server.address());
+    let service = scenario.server.service();
     let served = AtomicBool::new(false);
     let attack = async {
         for key in 0..18 {
@@ -184,16 +184,16 @@ async fn purgatory_filled() -> Report {
         host(&client, &newcomer, "newcomer", 0).await;
         served.store(client.refs(&newcomer.repo("newcomer")).await.is_some(), Ordering::Relaxed);
     };
-    let report = scene.during(256 << 20, attack).await;
-    report.and(served.into_inner(), "a newcomer is not served")
+    let report = scenario.run(256 << 20, attack).await;
+    report.and(served.into_inner(), "a new repository is not served")
 }
 
-/// 32 pushes from as many networks, each with as many uploads that nobody has signed for as one may have.
+/// Pushes from 32 networks, each with the maximum of uploads without a signed event.
 async fn staging_filled() -> Report {
-    let scene = Scene::start().await;
+    let scenario = Scenario::start().await;
     let (client, server, repo) =
-        (scene.server.client(), scene.server.address(), scene.honest.repo());
-    let path = format!("{}/git-receive-pack", scene.server.path(&repo));
+        (scenario.server.client(), scenario.server.address(), scenario.honest.repo());
+    let path = format!("{}/git-receive-pack", scenario.server.path(&repo));
     let theirs = Workdir::init().await;
     let tip = theirs.commit("upload").await;
     let pack = theirs.pack(&["main"]).await;
@@ -215,17 +215,17 @@ async fn staging_filled() -> Report {
         served = pushed.ok && matches!(client.publish(&proposal).await, Some(Ok(())));
         served &= client.refs(&repo).await.unwrap_or_default().contains(&name);
     };
-    let report = scene.during(64 << 20, attack).await;
+    let report = scenario.run(64 << 20, attack).await;
     report
-        .and(staged > 100, format!("{staged} uploads were taken"))
-        .and(served, "there is no room for a newcomer's upload")
+        .and(staged > 100, format!("{staged} uploads were accepted"))
+        .and(served, "there is no room for the upload of a new author")
 }
 
-/// One pull request of a large repository that tags sixteen names.
+/// Publishes a pull request of a large repository that tags sixteen names.
 async fn proposal_to_sixteen_names() -> Report {
     const LARGE: usize = 8 << 20;
-    let scene = Scene::start().await;
-    let client = scene.server.client();
+    let scenario = Scenario::start().await;
+    let client = scenario.server.client();
     let attack = async {
         let eve = Author::new().earlier(60);
         let work = host(&client, &eve, "large", LARGE).await;
@@ -242,17 +242,17 @@ async fn proposal_to_sixteen_names() -> Report {
         client.publish_all(&[&eve.sign(1618, "", &tags)]).await;
         tokio::time::sleep(Duration::from_secs(3)).await;
     };
-    // Once, and what sixteen empty repositories take.
-    scene.during(2 * LARGE as u64, attack).await
+    // The objects once, and the space of sixteen empty repositories.
+    scenario.run(2 * LARGE as u64, attack).await
 }
 
-/// A push to a repository that its owner deletes meanwhile.
-async fn upload_that_never_ends() -> Report {
-    let scene = Scene::start().await;
+/// Pushes to a repository that its owner deletes during the upload.
+async fn deletion_during_upload() -> Report {
+    let scenario = Scenario::start().await;
     let (client, attacker, server) =
-        (scene.server.client(), scene.attacker(1), scene.server.address());
+        (scenario.server.client(), scenario.attacker(1), scenario.server.address());
     let victim = Author::new().earlier(60);
-    let path = scene.server.path(&victim.repo("victim"));
+    let path = scenario.server.path(&victim.repo("victim"));
     let gone = AtomicBool::new(false);
     let attack = async {
         host(&client, &victim, "victim", 0).await;
@@ -277,23 +277,23 @@ async fn upload_that_never_ends() -> Report {
         upload
             .write_all(&[request.as_bytes(), body.as_bytes()].concat())
             .await
-            .expect("it is read");
+            .expect("the server reads the request");
         tokio::time::sleep(Duration::from_secs(1)).await;
         let all = format!("30617:{}:victim", victim.key());
         client.publish_all(&[&victim.later(1).sign(5, "", &[&["a", &all]])]).await;
-        gone.store(is_gone(&client, &victim.repo("victim")).await, Ordering::Relaxed);
+        gone.store(until_gone(&client, &victim.repo("victim")).await, Ordering::Relaxed);
         drop(upload);
     };
-    let report = scene.during(16 << 20, attack).await;
+    let report = scenario.run(16 << 20, attack).await;
     report.and(gone.into_inner(), "a deleted repository is still served")
 }
 
-/// Hundreds of pull requests for a commit that is here.
+/// Publishes hundreds of pull requests for a served commit.
 async fn proposals_for_served_commits() -> Report {
-    let scene = Scene::start().await;
+    let scenario = Scenario::start().await;
     let (client, server, repo) =
-        (scene.server.client(), scene.server.address(), scene.honest.repo());
-    let tip = scene.honest.work.git(&["rev-parse", "main"]).await.expect_ok();
+        (scenario.server.client(), scenario.server.address(), scenario.honest.repo());
+    let tip = scenario.honest.work.git(&["rev-parse", "main"]).await.expect_ok();
     let bounded = AtomicBool::new(false);
     let attack = async {
         let eve = Author::new().earlier(1_000);
@@ -306,14 +306,14 @@ async fn proposals_for_served_commits() -> Report {
         let refs = client.refs(&repo).await.unwrap_or_default();
         bounded.store(refs.matches("refs/nostr/").count() <= 200, Ordering::Relaxed);
     };
-    let report = scene.during(16 << 20, attack).await;
-    report.and(bounded.into_inner(), "one author fills the advertisement")
+    let report = scenario.run(16 << 20, attack).await;
+    report.and(bounded.into_inner(), "the proposals of one author fill the advertisement")
 }
 
-/// A state whose expiration comes.
+/// Publishes a state with an expiration.
 async fn state_that_expires() -> Report {
-    let scene = Scene::start().await;
-    let client = scene.server.client();
+    let scenario = Scenario::start().await;
+    let client = scenario.server.client();
     let gone = AtomicBool::new(false);
     let attack = async {
         let (eve, work) = (Author::new(), Workdir::init().await);
@@ -323,15 +323,15 @@ async fn state_that_expires() -> Report {
         client.publish_all(&[&eve.announce("brief", &client.service()), &state]).await;
         let url = client.clone_url(&eve.repo("brief"));
         work.git(&["push", "-q", &url, "main"]).await.expect_ok();
-        let shows =
+        let is_served =
             async || client.refs(&eve.repo("brief")).await.unwrap_or_default().contains(&tip);
         let ended = async {
-            while shows().await {
+            while is_served().await {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         };
-        gone.store(tokio::time::timeout(SOON, ended).await.is_ok(), Ordering::Relaxed);
+        gone.store(tokio::time::timeout(EFFECT_TIMEOUT, ended).await.is_ok(), Ordering::Relaxed);
     };
-    let report = scene.during(16 << 20, attack).await;
-    report.and(gone.into_inner(), "refs outlive their state")
+    let report = scenario.run(16 << 20, attack).await;
+    report.and(gone.into_inner(), "refs are served after their state has expired")
 }

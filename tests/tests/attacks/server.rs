@@ -14,8 +14,8 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// The nodes of a server that has several.
-const NODES: usize = 3;
+/// Nodes of a server that has several.
+const NODES_PER_SERVER: usize = 3;
 
 /// A server with default settings in a process of its own, or in three with `GRASP_TEST_NODES=1`. Dropping it kills it.
 pub(crate) struct Server {
@@ -35,10 +35,10 @@ struct Nodes {
 }
 
 impl Nodes {
-    /// Starts them, and the proxy that clients connect to.
+    /// Starts the shared parts, and the proxy that clients connect to.
     async fn start() -> (Self, SocketAddr) {
         let database = Postgres::shared().expect("PostgreSQL is installed").database();
-        let addresses: Vec<SocketAddr> = (0..NODES).map(|_| free_address()).collect();
+        let addresses: Vec<SocketAddr> = (0..NODES_PER_SERVER).map(|_| free_address()).collect();
         let front = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let domain = front.local_addr().expect("its address");
         let proxy = tokio::spawn(proxy_round_robin(front, addresses.clone()));
@@ -74,7 +74,7 @@ fn free_address() -> SocketAddr {
 }
 
 impl Server {
-    /// Starts a server; `arguments` come after those that every server here has.
+    /// Starts a server; `arguments` follow those of every server here.
     pub(crate) async fn start(arguments: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
@@ -111,11 +111,11 @@ impl Server {
         }
     }
 
-    /// Kills the server and starts it again at the same address. Of several nodes, one has to become the writer.
+    /// Kills the server and starts it again at the same address. With several nodes, one has to become the writer.
     pub(crate) async fn restart(&mut self) {
         self.kill();
         self.run();
-        let note = Author::new().sign(1, "about nothing", &[]);
+        let note = Author::new().sign(1, "unrelated", &[]);
         eventually_async(|| async {
             let refused = self.client().publish(&note).await?.err()?;
             (!refused.starts_with("error:")).then_some(())
@@ -123,7 +123,7 @@ impl Server {
         .await;
     }
 
-    /// The processes of the server, which share the machine and have the limits of a client network each.
+    /// Returns the number of processes, each of which applies the limits of a client network.
     pub(crate) fn process_count(&self) -> usize {
         self.children.len()
     }
@@ -132,7 +132,7 @@ impl Server {
         self.address
     }
 
-    /// The server as any client sees it.
+    /// Returns a client of the server.
     pub(crate) fn client(&self) -> ServerClient {
         ServerClient::at(self.address)
     }
@@ -141,23 +141,23 @@ impl Server {
         self.client().service()
     }
 
-    /// Path of a repository below the server's root.
+    /// Returns the path of a repository below the server's root.
     pub(crate) fn path(&self, repo: &RepoId) -> String {
         self.service().repo_path(repo)
     }
 
-    /// Directories with everything that the processes of the server store.
+    /// Returns the data directories of the processes.
     fn data(&self) -> Vec<PathBuf> {
         let count = self.nodes.as_ref().map_or(1, |nodes| nodes.addresses.len());
         (0..count).map(|number| self.dir.path().join(format!("data{number}"))).collect()
     }
 
-    /// Directories of repositories.
+    /// Returns the directories of repositories.
     pub(crate) fn repositories(&self) -> Vec<PathBuf> {
         self.data().into_iter().map(|dir| dir.join("git")).collect()
     }
 
-    /// Bytes of memory that the server and all processes below it take; what several share counts once.
+    /// Returns the memory in bytes of the server and all its descendants; shared pages count once.
     pub(crate) fn memory(&self) -> u64 {
         let of = |id: &u32| {
             let path = format!("/proc/{id}/smaps_rollup");
@@ -169,13 +169,13 @@ impl Server {
         self.processes().iter().map(of).sum()
     }
 
-    /// Bytes in the files of the data directories.
+    /// Returns the bytes in the files of the data directories.
     pub(crate) fn disk(&self) -> u64 {
         let length = |path: PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
         self.data().iter().flat_map(|dir| files(dir)).map(length).sum()
     }
 
-    /// The server and its descendants.
+    /// Returns the ids of the server's processes and their descendants.
     fn processes(&self) -> Vec<u32> {
         let mut found: Vec<u32> = self.children.iter().map(Child::id).collect();
         let mut next = 0;
@@ -193,7 +193,7 @@ impl Drop for Server {
     }
 }
 
-/// The command of a server with its data in a directory. Its log is beside that.
+/// Returns the command of a server with this data directory. Its log is beside that.
 fn command(dir: &Path, listen: &str, arguments: &[String]) -> Command {
     let log = std::fs::File::create(dir.with_extension("log")).expect("a log");
     let mut command = Command::new(std::env::current_exe().expect("this program"));
@@ -209,7 +209,7 @@ fn command(dir: &Path, listen: &str, arguments: &[String]) -> Command {
 /// Runs the command, and reads the address that it prints.
 fn run(mut command: Command) -> (Child, SocketAddr) {
     let mut child = command.spawn().expect("a server");
-    let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+    let lines = BufReader::new(child.stdout.take().expect("a piped stdout")).lines();
     let address = lines.map_while(Result::ok).find_map(|line| {
         let word = line.split_whitespace().find_map(|word| word.strip_prefix("ws://"))?;
         word.trim_end_matches('/').parse().ok()
@@ -217,7 +217,7 @@ fn run(mut command: Command) -> (Child, SocketAddr) {
     (child, address.expect("a server prints its address"))
 }
 
-/// Processes whose parent is `id`, whichever of its threads started them.
+/// Returns the processes that any thread of process `id` started.
 fn children_of(id: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(Path::new("/proc").join(id.to_string()).join("task"));
     let lists = tasks.into_iter().flatten().flatten().map(|task| task.path().join("children"));

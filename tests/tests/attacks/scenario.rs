@@ -1,4 +1,4 @@
-//! A server, honest clients, an attack, and what must hold.
+//! A server, honest clients, an attack, and the checks of the result.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,30 +8,30 @@ use std::time::Duration;
 use grasp_tests::{Leftovers, eventually};
 
 use crate::attacker::Attacker;
-use crate::honest::{Honest, Times};
+use crate::honest::{HonestClients, Times};
 use crate::server::Server;
 
-/// How often each honest operation is done on an idle server.
+/// Repetitions of each honest operation on an idle server.
 const IDLE_ROUNDS: usize = 8;
 
-/// How often it is done at least while the attack lasts.
-const ROUNDS: usize = 5;
+/// Minimum of repetitions during the attack.
+const MIN_ATTACK_ROUNDS: usize = 5;
 
-/// Memory that an attack may cost, for each process of the server.
-const MEMORY: u64 = 256 << 20;
+/// Memory that an attack may use, for each process of the server.
+const MEMORY_PER_PROCESS: u64 = 256 << 20;
 
 /// Disk that honest traffic beside the attack may add, and more for each push: packs, and the logs of databases.
-const HONEST_DISK: u64 = 4 << 20;
-const HONEST_PUSH: u64 = 160 << 10;
+const HONEST_DISK_BYTES: u64 = 4 << 20;
+const HONEST_PUSH_BYTES: u64 = 160 << 10;
 
-/// An honest operation may take ten times as long as on an idle server, or this for each process of the server: nodes
-/// share the cores that one process has otherwise.
-const TOLERABLE: Duration = Duration::from_secs(1);
+/// Time that an honest operation may always take, for each process of the server: nodes share the cores that one process
+/// has otherwise. Beyond it, an operation may take ten times as long as on an idle server.
+const TOLERABLE_LATENCY: Duration = Duration::from_secs(1);
 
 /// A server under attack.
-pub(crate) struct Scene {
+pub(crate) struct Scenario {
     pub(crate) server: Server,
-    pub(crate) honest: Arc<Honest>,
+    pub(crate) honest: Arc<HonestClients>,
     idle: Times,
     idle_memory: u64,
 }
@@ -42,26 +42,26 @@ pub(crate) struct Report {
     idle: [Duration; 3],
     attacked: [Duration; 3],
     tolerable: Duration,
-    /// Peak beyond what the idle server had, and its bound.
+    /// Peak memory beyond that of the idle server, and its bound.
     memory: u64,
     memory_bound: u64,
-    /// Growth at the end of the attack, and its bound.
+    /// Growth of the disk at the end of the attack, and its bound.
     disk: u64,
     disk_bound: u64,
-    /// Text of what else failed.
+    /// Descriptions of other failed checks.
     more: Vec<String>,
 }
 
-impl Scene {
+impl Scenario {
     /// Starts a server with default settings and measures it idle.
     pub(crate) async fn start() -> Self {
         Self::with(&[]).await
     }
 
-    /// The same with more arguments.
+    /// Does the same with further arguments.
     pub(crate) async fn with(arguments: &[&str]) -> Self {
         let server = Server::start(arguments).await;
-        let honest = Arc::new(Honest::start(&server).await);
+        let honest = Arc::new(HonestClients::start(&server).await);
         let idle = honest.work(IDLE_ROUNDS, &Arc::new(AtomicBool::new(true))).await;
         let idle_memory = server.memory();
         Self { server, honest, idle, idle_memory }
@@ -72,13 +72,13 @@ impl Scene {
         Attacker::at(self.server.address(), host)
     }
 
-    /// Runs an attack to its end with honest traffic beside it, waits until the server has given everything back, and
-    /// reports. `disk_bound` is what the attack may add to the disk for good.
-    pub(crate) async fn during(self, disk_bound: u64, attack: impl Future<Output = ()>) -> Report {
+    /// Runs an attack to its end with honest traffic beside it, waits until the server has released all resources, and
+    /// reports. `disk_bound` is the disk space that the attack may use for good.
+    pub(crate) async fn run(self, disk_bound: u64, attack: impl Future<Output = ()>) -> Report {
         let stop = Arc::new(AtomicBool::new(false));
         let disk_before = self.server.disk();
         let peak = AtomicU64::new(0);
-        let watch = async {
+        let sample = async {
             loop {
                 peak.fetch_max(self.server.memory(), Ordering::Relaxed);
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -89,31 +89,33 @@ impl Scene {
                 attack.await;
                 stop.store(true, Ordering::Relaxed);
             };
-            tokio::join!(self.honest.work(ROUNDS, &stop), attack).0
+            tokio::join!(self.honest.work(MIN_ATTACK_ROUNDS, &stop), attack).0
         };
         let attacked = tokio::select! {
             times = both => times,
-            () = watch => unreachable!("it watches until the attack ends"),
+            () = sample => unreachable!("sampling has no end"),
         };
         for root in self.server.repositories() {
-            let is_quiet = |litter: &Leftovers| litter.processes.is_empty() && litter.incoming == 0;
-            eventually(|| Some(Leftovers::below(&root)).filter(is_quiet)).await;
+            let is_idle = |left: &Leftovers| left.processes.is_empty() && left.incoming == 0;
+            eventually(|| Some(Leftovers::below(&root)).filter(is_idle)).await;
         }
         Report {
             idle: self.idle.p95(),
             attacked: attacked.p95(),
-            tolerable: TOLERABLE * self.server.process_count() as u32,
+            tolerable: TOLERABLE_LATENCY * self.server.process_count() as u32,
             memory: peak.load(Ordering::Relaxed).saturating_sub(self.idle_memory),
-            memory_bound: MEMORY * self.server.process_count() as u64,
+            memory_bound: MEMORY_PER_PROCESS * self.server.process_count() as u64,
             disk: self.server.disk().saturating_sub(disk_before),
-            disk_bound: disk_bound + HONEST_DISK + HONEST_PUSH * attacked.push.len() as u64,
+            disk_bound: disk_bound
+                + HONEST_DISK_BYTES
+                + HONEST_PUSH_BYTES * attacked.push.len() as u64,
             more: Vec::new(),
         }
     }
 }
 
 impl Report {
-    /// Adds something that must hold.
+    /// Adds a check, with the description of its failure.
     pub(crate) fn and(mut self, holds: bool, otherwise: impl Into<String>) -> Self {
         if !holds {
             self.more.push(otherwise.into());
@@ -121,14 +123,14 @@ impl Report {
         self
     }
 
-    /// Returns what did not hold.
+    /// Returns the descriptions of all failed checks.
     pub(crate) fn failures(&self) -> Vec<String> {
-        [self.more.clone(), self.slow_operations(), self.overspent()].concat()
+        [self.more.clone(), self.slow_operations(), self.exceeded()].concat()
     }
 
-    /// Returns whether nothing but the time of honest operations failed.
+    /// Returns whether only the times of honest operations failed.
     pub(crate) fn is_only_slow(&self) -> bool {
-        self.more.is_empty() && self.overspent().is_empty() && !self.slow_operations().is_empty()
+        self.more.is_empty() && self.exceeded().is_empty() && !self.slow_operations().is_empty()
     }
 
     fn slow_operations(&self) -> Vec<String> {
@@ -142,15 +144,15 @@ impl Report {
         slow
     }
 
-    fn overspent(&self) -> Vec<String> {
-        let mut overspent = Vec::new();
+    fn exceeded(&self) -> Vec<String> {
+        let mut exceeded = Vec::new();
         if self.memory > self.memory_bound {
-            overspent.push(format!("memory: {} MB beyond idle", self.memory >> 20));
+            exceeded.push(format!("memory: {} MB beyond idle", self.memory >> 20));
         }
         if self.disk > self.disk_bound {
-            overspent.push(format!("disk: {} bytes, bound {}", self.disk, self.disk_bound));
+            exceeded.push(format!("disk: {} bytes, bound {}", self.disk, self.disk_bound));
         }
-        overspent
+        exceeded
     }
 }
 
