@@ -1,4 +1,4 @@
-//! What an attacker would try, tried: each with what must not have happened after it.
+//! Attacks by clients, each with the state that must hold after it.
 
 mod authority;
 mod bombs;
@@ -16,8 +16,8 @@ use nostr::event::Event;
 
 pub(crate) const MAIN: &str = "refs/heads/main";
 
-/// A served repository of alice's, and somebody who wishes her ill.
-pub(crate) struct Scene {
+/// A served repository of alice, and an attacker, eve.
+pub(crate) struct Fixture {
     pub(crate) instance: Instance,
     pub(crate) alice: Author,
     pub(crate) eve: Author,
@@ -27,12 +27,12 @@ pub(crate) struct Scene {
     refs: String,
 }
 
-impl Scene {
+impl Fixture {
     pub(crate) async fn new() -> Self {
         Self::on(Instance::start().await).await
     }
 
-    pub(crate) async fn set(settings: Settings) -> Self {
+    pub(crate) async fn with_settings(settings: Settings) -> Self {
         Self::on(Instance::with_settings(settings).await).await
     }
 
@@ -45,35 +45,35 @@ impl Scene {
         Self { instance, alice, eve, repo, work, tip, refs }
     }
 
-    /// Gives an event to the server; whether it was accepted, and what was said.
-    pub(crate) async fn send(&self, event: &Event) -> (bool, String) {
+    /// Publishes an event; returns whether it was accepted, and the message.
+    pub(crate) async fn publish(&self, event: &Event) -> (bool, String) {
         let answer = self.instance.ingest(vec![event.clone()]).await[0].answer();
         (answer.accepted, answer.message.into_owned())
     }
 
-    /// The id of the event that announces alice's repository.
+    /// Returns the id of the announcement of alice's repository.
     pub(crate) async fn announcement_id(&self) -> String {
         let filter = nostr::filter::Filter::new().kind(grasp_core::kinds::ANNOUNCEMENT);
         let found = self.instance.purgatory().relay().events(filter.author(self.alice.key()));
         found.await.unwrap()[0].id.to_hex()
     }
 
-    /// Alice's refs are as they were, whatever follows from what was sent.
-    pub(crate) async fn is_untouched(&self, after: &str) {
+    /// Asserts that alice's refs are as at the start, after all events are processed.
+    pub(crate) async fn assert_unchanged(&self, after: &str) {
         self.instance.settle("x").await;
         assert_eq!(self.instance.refs(&self.repo).await, self.refs, "{after}");
     }
 
-    /// Alice's repository goes out of service, without anybody giving it another thought.
-    pub(crate) async fn is_gone(&self) {
+    /// Waits until alice's repository is no longer served, without any further event about it.
+    pub(crate) async fn until_gone(&self) {
         let (path, start) = (self.instance.path(&self.repo), Instant::now());
         while self.instance.get(&path, &[]).await.status != 404 {
-            assert!(start.elapsed() < Duration::from_secs(60), "it is still served");
+            assert!(start.elapsed() < Duration::from_secs(60), "the repository is still served");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// Where alice's repository is pushed to.
+    /// Returns the URL of alice's repository.
     pub(crate) fn url(&self) -> String {
         self.instance.clone_url(&self.repo)
     }

@@ -1,7 +1,6 @@
-//! What GRASP-01 asks of a server: relay, information, CORS, repositories, policy, purgatory, pushes.
+//! The points of GRASP-01: relay, information, CORS, repositories, policy, purgatory, pushes.
 //!
-//! Which test holds which point of the checklist is a table in `docs/reference/conformance.md`; the last test here
-//! holds the table.
+//! `docs/reference/conformance.md` maps the points of the checklist to tests; the last test here checks that page.
 
 use grasp_core::MaintainerModel;
 use grasp_core::service::npub;
@@ -15,8 +14,8 @@ async fn accepted(instance: &Instance, event: &Event) -> bool {
     instance.ingest(vec![event.clone()]).await[0].answer().accepted
 }
 
-/// Accepted, and readable at once.
-async fn kept(instance: &Instance, event: &Event) -> bool {
+/// Publishes an event, and returns whether it is accepted and served at once.
+async fn served(instance: &Instance, event: &Event) -> bool {
     accepted(instance, event).await && instance.serves(event).await
 }
 
@@ -28,20 +27,20 @@ async fn symref(instance: &Instance, author: &Author) -> String {
 }
 
 #[tokio::test]
-async fn the_information_document_says_what_this_is() {
+async fn the_information_document_describes_the_server() {
     let instance = Instance::start().await;
     let answer = instance.get("/", &[("Accept", "application/nostr+json")]).await;
     assert_eq!((answer.status, answer.header("content-type")), (200, "application/nostr+json"));
-    let card: Value = serde_json::from_str(&answer.body).unwrap();
+    let document: Value = serde_json::from_str(&answer.body).unwrap();
     for key in ["name", "description", "software", "version", "repo_acceptance_criteria"] {
-        assert!(card[key].as_str().is_some_and(|text| !text.trim().is_empty()), "{key}");
+        assert!(document[key].as_str().is_some_and(|text| !text.trim().is_empty()), "{key}");
     }
-    assert_eq!(card["supported_grasps"], serde_json::json!(["GRASP-01", "GRASP-02"]));
-    assert!(card.get("curation").is_none());
+    assert_eq!(document["supported_grasps"], serde_json::json!(["GRASP-01", "GRASP-02"]));
+    assert!(document.get("curation").is_none());
 }
 
 #[tokio::test]
-async fn every_answer_is_for_browsers_of_any_origin() {
+async fn every_response_has_cors_headers() {
     let instance = Instance::start().await;
     let alice = Author::new();
     accepted(&instance, &alice.announce("x", &instance.service())).await;
@@ -67,7 +66,7 @@ async fn every_answer_is_for_browsers_of_any_origin() {
         let headers = answer.header("access-control-allow-headers").to_lowercase();
         assert!(headers.contains("content-type"), "{path}");
     }
-    // Whatever goes wrong, a browser may read why.
+    // A browser may read the reason of every error.
     let repo = instance.path(&alice.repo("x"));
     let wrong = [
         ("GET", format!("{repo}/HEAD"), 403),
@@ -172,7 +171,7 @@ async fn partial_and_shallow_clones_of_a_served_repository_work() {
 }
 
 #[tokio::test]
-async fn only_announcements_that_list_us_are_hosted() {
+async fn only_announcements_that_list_this_service_are_hosted() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let us = instance.service();
@@ -190,7 +189,7 @@ async fn only_announcements_that_list_us_are_hosted() {
 }
 
 #[tokio::test]
-async fn what_belongs_to_something_accepted_is_kept_and_nothing_else() {
+async fn only_events_related_to_stored_ones_are_stored() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());
     instance.host(&alice, "x").await;
@@ -200,37 +199,41 @@ async fn what_belongs_to_something_accepted_is_kept_and_nothing_else() {
 
     let issue = sign(1621, &[&["a", &repo]]);
     let id = issue.id.to_hex();
-    assert!(kept(&instance, &issue).await, "an issue of the repository");
-    assert!(kept(&instance, &sign(1111, &[&["A", &repo, "", "root"]])).await, "a comment on it");
+    assert!(served(&instance, &issue).await, "an issue of the repository");
+    assert!(served(&instance, &sign(1111, &[&["A", &repo, "", "root"]])).await, "a comment on it");
     let quote = sign(1, &[&["q", &repo]]);
-    assert!(kept(&instance, &quote).await, "a note that quotes it");
+    assert!(served(&instance, &quote).await, "a note that quotes it");
     assert!(
-        kept(&instance, &sign(1621, &[&["a", &unknown], &["q", &id]])).await,
+        served(&instance, &sign(1621, &[&["a", &unknown], &["q", &id]])).await,
         "a quote of an issue"
     );
     assert!(
-        kept(&instance, &sign(1111, &[&["E", &id], &["e", &id]])).await,
+        served(&instance, &sign(1111, &[&["E", &id], &["e", &id]])).await,
         "a comment on the issue"
     );
-    assert!(kept(&instance, &sign(1, &[&["e", &quote.id.to_hex()]])).await, "a reply to the note");
+    assert!(
+        served(&instance, &sign(1, &[&["e", &quote.id.to_hex()]])).await,
+        "a reply to the note"
+    );
 
     for name in ["q", "e", "E"] {
         let later = sign(1, &[&["x", name]]);
         assert!(!accepted(&instance, &later).await);
-        let pointer = sign(1621, &[&["a", &repo], &[name, &later.id.to_hex()]]);
+        let referrer = sign(1621, &[&["a", &repo], &[name, &later.id.to_hex()]]);
         assert!(
-            kept(&instance, &pointer).await && kept(&instance, &later).await,
+            served(&instance, &referrer).await && served(&instance, &later).await,
             "named by {name}"
         );
     }
-    for stranger in [sign(1621, &[&["a", &unknown]]), sign(1, &[]), sign(1111, &[&["A", &unknown]])]
+    for unrelated in
+        [sign(1621, &[&["a", &unknown]]), sign(1, &[]), sign(1111, &[&["A", &unknown]])]
     {
-        assert!(!accepted(&instance, &stranger).await && !instance.serves(&stranger).await);
+        assert!(!accepted(&instance, &unrelated).await && !instance.serves(&unrelated).await);
     }
 }
 
 #[tokio::test]
-async fn states_without_data_wait_and_hide_nothing() {
+async fn states_without_git_data_are_held_and_the_served_state_stays() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
@@ -252,13 +255,13 @@ async fn a_deleted_state_authorises_nothing() {
     let url = instance.clone_url(&alice.repo("x"));
     let commit = work.commit("second").await;
     for by_coordinate in [false, true] {
-        let when = if by_coordinate { 20 } else { 10 };
-        let state = alice.later(when).state("x", &[(MAIN, &commit)]);
+        let delay = if by_coordinate { 20 } else { 10 };
+        let state = alice.later(delay).state("x", &[(MAIN, &commit)]);
         assert!(accepted(&instance, &state).await);
         let coordinate = format!("30618:{}:x", alice.key());
         let id = state.id.to_hex();
         let target: &[&str] = if by_coordinate { &["a", &coordinate] } else { &["e", &id] };
-        let deletion = alice.later(when + 1).sign(5, "", &[target, &["k", "30618"]]);
+        let deletion = alice.later(delay + 1).sign(5, "", &[target, &["k", "30618"]]);
         assert!(accepted(&instance, &deletion).await);
         instance.settle("x").await;
         work.git(&["push", "--force", &url, "main"]).await.expect_refused();
@@ -273,7 +276,7 @@ async fn the_deleted_state_of_a_new_maintainer_authorises_nothing() {
     let bobs = bob.key().to_string();
     let with_bob = [&["maintainers", bobs.as_str()][..]];
     let replaced = alice.later(1).announce_with("x", &instance.service(), &with_bob);
-    assert!(kept(&instance, &replaced).await, "a replacement is served at once");
+    assert!(served(&instance, &replaced).await, "a replacement is served at once");
     let commit = work.commit("bob's").await;
     let state = bob.later(2).state("x", &[(MAIN, &commit)]);
     assert!(accepted(&instance, &state).await && !instance.serves(&state).await);
@@ -285,7 +288,7 @@ async fn the_deleted_state_of_a_new_maintainer_authorises_nothing() {
 }
 
 #[tokio::test]
-async fn a_strangers_state_authorises_nothing() {
+async fn a_state_of_an_unlisted_author_authorises_nothing() {
     for model in [MaintainerModel::Reciprocal, MaintainerModel::Plain] {
         let instance = Instance::with_model(model).await;
         let (alice, eve) = (Author::new(), Author::new());
@@ -326,7 +329,7 @@ async fn refs_of_pull_requests_follow_their_events() {
 }
 
 #[tokio::test]
-async fn listed_maintainers_sign_by_themselves_in_the_plain_model() {
+async fn listed_maintainers_sign_without_listing_back_in_the_plain_model() {
     let instance = Instance::with_model(MaintainerModel::Plain).await;
     let (alice, bob, carol) = (Author::new(), Author::new(), Author::new());
     let url = instance.clone_url(&alice.repo("x"));
@@ -337,22 +340,22 @@ async fn listed_maintainers_sign_by_themselves_in_the_plain_model() {
     instance.ingest(vec![announcement, alice.state("x", &[(MAIN, &commit)])]).await;
     work.git(&["push", &url, "main"]).await.expect_ok();
 
-    // Bob has only a state.
+    // Bob has no announcement, only a state.
     let commit = work.commit("bob").await;
     let state = bob.later(1).state("x", &[(MAIN, &commit)]);
     assert!(accepted(&instance, &state).await);
     work.git(&["push", "--force", &url, "main"]).await.expect_ok();
     assert!(instance.serves(&state).await);
 
-    // Bob lists carol, elsewhere; carol's announcement and state count too.
+    // Bob lists carol in an announcement without this service; carol's announcement and state are valid too.
     let carols = carol.key().to_string();
-    let away = |author: &Author, more: &[&[&str]]| {
-        let places: [&[&str]; 3] =
+    let elsewhere = |author: &Author, more: &[&[&str]]| {
+        let tags: [&[&str]; 3] =
             [&["d", "x"], &["clone", "https://them.example/x"], &["relays", "wss://them.example"]];
-        author.sign(30617, "", &[&places, more].concat())
+        author.sign(30617, "", &[&tags, more].concat())
     };
-    assert!(kept(&instance, &away(&bob, &[&["maintainers", &carols]])).await);
-    assert!(kept(&instance, &away(&carol, &[])).await);
+    assert!(served(&instance, &elsewhere(&bob, &[&["maintainers", &carols]])).await);
+    assert!(served(&instance, &elsewhere(&carol, &[])).await);
     let commit = work.commit("carol").await;
     assert!(accepted(&instance, &carol.later(2).state("x", &[(MAIN, &commit)])).await);
     work.git(&["push", "--force", &url, "main"]).await.expect_ok();
@@ -392,16 +395,16 @@ async fn big_pushes_and_push_options_and_compressed_fetches_work() {
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let url = instance.clone_url(&alice.repo("x"));
-    // More than git's buffer, so that it probes with a lone flush and then sends in chunks.
-    let mut noise = String::new();
+    // More than git's buffer, so that git probes with a flush packet and then sends chunks.
+    let mut random = String::new();
     let mut seed = 7u64;
-    while noise.len() < 3_000_000 {
+    while random.len() < 3_000_000 {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        noise.push_str(&format!("{seed:x}"));
+        random.push_str(&format!("{seed:x}"));
     }
-    std::fs::write(work.path().join("noise"), noise).unwrap();
-    work.git(&["add", "noise"]).await.expect_ok();
-    let commit = work.commit("noise").await;
+    std::fs::write(work.path().join("random"), random).unwrap();
+    work.git(&["add", "random"]).await.expect_ok();
+    let commit = work.commit("random").await;
     assert!(accepted(&instance, &alice.later(1).state("x", &[(MAIN, &commit)])).await);
     work.git(&["push", "-o", "ci.skip", &url, "main"]).await.expect_ok();
     let clone = Workdir::empty();
@@ -409,7 +412,7 @@ async fn big_pushes_and_push_options_and_compressed_fetches_work() {
     assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), commit);
 }
 
-/// Every point of the checklist has its line, and every test that a line names exists.
+/// Checks that every point of the checklist has its row, and that every test that a row names exists.
 #[test]
 fn each_point_of_the_checklist_names_its_tests() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");

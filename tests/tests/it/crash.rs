@@ -1,32 +1,32 @@
-//! `kill -9` at any step: nothing that was held, promised or served is lost or half applied.
+//! `kill -9` at any step: no held, acknowledged or served event is lost or half applied.
 //!
 //! The server is a process of its own that kills itself: at every step of its journal, which is before and after each
-//! write, and at readings of its clock. That is read in every turn of purgatory and in every step that follows from
-//! one, so between any two of them lies a point to die at.
+//! write, and at readings of its clock. Purgatory reads the clock for every input and every step that follows from one, so
+//! there is a crash point between any two of them.
 
+mod crashing_server;
 mod repair;
-mod victim;
 
 use std::collections::BTreeSet;
 
 use grasp_tests::{Author, Leftovers, Workdir};
 use nostr::event::Event;
 
-use self::victim::{Death, Victim};
+use self::crashing_server::{CrashPoint, CrashingServer};
 
 const MAIN: &str = "refs/heads/main";
 
-/// At how many readings of the clock the server dies, unless `GRASP_CRASH_POINTS` says otherwise: `all` for every one.
-const POINTS: u64 = 6;
+/// Number of clock readings at which the server crashes, unless `GRASP_CRASH_POINTS` is set; `all` means every one.
+const CRASH_POINTS: u64 = 6;
 
-/// One thing that somebody does.
-enum Deed {
-    Send(Event),
+/// One operation of a client.
+enum Operation {
+    Publish(Event),
     Push(Vec<String>),
 }
 
-/// A repository's life: announced, signed, pushed, moved on, a pull request to it, and a state taken back.
-struct Story {
+/// The operations on one repository: announcement, state, pushes, a pull request, and the deletion of a state.
+struct Workload {
     alice: Author,
     work: Workdir,
     commits: [String; 3],
@@ -37,16 +37,16 @@ struct Story {
     deletion: Event,
 }
 
-/// What can be seen of the server, apart from its litter.
+/// The events and refs that the server has.
 #[derive(Debug)]
-struct Sight {
+struct Observed {
     served: BTreeSet<&'static str>,
     held: BTreeSet<&'static str>,
     refs: BTreeSet<String>,
 }
 
-impl Story {
-    async fn on(victim: &Victim) -> Self {
+impl Workload {
+    async fn on(server: &CrashingServer) -> Self {
         let (alice, bob, work) = (Author::new(), Author::new(), Workdir::init().await);
         let mut commits = Vec::new();
         for text in ["one", "two", "three"] {
@@ -57,7 +57,7 @@ impl Story {
         let second = alice.later(1).state("x", &[(MAIN, two), ("refs/heads/dev", two)]);
         let deletion = alice.later(2).sign(5, "", &[&["e", &second.id.to_hex()]]);
         Self {
-            announcement: alice.announce("x", &victim.service()),
+            announcement: alice.announce("x", &server.service()),
             first: alice.state("x", &[(MAIN, one)]),
             request: bob.pull_request(&alice.repo("x"), three),
             second,
@@ -68,27 +68,27 @@ impl Story {
         }
     }
 
-    fn deeds(&self) -> Vec<Deed> {
+    fn operations(&self) -> Vec<Operation> {
         let [one, two, three] = &self.commits;
-        let push = |specs: &[String]| Deed::Push(specs.to_vec());
+        let push = |specs: &[String]| Operation::Push(specs.to_vec());
         vec![
-            Deed::Send(self.announcement.clone()),
-            Deed::Send(self.first.clone()),
+            Operation::Publish(self.announcement.clone()),
+            Operation::Publish(self.first.clone()),
             push(&[format!("{one}:{MAIN}")]),
-            Deed::Send(self.second.clone()),
+            Operation::Publish(self.second.clone()),
             push(&[format!("{two}:{MAIN}"), format!("{two}:refs/heads/dev")]),
             push(&[format!("{three}:refs/nostr/{}", self.request.id)]),
-            Deed::Send(self.request.clone()),
-            Deed::Send(self.deletion.clone()),
+            Operation::Publish(self.request.clone()),
+            Operation::Publish(self.deletion.clone()),
         ]
     }
 
-    /// Does one thing; whether the server has promised something by it.
-    async fn perform(&self, victim: &mut Victim, deed: &Deed) -> bool {
-        match deed {
-            Deed::Send(event) => victim.send(event).is_some_and(|accepted| accepted),
-            Deed::Push(specs) => {
-                let url = victim.clone_url(&self.alice.repo("x"));
+    /// Executes an operation, and returns whether the server acknowledged it.
+    async fn perform(&self, server: &mut CrashingServer, operation: &Operation) -> bool {
+        match operation {
+            Operation::Publish(event) => server.publish(event).is_some_and(|accepted| accepted),
+            Operation::Push(specs) => {
+                let url = server.clone_url(&self.alice.repo("x"));
                 let specs = specs.iter().map(String::as_str);
                 let args: Vec<&str> =
                     ["push", "-q", "--force", &url].into_iter().chain(specs).collect();
@@ -97,7 +97,7 @@ impl Story {
         }
     }
 
-    fn named(&self) -> [(&'static str, &Event); 4] {
+    fn events(&self) -> [(&'static str, &Event); 4] {
         [
             ("announcement", &self.announcement),
             ("first", &self.first),
@@ -106,21 +106,21 @@ impl Story {
         ]
     }
 
-    async fn look(&self, victim: &mut Victim) -> Sight {
-        let mut sight =
-            Sight { served: BTreeSet::new(), held: BTreeSet::new(), refs: BTreeSet::new() };
-        for (name, event) in self.named() {
-            let (served, held) = victim.ask(event);
-            sight.served.extend(served.then_some(name));
-            sight.held.extend(held.then_some(name));
+    async fn observe(&self, server: &mut CrashingServer) -> Observed {
+        let mut observed =
+            Observed { served: BTreeSet::new(), held: BTreeSet::new(), refs: BTreeSet::new() };
+        for (name, event) in self.events() {
+            let (served, held) = server.status(event);
+            observed.served.extend(served.then_some(name));
+            observed.held.extend(held.then_some(name));
         }
-        let listed = self.work.git(&["ls-remote", &victim.clone_url(&self.alice.repo("x"))]).await;
+        let listed = self.work.git(&["ls-remote", &server.clone_url(&self.alice.repo("x"))]).await;
         let refs = listed.out.lines().filter(|line| !line.ends_with("HEAD"));
-        sight.refs = refs.map(|line| line.replace('\t', " ")).collect();
-        sight
+        observed.refs = refs.map(|line| line.replace('\t', " ")).collect();
+        observed
     }
 
-    /// The refs that must be there for what is served.
+    /// Returns the refs that belong to the served events.
     fn refs_of(&self, served: &BTreeSet<&str>) -> BTreeSet<String> {
         let [one, two, three] = &self.commits;
         let mut refs = BTreeSet::new();
@@ -137,106 +137,119 @@ impl Story {
     }
 
     /// I1: a served state is exactly the refs served.
-    fn check_that_refs_are_those_of_the_served_state(&self, sight: &Sight, at: Death) {
-        assert_eq!(sight.refs, self.refs_of(&sight.served), "I1 {at:?}: {sight:?}");
-        let states = ["first", "second"].iter().filter(|name| sight.served.contains(*name)).count();
-        assert!(states <= 1, "{at:?}: {sight:?}");
-        assert_eq!(sight.served.contains("announcement"), states == 1, "{at:?}: {sight:?}");
+    fn assert_refs_match_served_state(&self, observed: &Observed, at: CrashPoint) {
+        assert_eq!(observed.refs, self.refs_of(&observed.served), "I1 {at:?}: {observed:?}");
+        let states =
+            ["first", "second"].iter().filter(|name| observed.served.contains(*name)).count();
+        assert!(states <= 1, "{at:?}: {observed:?}");
+        assert_eq!(observed.served.contains("announcement"), states == 1, "{at:?}: {observed:?}");
     }
 
     /// I2: nothing held is served.
-    fn check_that_nothing_held_is_served(&self, sight: &Sight, at: Death) {
-        assert!(sight.served.is_disjoint(&sight.held), "I2 {at:?}: {sight:?}");
+    fn assert_nothing_held_is_served(&self, observed: &Observed, at: CrashPoint) {
+        assert!(observed.served.is_disjoint(&observed.held), "I2 {at:?}: {observed:?}");
     }
 
-    /// I3: what was acknowledged is there, unless its author changed their mind.
-    fn check_that_promises_are_kept(&self, sight: &Sight, kept: usize, at: Death) {
-        let here = |name| sight.served.contains(name) || sight.held.contains(name);
-        let replaced = sight.served.contains("second");
-        let promised = [
+    /// I3: acknowledged events are served or held, unless their author deleted or replaced them.
+    fn assert_acknowledged_is_kept(
+        &self,
+        observed: &Observed,
+        acknowledged: usize,
+        at: CrashPoint,
+    ) {
+        let here = |name| observed.served.contains(name) || observed.held.contains(name);
+        let replaced = observed.served.contains("second");
+        let expected = [
             (1, here("announcement")),
             (2, here("first") || replaced),
-            (3, sight.served.contains("first") || replaced),
-            (4, here("second") || sight.served.contains("first")),
-            (5, replaced || (sight.served.contains("first") && !here("second"))),
+            (3, observed.served.contains("first") || replaced),
+            (4, here("second") || observed.served.contains("first")),
+            (5, replaced || (observed.served.contains("first") && !here("second"))),
             (7, here("request")),
-            (8, sight.served.contains("first") && !here("second")),
+            (8, observed.served.contains("first") && !here("second")),
         ];
-        for (deeds, holds) in promised {
-            assert!(kept < deeds || holds, "I3 {at:?}, {kept} deeds done: {sight:?}");
+        for (operations, holds) in expected {
+            assert!(
+                acknowledged < operations || holds,
+                "I3 {at:?}, {acknowledged} operations acknowledged: {observed:?}"
+            );
         }
     }
 }
 
-/// Lives through the story with a server that dies at one point, and looks at everything after its restart.
-async fn live_through(at: Death) {
-    let mut victim = Victim::new();
-    let story = Story::on(&victim).await;
-    let deeds = story.deeds();
-    let mut kept = 0;
-    if victim.start(at) {
-        for deed in &deeds {
-            if !story.perform(&mut victim, deed).await {
+/// Executes the workload on a server that crashes at one point, and checks everything after its restart.
+async fn crash_and_check(at: CrashPoint) {
+    let mut server = CrashingServer::new();
+    let workload = Workload::on(&server).await;
+    let operations = workload.operations();
+    let mut acknowledged = 0;
+    if server.start(at) {
+        for operation in &operations {
+            if !workload.perform(&mut server, operation).await {
                 break;
             }
-            kept += 1;
+            acknowledged += 1;
         }
     }
-    victim.kill();
+    server.kill();
 
-    assert!(victim.start(Death::Never), "it starts after dying {at:?}");
-    victim.run_maintenance();
-    let sight = story.look(&mut victim).await;
-    story.check_that_refs_are_those_of_the_served_state(&sight, at);
-    story.check_that_nothing_held_is_served(&sight, at);
-    story.check_that_promises_are_kept(&sight, kept, at);
+    assert!(server.start(CrashPoint::Never), "the server starts after a crash {at:?}");
+    server.run_maintenance();
+    let observed = workload.observe(&mut server).await;
+    workload.assert_refs_match_served_state(&observed, at);
+    workload.assert_nothing_held_is_served(&observed, at);
+    workload.assert_acknowledged_is_kept(&observed, acknowledged, at);
 
-    // What was left to do can be done, and ends as it always does.
-    for (position, deed) in deeds.iter().enumerate().skip(kept) {
-        let done = story.perform(&mut victim, deed).await;
-        // If the last thing did happen, its state may have lost to a later one: of that only the end counts.
-        assert!(done || position == kept, "deed {position} after dying {at:?}");
+    // The remaining operations succeed, and the result is that of a run without a crash.
+    for (position, operation) in operations.iter().enumerate().skip(acknowledged) {
+        let done = workload.perform(&mut server, operation).await;
+        // If the operation took effect before the crash, its state may have lost to a later one: only the end counts.
+        assert!(done || position == acknowledged, "operation {position} after a crash {at:?}");
     }
-    victim.run_maintenance();
-    let sight = story.look(&mut victim).await;
-    assert_eq!(sight.served, BTreeSet::from(["announcement", "first", "request"]), "after {at:?}");
-    story.check_that_refs_are_those_of_the_served_state(&sight, at);
-    let litter = grasp_tests::eventually(|| {
-        Some(Leftovers::below(&victim.repositories()))
+    server.run_maintenance();
+    let observed = workload.observe(&mut server).await;
+    assert_eq!(
+        observed.served,
+        BTreeSet::from(["announcement", "first", "request"]),
+        "after {at:?}"
+    );
+    workload.assert_refs_match_served_state(&observed, at);
+    let leftovers = grasp_tests::eventually(|| {
+        Some(Leftovers::below(&server.repositories()))
             .filter(|l| l.processes.is_empty() && l.staged == 0)
     });
-    assert_eq!(litter.await, Leftovers::default(), "after {at:?}");
+    assert_eq!(leftovers.await, Leftovers::default(), "after {at:?}");
 }
 
-/// Tells the whole story to a server that lives, which says how many points to die at there are.
-async fn points() -> (u64, u64) {
-    let mut victim = Victim::new();
-    let story = Story::on(&victim).await;
-    assert!(victim.start(Death::Never));
-    for deed in story.deeds() {
-        assert!(story.perform(&mut victim, &deed).await);
+/// Executes the workload without a crash, and returns the numbers of clock readings and journal steps.
+async fn crash_points() -> (u64, u64) {
+    let mut server = CrashingServer::new();
+    let workload = Workload::on(&server).await;
+    assert!(server.start(CrashPoint::Never));
+    for operation in workload.operations() {
+        assert!(workload.perform(&mut server, &operation).await);
     }
-    victim.points()
+    server.crash_points()
 }
 
 #[tokio::test]
-async fn nothing_held_promised_or_served_is_lost_to_kill_9_at_any_step_of_the_journal() {
-    let (_, steps) = points().await;
-    assert!(steps >= 2 * 8, "{steps}: each deed is written down, with a step before and one after");
+async fn held_acknowledged_and_served_events_survive_a_kill_at_every_journal_step() {
+    let (_, steps) = crash_points().await;
+    assert!(steps >= 2 * 8, "{steps}: each operation is written, with a step before and one after");
     for step in 1..=steps {
-        live_through(Death::AtStep(step)).await;
+        crash_and_check(CrashPoint::AtStep(step)).await;
     }
 }
 
 #[tokio::test]
-async fn nothing_held_promised_or_served_is_lost_to_kill_9_in_between() {
-    let (readings, _) = points().await;
+async fn held_acknowledged_and_served_events_survive_a_kill_at_clock_readings() {
+    let (readings, _) = crash_points().await;
     let points = match std::env::var("GRASP_CRASH_POINTS").ok().as_deref() {
         Some("all") => readings,
         Some(number) => number.parse().unwrap(),
-        None => POINTS,
+        None => CRASH_POINTS,
     };
     for point in 0..points {
-        live_through(Death::AtReading(1 + point * readings / points)).await;
+        crash_and_check(CrashPoint::AtReading(1 + point * readings / points)).await;
     }
 }

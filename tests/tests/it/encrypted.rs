@@ -1,22 +1,22 @@
-//! A network with an authority of its own: one setting makes both halves believe it.
+//! A private certificate authority: one setting makes sync and git trust it.
 
 use grasp_tests::{Author, GitServer, Instance, Workdir, eventually};
 
-use crate::hunting::{MAIN, announce, hosted_at, hurried};
+use crate::hunting::{MAIN, announce, hosted_at, with_short_delays};
 use crate::tls_front::{Authority, Front};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_and_git_data_come_over_tls_from_whom_the_operators_authority_signed_for() {
+async fn events_and_git_data_come_over_tls_signed_by_the_operators_authority() {
     let (authority, alice) = (Authority::new("ours"), Author::new());
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), authority.pem()).unwrap();
-    let from = Instance::with(hurried).await;
+    let from = Instance::with(with_short_delays).await;
     let front = Front::start(from.address(), authority.certify("localhost", 4000)).await;
     let name = front.host().parse().unwrap();
     let from = from.restart_with(|settings| settings.policy.service = name).await;
     let far = format!("wss://{}", front.host());
     let to = Instance::with(|settings| {
-        hurried(settings);
+        with_short_delays(settings);
         settings.trusted_roots = Some(file.path().to_owned());
         settings.sync.engine.bootstrap = vec![far.parse().unwrap()];
     })
@@ -35,19 +35,19 @@ async fn events_and_git_data_come_over_tls_from_whom_the_operators_authority_sig
     work.git(&["push", &from.clone_url(&repo), "main"]).await.expect_ok();
     to.until_serves(&state).await;
     assert!(to.serves(&announcement).await);
-    // Nothing came by any other way than TLS: nobody but the proxy knows where the other server is.
+    // Nothing came but over TLS: only the proxy knows the address of the other server.
     assert!(front.guests() >= 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn git_data_of_whom_nobody_signed_for_is_not_fetched() {
+async fn git_data_is_not_fetched_over_tls_signed_by_an_unknown_authority() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), ours.pem()).unwrap();
     let (server, alice) = (GitServer::start().await, Author::new());
     let front = Front::start(server.address(), theirs.certify("localhost", 4000)).await;
     let instance = Instance::with(|settings| {
-        hurried(settings);
+        with_short_delays(settings);
         settings.trusted_roots = Some(file.path().to_owned());
     })
     .await;

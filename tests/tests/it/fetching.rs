@@ -1,6 +1,6 @@
-//! The sandboxed fetch against real git and against servers that mean ill.
+//! The sandboxed fetch, from real git and from hostile servers.
 
-mod many;
+mod object_limit;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,18 +19,18 @@ use tempfile::TempDir;
 
 const LOOPBACK: OutboundPolicy = OutboundPolicy { allow_private: true };
 
-struct Place {
+struct FetchFixture {
     fetcher: Fetcher,
     store: RepoStore,
     dir: TempDir,
 }
 
-/// Fetches without listening for the first answer.
+/// Fetches without waiting for the first answer.
 async fn fetch(fetcher: &Fetcher, url: &CloneUrl, oids: &BTreeSet<Oid>) -> Fetched {
     fetcher.fetch(&name(), url, oids, tokio::sync::oneshot::channel().0).await
 }
 
-impl Place {
+impl FetchFixture {
     async fn new(policy: OutboundPolicy, limits: FetchLimits) -> Self {
         let path = std::env::var_os("PATH").unwrap_or_default();
         Self::with_git(Git::find(&path, Slots::default()).unwrap(), policy, limits).await
@@ -64,7 +64,7 @@ impl Place {
         !self.store.lacking(&name(), &set(&[oid])).await.unwrap().is_empty()
     }
 
-    /// How many files there are below the families and what is on its way to them.
+    /// Returns the number of files below the families and incoming directories.
     fn files(&self) -> usize {
         fn count(dir: &std::path::Path) -> usize {
             let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -86,8 +86,8 @@ fn url(text: &str) -> CloneUrl {
     text.parse().unwrap()
 }
 
-/// A server with a repository of two commits, and these.
-async fn served(server: &GitServer) -> (Workdir, String, String) {
+/// Hosts a repository of two commits on a server, and returns the commits.
+async fn host_two_commits(server: &GitServer) -> (Workdir, String, String) {
     let work = Workdir::init().await;
     let (first, second) = (work.commit("first").await, work.commit("second").await);
     server.host("x", &work).await;
@@ -95,115 +95,115 @@ async fn served(server: &GitServer) -> (Workdir, String, String) {
 }
 
 #[tokio::test]
-async fn what_is_advertised_is_listed_and_fetched_whole() {
-    let (server, place) = (GitServer::start().await, Place::open().await);
-    let (_work, first, second) = served(&server).await;
-    let listed = place.list(&server.url("x"), &[&first, &second]).await.unwrap();
+async fn advertised_commits_are_listed_and_fetched_completely() {
+    let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
+    let (_work, first, second) = host_two_commits(&server).await;
+    let listed = fixture.list(&server.url("x"), &[&first, &second]).await.unwrap();
     assert_eq!(listed, set(&[&second]), "an older commit is not advertised");
-    let fetched = place.fetch(&server.url("x"), &[&second]).await;
+    let fetched = fixture.fetch(&server.url("x"), &[&second]).await;
     assert_eq!((fetched.got, fetched.error), (set(&[&second]), None));
-    assert!(!place.lacks(&second).await && !place.lacks(&first).await);
+    assert!(!fixture.lacks(&second).await && !fixture.lacks(&first).await);
 }
 
 #[tokio::test]
-async fn an_object_that_is_not_advertised_may_be_had_by_its_id() {
-    let (server, place) = (GitServer::start().await, Place::open().await);
-    let (_work, first, second) = served(&server).await;
-    let fetched = place.fetch(&server.url("x"), &[&first]).await;
+async fn a_commit_that_is_not_advertised_can_be_fetched_by_its_id() {
+    let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
+    let (_work, first, second) = host_two_commits(&server).await;
+    let fetched = fixture.fetch(&server.url("x"), &[&first]).await;
     assert_eq!(fetched.got, set(&[&first]));
-    assert!(place.lacks(&second).await, "nothing else came");
+    assert!(fixture.lacks(&second).await, "only the requested commit came");
 }
 
 #[tokio::test]
-async fn an_update_sends_only_what_is_new() {
-    let (server, place) = (GitServer::start().await, Place::open().await);
-    let (work, _, second) = served(&server).await;
-    place.fetch(&server.url("x"), &[&second]).await;
+async fn an_update_fetches_only_new_objects() {
+    let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
+    let (work, _, second) = host_two_commits(&server).await;
+    fixture.fetch(&server.url("x"), &[&second]).await;
     let third = work.commit("third").await;
     server.host("x", &work).await;
-    let fetched = place.fetch(&server.url("x"), &[&third]).await;
+    let fetched = fixture.fetch(&server.url("x"), &[&third]).await;
     assert_eq!(fetched.got, set(&[&third]));
     let haves = server.requests();
     assert!(haves.len() >= 4, "{haves:?}");
 }
 
 #[tokio::test]
-async fn nothing_is_kept_that_was_not_asked_for() {
-    let (server, place) = (GitServer::start().await, Place::open().await);
-    let (work, first, _) = served(&server).await;
+async fn only_requested_objects_are_kept() {
+    let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
+    let (work, first, _) = host_two_commits(&server).await;
     work.git(&["checkout", "-q", "-b", "other", &first]).await.expect_ok();
     let other = work.commit("other").await;
     server.host("x", &work).await;
-    place.fetch(&server.url("x"), &[&other]).await;
-    assert!(!place.lacks(&other).await);
-    assert!(place.lacks(&work.git(&["rev-parse", "main"]).await.expect_ok()).await);
+    fixture.fetch(&server.url("x"), &[&other]).await;
+    assert!(!fixture.lacks(&other).await);
+    assert!(fixture.lacks(&work.git(&["rev-parse", "main"]).await.expect_ok()).await);
 }
 
 #[tokio::test]
-async fn one_object_that_is_missing_fails_the_whole_batch_as_git_does() {
-    let (server, place) = (GitServer::start().await, Place::open().await);
-    let (_work, _, second) = served(&server).await;
-    let fetched = place.fetch(&server.url("x"), &[&second, &"d".repeat(40)]).await;
+async fn one_missing_object_fails_the_whole_batch_as_in_git() {
+    let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
+    let (_work, _, second) = host_two_commits(&server).await;
+    let fetched = fixture.fetch(&server.url("x"), &[&second, &"d".repeat(40)]).await;
     assert!(matches!(fetched.error, Some(FetchError::Refused(_))), "{fetched:?}");
     assert!(fetched.got.is_empty());
-    until(|| place.files() == 0).await;
+    until(|| fixture.files() == 0).await;
 }
 
 #[tokio::test]
-async fn shallow_history_does_not_enter() {
-    let (server, place) = (GitServer::start().await, Place::open().await);
-    let (work, _, second) = served(&server).await;
+async fn shallow_history_is_refused() {
+    let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
+    let (work, _, second) = host_two_commits(&server).await;
     let from = format!("file://{}", work.path().display());
     let to = server.path("shallow");
     work.git(&["clone", "-q", "--bare", "--depth=1", &from, &to.to_string_lossy()])
         .await
         .expect_ok();
-    let fetched = place.fetch(&server.url("shallow"), &[&second]).await;
+    let fetched = fixture.fetch(&server.url("shallow"), &[&second]).await;
     assert!(fetched.got.is_empty());
     assert!(matches!(fetched.error, Some(FetchError::Broken(_))), "{fetched:?}");
-    assert!(place.lacks(&second).await);
-    let whole = place.fetch(&server.url("x"), &[&second]).await;
-    assert_eq!(whole.got, set(&[&second]), "another source is not harmed by it");
+    assert!(fixture.lacks(&second).await);
+    let complete = fixture.fetch(&server.url("x"), &[&second]).await;
+    assert_eq!(complete.got, set(&[&second]), "another source still works");
 }
 
 #[tokio::test]
-async fn damaged_packs_do_not_enter() {
-    let (server, place) = (GitServer::start().await, Place::open().await);
-    let (_work, _, second) = served(&server).await;
+async fn damaged_packs_are_refused() {
+    let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
+    let (_work, _, second) = host_two_commits(&server).await;
     server.set_behaviour(Behaviour::DamagedPack);
-    let fetched = place.fetch(&server.url("x"), &[&second]).await;
+    let fetched = fixture.fetch(&server.url("x"), &[&second]).await;
     assert!(fetched.got.is_empty());
     assert!(matches!(fetched.error, Some(FetchError::Broken(_))), "{fetched:?}");
-    until(|| place.files() == 0).await;
+    until(|| fixture.files() == 0).await;
 }
 
 #[tokio::test]
-async fn more_than_may_come_does_not_come() {
+async fn a_fetch_beyond_the_byte_limit_is_refused() {
     let limits = FetchLimits { bytes: 256 * 1024, ..FetchLimits::default() };
-    let (server, place) = (GitServer::start().await, Place::new(LOOPBACK, limits).await);
+    let (server, fixture) = (GitServer::start().await, FetchFixture::new(LOOPBACK, limits).await);
     let work = Workdir::init().await;
-    // What cannot be compressed, so that it is large on the way too.
-    let mut noise = 1_u64;
+    // Incompressible, so that it is large in transfer too.
+    let mut random = 1_u64;
     let text: Vec<u8> = std::iter::repeat_with(|| {
-        noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (noise >> 56) as u8
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 56) as u8
     })
     .take(1024 * 1024)
     .collect();
-    std::fs::write(work.path().join("noise"), text).unwrap();
-    work.git(&["add", "noise"]).await.expect_ok();
+    std::fs::write(work.path().join("random"), text).unwrap();
+    work.git(&["add", "random"]).await.expect_ok();
     let commit = work.commit("large").await;
     server.host("x", &work).await;
-    let fetched = place.fetch(&server.url("x"), &[&commit]).await;
+    let fetched = fixture.fetch(&server.url("x"), &[&commit]).await;
     assert_eq!(fetched.error, Some(FetchError::TooLarge));
-    assert!(place.lacks(&commit).await);
+    assert!(fixture.lacks(&commit).await);
 }
 
 #[tokio::test]
-async fn a_small_pack_of_something_huge_cannot_fill_memory() {
+async fn a_small_pack_of_a_huge_object_cannot_fill_memory() {
     const MIB: u64 = 1024 * 1024;
     let limits = FetchLimits { memory: 192 * MIB, ..FetchLimits::default() };
-    let (server, place) = (GitServer::start().await, Place::new(LOOPBACK, limits).await);
+    let (server, fixture) = (GitServer::start().await, FetchFixture::new(LOOPBACK, limits).await);
     let work = Workdir::init().await;
     let file = std::fs::File::create(work.path().join("zeros")).unwrap();
     file.set_len(400 * MIB).unwrap();
@@ -211,96 +211,95 @@ async fn a_small_pack_of_something_huge_cannot_fill_memory() {
     let commit = work.commit("bomb").await;
     server.host("x", &work).await;
     let start = Instant::now();
-    let fetched = place.fetch(&server.url("x"), &[&commit]).await;
-    // Either is fine: it is taken piece by piece, or refused.
+    let fetched = fixture.fetch(&server.url("x"), &[&commit]).await;
+    // The object may be streamed or refused.
     assert!(fetched.got.len() + usize::from(fetched.error.is_some()) == 1, "{fetched:?}");
     assert!(start.elapsed() < Duration::from_secs(60));
 }
 
 #[tokio::test]
-async fn an_advertisement_without_end_has_one_here() {
-    let place = Place::open().await;
+async fn an_endless_advertisement_is_cut_off() {
+    let fixture = FetchFixture::open().await;
     let server = GitServer::at("127.0.0.1", Behaviour::EndlessRefs).await;
-    let listed = place.list(&server.url("x"), &[]).await;
+    let listed = fixture.list(&server.url("x"), &[]).await;
     assert_eq!(listed, Err(FetchError::TooManyRefs));
-    let fetched = place.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
+    let fetched = fixture.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
     assert_eq!(fetched.error, Some(FetchError::TooManyRefs));
 }
 
 #[tokio::test]
-async fn a_long_advertisement_is_read_with_more_memory() {
-    let place = Place::open().await;
+async fn a_long_advertisement_is_read_again_with_more_memory() {
+    let fixture = FetchFixture::open().await;
     let server = GitServer::at("127.0.0.1", Behaviour::ManyRefs(100_000)).await;
     let last = format!("{:040x}", 100_000);
-    let listed = place.list(&server.url("x"), &[&last]).await;
+    let listed = fixture.list(&server.url("x"), &[&last]).await;
     assert_eq!(listed, Ok(set(&[&last])));
-    // The second time with more.
     assert_eq!(server.requests().len(), 2, "{:?}", server.requests());
 }
 
 #[tokio::test]
-async fn who_says_nothing_is_given_up() {
+async fn an_unresponsive_server_times_out() {
     let limits = FetchLimits {
         listing: Duration::from_millis(300),
         silence: Duration::from_secs(1),
         ..FetchLimits::default()
     };
-    let place = Place::new(LOOPBACK, limits).await;
+    let fixture = FetchFixture::new(LOOPBACK, limits).await;
     let server = GitServer::at("127.0.0.1", Behaviour::Unresponsive).await;
-    assert_eq!(place.list(&server.url("x"), &[]).await, Err(FetchError::Stalled));
-    let fetched = place.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
+    assert_eq!(fixture.list(&server.url("x"), &[]).await, Err(FetchError::Stalled));
+    let fetched = fixture.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
     assert_eq!(fetched.error, Some(FetchError::Stalled));
     server.set_behaviour(Behaviour::SlowBytes);
-    let fetched = place.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
-    assert_eq!(fetched.error, Some(FetchError::Stalled), "ten bytes a second are silence");
+    let fetched = fixture.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
+    assert_eq!(fetched.error, Some(FetchError::Stalled), "ten bytes per second count as a stall");
 }
 
 #[tokio::test]
-async fn who_asks_for_less_says_for_how_long() {
-    let place = Place::open().await;
+async fn retry_after_of_a_rate_limit_is_reported() {
+    let fixture = FetchFixture::open().await;
     let server = GitServer::at("127.0.0.1", Behaviour::RateLimited(77)).await;
     let retry_after = Some(Duration::from_secs(77));
     assert_eq!(
-        place.list(&server.url("x"), &[]).await,
+        fixture.list(&server.url("x"), &[]).await,
         Err(FetchError::RateLimited { retry_after })
     );
 }
 
 #[tokio::test]
-async fn a_redirect_leads_nowhere() {
-    let (place, other) = (Place::open().await, GitServer::start().await);
-    let (_work, _, second) = served(&other).await;
+async fn redirects_are_not_followed() {
+    let (fixture, other) = (FetchFixture::open().await, GitServer::start().await);
+    let (_work, _, second) = host_two_commits(&other).await;
     let to = format!("http://{}", other.address());
     let server = GitServer::at("127.0.0.1", Behaviour::Redirects(to)).await;
-    let listed = place.list(&server.url("x"), &[&second]).await;
+    let listed = fixture.list(&server.url("x"), &[&second]).await;
     assert!(matches!(listed, Err(FetchError::Answered(_))), "{listed:?}");
-    let fetched = place.fetch(&server.url("x"), &[&second]).await;
+    let fetched = fixture.fetch(&server.url("x"), &[&second]).await;
     assert!(fetched.got.is_empty());
     assert!(other.requests().is_empty(), "{:?}", other.requests());
 }
 
 #[tokio::test]
-async fn strangers_cannot_send_us_to_private_places() {
-    let place = Place::new(OutboundPolicy::default(), FetchLimits::default()).await;
+async fn private_addresses_are_forbidden() {
+    let fixture = FetchFixture::new(OutboundPolicy::default(), FetchLimits::default()).await;
     let server = GitServer::start().await;
     let port = server.address().port();
     for host in ["127.0.0.1", "localhost", "2130706433", "[::ffff:127.0.0.1]", "0x7f.1"] {
-        let listed = place.list(&format!("http://{host}:{port}/x.git"), &[]).await;
+        let listed = fixture.list(&format!("http://{host}:{port}/x.git"), &[]).await;
         assert!(matches!(listed, Err(FetchError::Forbidden(_))), "{host}: {listed:?}");
     }
     assert!(server.requests().is_empty());
 }
 
-/// Says that every name is at these addresses.
-fn everywhere(addresses: Vec<IpAddr>) -> impl Fn(&str) -> Vec<IpAddr> {
+/// Resolves every name to these addresses.
+fn resolving_to(addresses: Vec<IpAddr>) -> impl Fn(&str) -> Vec<IpAddr> {
     move |_| addresses.clone()
 }
 
 #[tokio::test]
-async fn a_name_that_leads_to_a_private_place_is_not_gone_to() {
+async fn names_that_resolve_to_private_addresses_are_forbidden() {
     let server = GitServer::start().await;
     let port = server.address().port();
-    // Loopback, beside a public one too; inside NAT64, well-known and local; carriers' own; link-local; 6to4.
+    // Loopback, also beside a public address; NAT64, well-known and local; carrier-grade NAT; link-local; 6to4.
     let private = [
         &["127.0.0.1"][..],
         &["1.1.1.1", "127.0.0.1"],
@@ -313,9 +312,9 @@ async fn a_name_that_leads_to_a_private_place_is_not_gone_to() {
         &["0.0.0.0"],
     ];
     for addresses in private {
-        let place = Place::new(OutboundPolicy::default(), FetchLimits::default()).await;
+        let fixture = FetchFixture::new(OutboundPolicy::default(), FetchLimits::default()).await;
         let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
-        let fetcher = place.fetcher.resolving(everywhere(addresses));
+        let fetcher = fixture.fetcher.resolving(resolving_to(addresses));
         let at = url(&format!("http://git.example.com:{port}/x.git"));
         let listed = fetcher.list(&at, &BTreeSet::new()).await;
         assert!(matches!(listed, Err(FetchError::Forbidden(_))), "{listed:?}");
@@ -323,7 +322,7 @@ async fn a_name_that_leads_to_a_private_place_is_not_gone_to() {
     assert!(server.requests().is_empty());
 }
 
-/// Says where the server is unless it has moved, and somewhere private from then on.
+/// Resolves a name to the server's address unless it has moved, and to a private one from then on.
 fn rebinding(has_moved: bool) -> impl Fn(&str) -> Vec<IpAddr> {
     let has_moved = AtomicBool::new(has_moved);
     move |_| {
@@ -333,32 +332,32 @@ fn rebinding(has_moved: bool) -> impl Fn(&str) -> Vec<IpAddr> {
 }
 
 #[tokio::test]
-async fn a_name_is_looked_up_once_for_a_conversation_so_nobody_can_move_it_meanwhile() {
-    let (server, place) = (GitServer::start().await, Place::open().await);
-    let (_work, _, second) = served(&server).await;
-    let fetcher = place.fetcher.resolving(rebinding(false));
+async fn a_name_is_resolved_once_per_conversation_so_that_it_cannot_be_rebound() {
+    let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
+    let (_work, _, second) = host_two_commits(&server).await;
+    let fetcher = fixture.fetcher.resolving(rebinding(false));
     let at = url(&format!("http://git.invalid:{}/x.git", server.address().port()));
-    // Git asks more than once in a fetch, and each time at the address that was judged.
+    // Git sends more than one request in a fetch, each to the address that was checked.
     let fetched = fetch(&fetcher, &at, &set(&[&second])).await;
     assert_eq!(fetched.got, set(&[&second]));
     assert!(server.requests().len() > 1);
 }
 
 #[tokio::test]
-async fn a_name_that_has_moved_to_a_private_place_is_judged_anew() {
-    let place = Place::new(OutboundPolicy::default(), FetchLimits::default()).await;
-    let fetcher = place.fetcher.resolving(rebinding(true));
+async fn a_name_that_now_resolves_to_a_private_address_is_checked_again() {
+    let fixture = FetchFixture::new(OutboundPolicy::default(), FetchLimits::default()).await;
+    let fetcher = fixture.fetcher.resolving(rebinding(true));
     let at = url("http://git.example.com/x.git");
     let listed = fetcher.list(&at, &BTreeSet::new()).await;
     assert_eq!(listed, Err(FetchError::Forbidden(Forbidden::Address)));
 }
 
 #[tokio::test]
-async fn git_connects_to_the_address_that_was_judged_and_looks_up_nothing() {
-    let (server, place) = (GitServer::start().await, Place::open().await);
-    let (_work, _, second) = served(&server).await;
-    let fetcher = place.fetcher.resolving(everywhere(vec!["127.0.0.1".parse().unwrap()]));
-    // Nobody but our own lookup knows this name.
+async fn git_connects_to_the_checked_address_without_a_lookup() {
+    let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
+    let (_work, _, second) = host_two_commits(&server).await;
+    let fetcher = fixture.fetcher.resolving(resolving_to(vec!["127.0.0.1".parse().unwrap()]));
+    // Only the resolver of this test knows the name.
     let at = url(&format!("http://git.invalid:{}/x.git", server.address().port()));
     let listed = fetcher.list(&at, &set(&[&second])).await.unwrap();
     assert_eq!(listed.has, set(&[&second]));
@@ -367,30 +366,30 @@ async fn git_connects_to_the_address_that_was_judged_and_looks_up_nothing() {
 }
 
 #[tokio::test]
-async fn giving_up_stops_everything_that_git_started() {
-    let place = Place::open().await;
+async fn an_aborted_fetch_stops_all_processes_of_git() {
+    let fixture = FetchFixture::open().await;
     let server = GitServer::at("127.0.0.1", Behaviour::Unresponsive).await;
-    let (at, oids) = (url(&server.url("given-up")), set(&[&"a".repeat(40)]));
+    let (at, oids) = (url(&server.url("aborted")), set(&[&"a".repeat(40)]));
     let fetch = tokio::spawn({
-        let fetcher = place.fetcher.clone();
+        let fetcher = fixture.fetcher.clone();
         async move { fetch(&fetcher, &at, &oids).await }
     });
     until(|| !server.requests().is_empty()).await;
-    assert!(processes("given-up") > 0);
+    assert!(processes("aborted") > 0);
     fetch.abort();
-    until(|| processes("given-up") == 0).await;
+    until(|| processes("aborted") == 0).await;
 }
 
-/// How many processes have a word in their command line.
-fn processes(word: &str) -> usize {
+/// Returns the number of processes with this text in their command line.
+fn processes(text: &str) -> usize {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let lines = all.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
-    lines.filter(|line| String::from_utf8_lossy(line).contains(word)).count()
+    lines.filter(|line| String::from_utf8_lossy(line).contains(text)).count()
 }
 
-async fn until(mut is_so: impl FnMut() -> bool) {
+async fn until(mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
-    while !is_so() {
+    while !condition() {
         assert!(start.elapsed() < Duration::from_secs(20));
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

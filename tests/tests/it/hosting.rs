@@ -1,18 +1,18 @@
-//! A person with plain git and a nostr key hosts a repository.
+//! Hosting of a repository with plain git and a nostr key.
 
 use grasp_tests::{Author, Instance, Workdir};
 
 const MAIN: &str = "refs/heads/main";
 
-/// A repository with one commit, announced and pushed.
+/// Hosts a repository with one commit, and checks that nothing is served before the push.
 async fn hosted(instance: &Instance, alice: &Author) -> (Workdir, String) {
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
     let announcement = alice.announce("x", &instance.service());
     let state = alice.state("x", &[(MAIN, &commit)]);
-    let verdicts = instance.ingest(vec![announcement.clone(), state.clone()]).await;
-    for verdict in verdicts {
-        assert!(verdict.answer().message.starts_with("purgatory: "), "{verdict:?}");
+    let outcomes = instance.ingest(vec![announcement.clone(), state.clone()]).await;
+    for outcome in outcomes {
+        assert!(outcome.answer().message.starts_with("purgatory: "), "{outcome:?}");
     }
     assert!(!instance.serves(&announcement).await && !instance.serves(&state).await);
     let url = instance.clone_url(&alice.repo("x"));
@@ -34,26 +34,26 @@ async fn announce_sign_push_clone() {
 }
 
 #[tokio::test]
-async fn a_push_that_nobody_signed_is_refused_with_its_reason() {
+async fn a_push_without_a_signed_state_is_refused_with_the_reason() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
     instance.ingest(vec![alice.announce("x", &instance.service())]).await;
     let url = instance.clone_url(&alice.repo("x"));
-    let said = work.git(&["push", &url, "main"]).await.expect_refused();
-    assert!(said.contains("! [remote rejected] main -> main (no state event"), "{said}");
+    let error = work.git(&["push", &url, "main"]).await.expect_refused();
+    assert!(error.contains("! [remote rejected] main -> main (no state event"), "{error}");
 
     instance.ingest(vec![alice.state("x", &[(MAIN, &"d".repeat(40))])]).await;
-    let said = work.git(&["push", &url, "main"]).await.expect_refused();
+    let error = work.git(&["push", &url, "main"]).await.expect_refused();
     assert!(
-        said.contains(&format!("would be at {} but the signed state says dddddddd", &commit[..8])),
-        "{said}"
+        error.contains(&format!("would be at {} but the signed state says dddddddd", &commit[..8])),
+        "{error}"
     );
 }
 
 #[tokio::test]
-async fn a_served_repository_moves_on_by_signed_states_only() {
+async fn a_served_repository_changes_by_signed_states_only() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let (work, first) = hosted(&instance, &alice).await;
@@ -70,7 +70,7 @@ async fn a_served_repository_moves_on_by_signed_states_only() {
     work.git(&["push", &url, "main"]).await.expect_ok();
     assert!(instance.serves(&state).await);
 
-    // Back again, with force; and a branch and a tag besides.
+    // A forced push back, with a new branch and a tag.
     work.git(&["tag", "-a", "v1", "-m", "v1"]).await.expect_ok();
     let tag = work.git(&["rev-parse", "v1"]).await.expect_ok();
     let peeled = [("refs/tags/v1^{}", second.as_str())];
@@ -86,7 +86,7 @@ async fn a_served_repository_moves_on_by_signed_states_only() {
             && listed.contains(&format!("{tag}\trefs/tags/v1"))
     );
 
-    // And gone.
+    // Deletion of the branch and the tag.
     let state = alice.later(3).state("x", &[(MAIN, &first)]);
     instance.ingest(vec![state.clone()]).await;
     work.git(&["push", &url, ":refs/heads/dev", ":refs/tags/v1"]).await.expect_ok();
@@ -96,7 +96,7 @@ async fn a_served_repository_moves_on_by_signed_states_only() {
 }
 
 #[tokio::test]
-async fn a_state_whose_data_is_here_is_applied_without_a_push() {
+async fn a_state_whose_git_data_is_here_is_applied_without_a_push() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let (work, first) = hosted(&instance, &alice).await;
@@ -109,7 +109,7 @@ async fn a_state_whose_data_is_here_is_applied_without_a_push() {
 }
 
 #[tokio::test]
-async fn a_pull_request_is_served_with_its_commit_whichever_comes_first() {
+async fn a_pull_request_is_served_with_its_commit_in_either_order() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let bob = Author::new();
@@ -123,8 +123,8 @@ async fn a_pull_request_is_served_with_its_commit_whichever_comes_first() {
     assert!(!instance.serves(&event_first).await);
     let wrong = work.commit("wrong").await;
     let name = format!("refs/nostr/{}", event_first.id);
-    let said = work.git(&["push", &url, &format!("{wrong}:{name}")]).await.expect_refused();
-    assert!(said.contains("its event names commit"), "{said}");
+    let error = work.git(&["push", &url, &format!("{wrong}:{name}")]).await.expect_refused();
+    assert!(error.contains("its event names commit"), "{error}");
     work.git(&["push", &url, &format!("{tip}:{name}")]).await.expect_ok();
     assert!(instance.serves(&event_first).await);
 
@@ -133,7 +133,10 @@ async fn a_pull_request_is_served_with_its_commit_whichever_comes_first() {
     let name = format!("refs/nostr/{}", git_first.id);
     work.git(&["push", &url, &format!("{wrong}:{name}")]).await.expect_ok();
     work.git(&["push", &url, &format!("{tip}:{name}")]).await.expect_ok();
-    assert!(!work.git(&["ls-remote", &url]).await.expect_ok().contains(&name), "staged, not shown");
+    assert!(
+        !work.git(&["ls-remote", &url]).await.expect_ok().contains(&name),
+        "staged, not served"
+    );
     instance.ingest(vec![git_first.clone()]).await;
     instance.settle("x").await;
     assert!(instance.serves(&git_first).await);
@@ -142,19 +145,19 @@ async fn a_pull_request_is_served_with_its_commit_whichever_comes_first() {
 }
 
 #[tokio::test]
-async fn everything_is_there_after_a_restart() {
+async fn served_and_held_events_survive_a_restart() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let (work, first) = hosted(&instance, &alice).await;
     let second = work.commit("second").await;
-    let waiting = alice.later(1).state("x", &[(MAIN, &second)]);
-    instance.ingest(vec![waiting.clone()]).await;
+    let held = alice.later(1).state("x", &[(MAIN, &second)]);
+    instance.ingest(vec![held.clone()]).await;
     let instance = instance.restart().await;
     let url = instance.clone_url(&alice.repo("x"));
     assert!(work.git(&["ls-remote", &url]).await.expect_ok().contains(&first));
-    assert!(!instance.serves(&waiting).await);
+    assert!(!instance.serves(&held).await);
     work.git(&["push", &url, "main"]).await.expect_ok();
-    assert!(instance.serves(&waiting).await);
+    assert!(instance.serves(&held).await);
 }
 
 #[tokio::test]
@@ -162,13 +165,13 @@ async fn an_invited_fork_owner_cannot_take_over() {
     let instance = Instance::start().await;
     let (alice, eve) = (Author::new(), Author::new());
     let (work, _) = hosted(&instance, &alice).await;
-    let eves = work.commit("mine now").await;
+    let eves = work.commit("by eve").await;
     instance
         .ingest(vec![eve.announce("x", &instance.service()), eve.state("x", &[(MAIN, &eves)])])
         .await;
     work.git(&["push", &instance.clone_url(&eve.repo("x")), "main"]).await.expect_ok();
 
-    // Alice invites eve. Nothing of alice's changes, and eve can push nothing there.
+    // Alice lists eve. Nothing in alice's repository changes, and eve cannot push to it.
     let key = eve.key().to_string();
     let invitation =
         alice.later(1).announce_with("x", &instance.service(), &[&["maintainers", &key]]);
@@ -182,14 +185,14 @@ async fn an_invited_fork_owner_cannot_take_over() {
 }
 
 #[tokio::test]
-async fn a_state_fills_every_view_that_its_author_may_sign_for() {
+async fn a_state_updates_every_view_that_its_author_may_sign_for() {
     let instance = Instance::start().await;
     let (alice, bob, eve) = (Author::new(), Author::new(), Author::new());
     let lists = |by: &Author, other: &Author| {
         by.announce_with("x", &instance.service(), &[&["maintainers", &other.key().to_string()]])
     };
     let (alices, bobs) = (lists(&alice, &bob), lists(&bob, &alice));
-    // Eve has the same name, and nobody lists her.
+    // Eve announces the same name, and no other owner lists her.
     let eves = lists(&eve, &alice);
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
@@ -205,7 +208,7 @@ async fn a_state_fills_every_view_that_its_author_may_sign_for() {
     assert!(!instance.serves(&eves).await);
     assert_eq!(instance.refs(&eve.repo("x")).await, "");
 
-    // A new maintainer's view is filled by their acceptance, without anybody pushing.
+    // A new maintainer's view is filled by their announcement, without a push.
     let carol = Author::new();
     let both = [bob.key().to_string(), carol.key().to_string()];
     let with_carol = [&["maintainers", &both[0], &both[1]][..]];

@@ -1,7 +1,7 @@
-//! Git data comes from wherever the repository says it is.
+//! The hunt: git data is fetched from the servers that announcements and proposals name.
 
 mod hourly;
-mod places;
+mod targets;
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use nostr::event::Event;
 
 pub(crate) const MAIN: &str = "refs/heads/main";
 
-/// An instance that goes to servers on loopback and is in a hurry.
+/// Starts an instance that may connect to loopback and has short delays.
 pub(crate) async fn instance() -> Instance {
-    Instance::with(hurried).await
+    Instance::with(with_short_delays).await
 }
 
-pub(crate) fn hurried(settings: &mut Settings) {
+pub(crate) fn with_short_delays(settings: &mut Settings) {
     settings.outbound = OutboundPolicy { allow_private: true };
     settings.hunt.backoff.first = Duration::from_millis(300);
     settings.hunt.backoff.cap = Duration::from_millis(600);
@@ -27,25 +27,25 @@ pub(crate) fn hurried(settings: &mut Settings) {
     settings.fetch.memory = 128 * 1024 * 1024;
 }
 
-/// Announces a repository that is here and at these places.
-pub(crate) fn announce(author: &Author, name: &str, on: &Instance, places: &[&str]) -> Event {
-    announce_with(author, name, on, places, &[])
+/// Announces a repository on an instance and with these further clone URLs.
+pub(crate) fn announce(author: &Author, name: &str, on: &Instance, clone_urls: &[&str]) -> Event {
+    announce_with(author, name, on, clone_urls, &[])
 }
 
 fn announce_with(
     author: &Author,
     name: &str,
     on: &Instance,
-    places: &[&str],
+    clone_urls: &[&str],
     more: &[&[&str]],
 ) -> Event {
     let ours = on.clone_url(&author.repo(name));
-    let clone: Vec<&str> = ["clone", &ours].into_iter().chain(places.iter().copied()).collect();
+    let clone: Vec<&str> = ["clone", &ours].into_iter().chain(clone_urls.iter().copied()).collect();
     let tags: [&[&str]; 3] = [&["d", name], &clone, &["relays", &on.relay_url()]];
     author.sign(30617, "", &[&tags, more].concat())
 }
 
-/// A repository of one commit at a server, with that commit.
+/// Hosts a repository of one commit on a server, and returns the commit.
 pub(crate) async fn hosted_at(server: &GitServer, name: &str) -> (Workdir, String) {
     let work = Workdir::init().await;
     let commit = work.commit(name).await;
@@ -54,7 +54,7 @@ pub(crate) async fn hosted_at(server: &GitServer, name: &str) -> (Workdir, Strin
 }
 
 #[tokio::test]
-async fn a_state_comes_with_its_data_from_another_server() {
+async fn a_state_is_served_with_git_data_of_another_server() {
     let (instance, server, alice) = (instance().await, GitServer::start().await, Author::new());
     let (_work, commit) = hosted_at(&server, "x").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
@@ -63,7 +63,7 @@ async fn a_state_comes_with_its_data_from_another_server() {
     let start = Instant::now();
     instance.until_serves(&state).await;
     let took = start.elapsed();
-    assert!(took < Duration::from_secs(5), "the first event is hunted for at once: {took:?}");
+    assert!(took < Duration::from_secs(5), "the hunt for the first event starts at once: {took:?}");
     assert!(instance.serves(&announcement).await);
     let clone = Workdir::empty();
     clone.git(&["clone", "-q", &instance.clone_url(&alice.repo("x")), "."]).await.expect_ok();
@@ -71,9 +71,9 @@ async fn a_state_comes_with_its_data_from_another_server() {
 }
 
 #[tokio::test]
-async fn more_than_a_repository_may_have_is_not_kept() {
+async fn git_data_beyond_the_repository_quota_is_not_kept() {
     let bounded = |settings: &mut Settings| {
-        hurried(settings);
+        with_short_delays(settings);
         settings.git.repository_bytes = 400_000;
     };
     let (instance, server) = (Instance::with(bounded).await, GitServer::start().await);
@@ -84,7 +84,7 @@ async fn more_than_a_repository_may_have_is_not_kept() {
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &large)]);
     instance.ingest_from_relay(vec![announcement, state.clone()]).await;
-    // It is asked again because the first time brought nothing.
+    // The server is visited again because the first attempt failed.
     eventually(|| (server.conversations().len() >= 3).then_some(())).await;
     assert!(!instance.serves(&state).await);
     let state = alice.later(1).state("x", &[(MAIN, &small)]);
@@ -93,7 +93,7 @@ async fn more_than_a_repository_may_have_is_not_kept() {
 }
 
 #[tokio::test]
-async fn an_update_comes_too_and_from_another_instance_as_well() {
+async fn updates_are_fetched_too_also_from_another_instance() {
     let (from, to, alice) = (instance().await, instance().await, Author::new());
     let work = Workdir::init().await;
     let first = work.commit("first").await;
@@ -114,7 +114,7 @@ async fn an_update_comes_too_and_from_another_instance_as_well() {
 }
 
 #[tokio::test]
-async fn a_pull_request_comes_from_where_its_author_says() {
+async fn a_pull_request_is_fetched_from_the_clone_url_of_its_author() {
     let (instance, server) = (instance().await, GitServer::start().await);
     let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
@@ -133,7 +133,7 @@ async fn a_pull_request_comes_from_where_its_author_says() {
 }
 
 #[tokio::test]
-async fn a_pull_request_that_is_only_under_its_own_ref_is_found() {
+async fn a_pull_request_that_is_only_at_its_own_ref_is_fetched() {
     let (instance, server) = (instance().await, GitServer::start().await);
     let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
@@ -149,7 +149,7 @@ async fn a_pull_request_that_is_only_under_its_own_ref_is_found() {
 }
 
 #[tokio::test]
-async fn objects_of_several_servers_add_up() {
+async fn objects_of_several_servers_are_combined() {
     let (instance, alice) = (instance().await, Author::new());
     let one = GitServer::at("127.0.0.1", Behaviour::Correct).await;
     let two = GitServer::at("127.0.0.2", Behaviour::Correct).await;
@@ -165,7 +165,7 @@ async fn objects_of_several_servers_add_up() {
 }
 
 #[tokio::test]
-async fn what_is_complete_is_released_and_the_rest_waits_on() {
+async fn a_complete_state_is_released_while_a_newer_one_is_held() {
     let (instance, server, alice) = (instance().await, GitServer::start().await, Author::new());
     let (work, first) = hosted_at(&server, "x").await;
     let second = work.commit("second").await;
@@ -180,12 +180,12 @@ async fn what_is_complete_is_released_and_the_rest_waits_on() {
 }
 
 #[tokio::test]
-async fn what_one_maintainer_signs_reaches_the_views_of_all() {
+async fn a_state_of_one_maintainer_is_applied_to_the_views_of_all() {
     let (instance, server) = (instance().await, GitServer::start().await);
     let (alice, bob) = (Author::new(), Author::new());
     let (work, commit) = hosted_at(&server, "x").await;
-    let places = [server.url("x")];
-    let places = [places[0].as_str()];
+    let clone_urls = [server.url("x")];
+    let clone_urls = [clone_urls[0].as_str()];
     let named = |other: &Author| [String::from("maintainers"), other.key().to_hex()];
     let (by_alice, by_bob) = (named(&bob), named(&alice));
     let by_alice: Vec<&str> = by_alice.iter().map(String::as_str).collect();
@@ -193,8 +193,8 @@ async fn what_one_maintainer_signs_reaches_the_views_of_all() {
     let state = alice.state("x", &[(MAIN, &commit)]);
     instance
         .ingest_from_relay(vec![
-            announce_with(&alice, "x", &instance, &places, &[&by_alice]),
-            announce_with(&bob, "x", &instance, &places, &[&by_bob]),
+            announce_with(&alice, "x", &instance, &clone_urls, &[&by_alice]),
+            announce_with(&bob, "x", &instance, &clone_urls, &[&by_bob]),
             state.clone(),
         ])
         .await;
@@ -207,18 +207,18 @@ async fn what_one_maintainer_signs_reaches_the_views_of_all() {
 }
 
 #[tokio::test]
-async fn a_user_who_is_about_to_push_is_given_time() {
+async fn the_hunt_waits_for_a_user_who_may_push() {
     let (instance, server, alice) = (instance().await, GitServer::start().await, Author::new());
     let (_work, commit) = hosted_at(&server, "x").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
     instance.ingest(vec![announcement, state]).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(server.requests().is_empty(), "three minutes have not passed");
+    assert!(server.requests().is_empty(), "no request within three minutes");
 }
 
 #[tokio::test]
-async fn data_that_appears_later_is_found_then() {
+async fn git_data_that_appears_later_is_fetched_then() {
     let (instance, server, alice) = (instance().await, GitServer::start().await, Author::new());
     let work = Workdir::init().await;
     let commit = work.commit("late").await;
@@ -232,7 +232,7 @@ async fn data_that_appears_later_is_found_then() {
 }
 
 #[tokio::test]
-async fn the_hunt_goes_on_after_a_restart() {
+async fn the_hunt_continues_after_a_restart() {
     let (instance, server, alice) = (instance().await, GitServer::start().await, Author::new());
     let work = Workdir::init().await;
     let commit = work.commit("late").await;
@@ -245,7 +245,7 @@ async fn the_hunt_goes_on_after_a_restart() {
 }
 
 #[tokio::test]
-async fn bad_servers_cost_time_and_nothing_else() {
+async fn faulty_servers_do_not_prevent_a_fetch_from_a_correct_one() {
     let (instance, alice) = (instance().await, Author::new());
     let honest = GitServer::at("127.0.0.9", Behaviour::Correct).await;
     let (work, first) = hosted_at(&honest, "x").await;
@@ -262,10 +262,10 @@ async fn bad_servers_cost_time_and_nothing_else() {
         Behaviour::DamagedPack,
     ];
     let mut servers = Vec::new();
-    for (n, manner) in (1..).zip(bad) {
+    for (n, behaviour) in (1..).zip(bad) {
         let server = GitServer::at(&format!("127.0.1.{n}"), Behaviour::Correct).await;
         server.host("x", &work).await;
-        server.set_behaviour(manner);
+        server.set_behaviour(behaviour);
         servers.push(server);
     }
     let shallow = GitServer::at("127.0.2.1", Behaviour::Correct).await;
@@ -274,62 +274,62 @@ async fn bad_servers_cost_time_and_nothing_else() {
     work.git(&["clone", "-q", "--bare", "--depth=1", &from, &to]).await.expect_ok();
     servers.push(shallow);
     servers.push(honest);
-    let places: Vec<String> = servers.iter().map(|server| server.url("x")).collect();
-    let places: Vec<&str> = places.iter().map(String::as_str).collect();
-    let announcement = announce(&alice, "x", &instance, &places);
+    let clone_urls: Vec<String> = servers.iter().map(|server| server.url("x")).collect();
+    let clone_urls: Vec<&str> = clone_urls.iter().map(String::as_str).collect();
+    let announcement = announce(&alice, "x", &instance, &clone_urls);
     let state = alice.state("x", &[(MAIN, &second), ("refs/heads/old", &first)]);
     instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     instance.until_serves(&state).await;
     for server in &servers {
-        assert!(!server.requests().is_empty(), "{} was never asked", server.url("x"));
+        assert!(!server.requests().is_empty(), "{} was never visited", server.url("x"));
     }
 }
 
 #[tokio::test]
-async fn who_offers_too_many_objects_is_named_and_another_is_asked() {
+async fn a_server_with_too_many_objects_is_counted_and_another_is_visited() {
     let instance = Instance::with(|settings| {
-        hurried(settings);
+        with_short_delays(settings);
         settings.fetch.objects = 100;
-        // Nobody is asked beside the first because it is late.
+        // The second server is not visited because the first is late.
         settings.hunt.fetch_is_late = Duration::from_secs(600);
     })
     .await;
-    let (greedy, modest) =
+    let (oversized, correct) =
         (GitServer::at("127.0.0.8", Behaviour::Correct).await, GitServer::start().await);
-    let (work, commit) = hosted_at(&modest, "x").await;
-    greedy.host("x", &work).await;
-    greedy.set_behaviour(Behaviour::WrongObjectCount(101));
+    let (work, commit) = hosted_at(&correct, "x").await;
+    oversized.host("x", &work).await;
+    oversized.set_behaviour(Behaviour::WrongObjectCount(101));
     let alice = Author::new();
-    let places = [greedy.url("x"), modest.url("x")];
-    let announcement = announce(&alice, "x", &instance, &places.each_ref().map(String::as_str));
+    let clone_urls = [oversized.url("x"), correct.url("x")];
+    let announcement = announce(&alice, "x", &instance, &clone_urls.each_ref().map(String::as_str));
     let state = alice.state("x", &[(MAIN, &commit)]);
     instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     instance.until_serves(&state).await;
-    assert!(!greedy.requests().is_empty(), "it is named first and asked first");
+    assert!(!oversized.requests().is_empty(), "the first URL is visited first");
     let metrics = instance.get("/metrics", &[]).await.body;
-    let told = r#"grasp_purgatory_sync_failures_total{trouble="too_many"} 1"#;
-    assert!(metrics.contains(told), "{metrics}");
+    let expected = r#"grasp_purgatory_sync_failures_total{trouble="too_many"} 1"#;
+    assert!(metrics.contains(expected), "{metrics}");
 }
 
-pub(crate) async fn wait_until(mut is_so: impl FnMut() -> bool) {
+pub(crate) async fn wait_until(mut condition: impl FnMut() -> bool) {
     for _ in 0..2_000 {
-        if is_so() {
+        if condition() {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("not so within twenty seconds");
+    panic!("the condition does not hold within twenty seconds");
 }
 
-async fn wait_until_asked(
+async fn wait_until_purgatory(
     purgatory: &grasp_purgatory::driver::PurgatoryDriver,
-    is_so: impl Fn(&grasp_purgatory::Purgatory) -> bool + Copy + Send + 'static,
+    condition: impl Fn(&grasp_purgatory::Purgatory) -> bool + Copy + Send + 'static,
 ) {
     for _ in 0..2_000 {
-        if purgatory.ask(is_so).await.unwrap() {
+        if purgatory.ask(condition).await.unwrap() {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("not so within twenty seconds");
+    panic!("the condition does not hold within twenty seconds");
 }

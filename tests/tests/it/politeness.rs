@@ -7,7 +7,7 @@ use grasp_purgatory::hunt::HostLimits;
 use grasp_tests::{Author, Behaviour, GitServer, Instance, Workdir};
 use nostr::event::Event;
 
-use crate::hunting::{MAIN, announce, hosted_at, hurried, instance, wait_until};
+use crate::hunting::{MAIN, announce, hosted_at, instance, wait_until, with_short_delays};
 
 #[tokio::test]
 async fn no_server_is_asked_for_more_than_its_limits() {
@@ -16,7 +16,7 @@ async fn no_server_is_asked_for_more_than_its_limits() {
     let starts = NonZeroUsize::new(12).unwrap();
     let limits = HostLimits { at_once: three(), starts, per };
     let instance = Instance::with(|settings| {
-        hurried(settings);
+        with_short_delays(settings);
         settings.hunt.per_host = limits;
     })
     .await;
@@ -69,7 +69,7 @@ async fn a_restart_with_a_thousand_names_waiting_asks_for_no_more_than_any_other
     const REPOS: usize = 1_000;
     const MINUTES: Duration = Duration::from_secs(600);
     let instance = Instance::with(|settings| {
-        hurried(settings);
+        with_short_delays(settings);
         // Nothing is hunted for before the restart.
         settings.hunt.leading_edge = MINUTES;
     })
@@ -120,7 +120,7 @@ async fn a_restart_with_many_names_waiting_is_no_stampede() {
         ..HostLimits::default()
     };
     let instance = Instance::with(|settings| {
-        hurried(settings);
+        with_short_delays(settings);
         settings.hunt.per_host = limits;
         // Nothing is hunted for before the restart.
         settings.hunt.leading_edge = Duration::from_secs(600);

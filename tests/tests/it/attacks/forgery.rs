@@ -1,12 +1,12 @@
-//! Events that are not by whom they say, or not what was signed.
+//! Events with a wrong author, signature or content.
 
 use grasp_tests::Author;
 use nostr::event::{Event, EventId, Signature};
 use nostr::types::Timestamp;
 
-use super::{MAIN, Scene};
+use super::{Fixture, MAIN};
 
-/// Every way to change a signed event and keep the rest.
+/// Returns copies of a signed event, each with one field changed.
 fn copies(genuine: &Event, other: &Event) -> Vec<(&'static str, Event)> {
     let copy = |change: &dyn Fn(&mut Event)| {
         let mut event = genuine.clone();
@@ -14,7 +14,7 @@ fn copies(genuine: &Event, other: &Event) -> Vec<(&'static str, Event)> {
         event
     };
     vec![
-        ("other words", copy(&|event| event.content.push('!'))),
+        ("other content", copy(&|event| event.content.push('!'))),
         ("other tags", copy(&|event| event.tags = other.tags.clone())),
         ("another kind", copy(&|event| event.kind = other.kind)),
         ("another time", copy(&|event| event.created_at = Timestamp::from_secs(1))),
@@ -27,22 +27,22 @@ fn copies(genuine: &Event, other: &Event) -> Vec<(&'static str, Event)> {
 }
 
 #[tokio::test]
-async fn a_forged_copy_is_refused_and_the_genuine_event_is_welcome_after_it() {
-    let scene = Scene::new().await;
-    let next = scene.work.commit("next").await;
-    let other = Author::new().sign(1111, "mine", &[&["A", &scene.repo.to_string()]]);
+async fn a_forged_copy_is_refused_and_the_genuine_event_is_accepted_after_it() {
+    let fixture = Fixture::new().await;
+    let next = fixture.work.commit("next").await;
+    let other = Author::new().sign(1111, "mine", &[&["A", &fixture.repo.to_string()]]);
     for genuine in [
-        scene.eve.issue(&scene.repo, "an issue"),
-        scene.alice.later(1).state("x", &[(MAIN, &next)]),
-        scene.alice.announce("y", &scene.instance.service()),
-        scene.eve.pull_request(&scene.repo, &"c".repeat(40)),
+        fixture.eve.issue(&fixture.repo, "an issue"),
+        fixture.alice.later(1).state("x", &[(MAIN, &next)]),
+        fixture.alice.announce("y", &fixture.instance.service()),
+        fixture.eve.pull_request(&fixture.repo, &"c".repeat(40)),
     ] {
         for (what, forged) in copies(&genuine, &other) {
-            for verdict in [
-                scene.instance.ingest(vec![forged.clone()]).await.remove(0),
-                scene.instance.ingest_from_relay(vec![forged.clone()]).await.remove(0),
+            for outcome in [
+                fixture.instance.ingest(vec![forged.clone()]).await.remove(0),
+                fixture.instance.ingest_from_relay(vec![forged.clone()]).await.remove(0),
             ] {
-                let answer = verdict.answer();
+                let answer = outcome.answer();
                 assert!(!answer.accepted, "{what}: {answer:?}");
                 assert!(answer.message.starts_with("invalid: "), "{what}: {answer:?}");
             }
@@ -50,47 +50,47 @@ async fn a_forged_copy_is_refused_and_the_genuine_event_is_welcome_after_it() {
         // Side by side in one batch, the forged one first.
         let mut batch: Vec<Event> = copies(&genuine, &other).into_iter().map(|it| it.1).collect();
         batch.push(genuine.clone());
-        let verdicts = scene.instance.ingest(batch).await;
-        let (last, before) = verdicts.split_last().unwrap();
+        let outcomes = fixture.instance.ingest(batch).await;
+        let (last, before) = outcomes.split_last().unwrap();
         assert!(last.answer().accepted, "{last:?}");
-        assert!(!before.iter().any(|verdict| verdict.answer().accepted));
+        assert!(!before.iter().any(|outcome| outcome.answer().accepted));
     }
-    scene.is_untouched("forged states").await;
+    fixture.assert_unchanged("forged states").await;
 }
 
 #[tokio::test]
-async fn nobody_takes_back_moves_or_empties_what_is_anothers_with_a_signature_of_their_own() {
-    let scene = Scene::new().await;
-    let (alice, eve, us) = (&scene.alice, &scene.eve, scene.instance.service());
-    let coordinate = scene.repo.to_string();
-    let evil = scene.work.commit("evil").await;
+async fn another_owners_repository_cannot_be_deleted_moved_or_emptied() {
+    let fixture = Fixture::new().await;
+    let (alice, eve, us) = (&fixture.alice, &fixture.eve, fixture.instance.service());
+    let coordinate = fixture.repo.to_string();
+    let evil = fixture.work.commit("evil").await;
     let theirs = eve.key().to_string();
     let states = [(MAIN, evil.as_str())];
-    // What alice could say, signed by eve in her name.
-    let said_by_alice = [
+    // Events that alice could publish, with eve's signature.
+    let events_of_alice = [
         alice.later(9).sign(5, "", &[&["a", &coordinate]]),
         alice.later(9).sign(62, "", &[&["relay", "ALL_RELAYS"]]),
         alice.later(9).sign(30617, "", &[&["d", "x"], &["clone", "https://evil.example/x.git"]]),
         alice.later(9).announce_with("x", &us, &[&["maintainers", &theirs]]),
         alice.later(9).state("x", &states),
     ];
-    for said in said_by_alice {
-        let tags: Vec<Vec<&str>> = said
+    for genuine in events_of_alice {
+        let tags: Vec<Vec<&str>> = genuine
             .tags
             .iter()
             .map(|tag| tag.as_slice().iter().map(String::as_str).collect())
             .collect();
         let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
-        let mut forged = eve.later(9).sign(said.kind.as_u16(), "", &tags);
+        let mut forged = eve.later(9).sign(genuine.kind.as_u16(), "", &tags);
         forged.pubkey = alice.key();
-        assert!(!scene.send(&forged).await.0, "{forged:?}");
-        let mut forged = said.clone();
-        forged.sig = eve.issue(&scene.repo, "a signature").sig;
-        assert!(!scene.send(&forged).await.0, "{forged:?}");
-        scene.is_untouched("an event in alice's name").await;
+        assert!(!fixture.publish(&forged).await.0, "{forged:?}");
+        let mut forged = genuine.clone();
+        forged.sig = eve.issue(&fixture.repo, "a signature").sig;
+        assert!(!fixture.publish(&forged).await.0, "{forged:?}");
+        fixture.assert_unchanged("an event in alice's name").await;
     }
-    // The same with her own name under it.
-    let served = scene.instance.refs(&scene.repo).await;
+    // The same, signed by eve under her own key.
+    let served = fixture.instance.refs(&fixture.repo).await;
     for own in [
         eve.later(9).sign(5, "", &[&["a", &coordinate]]),
         eve.later(9).sign(5, "", &[&["a", &format!("30618:{}:x", alice.key())]]),
@@ -98,33 +98,36 @@ async fn nobody_takes_back_moves_or_empties_what_is_anothers_with_a_signature_of
         eve.later(10).state("x", &states),
         eve.later(10).sign(30617, "", &[&["d", "x"], &["maintainers", &alice.key().to_string()]]),
     ] {
-        scene.send(&own).await;
-        scene.is_untouched("an event in eve's own name").await;
+        fixture.publish(&own).await;
+        fixture.assert_unchanged("an event of eve").await;
     }
-    assert!(served.contains(&scene.tip));
-    assert_eq!(scene.instance.get(&scene.instance.path(&scene.repo), &[]).await.status, 200);
+    assert!(served.contains(&fixture.tip));
+    assert_eq!(fixture.instance.get(&fixture.instance.path(&fixture.repo), &[]).await.status, 200);
 }
 
 #[tokio::test]
-async fn what_others_have_waiting_cannot_be_deleted() {
-    let scene = Scene::new().await;
-    let (alice, eve) = (&scene.alice, &scene.eve);
-    let next = scene.work.commit("next").await;
+async fn held_events_of_another_author_cannot_be_deleted() {
+    let fixture = Fixture::new().await;
+    let (alice, eve) = (&fixture.alice, &fixture.eve);
+    let next = fixture.work.commit("next").await;
     let held = alice.later(1).state("x", &[(MAIN, &next)]);
-    let announced = alice.announce("y", &scene.instance.service());
-    assert!(scene.send(&held).await.1.starts_with("purgatory: "));
-    assert!(scene.send(&announced).await.1.starts_with("purgatory: "));
+    let announced = alice.announce("y", &fixture.instance.service());
+    assert!(fixture.publish(&held).await.1.starts_with("purgatory: "));
+    assert!(fixture.publish(&announced).await.1.starts_with("purgatory: "));
     for tags in [
         [&["e", &held.id.to_hex()][..], &["k", "30618"]],
         [&["e", &announced.id.to_hex()], &["k", "30617"]],
         [&["a", &format!("30618:{}:x", alice.key())], &["p", &alice.key().to_string()]],
         [&["a", &alice.repo("y").to_string()], &["e", &held.id.to_hex()]],
     ] {
-        scene.send(&eve.later(5).sign(5, "", &tags)).await;
+        fixture.publish(&eve.later(5).sign(5, "", &tags)).await;
     }
-    scene.send(&eve.later(5).sign(62, "", &[&["relay", "ALL_RELAYS"]])).await;
-    scene.instance.settle("y").await;
-    assert_eq!(scene.instance.get(&scene.instance.path(&alice.repo("y")), &[]).await.status, 200);
-    scene.work.git(&["push", &scene.url(), "main"]).await.expect_ok();
-    assert!(scene.instance.serves(&held).await);
+    fixture.publish(&eve.later(5).sign(62, "", &[&["relay", "ALL_RELAYS"]])).await;
+    fixture.instance.settle("y").await;
+    assert_eq!(
+        fixture.instance.get(&fixture.instance.path(&alice.repo("y")), &[]).await.status,
+        200
+    );
+    fixture.work.git(&["push", &fixture.url(), "main"]).await.expect_ok();
+    assert!(fixture.instance.serves(&held).await);
 }

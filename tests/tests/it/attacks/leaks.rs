@@ -1,31 +1,31 @@
-//! What strangers wrote, and what we keep to ourselves, in what everybody reads.
+//! Markup in foreign texts, and secrets, must not appear in public responses.
 
 use grasp_tests::{Author, Instance};
 
-use super::{MAIN, Scene};
+use super::{Fixture, MAIN};
 
 const MARKUP: &str = "\"'><img src=x onerror=alert(1)><script>alert(2)<\\/script>";
 
 #[tokio::test]
-async fn nothing_that_strangers_wrote_is_markup_on_any_page_or_a_label_of_a_metric() {
-    let scene = Scene::new().await;
+async fn text_of_events_is_escaped_on_every_page_and_is_no_metric_label() {
+    let fixture = Fixture::new().await;
     let mallory = Author::new();
     let identifier = MARKUP.replace("<\\/script>", "");
-    let work = scene.instance.host(&mallory, &identifier).await;
-    let us = scene.instance.service();
+    let work = fixture.instance.host(&mallory, &identifier).await;
+    let us = fixture.instance.service();
     let more: [&[&str]; 3] =
         [&["name", MARKUP], &["description", MARKUP], &["web", "javascript:alert(1)"]];
     let announced = mallory.later(1).announce_with(&identifier, &us, &more);
-    assert!(scene.send(&announced).await.0);
+    assert!(fixture.publish(&announced).await.0);
     let branch = "refs/heads/<script>alert(3)";
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
-    scene.send(&mallory.later(1).state(&identifier, &[(MAIN, &tip), (branch, &tip)])).await;
-    scene.instance.settle(&identifier).await;
-    let own = scene.instance.path(&mallory.repo(&identifier));
+    fixture.publish(&mallory.later(1).state(&identifier, &[(MAIN, &tip), (branch, &tip)])).await;
+    fixture.instance.settle(&identifier).await;
+    let own = fixture.instance.path(&mallory.repo(&identifier));
     for path in
         ["/", "/status", "/metrics", "/status.json", &own, "/<script>alert(4)", "/%3Cscript%3E"]
     {
-        let answer = scene.instance.get(path, &[]).await;
+        let answer = fixture.instance.get(path, &[]).await;
         let is_page = answer.header("content-type").contains("html");
         let body = answer.body.to_lowercase();
         if is_page {
@@ -38,14 +38,14 @@ async fn nothing_that_strangers_wrote_is_markup_on_any_page_or_a_label_of_a_metr
 }
 
 #[tokio::test]
-async fn the_services_key_is_nowhere_but_in_its_file() {
-    let scene = Scene::on(Instance::single_process().await).await;
-    let key = std::fs::read_to_string(scene.instance.dir().join("service.key")).unwrap();
+async fn the_service_key_is_only_in_its_file() {
+    let fixture = Fixture::on(Instance::single_process().await).await;
+    let key = std::fs::read_to_string(fixture.instance.dir().join("service.key")).unwrap();
     let key = key.trim().to_owned();
     assert_eq!(key.len(), 64);
-    let card = [("Accept", "application/nostr+json")];
+    let document = [("Accept", "application/nostr+json")];
     for (path, headers) in [
-        ("/", &card[..]),
+        ("/", &document[..]),
         ("/", &[]),
         ("/status", &[]),
         ("/status.json", &[]),
@@ -57,13 +57,13 @@ async fn the_services_key_is_nowhere_but_in_its_file() {
         ("/admin.sock", &[]),
         ("/events.db", &[]),
     ] {
-        let answer = scene.instance.get(path, headers).await;
+        let answer = fixture.instance.get(path, headers).await;
         assert!(!answer.body.contains(&key), "{path}");
     }
-    let card: serde_json::Value =
-        serde_json::from_str(&scene.instance.get("/", &card).await.body).unwrap();
-    assert_ne!(card["self"], serde_json::Value::from(key.clone()));
-    for file in grasp_tests::files(scene.instance.dir()) {
+    let document: serde_json::Value =
+        serde_json::from_str(&fixture.instance.get("/", &document).await.body).unwrap();
+    assert_ne!(document["self"], serde_json::Value::from(key.clone()));
+    for file in grasp_tests::files(fixture.instance.dir()) {
         let is_key = file.file_name().is_some_and(|name| name == "service.key");
         let bytes = std::fs::read(&file).unwrap_or_default();
         let found = bytes.windows(key.len()).any(|part| part == key.as_bytes());

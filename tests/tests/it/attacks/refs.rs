@@ -1,26 +1,26 @@
-//! Refs that nobody signed for, by every way there is.
+//! Refs without a signed event, pushed in every possible way.
 
 use grasp_core::push::MAX_UPLOADS;
 use grasp_tests::Workdir;
 use grasp_tests::wire::{CAPABILITIES, ZERO_ID, pkt, push};
 
-use super::{MAIN, Scene};
+use super::{Fixture, MAIN};
 
-/// The id of an event that nobody has heard of.
+/// Returns the ref of a pull request whose event is unknown.
 fn unknown(n: usize) -> String {
     format!("refs/nostr/{n:064x}")
 }
 
 #[tokio::test]
-async fn no_request_moves_a_ref_that_was_not_signed_for() {
-    let scene = Scene::new().await;
-    let (tip, evil) = (scene.tip.as_str(), scene.work.commit("evil").await);
+async fn no_request_moves_a_ref_without_a_signed_event() {
+    let fixture = Fixture::new().await;
+    let (tip, evil) = (fixture.tip.as_str(), fixture.work.commit("evil").await);
     let evil = evil.as_str();
-    let pack = scene.work.pack(&["main"]).await;
-    let known = scene.eve.pull_request(&scene.repo, tip);
-    assert!(scene.send(&known).await.0);
+    let pack = fixture.work.pack(&["main"]).await;
+    let known = fixture.eve.pull_request(&fixture.repo, tip);
+    assert!(fixture.publish(&known).await.0);
     let request = format!("refs/nostr/{}", known.id);
-    scene.instance.settle("x").await;
+    fixture.instance.settle("x").await;
     let flush = b"0000".to_vec();
     let line = |old: &str, new: &str, name: &str, caps: &str| {
         pkt(format!("{old} {new} {name}\0{CAPABILITIES}{caps}"))
@@ -28,36 +28,33 @@ async fn no_request_moves_a_ref_that_was_not_signed_for() {
     let command = |old, new, name| push(&[(old, new, name)], &pack);
     let attempts: Vec<(&str, Vec<u8>)> = vec![
         ("an update", command(tip, evil, MAIN)),
-        ("an update as if it were new", command(ZERO_ID, evil, MAIN)),
+        ("an update as a creation", command(ZERO_ID, evil, MAIN)),
         ("a new branch", command(ZERO_ID, evil, "refs/heads/evil")),
-        ("a new branch at what is here", command(ZERO_ID, tip, "refs/heads/evil")),
+        ("a new branch at a served commit", command(ZERO_ID, tip, "refs/heads/evil")),
         ("a new tag", command(ZERO_ID, evil, "refs/tags/v1")),
         ("a deletion", command(tip, ZERO_ID, MAIN)),
         ("a pull request as a branch", command(ZERO_ID, evil, "refs/heads/pr/1")),
         ("HEAD below refs", command(ZERO_ID, evil, "refs/HEAD")),
         ("HEAD as a branch", command(ZERO_ID, evil, "refs/heads/HEAD")),
-        ("what we keep for ourselves", command(ZERO_ID, evil, "refs/grasp/kept")),
+        ("the refs of the server itself", command(ZERO_ID, evil, "refs/grasp/kept")),
         ("another name for branches", command(ZERO_ID, evil, "refs/Heads/main")),
-        ("the tip of somebody's request", command(tip, evil, &request)),
-        ("somebody's request deleted", command(tip, ZERO_ID, &request)),
-        ("a request in capitals", command(ZERO_ID, evil, &unknown(0xabc).to_uppercase())),
-        ("a request of 63 digits", command(ZERO_ID, evil, &unknown(1)[..74])),
-        ("below a request", command(ZERO_ID, evil, &format!("{}/x", unknown(1)))),
+        ("another tip of a pull request", command(tip, evil, &request)),
+        ("a deleted pull request", command(tip, ZERO_ID, &request)),
+        ("a pull request in capitals", command(ZERO_ID, evil, &unknown(0xabc).to_uppercase())),
+        ("a pull request of 63 digits", command(ZERO_ID, evil, &unknown(1)[..74])),
+        ("below a pull request", command(ZERO_ID, evil, &format!("{}/x", unknown(1)))),
         ("no commands and a pack", [&flush[..], &pack].concat()),
+        ("a second command list", [&flush[..], &line(tip, evil, MAIN, ""), &flush, &pack].concat()),
         (
-            "a list behind the first",
-            [&flush[..], &line(tip, evil, MAIN, ""), &flush, &pack].concat(),
-        ),
-        (
-            "a certificate before it",
+            "a push certificate first",
             [pkt(format!("push-cert\0{CAPABILITIES}")), command(tip, evil, MAIN)].concat(),
         ),
         (
-            "a shallow line before it",
+            "a shallow line first",
             [pkt(format!("shallow {tip}")), command(tip, evil, MAIN)].concat(),
         ),
         (
-            "all or nothing, with an upload that may come",
+            "an atomic push with an allowed upload",
             [
                 line(tip, evil, MAIN, " atomic"),
                 pkt(format!("{ZERO_ID} {evil} {}", unknown(2))),
@@ -67,38 +64,38 @@ async fn no_request_moves_a_ref_that_was_not_signed_for() {
             .concat(),
         ),
     ];
-    refuses_all(&scene, attempts).await;
+    assert_all_refused(&fixture, attempts).await;
     let clone = Workdir::empty();
-    clone.git(&["clone", "-q", &scene.url(), "."]).await.expect_ok();
-    clone.git(&["fetch", "-q", &scene.url(), evil]).await.expect_refused();
+    clone.git(&["clone", "-q", &fixture.url(), "."]).await.expect_ok();
+    clone.git(&["fetch", "-q", &fixture.url(), evil]).await.expect_refused();
 }
 
-/// Sends them one after another, and looks whether any has moved anything.
-async fn refuses_all(scene: &Scene, attempts: Vec<(&str, Vec<u8>)>) {
-    let before = scene.instance.refs(&scene.repo).await;
+/// Sends the requests one after another, and checks that none of them moves a ref.
+async fn assert_all_refused(fixture: &Fixture, attempts: Vec<(&str, Vec<u8>)>) {
+    let before = fixture.instance.refs(&fixture.repo).await;
     for (what, request) in attempts {
-        let answer = scene.instance.post(&scene.repo, "git-receive-pack", &[], &request).await;
+        let answer = fixture.instance.post(&fixture.repo, "git-receive-pack", &[], &request).await;
         assert_eq!(answer.status, 200, "{what}: {answer:?}");
         assert!(!answer.body.contains("ok refs/"), "{what}: {answer:?}");
-        assert_eq!(scene.instance.refs(&scene.repo).await, before, "{what}");
+        assert_eq!(fixture.instance.refs(&fixture.repo).await, before, "{what}");
     }
-    assert_eq!(scene.instance.until_idle().await.staged, 0);
+    assert_eq!(fixture.instance.until_idle().await.staged, 0);
 }
 
 #[tokio::test]
-async fn an_upload_that_nobody_signed_for_can_be_read_nowhere_by_no_protocol() {
-    let scene = Scene::new().await;
-    // A view of the same name, and one of another, whose owner would like to see it.
-    scene.instance.host(&scene.eve, "x").await;
-    scene.instance.host(&scene.eve, "y").await;
-    let hidden = scene.work.commit("not yours").await;
-    let blob = scene.work.git(&["rev-parse", "main:file"]).await.expect_ok();
+async fn a_staged_upload_cannot_be_fetched_by_any_protocol() {
+    let fixture = Fixture::new().await;
+    // Repositories of another owner, one of the same name and one of another.
+    fixture.instance.host(&fixture.eve, "x").await;
+    fixture.instance.host(&fixture.eve, "y").await;
+    let hidden = fixture.work.commit("staged").await;
+    let blob = fixture.work.git(&["rev-parse", "main:file"]).await.expect_ok();
     let name = unknown(7);
-    scene.work.git(&["push", &scene.url(), &format!("main:{name}")]).await.expect_ok();
-    assert_eq!(scene.instance.until_idle().await.staged, 1);
-    for repo in [scene.repo.clone(), scene.eve.repo("x"), scene.eve.repo("y")] {
-        let url = scene.instance.clone_url(&repo);
-        assert!(!scene.instance.refs(&repo).await.contains("refs/nostr"));
+    fixture.work.git(&["push", &fixture.url(), &format!("main:{name}")]).await.expect_ok();
+    assert_eq!(fixture.instance.until_idle().await.staged, 1);
+    for repo in [fixture.repo.clone(), fixture.eve.repo("x"), fixture.eve.repo("y")] {
+        let url = fixture.instance.clone_url(&repo);
+        assert!(!fixture.instance.refs(&repo).await.contains("refs/nostr"));
         for version in ["0", "1", "2"] {
             let clone = Workdir::init().await;
             let protocol = format!("protocol.version={version}");
@@ -115,15 +112,15 @@ async fn an_upload_that_nobody_signed_for_can_be_read_nowhere_by_no_protocol() {
             pkt("done"),
             b"0000".to_vec(),
         ];
-        let answer = scene.instance.post(&repo, "git-upload-pack", &headers, &v2.concat()).await;
+        let answer = fixture.instance.post(&repo, "git-upload-pack", &headers, &v2.concat()).await;
         assert!(!answer.body.contains("PACK"), "{answer:?}");
     }
 }
 
 #[tokio::test]
-async fn states_that_trick_with_symbols_set_nothing_but_branches_and_tags() {
-    let scene = Scene::new().await;
-    let tip = scene.tip.as_str();
+async fn malformed_states_set_only_branches_and_tags() {
+    let fixture = Fixture::new().await;
+    let tip = fixture.tip.as_str();
     let attempts: Vec<Vec<[&str; 2]>> = vec![
         vec![[MAIN, "ref: refs/heads/other"]],
         vec![[MAIN, tip], ["refs/nostr/1", tip]],
@@ -141,30 +138,30 @@ async fn states_that_trick_with_symbols_set_nothing_but_branches_and_tags() {
     for (seconds, tags) in (1..).zip(attempts) {
         let mut all = vec![&["d", "x"][..]];
         all.extend(tags.iter().map(|tag| &tag[..]));
-        scene.send(&scene.alice.later(seconds).sign(30618, "", &all)).await;
-        scene.instance.settle("x").await;
-        let refs = scene.instance.refs(&scene.repo).await;
+        fixture.publish(&fixture.alice.later(seconds).sign(30618, "", &all)).await;
+        fixture.instance.settle("x").await;
+        let refs = fixture.instance.refs(&fixture.repo).await;
         let names = refs.lines().filter_map(|line| line.split('\t').nth(1));
         assert!(names.clone().all(|name| ["HEAD", MAIN].contains(&name)), "{tags:?}: {refs}");
     }
 }
 
 #[tokio::test]
-async fn of_a_flood_of_uploads_in_one_push_a_few_are_kept() {
-    let scene = Scene::new().await;
-    let evil = scene.work.commit("evil").await;
-    let pack = scene.work.pack(&["main"]).await;
+async fn uploads_of_one_push_are_limited() {
+    let fixture = Fixture::new().await;
+    let evil = fixture.work.commit("evil").await;
+    let pack = fixture.work.pack(&["main"]).await;
     for count in [MAX_UPLOADS + 1, 5_000] {
         let names: Vec<String> = (0..count).map(unknown).collect();
         let flood: Vec<_> =
             names.iter().map(|name| (ZERO_ID, evil.as_str(), name.as_str())).collect();
         let request = push(&flood, &pack);
-        let answer = scene.instance.post(&scene.repo, "git-receive-pack", &[], &request).await;
+        let answer = fixture.instance.post(&fixture.repo, "git-receive-pack", &[], &request).await;
         assert_eq!(answer.body.matches("ok refs/").count(), MAX_UPLOADS);
         // A report longer than a packet is cut anywhere, also within a line.
         let refused = answer.body.matches("ng refs/").count();
         assert!(refused + 20 > count - MAX_UPLOADS, "{refused} of {count}");
     }
-    assert_eq!(scene.instance.until_idle().await.staged, MAX_UPLOADS);
-    scene.is_untouched("a flood of uploads").await;
+    assert_eq!(fixture.instance.until_idle().await.staged, MAX_UPLOADS);
+    fixture.assert_unchanged("a flood of uploads").await;
 }

@@ -1,5 +1,5 @@
-//! `kill -9` during a repair: at each change on disk and around each commit. What could be read before can be read after
-//! it, and the repair goes on after a restart until everything is here again.
+//! `kill -9` during a repair: at each change on disk and around each commit. Objects that were readable before it are
+//! readable after it, and the repair continues after a restart until it is complete.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,48 +8,49 @@ use grasp_core::RepoId;
 use grasp_tests::{Author, Instance, Leftovers, Workdir, eventually, files};
 
 use super::MAIN;
-use super::victim::{Death, Victim};
+use super::crashing_server::{CrashPoint, CrashingServer};
 
 /// A server whose packs are damaged, and another one that has everything.
-struct Scene {
-    victim: Victim,
+struct Fixture {
+    server: CrashingServer,
     _other: Instance,
     work: Workdir,
     repo: RepoId,
     objects: Vec<String>,
-    /// The data directory of the victim as it is before a repair.
+    /// The data directory of the server before a repair.
     damaged: tempfile::TempDir,
 }
 
-impl Scene {
+impl Fixture {
     async fn new() -> Self {
-        let (mut victim, alice, work) = (Victim::new(), Author::new(), Workdir::init().await);
+        let (mut server, alice, work) =
+            (CrashingServer::new(), Author::new(), Workdir::init().await);
         let other = Instance::start().await;
-        let announcement = alice.announce_on("x", &[victim.service(), other.service()]);
-        assert!(victim.start(Death::Never) && victim.send(&announcement).unwrap());
+        let announcement = alice.announce_on("x", &[server.service(), other.service()]);
+        assert!(server.start(CrashPoint::Never) && server.publish(&announcement).unwrap());
         other.ingest(vec![announcement]).await;
         let repo = alice.repo("x");
         for n in 0..3 {
             let tip = work.commit(&format!("commit {n}")).await;
             let state = alice.later(n).state("x", &[(MAIN, &tip)]);
-            assert!(victim.send(&state).unwrap());
+            assert!(server.publish(&state).unwrap());
             other.ingest(vec![state]).await;
-            for url in [victim.clone_url(&repo), other.clone_url(&repo)] {
+            for url in [server.clone_url(&repo), other.clone_url(&repo)] {
                 work.git(&["push", "-q", &url, "main"]).await.expect_ok();
             }
         }
-        victim.kill();
-        damage(&victim.repositories());
+        server.kill();
+        damage(&server.repositories());
         let damaged = tempfile::tempdir().unwrap();
-        copy(victim.dir(), damaged.path());
+        copy(server.dir(), damaged.path());
         let listed = work.git(&["rev-list", "--objects", "--no-object-names", "main"]).await;
         let objects = listed.expect_ok().lines().map(str::to_owned).collect();
-        Self { victim, _other: other, work, repo, objects, damaged }
+        Self { server, _other: other, work, repo, objects, damaged }
     }
 
-    /// Puts the data directory back to what it was before any repair.
+    /// Restores the data directory to its state before any repair.
     fn damage_again(&self) {
-        let dir = self.victim.dir();
+        let dir = self.server.dir();
         for entry in std::fs::read_dir(dir).unwrap().flatten() {
             let path = entry.path();
             let removed = if path.is_dir() {
@@ -64,7 +65,7 @@ impl Scene {
 
     /// Returns the objects that git can read in the family.
     async fn readable(&self) -> BTreeSet<&str> {
-        let family = family(&self.victim.repositories());
+        let family = family(&self.server.repositories());
         let mut readable = BTreeSet::new();
         for oid in &self.objects {
             let family = format!("--git-dir={}", family.display());
@@ -75,20 +76,20 @@ impl Scene {
         readable
     }
 
-    /// Checks that the server serves everything, and has nothing left over.
-    async fn check_whole(&mut self, at: Death) {
+    /// Checks that the server serves everything, and left nothing behind.
+    async fn assert_complete(&mut self, at: CrashPoint) {
         let clone = Workdir::empty();
-        let url = self.victim.clone_url(&self.repo);
+        let url = self.server.clone_url(&self.repo);
         clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
         clone.git(&["fsck", "--full", "--strict"]).await.expect_ok();
         let tip = self.work.git(&["rev-parse", "main"]).await.expect_ok();
         assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), tip, "after {at:?}");
-        self.victim.run_maintenance();
-        let root = self.victim.repositories();
-        let litter = eventually(|| {
-            Some(Leftovers::below(&root)).filter(|litter| litter.processes.is_empty())
+        self.server.run_maintenance();
+        let root = self.server.repositories();
+        let leftovers = eventually(|| {
+            Some(Leftovers::below(&root)).filter(|leftovers| leftovers.processes.is_empty())
         });
-        assert_eq!(litter.await, Leftovers::default(), "after {at:?}");
+        assert_eq!(leftovers.await, Leftovers::default(), "after {at:?}");
     }
 }
 
@@ -102,7 +103,7 @@ fn damage(repositories: &Path) {
     let mut bytes = std::fs::read(last).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x10;
-    // The file itself may not be written; one in its place may.
+    // Packs are read-only files, so the file is replaced.
     std::fs::remove_file(last).unwrap();
     std::fs::write(last, bytes).unwrap();
 }
@@ -126,31 +127,32 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-// The other server answers while this thread waits for the victim.
+// The other server responds while this thread waits for the crashing one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_repair_that_is_killed_at_any_change_on_disk_loses_nothing_and_goes_on() {
-    let mut scene = Scene::new().await;
-    let before: BTreeSet<String> = scene.readable().await.into_iter().map(str::to_owned).collect();
-    assert!(!before.is_empty() && before.len() < scene.objects.len(), "some are lost, some not");
-    assert!(scene.victim.start(Death::Never));
-    let changes = scene.victim.repair("x").unwrap().unwrap();
+async fn a_repair_that_is_killed_at_any_change_on_disk_loses_nothing_and_continues() {
+    let mut fixture = Fixture::new().await;
+    let before: BTreeSet<String> =
+        fixture.readable().await.into_iter().map(str::to_owned).collect();
+    assert!(!before.is_empty() && before.len() < fixture.objects.len(), "some objects are lost");
+    assert!(fixture.server.start(CrashPoint::Never));
+    let changes = fixture.server.repair("x").unwrap().unwrap();
     assert!(changes >= 20, "{changes}");
-    scene.check_whole(Death::Never).await;
-    scene.victim.kill();
+    fixture.assert_complete(CrashPoint::Never).await;
+    fixture.server.kill();
     for point in 1..=changes {
-        let at = Death::AtChange(point);
-        scene.damage_again();
-        assert!(scene.victim.start(at));
-        // The number of changes is not always the same, so that the last points may not be reached.
-        let survived = scene.victim.repair("x").is_some();
-        scene.victim.kill();
-        let readable = scene.readable().await;
+        let at = CrashPoint::AtChange(point);
+        fixture.damage_again();
+        assert!(fixture.server.start(at));
+        // The number of changes varies, so that the last points may not be reached.
+        let is_completed = fixture.server.repair("x").is_some();
+        fixture.server.kill();
+        let readable = fixture.readable().await;
         let lost: Vec<_> = before.iter().filter(|oid| !readable.contains(oid.as_str())).collect();
-        assert!(lost.is_empty(), "{lost:?} lost {at:?}, survived: {survived}");
-        assert!(scene.victim.start(Death::Never), "it starts after dying {at:?}");
-        let repaired = scene.victim.repair("x");
+        assert!(lost.is_empty(), "{lost:?} lost {at:?}, completed: {is_completed}");
+        assert!(fixture.server.start(CrashPoint::Never), "the server starts after a crash {at:?}");
+        let repaired = fixture.server.repair("x");
         assert!(matches!(repaired, Some(Ok(_))), "after {at:?}: {repaired:?}");
-        scene.check_whole(at).await;
-        scene.victim.kill();
+        fixture.assert_complete(at).await;
+        fixture.server.kill();
     }
 }

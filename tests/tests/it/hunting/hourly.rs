@@ -1,11 +1,11 @@
-//! What is served, and what was given up, is looked after every hour.
+//! The hourly pull for served repositories and expired events.
 
 use super::*;
 
 #[tokio::test]
-async fn what_expired_is_found_by_the_hourly_turn() {
+async fn git_data_of_expired_events_is_fetched_by_the_hourly_pull() {
     let instance = Instance::with(|settings| {
-        hurried(settings);
+        with_short_delays(settings);
         settings.purgatory.hold_for = Duration::from_secs(1);
         settings.hunt.pull_every = Duration::from_secs(2);
     })
@@ -17,16 +17,16 @@ async fn what_expired_is_found_by_the_hourly_turn() {
     let state = alice.state("x", &[(MAIN, &commit)]);
     instance.ingest_from_relay(vec![announcement.clone(), state.clone()]).await;
     let purgatory = instance.purgatory();
-    wait_until_asked(purgatory, |purgatory| purgatory.counts().expired == 2).await;
+    wait_until_purgatory(purgatory, |purgatory| purgatory.counts().expired == 2).await;
     server.host("x", &work).await;
     instance.until_serves(&state).await;
     assert!(instance.serves(&announcement).await);
 }
 
 #[tokio::test]
-async fn objects_that_a_disk_has_lost_come_back() {
+async fn objects_lost_on_disk_are_fetched_again() {
     let instance = Instance::with(|settings| {
-        hurried(settings);
+        with_short_delays(settings);
         settings.hunt.pull_every = Duration::from_secs(2);
     })
     .await;
@@ -36,7 +36,7 @@ async fn objects_that_a_disk_has_lost_come_back() {
     let state = alice.state("x", &[(MAIN, &commit)]);
     instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     instance.until_serves(&state).await;
-    lose_objects(&instance.dir().join("git/families"));
+    delete_objects(&instance.dir().join("git/families"));
     let url = instance.clone_url(&alice.repo("x"));
     for _ in 0..200 {
         let clone = Workdir::empty();
@@ -46,30 +46,31 @@ async fn objects_that_a_disk_has_lost_come_back() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     drop(work);
-    panic!("not back within ten seconds");
+    panic!("the objects are not back within ten seconds");
 }
 
 #[tokio::test]
-async fn a_stranger_with_the_same_name_and_many_places_keeps_nothing_from_coming_back() {
+async fn a_repository_of_the_same_name_with_many_clone_urls_does_not_prevent_repair() {
     let instance = Instance::with(|settings| {
-        hurried(settings);
+        with_short_delays(settings);
         settings.hunt.pull_every = Duration::from_secs(2);
     })
     .await;
     let (server, alice, mallory) =
         (GitServer::start().await, Author::new(), Author::new().later(9));
     let (_work, commit) = hosted_at(&server, "x").await;
-    let places: Vec<String> =
+    let clone_urls: Vec<String> =
         (0..400).map(|n| format!("http://127.9.9.{}:{n}/", n % 250)).collect();
-    let places: Vec<&str> = places.iter().map(String::as_str).collect();
-    for (author, places) in [(&alice, &[server.url("x").as_str()][..]), (&mallory, &places)] {
+    let clone_urls: Vec<&str> = clone_urls.iter().map(String::as_str).collect();
+    for (author, clone_urls) in [(&alice, &[server.url("x").as_str()][..]), (&mallory, &clone_urls)]
+    {
         let state = author.state("x", &[(MAIN, &commit)]);
         instance
-            .ingest_from_relay(vec![announce(author, "x", &instance, places), state.clone()])
+            .ingest_from_relay(vec![announce(author, "x", &instance, clone_urls), state.clone()])
             .await;
         instance.until_serves(&state).await;
     }
-    lose_objects(&instance.dir().join("git/families"));
+    delete_objects(&instance.dir().join("git/families"));
     let url = instance.clone_url(&alice.repo("x"));
     for _ in 0..200 {
         if Workdir::empty().git(&["clone", "-q", &url, "."]).await.ok {
@@ -77,13 +78,13 @@ async fn a_stranger_with_the_same_name_and_many_places_keeps_nothing_from_coming
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("not back within ten seconds");
+    panic!("the objects are not back within ten seconds");
 }
 
 #[tokio::test]
-async fn a_served_pull_request_is_looked_after_every_hour() {
+async fn objects_of_a_served_pull_request_are_fetched_again() {
     let instance = Instance::with_settings_and(grasp_tests::Settings::one_process(), |settings| {
-        hurried(settings);
+        with_short_delays(settings);
         settings.hunt.pull_every = Duration::from_secs(2);
     })
     .await;
@@ -94,7 +95,7 @@ async fn a_served_pull_request_is_looked_after_every_hour() {
     let state = alice.state("x", &[(MAIN, &commit)]);
     instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     instance.until_serves(&state).await;
-    // Nobody has the tip but whom the pull request names.
+    // Only the server that the pull request names has the tip.
     let tip = work.commit("a contribution").await;
     fork.host("fork", &work).await;
     let repo = alice.repo("x").to_string();
@@ -104,7 +105,7 @@ async fn a_served_pull_request_is_looked_after_every_hour() {
     instance.until_serves(&proposal).await;
 
     let before = fork.conversations().len();
-    lose_objects(&instance.dir().join("git/families"));
+    delete_objects(&instance.dir().join("git/families"));
     let (url, name) = (instance.clone_url(&alice.repo("x")), format!("refs/nostr/{}", proposal.id));
     for _ in 0..200 {
         let clone = Workdir::init().await;
@@ -114,16 +115,16 @@ async fn a_served_pull_request_is_looked_after_every_hour() {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("not back within ten seconds");
+    panic!("the objects are not back within ten seconds");
 }
 
-/// Deletes what families have, and what they know to have.
-fn lose_objects(dir: &std::path::Path) {
+/// Deletes the packs and packed refs of families.
+fn delete_objects(dir: &std::path::Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
         let is_view = path.ends_with("views");
         if path.is_dir() && !is_view {
-            lose_objects(&path);
+            delete_objects(&path);
         } else if path.ends_with("packed-refs") || path.parent().unwrap().ends_with("pack") {
             std::fs::remove_file(path).unwrap();
         }

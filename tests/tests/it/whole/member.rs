@@ -14,7 +14,7 @@ use grasp_tests::{Instance, ServerClient, Settings};
 use rustix::process::{Signal, getpid, kill_process};
 use tempfile::TempDir;
 
-use super::net::hurried;
+use super::net::with_short_delays;
 
 /// Tells a process of this very binary to be a member, and where, and who the others are.
 const DIR: &str = "GRASP_TEST_MEMBER_DIR";
@@ -154,7 +154,7 @@ async fn run(
     settings: Settings,
 ) -> Instance {
     Instance::at_with(dir, address, settings, |settings| {
-        hurried(settings);
+        with_short_delays(settings);
         let urls = others.iter().map(|other| format!("ws://{other}").parse().unwrap());
         settings.sync.engine.bootstrap = urls.collect();
     })

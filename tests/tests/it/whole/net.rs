@@ -130,7 +130,7 @@ fn address() -> SocketAddr {
 }
 
 /// Goes to servers on loopback, and is in a hurry.
-pub(super) fn hurried(settings: &mut grasp_bin::Settings) {
+pub(super) fn with_short_delays(settings: &mut grasp_bin::Settings) {
     settings.outbound.allow_private = true;
     let sync = &mut settings.sync.engine;
     sync.discovery_window = Duration::from_millis(250);

@@ -1,4 +1,4 @@
-//! The server that dies.
+//! A server process that kills itself at a chosen point.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -18,58 +18,63 @@ use tempfile::TempDir;
 use tracing::span::{Attributes, Id};
 use tracing::{Metadata, Subscriber};
 
-/// Tells a process of this very binary to be the victim, and where.
-const DIR: &str = "GRASP_TEST_CRASH_DIR";
-const ADDRESS: &str = "GRASP_TEST_CRASH_ADDRESS";
-/// At which reading of its clock it dies, at which step of its journal, and at which change of git data on disk; 0 for
+/// Variables that make a process of this test binary the server, with its directory and address.
+const DIR_VAR: &str = "GRASP_TEST_CRASH_DIR";
+const ADDRESS_VAR: &str = "GRASP_TEST_CRASH_ADDRESS";
+/// Variables with the clock reading, the journal step and the change of git data on disk at which it crashes; 0 means
 /// never.
-const AT_READING: &str = "GRASP_TEST_CRASH_AT_READING";
-const AT_STEP: &str = "GRASP_TEST_CRASH_AT_STEP";
-const AT_CHANGE: &str = "GRASP_TEST_CRASH_AT_CHANGE";
+const AT_READING_VAR: &str = "GRASP_TEST_CRASH_AT_READING";
+const AT_STEP_VAR: &str = "GRASP_TEST_CRASH_AT_STEP";
+const AT_CHANGE_VAR: &str = "GRASP_TEST_CRASH_AT_CHANGE";
 
-/// When it dies by its own hand.
+/// The point at which the server kills itself.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Death {
+pub(super) enum CrashPoint {
     Never,
     AtReading(u64),
     AtStep(u64),
-    /// Counted from the request to repair.
+    /// The change with this number since the request to repair.
     AtChange(u64),
 }
 
-/// Marks what the victim says, among what a test binary says.
-const MARK: &str = "> ";
+/// Prefix of the server's lines in the output of a test binary.
+const LINE_PREFIX: &str = "> ";
 
-/// A place and an address for a server, and the process that is it at present.
-pub(super) struct Victim {
+/// A data directory and an address of a server, and its process while it runs.
+pub(super) struct CrashingServer {
     dir: TempDir,
     address: SocketAddr,
     running: Option<(Child, ChildStdin, BufReader<ChildStdout>)>,
 }
 
-impl Victim {
+impl CrashingServer {
     pub(super) fn new() -> Self {
-        // Free a moment ago, and nobody else asks for this very one.
+        // The port was free a moment ago, and no other process requests it by number.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         Self { dir: tempfile::tempdir().unwrap(), address, running: None }
     }
 
-    /// Starts it; whether it lived to say so.
-    pub(super) fn start(&mut self, at: Death) -> bool {
+    /// Starts the server, and returns whether it got ready before it crashed.
+    pub(super) fn start(&mut self, at: CrashPoint) -> bool {
         let (reading, step, change) = match at {
-            Death::Never => (0, 0, 0),
-            Death::AtReading(number) => (number, 0, 0),
-            Death::AtStep(number) => (0, number, 0),
-            Death::AtChange(number) => (0, 0, number),
+            CrashPoint::Never => (0, 0, 0),
+            CrashPoint::AtReading(number) => (number, 0, 0),
+            CrashPoint::AtStep(number) => (0, number, 0),
+            CrashPoint::AtChange(number) => (0, 0, number),
         };
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "crash::victim::serves_until_it_dies", "--ignored", "--nocapture"])
-            .env(DIR, self.dir.path())
-            .env(ADDRESS, self.address.to_string())
-            .env(AT_READING, reading.to_string())
-            .env(AT_STEP, step.to_string())
-            .env(AT_CHANGE, change.to_string())
+            .args([
+                "--exact",
+                "crash::crashing_server::serves_until_it_crashes",
+                "--ignored",
+                "--nocapture",
+            ])
+            .env(DIR_VAR, self.dir.path())
+            .env(ADDRESS_VAR, self.address.to_string())
+            .env(AT_READING_VAR, reading.to_string())
+            .env(AT_STEP_VAR, step.to_string())
+            .env(AT_CHANGE_VAR, change.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -77,10 +82,10 @@ impl Victim {
             .unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         self.running = Some((child, input, BufReader::new(output)));
-        self.hear().is_some()
+        self.read_line().is_some()
     }
 
-    /// Ends it, if it has not ended itself.
+    /// Kills the server, if it runs.
     pub(super) fn kill(&mut self) {
         if let Some((mut child, ..)) = self.running.take() {
             let _ = child.kill();
@@ -104,77 +109,77 @@ impl Victim {
         self.dir.path().join("git")
     }
 
-    /// Sends an event; whether it was accepted, or `None` if nobody said.
-    pub(super) fn send(&mut self, event: &Event) -> Option<bool> {
-        self.say(&event.as_json())?;
-        self.hear()?.parse().ok()
+    /// Publishes an event, and returns whether it was accepted; `None` if the server crashed.
+    pub(super) fn publish(&mut self, event: &Event) -> Option<bool> {
+        self.write_line(&event.as_json())?;
+        self.read_line()?.parse().ok()
     }
 
-    /// Whether an event is served, and whether it is held.
-    pub(super) fn ask(&mut self, event: &Event) -> (bool, bool) {
-        self.say(&event.id.to_hex()).unwrap();
-        let answer = self.hear().unwrap();
+    /// Returns whether an event is served, and whether it is held.
+    pub(super) fn status(&mut self, event: &Event) -> (bool, bool) {
+        self.write_line(&event.id.to_hex()).unwrap();
+        let answer = self.read_line().unwrap();
         let (served, held) = answer.split_once(' ').unwrap();
         (served.parse().unwrap(), held.parse().unwrap())
     }
 
     /// Repairs a repository, and waits until nothing is missing. Returns the number of changes on disk that this took,
-    /// or what went wrong; `None` if it died.
+    /// or the error; `None` if the server crashed.
     pub(super) fn repair(&mut self, name: &str) -> Option<Result<u64, String>> {
-        self.say(&format!("repair {name}"))?;
-        let answer = self.hear()?;
+        self.write_line(&format!("repair {name}"))?;
+        let answer = self.read_line()?;
         Some(answer.parse().map_err(|_| answer))
     }
 
     pub(super) fn run_maintenance(&mut self) {
-        self.say("round").unwrap();
-        self.hear().unwrap();
+        self.write_line("maintenance").unwrap();
+        self.read_line().unwrap();
     }
 
-    /// How often the clock was read, and how many steps the journal took.
-    pub(super) fn points(&mut self) -> (u64, u64) {
-        self.say("points").unwrap();
-        let answer = self.hear().unwrap();
+    /// Returns the numbers of clock readings and journal steps so far.
+    pub(super) fn crash_points(&mut self) -> (u64, u64) {
+        self.write_line("points").unwrap();
+        let answer = self.read_line().unwrap();
         let (readings, steps) = answer.split_once(' ').unwrap();
         (readings.parse().unwrap(), steps.parse().unwrap())
     }
 
-    fn say(&mut self, line: &str) -> Option<()> {
+    fn write_line(&mut self, line: &str) -> Option<()> {
         writeln!(self.running.as_mut()?.1, "{line}").ok()
     }
 
-    /// The next thing that it says; `None` once it is dead.
-    fn hear(&mut self) -> Option<String> {
+    /// Reads the next line of the server; `None` once it has ended.
+    fn read_line(&mut self) -> Option<String> {
         let output = &mut self.running.as_mut()?.2;
         output
             .lines()
             .map_while(Result::ok)
-            .find_map(|line| Some(line.split_once(MARK)?.1.to_owned()))
+            .find_map(|line| Some(line.split_once(LINE_PREFIX)?.1.to_owned()))
     }
 }
 
-impl Drop for Victim {
+impl Drop for CrashingServer {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
 #[test]
-#[ignore = "the process that is killed by the tests above"]
-fn serves_until_it_dies() {
+#[ignore = "the server process of the tests above"]
+fn serves_until_it_crashes() {
     let var = |name: &str| std::env::var(name).ok();
     let at = |name: &str| var(name).map(|number| Countdown::new(number.parse().unwrap()));
-    let (Some(dir), Some(address)) = (var(DIR), var(ADDRESS)) else { return };
-    let (Some(readings), Some(steps)) = (at(AT_READING), at(AT_STEP)) else { return };
-    let Some(changes) = at(AT_CHANGE) else { return };
+    let (Some(dir), Some(address)) = (var(DIR_VAR), var(ADDRESS_VAR)) else { return };
+    let (Some(readings), Some(steps)) = (at(AT_READING_VAR), at(AT_STEP_VAR)) else { return };
+    let Some(changes) = at(AT_CHANGE_VAR) else { return };
     let is_repairing = Arc::new(AtomicBool::new(false));
-    let tripwire = Tripwire {
+    let subscriber = CrashSubscriber {
         steps: steps.clone(),
         changes: changes.clone(),
         is_repairing: is_repairing.clone(),
     };
-    tracing::subscriber::set_global_default(tripwire).unwrap();
-    let clock = deadly(readings.clone());
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    let clock = crashing_clock(readings.clone());
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let (settings, address) = (Settings { clock, ..Settings::default() }, address.parse());
@@ -184,13 +189,13 @@ fn serves_until_it_dies() {
             Instance::at_with(Path::new(&dir), address.unwrap(), settings, to_loopback).await;
         let answer = |text: String| {
             let mut output = std::io::stdout().lock();
-            writeln!(output, "{MARK}{text}").unwrap();
+            writeln!(output, "{LINE_PREFIX}{text}").unwrap();
             output.flush().unwrap();
         };
         answer(String::from("ready"));
         for line in std::io::stdin().lines().map_while(Result::ok) {
             answer(match line.as_str() {
-                "round" => instance.purgatory().run_maintenance().await.is_ok().to_string(),
+                "maintenance" => instance.purgatory().run_maintenance().await.is_ok().to_string(),
                 "points" => format!("{} {}", readings.count(), steps.count()),
                 line if line.starts_with("repair ") => {
                     is_repairing.store(true, Ordering::SeqCst);
@@ -199,7 +204,7 @@ fn serves_until_it_dies() {
                         Err(error) => format!("{error:?}"),
                     }
                 }
-                line => about(&instance, line).await,
+                line => publish_or_query(&instance, line).await,
             });
         }
     });
@@ -212,11 +217,11 @@ async fn repair(instance: &Instance, name: &str) -> Result<(), GitError> {
     Ok(())
 }
 
-/// Takes an event, or tells about one by its id.
-async fn about(instance: &Instance, line: &str) -> String {
+/// Publishes an event, or reports the status of one by its id.
+async fn publish_or_query(instance: &Instance, line: &str) -> String {
     if let Ok(event) = Event::from_json(line) {
         let answer = instance.ingest(vec![event]).await[0].answer();
-        // What a stored event leads to may come later; those who wait for its answer do not know.
+        // Effects of a stored event may follow after its answer.
         return answer.accepted.to_string();
     }
     let id = EventId::from_hex(line).unwrap();
@@ -224,7 +229,7 @@ async fn about(instance: &Instance, line: &str) -> String {
     format!("{} {held}", instance.serves_id(id).await)
 }
 
-/// Counts, and ends everything at one number.
+/// A counter that kills the process at one number.
 #[derive(Clone)]
 struct Countdown {
     count: Arc<AtomicU64>,
@@ -247,8 +252,8 @@ impl Countdown {
     }
 }
 
-/// A clock whose n-th reading is the end.
-fn deadly(readings: Countdown) -> Clock {
+/// Returns a clock whose n-th reading kills the process.
+fn crashing_clock(readings: Countdown) -> Clock {
     let system = Clock::system();
     Clock::new(move || {
         readings.next();
@@ -256,15 +261,15 @@ fn deadly(readings: Countdown) -> Clock {
     })
 }
 
-/// Hears of every step of the journal and every change on disk before the next is taken.
-struct Tripwire {
+/// Counts every step of the journal and every change on disk, before the next one.
+struct CrashSubscriber {
     steps: Countdown,
     changes: Countdown,
-    /// Only changes of a repair count.
+    /// Whether changes on disk count: only those of a repair do.
     is_repairing: Arc<AtomicBool>,
 }
 
-impl Subscriber for Tripwire {
+impl Subscriber for CrashSubscriber {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         [JOURNAL, CHANGES].contains(&metadata.target())
     }
