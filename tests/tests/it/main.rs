@@ -1,30 +1,30 @@
-//! grasp from client.
+//! Tests of complete servers, through their relays and git endpoints.
 #![allow(clippy::unwrap_used)]
 
 mod archive;
 mod attacks;
 mod conformance;
+mod consistency;
 mod contributors;
+mod convergence;
 mod crash;
 mod damage;
-mod encrypted;
 mod fetching;
+mod host_limits;
 mod hosting;
 mod hunting;
-mod keeping;
 mod libgit2;
-mod news;
 mod nodes;
 mod packets;
 mod packs;
 mod paths;
-mod politeness;
 mod pushes;
 mod quotas;
 mod races;
-mod slow;
-mod stranger;
+mod repo_changes;
+mod slow_clients;
 mod syncing;
+mod third_party_client;
+mod tls;
 #[path = "../../../grasp-sync/tests/driver/tls_front.rs"]
 mod tls_front;
-mod whole;

@@ -1,4 +1,4 @@
-//! Several nodes on one PostgreSQL and one store of packs are one server, whatever happens to any of them.
+//! Several nodes on one PostgreSQL and one pack storage are one server, also when some of them fail.
 
 mod group;
 
@@ -23,27 +23,27 @@ use self::group::{Group, settings};
 
 const MAIN: &str = "refs/heads/main";
 
-/// The time in which clients are served again after the writer died.
-const FAILOVER: Duration = Duration::from_secs(6);
+/// Time within which clients are served again after the writer was killed.
+const FAILOVER_LIMIT: Duration = Duration::from_secs(6);
 
-/// Offers an event until it is taken.
-async fn send(to: &ServerClient, event: &Event) {
+/// Publishes an event until it is accepted.
+async fn publish(to: &ServerClient, event: &Event) {
     eventually_async(|| async { matches!(to.publish(event).await, Some(Ok(()))).then_some(()) })
         .await;
 }
 
-/// A repository that grows by commits, each signed and pushed.
-struct Grower {
+/// A repository to which commits are signed and pushed.
+struct GrowingRepo {
     author: Author,
     name: String,
     work: Workdir,
     commits: Vec<String>,
 }
 
-impl Grower {
+impl GrowingRepo {
     async fn new(name: &str, at: &ServerClient) -> Self {
         let author = Author::new().earlier(1_000);
-        send(at, &author.announce(name, &at.service())).await;
+        publish(at, &author.announce(name, &at.service())).await;
         Self { author, name: name.into(), work: Workdir::init().await, commits: Vec::new() }
     }
 
@@ -51,7 +51,7 @@ impl Grower {
         self.author.repo(&self.name)
     }
 
-    /// Makes a commit, signs it at one place and pushes it at another. Returns whether the push was acknowledged.
+    /// Commits, signs the state at one client and pushes at another. Returns whether the push was acknowledged.
     async fn grow(&mut self, sign_at: &ServerClient, push_at: &ServerClient) -> bool {
         let number = self.commits.len() as u64 + 1;
         let commit = self.work.commit(&format!("{} {number}", self.name)).await;
@@ -64,7 +64,7 @@ impl Grower {
         self.work.git(&["push", &url, "main"]).await.ok
     }
 
-    /// Issues about the repository, each with a text of its own.
+    /// Signs issues about the repository, each with a different text.
     fn issues(&self, count: usize) -> Vec<Event> {
         let coordinate = self.repo().to_string();
         let issue = |n| self.author.sign(1621, &format!("issue {n}"), &[&["a", &coordinate]]);
@@ -76,19 +76,19 @@ impl Grower {
     }
 }
 
-/// Waits until all nodes serve the same: events, refs, and each state exactly as refs.
-async fn agree(group: &Group, repo: &RepoId, tip: &str) {
+/// Waits until all nodes serve the same events and refs, with this tip.
+async fn until_converged(group: &Group, repo: &RepoId, tip: &str) {
     Convergence::of(&group.all()).with_refs(repo, &[(MAIN, tip)]).wait().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn any_node_takes_events_and_pushes_and_every_node_serves_them() {
+async fn any_node_accepts_events_and_pushes_and_every_node_serves_them() {
     let Some(group) = Group::start(3).await else { return };
-    let mut x = Grower::new("x", &group.client()).await;
+    let mut x = GrowingRepo::new("x", &group.client()).await;
     for n in 0..6 {
         let (sign_at, push_at) = (group.node(n % 3), group.node((n + 1) % 3));
         assert!(x.grow(&sign_at, &push_at).await, "push {n}");
-        // Acknowledged at one node is served by all.
+        // A push that one node acknowledged is served by all.
         for node in group.all() {
             let refs = node.refs(&x.repo()).await.unwrap();
             assert!(refs.contains(x.tip()), "{refs}");
@@ -96,12 +96,12 @@ async fn any_node_takes_events_and_pushes_and_every_node_serves_them() {
             clone.git(&["clone", "-q", &node.clone_url(&x.repo()), "."]).await.expect_ok();
         }
     }
-    agree(&group, &x.repo(), x.tip()).await;
+    until_converged(&group, &x.repo(), x.tip()).await;
 }
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
-/// Subscribes to issues at a node, and reads what is stored.
+/// Subscribes to issues at a node, and reads the stored ones.
 async fn subscribe(node: &ServerClient) -> Socket {
     let (mut socket, _) = connect_async(node.relay_url()).await.unwrap();
     let request = r#"["REQ","live",{"kinds":[1621]}]"#;
@@ -117,20 +117,20 @@ async fn subscribe(node: &ServerClient) -> Socket {
 /// Asserts that a subscription gets these events next, in this order.
 async fn assert_next(socket: &mut Socket, expected: &[Event]) {
     let expected: Vec<String> = expected.iter().map(|event| event.id.to_hex()).collect();
-    let mut heard = Vec::new();
-    while heard.len() < expected.len() {
+    let mut received = Vec::new();
+    while received.len() < expected.len() {
         let Message::Text(text) = socket.next().await.unwrap().unwrap() else { continue };
-        let said: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(said[0], "EVENT", "{said}");
-        heard.push(said[2]["id"].as_str().unwrap().to_owned());
+        let message: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(message[0], "EVENT", "{message}");
+        received.push(message[2]["id"].as_str().unwrap().to_owned());
     }
-    assert_eq!(heard, expected);
+    assert_eq!(received, expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn live_events_reach_the_subscriptions_of_every_node_once_and_in_order() {
     let Some(group) = Group::start(3).await else { return };
-    let mut x = Grower::new("x", &group.client()).await;
+    let mut x = GrowingRepo::new("x", &group.client()).await;
     assert!(x.grow(&group.node(0), &group.node(1)).await);
     let mut sockets = Vec::new();
     for node in group.all() {
@@ -138,7 +138,7 @@ async fn live_events_reach_the_subscriptions_of_every_node_once_and_in_order() {
     }
     let issues = x.issues(20);
     for (n, issue) in issues.iter().enumerate() {
-        send(&group.node(n % 3), issue).await;
+        publish(&group.node(n % 3), issue).await;
     }
     for socket in &mut sockets {
         assert_next(socket, &issues).await;
@@ -146,9 +146,9 @@ async fn live_events_reach_the_subscriptions_of_every_node_once_and_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn live_events_come_once_and_in_order_when_the_writer_dies_and_the_database_restarts() {
+async fn live_events_come_once_and_in_order_across_a_failover_and_a_database_restart() {
     let Some(mut group) = Group::start(3).await else { return };
-    let mut x = Grower::new("x", &group.client()).await;
+    let mut x = GrowingRepo::new("x", &group.client()).await;
     assert!(x.grow(&group.client(), &group.client()).await);
     let writer = group.until_ready().await;
     let others: Vec<ServerClient> =
@@ -164,25 +164,25 @@ async fn live_events_come_once_and_in_order_when_the_writer_dies_and_the_databas
             20 => tokio::task::block_in_place(|| group.postgres().restart()),
             _ => {}
         }
-        send(&others[n % 2], issue).await;
+        publish(&others[n % 2], issue).await;
     }
     for socket in &mut sockets {
         assert_next(socket, &issues).await;
     }
-    // Nothing was on its way for a second time.
+    // No event is sent twice: the next one is new.
     let last = x.author.sign(1621, "the last", &[&["a", &x.repo().to_string()]]);
-    send(&others[0], &last).await;
+    publish(&others[0], &last).await;
     for socket in &mut sockets {
         assert_next(socket, std::slice::from_ref(&last)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_the_writer_is_killed_clients_are_served_again_and_nothing_acknowledged_is_lost() {
+async fn clients_are_served_again_after_the_writer_is_killed_and_nothing_acknowledged_is_lost() {
     let Some(mut group) = Group::start(3).await else { return };
-    let mut x = Grower::new("x", &group.client()).await;
+    let mut x = GrowingRepo::new("x", &group.client()).await;
     assert!(x.grow(&group.client(), &group.client()).await);
-    // An upload that waits for its event was acknowledged, too.
+    // An upload without its event was acknowledged, too.
     let bob = Author::new();
     x.work.git(&["checkout", "-q", "-b", "topic"]).await.expect_ok();
     let topic = x.work.commit("topic").await;
@@ -196,26 +196,26 @@ async fn when_the_writer_is_killed_clients_are_served_again_and_nothing_acknowle
         group.kill(writer);
         let killed = Instant::now();
         assert!(x.grow(&group.client(), &group.client()).await);
-        assert!(killed.elapsed() < FAILOVER, "{:?}", killed.elapsed());
+        assert!(killed.elapsed() < FAILOVER_LIMIT, "{:?}", killed.elapsed());
         group.restart(writer);
         group.until_ready().await;
-        agree(&group, &x.repo(), x.tip()).await;
+        until_converged(&group, &x.repo(), x.tip()).await;
     }
-    send(&group.client(), &request).await;
+    publish(&group.client(), &request).await;
     let requested = (format!("refs/nostr/{}", request.id.to_hex()), topic);
     let refs = [(MAIN, x.tip()), (requested.0.as_str(), requested.1.as_str())];
     Convergence::of(&group.all()).with_refs(&x.repo(), &refs).serving([&request]).wait().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_writer_that_hangs_cannot_write_when_it_wakes_and_steps_back() {
+async fn a_suspended_writer_cannot_write_after_it_resumes() {
     let Some(group) = Group::start(3).await else { return };
-    let mut x = Grower::new("x", &group.client()).await;
+    let mut x = GrowingRepo::new("x", &group.client()).await;
     assert!(x.grow(&group.client(), &group.client()).await);
     let writer = group.until_ready().await;
     let other = (writer + 1) % group.len();
-    group.freeze(writer);
-    let frozen = Instant::now();
+    group.suspend(writer);
+    let suspended = Instant::now();
     eventually_async(|| async {
         let status = group.status(other).await?;
         let mut up = status.nodes.into_iter().filter(|node| node.is_writer && node.is_up);
@@ -224,66 +224,66 @@ async fn a_writer_that_hangs_cannot_write_when_it_wakes_and_steps_back() {
     .await;
     loop {
         assert!(x.grow(&group.node(other), &group.node(other)).await);
-        if frozen.elapsed() >= long_run().map_or(Duration::ZERO, |_| FREEZE) {
+        if suspended.elapsed() >= long_run().map_or(Duration::ZERO, |_| SUSPENSION) {
             break;
         }
     }
     let pushed = x.tip().to_owned();
-    group.thaw(writer);
-    // What it is sent now reaches the new writer, or is refused.
+    group.resume(writer);
+    // Requests to it reach the new writer, or are refused.
     let next = x.grow(&group.node(writer), &group.node(writer)).await;
     let tip = if next { x.tip().to_owned() } else { pushed };
-    let now = group.until_ready().await;
-    assert_ne!(now, writer);
+    let current = group.until_ready().await;
+    assert_ne!(current, writer);
     if next {
-        agree(&group, &x.repo(), &tip).await;
+        until_converged(&group, &x.repo(), &tip).await;
     }
     assert!(x.grow(&group.node(writer), &group.node(other)).await);
-    agree(&group, &x.repo(), x.tip()).await;
+    until_converged(&group, &x.repo(), x.tip()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restart_of_the_database_loses_nothing_that_was_acknowledged() {
+async fn a_restart_of_the_database_loses_nothing_acknowledged() {
     let Some(group) = Group::start(2).await else { return };
-    let mut x = Grower::new("x", &group.client()).await;
+    let mut x = GrowingRepo::new("x", &group.client()).await;
     assert!(x.grow(&group.client(), &group.client()).await);
     let issues = x.issues(200);
     let sends = issues.chunks(25).map(|some| {
         let to = group.client();
         async move {
-            let mut taken = Vec::new();
+            let mut accepted = Vec::new();
             for issue in some {
                 if matches!(to.publish(issue).await, Some(Ok(()))) {
-                    taken.push(issue.id);
+                    accepted.push(issue.id);
                 }
             }
-            taken
+            accepted
         }
     });
     let restart = async { tokio::task::block_in_place(|| group.postgres().restart()) };
-    let (taken, ()) = tokio::join!(join_all(sends), restart);
-    let taken: BTreeSet<EventId> = taken.into_iter().flatten().collect();
+    let (accepted, ()) = tokio::join!(join_all(sends), restart);
+    let accepted: BTreeSet<EventId> = accepted.into_iter().flatten().collect();
     group.until_ready().await;
     for node in group.all() {
         let served: BTreeSet<EventId> = node.events().await.unwrap().into_keys().collect();
-        let lost: Vec<_> = taken.difference(&served).collect();
-        assert!(lost.is_empty(), "{lost:?} of {}", taken.len());
+        let lost: Vec<_> = accepted.difference(&served).collect();
+        assert!(lost.is_empty(), "{lost:?} of {}", accepted.len());
     }
     assert!(x.grow(&group.client(), &group.client()).await);
-    agree(&group, &x.repo(), x.tip()).await;
+    until_converged(&group, &x.repo(), x.tip()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_concurrent_pushes_through_different_nodes_one_wins_at_a_time() {
+async fn of_concurrent_pushes_through_different_nodes_the_signed_one_succeeds() {
     let Some(group) = Group::start(3).await else { return };
     let author = Author::new().earlier(1_000);
     let (at, repo) = (group.client(), author.repo("x"));
-    send(&at, &author.announce("x", &at.service())).await;
+    publish(&at, &author.announce("x", &at.service())).await;
     let first = Workdir::init().await;
     let base = first.commit("base").await;
-    send(&at, &author.state("x", &[(MAIN, &base)])).await;
+    publish(&at, &author.state("x", &[(MAIN, &base)])).await;
     first.git(&["push", &at.clone_url(&repo), "main"]).await.expect_ok();
-    // Sixteen clones, each with a commit of its own; the state that is signed names one of them.
+    // Sixteen clones, each with a commit of its own; the signed state names one of them.
     let mut clones = Vec::new();
     for n in 0..16 {
         let clone = Workdir::empty();
@@ -292,7 +292,7 @@ async fn of_concurrent_pushes_through_different_nodes_one_wins_at_a_time() {
         clones.push((clone, tip));
     }
     let winner = clones[11].1.clone();
-    send(&at, &author.later(1).state("x", &[(MAIN, &winner)])).await;
+    publish(&at, &author.later(1).state("x", &[(MAIN, &winner)])).await;
     let pushes = clones.iter().enumerate().map(|(n, (clone, tip))| {
         let url = group.node(n % 3).clone_url(&repo);
         async move { (tip.clone(), clone.git(&["push", &url, "main"]).await.ok) }
@@ -300,22 +300,22 @@ async fn of_concurrent_pushes_through_different_nodes_one_wins_at_a_time() {
     let pushed: BTreeMap<String, bool> = join_all(pushes).await.into_iter().collect();
     let won: Vec<&String> = pushed.iter().filter(|(_, ok)| **ok).map(|(tip, _)| tip).collect();
     assert_eq!(won, [&winner]);
-    agree(&group, &repo, &winner).await;
+    until_converged(&group, &repo, &winner).await;
 }
 
-/// The time for which nodes are killed at random, unless `GRASP_NODES_SECONDS` says otherwise.
-const CHAOS: Duration = Duration::from_secs(20);
+/// Time for which nodes are killed at random, unless `GRASP_NODES_SECONDS` is set.
+const RANDOM_KILLS_DURATION: Duration = Duration::from_secs(20);
 
-/// The time for which a writer is stopped, if `GRASP_NODES_SECONDS` says that tests may be long.
-const FREEZE: Duration = Duration::from_secs(30);
+/// Time for which a writer is suspended, if `GRASP_NODES_SECONDS` is set.
+const SUSPENSION: Duration = Duration::from_secs(30);
 
 fn long_run() -> Option<Duration> {
     let seconds = std::env::var("GRASP_NODES_SECONDS").ok()?.parse().ok()?;
     Some(Duration::from_secs(seconds))
 }
 
-/// Asserts that a node serves the state of a repository exactly as its refs, unless they change meanwhile.
-async fn assert_state_is_refs(node: &ServerClient, grower: &Grower) {
+/// Asserts that the served state of a repository equals its refs, unless they change meanwhile.
+async fn assert_state_is_refs(node: &ServerClient, grower: &GrowingRepo) {
     let state = serde_json::json!({
         "kinds": [30618], "authors": [grower.author.key()], "#d": [grower.name],
     });
@@ -332,19 +332,19 @@ async fn assert_state_is_refs(node: &ServerClient, grower: &Grower) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_that_die_at_random_lose_nothing_that_was_acknowledged() {
+async fn nodes_that_are_killed_at_random_lose_nothing_acknowledged() {
     let Some(mut group) = Group::start(3).await else { return };
-    let end = Instant::now() + long_run().unwrap_or(CHAOS);
+    let end = Instant::now() + long_run().unwrap_or(RANDOM_KILLS_DURATION);
     let mut growers = Vec::new();
     for name in ["x", "y"] {
-        growers.push(Grower::new(name, &group.client()).await);
+        growers.push(GrowingRepo::new(name, &group.client()).await);
     }
     let (mut acknowledged, mut issues): (Vec<usize>, Vec<EventId>) = (vec![0; 2], Vec::new());
     let (mut round, mut slowest) = (0_usize, Duration::ZERO);
     while Instant::now() < end {
-        let victim = (round * 7 + 1) % group.len();
+        let killed = (round * 7 + 1) % group.len();
         if round % 4 == 1 {
-            group.kill(victim);
+            group.kill(killed);
         }
         let began = Instant::now();
         for (grower, acknowledged) in growers.iter_mut().zip(&mut acknowledged) {
@@ -365,17 +365,17 @@ async fn nodes_that_die_at_random_lose_nothing_that_was_acknowledged() {
         if group.is_running(node) {
             assert_state_is_refs(&group.node(node), grower).await;
         }
-        if !group.is_running(victim) {
-            group.restart(victim);
+        if !group.is_running(killed) {
+            group.restart(killed);
         }
         round += 1;
     }
     group.until_ready().await;
     for (grower, acknowledged) in growers.iter_mut().zip(acknowledged) {
         assert!(acknowledged > 0);
-        // Whatever was acknowledged is in the history of what is served after one more push.
+        // Every acknowledged commit is in the history that is served after one more push.
         assert!(grower.grow(&group.client(), &group.client()).await);
-        agree(&group, &grower.repo(), grower.tip()).await;
+        until_converged(&group, &grower.repo(), grower.tip()).await;
     }
     for node in group.all() {
         let served = node.events().await.unwrap();
@@ -385,39 +385,39 @@ async fn nodes_that_die_at_random_lose_nothing_that_was_acknowledged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_cannot_reach_the_writer_serves_what_is_committed_and_says_so() {
+async fn a_node_that_cannot_reach_the_writer_serves_what_is_committed_and_refuses_the_rest() {
     let Some(group) = Group::start(3).await else { return };
-    let mut x = Grower::new("x", &group.client()).await;
+    let mut x = GrowingRepo::new("x", &group.client()).await;
     assert!(x.grow(&group.client(), &group.client()).await);
     let writer = group.until_ready().await;
     let reader = (writer + 1) % group.len();
     group.cut(writer, true);
-    // What the writer is sent by clients is served by the node that does not reach it.
+    // Events and pushes that clients send to the writer are served by the node that does not reach it.
     assert!(x.grow(&group.node(writer), &group.node(writer)).await);
-    agree(&group, &x.repo(), x.tip()).await;
+    until_converged(&group, &x.repo(), x.tip()).await;
     let issue = x.author.sign(1621, "cut", &[&["a", &x.repo().to_string()]]);
     let refused = group.node(reader).publish(&issue).await.unwrap().unwrap_err();
     assert!(refused.starts_with("error:"), "{refused}");
     let pushed = x.work.git(&["push", &group.node(reader).clone_url(&x.repo()), "main"]).await;
     assert!(!pushed.ok && pushed.err.contains("503"), "{}", pushed.err);
     group.cut(writer, false);
-    send(&group.node(reader), &issue).await;
+    publish(&group.node(reader), &issue).await;
     assert!(x.grow(&group.node(reader), &group.node(reader)).await);
-    agree(&group, &x.repo(), x.tip()).await;
+    until_converged(&group, &x.repo(), x.tip()).await;
     assert_eq!(group.until_ready().await, writer);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn faults_of_the_object_store_cost_time_or_a_refusal_and_lose_nothing() {
+async fn faults_of_the_object_store_delay_or_fail_pushes_and_lose_nothing() {
     let Some(group) = Group::start(2).await else { return };
-    let mut x = Grower::new("x", &group.client()).await;
+    let mut x = GrowingRepo::new("x", &group.client()).await;
     assert!(x.grow(&group.client(), &group.client()).await);
     for fault in [S3Fault::Unavailable, S3Fault::LostAnswer, S3Fault::Slow(Duration::from_secs(1))]
     {
         group.packs().fail(2, ("PUT", ""), fault.clone());
         assert!(x.grow(&group.client(), &group.client()).await, "{fault:?}");
         group.packs().fail(2, ("GET", ".pack"), fault);
-        agree(&group, &x.repo(), x.tip()).await;
+        until_converged(&group, &x.repo(), x.tip()).await;
         for node in group.all() {
             let clone = Workdir::empty();
             clone.git(&["clone", "-q", &node.clone_url(&x.repo()), "."]).await.expect_ok();
@@ -438,11 +438,11 @@ async fn faults_of_the_object_store_cost_time_or_a_refusal_and_lose_nothing() {
     group.until_ready().await;
     let again = x.work.git(&["push", &group.client().clone_url(&x.repo()), "main"]).await;
     again.expect_ok();
-    agree(&group, &x.repo(), x.tip()).await;
+    until_converged(&group, &x.repo(), x.tip()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_between_nodes_are_for_nodes_alone() {
+async fn requests_between_nodes_need_the_node_key() {
     let Some(group) = Group::start(1).await else { return };
     let address = group.node(0).service().to_string();
     for (path, key) in [("/node/events", ""), ("/node/ephemeral", &"0".repeat(64)[..])] {
@@ -453,7 +453,7 @@ async fn requests_between_nodes_are_for_nodes_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_used_is_named_without_its_secrets() {
+async fn errors_of_database_and_pack_storage_contain_no_secrets() {
     let Some(postgres) = Postgres::durable() else { return };
     let (dir, packs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let address = "127.0.0.1:1".parse().unwrap();
@@ -462,7 +462,7 @@ async fn what_cannot_be_used_is_named_without_its_secrets() {
     let right = postgres.tcp_url(grasp_tests::PASSWORD, name);
     let packs = format!("file://{}", packs.path().display());
     let cases = [
-        (postgres.tcp_url("wrong-word", name), packs.clone(), "password"),
+        (postgres.tcp_url("wrong-password", name), packs.clone(), "password"),
         (postgres.tcp_url(grasp_tests::PASSWORD, "nothing"), packs, "does not exist"),
         (right, "file:///nowhere/at/all".into(), "does not exist"),
     ];
@@ -475,14 +475,14 @@ async fn what_cannot_be_used_is_named_without_its_secrets() {
             Err(error) => format!("{error:#}"),
         };
         assert!(error.contains(expected), "{error}");
-        for secret in ["wrong-word", grasp_tests::PASSWORD] {
+        for secret in ["wrong-password", grasp_tests::PASSWORD] {
             assert!(!error.contains(secret), "{error}");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_whose_clock_is_wrong_does_not_start() {
+async fn a_node_with_a_wrong_clock_does_not_start() {
     let Some(postgres) = Postgres::durable() else { return };
     let (dir, packs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut settings = settings(dir.path(), "127.0.0.1:1".parse().unwrap(), "127.0.0.1:1");

@@ -1,4 +1,4 @@
-//! Requests that are not what they should be.
+//! Malformed git requests.
 
 use std::io::Write;
 
@@ -11,7 +11,7 @@ use grasp_tests::{Author, Instance, Leftovers, Workdir};
 
 const MAIN: &str = "refs/heads/main";
 
-/// Names that git would not take, or that would do something to a terminal.
+/// Ref names that git refuses, or that contain control sequences of terminals.
 const BAD_NAMES: &[&str] = &[
     "refs/heads/a b",
     "refs/heads/a\x07b",
@@ -57,8 +57,8 @@ async fn hosted() -> Hosted {
 }
 
 impl Hosted {
-    /// Nothing has moved, nobody is at work, nothing lies about.
-    async fn is_untouched(&self, after: &str) {
+    /// Asserts that no ref has moved, no operation runs and no temporary file is left.
+    async fn assert_unchanged(&self, after: &str) {
         assert_eq!(self.instance.refs(&self.repo).await, self.refs, "{after}");
         assert_eq!(self.instance.until_idle().await, Leftovers::default(), "{after}");
     }
@@ -71,7 +71,7 @@ fn gzip(data: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn no_broken_list_of_commands_is_a_push() {
+async fn malformed_command_lists_are_refused() {
     let hosted = hosted().await;
     let tip = hosted.tip.clone();
     let command = |name: &str| push(&[(ZERO_ID, &tip, name)], b"");
@@ -107,24 +107,24 @@ async fn no_broken_list_of_commands_is_a_push() {
         assert_eq!(answer.status, 200, "{shown:?}: {answer:?}");
         assert!(!answer.body.contains("ok refs/"), "{shown:?}: {answer:?}");
         let clean = answer.body.bytes().all(|b| b < 4 || b == b'\n' || b == b'\r' || b >= 0x20);
-        assert!(clean, "no control characters are reflected: {answer:?}");
+        assert!(clean, "control characters are not echoed: {answer:?}");
     }
-    hosted.is_untouched("broken lists").await;
+    hosted.assert_unchanged("malformed lists").await;
 }
 
 #[tokio::test]
-async fn refs_outside_of_what_is_ruled_are_refused_by_name() {
+async fn refs_in_other_namespaces_are_refused_by_name() {
     let hosted = hosted().await;
     for name in ["refs/grasp/x", "refs/proven/0", "refs/remotes/a/b", "refs/notes/x", "refs/x"] {
         let request = push(&[(ZERO_ID, &hosted.tip, name)], &hosted.work.pack(&["main"]).await);
         let answer = hosted.instance.post(&hosted.repo, "git-receive-pack", &[], &request).await;
         assert!(answer.body.contains(&format!("ng {name} ")), "{answer:?}");
     }
-    hosted.is_untouched("foreign namespaces").await;
+    hosted.assert_unchanged("foreign namespaces").await;
 }
 
 #[tokio::test]
-async fn no_broken_request_to_fetch_breaks_anything_else() {
+async fn malformed_fetch_requests_do_not_affect_others() {
     let hosted = hosted().await;
     let want = format!("want {} multi_ack_detailed side-band-64k ofs-delta\n", hosted.tip);
     let good = [pkt(want), b"0000".to_vec(), pkt("done\n")].concat();
@@ -150,26 +150,26 @@ async fn no_broken_request_to_fetch_breaks_anything_else() {
     }
     let instance = &hosted.instance;
     assert!(instance.post(&hosted.repo, "git-upload-pack", &[], &good).await.body.contains("PACK"));
-    hosted.is_untouched("broken requests").await;
+    hosted.assert_unchanged("malformed requests").await;
 }
 
 #[tokio::test]
-async fn compressed_requests_are_read_and_bombs_are_not() {
+async fn compressed_requests_are_read_and_compression_bombs_are_refused() {
     let hosted = hosted().await;
     let want = format!("want {} multi_ack_detailed side-band-64k ofs-delta\n", hosted.tip);
     let good = [pkt(want), b"0000".to_vec(), pkt("done\n")].concat();
     let zipped = gzip(&good);
     let bomb = gzip(&vec![b'0'; 32 << 20]);
-    let mut cut = zipped.clone();
-    cut.truncate(zipped.len() - 9);
-    // Some work to unpack before it explodes.
-    let fuse = [gzip(&good[..20]), bomb.clone()].concat();
+    let mut truncated = zipped.clone();
+    truncated.truncate(zipped.len() - 9);
+    // A member of ordinary size before the bomb.
+    let delayed = [gzip(&good[..20]), bomb.clone()].concat();
     for (service, body, encoding, status) in [
         ("git-upload-pack", &zipped, "gzip", 200),
         ("git-upload-pack", &bomb, "gzip", 413),
-        ("git-upload-pack", &fuse, "gzip", 413),
+        ("git-upload-pack", &delayed, "gzip", 413),
         ("git-upload-pack", &good, "gzip", 400),
-        ("git-upload-pack", &cut, "gzip", 400),
+        ("git-upload-pack", &truncated, "gzip", 400),
         ("git-upload-pack", &good, "br", 415),
         ("git-upload-pack", &zipped, "gzip, gzip", 415),
         ("git-receive-pack", &bomb, "gzip", 413),
@@ -182,25 +182,25 @@ async fn compressed_requests_are_read_and_bombs_are_not() {
         assert!(!answer.body.contains("ok refs/"), "{answer:?}");
         assert_eq!(answer.header("access-control-allow-origin"), "*");
     }
-    hosted.is_untouched("bombs").await;
+    hosted.assert_unchanged("bombs").await;
 }
 
 #[tokio::test]
-async fn a_bomb_behind_good_commands_is_refused_for_each_ref() {
+async fn a_compression_bomb_after_valid_commands_is_refused_for_each_ref() {
     let hosted = hosted().await;
     let next = hosted.work.commit("next").await;
     hosted.instance.ingest(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
     let commands = push(&[(&hosted.tip, &next, MAIN)], b"");
-    let noise: Vec<u8> = (0..20_000u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();
-    let bomb = gzip(&[&commands[..], &noise, &vec![0; 32 << 20]].concat());
+    let random: Vec<u8> = (0..20_000u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();
+    let bomb = gzip(&[&commands[..], &random, &vec![0; 32 << 20]].concat());
     let headers = [("Content-Encoding", "gzip")];
     let answer = hosted.instance.post(&hosted.repo, "git-receive-pack", &headers, &bomb).await;
     assert!(answer.body.contains(&format!("ng {MAIN} ")), "{answer:?}");
-    hosted.is_untouched("a bomb for a pack").await;
+    hosted.assert_unchanged("a bomb as a pack").await;
 }
 
 #[tokio::test]
-async fn thousands_of_refs_move_at_once_and_too_many_are_refused() {
+async fn thousands_of_refs_change_in_one_push_and_too_many_are_refused() {
     let hosted = hosted().await;
     let names: Vec<String> = (0..2_500).map(|n| format!("refs/heads/b{n}")).collect();
     let mut refs: Vec<(&str, &str)> =
@@ -212,7 +212,7 @@ async fn thousands_of_refs_move_at_once_and_too_many_are_refused() {
     let listed = hosted.instance.refs(&hosted.repo).await;
     assert_eq!(listed.lines().count(), 2_502);
 
-    // And away with them again, by a push.
+    // All of them are deleted by a push.
     let state =
         hosted.alice.later(2).state("x", &[(MAIN, &hosted.tip), ("refs/heads/z", &"d".repeat(40))]);
     hosted.instance.ingest(vec![state]).await;
@@ -232,7 +232,7 @@ async fn thousands_of_refs_move_at_once_and_too_many_are_refused() {
 }
 
 #[tokio::test]
-async fn one_push_brings_only_so_many_uploads_that_nobody_signed() {
+async fn unsigned_uploads_of_one_push_are_limited() {
     let hosted = hosted().await;
     let names: Vec<String> = (0..40).map(|n| format!("refs/nostr/{n:064x}")).collect();
     let commands: Vec<_> =

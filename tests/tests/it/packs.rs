@@ -1,4 +1,4 @@
-//! Packs that lie, packs that are too much, and a disk that is full.
+//! Malformed packs, packs beyond the limits, and a full disk.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use nostr::event::Event;
 
 const MAIN: &str = "refs/heads/main";
 
-/// A server with a repository that somebody has pushed to.
+/// A server with a repository of one commit.
 pub(crate) struct Hosted {
     pub(crate) instance: Instance,
     pub(crate) alice: Author,
@@ -34,14 +34,14 @@ pub(crate) async fn hosted(settings: Settings) -> Hosted {
 }
 
 impl Hosted {
-    /// Signs that main is at a commit, which is not here yet.
+    /// Signs a state with main at a commit that is not here yet.
     async fn sign(&self, seconds: u64, commit: &str) -> Event {
         let state = self.alice.later(seconds).state("x", &[(MAIN, commit)]);
         self.instance.ingest(vec![state.clone()]).await;
         state
     }
 
-    /// Pushes these bytes as the pack of a commit; what main is told.
+    /// Pushes these bytes as the pack of a commit, and returns the report.
     async fn push(&self, commit: &str, pack: &[u8]) -> String {
         let request = push(&[(&self.tip, commit, MAIN)], pack);
         let answer = self.instance.post(&self.repo, "git-receive-pack", &[], &request).await;
@@ -49,19 +49,19 @@ impl Hosted {
         answer.body
     }
 
-    async fn is_untouched(&self, state: &Event, after: &str) {
+    async fn assert_unchanged(&self, state: &Event, after: &str) {
         assert!(!self.instance.serves(state).await, "{after}");
         assert_eq!(self.instance.refs(&self.repo).await, self.refs, "{after}");
         assert_eq!(self.instance.until_idle().await, Leftovers::default(), "{after}");
     }
 }
 
-/// The last bytes of a pack, made to fit what is before them.
-async fn resealed(work: &Workdir, mut pack: Vec<u8>) -> Vec<u8> {
+/// Replaces the checksum of a pack by the correct one.
+async fn with_checksum(work: &Workdir, mut pack: Vec<u8>) -> Vec<u8> {
     pack.truncate(pack.len() - 20);
-    std::fs::write(work.path().join("sealed"), &pack).unwrap();
-    let sum = Command::new("sha1sum").arg(work.path().join("sealed")).output().unwrap();
-    std::fs::remove_file(work.path().join("sealed")).unwrap();
+    std::fs::write(work.path().join("unsigned"), &pack).unwrap();
+    let sum = Command::new("sha1sum").arg(work.path().join("unsigned")).output().unwrap();
+    std::fs::remove_file(work.path().join("unsigned")).unwrap();
     let hex = String::from_utf8(sum.stdout).unwrap();
     let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
     pack.extend((0..40).step_by(2).map(byte));
@@ -69,7 +69,7 @@ async fn resealed(work: &Workdir, mut pack: Vec<u8>) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_pack_that_lies_moves_nothing() {
+async fn a_malformed_pack_changes_nothing() {
     let hosted = hosted(Settings::default()).await;
     let work = &hosted.work;
     let next = work.commit("next").await;
@@ -88,33 +88,33 @@ async fn a_pack_that_lies_moves_nothing() {
     version[7] = 9;
     let only_commit = work.pipe(&["pack-objects", "--stdout", "-q"], next.as_bytes()).await;
     let cases = [
-        ("nothing", Vec::new()),
+        ("no bytes", Vec::new()),
         ("no pack", b"PUCK".to_vec()),
-        ("noise", vec![0x55; 10_000]),
+        ("constant bytes", vec![0x55; 10_000]),
         ("another version", version),
-        ("a corrupt object", resealed(work, flipped(good.len() / 2)).await),
+        ("a corrupt object", with_checksum(work, flipped(good.len() / 2)).await),
         ("a flipped bit", flipped(good.len() / 2)),
         ("a wrong trailer", flipped(good.len() - 1)),
         ("no trailer", good[..good.len() - 20].to_vec()),
         ("half of it", good[..good.len() / 2].to_vec()),
         ("a header alone", good[..12].to_vec()),
-        ("fewer objects than it says", resealed(work, more_objects).await),
-        ("more objects than it says", resealed(work, fewer_objects).await),
+        ("fewer objects than it says", with_checksum(work, more_objects).await),
+        ("more objects than it says", with_checksum(work, fewer_objects).await),
         ("a commit without its tree", only_commit),
         ("objects of another commit", work.pack(&[&hosted.tip]).await),
     ];
     for (what, pack) in cases {
-        let said = hosted.push(&next, &pack).await;
-        assert!(said.contains(&format!("ng {MAIN} ")), "{what}: {said}");
-        assert!(!said.contains("the server failed"), "{what}: {said}");
-        hosted.is_untouched(&state, what).await;
+        let report = hosted.push(&next, &pack).await;
+        assert!(report.contains(&format!("ng {MAIN} ")), "{what}: {report}");
+        assert!(!report.contains("the server failed"), "{what}: {report}");
+        hosted.assert_unchanged(&state, what).await;
     }
     assert!(hosted.push(&next, &good).await.contains(&format!("ok {MAIN}")));
     assert!(hosted.instance.serves(&state).await);
 }
 
 #[tokio::test]
-async fn objects_that_gits_own_checks_refuse_are_refused() {
+async fn objects_that_fsck_refuses_are_refused() {
     let hosted = hosted(Settings::default()).await;
     let work = &hosted.work;
     let blob = work.git(&["rev-parse", "main:file"]).await.expect_ok();
@@ -137,32 +137,32 @@ async fn objects_that_gits_own_checks_refuse_are_refused() {
         let state = hosted.sign(seconds, &commit).await;
         let objects = format!("{commit}\n{tree}\n{blob}\n");
         let pack = work.pipe(&["pack-objects", "--stdout", "-q"], objects.as_bytes()).await;
-        let said = hosted.push(&commit, &pack).await;
-        assert!(said.contains(&format!("ng {MAIN} the pack was refused")), "{said}");
-        hosted.is_untouched(&state, "an object that is not as it should be").await;
+        let report = hosted.push(&commit, &pack).await;
+        assert!(report.contains(&format!("ng {MAIN} the pack was refused")), "{report}");
+        hosted.assert_unchanged(&state, "a malformed object").await;
     }
 }
 
 #[tokio::test]
-async fn a_pack_that_is_too_large_is_refused_by_its_size() {
+async fn a_pack_beyond_the_size_limit_is_refused() {
     let git = GitLimits { push_bytes: 200_000, ..GitLimits::default() };
     let hosted = hosted(Settings { git, ..Settings::default() }).await;
-    // Once in one piece, once in chunks after a probe; and once more than is taken for politeness.
+    // The smaller one in one piece, the larger one in chunks after a probe, and beyond what is read before the answer.
     for (seconds, bytes) in [(1, 300_000), (2, 3_000_000)] {
         hosted.work.git(&["reset", "-q", "--hard", &hosted.tip]).await.expect_ok();
         let next = hosted.work.commit_incompressible(bytes).await;
         let state = hosted.sign(seconds, &next).await;
         let url = hosted.instance.clone_url(&hosted.repo);
-        let said = hosted.work.git(&["push", &url, "main"]).await.expect_refused();
+        let error = hosted.work.git(&["push", &url, "main"]).await.expect_refused();
         if bytes < 400_000 {
-            assert!(said.contains("[remote rejected] main -> main (the request body"), "{said}");
+            assert!(error.contains("[remote rejected] main -> main (the request body"), "{error}");
         }
-        hosted.is_untouched(&state, "an oversize pack").await;
+        hosted.assert_unchanged(&state, "an oversize pack").await;
     }
 }
 
 #[tokio::test]
-async fn a_repository_does_not_grow_beyond_its_bound() {
+async fn a_repository_does_not_grow_beyond_its_quota() {
     let git = GitLimits { repository_bytes: 400_000, ..GitLimits::default() };
     let mut hosted = hosted(Settings { git, ..Settings::default() }).await;
     let url = hosted.instance.clone_url(&hosted.repo);
@@ -172,10 +172,10 @@ async fn a_repository_does_not_grow_beyond_its_bound() {
     hosted.refs = hosted.instance.refs(&hosted.repo).await;
     let next = hosted.work.commit_incompressible(310_000).await;
     let state = hosted.sign(2, &next).await;
-    let said = hosted.work.git(&["push", &url, "main"]).await.expect_refused();
+    let error = hosted.work.git(&["push", &url, "main"]).await.expect_refused();
     let reason = "the repository would have more than 400000 bytes of git data";
-    assert!(said.contains(reason), "{said}");
-    hosted.is_untouched(&state, "a pack beyond the bound").await;
+    assert!(error.contains(reason), "{error}");
+    hosted.assert_unchanged(&state, "a pack beyond the quota").await;
     hosted.work.git(&["reset", "-q", "--hard", &hosted.tip]).await.expect_ok();
     let small = hosted.work.commit("small").await;
     let state = hosted.sign(3, &small).await;
@@ -183,7 +183,7 @@ async fn a_repository_does_not_grow_beyond_its_bound() {
     assert!(hosted.instance.serves(&state).await);
 }
 
-/// A git that may write files of 64 KiB at most, and is told so instead of being killed.
+/// Returns a git that can write files of 64 KiB at most, and gets an error instead of a signal.
 fn limited_git(dir: &Path) -> PathBuf {
     let path = dir.join("git");
     let script = "#!/bin/bash\ntrap '' XFSZ\nulimit -f 64\nPATH=/usr/local/bin:/usr/bin:/bin\nexec git \"$@\"\n";
@@ -192,14 +192,14 @@ fn limited_git(dir: &Path) -> PathBuf {
     path
 }
 
-async fn full_disk(hosted: Hosted) {
+async fn check_full_disk(hosted: Hosted) {
     let next = hosted.work.commit_incompressible(6 << 20).await;
     let state = hosted.sign(1, &next).await;
     let url = hosted.instance.clone_url(&hosted.repo);
-    let said = hosted.work.git(&["push", &url, "main"]).await.expect_refused();
-    assert!(said.contains("[remote rejected] main -> main (no space left on disk)"), "{said}");
-    hosted.is_untouched(&state, "a full disk").await;
-    // What is small enough still works, and nothing of the rest has stayed.
+    let error = hosted.work.git(&["push", &url, "main"]).await.expect_refused();
+    assert!(error.contains("[remote rejected] main -> main (no space left on disk)"), "{error}");
+    hosted.assert_unchanged(&state, "a full disk").await;
+    // A small push still succeeds.
     hosted.work.git(&["reset", "-q", "--hard", &hosted.tip]).await.expect_ok();
     let small = hosted.work.commit("small").await;
     let state = hosted.sign(2, &small).await;
@@ -208,17 +208,17 @@ async fn full_disk(hosted: Hosted) {
 }
 
 #[tokio::test]
-async fn a_file_that_may_not_grow_while_unpacking_is_told_as_a_full_disk() {
+async fn a_file_size_limit_while_unpacking_is_reported_as_a_full_disk() {
     let dir = tempfile::tempdir().unwrap();
     let settings = Settings { program: Some(limited_git(dir.path())), ..Settings::default() };
-    full_disk(hosted(settings).await).await;
+    check_full_disk(hosted(settings).await).await;
 }
 
-/// A disk of four megabytes, until it is dropped.
+/// A file system of four megabytes, which is unmounted on drop.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    /// `None` where nobody may mount one.
+    /// Mounts it; `None` without the permission to.
     fn mount() -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let mut mount = Command::new("mount");
@@ -234,13 +234,13 @@ impl Drop for SmallDisk {
 }
 
 #[tokio::test]
-async fn a_disk_that_is_full_while_unpacking_is_told_as_such() {
+async fn a_full_disk_while_unpacking_is_reported_as_such() {
     let Some(disk) = SmallDisk::mount() else {
         // Past what the test harness captures: `.ci/run` counts these lines.
-        let why =
-            "no small disk can be mounted here; the test with a limited git stands for this one";
-        return std::io::stderr().write_all(format!("skipped: {why}\n").as_bytes()).unwrap();
+        let reason =
+            "no small disk can be mounted here; the test with a limited git covers this case";
+        return std::io::stderr().write_all(format!("skipped: {reason}\n").as_bytes()).unwrap();
     };
     let repositories = Some(disk.0.path().join("git"));
-    full_disk(hosted(Settings { repositories, ..Settings::default() }).await).await;
+    check_full_disk(hosted(Settings { repositories, ..Settings::default() }).await).await;
 }

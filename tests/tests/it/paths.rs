@@ -1,9 +1,9 @@
-//! Addresses that are meant to lead somewhere else.
+//! URL paths that try to leave a repository.
 
 use grasp_core::service::npub;
 use grasp_tests::{Author, Instance, exchange, files, post};
 
-/// Every way that somebody might write "up" or "another directory" below an owner.
+/// Spellings of parent and other directories below an owner.
 const TRAVERSALS: &[&str] = &[
     "../x.git",
     "%2e%2e/x.git",
@@ -44,18 +44,18 @@ const TRAVERSALS: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn no_spelling_of_a_path_leads_out_of_a_repository() {
+async fn no_spelling_of_a_path_leaves_the_repository() {
     let instance = Instance::start().await;
     let alice = Author::new();
     instance.host(&alice, "x").await;
     let before = files(&instance.repositories());
     let (address, owner) = (instance.address().to_string(), npub(&alice.key()));
     for traversal in TRAVERSALS {
-        for place in ["", "/info/refs?service=git-upload-pack", "/HEAD"] {
-            let path = format!("/{owner}/{traversal}{place}");
+        for suffix in ["", "/info/refs?service=git-upload-pack", "/HEAD"] {
+            let path = format!("/{owner}/{traversal}{suffix}");
             let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
             let answer = exchange(&address, request.as_bytes()).await;
-            // Below the repository itself the dumb protocol is refused by its name.
+            // Within the repository the dumb protocol is refused by name.
             let refused = [400, 404].contains(&answer.status)
                 || (answer.status == 403 && answer.body.contains("dumb HTTP protocol"));
             assert!(refused, "{path}: {answer:?}");
@@ -71,7 +71,7 @@ async fn no_spelling_of_a_path_leads_out_of_a_repository() {
 }
 
 #[tokio::test]
-async fn an_owner_has_one_spelling() {
+async fn an_owner_has_exactly_one_spelling() {
     let instance = Instance::start().await;
     let alice = Author::new();
     instance.host(&alice, "x").await;
@@ -96,7 +96,7 @@ async fn an_owner_has_one_spelling() {
 }
 
 #[tokio::test]
-async fn strange_names_are_names_and_not_paths() {
+async fn unusual_identifiers_are_not_treated_as_paths() {
     let instance = Instance::start().await;
     let alice = Author::new();
     for name in ["my repo", "a:b", "x.git", "CON", "émoji 🦀", "%2e%2e", "-rf", "con\u{7}trol"] {
@@ -107,7 +107,7 @@ async fn strange_names_are_names_and_not_paths() {
 }
 
 #[tokio::test]
-async fn look_alike_hosts_are_not_us() {
+async fn similar_host_names_are_not_this_service() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let (us, owner) = (instance.service().to_string(), npub(&alice.key()));

@@ -1,4 +1,4 @@
-//! Every kind of push, with the real git.
+//! Kinds of pushes, with the real git.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 const MAIN: &str = "refs/heads/main";
 
 #[tokio::test]
-async fn an_atomic_push_happens_whole_or_not_at_all() {
+async fn an_atomic_push_succeeds_or_fails_as_a_whole() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
@@ -25,26 +25,26 @@ async fn an_atomic_push_happens_whole_or_not_at_all() {
     instance.ingest(vec![request.clone()]).await;
     let wrong = format!("main:refs/nostr/{}", request.id);
 
-    let said = work.git(&["push", "--atomic", &url, "main", &wrong]).await.expect_refused();
-    assert!(said.contains("its event names commit"), "{said}");
-    assert!(said.contains("main -> main (atomic push failed"), "{said}");
+    let error = work.git(&["push", "--atomic", &url, "main", &wrong]).await.expect_refused();
+    assert!(error.contains("its event names commit"), "{error}");
+    assert!(error.contains("main -> main (atomic push failed"), "{error}");
     assert!(!instance.serves(&state).await);
     assert_eq!(instance.refs(&alice.repo("x")).await, before);
 
-    let said = work.git(&["push", &url, "main", &wrong]).await.expect_refused();
-    assert!(said.contains("main -> main\n"), "without --atomic the other one is done: {said}");
+    let error = work.git(&["push", &url, "main", &wrong]).await.expect_refused();
+    assert!(error.contains("main -> main\n"), "without --atomic the other ref moves: {error}");
     assert!(instance.serves(&state).await);
 }
 
 #[tokio::test]
-async fn what_is_there_already_needs_no_state() {
+async fn a_push_without_effect_needs_no_state() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
     let path = instance.path(&alice.repo("x"));
     assert!(path.ends_with("/x.git"));
-    // A client that saw older refs: git itself would say that everything is up to date.
+    // A client that saw older refs: git itself would not send this.
     let request = push(&[("1".repeat(40).as_str(), &tip, MAIN)], &work.pack(&["main"]).await);
     let answer = instance.post(&alice.repo("x"), "git-receive-pack", &[], &request).await;
     assert!(answer.body.contains(&format!("ok {MAIN}")), "{answer:?}");
@@ -54,7 +54,7 @@ async fn what_is_there_already_needs_no_state() {
 }
 
 #[tokio::test]
-async fn the_branch_of_head_can_go_and_a_branch_can_become_a_directory() {
+async fn the_branch_of_head_can_be_deleted_and_a_branch_can_become_a_directory() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
@@ -73,12 +73,12 @@ async fn the_branch_of_head_can_go_and_a_branch_can_become_a_directory() {
 
     let state = alice.later(2).sign(30618, "", &[&["d", "x"]]);
     instance.ingest(vec![state.clone()]).await;
-    assert!(instance.serves(&state).await, "nothing is needed for nothing");
+    assert!(instance.serves(&state).await, "a state without refs needs no objects");
     assert_eq!(instance.refs(&alice.repo("x")).await, "");
 }
 
 #[tokio::test]
-async fn every_version_of_the_protocol_is_spoken() {
+async fn every_protocol_version_works() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
@@ -98,7 +98,7 @@ async fn every_version_of_the_protocol_is_spoken() {
 }
 
 #[tokio::test]
-async fn of_competing_uploads_the_one_that_is_signed_is_served() {
+async fn of_several_uploads_for_an_event_the_signed_one_is_served() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
@@ -115,7 +115,7 @@ async fn of_competing_uploads_the_one_that_is_signed_is_served() {
     }
     assert_eq!(instance.leftovers().staged, 3);
     assert!(!instance.refs(&alice.repo("x")).await.contains("refs/nostr"));
-    // Nobody can fetch what nobody has signed for.
+    // A staged upload cannot be fetched.
     let clone = grasp_tests::Workdir::empty();
     clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
     clone.git(&["fetch", "-q", &url, &right]).await.expect_refused();
@@ -125,13 +125,13 @@ async fn of_competing_uploads_the_one_that_is_signed_is_served() {
     assert!(refs.contains(&format!("{right}\t{name}")), "{refs}");
     clone.git(&["fetch", "-q", &url, &right]).await.expect_ok();
     clone.git(&["fetch", "-q", &url, &tips[2]]).await.expect_refused();
-    assert_eq!(instance.leftovers_when(|litter| litter.staged == 0).await.staged, 0);
-    let said = work.git(&["push", &url, &format!(":{name}")]).await.expect_refused();
-    assert!(said.contains("[remote rejected]"), "{said}");
+    assert_eq!(instance.leftovers_when(|leftovers| leftovers.staged == 0).await.staged, 0);
+    let error = work.git(&["push", &url, &format!(":{name}")]).await.expect_refused();
+    assert!(error.contains("[remote rejected]"), "{error}");
 }
 
 #[tokio::test]
-async fn whoever_waits_hears_that_we_are_at_it_while_still_sending() {
+async fn progress_is_reported_to_a_client_that_is_still_sending() {
     let git = GitLimits { sign_of_life: Duration::from_millis(50), ..GitLimits::default() };
     let instance = Instance::with_settings(Settings { git, ..Settings::default() }).await;
     let alice = Author::new();
@@ -147,18 +147,18 @@ async fn whoever_waits_hears_that_we_are_at_it_while_still_sending() {
     let mut stream = TcpStream::connect(&address).await.unwrap();
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.write_all(&request[..request.len() - 5]).await.unwrap();
-    let mut said = Vec::new();
-    while !String::from_utf8_lossy(&said).contains("still working") {
-        assert!(stream.read_buf(&mut said).await.unwrap() > 0, "the answer has not ended");
+    let mut received = Vec::new();
+    while !String::from_utf8_lossy(&received).contains("still working") {
+        assert!(stream.read_buf(&mut received).await.unwrap() > 0, "the response has not ended");
     }
     stream.write_all(&request[request.len() - 5..]).await.unwrap();
-    stream.read_to_end(&mut said).await.unwrap();
-    let said = String::from_utf8_lossy(&said).into_owned();
-    assert!(said.contains(&format!("ok {MAIN}")), "{said}");
+    stream.read_to_end(&mut received).await.unwrap();
+    let received = String::from_utf8_lossy(&received).into_owned();
+    assert!(received.contains(&format!("ok {MAIN}")), "{received}");
 }
 
-/// Returns the number of transactions in the log of a database, each of which SQLite has waited for once, and the log's
-/// salts, which change when it begins anew.
+/// Returns the number of transactions in the log of a database, each of which SQLite has synced once, and the log's
+/// salts, which change when the log restarts.
 fn logged_commits(dir: &Path) -> (usize, [u8; 8]) {
     let log = std::fs::read(dir.join("grasp.db-wal")).unwrap();
     let number = |at: usize| u32::from_be_bytes(log[at..at + 4].try_into().unwrap());

@@ -1,4 +1,4 @@
-//! What may wait is bounded: per author, per name, and in all.
+//! Quotas of held events: per author, per name, and in total.
 
 use grasp_purgatory::Bound;
 use grasp_tests::{Author, Instance, Settings, Workdir};
@@ -27,7 +27,7 @@ async fn bounded(change: impl FnOnce(&mut grasp_purgatory::Config)) -> Instance 
 }
 
 #[tokio::test]
-async fn one_author_fills_only_their_own_share() {
+async fn held_events_of_one_author_are_limited() {
     let instance = bounded(|config| config.per_author.count = 3).await;
     let (alice, bob) = (Author::new(), Author::new());
     let us = instance.service();
@@ -37,7 +37,7 @@ async fn one_author_fills_only_their_own_share() {
     assert_eq!(answer(&instance, &alice.announce("d", &us)).await, limited());
     assert_eq!(instance.get(&instance.path(&alice.repo("d")), &[]).await.status, 404);
     assert_eq!(answer(&instance, &bob.announce("d", &us)).await, held());
-    // What takes the place of something waits in its place, and what is deleted makes room.
+    // A replacement needs no further room, and a deletion makes room.
     assert_eq!(answer(&instance, &alice.later(1).announce("a", &us)).await, held());
     let coordinate = format!("30617:{}:b", alice.key());
     instance.ingest(vec![alice.later(2).sign(5, "", &[&["a", &coordinate]])]).await;
@@ -46,7 +46,7 @@ async fn one_author_fills_only_their_own_share() {
 }
 
 #[tokio::test]
-async fn one_author_is_served_only_so_many_repositories() {
+async fn repositories_of_one_author_are_limited() {
     let (alice, bob, operator) = (Author::new(), Author::new(), Author::new());
     let instance = Instance::with(|settings| {
         settings.policy.repositories_per_author = 2;
@@ -59,12 +59,12 @@ async fn one_author_is_served_only_so_many_repositories() {
         instance.host(&operator, name).await;
     }
     assert_eq!(answer(&instance, &alice.announce("c", &us)).await, limited());
-    // What is served may change, and who is somebody else, or runs the server, is not meant.
+    // Served repositories can be replaced, and the limit does not hold for other authors and the operator.
     let again = alice.later(1).announce("a", &us);
     assert_eq!(answer(&instance, &again).await, (true, String::new()));
     assert_eq!(answer(&instance, &bob.announce("c", &us)).await, held());
     assert_eq!(answer(&instance, &operator.announce("c", &us)).await, held());
-    // What is deleted makes room.
+    // A deletion makes room.
     let coordinate = format!("30617:{}:b", alice.key());
     instance.ingest(vec![alice.later(2).sign(5, "", &[&["a", &coordinate]])]).await;
     instance.settle("b").await;
@@ -72,15 +72,15 @@ async fn one_author_is_served_only_so_many_repositories() {
 }
 
 #[tokio::test]
-async fn what_is_only_known_for_discovery_counts_for_nobody() {
+async fn announcements_for_discovery_do_not_count() {
     let (alice, bob) = (Author::new(), Author::new());
     let instance = Instance::with(|settings| settings.policy.repositories_per_author = 2).await;
     let us = instance.service();
-    let keepers: &[&str] = &["maintainers", &alice.key().to_hex()];
+    let maintainers: &[&str] = &["maintainers", &alice.key().to_hex()];
     let elsewhere = "elsewhere.example".parse().unwrap();
     for name in ["a", "b"] {
         instance.host(&bob, name).await;
-        instance.ingest(vec![bob.later(1).announce_with(name, &us, &[keepers])]).await;
+        instance.ingest(vec![bob.later(1).announce_with(name, &us, &[maintainers])]).await;
         let known = alice.announce(name, &elsewhere);
         assert_eq!(answer(&instance, &known).await, (true, String::new()));
     }
@@ -90,7 +90,7 @@ async fn what_is_only_known_for_discovery_counts_for_nobody() {
 }
 
 #[tokio::test]
-async fn one_name_fills_only_its_own_share() {
+async fn held_events_of_one_name_are_limited() {
     let instance = bounded(|config| config.per_identifier.count = 3).await;
     let us = instance.service();
     for _ in 0..3 {
@@ -101,7 +101,7 @@ async fn one_name_fills_only_its_own_share() {
 }
 
 #[tokio::test]
-async fn everybody_together_fills_no_more_than_there_is() {
+async fn held_events_are_limited_in_total() {
     let instance = bounded(|config| config.total = Bound { count: 4, bytes: 1 << 20 }).await;
     let us = instance.service();
     for n in 0..4 {
@@ -119,7 +119,7 @@ async fn everybody_together_fills_no_more_than_there_is() {
 }
 
 #[tokio::test]
-async fn what_is_released_makes_room() {
+async fn a_release_makes_room() {
     let instance = bounded(|config| config.total.count = 2).await;
     let alice = Author::new();
     for name in ["a", "b", "c"] {
@@ -130,7 +130,7 @@ async fn what_is_released_makes_room() {
 }
 
 #[tokio::test]
-async fn of_many_states_the_newest_wait() {
+async fn only_the_newest_states_of_an_author_are_held() {
     let instance = bounded(|config| config.states_per_author = 2).await;
     let alice = Author::new();
     let work = Workdir::init().await;

@@ -1,4 +1,4 @@
-//! Several at once, on the same repository.
+//! Concurrent operations on one repository.
 
 use grasp_tests::wire::{ZERO_ID, push};
 use grasp_tests::{
@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 const MAIN: &str = "refs/heads/main";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_same_push_twice_at_once_is_one_push() {
+async fn two_equal_concurrent_pushes_are_one_push() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
@@ -32,7 +32,7 @@ async fn the_same_push_twice_at_once_is_one_push() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_two_different_pushes_at_once_the_refs_are_those_of_the_served_state() {
+async fn after_two_different_concurrent_pushes_the_refs_match_the_served_state() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
@@ -70,12 +70,12 @@ async fn of_two_different_pushes_at_once_the_refs_are_those_of_the_served_state(
 }
 
 #[tokio::test]
-async fn a_push_that_has_begun_is_not_overtaken_by_expiry() {
+async fn a_push_in_progress_is_not_affected_by_expiry() {
     let time = AdjustableClock::default();
     let instance = Instance::with_settings(time.settings()).await;
     let alice = Author::new();
     let work = Workdir::init().await;
-    // Git is started once a quarter of a megabyte is here.
+    // Git starts after a quarter of a megabyte was received.
     let commit = work.commit_incompressible(1_000_000).await;
     let announcement = alice.announce("x", &instance.service());
     let state = alice.state("x", &[(MAIN, &commit)]);
@@ -89,9 +89,9 @@ async fn a_push_that_has_begun_is_not_overtaken_by_expiry() {
     let head = request_head(&address, "POST", &path, &[("Content-Length", &length)]);
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.write_all(&request[..request.len() / 2]).await.unwrap();
-    instance.leftovers_when(|litter| !litter.processes.is_empty()).await;
+    instance.leftovers_when(|leftovers| !leftovers.processes.is_empty()).await;
 
-    // Far more than the half hour that everything here may wait.
+    // Far longer than the half hour for which events are held.
     time.advance(2 * 60 * 60);
     for _ in 0..3 {
         instance.settle("another").await;
@@ -107,7 +107,7 @@ async fn a_push_that_has_begun_is_not_overtaken_by_expiry() {
 }
 
 #[tokio::test]
-async fn what_nobody_pushes_expires_and_a_new_state_brings_it_back() {
+async fn an_announcement_without_a_push_expires_and_returns_with_a_new_state() {
     let time = AdjustableClock::default();
     let instance = Instance::with_settings(time.settings()).await;
     let alice = Author::new();

@@ -1,4 +1,4 @@
-//! Two servers that keep each other complete.
+//! Two servers that sync with each other.
 
 use grasp_core::RepoId;
 use grasp_sync::engine::Config;
@@ -19,7 +19,7 @@ async fn instance_with(bootstrap: &[&Instance], choose: impl FnOnce(&mut Config)
     .await
 }
 
-/// Two servers with a repository that names them both; the second follows the first.
+/// Two servers and a repository that names both; the second one has the first as bootstrap relay.
 struct Pair {
     a: Instance,
     b: Instance,
@@ -44,8 +44,8 @@ impl Pair {
         Self { a, b, alice, repo, published: 0 }
     }
 
-    /// Publishes an issue at the first server that was signed so long ago, and sees it at the second.
-    async fn arrives(&mut self, seconds_ago: u64) {
+    /// Publishes an issue of this age at the first server, and waits until the second serves it.
+    async fn publish_and_wait(&mut self, seconds_ago: u64) {
         self.published += 1;
         let text = format!("issue {}", self.published);
         let issue = self.alice.earlier(seconds_ago).issue(&self.repo, &text);
@@ -59,56 +59,56 @@ impl Pair {
     }
 }
 
-const WEEK: u64 = 7 * 24 * 60 * 60;
+const WEEK_SECONDS: u64 = 7 * 24 * 60 * 60;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_event_dated_a_week_ago_arrives_live_and_after_a_quick_return() {
+async fn an_event_dated_a_week_ago_arrives_live_and_after_a_reconnect() {
     let mut pair = Pair::start(|_| {}).await;
-    pair.arrives(0).await;
-    pair.arrives(WEEK).await;
+    pair.publish_and_wait(0).await;
+    pair.publish_and_wait(WEEK_SECONDS).await;
     let Pair { a, b, alice, repo, published } = pair;
     let a = a.restart_with(|_| {}).await;
     let mut pair = Pair { a, b, alice, repo, published };
-    // Whatever arrives shows that it is connected again.
-    pair.arrives(0).await;
-    pair.arrives(WEEK).await;
+    // A new event shows that the servers are connected again.
+    pair.publish_and_wait(0).await;
+    pair.publish_and_wait(WEEK_SECONDS).await;
     pair.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_event_dated_a_week_ago_arrives_live_after_a_rebuild() {
-    let few = |engine: &mut Config| {
+async fn an_event_dated_a_week_ago_arrives_live_after_a_consolidation() {
+    let consolidating = |engine: &mut Config| {
         (engine.consolidation_threshold, engine.whole_from) = (6, None);
         engine.discovery_window = std::time::Duration::from_millis(100);
     };
-    let mut pair = Pair::start(few).await;
+    let mut pair = Pair::start(consolidating).await;
     let rebuilds = "grasp_sync_consolidations_total{";
     while !pair.b.get("/metrics", &[]).await.body.contains(rebuilds) {
-        assert!(pair.published < 1_000, "nothing is rebuilt");
-        pair.arrives(0).await;
+        assert!(pair.published < 1_000, "no consolidation");
+        pair.publish_and_wait(0).await;
     }
     for _ in 0..8 {
-        pair.arrives(WEEK).await;
+        pair.publish_and_wait(WEEK_SECONDS).await;
     }
     pair.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_event_dated_a_week_ago_arrives_live_in_full_mode() {
-    let soon = |engine: &mut Config| {
+async fn an_event_dated_a_week_ago_arrives_live_in_full_sync() {
+    let full_sync = |engine: &mut Config| {
         engine.whole_from = Some(1_000);
         engine.discovery_window = std::time::Duration::from_millis(100);
     };
-    let mut pair = Pair::start(soon).await;
+    let mut pair = Pair::start(full_sync).await;
     for _ in 0..8 {
-        pair.arrives(0).await;
-        pair.arrives(WEEK).await;
+        pair.publish_and_wait(0).await;
+        pair.publish_and_wait(WEEK_SECONDS).await;
     }
     pair.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_one_server_has_the_other_gets_stored_and_live() {
+async fn stored_and_live_events_of_one_server_reach_the_other() {
     let a = instance(&[]).await;
     let b = instance(&[&a]).await;
     let alice = Author::new();
@@ -119,19 +119,19 @@ async fn what_one_server_has_the_other_gets_stored_and_live() {
     let state = alice.state("x", &[("refs/heads/main", &commit)]);
     a.ingest(vec![announced.clone(), state.clone()]).await;
     work.git(&["push", &a.clone_url(&repo), "main"]).await.expect_ok();
-    let issue = alice.issue(&repo, "it does not work");
-    let comment = alice.sign(1111, "it does for me", &[&["E", &issue.id.to_hex()]]);
+    let issue = alice.issue(&repo, "an issue");
+    let comment = alice.sign(1111, "a comment", &[&["E", &issue.id.to_hex()]]);
     a.ingest(vec![issue.clone(), comment.clone()]).await;
     a.until_serves(&comment).await;
 
-    // The announcement and its state wait there for the git data, which comes by a push.
-    let mut news = b.purgatory().news();
+    // The other server holds the announcement and its state until the git data is pushed.
+    let mut changes = b.purgatory().news();
     let holds = |name: &str| {
         let name = name.parse().unwrap();
         b.purgatory().ask(move |held| !held.candidates(&name).is_empty())
     };
     while !holds("x").await.unwrap() {
-        let _ = tokio::time::timeout(std::time::Duration::from_millis(50), news.recv()).await;
+        let _ = tokio::time::timeout(std::time::Duration::from_millis(50), changes.recv()).await;
     }
     work.git(&["push", &b.clone_url(&repo), "main"]).await.expect_ok();
     for event in [&announced, &state, &issue, &comment] {
@@ -142,22 +142,22 @@ async fn what_one_server_has_the_other_gets_stored_and_live() {
     a.ingest(vec![live.clone()]).await;
     b.until_serves(&live).await;
 
-    // And the other way round, for the announcement names them both.
-    let back = alice.later(2).issue(&repo, "the other way");
+    // Events also go in the other direction, because the announcement names both servers.
+    let back = alice.later(2).issue(&repo, "the other direction");
     b.ingest(vec![back.clone()]).await;
     a.until_serves(&back).await;
     a.stop().await;
     b.stop().await;
 }
 
-/// A working copy of one commit and this many annotated tags, each an object of its own, without any ref: git is then
-/// quick to push them. The tags with their objects, and the commit.
+/// Returns a working directory with a commit and this number of annotated tags, each an object of its own, and the refs with
+/// their objects. The refs themselves are removed, which makes pushes faster.
 async fn tagged(count: usize) -> (Workdir, Vec<(String, String)>) {
     let work = Workdir::init().await;
-    let who = "alice <alice@example.com> 1700000000 +0000";
-    let mut stream = format!("commit refs/heads/main\ncommitter {who}\ndata 5\nfirst\n");
+    let tagger = "alice <alice@example.com> 1700000000 +0000";
+    let mut stream = format!("commit refs/heads/main\ncommitter {tagger}\ndata 5\nfirst\n");
     for n in 0..count {
-        stream += &format!("tag v{n}\nfrom refs/heads/main\ntagger {who}\ndata 3\ntag\n");
+        stream += &format!("tag v{n}\nfrom refs/heads/main\ntagger {tagger}\ndata 3\ntag\n");
     }
     work.pipe(&["fast-import", "--quiet"], stream.as_bytes()).await;
     let listed = work.git(&["for-each-ref", "--format=%(refname) %(objectname)"]).await.expect_ok();

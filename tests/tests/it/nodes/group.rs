@@ -15,13 +15,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Tells a process of this very binary to be a node, and which.
-const DIR: &str = "GRASP_TEST_NODE_DIR";
-const ADDRESS: &str = "GRASP_TEST_NODE_ADDRESS";
-const LINK: &str = "GRASP_TEST_NODE_LINK";
-const DOMAIN: &str = "GRASP_TEST_NODE_DOMAIN";
-const DATABASE: &str = "GRASP_TEST_NODE_DATABASE";
-const PACKS: &str = "GRASP_TEST_NODE_PACKS";
+/// Variables that make a process of this test binary a node, with its settings.
+const DIR_VAR: &str = "GRASP_TEST_NODE_DIR";
+const ADDRESS_VAR: &str = "GRASP_TEST_NODE_ADDRESS";
+const LINK_VAR: &str = "GRASP_TEST_NODE_LINK";
+const DOMAIN_VAR: &str = "GRASP_TEST_NODE_DOMAIN";
+const DATABASE_VAR: &str = "GRASP_TEST_NODE_DATABASE";
+const PACKS_VAR: &str = "GRASP_TEST_NODE_PACKS";
 
 /// The nodes of one server.
 pub(super) struct Group {
@@ -36,12 +36,12 @@ pub(super) struct Group {
 struct NodeProcess {
     dir: TempDir,
     address: SocketAddr,
-    /// The way on which other nodes reach it.
+    /// The proxy through which other nodes connect to it.
     link: Link,
     process: Option<Child>,
 }
 
-/// A way to a node that can be cut.
+/// A proxy to a node, whose connections can be cut.
 struct Link {
     address: SocketAddr,
     is_cut: watch::Sender<bool>,
@@ -63,7 +63,7 @@ impl Link {
     }
 }
 
-/// Passes connections to a node, and ends them when the way is cut.
+/// Passes connections to a node, and ends them when the link is cut.
 async fn pass(listener: TcpListener, node: SocketAddr, cut: watch::Receiver<bool>) {
     while let Ok((mut client, _)) = listener.accept().await {
         let mut cut = cut.clone();
@@ -100,7 +100,7 @@ impl Drop for Group {
 }
 
 impl Group {
-    /// Starts nodes and waits until one of them writes; `None` if PostgreSQL is not installed.
+    /// Starts nodes and waits until one of them is the writer; `None` if PostgreSQL is not installed.
     pub(super) async fn start(count: usize) -> Option<Self> {
         let postgres = Postgres::durable()?;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -125,12 +125,12 @@ impl Group {
         Some(group)
     }
 
-    /// The server, through its proxy.
+    /// Returns a client of the server, through its proxy.
     pub(super) fn client(&self) -> ServerClient {
         ServerClient::at(self.domain)
     }
 
-    /// One node.
+    /// Returns a client of one node.
     pub(super) fn node(&self, node: usize) -> ServerClient {
         ServerClient::at(self.nodes[node].address)
     }
@@ -153,37 +153,37 @@ impl Group {
 
     /// Starts a node that does not run.
     pub(super) fn restart(&mut self, node: usize) {
-        let it = &mut self.nodes[node];
+        let started = &mut self.nodes[node];
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "nodes::group::serves_as_a_node", "--ignored", "--nocapture"])
-            .env(DIR, it.dir.path())
-            .env(ADDRESS, it.address.to_string())
-            .env(LINK, it.link.address.to_string())
-            .env(DOMAIN, self.domain.to_string())
-            .env(DATABASE, &self.database)
-            .env(PACKS, self.packs.url())
+            .env(DIR_VAR, started.dir.path())
+            .env(ADDRESS_VAR, started.address.to_string())
+            .env(LINK_VAR, started.link.address.to_string())
+            .env(DOMAIN_VAR, self.domain.to_string())
+            .env(DATABASE_VAR, &self.database)
+            .env(PACKS_VAR, self.packs.url())
             .envs(self.packs.variables())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        it.process = Some(child.unwrap());
+        started.process = Some(child.unwrap());
     }
 
-    /// Kills a node at once.
+    /// Kills a node by SIGKILL.
     pub(super) fn kill(&mut self, node: usize) {
         let mut child = self.nodes[node].process.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
-    /// Stops a node in the middle of whatever it does.
-    pub(super) fn freeze(&self, node: usize) {
+    /// Suspends the process of a node by SIGSTOP.
+    pub(super) fn suspend(&self, node: usize) {
         self.nodes[node].signal(Signal::STOP);
     }
 
-    /// Lets it go on.
-    pub(super) fn thaw(&self, node: usize) {
+    /// Resumes the process of a node.
+    pub(super) fn resume(&self, node: usize) {
         self.nodes[node].signal(Signal::CONT);
     }
 
@@ -191,22 +191,22 @@ impl Group {
         self.nodes[node].process.is_some()
     }
 
-    /// The address of a node as the other nodes know it.
+    /// Returns the address of a node as the other nodes know it.
     pub(super) fn node_address(&self, node: usize) -> String {
         format!("http://{}", self.nodes[node].link.address)
     }
 
-    /// Cuts the way on which other nodes reach a node, or mends it.
+    /// Cuts or restores the link through which other nodes connect to a node.
     pub(super) fn cut(&self, node: usize, is_cut: bool) {
         self.nodes[node].link.is_cut.send_replace(is_cut);
     }
 
-    /// The nodes as one of them sees them.
+    /// Returns the status that one node reports.
     pub(super) async fn status(&self, node: usize) -> Option<Status> {
         serde_json::from_str(&self.node(node).get("/status.json").await).ok()
     }
 
-    /// Waits until all nodes that run answer and agree on one writer, and returns it.
+    /// Waits until all running nodes respond and report the same writer, and returns it.
     pub(super) async fn until_ready(&self) -> usize {
         eventually_async(|| async {
             let mut writers = Vec::new();
@@ -224,7 +224,7 @@ impl Group {
     }
 }
 
-/// The settings of a node.
+/// Returns the settings of a node.
 pub(super) fn settings(dir: &Path, address: SocketAddr, domain: &str) -> Settings {
     let mut settings = Settings::new(domain.parse().unwrap(), dir);
     settings.node_address = Some(format!("http://{address}").parse().unwrap());
@@ -232,12 +232,13 @@ pub(super) fn settings(dir: &Path, address: SocketAddr, domain: &str) -> Setting
     settings
 }
 
-/// The process of a node, which ends by a signal.
+/// Runs the process of a node, which ends by a signal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "run by others"]
+#[ignore = "the process of a node, started by other tests"]
 async fn serves_as_a_node() {
+    let names = [DIR_VAR, ADDRESS_VAR, LINK_VAR, DOMAIN_VAR, DATABASE_VAR, PACKS_VAR];
     let [dir, address, link, domain, database, packs] =
-        [DIR, ADDRESS, LINK, DOMAIN, DATABASE, PACKS].map(|name| std::env::var(name).unwrap());
+        names.map(|name| std::env::var(name).unwrap());
     let address: SocketAddr = address.parse().unwrap();
     let mut settings = settings(Path::new(&dir), link.parse().unwrap(), &domain);
     settings.database = Some(database.parse().unwrap());

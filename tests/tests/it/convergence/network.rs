@@ -1,4 +1,4 @@
-//! Servers that know each other from the start.
+//! Servers that have each other as bootstrap relays.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -12,35 +12,35 @@ use super::member::Member;
 
 pub(super) const MAIN: &str = "refs/heads/main";
 
-/// Some servers, each of which has all others as bootstrap relays.
-pub(super) struct Net {
+/// Several servers, each of which has all others as bootstrap relays.
+pub(super) struct Network {
     pub(super) members: Vec<Member>,
 }
 
-impl Net {
-    /// Servers in this process.
-    pub(super) async fn of(count: usize) -> Self {
-        Self::set(count, &Settings::default()).await
+impl Network {
+    /// Starts servers in this process.
+    pub(super) async fn start(count: usize) -> Self {
+        Self::with_settings(count, &Settings::default()).await
     }
 
-    /// The same in these circumstances.
-    pub(super) async fn set(count: usize, settings: &Settings) -> Self {
-        let mut net = Self::planned(count, settings);
-        for member in &mut net.members {
+    /// Starts servers in this process with these settings.
+    pub(super) async fn with_settings(count: usize, settings: &Settings) -> Self {
+        let mut network = Self::unstarted(count, settings);
+        for member in &mut network.members {
             member.start().await;
         }
-        net
+        network
     }
 
-    /// Servers in processes of their own, so that they can be killed.
-    pub(super) fn of_processes(count: usize) -> Self {
-        let mut net = Self::planned(count, &Settings::default());
-        net.members.iter_mut().for_each(Member::spawn);
-        net
+    /// Starts servers in processes of their own, so that they can be killed.
+    pub(super) fn start_processes(count: usize) -> Self {
+        let mut network = Self::unstarted(count, &Settings::default());
+        network.members.iter_mut().for_each(Member::spawn);
+        network
     }
 
-    /// Servers that do not run yet.
-    pub(super) fn planned(count: usize, settings: &Settings) -> Self {
+    /// Creates servers that do not run yet.
+    pub(super) fn unstarted(count: usize, settings: &Settings) -> Self {
         let addresses: Vec<_> = (0..count).map(|_| address()).collect();
         let member = |own: &SocketAddr| {
             let others = addresses.iter().filter(|other| *other != own);
@@ -61,12 +61,12 @@ impl Net {
         self.all().iter().map(ServerClient::service).collect()
     }
 
-    /// All of them shall come to be equal.
-    pub(super) fn equal(&self) -> Convergence {
+    /// Requires that all members serve the same.
+    pub(super) fn convergence(&self) -> Convergence {
         Convergence::of(&self.all())
     }
 
-    /// Announces a repository of one commit on all members, at one of them, and pushes it there.
+    /// Announces a repository of one commit on all members, publishes and pushes it at one of them.
     pub(super) async fn host(&self, which: usize, owner: &Author, name: &str) -> Hosted {
         let (work, at) = (Workdir::init().await, self.at(which));
         let first = work.commit("first").await;
@@ -79,7 +79,7 @@ impl Net {
     }
 }
 
-/// A repository, and what was signed for it at first.
+/// A repository with its first announcement and state.
 pub(super) struct Hosted {
     pub(super) repo: RepoId,
     pub(super) work: Workdir,
@@ -94,14 +94,14 @@ impl Hosted {
         assert!(self.try_push(to, specs).await, "a push of {specs:?} to {}", to.relay_url());
     }
 
-    /// Pushes; whether it succeeded.
+    /// Pushes, and returns whether that succeeded.
     pub(super) async fn try_push(&self, to: &ServerClient, specs: &[&str]) -> bool {
         let url = to.clone_url(&self.repo);
         self.work.git(&[&["push", "-q", "--force", &url], specs].concat()).await.ok
     }
 
-    /// Clones from a server until that works, and checks the clone. A clone that fails makes the server look.
-    pub(super) async fn clone_until_whole(&self, from: &ServerClient) {
+    /// Clones from a server until that succeeds, and checks the clone. A failed clone makes the server look for damage.
+    pub(super) async fn clone_until_complete(&self, from: &ServerClient) {
         let url = from.clone_url(&self.repo);
         let clone = eventually_async(async || {
             let clone = Workdir::empty();
@@ -118,9 +118,9 @@ impl Hosted {
     }
 }
 
-/// An address on loopback that nobody else uses, so that a server finds it free whenever it comes back.
+/// Returns an address on loopback that is used only here, so that a server finds it free after a restart.
 ///
-/// The process and a number within it make the host, which no connection has at its own end.
+/// The host is made of the process id and a number, so that no outgoing connection has it.
 fn address() -> SocketAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
@@ -129,7 +129,7 @@ fn address() -> SocketAddr {
     listener.local_addr().unwrap()
 }
 
-/// Goes to servers on loopback, and is in a hurry.
+/// Allows connections to loopback, and shortens delays.
 pub(super) fn with_short_delays(settings: &mut grasp_bin::Settings) {
     settings.outbound.allow_private = true;
     let sync = &mut settings.sync.engine;

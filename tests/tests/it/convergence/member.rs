@@ -1,4 +1,4 @@
-//! One server of several, that comes and goes.
+//! One of several servers, which can be stopped, killed and started again.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -14,17 +14,17 @@ use grasp_tests::{Instance, ServerClient, Settings};
 use rustix::process::{Signal, getpid, kill_process};
 use tempfile::TempDir;
 
-use super::net::with_short_delays;
+use super::network::with_short_delays;
 
-/// Tells a process of this very binary to be a member, and where, and who the others are.
-const DIR: &str = "GRASP_TEST_MEMBER_DIR";
-const ADDRESS: &str = "GRASP_TEST_MEMBER_ADDRESS";
-const OTHERS: &str = "GRASP_TEST_MEMBER_OTHERS";
+/// Variables that make a process of this test binary a member, with its directory, address and bootstrap relays.
+const DIR_VAR: &str = "GRASP_TEST_MEMBER_DIR";
+const ADDRESS_VAR: &str = "GRASP_TEST_MEMBER_ADDRESS";
+const OTHERS_VAR: &str = "GRASP_TEST_MEMBER_OTHERS";
 
-/// Marks what a member says, among what a test binary says.
-const MARK: &str = "> ";
+/// Prefix of a member's lines in the output of a test binary.
+const LINE_PREFIX: &str = "> ";
 
-/// A place, an address, and what runs there at present.
+/// A data directory, an address, and the server that runs there at present.
 pub(super) struct Member {
     dir: TempDir,
     address: SocketAddr,
@@ -34,15 +34,15 @@ pub(super) struct Member {
 }
 
 enum Running {
-    Nothing,
-    Here(Box<Instance>),
+    Stopped,
+    InProcess(Box<Instance>),
     Process(Child, ChildStdin, BufReader<ChildStdout>),
 }
 
 impl Member {
     pub(super) fn new(address: SocketAddr, others: Vec<SocketAddr>, settings: Settings) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        Self { dir, address, others, settings, running: Running::Nothing }
+        Self { dir, address, others, settings, running: Running::Stopped }
     }
 
     pub(super) fn client(&self) -> ServerClient {
@@ -53,8 +53,8 @@ impl Member {
         self.dir.path()
     }
 
-    /// Knows nobody but these from the start.
-    pub(super) fn know_only(&mut self, others: &[SocketAddr]) {
+    /// Replaces the bootstrap relays.
+    pub(super) fn set_bootstrap(&mut self, others: &[SocketAddr]) {
         self.others = others.to_vec();
     }
 
@@ -62,44 +62,45 @@ impl Member {
         self.address
     }
 
-    /// Runs it in this process.
+    /// Starts the server in this process.
     pub(super) async fn start(&mut self) {
         let (address, others) = (self.address, self.others.clone());
         let instance = run(self.dir.path(), address, &others, self.settings.clone()).await;
-        self.running = Running::Here(Box::new(instance));
+        self.running = Running::InProcess(Box::new(instance));
     }
 
-    /// Ends it as it should be ended.
+    /// Stops a server in this process gracefully.
     pub(super) async fn stop(&mut self) {
-        if let Running::Here(instance) = std::mem::replace(&mut self.running, Running::Nothing) {
+        if let Running::InProcess(instance) = std::mem::replace(&mut self.running, Running::Stopped)
+        {
             instance.stop().await;
         }
     }
 
-    /// What keeps its events and git data in step, if it runs in this process.
+    /// Returns the driver of purgatory, if the server runs in this process.
     pub(super) fn purgatory(&self) -> &PurgatoryDriver {
         match &self.running {
-            Running::Here(instance) => instance.purgatory(),
-            _ => panic!("it does not run here"),
+            Running::InProcess(instance) => instance.purgatory(),
+            _ => panic!("the server does not run in this process"),
         }
     }
 
-    /// What it thinks of another.
-    pub(super) async fn thinks_of(&self, other: &Self) -> Option<RelayStatus> {
-        let Running::Here(instance) = &self.running else { return None };
+    /// Returns the status of another member at this one.
+    pub(super) async fn status_of(&self, other: &Self) -> Option<RelayStatus> {
+        let Running::InProcess(instance) = &self.running else { return None };
         let status = instance.server().syncer().await?.status().await;
         status.relays.get(&other.client().relay_url().parse().unwrap()).cloned()
     }
 
-    /// Runs it as a process.
+    /// Starts the server as a process.
     pub(super) fn spawn(&mut self) {
         let others: Vec<_> = self.others.iter().map(SocketAddr::to_string).collect();
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "whole::member::serves_until_it_is_killed"])
+            .args(["--exact", "convergence::member::serves_until_it_is_killed"])
             .args(["--ignored", "--nocapture"])
-            .env(DIR, self.dir.path())
-            .env(ADDRESS, self.address.to_string())
-            .env(OTHERS, others.join(","))
+            .env(DIR_VAR, self.dir.path())
+            .env(ADDRESS_VAR, self.address.to_string())
+            .env(OTHERS_VAR, others.join(","))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -107,37 +108,37 @@ impl Member {
             .unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         self.running = Running::Process(child, input, BufReader::new(output));
-        assert!(self.hears(), "it is up");
+        assert!(self.wait_for_line(), "the server is ready");
     }
 
-    /// `kill -9`, if it lives.
+    /// Kills the process by SIGKILL, if it runs.
     pub(super) fn kill(&mut self) {
         if let Running::Process(child, ..) = &mut self.running {
             let _ = child.kill();
             let _ = child.wait();
         }
-        self.running = Running::Nothing;
+        self.running = Running::Stopped;
     }
 
-    /// Whether its process lives.
-    pub(super) fn lives(&mut self) -> bool {
+    /// Returns whether the server runs.
+    pub(super) fn is_running(&mut self) -> bool {
         match &mut self.running {
             Running::Process(child, ..) => child.try_wait().unwrap().is_none(),
-            Running::Here(_) => true,
-            Running::Nothing => false,
+            Running::InProcess(_) => true,
+            Running::Stopped => false,
         }
     }
 
-    /// Has it kill itself when it next reads its clock for that many times; 0 for not at all.
-    pub(super) fn arm(&mut self, readings: u64) -> bool {
+    /// Makes the process kill itself after this number of clock readings; 0 means never.
+    pub(super) fn kill_after(&mut self, readings: u64) -> bool {
         let Running::Process(_, input, _) = &mut self.running else { return false };
-        writeln!(input, "{readings}").is_ok() && self.hears()
+        writeln!(input, "{readings}").is_ok() && self.wait_for_line()
     }
 
-    /// Waits for its next word; whether it lived to say it.
-    fn hears(&mut self) -> bool {
+    /// Waits for the next line of the process, and returns whether it came before the process ended.
+    fn wait_for_line(&mut self) -> bool {
         let Running::Process(_, _, output) = &mut self.running else { return false };
-        output.lines().map_while(Result::ok).any(|line| line.contains(MARK))
+        output.lines().map_while(Result::ok).any(|line| line.contains(LINE_PREFIX))
     }
 }
 
@@ -162,25 +163,27 @@ async fn run(
 }
 
 #[test]
-#[ignore = "the process that is killed by the tests of this module"]
+#[ignore = "the server process of the tests of this module"]
 fn serves_until_it_is_killed() {
     let var = |name: &str| std::env::var(name).ok();
-    let (Some(dir), Some(address), Some(others)) = (var(DIR), var(ADDRESS), var(OTHERS)) else {
+    let (Some(dir), Some(address), Some(others)) =
+        (var(DIR_VAR), var(ADDRESS_VAR), var(OTHERS_VAR))
+    else {
         return;
     };
     let others = others.split(',').filter(|other| !other.is_empty());
     let others: Vec<SocketAddr> = others.map(|other| other.parse().unwrap()).collect();
     let left = Arc::new(AtomicU64::new(u64::MAX));
-    let settings = Settings { clock: deadly(Arc::clone(&left)), ..Settings::one_process() };
+    let settings = Settings { clock: crashing_clock(Arc::clone(&left)), ..Settings::one_process() };
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _instance =
         runtime.block_on(run(Path::new(&dir), address.parse().unwrap(), &others, settings));
     let answer = || {
         let mut output = std::io::stdout().lock();
-        writeln!(output, "{MARK}").and_then(|()| output.flush()).unwrap();
+        writeln!(output, "{LINE_PREFIX}").and_then(|()| output.flush()).unwrap();
     };
     answer();
-    // Until whoever started it is gone.
+    // Until the test process ends.
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let readings: u64 = line.parse().unwrap();
         left.store(if readings == 0 { u64::MAX } else { readings }, Ordering::SeqCst);
@@ -189,8 +192,8 @@ fn serves_until_it_is_killed() {
     std::process::exit(0);
 }
 
-/// A clock that may be read so many times.
-fn deadly(left: Arc<AtomicU64>) -> Clock {
+/// Returns a clock that kills the process after this number of readings.
+fn crashing_clock(left: Arc<AtomicU64>) -> Clock {
     let system = Clock::system();
     Clock::new(move || {
         if left.fetch_sub(1, Ordering::SeqCst) == 1 {

@@ -1,4 +1,4 @@
-//! Clients that are slow on purpose, and clients that go away.
+//! Slow clients, and clients that disconnect.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -16,19 +16,23 @@ use tokio::time::{sleep, timeout};
 use crate::packs::{Hosted, hosted};
 
 const MAIN: &str = "refs/heads/main";
-const SHORT: Duration = Duration::from_millis(150);
+const SHORT_TIMEOUT: Duration = Duration::from_millis(150);
 
-fn impatient() -> Settings {
+fn with_short_timeouts() -> Settings {
     Settings {
-        git: GitLimits { stall: SHORT, ..GitLimits::default() },
-        relay: Limits { header_timeout: SHORT, write_timeout: SHORT, ..Limits::default() },
+        git: GitLimits { stall: SHORT_TIMEOUT, ..GitLimits::default() },
+        relay: Limits {
+            header_timeout: SHORT_TIMEOUT,
+            write_timeout: SHORT_TIMEOUT,
+            ..Limits::default()
+        },
         ..Settings::default()
     }
 }
 
 impl Hosted {
-    /// Begins a request of this length to a service of the repository.
-    async fn begin(&self, service: &str, length: usize) -> TcpStream {
+    /// Sends the head of a request of this length to a service of the repository.
+    async fn start_request(&self, service: &str, length: usize) -> TcpStream {
         let address = self.instance.address().to_string();
         let mut stream = TcpStream::connect(&address).await.unwrap();
         let path = format!("{}/{service}", self.instance.path(&self.repo));
@@ -38,14 +42,14 @@ impl Hosted {
         stream
     }
 
-    /// A signed commit, and the request that would push it.
-    async fn signed(&self, noise: usize) -> Vec<u8> {
-        let next = self.work.commit_incompressible(noise).await;
+    /// Signs the state of a new commit of this size, and returns the request that would push it.
+    async fn sign_push(&self, bytes: usize) -> Vec<u8> {
+        let next = self.work.commit_incompressible(bytes).await;
         self.instance.ingest(vec![self.alice.later(1).state("x", &[(MAIN, &next)])]).await;
         push(&[(&self.tip, &next, MAIN)], &self.work.pack(&["main"]).await)
     }
 
-    async fn is_as_before(&self) {
+    async fn assert_main_unchanged(&self) {
         let refs = self.instance.refs(&self.repo).await;
         assert!(refs.contains(&format!("{}\t{MAIN}", self.tip)), "{refs}");
         assert_eq!(self.instance.until_idle().await, Leftovers::default());
@@ -53,8 +57,8 @@ impl Hosted {
 }
 
 #[tokio::test]
-async fn a_head_that_never_ends_is_not_waited_for() {
-    let hosted = hosted(impatient()).await;
+async fn an_unfinished_request_head_times_out() {
+    let hosted = hosted(with_short_timeouts()).await;
     let mut stream = TcpStream::connect(hosted.instance.address()).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ").await.unwrap();
     let mut rest = Vec::new();
@@ -63,70 +67,70 @@ async fn a_head_that_never_ends_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_body_that_stops_is_not_waited_for() {
-    let hosted = hosted(impatient()).await;
+async fn an_unfinished_request_body_times_out() {
+    let hosted = hosted(with_short_timeouts()).await;
     for (service, bytes) in [("git-upload-pack", "0032want "), ("git-receive-pack", "00a1")] {
         for sent in ["", bytes] {
-            let mut stream = hosted.begin(service, 10_000).await;
+            let mut stream = hosted.start_request(service, 10_000).await;
             stream.write_all(sent.as_bytes()).await.unwrap();
             let answer = timeout(Duration::from_secs(5), read_response(&mut stream)).await.unwrap();
             assert_eq!(answer.status, 408, "{service} after {sent:?}: {answer:?}");
         }
     }
-    hosted.is_as_before().await;
+    hosted.assert_main_unchanged().await;
 }
 
 #[tokio::test]
-async fn a_byte_now_and_then_is_no_progress() {
-    let hosted = hosted(impatient()).await;
-    let mut stream = hosted.begin("git-receive-pack", 10_000).await;
+async fn single_bytes_are_no_progress() {
+    let hosted = hosted(with_short_timeouts()).await;
+    let mut stream = hosted.start_request("git-receive-pack", 10_000).await;
     let (mut reading, mut writing) = stream.split();
-    let drip = async {
+    let send_bytes = async {
         while writing.write_all(b"0").await.is_ok() {
-            sleep(SHORT / 10).await;
+            sleep(SHORT_TIMEOUT / 10).await;
         }
     };
-    let mut said = Vec::new();
-    let read = timeout(Duration::from_secs(5), reading.read_to_end(&mut said));
+    let mut received = Vec::new();
+    let read = timeout(Duration::from_secs(5), reading.read_to_end(&mut received));
     tokio::select! {
-        () = drip => {}
+        () = send_bytes => {}
         read = read => assert!(read.is_ok(), "the connection is closed"),
     }
-    hosted.is_as_before().await;
+    hosted.assert_main_unchanged().await;
 }
 
 #[tokio::test]
-async fn a_pack_that_stops_is_refused_with_the_reason() {
-    let hosted = hosted(impatient()).await;
-    let request = hosted.signed(100_000).await;
-    let mut stream = hosted.begin("git-receive-pack", request.len()).await;
+async fn an_unfinished_pack_is_refused_with_the_reason() {
+    let hosted = hosted(with_short_timeouts()).await;
+    let request = hosted.sign_push(100_000).await;
+    let mut stream = hosted.start_request("git-receive-pack", request.len()).await;
     stream.write_all(&request[..request.len() / 2]).await.unwrap();
     let answer = timeout(Duration::from_secs(5), read_response(&mut stream)).await.unwrap();
     let reason = format!("ng {MAIN} nothing more was sent for");
     assert!(answer.status == 200 && answer.body.contains(&reason), "{answer:?}");
-    hosted.is_as_before().await;
+    hosted.assert_main_unchanged().await;
 }
 
 #[tokio::test]
-async fn a_client_that_vanishes_in_a_push_leaves_nothing() {
+async fn a_client_that_disconnects_during_a_push_leaves_nothing_behind() {
     let hosted = hosted(Settings::default()).await;
-    let request = hosted.signed(400_000).await;
+    let request = hosted.sign_push(400_000).await;
     let commands = request.iter().position(|byte| *byte == b'P').unwrap();
     for length in [10, commands - 2, commands, commands + 5, commands + 300_000, request.len() - 1]
     {
-        let mut stream = hosted.begin("git-receive-pack", request.len()).await;
+        let mut stream = hosted.start_request("git-receive-pack", request.len()).await;
         stream.write_all(&request[..length]).await.unwrap();
-        // Git is started once some of the pack is here.
+        // Git starts once some of the pack was received.
         if length > commands + 290_000 {
-            hosted.instance.leftovers_when(|litter| !litter.processes.is_empty()).await;
+            hosted.instance.leftovers_when(|leftovers| !leftovers.processes.is_empty()).await;
         }
         drop(stream);
-        hosted.is_as_before().await;
+        hosted.assert_main_unchanged().await;
     }
 }
 
 #[tokio::test]
-async fn a_client_that_vanishes_before_the_report_has_pushed_all_or_nothing() {
+async fn a_client_that_disconnects_before_the_report_has_pushed_all_or_nothing() {
     let hosted = hosted(Settings::default()).await;
     let mut tip = hosted.tip.clone();
     for round in 1..6 {
@@ -134,11 +138,11 @@ async fn a_client_that_vanishes_before_the_report_has_pushed_all_or_nothing() {
         let state = hosted.alice.later(round).state("x", &[(MAIN, &next)]);
         hosted.instance.ingest(vec![state.clone()]).await;
         let request = push(&[(&tip, &next, MAIN)], &hosted.work.pack(&["main"]).await);
-        let mut stream = hosted.begin("git-receive-pack", request.len()).await;
+        let mut stream = hosted.start_request("git-receive-pack", request.len()).await;
         stream.write_all(&request).await.unwrap();
         drop(stream);
         assert_eq!(hosted.instance.until_idle().await, Leftovers::default());
-        // Whether it was soon enough or not: refs and events say the same.
+        // In either case refs and events are consistent.
         let pushed = loop {
             hosted.instance.settle("x").await;
             let moved = hosted.instance.refs(&hosted.repo).await.contains(&next);
@@ -153,28 +157,28 @@ async fn a_client_that_vanishes_before_the_report_has_pushed_all_or_nothing() {
 }
 
 #[tokio::test]
-async fn whoever_does_not_read_a_clone_does_not_keep_git_running() {
-    let hosted = hosted(Settings { one_process: true, ..impatient() }).await;
+async fn a_client_that_does_not_read_a_clone_does_not_keep_git_running() {
+    let hosted = hosted(Settings { one_process: true, ..with_short_timeouts() }).await;
     let next = hosted.work.commit_incompressible(16 << 20).await;
     hosted.instance.ingest(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
     let url = hosted.instance.clone_url(&hosted.repo);
     hosted.work.git(&["push", "-q", &url, "main"]).await.expect_ok();
     let want = pkt(format!("want {next} side-band-64k ofs-delta\n"));
     let request = [want, b"0000".to_vec(), pkt("done\n")].concat();
-    for reads_a_bit in [true, false] {
-        let mut stream = hosted.begin("git-upload-pack", request.len()).await;
+    for reads_some in [true, false] {
+        let mut stream = hosted.start_request("git-upload-pack", request.len()).await;
         stream.write_all(&request).await.unwrap();
-        if reads_a_bit {
+        if reads_some {
             stream.read_exact(&mut vec![0; 100_000]).await.unwrap();
         }
-        hosted.instance.leftovers_when(|litter| !litter.processes.is_empty()).await;
+        hosted.instance.leftovers_when(|leftovers| !leftovers.processes.is_empty()).await;
         assert_eq!(hosted.instance.until_idle().await, Leftovers::default());
         drop(stream);
     }
 }
 
 #[tokio::test]
-async fn whoever_goes_away_from_a_clone_takes_git_along() {
+async fn git_ends_when_the_client_of_a_clone_disconnects() {
     let hosted = hosted(Settings::default()).await;
     let next = hosted.work.commit_incompressible(16 << 20).await;
     hosted.instance.ingest(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
@@ -182,7 +186,7 @@ async fn whoever_goes_away_from_a_clone_takes_git_along() {
     hosted.work.git(&["push", "-q", &url, "main"]).await.expect_ok();
     let want = pkt(format!("want {next} side-band-64k ofs-delta\n"));
     let request = [want, b"0000".to_vec(), pkt("done\n")].concat();
-    let mut stream = hosted.begin("git-upload-pack", request.len()).await;
+    let mut stream = hosted.start_request("git-upload-pack", request.len()).await;
     stream.write_all(&request).await.unwrap();
     stream.read_exact(&mut vec![0; 1_000]).await.unwrap();
     drop(stream);
@@ -190,24 +194,24 @@ async fn whoever_goes_away_from_a_clone_takes_git_along() {
 }
 
 #[tokio::test]
-async fn an_upload_that_nobody_signed_for_ends_with_its_client() {
+async fn an_unsigned_upload_ends_when_its_client_disconnects() {
     let hosted = hosted(Settings::default()).await;
-    let tip = hosted.work.commit("nobody signed for this").await;
+    let tip = hosted.work.commit("unsigned").await;
     let pack = hosted.work.pack(&["main"]).await;
     let request = push(&[(ZERO_ID, &tip, &format!("refs/nostr/{:064x}", 1))], &pack);
-    // All processes are busy, so that the upload is not checked before its client is gone.
+    // All processes are in use, so that the upload is not checked before its client disconnects.
     let git = hosted.instance.purgatory().repos().git();
     let spawn = |_| git.command("cat-file").arg("--batch").spawn();
     let busy = join_all((0..Slots::default().own_pace.get()).map(spawn)).await;
     assert!(busy.iter().all(Result::is_ok));
-    let mut stream = hosted.begin("git-receive-pack", request.len()).await;
+    let mut stream = hosted.start_request("git-receive-pack", request.len()).await;
     stream.write_all(&request).await.unwrap();
     hosted
         .instance
-        .leftovers_when(|litter| litter.incoming > 0 && litter.processes.is_empty())
+        .leftovers_when(|leftovers| leftovers.incoming > 0 && leftovers.processes.is_empty())
         .await;
     drop(stream);
-    hosted.is_as_before().await;
+    hosted.assert_main_unchanged().await;
 }
 
 #[tokio::test]
@@ -221,9 +225,9 @@ async fn a_client_that_reads_slowly_is_not_cut_off() {
     hosted.work.git(&["push", "-q", &url, "main"]).await.expect_ok();
     let want = pkt(format!("want {next} side-band-64k ofs-delta\n"));
     let request = [want, b"0000".to_vec(), pkt("done\n")].concat();
-    let mut stream = hosted.begin("git-upload-pack", request.len()).await;
+    let mut stream = hosted.start_request("git-upload-pack", request.len()).await;
     stream.write_all(&request).await.unwrap();
-    // The kernel takes megabytes at once; each lump lasts longer than the timeout.
+    // The kernel buffers megabytes; each lasts longer than the timeout.
     let (mut read, mut buffer) = (0, vec![0; 1 << 16]);
     while read < 12 << 20 {
         sleep(Duration::from_millis(60)).await;
@@ -232,17 +236,17 @@ async fn a_client_that_reads_slowly_is_not_cut_off() {
 }
 
 #[tokio::test]
-async fn the_crowd_of_one_address_does_not_stand_before_everybody_else() {
+async fn many_requests_of_one_address_do_not_delay_other_clients() {
     let instance = Instance::with_settings_and(Settings::default(), |settings| {
         settings.processes.client_pace = NonZeroUsize::new(4).unwrap();
     })
     .await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
-    // Larger than what is awaited before git is started.
+    // Larger than the part that is read before git starts.
     let tip = work.commit_incompressible(400_000).await;
     let pack = work.pack(&["main"]).await;
-    let mut crowd = Vec::new();
+    let mut uploads = Vec::new();
     for n in 0..6 {
         let name = format!("refs/nostr/{n:064x}");
         let request = push(&[(ZERO_ID, &tip, &name)], &pack);
@@ -255,13 +259,13 @@ async fn the_crowd_of_one_address_does_not_stand_before_everybody_else() {
         let head = request_head(&address, "POST", &path, &[("Content-Length", &length)]);
         stream.write_all(head.as_bytes()).await.unwrap();
         stream.write_all(&request[..request.len() - 10]).await.unwrap();
-        crowd.push(stream);
+        uploads.push(stream);
     }
-    instance.leftovers_when(|litter| !litter.processes.is_empty()).await;
+    instance.leftovers_when(|leftovers| !leftovers.processes.is_empty()).await;
     for _ in 0..5 {
         let repo = alice.repo("x");
         let refs = instance.refs(&repo);
-        assert!(timeout(Duration::from_secs(20), refs).await.expect("no waiting").contains(MAIN));
-        assert_eq!(instance.leftovers().processes.len(), 1, "one of the crowd");
+        assert!(timeout(Duration::from_secs(20), refs).await.expect("no delay").contains(MAIN));
+        assert_eq!(instance.leftovers().processes.len(), 1, "one upload of the address");
     }
 }

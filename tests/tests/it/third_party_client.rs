@@ -1,4 +1,4 @@
-//! A client that nobody here wrote talks to the relay: it must get along without knowing us.
+//! A third-party nostr client, nostr-relay-pool, and the relay.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -9,19 +9,19 @@ use nostr_relay_pool::prelude::{
     SubscribeOptions, SyncDirection, SyncOptions,
 };
 
-/// Long enough for the busiest machine; nothing waits for it to pass.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time within which the relay must respond, also on a busy machine.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
 async fn connect(instance: &Instance) -> (RelayPool, Relay) {
     let pool = RelayPool::new();
     let url = instance.relay_url();
     pool.add_relay(&url, RelayOptions::default()).await.unwrap();
-    pool.try_connect_relay(&url, PATIENCE).await.unwrap();
+    pool.try_connect_relay(&url, RESPONSE_TIMEOUT).await.unwrap();
     let relay = pool.relay(&url).await.unwrap();
     (pool, relay)
 }
 
-/// The same event in the stranger's own types, by way of the wire's.
+/// Converts an event to the type of the other library, by its JSON.
 fn theirs(event: &nostr::event::Event) -> Event {
     use nostr_relay_pool::prelude::JsonUtil;
     Event::from_json(event.as_json()).unwrap()
@@ -37,37 +37,40 @@ async fn publishes_and_fetches_what_it_published() {
     relay.send_event(&issue).await.unwrap();
 
     let filter = Filter::new().kind(Kind::GitIssue).author(issue.pubkey);
-    let found =
-        relay.fetch_events(filter.clone(), PATIENCE, ReqExitPolicy::ExitOnEOSE).await.unwrap();
+    let found = relay
+        .fetch_events(filter.clone(), RESPONSE_TIMEOUT, ReqExitPolicy::ExitOnEOSE)
+        .await
+        .unwrap();
     assert_eq!(found.to_vec(), [issue]);
-    assert_eq!(relay.count_events(filter, PATIENCE).await.unwrap(), 1);
+    assert_eq!(relay.count_events(filter, RESPONSE_TIMEOUT).await.unwrap(), 1);
 }
 
 #[tokio::test]
-async fn is_told_why_an_event_is_refused() {
+async fn gets_the_reason_of_a_refusal() {
     let instance = Instance::start().await;
     let (_pool, relay) = connect(&instance).await;
-    let note = theirs(&Author::new().sign(1, "hello, anybody?", &[]));
+    let note = theirs(&Author::new().sign(1, "an unrelated note", &[]));
     let refused = relay.send_event(&note).await.unwrap_err().to_string();
     assert!(refused.contains("restricted: "), "{refused}");
 }
 
 #[tokio::test]
-async fn hears_live_what_others_publish() {
+async fn receives_live_events_of_other_clients() {
     let instance = Instance::start().await;
     let alice = Author::new();
     instance.host(&alice, "x").await;
     let (_listening, listener) = connect(&instance).await;
-    let mut heard = listener.notifications();
+    let mut notifications = listener.notifications();
     let filter = Filter::new().kind(Kind::GitIssue);
     let subscription = listener.subscribe(filter, SubscribeOptions::default()).await.unwrap();
 
     let (_writing, writer) = connect(&instance).await;
     let issue = theirs(&alice.issue(&alice.repo("x"), "live"));
     writer.send_event(&issue).await.unwrap();
-    let event = tokio::time::timeout(PATIENCE, async {
+    let event = tokio::time::timeout(RESPONSE_TIMEOUT, async {
         loop {
-            if let RelayNotification::Event { subscription_id, event } = heard.recv().await.unwrap()
+            if let RelayNotification::Event { subscription_id, event } =
+                notifications.recv().await.unwrap()
             {
                 assert_eq!(subscription_id, subscription);
                 return *event;
@@ -85,14 +88,14 @@ async fn reconciles_and_ends_with_the_same_set() {
     let issues: Vec<_> =
         (0..700).map(|n| alice.later(n % 50).issue(&repo, &n.to_string())).collect();
     instance.host(&alice, "x").await;
-    let verdicts = instance.ingest(issues.clone()).await;
-    assert!(verdicts.iter().all(|verdict| verdict.answer().accepted));
+    let outcomes = instance.ingest(issues.clone()).await;
+    assert!(outcomes.iter().all(|outcome| outcome.answer().accepted));
 
     let (_pool, relay) = connect(&instance).await;
     let filter = Filter::new().kind(Kind::GitIssue);
     let item = |event: &nostr::event::Event| (theirs(event).id, theirs(event).created_at);
-    // It has some of them already, and one that the relay has not.
-    let own = alice.issue(&repo, "mine alone");
+    // The client has some of them, and one that the relay has not.
+    let own = alice.issue(&repo, "only here");
     let mut has: Vec<_> = issues[..300].iter().chain([&own]).map(item).collect();
     let down = SyncOptions::new().direction(SyncDirection::Down);
     let synced = relay.sync_with_items(filter.clone(), has.clone(), &down).await.unwrap();
@@ -106,7 +109,7 @@ async fn reconciles_and_ends_with_the_same_set() {
 }
 
 #[tokio::test]
-async fn finds_a_complete_repository_by_id_and_by_author_and_nothing_where_nothing_is() {
+async fn finds_a_complete_repository_by_id_and_author_and_nothing_else() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let (_pool, relay) = connect(&instance).await;
@@ -117,7 +120,7 @@ async fn finds_a_complete_repository_by_id_and_by_author_and_nothing_where_nothi
     instance.ingest(vec![alice.state("x", &[("refs/heads/main", &commit)])]).await;
     work.git(&["push", "-q", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
     let fetch = async |filter: Filter| {
-        let found = relay.fetch_events(filter, PATIENCE, ReqExitPolicy::ExitOnEOSE).await;
+        let found = relay.fetch_events(filter, RESPONSE_TIMEOUT, ReqExitPolicy::ExitOnEOSE).await;
         found.unwrap().to_vec()
     };
     let kind = Filter::new().kind(Kind::GitRepoAnnouncement);
@@ -132,7 +135,7 @@ async fn finds_a_complete_repository_by_id_and_by_author_and_nothing_where_nothi
 }
 
 #[tokio::test]
-async fn sees_nothing_of_what_is_held_and_all_of_it_once_it_is_released() {
+async fn receives_held_events_only_after_their_release() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let (_pool, relay) = connect(&instance).await;
@@ -144,29 +147,29 @@ async fn sees_nothing_of_what_is_held_and_all_of_it_once_it_is_released() {
     ];
     let kinds = [Kind::GitRepoAnnouncement, Kind::RepoState];
     let all = Filter::new().kinds(kinds).author(theirs(&held[0]).pubkey);
-    let mut heard = relay.notifications();
+    let mut notifications = relay.notifications();
     relay.subscribe(all.clone(), SubscribeOptions::default()).await.unwrap();
     for event in &held {
         relay.send_event(&theirs(event)).await.unwrap();
     }
-    // By subscription, by number, by reconciliation, by id.
+    // By subscription, count, reconciliation and id.
     let down = SyncOptions::new().direction(SyncDirection::Down);
-    let found = relay.fetch_events(all.clone(), PATIENCE, ReqExitPolicy::ExitOnEOSE).await;
+    let found = relay.fetch_events(all.clone(), RESPONSE_TIMEOUT, ReqExitPolicy::ExitOnEOSE).await;
     assert!(found.unwrap().is_empty());
-    assert_eq!(relay.count_events(all.clone(), PATIENCE).await.unwrap(), 0);
+    assert_eq!(relay.count_events(all.clone(), RESPONSE_TIMEOUT).await.unwrap(), 0);
     let synced = relay.sync_with_items(all.clone(), Vec::new(), &down).await.unwrap();
     assert!(synced.remote.is_empty() && synced.received.is_empty());
     let ids = Filter::new().ids(held.iter().map(|event| theirs(event).id));
-    let found = relay.fetch_events(ids, PATIENCE, ReqExitPolicy::ExitOnEOSE).await;
+    let found = relay.fetch_events(ids, RESPONSE_TIMEOUT, ReqExitPolicy::ExitOnEOSE).await;
     assert!(found.unwrap().is_empty());
 
-    // Whatever is heard live was released by this push: had anything been told before, it would have come first.
+    // Live events must come after this push: an event that was sent before it would come first.
     work.git(&["push", "-q", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
-    assert_eq!(relay.count_events(all.clone(), PATIENCE).await.unwrap(), 2);
-    let live = tokio::time::timeout(PATIENCE, async {
+    assert_eq!(relay.count_events(all.clone(), RESPONSE_TIMEOUT).await.unwrap(), 2);
+    let live = tokio::time::timeout(RESPONSE_TIMEOUT, async {
         let mut live = HashSet::new();
         while live.len() < 2 {
-            if let RelayNotification::Event { event, .. } = heard.recv().await.unwrap() {
+            if let RelayNotification::Event { event, .. } = notifications.recv().await.unwrap() {
                 assert!(
                     instance
                         .serves_id(held.iter().find(|e| theirs(e).id == event.id).unwrap().id)

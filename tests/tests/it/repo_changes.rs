@@ -1,4 +1,4 @@
-//! What a server tells its own parts about the repositories it keeps.
+//! Changes of repositories that the server reports to sync.
 
 use std::time::Duration;
 
@@ -11,34 +11,34 @@ use grasp_sync::local::{LocalRelay, News};
 use grasp_tests::{Author, Instance, Workdir};
 
 #[tokio::test]
-async fn a_repository_is_news_when_it_waits_and_when_it_is_gone() {
+async fn a_held_and_a_removed_repository_are_reported() {
     let instance = Instance::start().await;
     let alice = Author::new();
-    let keep = instance.purgatory();
-    let mut news = keep.news();
+    let purgatory = instance.purgatory();
+    let mut changes = purgatory.news();
     let announcement = alice.announce("x", &instance.service());
     instance.ingest(vec![announcement.clone()]).await;
-    assert_eq!(news.recv().await, Ok(RepoChange::Held(announcement.clone().into())));
-    let held = keep.ask(|purgatory| purgatory.held_announcements()).await.unwrap();
+    assert_eq!(changes.recv().await, Ok(RepoChange::Held(announcement.clone().into())));
+    let held = purgatory.ask(|purgatory| purgatory.held_announcements()).await.unwrap();
     assert_eq!(held, [announcement.into()]);
 
     let elsewhere = "elsewhere.example".parse().unwrap();
     instance.ingest(vec![alice.later(1).announce("x", &elsewhere)]).await;
-    assert_eq!(news.recv().await, Ok(RepoChange::Removed(alice.repo("x"))));
-    let held = keep.ask(|purgatory| purgatory.held_announcements()).await.unwrap();
+    assert_eq!(changes.recv().await, Ok(RepoChange::Removed(alice.repo("x"))));
+    let held = purgatory.ask(|purgatory| purgatory.held_announcements()).await.unwrap();
     assert!(held.is_empty());
 }
 
 #[tokio::test]
-async fn a_served_repository_that_is_delisted_is_news() {
+async fn a_delisted_repository_is_reported() {
     let instance = Instance::start().await;
     let alice = Author::new();
     instance.host(&alice, "x").await;
-    let mut news = instance.purgatory().news();
+    let mut changes = instance.purgatory().news();
 
     let elsewhere = "elsewhere.example".parse().unwrap();
     instance.ingest(vec![alice.later(1).announce("x", &elsewhere)]).await;
-    assert_eq!(news.recv().await, Ok(RepoChange::Removed(alice.repo("x"))));
+    assert_eq!(changes.recv().await, Ok(RepoChange::Removed(alice.repo("x"))));
 }
 
 fn own_relay(instance: &Instance) -> OwnRelay {
@@ -46,7 +46,7 @@ fn own_relay(instance: &Instance) -> OwnRelay {
 }
 
 #[tokio::test]
-async fn sync_hears_of_a_repository_from_its_first_word_to_its_last() {
+async fn sync_gets_every_change_of_a_repository() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let announced = alice.announce("x", &instance.service());
@@ -78,7 +78,7 @@ async fn sync_hears_of_a_repository_from_its_first_word_to_its_last() {
 }
 
 #[tokio::test]
-async fn sync_hears_of_threads_that_end_by_time_or_with_their_author() {
+async fn sync_gets_the_removal_of_expired_and_vanished_threads() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());
     instance.ingest(vec![alice.announce("x", &instance.service())]).await;
@@ -88,21 +88,21 @@ async fn sync_hears_of_threads_that_end_by_time_or_with_their_author() {
     work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
 
     let repo = alice.repo("x").to_string();
-    let soon = (Timestamp::now() + Duration::from_secs(4)).to_string();
-    let brief = bob.later(1).sign(1621, "brief", &[&["a", &repo], &["expiration", &soon]]);
+    let end = (Timestamp::now() + Duration::from_secs(4)).to_string();
+    let brief = bob.later(1).sign(1621, "brief", &[&["a", &repo], &["expiration", &end]]);
     let (issue, other) =
         (bob.issue(&alice.repo("x"), "mine"), alice.issue(&alice.repo("x"), "hers"));
     instance.ingest(vec![brief.clone(), issue.clone(), other]).await;
     let mut news = own_relay(&instance).accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
     while news.next().await != Some(News::CaughtUp) {}
-    assert_eq!(news.next().await, Some(News::Removed(brief.id)), "its time is over");
+    assert_eq!(news.next().await, Some(News::Removed(brief.id)), "the event has expired");
 
     let vanish = bob.later(9).sign(62, "", &[&["relay", "ALL_RELAYS"]]);
     instance.ingest(vec![vanish.clone()]).await;
-    let mut heard = Vec::new();
-    while !heard.contains(&News::Removed(issue.id)) {
-        heard.push(news.next().await.unwrap());
+    let mut received = Vec::new();
+    while !received.contains(&News::Removed(issue.id)) {
+        received.push(news.next().await.unwrap());
     }
-    let removed = heard.iter().filter(|news| matches!(news, News::Removed(_))).count();
-    assert_eq!(removed, 1, "what others wrote stays: {heard:?}");
+    let removed = received.iter().filter(|news| matches!(news, News::Removed(_))).count();
+    assert_eq!(removed, 1, "events of other authors stay: {received:?}");
 }

@@ -1,4 +1,4 @@
-//! Events and git data stay in step: across repositories, restarts, failures and time.
+//! Events and git data stay consistent: across repositories, restarts, failures and time.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use nostr::event::Event;
 
 const MAIN: &str = "refs/heads/main";
 const DAY: u64 = 24 * 60 * 60;
-/// Long enough for the busiest machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time within which an effect must be seen, also on a busy machine.
+const EFFECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 async fn message(instance: &Instance, event: &Event) -> String {
     let answer = instance.ingest(vec![event.clone()]).await[0].answer();
@@ -19,7 +19,7 @@ async fn message(instance: &Instance, event: &Event) -> String {
     answer.message.to_string()
 }
 
-/// A pull request to repositories of two names.
+/// Signs a pull request to repositories of two names.
 fn to_both(bob: &Author, alice: &Author, tip: &str) -> Event {
     let [x, y] = ["x", "y"].map(|name| alice.repo(name).to_string());
     bob.sign(1618, "please pull", &[&["a", &x], &["a", &y], &["c", tip]])
@@ -35,7 +35,7 @@ async fn fork(instance: &Instance, owner: &Author, name: &str, work: &Workdir) {
 }
 
 #[tokio::test]
-async fn a_pull_request_to_a_name_without_common_history_stays_where_its_commits_are() {
+async fn a_pull_request_to_a_name_without_common_history_is_served_only_where_its_commits_are() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());
     let (work, other) = (instance.host(&alice, "x").await, Workdir::init().await);
@@ -53,7 +53,7 @@ async fn a_pull_request_to_a_name_without_common_history_stays_where_its_commits
 }
 
 #[tokio::test]
-async fn a_pull_request_to_two_names_is_served_whichever_family_has_its_tip() {
+async fn a_pull_request_to_two_names_is_served_by_both_if_either_family_has_its_tip() {
     for having in ["x", "y"] {
         let instance = Instance::start().await;
         let (alice, bob) = (Author::new(), Author::new());
@@ -76,7 +76,7 @@ async fn a_pull_request_to_two_names_is_served_whichever_family_has_its_tip() {
 }
 
 #[tokio::test]
-async fn an_upload_at_either_of_two_names_is_found_by_its_event() {
+async fn an_upload_to_either_of_two_names_is_released_with_its_event() {
     for endpoint in ["x", "y"] {
         let instance = Instance::start().await;
         let (alice, bob) = (Author::new(), Author::new());
@@ -97,7 +97,7 @@ async fn an_upload_at_either_of_two_names_is_found_by_its_event() {
 }
 
 #[tokio::test]
-async fn what_is_served_at_once_is_answered_as_stored() {
+async fn an_event_that_is_served_at_once_is_answered_as_stored() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
@@ -108,7 +108,7 @@ async fn what_is_served_at_once_is_answered_as_stored() {
     assert!(instance.refs(&alice.repo("x")).await.contains("refs/heads/dev"));
     let request = bob.pull_request(&alice.repo("x"), &tip);
     assert_eq!(message(&instance, &request).await, "");
-    // A maintainer who joins finds the repository filled.
+    // The repository of a new maintainer is filled at once.
     let key = bob.key().to_string();
     let invitation =
         alice.later(2).announce_with("x", &instance.service(), &[&["maintainers", &key]]);
@@ -117,15 +117,15 @@ async fn what_is_served_at_once_is_answered_as_stored() {
     let acceptance = bob.announce_with("x", &instance.service(), &[&["maintainers", &key]]);
     assert_eq!(message(&instance, &acceptance).await, "");
     assert!(instance.refs(&bob.repo("x")).await.contains("refs/heads/dev"));
-    // What must wait is answered so, and what is known too.
-    let waiting = alice.later(3).state("x", &[(MAIN, &"d".repeat(40))]);
-    assert!(message(&instance, &waiting).await.starts_with("purgatory: "));
-    assert!(message(&instance, &waiting).await.starts_with("duplicate: "));
+    // Held events and duplicates are answered as such.
+    let held = alice.later(3).state("x", &[(MAIN, &"d".repeat(40))]);
+    assert!(message(&instance, &held).await.starts_with("purgatory: "));
+    assert!(message(&instance, &held).await.starts_with("duplicate: "));
     assert!(message(&instance, &state).await.starts_with("duplicate: "));
 }
 
 #[tokio::test]
-async fn a_push_whose_state_cannot_be_stored_is_not_reported_as_done() {
+async fn a_push_whose_state_cannot_be_stored_is_reported_as_failed() {
     let fault = Fault::default();
     let instance = Instance::with_settings(Settings {
         store: Some(fault.store_wrapper()),
@@ -139,10 +139,10 @@ async fn a_push_whose_state_cannot_be_stored_is_not_reported_as_done() {
     let state = alice.later(1).state("x", &[(MAIN, &commit)]);
     message(&instance, &state).await;
     fault.set(true);
-    let said = work.git(&["push", &url, "main"]).await.expect_refused();
-    assert!(said.contains("could not store the state event yet"), "{said}");
+    let error = work.git(&["push", &url, "main"]).await.expect_refused();
+    assert!(error.contains("could not store the state event yet"), "{error}");
     assert!(!instance.serves(&state).await);
-    // Nothing is lost: it is stored as soon as it can be.
+    // Nothing is lost: the state is stored as soon as possible.
     fault.set(false);
     instance.settle("x").await;
     assert!(instance.serves(&state).await);
@@ -150,8 +150,8 @@ async fn a_push_whose_state_cannot_be_stored_is_not_reported_as_done() {
 }
 
 #[tokio::test]
-async fn uploads_beyond_what_may_wait_are_not_reported_as_kept() {
-    // Too many for one event find no room on disk; for too many events, purgatory has none.
+async fn uploads_beyond_the_staging_limits_are_reported_as_refused() {
+    // Too many tips of one event exceed the disk quota; too many events exceed that of purgatory.
     for (tips, events, other, why) in
         [(1, 9, "ab", "too much is waiting"), (9, 1, "cd", "could not be kept")]
     {
@@ -168,12 +168,12 @@ async fn uploads_beyond_what_may_wait_are_not_reported_as_kept() {
             assert_eq!(pushed.ok, fits, "{}", pushed.err);
             assert!(fits || pushed.err.contains(why), "{}", pushed.err);
         }
-        assert_eq!(instance.leftovers_when(|litter| litter.staged == 1).await.staged, 1);
+        assert_eq!(instance.leftovers_when(|leftovers| leftovers.staged == 1).await.staged, 1);
     }
 }
 
 #[tokio::test]
-async fn a_start_drops_uploads_that_were_never_written_down_and_keeps_the_others() {
+async fn uploads_without_a_record_are_removed_at_start() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
@@ -199,22 +199,22 @@ async fn a_start_drops_uploads_that_were_never_written_down_and_keeps_the_others
 }
 
 #[tokio::test]
-async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
+async fn old_tips_and_retired_views_are_removed_after_ninety_days() {
     let time = AdjustableClock::default();
     let instance = Instance::with_settings(time.settings()).await;
     let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     instance.host(&bob, "y").await;
     let first = work.git(&["rev-parse", "main"]).await.expect_ok();
-    work.git(&["checkout", "-q", "--orphan", "anew"]).await.expect_ok();
+    work.git(&["checkout", "-q", "--orphan", "new"]).await.expect_ok();
     let second = work.commit("second").await;
     message(&instance, &alice.later(1).state("x", &[(MAIN, &second)])).await;
     let url = instance.clone_url(&alice.repo("x"));
-    work.git(&["push", "-q", "--force", &url, "anew:main"]).await.expect_ok();
-    // Bob takes his repository elsewhere.
-    let away: [&[&str]; 3] =
+    work.git(&["push", "-q", "--force", &url, "new:main"]).await.expect_ok();
+    // Bob moves his repository to another server.
+    let elsewhere: [&[&str]; 3] =
         [&["d", "y"], &["clone", "https://a.example/y.git"], &["relays", "wss://a.example"]];
-    instance.ingest(vec![bob.later(1).sign(30617, "", &away)]).await;
+    instance.ingest(vec![bob.later(1).sign(30617, "", &elsewhere)]).await;
     instance.settle("y").await;
 
     let retired = async || {
@@ -228,7 +228,7 @@ async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
     until(async || retired().await == [1, 1]).await;
     time.advance(89 * DAY);
     instance.purgatory().run_maintenance().await.unwrap();
-    assert_eq!(retired().await, [1, 1], "{first} can still be brought back");
+    assert_eq!(retired().await, [1, 1], "{first} can still be restored");
     time.advance(2 * DAY);
     instance.purgatory().run_maintenance().await.unwrap();
     assert_eq!(retired().await, [0, 0]);
@@ -236,7 +236,7 @@ async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
 }
 
 #[tokio::test]
-async fn a_round_removes_objects_once_nothing_waits_that_they_could_be_for() {
+async fn maintenance_removes_objects_that_no_held_event_may_need() {
     let time = AdjustableClock::default();
     let instance = Instance::with_settings(time.settings()).await;
     let (alice, purgatory) = (Author::new(), instance.purgatory());
@@ -246,7 +246,7 @@ async fn a_round_removes_objects_once_nothing_waits_that_they_could_be_for() {
     time.advance(60 * 60);
     instance.settle("x").await;
     until(async || purgatory.repos().identifiers().await.unwrap().is_empty()).await;
-    // It has expired and may yet be revived. So what a fetch brings is not thrown away.
+    // The announcement has expired and may return, so objects that a fetch brings are kept.
     let work = Workdir::init().await;
     let tip = work.commit("fetched").await;
     let incoming = receive(purgatory.repos(), &name, &work, &tip).await;
@@ -275,18 +275,18 @@ async fn receive(repos: &RepoStore, name: &Identifier, work: &Workdir, tip: &str
     incoming
 }
 
-/// Asks until it is so.
-async fn until(is_so: impl AsyncFn() -> bool) {
-    let asking = async {
-        while !is_so().await {
+/// Polls until a condition holds.
+async fn until(condition: impl AsyncFn() -> bool) {
+    let polling = async {
+        while !condition().await {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, asking).await.expect("in time");
+    tokio::time::timeout(EFFECT_TIMEOUT, polling).await.expect("the condition holds in time");
 }
 
 #[tokio::test]
-async fn what_follows_for_many_names_at_once_waits_for_none_of_them() {
+async fn the_effects_of_a_vanish_request_on_one_name_do_not_wait_for_another() {
     let instance = Instance::start().await;
     let (alice, repos) = (Author::new(), instance.purgatory().repos());
     let [a, b] = ["a", "b"].map(|name| alice.repo(name));
@@ -296,13 +296,13 @@ async fn what_follows_for_many_names_at_once_waits_for_none_of_them() {
     let busy = repos.lock(&a.identifier).await.unwrap();
     message(&instance, &alice.later(1).sign(62, "", &[&["relay", "ALL_RELAYS"]])).await;
     until(async || !repos.has_view(&b).await.unwrap()).await;
-    assert!(repos.has_view(&a).await.unwrap(), "somebody is at it");
+    assert!(repos.has_view(&a).await.unwrap(), "its family is locked");
     drop(busy);
     until(async || !repos.has_view(&a).await.unwrap()).await;
 }
 
 #[tokio::test]
-async fn a_round_makes_few_packs_of_many() {
+async fn maintenance_combines_packs() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
@@ -324,7 +324,7 @@ async fn a_round_makes_few_packs_of_many() {
 }
 
 #[tokio::test]
-async fn deleting_the_served_state_brings_back_the_one_before() {
+async fn deleting_the_served_state_restores_the_one_before() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
@@ -347,7 +347,7 @@ async fn deleting_the_served_state_brings_back_the_one_before() {
 }
 
 #[tokio::test]
-async fn deleting_the_only_state_takes_the_repository_out_until_a_new_one_is_complete() {
+async fn deleting_the_only_state_removes_the_repository_until_a_new_one_is_complete() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
@@ -369,7 +369,7 @@ async fn deleting_the_only_state_takes_the_repository_out_until_a_new_one_is_com
 }
 
 #[tokio::test]
-async fn deleting_the_announcement_takes_the_repository_out_of_service() {
+async fn deleting_the_announcement_removes_the_repository() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
@@ -385,7 +385,7 @@ async fn deleting_the_announcement_takes_the_repository_out_of_service() {
     assert_eq!(instance.get(&instance.path(&alice.repo("x")), &[]).await.status, 404);
     assert_eq!(instance.get(&instance.path(&bob.repo("x")), &[]).await.status, 200);
 
-    // No state is served of what is not here; it comes back with its repository.
+    // The state of a removed repository is not served; it is again with its repository.
     assert!(!instance.serves(&state).await);
     message(&instance, &alice.later(2).announce("x", &instance.service())).await;
     instance.settle("x").await;
@@ -394,7 +394,7 @@ async fn deleting_the_announcement_takes_the_repository_out_of_service() {
 }
 
 #[tokio::test]
-async fn an_owner_who_comes_back_finds_the_repository_as_it_was() {
+async fn a_deleted_repository_is_complete_after_a_new_announcement() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
@@ -404,7 +404,7 @@ async fn an_owner_who_comes_back_finds_the_repository_as_it_was() {
     message(&instance, &deletion).await;
     instance.settle("x").await;
     let path = instance.path(&alice.repo("x"));
-    eventually_gone(&instance, &path).await;
+    until_gone(&instance, &path).await;
     message(&instance, &alice.later(2).announce("x", &instance.service())).await;
     message(&instance, &alice.later(2).state("x", &[(MAIN, &first)])).await;
     instance.settle("x").await;
@@ -412,27 +412,27 @@ async fn an_owner_who_comes_back_finds_the_repository_as_it_was() {
 }
 
 /// Waits until a page is gone.
-async fn eventually_gone(instance: &Instance, path: &str) {
+async fn until_gone(instance: &Instance, path: &str) {
     let gone = async {
         while instance.get(path, &[]).await.status != 404 {
             instance.settle("another").await;
         }
     };
-    tokio::time::timeout(PATIENCE, gone).await.expect("it is gone in time");
+    tokio::time::timeout(EFFECT_TIMEOUT, gone).await.expect("the page is gone in time");
 }
 
-/// Waits until a view has no ref that is named like this.
-async fn eventually_without(instance: &Instance, repo: &RepoId, word: &str) {
+/// Waits until a view has no ref whose line contains this text.
+async fn until_without_ref(instance: &Instance, repo: &RepoId, text: &str) {
     let gone = async {
-        while instance.refs(repo).await.contains(word) {
+        while instance.refs(repo).await.contains(text) {
             instance.settle("x").await;
         }
     };
-    tokio::time::timeout(PATIENCE, gone).await.expect("it is gone in time");
+    tokio::time::timeout(EFFECT_TIMEOUT, gone).await.expect("the ref is gone in time");
 }
 
 #[tokio::test]
-async fn a_pull_request_that_is_deleted_takes_its_refs_along() {
+async fn the_refs_of_a_deleted_pull_request_are_removed() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
@@ -447,31 +447,31 @@ async fn a_pull_request_that_is_deleted_takes_its_refs_along() {
     let [gone, stays] = requests.each_ref().map(|request| request.id.to_hex());
     let deletion = bob.later(2).sign(5, "", &[&["e", &gone]]);
     message(&instance, &deletion).await;
-    eventually_without(&instance, &repo, &gone).await;
+    until_without_ref(&instance, &repo, &gone).await;
     assert!(instance.refs(&repo).await.contains(&stays));
 }
 
 #[tokio::test]
-async fn whoever_vanishes_takes_repositories_and_pull_requests_along_for_good() {
+async fn a_vanish_request_removes_repositories_and_pull_requests_for_good() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     instance.host(&bob, "x").await;
     instance.host(&alice, "y").await;
-    // What was out of service before goes too.
+    // Repositories that were deleted before are removed too.
     let deletion = alice.later(1).sign(5, "", &[&["a", &alice.repo("y").to_string()]]);
     message(&instance, &deletion).await;
-    eventually_gone(&instance, &instance.path(&alice.repo("y"))).await;
+    until_gone(&instance, &instance.path(&alice.repo("y"))).await;
     let tip = work.commit("work").await;
     let request = alice.pull_request(&bob.repo("x"), &tip);
     message(&instance, &request).await;
     let spec = format!("{tip}:refs/nostr/{}", request.id);
     work.git(&["push", &instance.clone_url(&bob.repo("x")), &spec]).await.expect_ok();
 
-    let farewell = alice.later(2).sign(62, "", &[&["relay", "ALL_RELAYS"]]);
-    message(&instance, &farewell).await;
-    eventually_gone(&instance, &instance.path(&alice.repo("x"))).await;
-    eventually_without(&instance, &bob.repo("x"), "refs/nostr/").await;
+    let vanish = alice.later(2).sign(62, "", &[&["relay", "ALL_RELAYS"]]);
+    message(&instance, &vanish).await;
+    until_gone(&instance, &instance.path(&alice.repo("x"))).await;
+    until_without_ref(&instance, &bob.repo("x"), "refs/nostr/").await;
     assert!(instance.refs(&bob.repo("x")).await.contains(MAIN));
     instance.purgatory().run_maintenance().await.unwrap();
     let families = instance.repositories().join("families");
@@ -479,7 +479,7 @@ async fn whoever_vanishes_takes_repositories_and_pull_requests_along_for_good() 
     let left = files(&families);
     assert!(!left.iter().any(|file| file.to_string_lossy().contains(&hers)), "{left:?}");
 
-    // She may come back, and is as new.
+    // A later announcement of the same key creates an empty repository.
     message(&instance, &alice.later(9).announce("x", &instance.service())).await;
     assert_eq!(instance.refs(&alice.repo("x")).await, "");
 }
@@ -492,12 +492,12 @@ async fn a_state_whose_objects_come_with_a_pull_request_is_released_with_it() {
     let state = alice.later(1).state("x", &[("refs/heads/main", &next)]);
     instance.ingest(vec![state.clone()]).await;
 
-    // Somebody builds on what is not here yet, and pushes that before its event.
+    // A contribution is based on commits that are not here yet, and is pushed before its event.
     let tip = work.commit("a contribution").await;
     let proposal = bob.pull_request(&repo, &tip);
     let spec = format!("HEAD:refs/nostr/{}", proposal.id);
     work.git(&["push", "-q", &instance.clone_url(&repo), &spec]).await.expect_ok();
-    assert!(!instance.serves(&state).await, "an upload without its event is not for others");
+    assert!(!instance.serves(&state).await, "objects of a staged upload are not used");
     instance.ingest(vec![proposal.clone()]).await;
     instance.settle("x").await;
     assert!(instance.serves(&proposal).await);
