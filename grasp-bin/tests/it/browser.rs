@@ -1,25 +1,25 @@
-//! The pages in a real browser: on a desk and on a phone, by day and by night.
+//! The pages in a real browser: with a desktop's and a phone's width, in the light and the dark scheme.
 
 mod devtools;
 
 use std::path::Path;
 
 use self::devtools::{Browser, View};
-use crate::support::{Server, command, said, skipped};
+use crate::support::{Server, command, run_to_end, skipped};
 
-const DESK: View = View { width: 1100, phone: false, scheme: "light" };
-const NIGHT: View = View { width: 1100, phone: false, scheme: "dark" };
+const DESKTOP: View = View { width: 1100, phone: false, scheme: "light" };
+const DARK: View = View { width: 1100, phone: false, scheme: "dark" };
 const PHONE: View = View { width: 360, phone: true, scheme: "light" };
 
-/// Nothing reaches beyond the right edge of the screen.
+/// True if no element reaches beyond the right edge of the screen.
 const FITS: &str = "document.documentElement.scrollWidth <= innerWidth";
 
-/// Nothing was loaded from anywhere else.
-const OURS: &str =
+/// True if nothing was loaded from another origin.
+const SAME_ORIGIN: &str =
     "performance.getEntriesByType('resource').every(e => e.name.startsWith(location.origin))";
 
-/// Text that can be told from its background: at least 4.5 to 1 everywhere (WCAG AA).
-const READABLE: &str = r"(() => {
+/// Texts with less contrast to their background than 4.5 to 1 (WCAG AA).
+const LOW_CONTRAST: &str = r"(() => {
   const rgb = (text) => (text.match(/[\d.]+/g) ?? [0, 0, 0, 0]).map(Number);
   const light = (c) => { const [r, g, b] = c.slice(0, 3).map((v) => {
     v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
@@ -40,20 +40,20 @@ const READABLE: &str = r"(() => {
   return bad.join('; ');
 })()";
 
-/// What a reader that speaks needs: a language, a title, landmarks, one heading at the top, named links and columns.
-const ACCESSIBLE: &str = r"(() => {
+/// Violations of accessibility: language, title, landmarks, one top heading, names of links and columns.
+const INACCESSIBLE: &str = r"(() => {
   const bad = [], all = (s) => [...document.querySelectorAll(s)];
   if (!document.documentElement.lang) bad.push('no language');
   if (!document.title) bad.push('no title');
   for (const mark of ['main', 'nav[aria-label]', 'h1']) if (all(mark).length !== 1) bad.push('not one ' + mark);
   if (all('a').some((a) => !a.textContent.trim())) bad.push('a link without a name');
   if (all('table').some((t) => !t.caption || [...t.querySelectorAll('th')].some((th) => !th.scope))) bad.push('a table without caption or scope');
-  if (all('img:not([alt])').length) bad.push('a picture without words');
+    if (all('img:not([alt])').length) bad.push('a picture without a description');
   return bad.join('; ');
 })()";
 
-/// Headings and states whose words are broken in the middle.
-const BROKEN: &str = r"(() => {
+/// Words in headings and states that are broken across lines.
+const BROKEN_WORDS: &str = r"(() => {
   const bad = [];
   for (const e of document.querySelectorAll('th, td:not(:first-child)')) {
     for (const node of e.childNodes) for (const word of (node.textContent ?? '').matchAll(/\S+/g)) {
@@ -66,37 +66,37 @@ const BROKEN: &str = r"(() => {
   return bad.join(' ');
 })()";
 
-/// A repository on the server, and its page.
+/// Pushes a repository to the server, and returns the URL of its page.
 fn push(server: &Server, home: &Path) -> String {
     let work = home.join("a-repository-with-quite-a-long-name");
     std::fs::create_dir_all(&work).unwrap();
     let git = |args: &[&str]| {
         let who = ["-c", "user.name=alice", "-c", "user.email=alice@example.com"];
         let mut git = std::process::Command::new("git");
-        let done = said(git.args(who).args(args).current_dir(&work).env("HOME", home));
+        let done = run_to_end(git.args(who).args(args).current_dir(&work).env("HOME", home));
         assert!(done.ok, "{done:?}");
     };
     git(&["init", "-q", "-b", "main"]);
     git(&["commit", "-q", "--allow-empty", "-m", "first"]);
     let push = ["push", "--server", server.host()];
-    let pushed = said(command().args(push).current_dir(&work).env("HOME", home));
+    let pushed = run_to_end(command().args(push).current_dir(&work).env("HOME", home));
     assert!(pushed.ok, "{pushed:?}");
     let url = pushed.out.lines().find_map(|line| line.trim().strip_prefix("git clone "));
     url.unwrap().to_owned()
 }
 
 #[tokio::test]
-async fn pages_are_readable_on_a_desk_and_a_phone_by_day_and_by_night() {
+async fn pages_are_readable_on_desktop_and_phone_in_light_and_dark_scheme() {
     let dir = tempfile::tempdir().unwrap();
     let Some(mut browser) = Browser::start(&dir.path().join("profile")).await else {
-        skipped("there is no chromium here");
+        skipped("chromium is not installed");
         return;
     };
-    // A relay that is not there, so that the status page has something to show.
-    let nobody = "bootstrap = ['ws://127.0.0.1:9']\n";
+    // A relay that does not run, so that the status page has something to show.
+    let unreachable = "bootstrap = ['ws://127.0.0.1:9']\n";
     let data = dir.path().join("data");
     std::fs::create_dir(&data).unwrap();
-    std::fs::write(data.join("grasp.toml"), nobody).unwrap();
+    std::fs::write(data.join("grasp.toml"), unreachable).unwrap();
     let server = Server::start(&data);
     let repository = push(&server, dir.path());
     let root = format!("http://{}", server.host());
@@ -106,32 +106,36 @@ async fn pages_are_readable_on_a_desk_and_a_phone_by_day_and_by_night() {
         ("status", format!("{root}/status")),
     ];
     for (name, url) in &pages {
-        for (view, at) in [("desk", DESK), ("night", NIGHT), ("phone", PHONE)] {
+        for (view, at) in [("desktop", DESKTOP), ("dark", DARK), ("phone", PHONE)] {
             browser.open(url, &at).await;
-            assert_eq!(browser.ask(FITS).await, true, "{name} on a {view} is too wide");
-            assert_eq!(browser.ask(READABLE).await, "", "{name} on a {view}");
-            assert_eq!(browser.ask(ACCESSIBLE).await, "", "{name} on a {view}");
-            assert_eq!(browser.ask(BROKEN).await, "", "{name} on a {view}");
-            assert_eq!(browser.ask(OURS).await, true, "{name} loads from elsewhere");
-            browser.picture(&format!("{name}-{view}")).await;
+            assert_eq!(browser.evaluate(FITS).await, true, "{name} in view {view} is too wide");
+            assert_eq!(browser.evaluate(LOW_CONTRAST).await, "", "{name} in view {view}");
+            assert_eq!(browser.evaluate(INACCESSIBLE).await, "", "{name} in view {view}");
+            assert_eq!(browser.evaluate(BROKEN_WORDS).await, "", "{name} in view {view}");
+            assert_eq!(
+                browser.evaluate(SAME_ORIGIN).await,
+                true,
+                "{name} loads from another origin"
+            );
+            browser.save_screenshot(&format!("{name}-{view}")).await;
         }
     }
     let dark = "getComputedStyle(document.documentElement).colorScheme";
-    assert_eq!(browser.ask(dark).await, "light dark");
+    assert_eq!(browser.evaluate(dark).await, "light dark");
 }
 
 #[tokio::test]
 async fn the_status_page_updates_itself() {
     let dir = tempfile::tempdir().unwrap();
     let Some(mut browser) = Browser::start(&dir.path().join("profile")).await else {
-        skipped("there is no chromium here");
+        skipped("chromium is not installed");
         return;
     };
     let server = Server::start(&dir.path().join("data"));
-    browser.open(&format!("http://{}/status", server.host()), &DESK).await;
+    browser.open(&format!("http://{}/status", server.host()), &DESKTOP).await;
     browser.until("document.getElementById('freshness').textContent.startsWith('Updated')").await;
     let repositories = "document.querySelector('[data-figure=repositories]').textContent";
-    assert_eq!(browser.ask(repositories).await, "0");
+    assert_eq!(browser.evaluate(repositories).await, "0");
     push(&server, dir.path());
     browser.until(&format!("{repositories} === '1'")).await;
     drop(server);

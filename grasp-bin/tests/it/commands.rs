@@ -1,10 +1,10 @@
-//! Commands that do something with servers, rather than look at one.
+//! Commands that push, sync and diagnose.
 
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::support::{Said, Server, command, grasp, said};
+use crate::support::{CommandOutput, Server, command, grasp, run_to_end};
 use crate::tls_front::{Authority, Front};
 
 pub(crate) fn git(dir: &Path, args: &[&str]) -> String {
@@ -20,27 +20,27 @@ pub(crate) fn git(dir: &Path, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// A working copy with one commit.
+/// Creates a working copy with one commit.
 pub(crate) fn working_copy(dir: &Path) {
     std::fs::create_dir_all(dir).unwrap();
     git(dir, &["init", "-q", "-b", "main"]);
     git(dir, &["commit", "-q", "--allow-empty", "-m", "first"]);
 }
 
-pub(crate) fn push(dir: &Path, home: &Path, server: &Server) -> Said {
+pub(crate) fn push(dir: &Path, home: &Path, server: &Server) -> CommandOutput {
     let args = ["push", "--server", server.host()];
-    said(command().args(args).current_dir(dir).env("HOME", home).env_remove("XDG_DATA_HOME"))
+    run_to_end(command().args(args).current_dir(dir).env("HOME", home).env_remove("XDG_DATA_HOME"))
 }
 
-/// The address that a push said the repository can be cloned from.
-pub(crate) fn clone_url(pushed: &Said) -> String {
+/// Returns the URL that a push printed for clones.
+pub(crate) fn clone_url(pushed: &CommandOutput) -> String {
     assert!(pushed.ok, "{pushed:?}");
     let line = pushed.out.lines().find_map(|line| line.trim().strip_prefix("git clone "));
     line.unwrap().to_owned()
 }
 
 #[test]
-fn a_working_copy_is_hosted_with_one_command_and_updated_with_the_same() {
+fn a_working_copy_is_hosted_and_updated_by_one_command() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(&dir.path().join("data"));
     let work = dir.path().join("hello");
@@ -64,13 +64,13 @@ fn a_working_copy_is_hosted_with_one_command_and_updated_with_the_same() {
     let bytes = |name: &str| status[name].as_u64().unwrap();
     let (events, git) = (bytes("store_bytes"), bytes("git_bytes"));
     assert!(git > 0 && events > 0 && bytes("disk_bytes") >= git + events, "{json:?}");
-    // What came by a push is not looked for elsewhere.
+    // The hunt does not look for pushed data.
     let status = grasp(&["status", "--data-dir", dir.path().join("data").to_str().unwrap()]);
     assert!(status.out.contains("hunting  0 names"), "{status:?}");
 }
 
 #[test]
-fn a_push_that_would_lose_what_the_server_has_is_refused_unless_it_is_forced() {
+fn a_push_that_would_lose_refs_of_the_server_needs_force() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(&dir.path().join("data"));
     let (work, copy) = (dir.path().join("hello"), dir.path().join("copy/hello"));
@@ -89,7 +89,7 @@ fn a_push_that_would_lose_what_the_server_has_is_refused_unless_it_is_forced() {
     assert!(!other.ok && other.err.contains("lose them: refs/heads/main; fetch"), "{other:?}");
     assert_eq!(tips(), before);
     let forced = ["push", "--force", "--server", server.host()];
-    let forced = said(
+    let forced = run_to_end(
         command()
             .args(forced)
             .current_dir(&copy)
@@ -100,7 +100,7 @@ fn a_push_that_would_lose_what_the_server_has_is_refused_unless_it_is_forced() {
 }
 
 #[test]
-fn a_server_that_shows_no_announcement_does_not_make_one_that_names_fewer_relays() {
+fn an_announcement_keeps_the_relays_of_earlier_pushes() {
     let dir = tempfile::tempdir().unwrap();
     let [first, second] = ["a", "b"].map(|name| Server::start(&dir.path().join(name)));
     let work = dir.path().join("hello");
@@ -114,45 +114,45 @@ fn a_server_that_shows_no_announcement_does_not_make_one_that_names_fewer_relays
 }
 
 #[test]
-fn servers_that_never_answer_are_not_waited_for() {
+fn a_push_to_an_unresponsive_server_times_out() {
     let dir = tempfile::tempdir().unwrap();
     let work = dir.path().join("hello");
     working_copy(&work);
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = silent.local_addr().unwrap().to_string();
+    let unresponsive = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = unresponsive.local_addr().unwrap().to_string();
     let args = ["push", "--timeout", "1s", "--server", &address];
     let mut push = command();
     push.args(args).current_dir(&work).env("HOME", dir.path()).env_remove("XDG_DATA_HOME");
-    let said = said(&mut push);
-    assert!(!said.ok && said.err.contains("not done after 1s;"), "{said:?}");
+    let output = run_to_end(&mut push);
+    assert!(!output.ok && output.err.contains("not done after 1s;"), "{output:?}");
 }
 
 #[test]
-fn outside_of_a_working_copy_there_is_nothing_to_push() {
+fn a_push_outside_of_a_working_copy_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let push = |path: &str| {
         let mut push = command();
         push.args(["push"]).current_dir(dir.path()).env("HOME", dir.path()).env("PATH", path);
-        said(push.env_remove("XDG_DATA_HOME"))
+        run_to_end(push.env_remove("XDG_DATA_HOME"))
     };
     let outside = push(&std::env::var("PATH").unwrap());
     assert!(!outside.ok && outside.err.contains("not in a git working copy"), "{outside:?}");
     let without_git = push("");
     assert!(!without_git.ok && without_git.err.contains("is it installed"), "{without_git:?}");
-    assert_eq!(dir.path().read_dir().unwrap().count(), 0, "no key was made for nothing");
+    assert_eq!(dir.path().read_dir().unwrap().count(), 0, "no key was created");
 }
 
 #[test]
 fn the_demo_ends_with_the_repository_on_both_servers() {
-    let said = grasp(&["demo"]);
-    assert!(said.ok, "{said:?}");
-    assert!(said.out.contains("the second has it"), "{said:?}");
-    // Its servers are gone: a command to clone from them would fail.
-    assert!(!said.out.contains("git clone"), "{said:?}");
+    let output = grasp(&["demo"]);
+    assert!(output.ok, "{output:?}");
+    assert!(output.out.contains("the second has it"), "{output:?}");
+    // Its servers are stopped: a command to clone from them would fail.
+    assert!(!output.out.contains("git clone"), "{output:?}");
 }
 
 #[test]
-fn one_pass_brings_what_a_relay_has_and_says_that_it_is_complete() {
+fn sync_once_fetches_everything_from_a_relay_and_reports_completion() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(&dir.path().join("data"));
     let work = dir.path().join("hello");
@@ -160,7 +160,7 @@ fn one_pass_brings_what_a_relay_has_and_says_that_it_is_complete() {
     clone_url(&push(&work, dir.path(), &server));
     let mirror = dir.path().join("mirror");
     let mirror = mirror.to_str().unwrap();
-    // An archive keeps what does not list it.
+    // An archive also stores repositories that do not list it.
     let args =
         ["sync", "--once", "--from", &server.url, "--data-dir", mirror, "--archive-everything"];
     let once = grasp(&args);
@@ -170,28 +170,28 @@ fn one_pass_brings_what_a_relay_has_and_says_that_it_is_complete() {
 }
 
 #[test]
-fn nothing_can_be_brought_from_oneself() {
+fn sync_once_from_the_server_itself_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().to_str().unwrap();
     let us = ["--from", "wss://git.example.com", "--domain", "git.example.com"];
-    let said = said(command().args(["sync", "--once", "--data-dir", data]).args(us));
-    assert!(!said.ok && said.err.contains("is this server itself"), "{said:?}");
+    let output = run_to_end(command().args(["sync", "--once", "--data-dir", data]).args(us));
+    assert!(!output.ok && output.err.contains("is this server itself"), "{output:?}");
 }
 
 #[test]
-fn a_relay_that_is_not_there_makes_a_pass_incomplete() {
+fn sync_once_from_an_unreachable_relay_is_incomplete() {
     let dir = tempfile::tempdir().unwrap();
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let nobody = format!("ws://{}", taken.local_addr().unwrap());
-    drop(taken);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let unreachable = format!("ws://{}", listener.local_addr().unwrap());
+    drop(listener);
     let data = dir.path().to_str().unwrap();
-    let args = ["sync", "--once", "--from", &nobody, "--timeout", "2s", "--data-dir", data];
+    let args = ["sync", "--once", "--from", &unreachable, "--timeout", "2s", "--data-dir", data];
     let output = command().args(args).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stdout).contains("0 of 1 relay complete"));
 }
 
-/// A runtime with a relay on it that shows a certificate for `localhost`.
+/// Returns a runtime with a TLS proxy on it that has a certificate for `localhost`.
 fn behind_tls(server: &Server, by: &Authority) -> (tokio::runtime::Runtime, Front) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let address = server.host().parse().unwrap();
@@ -200,10 +200,10 @@ fn behind_tls(server: &Server, by: &Authority) -> (tokio::runtime::Runtime, Fron
 }
 
 #[test]
-fn a_pass_does_not_wait_for_a_relay_whose_certificate_is_bad() {
+fn sync_once_does_not_wait_for_a_relay_with_a_bad_certificate() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(&dir.path().join("data"));
-    let (_runtime, front) = behind_tls(&server, &Authority::new("somebody"));
+    let (_runtime, front) = behind_tls(&server, &Authority::new("unknown"));
     let (bad, data) = (format!("wss://{}", front.host()), dir.path().join("mirror"));
     let began = Instant::now();
     let output = command()
@@ -225,7 +225,7 @@ fn a_pass_does_not_wait_for_a_relay_whose_certificate_is_bad() {
 }
 
 #[test]
-fn a_pass_tries_anew_whom_an_earlier_one_gave_up() {
+fn sync_once_retries_relays_that_an_earlier_run_gave_up() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(&dir.path().join("data"));
     let authority = Authority::new("ours");
@@ -235,7 +235,7 @@ fn a_pass_tries_anew_whom_an_earlier_one_gave_up() {
     let (relay, data) = (format!("wss://{}", front.host()), dir.path().join("mirror"));
     let pass = |more: &[&str]| {
         let args = ["sync", "--once", "--timeout", "100s", "--from", &relay, "--data-dir"];
-        said(command().args(args).arg(&data).args(more))
+        run_to_end(command().args(args).arg(&data).args(more))
     };
     assert!(!pass(&[]).ok);
     let trusting = pass(&["--trusted-roots", roots.to_str().unwrap()]);
@@ -243,19 +243,19 @@ fn a_pass_tries_anew_whom_an_earlier_one_gave_up() {
 }
 
 #[test]
-fn a_file_of_roots_without_a_certificate_is_an_error_that_says_so() {
+fn trusted_roots_without_a_certificate_are_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("empty.pem");
     std::fs::write(&file, "").unwrap();
     let (file, data) = (file.to_str().unwrap(), dir.path().join("data"));
     let args = ["serve", "--listen", "127.0.0.1:0", "--trusted-roots", file, "--data-dir"];
-    let said = said(command().args(args).arg(&data));
-    assert!(!said.ok && said.err.contains("no certificate in it"), "{said:?}");
+    let output = run_to_end(command().args(args).arg(&data));
+    assert!(!output.ok && output.err.contains("no certificate in it"), "{output:?}");
     let doctor = grasp(&["doctor", "--data-dir", data.to_str().unwrap(), "--trusted-roots", file]);
     assert!(!doctor.ok && doctor.out.contains("no certificate in it"), "{doctor:?}");
 }
 
-/// Makes this many tags of a working copy's commit, with names of this form.
+/// Creates this number of tags of a working copy's commit, with names of this form.
 fn tag(dir: &Path, count: usize, name: impl Fn(usize) -> String) {
     use std::io::Write as _;
 
@@ -273,7 +273,7 @@ fn tag(dir: &Path, count: usize, name: impl Fn(usize) -> String) {
 }
 
 #[test]
-fn many_refs_are_pushed_at_once_and_what_is_gone_is_deleted() {
+fn many_refs_are_pushed_at_once_and_deleted_ones_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(&dir.path().join("data"));
     let work = dir.path().join("hello");
@@ -296,24 +296,24 @@ fn many_refs_are_pushed_at_once_and_what_is_gone_is_deleted() {
         .output()
         .unwrap();
     assert!(forced.status.success(), "{forced:?}");
-    assert_eq!(tags(), 999, "one is gone, and the new one was not chosen");
+    assert_eq!(tags(), 999, "one is deleted, and the new one was not chosen");
 }
 
 #[test]
-fn too_many_refs_are_told_with_how_many_a_server_takes_and_what_to_do() {
+fn too_many_refs_are_refused_with_the_limit_and_the_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(&dir.path().join("data"));
     let work = dir.path().join("hello");
     working_copy(&work);
     tag(&work, 5_000, |n| format!("v{n}-{}", "x".repeat(180)));
     let refused = push(&work, dir.path(), &server);
-    let told = format!("5001 refs are too many for {}, which takes about 4", server.host());
-    assert!(!refused.ok && refused.err.contains(&told), "{refused:?}");
+    let expected = format!("5001 refs are too many for {}, which takes about 4", server.host());
+    assert!(!refused.ok && refused.err.contains(&expected), "{refused:?}");
     assert!(refused.err.contains("choose some with --refs"), "{refused:?}");
 }
 
 #[test]
-fn an_old_git_is_refused_at_the_start_and_by_the_doctor_with_a_remedy() {
+fn an_old_git_is_refused_by_serve_and_doctor_with_the_remedy() {
     use std::os::unix::fs::PermissionsExt as _;
 
     let dir = tempfile::tempdir().unwrap();
@@ -324,23 +324,23 @@ fn an_old_git_is_refused_at_the_start_and_by_the_doctor_with_a_remedy() {
     let at = ["--data-dir", data.to_str().unwrap(), "--listen", "127.0.0.1:0"];
     let path = format!("{}:/usr/bin:/bin", dir.path().display());
     for args in [&["serve"][..], &["doctor", "--offline"]] {
-        let said = said(command().args(args).args(at).env("PATH", &path));
-        let text = format!("{}{}", said.out, said.err);
-        assert!(!said.ok && text.contains("git 2.36 is too old"), "{said:?}");
-        assert!(text.contains("install git 2.37 or newer"), "{said:?}");
+        let output = run_to_end(command().args(args).args(at).env("PATH", &path));
+        let text = format!("{}{}", output.out, output.err);
+        assert!(!output.ok && text.contains("git 2.36 is too old"), "{output:?}");
+        assert!(text.contains("install git 2.37 or newer"), "{output:?}");
     }
 }
 
 #[test]
-fn the_doctor_finds_a_running_server_well_and_a_foreign_port_ill() {
+fn the_doctor_accepts_a_running_server_and_reports_a_port_in_use() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path());
     let data = dir.path().to_str().unwrap();
     let args = ["doctor", "--data-dir", data, "--listen", server.host(), "--domain", server.host()];
-    let well = grasp(&args);
-    assert!(well.ok && well.out.contains("shows the NIP-11 document of this server"), "{well:?}");
+    let good = grasp(&args);
+    assert!(good.ok && good.out.contains("shows the NIP-11 document of this server"), "{good:?}");
     let other = tempfile::tempdir().unwrap();
     let other = other.path().to_str().unwrap();
-    let ill = grasp(&["doctor", "--offline", "--data-dir", other, "--listen", server.host()]);
-    assert!(!ill.ok && ill.out.contains("is taken") && ill.out.contains("→"), "{ill:?}");
+    let bad = grasp(&["doctor", "--offline", "--data-dir", other, "--listen", server.host()]);
+    assert!(!bad.ok && bad.out.contains("is taken") && bad.out.contains("→"), "{bad:?}");
 }

@@ -1,4 +1,4 @@
-//! What the documentation tells people to do, done.
+//! The commands and names in the documentation, executed and checked.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::postgres::Postgres;
-use crate::support::{Said, Server, command, get, said, skipped};
+use crate::support::{CommandOutput, Server, command, get, run_to_end, skipped};
 
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time within which a command must print what a page promises.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn docs(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(path)
@@ -19,13 +19,13 @@ fn page(path: &str) -> String {
     std::fs::read_to_string(docs(path)).unwrap()
 }
 
-/// The blocks of a page that are marked as this language.
+/// Returns the code blocks of a page in this language.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let opening = format!("```{language}\n");
     page.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
 }
 
-/// A shell in a home of its own, in which `grasp` is the command under test.
+/// Returns a shell in a home of its own, in which `grasp` is the command under test.
 fn shell(home: &Path, script: &str) -> Command {
     let bin = Path::new(env!("CARGO_BIN_EXE_grasp")).parent().unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
@@ -52,19 +52,19 @@ fn shell(home: &Path, script: &str) -> Command {
     shell
 }
 
-fn run(home: &Path, script: &str) -> Said {
-    let said = said(&mut shell(home, script));
-    assert!(said.ok, "{script}\n{said:?}");
-    said
+fn run(home: &Path, script: &str) -> CommandOutput {
+    let output = run_to_end(&mut shell(home, script));
+    assert!(output.ok, "{script}\n{output:?}");
+    output
 }
 
-/// A port that is free just now.
+/// Returns a port that is free at the moment.
 fn free_port() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port().to_string()
 }
 
-/// Stopped as an operator would stop it.
+/// A process that is killed when dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -75,31 +75,31 @@ impl Drop for Running {
 }
 
 #[test]
-fn the_tutorial_works_as_it_is_written() {
+fn the_tutorial_works_as_written() {
     let home = tempfile::tempdir().unwrap();
     let (port, second) = (free_port(), free_port());
     let text = page("tutorial/first-repository.md");
     let text = text.replace("7334", &port).replace("7335", &second);
     let blocks = blocks(&text, "sh");
-    let [serve, make, host, clone, change, look, follow, followed] = &blocks[..] else {
+    let [serve, create, host, clone, change, list, follow, followed] = &blocks[..] else {
         panic!("eight blocks")
     };
     let serve = format!("{} --listen 127.0.0.1:{port}", serve.trim_end());
     let _server = start(home.path(), &serve, &port);
-    run(home.path(), make);
+    run(home.path(), create);
     run(home.path(), host);
     assert_eq!(run(home.path(), clone).out, "# hello\n");
     let changed = run(home.path(), change).out;
     assert!(changed.contains("obeys its maintainers"), "{changed}");
-    let looked = run(home.path(), look).out;
-    assert!(looked.contains("hello") && looked.contains("1 repository"), "{looked}");
+    let listed = run(home.path(), list).out;
+    assert!(listed.contains("hello") && listed.contains("1 repository"), "{listed}");
     assert!(get(&format!("127.0.0.1:{port}"), "/").1.contains(">hello</a>"));
     let _second = start(home.path(), follow, &second);
     let followed = run(home.path(), followed).out;
     assert!(followed.contains("obeys its maintainers"), "{followed}");
 }
 
-/// Runs what starts a server, and waits until it listens.
+/// Runs a block that starts a server, and waits until the server listens.
 fn start(home: &Path, script: &str, port: &str) -> Running {
     let script = script.replace("grasp serve", "exec grasp serve");
     let server = shell(home, &script).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -110,7 +110,7 @@ fn start(home: &Path, script: &str, port: &str) -> Running {
 }
 
 #[test]
-fn a_backup_is_restored_as_it_is_written() {
+fn a_backup_is_restored_as_written() {
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join("grasp");
     let text = page("how-to/backup.md").replace("/var/lib/grasp", data.to_str().unwrap());
@@ -119,16 +119,16 @@ fn a_backup_is_restored_as_it_is_written() {
     let backups = home.path().join("backups");
     let [backup, restore] =
         [backup, restore].map(|block| block.replace("/var/backups", backups.to_str().unwrap()));
-    // The address is the domain here, and a repository belongs to the domain that it lists.
+    // The address is the domain here, and a repository is hosted by the domain that it lists.
     let listen = format!("127.0.0.1:{}", free_port());
     let url = {
         let server = Server::start_at(&listen, &data);
         let work = "git init -q hello && cd hello && git commit -q --allow-empty -m first";
         run(home.path(), work);
         let push = format!("cd hello && grasp push --server {}", server.host());
-        let said = run(home.path(), &push);
-        let line = said.out.lines().find_map(|line| line.trim().strip_prefix("git clone "));
-        // It is running meanwhile.
+        let output = run(home.path(), &push);
+        let line = output.out.lines().find_map(|line| line.trim().strip_prefix("git clone "));
+        // The server runs during the backup.
         run(home.path(), &backup);
         line.unwrap().to_owned()
     };
@@ -139,7 +139,7 @@ fn a_backup_is_restored_as_it_is_written() {
 }
 
 #[test]
-fn data_is_checked_and_repaired_as_it_is_written() {
+fn data_is_checked_and_repaired_as_written() {
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join("grasp");
     let server = Server::start(&data);
@@ -155,7 +155,7 @@ fn data_is_checked_and_repaired_as_it_is_written() {
 }
 
 #[test]
-fn a_server_is_monitored_as_it_is_written() {
+fn a_server_is_monitored_as_written() {
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join("grasp");
     let server = Server::start(&data);
@@ -164,7 +164,7 @@ fn a_server_is_monitored_as_it_is_written() {
         .replace("/var/lib/grasp", data.to_str().unwrap())
         .replace("127.0.0.1:7334", server.host());
     if Command::new("curl").arg("--version").output().is_err() {
-        skipped("there is no curl here");
+        skipped("curl is not installed");
         return;
     }
     let outputs: Vec<_> =
@@ -177,52 +177,53 @@ fn a_server_is_monitored_as_it_is_written() {
 }
 
 #[test]
-fn the_settings_for_a_deployment_are_valid_and_what_is_told_about_them_works() {
+fn the_settings_and_commands_of_a_deployment_are_valid() {
     let home = tempfile::tempdir().unwrap();
     let file = docs("how-to/deploy/grasp.toml");
-    // Where the doctor writes nothing that is not ours.
-    let mine = std::fs::read_to_string(file).unwrap();
-    let mine = mine.replace("/var/lib/grasp", home.path().join("data").to_str().unwrap());
-    let mine = mine.replace("127.0.0.1:7334", "127.0.0.1:0");
+    // The doctor must write only below the directory of the test.
+    let settings = std::fs::read_to_string(file).unwrap();
+    let settings = settings.replace("/var/lib/grasp", home.path().join("data").to_str().unwrap());
+    let settings = settings.replace("127.0.0.1:7334", "127.0.0.1:0");
     let path = home.path().join("grasp.toml");
-    std::fs::write(&path, mine).unwrap();
+    std::fs::write(&path, settings).unwrap();
     let text = page("how-to/deploy.md").replace("/etc/grasp/grasp.toml", path.to_str().unwrap());
     for block in blocks(&text, "sh") {
         run(home.path(), &block);
     }
 }
 
-/// A server and a working copy, to try commands with.
-fn stage(home: &Path) -> Server {
+/// Starts a server, and creates a working copy to try commands with.
+fn start_with_working_copy(home: &Path) -> Server {
     let server = Server::start(&home.join("other"));
     run(home, "git init -q hello && cd hello && git commit -q --allow-empty -m first");
     server
 }
 
-/// A command that runs until it is told to stop, with what it says thrown away.
-fn leave_running(home: &Path, block: &str) -> Running {
+/// Starts a command that runs until it is killed, without its output.
+fn spawn(home: &Path, block: &str) -> Running {
     let script = format!("exec {}", block.trim());
     let mut shell = shell(home, &script);
     Running(shell.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
-/// Tries a command until it says what is waited for.
+/// Repeats a command until its output contains a text.
 fn until(home: &Path, script: &str, wanted: &str) -> String {
     let began = Instant::now();
     loop {
-        let answer = said(&mut shell(home, script));
+        let answer = run_to_end(&mut shell(home, script));
         if answer.ok && answer.out.contains(wanted) {
             return answer.out;
         }
-        assert!(began.elapsed() < PATIENCE, "{script}: {answer:?}");
+        assert!(began.elapsed() < COMMAND_TIMEOUT, "{script}: {answer:?}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
 #[test]
-fn repositories_are_mirrored_as_it_is_written() {
+fn repositories_are_mirrored_as_written() {
     let home = tempfile::tempdir().unwrap();
-    let (first, second) = (stage(home.path()), Server::start(&home.path().join("second")));
+    let (first, second) =
+        (start_with_working_copy(home.path()), Server::start(&home.path().join("second")));
     let text = page("how-to/mirror.md")
         .replace("a.example.com", first.host())
         .replace("b.example.com", second.host())
@@ -231,23 +232,23 @@ fn repositories_are_mirrored_as_it_is_written() {
     let [push, serve, once] = &blocks[..] else { panic!("three blocks") };
     let pushed = run(home.path(), &format!("cd hello && {push}")).out;
     assert_eq!(pushed.matches("git clone").count(), 2, "{pushed}");
-    let came = run(home.path(), once).out;
-    assert!(came.contains("1 of 1 relay complete"), "{came}");
+    let synced = run(home.path(), once).out;
+    assert!(synced.contains("1 of 1 relay complete"), "{synced}");
     let serve = format!("{} --listen 127.0.0.1:0 --allow-private-targets", serve.trim());
-    let _server = leave_running(home.path(), &serve);
+    let _server = spawn(home.path(), &serve);
     until(home.path(), "grasp repos --data-dir ./mirror", "hello");
     let status = run(home.path(), "grasp status --json --data-dir ./mirror").out;
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
-    // What is kept for others is shown to people too.
+    // Archived repositories are on the landing page too.
     let landing = get(status["service"].as_str().unwrap(), "/").1;
     assert!(landing.contains(">hello</a>"), "{landing}");
 }
 
 #[test]
-fn a_server_moves_to_several_machines_as_it_is_written() {
+fn a_server_moves_to_several_machines_as_written() {
     let Some(postgres) = Postgres::durable() else { return };
     let home = tempfile::tempdir().unwrap();
-    let single = stage(home.path());
+    let single = start_with_working_copy(home.path());
     let host = single.host().to_owned();
     run(home.path(), &format!("cd hello && grasp push --server {host}"));
     drop(single);
@@ -264,7 +265,7 @@ fn a_server_moves_to_several_machines_as_it_is_written() {
     let imported = run(home.path(), import).out;
     assert!(imported.starts_with("imported 2 events, 1 repository and 1 pack"), "{imported}");
     let serve = format!("{} --listen 127.0.0.1:{port} --data-dir ./node", serve.trim());
-    let _node = leave_running(home.path(), &serve);
+    let _node = spawn(home.path(), &serve);
     until(home.path(), "grasp status --data-dir ./node", "writer");
     until(home.path(), "grasp repos --data-dir ./node", "hello");
     let repos = run(home.path(), "grasp repos --json --data-dir ./node").out;
@@ -274,25 +275,26 @@ fn a_server_moves_to_several_machines_as_it_is_written() {
 }
 
 #[test]
-fn a_relay_gets_a_sidecar_as_it_is_written() {
+fn a_relay_gets_a_sidecar_as_written() {
     let home = tempfile::tempdir().unwrap();
-    let (other, relay) = (stage(home.path()), Server::start(&home.path().join("relay")));
+    let (other, relay) =
+        (start_with_working_copy(home.path()), Server::start(&home.path().join("relay")));
     let text = page("how-to/embed.md")
         .replace("ws://127.0.0.1:7777", &relay.url)
         .replace("wss://other.example.com", &other.url);
     let blocks = blocks(&text, "sh");
     let [sidecar, status] = &blocks[..] else { panic!("two blocks") };
-    let _sidecar = leave_running(home.path(), sidecar);
-    let said = until(home.path(), status, "complete, live");
-    assert!(said.starts_with("sidecar of ws://"), "{said}");
+    let _sidecar = spawn(home.path(), sidecar);
+    let output = until(home.path(), status, "complete, live");
+    assert!(output.starts_with("sidecar of ws://"), "{output}");
 }
 
 #[test]
-fn events_are_brought_over_in_a_migration_as_it_is_written() {
+fn events_are_migrated_as_written() {
     let home = tempfile::tempdir().unwrap();
-    let old = stage(home.path());
+    let old = start_with_working_copy(home.path());
     let data = home.path().join("new");
-    // The old server at an address that is not the name that it goes by.
+    // The old server at an address that is not its domain.
     let text = page("how-to/migrate.md")
         .replace("ws://127.0.0.1:7334", &old.url.replace("127.0.0.1", "localhost"))
         .replace("git.example.com", old.host())
@@ -301,40 +303,39 @@ fn events_are_brought_over_in_a_migration_as_it_is_written() {
     run(home.path(), &push);
     let blocks = blocks(&text, "sh");
     let [once] = &blocks[..] else { panic!("one block") };
-    let came = run(home.path(), once).out;
-    // The announcement and the state, under the same name as before.
-    assert!(came.contains("1 of 1 relay complete, 2 new events"), "{came}");
+    let synced = run(home.path(), once).out;
+    // The announcement and the state, under the same domain as before.
+    assert!(synced.contains("1 of 1 relay complete, 2 new events"), "{synced}");
 }
 
 #[test]
-fn the_readme_works_as_it_is_written() {
+fn the_readme_works_as_written() {
     let home = tempfile::tempdir().unwrap();
     let port = free_port();
     let text = page("../README.md").replace("7334", &port);
     let blocks = blocks(&text, "sh");
     let [serve, install, demo, push, test] = &blocks[..] else { panic!("five blocks") };
     assert_eq!(install.trim(), "cargo install --path grasp-bin");
-    assert_eq!(test.trim(), "cargo test --workspace", "this very run");
+    assert_eq!(test.trim(), "cargo test --workspace", "the tests of this run");
     // The command that was built for this run.
     let serve = serve.replace("cargo run --release --", "grasp");
     assert!(run(home.path(), demo).out.contains("the second has it"));
     run(home.path(), "git init -q hello && cd hello && git commit -q --allow-empty -m first");
-    let _server =
-        leave_running(home.path(), &format!("{} --listen 127.0.0.1:{port}", serve.trim()));
+    let _server = spawn(home.path(), &format!("{} --listen 127.0.0.1:{port}", serve.trim()));
     until(home.path(), "grasp status", "working");
     assert!(run(home.path(), &format!("cd hello && {push}")).out.contains("git clone"));
 }
 
 #[test]
-fn the_reference_of_settings_is_tried_too() {
+fn the_commands_of_the_settings_reference_work() {
     let home = tempfile::tempdir().unwrap();
     for block in blocks(&page("reference/configuration.md"), "sh") {
         assert!(run(home.path(), &block).out.contains("listen = \"127.0.0.1:7334\""));
     }
 }
 
-/// Pages whose commands a test of this file runs, every one of them.
-const TRIED: [&str; 11] = [
+/// Pages all of whose commands are executed by a test of this file.
+const TESTED_PAGES: [&str; 11] = [
     "../README.md",
     "tutorial/first-repository.md",
     "how-to/backup.md",
@@ -349,25 +350,26 @@ const TRIED: [&str; 11] = [
 ];
 
 #[test]
-fn no_command_is_left_untried() {
-    let tried: Vec<_> = TRIED.iter().map(|page| docs(page).canonicalize().unwrap()).collect();
+fn every_command_of_the_documentation_is_tested() {
+    let tested: Vec<_> =
+        TESTED_PAGES.iter().map(|page| docs(page).canonicalize().unwrap()).collect();
     for path in pages().into_iter().chain([docs("../README.md")]) {
         let text = std::fs::read_to_string(&path).unwrap();
-        if !tried.contains(&path.canonicalize().unwrap()) {
+        if !tested.contains(&path.canonicalize().unwrap()) {
             let commands = blocks(&text, "sh");
             let lines = commands.iter().flat_map(|block| block.lines());
-            lines.for_each(|line| assert!(is_a_benchmark(line), "{path:?}: {line}"));
+            lines.for_each(|line| assert!(is_benchmark(line), "{path:?}: {line}"));
         }
-        // What only root or a container engine can do is shown as a session, and is all that is.
+        // Console blocks contain only commands that need root or a container engine.
         for line in blocks(&text, "console").iter().flat_map(|block| block.lines()) {
-            let ours = line.starts_with("# systemctl ") || line.starts_with("$ podman ");
-            assert!(ours, "{path:?}: {line}");
+            let is_allowed = line.starts_with("# systemctl ") || line.starts_with("$ podman ");
+            assert!(is_allowed, "{path:?}: {line}");
         }
     }
 }
 
-/// Whether a line runs a benchmark that exists.
-fn is_a_benchmark(line: &str) -> bool {
+/// Returns whether a line runs a benchmark that exists.
+fn is_benchmark(line: &str) -> bool {
     let words = line.split_whitespace().skip_while(|word| word.contains('='));
     let words: Vec<_> = words.take_while(|word| *word != "#").collect();
     let after = |flag: &str| {
@@ -383,7 +385,7 @@ fn is_a_benchmark(line: &str) -> bool {
 }
 
 #[test]
-fn what_the_container_and_the_unit_set_exists() {
+fn the_settings_of_the_container_and_the_unit_exist() {
     let settings = page("reference/configuration.md");
     let text = page("how-to/deploy/Containerfile") + &page("how-to/deploy.md");
     let words = text.split(|c: char| !c.is_ascii_uppercase() && c != '_');
@@ -397,11 +399,11 @@ fn what_the_container_and_the_unit_set_exists() {
     let file = docs("how-to/deploy/grasp.service");
     let mut check = Command::new("systemd-analyze");
     match check.arg("verify").arg(&file).output() {
-        Err(_) => skipped("there is no systemd-analyze here"),
-        // The command itself need not be installed; everything else must be right.
+        Err(_) => skipped("systemd-analyze is not installed"),
+        // The command itself need not be installed; everything else must be valid.
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            let ours = said.lines().filter(|line| line.contains("grasp.service"));
+            let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+            let ours = errors.lines().filter(|line| line.contains("grasp.service"));
             let wrong: Vec<_> = ours.filter(|line| !line.contains("is not executable")).collect();
             assert!(wrong.is_empty(), "{wrong:?}");
         }
@@ -409,7 +411,7 @@ fn what_the_container_and_the_unit_set_exists() {
 }
 
 #[test]
-fn every_metric_that_a_migration_leads_to_exists() {
+fn every_metric_in_the_migration_guide_exists() {
     let (text, metrics) = (page("how-to/migrate.md"), page("reference/metrics.md"));
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let ours: BTreeSet<_> = words.filter(|word| word.starts_with("grasp_")).collect();
@@ -420,9 +422,9 @@ fn every_metric_that_a_migration_leads_to_exists() {
 }
 
 #[test]
-fn every_package_that_was_asked_for_is_where_the_decisions_say() {
+fn every_required_package_is_used_where_the_decisions_say() {
     let (text, manifest) = (page("explanation/decisions.md"), page("../Cargo.toml"));
-    let asked = [
+    let required = [
         "tokio",
         "nostr",
         "nostr-relay-pool",
@@ -434,18 +436,18 @@ fn every_package_that_was_asked_for_is_where_the_decisions_say() {
         "tracing-subscriber",
         "proptest",
     ];
-    for package in asked {
+    for package in required {
         assert!(manifest.contains(&format!("\n{package} = ")), "{package}");
         let row = text.lines().find(|line| line.starts_with(&format!("| `{package}` |"))).unwrap();
         let cell = row.split('|').nth(2).unwrap();
-        let places = cell.split('`').skip(1).step_by(2).filter(|place| place.contains('/'));
-        for place in places {
-            assert!(docs("..").join(place).exists(), "{package}: {place}");
+        let paths = cell.split('`').skip(1).step_by(2).filter(|path| path.contains('/'));
+        for path in paths {
+            assert!(docs("..").join(path).exists(), "{package}: {path}");
         }
     }
 }
 
-/// Whether this code defines an item of this name. Comments do not count.
+/// Returns whether code defines an item of this name, outside of comments.
 fn defines(code: &str, item: &str) -> bool {
     const KEYWORDS: [&str; 7] = ["fn", "struct", "enum", "trait", "type", "const", "static"];
     let is_other = |c: char| !c.is_alphanumeric() && c != '_';
@@ -456,7 +458,7 @@ fn defines(code: &str, item: &str) -> bool {
     })
 }
 
-/// Whether the file, item (`file.rs::item`), metric or setting of this name exists; `None` for any other word.
+/// Returns whether the file, item (`file.rs::item`), metric or setting of this name exists; `None` for any other word.
 fn exists(name: &str) -> Option<bool> {
     let (path, item) = name.split_once("::").unwrap_or((name, ""));
     if path.contains('/') && path.ends_with(".rs") {
@@ -473,7 +475,7 @@ fn exists(name: &str) -> Option<bool> {
 }
 
 #[test]
-fn everything_that_the_design_map_names_exists() {
+fn every_name_in_the_design_map_exists() {
     let text = page("explanation/design-map.md");
     let named: BTreeSet<_> = text.split('`').skip(1).step_by(2).collect();
     let checked: Vec<_> = named.iter().filter_map(|name| Some((name, exists(name)?))).collect();
@@ -490,7 +492,7 @@ fn everything_that_the_design_map_names_exists() {
     }
 }
 
-/// Every page of the documentation.
+/// Returns every page of the documentation.
 fn pages() -> Vec<PathBuf> {
     let (mut found, mut left) = (Vec::new(), vec![docs("")]);
     while let Some(path) = left.pop() {
@@ -504,7 +506,7 @@ fn pages() -> Vec<PathBuf> {
 }
 
 #[test]
-fn settings_that_pages_show_are_valid() {
+fn settings_in_the_documentation_are_valid() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("grasp.toml");
     for path in ["how-to/mirror.md", "how-to/repair.md", "reference/configuration.md"] {
@@ -512,14 +514,14 @@ fn settings_that_pages_show_are_valid() {
         assert!(!blocks.is_empty(), "{path}");
         for block in blocks {
             std::fs::write(&file, &block).unwrap();
-            let said = said(command().args(["config", "check", "--config"]).arg(&file));
-            assert!(said.ok, "{path}: {said:?}");
+            let output = run_to_end(command().args(["config", "check", "--config"]).arg(&file));
+            assert!(output.ok, "{path}: {output:?}");
         }
     }
 }
 
 #[test]
-fn every_setting_that_a_migration_leads_to_exists() {
+fn every_setting_in_the_migration_guide_exists() {
     let text = page("how-to/migrate.md");
     let settings = page("reference/configuration.md");
     let rows =
@@ -536,7 +538,7 @@ fn every_setting_that_a_migration_leads_to_exists() {
 }
 
 #[test]
-fn no_page_leads_nowhere() {
+fn every_link_of_the_documentation_exists() {
     let mut checked = 0;
     for path in pages().into_iter().chain([docs("../README.md")]) {
         let text = std::fs::read_to_string(&path).unwrap();

@@ -1,4 +1,4 @@
-//! A disk that is full for a while: what comes is turned away, nothing that was said is lost, and room is enough to go on.
+//! A disk that is full for a while: new events are refused, acknowledged ones are kept, and free space ends it.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
@@ -7,14 +7,14 @@ use std::process::Command;
 use crate::commands::{push, working_copy};
 use crate::support::{Server, command, get, skipped};
 
-/// How long files may become from now on: as with a full disk, writing fails beyond.
+/// Limits the size of files from now on: as on a full disk, writes beyond it fail.
 fn limit_files(server: &Server, bytes: &str) -> bool {
     let (pid, limit) = (server.child.id().to_string(), format!("--fsize={bytes}:"));
     let set = Command::new("prlimit").args(["--pid", &pid, &limit]).status();
     set.is_ok_and(|status| status.success())
 }
 
-/// A server that is told of it by an error, rather than killed.
+/// Starts a server that gets an error for such a write, instead of a signal.
 fn start(data: &Path) -> Server {
     let grasp = command();
     let mut shell = Command::new("sh");
@@ -29,19 +29,19 @@ fn start(data: &Path) -> Server {
 }
 
 #[test]
-fn a_full_disk_turns_events_away_and_room_lets_them_in_again() {
+fn a_full_disk_refuses_events_until_there_is_space() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(&dir.path().join("data"));
     let work = |name: &str| dir.path().join(name);
     ["first", "second", "third"].iter().for_each(|name| working_copy(&work(name)));
     assert!(push(&work("first"), dir.path(), &server).ok);
     if !limit_files(&server, "1024") {
-        return skipped("there is no prlimit here");
+        return skipped("prlimit is not installed");
     }
     let refused = push(&work("second"), dir.path(), &server);
     assert!(!refused.ok && refused.err.contains("could not be stored, try again"), "{refused:?}");
     assert_eq!(get(server.host(), "/health"), (503, "not ready\n".into()));
-    assert!(get(server.host(), "/").1.contains("first"), "what is here is served");
+    assert!(get(server.host(), "/").1.contains("first"), "stored events are served");
     assert!(limit_files(&server, "unlimited"));
     while get(server.host(), "/health").0 != 200 {}
     for name in ["second", "third"] {

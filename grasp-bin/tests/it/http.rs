@@ -1,10 +1,10 @@
-//! The reference of HTTP, held to what a server answers.
+//! The reference of HTTP, compared with the responses of a server.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
 
-use crate::support::{Server, command, said};
+use crate::support::{Server, command, run_to_end};
 
 /// One row of the reference.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ fn rows(page: &str) -> Vec<Row> {
     page.lines().filter_map(row).collect()
 }
 
-/// The status and the content type of an answer, and whether web pages of others may read it.
-fn ask(host: &str, row: &Row) -> (u16, String, bool) {
+/// Returns the status and the content type of a response, and whether pages of other origins may read it.
+fn request(host: &str, row: &Row) -> (u16, String, bool) {
     let mut stream = TcpStream::connect(host).unwrap();
     let mut head = format!("{} {} HTTP/1.1\r\nHost: {host}\r\n", row.method, row.path);
     match row.header.as_deref() {
@@ -64,7 +64,7 @@ fn ask(host: &str, row: &Row) -> (u16, String, bool) {
 }
 
 #[test]
-fn every_request_is_answered_as_the_reference_says() {
+fn every_response_is_as_in_the_reference() {
     let dir = tempfile::tempdir().unwrap();
     let contributors = ["--listen", "127.0.0.1:0", "--contributor-proposals=true"];
     let server = Server::start_with(&contributors, &dir.path().join("data"));
@@ -73,17 +73,17 @@ fn every_request_is_answered_as_the_reference_says() {
     for args in [&["init", "-q"][..], &["commit", "-q", "--allow-empty", "-m", "first"]] {
         let who = ["-c", "user.name=alice", "-c", "user.email=alice@example.com"];
         let mut git = std::process::Command::new("git");
-        assert!(said(git.args(who).args(args).current_dir(&work)).ok);
+        assert!(run_to_end(git.args(who).args(args).current_dir(&work)).ok);
     }
     let push = ["push", "--server", server.host()];
-    let pushed = said(command().args(push).current_dir(&work).env("HOME", dir.path())).out;
+    let pushed = run_to_end(command().args(push).current_dir(&work).env("HOME", dir.path())).out;
     let npub = pushed.split('/').find(|part| part.starts_with("npub1")).unwrap();
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/http.md");
     let page = std::fs::read_to_string(page).unwrap();
     let rows = rows(&page.replace("<npub>", npub).replace("<name>", "hello"));
     assert!(rows.len() > 25, "{rows:?}");
     for row in &rows {
-        let (status, kind, shared) = ask(server.host(), row);
+        let (status, kind, shared) = request(server.host(), row);
         assert_eq!(status, row.status, "{row:?}");
         assert!(row.kind.is_empty() || kind == row.kind, "{row:?}: {kind}");
         assert!(shared, "{row:?}");

@@ -6,9 +6,8 @@ mod commands;
 mod docs;
 mod full_disk;
 mod http;
-mod looking;
 mod operations;
-#[allow(dead_code, unreachable_pub, reason = "a module of the tests of whole servers")]
+#[allow(dead_code, unreachable_pub, reason = "a module of grasp-tests")]
 #[path = "../../../tests/src/postgres.rs"]
 mod postgres;
 mod proxy;
@@ -16,6 +15,7 @@ mod reference;
 mod serve;
 mod sidecar;
 mod signals;
+mod status;
 mod support;
 #[path = "../../../grasp-sync/tests/driver/tls_front.rs"]
 mod tls_front;

@@ -10,34 +10,34 @@ use nostr::key::Keys;
 
 use crate::commands::{clone_url, git, push, working_copy};
 use crate::serve::{host_repository, sign};
-use crate::support::{Said, Server, command, get, grasp, said};
+use crate::support::{CommandOutput, Server, command, get, grasp, run_to_end};
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A free address of loopback. It is the domain, too, so a restored server must be started at the same one.
+/// Returns a free address of loopback. It is the domain, too, so a restored server must be started at the same one.
 fn free_address() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().to_string()
 }
 
-fn backup(data: &Path, dir: &Path) -> Said {
+fn backup(data: &Path, dir: &Path) -> CommandOutput {
     grasp(&["backup", "--data-dir", text(data), text(dir)])
 }
 
-fn restore(dir: &Path, data: &Path) -> Said {
+fn restore(dir: &Path, data: &Path) -> CommandOutput {
     grasp(&["restore", "--data-dir", text(data), text(dir)])
 }
 
-/// Runs a check, and returns its exit code and what it printed.
+/// Runs a check, and returns its exit code and its output.
 fn check(data: &Path, more: &[&str]) -> (i32, String) {
     let output = command().args(["check", "--data-dir", text(data)]).args(more).output().unwrap();
     let printed = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
     (output.status.code().unwrap(), printed.concat())
 }
 
-/// All files below a directory.
+/// Returns all files below a directory.
 fn files(dir: &Path) -> Vec<PathBuf> {
     let (mut files, mut left) = (Vec::new(), vec![dir.to_owned()]);
     while let Some(dir) = left.pop() {
@@ -50,14 +50,14 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The packs of all repositories below a data directory or a backup.
+/// Returns the packs of all repositories below a data directory or a backup.
 fn packs(data: &Path) -> Vec<PathBuf> {
     let mut packs = files(&data.join("git/families"));
     packs.retain(|file| file.extension().is_some_and(|kind| kind == "pack"));
     packs
 }
 
-/// Everything on disk that matters: the index of SQLite's log is made anew by each process.
+/// Returns all files that must not change: not the index of SQLite's log, which each process creates again.
 fn contents(data: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = files(data);
     files.retain(|file| !text(file).ends_with("-shm") && !text(file).ends_with(".sock"));
@@ -73,20 +73,20 @@ fn flip(file: &Path) {
     std::fs::write(file, bytes).unwrap();
 }
 
-/// A commit with a file that does not compress, so that the middle of its pack is content.
-fn commit_noise(work: &Path, name: &str) {
-    let noise: String = (0..64).map(|_| Keys::generate().public_key().to_hex()).collect();
-    std::fs::write(work.join(name), noise).unwrap();
+/// Commits a file that does not compress, so that the middle of its pack is content.
+fn commit_incompressible(work: &Path, name: &str) {
+    let random: String = (0..64).map(|_| Keys::generate().public_key().to_hex()).collect();
+    std::fs::write(work.join(name), random).unwrap();
     git(work, &["add", "."]);
     git(work, &["commit", "-q", "-m", name]);
 }
 
-/// The data of a stopped server that hosts a repository with some content, and its address.
+/// Returns the data directory and the address of a stopped server that hosts a repository with some content.
 fn stopped_server(dir: &Path) -> (PathBuf, String) {
     let (data, work, address) = (dir.join("data"), dir.join("hello"), free_address());
     let mut server = Server::start_at(&address, &data);
     working_copy(&work);
-    commit_noise(&work, "noise");
+    commit_incompressible(&work, "noise");
     assert!(push(&work, dir, &server).ok);
     let pid = server.child.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
@@ -94,7 +94,7 @@ fn stopped_server(dir: &Path) -> (PathBuf, String) {
     (data, address)
 }
 
-/// Clones from a restored server. The branch is where it was when the backup began, or where it was pushed to meanwhile.
+/// Clones from a restored server. The branch is at its tip of the start of the backup, or at a later push.
 fn check_clone(dir: &Path, url: &str, work: &Path, before: &str) {
     let clone = dir.join("clone");
     git(dir, &["clone", "-q", url, text(&clone)]);
@@ -105,16 +105,16 @@ fn check_clone(dir: &Path, url: &str, work: &Path, before: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_backup_of_a_running_server_has_everything_that_was_acknowledged_before_it() {
-    const ENOUGH: usize = 40;
+async fn a_backup_of_a_running_server_has_every_event_acknowledged_before_it() {
+    const MIN_ACKNOWLEDGED: usize = 40;
     let dir = tempfile::tempdir().unwrap();
     let (data, copy, restored) =
         (dir.path().join("data"), dir.path().join("copy"), dir.path().join("restored"));
     let address = free_address();
     let server = Arc::new(Server::start_at(&address, &data));
     let alice = Keys::generate();
-    let issues_work = tempfile::tempdir().unwrap();
-    host_repository(&server, &alice, issues_work.path()).await;
+    let hosted_work = tempfile::tempdir().unwrap();
+    host_repository(&server, &alice, hosted_work.path()).await;
     let work = dir.path().join("hello");
     working_copy(&work);
     let url = clone_url(&push(&work, dir.path(), &server));
@@ -125,7 +125,7 @@ async fn a_backup_of_a_running_server_has_everything_that_was_acknowledged_befor
         let (server, work, home) = (Arc::clone(&server), work.clone(), dir.path().to_owned());
         std::thread::spawn(move || {
             while !stop.load(Ordering::SeqCst) {
-                commit_noise(&work, &format!("file {}", pushed.load(Ordering::SeqCst)));
+                commit_incompressible(&work, &format!("file {}", pushed.load(Ordering::SeqCst)));
                 assert!(push(&work, &home, &server).ok);
                 pushed.fetch_add(1, Ordering::SeqCst);
             }
@@ -147,7 +147,8 @@ async fn a_backup_of_a_running_server_has_everything_that_was_acknowledged_befor
             }
         })
     };
-    while acknowledged.lock().unwrap().len() < ENOUGH || pushed.load(Ordering::SeqCst) < 2 {
+    while acknowledged.lock().unwrap().len() < MIN_ACKNOWLEDGED || pushed.load(Ordering::SeqCst) < 2
+    {
         tokio::task::yield_now().await;
     }
     let (before, tip) =
@@ -180,7 +181,7 @@ fn a_restored_server_serves_the_same_refs_with_the_same_key() {
     let server = Server::start_at(&address, &data);
     let work = dir.path().join("hello");
     working_copy(&work);
-    commit_noise(&work, "noise");
+    commit_incompressible(&work, "noise");
     git(&work, &["tag", "--no-sign", "v1"]);
     let url = clone_url(&push(&work, dir.path(), &server));
     let refs = git(dir.path(), &["ls-remote", &url]);
@@ -189,7 +190,7 @@ fn a_restored_server_serves_the_same_refs_with_the_same_key() {
     assert_eq!((mode(&copy), mode(&copy.join("service.key"))), (0o700, 0o600));
     let again = backup(&data, &copy);
     assert!(!again.ok && again.err.contains("not empty"), "{again:?}");
-    // What the server does after the backup does not reach it.
+    // Changes after the backup do not change the backup.
     git(&work, &["tag", "--no-sign", "v2"]);
     assert!(push(&work, dir.path(), &server).ok);
     drop(server);
@@ -202,7 +203,7 @@ fn a_restored_server_serves_the_same_refs_with_the_same_key() {
     assert_eq!(key(&data), key(&restored));
     let _server = Server::start_at(&address, &restored);
     assert_eq!(git(dir.path(), &["ls-remote", &url]), refs);
-    assert!(contents(&copy) == before, "the backup stays as it was");
+    assert!(contents(&copy) == before, "the backup is unchanged");
 }
 
 #[test]
@@ -239,7 +240,7 @@ fn a_stopped_server_is_backed_up_and_a_damaged_backup_is_refused() {
     let interrupted = fresh("interrupted");
     std::fs::remove_file(interrupted.join("backup.json")).unwrap();
     refused(&interrupted, "no complete backup");
-    assert!(contents(&data) == before, "a backup changes nothing of the server");
+    assert!(contents(&data) == before, "a backup does not change the data directory");
     let sound = restore(&fresh("sound"), &dir.path().join("target"));
     assert!(sound.ok && sound.out.contains("1 repository and "), "{sound:?}");
 }
@@ -294,13 +295,13 @@ fn a_check_finds_damage_and_changes_nothing() {
 }
 
 #[test]
-fn a_check_of_a_killed_server_leaves_its_log_as_it_is() {
+fn a_check_of_a_killed_server_does_not_change_its_log() {
     let dir = tempfile::tempdir().unwrap();
     let (data, work) = (dir.path().join("data"), dir.path().join("hello"));
     let server = Server::start(&data);
     working_copy(&work);
     assert!(push(&work, dir.path(), &server).ok);
-    assert_eq!(check(&data, &[]).0, 0, "while it runs");
+    assert_eq!(check(&data, &[]).0, 0, "while the server runs");
     drop(server);
     let before = contents(&data);
     assert!(before.keys().any(|file| text(file).ends_with("-wal")));
@@ -310,7 +311,7 @@ fn a_check_of_a_killed_server_leaves_its_log_as_it_is() {
 }
 
 #[test]
-fn a_repair_without_a_server_keeps_what_is_readable() {
+fn a_repair_without_a_server_keeps_readable_objects() {
     let dir = tempfile::tempdir().unwrap();
     let (data, _) = stopped_server(dir.path());
     flip(&packs(&data)[0]);
@@ -323,7 +324,7 @@ fn a_repair_without_a_server_keeps_what_is_readable() {
 }
 
 #[test]
-fn a_repair_fetches_what_is_missing_from_another_server() {
+fn a_repair_fetches_missing_objects_from_another_server() {
     let dir = tempfile::tempdir().unwrap();
     let [first, second] = ["first", "second"].map(|name| {
         let settings = ["--listen", "127.0.0.1:0", "--allow-private-targets"];
@@ -331,9 +332,9 @@ fn a_repair_fetches_what_is_missing_from_another_server() {
     });
     let (data, work) = (dir.path().join("first"), dir.path().join("hello"));
     working_copy(&work);
-    commit_noise(&work, "noise");
+    commit_incompressible(&work, "noise");
     let args = ["push", "--server", first.host(), "--server", second.host()];
-    let pushed = said(
+    let pushed = run_to_end(
         command().args(args).current_dir(&work).env("HOME", dir.path()).env_remove("XDG_DATA_HOME"),
     );
     let url = clone_url(&pushed);
@@ -379,7 +380,7 @@ fn a_damaged_database_is_reported_with_the_remedy() {
 }
 
 #[test]
-fn health_fails_while_objects_are_missing_if_it_shall() {
+fn health_fails_while_objects_are_missing_if_the_setting_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let (data, address) = stopped_server(dir.path());
     std::fs::remove_file(&packs(&data)[0]).unwrap();

@@ -1,13 +1,13 @@
-//! A server behind the reverse proxies of the documentation, with real ones.
+//! A server behind the documented reverse proxies.
 
 use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{Server, command, get, said, skipped};
+use crate::support::{Server, command, get, run_to_end, skipped};
 
-/// Ended when dropped.
+/// A proxy process, killed when dropped.
 struct Proxy(Child);
 
 impl Drop for Proxy {
@@ -22,26 +22,26 @@ fn free_address() -> String {
     listener.local_addr().unwrap().to_string()
 }
 
-/// A file of the documentation.
+/// Returns a file of the documentation.
 fn documented(name: &str) -> String {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/how-to/deploy");
     std::fs::read_to_string(docs.join(name)).unwrap()
 }
 
-/// A program, if it is here.
-fn installed(names: &[&'static str], asks: &str) -> Option<&'static str> {
-    let answers = |name: &&&'static str| {
-        let mut asked = Command::new(name);
-        asked.arg(asks).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+/// Returns the first of these programs that is installed.
+fn installed(names: &[&'static str], argument: &str) -> Option<&'static str> {
+    let runs = |name: &&&'static str| {
+        let mut command = Command::new(name);
+        command.arg(argument).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
     };
-    let found = names.iter().find(answers).copied();
+    let found = names.iter().find(runs).copied();
     if found.is_none() {
-        skipped(&format!("there is no {} here", names[0]));
+        skipped(&format!("{} is not installed", names[0]));
     }
     found
 }
 
-/// The documented nginx, on loopback and without its certificate.
+/// Returns the command of the documented nginx, on loopback and without its certificate.
 fn nginx(program: &str, dir: &Path, listen: &str, behind: &str) -> Command {
     let text = documented("nginx.conf");
     let plain = |line: &&str| !line.contains("ssl_certificate") && !line.contains("[::]:443");
@@ -59,7 +59,7 @@ fn nginx(program: &str, dir: &Path, listen: &str, behind: &str) -> Command {
     command
 }
 
-/// The documented Caddy, on loopback and without its certificate.
+/// Returns the command of the documented Caddy, on loopback and without its certificate.
 fn caddy(program: &str, dir: &Path, listen: &str, behind: &str) -> Command {
     let site = documented("Caddyfile").replace("git.example.com", &format!("http://{listen}"));
     let text = format!("{{\n\tadmin off\n}}\n{}", site.replace("127.0.0.1:7334", behind));
@@ -87,22 +87,22 @@ fn everything_works_through_the_documented_caddy() {
 
 fn everything_works_through(proxy: impl FnOnce(&Path, &str, &str) -> Command) {
     let dir = tempfile::tempdir().unwrap();
-    let (outside, inside) = (free_address(), free_address());
+    let (public, internal) = (free_address(), free_address());
     let data = dir.path().join("data");
     std::fs::create_dir(&data).unwrap();
-    let ours = format!("domain = '{outside}'\ntrusted_proxies = ['127.0.0.1']\n");
-    std::fs::write(data.join("grasp.toml"), ours).unwrap();
-    let _server = Server::start_at(&inside, &data);
-    let _proxy = Proxy(proxy(dir.path(), &outside, &inside).spawn().unwrap());
+    let settings = format!("domain = '{public}'\ntrusted_proxies = ['127.0.0.1']\n");
+    std::fs::write(data.join("grasp.toml"), settings).unwrap();
+    let _server = Server::start_at(&internal, &data);
+    let _proxy = Proxy(proxy(dir.path(), &public, &internal).spawn().unwrap());
     let began = Instant::now();
-    while std::net::TcpStream::connect(&outside).is_err() {
-        let wrong = || std::fs::read_to_string(dir.path().join("log")).unwrap_or_default();
-        assert!(began.elapsed() < Duration::from_secs(30), "{}", wrong());
+    while std::net::TcpStream::connect(&public).is_err() {
+        let log = || std::fs::read_to_string(dir.path().join("log")).unwrap_or_default();
+        assert!(began.elapsed() < Duration::from_secs(30), "{}", log());
         std::thread::sleep(Duration::from_millis(20));
     }
     let work = dir.path().join("hello");
     std::fs::create_dir(&work).unwrap();
-    // More than a proxy holds in memory.
+    // Larger than the buffers of a proxy.
     std::fs::write(
         work.join("large"),
         (0..400_000u32).flat_map(u32::to_le_bytes).collect::<Vec<_>>(),
@@ -110,19 +110,19 @@ fn everything_works_through(proxy: impl FnOnce(&Path, &str, &str) -> Command) {
     .unwrap();
     for args in [&["init", "-q"][..], &["add", "."], &["commit", "-q", "-m", "first"]] {
         let who = ["-c", "user.name=alice", "-c", "user.email=alice@example.com"];
-        assert!(said(Command::new("git").args(who).args(args).current_dir(&work)).ok);
+        assert!(run_to_end(Command::new("git").args(who).args(args).current_dir(&work)).ok);
     }
     // Websocket, NIP-11 and a push, all through the proxy.
-    let push = ["push", "--server", &outside];
-    let pushed = said(command().args(push).current_dir(&work).env("HOME", dir.path()));
+    let push = ["push", "--server", &public];
+    let pushed = run_to_end(command().args(push).current_dir(&work).env("HOME", dir.path()));
     assert!(pushed.ok, "{pushed:?}");
     let url = pushed.out.lines().find_map(|line| line.trim().strip_prefix("git clone ")).unwrap();
     let copy = dir.path().join("copy");
-    assert!(said(Command::new("git").args(["clone", "-q", url]).arg(&copy)).ok);
+    assert!(run_to_end(Command::new("git").args(["clone", "-q", url]).arg(&copy)).ok);
     assert!(copy.join("large").is_file());
-    let doctor = ["doctor", "--data-dir", data.to_str().unwrap(), "--listen", &inside];
-    let well = said(command().args(doctor));
-    assert!(well.out.contains("shows the NIP-11 document of this server"), "{well:?}");
-    assert_eq!(get(&outside, "/health"), (200, "ok\n".into()));
-    assert_eq!(get(&outside, "/metrics").0, 404, "figures are not for everybody");
+    let doctor = ["doctor", "--data-dir", data.to_str().unwrap(), "--listen", &internal];
+    let doctor = run_to_end(command().args(doctor));
+    assert!(doctor.out.contains("shows the NIP-11 document of this server"), "{doctor:?}");
+    assert_eq!(get(&public, "/health"), (200, "ok\n".into()));
+    assert_eq!(get(&public, "/metrics").0, 404, "metrics are not public");
 }

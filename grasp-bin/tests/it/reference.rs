@@ -2,18 +2,18 @@
 
 use crate::support::grasp;
 
-/// The variable that makes the tests write the pages instead of comparing them.
-const REWRITE: &str = "REWRITE_REFERENCE";
+/// Variable that makes the tests write the pages instead of comparing them.
+const REWRITE_VAR: &str = "REWRITE_REFERENCE";
 
-/// Fails the test if a page of the documentation is not the generated one; names the first line that differs.
-fn hold_to(page: &str, generated: &str) {
+/// Asserts that a page of the documentation is the generated one; names the first line that differs.
+fn assert_page(page: &str, generated: &str) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
-    if std::env::var_os(REWRITE).is_some() {
+    if std::env::var_os(REWRITE_VAR).is_some() {
         std::fs::write(&path, generated).unwrap();
     }
     let written = std::fs::read_to_string(&path).unwrap();
     if let Some(difference) = difference(&written, generated) {
-        panic!("docs/{page}{difference}\nRun this test with {REWRITE}=1 to write the page.");
+        panic!("docs/{page}{difference}\nRun this test with {REWRITE_VAR}=1 to write the page.");
     }
 }
 
@@ -24,16 +24,16 @@ fn difference(written: &str, generated: &str) -> Option<String> {
     }
     let (mut lines, mut expected) = (written.lines(), generated.lines());
     for number in 1.. {
-        let (is, should) = (lines.next(), expected.next());
-        if is != should || is.is_none() {
+        let (found, wanted) = (lines.next(), expected.next());
+        if found != wanted || found.is_none() {
             let shown = |line: Option<&str>| match line {
                 Some(line) => line.chars().take(200).collect(),
                 None => String::from("(the end)"),
             };
             return Some(format!(
                 ":{number} is\n  {}\nand should be\n  {}",
-                shown(is),
-                shown(should)
+                shown(found),
+                shown(wanted)
             ));
         }
     }
@@ -49,7 +49,7 @@ fn each_reference_page_is_up_to_date() {
     ] {
         let printed = grasp(&["reference", "--of", of]);
         assert!(printed.ok, "{printed:?}");
-        hold_to(page, &printed.out);
+        assert_page(page, &printed.out);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The command itself, as a child process: started, asked, told to stop, and killed.
+//! `grasp serve` as a child process: started, queried, stopped and killed.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -34,7 +34,7 @@ impl Client {
         self.socket.send(Message::text(message.to_string())).await.ok()
     }
 
-    /// The next message; `None` once the connection is gone.
+    /// Receives the next message; `None` once the connection has ended.
     async fn next(&mut self) -> Option<Value> {
         loop {
             if let Message::Text(text) = self.socket.next().await?.ok()? {
@@ -43,7 +43,7 @@ impl Client {
         }
     }
 
-    /// Publishes an event; whether it was accepted, or `None` if nobody said.
+    /// Publishes an event, and returns whether it was accepted; `None` if the connection ended.
     pub(crate) async fn publish(&mut self, event: &Event) -> Option<bool> {
         let event: Value = serde_json::from_str(&event.as_json()).unwrap();
         self.send(json!(["EVENT", event])).await?;
@@ -52,7 +52,7 @@ impl Client {
         answer[2].as_bool()
     }
 
-    /// The ids that the server has of these.
+    /// Returns which of these ids the server has.
     pub(crate) async fn stored(&mut self, ids: &BTreeSet<String>) -> BTreeSet<String> {
         self.send(json!(["REQ", "s", {"ids": ids, "limit": 5000}])).await.unwrap();
         let mut found = BTreeSet::new();
@@ -72,7 +72,7 @@ pub(crate) fn sign(keys: &Keys, kind: u16, content: &str, tags: &[&[&str]]) -> E
     EventBuilder::new(Kind::from_u16(kind), content).tags(tags).finalize(keys).unwrap()
 }
 
-/// Announces a repository, signs its state and pushes it with the real git: from then on others can speak of it.
+/// Announces a repository, signs its state and pushes it with the real git, so that it is served.
 pub(crate) async fn host_repository(server: &Server, alice: &Keys, work: &Path) -> Event {
     let git = |args: &[&str]| {
         let output = Command::new("git")
@@ -106,9 +106,9 @@ fn announcement(keys: &Keys, host: &str) -> Event {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_acknowledged_survives_a_kill() {
+async fn acknowledged_events_survive_a_kill() {
     const CLIENTS: usize = 16;
-    const ENOUGH: usize = 400;
+    const MIN_ACKNOWLEDGED: usize = 400;
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path());
     let alice = Keys::generate();
@@ -123,11 +123,11 @@ async fn what_was_acknowledged_survives_a_kill() {
         let (keys, a, acknowledged) = (Keys::generate(), a.clone(), Arc::clone(&acknowledged));
         clients.spawn(async move {
             let mut ids = BTreeSet::new();
-            for turn in 0.. {
-                let issue = sign(&keys, 1621, &format!("{number}/{turn}"), &[&["a", &a]]);
+            for round in 0.. {
+                let issue = sign(&keys, 1621, &format!("{number}/{round}"), &[&["a", &a]]);
                 match client.publish(&issue).await {
                     Some(accepted) => assert!(accepted),
-                    None => break, // killed before it could say
+                    None => break, // killed before the answer
                 }
                 ids.insert(issue.id.to_hex());
                 acknowledged.fetch_add(1, Ordering::Relaxed);
@@ -135,14 +135,14 @@ async fn what_was_acknowledged_survives_a_kill() {
             ids
         });
     }
-    while acknowledged.load(Ordering::Relaxed) < ENOUGH {
+    while acknowledged.load(Ordering::Relaxed) < MIN_ACKNOWLEDGED {
         tokio::task::yield_now().await;
     }
     server.child.kill().unwrap();
     server.child.wait().unwrap();
     let mut ids = BTreeSet::from([announced.id.to_hex()]);
     ids.extend(clients.join_all().await.into_iter().flatten());
-    assert!(ids.len() > ENOUGH);
+    assert!(ids.len() > MIN_ACKNOWLEDGED);
 
     let again = Server::start(dir.path());
     let found = again.connect().await.stored(&ids).await;
@@ -151,23 +151,20 @@ async fn what_was_acknowledged_survives_a_kill() {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn told_to_stop_it_says_goodbye_and_ends_well() {
+async fn on_sigterm_it_closes_websockets_with_a_reason_and_exits_successfully() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path());
     let mut client = server.connect().await;
     let pid = server.child.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-    let goodbye = client.socket.next().await.unwrap().unwrap();
-    assert!(
-        matches!(&goodbye, Message::Close(Some(frame)) if !frame.reason.is_empty()),
-        "{goodbye:?}"
-    );
+    let close = client.socket.next().await.unwrap().unwrap();
+    assert!(matches!(&close, Message::Close(Some(frame)) if !frame.reason.is_empty()), "{close:?}");
     drop(client);
     assert!(server.child.wait().unwrap().success());
 }
 
 #[test]
-fn a_port_that_is_taken_is_named() {
+fn an_address_in_use_is_named_with_the_remedy() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let dir = tempfile::tempdir().unwrap();
@@ -177,8 +174,8 @@ fn a_port_that_is_taken_is_named() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut said = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    let mut output = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut output).unwrap();
     assert!(!child.wait().unwrap().success());
-    assert!(said.contains(&address) && said.contains("with --listen"), "{said}");
+    assert!(output.contains(&address) && output.contains("with --listen"), "{output}");
 }

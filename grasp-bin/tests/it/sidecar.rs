@@ -1,4 +1,4 @@
-//! `grasp sidecar` beside a relay that knows nothing of it: another process, with its own rules.
+//! `grasp sidecar` beside a relay that does not sync by itself.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::support::{Said, Server, command, get, grasp, said};
+use crate::support::{CommandOutput, Server, command, get, grasp, run_to_end};
 
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time within which a command must report what is waited for.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Sidecar {
     child: Child,
-    watched: String,
+    status_host: String,
 }
 
 impl Sidecar {
     fn start(relay: &str, from: &str, data: &Path) -> Self {
         let args = ["sidecar", "--relay", relay, "--bootstrap", from, "--data-dir"];
-        // The relay archives what does not list it.
+        // The relay archives repositories that do not list it.
         let listen = ["--sidecar-listen", "127.0.0.1:0", "--sidecar-follow-unlisted"];
         let mut child = command()
             .args(args)
@@ -35,7 +35,7 @@ impl Sidecar {
             let at = line.split_whitespace().find_map(|word| word.strip_prefix("http://"))?;
             at.strip_suffix("/status").map(str::to_owned)
         });
-        Self { child, watched: watched.expect("it says where it can be watched") }
+        Self { child, status_host: watched.expect("the sidecar prints the URL of its status") }
     }
 }
 
@@ -46,7 +46,7 @@ impl Drop for Sidecar {
     }
 }
 
-/// A repository that is hosted at a server.
+/// Pushes a repository to a server.
 fn push(server: &Server, home: &Path) {
     let work = home.join("hello");
     std::fs::create_dir_all(&work).unwrap();
@@ -55,32 +55,32 @@ fn push(server: &Server, home: &Path) {
     {
         let who = ["-c", "user.name=alice", "-c", "user.email=alice@example.com"];
         let mut git = Command::new("git");
-        assert!(said(git.args(who).args(args).current_dir(&work).env("HOME", home)).ok);
+        assert!(run_to_end(git.args(who).args(args).current_dir(&work).env("HOME", home)).ok);
     }
     let push = ["push", "--server", server.host()];
-    let pushed = said(command().args(push).current_dir(&work).env("HOME", home));
+    let pushed = run_to_end(command().args(push).current_dir(&work).env("HOME", home));
     assert!(pushed.ok, "{pushed:?}");
 }
 
-/// Asks until the answer is the one that is waited for.
-fn until(args: &[&str], what: impl Fn(&Said) -> bool) -> Said {
+/// Repeats a command until its output meets a condition.
+fn until(args: &[&str], condition: impl Fn(&CommandOutput) -> bool) -> CommandOutput {
     let began = Instant::now();
     loop {
         let answer = grasp(args);
-        if what(&answer) {
+        if condition(&answer) {
             return answer;
         }
-        assert!(began.elapsed() < PATIENCE, "{args:?}: {answer:?}");
+        assert!(began.elapsed() < STATUS_TIMEOUT, "{args:?}: {answer:?}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
 #[test]
-fn a_relay_that_knows_nothing_of_sync_becomes_complete() {
+fn a_relay_without_sync_becomes_complete() {
     let dir = tempfile::tempdir().unwrap();
     let other = Server::start(&dir.path().join("other"));
     push(&other, dir.path());
-    // It keeps whatever it is brought, and goes nowhere by itself for events.
+    // The relay stores every event, and does not sync by itself.
     let settings =
         "allow_private_targets = true\nsync.enabled = false\narchive.everything = true\n";
     let data = dir.path().join("relay");
@@ -92,12 +92,12 @@ fn a_relay_that_knows_nothing_of_sync_becomes_complete() {
     let beside = beside.to_str().unwrap();
 
     let status = ["status", "--json", "--data-dir", beside];
-    let json = until(&status, |said| said.out.contains("\"connected\"")).out;
+    let json = until(&status, |output| output.out.contains("\"connected\"")).out;
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&json["beside"], &json["ready"]), (&relay.url.as_str().into(), &true.into()));
-    // Announcement and state: waiting for git data there, or served by now.
-    let has_some = |said: &Said| {
-        let json: Value = serde_json::from_str(&said.out).unwrap();
+    // Announcement and state: held until their git data is here, or served by now.
+    let has_some = |output: &CommandOutput| {
+        let json: Value = serde_json::from_str(&output.out).unwrap();
         let held = |figure: &str| json["purgatory"][figure].as_u64().unwrap();
         held("announcements") + held("states") + json["events"].as_u64().unwrap() >= 2
     };
@@ -106,14 +106,14 @@ fn a_relay_that_knows_nothing_of_sync_becomes_complete() {
     let text = grasp(&["status", "--data-dir", beside]).out;
     assert!(text.starts_with("sidecar of ws://"), "{text}");
     assert!(!grasp(&["repos", "--data-dir", beside]).ok, "a sidecar hosts nothing");
-    assert_eq!(get(&sidecar.watched, "/health").0, 200);
-    let (_, metrics) = get(&sidecar.watched, "/metrics");
+    assert_eq!(get(&sidecar.status_host, "/health").0, 200);
+    let (_, metrics) = get(&sidecar.status_host, "/metrics");
     assert!(metrics.contains("grasp_sync_relays_connected 1"), "{metrics}");
-    let (_, seen) = get(&sidecar.watched, "/status.json");
+    let (_, seen) = get(&sidecar.status_host, "/status.json");
     assert_eq!(serde_json::from_str::<Value>(&seen).unwrap()["beside"], relay.url.as_str());
     drop(relay);
-    assert_eq!(get(&sidecar.watched, "/health").0, 503);
-    until(&["status", "--data-dir", beside], |said| said.out.contains("DOES NOT ANSWER"));
+    assert_eq!(get(&sidecar.status_host, "/health").0, 503);
+    until(&["status", "--data-dir", beside], |output| output.out.contains("DOES NOT ANSWER"));
     let pid = sidecar.child.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     assert!(sidecar.child.wait().unwrap().success());
@@ -121,8 +121,8 @@ fn a_relay_that_knows_nothing_of_sync_becomes_complete() {
 }
 
 #[test]
-fn a_sidecar_without_a_relay_says_how_to_name_one() {
+fn a_sidecar_without_a_relay_names_the_option() {
     let dir = tempfile::tempdir().unwrap();
-    let said = grasp(&["sidecar", "--data-dir", dir.path().to_str().unwrap()]);
-    assert!(!said.ok && said.err.contains("--relay ws://"), "{said:?}");
+    let output = grasp(&["sidecar", "--data-dir", dir.path().to_str().unwrap()]);
+    assert!(!output.ok && output.err.contains("--relay ws://"), "{output:?}");
 }

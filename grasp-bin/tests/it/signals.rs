@@ -1,4 +1,4 @@
-//! The life of a server: what it tells the service manager, how it ends, and what it never says.
+//! Notifications to the service manager, graceful shutdown, and the output of a start.
 #![cfg(unix)]
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Server, command, get};
 
-fn tell(child: &Child, signal: &str) {
+fn send_signal(child: &Child, signal: &str) {
     let pid = child.id().to_string();
     assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
 }
 
-fn ask_for_a_websocket(stream: &mut std::net::TcpStream, host: &str) {
+fn request_websocket(stream: &mut std::net::TcpStream, host: &str) {
     let key = "dGhlIHNhbXBsZSBub25jZQ==";
     write!(
         stream,
@@ -23,10 +23,10 @@ fn ask_for_a_websocket(stream: &mut std::net::TcpStream, host: &str) {
     .unwrap();
 }
 
-/// A websocket that never answers, so that a server which lets everybody finish waits for it.
-fn silent_guest(server: &Server) -> std::net::TcpStream {
+/// Opens a websocket that never answers, so that a graceful shutdown waits for it.
+fn unresponsive_websocket(server: &Server) -> std::net::TcpStream {
     let mut stream = std::net::TcpStream::connect(server.host()).unwrap();
-    ask_for_a_websocket(&mut stream, server.host());
+    request_websocket(&mut stream, server.host());
     let mut answer = Vec::new();
     while !answer.ends_with(b"\r\n\r\n") {
         let mut byte = [0];
@@ -38,47 +38,47 @@ fn silent_guest(server: &Server) -> std::net::TcpStream {
 }
 
 #[test]
-fn a_second_signal_ends_the_server_at_once() {
+fn a_second_signal_ends_the_server_immediately() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("grasp.toml"), "stop_timeout = '10m'\n").unwrap();
     let mut server = Server::start(dir.path());
-    let mut guest = silent_guest(&server);
+    let mut websocket = unresponsive_websocket(&server);
     while !get(server.host(), "/metrics").1.contains("grasp_relay_websockets 1\n") {}
-    tell(&server.child, "-INT");
-    // The goodbye shows that the first was heard.
-    assert!(guest.read(&mut [0; 64]).unwrap() > 0);
-    assert!(server.child.try_wait().unwrap().is_none(), "it waits for its guest");
+    send_signal(&server.child, "-INT");
+    // The close frame shows that the first signal was handled.
+    assert!(websocket.read(&mut [0; 64]).unwrap() > 0);
+    assert!(server.child.try_wait().unwrap().is_none(), "the server waits for the websocket");
     let began = Instant::now();
-    tell(&server.child, "-TERM");
+    send_signal(&server.child, "-TERM");
     assert_eq!(server.child.wait().unwrap().code(), Some(130));
     assert!(began.elapsed() < Duration::from_secs(60));
-    // Nothing is broken by that.
+    // The data is intact.
     let again = Server::start(dir.path());
     assert_eq!(get(again.host(), "/health"), (200, "ok\n".into()));
 }
 
 #[test]
-fn while_it_lets_everybody_finish_it_is_not_ready_and_takes_nobody_new() {
+fn during_a_graceful_shutdown_the_server_is_not_ready_and_accepts_no_websocket() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("grasp.toml"), "stop_timeout = '10m'\n").unwrap();
     let mut server = Server::start(dir.path());
     assert_eq!(get(server.host(), "/health"), (200, "ok\n".into()));
-    let mut guest = silent_guest(&server);
-    tell(&server.child, "-TERM");
-    assert!(guest.read(&mut [0; 64]).unwrap() > 0, "the goodbye");
+    let mut websocket = unresponsive_websocket(&server);
+    send_signal(&server.child, "-TERM");
+    assert!(websocket.read(&mut [0; 64]).unwrap() > 0, "the close frame");
     assert_eq!(get(server.host(), "/health"), (503, "stopping\n".into()));
     let mut client = std::net::TcpStream::connect(server.host()).unwrap();
-    ask_for_a_websocket(&mut client, server.host());
+    request_websocket(&mut client, server.host());
     let mut refused = String::new();
     client.read_to_string(&mut refused).unwrap();
     assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("Retry-After: "), "{refused}");
-    assert!(server.child.try_wait().unwrap().is_none(), "it waits for its guest");
-    drop(guest);
+    assert!(server.child.try_wait().unwrap().is_none(), "the server waits for the websocket");
+    drop(websocket);
     assert!(server.child.wait().unwrap().success());
     assert!(std::net::TcpStream::connect(server.host()).is_err());
 }
 
-/// Processes that have something to do with a directory, by their arguments or their environment.
+/// Returns the number of processes whose arguments or environment contain a directory.
 #[cfg(target_os = "linux")]
 fn processes_with(dir: &std::path::Path) -> usize {
     let all = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
@@ -92,7 +92,7 @@ fn processes_with(dir: &std::path::Path) -> usize {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn ctrl_c_ends_the_demo_whenever_it_comes_and_leaves_nothing() {
+fn ctrl_c_ends_the_demo_at_any_step_and_leaves_nothing_behind() {
     for (keep, until, done) in [
         (false, "two servers", false),
         (false, "a maintainer", false),
@@ -111,7 +111,7 @@ fn ctrl_c_ends_the_demo_whenever_it_comes_and_leaves_nothing() {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         assert!(lines.any(|line| line.contains(until)), "{until}");
         assert!(std::fs::read_dir(dir.path()).unwrap().count() > 0);
-        tell(&child, "-INT");
+        send_signal(&child, "-INT");
         let rest: Vec<_> = lines.collect();
         assert_eq!(child.wait().unwrap().success(), done, "{until}: {rest:?}");
         assert!(
@@ -121,24 +121,24 @@ fn ctrl_c_ends_the_demo_whenever_it_comes_and_leaves_nothing() {
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{until}");
         let began = Instant::now();
         while processes_with(dir.path()) > 0 {
-            assert!(began.elapsed() < Duration::from_secs(10), "{until}: something still runs");
+            assert!(began.elapsed() < Duration::from_secs(10), "{until}: a process still runs");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 }
 
 #[test]
-fn ctrl_c_ends_the_server_well() {
+fn ctrl_c_ends_the_server_successfully() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path());
-    tell(&server.child, "-INT");
+    send_signal(&server.child, "-INT");
     assert!(server.child.wait().unwrap().success());
     assert!(!dir.path().join("admin.sock").exists());
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn the_service_manager_hears_when_it_is_ready_alive_and_stopping() {
+fn the_service_manager_is_notified_of_ready_watchdog_and_stopping() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
@@ -152,7 +152,7 @@ fn the_service_manager_hears_when_it_is_ready_alive_and_stopping() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let heard = || {
+    let notification = || {
         let mut text = [0; 200];
         // The end of a child of another test may interrupt the call.
         let mut received = manager.recv(&mut text);
@@ -161,15 +161,15 @@ fn the_service_manager_hears_when_it_is_ready_alive_and_stopping() {
         }
         String::from_utf8(text[..received.unwrap()].to_vec()).unwrap()
     };
-    assert!(heard().starts_with("READY=1"));
-    assert_eq!(heard(), "WATCHDOG=1");
-    tell(&child, "-TERM");
-    while !heard().starts_with("STOPPING=1") {}
+    assert!(notification().starts_with("READY=1"));
+    assert_eq!(notification(), "WATCHDOG=1");
+    send_signal(&child, "-TERM");
+    while !notification().starts_with("STOPPING=1") {}
     assert!(child.wait().unwrap().success());
 }
 
 #[test]
-fn a_start_says_where_everything_is_and_the_log_never_says_a_secret() {
+fn a_start_prints_its_addresses_and_the_log_contains_no_secret() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let log = std::fs::File::create(dir.path().join("log")).unwrap();
@@ -182,24 +182,24 @@ fn a_start_says_where_everything_is_and_the_log_never_says_a_secret() {
         .stderr(log)
         .spawn()
         .unwrap();
-    let mut said = String::new();
+    let mut output = String::new();
     let mut out = child.stdout.take().unwrap();
-    while !said.contains("Ctrl-C") {
+    while !output.contains("Ctrl-C") {
         let mut some = [0; 1_024];
         let length = out.read(&mut some).unwrap();
-        assert!(length > 0, "{said}");
-        said.push_str(std::str::from_utf8(&some[..length]).unwrap());
+        assert!(length > 0, "{output}");
+        output.push_str(std::str::from_utf8(&some[..length]).unwrap());
     }
-    tell(&child, "-TERM");
+    send_signal(&child, "-TERM");
     assert!(child.wait().unwrap().success());
-    for told in [
+    for expected in [
         "listen  127.0.0.1:",
         "ws://git.example.com",
         "http://git.example.com/<npub>/<name>.git",
         "grasp push --server http://git.example.com",
         data.to_str().unwrap(),
     ] {
-        assert!(said.contains(told), "{told}: {said}");
+        assert!(output.contains(expected), "{expected}: {output}");
     }
     let secret = std::fs::read_to_string(data.join("service.key")).unwrap();
     let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
@@ -207,5 +207,5 @@ fn a_start_says_where_everything_is_and_the_log_never_says_a_secret() {
     for line in log.lines() {
         assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "{line}");
     }
-    assert!(!log.contains(secret.trim()) && !said.contains(secret.trim()));
+    assert!(!log.contains(secret.trim()) && !output.contains(secret.trim()));
 }

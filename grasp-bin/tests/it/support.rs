@@ -1,4 +1,4 @@
-//! The command as a child process.
+//! `grasp` as a child process.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -24,7 +24,7 @@ impl Server {
         Self::start_by(command(), settings, data)
     }
 
-    /// By another command that ends in ours.
+    /// Starts a server by another command that executes ours.
     pub(crate) fn start_by(mut command: Command, settings: &[&str], data: &Path) -> Self {
         let mut child = command
             .args(["serve", "--data-dir"])
@@ -38,7 +38,7 @@ impl Server {
         let url = lines.map_while(Result::ok).find_map(|line| {
             line.split_whitespace().find(|word| word.starts_with("ws://")).map(str::to_owned)
         });
-        Self { child, url: url.expect("the server says where it is") }
+        Self { child, url: url.expect("the server prints its URL") }
     }
 
     pub(crate) fn host(&self) -> &str {
@@ -53,7 +53,7 @@ impl Drop for Server {
     }
 }
 
-/// The command, untouched by the environment of whoever runs the tests.
+/// Returns the command, without the settings in the environment of the tests.
 pub(crate) fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_grasp"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("GRASP_")) {
@@ -63,30 +63,30 @@ pub(crate) fn command() -> Command {
     command
 }
 
-/// What a command said, and how it ended.
+/// The output of a command, and whether it succeeded.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct CommandOutput {
     pub(crate) ok: bool,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-/// Runs the command to its end.
-pub(crate) fn grasp(args: &[&str]) -> Said {
-    said(command().args(args))
+/// Runs `grasp` to its end.
+pub(crate) fn grasp(args: &[&str]) -> CommandOutput {
+    run_to_end(command().args(args))
 }
 
 /// Runs a command to its end.
-pub(crate) fn said(command: &mut Command) -> Said {
+pub(crate) fn run_to_end(command: &mut Command) -> CommandOutput {
     let output = command.output().unwrap();
-    Said {
+    CommandOutput {
         ok: output.status.success(),
         out: String::from_utf8(output.stdout).unwrap(),
         err: String::from_utf8(output.stderr).unwrap(),
     }
 }
 
-/// The status and the body of a page.
+/// Returns the status and the body of a page.
 pub(crate) fn get(host: &str, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(host).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();
@@ -96,7 +96,7 @@ pub(crate) fn get(host: &str, path: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// Says that a test did not run, past what the test harness captures of one that passes: `.ci/run` counts these lines.
-pub(crate) fn skipped(why: &str) {
-    std::io::stderr().write_all(format!("skipped: {why}\n").as_bytes()).unwrap();
+/// Prints that a test did not run, past what the test harness captures: `.ci/run` counts these lines.
+pub(crate) fn skipped(reason: &str) {
+    std::io::stderr().write_all(format!("skipped: {reason}\n").as_bytes()).unwrap();
 }

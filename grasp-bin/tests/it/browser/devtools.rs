@@ -1,4 +1,4 @@
-//! A headless Chromium, told what to do over its DevTools protocol.
+//! A headless Chromium, controlled over its DevTools protocol.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -10,10 +10,10 @@ use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
-/// How long the browser may take for anything.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time within which the browser must respond.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A browser with one page. Ended when dropped.
+/// A browser with one page. Killed when dropped.
 pub(crate) struct Browser {
     child: Child,
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
@@ -21,7 +21,7 @@ pub(crate) struct Browser {
     last: u64,
 }
 
-/// How a page is looked at.
+/// The width and the color scheme in which a page is shown.
 pub(crate) struct View {
     pub(crate) width: u32,
     pub(crate) phone: bool,
@@ -29,7 +29,7 @@ pub(crate) struct View {
 }
 
 impl Browser {
-    /// Starts one, if there is one.
+    /// Starts a browser, if one is installed.
     pub(crate) async fn start(profile: &Path) -> Option<Self> {
         let names = ["chromium", "chromium-browser", "google-chrome"];
         let flags = [
@@ -60,7 +60,7 @@ impl Browser {
         Some(browser)
     }
 
-    /// Opens a page and waits for its end.
+    /// Opens a page and waits until it is loaded.
     pub(crate) async fn open(&mut self, url: &str, view: &View) {
         let metrics = json!({
             "width": view.width, "height": 800, "deviceScaleFactor": 1, "mobile": view.phone,
@@ -72,30 +72,30 @@ impl Browser {
         self.until("document.readyState === 'complete' && location.href !== 'about:blank'").await;
     }
 
-    /// What an expression is in the page.
-    pub(crate) async fn ask(&mut self, expression: &str) -> Value {
+    /// Evaluates an expression in the page.
+    pub(crate) async fn evaluate(&mut self, expression: &str) -> Value {
         let params = json!({"expression": expression, "returnByValue": true});
         let answer = self.call("Runtime.evaluate", params).await;
         assert!(answer.get("exceptionDetails").is_none(), "{expression}: {answer}");
         answer["result"]["value"].clone()
     }
 
-    /// Asks until it is true.
+    /// Evaluates an expression until it is true.
     pub(crate) async fn until(&mut self, expression: &str) {
         let began = Instant::now();
-        while self.ask(expression).await != true {
-            assert!(began.elapsed() < PATIENCE, "not in time: {expression}");
+        while self.evaluate(expression).await != true {
+            assert!(began.elapsed() < RESPONSE_TIMEOUT, "not true in time: {expression}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
-    /// Keeps a picture of the page, for people to look at, where one is wanted.
-    pub(crate) async fn picture(&mut self, name: &str) {
+    /// Saves a screenshot of the page, if `GRASP_TEST_PICTURES` names a directory.
+    pub(crate) async fn save_screenshot(&mut self, name: &str) {
         let Some(dir) = std::env::var_os("GRASP_TEST_PICTURES") else { return };
-        let shot = json!({"captureBeyondViewport": true});
-        let shot = self.call("Page.captureScreenshot", shot).await;
+        let params = json!({"captureBeyondViewport": true});
+        let screenshot = self.call("Page.captureScreenshot", params).await;
         let file = Path::new(&dir).join(format!("{name}.png.base64"));
-        std::fs::write(file, shot["data"].as_str().unwrap()).unwrap();
+        std::fs::write(file, screenshot["data"].as_str().unwrap()).unwrap();
     }
 
     async fn call(&mut self, method: &str, params: Value) -> Value {
@@ -106,7 +106,7 @@ impl Browser {
         }
         self.socket.send(Message::text(call.to_string())).await.unwrap();
         loop {
-            let message = tokio::time::timeout(PATIENCE, self.socket.next()).await.unwrap();
+            let message = tokio::time::timeout(RESPONSE_TIMEOUT, self.socket.next()).await.unwrap();
             let Message::Text(text) = message.unwrap().unwrap() else { continue };
             let answer: Value = serde_json::from_str(&text).unwrap();
             if answer["id"] == self.last {
@@ -124,7 +124,7 @@ impl Drop for Browser {
     }
 }
 
-/// Where the browser says that it listens.
+/// Returns the address that the browser writes to a file.
 async fn address(file: &Path) -> String {
     let began = Instant::now();
     loop {
@@ -132,7 +132,7 @@ async fn address(file: &Path) -> String {
         if let Some((port, path)) = text.trim().split_once('\n') {
             return format!("ws://127.0.0.1:{port}{path}");
         }
-        assert!(began.elapsed() < PATIENCE, "the browser does not start");
+        assert!(began.elapsed() < RESPONSE_TIMEOUT, "the browser does not start");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

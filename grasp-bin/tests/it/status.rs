@@ -1,21 +1,21 @@
-//! A running server looked at from all sides: by command line, by metrics, by page.
+//! The status of a running server by command line, metrics and page.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::support::{Server, command, get, grasp, said};
+use crate::support::{Server, command, get, grasp, run_to_end};
 
 #[test]
-fn a_server_says_how_it_stands_to_whoever_may_read_its_data() {
+fn the_status_is_printed_for_the_owner_of_the_data_directory() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path());
     let data = dir.path().to_str().unwrap();
     let status = grasp(&["status", "--data-dir", data]);
     assert!(status.ok && status.out.contains("working"), "{status:?}");
     assert!(status.out.contains(server.host()), "{status:?}");
-    // What the server listens to itself is no subscription of anybody's.
+    // The server's own subscriptions are not counted.
     assert!(status.out.contains("0 connections, 0 subscriptions"), "{status:?}");
     let json = grasp(&["status", "--json", "--data-dir", data]);
     let json: Value = serde_json::from_str(&json.out).unwrap();
@@ -25,13 +25,13 @@ fn a_server_says_how_it_stands_to_whoever_may_read_its_data() {
         ("relays", "no other relay is followed"),
         ("purgatory", "nothing waits for git data"),
     ] {
-        let said = grasp(&[command, "--data-dir", data]);
-        assert!(said.ok && said.out.contains(nothing), "{said:?}");
+        let output = grasp(&[command, "--data-dir", data]);
+        assert!(output.ok && output.out.contains(nothing), "{output:?}");
     }
 }
 
 #[test]
-fn a_live_view_goes_on_and_waits_for_a_server_that_went_away() {
+fn a_live_view_continues_after_a_restart_of_the_server() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path());
     let mut watch = command()
@@ -46,8 +46,8 @@ fn a_live_view_goes_on_and_waits_for_a_server_that_went_away() {
     let (first, second) = (next(), next());
     assert!(first["now"].as_u64() < second["now"].as_u64(), "{first} {second}");
     drop(server);
-    let mut said = BufReader::new(watch.stderr.take().unwrap()).lines();
-    assert!(said.next().unwrap().unwrap().starts_with("grasp: "));
+    let mut errors = BufReader::new(watch.stderr.take().unwrap()).lines();
+    assert!(errors.next().unwrap().unwrap().starts_with("grasp: "));
     let _again = Server::start(dir.path());
     while next()["started"] == first["started"] {}
     watch.kill().unwrap();
@@ -55,7 +55,7 @@ fn a_live_view_goes_on_and_waits_for_a_server_that_went_away() {
 }
 
 #[test]
-fn what_waits_is_listed_with_its_next_attempt_its_end_and_where_it_may_be() {
+fn held_events_are_listed_with_their_next_attempt_expiry_and_clone_urls() {
     let dir = tempfile::tempdir().unwrap();
     let (data, other) = (dir.path().join("data"), dir.path().join("other"));
     let server = Server::start(&data);
@@ -63,16 +63,16 @@ fn what_waits_is_listed_with_its_next_attempt_its_end_and_where_it_may_be() {
     std::fs::create_dir(&work).unwrap();
     for args in [&["init", "-q"][..], &["commit", "-q", "--allow-empty", "-m", "first"]] {
         let who = ["-c", "user.name=alice", "-c", "user.email=alice@example.com"];
-        assert!(said(Command::new("git").args(who).args(args).current_dir(&work)).ok);
+        assert!(run_to_end(Command::new("git").args(who).args(args).current_dir(&work)).ok);
     }
-    // The other server takes the events and then goes away, before anybody has pushed to it.
+    // The other server accepts the events and is then stopped, before the push to it.
     let gone = Server::start(&other);
     let hook = format!("#!/bin/sh\ncase $2 in *{}*) exit 1;; esac\n", gone.host());
     let file = work.join(".git/hooks/pre-push");
     std::fs::write(&file, hook).unwrap();
     assert!(Command::new("chmod").arg("+x").arg(&file).status().unwrap().success());
     let push = ["push", "--server", gone.host(), "--server", server.host()];
-    let pushed = said(command().args(push).current_dir(&work).env("HOME", dir.path()));
+    let pushed = run_to_end(command().args(push).current_dir(&work).env("HOME", dir.path()));
     assert!(!pushed.ok, "{pushed:?}");
     let data = data.to_str().unwrap();
     let rows = grasp(&["purgatory", "--json", "--data-dir", data]).out;
@@ -93,7 +93,7 @@ fn what_waits_is_listed_with_its_next_attempt_its_end_and_where_it_may_be() {
 
 #[cfg(unix)]
 #[test]
-fn nobody_else_may_ask() {
+fn private_files_are_readable_by_their_owner_only() {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
     let _server = Server::start(dir.path());
@@ -104,19 +104,19 @@ fn nobody_else_may_ask() {
 }
 
 #[test]
-fn without_a_server_the_remedy_is_named() {
+fn without_a_server_the_status_names_the_remedy() {
     let dir = tempfile::tempdir().unwrap();
-    let said = grasp(&["status", "--data-dir", dir.path().to_str().unwrap()]);
-    assert!(!said.ok && said.err.contains("start one with `grasp serve`"), "{said:?}");
-    assert!(said.err.contains("there is no "), "{said:?}");
-    // One that was killed leaves its socket behind.
+    let output = grasp(&["status", "--data-dir", dir.path().to_str().unwrap()]);
+    assert!(!output.ok && output.err.contains("start one with `grasp serve`"), "{output:?}");
+    assert!(output.err.contains("there is no "), "{output:?}");
+    // A killed server leaves its socket behind.
     drop(Server::start(dir.path()));
-    let said = grasp(&["status", "--data-dir", dir.path().to_str().unwrap()]);
-    assert!(!said.ok && said.err.contains("no process listens on "), "{said:?}");
+    let output = grasp(&["status", "--data-dir", dir.path().to_str().unwrap()]);
+    assert!(!output.ok && output.err.contains("no process listens on "), "{output:?}");
 }
 
 #[test]
-fn one_data_directory_has_one_server() {
+fn a_data_directory_can_be_used_by_one_server_only() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().to_str().unwrap();
     let _first = Server::start(dir.path());
@@ -126,17 +126,17 @@ fn one_data_directory_has_one_server() {
 }
 
 #[test]
-fn a_file_is_no_data_directory() {
+fn a_file_is_refused_as_data_directory() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
     let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", file.to_str().unwrap()];
-    let said = grasp(&args);
-    assert!(!said.ok && said.err.contains("it exists and is not a directory"), "{said:?}");
+    let output = grasp(&args);
+    assert!(!output.ok && output.err.contains("it exists and is not a directory"), "{output:?}");
 }
 
 #[test]
-fn a_server_that_was_killed_leaves_its_place_to_the_next() {
+fn a_server_starts_after_another_was_killed_in_its_data_directory() {
     let dir = tempfile::tempdir().unwrap();
     drop(Server::start(dir.path()));
     assert!(dir.path().join("admin.sock").exists());
@@ -158,7 +158,7 @@ fn health_status_and_metrics_are_served() {
 }
 
 #[test]
-fn every_documented_metric_exists_and_every_other_does_not() {
+fn the_metrics_are_exactly_the_documented_ones() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path());
     let (_, text) = get(server.host(), "/metrics");
@@ -177,7 +177,7 @@ fn every_documented_metric_exists_and_every_other_does_not() {
 }
 
 #[test]
-fn metrics_can_be_turned_off() {
+fn metrics_can_be_disabled() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("grasp.toml"), "metrics = false\n").unwrap();
     let server = Server::start(dir.path());
@@ -185,17 +185,17 @@ fn metrics_can_be_turned_off() {
 }
 
 #[test]
-fn settings_are_printed_with_who_said_so_and_checked() {
+fn settings_are_checked_and_printed_with_their_source() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("grasp.toml");
     std::fs::write(&file, "purgatory.hold_for = '20m'\n[relay]\nnonsense = 1\n").unwrap();
     let file = file.to_str().unwrap();
-    let said = grasp(&["config", "check", "--config", file]);
-    assert!(!said.ok && said.err.contains("grasp.toml:3: relay.nonsense"), "{said:?}");
+    let output = grasp(&["config", "check", "--config", file]);
+    assert!(!output.ok && output.err.contains("grasp.toml:3: relay.nonsense"), "{output:?}");
     std::fs::write(file, "purgatory.hold_for = '20m'\n").unwrap();
     assert!(grasp(&["config", "check", "--config", file]).ok);
-    let said = grasp(&["config", "print", "--config", file, "--listen", "127.0.0.1:1"]);
-    let lines: Vec<_> = said.out.lines().collect();
+    let output = grasp(&["config", "print", "--config", file, "--listen", "127.0.0.1:1"]);
+    let lines: Vec<_> = output.out.lines().collect();
     assert!(
         lines
             .iter()
