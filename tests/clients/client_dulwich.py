@@ -26,7 +26,7 @@ class Client:
                 tree[name.encode()] = (0o100644, blob.id)
             commit = Commit()
             commit.tree, commit.parents = tree.id, [parent.id] if parent else []
-            commit.author = commit.committer = b"stranger <stranger@example.com>"
+            commit.author = commit.committer = b"alice <alice@example.com>"
             commit.author_time = commit.commit_time = 1_700_000_000
             commit.author_timezone = commit.commit_timezone = 0
             commit.message = b"a commit"
@@ -37,7 +37,7 @@ class Client:
 
     def push(self, path, url, *refspecs):
         result = porcelain.push(path, url, list(refspecs), outstream=io.BytesIO(), errstream=io.BytesIO())
-        refused = {ref: why for ref, why in result.ref_status.items() if why}
+        refused = {ref: reason for ref, reason in result.ref_status.items() if reason}
         if refused:
             raise AssertionError(str(refused))
 
@@ -46,9 +46,9 @@ class Client:
             return repo.head().decode()
 
     def fetch(self, path, url, ref):
-        client, place = get_transport_and_path(url)
+        client, remote_path = get_transport_and_path(url)
         with Repo(path) as repo:
-            result = client.fetch(place, repo, determine_wants=lambda refs, depth=None: [refs[ref.encode()]])
+            result = client.fetch(remote_path, repo, determine_wants=lambda refs, depth=None: [refs[ref.encode()]])
             oid = result.refs[ref.encode()]
             return repo[oid].id.decode()
 

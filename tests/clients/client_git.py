@@ -1,4 +1,4 @@
-"""Git itself, the program given as first argument; events by pynostr."""
+"""The git program that the first argument names; events by pynostr."""
 
 import os
 import subprocess
@@ -9,20 +9,21 @@ from events_pynostr import Events
 from flow import MAIN, Flow, contains, equal
 
 GIT = sys.argv[1]
-PLAIN = {
+WITHOUT_CONFIGURATION = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_TERMINAL_PROMPT": "0",
-    "GIT_AUTHOR_NAME": "stranger",
-    "GIT_AUTHOR_EMAIL": "stranger@example.com",
-    "GIT_COMMITTER_NAME": "stranger",
-    "GIT_COMMITTER_EMAIL": "stranger@example.com",
+    "GIT_AUTHOR_NAME": "alice",
+    "GIT_AUTHOR_EMAIL": "alice@example.com",
+    "GIT_COMMITTER_NAME": "alice",
+    "GIT_COMMITTER_EMAIL": "alice@example.com",
 }
 
 
 def git(*args, data=None, at=None):
     at = ["-C", str(at)] if at else []
-    done = subprocess.run([GIT, *at, *map(str, args)], input=data, capture_output=True, env=os.environ | PLAIN)
+    command = [GIT, *at, *map(str, args)]
+    done = subprocess.run(command, input=data, capture_output=True, env=os.environ | WITHOUT_CONFIGURATION)
     if done.returncode != 0:
         raise AssertionError(f"git {args[0]}: {done.stderr.decode()}")
     return done.stdout.decode().strip()
@@ -33,8 +34,8 @@ class Client:
         git("init", "--quiet", "--initial-branch=main", path)
 
     def commit(self, path, branch, files):
-        who = b"committer stranger <stranger@example.com> 1700000000 +0000"
-        lines = [b"commit refs/heads/" + branch.encode(), who, b"data 1", b"x"]
+        committer = b"committer alice <alice@example.com> 1700000000 +0000"
+        lines = [b"commit refs/heads/" + branch.encode(), committer, b"data 1", b"x"]
         if git("for-each-ref", MAIN, at=path):
             lines.append(b"from refs/heads/main^0")
         for name, data in files.items():
@@ -54,8 +55,8 @@ class Client:
         return git("rev-parse", "refs/fetched", at=path)
 
 
-def more(flow):
-    """What git alone can do."""
+def run_git_operations(flow):
+    """Runs the operations that only git supports."""
     def protocol(version):
         path = flow.work / f"v{version}"
         git("-c", f"protocol.version={version}", "clone", "--quiet", flow.url, path)
@@ -77,7 +78,7 @@ def more(flow):
         git("clone", "--quiet", "--filter=blob:none", "--no-checkout", flow.url, path)
         missing = git("rev-list", "--objects", "--all", "--missing=print", at=path)
         equal(True, any(line.startswith("?") for line in missing.splitlines()))
-        git("checkout", "--quiet", "main", at=path)  # fetches what is missing, by its id
+        git("checkout", "--quiet", "main", at=path)  # fetches the missing objects by id
         equal("# hello\n", (path / "README.md").read_text())
 
     def history():
@@ -90,7 +91,7 @@ def more(flow):
         git("push", "--atomic", flow.url, f"+{flow.first}:{MAIN}", "long", at=flow.own)
 
     def data_first():
-        """The tip of a pull request is pushed before its event, which is served at once then."""
+        """Pushes the tip of a pull request before its event, which is then served at once."""
         tip = flow.client.commit(flow.copy, "early", {"CHANGES": b"another proposal\n"})
         tags = [["a", f"30617:{flow.owner.hex}:{flow.identifier}"], ["c", tip], ["clone", flow.url]]
         event = flow.contributor.sign(1618, tags, int(time.time()))
@@ -107,7 +108,7 @@ def more(flow):
         equal("tag", git("cat-file", "-t", "refs/tags/v1", at=path))
 
     def from_shallow():
-        """A push from a shallow clone is refused with what to do about it."""
+        """Pushes from a shallow clone, which is refused with the remedy."""
         path = flow.work / "from-shallow"
         git("clone", "--quiet", "--depth=1", "--branch=long", flow.url, path)
         git("commit", "--quiet", "--allow-empty", "--message=shallow", at=path)
@@ -116,7 +117,7 @@ def more(flow):
         except AssertionError as error:
             contains(str(error), "git fetch --unshallow")
             return
-        raise AssertionError("it was taken")
+        raise AssertionError("a push from a shallow clone was accepted")
 
     run = flow.report.run
     run("atomic push of two branches", history)
@@ -124,7 +125,7 @@ def more(flow):
         run(f"clone by protocol v{version}", lambda: protocol(version))
     for version in (0, 2):
         run(f"depth, deepen, unshallow by v{version}", lambda: deepen(version))
-    run("partial clone and what it lacks", partial)
+    run("partial clone and its missing objects", partial)
     run("annotated tag, mirror", annotated_tag)
     run("pull request, git data first", data_first)
     run("refused push from a shallow clone", from_shallow)
@@ -133,5 +134,5 @@ def more(flow):
 flow = Flow(git("--version").replace("git version", "git"), Client(), Events)
 flow.run()
 if not flow.report.failed:
-    more(flow)
+    run_git_operations(flow)
 sys.exit(1 if flow.report.failed else 0)

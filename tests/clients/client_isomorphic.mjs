@@ -18,11 +18,11 @@ const address = process.env.CLIENTS_ADDRESS
 const work = path.join(process.env.CLIENTS_WORK, 'isomorphic-git')
 const own = { fs, dir: path.join(work, 'own') }
 const copy = { fs, dir: path.join(work, 'copy') }
-const who = { name: 'stranger', email: 'stranger@example.com' }
+const author = { name: 'alice', email: 'alice@example.com' }
 const relay = await Relay.connect(`ws://${address}`)
 const owner = generateSecretKey()
 const ownerHex = getPublicKey(owner)
-const identifier = `strangers-${ownerHex.slice(0, 8)}`
+const identifier = `third-party-${ownerHex.slice(0, 8)}`
 const url = `http://${address}/${npubEncode(ownerHex)}/${identifier}.git`
 const version = git.version()
 const now = () => Math.floor(Date.now() / 1000)
@@ -75,7 +75,7 @@ async function commit(at, branch, name, data) {
   if (branch !== 'main') await git.branch({ ...at, ref: branch, object: 'main', checkout: true })
   fs.writeFileSync(path.join(at.dir, name), data)
   await git.add({ ...at, filepath: name })
-  const oid = await git.commit({ ...at, message: 'a commit', author: who })
+  const oid = await git.commit({ ...at, message: 'a commit', author })
   if (branch !== 'main') await git.checkout({ ...at, ref: 'main' })
   return oid
 }
@@ -102,14 +102,14 @@ await run('announce', async () => {
 await run('sign', async () => {
   await git.init({ ...own, defaultBranch: 'main' })
   await git.addRemote({ ...own, remote: 'origin', url })
-  await commit(own, 'main', 'noise', randomBytes(3_000_000))
+  await commit(own, 'main', 'random', randomBytes(3_000_000))
   first = await commit(own, 'main', 'README.md', '# hello\n')
   held(await sign({ main: first }))
 })
 await run('refused push', async () => {
   unsigned = await commit(own, 'unsigned', 'README.md', 'not signed\n')
   const refused = await push(own, 'unsigned', 'refs/heads/unsigned').catch(error => error)
-  if (!refused) throw new Error('a push that nobody signed was taken')
+  if (!refused) throw new Error('a push without a signed state was accepted')
   if (!refused.message.includes('is not in the signed state')) throw refused
 })
 await run('push', async () => {
@@ -138,8 +138,8 @@ await run('branch', async () => {
   await push(own, 'topic', 'refs/heads/topic')
   equal(topic, await fetch(copy, 'topic'))
 })
-// isomorphic-git pushes one ref at a time, and a push has to bring all of a state. A state that needs no new objects is
-// applied when it is signed.
+// isomorphic-git pushes one ref at a time, and a push has to contain all changes of a state. A state that needs no new
+// objects is applied when it is published.
 await run('deletion', async () => {
   await sign({ topic: undefined })
   await push(own, 'topic', 'refs/heads/topic', { delete: true })
@@ -177,14 +177,14 @@ await run('nostr-tools: live subscription', async () => {
   const other = await Relay.connect(`ws://${address}`)
   const tags = [['a', `30617:${ownerHex}:${identifier}`], ['subject', 'live']]
   let sent
-  const came = await new Promise((resolve, reject) => {
+  const received = await new Promise((resolve, reject) => {
     setTimeout(() => reject(new Error('no event within 10 seconds')), 10_000).unref()
     other.subscribe([{ kinds: [1621], '#a': [tags[0][1]] }], {
       onevent: event => resolve(event.id),
       oneose: () => (sent = send(owner, 1621, tags, now())).catch(reject),
     })
   })
-  equal((await sent)[0], came)
+  equal((await sent)[0], received)
   other.close()
 })
 relay.close()

@@ -1,4 +1,4 @@
-"""nostr-sdk, the Python face of rust-nostr, as a client of the relay; the git data comes from the program `git`."""
+"""nostr-sdk, the Python binding of rust-nostr, as a client of the relay; git data is pushed by the program `git`."""
 
 import asyncio
 import os
@@ -15,17 +15,17 @@ from flow import Report, contains, equal
 ADDRESS = os.environ["CLIENTS_ADDRESS"]
 RELAY = RelayUrl.parse(f"ws://{ADDRESS}")
 WORK = os.path.join(os.environ["CLIENTS_WORK"], "nostr-sdk")
-SOON = timedelta(seconds=10)
+TIMEOUT = timedelta(seconds=10)
 owner, contributor = Keys.generate(), Keys.generate()
 hex_key = owner.public_key().to_hex()
-identifier = f"strangers-{hex_key[:8]}"
+identifier = f"third-party-{hex_key[:8]}"
 url = f"http://{ADDRESS}/{owner.public_key().to_bech32()}/{identifier}.git"
 repository = ["a", f"30617:{hex_key}:{identifier}"]
 
 
 def git(*args):
-    who = ["-c", "user.name=stranger", "-c", "user.email=stranger@example.com"]
-    return subprocess.run(["git", "-C", WORK, *who, *args], check=True, capture_output=True, text=True).stdout.strip()
+    author = ["-c", "user.name=alice", "-c", "user.email=alice@example.com"]
+    return subprocess.run(["git", "-C", WORK, *author, *args], check=True, capture_output=True, text=True).stdout.strip()
 
 
 class Session:
@@ -33,16 +33,16 @@ class Session:
         self.client = client
 
     async def send(self, keys, kind, tags, age=0, content=""):
-        """Returns the event's id; raises with the words of the relay if it is refused."""
-        made = EventBuilder(Kind(kind), content).tags([Tag.parse(tag) for tag in tags])
-        event = made.custom_created_at(Timestamp.from_secs(int(time.time()) - age)).finalize(keys)
+        """Returns the event's id; raises with the message of the relay if it is refused."""
+        builder = EventBuilder(Kind(kind), content).tags([Tag.parse(tag) for tag in tags])
+        event = builder.custom_created_at(Timestamp.from_secs(int(time.time()) - age)).finalize(keys)
         output = await self.client.send_event(event)
         if output.failed:
             raise AssertionError("; ".join(output.failed.values()))
         return event.id()
 
     async def ids(self, filter):
-        found = await self.client.fetch_events(ReqTarget.auto([filter]), SOON)
+        found = await self.client.fetch_events(ReqTarget.auto([filter]), TIMEOUT)
         return {event.id().to_hex() for event in found}
 
     async def announce(self):
@@ -63,7 +63,7 @@ class Session:
         except AssertionError as error:
             contains(str(error), "restricted: ")
             return
-        raise AssertionError("a note about nothing was taken")
+        raise AssertionError("an unrelated note was accepted")
 
     async def served(self):
         git("push", url, "main")
@@ -71,16 +71,16 @@ class Session:
         equal({self.announcement.to_hex(), self.state.to_hex()}, found)
 
     async def live(self):
-        """Another client gets an event while its subscription is open."""
+        """Another client receives an event while its subscription is open."""
         other = Client()
         await other.add_relay(RELAY)
-        await other.connect(SOON)
+        await other.connect(TIMEOUT)
         notifications = other.notifications()
         await other.subscribe(ReqTarget.auto([Filter().kind(Kind(1621)).limit(0)]))
 
         async def wait_for(is_wanted):
             while True:
-                notification = await asyncio.wait_for(notifications.next(), SOON.total_seconds())
+                notification = await asyncio.wait_for(notifications.next(), TIMEOUT.total_seconds())
                 if is_wanted(notification):
                     return notification
 
@@ -97,7 +97,7 @@ class Session:
                 equal(2, await relay.count_events(own, timedelta(seconds=3)))
                 return
             except NostrSdkError:
-                # The answer came before nostr-sdk listened for it, which happens once in a hundred times.
+                # Once in a hundred times the answer comes before nostr-sdk listens for it.
                 if is_last:
                     raise
 
@@ -125,7 +125,7 @@ def main():
     wait = loop.run_until_complete
     client = Client()
     wait(client.add_relay(RELAY))
-    wait(client.connect(SOON))
+    wait(client.connect(TIMEOUT))
     session = Session(client)
     steps = {
         "announce": session.announce,

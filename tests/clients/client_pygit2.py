@@ -5,7 +5,7 @@ import pygit2
 from events_pynostr import Events
 from flow import Flow
 
-AUTHOR = pygit2.Signature("stranger", "stranger@example.com")
+AUTHOR = pygit2.Signature("alice", "alice@example.com")
 
 
 class Refusals(pygit2.RemoteCallbacks):

@@ -18,7 +18,7 @@ class Events:
 
     def publish(self, event):
         """Returns whether the event was accepted, the message, and its id."""
-        pool = self._talk(event.id, event)
+        pool = self._exchange(event.id, event)
         if not pool.has_ok_notices():
             raise AssertionError("the relay sent no OK")
         answer = pool.get_ok_notice()
@@ -28,10 +28,10 @@ class Events:
         return self.publish(self.sign(kind, tags, created_at))
 
     def has(self, event):
-        return self._talk(event).has_events()
+        return self._exchange(event).has_events()
 
-    def _talk(self, subject, event=None):
-        """Sends an event, if any, and asks for the subject; the connection ends with EOSE."""
+    def _exchange(self, subject, event=None):
+        """Publishes an event, if any, and requests the subject; the connection ends with EOSE."""
         manager = RelayManager(timeout=10)
         manager.add_relay(self.relay)
         if event is not None:

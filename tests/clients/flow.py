@@ -1,7 +1,7 @@
-"""The operations that each git client in Python goes through, and a line for each of them.
+"""The operations of each git client in Python, each of which prints a line.
 
 A client has these methods, on paths and URLs: `create(path)`, `commit(path, branch, files) -> oid`,
-`push(path, url, *refspecs)`, which raises with the server's words, `clone(url, path, depth=None) -> oid of HEAD`,
+`push(path, url, *refspecs)`, which raises with the server's message, `clone(url, path, depth=None) -> oid of HEAD`,
 `fetch(path, url, ref) -> oid`.
 """
 
@@ -22,10 +22,10 @@ class Report:
         self.name, self.failed = name, False
 
     def run(self, operation, work):
-        """Prints `ok`, or why the operation failed; returns whether it is ok."""
+        """Prints `ok`, or the error of the operation; returns whether it succeeded."""
         try:
             work()
-        except Exception as error:  # whatever a client throws is what it says
+        except Exception as error:  # clients raise exceptions of any type
             self.failed = True
             text = " ".join(str(error).split()) or type(error).__name__
             print(f"{self.name}: {operation}: FAILED: {text}", flush=True)
@@ -55,25 +55,25 @@ class Flow:
         self.work.mkdir(parents=True)
         self.own, self.copy = self.work / "own", self.work / "copy"
         self.owner, self.contributor = events(self.relay), events(self.relay)
-        self.identifier = "strangers-" + self.owner.hex[:8]
+        self.identifier = "third-party-" + self.owner.hex[:8]
         self.url = f"{self.http}/{self.owner.npub}/{self.identifier}.git"
         self.signed_at = int(time.time()) - 100
         self.refs = {}
         self.state = None
 
     def announce(self):
-        tags = [["d", self.identifier], ["name", "strangers' clients"], ["clone", self.url], ["relays", self.relay]]
+        tags = [["d", self.identifier], ["name", "third-party clients"], ["clone", self.url], ["relays", self.relay]]
         accepted, message, self.announcement = self.owner.send(30617, tags, int(time.time()) - 200)
         contains(message, "purgatory: ")
         equal((True, False), (accepted, self.owner.has(self.announcement)))
 
     def sign(self, **refs):
-        """Signs refs, branches by their short names; `None` removes one."""
+        """Signs a state with these refs, branches by their short names; `None` removes one."""
         for name, oid in refs.items():
             self.refs[name] = oid
             if oid is None:
                 del self.refs[name]
-        self.signed_at += 1  # the newer of two states wins, by the second
+        self.signed_at += 1  # the newer of two states wins, in seconds
         tags = [["d", self.identifier], ["HEAD", f"ref: {MAIN}"]]
         full = lambda name: name if name.startswith("refs/") else f"refs/heads/{name}"
         tags += [[full(name), oid] for name, oid in self.refs.items()]
@@ -82,8 +82,8 @@ class Flow:
 
     def sign_first(self):
         self.client.create(self.own)
-        noise = random.Random(7).randbytes(3_000_000)  # more than git sends in one piece
-        self.first = self.client.commit(self.own, "main", {"README.md": b"# hello\n", "noise": noise})
+        random_bytes = random.Random(7).randbytes(3_000_000)  # more than git sends in one piece
+        self.first = self.client.commit(self.own, "main", {"README.md": b"# hello\n", "random": random_bytes})
         accepted, message = self.sign(main=self.first)
         equal(True, accepted)
         contains(message, "purgatory: ")
@@ -95,7 +95,7 @@ class Flow:
         except Exception as error:
             contains(str(error), "is not in the signed state")
             return
-        raise AssertionError("a push that nobody signed was taken")
+        raise AssertionError("a push without a signed state was accepted")
 
     def push(self):
         self.client.push(self.own, self.url, f"{MAIN}:{MAIN}")
@@ -121,7 +121,7 @@ class Flow:
         equal(topic, self.client.fetch(self.copy, self.url, TOPIC))
 
     def delete(self):
-        """A push has to bring all of a state: the deletion and the commit together."""
+        """A push has to contain all changes of a state: the deletion and the commit together."""
         third = self.client.commit(self.own, "main", {"README.md": b"# hello, third\n"})
         self.sign(main=third, topic=None)
         self.client.push(self.own, self.url, f"{MAIN}:{MAIN}", f":{TOPIC}")
