@@ -208,9 +208,6 @@ async fn serve(
         Behaviour::AdvertisesMissing(oid) if !is_fetch => {
             stream.write_all(&response("200 OK", ADVERTISEMENT_TYPE, &advertise_one(&oid))).await
         }
-        Behaviour::AdvertisesMissing(_) => {
-            stream.write_all(&git_response(root, request).await).await
-        }
         Behaviour::DamagedPack => {
             let mut bytes = git_response(root, request).await;
             if is_fetch {
@@ -229,7 +226,7 @@ async fn serve(
             stream.write_all(&bytes).await?;
             wait_for_close(&mut stream).await
         }
-        Behaviour::WrongObjectCount(_) => {
+        Behaviour::AdvertisesMissing(_) | Behaviour::WrongObjectCount(_) => {
             stream.write_all(&git_response(root, request).await).await
         }
     }

@@ -180,7 +180,7 @@ async fn relays_of_one_owner() -> Report {
     let scenario = Scenario::with(&FEW_CONNECTIONS).await;
     let hostile = HostileRelay::start(Vec::new(), false).await;
     let relays: Vec<_> = (1..=60).map(|host| hostile.url(host, 1)).collect();
-    serve_repository(&scenario, &Author::new(), "crowd", &relays).await;
+    serve_repository(&scenario, &Author::new(), "hostile", &relays).await;
     check_shares(scenario, hostile, 8).await
 }
 
@@ -190,7 +190,7 @@ async fn relays_of_many_owners() -> Report {
     let hostile = HostileRelay::start(Vec::new(), false).await;
     for owner in 0..12 {
         let relays: Vec<_> = (1..=5).map(|n| hostile.url(6, owner * 5 + n)).collect();
-        serve_repository(&scenario, &Author::new(), "crowd", &relays).await;
+        serve_repository(&scenario, &Author::new(), "hostile", &relays).await;
     }
     // Half of the free connections, and before the repositories were served half of the share of unknown owners.
     check_shares(scenario, hostile, 24).await

@@ -75,10 +75,10 @@ impl History {
         let proposal = bob.later(4).pull_request(&x, &tip);
         let deleted = bob.later(4).pull_request(&x, &deleted_tip);
         let issue = bob.later(5).issue(&x, "an issue");
-        let first_comment = comment(&alice.later(6), &issue, &issue, "a comment");
-        let reply = comment(&bob.later(7), &issue, &first_comment, "a reply");
+        let parent = comment(&alice.later(6), &issue, &issue, "a comment");
+        let reply = comment(&bob.later(7), &issue, &parent, "a reply");
         let wrong = alice.later(6).issue(&y, "a deleted issue");
-        let reaction = alice.later(8).sign(7, "+", &[&["e", &issue.id.to_hex()]]);
+        let like = alice.later(8).sign(7, "+", &[&["e", &issue.id.to_hex()]]);
         let deletions = [
             bob.later(20).sign(5, "", &[&["e", &deleted.id.to_hex()], &["k", "1618"]]),
             alice.later(21).sign(5, "", &[&["e", &wrong.id.to_hex()], &["k", "1621"]]),
@@ -87,8 +87,7 @@ impl History {
         let mut operations: Vec<Operation> =
             announcements.iter().cloned().map(Operation::Publish).collect();
         operations.extend(states.iter().cloned().map(Operation::Publish));
-        let more =
-            [&newer, &of_y, &proposal, &deleted, &issue, &first_comment, &reply, &wrong, &reaction];
+        let more = [&newer, &of_y, &proposal, &deleted, &issue, &parent, &reply, &wrong, &like];
         operations.extend(more.map(|event| Operation::Publish(event.clone())));
         operations.extend(deletions.iter().cloned().map(Operation::Publish));
         let push = |repo: &RepoId, specs: &[String]| Operation::Push(repo.clone(), specs.to_vec());
@@ -106,17 +105,7 @@ impl History {
         Self {
             work,
             operations,
-            served: vec![
-                newer,
-                other,
-                third,
-                of_y,
-                proposal,
-                issue,
-                first_comment,
-                reply,
-                reaction,
-            ],
+            served: vec![newer, other, third, of_y, proposal, issue, parent, reply, like],
             gone: vec![older, first, second, deleted, wrong],
             refs: vec![(x, refs_of_x), (y, vec![(MAIN.to_owned(), two)])],
         }
