@@ -8,12 +8,18 @@
 //! refs change together.
 
 mod changes;
+mod conditions;
+mod engine;
+mod git;
 mod group;
 mod keys;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod rules;
 pub mod sqlite;
+mod wanted;
+
+pub use self::engine::EngineStore;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,7 +30,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use grasp_core::admission::Needs;
 use grasp_core::nip34::{Announcement, Proposal, References};
-use grasp_core::{Identifier, ServiceIdentity, Version, deletion, kinds};
+use grasp_core::{Identifier, ServiceIdentity, Version, kinds};
 use grasp_purgatory::database::{Commit, Database, DatabaseError};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
@@ -86,7 +92,7 @@ pub struct StoredEvent {
 impl StoredEvent {
     /// Parses the event.
     pub fn event(&self) -> Result<Event, StoreError> {
-        Event::from_json(&*self.json).map_err(|error| StoreError::Engine(Box::new(error)))
+        Event::from_json(&*self.json).map_err(failure)
     }
 }
 
@@ -152,6 +158,11 @@ impl From<DatabaseError> for StoreError {
             error => Self::Engine(Box::new(error)),
         }
     }
+}
+
+/// Returns a failure of the database.
+pub(crate) fn failure(error: impl std::error::Error + Send + Sync + 'static) -> StoreError {
+    StoreError::Engine(Box::new(error))
 }
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -308,13 +319,6 @@ pub(crate) fn write_cost(event: &Event) -> usize {
     BASE_ROWS + indexed.count() * rows_per_tag + bytes / BYTES_PER_ROW
 }
 
-/// Returns the filter for the event at a coordinate. It also matches one that carries the identifier in a second `d` tag.
-fn coordinate_filter(coordinate: Coordinate) -> Filter {
-    let filter = Filter::new().kind(coordinate.kind).author(coordinate.public_key);
-    let has_tag = coordinate.kind.is_addressable() && !coordinate.identifier.is_empty();
-    if has_tag { filter.identifier(coordinate.identifier) } else { filter }
-}
-
 /// A call of an [`EventStore`].
 pub type StoreFuture<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
@@ -363,40 +367,12 @@ pub trait EventStore: Send + Sync + 'static {
     /// Returns, for each question, whether any served event matches any of its filters.
     ///
     /// No filters match nothing. One call for many questions costs few reads.
-    fn exists(&self, questions: Vec<Vec<Filter>>, now: Timestamp) -> StoreFuture<'_, Vec<bool>> {
-        Box::pin(async move {
-            let mut answers = Vec::with_capacity(questions.len());
-            for filters in questions {
-                let filters = filters.into_iter().map(|filter| filter.limit(1)).collect();
-                answers.push(self.count(filters, now).await? > 0);
-            }
-            Ok(answers)
-        })
-    }
+    fn exists(&self, questions: Vec<Vec<Filter>>, now: Timestamp) -> StoreFuture<'_, Vec<bool>>;
 
     /// Returns which of these events are served.
     ///
-    /// Looks them up by their keys where the database can, so that the cost depends on the number of keys and not on
-    /// the size of the store.
-    fn present(&self, named: References, now: Timestamp) -> StoreFuture<'_, Present> {
-        Box::pin(async move {
-            let mut filters: Vec<Filter> =
-                named.coordinates.iter().cloned().map(coordinate_filter).collect();
-            filters.push(Filter::new().ids(named.ids.iter().copied()));
-            let mut present = Present::default();
-            let mut found = self.query(filters, now);
-            while let Some(chunk) = found.try_next().await? {
-                for stored in chunk {
-                    let event = stored.event()?;
-                    present.ids.extend(named.ids.get(&event.id));
-                    let at = deletion::coordinate(&event);
-                    let at = at.filter(|at| named.coordinates.contains(at));
-                    present.versions.extend(at.map(|at| (at, Version::of(&event))));
-                }
-            }
-            Ok(present)
-        })
-    }
+    /// Looks them up by their keys, so that the cost depends on the number of keys and not on the size of the store.
+    fn present(&self, named: References, now: Timestamp) -> StoreFuture<'_, Present>;
 
     /// Lists what is served for this filter without loading it; gives up beyond `max` items.
     fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory>;
@@ -412,22 +388,13 @@ pub trait EventStore: Send + Sync + 'static {
 
     /// Removes the versions of a coordinate that are older than this one, and refuses them from now on: their author
     /// replaced them by a version that is not wanted here. Returns the number of served ones.
-    ///
-    /// The default implementation does not refuse them later.
-    fn delist(&self, coordinate: Coordinate, by: Version, now: Timestamp) -> StoreFuture<'_, u64> {
-        Box::pin(async move {
-            let coordinates = BTreeSet::from([coordinate]);
-            let named = References { coordinates, ..References::default() };
-            let served = self.present(named, now).await?.versions.into_values();
-            let older: Vec<_> = served.filter(|version| *version < by).map(|v| v.id).collect();
-            if older.is_empty() { Ok(0) } else { self.remove(older).await }
-        })
-    }
+    fn delist(&self, coordinate: Coordinate, by: Version, now: Timestamp) -> StoreFuture<'_, u64>;
 
     /// Returns the versions before which these coordinates were [delisted](Self::delist).
-    fn delisted(&self, _: Vec<Coordinate>) -> StoreFuture<'_, BTreeMap<Coordinate, Version>> {
-        Box::pin(std::future::ready(Ok(BTreeMap::new())))
-    }
+    fn delisted(
+        &self,
+        coordinates: Vec<Coordinate>,
+    ) -> StoreFuture<'_, BTreeMap<Coordinate, Version>>;
 
     /// Reclaims space: expired events, and unused deletion requests past their term. Returns the number of events.
     ///

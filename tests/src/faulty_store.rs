@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use grasp_core::nip34::References;
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, RepoId};
+use grasp_core::{Identifier, RepoId, Version};
 use grasp_purgatory::Record;
 use grasp_purgatory::database::{
     Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, FamilyRow, Pack, View,
 };
 use grasp_relay::store::{
-    EventChunks, EventStore, Inventory, Refusal, SaveReport, Store, StoreFuture,
+    EventChunks, EventStore, Inventory, Present, Refusal, SaveReport, Store, StoreFuture,
 };
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
@@ -122,6 +123,14 @@ impl EventStore for FaultyStore {
         self.store.count(filters, now)
     }
 
+    fn exists(&self, questions: Vec<Vec<Filter>>, now: Timestamp) -> StoreFuture<'_, Vec<bool>> {
+        self.store.exists(questions, now)
+    }
+
+    fn present(&self, named: References, now: Timestamp) -> StoreFuture<'_, Present> {
+        self.store.present(named, now)
+    }
+
     fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory> {
         self.store.inventory(filter, now, max)
     }
@@ -132,6 +141,17 @@ impl EventStore for FaultyStore {
 
     fn remove(&self, ids: Vec<EventId>) -> StoreFuture<'_, u64> {
         self.store.remove(ids)
+    }
+
+    fn delist(&self, coordinate: Coordinate, by: Version, now: Timestamp) -> StoreFuture<'_, u64> {
+        self.store.delist(coordinate, by, now)
+    }
+
+    fn delisted(
+        &self,
+        coordinates: Vec<Coordinate>,
+    ) -> StoreFuture<'_, BTreeMap<Coordinate, Version>> {
+        self.store.delisted(coordinates)
     }
 
     fn sweep(&self, now: Timestamp) -> StoreFuture<'_, u64> {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use grasp_core::service::Endpoint;
-use grasp_core::{RefName, RepoId, kinds};
+use grasp_core::{Identifier, RefName, RepoId, kinds};
 use grasp_purgatory::database::{
     ADDITIONS_KEPT, Addition, Commit, Committed, Conflict, FamilyChange, Forget, Garbage,
     Generation, RetiredRef, Source, View, ViewChange,
@@ -21,6 +21,7 @@ use serde::Serialize;
 
 use super::keys::seconds;
 use super::rules::{Rows, Rules};
+use super::{StoreError, failure};
 
 /// The columns that identify a family.
 pub(crate) type FamilyKey<'a> = (i64, &'a str);
@@ -32,18 +33,16 @@ pub(crate) trait GitRows: Rows + Sized {
         &self,
         key: FamilyKey<'_>,
         owner: &PublicKey,
-    ) -> Result<Option<Generation>, Self::Error>;
+    ) -> Result<Option<Generation>, StoreError>;
 
     /// Gives a view a generation that none had before.
-    fn next_generation(&self, key: FamilyKey<'_>, owner: &PublicKey) -> Result<i64, Self::Error>;
+    fn next_generation(&self, key: FamilyKey<'_>, owner: &PublicKey) -> Result<i64, StoreError>;
 
     /// Executes a statement, at once or before the transaction is committed.
-    fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), Self::Error>;
+    fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), StoreError>;
 
     /// Takes note that a view is removed.
     fn view_removed(&self, _: FamilyKey<'_>, _: &PublicKey) {}
-
-    fn to_json(&self, value: &impl Serialize) -> Result<Value, Self::Error>;
 }
 
 impl<R: GitRows> Changes for R {}
@@ -51,7 +50,7 @@ impl<R: GitRows> Changes for R {}
 /// Committing.
 pub(crate) trait Changes: GitRows {
     /// Performs a commit, or returns why nothing of it happens.
-    fn commit(&self, commit: &Commit) -> Result<Committed, Self::Error> {
+    fn commit(&self, commit: &Commit) -> Result<Committed, StoreError> {
         if let Some(conflict) = self.conflict(commit)? {
             return Ok(Committed::Conflict(conflict));
         }
@@ -71,7 +70,7 @@ pub(crate) trait Changes: GitRows {
         Ok(Committed::Done { affected })
     }
 
-    fn conflict(&self, commit: &Commit) -> Result<Option<Conflict>, Self::Error> {
+    fn conflict(&self, commit: &Commit) -> Result<Option<Conflict>, StoreError> {
         for family in &commit.families {
             for view in &family.views {
                 if self.generation(key(family), &view.owner)? != view.from {
@@ -95,7 +94,7 @@ pub(crate) trait Changes: GitRows {
         Ok((!refused.is_empty()).then_some(Conflict::Refused(refused)))
     }
 
-    fn change_family(&self, family: &FamilyChange) -> Result<(), Self::Error> {
+    fn change_family(&self, family: &FamilyChange) -> Result<(), StoreError> {
         let (endpoint, identifier) = key(family);
         let values = |more: &[Value]| [&[integer(endpoint), text(identifier)], more].concat();
         family.views.iter().try_for_each(|view| self.change_view(key(family), view))?;
@@ -137,7 +136,7 @@ pub(crate) trait Changes: GitRows {
         Ok(())
     }
 
-    fn change_view(&self, key: FamilyKey<'_>, view: &ViewChange) -> Result<(), Self::Error> {
+    fn change_view(&self, key: FamilyKey<'_>, view: &ViewChange) -> Result<(), StoreError> {
         let values = |more: &[Value]| [&[integer(key.0), text(key.1)], more].concat();
         for retired in &view.retired {
             self.change(
@@ -178,7 +177,7 @@ pub(crate) trait Changes: GitRows {
         )
     }
 
-    fn forget(&self, key: FamilyKey<'_>, forget: &Forget) -> Result<(), Self::Error> {
+    fn forget(&self, key: FamilyKey<'_>, forget: &Forget) -> Result<(), StoreError> {
         let values = |value| vec![integer(key.0), text(key.1), value];
         match forget {
             Forget::Nothing => Ok(()),
@@ -200,7 +199,7 @@ pub(crate) trait Changes: GitRows {
     }
 
     /// Counts an addition, and forgets old ones.
-    fn add(&self, addition: &Addition) -> Result<(), Self::Error> {
+    fn add(&self, addition: &Addition) -> Result<(), StoreError> {
         let author = addition.author.map_or_else(Vec::new, |author| author.to_bytes().to_vec());
         self.change(
             "INSERT INTO additions (at, identifier, author, kind, bytes) VALUES (?1, ?2, ?3, ?4, ?5)
@@ -221,7 +220,7 @@ pub(crate) trait Changes: GitRows {
     }
 
     /// Applies one change of purgatory.
-    fn apply(&self, record: &Record) -> Result<(), Self::Error> {
+    fn apply(&self, record: &Record) -> Result<(), StoreError> {
         match record {
             Record::Held { event, phase, since, until } => self.change(
                 "INSERT INTO held (id, phase, since, until, event) VALUES (?1, ?2, ?3, ?4, ?5)
@@ -253,16 +252,16 @@ pub(crate) trait Changes: GitRows {
             Record::TaskAdded { task } => self.change(
                 "INSERT INTO tasks (key, task) VALUES (?1, ?2)
                      ON CONFLICT (key) DO UPDATE SET task = excluded.task",
-                vec![Value::Text(task.key()), self.to_json(task)?],
+                vec![Value::Text(task.key()), to_json(task)?],
             ),
             Record::TaskDone { task } => self.change(
                 "DELETE FROM tasks WHERE key = ?1 AND task = ?2",
-                vec![Value::Text(task.key()), self.to_json(task)?],
+                vec![Value::Text(task.key()), to_json(task)?],
             ),
         }
     }
 
-    fn stage(&self, record: &Record) -> Result<(), Self::Error> {
+    fn stage(&self, record: &Record) -> Result<(), StoreError> {
         let Record::Staged { id, tip, target, bytes, until } = record else { return Ok(()) };
         self.change(
             "INSERT INTO staged (id, tip, place, target, bytes, until)
@@ -273,7 +272,7 @@ pub(crate) trait Changes: GitRows {
                 blob(id.as_bytes()),
                 text(&tip.to_string()),
                 Value::Text(target.upload_key()),
-                self.to_json(target)?,
+                to_json(target)?,
                 integer(seconds(*bytes)),
                 time(*until),
             ],
@@ -285,13 +284,27 @@ pub(crate) trait Changes: GitRows {
     }
 }
 
-/// Returns the change of a view by the removal of an event that signed for some of its refs.
-pub(crate) fn refs_removal(
+/// Returns the change of a family by the removal of an event that signed for some of its refs.
+pub(crate) fn refs_change(
+    event: &Event,
+    endpoint: Endpoint,
+    identifier: &Identifier,
+    views: Vec<(PublicKey, View)>,
+) -> FamilyChange {
+    let mut change = FamilyChange::new(endpoint, identifier.clone());
+    for (owner, view) in views {
+        let changed = refs_removal(event, endpoint, owner, &view);
+        changed.into_iter().for_each(|view| change.push((view, Some(Garbage::Removed))));
+    }
+    change
+}
+
+fn refs_removal(
     event: &Event,
     endpoint: Endpoint,
     owner: PublicKey,
     view: &View,
-) -> Option<(ViewChange, Option<Garbage>)> {
+) -> Option<ViewChange> {
     let is_own = endpoint == Endpoint::Repository && owner == event.pubkey;
     let is_gone = |name: &RefName| match event.kind {
         kind if kind == kinds::ANNOUNCEMENT => is_own,
@@ -309,21 +322,7 @@ pub(crate) fn refs_removal(
     let keeps_state = left.refs.keys().any(RefName::is_branch_or_tag);
     let state = view.state.filter(|_| keeps_state);
     let (from, to) = (Some(view.generation), Some(Arc::new(left)));
-    Some((ViewChange { owner, from, to, state, retired }, Some(Garbage::Removed)))
-}
-
-/// Returns a view from its columns; `None` if its refs are not readable.
-pub(crate) fn view(
-    generation: i64,
-    head: &str,
-    refs: &str,
-    state: Option<[u8; 32]>,
-) -> Option<View> {
-    Some(View {
-        refs: Arc::new(Refs::decode(refs, head)?),
-        state: state.map(EventId::from_byte_array),
-        generation: Generation(generation.unsigned_abs()),
-    })
+    Some(ViewChange { owner, from, to, state, retired })
 }
 
 fn key(family: &FamilyChange) -> FamilyKey<'_> {
@@ -377,18 +376,22 @@ pub(crate) fn phase(number: i64) -> Phase {
     if number == 0 { Phase::Waiting } else { Phase::Expired }
 }
 
-fn integer(number: impl Into<i64>) -> Value {
+pub(crate) fn integer(number: impl Into<i64>) -> Value {
     Value::Integer(number.into())
 }
 
-fn time(time: Timestamp) -> Value {
+pub(crate) fn time(time: Timestamp) -> Value {
     Value::Integer(seconds(time.as_secs()))
 }
 
-fn text(text: &str) -> Value {
+pub(crate) fn text(text: &str) -> Value {
     Value::Text(text.to_owned())
 }
 
-fn blob(bytes: &[u8]) -> Value {
+pub(crate) fn blob(bytes: &[u8]) -> Value {
     Value::Blob(bytes.to_vec())
+}
+
+fn to_json(value: &impl Serialize) -> Result<Value, StoreError> {
+    serde_json::to_string(value).map(Value::Text).map_err(failure)
 }

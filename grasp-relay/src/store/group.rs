@@ -1,9 +1,13 @@
 //! The tasks that share a transaction, and how long a writer waits for more of them.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+
+use super::engine::StoreEngine;
+use super::{StoreError, failure};
 
 /// Writes that may be queued before callers wait for a place in the queue.
 pub(crate) const QUEUE_CAPACITY: usize = 1_024;
@@ -35,6 +39,69 @@ pub(crate) async fn stop<T>(queue: &mpsc::Sender<WriterCommand<T>>) {
     if queue.send(WriterCommand::Stop(done)).await.is_ok() {
         // An error means that the writer has ended already.
         let _ = finished.await;
+    }
+}
+
+/// An error that several callers get.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+struct Shared(Arc<StoreError>);
+
+/// Work for one transaction.
+pub(crate) trait WriteTask<E: StoreEngine>: Send {
+    fn perform(&mut self, tables: &E::Tables<'_>) -> Result<(), StoreError>;
+    /// Sends the result of the transaction to the caller.
+    fn resolve(self: Box<Self>, ended: &Result<(), Arc<StoreError>>);
+}
+
+struct QueuedWork<T, W> {
+    work: Option<W>,
+    outcome: Option<T>,
+    reply: oneshot::Sender<Result<T, StoreError>>,
+}
+
+/// The result of a task, once its transaction has ended.
+pub(crate) struct Answer<T>(oneshot::Receiver<Result<T, StoreError>>);
+
+impl<T> Answer<T> {
+    pub(crate) async fn received(self) -> Result<T, StoreError> {
+        self.0.await.map_err(|_| StoreError::Closed)?
+    }
+}
+
+/// Makes a task of this work, and returns where its result will be.
+pub(crate) fn task<E, T, W>(work: W) -> (Box<dyn WriteTask<E>>, Answer<T>)
+where
+    E: StoreEngine,
+    T: Send + 'static,
+    W: for<'a> FnOnce(&E::Tables<'a>) -> Result<T, StoreError> + Send + 'static,
+{
+    let (reply, answer) = oneshot::channel();
+    (Box::new(QueuedWork { work: Some(work), outcome: None, reply }), Answer(answer))
+}
+
+impl<E, T, W> WriteTask<E> for QueuedWork<T, W>
+where
+    E: StoreEngine,
+    T: Send,
+    W: for<'a> FnOnce(&E::Tables<'a>) -> Result<T, StoreError> + Send,
+{
+    fn perform(&mut self, tables: &E::Tables<'_>) -> Result<(), StoreError> {
+        if let Some(work) = self.work.take() {
+            self.outcome = Some(work(tables)?);
+        }
+        Ok(())
+    }
+
+    fn resolve(self: Box<Self>, ended: &Result<(), Arc<StoreError>>) {
+        let answer = match ended.as_ref().map_err(|error| (error, &**error)) {
+            Ok(()) => self.outcome.ok_or(StoreError::Closed),
+            Err((_, StoreError::Fenced)) => Err(StoreError::Fenced),
+            Err((_, StoreError::Closed)) => Err(StoreError::Closed),
+            Err((error, _)) => Err(failure(Shared(Arc::clone(error)))),
+        };
+        // The caller may have stopped waiting.
+        let _ = self.reply.send(answer);
     }
 }
 

@@ -11,7 +11,6 @@
 //! The rules are those of the [single machine's store](super::sqlite), and so are the tables.
 
 mod connect;
-mod git;
 mod import;
 mod lease;
 mod schema;
@@ -20,7 +19,6 @@ mod tables;
 mod values;
 mod writer;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,33 +27,24 @@ use std::time::Duration;
 
 use deadpool_postgres::{Object, Pool};
 use futures_util::{StreamExt, stream};
-use grasp_core::nip34::References;
-use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, RepoId, Version};
-use grasp_purgatory::Record;
-use grasp_purgatory::database::{
-    Addition, Commit, Committed, Database, DatabaseFuture, FamilyRow, Pack, View,
-};
+use grasp_purgatory::database::{Commit, Committed};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
-use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio_postgres::types::ToSql;
 
-use self::connect::{Connector, WRITER_SETTINGS, failure, pool_failure};
+use self::connect::{Connector, WRITER_SETTINGS, pool_failure};
 use self::search::{Search, Unordered};
-use self::tables::{PostgresTables, Wanted};
-use self::values::{bytes, get, position, slices};
+use self::tables::PostgresTables;
+use self::values::{bytes, get, rows};
 use self::writer::PostgresWriter;
 use super::changes::Changes as _;
-use super::keys::{Keys, Position, seconds};
-use super::rules::{Deletions as _, Rows as _, Rules as _, Verdict};
-use super::{
-    EventChunks, EventStore, Inventory, Present, Refusal, SaveReport, StoreError, StoreFuture,
-    StoreRules, commit_cost, fits, write_cost,
-};
+use super::engine::{DatabaseEngine, EngineStore, Query, StoreEngine, continue_request};
+use super::keys::{Keys, Position};
+use super::rules::{Rows as _, Rules as _, Verdict};
+use super::wanted::Wanted;
+use super::{EventChunks, Inventory, StoreError, StoreFuture, StoreRules, commit_cost, failure};
 
 /// The time for which a lease is held without being renewed.
 pub const LEASE: Duration = Duration::from_secs(5);
@@ -116,12 +105,6 @@ pub struct ImportReport {
     pub held: u64,
 }
 
-/// Events removed in one transaction, so that saves queued behind it do not wait long.
-const REMOVALS_PER_COMMIT: usize = 500;
-
-/// Keys looked up by one statement.
-const KEYS_PER_READ: usize = 1_000;
-
 /// Events per chunk of a query, and of what is counted or listed.
 const MAX_CHUNK_EVENTS: usize = 500;
 const MAX_SLICE: usize = 50_000;
@@ -132,12 +115,10 @@ const CONTROL_CONNECTIONS: usize = 2;
 /// An [`EventStore`] in a PostgreSQL database, which several processes read and one at a time writes.
 ///
 /// Writes fail with [`StoreError::Fenced`] unless this store [holds the lease](Self::claim_lease).
-pub struct PostgresStore {
-    inner: Arc<PostgresInner>,
-    listener: AbortHandle,
-}
+pub type PostgresStore = EngineStore<PostgresEngine>;
 
-struct PostgresInner {
+/// The connections to a PostgreSQL database.
+pub struct PostgresEngine {
     place: String,
     rules: Arc<StoreRules>,
     keys: Arc<RwLock<Arc<Keys>>>,
@@ -149,6 +130,7 @@ struct PostgresInner {
     /// The epoch of the lease that is held; zero if none is.
     epoch: Arc<AtomicU64>,
     commits: watch::Sender<u64>,
+    listener: AbortHandle,
     closed: AtomicBool,
 }
 
@@ -173,7 +155,7 @@ impl PostgresStore {
             Arc::clone(&epoch),
         );
         let listener = tokio::spawn(lease::listen(connector.clone(), commits.clone()));
-        let inner = PostgresInner {
+        let engine = PostgresEngine {
             place: connector.to_string(),
             rules,
             keys,
@@ -184,15 +166,16 @@ impl PostgresStore {
             writer,
             epoch,
             commits,
+            listener: listener.abort_handle(),
             closed: AtomicBool::new(false),
         };
-        Ok(Self { inner: Arc::new(inner), listener: listener.abort_handle() })
+        Ok(Self(Arc::new(engine)))
     }
 
     /// Returns the key by which nodes authenticate each other. It was drawn when the database was created.
     pub async fn node_key(&self) -> Result<[u8; 32], StoreError> {
-        self.inner.check_open()?;
-        Ok(self.inner.node_key)
+        self.0.check_open()?;
+        Ok(self.0.node_key)
     }
 }
 
@@ -203,93 +186,92 @@ fn item(at: Position) -> Item {
     (at.created_at(), at.event_id())
 }
 
-impl Drop for PostgresStore {
+impl Drop for PostgresEngine {
     fn drop(&mut self) {
         self.listener.abort();
     }
 }
 
-impl fmt::Debug for PostgresStore {
+impl fmt::Debug for PostgresEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresStore")
-            .field("place", &self.inner.place)
-            .field("rules", &self.inner.rules)
+        f.debug_struct("PostgresEngine")
+            .field("place", &self.place)
+            .field("rules", &self.rules)
             .finish_non_exhaustive()
     }
 }
 
-impl EventStore for PostgresStore {
-    fn save_events(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, SaveReport> {
-        Box::pin(async move {
-            let mut report = SaveReport::default();
-            let mut events = events.into_iter().peekable();
-            while events.peek().is_some() {
-                let (mut batch, mut weight) = (Vec::new(), 0);
-                while let Some(event) = events.next_if(|event| fits(weight, write_cost(event))) {
-                    weight += write_cost(&event);
-                    batch.push(event);
-                }
-                let batch = Arc::new(batch);
-                let needed = Arc::clone(&batch);
-                let (SaveReport { saved, affected }, unfinished) = self
-                    .inner
-                    .write(
-                        weight,
-                        move |keys, wanted| wanted.save(keys, &needed, now),
-                        move |tables| tables.save(&batch, now),
-                    )
-                    .await?;
-                report.saved.extend(saved);
-                report.affected.extend(affected);
-                for request in unfinished {
-                    report.affected.extend(self.inner.finish(request).await?);
-                }
-            }
-            Ok(report)
-        })
+impl DatabaseEngine for PostgresEngine {
+    async fn rows<T: Send + 'static>(&self, query: Query<T>) -> Result<Vec<T>, StoreError> {
+        rows(&*self.reader().await?, query).await
     }
 
-    fn refusals(
+    async fn commit(&self, commit: Commit) -> Result<Committed, StoreError> {
+        let rows = commit_cost(&commit);
+        let wanted = self.want(|keys, wanted| wanted.commit(keys, &commit));
+        self.write(rows, wanted, move |tables| tables.commit(&commit)).await
+    }
+}
+
+impl StoreEngine for PostgresEngine {
+    type Tables<'a> = PostgresTables<'a>;
+
+    fn want(&self, add: impl FnOnce(&Keys, &mut Wanted)) -> Wanted {
+        let mut wanted = Wanted::default();
+        // Nothing is written after the store is closed.
+        if let Ok(keys) = self.keys() {
+            add(&keys, &mut wanted);
+        }
+        wanted
+    }
+
+    async fn write<T, W>(&self, rows: usize, wanted: Wanted, work: W) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        W: FnOnce(&PostgresTables<'_>) -> Result<T, StoreError> + Send + 'static,
+    {
+        self.check_open()?;
+        self.writer.perform(rows, wanted, work).await
+    }
+
+    fn try_write<W>(&self, wanted: Wanted, work: W)
+    where
+        W: FnOnce(&PostgresTables<'_>) -> Result<(), StoreError> + Send + 'static,
+    {
+        self.writer.try_perform(wanted, work);
+    }
+
+    async fn check(
         &self,
         events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> StoreFuture<'_, Vec<Option<Refusal>>> {
-        Box::pin(async move {
-            let keys = self.inner.keys()?;
-            let mut wanted = Wanted::default();
-            events.iter().for_each(|event| wanted.event(&keys, event));
-            let mut tables = PostgresTables::new(&keys, &self.inner.rules);
-            tables.load(&*self.inner.reader().await?, &wanted).await?;
-            let mut refusals = Vec::with_capacity(events.len());
-            for event in events {
-                refusals.push(match tables.check(&event, now)? {
-                    Verdict::Accepted | Verdict::Duplicate | Verdict::Superseded => None,
-                    Verdict::Refused(refusal) => Some(refusal),
-                    Verdict::DeletedBy(by) => {
-                        self.inner.writer.try_perform(
-                            move |keys, wanted| wanted.event(keys, &event),
-                            move |tables| tables.note_use(by, now),
-                        );
-                        Some(Refusal::Deleted)
-                    }
-                });
-            }
-            Ok(refusals)
-        })
+    ) -> Result<Vec<Verdict>, StoreError> {
+        let keys = self.keys()?;
+        let wanted = self.want(|keys, wanted| {
+            events.iter().for_each(|event| wanted.event(keys, event));
+        });
+        let mut tables = PostgresTables::new(&keys, &self.rules);
+        tables.load(&*self.reader().await?, &wanted).await?;
+        events.iter().map(|event| tables.check(event, now)).collect()
     }
 
-    fn query(&self, filters: Vec<Filter>, now: Timestamp) -> EventChunks {
-        let inner = Arc::clone(&self.inner);
-        let search = inner.keys().map(|keys| Search::new(&keys, filters, now, true));
+    fn keys(&self) -> Result<Arc<Keys>, StoreError> {
+        self.check_open()?;
+        self.keys.read().map(|keys| Arc::clone(&keys)).map_err(|_| StoreError::Closed)
+    }
+
+    fn query(self: &Arc<Self>, filters: Vec<Filter>, now: Timestamp) -> EventChunks {
+        let engine = Arc::clone(self);
+        let search = engine.keys().map(|keys| Search::new(&keys, filters, now, true));
         stream::unfold(Some(search), move |search| {
-            let inner = Arc::clone(&inner);
+            let engine = Arc::clone(&engine);
             async move {
                 let mut search = match search? {
                     Ok(search) => search,
                     Err(error) => return Some((Err(error), None)),
                 };
                 loop {
-                    match inner.search(&mut search, MAX_CHUNK_EVENTS).await {
+                    match engine.search(&mut search, MAX_CHUNK_EVENTS).await {
                         Ok(Some(found)) if found.is_empty() => {}
                         Ok(Some(found)) => {
                             let chunk = found.into_iter().filter_map(|found| found.stored());
@@ -306,9 +288,9 @@ impl EventStore for PostgresStore {
 
     fn count(&self, filters: Vec<Filter>, now: Timestamp) -> StoreFuture<'_, u64> {
         Box::pin(async move {
-            let mut search = Search::new(&*self.inner.keys()?, filters, now, false);
+            let mut search = Search::new(&*self.keys()?, filters, now, false);
             let mut count = 0;
-            while let Some(found) = self.inner.search(&mut search, MAX_SLICE).await? {
+            while let Some(found) = self.search(&mut search, MAX_SLICE).await? {
                 count += found.len() as u64;
             }
             Ok(count)
@@ -317,56 +299,24 @@ impl EventStore for PostgresStore {
 
     fn exists(&self, questions: Vec<Vec<Filter>>, now: Timestamp) -> StoreFuture<'_, Vec<bool>> {
         Box::pin(async move {
-            let keys = self.inner.keys()?;
+            let keys = self.keys()?;
             let mut answers = vec![false; questions.len()];
             let first = |filters: Vec<Filter>| {
                 let filters = filters.into_iter().map(|filter| filter.limit(1)).collect();
                 Search::new(&keys, filters, now, false)
             };
             let searches = questions.into_iter().map(first).zip(&mut answers).collect();
-            self.inner.answer(searches).await?;
+            self.answer(searches).await?;
             Ok(answers)
-        })
-    }
-
-    fn present(&self, named: References, now: Timestamp) -> StoreFuture<'_, Present> {
-        Box::pin(async move {
-            let keys = self.inner.keys()?;
-            let mut present = Present::default();
-            let now = seconds(now.as_secs());
-            let ids: Vec<_> = named.ids.iter().map(|id| id.to_bytes()).collect();
-            for ids in ids.chunks(KEYS_PER_READ) {
-                let sql = "SELECT id FROM events e WHERE id = ANY($1) AND NOT EXISTS
-                    (SELECT 1 FROM expirations x WHERE x.seq = e.seq AND x.at <= $2)";
-                for row in self.inner.rows(sql, &[&slices(ids), &now]).await? {
-                    present.ids.insert(EventId::from_byte_array(bytes(&row, 0)?));
-                }
-            }
-            let coordinates = named.coordinates.into_iter();
-            let coordinates: BTreeMap<_, _> =
-                coordinates.map(|at| (keys.coordinate(&at), at)).collect();
-            let digests: Vec<_> = coordinates.keys().copied().collect();
-            for digests in digests.chunks(KEYS_PER_READ) {
-                let sql =
-                    "SELECT newest, id, coordinate FROM heads h JOIN events e ON e.seq = h.seq
-                    WHERE coordinate = ANY($1) AND NOT EXISTS
-                    (SELECT 1 FROM expirations x WHERE x.seq = e.seq AND x.at <= $2)";
-                for row in self.inner.rows(sql, &[&slices(digests), &now]).await? {
-                    let at = coordinates.get(&bytes::<16>(&row, 2)?).cloned();
-                    let version = position(&row, 0)?.version();
-                    present.versions.extend(at.map(|at| (at, version)));
-                }
-            }
-            Ok(present)
         })
     }
 
     fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory> {
         Box::pin(async move {
-            let search = Search::new(&*self.inner.keys()?, vec![filter], now, false);
+            let search = Search::new(&*self.keys()?, vec![filter], now, false);
             let items = match search.into_unordered() {
-                Ok(all) => self.inner.read_all(all, max).await?,
-                Err(search) => self.inner.read_in_order(search, max).await?,
+                Ok(all) => self.read_all(all, max).await?,
+                Err(search) => self.read_in_order(search, max).await?,
             };
             let Some(mut items) = items else { return Ok(Inventory::TooMany) };
             items.sort();
@@ -378,85 +328,12 @@ impl EventStore for PostgresStore {
         })
     }
 
-    fn superseded(&self, coordinate: Coordinate) -> StoreFuture<'_, Vec<Event>> {
-        Box::pin(async move {
-            let key = self.inner.keys()?.coordinate(&coordinate);
-            let sql = "SELECT json FROM superseded WHERE coordinate = $1 ORDER BY newest, id";
-            let rows = self.inner.rows(sql, &[&&key[..]]).await?;
-            rows.iter().map(|row| Event::from_json(get::<&str>(row, 0)?).map_err(failure)).collect()
-        })
-    }
-
-    fn remove(&self, ids: Vec<EventId>) -> StoreFuture<'_, u64> {
-        Box::pin(async move {
-            self.inner.check_open()?;
-            let mut removed = 0;
-            for batch in ids.chunks(REMOVALS_PER_COMMIT) {
-                let (needed, batch) = (batch.to_vec(), batch.to_vec());
-                removed += self
-                    .inner
-                    .write(
-                        REMOVALS_PER_COMMIT,
-                        move |_, wanted| wanted.remove(&needed),
-                        move |tables| tables.remove(&batch),
-                    )
-                    .await?;
-            }
-            Ok(removed)
-        })
-    }
-
-    fn delist(&self, coordinate: Coordinate, by: Version, _: Timestamp) -> StoreFuture<'_, u64> {
-        let needed = coordinate.clone();
-        Box::pin(self.inner.write(
-            1,
-            move |keys, wanted| wanted.coordinate(keys, &needed),
-            move |tables| tables.delist(&coordinate, by),
-        ))
-    }
-
-    fn delisted(
-        &self,
-        coordinates: Vec<Coordinate>,
-    ) -> StoreFuture<'_, BTreeMap<Coordinate, Version>> {
-        Box::pin(async move {
-            let keys = self.inner.keys()?;
-            let coordinates = coordinates.into_iter();
-            let coordinates: BTreeMap<_, _> =
-                coordinates.map(|at| (keys.coordinate(&at), at)).collect();
-            let digests: Vec<_> = coordinates.keys().copied().collect();
-            let sql = "SELECT newest, id, coordinate FROM delisted WHERE coordinate = ANY($1)";
-            let mut found = BTreeMap::new();
-            for row in self.inner.rows(sql, &[&slices(&digests)]).await? {
-                let by: Position = position(&row, 0)?;
-                let at = coordinates.get(&bytes::<16>(&row, 2)?).cloned();
-                found.extend(at.map(|at| (at, by.version())));
-            }
-            Ok(found)
-        })
-    }
-
-    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, u64> {
-        Box::pin(async move {
-            let mut events = 0;
-            loop {
-                let rules = Arc::clone(&self.inner.rules);
-                let needs = move |_: &Keys, wanted: &mut Wanted| wanted.sweep(&rules, now);
-                let swept = self.inner.write(1, needs, move |tables| tables.sweep(now)).await?;
-                events += swept.events;
-                if !swept.more {
-                    return Ok(events);
-                }
-            }
-        })
-    }
-
     fn close(&self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            self.inner.closed.store(true, Ordering::SeqCst);
-            self.inner.writer.stop().await;
+            self.closed.store(true, Ordering::SeqCst);
+            self.writer.stop().await;
             self.listener.abort();
-            for pool in [&self.inner.readers, &self.inner.control, &self.inner.writer_pool] {
+            for pool in [&self.readers, &self.control, &self.writer_pool] {
                 pool.close();
             }
             Ok(())
@@ -464,79 +341,12 @@ impl EventStore for PostgresStore {
     }
 }
 
-impl Database for PostgresStore {
-    fn commit(&self, commit: Commit) -> DatabaseFuture<'_, Committed> {
-        let rows = commit_cost(&commit);
-        let commit = Arc::new(commit);
-        let needed = Arc::clone(&commit);
-        let written = self.inner.write(
-            rows,
-            move |keys, wanted| wanted.commit(keys, &needed),
-            move |tables| tables.commit(&commit),
-        );
-        Box::pin(async move { Ok(written.await?) })
-    }
-
-    fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {
-        Box::pin(async move { Ok(git::view(&*self.inner.reader().await?, endpoint, &repo).await?) })
-    }
-
-    fn family(&self, endpoint: Endpoint, identifier: Identifier) -> DatabaseFuture<'_, FamilyRow> {
-        Box::pin(async move {
-            Ok(git::family(&*self.inner.reader().await?, endpoint, &identifier).await?)
-        })
-    }
-
-    fn packs(
-        &self,
-        endpoint: Endpoint,
-    ) -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>> {
-        Box::pin(async move { Ok(git::packs(&*self.inner.reader().await?, endpoint).await?) })
-    }
-
-    fn repositories(&self, endpoint: Endpoint) -> DatabaseFuture<'_, Vec<RepoId>> {
-        Box::pin(
-            async move { Ok(git::repositories(&*self.inner.reader().await?, endpoint).await?) },
-        )
-    }
-
-    fn identifiers(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
-        Box::pin(async move {
-            Ok(git::identifiers(&*self.inner.reader().await?, endpoint, None).await?)
-        })
-    }
-
-    fn existing(
-        &self,
-        endpoint: Endpoint,
-        identifiers: BTreeSet<Identifier>,
-    ) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
-        Box::pin(async move {
-            let client = self.inner.reader().await?;
-            Ok(git::identifiers(&client, endpoint, Some(identifiers)).await?)
-        })
-    }
-
-    fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
-        Box::pin(async move { Ok(git::records(&*self.inner.reader().await?).await?) })
-    }
-
-    fn additions(&self, since: Timestamp) -> DatabaseFuture<'_, Vec<Addition>> {
-        Box::pin(async move { Ok(git::additions(&*self.inner.reader().await?, since).await?) })
-    }
-}
-
-impl PostgresInner {
+impl PostgresEngine {
     fn check_open(&self) -> Result<(), StoreError> {
         match self.closed.load(Ordering::SeqCst) {
             true => Err(StoreError::Closed),
             false => Ok(()),
         }
-    }
-
-    fn keys(&self) -> Result<Arc<Keys>, StoreError> {
-        self.check_open()?;
-        self.keys.read().map(|keys| Arc::clone(&keys)).map_err(|_| StoreError::Closed)
     }
 
     /// Replaces the keys by those of a secret that was imported.
@@ -553,16 +363,6 @@ impl PostgresInner {
     async fn control(&self) -> Result<Object, StoreError> {
         self.check_open()?;
         self.control.get().await.map_err(pool_failure)
-    }
-
-    async fn rows(
-        &self,
-        sql: &str,
-        values: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
-        let client = self.reader().await?;
-        let statement = client.prepare_cached(sql).await.map_err(failure)?;
-        client.query(&statement, values).await.map_err(failure)
     }
 
     /// Reads the next pages of a search. Others get the connection between two of them.
@@ -625,41 +425,6 @@ impl PostgresInner {
         Ok(())
     }
 
-    async fn write<T, N, W>(&self, weight: usize, needs: N, work: W) -> Result<T, StoreError>
-    where
-        T: Send + 'static,
-        N: Fn(&Keys, &mut Wanted) + Send + 'static,
-        W: FnOnce(&PostgresTables<'_>) -> Result<T, StoreError> + Send + 'static,
-    {
-        self.check_open()?;
-        self.writer.perform(weight, needs, work).await
-    }
-
-    /// Applies a request to the end; other writers get in between its steps.
-    async fn finish(&self, request: Arc<Event>) -> Result<BTreeSet<Identifier>, StoreError> {
-        let mut affected = BTreeSet::new();
-        loop {
-            let (is_done, names) = self.finish_step(&request).await?;
-            affected.extend(names);
-            if is_done {
-                return Ok(affected);
-            }
-        }
-    }
-
-    async fn finish_step(
-        &self,
-        request: &Arc<Event>,
-    ) -> Result<(bool, BTreeSet<Identifier>), StoreError> {
-        let (needed, request) = (Arc::clone(request), Arc::clone(request));
-        self.write(
-            super::MAX_TASK_ROWS,
-            move |keys, wanted| wanted.request(keys, &needed),
-            move |tables| tables.continue_request(&request),
-        )
-        .await
-    }
-
     /// Applies a step of a request that was not finished; returns whether there was one.
     async fn finish_next(&self) -> Result<bool, StoreError> {
         let client = self.control().await?;
@@ -671,11 +436,12 @@ impl PostgresInner {
         match get::<Option<&str>>(&row, 1)? {
             Some(json) => {
                 let request = Arc::new(Event::from_json(json).map_err(failure)?);
-                self.finish_step(&request).await?;
+                continue_request(self, request).await?;
             }
             None => {
                 let id = EventId::from_byte_array(bytes(&row, 0)?);
-                self.write(1, |_, _| {}, move |tables| tables.delete_unfinished(&id)).await?;
+                let forget = move |tables: &PostgresTables<'_>| tables.delete_unfinished(&id);
+                self.write(1, Wanted::default(), forget).await?;
             }
         }
         Ok(true)

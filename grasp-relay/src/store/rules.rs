@@ -16,7 +16,8 @@ use nostr::types::Timestamp;
 
 use super::keys::{Digest, Keys, Position, seconds};
 use super::{
-    Refusal, SaveReport, Saved, StoreRules, keeps_versions, noted_before, repository_names,
+    Refusal, SaveReport, Saved, StoreError, StoreRules, keeps_versions, noted_before,
+    repository_names,
 };
 use crate::store::keys::newest;
 
@@ -103,61 +104,59 @@ impl Progress {
 ///
 /// Lists of rows that are due have [`STEP_EVENTS`] at most; as many mean that there may be more.
 pub(crate) trait Rows {
-    type Error;
-
     fn keys(&self) -> &Keys;
     fn rules(&self) -> &StoreRules;
     fn progress(&self) -> &Progress;
 
-    fn served(&self, id: &EventId) -> Result<Option<Served>, Self::Error>;
+    fn served(&self, id: &EventId) -> Result<Option<Served>, StoreError>;
     /// Returns an author's event that may be deleted: no request.
-    fn deletable(&self, id: &EventId, author: &PublicKey) -> Result<Option<i64>, Self::Error>;
+    fn deletable(&self, id: &EventId, author: &PublicKey) -> Result<Option<i64>, StoreError>;
     /// Returns whether an event or kept version, not expired, is of another author.
-    fn is_foreign(&self, id: &EventId, author: &PublicKey, now: i64) -> Result<bool, Self::Error>;
-    fn head(&self, coordinate: &Digest) -> Result<Option<Served>, Self::Error>;
-    fn has_ended(&self, seq: i64, now: i64) -> Result<bool, Self::Error>;
-    fn expired_events(&self, now: i64) -> Result<Vec<i64>, Self::Error>;
+    fn is_foreign(&self, id: &EventId, author: &PublicKey, now: i64) -> Result<bool, StoreError>;
+    fn head(&self, coordinate: &Digest) -> Result<Option<Served>, StoreError>;
+    fn has_ended(&self, seq: i64, now: i64) -> Result<bool, StoreError>;
+    fn expired_events(&self, now: i64) -> Result<Vec<i64>, StoreError>;
     /// Returns an author's events except requests to vanish.
-    fn written_by(&self, author: &PublicKey, until: i64) -> Result<Vec<i64>, Self::Error>;
-    fn insert(&self, event: &Event, coordinate: Option<&Digest>) -> Result<(), Self::Error>;
+    fn written_by(&self, author: &PublicKey, until: i64) -> Result<Vec<i64>, StoreError>;
+    fn insert(&self, event: &Event, coordinate: Option<&Digest>) -> Result<(), StoreError>;
     /// Deletes a served event with all rows that refer to it, and counts what that costs.
-    fn erase(&self, seq: i64) -> Result<Option<Event>, Self::Error>;
+    fn erase(&self, seq: i64) -> Result<Option<Event>, StoreError>;
     /// Removes the refs that an event signed for, which is being removed.
-    fn remove_refs_of(&self, event: &Event) -> Result<(), Self::Error>;
+    fn remove_refs_of(&self, event: &Event) -> Result<(), StoreError>;
 
     /// Keeps a version within the limit per coordinate, unless it is kept already.
-    fn insert_copy(&self, event: &Event, coordinate: &Digest) -> Result<(), Self::Error>;
-    fn expired_copies(&self, now: i64) -> Result<Vec<i64>, Self::Error>;
-    fn copies_by(&self, author: &PublicKey, until: i64) -> Result<Vec<i64>, Self::Error>;
-    fn erase_copy(&self, seq: i64) -> Result<(), Self::Error>;
+    fn insert_copy(&self, event: &Event, coordinate: &Digest) -> Result<(), StoreError>;
+    fn expired_copies(&self, now: i64) -> Result<Vec<i64>, StoreError>;
+    fn copies_by(&self, author: &PublicKey, until: i64) -> Result<Vec<i64>, StoreError>;
+    fn erase_copy(&self, seq: i64) -> Result<(), StoreError>;
     /// Deletes a kept version, of this author if one is given; returns whether it was there.
-    fn delete_copy(&self, id: &EventId, author: Option<&PublicKey>) -> Result<bool, Self::Error>;
-    fn delete_copies(&self, coordinate: &Digest, until: i64) -> Result<(), Self::Error>;
+    fn delete_copy(&self, id: &EventId, author: Option<&PublicKey>) -> Result<bool, StoreError>;
+    fn delete_copies(&self, coordinate: &Digest, until: i64) -> Result<(), StoreError>;
 
-    fn is_retired(&self, author: &PublicKey, id: &EventId) -> Result<bool, Self::Error>;
-    fn requests_by(&self, author: &PublicKey, until: i64) -> Result<Vec<i64>, Self::Error>;
-    fn due_requests(&self, is_retired: bool, clock: i64) -> Result<Vec<i64>, Self::Error>;
+    fn is_retired(&self, author: &PublicKey, id: &EventId) -> Result<bool, StoreError>;
+    fn requests_by(&self, author: &PublicKey, until: i64) -> Result<Vec<i64>, StoreError>;
+    fn due_requests(&self, is_retired: bool, clock: i64) -> Result<Vec<i64>, StoreError>;
     /// Records a request apart from its event, which may be removed earlier; returns its row.
-    fn record_request(&self, event: &Event, now: i64) -> Result<i64, Self::Error>;
+    fn record_request(&self, event: &Event, now: i64) -> Result<i64, StoreError>;
     /// Sets the time of last use, unless it is after `before`.
-    fn use_request(&self, seq: i64, now: i64, before: i64) -> Result<(), Self::Error>;
+    fn use_request(&self, seq: i64, now: i64, before: i64) -> Result<(), StoreError>;
     /// Marks a request as no longer served; returns its id.
-    fn retire_request(&self, seq: i64) -> Result<EventId, Self::Error>;
+    fn retire_request(&self, seq: i64) -> Result<EventId, StoreError>;
     /// Deletes a request with its gates.
-    fn forget_request(&self, seq: i64) -> Result<(), Self::Error>;
-    fn gate(&self, target: &Digest) -> Result<Option<Gate>, Self::Error>;
+    fn forget_request(&self, seq: i64) -> Result<(), StoreError>;
+    fn gate(&self, target: &Digest) -> Result<Option<Gate>, StoreError>;
     /// Gates a target by this request instead of an earlier one: equal requests cost no more than one.
-    fn replace_gate(&self, target: &Digest, request: i64) -> Result<(), Self::Error>;
+    fn replace_gate(&self, target: &Digest, request: i64) -> Result<(), StoreError>;
 
     /// Returns until when an author vanished.
-    fn vanished(&self, author: &PublicKey) -> Result<Option<i64>, Self::Error>;
+    fn vanished(&self, author: &PublicKey) -> Result<Option<i64>, StoreError>;
     /// Records that an author vanished, unless later already.
-    fn vanish_author(&self, author: &PublicKey, until: i64) -> Result<(), Self::Error>;
+    fn vanish_author(&self, author: &PublicKey, until: i64) -> Result<(), StoreError>;
     /// Returns the version before which a coordinate was delisted.
-    fn delisted_by(&self, coordinate: &Digest) -> Result<Option<Position>, Self::Error>;
-    fn put_delisted(&self, coordinate: &Digest, by: Position) -> Result<(), Self::Error>;
-    fn put_unfinished(&self, id: &EventId) -> Result<(), Self::Error>;
-    fn delete_unfinished(&self, id: &EventId) -> Result<(), Self::Error>;
+    fn delisted_by(&self, coordinate: &Digest) -> Result<Option<Position>, StoreError>;
+    fn put_delisted(&self, coordinate: &Digest, by: Position) -> Result<(), StoreError>;
+    fn put_unfinished(&self, id: &EventId) -> Result<(), StoreError>;
+    fn delete_unfinished(&self, id: &EventId) -> Result<(), StoreError>;
 }
 
 impl<R: Rows> Rules for R {}
@@ -171,7 +170,7 @@ pub(crate) trait Rules: Rows + Sized {
         &self,
         events: &[Arc<Event>],
         now: Timestamp,
-    ) -> Result<(SaveReport, Vec<Arc<Event>>), Self::Error> {
+    ) -> Result<(SaveReport, Vec<Arc<Event>>), StoreError> {
         self.expire(now)?;
         let saved = events.iter().map(|event| self.save_one(event, now));
         let saved = saved.collect::<Result<_, _>>()?;
@@ -181,7 +180,7 @@ pub(crate) trait Rules: Rows + Sized {
     }
 
     /// Checks one event and changes nothing.
-    fn check(&self, event: &Event, now: Timestamp) -> Result<Verdict, Self::Error> {
+    fn check(&self, event: &Event, now: Timestamp) -> Result<Verdict, StoreError> {
         if event.kind.is_ephemeral() {
             return Ok(Verdict::Refused(Refusal::Ephemeral));
         }
@@ -205,7 +204,7 @@ pub(crate) trait Rules: Rows + Sized {
     }
 
     /// Returns whether an event is served, or would be if it were saved.
-    fn would_serve(&self, event: &Event, now: Timestamp) -> Result<bool, Self::Error> {
+    fn would_serve(&self, event: &Event, now: Timestamp) -> Result<bool, StoreError> {
         match self.check(event, now)? {
             Verdict::Duplicate => Ok(true),
             Verdict::Accepted => {
@@ -218,7 +217,7 @@ pub(crate) trait Rules: Rows + Sized {
     }
 
     /// Removes versions that are older than this one, and records that they stay away.
-    fn delist(&self, coordinate: &Coordinate, by: Version) -> Result<u64, Self::Error> {
+    fn delist(&self, coordinate: &Coordinate, by: Version) -> Result<u64, StoreError> {
         let (key, by) = (self.keys().coordinate(coordinate), Position::of_version(by));
         let mut gone = 0;
         if let Some(head) = self.head(&key)?.filter(|head| head.at > by) {
@@ -232,7 +231,7 @@ pub(crate) trait Rules: Rows + Sized {
     }
 
     /// Removes events from the served and from the kept ones.
-    fn remove(&self, ids: &[EventId]) -> Result<u64, Self::Error> {
+    fn remove(&self, ids: &[EventId]) -> Result<u64, StoreError> {
         let mut removed = 0;
         for id in ids {
             if let Some(served) = self.served(id)? {
@@ -245,7 +244,7 @@ pub(crate) trait Rules: Rows + Sized {
     }
 
     /// Runs one step of reclaiming space: expired events, then deletion requests past their term.
-    fn sweep(&self, now: Timestamp) -> Result<Swept, Self::Error> {
+    fn sweep(&self, now: Timestamp) -> Result<Swept, StoreError> {
         let turns =
             [self.remove_expired(now)?, self.retire_requests(now)?, self.forget_requests(now)?];
         Ok(Swept {
@@ -255,19 +254,19 @@ pub(crate) trait Rules: Rows + Sized {
     }
 
     /// Restarts the term of a request that has just blocked an event.
-    fn note_use(&self, request: i64, now: Timestamp) -> Result<(), Self::Error> {
+    fn note_use(&self, request: i64, now: Timestamp) -> Result<(), StoreError> {
         self.use_request(request, seconds(now.as_secs()), seconds(noted_before(now)))
     }
 
     /// Returns whether an event is stored, or was a deletion request that is no longer served.
-    fn is_known(&self, event: &Event) -> Result<bool, Self::Error> {
+    fn is_known(&self, event: &Event) -> Result<bool, StoreError> {
         if self.served(&event.id)?.is_some() {
             return Ok(true);
         }
         Ok(event.kind == Kind::EventDeletion && self.is_retired(&event.pubkey, &event.id)?)
     }
 
-    fn is_delisted(&self, event: &Event) -> Result<bool, Self::Error> {
+    fn is_delisted(&self, event: &Event) -> Result<bool, StoreError> {
         if !keeps_versions(event.kind) {
             return Ok(false);
         }
@@ -276,7 +275,7 @@ pub(crate) trait Rules: Rows + Sized {
         Ok(by.is_some_and(|by| by < Position::of(event)))
     }
 
-    fn save_one(&self, event: &Arc<Event>, now: Timestamp) -> Result<Saved, Self::Error> {
+    fn save_one(&self, event: &Arc<Event>, now: Timestamp) -> Result<Saved, StoreError> {
         match self.check(event, now)? {
             Verdict::Accepted => self.store(event, now),
             Verdict::Duplicate => Ok(Saved::Duplicate),
@@ -289,7 +288,7 @@ pub(crate) trait Rules: Rows + Sized {
         }
     }
 
-    fn store(&self, event: &Arc<Event>, now: Timestamp) -> Result<Saved, Self::Error> {
+    fn store(&self, event: &Arc<Event>, now: Timestamp) -> Result<Saved, StoreError> {
         let Some(coordinate) = deletion::coordinate(event) else {
             self.insert(event, None)?;
             self.handle_request(event, now)?;
@@ -315,7 +314,7 @@ pub(crate) trait Rules: Rows + Sized {
     }
 
     /// Replaces a served version by a better one.
-    fn supersede(&self, head: &Served, coordinate: &Digest) -> Result<(), Self::Error> {
+    fn supersede(&self, head: &Served, coordinate: &Digest) -> Result<(), StoreError> {
         match self.erase(head.seq)? {
             Some(loser) => self.keep_version(&loser, coordinate),
             None => Ok(()),
@@ -323,12 +322,12 @@ pub(crate) trait Rules: Rows + Sized {
     }
 
     /// Keeps a superseded version for rollback, if its kind is kept.
-    fn keep_version(&self, event: &Event, coordinate: &Digest) -> Result<(), Self::Error> {
+    fn keep_version(&self, event: &Event, coordinate: &Digest) -> Result<(), StoreError> {
         if keeps_versions(event.kind) { self.insert_copy(event, coordinate) } else { Ok(()) }
     }
 
     /// Removes some expired events, once per transaction. Those that are left are not served either.
-    fn expire(&self, now: Timestamp) -> Result<(), Self::Error> {
+    fn expire(&self, now: Timestamp) -> Result<(), StoreError> {
         let expired_until = &self.progress().expired_until;
         if expired_until.get().is_none_or(|until| until < now) {
             self.remove_expired(now)?;
@@ -338,21 +337,21 @@ pub(crate) trait Rules: Rows + Sized {
     }
 
     /// Removes a version that has expired; returns whether it has.
-    fn remove_if_expired(&self, head: &Served, now: Timestamp) -> Result<bool, Self::Error> {
+    fn remove_if_expired(&self, head: &Served, now: Timestamp) -> Result<bool, StoreError> {
         let has_ended = self.has_ended(head.seq, seconds(now.as_secs()))?;
         Ok(has_ended && self.remove_served(head.seq)?)
     }
 
     /// Deletes a served event without replacement, with the refs that it signed for, and records the repositories it
     /// named. Returns whether it was there.
-    fn remove_served(&self, seq: i64) -> Result<bool, Self::Error> {
+    fn remove_served(&self, seq: i64) -> Result<bool, StoreError> {
         let Some(event) = self.erase(seq)? else { return Ok(false) };
         self.remove_refs_of(&event)?;
         self.progress().affected.borrow_mut().extend(repository_names(&event));
         Ok(true)
     }
 
-    fn remove_expired(&self, now: Timestamp) -> Result<Swept, Self::Error> {
+    fn remove_expired(&self, now: Timestamp) -> Result<Swept, StoreError> {
         let now = seconds(now.as_secs());
         let mut removed = 0;
         let due = self.expired_events(now)?;
@@ -369,7 +368,7 @@ pub(crate) trait Rules: Rows + Sized {
     }
 
     /// Stops serving deletion requests that were not useful for long; their gates stay.
-    fn retire_requests(&self, now: Timestamp) -> Result<Swept, Self::Error> {
+    fn retire_requests(&self, now: Timestamp) -> Result<Swept, StoreError> {
         let due = self.due_requests(false, seconds(self.rules().retired_before(now)))?;
         let mut events = 0;
         for request in &due {
@@ -382,7 +381,7 @@ pub(crate) trait Rules: Rows + Sized {
     }
 
     /// Deletes requests with their gates after their gates were not useful for long, either.
-    fn forget_requests(&self, now: Timestamp) -> Result<Swept, Self::Error> {
+    fn forget_requests(&self, now: Timestamp) -> Result<Swept, StoreError> {
         let due = self.due_requests(true, seconds(self.rules().forgotten_before(now)))?;
         due.iter().try_for_each(|request| self.forget_request(*request))?;
         Ok(Swept { events: 0, more: due.len() == STEP_EVENTS })
@@ -396,7 +395,7 @@ const MAX_ERASED_REQUESTS: usize = 10;
 pub(crate) trait Deletions: Rows + Sized {
     /// Applies a stored event that is a request. Its gates hold at once; erasing its targets may take further
     /// transactions.
-    fn handle_request(&self, event: &Arc<Event>, now: Timestamp) -> Result<(), Self::Error> {
+    fn handle_request(&self, event: &Arc<Event>, now: Timestamp) -> Result<(), StoreError> {
         match event.kind {
             Kind::EventDeletion => self.gate_targets(event, now)?,
             Kind::RequestToVanish => self.gate_author(event)?,
@@ -414,7 +413,7 @@ pub(crate) trait Deletions: Rows + Sized {
     fn continue_request(
         &self,
         request: &Event,
-    ) -> Result<(bool, BTreeSet<Identifier>), Self::Error> {
+    ) -> Result<(bool, BTreeSet<Identifier>), StoreError> {
         let is_done = self.apply_request(request)?;
         if is_done {
             self.delete_unfinished(&request.id)?;
@@ -423,7 +422,7 @@ pub(crate) trait Deletions: Rows + Sized {
     }
 
     /// Erases targets of a request within the limit of one transaction; returns whether none is left.
-    fn apply_request(&self, request: &Event) -> Result<bool, Self::Error> {
+    fn apply_request(&self, request: &Event) -> Result<bool, StoreError> {
         match request.kind {
             Kind::EventDeletion => self.delete_targets(request),
             _ => self.vanish(request),
@@ -435,7 +434,7 @@ pub(crate) trait Deletions: Rows + Sized {
         &self,
         event: &Event,
         now: Timestamp,
-    ) -> Result<Option<Refusal>, Self::Error> {
+    ) -> Result<Option<Refusal>, StoreError> {
         if event.kind != Kind::EventDeletion {
             return Ok(None);
         }
@@ -451,7 +450,7 @@ pub(crate) trait Deletions: Rows + Sized {
     }
 
     /// Returns the request of its author that deletes this event; one of them, if there are several.
-    fn blocking_request(&self, event: &Event) -> Result<Option<i64>, Self::Error> {
+    fn blocking_request(&self, event: &Event) -> Result<Option<i64>, StoreError> {
         if !deletion::is_deletable(event.kind) {
             return Ok(None);
         }
@@ -467,7 +466,7 @@ pub(crate) trait Deletions: Rows + Sized {
     /// Returns whether the author asked to vanish up to a time that includes this event.
     ///
     /// Requests to vanish are exempt: they prove the author's wish.
-    fn has_vanished(&self, event: &Event) -> Result<bool, Self::Error> {
+    fn has_vanished(&self, event: &Event) -> Result<bool, StoreError> {
         if event.kind == Kind::RequestToVanish {
             return Ok(false);
         }
@@ -476,7 +475,7 @@ pub(crate) trait Deletions: Rows + Sized {
     }
 
     /// Records the gates of a deletion request.
-    fn gate_targets(&self, event: &Event, now: Timestamp) -> Result<(), Self::Error> {
+    fn gate_targets(&self, event: &Event, now: Timestamp) -> Result<(), StoreError> {
         let Ok(request) = DeletionRequest::parse(event) else {
             return Ok(());
         };
@@ -499,7 +498,7 @@ pub(crate) trait Deletions: Rows + Sized {
     }
 
     /// Erases targets of a deletion request; returns whether none is left.
-    fn delete_targets(&self, event: &Event) -> Result<bool, Self::Error> {
+    fn delete_targets(&self, event: &Event) -> Result<bool, StoreError> {
         let request = DeletionRequest::parse(event).unwrap_or_default();
         for id in &request.ids {
             if self.progress().is_spent() {
@@ -516,7 +515,7 @@ pub(crate) trait Deletions: Rows + Sized {
         Ok(true)
     }
 
-    fn delete_id(&self, id: &EventId, request: &Event) -> Result<(), Self::Error> {
+    fn delete_id(&self, id: &EventId, request: &Event) -> Result<(), StoreError> {
         if let Some(seq) = self.deletable(id, &request.pubkey)? {
             self.remove_served(seq)?;
         }
@@ -525,7 +524,7 @@ pub(crate) trait Deletions: Rows + Sized {
     }
 
     /// Removes every version of a coordinate that is not newer than the request.
-    fn delete_versions(&self, coordinate: &Digest, request: &Event) -> Result<(), Self::Error> {
+    fn delete_versions(&self, coordinate: &Digest, request: &Event) -> Result<(), StoreError> {
         let until = newest(request.created_at);
         if let Some(head) = self.head(coordinate)?.filter(|head| head.at.newest() >= until) {
             self.remove_served(head.seq)?;
@@ -534,7 +533,7 @@ pub(crate) trait Deletions: Rows + Sized {
     }
 
     /// Records that an author vanished up to the request, if the request includes this service.
-    fn gate_author(&self, request: &Event) -> Result<(), Self::Error> {
+    fn gate_author(&self, request: &Event) -> Result<(), StoreError> {
         match self.includes_this_service(request) {
             true => self.vanish_author(&request.pubkey, newest(request.created_at)),
             false => Ok(()),
@@ -547,7 +546,7 @@ pub(crate) trait Deletions: Rows + Sized {
 
     /// Erases an author's events, kept versions, deletion requests and gates up to the request, if it includes this
     /// service. Returns whether nothing is left.
-    fn vanish(&self, request: &Event) -> Result<bool, Self::Error> {
+    fn vanish(&self, request: &Event) -> Result<bool, StoreError> {
         if !self.includes_this_service(request) {
             return Ok(true);
         }

@@ -17,7 +17,6 @@ mod tables;
 mod wal;
 mod writer;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -26,39 +25,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use grasp_core::nip34::References;
-use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, RepoId, Version};
-use grasp_purgatory::Record;
-use grasp_purgatory::database::{
-    Addition, Commit, Committed, Database, DatabaseFuture, FamilyRow, Pack, View,
-};
-use nostr::event::{Event, EventId};
+use grasp_purgatory::database::{Commit, Committed};
+use nostr::event::Event;
 use nostr::filter::Filter;
-use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 use rusqlite::Connection;
 
-pub use self::reader::{SqliteReader, is_damage};
+pub use self::reader::{SqliteFile, SqliteReader, is_damage};
 use self::readers::{ExistsQuery, QueryCursor, Readers};
-use self::scan::IndexRow;
 use self::search::{ReadBudget, SearchProgress, SlicedSearch};
 use self::tables::SqliteTables;
 use self::wal::Wal;
 use self::writer::SqliteWriter;
-use super::changes::Changes;
+use super::changes::Changes as _;
+use super::engine::{DatabaseEngine, EngineStore, Query, StoreEngine};
 use super::keys::Keys;
-use super::rules::{Deletions, Rows, Rules, Verdict};
-use super::{
-    EventChunks, EventStore, Inventory, MAX_TASK_ROWS, Present, Refusal, SaveReport, StoreError,
-    StoreFuture, StoreRules, commit_cost, fits, write_cost,
-};
-
-/// Events removed in one transaction, so that saves queued behind it do not wait long.
-const REMOVALS_PER_COMMIT: usize = 500;
-
-/// Keys looked up in one read.
-const KEYS_PER_READ: usize = 1_000;
+use super::rules::{Deletions, Rules, Verdict};
+use super::wanted::Wanted;
+use super::{EventChunks, Inventory, StoreError, StoreFuture, StoreRules, commit_cost, failure};
 
 /// The time that a connection waits for a lock, which only another process can hold for long.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -127,11 +111,10 @@ pub enum Integrity {
 /// assert_eq!(chunk[0].id, issue.id);
 /// # });
 /// ```
-pub struct SqliteStore {
-    inner: Arc<SqliteInner>,
-}
+pub type SqliteStore = EngineStore<SqliteEngine>;
 
-struct SqliteInner {
+/// An open SQLite file, with its writer and its readers.
+pub struct SqliteEngine {
     path: PathBuf,
     rules: Arc<StoreRules>,
     keys: Arc<Keys>,
@@ -149,13 +132,13 @@ impl SqliteStore {
         tables::migrate(&mut conn)?;
         let keys = tables::load_keys(&conn).map_err(failure)?;
         let rules = Arc::new(options.rules);
-        finish_requests(&mut conn, &keys, &rules).map_err(failure)?;
+        finish_requests(&mut conn, &keys, &rules)?;
         let readers = Readers::start(path, options.readers, options.reader_cache)?;
         let checkpointer = connect(path, 0)?;
         let writer = Wal::start(path, checkpointer)
             .and_then(|wal| SqliteWriter::start(conn, wal, keys.clone(), Arc::clone(&rules)))
-            .map_err(|error| StoreError::Engine(Box::new(error)))?;
-        let inner = SqliteInner {
+            .map_err(failure)?;
+        let engine = SqliteEngine {
             path: path.to_owned(),
             rules,
             keys: Arc::new(keys),
@@ -163,19 +146,14 @@ impl SqliteStore {
             readers,
             closed: AtomicBool::new(false),
         };
-        Ok(Self { inner: Arc::new(inner) })
-    }
-
-    /// Deletes all events, kept versions, and records of deletion and vanishing.
-    pub async fn forget_everything(&self) -> Result<(), StoreError> {
-        self.inner.write(1, |tables| tables.forget_everything()).await
+        Ok(Self(Arc::new(engine)))
     }
 
     /// Checks the whole file: its pages, its indexes, and whether they name the same events.
     ///
     /// Reads everything, while the store goes on working.
     pub async fn integrity_check(&self) -> Result<Integrity, StoreError> {
-        let faults = self.inner.read(examine).await?;
+        let faults = self.0.read(|tables| examine(tables).map_err(failure)).await?;
         Ok(match faults.is_empty() {
             true => Integrity::Sound,
             false => Integrity::Damaged(faults),
@@ -183,68 +161,68 @@ impl SqliteStore {
     }
 }
 
-impl fmt::Debug for SqliteStore {
+impl fmt::Debug for SqliteEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteStore")
-            .field("path", &self.inner.path)
-            .field("rules", &self.inner.rules)
+        f.debug_struct("SqliteEngine")
+            .field("path", &self.path)
+            .field("rules", &self.rules)
             .finish_non_exhaustive()
     }
 }
 
-impl EventStore for SqliteStore {
-    fn save_events(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, SaveReport> {
-        Box::pin(async move {
-            let mut report = SaveReport::default();
-            let mut events = events.into_iter().peekable();
-            while events.peek().is_some() {
-                let (mut batch, mut weight) = (Vec::new(), 0);
-                while let Some(event) = events.next_if(|event| fits(weight, write_cost(event))) {
-                    weight += write_cost(&event);
-                    batch.push(event);
-                }
-                let save = move |tables: &SqliteTables<'_>| tables.save(&batch, now);
-                let (SaveReport { saved, affected }, unfinished) =
-                    self.inner.write(weight, save).await?;
-                report.saved.extend(saved);
-                report.affected.extend(affected);
-                for request in unfinished {
-                    report.affected.extend(self.inner.finish(request).await?);
-                }
-            }
-            Ok(report)
-        })
+impl DatabaseEngine for SqliteEngine {
+    async fn rows<T: Send + 'static>(&self, query: Query<T>) -> Result<Vec<T>, StoreError> {
+        self.read(move |tables| tables.rows(query)).await
     }
 
-    fn refusals(
+    async fn commit(&self, commit: Commit) -> Result<Committed, StoreError> {
+        let rows = commit_cost(&commit);
+        self.write(rows, Wanted::default(), move |tables| tables.commit(&commit)).await
+    }
+}
+
+impl StoreEngine for SqliteEngine {
+    type Tables<'a> = SqliteTables<'a>;
+
+    fn want(&self, _: impl FnOnce(&Keys, &mut Wanted)) -> Wanted {
+        Wanted::default()
+    }
+
+    async fn write<T, W>(&self, rows: usize, _: Wanted, work: W) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        W: FnOnce(&SqliteTables<'_>) -> Result<T, StoreError> + Send + 'static,
+    {
+        self.check_open()?;
+        self.writer.perform(rows, work).await
+    }
+
+    fn try_write<W>(&self, _: Wanted, work: W)
+    where
+        W: FnOnce(&SqliteTables<'_>) -> Result<(), StoreError> + Send + 'static,
+    {
+        self.writer.try_perform(work);
+    }
+
+    async fn check(
         &self,
         events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> StoreFuture<'_, Vec<Option<Refusal>>> {
-        Box::pin(async move {
-            let judge = move |tables: &SqliteTables<'_>| {
-                events.iter().map(|event| tables.check(event, now)).collect::<Result<Vec<_>, _>>()
-            };
-            let verdicts = self.inner.read(judge).await?.into_iter();
-            let refusal = |verdict| match verdict {
-                Verdict::Accepted | Verdict::Duplicate | Verdict::Superseded => None,
-                Verdict::Refused(refusal) => Some(refusal),
-                Verdict::DeletedBy(by) => {
-                    let note = move |tables: &SqliteTables<'_>| tables.note_use(by, now);
-                    self.inner.writer.try_perform(note);
-                    Some(Refusal::Deleted)
-                }
-            };
-            Ok(verdicts.map(refusal).collect())
-        })
+    ) -> Result<Vec<Verdict>, StoreError> {
+        self.read(move |tables| events.iter().map(|event| tables.check(event, now)).collect()).await
     }
 
-    fn query(&self, filters: Vec<Filter>, now: Timestamp) -> EventChunks {
-        let inner = Arc::clone(&self.inner);
+    fn keys(&self) -> Result<Arc<Keys>, StoreError> {
+        self.check_open()?;
+        Ok(Arc::clone(&self.keys))
+    }
+
+    fn query(self: &Arc<Self>, filters: Vec<Filter>, now: Timestamp) -> EventChunks {
+        let engine = Arc::clone(self);
         let cursor = QueryCursor::new(filters, now);
         stream::unfold(Some(cursor), move |cursor| {
-            let inner = Arc::clone(&inner);
-            async move { cursor?.next(&inner).await }
+            let engine = Arc::clone(&engine);
+            async move { cursor?.next(&engine).await }
         })
         .boxed()
     }
@@ -255,8 +233,15 @@ impl EventStore for SqliteStore {
             let mut count = 0;
             loop {
                 let (found, progress);
-                (search, found, progress) = self.inner.search(search, usize::MAX).await?;
-                count += found.len() as u64;
+                (search, found, progress) = self
+                    .search(move |tables| {
+                        let mut found = Vec::new();
+                        let budget = &mut ReadBudget::of_slice();
+                        let progress = search.advance(tables, usize::MAX, &mut found, budget)?;
+                        Ok((search, found.len(), progress))
+                    })
+                    .await?;
+                count += found as u64;
                 if progress == SearchProgress::Finished {
                     return Ok(count);
                 }
@@ -270,8 +255,7 @@ impl EventStore for SqliteStore {
             loop {
                 let progress;
                 (query, progress) = self
-                    .inner
-                    .read(move |tables| {
+                    .search(move |tables| {
                         let progress = query.advance(tables)?;
                         Ok((query, progress))
                     })
@@ -283,25 +267,6 @@ impl EventStore for SqliteStore {
         })
     }
 
-    fn present(&self, named: References, now: Timestamp) -> StoreFuture<'_, Present> {
-        Box::pin(async move {
-            let mut present = Present::default();
-            let (ids, coordinates): (Vec<_>, Vec<_>) =
-                (named.ids.into_iter().collect(), named.coordinates.into_iter().collect());
-            for batch in ids.chunks(KEYS_PER_READ) {
-                let batch = batch.to_vec();
-                let find = move |tables: &SqliteTables<'_>| tables.served_of(&batch, now);
-                present.ids.extend(self.inner.read(find).await?);
-            }
-            for batch in coordinates.chunks(KEYS_PER_READ) {
-                let batch = batch.to_vec();
-                let find = move |tables: &SqliteTables<'_>| tables.versions_at(batch, now);
-                present.versions.extend(self.inner.read(find).await?);
-            }
-            Ok(present)
-        })
-    }
-
     fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory> {
         Box::pin(async move {
             let mut search = SlicedSearch::new(vec![filter], now);
@@ -310,8 +275,7 @@ impl EventStore for SqliteStore {
                 let wanted = (max - items.len()).saturating_add(1);
                 let progress;
                 (search, items, progress) = self
-                    .inner
-                    .read(move |tables| {
+                    .search(move |tables| {
                         let progress = search.list(tables, wanted, &mut items)?;
                         Ok((search, items, progress))
                     })
@@ -326,173 +290,34 @@ impl EventStore for SqliteStore {
         })
     }
 
-    fn superseded(&self, coordinate: Coordinate) -> StoreFuture<'_, Vec<Event>> {
-        Box::pin(async move {
-            let kept = self.inner.read(move |tables| tables.superseded(&coordinate)).await?;
-            let parsed = kept.iter().map(Event::from_json);
-            parsed.collect::<Result<_, _>>().map_err(|error| StoreError::Engine(Box::new(error)))
-        })
-    }
-
-    fn remove(&self, ids: Vec<EventId>) -> StoreFuture<'_, u64> {
-        Box::pin(async move {
-            self.inner.check_open()?;
-            let mut removed = 0;
-            for batch in ids.chunks(REMOVALS_PER_COMMIT) {
-                let batch = batch.to_vec();
-                let remove = move |tables: &SqliteTables<'_>| tables.remove(&batch);
-                removed += self.inner.write(REMOVALS_PER_COMMIT, remove).await?;
-            }
-            Ok(removed)
-        })
-    }
-
-    fn delist(&self, coordinate: Coordinate, by: Version, _: Timestamp) -> StoreFuture<'_, u64> {
-        self.inner.write(1, move |tables| tables.delist(&coordinate, by))
-    }
-
-    fn delisted(
-        &self,
-        coordinates: Vec<Coordinate>,
-    ) -> StoreFuture<'_, BTreeMap<Coordinate, Version>> {
-        Box::pin(self.inner.read(move |tables| {
-            let mut found = BTreeMap::new();
-            for coordinate in coordinates {
-                let by = tables.delisted_by(&tables.keys.coordinate(&coordinate))?;
-                found.extend(by.map(|by| (coordinate, by.version())));
-            }
-            Ok(found)
-        }))
-    }
-
-    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, u64> {
-        Box::pin(async move {
-            let mut events = 0;
-            loop {
-                let swept = self.inner.write(1, move |tables| tables.sweep(now)).await?;
-                events += swept.events;
-                if !swept.more {
-                    return Ok(events);
-                }
-            }
-        })
-    }
-
     fn close(&self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            self.inner.closed.store(true, Ordering::SeqCst);
+            self.closed.store(true, Ordering::SeqCst);
             // The writer stops last: closing the last connection removes the write-ahead log.
-            self.inner.readers.stop().await;
-            self.inner.writer.stop().await;
+            self.readers.stop().await;
+            self.writer.stop().await;
             Ok(())
         })
     }
 }
 
-impl Database for SqliteStore {
-    fn commit(&self, commit: Commit) -> DatabaseFuture<'_, Committed> {
-        let rows = commit_cost(&commit);
-        let written = self.inner.write(rows, move |tables| tables.commit(&commit));
-        Box::pin(async move { Ok(written.await?) })
-    }
-
-    fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {
-        self.inner.look_up(move |tables| tables.view(endpoint, &repo))
-    }
-
-    fn family(&self, endpoint: Endpoint, identifier: Identifier) -> DatabaseFuture<'_, FamilyRow> {
-        self.inner.look_up(move |tables| tables.family(endpoint, &identifier))
-    }
-
-    fn packs(
-        &self,
-        endpoint: Endpoint,
-    ) -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>> {
-        self.inner.look_up(move |tables| tables.packs(endpoint))
-    }
-
-    fn repositories(&self, endpoint: Endpoint) -> DatabaseFuture<'_, Vec<RepoId>> {
-        self.inner.look_up(move |tables| tables.repositories(endpoint))
-    }
-
-    fn identifiers(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
-        self.inner.look_up(move |tables| tables.identifiers(endpoint))
-    }
-
-    fn existing(
-        &self,
-        endpoint: Endpoint,
-        identifiers: BTreeSet<Identifier>,
-    ) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
-        self.inner.look_up(move |tables| tables.existing(endpoint, identifiers))
-    }
-
-    fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
-        self.inner.look_up(|tables| tables.records())
-    }
-
-    fn additions(&self, since: Timestamp) -> DatabaseFuture<'_, Vec<Addition>> {
-        self.inner.look_up(move |tables| tables.additions(since))
-    }
-}
-
-impl SqliteInner {
-    /// Reads for a [`Database`].
-    fn look_up<T, R>(&self, read: R) -> DatabaseFuture<'_, T>
-    where
-        T: Send + 'static,
-        R: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send + 'static,
-    {
-        Box::pin(async move { Ok(self.read(read).await?) })
-    }
-
-    fn write<T, W>(&self, weight: usize, work: W) -> StoreFuture<'_, T>
-    where
-        T: Send + 'static,
-        W: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send + 'static,
-    {
-        Box::pin(async move {
-            self.check_open()?;
-            self.writer.perform(weight, work).await
-        })
-    }
-
-    /// Applies a request to the end; other writers get in between its steps.
-    async fn finish(&self, request: Arc<Event>) -> Result<BTreeSet<Identifier>, StoreError> {
-        let mut affected = BTreeSet::new();
-        loop {
-            let request = Arc::clone(&request);
-            let continue_request =
-                move |tables: &SqliteTables<'_>| tables.continue_request(&request);
-            let (is_done, names) = self.write(MAX_TASK_ROWS, continue_request).await?;
-            affected.extend(names);
-            if is_done {
-                return Ok(affected);
-            }
-        }
-    }
-
+impl SqliteEngine {
     async fn read<T, R>(&self, task: R) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        R: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send + 'static,
+        R: FnOnce(&SqliteTables<'_>) -> Result<T, StoreError> + Send + 'static,
     {
         self.check_open()?;
         self.readers.read(&self.keys, &self.rules, task).await
     }
 
-    async fn search(
-        &self,
-        mut search: SlicedSearch,
-        wanted: usize,
-    ) -> Result<(SlicedSearch, Vec<IndexRow>, SearchProgress), StoreError> {
-        self.read(move |tables| {
-            let mut found = Vec::new();
-            let progress =
-                search.advance(tables, wanted, &mut found, &mut ReadBudget::of_slice())?;
-            Ok((search, found, progress))
-        })
-        .await
+    /// Runs a slice of a search.
+    async fn search<T, R>(&self, slice: R) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        R: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send + 'static,
+    {
+        self.read(move |tables| slice(tables).map_err(failure)).await
     }
 
     fn check_open(&self) -> Result<(), StoreError> {
@@ -504,15 +329,19 @@ impl SqliteInner {
 }
 
 /// Applies the requests that the last process did not finish.
-fn finish_requests(conn: &mut Connection, keys: &Keys, rules: &StoreRules) -> rusqlite::Result<()> {
+fn finish_requests(
+    conn: &mut Connection,
+    keys: &Keys,
+    rules: &StoreRules,
+) -> Result<(), StoreError> {
     loop {
-        let tx = conn.transaction()?;
+        let tx = conn.transaction().map_err(failure)?;
         let tables = SqliteTables::new(&tx, keys, rules);
         let Some(request) = tables.next_unfinished()? else { break };
         tables.continue_request(&request)?;
         tables.flush()?;
         drop(tables);
-        tx.commit()?;
+        tx.commit().map_err(failure)?;
     }
     Ok(())
 }
@@ -550,8 +379,4 @@ fn examine(tables: &SqliteTables<'_>) -> rusqlite::Result<Vec<String>> {
         }
     }
     Ok(faults)
-}
-
-fn failure(error: rusqlite::Error) -> StoreError {
-    StoreError::Engine(Box::new(error))
 }

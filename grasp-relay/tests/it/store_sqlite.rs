@@ -328,17 +328,3 @@ fn an_index_that_speaks_of_what_is_not_there_is_found() {
         assert!(matches!(damage, Integrity::Damaged(faults) if faults.len() == 1));
     });
 }
-
-#[test]
-fn forgetting_everything_forgets_deletions_too() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = open(&dir.path().join("events.db"));
-    block_on(async {
-        let note = ALICE.writes(1).at(1).done();
-        stored(&store, &ALICE.writes(5).tag("e", note.id).done()).await;
-        stored(&store, &ALICE.writes(62).at(2).tag("relay", "ALL_RELAYS").done()).await;
-        store.forget_everything().await.unwrap();
-        assert!(find(&store, Filter::new()).await.is_empty());
-        stored(&store, &note).await;
-    });
-}

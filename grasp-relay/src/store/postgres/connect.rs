@@ -17,7 +17,7 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-use crate::store::StoreError;
+use crate::store::{StoreError, failure};
 
 /// The time that connecting may take, and waiting for a connection of a pool.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -222,11 +222,6 @@ fn tls(roots: Option<&str>) -> Result<MakeRustlsConnect, StoreError> {
         .with_root_certificates(trusted)
         .with_no_client_auth();
     Ok(MakeRustlsConnect::new(config))
-}
-
-/// Returns a failure of the engine.
-pub(super) fn failure(error: impl std::error::Error + Send + Sync + 'static) -> StoreError {
-    StoreError::Engine(Box::new(error))
 }
 
 /// Returns the failure to get a connection from a pool.

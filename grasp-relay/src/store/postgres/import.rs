@@ -10,11 +10,10 @@ use tokio_postgres::Transaction;
 use tokio_postgres::binary_copy::BinaryCopyInWriter;
 use tokio_postgres::types::ToSql;
 
-use super::connect::failure;
 use super::values::{Param, get};
 use super::{ImportReport, PostgresStore, schema};
-use crate::store::StoreError;
 use crate::store::sqlite::SqliteReader;
+use crate::store::{StoreError, failure};
 
 /// The tables, which have the same columns in both databases.
 const TABLES: [&str; 20] = [
@@ -55,7 +54,7 @@ impl PostgresStore {
     /// Copies all tables of a single machine's file into this database, in one transaction. The database must be
     /// empty, and no node may use it: its secret becomes that of the file.
     pub async fn import(&self, sqlite: &Path) -> Result<ImportReport, StoreError> {
-        let mut client = self.inner.control().await?;
+        let mut client = self.0.control().await?;
         let tx = client.transaction().await.map_err(failure)?;
         // Nodes that start wait for this lock. No node may become the writer meanwhile.
         let lock = format!("SET LOCAL statement_timeout = 0; {}", schema::LOCK_SQL);
@@ -79,7 +78,7 @@ impl PostgresStore {
         tx.batch_execute(last).await.map_err(failure)?;
         tx.batch_execute("SELECT pg_notify('grasp_commits', '0')").await.map_err(failure)?;
         tx.commit().await.map_err(failure)?;
-        self.inner.set_keys(schema::load_keys(&client).await?)?;
+        self.0.set_keys(schema::load_keys(&client).await?)?;
         Ok(report)
     }
 }

@@ -10,10 +10,10 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::AsyncMessage;
 
-use super::connect::{Connector, failure};
+use super::connect::Connector;
 use super::values::{get, position, unsigned};
 use super::{Epoch, LEASE, LeaseClaim, NodeRow, PostgresStore};
-use crate::store::{StoreError, StoredEvent};
+use crate::store::{StoreError, StoredEvent, failure};
 
 /// The time after which a node that did not report is forgotten.
 const FORGOTTEN: Duration = Duration::from_secs(24 * 60 * 60);
@@ -30,19 +30,19 @@ impl PostgresStore {
     ///
     /// A lease that is acquired is returned once the requests that the last writer did not finish are carried out.
     pub async fn claim_lease(&self, node: &str) -> Result<LeaseClaim, StoreError> {
-        let held = self.inner.epoch.load(Ordering::SeqCst);
+        let held = self.0.epoch.load(Ordering::SeqCst);
         let claim = self.claim(node, held).await?;
         let LeaseClaim::Held(Epoch(epoch)) = claim else {
             // Another process may have taken it before this one could renew it.
-            let _ = self.inner.epoch.compare_exchange(held, 0, Ordering::SeqCst, Ordering::SeqCst);
+            let _ = self.0.epoch.compare_exchange(held, 0, Ordering::SeqCst, Ordering::SeqCst);
             return Ok(claim);
         };
-        self.inner.epoch.store(epoch, Ordering::SeqCst);
+        self.0.epoch.store(epoch, Ordering::SeqCst);
         if epoch == held {
             return Ok(claim);
         }
         tracing::info!(node, epoch, "this process is the writer");
-        while self.inner.finish_next().await? {
+        while self.0.finish_next().await? {
             let renewed = self.claim(node, epoch).await?;
             if renewed != claim {
                 return Ok(renewed);
@@ -52,7 +52,7 @@ impl PostgresStore {
     }
 
     async fn claim(&self, node: &str, held: u64) -> Result<LeaseClaim, StoreError> {
-        let client = self.inner.control().await?;
+        let client = self.0.control().await?;
         let claim =
             "UPDATE lease SET node = $1, expires = clock_timestamp() + $3 * INTERVAL '1 second',
                 epoch = CASE WHEN epoch = $2 THEN epoch ELSE epoch + 1 END
@@ -78,20 +78,20 @@ impl PostgresStore {
     /// Gives the lease back, if this store holds it, so that another node need not wait until it expires. Waits for a
     /// commit in progress.
     pub async fn release_lease(&self) -> Result<(), StoreError> {
-        let held = self.inner.epoch.swap(0, Ordering::SeqCst);
+        let held = self.0.epoch.swap(0, Ordering::SeqCst);
         if held == 0 {
             return Ok(());
         }
         let held = i64::try_from(held).unwrap_or(i64::MAX);
         let release = "UPDATE lease SET node = '', expires = 'epoch' WHERE epoch = $1";
-        let client = self.inner.control().await?;
+        let client = self.0.control().await?;
         client.execute(release, &[&held]).await.map_err(failure)?;
         Ok(())
     }
 
     /// Returns the epoch of the lease that this store writes under.
     pub fn epoch(&self) -> Option<Epoch> {
-        match self.inner.epoch.load(Ordering::SeqCst) {
+        match self.0.epoch.load(Ordering::SeqCst) {
             0 => None,
             epoch => Some(Epoch(epoch)),
         }
@@ -100,13 +100,13 @@ impl PostgresStore {
     /// Returns the time of the database's clock.
     pub async fn time(&self) -> Result<Timestamp, StoreError> {
         let sql = "SELECT CAST(extract(epoch FROM clock_timestamp()) AS BIGINT)";
-        let row = self.inner.control().await?.query_one(sql, &[]).await.map_err(failure)?;
+        let row = self.0.control().await?.query_one(sql, &[]).await.map_err(failure)?;
         Ok(Timestamp::from_secs(unsigned(&row, 0)?))
     }
 
     /// Returns the number of the last event that was stored. Later ones have higher numbers, in the order of commits.
     pub async fn last_seq(&self) -> Result<u64, StoreError> {
-        last_seq(&*self.inner.control().await?).await
+        last_seq(&*self.0.control().await?).await
     }
 
     /// Returns events that were stored after the one of this number and still are, in the order of their commits.
@@ -115,7 +115,7 @@ impl PostgresStore {
         seq: u64,
         max: usize,
     ) -> Result<Vec<(u64, StoredEvent)>, StoreError> {
-        let client = self.inner.reader().await?;
+        let client = self.0.reader().await?;
         let sql = "SELECT seq, newest, id, json FROM events WHERE seq > $1 ORDER BY seq LIMIT $2";
         let (seq, max) =
             (i64::try_from(seq).unwrap_or(i64::MAX), i64::try_from(max).unwrap_or(i64::MAX));
@@ -133,14 +133,14 @@ impl PostgresStore {
     /// Returns a receiver that changes after each commit of any process, and whenever one may have been missed. Its
     /// value is the [last number](Self::last_seq) that was seen.
     pub fn commits(&self) -> watch::Receiver<u64> {
-        self.inner.commits.subscribe()
+        self.0.commits.subscribe()
     }
 
     /// Records that a node is alive, and what it says about itself.
     pub async fn report_node(&self, address: &str, report: &str) -> Result<(), StoreError> {
         let sql = "INSERT INTO nodes (address, seen, report) VALUES ($1, clock_timestamp(), $2)
             ON CONFLICT (address) DO UPDATE SET seen = excluded.seen, report = excluded.report";
-        let client = self.inner.control().await?;
+        let client = self.0.control().await?;
         let statement = client.prepare_cached(sql).await.map_err(failure)?;
         client.execute(&statement, &[&address, &report]).await.map_err(failure)?;
         Ok(())
@@ -148,7 +148,7 @@ impl PostgresStore {
 
     /// Returns the nodes that reported within a day, by address; others are forgotten.
     pub async fn nodes(&self) -> Result<Vec<NodeRow>, StoreError> {
-        let client = self.inner.control().await?;
+        let client = self.0.control().await?;
         let forget = "DELETE FROM nodes WHERE seen < clock_timestamp() - $1 * INTERVAL '1 second'";
         client.execute(forget, &[&FORGOTTEN.as_secs_f64()]).await.map_err(failure)?;
         let sql = "SELECT address, CAST(extract(epoch FROM clock_timestamp() - seen) AS FLOAT8),

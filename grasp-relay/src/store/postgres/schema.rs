@@ -2,9 +2,8 @@
 
 use tokio_postgres::{Client, Transaction};
 
-use super::connect::failure;
-use crate::store::StoreError;
 use crate::store::keys::Keys;
+use crate::store::{StoreError, failure};
 
 /// The steps from each version, by its index, to the next. Released steps never change.
 const MIGRATIONS: &[&str] = &[include_str!("schema.sql")];

@@ -7,20 +7,19 @@
 mod gather;
 mod pages;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use deadpool_postgres::ClientWrapper;
 use futures_util::future::try_join_all;
-use nostr::event::Event;
-use nostr::filter::{Filter, SingleLetterTag};
-use nostr::key::PublicKey;
+use nostr::filter::Filter;
 use nostr::types::Timestamp;
 
 use self::gather::Gathering;
 use self::pages::{Candidate, Page, PageRequest, Source};
-use crate::store::keys::{Digest, Keys, Position, newest, seconds};
-use crate::store::{StoreError, StoredEvent, has_tag, matches_nothing};
+use crate::store::conditions::{Bounds, Conditions, IndexChoice};
+use crate::store::keys::{Digest, Keys, Position, seconds};
+use crate::store::{StoreError, StoredEvent, matches_nothing};
 
 /// Candidates of the first page of a filter whose index does not imply all conditions; later ones are larger.
 const MIN_PAGE: usize = 64;
@@ -34,9 +33,6 @@ const MAX_EXAMINED_ROWS: usize = 500_000;
 
 /// Rows counted when indexes are compared.
 const PROBE_ROWS: i64 = 2_000;
-
-/// Indexes that are compared, those with the fewest values first.
-const MAX_COMPARED_INDEXES: usize = 8;
 
 /// A search in progress.
 pub(super) struct Search {
@@ -96,7 +92,7 @@ impl Search {
     pub(super) fn into_unordered(mut self) -> Result<Unordered, Self> {
         let is_simple = |plan: &Plan| {
             let is_few = plan.gathering.is_none() && !matches!(plan.names, Names::Ids(_));
-            is_few && plan.remaining == usize::MAX && !plan.conditions.needs_text(plan.chosen)
+            is_few && plan.remaining == usize::MAX && !plan.conditions.need_event(plan.chosen)
         };
         match self.plans.pop_if(|plan| is_simple(plan)) {
             Some(plan) if self.plans.is_empty() => Ok(Unordered(plan, self.now)),
@@ -123,8 +119,7 @@ impl Unordered {
         let Self(plan, now) = self;
         let request = PageRequest {
             source: Source::of(&plan.names),
-            after: plan.after,
-            oldest: plan.oldest,
+            bounds: plan.bounds,
             size: most,
             with_texts: false,
             kinds: plan.conditions.kinds.as_ref().filter(|_| plan.chosen != IndexChoice::Kinds),
@@ -151,10 +146,7 @@ struct Plan {
     /// The lookup of many names, if there are many.
     gathering: Option<Gathering>,
     with_texts: bool,
-    /// The place up to which everything is excluded or was examined before.
-    after: Position,
-    /// The oldest wanted time, as `newest` has it.
-    oldest: i64,
+    bounds: Bounds,
     /// The number of events the filter may still return.
     remaining: usize,
     /// Events of the last page.
@@ -163,36 +155,20 @@ struct Plan {
     has_ended: bool,
 }
 
-struct Conditions {
-    kinds: Option<BTreeSet<u16>>,
-    authors: Option<BTreeSet<PublicKey>>,
-    tags: Vec<(SingleLetterTag, BTreeSet<String>)>,
-}
-
-/// An index that could answer a filter.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum IndexChoice {
-    Ids,
-    Tag(SingleLetterTag),
-    Authors,
-    Kinds,
-    Everything,
-}
-
 impl Plan {
     fn new(keys: &Keys, filter: Filter, with_texts: bool) -> Self {
-        let conditions = Conditions {
-            kinds: filter.kinds.map(|kinds| kinds.iter().map(|kind| kind.as_u16()).collect()),
-            authors: filter.authors,
-            tags: filter.generic_tags.into_iter().collect(),
-        };
-        let (chosen, choices, names) = match filter.ids {
+        let (bounds, ids) = (Bounds::of(&filter), filter.ids.clone());
+        let remaining = filter.limit.unwrap_or(usize::MAX);
+        let conditions = Conditions::of(filter);
+        let (chosen, choices, names) = match ids {
             Some(ids) => {
                 let ids = ids.iter().map(|id| id.to_bytes()).collect();
                 (IndexChoice::Ids, Vec::new(), Names::Ids(ids))
             }
             None => {
-                let choices = conditions.choices(keys);
+                let lists = |choice| (choice, conditions.lists(keys, choice).collect());
+                let choices: Vec<(_, Vec<_>)> =
+                    conditions.choices().into_iter().map(lists).collect();
                 let first = choices.first().cloned();
                 let (chosen, lists) = first.unwrap_or((IndexChoice::Everything, Vec::new()));
                 let is_all = chosen == IndexChoice::Everything;
@@ -206,9 +182,8 @@ impl Plan {
             choices,
             chosen,
             with_texts,
-            after: filter.until.map_or(Position::FIRST, Position::start_of),
-            oldest: filter.since.map_or(0, newest),
-            remaining: filter.limit.unwrap_or(usize::MAX),
+            bounds,
+            remaining,
             ready: VecDeque::new(),
             pages: 0,
             has_ended: false,
@@ -247,12 +222,11 @@ impl Plan {
             self.choose(client).await?;
         }
         self.pages += 1;
-        let with_texts = self.with_texts || self.conditions.needs_text(self.chosen);
+        let with_texts = self.with_texts || self.conditions.need_event(self.chosen);
         let wanted = most.min(self.remaining);
         let mut request = PageRequest {
             source: Source::Everything,
-            after: self.after,
-            oldest: self.oldest,
+            bounds: self.bounds,
             size: self.page_size(wanted, with_texts),
             with_texts,
             kinds: self.conditions.kinds.as_ref().filter(|_| self.chosen != IndexChoice::Kinds),
@@ -274,10 +248,9 @@ impl Plan {
         self.has_ended = !page.has_more;
         for candidate in page.candidates {
             // An event of several lists comes several times in a row.
-            let is_again = candidate.at == self.after;
-            self.after = candidate.at;
-            if !is_again && !candidate.has_expired && self.conditions.admit(self.chosen, &candidate)
-            {
+            let is_again = candidate.at == self.bounds.after;
+            self.bounds.after = candidate.at;
+            if !is_again && !candidate.has_expired && self.admits(&candidate) {
                 let json = candidate.text.map(|(_, json)| json);
                 let json = json.filter(|_| self.with_texts);
                 self.ready.push_back(Found { at: candidate.at, json });
@@ -287,7 +260,7 @@ impl Plan {
 
     fn page_size(&self, wanted: usize, with_texts: bool) -> usize {
         // Few candidates may match, and there may be another index with fewer of them.
-        let size = match self.conditions.are_implied(self.chosen) {
+        let size = match self.is_implied() {
             true => wanted.max(1 << (2 * self.pages).min(16)),
             false => MIN_PAGE << (2 * self.pages.saturating_sub(1)).min(16),
         };
@@ -302,9 +275,10 @@ impl Plan {
 
     /// Compares indexes by counting a few of their rows, and goes on with the shortest. All are in the same order.
     async fn choose(&mut self, client: &ClientWrapper) -> Result<(), StoreError> {
-        let counts = self.choices.iter().map(|(_, lists)| {
-            pages::count_up_to(client, lists, self.after, self.oldest, PROBE_ROWS)
-        });
+        let counts = self
+            .choices
+            .iter()
+            .map(|(_, lists)| pages::count_up_to(client, lists, self.bounds, PROBE_ROWS));
         let counts = try_join_all(counts).await?;
         let shortest = counts.iter().zip(&self.choices).min_by_key(|(count, _)| **count);
         if let Some((_, (chosen, lists))) = shortest {
@@ -316,71 +290,21 @@ impl Plan {
         self.choices.clear();
         Ok(())
     }
-}
 
-impl Conditions {
-    /// Returns the indexes that could answer this filter with their lists, the usually best one first.
-    ///
-    /// Lists store the kind of each event but not its author, so kinds are considered only without authors.
-    fn choices(&self, keys: &Keys) -> Vec<(IndexChoice, Vec<Digest>)> {
-        let mut tags: Vec<_> = self.tags.iter().collect();
-        tags.sort_by_key(|(_, values)| values.len());
-        let tags = tags.into_iter().take(MAX_COMPARED_INDEXES).map(|(name, values)| {
-            let lists = values.iter().map(|value| keys.tag(*name, value)).collect();
-            (IndexChoice::Tag(*name), lists)
-        });
-        let other = match (&self.authors, &self.kinds) {
-            (Some(authors), _) => {
-                let lists = authors.iter().map(|author| keys.author(author)).collect();
-                Some((IndexChoice::Authors, lists))
-            }
-            (None, Some(kinds)) => {
-                let lists = kinds.iter().map(|kind| keys.kind(*kind)).collect();
-                Some((IndexChoice::Kinds, lists))
-            }
-            (None, None) => None,
-        };
-        tags.chain(other).collect()
-    }
-
-    fn has_other_authors(&self, chosen: IndexChoice) -> bool {
-        self.authors.is_some() && chosen != IndexChoice::Authors
-    }
-
-    /// Returns the conditions on tags that an index does not imply.
-    fn other_tags(
-        &self,
-        chosen: IndexChoice,
-    ) -> impl Iterator<Item = &(SingleLetterTag, BTreeSet<String>)> {
-        self.tags.iter().filter(move |(name, _)| chosen != IndexChoice::Tag(*name))
-    }
-
-    fn needs_text(&self, chosen: IndexChoice) -> bool {
-        self.has_other_authors(chosen) || self.other_tags(chosen).next().is_some()
-    }
-
-    fn are_implied(&self, chosen: IndexChoice) -> bool {
-        let has_other_kinds = self.kinds.is_some() && chosen != IndexChoice::Kinds;
-        !has_other_kinds && !self.needs_text(chosen)
+    /// Returns whether the chosen index implies all conditions.
+    fn is_implied(&self) -> bool {
+        let has_other_kinds = self.conditions.kinds.is_some() && self.chosen != IndexChoice::Kinds;
+        !has_other_kinds && !self.conditions.need_event(self.chosen)
     }
 
     /// Returns whether a candidate fulfils the conditions that its index does not imply.
-    fn admit(&self, chosen: IndexChoice, candidate: &Candidate) -> bool {
-        if self.kinds.as_ref().is_some_and(|kinds| !kinds.contains(&candidate.kind)) {
-            return false;
-        }
-        if !self.needs_text(chosen) {
-            return true;
-        }
-        let Some((author, json)) = &candidate.text else { return false };
-        if self.authors.as_ref().is_some_and(|authors| !authors.contains(author)) {
-            return false;
-        }
-        let mut tags = self.other_tags(chosen).peekable();
-        if tags.peek().is_none() {
-            return true;
-        }
-        let event = Event::from_json(&**json);
-        event.is_ok_and(|event| tags.all(|(name, values)| has_tag(&event, *name, values)))
+    fn admits(&self, candidate: &Candidate) -> bool {
+        let Self { conditions, chosen, .. } = self;
+        conditions.admit_kind(candidate.kind)
+            && (!conditions.need_event(*chosen)
+                || candidate.text.as_ref().is_some_and(|(author, json)| {
+                    conditions.admit_author(author)
+                        && (!conditions.need_tags(*chosen) || conditions.admit_tags(json))
+                }))
     }
 }

@@ -15,19 +15,17 @@ use grasp_purgatory::database::Generation;
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use rusqlite::types::Value;
-use serde::Serialize;
 
-pub(super) use self::load::Wanted;
 pub(super) use self::write::Statement;
-use super::connect::failure;
-use super::values::{Param, Unreadable};
+use super::values::Param;
 use crate::store::changes::{FamilyKey, GitRows};
+use crate::store::engine::Unreadable;
 use crate::store::keys::{Digest, Keys, Position, newest, seconds};
 use crate::store::rules::{Gate, Progress, Rows, STEP_EVENTS, Served};
-use crate::store::{StoreError, StoreRules, write_cost};
+use crate::store::{StoreError, StoreRules, failure, write_cost};
 
 /// The rows of one transaction.
-pub(super) struct PostgresTables<'a> {
+pub(crate) struct PostgresTables<'a> {
     keys: &'a Keys,
     rules: &'a StoreRules,
     progress: Progress,
@@ -176,8 +174,6 @@ fn step(mut rows: Vec<i64>) -> Vec<i64> {
 }
 
 impl Rows for PostgresTables<'_> {
-    type Error = StoreError;
-
     fn keys(&self) -> &Keys {
         self.keys
     }
@@ -493,9 +489,5 @@ impl GitRows for PostgresTables<'_> {
 
     fn view_removed(&self, key: FamilyKey<'_>, owner: &PublicKey) {
         self.rows.borrow_mut().views.remove(&(key.0, key.1.to_owned(), *owner));
-    }
-
-    fn to_json(&self, value: &impl Serialize) -> Result<Value, StoreError> {
-        serde_json::to_string(value).map(Value::Text).map_err(failure)
     }
 }

@@ -10,19 +10,22 @@ use std::time::Duration;
 
 use deadpool_postgres::{Object, Pool};
 use grasp_core::service::Endpoint;
-use grasp_purgatory::database::FamilyChange;
 use nostr::event::Event;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use super::connect::{failure, pool_failure};
-use super::git;
-use super::tables::{PostgresTables, Wanted};
-use super::values::get;
-use crate::store::changes::{Changes, number, refs_removal};
-use crate::store::group::{self, CommitGroup, LastCommit, QUEUE_CAPACITY, WriterCommand};
+use super::PostgresEngine;
+use super::connect::pool_failure;
+use super::tables::PostgresTables;
+use super::values::{get, rows};
+use crate::store::changes::{Changes, refs_change};
+use crate::store::git::views_of;
+use crate::store::group::{
+    self, CommitGroup, LastCommit, QUEUE_CAPACITY, WriteTask, WriterCommand,
+};
 use crate::store::keys::Keys;
-use crate::store::{StoreError, StoreRules, repository_names};
+use crate::store::wanted::Wanted;
+use crate::store::{StoreError, StoreRules, failure, repository_names};
 
 /// The time for which a transaction is begun again while the database cannot be reached.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,23 +40,14 @@ pub(super) struct PostgresWriter {
     epoch: Arc<AtomicU64>,
 }
 
-type Command = WriterCommand<Box<dyn PostgresTask>>;
+type Command = WriterCommand<Queued>;
 
-/// Work for one transaction.
-trait PostgresTask: Send {
-    /// Returns the epoch in which it was asked for.
-    fn epoch(&self) -> u64;
-    /// Adds the rows that it needs.
-    fn want(&self, keys: &Keys, wanted: &mut Wanted);
-    fn perform(&mut self, tables: &PostgresTables<'_>) -> Result<(), StoreError>;
-    /// Sends the result of the transaction to the caller.
-    fn resolve(self: Box<Self>, ended: &Result<(), Arc<StoreError>>);
+/// Work for one transaction, with the epoch in which it was asked for and the rows that it needs.
+struct Queued {
+    epoch: u64,
+    wanted: Wanted,
+    task: Box<dyn WriteTask<PostgresEngine>>,
 }
-
-/// An error that several callers get.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-struct Shared(Arc<StoreError>);
 
 impl PostgresWriter {
     pub(super) fn start(
@@ -70,103 +64,46 @@ impl PostgresWriter {
 
     /// Performs work in the next transaction, with the rows that it wants, and returns its result once that is
     /// durable.
-    pub(super) async fn perform<T, N, W>(
+    pub(super) async fn perform<T, W>(
         &self,
         rows: usize,
-        needs: N,
+        wanted: Wanted,
         work: W,
     ) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        N: Fn(&Keys, &mut Wanted) + Send + 'static,
         W: FnOnce(&PostgresTables<'_>) -> Result<T, StoreError> + Send + 'static,
     {
-        let (reply, answer) = oneshot::channel();
-        let sent = self.queue.send(self.command(rows, needs, work, reply)?).await;
+        let (task, answer) = group::task::<PostgresEngine, _, _>(work);
+        let queued = Queued { epoch: self.epoch()?, wanted, task };
+        let sent = self.queue.send(WriterCommand::Perform(rows, queued)).await;
         sent.map_err(|_| StoreError::Closed)?;
-        answer.await.map_err(|_| StoreError::Closed)?
+        answer.received().await
     }
 
     /// Queues work without waiting for it; drops it if the queue is full or this process does not write.
-    pub(super) fn try_perform<N, W>(&self, needs: N, work: W)
+    pub(super) fn try_perform<W>(&self, wanted: Wanted, work: W)
     where
-        N: Fn(&Keys, &mut Wanted) + Send + 'static,
         W: FnOnce(&PostgresTables<'_>) -> Result<(), StoreError> + Send + 'static,
     {
-        let (reply, _) = oneshot::channel();
-        if let Ok(command) = self.command(1, needs, work, reply) {
+        let (task, _) = group::task::<PostgresEngine, _, _>(work);
+        if let Ok(epoch) = self.epoch() {
             // A full queue means that there are more important things to write.
-            let _ = self.queue.try_send(command);
+            let queued = Queued { epoch, wanted, task };
+            let _ = self.queue.try_send(WriterCommand::Perform(1, queued));
         }
     }
 
-    fn command<T, N, W>(
-        &self,
-        rows: usize,
-        needs: N,
-        work: W,
-        reply: oneshot::Sender<Result<T, StoreError>>,
-    ) -> Result<Command, StoreError>
-    where
-        T: Send + 'static,
-        N: Fn(&Keys, &mut Wanted) + Send + 'static,
-        W: FnOnce(&PostgresTables<'_>) -> Result<T, StoreError> + Send + 'static,
-    {
-        let epoch = match self.epoch.load(Ordering::SeqCst) {
-            0 => return Err(StoreError::Fenced),
-            epoch => epoch,
-        };
-        let task = PostgresWrite { epoch, needs, work: Some(work), outcome: None, reply };
-        Ok(WriterCommand::Perform(rows, Box::new(task)))
+    fn epoch(&self) -> Result<u64, StoreError> {
+        match self.epoch.load(Ordering::SeqCst) {
+            0 => Err(StoreError::Fenced),
+            epoch => Ok(epoch),
+        }
     }
 
     /// Finishes queued writes and ends the task.
     pub(super) async fn stop(&self) {
         group::stop(&self.queue).await;
-    }
-}
-
-struct PostgresWrite<T, N, W> {
-    epoch: u64,
-    needs: N,
-    work: Option<W>,
-    outcome: Option<T>,
-    reply: oneshot::Sender<Result<T, StoreError>>,
-}
-
-impl<T, N, W> PostgresTask for PostgresWrite<T, N, W>
-where
-    T: Send,
-    N: Fn(&Keys, &mut Wanted) + Send,
-    W: FnOnce(&PostgresTables<'_>) -> Result<T, StoreError> + Send,
-{
-    fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
-    fn want(&self, keys: &Keys, wanted: &mut Wanted) {
-        (self.needs)(keys, wanted);
-    }
-
-    fn perform(&mut self, tables: &PostgresTables<'_>) -> Result<(), StoreError> {
-        if let Some(work) = self.work.take() {
-            self.outcome = Some(work(tables)?);
-        }
-        Ok(())
-    }
-
-    fn resolve(self: Box<Self>, ended: &Result<(), Arc<StoreError>>) {
-        let answer = match (ended, self.outcome) {
-            (Ok(()), Some(outcome)) => Ok(outcome),
-            (Ok(()), None) => Err(StoreError::Closed),
-            (Err(error), _) => Err(match **error {
-                StoreError::Fenced => StoreError::Fenced,
-                StoreError::Closed => StoreError::Closed,
-                _ => failure(Shared(Arc::clone(error))),
-            }),
-        };
-        // The caller may have stopped waiting.
-        let _ = self.reply.send(answer);
     }
 }
 
@@ -209,12 +146,12 @@ impl WriterTask {
         }
     }
 
-    async fn commit(&self, group: Vec<Box<dyn PostgresTask>>) {
+    async fn commit(&self, group: Vec<Queued>) {
         let epoch = self.epoch.load(Ordering::SeqCst);
         let (mut group, outdated): (Vec<_>, Vec<_>) =
-            group.into_iter().partition(|task| task.epoch() == epoch);
+            group.into_iter().partition(|queued| queued.epoch == epoch);
         let fenced = Err(Arc::new(StoreError::Fenced));
-        outdated.into_iter().for_each(|task| task.resolve(&fenced));
+        outdated.into_iter().for_each(|queued| queued.task.resolve(&fenced));
         let ended = match group.is_empty() {
             true => Ok(()),
             false => self.transact(epoch, &mut group).await.map_err(Arc::new),
@@ -223,22 +160,18 @@ impl WriterTask {
             let cause = std::error::Error::source(&**error).map(ToString::to_string);
             tracing::error!(%error, cause, waiting = group.len(), "the event store could not commit");
         }
-        for task in group {
-            task.resolve(&ended);
+        for queued in group {
+            queued.task.resolve(&ended);
         }
     }
 
-    async fn transact(
-        &self,
-        epoch: u64,
-        group: &mut [Box<dyn PostgresTask>],
-    ) -> Result<(), StoreError> {
+    async fn transact(&self, epoch: u64, group: &mut [Queued]) -> Result<(), StoreError> {
         let keys = match self.keys.read() {
             Ok(keys) => Arc::clone(&keys),
             Err(_) => return Err(StoreError::Closed),
         };
         let mut wanted = Wanted::default();
-        group.iter().for_each(|task| task.want(&keys, &mut wanted));
+        group.iter_mut().for_each(|queued| wanted.add(std::mem::take(&mut queued.wanted)));
         let (client, mut tables) = self.begin(epoch, &keys, &wanted).await?;
         let ended = write(&client, &mut tables, group).await;
         if ended.is_err() {
@@ -329,10 +262,10 @@ async fn fence(client: &Object) -> Result<Fence, StoreError> {
 async fn write(
     client: &Object,
     tables: &mut PostgresTables<'_>,
-    group: &mut [Box<dyn PostgresTask>],
+    group: &mut [Queued],
 ) -> Result<(), StoreError> {
-    for task in group {
-        task.perform(tables)?;
+    for queued in group {
+        queued.task.perform(tables)?;
         for event in tables.take_refs_of() {
             remove_refs(client, tables, &event).await?;
         }
@@ -346,15 +279,11 @@ async fn remove_refs(
     tables: &mut PostgresTables<'_>,
     event: &Event,
 ) -> Result<(), StoreError> {
-    for identifier in repository_names(event) {
+    for name in repository_names(event) {
         for endpoint in [Endpoint::Repository, Endpoint::PullRequests] {
             tables.flush_statements(client).await?;
-            let mut change = FamilyChange::new(endpoint, identifier.clone());
-            for (owner, view) in git::views(client, number(endpoint), &identifier).await? {
-                let removal = refs_removal(event, endpoint, owner, &view);
-                removal.into_iter().for_each(|removal| change.push(removal));
-            }
-            tables.change_family(&change)?;
+            let views = rows(client, views_of(endpoint, &name)).await?;
+            tables.change_family(&refs_change(event, endpoint, &name, views))?;
         }
     }
     Ok(())

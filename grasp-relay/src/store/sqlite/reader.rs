@@ -1,33 +1,30 @@
 //! Reading the file of a database without its server, whether that runs or not: checks, and copies for backups.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, RepoId};
-use grasp_purgatory::Record;
-use grasp_purgatory::database::{
-    Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, FamilyRow, Pack, View,
-};
-use nostr::types::Timestamp;
+use grasp_purgatory::database::{Commit, Committed};
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::tables::SqliteTables;
-use super::{BUSY_TIMEOUT, Integrity, examine, failure, tables};
+use super::{BUSY_TIMEOUT, Integrity, examine, tables};
+use crate::store::engine::{DatabaseEngine, EngineStore, Query};
 use crate::store::keys::Keys;
-use crate::store::{StoreError, StoreRules};
+use crate::store::{StoreError, StoreRules, failure};
 
 /// Times that a copy is begun while the file is locked, each after [`BUSY_TIMEOUT`].
 const MAX_COPY_ATTEMPTS: usize = 3;
 
 /// The file of a database, for reading. A server may use it at the same time.
-pub struct SqliteReader {
+pub type SqliteReader = EngineStore<SqliteFile>;
+
+/// A SQLite file that is open for reading.
+pub struct SqliteFile {
     path: PathBuf,
     conn: Mutex<Connection>,
     keys: Keys,
@@ -58,17 +55,18 @@ impl SqliteReader {
         };
         set().map_err(failure)?;
         if !tables::is_current(&conn)? {
-            return Err(StoreError::Engine(Box::new(OlderSchema)));
+            return Err(failure(OlderSchema));
         }
         let keys = tables::load_keys(&conn).map_err(failure)?;
         let rules = StoreRules::default();
-        Ok(Self { path: path.to_owned(), conn: Mutex::new(conn), keys, rules })
+        let (path, conn) = (path.to_owned(), Mutex::new(conn));
+        Ok(Self(Arc::new(SqliteFile { path, conn, keys, rules })))
     }
 
     /// Checks the whole file: its pages, its indexes, and whether they name the same events.
     pub fn integrity_check(&self) -> Result<Integrity, StoreError> {
-        let conn = self.lock();
-        match examine(&SqliteTables::new(&conn, &self.keys, &self.rules)) {
+        let SqliteFile { keys, rules, .. } = &*self.0;
+        match examine(&SqliteTables::new(&self.0.lock(), keys, rules)) {
             Ok(faults) if faults.is_empty() => Ok(Integrity::Sound),
             Ok(faults) => Ok(Integrity::Damaged(faults)),
             Err(error) if is_corruption(&error) => Ok(Integrity::Damaged(vec![error.to_string()])),
@@ -79,41 +77,21 @@ impl SqliteReader {
     /// Copies the database as it is at one moment into a new file, which replaces one that is there. The copy needs no
     /// log, and is on disk when this returns.
     pub fn copy_to(&self, path: &Path) -> Result<(), StoreError> {
-        let io_failure = |error: io::Error| StoreError::Engine(Box::new(error));
         match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_failure(error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failure(error)),
             _ => {}
         }
         let mut copy = Connection::open(path).map_err(failure)?;
-        copy_pages(&self.lock(), &mut copy).map_err(failure)?;
+        copy_pages(&self.0.lock(), &mut copy).map_err(failure)?;
         copy.pragma_update(None, "journal_mode", "DELETE").map_err(failure)?;
         copy.close().map_err(|(_, error)| failure(error))?;
-        File::open(path).and_then(|file| file.sync_all()).map_err(io_failure)
-    }
-
-    fn read<T: Send + 'static>(
-        &self,
-        read: impl FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T>,
-    ) -> DatabaseFuture<'_, T> {
-        let conn = self.lock();
-        let found = conn.unchecked_transaction().and_then(|snapshot| {
-            let tables = SqliteTables::new(&snapshot, &self.keys, &self.rules);
-            read(&tables)
-        });
-        drop(conn);
-        let found = found.map_err(|error| DatabaseError::from(failure(error)));
-        Box::pin(std::future::ready(found))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Connection> {
-        // Reads leave nothing half done.
-        self.conn.lock().unwrap_or_else(PoisonError::into_inner)
+        File::open(path).and_then(|file| file.sync_all()).map_err(failure)
     }
 }
 
-impl std::fmt::Debug for SqliteReader {
+impl std::fmt::Debug for SqliteFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SqliteReader").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("SqliteFile").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
@@ -146,48 +124,29 @@ fn is_corruption(error: &rusqlite::Error) -> bool {
     matches!(code, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
 }
 
-impl Database for SqliteReader {
-    fn commit(&self, _: Commit) -> DatabaseFuture<'_, Committed> {
-        Box::pin(std::future::ready(Err(DatabaseError::Failed(Box::new(ReadOnly)))))
+impl DatabaseEngine for SqliteFile {
+    async fn rows<T: Send + 'static>(&self, query: Query<T>) -> Result<Vec<T>, StoreError> {
+        self.read(|tables| tables.rows(query))
     }
 
-    fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {
-        self.read(|tables| tables.view(endpoint, &repo))
+    async fn commit(&self, _: Commit) -> Result<Committed, StoreError> {
+        Err(failure(ReadOnly))
     }
+}
 
-    fn family(&self, endpoint: Endpoint, identifier: Identifier) -> DatabaseFuture<'_, FamilyRow> {
-        self.read(|tables| tables.family(endpoint, &identifier))
-    }
-
-    fn packs(
+impl SqliteFile {
+    fn read<T>(
         &self,
-        endpoint: Endpoint,
-    ) -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>> {
-        self.read(|tables| tables.packs(endpoint))
+        read: impl FnOnce(&SqliteTables<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let conn = self.lock();
+        let snapshot = conn.unchecked_transaction().map_err(failure)?;
+        read(&SqliteTables::new(&snapshot, &self.keys, &self.rules))
     }
 
-    fn repositories(&self, endpoint: Endpoint) -> DatabaseFuture<'_, Vec<RepoId>> {
-        self.read(|tables| tables.repositories(endpoint))
-    }
-
-    fn identifiers(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
-        self.read(|tables| tables.identifiers(endpoint))
-    }
-
-    fn existing(
-        &self,
-        endpoint: Endpoint,
-        identifiers: BTreeSet<Identifier>,
-    ) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
-        self.read(|tables| tables.existing(endpoint, identifiers))
-    }
-
-    fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
-        self.read(|tables| tables.records())
-    }
-
-    fn additions(&self, since: Timestamp) -> DatabaseFuture<'_, Vec<Addition>> {
-        self.read(|tables| tables.additions(since))
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        // Reads leave nothing half done.
+        self.conn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -234,7 +193,7 @@ mod tests {
         let path = dir.path().join("grasp.db");
         let conn = database(&path);
         let reader = SqliteReader::open(&path).unwrap();
-        let written = reader.lock().execute("INSERT INTO notes VALUES ('two')", []);
+        let written = reader.0.lock().execute("INSERT INTO notes VALUES ('two')", []);
         assert!(written.is_err());
         drop((reader, conn));
         assert_eq!(notes(&path), 1);

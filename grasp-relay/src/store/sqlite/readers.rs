@@ -18,9 +18,9 @@ use tokio::sync::{mpsc, oneshot};
 use super::scan::IndexRow;
 use super::search::{ReadBudget, SEEK_ROWS, SearchProgress, SlicedSearch};
 use super::tables::SqliteTables;
-use super::{SqliteInner, connect, failure};
+use super::{SqliteEngine, connect};
 use crate::store::keys::Keys;
-use crate::store::{StoreError, StoreRules, StoredEvent};
+use crate::store::{StoreError, StoreRules, StoredEvent, failure};
 
 /// Reads that may be queued before callers wait for a place in the queue.
 const QUEUE_CAPACITY: usize = 1_024;
@@ -53,7 +53,7 @@ impl Readers {
             thread::Builder::new()
                 .name(format!("store-reader-{number}"))
                 .spawn(move || work(conn, &commands))
-                .map_err(|error| StoreError::Engine(Box::new(error)))?;
+                .map_err(failure)?;
         }
         Ok(Self { queue, count: count.get() })
     }
@@ -67,19 +67,19 @@ impl Readers {
     ) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        R: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send + 'static,
+        R: FnOnce(&SqliteTables<'_>) -> Result<T, StoreError> + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
         let (keys, rules) = (Arc::clone(keys), Arc::clone(rules));
         let run = move |conn: &Connection| {
             if !reply.is_closed() {
                 let read = snapshot(conn, &keys, &rules, task);
-                let _ = reply.send(read.map_err(failure));
+                let _ = reply.send(read);
             }
         };
         let sent = self.queue.send(ReaderCommand::Run(Box::new(run))).await;
         sent.map_err(|_| StoreError::Closed)?;
-        answer.await.map_err(|lost| StoreError::Engine(Box::new(lost)))?
+        answer.await.map_err(failure)?
     }
 
     /// Finishes queued reads and ends the threads.
@@ -102,9 +102,9 @@ fn snapshot<T>(
     conn: &Connection,
     keys: &Keys,
     rules: &StoreRules,
-    task: impl FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T>,
-) -> rusqlite::Result<T> {
-    let tx = conn.unchecked_transaction()?;
+    task: impl FnOnce(&SqliteTables<'_>) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    let tx = conn.unchecked_transaction().map_err(failure)?;
     task(&SqliteTables::new(&tx, keys, rules))
 }
 
@@ -150,14 +150,14 @@ impl QueryCursor {
     }
 
     /// Reads until there is a chunk, or nothing is left. Ends after an error.
-    pub(super) async fn next(mut self, inner: &SqliteInner) -> Option<Delivered> {
+    pub(super) async fn next(mut self, engine: &SqliteEngine) -> Option<Delivered> {
         while !(self.finished && self.found.is_empty()) {
             let read = move |tables: &SqliteTables<'_>| {
                 let chunk = self.chunk(tables)?;
                 Ok((self, chunk))
             };
             let chunk;
-            (self, chunk) = match inner.read(read).await {
+            (self, chunk) = match engine.search(read).await {
                 Ok(read) => read,
                 Err(error) => return Some((Err(error), None)),
             };

@@ -15,16 +15,8 @@ use rusqlite::{Connection, Row, Rows, Statement, params};
 
 use super::search::{ReadBudget, SEEK_ROWS};
 use super::tables::{SqliteTables, position};
+use crate::store::conditions::Bounds;
 use crate::store::keys::{Digest, Position};
-
-/// The wanted part of serving order.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
-    /// The place up to which everything is excluded or was examined before.
-    pub(super) after: Position,
-    /// The oldest wanted time, as `newest` has it.
-    pub(super) oldest: i64,
-}
 
 /// A row of an index: an event without its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

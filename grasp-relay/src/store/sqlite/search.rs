@@ -4,19 +4,20 @@
 //! that examines a million events lets other reads pass. In exchange it is not a snapshot: events stored meanwhile
 //! may or may not be found, events removed meanwhile are not.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::vec;
 
-use nostr::event::{Event, EventId};
-use nostr::filter::{Filter, SingleLetterTag};
+use nostr::event::EventId;
+use nostr::filter::Filter;
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 use rusqlite::OptionalExtension;
 
-use super::scan::{self, Bounds, IndexRow, Merge, ValueLookup};
+use super::scan::{self, IndexRow, Merge, ValueLookup};
 use super::tables::SqliteTables;
-use crate::store::keys::{Digest, Keys, Position, newest, seconds};
-use crate::store::{has_tag, matches_nothing};
+use crate::store::conditions::{Bounds, Conditions, IndexChoice};
+use crate::store::keys::{Digest, Position, seconds};
+use crate::store::matches_nothing;
 
 /// The cost of opening a list or looking up a key, in rows of an index.
 pub(super) const SEEK_ROWS: usize = 5;
@@ -151,7 +152,7 @@ impl SlicedSearch {
 }
 
 /// Expired events that were not removed yet.
-pub(super) enum Expired {
+enum Expired {
     Few(HashSet<i64>),
     /// Too many to be read in every slice.
     Many(i64),
@@ -161,7 +162,7 @@ pub(super) enum Expired {
 const MAX_CACHED_EXPIRED: usize = 500;
 
 impl Expired {
-    pub(super) fn by(tables: &SqliteTables<'_>, now: Timestamp) -> rusqlite::Result<Self> {
+    fn by(tables: &SqliteTables<'_>, now: Timestamp) -> rusqlite::Result<Self> {
         let now = seconds(now.as_secs());
         let few: HashSet<i64> = tables
             .conn
@@ -172,7 +173,7 @@ impl Expired {
         Ok(if few.len() < MAX_CACHED_EXPIRED { Self::Few(few) } else { Self::Many(now) })
     }
 
-    pub(super) fn contains(&self, tables: &SqliteTables<'_>, seq: i64) -> rusqlite::Result<bool> {
+    fn contains(&self, tables: &SqliteTables<'_>, seq: i64) -> rusqlite::Result<bool> {
         match self {
             Self::Few(few) => Ok(few.contains(&seq)),
             Self::Many(now) => tables
@@ -301,26 +302,14 @@ pub(super) enum CandidateSource {
     Gathered(ValueLookup),
 }
 
-/// Conditions that the source does not imply.
-#[derive(Default)]
+/// Conditions, some of which the chosen index implies.
 pub(super) struct RemainingConditions {
-    pub(super) kinds: Option<BTreeSet<u16>>,
-    pub(super) authors: Option<BTreeSet<PublicKey>>,
-    pub(super) tags: Vec<(SingleLetterTag, BTreeSet<String>)>,
-}
-
-/// An index that could answer a filter.
-enum CandidateIndex {
-    Tag(SingleLetterTag),
-    Authors,
-    Kinds,
+    conditions: Conditions,
+    chosen: IndexChoice,
 }
 
 /// Rows counted when indexes are compared: few at first, then more while no index has shown to be short.
 const PROBE_ROWS: [usize; 3] = [64, 512, 2_048];
-
-/// Indexes that are compared, those with the fewest values first.
-const MAX_COMPARED_INDEXES: usize = 8;
 
 /// Lists of one filter that are opened anew in each slice; a filter with more is looked up value by value.
 const MAX_MERGED_LISTS: usize = 32;
@@ -337,38 +326,29 @@ pub(super) fn plan(
     if matches_nothing(&filter) {
         return Ok(None);
     }
-    let bounds = Bounds {
-        after: filter.until.map_or(Position::FIRST, Position::start_of),
-        oldest: filter.since.map_or(0, newest),
-    };
+    let (bounds, ids) = (Bounds::of(&filter), filter.ids.clone());
     let remaining = filter.limit.unwrap_or(usize::MAX);
-    let mut conditions = RemainingConditions {
-        kinds: filter.kinds.map(|kinds| kinds.iter().map(|kind| kind.as_u16()).collect()),
-        authors: filter.authors,
-        tags: filter.generic_tags.into_iter().collect(),
+    let conditions = Conditions::of(filter);
+    let (chosen, source) = match ids {
+        Some(ids) => (IndexChoice::Ids, CandidateSource::Gathered(ValueLookup::of_ids(ids))),
+        None => smallest_index(tables, &conditions, &bounds, budget)?,
     };
-    let source = match filter.ids {
-        Some(ids) => CandidateSource::Gathered(ValueLookup::of_ids(ids)),
-        None => conditions.take_smallest(tables, &bounds, budget)?,
-    };
+    let conditions = RemainingConditions { conditions, chosen };
     Ok(Some(SlicedPlan { source, conditions, bounds, remaining }))
 }
 
 impl RemainingConditions {
-    fn needs_event(&self) -> bool {
-        self.authors.is_some() || !self.tags.is_empty()
-    }
-
     fn admits(
         &self,
         tables: &SqliteTables<'_>,
         found: &IndexRow,
         budget: &mut ReadBudget,
     ) -> rusqlite::Result<bool> {
-        if self.kinds.as_ref().is_some_and(|kinds| !kinds.contains(&found.kind)) {
+        let Self { conditions, chosen } = self;
+        if !conditions.admit_kind(found.kind) {
             return Ok(false);
         }
-        if !self.needs_event() {
+        if !conditions.need_event(*chosen) {
             return Ok(true);
         }
         let admitted = tables
@@ -376,113 +356,63 @@ impl RemainingConditions {
             .prepare_cached("SELECT pubkey, json FROM events WHERE seq = ?1")?
             .query_row([found.seq], |row| {
                 budget.spend_event(0);
-                if self.tags.is_empty() || !self.admits_author(row.get(0)?) {
-                    return Ok(self.admits_author(row.get(0)?));
+                let is_of_author =
+                    conditions.admit_author(&PublicKey::from_byte_array(row.get(0)?));
+                if !is_of_author || !conditions.need_tags(*chosen) {
+                    return Ok(is_of_author);
                 }
                 let text = row.get_ref(1)?.as_str()?;
                 budget.spend_event(text.len());
-                Ok(self.admits_tags(text))
+                Ok(conditions.admit_tags(text))
             })
             .optional()?;
         Ok(admitted.unwrap_or(false))
     }
+}
 
-    fn admits_author(&self, author: [u8; 32]) -> bool {
-        let author = PublicKey::from_byte_array(author);
-        self.authors.as_ref().is_none_or(|authors| authors.contains(&author))
-    }
+/// Returns the index that promises the fewest candidates, and its lists.
+fn smallest_index(
+    tables: &SqliteTables<'_>,
+    conditions: &Conditions,
+    bounds: &Bounds,
+    budget: &mut ReadBudget,
+) -> rusqlite::Result<(IndexChoice, CandidateSource)> {
+    let chosen = match conditions.choices()[..] {
+        [] => return Ok((IndexChoice::Everything, CandidateSource::Everything)),
+        [only] => only,
+        ref choices => compare(tables, conditions, bounds, choices, budget)?,
+    };
+    let lists: Vec<Digest> = conditions.lists(tables.keys, chosen).collect();
+    budget.spend(lists.len());
+    let source = match lists.len() {
+        0..=MAX_MERGED_LISTS => CandidateSource::Lists(lists),
+        _ => CandidateSource::Gathered(ValueLookup::of_lists(lists)),
+    };
+    Ok((chosen, source))
+}
 
-    fn admits_tags(&self, json: &str) -> bool {
-        let Ok(event) = Event::from_json(json) else {
-            return false;
-        };
-        self.tags.iter().all(|(name, values)| has_tag(&event, *name, values))
-    }
-
-    /// Removes the condition that promises the fewest candidates and turns it into lists.
-    fn take_smallest(
-        &mut self,
-        tables: &SqliteTables<'_>,
-        bounds: &Bounds,
-        budget: &mut ReadBudget,
-    ) -> rusqlite::Result<CandidateSource> {
-        let mut choices = self.choices();
-        let chosen = match choices.len() {
-            0 => return Ok(CandidateSource::Everything),
-            1 => choices.remove(0),
-            _ => self.smallest(tables, bounds, choices, budget)?,
-        };
-        let lists: Vec<Digest> = self.lists(tables.keys, &chosen).collect();
-        budget.spend(lists.len());
-        match chosen {
-            CandidateIndex::Tag(name) => self.tags.retain(|(other, _)| *other != name),
-            CandidateIndex::Authors => self.authors = None,
-            CandidateIndex::Kinds => self.kinds = None,
-        }
-        Ok(match lists.len() {
-            0..=MAX_MERGED_LISTS => CandidateSource::Lists(lists),
-            _ => CandidateSource::Gathered(ValueLookup::of_lists(lists)),
-        })
-    }
-
-    /// Returns the indexes that could answer this filter, the usually best one first.
-    ///
-    /// Lists store the kind of each event but not its author, so kinds are considered only without authors.
-    fn choices(&self) -> Vec<CandidateIndex> {
-        let mut tags: Vec<_> = self.tags.iter().collect();
-        tags.sort_by_key(|(_, values)| values.len());
-        let tags = tags.into_iter().map(|(name, _)| CandidateIndex::Tag(*name));
-        let other = match (&self.authors, &self.kinds) {
-            (Some(_), _) => Some(CandidateIndex::Authors),
-            (None, Some(_)) => Some(CandidateIndex::Kinds),
-            (None, None) => None,
-        };
-        tags.take(MAX_COMPARED_INDEXES).chain(other).collect()
-    }
-
-    /// Compares indexes by counting a few of their rows.
-    fn smallest(
-        &self,
-        tables: &SqliteTables<'_>,
-        bounds: &Bounds,
-        mut choices: Vec<CandidateIndex>,
-        budget: &mut ReadBudget,
-    ) -> rusqlite::Result<CandidateIndex> {
-        for most in PROBE_ROWS {
-            let mut best = (most, 0);
-            for (number, choice) in choices.iter().enumerate() {
-                let lists = self.lists(tables.keys, choice);
-                let rows = scan::count_up_to(tables, lists, bounds, best.0)?;
-                budget.spend(rows.saturating_add(SEEK_ROWS));
-                if rows < best.0 {
-                    best = (rows, number);
-                }
-            }
-            if best.0 < most {
-                return Ok(choices.swap_remove(best.1));
+/// Compares indexes by counting a few of their rows.
+fn compare(
+    tables: &SqliteTables<'_>,
+    conditions: &Conditions,
+    bounds: &Bounds,
+    choices: &[IndexChoice],
+    budget: &mut ReadBudget,
+) -> rusqlite::Result<IndexChoice> {
+    let mut best = IndexChoice::Everything;
+    for most in PROBE_ROWS {
+        let mut fewest = most;
+        for choice in choices {
+            let lists = conditions.lists(tables.keys, *choice);
+            let rows = scan::count_up_to(tables, lists, bounds, fewest)?;
+            budget.spend(rows.saturating_add(SEEK_ROWS));
+            if rows < fewest {
+                (fewest, best) = (rows, *choice);
             }
         }
-        Ok(choices.swap_remove(0))
-    }
-
-    fn lists<'a>(
-        &'a self,
-        keys: &'a Keys,
-        choice: &'a CandidateIndex,
-    ) -> Box<dyn Iterator<Item = Digest> + 'a> {
-        match choice {
-            CandidateIndex::Tag(name) => {
-                let named = self.tags.iter().filter(move |(other, _)| other == name);
-                let values = named.flat_map(|(_, values)| values);
-                Box::new(values.map(|value| keys.tag(*name, value)))
-            }
-            CandidateIndex::Kinds => {
-                Box::new(self.kinds.iter().flatten().map(|kind| keys.kind(*kind)))
-            }
-            CandidateIndex::Authors => {
-                let authors = self.authors.iter().flatten();
-                Box::new(authors.map(|author| keys.author(author)))
-            }
+        if fewest < most {
+            return Ok(best);
         }
     }
+    Ok(choices.first().copied().unwrap_or(best))
 }

@@ -2,23 +2,22 @@
 
 use std::cell::RefCell;
 
-use grasp_core::{Version, deletion};
+use grasp_core::deletion;
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
-use nostr::nips::nip01::Coordinate;
-use nostr::types::Timestamp;
+use rusqlite::types::{FromSql, Value};
 use rusqlite::{
-    Connection, OptionalExtension, Params, Row, ToSql, TransactionBehavior, named_params, params,
+    CachedStatement, Connection, OptionalExtension, Params, Row, ToSql, TransactionBehavior,
+    named_params, params, params_from_iter,
 };
 
-use super::failure;
-use super::search::Expired;
+use crate::store::engine::{Columns, Query};
 use crate::store::keys::{Digest, Keys, Position, newest, seconds};
 use crate::store::rules::{Gate, Progress, Rows, STEP_EVENTS, Served};
-use crate::store::{StoreError, StoreRules, write_cost};
+use crate::store::{StoreError, StoreRules, failure, write_cost};
 
 /// The tables of the store within one transaction.
-pub(super) struct SqliteTables<'a> {
+pub(crate) struct SqliteTables<'a> {
     pub(super) conn: &'a Connection,
     pub(super) keys: &'a Keys,
     pub(super) rules: &'a StoreRules,
@@ -41,14 +40,18 @@ impl<'a> SqliteTables<'a> {
         Self { conn, keys, rules, progress, pending }
     }
 
+    fn statement(&self, sql: &str) -> Result<CachedStatement<'_>, StoreError> {
+        self.conn.prepare_cached(sql).map_err(failure)
+    }
+
     /// Executes a cached statement; returns the number of changed rows.
-    pub(super) fn execute(&self, sql: &str, params: impl Params) -> rusqlite::Result<usize> {
-        self.conn.prepare_cached(sql)?.execute(params)
+    pub(super) fn execute(&self, sql: &str, params: impl Params) -> Result<usize, StoreError> {
+        self.statement(sql)?.execute(params).map_err(failure)
     }
 
     /// Returns whether a cached statement finds a row.
-    pub(super) fn exists(&self, sql: &str, params: impl Params) -> rusqlite::Result<bool> {
-        self.conn.prepare_cached(sql)?.exists(params)
+    pub(super) fn exists(&self, sql: &str, params: impl Params) -> Result<bool, StoreError> {
+        self.statement(sql)?.exists(params).map_err(failure)
     }
 
     /// Reads the first row of a cached statement, if there is one.
@@ -57,113 +60,71 @@ impl<'a> SqliteTables<'a> {
         sql: &str,
         params: impl Params,
         read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
-    ) -> rusqlite::Result<Option<T>> {
-        self.conn.prepare_cached(sql)?.query_row(params, read).optional()
+    ) -> Result<Option<T>, StoreError> {
+        self.statement(sql)?.query_row(params, read).optional().map_err(failure)
+    }
+
+    /// Returns the column of a cached statement that finds one row.
+    pub(super) fn only<T: FromSql>(&self, sql: &str, params: impl Params) -> Result<T, StoreError> {
+        self.statement(sql)?.query_row(params, |row| row.get(0)).map_err(failure)
     }
 
     /// Returns the row numbers that a cached statement finds, for one step.
-    fn step(&self, sql: &str, params: &[&dyn ToSql]) -> rusqlite::Result<Vec<i64>> {
-        let mut statement = self.conn.prepare_cached(sql)?;
-        let rows = statement.query_map(params, |row| row.get(0))?;
-        rows.take(STEP_EVENTS).collect()
+    fn step(&self, sql: &str, params: &[&dyn ToSql]) -> Result<Vec<i64>, StoreError> {
+        let mut statement = self.statement(sql)?;
+        let rows = statement.query_map(params, |row| row.get(0)).map_err(failure)?;
+        rows.take(STEP_EVENTS).collect::<Result<_, _>>().map_err(failure)
     }
 
     /// Writes the deferred list rows; must be called before the transaction is committed.
     ///
     /// An event belongs to several lists, each elsewhere in the file. Writing those of a whole group in file order
     /// touches every page once.
-    pub(super) fn flush(&self) -> rusqlite::Result<()> {
+    pub(super) fn flush(&self) -> Result<(), StoreError> {
         let mut pending = self.pending.take();
         pending.sort_unstable();
-        let mut enter = self.conn.prepare_cached(
+        let mut enter = self.statement(
             "INSERT OR IGNORE INTO lists (list, newest, id, kind, seq) VALUES (?1, ?2, ?3, ?4, ?5)",
         )?;
         for ListEntry { list, at, kind, seq } in pending {
-            enter.execute(params![list, at.newest(), at.id(), kind, seq])?;
+            let row = params![list, at.newest(), at.id(), kind, seq];
+            enter.execute(row).map_err(failure)?;
         }
         Ok(())
     }
 
-    /// Returns the ids that are served.
-    pub(super) fn served_of(
-        &self,
-        ids: &[EventId],
-        now: Timestamp,
-    ) -> rusqlite::Result<Vec<EventId>> {
-        let expired = Expired::by(self, now)?;
+    /// Returns the rows of a query.
+    pub(super) fn rows<T>(&self, query: Query<T>) -> Result<Vec<T>, StoreError> {
+        let Query { sql, keys, values, read } = query;
+        // Without arrays the statement is executed for each key.
+        let mut statement = self.statement(&sql.replace("ANY(?1)", "?1"))?;
+        let most = if keys.is_some() { 1 } else { usize::MAX };
+        let keys = keys.map_or(vec![None], |keys| keys.into_iter().map(Some).collect());
         let mut found = Vec::new();
-        for id in ids {
-            let Some(Served { seq, .. }) = self.served(id)? else { continue };
-            if !expired.contains(self, seq)? {
-                found.push(*id);
+        for key in keys {
+            let values = key.iter().chain(&values);
+            let mut rows = statement.query(params_from_iter(values)).map_err(failure)?;
+            let last = found.len().saturating_add(most);
+            while found.len() < last {
+                let Some(row) = rows.next().map_err(failure)? else { break };
+                found.push(read(row)?);
             }
         }
         Ok(found)
-    }
-
-    /// Returns the served versions of these coordinates.
-    pub(super) fn versions_at(
-        &self,
-        coordinates: Vec<Coordinate>,
-        now: Timestamp,
-    ) -> rusqlite::Result<Vec<(Coordinate, Version)>> {
-        let expired = Expired::by(self, now)?;
-        let mut found = Vec::new();
-        for coordinate in coordinates {
-            let head = self.head(&self.keys.coordinate(&coordinate))?;
-            let Some(Served { at, seq }) = head else { continue };
-            if !expired.contains(self, seq)? {
-                found.push((coordinate, at.version()));
-            }
-        }
-        Ok(found)
-    }
-
-    /// Returns the superseded versions of a coordinate, winner first, as JSON.
-    pub(super) fn superseded(&self, coordinate: &Coordinate) -> rusqlite::Result<Vec<String>> {
-        let key = self.keys.coordinate(coordinate);
-        self.conn
-            .prepare_cached(
-                "SELECT json FROM superseded WHERE coordinate = ?1 ORDER BY newest, id",
-            )?
-            .query_map([key], |row| row.get(0))?
-            .collect()
     }
 
     /// Returns a stored request that is not fully applied, if there is one.
-    pub(super) fn next_unfinished(&self) -> rusqlite::Result<Option<Event>> {
-        self.conn.execute("DELETE FROM unfinished WHERE id NOT IN (SELECT id FROM events)", [])?;
+    pub(super) fn next_unfinished(&self) -> Result<Option<Event>, StoreError> {
+        self.execute("DELETE FROM unfinished WHERE id NOT IN (SELECT id FROM events)", [])?;
         let json: Option<String> =
             self.find("SELECT json FROM events JOIN unfinished USING (id) LIMIT 1", [], |row| {
                 row.get(0)
             })?;
         Ok(json.and_then(|json| Event::from_json(json).ok()))
     }
-
-    /// Empties every table except the file's secret.
-    pub(super) fn forget_everything(&self) -> rusqlite::Result<()> {
-        self.pending.take();
-        for table in [
-            "events",
-            "lists",
-            "heads",
-            "expirations",
-            "superseded",
-            "requests",
-            "gates",
-            "vanished",
-            "delisted",
-            "unfinished",
-        ] {
-            self.conn.execute(&format!("DELETE FROM {table}"), [])?;
-        }
-        Ok(())
-    }
 }
 
 impl Rows for SqliteTables<'_> {
-    type Error = rusqlite::Error;
-
     fn keys(&self) -> &Keys {
         self.keys
     }
@@ -176,11 +137,11 @@ impl Rows for SqliteTables<'_> {
         &self.progress
     }
 
-    fn served(&self, id: &EventId) -> rusqlite::Result<Option<Served>> {
+    fn served(&self, id: &EventId) -> Result<Option<Served>, StoreError> {
         self.find("SELECT newest, id, seq FROM events WHERE id = ?1", [id.as_bytes()], read_served)
     }
 
-    fn deletable(&self, id: &EventId, author: &PublicKey) -> rusqlite::Result<Option<i64>> {
+    fn deletable(&self, id: &EventId, author: &PublicKey) -> Result<Option<i64>, StoreError> {
         self.find(
             "SELECT seq FROM events WHERE id = ?1 AND pubkey = ?2 AND kind NOT IN (5, 62)",
             params![id.as_bytes(), author.as_bytes()],
@@ -188,7 +149,7 @@ impl Rows for SqliteTables<'_> {
         )
     }
 
-    fn is_foreign(&self, id: &EventId, author: &PublicKey, now: i64) -> rusqlite::Result<bool> {
+    fn is_foreign(&self, id: &EventId, author: &PublicKey, now: i64) -> Result<bool, StoreError> {
         self.exists(
             "SELECT 1 FROM events WHERE id = ?1 AND pubkey <> ?2
                 AND NOT EXISTS (SELECT 1 FROM expirations WHERE at <= ?3 AND expirations.seq = events.seq)
@@ -198,7 +159,7 @@ impl Rows for SqliteTables<'_> {
         )
     }
 
-    fn head(&self, coordinate: &Digest) -> rusqlite::Result<Option<Served>> {
+    fn head(&self, coordinate: &Digest) -> Result<Option<Served>, StoreError> {
         self.find(
             "SELECT newest, id, events.seq FROM heads JOIN events USING (seq)
                  WHERE coordinate = ?1",
@@ -207,15 +168,15 @@ impl Rows for SqliteTables<'_> {
         )
     }
 
-    fn has_ended(&self, seq: i64, now: i64) -> rusqlite::Result<bool> {
+    fn has_ended(&self, seq: i64, now: i64) -> Result<bool, StoreError> {
         self.exists("SELECT 1 FROM expirations WHERE seq = ?1 AND at <= ?2", [seq, now])
     }
 
-    fn expired_events(&self, now: i64) -> rusqlite::Result<Vec<i64>> {
+    fn expired_events(&self, now: i64) -> Result<Vec<i64>, StoreError> {
         self.step("SELECT seq FROM expirations WHERE at <= ?1", &[&now])
     }
 
-    fn written_by(&self, author: &PublicKey, until: i64) -> rusqlite::Result<Vec<i64>> {
+    fn written_by(&self, author: &PublicKey, until: i64) -> Result<Vec<i64>, StoreError> {
         self.flush()?;
         self.step(
             "SELECT seq FROM lists WHERE list = ?1 AND newest >= ?2 AND kind <> 62",
@@ -223,21 +184,14 @@ impl Rows for SqliteTables<'_> {
         )
     }
 
-    fn insert(&self, event: &Event, coordinate: Option<&Digest>) -> rusqlite::Result<()> {
+    fn insert(&self, event: &Event, coordinate: Option<&Digest>) -> Result<(), StoreError> {
         let at = Position::of(event);
         let kind = event.kind.as_u16();
-        let seq = self
-            .conn
-            .prepare_cached(
-                "INSERT INTO events (newest, id, pubkey, kind, json) VALUES (?1, ?2, ?3, ?4, ?5)",
-            )?
-            .insert(params![
-                at.newest(),
-                at.id(),
-                event.pubkey.as_bytes(),
-                kind,
-                event.as_json()
-            ])?;
+        self.execute(
+            "INSERT INTO events (newest, id, pubkey, kind, json) VALUES (?1, ?2, ?3, ?4, ?5)",
+            params![at.newest(), at.id(), event.pubkey.as_bytes(), kind, event.as_json()],
+        )?;
+        let seq = self.conn.last_insert_rowid();
         let lists = self.keys.lists(event);
         self.pending.borrow_mut().extend(lists.map(|list| ListEntry { list, at, kind, seq }));
         if let Some(key) = coordinate {
@@ -252,7 +206,7 @@ impl Rows for SqliteTables<'_> {
         Ok(())
     }
 
-    fn erase(&self, seq: i64) -> rusqlite::Result<Option<Event>> {
+    fn erase(&self, seq: i64) -> Result<Option<Event>, StoreError> {
         // Row numbers grow, so the first deferred one shows whether this one is deferred, too.
         if self.pending.borrow().first().is_some_and(|first| first.seq <= seq) {
             self.flush()?;
@@ -264,11 +218,10 @@ impl Rows for SqliteTables<'_> {
         };
         self.progress.spend(write_cost(&event));
         let at = Position::of(&event);
-        let mut delete = self
-            .conn
-            .prepare_cached("DELETE FROM lists WHERE list = ?1 AND newest = ?2 AND id = ?3")?;
+        let mut delete =
+            self.statement("DELETE FROM lists WHERE list = ?1 AND newest = ?2 AND id = ?3")?;
         for list in self.keys.lists(&event) {
-            delete.execute(params![list, at.newest(), at.id()])?;
+            delete.execute(params![list, at.newest(), at.id()]).map_err(failure)?;
         }
         if let Some(coordinate) = deletion::coordinate(&event) {
             self.execute(
@@ -285,11 +238,11 @@ impl Rows for SqliteTables<'_> {
         Ok(Some(event))
     }
 
-    fn remove_refs_of(&self, event: &Event) -> rusqlite::Result<()> {
+    fn remove_refs_of(&self, event: &Event) -> Result<(), StoreError> {
         self.remove_refs(event)
     }
 
-    fn insert_copy(&self, event: &Event, coordinate: &Digest) -> rusqlite::Result<()> {
+    fn insert_copy(&self, event: &Event, coordinate: &Digest) -> Result<(), StoreError> {
         let at = Position::of(event);
         let end = event.tags.expiration().map(|end| seconds(end.as_secs()));
         self.execute(
@@ -313,21 +266,21 @@ impl Rows for SqliteTables<'_> {
         Ok(())
     }
 
-    fn expired_copies(&self, now: i64) -> rusqlite::Result<Vec<i64>> {
+    fn expired_copies(&self, now: i64) -> Result<Vec<i64>, StoreError> {
         self.step("SELECT seq FROM superseded WHERE expires_at <= ?1", &[&now])
     }
 
-    fn copies_by(&self, author: &PublicKey, until: i64) -> rusqlite::Result<Vec<i64>> {
+    fn copies_by(&self, author: &PublicKey, until: i64) -> Result<Vec<i64>, StoreError> {
         let copies = "SELECT seq FROM superseded WHERE pubkey = ?1 AND newest >= ?2";
         self.step(copies, &[author.as_bytes(), &until])
     }
 
-    fn erase_copy(&self, seq: i64) -> rusqlite::Result<()> {
+    fn erase_copy(&self, seq: i64) -> Result<(), StoreError> {
         self.execute("DELETE FROM superseded WHERE seq = ?1", [seq])?;
         Ok(())
     }
 
-    fn delete_copy(&self, id: &EventId, author: Option<&PublicKey>) -> rusqlite::Result<bool> {
+    fn delete_copy(&self, id: &EventId, author: Option<&PublicKey>) -> Result<bool, StoreError> {
         let id = id.as_bytes();
         let deleted = match author {
             None => self.execute("DELETE FROM superseded WHERE id = ?1", [id])?,
@@ -339,7 +292,7 @@ impl Rows for SqliteTables<'_> {
         Ok(deleted > 0)
     }
 
-    fn delete_copies(&self, coordinate: &Digest, until: i64) -> rusqlite::Result<()> {
+    fn delete_copies(&self, coordinate: &Digest, until: i64) -> Result<(), StoreError> {
         self.execute(
             "DELETE FROM superseded WHERE coordinate = ?1 AND newest >= ?2",
             params![coordinate, until],
@@ -347,42 +300,34 @@ impl Rows for SqliteTables<'_> {
         Ok(())
     }
 
-    fn is_retired(&self, author: &PublicKey, id: &EventId) -> rusqlite::Result<bool> {
+    fn is_retired(&self, author: &PublicKey, id: &EventId) -> Result<bool, StoreError> {
         self.exists(
             "SELECT 1 FROM requests WHERE pubkey = ?1 AND id = ?2 AND retired = 1",
             params![author.as_bytes(), id.as_bytes()],
         )
     }
 
-    fn requests_by(&self, author: &PublicKey, until: i64) -> rusqlite::Result<Vec<i64>> {
+    fn requests_by(&self, author: &PublicKey, until: i64) -> Result<Vec<i64>, StoreError> {
         let requests = "SELECT seq FROM requests WHERE pubkey = ?1 AND newest >= ?2";
         self.step(requests, &[author.as_bytes(), &until])
     }
 
-    fn due_requests(&self, is_retired: bool, clock: i64) -> rusqlite::Result<Vec<i64>> {
+    fn due_requests(&self, is_retired: bool, clock: i64) -> Result<Vec<i64>, StoreError> {
         let due = "SELECT seq FROM requests WHERE retired = ?1 AND clock <= ?2";
         self.step(due, &[&is_retired, &clock])
     }
 
-    fn record_request(&self, event: &Event, now: i64) -> rusqlite::Result<i64> {
-        self.conn
-            .prepare_cached(
-                "INSERT INTO requests (pubkey, id, newest, clock) VALUES (?1, ?2, ?3, ?4)
+    fn record_request(&self, event: &Event, now: i64) -> Result<i64, StoreError> {
+        let (author, id) = (event.pubkey.as_bytes(), event.id.as_bytes());
+        self.only(
+            "INSERT INTO requests (pubkey, id, newest, clock) VALUES (?1, ?2, ?3, ?4)
                  ON CONFLICT (pubkey, id) DO UPDATE SET clock = excluded.clock, retired = 0
                  RETURNING seq",
-            )?
-            .query_row(
-                params![
-                    event.pubkey.as_bytes(),
-                    event.id.as_bytes(),
-                    newest(event.created_at),
-                    now
-                ],
-                |row| row.get(0),
-            )
+            params![author, id, newest(event.created_at), now],
+        )
     }
 
-    fn use_request(&self, seq: i64, now: i64, before: i64) -> rusqlite::Result<()> {
+    fn use_request(&self, seq: i64, now: i64, before: i64) -> Result<(), StoreError> {
         self.execute(
             "UPDATE requests SET clock = ?2 WHERE seq = ?1 AND clock <= ?3",
             [seq, now, before],
@@ -390,15 +335,12 @@ impl Rows for SqliteTables<'_> {
         Ok(())
     }
 
-    fn retire_request(&self, seq: i64) -> rusqlite::Result<EventId> {
-        let id = self
-            .conn
-            .prepare_cached("UPDATE requests SET retired = 1 WHERE seq = ?1 RETURNING id")?
-            .query_row([seq], |row| row.get(0))?;
+    fn retire_request(&self, seq: i64) -> Result<EventId, StoreError> {
+        let id = self.only("UPDATE requests SET retired = 1 WHERE seq = ?1 RETURNING id", [seq])?;
         Ok(EventId::from_byte_array(id))
     }
 
-    fn forget_request(&self, seq: i64) -> rusqlite::Result<()> {
+    fn forget_request(&self, seq: i64) -> Result<(), StoreError> {
         for forget in
             ["DELETE FROM gates WHERE request = ?1", "DELETE FROM requests WHERE seq = ?1"]
         {
@@ -407,7 +349,7 @@ impl Rows for SqliteTables<'_> {
         Ok(())
     }
 
-    fn gate(&self, target: &Digest) -> rusqlite::Result<Option<Gate>> {
+    fn gate(&self, target: &Digest) -> Result<Option<Gate>, StoreError> {
         self.find(
             "SELECT requests.seq, newest FROM gates JOIN requests ON requests.seq = gates.request
                  WHERE target = ?1",
@@ -416,7 +358,7 @@ impl Rows for SqliteTables<'_> {
         )
     }
 
-    fn replace_gate(&self, target: &Digest, request: i64) -> rusqlite::Result<()> {
+    fn replace_gate(&self, target: &Digest, request: i64) -> Result<(), StoreError> {
         self.execute("DELETE FROM gates WHERE target = ?1", [target])?;
         self.execute(
             "INSERT INTO gates (target, request) VALUES (?1, ?2)",
@@ -425,13 +367,13 @@ impl Rows for SqliteTables<'_> {
         Ok(())
     }
 
-    fn vanished(&self, author: &PublicKey) -> rusqlite::Result<Option<i64>> {
+    fn vanished(&self, author: &PublicKey) -> Result<Option<i64>, StoreError> {
         self.find("SELECT newest FROM vanished WHERE pubkey = ?1", [author.as_bytes()], |row| {
             row.get(0)
         })
     }
 
-    fn vanish_author(&self, author: &PublicKey, until: i64) -> rusqlite::Result<()> {
+    fn vanish_author(&self, author: &PublicKey, until: i64) -> Result<(), StoreError> {
         self.execute(
             "INSERT INTO vanished (pubkey, newest) VALUES (?1, ?2)
                  ON CONFLICT (pubkey) DO UPDATE SET newest = min(newest, excluded.newest)",
@@ -440,11 +382,11 @@ impl Rows for SqliteTables<'_> {
         Ok(())
     }
 
-    fn delisted_by(&self, coordinate: &Digest) -> rusqlite::Result<Option<Position>> {
+    fn delisted_by(&self, coordinate: &Digest) -> Result<Option<Position>, StoreError> {
         self.find("SELECT newest, id FROM delisted WHERE coordinate = ?1", [coordinate], position)
     }
 
-    fn put_delisted(&self, coordinate: &Digest, by: Position) -> rusqlite::Result<()> {
+    fn put_delisted(&self, coordinate: &Digest, by: Position) -> Result<(), StoreError> {
         self.execute(
             "INSERT OR REPLACE INTO delisted (coordinate, newest, id) VALUES (?1, ?2, ?3)",
             params![coordinate, by.newest(), by.id()],
@@ -452,14 +394,20 @@ impl Rows for SqliteTables<'_> {
         Ok(())
     }
 
-    fn put_unfinished(&self, id: &EventId) -> rusqlite::Result<()> {
+    fn put_unfinished(&self, id: &EventId) -> Result<(), StoreError> {
         self.execute("INSERT OR IGNORE INTO unfinished (id) VALUES (?1)", [id.as_bytes()])?;
         Ok(())
     }
 
-    fn delete_unfinished(&self, id: &EventId) -> rusqlite::Result<()> {
+    fn delete_unfinished(&self, id: &EventId) -> Result<(), StoreError> {
         self.execute("DELETE FROM unfinished WHERE id = ?1", [id.as_bytes()])?;
         Ok(())
+    }
+}
+
+impl Columns for Row<'_> {
+    fn value(&self, at: usize) -> Result<Value, StoreError> {
+        self.get(at).map_err(failure)
     }
 }
 
@@ -517,7 +465,7 @@ fn version(conn: &Connection) -> Result<u32, StoreError> {
         .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
         .map_err(failure)?;
     if tables > 0 && owner != i64::from(APPLICATION_ID) {
-        return Err(StoreError::Engine(Box::new(ForeignFile)));
+        return Err(failure(ForeignFile));
     }
     let version = pragma("user_version").map_err(failure)?;
     Ok(u32::try_from(version).unwrap_or(u32::MAX))

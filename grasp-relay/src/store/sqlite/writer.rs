@@ -9,29 +9,24 @@ use std::thread;
 use std::time::Instant;
 
 use rusqlite::{Connection, TransactionBehavior};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
+use super::SqliteEngine;
 use super::tables::SqliteTables;
 use super::wal::Wal;
 use crate::store::group::{
-    self, CommitGroup, HeavyTasks, LastCommit, QUEUE_CAPACITY, WriterCommand,
+    self, CommitGroup, HeavyTasks, LastCommit, QUEUE_CAPACITY, WriteTask, WriterCommand,
 };
 use crate::store::keys::Keys;
-use crate::store::{StoreError, StoreRules};
+use crate::store::{StoreError, StoreRules, failure};
 
 /// A handle to the writer thread.
 pub(super) struct SqliteWriter {
     queue: mpsc::Sender<Command>,
 }
 
-type Command = WriterCommand<Box<dyn SqliteTask>>;
-
-/// Work for one transaction.
-trait SqliteTask: Send {
-    fn perform(&mut self, tables: &SqliteTables<'_>) -> rusqlite::Result<()>;
-    /// Sends the result of the transaction to the caller.
-    fn resolve(self: Box<Self>, ended: Result<(), Arc<rusqlite::Error>>);
-}
+type Task = Box<dyn WriteTask<SqliteEngine>>;
+type Command = WriterCommand<Task>;
 
 impl SqliteWriter {
     pub(super) fn start(
@@ -52,58 +47,27 @@ impl SqliteWriter {
     pub(super) async fn perform<T, W>(&self, rows: usize, work: W) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        W: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send + 'static,
+        W: FnOnce(&SqliteTables<'_>) -> Result<T, StoreError> + Send + 'static,
     {
-        let (reply, answer) = oneshot::channel();
-        let task = SqliteWrite { work: Some(work), outcome: None, reply };
-        let sent = self.queue.send(WriterCommand::Perform(rows, Box::new(task))).await;
+        let (task, answer) = group::task::<SqliteEngine, _, _>(work);
+        let sent = self.queue.send(WriterCommand::Perform(rows, task)).await;
         sent.map_err(|_| StoreError::Closed)?;
-        answer.await.map_err(|_| StoreError::Closed)?
+        answer.received().await
     }
 
     /// Queues work without waiting for it; drops it if the queue is full.
     pub(super) fn try_perform<W>(&self, work: W)
     where
-        W: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<()> + Send + 'static,
+        W: FnOnce(&SqliteTables<'_>) -> Result<(), StoreError> + Send + 'static,
     {
-        let (reply, _) = oneshot::channel();
-        let task = SqliteWrite { work: Some(work), outcome: None, reply };
+        let (task, _) = group::task::<SqliteEngine, _, _>(work);
         // A full queue means that there are more important things to write.
-        let _ = self.queue.try_send(WriterCommand::Perform(1, Box::new(task)));
+        let _ = self.queue.try_send(WriterCommand::Perform(1, task));
     }
 
     /// Finishes queued writes, closes the write-ahead log and ends the thread.
     pub(super) async fn stop(&self) {
         group::stop(&self.queue).await;
-    }
-}
-
-struct SqliteWrite<T, W> {
-    work: Option<W>,
-    outcome: Option<T>,
-    reply: oneshot::Sender<Result<T, StoreError>>,
-}
-
-impl<T, W> SqliteTask for SqliteWrite<T, W>
-where
-    T: Send,
-    W: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send,
-{
-    fn perform(&mut self, tables: &SqliteTables<'_>) -> rusqlite::Result<()> {
-        if let Some(work) = self.work.take() {
-            self.outcome = Some(work(tables)?);
-        }
-        Ok(())
-    }
-
-    fn resolve(self: Box<Self>, ended: Result<(), Arc<rusqlite::Error>>) {
-        let answer = match (ended, self.outcome) {
-            (Ok(()), Some(outcome)) => Ok(outcome),
-            (Ok(()), None) => Err(StoreError::Closed),
-            (Err(error), _) => Err(StoreError::Engine(Box::new(error))),
-        };
-        // The caller may have stopped waiting.
-        let _ = self.reply.send(answer);
     }
 }
 
@@ -114,7 +78,7 @@ struct WriterThread {
     keys: Keys,
     rules: Arc<StoreRules>,
     /// Heavy tasks for later transactions.
-    heavy: HeavyTasks<Box<dyn SqliteTask>>,
+    heavy: HeavyTasks<Task>,
 }
 
 impl WriterThread {
@@ -143,29 +107,27 @@ impl WriterThread {
         }
     }
 
-    fn commit(
-        &mut self,
-        mut group: Vec<Box<dyn SqliteTask>>,
-        commands: &mpsc::Receiver<Command>,
-    ) -> LastCommit {
+    fn commit(&mut self, mut group: Vec<Task>, commands: &mpsc::Receiver<Command>) -> LastCommit {
         let start = Instant::now();
         let ended = self.transact(&mut group).map_err(Arc::new);
         if let Err(error) = &ended {
-            tracing::error!(%error, waiting = group.len(), "the event store could not commit");
+            let cause = std::error::Error::source(&**error).map(ToString::to_string);
+            tracing::error!(%error, cause, waiting = group.len(), "the event store could not commit");
         }
         let last = LastCommit {
             callers: group.len() + self.heavy.len() + commands.len(),
             took: start.elapsed(),
         };
         for task in group {
-            task.resolve(ended.clone());
+            task.resolve(&ended);
         }
         self.wal.committed(&self.conn);
         last
     }
 
-    fn transact(&mut self, group: &mut [Box<dyn SqliteTask>]) -> rusqlite::Result<()> {
-        let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    fn transact(&mut self, group: &mut [Task]) -> Result<(), StoreError> {
+        let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate);
+        let tx = tx.map_err(failure)?;
         self.wal.preallocate();
         let tables = SqliteTables::new(&tx, &self.keys, &self.rules);
         for task in group {
@@ -173,7 +135,7 @@ impl WriterThread {
         }
         tables.flush()?;
         drop(tables);
-        tx.commit()
+        tx.commit().map_err(failure)
     }
 
     fn close(self) {
@@ -209,9 +171,9 @@ mod tests {
         conn.query_row("SELECT count(*) FROM notes", [], |row| row.get(0)).unwrap()
     }
 
-    fn note(tables: &SqliteTables<'_>, length: usize) -> rusqlite::Result<()> {
+    fn note(tables: &SqliteTables<'_>, length: usize) -> Result<(), StoreError> {
         let text = "x".repeat(length);
-        tables.conn.execute("INSERT INTO notes VALUES (?1)", [text])?;
+        tables.execute("INSERT INTO notes VALUES (?1)", [text])?;
         Ok(())
     }
 

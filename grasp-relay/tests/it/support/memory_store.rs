@@ -13,11 +13,11 @@ use futures_util::future;
 use futures_util::stream;
 use grasp_core::admission::{Needs, is_expired};
 use grasp_core::deletion::{self, DeletionRequest, VanishScope};
-use grasp_core::nip34::Proposal;
+use grasp_core::nip34::{Proposal, References};
 use grasp_core::{Identifier, Version, kinds};
 use grasp_relay::store::{
-    EventChunks, EventStore, Inventory, Refusal, SaveReport, Saved, StoreError, StoreFuture,
-    StoreRules, StoredEvent,
+    EventChunks, EventStore, Inventory, Present, Refusal, SaveReport, Saved, StoreError,
+    StoreFuture, StoreRules, StoredEvent,
 };
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
@@ -113,6 +113,24 @@ impl EventStore for MemoryStore {
 
     fn count(&self, filters: Vec<Filter>, now: Timestamp) -> StoreFuture<'_, u64> {
         self.with(|_, state| state.find(&filters, now).len() as u64)
+    }
+
+    fn exists(&self, questions: Vec<Vec<Filter>>, now: Timestamp) -> StoreFuture<'_, Vec<bool>> {
+        self.with(|_, state| {
+            questions.iter().map(|filters| !state.find(filters, now).is_empty()).collect()
+        })
+    }
+
+    fn present(&self, named: References, now: Timestamp) -> StoreFuture<'_, Present> {
+        self.with(|_, state| {
+            let found = state.find(&[Filter::new()], now);
+            let ids = found.iter().map(|event| event.id).filter(|id| named.ids.contains(id));
+            let versions = found.iter().filter_map(|event| {
+                let at = deletion::coordinate(event).filter(|at| named.coordinates.contains(at))?;
+                Some((at, Version::of(event)))
+            });
+            Present { ids: ids.collect(), versions: versions.collect() }
+        })
     }
 
     fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory> {

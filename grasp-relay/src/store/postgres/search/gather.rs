@@ -54,8 +54,8 @@ impl Gathering {
             return Ok(Page { candidates: Vec::new(), has_more: true });
         }
         // Nothing of the last page is needed again, unless its texts were too long for one page.
-        self.first = self.first.split_off(&request.after);
-        self.first.remove(&request.after);
+        self.first = self.first.split_off(&request.bounds.after);
+        self.first.remove(&request.bounds.after);
         if self.first.is_empty() {
             let has_more = self.bound.is_some();
             *self = Self::default();
@@ -88,7 +88,7 @@ impl Gathering {
         request.with_texts = false;
         request.size = window;
         if let Some(bound) = self.bound {
-            request.oldest = request.oldest.min(bound.newest());
+            request.bounds.oldest = request.bounds.oldest.min(bound.newest());
         }
         let count = match names {
             Names::Everything => 0,

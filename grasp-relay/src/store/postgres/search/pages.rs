@@ -10,10 +10,10 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::Names;
-use crate::store::StoreError;
+use crate::store::conditions::Bounds;
 use crate::store::keys::{Digest, Position};
-use crate::store::postgres::connect::failure;
 use crate::store::postgres::values::{bytes, get, position, slices};
+use crate::store::{StoreError, failure};
 
 /// The source of candidates.
 #[derive(Clone, Copy)]
@@ -38,9 +38,7 @@ impl<'a> Source<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct PageRequest<'a> {
     pub(super) source: Source<'a>,
-    pub(super) after: Position,
-    /// The oldest wanted time, as `newest` has it.
-    pub(super) oldest: i64,
+    pub(super) bounds: Bounds,
     pub(super) size: usize,
     pub(super) with_texts: bool,
     /// Candidates of other kinds come without text.
@@ -155,7 +153,8 @@ pub(super) async fn read(
     client: &ClientWrapper,
     request: &PageRequest<'_>,
 ) -> Result<Page, StoreError> {
-    let PageRequest { source, after, oldest, size, with_texts, kinds, now } = request;
+    let PageRequest { source, bounds: Bounds { after, oldest }, size, with_texts, kinds, now } =
+        request;
     let (number, names): (usize, Option<Box<dyn ToSql + Send + Sync>>) = match *source {
         Source::Everything => (0, None),
         Source::Lists(lists) => (1, Some(Box::new(slices(lists)))),
@@ -204,7 +203,7 @@ pub(super) async fn read_unordered(
     client: &ClientWrapper,
     request: &PageRequest<'_>,
 ) -> Result<Vec<Position>, StoreError> {
-    let PageRequest { source, after, oldest, size, kinds, now, .. } = request;
+    let PageRequest { source, bounds: Bounds { after, oldest }, size, kinds, now, .. } = request;
     let lists = match *source {
         Source::Lists(lists) => Some(slices(lists)),
         _ => None,
@@ -248,8 +247,7 @@ const COUNT_SQL: &str = "SELECT count(*) FROM (
 pub(super) async fn count_up_to(
     client: &ClientWrapper,
     lists: &[Digest],
-    after: Position,
-    oldest: i64,
+    Bounds { after, oldest }: Bounds,
     most: i64,
 ) -> Result<i64, StoreError> {
     let statement = client.prepare_cached(COUNT_SQL).await.map_err(failure)?;

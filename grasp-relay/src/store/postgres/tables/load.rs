@@ -1,124 +1,18 @@
 //! Loading the rows that tasks need, by a few queries that travel together.
 
-use std::sync::Arc;
-
 use deadpool_postgres::ClientWrapper;
-use grasp_core::deletion::{self, DeletionRequest};
-use grasp_purgatory::database::Commit;
-use nostr::event::{Event, EventId, Kind};
+use nostr::event::EventId;
 use nostr::key::PublicKey;
-use nostr::nips::nip01::Coordinate;
-use nostr::types::Timestamp;
 use tokio::try_join;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::{CopyRow, EventRow, PostgresTables, RequestRow, WorkingSet};
-use crate::store::changes::number;
-use crate::store::keys::{Digest, Keys, newest, seconds};
-use crate::store::postgres::connect::failure;
+use crate::store::keys::seconds;
 use crate::store::postgres::values::{bytes, get, position, slices};
 use crate::store::rules::STEP_EVENTS;
-use crate::store::{StoreError, StoreRules, keeps_versions};
-
-/// The keys of rows that tasks need.
-#[derive(Default)]
-pub(in crate::store::postgres) struct Wanted {
-    /// Events of which the existence matters.
-    ids: Vec<[u8; 32]>,
-    /// Events and kept versions that may be removed.
-    targets: Vec<[u8; 32]>,
-    authors: Vec<[u8; 32]>,
-    coordinates: Vec<Digest>,
-    /// Coordinates whose versions are kept.
-    kept: Vec<Digest>,
-    gates: Vec<Digest>,
-    requests: Vec<([u8; 32], [u8; 32])>,
-    vanishing: Vec<(Digest, [u8; 32], i64)>,
-    /// The time up to which expired events are removed.
-    expired: Option<i64>,
-    /// The times of last use up to which requests are retired and forgotten.
-    swept: Option<[i64; 2]>,
-    views: Vec<(i64, String, [u8; 32])>,
-}
-
-impl Wanted {
-    /// Adds what saving or checking an event needs.
-    pub(in crate::store::postgres) fn event(&mut self, keys: &Keys, event: &Event) {
-        self.ids.push(event.id.to_bytes());
-        self.authors.push(event.pubkey.to_bytes());
-        if deletion::is_deletable(event.kind) {
-            self.gates.push(keys.own_event(&event.pubkey, &event.id));
-        }
-        if let Some(coordinate) = deletion::coordinate(event) {
-            self.coordinate(keys, &coordinate);
-            if keeps_versions(event.kind) {
-                self.targets.push(event.id.to_bytes());
-            }
-        }
-        if event.kind == Kind::EventDeletion {
-            self.requests.push((event.pubkey.to_bytes(), event.id.to_bytes()));
-        }
-        self.request(keys, event);
-    }
-
-    /// Adds what carrying out a request needs; nothing for other kinds.
-    pub(in crate::store::postgres) fn request(&mut self, keys: &Keys, event: &Event) {
-        if event.kind == Kind::RequestToVanish {
-            let list = keys.author(&event.pubkey);
-            self.vanishing.push((list, event.pubkey.to_bytes(), newest(event.created_at)));
-        }
-        if event.kind == Kind::EventDeletion {
-            let request = DeletionRequest::parse(event).unwrap_or_default();
-            self.targets.extend(request.ids.iter().map(|id| id.to_bytes()));
-            request.coordinates.iter().for_each(|coordinate| self.coordinate(keys, coordinate));
-        }
-    }
-
-    /// Adds the versions of a coordinate.
-    pub(in crate::store::postgres) fn coordinate(&mut self, keys: &Keys, coordinate: &Coordinate) {
-        let key = keys.coordinate(coordinate);
-        self.coordinates.push(key);
-        self.gates.push(key);
-        if keeps_versions(coordinate.kind) {
-            self.kept.push(key);
-        }
-    }
-
-    pub(in crate::store::postgres) fn save(
-        &mut self,
-        keys: &Keys,
-        events: &[Arc<Event>],
-        now: Timestamp,
-    ) {
-        events.iter().for_each(|event| self.event(keys, event));
-        self.expired = self.expired.max(Some(seconds(now.as_secs())));
-    }
-
-    pub(in crate::store::postgres) fn remove(&mut self, ids: &[EventId]) {
-        self.targets.extend(ids.iter().map(|id| id.to_bytes()));
-    }
-
-    pub(in crate::store::postgres) fn commit(&mut self, keys: &Keys, commit: &Commit) {
-        for family in &commit.families {
-            let key = |owner: &PublicKey| {
-                (number(family.endpoint), family.identifier.to_string(), owner.to_bytes())
-            };
-            self.views.extend(family.views.iter().map(|view| key(&view.owner)));
-        }
-        self.remove(&commit.withdraw);
-        self.ids.extend(commit.require.iter().map(|id| id.to_bytes()));
-        if !commit.save.is_empty() {
-            self.save(keys, &commit.save, commit.now);
-        }
-    }
-
-    pub(in crate::store::postgres) fn sweep(&mut self, rules: &StoreRules, now: Timestamp) {
-        self.expired = self.expired.max(Some(seconds(now.as_secs())));
-        let times = [rules.retired_before(now), rules.forgotten_before(now)].map(seconds);
-        self.swept = self.swept.max(Some(times));
-    }
-}
+use crate::store::wanted::Wanted;
+use crate::store::{StoreError, failure};
 
 /// The columns of events that may be removed.
 macro_rules! whole_events {
@@ -261,7 +155,9 @@ impl PostgresTables<'_> {
             rows.add_copies(&copies)?;
             rows.add_requests(&requests)?;
         }
-        let Some([retired, forgotten]) = wanted.swept else { return Ok(()) };
+        let Some(now) = wanted.swept else { return Ok(()) };
+        let [retired, forgotten] =
+            [self.rules.retired_before(now), self.rules.forgotten_before(now)].map(seconds);
         let (retired, forgotten) = try_join!(
             ask(client, DUE_REQUESTS_SQL, [&0i64, &retired, &STEP], true),
             ask(client, DUE_REQUESTS_SQL, [&1i64, &forgotten, &STEP], true),

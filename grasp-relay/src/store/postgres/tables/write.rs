@@ -5,9 +5,8 @@ use futures_util::future::try_join_all;
 use tokio_postgres::types::ToSql;
 
 use super::{Changed, EventRow, PostgresTables, WorkingSet};
-use crate::store::StoreError;
 use crate::store::keys::{Digest, Position};
-use crate::store::postgres::connect::failure;
+use crate::store::{StoreError, failure};
 
 /// A statement that changes rows. Parameters are written `$1`, or `?1` by those who share it with SQLite.
 pub(in crate::store::postgres) struct Statement {

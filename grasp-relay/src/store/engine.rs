@@ -1,0 +1,369 @@
+//! What the stores of all databases share: an engine executes statements, tasks and searches, and [`EngineStore`] makes
+//! a store of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use grasp_core::nip34::References;
+use grasp_core::{Identifier, Version};
+use grasp_purgatory::database::{Commit, Committed};
+use nostr::event::{Event, EventId};
+use nostr::filter::Filter;
+use nostr::key::PublicKey;
+use nostr::nips::nip01::Coordinate;
+use nostr::types::Timestamp;
+use rusqlite::types::Value;
+use serde::de::DeserializeOwned;
+
+use super::changes::{Changes, blob, time};
+use super::keys::{Keys, Position};
+use super::rules::{Deletions as _, Rules as _, Verdict};
+use super::wanted::Wanted;
+use super::{
+    EventChunks, EventStore, Inventory, MAX_TASK_ROWS, Present, Refusal, SaveReport, StoreError,
+    StoreFuture, failure, fits, write_cost,
+};
+
+/// Events removed in one transaction, so that saves queued behind it do not wait long.
+const REMOVALS_PER_COMMIT: usize = 500;
+
+/// Keys looked up in one read.
+pub(crate) const KEYS_PER_READ: usize = 1_000;
+
+/// A row of a database.
+pub(crate) trait Columns {
+    fn value(&self, at: usize) -> Result<Value, StoreError>;
+}
+
+/// Reads a row.
+pub(crate) type ReadRow<T> = fn(&dyn Columns) -> Result<T, StoreError>;
+
+#[derive(Debug, thiserror::Error)]
+#[error("the database has a row that is not readable: {0}")]
+pub(crate) struct Unreadable(pub(crate) &'static str);
+
+impl dyn Columns + '_ {
+    pub(crate) fn integer(&self, at: usize) -> Result<i64, StoreError> {
+        match self.value(at)? {
+            Value::Integer(number) => Ok(number),
+            _ => Err(failure(Unreadable("a number"))),
+        }
+    }
+
+    /// Returns a number that was unsigned before it was written.
+    pub(crate) fn unsigned(&self, at: usize) -> Result<u64, StoreError> {
+        Ok(self.integer(at)?.unsigned_abs())
+    }
+
+    pub(crate) fn time(&self, at: usize) -> Result<Timestamp, StoreError> {
+        Ok(Timestamp::from_secs(self.unsigned(at)?))
+    }
+
+    pub(crate) fn text(&self, at: usize) -> Result<String, StoreError> {
+        match self.value(at)? {
+            Value::Text(text) => Ok(text),
+            _ => Err(failure(Unreadable("a text"))),
+        }
+    }
+
+    /// Returns a text that has a type of its own.
+    pub(crate) fn parse<T: FromStr>(&self, at: usize) -> Result<T, StoreError> {
+        self.text(at)?.parse().map_err(|_| failure(Unreadable("a name")))
+    }
+
+    pub(crate) fn json<T: DeserializeOwned>(&self, at: usize) -> Result<T, StoreError> {
+        serde_json::from_str(&self.text(at)?).map_err(failure)
+    }
+
+    /// Returns an event from its JSON.
+    pub(crate) fn event(&self, at: usize) -> Result<Event, StoreError> {
+        Event::from_json(self.text(at)?).map_err(failure)
+    }
+
+    /// Returns bytes of one length; `None` for NULL and for none.
+    pub(crate) fn bytes<const N: usize>(&self, at: usize) -> Result<Option<[u8; N]>, StoreError> {
+        match self.value(at)? {
+            Value::Null => Ok(None),
+            Value::Blob(bytes) if bytes.is_empty() => Ok(None),
+            Value::Blob(bytes) => {
+                bytes.try_into().map(Some).map_err(|_| failure(Unreadable("bytes")))
+            }
+            _ => Err(failure(Unreadable("bytes"))),
+        }
+    }
+
+    /// Returns bytes that are not NULL.
+    pub(crate) fn key<const N: usize>(&self, at: usize) -> Result<[u8; N], StoreError> {
+        self.bytes(at)?.ok_or_else(|| failure(Unreadable("a key")))
+    }
+
+    pub(crate) fn public_key(&self, at: usize) -> Result<PublicKey, StoreError> {
+        Ok(PublicKey::from_byte_array(self.key(at)?))
+    }
+
+    pub(crate) fn event_id(&self, at: usize) -> Result<EventId, StoreError> {
+        Ok(EventId::from_byte_array(self.key(at)?))
+    }
+
+    /// Returns the version of the columns `newest, id`.
+    fn version(&self, at: usize) -> Result<Version, StoreError> {
+        Ok(Position::new(self.integer(at)?, self.key(at + 1)?).version())
+    }
+}
+
+/// A statement that every database executes. Its parameters are written `?1`.
+pub(crate) struct Query<T> {
+    pub(crate) sql: &'static str,
+    /// Keys that the statement calls `ANY(?1)`, before the other values. It must find no more than one row for each.
+    pub(crate) keys: Option<Vec<Value>>,
+    pub(crate) values: Vec<Value>,
+    pub(crate) read: ReadRow<T>,
+}
+
+impl<T: Send + 'static> Query<T> {
+    pub(crate) fn new(sql: &'static str, values: Vec<Value>, read: ReadRow<T>) -> Self {
+        Self { sql, keys: None, values, read }
+    }
+
+    /// Returns the rows of any number of keys.
+    pub(crate) async fn rows_of(
+        self,
+        engine: &impl DatabaseEngine,
+        keys: impl IntoIterator<Item = Value>,
+    ) -> Result<Vec<T>, StoreError> {
+        let keys: Vec<_> = keys.into_iter().collect();
+        let mut found = Vec::new();
+        for keys in keys.chunks(KEYS_PER_READ) {
+            let (keys, values) = (Some(keys.to_vec()), self.values.clone());
+            found.extend(engine.rows(Self { keys, values, ..self }).await?);
+        }
+        Ok(found)
+    }
+}
+
+/// A database that executes statements.
+pub(crate) trait DatabaseEngine: Send + Sync + 'static {
+    /// Returns the rows of a query, all of one moment.
+    fn rows<T: Send + 'static>(
+        &self,
+        query: Query<T>,
+    ) -> impl Future<Output = Result<Vec<T>, StoreError>> + Send;
+
+    fn commit(&self, commit: Commit) -> impl Future<Output = Result<Committed, StoreError>> + Send;
+}
+
+/// A database that keeps events, too.
+pub(crate) trait StoreEngine: DatabaseEngine {
+    /// The rows within one transaction.
+    type Tables<'a>: Changes;
+
+    /// Returns the rows that a write needs, if this database loads them before.
+    fn want(&self, add: impl FnOnce(&Keys, &mut Wanted)) -> Wanted;
+
+    /// Performs work of about this many rows in the next transaction, and returns its result once that is durable.
+    fn write<T, W>(
+        &self,
+        rows: usize,
+        wanted: Wanted,
+        work: W,
+    ) -> impl Future<Output = Result<T, StoreError>> + Send
+    where
+        T: Send + 'static,
+        W: for<'a> FnOnce(&Self::Tables<'a>) -> Result<T, StoreError> + Send + 'static;
+
+    /// Queues work without waiting for it; drops it if the queue is full.
+    fn try_write<W>(&self, wanted: Wanted, work: W)
+    where
+        W: for<'a> FnOnce(&Self::Tables<'a>) -> Result<(), StoreError> + Send + 'static;
+
+    /// Checks events and changes nothing.
+    fn check(
+        &self,
+        events: Vec<Arc<Event>>,
+        now: Timestamp,
+    ) -> impl Future<Output = Result<Vec<Verdict>, StoreError>> + Send;
+
+    /// Returns the keys of the indexes, unless the store is closed.
+    fn keys(&self) -> Result<Arc<Keys>, StoreError>;
+
+    fn query(self: &Arc<Self>, filters: Vec<Filter>, now: Timestamp) -> EventChunks;
+    fn count(&self, filters: Vec<Filter>, now: Timestamp) -> StoreFuture<'_, u64>;
+    fn exists(&self, questions: Vec<Vec<Filter>>, now: Timestamp) -> StoreFuture<'_, Vec<bool>>;
+    fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory>;
+    fn close(&self) -> StoreFuture<'_, ()>;
+}
+
+/// A store in the database of an engine.
+#[derive(Debug)]
+pub struct EngineStore<E>(pub(super) Arc<E>);
+
+/// Applies a request to the end; other writers get in between its steps.
+async fn finish(
+    engine: &impl StoreEngine,
+    request: Arc<Event>,
+) -> Result<BTreeSet<Identifier>, StoreError> {
+    let mut affected = BTreeSet::new();
+    loop {
+        let (is_done, names) = continue_request(engine, Arc::clone(&request)).await?;
+        affected.extend(names);
+        if is_done {
+            return Ok(affected);
+        }
+    }
+}
+
+/// Continues a request in a transaction of its own. Returns whether it is done, and the names of repositories of which
+/// something was removed.
+pub(crate) async fn continue_request(
+    engine: &impl StoreEngine,
+    request: Arc<Event>,
+) -> Result<(bool, BTreeSet<Identifier>), StoreError> {
+    let wanted = engine.want(|keys, wanted| wanted.request(keys, &request));
+    engine.write(MAX_TASK_ROWS, wanted, move |tables| tables.continue_request(&request)).await
+}
+
+/// Returns the versions that a statement finds at these coordinates.
+async fn versions(
+    engine: &impl StoreEngine,
+    sql: &'static str,
+    coordinates: impl IntoIterator<Item = Coordinate>,
+    values: Vec<Value>,
+) -> Result<BTreeMap<Coordinate, Version>, StoreError> {
+    let keys = engine.keys()?;
+    let coordinates = coordinates.into_iter();
+    let mut at: BTreeMap<_, _> = coordinates.map(|at| (keys.coordinate(&at), at)).collect();
+    let wanted: Vec<_> = at.keys().map(|key| blob(key)).collect();
+    let read: ReadRow<_> = |row| Ok((row.key::<16>(2)?, row.version(0)?));
+    let found = Query::new(sql, values, read).rows_of(engine, wanted).await?;
+    Ok(found.into_iter().filter_map(|(key, by)| Some((at.remove(&key)?, by))).collect())
+}
+
+impl<E: StoreEngine> EventStore for EngineStore<E> {
+    fn save_events(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, SaveReport> {
+        Box::pin(async move {
+            let mut report = SaveReport::default();
+            let mut events = events.into_iter().peekable();
+            while events.peek().is_some() {
+                let (mut batch, mut rows) = (Vec::new(), 0);
+                while let Some(event) = events.next_if(|event| fits(rows, write_cost(event))) {
+                    rows += write_cost(&event);
+                    batch.push(event);
+                }
+                let wanted = self.0.want(|keys, wanted| wanted.save(keys, &batch, now));
+                let save = self.0.write(rows, wanted, move |tables| tables.save(&batch, now));
+                let (SaveReport { saved, affected }, unfinished) = save.await?;
+                report.saved.extend(saved);
+                report.affected.extend(affected);
+                for request in unfinished {
+                    report.affected.extend(finish(&*self.0, request).await?);
+                }
+            }
+            Ok(report)
+        })
+    }
+
+    fn refusals(
+        &self,
+        events: Vec<Arc<Event>>,
+        now: Timestamp,
+    ) -> StoreFuture<'_, Vec<Option<Refusal>>> {
+        Box::pin(async move {
+            let verdicts = self.0.check(events.clone(), now).await?;
+            let refusal = |(event, verdict): (Arc<Event>, _)| match verdict {
+                Verdict::Accepted | Verdict::Duplicate | Verdict::Superseded => None,
+                Verdict::Refused(refusal) => Some(refusal),
+                Verdict::DeletedBy(request) => {
+                    let wanted = self.0.want(|keys, wanted| wanted.event(keys, &event));
+                    self.0.try_write(wanted, move |tables| tables.note_use(request, now));
+                    Some(Refusal::Deleted)
+                }
+            };
+            Ok(events.into_iter().zip(verdicts).map(refusal).collect())
+        })
+    }
+
+    fn query(&self, filters: Vec<Filter>, now: Timestamp) -> EventChunks {
+        self.0.query(filters, now)
+    }
+
+    fn count(&self, filters: Vec<Filter>, now: Timestamp) -> StoreFuture<'_, u64> {
+        self.0.count(filters, now)
+    }
+
+    fn exists(&self, questions: Vec<Vec<Filter>>, now: Timestamp) -> StoreFuture<'_, Vec<bool>> {
+        self.0.exists(questions, now)
+    }
+
+    fn present(&self, named: References, now: Timestamp) -> StoreFuture<'_, Present> {
+        Box::pin(async move {
+            let ids = "SELECT id FROM events e WHERE id = ANY(?1) AND NOT EXISTS
+                (SELECT 1 FROM expirations x WHERE x.seq = e.seq AND x.at <= ?2)";
+            let wanted = named.ids.iter().map(|id| blob(id.as_bytes()));
+            let ids = Query::new(ids, vec![time(now)], |row| row.event_id(0));
+            let ids = ids.rows_of(&*self.0, wanted).await?.into_iter().collect();
+            let heads = "SELECT newest, id, coordinate FROM heads h JOIN events e ON e.seq = h.seq
+                WHERE coordinate = ANY(?1) AND NOT EXISTS
+                (SELECT 1 FROM expirations x WHERE x.seq = e.seq AND x.at <= ?2)";
+            let versions = versions(&*self.0, heads, named.coordinates, vec![time(now)]).await?;
+            Ok(Present { ids, versions })
+        })
+    }
+
+    fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory> {
+        self.0.inventory(filter, now, max)
+    }
+
+    fn superseded(&self, coordinate: Coordinate) -> StoreFuture<'_, Vec<Event>> {
+        Box::pin(async move {
+            let key = self.0.keys()?.coordinate(&coordinate);
+            let sql = "SELECT json FROM superseded WHERE coordinate = ?1 ORDER BY newest, id";
+            self.0.rows(Query::new(sql, vec![blob(&key)], |row| row.event(0))).await
+        })
+    }
+
+    fn remove(&self, ids: Vec<EventId>) -> StoreFuture<'_, u64> {
+        Box::pin(async move {
+            self.0.keys()?;
+            let mut removed = 0;
+            for batch in ids.chunks(REMOVALS_PER_COMMIT) {
+                let (wanted, batch) =
+                    (self.0.want(|_, wanted| wanted.remove(batch)), batch.to_vec());
+                let remove = move |tables: &E::Tables<'_>| tables.remove(&batch);
+                removed += self.0.write(REMOVALS_PER_COMMIT, wanted, remove).await?;
+            }
+            Ok(removed)
+        })
+    }
+
+    fn delist(&self, coordinate: Coordinate, by: Version, _: Timestamp) -> StoreFuture<'_, u64> {
+        let wanted = self.0.want(|keys, wanted| wanted.coordinate(keys, &coordinate));
+        Box::pin(self.0.write(1, wanted, move |tables| tables.delist(&coordinate, by)))
+    }
+
+    fn delisted(
+        &self,
+        coordinates: Vec<Coordinate>,
+    ) -> StoreFuture<'_, BTreeMap<Coordinate, Version>> {
+        let sql = "SELECT newest, id, coordinate FROM delisted WHERE coordinate = ANY(?1)";
+        Box::pin(versions(&*self.0, sql, coordinates, Vec::new()))
+    }
+
+    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, u64> {
+        Box::pin(async move {
+            let mut events = 0;
+            loop {
+                let wanted = self.0.want(|_, wanted| wanted.sweep(now));
+                let swept = self.0.write(1, wanted, move |tables| tables.sweep(now)).await?;
+                events += swept.events;
+                if !swept.more {
+                    return Ok(events);
+                }
+            }
+        })
+    }
+
+    fn close(&self) -> StoreFuture<'_, ()> {
+        self.0.close()
+    }
+}
