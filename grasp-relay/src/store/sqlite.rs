@@ -177,7 +177,8 @@ impl DatabaseEngine for SqliteEngine {
 
     async fn commit(&self, commit: Commit) -> Result<Committed, StoreError> {
         let rows = commit_cost(&commit);
-        self.write(rows, Wanted::default(), move |tables| tables.commit(&commit)).await
+        let wanted = self.want(|keys, wanted| wanted.commit(keys, &commit));
+        self.write(rows, wanted, move |tables| tables.commit(&commit)).await
     }
 }
 
