@@ -3,17 +3,17 @@
 //! ```text
 //!  ingest, pushes ──Order──▶ ┌───────────────┐ ──records──▶ database (one write for many turns)
 //!  ends of work   ──Input──▶ │ loop: Purgatory│
-//!                            └───────┬───────┘ ──Output──▶ a lane per identifier: git, database, hub
+//!                            └───────┬───────┘ ──Output──▶ a queue per identifier: git, database, hub
 //! ```
 //!
-//! One task owns the core. Its outputs are executed in lanes, one per identifier: in order within a lane, concurrently
-//! across lanes, so that a slow repository delays no other.
+//! One task owns the core. Its outputs are executed by queues, one per identifier: in order within a queue, concurrently
+//! across queues, so that a slow repository delays no other.
 
 mod damage;
 mod disk;
 mod hunt;
-mod lane;
 mod maintenance;
+mod queue;
 mod refs;
 mod survey;
 mod task;
@@ -38,8 +38,8 @@ use self::damage::Damage;
 pub use self::damage::{DamagedRepo, lacks_objects};
 pub use self::disk::DiskBudget;
 pub use self::hunt::{Classify, HuntObserver, HuntParts};
-use self::lane::{LaneExecutor, Lanes};
 use self::maintenance::MaintenanceSchedule;
+use self::queue::{Executor, WorkQueues};
 use self::refs::ActiveWork;
 pub use self::refs::WorkGuard;
 use self::task::{Inbox, Task};
@@ -217,7 +217,7 @@ impl PurgatoryDriver {
             }
         }
         let shared = (active_work.clone(), damage.clone(), disk.clone());
-        let executor = LaneExecutor::new(Arc::clone(&parts), shared, orders.downgrade());
+        let executor = Executor::new(Arc::clone(&parts), shared, orders.downgrade());
         let hunt = parts.hunt.clone();
         let hunting = hunt.map(|hunt| hunt.start(executor.clone(), orders.downgrade()));
         let (written, writes) = watch::channel(true);
@@ -236,7 +236,7 @@ impl PurgatoryDriver {
             purgatory,
             database: Arc::clone(parts.repos.database()),
             disk: driver.disk.clone(),
-            lanes: Lanes::new(executor),
+            queues: WorkQueues::new(executor),
             hunting,
             answers: BTreeMap::new(),
             waiters: Vec::new(),

@@ -12,7 +12,7 @@ use nostr::filter::Filter;
 use nostr::key::PublicKey;
 use tokio::sync::{mpsc, oneshot};
 
-use super::lane::LaneExecutor;
+use super::queue::Executor;
 use super::refs::DriverError;
 use super::survey::{MAX_OTHER_FAMILIES, addressed_to};
 use super::{Order, Unavailable};
@@ -49,11 +49,7 @@ pub type HuntObserver = Arc<dyn Fn(&HuntReport) + Send + Sync>;
 
 impl HuntParts {
     /// Starts the hunt for a server.
-    pub(super) fn start(
-        self,
-        executor: LaneExecutor,
-        orders: mpsc::WeakSender<Order>,
-    ) -> HuntHandle {
+    pub(super) fn start(self, executor: Executor, orders: mpsc::WeakSender<Order>) -> HuntHandle {
         log_start(&self.config);
         let config = self.config.clone();
         let (inputs, inbox) = mpsc::unbounded_channel();
@@ -65,7 +61,7 @@ impl HuntParts {
 /// Does not keep the driver alive: the hunt ends with it.
 struct ServerContext {
     parts: HuntParts,
-    executor: LaneExecutor,
+    executor: Executor,
     orders: mpsc::WeakSender<Order>,
     /// Inputs for purgatory, in their order.
     inputs: mpsc::UnboundedSender<Input>,

@@ -18,7 +18,7 @@ use grasp_core::{Identifier, Mono, Oid};
 use nostr::types::Timestamp;
 
 use super::Order;
-use super::lane::LaneExecutor;
+use super::queue::Executor;
 use super::refs::DriverError;
 use crate::Input;
 use crate::git::{FamilyGuard, RepoStore};
@@ -135,7 +135,7 @@ impl MaintenanceSchedule {
     }
 }
 
-impl LaneExecutor {
+impl Executor {
     /// Returns every identifier that is hosted, on disk or by a stored announcement.
     pub(super) async fn names(&self) -> Option<VecDeque<Identifier>> {
         match self.try_names().await {

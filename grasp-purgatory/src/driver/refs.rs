@@ -14,7 +14,7 @@ use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
-use super::lane::LaneExecutor;
+use super::queue::Executor;
 use super::{JOURNAL, Order, Unavailable};
 use crate::database::{Commit, Committed, Conflict, DatabaseError, FamilyChange, Source};
 use crate::git::{FamilyGuard, GitError, RefTarget, RepoStore, WantedRefs};
@@ -42,7 +42,7 @@ pub(super) enum DriverError {
     Busy,
 }
 
-impl LaneExecutor {
+impl Executor {
     /// Sets refs, and stores and withdraws events, in one transaction. Returns the events that the store refuses; then
     /// nothing has changed.
     pub(super) async fn release(
@@ -243,10 +243,10 @@ impl Unrelated {
     }
 }
 
-impl LaneExecutor {
+impl Executor {
     /// Brings the objects of a pull request to every family that it belongs to. Returns the views that get its ref.
     ///
-    /// Only one lock is held at a time, since another lane may hold the other.
+    /// Only one lock is held at a time, since another queue may hold the other.
     async fn bring_proposal(
         &self,
         proposal: &ProposalRef,

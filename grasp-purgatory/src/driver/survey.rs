@@ -10,7 +10,7 @@ use nostr::filter::{Filter, SingleLetterTag};
 use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
-use super::lane::LaneExecutor;
+use super::queue::Executor;
 use super::refs::DriverError;
 use crate::git::{Completeness, FamilyGuard};
 use crate::{HeldProposal, Input, Purgatory, Survey};
@@ -57,7 +57,7 @@ impl SurveyRequest {
     }
 }
 
-impl LaneExecutor {
+impl Executor {
     pub(super) async fn survey(&self, request: SurveyRequest) -> Input {
         let identifier = request.identifier.clone();
         if self.damage.is_damaged(&identifier) {

@@ -8,8 +8,8 @@ use grasp_core::{Identifier, Mono};
 use nostr::event::EventId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-use super::lane::{self, Lanes, Work};
 use super::maintenance::{MaintenanceSchedule, MaintenanceStep};
+use super::queue::{self, Work, WorkQueues};
 use super::survey::SurveyRequest;
 use super::{
     DiskBudget, JOURNAL, LocalRelay, ORDER_QUEUE, Order, Question, RepoChange, Until, Waiter,
@@ -55,7 +55,7 @@ pub(super) struct Task {
     pub(super) purgatory: Purgatory,
     pub(super) database: Arc<dyn Database>,
     pub(super) disk: DiskBudget,
-    pub(super) lanes: Lanes,
+    pub(super) queues: WorkQueues,
     pub(super) hunting: Option<HuntHandle>,
     pub(super) answers: BTreeMap<EventId, Vec<oneshot::Sender<HoldOutcome>>>,
     pub(super) waiters: Vec<(Awaited, Waiter)>,
@@ -153,11 +153,11 @@ impl Task {
     /// Starts the next step of maintenance, if it is due.
     fn continue_maintenance(&mut self, now: Mono) -> Vec<Output> {
         match self.maintenance.next_step(now) {
-            Some(MaintenanceStep::List) => self.lanes.list(),
+            Some(MaintenanceStep::List) => self.queues.list(),
             Some(MaintenanceStep::Maintain(identifier)) => {
                 let waits = !self.purgatory.held_events(&identifier).is_empty();
                 let waiting = waits.then(|| self.purgatory.wanted_tips(&identifier));
-                self.lanes
+                self.queues
                     .run(Some(identifier.clone()), vec![Work::Maintain { identifier, waiting }]);
             }
             None => {}
@@ -238,17 +238,17 @@ impl Task {
         }
     }
 
-    /// Passes the outputs of one turn to their lanes.
+    /// Passes the outputs of one turn to their queues.
     fn perform(&mut self, turn: Vec<Output>) {
         for news in turn.iter().filter_map(|output| self.change_of(output)) {
             // Without subscribers sending fails, which is fine.
             let _ = self.news.send(news);
         }
-        for (lane, outputs) in lane::by_lane(turn) {
+        for (identifier, outputs) in queue::by_identifier(turn) {
             let work: Vec<Work> =
                 outputs.into_iter().flat_map(|output| self.work(output)).collect();
             if !work.is_empty() {
-                self.lanes.run(lane, work);
+                self.queues.run(identifier, work);
             }
         }
     }

@@ -13,13 +13,13 @@ use super::survey::SurveyRequest;
 use super::{DiskBudget, Order, PurgatoryParts};
 use crate::{CleanupTask, HoldOutcome, Input, Output};
 
-/// Lanes beyond which ended ones are removed.
-const MAX_KNOWN_LANES: usize = 1_024;
+/// Queues beyond which ended ones are removed.
+const MAX_KNOWN_QUEUES: usize = 1_024;
 
 /// Surveys that read store and refs at the same time: after a start all identifiers are surveyed.
 const MAX_CONCURRENT_SURVEYS: usize = 16;
 
-/// One unit of work in a lane.
+/// One unit of work in a queue.
 pub(super) enum Work {
     /// An output that needs nothing of the task's state.
     Output(Output),
@@ -34,19 +34,19 @@ pub(super) enum Work {
     },
 }
 
-/// Groups the outputs of one turn by lane, in their order. An output without an identifier goes to the lane of the first
+/// Groups the outputs of one turn by queue, in their order. An output without an identifier goes to the queue of the first
 /// that has one.
-pub(super) fn by_lane(turn: Vec<Output>) -> BTreeMap<Option<Identifier>, Vec<Output>> {
+pub(super) fn by_identifier(turn: Vec<Output>) -> BTreeMap<Option<Identifier>, Vec<Output>> {
     let default = turn.iter().find_map(identifier_of).cloned();
-    let mut lanes: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    let mut queues: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for output in turn {
-        let lane = identifier_of(&output).or(default.as_ref()).cloned();
-        lanes.entry(lane).or_default().push(output);
+        let identifier = identifier_of(&output).or(default.as_ref()).cloned();
+        queues.entry(identifier).or_default().push(output);
     }
-    lanes
+    queues
 }
 
-/// Returns the identifier of an output's lane, if it has one.
+/// Returns the identifier of an output's queue, if it has one.
 fn identifier_of(output: &Output) -> Option<&Identifier> {
     match output {
         Output::Survey { identifier } | Output::Release { identifier, .. } => Some(identifier),
@@ -58,22 +58,22 @@ fn identifier_of(output: &Output) -> Option<&Identifier> {
     }
 }
 
-/// The lanes: each new tokio task of a lane waits for the one before it.
-pub(super) struct Lanes {
-    executor: LaneExecutor,
+/// The queues: each new tokio task of a queue waits for the one before it.
+pub(super) struct WorkQueues {
+    executor: Executor,
     tails: BTreeMap<Option<Identifier>, JoinHandle<()>>,
 }
 
-impl Lanes {
-    pub(super) fn new(executor: LaneExecutor) -> Self {
+impl WorkQueues {
+    pub(super) fn new(executor: Executor) -> Self {
         Self { executor, tails: BTreeMap::new() }
     }
 
-    pub(super) fn run(&mut self, lane: Option<Identifier>, work: Vec<Work>) {
-        if self.tails.len() > MAX_KNOWN_LANES {
+    pub(super) fn run(&mut self, identifier: Option<Identifier>, work: Vec<Work>) {
+        if self.tails.len() > MAX_KNOWN_QUEUES {
             self.tails.retain(|_, tail| !tail.is_finished());
         }
-        let before = self.tails.remove(&lane);
+        let before = self.tails.remove(&identifier);
         let executor = self.executor.clone();
         let tail = tokio::spawn(async move {
             if let Some(before) = before {
@@ -85,10 +85,10 @@ impl Lanes {
                 }
             }
         });
-        self.tails.insert(lane, tail);
+        self.tails.insert(identifier, tail);
     }
 
-    /// Reads all identifiers, and removes what nothing names from the pack storage, outside of the lanes.
+    /// Reads all identifiers, and removes what nothing names from the pack storage, outside of the queues.
     pub(super) fn list(&self) {
         let executor = self.executor.clone();
         tokio::spawn(async move {
@@ -99,9 +99,9 @@ impl Lanes {
     }
 }
 
-/// Performs the work of the lanes.
+/// Performs the work of the queues.
 #[derive(Clone)]
-pub(super) struct LaneExecutor {
+pub(super) struct Executor {
     pub(super) parts: Arc<PurgatoryParts>,
     pub(super) active_work: ActiveWork,
     pub(super) damage: Damage,
@@ -112,7 +112,7 @@ pub(super) struct LaneExecutor {
     orders: mpsc::WeakSender<Order>,
 }
 
-impl LaneExecutor {
+impl Executor {
     pub(super) fn new(
         parts: Arc<PurgatoryParts>,
         (active_work, damage, disk): (ActiveWork, Damage, DiskBudget),
@@ -207,22 +207,22 @@ mod tests {
             Output::Survey { identifier: name("y") },
             Output::Survey { identifier: name("z") },
         ];
-        let lanes = by_lane(turn).into_iter().map(|(lane, outputs)| {
+        let queues = by_identifier(turn).into_iter().map(|(identifier, outputs)| {
             let words = outputs.iter().map(|output| match output {
                 Output::RunTask(CleanupTask::CreateView { .. }) => "create",
                 Output::RunTask(_) => "clear",
                 Output::Answer { .. } => "answer",
                 _ => "survey",
             });
-            (lane.unwrap().to_string(), words.collect::<Vec<_>>().join(" "))
+            (identifier.unwrap().to_string(), words.collect::<Vec<_>>().join(" "))
         });
         let expected = [("x", "create answer survey"), ("y", "clear survey"), ("z", "survey")];
-        assert_eq!(lanes.collect::<Vec<_>>(), expected.map(|(l, w)| (l.to_owned(), w.to_owned())));
+        assert_eq!(queues.collect::<Vec<_>>(), expected.map(|(q, w)| (q.to_owned(), w.to_owned())));
     }
 
     #[test]
-    fn outputs_without_identifier_have_a_lane_of_their_own() {
-        let lanes = by_lane(vec![Output::Publish { events: Vec::new() }]);
-        assert_eq!(lanes.into_keys().collect::<Vec<_>>(), [None]);
+    fn outputs_without_identifier_have_a_queue_of_their_own() {
+        let queues = by_identifier(vec![Output::Publish { events: Vec::new() }]);
+        assert_eq!(queues.into_keys().collect::<Vec<_>>(), [None]);
     }
 }
