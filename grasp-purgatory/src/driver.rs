@@ -18,7 +18,7 @@ mod refs;
 mod survey;
 mod task;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -38,7 +38,6 @@ use self::damage::Damage;
 pub use self::damage::{DamagedRepo, lacks_objects};
 pub use self::disk::DiskBudget;
 pub use self::hunt::{Classify, HuntObserver, HuntParts};
-use self::maintenance::MaintenanceSchedule;
 use self::queue::{Executor, WorkQueues};
 use self::refs::ActiveWork;
 pub use self::refs::WorkGuard;
@@ -54,6 +53,9 @@ const DECISION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Orders that are queued before senders have to wait.
 const ORDER_QUEUE: usize = 1_024;
+
+/// Requests to run maintenance that are queued before senders have to wait.
+const MAINTENANCE_QUEUE: usize = 16;
 
 /// Target of trace events before records and releases are written, and after. Crash tests end the process there.
 pub const JOURNAL: &str = "grasp::journal";
@@ -138,6 +140,8 @@ pub struct PurgatoryDriver {
     damage: Damage,
     disk: DiskBudget,
     hunting: Option<HuntHandle>,
+    /// Requests to run maintenance now.
+    maintenance: mpsc::Sender<oneshot::Sender<()>>,
     /// `false` while records cannot be written.
     writes: watch::Receiver<bool>,
 }
@@ -168,14 +172,11 @@ enum Order {
         until: Until,
         reply: oneshot::Sender<()>,
     },
-    /// Starts maintenance now, unless it is running.
-    StartMaintenance,
-    /// The next step of maintenance is due.
-    MaintenanceDue,
-    /// All identifiers; `None` if they could not be read.
-    Listed(Option<VecDeque<Identifier>>),
-    /// The maintenance of an identifier has ended.
-    Maintained(Identifier),
+    /// Maintains an identifier, and reports the end of that.
+    Maintain {
+        identifier: Identifier,
+        done: oneshot::Sender<()>,
+    },
 }
 
 /// A condition that callers wait for.
@@ -184,14 +185,6 @@ enum Until {
     Settled(Identifier),
     /// An event was released, removed, or is held for now.
     Decided(EventId),
-    /// Maintenance is not running.
-    MaintenanceIdle,
-}
-
-enum Waiter {
-    Caller(oneshot::Sender<()>),
-    /// The maintenance of an identifier.
-    Maintenance(Identifier),
 }
 
 impl PurgatoryDriver {
@@ -220,6 +213,8 @@ impl PurgatoryDriver {
         let executor = Executor::new(Arc::clone(&parts), shared, orders.downgrade());
         let hunt = parts.hunt.clone();
         let hunting = hunt.map(|hunt| hunt.start(executor.clone(), orders.downgrade()));
+        let (maintenance, requests) = mpsc::channel(MAINTENANCE_QUEUE);
+        let maintained = executor.clone().run_maintenance(requests);
         let (written, writes) = watch::channel(true);
         let driver = Self {
             orders,
@@ -230,6 +225,7 @@ impl PurgatoryDriver {
             damage,
             disk,
             hunting: hunting.clone(),
+            maintenance,
             writes,
         };
         let task = Task {
@@ -240,13 +236,13 @@ impl PurgatoryDriver {
             hunting,
             answers: BTreeMap::new(),
             waiters: Vec::new(),
-            maintenance: MaintenanceSchedule::new(now.mono),
             relay: Arc::clone(&parts.relay),
             news,
             writes: written,
         };
         driver.tell(Input::Started).await;
         tokio::spawn(task.run(Inbox { orders: inbox, questions: asked }));
+        tokio::spawn(maintained);
         driver
     }
 
@@ -383,9 +379,12 @@ impl PurgatoryDriver {
     ///
     /// Views and refs are compared with the store, retired data whose time is over is removed, and packs are repacked.
     pub async fn run_maintenance(&self) -> Result<(), Unavailable> {
-        self.wait(Until::MaintenanceIdle).await?;
-        self.orders.send(Order::StartMaintenance).await.map_err(|_| Unavailable::Stopping)?;
-        self.wait(Until::MaintenanceIdle).await
+        let (reply, over) = oneshot::channel();
+        self.unless_full(async {
+            self.maintenance.send(reply).await.map_err(|_| Unavailable::Stopping)?;
+            over.await.map_err(|_| Unavailable::Stopping)
+        })
+        .await
     }
 
     async fn wait(&self, until: Until) -> Result<(), Unavailable> {

@@ -22,9 +22,9 @@ pub mod purgatory;
 pub mod resources;
 
 pub use purgatory::{
-    Bound, CleanupTask, Config, Counts, EndReason, HeldProposal, HoldOutcome, Input, Output,
-    PassNumber, Phase, ProposalRef, Purgatory, PushTarget, Record, Report, Stage, Survey,
-    ViewTarget, Want, select_addresses,
+    Bound, CleanupTask, Config, Counts, HeldProposal, HoldOutcome, Input, Output, PassNumber,
+    Phase, ProposalRef, Purgatory, PushTarget, Record, Stage, Survey, ViewTarget, Want,
+    select_addresses,
 };
 
 #[cfg(doctest)]

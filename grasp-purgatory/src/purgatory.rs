@@ -11,6 +11,7 @@
 //! Every change under an identifier leads to a survey, and every survey to the same judgement: the wanted state of
 //! store and git, compared with the present one. One release per identifier runs at a time.
 
+mod expiry;
 mod held;
 mod io;
 mod judge;
@@ -18,6 +19,7 @@ mod query;
 mod release;
 mod shares;
 mod staging;
+mod tasks;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,19 +34,20 @@ use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
-pub use self::held::{EndReason, Phase};
+pub use self::held::Phase;
 pub use self::io::{
-    Bound, Config, HoldOutcome, Input, Output, ProposalRef, Record, Report, Stage, Survey,
-    ViewTarget,
+    Bound, Config, HoldOutcome, Input, Output, ProposalRef, Record, Stage, Survey, ViewTarget,
 };
 pub use self::query::{Counts, HeldProposal, Want, select_addresses};
-pub use self::release::{CleanupTask, PassNumber};
+pub use self::release::PassNumber;
 pub use self::staging::PushTarget;
+pub use self::tasks::CleanupTask;
 
 use self::held::{Content, HeldEvent, HeldEvents};
 use self::io::Outputs;
-use self::release::{CleanupTasks, Releases, TaskTarget};
+use self::release::Releases;
 use self::staging::{StagedUploads, Staging};
+use self::tasks::CleanupTasks;
 
 /// Least time between two sweeps for expired events: those of busy identifiers stay overdue for a while.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -130,11 +133,11 @@ impl Purgatory {
             Input::Changed { identifier } => self.releases.request(out, &identifier),
             Input::Surveyed { identifier, survey } => self.surveyed(out, &identifier, &survey),
             Input::SurveyFailed { identifier } => {
-                self.releases.stage_failed(out, &identifier, Stage::Survey, retry_at);
+                self.releases.stage_failed(&identifier, Stage::Survey, retry_at);
             }
             Input::Released { identifier, refused } => self.released(out, &identifier, &refused),
             Input::ReleaseFailed { identifier } => {
-                self.releases.stage_failed(out, &identifier, Stage::Release, retry_at);
+                self.releases.stage_failed(&identifier, Stage::Release, retry_at);
             }
             Input::PushAuthorised { repo, events } => self.push_authorised(out, &repo, &events),
             Input::PushStaged { id, tip, target, bytes, network } => {
@@ -152,7 +155,7 @@ impl Purgatory {
             Input::Vanished { author, until } => self.vanished(out, author, until),
             Input::Delisted { repo, by } => self.delisted(out, &repo, by),
             Input::TaskDone(task) => self.tasks.done(out, task),
-            Input::TaskFailed(task) => self.tasks.failed(out, task, retry_at),
+            Input::TaskFailed(_) => self.tasks.retry_at = Some(retry_at),
             Input::Tick => self.tick(out),
         }
         outputs.into_vec()
@@ -216,9 +219,6 @@ impl Purgatory {
             Some(new) => self.admit(out, &new, hold, origin),
             None => HoldOutcome::Unreadable,
         };
-        if outcome == HoldOutcome::Full {
-            out.push(Output::Report(Report::Rejected { id }));
-        }
         out.push(Output::Answer { id, outcome });
     }
 
@@ -235,13 +235,13 @@ impl Purgatory {
             Err(outcome) => return outcome,
         };
         let (evicted, has_room) = self.held.reserve(new, new.claimant(presence, origin), displaced);
-        evicted.into_iter().for_each(|id| self.drop_with_view(out, id, EndReason::Evicted));
+        evicted.into_iter().for_each(|id| self.drop_with_view(out, id, false));
         if !has_room {
             return HoldOutcome::Full;
         }
         let had_view = new.announcement().is_some_and(|a| self.held.has_view(&a.repo));
         if let Some(id) = displaced {
-            self.held.remove(out, id, EndReason::Superseded);
+            self.held.remove(out, id);
         }
         self.held.hold(out, &new.event, new.since, new.until);
         match &new.content {
@@ -349,7 +349,7 @@ impl Purgatory {
             let names = BTreeSet::from([target.identifier().clone()]);
             return self.tasks.clear_proposal(out, id, keep, names);
         }
-        self.tasks.drop_conflicting(out, &TaskTarget::Proposal(id));
+        self.tasks.drop_conflicting(out, &CleanupTask::key_of_proposal(&id));
         let until = self.now.unix + self.config.stage_for;
         self.staging.stage(out, id, tip, (target, bytes), until);
         // The event may have been received while the push was under way.
@@ -364,220 +364,6 @@ impl Purgatory {
         let names = self.identifiers_of(&id);
         self.staging.remove(out, id, None);
         self.tasks.clear_proposal(out, id, BTreeSet::new(), names);
-    }
-}
-
-/// Releasing.
-impl Purgatory {
-    fn surveyed(&mut self, out: &mut Outputs, identifier: &Identifier, survey: &Survey) {
-        if self.releases.stage_ended(identifier, Stage::Survey).is_none() {
-            return self.releases.request(out, identifier);
-        }
-        let has_held = self.held.of(identifier).next().is_some();
-        self.releases.surveyed(identifier, survey, (has_held, self.now.unix));
-        // Usually removed by now; but the hint may have been lost with the earlier run.
-        for id in &survey.refused {
-            self.drop_with_view(out, *id, EndReason::Withdrawn);
-        }
-        let (now, until) = (self.now.unix, self.hold_until());
-        let previous = survey.previous.iter().filter(|event| survey.complete.contains(&event.id));
-        for event in previous {
-            if self.held.get(&event.id).is_none() {
-                self.held.hold(out, event, now, until);
-            }
-        }
-        let plan = judge::plan(&self.policy, (&self.held, &self.staging), identifier, survey);
-        for (id, reason) in &plan.gone {
-            self.drop_event(out, *id, *reason);
-        }
-        for id in &plan.strays {
-            let (keep, names) = (self.staging.tips(id), BTreeSet::from([identifier.clone()]));
-            self.tasks.clear_proposal(out, *id, keep, names);
-        }
-        for repo in plan.orphans {
-            self.tasks.add(out, CleanupTask::RemoveView { repo, at_once: true });
-        }
-        // Held before it is withdrawn: at no time is it lost.
-        for event in &plan.withdraw {
-            self.held.hold(out, event, now, until);
-        }
-        plan.authorised.iter().for_each(|id| self.held.authorise(*id));
-        let withdraw = plan.withdraw.iter().map(|event| event.id).chain(plan.outdated).collect();
-        let (refs, events) = ((plan.views, plan.proposals), (plan.store, withdraw));
-        self.releases.release(out, identifier, refs, events);
-    }
-
-    fn released(
-        &mut self,
-        out: &mut Outputs,
-        identifier: &Identifier,
-        refused: &BTreeSet<EventId>,
-    ) {
-        let Some(events) = self.releases.stage_ended(identifier, Stage::Release) else { return };
-        if !refused.is_empty() {
-            for id in refused {
-                self.drop_event(out, *id, EndReason::Refused);
-            }
-            self.releases.repeat(identifier);
-            return self.releases.end_pass(out, identifier);
-        }
-        for event in &events {
-            self.drop_older(out, event.id);
-            let names = self.identifiers_of(&event.id);
-            // Its record was removed together with its release.
-            self.held.released(event.id);
-            self.event_ended(out, event.id, names, false);
-        }
-        self.releases.served(identifier, &events, self.now.unix);
-        if !events.is_empty() {
-            out.push(Output::Publish { events });
-        }
-        self.releases.end_pass(out, identifier);
-    }
-
-    /// Drops an event and the uploads that wait with it.
-    fn drop_event(&mut self, out: &mut Outputs, id: EventId, reason: EndReason) {
-        let Some(held) = self.held.get(&id) else { return };
-        // Refs of a pull request may have been set by a push before its author or the store refused it.
-        let may_have_refs = held.proposal().is_some()
-            && matches!(reason, EndReason::Withdrawn | EndReason::Refused);
-        let names = self.identifiers_of(&id);
-        self.held.remove(out, id, reason);
-        self.event_ended(out, id, names, may_have_refs);
-    }
-
-    /// Drops the uploads of an event that is no longer held.
-    fn event_ended(
-        &mut self,
-        out: &mut Outputs,
-        id: EventId,
-        names: BTreeSet<Identifier>,
-        may_have_refs: bool,
-    ) {
-        for name in &names {
-            if self.held.of(name).next().is_none() {
-                self.releases.set_vacant(name, false);
-            }
-        }
-        if self.staging.remove(out, id, None) || may_have_refs {
-            self.tasks.clear_proposal(out, id, BTreeSet::new(), names);
-        }
-    }
-
-    /// Drops an event and the view that only it asks for.
-    fn drop_with_view(&mut self, out: &mut Outputs, id: EventId, reason: EndReason) {
-        let announcement = self.held.get(&id).and_then(HeldEvent::announcement);
-        let repo = announcement.map(|announcement| announcement.repo.clone());
-        self.drop_event(out, id, reason);
-        if let Some(repo) = repo {
-            self.tasks.add(out, CleanupTask::RemoveView { repo, at_once: true });
-        }
-    }
-
-    /// Drops the states that lost to a newer one of their author, which is served now.
-    fn drop_older(&mut self, out: &mut Outputs, served: EventId) {
-        let Some(held) = self.held.get(&served) else { return };
-        let Some(state) = held.state() else { return };
-        let version = held.version();
-        let states = self.held.states_by(&state.repo.identifier, held.author());
-        let older = states.filter(|state| state.version() < version);
-        let older: Vec<_> = older.map(HeldEvent::id).collect();
-        older.into_iter().for_each(|id| self.drop_event(out, id, EndReason::Superseded));
-    }
-}
-
-/// Expiry.
-impl Purgatory {
-    fn tick(&mut self, out: &mut Outputs) {
-        self.last_sweep = self.now.mono;
-        self.releases.retry(out, self.now.mono, self.now.unix);
-        self.tasks.retry(out, self.now.mono);
-        let waited = self.overdue(Phase::Waiting);
-        waited.into_iter().for_each(|id| self.expire(out, id));
-        let expired = self.overdue(Phase::Expired);
-        expired.into_iter().for_each(|id| self.drop_event(out, id, EndReason::Forgotten));
-        let uploads = self
-            .staging
-            .iter()
-            .filter(|(id, staged)| staged.until <= self.now.unix && !self.shares_time_of_event(id));
-        let uploads: Vec<_> = uploads.map(|(id, _)| *id).collect();
-        uploads.into_iter().for_each(|id| self.drop_uploads(out, id));
-    }
-
-    /// Returns the next end of a phase or an upload.
-    fn next_end(&self) -> Option<Timestamp> {
-        let phases = [Phase::Waiting, Phase::Expired].into_iter();
-        let ends = phases.filter_map(|phase| Some(self.held.deadlines(phase).next()?.0));
-        let uploads = self.staging.iter().filter(|(id, _)| !self.shares_time_of_event(id));
-        ends.chain(uploads.map(|(_, staged)| staged.until)).min()
-    }
-
-    /// Returns whether the event of an upload waits itself; then the upload ends with it.
-    fn shares_time_of_event(&self, id: &EventId) -> bool {
-        self.held.get(id).is_some_and(HeldEvent::is_waiting)
-    }
-
-    /// Returns the events whose phase has ended and that no fetch or release under way may concern.
-    fn overdue(&self, phase: Phase) -> Vec<EventId> {
-        let is_busy = |held: &HeldEvent| {
-            held.identifiers().into_iter().any(|identifier| self.releases.is_busy(identifier))
-        };
-        let ends = self.held.deadlines(phase).take_while(|(end, _)| *end <= self.now.unix);
-        ends.filter(|(_, held)| !is_busy(held)).map(|(_, held)| held.id()).collect()
-    }
-
-    /// Extends the time of events while servers that may have their data have not been asked yet.
-    fn hunt_waiting(&mut self, out: &mut Outputs, identifier: &Identifier) {
-        let longest = self.config.hold_at_most.max(self.config.hold_for);
-        let waiting = self.held.of(identifier).filter(|held| held.is_waiting());
-        let extended = waiting.filter(|held| held.until < held.since + longest);
-        let ends: Vec<_> = extended.map(|held| (held.id(), held.since + longest)).collect();
-        for (id, until) in ends {
-            self.held.set_phase(out, id, Phase::Waiting, until);
-        }
-    }
-
-    /// Notes the first answer: from then on, events with extended time have their usual time.
-    fn hunt_answered(&mut self, identifier: &Identifier) {
-        if self.extended(identifier).next().is_some() {
-            self.releases.answered(identifier, self.now.unix);
-        }
-    }
-
-    /// Ends the extended time of events as if they had been received with the first answer: every server was asked.
-    fn hunt_ended(&mut self, out: &mut Outputs, identifier: &Identifier) {
-        let first_answer = self.releases.take_first_answer(identifier);
-        let (now, hold_for) = (self.now.unix, self.config.hold_for);
-        // Events received after the first answer have their own time.
-        let end = |since: Timestamp| first_answer.map_or(now, |at| at.max(since)) + hold_for;
-        let extended = self.extended(identifier);
-        let ends: Vec<_> = extended.map(|held| (held.id(), end(held.since).max(now))).collect();
-        for (id, until) in ends {
-            self.held.set_phase(out, id, Phase::Waiting, until);
-        }
-    }
-
-    /// Returns the events with more than their usual time left.
-    fn extended(&self, identifier: &Identifier) -> impl Iterator<Item = &HeldEvent> {
-        let usual = self.hold_until();
-        self.held.of(identifier).filter(move |held| held.is_waiting() && held.until > usual)
-    }
-
-    /// Ends the time in which an event is hunted for, and keeps the number of expired ones within its limit.
-    fn expire(&mut self, out: &mut Outputs, id: EventId) {
-        let Some(held) = self.held.get(&id) else { return };
-        let repo: Option<RepoId> = held.announcement().map(|a| a.repo.clone());
-        let Config { remember_for, retry_expired_for, expired: limit, .. } = self.config;
-        let term = if repo.is_some() { remember_for } else { retry_expired_for };
-        self.held.set_phase(out, id, Phase::Expired, self.now.unix + term);
-        if let Some(repo) = repo {
-            self.tasks.add(out, CleanupTask::RemoveView { repo, at_once: false });
-        }
-        while !self.held.usage().expired.is_within(limit) {
-            let first = self.held.deadlines(Phase::Expired).next().map(|(_, held)| held.id());
-            let Some(id) = first else { return };
-            self.drop_event(out, id, EndReason::Evicted);
-        }
     }
 }
 
@@ -624,7 +410,7 @@ impl Purgatory {
         for id in ids {
             let identifiers = self.held.get(&id).map(HeldEvent::identifiers).unwrap_or_default();
             let identifiers: Vec<_> = identifiers.into_iter().cloned().collect();
-            self.drop_with_view(out, id, EndReason::Withdrawn);
+            self.drop_with_view(out, id, true);
             identifiers.iter().for_each(|identifier| self.releases.request(out, identifier));
         }
     }
@@ -685,7 +471,7 @@ mod tests {
                 }),
             3 => (id(), phase, until.clone())
                 .prop_map(|(id, phase, until)| Record::Moved { id, phase, until }),
-            2 => id().prop_map(|id| Record::Gone { id, reason: EndReason::Served }),
+            2 => id().prop_map(|id| Record::Gone { id }),
             2 => (id(), oid.clone(), target, 0..9u64, until).prop_map(
                 |(id, tip, target, bytes, until)| Record::Staged { id, tip, target, bytes, until },
             ),
@@ -715,7 +501,7 @@ mod tests {
             let tasks = restore(records.clone()).tasks;
             for n in 0..16 {
                 let id = event(n).id;
-                records.push(Record::Gone { id, reason: EndReason::Withdrawn });
+                records.push(Record::Gone { id });
                 records.push(Record::Unstaged { id, keep: None });
             }
             records.extend(tasks.iter().map(|task| Record::TaskDone { task: task.clone() }));

@@ -1,25 +1,20 @@
-//! Maintenance of all identifiers, one at a time: the schedule, and the work for each.
-//!
-//! ```text
-//!   Idle ──time──▶ Listing ──names──▶ Pausing ──time──▶ Maintaining
-//!     ▲               │ failed           ▲ │ none left      │
-//!     └───────────────┴──────────────────┼─┘                │
-//!                                        └─ done, timeout ──┘
-//! ```
+//! Maintenance of all identifiers, one at a time.
 //!
 //! It runs when the server starts, which finds what an earlier run left between a change in the store and its effect in
 //! git. The maintenance of an identifier begins after that of the one before has ended, so that a server with many
 //! repositories is rarely busy with more than one of them. One that takes too long goes on beside the next.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use grasp_core::{Identifier, Mono, Oid};
+use grasp_core::{Identifier, Oid};
 use nostr::types::Timestamp;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{sleep, timeout};
 
-use super::Order;
 use super::queue::Executor;
 use super::refs::DriverError;
+use super::{Order, Until};
 use crate::Input;
 use crate::git::{FamilyGuard, RepoStore};
 
@@ -38,115 +33,69 @@ const PAUSE_BETWEEN_REPOSITORIES: Duration = Duration::from_millis(20);
 /// Time that the maintenance of one identifier is waited for.
 const REPOSITORY_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// The phase of maintenance.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum MaintenanceSchedule {
-    /// Not running.
-    Idle { until: Mono },
-    /// The identifiers are being read.
-    Listing,
-    /// The next identifier follows at this time.
-    Pausing { left: VecDeque<Identifier>, next: Mono },
-    /// An identifier is being maintained, and waited for until then.
-    Maintaining { name: Identifier, left: VecDeque<Identifier>, until: Mono },
-}
-
-/// A step that is due.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum MaintenanceStep {
-    /// Read all identifiers.
-    List,
-    /// Maintain this identifier.
-    Maintain(Identifier),
-}
-
-impl MaintenanceSchedule {
-    /// Creates a schedule that starts at once.
-    pub(super) fn new(now: Mono) -> Self {
-        Self::Idle { until: now }
-    }
-
-    /// Makes the start due now, if maintenance is not running.
-    pub(super) fn start_now(&mut self, now: Mono) {
-        if let Self::Idle { until } = self {
-            *until = now;
-        }
-    }
-
-    /// Returns the time of the next step, unless it waits for the list of identifiers.
-    pub(super) fn deadline(&self) -> Option<Mono> {
-        match self {
-            Self::Idle { until } => Some(*until),
-            Self::Pausing { next, .. } => Some(*next),
-            Self::Maintaining { until, .. } => Some(*until),
-            Self::Listing => None,
-        }
-    }
-
-    /// Returns the step that is due.
-    pub(super) fn next_step(&mut self, now: Mono) -> Option<MaintenanceStep> {
-        if self.deadline().is_none_or(|deadline| deadline > now) {
-            return None;
-        }
-        match std::mem::replace(self, Self::Listing) {
-            Self::Pausing { mut left, .. } => {
-                let name = left.pop_front()?;
-                *self =
-                    Self::Maintaining { name: name.clone(), left, until: now + REPOSITORY_TIMEOUT };
-                Some(MaintenanceStep::Maintain(name))
+/// Maintains all identifiers, at once, by schedule and when that is requested. Requests are answered after the pass that
+/// began after them.
+async fn run<L, M>(
+    mut requests: mpsc::Receiver<oneshot::Sender<()>>,
+    list: impl Fn() -> L,
+    maintain: impl Fn(Identifier) -> M,
+) where
+    L: Future<Output = Option<BTreeSet<Identifier>>>,
+    M: Future<Output = ()> + Send + 'static,
+{
+    let mut requested = None;
+    loop {
+        let names = list().await;
+        let next = if names.is_some() { MAINTENANCE_INTERVAL } else { LIST_RETRY };
+        for name in names.unwrap_or_default() {
+            if requests.is_closed() {
+                return;
             }
-            Self::Maintaining { name, left, .. } => {
+            sleep(PAUSE_BETWEEN_REPOSITORIES).await;
+            let work = tokio::spawn(maintain(name.clone()));
+            if timeout(REPOSITORY_TIMEOUT, work).await.is_err() {
                 tracing::warn!(%name, "the maintenance of a repository takes long; going on");
-                *self = Self::next_or_idle(now, left);
-                None
             }
-            _ => Some(MaintenanceStep::List),
         }
-    }
-
-    /// Continues with these identifiers; without them the list is read again later.
-    pub(super) fn listed(&mut self, now: Mono, names: Option<VecDeque<Identifier>>) {
-        *self = match names {
-            Some(left) => Self::next_or_idle(now, left),
-            None => Self::Idle { until: now + LIST_RETRY },
-        };
-    }
-
-    /// Continues after the maintenance of an identifier has ended; ignored if it was no longer waited for.
-    pub(super) fn maintained(&mut self, now: Mono, ended: &Identifier) {
-        match self {
-            Self::Maintaining { name, left, .. } if name == ended => {
-                *self = Self::next_or_idle(now, std::mem::take(left));
-            }
-            _ => {}
-        }
-    }
-
-    /// Returns whether maintenance is not running.
-    pub(super) fn is_idle(&self) -> bool {
-        matches!(self, Self::Idle { .. })
-    }
-
-    fn next_or_idle(now: Mono, left: VecDeque<Identifier>) -> Self {
-        match left.is_empty() {
-            true => Self::Idle { until: now + MAINTENANCE_INTERVAL },
-            false => Self::Pausing { left, next: now + PAUSE_BETWEEN_REPOSITORIES },
+        requested.take().map(|reply: oneshot::Sender<()>| reply.send(()));
+        tokio::select! {
+            () = sleep(next) => {}
+            request = requests.recv() => match request {
+                Some(reply) => requested = Some(reply),
+                None => return,
+            },
         }
     }
 }
 
 impl Executor {
-    /// Returns every identifier that is hosted, on disk or by a stored announcement.
-    pub(super) async fn names(&self) -> Option<VecDeque<Identifier>> {
-        match self.try_names().await {
-            Ok(names) => Some(names.into_iter().collect()),
-            Err(error) => {
-                tracing::warn!(%error, "could not list the hosted repositories");
-                None
-            }
-        }
+    /// Runs maintenance for as long as there is a handle of the driver.
+    pub(super) async fn run_maintenance(self, requests: mpsc::Receiver<oneshot::Sender<()>>) {
+        let list = || async {
+            let names = self.try_names().await;
+            let executor = self.clone();
+            tokio::spawn(async move { executor.sweep().await });
+            names
+                .inspect_err(
+                    |error| tracing::warn!(%error, "could not list the hosted repositories"),
+                )
+                .ok()
+        };
+        run(requests, list, |name| self.clone().maintain_and_settle(name)).await;
     }
 
+    /// Maintains an identifier in its queue, and waits until what follows from that is done.
+    async fn maintain_and_settle(self, identifier: Identifier) {
+        let (done, is_done) = oneshot::channel();
+        self.order(Order::Maintain { identifier: identifier.clone(), done }).await;
+        let _ = is_done.await;
+        self.tell(Input::Changed { identifier: identifier.clone() }).await;
+        let (reply, is_settled) = oneshot::channel();
+        self.order(Order::Wait { until: Until::Settled(identifier), reply }).await;
+        let _ = is_settled.await;
+    }
+
+    /// Returns every identifier that is hosted, on disk or by a stored announcement.
     async fn try_names(&self) -> Result<BTreeSet<Identifier>, DriverError> {
         let mut names = BTreeSet::new();
         for store in self.parts.stores() {
@@ -157,7 +106,7 @@ impl Executor {
     }
 
     /// Removes packs from the pack storage that nothing has named for a day.
-    pub(super) async fn sweep(&self) {
+    async fn sweep(&self) {
         for store in self.parts.stores() {
             match store.sweep(self.parts.relay.now().mono).await {
                 Ok(0) => {}
@@ -207,8 +156,7 @@ impl Executor {
     pub(super) async fn inspect(&self, store: &RepoStore, identifier: &Identifier) {
         match self.damage.inspect(store, identifier, false).await {
             Ok(true) => {
-                let damaged = Input::Damaged { identifier: identifier.clone() };
-                self.tell(Order::Tell(damaged)).await;
+                self.tell(Input::Damaged { identifier: identifier.clone() }).await;
             }
             Ok(false) => {}
             Err(error) => {
@@ -244,77 +192,84 @@ impl Executor {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use tokio::time::Instant;
+
     use super::*;
 
-    fn names(names: &[&str]) -> Option<VecDeque<Identifier>> {
-        Some(names.iter().map(|name| name.parse().unwrap()).collect())
+    /// Passes over these identifiers, whose maintenance takes so long, and when each began or was listed.
+    struct Passes {
+        log: Arc<Mutex<Vec<(Duration, String)>>>,
+        requests: mpsc::Sender<oneshot::Sender<()>>,
     }
 
-    fn name(text: &str) -> Identifier {
-        text.parse().unwrap()
+    impl Passes {
+        fn start(names: Option<&'static [&'static str]>, takes: Duration) -> Self {
+            let (requests, inbox) = mpsc::channel(1);
+            let (log, began) = (Arc::<Mutex<Vec<_>>>::default(), Instant::now());
+            let (listed, maintained) = (log.clone(), log.clone());
+            let list = move || {
+                listed.lock().unwrap().push((began.elapsed(), String::from("list")));
+                let names = names.map(|all| all.iter().map(|it| it.parse().unwrap()).collect());
+                std::future::ready(names)
+            };
+            let maintain = move |name: Identifier| {
+                maintained.lock().unwrap().push((began.elapsed(), name.to_string()));
+                sleep(takes)
+            };
+            tokio::spawn(run(inbox, list, maintain));
+            Self { log, requests }
+        }
+
+        async fn until(&self, time: Duration) -> Vec<(Duration, String)> {
+            sleep(time).await;
+            self.log.lock().unwrap().clone()
+        }
     }
 
-    fn maintain(name: &str) -> Option<MaintenanceStep> {
-        Some(MaintenanceStep::Maintain(name.parse().unwrap()))
+    fn steps(steps: &[(Duration, &str)]) -> Vec<(Duration, String)> {
+        steps.iter().map(|(at, step)| (*at, (*step).to_owned())).collect()
     }
 
-    #[test]
-    fn maintains_one_identifier_at_a_time() {
-        let mut now = Mono::ZERO;
-        let mut maintenance = MaintenanceSchedule::new(now);
-        assert_eq!(maintenance.next_step(now), Some(MaintenanceStep::List));
-        assert_eq!((maintenance.next_step(now), maintenance.deadline()), (None, None));
-        maintenance.listed(now, names(&["a", "b"]));
-        assert_eq!(maintenance.next_step(now), None, "not without a pause");
-        now = now + PAUSE_BETWEEN_REPOSITORIES;
-        assert_eq!(maintenance.next_step(now), maintain("a"));
-        assert_eq!(maintenance.next_step(now), None, "a is not done");
-        maintenance.maintained(now, &name("a"));
-        now = now + PAUSE_BETWEEN_REPOSITORIES;
-        assert_eq!(maintenance.next_step(now), maintain("b"));
-        maintenance.maintained(now, &name("b"));
-        assert!(maintenance.is_idle());
-        assert_eq!(maintenance.deadline(), Some(now + MAINTENANCE_INTERVAL));
-        assert_eq!(maintenance.next_step(now + MAINTENANCE_INTERVAL), Some(MaintenanceStep::List));
+    const NAMES: Option<&[&str]> = Some(&["a", "b"]);
+
+    #[tokio::test(start_paused = true)]
+    async fn maintains_one_identifier_at_a_time() {
+        let (takes, pause) = (Duration::from_secs(5), PAUSE_BETWEEN_REPOSITORIES);
+        let passes = Passes::start(NAMES, takes);
+        let end = pause * 2 + takes * 2;
+        let expected = [(Duration::ZERO, "list"), (pause, "a"), (pause * 2 + takes, "b")];
+        assert_eq!(passes.until(end + MAINTENANCE_INTERVAL / 2).await, steps(&expected));
+        let all = passes.until(MAINTENANCE_INTERVAL / 2 + pause).await;
+        assert_eq!(all.get(3), steps(&[(end + MAINTENANCE_INTERVAL, "list")]).first());
     }
 
-    #[test]
-    fn continues_after_a_timeout() {
-        let mut maintenance = MaintenanceSchedule::new(Mono::ZERO);
-        assert_eq!(maintenance.next_step(Mono::ZERO), Some(MaintenanceStep::List));
-        maintenance.listed(Mono::ZERO, names(&["a", "b"]));
-        let mut now = Mono::ZERO + PAUSE_BETWEEN_REPOSITORIES;
-        assert_eq!(maintenance.next_step(now), maintain("a"));
-        now = now + REPOSITORY_TIMEOUT;
-        assert_eq!(maintenance.deadline(), Some(now));
-        assert_eq!(maintenance.next_step(now), None);
-        now = now + PAUSE_BETWEEN_REPOSITORIES;
-        assert_eq!(maintenance.next_step(now), maintain("b"));
-        maintenance.maintained(now, &name("a"));
-        assert!(!maintenance.is_idle(), "b is still running");
-        maintenance.maintained(now, &name("b"));
-        assert!(maintenance.is_idle());
+    #[tokio::test(start_paused = true)]
+    async fn continues_after_a_timeout() {
+        let pause = PAUSE_BETWEEN_REPOSITORIES;
+        let passes = Passes::start(NAMES, REPOSITORY_TIMEOUT * 10);
+        let all = passes.until(REPOSITORY_TIMEOUT + pause * 3).await;
+        assert_eq!(all.get(2), steps(&[(pause * 2 + REPOSITORY_TIMEOUT, "b")]).first());
     }
 
-    #[test]
-    fn lists_again_after_a_failure() {
-        let mut maintenance = MaintenanceSchedule::new(Mono::ZERO);
-        assert_eq!(maintenance.next_step(Mono::ZERO), Some(MaintenanceStep::List));
-        maintenance.listed(Mono::ZERO, None);
-        assert_eq!(maintenance.next_step(Mono::ZERO), None);
-        assert_eq!(maintenance.next_step(Mono::ZERO + LIST_RETRY), Some(MaintenanceStep::List));
+    #[tokio::test(start_paused = true)]
+    async fn lists_again_after_a_failure() {
+        let passes = Passes::start(None, Duration::ZERO);
+        let expected = [(Duration::ZERO, "list"), (LIST_RETRY, "list")];
+        assert_eq!(passes.until(LIST_RETRY * 3 / 2).await, steps(&expected));
     }
 
-    #[test]
-    fn starts_early_on_request_only_when_idle() {
-        let mut maintenance = MaintenanceSchedule::new(Mono::ZERO);
-        maintenance.start_now(Mono::ZERO);
-        assert_eq!(maintenance.next_step(Mono::ZERO), Some(MaintenanceStep::List));
-        maintenance.start_now(Mono::ZERO);
-        assert_eq!(maintenance, MaintenanceSchedule::Listing);
-        maintenance.listed(Mono::ZERO, names(&[]));
-        assert_eq!(maintenance.next_step(Mono::ZERO), None);
-        maintenance.start_now(Mono::ZERO);
-        assert_eq!(maintenance.next_step(Mono::ZERO), Some(MaintenanceStep::List));
+    #[tokio::test(start_paused = true)]
+    async fn a_request_is_answered_after_a_pass_that_began_after_it() {
+        let passes = Passes::start(NAMES, Duration::from_secs(5));
+        // In the middle of the first pass.
+        sleep(Duration::from_secs(1)).await;
+        let (reply, over) = oneshot::channel();
+        passes.requests.send(reply).await.unwrap();
+        over.await.unwrap();
+        let all = passes.until(Duration::ZERO).await;
+        assert_eq!(all.iter().filter(|(_, step)| step == "list").count(), 2);
+        assert_eq!(all.len(), 6);
     }
 }

@@ -1,17 +1,17 @@
 //! Executes the outputs of purgatory: in order for one identifier, concurrently for different ones.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
 
-use grasp_core::{Identifier, Oid};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use grasp_core::Identifier;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
 use super::damage::Damage;
 use super::refs::{ActiveWork, Unrelated};
-use super::survey::SurveyRequest;
 use super::{DiskBudget, Order, PurgatoryParts};
-use crate::{CleanupTask, HoldOutcome, Input, Output};
+use crate::{CleanupTask, Input, Output};
 
 /// Queues beyond which ended ones are removed.
 const MAX_KNOWN_QUEUES: usize = 1_024;
@@ -19,20 +19,8 @@ const MAX_KNOWN_QUEUES: usize = 1_024;
 /// Surveys that read store and refs at the same time: after a start all identifiers are surveyed.
 const MAX_CONCURRENT_SURVEYS: usize = 16;
 
-/// One unit of work in a queue.
-pub(super) enum Work {
-    /// An output that needs nothing of the task's state.
-    Output(Output),
-    Answer {
-        reply: oneshot::Sender<HoldOutcome>,
-        outcome: HoldOutcome,
-    },
-    Survey(SurveyRequest),
-    Maintain {
-        identifier: Identifier,
-        waiting: Option<BTreeSet<Oid>>,
-    },
-}
+/// One unit of work in a queue. Returns the input that reports its end, if there is one.
+pub(super) type Work = Pin<Box<dyn Future<Output = Option<Input>> + Send>>;
 
 /// Groups the outputs of one turn by queue, in their order. An output without an identifier goes to the queue of the first
 /// that has one.
@@ -60,7 +48,7 @@ fn identifier_of(output: &Output) -> Option<&Identifier> {
 
 /// The queues: each new tokio task of a queue waits for the one before it.
 pub(super) struct WorkQueues {
-    executor: Executor,
+    pub(super) executor: Executor,
     tails: BTreeMap<Option<Identifier>, JoinHandle<()>>,
 }
 
@@ -80,22 +68,12 @@ impl WorkQueues {
                 let _ = before.await;
             }
             for work in work {
-                if let Some(order) = executor.perform(work).await {
-                    executor.tell(order).await;
+                if let Some(input) = work.await {
+                    executor.tell(input).await;
                 }
             }
         });
         self.tails.insert(identifier, tail);
-    }
-
-    /// Reads all identifiers, and removes what nothing names from the pack storage, outside of the queues.
-    pub(super) fn list(&self) {
-        let executor = self.executor.clone();
-        tokio::spawn(async move {
-            let names = executor.names().await;
-            executor.tell(Order::Listed(names)).await;
-            executor.sweep().await;
-        });
     }
 }
 
@@ -123,58 +101,18 @@ impl Executor {
         Self { parts, active_work, damage, disk, unrelated, readers, orders }
     }
 
-    pub(super) async fn tell(&self, order: Order) {
+    /// Sends an input to purgatory.
+    pub(super) async fn tell(&self, input: Input) {
+        self.order(Order::Tell(input)).await;
+    }
+
+    pub(super) async fn order(&self, order: Order) {
         if let Some(orders) = self.orders.upgrade() {
             let _ = orders.send(order).await;
         }
     }
 
-    /// Performs one unit of work; returns the order that reports its end.
-    async fn perform(&self, work: Work) -> Option<Order> {
-        let input = match work {
-            Work::Output(output) => self.perform_output(output).await?,
-            Work::Answer { reply, outcome } => {
-                let _ = reply.send(outcome);
-                return None;
-            }
-            Work::Survey(request) => self.survey(request).await,
-            Work::Maintain { identifier, waiting } => {
-                self.maintain(&identifier, waiting).await;
-                return Some(Order::Maintained(identifier));
-            }
-        };
-        Some(Order::Tell(input))
-    }
-
-    /// Performs an output; returns the input that reports its end.
-    async fn perform_output(&self, output: Output) -> Option<Input> {
-        Some(match output {
-            Output::RunTask(task) => self.task(task).await,
-            Output::Release { identifier, views, proposals, events, withdraw } => {
-                match self.release((views, proposals), (events, withdraw)).await {
-                    Ok(refused) => Input::Released { identifier, refused },
-                    Err(error) => {
-                        tracing::error!(%error, %identifier, "refs could not be set and events not be stored");
-                        Input::ReleaseFailed { identifier }
-                    }
-                }
-            }
-            Output::Publish { events } => {
-                for event in events {
-                    self.parts.relay.publish(event).await;
-                }
-                return None;
-            }
-            // The task handles these itself.
-            Output::Journal(_)
-            | Output::Answer { .. }
-            | Output::Survey { .. }
-            | Output::Hunt { .. }
-            | Output::Report(_) => return None,
-        })
-    }
-
-    async fn task(&self, task: CleanupTask) -> Input {
+    pub(super) async fn task(&self, task: CleanupTask) -> Input {
         match self.try_task(&task).await {
             Ok(()) => Input::TaskDone(task),
             Err(error) => {
@@ -187,11 +125,14 @@ impl Executor {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use grasp_core::RepoId;
     use nostr::event::EventId;
     use nostr::key::PublicKey;
 
     use super::*;
+    use crate::HoldOutcome;
 
     #[test]
     fn outputs_are_in_order_for_one_identifier_and_separate_for_others() {

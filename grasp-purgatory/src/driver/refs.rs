@@ -15,11 +15,11 @@ use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
 use super::queue::Executor;
-use super::{JOURNAL, Order, Unavailable};
+use super::{JOURNAL, Unavailable};
 use crate::database::{Commit, Committed, Conflict, DatabaseError, FamilyChange, Source};
 use crate::git::{FamilyGuard, GitError, RefTarget, RepoStore, WantedRefs};
 use crate::purgatory::Record;
-use crate::{CleanupTask, EndReason, Input, ProposalRef, PushTarget, ViewTarget};
+use crate::{CleanupTask, Input, ProposalRef, PushTarget, ViewTarget};
 
 /// Tips that are remembered as unrelated to a family.
 const MAX_UNRELATED: usize = 10_000;
@@ -43,9 +43,24 @@ pub(super) enum DriverError {
 }
 
 impl Executor {
-    /// Sets refs, and stores and withdraws events, in one transaction. Returns the events that the store refuses; then
-    /// nothing has changed.
+    /// Sets refs, and stores and withdraws events; returns the end of that.
     pub(super) async fn release(
+        &self,
+        identifier: Identifier,
+        refs: (Vec<ViewTarget>, Vec<ProposalRef>),
+        events: (Vec<Arc<Event>>, Vec<EventId>),
+    ) -> Input {
+        match self.try_release(refs, events).await {
+            Ok(refused) => Input::Released { identifier, refused },
+            Err(error) => {
+                tracing::error!(%error, %identifier, "refs could not be set and events not be stored");
+                Input::ReleaseFailed { identifier }
+            }
+        }
+    }
+
+    /// Does so in one transaction. Returns the events that the store refuses; then nothing has changed.
+    async fn try_release(
         &self,
         (views, proposals): (Vec<ViewTarget>, Vec<ProposalRef>),
         (events, withdraw): (Vec<Arc<Event>>, Vec<EventId>),
@@ -65,7 +80,7 @@ impl Executor {
         }
         let states = wanted.values().filter_map(|wanted| wanted.target.as_ref()?.state);
         let require: Vec<_> = states.chain(proposals.iter().map(|it| it.id)).collect();
-        let gone = |event: &Arc<Event>| Record::Gone { id: event.id, reason: EndReason::Served };
+        let gone = |event: &Arc<Event>| Record::Gone { id: event.id };
         let records: Vec<Record> = events.iter().map(gone).collect();
         for _ in 0..MAX_ATTEMPTS {
             let commit = Commit {
@@ -80,7 +95,7 @@ impl Executor {
             match self.commit(commit).await? {
                 Committed::Done { affected } => {
                     for identifier in affected {
-                        self.tell(Order::Tell(Input::Changed { identifier })).await;
+                        self.tell(Input::Changed { identifier }).await;
                     }
                     return Ok(BTreeSet::new());
                 }

@@ -8,12 +8,9 @@ use grasp_core::{Identifier, Mono};
 use nostr::event::EventId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-use super::maintenance::{MaintenanceSchedule, MaintenanceStep};
 use super::queue::{self, Work, WorkQueues};
 use super::survey::SurveyRequest;
-use super::{
-    DiskBudget, JOURNAL, LocalRelay, ORDER_QUEUE, Order, Question, RepoChange, Until, Waiter,
-};
+use super::{DiskBudget, JOURNAL, LocalRelay, ORDER_QUEUE, Order, Question, RepoChange, Until};
 use crate::database::{Addition, Commit, Database, DatabaseError};
 use crate::hunt::HuntHandle;
 use crate::purgatory::Record;
@@ -42,12 +39,11 @@ impl Inbox {
     }
 }
 
-/// The condition of a waiter, resolved when it began to wait.
-pub(super) enum Awaited {
-    /// These passes have ended, or this event is no longer in purgatory.
-    Passes { event: Option<EventId>, passes: Vec<(Identifier, PassNumber)> },
-    /// Maintenance is not running.
-    MaintenanceIdle,
+/// A caller that waits until passes have ended, or an event is no longer in purgatory.
+pub(super) struct Waiter {
+    event: Option<EventId>,
+    passes: Vec<(Identifier, PassNumber)>,
+    reply: oneshot::Sender<()>,
 }
 
 /// The state of the task.
@@ -58,8 +54,7 @@ pub(super) struct Task {
     pub(super) queues: WorkQueues,
     pub(super) hunting: Option<HuntHandle>,
     pub(super) answers: BTreeMap<EventId, Vec<oneshot::Sender<HoldOutcome>>>,
-    pub(super) waiters: Vec<(Awaited, Waiter)>,
-    pub(super) maintenance: MaintenanceSchedule,
+    pub(super) waiters: Vec<Waiter>,
     pub(super) relay: Arc<dyn LocalRelay>,
     pub(super) news: broadcast::Sender<RepoChange>,
     /// `false` while records cannot be written.
@@ -114,55 +109,34 @@ impl Task {
                 Vec::new()
             }
             Order::Wait { until, reply } => {
-                self.waiters.push((self.awaited(until), Waiter::Caller(reply)));
+                let (event, passes) = match until {
+                    Until::Settled(name) => {
+                        let pass = self.purgatory.pending_pass(&name);
+                        (None, pass.map(|pass| (name, pass)).into_iter().collect())
+                    }
+                    Until::Decided(id) => (Some(id), self.purgatory.passes_for(&id)),
+                };
+                self.waiters.push(Waiter { event, passes, reply });
                 Vec::new()
             }
-            Order::StartMaintenance => {
-                self.maintenance.start_now(now.mono);
-                self.continue_maintenance(now.mono)
-            }
-            Order::MaintenanceDue => self.continue_maintenance(now.mono),
-            Order::Listed(names) => {
-                self.maintenance.listed(now.mono, names);
+            Order::Maintain { identifier, done } => {
+                self.maintain(identifier, done);
                 Vec::new()
-            }
-            Order::Maintained(identifier) => {
-                let changed = Input::Changed { identifier: identifier.clone() };
-                let outputs = self.purgatory.handle(now, changed);
-                let settled = self.awaited(Until::Settled(identifier.clone()));
-                self.waiters.push((settled, Waiter::Maintenance(identifier)));
-                outputs
             }
         }
     }
 
-    fn awaited(&self, until: Until) -> Awaited {
-        match until {
-            Until::Settled(name) => {
-                let pass = self.purgatory.pending_pass(&name);
-                let passes = pass.map(|pass| (name, pass)).into_iter().collect();
-                Awaited::Passes { event: None, passes }
-            }
-            Until::Decided(id) => {
-                Awaited::Passes { event: Some(id), passes: self.purgatory.passes_for(&id) }
-            }
-            Until::MaintenanceIdle => Awaited::MaintenanceIdle,
-        }
-    }
-
-    /// Starts the next step of maintenance, if it is due.
-    fn continue_maintenance(&mut self, now: Mono) -> Vec<Output> {
-        match self.maintenance.next_step(now) {
-            Some(MaintenanceStep::List) => self.queues.list(),
-            Some(MaintenanceStep::Maintain(identifier)) => {
-                let waits = !self.purgatory.held_events(&identifier).is_empty();
-                let waiting = waits.then(|| self.purgatory.wanted_tips(&identifier));
-                self.queues
-                    .run(Some(identifier.clone()), vec![Work::Maintain { identifier, waiting }]);
-            }
-            None => {}
-        }
-        Vec::new()
+    /// Queues the maintenance of an identifier.
+    fn maintain(&mut self, identifier: Identifier, done: oneshot::Sender<()>) {
+        let waits = !self.purgatory.held_events(&identifier).is_empty();
+        let waiting = waits.then(|| self.purgatory.wanted_tips(&identifier));
+        let (executor, name) = (self.queues.executor.clone(), identifier.clone());
+        let work: Work = Box::pin(async move {
+            executor.maintain(&name, waiting).await;
+            let _ = done.send(());
+            None
+        });
+        self.queues.run(Some(identifier), vec![work]);
     }
 
     /// Returns the next order; `None` once all handles are dropped.
@@ -170,7 +144,6 @@ impl Task {
         tokio::select! {
             order = inbox.next(true) => order,
             () = until(&*self.relay, self.purgatory.next_deadline()) => Some(Order::Tell(Input::Tick)),
-            () = until(&*self.relay, self.maintenance.deadline()) => Some(Order::MaintenanceDue),
         }
     }
 
@@ -215,7 +188,7 @@ impl Task {
     ) -> bool {
         self.writes.send_replace(false);
         self.answers.clear();
-        self.waiters.retain(|(_, waiter)| matches!(waiter, Waiter::Maintenance(_)));
+        self.waiters.clear();
         let mut again = self.relay.now().mono + WRITE_RETRY;
         loop {
             let order = tokio::select! {
@@ -245,8 +218,7 @@ impl Task {
             let _ = self.news.send(news);
         }
         for (identifier, outputs) in queue::by_identifier(turn) {
-            let work: Vec<Work> =
-                outputs.into_iter().flat_map(|output| self.work(output)).collect();
+            let work: Vec<_> = outputs.into_iter().filter_map(|it| self.work(it)).collect();
             if !work.is_empty() {
                 self.queues.run(identifier, work);
             }
@@ -266,56 +238,56 @@ impl Task {
         }
     }
 
-    /// Adds to an output what its execution needs of the task's state.
-    fn work(&mut self, output: Output) -> Vec<Work> {
-        match output {
+    /// Returns the execution of an output, with what it needs of the task's state; `None` if there is nothing left to do.
+    fn work(&mut self, output: Output) -> Option<Work> {
+        let executor = self.queues.executor.clone();
+        Some(match output {
+            Output::RunTask(task) => Box::pin(async move { Some(executor.task(task).await) }),
+            Output::Survey { identifier } => {
+                let request = SurveyRequest::of(&self.purgatory, identifier);
+                Box::pin(async move { Some(executor.survey(request).await) })
+            }
+            Output::Release { identifier, views, proposals, events, withdraw } => {
+                let (refs, events) = ((views, proposals), (events, withdraw));
+                Box::pin(async move { Some(executor.release(identifier, refs, events).await) })
+            }
+            Output::Publish { events } => Box::pin(async move {
+                for event in events {
+                    executor.parts.relay.publish(event).await;
+                }
+                None
+            }),
             Output::Answer { id, outcome } => {
                 let waiting = self.answers.remove(&id).unwrap_or_default();
-                waiting.into_iter().map(|reply| Work::Answer { reply, outcome }).collect()
-            }
-            Output::Survey { identifier } => {
-                vec![Work::Survey(SurveyRequest::of(&self.purgatory, identifier))]
+                Box::pin(async move {
+                    waiting.into_iter().for_each(|reply| _ = reply.send(outcome));
+                    None
+                })
             }
             Output::Hunt { identifier, after } => {
-                if let Some(hunting) = &self.hunting {
-                    hunting.want(identifier, after);
-                }
-                Vec::new()
+                self.hunting.as_ref()?.want(identifier, after);
+                return None;
             }
-            Output::Report(report) => {
-                tracing::warn!(?report, "purgatory");
-                Vec::new()
-            }
-            output => vec![Work::Output(output)],
-        }
+            Output::Journal(_) => return None,
+        })
     }
 
-    /// Wakes waiters whose condition holds. The end of a step of maintenance may be the condition of another.
+    /// Wakes the waiters whose condition holds, and drops those that do not wait any more.
     fn wake(&mut self) {
-        let mut goes_on = true;
-        while std::mem::take(&mut goes_on) {
-            for (awaited, waiter) in std::mem::take(&mut self.waiters) {
-                match waiter {
-                    Waiter::Caller(reply) if reply.is_closed() => {}
-                    waiter if !self.is_over(&awaited) => self.waiters.push((awaited, waiter)),
-                    Waiter::Caller(reply) => _ = reply.send(()),
-                    Waiter::Maintenance(name) => {
-                        self.maintenance.maintained(self.relay.now().mono, &name);
-                        goes_on = true;
-                    }
-                }
+        for waiter in std::mem::take(&mut self.waiters) {
+            if waiter.is_over(&self.purgatory) {
+                let _ = waiter.reply.send(());
+            } else if !waiter.reply.is_closed() {
+                self.waiters.push(waiter);
             }
         }
     }
+}
 
-    fn is_over(&self, awaited: &Awaited) -> bool {
-        match awaited {
-            Awaited::Passes { event, passes } => {
-                event.is_some_and(|id| !self.purgatory.contains(&id))
-                    || passes.iter().all(|(name, pass)| self.purgatory.pass_ended(name, *pass))
-            }
-            Awaited::MaintenanceIdle => self.maintenance.is_idle(),
-        }
+impl Waiter {
+    fn is_over(&self, purgatory: &Purgatory) -> bool {
+        self.event.is_some_and(|id| !purgatory.contains(&id))
+            || self.passes.iter().all(|(name, pass)| purgatory.pass_ended(name, *pass))
     }
 }
 

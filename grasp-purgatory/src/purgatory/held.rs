@@ -35,23 +35,6 @@ pub enum Phase {
     Expired,
 }
 
-/// The reason why an event is no longer held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EndReason {
-    /// It is stored and served.
-    Served,
-    /// A version that wins over it is held or served.
-    Superseded,
-    /// Its author deleted it, or moved the repository to other servers.
-    Withdrawn,
-    /// The event store refused it.
-    Refused,
-    /// Its second term ended.
-    Forgotten,
-    /// A limit was reached.
-    Evicted,
-}
-
 /// One held event.
 #[derive(Clone, Debug)]
 pub(super) struct HeldEvent {
@@ -175,13 +158,12 @@ impl Total {
     }
 }
 
-/// The waiting events by author, by identifier and in all; and the expired ones.
+/// The waiting events by author and by identifier; and the expired ones.
 #[derive(Debug, Default)]
-pub(super) struct Usage {
+struct Usage {
     authors: BTreeMap<PublicKey, Total>,
     identifiers: BTreeMap<Identifier, Total>,
-    pub(super) waiting: Total,
-    pub(super) expired: Total,
+    expired: Total,
 }
 
 impl Usage {
@@ -189,7 +171,6 @@ impl Usage {
         if !held.is_waiting() {
             return self.expired.add(held.bytes);
         }
-        self.waiting.add(held.bytes);
         self.authors.entry(held.author()).or_default().add(held.bytes);
         for identifier in held.identifiers() {
             self.identifiers.entry(identifier.clone()).or_default().add(held.bytes);
@@ -200,7 +181,6 @@ impl Usage {
         if !held.is_waiting() {
             return self.expired.subtract(held.bytes);
         }
-        self.waiting.subtract(held.bytes);
         subtract(&mut self.authors, &held.author(), held.bytes);
         for identifier in held.identifiers() {
             subtract(&mut self.identifiers, identifier, held.bytes);
@@ -279,7 +259,7 @@ impl HeldEvents {
                     self.insert(HeldEvent { phase: *phase, until: *until, ..held });
                 }
             }
-            Record::Gone { id, .. } => _ = self.take(id),
+            Record::Gone { id } => _ = self.take(id),
             _ => {}
         }
     }
@@ -313,12 +293,12 @@ impl HeldEvents {
 
     /// Ends an event whose record is gone already.
     pub(super) fn released(&mut self, id: EventId) {
-        self.apply(&Record::Gone { id, reason: EndReason::Served });
+        self.apply(&Record::Gone { id });
         self.account(&id);
     }
 
-    pub(super) fn remove(&mut self, out: &mut Outputs, id: EventId, reason: EndReason) {
-        self.record(out, &id, Record::Gone { id, reason });
+    pub(super) fn remove(&mut self, out: &mut Outputs, id: EventId) {
+        self.record(out, &id, Record::Gone { id });
     }
 
     /// Makes the memory shares agree with an event.
@@ -390,8 +370,8 @@ impl HeldEvents {
         ends.filter_map(|(until, id)| Some((*until, self.events.get(id)?)))
     }
 
-    pub(super) fn usage(&self) -> &Usage {
-        &self.usage
+    pub(super) fn expired(&self) -> Total {
+        self.usage.expired
     }
 
     /// Returns the event that a new one displaces, or the reason why the new one is not held. Changes nothing.

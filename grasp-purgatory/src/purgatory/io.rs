@@ -12,9 +12,9 @@ use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
-use super::held::{EndReason, Phase};
-use super::release::CleanupTask;
+use super::held::Phase;
 use super::staging::PushTarget;
+use super::tasks::CleanupTask;
 
 /// Settings of purgatory. The defaults follow the protocol and experience.
 #[derive(Clone, Debug)]
@@ -210,8 +210,6 @@ pub enum Output {
     /// Hunt for git data of an identifier, without regard to earlier failures: after this time unless a hunt is due
     /// sooner, or as soon as a burst of events allows.
     Hunt { identifier: Identifier, after: Option<Duration> },
-    /// Something to count or log that changed nothing. Changes are records.
-    Report(Report),
 }
 
 /// The result of holding an event.
@@ -250,19 +248,6 @@ pub struct ProposalRef {
     /// Places of the tip in staging. Its objects move from there to the families first, and every contributor's
     /// repository among them gets the ref too.
     pub staged: Vec<PushTarget>,
-}
-
-/// An occurrence that changed nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "the names say it all")]
-pub enum Report {
-    /// An event was not held because a limit is reached.
-    Rejected { id: EventId },
-    /// A stage of a release failed and will be tried again.
-    StageFailed { identifier: Identifier, stage: Stage },
-    /// A task failed and will be tried again.
-    TaskFailed { task: CleanupTask },
 }
 
 /// One of the two stages of a release.
@@ -309,7 +294,7 @@ pub enum Record {
     /// The phase of an event changed, or its end.
     Moved { id: EventId, phase: Phase, until: Timestamp },
     /// An event is no longer held.
-    Gone { id: EventId, reason: EndReason },
+    Gone { id: EventId },
     /// An upload of this size waits for an event. All uploads for the event wait until then.
     Staged { id: EventId, tip: Oid, target: PushTarget, bytes: u64, until: Timestamp },
     /// The uploads for an event wait no longer, but for the tip to keep.

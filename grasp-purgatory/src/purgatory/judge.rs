@@ -20,7 +20,7 @@ use grasp_core::{Identifier, Oid, RefName, RepoId, Version};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 
-use super::held::{Content, EndReason, HeldEvent, HeldEvents, MAX_IDENTIFIERS};
+use super::held::{Content, HeldEvent, HeldEvents, MAX_IDENTIFIERS};
 use super::io::{ProposalRef, Survey, ViewTarget};
 use super::staging::{PushTarget, Staging};
 
@@ -34,7 +34,7 @@ const MAX_PROPOSALS_PER_VIEW: usize = 5_000;
 #[derive(Debug)]
 pub(super) struct ReleasePlan {
     /// Held events that are served already or can never be.
-    pub(super) gone: Vec<(EventId, EndReason)>,
+    pub(super) gone: Vec<EventId>,
     /// Views of repositories without an announcement.
     pub(super) orphans: Vec<RepoId>,
     /// Pull requests that have refs and are neither held nor stored: their author withdrew them.
@@ -210,26 +210,25 @@ impl Judgement<'_> {
         self.families.get(self.identifier).is_some_and(|family| family.has_maintainer(author))
     }
 
-    fn gone(&self) -> Vec<(EventId, EndReason)> {
-        let ended = |held: &HeldEvent| Some((held.id(), self.end_reason(held)?));
-        self.held.of(self.identifier).filter_map(ended).collect()
+    fn gone(&self) -> Vec<EventId> {
+        let held = self.held.of(self.identifier).filter(|held| self.is_over(held));
+        held.map(HeldEvent::id).collect()
     }
 
-    fn end_reason(&self, held: &HeldEvent) -> Option<EndReason> {
+    /// Returns whether a held event is stored, or a version that wins over it.
+    fn is_over(&self, held: &HeldEvent) -> bool {
+        let is_won_by = |stored: &Version| *stored >= held.version();
         match &held.content {
             Content::State(state) => {
                 let own = self.stored.states.iter().filter(|stored| stored.repo == state.repo);
-                superseded(held.version(), own.map(|stored| stored.version))
+                own.map(|stored| stored.version).any(|version| is_won_by(&version))
             }
             Content::Announcement(new) => {
                 let own = self.stored.announcements.iter().map(|(announcement, _)| announcement);
                 let own = own.filter(|stored| stored.repo == new.repo);
-                superseded(held.version(), own.map(|stored| stored.version))
+                own.map(|stored| stored.version).any(|version| is_won_by(&version))
             }
-            Content::Proposal(_) => {
-                let is_stored = self.stored.proposals.iter().any(|p| p.id == held.id());
-                is_stored.then_some(EndReason::Served)
-            }
+            Content::Proposal(_) => self.stored.proposals.iter().any(|p| p.id == held.id()),
         }
     }
 
@@ -355,7 +354,7 @@ impl Judgement<'_> {
         let staged = uploads.flat_map(|uploads| uploads.targets_of(self.policy, proposal));
         let staged: Vec<PushTarget> = staged.cloned().collect();
         let is_here = !staged.is_empty() || self.survey.complete.contains(&id);
-        if !is_here || self.end_reason(held).is_some() {
+        if !is_here || self.is_over(held) {
             return None;
         }
         let repos = self.served_and_addressed(proposal);
@@ -435,15 +434,6 @@ fn latest<'a>(
         }
     }
     latest
-}
-
-/// Returns the end of a held version if it or a better one is stored.
-fn superseded(version: Version, stored: impl Iterator<Item = Version>) -> Option<EndReason> {
-    match stored.max()?.cmp(&version) {
-        std::cmp::Ordering::Greater => Some(EndReason::Superseded),
-        std::cmp::Ordering::Equal => Some(EndReason::Served),
-        std::cmp::Ordering::Less => None,
-    }
 }
 
 /// Returns the refs that states decide about.

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::held::{Content, HeldEvent};
 use super::io::HoldOutcome;
+use super::staging::StagedUploads;
 use super::{PassNumber, Phase, Purgatory};
 
 /// Maintainers whose announcements are read for one event, counted with repetitions; no honest repository has as many.
@@ -288,16 +289,16 @@ impl Purgatory {
 
     /// Returns the numbers of held events, uploads and tasks.
     pub fn counts(&self) -> Counts {
-        let (usage, staged) = (self.held.usage(), self.staging.usage());
+        let uploads = || self.staging.iter().map(|(_, staged)| staged);
         let mut counts = Counts {
-            expired: usage.expired.count,
-            bytes: usage.waiting.bytes,
-            staged: staged.count,
-            staged_bytes: staged.bytes,
+            expired: self.held.expired().count,
+            staged: uploads().map(StagedUploads::count).sum(),
+            staged_bytes: uploads().map(StagedUploads::bytes).sum(),
             pending_tasks: self.tasks.iter().len(),
             ..Counts::default()
         };
         for held in self.held.iter().filter(|held| held.is_waiting()) {
+            counts.bytes = counts.bytes.saturating_add(held.bytes);
             *match held.content {
                 Content::Announcement(_) => &mut counts.announcements,
                 Content::State(_) => &mut counts.states,

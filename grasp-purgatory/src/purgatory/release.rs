@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use grasp_core::{Identifier, Mono, Oid, RepoId};
+use grasp_core::{Identifier, Mono};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
-use serde::{Deserialize, Serialize};
 
-use super::io::{Output, Outputs, ProposalRef, Record, Report, Stage, Survey, ViewTarget};
+use super::held::HeldEvent;
+use super::io::{Output, Outputs, ProposalRef, Stage, Survey, ViewTarget};
+use super::{CleanupTask, Purgatory, judge};
 
 /// The number of one survey with all that follows from it. Later passes have higher numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,17 +98,9 @@ impl Releases {
     }
 
     /// Ends a stage that failed, to be tried again at this time.
-    pub(super) fn stage_failed(
-        &mut self,
-        out: &mut Outputs,
-        identifier: &Identifier,
-        stage: Stage,
-        retry_at: Mono,
-    ) {
+    pub(super) fn stage_failed(&mut self, identifier: &Identifier, stage: Stage, retry_at: Mono) {
         if self.stage_ended(identifier, stage).is_some() {
             self.entry(identifier).retry_at = Some(retry_at);
-            let identifier = identifier.clone();
-            out.push(Output::Report(Report::StageFailed { identifier, stage }));
         }
     }
 
@@ -242,6 +235,124 @@ impl Releases {
     }
 }
 
+/// The circle of survey and release.
+impl Purgatory {
+    pub(super) fn surveyed(&mut self, out: &mut Outputs, identifier: &Identifier, survey: &Survey) {
+        if self.releases.stage_ended(identifier, Stage::Survey).is_none() {
+            return self.releases.request(out, identifier);
+        }
+        let has_held = self.held.of(identifier).next().is_some();
+        self.releases.surveyed(identifier, survey, (has_held, self.now.unix));
+        // Usually removed by now; but the hint may have been lost with the earlier run.
+        for id in &survey.refused {
+            self.drop_with_view(out, *id, true);
+        }
+        let (now, until) = (self.now.unix, self.hold_until());
+        let previous = survey.previous.iter().filter(|event| survey.complete.contains(&event.id));
+        for event in previous {
+            if self.held.get(&event.id).is_none() {
+                self.held.hold(out, event, now, until);
+            }
+        }
+        let plan = judge::plan(&self.policy, (&self.held, &self.staging), identifier, survey);
+        for id in &plan.gone {
+            self.drop_event(out, *id, false);
+        }
+        for id in &plan.strays {
+            let (keep, names) = (self.staging.tips(id), BTreeSet::from([identifier.clone()]));
+            self.tasks.clear_proposal(out, *id, keep, names);
+        }
+        for repo in plan.orphans {
+            self.tasks.add(out, CleanupTask::RemoveView { repo, at_once: true });
+        }
+        // Held before it is withdrawn: at no time is it lost.
+        for event in &plan.withdraw {
+            self.held.hold(out, event, now, until);
+        }
+        plan.authorised.iter().for_each(|id| self.held.authorise(*id));
+        let withdraw = plan.withdraw.iter().map(|event| event.id).chain(plan.outdated).collect();
+        let (refs, events) = ((plan.views, plan.proposals), (plan.store, withdraw));
+        self.releases.release(out, identifier, refs, events);
+    }
+
+    pub(super) fn released(
+        &mut self,
+        out: &mut Outputs,
+        identifier: &Identifier,
+        refused: &BTreeSet<EventId>,
+    ) {
+        let Some(events) = self.releases.stage_ended(identifier, Stage::Release) else { return };
+        if !refused.is_empty() {
+            for id in refused {
+                self.drop_event(out, *id, true);
+            }
+            self.releases.repeat(identifier);
+            return self.releases.end_pass(out, identifier);
+        }
+        for event in &events {
+            self.drop_older(out, event.id);
+            let names = self.identifiers_of(&event.id);
+            // Its record was removed together with its release.
+            self.held.released(event.id);
+            self.event_ended(out, event.id, names, false);
+        }
+        self.releases.served(identifier, &events, self.now.unix);
+        if !events.is_empty() {
+            out.push(Output::Publish { events });
+        }
+        self.releases.end_pass(out, identifier);
+    }
+
+    /// Drops an event and the uploads that wait with it. Refs of a pull request that its author or the store has taken
+    /// back may have been set by a push before.
+    pub(super) fn drop_event(&mut self, out: &mut Outputs, id: EventId, is_taken_back: bool) {
+        let Some(held) = self.held.get(&id) else { return };
+        let may_have_refs = is_taken_back && held.proposal().is_some();
+        let names = self.identifiers_of(&id);
+        self.held.remove(out, id);
+        self.event_ended(out, id, names, may_have_refs);
+    }
+
+    /// Drops the uploads of an event that is no longer held.
+    fn event_ended(
+        &mut self,
+        out: &mut Outputs,
+        id: EventId,
+        names: BTreeSet<Identifier>,
+        may_have_refs: bool,
+    ) {
+        for name in &names {
+            if self.held.of(name).next().is_none() {
+                self.releases.set_vacant(name, false);
+            }
+        }
+        if self.staging.remove(out, id, None) || may_have_refs {
+            self.tasks.clear_proposal(out, id, BTreeSet::new(), names);
+        }
+    }
+
+    /// Drops an event and the view that only it asks for.
+    pub(super) fn drop_with_view(&mut self, out: &mut Outputs, id: EventId, is_taken_back: bool) {
+        let announcement = self.held.get(&id).and_then(HeldEvent::announcement);
+        let repo = announcement.map(|announcement| announcement.repo.clone());
+        self.drop_event(out, id, is_taken_back);
+        if let Some(repo) = repo {
+            self.tasks.add(out, CleanupTask::RemoveView { repo, at_once: true });
+        }
+    }
+
+    /// Drops the states that lost to a newer one of their author, which is served now.
+    fn drop_older(&mut self, out: &mut Outputs, served: EventId) {
+        let Some(held) = self.held.get(&served) else { return };
+        let Some(state) = held.state() else { return };
+        let version = held.version();
+        let states = self.held.states_by(&state.repo.identifier, held.author());
+        let older = states.filter(|state| state.version() < version);
+        let older: Vec<_> = older.map(HeldEvent::id).collect();
+        older.into_iter().for_each(|id| self.drop_event(out, id, false));
+    }
+}
+
 /// The next NIP-40 expiration of a served event under each identifier that has one: then its refs must be removed.
 #[derive(Debug, Default)]
 struct Expirations {
@@ -282,145 +393,5 @@ impl Expirations {
             }
         }
         due
-    }
-}
-
-/// An idempotent change of git data that stays pending until it is done, also across a crash.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
-pub enum CleanupTask {
-    /// Create an empty view for a repository, unless it has one.
-    CreateView { repo: RepoId },
-    /// Take a view out of service, into retention.
-    ///
-    /// To be checked again under the lock of the family: the view stays if a stored announcement asks for it.
-    RemoveView {
-        repo: RepoId,
-        /// Removes the view although a push to it is under way, which then fails: its owner withdrew it. Without it
-        /// the task fails during a push: the announcement only expired.
-        #[serde(default)]
-        at_once: bool,
-    },
-    /// Remove from staging all tips of a pull request but those in `keep`, and `refs/nostr/<id>` from every view of
-    /// these identifiers where it is neither one of these nor the tip of a stored event of that id.
-    ClearProposal {
-        id: EventId,
-        keep: BTreeSet<Oid>,
-        #[serde(default)]
-        names: BTreeSet<Identifier>,
-    },
-}
-
-/// The object of a task. Each has at most one pending task.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum TaskTarget {
-    View(RepoId),
-    Proposal(EventId),
-}
-
-impl CleanupTask {
-    /// Returns the key of what the task is about. A task takes the place of the pending one with its key.
-    pub fn key(&self) -> String {
-        match self.target() {
-            TaskTarget::View(repo) => format!("view {repo}"),
-            TaskTarget::Proposal(id) => format!("proposal {id}"),
-        }
-    }
-
-    fn target(&self) -> TaskTarget {
-        match self {
-            Self::CreateView { repo } | Self::RemoveView { repo, .. } => {
-                TaskTarget::View(repo.clone())
-            }
-            Self::ClearProposal { id, .. } => TaskTarget::Proposal(*id),
-        }
-    }
-}
-
-/// The pending tasks.
-#[derive(Debug, Default)]
-pub(super) struct CleanupTasks {
-    pending: BTreeMap<TaskTarget, CleanupTask>,
-    /// Time at which failed tasks are tried again.
-    pub(super) retry_at: Option<Mono>,
-}
-
-impl CleanupTasks {
-    pub(super) fn apply(&mut self, record: &Record) {
-        match record {
-            Record::TaskAdded { task } => _ = self.pending.insert(task.target(), task.clone()),
-            Record::TaskDone { task } if self.is_pending(task) => {
-                self.pending.remove(&task.target());
-            }
-            _ => {}
-        }
-    }
-
-    fn record(&mut self, out: &mut Outputs, record: Record) {
-        self.apply(&record);
-        out.write(record);
-    }
-
-    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = &CleanupTask> {
-        self.pending.values()
-    }
-
-    fn is_pending(&self, task: &CleanupTask) -> bool {
-        self.pending.get(&task.target()) == Some(task)
-    }
-
-    /// Adds a task in place of the pending one with the same target, and runs it.
-    pub(super) fn add(&mut self, out: &mut Outputs, task: CleanupTask) {
-        if !self.is_pending(&task) {
-            self.drop_conflicting(out, &task.target());
-            self.record(out, Record::TaskAdded { task: task.clone() });
-        }
-        out.push(Output::RunTask(task));
-    }
-
-    /// Clears a pull request but for the tips to keep, also under the names of the pending task for it.
-    pub(super) fn clear_proposal(
-        &mut self,
-        out: &mut Outputs,
-        id: EventId,
-        keep: BTreeSet<Oid>,
-        mut names: BTreeSet<Identifier>,
-    ) {
-        let pending = self.pending.get(&TaskTarget::Proposal(id));
-        if let Some(CleanupTask::ClearProposal { names: more, .. }) = pending {
-            names.extend(more.iter().cloned());
-        }
-        self.add(out, CleanupTask::ClearProposal { id, keep, names });
-    }
-
-    /// Drops the pending task of a target: repeated later, it would undo what is done now.
-    pub(super) fn drop_conflicting(&mut self, out: &mut Outputs, target: &TaskTarget) {
-        if let Some(task) = self.pending.get(target).cloned() {
-            self.record(out, Record::TaskDone { task });
-        }
-    }
-
-    pub(super) fn done(&mut self, out: &mut Outputs, task: CleanupTask) {
-        if self.is_pending(&task) {
-            self.record(out, Record::TaskDone { task });
-        }
-    }
-
-    pub(super) fn failed(&mut self, out: &mut Outputs, task: CleanupTask, retry_at: Mono) {
-        self.retry_at = Some(retry_at);
-        out.push(Output::Report(Report::TaskFailed { task }));
-    }
-
-    pub(super) fn run_all(&self, out: &mut Outputs) {
-        self.iter().for_each(|task| out.push(Output::RunTask(task.clone())));
-    }
-
-    /// Runs the pending tasks if it is time to try failed ones again.
-    pub(super) fn retry(&mut self, out: &mut Outputs, now: Mono) {
-        if self.retry_at.is_some_and(|at| at <= now) {
-            self.retry_at = None;
-            self.run_all(out);
-        }
     }
 }

@@ -10,7 +10,6 @@ use nostr::event::EventId;
 use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::held::Total;
 use super::io::{Config, Outputs, Record};
 use super::shares::Shares;
 
@@ -87,8 +86,12 @@ impl StagedUploads {
         self.tips.iter().filter(|(_, uploads)| is_there(uploads)).map(|(tip, _)| *tip).collect()
     }
 
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.tips.values().flat_map(Uploads::values).sum()
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.tips.values().map(Uploads::len).sum()
     }
 }
 
@@ -96,7 +99,6 @@ impl StagedUploads {
 #[derive(Debug)]
 pub(super) struct Staging {
     by_event: BTreeMap<EventId, StagedUploads>,
-    usage: Total,
     /// Shares of the disk for uploads.
     disk: Shares,
 }
@@ -104,7 +106,7 @@ pub(super) struct Staging {
 impl Staging {
     pub(super) fn new(config: &Config) -> Self {
         let disk = Shares::new(config.staged, 0, config.staged.bytes / 8);
-        Self { by_event: BTreeMap::new(), usage: Total::default(), disk }
+        Self { by_event: BTreeMap::new(), disk }
     }
 
     pub(super) fn apply(&mut self, record: &Record) {
@@ -176,28 +178,14 @@ impl Staging {
             .entry(id)
             .or_insert_with(|| StagedUploads { tips: BTreeMap::new(), until });
         staged.until = until;
-        let (uploads, usage) = (staged.tips.entry(tip).or_default(), &mut self.usage);
-        uploads.retain(|other, before| {
-            let is_replaced = other.upload_key() == target.upload_key();
-            if is_replaced {
-                usage.subtract(*before);
-            }
-            !is_replaced
-        });
-        usage.add(bytes);
+        let uploads = staged.tips.entry(tip).or_default();
+        uploads.retain(|other, _| other.upload_key() != target.upload_key());
         uploads.insert(target.clone(), bytes);
     }
 
     fn take(&mut self, id: &EventId, keep: Option<Oid>) {
         let Some(staged) = self.by_event.get_mut(id) else { return };
-        let usage = &mut self.usage;
-        staged.tips.retain(|tip, uploads| {
-            let is_kept = keep == Some(*tip);
-            if !is_kept {
-                uploads.values().for_each(|bytes| usage.subtract(*bytes));
-            }
-            is_kept
-        });
+        staged.tips.retain(|tip, _| keep == Some(*tip));
         if staged.tips.is_empty() {
             self.by_event.remove(id);
         }
@@ -220,7 +208,7 @@ impl Staging {
         }) {
             return (Vec::new(), true);
         }
-        let uploads = staged.map_or(0, |staged| staged.tips.values().map(Uploads::len).sum());
+        let uploads = staged.map_or(0, StagedUploads::count);
         if uploads >= config.tips_per_event {
             return (Vec::new(), false);
         }
@@ -243,9 +231,5 @@ impl Staging {
 
     pub(super) fn tips_under(&self, id: &EventId, identifier: &Identifier) -> BTreeSet<Oid> {
         self.of(id).map(|staged| staged.tips_under(identifier)).unwrap_or_default()
-    }
-
-    pub(super) fn usage(&self) -> Total {
-        self.usage
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use grasp_core::deletion::{DeletionRequest, coordinate};
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId, Version, kinds};
-use grasp_purgatory::{CleanupTask, EndReason, ProposalRef, PushTarget, Record, ViewTarget};
+use grasp_purgatory::{CleanupTask, ProposalRef, PushTarget, Record, ViewTarget};
 use nostr::event::{Event, EventId, Kind};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
@@ -275,7 +275,7 @@ impl Disk {
         }
         withdraw.iter().for_each(|id| _ = after.store.remove(id));
         after.git.apply(identifier, views, proposals);
-        let gone = |event: &Arc<Event>| Record::Gone { id: event.id, reason: EndReason::Served };
+        let gone = |event: &Arc<Event>| Record::Gone { id: event.id };
         after.journal.extend(events.iter().map(gone));
         *self = after;
         refused

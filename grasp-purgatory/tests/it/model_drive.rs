@@ -67,7 +67,6 @@ impl World {
                 self.published.extend(events.iter().map(|event| event.id));
             }
             Output::Hunt { identifier, after } => self.hunts.push((identifier, after)),
-            Output::Report(_) => {}
         }
         Ok(())
     }

@@ -238,7 +238,7 @@ pub(crate) trait Changes: GitRows {
                 "UPDATE held SET phase = ?2, until = ?3 WHERE id = ?1",
                 vec![blob(id.as_bytes()), integer(phase_number(*phase)), time(*until)],
             ),
-            Record::Gone { id, .. } => {
+            Record::Gone { id } => {
                 self.change("DELETE FROM held WHERE id = ?1", vec![blob(id.as_bytes())])
             }
             Record::Staged { .. } => self.stage(record),

@@ -12,7 +12,7 @@ use grasp_purgatory::database::{
     RetiredRef, Source, ViewChange,
 };
 use grasp_purgatory::git::{Refs, Target};
-use grasp_purgatory::{CleanupTask, Config, EndReason, Phase, Purgatory, PushTarget, Record};
+use grasp_purgatory::{CleanupTask, Config, Phase, Purgatory, PushTarget, Record};
 use grasp_relay::store::Store;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use nostr::event::{Event, EventBuilder, EventId, FinalizeEvent as _, Kind, Tag};
@@ -142,7 +142,7 @@ async fn a_release_is_all_or_nothing(store: &dyn Store) {
     done(store, Commit { records: vec![held(&event)], ..Commit::default() }).await;
     let mut release = commit(family(vec![change(owner(1), None, Some(main.clone()))]));
     release.save = vec![event.clone()];
-    release.records = vec![Record::Gone { id: event.id, reason: EndReason::Served }];
+    release.records = vec![Record::Gone { id: event.id }];
     done(store, release).await;
     assert!(is_served(store, &event).await && store.records().await.unwrap().is_empty());
     let view = store.view(REPOS, RepoId::new(owner(1), name("x"))).await.unwrap().unwrap();
@@ -453,7 +453,7 @@ async fn rows_of_purgatory_restore_what_the_records_say(store: &dyn Store) {
         held(&two),
         Record::Moved { id: one.id, phase: Phase::Expired, until: time(NOW + 99) },
         Record::Moved { id, phase: Phase::Expired, until: time(1) },
-        Record::Gone { id: two.id, reason: EndReason::Evicted },
+        Record::Gone { id: two.id },
         staged(1, 1, 1),
         staged(2, 1, 2),
         staged(1, 2, 3),
