@@ -4,7 +4,6 @@
 //! chain of twenty thousand large trees, and walking through those takes git half an hour. So a pack that was sent
 //! to us is looked at before any object of it is read: each entry begins with its kind and where its base is.
 
-use std::cell::OnceCell;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
@@ -27,8 +26,9 @@ const IDS: u64 = 8 + 256 * 4;
 
 /// Returns whether no delta chain of a pack is longer than [`MAX_CHAIN`].
 pub(super) fn are_short(pack: &Path, index: &Path) -> io::Result<bool> {
-    let index = Index::open(index)?;
-    let mut starts = index.starts.clone();
+    let index = PackIndex::open(index)?;
+    let (by_id, mut ids) = (index.starts()?, None);
+    let mut starts = by_id.clone();
     starts.sort_unstable();
     let mut pack = BufReader::with_capacity(WINDOW, File::open(pack)?);
     let mut position = 0;
@@ -38,7 +38,13 @@ pub(super) fn are_short(pack: &Path, index: &Path) -> io::Result<bool> {
         let base = match base(&head).ok_or_else(malformed)? {
             Base::None => None,
             Base::Distance(distance) => start.checked_sub(distance),
-            Base::Id(id) => index.start_of(&id)?,
+            Base::Id(id) => {
+                let ids = match &mut ids {
+                    Some(ids) => ids,
+                    none => none.insert(index.ids()?),
+                };
+                ids.binary_search(&id).ok().and_then(|at| by_id.get(at).copied())
+            }
         };
         let base = base.and_then(|base| starts.binary_search(&base).ok());
         bases.push(base.and_then(|base| u32::try_from(base).ok()));
@@ -115,53 +121,49 @@ fn distance(bytes: &[u8]) -> Option<u64> {
     None
 }
 
-/// The index of a pack: where the entry of each object begins.
-struct Index {
+/// The index of a pack (version 2): the ids of its objects in their order, and where the entry of each begins.
+pub(super) struct PackIndex {
     file: File,
-    /// In the order of ids.
-    starts: Vec<u64>,
-    /// All ids one after the other; read when the first is looked for.
-    ids: OnceCell<Vec<u8>>,
+    count: u64,
 }
 
-impl Index {
-    fn open(path: &Path) -> io::Result<Self> {
+impl PackIndex {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let mut number = [0; 4];
         file.read_exact_at(&mut number, IDS - 4)?;
-        let count = u64::from(u32::from_be_bytes(number));
+        Ok(Self { file, count: u32::from_be_bytes(number).into() })
+    }
+
+    /// Returns the number of objects.
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Returns the ids of all objects.
+    pub(super) fn ids(&self) -> io::Result<Vec<[u8; ID]>> {
+        let ids = read_at(&self.file, IDS, self.count * ID as u64)?;
+        Ok(ids.chunks_exact(ID).filter_map(|id| id.first_chunk().copied()).collect())
+    }
+
+    /// Returns the offsets of the objects' entries, in the order of their ids.
+    fn starts(&self) -> io::Result<Vec<u64>> {
         // Between ids and positions are checksums, of four bytes each.
-        let positions = IDS + count * (ID as u64 + 4);
+        let positions = IDS + self.count * (ID as u64 + 4);
         let mut starts = Vec::new();
-        for number in read_at(&file, positions, count * 4)?.chunks_exact(4) {
+        for number in read_at(&self.file, positions, self.count * 4)?.chunks_exact(4) {
             let number = number.first_chunk().copied().map(u32::from_be_bytes).unwrap_or_default();
             // The highest bit says that the position is the number of a longer one, after all short ones.
             starts.push(match number.checked_sub(1 << 31) {
                 None => u64::from(number),
                 Some(long) => {
-                    let mut start = [0; 8];
-                    file.read_exact_at(&mut start, positions + count * 4 + u64::from(long) * 8)?;
+                    let (mut start, after) = ([0; 8], positions + self.count * 4);
+                    self.file.read_exact_at(&mut start, after + u64::from(long) * 8)?;
                     u64::from_be_bytes(start)
                 }
             });
         }
-        Ok(Self { file, starts, ids: OnceCell::new() })
-    }
-
-    /// Returns the offset of an object's entry, if the pack has it.
-    fn start_of(&self, id: &[u8; ID]) -> io::Result<Option<u64>> {
-        if self.ids.get().is_none() {
-            let ids = read_at(&self.file, IDS, (self.starts.len() * ID) as u64)?;
-            _ = self.ids.set(ids);
-        }
-        let ids = self.ids.get().map(Vec::as_slice).unwrap_or_default();
-        let id_at = |position: usize| ids.get(position * ID..(position + 1) * ID);
-        let (mut from, mut to) = (0, self.starts.len());
-        while from < to {
-            let middle = from.midpoint(to);
-            if id_at(middle) < Some(id) { from = middle + 1 } else { to = middle }
-        }
-        Ok(self.starts.get(from).copied().filter(|_| id_at(from) == Some(id)))
+        Ok(starts)
     }
 }
 

@@ -18,7 +18,10 @@ use super::error::{GitError, says_disk_full};
 use super::layout::{self, Family};
 use super::limits::ProcessLimits;
 use super::packs::cache::InUse;
+use super::process::Finished;
 use super::store::{Quarantine, RepoStore};
+
+const REV_LIST: &str = "rev-list";
 
 /// Timeout of one walk through a history.
 const MAX_WALK: Duration = Duration::from_secs(30 * 60);
@@ -138,22 +141,15 @@ impl Objects {
 
     /// Returns the objects that these tips need beyond what is proven; `None` if not all are here, or too many to list.
     async fn list_new(&self, tips: &BTreeSet<Oid>) -> Result<Option<BTreeSet<Oid>>, GitError> {
-        const COMMAND: &str = "rev-list";
-        let input: String = tips.iter().map(|tip| format!("{tip}\n")).collect();
-        let finished = self
-            .command(COMMAND)
-            .args(["--objects", "--no-object-names", "--stdin", "--not", "--all"])
-            .limited(self.limits().await?)
-            .limit(MAX_WALK)
-            .run(input.into_bytes())
-            .await;
+        let arguments = ["--objects", "--no-object-names", "--stdin", "--not", "--all"];
+        let finished = self.rev_list(&arguments, tips).await;
         match finished {
             Err(GitError::Spawn { source, .. }) if source.kind() == io::ErrorKind::FileTooLarge => {
                 Ok(None)
             }
             Ok(finished) if !finished.status.success() => Ok(None),
             finished => {
-                let output = finished?.success(COMMAND)?;
+                let output = finished?.success(REV_LIST)?;
                 let lines = output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
                 let oids = lines.map(|line| std::str::from_utf8(line).ok()?.parse().ok());
                 Ok(oids.collect())
@@ -195,7 +191,7 @@ impl Objects {
                 continue;
             }
             walks += 1;
-            if self.is_connected(&group).await? {
+            if self.walk(&group, &["--not", "--all"]).await? {
                 continue;
             }
             if group.len() == 1 {
@@ -208,22 +204,10 @@ impl Objects {
         Ok(broken)
     }
 
-    /// Returns whether everything behind these tips is here, apart from what is proven.
-    async fn is_connected(&self, tips: &[Oid]) -> Result<bool, GitError> {
-        self.walk(tips, &["--not", "--all"]).await
-    }
-
     /// The first commits of the history of a tip.
     pub(super) async fn roots_of(&self, tip: Oid) -> Result<BTreeSet<Oid>, GitError> {
-        const COMMAND: &str = "rev-list";
-        let finished = self
-            .command(COMMAND)
-            .args(["--max-parents=0", "--stdin"])
-            .limited(self.limits().await?)
-            .limit(MAX_WALK)
-            .run(format!("{tip}\n").into_bytes())
-            .await?;
-        let roots = finished.success(COMMAND)?;
+        let finished = self.rev_list(&["--max-parents=0", "--stdin"], [&tip]).await?;
+        let roots = finished.success(REV_LIST)?;
         let roots = String::from_utf8_lossy(&roots);
         Ok(roots.lines().filter_map(|line| line.parse().ok()).collect())
     }
@@ -242,37 +226,41 @@ impl Objects {
 
     /// Returns the number of objects that these tips need beyond what is proven.
     pub(super) async fn count_new(&self, tips: &BTreeSet<Oid>) -> Result<u64, GitError> {
-        const COMMAND: &str = "rev-list";
-        let input: String = tips.iter().map(|tip| format!("{tip}\n")).collect();
-        let output = self
-            .command(COMMAND)
-            .args(["--objects", "--count", "--stdin", "--not", "--all"])
-            .limited(self.limits().await?)
-            .limit(MAX_WALK)
-            .run(input.into_bytes())
-            .await?
-            .success(COMMAND)?;
+        let arguments = ["--objects", "--count", "--stdin", "--not", "--all"];
+        let output = self.rev_list(&arguments, tips).await?.success(REV_LIST)?;
         let count = String::from_utf8_lossy(&output).trim().parse();
-        count.map_err(|_| GitError::failed(COMMAND, "it counted nothing"))
+        count.map_err(|_| GitError::failed(REV_LIST, "it counted nothing"))
     }
 
+    /// Returns whether everything is here that these tips need beyond what the further arguments leave out.
     async fn walk(&self, tips: &[Oid], up_to: &[&str]) -> Result<bool, GitError> {
-        const COMMAND: &str = "rev-list";
-        let limits = self.limits().await?;
-        let input: String = tips.iter().map(|tip| format!("{tip}\n")).collect();
-        let finished = self
-            .command(COMMAND)
-            .args(["--objects", "--quiet", "--stdin"])
-            .args(up_to)
-            .limited(limits)
-            .limit(MAX_WALK)
-            .run(input.into_bytes())
-            .await?;
+        let arguments = [&["--objects", "--quiet", "--stdin"][..], up_to].concat();
+        let finished = self.rev_list(&arguments, tips).await?;
         if !finished.status.success() && says_lack(&finished.words) {
             return Ok(false);
         }
-        finished.success(COMMAND).map(|_| true)
+        finished.success(REV_LIST).map(|_| true)
     }
+
+    /// Lists what these tips lead to, within limits for the size of the data.
+    async fn rev_list<'a>(
+        &self,
+        arguments: &[&str],
+        tips: impl IntoIterator<Item = &'a Oid>,
+    ) -> Result<Finished, GitError> {
+        let command = self.command(REV_LIST).args(arguments).limited(self.limits().await?);
+        command.limit(MAX_WALK).run(revisions(tips, [])).await
+    }
+}
+
+/// Returns tips to start from, and tips to stop at, as git reads them.
+pub(super) fn revisions<'a>(
+    from: impl IntoIterator<Item = &'a Oid>,
+    up_to: impl IntoIterator<Item = &'a Oid>,
+) -> Vec<u8> {
+    let from = from.into_iter().map(|tip| format!("{tip}\n"));
+    let up_to = up_to.into_iter().map(|tip| format!("^{tip}\n"));
+    from.chain(up_to).collect::<String>().into_bytes()
 }
 
 /// Returns whether git's error output is about a missing object.

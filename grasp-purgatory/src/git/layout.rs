@@ -334,16 +334,20 @@ pub(super) fn sync_tree(path: &Path) -> Result<(), GitError> {
     sync(path)
 }
 
-/// Gives everything below a directory a second name below another one.
-pub(super) fn link_tree(from: &Path, to: &Path) -> Result<(), GitError> {
+/// Copies everything below a directory to below another one, each file by this function.
+pub(super) fn copy_tree(
+    from: &Path,
+    to: &Path,
+    copy: fn(&Path, &Path) -> io::Result<()>,
+) -> Result<(), GitError> {
     create_dir(to)?;
     for path in list(from)? {
         let target = to.join(name(&path));
         if path.is_dir() {
-            link_tree(&path, &target)?;
+            copy_tree(&path, &target, copy)?;
         } else {
-            trace("link", &path);
-            fs::hard_link(&path, &target).map_err(|source| GitError::io("link", path, source))?;
+            trace("copy", &path);
+            copy(&path, &target).map_err(|source| GitError::io("copy", path, source))?;
         }
     }
     Ok(())

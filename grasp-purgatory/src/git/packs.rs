@@ -16,8 +16,7 @@ use std::future::Future;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bitcoin_hashes::{HashEngine, sha1};
@@ -25,6 +24,7 @@ pub use cache::PackCache;
 use grasp_core::Mono;
 use grasp_core::service::Endpoint;
 
+use super::error::GitError;
 use super::layout::{self, Family};
 
 /// Key and content of the object that every pack storage of ours has.
@@ -130,15 +130,8 @@ impl std::fmt::Debug for PackStorageOptions {
 /// A pack storage for packs. Clones share it.
 #[derive(Clone)]
 pub struct PackStorage {
-    inner: Arc<Storage>,
-}
-
-struct Storage {
-    backend: Box<dyn Backend>,
-    uploading: AtomicU64,
-    uploads: AtomicU64,
-    downloads: AtomicU64,
-    failures: AtomicU64,
+    backend: Arc<dyn Backend>,
+    figures: Arc<Mutex<PackFigures>>,
 }
 
 impl std::fmt::Debug for PackStorage {
@@ -151,10 +144,8 @@ impl PackStorage {
     /// Opens `s3://bucket/prefix` or `file:///directory`. Nothing is requested yet.
     #[cfg(feature = "object-store")]
     pub fn open(url: &str, options: &PackStorageOptions) -> Result<Self, PackStorageError> {
-        let backend = Box::new(remote::Remote::open(url, options)?);
-        let [uploading, uploads, downloads, failures] = [const { AtomicU64::new(0) }; 4];
-        let inner = Storage { backend, uploading, uploads, downloads, failures };
-        Ok(Self { inner: Arc::new(inner) })
+        let backend = Arc::new(remote::Remote::open(url, options)?);
+        Ok(Self { backend, figures: Arc::default() })
     }
 
     /// Checks that the bucket exists and that the credentials work.
@@ -165,10 +156,10 @@ impl PackStorage {
     /// Returns whether a server of ours has stored something here before.
     pub(super) async fn is_ours(&self) -> Result<bool, PackStorageError> {
         let (key, known) = VERSION;
-        match self.count(self.inner.backend.read(key).await)? {
+        match self.count(self.backend.read(key).await)? {
             None => {
                 // Some servers do not tell a missing object from a missing bucket.
-                self.count(self.inner.backend.list("probe/", &|_| false).await)?;
+                self.count(self.backend.list("probe/", &|_| false).await)?;
                 Ok(false)
             }
             Some(found) if found == known => Ok(true),
@@ -182,16 +173,15 @@ impl PackStorage {
     /// Makes an empty pack storage ours.
     pub(super) async fn claim(&self) -> Result<(), PackStorageError> {
         let (key, content) = VERSION;
-        self.count(self.inner.backend.write(key, content).await)
+        self.count(self.backend.write(key, content).await)
     }
 
     /// Stores the content of a file.
     pub(super) async fn put(&self, key: &str, file: &Path) -> Result<(), PackStorageError> {
-        let inner = &self.inner;
-        inner.uploading.fetch_add(1, Ordering::Relaxed);
-        let _uploading = OnDrop(|| _ = inner.uploading.fetch_sub(1, Ordering::Relaxed));
-        self.count(inner.backend.put(key, file).await)?;
-        inner.uploads.fetch_add(1, Ordering::Relaxed);
+        self.figures().uploading += 1;
+        let _uploading = OnDrop(|| self.figures().uploading -= 1);
+        self.count(self.backend.put(key, file).await)?;
+        self.figures().uploads += 1;
         Ok(())
     }
 
@@ -221,8 +211,8 @@ impl PackStorage {
     ///
     /// A pack storage that was replaced by an empty one is an error: nothing in it is lost.
     pub(super) async fn get(&self, key: &str, file: &Path) -> Result<bool, PackStorageError> {
-        if self.count(self.inner.backend.get(key, file).await)? {
-            self.inner.downloads.fetch_add(1, Ordering::Relaxed);
+        if self.count(self.backend.get(key, file).await)? {
+            self.figures().downloads += 1;
             return Ok(true);
         }
         if self.is_ours().await? { Ok(false) } else { Err(PackStorageError::Foreign) }
@@ -242,7 +232,7 @@ impl PackStorage {
         prefix: &str,
         keep: impl Fn(&str) -> bool + Send + Sync,
     ) -> Result<BTreeMap<String, u64>, PackStorageError> {
-        let listed = self.count(self.inner.backend.list(prefix, &keep).await)?;
+        let listed = self.count(self.backend.list(prefix, &keep).await)?;
         if listed.is_empty() && !self.is_ours().await? {
             return Err(PackStorageError::Foreign);
         }
@@ -251,12 +241,17 @@ impl PackStorage {
 
     /// Removes an object; that there is none is fine.
     pub(super) async fn delete(&self, key: &str) -> Result<(), PackStorageError> {
-        self.count(self.inner.backend.delete(key).await)
+        self.count(self.backend.delete(key).await)
+    }
+
+    fn figures(&self) -> MutexGuard<'_, PackFigures> {
+        // Every change is complete when the lock is released.
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn count<T>(&self, result: Result<T, PackStorageError>) -> Result<T, PackStorageError> {
         if result.is_err() {
-            self.inner.failures.fetch_add(1, Ordering::Relaxed);
+            self.figures().failures += 1;
         }
         result
     }
@@ -374,7 +369,17 @@ pub(in crate::git) enum Soundness {
 }
 
 /// Reads a pack and the files beside it, and compares their checksums. A damaged reverse index is removed: git does without.
-pub(in crate::git) fn check_pack(pack: &Path, bytes: u64) -> io::Result<Soundness> {
+pub(in crate::git) fn check_pack(pack: &Path, bytes: u64) -> Result<Soundness, GitError> {
+    try_check_pack(pack, bytes).map_err(|source| GitError::io("read", pack, source))
+}
+
+/// Returns whether a pack ends with the checksum of what comes before it.
+pub(in crate::git) fn is_intact(pack: &Path) -> Result<bool, GitError> {
+    let checksums = last_checksums(pack).map_err(|source| GitError::io("read", pack, source))?;
+    Ok(checksums.is_some())
+}
+
+fn try_check_pack(pack: &Path, bytes: u64) -> io::Result<Soundness> {
     if pack.metadata()?.len() != bytes {
         return Ok(Soundness::Damaged);
     }

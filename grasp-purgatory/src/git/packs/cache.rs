@@ -23,8 +23,6 @@ struct Inner {
     storage: PackStorage,
     max_bytes: u64,
     state: Mutex<CacheState>,
-    hits: AtomicU64,
-    misses: AtomicU64,
     next_scratch: AtomicU64,
     downloads: Semaphore,
 }
@@ -38,9 +36,9 @@ impl PackCache {
 
     /// Keeps packs in a pack storage, and at most so many bytes of them on disk, beside what is in use.
     pub fn new(storage: PackStorage, max_bytes: u64) -> Self {
-        let [hits, misses, next_scratch] = [const { AtomicU64::new(0) }; 3];
+        let next_scratch = AtomicU64::new(0);
         let (state, downloads) = (Mutex::default(), Semaphore::new(MAX_DOWNLOADS));
-        let inner = Inner { storage, max_bytes, state, hits, misses, next_scratch, downloads };
+        let inner = Inner { storage, max_bytes, state, next_scratch, downloads };
         Self { inner: Arc::new(inner) }
     }
 
@@ -51,17 +49,7 @@ impl PackCache {
 
     /// Returns figures for the status.
     pub fn figures(&self) -> PackFigures {
-        let (cache, storage) = (&self.inner, &self.inner.storage.inner);
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        PackFigures {
-            hits: read(&cache.hits),
-            misses: read(&cache.misses),
-            cached_bytes: self.state().bytes,
-            uploading: read(&storage.uploading),
-            uploads: read(&storage.uploads),
-            downloads: read(&storage.downloads),
-            failures: read(&storage.failures),
-        }
+        PackFigures { cached_bytes: self.state().bytes, ..*self.storage().figures() }
     }
 }
 
@@ -212,11 +200,11 @@ impl PackCache {
     }
 
     pub(in crate::git) fn hit(&self) {
-        self.inner.hits.fetch_add(1, Ordering::Relaxed);
+        self.storage().figures().hits += 1;
     }
 
     pub(in crate::git) fn missed(&self) {
-        self.inner.misses.fetch_add(1, Ordering::Relaxed);
+        self.storage().figures().misses += 1;
     }
 
     /// Returns whether a family in use was compared with the database since this process may write; from now on it is

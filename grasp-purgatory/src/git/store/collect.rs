@@ -22,14 +22,14 @@ use nostr::key::PublicKey;
 
 use super::{FamilyGuard, Needed, Quarantine, RepoStore};
 use crate::database::{FamilyRow, Forget, Garbage};
-use crate::git::check::{Objects, Proofs};
+use crate::git::check::{Objects, Proofs, revisions};
 use crate::git::command::GitCommand;
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
 use crate::git::refs::RETENTION;
 use crate::git::{blocking, check};
 
-const PACK: &str = "pack-objects";
+pub(super) const PACK: &str = "pack-objects";
 
 /// Timeout of a git process that lists or packs reachable objects.
 const LONGEST: Duration = Duration::from_secs(30 * 60);
@@ -209,25 +209,8 @@ pub(super) async fn pack(
 ) -> Result<Quarantine, GitError> {
     let scratch = store.scratch();
     let place = blocking(move || Quarantine::create(scratch)).await?;
-    command
-        .args(["--non-empty", "--delta-base-offset", "-q"])
-        .arg(place.objects().join("pack/pack"))
-        .keeping(place.kept())
-        .limit(LONGEST)
-        .run(input)
-        .await?
-        .success(PACK)?;
+    place.fill(command.limit(LONGEST), input).await?.success(PACK)?;
     Ok(place)
-}
-
-/// Tips to start from, and tips to stop at, as git reads them.
-fn revisions<'a>(
-    from: impl IntoIterator<Item = &'a Oid>,
-    up_to: impl IntoIterator<Item = &'a Oid>,
-) -> Vec<u8> {
-    let from = from.into_iter().map(|tip| format!("{tip}\n"));
-    let up_to = up_to.into_iter().map(|tip| format!("^{tip}\n"));
-    from.chain(up_to).collect::<String>().into_bytes()
 }
 
 fn roots(

@@ -1,7 +1,7 @@
 //! Checks and copies of repositories by a process that only reads them, whether a server uses them or not.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::{fs, io};
 
@@ -337,7 +337,7 @@ fn copy_upload(from: &Path, to: &Path) -> Result<bool, GitError> {
     if to.is_dir() {
         return Ok(true);
     }
-    let is_copied = from.is_dir() && copy_tree(from, to)?;
+    let is_copied = from.is_dir() && is_found(layout::copy_tree(from, to, link_or_copy))?;
     // It may have been removed meanwhile.
     if !is_copied || !from.is_dir() {
         layout::remove(to)?;
@@ -346,30 +346,27 @@ fn copy_upload(from: &Path, to: &Path) -> Result<bool, GitError> {
     Ok(true)
 }
 
-fn copy_tree(from: &Path, to: &Path) -> Result<bool, GitError> {
-    layout::create_dir(to)?;
-    for path in layout::list(from)? {
-        let target = to.join(layout::name(&path));
-        let is_copied =
-            if path.is_dir() { copy_tree(&path, &target)? } else { copy_file(&path, &target)? };
-        if !is_copied {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+/// Copies a file, and returns whether it was there.
+fn copy_file(from: &Path, to: &Path) -> Result<bool, GitError> {
+    is_found(link_or_copy(from, to).map_err(|source| GitError::io("copy", from, source)))
 }
 
-/// Gives a file a second name, or copies it where that cannot be; returns whether it was there.
-fn copy_file(from: &Path, to: &Path) -> Result<bool, GitError> {
-    layout::remove(to)?;
-    let linked = fs::hard_link(from, to).or_else(|error| match error.kind() {
+/// Gives a file a second name, or copies it where that cannot be.
+fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
+    if to.exists() {
+        fs::remove_file(to)?;
+    }
+    fs::hard_link(from, to).or_else(|error| match error.kind() {
         io::ErrorKind::NotFound => Err(error),
         _ => fs::copy(from, to).map(drop),
-    });
-    match linked {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(GitError::io("copy", from, error)),
+    })
+}
+
+/// Returns whether what was copied was there.
+fn is_found(copied: Result<(), GitError>) -> Result<bool, GitError> {
+    match copied {
+        Err(GitError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(false),
+        copied => copied.map(|()| true),
     }
 }
 
@@ -380,24 +377,11 @@ impl RepoFiles {
         let from = self.layout.version();
         let (from, to) = (from.parent().unwrap_or(root).to_owned(), root.to_owned());
         blocking(move || {
-            duplicate(&from, &to)?;
+            layout::copy_tree(&from, &to, |from, to| fs::copy(from, to).map(drop))?;
             layout::sync_tree(&to)
         })
         .await
     }
-}
-
-fn duplicate(from: &Path, to: &Path) -> Result<(), GitError> {
-    layout::create_dir(to)?;
-    for path in layout::list(from)? {
-        let target: PathBuf = to.join(layout::name(&path));
-        if path.is_dir() {
-            duplicate(&path, &target)?;
-        } else {
-            fs::copy(&path, &target).map_err(|source| GitError::io("copy", path, source))?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! Objects on their way in.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -10,9 +9,11 @@ use grasp_core::push::AuthorisedPush;
 use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, Oid};
 
+use super::collect::PACK;
 use super::unpacking::Unpacking;
 use super::{Quarantine, Removals, RepoStore};
-use crate::git::check::{Completeness, Objects, Proofs};
+use crate::git::chains::PackIndex;
+use crate::git::check::{Completeness, Objects, Proofs, revisions};
 use crate::git::command::GitCommand;
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
@@ -129,7 +130,14 @@ impl Incoming {
     /// Returns the number of received objects in packs.
     pub(in crate::git) async fn count(&self) -> Result<u64, GitError> {
         let quarantine = self.quarantine.objects();
-        blocking(move || indexes(&quarantine)?.iter().map(|index| objects_in(index)).sum()).await
+        blocking(move || {
+            let open = |index: &PathBuf| {
+                let opened = PackIndex::open(index);
+                opened.map_err(|source| GitError::io("read", index, source))
+            };
+            indexes(&quarantine)?.iter().map(|index| Ok(open(index)?.count())).sum()
+        })
+        .await
     }
 
     /// Tips that were found to be whole, and are so still; the caller holds the family's lock.
@@ -160,7 +168,6 @@ impl Incoming {
     /// Packs what a tip of another family needs beyond what this one has into this place, if both have a first commit
     /// in common. Says whether they do.
     pub(super) async fn fill_from(&mut self, source: Objects, tip: Oid) -> Result<bool, GitError> {
-        const COMMAND: &str = "pack-objects";
         let source = Objects { claimant: self.objects.claimant, ..source };
         let roots = source.roots_of(tip).await?;
         let (here, there) = (self.objects.family.clone(), source.family.objects());
@@ -174,17 +181,8 @@ impl Incoming {
         if !is_related {
             return Ok(false);
         }
-        let had = shared.iter().map(|tip| format!("^{tip}\n"));
-        let input: String = std::iter::once(format!("{tip}\n")).chain(had).collect();
-        source
-            .command(COMMAND)
-            .limited(source.limits().await?)
-            .args(["--revs", "--non-empty", "--delta-base-offset", "-q"])
-            .arg(self.quarantine.objects().join("pack/pack"))
-            .keeping(self.quarantine.kept())
-            .run(input.into_bytes())
-            .await?
-            .success(COMMAND)?;
+        let command = source.command(PACK).limited(source.limits().await?).arg("--revs");
+        self.quarantine.fill(command, revisions([&tip], &shared)).await?.success(PACK)?;
         self.check(&BTreeSet::from([tip])).await?.required()?;
         Ok(true)
     }
@@ -236,7 +234,9 @@ impl Incoming {
         let name = self.identifier.clone();
         let mut other = blocking(move || {
             let other = Self::new(&store, family, &name, claimant)?;
-            layout::link_tree(&from, &other.quarantine.objects())?;
+            layout::copy_tree(&from, &other.quarantine.objects(), |from, to| {
+                fs::hard_link(from, to)
+            })?;
             Ok(other)
         })
         .await?;
@@ -289,7 +289,6 @@ impl Incoming {
         tips: &BTreeSet<Oid>,
         max_bytes: Option<u64>,
     ) -> Result<Self, GitError> {
-        const COMMAND: &str = "pack-objects";
         let store = self.store.clone();
         let family = (self.objects.family.clone(), self.objects.in_use.clone());
         let (claimant, as_of, name) = (self.objects.claimant, self.as_of, self.identifier.clone());
@@ -301,23 +300,14 @@ impl Incoming {
         part.as_of = as_of;
         part.is_inspected = true;
         part.whole = tips.intersection(&self.whole).copied().collect();
-        let wanted = tips.iter().map(|tip| format!("{tip}\n"));
-        let had = proofs.tips().iter().map(|tip| format!("^{tip}\n"));
-        let input: String = wanted.chain(had).collect();
-        let packed = self
-            .command(COMMAND)
-            .args(["--revs", "--non-empty", "--delta-base-offset", "-q"])
-            // Deltas that were sent are kept, and none are looked for.
-            .arg("--window=0")
-            .limited(ProcessLimits { file: max_bytes, ..self.objects.limits().await? })
-            .arg(part.quarantine.objects().join("pack/pack"))
-            .keeping(part.quarantine.kept())
-            .run(input.into_bytes())
-            .await?;
+        let limits = ProcessLimits { file: max_bytes, ..self.objects.limits().await? };
+        // Deltas that were sent are kept, and none are looked for.
+        let command = self.command(PACK).args(["--revs", "--window=0"]).limited(limits);
+        let packed = part.quarantine.fill(command, revisions(tips, proofs.tips())).await?;
         if max_bytes.is_some() && packed.words.contains("File too large") {
             return Err(GitError::StagingFull);
         }
-        packed.success(COMMAND)?;
+        packed.success(PACK)?;
         Ok(part)
     }
 }
@@ -327,15 +317,6 @@ fn indexes(objects: &Path) -> Result<Vec<PathBuf>, GitError> {
     let mut files = layout::list(&objects.join("pack"))?;
     files.retain(|file| file.extension().is_some_and(|kind| kind == "idx"));
     Ok(files)
-}
-
-/// Returns the number of objects in a pack's index: the last entry of its first table.
-fn objects_in(index: &Path) -> Result<u64, GitError> {
-    const LAST: u64 = 8 + 255 * 4;
-    let mut number = [0; 4];
-    let read = File::open(index).and_then(|file| file.read_exact_at(&mut number, LAST));
-    read.map_err(|source| GitError::io("read", index, source))?;
-    Ok(u32::from_be_bytes(number).into())
 }
 
 impl RepoStore {

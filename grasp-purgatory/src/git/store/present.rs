@@ -230,10 +230,8 @@ impl RepoStore {
             return Ok(None);
         }
         let bytes = pack.bytes;
-        let checked = blocking(move || {
-            packs::check_pack(&file, bytes).map_err(|source| GitError::io("read", file, source))
-        });
-        Ok(Some((copy, checked.await?)))
+        let soundness = blocking(move || packs::check_pack(&file, bytes)).await?;
+        Ok(Some((copy, soundness)))
     }
 
     /// Makes the index of a pack that is being brought onto disk.
@@ -378,9 +376,7 @@ impl RepoStore {
     ) -> Result<bool, GitError> {
         let (file, bytes) = (file_of(family, pack), pack.bytes);
         let found = blocking(move || match file.exists() {
-            true => {
-                packs::check_pack(&file, bytes).map_err(|error| GitError::io("read", file, error))
-            }
+            true => packs::check_pack(&file, bytes),
             false => Ok(Soundness::Damaged),
         });
         if found.await? != Soundness::Sound {

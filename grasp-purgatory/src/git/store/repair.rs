@@ -5,12 +5,9 @@
 //! something is missing. The hunt brings the missing objects as it brings those of a new state.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bitcoin_hashes::{HashEngine as _, sha1};
 use git2::{Odb, OdbLookupFlags};
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Identifier, Oid};
@@ -22,6 +19,7 @@ use super::unpacking::move_packs;
 use super::{FamilyGuard, Needed, RepoStore, layout};
 use crate::database::Pack;
 use crate::git::blocking;
+use crate::git::chains::PackIndex;
 use crate::git::check::{Objects, Proofs};
 use crate::git::error::GitError;
 use crate::git::layout::Family;
@@ -258,7 +256,8 @@ fn readable_objects(index: &Path, objects: &Path) -> Result<Vec<Oid>, GitError> 
     }
     let odb = Odb::new()?;
     odb.add_disk_alternate(&objects.to_string_lossy())?;
-    for oid in ids_in(index)? {
+    let ids = PackIndex::open(index).and_then(|index| index.ids());
+    for oid in ids.map_err(|source| GitError::io("read", index, source))? {
         let Ok(id) = git2::Oid::from_bytes(&oid) else { continue };
         let is_small = odb.read_header(id).is_ok_and(|(size, _)| size <= MAX_OBJECT_BYTES);
         if is_small && odb.exists_ext(id, OdbLookupFlags::NO_REFRESH) && odb.read(id).is_ok() {
@@ -268,45 +267,13 @@ fn readable_objects(index: &Path, objects: &Path) -> Result<Vec<Oid>, GitError> 
     Ok(readable)
 }
 
-/// Returns the ids in the index of a pack (version 2): after eight bytes and 256 counts, of which the last is of all.
-fn ids_in(index: &Path) -> Result<Vec<[u8; 20]>, GitError> {
-    const IDS: usize = 8 + 256 * 4;
-    let bytes = fs::read(index).map_err(|source| GitError::io("read", index, source))?;
-    let count = bytes.get(IDS - 4..IDS).and_then(|count| count.first_chunk());
-    let count = count.map_or(0, |count| u32::from_be_bytes(*count) as usize);
-    let ids = bytes.get(IDS..).unwrap_or_default().chunks_exact(20).take(count);
-    Ok(ids.filter_map(|id| id.first_chunk().copied()).collect())
-}
-
 /// Removes a damaged pack without an index, of which nothing can be read: its removal was not finished, or its index was
 /// lost, too.
 fn remove_if_neither_indexed_nor_intact(file: &Path) -> Result<(), GitError> {
-    if file.with_extension("idx").exists() || !file.exists() || is_intact(file)? {
+    if file.with_extension("idx").exists() || !file.exists() || packs::is_intact(file)? {
         return Ok(());
     }
     remove_pack(file)
-}
-
-/// Returns whether a pack ends with the checksum of what comes before it.
-fn is_intact(file: &Path) -> Result<bool, GitError> {
-    const CHECKSUM: u64 = 20;
-    let read = || -> io::Result<bool> {
-        let mut pack = File::open(file)?;
-        let length = pack.metadata()?.len().saturating_sub(CHECKSUM);
-        let (mut engine, mut piece) = (sha1::HashEngine::new(), vec![0; 64 * 1024]);
-        let mut content = (&mut pack).take(length);
-        loop {
-            let count = content.read(&mut piece)?;
-            if count == 0 {
-                break;
-            }
-            engine.input(piece.get(..count).unwrap_or_default());
-        }
-        let mut checksum = Vec::new();
-        pack.read_to_end(&mut checksum)?;
-        Ok(checksum == sha1::Hash::from_engine(engine).to_byte_array())
-    };
-    read().map_err(|source| GitError::io("read", file, source))
 }
 
 /// Removes the files of a pack, its index first: git takes a pack to be there when its index is.

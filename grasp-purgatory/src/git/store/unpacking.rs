@@ -16,11 +16,11 @@ use tokio::process::ChildStdin;
 
 use crate::database::Pack;
 use crate::git::check::Objects;
-use crate::git::command::{FLAWS, Keep};
+use crate::git::command::{FLAWS, GitCommand, Keep};
 use crate::git::error::{GitError, says_disk_full};
 use crate::git::layout;
 use crate::git::limits::ProcessLimits;
-use crate::git::process::GitProcess;
+use crate::git::process::{Finished, GitProcess};
 use crate::resources::{Holding, SharedPool};
 
 const MIB: u64 = 1024 * 1024;
@@ -278,6 +278,16 @@ impl Quarantine {
 
     pub(in crate::git) fn objects(&self) -> PathBuf {
         self.dir.path.clone()
+    }
+
+    /// Runs a command that packs objects into this directory.
+    pub(super) async fn fill(
+        &self,
+        command: GitCommand,
+        input: Vec<u8>,
+    ) -> Result<Finished, GitError> {
+        let command = command.args(["--non-empty", "--delta-base-offset", "-q"]);
+        command.arg(self.objects().join("pack/pack")).keeping(self.kept()).run(input).await
     }
 
     /// Keeps the directory for as long as the answer lives.

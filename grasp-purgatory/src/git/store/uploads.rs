@@ -155,7 +155,7 @@ impl FamilyGuard {
             let checked = file.clone();
             let soundness = self.blocking(move || {
                 let bytes = layout::size(&checked)?;
-                packs::check_pack(&checked, bytes).map_err(|it| GitError::io("read", checked, it))
+                packs::check_pack(&checked, bytes)
             });
             match soundness.await? {
                 Soundness::Sound => {}
