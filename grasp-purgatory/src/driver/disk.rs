@@ -15,7 +15,10 @@ use grasp_core::resources::{Bounds, Claimant, Meter};
 use grasp_core::{Identifier, Mono, Now};
 use nostr::types::Timestamp;
 
-use crate::database::{ADDITIONS_KEPT, Addition, Source};
+use super::JOURNAL;
+use crate::database::{
+    ADDITIONS_KEPT, Addition, Commit, Committed, Database, DatabaseError, Source,
+};
 use crate::git::{GitError, RepoStore};
 
 const GIB: u64 = 1 << 30;
@@ -140,19 +143,35 @@ impl DiskBudget {
     }
 
     /// Takes the additions that are to be saved with a commit.
-    pub(super) fn take_unsaved(&self) -> Vec<Addition> {
+    fn take_unsaved(&self) -> Vec<Addition> {
         let unsaved = std::mem::take(&mut self.lock().unsaved);
         unsaved.into_iter().map(|(key, bytes)| Addition { bytes, ..key }).collect()
     }
 
-    /// Takes them if so many wait that they get a commit of their own.
-    pub(super) fn take_many_unsaved(&self) -> Vec<Addition> {
-        let is_many = self.lock().unsaved.len() >= MAX_UNSAVED;
-        if is_many { self.take_unsaved() } else { Vec::new() }
+    /// Returns whether so many additions wait that they get a commit of their own.
+    pub(super) fn has_many_unsaved(&self) -> bool {
+        self.lock().unsaved.len() >= MAX_UNSAVED
+    }
+
+    /// Commits, together with the additions that are in no commit yet.
+    pub(super) async fn commit(
+        &self,
+        database: &dyn Database,
+        mut commit: Commit,
+    ) -> Result<Committed, DatabaseError> {
+        let additions = self.take_unsaved();
+        commit.additions.clone_from(&additions);
+        tracing::trace!(target: JOURNAL, records = commit.records.len(), "writing");
+        let committed = database.commit(commit).await;
+        if !matches!(committed, Ok(Committed::Done { .. })) {
+            self.put_back(additions);
+        }
+        tracing::trace!(target: JOURNAL, "written");
+        committed
     }
 
     /// Returns additions whose commit did not happen.
-    pub(super) fn put_back(&self, additions: Vec<Addition>) {
+    fn put_back(&self, additions: Vec<Addition>) {
         let mut spent = self.lock();
         additions.into_iter().for_each(|addition| spent.note(addition));
     }

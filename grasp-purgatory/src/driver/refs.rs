@@ -14,8 +14,8 @@ use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
+use super::Unavailable;
 use super::queue::Executor;
-use super::{JOURNAL, Unavailable};
 use crate::database::{Commit, Committed, Conflict, DatabaseError, FamilyChange, Source};
 use crate::git::{FamilyGuard, GitError, RefTarget, RepoStore, WantedRefs};
 use crate::purgatory::Record;
@@ -92,7 +92,7 @@ impl Executor {
                 now: self.parts.relay.now().unix,
                 ..Commit::default()
             };
-            match self.commit(commit).await? {
+            match self.disk.commit(&**self.parts.repos.database(), commit).await? {
                 Committed::Done { affected } => {
                     for identifier in affected {
                         self.tell(Input::Changed { identifier }).await;
@@ -105,19 +105,6 @@ impl Executor {
             }
         }
         Err(DriverError::Busy)
-    }
-
-    /// Commits, with the additions that are not in the database yet.
-    async fn commit(&self, mut commit: Commit) -> Result<Committed, DatabaseError> {
-        tracing::trace!(target: JOURNAL, records = commit.records.len(), "writing");
-        let additions = self.disk.take_unsaved();
-        commit.additions.clone_from(&additions);
-        let committed = self.parts.repos.database().commit(commit).await;
-        if !matches!(committed, Ok(Committed::Done { .. })) {
-            self.disk.put_back(additions);
-        }
-        tracing::trace!(target: JOURNAL, "written");
-        committed
     }
 
     /// Returns the changes that lead to these refs.

@@ -10,8 +10,8 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::queue::{self, Work, WorkQueues};
 use super::survey::SurveyRequest;
-use super::{DiskBudget, JOURNAL, LocalRelay, ORDER_QUEUE, Order, Question, RepoChange, Until};
-use crate::database::{Addition, Commit, Database, DatabaseError};
+use super::{DiskBudget, LocalRelay, ORDER_QUEUE, Order, Question, RepoChange, Until};
+use crate::database::{Commit, Database, DatabaseError};
 use crate::hunt::HuntHandle;
 use crate::purgatory::Record;
 use crate::{CleanupTask, HoldOutcome, Input, Output, PassNumber, Purgatory};
@@ -90,7 +90,7 @@ impl Task {
             }
             self.wake();
         }
-        if let Err(error) = self.commit(&[], self.disk.take_unsaved()).await {
+        if let Err(error) = self.disk.commit(&*self.database, Commit::default()).await {
             tracing::debug!(%error, "the last additions of git data were not saved");
         }
     }
@@ -149,31 +149,12 @@ impl Task {
 
     /// Writes records, before the outputs of their turns are executed.
     async fn write(&self, records: &[Record]) -> Result<(), DatabaseError> {
-        let additions = match records.is_empty() {
-            true => self.disk.take_many_unsaved(),
-            false => self.disk.take_unsaved(),
-        };
-        self.commit(records, additions).await
-    }
-
-    async fn commit(
-        &self,
-        records: &[Record],
-        additions: Vec<Addition>,
-    ) -> Result<(), DatabaseError> {
-        if records.is_empty() && additions.is_empty() {
+        if records.is_empty() && !self.disk.has_many_unsaved() {
             return Ok(());
         }
-        tracing::trace!(target: JOURNAL, records = records.len(), "writing");
-        let records = records.to_vec();
-        let commit = Commit { records, additions: additions.clone(), ..Commit::default() };
+        let commit = Commit { records: records.to_vec(), ..Commit::default() };
         // Records alone are in conflict with nothing.
-        if let Err(error) = self.database.commit(commit).await {
-            self.disk.put_back(additions);
-            return Err(error);
-        }
-        tracing::trace!(target: JOURNAL, "written");
-        Ok(())
+        self.disk.commit(&*self.database, commit).await.map(drop)
     }
 
     /// Retries a failed write until it succeeds, and queues orders meanwhile; `false` if all handles were dropped.
