@@ -29,20 +29,17 @@ pub(super) enum Auth {
 }
 
 /// The reaction to a request that was refused for want of authentication.
-#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AuthDecision {
-    /// Answer the challenge, and wait.
+enum AuthDecision {
+    /// Answer the challenge, and send the request again after that.
     Answer,
-    Wait,
-    /// Send it again: it was sent before we authenticated.
-    Resend,
+    /// Send it again, as soon as authentication is not pending.
+    Retry,
     /// Give up: authenticating does not help.
     Policy,
 }
 
 impl Auth {
-    /// Handles a refusal; `again` if the request had been sent after authenticating.
     fn wanted(&mut self, now: Mono, can: bool, again: bool) -> AuthDecision {
         match *self {
             _ if !can => AuthDecision::Policy,
@@ -52,26 +49,23 @@ impl Auth {
             }
             Self::Unasked { challenged: false } => {
                 *self = Self::Wanted(now);
-                AuthDecision::Wait
+                AuthDecision::Retry
             }
-            Self::Wanted(_) | Self::Answered(_) => AuthDecision::Wait,
-            Self::Done if !again => AuthDecision::Resend,
+            Self::Wanted(_) | Self::Answered(_) => AuthDecision::Retry,
+            Self::Done if !again => AuthDecision::Retry,
             Self::Done | Self::Refused => AuthDecision::Policy,
         }
     }
 
-    /// Handles a refusal, and answers the challenge if that is the reaction.
-    pub(super) fn require(
-        &mut self,
-        ctx: &mut Context<'_>,
-        conn: ConnId,
-        again: bool,
-    ) -> AuthDecision {
+    /// Handles a refusal; `again` if the request had been sent after authenticating. Returns whether to send it once
+    /// more, as soon as authentication is not pending.
+    #[must_use]
+    pub(super) fn require(&mut self, ctx: &mut Context<'_>, conn: ConnId, again: bool) -> bool {
         let decision = self.wanted(ctx.mono(), ctx.shared.config.can_authenticate, again);
         if decision == AuthDecision::Answer {
             ctx.send(conn, Frame::Authenticate);
         }
-        decision
+        decision != AuthDecision::Policy
     }
 
     /// Handles a challenge; returns whether to answer it.
@@ -110,6 +104,11 @@ impl Auth {
         is_over
     }
 
+    /// Returns whether it will be decided soon; requests that need it wait until then.
+    pub(super) fn is_pending(self) -> bool {
+        self.deadline().is_some()
+    }
+
     pub(super) fn deadline(self) -> Option<Mono> {
         match self {
             Self::Wanted(since) | Self::Answered(since) => Some(since + AUTH_TIMEOUT),
@@ -130,17 +129,17 @@ mod tests {
         assert!(!auth.challenged(T0), "not required");
         assert_eq!(auth.wanted(T0, true, false), AuthDecision::Answer);
         assert!(!auth.challenged(T0), "a loop of challenges leads nowhere");
-        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Wait);
+        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Retry);
         assert!(auth.answered(true) && !auth.answered(false));
-        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Resend);
+        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Retry);
         assert_eq!(auth.wanted(T0, true, true), AuthDecision::Policy);
     }
 
     #[test]
     fn a_late_challenge_is_awaited_until_the_timeout() {
         let mut auth = Auth::Unasked { challenged: false };
-        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Wait);
-        assert!(!auth.timed_out(T0));
+        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Retry);
+        assert!(auth.is_pending() && !auth.timed_out(T0));
         let mut other = auth;
         assert!(other.challenged(T0));
         assert!(auth.timed_out(T0 + AUTH_TIMEOUT));

@@ -53,8 +53,6 @@ impl Purpose {
 pub(super) struct PendingBatch {
     pub(super) purpose: Purpose,
     pub(super) items: PendingItems,
-    /// Number of its jobs.
-    pub(super) outstanding: usize,
     /// Reconciliation, unless a job was fetched by pages.
     pub(super) sync_method: SyncMethod,
     pub(super) began: Timestamp,
@@ -67,8 +65,9 @@ pub(super) struct PendingBatch {
 pub(super) struct Backlog {
     pub(super) batches: BTreeMap<BatchId, PendingBatch>,
     pub(super) jobs: BTreeMap<JobId, Job>,
-    /// Queued jobs by method: announcements first, polls last.
-    pub(super) queues: BTreeMap<Method, BTreeSet<(Purpose, BatchId, JobId)>>,
+    /// Queued jobs by method: announcements first, polls last. Kept by [`set_phase`](Self::set_phase).
+    pub(super) queues: BTreeMap<Method, BTreeSet<(Purpose, JobId)>>,
+    /// Jobs that back off, kept likewise.
     pub(super) backing_off: BTreeSet<(Mono, JobId)>,
     /// True if the relay is known not to support NIP-77.
     pub(super) pages_only: bool,
@@ -101,26 +100,23 @@ impl Backlog {
         let (id, began) = (ctx.shared.ids.next(BatchId), ctx.now.unix);
         let planned = filters.into_iter().map(|filter| plan(ctx, purpose, filter, method));
         let (filters, methods): (Vec<Filter>, Vec<Method>) = planned.unzip();
-        let (outstanding, sync_method) = (0, SyncMethod::Negentropy);
-        let batch = PendingBatch { purpose, items, outstanding, sync_method, began, count_as };
+        let sync_method = SyncMethod::Negentropy;
+        let batch = PendingBatch { purpose, items, sync_method, began, count_as };
         self.batches.insert(id, batch);
         for (filter, method) in compact_all(filters).into_iter().zip(methods) {
-            let job = ctx.shared.ids.next(JobId);
-            self.add(ctx, job, Job::new(id, filter, began), method);
+            self.add(ctx, id, Job::new(filter, began), method);
         }
     }
 
     /// Returns the batch of a job.
     pub(super) fn batch_of(&self, id: JobId) -> Option<&PendingBatch> {
-        self.batches.get(&self.jobs.get(&id)?.batch)
+        self.batches.get(&id.batch)
     }
 
-    /// Adds a job to its queue, or makes it wait if the relay refused this very filter.
-    pub(super) fn add(&mut self, ctx: &Context<'_>, id: JobId, job: Job, method: Method) {
+    /// Adds a job to a batch: queued, or waiting if the relay refused this very filter.
+    pub(super) fn add(&mut self, ctx: &mut Context<'_>, batch: BatchId, job: Job, method: Method) {
         let refused = ctx.history.suspended.filter_suspended_for(ctx.mono(), || job.hash());
-        if let Some(batch) = self.batches.get_mut(&job.batch) {
-            batch.outstanding += 1;
-        }
+        let id = JobId { batch, number: ctx.shared.ids.next(|number| number) };
         self.jobs.insert(id, job);
         match refused {
             Some(wait) => self.delay(ctx.mono(), id, wait, method),
@@ -128,39 +124,54 @@ impl Backlog {
         }
     }
 
+    /// Changes the phase of a job, and what it waits in.
+    pub(super) fn set_phase(&mut self, id: JobId, phase: JobPhase) {
+        self.unindex(id);
+        let (Some(job), Some(batch)) = (self.jobs.get_mut(&id), self.batches.get(&id.batch)) else {
+            return;
+        };
+        match phase {
+            JobPhase::Queued(method) => {
+                self.queues.entry(method).or_default().insert((batch.purpose, id));
+            }
+            JobPhase::BackingOff { until, .. } => _ = self.backing_off.insert((until, id)),
+            _ => {}
+        }
+        job.phase = phase;
+    }
+
+    /// Removes a job from what it waits in.
+    fn unindex(&mut self, id: JobId) {
+        let (Some(job), Some(batch)) = (self.jobs.get(&id), self.batches.get(&id.batch)) else {
+            return;
+        };
+        match job.phase {
+            JobPhase::Queued(method) => {
+                self.queues.entry(method).or_default().remove(&(batch.purpose, id));
+            }
+            JobPhase::BackingOff { until, .. } => _ = self.backing_off.remove(&(until, id)),
+            _ => {}
+        }
+    }
+
     /// Puts a job into the queue of a method.
     pub(super) fn queue(&mut self, id: JobId, method: Method) {
         let method = if self.pages_only { Method::Page } else { method };
-        let Some(job) = self.jobs.get_mut(&id) else { return };
-        let Some(batch) = self.batches.get(&job.batch) else { return };
-        job.phase = JobPhase::Queued(method);
-        self.queues.entry(method).or_default().insert((batch.purpose, job.batch, id));
+        self.set_phase(id, JobPhase::Queued(method));
     }
 
     /// Makes a job wait before it is queued again.
     pub(super) fn delay(&mut self, now: Mono, id: JobId, wait: Duration, then: Method) {
-        if let Some(job) = self.jobs.get_mut(&id) {
-            job.phase = JobPhase::BackingOff { until: now + wait, then };
-            self.backing_off.insert((now + wait, id));
-        }
+        self.set_phase(id, JobPhase::BackingOff { until: now + wait, then });
     }
 
     /// Queues the jobs whose backoff has ended.
     pub(super) fn wake(&mut self, now: Mono) {
         while let Some((_, id)) = self.backing_off.first().copied().filter(|(at, _)| *at <= now) {
-            self.backing_off.pop_first();
-            let Some(job) = self.jobs.get(&id) else { continue };
-            match job.phase {
-                // It may have been delayed again since.
-                JobPhase::BackingOff { until, then } if until <= now => self.queue(id, then),
-                _ => {}
+            match self.jobs.get(&id).map(|job| &job.phase) {
+                Some(JobPhase::BackingOff { then, .. }) => self.queue(id, *then),
+                _ => _ = self.backing_off.pop_first(),
             }
-        }
-    }
-
-    pub(super) fn unqueue(&mut self, id: JobId) {
-        for queue in self.queues.values_mut() {
-            queue.retain(|(.., waiting)| *waiting != id);
         }
     }
 
@@ -169,21 +180,21 @@ impl Backlog {
         &self,
         method: Method,
         may_start: impl Fn(&Job) -> bool,
-    ) -> Option<((Purpose, BatchId, JobId), Method)> {
-        let may_start = |id: &JobId| self.jobs.get(id).is_none_or(&may_start);
-        let entry = self.queues.get(&method)?.iter().find(|(.., id)| may_start(id))?;
-        Some((*entry, method))
+    ) -> Option<(Purpose, JobId, Method)> {
+        let may_start = |id: &JobId| self.jobs.get(id).is_some_and(&may_start);
+        let (purpose, id) = *self.queues.get(&method)?.iter().find(|(_, id)| may_start(id))?;
+        Some((purpose, id, method))
     }
 
     /// Returns the first queued page, and those behind it that may share a request with it: of the same layer, since
-    /// relays refuse whole layers, and for the same purpose.
+    /// relays refuse whole layers, and for the same purpose. Authentication is waited for by those that need it.
     pub(super) fn compatible_pages(&self, first: JobId) -> Vec<JobId> {
         let key = |id: JobId| {
             let (job, batch) = (self.jobs.get(&id)?, self.batch_of(id)?);
-            Some((job.layer, discriminant(&batch.purpose), batch.count_as))
+            Some((job.layer, discriminant(&batch.purpose), batch.count_as, job.needs_auth()))
         };
         let wanted = key(first);
-        let queue = self.queues.get(&Method::Page).into_iter().flatten().map(|(.., id)| *id);
+        let queue = self.queues.get(&Method::Page).into_iter().flatten().map(|(_, id)| *id);
         let behind = queue.skip_while(|id| *id != first).take(LOOK_AHEAD);
         behind.filter(|id| key(*id) == wanted).collect()
     }
@@ -195,20 +206,14 @@ impl Backlog {
     /// Removes a job that is not wanted any more.
     pub(super) fn remove(&mut self, ctx: &mut Context<'_>, id: JobId) -> Option<Job> {
         self.forget_inventory(ctx, id);
-        let job = self.end(id)?;
-        self.unqueue(id);
-        self.backing_off.retain(|(_, backing_off)| *backing_off != id);
         ctx.history.wants.abandon(id);
-        Some(job)
+        self.end(id)
     }
 
-    /// Takes a job that has ended out of its batch.
+    /// Takes out a job that has ended.
     pub(super) fn end(&mut self, id: JobId) -> Option<Job> {
-        let job = self.jobs.remove(&id)?;
-        if let Some(batch) = self.batches.get_mut(&job.batch) {
-            batch.outstanding -= 1;
-        }
-        Some(job)
+        self.unindex(id);
+        self.jobs.remove(&id)
     }
 
     /// Tells jobs that an event they waited for is here, or given up.
@@ -235,10 +240,10 @@ impl Backlog {
         if let Some(proof) = job.proof(ctx.now.unix) {
             ctx.history.coverage.add(proof);
         }
-        if let Some(batch) = self.batches.get_mut(&job.batch).filter(|_| job.is_paged()) {
+        if let Some(batch) = self.batches.get_mut(&id.batch).filter(|_| job.is_paged()) {
             batch.sync_method = SyncMethod::ReqEose;
         }
-        self.end_batch_if_complete(ctx, job.batch);
+        self.end_batch_if_complete(ctx, id.batch);
         if job.layer != Layer::All {
             return;
         }
@@ -256,8 +261,10 @@ impl Backlog {
 
     /// Ends a batch of which all jobs have ended.
     pub(super) fn end_batch_if_complete(&mut self, ctx: &mut Context<'_>, id: BatchId) {
-        let complete = self.batches.get(&id).filter(|batch| batch.outstanding == 0).map(|_| id);
-        let Some(batch) = complete.and_then(|id| self.batches.remove(&id)) else { return };
+        if self.jobs_of(id).next().is_some() {
+            return;
+        }
+        let Some(batch) = self.batches.remove(&id) else { return };
         ctx.schedule_write();
         match batch.purpose {
             Purpose::Items => confirm(ctx, id, batch),
@@ -276,8 +283,8 @@ impl Backlog {
 
     /// Removes a batch and its jobs.
     pub(super) fn drop_batch(&mut self, ctx: &mut Context<'_>, subs: &mut Subs, id: BatchId) {
-        for id in self.jobs_where(|job| job.batch == id) {
-            self.drop_job(ctx, subs, id);
+        for job in self.jobs_of(id).map(|(job, _)| job).collect::<Vec<_>>() {
+            self.drop_job(ctx, subs, job);
         }
         self.batches.remove(&id);
     }
@@ -308,11 +315,11 @@ impl Backlog {
     /// Fetches everything by pages from now on. The caller closes the open NIP-77 sessions.
     pub(super) fn use_pages_only(&mut self, ctx: &mut Context<'_>) {
         self.pages_only = true;
-        let waiting = self.queues.remove(&Method::Reconcile).unwrap_or_default();
-        waiting.into_iter().for_each(|(.., id)| self.queue(id, Method::Page));
-        let is_reconciling =
-            |job: &Job| matches!(job.phase, JobPhase::Listing(_) | JobPhase::Comparing { .. });
-        for id in self.jobs_where(is_reconciling) {
+        let is_to_be_paged = |job: &Job| {
+            let is_queued = matches!(job.phase, JobPhase::Queued(Method::Reconcile));
+            is_queued || matches!(job.phase, JobPhase::Listing(_) | JobPhase::Comparing { .. })
+        };
+        for id in self.jobs_where(is_to_be_paged) {
             self.forget_inventory(ctx, id);
             self.queue(id, Method::Page);
         }
@@ -334,8 +341,7 @@ impl Backlog {
         let Some(job) = self.jobs.get(&id) else { return };
         let parts: Vec<Job> = parts.into_iter().map(|filter| job.part(filter)).collect();
         for part in parts {
-            let id = ctx.shared.ids.next(JobId);
-            self.add(ctx, id, part, method);
+            self.add(ctx, id.batch, part, method);
         }
     }
 
@@ -346,10 +352,8 @@ impl Backlog {
         }
         let queued = self.jobs_where(Job::is_queued_comparison);
         for id in queued.into_iter().filter(|id| *id != leader) {
-            self.unqueue(id);
-            if let Some(job) = self.jobs.get_mut(&id) {
-                (job.phase, job.waits_for) = (JobPhase::AwaitingJudgement, Some(leader));
-            }
+            self.set_phase(id, JobPhase::AwaitingJudgement);
+            self.get_mut(id).into_iter().for_each(|job| job.waits_for = Some(leader));
         }
     }
 
@@ -359,8 +363,8 @@ impl Backlog {
     }
 
     pub(super) fn jobs_of(&self, batch: BatchId) -> impl Iterator<Item = (JobId, &Job)> {
-        let jobs = self.jobs.iter().filter(move |(_, job)| job.batch == batch);
-        jobs.map(|(id, job)| (*id, job))
+        let jobs = self.jobs.range(JobId { batch, number: 0 }..);
+        jobs.take_while(move |(id, _)| id.batch == batch).map(|(id, job)| (*id, job))
     }
 
     /// Returns whether a comparison, which has no window, is finding what a live request missed.
@@ -399,7 +403,7 @@ impl Backlog {
     /// Returns whether a full comparison waits to start.
     pub(super) fn has_queued_comparison(&self) -> bool {
         let mut queue = self.queues.get(&Method::Reconcile).into_iter().flatten();
-        queue.any(|(.., id)| self.jobs.get(id).is_some_and(Job::is_queued_comparison))
+        queue.any(|(_, id)| self.jobs.get(id).is_some_and(Job::is_queued_comparison))
     }
 }
 

@@ -11,7 +11,6 @@ use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
-use super::auth::AuthDecision;
 use super::backlog::Purpose;
 use super::filter::{CompactFilter, Layer, bisect, split, split_by_kind, split_into, wire_len};
 use super::full_sync::{FALLBACK_FOR, max_offered};
@@ -48,7 +47,7 @@ impl Session {
     /// Fetches offered events by id.
     fn send_fetches(&mut self, ctx: &mut Context<'_>) {
         let now = ctx.mono();
-        while ctx.history.wants.is_due(now) && self.auth.deadline().is_none() {
+        while ctx.history.wants.is_due(now) && !self.auth.is_pending() {
             if ctx.history.pace.reopens_at() > now {
                 return;
             }
@@ -74,18 +73,18 @@ impl Session {
                 let waits = job.is_queued_comparison()
                     && !*may_compare
                         .get_or_init(|| self.backlog.may_compare_all(ctx, self.full_sync));
-                !suspended.contains_key(&job.layer) && !waits
+                let awaits_auth = job.needs_auth() && self.auth.is_pending();
+                !suspended.contains_key(&job.layer) && !waits && !awaits_auth
             };
             let heads =
                 methods.iter().filter_map(|method| self.backlog.next_queued(*method, may_start));
-            let Some((entry, method)) = heads.min() else { return };
-            let (.., id) = entry;
+            let Some((_, id, method)) = heads.min() else { return };
             let start = match method {
                 Method::Page => self.start_pages(ctx, id),
                 Method::Reconcile => self.start_reconciliation(ctx, id),
             };
             match start {
-                Ok(()) => _ = self.backlog.queues.entry(method).or_default().remove(&entry),
+                Ok(()) => {}
                 Err(Blocked::BySlots) => methods.retain(|other| *other != method),
                 Err(Blocked::ByPace) => return,
             }
@@ -106,12 +105,14 @@ impl Session {
             JobStep::NoNegentropy => self.backlog.queue(id, Method::Page),
             JobStep::BackOff(wait, method) => self.backlog.delay(ctx.mono(), id, wait, method),
             JobStep::Fail => self.fail(ctx, id),
-            JobStep::Authenticate(method) => self.job_wants_auth(ctx, id, method),
-            JobStep::Suspend(method) => {
-                let layer = self.backlog.get(id).map(|job| job.layer);
-                layer.into_iter().for_each(|one| self.suspend(ctx, one, RequestMode::History));
-                self.backlog.queue(id, method);
+            JobStep::Authenticate(method) => {
+                let again = self.backlog.get_mut(id).is_some_and(Job::authenticate);
+                match self.auth.require(ctx, self.subs.conn, again) {
+                    true => self.backlog.queue(id, method),
+                    false => self.suspend_and_queue(ctx, id, method),
+                }
             }
+            JobStep::Suspend(method) => self.suspend_and_queue(ctx, id, method),
             JobStep::SwitchToPages => self.switch_to_pages(ctx, id),
             JobStep::SplitByTime(method) => self.split_by_time(ctx, id, method),
             JobStep::SplitByContent => match self.backlog.get(id).map(|job| split(&job.filter())) {
@@ -127,10 +128,8 @@ impl Session {
 
     /// Handles a failed job: a poll ends with it, any other job is tried again later, less and less often.
     pub(super) fn fail(&mut self, ctx: &mut Context<'_>, id: JobId) {
-        let Some(job) = self.backlog.get(id) else { return };
-        let batch = job.batch;
         if self.backlog.batch_of(id).is_none_or(|one| !one.purpose.is_history()) {
-            return self.backlog.drop_batch(ctx, &mut self.subs, batch);
+            return self.backlog.drop_batch(ctx, &mut self.subs, id.batch);
         }
         self.step(ctx, id, Job::failed);
     }
@@ -164,7 +163,6 @@ impl Session {
     }
 
     fn replace(&mut self, ctx: &mut Context<'_>, id: JobId, parts: [Filter; 2], method: Method) {
-        self.backlog.unqueue(id);
         self.backlog.add_parts(ctx, id, parts, method);
         // The parts belong to the batch by now, so this completes nothing.
         let _ = self.backlog.end(id);
@@ -180,10 +178,9 @@ impl Session {
         if parts.len() < 2 {
             return self.backlog.queue(id, Method::Page);
         }
-        if let Some(job) = self.backlog.get_mut(id) {
-            // The rest is left to parts, which prove it.
-            (job.phase, job.is_partial) = (JobPhase::AwaitingJudgement, true);
-        }
+        self.backlog.set_phase(id, JobPhase::AwaitingJudgement);
+        // The rest is left to parts, which prove it.
+        self.backlog.get_mut(id).into_iter().for_each(|job| job.is_partial = true);
         self.backlog.add_parts(ctx, id, parts, Method::Page);
         self.backlog.end_if_complete(ctx, id);
     }
@@ -230,10 +227,7 @@ impl Session {
         let kind = SubKind::Pages(jobs.clone().into());
         let sub = self.subs.open(ctx, SlotClass::Fetch, bytes, kind)?;
         for id in &jobs {
-            self.backlog.unqueue(*id);
-            if let Some(job) = self.backlog.get_mut(*id) {
-                job.phase = JobPhase::Paging { sub, rows: Vec::new() };
-            }
+            self.backlog.set_phase(*id, JobPhase::Paging { sub, rows: Vec::new() });
         }
         let path = self.backlog.count_as(&jobs).path;
         ctx.history.suspended.sent(ctx.mono(), layer, RequestMode::History);
@@ -253,7 +247,6 @@ impl Session {
         for id in self.backlog.compatible_pages(first) {
             let Some(job) = self.backlog.get_mut(id) else { continue };
             let Some(page) = job.next_page(ctx.history.profile.page) else {
-                self.backlog.unqueue(id);
                 self.fail(ctx, id);
                 continue;
             };
@@ -349,15 +342,13 @@ impl Session {
         if is_full || is_behind || !has_room(ledger, SlotClass::Reconcile) {
             return Err(Blocked::BySlots);
         }
-        let Some(filter) = self.backlog.get(id).map(Job::filter) else {
-            return Ok(());
-        };
+        let Some(job) = self.backlog.get(id) else { return Ok(()) };
+        let (filter, layer) = (job.filter(), job.layer);
         let bytes = wire_len(&filter) + 80;
         let sub = self.subs.open(ctx, SlotClass::Reconcile, bytes, SubKind::Neg(id))?;
-        let Some(job) = self.backlog.get_mut(id) else { return Ok(()) };
+        self.backlog.set_phase(id, JobPhase::Listing(sub));
         let request = ctx.shared.ids.next(InventoryId);
-        job.phase = JobPhase::Listing(sub);
-        ctx.history.suspended.sent(now, job.layer, RequestMode::History);
+        ctx.history.suspended.sent(now, layer, RequestMode::History);
         ctx.shared.inventories.insert(request, InventoryRequest::Job(ctx.relay.clone(), id));
         ctx.out.push(Output::FetchInventory { request, filter: Box::new(filter) });
         self.backlog.serve_other_comparisons(id);
@@ -503,19 +494,11 @@ impl Session {
         }
     }
 
-    fn job_wants_auth(&mut self, ctx: &mut Context<'_>, id: JobId, method: Method) {
-        let Some(job) = self.backlog.get_mut(id) else { return };
-        let (again, layer) = (job.authenticates(), job.layer);
-        match self.auth.require(ctx, self.subs.conn, again) {
-            AuthDecision::Answer | AuthDecision::Wait => {
-                job.phase = JobPhase::AwaitingAuth(method);
-            }
-            AuthDecision::Resend => self.backlog.queue(id, method),
-            AuthDecision::Policy => {
-                self.suspend(ctx, layer, RequestMode::History);
-                self.backlog.queue(id, method);
-            }
-        }
+    /// Suspends the layer of a job, which waits for the end of that in its queue.
+    fn suspend_and_queue(&mut self, ctx: &mut Context<'_>, id: JobId, method: Method) {
+        let layer = self.backlog.get(id).map(|job| job.layer);
+        layer.into_iter().for_each(|layer| self.suspend(ctx, layer, RequestMode::History));
+        self.backlog.queue(id, method);
     }
 
     pub(super) fn ids_ended(&mut self, ctx: &mut Context<'_>, sub: SubId) {
@@ -540,8 +523,8 @@ impl Session {
             Refusal::AuthRequired => {
                 let again = std::mem::replace(&mut self.ids_authenticated, true);
                 match self.auth.require(ctx, self.subs.conn, again) {
-                    AuthDecision::Policy => self.ids_missed(ctx, sub),
-                    _ => ctx.history.wants.returned(now, sub),
+                    true => ctx.history.wants.returned(now, sub),
+                    false => self.ids_missed(ctx, sub),
                 }
             }
             _ => self.ids_missed(ctx, sub),
@@ -722,14 +705,14 @@ impl Session {
             Purpose::CatchUp | Purpose::MissedLive(_) => ctx.history.state.confirmed.clone(),
             Purpose::Announcements | Purpose::Poll(_) => return,
         };
-        let (batch, began, (since, _)) = (job.batch, job.began, job.window());
+        let (began, (since, _)) = (job.began, job.window());
         let method = if since.is_some() { Method::Page } else { Method::Reconcile };
         for filter in build_layer2_and_layer3_filters(&items, since, &self.budget) {
-            let (part, compact) = (ctx.shared.ids.next(JobId), CompactFilter::new(filter, None));
-            self.backlog.add(ctx, part, Job::new(batch, compact, began), method);
+            let part = Job::new(CompactFilter::new(filter, None), began);
+            self.backlog.add(ctx, id.batch, part, method);
         }
         self.backlog.drop_job(ctx, &mut self.subs, id);
-        self.backlog.end_batch_if_complete(ctx, batch);
+        self.backlog.end_batch_if_complete(ctx, id.batch);
     }
 }
 

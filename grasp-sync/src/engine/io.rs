@@ -349,9 +349,12 @@ impl SubId {
     }
 }
 
-/// One job: the history of one filter.
+/// One job: the history of one filter. The jobs of a batch follow one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct JobId(pub(super) u64);
+pub(super) struct JobId {
+    pub(super) batch: BatchId,
+    pub(super) number: u64,
+}
 
 /// One request of the live set, over all the subscriptions that it is sent as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -13,7 +13,7 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
 use super::filter::{CompactFilter, Layer};
-use super::io::{BatchId, JobId, Row, SubId};
+use super::io::{JobId, Row, SubId};
 use super::reconcile::{ReconcileStep, Reconciliation};
 use super::retry::WantResult;
 
@@ -39,7 +39,6 @@ pub(super) enum Method {
 /// ```
 #[derive(Debug)]
 pub(super) struct Job {
-    pub(super) batch: BatchId,
     pub(super) layer: Layer,
     /// The filter with its window, without a limit.
     compact: CompactFilter,
@@ -108,8 +107,6 @@ pub(super) enum JobPhase {
     },
     /// Everything was requested; events received or offered are still to be judged.
     AwaitingJudgement,
-    /// Waits for the answer to our authentication.
-    AwaitingAuth(Method),
     /// Waits until a backoff ends.
     BackingOff {
         until: Mono,
@@ -144,7 +141,7 @@ pub(super) enum JobStep {
     BackOff(Duration, Method),
     /// Give up for now: a poll ends, any other job backs off.
     Fail,
-    /// Authenticate, and queue it then.
+    /// Authenticate, and queue it for then.
     Authenticate(Method),
     /// Suspend its layer, and queue it.
     Suspend(Method),
@@ -167,9 +164,8 @@ pub(super) enum JobStep {
 }
 
 impl Job {
-    pub(super) fn new(batch: BatchId, compact: CompactFilter, began: Timestamp) -> Self {
+    pub(super) fn new(compact: CompactFilter, began: Timestamp) -> Self {
         Self {
-            batch,
             layer: compact.layer,
             hash: OnceCell::new(),
             original: None,
@@ -195,7 +191,7 @@ impl Job {
     /// Returns a job for a part of this one.
     pub(super) fn part(&self, filter: Filter) -> Self {
         let (splits, original) = (self.splits + 1, Some(self.original_hash()));
-        let part = Self::new(self.batch, CompactFilter::new(filter, None), self.began);
+        let part = Self::new(CompactFilter::new(filter, None), self.began);
         Self { splits, original, ..part }
     }
 
@@ -365,8 +361,13 @@ impl Job {
     }
 
     /// Notes that it is sent again after authenticating; returns whether it was before.
-    pub(super) fn authenticates(&mut self) -> bool {
+    pub(super) fn authenticate(&mut self) -> bool {
         std::mem::replace(&mut self.once.authenticated, true)
+    }
+
+    /// Returns whether it is sent only after authenticating.
+    pub(super) fn needs_auth(&self) -> bool {
+        self.once.authenticated
     }
 
     /// Reads a message of the session; returns how the session ends, once it does. A message out of turn is ignored.
@@ -470,10 +471,7 @@ impl Job {
             JobPhase::BackingOff { .. } => false,
             JobPhase::Queued(_) => !is_suspended,
             JobPhase::AwaitingJudgement => !self.unjudged.is_empty() || !are_wants_backing_off,
-            JobPhase::Listing(_)
-            | JobPhase::Comparing { .. }
-            | JobPhase::Paging { .. }
-            | JobPhase::AwaitingAuth(_) => true,
+            JobPhase::Listing(_) | JobPhase::Comparing { .. } | JobPhase::Paging { .. } => true,
         }
     }
 
@@ -509,7 +507,7 @@ mod tests {
 
     fn job_for(filter: Filter) -> Job {
         let compact = CompactFilter::new(filter, None);
-        Job::new(Ids::default().next(BatchId), compact, Timestamp::from_secs(900))
+        Job::new(compact, Timestamp::from_secs(900))
     }
 
     fn job() -> Job {

@@ -18,7 +18,7 @@ use grasp_core::limits::Admit;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
-use super::auth::AuthDecision;
+use super::auth::Auth;
 use super::backlog::Purpose;
 use super::filter::{CompactFilter, Layer, compact_all, wire_len};
 use super::full_sync::all_events;
@@ -35,7 +35,7 @@ use super::suspended::RequestMode;
 /// ```text
 ///   Queued ─▶ Open ─▶ Replaced
 ///     ▲ ▲      │ refused, or lost
-///     │ └──────┼──▶ BackingOff, AwaitingAuth ─▶ Queued
+///     │ └──────┼──▶ BackingOff ─▶ Queued
 ///     └────────┴──▶ Polled ─▶ Open, as soon as there is room
 /// ```
 #[derive(Clone, Debug)]
@@ -54,8 +54,8 @@ pub(super) struct LiveRequest {
     phase: LivePhase,
     /// Losses in a row.
     failures: u32,
-    /// True if it was sent again after authenticating.
-    authenticated: bool,
+    /// True if it is sent only after authenticating.
+    pub(super) needs_auth: bool,
     /// True if it was sent with a limit of zero.
     uses_limit_zero: bool,
 }
@@ -70,8 +70,6 @@ enum LivePhase {
     Replaced(SubId),
     /// Not sent until then.
     BackingOff(Mono),
-    /// Waits for the answer to our authentication.
-    AwaitingAuth,
     /// There is no room for it; its events are fetched from time to time, then for the next time.
     Polled(Mono),
 }
@@ -82,7 +80,7 @@ enum LivePhase {
 enum LiveStep {
     /// Nothing more: its phase says when it is sent again.
     Wait,
-    /// Authenticate, and queue it then.
+    /// Authenticate; it is sent again then.
     Authenticate,
     /// Suspend its layer.
     Suspend,
@@ -246,7 +244,7 @@ impl LiveSet {
                     delivered_until: now,
                     phase: LivePhase::Queued,
                     failures: 0,
-                    authenticated: false,
+                    needs_auth: false,
                     uses_limit_zero: false,
                 };
                 self.requests.insert(ids.next(LiveId), request);
@@ -339,31 +337,19 @@ impl LiveSet {
         }
     }
 
-    /// Queues the requests that waited for authentication; returns their layers.
-    pub(super) fn auth_ended(&mut self) -> Vec<Layer> {
-        let waiting = self.requests.values_mut();
-        let waiting = waiting.filter(|one| one.phase == LivePhase::AwaitingAuth);
-        let queue = |request: &mut LiveRequest| {
-            request.phase = LivePhase::Queued;
-            request.layer
-        };
-        waiting.map(queue).collect()
-    }
-
-    /// Returns the first request that waits to be sent.
-    pub(super) fn queued(&self) -> Option<LiveId> {
+    /// Returns the first request that waits to be sent, and may be: some need an authentication that is pending.
+    pub(super) fn queued(&self, auth: Auth) -> Option<LiveId> {
+        let may_send = |one: &LiveRequest| !(one.needs_auth && auth.is_pending());
         let mut requests = self.requests.iter();
-        requests.find(|(_, one)| one.phase == LivePhase::Queued).map(|(id, _)| *id)
+        let next = requests.find(|(_, one)| one.phase == LivePhase::Queued && may_send(one));
+        next.map(|(id, _)| *id)
     }
 
     /// Returns when the next backoff ends or the next poll is due.
     pub(super) fn deadline(&self) -> Option<Mono> {
         let ends = self.requests.values().filter_map(|one| match one.phase {
             LivePhase::BackingOff(at) | LivePhase::Polled(at) => Some(at),
-            LivePhase::Queued
-            | LivePhase::Open(_)
-            | LivePhase::Replaced(_)
-            | LivePhase::AwaitingAuth => None,
+            LivePhase::Queued | LivePhase::Open(_) | LivePhase::Replaced(_) => None,
         });
         ends.min()
     }
@@ -407,7 +393,7 @@ impl Session {
         if self.live.needs_rebuild {
             self.rebuild_live(ctx);
         }
-        while let Some(id) = self.live.queued() {
+        while let Some(id) = self.live.queued(self.auth) {
             if self.subscribe_live(ctx, id).is_ok() {
                 continue;
             }
@@ -543,16 +529,10 @@ impl Session {
             }
             LiveStep::Halve => self.live.halve(&mut ctx.shared.ids, id),
             LiveStep::Authenticate => {
-                let again = std::mem::replace(&mut request.authenticated, true);
-                match self.auth.require(ctx, self.subs.conn, again) {
-                    AuthDecision::Answer | AuthDecision::Wait => {
-                        request.phase = LivePhase::AwaitingAuth;
-                    }
-                    AuthDecision::Resend => {}
-                    AuthDecision::Policy => {
-                        let layer = request.layer;
-                        self.suspend(ctx, layer, RequestMode::Live);
-                    }
+                let (again, layer) = (request.needs_auth, request.layer);
+                request.needs_auth = true;
+                if !self.auth.require(ctx, self.subs.conn, again) {
+                    self.suspend(ctx, layer, RequestMode::Live);
                 }
             }
             LiveStep::Suspend => {
@@ -779,7 +759,7 @@ mod tests {
             live.halve(&mut ids, id);
         }
         assert_eq!((live.requests.len(), live.filters()), (8, 8));
-        let id = live.queued().unwrap();
+        let id = live.queued(Auth::Done).unwrap();
         live.halve(&mut ids, id);
         assert_eq!(live.requests.len(), 8);
     }

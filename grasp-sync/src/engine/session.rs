@@ -17,7 +17,7 @@ use super::backlog::{Backlog, Purpose};
 use super::full_sync::{FullSync, all_events, bytes};
 use super::history::{CountAs, Daily, PassKind, StartMode};
 use super::io::{ConnId, Delivered, Frame, Places, Report, Said, SubId};
-use super::job::{Job, JobPhase, Method};
+use super::job::{Job, Method};
 use super::live::LiveSet;
 use super::relay::Context;
 use super::subs::{OpenSub, SubKind, Subs};
@@ -296,8 +296,8 @@ impl Session {
                 }
             }
             Said::Authenticated { accepted } => {
-                if self.auth.answered(accepted) {
-                    self.auth_ended(ctx, accepted);
+                if self.auth.answered(accepted) && !accepted {
+                    self.auth_refused(ctx);
                 }
             }
         }
@@ -445,24 +445,17 @@ impl Session {
             }
         }
         if self.auth.timed_out(ctx.mono()) {
-            self.auth_ended(ctx, false);
+            self.auth_refused(ctx);
         }
     }
 
-    /// Continues the requests that waited for authentication: sent again, or suspended.
-    fn auth_ended(&mut self, ctx: &mut Context<'_>, accepted: bool) {
-        for id in self.backlog.jobs_where(|job| matches!(job.phase, JobPhase::AwaitingAuth(_))) {
-            let Some(job) = self.backlog.get(id) else { continue };
-            let JobPhase::AwaitingAuth(method) = job.phase else { continue };
-            let layer = job.layer;
-            self.backlog.queue(id, method);
-            if !accepted {
-                self.suspend(ctx, layer, RequestMode::History);
-            }
-        }
-        for layer in self.live.auth_ended().into_iter().filter(|_| !accepted) {
-            self.suspend(ctx, layer, RequestMode::Live);
-        }
+    /// Suspends the layers of the requests that waited for authentication.
+    fn auth_refused(&mut self, ctx: &mut Context<'_>) {
+        let jobs = self.backlog.jobs.values().filter(|job| job.needs_auth());
+        let live = self.live.requests.values().filter(|one| one.needs_auth);
+        let jobs = jobs.map(|job| (job.layer, RequestMode::History));
+        let all: BTreeSet<_> = jobs.chain(live.map(|one| (one.layer, RequestMode::Live))).collect();
+        all.into_iter().for_each(|(layer, mode)| self.suspend(ctx, layer, mode));
     }
 
     /// Updates the progress of history. Changes nothing while a job is at work.
@@ -473,8 +466,8 @@ impl Session {
         let mut outcome = History::Complete;
         let suspended = ctx.suspended_layers();
         let backs_off = ctx.history.wants.is_backing_off(ctx.mono());
-        for job in self.backlog.jobs.values() {
-            let batch = self.backlog.batches.get(&job.batch);
+        for (id, job) in &self.backlog.jobs {
+            let batch = self.backlog.batches.get(&id.batch);
             let Some(batch) = batch.filter(|batch| batch.purpose.is_history()) else { continue };
             if job.is_at_work(suspended.contains_key(&job.layer), backs_off) {
                 return;
@@ -552,6 +545,6 @@ impl Session {
         self.backlog.wants_to_send()
             || ctx.history.wants.is_due(ctx.mono())
             || self.live.needs_rebuild
-            || self.live.queued().is_some()
+            || self.live.queued(self.auth).is_some()
     }
 }

@@ -1,8 +1,12 @@
-use super::super::io::Ids;
+use super::super::io::{BatchId, Ids};
 use super::*;
 
 fn id(n: u8) -> EventId {
     EventId::from_byte_array([n; 32])
+}
+
+fn job_id(number: u64) -> JobId {
+    JobId { batch: BatchId(0), number }
 }
 
 const T0: Mono = Mono::from_secs(100);
@@ -11,7 +15,7 @@ const T0: Mono = Mono::from_secs(100);
 fn offered_events_are_requested_in_chunks_and_once() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     for n in 0..5 {
-        let job = Some(ids.next(JobId));
+        let job = Some(ids.next(job_id));
         assert_eq!(wants.want(T0, id(n), job), WantResult::Queued);
         assert_eq!(wants.want(T0, id(n), job), WantResult::Already);
     }
@@ -23,7 +27,7 @@ fn offered_events_are_requested_in_chunks_and_once() {
 #[test]
 fn all_jobs_that_wait_for_an_event_are_resolved() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
-    let jobs = [ids.next(JobId), ids.next(JobId)];
+    let jobs = [ids.next(job_id), ids.next(job_id)];
     for job in jobs {
         assert_eq!(wants.want(T0, id(1), Some(job)), WantResult::Queued);
     }
@@ -38,7 +42,7 @@ fn all_jobs_that_wait_for_an_event_are_resolved() {
 #[test]
 fn each_event_is_requested_twelve_times_with_growing_backoff() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
-    let job = ids.next(JobId);
+    let job = ids.next(job_id);
     assert_eq!(wants.want(T0, id(1), Some(job)), WantResult::Queued);
     let (mut now, mut rests) = (T0, Vec::new());
     let last = loop {
@@ -95,7 +99,7 @@ fn a_request_that_was_not_accepted_costs_no_attempt() {
 #[test]
 fn events_that_only_a_finished_job_wanted_are_forgotten() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
-    let (one, two) = (ids.next(JobId), ids.next(JobId));
+    let (one, two) = (ids.next(job_id), ids.next(job_id));
     let _ = wants.want(T0, id(1), Some(one));
     let _ = wants.want(T0, id(2), Some(one));
     let _ = wants.want(T0, id(2), Some(two));
@@ -129,7 +133,7 @@ fn memory_of_failures_is_bounded() {
 #[test]
 fn the_number_of_wanted_events_is_bounded() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
-    let job = Some(ids.next(JobId));
+    let job = Some(ids.next(job_id));
     let offered = |n: usize| {
         let mut id = [0; 32];
         id[..8].copy_from_slice(&n.to_be_bytes());
