@@ -4,6 +4,7 @@ mod auth;
 mod backlog;
 #[cfg(any(test, feature = "test-util"))]
 mod check;
+mod compare;
 mod connections;
 mod discovery;
 mod facts;
@@ -15,6 +16,7 @@ mod history;
 mod intake;
 mod io;
 mod job;
+mod judge;
 mod live;
 mod missing;
 mod reconcile;

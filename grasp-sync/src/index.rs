@@ -29,7 +29,7 @@ use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
 pub(crate) use self::coverage::ProvenItems;
-pub use self::coverage::{CoverageSet, FilterHash, Proof, Proven};
+pub use self::coverage::{CoverageSet, FilterHash, Proof};
 pub use self::filters::{
     MAX_SHARED_VALUE_BYTES, RequestBudget, build_announcement_filter,
     build_layer2_and_layer3_filters, pack_requests, tagged_one_of_our_repo_event_filters,
@@ -43,9 +43,10 @@ pub use grasp_core::limits::ConnectionStatus;
 pub use self::items::{
     PendingItems, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel, derive_relay_targets,
 };
+use self::roots::WaitingRoots;
 pub use self::roots::{RootId, RootSet};
-use self::roots::{RootRepos, WaitingRoots};
 use self::threads::{Members, Threads};
+use crate::pairs::Pairs;
 
 /// A change of the events that our own relay stores or holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,7 +125,7 @@ pub struct SyncIndex {
     /// The repositories that list a relay. Includes every bootstrap relay, never our own.
     relays: BTreeMap<RelayUrl, BTreeSet<RepoId>>,
     /// The repositories of each root, announced or not.
-    root_repos: RootRepos,
+    root_repos: Pairs<RootId, RepoId>,
     waiting_roots: WaitingRoots,
     threads: Threads,
     members: Members,
@@ -140,7 +141,7 @@ impl SyncIndex {
             relays: bootstrap.iter().map(|relay| (relay.clone(), BTreeSet::new())).collect(),
             bootstrap,
             repos: RepoSyncIndex::new(),
-            root_repos: RootRepos::default(),
+            root_repos: Pairs::default(),
             waiting_roots: WaitingRoots::default(),
             threads: Threads::default(),
             members: Members::default(),
@@ -233,7 +234,7 @@ impl SyncIndex {
                 for repo in self.root_repos.take(&root) {
                     match self.repos.get_mut(&repo) {
                         Some(needs) => _ = needs.root_events.remove(&root),
-                        None => self.waiting_roots.remove(&repo, &root),
+                        None => self.waiting_roots.0.remove(&repo, &root),
                     }
                 }
                 self.threads.remove(&root);
@@ -257,7 +258,7 @@ impl SyncIndex {
         }
         before.repo(self, &repo);
         let mut needs = self.repos.remove(&repo).unwrap_or_else(|| RepoSyncNeeds {
-            root_events: self.waiting_roots.take(&repo),
+            root_events: self.waiting_roots.0.take(&repo).into_iter().collect(),
             ..RepoSyncNeeds::new(level, [])
         });
         for relay in relays.difference(&needs.relays) {
@@ -294,9 +295,11 @@ impl SyncIndex {
             // Clones the id in the index, which is shared; the id that came with the root would be one more copy.
             Some((known, needs)) => {
                 needs.root_events.insert(root);
-                self.root_repos.add(root, known.clone());
+                self.root_repos.insert(root, known.clone());
             }
-            None if self.waiting_roots.add(repo, root) => self.root_repos.add(root, repo.clone()),
+            None if self.waiting_roots.add(repo, root) => {
+                self.root_repos.insert(root, repo.clone());
+            }
             None => {}
         }
     }
@@ -371,8 +374,8 @@ impl SyncIndex {
 
     /// Returns the roots of a repository, announced or not.
     fn roots_of(&self, repo: &RepoId) -> impl Iterator<Item = &RootId> {
-        let announced = self.repos.get(repo).map(|needs| &needs.root_events);
-        announced.or_else(|| self.waiting_roots.of(repo)).into_iter().flatten()
+        let announced = self.repos.get(repo).into_iter().flat_map(|needs| &needs.root_events);
+        announced.chain(self.waiting_roots.0.of(repo))
     }
 
     /// Returns the relays from which a root is wanted.

@@ -98,6 +98,7 @@ pub mod index;
 pub mod limits;
 pub mod local;
 mod memory;
+mod pairs;
 #[cfg(feature = "driver")]
 pub mod sidecar;
 

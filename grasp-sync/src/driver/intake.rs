@@ -142,13 +142,18 @@ impl Intake {
         answers
     }
 
+    /// Offers events again that the engine kept. They are verified again, since it keeps plain events.
+    pub(crate) async fn offer_again(&self, own: &RelayUrl, events: Vec<Arc<Event>>) -> Vec<Judged> {
+        let (sub, path) = (SubId(0), SyncPath::CatchUp);
+        let item = |event| Item { sub, path, event: Arc::unwrap_or_clone(event) };
+        let items = events.into_iter().map(item).collect();
+        let (checked, _) = self.check(Chunk { items, _room: Vec::new() }).await;
+        self.ingest(own, checked).await.into_values().flatten().collect()
+    }
+
     /// Offers verified events to the local relay, and remembers its answers. Returns one answer for each event in any
     /// case.
-    pub(crate) async fn offer(
-        &self,
-        events: Vec<Verified<Arc<Event>>>,
-        origin: Origin,
-    ) -> Vec<Taken> {
+    async fn offer(&self, events: Vec<Verified<Arc<Event>>>, origin: Origin) -> Vec<Taken> {
         let ids: Vec<_> = events.iter().map(|event| event.id).collect();
         let local = Arc::clone(&self.local);
         let offered = tokio::spawn(async move { local.ingest(events, origin).await });

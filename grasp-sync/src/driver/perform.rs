@@ -5,11 +5,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::admission::{Origin, Retry, SyncPath};
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::outbound::Provenance;
-use grasp_core::{Mono, RelayUrl, Verified};
+use grasp_core::{Mono, RelayUrl};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
@@ -19,9 +18,7 @@ use super::outbound::Outbound;
 use super::records::RecordWriter;
 use super::status::{Observer, Status};
 use super::{Clock, Command, Settings, Task, intake};
-use crate::engine::{
-    ConnId, Frame, Input, InventoryFailed, InventoryId, Judged, Outcome, Output, Row, SyncEngine,
-};
+use crate::engine::{ConnId, Frame, Input, InventoryFailed, InventoryId, Output, Row, SyncEngine};
 use crate::local::LocalRelay;
 
 /// Inputs that may wait; senders wait when there are more.
@@ -161,10 +158,9 @@ impl EventLoop {
     }
 
     fn reoffer(&self, events: Vec<Arc<Event>>) {
-        let (shared, relay) = (Arc::clone(&self.shared), self.own.clone());
-        let origin = Origin::Sync { relay, path: SyncPath::CatchUp };
+        let (shared, own) = (Arc::clone(&self.shared), self.own.clone());
         tokio::spawn(async move {
-            let judged = offer_again(&shared.intake, events, origin).await;
+            let judged = shared.intake.offer_again(&own, events).await;
             let _ = shared.inputs.send(Input::Reoffered { judged }).await;
         });
     }
@@ -192,24 +188,6 @@ async fn inventory(
             Err(InventoryFailed)
         }
     }
-}
-
-/// Offers events again that the engine kept. They are verified again, since the engine keeps plain events.
-async fn offer_again(intake: &Intake, events: Vec<Arc<Event>>, origin: Origin) -> Vec<Judged> {
-    let rows: Vec<_> = events.iter().map(|event| Row::of(event)).collect();
-    let check =
-        move || events.into_iter().filter_map(|event| Verified::check(event).ok()).collect();
-    let verified: Vec<_> = tokio::task::spawn_blocking(check).await.unwrap_or_default();
-    let taken = intake.offer(verified.clone(), origin).await;
-    let judged: BTreeMap<_, _> =
-        verified.iter().zip(taken).map(|(event, taken)| (event.id, taken.judged(event))).collect();
-    let missing = |row: Row| {
-        let outcome = Outcome::Refused { retry: Retry::Soon, event: None };
-        Judged { row, outcome }
-    };
-    rows.into_iter()
-        .map(|row| judged.get(&row.id).cloned().unwrap_or_else(|| missing(row)))
-        .collect()
 }
 
 /// Sleeps until the deadline; for ever without one.

@@ -203,35 +203,21 @@ fn write_all(store: &mut dyn RecordStore, mut waiting: mpsc::Receiver<Vec<RelayR
 
 #[cfg(test)]
 mod tests {
-    use crate::index::{CoverageSet, FilterHash, Proof, Proven};
+    use crate::index::{CoverageSet, FilterHash, Proof};
     use grasp_core::nostr::filter::Filter;
 
     use super::*;
-    use crate::engine::PeerReliability;
 
     fn record(n: usize, bytes: usize) -> RelayRecord {
-        RelayRecord {
-            relay: format!("wss://r{n}.example").parse().unwrap(),
-            backoff: None,
-            quarantined_until: None,
-            paused_until: None,
-            parked: Vec::new(),
-            full_pass_at: None,
-            retained_bytes: Some(bytes),
-            interrupted: 0,
-            address: None,
-            waits_since: None,
-            is_forging: false,
-            seen: PeerReliability::default(),
-            coverage: CoverageSet::with_capacity(1),
-        }
+        let relay = format!("wss://r{n}.example").parse().unwrap();
+        RelayRecord { retained_bytes: Some(bytes), ..RelayRecord::new(relay) }
     }
 
     fn proven() -> CoverageSet {
         let mut coverage = CoverageSet::with_capacity(1);
         let (filter, since, until, at) =
             (FilterHash::of(&Filter::new()), 0.into(), 9.into(), 9.into());
-        coverage.add(Proof { filter, since, until, proven: Proven::Exhausted, at });
+        coverage.add(Proof { filter, since, until, at });
         coverage
     }
 

@@ -238,25 +238,12 @@ impl Backlog {
         }
         let Some(job) = self.end(id) else { return };
         if let Some(proof) = job.proof(ctx.now.unix) {
-            ctx.history.coverage.add(proof);
+            ctx.history.kept.coverage.add(proof);
         }
         if let Some(batch) = self.batches.get_mut(&id.batch).filter(|_| job.is_paged()) {
             batch.sync_method = SyncMethod::ReqEose;
         }
         self.end_batch_if_complete(ctx, id.batch);
-        if job.layer != Layer::All {
-            return;
-        }
-        // Jobs that waited for this comparison end with it.
-        let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
-        for other in jobs {
-            if self
-                .get_mut(other)
-                .is_some_and(|job| job.waits_for.take_if(|leader| *leader == id).is_some())
-            {
-                self.end_if_complete(ctx, other);
-            }
-        }
     }
 
     /// Ends a batch of which all jobs have ended.
@@ -345,15 +332,21 @@ impl Backlog {
         }
     }
 
-    /// Makes other queued full comparisons wait for the one that starts, which serves them too.
-    pub(super) fn serve_other_comparisons(&mut self, leader: JobId) {
-        if self.jobs.get(&leader).is_none_or(|job| job.layer != Layer::All) {
+    /// Adds the items that wait for a full comparison to the batch of the one that starts, which serves them too.
+    pub(super) fn merge_comparisons(&mut self, leader: JobId) {
+        let has_items =
+            |id: &JobId| self.batch_of(*id).is_some_and(|batch| batch.purpose == Purpose::Items);
+        let is_full = self.get(leader).is_some_and(|job| job.layer == Layer::All);
+        if !is_full || !has_items(&leader) {
             return;
         }
-        let queued = self.jobs_where(Job::is_queued_comparison);
-        for id in queued.into_iter().filter(|id| *id != leader) {
-            self.set_phase(id, JobPhase::AwaitingJudgement);
-            self.get_mut(id).into_iter().for_each(|job| job.waits_for = Some(leader));
+        let mut others = self.jobs_where(Job::is_queued_comparison);
+        others.retain(has_items);
+        for id in others {
+            let _ = self.end(id);
+            let merged = self.batches.remove(&id.batch).map(|batch| batch.items);
+            let batch = self.batches.get_mut(&leader.batch);
+            batch.zip(merged).into_iter().for_each(|(batch, items)| batch.items.include(items));
         }
     }
 
@@ -418,7 +411,7 @@ fn plan(ctx: &Context<'_>, purpose: Purpose, filter: Filter, method: Method) -> 
     if method == Method::Page || is_rechecked || is_reach_back || !purpose.is_history() {
         return (filter, method);
     }
-    match ctx.history.coverage.since(&FilterHash::of(&filter), None) {
+    match ctx.history.kept.coverage.since(&FilterHash::of(&filter), None) {
         Some(proof) if proof.at >= ctx.history.pass.began => {
             (filter.since(proof.until - RETENTION), Method::Page)
         }

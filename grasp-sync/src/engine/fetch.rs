@@ -1,40 +1,26 @@
-//! Fetches history: jobs are sent as pages or sessions, split, retried and ended; offered events are fetched by id, and
-//! everything received is judged.
+//! Fetches history: jobs are sent as pages or sessions, split, retried and ended; offered events are fetched by id.
 
 use std::cell::OnceCell;
 
-use crate::index::{FilterHash, build_layer2_and_layer3_filters};
+use crate::index::build_layer2_and_layer3_filters;
 use crate::limits::{PARK, Refusal, SlotClass, SlotLedger};
-use grasp_core::admission::{Retry, SyncPath};
-use grasp_core::limits::{Admit, EoseHint, PeerText};
-use grasp_core::nostr::event::EventId;
+use grasp_core::limits::EoseHint;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
 use super::backlog::Purpose;
-use super::filter::{CompactFilter, Layer, bisect, split, split_by_kind, split_into, wire_len};
-use super::full_sync::{FALLBACK_FOR, max_offered};
-use super::io::{
-    Delivered, Frame, InventoryFailed, InventoryId, JobId, Judged, Outcome, Output, Report, Row,
-    SubId,
-};
+use super::filter::{CompactFilter, Layer, bisect, split, split_by_kind, split_into};
+use super::full_sync::FALLBACK_FOR;
+use super::io::{Delivered, Frame, JobId, Report, SubId};
 use super::job::{Job, JobPhase, JobStep, MAX_TIME_SPLITS, Method, by_ids};
 use super::live::REQ_BYTES;
-use super::missing;
-use super::reconcile::{Comparison, MAX_NEEDED, ReconcileStep, Reconciliation};
-use super::relay::{Context, InventoryRequest};
-use super::retry::{IdsEnded, Missed, WantResult};
-use super::session::{ClosedBy, Session};
-use super::subs::{Blocked, NEG_IDLE_TIMEOUT, NEG_OPEN_TIMEOUT, SubKind, Unjudged};
+use super::relay::Context;
+use super::session::Session;
+use super::subs::{Blocked, SubKind};
 use super::suspended::RequestMode;
 
 /// Jobs of one connection above which full seconds are no longer split: a relay can make them up.
 const MAX_JOBS: usize = 20_000;
-/// Items of local inventories held in memory; above it, history is fetched by pages. An item is 40 bytes.
-const MAX_INVENTORY_ITEMS: usize = 1_000_000;
-/// Ids offered by all relays and not fetched yet above which histories are paged instead of compared.
-const MAX_WANTED_TOTAL: usize = 1_000_000;
-const MIN_IDS_PER_FETCH: usize = 10;
 
 impl Session {
     /// Sends what history asks for and may be sent now.
@@ -98,7 +84,7 @@ impl Session {
         }
     }
 
-    fn take_step(&mut self, ctx: &mut Context<'_>, id: JobId, step: JobStep) {
+    pub(super) fn take_step(&mut self, ctx: &mut Context<'_>, id: JobId, step: JobStep) {
         match step {
             JobStep::Check => self.backlog.end_if_complete(ctx, id),
             JobStep::Queue(method) => self.backlog.queue(id, method),
@@ -142,7 +128,7 @@ impl Session {
     }
 
     /// Continues a job with pages.
-    fn switch_to_pages(&mut self, ctx: &mut Context<'_>, id: JobId) {
+    pub(super) fn switch_to_pages(&mut self, ctx: &mut Context<'_>, id: JobId) {
         let Some(job) = self.backlog.get_mut(id) else { return };
         job.forget_offers();
         ctx.history.wants.abandon(id);
@@ -150,7 +136,7 @@ impl Session {
     }
 
     /// Splits a job by time; continues with pages if that is no longer possible.
-    fn split_by_time(&mut self, ctx: &mut Context<'_>, id: JobId, method: Method) {
+    pub(super) fn split_by_time(&mut self, ctx: &mut Context<'_>, id: JobId, method: Method) {
         if self.backlog.get(id).is_some_and(|job| job.layer == Layer::All) {
             return self.fetch_histories_by_filters(ctx);
         }
@@ -326,336 +312,11 @@ impl Session {
         }
     }
 
-    /// Starts a reconciliation by asking the local relay for its inventory.
-    fn start_reconciliation(&mut self, ctx: &mut Context<'_>, id: JobId) -> Result<(), Blocked> {
-        let now = ctx.mono();
-        let is_memory_full = ctx.shared.held_items.values().sum::<usize>() >= MAX_INVENTORY_ITEMS
-            || ctx.shared.wanted >= MAX_WANTED_TOTAL;
-        if ctx.history.neg.admit(now) != Admit::Go || is_memory_full {
-            self.backlog.queue(id, Method::Page);
-            return Ok(());
-        }
-        let ledger = &ctx.history.ledger;
-        let is_full = ledger.in_use_by(SlotClass::Reconcile) >= self.max_neg_sessions;
-        // What one comparison found is fetched before the next finds more.
-        let is_behind = ctx.history.wants.len() >= MAX_NEEDED;
-        if is_full || is_behind || !has_room(ledger, SlotClass::Reconcile) {
-            return Err(Blocked::BySlots);
-        }
-        let Some(job) = self.backlog.get(id) else { return Ok(()) };
-        let (filter, layer) = (job.filter(), job.layer);
-        let bytes = wire_len(&filter) + 80;
-        let sub = self.subs.open(ctx, SlotClass::Reconcile, bytes, SubKind::Neg(id))?;
-        self.backlog.set_phase(id, JobPhase::Listing(sub));
-        let request = ctx.shared.ids.next(InventoryId);
-        ctx.history.suspended.sent(now, layer, RequestMode::History);
-        ctx.shared.inventories.insert(request, InventoryRequest::Job(ctx.relay.clone(), id));
-        ctx.out.push(Output::FetchInventory { request, filter: Box::new(filter) });
-        self.backlog.serve_other_comparisons(id);
-        Ok(())
-    }
-
-    /// Starts a comparison with the inventory of the local relay.
-    pub(super) fn inventory(
-        &mut self,
-        ctx: &mut Context<'_>,
-        id: JobId,
-        items: Result<Vec<Row>, InventoryFailed>,
-    ) {
-        let full_sync = self.full_sync;
-        let Some(job) = self.backlog.get_mut(id) else { return };
-        let JobPhase::Listing(sub) = job.phase else { return };
-        // With nothing to compare, pages bring more for each request, and requests are limited here.
-        if ctx.history.profile.counts_frames && items.as_ref().is_ok_and(Vec::is_empty) {
-            self.subs.close(ctx, sub);
-            return self.backlog.queue(id, Method::Page);
-        }
-        let (since, until) = job.window();
-        let is_within = |row: &Row| {
-            since.is_none_or(|since| row.at >= since) && until.is_none_or(|until| row.at <= until)
-        };
-        let (original, layer) = (job.original_hash(), job.layer);
-        let refused = ctx.shared.rejected.rows(&original).filter(is_within);
-        let frame = ctx.history.profile.neg_frame;
-        let (max_ids, max_items) = (max_offered(full_sync, layer), MAX_INVENTORY_ITEMS);
-        let opened =
-            items.ok().filter(|items| layer != Layer::All || items.len() <= max_items).and_then(
-                |items| Reconciliation::open(items.into_iter().chain(refused), frame, max_ids),
-            );
-        let Some((reconciliation, first)) = opened else {
-            self.subs.close(ctx, sub);
-            return self.fail(ctx, id);
-        };
-        ctx.shared.held_items.insert(id, reconciliation.items());
-        let (reconciliation, outgoing) = (Box::new(reconciliation), Some(first));
-        job.phase = JobPhase::Comparing { sub, reconciliation, outgoing };
-    }
-
-    pub(super) fn neg_msg(&mut self, ctx: &mut Context<'_>, sub: SubId, message: &[u8]) {
-        let Some(SubKind::Neg(id)) = self.subs.kind(sub) else { return };
-        self.subs.answered(ctx.mono(), sub, NEG_IDLE_TIMEOUT);
-        match self.backlog.get_mut(id).and_then(|job| job.receive(message)) {
-            None | Some(ReconcileStep::Reply(_)) => {}
-            Some(ReconcileStep::Done(found)) => self.compared(ctx, id, sub, found),
-            Some(ReconcileStep::TooMuch) => {
-                self.end_session(ctx, id, sub);
-                self.split_by_time(ctx, id, Method::Reconcile);
-            }
-            Some(ReconcileStep::Broken) => {
-                self.refused(ctx, sub, Refusal::NegProtocol, "", ClosedBy::Us);
-            }
-        }
-    }
-
-    /// Ends a session whose sets are compared, and wants the events that are missing here.
-    fn compared(&mut self, ctx: &mut Context<'_>, id: JobId, sub: SubId, mut found: Comparison) {
-        let Some(job) = self.backlog.get(id) else { return };
-        let layer = job.layer;
-        ctx.history.suspended.answered(layer, RequestMode::History);
-        ctx.history.neg.fresh_start();
-        if std::mem::take(&mut ctx.history.no_negentropy_reported) {
-            ctx.report(|relay| Report::Negentropy { relay });
-        }
-        let needed = std::mem::take(&mut found.needed);
-        // Polls compare every few minutes, and would dominate the count.
-        if self.backlog.batch_of(id).is_some_and(|batch| batch.purpose.is_history()) {
-            note_lacking(ctx, layer, &job.filter(), found);
-        }
-        if let Some(full_sync) = self.full_sync.as_mut().filter(|_| layer == Layer::All) {
-            let took = self.subs.get(sub).map(|open| open.lasted(ctx.mono())).unwrap_or_default();
-            full_sync.compared(ctx.mono(), took);
-        }
-        self.end_session(ctx, id, sub);
-        let (now, wants) = (ctx.mono(), &mut ctx.history.wants);
-        let results = needed.into_iter().map(|event| wants.want(now, event, Some(id)));
-        let step = self.backlog.get_mut(id).map(|job| job.wants(results));
-        step.into_iter().for_each(|step| self.take_step(ctx, id, step));
-    }
-
-    /// Closes the session of a job, and releases its inventory.
-    pub(super) fn end_session(&mut self, ctx: &mut Context<'_>, id: JobId, sub: SubId) {
-        self.subs.close(ctx, sub);
-        self.backlog.forget_inventory(ctx, id);
-    }
-
-    pub(super) fn neg_refused(
-        &mut self,
-        ctx: &mut Context<'_>,
-        id: JobId,
-        refusal: Refusal,
-        text: &str,
-    ) {
-        self.backlog.forget_inventory(ctx, id);
-        let Some(job) = self.backlog.get_mut(id) else { return };
-        let step = job.refused(refusal);
-        match (&step, refusal) {
-            (JobStep::NoNegentropy, _) => {
-                if refusal == Refusal::NegUnsupported {
-                    self.backlog.use_pages_only(ctx);
-                    self.subs.close_all(ctx, |kind| matches!(kind, SubKind::Neg(_)));
-                } else {
-                    ctx.history.neg.failed(ctx.now.mono);
-                }
-                if !std::mem::replace(&mut ctx.history.no_negentropy_reported, true) {
-                    let text = PeerText::new(text);
-                    ctx.report(|relay| Report::NoNegentropy { relay, refusal, text });
-                }
-            }
-            (JobStep::Queue(Method::Reconcile), Refusal::NegSessions) => {
-                let open = ctx.history.ledger.in_use_by(SlotClass::Reconcile);
-                self.max_neg_sessions = self.max_neg_sessions.min(open.max(1));
-            }
-            _ => {}
-        }
-        self.take_step(ctx, id, step);
-    }
-
-    /// Sends the next messages of the NIP-77 sessions under way.
-    fn send_neg_messages(&mut self, ctx: &mut Context<'_>) {
-        let now = ctx.mono();
-        for id in self.backlog.jobs_where(Job::has_neg_message) {
-            let Some(job) = self.backlog.get_mut(id) else { continue };
-            let is_opening =
-                job.sub().and_then(|sub| self.subs.get(sub)).is_some_and(|open| !open.is_sent);
-            let is_paced = is_opening || ctx.history.profile.counts_frames;
-            if is_paced && ctx.history.pace.admit(now) != Admit::Go {
-                return;
-            }
-            let Some((sub, message)) = job.take_neg_message() else { continue };
-            let (frame, wait) = match is_opening {
-                true => {
-                    let filter = Box::new(job.filter());
-                    (Frame::NegOpen { sub, filter, message }, NEG_OPEN_TIMEOUT)
-                }
-                false => (Frame::NegMsg { sub, message }, NEG_IDLE_TIMEOUT),
-            };
-            self.subs.sent(now, sub, wait);
-            ctx.send(self.subs.conn, frame);
-        }
-    }
-
     /// Suspends the layer of a job, which waits for the end of that in its queue.
     fn suspend_and_queue(&mut self, ctx: &mut Context<'_>, id: JobId, method: Method) {
         let layer = self.backlog.get(id).map(|job| job.layer);
         layer.into_iter().for_each(|layer| self.suspend(ctx, layer, RequestMode::History));
         self.backlog.queue(id, method);
-    }
-
-    pub(super) fn ids_ended(&mut self, ctx: &mut Context<'_>, sub: SubId) {
-        self.subs.close(ctx, sub);
-        let IdsEnded { missed, truncated_at } = ctx.history.wants.ended(ctx.now.mono, sub);
-        self.ids_per_fetch = self.ids_per_fetch.min(truncated_at.unwrap_or(usize::MAX));
-        self.missed(ctx, missed);
-    }
-
-    pub(super) fn ids_refused(&mut self, ctx: &mut Context<'_>, sub: SubId, refusal: Refusal) {
-        let now = ctx.mono();
-        // With nothing else open, a free slot is not to be expected soon.
-        let is_alone = ctx.history.ledger.in_use() == 0;
-        match refusal {
-            Refusal::SlotCount | Refusal::DroppedStart if is_alone => self.ids_missed(ctx, sub),
-            Refusal::Rate => ctx.history.wants.returned(now, sub),
-            _ if refusal.is_for_room() => ctx.history.wants.returned(now, sub),
-            Refusal::Malformed | Refusal::SetTooLarge if self.ids_per_fetch > MIN_IDS_PER_FETCH => {
-                self.ids_per_fetch = (self.ids_per_fetch / 2).max(MIN_IDS_PER_FETCH);
-                ctx.history.wants.returned(now, sub);
-            }
-            Refusal::AuthRequired => {
-                let again = std::mem::replace(&mut self.ids_authenticated, true);
-                match self.auth.require(ctx, self.subs.conn, again) {
-                    true => ctx.history.wants.returned(now, sub),
-                    false => self.ids_missed(ctx, sub),
-                }
-            }
-            _ => self.ids_missed(ctx, sub),
-        }
-    }
-
-    fn ids_missed(&mut self, ctx: &mut Context<'_>, sub: SubId) {
-        let missed = ctx.history.wants.refused(ctx.now.mono, sub);
-        self.missed(ctx, missed);
-    }
-
-    /// Counts offered events that were not delivered; jobs of which hardly any were are paged instead.
-    fn missed(&mut self, ctx: &mut Context<'_>, missed: Vec<Missed>) {
-        let mut undelivered: Vec<JobId> = Vec::new();
-        for one in missed {
-            if one.is_given_up {
-                let event = one.event;
-                ctx.report(|relay| Report::GaveUp { relay, event });
-                self.backlog.event_resolved(ctx, one.jobs, false);
-                continue;
-            }
-            for id in one.jobs.iter().filter(|_| one.is_first) {
-                if self.backlog.get_mut(*id).is_some_and(Job::missed_one) {
-                    undelivered.push(*id);
-                }
-            }
-        }
-        for id in undelivered {
-            self.switch_to_pages(ctx, id);
-        }
-    }
-
-    /// Returns the way in which each judged row arrived under a subscription.
-    pub(super) fn arrivals(
-        &self,
-        ctx: &Context<'_>,
-        sub: SubId,
-        judged: &[Judged],
-    ) -> Option<Vec<Arrival>> {
-        let Unjudged { kind, count_as, .. } = self.subs.unjudged(sub)?;
-        // The same for all of them, and expensive.
-        let live_filter = match kind {
-            SubKind::Live(id) => self.live.sole_filter(id),
-            _ => None,
-        };
-        let arrival = |one: &Judged| {
-            let job = match &kind {
-                SubKind::Live(_) => None,
-                SubKind::Neg(id) => Some(*id),
-                SubKind::Pages(jobs) => jobs.first().filter(|_| jobs.len() == 1).copied(),
-                SubKind::Ids => ctx.history.wants.job_waiting_for(one.row.id),
-            };
-            let filter = job.and_then(|id| self.backlog.get(id)).map(Job::original_hash);
-            let by_id = kind == SubKind::Ids;
-            let count_as = if by_id { self.backlog.count_as(job.as_slice()) } else { count_as };
-            let times = &ctx.history.listening_times;
-            let is_gap = times.is_gap(count_as, self.listening_since, one.row.at);
-            Arrival { path: count_as.path, is_gap, filter: filter.or(live_filter) }
-        };
-        Some(judged.iter().map(arrival).collect())
-    }
-
-    /// Handles the judgement of rows that arrived under a subscription.
-    pub(super) fn judged(
-        &mut self,
-        ctx: &mut Context<'_>,
-        sub: SubId,
-        judged: &[Judged],
-        arrivals: &[Arrival],
-    ) {
-        let index = &ctx.shared.index;
-        if self.full_sync.as_mut().is_some_and(|one| !one.count(index, judged, arrivals)) {
-            self.fall_back_to_filters(ctx);
-        }
-        self.give_up_forged(ctx, judged);
-        let Some(Unjudged { kind, rows, .. }) = self.subs.judged(sub, judged.len()) else {
-            return;
-        };
-        match kind {
-            SubKind::Pages(jobs) => {
-                self.retry_failed(ctx, judged, &jobs);
-                for id in jobs.iter().filter(|_| rows == 0) {
-                    if let Some(job) = self.backlog.get_mut(*id) {
-                        job.unjudged.remove(&sub);
-                    }
-                    self.backlog.end_if_complete(ctx, *id);
-                }
-            }
-            // No other request brings these.
-            SubKind::Ids | SubKind::Live(_) => self.retry_failed(ctx, judged, &[]),
-            SubKind::Neg(_) => {}
-        }
-    }
-
-    /// Gives up events that this relay forged: a relay that has the genuine event will offer it.
-    fn give_up_forged(&mut self, ctx: &mut Context<'_>, judged: &[Judged]) {
-        let now = ctx.mono();
-        for one in judged.iter().filter(|one| matches!(one.outcome, Outcome::Forged)) {
-            let waiting = ctx.history.wants.forged(now, one.row.id);
-            self.backlog.event_resolved(ctx, waiting, false);
-        }
-    }
-
-    /// Fetches events again that could not be accepted, within their budget. Any of the jobs may be the one that an
-    /// event belongs to, so all of them wait for it.
-    fn retry_failed(&mut self, ctx: &mut Context<'_>, judged: &[Judged], jobs: &[JobId]) {
-        let now = ctx.mono();
-        if judged.iter().any(|one| matches!(one.outcome, Outcome::Forged)) {
-            for id in jobs {
-                self.backlog.get_mut(*id).into_iter().for_each(|job| job.is_partial = true);
-            }
-        }
-        for one in judged.iter().filter(|one| one.outcome.is_worth_retrying()) {
-            let wants = &mut ctx.history.wants;
-            let mut is_wanted =
-                jobs.is_empty() && wants.want(now, one.row.id, None) != WantResult::GivenUp;
-            for id in jobs {
-                let Some(job) = self.backlog.get_mut(*id) else { continue };
-                is_wanted |= job.wants_again(wants.want(now, one.row.id, Some(*id)));
-            }
-            if is_wanted {
-                let missed = wants.failed(now, one.row.id);
-                self.missed(ctx, vec![missed]);
-            }
-        }
-    }
-
-    /// Ends the wait for an event that is here, from any relay.
-    pub(super) fn event_arrived(&mut self, ctx: &mut Context<'_>, event: EventId) {
-        let jobs = ctx.history.wants.resolve(event);
-        self.backlog.event_resolved(ctx, jobs, true);
     }
 
     /// Suspends a layer that the relay refuses; falls back to filters if it refuses full sync.
@@ -717,42 +378,6 @@ impl Session {
 }
 
 /// Returns whether a class has a free slot; checked before anything is built that needs one.
-fn has_room(ledger: &SlotLedger, class: SlotClass) -> bool {
+pub(super) fn has_room(ledger: &SlotLedger, class: SlotClass) -> bool {
     ledger.in_use_by(class) < ledger.class_limit(class)
-}
-
-/// The way in which one event arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Arrival {
-    pub(super) path: SyncPath,
-    /// True if a live subscription should have brought it before.
-    pub(super) is_gap: bool,
-    /// The filter that brought it, if it was a single one.
-    pub(super) filter: Option<FilterHash>,
-}
-
-impl Outcome {
-    /// Returns whether fetching the event again may help.
-    pub(super) fn is_worth_retrying(&self) -> bool {
-        match self {
-            Self::Refused { retry: Retry::Soon, .. } => true,
-            Self::Stored | Self::Held | Self::Known | Self::Forged | Self::Refused { .. } => false,
-        }
-    }
-}
-
-/// Notes our events that a relay lacks. In full sync it need not have all of them: those of its own repositories
-/// count once they are attributed to one.
-fn note_lacking(ctx: &mut Context<'_>, layer: Layer, filter: &Filter, found: Comparison) {
-    let Comparison { items, lacking, lacking_ids, .. } = found;
-    let health = &mut ctx.history.health;
-    match layer {
-        Layer::All => health.compared(items.saturating_sub(lacking), 0),
-        Layer::Announcements | Layer::Repos | Layer::Roots => health.compared(items, lacking),
-    }
-    ctx.schedule_write();
-    if !lacking_ids.is_empty() {
-        let asked = missing::questions(&ctx.shared.index, ctx.relay, layer, filter, lacking_ids);
-        missing::ask(ctx.shared, ctx.out, asked);
-    }
 }

@@ -15,9 +15,9 @@ use grasp_core::nip34::repo_refs;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
 
-use super::fetch::Arrival;
 use super::filter::{Layer, wire_len};
 use super::io::{Judged, Outcome};
+use super::judge::Arrival;
 use super::reconcile::MAX_NEEDED;
 
 /// The cost and benefit of full sync on one connection.

@@ -10,6 +10,7 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now, RepoId};
 
 use super::io::{Failure, Fault, PeerReliability};
+use super::relay::RelayRecord;
 
 const MAX_REPOS: usize = 200;
 /// Missing events of one repository that are remembered by id.
@@ -47,38 +48,25 @@ pub(super) struct RelayHealth {
 }
 
 impl RelayHealth {
-    pub(super) fn new(now: Mono, policy: BackoffPolicy) -> Self {
+    /// Restores the health that an earlier process recorded; without a quarantine if the operator names the relay.
+    pub(super) fn new(now: Now, policy: BackoffPolicy, kept: &RelayRecord, is_named: bool) -> Self {
+        let until = kept.quarantined_until.filter(|_| !is_named).map_or(0, |until| until.as_secs());
+        let left = Duration::from_secs(until.saturating_sub(now.unix.as_secs()));
+        let restored = |snapshot| Backoff::restore(policy, now, snapshot);
         Self {
-            backoff: Backoff::new(policy),
-            quarantined_until: Mono::ZERO,
+            backoff: kept.backoff.as_ref().map_or_else(|| Backoff::new(policy), restored),
+            quarantined_until: now.mono + left.min(PARK),
             is_by_rule: false,
-            seen: PeerReliability::default(),
+            seen: kept.seen.clone(),
             forged: 0,
-            is_forging: false,
+            is_forging: kept.is_forging,
             settle: policy.settle,
             missing: BTreeMap::new(),
             failed_attempts: 0,
             is_up: false,
-            since: now,
+            since: now.mono,
             reported: Health::Healthy,
         }
-    }
-
-    /// Restores the health that an earlier process recorded.
-    pub(super) fn restore(
-        now: Now,
-        policy: BackoffPolicy,
-        backoff: Option<BackoffSnapshot>,
-        quarantined_until: Option<Timestamp>,
-    ) -> Self {
-        let mut health = Self::new(now.mono, policy);
-        if let Some(snapshot) = backoff {
-            health.backoff = Backoff::restore(policy, now, &snapshot);
-        }
-        let left =
-            quarantined_until.map_or(0, |until| until.as_secs().saturating_sub(now.unix.as_secs()));
-        health.quarantined_until = now.mono + Duration::from_secs(left).min(PARK);
-        health
     }
 
     /// Returns whether it may be dialled now, or when.
@@ -231,7 +219,17 @@ mod tests {
     }
 
     fn health() -> RelayHealth {
-        RelayHealth::new(Mono::ZERO, BackoffPolicy::RELAY)
+        restored(at(0), None, None)
+    }
+
+    fn restored(
+        now: Now,
+        backoff: Option<BackoffSnapshot>,
+        quarantined_until: Option<Timestamp>,
+    ) -> RelayHealth {
+        let empty = RelayRecord::new("wss://a.example".parse().unwrap());
+        let kept = RelayRecord { backoff, quarantined_until, ..empty };
+        RelayHealth::new(now, BackoffPolicy::RELAY, &kept, false)
     }
 
     #[test]
@@ -254,7 +252,7 @@ mod tests {
         let mut health = health();
         health.failed(Mono::from_secs(1), Fault::Tls);
         let kept = (health.snapshot(at(1)), health.quarantined_until(at(1)));
-        let restored = |now: Now| RelayHealth::restore(now, BackoffPolicy::RELAY, kept.0, kept.1);
+        let restored = |now: Now| restored(now, kept.0, kept.1);
         let Admit::Wait(until) = restored(at(60)).admit(Mono::from_secs(60)) else { panic!() };
         assert!(until >= Mono::from_secs(1) + QUARANTINE);
         assert_eq!(restored(at(50_000)).admit(Mono::from_secs(50_000)), Admit::Go);
@@ -347,7 +345,7 @@ mod tests {
         let (now, later) = (moment.since_start().as_secs(), Mono::from_secs(90));
         let kept = health.snapshot(at(now));
         let restarted = Now::new(later, at(now).unix);
-        let mut again = RelayHealth::restore(restarted, BackoffPolicy::RELAY, kept, None);
+        let mut again = restored(restarted, kept, None);
         let (told, failing_for) = again.news(later).unwrap();
         assert_eq!(told, Health::Dead);
         assert!(failing_for >= BackoffPolicy::RELAY.dead_after, "{failing_for:?}");

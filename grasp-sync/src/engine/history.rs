@@ -2,7 +2,6 @@
 //! when the daily pass comes, and what counts as a gap.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::index::{CoverageSet, ProvenItems, RETENTION, RelayState, RelaySyncNeeds};
@@ -22,31 +21,24 @@ use super::suspended::Suspended;
 /// Everything about a relay that a new connection does not reset.
 #[derive(Debug)]
 pub(super) struct RelayHistory {
+    /// The record that it began with. Kept up to date but for what [`record`](Self::record) adds.
+    pub(super) kept: RelayRecord,
     pub(super) state: RelayState,
     pub(super) health: RelayHealth,
-    /// The address at which it was last reached.
-    pub(super) address: Option<IpAddr>,
-    /// The time at which it was followed, last tried or last connected: the longest ago is the next.
-    pub(super) waits_since: Timestamp,
     pub(super) profile: RelayProfile,
     /// The pace of requests. Reconnecting ends no pause.
     pub(super) pace: Pace,
     pub(super) ledger: SlotLedger,
-    /// Bytes of subscriptions that the relay remembers at most, as it said.
-    pub(super) retained: Option<usize>,
     pub(super) suspended: Suspended,
     pub(super) wants: Wants,
     /// The backoff of reconciliation. Sessions that fail together count once.
     pub(super) neg: Backoff,
     /// No full sync until then, however long the filters are.
     pub(super) filters_until: Mono,
-    pub(super) daily: Daily,
-    pub(super) coverage: CoverageSet,
+    /// The time of the daily pass.
+    pub(super) daily: Mono,
     pub(super) pass: HistoryPass,
-    /// Interruptions of live subscriptions since the last full pass began: an event that was published then with an
-    /// older date is found by the next pass.
-    pub(super) interrupted: usize,
-    /// The number of these that was last reported.
+    /// The number of interruptions that was last reported.
     pub(super) interrupted_reported: usize,
     pub(super) listening_times: ListeningTimes,
     /// True if the missing support of NIP-77 was reported.
@@ -65,54 +57,43 @@ impl RelayHistory {
         config: &Config,
         rng: &mut Rng,
         is_bootstrap: bool,
-        record: Option<RelayRecord>,
+        (relay, record): (&RelayUrl, Option<RelayRecord>),
     ) -> Self {
+        let is_resumed = record.is_some();
+        let mut kept = record.unwrap_or_else(|| RelayRecord::new(relay.clone()));
         let profile = RelayProfile::new(&RelayFacts::default(), config);
-        let mut history = Self {
+        let paused = kept.paused_until.map_or(0, |until| until.as_secs());
+        let left = Duration::from_secs(paused.saturating_sub(now.unix.as_secs()));
+        let mut pace = Pace::new(profile.pace);
+        pace.pause_until(now.mono + left.min(LONGEST_PAUSE));
+        let pass = match is_resumed {
+            false => HistoryPass::begin(now.unix, PassKind::Fresh),
+            // Its proofs count for as long as a pass may be away.
+            true => HistoryPass {
+                complete_until: now.unix,
+                is_over: true,
+                ..HistoryPass::begin(now.unix - config.full_pass.1, PassKind::Resumed)
+            },
+        };
+        kept.waits_since = Some(kept.waits_since.unwrap_or(now.unix).min(now.unix));
+        Self {
             state: RelayState::new(is_bootstrap),
-            health: RelayHealth::new(now.mono, config.backoff),
-            address: None,
-            waits_since: now.unix,
+            health: RelayHealth::new(now, config.backoff, &kept, is_bootstrap),
             profile,
-            pace: Pace::new(profile.pace),
+            pace,
             ledger: SlotLedger::new(profile.retained_bytes, None),
-            retained: None,
-            suspended: Suspended::default(),
+            suspended: Suspended::restore(now, &kept.parked),
             wants: Wants::default(),
             neg: Backoff::new(NEG_BACKOFF),
             filters_until: Mono::ZERO,
-            daily: Daily::since(now, None, config.full_pass, rng),
-            pass: HistoryPass::begin(now.unix, PassKind::Fresh),
-            interrupted: 0,
-            coverage: CoverageSet::with_capacity(COVERAGE_CAPACITY),
+            daily: daily_pass(now, kept.full_pass_at, config.full_pass, rng),
+            pass,
             interrupted_reported: 0,
             listening_times: ListeningTimes::default(),
             no_negentropy_reported: false,
             write_at: None,
-        };
-        if let Some(record) = record {
-            history.restore(now, config, rng, record);
+            kept,
         }
-        history
-    }
-
-    fn restore(&mut self, now: Now, config: &Config, rng: &mut Rng, record: RelayRecord) {
-        let quarantine = record.quarantined_until.filter(|_| !self.state.is_bootstrap);
-        self.health = RelayHealth::restore(now, config.backoff, record.backoff, quarantine);
-        (self.health.seen, self.health.is_forging) = (record.seen, record.is_forging);
-        self.address = record.address;
-        self.waits_since = record.waits_since.unwrap_or(now.unix).min(now.unix);
-        let paused = record.paused_until.map_or(0, |until| until.as_secs());
-        let left = Duration::from_secs(paused.saturating_sub(now.unix.as_secs()));
-        self.pace.pause_until(now.mono + left.min(LONGEST_PAUSE));
-        self.retained = record.retained_bytes;
-        self.suspended = Suspended::restore(now, &record.parked);
-        self.daily = Daily::since(now, record.full_pass_at, config.full_pass, rng);
-        // Its proofs count for as long as a pass may be away.
-        let pass = HistoryPass::begin(now.unix - config.full_pass.1, PassKind::Resumed);
-        self.pass = HistoryPass { complete_until: now.unix, is_over: true, ..pass };
-        self.interrupted = record.interrupted;
-        self.coverage = record.coverage;
     }
 
     /// Applies the facts of a relay that has just connected.
@@ -123,7 +104,8 @@ impl RelayHistory {
             self.pace = Pace::new(profile.pace);
             self.pace.pause_until(paused.unwrap_or(Mono::ZERO));
         }
-        let retained_bytes = profile.retained_bytes.min(self.retained.unwrap_or(usize::MAX));
+        let retained_bytes =
+            profile.retained_bytes.min(self.kept.retained_bytes.unwrap_or(usize::MAX));
         self.ledger = SlotLedger::new(retained_bytes, facts.max_subscriptions);
         self.profile = profile;
         self.health.connected(now);
@@ -132,13 +114,13 @@ impl RelayHistory {
 
     /// Forgets what the relay has delivered, because the local relay lost it.
     pub(super) fn forget_delivered(&mut self, now: Timestamp) {
-        self.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
+        self.kept.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
         self.begin_pass(now, PassKind::Fresh);
         self.listening_times = ListeningTimes::default();
     }
 
     pub(super) fn begin_pass(&mut self, now: Timestamp, kind: PassKind) {
-        let interrupted_before = self.interrupted;
+        let interrupted_before = self.kept.interrupted;
         self.pass = HistoryPass { interrupted_before, ..HistoryPass::begin(now, kind) };
         self.health.pass_began();
     }
@@ -149,9 +131,9 @@ impl RelayHistory {
     }
 
     /// Returns the record of the relay.
-    pub(super) fn record(&self, now: Now, relay: &RelayUrl, link: &Link) -> RelayRecord {
+    pub(super) fn record(&self, now: Now, link: &Link) -> RelayRecord {
         let mut coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
-        let counts = self.coverage.proofs().filter(|proof| proof.at >= self.pass.began);
+        let counts = self.kept.coverage.proofs().filter(|proof| proof.at >= self.pass.began);
         counts.for_each(|proof| coverage.add(*proof));
         let until = match (self.state.last_connected(), link) {
             (None, _) => self.pass.complete_until,
@@ -162,19 +144,14 @@ impl RelayHistory {
         // In whole seconds, rounded up.
         let pause = self.pace.reopens_at() - now.mono + Duration::from_secs(1);
         RelayRecord {
-            relay: relay.clone(),
             backoff: self.health.snapshot(now),
             quarantined_until: self.health.quarantined_until(now),
             paused_until: self.pace.is_paused(now.mono).then(|| now.unix + pause),
             parked: self.suspended.parked(now),
-            full_pass_at: self.daily.last,
-            retained_bytes: self.retained,
-            interrupted: self.interrupted,
-            address: self.address,
-            waits_since: Some(self.waits_since),
             is_forging: self.health.is_forging,
             seen: self.health.seen(now.mono),
             coverage,
+            ..self.kept.clone()
         }
     }
 }
@@ -234,7 +211,7 @@ impl HistoryPass {
 pub(super) fn choose_start(ctx: &mut Context<'_>) -> StartMode {
     let Now { mono, unix } = ctx.now;
     let history = &mut *ctx.history;
-    let is_due = mono >= history.daily.due;
+    let is_due = mono >= history.daily;
     let was_away =
         history.state.last_connected().is_some() && history.state.should_clear_state(unix);
     if history.pass.is_over && (is_due || was_away) {
@@ -246,7 +223,7 @@ pub(super) fn choose_start(ctx: &mut Context<'_>) -> StartMode {
         Some(since) => StartMode::CatchUp { since },
         None => continue_pass(ctx, kept),
     };
-    ctx.history.interrupted += usize::from(how != StartMode::Fresh);
+    ctx.history.kept.interrupted += usize::from(how != StartMode::Fresh);
     how
 }
 
@@ -255,7 +232,7 @@ fn continue_pass(ctx: &mut Context<'_>, kept: RelaySyncNeeds) -> StartMode {
     let HistoryPass { began, complete_until, .. } = ctx.history.pass;
     let known = if kept.is_empty() {
         let target = ctx.shared.index.target(ctx.relay).unwrap_or_default();
-        ctx.history.coverage.proven_items(&target, began)
+        ctx.history.kept.coverage.proven_items(&target, began)
     } else {
         Some(ProvenItems { items: kept, until: complete_until, at: began })
     };
@@ -276,27 +253,18 @@ const NEG_BACKOFF: BackoffPolicy = BackoffPolicy {
     ..BackoffPolicy::RELAY
 };
 
-/// The daily pass over one relay: at a random time within bounds, so that relays are not all asked at once.
-#[derive(Clone, Debug)]
-pub(super) struct Daily {
-    pub(super) due: Mono,
-    /// The end of the last pass.
-    pub(super) last: Option<Timestamp>,
-}
-
-impl Daily {
-    /// Schedules the next pass after the last one, perhaps of an earlier process.
-    pub(super) fn since(
-        now: Now,
-        last: Option<Timestamp>,
-        bounds: (Duration, Duration),
-        rng: &mut Rng,
-    ) -> Self {
-        let wait = rng.between(bounds.0, bounds.1);
-        // A clock that was set back makes no wait longer than the bounds.
-        let passed = last.map_or(0, |last| now.unix.as_secs().saturating_sub(last.as_secs()));
-        Self { due: now.mono + wait.saturating_sub(Duration::from_secs(passed)), last }
-    }
+/// Returns the time of the pass after the last one, perhaps of an earlier process: random within bounds, so that relays
+/// are not all asked at once.
+pub(super) fn daily_pass(
+    now: Now,
+    last: Option<Timestamp>,
+    bounds: (Duration, Duration),
+    rng: &mut Rng,
+) -> Mono {
+    let wait = rng.between(bounds.0, bounds.1);
+    // A clock that was set back makes no wait longer than the bounds.
+    let passed = last.map_or(0, |last| now.unix.as_secs().saturating_sub(last.as_secs()));
+    now.mono + wait.saturating_sub(Duration::from_secs(passed))
 }
 
 /// A small generator (SplitMix64): seeded by the configuration, the same on every machine.
@@ -395,8 +363,7 @@ mod tests {
     #[test]
     fn the_pass_comes_after_23_to_25_hours_and_not_always_the_same() {
         let mut rng = Rng::seeded(1);
-        let waits: Vec<_> =
-            (0..200).map(|_| Daily::since(at(0), None, BOUNDS, &mut rng).due).collect();
+        let waits: Vec<_> = (0..200).map(|_| daily_pass(at(0), None, BOUNDS, &mut rng)).collect();
         assert!(
             waits.iter().all(|due| (23 * HOUR..25 * HOUR).contains(&due.since_start().as_secs()))
         );
@@ -408,18 +375,17 @@ mod tests {
     fn a_restart_does_not_delay_the_pass() {
         let mut rng = Rng::seeded(2);
         let last = Timestamp::from_secs(1_700_000_000 - 20 * HOUR);
-        let daily = Daily::since(at(0), Some(last), BOUNDS, &mut rng);
-        assert!((3 * HOUR..5 * HOUR).contains(&daily.due.since_start().as_secs()));
+        let daily = daily_pass(at(0), Some(last), BOUNDS, &mut rng);
+        assert!((3 * HOUR..5 * HOUR).contains(&daily.since_start().as_secs()));
         let long_ago = Timestamp::from_secs(1_700_000_000 - 30 * HOUR);
-        assert!(Daily::since(at(0), Some(long_ago), BOUNDS, &mut rng).due == Mono::ZERO);
+        assert!(daily_pass(at(0), Some(long_ago), BOUNDS, &mut rng) == Mono::ZERO);
     }
 
     #[test]
     fn the_next_pass_counts_from_the_end_of_the_last() {
         let mut rng = Rng::seeded(3);
-        let daily = Daily::since(at(26 * HOUR), Some(at(26 * HOUR).unix), BOUNDS, &mut rng);
-        assert!(daily.due >= Mono::from_secs(49 * HOUR));
-        assert_eq!(daily.last, Some(at(26 * HOUR).unix));
+        let daily = daily_pass(at(26 * HOUR), Some(at(26 * HOUR).unix), BOUNDS, &mut rng);
+        assert!(daily >= Mono::from_secs(49 * HOUR));
     }
 
     #[test]
@@ -440,7 +406,9 @@ mod tests {
     fn reconnecting_ends_no_pause_even_as_other_software() {
         let config = Config::new("us.example".parse().unwrap());
         let now = Now::new(Mono::from_secs(9), 1_700_000_000.into());
-        let mut history = RelayHistory::new(now, &config, &mut Rng::seeded(1), false, None);
+        let relay = "wss://a.example".parse().unwrap();
+        let mut history =
+            RelayHistory::new(now, &config, &mut Rng::seeded(1), false, (&relay, None));
         history.pace.refused(now.mono);
         let strfry = RelayFacts { software: Some("strfry".into()), ..RelayFacts::default() };
         history.connected(now.mono, &strfry, &config);

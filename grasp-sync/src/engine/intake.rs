@@ -9,11 +9,11 @@ use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::{Now, RelayUrl};
 
 use super::SyncEngine;
-use super::fetch::Arrival;
 use super::io::{
     Accepted, ConnId, InventoryFailed, InventoryId, Judged, Outcome, Output, Report, Row, Source,
     SubId,
 };
+use super::judge::Arrival;
 use super::missing::{self, Attribution, Question};
 use super::rejected::{Dependency, Released};
 use super::relay::{InventoryRequest, Link, Relay};

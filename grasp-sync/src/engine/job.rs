@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::index::{FilterHash, Proof, Proven};
+use crate::index::{FilterHash, Proof};
 use crate::limits::{Ending, Next, Pager, PagerConfig, RETRY_DELAY, Refusal};
 use grasp_core::Mono;
 use grasp_core::limits::{BackoffPolicy, EoseHint};
@@ -13,7 +13,7 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
 use super::filter::{CompactFilter, Layer};
-use super::io::{JobId, Row, SubId};
+use super::io::{Row, SubId};
 use super::reconcile::{ReconcileStep, Reconciliation};
 use super::retry::WantResult;
 
@@ -58,8 +58,6 @@ pub(super) struct Job {
     pub(super) unjudged: BTreeSet<SubId>,
     /// Offered events that are neither here nor given up.
     pub(super) outstanding: usize,
-    /// Another job for the same filter, which ends this one with it.
-    pub(super) waits_for: Option<JobId>,
     /// Events offered, and those not delivered on the first request.
     offered: usize,
     missed: usize,
@@ -177,7 +175,6 @@ impl Job {
             pages: 0,
             last_page: 0,
             outstanding: 0,
-            waits_for: None,
             offered: 0,
             missed: 0,
             is_partial: false,
@@ -429,8 +426,7 @@ impl Job {
 
     /// Returns whether everything requested has been judged.
     pub(super) fn is_complete(&self) -> bool {
-        let is_waiting =
-            self.outstanding > 0 || self.waits_for.is_some() || !self.unjudged.is_empty();
+        let is_waiting = self.outstanding > 0 || !self.unjudged.is_empty();
         matches!(self.phase, JobPhase::AwaitingJudgement) && !is_waiting
     }
 
@@ -439,13 +435,11 @@ impl Job {
         if self.is_partial || self.layer == Layer::All {
             return None;
         }
-        let proven = if self.is_paged() { Proven::Exhausted } else { Proven::Reconciled };
         let (since, until) = self.window();
         Some(Proof {
             filter: self.hash(),
             since: since.unwrap_or(Timestamp::from_secs(0)),
             until: until.unwrap_or(self.began),
-            proven,
             at: now,
         })
     }
@@ -548,7 +542,7 @@ mod tests {
         job.unjudged.remove(&sub);
         assert!(job.is_complete());
         let proof = job.proof(Timestamp::from_secs(1_000)).unwrap();
-        assert_eq!((proof.until, proof.proven), (Timestamp::from_secs(900), Proven::Exhausted));
+        assert_eq!(proof.until, Timestamp::from_secs(900));
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Events that the local relay has refused: recent ones complete, older ones by id.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::index::FilterHash;
 use crate::memory::Memory;
+use crate::pairs::Pairs;
 use grasp_core::nip34::References;
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::{Identifier, Mono, RelayUrl, RepoId, kinds};
@@ -74,8 +74,8 @@ pub(super) struct Rejected {
     event_bytes: usize,
     /// All events.
     ids: Memory<EventId, RejectedId, MAX_IDS, ID_MEMORY_SECS>,
-    by_filter: BTreeSet<(FilterHash, EventId)>,
-    awaited: BTreeSet<(Dependency, EventId)>,
+    by_filter: Pairs<FilterHash, EventId>,
+    awaited: Pairs<Dependency, EventId>,
     arrivals: Memory<Dependency, (), MAX_ARRIVALS, ARRIVAL_MEMORY_SECS>,
 }
 
@@ -110,10 +110,10 @@ impl Rejected {
         self.forget(row.id);
         let awaits = event.as_deref().map(Dependency::of).unwrap_or_default();
         for dependency in &awaits {
-            self.awaited.insert((dependency.clone(), row.id));
+            self.awaited.insert(dependency.clone(), row.id);
         }
         if let Some(hash) = filter {
-            self.by_filter.insert((hash, row.id));
+            self.by_filter.insert(hash, row.id);
         }
         let is_late = awaits.iter().any(|what| self.has_arrived(now, what));
         let rejected = RejectedId { row, relay: relay.clone(), filter, awaits };
@@ -129,7 +129,7 @@ impl Rejected {
     /// Releases the events that waited for a dependency.
     pub(super) fn release(&mut self, what: &Dependency) -> Released {
         let mut released = Released::default();
-        for id in paired(&self.awaited, what).collect::<Vec<_>>() {
+        for id in self.awaited.of(what).copied().collect::<Vec<_>>() {
             // An event that is offered again stays until it is accepted; it may lack another dependency.
             match self.take_event(id) {
                 Some(event) => released.reoffer.push(event),
@@ -144,8 +144,8 @@ impl Rejected {
 
     /// Returns the refused events that a filter would bring again.
     pub(super) fn rows(&self, filter: &FilterHash) -> impl Iterator<Item = Row> {
-        let ids = paired(&self.by_filter, filter);
-        ids.filter_map(|id| self.ids.get(&id)).map(|rejected| rejected.row)
+        let ids = self.by_filter.of(filter);
+        ids.filter_map(|id| self.ids.get(id)).map(|rejected| rejected.row)
     }
 
     /// Removes an event that was accepted after all.
@@ -197,21 +197,12 @@ impl Rejected {
     fn unindex(&mut self, id: EventId, rejected: &RejectedId) {
         self.take_event(id);
         for dependency in &rejected.awaits {
-            self.awaited.remove(&(dependency.clone(), id));
+            self.awaited.remove(dependency, &id);
         }
         if let Some(hash) = rejected.filter {
-            self.by_filter.remove(&(hash, id));
+            self.by_filter.remove(&hash, &id);
         }
     }
-}
-
-/// Returns the events that are paired with a key.
-fn paired<K: Ord + Clone>(
-    pairs: &BTreeSet<(K, EventId)>,
-    key: &K,
-) -> impl Iterator<Item = EventId> {
-    let from = pairs.range((key.clone(), EventId::from_byte_array([0; 32]))..);
-    from.take_while(move |(one, _)| one == key).map(|(_, id)| *id)
 }
 
 /// Returns the approximate memory that an event takes.
@@ -373,6 +364,6 @@ mod tests {
         assert_eq!(rejected.ids.len(), MAX_IDS);
         assert_eq!(rejected.events.len(), 0, "the oldest make room, whole events with their ids");
         assert_eq!(rejected.event_bytes, 0);
-        assert!(rejected.awaited.is_empty());
+        assert_eq!(rejected.awaited.len(), 0);
     }
 }

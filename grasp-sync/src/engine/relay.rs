@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Config;
 use super::facts::RelayFacts;
-use super::fetch::Arrival;
 use super::filter::Layer;
 use super::history::{PassKind, RelayHistory, Rng, choose_start};
 use super::io::{ConnId, Fault, Frame, Ids, InventoryId, JobId, Output, PeerReliability, Report};
+use super::judge::Arrival;
 use super::missing::Question;
 use super::rejected::Rejected;
 use super::session::Session;
@@ -72,7 +72,7 @@ impl Link {
         let conn = ctx.shared.ids.next(ConnId);
         *self = Self::Dialing { conn, until: ctx.mono() + HANDSHAKE_TIMEOUT };
         ctx.history.health.seen.attempts += 1;
-        ctx.history.waits_since = ctx.now.unix;
+        ctx.history.kept.waits_since = Some(ctx.now.unix);
         ctx.history.state.connecting();
         let configured = ctx.history.state.is_bootstrap;
         ctx.out.push(Output::Connect { relay: ctx.relay.clone(), conn, configured });
@@ -182,7 +182,7 @@ impl Link {
         match self {
             Self::Up(session) => {
                 session.check_timeouts(ctx);
-                let is_due = ctx.now.mono >= ctx.history.daily.due;
+                let is_due = ctx.now.mono >= ctx.history.daily;
                 if is_due && session.ended.is_some() && !ctx.history.pace.is_paused(ctx.now.mono) {
                     session.start_over(ctx, PassKind::Daily);
                 }
@@ -198,7 +198,7 @@ impl Link {
         self.report_health(ctx);
         if ctx.history.write_at.is_some_and(|at| ctx.now.mono >= at) {
             ctx.history.write_at = None;
-            let record = ctx.history.record(ctx.now, ctx.relay, self);
+            let record = ctx.history.record(ctx.now, self);
             ctx.out.push(Output::Persist(Box::new(record)));
         }
     }
@@ -230,7 +230,7 @@ impl Link {
             }
         }
         let now = ctx.now.unix;
-        ctx.history.waits_since = now;
+        ctx.history.kept.waits_since = Some(now);
         ctx.history.wants.disconnected();
         ctx.schedule_write();
         ctx.history.state.disconnected(now);
@@ -285,13 +285,14 @@ pub struct RelayRecord {
     pub full_pass_at: Option<Timestamp>,
     /// Bytes of subscriptions that it remembers at most, as it said.
     pub retained_bytes: Option<usize>,
-    /// Interruptions of live subscriptions since the last full pass.
+    /// Interruptions of live subscriptions since the last full pass: an event that was published then with an older
+    /// date is found by the next.
     #[serde(default)]
     pub interrupted: usize,
     /// The address that it was last found at.
     #[serde(default)]
     pub address: Option<IpAddr>,
-    /// Since when it waits for a connection.
+    /// The time at which it was followed, last tried or last connected: the longest ago is the next.
     #[serde(default)]
     pub waits_since: Option<Timestamp>,
     /// True if its last connection was ended for forged events.
@@ -305,6 +306,25 @@ pub struct RelayRecord {
 }
 
 impl RelayRecord {
+    /// Returns the record of a relay that was never followed.
+    pub(crate) fn new(relay: RelayUrl) -> Self {
+        Self {
+            relay,
+            backoff: None,
+            quarantined_until: None,
+            paused_until: None,
+            parked: Vec::new(),
+            full_pass_at: None,
+            retained_bytes: None,
+            interrupted: 0,
+            address: None,
+            waits_since: None,
+            is_forging: false,
+            seen: PeerReliability::default(),
+            coverage: CoverageSet::with_capacity(COVERAGE_CAPACITY),
+        }
+    }
+
     /// Returns whether the relay never delivered anything, so that little is lost with this.
     pub(crate) fn is_empty(&self) -> bool {
         self.coverage.proofs().next().is_none()
@@ -429,7 +449,7 @@ impl Context<'_> {
 
     /// Reports the number of interruptions since the last full pass, if it has changed.
     pub(super) fn report_interruptions(&mut self) {
-        let times = self.history.interrupted;
+        let times = self.history.kept.interrupted;
         if std::mem::replace(&mut self.history.interrupted_reported, times) != times {
             self.report(|relay| Report::Interrupted { relay, times });
             self.schedule_write();
@@ -445,7 +465,7 @@ impl Context<'_> {
 
 #[cfg(test)]
 mod tests {
-    use crate::index::{FilterHash, Proof, Proven};
+    use crate::index::{FilterHash, Proof};
     use grasp_core::nostr::filter::Filter;
 
     use super::*;
@@ -455,23 +475,10 @@ mod tests {
         if gave {
             let filter = FilterHash::of(&Filter::new());
             let (since, until, at) = (0.into(), 9.into(), 9.into());
-            coverage.add(Proof { filter, since, until, proven: Proven::Exhausted, at });
+            coverage.add(Proof { filter, since, until, at });
         }
-        RelayRecord {
-            relay: format!("wss://{relay}.example").parse().unwrap(),
-            backoff: None,
-            quarantined_until: None,
-            paused_until: None,
-            parked: Vec::new(),
-            full_pass_at: None,
-            retained_bytes: None,
-            interrupted: 0,
-            address: None,
-            waits_since: None,
-            is_forging: false,
-            seen: PeerReliability::default(),
-            coverage,
-        }
+        let relay = format!("wss://{relay}.example").parse().unwrap();
+        RelayRecord { coverage, ..RelayRecord::new(relay) }
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl SyncEngine {
         let is_bootstrap = place.is_none();
         let record = self.records.0.remove(&relay);
         let (config, rng) = (&self.shared.config, &mut self.shared.rng);
-        let history = RelayHistory::new(now, config, rng, is_bootstrap, record);
+        let history = RelayHistory::new(now, config, rng, is_bootstrap, (&relay, record));
         let taken = Relay { history, link: Link::Idle, deadline: None, place };
         self.relays.insert(relay.clone(), taken);
         self.connections.needs_check = true;
@@ -96,7 +96,7 @@ impl SyncEngine {
         self.with_relay(now, url, |link, ctx| link.close(ctx));
         let Some(mut relay) = self.relays.remove(url) else { return };
         relay.place.take().into_iter().for_each(|place| self.followed.give_back(place));
-        let record = relay.history.record(now, url, &relay.link);
+        let record = relay.history.record(now, &relay.link);
         self.out.push(Output::Persist(Box::new(record.clone())));
         self.records.keep(record);
         self.out.push(Output::Report(Report::Retired { relay: url.clone() }));
@@ -114,7 +114,8 @@ impl SyncEngine {
             };
             let is_bootstrap = relay.history.state.is_bootstrap;
             let (config, rng) = (&self.shared.config, &mut self.shared.rng);
-            relay.history = RelayHistory::new(now, config, rng, is_bootstrap, Some(record));
+            let record = (&url, Some(record));
+            relay.history = RelayHistory::new(now, config, rng, is_bootstrap, record);
             self.with_relay(now, &url, |link, ctx| link.followed(ctx));
         }
     }
@@ -153,8 +154,8 @@ impl SyncEngine {
     /// Finds room for a connection, now that its address is known; returns `false` if there is none.
     fn find_room(&mut self, now: Now, relay: &RelayUrl, found_at: Option<IpAddr>) -> bool {
         let Some(known) = self.relays.get_mut(relay) else { return false };
-        let address = found_at.or(known.history.address);
-        known.history.address = address;
+        let address = found_at.or(known.history.kept.address);
+        known.history.kept.address = address;
         let claimant = self.connections.claimant(&self.shared.index, relay, address);
         if self.connections.take(relay, claimant).is_err() {
             let gives_way = self.connections.give_way(now.mono, &self.shared.index, &claimant);
@@ -215,7 +216,7 @@ impl SyncEngine {
         for (url, relay) in self.relays.iter().filter(|(_, relay)| relay.may_be_dialled(now)) {
             let is_exempt = self.connections.is_exempt(url);
             let claimant = (!is_full || is_exempt)
-                .then(|| self.connections.claimant(index, url, relay.history.address))
+                .then(|| self.connections.claimant(index, url, relay.history.kept.address))
                 .filter(|claimant| self.connections.has_room(url, claimant));
             let Some(claimant) = claimant else {
                 is_crowded = true;
@@ -224,7 +225,7 @@ impl SyncEngine {
             let health = relay.history.health.health(now.mono);
             let weight = self.connections.weight(&claimant);
             let need = Reverse(index.owners_of(url));
-            let rank = (health, !is_exempt, weight, need, relay.history.waits_since);
+            let rank = (health, !is_exempt, weight, need, relay.history.kept.waits_since);
             waiting.push((rank, url.clone(), claimant));
         }
         waiting.sort();
@@ -235,12 +236,12 @@ impl SyncEngine {
     fn next_in_turn(&self, now: Now) -> Option<RelayUrl> {
         let without_room = self.relays.iter().filter_map(|(url, relay)| {
             let claimant =
-                self.connections.claimant(&self.shared.index, url, relay.history.address);
+                self.connections.claimant(&self.shared.index, url, relay.history.kept.address);
             let may = relay.may_be_dialled(now) && self.connections.has_host_room(url);
             let is_next = may && !self.connections.has_room(url, &claimant);
             let health = relay.history.health.health(now.mono);
             let weight = self.connections.weight(&claimant);
-            is_next.then_some(((health, weight, relay.history.waits_since), url, claimant))
+            is_next.then_some(((health, weight, relay.history.kept.waits_since), url, claimant))
         });
         let mut waiting: Vec<_> = without_room.collect();
         waiting.sort();
@@ -271,8 +272,7 @@ impl SyncEngine {
 
     /// Returns all records, for instance to be written when the process ends.
     pub fn records(&self, now: Now) -> Vec<RelayRecord> {
-        let record = |(url, relay): (_, &Relay)| relay.history.record(now, url, &relay.link);
-        let known = self.relays.iter().map(record);
+        let known = self.relays.values().map(|relay| relay.history.record(now, &relay.link));
         known.chain(self.records.0.values().cloned()).collect()
     }
 }

@@ -15,7 +15,7 @@ use grasp_core::nostr::types::Timestamp;
 use super::auth::Auth;
 use super::backlog::{Backlog, Purpose};
 use super::full_sync::{FullSync, all_events, bytes};
-use super::history::{CountAs, Daily, PassKind, StartMode};
+use super::history::{CountAs, PassKind, StartMode, daily_pass};
 use super::io::{ConnId, Delivered, Frame, Places, Report, Said, SubId};
 use super::job::{Job, Method};
 use super::live::LiveSet;
@@ -116,8 +116,7 @@ impl Session {
         }
         self.ended = None;
         ctx.report_status();
-        // The fetches that ended here are part of the new pass.
-        let _ = self.replace_live_items(ctx, |_| true);
+        self.replace_live_items(ctx, |_| true);
         (self.live.filters_at_rebuild, self.live.repo_requests_at_rebuild) = (0, 0);
         self.full_sync = None;
         self.fetch_announcements(ctx, None, count_as);
@@ -366,7 +365,7 @@ impl Session {
             Refusal::SlotCount | Refusal::DroppedStart => ledger.refused_by_count(open.slot),
             Refusal::RetainedBytes { stated } => {
                 ledger.refused_by_bytes(open.slot, stated);
-                ctx.history.retained = Some(ledger.byte_ceiling());
+                ctx.history.kept.retained_bytes = Some(ledger.byte_ceiling());
                 ctx.schedule_write();
             }
             _ => ledger.free(open.slot),
@@ -496,10 +495,12 @@ impl Session {
         }
         if outcome == History::Complete {
             let made_up_for = std::mem::take(&mut ctx.history.pass.interrupted_before);
-            ctx.history.interrupted = ctx.history.interrupted.saturating_sub(made_up_for);
+            let interrupted = &mut ctx.history.kept.interrupted;
+            *interrupted = interrupted.saturating_sub(made_up_for);
         }
         let (last, bounds) = (Some(ctx.now.unix), ctx.shared.config.full_pass);
-        ctx.history.daily = Daily::since(ctx.now, last, bounds, &mut ctx.shared.rng);
+        ctx.history.kept.full_pass_at = last;
+        ctx.history.daily = daily_pass(ctx.now, last, bounds, &mut ctx.shared.rng);
         if ctx.history.pass.kind == PassKind::Daily {
             let seen = ctx.history.health.seen(ctx.mono());
             ctx.report(|relay| Report::Reliability { relay, seen });
@@ -520,7 +521,7 @@ impl Session {
         let history = &ctx.history;
         let now = ctx.mono();
         let paced = self.wants_to_send(ctx).then(|| history.pace.reopens_at());
-        let daily = self.ended.map(|_| history.daily.due);
+        let daily = self.ended.map(|_| history.daily);
         let suspended = ctx.suspended_layers().into_values().min();
         let full_sync = self.full_sync.filter(|_| self.backlog.has_queued_comparison());
         let comparison = full_sync.map(|full_sync| full_sync.compare_at);

@@ -25,17 +25,8 @@ impl FilterHash {
     }
 }
 
-/// The way in which a fetch was proven complete. A short page or a timeout proves nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Proven {
-    /// Pages up to one without new rows, each ended by EOSE.
-    Exhausted,
-    /// A complete reconciliation, with every missing event fetched or given up by id.
-    Reconciled,
-}
-
-/// The record that a relay has sent all events for a filter within a time window.
+/// The record that a relay has sent all events for a filter within a time window: by pages up to one without new rows,
+/// each ended by EOSE, or by a complete reconciliation. A short page or a timeout proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Proof {
@@ -44,7 +35,6 @@ pub struct Proof {
     pub since: Timestamp,
     /// End of the window: the time of the request.
     pub until: Timestamp,
-    pub proven: Proven,
     /// The time of the proof.
     pub at: Timestamp,
 }
@@ -71,14 +61,14 @@ impl Proof {
 /// Touching windows of one filter are joined, so that a proof of all history with later catch-ups stays one.
 ///
 /// ```
-/// use grasp_sync::index::{CoverageSet, FilterHash, Proof, Proven, build_announcement_filter};
+/// use grasp_sync::index::{CoverageSet, FilterHash, Proof, build_announcement_filter};
 /// use nostr::types::Timestamp;
 ///
 /// let filter = FilterHash::of(&build_announcement_filter(None));
 /// let secs = Timestamp::from_secs;
 /// let mut covered = CoverageSet::with_capacity(100);
-/// covered.add(Proof { filter, since: secs(0), until: secs(500), proven: Proven::Reconciled, at: secs(510) });
-/// covered.add(Proof { filter, since: secs(400), until: secs(900), proven: Proven::Exhausted, at: secs(910) });
+/// covered.add(Proof { filter, since: secs(0), until: secs(500), at: secs(510) });
+/// covered.add(Proof { filter, since: secs(400), until: secs(900), at: secs(910) });
 ///
 /// let all = covered.since(&filter, None).unwrap();
 /// assert_eq!((all.until, all.at), (secs(900), secs(510)));
@@ -161,7 +151,7 @@ impl CoverageSet {
         let since = Timestamp::from_secs(0);
         for items in buckets(confirmed) {
             let filter = bucket_hash(&items);
-            self.add(Proof { filter, since, until, proven: Proven::Reconciled, at });
+            self.add(Proof { filter, since, until, at });
         }
     }
 
@@ -260,13 +250,7 @@ mod tests {
     }
 
     fn proof(n: u8, since: u64, until: u64, at: u64) -> Proof {
-        Proof {
-            filter: hash(n),
-            since: secs(since),
-            until: secs(until),
-            proven: Proven::Exhausted,
-            at: secs(at),
-        }
+        Proof { filter: hash(n), since: secs(since), until: secs(until), at: secs(at) }
     }
 
     fn set(proofs: &[Proof]) -> CoverageSet {

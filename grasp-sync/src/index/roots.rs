@@ -1,12 +1,13 @@
-//! Ids of roots and sets of them; the repositories of each root, announced or not.
+//! Ids of roots and sets of them; roots of repositories that are not announced.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
 use std::slice::Iter;
 use std::sync::Arc;
 
 use grasp_core::RepoId;
 use nostr::event::EventId;
+
+use crate::pairs::Pairs;
 
 /// The id of a root (patch, pull request or issue), or of a reply in a thread.
 ///
@@ -47,7 +48,7 @@ impl RootId {
     }
 
     /// Returns the first eight bytes, which sort like the whole id.
-    pub(super) fn head(&self) -> u64 {
+    fn head(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = *self.event.as_bytes();
         u64::from_be_bytes([a, b, c, d, e, f, g, h])
     }
@@ -115,24 +116,8 @@ impl RootSet {
     }
 
     /// Returns whether a root is in the set.
-    ///
-    /// Ids are hashes and so spread evenly: the first bytes predict the position. If crafted ids are not, the search
-    /// widens until it is an ordinary binary search.
     pub fn contains(&self, root: &RootId) -> bool {
-        let roots = self.0.as_slice();
-        let at = self.approximate_position(root);
-        let mut reach = 8;
-        loop {
-            let from = at.saturating_sub(reach);
-            let to = at.saturating_add(reach).min(roots.len());
-            let window = &roots[from..to];
-            let not_before = from == 0 || window.first() <= Some(root);
-            let not_after = to == roots.len() || window.last() >= Some(root);
-            if not_before && not_after {
-                return window.binary_search(root).is_ok();
-            }
-            reach *= 4;
-        }
+        self.0.binary_search(root).is_ok()
     }
 
     /// Returns the roots that are not in `other`.
@@ -163,20 +148,6 @@ impl RootSet {
     /// Keeps the roots that are also in `other`.
     pub fn restrict_to(&mut self, other: &Self) {
         Arc::make_mut(&mut self.0).retain(|root| other.contains(root));
-    }
-
-    /// Returns the approximate position of a root, corrected once by the root at that position.
-    fn approximate_position(&self, root: &RootId) -> usize {
-        let position_of =
-            |head: u64| ((u128::from(head) * self.0.len() as u128) >> u64::BITS) as usize;
-        let at = position_of(root.head());
-        let Some(there) = self.0.get(at).map(RootId::head) else {
-            return at;
-        };
-        match root.head().checked_sub(there) {
-            Some(offset) => (at + position_of(offset)).min(self.len()),
-            None => at.saturating_sub(position_of(there - root.head())),
-        }
     }
 
     /// Returns the roots that are not in `other`, by walking along both lists.
@@ -214,79 +185,22 @@ impl<'a> IntoIterator for &'a RootSet {
     }
 }
 
-/// The repositories of each root.
-///
-/// A set of pairs takes no more memory than a map, since nearly every root has one repository.
-#[derive(Clone, Debug, Default)]
-pub(super) struct RootRepos(BTreeSet<(RootId, Option<RepoId>)>);
-
-impl RootRepos {
-    pub(super) fn add(&mut self, root: RootId, repo: RepoId) {
-        self.0.insert((root, Some(repo)));
-    }
-
-    pub(super) fn remove(&mut self, root: &RootId, repo: &RepoId) {
-        self.0.remove(&(*root, Some(repo.clone())));
-    }
-
-    /// Removes a root and returns its repositories.
-    pub(super) fn take(&mut self, root: &RootId) -> Vec<RepoId> {
-        let repos: Vec<RepoId> = self.of(root).cloned().collect();
-        repos.iter().for_each(|repo| self.remove(root, repo));
-        repos
-    }
-
-    pub(super) fn of(&self, root: &RootId) -> impl Iterator<Item = &RepoId> {
-        // `None` comes before every repository.
-        let (root, from) = (*root, self.0.range((*root, None)..));
-        from.take_while(move |(one, _)| *one == root).filter_map(|(_, repo)| repo.as_ref())
-    }
-}
-
 /// Maximum number of waiting roots. Any client can name repositories that are not announced; a replay of a relay's
 /// events with announcements first stays far below.
 pub(super) const MAX_WAITING_ROOTS: usize = 250_000;
 
 /// Roots of repositories that are not announced, limited in number.
 #[derive(Clone, Debug, Default)]
-pub(super) struct WaitingRoots {
-    roots: BTreeMap<RepoId, BTreeSet<RootId>>,
-    count: usize,
-}
+pub(super) struct WaitingRoots(pub(super) Pairs<RepoId, RootId>);
 
 impl WaitingRoots {
     /// Keeps a root; `false` if the limit is reached.
     pub(super) fn add(&mut self, repo: &RepoId, root: RootId) -> bool {
-        if self.count >= MAX_WAITING_ROOTS {
-            return self.roots.get(repo).is_some_and(|roots| roots.contains(&root));
+        if self.0.len() >= MAX_WAITING_ROOTS {
+            return self.0.contains(repo, &root);
         }
-        if self.roots.entry(repo.clone()).or_default().insert(root) {
-            self.count += 1;
-        }
+        self.0.insert(repo.clone(), root);
         true
-    }
-
-    pub(super) fn remove(&mut self, repo: &RepoId, root: &RootId) {
-        let Some(roots) = self.roots.get_mut(repo) else {
-            return;
-        };
-        if roots.remove(root) {
-            self.count -= 1;
-        }
-        if roots.is_empty() {
-            self.roots.remove(repo);
-        }
-    }
-
-    pub(super) fn of(&self, repo: &RepoId) -> Option<&BTreeSet<RootId>> {
-        self.roots.get(repo)
-    }
-
-    /// Removes and returns all roots of a repository.
-    pub(super) fn take(&mut self, repo: &RepoId) -> BTreeSet<RootId> {
-        let roots = self.roots.remove(repo).unwrap_or_default();
-        self.count -= roots.len();
-        roots
     }
 }
 
@@ -333,11 +247,11 @@ mod tests {
         assert!((0..MAX_WAITING_ROOTS).all(|n| waiting.add(&repo(1), root(n))));
         assert!(waiting.add(&repo(1), root(0)), "it is there already");
         assert!(!waiting.add(&repo(2), root(0)));
-        waiting.remove(&repo(1), &root(0));
-        waiting.remove(&repo(1), &root(0));
+        waiting.0.remove(&repo(1), &root(0));
+        waiting.0.remove(&repo(1), &root(0));
         assert!(waiting.add(&repo(2), root(0)));
         assert!(!waiting.add(&repo(2), root(1)));
-        assert_eq!(waiting.take(&repo(1)).len(), MAX_WAITING_ROOTS - 1);
+        assert_eq!(waiting.0.take(&repo(1)).len(), MAX_WAITING_ROOTS - 1);
         assert!(waiting.add(&repo(2), root(1)));
     }
 }

@@ -105,7 +105,7 @@ impl Refusal {
         let (prefix, rest) = split_prefix(&lower);
         by_phrase(heard, rest)
             .or_else(|| by_words(heard, prefix, rest))
-            .or_else(|| by_prefix(heard, prefix))
+            .or_else(|| prefix.filter(|one| *one != Self::NegClosed || heard == Heard::NegErr))
             .unwrap_or(match heard {
                 Heard::LiveClosed => Self::Transient,
                 Heard::Notice => Self::Remark,
@@ -155,22 +155,12 @@ impl Refusal {
 /// Characters of a text that are parsed; known phrases are at its beginning.
 const MAX_CHARS: usize = 512;
 
-/// The word before the first colon of a text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TextPrefix {
-    RateLimited,
-    Forbidden,
-    Invalid,
-    Error,
-    AuthRequired,
-    Closed,
-}
-
-/// Splits off the prefix; if a vague prefix is followed by another one, the second counts.
-fn split_prefix(text: &str) -> (Option<TextPrefix>, &str) {
+/// Splits off the word before the first colon, if it has a meaning. If a vague one is followed by another, the second
+/// counts.
+fn split_prefix(text: &str) -> (Option<Refusal>, &str) {
     let (outer, rest) = split_one_prefix(text);
     match outer {
-        Some(TextPrefix::Error | TextPrefix::Invalid) => {
+        Some(Refusal::Transient | Refusal::Malformed) => {
             let (inner, rest) = split_one_prefix(rest);
             (inner.or(outer), rest)
         }
@@ -178,15 +168,15 @@ fn split_prefix(text: &str) -> (Option<TextPrefix>, &str) {
     }
 }
 
-fn split_one_prefix(text: &str) -> (Option<TextPrefix>, &str) {
+fn split_one_prefix(text: &str) -> (Option<Refusal>, &str) {
     let (word, rest) = text.split_once(':').unwrap_or((text, ""));
     let prefix = match word.trim() {
-        "rate-limited" => TextPrefix::RateLimited,
-        "blocked" | "restricted" | "pow" | "mute" => TextPrefix::Forbidden,
-        "invalid" | "unsupported" | "bad req" | "bad msg" => TextPrefix::Invalid,
-        "error" => TextPrefix::Error,
-        "auth-required" => TextPrefix::AuthRequired,
-        "closed" => TextPrefix::Closed,
+        "rate-limited" => Refusal::Rate,
+        "blocked" | "restricted" | "pow" | "mute" => Refusal::Policy,
+        "invalid" | "unsupported" | "bad req" | "bad msg" => Refusal::Malformed,
+        "error" => Refusal::Transient,
+        "auth-required" => Refusal::AuthRequired,
+        "closed" => Refusal::NegClosed,
         _ => return (None, text),
     };
     (Some(prefix), rest.trim_start())
@@ -234,19 +224,19 @@ fn by_phrase(heard: Heard, rest: &str) -> Option<Refusal> {
 }
 
 /// Classifies by plain words anywhere in the text, if the prefix is not specific.
-fn by_words(heard: Heard, prefix: Option<TextPrefix>, rest: &str) -> Option<Refusal> {
-    let is_vague = matches!(prefix, None | Some(TextPrefix::Error | TextPrefix::Invalid));
+fn by_words(heard: Heard, prefix: Option<Refusal>, rest: &str) -> Option<Refusal> {
+    let is_vague = matches!(prefix, None | Some(Refusal::Transient | Refusal::Malformed));
     let may_be_neg = matches!(heard, Heard::NegErr | Heard::Notice);
     let contains_phrase = |phrase: &[&str]| contains_phrase(rest, phrase);
 
     if is_vague && may_be_neg && UNSUPPORTED_COMMAND.iter().any(|phrase| contains_phrase(phrase)) {
         return Some(Refusal::NegUnsupported);
     }
-    if prefix == Some(TextPrefix::Invalid) && may_be_neg && contains_phrase(&["negentropy"]) {
+    if prefix == Some(Refusal::Malformed) && may_be_neg && contains_phrase(&["negentropy"]) {
         return Some(Refusal::NegUnsupported);
     }
     let is_unspecific =
-        prefix.is_none() || (prefix == Some(TextPrefix::Error) && heard == Heard::Notice);
+        prefix.is_none() || (prefix == Some(Refusal::Transient) && heard == Heard::Notice);
     if is_unspecific && RATE_LIMITED.iter().any(|phrase| contains_phrase(phrase)) {
         return Some(Refusal::Rate);
     }
@@ -267,17 +257,6 @@ const UNSUPPORTED_COMMAND: [&[&str]; 7] = [
 
 const RATE_LIMITED: [&[&str]; 4] =
     [&["slow", "down"], &["throttl"], &["rate", "limit"], &["rate-limited"]];
-
-fn by_prefix(heard: Heard, prefix: Option<TextPrefix>) -> Option<Refusal> {
-    match prefix? {
-        TextPrefix::RateLimited => Some(Refusal::Rate),
-        TextPrefix::Forbidden => Some(Refusal::Policy),
-        TextPrefix::Invalid => Some(Refusal::Malformed),
-        TextPrefix::Error => Some(Refusal::Transient),
-        TextPrefix::AuthRequired => Some(Refusal::AuthRequired),
-        TextPrefix::Closed => (heard == Heard::NegErr).then_some(Refusal::NegClosed),
-    }
-}
 
 /// Returns whether these words follow one another. The last one may be longer, as in "limit" and "limited".
 fn contains_phrase(text: &str, phrase: &[&str]) -> bool {

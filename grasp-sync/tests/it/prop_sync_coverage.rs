@@ -1,6 +1,6 @@
 //! A set of proofs covers exactly the windows that were added.
 
-use grasp_sync::index::{CoverageSet, FilterHash, Proof, Proven};
+use grasp_sync::index::{CoverageSet, FilterHash, Proof};
 use nostr::filter::Filter;
 use nostr::types::Timestamp;
 use proptest::collection::vec;
@@ -11,10 +11,12 @@ fn filter(n: u8) -> FilterHash {
 }
 
 fn any_proof() -> impl Strategy<Value = Proof> {
-    let proven = prop::sample::select(&[Proven::Exhausted, Proven::Reconciled][..]);
     let secs = |most: u64| (0..most).prop_map(Timestamp::from_secs);
-    (0..3u8, secs(30), secs(30), proven, secs(100)).prop_map(|(n, since, until, proven, at)| {
-        Proof { filter: filter(n), since, until, proven, at }
+    (0..3u8, secs(30), secs(30), secs(100)).prop_map(|(n, since, until, at)| Proof {
+        filter: filter(n),
+        since,
+        until,
+        at,
     })
 }
 
