@@ -247,7 +247,7 @@ mod tests {
             ("us.example", "wss://evil.org/us.example"),
             ("us.example", "wss://us.example:7334"),
             ("us.example", "wss://us.example/git"),
-            ("us.example", "wss://us.example/?somebody=else"),
+            ("us.example", "wss://us.example/?other=1"),
             ("us.example", "wss://not us"),
             ("us.example:7334/git", "wss://us.example:7334"),
             ("us.example:7334/git", "wss://us.example/git"),

@@ -228,7 +228,7 @@ mod tests {
         list
     }
 
-    fn by_one_who_left(list: MaintainerList) -> MaintainerList {
+    fn with_author_left(list: MaintainerList) -> MaintainerList {
         MaintainerList { author_left: true, ..list }
     }
 
@@ -241,8 +241,8 @@ mod tests {
             .iter()
             .map(|(n, maintainer_list)| (key(*n), maintainer_list.clone()))
             .collect();
-        let say = model.maintainers(&key(selected), &maintainer_lists);
-        say.iter().map(|key| key.to_bytes()[0]).collect()
+        let maintainers = model.maintainers(&key(selected), &maintainer_lists);
+        maintainers.iter().map(|key| key.to_bytes()[0]).collect()
     }
 
     use MaintainerModel::{Plain, Reciprocal};
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unclear_lead_means_nobody() {
+    fn an_ambiguous_lead_gives_an_empty_set() {
         let two = [(ALICE, roles(&[ALICE, BOB], &[])), (BOB, roles(&[BOB], &[]))];
         let missing = [(ALICE, roles(&[BOB], &[]))];
         let cycle = [(ALICE, roles(&[BOB], &[])), (BOB, roles(&[ALICE], &[]))];
@@ -308,12 +308,12 @@ mod tests {
     }
 
     #[test]
-    fn whoever_left_has_no_say_whoever_lists_them() {
-        let left = by_one_who_left(roles(&[], &[ALICE]));
+    fn a_key_that_left_is_not_a_maintainer() {
+        let left = with_author_left(roles(&[], &[ALICE]));
         let maintainer_lists = [(ALICE, listed(&[BOB])), (BOB, left)];
         assert_eq!(confirmed(Reciprocal, ALICE, &maintainer_lists), [ALICE]);
         assert_eq!(confirmed(Plain, ALICE, &maintainer_lists), [ALICE]);
-        let alone = [(ALICE, by_one_who_left(roles(&[], &[])))];
+        let alone = [(ALICE, with_author_left(roles(&[], &[])))];
         assert_eq!(confirmed(Reciprocal, ALICE, &alone), [0u8; 0]);
         assert_eq!(confirmed(Plain, ALICE, &alone), [0u8; 0]);
     }
@@ -336,48 +336,48 @@ mod tests {
     }
 
     #[test]
-    fn strangers_who_list_strangers_make_no_more_maintainers_than_there_may_be() {
-        let person = |n: usize| {
+    fn long_listings_do_not_exceed_the_maximum_number_of_maintainers() {
+        let numbered = |n: usize| {
             let mut bytes = [7; 32];
             bytes[..8].copy_from_slice(&n.to_be_bytes());
             PublicKey::from_byte_array(bytes)
         };
         // A thousand authors; each lists the next one and a hundred that never announce.
         let lists = |n: usize| {
-            let silent = (0..100).map(move |m| person(10_000 + n * 100 + m));
-            let listed = silent.chain([person(n + 1), person(n.saturating_sub(1))]).collect();
-            (person(n), MaintainerList { listed, ..MaintainerList::default() })
+            let silent = (0..100).map(move |m| numbered(10_000 + n * 100 + m));
+            let listed = silent.chain([numbered(n + 1), numbered(n.saturating_sub(1))]).collect();
+            (numbered(n), MaintainerList { listed, ..MaintainerList::default() })
         };
         let maintainer_lists: MaintainerLists = (0..1_000).map(lists).collect();
         let sets = MaintainerSets::new(Plain, &maintainer_lists);
         for n in 0..1_000 {
-            let set = sets.of(&person(n));
+            let set = sets.of(&numbered(n));
             assert!(set.len() <= MAX_MAINTAINERS, "{}", set.len());
             // Keys that the owner lists are included, independent of the lists of others.
-            assert!(set.contains(&person(n)) && set.contains(&person(n + 1)));
+            assert!(set.contains(&numbered(n)) && set.contains(&numbered(n + 1)));
         }
     }
 
     #[test]
     fn every_key_that_lists_back_is_included_for_every_owner() {
         // Each lists its neighbours, but for one with an empty list.
-        let person = |n: usize| {
+        let numbered = |n: usize| {
             let mut bytes = [7; 32];
             bytes[..8].copy_from_slice(&n.to_be_bytes());
             PublicKey::from_byte_array(bytes)
         };
         let around = |n: usize| {
-            let listed = (0..=20).map(|m| person((n + 290 + m) % 300)).collect();
+            let listed = (0..=20).map(|m| numbered((n + 290 + m) % 300)).collect();
             MaintainerList { listed, ..MaintainerList::default() }
         };
         let mut maintainer_lists: MaintainerLists =
-            (0..300).map(|n| (person(n), around(n))).collect();
-        maintainer_lists.insert(person(5), MaintainerList::default());
-        let circles = MaintainerSets::new(MaintainerModel::Reciprocal, &maintainer_lists);
-        let all_but_one: BTreeSet<_> = (0..300).filter(|n| *n != 5).map(person).collect();
+            (0..300).map(|n| (numbered(n), around(n))).collect();
+        maintainer_lists.insert(numbered(5), MaintainerList::default());
+        let sets = MaintainerSets::new(MaintainerModel::Reciprocal, &maintainer_lists);
+        let all_but_one: BTreeSet<_> = (0..300).filter(|n| *n != 5).map(numbered).collect();
         for n in 0..300 {
-            let expected = if n == 5 { BTreeSet::from([person(5)]) } else { all_but_one.clone() };
-            assert_eq!(circles.of(&person(n)), expected, "{n}");
+            let expected = if n == 5 { BTreeSet::from([numbered(5)]) } else { all_but_one.clone() };
+            assert_eq!(sets.of(&numbered(n)), expected, "{n}");
         }
     }
 }

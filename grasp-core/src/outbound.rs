@@ -161,12 +161,12 @@ fn embedded(high: u16, low: u16) -> Ipv4Addr {
 mod tests {
     use super::*;
 
-    fn judge(from: Provenance, allow_private: bool, place: &str) -> Result<(), Forbidden> {
-        OutboundPolicy { allow_private }.judge_host(from, &place.parse().unwrap())
+    fn judge(from: Provenance, allow_private: bool, host: &str) -> Result<(), Forbidden> {
+        OutboundPolicy { allow_private }.judge_host(from, &host.parse().unwrap())
     }
 
-    fn stranger(place: &str) -> Result<(), Forbidden> {
-        judge(Provenance::Stranger, false, place)
+    fn stranger(host: &str) -> Result<(), Forbidden> {
+        judge(Provenance::Stranger, false, host)
     }
 
     const PRIVATE: [&str; 31] = [
@@ -204,23 +204,23 @@ mod tests {
     ];
 
     #[test]
-    fn strangers_send_us_to_no_private_address_in_whatever_wrapping() {
-        for place in PRIVATE {
-            assert_eq!(stranger(place), Err(Forbidden::Address), "{place}");
+    fn private_addresses_from_strangers_are_refused_in_every_notation() {
+        for host in PRIVATE {
+            assert_eq!(stranger(host), Err(Forbidden::Address), "{host}");
         }
     }
 
     #[test]
-    fn the_operator_and_test_networks_may() {
-        for place in PRIVATE {
-            assert_eq!(judge(Provenance::Operator, false, place), Ok(()), "{place}");
-            assert_eq!(judge(Provenance::Stranger, true, place), Ok(()), "{place}");
+    fn private_addresses_are_allowed_from_the_operator_and_by_setting() {
+        for host in PRIVATE {
+            assert_eq!(judge(Provenance::Operator, false, host), Ok(()), "{host}");
+            assert_eq!(judge(Provenance::Stranger, true, host), Ok(()), "{host}");
         }
     }
 
     #[test]
-    fn public_places_are_gone_to() {
-        for place in [
+    fn public_hosts_are_allowed() {
+        for host in [
             "1.1.1.1",
             "100.63.255.255",
             "100.128.0.1",
@@ -237,13 +237,13 @@ mod tests {
             "localhost.example.com",
             "xn--msli-0ra.de",
         ] {
-            assert_eq!(stranger(place), Ok(()), "{place}");
+            assert_eq!(stranger(host), Ok(()), "{host}");
         }
     }
 
     #[test]
     fn names_outside_the_public_internet_are_not_resolved_for_strangers() {
-        for place in [
+        for host in [
             "localhost:3334",
             "LOCALHOST.",
             "a.localhost",
@@ -255,14 +255,14 @@ mod tests {
             "hidden.onion",
             "1.0.0.127.in-addr.arpa",
         ] {
-            assert_eq!(stranger(place), Err(Forbidden::Name), "{place}");
-            assert_eq!(judge(Provenance::Operator, false, place), Ok(()), "{place}");
+            assert_eq!(stranger(host), Err(Forbidden::Name), "{host}");
+            assert_eq!(judge(Provenance::Operator, false, host), Ok(()), "{host}");
         }
     }
 
     #[test]
     fn names_that_git_could_look_up_itself_are_refused_to_strangers() {
-        for place in [
+        for host in [
             "-a.example.com",
             "a-.example.com",
             "a.-b.com",
@@ -275,22 +275,22 @@ mod tests {
             "a..example.com",
         ] {
             for allow_private in [true, false] {
-                let judged = judge(Provenance::Stranger, allow_private, place);
-                assert_eq!(judged, Err(Forbidden::Label), "{place}");
+                let judged = judge(Provenance::Stranger, allow_private, host);
+                assert_eq!(judged, Err(Forbidden::Label), "{host}");
             }
         }
-        for place in ["a-b.example.com", "_a.example.com", "a_b.example.com", "xn--bcher-kva.com"] {
-            assert_eq!(stranger(place), Ok(()), "{place}");
+        for host in ["a-b.example.com", "_a.example.com", "a_b.example.com", "xn--bcher-kva.com"] {
+            assert_eq!(stranger(host), Ok(()), "{host}");
         }
     }
 
     #[test]
-    fn addresses_of_no_host_are_refused_to_everybody() {
-        for place in
+    fn addresses_of_no_host_are_always_refused() {
+        for host in
             ["0.0.0.0", "255.255.255.255", "224.0.0.1", "[::]", "[ff02::1]", "[64:ff9b:1::1]"]
         {
             for (from, allow) in [(Provenance::Operator, true), (Provenance::Stranger, false)] {
-                assert_eq!(judge(from, allow, place), Err(Forbidden::NoHost), "{place}");
+                assert_eq!(judge(from, allow, host), Err(Forbidden::NoHost), "{host}");
             }
         }
     }

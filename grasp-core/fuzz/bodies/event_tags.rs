@@ -1,4 +1,4 @@
-//! Events: whatever tags somebody signs, the parsers answer and the rulebook judges.
+//! Parses and judges events with any tags; no input may panic.
 //!
 //! An input is text: the kind on the first line, then a tag per line, its values divided by tabs.
 

@@ -1,4 +1,4 @@
-//! Pushes: any bytes are a command list or none, and only what was asked is ever authorised.
+//! Reads any bytes as the command list of a push; only requested commands may be authorised.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ pub(crate) fn run(data: &[u8]) {
     let Ok(Progress::Complete { request, .. }) = CommandReader::default().feed(data) else {
         return;
     };
-    assert!(!request.commands().is_empty(), "an empty list is no request");
+    assert!(!request.commands().is_empty(), "an empty list is not a request");
     let event = |name: &RefName| match name.namespace() {
         Namespace::Nostr(event) => Some((event, KnownProposal::Unknown)),
         _ => None,
@@ -24,6 +24,6 @@ pub(crate) fn run(data: &[u8]) {
     };
     let verdict = authorise(&request, &view);
     let Some(authorised) = verdict.authorised else { return };
-    assert!(authorised.execute().is_empty(), "nobody signed anything");
+    assert!(authorised.execute().is_empty(), "executed without a signed state");
     assert!(authorised.stage().iter().all(|command| request.commands().contains(command)));
 }

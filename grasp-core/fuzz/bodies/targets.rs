@@ -6,10 +6,10 @@
 pub(crate) mod event_tags;
 pub(crate) mod pkt_lines;
 
-/// What one target does with one input.
+/// Runs one fuzz target on one input.
 pub(crate) type Body = fn(&[u8]);
 
-/// The list that the corpus is replayed by.
+/// The targets by name; the test that replays the corpus runs each on its seeds.
 #[allow(dead_code, reason = "each fuzz target is built alone and calls its own body")]
 pub(crate) const TARGETS: &[(&str, Body)] =
     &[("event_tags", event_tags::run), ("pkt_lines", pkt_lines::run)];

@@ -250,13 +250,13 @@ mod tests {
         events.into_iter().filter(|event| admits(fan_out, Mono::ZERO, event)).count()
     }
 
-    /// Admits an event that names nothing but what is here.
+    /// Admits an event whose references are all known.
     fn admits(fan_out: &mut FanOut, now: Mono, event: &Event) -> bool {
         fan_out.admit(now, event, &References::of(event)).is_ok()
     }
 
     #[test]
-    fn what_is_not_here_is_not_charged_in_place_of_what_is() {
+    fn references_to_unknown_repositories_are_not_charged() {
         let mut fan_out = FanOut::new(limits(100, 5));
         let here = References::of(&note(0, 0, &[&["a", REPO]]));
         // Eight names that come first and do not exist.
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_root_has_room_for_its_maintainers_and_nobody_else() {
+    fn a_full_root_admits_only_its_maintainers() {
         let mut fan_out = FanOut::new(limits(3, 2));
         let event = |n: u8, by: u8| note(n, by, &[&["a", REPO]]);
         assert_eq!(admitted(&mut fan_out, (0..9).map(|n| event(n, n + 10))), 2);
@@ -282,7 +282,7 @@ mod tests {
             (60..64).map(own).collect::<Vec<_>>(),
             [Ok(()), Ok(()), Ok(()), Err(ExceededLimit::Author)]
         );
-        // Writing below what a maintainer wrote is no way around.
+        // A reply to a maintainer's event is charged to the same root.
         let below = note(70, 30, &[&["e", &"3c".repeat(32)]]);
         assert_eq!(
             fan_out.admit(Mono::ZERO, &below, &References::of(&below)),
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn one_author_brings_only_so_many_and_others_are_free() {
+    fn the_limit_per_author_does_not_affect_other_authors() {
         let mut fan_out = FanOut::new(limits(3, 100));
         assert_eq!(admitted(&mut fan_out, (0..9).map(|n| note(n, 1, &[&["a", REPO]]))), 3);
         assert!(admits(&mut fan_out, Mono::ZERO, &note(20, 2, &[&["a", REPO]])));
@@ -300,30 +300,30 @@ mod tests {
     }
 
     #[test]
-    fn one_root_bears_only_so_many_whoever_brings_them() {
+    fn the_limit_per_root_counts_events_of_all_authors() {
         let mut fan_out = FanOut::new(limits(100, 5));
         assert_eq!(admitted(&mut fan_out, (0..9).map(|n| note(n, n, &[&["a", REPO]]))), 5);
         let other = REPO.replace(":x", ":y");
         assert!(admits(&mut fan_out, Mono::ZERO, &note(20, 1, &[&["a", &other]])));
-        // Naming something else besides is no way around.
+        // Naming another repository as well does not avoid the limit.
         assert!(!admits(&mut fan_out, Mono::ZERO, &note(21, 1, &[&["a", &other], &["q", REPO]])));
     }
 
     #[test]
-    fn a_chain_hangs_on_its_first_link_however_long_it_is() {
+    fn a_chain_of_replies_is_charged_to_its_first_event() {
         let mut fan_out = FanOut::new(limits(100, 10));
         let hex = |n: u8| format!("{:02x}", n).repeat(32);
         let link = |n: u8| match n {
             0 => note(0, 0, &[&["a", REPO]]),
             n => note(n, n, &[&["e", &hex(n - 1)]]),
         };
-        // What was refused is not here, and makes nothing welcome.
-        let welcome = (0..30).map(link).take_while(|link| admits(&mut fan_out, Mono::ZERO, link));
-        assert_eq!(welcome.count(), 10);
+        // An event that was refused is not stored, so nothing is related to it.
+        let admitted = (0..30).map(link).take_while(|link| admits(&mut fan_out, Mono::ZERO, link));
+        assert_eq!(admitted.count(), 10);
     }
 
     #[test]
-    fn what_others_name_shares_one_account_and_requests_have_none() {
+    fn events_without_a_root_share_one_account_and_deletions_have_none() {
         let mut fan_out = FanOut::new(limits(100, 4));
         assert_eq!(admitted(&mut fan_out, (0..9).map(|n| note(n, n, &[]))), 4);
         let request = |n: u8| Unsigned::kind(5).tags(&[&["a", REPO]]).id(n).by(key(n));
@@ -335,8 +335,8 @@ mod tests {
         let author = Share { count: 100, bytes: 2_000 };
         let mut fan_out = FanOut::new(FanOutLimits { author, ..FanOutLimits::default() });
         let long = "x".repeat(900);
-        let wordy = |n: u8| note(n, 1, &[&["a", REPO], &["t", &long]]);
-        assert_eq!(admitted(&mut fan_out, (0..9).map(wordy)), 1);
+        let long_event = |n: u8| note(n, 1, &[&["a", REPO], &["t", &long]]);
+        assert_eq!(admitted(&mut fan_out, (0..9).map(long_event)), 1);
 
         let mut accounts: BTreeMap<usize, Share> =
             (0..=MAX_ACCOUNTS).map(|n| (n, Share { count: n % 5, bytes: 0 })).collect();

@@ -16,16 +16,16 @@ fn policy() -> Policy {
     Policy::new("us.example".parse().unwrap())
 }
 
-fn say(policy: &Policy, event: Unsigned, by: u8, facts: &Facts) -> Verdict {
+fn verdict_on(policy: &Policy, event: Unsigned, by: u8, facts: &Facts) -> Verdict {
     judge(policy, NOW, &Origin::anonymous(), Verified::pretend(event.by(key(by))).as_ref(), facts)
 }
 
-/// A client that proved to be these.
-fn proved(keys: &[u8]) -> Origin {
+/// Returns the origin of a client that is authenticated as these keys.
+fn authenticated_as(keys: &[u8]) -> Origin {
     Origin::Client { authenticated: keys.iter().map(|n| key(*n)).collect(), network: None }
 }
 
-/// An announcement of `x` that asks us to host, by its author's own path.
+/// An announcement of `x` that lists this service, by its author's own path.
 fn listing(by: u8) -> Unsigned {
     let clone = format!("https://us.example/{}/x.git", npub(&key(by)));
     Unsigned::kind(30617).tags(&[&["d", "x"], &["clone", &clone], &["relays", "wss://us.example"]])
@@ -65,45 +65,45 @@ fn repo(owner: u8) -> crate::RepoId {
 
 #[test]
 fn a_new_repository_that_lists_us_is_held() {
-    let verdict = say(&policy(), listing(ALICE), ALICE, &Facts::default());
+    let verdict = verdict_on(&policy(), listing(ALICE), ALICE, &Facts::default());
     assert_eq!(verdict, Verdict::Hold(Hold::Announcement));
     let answer = verdict.outcome().answer();
     assert!(answer.accepted && answer.message.starts_with("purgatory: "));
 }
 
 #[test]
-fn one_that_lists_others_is_refused_with_the_places_it_named() {
-    let answer = say(&policy(), elsewhere(), ALICE, &Facts::default()).outcome().answer();
+fn an_announcement_that_lists_only_others_is_refused_with_its_urls() {
+    let answer = verdict_on(&policy(), elsewhere(), ALICE, &Facts::default()).outcome().answer();
     assert!(!answer.accepted && answer.message.starts_with("invalid: "));
     assert!(answer.message.contains("https://them.example/x.git"));
     let theirs = listing(BOB); // bob's path under alice's signature
-    assert!(!say(&policy(), theirs, ALICE, &Facts::default()).outcome().answer().accepted);
+    assert!(!verdict_on(&policy(), theirs, ALICE, &Facts::default()).outcome().answer().accepted);
 }
 
 #[test]
-fn a_served_repository_gets_its_next_announcement_at_once_and_a_held_one_does_not() {
+fn a_new_announcement_is_stored_for_a_served_repository_and_held_for_a_held_one() {
     let served = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
     let next = || listing(ALICE).at(2_000).id(2);
-    assert_eq!(say(&policy(), next(), ALICE, &served), Verdict::Store { is_related: false });
+    assert_eq!(verdict_on(&policy(), next(), ALICE, &served), Verdict::Store { is_related: false });
     let held = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
-    assert_eq!(say(&policy(), next(), ALICE, &held), Verdict::Hold(Hold::Announcement));
+    assert_eq!(verdict_on(&policy(), next(), ALICE, &held), Verdict::Hold(Hold::Announcement));
 }
 
 #[test]
-fn one_known_only_for_discovery_still_needs_data_before_it_is_hosted() {
+fn a_discovery_announcement_that_lists_us_later_is_held() {
     let facts = knowing(vec![
         known(naming(listing(ALICE), BOB), ALICE, Presence::Stored),
         known(elsewhere(), BOB, Presence::Stored),
     ]);
     let next = listing(BOB).at(2_000).id(2);
-    assert_eq!(say(&policy(), next, BOB, &facts), Verdict::Hold(Hold::Announcement));
+    assert_eq!(verdict_on(&policy(), next, BOB, &facts), Verdict::Hold(Hold::Announcement));
 }
 
 #[test]
 fn an_older_version_changes_nothing() {
     let facts = knowing(vec![known(listing(ALICE).at(2_000), ALICE, Presence::Stored)]);
     for old in [listing(ALICE).at(1_999).id(2), elsewhere().at(1_999).id(2)] {
-        let verdict = say(&policy(), old, ALICE, &facts);
+        let verdict = verdict_on(&policy(), old, ALICE, &facts);
         assert_eq!(verdict, Verdict::Done(Outcome::Superseded));
         let answer = verdict.outcome().answer();
         assert!(!answer.accepted && answer.message.starts_with("replaced: "), "{answer:?}");
@@ -113,32 +113,35 @@ fn an_older_version_changes_nothing() {
 #[test]
 fn within_one_second_the_lower_id_wins() {
     let facts = knowing(vec![known(listing(ALICE).id(5), ALICE, Presence::Stored)]);
-    let lower = say(&policy(), listing(ALICE).id(4), ALICE, &facts);
+    let lower = verdict_on(&policy(), listing(ALICE).id(4), ALICE, &facts);
     assert_eq!(lower, Verdict::Store { is_related: false });
-    let higher = say(&policy(), listing(ALICE).id(6), ALICE, &facts);
+    let higher = verdict_on(&policy(), listing(ALICE).id(6), ALICE, &facts);
     assert_eq!(higher, Verdict::Done(Outcome::Superseded));
 }
 
 #[test]
-fn whoever_is_named_by_another_may_announce_for_discovery() {
+fn a_listed_maintainer_may_announce_for_discovery() {
     for presence in [Presence::Stored, Presence::Held] {
         let facts = knowing(vec![known(naming(listing(ALICE), BOB), ALICE, presence)]);
-        assert_eq!(say(&policy(), elsewhere(), BOB, &facts), Verdict::Store { is_related: false });
-        assert!(!say(&policy(), elsewhere(), EVE, &facts).outcome().answer().accepted);
+        assert_eq!(
+            verdict_on(&policy(), elsewhere(), BOB, &facts),
+            Verdict::Store { is_related: false }
+        );
+        assert!(!verdict_on(&policy(), elsewhere(), EVE, &facts).outcome().answer().accepted);
     }
 }
 
 #[test]
-fn taking_us_off_the_list_takes_the_repository_out_of_service() {
+fn an_announcement_that_no_longer_lists_us_delists_the_repository() {
     let alone = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
-    let gone = say(&policy(), elsewhere().at(2_000).id(2), ALICE, &alone);
-    assert_eq!(gone, Verdict::Delist { keep: false });
-    assert!(!gone.outcome().answer().accepted);
+    let delisted = verdict_on(&policy(), elsewhere().at(2_000).id(2), ALICE, &alone);
+    assert_eq!(delisted, Verdict::Delist { keep: false });
+    assert!(!delisted.outcome().answer().accepted);
     let named = knowing(vec![
         known(listing(ALICE), ALICE, Presence::Held),
         known(naming(listing(BOB), ALICE), BOB, Presence::Stored),
     ]);
-    let kept = say(&policy(), elsewhere().at(2_000).id(2), ALICE, &named);
+    let kept = verdict_on(&policy(), elsewhere().at(2_000).id(2), ALICE, &named);
     assert_eq!(kept, Verdict::Delist { keep: true });
     assert!(kept.outcome().answer().accepted);
 }
@@ -147,42 +150,45 @@ fn taking_us_off_the_list_takes_the_repository_out_of_service() {
 fn an_archive_hosts_what_does_not_list_it() {
     let mut policy = policy();
     policy.archive.services = vec!["them.example".parse().unwrap()];
-    let verdict = say(&policy, elsewhere(), ALICE, &Facts::default());
+    let verdict = verdict_on(&policy, elsewhere(), ALICE, &Facts::default());
     assert_eq!(verdict, Verdict::Hold(Hold::Announcement));
     policy.bans.repos = BTreeSet::from([repo(ALICE)]);
-    let banned = say(&policy, elsewhere(), ALICE, &Facts::default());
+    let banned = verdict_on(&policy, elsewhere(), ALICE, &Facts::default());
     assert_eq!(banned, Verdict::from(Rejection::Banned));
 }
 
 #[test]
-fn a_state_needs_an_announcement_and_an_author_who_may_sign() {
-    let none = say(&policy(), state(), ALICE, &Facts::default());
+fn a_state_needs_an_announcement_and_a_maintainer_as_author() {
+    let none = verdict_on(&policy(), state(), ALICE, &Facts::default());
     assert_eq!(none, Verdict::from(Rejection::NoAnnouncement));
     assert_eq!(Rejection::NoAnnouncement.retry(), Retry::AfterDependency);
     let facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
-    let stranger = say(&policy(), state(), EVE, &facts);
+    let stranger = verdict_on(&policy(), state(), EVE, &facts);
     assert_eq!(stranger, Verdict::from(Rejection::NotMaintainer(key(EVE))));
     assert!(stranger.outcome().answer().message.starts_with("restricted: "));
-    let owner = say(&policy(), state(), ALICE, &facts);
+    let owner = verdict_on(&policy(), state(), ALICE, &facts);
     assert_eq!(owner, Verdict::Hold(Hold::State(vec![repo(ALICE)])));
 }
 
 #[test]
 fn an_invited_key_may_sign_only_in_the_plain_model() {
     let facts = knowing(vec![known(naming(listing(ALICE), BOB), ALICE, Presence::Stored)]);
-    let reciprocal = say(&policy(), state(), BOB, &facts);
+    let reciprocal = verdict_on(&policy(), state(), BOB, &facts);
     assert_eq!(reciprocal, Verdict::from(Rejection::NotMaintainer(key(BOB))));
     let plain = Policy { model: MaintainerModel::Plain, ..policy() };
-    assert_eq!(say(&plain, state(), BOB, &facts), Verdict::Hold(Hold::State(vec![repo(ALICE)])));
+    assert_eq!(
+        verdict_on(&plain, state(), BOB, &facts),
+        Verdict::Hold(Hold::State(vec![repo(ALICE)]))
+    );
 }
 
 #[test]
-fn discovery_only_announcements_are_nothing_to_sign_for() {
+fn a_discovery_announcement_permits_no_states() {
     let facts = knowing(vec![
         known(naming(listing(ALICE), BOB), ALICE, Presence::Stored),
         known(elsewhere(), BOB, Presence::Stored),
     ]);
-    let verdict = say(&policy(), state(), BOB, &facts);
+    let verdict = verdict_on(&policy(), state(), BOB, &facts);
     assert_eq!(verdict, Verdict::from(Rejection::NotMaintainer(key(BOB))));
 }
 
@@ -190,61 +196,66 @@ fn discovery_only_announcements_are_nothing_to_sign_for() {
 fn pull_requests_wait_for_their_tip() {
     let request = || Unsigned::kind(1618).tags(&[&["c", OID]]);
     let facts = Facts { related: true, ..Facts::default() };
-    assert_eq!(say(&policy(), request(), EVE, &facts), Verdict::Hold(Hold::Proposal));
-    let unrelated = say(&policy(), request(), EVE, &Facts::default());
+    assert_eq!(verdict_on(&policy(), request(), EVE, &facts), Verdict::Hold(Hold::Proposal));
+    let unrelated = verdict_on(&policy(), request(), EVE, &Facts::default());
     assert_eq!(unrelated, Verdict::from(Rejection::Unrelated));
-    let tipless = say(&policy(), Unsigned::kind(1618), EVE, &facts);
+    let tipless = verdict_on(&policy(), Unsigned::kind(1618), EVE, &facts);
     assert!(tipless.outcome().answer().message.starts_with("invalid: "));
 }
 
 #[test]
-fn a_pull_request_through_our_own_door_needs_no_accepted_repository() {
+fn a_pull_request_at_our_prs_endpoint_needs_no_accepted_repository() {
     let policy = Policy { contributor_proposals: true, ..policy() };
     let a = format!("30617:{}:x", key(ALICE));
     let at = |host: &str, by: u8, name: &str| {
         let clone = format!("https://{host}/prs/{}/{name}.git", npub(&key(by)));
         Unsigned::kind(1618).tags(&[&["c", OID], &["a", &a], &["clone", &clone]])
     };
-    let say = |event| say(&policy, event, EVE, &Facts::default());
-    assert_eq!(say(at("us.example", EVE, "x")), Verdict::Hold(Hold::Proposal));
+    let verdict_on = |event| verdict_on(&policy, event, EVE, &Facts::default());
+    assert_eq!(verdict_on(at("us.example", EVE, "x")), Verdict::Hold(Hold::Proposal));
     for other in
         [at("them.example", EVE, "x"), at("us.example", BOB, "x"), at("us.example", EVE, "y")]
     {
-        assert_eq!(say(other), Verdict::from(Rejection::Unrelated));
+        assert_eq!(verdict_on(other), Verdict::from(Rejection::Unrelated));
     }
 }
 
 #[test]
-fn everything_else_must_belong_to_something_accepted() {
+fn other_events_must_be_related_to_something_stored() {
     let related = Facts { related: true, ..Facts::default() };
     for kind in [1, 1111, 1621, 1617, 1985, 9842] {
         let event = || Unsigned::kind(kind);
-        assert_eq!(say(&policy(), event(), EVE, &related), Verdict::Store { is_related: true });
-        let verdict = say(&policy(), event(), EVE, &Facts::default());
+        assert_eq!(
+            verdict_on(&policy(), event(), EVE, &related),
+            Verdict::Store { is_related: true }
+        );
+        let verdict = verdict_on(&policy(), event(), EVE, &Facts::default());
         assert_eq!(verdict, Verdict::from(Rejection::Unrelated));
     }
     for kind in [5, 62, 10317] {
         let event = Unsigned::kind(kind).tags(&[&["relay", "ALL_RELAYS"]]);
-        let verdict = say(&policy(), event, EVE, &Facts::default());
+        let verdict = verdict_on(&policy(), event, EVE, &Facts::default());
         assert_eq!(verdict, Verdict::Store { is_related: true });
     }
-    let verdict = say(&policy(), Unsigned::kind(62), EVE, &Facts::default());
+    let verdict = verdict_on(&policy(), Unsigned::kind(62), EVE, &Facts::default());
     assert!(
         verdict.outcome().answer().message.starts_with("invalid: "),
-        "whom shall it be gone from?"
+        "a vanish request must name a relay"
     );
 }
 
 #[test]
-fn profiles_are_kept_of_known_people_only() {
+fn profiles_are_stored_of_known_authors_only() {
     let related = Facts { related: true, ..Facts::default() };
     let known = Facts { author_known: true, ..Facts::default() };
     for kind in [0, 10002] {
-        let verdict = say(&policy(), Unsigned::kind(kind), EVE, &related);
+        let verdict = verdict_on(&policy(), Unsigned::kind(kind), EVE, &related);
         assert_eq!(verdict, Verdict::from(Rejection::UnknownAuthor));
         let message = verdict.outcome().answer().message;
         assert!(message.contains("only of authors who own a repository here"), "{message}");
-        assert!(say(&policy(), Unsigned::kind(kind), EVE, &known).outcome().answer().accepted);
+        assert!(
+            verdict_on(&policy(), Unsigned::kind(kind), EVE, &known).outcome().answer().accepted
+        );
     }
 }
 
@@ -252,7 +263,7 @@ fn profiles_are_kept_of_known_people_only() {
 fn ephemeral_events_are_passed_on_and_never_taken_from_relays() {
     let related = Facts { related: true, ..Facts::default() };
     let event = || Unsigned::kind(29846);
-    assert_eq!(say(&policy(), event(), EVE, &related), Verdict::Broadcast);
+    assert_eq!(verdict_on(&policy(), event(), EVE, &related), Verdict::Broadcast);
     let origin =
         Origin::Sync { relay: "wss://them.example".parse().unwrap(), path: SyncPath::Live };
     let event = Verified::pretend(event().by(key(EVE)));
@@ -263,16 +274,16 @@ fn ephemeral_events_are_passed_on_and_never_taken_from_relays() {
 #[test]
 fn the_operators_ephemeral_events_are_passed_on() {
     let operator = Policy { operator: Some(key(ALICE)), ..policy() };
-    let say = |by| say(&operator, Unsigned::kind(29846), by, &Facts::default());
-    assert_eq!(say(ALICE), Verdict::Broadcast);
-    assert_eq!(say(EVE), Verdict::from(Rejection::Unrelated));
+    let verdict_on = |by| verdict_on(&operator, Unsigned::kind(29846), by, &Facts::default());
+    assert_eq!(verdict_on(ALICE), Verdict::Broadcast);
+    assert_eq!(verdict_on(EVE), Verdict::from(Rejection::Unrelated));
 }
 
 #[test]
-fn a_repost_of_a_protected_event_is_refused_whoever_brings_it() {
+fn a_repost_of_a_protected_event_is_refused_even_from_its_author() {
     let related = Facts { related: true, ..Facts::default() };
     let inner = |tags: &[&[&str]]| Unsigned::kind(1).tags(tags).by(key(ALICE)).as_json();
-    let origin = proved(&[ALICE]);
+    let origin = authenticated_as(&[ALICE]);
     let repost = |kind, content: &str| {
         let event = Unsigned::kind(kind).content(content).by(key(ALICE));
         judge(&policy(), NOW, &origin, Verified::pretend(event).as_ref(), &related)
@@ -289,46 +300,46 @@ fn a_repost_of_a_protected_event_is_refused_whoever_brings_it() {
 }
 
 #[test]
-fn proofs_for_one_moment_are_never_stored() {
+fn authentication_events_are_never_stored() {
     let operator = Policy { operator: Some(key(ALICE)), ..policy() };
     for kind in [22242, 27235] {
-        let verdict = say(&operator, Unsigned::kind(kind), ALICE, &Facts::default());
+        let verdict = verdict_on(&operator, Unsigned::kind(kind), ALICE, &Facts::default());
         assert_eq!(verdict, Verdict::from(Rejection::NeverStored));
     }
-    let note = say(&operator, Unsigned::kind(1), ALICE, &Facts::default());
+    let note = verdict_on(&operator, Unsigned::kind(1), ALICE, &Facts::default());
     assert_eq!(note, Verdict::Store { is_related: true });
 }
 
 #[test]
-fn the_clock_bounds_what_is_taken() {
+fn events_from_the_future_and_expired_events_are_refused() {
     let related = Facts { related: true, ..Facts::default() };
-    let at = |seconds| say(&policy(), Unsigned::kind(1).at(seconds), EVE, &related);
+    let at = |seconds| verdict_on(&policy(), Unsigned::kind(1).at(seconds), EVE, &related);
     assert_eq!(at(10_901), Verdict::from(Rejection::TooFarAhead));
     assert_eq!(at(10_900), Verdict::Store { is_related: true });
     let ending = |seconds: &str| {
-        say(&policy(), Unsigned::kind(1).tags(&[&["expiration", seconds]]), EVE, &related)
+        verdict_on(&policy(), Unsigned::kind(1).tags(&[&["expiration", seconds]]), EVE, &related)
     };
     assert_eq!(ending("10000"), Verdict::from(Rejection::Expired));
     assert_eq!(ending("10001"), Verdict::Store { is_related: true });
 }
 
 #[test]
-fn a_protected_event_comes_from_its_author_or_not_at_all() {
+fn a_protected_event_is_accepted_only_from_its_author() {
     let related = Facts { related: true, ..Facts::default() };
     let event = Verified::pretend(Unsigned::kind(1).tags(&[&["-"]]).by(key(ALICE)));
     let from = |origin: Origin| judge(&policy(), NOW, &origin, event.as_ref(), &related);
     let answer = from(Origin::anonymous()).outcome().answer();
     assert!(!answer.accepted && answer.message.starts_with("auth-required: "));
-    let other = proved(&[EVE]);
+    let other = authenticated_as(&[EVE]);
     assert_eq!(from(other), Verdict::from(Rejection::Protected));
-    let author = proved(&[EVE, ALICE]);
+    let author = authenticated_as(&[EVE, ALICE]);
     assert_eq!(from(author), Verdict::Store { is_related: true });
     let relay = Origin::Sync { relay: "wss://x.example".parse().unwrap(), path: SyncPath::Daily };
     assert_eq!(from(relay), Verdict::from(Rejection::Protected));
 }
 
 #[test]
-fn what_was_taken_back_is_refused_with_the_reason() {
+fn deleted_and_vanished_events_are_refused_with_the_reason() {
     for (why, text) in [
         (Rejection::Deleted, "invalid: this event is deleted"),
         (Rejection::Vanished, "invalid: this pubkey has requested to vanish"),
@@ -339,28 +350,28 @@ fn what_was_taken_back_is_refused_with_the_reason() {
 }
 
 #[test]
-fn what_is_here_is_a_duplicate() {
+fn a_known_event_is_a_duplicate() {
     for (presence, text) in [
         (Presence::Stored, "duplicate: already have this event"),
         (Presence::Held, "duplicate: in purgatory"),
     ] {
         let facts = Facts { known: Some(presence), ..Facts::default() };
-        let answer = say(&policy(), Unsigned::kind(1), EVE, &facts).outcome().answer();
+        let answer = verdict_on(&policy(), Unsigned::kind(1), EVE, &facts).outcome().answer();
         assert_eq!((answer.accepted, answer.message.as_ref()), (true, text));
     }
 }
 
 #[test]
-fn bans_beat_everything() {
+fn a_ban_applies_to_known_and_related_events() {
     let mut policy = policy();
     policy.bans.authors = BTreeSet::from([key(EVE)]);
     let facts = Facts { related: true, known: Some(Presence::Stored), ..Facts::default() };
-    let answer = say(&policy, Unsigned::kind(1), EVE, &facts).outcome().answer();
+    let answer = verdict_on(&policy, Unsigned::kind(1), EVE, &facts).outcome().answer();
     assert!(!answer.accepted && answer.message.starts_with("blocked: "));
 }
 
 #[test]
-fn only_what_was_asked_for_counts_for_the_quota_and_the_operator_has_none() {
+fn the_quota_counts_only_announcements_that_list_us_and_exempts_the_operator() {
     let mut policy = Policy { repositories_per_author: 1, ..policy() };
     policy.archive.everything = true;
     let of = |event, by| known(event, by, Presence::Stored).announcement;
@@ -373,22 +384,22 @@ fn only_what_was_asked_for_counts_for_the_quota_and_the_operator_has_none() {
 }
 
 #[test]
-fn a_full_purgatory_says_so_and_what_is_served_is_not_locked_out() {
+fn a_full_purgatory_refuses_except_for_served_repositories() {
     let mut facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
     facts.over_quota = true;
-    let answer = say(&policy(), state(), ALICE, &facts).outcome().answer();
+    let answer = verdict_on(&policy(), state(), ALICE, &facts).outcome().answer();
     assert!(!answer.accepted && answer.message.starts_with("rate-limited: "));
     let mut facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
     facts.over_quota = true;
-    let verdict = say(&policy(), state(), ALICE, &facts);
+    let verdict = verdict_on(&policy(), state(), ALICE, &facts);
     assert!(matches!(verdict, Verdict::Hold(Hold::State(_))));
     let request = Unsigned::kind(1618).tags(&[&["c", OID]]);
     let facts = Facts { related: true, over_quota: true, ..Facts::default() };
-    assert_eq!(say(&policy(), request, EVE, &facts), Verdict::from(Rejection::Quota));
+    assert_eq!(verdict_on(&policy(), request, EVE, &facts), Verdict::from(Rejection::Quota));
 }
 
 #[test]
-fn messages_about_places_stay_short_and_clean() {
+fn messages_with_urls_are_short_and_without_control_characters() {
     let many: Vec<String> =
         (0..100).map(|n| format!("htree://{}\u{1b}\n{n}", "x".repeat(500))).collect();
     let why = Rejection::NotListed { clone: many.clone(), relays: Vec::new() };
@@ -397,8 +408,8 @@ fn messages_about_places_stay_short_and_clean() {
     assert!(message.ends_with("and 97 more; relays: none"));
 }
 
-/// Announcements of `x` by this many strangers, all named by the first.
-fn crowd(count: usize) -> Vec<KnownAnnouncement> {
+/// Returns announcements of `x` by `count` unknown authors, each of which lists Bob.
+fn announcements_by_strangers(count: usize) -> Vec<KnownAnnouncement> {
     let stranger = |n: usize| {
         let mut bytes = [7; 32];
         bytes[..8].copy_from_slice(&n.to_be_bytes());
@@ -410,48 +421,48 @@ fn crowd(count: usize) -> Vec<KnownAnnouncement> {
 }
 
 #[test]
-fn a_crowded_name_has_room_for_those_whom_its_repositories_invite() {
+fn a_full_identifier_admits_maintainers_listed_by_its_repositories() {
     let full = || Verdict::from(Rejection::Quota);
     let accepted = || Verdict::Store { is_related: false };
-    // Bob is named by all of the crowd, by which he would be welcome.
-    let say = |facts: &Facts| say(&policy(), elsewhere(), BOB, facts);
-    assert_eq!(say(&knowing(crowd(1_535))), accepted());
-    assert_eq!(say(&knowing(crowd(1_536))), full());
-    let mut invited = crowd(2_047 - 1);
+    // Every one of the announcements lists Bob, so he may announce.
+    let verdict_on = |facts: &Facts| verdict_on(&policy(), elsewhere(), BOB, facts);
+    assert_eq!(verdict_on(&knowing(announcements_by_strangers(1_535))), accepted());
+    assert_eq!(verdict_on(&knowing(announcements_by_strangers(1_536))), full());
+    let mut invited = announcements_by_strangers(2_047 - 1);
     invited.push(known(naming(listing(ALICE), BOB), ALICE, Presence::Stored));
-    assert_eq!(say(&knowing(invited.clone())), accepted());
-    invited.extend(crowd(1));
-    assert_eq!(say(&knowing(invited.clone())), full());
-    // Whoever is here already may say something new.
+    assert_eq!(verdict_on(&knowing(invited.clone())), accepted());
+    invited.extend(announcements_by_strangers(1));
+    assert_eq!(verdict_on(&knowing(invited.clone())), full());
+    // An author with a stored announcement may replace it.
     invited.push(known(elsewhere(), BOB, Presence::Stored));
-    assert_eq!(say(&knowing(invited)), accepted());
+    assert_eq!(verdict_on(&knowing(invited)), accepted());
 }
 
 #[test]
-fn announcements_of_one_name_take_only_so_many_bytes() {
+fn the_announcements_of_one_identifier_are_bounded_in_bytes() {
     const MIB: usize = 1024 * 1024;
     let long = |bytes: usize| listing(ALICE).tags(&[&["description", &"x".repeat(bytes)]]);
     let with = |announcement_bytes| Facts { announcement_bytes, ..Facts::default() };
     let held = Verdict::Hold(Hold::Announcement);
-    assert_eq!(say(&policy(), long(60_000), ALICE, &with(MIB)), held);
+    assert_eq!(verdict_on(&policy(), long(60_000), ALICE, &with(MIB)), held);
     assert_eq!(
-        say(&policy(), long(60_000), ALICE, &with(MIB + MIB / 2)),
+        verdict_on(&policy(), long(60_000), ALICE, &with(MIB + MIB / 2)),
         Verdict::from(Rejection::Quota)
     );
-    assert_eq!(say(&policy(), long(1_000), ALICE, &with(3 * MIB)), held);
-    let verdict = say(&policy(), long(64 * 1024), ALICE, &with(0));
+    assert_eq!(verdict_on(&policy(), long(1_000), ALICE, &with(3 * MIB)), held);
+    let verdict = verdict_on(&policy(), long(64 * 1024), ALICE, &with(0));
     assert!(is_malformed(&verdict));
 }
 
 #[test]
-fn an_event_has_only_so_many_tags_but_a_state_as_many_refs_as_it_likes() {
+fn the_number_of_tags_is_bounded_except_refs_of_a_state() {
     let related = Facts { related: true, ..Facts::default() };
     let tagged = |kind: u16, name: &str, count: usize| {
         let tags: Vec<[String; 2]> = (0..count).map(|n| [name.to_owned(), n.to_string()]).collect();
         let tags: Vec<Vec<&str>> =
             tags.iter().map(|tag| tag.iter().map(String::as_str).collect()).collect();
         let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
-        say(&policy(), Unsigned::kind(kind).tags(&tags), ALICE, &related)
+        verdict_on(&policy(), Unsigned::kind(kind).tags(&tags), ALICE, &related)
     };
     assert_eq!(tagged(1, "t", 2_000), Verdict::Store { is_related: true });
     for (kind, name) in [(1, "t"), (1, "name"), (5, "e"), (30618, "t")] {
@@ -461,6 +472,6 @@ fn an_event_has_only_so_many_tags_but_a_state_as_many_refs_as_it_likes() {
     let refs: Vec<[&str; 2]> = refs.iter().map(|name| [name.as_str(), OID]).collect();
     let refs: Vec<&[&str]> = refs.iter().map(|tag| &tag[..]).collect();
     let facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
-    let verdict = say(&policy(), state().tags(&refs), ALICE, &facts);
+    let verdict = verdict_on(&policy(), state().tags(&refs), ALICE, &facts);
     assert_eq!(verdict, Verdict::Hold(Hold::State(vec![repo(ALICE)])));
 }

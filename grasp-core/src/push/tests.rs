@@ -83,8 +83,8 @@ fn a_push_that_realises_a_held_state_is_executed() {
 #[test]
 fn a_state_by_another_key_authorises_nothing() {
     let repo = Repository::new(&[], vec![state(EVE, 5, Presence::Held, &[(MAIN, A)])]);
-    let said = repo.texts(&request("", &[(NONE, A, MAIN)]));
-    assert_eq!(said, ["no state event from a maintainer is waiting for this push"]);
+    let texts = repo.texts(&request("", &[(NONE, A, MAIN)]));
+    assert_eq!(texts, ["no state event from a maintainer is waiting for this push"]);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn names_every_difference_from_the_signed_state() {
     let declared = &[(MAIN, A), ("refs/tags/v1", A), ("refs/tags/v2", "abc123"), (DEV, B)];
     let repo =
         Repository::new(&[("refs/tags/v1", A)], vec![state(ALICE, 5, Presence::Held, declared)]);
-    let said = repo.texts(&request(
+    let texts = repo.texts(&request(
         "",
         &[
             (NONE, B, MAIN),
@@ -125,7 +125,7 @@ fn names_every_difference_from_the_signed_state() {
         "other refs differ from the signed state; push all of its changes together",
         "push pull requests to refs/nostr/<event-id>",
     ];
-    assert_eq!(said, expected);
+    assert_eq!(texts, expected);
 }
 
 #[test]
@@ -178,21 +178,21 @@ fn a_ref_that_changed_meanwhile_refuses_the_whole_state() {
         &[(MAIN, B)],
         vec![state(ALICE, 5, Presence::Held, &[(MAIN, A), (DEV, A)])],
     );
-    let said = repo.texts(&request("", &[(NONE, A, MAIN), (NONE, A, DEV)]));
+    let texts = repo.texts(&request("", &[(NONE, A, MAIN), (NONE, A, DEV)]));
     let expected =
         ["has moved meanwhile, fetch first", "other refs have moved meanwhile, fetch first"];
-    assert_eq!(said, expected);
+    assert_eq!(texts, expected);
 }
 
 #[test]
 fn other_namespaces_are_refused() {
     let repo = Repository::new(&[], vec![state(ALICE, 5, Presence::Held, &[(MAIN, A)])]);
-    let said = repo.texts(&request(
+    let texts = repo.texts(&request(
         "",
         &[(NONE, A, MAIN), (NONE, A, "refs/notes/x"), (NONE, A, "refs/nostr/123")],
     ));
-    assert_eq!(said[0], "Execute");
-    assert!(said[1].starts_with("only branches") && said[2].starts_with("refs/nostr/ must"));
+    assert_eq!(texts[0], "Execute");
+    assert!(texts[1].starts_with("only branches") && texts[2].starts_with("refs/nostr/ must"));
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn refuses_other_refs_without_sounding_like_a_missing_repository() {
         let RefVerdict::Refused(why) = judged("0", "a", name, KnownProposal::Unknown) else {
             panic!("{name}");
         };
-        let said = why.to_string();
-        assert!(!said.contains("not found") && !said.contains("404"), "{said}");
+        let texts = why.to_string();
+        assert!(!texts.contains("not found") && !texts.contains("404"), "{texts}");
     }
 }

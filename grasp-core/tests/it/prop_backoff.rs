@@ -20,13 +20,13 @@ fn policies() -> impl Strategy<Value = BackoffPolicy> {
 /// Fails several times, each at the first allowed time plus a delay.
 fn fail_on(backoff: &mut Backoff, delays: &[u64]) -> (Mono, Vec<Duration>) {
     let mut now = Mono::from_secs(7);
-    let mut rests = Vec::new();
+    let mut pauses = Vec::new();
     for delay in delays {
         now = backoff.retry_at().unwrap_or(now) + Duration::from_millis(*delay);
         backoff.failed(now);
-        rests.push(backoff.retry_at().unwrap() - now);
+        pauses.push(backoff.retry_at().unwrap() - now);
     }
-    (now, rests)
+    (now, pauses)
 }
 
 proptest! {
@@ -38,19 +38,19 @@ proptest! {
         delays in prop::collection::vec(0..5_000_u64, 1..40),
     ) {
         let mut backoff = Backoff::new(policy);
-        let (now, rests) = fail_on(&mut backoff, &delays);
-        prop_assert!(rests.is_sorted(), "{rests:?}");
-        prop_assert_eq!(rests[0], policy.first);
-        for rest in rests {
-            let is_step = (policy.first..=policy.cap).contains(&rest);
-            prop_assert!(is_step || rest == policy.dead_retry);
+        let (now, pauses) = fail_on(&mut backoff, &delays);
+        prop_assert!(pauses.is_sorted(), "{pauses:?}");
+        prop_assert_eq!(pauses[0], policy.first);
+        for pause in pauses {
+            let is_step = (policy.first..=policy.cap).contains(&pause);
+            prop_assert!(is_step || pause == policy.dead_retry);
         }
 
         backoff.connected(now);
-        let well = now + policy.settle;
-        prop_assert_eq!(backoff.health(well), Health::Healthy);
-        backoff.failed(well);
-        prop_assert_eq!(backoff.retry_at(), Some(well + policy.first));
+        let settled = now + policy.settle;
+        prop_assert_eq!(backoff.health(settled), Health::Healthy);
+        backoff.failed(settled);
+        prop_assert_eq!(backoff.retry_at(), Some(settled + policy.first));
     }
 
     #[test]
@@ -71,7 +71,7 @@ proptest! {
         delays in prop::collection::vec(0..5_000_u64, 1..12),
     ) {
         let mut backoff = Backoff::new(policy);
-        let (_, rests) = fail_on(&mut backoff, &delays);
+        let (_, pauses) = fail_on(&mut backoff, &delays);
         let retry_at = backoff.retry_at().unwrap();
         let before = retry_at - Duration::from_nanos(1);
         prop_assert_eq!(backoff.admit(before), Admit::Wait(retry_at));
@@ -84,7 +84,7 @@ proptest! {
             prop_assert_eq!(next, policy.first);
         } else {
             // The long pause of a dead peer ends with the connection; the step of the doubling stays.
-            let step = rests.into_iter().rfind(|rest| *rest <= policy.cap).unwrap();
+            let step = pauses.into_iter().rfind(|pause| *pause <= policy.cap).unwrap();
             prop_assert!(next >= step);
         }
     }

@@ -46,7 +46,7 @@ fn maintainer_lists() -> impl Strategy<Value = MaintainerLists> {
     parsed(prop_oneof![listed(), roles()])
 }
 
-fn plain_rosters() -> impl Strategy<Value = MaintainerLists> {
+fn lists_without_roles() -> impl Strategy<Value = MaintainerLists> {
     parsed(listed())
 }
 
@@ -156,7 +156,7 @@ proptest! {
             let is_listed = others().any(|other| maintainer_lists[other].lists(member));
             roots += usize::from(!(lists_back && is_listed));
         }
-        prop_assert!(roots <= 1, "only the root may stand alone");
+        prop_assert!(roots <= 1, "only the root may be without a mutual listing");
     }
 
     #[test]
@@ -168,7 +168,7 @@ proptest! {
     }
 
     #[test]
-    fn one_more_listing_removes_no_maintainer(selected in any_key(), maintainer_lists in plain_rosters(), by in any_key(), listed_key in any_key()) {
+    fn one_more_listing_removes_no_maintainer(selected in any_key(), maintainer_lists in lists_without_roles(), by in any_key(), listed_key in any_key()) {
         let mut more: BTreeMap<_, _> = maintainer_lists.clone();
         if let Some(list) = more.get_mut(&by) {
             list.listed.insert(listed_key);
@@ -181,13 +181,13 @@ proptest! {
     }
 
     #[test]
-    fn the_reciprocal_set_is_within_the_plain_set(selected in any_key(), maintainer_lists in plain_rosters()) {
+    fn the_reciprocal_set_is_within_the_plain_set(selected in any_key(), maintainer_lists in lists_without_roles()) {
         let strict = Reciprocal.maintainers(&selected, &maintainer_lists);
         prop_assert!(strict.is_subset(&Plain.maintainers(&selected, &maintainer_lists)));
     }
 
     #[test]
-    fn a_listed_key_is_no_maintainer_until_it_lists_back(selected in any_key(), maintainer_lists in plain_rosters(), invited in any_key()) {
+    fn a_listed_key_is_no_maintainer_until_it_lists_back(selected in any_key(), maintainer_lists in lists_without_roles(), invited in any_key()) {
         let mut inviting = maintainer_lists.clone();
         let Some(list) = inviting.get_mut(&selected) else { return Ok(()) };
         list.listed.insert(invited);

@@ -75,8 +75,8 @@ impl Holdings {
         let held = self.sum(of_network);
         let mut free = bounds.total - self.sum(|_| true);
         if !claimant.has_authority {
-            let strangers = self.sum(|one| !one.has_authority);
-            free = free.min((bounds.total - bounds.reserve) - strangers);
+            let without_authority = self.sum(|one| !one.has_authority);
+            free = free.min((bounds.total - bounds.reserve) - without_authority);
         }
         let available = free + held;
         Some((held, available.div_ceil(2).max(bounds.smallest.min(available))))
@@ -203,8 +203,8 @@ fn authority_is_granted_first_then_the_smallest_holder() {
         held.push(queue.pool.take(&Claimant::at(network(net)), 1).expect("there is room"));
     }
     let own = queue.pool.take(&Claimant::server(), 3).expect("there is room");
-    let strangers = [network(1), network(5)].map(Claimant::at);
-    let claimants = [strangers[0], strangers[1], Claimant::at(network(6)).with_authority()];
+    let clients = [network(1), network(5)].map(Claimant::at);
+    let claimants = [clients[0], clients[1], Claimant::at(network(6)).with_authority()];
     for (key, claimant) in (1..).zip(claimants) {
         assert!(queue.pool.take(&claimant, 1).is_err());
         assert!(queue.enqueue(claimant, 1, key).is_some());
