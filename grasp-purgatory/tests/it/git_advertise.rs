@@ -1,4 +1,4 @@
-//! Advertisements written without git are those that git would send.
+//! Advertisements that the store writes equal those that git writes.
 
 use grasp_core::RepoId;
 use grasp_core::push::encode_pkt;
@@ -6,9 +6,9 @@ use grasp_core::resources::Claimant;
 use grasp_purgatory::git::{GitProcess, Protocol, RefList, Refs, Service, Target};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::git_fixture::{Work, World, name};
+use crate::git_fixture::{Fixture, Work, name};
 
-/// More than any piece of a list has.
+/// Upper bound of the size of one chunk of a list.
 const MAX_CHUNK: usize = 40 * 1024;
 
 const PROTOCOLS: [Protocol; 3] = [Protocol::V0, Protocol::V1, Protocol::V2];
@@ -27,12 +27,12 @@ fn text_of(list: RefList) -> String {
     String::from_utf8(chunks.concat()).unwrap()
 }
 
-async fn assert_advertised_as_by_git(world: &World, repo: &RepoId) {
+async fn assert_advertised_as_by_git(fixture: &Fixture, repo: &RepoId) {
     for service in [Service::UploadPack, Service::ReceivePack] {
         for protocol in PROTOCOLS {
             let service = (service, protocol);
-            let own = world.store.advertisement(repo, service).await.unwrap();
-            let git = world.store.advertise(repo, service, Claimant::default()).await.unwrap();
+            let own = fixture.store.advertisement(repo, service).await.unwrap();
+            let git = fixture.store.advertise(repo, service, Claimant::default()).await.unwrap();
             let (own, git) = (text_of(own), output_of(git).await);
             // Git before version 2.41 does not tell its capabilities for an empty repository.
             let is_silent = matches!(git.as_str(), "0000" | "000eversion 1\n0000");
@@ -54,7 +54,7 @@ fn ls_refs(capabilities: &[&str], arguments: &[&str]) -> Vec<u8> {
     request
 }
 
-async fn assert_listed_as_by_git(world: &World, repo: &RepoId) {
+async fn assert_listed_as_by_git(fixture: &Fixture, repo: &RepoId) {
     let many: Vec<String> = (0..3_000).map(|n| format!("ref-prefix refs/heads/{n}\n")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let arguments: [&[&str]; 13] = [
@@ -81,9 +81,9 @@ async fn assert_listed_as_by_git(world: &World, repo: &RepoId) {
     ];
     for arguments in arguments {
         let request = ls_refs(&["agent=git/2.40", "object-format=sha1"], arguments);
-        let own = world.store.ls_refs(repo, &request).await.unwrap().expect("an answer");
+        let own = fixture.store.ls_refs(repo, &request).await.unwrap().expect("an answer");
         let claimant = Claimant::default();
-        let mut git = world.store.upload_pack(repo, Protocol::V2, claimant).await.unwrap();
+        let mut git = fixture.store.upload_pack(repo, Protocol::V2, claimant).await.unwrap();
         let mut input = git.take_stdin().unwrap();
         input.write_all(&request).await.unwrap();
         drop(input);
@@ -93,8 +93,8 @@ async fn assert_listed_as_by_git(world: &World, repo: &RepoId) {
 }
 
 /// A repository with branches, a tag, a tag of a tag, a pull request and a replaced tip.
-async fn repository(world: &World) -> RepoId {
-    let (repo, work) = (world.repo("x").await, Work::new());
+async fn repository(fixture: &Fixture) -> RepoId {
+    let (repo, work) = (fixture.repo("x").await, Work::new());
     let (one, two) = (work.commit("1"), work.commit("2"));
     work.git(&["tag", "-a", "-m", "first", "v1", &one.to_string()]);
     work.git(&["tag", "-a", "-m", "of a tag", "v1-signed", "v1"]);
@@ -107,94 +107,94 @@ async fn repository(world: &World) -> RepoId {
         ("refs/tags/v1-signed", Some(work.rev("v1-signed"))),
         (pull_request.as_str(), Some(two)),
     ];
-    world.push(&repo, &work, &moves[..5]).await.unwrap();
-    world.push(&repo, &work, &[("refs/heads/main", Some(two))]).await.unwrap();
+    fixture.push(&repo, &work, &moves[..5]).await.unwrap();
+    fixture.push(&repo, &work, &[("refs/heads/main", Some(two))]).await.unwrap();
     let change = grasp_core::push::PushCommand {
         old: None,
         new: Some(two),
         name: pull_request.parse().unwrap(),
     };
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     guard.move_refs(&repo.owner, &[change], None, crate::git_fixture::now()).await.unwrap();
     repo
 }
 
 #[tokio::test]
 async fn an_empty_repository_is_advertised_as_by_git() {
-    let world = World::new().await;
-    let repo = world.repo("x").await;
-    assert_advertised_as_by_git(&world, &repo).await;
-    assert_listed_as_by_git(&world, &repo).await;
+    let fixture = Fixture::new().await;
+    let repo = fixture.repo("x").await;
+    assert_advertised_as_by_git(&fixture, &repo).await;
+    assert_listed_as_by_git(&fixture, &repo).await;
 }
 
 #[tokio::test]
 async fn refs_peeled_tags_and_head_are_advertised_as_by_git() {
-    let world = World::new().await;
-    let repo = repository(&world).await;
-    assert_advertised_as_by_git(&world, &repo).await;
-    assert_listed_as_by_git(&world, &repo).await;
+    let fixture = Fixture::new().await;
+    let repo = repository(&fixture).await;
+    assert_advertised_as_by_git(&fixture, &repo).await;
+    assert_listed_as_by_git(&fixture, &repo).await;
 }
 
 #[tokio::test]
 async fn a_head_without_its_branch_is_advertised_as_by_git() {
-    let world = World::new().await;
-    let repo = repository(&world).await;
-    let refs = Refs::clone(&world.store.view(&repo).await.unwrap().refs);
-    world.database.set_refs(&repo, Refs { head: name("refs/heads/unborn"), ..refs });
-    let text = world.advertised(&repo, Service::UploadPack, Protocol::V0).await;
+    let fixture = Fixture::new().await;
+    let repo = repository(&fixture).await;
+    let refs = Refs::clone(&fixture.store.view(&repo).await.unwrap().refs);
+    fixture.database.set_refs(&repo, Refs { head: name("refs/heads/unborn"), ..refs });
+    let text = fixture.advertised(&repo, Service::UploadPack, Protocol::V0).await;
     assert!(!text.contains("HEAD"), "{text}");
-    assert_advertised_as_by_git(&world, &repo).await;
-    assert_listed_as_by_git(&world, &repo).await;
+    assert_advertised_as_by_git(&fixture, &repo).await;
+    assert_listed_as_by_git(&fixture, &repo).await;
 }
 
 #[tokio::test]
-async fn lists_of_many_pieces_are_those_of_git() {
-    let world = World::new().await;
-    let repo = repository(&world).await;
-    let mut refs = Refs::clone(&world.store.view(&repo).await.unwrap().refs);
+async fn lists_of_many_chunks_equal_those_of_git() {
+    let fixture = Fixture::new().await;
+    let repo = repository(&fixture).await;
+    let mut refs = Refs::clone(&fixture.store.view(&repo).await.unwrap().refs);
     let targets: Vec<_> = refs.refs.values().copied().collect();
     for (n, target) in targets.iter().cycle().take(5_000).enumerate() {
         // Only tags may point at tags.
         let namespace = if target.peeled.is_some() { "tags" } else { "heads" };
         refs.refs.insert(name(&format!("refs/{namespace}/{n}")), *target);
     }
-    world.database.set_refs(&repo, refs);
+    fixture.database.set_refs(&repo, refs);
     let service = (Service::UploadPack, Protocol::V0);
-    let pieces = world.store.advertisement(&repo, service).await.unwrap().count();
-    assert!(pieces > 5, "{pieces}");
-    assert_advertised_as_by_git(&world, &repo).await;
-    assert_listed_as_by_git(&world, &repo).await;
+    let chunks = fixture.store.advertisement(&repo, service).await.unwrap().count();
+    assert!(chunks > 5, "{chunks}");
+    assert_advertised_as_by_git(&fixture, &repo).await;
+    assert_listed_as_by_git(&fixture, &repo).await;
 }
 
 #[tokio::test]
 async fn refs_without_objects_are_left_out_for_a_client_that_pushes() {
-    let world = World::new().await;
-    let repo = repository(&world).await;
-    let here = world.store.refs(&repo).await.unwrap();
-    let mut refs = Refs::clone(&world.store.view(&repo).await.unwrap().refs);
+    let fixture = Fixture::new().await;
+    let repo = repository(&fixture).await;
+    let here = fixture.store.refs(&repo).await.unwrap();
+    let mut refs = Refs::clone(&fixture.store.view(&repo).await.unwrap().refs);
     let lost = Target { oid: "cd".repeat(20).parse().unwrap(), peeled: None };
     for text in ["refs/heads/a", "refs/heads/z", "refs/tags/lost"] {
         refs.refs.insert(name(text), lost);
     }
-    world.database.set_refs(&repo, refs);
+    fixture.database.set_refs(&repo, refs);
     for protocol in PROTOCOLS {
         let service = (Service::ReceivePack, protocol);
-        let own = text_of(world.store.advertisement(&repo, service).await.unwrap());
+        let own = text_of(fixture.store.advertisement(&repo, service).await.unwrap());
         assert_eq!(own.matches(" refs/").count(), here.len(), "{own}");
         assert!(!own.contains(&lost.oid.to_string()), "{own}");
     }
     // A client that fetches is told of them: its fetch fails, instead of bringing less than there was.
     for protocol in [Protocol::V0, Protocol::V1] {
         let service = (Service::UploadPack, protocol);
-        let text = text_of(world.store.advertisement(&repo, service).await.unwrap());
+        let text = text_of(fixture.store.advertisement(&repo, service).await.unwrap());
         assert!(text.contains(&format!("{} refs/heads/a\n", lost.oid)), "{text}");
     }
 }
 
 #[tokio::test]
 async fn other_requests_are_left_to_git() {
-    let world = World::new().await;
-    let repo = repository(&world).await;
+    let fixture = Fixture::new().await;
+    let repo = repository(&fixture).await;
     let mut fetch = Vec::new();
     encode_pkt(b"command=fetch", &mut fetch);
     fetch.extend_from_slice(b"00010000");
@@ -207,7 +207,7 @@ async fn other_requests_are_left_to_git() {
         &ls_refs(&[], &["surprise"]),
         &ls_refs(&["object-format=sha256"], &["peel"]),
     ] {
-        assert!(world.store.ls_refs(&repo, request).await.unwrap().is_none(), "{request:?}");
+        assert!(fixture.store.ls_refs(&repo, request).await.unwrap().is_none(), "{request:?}");
     }
-    assert!(world.store.ls_refs(&repo, &listed).await.unwrap().is_some());
+    assert!(fixture.store.ls_refs(&repo, &listed).await.unwrap().is_some());
 }

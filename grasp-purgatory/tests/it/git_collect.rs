@@ -1,4 +1,4 @@
-//! What no view shows any more leaves the object store, and later the disk.
+//! Objects that no view shows any more leave the object store, and later the disk.
 
 use std::collections::BTreeSet;
 
@@ -8,16 +8,16 @@ use grasp_purgatory::git::RETENTION;
 use nostr::event::EventId;
 use nostr::types::Timestamp;
 
-use crate::git_fixture::{Work, World, files_below, git, noise, now, pack_bytes};
+use crate::git_fixture::{Fixture, Work, files_below, git, noise, now, pack_bytes};
 
 const MAIN: &str = "refs/heads/main";
 
-async fn collect(world: &World, repo: &RepoId, now: Timestamp) -> bool {
-    world.store.collect(&repo.identifier, &BTreeSet::new(), now).await.unwrap()
+async fn collect(fixture: &Fixture, repo: &RepoId, now: Timestamp) -> bool {
+    fixture.store.collect(&repo.identifier, &BTreeSet::new(), now).await.unwrap()
 }
 
-async fn is_readable(world: &World, repo: &RepoId, oid: Oid) -> bool {
-    let answer = world.fetch_v2(repo, &[oid]).await;
+async fn is_readable(fixture: &Fixture, repo: &RepoId, oid: Oid) -> bool {
+    let answer = fixture.fetch_v2(repo, &[oid]).await;
     answer.windows(8).any(|some| some == b"packfile")
 }
 
@@ -28,187 +28,190 @@ fn unrelated(work: &Work, content: &str) -> Oid {
 }
 
 #[tokio::test]
-async fn what_a_force_push_removed_is_unreadable_and_kept_for_its_time() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+async fn commits_removed_by_a_force_push_are_unreadable_and_kept_for_the_retention_time() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     work.write("noise", &noise(100_000));
     let removed = work.commit("removed");
-    world.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
     work.git(&["rm", "-q", "noise"]);
     let stays = unrelated(&work, "stays");
-    world.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
-    assert!(is_readable(&world, &repo, removed).await, "until it is collected");
+    fixture.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
+    assert!(is_readable(&fixture, &repo, removed).await, "until it is collected");
 
-    assert!(collect(&world, &repo, now()).await);
-    assert!(!is_readable(&world, &repo, removed).await && is_readable(&world, &repo, stays).await);
-    git(&world.view(&repo).await, &["fsck", "--full"], b"").unwrap();
-    let bytes = pack_bytes(&world.root());
+    assert!(collect(&fixture, &repo, now()).await);
+    assert!(
+        !is_readable(&fixture, &repo, removed).await && is_readable(&fixture, &repo, stays).await
+    );
+    git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
+    let bytes = pack_bytes(&fixture.root());
     assert!(bytes > 100_000, "an operator still finds it: {bytes}");
-    let retired = world.store.family_row(&repo.identifier).await.unwrap().retired;
+    let retired = fixture.store.family_row(&repo.identifier).await.unwrap().retired;
     let tips: Vec<_> = retired.iter().map(|retired| (retired.tip, retired.owner)).collect();
     assert_eq!(tips, [(removed, repo.owner)]);
-    assert!(!collect(&world, &repo, now()).await, "once is enough");
+    assert!(!collect(&fixture, &repo, now()).await, "a second collection changes nothing");
 
     let later = Timestamp::from_secs(now().as_secs() + RETENTION.as_secs() + 1);
-    assert!(collect(&world, &repo, later).await);
-    assert!(pack_bytes(&world.root()) < 10_000);
-    assert!(world.store.family_row(&repo.identifier).await.unwrap().retired.is_empty());
-    assert!(is_readable(&world, &repo, stays).await);
-    // It can be brought again.
-    world.push(&repo, &work, &[("refs/heads/again", Some(removed))]).await.unwrap();
-    assert!(is_readable(&world, &repo, removed).await);
+    assert!(collect(&fixture, &repo, later).await);
+    assert!(pack_bytes(&fixture.root()) < 10_000);
+    assert!(fixture.store.family_row(&repo.identifier).await.unwrap().retired.is_empty());
+    assert!(is_readable(&fixture, &repo, stays).await);
+    // It can be pushed again.
+    fixture.push(&repo, &work, &[("refs/heads/again", Some(removed))]).await.unwrap();
+    assert!(is_readable(&fixture, &repo, removed).await);
 }
 
 #[tokio::test]
 async fn ordinary_pushes_are_not_repacked() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     for n in 0..3 {
         let tip = work.commit(&n.to_string());
-        world.push(&repo, &work, &[(MAIN, Some(tip))]).await.unwrap();
+        fixture.push(&repo, &work, &[(MAIN, Some(tip))]).await.unwrap();
     }
-    let before = files_below(&world.root().join("families"));
-    let row = world.store.family_row(&repo.identifier).await.unwrap();
+    let before = files_below(&fixture.root().join("families"));
+    let row = fixture.store.family_row(&repo.identifier).await.unwrap();
     assert_eq!((row.retired.len(), row.garbage), (2, Some(Garbage::Moved)));
-    assert!(!collect(&world, &repo, now()).await);
+    assert!(!collect(&fixture, &repo, now()).await);
     let packs = |files: &[std::path::PathBuf]| {
         files.iter().filter(|f| f.extension().is_some_and(|e| e == "pack")).count()
     };
-    assert_eq!(packs(&files_below(&world.root().join("families"))), packs(&before));
-    // What is shown contains what was moved away from, so there is nothing to keep for later.
-    let row = world.store.family_row(&repo.identifier).await.unwrap();
+    assert_eq!(packs(&files_below(&fixture.root().join("families"))), packs(&before));
+    // The new tip contains the old ones, so nothing is retained.
+    let row = fixture.store.family_row(&repo.identifier).await.unwrap();
     assert_eq!((row.retired, row.garbage), (vec![], None));
 }
 
 #[tokio::test]
-async fn ordinary_pushes_do_not_shorten_the_time_of_what_was_removed_before() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+async fn ordinary_pushes_do_not_shorten_the_retention_of_removed_commits() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     work.write("noise", &noise(100_000));
     let removed = work.commit("removed");
-    world.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
     work.git(&["rm", "-q", "noise"]);
     let first = unrelated(&work, "first");
-    world.push(&repo, &work, &[(MAIN, Some(first))]).await.unwrap();
-    assert!(collect(&world, &repo, now()).await);
+    fixture.push(&repo, &work, &[(MAIN, Some(first))]).await.unwrap();
+    assert!(collect(&fixture, &repo, now()).await);
     let second = work.commit("second");
-    world.push(&repo, &work, &[(MAIN, Some(second))]).await.unwrap();
-    assert!(!collect(&world, &repo, now()).await);
-    let row = world.store.family_row(&repo.identifier).await.unwrap();
+    fixture.push(&repo, &work, &[(MAIN, Some(second))]).await.unwrap();
+    assert!(!collect(&fixture, &repo, now()).await);
+    let row = fixture.store.family_row(&repo.identifier).await.unwrap();
     let tips: Vec<_> = row.retired.iter().map(|retired| retired.tip).collect();
     assert_eq!((tips, row.garbage), (vec![removed], None));
-    // Whatever is removed for good later, this stays.
+    // A later removal does not end the retention of this one.
     let other = unrelated(&work, "other");
-    world.push(&repo, &work, &[(MAIN, Some(other))]).await.unwrap();
-    assert!(collect(&world, &repo, now()).await);
-    assert!(pack_bytes(&world.root()) > 100_000);
+    fixture.push(&repo, &work, &[(MAIN, Some(other))]).await.unwrap();
+    assert!(collect(&fixture, &repo, now()).await);
+    assert!(pack_bytes(&fixture.root()) > 100_000);
 }
 
 #[tokio::test]
-async fn what_was_removed_is_kept_for_its_time_though_another_owner_showed_it_and_vanished() {
-    let (world, work) = (World::new().await, Work::new());
-    let (alice, bob) = (world.repo("x").await, world.repo("x").await);
+async fn removed_commits_are_retained_although_another_owner_had_them_and_vanished() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
     work.write("noise", &noise(100_000));
     let removed = work.commit("removed");
     for repo in [&alice, &bob] {
-        world.push(repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+        fixture.push(repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
     }
     work.git(&["rm", "-q", "noise"]);
     let stays = unrelated(&work, "stays");
-    world.push(&alice, &work, &[(MAIN, Some(stays))]).await.unwrap();
-    assert!(!collect(&world, &alice, now()).await);
-    let mut guard = world.store.lock(&bob.identifier).await.unwrap();
+    fixture.push(&alice, &work, &[(MAIN, Some(stays))]).await.unwrap();
+    assert!(!collect(&fixture, &alice, now()).await);
+    let mut guard = fixture.store.lock(&bob.identifier).await.unwrap();
     guard.destroy_view(&bob.owner).await.unwrap();
     drop(guard);
-    assert!(collect(&world, &alice, now()).await);
-    assert!(!is_readable(&world, &alice, removed).await);
-    assert!(pack_bytes(&world.root()) > 100_000, "an operator still finds it");
+    assert!(collect(&fixture, &alice, now()).await);
+    assert!(!is_readable(&fixture, &alice, removed).await);
+    assert!(pack_bytes(&fixture.root()) > 100_000, "an operator still finds it");
 }
 
 #[tokio::test]
-async fn what_a_vanished_owner_had_is_not_readable_through_others_and_gone_from_disk() {
-    let (world, work) = (World::new().await, Work::new());
-    let (alice, bob) = (world.repo("x").await, world.repo("x").await);
+async fn commits_of_a_vanished_owner_are_deleted_and_unreadable_through_other_views() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
     work.write("noise", &noise(100_000));
     let hers = work.commit("hers");
-    world.push(&alice, &work, &[(MAIN, Some(hers))]).await.unwrap();
+    fixture.push(&alice, &work, &[(MAIN, Some(hers))]).await.unwrap();
     work.git(&["rm", "-q", "noise"]);
     let earlier = hers;
     let his = unrelated(&work, "his");
-    world.push(&bob, &work, &[(MAIN, Some(his))]).await.unwrap();
-    // Some of it was retired before.
-    world.push(&alice, &work, &[(MAIN, Some(his))]).await.unwrap();
-    assert!(collect(&world, &bob, now()).await);
-    assert!(pack_bytes(&world.root()) > 100_000);
-    let mut guard = world.store.lock(&alice.identifier).await.unwrap();
+    fixture.push(&bob, &work, &[(MAIN, Some(his))]).await.unwrap();
+    // One of her tips is retired before.
+    fixture.push(&alice, &work, &[(MAIN, Some(his))]).await.unwrap();
+    assert!(collect(&fixture, &bob, now()).await);
+    assert!(pack_bytes(&fixture.root()) > 100_000);
+    let mut guard = fixture.store.lock(&alice.identifier).await.unwrap();
     guard.destroy_view(&alice.owner).await.unwrap();
     drop(guard);
-    assert!(collect(&world, &bob, now()).await);
-    assert!(!is_readable(&world, &bob, earlier).await && is_readable(&world, &bob, his).await);
-    assert!(pack_bytes(&world.root()) < 10_000, "nothing of hers is kept for later");
-    git(&world.view(&bob).await, &["fsck", "--full"], b"").unwrap();
+    assert!(collect(&fixture, &bob, now()).await);
+    assert!(!is_readable(&fixture, &bob, earlier).await && is_readable(&fixture, &bob, his).await);
+    assert!(pack_bytes(&fixture.root()) < 10_000, "nothing of hers is kept for later");
+    git(&fixture.view(&bob).await, &["fsck", "--full"], b"").unwrap();
 }
 
 #[tokio::test]
-async fn a_pull_request_that_is_taken_back_frees_its_disk_at_once() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+async fn a_deleted_pull_request_frees_its_disk_space_at_once() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     let base = work.commit("base");
-    world.push(&repo, &work, &[(MAIN, Some(base))]).await.unwrap();
+    fixture.push(&repo, &work, &[(MAIN, Some(base))]).await.unwrap();
     work.write("noise", &noise(100_000));
     let (tip, id) = (work.commit("proposed"), EventId::from_byte_array([1; 32]));
     let name = grasp_core::RefName::nostr(id);
-    world.push(&repo, &work, &[(name.as_str(), Some(tip))]).await.unwrap();
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    fixture.push(&repo, &work, &[(name.as_str(), Some(tip))]).await.unwrap();
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     guard.promote_staged(id, tip).await.unwrap();
     let set = |old, new| grasp_core::push::PushCommand { old, new, name: name.clone() };
     guard.move_refs(&repo.owner, &[set(None, Some(tip))], None, now()).await.unwrap();
     guard.move_refs(&repo.owner, &[set(Some(tip), None)], None, now()).await.unwrap();
     drop(guard);
-    assert!(pack_bytes(&world.root()) > 100_000);
-    assert!(collect(&world, &repo, now()).await);
-    assert!(pack_bytes(&world.root()) < 10_000);
-    assert!(is_readable(&world, &repo, base).await);
+    assert!(pack_bytes(&fixture.root()) > 100_000);
+    assert!(collect(&fixture, &repo, now()).await);
+    assert!(pack_bytes(&fixture.root()) < 10_000);
+    assert!(is_readable(&fixture, &repo, base).await);
 }
 
 #[tokio::test]
-async fn uploads_that_lean_on_what_is_collected_stay_whole_and_unreadable() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+async fn uploads_based_on_collected_commits_stay_complete_and_unreadable() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     let base = work.commit("base");
-    world.push(&repo, &work, &[(MAIN, Some(base))]).await.unwrap();
+    fixture.push(&repo, &work, &[(MAIN, Some(base))]).await.unwrap();
     let (tip, id) = (work.commit("proposed"), EventId::from_byte_array([1; 32]));
     let name = grasp_core::RefName::nostr(id);
-    world.push(&repo, &work, &[(name.as_str(), Some(tip))]).await.unwrap();
+    fixture.push(&repo, &work, &[(name.as_str(), Some(tip))]).await.unwrap();
     let other = unrelated(&work, "other");
-    world.push(&repo, &work, &[(MAIN, Some(other))]).await.unwrap();
-    assert!(collect(&world, &repo, now()).await);
-    assert!(!is_readable(&world, &repo, tip).await);
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    fixture.push(&repo, &work, &[(MAIN, Some(other))]).await.unwrap();
+    assert!(collect(&fixture, &repo, now()).await);
+    assert!(!is_readable(&fixture, &repo, tip).await);
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     guard.promote_staged(id, tip).await.unwrap();
     assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
 }
 
 #[tokio::test]
-async fn a_pull_request_is_copied_only_where_history_is_shared_and_only_what_is_lacking() {
-    let (world, work) = (World::new().await, Work::new());
-    let (x, fork, other) = (world.repo("x").await, world.repo("fork").await, world.repo("y").await);
+async fn a_pull_request_is_copied_only_to_forks_and_without_objects_that_they_have() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let (x, fork, other) =
+        (fixture.repo("x").await, fixture.repo("fork").await, fixture.repo("y").await);
     work.write("noise", &noise(100_000));
     let base = work.commit("base");
     for repo in [&x, &fork] {
-        world.push(repo, &work, &[(MAIN, Some(base))]).await.unwrap();
+        fixture.push(repo, &work, &[(MAIN, Some(base))]).await.unwrap();
     }
     let tip = work.commit("proposed");
-    world.push(&x, &work, &[("refs/heads/proposed", Some(tip))]).await.unwrap();
+    fixture.push(&x, &work, &[("refs/heads/proposed", Some(tip))]).await.unwrap();
     work.git(&["rm", "-q", "noise"]);
     let unrelated = unrelated(&work, "unrelated");
-    world.push(&other, &work, &[(MAIN, Some(unrelated))]).await.unwrap();
+    fixture.push(&other, &work, &[(MAIN, Some(unrelated))]).await.unwrap();
 
-    let from = (&world.store, &x.identifier);
-    let guard = world.store.lock(&other.identifier).await.unwrap();
-    assert!(world.store.copy(from, &guard, tip).await.unwrap().is_none());
-    let mut guard = world.store.lock(&fork.identifier).await.unwrap();
-    let copied = world.store.copy(from, &guard, tip).await.unwrap().expect("it is a fork");
+    let from = (&fixture.store, &x.identifier);
+    let guard = fixture.store.lock(&other.identifier).await.unwrap();
+    assert!(fixture.store.copy(from, &guard, tip).await.unwrap().is_none());
+    let mut guard = fixture.store.lock(&fork.identifier).await.unwrap();
+    let copied = fixture.store.copy(from, &guard, tip).await.unwrap().expect("it is a fork");
     let bytes = copied.bytes().await.unwrap();
     assert!(bytes < 10_000, "without the base: {bytes}");
     guard.promote(copied).await.unwrap();
@@ -216,54 +219,61 @@ async fn a_pull_request_is_copied_only_where_history_is_shared_and_only_what_is_
 }
 
 #[tokio::test]
-async fn what_a_pull_request_contains_is_kept_for_its_time_once_a_branch_had_it() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+async fn commits_of_a_pull_request_are_retained_if_a_branch_had_them() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     work.write("noise", &noise(100_000));
     let removed = work.commit("removed");
-    world.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
     let name = grasp_core::RefName::nostr(EventId::from_byte_array([1; 32]));
     let set = |old, new| grasp_core::push::PushCommand { old, new, name: name.clone() };
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     guard.move_refs(&repo.owner, &[set(None, Some(removed))], None, now()).await.unwrap();
     drop(guard);
     work.git(&["rm", "-q", "noise"]);
     let stays = unrelated(&work, "stays");
-    world.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
-    collect(&world, &repo, now()).await;
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    fixture.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
+    collect(&fixture, &repo, now()).await;
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     guard.move_refs(&repo.owner, &[set(Some(removed), None)], None, now()).await.unwrap();
     drop(guard);
-    assert!(collect(&world, &repo, now()).await);
-    assert!(!is_readable(&world, &repo, removed).await);
-    assert!(pack_bytes(&world.root()) > 100_000, "an operator still finds it");
+    assert!(collect(&fixture, &repo, now()).await);
+    assert!(!is_readable(&fixture, &repo, removed).await);
+    assert!(pack_bytes(&fixture.root()) > 100_000, "an operator still finds it");
 }
 
 #[tokio::test]
-async fn a_crash_while_collecting_leaves_everything_as_it_was_or_collected() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+async fn a_crash_during_a_collection_leaves_the_family_collected_or_unchanged() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     let removed = work.commit("removed");
-    world.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
     let stays = unrelated(&work, "stays");
-    world.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
-    let before = world.store.family_row(&repo.identifier).await.unwrap();
-    world.database.fail_once();
-    world.store.collect(&repo.identifier, &BTreeSet::new(), now()).await.unwrap_err();
-    assert_eq!(world.store.family_row(&repo.identifier).await.unwrap(), before);
-    let world = world.restart().await;
-    assert_eq!(packs_on_disk(&world), before.packs.iter().map(|pack| pack.name.clone()).collect());
-    assert!(is_readable(&world, &repo, removed).await && is_readable(&world, &repo, stays).await);
-    git(&world.view(&repo).await, &["fsck", "--full"], b"").unwrap();
-    assert!(collect(&world, &repo, now()).await, "the mark was kept");
-    assert!(!is_readable(&world, &repo, removed).await && is_readable(&world, &repo, stays).await);
-    let row = world.store.family_row(&repo.identifier).await.unwrap();
-    assert_eq!(packs_on_disk(&world), row.packs.into_iter().map(|pack| pack.name).collect());
+    fixture.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
+    let before = fixture.store.family_row(&repo.identifier).await.unwrap();
+    fixture.database.fail_once();
+    fixture.store.collect(&repo.identifier, &BTreeSet::new(), now()).await.unwrap_err();
+    assert_eq!(fixture.store.family_row(&repo.identifier).await.unwrap(), before);
+    let fixture = fixture.restart().await;
+    assert_eq!(
+        packs_on_disk(&fixture),
+        before.packs.iter().map(|pack| pack.name.clone()).collect()
+    );
+    assert!(
+        is_readable(&fixture, &repo, removed).await && is_readable(&fixture, &repo, stays).await
+    );
+    git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
+    assert!(collect(&fixture, &repo, now()).await, "the mark was kept");
+    assert!(
+        !is_readable(&fixture, &repo, removed).await && is_readable(&fixture, &repo, stays).await
+    );
+    let row = fixture.store.family_row(&repo.identifier).await.unwrap();
+    assert_eq!(packs_on_disk(&fixture), row.packs.into_iter().map(|pack| pack.name).collect());
 }
 
 /// The names of all packs of families.
-fn packs_on_disk(world: &World) -> BTreeSet<String> {
-    let files = files_below(&world.root().join("families")).into_iter();
+fn packs_on_disk(fixture: &Fixture) -> BTreeSet<String> {
+    let files = files_below(&fixture.root().join("families")).into_iter();
     let packs = files.filter(|file| file.extension().is_some_and(|kind| kind == "pack"));
     packs.map(|file| file.file_stem().unwrap().to_str().unwrap().to_owned()).collect()
 }

@@ -1,4 +1,4 @@
-//! What others send costs no more than data of its size may.
+//! The memory and time that received data may cost are bounded by its size.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -11,9 +11,9 @@ use grasp_purgatory::git::{Git, GitError, Incoming, Protocol, Slots, StagingLimi
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use crate::git_fixture::{PLENTY, Work, World, git, open};
+use crate::git_fixture::{Fixture, MAX_PACK_BYTES, Work, git, open};
 
-/// A commit whose tree holds so many versions of a file, stored as one chain of deltas.
+/// Returns a commit whose tree has `length` versions of a file, and its pack, in which they are one chain of deltas.
 fn chain(work: &Work, length: usize) -> (Oid, Vec<u8>) {
     let text: String = (0..200).map(|n| format!("line {n}\n")).collect();
     let mut input = String::from("feature done\n");
@@ -37,11 +37,11 @@ async fn check(mut incoming: Incoming, tip: Oid) -> Result<(), GitError> {
 
 #[tokio::test]
 async fn a_pack_with_a_long_chain_of_deltas_is_refused_before_it_is_read() {
-    let world = World::new().await;
-    let repo = world.repo("x").await;
+    let fixture = Fixture::new().await;
+    let repo = fixture.repo("x").await;
     for (length, is_refused) in [(251, false), (252, true)] {
         let (tip, pack) = chain(&Work::new(), length);
-        let checked = check(world.receive(&repo, &pack).await.unwrap(), tip).await;
+        let checked = check(fixture.receive(&repo, &pack).await.unwrap(), tip).await;
         let refused = matches!(checked, Err(GitError::LongChain { limit: 250 }));
         assert_eq!(refused, is_refused, "{length}: {checked:?}");
         assert_eq!(checked.is_ok(), !is_refused, "{length}: {checked:?}");
@@ -50,18 +50,18 @@ async fn a_pack_with_a_long_chain_of_deltas_is_refused_before_it_is_read() {
 
 #[tokio::test]
 async fn a_long_chain_that_was_fetched_is_refused_as_well() {
-    let world = World::new().await;
+    let fixture = Fixture::new().await;
     let (tip, pack) = chain(&Work::new(), 400);
     let name = "x".parse().unwrap();
-    let incoming = world.store.incoming_for(&name).await.unwrap();
-    let mut unpacking = incoming.unpack(PLENTY, PLENTY).await.unwrap();
+    let incoming = fixture.store.incoming_for(&name).await.unwrap();
+    let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
     unpacking.feed(&pack).await.unwrap();
     unpacking.finish().await.unwrap();
-    let taken = world.store.take_in(&name, incoming, &BTreeSet::from([tip])).await;
+    let taken = fixture.store.take_in(&name, incoming, &BTreeSet::from([tip])).await;
     assert!(matches!(taken, Err(GitError::LongChain { .. })), "{taken:?}");
 }
 
-/// A commit with a message of so many MiB, which is almost nothing while it is compressed.
+/// Returns a commit with a message of `mebibytes` MiB, and its pack, in which that is compressed to almost nothing.
 fn bomb(work: &Work, mebibytes: usize) -> (Oid, Vec<u8>) {
     work.commit("1");
     let mut commit = format!("tree {}\n", work.rev("HEAD^{tree}")).into_bytes();
@@ -74,13 +74,13 @@ fn bomb(work: &Work, mebibytes: usize) -> (Oid, Vec<u8>) {
 
 #[tokio::test]
 async fn a_small_pack_gets_little_memory_and_a_maintainers_gets_more() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     let (_, pack) = bomb(&work, 80);
     assert!(pack.len() < 1 << 20);
     for (claimant, fits) in [(Claimant::default(), false), (Claimant::server(), true)] {
-        let incoming = world.store.incoming(&repo, claimant).await.unwrap();
-        let mut unpacking = incoming.unpack(PLENTY, PLENTY).await.unwrap();
+        let incoming = fixture.store.incoming(&repo, claimant).await.unwrap();
+        let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
         let unpacked = match unpacking.feed(&pack).await {
             Ok(()) => unpacking.finish().await,
             Err(error) => Err(error),
@@ -94,9 +94,9 @@ async fn a_small_pack_gets_little_memory_and_a_maintainers_gets_more() {
 }
 
 #[tokio::test]
-async fn memory_grows_with_what_was_sent() {
-    let world = World::new().await;
-    let repo = world.repo("x").await;
+async fn the_memory_limit_grows_with_the_size_of_the_pack() {
+    let fixture = Fixture::new().await;
+    let repo = fixture.repo("x").await;
     // Two versions of a large file, one a delta of the other; then 10 MiB that no compression makes smaller.
     for (noise, fits) in [(0, false), (10 << 18, true)] {
         let work = Work::new();
@@ -106,7 +106,7 @@ async fn memory_grows_with_what_was_sent() {
         work.commit("1");
         work.write("large", &[&text[..], b"more\n"].concat());
         let tip = work.commit("2");
-        match world.receive(&repo, &work.pack(&[tip])).await {
+        match fixture.receive(&repo, &work.pack(&[tip])).await {
             Ok(incoming) => assert!(fits && check(incoming, tip).await.is_ok()),
             Err(GitError::BadPack(why)) => assert!(!fits && why.contains("memory"), "{why}"),
             Err(error) => panic!("{error}"),
@@ -118,13 +118,13 @@ async fn memory_grows_with_what_was_sent() {
 async fn all_pushes_share_one_budget_of_memory() {
     let dir = tempfile::tempdir().unwrap();
     let path = std::env::var_os("PATH").unwrap();
-    // A quarter of it is for strangers: room for receiving one pack.
+    // A quarter of it is for clients without authority: room for receiving one pack.
     let git = Git::find(&path, Slots { unpack_memory: 96 << 20, ..Slots::default() }).unwrap();
     let store = open(dir.path(), git, StagingLimits::default(), &Arc::default()).await.unwrap();
     let name = "x".parse().unwrap();
     let incoming = store.incoming_for(&name).await.unwrap();
-    let first = incoming.unpack(PLENTY, PLENTY).await.unwrap();
-    let second = incoming.unpack(PLENTY, PLENTY);
+    let first = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
+    let second = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES);
     let mut second = std::pin::pin!(second);
     assert!(timeout(Duration::from_millis(50), &mut second).await.is_err());
     drop(first);
@@ -132,10 +132,10 @@ async fn all_pushes_share_one_budget_of_memory() {
 }
 
 #[tokio::test]
-async fn slow_senders_leave_memory_for_those_who_have_sent_everything() {
+async fn slow_senders_do_not_block_pushes_that_are_complete() {
     let dir = tempfile::tempdir().unwrap();
     let path = std::env::var_os("PATH").unwrap();
-    // A quarter of it is for strangers: room for resolving the deltas of one pack while others are received.
+    // A quarter of it is for clients without authority: room for resolving the deltas of one pack while others are received.
     let git = Git::find(&path, Slots { unpack_memory: 600 << 20, ..Slots::default() }).unwrap();
     let store = open(dir.path(), git, StagingLimits::default(), &Arc::default()).await.unwrap();
     let incoming = store.incoming_for(&"x".parse().unwrap()).await.unwrap();
@@ -143,11 +143,11 @@ async fn slow_senders_leave_memory_for_those_who_have_sent_everything() {
     let pack = work.pack(&[work.commit("1")]);
     let mut slow = Vec::new();
     for _ in 0..3 {
-        let mut unpacking = incoming.unpack(PLENTY, PLENTY).await.unwrap();
+        let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
         unpacking.feed(&pack).await.unwrap();
         slow.push(unpacking);
     }
-    let mut unpacking = incoming.unpack(PLENTY, PLENTY).await.unwrap();
+    let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
     unpacking.feed(&pack).await.unwrap();
     unpacking.finish().await.unwrap();
     drop(slow);
@@ -157,7 +157,7 @@ async fn slow_senders_leave_memory_for_those_who_have_sent_everything() {
 async fn pushes_that_are_complete_do_not_wait_for_each_other() {
     let dir = tempfile::tempdir().unwrap();
     let path = std::env::var_os("PATH").unwrap();
-    // Room for receiving three packs of strangers, and for resolving the deltas of one.
+    // Room for receiving three packs of clients without authority, and for resolving the deltas of one.
     let git = Git::find(&path, Slots { unpack_memory: 352 << 20, ..Slots::default() }).unwrap();
     let store = open(dir.path(), git, StagingLimits::default(), &Arc::default()).await.unwrap();
     let incoming = store.incoming_for(&"x".parse().unwrap()).await.unwrap();
@@ -165,7 +165,7 @@ async fn pushes_that_are_complete_do_not_wait_for_each_other() {
     let pack = work.pack(&[work.commit("1")]);
     let mut complete = Vec::new();
     for _ in 0..3 {
-        let mut unpacking = incoming.unpack(PLENTY, PLENTY).await.unwrap();
+        let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
         unpacking.feed(&pack).await.unwrap();
         complete.push(unpacking);
     }
@@ -178,10 +178,10 @@ async fn pushes_that_are_complete_do_not_wait_for_each_other() {
 
 #[tokio::test]
 async fn only_filters_that_cost_little_are_served() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     let tip = work.commit("1");
-    world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
     let sparse = format!("sparse:oid={tip}");
     for (filter, is_served) in [
         ("blob:none", true),
@@ -191,14 +191,14 @@ async fn only_filters_that_cost_little_are_served() {
         ("combine:blob:none+tree:1", false),
         (sparse.as_str(), false),
     ] {
-        let answer = fetch_filtered(&world, &repo, tip, filter).await;
+        let answer = fetch_filtered(&fixture, &repo, tip, filter).await;
         let has_pack = answer.windows(4).any(|window| window == b"PACK");
         assert_eq!(has_pack, is_served, "{filter}: {}", String::from_utf8_lossy(&answer));
     }
 }
 
 async fn fetch_filtered(
-    world: &World,
+    fixture: &Fixture,
     repo: &grasp_core::RepoId,
     tip: Oid,
     filter: &str,
@@ -213,7 +213,7 @@ async fn fetch_filtered(
         String::from("0000"),
     ]
     .concat();
-    let upload = world.store.upload_pack(repo, Protocol::V2, Claimant::default());
+    let upload = fixture.store.upload_pack(repo, Protocol::V2, Claimant::default());
     let mut process = upload.await.unwrap();
     let mut stdin = process.take_stdin().unwrap();
     stdin.write_all(request.as_bytes()).await.unwrap();

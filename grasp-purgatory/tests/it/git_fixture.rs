@@ -1,4 +1,4 @@
-//! A store, somebody's working copy, and what is needed to bring the two together.
+//! A repository store, a working copy, and pushes between the two.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -26,8 +26,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::memory_database::MemoryDatabase;
 
-/// A pack larger than any test makes.
-pub(crate) const PLENTY: u64 = 1 << 30;
+/// A limit on the size of packs that no test reaches.
+pub(crate) const MAX_PACK_BYTES: u64 = 1 << 30;
 
 pub(crate) fn now() -> Timestamp {
     Timestamp::from_secs(1_700_000_000)
@@ -51,14 +51,14 @@ pub(crate) async fn open(
     RepoStore::open(root, Endpoint::Repository, git, limits, database.clone(), None).await
 }
 
-/// A store in a directory that goes with it, and the database that names what is in it.
-pub(crate) struct World {
+/// A repository store in a temporary directory, and its database.
+pub(crate) struct Fixture {
     pub(crate) dir: TempDir,
     pub(crate) database: Arc<MemoryDatabase>,
     pub(crate) store: RepoStore,
 }
 
-impl World {
+impl Fixture {
     pub(crate) async fn new() -> Self {
         Self::limited(StagingLimits::default()).await
     }
@@ -87,7 +87,7 @@ impl World {
         self.dir.path().join("git")
     }
 
-    /// An empty view of a new owner.
+    /// Creates an empty view of a new owner.
     pub(crate) async fn repo(&self, identifier: &str) -> RepoId {
         let identifier: Identifier = identifier.parse().unwrap();
         let repo = RepoId::new(Keys::generate().public_key(), identifier);
@@ -134,10 +134,10 @@ impl World {
         String::from_utf8(answer).unwrap()
     }
 
-    /// Receives what these tips need.
+    /// Receives a pack.
     pub(crate) async fn receive(&self, repo: &RepoId, pack: &[u8]) -> Result<Incoming, GitError> {
         let incoming = self.store.incoming(repo, Claimant::default()).await?;
-        let mut unpacking = incoming.unpack(PLENTY, PLENTY).await?;
+        let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await?;
         unpacking.feed(pack).await?;
         unpacking.finish().await?;
         Ok(incoming)
@@ -160,7 +160,7 @@ impl World {
         execute(&mut guard, &repo.owner, &push, incoming).await
     }
 
-    /// What git answers to one request for objects.
+    /// Returns git's answer to one request for objects.
     pub(crate) async fn fetch_v2(&self, repo: &RepoId, wants: &[Oid]) -> Vec<u8> {
         let mut request = Vec::new();
         encode_pkt(b"command=fetch\n", &mut request);
@@ -196,7 +196,7 @@ pub(crate) async fn execute(
     guard.move_refs(owner, push.execute(), None, now()).await
 }
 
-/// What a push amounts to when a maintainer has signed exactly what would result.
+/// Returns the verdict on a push whose resulting refs a maintainer has signed.
 pub(crate) fn judged(
     refs: &BTreeMap<RefName, Oid>,
     moves: &[(&str, Option<Oid>)],
@@ -225,7 +225,7 @@ pub(crate) fn judged(
     verdict.authorised.unwrap_or_else(|| panic!("{:?}", verdict.refs))
 }
 
-/// What a client says that wants refs to be there.
+/// Returns the request of a client that moves refs.
 pub(crate) fn request(refs: &BTreeMap<RefName, Oid>, moves: &[(&str, Option<Oid>)]) -> PushRequest {
     let mut request = Vec::new();
     for (text, new) in moves {
@@ -243,14 +243,14 @@ pub(crate) fn request(refs: &BTreeMap<RefName, Oid>, moves: &[(&str, Option<Oid>
 }
 
 fn signed_state(refs: &BTreeMap<RefName, Oid>) -> State {
-    let ruled = refs.iter().filter(|(name, _)| name.is_branch_or_tag());
-    let tags = ruled.map(|(name, oid)| [name.to_string(), oid.to_string()]);
+    let declared = refs.iter().filter(|(name, _)| name.is_branch_or_tag());
+    let tags = declared.map(|(name, oid)| [name.to_string(), oid.to_string()]);
     let tags = tags.chain([["d".to_owned(), "x".to_owned()]]).map(|tag| Tag::parse(tag).unwrap());
     let event = EventBuilder::new(Kind::Custom(30618), "").tags(tags);
     State::parse(&event.finalize(&Keys::generate()).unwrap()).unwrap()
 }
 
-/// Somebody's working copy.
+/// A working copy.
 pub(crate) struct Work {
     pub(crate) dir: TempDir,
 }
@@ -264,7 +264,7 @@ impl Work {
 
     pub(crate) fn git(&self, arguments: &[&str]) -> String {
         git(self.dir.path(), arguments, b"")
-            .unwrap_or_else(|words| panic!("{arguments:?}: {words}"))
+            .unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
     }
 
     pub(crate) fn write(&self, file: &str, content: &[u8]) {
@@ -283,7 +283,7 @@ impl Work {
         self.git(&["rev-parse", what]).parse().unwrap()
     }
 
-    /// A pack with everything that these tips need.
+    /// Returns a pack with everything that these tips need.
     pub(crate) fn pack(&self, tips: &[Oid]) -> Vec<u8> {
         let input: String = tips.iter().map(|tip| format!("{tip}\n")).collect();
         self.pack_of(&["--revs"], &input)
@@ -300,7 +300,7 @@ impl Work {
         self.pack_of(&[], &input)
     }
 
-    /// What git sends for a tip to a server that has another one.
+    /// Returns the pack that git sends for a tip to a server that has `had`.
     pub(crate) fn thin_pack(&self, tip: Oid, had: Oid) -> Vec<u8> {
         self.pack_of(&["--revs", "--thin"], &format!("{tip}\n^{had}\n"))
     }
@@ -316,7 +316,7 @@ impl Work {
     }
 }
 
-/// Runs the installed git as a person would, and returns what it says.
+/// Runs the installed git and returns its output.
 pub(crate) fn git(dir: &Path, arguments: &[&str], input: &[u8]) -> Result<String, String> {
     let output = raw_git(dir, arguments, input)?;
     Ok(String::from_utf8(output).unwrap().trim().to_owned())
@@ -346,7 +346,7 @@ fn raw_git(dir: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, Stri
     Err(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Bytes that no compression makes fewer, four for each `n`.
+/// Returns 4 × `n` bytes that do not compress.
 pub(crate) fn noise(n: u32) -> Vec<u8> {
     (0..n).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect()
 }

@@ -15,14 +15,14 @@ use grasp_purgatory::git::{
 use nostr::event::EventId;
 use tempfile::TempDir;
 
-use crate::git_fixture::{Work, World, files_below, git, installed_git, noise, open, pack_bytes};
+use crate::git_fixture::{Fixture, Work, files_below, git, installed_git, noise, open, pack_bytes};
 use crate::memory_database::MemoryDatabase;
 use crate::s3_server::S3Server;
 
-/// More bytes than any test makes.
-pub(crate) const PLENTY: u64 = 1 << 40;
+/// A size of the cache that no test reaches.
+pub(crate) const CACHE_BYTES: u64 = 1 << 40;
 
-/// A pack storage, and the database whose packs it has.
+/// A database and the pack storage that it uses, shared by several servers.
 pub(crate) struct Site {
     pub(crate) database: Arc<MemoryDatabase>,
     pub(crate) storage: Storage,
@@ -34,7 +34,7 @@ pub(crate) enum Storage {
 }
 
 impl Storage {
-    /// Opens it with requests that may take this long.
+    /// Opens the storage with a timeout of requests.
     pub(crate) fn open(&self, timeout: Duration) -> PackStorage {
         let (url, variables) = match self {
             Self::S3(server) => (server.url(), server.variables()),
@@ -70,33 +70,33 @@ impl Site {
         }
     }
 
-    /// A server that only reads, with a cache of this size.
-    pub(crate) async fn reader_with(&self, cache: u64) -> World {
+    /// Starts a server that only reads, with a cache of this many bytes.
+    pub(crate) async fn reader_with(&self, cache: u64) -> Fixture {
         let packs = PackCache::new(self.storage.open(Duration::from_secs(20)), cache);
         self.node(packs).await
     }
 
-    pub(crate) async fn reader(&self) -> World {
-        self.reader_with(PLENTY).await
+    pub(crate) async fn reader(&self) -> Fixture {
+        self.reader_with(CACHE_BYTES).await
     }
 
-    /// A server that has become the one that writes.
-    pub(crate) async fn writer(&self) -> World {
-        let world = self.reader().await;
-        world.store.became_writer().await.unwrap();
-        world
+    /// Starts a server that has become the writer.
+    pub(crate) async fn writer(&self) -> Fixture {
+        let fixture = self.reader().await;
+        fixture.store.became_writer().await.unwrap();
+        fixture
     }
 
-    pub(crate) async fn node(&self, packs: PackCache) -> World {
+    pub(crate) async fn node(&self, packs: PackCache) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let (endpoint, limits) = (Endpoint::Repository, StagingLimits::default());
         let (root, database) = (dir.path().join("git"), self.database.clone());
         let store =
             RepoStore::open(&root, endpoint, installed_git(), limits, database, Some(packs));
-        World { store: store.await.unwrap(), dir, database: self.database.clone() }
+        Fixture { store: store.await.unwrap(), dir, database: self.database.clone() }
     }
 
-    /// The objects of packs that end like this.
+    /// Returns the stored files of packs with this extension.
     pub(crate) fn stored(&self, kind: &str) -> Vec<PathBuf> {
         let mut files = files_below(&self.storage.objects().join("packs"));
         files.retain(|file| file.extension().is_some_and(|it| it == kind));
@@ -109,7 +109,7 @@ impl Site {
 }
 
 /// A repository with one commit.
-pub(crate) async fn repository(writer: &World, name: &str) -> (RepoId, Work, Oid) {
+pub(crate) async fn repository(writer: &Fixture, name: &str) -> (RepoId, Work, Oid) {
     let (repo, work) = (writer.repo(name).await, Work::new());
     let tip = work.commit(name);
     writer.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
@@ -117,8 +117,8 @@ pub(crate) async fn repository(writer: &World, name: &str) -> (RepoId, Work, Oid
 }
 
 /// Returns whether a server sends this object with its history.
-pub(crate) async fn serves(world: &World, repo: &RepoId, tip: Oid) -> bool {
-    let answer = world.fetch_v2(repo, &[tip]).await;
+pub(crate) async fn serves(fixture: &Fixture, repo: &RepoId, tip: Oid) -> bool {
+    let answer = fixture.fetch_v2(repo, &[tip]).await;
     answer.windows(8).any(|window| window == b"packfile")
 }
 
@@ -127,11 +127,11 @@ fn event(n: u8) -> (EventId, String) {
     (id, format!("refs/nostr/{id}"))
 }
 
-fn cached_packs(world: &World) -> u64 {
-    pack_bytes(&world.root().join("families"))
+fn cached_packs(fixture: &Fixture) -> u64 {
+    pack_bytes(&fixture.root().join("families"))
 }
 
-/// Waits until something holds, which is being done in the background.
+/// Waits until work in the background has made a condition true.
 async fn eventually(mut holds: impl FnMut() -> bool) {
     let wait = async {
         while !holds() {
@@ -142,7 +142,7 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn what_one_server_pushes_another_serves() {
+async fn a_reader_serves_what_was_pushed_to_the_writer() {
     for site in [Site::on_s3().await, Site::in_directory()] {
         let (writer, reader) = (site.writer().await, site.reader().await);
         let (repo, work, first) = repository(&writer, "x").await;
@@ -153,7 +153,7 @@ async fn what_one_server_pushes_another_serves() {
         let view = reader.view(&repo).await;
         git(&view, &["fsck", "--full", "--strict"], b"").unwrap();
         assert_eq!(git(&view, &["rev-parse", "main"], b"").unwrap(), second.to_string());
-        // Each push has stored what is new in it.
+        // Each push has stored only its new objects.
         assert_eq!((site.stored("pack").len(), site.stored("idx").len()), (2, 2));
     }
 }
@@ -239,7 +239,10 @@ async fn the_cache_is_bounded_and_keeps_what_is_in_use() {
         eventually(|| figures().cached_bytes <= bound).await;
         assert!(cached("a"), "it is in use");
     }
-    assert!(reader.store.pack_figures().unwrap().misses >= 6, "families took turns on disk");
+    assert!(
+        reader.store.pack_figures().unwrap().misses >= 6,
+        "families were evicted and downloaded again"
+    );
     drop(slow);
     for (repo, tip) in repos.iter().skip(1) {
         assert!(serves(&reader, repo, *tip).await);
@@ -249,7 +252,7 @@ async fn the_cache_is_bounded_and_keeps_what_is_in_use() {
 }
 
 #[tokio::test]
-async fn a_writer_works_with_a_cache_that_keeps_nothing() {
+async fn a_writer_works_with_a_cache_of_size_zero() {
     let site = Site::on_s3().await;
     let writer = site.reader_with(0).await;
     writer.store.became_writer().await.unwrap();
@@ -298,7 +301,7 @@ async fn packs_larger_than_one_request_are_stored_and_served() {
 }
 
 #[tokio::test]
-async fn uploads_that_wait_are_there_for_the_next_writer() {
+async fn staged_uploads_are_available_to_the_next_writer() {
     for site in [Site::on_s3().await, Site::in_directory()] {
         let old = site.writer().await;
         let (repo, work, base) = repository(&old, "x").await;
@@ -322,7 +325,7 @@ async fn uploads_that_wait_are_there_for_the_next_writer() {
         assert!(serves(&new, &repo, tip).await && serves(&new, &repo, base).await);
         assert_eq!(site.staged(), [] as [PathBuf; 0]);
 
-        // The old one comes back, and does not believe what it knew.
+        // The old writer becomes the writer again, and reads staging anew.
         old.store.became_writer().await.unwrap();
         let guard = old.store.lock(&repo.identifier).await.unwrap();
         assert!(guard.staged(id).await.unwrap().is_empty());
@@ -330,12 +333,12 @@ async fn uploads_that_wait_are_there_for_the_next_writer() {
 }
 
 #[tokio::test]
-async fn a_collection_leaves_what_uploads_of_an_earlier_writer_lean_on() {
+async fn a_collection_keeps_commits_that_uploads_of_an_earlier_writer_need() {
     let site = Site::on_s3().await;
     let old = site.writer().await;
     let (repo, work, base) = repository(&old, "x").await;
-    let leaned_on = work.commit("leaned on");
-    old.push(&repo, &work, &[("refs/heads/main", Some(leaned_on))]).await.unwrap();
+    let needed = work.commit("needed");
+    old.push(&repo, &work, &[("refs/heads/main", Some(needed))]).await.unwrap();
     let tip = work.commit("contribution");
     let (id, reference) = event(1);
     old.push(&repo, &work, &[(&reference, Some(tip))]).await.unwrap();
@@ -370,7 +373,7 @@ async fn a_process_that_becomes_the_writer_again_forgets_its_proofs_and_packs() 
 }
 
 #[tokio::test]
-async fn a_sweep_deletes_what_was_unnamed_for_a_day() {
+async fn a_sweep_deletes_packs_that_no_commit_has_named_for_a_day() {
     for site in [Site::on_s3().await, Site::in_directory()] {
         let (writer, day) = (site.writer().await, Duration::from_secs(24 * 60 * 60));
         let (repo, work, tip) = repository(&writer, "x").await;
@@ -416,12 +419,12 @@ async fn a_cache_that_was_removed_while_running_is_filled_again() {
     let site = Site::on_s3().await;
     let (writer, reader) = (site.writer().await, site.reader().await);
     let (repo, work, tip) = repository(&writer, "x").await;
-    for world in [&writer, &reader] {
-        assert!(serves(world, &repo, tip).await);
+    for fixture in [&writer, &reader] {
+        assert!(serves(fixture, &repo, tip).await);
         for dir in ["families", "views"] {
-            std::fs::remove_dir_all(world.root().join(dir)).unwrap();
+            std::fs::remove_dir_all(fixture.root().join(dir)).unwrap();
         }
-        assert!(serves(world, &repo, tip).await);
+        assert!(serves(fixture, &repo, tip).await);
     }
     let next = work.commit("next");
     writer.push(&repo, &work, &[("refs/heads/main", Some(next))]).await.unwrap();
@@ -435,7 +438,7 @@ async fn packs_and_uploads_of_one_machine_are_moved_to_a_pack_storage() {
     let (root, database) = (dir.path().join("git"), &site.database);
     let limits = StagingLimits::default();
     let store = open(&root, installed_git(), limits, database).await.unwrap();
-    let single = World { dir, database: database.clone(), store };
+    let single = Fixture { dir, database: database.clone(), store };
     let (repo, work, tip) = repository(&single, "x").await;
     let (id, reference) = event(1);
     let upload = work.commit("contribution");

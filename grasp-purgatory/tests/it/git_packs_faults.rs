@@ -11,17 +11,17 @@ use grasp_purgatory::git::{
 };
 use tokio::sync::Semaphore;
 
-use crate::git_fixture::{World, git, now};
-use crate::git_packs::{PLENTY, Site, repository, serves};
+use crate::git_fixture::{Fixture, git, now};
+use crate::git_packs::{CACHE_BYTES, Site, repository, serves};
 use crate::s3_server::{Fault, SECRET_KEY};
 
-/// Time after which a request has failed, where one shall.
-const SHORT: Duration = Duration::from_millis(500);
+/// Timeout of requests in tests that wait for it.
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Serves an object, or says why not.
-async fn refusal(world: &World, repo: &RepoId) -> String {
+/// Returns the error with which a clone is refused.
+async fn refusal(fixture: &Fixture, repo: &RepoId) -> String {
     let claimant = grasp_core::resources::Claimant::default();
-    match world.store.upload_pack(repo, Protocol::V2, claimant).await {
+    match fixture.store.upload_pack(repo, Protocol::V2, claimant).await {
         Ok(_) => panic!("it is served"),
         Err(error) => error.to_string(),
     }
@@ -72,7 +72,7 @@ async fn parts_of_a_large_pack_are_repeated() {
 #[tokio::test]
 async fn a_push_that_cannot_be_stored_fails_and_changes_nothing() {
     let site = Site::on_s3().await;
-    let packs = PackCache::new(site.storage.open(SHORT), PLENTY);
+    let packs = PackCache::new(site.storage.open(REQUEST_TIMEOUT), CACHE_BYTES);
     let writer = site.node(packs).await;
     writer.store.became_writer().await.unwrap();
     let (repo, work, first) = repository(&writer, "x").await;
@@ -100,21 +100,21 @@ async fn a_push_that_cannot_be_stored_fails_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_reader_says_that_the_pack_storage_fails_and_recovers() {
+async fn a_reader_reports_that_the_pack_storage_fails_and_recovers() {
     let site = Site::on_s3().await;
     let writer = site.writer().await;
     let (repo, _, tip) = repository(&writer, "x").await;
-    let reader = site.node(PackCache::new(site.storage.open(SHORT), PLENTY)).await;
+    let reader = site.node(PackCache::new(site.storage.open(REQUEST_TIMEOUT), CACHE_BYTES)).await;
     site.server().fail(usize::MAX, ("GET", ""), Fault::Unavailable);
-    let said = refusal(&reader, &repo).await;
-    assert!(said.contains("the pack storage failed: SlowDown"), "{said}");
+    let text = refusal(&reader, &repo).await;
+    assert!(text.contains("the pack storage failed: SlowDown"), "{text}");
     assert!(serves(&writer, &repo, tip).await, "it has the packs on disk");
     site.server().heal();
     assert!(serves(&reader, &repo, tip).await);
 }
 
 #[tokio::test]
-async fn a_reader_that_leaves_does_not_end_the_download_that_others_wait_for() {
+async fn a_cancelled_clone_does_not_end_the_download_that_others_wait_for() {
     let site = Site::on_s3().await;
     let writer = site.writer().await;
     let (repo, _, tip) = repository(&writer, "x").await;
@@ -134,7 +134,7 @@ async fn a_reader_that_leaves_does_not_end_the_download_that_others_wait_for() {
 }
 
 #[tokio::test]
-async fn a_pack_that_was_replaced_and_deleted_while_it_is_downloaded_is_not_missed() {
+async fn a_clone_succeeds_although_a_pack_is_replaced_and_deleted_during_its_download() {
     let site = Site::on_s3().await;
     let (writer, reader) = (site.writer().await, Arc::new(site.reader().await));
     let (repo, work, _) = repository(&writer, "x").await;
@@ -171,7 +171,7 @@ async fn a_pack_that_was_replaced_and_deleted_while_it_is_downloaded_is_not_miss
 }
 
 #[tokio::test]
-async fn a_lost_pack_is_stored_again_by_whoever_has_it() {
+async fn a_lost_pack_is_stored_again_from_the_cache() {
     let site = Site::on_s3().await;
     let writer = site.writer().await;
     let (repo, _, tip) = repository(&writer, "x").await;
@@ -184,7 +184,7 @@ async fn a_lost_pack_is_stored_again_by_whoever_has_it() {
 }
 
 #[tokio::test]
-async fn a_lost_pack_that_nobody_has_is_damage_until_its_objects_come_back() {
+async fn a_lost_pack_without_a_copy_is_damage_until_its_objects_are_received_again() {
     let site = Site::on_s3().await;
     let old = site.writer().await;
     let (repo, work, tip) = repository(&old, "x").await;
@@ -222,12 +222,12 @@ async fn a_damaged_pack_is_found_by_reading_the_pack_storage() {
     });
     let later = now() + Duration::from_secs(1);
 
-    // One that has it on disk stores it again.
+    // A server that has the pack on disk stores it again.
     flip(&large);
     assert!(old.store.verify(&repo.identifier, later, now()).await.unwrap().is_empty());
     assert!(serves(&site.reader().await, &repo, tip).await);
 
-    // Else what can be read is kept, and the rest is missing.
+    // Without a copy, readable objects are kept and the others are missing.
     flip(&large);
     let writer = site.writer().await;
     assert!(!serves(&writer, &repo, tip).await);
@@ -266,14 +266,14 @@ async fn a_damaged_file_of_the_cache_is_downloaded_again() {
 }
 
 #[tokio::test]
-async fn an_emptied_or_wrong_pack_storage_is_an_error_and_no_damage() {
+async fn an_empty_or_wrong_pack_storage_is_an_error_and_not_damage() {
     let site = Site::on_s3().await;
     let writer = site.writer().await;
     let (repo, ..) = repository(&writer, "x").await;
     std::fs::remove_dir_all(site.server().objects()).unwrap();
     let reader = site.reader().await;
-    let said = refusal(&reader, &repo).await;
-    assert!(said.contains("has no packs of this server"), "{said}");
+    let text = refusal(&reader, &repo).await;
+    assert!(text.contains("has no packs of this server"), "{text}");
     for found in [
         reader.store.became_writer().await.unwrap_err(),
         writer.store.inspect(&repo.identifier, true).await.unwrap_err(),
@@ -285,7 +285,7 @@ async fn an_emptied_or_wrong_pack_storage_is_an_error_and_no_damage() {
 }
 
 #[tokio::test]
-async fn wrong_settings_are_told_without_secrets() {
+async fn errors_about_wrong_settings_contain_no_secrets() {
     let site = Site::on_s3().await;
     let server = site.server();
     let open = |url: &str, changes: &[(&str, &str)]| {
@@ -293,23 +293,23 @@ async fn wrong_settings_are_told_without_secrets() {
         for (name, value) in changes {
             variables.insert((*name).to_owned(), (*value).to_owned());
         }
-        PackStorage::open(url, &PackStorageOptions { variables, timeout: SHORT })
+        PackStorage::open(url, &PackStorageOptions { variables, timeout: REQUEST_TIMEOUT })
     };
     open(&server.url(), &[]).unwrap().probe().await.unwrap();
     let wrong = [("AWS_SECRET_ACCESS_KEY", "another-secret")];
-    let unknown = [("AWS_ACCESS_KEY_ID", "nobody")];
+    let unknown = [("AWS_ACCESS_KEY_ID", "unknown")];
     let nowhere = [("AWS_ENDPOINT_URL", "http://127.0.0.1:1")];
-    let asked = [
+    let probes = [
         (open("s3://nothing/x", &[]), "does not exist"),
         (open(&server.url(), &wrong), "refused the credentials"),
         (open(&server.url(), &unknown), "refused the credentials"),
         (open(&server.url(), &nowhere), "the pack storage failed: "),
     ];
-    for (storage, expected) in asked {
+    for (storage, expected) in probes {
         let error = storage.unwrap().probe().await.unwrap_err();
-        let said = format!("{error} {error:?}");
-        assert!(said.contains(expected), "{said}");
-        assert!(!said.contains(SECRET_KEY) && !said.contains("another-secret"), "{said}");
+        let text = format!("{error} {error:?}");
+        assert!(text.contains(expected), "{text}");
+        assert!(!text.contains(SECRET_KEY) && !text.contains("another-secret"), "{text}");
     }
     let missing = "file:///nonexistent/directory";
     let bundle = [("AWS_CA_BUNDLE", "/nonexistent")];
@@ -320,10 +320,10 @@ async fn wrong_settings_are_told_without_secrets() {
         (open(missing, &[]), "does not exist"),
         (open(&server.url(), &bundle), "AWS_CA_BUNDLE"),
     ] {
-        let said = opened.err().unwrap().to_string();
-        assert!(said.contains(expected), "{said}");
-        assert!(!said.contains("very-secret"), "{said}");
+        let text = opened.err().unwrap().to_string();
+        assert!(text.contains(expected), "{text}");
+        assert!(!text.contains("very-secret"), "{text}");
     }
-    let options = PackStorageOptions { variables: server.variables(), timeout: SHORT };
+    let options = PackStorageOptions { variables: server.variables(), timeout: REQUEST_TIMEOUT };
     assert!(!format!("{options:?}").contains(SECRET_KEY));
 }

@@ -1,4 +1,4 @@
-//! Git processes: alone in their sandbox, and gone when they should be.
+//! Git processes run in a sandbox, and end with the request that started them.
 
 use std::net::Ipv4Addr;
 use std::num::NonZeroUsize;
@@ -11,9 +11,9 @@ use grasp_purgatory::git::{Git, GitError, Protocol, Service, Slots, StagingLimit
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 
-use crate::git_fixture::{PLENTY, Work, World, files_below, installed_git, name, noise};
+use crate::git_fixture::{Fixture, MAX_PACK_BYTES, Work, files_below, installed_git, name, noise};
 
-/// The living processes that work below this directory.
+/// Returns the command lines of running processes that use this directory.
 fn processes(root: &Path) -> Vec<String> {
     let marker = root.to_str().unwrap().as_bytes();
     let all = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
@@ -30,7 +30,7 @@ fn processes(root: &Path) -> Vec<String> {
     .collect()
 }
 
-/// Waits for something that the kernel does in its own time.
+/// Waits until a condition is true that depends on the kernel.
 async fn eventually(mut holds: impl FnMut() -> bool) {
     let wait = async {
         while !holds() {
@@ -41,31 +41,31 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn a_client_that_vanishes_mid_push_leaves_no_process_and_no_file() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
-    // The first to come makes the place for objects of this identifier.
-    drop(world.store.incoming(&repo, Claimant::default()).await.unwrap());
-    let before = files_below(&world.root());
+async fn a_disconnect_during_a_push_leaves_no_process_and_no_file() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
+    // The first push creates the directory of this identifier.
+    drop(fixture.store.incoming(&repo, Claimant::default()).await.unwrap());
+    let before = files_below(&fixture.root());
     let pack = work.pack(&[work.commit("1")]);
-    let incoming = world.store.incoming(&repo, Claimant::default()).await.unwrap();
-    let mut unpacking = incoming.unpack(PLENTY, PLENTY).await.unwrap();
+    let incoming = fixture.store.incoming(&repo, Claimant::default()).await.unwrap();
+    let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
     unpacking.feed(&pack[..pack.len() - 1]).await.unwrap();
-    eventually(|| !processes(&world.root()).is_empty()).await;
+    eventually(|| !processes(&fixture.root()).is_empty()).await;
     drop((incoming, unpacking));
-    eventually(|| processes(&world.root()).is_empty()).await;
-    eventually(|| files_below(&world.root()) == before).await;
+    eventually(|| processes(&fixture.root()).is_empty()).await;
+    eventually(|| files_below(&fixture.root()) == before).await;
 }
 
 #[tokio::test]
-async fn a_client_that_vanishes_mid_clone_takes_gits_children_along() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+async fn a_disconnect_during_a_clone_ends_git_and_its_child_processes() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     work.write("noise", &noise(2_000_000));
     let tip = work.commit("1");
-    world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
     let mut process =
-        world.store.upload_pack(&repo, Protocol::V0, Claimant::default()).await.unwrap();
+        fixture.store.upload_pack(&repo, Protocol::V0, Claimant::default()).await.unwrap();
     let mut stdin = process.take_stdin().unwrap();
     let mut stdout = process.take_stdout().unwrap();
     let want = format!("want {tip} side-band-64k\n");
@@ -74,13 +74,13 @@ async fn a_client_that_vanishes_mid_clone_takes_gits_children_along() {
     // The pack has begun, and is larger than any pipe: git and its child wait for the reader.
     let mut beginning = [0; 4096];
     stdout.read_exact(&mut beginning).await.unwrap();
-    assert!(processes(&world.root()).iter().any(|line| line.contains("pack-objects")));
+    assert!(processes(&fixture.root()).iter().any(|line| line.contains("pack-objects")));
     drop((process, stdin, stdout));
-    eventually(|| processes(&world.root()).is_empty()).await;
+    eventually(|| processes(&fixture.root()).is_empty()).await;
 }
 
 #[tokio::test]
-async fn only_so_many_run_at_once_and_the_next_waits_its_turn() {
+async fn a_process_above_the_limit_waits_until_another_ends() {
     let one = NonZeroUsize::MIN;
     let path = std::env::var_os("PATH").unwrap();
     let git = Git::find(&path, Slots { own_pace: one, ..Slots::default() }).unwrap();
@@ -93,18 +93,18 @@ async fn only_so_many_run_at_once_and_the_next_waits_its_turn() {
 }
 
 #[tokio::test]
-async fn a_client_network_that_used_its_cpu_time_is_told_so_while_others_clone() {
+async fn a_client_network_without_cpu_time_is_refused_while_others_clone() {
     let path = std::env::var_os("PATH").unwrap();
     let slots = Slots { client_cpu: Duration::from_millis(400), ..Slots::default() };
     let git = Git::find(&path, slots).unwrap();
-    let world = World::with_git(git, StagingLimits::default()).await;
-    let repo = world.repo("x").await;
+    let fixture = Fixture::with_git(git, StagingLimits::default()).await;
+    let repo = fixture.repo("x").await;
     let at = |net| Claimant::at(ClientNetwork::of(Ipv4Addr::new(198, 51, net, 1).into()));
     let ask = async |claimant| {
         let service = (Service::UploadPack, Protocol::V2);
-        world.store.advertise(&repo, service, claimant).await?.finish().await.map(drop)
+        fixture.store.advertise(&repo, service, claimant).await?.finish().await.map(drop)
     };
-    // The shell that limits git and git itself take some time; its start alone counts.
+    // Starting the shell that limits git, and git, takes CPU time.
     let mut asked = 0;
     let refusal = loop {
         asked += 1;
@@ -125,7 +125,7 @@ async fn a_command_that_takes_too_long_is_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("pipe");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    // Nobody will ever write into it.
+    // Nothing is ever written into it.
     let endless = installed_git().command("config").arg("--file").arg(&pipe).arg("--list");
     let limited = endless.limit(Duration::from_millis(20)).run(Vec::new()).await;
     assert!(matches!(limited, Err(GitError::Timeout { .. })), "{limited:?}");
@@ -150,13 +150,13 @@ async fn the_sandbox_has_no_user_no_hooks_and_no_network() {
 async fn hooks_in_a_view_are_not_run() {
     use std::os::unix::fs::PermissionsExt;
 
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     let tip = work.commit("1");
-    world.push(&repo, &work, &[("refs/heads/first", Some(tip))]).await.unwrap();
-    let trace = world.dir.path().join("ran");
-    let workbench = world.root().join("workbench");
-    for dir in [world.view(&repo).await, world.family(&repo.identifier), workbench] {
+    fixture.push(&repo, &work, &[("refs/heads/first", Some(tip))]).await.unwrap();
+    let trace = fixture.dir.path().join("ran");
+    let workbench = fixture.root().join("workbench");
+    for dir in [fixture.view(&repo).await, fixture.family(&repo.identifier), workbench] {
         let hooks = dir.join("hooks");
         std::fs::create_dir(&hooks).unwrap();
         for hook in
@@ -167,9 +167,9 @@ async fn hooks_in_a_view_are_not_run() {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         }
     }
-    world.fetch_v2(&repo, &[tip]).await;
+    fixture.fetch_v2(&repo, &[tip]).await;
     let tip = work.commit("2");
-    world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    assert_eq!(world.store.refs(&repo).await.unwrap()[&name("refs/heads/main")], tip);
+    fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    assert_eq!(fixture.store.refs(&repo).await.unwrap()[&name("refs/heads/main")], tip);
     assert!(!trace.exists());
 }

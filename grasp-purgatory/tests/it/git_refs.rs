@@ -1,4 +1,4 @@
-//! States applied to views: exactly, quickly, and with HEAD where it belongs. The database decides what was applied.
+//! Refs and HEAD of views after a state is applied. The database decides what was applied.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -18,7 +18,7 @@ use nostr::event::{EventBuilder, FinalizeEvent, Kind};
 use nostr::key::Keys;
 use nostr::types::Timestamp;
 
-use crate::git_fixture::{Work, World, files_below, git, name, now};
+use crate::git_fixture::{Fixture, Work, files_below, git, name, now};
 
 fn target(refs: &[(&str, grasp_core::Oid)], head: Option<&str>) -> RefTarget {
     let refs = refs.iter().map(|(text, oid)| (name(text), *oid)).collect();
@@ -27,16 +27,16 @@ fn target(refs: &[(&str, grasp_core::Oid)], head: Option<&str>) -> RefTarget {
 
 #[tokio::test]
 async fn applying_makes_heads_and_tags_exactly_the_declared_ones() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     let (one, two) = (work.commit("1"), work.commit("2"));
     let moves = [
         ("refs/heads/old", Some(one)),
         ("refs/tags/gone", Some(one)),
         ("refs/heads/main", Some(two)),
     ];
-    world.push(&repo, &work, &moves).await.unwrap();
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    fixture.push(&repo, &work, &moves).await.unwrap();
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     let pull_request = RefName::new(&format!("refs/nostr/{}", "ab".repeat(32))).unwrap();
     let change =
         grasp_core::push::PushCommand { old: None, new: Some(one), name: pull_request.clone() };
@@ -50,44 +50,44 @@ async fn applying_makes_heads_and_tags_exactly_the_declared_ones() {
         (pull_request, one),
     ]);
     assert_eq!(guard.refs(&repo.owner).await.unwrap(), expected);
-    assert_eq!(world.store.refs(&repo).await.unwrap(), expected);
-    let head = git(&world.view(&repo).await, &["symbolic-ref", "HEAD"], b"").unwrap();
+    assert_eq!(fixture.store.refs(&repo).await.unwrap(), expected);
+    let head = git(&fixture.view(&repo).await, &["symbolic-ref", "HEAD"], b"").unwrap();
     assert_eq!(head, "refs/heads/new");
 }
 
 #[tokio::test]
 async fn a_state_whose_objects_are_not_here_changes_nothing() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     let one = work.commit("1");
-    world.push(&repo, &work, &[("refs/heads/main", Some(one))]).await.unwrap();
-    let before = world.store.refs(&repo).await.unwrap();
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    fixture.push(&repo, &work, &[("refs/heads/main", Some(one))]).await.unwrap();
+    let before = fixture.store.refs(&repo).await.unwrap();
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     for text in ["ab".repeat(20), "ab".repeat(32)] {
         let absent = text.parse().unwrap();
         let wanted = target(&[("refs/heads/main", absent)], None);
         let error = guard.apply(&repo.owner, &wanted, now()).await.unwrap_err();
         assert!(!error.is_ours(), "{error}");
     }
-    assert_eq!(world.store.refs(&repo).await.unwrap(), before);
+    assert_eq!(fixture.store.refs(&repo).await.unwrap(), before);
 }
 
 #[tokio::test]
-async fn an_empty_state_deletes_all_and_the_old_tips_can_be_brought_back() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+async fn an_empty_state_deletes_all_refs_and_the_old_tips_can_be_restored() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     let tip = work.commit("1");
-    world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     guard.apply(&repo.owner, &RefTarget::default(), now()).await.unwrap();
     assert!(guard.refs(&repo.owner).await.unwrap().is_empty());
-    let head = world.store.head(&repo).await.unwrap();
+    let head = fixture.store.head(&repo).await.unwrap();
     assert_eq!(head, name("refs/heads/main"), "an empty repository keeps its HEAD");
     let retired = guard.row().await.unwrap().retired;
     let retired: Vec<_> = retired.into_iter().map(|it| (it.owner, it.tip, it.name)).collect();
     assert_eq!(retired, [(repo.owner, tip, name("refs/heads/main"))]);
     let seen = async || {
-        let view = world.view(&repo).await;
+        let view = fixture.view(&repo).await;
         git(&view, &["for-each-ref", "--format=%(refname)"], b"").unwrap()
     };
     assert_eq!(seen().await, "", "git does not see what is retired");
@@ -96,19 +96,19 @@ async fn an_empty_state_deletes_all_and_the_old_tips_can_be_brought_back() {
     assert_eq!(seen().await, "refs/heads/main");
     drop(guard);
     let later = Timestamp::from_secs(now().as_secs() + RETENTION.as_secs() + 1);
-    world.store.collect(&repo.identifier, &BTreeSet::new(), later).await.unwrap();
-    assert!(world.store.family_row(&repo.identifier).await.unwrap().retired.is_empty());
-    assert_eq!(world.store.refs(&repo).await.unwrap(), before.refs);
-    git(&world.view(&repo).await, &["fsck", "--full"], b"").unwrap();
+    fixture.store.collect(&repo.identifier, &BTreeSet::new(), later).await.unwrap();
+    assert!(fixture.store.family_row(&repo.identifier).await.unwrap().retired.is_empty());
+    assert_eq!(fixture.store.refs(&repo).await.unwrap(), before.refs);
+    git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
 }
 
 #[tokio::test]
 async fn thousands_of_refs_are_applied_at_once() {
-    const MANY: usize = 5_000;
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+    const BRANCHES: usize = 5_000;
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     let mut stream = String::new();
-    for n in 0..MANY {
+    for n in 0..BRANCHES {
         stream.push_str(&format!(
             "commit refs/heads/b{n}\ncommitter A <a@example> {} +0000\ndata 1\nx\nM 644 inline f\ndata {}\n{n}\n\n",
             1_600_000_000 + n, n.to_string().len()
@@ -121,33 +121,33 @@ async fn thousands_of_refs_are_applied_at_once() {
         .filter_map(|line| line.split_once(' '))
         .map(|(text, oid)| (name(text), oid.parse().unwrap()))
         .collect();
-    assert_eq!(refs.len(), MANY);
+    assert_eq!(refs.len(), BRANCHES);
     let tips: Vec<_> = refs.values().copied().collect();
-    let incoming = world.receive(&repo, &work.pack(&tips)).await.unwrap();
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    let incoming = fixture.receive(&repo, &work.pack(&tips)).await.unwrap();
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     guard.promote(incoming).await.unwrap();
     let wanted = RefTarget { refs, ..RefTarget::default() };
     let started = Instant::now();
     guard.apply(&repo.owner, &wanted, now()).await.unwrap();
-    println!("{MANY} new refs applied in {:?}", started.elapsed());
+    println!("{BRANCHES} new refs applied in {:?}", started.elapsed());
     assert_eq!(guard.refs(&repo.owner).await.unwrap(), wanted.refs);
-    assert_eq!(world.store.head(&repo).await.unwrap(), name("refs/heads/b0"));
+    assert_eq!(fixture.store.head(&repo).await.unwrap(), name("refs/heads/b0"));
     let mut fewer = wanted.clone();
     fewer.refs.pop_last();
     let started = Instant::now();
     guard.apply(&repo.owner, &fewer, now()).await.unwrap();
-    println!("one of {MANY} refs deleted in {:?}", started.elapsed());
-    let seen =
-        git(&world.view(&repo).await, &["for-each-ref", "--format=x", "refs/heads"], b"").unwrap();
-    assert_eq!(seen.lines().count(), MANY - 1);
+    println!("one of {BRANCHES} refs deleted in {:?}", started.elapsed());
+    let seen = git(&fixture.view(&repo).await, &["for-each-ref", "--format=x", "refs/heads"], b"")
+        .unwrap();
+    assert_eq!(seen.lines().count(), BRANCHES - 1);
 }
 
 /// A view with one branch, and two more commits whose objects are here.
-async fn view_and_two_commits(world: &World) -> (RepoId, [Oid; 3]) {
-    let (repo, work) = (world.repo("x").await, Work::new());
+async fn view_and_two_commits(fixture: &Fixture) -> (RepoId, [Oid; 3]) {
+    let (repo, work) = (fixture.repo("x").await, Work::new());
     let tips = ["1", "2", "3"].map(|content| work.commit(content));
-    let incoming = world.receive(&repo, &work.pack(&tips)).await.unwrap();
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    let incoming = fixture.receive(&repo, &work.pack(&tips)).await.unwrap();
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     guard.promote(incoming).await.unwrap();
     let first = target(&[("refs/heads/main", tips[0])], None);
     guard.apply(&repo.owner, &first, now()).await.unwrap();
@@ -155,8 +155,8 @@ async fn view_and_two_commits(world: &World) -> (RepoId, [Oid; 3]) {
 }
 
 /// Returns the change of a view to one branch.
-async fn planned(world: &World, repo: &RepoId, tip: Oid) -> FamilyChange {
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+async fn planned(fixture: &Fixture, repo: &RepoId, tip: Oid) -> FamilyChange {
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     let branch = target(&[("refs/heads/main", tip)], None);
     let wanted = WantedRefs { target: Some(branch), ..WantedRefs::default() };
     let mut change = guard.change();
@@ -166,14 +166,15 @@ async fn planned(world: &World, repo: &RepoId, tip: Oid) -> FamilyChange {
 
 #[tokio::test]
 async fn a_commit_that_lost_the_race_changes_nothing() {
-    let world = World::new().await;
-    let (repo, [_, two, three]) = view_and_two_commits(&world).await;
-    let [won, mut lost] = [planned(&world, &repo, two).await, planned(&world, &repo, three).await];
+    let fixture = Fixture::new().await;
+    let (repo, [_, two, three]) = view_and_two_commits(&fixture).await;
+    let [won, mut lost] =
+        [planned(&fixture, &repo, two).await, planned(&fixture, &repo, three).await];
     let won = Commit { families: vec![won], ..Commit::default() };
-    assert!(matches!(world.database.commit(won).await.unwrap(), Committed::Done { .. }));
-    let before = world.database.content().clone();
+    assert!(matches!(fixture.database.commit(won).await.unwrap(), Committed::Done { .. }));
+    let before = fixture.database.content().clone();
     lost.add_packs.push(Pack { name: "pack-x".into(), bytes: 1, is_attic: false });
-    // A family that has not moved, an event and a record, which come and go together with it.
+    // An unchanged family, an event and a record in the same commit.
     let mut other = FamilyChange::new(Endpoint::Repository, "y".parse().unwrap());
     let to = Some(Arc::default());
     let (owner, retired) = (repo.owner, Vec::new());
@@ -189,46 +190,47 @@ async fn a_commit_that_lost_the_race_changes_nothing() {
         records: vec![record],
         ..Commit::default()
     };
-    let committed = world.database.commit(commit.clone()).await.unwrap();
+    let committed = fixture.database.commit(commit.clone()).await.unwrap();
     let moved = Conflict::Moved(Endpoint::Repository, repo.clone());
     assert_eq!(committed, Committed::Conflict(moved));
-    assert!(*world.database.content() == before);
-    assert_eq!(world.store.refs(&repo).await.unwrap()[&name("refs/heads/main")], two);
+    assert!(*fixture.database.content() == before);
+    assert_eq!(fixture.store.refs(&repo).await.unwrap()[&name("refs/heads/main")], two);
 
     // Planned again, all of it happens, unless the store refuses the event.
-    let again = planned(&world, &repo, three).await;
+    let again = planned(&fixture, &repo, three).await;
     let other = commit.families[0].clone();
     let commit = Commit { families: vec![other, again], ..commit };
-    world.database.refuse(id);
-    let before = world.database.content().clone();
-    let committed = world.database.commit(commit.clone()).await.unwrap();
+    fixture.database.refuse(id);
+    let before = fixture.database.content().clone();
+    let committed = fixture.database.commit(commit.clone()).await.unwrap();
     assert_eq!(committed, Committed::Conflict(Conflict::Refused([id].into())));
-    assert!(*world.database.content() == before);
-    world.database.content().refused.clear();
-    assert!(matches!(world.database.commit(commit).await.unwrap(), Committed::Done { .. }));
-    assert_eq!(world.store.refs(&repo).await.unwrap()[&name("refs/heads/main")], three);
-    assert!(world.database.content().events.contains(&id));
-    assert_eq!(world.database.records().await.unwrap().len(), 1);
-    assert_eq!(world.store.repositories().await.unwrap().len(), 2);
+    assert!(*fixture.database.content() == before);
+    fixture.database.content().refused.clear();
+    assert!(matches!(fixture.database.commit(commit).await.unwrap(), Committed::Done { .. }));
+    assert_eq!(fixture.store.refs(&repo).await.unwrap()[&name("refs/heads/main")], three);
+    assert!(fixture.database.content().events.contains(&id));
+    assert_eq!(fixture.database.records().await.unwrap().len(), 1);
+    assert_eq!(fixture.store.repositories().await.unwrap().len(), 2);
 }
 
 #[tokio::test]
-async fn refs_that_move_while_others_are_committed_stay_where_those_are() {
-    let world = World::new().await;
-    let (repo, [one, two, three]) = view_and_two_commits(&world).await;
-    let earlier = Commit { families: vec![planned(&world, &repo, two).await], ..Commit::default() };
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+async fn refs_keep_the_values_of_a_concurrent_commit() {
+    let fixture = Fixture::new().await;
+    let (repo, [one, two, three]) = view_and_two_commits(&fixture).await;
+    let earlier =
+        Commit { families: vec![planned(&fixture, &repo, two).await], ..Commit::default() };
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     let move_to_three =
         [PushCommand { old: Some(one), new: Some(three), name: name("refs/heads/main") }];
-    world.database.put_before_next(earlier);
+    fixture.database.put_before_next(earlier);
     let error = guard.move_refs(&repo.owner, &move_to_three, None, now()).await.unwrap_err();
     assert!(matches!(error, GitError::Outdated), "{error:?}");
     assert!(matches!(error, GitError::Outdated), "{error}");
     assert_eq!(guard.refs(&repo.owner).await.unwrap()[&name("refs/heads/main")], two);
-    // Who looks again sees that the ref is elsewhere.
+    // The second attempt reads that the ref has moved.
     let error = guard.move_refs(&repo.owner, &move_to_three, None, now()).await.unwrap_err();
     assert!(matches!(error, GitError::Moved(_)), "{error:?}");
-    world.database.fail_once();
+    fixture.database.fail_once();
     let wanted = target(&[("refs/heads/main", three)], None);
     let error = guard.apply(&repo.owner, &wanted, now()).await.unwrap_err();
     assert!(matches!(error, GitError::Database(_)), "{error:?}");
@@ -239,154 +241,154 @@ async fn refs_that_move_while_others_are_committed_stay_where_those_are() {
 
 #[tokio::test]
 async fn git_never_serves_an_earlier_generation_after_a_commit() {
-    let world = World::new().await;
-    let (repo, tips) = view_and_two_commits(&world).await;
+    let fixture = Fixture::new().await;
+    let (repo, tips) = view_and_two_commits(&fixture).await;
     let mut views = BTreeSet::new();
     for (n, tip) in tips.iter().cycle().take(12).enumerate() {
         let branch = format!("refs/heads/{n}");
         let wanted = target(&[(&branch, *tip)], Some(&branch));
-        let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+        let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
         guard.apply(&repo.owner, &wanted, now()).await.unwrap();
         drop(guard);
         // Several at once, all of which find no directory of this generation.
-        let ask = || world.advertised(&repo, Service::UploadPack, Protocol::V1);
+        let ask = || fixture.advertised(&repo, Service::UploadPack, Protocol::V1);
         let (a, b, c) = tokio::join!(ask(), ask(), ask());
         for text in [a, b, c] {
             assert!(text.contains(&format!("{tip} {branch}")), "{text}");
             assert_eq!(text.matches("refs/heads/").count(), 2, "one branch and HEAD: {text}");
         }
-        views.insert(world.view(&repo).await);
+        views.insert(fixture.view(&repo).await);
     }
     assert_eq!(views.len(), 12);
-    // A process may have been given any of them; those that none can read any more go.
+    // A process may be reading any of them; those that are too old for that are removed.
     let long_ago = SystemTime::now() - Duration::from_secs(60 * 60);
     for view in views.iter().take(5) {
         File::open(view).unwrap().set_modified(long_ago).unwrap();
     }
     let wanted = target(&[("refs/heads/main", tips[0])], None);
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     guard.apply(&repo.owner, &wanted, now()).await.unwrap();
-    world.view(&repo).await;
+    fixture.view(&repo).await;
     for (n, view) in views.iter().enumerate() {
         assert_eq!(view.is_dir(), n >= 5, "{view:?}");
     }
     drop(guard);
-    let world = world.restart().await;
-    assert!(files_below(&world.root().join("views")).is_empty());
-    assert_eq!(world.store.refs(&repo).await.unwrap(), wanted.refs);
-    let text = world.advertised(&repo, Service::UploadPack, Protocol::V0).await;
+    let fixture = fixture.restart().await;
+    assert!(files_below(&fixture.root().join("views")).is_empty());
+    assert_eq!(fixture.store.refs(&repo).await.unwrap(), wanted.refs);
+    let text = fixture.advertised(&repo, Service::UploadPack, Protocol::V0).await;
     assert!(text.contains(&format!("{} refs/heads/main", tips[0])), "{text}");
 }
 
 /// The files of all packs of families.
-fn packs(world: &World) -> BTreeSet<PathBuf> {
-    let files = files_below(&world.root().join("families")).into_iter();
+fn packs(fixture: &Fixture) -> BTreeSet<PathBuf> {
+    let files = files_below(&fixture.root().join("families")).into_iter();
     files.filter(|file| file.parent().is_some_and(|dir| dir.ends_with("pack"))).collect()
 }
 
 #[tokio::test]
 async fn packs_that_no_commit_names_are_removed_at_the_next_start_and_proofs_with_them() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     let one = work.commit("1");
-    world.push(&repo, &work, &[("refs/heads/main", Some(one))]).await.unwrap();
-    let named = packs(&world);
-    let proofs = world.family(&repo.identifier).join("packed-refs");
+    fixture.push(&repo, &work, &[("refs/heads/main", Some(one))]).await.unwrap();
+    let named = packs(&fixture);
+    let proofs = fixture.family(&repo.identifier).join("packed-refs");
     assert!(proofs.exists());
-    // The power goes after the pack was moved into its place, before the commit.
+    // The server crashes after the pack was moved into the family, before the commit.
     let two = work.commit("2");
-    world.database.fail_once();
-    let error = world.push(&repo, &work, &[("refs/heads/main", Some(two))]).await.unwrap_err();
+    fixture.database.fail_once();
+    let error = fixture.push(&repo, &work, &[("refs/heads/main", Some(two))]).await.unwrap_err();
     assert!(matches!(error, GitError::Database(_)), "{error:?}");
-    assert!(packs(&world).len() > named.len());
-    let world = world.restart().await;
-    assert_eq!(packs(&world), named);
+    assert!(packs(&fixture).len() > named.len());
+    let fixture = fixture.restart().await;
+    assert_eq!(packs(&fixture), named);
     assert!(!proofs.exists());
-    assert_eq!(world.store.refs(&repo).await.unwrap()[&name("refs/heads/main")], one);
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    assert_eq!(fixture.store.refs(&repo).await.unwrap()[&name("refs/heads/main")], one);
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     assert!(!guard.check(&BTreeSet::from([two])).await.unwrap().is_complete());
     assert!(guard.check(&BTreeSet::from([one])).await.unwrap().is_complete());
     drop(guard);
-    world.push(&repo, &work, &[("refs/heads/main", Some(two))]).await.unwrap();
-    let world = world.restart().await;
+    fixture.push(&repo, &work, &[("refs/heads/main", Some(two))]).await.unwrap();
+    let fixture = fixture.restart().await;
     assert!(proofs.exists(), "nothing was removed");
-    git(&world.view(&repo).await, &["fsck", "--full"], b"").unwrap();
+    git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
 }
 
 #[tokio::test]
 async fn no_ref_is_set_to_objects_that_the_next_start_would_remove() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     let tip = work.commit("1");
-    let incoming = world.receive(&repo, &work.pack(&[tip])).await.unwrap();
-    world.database.fail_once();
+    let incoming = fixture.receive(&repo, &work.pack(&[tip])).await.unwrap();
+    fixture.database.fail_once();
     let tips = BTreeSet::from([tip]);
-    world.store.take_in(&repo.identifier, incoming, &tips).await.unwrap_err();
+    fixture.store.take_in(&repo.identifier, incoming, &tips).await.unwrap_err();
     // The objects are on disk, and no commit names them.
-    let lacking = world.store.lacking(&repo.identifier, &tips).await.unwrap();
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    let lacking = fixture.store.lacking(&repo.identifier, &tips).await.unwrap();
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     let wanted = target(&[("refs/heads/main", tip)], None);
     let applied = guard.apply(&repo.owner, &wanted, now()).await;
     assert_eq!(applied.is_ok(), lacking.is_empty());
     drop(guard);
-    let world = world.restart().await;
-    let refs = world.store.refs(&repo).await.unwrap();
-    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    let fixture = fixture.restart().await;
+    let refs = fixture.store.refs(&repo).await.unwrap();
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     let found = guard.check(&refs.into_values().collect()).await.unwrap();
     assert!(found.is_complete(), "{found:?}");
     drop(guard);
-    world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    let world = world.restart().await;
-    git(&world.view(&repo).await, &["fsck", "--full"], b"").unwrap();
+    fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    let fixture = fixture.restart().await;
+    git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
 }
 
 #[tokio::test]
 async fn a_family_without_rows_is_removed_at_start() {
-    let (world, work) = (World::new().await, Work::new());
-    let (repo, kept) = (world.repo("empty").await, world.repo("kept").await);
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let (repo, kept) = (fixture.repo("empty").await, fixture.repo("kept").await);
     let tip = work.commit("1");
-    world.push(&kept, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    fixture.push(&kept, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
     let left = "left".parse().unwrap();
-    drop(world.store.incoming_for(&left).await.unwrap());
-    let family = world.family(&left);
+    drop(fixture.store.incoming_for(&left).await.unwrap());
+    let family = fixture.family(&left);
     assert!(family.is_dir());
-    let world = world.restart().await;
+    let fixture = fixture.restart().await;
     assert!(!family.exists());
-    assert!(world.family(&kept.identifier).is_dir());
-    assert!(world.store.refs(&repo).await.unwrap().is_empty(), "a view needs no directory");
+    assert!(fixture.family(&kept.identifier).is_dir());
+    assert!(fixture.store.refs(&repo).await.unwrap().is_empty(), "a view needs no directory");
     for repo in [&repo, &kept] {
-        world.push(repo, &work, &[("refs/heads/new", Some(tip))]).await.unwrap();
-        git(&world.view(repo).await, &["fsck", "--full"], b"").unwrap();
+        fixture.push(repo, &work, &[("refs/heads/new", Some(tip))]).await.unwrap();
+        git(&fixture.view(repo).await, &["fsck", "--full"], b"").unwrap();
     }
 }
 
 #[tokio::test]
 async fn a_view_that_was_removed_and_comes_back_has_a_new_generation() {
-    let world = World::new().await;
-    let (repo, [tip, ..]) = view_and_two_commits(&world).await;
+    let fixture = Fixture::new().await;
+    let (repo, [tip, ..]) = view_and_two_commits(&fixture).await;
     // Keeps the family.
-    world.repo("x").await;
-    let generation = async || world.store.view(&repo).await.unwrap().generation;
+    fixture.repo("x").await;
+    let generation = async || fixture.store.view(&repo).await.unwrap().generation;
     let mut seen = vec![generation().await];
     for is_destroyed in [false, true] {
-        assert!(world.view(&repo).await.is_dir());
-        let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+        assert!(fixture.view(&repo).await.is_dir());
+        let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
         match is_destroyed {
             true => guard.destroy_view(&repo.owner).await.unwrap(),
             false => guard.retire_view(&repo.owner, now()).await.unwrap(),
         }
-        assert!(matches!(world.store.view(&repo).await.unwrap_err(), GitError::NoView));
+        assert!(matches!(fixture.store.view(&repo).await.unwrap_err(), GitError::NoView));
         let other = RepoId::new(Keys::generate().public_key(), repo.identifier.clone());
         guard.create_view(&other.owner).await.unwrap();
-        seen.push(world.store.view(&other).await.unwrap().generation);
+        seen.push(fixture.store.view(&other).await.unwrap().generation);
         guard.create_view(&repo.owner).await.unwrap();
         seen.push(generation().await);
-        let text = world.advertised(&repo, Service::UploadPack, Protocol::V0).await;
+        let text = fixture.advertised(&repo, Service::UploadPack, Protocol::V0).await;
         assert!(!text.contains(&tip.to_string()), "{text}");
         let wanted = target(&[("refs/heads/main", tip)], None);
         guard.apply(&repo.owner, &wanted, now()).await.unwrap();
         seen.push(generation().await);
-        // To make a view that is there changes nothing.
+        // Creating a view that exists changes nothing.
         guard.create_view(&repo.owner).await.unwrap();
         assert_eq!(generation().await, *seen.last().unwrap());
     }

@@ -1,5 +1,5 @@
-//! A hunter and a purgatory together, through random arrivals, failures and restarts: whatever is somewhere is found,
-//! and what is found is released.
+//! A hunter and a purgatory together, through random arrivals, failures and restarts: objects that some server has are
+//! found, and their events are released.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -21,13 +21,13 @@ use proptest::prelude::*;
 
 use crate::hunt_sim::listed;
 use crate::model_events::*;
-use crate::model_world::{Powered, World};
+use crate::model_world::{StepResult, World};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const LATENCY: Duration = Duration::from_millis(200);
 const NAMES: [&str; 2] = ["x", "y"];
 
-/// Everything that other relays bring.
+/// All events that other relays send.
 static EVENTS: LazyLock<Vec<Arc<Event>>> = LazyLock::new(|| {
     vec![
         announcement(ALICE, "x", 0, &[BOB]),
@@ -43,12 +43,12 @@ static EVENTS: LazyLock<Vec<Arc<Event>>> = LazyLock::new(|| {
     ]
 });
 
-/// How a server behaves.
+/// The behaviour of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mood {
+enum Behaviour {
     Fine,
     Gone,
-    /// Says nothing until the driver gives it up.
+    /// Never answers; the driver cancels the request.
     Silent,
     /// Has everything, and advertises nothing.
     Hides,
@@ -56,24 +56,24 @@ enum Mood {
 
 /// A server that events name.
 struct Mirror {
-    mood: Mood,
+    behaviour: Behaviour,
     objects: BTreeSet<Oid>,
 }
 
-struct Chase {
+struct HuntModel {
     world: World,
     hunter: Hunter,
     mirrors: BTreeMap<CloneUrl, Mirror>,
-    ends: BTreeMap<(Mono, u64), Input>,
-    next_end: u64,
+    scheduled: BTreeMap<(Mono, u64), Input>,
+    next_number: u64,
     fetching: BTreeMap<u64, (Identifier, BTreeSet<Oid>)>,
 }
 
-fn mirror(of: Person, identifier: &str) -> CloneUrl {
+fn mirror(of: Author, identifier: &str) -> CloneUrl {
     format!("https://mirror.example/{}/{identifier}", npub(&of.key())).parse().unwrap()
 }
 
-impl Chase {
+impl HuntModel {
     fn new() -> Self {
         Self::with(HuntConfig::default())
     }
@@ -81,70 +81,70 @@ impl Chase {
     fn with(config: HuntConfig) -> Self {
         let world = World::new();
         let hunter = Hunter::new(config, world.now);
-        let places = [mirror(ALICE, "x"), mirror(BOB, "x"), mirror(ALICE, "y")];
-        let empty = || Mirror { mood: Mood::Fine, objects: BTreeSet::new() };
+        let addresses = [mirror(ALICE, "x"), mirror(BOB, "x"), mirror(ALICE, "y")];
+        let empty = || Mirror { behaviour: Behaviour::Fine, objects: BTreeSet::new() };
         Self {
             world,
             hunter,
-            mirrors: places.into_iter().map(|place| (place, empty())).collect(),
-            ends: BTreeMap::new(),
-            next_end: 0,
+            mirrors: addresses.into_iter().map(|address| (address, empty())).collect(),
+            scheduled: BTreeMap::new(),
+            next_number: 0,
             fetching: BTreeMap::new(),
         }
     }
 
-    fn run_for(&mut self, length: Duration) -> Powered {
+    fn run_for(&mut self, length: Duration) -> StepResult {
         let end = self.world.now.mono + length;
-        self.pass_on();
+        self.forward_wants();
         loop {
-            let task = self.ends.keys().next().map(|(at, _)| *at);
+            let task = self.scheduled.keys().next().map(|(at, _)| *at);
             let deadlines = [self.world.core.next_deadline(), self.hunter.next_deadline(), task];
             let next = deadlines.into_iter().flatten().min().filter(|at| *at <= end);
             let Some(at) = next else { break };
             let at = at.max(self.world.now.mono);
             self.world.wait(at - self.world.now.mono)?;
-            match self.ends.first_key_value().filter(|((task, _), _)| *task <= at) {
+            match self.scheduled.first_key_value().filter(|((task, _), _)| *task <= at) {
                 Some(_) => {
-                    let ((_, number), input) = self.ends.pop_first().unwrap();
-                    self.arrive(number)?;
-                    self.tell(input);
+                    let ((_, number), input) = self.scheduled.pop_first().unwrap();
+                    self.receive_objects(number)?;
+                    self.handle(input);
                 }
-                None => self.tell(Input::Tick),
+                None => self.handle(Input::Tick),
             }
-            self.pass_on();
+            self.forward_wants();
         }
         self.world.wait(end - self.world.now.mono)
     }
 
-    /// What purgatory wants is told to the hunter.
-    fn pass_on(&mut self) {
+    /// Gives the wants of purgatory to the hunter.
+    fn forward_wants(&mut self) {
         for (identifier, after) in std::mem::take(&mut self.world.hunts) {
-            self.tell(Input::Wanted { identifier, after });
+            self.handle(Input::Wanted { identifier, after });
         }
     }
 
-    /// What the hunter reports is told to purgatory.
-    fn pass_back(&mut self, report: &HuntReport) {
+    /// Gives a report of the hunter to purgatory.
+    fn forward_report(&mut self, report: &HuntReport) {
         if let Some(input) = report.for_purgatory() {
-            let _ = self.world.turn(input);
+            let _ = self.world.handle(input);
         }
     }
 
-    fn tell(&mut self, input: Input) {
+    fn handle(&mut self, input: Input) {
         for output in self.hunter.handle(self.world.now, input) {
             self.perform(output);
         }
     }
 
-    fn later(&mut self, after: Duration, input: Input) -> u64 {
-        let number = self.next_end;
-        self.ends.insert((self.world.now.mono + after, number), input);
-        self.next_end += 1;
+    fn schedule(&mut self, after: Duration, input: Input) -> u64 {
+        let number = self.next_number;
+        self.scheduled.insert((self.world.now.mono + after, number), input);
+        self.next_number += 1;
         number
     }
 
-    /// The objects of a fetch come in, all of them before anybody hears of it.
-    fn arrive(&mut self, number: u64) -> Powered {
+    /// Adds the objects of a fetch, before its end is reported.
+    fn receive_objects(&mut self, number: u64) -> StepResult {
         let Some((identifier, objects)) = self.fetching.remove(&number) else { return Ok(()) };
         let numbers: Vec<u8> = objects.iter().map(|oid| oid.as_bytes()[0]).collect();
         self.world.fetch(identifier.as_str(), &numbers)
@@ -166,50 +166,52 @@ impl Chase {
             Output::ReadWants { identifier, scope } => {
                 let mut wants = self.wants(&identifier);
                 wants.retain(|want| scope == Scope::Everything || want.phase == Phase::Waiting);
-                self.later(Duration::ZERO, Input::WantsRead { identifier, wants: Some(wants) });
+                self.schedule(Duration::ZERO, Input::WantsRead { identifier, wants: Some(wants) });
             }
             Output::List { request_id, url, wanted, .. } => {
                 let mirror = &self.mirrors[&url];
                 let refs = mirror.objects.iter().map(|oid| ("refs/heads/x", *oid));
-                let (after, result) = match mirror.mood {
-                    Mood::Fine => (LATENCY, Ok(Advertisement::read(refs, &wanted))),
-                    Mood::Hides => (LATENCY, Ok(Advertisement::read([], &wanted))),
-                    Mood::Gone => (LATENCY, Err(FetchError::Unreachable(PeerText::new("gone")))),
-                    Mood::Silent => (MINUTE, Err(FetchError::Stalled)),
+                let (after, result) = match mirror.behaviour {
+                    Behaviour::Fine => (LATENCY, Ok(Advertisement::read(refs, &wanted))),
+                    Behaviour::Hides => (LATENCY, Ok(Advertisement::read([], &wanted))),
+                    Behaviour::Gone => {
+                        (LATENCY, Err(FetchError::Unreachable(PeerText::new("gone"))))
+                    }
+                    Behaviour::Silent => (MINUTE, Err(FetchError::Stalled)),
                 };
-                self.later(after, listed(request_id, result));
+                self.schedule(after, listed(request_id, result));
             }
             Output::Fetch { request_id, identifier, url, oids } => {
                 let mirror = &self.mirrors[&url];
                 let has_all = oids.is_subset(&mirror.objects);
-                let (after, got, error) = match mirror.mood {
-                    Mood::Fine | Mood::Hides if has_all => (LATENCY, oids, None),
-                    Mood::Silent => (5 * MINUTE, BTreeSet::new(), Some(FetchError::Stalled)),
+                let (after, got, error) = match mirror.behaviour {
+                    Behaviour::Fine | Behaviour::Hides if has_all => (LATENCY, oids, None),
+                    Behaviour::Silent => (5 * MINUTE, BTreeSet::new(), Some(FetchError::Stalled)),
                     _ => {
                         let refused = FetchError::Refused(PeerText::new("not our ref"));
                         (LATENCY, BTreeSet::new(), Some(refused))
                     }
                 };
                 let fetched = Input::Ended { request_id, got: got.clone(), error };
-                let number = self.later(after, fetched);
+                let number = self.schedule(after, fetched);
                 self.fetching.insert(number, (identifier, got));
             }
             Output::Classify { host, .. } => {
-                self.later(LATENCY, Input::Classified { host, class: Some(HostClass::Grasp) });
+                self.schedule(LATENCY, Input::Classified { host, class: Some(HostClass::Grasp) });
             }
-            Output::Cancel { .. } => {} // Its end comes in its own time.
+            Output::Cancel { .. } => {} // Its end is scheduled already.
             Output::ListIdentifiers => {
                 let identifiers = NAMES.map(name).into();
-                self.later(Duration::ZERO, Input::IdentifiersListed { identifiers });
+                self.schedule(Duration::ZERO, Input::IdentifiersListed { identifiers });
             }
             Output::Report(report @ HuntReport::Complete { .. }) => {
-                self.pass_back(&report);
+                self.forward_report(&report);
                 let HuntReport::Complete { identifier } = report else { unreachable!() };
                 let mut wants = self.wants(&identifier);
                 wants.retain(|want| want.phase == Phase::Waiting);
                 assert!(wants.is_empty() || !self.world.hunts.is_empty(), "{wants:?}");
             }
-            Output::Report(report) => self.pass_back(&report),
+            Output::Report(report) => self.forward_report(&report),
         }
     }
 
@@ -217,29 +219,29 @@ impl Chase {
         self.world.hunts.clear();
         self.world.restart(MINUTE);
         self.hunter = Hunter::new(HuntConfig::default(), self.world.now);
-        self.ends.clear();
+        self.scheduled.clear();
         self.fetching.clear();
-        self.pass_on();
+        self.forward_wants();
     }
 
-    fn perform_deed(&mut self, deed: &Deed) -> Powered {
-        match deed {
-            Deed::Sync(event) => self.world.sync(&EVENTS[*event]).map(drop),
-            Deed::Appear(place, object) => {
-                let mirror = self.mirrors.values_mut().nth(*place).unwrap();
+    fn perform_action(&mut self, action: &Action) -> StepResult {
+        match action {
+            Action::Sync(event) => self.world.sync(&EVENTS[*event]).map(drop),
+            Action::Appear(address, object) => {
+                let mirror = self.mirrors.values_mut().nth(*address).unwrap();
                 mirror.objects.insert(oid(*object));
                 Ok(())
             }
-            Deed::Mood(place, mood) => {
-                self.mirrors.values_mut().nth(*place).unwrap().mood = *mood;
+            Action::Behaviour(address, behaviour) => {
+                self.mirrors.values_mut().nth(*address).unwrap().behaviour = *behaviour;
                 Ok(())
             }
-            Deed::Wait(seconds) => self.run_for(Duration::from_secs(*seconds)),
-            Deed::Cut(fuse) => {
-                self.world.fuse = Some(*fuse);
+            Action::Wait(seconds) => self.run_for(Duration::from_secs(*seconds)),
+            Action::CutPower(steps_until_power_cut) => {
+                self.world.steps_until_power_cut = Some(*steps_until_power_cut);
                 Ok(())
             }
-            Deed::Restart => {
+            Action::Restart => {
                 self.restart();
                 Ok(())
             }
@@ -248,126 +250,126 @@ impl Chase {
 }
 
 #[derive(Clone, Debug)]
-enum Deed {
+enum Action {
     Sync(usize),
     Appear(usize, u8),
-    Mood(usize, Mood),
+    Behaviour(usize, Behaviour),
     Wait(u64),
-    Cut(usize),
+    CutPower(usize),
     Restart,
 }
 
-fn deed() -> impl Strategy<Value = Deed> {
-    let moods = [Mood::Fine, Mood::Gone, Mood::Silent, Mood::Hides];
-    let mood = proptest::sample::select(moods.to_vec());
+fn action() -> impl Strategy<Value = Action> {
+    let behaviours = [Behaviour::Fine, Behaviour::Gone, Behaviour::Silent, Behaviour::Hides];
+    let behaviour = proptest::sample::select(behaviours.to_vec());
     prop_oneof![
-        5 => (0..EVENTS.len()).prop_map(Deed::Sync),
-        5 => (0..3usize, 1..8u8).prop_map(|(place, object)| Deed::Appear(place, object)),
-        2 => (0..3usize, mood).prop_map(|(place, mood)| Deed::Mood(place, mood)),
-        3 => (0..30u64).prop_map(Deed::Wait),
-        2 => (60..3_600u64).prop_map(Deed::Wait),
-        1 => (0..40usize).prop_map(Deed::Cut),
-        1 => Just(Deed::Restart),
+        5 => (0..EVENTS.len()).prop_map(Action::Sync),
+        5 => (0..3usize, 1..8u8).prop_map(|(address, object)| Action::Appear(address, object)),
+        2 => (0..3usize, behaviour).prop_map(|(address, behaviour)| Action::Behaviour(address, behaviour)),
+        3 => (0..30u64).prop_map(Action::Wait),
+        2 => (60..3_600u64).prop_map(Action::Wait),
+        1 => (0..40usize).prop_map(Action::CutPower),
+        1 => Just(Action::Restart),
     ]
 }
 
-/// Alice's repository and its state have come, and their data is nowhere.
-fn waiting() -> Chase {
-    let mut chase = Chase::new();
+/// Returns a model in which Alice's repository and its state are held, and no server has their data.
+fn waiting() -> HuntModel {
+    let mut model = HuntModel::new();
     for event in [0, 3] {
-        chase.world.sync(&EVENTS[event]).unwrap();
+        model.world.sync(&EVENTS[event]).unwrap();
     }
-    chase.run_for(Duration::from_secs(1)).unwrap();
-    chase
+    model.run_for(Duration::from_secs(1)).unwrap();
+    model
 }
 
-fn is_served(chase: &Chase, event: usize) -> bool {
-    chase.world.disk.store.contains(&EVENTS[event].id)
+fn is_served(model: &HuntModel, event: usize) -> bool {
+    model.world.disk.store.contains(&EVENTS[event].id)
 }
 
 #[test]
 fn data_that_appears_after_ten_minutes_is_released_within_two_more() {
-    let mut chase = waiting();
-    chase.run_for(10 * MINUTE).unwrap();
-    assert!(!is_served(&chase, 3));
-    chase.perform_deed(&Deed::Appear(0, 1)).unwrap();
-    chase.perform_deed(&Deed::Appear(1, 1)).unwrap();
-    chase.perform_deed(&Deed::Appear(2, 1)).unwrap();
-    chase.run_for(2 * MINUTE + Duration::from_secs(1)).unwrap();
-    assert!(is_served(&chase, 3) && is_served(&chase, 0));
-    assert_eq!(chase.hunter.schedule_at(Mono::ZERO).count(), 0);
+    let mut model = waiting();
+    model.run_for(10 * MINUTE).unwrap();
+    assert!(!is_served(&model, 3));
+    model.perform_action(&Action::Appear(0, 1)).unwrap();
+    model.perform_action(&Action::Appear(1, 1)).unwrap();
+    model.perform_action(&Action::Appear(2, 1)).unwrap();
+    model.run_for(2 * MINUTE + Duration::from_secs(1)).unwrap();
+    assert!(is_served(&model, 3) && is_served(&model, 0));
+    assert_eq!(model.hunter.schedule_at(Mono::ZERO).count(), 0);
 }
 
 #[test]
-fn data_that_never_appears_is_given_up_after_half_an_hour() {
-    let mut chase = waiting();
-    chase.run_for(29 * MINUTE).unwrap();
-    assert_eq!(chase.world.core.counts().states, 1);
-    chase.run_for(4 * MINUTE).unwrap();
-    let counts = chase.world.core.counts();
+fn events_whose_data_never_appears_expire_after_half_an_hour() {
+    let mut model = waiting();
+    model.run_for(29 * MINUTE).unwrap();
+    assert_eq!(model.world.core.counts().states, 1);
+    model.run_for(4 * MINUTE).unwrap();
+    let counts = model.world.core.counts();
     assert_eq!((counts.announcements, counts.states, counts.expired), (0, 0, 2));
     assert_eq!(
-        chase.hunter.schedule_at(Mono::ZERO).count(),
+        model.hunter.schedule_at(Mono::ZERO).count(),
         0,
-        "only the hourly turn looks for it now"
+        "only the hourly pass looks for it now"
     );
-    assert!(!is_served(&chase, 0) && !is_served(&chase, 3));
+    assert!(!is_served(&model, 0) && !is_served(&model, 3));
 }
 
 #[test]
 fn a_restart_in_the_middle_of_a_hunt_loses_nothing() {
-    let mut chase = waiting();
-    chase.run_for(5 * MINUTE).unwrap();
-    chase.restart();
-    assert_eq!(chase.hunter.schedule_at(Mono::ZERO).count(), 1, "rebuilt from the journal");
-    (0..3).for_each(|place| chase.perform_deed(&Deed::Appear(place, 1)).unwrap());
-    chase.run_for(Duration::from_secs(5)).unwrap();
-    assert!(is_served(&chase, 3));
+    let mut model = waiting();
+    model.run_for(5 * MINUTE).unwrap();
+    model.restart();
+    assert_eq!(model.hunter.schedule_at(Mono::ZERO).count(), 1, "rebuilt from the journal");
+    (0..3).for_each(|address| model.perform_action(&Action::Appear(address, 1)).unwrap());
+    model.run_for(Duration::from_secs(5)).unwrap();
+    assert!(is_served(&model, 3));
 }
 
 #[test]
-fn what_waits_for_its_turn_for_longer_than_its_time_is_released_nevertheless() {
+fn an_event_whose_hunt_is_queued_beyond_its_hold_time_is_released() {
     let slow = HostLimits { starts: NonZeroUsize::MIN, per: 45 * MINUTE, ..HostLimits::default() };
     let config = HuntConfig { per_host: slow, per_grasp_host: slow, ..HuntConfig::default() };
-    let mut chase = Chase::with(config);
-    (0..3).for_each(|place| chase.perform_deed(&Deed::Appear(place, 1)).unwrap());
+    let mut model = HuntModel::with(config);
+    (0..3).for_each(|address| model.perform_action(&Action::Appear(address, 1)).unwrap());
     for event in [0, 2, 3, 7] {
-        chase.world.sync(&EVENTS[event]).unwrap();
+        model.world.sync(&EVENTS[event]).unwrap();
     }
-    chase.run_for(44 * MINUTE).unwrap();
-    let served = [3, 7].map(|event| is_served(&chase, event));
+    model.run_for(44 * MINUTE).unwrap();
+    let served = [3, 7].map(|event| is_served(&model, event));
     assert!(served[0] != served[1], "one at a time");
-    assert_eq!(chase.world.core.counts().states, 1, "the other has not expired");
-    chase.run_for(2 * MINUTE).unwrap();
-    assert!(is_served(&chase, 3) && is_served(&chase, 7));
+    assert_eq!(model.world.core.counts().states, 1, "the other has not expired");
+    model.run_for(2 * MINUTE).unwrap();
+    assert!(is_served(&model, 3) && is_served(&model, 7));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_somewhere_is_found_and_what_is_found_is_released(deeds in vec(deed(), 1..40)) {
-        let mut chase = Chase::new();
-        for deed in &deeds {
-            if chase.perform_deed(deed).is_err() {
-                chase.restart();
+    fn available_objects_are_found_and_their_events_released(actions in vec(action(), 1..40)) {
+        let mut model = HuntModel::new();
+        for action in &actions {
+            if model.perform_action(action).is_err() {
+                model.restart();
             }
-            if chase.world.is_quiet() {
-                chase.world.check();
+            if model.world.is_idle() {
+                model.world.check();
             }
         }
-        chase.world.fuse = None;
-        // In the end everybody has everything, and nobody who waits waits for long.
-        for mirror in chase.mirrors.values_mut() {
-            *mirror = Mirror { mood: Mood::Fine, objects: (1..8).map(oid).collect() };
+        model.world.steps_until_power_cut = None;
+        // In the end every server has everything, and what is held is released soon.
+        for mirror in model.mirrors.values_mut() {
+            *mirror = Mirror { behaviour: Behaviour::Fine, objects: (1..8).map(oid).collect() };
         }
-        chase.run_for(70 * MINUTE).unwrap();
-        chase.world.check();
+        model.run_for(70 * MINUTE).unwrap();
+        model.world.check();
         for identifier in NAMES.map(name) {
-            let mut wants = chase.wants(&identifier);
+            let mut wants = model.wants(&identifier);
             wants.retain(|want| !want.trusted.is_empty());
             prop_assert!(wants.is_empty(), "still wanted: {wants:?}");
         }
-        prop_assert_eq!(chase.hunter.schedule_at(Mono::ZERO).count(), 0);
+        prop_assert_eq!(model.hunter.schedule_at(Mono::ZERO).count(), 0);
     }
 }

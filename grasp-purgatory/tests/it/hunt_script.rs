@@ -1,4 +1,4 @@
-//! A world by script: what is wanted, what each server does, and what was asked of whom.
+//! A scripted [`SyncContext`]: the wants, the behaviour of each server, and a record of the requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,15 +15,15 @@ use tokio::sync::oneshot;
 
 use crate::hunt_sim::{name, oids, url};
 
-/// What a server does with a question.
+/// The behaviour of a server.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
-    /// Advertises and gives these.
+    /// Advertises and sends these objects.
     Has(BTreeSet<Oid>),
     /// Never answers.
     Silent,
-    /// Has the task that asks break.
-    Breaks,
+    /// Makes the requesting task panic.
+    Panics,
     /// Refuses.
     Refuses,
 }
@@ -33,26 +33,26 @@ pub(crate) struct Script {
     start: Instant,
     wants: BTreeMap<Identifier, Vec<Want>>,
     servers: BTreeMap<CloneUrl, Act>,
-    brief_takes: Duration,
+    lookup_takes: Duration,
     seen: Mutex<Seen>,
     open: Arc<AtomicUsize>,
 }
 
-/// What has happened so far.
+/// The events of the test so far.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// Objects that are here.
     pub(crate) here: BTreeSet<Oid>,
-    /// Whom was asked, and for which objects, if for any.
+    /// The requests: the address, and the objects unless it was for the advertisement.
     pub(crate) asked: Vec<(CloneUrl, Option<BTreeSet<Oid>>)>,
     pub(crate) reports: Vec<HuntReport>,
-    pub(crate) briefs: usize,
-    pub(crate) most_briefs: usize,
-    open_briefs: usize,
-    breaks: usize,
+    pub(crate) lookups: usize,
+    pub(crate) max_lookups: usize,
+    open_lookups: usize,
+    panics: usize,
 }
 
-/// A question that is open until this is dropped, by whomever.
+/// Counts a request as open until it is dropped.
 struct Open(Arc<AtomicUsize>);
 
 impl Drop for Open {
@@ -67,7 +67,7 @@ impl Script {
             start: Instant::now(),
             wants: BTreeMap::new(),
             servers: BTreeMap::new(),
-            brief_takes: Duration::ZERO,
+            lookup_takes: Duration::ZERO,
             seen: Mutex::default(),
             open: Arc::default(),
         }
@@ -78,32 +78,32 @@ impl Script {
         self
     }
 
-    pub(crate) fn has(self, place: &str, objects: &[u8]) -> Self {
-        self.does(place, Act::Has(oids(objects)))
+    pub(crate) fn has(self, address: &str, objects: &[u8]) -> Self {
+        self.does(address, Act::Has(oids(objects)))
     }
 
-    pub(crate) fn does(mut self, place: &str, act: Act) -> Self {
-        self.servers.insert(url(place), act);
+    pub(crate) fn does(mut self, address: &str, act: Act) -> Self {
+        self.servers.insert(url(address), act);
         self
     }
 
-    /// The first so many looks into our own store break.
-    pub(crate) fn breaking(self, times: usize) -> Self {
-        self.seen.lock().unwrap().breaks = times;
+    /// Makes the first `times` lookups in the store panic.
+    pub(crate) fn panicking_lookups(self, times: usize) -> Self {
+        self.seen.lock().unwrap().panics = times;
         self
     }
 
-    pub(crate) fn brief_takes(mut self, length: Duration) -> Self {
-        self.brief_takes = length;
+    pub(crate) fn lookup_takes(mut self, length: Duration) -> Self {
+        self.lookup_takes = length;
         self
     }
 
-    /// What has happened so far.
-    pub(crate) fn seen<T>(&self, look: impl FnOnce(&Seen) -> T) -> T {
-        look(&self.seen.lock().unwrap())
+    /// Reads the events of the test so far.
+    pub(crate) fn seen<T>(&self, read: impl FnOnce(&Seen) -> T) -> T {
+        read(&self.seen.lock().unwrap())
     }
 
-    /// Questions that are open.
+    /// Returns the number of open requests.
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::SeqCst)
     }
@@ -112,10 +112,10 @@ impl Script {
         self.lacking(&name(identifier)).is_empty()
     }
 
-    /// Waits until something is so.
-    pub(crate) async fn until(&self, is_so: impl Fn(&Self) -> bool) {
+    /// Waits until a condition is true.
+    pub(crate) async fn until(&self, condition: impl Fn(&Self) -> bool) {
         let start = Instant::now();
-        while !is_so(self) {
+        while !condition(self) {
             assert!(start.elapsed() < Duration::from_secs(20), "{:?}", self.seen.lock());
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -129,7 +129,7 @@ impl Script {
         wants
     }
 
-    /// Puts a question to a server; what it has, if it answers.
+    /// Sends a request to a server, and returns its objects if it answers.
     async fn ask(&self, url: &CloneUrl, oids: Option<BTreeSet<Oid>>) -> Option<BTreeSet<Oid>> {
         self.open.fetch_add(1, Ordering::SeqCst);
         let _open = Open(Arc::clone(&self.open));
@@ -137,7 +137,7 @@ impl Script {
         match self.servers.get(url) {
             Some(Act::Has(oids)) => Some(oids.clone()),
             Some(Act::Silent) => std::future::pending().await,
-            Some(Act::Breaks) => panic!("a task breaks, as the script says"),
+            Some(Act::Panics) => panic!("a scripted panic of a request"),
             Some(Act::Refuses) | None => None,
         }
     }
@@ -153,19 +153,19 @@ impl SyncContext for Script {
     async fn wants(&self, identifier: &Identifier, _: Scope) -> Option<Vec<Want>> {
         {
             let mut seen = self.seen.lock().unwrap();
-            seen.briefs += 1;
-            seen.open_briefs += 1;
-            seen.most_briefs = seen.most_briefs.max(seen.open_briefs);
+            seen.lookups += 1;
+            seen.open_lookups += 1;
+            seen.max_lookups = seen.max_lookups.max(seen.open_lookups);
         }
-        tokio::time::sleep(self.brief_takes).await;
-        let breaks = {
+        tokio::time::sleep(self.lookup_takes).await;
+        let panics = {
             let mut seen = self.seen.lock().unwrap();
-            seen.open_briefs -= 1;
-            let breaks = seen.breaks > 0;
-            seen.breaks -= usize::from(breaks);
-            breaks
+            seen.open_lookups -= 1;
+            let panics = seen.panics > 0;
+            seen.panics -= usize::from(panics);
+            panics
         };
-        assert!(!breaks, "a look breaks, as the script says");
+        assert!(!panics, "a scripted panic of a lookup");
         Some(self.lacking(identifier))
     }
 

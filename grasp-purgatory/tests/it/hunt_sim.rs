@@ -13,28 +13,28 @@ use grasp_purgatory::{Phase, Want};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
 
-/// How long every question takes.
+/// The duration of every request.
 pub(crate) const LATENCY: Duration = Duration::from_millis(100);
 
-/// How long a silent server is listened to before the driver gives it up.
-const LISTING_LIMIT: Duration = Duration::from_secs(60);
-const FETCH_LIMIT: Duration = Duration::from_secs(5 * 60);
+/// The time after which the driver cancels a request for an advertisement to a silent server.
+const LISTING_TIMEOUT: Duration = Duration::from_secs(60);
+const FETCH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// What a server does.
+/// The behaviour of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mood {
+pub(crate) enum Behaviour {
     Fine,
-    /// Says nothing at all.
+    /// Never answers.
     Silent,
-    /// Advertises, then says nothing.
+    /// Advertises, then never sends objects.
     SilentWithObjects,
-    /// Advertises, and takes so long with the objects.
+    /// Advertises, and sends objects after this time.
     Slow(Duration),
-    /// Not there.
+    /// Is unreachable.
     Gone,
-    /// Asks for fewer requests, perhaps for this long.
+    /// Answers that requests are rate limited, with this `Retry-After`.
     Limits(Option<Duration>),
-    /// Asks for fewer requests every third time, for this long.
+    /// Answers that every third request is rate limited, with this `Retry-After`.
     LimitsEveryThird(Duration),
     /// Refuses a whole request if it lacks one of the objects, as git does.
     Lies,
@@ -42,16 +42,16 @@ pub(crate) enum Mood {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
-    pub(crate) mood: Mood,
-    /// Has, and says so.
+    pub(crate) behaviour: Behaviour,
+    /// Objects that it has and advertises.
     pub(crate) advertises: BTreeSet<Oid>,
-    /// Has, and does not say so.
+    /// Objects that it has and does not advertise.
     pub(crate) hides: BTreeSet<Oid>,
-    /// Says so, and has not.
+    /// Objects that it advertises and does not have.
     pub(crate) pretends: BTreeSet<Oid>,
 }
 
-/// One question that was put to a server.
+/// One request to a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) at: Mono,
@@ -70,14 +70,14 @@ pub(crate) struct Sim {
     pub(crate) asked: Vec<Asked>,
     pub(crate) reports: Vec<(Mono, HuntReport)>,
     pub(crate) cancelled: BTreeSet<RequestId>,
-    /// Conversations under way, by host, and the most there were at once.
-    pub(crate) most_at_once: BTreeMap<String, usize>,
-    pub(crate) most_in_all: usize,
-    /// What hosts say they are.
+    /// The largest number of concurrent conversations, by host.
+    pub(crate) max_concurrent: BTreeMap<String, usize>,
+    pub(crate) max_in_flight: usize,
+    /// The classes that hosts report.
     pub(crate) classes: BTreeMap<Host, HostClass>,
-    under_way: BTreeMap<RequestId, String>,
-    ends: BTreeMap<(Mono, u64), Input>,
-    next_end: u64,
+    in_flight: BTreeMap<RequestId, String>,
+    scheduled: BTreeMap<(Mono, u64), Input>,
+    next_number: u64,
 }
 
 pub(crate) fn oid(n: u8) -> Oid {
@@ -97,13 +97,13 @@ pub(crate) fn name(text: &str) -> Identifier {
     text.parse().unwrap()
 }
 
-/// An event that waits for these tips, which may be at these places.
-pub(crate) fn want(tips: &[u8], places: &[&str]) -> Want {
+/// Returns the wants of an event that is held for these tips, at these addresses.
+pub(crate) fn want(tips: &[u8], addresses: &[&str]) -> Want {
     Want {
         id: EventId::from_slice(&[tips[0]; 32]).unwrap(),
         phase: Phase::Waiting,
         tips: tips.iter().map(|n| oid(*n)).collect(),
-        trusted: places.iter().map(|place| url(place)).collect(),
+        trusted: addresses.iter().map(|address| url(address)).collect(),
         untrusted: Vec::new(),
     }
 }
@@ -132,31 +132,31 @@ impl Sim {
             asked: Vec::new(),
             reports: Vec::new(),
             cancelled: BTreeSet::new(),
-            most_at_once: BTreeMap::new(),
-            most_in_all: 0,
+            max_concurrent: BTreeMap::new(),
+            max_in_flight: 0,
             classes: BTreeMap::new(),
-            under_way: BTreeMap::new(),
-            ends: BTreeMap::new(),
-            next_end: 0,
+            in_flight: BTreeMap::new(),
+            scheduled: BTreeMap::new(),
+            next_number: 0,
         }
     }
 
-    pub(crate) fn server(mut self, place: &str, mood: Mood, advertises: &[u8]) -> Self {
+    pub(crate) fn server(mut self, address: &str, behaviour: Behaviour, advertises: &[u8]) -> Self {
         let server = Server {
-            mood,
+            behaviour,
             advertises: oids(advertises),
             hides: BTreeSet::new(),
             pretends: BTreeSet::new(),
         };
-        self.servers.insert(url(place), server);
+        self.servers.insert(url(address), server);
         self
     }
 
-    pub(crate) fn at(&mut self, place: &str) -> &mut Server {
-        self.servers.get_mut(&url(place)).unwrap()
+    pub(crate) fn at(&mut self, address: &str) -> &mut Server {
+        self.servers.get_mut(&url(address)).unwrap()
     }
 
-    /// Events come to wait under an identifier.
+    /// Adds wants to an identifier.
     pub(crate) fn wanted(
         &mut self,
         identifier: &str,
@@ -165,10 +165,10 @@ impl Sim {
     ) {
         let after = after.into();
         self.wants.entry(name(identifier)).or_default().extend(wants);
-        self.tell(Input::Wanted { identifier: name(identifier), after });
+        self.handle(Input::Wanted { identifier: name(identifier), after });
     }
 
-    pub(crate) fn tell(&mut self, input: Input) {
+    pub(crate) fn handle(&mut self, input: Input) {
         for output in self.hunter.handle(self.now, input) {
             self.perform(output);
         }
@@ -178,32 +178,32 @@ impl Sim {
         let end = self.now.mono + length;
         loop {
             let deadline = self.hunter.next_deadline().map(|at| at.max(self.now.mono));
-            let task = self.ends.keys().next().map(|(at, _)| *at);
+            let task = self.scheduled.keys().next().map(|(at, _)| *at);
             let next = deadline.into_iter().chain(task).min().filter(|at| *at <= end);
             let Some(at) = next else { break };
             self.now = self.now.after(at - self.now.mono);
-            match self.ends.first_key_value().filter(|((task, _), _)| *task <= at) {
+            match self.scheduled.first_key_value().filter(|((task, _), _)| *task <= at) {
                 Some(_) => {
-                    let (_, input) = self.ends.pop_first().unwrap();
-                    self.land(&input);
-                    self.tell(input);
+                    let (_, input) = self.scheduled.pop_first().unwrap();
+                    self.finish(&input);
+                    self.handle(input);
                 }
-                None => self.tell(Input::Tick),
+                None => self.handle(Input::Tick),
             }
         }
         self.now = self.now.after(end - self.now.mono);
     }
 
-    /// The questions to a place, in their order.
-    pub(crate) fn asked_of(&self, place: &str) -> Vec<&Asked> {
-        self.asked.iter().filter(|asked| asked.url == url(place)).collect()
+    /// Returns the requests to an address, in their order.
+    pub(crate) fn asked_of(&self, address: &str) -> Vec<&Asked> {
+        self.asked.iter().filter(|asked| asked.url == url(address)).collect()
     }
 
     pub(crate) fn has_everything(&self, identifier: &str) -> bool {
-        self.brief(&name(identifier)).is_empty()
+        self.missing(&name(identifier)).is_empty()
     }
 
-    fn brief(&self, identifier: &Identifier) -> Vec<Want> {
+    fn missing(&self, identifier: &Identifier) -> Vec<Want> {
         let wants = self.wants.get(identifier).into_iter().flatten().cloned();
         let lacking = wants.map(|mut want| {
             want.tips.retain(|tip| !self.here.contains(tip));
@@ -212,49 +212,49 @@ impl Sim {
         lacking.filter(|want| !want.tips.is_empty()).collect()
     }
 
-    fn land(&mut self, input: &Input) {
+    fn finish(&mut self, input: &Input) {
         if let Input::Listed { request_id, .. } | Input::Ended { request_id, .. } = input {
-            self.under_way.remove(request_id);
+            self.in_flight.remove(request_id);
         }
         if let Input::Ended { got, .. } = input {
             self.here.extend(got);
         }
     }
 
-    fn later(&mut self, after: Duration, input: Input) {
-        self.ends.insert((self.now.mono + after, self.next_end), input);
-        self.next_end += 1;
+    fn schedule(&mut self, after: Duration, input: Input) {
+        self.scheduled.insert((self.now.mono + after, self.next_number), input);
+        self.next_number += 1;
     }
 
     fn perform(&mut self, output: Output) {
         match output {
             Output::ReadWants { identifier, scope } => {
-                let mut wants = self.brief(&identifier);
+                let mut wants = self.missing(&identifier);
                 wants.retain(|want| scope == Scope::Everything || want.phase == Phase::Waiting);
-                self.later(Duration::ZERO, Input::WantsRead { identifier, wants: Some(wants) });
+                self.schedule(Duration::ZERO, Input::WantsRead { identifier, wants: Some(wants) });
             }
             Output::List { request_id, url, wanted, .. } => {
                 self.ask(request_id, &url, None);
                 let (after, result) = self.list(&url, &wanted);
-                self.later(after, listed(request_id, result));
+                self.schedule(after, listed(request_id, result));
             }
             Output::Fetch { request_id, url, oids, .. } => {
-                assert!(oids.is_disjoint(&self.here), "what is here is not asked for");
+                assert!(oids.is_disjoint(&self.here), "requested an object that is here");
                 self.ask(request_id, &url, Some(oids.clone()));
                 if self.answers(&url) {
-                    self.later(LATENCY / 2, Input::Answered { request_id });
+                    self.schedule(LATENCY / 2, Input::Answered { request_id });
                 }
                 let (after, got, error) = self.fetch(&url, &oids);
-                self.later(after, Input::Ended { request_id, got, error });
+                self.schedule(after, Input::Ended { request_id, got, error });
             }
             Output::Classify { host, .. } => {
                 let class = self.classes.get(&host).copied();
-                self.later(LATENCY, Input::Classified { host, class });
+                self.schedule(LATENCY, Input::Classified { host, class });
             }
             Output::Cancel { request_id } => self.cancel(request_id),
             Output::ListIdentifiers => {
                 let identifiers = self.wants.keys().cloned().collect();
-                self.later(Duration::ZERO, Input::IdentifiersListed { identifiers });
+                self.schedule(Duration::ZERO, Input::IdentifiersListed { identifiers });
             }
             Output::Report(report) => self.reports.push((self.now.mono, report)),
         }
@@ -263,35 +263,36 @@ impl Sim {
     fn ask(&mut self, request_id: RequestId, url: &CloneUrl, oids: Option<BTreeSet<Oid>>) {
         self.asked.push(Asked { at: self.now.mono, url: url.clone(), oids });
         let host = url.host().to_string();
-        self.under_way.insert(request_id, host.clone());
-        self.most_in_all = self.most_in_all.max(self.under_way.len());
-        let now = self.under_way.values().filter(|other| **other == host).count();
-        let most = self.most_at_once.entry(host).or_default();
+        self.in_flight.insert(request_id, host.clone());
+        self.max_in_flight = self.max_in_flight.max(self.in_flight.len());
+        let now = self.in_flight.values().filter(|other| **other == host).count();
+        let most = self.max_concurrent.entry(host).or_default();
         *most = now.max(*most);
     }
 
-    /// A conversation that is given up ends at once.
-    fn cancel(&mut self, given_up: RequestId) {
-        self.cancelled.insert(given_up);
-        let of_it = |input: &Input| match input {
+    /// Ends a cancelled request at once.
+    fn cancel(&mut self, cancelled: RequestId) {
+        self.cancelled.insert(cancelled);
+        let is_end = |input: &Input| match input {
             Input::Listed { request_id, .. } | Input::Ended { request_id, .. } => {
-                *request_id == given_up
+                *request_id == cancelled
             }
             _ => false,
         };
-        let key = self.ends.iter().find(|(_, input)| of_it(input)).map(|(key, _)| *key);
-        let end = match key.and_then(|key| self.ends.remove(&key)) {
+        let key = self.scheduled.iter().find(|(_, input)| is_end(input)).map(|(key, _)| *key);
+        let end = match key.and_then(|key| self.scheduled.remove(&key)) {
             Some(Input::Listed { request_id, .. } | Input::Ended { request_id, .. }) => {
                 listed(request_id, Err(FetchError::Cancelled))
             }
-            _ => panic!("nothing to give up"),
+            _ => panic!("nothing to cancel"),
         };
-        self.later(Duration::ZERO, end);
+        self.schedule(Duration::ZERO, end);
     }
 
-    /// Whether a server begins to answer.
+    /// Returns whether a server begins to answer.
     fn answers(&self, url: &CloneUrl) -> bool {
-        let silent = |server: &Server| matches!(server.mood, Mood::Silent | Mood::Gone);
+        let silent =
+            |server: &Server| matches!(server.behaviour, Behaviour::Silent | Behaviour::Gone);
         !self.servers.get(url).is_some_and(silent)
     }
 
@@ -305,17 +306,20 @@ impl Sim {
         };
         let refs = server.advertises.iter().chain(&server.pretends);
         let refs = refs.map(|oid| ("refs/heads/x", *oid));
-        match server.mood {
-            Mood::Fine | Mood::Lies | Mood::Slow(_) | Mood::SilentWithObjects => {
-                (LATENCY, Ok(Advertisement::read(refs, wanted)))
+        match server.behaviour {
+            Behaviour::Fine
+            | Behaviour::Lies
+            | Behaviour::Slow(_)
+            | Behaviour::SilentWithObjects => (LATENCY, Ok(Advertisement::read(refs, wanted))),
+            Behaviour::Silent => (LISTING_TIMEOUT, Err(FetchError::Stalled)),
+            Behaviour::Gone => (LATENCY, Err(FetchError::Unreachable(PeerText::new("no route")))),
+            Behaviour::Limits(retry_after) => {
+                (LATENCY, Err(FetchError::RateLimited { retry_after }))
             }
-            Mood::Silent => (LISTING_LIMIT, Err(FetchError::Stalled)),
-            Mood::Gone => (LATENCY, Err(FetchError::Unreachable(PeerText::new("no route")))),
-            Mood::Limits(retry_after) => (LATENCY, Err(FetchError::RateLimited { retry_after })),
-            Mood::LimitsEveryThird(length) if self.asked.len().is_multiple_of(3) => {
+            Behaviour::LimitsEveryThird(length) if self.asked.len().is_multiple_of(3) => {
                 (LATENCY, Err(FetchError::RateLimited { retry_after: Some(length) }))
             }
-            Mood::LimitsEveryThird(_) => (LATENCY, Ok(Advertisement::read(refs, wanted))),
+            Behaviour::LimitsEveryThird(_) => (LATENCY, Ok(Advertisement::read(refs, wanted))),
         }
     }
 
@@ -331,22 +335,24 @@ impl Sim {
         let refused = || Some(FetchError::Refused(PeerText::new("not our ref")));
         let has = |oid: &&Oid| server.advertises.contains(*oid) || server.hides.contains(*oid);
         let got: BTreeSet<Oid> = oids.iter().filter(has).copied().collect();
-        match server.mood {
-            Mood::Silent => (FETCH_LIMIT, BTreeSet::new(), Some(FetchError::Stalled)),
-            Mood::Gone => {
+        match server.behaviour {
+            Behaviour::Silent => (FETCH_TIMEOUT, BTreeSet::new(), Some(FetchError::Stalled)),
+            Behaviour::Gone => {
                 (LATENCY, BTreeSet::new(), Some(FetchError::Unreachable(PeerText::new("no route"))))
             }
-            Mood::Limits(retry_after) => {
+            Behaviour::Limits(retry_after) => {
                 (LATENCY, BTreeSet::new(), Some(FetchError::RateLimited { retry_after }))
             }
-            Mood::LimitsEveryThird(length) if self.asked.len().is_multiple_of(3) => (
+            Behaviour::LimitsEveryThird(length) if self.asked.len().is_multiple_of(3) => (
                 LATENCY,
                 BTreeSet::new(),
                 Some(FetchError::RateLimited { retry_after: Some(length) }),
             ),
-            Mood::SilentWithObjects => (FETCH_LIMIT, BTreeSet::new(), Some(FetchError::Stalled)),
+            Behaviour::SilentWithObjects => {
+                (FETCH_TIMEOUT, BTreeSet::new(), Some(FetchError::Stalled))
+            }
             _ if got.len() < oids.len() => (LATENCY, BTreeSet::new(), refused()),
-            Mood::Slow(length) => (length, got, None),
+            Behaviour::Slow(length) => (length, got, None),
             _ => (LATENCY, got, None),
         }
     }

@@ -1,4 +1,4 @@
-//! Purgatory from outside: its rules in a small scripted world, and its repositories against real git.
+//! Tests of the public interface: the rules of purgatory and hunt in simulations, and the store against real git.
 #![allow(clippy::unwrap_used)]
 
 mod git_advertise;
@@ -14,8 +14,8 @@ mod git_push;
 mod git_refs;
 mod git_staging;
 mod git_views;
-mod hunt_crowd;
 mod hunt_driver;
+mod hunt_load;
 mod hunt_model;
 mod hunt_rules;
 mod hunt_script;
@@ -25,8 +25,8 @@ mod model;
 mod model_disk;
 mod model_drive;
 mod model_events;
+mod model_queries;
 mod model_rules;
-mod model_sight;
 mod model_world;
 mod purgatory_authority;
 mod purgatory_expiry;

@@ -1,4 +1,4 @@
-//! A database in memory: each commit happens as a whole or not at all, and nothing is lost between two starts.
+//! A database in memory, whose commits are atomic and survive restarts of the store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,25 +14,25 @@ use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 
-/// A database with a few ways to disturb its users.
+/// A database whose next commit can be made to fail or to conflict.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryDatabase {
     content: Mutex<Content>,
-    disturbance: Mutex<Disturbance>,
+    fault: Mutex<CommitFault>,
 }
 
-/// Something that happens at the next commit.
+/// A fault of the next commit.
 #[derive(Debug, Default)]
-enum Disturbance {
+enum CommitFault {
     #[default]
     None,
-    /// It fails, and nothing of it has happened.
+    /// The commit fails without effect.
     Failure,
-    /// Another commit comes first.
+    /// Another commit happens first.
     Earlier(Commit),
 }
 
-/// All that is committed.
+/// The committed data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Content {
     families: BTreeMap<(Endpoint, Identifier), FamilyRow>,
@@ -47,12 +47,12 @@ pub(crate) struct Content {
 impl MemoryDatabase {
     /// Makes the next commit fail.
     pub(crate) fn fail_once(&self) {
-        *self.disturbance.lock().unwrap() = Disturbance::Failure;
+        *self.fault.lock().unwrap() = CommitFault::Failure;
     }
 
     /// Puts a commit before the next one.
     pub(crate) fn put_before_next(&self, commit: Commit) {
-        *self.disturbance.lock().unwrap() = Disturbance::Earlier(commit);
+        *self.fault.lock().unwrap() = CommitFault::Earlier(commit);
     }
 
     /// Refuses an event from now on.
@@ -76,11 +76,11 @@ impl MemoryDatabase {
         assert!(matches!(self.content().commit(&commit), Committed::Done { .. }));
     }
 
-    fn disturbed_commit(&self, commit: &Commit) -> Result<Committed, DatabaseError> {
-        match std::mem::take(&mut *self.disturbance.lock().unwrap()) {
-            Disturbance::None => {}
-            Disturbance::Failure => return Err(DatabaseError::Failed("as it was told".into())),
-            Disturbance::Earlier(earlier) => {
+    fn commit_with_fault(&self, commit: &Commit) -> Result<Committed, DatabaseError> {
+        match std::mem::take(&mut *self.fault.lock().unwrap()) {
+            CommitFault::None => {}
+            CommitFault::Failure => return Err(DatabaseError::Failed("a scripted failure".into())),
+            CommitFault::Earlier(earlier) => {
                 assert!(matches!(self.content().commit(&earlier), Committed::Done { .. }));
             }
         }
@@ -184,7 +184,7 @@ fn answer<'a, T: Send + 'a>(value: T) -> DatabaseFuture<'a, T> {
 
 impl Database for MemoryDatabase {
     fn commit(&self, commit: Commit) -> DatabaseFuture<'_, Committed> {
-        Box::pin(async move { self.disturbed_commit(&commit) })
+        Box::pin(async move { self.commit_with_fault(&commit) })
     }
 
     fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {
@@ -235,7 +235,7 @@ impl Database for MemoryDatabase {
     }
 }
 
-/// The rows that are left of records.
+/// The rows that records amount to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rows {
     held: BTreeMap<EventId, HeldRow>,

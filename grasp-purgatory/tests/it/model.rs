@@ -1,4 +1,4 @@
-//! Random histories, with power cuts and failures anywhere in them.
+//! Random histories with power cuts and failures at any step.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -12,11 +12,11 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
 
 use crate::model_events::*;
-use crate::model_world::{Powered, World};
+use crate::model_world::{StepResult, World};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Everything that anybody ever signs here.
+/// All events of the histories.
 static EVENTS: LazyLock<Vec<Arc<Event>>> = LazyLock::new(|| {
     let mut events = vec![
         announcement(ALICE, "x", 0, &[]),
@@ -63,7 +63,7 @@ const OBJECTS: [(&str, u8); 11] = [
 ];
 
 #[derive(Clone, Debug)]
-enum Deed {
+enum Action {
     Send(usize),
     Sync(usize),
     Fetch(usize),
@@ -80,79 +80,79 @@ fn views() -> Vec<RepoId> {
         .collect()
 }
 
-fn deed() -> impl Strategy<Value = Deed> {
+fn action() -> impl Strategy<Value = Action> {
     let events = 0..EVENTS.len();
     prop_oneof![
-        4 => events.clone().prop_map(Deed::Send),
-        4 => events.clone().prop_map(Deed::Sync),
-        4 => (0..OBJECTS.len()).prop_map(Deed::Fetch),
-        3 => (select(views()), 8..16usize).prop_map(|(repo, event)| Deed::Push(repo, event)),
-        2 => (16..19usize, 6..10u8).prop_map(|(event, tip)| Deed::PushTip(event, tip)),
-        1 => (1..45u64).prop_map(Deed::Wait),
+        4 => events.clone().prop_map(Action::Send),
+        4 => events.clone().prop_map(Action::Sync),
+        4 => (0..OBJECTS.len()).prop_map(Action::Fetch),
+        3 => (select(views()), 8..16usize).prop_map(|(repo, event)| Action::Push(repo, event)),
+        2 => (16..19usize, 6..10u8).prop_map(|(event, tip)| Action::PushTip(event, tip)),
+        1 => (1..45u64).prop_map(Action::Wait),
     ]
 }
 
 impl World {
-    fn perform_deed(&mut self, deed: &Deed) -> Powered {
-        match deed {
-            Deed::Send(event) => self.send(&EVENTS[*event]).map(drop),
-            Deed::Sync(event) => self.sync(&EVENTS[*event]).map(drop),
-            Deed::Fetch(object) => self.fetch(OBJECTS[*object].0, &[OBJECTS[*object].1]),
-            Deed::Push(repo, event) => self.push(repo, &EVENTS[*event]).map(drop),
-            Deed::PushTip(event, tip) => {
+    fn perform_action(&mut self, action: &Action) -> StepResult {
+        match action {
+            Action::Send(event) => self.send(&EVENTS[*event]).map(drop),
+            Action::Sync(event) => self.sync(&EVENTS[*event]).map(drop),
+            Action::Fetch(object) => self.fetch(OBJECTS[*object].0, &[OBJECTS[*object].1]),
+            Action::Push(repo, event) => self.push(repo, &EVENTS[*event]).map(drop),
+            Action::PushTip(event, tip) => {
                 self.push_tip(&ALICE.repo("x"), EVENTS[*event].id, *tip).map(drop)
             }
-            Deed::Wait(minutes) => self.wait(MINUTE * u32::try_from(*minutes).unwrap()),
+            Action::Wait(minutes) => self.wait(MINUTE * u32::try_from(*minutes).unwrap()),
         }
     }
 
-    /// Does something, and does it again after a power cut.
-    fn insist(&mut self, deed: &Deed) {
-        if self.perform_deed(deed).is_err() {
+    /// Performs an action, and repeats it after a power cut.
+    fn perform_with_restart(&mut self, action: &Action) {
+        if self.perform_action(action).is_err() {
             self.restart(MINUTE);
-            self.perform_deed(deed).unwrap();
+            self.perform_action(action).unwrap();
         }
-        self.fuse = None;
+        self.steps_until_power_cut = None;
     }
 }
 
-/// What goes wrong during one deed.
+/// A fault during one action.
 #[derive(Clone, Copy, Debug)]
-enum Trouble {
+enum Fault {
     None,
     PowerCut(usize),
     Failure(Stage, usize),
     FailingTasks(usize),
-    /// The next thing happens before this one is dealt with.
-    Haste(usize),
+    /// The next action begins after this many steps of this one.
+    Interleaved(usize),
 }
 
-fn trouble() -> impl Strategy<Value = Trouble> {
+fn fault() -> impl Strategy<Value = Fault> {
     let stages = select(vec![Stage::Survey, Stage::Release]);
     prop_oneof![
-        3 => Just(Trouble::None),
-        3 => (0..6usize).prop_map(Trouble::Haste),
-        1 => (1..4usize).prop_map(Trouble::FailingTasks),
-        2 => (0..40usize).prop_map(Trouble::PowerCut),
-        1 => (stages, 1..3usize).prop_map(|(stage, times)| Trouble::Failure(stage, times)),
+        3 => Just(Fault::None),
+        3 => (0..6usize).prop_map(Fault::Interleaved),
+        1 => (1..4usize).prop_map(Fault::FailingTasks),
+        2 => (0..40usize).prop_map(Fault::PowerCut),
+        1 => (stages, 1..3usize).prop_map(|(stage, times)| Fault::Failure(stage, times)),
     ]
 }
 
-fn in_trouble(world: &mut World, trouble: Trouble, deed: &Deed) {
-    match trouble {
-        Trouble::None => {}
-        Trouble::PowerCut(after) => world.fuse = Some(after),
-        Trouble::Failure(stage, times) => world.failing = Some((stage, times)),
-        Trouble::FailingTasks(times) => world.failing_tasks = times,
-        Trouble::Haste(steps) => world.patience = Some(steps),
+fn perform_with_fault(world: &mut World, fault: Fault, action: &Action) {
+    match fault {
+        Fault::None => {}
+        Fault::PowerCut(after) => world.steps_until_power_cut = Some(after),
+        Fault::Failure(stage, times) => world.failing = Some((stage, times)),
+        Fault::FailingTasks(times) => world.failing_tasks = times,
+        Fault::Interleaved(steps) => world.steps_left = Some(steps),
     }
-    world.insist(deed);
+    world.perform_with_restart(action);
     world.failing = None;
     world.failing_tasks = 0;
-    world.patience = None;
+    world.steps_left = None;
 }
 
-/// Offers everything again until nothing changes, as a syncer does.
+/// Offers all events again until nothing changes, as sync does.
 fn converge(world: &mut World, events: &[usize]) {
     for _ in 0..4 {
         for event in events {
@@ -161,7 +161,7 @@ fn converge(world: &mut World, events: &[usize]) {
     }
 }
 
-/// Enough for every day; `PROPTEST_CASES` asks for more.
+/// Returns the number of cases, which `PROPTEST_CASES` overrides.
 fn cases() -> ProptestConfig {
     match std::env::var_os("PROPTEST_CASES") {
         Some(_) => ProptestConfig::default(),
@@ -174,12 +174,12 @@ proptest! {
 
     #[test]
     fn the_invariants_hold_after_every_step_of_any_history(
-        history in vec((deed(), trouble()), 1..40),
+        history in vec((action(), fault()), 1..40),
     ) {
         let mut world = World::new();
-        for (deed, trouble) in &history {
-            in_trouble(&mut world, *trouble, deed);
-            if world.is_quiet() {
+        for (action, fault) in &history {
+            perform_with_fault(&mut world, *fault, action);
+            if world.is_idle() {
                 world.check();
             }
         }
@@ -189,36 +189,36 @@ proptest! {
     }
 
     #[test]
-    fn whatever_the_order_of_arrival_the_same_is_served(
+    fn the_served_content_is_independent_of_the_order_of_arrival(
         events in subsequence((0..EVENTS.len()).collect::<Vec<_>>(), 8..EVENTS.len()),
         objects in subsequence((0..OBJECTS.len()).collect::<Vec<_>>(), 3..OBJECTS.len()),
         shuffles in [vec(any::<Index>(), 40), vec(any::<Index>(), 40)],
-        troubles in vec(trouble(), 40),
+        faults in vec(fault(), 40),
     ) {
-        let sights = shuffles.map(|shuffle| {
-            let deeds = events.iter().map(|event| Deed::Sync(*event));
-            let mut deeds: Vec<_> =
-                deeds.chain(objects.iter().map(|object| Deed::Fetch(*object))).collect();
+        let contents = shuffles.map(|shuffle| {
+            let actions = events.iter().map(|event| Action::Sync(*event));
+            let mut actions: Vec<_> =
+                actions.chain(objects.iter().map(|object| Action::Fetch(*object))).collect();
             let mut world = World::new();
-            for (next, trouble) in shuffle.iter().zip(&troubles) {
-                if !deeds.is_empty() {
-                    let deed = deeds.swap_remove(next.index(deeds.len()));
-                    in_trouble(&mut world, *trouble, &deed);
+            for (next, fault) in shuffle.iter().zip(&faults) {
+                if !actions.is_empty() {
+                    let action = actions.swap_remove(next.index(actions.len()));
+                    perform_with_fault(&mut world, *fault, &action);
                 }
             }
             converge(&mut world, &events);
             world.check();
-            world.sight()
+            world.served_content()
         });
-        let [one, other] = sights;
+        let [one, other] = contents;
         prop_assert_eq!(one, other);
     }
 
     #[test]
-    fn the_same_inputs_give_the_same_outputs(history in vec(deed(), 1..40)) {
+    fn the_same_inputs_give_the_same_outputs(history in vec(action(), 1..40)) {
         let mut world = World::new();
         world.transcript = Some(Vec::new());
-        history.iter().for_each(|deed| world.perform_deed(deed).unwrap());
+        history.iter().for_each(|action| world.perform_action(action).unwrap());
         let policy = Policy::new(US.parse().unwrap());
         let start = World::new().now;
         let mut again = Purgatory::restore(Config::default(), policy, [], start);
@@ -228,57 +228,61 @@ proptest! {
     }
 
     #[test]
-    fn every_wait_ends_and_no_deadline_spins(history in vec(deed(), 1..25)) {
+    fn every_wait_ends_and_no_deadline_repeats(history in vec(action(), 1..25)) {
         let mut world = World::new();
-        history.iter().for_each(|deed| world.perform_deed(deed).unwrap());
+        history.iter().for_each(|action| world.perform_action(action).unwrap());
         let mut ticks = 0;
         while let Some(due) = world.core.next_deadline() {
-            prop_assert!(due > world.now.mono, "due already");
+            prop_assert!(due > world.now.mono, "a deadline in the past");
             world.wait(due - world.now.mono).unwrap();
             ticks += 1;
-            prop_assert!(ticks < 500, "spinning");
+            prop_assert!(ticks < 500, "deadlines never end");
         }
         prop_assert_eq!(world.core.counts(), Default::default());
-        world.promised.clear();
+        world.acknowledged.clear();
         world.check();
     }
 }
 
-/// One history with everything in it, power cut at each of its steps in turn.
+/// Runs one history with all kinds of actions, with a power cut at each of its steps.
 #[test]
-fn a_power_cut_at_any_step_loses_and_halves_nothing() {
+fn a_power_cut_at_any_step_loses_nothing_and_leaves_nothing_half_done() {
     let history = [
-        Deed::Send(0),
-        Deed::Send(3),
-        Deed::Send(8),
-        Deed::PushTip(16, 9),
-        Deed::PushTip(16, 6),
-        Deed::Push(ALICE.repo("x"), 8),
-        Deed::Send(16),
-        Deed::Sync(11),
-        Deed::Sync(1),
-        Deed::Fetch(3),
-        Deed::Send(9),
-        Deed::Wait(31),
-        Deed::Fetch(1),
-        Deed::Send(7),
-        Deed::Send(17),
-        Deed::Fetch(6),
-        Deed::Send(15),
-        Deed::Send(2),
-        Deed::Send(20),
-        Deed::Send(21),
+        Action::Send(0),
+        Action::Send(3),
+        Action::Send(8),
+        Action::PushTip(16, 9),
+        Action::PushTip(16, 6),
+        Action::Push(ALICE.repo("x"), 8),
+        Action::Send(16),
+        Action::Sync(11),
+        Action::Sync(1),
+        Action::Fetch(3),
+        Action::Send(9),
+        Action::Wait(31),
+        Action::Fetch(1),
+        Action::Send(7),
+        Action::Send(17),
+        Action::Fetch(6),
+        Action::Send(15),
+        Action::Send(2),
+        Action::Send(20),
+        Action::Send(21),
     ];
     let mut whole = World::new();
-    history.iter().for_each(|deed| whole.insist(deed));
+    history.iter().for_each(|action| whole.perform_with_restart(action));
     whole.check();
     let mut cuts = 0;
-    for fuse in 0.. {
+    for steps_until_power_cut in 0.. {
         let mut world = World::new();
-        world.fuse = Some(fuse);
+        world.steps_until_power_cut = Some(steps_until_power_cut);
         let cut = run_through(&mut world, &history);
         world.check();
-        assert_eq!(world.sight(), whole.sight(), "cut at step {fuse}");
+        assert_eq!(
+            world.served_content(),
+            whole.served_content(),
+            "cut at step {steps_until_power_cut}"
+        );
         if !cut {
             break;
         }
@@ -287,55 +291,59 @@ fn a_power_cut_at_any_step_loses_and_halves_nothing() {
     assert!(cuts > 150, "{cuts} cuts");
 }
 
-/// Whether the power went on the way.
-fn run_through(world: &mut World, history: &[Deed]) -> bool {
+/// Performs a history, and returns whether the power was cut.
+fn run_through(world: &mut World, history: &[Action]) -> bool {
     let mut cut = false;
-    for deed in history {
-        if world.perform_deed(deed).is_err() {
+    for action in history {
+        if world.perform_action(action).is_err() {
             cut = true;
             world.restart(Duration::from_secs(1));
             world.check();
             world.check_journal();
-            world.perform_deed(deed).unwrap();
+            world.perform_action(action).unwrap();
         }
     }
     cut
 }
 
 /// Reads events that sync brings (`S5`) and objects that are fetched (`F3`), in order.
-fn deeds(text: &str) -> Vec<Deed> {
-    let deed = |word: &str| match word.split_at(1) {
-        ("S", number) => Deed::Sync(number.parse().unwrap()),
-        (_, number) => Deed::Fetch(number.parse().unwrap()),
+fn actions(text: &str) -> Vec<Action> {
+    let action = |word: &str| match word.split_at(1) {
+        ("S", number) => Action::Sync(number.parse().unwrap()),
+        (_, number) => Action::Fetch(number.parse().unwrap()),
     };
-    text.split(' ').map(deed).collect()
+    text.split(' ').map(action).collect()
 }
 
 /// Two orders of arrival that a random run has found (seed 4d97dea0 of an earlier model): an announcement came while the
 /// release of the version before it was under way.
 #[test]
 fn an_announcement_replaces_the_version_that_is_being_released() {
-    let late = deeds(
+    let late = actions(
         "S5 F3 S4 F7 S1 S0 F10 F6 S12 F9 S6 F4 F2 S17 S11 S2 S13 F5 S9 S7 S19 S10 S16 F0 S21",
     );
-    let early = deeds(
+    let early = actions(
         "S0 F10 F9 F7 F6 F5 F4 F3 F2 F0 S21 S19 S17 S16 S13 S12 S11 S10 S9 S7 S6 S5 S4 S2 S1",
     );
     let events = [0, 1, 2, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16, 17, 19, 21];
-    let sight = |deeds: &[Deed], at: usize, steps: usize| {
+    let served_content = |actions: &[Action], at: usize, steps: usize| {
         let mut world = World::new();
-        for (position, deed) in deeds.iter().enumerate() {
-            let trouble = if position == at { Trouble::Haste(steps) } else { Trouble::None };
-            in_trouble(&mut world, trouble, deed);
+        for (position, action) in actions.iter().enumerate() {
+            let fault = if position == at { Fault::Interleaved(steps) } else { Fault::None };
+            perform_with_fault(&mut world, fault, action);
         }
         converge(&mut world, &events);
         world.check();
-        world.sight()
+        world.served_content()
     };
-    let usual = sight(&early, early.len(), 0);
-    for deeds in [&late, &early] {
+    let expected = served_content(&early, early.len(), 0);
+    for actions in [&late, &early] {
         for (at, steps) in (10..20).flat_map(|at| (0..5).map(move |steps| (at, steps))) {
-            assert_eq!(sight(deeds, at, steps), usual, "in haste at {at} after {steps}");
+            assert_eq!(
+                served_content(actions, at, steps),
+                expected,
+                "interleaved at {at} after {steps}"
+            );
         }
     }
 }

@@ -1,5 +1,4 @@
-//! What survives a crash in the model: an event store, a git that knows objects by name only, and the records of
-//! purgatory.
+//! The durable parts of the model: an event store, a git that knows objects by name only, and the records of purgatory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,7 +24,7 @@ pub(crate) struct Disk {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Store {
     events: BTreeMap<EventId, Arc<Event>>,
-    /// Versions that were replaced, for when what replaced them is deleted.
+    /// Replaced versions, which are restored when their replacement is deleted.
     replaced: Vec<Arc<Event>>,
     requests: BTreeSet<EventId>,
     ever: BTreeSet<EventId>,
@@ -38,7 +37,7 @@ impl Store {
         self.events.contains_key(id) || self.requests.contains(id)
     }
 
-    /// Whether an event is served or was, before somebody deleted or replaced it.
+    /// Returns whether an event is served, or was before it was deleted or replaced.
     pub(crate) fn has_ever_had(&self, id: &EventId) -> bool {
         self.ever.contains(id)
     }
@@ -48,13 +47,13 @@ impl Store {
         self.deleted.contains(&event.id) || until.is_some_and(|until| event.created_at <= *until)
     }
 
-    /// The served version at an event's coordinate.
+    /// Returns the served version at an event's coordinate.
     pub(crate) fn version_at(&self, event: &Event) -> Option<&Arc<Event>> {
         let place = coordinate(event)?;
         self.events.values().find(|other| coordinate(other).as_ref() == Some(&place))
     }
 
-    /// Whether the event is served afterwards.
+    /// Saves an event, and returns whether it is served afterwards.
     pub(crate) fn save(&mut self, event: &Arc<Event>) -> bool {
         if self.is_deleted(event) {
             return false;
@@ -78,7 +77,7 @@ impl Store {
         self.events.remove(id)
     }
 
-    /// Takes back what a request names.
+    /// Deletes the events that a request names.
     pub(crate) fn delete(&mut self, request: &Event) {
         self.requests.insert(request.id);
         let targets = DeletionRequest::parse(request).unwrap();
@@ -141,7 +140,7 @@ fn identifier(event: &Event) -> &str {
     d.and_then(|tag| tag.content()).unwrap_or_default()
 }
 
-/// Which objects are here with all their history, and what the views show.
+/// The objects that are here with all their history, and the refs of views.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Git {
     pub(crate) objects: BTreeMap<Identifier, BTreeSet<Oid>>,
@@ -161,7 +160,7 @@ impl Git {
         state.tips().is_some_and(|tips| self.has_all(&state.repo.identifier, &tips))
     }
 
-    /// Makes views and refs as asked. To be asked for what is not here is a mistake of whoever asks.
+    /// Sets views and refs. Panics if their objects are not here.
     pub(crate) fn apply(
         &mut self,
         identifier: &Identifier,
@@ -201,7 +200,7 @@ impl Git {
         }
     }
 
-    /// Whether what is to come from staging is still there; its event may have been deleted meanwhile.
+    /// Returns whether staged tips are still there; their event may have been deleted meanwhile.
     pub(crate) fn can_apply(&self, proposals: &[ProposalRef]) -> bool {
         proposals.iter().all(|proposal| {
             let tips = self.staging.get(&proposal.id);
@@ -222,7 +221,7 @@ impl Git {
         }
     }
 
-    /// Drops uploads that nobody accounts for.
+    /// Drops uploads that have no record.
     pub(crate) fn keep_staged(&mut self, known: &BTreeSet<(EventId, Oid)>) {
         for (id, tips) in &mut self.staging {
             tips.retain(|tip, _| known.contains(&(*id, *tip)));
@@ -230,7 +229,7 @@ impl Git {
         self.staging.retain(|_, tips| !tips.is_empty());
     }
 
-    /// Looks under the given names alone, as the driver does.
+    /// Clears uploads and refs of a proposal under the given identifiers alone, as the driver does.
     pub(crate) fn clear(
         &mut self,
         id: &EventId,
@@ -281,7 +280,7 @@ impl Disk {
         refused
     }
 
-    /// Takes back what a request names, with the refs that it signed for.
+    /// Deletes the events that a request names, with their refs.
     pub(crate) fn delete(&mut self, request: &Event) {
         let before = self.store.events.clone();
         self.store.delete(request);
@@ -289,13 +288,13 @@ impl Disk {
         gone.for_each(|event| self.git.remove_refs_of(event));
     }
 
-    /// Stops serving an event, with the refs that it signed for.
+    /// Stops serving an event and its refs.
     pub(crate) fn remove(&mut self, id: &EventId) {
         let removed = self.store.remove(id);
         removed.iter().for_each(|event| self.git.remove_refs_of(event));
     }
 
-    /// Does a task, looking again before anything is removed.
+    /// Performs a task, and checks again before anything is removed.
     pub(crate) fn perform(
         &mut self,
         task: &CleanupTask,

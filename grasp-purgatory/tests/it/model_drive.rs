@@ -1,21 +1,21 @@
-//! How the world performs what a purgatory wants done.
+//! The driver of the model: performs the outputs of purgatory.
 
 use grasp_core::Identifier;
 use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output, Stage};
 
-use crate::model_world::{PowerCut, Powered, World};
+use crate::model_world::{PowerCut, StepResult, World};
 
-/// Something that takes a while and comes back.
+/// An output whose result returns later as an input.
 pub(crate) enum Task {
     Survey(Identifier),
     Release(Output),
 }
 
 impl World {
-    /// One thing happens; the power may go just before it.
-    pub(crate) fn spark(&mut self) -> Powered {
-        self.check_moment();
-        match &mut self.fuse {
+    /// Counts one step; the power may be cut just before it.
+    pub(crate) fn step(&mut self) -> StepResult {
+        self.check_always();
+        match &mut self.steps_until_power_cut {
             Some(0) => Err(PowerCut),
             Some(left) => {
                 *left -= 1;
@@ -25,16 +25,16 @@ impl World {
         }
     }
 
-    pub(crate) fn turn(&mut self, input: Input) -> Powered {
-        let heard = self.transcript.is_some().then(|| input.clone());
+    pub(crate) fn handle(&mut self, input: Input) -> StepResult {
+        let recorded = self.transcript.is_some().then(|| input.clone());
         let outputs = self.core.handle(self.now, input);
-        if let Some((transcript, heard)) = self.transcript.as_mut().zip(heard) {
-            transcript.push((self.now, heard, format!("{outputs:?}")));
+        if let Some((transcript, recorded)) = self.transcript.as_mut().zip(recorded) {
+            transcript.push((self.now, recorded, format!("{outputs:?}")));
         }
         let (records, effects): (Vec<_>, Vec<_>) =
             outputs.into_iter().partition(|output| matches!(output, Output::Journal(_)));
         if !records.is_empty() {
-            self.spark()?;
+            self.step()?;
         }
         for record in records {
             let Output::Journal(record) = record else { unreachable!() };
@@ -43,20 +43,20 @@ impl World {
         effects.into_iter().try_for_each(|effect| self.perform(effect))
     }
 
-    fn perform(&mut self, effect: Output) -> Powered {
-        self.spark()?;
+    fn perform(&mut self, effect: Output) -> StepResult {
+        self.step()?;
         match effect {
             Output::Journal(_) => unreachable!("records come first"),
             Output::RunTask(task) => {
                 self.tasks_run.push(task.clone());
                 let end = self.run_task(task);
-                self.spark()?;
-                self.turn(end)?;
+                self.step()?;
+                self.handle(end)?;
             }
             Output::Answer { id, outcome } => {
                 self.answer = Some(outcome);
                 let offered = self.offered.take().filter(|event| event.id == id);
-                self.promised
+                self.acknowledged
                     .extend(offered.filter(|_| outcome == HoldOutcome::Held).map(|e| (id, e)));
             }
             Output::Survey { identifier } => self.tasks.push_back(Task::Survey(identifier)),
@@ -72,7 +72,7 @@ impl World {
     }
 
     fn run_task(&mut self, task: CleanupTask) -> Input {
-        self.spare_what_is_waited_for(&task);
+        self.check_view_is_unused(&task);
         if self.failing_tasks > 0 {
             self.failing_tasks -= 1;
             self.failed = true;
@@ -82,38 +82,38 @@ impl World {
         Input::TaskDone(task)
     }
 
-    /// Nobody may ask for a view to be removed that an event waits for.
-    fn spare_what_is_waited_for(&self, task: &CleanupTask) {
+    /// Asserts that no task removes a view that an event is held for.
+    fn check_view_is_unused(&self, task: &CleanupTask) {
         if let CleanupTask::RemoveView { repo, .. } = task {
-            assert!(!self.core.has_view(repo), "a view that is waited for would be removed");
+            assert!(!self.core.has_view(repo), "a task removes a view that an event is held for");
         }
     }
 
-    /// Performs tasks until none is left or the world turns to something else, and waits for another try where
-    /// something failed. What a task comes to may be heard long after it happened.
-    pub(crate) fn run(&mut self) -> Powered {
+    /// Performs tasks until none is left or the next action begins, and retries after a failure. The result of a task
+    /// may reach purgatory long after it happened.
+    pub(crate) fn run(&mut self) -> StepResult {
         loop {
-            while self.has_patience() {
+            while self.may_step() {
                 if let Some(task) = self.tasks.pop_front() {
-                    let news = self.work(task)?;
-                    self.news.push_back(news);
-                } else if let Some(news) = self.news.pop_front() {
-                    self.turn(news)?;
+                    let input = self.work(task)?;
+                    self.results.push_back(input);
+                } else if let Some(input) = self.results.pop_front() {
+                    self.handle(input)?;
                 } else {
                     break;
                 }
             }
-            if !self.is_quiet() || !std::mem::take(&mut self.failed) {
-                self.is_settled |= self.is_quiet();
+            if !self.is_idle() || !std::mem::take(&mut self.failed) {
+                self.is_settled |= self.is_idle();
                 return Ok(());
             }
             self.now = self.now.after(self.config.retry_after);
-            self.turn(Input::Tick)?;
+            self.handle(Input::Tick)?;
         }
     }
 
-    fn has_patience(&mut self) -> bool {
-        match &mut self.patience {
+    fn may_step(&mut self) -> bool {
+        match &mut self.steps_left {
             Some(0) => false,
             Some(left) => {
                 *left -= 1;
@@ -123,13 +123,13 @@ impl World {
         }
     }
 
-    /// Whether nothing is under way.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.tasks.is_empty() && self.news.is_empty()
+    /// Returns whether no task or result is pending.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.tasks.is_empty() && self.results.is_empty()
     }
 
-    fn work(&mut self, task: Task) -> Powered<Input> {
-        self.spark()?;
+    fn work(&mut self, task: Task) -> StepResult<Input> {
+        self.step()?;
         let input = match task {
             Task::Survey(identifier) if self.fails(Stage::Survey) => {
                 Input::SurveyFailed { identifier }
@@ -150,7 +150,7 @@ impl World {
             }
             Task::Release(_) => unreachable!(),
         };
-        self.spark()?;
+        self.step()?;
         Ok(input)
     }
 

@@ -1,4 +1,4 @@
-//! People, and what they sign.
+//! Authors and their events.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,23 +10,23 @@ use nostr::event::{Event, EventBuilder, EventId, FinalizeEvent, Kind, Tag};
 use nostr::key::{Keys, PublicKey};
 use nostr::types::Timestamp;
 
-/// When all tests begin.
+/// The time at which all tests begin.
 pub(crate) const START: u64 = 1_800_000_000;
 
-/// The service that everything is about.
+/// The address of the service under test.
 pub(crate) const US: &str = "us.example";
 
-/// Somebody with a key.
+/// An author with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Person(u8);
+pub(crate) struct Author(u8);
 
-pub(crate) const ALICE: Person = Person(1);
-pub(crate) const BOB: Person = Person(2);
-pub(crate) const CAROL: Person = Person(3);
-pub(crate) const DAVE: Person = Person(4);
+pub(crate) const ALICE: Author = Author(1);
+pub(crate) const BOB: Author = Author(2);
+pub(crate) const CAROL: Author = Author(3);
+pub(crate) const DAVE: Author = Author(4);
 
-impl Person {
-    /// Somebody else.
+impl Author {
+    /// Returns the author with this number.
     pub(crate) fn numbered(number: u8) -> Self {
         Self(number)
     }
@@ -60,7 +60,7 @@ pub(crate) fn name(identifier: &str) -> Identifier {
     identifier.parse().unwrap()
 }
 
-/// An object that is easy to tell apart.
+/// Returns an object id of equal bytes.
 pub(crate) fn oid(n: u8) -> Oid {
     Oid::Sha1([n; 20])
 }
@@ -70,11 +70,11 @@ pub(crate) fn branch(name: &str) -> RefName {
 }
 
 thread_local! {
-    /// Checking a signature takes longer than everything else here.
+    /// Verified events; checking a signature takes longer than everything else here.
     static CHECKED: RefCell<BTreeMap<EventId, Verified<Arc<Event>>>> = RefCell::default();
 }
 
-/// The proof that somebody signed an event.
+/// Returns a verified event.
 pub(crate) fn verified(event: &Arc<Event>) -> Verified<Arc<Event>> {
     CHECKED.with_borrow_mut(|checked| {
         let check = || Verified::check((**event).clone()).unwrap().share();
@@ -86,28 +86,33 @@ fn tag(name: &str, values: impl IntoIterator<Item = String>) -> Vec<String> {
     [name.to_owned()].into_iter().chain(values).collect()
 }
 
-/// An announcement that asks us to host the repository.
+/// Returns an announcement that lists this service.
 pub(crate) fn announcement(
-    by: Person,
+    by: Author,
     identifier: &str,
     at: i64,
-    fellows: &[Person],
+    maintainers: &[Author],
 ) -> Arc<Event> {
     let ours = format!("https://{US}/{}/{identifier}.git", npub(&by.key()));
-    announcement_at(by, identifier, at, fellows, &ours, &format!("wss://{US}"))
+    announcement_at(by, identifier, at, maintainers, &ours, &format!("wss://{US}"))
 }
 
-/// An announcement that asks somebody else.
-pub(crate) fn elsewhere(by: Person, identifier: &str, at: i64, fellows: &[Person]) -> Arc<Event> {
+/// Returns an announcement that lists another service.
+pub(crate) fn elsewhere(
+    by: Author,
+    identifier: &str,
+    at: i64,
+    maintainers: &[Author],
+) -> Arc<Event> {
     let theirs = format!("https://them.example/{}/{identifier}.git", npub(&by.key()));
-    announcement_at(by, identifier, at, fellows, &theirs, "wss://them.example")
+    announcement_at(by, identifier, at, maintainers, &theirs, "wss://them.example")
 }
 
 fn announcement_at(
-    by: Person,
+    by: Author,
     identifier: &str,
     at: i64,
-    fellows: &[Person],
+    maintainers: &[Author],
     clone: &str,
     relay: &str,
 ) -> Arc<Event> {
@@ -116,30 +121,30 @@ fn announcement_at(
         tag("d", [identifier.to_owned()]),
         tag("clone", [clone.to_owned(), mirror]),
         tag("relays", [relay.to_owned()]),
-        tag("maintainers", fellows.iter().map(|fellow| fellow.key().to_hex())),
+        tag("maintainers", maintainers.iter().map(|maintainer| maintainer.key().to_hex())),
     ];
     by.signs(30617, at, tags)
 }
 
 /// A state with these branches.
-pub(crate) fn state(by: Person, identifier: &str, at: i64, refs: &[(&str, u8)]) -> Arc<Event> {
+pub(crate) fn state(by: Author, identifier: &str, at: i64, refs: &[(&str, u8)]) -> Arc<Event> {
     let refs =
         refs.iter().map(|(branch, n)| tag(&format!("refs/heads/{branch}"), [oid(*n).to_string()]));
     by.signs(30618, at, [tag("d", [identifier.to_owned()])].into_iter().chain(refs).collect())
 }
 
 /// A pull request for a tip, to these repositories.
-pub(crate) fn pull_request(by: Person, at: i64, to: &[RepoId], tip: u8) -> Arc<Event> {
+pub(crate) fn pull_request(by: Author, at: i64, to: &[RepoId], tip: u8) -> Arc<Event> {
     let to = to.iter().map(|repo| tag("a", [repo.to_string()]));
     by.signs(1618, at, to.chain([tag("c", [oid(tip).to_string()])]).collect())
 }
 
 /// A request to delete events by their ids.
-pub(crate) fn deletion(by: Person, at: i64, targets: &[&Event]) -> Arc<Event> {
+pub(crate) fn deletion(by: Author, at: i64, targets: &[&Event]) -> Arc<Event> {
     by.signs(5, at, targets.iter().map(|event| tag("e", [event.id.to_hex()])).collect())
 }
 
 /// A request to delete everything at a coordinate.
-pub(crate) fn deletion_at(by: Person, at: i64, kind: u16, identifier: &str) -> Arc<Event> {
+pub(crate) fn deletion_at(by: Author, at: i64, kind: u16, identifier: &str) -> Arc<Event> {
     by.signs(5, at, vec![tag("a", [format!("{kind}:{}:{identifier}", by.key())])])
 }

@@ -1,4 +1,4 @@
-//! What must be true of the world: at any moment, and whenever nothing is under way.
+//! The invariants of the model: at any moment, and whenever it is idle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,9 +15,9 @@ use crate::model_world::World;
 /// The names of all repositories in the model.
 const NAMES: [&str; 2] = ["x", "y"];
 
-/// What somebody who asks this server gets to see of hosted repositories.
+/// The events and refs that the server shows of hosted repositories.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Sight {
+pub(crate) struct ServedContent {
     announcements: BTreeSet<EventId>,
     states: BTreeSet<EventId>,
     proposals: BTreeSet<EventId>,
@@ -25,19 +25,19 @@ pub(crate) struct Sight {
 }
 
 impl World {
-    /// Asserts everything that holds whenever nothing is under way.
+    /// Asserts the invariants that hold whenever the model is idle.
     pub(crate) fn check(&mut self) {
         for repo in self.hosted(Presence::Stored) {
             self.check_served(&repo);
         }
         self.check_views();
-        self.check_nothing_is_served_twice_or_late();
-        self.check_promises();
+        self.check_held();
+        self.check_acknowledged();
         self.check_staging();
     }
 
-    /// Asserts everything that holds at any moment, such as right after a power cut.
-    pub(crate) fn check_moment(&self) {
+    /// Asserts the invariants that hold at any moment, such as right after a power cut.
+    pub(crate) fn check_always(&self) {
         for (repo, refs) in &self.disk.git.views {
             self.check_signed(repo, refs);
         }
@@ -48,11 +48,11 @@ impl World {
         }
     }
 
-    /// No ref is shown without the event that signs it, nor without its objects.
+    /// Asserts that no ref is shown without the event that signs it, nor without its objects.
     fn check_signed(&self, repo: &RepoId, refs: &Refs) {
         let (store, tips) = (&self.disk.store, refs.values().copied().collect::<Vec<_>>());
         assert!(self.disk.git.has_all(&repo.identifier, &tips), "objects of {repo}");
-        let (shown, states) = (ruled(refs), store.states(&repo.identifier));
+        let (shown, states) = (branches_and_tags(refs), store.states(&repo.identifier));
         let mut signed = states.iter().map(|event| declared(&State::parse(event).unwrap()));
         assert!(shown.is_empty() || signed.any(|signed| signed == shown), "{repo} {shown:?}");
         let mut proposed = refs.keys().filter_map(RefName::event);
@@ -83,32 +83,35 @@ impl World {
         stored.filter_map(|event| State::parse(event).ok()).max_by_key(|state| state.version)
     }
 
-    /// I1: what is served is exactly what is signed, and all of it is here.
+    /// Asserts invariant 1: served refs are exactly the signed ones, and their objects are here.
     fn check_served(&self, repo: &RepoId) {
         let winner = self.winner(repo).expect("a served repository has a state");
         let view = self.view(repo).expect("a served repository has a view");
-        assert_eq!(ruled(view), declared(&winner), "I1: {repo}");
+        assert_eq!(branches_and_tags(view), declared(&winner), "I1: {repo}");
         let tips: Vec<Oid> = view.values().copied().collect();
         assert!(self.disk.git.has_all(&repo.identifier, &tips), "I1: objects of {repo}");
     }
 
-    /// A view exists exactly where somebody may push, and shows nothing before anything is served.
+    /// Asserts that a view exists exactly where a push is allowed, and shows no refs before its repository is served.
     fn check_views(&self) {
         let held = self.hosted(Presence::Held);
         for repo in &held {
             let view = self.view(repo);
             assert_eq!(view.is_some(), self.core.has_view(repo), "view of {repo}");
-            assert!(view.is_none_or(|refs| ruled(refs).is_empty()), "{repo} shows unsigned refs");
+            assert!(
+                view.is_none_or(|refs| branches_and_tags(refs).is_empty()),
+                "{repo} shows unsigned refs"
+            );
         }
         let announced: BTreeSet<_> =
             self.hosted(Presence::Stored).into_iter().chain(held).collect();
         for repo in self.disk.git.views.keys() {
-            assert!(announced.contains(repo), "{repo} has a view that nobody asks for");
+            assert!(announced.contains(repo), "{repo} has a view without an announcement");
         }
     }
 
-    /// I2: nothing is held and served at once; and nothing is held that could be served.
-    fn check_nothing_is_served_twice_or_late(&self) {
+    /// Asserts invariant 2: nothing is both held and served, and nothing is held that could be served.
+    fn check_held(&self) {
         let all: BTreeSet<_> = self.hosted(Presence::Stored);
         let all: BTreeSet<_> = all.into_iter().chain(self.hosted(Presence::Held)).collect();
         for identifier in NAMES.map(name) {
@@ -122,22 +125,25 @@ impl World {
             for held in self.core.candidates(&identifier) {
                 assert!(!self.disk.store.contains(&held.state.version.id), "I2: a state");
                 let author = held.state.repo.owner;
-                let ruled = all.iter().filter(|repo| repo.identifier == identifier);
-                let rules = ruled.into_iter().any(|repo| self.confirmed(repo).contains(&author));
-                assert!(!(rules && self.disk.git.has_state(&held.state)), "a complete state waits");
+                let repos = all.iter().filter(|repo| repo.identifier == identifier);
+                let may_sign = repos.into_iter().any(|repo| self.confirmed(repo).contains(&author));
+                assert!(
+                    !(may_sign && self.disk.git.has_state(&held.state)),
+                    "a complete state waits"
+                );
             }
             for kept in self.core.proposals(&identifier) {
                 assert!(!self.disk.store.contains(&kept.id), "I2: a pull request");
                 let mut families = kept.families.iter();
                 let here = families.any(|family| self.disk.git.has_all(family, &[kept.tip]));
                 let served =
-                    self.promised.get(&kept.id).is_some_and(|event| self.is_addressed(event));
+                    self.acknowledged.get(&kept.id).is_some_and(|event| self.is_addressed(event));
                 assert!(!(here && served), "a complete pull request waits");
             }
         }
     }
 
-    /// Whether a pull request is addressed to keepers of something that is served.
+    /// Returns whether a pull request is addressed to maintainers of a served repository.
     fn is_addressed(&self, event: &Event) -> bool {
         let repos = Proposal::parse(event).unwrap().repos;
         self.hosted(Presence::Stored).iter().any(|served| {
@@ -147,15 +153,15 @@ impl World {
         })
     }
 
-    /// I3: what somebody was told is kept is kept or served, unless its author changed their mind.
-    fn check_promises(&mut self) {
-        let promised = std::mem::take(&mut self.promised);
-        for (id, event) in promised {
+    /// Asserts invariant 3: an acknowledged event is held or served, unless its author deleted or replaced it.
+    fn check_acknowledged(&mut self) {
+        let acknowledged = std::mem::take(&mut self.acknowledged);
+        for (id, event) in acknowledged {
             if self.disk.store.is_deleted(&event) || self.is_superseded(&event) {
                 continue;
             }
             assert!(self.disk.store.contains(&id) || self.is_kept(&event), "I3: lost {event:?}");
-            self.promised.insert(id, event);
+            self.acknowledged.insert(id, event);
         }
     }
 
@@ -187,7 +193,7 @@ impl World {
         assert_eq!(staged, self.core.staged(), "staging is accounted for");
     }
 
-    /// The records amount to what is known, and so do the rows that are left of them.
+    /// Asserts that records, and the rows made of them, restore the same purgatory.
     pub(crate) fn check_journal(&self) {
         let mut rows = Rows::default();
         self.disk.journal.iter().for_each(|record| rows.apply(record));
@@ -201,14 +207,14 @@ impl World {
         }
     }
 
-    /// What can be seen of hosted repositories.
-    pub(crate) fn sight(&self) -> Sight {
+    /// Returns the served events and refs of hosted repositories.
+    pub(crate) fn served_content(&self) -> ServedContent {
         let served = self.hosted(Presence::Stored);
         let store = &self.disk.store;
         let of_served = |event: &Event| {
             Announcement::parse(event).is_ok_and(|announcement| served.contains(&announcement.repo))
         };
-        let mut sight = Sight {
+        let mut served_content = ServedContent {
             announcements: BTreeSet::new(),
             states: BTreeSet::new(),
             proposals: BTreeSet::new(),
@@ -217,24 +223,26 @@ impl World {
         for identifier in NAMES.map(name) {
             let announced = store.announcements(&BTreeSet::from([identifier.clone()]));
             let announced = announced.iter().filter(|event| of_served(event));
-            sight.announcements.extend(announced.map(|event| event.id));
-            let rules = |event: &Event| {
+            served_content.announcements.extend(announced.map(|event| event.id));
+            let may_sign = |event: &Event| {
                 let same = served.iter().filter(|repo| repo.identifier == identifier);
                 same.into_iter().any(|repo| self.confirmed(repo).contains(&event.pubkey))
             };
             let states = store.states(&identifier);
-            sight.states.extend(states.iter().filter(|e| rules(e)).map(|event| event.id));
+            served_content
+                .states
+                .extend(states.iter().filter(|e| may_sign(e)).map(|event| event.id));
             let proposals = store.proposals(&identifier);
-            // One whose repository is no longer served would not be admitted any more, and stays where it was.
+            // A pull request whose repository is no longer served is left out: it would not be admitted again.
             let related = proposals.iter().filter(|event| self.is_related(event));
             let addressed = related.filter(|event| self.is_addressed(event));
-            sight.proposals.extend(addressed.map(|event| event.id));
+            served_content.proposals.extend(addressed.map(|event| event.id));
         }
-        sight
+        served_content
     }
 
-    /// What a view shows: what its state says, and the pull requests to its keepers. Other refs are left over from
-    /// when they belonged here.
+    /// Returns the refs of a view that its state declares, and those of pull requests to its maintainers. Other refs are
+    /// left over from earlier maintainers.
     fn shown(&self, repo: &RepoId) -> Refs {
         let view = self.view(repo).cloned().unwrap_or_default();
         let confirmed = self.confirmed(repo);
@@ -254,8 +262,8 @@ impl World {
     }
 }
 
-/// The branches and tags among some refs.
-fn ruled(refs: &Refs) -> Refs {
-    let ruled = refs.iter().filter(|(name, _)| name.is_branch_or_tag());
-    ruled.map(|(name, oid)| (name.clone(), *oid)).collect()
+/// Returns the branches and tags among refs.
+fn branches_and_tags(refs: &Refs) -> Refs {
+    let selected = refs.iter().filter(|(name, _)| name.is_branch_or_tag());
+    selected.map(|(name, oid)| (name.clone(), *oid)).collect()
 }

@@ -1,4 +1,4 @@
-//! A scripted world around a purgatory: performs what it wants done, in order, and may lose power at any moment.
+//! A model of the server around a purgatory: performs its outputs in order, and may lose power at any step.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use crate::model_disk::Disk;
 use crate::model_drive::Task;
 use crate::model_events::{START, US, name, oid, verified};
 
-/// The power went.
+/// The power was cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PowerCut;
 
-pub(crate) type Powered<T = ()> = Result<T, PowerCut>;
+pub(crate) type StepResult<T = ()> = Result<T, PowerCut>;
 
 pub(crate) struct World {
     pub(crate) policy: Policy,
@@ -31,26 +31,26 @@ pub(crate) struct World {
     pub(crate) now: Now,
     pub(crate) core: Purgatory,
     pub(crate) disk: Disk,
-    /// How many more things happen before the power goes.
-    pub(crate) fuse: Option<usize>,
-    /// Which stage fails, how often.
+    /// Steps until the power is cut.
+    pub(crate) steps_until_power_cut: Option<usize>,
+    /// The stage that fails, and the number of failures.
     pub(crate) failing: Option<(Stage, usize)>,
-    /// How many tasks fail before they succeed.
+    /// Number of tasks that fail before they succeed.
     pub(crate) failing_tasks: usize,
-    /// What somebody was told is kept.
-    pub(crate) promised: BTreeMap<EventId, Arc<Event>>,
+    /// Events that were acknowledged as held.
+    pub(crate) acknowledged: BTreeMap<EventId, Arc<Event>>,
     pub(crate) published: Vec<EventId>,
     pub(crate) hunts: Vec<(Identifier, Option<Duration>)>,
     pub(crate) tasks_run: Vec<CleanupTask>,
-    /// Everything the core was told since it began, and what it answered; if anybody asked for it.
+    /// All inputs of the core and its outputs, if they are recorded.
     pub(crate) transcript: Option<Vec<(Now, Input, String)>>,
     pub(crate) tasks: VecDeque<Task>,
-    /// What tasks came to, and the core has not heard.
-    pub(crate) news: VecDeque<Input>,
-    /// How many more steps are taken before the world turns to something else.
-    pub(crate) patience: Option<usize>,
+    /// Results of tasks that the core has not handled.
+    pub(crate) results: VecDeque<Input>,
+    /// Steps until the next action begins, if it interrupts this one.
+    pub(crate) steps_left: Option<usize>,
     pub(crate) failed: bool,
-    /// Nothing but releases has changed what is to be shown since nothing was under way.
+    /// Only releases have changed the expected refs since the model was idle.
     pub(crate) is_settled: bool,
     pub(crate) answer: Option<HoldOutcome>,
     pub(crate) offered: Option<Arc<Event>>,
@@ -69,17 +69,17 @@ impl World {
             config,
             now,
             disk: Disk::default(),
-            fuse: None,
+            steps_until_power_cut: None,
             failing: None,
             failing_tasks: 0,
-            promised: BTreeMap::new(),
+            acknowledged: BTreeMap::new(),
             published: Vec::new(),
             hunts: Vec::new(),
             tasks_run: Vec::new(),
             transcript: None,
             tasks: VecDeque::new(),
-            news: VecDeque::new(),
-            patience: None,
+            results: VecDeque::new(),
+            steps_left: None,
             failed: false,
             is_settled: true,
             answer: None,
@@ -87,25 +87,25 @@ impl World {
         }
     }
 
-    // What people and servers do.
+    // Actions of clients and servers.
 
-    /// A user sends an event; everything that follows from it at once follows.
-    pub(crate) fn send(&mut self, event: &Arc<Event>) -> Powered<Answer> {
+    /// Handles an event of a client, and everything that follows at once.
+    pub(crate) fn send(&mut self, event: &Arc<Event>) -> StepResult<Answer> {
         self.offer(event, Origin::anonymous())
     }
 
-    /// Another relay offers an event.
-    pub(crate) fn sync(&mut self, event: &Arc<Event>) -> Powered<Answer> {
+    /// Handles an event of another relay.
+    pub(crate) fn sync(&mut self, event: &Arc<Event>) -> StepResult<Answer> {
         let relay = "wss://them.example".parse().unwrap();
         self.offer(event, Origin::Sync { relay, path: SyncPath::Live })
     }
 
-    fn offer(&mut self, event: &Arc<Event>, origin: Origin) -> Powered<Answer> {
+    fn offer(&mut self, event: &Arc<Event>, origin: Origin) -> StepResult<Answer> {
         let facts = self.facts(event);
         let checked = verified(event);
         let verdict = judge(&self.policy, self.now.unix, &origin, checked.as_ref(), &facts);
         let outcome = match verdict {
-            // The store itself is the gate for what was taken back, and holding asks it first.
+            // The store refuses deleted events, and holding asks it first.
             Verdict::Hold(_) | Verdict::Store { .. } if self.disk.store.is_deleted(event) => {
                 Rejection::Deleted.into()
             }
@@ -118,11 +118,11 @@ impl World {
         Ok(outcome.answer())
     }
 
-    fn hold(&mut self, event: &Arc<Event>, hold: Hold, origin: Origin) -> Powered<Outcome> {
+    fn hold(&mut self, event: &Arc<Event>, hold: Hold, origin: Origin) -> StepResult<Outcome> {
         self.answer = None;
         self.is_settled &= event.kind != kinds::ANNOUNCEMENT;
         self.offered = Some(event.clone());
-        self.turn(Input::Held { event: event.clone(), hold, origin })?;
+        self.handle(Input::Held { event: event.clone(), hold, origin })?;
         Ok(match self.answer.take() {
             Some(HoldOutcome::Held) => Outcome::Held,
             Some(HoldOutcome::Full) => Rejection::Quota.into(),
@@ -131,29 +131,29 @@ impl World {
         })
     }
 
-    /// What the relay does without purgatory: replacements, announcements for discovery, deletions.
-    fn store_directly(&mut self, event: &Arc<Event>) -> Powered<Outcome> {
-        self.spark()?;
+    /// Stores an event without purgatory: replacements, announcements for discovery, deletions.
+    fn store_directly(&mut self, event: &Arc<Event>) -> StepResult<Outcome> {
+        self.step()?;
         self.is_settled = false;
         if event.kind == kinds::DELETION {
             self.disk.delete(event);
-            self.spark()?;
-            self.turn(Input::Deleted { request: event.clone() })?;
-            // The relay says so of every repository that a deletion touched; here it is any.
+            self.step()?;
+            self.handle(Input::Deleted { request: event.clone() })?;
+            // The relay reports every repository that a deletion changed; here all are reported.
             for identifier in ["x", "y"] {
-                self.turn(Input::Changed { identifier: name(identifier) })?;
+                self.handle(Input::Changed { identifier: name(identifier) })?;
             }
             return Ok(Outcome::Stored);
         }
         self.disk.store.save(event);
-        self.spark()?;
+        self.step()?;
         if let Some(identifier) = Needs::of(event).identifier {
-            self.turn(Input::Changed { identifier })?;
+            self.handle(Input::Changed { identifier })?;
         }
         Ok(Outcome::Stored)
     }
 
-    fn delist(&mut self, event: &Arc<Event>, keep: bool) -> Powered<Outcome> {
+    fn delist(&mut self, event: &Arc<Event>, keep: bool) -> StepResult<Outcome> {
         self.is_settled = false;
         let repo = Announcement::parse(event).unwrap().repo;
         let before = self.disk.store.version_at(event).map(|stored| stored.id);
@@ -162,22 +162,22 @@ impl World {
         } else if let Some(id) = before {
             self.disk.remove(&id);
         }
-        self.spark()?;
-        self.turn(Input::Delisted { repo, by: Version::of(event) })?;
+        self.step()?;
+        self.handle(Input::Delisted { repo, by: Version::of(event) })?;
         Ok(Verdict::Delist { keep }.outcome())
     }
 
-    /// Objects come in by a fetch.
-    pub(crate) fn fetch(&mut self, identifier: &str, objects: &[u8]) -> Powered {
+    /// Receives objects by a fetch.
+    pub(crate) fn fetch(&mut self, identifier: &str, objects: &[u8]) -> StepResult {
         let identifier = name(identifier);
-        self.turn(Input::FetchStarted { identifier: identifier.clone() })?;
+        self.handle(Input::FetchStarted { identifier: identifier.clone() })?;
         self.receive(&identifier, objects.iter().map(|n| oid(*n)))?;
-        self.turn(Input::FetchEnded { identifier })?;
+        self.handle(Input::FetchEnded { identifier })?;
         self.run()
     }
 
-    /// A maintainer pushes exactly what a state that is kept here declares; `false` if that is not allowed.
-    pub(crate) fn push(&mut self, repo: &RepoId, event: &Event) -> Powered<bool> {
+    /// Pushes exactly the refs of a held state as a maintainer; returns `false` if that is not allowed.
+    pub(crate) fn push(&mut self, repo: &RepoId, event: &Event) -> StepResult<bool> {
         let candidates = self.core.candidates(&repo.identifier);
         let candidate = candidates.into_iter().find(|c| c.state.version.id == event.id);
         let Some(state) = candidate.map(|c| c.state).filter(|state| self.may_push(repo, state))
@@ -185,28 +185,28 @@ impl World {
             return Ok(false);
         };
         let events = BTreeSet::from([event.id]);
-        self.turn(Input::PushAuthorised { repo: repo.clone(), events })?;
+        self.handle(Input::PushAuthorised { repo: repo.clone(), events })?;
         self.receive(&repo.identifier, state.tips().unwrap())?;
-        self.turn(Input::Changed { identifier: repo.identifier.clone() })?;
+        self.handle(Input::Changed { identifier: repo.identifier.clone() })?;
         self.run()?;
         Ok(true)
     }
 
-    /// Somebody pushes to `refs/nostr/<id>`, and hears whether that is kept.
-    pub(crate) fn push_tip(&mut self, repo: &RepoId, id: EventId, tip: u8) -> Powered<bool> {
+    /// Pushes to `refs/nostr/<id>`, and returns whether the upload is kept.
+    pub(crate) fn push_tip(&mut self, repo: &RepoId, id: EventId, tip: u8) -> StepResult<bool> {
         let tip = oid(tip);
         match self.core.tip_of(&id) {
             Some(wanted) if wanted != tip => return Ok(false),
             Some(_) => {
                 self.receive(&repo.identifier, [tip])?;
-                self.turn(Input::Changed { identifier: repo.identifier.clone() })?;
+                self.handle(Input::Changed { identifier: repo.identifier.clone() })?;
             }
             None if self.disk.store.contains(&id) => return Ok(false),
             None => {
                 let target = PushTarget::Repository(repo.clone());
                 self.disk.git.staging.entry(id).or_default().insert(tip, target.clone());
-                self.spark()?;
-                self.turn(Input::PushStaged { id, tip, target, bytes: 100, network: None })?;
+                self.step()?;
+                self.handle(Input::PushStaged { id, tip, target, bytes: 100, network: None })?;
                 self.run()?;
                 return Ok(self.core.keeps_upload(&id, &tip));
             }
@@ -215,50 +215,50 @@ impl World {
         Ok(true)
     }
 
-    fn receive(&mut self, to: &Identifier, objects: impl IntoIterator<Item = Oid>) -> Powered {
+    fn receive(&mut self, to: &Identifier, objects: impl IntoIterator<Item = Oid>) -> StepResult {
         self.disk.git.objects.entry(to.clone()).or_default().extend(objects);
-        self.spark()
+        self.step()
     }
 
-    /// Time passes, and whatever is due on the way happens.
-    pub(crate) fn wait(&mut self, length: Duration) -> Powered {
+    /// Lets time pass, and handles every deadline on the way.
+    pub(crate) fn wait(&mut self, length: Duration) -> StepResult {
         let end = self.now.after(length);
         while let Some(due) = self.core.next_deadline().filter(|due| *due <= end.mono) {
             self.now = self.now.after(due - self.now.mono);
             // Announcements expire.
             self.is_settled = false;
-            self.turn(Input::Tick)?;
+            self.handle(Input::Tick)?;
             self.run()?;
         }
         self.now = end;
         Ok(())
     }
 
-    /// The process is gone, and comes back after a while.
+    /// Ends the process and starts it again after a time.
     pub(crate) fn restart(&mut self, after: Duration) {
-        self.fuse = None;
+        self.steps_until_power_cut = None;
         self.now = self.now.after(after);
-        self.patience = None;
+        self.steps_left = None;
         self.tasks.clear();
-        self.news.clear();
+        self.results.clear();
         self.core = self.replayed();
-        self.check_moment();
+        self.check_always();
         self.disk.git.keep_staged(&self.core.staged());
-        self.turn(Input::Started).unwrap();
+        self.handle(Input::Started).unwrap();
         let served = self.disk.store.announcements(&["x", "y"].map(name).into());
         for event in served {
             let identifier = Announcement::parse(&event).unwrap().repo.identifier;
-            self.turn(Input::Changed { identifier }).unwrap();
+            self.handle(Input::Changed { identifier }).unwrap();
         }
         self.run().unwrap();
     }
 
-    /// The purgatory that the journal amounts to.
+    /// Returns the purgatory that the journal restores.
     pub(crate) fn replayed(&self) -> Purgatory {
         self.restored(self.disk.journal.clone())
     }
 
-    /// The purgatory that records amount to.
+    /// Returns the purgatory that records restore.
     pub(crate) fn restored(&self, records: Vec<Record>) -> Purgatory {
         Purgatory::restore(self.config.clone(), self.policy.clone(), records, self.now)
     }

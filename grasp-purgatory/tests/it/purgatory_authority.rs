@@ -1,4 +1,4 @@
-//! Who may sign, now; and what follows when that changes.
+//! The effects of maintainer sets, and of changes to them, on states and refs.
 
 use grasp_core::MaintainerModel;
 use grasp_core::admission::Policy;
@@ -8,7 +8,7 @@ use crate::model_events::*;
 use crate::model_world::World;
 
 #[test]
-fn a_state_goes_to_every_view_that_its_author_may_sign_for_and_fills_them() {
+fn a_state_is_applied_to_every_view_that_its_author_maintains() {
     let mut world = World::new();
     let announcements = [announcement(ALICE, "x", 0, &[BOB]), announcement(BOB, "x", 0, &[ALICE])];
     for announced in &announcements {
@@ -73,7 +73,7 @@ fn an_invitation_alone_moves_nothing_and_its_acceptance_does() {
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
     world.fetch("x", &[1, 2]).unwrap();
-    // Bob has a repository of that name which is none of alice's business.
+    // Bob has a repository of the same identifier that alice does not maintain.
     world.send(&announcement(BOB, "x", 0, &[])).unwrap();
     let fork = state(BOB, "x", 2, &[("main", 2)]);
     world.send(&fork).unwrap();
@@ -97,7 +97,7 @@ fn in_the_plain_model_a_listed_key_needs_only_a_state() {
 }
 
 #[test]
-fn whoever_is_no_longer_a_maintainer_no_longer_rules_the_refs() {
+fn states_of_a_removed_maintainer_no_longer_set_the_refs() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&announcement(BOB, "x", 0, &[ALICE])).unwrap();
@@ -110,7 +110,7 @@ fn whoever_is_no_longer_a_maintainer_no_longer_rules_the_refs() {
     world.send(&announcement(ALICE, "x", 3, &[])).unwrap();
     assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(1));
     assert_eq!(world.view(&BOB.repo("x")).unwrap()[&branch("main")], oid(2), "his own");
-    // A later state of his is his own affair too.
+    // A later state of his changes only his own view.
     let later = state(BOB, "x", 4, &[("main", 2), ("dev", 1)]);
     world.send(&later).unwrap();
     assert!(world.serves(&later));
@@ -118,7 +118,7 @@ fn whoever_is_no_longer_a_maintainer_no_longer_rules_the_refs() {
 }
 
 #[test]
-fn a_repository_for_which_nobody_may_sign_any_more_waits_again() {
+fn a_repository_without_a_state_of_a_maintainer_is_held_again() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&announcement(BOB, "x", 0, &[ALICE])).unwrap();
@@ -128,7 +128,7 @@ fn a_repository_for_which_nobody_may_sign_any_more_waits_again() {
     world.send(&alone).unwrap();
     assert!(!world.serves(&alone) && world.core.holds(&alone.id));
     assert!(world.view(&ALICE.repo("x")).unwrap().is_empty());
-    // Her own word brings it back.
+    // Her own state releases it.
     world.send(&state(ALICE, "x", 3, &[("main", 1)])).unwrap();
     assert!(world.serves(&alone));
 }
@@ -140,8 +140,8 @@ fn a_held_announcement_is_replaced_by_a_newer_one_and_still_not_served() {
     world.send(&old).unwrap();
     world.send(&new).unwrap();
     assert!(world.core.holds(&new.id) && !world.core.holds(&old.id) && !world.serves(&new));
-    let told = world.send(&old).unwrap();
-    assert_eq!(told.message, "replaced: have a newer version of this event");
+    let answer = world.send(&old).unwrap();
+    assert_eq!(answer.message, "replaced: have a newer version of this event");
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn an_announcement_for_discovery_grants_no_view() {
 }
 
 #[test]
-fn an_owner_who_goes_elsewhere_takes_the_view_along() {
+fn a_delisted_repository_loses_its_view() {
     let mut world = World::new();
     let held = announcement(ALICE, "x", 0, &[]);
     world.send(&held).unwrap();

@@ -1,4 +1,4 @@
-//! Nothing waits for ever, and nothing that is at hand is thrown away.
+//! Expiry: every hold ends, and no event expires whose data is here.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ fn wait(world: &mut World, length: Duration) {
     world.wait(length).unwrap();
 }
 
-/// A served repository, so that states can wait without their announcement.
+/// Returns a model with a served repository, so that states are held without an announcement.
 fn served() -> World {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
@@ -45,10 +45,10 @@ fn a_state_expires_after_thirty_minutes_and_not_before() {
 }
 
 #[test]
-fn what_expires_together_takes_no_longer_for_each_the_more_there_is() {
-    const MANY: u32 = 20_000;
+fn the_expiry_of_many_events_at_once_takes_linear_time() {
+    const HELD_EVENTS: u32 = 20_000;
     let now = Now::new(Mono::ZERO, Timestamp::from_secs(START));
-    let held = (0..MANY).map(|n| {
+    let held = (0..HELD_EVENTS).map(|n| {
         let id = EventId::from_byte_array(std::array::from_fn(|at| n.to_be_bytes()[at % 4]));
         let tags = [Tag::identifier(n.to_string())];
         let signature = Signature::from_slice(&[0; 64]).unwrap();
@@ -65,7 +65,7 @@ fn what_expires_together_takes_no_longer_for_each_the_more_there_is() {
     let started = Instant::now();
     let outputs = core.handle(now, Input::Tick);
     let tasks = outputs.iter().filter(|output| matches!(output, Output::RunTask(_))).count();
-    assert_eq!((tasks, core.counts().pending_tasks), (MANY as usize, MANY as usize));
+    assert_eq!((tasks, core.counts().pending_tasks), (HELD_EVENTS as usize, HELD_EVENTS as usize));
     // It takes a fraction of a second, and many times as long if each is compared with all others.
     assert!(started.elapsed() < SECOND * 5, "{:?}", started.elapsed());
 }
@@ -102,11 +102,11 @@ fn a_fetch_that_is_running_extends_the_time() {
     let mut world = served();
     let waiting = state(ALICE, "x", 2, &[("main", 2)]);
     world.send(&waiting).unwrap();
-    world.turn(Input::FetchStarted { identifier: name("x") }).unwrap();
+    world.handle(Input::FetchStarted { identifier: name("x") }).unwrap();
     wait(&mut world, HOUR * 2);
     assert!(world.core.holds(&waiting.id));
-    world.turn(Input::FetchEnded { identifier: name("x") }).unwrap();
-    assert!(world.core.holds(&waiting.id), "what it brought is looked at first");
+    world.handle(Input::FetchEnded { identifier: name("x") }).unwrap();
+    assert!(world.core.holds(&waiting.id), "the fetched objects are checked first");
     world.run().unwrap();
     wait(&mut world, SECOND);
     assert!(!world.core.holds(&waiting.id));
@@ -122,7 +122,7 @@ fn an_authorised_push_gives_its_state_and_its_repository_the_full_time() {
     }
     wait(&mut world, MINUTE * 20);
     let events = [pushed.id].into();
-    world.turn(Input::PushAuthorised { repo: ALICE.repo("x"), events }).unwrap();
+    world.handle(Input::PushAuthorised { repo: ALICE.repo("x"), events }).unwrap();
     wait(&mut world, MINUTE * 20);
     assert!(world.core.holds(&announced.id) && world.core.holds(&pushed.id));
     assert!(world.view(&ALICE.repo("x")).is_some());
@@ -194,7 +194,7 @@ fn expiry_spares_a_repository_that_is_served_by_then() {
 }
 
 #[test]
-fn the_shelf_is_bounded_and_gives_up_what_would_go_first() {
+fn the_number_of_expired_events_is_bounded_and_the_oldest_are_forgotten() {
     let config = Config { expired: Bound { count: 2, bytes: u64::MAX }, ..Config::default() };
     let mut world = World::with(config, Policy::new(US.parse().unwrap()));
     for name in ["a", "b", "c"] {
@@ -223,75 +223,75 @@ fn time_passes_while_the_process_is_down() {
 }
 
 #[test]
-fn a_state_that_was_complete_when_the_power_went_is_released_however_late_it_returns() {
+fn a_state_that_was_complete_before_a_power_cut_is_released_after_it() {
     let mut world = served();
     let waiting = state(ALICE, "x", 2, &[("main", 2)]);
     world.send(&waiting).unwrap();
-    world.fuse = Some(1);
+    world.steps_until_power_cut = Some(1);
     assert!(world.fetch("x", &[2]).is_err());
     world.restart(HOUR);
     assert!(world.serves(&waiting));
 }
 
 #[test]
-fn an_idle_purgatory_wants_no_waking() {
+fn an_idle_purgatory_has_no_deadline() {
     let mut world = served();
     assert_eq!(world.core.next_deadline(), None);
     world.send(&state(ALICE, "x", 2, &[("main", 2)])).unwrap();
     assert_eq!(world.core.next_deadline(), Some(world.now.mono + MINUTE * 30));
 }
 
-/// A repository and its state, which another relay brought and whose hunt is in line.
-fn in_line() -> (World, Arc<Event>) {
+/// Returns a model with a repository and its state from another relay, whose hunt is queued.
+fn with_queued_hunt() -> (World, Arc<Event>) {
     let mut world = World::new();
     world.sync(&announcement(ALICE, "x", 0, &[])).unwrap();
     let waiting = state(ALICE, "x", 1, &[("main", 1)]);
     world.sync(&waiting).unwrap();
-    world.turn(Input::HuntWaiting { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntWaiting { identifier: name("x") }).unwrap();
     (world, waiting)
 }
 
 #[test]
 fn nothing_expires_while_a_listed_server_has_not_been_asked() {
-    let (mut world, waiting) = in_line();
+    let (mut world, waiting) = with_queued_hunt();
     world.wait(5 * HOUR).unwrap();
     assert!(world.core.holds(&waiting.id) && world.core.counts().states == 1);
-    assert_eq!(world.replayed().counts(), world.core.counts(), "nor across a restart");
+    assert_eq!(world.replayed().counts(), world.core.counts(), "also after a restart");
     world.wait(HOUR + MINUTE).unwrap();
     assert_eq!(world.core.counts().states, 0, "six hours are the longest");
 }
 
 #[test]
-fn the_half_hour_begins_with_the_first_answer_and_ends_when_all_were_asked() {
-    let (mut world, _) = in_line();
+fn the_hold_time_begins_with_the_first_answer_and_lasts_until_all_were_asked() {
+    let (mut world, _) = with_queued_hunt();
     world.wait(HOUR).unwrap();
-    world.turn(Input::HuntAnswered { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntAnswered { identifier: name("x") }).unwrap();
     world.wait(10 * MINUTE).unwrap();
-    world.turn(Input::HuntEnded { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntEnded { identifier: name("x") }).unwrap();
     world.wait(19 * MINUTE).unwrap();
     assert_eq!(world.core.counts().states, 1);
     world.wait(2 * MINUTE).unwrap();
     assert_eq!(world.core.counts().states, 0);
 
-    // With an answer long ago, the last server's ends it at once.
-    let (mut world, _) = in_line();
-    world.turn(Input::HuntAnswered { identifier: name("x") }).unwrap();
+    // If the first answer was long ago, the last one ends it at once.
+    let (mut world, _) = with_queued_hunt();
+    world.handle(Input::HuntAnswered { identifier: name("x") }).unwrap();
     world.wait(HOUR).unwrap();
     assert_eq!(world.core.counts().states, 1);
-    world.turn(Input::HuntEnded { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntEnded { identifier: name("x") }).unwrap();
     world.wait(MINUTE).unwrap();
     assert_eq!(world.core.counts().states, 0);
 }
 
 #[test]
-fn a_hunt_that_was_never_in_line_changes_no_end() {
+fn a_hunt_that_was_never_queued_changes_no_expiry() {
     let mut world = World::new();
     world.sync(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.sync(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
     for minutes in [10, 10, 9] {
         world.wait(minutes * MINUTE).unwrap();
-        world.turn(Input::HuntAnswered { identifier: name("x") }).unwrap();
-        world.turn(Input::HuntEnded { identifier: name("x") }).unwrap();
+        world.handle(Input::HuntAnswered { identifier: name("x") }).unwrap();
+        world.handle(Input::HuntEnded { identifier: name("x") }).unwrap();
     }
     assert_eq!(world.core.counts().states, 1);
     world.wait(2 * MINUTE).unwrap();
@@ -299,23 +299,23 @@ fn a_hunt_that_was_never_in_line_changes_no_end() {
 }
 
 #[test]
-fn what_comes_or_is_pushed_after_the_first_answer_has_its_own_half_hour() {
-    let (mut world, _) = in_line();
-    world.turn(Input::HuntAnswered { identifier: name("x") }).unwrap();
+fn events_received_or_pushed_after_the_first_answer_have_their_own_hold_time() {
+    let (mut world, _) = with_queued_hunt();
+    world.handle(Input::HuntAnswered { identifier: name("x") }).unwrap();
     world.wait(2 * HOUR).unwrap();
     let late = state(ALICE, "x", 2, &[("main", 2)]);
     world.sync(&late).unwrap();
-    world.turn(Input::HuntWaiting { identifier: name("x") }).unwrap();
-    world.turn(Input::HuntEnded { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntWaiting { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntEnded { identifier: name("x") }).unwrap();
     world.wait(29 * MINUTE).unwrap();
     assert!(world.core.holds(&late.id));
 
-    let (mut world, pushed) = in_line();
-    world.turn(Input::HuntAnswered { identifier: name("x") }).unwrap();
+    let (mut world, pushed) = with_queued_hunt();
+    world.handle(Input::HuntAnswered { identifier: name("x") }).unwrap();
     world.wait(2 * HOUR).unwrap();
     let events = std::collections::BTreeSet::from([pushed.id]);
-    world.turn(Input::PushAuthorised { repo: ALICE.repo("x"), events }).unwrap();
-    world.turn(Input::HuntEnded { identifier: name("x") }).unwrap();
+    world.handle(Input::PushAuthorised { repo: ALICE.repo("x"), events }).unwrap();
+    world.handle(Input::HuntEnded { identifier: name("x") }).unwrap();
     world.wait(29 * MINUTE).unwrap();
     assert!(world.core.holds(&pushed.id));
 }
@@ -333,7 +333,7 @@ fn the_refs_of_a_state_end_with_its_own_expiration() {
     assert!(world.serves(&ends));
     world.wait(Duration::from_secs(99)).unwrap();
     assert_eq!(world.view(&ALICE.repo("x")).unwrap().len(), 1);
-    // The store removes it with its refs, and tells nobody.
+    // The store removes it with its refs, without telling purgatory.
     world.disk.remove(&ends.id);
     world.is_settled = false;
     assert!(world.view(&ALICE.repo("x")).unwrap().is_empty() && world.serves(&announced));

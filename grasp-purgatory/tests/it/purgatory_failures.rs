@@ -1,4 +1,4 @@
-//! What goes wrong on our side is tried again, and never half done.
+//! Failures of the server itself are retried, and leave nothing half done.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::model_drive::Task;
 use crate::model_events::*;
 use crate::model_world::World;
 
-/// A state that waits for object 1, and its announcement.
+/// Returns a model with a held announcement and its state, which lacks object 1.
 fn waiting() -> (World, std::sync::Arc<Event>) {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
@@ -20,7 +20,7 @@ fn waiting() -> (World, std::sync::Arc<Event>) {
 }
 
 #[test]
-fn whatever_stage_fails_the_state_stays_and_is_released_by_the_next_try() {
+fn a_state_is_released_by_a_retry_after_a_failure_at_any_stage() {
     for stage in [Stage::Survey, Stage::Release] {
         let (mut world, signed) = waiting();
         world.failing = Some((stage, 2));
@@ -31,7 +31,7 @@ fn whatever_stage_fails_the_state_stays_and_is_released_by_the_next_try() {
 }
 
 #[test]
-fn a_pass_that_is_waited_for_ends_however_much_changes_after_it_began() {
+fn a_pass_ends_although_changes_arrive_after_it_began() {
     let (mut world, _) = waiting();
     let x = name("x");
     let changed = || Input::Changed { identifier: name("x") };
@@ -54,24 +54,24 @@ fn a_pass_that_is_waited_for_ends_however_much_changes_after_it_began() {
     assert!(world.core.pending_pass(&x).is_some_and(|next| !world.core.pass_ended(&x, next)));
 }
 
-/// Whether a turn asks for a survey.
-fn asks_for_survey(turn: &[Output], identifier: &grasp_core::Identifier) -> bool {
+/// Returns whether outputs include a survey of an identifier.
+fn asks_for_survey(outputs: &[Output], identifier: &grasp_core::Identifier) -> bool {
     let asks =
         |output: &Output| matches!(output, Output::Survey { identifier: i } if i == identifier);
-    turn.iter().any(asks)
+    outputs.iter().any(asks)
 }
 
-/// Goes on until a release is about to happen.
+/// Performs steps until a release is the next task.
 fn run_to_release(world: &mut World) {
     for _ in 0..20 {
         if matches!(world.tasks.front(), Some(Task::Release(_))) {
-            world.patience = None;
+            world.steps_left = None;
             return;
         }
-        world.patience = Some(1);
+        world.steps_left = Some(1);
         world.run().unwrap();
     }
-    panic!("nothing is released");
+    panic!("no release follows");
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn a_release_that_the_store_refuses_changes_nothing() {
     assert!(world.serves(&first));
     let refused = state(ALICE, "x", 2, &[("main", 2)]);
     world.send(&refused).unwrap();
-    world.patience = Some(0);
+    world.steps_left = Some(0);
     world.fetch("x", &[2]).unwrap();
     run_to_release(&mut world);
     world.disk.delete(&deletion(ALICE, 3, &[&refused]));
@@ -96,24 +96,24 @@ fn a_release_that_the_store_refuses_changes_nothing() {
 }
 
 #[test]
-fn what_was_to_be_released_together_with_a_refused_event_is_released_without_it() {
+fn a_release_with_a_refused_event_is_repeated_without_it() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&announcement(BOB, "x", 0, &[ALICE])).unwrap();
     let (hers, his) = (state(ALICE, "x", 1, &[("main", 1)]), state(BOB, "x", 2, &[("main", 2)]));
     world.send(&hers).unwrap();
     world.send(&his).unwrap();
-    world.patience = Some(0);
+    world.steps_left = Some(0);
     world.fetch("x", &[1, 2]).unwrap();
     run_to_release(&mut world);
     world.disk.delete(&deletion(BOB, 3, &[&his]));
     let before = world.disk.git.views.clone();
     // The release itself, and nothing after it.
-    world.patience = Some(1);
+    world.steps_left = Some(1);
     world.run().unwrap();
     assert!(!world.serves(&hers) && !world.serves(&his), "all or nothing");
     assert_eq!(world.disk.git.views, before);
-    world.patience = None;
+    world.steps_left = None;
     world.run().unwrap();
     assert!(world.serves(&hers) && !world.serves(&his) && !world.core.holds(&his.id));
     for person in [ALICE, BOB] {
@@ -125,13 +125,13 @@ fn what_was_to_be_released_together_with_a_refused_event_is_released_without_it(
 
 #[test]
 fn a_power_cut_before_or_after_a_release_shows_all_of_it_or_nothing() {
-    // The power goes as it begins, or once it is done and before anybody hears of it.
-    for (fuse, is_served) in [(0, false), (1, true)] {
+    // The power is cut as the release begins, or after it and before its result is handled.
+    for (steps_until_power_cut, is_served) in [(0, false), (1, true)] {
         let (mut world, signed) = waiting();
-        world.patience = Some(0);
+        world.steps_left = Some(0);
         world.fetch("x", &[1]).unwrap();
         run_to_release(&mut world);
-        world.fuse = Some(fuse);
+        world.steps_until_power_cut = Some(steps_until_power_cut);
         assert!(world.run().is_err());
         let shown = world.view(&ALICE.repo("x")).unwrap().get(&branch("main"));
         assert_eq!((world.serves(&signed), shown.is_some()), (is_served, is_served));
@@ -144,23 +144,23 @@ fn a_power_cut_before_or_after_a_release_shows_all_of_it_or_nothing() {
 }
 
 #[test]
-fn an_expired_event_that_comes_again_while_it_is_released_is_not_held_for_ever() {
+fn an_expired_event_received_again_during_its_release_is_not_held_forever() {
     let (mut world, _) = waiting();
     world.fetch("x", &[1]).unwrap();
     let signed = state(ALICE, "x", 2, &[("main", 2)]);
     world.send(&signed).unwrap();
     world.wait(world.config.hold_for).unwrap();
-    world.patience = Some(0);
+    world.steps_left = Some(0);
     world.fetch("x", &[2]).unwrap();
     run_to_release(&mut world);
-    // Released on disk; before that is heard of, a copy comes that was judged earlier.
-    world.patience = Some(1);
+    // Released on disk; before that result is handled, a copy arrives that was judged earlier.
+    world.steps_left = Some(1);
     world.run().unwrap();
     assert!(world.serves(&signed) && world.core.contains(&signed.id));
     let hold = Hold::State(vec![ALICE.repo("x")]);
     let origin = Origin::anonymous();
-    world.turn(Input::Held { event: signed.clone(), hold, origin }).unwrap();
-    world.patience = None;
+    world.handle(Input::Held { event: signed.clone(), hold, origin }).unwrap();
+    world.steps_left = None;
     world.run().unwrap();
     assert!(!world.core.contains(&signed.id));
     world.check();
@@ -173,10 +173,10 @@ fn an_expired_event_that_comes_again_while_it_is_released_is_not_held_for_ever()
 fn a_failed_cleanup_task_is_done_later() {
     let mut world = World::new();
     world.failing_tasks = 1;
-    world.turn(Input::Started).unwrap();
-    world.patience = Some(0);
+    world.handle(Input::Started).unwrap();
+    world.steps_left = Some(0);
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
-    world.patience = None;
+    world.steps_left = None;
     assert!(world.view(&ALICE.repo("x")).is_none());
     assert_eq!(world.core.counts().pending_tasks, 1);
     world.run().unwrap();
@@ -188,8 +188,8 @@ fn a_failed_cleanup_task_is_done_later() {
 fn a_cleanup_task_that_was_pending_at_a_crash_is_done_after_it() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
-    world.fuse = Some(1);
-    assert!(world.wait(Duration::from_secs(1_800)).is_err(), "written down, not done");
+    world.steps_until_power_cut = Some(1);
+    assert!(world.wait(Duration::from_secs(1_800)).is_err(), "recorded, and not performed");
     assert!(world.view(&ALICE.repo("x")).is_some());
     world.restart(Duration::ZERO);
     assert!(world.view(&ALICE.repo("x")).is_none());
@@ -203,10 +203,10 @@ fn a_cleanup_task_without_effect_does_not_undo_what_came_after_it() {
     // The view could not be removed; then the owner comes back.
     let remove = CleanupTask::RemoveView { repo: ALICE.repo("x"), at_once: false };
     world.failing_tasks = 1;
-    world.patience = Some(0);
+    world.steps_left = Some(0);
     world.send(&deletion(ALICE, 1, &[&announced])).unwrap();
     world.send(&announcement(ALICE, "x", 2, &[])).unwrap();
-    world.patience = None;
+    world.steps_left = None;
     world.tasks_run.clear();
     world.run().unwrap();
     world.wait(Duration::from_secs(60)).unwrap();
@@ -222,7 +222,7 @@ fn an_upload_is_not_removed_by_a_cleanup_task_for_an_earlier_one() {
     world.push_tip(&ALICE.repo("x"), request.id, 7).unwrap();
     world.failing_tasks = 1;
     world.now = world.now.after(world.config.stage_for);
-    world.turn(Input::Tick).unwrap();
+    world.handle(Input::Tick).unwrap();
     world.push_tip(&ALICE.repo("x"), request.id, 9).unwrap();
     world.wait(Duration::from_secs(60)).unwrap();
     world.send(&request).unwrap();
@@ -230,7 +230,7 @@ fn an_upload_is_not_removed_by_a_cleanup_task_for_an_earlier_one() {
 }
 
 #[test]
-fn one_turn_asks_for_one_survey() {
+fn one_input_causes_at_most_one_survey() {
     let (mut world, first) = waiting();
     let second = state(ALICE, "x", 2, &[("main", 2)]);
     world.send(&second).unwrap();
@@ -244,24 +244,24 @@ fn one_turn_asks_for_one_survey() {
 }
 
 #[test]
-fn a_late_answer_that_nobody_waits_for_changes_nothing() {
+fn an_unexpected_result_changes_nothing() {
     let (mut world, signed) = waiting();
     for input in [
         Input::Released { identifier: name("x"), refused: [].into() },
         Input::Released { identifier: name("x"), refused: [signed.id].into() },
         Input::ReleaseFailed { identifier: name("x") },
-        Input::FetchEnded { identifier: name("nobody's") },
+        Input::FetchEnded { identifier: name("unknown") },
         Input::TaskDone(CleanupTask::CreateView { repo: BOB.repo("x") }),
     ] {
-        world.turn(input).unwrap();
+        world.handle(input).unwrap();
     }
     world.run().unwrap();
     assert!(world.core.holds(&signed.id) && !world.serves(&signed));
-    // Nor does it end a step that is under way.
-    world.patience = Some(2);
+    // It does not end a task that is running either.
+    world.steps_left = Some(2);
     world.fetch("x", &[1]).unwrap();
-    world.patience = None;
-    world.turn(Input::Released { identifier: name("x"), refused: [signed.id].into() }).unwrap();
+    world.steps_left = None;
+    world.handle(Input::Released { identifier: name("x"), refused: [signed.id].into() }).unwrap();
     world.run().unwrap();
     assert!(world.serves(&signed));
 }

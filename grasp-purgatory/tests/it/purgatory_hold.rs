@@ -1,4 +1,4 @@
-//! What waits, and what ends the wait.
+//! Holding of events, and their release.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::model_events::*;
 use crate::model_world::World;
 
 #[test]
-fn a_new_repository_waits_with_an_empty_view_until_a_push_fills_it() {
+fn a_new_repository_is_held_with_an_empty_view_until_a_push() {
     let mut world = World::new();
     let (repo, announced) = (ALICE.repo("x"), announcement(ALICE, "x", 0, &[]));
     let signed = state(ALICE, "x", 1, &[("main", 1)]);
@@ -33,7 +33,7 @@ fn fetched_data_releases_as_pushed_data_does() {
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.sync(&signed).unwrap();
     world.fetch("x", &[1]).unwrap();
-    assert!(!world.serves(&signed), "half of it is not it");
+    assert!(!world.serves(&signed), "half of the objects are missing");
     world.fetch("x", &[2]).unwrap();
     assert!(world.serves(&signed));
     assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("dev")], oid(2));
@@ -89,7 +89,7 @@ fn a_newer_state_that_waits_does_not_hide_the_served_one() {
 }
 
 #[test]
-fn states_that_lost_to_a_served_one_of_their_author_are_let_go() {
+fn held_states_older_than_a_served_one_of_their_author_are_dropped() {
     let mut world = World::new();
     let lost = state(ALICE, "x", 1, &[("main", 1)]);
     let newer = state(ALICE, "x", 2, &[("main", 2)]);
@@ -102,7 +102,7 @@ fn states_that_lost_to_a_served_one_of_their_author_are_let_go() {
 }
 
 #[test]
-fn a_state_that_can_never_be_true_waits_without_being_hunted() {
+fn a_state_with_a_malformed_object_id_is_held_without_a_hunt() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     let nonsense = ALICE.signs(
@@ -119,7 +119,7 @@ fn a_state_that_can_never_be_true_waits_without_being_hunted() {
 }
 
 #[test]
-fn the_hunt_begins_late_for_users_and_soon_for_relays() {
+fn the_hunt_begins_later_for_events_of_clients_than_of_relays() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     assert!(world.hunts.is_empty(), "an announcement alone wants no objects");
@@ -130,7 +130,7 @@ fn the_hunt_begins_late_for_users_and_soon_for_relays() {
 }
 
 #[test]
-fn the_hunter_learns_what_is_missing_and_where_keepers_say_it_is() {
+fn wants_name_the_missing_tips_and_the_clone_urls_of_maintainers() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&announcement(BOB, "x", 0, &[ALICE])).unwrap();
@@ -141,22 +141,22 @@ fn the_hunter_learns_what_is_missing_and_where_keepers_say_it_is() {
     let [want] = &wants[..] else { panic!("{wants:?}") };
     assert_eq!((want.id, &want.tips[..]), (signed.id, &[oid(2), oid(1)][..]));
     let owners: Vec<_> = want.trusted.iter().map(|url| url.as_str()).collect();
-    let mirror = |person: Person| {
+    let mirror = |person: Author| {
         format!("https://mirror.example/{}/x", grasp_core::service::npub(&person.key()))
     };
     assert_eq!(owners, [mirror(BOB), mirror(ALICE)], "the author's first, no stranger's, not ours");
 }
 
 #[test]
-fn of_one_author_the_newest_eight_states_wait() {
+fn only_the_newest_eight_states_of_an_author_are_held() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     let states: Vec<_> = (1..=9).map(|n| state(ALICE, "x", n, &[("main", n as u8)])).collect();
     for signed in &states[1..] {
         world.send(signed).unwrap();
     }
-    let told = world.send(&states[0]).unwrap();
-    assert_eq!(told.message, "replaced: have a newer version of this event");
+    let answer = world.send(&states[0]).unwrap();
+    assert_eq!(answer.message, "replaced: have a newer version of this event");
     assert!(!world.core.holds(&states[0].id));
     let tenth = state(ALICE, "x", 10, &[("main", 10)]);
     world.send(&tenth).unwrap();
@@ -164,30 +164,30 @@ fn of_one_author_the_newest_eight_states_wait() {
     assert!(world.core.holds(&tenth.id));
 }
 
-/// A world where one bound is two things.
+/// Returns a model with a changed configuration.
 fn bounded(set: impl Fn(&mut Config)) -> World {
     let mut config = Config::default();
     set(&mut config);
     World::with(config, Policy::new(US.parse().unwrap()))
 }
 
-const TWO: Bound = Bound { count: 2, bytes: u64::MAX };
+const TWO_EVENTS: Bound = Bound { count: 2, bytes: u64::MAX };
 
 #[test]
-fn an_author_may_have_only_so_much_waiting() {
-    let mut world = bounded(|config| config.per_author = TWO);
+fn held_events_per_author_are_bounded() {
+    let mut world = bounded(|config| config.per_author = TWO_EVENTS);
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&announcement(ALICE, "y", 0, &[])).unwrap();
-    let told = world.send(&announcement(ALICE, "z", 0, &[])).unwrap();
-    assert!(told.message.starts_with("rate-limited: "), "{}", told.message);
+    let answer = world.send(&announcement(ALICE, "z", 0, &[])).unwrap();
+    assert!(answer.message.starts_with("rate-limited: "), "{}", answer.message);
     assert!(world.view(&ALICE.repo("z")).is_none());
     assert!(world.send(&announcement(BOB, "z", 0, &[])).unwrap().accepted);
     assert!(world.send(&announcement(ALICE, "y", 1, &[])).unwrap().accepted, "in place of the old");
 }
 
 #[test]
-fn an_identifier_may_have_only_so_much_waiting() {
-    let mut world = bounded(|config| config.per_identifier = TWO);
+fn held_events_per_identifier_are_bounded() {
+    let mut world = bounded(|config| config.per_identifier = TWO_EVENTS);
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&announcement(BOB, "x", 0, &[])).unwrap();
     assert!(!world.send(&announcement(CAROL, "x", 0, &[])).unwrap().accepted);
@@ -195,9 +195,9 @@ fn an_identifier_may_have_only_so_much_waiting() {
 }
 
 #[test]
-fn strangers_who_fill_a_name_or_everything_do_not_lock_out_what_is_served_there() {
+fn a_full_purgatory_still_holds_states_of_served_repositories() {
     let mut world = bounded(|config| {
-        config.per_identifier = TWO;
+        config.per_identifier = TWO_EVENTS;
         config.total = Bound { count: 4, bytes: 1 << 20 };
     });
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
@@ -213,8 +213,8 @@ fn strangers_who_fill_a_name_or_everything_do_not_lock_out_what_is_served_there(
 }
 
 #[test]
-fn in_all_only_so_much_may_wait_and_what_is_released_makes_room() {
-    let mut world = bounded(|config| config.total = TWO);
+fn held_events_are_bounded_in_total_and_a_release_makes_room() {
+    let mut world = bounded(|config| config.total = TWO_EVENTS);
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
     let late = announcement(BOB, "y", 0, &[]);
@@ -224,7 +224,7 @@ fn in_all_only_so_much_may_wait_and_what_is_released_makes_room() {
 }
 
 #[test]
-fn bytes_are_bounded_like_numbers() {
+fn held_bytes_are_bounded() {
     let mut world = bounded(|config| config.total = Bound { count: 100, bytes: 2_000 });
     assert!(world.send(&announcement(ALICE, "x", 0, &[])).unwrap().accepted);
     let many: Vec<_> = (0..40).map(|_| BOB).collect();
@@ -232,7 +232,7 @@ fn bytes_are_bounded_like_numbers() {
 }
 
 #[test]
-fn who_comes_too_late_for_the_last_place_is_told_by_the_core_too() {
+fn the_core_itself_refuses_an_event_when_it_is_full() {
     let mut world = bounded(|config| config.total = Bound { count: 0, bytes: 0 });
     let event = announcement(ALICE, "x", 0, &[]);
     let held = Input::Held {
@@ -240,13 +240,13 @@ fn who_comes_too_late_for_the_last_place_is_told_by_the_core_too() {
         hold: grasp_core::admission::Hold::Announcement,
         origin: grasp_core::admission::Origin::anonymous(),
     };
-    world.turn(held).unwrap();
+    world.handle(held).unwrap();
     assert_eq!(world.answer, Some(HoldOutcome::Full));
     assert!(world.disk.journal.is_empty());
 }
 
 #[test]
-fn whoever_has_most_waiting_makes_room_for_newcomers() {
+fn the_author_with_the_most_held_events_makes_room_for_others() {
     let mut world = bounded(|config| config.total = Bound { count: 4, bytes: 1 << 20 });
     for identifier in ["a", "b", "c"] {
         world.send(&announcement(ALICE, identifier, 0, &[])).unwrap();
@@ -259,15 +259,15 @@ fn whoever_has_most_waiting_makes_room_for_newcomers() {
     assert!(world.core.holds(&waits.id) && world.core.holds(&newcomer.id));
     assert_eq!(world.core.counts().announcements, 4);
     let views = ["a", "b", "c"].map(|name| world.view(&ALICE.repo(name)).is_some());
-    assert_eq!(views.into_iter().filter(|there| *there).count(), 2, "its view went along");
-    // Whoever has little keeps it, also after a restart.
+    assert_eq!(views.into_iter().filter(|there| *there).count(), 2, "its view was removed");
+    // Authors with few events keep them, also after a restart.
     world.restart(std::time::Duration::ZERO);
     assert!(!world.send(&announcement(DAVE, "f", 0, &[])).unwrap().accepted);
     assert_eq!(world.core.counts().announcements, 4);
 }
 
 #[test]
-fn one_network_leaves_room_in_purgatory_for_every_other() {
+fn one_network_leaves_room_in_purgatory_for_others() {
     let mut world = bounded(|config| config.total = Bound { count: 40, bytes: 40 << 20 });
     let at = |address: &str| Origin::Client {
         authenticated: Vec::new(),
@@ -275,12 +275,12 @@ fn one_network_leaves_room_in_purgatory_for_every_other() {
     };
     let mut hold = |event: Arc<Event>, origin| {
         let input = Input::Held { event, hold: Hold::Announcement, origin };
-        world.turn(input).unwrap();
+        world.handle(input).unwrap();
         world.run().unwrap();
         world.answer.take().unwrap()
     };
     let held = (0..100).filter(|n| {
-        hold(announcement(Person::numbered(100 + n), &n.to_string(), 0, &[]), at("192.0.2.1"))
+        hold(announcement(Author::numbered(100 + n), &n.to_string(), 0, &[]), at("192.0.2.1"))
             == HoldOutcome::Held
     });
     assert_eq!(held.count(), 10, "a quarter");

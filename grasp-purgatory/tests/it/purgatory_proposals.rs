@@ -1,4 +1,4 @@
-//! Pull requests, and uploads that come before them.
+//! Pull requests, and uploads that are received before them.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::model_world::World;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Alice and bob keep `x` together; it is served.
+/// Returns a model with a served repository that Alice and Bob maintain.
 fn served() -> World {
     served_with(Config::default())
 }
@@ -34,20 +34,20 @@ fn tip_in(world: &World, repo: &RepoId, event: &Event) -> Option<Oid> {
 }
 
 #[test]
-fn a_pull_request_waits_for_its_tip_and_then_is_in_every_view_of_its_keepers() {
+fn a_pull_request_is_held_for_its_tip_and_then_in_every_view_of_the_maintainers() {
     let mut world = served();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
     world.send(&request).unwrap();
     assert!(!world.serves(&request));
     assert!(world.push_tip(&ALICE.repo("x"), request.id, 9).unwrap());
     assert!(world.serves(&request));
-    for keeper in [ALICE, BOB] {
-        assert_eq!(tip_in(&world, &keeper.repo("x"), &request), Some(oid(9)));
+    for maintainer in [ALICE, BOB] {
+        assert_eq!(tip_in(&world, &maintainer.repo("x"), &request), Some(oid(9)));
     }
 }
 
 #[test]
-fn every_repository_that_it_is_addressed_to_counts_whatever_its_name() {
+fn a_pull_request_may_be_addressed_to_repositories_of_different_identifiers() {
     let mut world = served();
     world.send(&announcement(CAROL, "y", 0, &[])).unwrap();
     world.send(&state(CAROL, "y", 1, &[("main", 1)])).unwrap();
@@ -61,7 +61,7 @@ fn every_repository_that_it_is_addressed_to_counts_whatever_its_name() {
 }
 
 #[test]
-fn a_tip_that_came_for_one_repository_releases_for_another_once_that_is_served() {
+fn a_tip_received_for_one_repository_releases_the_pull_request_for_another() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&elsewhere(BOB, "x", 0, &[ALICE])).unwrap();
@@ -76,7 +76,7 @@ fn a_tip_that_came_for_one_repository_releases_for_another_once_that_is_served()
 }
 
 #[test]
-fn an_upload_waits_unseen_until_the_event_that_names_it_comes() {
+fn an_upload_is_staged_until_the_event_that_names_it_arrives() {
     let mut world = served();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
     assert!(world.push_tip(&ALICE.repo("x"), request.id, 9).unwrap());
@@ -89,7 +89,7 @@ fn an_upload_waits_unseen_until_the_event_that_names_it_comes() {
 }
 
 #[test]
-fn of_competing_uploads_the_signed_one_wins_and_the_others_go() {
+fn of_competing_uploads_the_signed_one_is_kept() {
     let mut world = served();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
     for tip in [7, 9, 8] {
@@ -103,7 +103,7 @@ fn of_competing_uploads_the_signed_one_wins_and_the_others_go() {
 }
 
 #[test]
-fn an_upload_that_the_event_does_not_name_goes_and_the_event_waits() {
+fn an_upload_that_the_event_does_not_name_is_dropped_and_the_event_held() {
     let mut world = served();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
     world.push_tip(&ALICE.repo("x"), request.id, 7).unwrap();
@@ -124,23 +124,23 @@ fn an_upload_that_arrives_while_its_event_is_being_held_is_not_lost() {
     let (repo, id) = (ALICE.repo("x"), request.id);
     let target = PushTarget::Repository(repo);
     world.disk.git.staging.entry(id).or_default().insert(oid(9), target.clone());
-    world.turn(Input::PushStaged { id, tip: oid(9), target, bytes: 1, network: None }).unwrap();
+    world.handle(Input::PushStaged { id, tip: oid(9), target, bytes: 1, network: None }).unwrap();
     world.run().unwrap();
     assert!(world.serves(&request));
 }
 
 #[test]
-fn uploads_for_one_event_are_few_and_one_too_many_drops_only_itself() {
+fn uploads_per_event_are_bounded_and_the_excess_one_is_dropped() {
     let mut world = served();
     let (repo, id) = (ALICE.repo("x"), pull_request(DAVE, 2, &[ALICE.repo("x")], 4).id);
     for tip in 1..=4 {
         assert!(world.push_tip(&repo, id, tip).unwrap());
     }
     assert!(!world.push_tip(&repo, id, 5).unwrap());
-    // One that slipped through between judgement and upload.
+    // An upload that was judged before the others arrived.
     let target = PushTarget::Repository(repo);
     world.disk.git.staging.get_mut(&id).unwrap().insert(oid(6), target.clone());
-    world.turn(Input::PushStaged { id, tip: oid(6), target, bytes: 1, network: None }).unwrap();
+    world.handle(Input::PushStaged { id, tip: oid(6), target, bytes: 1, network: None }).unwrap();
     let left: Vec<_> = world.disk.git.staging[&id].keys().copied().collect();
     assert_eq!(left, [1, 2, 3, 4].map(oid));
 }
@@ -155,13 +155,13 @@ fn one_network_that_fills_staging_makes_room_for_others() {
         let target = PushTarget::Repository(repo.clone());
         world.disk.git.staging.entry(id).or_default().insert(tip, target.clone());
         let network = address.map(|address| ClientNetwork::of(address.parse().unwrap()));
-        world.turn(Input::PushStaged { id, tip, target, bytes: 100, network }).unwrap();
+        world.handle(Input::PushStaged { id, tip, target, bytes: 100, network }).unwrap();
         world.run().unwrap();
         world.core.keeps_upload(&id, &tip)
     };
     let kept = (1..=10).filter(|n| upload(&mut world, *n, Some("192.0.2.1"))).count();
     assert_eq!(kept, 2, "a quarter, in whole uploads");
-    // Those whose network nobody knows have no share; whoever has most makes room.
+    // Uploads of unknown networks have no share; the network with the most uploads makes room.
     assert!((11..=18).all(|n| upload(&mut world, n, None)));
     assert!(!upload(&mut world, 19, None));
     assert!(upload(&mut world, 20, Some("198.51.100.1")));
@@ -170,7 +170,7 @@ fn one_network_that_fills_staging_makes_room_for_others() {
 }
 
 #[test]
-fn an_upload_that_nobody_signs_for_is_dropped_after_twenty_minutes() {
+fn an_upload_without_its_event_is_dropped_after_twenty_minutes() {
     let mut world = served();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
     world.push_tip(&ALICE.repo("x"), request.id, 9).unwrap();
@@ -210,7 +210,7 @@ fn a_served_pull_request_reaches_views_that_become_relevant_later() {
 }
 
 #[test]
-fn a_pull_request_for_nothing_that_is_served_here_waits() {
+fn a_pull_request_to_repositories_that_are_not_served_is_held() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&elsewhere(BOB, "x", 0, &[])).unwrap();
@@ -221,7 +221,7 @@ fn a_pull_request_for_nothing_that_is_served_here_waits() {
 }
 
 #[test]
-fn a_pull_request_and_its_upload_wait_together_for_a_repository_to_be_served() {
+fn a_pull_request_and_its_upload_are_held_until_a_repository_is_served() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&elsewhere(BOB, "x", 0, &[ALICE])).unwrap();
@@ -230,7 +230,7 @@ fn a_pull_request_and_its_upload_wait_together_for_a_repository_to_be_served() {
     world.send(&request).unwrap();
     assert!(!world.serves(&request), "alice's repository has no data");
     world.wait(MINUTE * 25).unwrap();
-    world.turn(Input::Tick).unwrap();
+    world.handle(Input::Tick).unwrap();
     world.send(&state(ALICE, "x", 3, &[("main", 1)])).unwrap();
     world.fetch("x", &[1]).unwrap();
     assert!(world.serves(&request));
@@ -258,29 +258,29 @@ fn a_wrong_upload_that_arrives_after_its_event_is_dropped_at_once() {
     world.send(&request).unwrap();
     let (id, target) = (request.id, PushTarget::Repository(ALICE.repo("x")));
     world.disk.git.staging.entry(id).or_default().insert(oid(7), target.clone());
-    world.turn(Input::PushStaged { id, tip: oid(7), target, bytes: 1, network: None }).unwrap();
+    world.handle(Input::PushStaged { id, tip: oid(7), target, bytes: 1, network: None }).unwrap();
     assert!(world.disk.git.staging.is_empty());
     assert_eq!(world.core.counts().staged, 0);
 }
 
-/// A pull request for an unknown repository, to be pushed to its author's own place here.
-fn by_own_door(to: &RepoId) -> std::sync::Arc<Event> {
-    let place = format!("https://{US}/prs/{}/{}.git", npub(&DAVE.key()), to.identifier);
+/// Returns a pull request for an unknown repository whose tip is pushed to its author's `/prs/` path here.
+fn at_own_prs_path(to: &RepoId) -> std::sync::Arc<Event> {
+    let clone = format!("https://{US}/prs/{}/{}.git", npub(&DAVE.key()), to.identifier);
     DAVE.signs(
         1618,
         2,
         vec![
             vec!["a".into(), to.to_string()],
             vec!["c".into(), oid(9).to_string()],
-            vec!["clone".into(), place],
+            vec!["clone".into(), clone],
         ],
     )
 }
 
-fn stage_by(world: &mut World, target: PushTarget, event: &Event) {
+fn stage_at(world: &mut World, target: PushTarget, event: &Event) {
     world.disk.git.staging.entry(event.id).or_default().insert(oid(9), target.clone());
     world
-        .turn(Input::PushStaged { id: event.id, tip: oid(9), target, bytes: 1, network: None })
+        .handle(Input::PushStaged { id: event.id, tip: oid(9), target, bytes: 1, network: None })
         .unwrap();
 }
 
@@ -291,48 +291,48 @@ fn open_to_contributors() -> World {
 }
 
 #[test]
-fn a_contributors_own_place_serves_a_pull_request_for_a_repository_that_is_not_here() {
+fn a_pull_request_for_an_unknown_repository_is_served_below_prs() {
     let mut world = open_to_contributors();
-    let request = by_own_door(&ALICE.repo("x"));
-    stage_by(&mut world, PushTarget::Contributor(DAVE.repo("x")), &request);
+    let request = at_own_prs_path(&ALICE.repo("x"));
+    stage_at(&mut world, PushTarget::Contributor(DAVE.repo("x")), &request);
     world.send(&request).unwrap();
     assert!(world.serves(&request));
 }
 
 #[test]
-fn a_later_upload_of_the_same_tip_elsewhere_does_not_replace_the_signers() {
+fn a_later_upload_of_the_same_tip_elsewhere_does_not_replace_the_authors() {
     let mut world = open_to_contributors();
-    let request = by_own_door(&ALICE.repo("x"));
-    stage_by(&mut world, PushTarget::Contributor(DAVE.repo("x")), &request);
-    stage_by(&mut world, PushTarget::Contributor(BOB.repo("x")), &request);
-    stage_by(&mut world, PushTarget::Repository(ALICE.repo("x")), &request);
+    let request = at_own_prs_path(&ALICE.repo("x"));
+    stage_at(&mut world, PushTarget::Contributor(DAVE.repo("x")), &request);
+    stage_at(&mut world, PushTarget::Contributor(BOB.repo("x")), &request);
+    stage_at(&mut world, PushTarget::Repository(ALICE.repo("x")), &request);
     world.send(&request).unwrap();
     assert!(world.serves(&request));
     assert_eq!(world.core.counts().staged, 0);
 }
 
 #[test]
-fn an_upload_at_somebody_elses_place_is_not_the_signers() {
+fn an_upload_below_another_contributors_path_does_not_count() {
     let mut world = open_to_contributors();
-    let request = by_own_door(&ALICE.repo("x"));
-    stage_by(&mut world, PushTarget::Contributor(BOB.repo("x")), &request);
+    let request = at_own_prs_path(&ALICE.repo("x"));
+    stage_at(&mut world, PushTarget::Contributor(BOB.repo("x")), &request);
     world.send(&request).unwrap();
     assert!(!world.serves(&request) && world.core.holds(&request.id));
 }
 
 #[test]
-fn an_event_that_waits_for_nothing_is_not_kept() {
+fn an_event_that_needs_no_git_data_is_not_held() {
     let mut world = World::new();
     let note = DAVE.signs(1, 0, vec![]);
     let held =
         Input::Held { event: note.clone(), hold: Hold::Proposal, origin: Origin::anonymous() };
-    world.turn(held).unwrap();
+    world.handle(held).unwrap();
     assert_eq!(world.answer, Some(grasp_purgatory::HoldOutcome::Unreadable));
     assert!(!world.core.holds(&note.id));
 }
 
 #[test]
-fn one_author_fills_no_view_with_pull_requests_but_maintainers_may() {
+fn pull_requests_per_author_in_a_view_are_bounded_except_for_maintainers() {
     for (author, expected) in [(DAVE, 200), (BOB, 210)] {
         let mut world = served();
         for n in 0..210 {
@@ -343,12 +343,12 @@ fn one_author_fills_no_view_with_pull_requests_but_maintainers_may() {
         assert_eq!(shown, expected);
         let later = pull_request(CAROL, 1, &[ALICE.repo("x")], 1);
         world.send(&later).unwrap();
-        assert!(world.serves(&later), "others are not kept from it");
+        assert!(world.serves(&later), "other authors are not affected");
     }
 }
 
 #[test]
-fn a_name_under_which_nothing_is_costs_the_surveys_of_others_nothing() {
+fn an_identifier_without_repositories_is_left_out_of_other_surveys() {
     let mut world = served();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x"), ALICE.repo("nowhere")], 9);
     world.send(&request).unwrap();

@@ -1,4 +1,4 @@
-//! Authors take things back.
+//! Deletions and vanish requests.
 
 use grasp_purgatory::Input;
 use nostr::types::Timestamp;
@@ -20,13 +20,13 @@ fn a_held_state_that_its_author_deletes_by_id_allows_no_push() {
 }
 
 #[test]
-fn a_deletion_that_was_stored_when_the_power_went_counts_after_the_restart() {
+fn a_deletion_stored_before_a_power_cut_takes_effect_after_the_restart() {
     let mut world = World::new();
     let announced = announcement(ALICE, "x", 0, &[]);
     world.send(&announced).unwrap();
     let signed = state(ALICE, "x", 1, &[("main", 1)]);
     world.send(&signed).unwrap();
-    world.fuse = Some(1);
+    world.steps_until_power_cut = Some(1);
     assert!(world.send(&deletion(ALICE, 2, &[&signed, &announced])).is_err());
     assert!(world.core.holds(&signed.id));
     world.restart(std::time::Duration::ZERO);
@@ -35,7 +35,7 @@ fn a_deletion_that_was_stored_when_the_power_went_counts_after_the_restart() {
 }
 
 #[test]
-fn held_states_at_a_deleted_coordinate_go_up_to_the_time_of_the_request() {
+fn held_states_at_a_deleted_coordinate_are_dropped_up_to_the_time_of_the_request() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     let (before, after) = (state(ALICE, "x", 1, &[("a", 1)]), state(ALICE, "x", 3, &[("a", 2)]));
@@ -46,11 +46,11 @@ fn held_states_at_a_deleted_coordinate_go_up_to_the_time_of_the_request() {
 }
 
 #[test]
-fn nobody_deletes_what_somebody_else_has_waiting() {
+fn a_deletion_does_not_affect_held_events_of_other_authors() {
     let mut world = World::new();
     let announced = announcement(ALICE, "x", 0, &[]);
     world.send(&announced).unwrap();
-    world.turn(Input::Deleted { request: deletion(BOB, 1, &[&announced]) }).unwrap();
+    world.handle(Input::Deleted { request: deletion(BOB, 1, &[&announced]) }).unwrap();
     assert!(world.core.holds(&announced.id));
 }
 
@@ -64,7 +64,7 @@ fn deleting_a_held_announcement_removes_its_view() {
 }
 
 #[test]
-fn deleting_the_served_state_brings_back_the_one_before() {
+fn deleting_the_served_state_restores_the_previous_one() {
     let mut world = World::new();
     let announced = announcement(ALICE, "x", 0, &[]);
     let (first, second) = (state(ALICE, "x", 1, &[("a", 1)]), state(ALICE, "x", 2, &[("a", 2)]));
@@ -79,7 +79,7 @@ fn deleting_the_served_state_brings_back_the_one_before() {
 }
 
 #[test]
-fn deleting_the_only_state_makes_the_repository_wait_for_a_new_one() {
+fn deleting_the_only_state_makes_the_repository_held_again() {
     let mut world = World::new();
     let announced = announcement(ALICE, "x", 0, &[]);
     let only = state(ALICE, "x", 1, &[("a", 1)]);
@@ -94,7 +94,7 @@ fn deleting_the_only_state_makes_the_repository_wait_for_a_new_one() {
 }
 
 #[test]
-fn a_deleted_pull_request_takes_its_uploads_along() {
+fn a_deleted_pull_request_is_not_released_by_its_tip() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
@@ -125,7 +125,7 @@ fn a_served_pull_request_that_its_author_deletes_loses_its_refs() {
 }
 
 #[test]
-fn whoever_vanishes_leaves_nothing_waiting_but_what_came_later() {
+fn a_vanish_request_drops_held_events_up_to_its_time() {
     let mut world = World::new();
     let (gone, stays) = (announcement(ALICE, "x", 0, &[]), announcement(BOB, "x", 0, &[]));
     let later = announcement(ALICE, "y", 9, &[]);
@@ -133,22 +133,22 @@ fn whoever_vanishes_leaves_nothing_waiting_but_what_came_later() {
         world.send(event).unwrap();
     }
     let until = Timestamp::from_secs(START + 5);
-    world.turn(Input::Vanished { author: ALICE.key(), until }).unwrap();
+    world.handle(Input::Vanished { author: ALICE.key(), until }).unwrap();
     world.run().unwrap();
     assert!(!world.core.holds(&gone.id) && world.view(&ALICE.repo("x")).is_none());
     assert!(world.core.holds(&stays.id) && world.core.holds(&later.id));
 }
 
-/// Lets a release be done, and nobody have heard of it.
-fn stop_after_the_release(world: &mut World, deed: impl FnOnce(&mut World)) {
-    world.patience = Some(3);
-    deed(world);
-    world.patience = None;
-    assert!(!world.is_quiet());
+/// Performs an action up to a release whose result is not handled yet.
+fn stop_after_the_release(world: &mut World, action: impl FnOnce(&mut World)) {
+    world.steps_left = Some(3);
+    action(world);
+    world.steps_left = None;
+    assert!(!world.is_idle());
 }
 
 #[test]
-fn a_pull_request_taken_back_before_its_release_is_heard_of_leaves_none() {
+fn a_pull_request_deleted_before_the_result_of_its_release_is_handled_leaves_no_ref() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
@@ -164,7 +164,7 @@ fn a_pull_request_taken_back_before_its_release_is_heard_of_leaves_none() {
 }
 
 #[test]
-fn an_owner_who_leaves_while_the_repository_is_being_filled_is_not_served() {
+fn a_repository_delisted_during_its_release_is_not_served() {
     let mut world = World::new();
     let announced = announcement(ALICE, "x", 0, &[]);
     world.send(&announced).unwrap();
@@ -176,7 +176,7 @@ fn an_owner_who_leaves_while_the_repository_is_being_filled_is_not_served() {
 }
 
 #[test]
-fn a_state_taken_back_before_its_release_is_heard_of_is_not_served() {
+fn a_state_deleted_before_the_result_of_its_release_is_handled_is_not_served() {
     let mut world = World::new();
     let announced = announcement(ALICE, "x", 0, &[]);
     let signed = state(ALICE, "x", 1, &[("main", 1)]);

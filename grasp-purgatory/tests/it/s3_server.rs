@@ -1,4 +1,4 @@
-//! An S3 server on loopback, and faults that requests to it meet.
+//! An S3 server on loopback that can be made to fail.
 //!
 //! Protocol and signatures are those of the `s3s` crate. Its own store of files, `s3s-fs`, has no room for keys as long as
 //! ours.
@@ -37,7 +37,7 @@ pub const BUCKET: &str = "packs";
 const ACCESS_KEY: &str = "AKIDEXAMPLE";
 pub const SECRET_KEY: &str = "very-secret-0123456789";
 
-/// What happens to a request.
+/// A fault of a request.
 #[derive(Clone, Debug)]
 pub enum Fault {
     /// The server answers that it is overloaded, and does nothing.
@@ -174,7 +174,7 @@ impl Buckets {
         Ok(())
     }
 
-    /// The place of a part of an upload, outside of any bucket.
+    /// Returns the path of a part of an upload, outside of any bucket.
     fn part(&self, upload: &str, number: i32) -> PathBuf {
         self.0.join(format!("{upload}.{number:05}"))
     }
@@ -238,8 +238,8 @@ impl S3 for Buckets {
         &self,
         request: S3Request<ListObjectsV2Input>,
     ) -> S3Result<S3Response<ListObjectsV2Output>> {
-        /// Few, so that lists have several pages.
-        const PAGE: usize = 5;
+        /// Objects per page; few, so that lists have several pages.
+        const OBJECTS_PER_PAGE: usize = 5;
         let input = request.input;
         let (root, prefix) = (self.file(&input.bucket, "")?, input.prefix.unwrap_or_default());
         let after = input.continuation_token.unwrap_or_default();
@@ -256,8 +256,8 @@ impl S3 for Buckets {
             })
             .collect();
         objects.sort_by_key(|object| object.key.clone());
-        let is_truncated = objects.len() > PAGE;
-        objects.truncate(PAGE);
+        let is_truncated = objects.len() > OBJECTS_PER_PAGE;
+        objects.truncate(OBJECTS_PER_PAGE);
         let next = objects.last().and_then(|object| object.key.clone());
         Ok(S3Response::new(ListObjectsV2Output {
             name: Some(input.bucket),

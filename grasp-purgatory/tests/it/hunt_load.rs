@@ -1,4 +1,4 @@
-//! The hunt when there is too much of everything: names, addresses, servers that say nothing.
+//! The hunt under load: many identifiers, many addresses, silent servers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -13,15 +13,15 @@ use crate::hunt_sim::*;
 use crate::model_events::{ALICE, announcement, state};
 use crate::model_world::World;
 
-const SYNC: Duration = Duration::from_millis(500);
+const SYNC_DELAY: Duration = Duration::from_millis(500);
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn hands(at_once: usize) -> HuntConfig {
+fn with_fetch_slots(at_once: usize) -> HuntConfig {
     HuntConfig { at_once: NonZeroUsize::new(at_once).unwrap(), ..HuntConfig::default() }
 }
 
-/// When everything for a name was here.
+/// Returns the time at which everything for an identifier was here.
 fn completed(sim: &Sim, identifier: &str) -> Option<Mono> {
     let mut reports = sim.reports.iter();
     reports.find_map(|(at, report)| match report {
@@ -31,40 +31,40 @@ fn completed(sim: &Sim, identifier: &str) -> Option<Mono> {
 }
 
 #[test]
-fn there_are_never_more_conversations_than_hands_and_everybody_is_served() {
-    let mut sim = Sim::with(hands(4));
+fn conversations_stay_within_the_fetch_slots_and_all_are_served() {
+    let mut sim = Sim::with(with_fetch_slots(4));
     for n in 0..50_u8 {
-        let place = format!("h{n}.com");
-        sim = sim.server(&place, Mood::Fine, &[n]);
-        sim.wanted(&format!("r{n}"), vec![want(&[n], &[&place])], SYNC);
+        let address = format!("h{n}.com");
+        sim = sim.server(&address, Behaviour::Fine, &[n]);
+        sim.wanted(&format!("r{n}"), vec![want(&[n], &[&address])], SYNC_DELAY);
     }
     sim.run_for(10 * SECOND);
-    assert_eq!(sim.most_in_all, 4);
+    assert_eq!(sim.max_in_flight, 4);
     assert_eq!(sim.here.len(), 50);
     assert_eq!(sim.hunter.in_flight(), 0);
 }
 
 #[test]
-fn silent_servers_cannot_take_every_hand() {
-    let mut sim = Sim::with(hands(4)).server("fine.com", Mood::Fine, &[200]);
+fn silent_servers_do_not_occupy_every_fetch_slot() {
+    let mut sim = Sim::with(with_fetch_slots(4)).server("fine.com", Behaviour::Fine, &[200]);
     for n in 0..40_u8 {
-        let place = format!("s{n}.com");
-        sim = sim.server(&place, Mood::Silent, &[]);
-        sim.wanted(&format!("r{n}"), vec![want(&[n], &[&place])], Duration::ZERO);
+        let address = format!("s{n}.com");
+        sim = sim.server(&address, Behaviour::Silent, &[]);
+        sim.wanted(&format!("r{n}"), vec![want(&[n], &[&address])], Duration::ZERO);
     }
     sim.run_for(SECOND);
-    sim.wanted("honest", vec![want(&[200], &["fine.com"])], SYNC);
+    sim.wanted("honest", vec![want(&[200], &["fine.com"])], SYNC_DELAY);
     sim.run_for(3 * MINUTE);
     let took = completed(&sim, "honest").expect("it is found") - Mono::from_secs(1);
     assert!(took <= 60 * SECOND, "each silent server has 5 seconds, four at a time: {took:?}");
     let stalled =
         |r: &HuntReport| matches!(r, HuntReport::Failed { error: FetchError::Stalled, .. });
-    assert!(sim.reports.iter().any(|(_, report)| stalled(report)), "and that is told");
+    assert!(sim.reports.iter().any(|(_, report)| stalled(report)), "silent servers are reported");
 }
 
 #[test]
-fn a_late_server_has_all_its_time_while_nobody_waits() {
-    let mut sim = Sim::with(hands(1)).server("s.com", Mood::Silent, &[]);
+fn a_slow_server_is_not_cancelled_while_no_other_conversation_waits() {
+    let mut sim = Sim::with(with_fetch_slots(1)).server("s.com", Behaviour::Silent, &[]);
     sim.wanted("r", vec![want(&[1], &["s.com"])], Duration::ZERO);
     sim.run_for(59 * SECOND);
     assert!(sim.cancelled.is_empty());
@@ -72,11 +72,11 @@ fn a_late_server_has_all_its_time_while_nobody_waits() {
 }
 
 #[test]
-fn a_transfer_gives_way_after_five_minutes_if_others_wait_and_not_before() {
-    let config = HuntConfig { fetch_is_late: 60 * MINUTE, ..hands(1) };
-    let mut sim = Sim::with(config).server("slow.com", Mood::SilentWithObjects, &[1]).server(
+fn a_transfer_is_interrupted_after_five_minutes_if_others_wait() {
+    let config = HuntConfig { fetch_is_late: 60 * MINUTE, ..with_fetch_slots(1) };
+    let mut sim = Sim::with(config).server("slow.com", Behaviour::SilentWithObjects, &[1]).server(
         "fine.com",
-        Mood::Fine,
+        Behaviour::Fine,
         &[2],
     );
     sim.wanted("slow", vec![want(&[1], &["slow.com"])], Duration::ZERO);
@@ -89,24 +89,24 @@ fn a_transfer_gives_way_after_five_minutes_if_others_wait_and_not_before() {
 }
 
 #[test]
-fn what_is_large_comes_some_day_however_many_wait() {
-    let mut sim = Sim::with(HuntConfig { fetch_is_late: 60 * MINUTE, ..hands(1) })
-        .server("large.com", Mood::Slow(12 * MINUTE), &[1])
-        .server("silent.com", Mood::Silent, &[]);
+fn a_large_transfer_completes_in_the_end_although_others_wait() {
+    let mut sim = Sim::with(HuntConfig { fetch_is_late: 60 * MINUTE, ..with_fetch_slots(1) })
+        .server("large.com", Behaviour::Slow(12 * MINUTE), &[1])
+        .server("silent.com", Behaviour::Silent, &[]);
     sim.wanted("large", vec![want(&[1], &["large.com"])], Duration::ZERO);
     sim.wanted("small", vec![want(&[2], &["silent.com"])], Duration::ZERO);
     sim.run_for(2 * 60 * MINUTE);
     assert!(sim.has_everything("large"));
     let times = sim.asked_of("large.com").iter().filter(|asked| asked.oids.is_some()).count();
-    assert_eq!(times, 3, "after five minutes, after ten, and then it had twenty");
+    assert_eq!(times, 3, "limited to 5, then 10, then 20 minutes");
 }
 
 #[test]
-fn waiting_for_a_hand_makes_nobody_late() {
-    let mut sim = Sim::with(hands(1))
-        .server("slow.com", Mood::SilentWithObjects, &[1])
-        .server("a.com", Mood::Fine, &[2])
-        .server("b.com", Mood::Fine, &[2]);
+fn waiting_for_a_fetch_slot_does_not_count_as_slow() {
+    let mut sim = Sim::with(with_fetch_slots(1))
+        .server("slow.com", Behaviour::SilentWithObjects, &[1])
+        .server("a.com", Behaviour::Fine, &[2])
+        .server("b.com", Behaviour::Fine, &[2]);
     sim.wanted("slow", vec![want(&[1], &["slow.com"])], Duration::ZERO);
     sim.run_for(SECOND);
     sim.wanted("r", vec![want(&[2], &["a.com", "b.com"])], Duration::ZERO);
@@ -116,38 +116,38 @@ fn waiting_for_a_hand_makes_nobody_late() {
 }
 
 #[test]
-fn what_others_brought_meanwhile_is_not_asked_for() {
-    // The sim sees to it that nothing is asked for that is here.
+fn objects_that_arrived_meanwhile_are_not_requested() {
+    // The simulation asserts that no request is for an object that is here.
     let one = HostLimits { starts: 2.try_into().unwrap(), ..HostLimits::default() };
     let hosts = [("slow.com".parse().unwrap(), one)].into();
     let mut sim = Sim::with(HuntConfig { hosts, ..HuntConfig::default() })
-        .server("https://slow.com/1", Mood::Fine, &[9])
-        .server("https://slow.com/2", Mood::Fine, &[1, 2])
-        .server("b.com", Mood::Fine, &[1]);
+        .server("https://slow.com/1", Behaviour::Fine, &[9])
+        .server("https://slow.com/2", Behaviour::Fine, &[1, 2])
+        .server("b.com", Behaviour::Fine, &[1]);
     sim.wanted("first", vec![want(&[9], &["https://slow.com/1"])], Duration::ZERO);
     sim.run_for(LATENCY / 2);
-    let places = ["https://slow.com/2", "b.com"];
-    sim.wanted("r", vec![want(&[1], &places), want(&[2], &places)], Duration::ZERO);
+    let addresses = ["https://slow.com/2", "b.com"];
+    sim.wanted("r", vec![want(&[1], &addresses), want(&[2], &addresses)], Duration::ZERO);
     sim.run_for(5 * MINUTE);
     assert!(sim.has_everything("r"), "{:?}", sim.asked);
 }
 
 #[test]
-fn a_thousand_names_that_waited_for_a_start_are_asked_for_one_after_another() {
+fn hunts_for_a_thousand_identifiers_after_a_start_are_spread_over_time() {
     let mut sim = Sim::new();
     for n in 0..1_000_u64 {
         let wants = vec![want(&[(n % 250) as u8], &[&format!("https://h{}.com/{n}", n % 3)])];
-        // What purgatory says after a start: see the test below.
-        sim.wanted(&format!("r{n}"), wants, SYNC + Duration::from_millis(50 * n));
+        // The delays that purgatory gives after a start: see the test below.
+        sim.wanted(&format!("r{n}"), wants, SYNC_DELAY + Duration::from_millis(50 * n));
     }
     sim.run_for(2 * SECOND);
     assert!(sim.asked.len() <= 32, "{} conversations in two seconds", sim.asked.len());
     sim.run_for(2 * MINUTE);
-    assert!(sim.most_at_once.values().all(|most| *most <= 5), "{:?}", sim.most_at_once);
+    assert!(sim.max_concurrent.values().all(|most| *most <= 5), "{:?}", sim.max_concurrent);
 }
 
 #[test]
-fn a_start_has_everything_that_waits_hunted_for() {
+fn a_start_begins_hunts_for_everything_that_is_held() {
     let mut world = World::new();
     for n in 0..200 {
         let name = format!("r{n}");
@@ -161,14 +161,14 @@ fn a_start_has_everything_that_waits_hunted_for() {
 }
 
 #[test]
-fn a_thousand_bad_addresses_take_bounded_time_and_hide_nobody() {
-    let mut sim = Sim::new().server("good.com", Mood::Fine, &[1]);
+fn a_thousand_bad_addresses_take_bounded_time_and_hide_no_good_one() {
+    let mut sim = Sim::new().server("good.com", Behaviour::Fine, &[1]);
     let bad: Vec<CloneUrl> = (0..1_000).map(|n| url(&format!("bad{n}.com"))).collect();
     let hostile = Want { untrusted: bad, ..want(&[1], &[]) };
     sim.wanted(
         "r",
         vec![hostile, Want { untrusted: vec![url("good.com")], ..want(&[1], &[]) }],
-        SYNC,
+        SYNC_DELAY,
     );
     sim.run_for(30 * SECOND);
     assert!(sim.asked.len() <= 2 * 64, "{}", sim.asked.len());
@@ -177,31 +177,31 @@ fn a_thousand_bad_addresses_take_bounded_time_and_hide_nobody() {
 }
 
 #[test]
-fn the_same_story_twice_is_told_in_the_same_words() {
-    let tell = || {
-        let mut sim = Sim::with(hands(2));
+fn the_same_inputs_give_the_same_requests() {
+    let requests = || {
+        let mut sim = Sim::with(with_fetch_slots(2));
         for n in 0..20_u8 {
-            let place = format!("h{}.com", n % 7);
-            let mood = if n % 3 == 0 { Mood::Silent } else { Mood::Fine };
-            sim = sim.server(&place, mood, &[n]);
-            sim.wanted(&format!("r{n}"), vec![want(&[n], &[&place])], SYNC);
+            let address = format!("h{}.com", n % 7);
+            let behaviour = if n % 3 == 0 { Behaviour::Silent } else { Behaviour::Fine };
+            sim = sim.server(&address, behaviour, &[n]);
+            sim.wanted(&format!("r{n}"), vec![want(&[n], &[&address])], SYNC_DELAY);
         }
         sim.run_for(10 * MINUTE);
         sim.asked
     };
-    assert_eq!(tell(), tell());
+    assert_eq!(requests(), requests());
 }
 
-/// A thousand names, each with an object of its own at one host whose addresses are those of a GRASP server.
-fn thousand_names(mood: Mood, names: usize) -> Sim {
+/// Returns a simulation with identifiers that each want an object of their own at one host, by addresses of a GRASP server.
+fn identifiers_at_one_host(behaviour: Behaviour, count: usize) -> Sim {
     let npub = grasp_core::service::npub(&ALICE.key());
     let mut sim = Sim::new();
-    for n in 0..names {
-        let place = format!("https://one.example/{npub}/r{n}.git");
+    for n in 0..count {
+        let address = format!("https://one.example/{npub}/r{n}.git");
         let tip = numbered(n);
-        sim = sim.server(&place, mood, &[]);
-        sim.at(&place).advertises = BTreeSet::from([tip]);
-        let want = Want { tips: vec![tip], ..want(&[1], &[&place]) };
+        sim = sim.server(&address, behaviour, &[]);
+        sim.at(&address).advertises = BTreeSet::from([tip]);
+        let want = Want { tips: vec![tip], ..want(&[1], &[&address]) };
         sim.wanted(&format!("r{n}"), vec![want], None);
     }
     sim
@@ -224,11 +224,11 @@ fn incomplete(sim: &Sim) -> usize {
 }
 
 #[test]
-fn a_thousand_names_at_one_unknown_host_take_what_its_rate_allows() {
-    let mut sim = thousand_names(Mood::Fine, 1_000);
+fn a_thousand_identifiers_at_one_unknown_host_follow_its_rate_limit() {
+    let mut sim = identifiers_at_one_host(Behaviour::Fine, 1_000);
     sim.run_for(SECOND);
     let waiting = sim.hunter.schedule_at(sim.now.mono).filter(|(_, turn)| turn.position.is_some());
-    assert!(waiting.count() > 900, "each knows its place in line");
+    assert!(waiting.count() > 900, "each has a position in the queue");
     sim.run_for(33 * MINUTE + 10 * SECOND);
     assert_eq!(sim.here.len(), 1_000, "a thousand at thirty per minute");
     assert_eq!(sim.asked.len(), 1_000, "one conversation each");
@@ -237,21 +237,21 @@ fn a_thousand_names_at_one_unknown_host_take_what_its_rate_allows() {
 }
 
 #[test]
-fn a_thousand_names_at_a_grasp_server_take_two_minutes() {
-    let mut sim = thousand_names(Mood::Fine, 1_000);
+fn a_thousand_identifiers_at_a_grasp_server_take_two_minutes() {
+    let mut sim = identifiers_at_one_host(Behaviour::Fine, 1_000);
     sim.classes.insert("one.example".parse().unwrap(), HostClass::Grasp);
     sim.run_for(75 * SECOND);
     assert_eq!(sim.here.len(), 1_000);
     assert_eq!((sim.asked.len(), incomplete(&sim)), (1_000, 0));
     assert!(busiest_minute(&sim) <= 600, "{}", busiest_minute(&sim));
-    assert!(sim.most_at_once["one.example"] <= 8);
+    assert!(sim.max_concurrent["one.example"] <= 8);
 }
 
 #[test]
-fn each_name_has_its_turn_within_names_by_rate_and_latecomers_overtake_none() {
-    let mut sim = thousand_names(Mood::Fine, 300);
+fn identifiers_at_one_host_are_served_in_order_of_arrival() {
+    let mut sim = identifiers_at_one_host(Behaviour::Fine, 300);
     sim.run_for(MINUTE / 2);
-    sim = sim.server("https://one.example/late.git", Mood::Fine, &[9]);
+    sim = sim.server("https://one.example/late.git", Behaviour::Fine, &[9]);
     sim.wanted("a-late", vec![want(&[9], &["https://one.example/late.git"])], None);
     sim.run_for(9 * MINUTE + SECOND);
     let mut times: BTreeMap<&str, usize> = BTreeMap::new();
@@ -264,21 +264,21 @@ fn each_name_has_its_turn_within_names_by_rate_and_latecomers_overtake_none() {
 
 #[test]
 fn a_visit_that_needs_the_advertisement_is_finished_before_another_begins() {
-    let mut sim = thousand_names(Mood::Fine, 100);
+    let mut sim = identifiers_at_one_host(Behaviour::Fine, 100);
     for n in 0..100 {
-        // Two objects are wanted, and one of them is nowhere, so that every visit takes several questions.
+        // Two objects are wanted and one of them is nowhere, so that every visit takes several requests.
         let wants = sim.wants.get_mut(&name(&format!("r{n}"))).unwrap();
         wants[0].tips.push(numbered(n + 5_000));
     }
     sim.run_for(4 * MINUTE);
-    assert!(sim.here.len() >= 25, "{} after {} questions", sim.here.len(), sim.asked.len());
+    assert!(sim.here.len() >= 25, "{} after {} requests", sim.here.len(), sim.asked.len());
     assert!(busiest_minute(&sim) <= 30);
 }
 
 #[test]
-fn a_server_that_limits_every_third_request_is_obeyed_and_gives_everything() {
+fn a_server_that_limits_every_third_request_is_paused_and_gives_everything() {
     let pause = Duration::from_secs(2);
-    let mut sim = thousand_names(Mood::LimitsEveryThird(pause), 200);
+    let mut sim = identifiers_at_one_host(Behaviour::LimitsEveryThird(pause), 200);
     sim.classes.insert("one.example".parse().unwrap(), HostClass::Grasp);
     sim.run_for(30 * MINUTE);
     assert_eq!(sim.here.len(), 200);
@@ -294,8 +294,8 @@ fn a_server_that_limits_every_third_request_is_obeyed_and_gives_everything() {
 }
 
 #[test]
-fn ten_thousand_names_at_a_grasp_server_take_what_its_rate_allows() {
-    let mut sim = thousand_names(Mood::Fine, 10_000);
+fn ten_thousand_identifiers_at_a_grasp_server_follow_its_rate_limit() {
+    let mut sim = identifiers_at_one_host(Behaviour::Fine, 10_000);
     sim.classes.insert("one.example".parse().unwrap(), HostClass::Grasp);
     sim.run_for(17 * MINUTE);
     assert_eq!(sim.here.len(), 10_000);

@@ -1,4 +1,4 @@
-//! What can be seen of the world: by a survey, by the rulebook, by people.
+//! Queries of the model: surveys, facts for admission, and permissions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl World {
         stored.any(|announcement| proposal.repos.contains(&announcement.repo))
     }
 
-    /// Stored and kept announcements of an identifier.
+    /// Returns the stored and held announcements of an identifier.
     pub(crate) fn known_announcements(&self, identifier: &Identifier) -> Vec<KnownAnnouncement> {
         let stored = self.disk.store.announcements(&BTreeSet::from([identifier.clone()]));
         let stored = stored.iter().filter_map(|event| Announcement::parse(event).ok());
@@ -83,7 +83,7 @@ impl World {
         stored.chain(self.core.announcements(identifier)).collect()
     }
 
-    /// Whether this state would be the winner of a view, signed by somebody who may.
+    /// Returns whether a push of this state is allowed: it is signed by a maintainer, and newer than the served one.
     pub(crate) fn may_push(&self, repo: &RepoId, state: &State) -> bool {
         let confirmed = self.confirmed(repo);
         let stored = self.disk.store.states(&repo.identifier);
@@ -95,7 +95,7 @@ impl World {
             && state.tips().is_some()
     }
 
-    /// Who may sign for a repository, by everything that is known.
+    /// Returns the maintainers of a repository.
     pub(crate) fn confirmed(&self, repo: &RepoId) -> BTreeSet<PublicKey> {
         let known = self.known_announcements(&repo.identifier);
         let maintainer_lists = grasp_core::maintainers::maintainer_lists(
