@@ -1,16 +1,15 @@
-//! How fast the event stores are, on a real disk: `cargo bench -p grasp-relay --bench store`.
+//! The speed of event stores on a real disk: `cargo bench -p grasp-relay --bench store`.
 //!
-//! An argument sets the number of events (default 100,000, at least 6,000 so that every repository has some). With the feature `postgres` our other store, with the features `nostr-sqlite` and `nostr-lmdb` those
-//! databases run the same course beside ours, in turns of half a second where the disk decides, so that a disk that is
-//! slow for a while is slow for all of them.
+//! An argument sets the number of events (default 100,000, at least 6,000 so that every repository has some). With the
+//! feature `postgres` our other store, with the features `nostr-sqlite` and `nostr-lmdb` those databases run the same
+//! workload beside ours. Where the disk decides they alternate in rounds of half a second, so that a disk that is slow
+//! for a while is slow for all of them.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-#[path = "store/course.rs"]
-mod course;
+#[path = "store/databases.rs"]
+mod databases;
 #[path = "store/events.rs"]
 mod events;
-#[path = "store/house.rs"]
-mod house;
 #[path = "store/measure.rs"]
 mod measure;
 #[cfg(feature = "postgres")]
@@ -19,54 +18,56 @@ mod measure;
 mod postgres;
 #[path = "store/processor.rs"]
 mod processor;
+#[path = "store/workload.rs"]
+mod workload;
 
-use course::{Contender, ROWS};
-use events::World;
+use events::Dataset;
 use measure::Figure;
+use workload::{Candidate, ROWS};
 
 fn main() {
     let wanted = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
     let count = wanted.unwrap_or(100_000).max(6_000);
-    // Not the system's place for temporary files, which may be memory.
+    // Not the system's directory for temporary files, which may be in memory.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let dir = dir.path();
 
     println!("writing and signing {count} events");
-    let world = World::generate(count);
+    let dataset = Dataset::generate(count);
     println!("on {}, fdatasync of 4 KiB: {}", dir.display(), measure::fdatasync(dir));
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let contenders = runtime.block_on(course::run(house::ALL, dir, &world));
-    print(&contenders);
+    let candidates = runtime.block_on(workload::run(databases::ALL, dir, &dataset));
+    print(&candidates);
     println!("at the end, fdatasync of 4 KiB: {}", measure::fdatasync(dir));
 }
 
-fn print(contenders: &[Contender]) {
+fn print(candidates: &[Candidate]) {
     print!("\n{:<40}", "");
-    for contender in contenders {
-        print!("{:>26}", contender.name);
+    for candidate in candidates {
+        print!("{:>26}", candidate.name);
     }
     println!("{:>12}", "wanted");
     for (row, (title, wanted)) in ROWS.iter().enumerate() {
         print!("{title:<40}");
-        let ours = &contenders[0].figures[row];
-        for (place, contender) in contenders.iter().enumerate() {
-            print!("{:>26}", shown(&contender.figures[row], (place > 0).then_some(ours)));
+        let ours = &candidates[0].figures[row];
+        for (index, candidate) in candidates.iter().enumerate() {
+            print!("{:>26}", shown(&candidate.figures[row], (index > 0).then_some(ours)));
         }
         println!("{wanted:>12}");
     }
-    for contender in contenders.iter().filter(|contender| contender.late > 0) {
-        let Contender { name, late, held, .. } = contender;
+    for candidate in candidates.iter().filter(|candidate| candidate.late > 0) {
+        let Candidate { name, late, held, .. } = candidate;
         println!(
-            "{name} was not ready in time: {late} events were left out, so it is asked about {held}"
+            "{name} took too long to load: {late} events were left out, so queries are about {held}"
         );
     }
-    println!("[n] means that only so many samples were taken, because each takes so long");
+    println!("[n]: only n samples were taken, because each takes long");
 }
 
 fn shown(figure: &Figure, ours: Option<&Figure>) -> String {
     let Some(value) = figure.value else {
-        return "not asked: too slow".to_owned();
+        return "not measured: too slow".to_owned();
     };
     let mut text = if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") };
     if let Some(samples) = figure.samples {

@@ -28,7 +28,7 @@ impl Client {
         self.writer.send(Message::Text(text.into())).await.expect("sent");
     }
 
-    /// The next text message.
+    /// Returns the next text message.
     pub(crate) async fn next(&mut self) -> Utf8Bytes {
         loop {
             match self.reader.next().await.expect("open").expect("a frame") {
@@ -39,9 +39,9 @@ impl Client {
         }
     }
 
-    /// Reads until a message of this type; gives how many came before it.
-    pub(crate) async fn until(&mut self, verb: &str) -> usize {
-        let start = format!("[\"{verb}\"");
+    /// Reads until a message of this type, and returns the number of messages before it.
+    pub(crate) async fn until(&mut self, message_type: &str) -> usize {
+        let start = format!("[\"{message_type}\"");
         let mut before = 0;
         while !self.next().await.starts_with(&start) {
             before += 1;

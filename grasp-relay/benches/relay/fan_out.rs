@@ -1,4 +1,4 @@
-//! Live events: what publishing costs, and how fast everybody hears.
+//! Live events: the cost of publishing, and the speed of delivery.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,14 +8,14 @@ use grasp_relay::nostr::hub::{Capacity, HubMessage, Listener};
 use nostr::event::Event;
 use nostr::filter::{Filter, SingleLetterTag};
 
+use crate::bench_relay::{BenchRelay, repositories};
 use crate::client::Client;
-use crate::world::{World, repositories};
 use crate::{per_second, report};
 
-/// No more sockets than this, so that one process can hold both ends of each.
-const SOCKETS: usize = 1_000;
+/// Limits the sockets, so that one process can hold both ends of each.
+const MAX_SOCKETS: usize = 1_000;
 
-/// What one publish costs with nobody else there, and with so many subscriptions to other repositories.
+/// Measures one publish without other subscriptions, and with `idle` subscriptions to other repositories.
 pub(crate) async fn publish_cost(idle: usize) {
     let address = "127.0.0.1:1".parse().expect("an address");
     let repositories = repositories(address, 2_000);
@@ -26,10 +26,10 @@ pub(crate) async fn publish_cost(idle: usize) {
         .map(Arc::new)
         .collect();
     let mut alone = Duration::MAX;
-    let mut crowded = Duration::MAX;
+    let mut with_idle = Duration::MAX;
     for _ in 0..5 {
         alone = alone.min(cost(&events, 0).await);
-        crowded = crowded.min(cost(&events, idle).await);
+        with_idle = with_idle.min(cost(&events, idle).await);
     }
     let each = |took: Duration| took / u32::try_from(events.len()).expect("not that many");
     report("publish with no other subscription", &format!("{:>10.2?} each", each(alone)));
@@ -37,21 +37,21 @@ pub(crate) async fn publish_cost(idle: usize) {
         &format!("publish with {idle} on other repositories"),
         &format!(
             "{:>10.2?} each   {:.2} x",
-            each(crowded),
-            crowded.as_secs_f64() / alone.as_secs_f64()
+            each(with_idle),
+            with_idle.as_secs_f64() / alone.as_secs_f64()
         ),
     );
 }
 
 async fn cost(events: &[Arc<Event>], idle: usize) -> Duration {
     let hub = Hub::start();
-    let bystander = hub.listen(Capacity { events: 1, bytes: 1 });
+    let idle_listener = hub.listen(Capacity { events: 1, bytes: 1 });
     for nth in 0..idle as u64 {
         let coordinate = format!("30617:{nth:064x}:somewhere-else");
         let filter = Filter::new()
             .kinds([nostr::event::Kind::GitIssue, nostr::event::Kind::GitPatch])
             .custom_tag(SingleLetterTag::LOWERCASE_A, coordinate);
-        bystander.subscribe(nth, vec![filter].into()).await;
+        idle_listener.subscribe(nth, vec![filter].into()).await;
     }
     let mut listener = hub.listen(Capacity { events: events.len(), bytes: usize::MAX });
     listener.subscribe(1, vec![Filter::new().kind(nostr::event::Kind::GitIssue)].into()).await;
@@ -70,28 +70,28 @@ async fn drain(listener: &mut Listener, count: usize) {
     }
 }
 
-/// How fast one, a hundred and so many subscribers hear what is published.
-pub(crate) async fn run(most: usize) {
-    for subscribers in [1, 100, most] {
+/// Measures the delivery to one, a hundred and `max` subscribers.
+pub(crate) async fn run(max: usize) {
+    for subscribers in [1, 100, max] {
         let events = (200_000 / subscribers).clamp(20, 2_000);
         fan_out(subscribers, events).await;
     }
 }
 
 async fn fan_out(subscribers: usize, events: usize) {
-    let world = World::start().await;
-    let sockets = subscribers.min(SOCKETS);
+    let relay = BenchRelay::start().await;
+    let sockets = subscribers.min(MAX_SOCKETS);
     let each = subscribers / sockets;
     let mut clients = Vec::new();
     for _ in 0..sockets {
-        let mut client = Client::connect(world.address).await;
+        let mut client = Client::connect(relay.address).await;
         for nth in 0..each {
             client.send(format!(r#"["REQ","{nth}",{{"kinds":[1621],"limit":0}}]"#)).await;
             client.until("EOSE").await;
         }
         clients.push(client);
     }
-    let published: Vec<_> = repositories(world.address, events)
+    let published: Vec<_> = repositories(relay.address, events)
         .into_iter()
         .flat_map(|repository| repository.issues)
         .map(Arc::new)
@@ -110,7 +110,7 @@ async fn fan_out(subscribers: usize, events: usize) {
         })
         .collect();
     for event in &published {
-        world.hub.publish(event.clone()).await;
+        relay.hub.publish(event.clone()).await;
     }
     for reader in reading {
         reader.await.expect("no panic");

@@ -1,10 +1,10 @@
-//! EVENTs over the websocket: verified, judged, durable, acknowledged.
+//! EVENT messages over the websocket, from verification to a durable acknowledgement.
 
 use std::time::Instant;
 
+use crate::bench_relay::{BenchRelay, Repository, repositories};
 use crate::client::Client;
 use crate::processor::processor;
-use crate::world::{Repository, World, repositories};
 use crate::{per_second, report};
 
 fn message(event: &nostr::event::Event) -> String {
@@ -13,9 +13,9 @@ fn message(event: &nostr::event::Event) -> String {
 
 pub(crate) async fn run(events: usize) {
     for clients in [1, 10] {
-        let world = World::start().await;
-        let repositories = repositories(world.address, events);
-        let mut announcer = Client::connect(world.address).await;
+        let relay = BenchRelay::start().await;
+        let repositories = repositories(relay.address, events);
+        let mut announcer = Client::connect(relay.address).await;
         let announcements = repositories.iter().map(|repository| message(&repository.announcement));
         announcer.publish(announcements.collect()).await;
         let shares = shares(&repositories, clients);
@@ -23,7 +23,7 @@ pub(crate) async fn run(events: usize) {
         let (start, worked) = (Instant::now(), processor());
         let mut tasks = Vec::new();
         for share in shares {
-            let mut client = Client::connect(world.address).await;
+            let mut client = Client::connect(relay.address).await;
             tasks.push(tokio::spawn(async move { client.publish(share).await }));
         }
         for task in tasks {
@@ -33,17 +33,17 @@ pub(crate) async fn run(events: usize) {
         let work = (processor() - worked) * 1e6 / count as f64;
         report(
             &format!("ingest, {clients} clients, {count} events"),
-            &format!("{rate}   {work:.0} µs of processor each, the client's included"),
+            &format!("{rate}   {work:.0} µs of processor time each, including the client's"),
         );
     }
     one_by_one().await;
 }
 
-/// A client that waits for each OK before it sends the next: what one fsync at a time allows.
+/// Measures a client that waits for each OK before it sends the next event, so that each takes an fsync.
 async fn one_by_one() {
-    let world = World::start().await;
-    let repositories = repositories(world.address, 500);
-    let mut client = Client::connect(world.address).await;
+    let relay = BenchRelay::start().await;
+    let repositories = repositories(relay.address, 500);
+    let mut client = Client::connect(relay.address).await;
     for repository in &repositories {
         client.publish(vec![message(&repository.announcement)]).await;
     }
@@ -56,7 +56,7 @@ async fn one_by_one() {
     report("ingest, 1 client that waits for each OK", &per_second(count, start.elapsed()));
 }
 
-/// The issues of all repositories, dealt out.
+/// Divides the issues of all repositories among clients.
 fn shares(repositories: &[Repository], clients: usize) -> Vec<Vec<String>> {
     let mut shares = vec![Vec::new(); clients];
     let issues = repositories.iter().flat_map(|repository| &repository.issues);

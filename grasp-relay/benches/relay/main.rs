@@ -3,6 +3,7 @@
 //! `cargo bench -p grasp-relay --bench relay`; set `GRASP_BENCH_EVENTS`, `GRASP_BENCH_SUBSCRIBERS` and
 //! `GRASP_BENCH_NEG` to smaller numbers for a quick run, and `GRASP_BENCH_DIR` to choose the disk.
 
+mod bench_relay;
 mod client;
 mod fan_out;
 mod ingest;
@@ -10,16 +11,15 @@ mod ingest;
 mod processor;
 mod reconcile;
 mod requests;
-mod world;
 
 use std::time::Duration;
 
-/// A number from the environment.
+/// Returns a number from the environment.
 fn setting(name: &str, default: usize) -> usize {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// One line of the report.
+/// Prints one line of the report.
 fn report(what: &str, figures: &str) {
     println!("{what:<52} {figures}");
 }

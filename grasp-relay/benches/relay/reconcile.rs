@@ -5,22 +5,22 @@ use std::time::Instant;
 use negentropy::{Id, Negentropy, NegentropyStorageVector};
 use nostr::event::Event;
 
+use crate::bench_relay::{BenchRelay, repositories};
 use crate::client::Client;
 use crate::report;
-use crate::world::{World, repositories};
 
 pub(crate) async fn run(items: usize) {
-    let world = World::start().await;
-    let events: Vec<_> = repositories(world.address, items)
+    let relay = BenchRelay::start().await;
+    let events: Vec<_> = repositories(relay.address, items)
         .into_iter()
         .flat_map(|repository| repository.issues)
         .collect();
-    world.fill(&events).await;
+    relay.fill(&events).await;
     for missing_of_hundred in [0, 1] {
         let have: Vec<_> =
             events.iter().enumerate().filter(|(nth, _)| nth % 100 >= missing_of_hundred).collect();
         let storage = storage(have.into_iter().map(|(_, event)| event));
-        let mut client = Client::connect(world.address).await;
+        let mut client = Client::connect(relay.address).await;
         let start = Instant::now();
         let outcome = sync(&mut client, &storage).await;
         let took = start.elapsed();

@@ -2,18 +2,18 @@
 
 use std::time::{Duration, Instant};
 
+use crate::bench_relay::{BenchRelay, repositories};
 use crate::client::Client;
-use crate::world::{World, repositories};
 use crate::{per_second, report};
 
-/// REQs of each client.
-const EACH: usize = 1_000;
+/// The number of REQs of each client.
+const REQS_PER_CLIENT: usize = 1_000;
 
 pub(crate) async fn run(events: usize) {
-    let world = World::start().await;
-    let repositories = repositories(world.address, events);
+    let relay = BenchRelay::start().await;
+    let repositories = repositories(relay.address, events);
     for repository in &repositories {
-        world.fill(&repository.issues).await;
+        relay.fill(&repository.issues).await;
     }
     let coordinates: Vec<_> =
         repositories.into_iter().map(|repository| repository.coordinate).collect();
@@ -21,7 +21,7 @@ pub(crate) async fn run(events: usize) {
         let start = Instant::now();
         let mut tasks = Vec::new();
         for nth in 0..clients {
-            let client = Client::connect(world.address).await;
+            let client = Client::connect(relay.address).await;
             tasks.push(tokio::spawn(ask(client, coordinates.clone(), nth, limit)));
         }
         let mut times = Vec::new();
@@ -44,9 +44,9 @@ async fn ask(
     nth: usize,
     limit: usize,
 ) -> Vec<Duration> {
-    let mut times = Vec::with_capacity(EACH);
-    for turn in 0..EACH {
-        let coordinate = &coordinates[(turn * 31 + nth * 7) % coordinates.len()];
+    let mut times = Vec::with_capacity(REQS_PER_CLIENT);
+    for request in 0..REQS_PER_CLIENT {
+        let coordinate = &coordinates[(request * 31 + nth * 7) % coordinates.len()];
         let start = Instant::now();
         client.send(format!(r##"["REQ","s",{{"#a":["{coordinate}"],"limit":{limit}}}]"##)).await;
         assert_eq!(client.until("EOSE").await, limit);

@@ -1,4 +1,4 @@
-//! A world of repositories, and people who write about them.
+//! Generated events of repositories and authors.
 
 use std::sync::Arc;
 
@@ -8,44 +8,49 @@ use nostr::types::Timestamp;
 
 pub(crate) const REPOSITORIES: usize = 1_000;
 const AUTHORS: usize = 200;
-/// The first event of the world; the others follow every minute or so.
-const EPOCH: u64 = 1_700_000_000;
+/// The time of the first event; the others follow about every minute.
+const FIRST_EVENT_AT: u64 = 1_700_000_000;
 
-pub(crate) struct World {
+pub(crate) struct Dataset {
     pub(crate) events: Vec<Arc<Event>>,
-    /// Not stored by the course itself: what is written while it reads.
+    /// Events that are saved while others are read.
     pub(crate) extra: Vec<Arc<Event>>,
     pub(crate) coordinates: Vec<String>,
     pub(crate) now: Timestamp,
 }
 
-impl World {
+impl Dataset {
     pub(crate) fn generate(count: usize) -> Self {
         let authors: Vec<Keys> = (0..AUTHORS).map(|_| Keys::generate()).collect();
         let coordinates: Vec<String> = (0..REPOSITORIES)
             .map(|n| format!("30617:{}:repo-{n}", authors[n % AUTHORS].public_key()))
             .collect();
         let total = count + count / 4;
-        let scribe = Scribe { authors: &authors, coordinates: &coordinates };
+        let writer = EventWriter { authors: &authors, coordinates: &coordinates };
         let half = total / 2;
         // Signing is most of the work, and there are two cores at least.
         let mut events = std::thread::scope(|scope| {
-            let second = scope.spawn(|| (half..total).map(|n| scribe.write(n)).collect::<Vec<_>>());
-            let mut events: Vec<_> = (0..half).map(|n| scribe.write(n)).collect();
+            let second = scope.spawn(|| (half..total).map(|n| writer.write(n)).collect::<Vec<_>>());
+            let mut events: Vec<_> = (0..half).map(|n| writer.write(n)).collect();
             events.extend(second.join().unwrap());
             events
         });
         let extra = events.split_off(count);
-        Self { events, extra, coordinates, now: Timestamp::from_secs(EPOCH + 100 * total as u64) }
+        Self {
+            events,
+            extra,
+            coordinates,
+            now: Timestamp::from_secs(FIRST_EVENT_AT + 100 * total as u64),
+        }
     }
 }
 
-struct Scribe<'a> {
+struct EventWriter<'a> {
     authors: &'a [Keys],
     coordinates: &'a [String],
 }
 
-impl Scribe<'_> {
+impl EventWriter<'_> {
     /// Writes the n-th event: announcements first, then states, patches, pull requests, issues and comments.
     fn write(&self, n: usize) -> Arc<Event> {
         let mixed = n.wrapping_mul(2_654_435_761) >> 7;
@@ -62,7 +67,9 @@ impl Scribe<'_> {
         let author = if kind >= 30_000 { owner } else { (mixed / 7) % self.authors.len() };
         EventBuilder::new(Kind::from_u16(kind), content(n))
             .tags(self.tags(kind, repository, mixed))
-            .custom_created_at(Timestamp::from_secs(EPOCH + 60 * n as u64 + (mixed % 50) as u64))
+            .custom_created_at(Timestamp::from_secs(
+                FIRST_EVENT_AT + 60 * n as u64 + (mixed % 50) as u64,
+            ))
             .finalize(&self.authors[author])
             .map(Arc::new)
             .unwrap()
@@ -94,7 +101,7 @@ impl Scribe<'_> {
     }
 }
 
-/// About 500 bytes that do not repeat from one event to the next.
+/// Returns about 500 bytes that differ between events.
 fn content(n: usize) -> String {
     let words = (0..50).map(|w| format!("{:09x}", n.wrapping_mul(w + 1) ^ (w << 20)));
     words.collect::<Vec<_>>().join(" ")

@@ -1,19 +1,19 @@
-//! Measuring: times, rates, memory, disk.
+//! Measurements of time, memory and disk.
 
 use std::fs;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long samples of one kind are taken, at most.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Limits the time for samples of one kind.
+const MAX_SAMPLING_TIME: Duration = Duration::from_secs(10);
 
 /// One cell of the table.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Figure {
-    /// Nothing, if it was not asked for.
+    /// None if it was not measured.
     pub(crate) value: Option<f64>,
-    /// How many samples it comes from, if they were fewer than intended.
+    /// The number of samples, if they were fewer than intended.
     pub(crate) samples: Option<usize>,
 }
 
@@ -23,7 +23,7 @@ impl From<f64> for Figure {
     }
 }
 
-/// How long each of several calls took.
+/// The durations of several calls.
 pub(crate) struct Times {
     /// Milliseconds, ascending.
     sorted: Vec<f64>,
@@ -31,7 +31,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Calls so many times, or as often as patience allows.
+    /// Makes `intended` calls, or fewer if they take longer than [`MAX_SAMPLING_TIME`].
     pub(crate) async fn of<F>(intended: usize, call: impl Fn(usize) -> F) -> Self
     where
         F: Future<Output = usize>,
@@ -40,9 +40,9 @@ impl Times {
         let mut sorted = Vec::new();
         for n in 0..intended {
             let start = Instant::now();
-            assert!(call(n).await > 0, "every question has an answer");
+            assert!(call(n).await > 0, "a query found nothing");
             sorted.push(start.elapsed().as_secs_f64() * 1_000.0);
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > MAX_SAMPLING_TIME {
                 break;
             }
         }
@@ -54,15 +54,15 @@ impl Times {
         self.sorted.len()
     }
 
-    /// The time that this part of the calls did not exceed.
+    /// Returns the time that this part of the calls did not exceed.
     pub(crate) fn at(&self, part: f64) -> Figure {
-        let place = (self.len() - 1) as f64 * part;
+        let index = (self.len() - 1) as f64 * part;
         let few = self.len() < self.intended;
-        Figure { value: Some(self.sorted[place as usize]), samples: few.then_some(self.len()) }
+        Figure { value: Some(self.sorted[index as usize]), samples: few.then_some(self.len()) }
     }
 }
 
-/// What the disk itself asks for durability when a file is written over, and when it is made longer.
+/// Measures fdatasync after a file is overwritten, and after it is extended.
 pub(crate) fn fdatasync(dir: &Path) -> String {
     let path = dir.join("sync");
     let mut file = fs::File::create(&path).unwrap();
@@ -81,17 +81,17 @@ pub(crate) fn fdatasync(dir: &Path) -> String {
     };
     let (longer, over) = (median(), median());
     fs::remove_file(path).unwrap();
-    format!("{over:.2?} to write over a file, {longer:.2?} to make it longer (medians)")
+    format!("{over:.2?} to overwrite a file, {longer:.2?} to extend it (medians)")
 }
 
-/// Bytes really taken from the disk: a database may have made its file longer than it is.
+/// Returns the bytes that files occupy on disk, which may be fewer than their length.
 pub(crate) fn size(dir: &Path) -> f64 {
     use std::os::unix::fs::MetadataExt;
     let files = fs::read_dir(dir).unwrap().map(|file| file.unwrap().metadata().unwrap());
     files.map(|file| (file.blocks() * 512) as f64).sum()
 }
 
-/// Megabytes of memory this process occupies.
+/// Returns the resident memory of this process in megabytes.
 pub(crate) fn resident() -> f64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

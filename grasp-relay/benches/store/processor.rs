@@ -1,6 +1,6 @@
-//! What the processor had to do.
+//! Processor time.
 
-/// Seconds of processor time this process has used: unlike the clock, it does not tell how busy the machine is.
+/// Returns the seconds of processor time of this process, which do not depend on the load of the machine.
 pub(crate) fn processor() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // After the name, which may contain anything but ends with the last bracket; in hundredths of a second.

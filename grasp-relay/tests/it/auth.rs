@@ -25,7 +25,7 @@ fn auth(keys: &Keys, relay: &Relay, challenge: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_protected_event_is_taken_once_its_author_is_there() {
+async fn a_protected_event_is_accepted_after_its_author_authenticates() {
     let relay = Relay::start().await;
     let (alice, eve) = (Keys::generate(), Keys::generate());
     let mut client = relay.client().await;
@@ -39,7 +39,7 @@ async fn a_protected_event_is_taken_once_its_author_is_there() {
     assert_eq!((&refusal[0], &refusal[2]), (&json!("OK"), &json!(false)));
     assert!(refusal[3].as_str().is_some_and(|why| why.starts_with("auth-required: ")));
 
-    // Somebody else does not help, the author does, and both may be there at once.
+    // Another key does not suffice, the author's does, and one connection may have both.
     assert_eq!(client.ask(auth(&eve, &relay, &challenge)).await[2], true);
     assert_eq!(client.ask(message.clone()).await[2], false);
     assert_eq!(client.ask(auth(&alice, &relay, &challenge)).await[2], true);
@@ -47,7 +47,7 @@ async fn a_protected_event_is_taken_once_its_author_is_there() {
 }
 
 #[tokio::test]
-async fn every_connection_has_its_own_riddle() {
+async fn every_connection_has_its_own_challenge() {
     let relay = Relay::start().await;
     let message = format!(r#"["EVENT",{}]"#, protected(&Keys::generate()).as_json());
     let (mut one, mut two) = (relay.client().await, relay.client().await);

@@ -1,4 +1,4 @@
-//! Hostile clients: a clear answer or a close with a reason, and everybody else is served.
+//! Malformed input: a clear answer or a close with a reason, while other clients are served.
 
 use grasp_relay::nostr::Limits;
 use nostr::event::Event;
@@ -8,19 +8,19 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::support::{Client, Farewell, Relay, at, note};
+use crate::support::{Client, CloseReason, Relay, at, note};
 
-/// The connection still works: everything before was answered.
-async fn is_well(client: &mut Client) {
-    assert_eq!(client.ask(r#"["COUNT","well",{"limit":1}]"#).await[1], "well");
+/// Asserts that the connection still works, and that everything before was answered.
+async fn assert_works(client: &mut Client) {
+    assert_eq!(client.ask(r#"["COUNT","works",{"limit":1}]"#).await[1], "works");
 }
 
-fn prefixed(answer: &Value, place: usize, prefix: &str) -> bool {
-    answer[place].as_str().is_some_and(|why| why.starts_with(prefix) && why.len() < 200)
+fn prefixed(answer: &Value, index: usize, prefix: &str) -> bool {
+    answer[index].as_str().is_some_and(|why| why.starts_with(prefix) && why.len() < 200)
 }
 
 #[tokio::test]
-async fn what_is_no_message_gets_a_notice() {
+async fn malformed_messages_get_a_notice() {
     let relay = Relay::start().await;
     let mut client = relay.client().await;
     let deep = "[".repeat(200_000) + &"]".repeat(200_000);
@@ -45,7 +45,7 @@ async fn what_is_no_message_gets_a_notice() {
         assert_eq!(answer[0], "NOTICE", "{answer}");
         assert!(prefixed(&answer, 1, "invalid: "), "{answer}");
     }
-    is_well(&mut client).await;
+    assert_works(&mut client).await;
 }
 
 #[tokio::test]
@@ -81,11 +81,11 @@ async fn filters_of_the_wrong_form_close_their_subscription() {
         assert_eq!((&answer[0], &answer[1]), (&json!("CLOSED"), &json!("s")), "{answer}");
         assert!(prefixed(&answer, 2, prefix), "{answer}");
     }
-    is_well(&mut client).await;
+    assert_works(&mut client).await;
 }
 
 #[tokio::test]
-async fn forged_events_are_refused_and_poison_nothing() {
+async fn forged_events_are_refused_and_do_not_affect_the_genuine_one() {
     let relay = Relay::start().await;
     let mut client = relay.client().await;
     let genuine = note(1, "genuine");
@@ -104,7 +104,7 @@ async fn forged_events_are_refused_and_poison_nothing() {
         assert!(prefixed(&answer, 3, "invalid: "), "{answer}");
     }
     assert!(client.req("s", r#"{"kinds":[1]}"#).await.is_empty());
-    // The genuine one is not held responsible, and its copies are refused after it as before.
+    // The genuine one is accepted, and forged copies are refused after it as before.
     let answers = [client.ask(ok(&genuine)).await, client.next().await];
     assert!(answers.contains(&json!(["OK", genuine.id.to_hex(), true, ""])));
     assert!(answers.iter().any(|answer| answer[0] == "EVENT"));
@@ -144,7 +144,7 @@ async fn events_from_the_future_and_broken_ones_get_their_ok() {
         );
         assert!(prefixed(&answer, 3, "invalid: "), "{answer}");
     }
-    is_well(&mut client).await;
+    assert_works(&mut client).await;
 }
 
 #[tokio::test]
@@ -154,7 +154,7 @@ async fn binary_frames_get_a_notice() {
     client.raw(Message::Binary(vec![0xff; 1_000].into())).await;
     let notice = json!(["NOTICE", "invalid: binary frames are not understood"]);
     assert_eq!(client.next().await, notice);
-    is_well(&mut client).await;
+    assert_works(&mut client).await;
 }
 
 #[tokio::test]
@@ -166,9 +166,9 @@ async fn text_that_is_not_utf8_ends_the_connection_with_a_reason() {
     let frame = [0x81, 0x82, 0, 0, 0, 0, 0xff, 0xfe];
     socket.get_mut().write_all(&frame).await.expect("sent");
     let mut client = Client::from_inner(socket);
-    let end = Farewell { code: 1007, reason: "invalid: text must be UTF-8".into() };
-    assert_eq!(client.farewell().await, Some(end));
-    is_well(&mut relay.client().await).await;
+    let end = CloseReason { code: 1007, reason: "invalid: text must be UTF-8".into() };
+    assert_eq!(client.close_reason().await, Some(end));
+    assert_works(&mut relay.client().await).await;
 }
 
 #[tokio::test]
@@ -176,8 +176,8 @@ async fn a_message_over_the_limit_ends_the_connection_with_a_reason() {
     let relay = Relay::limited(Limits { message_bytes: 10_000, ..Limits::default() }).await;
     let mut client = relay.client().await;
     client.try_send("x".repeat(20_000)).await;
-    let end = Farewell { code: 1009, reason: "invalid: message too big".into() };
-    assert_eq!(client.farewell().await, Some(end));
+    let end = CloseReason { code: 1009, reason: "invalid: message too big".into() };
+    assert_eq!(client.close_reason().await, Some(end));
 }
 
 #[tokio::test]
@@ -187,13 +187,13 @@ async fn a_frame_that_breaks_the_protocol_ends_the_connection() {
     // Reserved bits and an unknown opcode.
     socket.get_mut().write_all(&[0xff, 0x80, 0, 0, 0, 0]).await.expect("sent");
     let mut client = Client::from_inner(socket);
-    let end = client.farewell().await;
+    let end = client.close_reason().await;
     assert!(end.is_none_or(|end| end.code == 1002));
-    is_well(&mut relay.client().await).await;
+    assert_works(&mut relay.client().await).await;
 }
 
 #[tokio::test]
-async fn negentropy_with_absurd_counts_costs_nothing() {
+async fn negentropy_messages_with_absurd_counts_are_refused() {
     let relay = Relay::start().await;
     for nth in 0..100 {
         relay.accept(&note(1, &nth.to_string())).await;
@@ -214,5 +214,5 @@ async fn negentropy_with_absurd_counts_costs_nothing() {
     let answer = client.ask(format!(r#"["NEG-OPEN","n",{{}},"{ranges}"]"#)).await;
     assert!(answer[0] == "NEG-MSG" || answer[0] == "NEG-ERR");
     assert!(answer[2].as_str().is_some_and(|text| text.len() <= 1_000_000));
-    is_well(&mut client).await;
+    assert_works(&mut client).await;
 }

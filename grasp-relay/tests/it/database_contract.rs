@@ -1,4 +1,4 @@
-//! What a database of refs, packs and records must do, run over every database there is.
+//! The contract of a database of refs, packs and records, run over every database.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -62,16 +62,16 @@ contract! {
     a_release_is_all_or_nothing
     a_commit_on_an_outdated_view_changes_nothing
     events_that_the_store_refuses_stop_the_whole_commit
-    events_that_are_stored_already_are_no_obstacle
+    events_that_are_stored_already_do_not_stop_a_commit
     a_commit_that_requires_a_removed_event_changes_nothing
     one_of_many_concurrent_changes_wins
     no_generation_is_given_twice
     refs_are_read_as_they_were_written
     packs_are_added_replaced_and_listed
     retired_refs_are_kept_until_they_are_forgotten
-    the_graver_mark_stays_until_the_collection
-    endpoints_are_apart
-    refs_go_with_the_event_that_signed_for_them
+    the_more_severe_garbage_mark_stays_until_the_collection
+    endpoints_are_independent
+    refs_are_removed_with_the_event_that_signed_them
     rows_of_purgatory_restore_what_the_records_say
     additions_are_summed_up_by_hour_and_forgotten_after_two_days
 }
@@ -194,7 +194,7 @@ async fn events_that_the_store_refuses_stop_the_whole_commit(store: &dyn Store) 
     assert!(!is_served(store, &fine).await && generation(store, owner(1)).await.is_none());
 }
 
-async fn events_that_are_stored_already_are_no_obstacle(store: &dyn Store) {
+async fn events_that_are_stored_already_do_not_stop_a_commit(store: &dyn Store) {
     let event = state(&Keys::generate(), NOW);
     for _ in 0..2 {
         let save = vec![event.clone()];
@@ -295,8 +295,8 @@ async fn retired_refs_are_kept_until_they_are_forgotten(store: &dyn Store) {
     let mut retire = change(owner(9), None, None);
     retire.retired = all.to_vec();
     done(store, commit(family(vec![retire]))).await;
-    let rest = async || store.family(REPOS, name("x")).await.unwrap().retired;
-    assert_eq!(rest().await, all);
+    let retained = async || store.family(REPOS, name("x")).await.unwrap().retired;
+    assert_eq!(retained().await, all);
     let forgotten = [
         (Forget::Before(time(20)), &all[1..]),
         (Forget::Of(owner(2)), &all[2..]),
@@ -306,12 +306,12 @@ async fn retired_refs_are_kept_until_they_are_forgotten(store: &dyn Store) {
         let mut change = family(vec![]);
         change.forget = forget;
         done(store, commit(change)).await;
-        assert_eq!(rest().await, left);
+        assert_eq!(retained().await, left);
     }
     assert!(store.identifiers(REPOS).await.unwrap().is_empty());
 }
 
-async fn the_graver_mark_stays_until_the_collection(store: &dyn Store) {
+async fn the_more_severe_garbage_mark_stays_until_the_collection(store: &dyn Store) {
     let marked = async || store.family(REPOS, name("x")).await.unwrap().garbage;
     for (garbage, is_collected, left) in [
         (Some(Garbage::Moved), false, Some(Garbage::Moved)),
@@ -333,7 +333,7 @@ async fn delete(store: &dyn Store, keys: &Keys, event: &Event) {
     store.save_events(vec![Arc::new(request)], time(NOW)).await.unwrap();
 }
 
-async fn refs_go_with_the_event_that_signed_for_them(store: &dyn Store) {
+async fn refs_are_removed_with_the_event_that_signed_them(store: &dyn Store) {
     let (alice, bob) = (Keys::generate(), Keys::generate());
     let repo = RepoId::new(alice.public_key(), name("x"));
     let sign = |keys: &Keys, kind, tags: Vec<Tag>| {
@@ -369,9 +369,13 @@ async fn refs_go_with_the_event_that_signed_for_them(store: &dyn Store) {
     let again = change(repo.owner, from, Some(refs(&[("refs/heads/main", 1)])));
     done(store, commit(family(vec![again]))).await;
     delete(store, &alice, &announcement).await;
-    assert_eq!(names().await, Some(vec![]), "the view itself is purgatory's to remove");
+    assert_eq!(names().await, Some(vec![]), "purgatory removes the view itself");
     let row = store.family(REPOS, name("x")).await.unwrap();
-    assert_eq!(row.views[&bob.public_key()].refs.refs.len(), 1, "other views of the name stay");
+    assert_eq!(
+        row.views[&bob.public_key()].refs.refs.len(),
+        1,
+        "other views of the identifier stay"
+    );
     assert_eq!(row.retired.iter().map(|it| it.tip).collect::<Vec<_>>(), [oid(1)]);
     assert_eq!(row.garbage, Some(Garbage::Removed));
 }
@@ -413,7 +417,7 @@ async fn additions_are_summed_up_by_hour_and_forgotten_after_two_days(store: &dy
     assert_eq!(store.additions(time(0)).await.unwrap(), left);
 }
 
-async fn endpoints_are_apart(store: &dyn Store) {
+async fn endpoints_are_independent(store: &dyn Store) {
     let mut other = FamilyChange::new(Endpoint::PullRequests, name("x"));
     other.views = vec![change(owner(1), None, Some(refs(&[])))];
     other.add_packs = vec![pack(1, false)];

@@ -1,4 +1,4 @@
-//! What is not a websocket: the NIP-11 document, the page, CORS, half-sent requests.
+//! HTTP without a websocket: the NIP-11 document, the page, CORS, half-sent requests.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::support::{Client, Relay, in_time};
 
-/// Sends a request and gives the whole answer: head in lower case, body as it is.
+/// Sends a request and returns the answer: the head in lower case, and the body.
 async fn http(address: SocketAddr, request: &str) -> (String, String) {
     let mut stream = in_time(TcpStream::connect(address)).await.expect("a connection");
     let request = format!("{request}\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -34,7 +34,7 @@ fn assert_cors(head: &str) {
 }
 
 #[tokio::test]
-async fn the_card_tells_the_truth() {
+async fn the_nip11_document_has_the_limits_in_use() {
     let limits = Limits { max_limit: 77, default_limit: 33, subscriptions: 9, ..Limits::default() };
     let relay = Relay::limited(limits).await;
     let (head, body) =
@@ -43,12 +43,12 @@ async fn the_card_tells_the_truth() {
         head.starts_with("http/1.1 200") && head.contains("content-type: application/nostr+json")
     );
     assert_cors(&head);
-    let card: Value = serde_json::from_str(&body).expect("JSON");
+    let document: Value = serde_json::from_str(&body).expect("JSON");
     for key in ["name", "description", "software", "version", "repo_acceptance_criteria"] {
-        assert!(card[key].as_str().is_some_and(|text| !text.trim().is_empty()), "{key}");
+        assert!(document[key].as_str().is_some_and(|text| !text.trim().is_empty()), "{key}");
     }
-    assert_eq!(card["supported_grasps"][0], "GRASP-01");
-    let limitation = &card["limitation"];
+    assert_eq!(document["supported_grasps"][0], "GRASP-01");
+    let limitation = &document["limitation"];
     assert_eq!(limitation["max_limit"], 77);
     assert_eq!(limitation["default_limit"], 33);
     assert_eq!(limitation["max_subscriptions"], 9);
@@ -58,7 +58,7 @@ async fn the_card_tells_the_truth() {
 }
 
 #[tokio::test]
-async fn a_browser_gets_a_page_and_a_stranger_path_a_404_both_for_everybody() {
+async fn pages_and_404_answers_have_cors_headers() {
     let relay = Relay::with(Limits::default(), |parts| {
         parts.config.info.name = "<b>mine</b>".into();
     })
@@ -89,7 +89,7 @@ async fn options_is_204_on_any_path() {
 }
 
 #[tokio::test]
-async fn a_broken_upgrade_is_refused_in_words() {
+async fn a_malformed_upgrade_is_refused_with_a_reason() {
     let relay = Relay::start().await;
     let request =
         "GET / HTTP/1.1\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 12\r\nSec-WebSocket-Key: x";
@@ -100,7 +100,7 @@ async fn a_broken_upgrade_is_refused_in_words() {
 }
 
 #[tokio::test]
-async fn a_websocket_is_opened_at_the_mount_alone() {
+async fn a_websocket_is_opened_only_at_the_mount_path() {
     for (mount, at, elsewhere) in [
         ("", &["/"][..], ["/more", "/nowhere", "/npub1test/test.git", "/git"]),
         ("/git", &["/git", "/git/"], ["/", "/git/more", "/git/nowhere", "/more"]),
@@ -143,16 +143,16 @@ async fn other_routes_share_the_port_the_mount_and_the_headers() {
     assert_eq!(body, "more");
     assert_cors(&head);
     for path in ["/git", "/git/"] {
-        let card =
+        let document =
             http(relay.address, &format!("GET {path} HTTP/1.1\r\nAccept: application/nostr+json"))
                 .await;
-        assert!(card.0.starts_with("http/1.1 200"), "{path}: {}", card.0);
+        assert!(document.0.starts_with("http/1.1 200"), "{path}: {}", document.0);
     }
     assert!(http(relay.address, "GET / HTTP/1.1").await.0.starts_with("http/1.1 404"));
 }
 
 #[tokio::test]
-async fn a_half_sent_request_is_dropped_and_costs_nobody_else_anything() {
+async fn half_sent_requests_are_dropped_and_do_not_block_other_clients() {
     let limits = Limits { header_timeout: Duration::from_secs(1), ..Limits::default() };
     let relay = Relay::limited(limits).await;
     let mut half_open = Vec::new();
@@ -165,7 +165,7 @@ async fn a_half_sent_request_is_dropped_and_costs_nobody_else_anything() {
     assert_eq!(client.ask(r#"["COUNT","c",{}]"#).await[0], "COUNT");
     for mut stream in half_open {
         let mut rest = Vec::new();
-        // An answer or none, but an end.
+        // The connection ends, with or without an answer.
         let _ = in_time(stream.read_to_end(&mut rest)).await;
     }
     assert_eq!(client.ask(r#"["COUNT","c",{}]"#).await[0], "COUNT");
@@ -183,7 +183,7 @@ async fn a_huge_head_is_refused() {
 }
 
 #[tokio::test]
-async fn one_address_may_hold_only_so_many_connections() {
+async fn connections_per_address_are_bounded() {
     let relay = Relay::limited(Limits { connections_per_ip: 2, ..Limits::default() }).await;
     let first = relay.client().await;
     let mut second = relay.client().await;
@@ -191,7 +191,7 @@ async fn one_address_may_hold_only_so_many_connections() {
     assert!(head.starts_with("http/1.1 429"), "{head}");
     assert_eq!(second.ask(r#"["COUNT","c",{}]"#).await[0], "COUNT");
     drop(first);
-    // The place is free once the relay has seen the end.
+    // The slot is free once the relay has seen the end.
     in_time(async { while Client::try_connect(relay.address).await.is_err() {} }).await;
 }
 
@@ -203,15 +203,15 @@ async fn behind_a_trusted_proxy_the_forwarded_address_is_counted() {
     })
     .await;
     let open = |from: &'static str| Client::forwarded(relay.address, from);
-    let _first = open("1.1.1.1").await.expect("a seat");
-    let _other = open("2.2.2.2").await.expect("a seat");
+    let _first = open("1.1.1.1").await.expect("a free slot");
+    let _other = open("2.2.2.2").await.expect("a free slot");
     assert_eq!(open("1.1.1.1").await.err(), Some(429));
-    // What stands before the last hop is only claimed.
+    // Addresses before the last hop are not trusted.
     assert_eq!(open("9.9.9.9, 2.2.2.2").await.err(), Some(429));
 }
 
 #[tokio::test]
-async fn beyond_all_seats_a_websocket_is_refused_with_503() {
+async fn a_websocket_above_the_connection_limit_is_refused_with_503() {
     let relay = Relay::limited(Limits { connections: 1, ..Limits::default() }).await;
     let _only = relay.client().await;
     assert_eq!(Client::forwarded(relay.address, "").await.err(), Some(503));

@@ -1,4 +1,4 @@
-//! The way in, with a real store and a git half that does as it is told.
+//! Ingest with a store in memory and a scripted git backend.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -26,7 +26,7 @@ use crate::support::memory_store::MemoryStore;
 
 const NOW: u64 = 1_800_000_000;
 
-/// A git half that has no data, and remembers what it was given to hold.
+/// A git backend without data that records the events it was given to hold.
 #[derive(Default)]
 struct ScriptedGit {
     held: Mutex<Vec<(EventId, Hold)>>,
@@ -72,7 +72,7 @@ impl Server {
         Self { pipeline, listener }
     }
 
-    async fn take(&self, events: &[&Event]) -> Vec<Outcome> {
+    async fn ingest(&self, events: &[&Event]) -> Vec<Outcome> {
         let events = events.iter().map(|event| (*event).clone()).collect();
         self.pipeline.ingest(events, Origin::anonymous()).await
     }
@@ -82,8 +82,8 @@ impl Server {
         self.pipeline.store.exists(question, Timestamp::from_secs(NOW)).await.unwrap()[0]
     }
 
-    /// What listeners have heard so far.
-    async fn heard(&mut self) -> Vec<EventId> {
+    /// Returns the events that were published so far.
+    async fn published(&mut self) -> Vec<EventId> {
         // A broadcast of our own marks the end of what came before it.
         let end = Arc::new(sign(&Keys::generate(), 1, &[]));
         self.pipeline.hub.publish(end.clone()).await;
@@ -130,28 +130,28 @@ async fn the_order_inside_a_batch_does_not_matter() {
     let comment = sign(&bob, 1111, &[&["E", &issue.id.to_hex()]]);
     let reply = sign(&bob, 1111, &[&["e", &comment.id.to_hex()]]);
     let noise = sign(&bob, 1, &[]);
-    let verdicts = server.take(&[&reply, &comment, &noise, &issue, &announcement]).await;
+    let verdicts = server.ingest(&[&reply, &comment, &noise, &issue, &announcement]).await;
     let accepted: Vec<_> = verdicts.iter().map(|verdict| verdict.answer().accepted).collect();
     assert_eq!(accepted, [true, true, false, true, true]);
-    let heard: BTreeSet<_> = server.heard().await.into_iter().collect();
-    assert_eq!(heard, BTreeSet::from([announcement.id, issue.id, comment.id, reply.id]));
+    let published: BTreeSet<_> = server.published().await.into_iter().collect();
+    assert_eq!(published, BTreeSet::from([announcement.id, issue.id, comment.id, reply.id]));
 }
 
 #[tokio::test]
-async fn what_a_stored_event_names_is_welcome() {
+async fn an_event_that_a_stored_event_names_is_accepted() {
     let server = Server::with(Arc::new(RelayOnly)).await;
     let (alice, bob) = (Keys::generate(), Keys::generate());
     let note = sign(&bob, 1, &[]);
     let a = format!("30617:{}:x", alice.public_key());
     let issue = sign(&alice, 1621, &[&["a", &a], &["q", &note.id.to_hex()]]);
-    server.take(&[&announcement(&alice)]).await;
-    assert!(!server.take(&[&note]).await[0].answer().accepted);
-    server.take(&[&issue]).await;
-    assert!(server.take(&[&note]).await[0].answer().accepted);
+    server.ingest(&[&announcement(&alice)]).await;
+    assert!(!server.ingest(&[&note]).await[0].answer().accepted);
+    server.ingest(&[&issue]).await;
+    assert!(server.ingest(&[&note]).await[0].answer().accepted);
 }
 
 #[tokio::test]
-async fn forged_copies_are_refused_and_spoil_nothing() {
+async fn forged_copies_are_refused_and_do_not_affect_the_genuine_one() {
     let server = Server::with(Arc::new(RelayOnly)).await;
     let (alice, bob) = (Keys::generate(), Keys::generate());
     let genuine = announcement(&alice);
@@ -159,57 +159,60 @@ async fn forged_copies_are_refused_and_spoil_nothing() {
     tampered.content = "tampered".into();
     let mut resigned = genuine.clone();
     resigned.sig = announcement(&bob).sig;
-    let verdicts = server.take(&[&tampered, &resigned, &genuine, &tampered]).await;
+    let verdicts = server.ingest(&[&tampered, &resigned, &genuine, &tampered]).await;
     let forged = Outcome::from(Rejection::Forged);
     assert_eq!((&verdicts[0], &verdicts[1], &verdicts[3]), (&forged, &forged, &forged));
     assert!(verdicts[2].answer().accepted && server.is_served(&genuine).await);
 }
 
 #[tokio::test]
-async fn what_waits_for_git_data_is_neither_served_nor_told() {
+async fn a_held_event_is_neither_served_nor_published() {
     let git = Arc::new(ScriptedGit::default());
     let mut server = Server::with(git.clone()).await;
     let alice = Keys::generate();
     let announcement = announcement(&alice);
-    let verdicts = server.take(&[&announcement]).await;
+    let verdicts = server.ingest(&[&announcement]).await;
     assert_eq!(verdicts, [Outcome::Held]);
     assert_eq!(*git.held.lock().unwrap(), [(announcement.id, Hold::Announcement)]);
     assert!(!server.is_served(&announcement).await);
     let issue = issue(&alice, &alice);
-    assert!(!server.take(&[&issue]).await[0].answer().accepted, "held announcements admit nothing");
-    assert_eq!(server.take(&[&announcement]).await, [Outcome::Duplicate(Presence::Held)]);
-    assert_eq!(server.heard().await, []);
+    assert!(
+        !server.ingest(&[&issue]).await[0].answer().accepted,
+        "held announcements admit nothing"
+    );
+    assert_eq!(server.ingest(&[&announcement]).await, [Outcome::Duplicate(Presence::Held)]);
+    assert_eq!(server.published().await, []);
 }
 
 #[tokio::test]
-async fn what_was_deleted_before_it_came_is_not_even_held() {
+async fn an_event_deleted_before_it_arrived_is_not_held() {
     let git = Arc::new(ScriptedGit::default());
     let server = Server::with(git.clone()).await;
     let alice = Keys::generate();
     let announcement = announcement(&alice);
     let deletion = sign(&alice, 5, &[&["e", &announcement.id.to_hex()]]);
-    assert!(server.take(&[&deletion]).await[0].answer().accepted);
-    assert_eq!(server.take(&[&announcement]).await, [Outcome::from(Rejection::Deleted)]);
+    assert!(server.ingest(&[&deletion]).await[0].answer().accepted);
+    assert_eq!(server.ingest(&[&announcement]).await, [Outcome::from(Rejection::Deleted)]);
     assert!(git.held.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn a_repository_that_leaves_us_is_no_longer_served() {
+async fn a_delisted_repository_is_no_longer_served() {
     let server = Server::with(Arc::new(RelayOnly)).await;
     let alice = Keys::generate();
     let here = announcement(&alice);
-    let gone =
+    let delisting =
         sign_at(&alice, 30617, NOW + 1, &[&["d", "x"], &["clone", "https://them.example/x"]]);
-    assert!(server.take(&[&here]).await[0].answer().accepted);
-    assert_eq!(server.take(&[&gone]).await, [Outcome::from(Rejection::Delisted)]);
-    assert!(!server.is_served(&here).await && !server.is_served(&gone).await);
-    // Anybody can send the older version again.
-    assert_eq!(server.take(&[&here]).await, [Outcome::Superseded]);
+    assert!(server.ingest(&[&here]).await[0].answer().accepted);
+    assert_eq!(server.ingest(&[&delisting]).await, [Outcome::from(Rejection::Delisted)]);
+    assert!(!server.is_served(&here).await && !server.is_served(&delisting).await);
+    // Any client can send the older version again.
+    assert_eq!(server.ingest(&[&here]).await, [Outcome::Superseded]);
     assert!(!server.is_served(&here).await);
     let clone = format!("https://us.example/{}/x.git", npub(&alice.public_key()));
     let tags: &[&[&str]] = &[&["d", "x"], &["clone", &clone], &["relays", "wss://us.example"]];
     let back = sign_at(&alice, 30617, NOW + 2, tags);
-    assert!(server.take(&[&back]).await[0].answer().accepted && server.is_served(&back).await);
+    assert!(server.ingest(&[&back]).await[0].answer().accepted && server.is_served(&back).await);
 }
 
 #[tokio::test]
@@ -226,44 +229,44 @@ async fn versions_of_one_announcement_in_one_batch_end_with_the_winner() {
         )
     };
     let versions = [version(NOW - 2), version(NOW), version(NOW - 1)];
-    let verdicts = server.take(&versions.each_ref()).await;
+    let verdicts = server.ingest(&versions.each_ref()).await;
     assert_eq!(verdicts[2], Outcome::Superseded);
     assert!(server.is_served(&versions[1]).await && !server.is_served(&versions[0]).await);
 }
 
 #[tokio::test]
-async fn a_state_is_judged_by_the_stored_announcements_of_its_name() {
+async fn a_state_is_judged_by_the_stored_announcements_of_its_identifier() {
     let server = Server::with(Arc::new(RelayOnly)).await;
     let (alice, eve) = (Keys::generate(), Keys::generate());
     let state =
         |keys: &Keys| sign(keys, 30618, &[&["d", "x"], &["refs/heads/main", &"a".repeat(40)]]);
     let (ours, theirs) = (state(&alice), state(&eve));
-    assert_eq!(server.take(&[&ours]).await, [Outcome::from(Rejection::NoAnnouncement)]);
-    server.take(&[&announcement(&alice)]).await;
-    assert!(server.take(&[&ours]).await[0].answer().accepted);
+    assert_eq!(server.ingest(&[&ours]).await, [Outcome::from(Rejection::NoAnnouncement)]);
+    server.ingest(&[&announcement(&alice)]).await;
+    assert!(server.ingest(&[&ours]).await[0].answer().accepted);
     let refused = Outcome::from(Rejection::NotMaintainer(eve.public_key()));
-    assert_eq!(server.take(&[&theirs]).await, [refused]);
+    assert_eq!(server.ingest(&[&theirs]).await, [refused]);
 }
 
 #[tokio::test]
-async fn a_profile_needs_an_author_who_takes_part() {
+async fn a_profile_needs_an_author_with_stored_events() {
     let server = Server::with(Arc::new(RelayOnly)).await;
     let (alice, bob) = (Keys::generate(), Keys::generate());
     let profile = sign(&bob, 0, &[]);
-    server.take(&[&announcement(&alice)]).await;
-    assert!(!server.take(&[&profile]).await[0].answer().accepted);
-    server.take(&[&issue(&bob, &alice)]).await;
-    assert!(server.take(&[&profile]).await[0].answer().accepted);
+    server.ingest(&[&announcement(&alice)]).await;
+    assert!(!server.ingest(&[&profile]).await[0].answer().accepted);
+    server.ingest(&[&issue(&bob, &alice)]).await;
+    assert!(server.ingest(&[&profile]).await[0].answer().accepted);
 }
 
 #[tokio::test]
-async fn foreign_deletions_are_refused_whole() {
+async fn a_deletion_that_names_another_authors_event_is_refused() {
     let server = Server::with(Arc::new(RelayOnly)).await;
     let (alice, eve) = (Keys::generate(), Keys::generate());
     let announcement = announcement(&alice);
-    server.take(&[&announcement]).await;
+    server.ingest(&[&announcement]).await;
     let deletion = sign(&eve, 5, &[&["e", &announcement.id.to_hex()]]);
-    assert_eq!(server.take(&[&deletion]).await, [Outcome::from(Rejection::ForeignDeletion)]);
+    assert_eq!(server.ingest(&[&deletion]).await, [Outcome::from(Rejection::ForeignDeletion)]);
     assert!(server.is_served(&announcement).await && !server.is_served(&deletion).await);
 }
 
@@ -271,7 +274,7 @@ async fn foreign_deletions_are_refused_whole() {
 async fn requests_of_unknown_authors_are_bounded_and_those_of_known_ones_are_not() {
     let server = Server::with(Arc::new(RelayOnly)).await;
     let alice = Keys::generate();
-    assert!(server.take(&[&announcement(&alice)]).await[0].answer().accepted);
+    assert!(server.ingest(&[&announcement(&alice)]).await[0].answer().accepted);
     let network = Some(ClientNetwork::of("198.51.100.1".parse().unwrap()));
     let origin = || Origin::Client { authenticated: Vec::new(), network };
     let request = |keys: &Keys, n: u64| {
@@ -293,7 +296,7 @@ async fn requests_of_unknown_authors_are_bounded_and_those_of_known_ones_are_not
 }
 
 #[tokio::test]
-async fn strangers_who_fill_a_repository_do_not_lock_its_maintainers_out() {
+async fn a_full_repository_still_admits_its_maintainers() {
     let mut server = Server::with(Arc::new(RelayOnly)).await;
     let root = Share { count: 5, bytes: 1 << 20 };
     let limits = FanOutLimits { root, ..FanOutLimits::default() };
@@ -309,11 +312,11 @@ async fn strangers_who_fill_a_repository_do_not_lock_its_maintainers_out() {
     ];
     let accepted = sign(&bob, 30617, &[&["d", "x"], &["maintainers", &by_bob]]);
     for event in [sign(&alice, 30617, announced), accepted] {
-        assert!(server.take(&[&event]).await[0].answer().accepted);
+        assert!(server.ingest(&[&event]).await[0].answer().accepted);
     }
     let issue = issue(&eve, &alice);
-    assert!(server.take(&[&issue]).await[0].answer().accepted);
-    // Names that do not exist are no way around.
+    assert!(server.ingest(&[&issue]).await[0].answer().accepted);
+    // Naming repositories that do not exist does not avoid the limit.
     let made_up: Vec<String> = (0..8).map(|n| format!("30617:{:064x}:x", n)).collect();
     let mut tags: Vec<Vec<String>> =
         made_up.iter().map(|at| vec!["a".into(), at.clone()]).collect();
@@ -323,18 +326,18 @@ async fn strangers_who_fill_a_repository_do_not_lock_its_maintainers_out() {
     let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
     let mut verdicts = Vec::new();
     for _ in 0..10 {
-        verdicts.extend(server.take(&[&sign(&Keys::generate(), 1, &tags)]).await);
+        verdicts.extend(server.ingest(&[&sign(&Keys::generate(), 1, &tags)]).await);
     }
     let accepted = verdicts.iter().filter(|verdict| verdict.answer().accepted).count();
     assert_eq!(accepted, 4);
     for maintainer in [&alice, &bob] {
-        assert!(server.take(&[&sign(maintainer, 1, &tags)]).await[0].answer().accepted);
+        assert!(server.ingest(&[&sign(maintainer, 1, &tags)]).await[0].answer().accepted);
     }
-    let crowded = Outcome::from(Rejection::RateLimited);
-    assert_eq!(server.take(&[&sign(&eve, 1, &tags)]).await, [crowded]);
+    let rate_limited = Outcome::from(Rejection::RateLimited);
+    assert_eq!(server.ingest(&[&sign(&eve, 1, &tags)]).await, [rate_limited]);
 }
 
-/// Sends events of fresh keys until one is not even looked at; whether that came.
+/// Sends events of new keys until one is refused without a lookup, and returns whether one was.
 async fn use_up_lookups(server: &Server, address: &str) -> bool {
     let network = Some(ClientNetwork::of(address.parse().unwrap()));
     for _ in 0..100 {
@@ -348,7 +351,7 @@ async fn use_up_lookups(server: &Server, address: &str) -> bool {
 }
 
 #[tokio::test]
-async fn strangers_who_use_up_all_lookups_do_not_lock_maintainers_out() {
+async fn maintainers_are_admitted_when_all_lookups_are_used_up() {
     let mut server = Server::with(Arc::new(RelayOnly)).await;
     server.pipeline.budgets = Budgets::new(1_000);
     let (alice, bob) = (Keys::generate(), Keys::generate());
@@ -356,13 +359,13 @@ async fn strangers_who_use_up_all_lookups_do_not_lock_maintainers_out() {
         sign_at(keys, 30618, at, &[&["d", "x"], &["refs/heads/main", &"a".repeat(40)]])
     };
     for event in [announcement(&alice), state(&alice, NOW - 9)] {
-        assert!(server.take(&[&event]).await[0].answer().accepted);
+        assert!(server.ingest(&[&event]).await[0].answer().accepted);
     }
     let from = |address: &str, event: Event| {
         let network = Some(ClientNetwork::of(address.parse().unwrap()));
         server.pipeline.ingest(vec![event], Origin::Client { authenticated: Vec::new(), network })
     };
-    // First in her own network, then in all.
+    // First the lookups of her own network, then all.
     assert!(use_up_lookups(&server, "198.51.100.1").await);
     assert!(from("198.51.100.1", state(&alice, NOW - 8)).await[0].answer().accepted);
     for network in 0..24 {
@@ -376,14 +379,14 @@ async fn strangers_who_use_up_all_lookups_do_not_lock_maintainers_out() {
 }
 
 #[tokio::test]
-async fn authority_is_found_out_when_it_matters_and_not_given_to_others() {
+async fn authority_is_looked_up_when_lookups_are_used_up() {
     let mut server = Server::with(Arc::new(RelayOnly)).await;
     let (alice, bob) = (Keys::generate(), Keys::generate());
     let state = sign_at(&alice, 30618, NOW - 9, &[&["d", "x"]]);
     for event in [announcement(&alice), state, issue(&bob, &alice)] {
-        assert!(server.take(&[&event]).await[0].answer().accepted);
+        assert!(server.ingest(&[&event]).await[0].answer().accepted);
     }
-    // As after a restart: nobody is remembered.
+    // As after a restart: no authority is remembered.
     server.pipeline.budgets = Budgets::new(1_000);
     assert!(use_up_lookups(&server, "198.51.100.1").await);
     let network = Some(ClientNetwork::of("198.51.100.1".parse().unwrap()));
@@ -395,7 +398,7 @@ async fn authority_is_found_out_when_it_matters_and_not_given_to_others() {
     assert_eq!(server.pipeline.ingest(vec![note(&bob)], origin()).await, [busy]);
 }
 
-/// A git half that releases an announcement the moment that it is asked.
+/// A git backend that releases an announcement when facts are requested.
 struct ReleasingGit {
     store: Arc<MemoryStore>,
     announcement: Arc<Event>,
@@ -428,5 +431,5 @@ async fn an_event_about_a_repository_that_is_released_meanwhile_is_accepted() {
     let git = ReleasingGit { store: Arc::clone(&store), announcement };
     let mut server = Server::with(Arc::new(git)).await;
     server.pipeline.store = store;
-    assert_eq!(server.take(&[&issue(&owner, &owner)]).await, [Outcome::Stored]);
+    assert_eq!(server.ingest(&[&issue(&owner, &owner)]).await, [Outcome::Stored]);
 }

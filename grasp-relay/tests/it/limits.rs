@@ -1,4 +1,4 @@
-//! Over a limit: the right answer, and nobody else notices.
+//! Requests above a limit get the right answer and do not affect other clients.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use grasp_relay::nostr::Limits;
 use serde_json::json;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::support::{Farewell, Relay, bulk, in_time, note};
+use crate::support::{CloseReason, Relay, bulk, in_time, note};
 
 #[tokio::test]
-async fn a_reader_that_does_not_read_loses_its_subscription_and_others_lose_nothing() {
+async fn a_slow_client_loses_its_subscription_and_others_lose_no_event() {
     const EVENTS: usize = 2_000;
     let limits = Limits { live_queue_events: 100, ..Limits::default() };
     let relay = Relay::limited(limits).await;
@@ -22,29 +22,29 @@ async fn a_reader_that_does_not_read_loses_its_subscription_and_others_lose_noth
     let ids: Vec<_> = events.iter().map(|event| event.id.to_hex()).collect();
     for event in &events {
         relay.accept(event).await;
-        let heard = quick.next().await;
-        assert_eq!(heard[2]["id"], event.id.to_hex());
+        let received = quick.next().await;
+        assert_eq!(received[2]["id"], event.id.to_hex());
     }
-    // What the slow one hears is the beginning, whole, and then why there is no more.
-    let mut heard = Vec::new();
+    // The slow one receives the first events without a gap, and then the reason for the end.
+    let mut received = Vec::new();
     let reason = loop {
         let message = slow.next().await;
         match message[0].as_str() {
-            Some("EVENT") => heard.push(message[2]["id"].as_str().expect("an id").to_owned()),
+            Some("EVENT") => received.push(message[2]["id"].as_str().expect("an id").to_owned()),
             Some("CLOSED") => break message,
             _ => panic!("unexpected {message}"),
         }
     };
-    assert!(heard.len() < EVENTS && heard[..] == ids[..heard.len()], "{} heard", heard.len());
+    assert!(received.len() < EVENTS && received[..] == ids[..received.len()], "{}", received.len());
     assert_eq!(reason[1], "s");
     let why = reason[2].as_str().expect("a reason");
     assert!(why.starts_with("error: ") && why.contains("overflow"), "{why}");
-    // The connection itself is well, and may ask again.
+    // The connection itself works, and may subscribe again.
     assert_eq!(slow.req("again", r#"{"kinds":[1],"limit":3}"#).await.len(), 3);
 }
 
 #[tokio::test]
-async fn a_reader_that_never_reads_is_given_up_on() {
+async fn a_client_that_never_reads_is_disconnected() {
     let limits = Limits { write_timeout: Duration::from_millis(200), ..Limits::default() };
     let relay = Relay::limited(limits).await;
     for event in bulk(1, 100, 200_000) {
@@ -54,18 +54,18 @@ async fn a_reader_that_never_reads_is_given_up_on() {
     stuck.send(r#"["REQ","s",{"kinds":[1]}]"#).await;
     let mut other = relay.client().await;
     assert_eq!(other.ask(r#"["COUNT","c",{}]"#).await, json!(["COUNT", "c", {"count": 100}]));
-    // The relay stops waiting; what it had written arrives, and then nothing.
+    // The relay closes the connection after what it had written.
     in_time(async { while relay.hub.stats().await.listeners > 0 {} }).await;
     let mut socket = stuck.into_inner();
     let mut frames = 0;
     while let Some(Ok(_)) = in_time(socket.next()).await {
         frames += 1;
     }
-    assert!(frames < 100, "{frames} frames were written to somebody who did not read");
+    assert!(frames < 100, "{frames} frames were written to a client that did not read");
 }
 
 #[tokio::test]
-async fn live_events_that_come_while_history_is_read_are_bounded_too() {
+async fn live_events_during_history_are_bounded() {
     let limits = Limits { live_queue_events: 5, max_limit: 10_000, ..Limits::default() };
     let relay = Relay::limited(limits).await;
     for event in bulk(1, 1_000, 20_000) {
@@ -73,7 +73,7 @@ async fn live_events_that_come_while_history_is_read_are_bounded_too() {
     }
     let mut client = relay.client().await;
     client.send(r#"["REQ","s",{"kinds":[1,2],"limit":10000}]"#).await;
-    // The first event shows that the history is under way; it is far too long for the socket's buffers.
+    // The first event shows that history is being sent; it is far too long for the socket's buffers.
     assert_eq!(client.next().await[0], "EVENT");
     for nth in 0..50 {
         relay.accept(&note(2, &nth.to_string())).await;
@@ -90,7 +90,7 @@ async fn live_events_that_come_while_history_is_read_are_bounded_too() {
 }
 
 #[tokio::test]
-async fn a_page_is_as_long_as_the_card_says() {
+async fn pages_have_the_limits_of_the_nip11_document() {
     let limits = Limits { max_limit: 20, default_limit: 10, ..Limits::default() };
     let relay = Relay::limited(limits).await;
     for nth in 0..30 {
@@ -103,7 +103,7 @@ async fn a_page_is_as_long_as_the_card_says() {
 }
 
 #[tokio::test]
-async fn all_connections_together_hold_only_so_much_filter_text() {
+async fn the_filters_of_all_connections_are_bounded_in_bytes() {
     let limits = Limits { total_subscription_bytes: 4 * 1_500, ..Limits::default() };
     let relay = Relay::limited(limits).await;
     let (mut alice, mut bob) = (relay.client().await, relay.client().await);
@@ -117,7 +117,7 @@ async fn all_connections_together_hold_only_so_much_filter_text() {
 }
 
 #[tokio::test]
-async fn all_connections_of_one_address_share_what_it_may_send() {
+async fn the_event_rate_limit_is_shared_by_the_connections_of_an_address() {
     let limits = Limits { events_per_minute_per_ip: 3, ..Limits::default() };
     let relay = Relay::limited(limits).await;
     let mut answers = Vec::new();
@@ -125,7 +125,7 @@ async fn all_connections_of_one_address_share_what_it_may_send() {
         let mut client = relay.client().await;
         let event = note(1, &nth.to_string());
         answers.push(client.ask(format!(r#"["EVENT",{}]"#, event.as_json())).await);
-        // Whoever comes back has not forgotten, and neither has the relay.
+        // A new connection does not reset the limit.
         drop(client);
     }
     for (nth, answer) in answers.iter().enumerate() {
@@ -138,7 +138,7 @@ async fn all_connections_of_one_address_share_what_it_may_send() {
 }
 
 #[tokio::test]
-async fn a_quiet_client_is_pinged_and_one_that_does_not_answer_is_closed() {
+async fn an_idle_client_is_pinged_and_closed_if_it_does_not_answer() {
     let limits = Limits {
         ping_after: Duration::from_millis(50),
         idle_timeout: Duration::from_secs(2),
@@ -152,12 +152,12 @@ async fn a_quiet_client_is_pinged_and_one_that_does_not_answer_is_closed() {
     let mut silent = relay.client().await;
     silent.req("s", "{}").await;
     in_time(async { while relay.hub.stats().await.listeners > 0 {} }).await;
-    let end = Farewell { code: 1001, reason: "closed: idle for too long".into() };
-    assert_eq!(silent.farewell().await, Some(end));
+    let end = CloseReason { code: 1001, reason: "closed: idle for too long".into() };
+    assert_eq!(silent.close_reason().await, Some(end));
 }
 
 #[tokio::test]
-async fn a_flood_is_answered_and_then_cut() {
+async fn a_flood_of_messages_is_answered_with_errors_and_then_closed() {
     let limits = Limits { messages_per_minute: 50, ..Limits::default() };
     let relay = Relay::limited(limits).await;
     let mut client = relay.client().await;
@@ -166,12 +166,12 @@ async fn a_flood_is_answered_and_then_cut() {
         assert_eq!(answer[0], if nth < 50 { "COUNT" } else { "CLOSED" });
     }
     client.send(r#"["COUNT","c",{}]"#).await;
-    let end = Farewell { code: 1008, reason: "rate-limited: too many messages".into() };
-    assert_eq!(client.farewell().await, Some(end));
+    let end = CloseReason { code: 1008, reason: "rate-limited: too many messages".into() };
+    assert_eq!(client.close_reason().await, Some(end));
 }
 
 #[tokio::test]
-async fn a_client_that_vanishes_is_forgotten() {
+async fn the_subscriptions_of_a_lost_connection_are_removed() {
     let relay = Relay::start().await;
     let mut client = relay.client().await;
     client.req("a", r#"{"kinds":[1]}"#).await;
@@ -190,13 +190,13 @@ async fn unfinished(client: crate::support::Client) -> tokio::net::TcpStream {
     let mut frame = vec![0x81, 0xff];
     frame.extend((LENGTH as u64).to_be_bytes());
     frame.resize(frame.len() + 4 + LENGTH - 1, 0);
-    // Whoever is not read to the end is told by the other side's end.
+    // The relay may close the connection before all is written.
     let _ = in_time(stream.write_all(&frame)).await;
     stream
 }
 
 #[tokio::test]
-async fn unfinished_messages_of_one_address_take_only_so_much() {
+async fn unfinished_messages_per_address_are_bounded() {
     use tokio::io::AsyncReadExt as _;
     let relay = Relay::start().await;
     let mut waiting = Vec::new();
@@ -204,10 +204,10 @@ async fn unfinished_messages_of_one_address_take_only_so_much() {
         waiting.push(unfinished(relay.client().await).await);
     }
     let mut refused = unfinished(relay.client().await).await;
-    let mut said = Vec::new();
-    let _ = in_time(refused.read_to_end(&mut said)).await;
-    assert!(waiting[0].try_read(&mut [0; 100]).is_err(), "nothing was said to the others");
-    // Whatever is short is still understood, and what the others held comes back.
+    let mut answer = Vec::new();
+    let _ = in_time(refused.read_to_end(&mut answer)).await;
+    assert!(waiting[0].try_read(&mut [0; 100]).is_err(), "the others got no message");
+    // Short messages are still read, and the memory of closed connections is given back.
     relay.client().await.req("s", r#"{"kinds":[1]}"#).await;
     drop(waiting);
     let mut client = relay.client().await;

@@ -1,4 +1,4 @@
-//! Tests of this crate's public face.
+//! Tests of the public interface of this crate.
 #![allow(clippy::unwrap_used)]
 
 mod ingest;

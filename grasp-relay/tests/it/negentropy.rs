@@ -38,7 +38,7 @@ fn events(count: u64) -> Vec<Event> {
         .collect()
 }
 
-/// Reconciles what the client has with what the relay serves: what the client lacks, what the relay lacks.
+/// Reconciles the client's events with the relay's; returns the ids that the client lacks and those that the relay lacks.
 async fn sync(
     client: &mut Client,
     filter: &str,
@@ -64,7 +64,7 @@ async fn sync(
 }
 
 #[tokio::test]
-async fn both_sides_learn_exactly_what_is_missing_and_all_of_it_can_be_fetched() {
+async fn both_sides_learn_the_missing_ids_and_the_events_can_be_fetched() {
     let relay = Relay::start().await;
     let all = events(300);
     for event in &all[..250] {
@@ -93,14 +93,14 @@ async fn the_set_is_not_cut_at_the_limits_of_req() {
     let mut client = relay.client().await;
     let (need, _) = sync(&mut client, r#"{"kinds":[1]}"#, &[]).await;
     assert_eq!(need.len(), 50);
-    // A limit of the filter's own means the newest so many.
+    // A limit of the filter selects the newest events.
     let (need, _) = sync(&mut client, r#"{"kinds":[1],"limit":20}"#, &[]).await;
     let newest: BTreeSet<_> = all[30..].iter().map(|event| event.id.to_hex()).collect();
     assert_eq!(need, newest);
 }
 
 #[tokio::test]
-async fn what_cannot_be_reconciled_is_refused_by_neg_err_and_nothing_else() {
+async fn requests_that_cannot_be_reconciled_are_refused_by_neg_err() {
     let relay = Relay::limited(Limits { neg_items: 5, neg_sessions: 1, ..Limits::default() }).await;
     for event in events(6) {
         relay.accept(&event).await;
@@ -112,7 +112,7 @@ async fn what_cannot_be_reconciled_is_refused_by_neg_err_and_nothing_else() {
         (r#"["NEG-OPEN","n",{"kinds":[7]},"61zz"]"#, "invalid: "),
         (r#"["NEG-OPEN","n",{"kinds":[7]},"610000ff"]"#, "invalid: "),
         (r#"["NEG-OPEN","n",{"kinds":[7]},""]"#, "invalid: "),
-        // A number that breaks off, one too large for any set, and ids that were promised and are not there.
+        // A truncated number, one too large for any set, and fewer ids than announced.
         (r#"["NEG-OPEN","n",{"kinds":[7]},"61ff"]"#, "invalid: "),
         (r#"["NEG-OPEN","n",{"kinds":[7]},"61000002ffffffffffffffffff7f"]"#, "invalid: "),
         (r#"["NEG-OPEN","n",{"kinds":[7]},"610000020107"]"#, "invalid: "),
@@ -123,7 +123,7 @@ async fn what_cannot_be_reconciled_is_refused_by_neg_err_and_nothing_else() {
         assert_eq!((&answer[0], &answer[1]), (&json!("NEG-ERR"), &json!("n")), "{message}");
         assert!(answer[2].as_str().is_some_and(|why| why.starts_with(prefix)), "{answer}");
     }
-    // An unknown version is told ours; the session is open and takes the only place.
+    // An unknown version is answered with ours; the session is open and takes the only slot.
     assert_eq!(
         client.ask(r#"["NEG-OPEN","n",{"kinds":[7]},"62"]"#).await,
         json!(["NEG-MSG", "n", "61"])
@@ -146,7 +146,7 @@ async fn an_idle_session_is_closed_with_its_reason() {
 }
 
 #[tokio::test]
-async fn all_connections_together_hold_only_so_many_items() {
+async fn the_items_of_all_sessions_are_bounded() {
     let limits = Limits { neg_total_items: 4 * 10, ..Limits::default() };
     let relay = Relay::limited(limits).await;
     for event in events(6) {
@@ -158,14 +158,14 @@ async fn all_connections_together_hold_only_so_many_items() {
     let full = bob.ask(open).await;
     assert_eq!(full[0], "NEG-ERR");
     assert!(full[2].as_str().is_some_and(|why| why.starts_with("rate-limited: ")), "{full}");
-    // What Alice gives back, Bob gets; her answer to the next message shows that it was given back.
+    // Bob gets the items that Alice's session frees; the answer to her next message shows that it has ended.
     alice.send(r#"["NEG-CLOSE","n"]"#).await;
     alice.ask(r#"["COUNT","c",{}]"#).await;
     assert_eq!(bob.ask(open).await[0], "NEG-MSG");
 }
 
 #[tokio::test]
-async fn only_so_many_bytes_wait_for_their_turn() {
+async fn the_bytes_of_queued_messages_are_bounded() {
     let relay = Relay::limited(Limits { neg_waiting_bytes: 4 * 1_000, ..Limits::default() }).await;
     let mut client = relay.client().await;
     let long = "00".repeat(2_000);

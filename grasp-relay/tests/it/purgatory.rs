@@ -1,4 +1,4 @@
-//! A purgatory whose records cannot be written for a while.
+//! The driver of purgatory while its records cannot be written.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -37,9 +37,9 @@ fn open(dir: &Path) -> SqliteStore {
     SqliteStore::open(&dir.join("grasp.db"), SqliteOptions::default()).unwrap()
 }
 
-/// A database in which these wait already, and which then takes no more pending tasks and held events than a sum of SQL
-/// says.
-async fn database(dir: &Path, waiting: &[Arc<Event>], most: &str) {
+/// Creates a database with held events that then refuses more pending tasks and held events than an SQL expression
+/// allows.
+async fn database(dir: &Path, waiting: &[Arc<Event>], max: &str) {
     let store = open(dir);
     let until = Timestamp::now() + Duration::from_secs(3_600);
     let held = |event: &Arc<Event>| Record::Held {
@@ -54,7 +54,7 @@ async fn database(dir: &Path, waiting: &[Arc<Event>], most: &str) {
     let full = ["held", "tasks"].map(|table| {
         format!(
             "CREATE TRIGGER full_{table} BEFORE INSERT ON {table}
-                 WHEN (SELECT count(*) FROM held) + (SELECT count(*) FROM tasks) >= {most}
+                 WHEN (SELECT count(*) FROM held) + (SELECT count(*) FROM tasks) >= {max}
                  BEGIN SELECT RAISE(ABORT, 'the disk is full'); END;"
         )
     });
@@ -79,19 +79,19 @@ async fn start(dir: &Path) -> PurgatoryDriver {
     PurgatoryDriver::start(parts, Config::default(), records).await
 }
 
-/// Tells until there is no room for more.
-async fn tell_all_there_is_room_for(purgatory: &PurgatoryDriver, identifier: &Identifier) {
+/// Sends inputs until the queue is full.
+async fn fill_queue(purgatory: &PurgatoryDriver, identifier: &Identifier) {
     for _ in 0..10_000 {
-        let told = purgatory.tell(Input::Changed { identifier: identifier.clone() });
-        if tokio::time::timeout(Duration::from_millis(500), told).await.is_err() {
+        let sent = purgatory.tell(Input::Changed { identifier: identifier.clone() });
+        if tokio::time::timeout(Duration::from_millis(500), sent).await.is_err() {
             return;
         }
     }
-    panic!("there is always room for more");
+    panic!("the queue is never full");
 }
 
 #[tokio::test]
-async fn questions_are_answered_however_much_waits_for_a_full_disk() {
+async fn queries_are_answered_while_a_full_disk_blocks_the_queue() {
     let dir = TempDir::new().unwrap();
     database(dir.path(), &[], "0").await;
     let purgatory = start(dir.path()).await;
@@ -101,23 +101,23 @@ async fn questions_are_answered_however_much_waits_for_a_full_disk() {
         || GitBackend::hold(&purgatory, event.clone(), Hold::Announcement, Origin::anonymous());
     let why = in_time(hold()).await.unwrap_err();
     assert!(why.to_string().contains("the database cannot be written"), "{why}");
-    tell_all_there_is_room_for(&purgatory, &identifier).await;
+    fill_queue(&purgatory, &identifier).await;
     assert!(!purgatory.can_write());
     in_time(purgatory.ask(|purgatory| purgatory.counts())).await.unwrap();
-    assert!(in_time(hold()).await.is_err(), "whoever brings something is turned away at once");
+    assert!(in_time(hold()).await.is_err(), "a new event is refused at once");
     let waited = tokio::time::timeout(Duration::from_secs(20), purgatory.run_maintenance()).await;
-    assert!(waited.unwrap().is_err(), "and so is whoever waits");
+    assert!(waited.unwrap().is_err(), "maintenance fails in time");
 }
 
 #[tokio::test]
-async fn what_is_told_while_the_disk_fills_up_again_and_again_is_lost_at_no_time() {
-    const MANY: usize = 130;
+async fn no_input_is_lost_while_the_disk_is_full_repeatedly() {
+    const HELD_EVENTS: usize = 130;
     let (dir, keys) = (TempDir::new().unwrap(), Keys::generate());
-    let waiting: Vec<_> = (0..MANY).map(|n| announcement(&keys, &n.to_string())).collect();
-    // As if somebody made room for a hundred records in every second.
+    let waiting: Vec<_> = (0..HELD_EVENTS).map(|n| announcement(&keys, &n.to_string())).collect();
+    // As if a hundred records were freed every second.
     let begin = Timestamp::now();
-    let most = format!("{MANY} + 100 * max(0, unixepoch() - {begin} - 1)");
-    database(dir.path(), &waiting, &most).await;
+    let max = format!("{HELD_EVENTS} + 100 * max(0, unixepoch() - {begin} - 1)");
+    database(dir.path(), &waiting, &max).await;
     let purgatory = start(dir.path()).await;
     for event in &waiting {
         let request = EventBuilder::new(Kind::EventDeletion, "").tag(Tag::event(event.id));
@@ -133,9 +133,9 @@ async fn what_is_told_while_the_disk_fills_up_again_and_again_is_lost_at_no_time
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), done).await.expect("all of it is done");
+    tokio::time::timeout(Duration::from_secs(60), done).await.expect("all tasks are done");
     let records = purgatory.repos().database().records().await.unwrap();
     let now = Now::new(Mono::ZERO, Timestamp::now());
     let counts = Purgatory::restore(Config::default(), policy(), records, now).counts();
-    assert_eq!((counts.announcements, counts.pending_tasks), (0, 0), "and written down");
+    assert_eq!((counts.announcements, counts.pending_tasks), (0, 0), "the database has the same");
 }

@@ -1,4 +1,4 @@
-//! NIP-01 and NIP-45: what a plain client does all day.
+//! NIP-01 and NIP-45 over the wire.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ async fn an_empty_answer_ends_with_eose_too() {
 }
 
 #[tokio::test]
-async fn live_events_follow_eose_on_every_subscription_that_wants_them() {
+async fn live_events_follow_eose_on_every_matching_subscription() {
     let relay = Relay::start().await;
     let mut alice = relay.client().await;
     let mut bob = relay.client().await;
@@ -54,15 +54,15 @@ async fn live_events_follow_eose_on_every_subscription_that_wants_them() {
     assert!(alice.req("c", r#"{"kinds":[7],"limit":0}"#).await.is_empty());
     let event = tagged(2, "", &[["t", "x"]]);
     assert_eq!(bob.ask(event_message(&event)).await[2], true);
-    let mut heard = [alice.next().await[1].clone(), alice.next().await[1].clone()];
-    heard.sort_by_key(|id| id.to_string());
-    assert_eq!(heard, ["a", "b"]);
-    // Nothing else came: the next answer is to the next question.
+    let mut received = [alice.next().await[1].clone(), alice.next().await[1].clone()];
+    received.sort_by_key(|id| id.to_string());
+    assert_eq!(received, ["a", "b"]);
+    // No other message was sent: the next one answers the next request.
     assert_eq!(alice.ask(r#"["COUNT","n",{}]"#).await, json!(["COUNT", "n", {"count": 1}]));
 }
 
 #[tokio::test]
-async fn limit_zero_brings_no_history_but_all_that_follows() {
+async fn limit_zero_gives_no_history_but_live_events() {
     let relay = Relay::start().await;
     relay.accept(&note(1, "old")).await;
     let mut client = relay.client().await;
@@ -73,25 +73,25 @@ async fn limit_zero_brings_no_history_but_all_that_follows() {
 }
 
 #[tokio::test]
-async fn a_closed_subscription_is_silent_and_a_replaced_one_wants_the_new() {
+async fn a_closed_subscription_gets_no_events_and_a_replaced_one_uses_the_new_filter() {
     let relay = Relay::start().await;
     let mut client = relay.client().await;
     client.req("s", r#"{"kinds":[1]}"#).await;
     client.req("s", r#"{"kinds":[2]}"#).await;
     client.req("gone", r#"{"kinds":[1]}"#).await;
     client.send(r#"["CLOSE","gone"]"#).await;
-    // The answer shows that the CLOSE was obeyed.
+    // The answer shows that the CLOSE was handled.
     client.ask(r#"["COUNT","n",{}]"#).await;
     let (one, two) = (note(1, ""), note(2, ""));
     relay.accept(&one).await;
     relay.accept(&two).await;
-    let heard = client.next().await;
-    assert_eq!((&heard[1], &heard[2]["id"]), (&json!("s"), &json!(two.id.to_hex())));
+    let received = client.next().await;
+    assert_eq!((&received[1], &received[2]["id"]), (&json!("s"), &json!(two.id.to_hex())));
     assert_eq!(client.ask(r#"["COUNT","n",{}]"#).await[0], "COUNT");
 }
 
 #[tokio::test]
-async fn a_refused_replacement_closes_what_it_would_have_replaced() {
+async fn a_refused_replacement_closes_the_old_subscription() {
     let relay = Relay::start().await;
     let mut client = relay.client().await;
     client.req("s", r#"{"kinds":[1]}"#).await;
@@ -102,7 +102,7 @@ async fn a_refused_replacement_closes_what_it_would_have_replaced() {
 }
 
 #[tokio::test]
-async fn several_filters_bring_each_event_once_newest_first() {
+async fn several_filters_give_each_event_once_newest_first() {
     let relay = Relay::start().await;
     let now = nostr::types::Timestamp::now().as_secs();
     let mut expected = Vec::new();
@@ -118,21 +118,21 @@ async fn several_filters_bring_each_event_once_newest_first() {
 }
 
 #[tokio::test]
-async fn history_and_live_meet_without_gap_or_double() {
-    meet_without_gap_or_double(&Relay::start().await).await;
+async fn history_and_live_events_have_no_gap_and_no_duplicate() {
+    check_no_gap_and_no_duplicate(&Relay::start().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn history_and_live_meet_without_gap_or_double_on_disk() {
+async fn history_and_live_events_have_no_gap_and_no_duplicate_on_disk() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("events.db");
     let store = SqliteStore::open(&file, SqliteOptions::default()).expect("a store");
     let relay = Relay::on(Arc::new(store), Limits::default(), |_| {}).await;
-    meet_without_gap_or_double(&relay).await;
+    check_no_gap_and_no_duplicate(&relay).await;
 }
 
-/// One client writes all the time; others begin to read in the middle of it.
-async fn meet_without_gap_or_double(relay: &Relay) {
+/// Publishes events from one client while others subscribe, and checks that each gets every event once.
+async fn check_no_gap_and_no_duplicate(relay: &Relay) {
     const EVENTS: usize = 400;
     let mut writer = relay.client().await;
     let events: Vec<_> = (0..EVENTS).map(|nth| note(1, &nth.to_string())).collect();
@@ -148,23 +148,29 @@ async fn meet_without_gap_or_double(relay: &Relay) {
     let mut wanted: Vec<_> = events.iter().map(|event| event.id.to_hex()).collect();
     wanted.sort();
     for mut reader in readers {
-        let mut heard = Vec::new();
-        while heard.len() < EVENTS {
+        let mut received = Vec::new();
+        while received.len() < EVENTS {
             let message = reader.next().await;
             match message[0].as_str() {
-                Some("EVENT") => heard.push(message[2]["id"].as_str().expect("an id").to_owned()),
+                Some("EVENT") => {
+                    received.push(message[2]["id"].as_str().expect("an id").to_owned())
+                }
                 Some("EOSE") => {}
                 _ => panic!("unexpected {message}"),
             }
         }
-        heard.sort();
-        assert_eq!(heard, wanted);
-        assert_eq!(reader.ask(r#"["COUNT","n",{}]"#).await[0], "COUNT", "one came twice");
+        received.sort();
+        assert_eq!(received, wanted);
+        assert_eq!(
+            reader.ask(r#"["COUNT","n",{}]"#).await[0],
+            "COUNT",
+            "an event was delivered twice"
+        );
     }
 }
 
 #[tokio::test]
-async fn a_burst_is_heard_whole_and_in_order() {
+async fn a_burst_is_delivered_completely_and_in_order() {
     let relay = Relay::start().await;
     let mut client = relay.client().await;
     client.req("s", r#"{"kinds":[1]}"#).await;

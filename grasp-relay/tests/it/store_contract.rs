@@ -1,4 +1,4 @@
-//! What every store must do, run over every store there is.
+//! The contract of an event store, run over every store.
 
 mod deletion;
 mod filters;
@@ -78,14 +78,14 @@ contract! {
         the_same_event_again_is_a_duplicate
         each_event_of_a_batch_gets_its_own_answer
         ephemeral_events_are_refused
-        a_removed_event_is_gone_and_may_come_back
-        an_absurd_time_does_no_harm
+        a_removed_event_may_be_stored_again
+        extreme_times_are_stored_and_found
         many_writers_at_once_all_get_their_events_stored
         an_expired_event_is_never_served
         an_expired_event_is_refused
-        a_sweep_takes_out_what_has_expired
+        a_sweep_removes_expired_events
         an_expired_version_gives_way_to_an_older_one
-        a_closed_store_says_so
+        a_closed_store_returns_an_error
     }
     filters {
         newest_first_and_ties_by_lowest_id
@@ -98,62 +98,62 @@ contract! {
         empty_lists_match_nothing
         search_matches_nothing
         no_filter_matches_nothing
-        tag_names_know_their_case
+        tag_names_are_case_sensitive
         only_the_first_value_of_a_tag_counts
         long_and_empty_tag_values_are_found_exactly
         several_filters_give_each_event_once_in_order
         each_filter_has_its_own_limit
-        tens_of_thousands_of_values_are_one_filter
-        a_large_answer_comes_whole_in_several_chunks
-        an_event_that_matches_by_several_values_comes_once
+        a_filter_may_have_tens_of_thousands_of_values
+        a_large_answer_is_complete_in_several_chunks
+        an_event_that_matches_by_several_values_is_given_once
         an_inventory_is_oldest_first
-        an_inventory_gives_up_beyond_its_bound
+        an_inventory_above_its_limit_is_refused
         an_author_with_many_kinds_is_served_in_order
-        what_is_named_is_found_by_its_key
+        references_are_looked_up_by_key
     }
     versions {
         the_newer_version_wins_in_any_order
         in_the_same_second_the_lower_id_wins_in_any_order
         plain_replaceable_events_ignore_the_identifier
-        addressable_events_are_told_apart_by_identifier
+        addressable_events_are_distinguished_by_identifier
         a_missing_identifier_is_an_empty_one
         ordinary_kinds_are_never_replaced
         superseded_announcements_and_states_are_kept_but_not_served
         other_superseded_events_are_not_kept
-        only_so_many_versions_are_kept
-        a_kept_version_returns_once_the_winner_is_gone
-        a_delisted_version_is_gone_and_stays_away
+        the_number_of_kept_versions_is_bounded
+        a_kept_version_is_stored_again_after_the_winner_is_deleted
+        a_delisted_version_is_removed_and_refused
     }
     deletion {
-        own_events_are_deleted_by_id_and_stay_away
+        own_events_are_deleted_by_id_and_refused
         own_versions_are_deleted_up_to_the_request
         a_deletion_may_come_before_its_target
-        a_deletion_with_somebody_elses_event_is_refused_whole
-        somebody_elses_unknown_event_is_not_gated
-        somebody_elses_coordinates_are_ignored
+        a_deletion_that_names_another_authors_event_is_refused
+        an_unknown_event_of_another_author_is_not_gated
+        coordinates_of_other_authors_are_ignored
         deletions_cannot_be_deleted
         requests_to_vanish_cannot_be_deleted
         too_many_targets_are_refused
         kept_versions_are_deleted_too
         an_older_version_may_follow_a_deletion_by_id
         a_vanished_author_is_forgotten_up_to_the_request
-        a_vanished_authors_later_events_are_welcome
-        vanishing_elsewhere_does_nothing_here
-        vanishing_by_our_name_works_like_everywhere
-        vanishing_takes_deletion_requests_and_their_gates
-        vanishing_takes_kept_versions
-        a_refusal_can_be_asked_for_in_advance
+        later_events_of_a_vanished_author_are_accepted
+        a_vanish_request_to_another_relay_has_no_effect
+        a_vanish_request_to_our_address_has_the_effect_of_all_relays
+        vanishing_removes_deletion_requests_and_their_gates
+        vanishing_removes_kept_versions
+        a_refusal_can_be_queried_before_saving
         a_request_reports_the_repositories_that_lost_events
     }
     retention {
         an_unused_deletion_request_is_served_for_its_term_only
         the_targets_of_a_retired_request_stay_refused
         a_forgotten_request_gates_nothing
-        a_request_that_blocked_something_starts_anew
-        asking_in_advance_counts_as_use
+        the_term_of_a_request_that_was_used_begins_again
+        querying_a_refusal_counts_as_use
         a_retired_request_is_still_known
-        the_receipt_counts_and_not_the_date_on_the_request
+        the_term_begins_with_the_receipt_and_not_the_date_of_the_request
         a_removed_request_still_gates_and_may_come_back
-        of_a_fleet_of_equal_requests_one_gets_the_credit
+        of_several_equal_requests_one_is_marked_as_used
     }
 }

@@ -1,4 +1,4 @@
-//! Events for stores, which look at everything but ids' origin and signatures.
+//! Events for tests of stores, which check neither ids nor signatures.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use nostr::filter::Filter;
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
-/// When all tests take place, unless they say otherwise.
+/// The time of all tests, unless they set another.
 pub(crate) const NOW: u64 = 1_800_000_000;
 
 pub(crate) const DAY: u64 = 24 * 60 * 60;
@@ -25,13 +25,13 @@ impl Author {
         PublicKey::from_byte_array([self.0; 32])
     }
 
-    /// An event of this author, a second before [`NOW`].
+    /// Begins an event of this author, a second before [`NOW`].
     pub(crate) fn writes(self, kind: u16) -> Draft {
         Draft { author: self, kind, at: NOW - 1, id: None, tags: Vec::new() }
     }
 }
 
-/// An event in the making. Its id is drawn from what it says, unless it is given.
+/// A builder of events. The id is computed unless it is set.
 #[derive(Clone)]
 pub(crate) struct Draft {
     author: Author,
@@ -47,7 +47,7 @@ impl Draft {
         self
     }
 
-    /// Ids are in the order of these numbers.
+    /// Sets the id; ids are in the order of these numbers.
     pub(crate) fn id(mut self, id: u64) -> Self {
         self.id = Some(id);
         self

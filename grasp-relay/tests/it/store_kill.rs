@@ -1,4 +1,4 @@
-//! A process that is killed in the middle of writing has kept what it acknowledged.
+//! Acknowledged events survive a kill of the process.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -14,27 +14,27 @@ use nostr::filter::Filter;
 use crate::store_contract::block_on;
 use crate::store_events::*;
 
-/// Tells a process of this very binary to be the one that is killed, and where it writes.
-const VICTIM: &str = "GRASP_TEST_STORE_VICTIM";
-/// The first number of its events.
-const FIRST: &str = "GRASP_TEST_STORE_FIRST";
+/// The variable that makes a process of this binary the one that is killed; its value is the path of the store.
+const KILLED_PATH_VAR: &str = "GRASP_TEST_STORE_KILLED_PATH";
+/// The variable with the first number of its events.
+const FIRST_NUMBER_VAR: &str = "GRASP_TEST_STORE_FIRST_NUMBER";
 
 const WRITERS: u64 = 16;
 
 #[test]
-fn what_was_acknowledged_survives_kill_9() {
+fn acknowledged_events_survive_kill_9() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("events.db");
     let mut acknowledged = BTreeSet::new();
     for round in 0..4 {
-        let mut victim = spawn(&path, round * 1_000_000);
-        let output = BufReader::new(victim.stdout.take().unwrap());
+        let mut child = spawn(&path, round * 1_000_000);
+        let output = BufReader::new(child.stdout.take().unwrap());
         let mut lines = output.lines().map_while(Result::ok);
-        // Killed after a while, between no particular two writes; what it still said counts too.
+        // Killed at no particular point; acknowledgements that were still in the pipe count too.
         let awaited = 150 + usize::try_from(round).unwrap() * 77;
         acknowledged.extend(ids(&mut lines).take(awaited));
-        victim.kill().unwrap();
-        victim.wait().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
         acknowledged.extend(ids(&mut lines));
         assert!(acknowledged.len() >= awaited);
         block_on(check(&path, &acknowledged));
@@ -44,14 +44,14 @@ fn what_was_acknowledged_survives_kill_9() {
 fn spawn(path: &Path, first: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "store_kill::writes_until_killed", "--ignored", "--nocapture"])
-        .env(VICTIM, path)
-        .env(FIRST, first.to_string())
+        .env(KILLED_PATH_VAR, path)
+        .env(FIRST_NUMBER_VAR, first.to_string())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap()
 }
 
-/// Reads acknowledged ids from among what a test binary says.
+/// Reads acknowledged ids from the output of a test binary.
 fn ids(lines: &mut impl Iterator<Item = String>) -> impl Iterator<Item = EventId> {
     lines.filter_map(|line| EventId::from_hex(line.strip_prefix("stored ")?).ok())
 }
@@ -67,7 +67,9 @@ async fn check(path: &Path, acknowledged: &BTreeSet<EventId>) {
 #[test]
 #[ignore = "the process that is killed by the test above"]
 fn writes_until_killed() {
-    let (Some(path), Ok(first)) = (std::env::var_os(VICTIM), std::env::var(FIRST)) else {
+    let (Some(path), Ok(first)) =
+        (std::env::var_os(KILLED_PATH_VAR), std::env::var(FIRST_NUMBER_VAR))
+    else {
         return;
     };
     let first: u64 = first.parse().unwrap();

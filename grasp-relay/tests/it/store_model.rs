@@ -1,4 +1,4 @@
-//! Random histories: the file must answer like the list in memory, step by step, and after every reopening.
+//! Random histories: a store must answer like the one in memory, at every step and after every reopening.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::store_contract::{block_on, rules};
 use crate::store_events::*;
 use crate::support::memory_store::MemoryStore;
 
-const POOL: usize = 40;
+const POOL_EVENTS: usize = 40;
 const AUTHORS: [Author; 3] = [Author(1), Author(2), Author(3)];
 const KINDS: [u16; 9] = [1, 1621, 5, 62, 10_002, 30_023, 30_617, 30_618, 20_001];
 const NAMES: [&str; 2] = ["x", "y"];
 
-/// What happens to the stores.
+/// One operation on both stores.
 #[derive(Clone, Debug)]
 enum Step {
     Save(Vec<usize>),
@@ -33,9 +33,9 @@ enum Step {
     Ask(Vec<Filter>),
 }
 
-/// An event to be written into the pool; targets are places in the pool.
+/// A description of an event of the pool; targets are indexes in the pool.
 #[derive(Clone, Debug)]
-struct Sketch {
+struct EventPlan {
     author: Author,
     kind: u16,
     age: u64,
@@ -47,7 +47,7 @@ struct Sketch {
     relay: Option<&'static str>,
 }
 
-fn sketch() -> impl Strategy<Value = Sketch> {
+fn event_plan() -> impl Strategy<Value = EventPlan> {
     let kind = prop_oneof![
         3 => select(&KINDS[..]),
         2 => Just(5),
@@ -61,46 +61,39 @@ fn sketch() -> impl Strategy<Value = Sketch> {
         option::of(select(&NAMES[..])),
         subsequence(vec!["x", "y", "z"], 0..=2),
         option::weighted(0.2, 0..8u64),
-        vec(0..POOL, 0..4),
+        vec(0..POOL_EVENTS, 0..4),
         vec(coordinate, 0..2),
         option::of(relay),
     )
         .prop_map(
-            |((author, kind, age), identifier, words, end, targets, coordinates, relay)| Sketch {
-                author,
-                kind,
-                age,
-                identifier,
-                words,
-                end,
-                targets,
-                coordinates,
-                relay,
+            |((author, kind, age), identifier, words, end, targets, coordinates, relay)| {
+                EventPlan { author, kind, age, identifier, words, end, targets, coordinates, relay }
             },
         )
 }
 
-/// Scatters ids, so that their order says nothing about the order of arrival.
-fn scattered(place: usize) -> u64 {
-    (place as u64 * 17 + 5) % 97
+/// Scatters ids, so that their order is independent of the order of arrival.
+fn scattered(index: usize) -> u64 {
+    (index as u64 * 17 + 5) % 97
 }
 
-fn draw(place: usize, sketch: &Sketch) -> Arc<Event> {
-    let mut draft = sketch.author.writes(sketch.kind).at(NOW - sketch.age).id(scattered(place));
-    for (name, value) in [("d", sketch.identifier), ("relay", sketch.relay)] {
+fn build(index: usize, event_plan: &EventPlan) -> Arc<Event> {
+    let mut draft =
+        event_plan.author.writes(event_plan.kind).at(NOW - event_plan.age).id(scattered(index));
+    for (name, value) in [("d", event_plan.identifier), ("relay", event_plan.relay)] {
         draft = value.into_iter().fold(draft, |draft, value| draft.tag(name, value));
     }
-    for word in &sketch.words {
+    for word in &event_plan.words {
         draft = draft.tag("t", word).tag(if *word == "x" { "T" } else { "r" }, word);
     }
-    if let Some(end) = sketch.end {
+    if let Some(end) = event_plan.end {
         draft = draft.tag("expiration", NOW + end);
     }
-    if sketch.kind == 5 {
-        for target in &sketch.targets {
+    if event_plan.kind == 5 {
+        for target in &event_plan.targets {
             draft = draft.tag("e", id(scattered(*target)));
         }
-        for (author, kind, identifier) in &sketch.coordinates {
+        for (author, kind, identifier) in &event_plan.coordinates {
             let identifier = if *kind < 30_000 { "" } else { identifier };
             draft = draft.tag("a", format!("{kind}:{}:{identifier}", author.key()));
         }
@@ -114,7 +107,7 @@ fn filter() -> impl Strategy<Value = Filter> {
     let optional = |weight| option::weighted(weight, Just(()));
     (
         (
-            option::weighted(0.15, vec(0..POOL, 0..20)),
+            option::weighted(0.15, vec(0..POOL_EVENTS, 0..20)),
             option::weighted(0.3, subsequence(AUTHORS.to_vec(), 0..=3)),
         ),
         option::weighted(0.4, subsequence(KINDS.to_vec(), 0..=5)),
@@ -129,7 +122,7 @@ fn filter() -> impl Strategy<Value = Filter> {
         .prop_map(
             move |((ids, authors), kinds, (t, r, upper), (since, until), (limit, search))| {
                 let mut filter = Filter {
-                    ids: ids.map(|ids| ids.into_iter().map(|place| id(scattered(place))).collect()),
+                    ids: ids.map(|ids| ids.into_iter().map(|index| id(scattered(index))).collect()),
                     authors: authors.map(|authors| authors.into_iter().map(Author::key).collect()),
                     kinds: kinds.map(|kinds| kinds.into_iter().map(Kind::from_u16).collect()),
                     since: since.map(|age| time(NOW - age)),
@@ -151,9 +144,9 @@ fn filter() -> impl Strategy<Value = Filter> {
 fn step() -> impl Strategy<Value = Step> {
     let waits = [1, 2, 5, DAY, 2 * DAY, 29 * DAY, 30 * DAY, 150 * DAY, 210 * DAY];
     prop_oneof![
-        8 => vec(0..POOL, 1..8).prop_map(Step::Save),
-        2 => (0..POOL).prop_map(Step::Refusal),
-        1 => vec(0..POOL, 1..3).prop_map(Step::Remove),
+        8 => vec(0..POOL_EVENTS, 1..8).prop_map(Step::Save),
+        2 => (0..POOL_EVENTS).prop_map(Step::Refusal),
+        1 => vec(0..POOL_EVENTS, 1..3).prop_map(Step::Remove),
         2 => select(waits.to_vec()).prop_map(Step::Wait),
         1 => Just(Step::Sweep),
         1 => Just(Step::Reopen),
@@ -161,8 +154,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Where a store keeps its events while it is closed.
-trait Place {
+/// The storage of a store, from which it can be reopened.
+trait Storage {
     type Store: EventStore;
 
     async fn open(&self) -> Self::Store;
@@ -174,7 +167,7 @@ trait Place {
 /// A SQLite file.
 struct Directory(tempfile::TempDir);
 
-impl Place for Directory {
+impl Storage for Directory {
     type Store = SqliteStore;
 
     async fn open(&self) -> SqliteStore {
@@ -202,7 +195,7 @@ mod postgres {
     /// The address of a PostgreSQL database.
     pub(super) struct Address(pub(super) &'static Postgres, pub(super) String);
 
-    impl super::Place for Address {
+    impl super::Storage for Address {
         type Store = PostgresStore;
 
         async fn open(&self) -> PostgresStore {
@@ -221,7 +214,7 @@ mod postgres {
     }
 }
 
-/// The same question to both stores.
+/// Asserts that both stores give the same answer.
 macro_rules! same {
     ($file:expr, $list:expr, |$store:ident| $ask:expr) => {{
         let file = {
@@ -256,53 +249,54 @@ async fn agree(file: &impl EventStore, list: &MemoryStore, filters: &[Filter], n
     }
 }
 
-async fn live(place: impl Place, pool: &[Arc<Event>], steps: Vec<Step>) {
-    let (mut file, list) = (place.open().await, MemoryStore::new(rules()));
+async fn run(storage: impl Storage, pool: &[Arc<Event>], steps: Vec<Step>) {
+    let (mut file, list) = (storage.open().await, MemoryStore::new(rules()));
     let mut now = NOW;
-    let events =
-        |places: &[usize]| places.iter().map(|place| Arc::clone(&pool[*place])).collect::<Vec<_>>();
+    let events = |indexes: &[usize]| {
+        indexes.iter().map(|index| Arc::clone(&pool[*index])).collect::<Vec<_>>()
+    };
     for step in steps {
         match step {
-            Step::Save(places) => {
-                same!(file, list, |store| store.save(events(&places), time(now)).await.unwrap())
+            Step::Save(indexes) => {
+                same!(file, list, |store| store.save(events(&indexes), time(now)).await.unwrap())
             }
-            Step::Refusal(place) => {
+            Step::Refusal(index) => {
                 same!(file, list, |store| store
-                    .refusal(Arc::clone(&pool[place]), time(now))
+                    .refusal(Arc::clone(&pool[index]), time(now))
                     .await
                     .unwrap());
             }
-            Step::Remove(places) => {
-                let ids = || events(&places).iter().map(|event| event.id).collect();
+            Step::Remove(indexes) => {
+                let ids = || events(&indexes).iter().map(|event| event.id).collect();
                 same!(file, list, |store| store.remove(ids()).await.unwrap());
             }
             Step::Wait(length) => now += length,
             Step::Sweep => same!(file, list, |store| store.sweep(time(now)).await.unwrap()),
             Step::Reopen => {
-                place.close(file).await;
-                file = place.open().await;
+                storage.close(file).await;
+                file = storage.open().await;
             }
             Step::Ask(filters) => agree(&file, &list, &filters, now).await,
         }
     }
     agree(&file, &list, &[Filter::new()], now).await;
-    place.check(file).await;
+    storage.check(file).await;
 }
 
-fn pool(sketches: &[Sketch]) -> Vec<Arc<Event>> {
-    sketches.iter().enumerate().map(|(place, sketch)| draw(place, sketch)).collect()
+fn pool(event_plans: &[EventPlan]) -> Vec<Arc<Event>> {
+    event_plans.iter().enumerate().map(|(index, event_plan)| build(index, event_plan)).collect()
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn any_history_leaves_the_file_like_the_list(
-        sketches in vec(sketch(), POOL),
+    fn the_sqlite_store_answers_like_the_memory_store_after_any_history(
+        event_plans in vec(event_plan(), POOL_EVENTS),
         steps in vec(step(), 1..60),
     ) {
         let dir = tempfile::tempdir().unwrap();
-        block_on(live(Directory(dir), &pool(&sketches), steps));
+        block_on(run(Directory(dir), &pool(&event_plans), steps));
     }
 }
 
@@ -311,13 +305,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn any_history_leaves_the_database_like_the_list(
-        sketches in vec(sketch(), POOL),
+    fn the_postgres_store_answers_like_the_memory_store_after_any_history(
+        event_plans in vec(event_plan(), POOL_EVENTS),
         steps in vec(step(), 1..60),
     ) {
         if let Some(server) = crate::support::postgres::Postgres::shared() {
-            let place = postgres::Address(server, server.database());
-            block_on(live(place, &pool(&sketches), steps));
+            let storage = postgres::Address(server, server.database());
+            block_on(run(storage, &pool(&event_plans), steps));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What only the store of several machines can promise.
+//! Tests of the PostgreSQL store beyond the contract of all stores.
 
 mod failures;
 mod import;
@@ -21,7 +21,7 @@ use crate::store_events::*;
 use crate::support::in_time;
 use crate::support::postgres::{PASSWORD, Postgres};
 
-/// Tries a rule on an empty store that holds the lease.
+/// Runs a test on an empty store that holds the lease.
 pub(crate) fn on_postgres(rule: impl for<'s> FnOnce(&'s PostgresStore) -> BoxFuture<'s, ()>) {
     let Some(server) = Postgres::shared() else { return };
     let url = server.database();
@@ -33,14 +33,14 @@ pub(crate) fn on_postgres(rule: impl for<'s> FnOnce(&'s PostgresStore) -> BoxFut
     check_indexes(server, &url);
 }
 
-/// A store under the rules of the contract, which holds the lease.
+/// Opens a store under the rules of the contract, with the lease.
 pub(crate) async fn open(url: &str) -> PostgresStore {
     let store = reader(url).await;
     assert!(matches!(claim(&store, "a").await, LeaseClaim::Held(_)));
     store
 }
 
-/// A store under the rules of the contract.
+/// Opens a store under the rules of the contract.
 pub(crate) async fn reader(url: &str) -> PostgresStore {
     let options = PostgresOptions { rules: rules(), ..PostgresOptions::default() };
     PostgresStore::connect(url, options).await.unwrap()
@@ -68,7 +68,7 @@ fn expire_lease(server: &Postgres, url: &str) {
     server.sql(url, "UPDATE lease SET expires = now() - INTERVAL '1 second'");
 }
 
-/// An error and its causes.
+/// Returns the text of an error and its causes.
 fn chain(error: &StoreError) -> String {
     let causes = std::iter::successors(Some(error as &dyn Error), |&error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
@@ -109,7 +109,7 @@ fn one_store_holds_the_lease_until_it_expires_or_is_given_back() {
         assert_eq!(one.epoch(), None);
         assert_eq!(claim(&two, "two").await, LeaseClaim::Held(Epoch(2)));
         expire_lease(server, &url);
-        // Nobody took it.
+        // No other node has taken it.
         assert_eq!(claim(&two, "two").await, LeaseClaim::Held(Epoch(2)));
         // Giving back what another holds does nothing.
         one.release_lease().await.unwrap();
@@ -118,7 +118,7 @@ fn one_store_holds_the_lease_until_it_expires_or_is_given_back() {
 }
 
 #[test]
-fn a_writer_whose_lease_was_taken_changes_nothing_any_more() {
+fn a_writer_whose_lease_was_taken_can_write_no_more() {
     let Some(server) = Postgres::shared() else { return };
     let url = server.database();
     block_on(async {
@@ -126,10 +126,10 @@ fn a_writer_whose_lease_was_taken_changes_nothing_any_more() {
         let note = ALICE.writes(1).done();
         stored(&old, &note).await;
         expire_lease(server, &url);
-        // It still is the writer while nobody else is.
+        // It still is the writer while no other node is.
         stored(&old, &ALICE.writes(1).id(1).done()).await;
         assert_eq!(claim(&new, "b").await, LeaseClaim::Held(Epoch(2)));
-        assert_eq!(old.epoch(), Some(Epoch(1)), "it was stopped and has not noticed");
+        assert_eq!(old.epoch(), Some(Epoch(1)), "it has not noticed yet");
         let late: Vec<_> = (10..20).map(|n| ALICE.writes(1).id(n).done()).collect();
         let saves = late.iter().map(|event| old.save(vec![event.clone()], time(NOW)));
         for saved in join_all(saves).await {
@@ -143,13 +143,13 @@ fn a_writer_whose_lease_was_taken_changes_nothing_any_more() {
     });
 }
 
-/// Waits until this many statements wait for locks of others.
+/// Waits until this many statements wait for locks.
 fn await_locks(server: &Postgres, url: &str, count: &str) {
     let sql = "SELECT count(*) FROM pg_stat_activity
         WHERE wait_event_type = 'Lock' AND datname = current_database()";
     let start = Instant::now();
     while server.sql(url, sql) != count {
-        assert!(start.elapsed() < Duration::from_secs(20), "nobody waits");
+        assert!(start.elapsed() < Duration::from_secs(20), "no statement waits for a lock");
     }
 }
 
@@ -212,7 +212,7 @@ fn a_database_of_a_newer_release_or_of_another_application_is_refused() {
 }
 
 #[test]
-fn errors_of_connecting_say_what_is_wrong_and_not_the_password() {
+fn connection_errors_name_the_cause_and_not_the_password() {
     let Some(server) = Postgres::shared() else { return };
     let name = server.database().rsplit('/').next().unwrap().to_owned();
     let wrong = "another-secret-word";
@@ -242,7 +242,7 @@ fn errors_of_connecting_say_what_is_wrong_and_not_the_password() {
 }
 
 #[test]
-fn what_is_stored_is_told_in_the_order_of_commits() {
+fn stored_events_are_listed_in_the_order_of_commits() {
     let Some(server) = Postgres::shared() else { return };
     let url = server.database();
     block_on(async {
@@ -255,23 +255,24 @@ fn what_is_stored_is_told_in_the_order_of_commits() {
         }
         let last = node.last_seq().await.unwrap();
         in_time(commits.wait_for(|seq| *seq >= last)).await.unwrap();
-        let told = async |after, max| {
-            let told = node.stored_after(after, max).await.unwrap();
-            assert!(told.windows(2).all(|pair| pair[0].0 < pair[1].0));
-            told
+        let listed = async |after, max| {
+            let listed = node.stored_after(after, max).await.unwrap();
+            assert!(listed.windows(2).all(|pair| pair[0].0 < pair[1].0));
+            listed
         };
-        let all = told(0, 10).await;
-        let ids = |told: &[(u64, StoredEvent)]| told.iter().map(|it| it.1.id).collect::<Vec<_>>();
+        let all = listed(0, 10).await;
+        let ids =
+            |listed: &[(u64, StoredEvent)]| listed.iter().map(|it| it.1.id).collect::<Vec<_>>();
         assert_eq!(ids(&all), [id(3), id(1), id(2)]);
         assert_eq!(all[2].0, last);
         assert_eq!(all[0].1.event().unwrap(), *note(3));
-        assert_eq!(ids(&told(all[0].0, 1).await), [id(1)]);
-        // What is gone is not told, and its number is not given again.
+        assert_eq!(ids(&listed(all[0].0, 1).await), [id(1)]);
+        // A removed event is not listed, and its number is not used again.
         assert_eq!(writer.remove(vec![id(2)]).await.unwrap(), 1);
-        assert_eq!(ids(&told(all[0].0, 10).await), [id(1)]);
+        assert_eq!(ids(&listed(all[0].0, 10).await), [id(1)]);
         stored(&writer, &note(4)).await;
-        assert_eq!(ids(&told(last, 10).await), [id(4)]);
-        // Commits without events are told, too.
+        assert_eq!(ids(&listed(last, 10).await), [id(4)]);
+        // Commits without events are notified, too.
         commits.mark_unchanged();
         writer.remove(vec![id(4)]).await.unwrap();
         in_time(commits.changed()).await.unwrap();
@@ -279,7 +280,7 @@ fn what_is_stored_is_told_in_the_order_of_commits() {
 }
 
 #[test]
-fn nodes_are_known_for_a_day() {
+fn nodes_are_listed_for_a_day() {
     let Some(server) = Postgres::shared() else { return };
     let url = server.database();
     block_on(async {

@@ -1,4 +1,4 @@
-//! What only the store in a file can promise.
+//! Tests of the SQLite store beyond the contract of all stores.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn notes(count: u64) -> Vec<Arc<Event>> {
 }
 
 #[test]
-fn what_was_stored_and_refused_is_known_after_reopening() {
+fn stored_and_deleted_events_are_known_after_reopening() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("events.db");
     let (kept, deleted) = (ALICE.writes(1).id(1).done(), ALICE.writes(1).id(2).done());
@@ -75,7 +75,7 @@ fn abandoned_answers_hold_no_reader() {
     let store = SqliteStore::open(&dir.path().join("events.db"), options).unwrap();
     block_on(async {
         assert_eq!(store.save(notes(3_000), time(NOW)).await.unwrap().len(), 3_000);
-        // Each has begun and has more to come; there is but one reader for all.
+        // Each has begun and has more to come; there is only one reader for all.
         let mut begun = Vec::new();
         for _ in 0..100 {
             let mut answer = store.query(vec![Filter::new()], time(NOW));
@@ -88,7 +88,7 @@ fn abandoned_answers_hold_no_reader() {
     });
 }
 
-/// One reader, and somebody who asks for much just before somebody else asks for one event.
+/// Starts a large query and then one for a single event, and returns which is answered first.
 async fn answered_first<T>(store: &SqliteStore, much: impl Future<Output = T>) -> &'static str {
     let little = find(store, Filter::new().id(id(7)));
     tokio::pin!(much, little);
@@ -103,7 +103,7 @@ async fn answered_first<T>(store: &SqliteStore, much: impl Future<Output = T>) -
 }
 
 #[test]
-fn a_question_for_one_event_does_not_wait_for_longer_ones() {
+fn a_query_for_one_event_does_not_wait_for_large_ones() {
     let dir = tempfile::tempdir().unwrap();
     let options = SqliteOptions { readers: NonZeroUsize::MIN, ..SqliteOptions::default() };
     let store = SqliteStore::open(&dir.path().join("events.db"), options).unwrap();
@@ -142,28 +142,28 @@ fn an_event_does_not_wait_for_others_with_many_tags() {
         tokio::pin!(much, little);
         tokio::select! {
             biased;
-            _ = &mut much => panic!("all of them went before"),
+            _ = &mut much => panic!("the large batch was stored first"),
             saved = &mut little => assert_eq!(saved.unwrap(), [Saved::Stored]),
         }
         assert_eq!(much.await.unwrap(), vec![Saved::Stored; 40]);
     });
 }
 
-/// Sends much, then one event; the one is stored before the much is.
-async fn overtaken(store: &SqliteStore, much: Vec<Arc<Event>>, one: Arc<Event>) {
+/// Saves a large batch and then one event, and asserts that the one is stored first.
+async fn saved_before_batch(store: &SqliteStore, much: Vec<Arc<Event>>, one: Arc<Event>) {
     let count = much.len();
     let (much, little) = (store.save(much, time(NOW)), store.save(vec![one], time(NOW)));
     tokio::pin!(much, little);
     tokio::select! {
         biased;
-        _ = &mut much => panic!("all of it went before"),
+        _ = &mut much => panic!("the large batch was stored first"),
         saved = &mut little => assert_eq!(saved.unwrap(), [Saved::Stored]),
     }
     assert_eq!(much.await.unwrap(), vec![Saved::Stored; count]);
 }
 
 #[test]
-fn what_a_request_takes_away_goes_in_steps_and_all_of_it() {
+fn a_large_deletion_is_completed_in_steps() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("events.db"));
     let tagged = |n: u64| {
@@ -176,11 +176,11 @@ fn what_a_request_takes_away_goes_in_steps_and_all_of_it() {
         assert_eq!(store.save(notes.clone(), time(NOW)).await.unwrap().len(), 1_900);
         let named = notes.iter().take(900);
         let deletion = named.fold(ALICE.writes(5), |request, note| request.tag("e", note.id));
-        overtaken(&store, vec![deletion.done()], BOB.writes(1).id(1).done()).await;
+        saved_before_batch(&store, vec![deletion.done()], BOB.writes(1).id(1).done()).await;
         assert_eq!(find(&store, of_alice()).await.len(), 1_000);
         assert_eq!(save(&store, &notes[899]).await, Saved::Refused(Refusal::Deleted));
         let vanish = ALICE.writes(62).tag("relay", "ALL_RELAYS").done();
-        overtaken(&store, vec![vanish], BOB.writes(1).id(2).done()).await;
+        saved_before_batch(&store, vec![vanish], BOB.writes(1).id(2).done()).await;
         assert_eq!(find(&store, of_alice()).await, []);
         assert_eq!(save(&store, &notes[0]).await, Saved::Refused(Refusal::Vanished));
         assert_eq!(store.integrity_check().await.unwrap(), Integrity::Sound);
@@ -195,7 +195,7 @@ fn a_request_that_was_interrupted_is_carried_out_at_the_next_start() {
     block_on(async {
         let store = open(&path);
         assert_eq!(store.save(notes(700), time(NOW)).await.unwrap().len(), 700);
-        // A store without a name of its own is not meant by it.
+        // The request does not apply to a store without a service identity.
         stored(&store, &vanish).await;
         assert_eq!(find(&store, Filter::new().hashtag("7")).await.len(), 14);
         store.close().await.unwrap();
@@ -217,7 +217,7 @@ fn a_request_that_was_interrupted_is_carried_out_at_the_next_start() {
 }
 
 #[test]
-fn what_expires_in_great_number_is_not_served_while_it_is_swept() {
+fn many_expired_events_are_not_served_before_they_are_swept() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("events.db"));
     let ending = |n: u64| ALICE.writes(1).id(1_000 + n).tag("expiration", NOW).done();
@@ -239,14 +239,14 @@ fn what_expires_in_great_number_is_not_served_while_it_is_swept() {
             store.count(vec![Filter::new().author(ALICE.key())], time(NOW)).await.unwrap(),
             1
         );
-        // Some went with each of the two saves.
+        // Each of the two saves removed some.
         assert_eq!(store.sweep(time(NOW)).await.unwrap(), 1_400 - 2 * 500);
         assert_eq!(store.integrity_check().await.unwrap(), Integrity::Sound);
     });
 }
 
 #[test]
-fn many_values_over_several_turns_give_each_event_once_in_order() {
+fn many_values_over_several_pages_give_each_event_once_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("events.db"));
     block_on(async {
@@ -270,7 +270,7 @@ fn many_values_over_several_turns_give_each_event_once_in_order() {
 }
 
 #[test]
-fn what_is_removed_while_an_answer_is_read_is_not_delivered() {
+fn events_removed_while_an_answer_is_read_are_not_delivered() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("events.db"));
     block_on(async {
@@ -280,7 +280,7 @@ fn what_is_removed_while_an_answer_is_read_is_not_delivered() {
         let mut answer = store.query(vec![Filter::new()], time(NOW));
         let first = answer.next().await.unwrap().unwrap();
         assert_eq!(store.remove((0..500).map(id).collect()).await.unwrap(), 500);
-        // Their rows are taken by others, which must not slip in.
+        // Their rows are reused by other events, which must not be delivered.
         let later: Vec<_> = (0..500).map(|n| BOB.writes(1).at(NOW - n).done()).collect();
         assert_eq!(store.save(later, time(NOW)).await.unwrap().len(), 500);
         let mut delivered = first.len();
@@ -292,7 +292,7 @@ fn what_is_removed_while_an_answer_is_read_is_not_delivered() {
 }
 
 #[test]
-fn readers_see_what_was_saved_and_are_not_kept_by_the_writer() {
+fn saved_events_are_visible_at_once_and_readers_are_not_blocked() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(open(&dir.path().join("events.db")));
     let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
@@ -315,7 +315,7 @@ fn readers_see_what_was_saved_and_are_not_kept_by_the_writer() {
 }
 
 #[test]
-fn an_index_that_speaks_of_what_is_not_there_is_found() {
+fn the_integrity_check_finds_index_rows_without_events() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("events.db");
     let store = open(&path);

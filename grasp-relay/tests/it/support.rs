@@ -1,4 +1,4 @@
-//! A relay on a loopback port, and a client that says exactly what it is told.
+//! A relay on a loopback port, and a client that sends raw messages.
 
 #[path = "support/client.rs"]
 mod client;
@@ -28,19 +28,19 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-pub(crate) use self::client::{Client, Farewell};
+pub(crate) use self::client::{Client, CloseReason};
 
-use self::ingest::Endpoint;
+use self::ingest::BlockableIngest;
 use self::memory_store::MemoryStore;
 
-/// How long anything may take before a test gives up on it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// The time after which a test fails.
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A running relay.
 pub(crate) struct Relay {
     pub(crate) address: SocketAddr,
     pub(crate) hub: Hub,
-    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) ingest: Arc<BlockableIngest>,
     stop: Option<oneshot::Sender<()>>,
     server: JoinHandle<std::io::Result<()>>,
 }
@@ -58,7 +58,7 @@ impl Relay {
         Self::on(Arc::new(MemoryStore::default()), limits, adjust).await
     }
 
-    /// A relay on this store.
+    /// Starts a relay on this store.
     pub(crate) async fn on(
         store: Arc<dyn EventStore>,
         limits: Limits,
@@ -67,13 +67,13 @@ impl Relay {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let hub = Hub::start();
-        let endpoint = Arc::new(Endpoint::new(store.clone(), hub.clone()));
+        let ingest = Arc::new(BlockableIngest::new(store.clone(), hub.clone()));
         let service: grasp_core::ServiceIdentity = address.to_string().parse().expect("an address");
         let clock = Clock::system();
         let listing = Listing::new(store.clone(), service.clone(), clock.clone(), |_| true);
         let mut parts = Parts {
             store: store.clone(),
-            ingest: endpoint.clone(),
+            ingest: ingest.clone(),
             hub: hub.clone(),
             listing,
             config: Config {
@@ -92,16 +92,16 @@ impl Relay {
         let server = tokio::spawn(grasp_relay::serve(listener, parts, async {
             let _ = stopped.await;
         }));
-        Self { address, hub, endpoint, stop: Some(stop), server }
+        Self { address, hub, ingest, stop: Some(stop), server }
     }
 
     pub(crate) async fn client(&self) -> Client {
         Client::connect(self.address).await
     }
 
-    /// Puts an event into the store and tells everybody, as ingest does.
+    /// Stores and publishes an event.
     pub(crate) async fn accept(&self, event: &Event) {
-        self.endpoint.admit(vec![Arc::new(event.clone())]).await;
+        self.ingest.admit(vec![Arc::new(event.clone())]).await;
     }
 
     /// Asks the server to end.
@@ -115,9 +115,9 @@ impl Relay {
     }
 }
 
-/// Gives up on what takes too long.
+/// Awaits a future, and panics after [`TEST_TIMEOUT`].
 pub(crate) async fn in_time<F: Future>(future: F) -> F::Output {
-    tokio::time::timeout(PATIENCE, future).await.expect("in time")
+    tokio::time::timeout(TEST_TIMEOUT, future).await.expect("in time")
 }
 
 /// An event of a kind with a text, signed by a fresh key now.
@@ -137,7 +137,7 @@ pub(crate) fn at(kind: u16, content: &str, tags: &[[&str; 2]], when: Timestamp) 
         .expect("signed")
 }
 
-/// Events that were never signed, for tests where only their bytes matter and the store is filled by hand.
+/// Returns unsigned events, for tests that fill the store and in which only the size matters.
 pub(crate) fn bulk(kind: u16, count: u32, content_bytes: usize) -> Vec<Event> {
     let pattern = note(kind, &"x".repeat(content_bytes));
     let numbered = |nth: u32| {

@@ -17,13 +17,13 @@ fn named(author: Author, kind: u16, identifier: &str) -> String {
     format!("{kind}:{}:{identifier}", author.key())
 }
 
-async fn gone(store: &dyn EventStore, event: &Arc<Event>) {
+async fn assert_deleted(store: &dyn EventStore, event: &Arc<Event>) {
     assert!(!serves(store, event).await);
     assert_eq!(save(store, event).await, DELETED);
     assert!(!serves(store, event).await);
 }
 
-pub(super) async fn own_events_are_deleted_by_id_and_stay_away(store: &dyn EventStore) {
+pub(super) async fn own_events_are_deleted_by_id_and_refused(store: &dyn EventStore) {
     let events: Vec<_> = [1, 1621, 10_002, 30_617]
         .map(|kind| ALICE.writes(kind).tag("d", "x").tag("t", "y").done())
         .into();
@@ -38,7 +38,7 @@ pub(super) async fn own_events_are_deleted_by_id_and_stay_away(store: &dyn Event
     stored(store, &request.done()).await;
     assert_eq!(find(store, Filter::new().hashtag("y")).await, [spared.id]);
     for event in &events {
-        gone(store, event).await;
+        assert_deleted(store, event).await;
     }
 }
 
@@ -51,8 +51,8 @@ pub(super) async fn own_versions_are_deleted_up_to_the_request(store: &dyn Event
         let version = |at| ALICE.writes(kind).at(at).tag("d", "x:y").done();
         stored(store, &version(100)).await;
         stored(store, &ALICE.writes(5).at(100).tag("a", &name).done()).await;
-        gone(store, &version(100)).await;
-        gone(store, &version(99)).await;
+        assert_deleted(store, &version(100)).await;
+        assert_deleted(store, &version(99)).await;
         stored(store, &version(101)).await;
         stored(store, &ALICE.writes(5).at(100).tag("a", &name).tag("t", "again").done()).await;
         assert!(serves(store, &version(101)).await);
@@ -64,13 +64,13 @@ pub(super) async fn a_deletion_may_come_before_its_target(store: &dyn EventStore
     let state = ALICE.writes(30_618).at(100).tag("d", "x").done();
     let request = ALICE.writes(5).at(100).tag("e", note.id).tag("a", named(ALICE, 30_618, "x"));
     stored(store, &request.done()).await;
-    gone(store, &note).await;
-    gone(store, &state).await;
+    assert_deleted(store, &note).await;
+    assert_deleted(store, &state).await;
     stored(store, &ALICE.writes(30_618).at(101).tag("d", "x").done()).await;
     stored(store, &ALICE.writes(30_618).at(100).tag("d", "y").done()).await;
 }
 
-pub(super) async fn a_deletion_with_somebody_elses_event_is_refused_whole(store: &dyn EventStore) {
+pub(super) async fn a_deletion_that_names_another_authors_event_is_refused(store: &dyn EventStore) {
     let mine = ALICE.writes(1).done();
     let theirs = BOB.writes(1).done();
     stored(store, &mine).await;
@@ -83,21 +83,21 @@ pub(super) async fn a_deletion_with_somebody_elses_event_is_refused_whole(store:
     assert!(!serves(store, &request).await);
 }
 
-pub(super) async fn somebody_elses_unknown_event_is_not_gated(store: &dyn EventStore) {
+pub(super) async fn an_unknown_event_of_another_author_is_not_gated(store: &dyn EventStore) {
     let theirs = BOB.writes(1).done();
     stored(store, &ALICE.writes(5).tag("e", theirs.id).done()).await;
     stored(store, &theirs).await;
     assert!(serves(store, &theirs).await);
 }
 
-pub(super) async fn somebody_elses_coordinates_are_ignored(store: &dyn EventStore) {
+pub(super) async fn coordinates_of_other_authors_are_ignored(store: &dyn EventStore) {
     let mine = ALICE.writes(1621).done();
     let theirs = BOB.writes(30_617).tag("d", "x").done();
     stored(store, &mine).await;
     stored(store, &theirs).await;
     let request = ALICE.writes(5).tag("e", mine.id).tag("a", named(BOB, 30_617, "x"));
     stored(store, &request.done()).await;
-    gone(store, &mine).await;
+    assert_deleted(store, &mine).await;
     assert!(serves(store, &theirs).await);
 }
 
@@ -107,7 +107,7 @@ pub(super) async fn deletions_cannot_be_deleted(store: &dyn EventStore) {
     stored(store, &request).await;
     stored(store, &ALICE.writes(5).tag("e", request.id).done()).await;
     assert!(serves(store, &request).await);
-    gone(store, &note).await;
+    assert_deleted(store, &note).await;
 
     let late = ALICE.writes(5).tag("t", "late").done();
     stored(store, &ALICE.writes(5).tag("e", late.id).done()).await;
@@ -127,14 +127,14 @@ pub(super) async fn too_many_targets_are_refused(store: &dyn EventStore) {
         let targets = (0..count).map(id);
         targets.fold(ALICE.writes(5), |draft, id| draft.tag("e", id)).done()
     };
-    let most = MAX_TARGETS as u64;
-    let note = ALICE.writes(1).id(most - 1).done();
+    let max = MAX_TARGETS as u64;
+    let note = ALICE.writes(1).id(max - 1).done();
     stored(store, &note).await;
     let refused = Saved::Refused(Refusal::TooManyTargets);
-    assert_eq!(save(store, &naming(most + 1)).await, refused);
+    assert_eq!(save(store, &naming(max + 1)).await, refused);
     assert!(serves(store, &note).await);
-    stored(store, &naming(most)).await;
-    gone(store, &note).await;
+    stored(store, &naming(max)).await;
+    assert_deleted(store, &note).await;
 }
 
 pub(super) async fn kept_versions_are_deleted_too(store: &dyn EventStore) {
@@ -160,7 +160,7 @@ pub(super) async fn an_older_version_may_follow_a_deletion_by_id(store: &dyn Eve
     stored(store, &newer).await;
     stored(store, &ALICE.writes(5).tag("e", newer.id).done()).await;
     stored(store, &older).await;
-    gone(store, &newer).await;
+    assert_deleted(store, &newer).await;
     assert!(serves(store, &older).await);
 }
 
@@ -184,12 +184,12 @@ pub(super) async fn a_vanished_author_is_forgotten_up_to_the_request(store: &dyn
     for event in &written {
         assert_eq!(save(store, event).await, VANISHED);
     }
-    // An older wish takes nothing back.
+    // An older vanish request does not undo a newer one.
     stored(store, &ALICE.writes(62).at(40).tag("relay", "ALL_RELAYS").done()).await;
     assert_eq!(save(store, &written[0]).await, VANISHED);
 }
 
-pub(super) async fn a_vanished_authors_later_events_are_welcome(store: &dyn EventStore) {
+pub(super) async fn later_events_of_a_vanished_author_are_accepted(store: &dyn EventStore) {
     let later = ALICE.writes(1).at(101).done();
     stored(store, &later).await;
     stored(store, &ALICE.writes(62).at(100).tag("relay", "ALL_RELAYS").done()).await;
@@ -197,7 +197,7 @@ pub(super) async fn a_vanished_authors_later_events_are_welcome(store: &dyn Even
     stored(store, &ALICE.writes(1).at(102).done()).await;
 }
 
-pub(super) async fn vanishing_elsewhere_does_nothing_here(store: &dyn EventStore) {
+pub(super) async fn a_vanish_request_to_another_relay_has_no_effect(store: &dyn EventStore) {
     let note = ALICE.writes(1).at(99).done();
     stored(store, &note).await;
     let vanish = ALICE.writes(62).at(100).tag("relay", "wss://elsewhere.example").done();
@@ -206,7 +206,9 @@ pub(super) async fn vanishing_elsewhere_does_nothing_here(store: &dyn EventStore
     stored(store, &ALICE.writes(1).at(98).done()).await;
 }
 
-pub(super) async fn vanishing_by_our_name_works_like_everywhere(store: &dyn EventStore) {
+pub(super) async fn a_vanish_request_to_our_address_has_the_effect_of_all_relays(
+    store: &dyn EventStore,
+) {
     let note = ALICE.writes(1).at(99).done();
     stored(store, &note).await;
     let vanish = ALICE.writes(62).at(100);
@@ -217,7 +219,7 @@ pub(super) async fn vanishing_by_our_name_works_like_everywhere(store: &dyn Even
     assert_eq!(save(store, &note).await, VANISHED);
 }
 
-pub(super) async fn vanishing_takes_deletion_requests_and_their_gates(store: &dyn EventStore) {
+pub(super) async fn vanishing_removes_deletion_requests_and_their_gates(store: &dyn EventStore) {
     let later = ALICE.writes(1).at(200).done();
     stored(store, &ALICE.writes(5).at(99).tag("e", later.id).done()).await;
     assert_eq!(save(store, &later).await, DELETED);
@@ -225,7 +227,7 @@ pub(super) async fn vanishing_takes_deletion_requests_and_their_gates(store: &dy
     stored(store, &later).await;
 }
 
-pub(super) async fn vanishing_takes_kept_versions(store: &dyn EventStore) {
+pub(super) async fn vanishing_removes_kept_versions(store: &dyn EventStore) {
     for at in [98, 99, 101] {
         stored(store, &ALICE.writes(30_617).at(at).tag("d", "x").done()).await;
     }
@@ -235,7 +237,7 @@ pub(super) async fn vanishing_takes_kept_versions(store: &dyn EventStore) {
     assert_eq!(find(store, Filter::new()).await.len(), 2);
 }
 
-pub(super) async fn a_refusal_can_be_asked_for_in_advance(store: &dyn EventStore) {
+pub(super) async fn a_refusal_can_be_queried_before_saving(store: &dyn EventStore) {
     let note = ALICE.writes(1).done();
     let theirs = BOB.writes(1).at(99).done();
     let vanished = Author(3).writes(1).at(50).done();
@@ -274,7 +276,7 @@ pub(super) async fn a_request_reports_the_repositories_that_lost_events(store: &
         assert_eq!(commit.saved, [Saved::Stored]);
         commit.affected.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
     };
-    // What replaces another version is told by itself.
+    // A replacement reports nothing.
     assert_eq!(affected(ALICE.writes(30_617).tag("d", "x").done()).await, "");
     assert_eq!(affected(ALICE.writes(5).tag("a", to("x")).done()).await, "x");
     assert_eq!(affected(ALICE.writes(5).tag("e", announced.id).done()).await, "");

@@ -65,7 +65,7 @@ pub(super) async fn any_value_of_a_list_and_every_condition(store: &dyn EventSto
         Filter::new().hashtag("y"),
         Filter::new().hashtag("x").kind(Kind::from_u16(7)),
         Filter::new().hashtag("x").author(BOB.key()).reference("u"),
-        Filter::new().hashtag("nobody"),
+        Filter::new().hashtag("none"),
     ] {
         found.push(find(store, filter).await.len());
     }
@@ -151,7 +151,7 @@ pub(super) async fn no_filter_matches_nothing(store: &dyn EventStore) {
     assert_eq!(store.count(Vec::new(), time(NOW)).await.unwrap(), 0);
 }
 
-pub(super) async fn tag_names_know_their_case(store: &dyn EventStore) {
+pub(super) async fn tag_names_are_case_sensitive(store: &dyn EventStore) {
     let lower = ALICE.writes(1111).tag("e", "x").done();
     let upper = ALICE.writes(1111).tag("E", "x").done();
     all_stored(store, &[Arc::clone(&lower), Arc::clone(&upper)]).await;
@@ -216,7 +216,7 @@ pub(super) async fn each_filter_has_its_own_limit(store: &dyn EventStore) {
     assert_eq!(found, [id(6), id(5), id(4)]);
 }
 
-pub(super) async fn tens_of_thousands_of_values_are_one_filter(store: &dyn EventStore) {
+pub(super) async fn a_filter_may_have_tens_of_thousands_of_values(store: &dyn EventStore) {
     let events: Vec<_> =
         (0..50).map(|n| ALICE.writes(1).at(n + 1).id(n).tag("t", n).done()).collect();
     all_stored(store, &events).await;
@@ -227,7 +227,7 @@ pub(super) async fn tens_of_thousands_of_values_are_one_filter(store: &dyn Event
     assert_eq!(newest, [id(49), id(48), id(47)]);
 }
 
-pub(super) async fn a_large_answer_comes_whole_in_several_chunks(store: &dyn EventStore) {
+pub(super) async fn a_large_answer_is_complete_in_several_chunks(store: &dyn EventStore) {
     let events: Vec<_> =
         (0..5_000).map(|n| ALICE.writes(1).at(n / 7 + 1).id(n).tag("t", n % 40).done()).collect();
     all_stored(store, &events).await;
@@ -247,7 +247,7 @@ pub(super) async fn a_large_answer_comes_whole_in_several_chunks(store: &dyn Eve
     }
 }
 
-pub(super) async fn an_event_that_matches_by_several_values_comes_once(store: &dyn EventStore) {
+pub(super) async fn an_event_that_matches_by_several_values_is_given_once(store: &dyn EventStore) {
     let twice = ALICE.writes(1).tag("t", "x").tag("t", "y").tag("t", "x").done();
     stored(store, &twice).await;
     let filter = Filter::new().hashtags(["x", "y", "z"]);
@@ -267,7 +267,7 @@ pub(super) async fn an_inventory_is_oldest_first(store: &dyn EventStore) {
     assert_eq!(inventory_at(store, Filter::new().hashtag("x"), NOW).await, all[1..]);
 }
 
-pub(super) async fn an_inventory_gives_up_beyond_its_bound(store: &dyn EventStore) {
+pub(super) async fn an_inventory_above_its_limit_is_refused(store: &dyn EventStore) {
     let events: Vec<_> = (0..4).map(|n| ALICE.writes(1).id(n).done()).collect();
     all_stored(store, &events).await;
     let up_to = async |max| store.inventory(Filter::new(), time(NOW), max).await.unwrap();
@@ -285,7 +285,7 @@ pub(super) async fn an_author_with_many_kinds_is_served_in_order(store: &dyn Eve
     assert_eq!(found, (0..60).rev().map(id).collect::<Vec<_>>());
 }
 
-pub(super) async fn what_is_named_is_found_by_its_key(store: &dyn EventStore) {
+pub(super) async fn references_are_looked_up_by_key(store: &dyn EventStore) {
     let at =
         |kind: u16, name: &str| Coordinate::new(Kind::from_u16(kind), ALICE.key()).identifier(name);
     let note = ALICE.writes(1).done();

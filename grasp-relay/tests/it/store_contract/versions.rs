@@ -15,8 +15,8 @@ async fn kept(store: &dyn EventStore, kind: u16, identifier: &str) -> Vec<EventI
     versions.iter().map(|event| event.id).collect()
 }
 
-/// The winner is served, and the loser not, whichever comes first.
-async fn wins(store: &dyn EventStore, winner: &Arc<Event>, loser: &Arc<Event>) {
+/// Asserts that the winner is served, and the loser is not, in either order of arrival.
+async fn assert_wins(store: &dyn EventStore, winner: &Arc<Event>, loser: &Arc<Event>) {
     stored(store, loser).await;
     stored(store, winner).await;
     assert!(serves(store, winner).await && !serves(store, loser).await);
@@ -32,7 +32,7 @@ pub(super) async fn the_newer_version_wins_in_any_order(store: &dyn EventStore) 
     for kind in [0, 3, 10_002, 30_023, 30_617, 30_618] {
         let older = ALICE.writes(kind).at(10).id(1).tag("d", "x").done();
         let newer = ALICE.writes(kind).at(11).id(2).tag("d", "x").done();
-        wins(store, &newer, &older).await;
+        assert_wins(store, &newer, &older).await;
         store.remove(vec![newer.id, older.id]).await.unwrap();
     }
 }
@@ -41,7 +41,7 @@ pub(super) async fn in_the_same_second_the_lower_id_wins_in_any_order(store: &dy
     for kind in [10_002, 30_618] {
         let higher = ALICE.writes(kind).at(10).id(2).tag("d", "x").done();
         let lower = ALICE.writes(kind).at(10).id(1).tag("d", "x").done();
-        wins(store, &lower, &higher).await;
+        assert_wins(store, &lower, &higher).await;
         store.remove(vec![lower.id, higher.id]).await.unwrap();
     }
 }
@@ -49,10 +49,10 @@ pub(super) async fn in_the_same_second_the_lower_id_wins_in_any_order(store: &dy
 pub(super) async fn plain_replaceable_events_ignore_the_identifier(store: &dyn EventStore) {
     let older = ALICE.writes(10_002).at(10).tag("d", "x").done();
     let newer = ALICE.writes(10_002).at(11).tag("d", "y").done();
-    wins(store, &newer, &older).await;
+    assert_wins(store, &newer, &older).await;
 }
 
-pub(super) async fn addressable_events_are_told_apart_by_identifier(store: &dyn EventStore) {
+pub(super) async fn addressable_events_are_distinguished_by_identifier(store: &dyn EventStore) {
     for draft in [
         ALICE.writes(30_617).tag("d", "x"),
         ALICE.writes(30_617).tag("d", "y"),
@@ -69,7 +69,7 @@ pub(super) async fn a_missing_identifier_is_an_empty_one(store: &dyn EventStore)
     let missing = ALICE.writes(30_023).at(10).done();
     let empty = ALICE.writes(30_023).at(11).tag("d", "").done();
     let bare = ALICE.writes(30_023).at(12).raw_tag(&["d"]).tag("d", "x").done();
-    wins(store, &empty, &missing).await;
+    assert_wins(store, &empty, &missing).await;
     stored(store, &bare).await;
     assert_eq!(find(store, Filter::new()).await, [bare.id]);
 }
@@ -118,7 +118,7 @@ pub(super) async fn other_superseded_events_are_not_kept(store: &dyn EventStore)
     assert!(kept(store, 30_023, "x").await.is_empty());
 }
 
-pub(super) async fn only_so_many_versions_are_kept(store: &dyn EventStore) {
+pub(super) async fn the_number_of_kept_versions_is_bounded(store: &dyn EventStore) {
     for at in [1, 3, 5, 7, 9, 2, 8] {
         let saved = save(store, &ALICE.writes(30_618).at(at).id(at).tag("d", "x").done()).await;
         assert!(matches!(saved, Saved::Stored | Saved::Superseded));
@@ -128,7 +128,9 @@ pub(super) async fn only_so_many_versions_are_kept(store: &dyn EventStore) {
     assert_eq!(kept, [id(8), id(7), id(5)]);
 }
 
-pub(super) async fn a_kept_version_returns_once_the_winner_is_gone(store: &dyn EventStore) {
+pub(super) async fn a_kept_version_is_stored_again_after_the_winner_is_deleted(
+    store: &dyn EventStore,
+) {
     let version = |at| ALICE.writes(30_618).at(at).id(at).tag("d", "x").done();
     for at in [1, 2, 3] {
         stored(store, &version(at)).await;
@@ -140,7 +142,7 @@ pub(super) async fn a_kept_version_returns_once_the_winner_is_gone(store: &dyn E
     assert_eq!(kept(store, 30_618, "x").await, [id(1)]);
 }
 
-pub(super) async fn a_delisted_version_is_gone_and_stays_away(store: &dyn EventStore) {
+pub(super) async fn a_delisted_version_is_removed_and_refused(store: &dyn EventStore) {
     let version = |at, name: &str| ALICE.writes(30_617).at(at).tag("d", name).done();
     let (old, by, new) = (version(10, "x"), version(11, "x"), version(12, "x"));
     let other = version(9, "y");
@@ -155,7 +157,7 @@ pub(super) async fn a_delisted_version_is_gone_and_stays_away(store: &dyn EventS
         store.delisted(vec![at.clone()]).await.unwrap(),
         [(at.clone(), Version::of(&by))].into()
     );
-    // An older one takes nothing back, and a newer one is welcome.
+    // An older delisting has no effect, and a newer version is accepted.
     assert_eq!(delist(&old).await.unwrap(), 0);
     assert_eq!(save(store, &old).await, Saved::Superseded);
     stored(store, &new).await;

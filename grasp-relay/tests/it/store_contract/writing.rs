@@ -58,7 +58,7 @@ pub(super) async fn ephemeral_events_are_refused(store: &dyn EventStore) {
     }
 }
 
-pub(super) async fn a_removed_event_is_gone_and_may_come_back(store: &dyn EventStore) {
+pub(super) async fn a_removed_event_may_be_stored_again(store: &dyn EventStore) {
     let event = ALICE.writes(30_023).tag("d", "x").tag("t", "y").done();
     let other = ALICE.writes(1).tag("t", "y").done();
     stored(store, &event).await;
@@ -71,7 +71,7 @@ pub(super) async fn a_removed_event_is_gone_and_may_come_back(store: &dyn EventS
     assert_eq!(find(store, tagged()).await.len(), 2);
 }
 
-pub(super) async fn an_absurd_time_does_no_harm(store: &dyn EventStore) {
+pub(super) async fn extreme_times_are_stored_and_found(store: &dyn EventStore) {
     let far = ALICE.writes(1).at(i64::MAX as u64).done();
     let first = ALICE.writes(1).at(0).done();
     stored(store, &first).await;
@@ -112,7 +112,7 @@ pub(super) async fn an_expired_event_is_refused(store: &dyn EventStore) {
     stored(store, &nonsense).await;
 }
 
-pub(super) async fn a_sweep_takes_out_what_has_expired(store: &dyn EventStore) {
+pub(super) async fn a_sweep_removes_expired_events(store: &dyn EventStore) {
     for n in 0..3 {
         stored(store, &ALICE.writes(1).tag("expiration", NOW + n + 1).done()).await;
     }
@@ -132,7 +132,7 @@ pub(super) async fn an_expired_version_gives_way_to_an_older_one(store: &dyn Eve
     assert!(serves(store, &older).await);
 }
 
-pub(super) async fn a_closed_store_says_so(store: &dyn EventStore) {
+pub(super) async fn a_closed_store_returns_an_error(store: &dyn EventStore) {
     let event = ALICE.writes(1).done();
     stored(store, &event).await;
     store.close().await.unwrap();

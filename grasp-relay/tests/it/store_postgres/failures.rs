@@ -1,4 +1,4 @@
-//! Servers that are restarted and processes that are killed.
+//! Restarts of PostgreSQL and kills of the writer.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ use crate::support::postgres::{PASSWORD, Postgres};
 const WRITERS: u64 = 16;
 
 #[test]
-fn nothing_acknowledged_is_lost_when_postgresql_restarts_and_work_goes_on() {
+fn acknowledged_events_survive_a_restart_of_postgresql_and_writing_continues() {
     let Some(server) = Postgres::durable() else { return };
     let url = server.database();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -51,7 +51,7 @@ fn nothing_acknowledged_is_lost_when_postgresql_restarts_and_work_goes_on() {
                 stored.extend(in_time(received.recv()).await);
             }
             tokio::task::block_in_place(|| server.restart());
-            // What was acknowledged before the restart does not count as work that goes on.
+            // Events that were acknowledged before the restart do not prove that writing continues.
             while let Ok(id) = received.try_recv() {
                 stored.insert(id);
             }
@@ -76,7 +76,7 @@ fn nothing_acknowledged_is_lost_when_postgresql_restarts_and_work_goes_on() {
 }
 
 #[test]
-fn a_server_that_must_be_trusted_is_and_another_is_not() {
+fn the_certificate_of_the_server_is_verified_if_required() {
     let Some(server) = Postgres::durable() else { return };
     let name = server.database().rsplit('/').next().unwrap().to_owned();
     let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
@@ -92,7 +92,7 @@ fn a_server_that_must_be_trusted_is_and_another_is_not() {
             Ok::<_, StoreError>(server.sql(&name, sql))
         })
     };
-    // Nobody vouches for it, and nobody asked for that.
+    // Without `sslmode` the certificate is not required.
     assert_eq!(connect(url("")).unwrap(), "false");
     let trusted = format!("?sslmode=verify-full&sslrootcert={}", roots.display());
     assert_eq!(connect(url(&trusted)).unwrap(), "true");
@@ -102,24 +102,24 @@ fn a_server_that_must_be_trusted_is_and_another_is_not() {
     assert!(refused.contains("the certificates of /none cannot be read"), "{refused}");
 }
 
-/// Tells a process of this very binary to be the one that is killed, and where it writes.
-const VICTIM: &str = "GRASP_TEST_POSTGRES_VICTIM";
-/// The first number of its events.
-const FIRST: &str = "GRASP_TEST_POSTGRES_FIRST";
+/// The variable that makes a process of this binary the one that is killed; its value is the address of the database.
+const KILLED_URL_VAR: &str = "GRASP_TEST_POSTGRES_KILLED_URL";
+/// The variable with the first number of its events.
+const FIRST_NUMBER_VAR: &str = "GRASP_TEST_POSTGRES_FIRST_NUMBER";
 
 #[test]
-fn what_a_writer_acknowledged_survives_its_kill_9() {
+fn acknowledged_events_survive_kill_9_of_the_writer() {
     let Some(server) = Postgres::durable() else { return };
     let url = server.database();
     let mut acknowledged = BTreeSet::new();
     for round in 0..3 {
-        let mut victim = spawn(&url, round * 1_000_000);
-        let output = BufReader::new(victim.stdout.take().unwrap());
+        let mut child = spawn(&url, round * 1_000_000);
+        let output = BufReader::new(child.stdout.take().unwrap());
         let mut lines = output.lines().map_while(Result::ok);
         let awaited = 150 + usize::try_from(round).unwrap() * 77;
         acknowledged.extend(ids(&mut lines).take(awaited));
-        victim.kill().unwrap();
-        victim.wait().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
         acknowledged.extend(ids(&mut lines));
         assert!(acknowledged.len() >= awaited);
         block_on(async {
@@ -136,14 +136,14 @@ fn spawn(url: &str, first: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "store_postgres::failures::writes_until_killed"])
         .args(["--ignored", "--nocapture"])
-        .env(VICTIM, url)
-        .env(FIRST, first.to_string())
+        .env(KILLED_URL_VAR, url)
+        .env(FIRST_NUMBER_VAR, first.to_string())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap()
 }
 
-/// Reads acknowledged ids from among what a test binary says.
+/// Reads acknowledged ids from the output of a test binary.
 fn ids(lines: &mut impl Iterator<Item = String>) -> impl Iterator<Item = EventId> {
     lines.filter_map(|line| EventId::from_hex(line.strip_prefix("stored ")?).ok())
 }
@@ -151,7 +151,8 @@ fn ids(lines: &mut impl Iterator<Item = String>) -> impl Iterator<Item = EventId
 #[test]
 #[ignore = "the process that is killed by the test above"]
 fn writes_until_killed() {
-    let (Ok(url), Ok(first)) = (std::env::var(VICTIM), std::env::var(FIRST)) else {
+    let (Ok(url), Ok(first)) = (std::env::var(KILLED_URL_VAR), std::env::var(FIRST_NUMBER_VAR))
+    else {
         return;
     };
     let first: u64 = first.parse().unwrap();

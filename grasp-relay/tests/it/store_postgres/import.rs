@@ -1,4 +1,4 @@
-//! Moving a single machine's data in.
+//! The import of a SQLite database.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,7 +26,7 @@ fn at(name: &str) -> Coordinate {
     Coordinate::new(Kind::from_u16(30_617), ALICE.key()).identifier(name)
 }
 
-/// Fills a file with everything that a server keeps.
+/// Fills a SQLite store with rows of every kind.
 async fn fill(store: &SqliteStore) {
     let version = |n: u64| ALICE.writes(30_617).at(n).id(n).tag("d", "x").done();
     for n in 1..=4 {
@@ -83,7 +83,7 @@ async fn commit(store: &SqliteStore) {
     assert!(matches!(done, Committed::Done { .. }));
 }
 
-/// Everything that a store tells.
+/// Returns the content of a store as texts.
 async fn all(store: &dyn Store) -> BTreeMap<&'static str, String> {
     let mut all = BTreeMap::new();
     for (name, now) in [("served", NOW), ("later", NOW + 100)] {
@@ -106,7 +106,7 @@ fn sqlite(path: &Path) -> SqliteStore {
 }
 
 #[test]
-fn everything_of_a_single_machine_is_the_same_afterwards() {
+fn an_import_keeps_everything_of_a_sqlite_database() {
     let Some(server) = Postgres::shared() else { return };
     let url = server.database();
     let dir = tempfile::tempdir().unwrap();
@@ -121,10 +121,10 @@ fn everything_of_a_single_machine_is_the_same_afterwards() {
         assert_eq!((report.events, report.superseded), (1 + 1 + 1 + 1 + 1_200, 3));
         assert_eq!((report.repositories, report.packs, report.held), (1, 2, 1));
         let after = all(&store).await;
-        assert!(!before.values().any(|told| told.is_empty() || told == "[]" || told == "{}"));
+        assert!(!before.values().any(|text| text.is_empty() || text == "[]" || text == "{}"));
         assert_eq!(after, before);
         assert!(chain(&store.import(&path).await.unwrap_err()).contains("not empty"));
-        // What was refused still is, numbers go on, and what comes is served beside what came.
+        // Deleted events are still refused, numbers continue, and new events are served beside imported ones.
         let _ = claim(&store, "a").await;
         let deleted = ALICE.writes(1).id(50).done();
         assert_eq!(save(&store, &deleted).await, Saved::Refused(Refusal::Deleted));
@@ -141,7 +141,7 @@ fn everything_of_a_single_machine_is_the_same_afterwards() {
 }
 
 #[test]
-fn an_import_needs_a_database_that_nobody_uses_and_a_file_that_is_there() {
+fn an_import_needs_an_unused_database_and_an_existing_file() {
     let Some(server) = Postgres::shared() else { return };
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("grasp.db");

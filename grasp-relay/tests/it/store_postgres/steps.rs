@@ -1,4 +1,4 @@
-//! What takes several steps, pages or chunks.
+//! Operations in several steps, pages or chunks.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn notes(count: u64) -> Vec<Arc<Event>> {
 }
 
 #[test]
-fn what_a_request_takes_away_goes_in_steps_and_all_of_it() {
+fn a_large_deletion_is_completed_in_steps() {
     let tagged = |n: u64| {
         let note = ALICE.writes(1).id(1_000 + n);
         (0..50).fold(note, |note, tag| note.tag("t", format!("{n} {tag}"))).done()
@@ -53,7 +53,7 @@ fn a_request_that_was_interrupted_is_carried_out_by_the_next_writer() {
     let url = server.database();
     let vanish = ALICE.writes(62).tag("relay", "wss://us.example").done();
     block_on(async {
-        // A store without a name of its own is not meant by the request.
+        // The request does not apply to a store without a service identity.
         let nameless = PostgresStore::connect(&url, Default::default()).await.unwrap();
         let _ = claim(&nameless, "a").await;
         all_stored(&nameless, notes(700)).await;
@@ -69,7 +69,7 @@ fn a_request_that_was_interrupted_is_carried_out_by_the_next_writer() {
 }
 
 #[test]
-fn what_expires_in_great_number_is_not_served_while_it_is_swept() {
+fn many_expired_events_are_not_served_before_they_are_swept() {
     let ending = |n: u64| ALICE.writes(1).id(1_000 + n).tag("expiration", NOW).done();
     on_postgres(|store| {
         Box::pin(async move {
@@ -88,7 +88,7 @@ fn what_expires_in_great_number_is_not_served_while_it_is_swept() {
             assert_eq!(served, expected);
             let of_alice = Filter::new().author(ALICE.key());
             assert_eq!(store.count(vec![of_alice], time(NOW)).await.unwrap(), 1);
-            // Some went with each of the two saves.
+            // Each of the two saves removed some.
             assert_eq!(store.sweep(time(NOW)).await.unwrap(), 1_400 - 2 * 500);
         })
     });
@@ -123,7 +123,7 @@ fn many_values_over_several_pages_give_each_event_once_in_order() {
 }
 
 #[test]
-fn long_events_come_in_chunks_of_some_bytes() {
+fn chunks_of_long_events_are_bounded_in_bytes() {
     on_postgres(|store| {
         Box::pin(async move {
             let long = |n: u64| {
@@ -154,7 +154,7 @@ fn long_events_come_in_chunks_of_some_bytes() {
 }
 
 #[test]
-fn a_filter_goes_on_with_the_shortest_index() {
+fn a_filter_uses_its_most_selective_index() {
     let note = |n: u64| {
         let note = if n.is_multiple_of(500) { BOB.writes(7) } else { ALICE.writes(1) };
         note.at(n + 1).id(n).tag("t", "common").tag("r", n % 300).done()
@@ -182,7 +182,7 @@ fn a_filter_goes_on_with_the_shortest_index() {
 }
 
 #[test]
-fn what_is_removed_while_an_answer_is_read_is_not_delivered() {
+fn events_removed_while_an_answer_is_read_are_not_delivered() {
     on_postgres(|store| {
         Box::pin(async move {
             all_stored(store, notes(1_500)).await;

@@ -14,9 +14,9 @@ use super::in_time;
 
 pub(crate) struct Client(WebSocketStream<TcpStream>);
 
-/// How a connection ended.
+/// The code and reason of a close frame.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Farewell {
+pub(crate) struct CloseReason {
     pub(crate) code: u16,
     pub(crate) reason: String,
 }
@@ -32,7 +32,7 @@ impl Client {
         Ok(Self(socket))
     }
 
-    /// Connects as a proxy does for somebody else; a refusal comes back as its HTTP status.
+    /// Connects as a proxy for another client; returns the HTTP status of a refusal.
     pub(crate) async fn forwarded(address: SocketAddr, from: &str) -> Result<Self, u16> {
         let mut request = format!("ws://{address}/").into_client_request().expect("a request");
         request.headers_mut().insert("x-forwarded-for", from.parse().expect("a header"));
@@ -52,12 +52,12 @@ impl Client {
         in_time(self.0.send(message)).await.expect("sent");
     }
 
-    /// Sends without expecting that the other side still takes it.
+    /// Sends to a relay that may have closed the connection, and returns whether it worked.
     pub(crate) async fn try_send(&mut self, text: String) -> bool {
         in_time(self.0.send(Message::Text(text.into()))).await.is_ok()
     }
 
-    /// The next JSON message.
+    /// Returns the next JSON message.
     pub(crate) async fn next(&mut self) -> Value {
         loop {
             match in_time(self.0.next()).await.expect("open").expect("a frame") {
@@ -68,18 +68,18 @@ impl Client {
         }
     }
 
-    /// The next frame of any kind.
+    /// Returns the next frame of any kind.
     pub(crate) async fn frame(&mut self) -> Message {
         in_time(self.0.next()).await.expect("open").expect("a frame")
     }
 
-    /// Sends a message and gives the next answer.
+    /// Sends a message and returns the next one that arrives.
     pub(crate) async fn ask(&mut self, text: impl Into<String>) -> Value {
         self.send(text).await;
         self.next().await
     }
 
-    /// Opens a subscription and gives the ids of its history, up to EOSE.
+    /// Opens a subscription and returns the ids of its history, up to EOSE.
     pub(crate) async fn req(&mut self, id: &str, filters: &str) -> Vec<String> {
         self.send(format!(r#"["REQ","{id}",{filters}]"#)).await;
         self.until_eose(id).await
@@ -100,13 +100,13 @@ impl Client {
     }
 
     /// Reads on until the relay closes the connection.
-    pub(crate) async fn farewell(&mut self) -> Option<Farewell> {
+    pub(crate) async fn close_reason(&mut self) -> Option<CloseReason> {
         loop {
             match in_time(self.0.next()).await {
                 Some(Ok(Message::Close(Some(CloseFrame { code, reason })))) => {
-                    // Reading on sends our own goodbye.
+                    // Reading on sends our own close frame.
                     let _ = in_time(self.0.next()).await;
-                    return Some(Farewell { code: code.into(), reason: reason.to_string() });
+                    return Some(CloseReason { code: code.into(), reason: reason.to_string() });
                 }
                 Some(Ok(_)) => {}
                 Some(Err(_)) | None => return None,

@@ -1,4 +1,4 @@
-//! A way in that verifies, stores and publishes, and judges little else.
+//! An ingest that verifies, stores and publishes, and applies few other rules.
 
 use std::sync::Arc;
 
@@ -14,35 +14,35 @@ use tokio::sync::Semaphore;
 
 use super::in_time;
 
-/// Takes any kind of event, related to something or not. It can be held shut, to see what waits.
-pub(crate) struct Endpoint {
+/// Accepts events of any kind, related to something or not. It can be blocked, so that batches wait.
+pub(crate) struct BlockableIngest {
     store: Arc<dyn EventStore>,
     hub: Hub,
-    open: Semaphore,
-    knocks: Semaphore,
+    permits: Semaphore,
+    arrivals: Semaphore,
 }
 
-impl Endpoint {
+impl BlockableIngest {
     pub(crate) fn new(store: Arc<dyn EventStore>, hub: Hub) -> Self {
-        let (open, knocks) = (Semaphore::new(Semaphore::MAX_PERMITS), Semaphore::new(0));
-        Self { store, hub, open, knocks }
+        let (permits, arrivals) = (Semaphore::new(Semaphore::MAX_PERMITS), Semaphore::new(0));
+        Self { store, hub, permits, arrivals }
     }
 
-    /// Nothing gets through until [`open`](Self::open).
-    pub(crate) fn shut(&self) {
-        self.open.forget_permits(Semaphore::MAX_PERMITS);
+    /// Makes batches wait until [`unblock`](Self::unblock).
+    pub(crate) fn block(&self) {
+        self.permits.forget_permits(Semaphore::MAX_PERMITS);
     }
 
-    pub(crate) fn open(&self) {
-        self.open.add_permits(1_000);
+    pub(crate) fn unblock(&self) {
+        self.permits.add_permits(1_000);
     }
 
-    /// Waits until a batch stands before the endpoint.
-    pub(crate) async fn knocked(&self) {
-        in_time(self.knocks.acquire()).await.expect("never closed").forget();
+    /// Waits until a batch has arrived.
+    pub(crate) async fn batch_arrived(&self) {
+        in_time(self.arrivals.acquire()).await.expect("never closed").forget();
     }
 
-    /// Stores and publishes, as if it had been judged.
+    /// Stores and publishes events without judging them.
     pub(crate) async fn admit(&self, events: Vec<Arc<Event>>) -> Vec<Saved> {
         let saved = self.store.save(events.clone(), Timestamp::now()).await.expect("a store");
         for (event, saved) in events.into_iter().zip(&saved) {
@@ -76,15 +76,15 @@ fn outcome(objection: Option<Rejection>, saved: Option<Saved>) -> Outcome {
     }
 }
 
-impl Ingest for Endpoint {
+impl Ingest for BlockableIngest {
     fn ingest_verified(
         &self,
         events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
     ) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(async move {
-            self.knocks.add_permits(1);
-            let _pass = self.open.acquire().await.expect("never closed");
+            self.arrivals.add_permits(1);
+            let _pass = self.permits.acquire().await.expect("never closed");
             let objections: Vec<_> = events.iter().map(|event| objection(event, &origin)).collect();
             let good = events.into_iter().zip(&objections).filter(|(_, no)| no.is_none());
             let good = good.map(|(event, _)| event.into_inner()).collect();

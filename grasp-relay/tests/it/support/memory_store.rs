@@ -1,7 +1,7 @@
-//! An event store in memory, in which every rule is a plain walk over a list.
+//! An event store in memory that applies every rule by a scan of a list.
 //!
-//! It shares nothing with the store that is served from, except the reading of requests in `grasp-core`, and so the
-//! model tests can hold that store to it.
+//! It shares no code with the stores of this crate except the parsers of requests in `grasp-core`, so the model tests
+//! can compare those stores with it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
-/// An [`EventStore`] that forgets everything when it is dropped.
+/// An [`EventStore`] whose events last as long as the value.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryStore {
     rules: StoreRules,
@@ -39,7 +39,7 @@ struct State {
     requests: Vec<Request>,
     vanished: BTreeMap<PublicKey, Timestamp>,
     delisted: BTreeMap<Coordinate, Version>,
-    /// The names of repositories of which something was taken away, until a commit reports them.
+    /// Identifiers of repositories that lost events, until a commit reports them.
     affected: BTreeSet<Identifier>,
     closed: bool,
 }
@@ -149,7 +149,7 @@ impl EventStore for MemoryStore {
     fn superseded(&self, coordinate: Coordinate) -> StoreFuture<'_, Vec<Event>> {
         self.with(|_, state| {
             let mut kept: Vec<_> = versions(&state.superseded, &coordinate).collect();
-            kept.sort_by_key(|event| place(event));
+            kept.sort_by_key(|event| serving_order(event));
             kept.into_iter().map(|event| Event::clone(event)).collect()
         })
     }
@@ -234,7 +234,7 @@ impl State {
         Saved::Stored
     }
 
-    /// Serves the better of a version and the one served so far, and shelves the other.
+    /// Serves the winner of a version and the one served so far, and keeps the other as superseded.
     fn save_version(
         &mut self,
         rules: &StoreRules,
@@ -243,13 +243,13 @@ impl State {
     ) -> Saved {
         let head = versions(&self.served, coordinate).next().cloned();
         match head {
-            Some(head) if place(&head) < place(&event) => {
-                self.shelve(rules, coordinate, event);
+            Some(head) if serving_order(&head) < serving_order(&event) => {
+                self.keep_superseded(rules, coordinate, event);
                 return Saved::Superseded;
             }
             Some(head) => {
                 self.served.retain(|served| served.id != head.id);
-                self.shelve(rules, coordinate, head);
+                self.keep_superseded(rules, coordinate, head);
             }
             None => {}
         }
@@ -258,13 +258,13 @@ impl State {
         Saved::Stored
     }
 
-    fn shelve(&mut self, rules: &StoreRules, coordinate: &Coordinate, event: Arc<Event>) {
+    fn keep_superseded(&mut self, rules: &StoreRules, coordinate: &Coordinate, event: Arc<Event>) {
         let known = self.superseded.iter().any(|kept| kept.id == event.id);
         if !keeps_versions(event.kind) || known {
             return;
         }
         self.superseded.push(event);
-        let mut kept: Vec<_> = versions(&self.superseded, coordinate).map(place).collect();
+        let mut kept: Vec<_> = versions(&self.superseded, coordinate).map(serving_order).collect();
         kept.sort();
         for (_, id) in kept.into_iter().skip(rules.kept_versions) {
             self.superseded.retain(|kept| kept.id != id);
@@ -314,7 +314,7 @@ impl State {
             || self.requests.iter().any(|r| r.retired && r.event.id == event.id)
     }
 
-    /// One request gets the credit: one that names the event itself, if there is such a one.
+    /// Notes that a request was used: one that names the event itself, if there is one.
     fn note_use(&mut self, event: &Event, now: Timestamp) {
         let deleting = self.requests.iter_mut().filter(|request| request.deletes(event));
         let named = |request: &&mut Request| request.targets.ids.contains(&event.id);
@@ -355,7 +355,7 @@ impl State {
         self.take_away(|event| is_expired(event, now))
     }
 
-    /// Erases events that no other version takes the place of, and notes whose git data they were about.
+    /// Erases events that no other version replaces, and notes the identifiers whose git data they were about.
     fn take_away(&mut self, gone: impl Fn(&Event) -> bool) -> u64 {
         let served = self.served.iter().filter(|event| gone(event));
         self.affected.extend(served.flat_map(|event| repository_names(event)));
@@ -369,7 +369,7 @@ impl State {
         (before - self.served.len() - self.superseded.len()) as u64
     }
 
-    /// What any of the filters matches, each within its own limit, in serving order.
+    /// Returns the events that match any of the filters, each within its own limit, in serving order.
     fn find(&self, filters: &[Filter], now: Timestamp) -> Vec<Arc<Event>> {
         let mut found = BTreeMap::new();
         for filter in filters {
@@ -378,9 +378,9 @@ impl State {
                 .iter()
                 .filter(|event| !is_expired(event, now) && matches(filter, event))
                 .collect();
-            matching.sort_by_key(|event| place(event));
+            matching.sort_by_key(|event| serving_order(event));
             for event in matching.into_iter().take(filter.limit.unwrap_or(usize::MAX)) {
-                found.insert(place(event), Arc::clone(event));
+                found.insert(serving_order(event), Arc::clone(event));
             }
         }
         found.into_values().collect()
@@ -388,7 +388,7 @@ impl State {
 }
 
 impl Request {
-    /// Leaves each target to one of two requests: to the one that deletes more, else to the later.
+    /// Leaves each target to one of two requests: the one that deletes more, else the later one.
     fn take_over(&mut self, other: &mut Self) {
         other.targets.ids.retain(|id| !self.targets.ids.contains(id));
         let both = |coordinate: &Coordinate| {
@@ -440,8 +440,8 @@ fn repository_names(event: &Event) -> BTreeSet<Identifier> {
     Needs::of(event).identifier.into_iter().chain(named).collect()
 }
 
-/// Newest first, ties by lowest id.
-fn place(event: &Arc<Event>) -> (Reverse<Timestamp>, EventId) {
+/// Returns the sort key of an event: newest first, ties by lowest id.
+fn serving_order(event: &Arc<Event>) -> (Reverse<Timestamp>, EventId) {
     (Reverse(event.created_at), event.id)
 }
 

@@ -1,4 +1,4 @@
-//! The databases that run the course.
+//! The databases that are measured.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,25 +13,25 @@ use nostr::event::Event;
 use nostr::filter::Filter;
 use nostr::types::Timestamp;
 
-/// What the course asks of a database.
-pub(crate) trait House: Send + Sync {
-    /// Saves a batch durably, in whatever way is fastest.
+/// The operations of a database that are measured.
+pub(crate) trait BenchDatabase: Send + Sync {
+    /// Saves a batch durably, in the fastest way that the database has.
     fn save(&self, events: Vec<Arc<Event>>) -> BoxFuture<'_, ()>;
-    /// Reads whole events, and says how many.
+    /// Reads events, and returns their number.
     fn query(&self, filter: Filter) -> BoxFuture<'_, usize>;
-    /// Reads what reconciliation needs, and says how much.
+    /// Reads the items that reconciliation needs, and returns their number.
     fn inventory(&self, filter: Filter) -> BoxFuture<'_, usize>;
-    /// Comes to rest, so that its files have the size they have at rest.
+    /// Closes the database, so that its files have their final size.
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
-pub(crate) type Open = fn(PathBuf, Timestamp) -> BoxFuture<'static, Arc<dyn House>>;
+pub(crate) type Open = fn(PathBuf, Timestamp) -> BoxFuture<'static, Arc<dyn BenchDatabase>>;
 
 pub(crate) const ALL: &[(&str, Open)] = &[
     ("grasp", |dir, now| {
         Box::pin(async move {
             let store = SqliteStore::open(&dir.join("events.db"), SqliteOptions::default());
-            Arc::new(Ours { store: store.unwrap(), now }) as Arc<dyn House>
+            Arc::new(Ours { store: store.unwrap(), now }) as Arc<dyn BenchDatabase>
         })
     }),
     #[cfg(feature = "postgres")]
@@ -48,7 +48,7 @@ pub(crate) const ALL: &[(&str, Open)] = &[
             let _ = store.claim_lease("bench").await.unwrap();
             // It is stopped when this process ends.
             std::mem::forget(server);
-            Arc::new(Ours { store, now }) as Arc<dyn House>
+            Arc::new(Ours { store, now }) as Arc<dyn BenchDatabase>
         })
     }),
     #[cfg(feature = "nostr-sqlite")]
@@ -56,14 +56,14 @@ pub(crate) const ALL: &[(&str, Open)] = &[
         Box::pin(async move {
             let database =
                 nostr_sqlite::store::NostrSqlite::builder().in_file(dir.join("events.db"));
-            Arc::new(Theirs(database.build().await.unwrap())) as Arc<dyn House>
+            Arc::new(Theirs(database.build().await.unwrap())) as Arc<dyn BenchDatabase>
         })
     }),
     #[cfg(feature = "nostr-lmdb")]
     ("nostr-lmdb", |dir, _| {
         Box::pin(async move {
             let database = nostr_lmdb::NostrLmdb::open(dir).await;
-            Arc::new(Theirs(database.unwrap())) as Arc<dyn House>
+            Arc::new(Theirs(database.unwrap())) as Arc<dyn BenchDatabase>
         })
     }),
 ];
@@ -73,7 +73,7 @@ struct Ours<S> {
     now: Timestamp,
 }
 
-impl<S: EventStore> House for Ours<S> {
+impl<S: EventStore> BenchDatabase for Ours<S> {
     fn save(&self, events: Vec<Arc<Event>>) -> BoxFuture<'_, ()> {
         Box::pin(async { drop(self.store.save(events, self.now).await.unwrap()) })
     }
@@ -104,8 +104,8 @@ impl<S: EventStore> House for Ours<S> {
 struct Theirs<D>(D);
 
 #[cfg(any(feature = "nostr-sqlite", feature = "nostr-lmdb"))]
-impl<D: nostr_database::NostrDatabase> House for Theirs<D> {
-    /// A batch is as many calls at once as helped them in our trials.
+impl<D: nostr_database::NostrDatabase> BenchDatabase for Theirs<D> {
+    /// Saves with 64 calls at a time, which was the fastest.
     fn save(&self, events: Vec<Arc<Event>>) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             let saves =

@@ -1,4 +1,4 @@
-//! A relay with the real pipeline and a store on disk, and events of made-up repositories.
+//! A relay with the real pipeline and a store on disk, and events of generated repositories.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -17,21 +17,21 @@ use nostr::key::Keys;
 use nostr::types::Timestamp;
 use tokio::net::TcpListener;
 
-/// Events of one author and repository.
-pub(crate) const PER_REPOSITORY: usize = 100;
+/// The number of events of one author and repository.
+pub(crate) const EVENTS_PER_REPOSITORY: usize = 100;
 
-pub(crate) struct World {
+pub(crate) struct BenchRelay {
     pub(crate) address: SocketAddr,
     pub(crate) store: Arc<dyn EventStore>,
     pub(crate) hub: Hub,
     _directory: tempfile::TempDir,
 }
 
-impl World {
+impl BenchRelay {
     pub(crate) async fn start() -> Self {
-        let place = std::env::var("GRASP_BENCH_DIR");
-        let directory = match place {
-            Ok(place) => tempfile::tempdir_in(place),
+        let dir = std::env::var("GRASP_BENCH_DIR");
+        let directory = match dir {
+            Ok(dir) => tempfile::tempdir_in(dir),
             Err(_) => tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")),
         };
         let directory = directory.expect("a directory");
@@ -46,7 +46,7 @@ impl World {
         Self { address, store, hub, _directory: directory }
     }
 
-    /// Puts events into the store without asking anybody.
+    /// Saves events in the store without ingest.
     pub(crate) async fn fill(&self, events: &[Event]) {
         for batch in events.chunks(5_000) {
             let batch = batch.iter().cloned().map(Arc::new).collect();
@@ -94,10 +94,10 @@ pub(crate) struct Repository {
     pub(crate) issues: Vec<Event>,
 }
 
-/// Repositories with so many issues in all, each about 700 bytes, a second apart.
+/// Returns repositories with `issues` issues in total, each about 700 bytes, a second apart.
 pub(crate) fn repositories(address: SocketAddr, issues: usize) -> Vec<Repository> {
-    let count = issues.div_ceil(PER_REPOSITORY);
-    (0..count).map(|nth| repository(address, nth, PER_REPOSITORY.min(issues))).collect()
+    let count = issues.div_ceil(EVENTS_PER_REPOSITORY);
+    (0..count).map(|nth| repository(address, nth, EVENTS_PER_REPOSITORY.min(issues))).collect()
 }
 
 fn repository(address: SocketAddr, nth: usize, issues: usize) -> Repository {
@@ -117,7 +117,7 @@ fn repository(address: SocketAddr, nth: usize, issues: usize) -> Repository {
     let text = "It does not work as it should. ".repeat(10);
     let issue = |age: usize| {
         let tags = vec![Tag::custom("a", [coordinate.clone()]), Tag::public_key(keys.public_key())];
-        let age = nth * PER_REPOSITORY + age;
+        let age = nth * EVENTS_PER_REPOSITORY + age;
         sign(&keys, Kind::GitIssue, &format!("{age} {text}"), tags, age)
     };
     let issues = (0..issues).map(issue).collect();
