@@ -24,7 +24,7 @@ const MAX_MEGABYTES: f32 = 64.0;
 static COUNTED: PeakAlloc = PeakAlloc;
 
 /// An engine whose outputs are answered at once.
-struct Easy {
+struct BenchEngine {
     engine: SyncEngine,
     now: Now,
     inputs: Vec<Input>,
@@ -34,7 +34,7 @@ struct Easy {
     longest: Duration,
 }
 
-impl Easy {
+impl BenchEngine {
     fn new() -> Self {
         let now = Now::new(Mono::from_secs(1), Timestamp::from_secs(1_700_000_000));
         let config = Config::new("us.example".parse().unwrap());
@@ -49,28 +49,28 @@ impl Easy {
         }
     }
 
-    fn tell(&mut self, input: Input) {
+    fn handle(&mut self, input: Input) {
         let begin = Instant::now();
         let outputs = self.engine.handle(self.now, input);
         let took = begin.elapsed();
         self.spent += took;
         self.longest = self.longest.max(took);
         self.handled += 1;
-        outputs.into_iter().for_each(|output| self.grant(output));
+        outputs.into_iter().for_each(|output| self.answer_output(output));
     }
 
     fn change(&mut self, change: IndexChange) {
-        self.tell(Input::Accepted(Accepted { event: None, direct: false, change: Some(change) }));
+        self.handle(Input::Accepted(Accepted { event: None, direct: false, change: Some(change) }));
     }
 
-    fn grant(&mut self, output: Output) {
+    fn answer_output(&mut self, output: Output) {
         match output {
             Output::Connect { relay, conn, .. } => {
                 let software = Some("grasp-relay".to_owned());
                 let facts = RelayFacts { software, ..RelayFacts::default() };
                 self.inputs.push(Input::Connected { relay, conn, address: None, facts });
             }
-            Output::Send { relay, conn, frame } => self.answer(relay, conn, frame),
+            Output::Send { relay, conn, frame } => self.answer_frame(relay, conn, frame),
             Output::FetchInventory { request, .. } => {
                 self.inputs.push(Input::Inventory { request, items: Ok(vec![]) });
             }
@@ -79,7 +79,7 @@ impl Easy {
         }
     }
 
-    fn answer(&mut self, relay: RelayUrl, conn: ConnId, frame: Frame) {
+    fn answer_frame(&mut self, relay: RelayUrl, conn: ConnId, frame: Frame) {
         let said = match frame {
             Frame::Subscribe { sub, .. } => Said::Eose { sub, hint: None },
             Frame::NegOpen { sub, .. } => Said::NegMsg { sub, message: vec![0x61] },
@@ -92,11 +92,11 @@ impl Easy {
         let end = self.now.mono + length;
         loop {
             while let Some(input) = self.inputs.pop() {
-                self.tell(input);
+                self.handle(input);
             }
             let Some(at) = self.engine.next_deadline().filter(|at| *at <= end) else { break };
             self.now = self.now.after(at - self.now.mono);
-            self.tell(Input::Tick);
+            self.handle(Input::Tick);
         }
         self.now = self.now.after(end - self.now.mono);
     }
@@ -109,7 +109,7 @@ impl Easy {
     }
 }
 
-/// Bytes that look like a hash, the same on every run.
+/// Returns bytes like those of a hash, the same on every run.
 fn bytes(n: usize) -> [u8; 32] {
     let mut word = n as u64 + 1;
     let mut bytes = [0; 32];
@@ -121,7 +121,7 @@ fn bytes(n: usize) -> [u8; 32] {
     bytes
 }
 
-fn tell_of_everything(easy: &mut Easy) {
+fn announce_everything(bench: &mut BenchEngine) {
     let relay = |n: usize| format!("wss://r{}.example", n % RELAYS).parse::<RelayUrl>().unwrap();
     let repo = |n: usize| {
         let owner = PublicKey::from_byte_array(bytes(n));
@@ -130,31 +130,31 @@ fn tell_of_everything(easy: &mut Easy) {
     for n in 0..REPOS {
         // Three relays each, as is usual.
         let relays = [n, n * 7 + 1, n * 13 + 2].map(relay).into();
-        easy.change(IndexChange::Announced { repo: repo(n), relays, level: SyncLevel::Full });
+        bench.change(IndexChange::Announced { repo: repo(n), relays, level: SyncLevel::Full });
     }
     for n in 0..ROOTS {
         let root = EventId::from_byte_array(bytes(REPOS + n)).into();
-        easy.change(IndexChange::RootAdded { root, repos: vec![repo(n % REPOS)] });
+        bench.change(IndexChange::RootAdded { root, repos: vec![repo(n % REPOS)] });
     }
-    easy.tell(Input::FeedCaughtUp);
+    bench.handle(Input::FeedCaughtUp);
 }
 
 fn main() {
-    let mut easy = Easy::new();
-    tell_of_everything(&mut easy);
-    easy.run_for(Duration::from_secs(5 * 60));
+    let mut bench = BenchEngine::new();
+    announce_everything(&mut bench);
+    bench.run_for(Duration::from_secs(5 * 60));
     let (held, peak) = (COUNTED.current_usage_as_mb(), COUNTED.peak_usage_as_mb());
-    assert!(easy.confirmed >= 2 * ROOTS, "only {} roots confirmed", easy.confirmed);
-    let (inputs, spent, longest) = easy.take_counts();
+    assert!(bench.confirmed >= 2 * ROOTS, "only {} roots confirmed", bench.confirmed);
+    let (inputs, spent, longest) = bench.take_counts();
     println!("{REPOS} repositories, {ROOTS} roots, {RELAYS} relays: {held:.1} MB");
-    println!("the most that was held on the way: {peak:.1} MB (allowed: {MAX_MEGABYTES})");
+    println!("peak: {peak:.1} MB (allowed: {MAX_MEGABYTES})");
     println!("until complete: {inputs} inputs, {:?} each, the longest {longest:?}", spent / inputs);
 
-    easy.run_for(Duration::from_secs(60 * 60));
-    let (inputs, spent, _) = easy.take_counts();
-    println!("an idle hour: {inputs} turns in {spent:?}");
+    bench.run_for(Duration::from_secs(60 * 60));
+    let (inputs, spent, _) = bench.take_counts();
+    println!("an idle hour: {inputs} inputs in {spent:?}");
 
-    let records = easy.engine.records(easy.now);
+    let records = bench.engine.records(bench.now);
     let proofs: usize = records.iter().map(|record| record.coverage.proofs().count()).sum();
     println!("on disk: {} records with {proofs} proofs", records.len());
     assert!(peak <= MAX_MEGABYTES, "{peak} MB");

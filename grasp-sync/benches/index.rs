@@ -1,14 +1,14 @@
-//! How long the sync index takes, at the scale it is made for and at ten times that.
+//! The time of operations on the sync index, at its target scale and at ten times that.
 //!
-//! `cargo bench -p grasp-sync` prints each figure beside what is wanted of it. Times are the quickest of many
-//! runs: whatever else the machine does only adds to them.
+//! `cargo bench -p grasp-sync` prints each figure beside its target. Times are the shortest of many runs: other load of
+//! the machine only adds to them.
 
 #![allow(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
+#[path = "index/dataset.rs"]
+mod dataset;
 #[path = "index/report.rs"]
 mod report;
-#[path = "index/world.rs"]
-mod world;
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
@@ -19,13 +19,13 @@ use grasp_sync::index::{
     PendingItems, RequestBudget, SyncIndex, build_layer2_and_layer3_filters, pack_requests,
 };
 
-use crate::world::{
+use crate::dataset::{
     RELAYS, RELAYS_PER_REPO, REPOS, ROOTS_PER_REPO, States, actions, changes_of, confirm,
     connected_relays, filled_index, relay, undoing, whole,
 };
 
-/// How many repositories one batch brings, with all their roots.
-const BATCH: usize = 10;
+/// The number of repositories in one batch, with all their roots.
+const BATCH_REPOS: usize = 10;
 
 fn main() {
     // `cargo test --all-targets` runs this without the flag, and wants no figures.
@@ -71,9 +71,10 @@ fn at_ten_times() {
     report::time("incremental batch of 10 repositories", took, Some(Duration::from_millis(2)));
 }
 
-/// New repositories with all their roots, from news to decision, in a world that is otherwise in step.
+/// Measures new repositories with all their roots, from the change of the index to the actions, with everything else
+/// confirmed.
 fn batch(index: &mut SyncIndex, relays: &States) -> Duration {
-    let fresh = 1_000_000..1_000_000 + BATCH;
+    let fresh = 1_000_000..1_000_000 + BATCH_REPOS;
     let changes: Vec<_> = fresh.clone().flat_map(changes_of).collect();
     let undo: Vec<_> = fresh.flat_map(undoing).collect();
     let timed = |_| {
@@ -83,7 +84,7 @@ fn batch(index: &mut SyncIndex, relays: &States) -> Duration {
         let actions = actions(&delta.added, relays);
         let took = start.elapsed();
         let asked: usize = actions.iter().map(|(_, items)| items.root_events.len()).sum();
-        assert_eq!(asked, BATCH * ROOTS_PER_REPO * RELAYS_PER_REPO);
+        assert_eq!(asked, BATCH_REPOS * ROOTS_PER_REPO * RELAYS_PER_REPO);
         index.apply(undo.clone());
         took
     };
@@ -110,7 +111,7 @@ fn filters(actions: &[(RelayUrl, PendingItems)]) {
     }
 }
 
-/// The shortest of so many runs; dropping the result is not counted.
+/// Returns the shortest of `runs` runs, without the time to drop the result.
 fn quickest<T>(runs: usize, mut work: impl FnMut() -> T) -> Duration {
     let timed = |_| {
         let start = Instant::now();

@@ -1,13 +1,13 @@
-//! How much the sync index holds, counted by the allocator: apart from the times, which counting would spoil.
+//! The memory of the sync index, counted by the allocator; separate from the times, which counting would change.
 
+#[path = "index/dataset.rs"]
+mod dataset;
 #[path = "index/report.rs"]
 mod report;
-#[path = "index/world.rs"]
-mod world;
 
 use peak_alloc::PeakAlloc;
 
-use crate::world::{REPOS, confirm, connected_relays, filled_index, whole};
+use crate::dataset::{REPOS, confirm, connected_relays, filled_index, whole};
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;

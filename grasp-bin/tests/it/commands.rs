@@ -221,7 +221,7 @@ fn sync_once_does_not_wait_for_a_relay_with_a_bad_certificate() {
         "{out}"
     );
     assert!(took < Duration::from_secs(60), "{took:?}");
-    assert!(front.guests() <= 2, "{} connections", front.guests());
+    assert!(front.connections() <= 2, "{} connections", front.connections());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A small local relay: accepts what lists it or relates to what it has.
+//! A small local relay that accepts announcements that list it, and events related to stored ones.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ use grasp_sync::local::{News, Taken};
 use tokio::sync::watch;
 
 /// Timeout of each step in these tests.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 type Events = BTreeMap<EventId, Arc<Event>>;
 
@@ -69,26 +69,26 @@ impl Local {
             let here: Events = stored.iter().map(|event| (event.id, event.clone())).collect();
             events.iter().all(|event| here.contains_key(&event.id))
         });
-        let waited = tokio::time::timeout(PATIENCE, all_here).await;
-        waited.expect("in time").expect("we live");
+        let waited = tokio::time::timeout(TEST_TIMEOUT, all_here).await;
+        waited.expect("in time").expect("the store is open");
     }
 
     /// Waits until the status of a relay is as wanted.
     pub(crate) async fn until_status(
         syncer: &Syncer,
         relay: &RelayUrl,
-        mut is_enough: impl FnMut(&RelayStatus) -> bool,
+        mut is_wanted: impl FnMut(&RelayStatus) -> bool,
     ) -> RelayStatus {
         let asking = async {
             loop {
                 let status = syncer.status().await.relays.remove(relay);
-                if let Some(status) = status.filter(|status| is_enough(status)) {
+                if let Some(status) = status.filter(|status| is_wanted(status)) {
                     return status;
                 }
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(PATIENCE, asking).await.expect("in time")
+        tokio::time::timeout(TEST_TIMEOUT, asking).await.expect("in time")
     }
 
     fn take(&self, event: &Arc<Event>) -> Taken {
@@ -97,7 +97,7 @@ impl Local {
             if stored.iter().any(|known| known.id == event.id) {
                 return false;
             }
-            if !is_welcome(event, stored) {
+            if !is_related(event, stored) {
                 taken = Taken::Refused(Retry::AfterDependency);
                 return false;
             }
@@ -109,7 +109,7 @@ impl Local {
     }
 }
 
-fn is_welcome(event: &Event, stored: &[Arc<Event>]) -> bool {
+fn is_related(event: &Event, stored: &[Arc<Event>]) -> bool {
     if let Ok(announcement) = Announcement::parse(event) {
         return announcement.relays.contains(&Local::us());
     }
@@ -128,15 +128,15 @@ impl LocalRelay for Local {
         let mut stored = self.stored.subscribe();
         let kinds = kinds.to_vec();
         let before = stored.borrow_and_update().clone();
-        let told = before.len();
+        let delivered = before.len();
         let before = before.into_iter().filter(move |event| kinds.contains(&event.kind));
         let before: Vec<_> = before.map(News::Accepted).chain([News::CaughtUp]).collect();
-        let later = stream::unfold((stored, told), |(mut stored, told)| async move {
-            stored.wait_for(|stored| stored.len() > told).await.ok()?;
+        let later = stream::unfold((stored, delivered), |(mut stored, delivered)| async move {
+            stored.wait_for(|stored| stored.len() > delivered).await.ok()?;
             let news: Vec<_> =
-                stored.borrow()[told..].iter().cloned().map(News::Accepted).collect();
-            let told = told + news.len();
-            Some((stream::iter(news), (stored, told)))
+                stored.borrow()[delivered..].iter().cloned().map(News::Accepted).collect();
+            let delivered = delivered + news.len();
+            Some((stream::iter(news), (stored, delivered)))
         });
         stream::iter(before).chain(later.flatten()).boxed()
     }

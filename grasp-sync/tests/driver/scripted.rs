@@ -1,8 +1,8 @@
 //! A relay on loopback that follows a script.
 //!
 //! ```text
-//!   let relay = Scripted::start(|mut guest| async move {
-//!       while let Some(said) = guest.next().await { guest.say(json!(["NOTICE", "no"])).await; }
+//!   let relay = Scripted::start(|mut client| async move {
+//!       while let Some(message) = client.next().await { client.send(json!(["NOTICE", "no"])).await; }
 //!   }).await;
 //! ```
 //!
@@ -25,24 +25,24 @@ use tokio_tungstenite::{WebSocketStream, accept_async};
 
 /// All messages of clients, in order, by connection.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Heard {
+pub(crate) struct Received {
     pub(crate) connections: usize,
     pub(crate) messages: Vec<(usize, Value)>,
-    /// Subscriptions that the relay ended itself: after how many messages, on which connection, by which id.
+    /// Subscriptions that the relay ended: the number of messages before, the connection, and the id.
     pub(crate) ended: Vec<(usize, usize, String)>,
 }
 
-impl Heard {
+impl Received {
     /// Returns how often a message type came, such as `REQ`.
-    pub(crate) fn count(&self, word: &str) -> usize {
-        self.messages.iter().filter(|(_, said)| said[0] == word).count()
+    pub(crate) fn count(&self, message_type: &str) -> usize {
+        self.messages.iter().filter(|(_, message)| message[0] == message_type).count()
     }
 }
 
 /// A relay that follows a script. Ends when dropped.
 pub(crate) struct Scripted {
     address: SocketAddr,
-    heard: watch::Receiver<Heard>,
+    received: watch::Receiver<Received>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
@@ -50,33 +50,33 @@ impl Scripted {
     /// Starts a relay without a NIP-11 document.
     pub(crate) async fn start<F, Life>(script: F) -> Self
     where
-        F: Fn(Guest) -> Life + Send + Sync + 'static,
+        F: Fn(ClientSocket) -> Life + Send + Sync + 'static,
         Life: Future<Output = ()> + Send + 'static,
     {
-        Self::with_card(None, script).await
+        Self::with_info(None, script).await
     }
 
     /// Starts a relay with this NIP-11 document.
-    pub(crate) async fn with_card<F, Life>(card: Option<Value>, script: F) -> Self
+    pub(crate) async fn with_info<F, Life>(info: Option<Value>, script: F) -> Self
     where
-        F: Fn(Guest) -> Life + Send + Sync + 'static,
+        F: Fn(ClientSocket) -> Life + Send + Sync + 'static,
         Life: Future<Output = ()> + Send + 'static,
     {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (hears, heard) = watch::channel(Heard::default());
-        let (hears, card, script) = (Arc::new(hears), Arc::new(card), Arc::new(script));
+        let (record, received) = watch::channel(Received::default());
+        let (record, info, script) = (Arc::new(record), Arc::new(info), Arc::new(script));
         let accepting = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (hears, card, script) = (hears.clone(), card.clone(), script.clone());
+                let (record, info, script) = (record.clone(), info.clone(), script.clone());
                 tokio::spawn(async move {
-                    if let Some(guest) = Guest::welcome(stream, &card, hears).await {
-                        script(guest).await;
+                    if let Some(client) = ClientSocket::accept(stream, &info, record).await {
+                        script(client).await;
                     }
                 });
             }
         });
-        Self { address, heard, accepting }
+        Self { address, received, accepting }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -88,15 +88,15 @@ impl Scripted {
     }
 
     /// Returns the messages received so far.
-    pub(crate) fn heard(&self) -> Heard {
-        self.heard.borrow().clone()
+    pub(crate) fn received(&self) -> Received {
+        self.received.borrow().clone()
     }
 
     /// Waits until the messages received are enough.
-    pub(crate) async fn until(&mut self, is_enough: impl FnMut(&Heard) -> bool) -> Heard {
-        let waiting = self.heard.wait_for(is_enough);
-        let heard = tokio::time::timeout(super::local::PATIENCE, waiting).await;
-        heard.expect("in time").expect("a relay that lives").clone()
+    pub(crate) async fn until(&mut self, is_wanted: impl FnMut(&Received) -> bool) -> Received {
+        let waiting = self.received.wait_for(is_wanted);
+        let received = tokio::time::timeout(super::local::TEST_TIMEOUT, waiting).await;
+        received.expect("in time").expect("the relay runs").clone()
     }
 }
 
@@ -107,24 +107,24 @@ impl Drop for Scripted {
 }
 
 /// One websocket, as the relay sees it.
-pub(crate) struct Guest {
+pub(crate) struct ClientSocket {
     /// Its number, counted from 0.
     pub(crate) number: usize,
     socket: WebSocketStream<TcpStream>,
-    hears: Arc<watch::Sender<Heard>>,
+    record: Arc<watch::Sender<Received>>,
 }
 
-impl Guest {
-    async fn welcome(
+impl ClientSocket {
+    async fn accept(
         mut stream: TcpStream,
-        card: &Option<Value>,
-        hears: Arc<watch::Sender<Heard>>,
+        info: &Option<Value>,
+        record: Arc<watch::Sender<Received>>,
     ) -> Option<Self> {
         let mut head = [0; 2048];
         let seen = stream.peek(&mut head).await.ok()?;
         if head[..seen].windows(22).any(|part| part == b"application/nostr+json") {
-            let body = card.as_ref().map(Value::to_string).unwrap_or_default();
-            let status = if card.is_some() { "200 OK" } else { "404 Not Found" };
+            let body = info.as_ref().map(Value::to_string).unwrap_or_default();
+            let status = if info.is_some() { "200 OK" } else { "404 Not Found" };
             let length = body.len();
             let answer = format!(
                 "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
@@ -135,22 +135,23 @@ impl Guest {
         }
         let socket = accept_async(stream).await.ok()?;
         let mut number = 0;
-        hears.send_modify(|heard| {
-            number = heard.connections;
-            heard.connections += 1;
+        record.send_modify(|received| {
+            number = received.connections;
+            received.connections += 1;
         });
-        Some(Self { number, socket, hears })
+        Some(Self { number, socket, record })
     }
 
-    /// Returns the next message of the client; `None` when it is gone.
+    /// Returns the next message of the client; `None` after its end.
     pub(crate) async fn next(&mut self) -> Option<Value> {
         loop {
             match self.socket.next().await?.ok()? {
                 Message::Text(text) => {
-                    let said: Value = serde_json::from_str(&text).expect("we speak JSON");
+                    let message: Value = serde_json::from_str(&text).expect("JSON");
                     let number = self.number;
-                    self.hears.send_modify(|heard| heard.messages.push((number, said.clone())));
-                    return Some(said);
+                    self.record
+                        .send_modify(|received| received.messages.push((number, message.clone())));
+                    return Some(message);
                 }
                 Message::Close(_) => return None,
                 _ => {}
@@ -159,27 +160,27 @@ impl Guest {
     }
 
     /// Sends a message; returns whether it could be sent.
-    pub(crate) async fn say(&mut self, word: Value) -> bool {
-        if word[0] == "CLOSED" || word[0] == "NEG-ERR" {
-            let (number, name) = (self.number, word[1].to_string());
-            self.hears.send_modify(|heard| {
-                heard.ended.push((heard.messages.len(), number, name));
+    pub(crate) async fn send(&mut self, answer: Value) -> bool {
+        if answer[0] == "CLOSED" || answer[0] == "NEG-ERR" {
+            let (number, name) = (self.number, answer[1].to_string());
+            self.record.send_modify(|received| {
+                received.ended.push((received.messages.len(), number, name));
             });
         }
-        self.say_text(word.to_string()).await
+        self.send_text(answer.to_string()).await
     }
 
     /// Sends a text that need not be JSON.
-    pub(crate) async fn say_text(&mut self, text: String) -> bool {
+    pub(crate) async fn send_text(&mut self, text: String) -> bool {
         self.socket.send(Message::text(text)).await.is_ok()
     }
 
     /// Answers a REQ from these events: newest first, each filter up to its limit.
     pub(crate) async fn answer(&mut self, req: &Value, events: &[Event]) {
         for event in matching(req, events) {
-            self.say(json!(["EVENT", req[1], event])).await;
+            self.send(json!(["EVENT", req[1], event])).await;
         }
-        self.say(json!(["EOSE", req[1]])).await;
+        self.send(json!(["EOSE", req[1]])).await;
     }
 }
 
@@ -203,23 +204,23 @@ pub(crate) fn matching(req: &Value, events: &[Event]) -> Vec<Event> {
     found.into_values().collect()
 }
 
-/// An honest relay that knows EVENT, REQ and CLOSE, and live subscriptions, and nothing else.
+/// A well-behaved relay that supports EVENT, REQ, CLOSE and live subscriptions, and nothing else.
 #[derive(Clone)]
-pub(crate) struct Honest {
+pub(crate) struct HonestRelay {
     events: Arc<watch::Sender<Vec<Event>>>,
     news: broadcast::Sender<Event>,
     cuts: Arc<watch::Sender<()>>,
     holds: bool,
 }
 
-impl Honest {
+impl HonestRelay {
     pub(crate) fn new(events: impl IntoIterator<Item = Event>) -> Self {
         let events = Arc::new(watch::channel(events.into_iter().collect()).0);
         let cuts = Arc::new(watch::channel(()).0);
         Self { events, news: broadcast::channel(1_024).0, cuts, holds: false }
     }
 
-    /// Starts one that holds announcements until they are published here by other means.
+    /// Returns a relay that holds announcements until they are published by other means.
     pub(crate) fn holding() -> Self {
         Self { holds: true, ..Self::new([]) }
     }
@@ -243,7 +244,7 @@ impl Honest {
         is_new
     }
 
-    /// Stops, and comes back empty.
+    /// Deletes all events and closes all connections.
     pub(crate) fn lose_everything(&self) {
         self.events.send_modify(Vec::clear);
         self.cuts.send_replace(());
@@ -254,54 +255,59 @@ impl Honest {
         let mut stored = self.events.subscribe();
         let is_here = |stored: &Vec<Event>, event: &Event| stored.iter().any(|one| one == event);
         let all = stored.wait_for(|stored| events.iter().all(|event| is_here(stored, event)));
-        let waited = tokio::time::timeout(super::local::PATIENCE, all).await;
-        waited.expect("in time").expect("a relay that lives");
+        let waited = tokio::time::timeout(super::local::TEST_TIMEOUT, all).await;
+        waited.expect("in time").expect("the relay runs");
     }
 
     pub(crate) async fn start(&self) -> Scripted {
         let honest = self.clone();
-        Scripted::start(move |guest| honest.clone().serve(guest)).await
+        Scripted::start(move |client| honest.clone().serve(client)).await
     }
 
-    async fn serve(self, mut guest: Guest) {
+    async fn serve(self, mut client: ClientSocket) {
         let mut news = self.news.subscribe();
         let mut cuts = self.cuts.subscribe();
         let mut open: BTreeMap<String, Value> = BTreeMap::new();
         loop {
             tokio::select! {
                 _ = cuts.changed() => return,
-                said = guest.next() => {
-                    let Some(said) = said else { return };
-                    self.answer(&mut guest, said, &mut open).await;
+                message = client.next() => {
+                    let Some(message) = message else { return };
+                    self.answer(&mut client, message, &mut open).await;
                 }
                 Ok(event) = news.recv() => {
                     for sub in open.iter().filter(|(_, req)| wants(req, &event)).map(|(sub, _)| sub) {
-                        guest.say(json!(["EVENT", sub, event])).await;
+                        client.send(json!(["EVENT", sub, event])).await;
                     }
                 }
             }
         }
     }
 
-    async fn answer(&self, guest: &mut Guest, said: Value, open: &mut BTreeMap<String, Value>) {
-        let sub = said[1].as_str().unwrap_or_default().to_owned();
-        match said[0].as_str() {
+    async fn answer(
+        &self,
+        client: &mut ClientSocket,
+        message: Value,
+        open: &mut BTreeMap<String, Value>,
+    ) {
+        let sub = message[1].as_str().unwrap_or_default().to_owned();
+        match message[0].as_str() {
             Some("REQ") => {
                 let stored = self.events.borrow().clone();
-                guest.answer(&said, &stored).await;
-                open.insert(sub, said);
+                client.answer(&message, &stored).await;
+                open.insert(sub, message);
             }
             Some("CLOSE") => _ = open.remove(&sub),
-            Some("EVENT") if self.holds && said[1]["kind"] == 30617 => {
+            Some("EVENT") if self.holds && message[1]["kind"] == 30617 => {
                 let text = "purgatory: won't be served until git data arrives";
-                guest.say(json!(["OK", said[1]["id"], true, text])).await;
+                client.send(json!(["OK", message[1]["id"], true, text])).await;
             }
             Some("EVENT") => {
-                let is_new = self.publish(serde_json::from_value(said[1].clone()).unwrap());
+                let is_new = self.publish(serde_json::from_value(message[1].clone()).unwrap());
                 let text = if is_new { "" } else { "duplicate: already have this event" };
-                guest.say(json!(["OK", said[1]["id"], true, text])).await;
+                client.send(json!(["OK", message[1]["id"], true, text])).await;
             }
-            _ => _ = guest.say(json!(["NOTICE", "ERROR: bad msg: unknown cmd"])).await,
+            _ => _ = client.send(json!(["NOTICE", "ERROR: bad msg: unknown cmd"])).await,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A relay of another kind, kept complete by a sidecar.
+//! A sidecar keeps a relay of another kind complete.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use serde_json::json;
 
 use crate::events::Author;
 use crate::local::Local;
-use crate::scripted::{Heard, Honest, Scripted};
+use crate::scripted::{HonestRelay, Received, Scripted};
 
-/// Copies a repository with an issue and a comment on it from one relay to another.
+/// Two relays, and a sidecar that has copied a repository with an issue and a comment from one to the other.
 struct Kept {
     author: Author,
     events: Vec<Event>,
-    there: Honest,
-    here: Honest,
+    there: HonestRelay,
+    here: HonestRelay,
     syncer: Syncer,
     _relays: [Scripted; 2],
 }
@@ -31,11 +31,11 @@ impl Kept {
         let author = Author::new();
         let issue = author.issue(&author.repo("grasp"), "it does not work");
         let comment = author.comment(issue.id, "it does for me");
-        let there = Honest::new([issue.clone(), comment.clone()]);
+        let there = HonestRelay::new([issue.clone(), comment.clone()]);
         let remote = there.start().await;
         let announcement = author.announcement("grasp", &[&remote.url()]);
         there.publish(announcement.clone());
-        let here = Honest::new([]);
+        let here = HonestRelay::new([]);
         let relay = here.start().await;
         let sidecar = Arc::new(Sidecar::start(relay.url()));
         let syncer = Syncer::start(sidecar, Local::settings(&[remote.url()])).await.unwrap();
@@ -65,22 +65,24 @@ async fn any_relay_is_kept_complete_over_its_own_websocket() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_takes_no_limit_of_zero_is_followed_with_one_and_whatever_the_date() {
+async fn a_relay_that_refuses_limit_zero_is_subscribed_with_limit_one_and_without_since() {
     let author = Author::new();
     let old = author.issue_at(&author.repo("grasp").to_string(), "imported", 1_600_000_000);
     let event = old.clone();
-    let relay = Scripted::start(move |mut guest| {
+    let relay = Scripted::start(move |mut client| {
         let event = event.clone();
         async move {
-            while let Some(said) = guest.next().await {
-                let is_standing = said[2]["limit"] == 1 && said[2]["since"].is_null();
-                if said[0] == "REQ" && said[2]["limit"] == 0 {
-                    guest.say(json!(["CLOSED", said[1], "invalid: limit must be positive"])).await;
-                } else if said[0] == "REQ" && is_standing {
-                    guest.say(json!(["EOSE", said[1]])).await;
-                    guest.say(json!(["EVENT", said[1], event])).await;
-                } else if said[0] == "REQ" {
-                    guest.say(json!(["EOSE", said[1]])).await;
+            while let Some(message) = client.next().await {
+                let is_live = message[2]["limit"] == 1 && message[2]["since"].is_null();
+                if message[0] == "REQ" && message[2]["limit"] == 0 {
+                    client
+                        .send(json!(["CLOSED", message[1], "invalid: limit must be positive"]))
+                        .await;
+                } else if message[0] == "REQ" && is_live {
+                    client.send(json!(["EOSE", message[1]])).await;
+                    client.send(json!(["EVENT", message[1], event])).await;
+                } else if message[0] == "REQ" {
+                    client.send(json!(["EOSE", message[1]])).await;
                 }
             }
         }
@@ -88,11 +90,11 @@ async fn a_relay_that_takes_no_limit_of_zero_is_followed_with_one_and_whatever_t
     .await;
     let sidecar = Sidecar::start(relay.url());
     let mut feed = sidecar.accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
-    while !matches!(feed.next().await.unwrap(), News::Accepted(told) if told.id == old.id) {}
+    while !matches!(feed.next().await.unwrap(), News::Accepted(event) if event.id == old.id) {}
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_comes_back_emptied_is_filled_again() {
+async fn a_relay_that_lost_its_events_is_filled_again() {
     let kept = Kept::complete().await;
     kept.here.lose_everything();
     kept.until_complete().await;
@@ -100,32 +102,32 @@ async fn a_relay_that_comes_back_emptied_is_filled_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_an_announcement_that_waits_there_only_states_are_brought_until_it_is_served() {
+async fn only_states_are_copied_for_a_held_announcement_until_it_is_served() {
     let author = Author::new();
     let issue = author.issue(&author.repo("grasp"), "it does not work");
     let state = author.sign(Kind::RepoState, "", &[&["d", "grasp"]]);
-    let there = Honest::new([issue.clone(), state.clone()]);
+    let there = HonestRelay::new([issue.clone(), state.clone()]);
     let remote = there.start().await;
     let announcement = author.announcement("grasp", &[&remote.url()]);
     there.publish(announcement.clone());
-    let here = Honest::holding();
+    let here = HonestRelay::holding();
     let relay = here.start().await;
 
     let sidecar = Arc::new(Sidecar::start(relay.url()));
     let syncer = Syncer::start(sidecar, Local::settings(&[remote.url()])).await.unwrap();
     here.until_has(&[&state]).await;
     assert!(!here.has(&announcement) && !here.has(&issue));
-    let asked = |heard: &Heard, kind: u16| {
-        heard.messages.iter().any(|(_, said)| said.to_string().contains(&kind.to_string()))
+    let asked = |received: &Received, kind: u16| {
+        received.messages.iter().any(|(_, message)| message.to_string().contains(&kind.to_string()))
     };
-    assert!(!asked(&remote.heard(), 1621), "nobody asks for issues of what waits");
+    assert!(!asked(&remote.received(), 1621), "issues of a held repository are not requested");
     here.publish(announcement);
     here.until_has(&[&issue]).await;
     syncer.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_inventory_is_everything_however_the_relay_cuts_it() {
+async fn the_inventory_is_complete_however_the_relay_limits_its_pages() {
     let author = Author::new();
     let at = |second: u64, kind, n: u64| {
         let at = Timestamp::from_secs(1_700_000_000 + second);
@@ -136,13 +138,13 @@ async fn the_inventory_is_everything_however_the_relay_cuts_it() {
     events.extend((0..40).map(|n| at(7, Kind::GitIssue, n)));
     events.extend((0..40).map(|n| at(7, Kind::GitPatch, n)));
     let stored = events.clone();
-    let relay = Scripted::start(move |mut guest| {
+    let relay = Scripted::start(move |mut client| {
         let stored = stored.clone();
         async move {
-            while let Some(mut said) = guest.next().await {
-                if said[0] == "REQ" {
-                    said[2]["limit"] = json!(said[2]["limit"].as_u64().unwrap().min(50));
-                    guest.answer(&said, &stored).await;
+            while let Some(mut message) = client.next().await {
+                if message[0] == "REQ" {
+                    message[2]["limit"] = json!(message[2]["limit"].as_u64().unwrap().min(50));
+                    client.answer(&message, &stored).await;
                 }
             }
         }
@@ -157,26 +159,26 @@ async fn the_inventory_is_everything_however_the_relay_cuts_it() {
         wanted.sort();
         assert_eq!(rows, wanted);
     }
-    assert_eq!(relay.heard().connections, 1, "the connection is used again");
+    assert_eq!(relay.received().connections, 1, "the connection is used again");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_feed_goes_on_where_it_was_lost() {
+async fn a_lost_feed_continues_where_it_ended() {
     let author = Author::new();
     let announcements: Vec<_> = (0..3).map(|n| author.announcement(&n.to_string(), &[])).collect();
     let sent = announcements.clone();
-    let relay = Scripted::start(move |mut guest| {
+    let relay = Scripted::start(move |mut client| {
         // The second connection finds one more event; the first is cut after its page.
-        let stored: Vec<_> = sent[..2 + guest.number.min(1)].to_vec();
+        let stored: Vec<_> = sent[..2 + client.number.min(1)].to_vec();
         async move {
             let mut pages = 0;
-            while let Some(said) = guest.next().await {
-                if said[0] != "REQ" || said[2]["limit"] == 0 {
+            while let Some(message) = client.next().await {
+                if message[0] != "REQ" || message[2]["limit"] == 0 {
                     continue;
                 }
-                guest.answer(&said, &stored).await;
+                client.answer(&message, &stored).await;
                 pages += 1;
-                if guest.number == 0 && pages == 3 {
+                if client.number == 0 && pages == 3 {
                     return;
                 }
             }
@@ -185,15 +187,15 @@ async fn a_lost_feed_goes_on_where_it_was_lost() {
     .await;
     let sidecar = Sidecar::start(relay.url());
     let mut feed = sidecar.accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
-    let mut told = Vec::new();
+    let mut delivered = Vec::new();
     let mut caught_up = 0;
-    while told.len() < 3 {
+    while delivered.len() < 3 {
         match feed.next().await.unwrap() {
-            News::Accepted(event) if !told.contains(&event.id) => told.push(event.id),
+            News::Accepted(event) if !delivered.contains(&event.id) => delivered.push(event.id),
             News::CaughtUp => caught_up += 1,
             _ => {}
         }
     }
     assert_eq!(caught_up, 1);
-    assert!(announcements.iter().all(|event| told.contains(&event.id)));
+    assert!(announcements.iter().all(|event| delivered.contains(&event.id)));
 }

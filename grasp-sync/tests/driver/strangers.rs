@@ -24,8 +24,8 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
 use crate::events::Author;
-use crate::local::{Local, PATIENCE};
-use crate::scripted::Honest;
+use crate::local::{Local, TEST_TIMEOUT};
+use crate::scripted::HonestRelay;
 
 /// A relay's program, and its arguments.
 #[derive(Clone, Copy, Debug)]
@@ -94,13 +94,13 @@ type Socket = WebSocketStream<TcpStream>;
 
 impl Stranger {
     /// Runs a program that listens at a free port, and waits until it does.
-    async fn start(program: &Path, tell: impl FnOnce(u16, &Path, &mut Command)) -> Self {
+    async fn start(program: &Path, configure: impl FnOnce(u16, &Path, &mut Command)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
         let mut command = Command::new(program);
-        tell(port, folder.path(), &mut command);
+        configure(port, folder.path(), &mut command);
         command.current_dir(folder.path()).stdout(Stdio::null()).stderr(Stdio::null());
         let stranger = Self { process: command.spawn().unwrap(), port, _folder: folder };
         let asking = async {
@@ -108,7 +108,7 @@ impl Stranger {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, asking).await.expect("a relay that starts");
+        tokio::time::timeout(TEST_TIMEOUT, asking).await.expect("the relay starts in time");
         stranger
     }
 
@@ -126,7 +126,7 @@ impl Stranger {
         let mut socket = self.try_connect().await.unwrap();
         for event in events {
             socket.send(Message::text(json!(["EVENT", event]).to_string())).await.unwrap();
-            let answer = hear(&mut socket, "OK").await;
+            let answer = next_of_type(&mut socket, "OK").await;
             assert_eq!(answer[2], true, "{answer}");
         }
     }
@@ -139,7 +139,7 @@ impl Stranger {
             let ids: Vec<_> = some.iter().map(|event| event.id.to_hex()).collect();
             let ask = json!(["REQ", "check", { "ids": ids, "limit": ids.len() }]);
             socket.send(Message::text(ask.to_string())).await.unwrap();
-            while hear_any(&mut socket, &["EVENT", "EOSE"]).await[0] == "EVENT" {
+            while next_of_types(&mut socket, &["EVENT", "EOSE"]).await[0] == "EVENT" {
                 found += 1;
             }
         }
@@ -152,30 +152,30 @@ impl Stranger {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        tokio::time::timeout(2 * PATIENCE, asking).await.expect("in time");
+        tokio::time::timeout(2 * TEST_TIMEOUT, asking).await.expect("in time");
     }
 }
 
-async fn hear(socket: &mut Socket, word: &str) -> Value {
-    hear_any(socket, &[word]).await
+async fn next_of_type(socket: &mut Socket, message_type: &str) -> Value {
+    next_of_types(socket, &[message_type]).await
 }
 
-async fn hear_any(socket: &mut Socket, words: &[&str]) -> Value {
+async fn next_of_types(socket: &mut Socket, types: &[&str]) -> Value {
     loop {
-        let message = tokio::time::timeout(PATIENCE, socket.next()).await.expect("in time");
+        let message = tokio::time::timeout(TEST_TIMEOUT, socket.next()).await.expect("in time");
         let Message::Text(text) = message.unwrap().unwrap() else { continue };
-        let said: Value = serde_json::from_str(&text).unwrap();
-        if words.iter().any(|word| said[0] == *word) {
-            return said;
+        let message: Value = serde_json::from_str(&text).unwrap();
+        if types.iter().any(|one| message[0] == *one) {
+            return message;
         }
     }
 }
 
 /// The reports of the engine.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<Report>>>);
+struct Reports(Arc<Mutex<Vec<Report>>>);
 
-impl Observer for Told {
+impl Observer for Reports {
     fn report(&self, report: &Report) {
         self.0.lock().unwrap().push(report.clone());
     }
@@ -192,8 +192,8 @@ fn conversation(author: &Author, relay: &RelayUrl) -> (Event, Vec<Event>) {
     (author.announcement("grasp", &[relay]), issues.into_iter().chain(comments).collect())
 }
 
-/// Starts with a third of it, and gets the rest; then what is published later.
-async fn is_synced_from(program: Program) {
+/// Syncs from it with a third of its events stored; asserts that the others arrive, and one that is published later.
+async fn assert_synced_from(program: Program) {
     let Some(stranger) = program.start().await else { return };
     let author = Author::new();
     let (announcement, events) = conversation(&author, &stranger.url());
@@ -204,20 +204,20 @@ async fn is_synced_from(program: Program) {
     events[..250].iter().for_each(|event| _ = local.publish(event));
 
     let mut settings = Local::settings(&[]);
-    let told = Told::default();
-    settings.observer = Arc::new(told.clone());
+    let reports = Reports::default();
+    settings.observer = Arc::new(reports.clone());
     let syncer = Syncer::start(Arc::new(local.clone()), settings).await.unwrap();
     local.until_has(&events.iter().collect::<Vec<_>>()).await;
     let is_done = |status: &RelayStatus| status.synced_at.is_some() && status.backlog == 0;
     let status = Local::until_status(&syncer, &stranger.url(), is_done).await;
     let no_negentropy = |report: &Report| matches!(report, Report::NoNegentropy { .. });
-    let paged = told.0.lock().unwrap().iter().filter(|report| no_negentropy(report)).count();
+    let paged = reports.0.lock().unwrap().iter().filter(|report| no_negentropy(report)).count();
     println!("{}: {:?}, paged: {paged}", program.name(), status.counts);
     assert_eq!(status.counts.stored(), 520);
     match program {
-        // Pages bring what is stored here already.
+        // Pages also contain events that are stored here already.
         Program::NostrRs => assert!(paged == 1 && status.counts.known >= 250),
-        // Comparison does not; the comments, of which nothing was here, come by pages that overlap.
+        // Comparison does not; the comments, of which none was here, come by pages that overlap.
         Program::RustNostr => assert!(paged == 0 && status.counts.known <= 70),
     }
 
@@ -228,10 +228,10 @@ async fn is_synced_from(program: Program) {
 }
 
 /// Uses it as the local relay, with a sidecar that copies what another relay has, stored and live.
-async fn is_kept_complete(program: Program) {
+async fn assert_kept_complete(program: Program) {
     let Some(stranger) = program.start().await else { return };
     let author = Author::new();
-    let there = Honest::new([]);
+    let there = HonestRelay::new([]);
     let remote = there.start().await;
     let (announcement, events) = conversation(&author, &remote.url());
     events.iter().for_each(|event| _ = there.publish(event.clone()));
@@ -248,22 +248,22 @@ async fn is_kept_complete(program: Program) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_without_comparison_is_synced_from_by_pages() {
-    is_synced_from(Program::NostrRs).await;
+    assert_synced_from(Program::NostrRs).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_with_comparison_sends_only_what_is_missing() {
-    is_synced_from(Program::RustNostr).await;
+    assert_synced_from(Program::RustNostr).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_sqlite_relay_is_kept_complete_from_beside_it() {
-    is_kept_complete(Program::NostrRs).await;
+async fn a_sidecar_keeps_an_sqlite_relay_complete() {
+    assert_kept_complete(Program::NostrRs).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_in_memory_relay_is_kept_complete_from_beside_it() {
-    is_kept_complete(Program::RustNostr).await;
+async fn a_sidecar_keeps_an_in_memory_relay_complete() {
+    assert_kept_complete(Program::RustNostr).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -275,7 +275,7 @@ async fn the_example_relay_keeps_itself_complete() {
         return skipped("the example is not built (`cargo build --example embed`)");
     }
     let author = Author::new();
-    let there = Honest::new([]);
+    let there = HonestRelay::new([]);
     let remote = there.start().await;
     let (announcement, events) = conversation(&author, &remote.url());
     events.iter().chain([&announcement]).for_each(|event| _ = there.publish(event.clone()));

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::events::Author;
 use crate::local::Local;
-use crate::scripted::{Honest, Scripted};
+use crate::scripted::{HonestRelay, Scripted};
 
 fn is_synced(status: &RelayStatus) -> bool {
     status.connection == ConnectionStatus::Connected && status.backlog == 0
@@ -21,7 +21,7 @@ async fn threads_of_announced_repositories_are_fetched() {
     let author = Author::new();
     let issue = author.issue(&author.repo("grasp"), "it does not work");
     let comment = author.comment(issue.id, "it does for me");
-    let honest = Honest::new([issue.clone(), comment.clone()]);
+    let honest = HonestRelay::new([issue.clone(), comment.clone()]);
     let relay = honest.start().await;
     let announcement = author.announcement("grasp", &[&relay.url()]);
     let foreign = Author::new().sign(announcement.kind, "", &[&["d", "elsewhere"]]);
@@ -40,9 +40,9 @@ async fn threads_of_announced_repositories_are_fetched() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_published_elsewhere_comes_live() {
+async fn events_published_at_another_relay_arrive_live() {
     let author = Author::new();
-    let honest = Honest::new([]);
+    let honest = HonestRelay::new([]);
     let relay = honest.start().await;
     let local = Local::new();
     let announcement = author.announcement("grasp", &[&relay.url()]);
@@ -51,7 +51,7 @@ async fn what_is_published_elsewhere_comes_live() {
     local.until_has(&[&announcement]).await;
     let mut relay = relay;
     // Announcements, events that tag the repository and events that quote it are all subscribed to.
-    relay.until(|heard| heard.count("REQ") >= 3).await;
+    relay.until(|received| received.count("REQ") >= 3).await;
     Local::until_status(&syncer, &relay.url(), is_synced).await;
 
     let issue = author.issue(&author.repo("grasp"), "live");
@@ -63,27 +63,27 @@ async fn what_is_published_elsewhere_comes_live() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn forged_and_unasked_events_reach_nobody() {
+async fn forged_and_unrequested_events_are_not_ingested() {
     let author = Author::new();
     let good = author.announcement("good", &[]);
     let mut forged = author.announcement("forged", &[]);
     forged.content = "tampered with".into();
-    let unasked = author.issue(&author.repo("good"), "nobody asked");
-    let sent = [forged.clone(), unasked.clone(), good.clone()];
-    let mut relay = Scripted::start(move |mut guest| {
+    let unrequested = author.issue(&author.repo("good"), "not requested");
+    let sent = [forged.clone(), unrequested.clone(), good.clone()];
+    let mut relay = Scripted::start(move |mut client| {
         let sent = sent.clone();
         async move {
-            while let Some(said) = guest.next().await {
-                if said[0] != "REQ" {
-                    guest.say(json!(["NEG-ERR", said[1], "blocked: no"])).await;
+            while let Some(message) = client.next().await {
+                if message[0] != "REQ" {
+                    client.send(json!(["NEG-ERR", message[1], "blocked: no"])).await;
                     continue;
                 }
                 for event in &sent {
-                    guest.say(json!(["EVENT", said[1], event])).await;
-                    guest.say(json!(["EVENT", "somebody", event])).await;
-                    guest.say(json!(["EVENT", "g99999", event])).await;
+                    client.send(json!(["EVENT", message[1], event])).await;
+                    client.send(json!(["EVENT", "unknown", event])).await;
+                    client.send(json!(["EVENT", "g99999", event])).await;
                 }
-                guest.say(json!(["EOSE", said[1]])).await;
+                client.send(json!(["EOSE", message[1]])).await;
             }
         }
     })
@@ -91,37 +91,37 @@ async fn forged_and_unasked_events_reach_nobody() {
     let local = Local::new();
     let syncer = local.sync(&[relay.url()]).await;
     local.until_has(&[&good]).await;
-    relay.until(|heard| heard.count("REQ") >= 2).await;
+    relay.until(|received| received.count("REQ") >= 2).await;
     let is_done = |status: &RelayStatus| status.counts.forged >= 1 && status.counts.known >= 1;
     let status = Local::until_status(&syncer, &relay.url(), is_done).await;
     let offered = local.offered.lock().unwrap().clone();
-    assert!(offered.iter().all(|(id, _)| *id != forged.id && *id != unasked.id), "{offered:?}");
+    assert!(offered.iter().all(|(id, _)| *id != forged.id && *id != unrequested.id), "{offered:?}");
     assert_eq!(status.counts.stored(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_challenge_is_answered_once_and_what_was_refused_is_asked_again() {
+async fn a_challenge_is_answered_once_and_refused_requests_are_repeated() {
     let author = Author::new();
     let announcement = author.announcement("members-only", &[]);
     let sent = announcement.clone();
-    let relay = Scripted::start(move |mut guest| {
+    let relay = Scripted::start(move |mut client| {
         let sent = vec![sent.clone()];
         async move {
-            guest.say(json!(["AUTH", "first"])).await;
+            client.send(json!(["AUTH", "first"])).await;
             let mut is_member = false;
-            while let Some(said) = guest.next().await {
-                match said[0].as_str() {
+            while let Some(message) = client.next().await {
+                match message[0].as_str() {
                     Some("AUTH") => {
                         is_member = true;
-                        guest.say(json!(["OK", said[1]["id"], true, ""])).await;
+                        client.send(json!(["OK", message[1]["id"], true, ""])).await;
                     }
-                    Some("REQ") if is_member => guest.answer(&said, &sent).await,
+                    Some("REQ") if is_member => client.answer(&message, &sent).await,
                     Some("REQ") => {
-                        guest.say(json!(["CLOSED", said[1], "auth-required: who?"])).await;
-                        guest.say(json!(["AUTH", "again"])).await;
+                        client.send(json!(["CLOSED", message[1], "auth-required: who?"])).await;
+                        client.send(json!(["AUTH", "again"])).await;
                     }
                     Some("NEG-OPEN") => {
-                        guest.say(json!(["NEG-ERR", said[1], "blocked: no"])).await;
+                        client.send(json!(["NEG-ERR", message[1], "blocked: no"])).await;
                     }
                     _ => {}
                 }
@@ -134,18 +134,18 @@ async fn a_challenge_is_answered_once_and_what_was_refused_is_asked_again() {
     settings.keys = Some(author.0.clone());
     let syncer = Syncer::start(Arc::new(local.clone()), settings).await.unwrap();
     local.until_has(&[&announcement]).await;
-    let heard = relay.heard();
-    assert_eq!(heard.count("AUTH"), 1);
-    let (_, said) = heard.messages.iter().find(|(_, said)| said[0] == "AUTH").unwrap();
-    assert_eq!(said[1]["pubkey"], author.0.public_key().to_hex());
-    let tags = said[1]["tags"].as_array().unwrap();
+    let received = relay.received();
+    assert_eq!(received.count("AUTH"), 1);
+    let (_, message) = received.messages.iter().find(|(_, message)| message[0] == "AUTH").unwrap();
+    assert_eq!(message[1]["pubkey"], author.0.public_key().to_hex());
+    let tags = message[1]["tags"].as_array().unwrap();
     assert!(tags.contains(&json!(["relay", relay.url().as_str()])), "{tags:?}");
     syncer.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_lead_us_to_no_private_place() {
-    let relay = Honest::new([]).start().await;
+async fn private_addresses_in_events_are_not_connected() {
+    let relay = HonestRelay::new([]).start().await;
     let author = Author::new();
     let local = Local::new();
     let _ = local.publish(&author.announcement("trap", &[&relay.url()]));
@@ -154,34 +154,34 @@ async fn strangers_lead_us_to_no_private_place() {
     let syncer = Syncer::start(Arc::new(local), settings).await.unwrap();
     let has_failed = |status: &RelayStatus| status.health != Health::Healthy;
     Local::until_status(&syncer, &relay.url(), has_failed).await;
-    assert_eq!(relay.heard().connections, 0);
+    assert_eq!(relay.received().connections, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_is_too_long_ends_the_connection_and_nothing_else() {
     let author = Author::new();
     let announcement = author.announcement("fine", &[]);
-    let honest = Honest::new([announcement.clone()]);
+    let honest = HonestRelay::new([announcement.clone()]);
     let good = honest.start().await;
-    let mut bad = Scripted::start(|mut guest| async move {
-        guest.next().await;
-        guest.say_text(format!("[\"NOTICE\",\"{}\"]", "x".repeat(3 * 1024 * 1024))).await;
-        while guest.next().await.is_some() {}
+    let mut bad = Scripted::start(|mut client| async move {
+        client.next().await;
+        client.send_text(format!("[\"NOTICE\",\"{}\"]", "x".repeat(3 * 1024 * 1024))).await;
+        while client.next().await.is_some() {}
     })
     .await;
     let local = Local::new();
     let syncer = local.sync(&[bad.url(), good.url()]).await;
     local.until_has(&[&announcement]).await;
-    bad.until(|heard| heard.connections == 1).await;
+    bad.until(|received| received.connections == 1).await;
     let is_lost = |status: &RelayStatus| status.health != Health::Healthy;
     Local::until_status(&syncer, &bad.url(), is_lost).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_proven_is_not_fetched_again_after_a_restart() {
+async fn proven_history_is_not_fetched_again_after_a_restart() {
     let author = Author::new();
     let announcement = author.announcement("grasp", &[]);
-    let honest = Honest::new([announcement.clone()]);
+    let honest = HonestRelay::new([announcement.clone()]);
     let relay = honest.start().await;
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("relays.jsonl");
@@ -194,9 +194,10 @@ async fn what_was_proven_is_not_fetched_again_after_a_restart() {
         Local::until_status(&syncer, &relay.url(), is_synced).await;
         syncer.stop().await;
     }
-    let heard = relay.heard();
-    let of_second: Vec<_> = heard.messages.iter().filter(|(number, _)| *number == 1).collect();
-    assert!(of_second.iter().all(|(_, said)| said[0] != "NEG-OPEN"), "{of_second:?}");
-    let mut pages = of_second.iter().filter(|(_, said)| said[0] == "REQ" && said[2]["limit"] != 0);
-    assert!(pages.all(|(_, said)| said[2]["since"].is_u64()), "{of_second:?}");
+    let received = relay.received();
+    let of_second: Vec<_> = received.messages.iter().filter(|(number, _)| *number == 1).collect();
+    assert!(of_second.iter().all(|(_, message)| message[0] != "NEG-OPEN"), "{of_second:?}");
+    let mut pages =
+        of_second.iter().filter(|(_, message)| message[0] == "REQ" && message[2]["limit"] != 0);
+    assert!(pages.all(|(_, message)| message[2]["since"].is_u64()), "{of_second:?}");
 }

@@ -1,4 +1,4 @@
-//! TLS in front of a server that has none, with certificates of any quality.
+//! A TLS proxy in front of a server, with valid or invalid certificates.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl Authority {
 /// A TLS proxy in front of a server.
 pub(crate) struct Front {
     port: u16,
-    guests: Arc<AtomicUsize>,
+    connections: Arc<AtomicUsize>,
     accepting: JoinHandle<()>,
 }
 
@@ -64,15 +64,15 @@ impl Front {
         let tls = TlsAcceptor::from(Arc::new(config));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let guests = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&guests);
+        let connections = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&connections);
         let accepting = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 counted.fetch_add(1, Ordering::Relaxed);
-                tokio::spawn(pass_on(tls.clone(), stream, server));
+                tokio::spawn(forward(tls.clone(), stream, server));
             }
         });
-        Self { port, guests, accepting }
+        Self { port, connections, accepting }
     }
 
     /// Returns its address, by a name that certificates can be issued for.
@@ -81,15 +81,15 @@ impl Front {
     }
 
     /// Returns the number of TCP connections made to it.
-    pub(crate) fn guests(&self) -> usize {
-        self.guests.load(Ordering::Relaxed)
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
     }
 }
 
-async fn pass_on(tls: TlsAcceptor, guest: TcpStream, server: SocketAddr) {
-    let Ok(mut guest) = tls.accept(guest).await else { return };
+async fn forward(tls: TlsAcceptor, client: TcpStream, server: SocketAddr) {
+    let Ok(mut client) = tls.accept(client).await else { return };
     let Ok(mut server) = TcpStream::connect(server).await else { return };
-    let _ = copy_bidirectional(&mut guest, &mut server).await;
+    let _ = copy_bidirectional(&mut client, &mut server).await;
 }
 
 impl Drop for Front {

@@ -1,4 +1,4 @@
-//! Tests of a bad relay: its events, the requests sent to it, and the good relay beside it.
+//! The setup of tests with a bad relay beside a good one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,22 +10,22 @@ use serde_json::{Value, json};
 
 use crate::events::Author;
 use crate::local::Local;
-use crate::scripted::{Guest, Heard, Honest, Scripted, matching};
+use crate::scripted::{ClientSocket, HonestRelay, Received, Scripted, matching};
 
 /// A relay's answer: given the message, the stored events, and the number of messages before.
 pub(crate) type Answers = fn(&Value, &[Event], usize) -> Vec<Value>;
 
 /// Starts a relay that has these events and answers like this.
-pub(crate) async fn relay(card: Option<Value>, stored: Vec<Event>, answers: Answers) -> Scripted {
+pub(crate) async fn relay(info: Option<Value>, stored: Vec<Event>, answers: Answers) -> Scripted {
     let stored = Arc::new(stored);
-    Scripted::with_card(card, move |guest| talk(guest, stored.clone(), answers)).await
+    Scripted::with_info(info, move |client| serve(client, stored.clone(), answers)).await
 }
 
-async fn talk(mut guest: Guest, stored: Arc<Vec<Event>>, answers: Answers) {
+async fn serve(mut client: ClientSocket, stored: Arc<Vec<Event>>, answers: Answers) {
     for n in 0.. {
-        let Some(said) = guest.next().await else { return };
-        for word in answers(&said, &stored, n) {
-            if !guest.say(word).await {
+        let Some(message) = client.next().await else { return };
+        for answer in answers(&message, &stored, n) {
+            if !client.send(answer).await {
                 return;
             }
         }
@@ -33,14 +33,14 @@ async fn talk(mut guest: Guest, stored: Arc<Vec<Event>>, answers: Answers) {
 }
 
 /// Answers like a well-behaved relay that does not support NIP-77.
-pub(crate) fn properly(said: &Value, stored: &[Event]) -> Vec<Value> {
-    match said[0].as_str() {
+pub(crate) fn well_behaved_answers(message: &Value, stored: &[Event]) -> Vec<Value> {
+    match message[0].as_str() {
         Some("REQ") => {
-            let mut words: Vec<Value> = events(said, stored);
-            words.push(json!(["EOSE", said[1]]));
-            words
+            let mut answers: Vec<Value> = events(message, stored);
+            answers.push(json!(["EOSE", message[1]]));
+            answers
         }
-        Some("NEG-OPEN") => vec![json!(["NEG-ERR", said[1], "error: not supported"])],
+        Some("NEG-OPEN") => vec![json!(["NEG-ERR", message[1], "error: not supported"])],
         _ => vec![],
     }
 }
@@ -51,8 +51,8 @@ pub(crate) fn events(req: &Value, stored: &[Event]) -> Vec<Value> {
 }
 
 /// Returns whether a message is a request for stored events.
-pub(crate) fn is_fetch(said: &Value) -> bool {
-    said[0] == "REQ" && said[2]["limit"] != 0
+pub(crate) fn is_fetch(message: &Value) -> bool {
+    message[0] == "REQ" && message[2]["limit"] != 0
 }
 
 /// A repository of which a bad relay and a good one have issues.
@@ -60,7 +60,7 @@ pub(crate) struct Trial {
     pub(crate) author: Author,
     pub(crate) repo: RepoId,
     pub(crate) local: Local,
-    good: Honest,
+    good: HonestRelay,
     good_relay: Scripted,
     begun: Instant,
 }
@@ -69,7 +69,7 @@ impl Trial {
     pub(crate) async fn new() -> Self {
         let author = Author::new();
         let repo = author.repo("grasp");
-        let good = Honest::new([]);
+        let good = HonestRelay::new([]);
         let good_relay = good.start().await;
         Self { repo, author, local: Local::new(), good, good_relay, begun: Instant::now() }
     }
@@ -79,20 +79,20 @@ impl Trial {
     }
 
     /// Starts to sync from these and from the good relay.
-    pub(crate) async fn begin(&mut self, bad: &[&Scripted]) -> Syncer {
-        self.begin_with(bad, |_| {}).await
+    pub(crate) async fn start_sync(&mut self, bad: &[&Scripted]) -> Syncer {
+        self.start_sync_with(bad, |_| {}).await
     }
 
-    pub(crate) async fn begin_with(
+    pub(crate) async fn start_sync_with(
         &mut self,
         bad: &[&Scripted],
         change: impl FnOnce(&mut Settings),
     ) -> Syncer {
         let urls: Vec<_> = bad.iter().map(|relay| relay.url()).collect();
-        self.begin_at(&urls, change).await
+        self.start_sync_at(&urls, change).await
     }
 
-    pub(crate) async fn begin_at(
+    pub(crate) async fn start_sync_at(
         &mut self,
         bad: &[RelayUrl],
         change: impl FnOnce(&mut Settings),
@@ -107,8 +107,8 @@ impl Trial {
         Syncer::start(Arc::new(self.local.clone()), settings).await.unwrap()
     }
 
-    /// Expects the events of the bad relays to arrive in the end.
-    pub(crate) async fn arrive(&self, events: &[Event]) {
+    /// Asserts that the events of the bad relays arrive.
+    pub(crate) async fn assert_arrive(&self, events: &[Event]) {
         let arriving = async { self.local.until_has(&events.iter().collect::<Vec<_>>()).await };
         if tokio::time::timeout(Duration::from_secs(29), arriving).await.is_err() {
             let missing = events.iter().filter(|event| !self.local.has(event));
@@ -117,8 +117,8 @@ impl Trial {
         }
     }
 
-    /// Expects the good relay to be followed as if it were the only one: new events arrive at once.
-    pub(crate) async fn is_undisturbed(&self, syncer: &Syncer) {
+    /// Asserts that new events of the good relay arrive at once.
+    pub(crate) async fn assert_undisturbed(&self, syncer: &Syncer) {
         let listens = |status: &RelayStatus| status.synced_at.is_some();
         Local::until_status(syncer, &self.good_relay.url(), listens).await;
         let issue = self.author.issue(&self.repo, &format!("{:?}", self.begun.elapsed()));
@@ -127,35 +127,36 @@ impl Trial {
         tokio::time::timeout(Duration::from_secs(5), arrives).await.expect("at once");
     }
 
-    /// Expects no more requests than unknown software is sent: sixty at once, two more with every second, and twenty
-    /// of them open.
-    pub(crate) fn was_polite(&self, relay: &Scripted) {
-        let heard = relay.heard();
-        let is_start =
-            |said: &Value| is_fetch(said) || said[0] == "NEG-OPEN" || said[0] == "NEG-MSG";
-        let starts = heard.messages.iter().filter(|(_, said)| is_start(said)).count();
-        let most = 60 + 2 * (self.begun.elapsed().as_secs() as usize + 1);
-        assert!(starts <= most, "{starts} requests, {most} allowed");
-        let most = most_open(&heard);
-        assert!(most <= 20, "{most} open at once");
+    /// Asserts that a relay of unknown software got no more requests than allowed: sixty at once, two more every second,
+    /// and twenty open.
+    pub(crate) fn assert_within_limits(&self, relay: &Scripted) {
+        let received = relay.received();
+        let is_start = |message: &Value| {
+            is_fetch(message) || message[0] == "NEG-OPEN" || message[0] == "NEG-MSG"
+        };
+        let starts = received.messages.iter().filter(|(_, message)| is_start(message)).count();
+        let max = 60 + 2 * (self.begun.elapsed().as_secs() as usize + 1);
+        assert!(starts <= max, "{starts} requests, {max} allowed");
+        let open = max_open(&received);
+        assert!(open <= 20, "{open} open at once");
     }
 }
 
-/// Returns the most subscriptions that were open at once on one connection, without those that the relay ended.
-fn most_open(heard: &Heard) -> usize {
+/// Returns the maximum of subscriptions open at once on one connection, without those that the relay ended.
+fn max_open(received: &Received) -> usize {
     let mut open = std::collections::BTreeSet::new();
-    let mut most = 0;
-    for (n, (connection, said)) in heard.messages.iter().enumerate() {
-        for (_, of, name) in heard.ended.iter().filter(|(after, ..)| *after == n) {
+    let mut max = 0;
+    for (n, (connection, message)) in received.messages.iter().enumerate() {
+        for (_, of, name) in received.ended.iter().filter(|(after, ..)| *after == n) {
             open.remove(&(*of, name.clone()));
         }
-        let name = (*connection, said[1].to_string());
-        match said[0].as_str() {
+        let name = (*connection, message[1].to_string());
+        match message[0].as_str() {
             Some("REQ" | "NEG-OPEN") => _ = open.insert(name),
             Some("CLOSE" | "NEG-CLOSE") => _ = open.remove(&name),
             _ => {}
         }
-        most = most.max(open.iter().filter(|(of, _)| of == connection).count());
+        max = max.max(open.iter().filter(|(of, _)| of == connection).count());
     }
-    most
+    max
 }

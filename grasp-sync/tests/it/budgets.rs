@@ -10,45 +10,45 @@ use grasp_sync::engine::{
 };
 use grasp_sync::index::{IndexChange, SyncLevel};
 
+use crate::setup::{By, HOUR, MINUTE, Setup, by, defaults, secs};
 use crate::sim::START;
 use crate::sim::chance::Chance;
 use crate::sim::peer::Peer;
 use crate::sim::script::{Neg, Script};
 use crate::sim::world::{relay, repo};
-use crate::stage::{By, HOUR, MINUTE, Stage, by, defaults, secs};
 
 #[test]
-fn no_more_subscriptions_than_advertised_are_open_and_what_finds_no_room_is_polled() {
+fn open_subscriptions_stay_within_the_advertised_limit_and_the_rest_is_polled() {
     // Five hundred roots in filters of ten values make 150 live filters, and five requests fit.
     let script = Script { subs: 10, ..Script::default() };
     let config = Config { values_per_filter: 10, ..defaults() };
-    let mut stage = Stage::announced(config, script, 500);
-    stage.run(20 * MINUTE);
-    assert_eq!(stage.here(), 501);
-    assert!(stage.peer().peak_subs <= 10);
-    let last = stage.sim.peers[&relay(0)].events.values().next().unwrap().id;
+    let mut setup = Setup::announced(config, script, 500);
+    setup.run(20 * MINUTE);
+    assert_eq!(setup.here(), 501);
+    assert!(setup.peer().peak_subs <= 10);
+    let last = setup.sim.peers[&relay(0)].events.values().next().unwrap().id;
     let mut comments = Vec::new();
     for tag in ["E", "e", "q"] {
-        let at = stage.sim.now.unix.as_secs();
-        let comment = crate::sim::event::comment(&mut stage.chance, at, last, tag);
-        stage.sim.publish_after(Duration::ZERO, &relay(0), comment.clone());
+        let at = setup.sim.now.unix.as_secs();
+        let comment = crate::sim::event::comment(&mut setup.chance, at, last, tag);
+        setup.sim.publish_after(Duration::ZERO, &relay(0), comment.clone());
         comments.push(comment.id);
     }
-    stage.run(12 * MINUTE);
-    assert!(comments.iter().all(|id| stage.sim.local.stored.contains_key(id)));
-    assert!(stage.peer().peak_subs <= 10);
+    setup.run(12 * MINUTE);
+    assert!(comments.iter().all(|id| setup.sim.local.stored.contains_key(id)));
+    assert!(setup.peer().peak_subs <= 10);
 }
 
 #[test]
-fn unknown_software_is_asked_sixty_times_at_once_and_then_twice_a_second() {
+fn unknown_software_gets_sixty_requests_at_once_and_then_two_a_second() {
     // One filter at a time, so that nothing can share a request.
     let script = Script { neg: Neg::Disabled, latency_ms: (1, 1), filters: 1, ..Script::default() };
     let config = Config { values_per_filter: 2, ..defaults() };
-    let mut stage = Stage::announced(config, script, 300);
-    stage.run(10 * MINUTE);
-    let starts = stage.starts();
+    let mut setup = Setup::announced(config, script, 300);
+    setup.run(10 * MINUTE);
+    let starts = setup.starts();
     let fetches: Vec<_> = starts.iter().filter(|start| start.by != By::Live).collect();
-    assert!(fetches.len() > 400, "there is much to ask for: {}", fetches.len());
+    assert!(fetches.len() > 400, "many requests are needed: {}", fetches.len());
     for (n, start) in fetches.iter().enumerate() {
         let within = fetches[n..].iter().take_while(|other| other.at - start.at <= MINUTE);
         assert!(within.count() <= 60 + 120 + 1);
@@ -56,7 +56,7 @@ fn unknown_software_is_asked_sixty_times_at_once_and_then_twice_a_second() {
 }
 
 #[test]
-fn latency_leaves_no_slot_idle_while_there_is_something_to_ask_for() {
+fn high_latency_leaves_no_slot_idle_while_requests_wait() {
     // Half a second each way: one after another, sixty requests would take a minute.
     let script = Script {
         latency_ms: (500, 500),
@@ -67,67 +67,67 @@ fn latency_leaves_no_slot_idle_while_there_is_something_to_ask_for() {
     };
     // Ten values in a filter, since the software is known.
     let config = Config { values_per_filter: 1, ..defaults() };
-    let mut stage = Stage::announced(config, script, 180);
-    stage.run(MINUTE);
-    assert_eq!(stage.here(), 181);
-    let fetches: Vec<_> = stage.starts().into_iter().filter(|one| one.by == By::Page).collect();
+    let mut setup = Setup::announced(config, script, 180);
+    setup.run(MINUTE);
+    assert_eq!(setup.here(), 181);
+    let fetches: Vec<_> = setup.starts().into_iter().filter(|one| one.by == By::Page).collect();
     assert!(fetches.len() >= 60, "{}", fetches.len());
     let took = fetches[fetches.len() - 1].at - fetches[0].at;
     assert!(took < secs(20), "five at a time: {took:?}");
 }
 
 #[test]
-fn small_live_filters_are_rebuilt_as_fewer_without_losing_anything() {
+fn small_live_filters_are_consolidated_without_losing_events() {
     let config = Config { consolidation_threshold: 12, ..defaults() };
-    let mut stage = Stage::announced(config, Script::default(), 0);
-    stage.run(MINUTE);
+    let mut setup = Setup::announced(config, Script::default(), 0);
+    setup.run(MINUTE);
     let mut published = Vec::new();
     for _ in 0..30 {
-        published.push(stage.publish_issue());
-        stage.run(secs(7));
+        published.push(setup.publish_issue());
+        setup.run(secs(7));
     }
     let rebuilt = |report: &Report| match report {
         Report::Consolidated { before, after, .. } => before > after,
         _ => false,
     };
-    assert!(stage.count_reports(rebuilt) >= 2);
-    assert!(published.iter().all(|issue| stage.sim.local.stored.contains_key(&issue.id)));
-    let gaps = stage.count_reports(|report| matches!(report, Report::Gap { .. }));
+    assert!(setup.count_reports(rebuilt) >= 2);
+    assert!(published.iter().all(|issue| setup.sim.local.stored.contains_key(&issue.id)));
+    let gaps = setup.count_reports(|report| matches!(report, Report::Gap { .. }));
     assert_eq!(gaps, 0);
     // Threads from before the rebuild are still subscribed to.
-    stage.forget();
-    let at = stage.sim.now.unix.as_secs();
-    let comment = crate::sim::event::comment(&mut stage.chance, at, published[0].id, "E");
-    stage.sim.publish_after(Duration::ZERO, &relay(0), comment.clone());
-    stage.run(secs(1));
-    assert!(stage.sim.local.stored.contains_key(&comment.id));
-    assert_eq!(by(&stage.starts(), By::Page).len(), 0, "it came live");
+    setup.forget();
+    let at = setup.sim.now.unix.as_secs();
+    let comment = crate::sim::event::comment(&mut setup.chance, at, published[0].id, "E");
+    setup.sim.publish_after(Duration::ZERO, &relay(0), comment.clone());
+    setup.run(secs(1));
+    assert!(setup.sim.local.stored.contains_key(&comment.id));
+    assert_eq!(by(&setup.starts(), By::Page).len(), 0, "it came live");
 }
 
 /// Releases a thousand repositories with some issues each over a minute; returns the requests by purpose.
 fn released_over_a_minute(config: Config, script: Script) -> BTreeMap<Request, usize> {
-    let mut stage = Stage::new(config, script, 0);
-    stage.announce(&[relay(0)]);
-    stage.run(secs(20)).forget();
+    let mut setup = Setup::new(config, script, 0);
+    setup.announce(&[relay(0)]);
+    setup.run(secs(20)).forget();
     let listed = [relay(0), crate::sim::local::our_url()];
     for n in 0..1_000 {
-        let repo = repo(&mut stage.chance, &format!("repo-{n}"));
+        let repo = repo(&mut setup.chance, &format!("repo-{n}"));
         for _ in 0..3 {
             let issue = crate::sim::event::issue(
-                &mut stage.chance,
+                &mut setup.chance,
                 START - 999,
                 std::slice::from_ref(&repo),
             );
-            stage.peer().events.insert(issue.id, issue);
+            setup.peer().events.insert(issue.id, issue);
         }
-        let announced = crate::sim::event::announcement(&mut stage.chance, &repo, START, &listed);
-        stage.sim.accept(announced);
-        stage.run(Duration::from_millis(60));
+        let announced = crate::sim::event::announcement(&mut setup.chance, &repo, START, &listed);
+        setup.sim.accept(announced);
+        setup.run(Duration::from_millis(60));
     }
-    stage.run(MINUTE);
-    assert_eq!(stage.here(), 1 + 1_000 + 3_000);
+    setup.run(MINUTE);
+    assert_eq!(setup.here(), 1 + 1_000 + 3_000);
     let mut requests = BTreeMap::new();
-    for report in &stage.sim.reports {
+    for report in &setup.sim.reports {
         if let Report::Requested { request, .. } = report {
             *requests.entry(*request).or_default() += 1;
         }
@@ -136,7 +136,7 @@ fn released_over_a_minute(config: Config, script: Script) -> BTreeMap<Request, u
 }
 
 #[test]
-fn a_thousand_names_released_over_a_minute_make_as_many_requests_as_there_are_full_filters() {
+fn a_thousand_repositories_released_over_a_minute_share_requests() {
     let grasp = Script { is_grasp: true, software: Some("grasp-relay"), ..Script::default() };
     let whole = Config { whole_from: Some(32 * 1024), ..defaults() };
     for (config, script) in [
@@ -156,7 +156,7 @@ fn a_thousand_names_released_over_a_minute_make_as_many_requests_as_there_are_fu
 
 #[test]
 fn at_most_eight_handshakes_at_once_a_quarter_second_apart() {
-    let mut now = Stage::new(defaults(), Script::default(), 0).sim.now;
+    let mut now = Setup::new(defaults(), Script::default(), 0).sim.now;
     let bootstrap: Vec<RelayUrl> = (0..40).map(relay).collect();
     let mut engine = SyncEngine::new(now, Config { bootstrap, ..defaults() });
     // No relay answers, so that all handshakes stay open.
@@ -185,16 +185,16 @@ fn at_most_eight_handshakes_at_once_a_quarter_second_apart() {
 }
 
 #[test]
-fn a_failing_relay_is_left_alone_ever_longer_and_called_dead_after_a_day() {
+fn pauses_of_a_failing_relay_grow_until_it_is_dead_after_a_day() {
     let script = Script { down_secs: Some((0, 1_000_000)), ..Script::default() };
-    let mut stage = Stage::announced(defaults(), script, 0);
-    stage.run(5 * 24 * HOUR);
-    let dials: Vec<_> = stage.sim.dials.iter().map(|(at, _)| at.since_start()).collect();
+    let mut setup = Setup::announced(defaults(), script, 0);
+    setup.run(5 * 24 * HOUR);
+    let dials: Vec<_> = setup.sim.dials.iter().map(|(at, _)| at.since_start()).collect();
     let gaps: Vec<u64> = dials.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
     assert_eq!(gaps[..10], [5, 10, 20, 40, 80, 160, 320, 640, 1_280, 2_560]);
     assert!(gaps[10..30].iter().all(|gap| (3_600..3_602).contains(gap)), "{gaps:?}");
     assert!(gaps.last().unwrap() >= &(24 * 3_600));
-    let healths = stage.sim.reports.iter().filter_map(|report| match report {
+    let healths = setup.sim.reports.iter().filter_map(|report| match report {
         Report::Health { health, .. } => Some(*health),
         _ => None,
     });
@@ -203,20 +203,20 @@ fn a_failing_relay_is_left_alone_ever_longer_and_called_dead_after_a_day() {
 }
 
 #[test]
-fn a_relay_that_accepts_and_drops_us_is_not_dialled_in_a_loop() {
-    let script = Script { life_secs: Some((0, 1)), ..Script::default() };
-    let mut stage = Stage::announced(defaults(), script, 0);
-    stage.run(HOUR);
-    assert!(stage.sim.dials.len() <= 12, "{} dials in an hour", stage.sim.dials.len());
+fn a_relay_that_drops_every_connection_is_not_dialled_in_a_loop() {
+    let script = Script { connection_secs: Some((0, 1)), ..Script::default() };
+    let mut setup = Setup::announced(defaults(), script, 0);
+    setup.run(HOUR);
+    assert!(setup.sim.dials.len() <= 12, "{} dials in an hour", setup.sim.dials.len());
 }
 
 #[test]
 fn trouble_with_one_relay_delays_no_other() {
-    let mut quiet = Stage::new(defaults(), Script::default(), 50);
+    let mut quiet = Setup::new(defaults(), Script::default(), 50);
     quiet.announce(&[relay(0)]);
     quiet.run(secs(20));
     let undisturbed = quiet.here();
-    let mut stage = Stage::new(defaults(), Script::default(), 50);
+    let mut setup = Setup::new(defaults(), Script::default(), 50);
     for n in 1..8 {
         let script = Script {
             latency_ms: (9_000, 30_000),
@@ -224,97 +224,97 @@ fn trouble_with_one_relay_delays_no_other() {
             silent_one_in: Some(2),
             ..Script::default()
         };
-        stage.sim.peers.insert(relay(n), Peer::new(script, []));
+        setup.sim.peers.insert(relay(n), Peer::new(script, []));
     }
     let all: Vec<_> = (0..8).map(relay).collect();
-    stage.announce(&all);
-    stage.run(secs(20));
-    assert_eq!(stage.here(), undisturbed);
+    setup.announce(&all);
+    setup.run(secs(20));
+    assert_eq!(setup.here(), undisturbed);
 }
 
 #[test]
 fn every_subscription_is_closed_or_ended_and_none_twice() {
     let script =
         Script { starts_per_minute: Some(40), silent_one_in: Some(7), ..Script::default() };
-    let mut stage = Stage::announced(defaults(), script, 200);
-    stage.run(3 * HOUR);
+    let mut setup = Setup::announced(defaults(), script, 200);
+    setup.run(3 * HOUR);
     let mut closes: BTreeMap<String, usize> = BTreeMap::new();
-    for (_, _, frame) in &stage.sim.frames {
+    for (_, _, frame) in &setup.sim.frames {
         if let Frame::Unsubscribe { sub } | Frame::NegClose { sub } = frame {
             *closes.entry(sub.to_string()).or_default() += 1;
         }
     }
     assert!(closes.values().all(|count| *count == 1));
-    let (open, most) = stage.sim.engine.slots(&relay(0)).unwrap();
-    assert!(open <= most && open <= 10, "only what is listened to stays open: {open}");
+    let (open, max) = setup.sim.engine.slots(&relay(0)).unwrap();
+    assert!(open <= max && open <= 10, "only live subscriptions stay open: {open}");
 }
 
-/// Adds held announcements of other owners that list these relays, each as many as count.
-fn announced_by_others(stage: &mut Stage, relays: impl IntoIterator<Item = RelayUrl>) {
+/// Adds held announcements of other owners that list these relays, eight each.
+fn announced_by_others(setup: &mut Setup, relays: impl IntoIterator<Item = RelayUrl>) {
     let relays: Vec<_> = relays.into_iter().collect();
     for relays in relays.chunks(8) {
-        let repo = repo(&mut stage.chance, "made-up");
+        let repo = repo(&mut setup.chance, "made-up");
         let relays = relays.iter().cloned().collect();
         let change = IndexChange::Announced { repo, relays, level: SyncLevel::StateOnly };
         let accepted = Accepted { event: None, direct: false, change: Some(change) };
-        stage.sim.tell(Input::Accepted(accepted));
+        setup.sim.handle(Input::Accepted(accepted));
     }
 }
 
 #[test]
-fn relays_that_somebody_made_up_keep_nobody_from_those_that_many_list() {
-    let mut stage = Stage::new(defaults(), Script::default(), 0);
+fn invented_relays_do_not_delay_relays_that_several_owners_list() {
+    let mut setup = Setup::new(defaults(), Script::default(), 0);
     // They sort before all others, and none of them answers.
     for n in 0..20 {
         let made_up = (0..60).map(|m| format!("wss://0-{n}-{m}.example").parse().unwrap());
-        announced_by_others(&mut stage, made_up);
+        announced_by_others(&mut setup, made_up);
     }
-    stage.run(secs(30));
-    stage.announce(&[relay(0)]);
-    announced_by_others(&mut stage, [relay(0)]);
-    let before = stage.sim.dials.len();
-    stage.run(secs(60));
-    let position = stage.sim.dials[before..].iter().position(|(_, to)| *to == relay(0));
+    setup.run(secs(30));
+    setup.announce(&[relay(0)]);
+    announced_by_others(&mut setup, [relay(0)]);
+    let before = setup.sim.dials.len();
+    setup.run(secs(60));
+    let position = setup.sim.dials[before..].iter().position(|(_, to)| *to == relay(0));
     assert!(position.is_some_and(|position| position < 120), "{position:?}");
 }
 
 #[test]
-fn no_host_and_no_flood_of_names_gets_more_connections_than_there_are() {
+fn connections_are_bounded_in_total_and_per_host() {
     let config = Config { connections: 10, connections_per_host: 3, ..defaults() };
-    let mut stage = Stage::new(config, Script::default(), 0);
+    let mut setup = Setup::new(config, Script::default(), 0);
     let paths = (0..20).map(|n| format!("wss://real.example/{n}").parse().unwrap());
     let names = (0..40).map(|n| format!("wss://z{n}.example").parse().unwrap());
     let all: Vec<RelayUrl> = paths.chain(names).collect();
     for url in &all {
-        stage.sim.peers.insert(url.clone(), Peer::new(Script::default(), []));
+        setup.sim.peers.insert(url.clone(), Peer::new(Script::default(), []));
     }
-    announced_by_others(&mut stage, all);
-    stage.run(5 * MINUTE);
+    announced_by_others(&mut setup, all);
+    setup.run(5 * MINUTE);
     let dialled =
-        |stage: &Stage| stage.sim.dials.iter().map(|(_, to)| to.clone()).collect::<Vec<_>>();
-    let first = dialled(&stage);
+        |setup: &Setup| setup.sim.dials.iter().map(|(_, to)| to.clone()).collect::<Vec<_>>();
+    let first = dialled(&setup);
     assert_eq!(first.len(), 5, "half is left for repositories that are served: {first:?}");
     let at_one_host = first.iter().filter(|to| to.host().name() == "real.example");
     assert_eq!(at_one_host.count(), 3);
     let served: Vec<RelayUrl> =
         (0..20).map(|n| format!("wss://s{n}.example").parse().unwrap()).collect();
     for url in &served {
-        stage.sim.peers.insert(url.clone(), Peer::new(Script::default(), []));
+        setup.sim.peers.insert(url.clone(), Peer::new(Script::default(), []));
     }
-    stage.announce(&served[..10]);
-    let other = repo(&mut stage.chance, "other");
+    setup.announce(&served[..10]);
+    let other = repo(&mut setup.chance, "other");
     let relays = served[10..].iter().cloned().collect();
     let change = IndexChange::Announced { repo: other, relays, level: SyncLevel::Full };
     let accepted = Accepted { event: None, direct: false, change: Some(change) };
-    stage.sim.tell(Input::Accepted(accepted));
-    stage.run(5 * MINUTE);
-    let then = dialled(&stage);
+    setup.sim.handle(Input::Accepted(accepted));
+    setup.run(5 * MINUTE);
+    let then = dialled(&setup);
     assert_eq!(then.len(), 10);
     assert!(then[5..].iter().all(|to| served.contains(to)), "{then:?}");
 }
 
 #[test]
-fn relays_that_anybody_can_name_leave_room_for_those_of_what_is_served() {
+fn relays_of_held_repositories_leave_room_for_those_of_served_ones() {
     let mut chance = Chance::seeded(1);
     let mut now = Now { mono: Mono::from_secs(1), unix: START.into() };
     let mut engine = SyncEngine::new(now, defaults());
@@ -339,5 +339,5 @@ fn relays_that_anybody_can_name_leave_room_for_those_of_what_is_served() {
     let served = announce("served", vec![relay(1_000_000)], SyncLevel::Full);
     assert_eq!(tell(served.clone()), 5_001);
     let IndexChange::Announced { repo, .. } = held[0].clone() else { panic!() };
-    assert_eq!(tell(IndexChange::Retired { repo }), 5_001, "another takes the place");
+    assert_eq!(tell(IndexChange::Retired { repo }), 5_001, "another relay takes the free slot");
 }

@@ -2,12 +2,14 @@
 #![allow(clippy::unwrap_used, reason = "a test that panics fails, which is what it is for")]
 
 mod budgets;
+mod connection_shares;
 mod converge;
 mod dates;
 mod forged;
+mod full_sync;
 mod fuzz_corpus;
 mod gaps;
-mod life;
+mod lifecycle;
 mod memory;
 mod model;
 mod prop_limits;
@@ -19,9 +21,7 @@ mod prop_sync_roots;
 mod prop_sync_world;
 mod refusals;
 mod scale;
-mod shares;
+mod setup;
 mod sim;
-mod stage;
-mod strangers;
 mod two_levels;
-mod whole;
+mod unknown_subscriptions;

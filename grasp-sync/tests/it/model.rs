@@ -1,4 +1,4 @@
-//! Random inputs, sensible and hostile: the invariants hold after each, and the same inputs give the same outputs.
+//! Random inputs, valid and hostile: the invariants hold after each, and the same inputs give the same outputs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use proptest::test_runner::FileFailurePersistence;
 
 use crate::sim::world::relay;
 
-/// The next input, in terms of what the engine has asked for so far.
+/// The next input, chosen among answers to the outputs so far.
 #[derive(Clone, Debug)]
 enum Step {
     Announce {
@@ -147,7 +147,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The state of the world, as the engine has asked for it.
+/// The engine, and its outputs that can be answered.
 struct Model {
     engine: SyncEngine,
     now: Now,
@@ -155,7 +155,7 @@ struct Model {
     conns: Vec<(RelayUrl, ConnId)>,
     subs: Vec<(RelayUrl, ConnId, SubId)>,
     delivered: Vec<(RelayUrl, ConnId, SubId, Vec<Row>)>,
-    questions: Vec<InventoryId>,
+    inventories: Vec<InventoryId>,
     /// Events to be offered again, and records to be written.
     reoffered: Vec<Vec<Row>>,
     records: Vec<RelayRecord>,
@@ -198,14 +198,14 @@ impl Model {
             conns: vec![],
             subs: vec![],
             delivered: vec![],
-            questions: vec![],
+            inventories: vec![],
             reoffered: vec![],
             records: vec![],
             log: vec![],
         }
     }
 
-    fn tell(&mut self, input: Input) {
+    fn handle(&mut self, input: Input) {
         let outputs = self.engine.handle(self.now, input);
         self.engine.check_invariants();
         for output in &outputs {
@@ -216,7 +216,7 @@ impl Model {
                     conn,
                     frame: Frame::Subscribe { sub, .. } | Frame::NegOpen { sub, .. },
                 } => self.subs.push((relay.clone(), *conn, *sub)),
-                Output::FetchInventory { request, .. } => self.questions.push(*request),
+                Output::FetchInventory { request, .. } => self.inventories.push(*request),
                 Output::Reoffer { events } => {
                     self.reoffered
                         .push(events.iter().map(|event| crate::sim::row(event)).collect());
@@ -230,7 +230,7 @@ impl Model {
 
     fn change(&mut self, change: IndexChange) {
         let accepted = Accepted { event: None, direct: false, change: Some(change) };
-        self.tell(Input::Accepted(accepted));
+        self.handle(Input::Accepted(accepted));
     }
 
     fn take(&mut self, step: Step) {
@@ -262,23 +262,23 @@ impl Model {
                 self.change(IndexChange::RootRemoved { root });
             }
             Step::Retire { repo: n } => self.change(IndexChange::Retired { repo: repo(n) }),
-            Step::CaughtUp => self.tell(Input::FeedCaughtUp),
-            Step::FeedLost => self.tell(Input::FeedLost),
+            Step::CaughtUp => self.handle(Input::FeedCaughtUp),
+            Step::FeedLost => self.handle(Input::FeedLost),
             Step::Accept { event, direct } => {
                 let event = Some(EventId::from_byte_array([event; 32]));
-                self.tell(Input::Accepted(Accepted { event, direct, change: None }));
+                self.handle(Input::Accepted(Accepted { event, direct, change: None }));
             }
             Step::Restore { which } => {
                 let known = self.engine.records(self.now);
                 let old = pick(&self.records, which);
-                self.tell(Input::Restored(old.map_or(known, |record| vec![record])));
+                self.handle(Input::Restored(old.map_or(known, |record| vec![record])));
             }
             Step::Reoffer { which, outcome } => self.reoffer(which, outcome),
             Step::Connect { which, facts } => self.connect(which, facts),
             Step::FailToConnect { which, why } => self.fail_to_connect(which, why),
             Step::Cut { which } => {
                 if let Some((relay, conn)) = pick(&self.conns, which) {
-                    self.tell(Input::Disconnected { relay, conn });
+                    self.handle(Input::Disconnected { relay, conn });
                 }
             }
             Step::Say { which, what, text, rows } => self.say(which, what, TEXTS[text], rows),
@@ -286,7 +286,7 @@ impl Model {
             Step::Inventory { which, rows, fails } => self.inventory(which, rows, fails),
             Step::Wait { ms } => {
                 self.now = self.now.after(Duration::from_millis(u64::from(ms)));
-                self.tell(Input::Tick);
+                self.handle(Input::Tick);
             }
             Step::UntilDeadline => self.until_deadline(),
         }
@@ -304,14 +304,14 @@ impl Model {
             version: None,
         };
         self.conns.push((relay.clone(), conn));
-        self.tell(Input::Connected { relay, conn, address: None, facts });
+        self.handle(Input::Connected { relay, conn, address: None, facts });
     }
 
     fn fail_to_connect(&mut self, which: usize, why: u8) {
         let Some((relay, conn)) = pick(&self.dials, which) else { return };
         let faults =
             [Fault::Unreachable, Fault::NoSuchHost, Fault::Tls, Fault::Protocol, Fault::Forbidden];
-        self.tell(Input::ConnectFailed { relay, conn, why: faults[usize::from(why)] });
+        self.handle(Input::ConnectFailed { relay, conn, why: faults[usize::from(why)] });
     }
 
     fn say(&mut self, which: usize, what: u8, text: &str, rows: Vec<(u16, u8)>) {
@@ -334,7 +334,7 @@ impl Model {
             _ if rows.len() % 2 == 0 => Said::Challenge,
             _ => Said::Authenticated { accepted: rows.len() > 5 },
         };
-        self.tell(Input::Heard { relay, conn, said });
+        self.handle(Input::Heard { relay, conn, said });
     }
 
     fn judge(&mut self, which: usize, outcome: u8) {
@@ -344,29 +344,29 @@ impl Model {
         let place = which % self.delivered.len();
         let (relay, conn, sub, rows) = self.delivered.remove(place);
         let judged = judged(rows, which, outcome);
-        self.tell(Input::Ingested { relay, conn, sub, judged });
+        self.handle(Input::Ingested { relay, conn, sub, judged });
     }
 
     /// Judges events that were offered again, or one that never was.
     fn reoffer(&mut self, which: usize, outcome: u8) {
         let rows = pick(&self.reoffered, which).unwrap_or_else(|| vec![row(7, which as u8)]);
-        self.tell(Input::Reoffered { judged: judged(rows, which, outcome) });
+        self.handle(Input::Reoffered { judged: judged(rows, which, outcome) });
     }
 
     fn inventory(&mut self, which: usize, rows: Vec<(u16, u8)>, fails: bool) {
-        let Some(request) = pick(&self.questions, which) else { return };
+        let Some(request) = pick(&self.inventories, which) else { return };
         let rows = rows.into_iter().map(|(at, n)| row(at, n)).collect();
         let items = if fails { Err(InventoryFailed) } else { Ok(rows) };
-        self.tell(Input::Inventory { request, items });
+        self.handle(Input::Inventory { request, items });
     }
 
     /// Advances to the next deadline; there must be one that makes progress.
     fn until_deadline(&mut self) {
         if let Some(at) = self.engine.next_deadline() {
             self.now = self.now.after(at - self.now.mono);
-            self.tell(Input::Tick);
+            self.handle(Input::Tick);
             let next = self.engine.next_deadline();
-            assert!(next.is_none_or(|next| next > self.now.mono), "the engine spins");
+            assert!(next.is_none_or(|next| next > self.now.mono), "a deadline repeats");
         }
     }
 }

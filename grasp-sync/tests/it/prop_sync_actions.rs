@@ -13,7 +13,7 @@ use crate::prop_sync_world::{Targets, any_items, any_relay};
 /// A relay in any phase, with any confirmed items.
 fn any_state() -> impl Strategy<Value = RelayState> {
     (0..6usize, any_items()).prop_map(|(steps, confirmed)| {
-        let life: [fn(&mut RelayState); 5] = [
+        let transitions: [fn(&mut RelayState); 5] = [
             RelayState::connecting,
             |state| _ = state.connected(Timestamp::from_secs(9)),
             |state| state.history_ended(History::BatchesFailed),
@@ -21,7 +21,7 @@ fn any_state() -> impl Strategy<Value = RelayState> {
             |state| state.disconnected(Timestamp::from_secs(10)),
         ];
         let mut state = RelayState::new(false);
-        life.iter().take(steps).for_each(|step| step(&mut state));
+        transitions.iter().take(steps).for_each(|step| step(&mut state));
         state.confirm(confirmed);
         state
     })
@@ -81,7 +81,7 @@ proptest! {
                 let have = had.iter().any(|items| items.root_events.contains(root));
                 prop_assert_eq!(asked.root_events.contains(root), is_connected && !have);
             }
-            prop_assert!(asked.without(target).is_empty(), "nothing is asked that is not wanted");
+            prop_assert!(asked.without(target).is_empty(), "only wanted items are requested");
         }
     }
 

@@ -25,13 +25,13 @@ use grasp_sync::engine::{
 
 use self::chance::Chance;
 use self::local::Local;
-use self::peer::{Heard, Peer};
+use self::peer::{Peer, Reply};
 
 /// The start of virtual time.
 pub(crate) const START: u64 = 1_700_000_000;
 
 /// A message or input in transit.
-enum Coming {
+enum InTransit {
     /// To the engine.
     Input(Input),
     /// To a relay.
@@ -66,12 +66,12 @@ pub(crate) struct Sim {
     pub(crate) records: BTreeMap<RelayUrl, RelayRecord>,
     pub(crate) chance: Chance,
     config: Config,
-    coming: BTreeMap<(Mono, u64), Coming>,
+    in_transit: BTreeMap<(Mono, u64), InTransit>,
     order: u64,
     /// The arrival of the last message on a connection: no message overtakes.
-    wires: BTreeMap<(ConnId, bool), Mono>,
+    last_arrivals: BTreeMap<(ConnId, bool), Mono>,
     /// Relays that rate-limited us, and until when no request may be sent to them.
-    resting: BTreeMap<RelayUrl, Mono>,
+    paused: BTreeMap<RelayUrl, Mono>,
     /// Requests that were sent and have not ended.
     open: BTreeSet<SubId>,
     /// The filters of each subscription.
@@ -97,45 +97,45 @@ impl Sim {
             conns: Vec::new(),
             records: BTreeMap::new(),
             chance: Chance::seeded(seed),
-            coming: BTreeMap::new(),
+            in_transit: BTreeMap::new(),
             order: 0,
-            wires: BTreeMap::new(),
-            resting: BTreeMap::new(),
+            last_arrivals: BTreeMap::new(),
+            paused: BTreeMap::new(),
             open: BTreeSet::new(),
             asked: BTreeMap::new(),
             ticks_now: (Mono::ZERO, 0),
         }
     }
 
-    /// Replaces our process by another, with nothing but what was on disk.
+    /// Replaces our process by another that has only what was on disk.
     pub(crate) fn crash(&mut self, seed: u64) {
         let config = Config { seed, ..self.config.clone() };
         self.engine = SyncEngine::new(self.now, config);
-        self.coming.retain(|_, coming| matches!(coming, Coming::Publish { .. }));
-        self.peers.values_mut().for_each(Peer::hang_up);
+        self.in_transit.retain(|_, in_transit| matches!(in_transit, InTransit::Publish { .. }));
+        self.peers.values_mut().for_each(Peer::drop_connections);
         self.open.clear();
         self.asked.clear();
         let records = self.records.values().cloned().collect();
-        self.tell(Input::Restored(records));
+        self.handle(Input::Restored(records));
         for event in self.local.stored.clone().into_values() {
-            self.tell(Input::Accepted(accepted(&event, false)));
+            self.handle(Input::Accepted(accepted(&event, false)));
         }
-        self.tell(Input::FeedCaughtUp);
+        self.handle(Input::FeedCaughtUp);
     }
 
     /// Publishes at the local relay as a client.
     pub(crate) fn accept(&mut self, event: Event) {
         let accepted = self.local.direct(event);
-        accepted.into_iter().for_each(|one| self.tell(Input::Accepted(one)));
+        accepted.into_iter().for_each(|one| self.handle(Input::Accepted(one)));
     }
 
     /// Publishes at a relay, later.
     pub(crate) fn publish_after(&mut self, wait: Duration, relay: &RelayUrl, event: Event) {
-        let publish = Coming::Publish { relay: relay.clone(), event: Box::new(event) };
+        let publish = InTransit::Publish { relay: relay.clone(), event: Box::new(event) };
         self.send(wait, publish);
     }
 
-    pub(crate) fn tell(&mut self, input: Input) {
+    pub(crate) fn handle(&mut self, input: Input) {
         self.note_rate_refusal(&input);
         let outputs = self.engine.handle(self.now, input);
         self.engine.check_invariants();
@@ -146,57 +146,57 @@ impl Sim {
     pub(crate) fn run_for(&mut self, length: Duration) {
         let end = self.now.mono + length;
         loop {
-            let next = self.coming.first_key_value().map(|((at, _), _)| *at);
+            let next = self.in_transit.first_key_value().map(|((at, _), _)| *at);
             let tick = self.engine.next_deadline().map(|at| at.max(self.now.mono));
             let soonest = next.into_iter().chain(tick).min();
             let Some(at) = soonest.filter(|at| *at <= end) else { break };
             self.now = self.now.after(at - self.now.mono);
             if next.is_some_and(|next| next <= at) {
-                let Some((_, coming)) = self.coming.pop_first() else { break };
-                self.arrive(coming);
+                let Some((_, in_transit)) = self.in_transit.pop_first() else { break };
+                self.arrive(in_transit);
             } else {
                 self.count_tick();
-                self.tell(Input::Tick);
+                self.handle(Input::Tick);
             }
         }
         self.now = self.now.after(end - self.now.mono);
     }
 
-    /// Fails if the engine asks for a tick over and over at the same moment.
+    /// Panics if the engine asks for a tick repeatedly at the same moment.
     fn count_tick(&mut self) {
         let (at, count) = self.ticks_now;
         self.ticks_now = if at == self.now.mono { (at, count + 1) } else { (self.now.mono, 1) };
-        assert!(self.ticks_now.1 < 50, "the engine spins at {}", self.now.mono);
+        assert!(self.ticks_now.1 < 50, "the deadline {} repeats", self.now.mono);
     }
 
-    fn arrive(&mut self, coming: Coming) {
-        match coming {
-            Coming::Input(input) => self.tell(input),
-            Coming::Frame { relay, conn, frame } => self.frame_arrives(&relay, conn, frame),
-            Coming::Events { relay, conn, sub, events } => {
+    fn arrive(&mut self, in_transit: InTransit) {
+        match in_transit {
+            InTransit::Input(input) => self.handle(input),
+            InTransit::Frame { relay, conn, frame } => self.receive_frame(&relay, conn, frame),
+            InTransit::Events { relay, conn, sub, events } => {
                 let rows = self.delivered(sub, &events);
-                let heard = Said::Delivered { sub, rows };
-                self.tell(Input::Heard { relay: relay.clone(), conn, said: heard });
+                let said = Said::Delivered { sub, rows };
+                self.handle(Input::Heard { relay: relay.clone(), conn, said });
                 let wait = Duration::from_millis(self.chance.within(1, 40));
-                self.send(wait, Coming::Ingest { relay, conn, sub, events });
+                self.send(wait, InTransit::Ingest { relay, conn, sub, events });
             }
-            Coming::Ingest { relay, conn, sub, events } => {
+            InTransit::Ingest { relay, conn, sub, events } => {
                 let (judged, accepted) = match self.forgers.contains(&relay) {
                     true => (events.iter().map(forged).collect(), Vec::new()),
                     false => self.local.ingest(events),
                 };
-                self.tell(Input::Ingested { relay, conn, sub, judged });
-                accepted.into_iter().for_each(|one| self.tell(Input::Accepted(one)));
+                self.handle(Input::Ingested { relay, conn, sub, judged });
+                accepted.into_iter().for_each(|one| self.handle(Input::Accepted(one)));
             }
-            Coming::Cut { relay, conn } => {
+            InTransit::Cut { relay, conn } => {
                 if self.peers.get_mut(&relay).is_some_and(|peer| peer.cut(conn)) {
-                    self.tell(Input::Disconnected { relay, conn });
+                    self.handle(Input::Disconnected { relay, conn });
                 }
             }
-            Coming::Publish { relay, event } => {
+            InTransit::Publish { relay, event } => {
                 let Some(peer) = self.peers.get_mut(&relay) else { return };
                 let live = peer.publish(*event);
-                live.into_iter().for_each(|(conn, heard)| self.answer(&relay, conn, heard));
+                live.into_iter().for_each(|(conn, reply)| self.answer(&relay, conn, reply));
             }
         }
     }
@@ -208,21 +208,23 @@ impl Sim {
         events.iter().map(|event| Delivered { row: row(event), places: places(event) }).collect()
     }
 
-    fn frame_arrives(&mut self, relay: &RelayUrl, conn: ConnId, frame: Frame) {
+    fn receive_frame(&mut self, relay: &RelayUrl, conn: ConnId, frame: Frame) {
         let Some(peer) = self.peers.get_mut(relay) else { return };
-        let answers = peer.hear(self.now.mono, conn, frame, &mut self.chance);
-        answers.into_iter().for_each(|heard| self.answer(relay, conn, heard));
+        let answers = peer.receive(self.now.mono, conn, frame, &mut self.chance);
+        answers.into_iter().for_each(|reply| self.answer(relay, conn, reply));
     }
 
-    fn answer(&mut self, relay: &RelayUrl, conn: ConnId, heard: Heard) {
+    fn answer(&mut self, relay: &RelayUrl, conn: ConnId, reply: Reply) {
         let relay = relay.clone();
-        let coming = match heard {
-            Heard::Said(said) => Coming::Input(Input::Heard { relay: relay.clone(), conn, said }),
-            Heard::Events(sub, events) => {
-                Coming::Events { relay: relay.clone(), conn, sub, events }
+        let in_transit = match reply {
+            Reply::Said(said) => {
+                InTransit::Input(Input::Heard { relay: relay.clone(), conn, said })
+            }
+            Reply::Events(sub, events) => {
+                InTransit::Events { relay: relay.clone(), conn, sub, events }
             }
         };
-        self.wire(&relay, conn, true, coming);
+        self.wire(&relay, conn, true, in_transit);
     }
 
     fn perform(&mut self, output: Output) {
@@ -232,25 +234,25 @@ impl Sim {
                 self.peers.get_mut(&relay).map(|peer| peer.cut(conn));
             }
             Output::Send { relay, conn, frame } => {
-                self.check_rest(&relay, &frame);
-                check_standing(&frame);
+                self.check_pause(&relay, &frame);
+                check_live_request(&frame);
                 if let Frame::Subscribe { sub, filters, .. } = &frame {
                     self.asked.insert(*sub, filters.clone());
                 }
                 self.frames.push((self.now.mono, relay.clone(), frame.clone()));
-                self.wire(&relay.clone(), conn, false, Coming::Frame { relay, conn, frame });
+                self.wire(&relay.clone(), conn, false, InTransit::Frame { relay, conn, frame });
             }
             Output::FetchInventory { request, filter } => {
                 let items = Ok(self.local.inventory(&filter));
                 let wait = Duration::from_millis(self.chance.within(1, 20));
-                self.send(wait, Coming::Input(Input::Inventory { request, items }));
+                self.send(wait, InTransit::Input(Input::Inventory { request, items }));
             }
             Output::Reoffer { events } => {
                 let events = events.into_iter().map(|event| (*event).clone()).collect();
                 let (judged, accepted) = self.local.ingest(events);
-                self.send(Duration::ZERO, Coming::Input(Input::Reoffered { judged }));
+                self.send(Duration::ZERO, InTransit::Input(Input::Reoffered { judged }));
                 for one in accepted {
-                    self.send(Duration::ZERO, Coming::Input(Input::Accepted(one)));
+                    self.send(Duration::ZERO, InTransit::Input(Input::Accepted(one)));
                 }
             }
             Output::Persist(record) => _ = self.records.insert(record.relay.clone(), *record),
@@ -267,50 +269,53 @@ impl Sim {
         });
         let Some(facts) = facts else {
             let failed = Input::ConnectFailed { relay, conn, why: Fault::Unreachable };
-            return self.send(wait, Coming::Input(failed));
+            return self.send(wait, InTransit::Input(failed));
         };
         self.conns.push((relay.clone(), conn));
         let address = self.addresses.get(&relay).copied();
         let connected = Input::Connected { relay: relay.clone(), conn, address, facts };
-        self.send(wait, Coming::Input(connected));
-        let life = self.peers.get(&relay).and_then(|peer| peer.script.life(&mut self.chance));
+        self.send(wait, InTransit::Input(connected));
+        let life = self
+            .peers
+            .get(&relay)
+            .and_then(|peer| peer.script.connection_duration(&mut self.chance));
         if let Some(life) = life {
-            self.send(wait + life, Coming::Cut { relay, conn });
+            self.send(wait + life, InTransit::Cut { relay, conn });
         }
     }
 
     /// Puts a message on a connection, behind those on it already.
-    fn wire(&mut self, relay: &RelayUrl, conn: ConnId, to_us: bool, coming: Coming) {
-        let (least, most) = self.peers.get(relay).map_or((1, 2), |peer| peer.script.latency_ms);
-        let at = self.now.mono + Duration::from_millis(self.chance.within(least, most));
-        let last = self.wires.entry((conn, to_us)).or_insert(at);
+    fn wire(&mut self, relay: &RelayUrl, conn: ConnId, to_us: bool, in_transit: InTransit) {
+        let (min, max) = self.peers.get(relay).map_or((1, 2), |peer| peer.script.latency_ms);
+        let at = self.now.mono + Duration::from_millis(self.chance.within(min, max));
+        let last = self.last_arrivals.entry((conn, to_us)).or_insert(at);
         *last = at.max(*last);
         let at = *last;
-        self.send(at - self.now.mono, coming);
+        self.send(at - self.now.mono, in_transit);
     }
 
-    fn send(&mut self, wait: Duration, coming: Coming) {
+    fn send(&mut self, wait: Duration, in_transit: InTransit) {
         self.order += 1;
-        self.coming.insert((self.now.mono + wait, self.order), coming);
+        self.in_transit.insert((self.now.mono + wait, self.order), in_transit);
     }
 
-    /// Expects no request to a relay that rate-limited us, unless that was about one that ended long ago.
+    /// Notes a pause after a rate limit, unless it was about a request that ended long ago.
     fn note_rate_refusal(&mut self, input: &Input) {
         let Input::Heard { relay, conn, said } = input else { return };
         let (Said::Closed { sub, text } | Said::NegErr { sub, text }) = said else { return };
-        let stands = self.peers.get(relay).is_some_and(|peer| peer.stands(*conn));
+        let stands = self.peers.get(relay).is_some_and(|peer| peer.is_connected(*conn));
         if stands && self.open.remove(sub) && text.starts_with("rate-limited: too many queries") {
             let until = self.now.mono + Duration::from_secs(65);
-            self.resting.entry(relay.clone()).or_insert(until);
+            self.paused.entry(relay.clone()).or_insert(until);
         }
     }
 
-    fn check_rest(&mut self, relay: &RelayUrl, frame: &Frame) {
+    fn check_pause(&mut self, relay: &RelayUrl, frame: &Frame) {
         let now = self.now.mono;
-        self.resting.retain(|_, until| *until > now);
+        self.paused.retain(|_, until| *until > now);
         match frame {
             Frame::Subscribe { sub, .. } | Frame::NegOpen { sub, .. } => {
-                assert!(!self.resting.contains_key(relay), "{relay} was to be left alone");
+                assert!(!self.paused.contains_key(relay), "a request to {relay} during its pause");
                 self.open.insert(*sub);
             }
             Frame::Unsubscribe { sub } | Frame::NegClose { sub } => _ = self.open.remove(sub),
@@ -319,8 +324,8 @@ impl Sim {
     }
 }
 
-/// Expects no `since` in a live request: a relay applies it to new events too.
-fn check_standing(frame: &Frame) {
+/// Asserts that a live request has no `since`, which a relay applies to new events too.
+fn check_live_request(frame: &Frame) {
     if let Frame::Subscribe { filters, path: SyncPath::Live, .. } = frame {
         assert!(filters.iter().all(|filter| filter.since.is_none()), "{frame:?}");
         assert!(filters.iter().all(|filter| filter.limit.is_some_and(|limit| limit < 2)));

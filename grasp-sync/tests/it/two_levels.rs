@@ -26,7 +26,7 @@ fn world(issues: usize, script: Script) -> Sim {
         events.push(issue);
     }
     sim.peers.insert(relay(0), Peer::new(script, events));
-    sim.tell(Input::FeedCaughtUp);
+    sim.handle(Input::FeedCaughtUp);
     for repo in &repos {
         let announced = event::announcement(&mut chance, repo, START - 5, &[our_url(), relay(0)]);
         sim.accept(announced);
@@ -54,7 +54,7 @@ fn near(software: Option<&'static str>, neg: Neg) -> Script {
 }
 
 #[test]
-fn both_levels_are_here_within_seconds_whatever_the_relay_is_and_speaks() {
+fn both_levels_are_synced_within_a_second_from_any_relay() {
     for software in [None, Some("strfry"), Some("grasp-relay")] {
         for neg in [Neg::Speaks, Neg::Disabled] {
             let mut sim = world(1_000, near(software, neg));
@@ -65,7 +65,7 @@ fn both_levels_are_here_within_seconds_whatever_the_relay_is_and_speaks() {
 }
 
 #[test]
-fn twenty_thousand_events_take_no_more_requests_than_an_unknown_relay_is_sent_at_once() {
+fn twenty_thousand_events_fit_into_the_requests_of_one_burst() {
     let mut sim = world(10_000, near(None, Neg::Speaks));
     let took = time_until_complete(&mut sim, 20_020);
     assert!(took <= Duration::from_secs(2), "{took:?}");

@@ -36,7 +36,7 @@ async fn events_and_git_data_come_over_tls_signed_by_the_operators_authority() {
     to.until_serves(&state).await;
     assert!(to.serves(&announcement).await);
     // Nothing came but over TLS: only the proxy knows the address of the other server.
-    assert!(front.guests() >= 2);
+    assert!(front.connections() >= 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,6 +56,6 @@ async fn git_data_is_not_fetched_over_tls_signed_by_an_unknown_authority() {
     let announcement = announce(&alice, "x", &instance, &[&url]);
     let state = alice.state("x", &[(MAIN, &commit)]);
     instance.ingest_from_relay(vec![announcement, state.clone()]).await;
-    eventually(|| (front.guests() >= 2).then_some(())).await;
+    eventually(|| (front.connections() >= 2).then_some(())).await;
     assert!(server.requests().is_empty() && !instance.serves(&state).await);
 }

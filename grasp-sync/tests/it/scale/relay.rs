@@ -9,8 +9,8 @@ use negentropy::{Id, Negentropy, NegentropyStorageVector};
 use super::facts::{Facts, Item};
 
 /// Events that it sends together.
-const CHUNK: usize = 250;
-const PAGE: usize = 500;
+const EVENTS_PER_CHUNK: usize = 250;
+const EVENTS_PER_PAGE: usize = 500;
 
 pub(super) enum Answer {
     Said(Said),
@@ -51,13 +51,13 @@ impl Relay {
         RelayFacts {
             software: software.map(str::to_owned),
             max_subscriptions: Some(if software.is_some() { 200 } else { 20 }),
-            max_limit: Some(PAGE),
+            max_limit: Some(EVENTS_PER_PAGE),
             is_grasp: software == Some("grasp-relay"),
             ..RelayFacts::default()
         }
     }
 
-    /// The first of them knows all announcements, and the issues of its own repositories.
+    /// Returns whether it has an item. The first relay has all announcements, and the issues of its own repositories.
     fn has(&self, item: &Item, facts: &Facts) -> bool {
         match *item {
             Item::Repo(n) => self.number == 0 || self.repos.contains(&n),
@@ -73,7 +73,7 @@ impl Relay {
         items
     }
 
-    pub(super) fn hear(&mut self, facts: &Facts, frame: Frame) -> Vec<Answer> {
+    pub(super) fn receive(&mut self, facts: &Facts, frame: Frame) -> Vec<Answer> {
         match frame {
             Frame::Subscribe { sub, filters, .. } => {
                 let answer = self.page(facts, sub, &filters);
@@ -95,9 +95,9 @@ impl Relay {
                 }
                 storage.seal().unwrap();
                 self.sessions.insert(sub, Negentropy::owned(storage, 60_000).unwrap());
-                self.go_on(sub, &message)
+                self.continue_session(sub, &message)
             }
-            Frame::NegMsg { sub, message } => self.go_on(sub, &message),
+            Frame::NegMsg { sub, message } => self.continue_session(sub, &message),
             Frame::Unsubscribe { sub } | Frame::NegClose { sub } => {
                 self.live.remove(&sub);
                 self.sessions.remove(&sub);
@@ -107,7 +107,7 @@ impl Relay {
         }
     }
 
-    fn go_on(&mut self, sub: SubId, message: &[u8]) -> Vec<Answer> {
+    fn continue_session(&mut self, sub: SubId, message: &[u8]) -> Vec<Answer> {
         let Some(session) = self.sessions.get_mut(&sub) else { return vec![] };
         let message = session.reconcile(message).unwrap();
         vec![Answer::Said(Said::NegMsg { sub, message })]
@@ -124,7 +124,9 @@ impl Relay {
                     && filter.until.is_none_or(|until| at <= until)
             });
             items.sort_by_key(|item| std::cmp::Reverse(facts.row(*item).at));
-            for item in items.into_iter().take(filter.limit.unwrap_or(PAGE).min(PAGE)) {
+            for item in
+                items.into_iter().take(filter.limit.unwrap_or(EVENTS_PER_PAGE).min(EVENTS_PER_PAGE))
+            {
                 places.entry(item).or_insert_with(|| vec![false; filters.len()])[place] = true;
             }
         }
@@ -135,7 +137,7 @@ impl Relay {
                 (item, Delivered { row, places })
             })
             .collect();
-        let chunks = events.chunks(CHUNK).map(|some| Answer::Events(sub, some.to_vec()));
+        let chunks = events.chunks(EVENTS_PER_CHUNK).map(|some| Answer::Events(sub, some.to_vec()));
         chunks.chain([Answer::Said(Said::Eose { sub, hint: None })]).collect()
     }
 

@@ -16,9 +16,9 @@ impl Chance {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Returns a number from `least` to `most`, both included.
-    pub(crate) fn within(&mut self, least: u64, most: u64) -> u64 {
-        least + self.next() % (most - least + 1)
+    /// Returns a number from `min` to `max`, both included.
+    pub(crate) fn within(&mut self, min: u64, max: u64) -> u64 {
+        min + self.next() % (max - min + 1)
     }
 
     pub(crate) fn one_in(&mut self, n: u64) -> bool {

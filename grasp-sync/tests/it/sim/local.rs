@@ -33,18 +33,18 @@ impl Local {
         is_stored.then(|| accepted(&event, true)).into_iter().collect()
     }
 
-    /// Ingests events of the engine; returns the judgements, and what the feed says.
+    /// Ingests events of the engine; returns the judgements, and the events of the feed.
     pub(crate) fn ingest(&mut self, events: Vec<Event>) -> (Vec<Judged>, Vec<Accepted>) {
-        let mut fed = Vec::new();
+        let mut feed = Vec::new();
         let mut judged = Vec::new();
         for event in events {
             let outcome = self.judge(&event);
             if matches!(outcome, Outcome::Stored) {
-                fed.push(accepted(&event, false));
+                feed.push(accepted(&event, false));
             }
             judged.push(Judged { row: row(&event), outcome });
         }
-        (judged, fed)
+        (judged, feed)
     }
 
     pub(crate) fn inventory(&self, filter: &Filter) -> Vec<Row> {
@@ -59,7 +59,7 @@ impl Local {
         if self.is_busy {
             return Outcome::Refused { retry: Retry::Soon, event: None };
         }
-        if !self.is_welcome(event) {
+        if !self.is_related(event) {
             let event = Some(Arc::new(event.clone()));
             return Outcome::Refused { retry: Retry::AfterDependency, event };
         }
@@ -76,7 +76,7 @@ impl Local {
         Outcome::Stored
     }
 
-    fn is_welcome(&self, event: &Event) -> bool {
+    fn is_related(&self, event: &Event) -> bool {
         if let Ok(announcement) = Announcement::parse(event) {
             return announcement.relays.contains(&our_url());
         }

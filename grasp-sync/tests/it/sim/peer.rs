@@ -15,7 +15,7 @@ use super::local::matches;
 use super::script::{Neg, Quirk, Script};
 
 /// The messages it sends.
-pub(crate) enum Heard {
+pub(crate) enum Reply {
     Said(Said),
     Events(SubId, Vec<Event>),
 }
@@ -23,7 +23,7 @@ pub(crate) enum Heard {
 type Session = Negentropy<'static, NegentropyStorageVector>;
 
 #[derive(Default)]
-struct Guest {
+struct Connection {
     subs: BTreeMap<SubId, Vec<Filter>>,
     sessions: BTreeMap<SubId, Session>,
     is_authenticated: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Peer {
     pub(crate) events: BTreeMap<EventId, Event>,
     /// Ids offered in reconciliation, and never delivered.
     pub(crate) phantoms: BTreeSet<EventId>,
-    guest: Option<(ConnId, Guest)>,
+    connection: Option<(ConnId, Connection)>,
     starts: VecDeque<Mono>,
     pub(crate) peak_subs: usize,
     pub(crate) peak_starts_per_minute: usize,
@@ -48,7 +48,7 @@ impl Peer {
             script,
             events: events.into_iter().map(|event| (event.id, event)).collect(),
             phantoms: BTreeSet::new(),
-            guest: None,
+            connection: None,
             starts: VecDeque::new(),
             peak_subs: 0,
             peak_starts_per_minute: 0,
@@ -57,7 +57,7 @@ impl Peer {
     }
 
     pub(crate) fn connect(&mut self, conn: ConnId) -> RelayFacts {
-        self.guest = Some((conn, Guest::default()));
+        self.connection = Some((conn, Connection::default()));
         RelayFacts {
             software: self.script.software.map(str::to_owned),
             max_subscriptions: self.script.is_open.then_some(self.script.subs),
@@ -67,47 +67,47 @@ impl Peer {
         }
     }
 
-    pub(crate) fn stands(&self, conn: ConnId) -> bool {
-        self.guest.as_ref().is_some_and(|(standing, _)| *standing == conn)
+    pub(crate) fn is_connected(&self, conn: ConnId) -> bool {
+        self.connection.as_ref().is_some_and(|(open, _)| *open == conn)
     }
 
     /// Ends the connection; returns whether there was one.
     pub(crate) fn cut(&mut self, conn: ConnId) -> bool {
-        let is_it = self.stands(conn);
-        if is_it {
-            self.guest = None;
+        let was_connected = self.is_connected(conn);
+        if was_connected {
+            self.connection = None;
         }
-        is_it
+        was_connected
     }
 
     /// Drops all connections.
-    pub(crate) fn hang_up(&mut self) {
-        self.guest = None;
+    pub(crate) fn drop_connections(&mut self) {
+        self.connection = None;
     }
 
     /// Returns the subscriptions that stay open.
     pub(crate) fn live_subs(&self) -> Vec<SubId> {
-        self.guest.iter().flat_map(|(_, guest)| guest.subs.keys().copied()).collect()
+        self.connection.iter().flat_map(|(_, connection)| connection.subs.keys().copied()).collect()
     }
 
     pub(crate) fn drop_sub(&mut self, sub: SubId) {
-        if let Some((_, guest)) = &mut self.guest {
-            guest.subs.remove(&sub);
+        if let Some((_, connection)) = &mut self.connection {
+            connection.subs.remove(&sub);
         }
     }
 
     /// Publishes an event here.
-    pub(crate) fn publish(&mut self, event: Event) -> Vec<(ConnId, Heard)> {
-        let mut heard = Vec::new();
-        if let Some((conn, guest)) = &self.guest {
+    pub(crate) fn publish(&mut self, event: Event) -> Vec<(ConnId, Reply)> {
+        let mut replies = Vec::new();
+        if let Some((conn, connection)) = &self.connection {
             let wanted =
                 |filters: &Vec<Filter>| filters.iter().any(|filter| matches(filter, &event));
-            for (sub, _) in guest.subs.iter().filter(|(_, filters)| wanted(filters)) {
-                heard.push((*conn, Heard::Events(*sub, vec![event.clone()])));
+            for (sub, _) in connection.subs.iter().filter(|(_, filters)| wanted(filters)) {
+                replies.push((*conn, Reply::Events(*sub, vec![event.clone()])));
             }
         }
         self.events.insert(event.id, event);
-        heard
+        replies
     }
 
     /// Returns the refusal of a filter for everything, if the script says so.
@@ -128,89 +128,89 @@ impl Peer {
         }
     }
 
-    pub(crate) fn hear(
+    pub(crate) fn receive(
         &mut self,
         now: Mono,
         conn: ConnId,
         frame: Frame,
         chance: &mut Chance,
-    ) -> Vec<Heard> {
-        if !self.stands(conn) {
+    ) -> Vec<Reply> {
+        if !self.is_connected(conn) {
             return vec![];
         }
         if matches!(frame, Frame::Subscribe { .. } | Frame::NegOpen { .. }) {
             self.requests += 1;
             if let Quirk::Says(said) = (self.script.quirk)(self.requests, &frame) {
-                return said.into_iter().map(Heard::Said).collect();
+                return said.into_iter().map(Reply::Said).collect();
             }
         }
         if let Some(said) = self.refusal_of_whole(&frame) {
-            return vec![Heard::Said(said)];
+            return vec![Reply::Said(said)];
         }
         match frame {
             Frame::Subscribe { sub, filters, .. } => self.subscribe(now, sub, filters, chance),
             Frame::NegOpen { sub, filter, message } => {
                 self.open(now, sub, &filter, &message, chance)
             }
-            Frame::NegMsg { sub, message } => self.go_on(sub, &message),
+            Frame::NegMsg { sub, message } => self.continue_session(sub, &message),
             Frame::Unsubscribe { sub } | Frame::NegClose { sub } => {
-                if let Some((_, guest)) = &mut self.guest {
-                    guest.subs.remove(&sub);
-                    guest.sessions.remove(&sub);
+                if let Some((_, connection)) = &mut self.connection {
+                    connection.subs.remove(&sub);
+                    connection.sessions.remove(&sub);
                 }
                 vec![]
             }
             Frame::Authenticate => {
-                if let Some((_, guest)) = &mut self.guest {
-                    guest.is_authenticated = true;
+                if let Some((_, connection)) = &mut self.connection {
+                    connection.is_authenticated = true;
                 }
-                vec![Heard::Said(Said::Authenticated { accepted: true })]
+                vec![Reply::Said(Said::Authenticated { accepted: true })]
             }
         }
     }
 
-    /// Returns the refusal of a request, whatever it asks for.
-    fn objection(&mut self, now: Mono, chance: &mut Chance) -> Option<Objection> {
+    /// Returns the refusal of a request, independent of its filters.
+    fn refusal(&mut self, now: Mono, chance: &mut Chance) -> Option<Refusal> {
         self.starts.push_back(now);
         while self.starts.front().is_some_and(|at| now - *at > Duration::from_secs(60)) {
             self.starts.pop_front();
         }
         self.peak_starts_per_minute = self.peak_starts_per_minute.max(self.starts.len());
         if self.script.silent_one_in.is_some_and(|n| chance.one_in(n)) {
-            return Some(Objection::Silence);
+            return Some(Refusal::Silence);
         }
-        if self.script.starts_per_minute.is_some_and(|most| self.starts.len() > most) {
-            return Some(Objection::Says("rate-limited: too many queries"));
+        if self.script.starts_per_minute.is_some_and(|max| self.starts.len() > max) {
+            return Some(Refusal::Says("rate-limited: too many queries"));
         }
-        let (_, guest) = self.guest.as_ref()?;
-        if self.script.wants_auth && !guest.is_authenticated {
-            return Some(Objection::Auth);
+        let (_, connection) = self.connection.as_ref()?;
+        if self.script.wants_auth && !connection.is_authenticated {
+            return Some(Refusal::Auth);
         }
-        let open = guest.subs.len() + guest.sessions.len();
+        let open = connection.subs.len() + connection.sessions.len();
         if open < self.script.subs {
             self.peak_subs = self.peak_subs.max(open + 1);
             return None;
         }
         let hides = self.script.hides_refusals;
-        Some(if hides { Objection::Notice } else { Objection::Says("rate-limited: too many REQs") })
+        Some(if hides { Refusal::Notice } else { Refusal::Says("rate-limited: too many REQs") })
     }
 
-    fn object(&mut self, objection: Objection, closed: impl Fn(String) -> Said) -> Vec<Heard> {
-        match objection {
-            Objection::Silence => vec![],
-            Objection::Says(text) => vec![Heard::Said(closed(text.into()))],
-            Objection::Notice => {
+    fn refuse(&mut self, refusal: Refusal, closed: impl Fn(String) -> Said) -> Vec<Reply> {
+        match refusal {
+            Refusal::Silence => vec![],
+            Refusal::Says(text) => vec![Reply::Said(closed(text.into()))],
+            Refusal::Notice => {
                 let text = "ERROR: too many concurrent REQs".to_owned();
-                vec![Heard::Said(Said::Notice { text })]
+                vec![Reply::Said(Said::Notice { text })]
             }
-            Objection::Auth => {
+            Refusal::Auth => {
                 let mut said = vec![];
-                if let Some((_, guest)) = &mut self.guest {
-                    if !std::mem::replace(&mut guest.is_challenged, true) {
-                        said.push(Heard::Said(Said::Challenge));
+                if let Some((_, connection)) = &mut self.connection {
+                    if !std::mem::replace(&mut connection.is_challenged, true) {
+                        said.push(Reply::Said(Said::Challenge));
                     }
                 }
-                said.push(Heard::Said(closed("auth-required: who are you?".into())));
+                said.push(Reply::Said(closed("auth-required: who are you?".into())));
                 said
             }
         }
@@ -222,36 +222,36 @@ impl Peer {
         sub: SubId,
         filters: Vec<Filter>,
         chance: &mut Chance,
-    ) -> Vec<Heard> {
+    ) -> Vec<Reply> {
         let closed = |text| Said::Closed { sub, text };
-        if let Some(objection) = self.objection(now, chance) {
-            return self.object(objection, closed);
+        if let Some(refusal) = self.refusal(now, chance) {
+            return self.refuse(refusal, closed);
         }
         if filters.len() > self.script.filters {
             let text =
                 format!("rate-limited: REQ exceeds max filter count {}", self.script.filters);
-            return vec![Heard::Said(closed(text))];
+            return vec![Reply::Said(closed(text))];
         }
         if !self.script.takes_zero && filters.iter().any(|filter| filter.limit == Some(0)) {
             let text = "invalid: Filter 'limit' must be a positive integer, got 0";
-            return vec![Heard::Said(closed(text.into()))];
+            return vec![Reply::Said(closed(text.into()))];
         }
         let events = self.page(&filters);
         let hint = self.script.hints.then(|| self.hint(&filters));
-        if let Some((_, guest)) = &mut self.guest {
-            guest.subs.insert(sub, filters);
+        if let Some((_, connection)) = &mut self.connection {
+            connection.subs.insert(sub, filters);
         }
-        let mut heard: Vec<Heard> =
-            events.chunks(50).map(|some| Heard::Events(sub, some.to_vec())).collect();
-        heard.push(Heard::Said(Said::Eose { sub, hint }));
-        heard
+        let mut replies: Vec<Reply> =
+            events.chunks(50).map(|some| Reply::Events(sub, some.to_vec())).collect();
+        replies.push(Reply::Said(Said::Eose { sub, hint }));
+        replies
     }
 
     /// Returns whether everything that the filters match is sent (NIP-67).
     fn hint(&self, filters: &[Filter]) -> EoseHint {
         let is_cut = |filter: &Filter| {
-            let most = filter.limit.unwrap_or(usize::MAX).min(self.script.page);
-            self.events.values().filter(|event| matches(filter, event)).count() > most
+            let max = filter.limit.unwrap_or(usize::MAX).min(self.script.page);
+            self.events.values().filter(|event| matches(filter, event)).count() > max
         };
         if filters.iter().any(is_cut) { EoseHint::More } else { EoseHint::Finish }
     }
@@ -263,8 +263,8 @@ impl Peer {
             let mut rows: Vec<&Event> =
                 self.events.values().filter(|event| matches(filter, event)).collect();
             rows.sort_by_key(|event| (std::cmp::Reverse(event.created_at), event.id));
-            let most = filter.limit.unwrap_or(usize::MAX).min(self.script.page);
-            page.extend(rows.into_iter().take(most).map(|event| (event.id, event.clone())));
+            let max = filter.limit.unwrap_or(usize::MAX).min(self.script.page);
+            page.extend(rows.into_iter().take(max).map(|event| (event.id, event.clone())));
         }
         page.into_values().collect()
     }
@@ -276,26 +276,26 @@ impl Peer {
         filter: &Filter,
         message: &[u8],
         chance: &mut Chance,
-    ) -> Vec<Heard> {
+    ) -> Vec<Reply> {
         let error = |text: String| Said::NegErr { sub, text };
-        let notice = |text: &str| vec![Heard::Said(Said::Notice { text: text.into() })];
+        let notice = |text: &str| vec![Reply::Said(Said::Notice { text: text.into() })];
         match self.script.neg {
             Neg::Disabled => return notice("ERROR: bad msg: negentropy disabled"),
-            Neg::Unknown => return vec![Heard::Said(error("error: not supported".into()))],
+            Neg::Unknown => return vec![Reply::Said(error("error: not supported".into()))],
             Neg::Silent => return vec![],
             Neg::Garbles => {
                 let message = chance.bytes().to_vec();
-                return vec![Heard::Said(Said::NegMsg { sub, message })];
+                return vec![Reply::Said(Said::NegMsg { sub, message })];
             }
             Neg::Speaks | Neg::Small(_) => {}
         }
-        if let Some(objection) = self.objection(now, chance) {
-            return self.object(objection, error);
+        if let Some(refusal) = self.refusal(now, chance) {
+            return self.refuse(refusal, error);
         }
         let rows: Vec<&Event> =
             self.events.values().filter(|event| matches(filter, event)).collect();
-        if matches!(self.script.neg, Neg::Small(most) if rows.len() > most) {
-            return vec![Heard::Said(error("blocked: too many query results: 99".into()))];
+        if matches!(self.script.neg, Neg::Small(max) if rows.len() > max) {
+            return vec![Reply::Said(error("blocked: too many query results: 99".into()))];
         }
         let mut storage = NegentropyStorageVector::new();
         for event in rows {
@@ -307,23 +307,23 @@ impl Peer {
         }
         storage.seal().unwrap();
         let session = Negentropy::owned(storage, 60_000).unwrap();
-        if let Some((_, guest)) = &mut self.guest {
-            guest.sessions.insert(sub, session);
+        if let Some((_, connection)) = &mut self.connection {
+            connection.sessions.insert(sub, session);
         }
-        self.go_on(sub, message)
+        self.continue_session(sub, message)
     }
 
-    fn go_on(&mut self, sub: SubId, message: &[u8]) -> Vec<Heard> {
-        let Some((_, guest)) = &mut self.guest else { return vec![] };
-        let said = match guest.sessions.get_mut(&sub) {
+    fn continue_session(&mut self, sub: SubId, message: &[u8]) -> Vec<Reply> {
+        let Some((_, connection)) = &mut self.connection else { return vec![] };
+        let said = match connection.sessions.get_mut(&sub) {
             Some(session) => Said::NegMsg { sub, message: session.reconcile(message).unwrap() },
             None => Said::NegErr { sub, text: "closed: unknown".into() },
         };
-        vec![Heard::Said(said)]
+        vec![Reply::Said(said)]
     }
 }
 
-enum Objection {
+enum Refusal {
     Silence,
     Says(&'static str),
     Notice,

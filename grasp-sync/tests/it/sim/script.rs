@@ -33,7 +33,7 @@ pub(crate) enum Quirk {
 /// The behaviour of a relay. The default is a friendly one.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
-    /// Most rows per filter.
+    /// The maximum of rows per filter.
     pub(crate) page: usize,
     pub(crate) subs: usize,
     /// True if it advertises how many subscriptions it accepts.
@@ -42,7 +42,7 @@ pub(crate) struct Script {
     pub(crate) neg: Neg,
     pub(crate) latency_ms: (u64, u64),
     /// Shortest and longest duration of a connection, in seconds.
-    pub(crate) life_secs: Option<(u64, u64)>,
+    pub(crate) connection_secs: Option<(u64, u64)>,
     pub(crate) starts_per_minute: Option<usize>,
     pub(crate) takes_zero: bool,
     pub(crate) wants_auth: bool,
@@ -72,7 +72,7 @@ impl Default for Script {
             filters: 10,
             neg: Neg::Speaks,
             latency_ms: (1, 30),
-            life_secs: None,
+            connection_secs: None,
             starts_per_minute: None,
             takes_zero: true,
             wants_auth: false,
@@ -107,7 +107,7 @@ impl Script {
             filters: *chance.pick(&[20, 10, 3, 1]),
             neg: *chance.pick(&negs),
             latency_ms: *chance.pick(&[(1, 5), (20, 400), (500, 3_000)]),
-            life_secs: *chance.pick(&[None, None, Some((30, 300)), Some((600, 4_000))]),
+            connection_secs: *chance.pick(&[None, None, Some((30, 300)), Some((600, 4_000))]),
             starts_per_minute: *chance.pick(&[None, None, Some(120), Some(40)]),
             takes_zero: !chance.one_in(4),
             wants_auth: chance.one_in(5),
@@ -128,8 +128,8 @@ impl Script {
     }
 
     /// Returns the duration of the next connection.
-    pub(crate) fn life(&self, chance: &mut Chance) -> Option<Duration> {
-        let (least, most) = self.life_secs?;
-        Some(Duration::from_secs(chance.within(least, most)))
+    pub(crate) fn connection_duration(&self, chance: &mut Chance) -> Option<Duration> {
+        let (min, max) = self.connection_secs?;
+        Some(Duration::from_secs(chance.within(min, max)))
     }
 }

@@ -36,7 +36,7 @@ pub(crate) fn repo(chance: &mut Chance, name: &str) -> RepoId {
 /// Returns a world in which no relay is ever unreachable, silent, full or rate-limited.
 pub(crate) fn calm(seed: u64) -> Sim {
     random_of(seed, |script| Script {
-        life_secs: None,
+        connection_secs: None,
         down_secs: None,
         silent_one_in: None,
         starts_per_minute: None,

@@ -1,4 +1,4 @@
-//! A world of the size that the index is made for, the same on every run.
+//! Repositories, roots and relays at the target scale of the index, the same on every run.
 
 #![allow(dead_code, reason = "each bench uses its part")]
 
@@ -29,7 +29,7 @@ pub(crate) fn relay(n: usize) -> RelayUrl {
     format!("wss://relay-{n}.example").parse().expect("a good URL")
 }
 
-/// The index of so many repositories, told of them one after the other.
+/// Returns the index of `repos` repositories, added one after the other.
 pub(crate) fn filled_index(repos: usize) -> SyncIndex {
     let mut index = SyncIndex::new(us(), []);
     for n in 0..repos {
@@ -38,7 +38,7 @@ pub(crate) fn filled_index(repos: usize) -> SyncIndex {
     index
 }
 
-/// One repository is announced, then come its roots.
+/// Returns the changes of one repository: its announcement, then its roots.
 pub(crate) fn changes_of(n: usize) -> impl Iterator<Item = IndexChange> {
     let others = (0..RELAYS_PER_REPO).map(|i| relay((n * 7 + i * 19) % RELAYS));
     let ours = "wss://us.example".parse().expect("a good URL");
@@ -52,13 +52,13 @@ pub(crate) fn changes_of(n: usize) -> impl Iterator<Item = IndexChange> {
     [announced].into_iter().chain(roots)
 }
 
-/// The repository and its roots go again.
+/// Returns the changes that remove a repository and its roots.
 pub(crate) fn undoing(n: usize) -> impl Iterator<Item = IndexChange> {
     let roots = (0..ROOTS_PER_REPO).map(move |i| IndexChange::RootRemoved { root: root(n, i) });
     roots.chain([IndexChange::Retired { repo: repo(n) }])
 }
 
-/// Every relay connected, and nothing confirmed.
+/// Returns all relays, connected and without confirmed items.
 pub(crate) fn connected_relays() -> States {
     (0..RELAYS)
         .map(|n| {
@@ -69,12 +69,12 @@ pub(crate) fn connected_relays() -> States {
         .collect()
 }
 
-/// Everything there is to do, derived from nothing.
+/// Returns all actions, derived from scratch.
 pub(crate) fn whole(index: &SyncIndex, relays: &States) -> Vec<(RelayUrl, PendingItems)> {
     actions(&derive_relay_targets(index.repos(), &us(), &BTreeSet::new()), relays)
 }
 
-/// What each relay is to be asked for, if nothing is pending.
+/// Returns the items to request from each relay, if none is pending.
 pub(crate) fn actions(
     targets: &BTreeMap<RelayUrl, RelaySyncNeeds>,
     relays: &States,

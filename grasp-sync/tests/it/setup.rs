@@ -27,13 +27,13 @@ pub(crate) fn defaults() -> Config {
     Config { can_authenticate: true, ..Config::new("us.example".parse().unwrap()) }
 }
 
-pub(crate) struct Stage {
+pub(crate) struct Setup {
     pub(crate) sim: Sim,
     pub(crate) repo: RepoId,
     pub(crate) chance: Chance,
 }
 
-impl Stage {
+impl Setup {
     /// Sets up relay 0 with this script and this many issues of the repository. Nothing is announced yet.
     pub(crate) fn new(config: Config, script: Script, issues: usize) -> Self {
         let mut chance = Chance::seeded(3);
@@ -44,15 +44,15 @@ impl Stage {
         });
         let events: Vec<Event> = events.collect();
         sim.peers.insert(relay(0), Peer::new(script, events));
-        sim.tell(Input::FeedCaughtUp);
+        sim.handle(Input::FeedCaughtUp);
         Self { sim, repo, chance }
     }
 
     /// The same, with the repository announced at us and at relay 0.
     pub(crate) fn announced(config: Config, script: Script, issues: usize) -> Self {
-        let mut stage = Self::new(config, script, issues);
-        stage.announce(&[relay(0)]);
-        stage
+        let mut setup = Self::new(config, script, issues);
+        setup.announce(&[relay(0)]);
+        setup
     }
 
     /// Announces the repository here, or again, with these relays and ours.
@@ -68,7 +68,7 @@ impl Stage {
         let relays = [relay(0)].into();
         let change = IndexChange::Announced { repo: self.repo.clone(), relays, level };
         let accepted = Accepted { event: None, direct: false, change: Some(change) };
-        self.sim.tell(Input::Accepted(accepted));
+        self.sim.handle(Input::Accepted(accepted));
     }
 
     pub(crate) fn run(&mut self, length: Duration) -> &mut Self {
@@ -104,11 +104,11 @@ impl Stage {
     }
 
     /// Sends a message from relay 0.
-    pub(crate) fn hear(&mut self, conn: ConnId, said: Said) {
+    pub(crate) fn receive(&mut self, conn: ConnId, said: Said) {
         if let Said::Closed { sub, .. } = &said {
             self.peer().drop_sub(*sub);
         }
-        self.sim.tell(Input::Heard { relay: relay(0), conn, said });
+        self.sim.handle(Input::Heard { relay: relay(0), conn, said });
     }
 
     /// Returns the requests to relay 0 since then: their layer, and whether by reconciliation.

@@ -1,0 +1,212 @@
+//! Full sync: a GRASP server that has many of our repositories is asked for all of its events, as long as most of them
+//! are wanted.
+
+use grasp_core::nostr::event::Event;
+use grasp_core::nostr::filter::Filter;
+use grasp_sync::engine::{Config, Report};
+
+use crate::setup::{By, HOUR, MINUTE, Setup, Start, by, defaults, secs};
+use crate::sim::script::{Neg, Script};
+use crate::sim::world::{relay, repo};
+use crate::sim::{START, event};
+
+const THREADS: usize = 100;
+
+fn config() -> Config {
+    Config { whole_from: Some(8_000), ..defaults() }
+}
+
+fn grasp() -> Script {
+    Script { is_grasp: true, software: Some("grasp-relay"), ..Script::default() }
+}
+
+fn is_whole(filter: &Filter) -> bool {
+    filter.generic_tags.is_empty() && filter.kinds.is_none() && filter.ids.is_none()
+}
+
+/// Returns the requests for all that the relay has.
+fn whole(starts: &[Start], kind: By) -> usize {
+    by(starts, kind).iter().filter(|start| start.filters.iter().any(is_whole)).count()
+}
+
+/// Returns the number of values in filters, over all requests.
+fn named(starts: &[Start]) -> usize {
+    let filters = starts.iter().flat_map(|start| &start.filters);
+    filters.flat_map(|filter| filter.generic_tags.values()).map(|values| values.len()).sum()
+}
+
+/// Returns the number of events requested by id.
+fn fetched(setup: &Setup) -> usize {
+    by(&setup.starts(), By::Ids).iter().filter_map(|start| start.filters[0].limit).sum()
+}
+
+fn fell_back_to_filters(setup: &Setup) -> bool {
+    setup.count_reports(|report| matches!(report, Report::CalledByName { .. })) > 0
+}
+
+/// Sets up a server with many threads, some with a reply that names nothing else.
+fn setup(config: Config, script: Script) -> Setup {
+    let mut setup = Setup::announced(config, script, THREADS);
+    let roots: Vec<_> = setup.peer().events.keys().copied().collect();
+    for root in roots.into_iter().take(30) {
+        let comment = event::comment(&mut setup.chance, START - 50, root, "E");
+        setup.peer().events.insert(comment.id, comment);
+    }
+    setup
+}
+
+/// Adds this many threads of other repositories to it.
+fn add_other_threads(setup: &mut Setup, count: usize) {
+    let other = repo(&mut setup.chance, "other");
+    for n in 0..count {
+        let at = START - 90_000 + n as u64;
+        let issue = event::issue(&mut setup.chance, at, std::slice::from_ref(&other));
+        setup.peer().events.insert(issue.id, issue);
+    }
+}
+
+fn comment_on_some_root(setup: &mut Setup) -> Event {
+    let root = *setup.peer().events.keys().next().unwrap();
+    let at = setup.sim.now.unix.as_secs();
+    event::comment(&mut setup.chance, at, root, "E")
+}
+
+#[test]
+fn many_threads_are_fetched_and_subscribed_without_naming_one() {
+    let mut setup = setup(config(), grasp());
+    setup.run(MINUTE);
+    assert_eq!(setup.here(), 1 + THREADS + 30);
+    let starts = setup.starts();
+    assert_eq!((whole(&starts, By::Live), whole(&starts, By::Page)), (1, 0));
+    assert!(whole(&starts, By::Neg) > 0);
+    assert!(named(&starts) <= 6 + 30, "{}: the repository, and replies to replies", named(&starts));
+    let comment = comment_on_some_root(&mut setup);
+    setup.sim.publish_after(secs(0), &relay(0), comment.clone());
+    setup.run(secs(1));
+    assert!(setup.sim.local.stored.contains_key(&comment.id), "arrives live");
+}
+
+#[test]
+fn the_daily_pass_of_two_mirrors_is_one_comparison() {
+    let mut setup = setup(config(), grasp());
+    setup.run(MINUTE).forget();
+    setup.run(26 * HOUR);
+    let starts = setup.starts();
+    assert_eq!((whole(&starts, By::Neg), named(&starts)), (1, 0), "{starts:?}");
+    assert!(!fell_back_to_filters(&setup));
+}
+
+#[test]
+fn events_missed_by_a_short_disconnect_are_fetched_without_naming_one() {
+    let script = Script { connection_secs: Some((600, 601)), ..grasp() };
+    let mut setup = setup(config(), script);
+    setup.run(5 * MINUTE).forget();
+    setup.run(20 * MINUTE);
+    let starts = setup.starts();
+    assert!(whole(&starts, By::Page) > 0 && whole(&starts, By::Live) > 0);
+    assert_eq!(named(&starts), 0);
+}
+
+#[test]
+fn a_new_thread_is_fetched_by_id_and_needs_no_subscription() {
+    let mut setup = setup(config(), grasp());
+    setup.run(MINUTE).forget();
+    let issue = setup.publish_issue();
+    let early = event::comment(&mut setup.chance, START - 5, issue.id, "e");
+    setup.peer().events.insert(early.id, early.clone());
+    setup.run(secs(20));
+    assert!(setup.sim.local.stored.contains_key(&early.id), "its past is fetched");
+    let starts = setup.starts();
+    assert_eq!((by(&starts, By::Live).len(), whole(&starts, By::Neg)), (0, 0), "{starts:?}");
+}
+
+#[test]
+fn filters_are_used_for_few_threads_and_for_other_relays() {
+    let far_off = Config { whole_from: Some(100_000), ..defaults() };
+    for (config, script) in
+        [(far_off, grasp()), (defaults(), grasp()), (config(), Script::default())]
+    {
+        let mut setup = setup(config, script);
+        setup.run(MINUTE);
+        let starts = setup.starts();
+        assert_eq!(setup.here(), 1 + THREADS + 30);
+        assert_eq!(whole(&starts, By::Live) + whole(&starts, By::Neg), 0);
+        assert!(named(&starts) >= 3 * THREADS);
+    }
+}
+
+#[test]
+fn a_server_that_refuses_full_sync_is_asked_by_filters() {
+    let mut setup = setup(config(), Script { wants_names: true, ..grasp() });
+    setup.run(5 * MINUTE);
+    assert_eq!(setup.here(), 1 + THREADS + 30);
+    assert!(fell_back_to_filters(&setup));
+    setup.forget().run(HOUR);
+    let starts = setup.starts();
+    assert_eq!(whole(&starts, By::Live) + whole(&starts, By::Neg), 0);
+    let comment = comment_on_some_root(&mut setup);
+    setup.sim.publish_after(secs(0), &relay(0), comment.clone());
+    setup.run(secs(1));
+    assert!(setup.sim.local.stored.contains_key(&comment.id), "arrives live");
+}
+
+#[test]
+fn a_server_without_nip77_is_paged_by_filters() {
+    let mut setup = setup(config(), Script { neg: Neg::Unknown, ..grasp() });
+    setup.run(5 * MINUTE);
+    assert_eq!(setup.here(), 1 + THREADS + 30);
+    assert_eq!(whole(&setup.starts(), By::Page), 0);
+}
+
+#[test]
+fn a_server_with_many_unwanted_events_is_asked_by_filters() {
+    let mut setup = setup(config(), Script { page: 100, ..grasp() });
+    add_other_threads(&mut setup, 900);
+    setup.run(5 * MINUTE);
+    assert_eq!(setup.here(), 1 + THREADS + 30);
+    assert!(fell_back_to_filters(&setup));
+    assert!(fetched(&setup) <= 1_000 + THREADS + 30);
+}
+
+#[test]
+fn a_server_with_far_too_many_events_is_asked_by_filters_before_a_fetch() {
+    let mut setup = setup(config(), grasp());
+    add_other_threads(&mut setup, 3_000);
+    setup.run(5 * MINUTE);
+    assert_eq!(setup.here(), 1 + THREADS + 30);
+    assert!(named(&setup.starts()) >= 3 * THREADS);
+    assert!(fetched(&setup) < 2 * THREADS);
+    assert!(
+        !fell_back_to_filters(&setup),
+        "many stored events do not end the live subscription to everything"
+    );
+}
+
+#[test]
+fn a_few_unwanted_events_are_fetched_once_and_remembered() {
+    let mut setup = setup(config(), grasp());
+    add_other_threads(&mut setup, 150);
+    setup.run(5 * MINUTE).forget();
+    assert!(!fell_back_to_filters(&setup));
+    setup.run(26 * HOUR);
+    let starts = setup.starts();
+    assert_eq!((whole(&starts, By::Neg), by(&starts, By::Ids).len()), (1, 0));
+}
+
+#[test]
+fn a_flood_of_unwanted_live_events_ends_full_sync() {
+    let mut setup = setup(config(), grasp());
+    setup.run(MINUTE).forget();
+    let other = repo(&mut setup.chance, "other");
+    for n in 0..600 {
+        let at = setup.sim.now.unix.as_secs();
+        let issue = event::issue(&mut setup.chance, at, std::slice::from_ref(&other));
+        setup.sim.publish_after(secs(n / 10), &relay(0), issue);
+    }
+    let comment = comment_on_some_root(&mut setup);
+    setup.sim.publish_after(secs(90), &relay(0), comment.clone());
+    setup.run(2 * MINUTE);
+    assert!(fell_back_to_filters(&setup));
+    assert!(named(&setup.starts()) >= 3 * THREADS);
+    assert!(setup.sim.local.stored.contains_key(&comment.id), "arrives live");
+}

@@ -1,0 +1,339 @@
+//! The lifecycle of one relay: first connection, quick and late reconnections, the daily pass, retirement.
+
+use grasp_core::admission::SyncPath;
+use grasp_sync::engine::{Config, Fault, Frame, Input, Output, Report, Said, SyncEngine};
+use grasp_sync::index::{ConnectionStatus, RETENTION, SyncLevel};
+
+use crate::setup::{By, HOUR, MINUTE, Setup, by, defaults, secs};
+use crate::sim::peer::Peer;
+use crate::sim::script::{Neg, Quirk, Script};
+use crate::sim::world::relay;
+
+fn down(from: u64, to: u64) -> Script {
+    Script { down_secs: Some((from, to)), ..Script::default() }
+}
+
+#[test]
+fn subscribes_before_it_fetches_and_fetches_everything() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 20);
+    setup.run(secs(10));
+    let starts = setup.starts();
+    let live = by(&starts, By::Live);
+    assert!(live[0].is_layer_one() && live[0].filters[0].limit == Some(0));
+    assert!(live[1].filters.iter().all(|filter| filter.limit == Some(0)));
+    let first = starts.iter().position(|start| start.by != By::Live).unwrap();
+    assert!(first >= 2, "both layers are subscribed before anything is fetched");
+    let sessions = by(&starts, By::Neg);
+    assert!(sessions.iter().any(|session| session.is_layer_one()));
+    assert!(sessions.iter().all(|session| session.filters[0].since.is_none()));
+    assert_eq!(setup.status(), Some(ConnectionStatus::Connected));
+    assert_eq!(setup.here(), 21);
+}
+
+#[test]
+fn a_batch_is_confirmed_only_after_everything_delivered_was_judged() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 20);
+    let confirmed = |report: &Report| matches!(report, Report::BatchConfirmed { .. });
+    while setup.count_reports(confirmed) == 0 {
+        setup.run(std::time::Duration::from_millis(1));
+        assert!(setup.now().since_start() < MINUTE);
+    }
+    assert_eq!(setup.here(), 21);
+}
+
+#[test]
+fn events_that_a_relay_lacks_are_reported_with_the_repository() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 3);
+    let ours = setup.chance_issue_dated(0);
+    setup.sim.accept(ours);
+    setup.run(MINUTE);
+    let repo = setup.repo.clone();
+    let is_reported = |report: &Report| matches!(report, Report::Lacking { repo: of, count: 1, .. } if *of == repo);
+    assert_eq!(setup.count_reports(is_reported), 1);
+}
+
+#[test]
+fn live_events_that_a_busy_local_relay_refused_are_fetched_later() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 3);
+    setup.run(MINUTE);
+    setup.sim.local.is_busy = true;
+    let issue = setup.publish_issue();
+    setup.run(secs(2));
+    assert!(!setup.sim.local.stored.contains_key(&issue.id));
+    setup.sim.local.is_busy = false;
+    setup.run(10 * MINUTE);
+    assert!(setup.sim.local.stored.contains_key(&issue.id));
+}
+
+#[test]
+fn a_new_event_arrives_live_and_its_thread_is_subscribed() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 3);
+    setup.run(MINUTE).forget();
+    let issue = setup.publish_issue();
+    setup.run(secs(6));
+    assert!(setup.sim.local.stored.contains_key(&issue.id));
+    let hex = issue.id.to_hex();
+    let starts = setup.starts();
+    let live = by(&starts, By::Live);
+    let names = |filter: &grasp_core::nostr::filter::Filter| {
+        filter.generic_tags.values().any(|values| values.contains(&hex))
+    };
+    assert_eq!(live.iter().flat_map(|start| &start.filters).filter(|one| names(one)).count(), 3);
+}
+
+#[test]
+fn a_chain_of_addressable_members_is_fetched_and_subscribed() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 3);
+    let at = crate::sim::START - 5_000;
+    let repo = setup.repo.to_string();
+    let (app, app_is) = crate::sim::event::member(&mut setup.chance, at, 32_267, &repo);
+    let (release, release_is) = crate::sim::event::member(&mut setup.chance, at, 30_063, &app_is);
+    let (asset, _) = crate::sim::event::member(&mut setup.chance, at, 3_063, &app_is);
+    let (note, _) = crate::sim::event::member(&mut setup.chance, at, 1_985, &release_is);
+    let chain = [app, release, asset, note];
+    for event in &chain {
+        setup.peer().events.insert(event.id, event.clone());
+    }
+    setup.run(2 * MINUTE);
+    for event in &chain {
+        assert!(setup.sim.local.stored.contains_key(&event.id), "kind {}", event.kind);
+    }
+    // New events arrive live too.
+    let now = setup.sim.now.unix.as_secs();
+    let (later, _) = crate::sim::event::member(&mut setup.chance, now, 3_063, &app_is);
+    setup.forget();
+    setup.sim.publish_after(std::time::Duration::ZERO, &relay(0), later.clone());
+    setup.run(secs(1));
+    assert!(setup.sim.local.stored.contains_key(&later.id) && setup.starts().is_empty());
+}
+
+#[test]
+fn a_quick_reconnect_requests_from_fifteen_minutes_before_the_last_connect() {
+    let script = Script { connection_secs: Some((600, 600)), ..Script::default() };
+    let mut setup = Setup::announced(defaults(), script, 20);
+    setup.run(MINUTE);
+    let connected = setup.sim.now.unix - MINUTE;
+    setup.forget().run(secs(570));
+    let starts = setup.starts();
+    let pages = by(&starts, By::Page);
+    // Announcements, three filters of the repository, three of its roots; each layer in one request.
+    let first: Vec<_> = pages.iter().filter(|page| page.filters[0].until.is_none()).collect();
+    assert_eq!(first.len(), 3);
+    assert_eq!(first.iter().map(|page| page.filters.len()).sum::<usize>(), 7);
+    for page in &pages {
+        let since = page.filters[0].since.unwrap();
+        let wanted = connected - RETENTION;
+        assert!(since.as_secs().abs_diff(wanted.as_secs()) <= 2, "{since:?} for {wanted:?}");
+    }
+    assert!(by(&starts, By::Neg).is_empty());
+    assert_eq!(setup.status(), Some(ConnectionStatus::Connected));
+}
+
+#[test]
+fn a_late_reconnect_starts_from_nothing() {
+    let script = Script { connection_secs: Some((100, 100)), ..down(90, 2_000) };
+    let mut setup = Setup::announced(defaults(), script, 20);
+    setup.run(MINUTE).forget();
+    setup.peer().script.connection_secs = None;
+    setup.run(secs(4_000));
+    let starts = setup.starts();
+    let sessions = by(&starts, By::Neg);
+    assert!(sessions.iter().any(|one| one.is_layer_one()));
+    // Confirmed items are not caught up with: repositories and roots are compared from nothing too.
+    let fetches = starts.iter().filter(|start| matches!(start.by, By::Neg | By::Page));
+    let filters: Vec<_> = fetches.flat_map(|start| &start.filters).collect();
+    for tag in ["\"#a\"", "\"#e\""] {
+        assert!(filters.iter().any(|filter| filter.as_json().contains(tag)), "{tag}");
+    }
+    assert!(filters.iter().all(|filter| filter.since.is_none()));
+}
+
+#[test]
+fn an_interrupted_session_is_repeated_in_full() {
+    let script =
+        Script { latency_ms: (400, 500), connection_secs: Some((1, 1)), ..Script::default() };
+    let mut setup = Setup::announced(defaults(), script, 20);
+    setup.run(secs(4)).forget();
+    setup.run(secs(10));
+    let starts = setup.starts();
+    let subscribed = by(&starts, By::Live);
+    assert!(!subscribed.is_empty(), "connected again");
+    let sessions = by(&starts, By::Neg);
+    assert!(sessions.iter().all(|session| session.filters[0].since.is_none()));
+}
+
+#[test]
+fn everything_is_compared_once_a_day() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 20);
+    setup.run(HOUR).forget();
+    setup.run(21 * HOUR);
+    assert!(by(&setup.starts(), By::Neg).is_empty());
+    // An old event is added without being sent live.
+    let old = setup.sim.now.unix.as_secs() - 50_000;
+    let repos = [setup.repo.clone()];
+    let missed = crate::sim::event::issue(&mut setup.chance, old, &repos);
+    setup.peer().events.insert(missed.id, missed.clone());
+    setup.run(4 * HOUR);
+    let starts = setup.starts();
+    let sessions = by(&starts, By::Neg);
+    assert!(sessions.iter().any(|session| session.is_layer_one()));
+    assert!((secs(23 * 3600)..secs(25 * 3600 + 60)).contains(&sessions[0].at.since_start()));
+    assert!(setup.sim.local.stored.contains_key(&missed.id));
+    assert_eq!(setup.count_reports(|report| matches!(report, Report::Gap { .. })), 1);
+}
+
+#[test]
+fn a_failed_daily_pass_is_not_repeated_before_the_next_day() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 20);
+    setup.run(HOUR).forget();
+    // From now on it compares nothing and fails with every page.
+    setup.peer().script.quirk = |_, frame| match frame {
+        Frame::NegOpen { sub, .. } => {
+            let text = "error: negentropy disabled".to_owned();
+            Quirk::Says(vec![Said::NegErr { sub: *sub, text }])
+        }
+        Frame::Subscribe { sub, path: SyncPath::Daily, .. } => {
+            let text = "computer says no".to_owned();
+            Quirk::Says(vec![Said::Closed { sub: *sub, text }])
+        }
+        _ => Quirk::None,
+    };
+    setup.run(45 * HOUR);
+    let starts = setup.starts();
+    let fetches = starts.iter().filter(|start| start.by != By::Live).count();
+    assert!((4..30).contains(&fetches), "{fetches}");
+    assert_eq!(setup.status(), Some(ConnectionStatus::ConnectedHistoricSyncFailures));
+}
+
+#[test]
+fn fetching_continues_over_short_connections() {
+    // Some ten requests fit into one connection, with half an hour between connections: each would start again.
+    let script = Script {
+        connection_secs: Some((4, 4)),
+        latency_ms: (200, 200),
+        page: 60,
+        neg: Neg::Disabled,
+        ..Script::default()
+    };
+    let config = Config { values_per_filter: 20, ..defaults() };
+    let mut setup = Setup::announced(config, script, 400);
+    setup.run(20 * HOUR);
+    assert_eq!(setup.here(), 401);
+    assert!(setup.sim.conns.len() > 5);
+    let connected = |report: &Report| {
+        matches!(report, Report::Status { status: ConnectionStatus::Connected, .. })
+    };
+    assert!(setup.count_reports(connected) >= 1, "it completes");
+}
+
+#[test]
+fn live_subscriptions_stay_open_during_the_daily_pass() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 20);
+    setup.run(HOUR).forget();
+    let mut published = Vec::new();
+    for _ in 0..(25 * 4) {
+        published.push(setup.publish_issue().id);
+        setup.run(15 * MINUTE);
+    }
+    let gap = |report: &Report| matches!(report, Report::Gap { .. });
+    assert_eq!(setup.count_reports(gap), 0, "everything came live");
+    assert!(published.iter().all(|id| setup.sim.local.stored.contains_key(id)));
+}
+
+#[test]
+fn an_announcement_with_other_relays_changes_the_connections() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 5);
+    setup.sim.peers.insert(relay(1), Peer::new(Script::default(), []));
+    setup.run(MINUTE);
+    setup.announce(&[relay(1)]);
+    setup.run(MINUTE);
+    let retired = Report::Retired { relay: relay(0) };
+    assert!(setup.sim.reports.contains(&retired));
+    assert!(setup.sim.dials.iter().any(|(_, to)| *to == relay(1)));
+    setup.forget();
+    setup.publish_issue();
+    setup.run(MINUTE);
+    assert!(setup.starts().is_empty(), "nothing is sent to a retired relay");
+}
+
+#[test]
+fn bootstrap_relays_are_always_dialled_and_never_retired() {
+    let config = Config { bootstrap: vec![relay(0)], ..defaults() };
+    let mut setup = Setup::announced(config, Script::default(), 5);
+    setup.run(MINUTE);
+    setup.announce(&[]);
+    setup.run(HOUR);
+    assert_eq!(setup.count_reports(|report| matches!(report, Report::Retired { .. })), 0);
+    assert_eq!(setup.status(), Some(ConnectionStatus::Connected));
+}
+
+#[test]
+fn an_engine_with_bootstrap_relays_has_a_deadline_at_the_start() {
+    let now = Setup::new(defaults(), Script::default(), 0).sim.now;
+    let mut engine =
+        SyncEngine::new(now, Config { bootstrap: vec![relay(0), relay(1)], ..defaults() });
+    assert!(engine.next_deadline().is_some_and(|at| at <= now.mono));
+    let dials = |out: Vec<Output>| {
+        out.into_iter().filter(|output| matches!(output, Output::Connect { .. })).count()
+    };
+    assert_eq!(dials(engine.handle(now, Input::Tick)), 1);
+    let next = engine.next_deadline().unwrap();
+    assert_eq!((next - now.mono).as_millis(), 250);
+    assert_eq!(dials(engine.handle(now.after(next - now.mono), Input::Tick)), 1);
+}
+
+#[test]
+fn our_own_address_is_never_dialled() {
+    let mut config = defaults();
+    config.bootstrap = vec!["wss://us.example".parse().unwrap()];
+    let mut setup = Setup::new(config, Script::default(), 0);
+    setup.announce(&["ws://us.example:80".parse().unwrap(), "wss://us.example/".parse().unwrap()]);
+    setup.run(HOUR);
+    assert_eq!(setup.sim.dials, []);
+}
+
+#[test]
+fn a_private_service_is_disconnected_for_a_day() {
+    let mut config = defaults();
+    config.bootstrap = vec![relay(0)];
+    let now = Setup::new(defaults(), Script::default(), 0).sim.now;
+    let mut engine = SyncEngine::new(now, config);
+    let out = engine.handle(now, Input::Tick);
+    let conn = out.iter().find_map(|output| match output {
+        Output::Connect { conn, .. } => Some(*conn),
+        _ => None,
+    });
+    let facts = grasp_sync::engine::RelayFacts { is_private: true, ..Default::default() };
+    let connected = Input::Connected { relay: relay(0), conn: conn.unwrap(), address: None, facts };
+    let out = engine.handle(now, connected);
+    assert!(out.iter().any(|output| matches!(output, Output::Disconnect { .. })));
+    assert!(!out.iter().any(|output| matches!(output, Output::Send { .. })));
+    // The report has the reason and the pause of a day.
+    let reported = out.iter().find_map(|output| match output {
+        Output::Report(Report::ConnectFailed { why, failure, .. }) => {
+            Some((*why, failure.retry_in))
+        }
+        _ => None,
+    });
+    assert_eq!(reported, Some((Fault::Private, 24 * HOUR)));
+    engine.check_invariants();
+}
+
+#[test]
+fn only_states_of_a_held_repository_are_requested_until_it_is_served() {
+    let mut setup = Setup::new(defaults(), Script::default(), 10);
+    setup.want(SyncLevel::StateOnly);
+    setup.run(MINUTE);
+    let starts = setup.starts();
+    let items: Vec<_> = starts.iter().filter(|start| !start.is_layer_one()).collect();
+    assert!(!items.is_empty());
+    let is_state = |filter: &grasp_core::nostr::filter::Filter| {
+        filter.as_json().contains(r#""kinds":[30618]"#) && filter.as_json().contains("#d")
+    };
+    assert!(items.iter().flat_map(|start| &start.filters).all(is_state));
+    setup.forget().want(SyncLevel::Full);
+    setup.run(MINUTE);
+    let starts = setup.starts();
+    let wide = starts.iter().flat_map(|start| &start.filters);
+    assert!(wide.filter(|filter| filter.as_json().contains("#a")).count() >= 2, "live and history");
+}
