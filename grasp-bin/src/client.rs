@@ -84,7 +84,7 @@ mod tests {
         event.custom_created_at(Timestamp::from_secs(at)).finalize(keys).unwrap()
     }
 
-    /// A relay that answers its first question with these.
+    /// Starts a relay that answers its first request with these events.
     async fn relay_with(events: Vec<Value>) -> RelayUrl {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("ws://{}", listener.local_addr().unwrap()).parse().unwrap();
@@ -101,7 +101,7 @@ mod tests {
         url
     }
 
-    /// A relay that answers every event with this.
+    /// Starts a relay that answers every event with this message.
     async fn relay_that_answers(accepted: bool, message: &'static str) -> RelayUrl {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("ws://{}", listener.local_addr().unwrap()).parse().unwrap();
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_relay_that_has_the_event_or_a_newer_version_is_as_good_as_one_that_takes_it() {
+    async fn a_duplicate_or_newer_version_counts_as_accepted() {
         let event = event(&Keys::generate(), "hello", 1);
         for (accepted, text, is_ok) in [
             (true, "", true),
@@ -133,7 +133,7 @@ mod tests {
         }
     }
 
-    /// A relay that talks without end and answers nothing.
+    /// Starts a relay that sends messages without end and no answer.
     async fn relay_that_talks() -> RelayUrl {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("ws://{}", listener.local_addr().unwrap()).parse().unwrap();
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_relay_that_talks_without_an_answer_is_not_waited_for() {
+    async fn a_relay_that_sends_messages_without_an_answer_times_out() {
         let event = event(&Keys::generate(), "hello", 1);
         let mut relay = RelayClient::connect(&relay_that_talks().await).await.unwrap();
         relay.timeout = Duration::from_millis(200);

@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backup_is_complete_with_its_manifest_and_every_change_of_a_file_shows() {
+    fn a_backup_needs_its_manifest_and_every_changed_file_is_detected() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "content").unwrap();

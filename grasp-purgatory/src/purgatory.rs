@@ -424,7 +424,7 @@ mod tests {
 
     use super::*;
 
-    /// One of a few events: announcements, states and pull requests of few authors under few names.
+    /// A strategy of announcements, states and pull requests of few authors under few identifiers.
     fn event(n: u8) -> Arc<Event> {
         let author = PublicKey::from_byte_array([n % 3 + 1; 32]);
         let name = if n.is_multiple_of(2) { "x" } else { "y" };

@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    const SOON: Duration = Duration::from_secs(60);
+    const CLAIM_TIMEOUT: Duration = Duration::from_secs(60);
 
     fn at(net: u8) -> Claimant {
         Claimant::at(ClientNetwork::of(Ipv4Addr::new(198, 51, net, 1).into()))
@@ -162,7 +162,7 @@ mod tests {
         assert!(pool.try_take(&at(2), 1).is_err());
         let second = tokio::spawn({
             let pool = pool.clone();
-            async move { pool.wait(&at(2), 1, SOON).await }
+            async move { pool.wait(&at(2), 1, CLAIM_TIMEOUT).await }
         });
         while pool.queued() == 0 {
             tokio::task::yield_now().await;
@@ -179,7 +179,11 @@ mod tests {
         let pool = SharedPool::new(Bounds { reserve: 0, ..Bounds::of(1) });
         let held = pool.try_take(&at(1), 1).expect("it is free");
         assert!(pool.wait(&at(2), 1, Duration::ZERO).await.is_err());
-        assert!(tokio::time::timeout(Duration::ZERO, pool.wait(&at(2), 1, SOON)).await.is_err());
+        assert!(
+            tokio::time::timeout(Duration::ZERO, pool.wait(&at(2), 1, CLAIM_TIMEOUT))
+                .await
+                .is_err()
+        );
         assert_eq!(pool.queued(), 0);
         drop(held);
         assert_eq!(pool.usage(), Usage::default());

@@ -32,7 +32,7 @@ fn complaint(file: &str) -> String {
 }
 
 #[test]
-fn defaults_are_loopback_and_a_directory_beside_us() {
+fn defaults_are_loopback_and_a_directory_below_the_current_one() {
     let config = load("", [], &[]).unwrap().config;
     assert_eq!(config.listen.to_string(), "127.0.0.1:7334");
     assert_eq!(config.settings.data_dir, PathBuf::from("data"));
@@ -141,7 +141,7 @@ fn every_problem_is_reported_at_once() {
 }
 
 #[test]
-fn an_empty_variable_is_none_and_an_unknown_one_is_only_mentioned() {
+fn an_empty_variable_is_not_set_and_an_unknown_one_is_only_reported() {
     let vars = [("GRASP_LISTEN", ""), ("GRASP_PORT_7334_TCP", "tcp://10.0.0.1:7334")];
     let loaded = load("", vars, &[]).unwrap();
     assert_eq!(loaded.unknown_vars, ["GRASP_PORT_7334_TCP"]);
@@ -149,7 +149,7 @@ fn an_empty_variable_is_none_and_an_unknown_one_is_only_mentioned() {
 }
 
 #[test]
-fn what_is_printed_as_in_force_is_read_back_as_the_same() {
+fn the_printed_configuration_is_read_back_as_the_same() {
     let file = "domain = 'git.example:8443/x'\nbootstrap = ['wss://a.example']\n[hunt]\nhosts = ['github.com:10,60']\n\
                 [about]\ncontact = 'a \"b\"'\n[archive]\nidentifiers = ['x y']\n[purgatory]\nhold_for = '90s'\n";
     let once = load(file, [], &[]).unwrap();

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_words_about_missing_objects_raise_a_suspicion() {
+    fn only_messages_about_missing_objects_are_a_suspicion() {
         for (words, suspicion) in [
             ("fatal: git upload-pack: not our ref 1234", Some(Suspicion::Tip)),
             ("warning: ignoring broken ref refs/heads/main", Some(Suspicion::Tip)),

@@ -260,8 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_fill_neither_a_family_nor_the_disk_for_maintainers_and_get_it_back_the_day_after()
-    {
+    fn data_of_strangers_is_bounded_by_family_and_in_total_for_a_day() {
         let (budget, now) = (DiskBudget::new(GIB), at(1));
         let (x, y): (Identifier, Identifier) = ("x".parse().unwrap(), "y".parse().unwrap());
         let room = |now: Now, family, claimant: &Claimant| {
@@ -282,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hunted_takes_nothing_from_those_who_push() {
+    fn hunted_data_does_not_use_the_share_of_pushes() {
         let (budget, now) = (DiskBudget::new(GIB), at(1));
         for n in 0..100 {
             let family: Identifier = n.to_string().parse().unwrap();
@@ -295,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_restores_what_was_spent_and_its_age() {
+    fn a_restart_restores_the_spent_amounts_and_their_age() {
         let (before, x): (_, Identifier) = (DiskBudget::new(GIB), "x".parse().unwrap());
         before.charge(at(0), &x, &author(1), (Source::Pushed, GIB));
         before.charge(at(1), &x, &author(1), (Source::Pushed, 2 * GIB));

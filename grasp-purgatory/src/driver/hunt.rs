@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn each_report_has_its_level_and_names_what_it_is_about() {
+    fn each_report_is_logged_with_its_level_and_fields() {
         let identifier: Identifier = "grasp".parse().unwrap();
         let url: CloneUrl = "https://git.example.com/x.git".parse().unwrap();
         let (one, host) = (identifier.clone(), url.host());
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strangers_words_make_no_lines_of_their_own() {
+    fn line_breaks_in_texts_of_peers_do_not_forge_log_lines() {
         let error = FetchError::Refused(PeerText::new("no\nERROR forged \u{1b}[31m line"));
         let url = "https://git.example.com/x.git".parse().unwrap();
         let identifier = "x".parse().unwrap();

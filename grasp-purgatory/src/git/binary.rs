@@ -194,8 +194,8 @@ mod tests {
 
     use super::*;
 
-    /// A program that answers like git of some version.
-    fn pretender(dir: &Path, says: &str) -> PathBuf {
+    /// Creates a program that prints the version of some git.
+    fn fake_git(dir: &Path, says: &str) -> PathBuf {
         let path = dir.join("git");
         fs::write(&path, format!("#!/bin/sh\necho '{says}'\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -221,18 +221,18 @@ mod tests {
     #[test]
     fn an_old_git_is_refused_by_name() {
         let dir = tempfile::tempdir().unwrap();
-        pretender(dir.path(), "git version 2.36.6");
+        fake_git(dir.path(), "git version 2.36.6");
         let error = Git::find(dir.path().as_os_str(), Slots::default()).unwrap_err();
         let said = error.to_string();
         assert!(said.starts_with("git 2.36 is too old; install git 2.37 or newer"), "{said}");
-        pretender(dir.path(), "git version 2.37.0");
+        fake_git(dir.path(), "git version 2.37.0");
         Git::find(dir.path().as_os_str(), Slots::default()).unwrap();
     }
 
     #[test]
-    fn something_else_of_that_name_is_refused() {
+    fn another_program_named_git_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let path = pretender(dir.path(), "hello");
+        let path = fake_git(dir.path(), "hello");
         let error = Git::at(path, Slots::default()).unwrap_err();
         assert!(matches!(error, BinaryError::NotGit { .. }), "{error}");
     }

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_are_counted_in_whatever_order_the_entries_are() {
+    fn the_length_of_a_chain_is_independent_of_the_order_of_entries() {
         let chain = |length: u32| (0..=length).map(|n| n.checked_sub(1)).collect::<Vec<_>>();
         let backwards =
             |length: u32| (1..=length + 1).map(|n| (n <= length).then_some(n)).collect::<Vec<_>>();
@@ -218,7 +218,10 @@ mod tests {
             assert!(!are_at_most(10, &bases(11)));
             assert!(are_at_most(0, &bases(0)));
         }
-        assert!(are_at_most(1, &[None, Some(0), Some(0), Some(0)]), "a bush is no chain");
-        assert!(!are_at_most(5, &[Some(1), Some(0)]), "a circle never ends");
+        assert!(
+            are_at_most(1, &[None, Some(0), Some(0), Some(0)]),
+            "many deltas of one base are not a chain"
+        );
+        assert!(!are_at_most(5, &[Some(1), Some(0)]), "a cycle has no end");
     }
 }

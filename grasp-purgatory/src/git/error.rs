@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_told_apart_however_it_shows() {
+    fn a_full_disk_is_recognised_in_every_form() {
         let full = io::Error::from(io::ErrorKind::StorageFull);
         assert!(GitError::io("write", "x", full).is_disk_full());
         let said = "fatal: sha1 file 'x' write error: No space left on device";

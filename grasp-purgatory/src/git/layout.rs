@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_differ_in_case_alone_are_apart() {
+    fn identifiers_that_differ_only_in_case_have_different_paths() {
         let [lower, upper] =
             ["repo", "Repo"].map(|text| family_path(text).to_str().unwrap().to_lowercase());
         assert_ne!(lower, upper);

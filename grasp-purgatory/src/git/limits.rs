@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_that_burns_its_cpu_time_ends() {
+    async fn a_process_that_uses_up_its_cpu_time_ends() {
         let limits = ProcessLimits { cpu: Some(Duration::from_secs(1)), ..Default::default() };
         let mut burning = shell(limits, "while :; do :; done").spawn().unwrap();
         limits.apply(&burning);
@@ -334,9 +334,9 @@ mod cpu_tests {
         assert_eq!(used(""), Duration::ZERO);
     }
 
-    /// A program that is taken for git. Its child uses a second of CPU time; then it says so, and waits for its input
+    /// Creates a program in place of git. Its child uses a second of CPU time; then it prints a line, and waits for its input
     /// to end.
-    fn burning(dir: &Path) -> Git {
+    fn cpu_intensive_git(dir: &Path) -> Git {
         let path = dir.join("git");
         let script = "[ \"$1\" = --version ] && echo git version 2.47.0 && exit\n\
                       /bin/sh -c 'ulimit -t 1; while :; do :; done' 2>/dev/null\necho; read end\n";
@@ -351,9 +351,9 @@ mod cpu_tests {
     }
 
     #[tokio::test]
-    async fn a_network_that_used_its_share_is_refused_while_others_and_maintainers_go_on() {
+    async fn a_network_that_used_its_share_is_refused_while_others_and_maintainers_are_not() {
         let dir = tempfile::tempdir().unwrap();
-        let git = burning(dir.path());
+        let git = cpu_intensive_git(dir.path());
         git.command("x").claimed_by(at(1)).run(Vec::new()).await.unwrap();
         let used = used_in_all(&git);
         assert!((500..1_900).contains(&used), "{used} ms");
@@ -367,7 +367,7 @@ mod cpu_tests {
     #[tokio::test]
     async fn a_process_whose_client_has_gone_is_charged_too() {
         let dir = tempfile::tempdir().unwrap();
-        let git = burning(dir.path());
+        let git = cpu_intensive_git(dir.path());
         let mut process = git.command("x").claimed_by(at(1)).spawn().await.unwrap();
         let stdin = process.take_stdin();
         process.take_stdout().unwrap().read_exact(&mut [0]).await.unwrap();

@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_begins_anew_when_an_object_was_named_or_stored_meanwhile() {
+    fn the_retention_begins_again_when_an_object_is_named_or_stored() {
         let (mut unnamed, start) = (UnnamedObjects::default(), Mono::from_secs(5));
         assert!(unnamed.listed(start, keys(&["a", "b"])).is_empty());
         assert!(unnamed.listed(start, keys(&["b"])).is_empty());

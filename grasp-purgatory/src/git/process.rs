@@ -349,7 +349,7 @@ mod tests {
                         --fix-thin '--keep=fetch-pack 25463 on vm' --pack_header=2,4711 --strict";
 
     #[test]
-    fn the_claim_is_found_in_whatever_pieces_it_comes() {
+    fn the_announced_object_count_is_found_in_output_of_any_pieces() {
         assert_eq!(claim(LINE), Some(4711));
         let header =
             "11:12:15.647642 http.c:845 <= Recv header: X: run-command.c:1 --pack_header=2,9";
@@ -415,7 +415,7 @@ mod tests {
     #[tokio::test]
     async fn a_pack_raises_the_limits_of_the_group_and_gives_back_the_memory_of_the_list() {
         let limits = |mib: u64| ProcessLimits { memory: Some(mib << 20), ..Default::default() };
-        // The shell starts another, which says that it is there, and in the end what it may use.
+        // The shell starts another, which prints a line at its start, and in the end its limit.
         let script = "/bin/sh -c 'echo; read go; ulimit -S -d'; ulimit -S -d";
         let mut command = limits(16).command(Path::new("/bin/sh"));
         command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_who_claims_more_than_may_come_is_stopped() {
+    async fn only_a_process_that_announces_too_many_objects_is_stopped() {
         for (most, too_many) in [(None, false), (Some(4711), false), (Some(4710), true)] {
             let said = format!("{LINE}\nfatal: end");
             let watch = OutputWatch { most_objects: most, ..OutputWatch::default() };

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_sorted_by_name_tells_what_is_behind_tags_and_can_be_read_again() {
+    fn the_packed_refs_text_is_sorted_has_peeled_tags_and_round_trips() {
         let mut refs = with(&[("refs/tags/v1", 1), ("refs/heads/b", 2), ("refs/heads/a", 3)]);
         refs.refs.get_mut(&name("refs/tags/v1")).unwrap().peeled = Some(oid(2));
         let text = refs.encode();

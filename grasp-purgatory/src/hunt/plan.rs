@@ -312,7 +312,7 @@ mod tests {
     const C: &str = "https://c.example.com/x.git";
 
     #[test]
-    fn what_the_keepers_name_comes_first_and_contributors_places_last() {
+    fn addresses_of_maintainers_come_first_and_those_of_contributors_last() {
         let needs = Needs::new(vec![want(&[1], &[A], &[C]), want(&[2], &[A, B], &[])]);
         assert_eq!(needs.places(&memory(), 9, Mono::ZERO), urls(&[A, B, C]));
     }
@@ -328,8 +328,8 @@ mod tests {
         (0..count).map(|n| format!("https://h{n}.example.com/x")).collect()
     }
 
-    /// The addresses that so many attempts come to.
-    fn come_to(needs: &Needs, memory: &mut AddressMemory, attempts: u64) -> BTreeSet<CloneUrl> {
+    /// Returns the addresses that a number of attempts visit.
+    fn visited(needs: &Needs, memory: &mut AddressMemory, attempts: u64) -> BTreeSet<CloneUrl> {
         let mut seen = BTreeSet::new();
         for attempt in 0..attempts {
             let now = Mono::from_secs(attempt * 120);
@@ -349,20 +349,20 @@ mod tests {
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         let (mut memory, needs) = (memory(), Needs::new(vec![want(&[1], &[A], &many)]));
         assert_eq!(needs.places(&memory, 64, Mono::ZERO)[0], url(A));
-        assert_eq!(come_to(&needs, &mut memory, 32).len(), 2_001);
+        assert_eq!(visited(&needs, &mut memory, 32).len(), 2_001);
     }
 
     #[test]
-    fn more_addresses_than_are_remembered_are_come_to_as_well() {
+    fn more_addresses_than_are_remembered_are_visited() {
         let many = addresses(300);
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         let mut memory = AddressMemory::new(100);
         let needs = Needs::new(vec![want(&[1], &[], &many)]);
-        assert_eq!(come_to(&needs, &mut memory, 60).len(), 300);
+        assert_eq!(visited(&needs, &mut memory, 60).len(), 300);
     }
 
     #[test]
-    fn of_too_many_keepers_addresses_the_first_are_always_tried_and_all_in_the_end() {
+    fn of_too_many_addresses_of_maintainers_the_first_are_always_tried_and_all_in_the_end() {
         let many = addresses(1_000);
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         let (mut memory, needs) = (memory(), Needs::new(vec![want(&[1], &many, &[])]));
@@ -370,7 +370,7 @@ mod tests {
             let places = needs.places(&memory, 64, Mono::from_secs(second));
             assert_eq!(places[..32], urls(&many[..32]));
         }
-        assert_eq!(come_to(&needs, &mut memory, 40).len(), 1_000);
+        assert_eq!(visited(&needs, &mut memory, 40).len(), 1_000);
     }
 
     #[test]
@@ -394,7 +394,11 @@ mod tests {
         memory.failed(&url(A), [oid(1)], Failure::Missed);
         list(&mut memory, 60, A, before.fingerprint);
         assert_eq!(memory.plan(&url(A), &wanted, &before), FetchPlan::default());
-        assert_eq!(memory.plan(&url(B), &wanted, &before).guesses, [oid(1)], "elsewhere it may be");
+        assert_eq!(
+            memory.plan(&url(B), &wanted, &before).guesses,
+            [oid(1)],
+            "another server may have it"
+        );
         list(&mut memory, 61, A, after.fingerprint);
         assert_eq!(memory.plan(&url(A), &wanted, &after).guesses, [oid(1)]);
     }
@@ -433,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_is_not_wanted_any_more() {
+    fn received_objects_are_not_wanted_any_more() {
         let mut needs = Needs::new(vec![want(&[1, 2], &[A], &[]), want(&[2], &[B], &[])]);
         needs.got(&oids(&[2]));
         assert_eq!((needs.of(&url(A)), needs.of(&url(B))), (oids(&[1]), oids(&[])));

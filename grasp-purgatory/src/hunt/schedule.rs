@@ -379,13 +379,13 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_in_line_counts_for_nothing_until_it_ends() {
+    fn a_queued_attempt_is_not_counted_until_it_ends() {
         let mut queue = queue();
         queue.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
         let _ = queue.start(Mono::ZERO);
         queue.wait_for_hosts(Mono::ZERO, &id("x"), false);
         assert!(queue.waits_for_hosts(&id("x")) && !queue.is_running(&id("x")));
-        assert_eq!(queue.next_deadline(), None, "only its turn or something new helps");
+        assert_eq!(queue.next_deadline(), None, "only its start or a new event changes that");
         assert!(queue.start(Mono::from_secs(3_600)).is_empty());
         assert_eq!(queue.attempts(&id("x")), 0);
 
@@ -396,7 +396,7 @@ mod tests {
         assert_eq!(
             other.next_deadline(),
             Some(Mono::from_secs(20)),
-            "who was asked is asked again"
+            "servers that were asked are asked again"
         );
 
         let hour = Mono::from_secs(3_600);
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_wish_never_delays_an_earlier_one() {
+    fn a_later_request_never_delays_an_earlier_one() {
         let mut queue = queue();
         queue.enqueue(Mono::ZERO, &id("x"), None);
         queue.enqueue(Mono::ZERO, &id("x"), Some(USER));
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn rests_double_from_twenty_seconds_to_two_minutes() {
+    fn pauses_double_from_twenty_seconds_to_two_minutes() {
         let mut queue = queue();
         queue.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
         let mut now = Mono::ZERO;
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_during_an_attempt_gets_its_own_however_that_one_ends() {
+    fn an_event_during_an_attempt_gets_another_attempt() {
         for end in [End::Satisfied, End::Needless, End::Wanting, End::Later] {
             let mut queue = queue();
             queue.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_gone_when_nothing_is_wanted() {
+    fn an_identifier_without_wants_is_removed() {
         let mut queue = queue();
         queue.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
         let _ = queue.start(Mono::ZERO);
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hourly_turn_looks_for_everything_once() {
+    fn the_hourly_attempt_includes_expired_events() {
         let mut queue = queue();
         queue.pull(Mono::ZERO, &id("x"));
         let started = queue.start(Mono::ZERO);
@@ -518,7 +518,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_two_attempts_at_once_none_early_and_no_wish_forgotten(acts in vec(act(), 0..80)) {
+        fn attempts_do_not_overlap_or_start_early_and_none_is_lost(acts in vec(act(), 0..80)) {
             let mut queue = queue();
             let mut now = Mono::ZERO;
             let mut running = BTreeSet::new();
@@ -583,7 +583,7 @@ mod pull_tests {
     }
 
     #[test]
-    fn turns_are_spread_over_the_hour() {
+    fn hourly_attempts_are_spread_over_the_hour() {
         let mut pull = HourlyPull::new(HOUR, Mono::ZERO);
         pull.listed(at(0), names(6_000));
         let per_minute: Vec<_> =
@@ -593,7 +593,7 @@ mod pull_tests {
     }
 
     #[test]
-    fn a_restart_does_not_move_anybodys_turn() {
+    fn a_restart_does_not_move_the_hourly_attempts() {
         let turn = |started: u64| {
             let mut pull = HourlyPull::new(HOUR, Mono::from_secs(started));
             pull.listed(at(started), names(1));
@@ -613,7 +613,7 @@ mod pull_tests {
 
     proptest! {
         #[test]
-        fn everybody_has_one_turn_in_every_hour_however_often_one_asks(
+        fn every_identifier_has_one_attempt_in_every_hour(
             pauses in vec(0..5_000_u64, 1..60),
         ) {
             let mut pull = HourlyPull::new(HOUR, Mono::from_secs(1_000));
@@ -627,7 +627,7 @@ mod pull_tests {
                     *given.entry(identifier).or_default() += 1;
                 }
             }
-            // Who sleeps for longer than an hour makes up for one turn, not for all.
+            // After a delay of more than an hour one attempt is made, not all that were missed.
             let least = ((now - 1_000) / 3_600).saturating_sub(hours);
             for identifier in names(20) {
                 let turns = given.get(&identifier).copied().unwrap_or_default();
@@ -636,7 +636,7 @@ mod pull_tests {
         }
 
         #[test]
-        fn a_deadline_is_kept_by_asking_then(start in 0..9_999_u64) {
+        fn something_is_due_at_every_deadline(start in 0..9_999_u64) {
             let mut pull = HourlyPull::new(HOUR, Mono::from_secs(start));
             pull.listed(at(start), names(5));
             pull.must_list(Mono::from_secs(start));

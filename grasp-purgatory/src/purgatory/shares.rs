@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn many_small_things_take_room_like_few_large_ones() {
+    fn many_small_events_use_a_share_like_few_large_ones() {
         let mut shares = Shares::new(BOUND, 0, 1);
         let fits = |n: &u8| shares.take(id(*n), author(1), 1).is_ok();
         assert_eq!((0..200).filter(fits).count(), BOUND.count);

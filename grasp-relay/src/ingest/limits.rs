@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_share_what_their_network_may_have() {
+    fn addresses_of_one_network_share_its_limit() {
         let (rates, now) = (SharedMeter::per_minute(256), Mono::from_secs(1_000));
         let taken = |address: u8| {
             let claimant = network(&format!("198.51.100.{address}"));

@@ -403,9 +403,9 @@ mod tests {
         };
         assert!(matches!(read(&event(30618, 100_000)), Ok(Request::Event(_))));
         assert!(refusal(&event(30617, 100_000)).contains("larger than 2000 bytes"));
-        let most = State::MAX_EVENT_BYTES;
-        let told = format!("larger than {most} bytes");
-        assert!(refusal(&event(30618, most)).contains(&told));
+        let max = State::MAX_EVENT_BYTES;
+        let told = format!("larger than {max} bytes");
+        assert!(refusal(&event(30618, max)).contains(&told));
     }
 
     #[test]
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn short_values_weigh_more_than_their_text_and_a_request_has_only_so_many() {
+    fn short_values_count_more_than_their_text_and_values_per_request_are_bounded() {
         let weight = |text: &str| match read(text) {
             Ok(Request::Req(_, query)) => query.weight(),
             other => panic!("{other:?}"),
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_gets_a_notice_without_echo() {
+    fn malformed_messages_get_a_notice_without_an_echo() {
         for text in [
             "",
             "nonsense",
@@ -567,14 +567,14 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_for_size_says_what_would_be_served() {
+    fn a_refusal_for_size_states_the_limit() {
         let reply =
             Reply::NegErr(SubId("n".into()), "blocked: this query is too big".into(), Some(7));
         assert_eq!(reply.to_json(), r#"["NEG-ERR","n","blocked: this query is too big",7]"#);
     }
 
-    fn filter(text: &str, most: usize) -> Result<Filter, String> {
-        let limits = Limits { filter_values: most, ..Limits::default() };
+    fn filter(text: &str, max: usize) -> Result<Filter, String> {
+        let limits = Limits { filter_values: max, ..Limits::default() };
         read_filter(serde_json::from_str(text).expect("JSON"), &limits).map(|(filter, _)| filter)
     }
 

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_history_brought_does_not_come_again() {
+    fn events_of_history_are_not_delivered_again_live() {
         let [old, racing, late, fresh, other] = notes();
         let now = Mono::from_secs(5);
         let mut delivery = delivery();
@@ -324,17 +324,17 @@ mod tests {
         assert_eq!(limits, [Some(20), Some(7), Some(50)]);
     }
 
-    /// What is sent, and what is said at the end, if the store has so many for these limits.
+    /// Returns the number of events sent and the EOSE hint, if the store has `found` events for these limits.
     fn answered(limits: &[usize], found: usize) -> (usize, EoseHint) {
         let filters: Vec<_> = limits.iter().map(|limit| Filter::new().limit(*limit)).collect();
         let (mut answer, wanted) = Completeness::begin(&filters, &Limits::default());
-        let most: usize = wanted.iter().filter_map(|filter| filter.limit).sum();
-        let sent = (0..found.min(most)).filter(|_| answer.admit()).count();
+        let max: usize = wanted.iter().filter_map(|filter| filter.limit).sum();
+        let sent = (0..found.min(max)).filter(|_| answer.admit()).count();
         (sent, answer.hint())
     }
 
     #[test]
-    fn a_single_filter_is_told_exactly_and_sent_no_more_than_its_limit() {
+    fn the_hint_of_a_single_filter_is_exact_and_its_limit_holds() {
         use EoseHint::{Finish, More};
         let table = [(0, 0, Finish), (4, 4, Finish), (5, 5, Finish), (6, 5, More), (90, 5, More)];
         for (found, sent, hint) in table {
@@ -343,10 +343,10 @@ mod tests {
     }
 
     #[test]
-    fn of_several_filters_everything_was_sent_if_it_is_less_than_any_limit() {
+    fn several_filters_are_finished_if_fewer_events_than_any_limit_were_sent() {
         assert_eq!(answered(&[5, 9], 4), (4, EoseHint::Finish));
         assert_eq!(answered(&[5, 9], 5), (5, EoseHint::More));
-        assert_eq!(answered(&[0], 3), (0, EoseHint::More), "nothing was query for");
+        assert_eq!(answered(&[0], 3), (0, EoseHint::More), "nothing was requested");
         assert_eq!(answered(&[0, 9], 3), (3, EoseHint::More));
     }
 
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_address_leaves_turns_for_others() {
+    async fn one_address_leaves_reads_for_others() {
         let all = shared_pool(MAX_CONCURRENT_READS);
         let mut held = Vec::new();
         for _ in 0..20 {

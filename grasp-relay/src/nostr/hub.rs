@@ -382,7 +382,7 @@ mod tests {
 
     use super::*;
 
-    const ROOMY: Capacity = Capacity { events: 100, bytes: 1_000_000 };
+    const LARGE_CAPACITY: Capacity = Capacity { events: 100, bytes: 1_000_000 };
 
     fn note(text: &str) -> Arc<Event> {
         let note = EventBuilder::new(Kind::from(1), text).finalize(&Keys::generate());
@@ -393,7 +393,7 @@ mod tests {
         vec![Filter::new()].into()
     }
 
-    async fn heard_note(listener: &mut Listener) -> (u64, Arc<Event>) {
+    async fn received_note(listener: &mut Listener) -> (u64, Arc<Event>) {
         match listener.next().await {
             HubMessage::Event { subscription, published } => {
                 (subscription, published.event.clone())
@@ -406,7 +406,7 @@ mod tests {
     async fn a_full_queue_ends_that_subscription_and_no_other() {
         let hub = Hub::start();
         let mut slow = hub.listen(Capacity { events: 2, bytes: 1_000_000 });
-        let mut quick = hub.listen(ROOMY);
+        let mut quick = hub.listen(LARGE_CAPACITY);
         slow.subscribe(1, everything()).await;
         quick.subscribe(1, everything()).await;
         let notes: Vec<_> = (0..4).map(|nth| note(&nth.to_string())).collect();
@@ -414,16 +414,16 @@ mod tests {
             hub.publish(note.clone()).await;
         }
         for note in &notes {
-            assert_eq!(heard_note(&mut quick).await, (1, note.clone()));
+            assert_eq!(received_note(&mut quick).await, (1, note.clone()));
         }
-        assert_eq!(heard_note(&mut slow).await.1, notes[0]);
-        assert_eq!(heard_note(&mut slow).await.1, notes[1]);
+        assert_eq!(received_note(&mut slow).await.1, notes[0]);
+        assert_eq!(received_note(&mut slow).await.1, notes[1]);
         assert_eq!(slow.next().await, HubMessage::Overflow { subscription: 1 });
-        assert_eq!(slow.try_next(), None, "a gap would be filled in silence");
+        assert_eq!(slow.try_next(), None, "delivery continued after a gap");
         // A new subscription works again.
         slow.subscribe(2, everything()).await;
         hub.publish(notes[3].clone()).await;
-        assert_eq!(heard_note(&mut slow).await, (2, notes[3].clone()));
+        assert_eq!(received_note(&mut slow).await, (2, notes[3].clone()));
     }
 
     #[tokio::test]
@@ -434,7 +434,7 @@ mod tests {
         listener.subscribe(1, everything()).await;
         for _ in 0..3 {
             hub.publish(big.clone()).await;
-            assert_eq!(heard_note(&mut listener).await.1, big);
+            assert_eq!(received_note(&mut listener).await.1, big);
         }
         hub.publish(big.clone()).await;
         hub.publish(big.clone()).await;
@@ -447,9 +447,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_published_after_subscribing_is_heard() {
+    async fn events_published_after_subscribing_are_delivered() {
         let hub = Hub::start();
-        let mut listener = hub.listen(ROOMY);
+        let mut listener = hub.listen(LARGE_CAPACITY);
         listener.subscribe(1, everything()).await;
         let (first, second) = (note("1"), note("2"));
         hub.publish(first.clone()).await;
@@ -457,15 +457,19 @@ mod tests {
         hub.publish(second.clone()).await;
         listener.subscribe(2, everything()).await;
         hub.publish(second.clone()).await;
-        assert_eq!(heard_note(&mut listener).await, (1, first));
-        assert_eq!(heard_note(&mut listener).await, (2, second));
+        assert_eq!(received_note(&mut listener).await, (1, first));
+        assert_eq!(received_note(&mut listener).await, (2, second));
     }
 
     #[test]
     fn a_listener_that_left_leaves_nothing_behind() {
         let (messages, _) = mpsc::unbounded_channel();
-        let queue =
-            ListenerQueue { listener: 3, messages, waiting: Arc::default(), capacity: ROOMY };
+        let queue = ListenerQueue {
+            listener: 3,
+            messages,
+            waiting: Arc::default(),
+            capacity: LARGE_CAPACITY,
+        };
         let mut state = HubState::default();
         state.handle(Command::Subscribe(queue, 1, everything()));
         state.handle(Command::RemoveListener(3));

@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_minutes_worth_may_come_at_once_and_no_more() {
+    fn the_budget_of_a_minute_may_be_used_at_once() {
         let mut allowance = Allowance::new(60);
         let now = Mono::from_secs(1_000);
         assert!((0..60).all(|_| allowance.take(now)));
@@ -286,7 +286,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_minute_grants_more_than_twice_its_worth(
+        fn no_minute_grants_more_than_twice_its_budget(
             per_minute in 1u32..200,
             steps in proptest::collection::vec(0u64..2_000, 1..400),
         ) {
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_with_eose_is_advertised() {
+    fn eose_hints_are_advertised() {
         let document = RelayInfo::default().document(&Limits::default());
         let card: serde_json::Value = serde_json::from_str(&document).expect("JSON");
         let supported = card["supported_nips"].as_array().expect("a list");

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_free_again_when_its_connection_ends() {
+    fn a_slot_is_free_again_when_its_connection_ends() {
         let limiter = ConnectionLimiter::new(2, 100, vec![]);
         let first = limiter.admit_peer(ip("1.2.3.4"));
         let second = limiter.admit_peer(ip("1.2.3.4"));

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_websocket_and_what_is_short_is_not_counted() {
+    async fn plain_http_and_short_messages_are_not_counted() {
         let all = shared_pool(MAX_UNFINISHED_BYTES);
         assert!(UnfinishedMessage::default().received(1_000 * MIB).is_ok());
         let short = connection(&all, "192.0.2.1");

@@ -128,7 +128,7 @@ mod tests {
         let mut auth = Auth::Unasked { challenged: false };
         assert!(!auth.challenged(T0), "not required");
         assert_eq!(auth.wanted(T0, true, false), AuthDecision::Answer);
-        assert!(!auth.challenged(T0), "a loop of challenges leads nowhere");
+        assert!(!auth.challenged(T0), "repeated challenges are not answered");
         assert_eq!(auth.wanted(T0, true, false), AuthDecision::Retry);
         assert!(auth.answered(true) && !auth.answered(false));
         assert_eq!(auth.wanted(T0, true, false), AuthDecision::Retry);

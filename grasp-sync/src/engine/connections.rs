@@ -280,14 +280,14 @@ mod tests {
         IndexChange::Announced { repo, relays: relays.iter().cloned().collect(), level }
     }
 
-    fn stage(changes: Vec<IndexChange>, most: usize) -> (Connections, SyncIndex) {
+    fn setup(changes: Vec<IndexChange>, max: usize) -> (Connections, SyncIndex) {
         let own = "us.example".parse().unwrap();
         let mut index = SyncIndex::new("us.example".parse().unwrap(), []);
         let _ = index.apply(changes);
-        (Connections::new(&Config { connections: most, ..Config::new(own) }), index)
+        (Connections::new(&Config { connections: max, ..Config::new(own) }), index)
     }
 
-    /// Connects to as many as there is room for; `None` for an address that is not known.
+    /// Connects to as many relays as the limits allow; `None` is an unknown address.
     fn fill(
         connections: &mut Connections,
         index: &SyncIndex,
@@ -309,25 +309,25 @@ mod tests {
     #[test]
     fn an_owner_and_an_address_get_a_quarter_each() {
         let relays: Vec<_> = (0..600).map(relay).collect();
-        let (mut connections, index) = stage(vec![announced(1, &relays, SyncLevel::Full)], 512);
+        let (mut connections, index) = setup(vec![announced(1, &relays, SyncLevel::Full)], 512);
         assert_eq!(fill(&mut connections, &index, &relays, None), 128);
         let by_many = |n: usize| announced(n as u8, &relays[n * 6..n * 6 + 6], SyncLevel::Full);
-        let (mut connections, index) = stage((0..100).map(by_many).collect(), 512);
+        let (mut connections, index) = setup((0..100).map(by_many).collect(), 512);
         assert_eq!(fill(&mut connections, &index, &relays, Some("198.51.100.7")), 128);
     }
 
     #[test]
-    fn a_relay_counts_for_whichever_of_its_owners_has_least() {
+    fn a_relay_is_counted_for_the_owner_with_the_fewest_connections() {
         let relays: Vec<_> = (0..20).map(relay).collect();
         let announced =
             [announced(1, &relays, SyncLevel::Full), announced(2, &relays[19..], SyncLevel::Full)];
-        let (mut connections, index) = stage(announced.into(), 40);
+        let (mut connections, index) = setup(announced.into(), 40);
         assert_eq!(fill(&mut connections, &index, &relays, None), 11);
         assert!(connections.is_held(&relays[19]));
     }
 
     #[test]
-    fn the_larger_holder_gives_way_after_its_turn_and_served_never_to_unserved() {
+    fn the_larger_holder_is_disconnected_after_its_time_and_served_never_for_unserved() {
         let relays: Vec<_> = (0..8).map(relay).collect();
         let changes = vec![
             announced(1, &relays[..4], SyncLevel::Full),
@@ -335,7 +335,7 @@ mod tests {
             announced(3, &relays[6..7], SyncLevel::Full),
             announced(4, &relays[7..], SyncLevel::StateOnly),
         ];
-        let (mut connections, index) = stage(changes, 4);
+        let (mut connections, index) = setup(changes, 4);
         connections.pool = Pool::new(Bounds { per_author: 9, reserve: 3, ..bounds(4) });
         assert_eq!(fill(&mut connections, &index, &relays[3..6], None), 3);
         assert_eq!(
@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn turns_come_one_after_another() {
-        let (mut connections, _) = stage(vec![], 4);
+        let (mut connections, _) = setup(vec![], 4);
         assert_eq!(connections.deadline(0), None);
         assert!(!connections.take_turn(Mono::from_secs(5), true));
         assert_eq!(connections.deadline(0), Some(Mono::from_secs(15)));
@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn handshakes_are_limited_in_rate_and_number() {
-        let (mut connections, _) = stage(vec![], 4);
+        let (mut connections, _) = setup(vec![], 4);
         let mut started = Vec::new();
         for ms in 0..10_000 {
             let now = Mono::from_millis(ms);

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn only_software_known_by_its_whole_name_is_asked_fast() {
+    fn only_software_known_by_its_full_name_has_the_high_rate() {
         for (software, version, rate) in [
             ("git+https://github.com/hoytech/strfry.git", "1.1.1", Some(Rate::UNLIMITED)),
             ("https://git.sr.ht/~gheartsfield/nostr-rs-relay/", "0.10", Some(Rate::UNLIMITED)),
@@ -173,11 +173,11 @@ mod tests {
     }
 
     #[test]
-    fn known_software_is_made_to_remember_more() {
+    fn known_software_has_more_subscription_bytes() {
         let config = Config::new("us.example".parse().unwrap());
-        let remembers = |software| RelayProfile::new(&facts(software, "1"), &config).retained_bytes;
-        assert_eq!(remembers("unheard-of"), 900_000);
-        assert_eq!(remembers("strfry"), 4_000_000);
+        let retained = |software| RelayProfile::new(&facts(software, "1"), &config).retained_bytes;
+        assert_eq!(retained("unheard-of"), 900_000);
+        assert_eq!(retained("strfry"), 4_000_000);
     }
 
     #[test]
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_advertisements_are_no_advertisements() {
+    fn absurd_limits_in_a_nip11_document_are_ignored() {
         let config = Config::new("us.example".parse().unwrap());
         let zero = RelayFacts {
             max_limit: Some(0),

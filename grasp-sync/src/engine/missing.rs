@@ -145,7 +145,7 @@ mod tests {
         format!("30617:{owner}:r{n:03}").parse().unwrap()
     }
 
-    /// Halves until every event has its repository; the events of each, and how many questions that took.
+    /// Attributes events to repositories by halving; returns the events of each, and the number of queries.
     fn attributed(question: Question, owner: &[(EventId, usize)]) -> (Vec<(RepoId, usize)>, usize) {
         let (mut open, mut done, mut asked) = (vec![question], Vec::new(), 0);
         while let Some(question) = open.pop() {

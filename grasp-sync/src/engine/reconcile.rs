@@ -112,7 +112,7 @@ mod tests {
 
     const FRAME: u64 = 60_000;
 
-    /// Ids must look like hashes: fingerprints are sums, and ids in a row would add up to equal ones.
+    /// Returns a row with an id like a hash: fingerprints are sums, and consecutive ids would have equal sums.
     fn row(n: u32) -> Row {
         let mut id = [0; 32];
         let mut word = u64::from(n) + 1;
@@ -133,7 +133,7 @@ mod tests {
         Negentropy::owned(storage, frame).unwrap()
     }
 
-    /// Talks to the end; what is needed, what they lack, and how many rounds it took.
+    /// Reconciles; returns the ids that we need, those that they lack, and the number of rounds.
     fn compare(ours: &[Row], theirs: &[Row]) -> (BTreeSet<EventId>, usize, usize) {
         let (mut session, mut message) =
             Reconciliation::open(ours.to_vec(), FRAME, MAX_NEEDED).unwrap();
@@ -176,13 +176,13 @@ mod tests {
     }
 
     #[test]
-    fn a_session_without_end_is_broken_off() {
+    fn an_endless_session_is_cancelled() {
         let ours: Vec<_> = (0..1_000).map(row).collect();
         let (mut session, _) = Reconciliation::open(ours, FRAME, MAX_NEEDED).unwrap();
         // A fingerprint of everything that never matches.
-        let mut nonsense = vec![0x61, 0, 0, 1];
-        nonsense.extend([7; 16]);
-        let steps = (0..).map(|_| session.receive(&nonsense));
+        let mut message = vec![0x61, 0, 0, 1];
+        message.extend([7; 16]);
+        let steps = (0..).map(|_| session.receive(&message));
         let replies = steps.take_while(|step| matches!(step, ReconcileStep::Reply(_))).count();
         assert_eq!(replies, MAX_ROUNDS as usize);
     }
@@ -196,19 +196,19 @@ mod tests {
     #[test]
     fn malformed_numbers_are_not_agreement() {
         let ours: Vec<_> = (0..10).map(row).collect();
-        for nonsense in [
-            // A time of fourteen digits, then nothing; a time that breaks off; a bound without a word about it.
+        for message in [
+            // A time of fourteen digits, then nothing; a truncated time; a bound without a mode.
             [vec![0x61], vec![0xff; 13], vec![0x7f]].concat(),
             vec![0x61, 0xff],
             vec![0x61, 0, 0],
-            // Ids that are counted and not there; a prefix longer than an id; an unknown protocol mode.
+            // Fewer ids than counted; a prefix longer than an id; an unknown protocol mode.
             vec![0x61, 0, 0, 2, 0x85, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f],
             [vec![0x61, 0, 33], vec![0; 34]].concat(),
             vec![0x61, 0, 0, 3],
             vec![],
         ] {
             let (mut session, _) = Reconciliation::open(ours.clone(), FRAME, MAX_NEEDED).unwrap();
-            assert_eq!(session.receive(&nonsense), ReconcileStep::Broken, "{nonsense:?}");
+            assert_eq!(session.receive(&message), ReconcileStep::Broken, "{message:?}");
         }
         let (mut session, _) = Reconciliation::open(ours, FRAME, MAX_NEEDED).unwrap();
         let agrees = ReconcileStep::Done(Comparison { items: 10, ..Comparison::default() });

@@ -219,10 +219,10 @@ mod tests {
         let mut waiters = Waiters::<_, _, _, 100>::default();
         waiters.add("honest", 1_000_000, ());
         for key in 0..10_000 {
-            waiters.add("crowd", key, ());
+            waiters.add("large", key, ());
         }
         assert_eq!(waiters.order.len(), 100);
-        assert_eq!(waiters.take(&1_000_000).len(), 1, "the crowd makes room for itself");
+        assert_eq!(waiters.take(&1_000_000).len(), 1, "the largest group is evicted from first");
         assert!(waiters.take(&0).is_empty() && !waiters.take(&9_999).is_empty());
         let mut waiters = Waiters::<_, _, _, 100>::default();
         (0..101).for_each(|group| waiters.add(group, group, ()));

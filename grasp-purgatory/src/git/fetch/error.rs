@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn gits_words_are_told_apart() {
+    fn error_messages_of_git_are_classified() {
         let at = "fatal: unable to access 'http://h/x.git/':";
         let oid = "1".repeat(40);
         let cases = [
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_not_mistaken_for_gits_own_words() {
+    fn headers_are_not_read_as_messages_of_git() {
         let header = "05:26:11.840370 http.c:872   <= Recv header: X: Too many requests\n";
         assert_eq!(kind(&format!("{header}fatal: repository 'x' not found")), "answered");
     }

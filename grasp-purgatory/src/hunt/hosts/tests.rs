@@ -57,7 +57,7 @@ fn no_more_than_thirty_in_any_minute() {
 }
 
 #[test]
-fn identifiers_take_turns_however_many_addresses_one_of_them_has() {
+fn identifiers_take_turns_independent_of_their_number_of_addresses() {
     let mut hosts = hosts_with(1, 100);
     let (now, git) = (Mono::ZERO, host("git.example.com"));
     let mut permit = hosts.admit(now, &git, &id("first"));
@@ -78,7 +78,7 @@ fn identifiers_take_turns_however_many_addresses_one_of_them_has() {
 }
 
 #[test]
-fn a_turn_comes_with_a_release_with_time_or_at_once_and_never_without_cause() {
+fn a_start_follows_a_release_or_the_rate_limit_or_is_immediate() {
     let mut hosts = hosts_with(1, 2);
     let git = host("git.example.com");
     let now = hosts.enqueue(Mono::ZERO, &git, &id("a")).unwrap();
@@ -97,7 +97,7 @@ fn a_turn_comes_with_a_release_with_time_or_at_once_and_never_without_cause() {
 }
 
 #[test]
-fn whoever_gives_up_is_not_served() {
+fn a_withdrawn_request_is_not_started() {
     let mut hosts = hosts_with(1, 100);
     let (now, git) = (Mono::ZERO, host("git.example.com"));
     let permit = hosts.admit(now, &git, &id("a")).unwrap();
@@ -107,7 +107,7 @@ fn whoever_gives_up_is_not_served() {
 }
 
 #[test]
-fn a_pause_holds_for_those_in_line_and_for_newcomers() {
+fn a_pause_applies_to_queued_and_new_requests() {
     let mut hosts = hosts_with(5, 30);
     let git = host("git.example.com");
     hosts.limited(Mono::ZERO, &git, Mono::ZERO, Mono::from_secs(90));
@@ -129,11 +129,11 @@ fn a_server_can_have_limits_of_its_own() {
 }
 
 #[test]
-fn grasp_servers_are_asked_for_more_from_the_moment_they_are_known() {
+fn the_limits_of_grasp_servers_apply_as_soon_as_the_class_is_known() {
     let mut hosts = hosts_with(1, 1);
     let (now, git) = (Mono::ZERO, host("git.example.com"));
     assert!(hosts.must_classify(now, &git));
-    assert!(!hosts.must_classify(now, &git), "one question is enough");
+    assert!(!hosts.must_classify(now, &git), "one request for the class is enough");
     let _first = hosts.admit(now, &git, &id("a")).unwrap();
     for name in ["b", "c"] {
         assert!(hosts.enqueue(now, &git, &id(name)).unwrap().is_empty());
@@ -143,13 +143,13 @@ fn grasp_servers_are_asked_for_more_from_the_moment_they_are_known() {
     assert_eq!((figures[0].class, figures[0].per_minute), (HostClass::Grasp, 600));
     assert!(!hosts.must_classify(now + CLASS_LIFETIME - MINUTE, &git));
     assert!(hosts.must_classify(now + CLASS_LIFETIME, &git));
-    // It is something else by then.
+    // The host has another class by then.
     let _ = hosts.classified(now + CLASS_LIFETIME, &git, HostClass::Unknown);
     assert!(hosts.admit(now + CLASS_LIFETIME, &git, &id("d")).is_none());
 }
 
 #[test]
-fn a_server_with_limits_of_its_own_is_not_asked_what_it_is() {
+fn the_class_of_a_server_with_configured_limits_is_not_requested() {
     let git = host("big.example.com");
     let hosts = BTreeMap::from([(git.clone(), limits(2, 100))]);
     let mut hosts = Hosts::new(&HuntConfig { hosts, ..HuntConfig::default() });
@@ -159,7 +159,7 @@ fn a_server_with_limits_of_its_own_is_not_asked_what_it_is() {
 }
 
 #[test]
-fn a_server_that_asks_for_less_gets_half_and_slowly_more_again() {
+fn the_rate_is_halved_after_a_rate_limit_and_recovers_slowly() {
     let mut hosts = hosts_with(8, 80);
     let git = host("git.example.com");
     let at = |hosts: &mut Hosts, second| {
@@ -178,7 +178,7 @@ fn a_server_that_asks_for_less_gets_half_and_slowly_more_again() {
     for second in [13, 14, 15] {
         hosts.limited(Mono::from_secs(second), &git, Mono::from_secs(second), ten);
     }
-    assert_eq!(at(&mut hosts, 15), 10, "an eighth is the least");
+    assert_eq!(at(&mut hosts, 15), 10, "an eighth is the minimum");
     assert_eq!(at(&mut hosts, 74), 10);
     assert_eq!(at(&mut hosts, 75), 20);
     assert_eq!(at(&mut hosts, 15 + 7 * 60), 80);
@@ -186,7 +186,7 @@ fn a_server_that_asks_for_less_gets_half_and_slowly_more_again() {
 }
 
 #[test]
-fn positions_name_the_shortest_line() {
+fn positions_refer_to_the_shortest_queue() {
     let mut hosts = hosts_with(1, 2);
     let (slow, fast) = (host("slow.example.com"), host("fast.example.com"));
     for git in [&slow, &fast] {
@@ -246,7 +246,7 @@ fn act() -> impl Strategy<Value = Act> {
 
 proptest! {
     #[test]
-    fn no_window_is_over_its_limit_and_everybody_in_line_is_served(
+    fn no_window_exceeds_its_limit_and_all_queued_requests_start(
         acts in vec(act(), 0..120),
         at_once in 1..4usize,
         starts in 1..6usize,
@@ -290,7 +290,7 @@ proptest! {
             let in_window = begun.iter().filter(|at| **at + MINUTE > now).count();
             prop_assert!(in_window <= starts);
         }
-        // Whatever still waits is served once time permites and permits come back.
+        // All that still wait start once the rate limit allows it and permits are free.
         for _ in 0..500 {
             let mut new: Vec<Permit> = Vec::new();
             for permit in held.drain(..) {
@@ -426,7 +426,7 @@ fn a_visit_that_has_begun_continues_before_the_queue() {
 }
 
 #[test]
-fn withdrawing_a_visit_that_waits_to_continue_lets_the_queue_go_on() {
+fn withdrawing_a_visit_that_waits_to_continue_unblocks_the_queue() {
     let mut one = OneHost::new(limits(1, 2));
     let first = one.admit(Mono::ZERO, "a").unwrap();
     let mut started = one.hosts.continue_with(Mono::ZERO, first);
@@ -767,7 +767,7 @@ proptest! {
 fn ready(name: &str, n: usize) -> Permit {
     let mut hosts = Hosts::new(&HuntConfig::default());
     let permit = hosts.admit(Mono::ZERO, &host(&format!("h{n}.example.com")), &id(name));
-    permit.expect("nobody was asked yet")
+    permit.expect("no request was sent yet")
 }
 
 fn visits(names: &[&str]) -> ReadyVisits {
@@ -783,12 +783,12 @@ fn order(mut visits: ReadyVisits) -> Vec<String> {
 }
 
 #[test]
-fn identifiers_take_turns_however_much_one_of_them_wants() {
+fn identifiers_take_turns_independent_of_their_number_of_requests() {
     assert_eq!(order(visits(&["a", "a", "a", "b", "c"])), ["a", "b", "c", "a", "a"]);
 }
 
 #[test]
-fn a_visit_that_has_begun_goes_on_before_others_begin() {
+fn a_visit_that_has_begun_continues_before_others_begin() {
     let mut visits = visits(&["a", "b", "b"]);
     visits.push(ready("b", 7), true);
     assert_eq!(visits.pop().unwrap().host, host("h7.example.com"));
@@ -796,7 +796,7 @@ fn a_visit_that_has_begun_goes_on_before_others_begin() {
 }
 
 #[test]
-fn whoever_gives_up_gets_its_permits_back_and_no_turn() {
+fn a_withdrawn_request_frees_its_permits_and_is_not_started() {
     let mut visits = visits(&["a", "b", "a"]);
     assert_eq!(visits.withdraw(&id("a")).len(), 2);
     assert_eq!(order(visits), ["b"]);
@@ -804,7 +804,7 @@ fn whoever_gives_up_gets_its_permits_back_and_no_turn() {
 
 proptest! {
     #[test]
-    fn no_visit_waits_for_ever(acts in vec((0..4u8, any::<bool>()), 0..80)) {
+    fn every_visit_starts_in_the_end(acts in vec((0..4u8, any::<bool>()), 0..80)) {
         let mut visits = ReadyVisits::default();
         let (mut pushed, mut popped) = (0_usize, 0_usize);
         for (n, (name, is_push)) in acts.into_iter().enumerate() {

@@ -6,7 +6,7 @@ fn other() -> Arc<str> {
     "http://b:7334".into()
 }
 
-/// A node that became the writer at the start.
+/// Returns a node that became the writer at the start.
 fn writer() -> Lease {
     let mut lease = Lease::new(START);
     assert_eq!(lease.handle(START, Input::Time), [Output::Claim]);
@@ -140,20 +140,20 @@ mod simulated {
 
     struct SimulatedNode {
         lease: Lease,
-        /// The epoch that it writes under.
+        /// The epoch under which it writes.
         epoch: Option<u64>,
-        /// Its parts of the writer run.
+        /// True if the parts of the writer run.
         is_writing: bool,
         follows: Option<usize>,
         is_alive: bool,
         /// The number of its process.
         life: u64,
-        /// It does nothing until then.
+        /// The node is hung until this time.
         hangs_until: Mono,
     }
 
     enum Event {
-        /// What a process has begun ends in the same process or not at all.
+        /// The end of something that a process began, which only that process handles.
         Answered(usize, u64, Input, Option<u64>),
         Started(usize, u64),
         Stopped(usize, u64),
@@ -342,7 +342,7 @@ mod simulated {
             }
         }
 
-        /// Notes who could commit since the last step. The rule that at most one can is the database's.
+        /// Notes which node could commit since the last step. The database allows at most one.
         fn observe(&mut self, now: Mono) {
             let can_commit = |node: &&SimulatedNode| {
                 node.is_alive
@@ -367,7 +367,7 @@ mod simulated {
         #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
         #[test]
-        fn whatever_fails_there_is_one_writer_again_that_all_nodes_follow(
+        fn after_any_failures_there_is_one_writer_that_all_nodes_follow(
             count in prop_oneof![Just(1_usize), 2..6_usize, Just(100)],
             faults in prop::collection::vec((0..60_000_u64, any::<u8>(), any::<u16>()), 0..40),
             seed in any::<[u8; 32]>(),

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_one_address_that_wait_take_only_so_much() {
+    fn queued_events_per_address_are_bounded() {
         let room = shared_pool(40_000);
         let at = |address: &str| {
             let claimant = Claimant::at(ClientNetwork::of(address.parse().unwrap()));

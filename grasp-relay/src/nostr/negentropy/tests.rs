@@ -8,7 +8,7 @@ use super::*;
 
 const FRAME: u64 = 4_096;
 
-/// A hash, as ids are: sums of related numbers would collide, and fingerprints are sums.
+/// Returns an id like a hash: fingerprints are sums, and sums of related numbers would collide.
 fn id(nth: u32) -> EventId {
     EventId::from_byte_array(bitcoin_hashes::Sha256::hash(&nth.to_be_bytes()).to_byte_array())
 }
@@ -21,12 +21,12 @@ fn set(items: &BTreeSet<(u64, u32)>) -> Snapshot {
     Snapshot { items, _share: share }
 }
 
-/// A set of so many items.
+/// Returns a set of `count` items.
 pub(in crate::nostr) fn snapshot(items: u32) -> Arc<Snapshot> {
     Arc::new(set(&(0..items).map(|nth| (0, nth)).collect()))
 }
 
-/// A client that speaks the protocol through the crate's own storage; gives what it lacks and what we lack.
+/// Reconciles as a client with the storage of the reference crate; returns the ids that each side lacks.
 fn sync(client: &BTreeSet<(u64, u32)>, relay: &Snapshot) -> (BTreeSet<Id>, BTreeSet<Id>) {
     let mut storage = NegentropyStorageVector::new();
     for (at, nth) in client {
@@ -91,7 +91,7 @@ fn absurd_counts_and_lengths_are_refused_before_anything_is_reserved() {
 }
 
 #[test]
-fn another_version_is_told_ours() {
+fn another_version_is_answered_with_ours() {
     let ours = set(&BTreeSet::new());
     for version in [0x00, 0x60, 0x62, 0xff] {
         assert_eq!(ours.answer(&[version, 1, 2, 3], FRAME), Some(vec![VERSION]));

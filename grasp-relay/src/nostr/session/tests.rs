@@ -1,4 +1,4 @@
-//! The session, told what happened and asked what to do.
+//! The decisions of a session for its inputs.
 
 use std::time::Duration;
 
@@ -25,22 +25,22 @@ fn session(limits: Limits) -> Session {
 }
 
 impl Session {
-    fn hears(&mut self, text: &str) -> Vec<Output> {
-        self.hears_at(NOW, text)
+    fn receive(&mut self, text: &str) -> Vec<Output> {
+        self.receive_at(NOW, text)
     }
 
-    fn hears_at(&mut self, now: Now, text: &str) -> Vec<Output> {
+    fn receive_at(&mut self, now: Now, text: &str) -> Vec<Output> {
         let request = Request::read(text, &self.config.limits);
         self.handle(now, Input::Message(request))
     }
 
-    /// The answer to a message that is only answered.
-    fn says(&mut self, text: &str) -> String {
-        sent(&self.hears(text)).join(" ")
+    /// Returns the answer to a message that has no other effect.
+    fn reply_to(&mut self, text: &str) -> String {
+        sent(&self.receive(text)).join(" ")
     }
 
-    fn opens(&mut self, text: &str) -> Token {
-        match self.hears(text).pop() {
+    fn open_subscription(&mut self, text: &str) -> Token {
+        match self.receive(text).pop() {
             Some(
                 Output::Subscribe(token, ..)
                 | Output::Count(token, ..)
@@ -94,8 +94,8 @@ fn auth(keys: &Keys, challenge: &str) -> String {
 #[test]
 fn a_subscription_of_the_same_id_is_replaced_and_its_late_results_are_ignored() {
     let mut session = session(Limits::default());
-    let old = session.opens(r#"["REQ","s",{}]"#);
-    let outputs = session.hears(r#"["REQ","s",{"kinds":[1]}]"#);
+    let old = session.open_subscription(r#"["REQ","s",{}]"#);
+    let outputs = session.receive(r#"["REQ","s",{"kinds":[1]}]"#);
     assert!(
         matches!(outputs[..], [Output::Unsubscribe(token), Output::Subscribe(..)] if token == old)
     );
@@ -108,49 +108,52 @@ fn a_subscription_of_the_same_id_is_replaced_and_its_late_results_are_ignored() 
 fn slots_are_given_back_by_close_overflow_and_an_answered_count() {
     let mut session = session(Limits { subscriptions: 1, ..Limits::default() });
     let refusal = r#"["CLOSED","b","rate-limited: too many REQs: 1 subscriptions may be open"]"#;
-    session.opens(r#"["REQ","a",{}]"#);
-    assert_eq!(session.says(r#"["REQ","b",{}]"#), refusal);
-    assert!(matches!(session.hears(r#"["CLOSE","a"]"#)[..], [Output::Unsubscribe(_)]));
-    let token = session.opens(r#"["REQ","b",{}]"#);
+    session.open_subscription(r#"["REQ","a",{}]"#);
+    assert_eq!(session.reply_to(r#"["REQ","b",{}]"#), refusal);
+    assert!(matches!(session.receive(r#"["CLOSE","a"]"#)[..], [Output::Unsubscribe(_)]));
+    let token = session.open_subscription(r#"["REQ","b",{}]"#);
     let closed = sent(&session.handle(NOW, ended(token, "b")));
     assert_eq!(closed, [r#"["CLOSED","b","error: ended"]"#]);
-    let token = session.opens(r#"["COUNT","c",{}]"#);
-    assert_eq!(session.says(r#"["REQ","b",{}]"#), refusal);
+    let token = session.open_subscription(r#"["COUNT","c",{}]"#);
+    assert_eq!(session.reply_to(r#"["REQ","b",{}]"#), refusal);
     let counted = Input::Reply(token, Reply::Count(sub_id("c"), 7));
     let counted = sent(&session.handle(NOW, counted));
     assert_eq!(counted, [r#"["COUNT","c",{"count":7}]"#]);
-    session.opens(r#"["REQ","b",{}]"#);
+    session.open_subscription(r#"["REQ","b",{}]"#);
 }
 
 #[test]
 fn the_text_of_open_filters_is_bounded_together() {
     let mut session = session(Limits { subscription_bytes: 30, ..Limits::default() });
-    session.opens(r#"["REQ","a",{"kinds":[1,2,3]}]"#);
-    let refusal = session.says(r#"["REQ","b",{"kinds":[1,2,3]}]"#);
+    session.open_subscription(r#"["REQ","a",{"kinds":[1,2,3]}]"#);
+    let refusal = session.reply_to(r#"["REQ","b",{"kinds":[1,2,3]}]"#);
     assert_eq!(
         refusal,
         r#"["CLOSED","b","rate-limited: active subscriptions exceed max size 30 bytes"]"#
     );
     // Replacing frees the old text first.
-    session.opens(r#"["REQ","a",{"kinds":[4,5,6,7,8]}]"#);
-    session.hears(r#"["CLOSE","a"]"#);
-    session.opens(r#"["REQ","b",{"kinds":[1,2,3]}]"#);
+    session.open_subscription(r#"["REQ","a",{"kinds":[4,5,6,7,8]}]"#);
+    session.receive(r#"["CLOSE","a"]"#);
+    session.open_subscription(r#"["REQ","b",{"kinds":[1,2,3]}]"#);
 }
 
 #[test]
 fn too_many_queries_are_refused_each_in_its_own_form_and_continuations_are_free() {
     let mut session = session(Limits { queries_per_minute: 1, ..Limits::default() });
-    let token = session.opens(r#"["NEG-OPEN","n",{},"61"]"#);
+    let token = session.open_subscription(r#"["NEG-OPEN","n",{},"61"]"#);
     let why = "rate-limited: too many queries";
-    assert_eq!(session.says(r#"["REQ","s",{}]"#), format!(r#"["CLOSED","s","{why}"]"#));
-    assert_eq!(session.says(r#"["COUNT","c",{}]"#), format!(r#"["CLOSED","c","{why}"]"#));
-    assert_eq!(session.says(r#"["NEG-OPEN","m",{},"61"]"#), format!(r#"["NEG-ERR","m","{why}"]"#));
+    assert_eq!(session.reply_to(r#"["REQ","s",{}]"#), format!(r#"["CLOSED","s","{why}"]"#));
+    assert_eq!(session.reply_to(r#"["COUNT","c",{}]"#), format!(r#"["CLOSED","c","{why}"]"#));
+    assert_eq!(
+        session.reply_to(r#"["NEG-OPEN","m",{},"61"]"#),
+        format!(r#"["NEG-ERR","m","{why}"]"#)
+    );
     for _ in 0..20 {
         assert_eq!(sent(&session.handle(NOW, answered(token, "n"))), [r#"["NEG-MSG","n","61"]"#]);
-        assert!(matches!(session.hears(r#"["NEG-MSG","n","61"]"#)[..], [Output::AnswerNeg(..)]));
+        assert!(matches!(session.receive(r#"["NEG-MSG","n","61"]"#)[..], [Output::AnswerNeg(..)]));
     }
     let later = after(Duration::from_secs(60));
-    let outputs = session.hears_at(later, r#"["REQ","s",{}]"#);
+    let outputs = session.receive_at(later, r#"["REQ","s",{}]"#);
     assert!(matches!(outputs[..], [Output::Subscribe(..)]));
 }
 
@@ -159,10 +162,10 @@ fn too_many_events_are_refused_by_their_ok() {
     let mut session = session(Limits { events_per_minute: 1, ..Limits::default() });
     let event = EventBuilder::new(Kind::from(1), "").finalize(&Keys::generate()).expect("signed");
     let message = format!(r#"["EVENT",{}]"#, event.as_json());
-    assert!(matches!(session.hears(&message)[..], [Output::Ingest(_)]));
+    assert!(matches!(session.receive(&message)[..], [Output::Ingest(_)]));
     let id = event.id;
     assert_eq!(
-        session.says(&message),
+        session.reply_to(&message),
         format!(r#"["OK","{id}",false,"rate-limited: too many events"]"#)
     );
 }
@@ -170,17 +173,17 @@ fn too_many_events_are_refused_by_their_ok() {
 #[test]
 fn a_flood_is_refused_and_then_disconnected() {
     let mut session = session(Limits { messages_per_minute: 3, ..Limits::default() });
-    let token = session.opens(r#"["REQ","s",{}]"#);
-    session.opens(r#"["REQ","t",{}]"#);
-    session.opens(r#"["REQ","u",{}]"#);
+    let token = session.open_subscription(r#"["REQ","s",{}]"#);
+    session.open_subscription(r#"["REQ","t",{}]"#);
+    session.open_subscription(r#"["REQ","u",{}]"#);
     assert_eq!(
-        session.says(r#"["REQ","v",{}]"#),
+        session.reply_to(r#"["REQ","v",{}]"#),
         r#"["CLOSED","v","rate-limited: too many messages"]"#
     );
-    // Closing only frees, and is obeyed even now.
-    assert_eq!(session.hears(r#"["CLOSE","s"]"#), [Output::Unsubscribe(token)]);
-    assert_eq!(session.says("junk"), r#"["NOTICE","invalid: not a JSON array"]"#);
-    assert_eq!(session.hears("junk"), [Output::Close(CloseReason::TOO_MANY_MESSAGES)]);
+    // CLOSE only frees, and is handled even now.
+    assert_eq!(session.receive(r#"["CLOSE","s"]"#), [Output::Unsubscribe(token)]);
+    assert_eq!(session.reply_to("junk"), r#"["NOTICE","invalid: not a JSON array"]"#);
+    assert_eq!(session.receive("junk"), [Output::Close(CloseReason::TOO_MANY_MESSAGES)]);
 }
 
 #[test]
@@ -199,9 +202,9 @@ fn several_keys_may_be_proved_up_to_a_number() {
     let mut session = session(Limits { auth_keys: 2, ..Limits::default() });
     let [a, b, c] = [Keys::generate(), Keys::generate(), Keys::generate()];
     for keys in [&a, &a, &b] {
-        assert!(session.says(&auth(keys, "riddle")).ends_with(r#",true,""]"#));
+        assert!(session.reply_to(&auth(keys, "riddle")).ends_with(r#",true,""]"#));
     }
-    assert!(session.says(&auth(&c, "riddle")).contains("rate-limited: "));
+    assert!(session.reply_to(&auth(&c, "riddle")).contains("rate-limited: "));
     assert_eq!(session.authenticated(), [a.public_key(), b.public_key()]);
 }
 
@@ -209,8 +212,8 @@ fn several_keys_may_be_proved_up_to_a_number() {
 fn failed_auths_are_answered_and_then_disconnected() {
     let mut session = session(Limits { auth_failures: 2, ..Limits::default() });
     let keys = Keys::generate();
-    assert!(session.says(&auth(&keys, "wrong")).contains(r#"false,"invalid: the challenge"#));
-    let last = session.hears(&auth(&keys, "wrong"));
+    assert!(session.reply_to(&auth(&keys, "wrong")).contains(r#"false,"invalid: the challenge"#));
+    let last = session.receive(&auth(&keys, "wrong"));
     assert!(matches!(last[..], [Output::Send(_), Output::Close(CloseReason::TOO_MANY_AUTHS)]));
     assert!(session.authenticated().is_empty());
 }
@@ -219,9 +222,9 @@ fn failed_auths_are_answered_and_then_disconnected() {
 fn negentropy_sessions_are_bounded_in_number_and_in_items() {
     let limits = Limits { neg_sessions: 2, neg_connection_items: 10, ..Limits::default() };
     let mut session = session(limits);
-    let first = session.opens(r#"["NEG-OPEN","a",{},"61"]"#);
-    let second = session.opens(r#"["NEG-OPEN","b",{},"61"]"#);
-    let full = session.says(r#"["NEG-OPEN","c",{},"61"]"#);
+    let first = session.open_subscription(r#"["NEG-OPEN","a",{},"61"]"#);
+    let second = session.open_subscription(r#"["NEG-OPEN","b",{},"61"]"#);
+    let full = session.reply_to(r#"["NEG-OPEN","c",{},"61"]"#);
     assert_eq!(full, r#"["NEG-ERR","c","rate-limited: too many negentropy subscriptions"]"#);
     let opened = |token, id: &str, items| {
         Input::NegOpened(token, snapshot(items), Reply::NegMsg(sub_id(id), vec![0x61]))
@@ -231,20 +234,20 @@ fn negentropy_sessions_are_bounded_in_number_and_in_items() {
     let outputs = session.handle(NOW, opened(second, "b", 6));
     assert!(session.snapshot(&sub_id("b")).is_none());
     assert!(sent(&outputs)[0].starts_with(r#"["NEG-ERR","b","rate-limited: "#));
-    session.hears(r#"["NEG-CLOSE","a"]"#);
+    session.receive(r#"["NEG-CLOSE","a"]"#);
     assert!(session.snapshot(&sub_id("a")).is_none());
-    let third = session.opens(r#"["NEG-OPEN","b",{},"61"]"#);
+    let third = session.open_subscription(r#"["NEG-OPEN","b",{},"61"]"#);
     assert_eq!(sent(&session.handle(NOW, opened(third, "b", 10))).len(), 1);
 }
 
 #[test]
 fn a_negentropy_session_ends_with_its_refusal_and_a_set_that_comes_later_is_dropped() {
     let mut session = session(Limits::default());
-    let token = session.opens(r#"["NEG-OPEN","n",{},"61"]"#);
+    let token = session.open_subscription(r#"["NEG-OPEN","n",{},"61"]"#);
     let refusal = Reply::neg_err(&sub_id("n"), "invalid: not a negentropy message");
     let outputs = session.handle(NOW, Input::Reply(token, refusal.clone()));
     assert_eq!(outputs, [Output::Send(refusal)]);
-    let again = session.says(r#"["NEG-MSG","n","61"]"#);
+    let again = session.reply_to(r#"["NEG-MSG","n","61"]"#);
     assert_eq!(again, r#"["NEG-ERR","n","closed: no such session"]"#);
     let late = snapshot(1);
     let answer = Reply::NegMsg(sub_id("n"), vec![0x61]);
@@ -253,10 +256,10 @@ fn a_negentropy_session_ends_with_its_refusal_and_a_set_that_comes_later_is_drop
 }
 
 #[test]
-fn a_client_that_does_not_wait_for_its_answer_loses_the_session() {
+fn a_second_message_before_the_answer_ends_the_session() {
     let mut session = session(Limits::default());
-    let token = session.opens(r#"["NEG-OPEN","n",{},"61"]"#);
-    let outputs = session.hears(r#"["NEG-MSG","n","61"]"#);
+    let token = session.open_subscription(r#"["NEG-OPEN","n",{},"61"]"#);
+    let outputs = session.receive(r#"["NEG-MSG","n","61"]"#);
     assert!(sent(&outputs)[0].starts_with(r#"["NEG-ERR","n","invalid: "#));
     assert_eq!(session.handle(NOW, answered(token, "n")), []);
 }
@@ -265,7 +268,7 @@ fn a_client_that_does_not_wait_for_its_answer_loses_the_session() {
 fn an_unused_negentropy_session_is_closed_when_its_time_is_over_and_not_before() {
     let idle = Duration::from_secs(20);
     let mut session = session(Limits { neg_idle: idle, ..Limits::default() });
-    let token = session.opens(r#"["NEG-OPEN","n",{},"61"]"#);
+    let token = session.open_subscription(r#"["NEG-OPEN","n",{},"61"]"#);
     let _ = session.handle(NOW, answered(token, "n"));
     assert_eq!(session.next_deadline(), NOW.mono + idle);
     assert_eq!(session.handle(after(idle - Duration::from_millis(1)), Input::Tick), []);
@@ -290,10 +293,10 @@ fn an_idle_client_is_pinged_and_disconnected_unless_it_answers() {
 }
 
 #[test]
-fn close_and_neg_close_of_nothing_are_silent() {
+fn close_and_neg_close_without_a_subscription_are_ignored() {
     let mut session = session(Limits::default());
-    assert_eq!(session.hears(r#"["CLOSE","x"]"#), []);
-    assert_eq!(session.hears(r#"["NEG-CLOSE","x"]"#), []);
+    assert_eq!(session.receive(r#"["CLOSE","x"]"#), []);
+    assert_eq!(session.receive(r#"["NEG-CLOSE","x"]"#), []);
 }
 
 fn auth_event(kind: Kind, challenge: &str, relay: &str, at: u64) -> Event {

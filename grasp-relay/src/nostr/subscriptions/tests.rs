@@ -9,7 +9,7 @@ fn subscriber(listener: u64, subscription: u64) -> Subscriber {
     Subscriber { listener, subscription }
 }
 
-/// A small world, so that random filters and events often meet.
+/// Returns one of few keys, so that random filters and events often match.
 fn keys(nth: u8) -> Keys {
     Keys::parse(&format!("{:064x}", u64::from(nth) + 1)).expect("a secret key")
 }
@@ -83,7 +83,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_stays_behind_when_all_have_left((_, subscriptions) in some_world()) {
+    fn the_index_is_empty_after_all_subscriptions_are_removed((_, subscriptions) in some_world()) {
         let mut index = SubscriptionIndex::default();
         for (nth, filters) in subscriptions.into_iter().enumerate() {
             index.insert(subscriber(nth as u64 % 3, nth as u64), filters.into());
@@ -144,7 +144,7 @@ fn every_condition_must_hold_and_one_value_of_each_list() {
 }
 
 #[test]
-fn an_empty_list_wants_nothing() {
+fn an_empty_list_matches_nothing() {
     let event = tagged_event();
     let tagged = TaggedEvent::of(&event);
     assert!(!tagged.matches(&Filter::new().ids([])));

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told_from_other_errors() {
+    fn damage_is_distinguished_from_other_errors() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("grasp.db");
         fs::write(&path, [0xa5; 8_192]).unwrap();

@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn a_database_of_somebody_else_is_refused() {
+    fn a_database_of_another_application_is_refused() {
         let mut conn = Connection::open_in_memory().unwrap();
         conn.execute_batch("CREATE TABLE theirs (x)").unwrap();
         assert!(migrate(&mut conn).is_err());

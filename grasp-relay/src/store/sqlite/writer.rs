@@ -155,7 +155,7 @@ mod tests {
     use super::*;
     use crate::store::sqlite::{connect, tables};
 
-    /// A writer upon a fresh file, after something was done to its connection.
+    /// Starts a writer on a new file whose connection was prepared.
     fn writer(path: &Path, prepare: impl FnOnce(&Connection)) -> SqliteWriter {
         let mut conn = connect(path, 1024 * 1024).unwrap();
         tables::migrate(&mut conn).unwrap();
@@ -177,7 +177,7 @@ mod tests {
         Ok(())
     }
 
-    /// Keeps the writer busy until told, so that others queue up behind.
+    /// Keeps the writer busy until it is released, so that other tasks queue.
     async fn hold(writer: &SqliteWriter, started: Sender<()>, go: Receiver<()>) {
         let held = writer.perform(1, move |tables| {
             started.send(()).unwrap();
@@ -262,7 +262,7 @@ mod tests {
             assert!(matches!(answer, Err(StoreError::Engine(_))));
         }
         assert_eq!(notes(&path), 1);
-        // Once there is room again, it goes on.
+        // Writing continues once there is room again.
         block_on(writer.perform(1, |tables| note(tables, 10))).unwrap();
         assert_eq!(notes(&path), 2);
     }

@@ -157,7 +157,7 @@ fn auth_required_is_found_behind_the_capital_error() {
 }
 
 #[test]
-fn policy_is_parked_for_a_day() {
+fn a_refusal_by_policy_suspends_requests() {
     assert_all(
         Refusal::Policy,
         &[
@@ -165,7 +165,7 @@ fn policy_is_parked_for_a_day() {
             (Closed, "blocked: pubkey banned"),
             (Closed, "You are not a member of this relay"),
             (Closed, "pow: 28 bits needed"),
-            (Closed, "mute: nobody asked for this"),
+            (Closed, "mute: not requested"),
         ],
     );
 }
