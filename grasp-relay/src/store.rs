@@ -17,7 +17,6 @@ mod keys;
 pub mod postgres;
 mod rules;
 pub mod sqlite;
-mod wanted;
 
 pub use self::engine::EngineStore;
 

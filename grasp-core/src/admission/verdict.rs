@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use nostr::key::PublicKey;
 use serde::{Deserialize, Serialize};
 
-use super::facts::Presence;
+use super::Presence;
 use crate::repo::RepoId;
 use crate::text::ParseError;
 

@@ -8,7 +8,6 @@ mod present;
 mod repair;
 mod staging;
 mod unpacking;
-mod uploads;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};

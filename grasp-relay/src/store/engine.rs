@@ -16,10 +16,10 @@ use nostr::types::Timestamp;
 use rusqlite::types::Value;
 use serde::de::DeserializeOwned;
 
+use super::changes::Wanted;
 use super::changes::{Changes, blob, time};
 use super::keys::{Keys, Position};
 use super::rules::{Deletions as _, Rules as _, Verdict};
-use super::wanted::Wanted;
 use super::{
     EventChunks, EventStore, Inventory, MAX_TASK_ROWS, Present, Refusal, SaveReport, StoreError,
     StoreFuture, failure, fits, write_cost,

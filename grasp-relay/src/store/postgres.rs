@@ -13,7 +13,6 @@
 mod connect;
 mod import;
 mod lease;
-mod schema;
 mod search;
 mod tables;
 mod values;
@@ -40,10 +39,10 @@ use self::tables::PostgresTables;
 use self::values::{bytes, get, rows};
 use self::writer::PostgresWriter;
 use super::changes::Changes as _;
+use super::changes::Wanted;
 use super::engine::{DatabaseEngine, EngineStore, Query, StoreEngine, continue_request};
 use super::keys::{Keys, Position};
 use super::rules::{Rows as _, Rules as _, Verdict};
-use super::wanted::Wanted;
 use super::{EventChunks, Inventory, StoreError, StoreFuture, StoreRules, commit_cost, failure};
 
 /// The time for which a lease is held without being renewed.
@@ -141,9 +140,9 @@ impl PostgresStore {
     pub async fn connect(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
         let mut connector = Connector::new(url)?;
         let (mut client, driver) = connector.first().await?;
-        schema::migrate(&mut client).await?;
-        let keys = Arc::new(RwLock::new(Arc::new(schema::load_keys(&client).await?)));
-        let node_key = schema::load_node_key(&client).await?;
+        connect::migrate(&mut client).await?;
+        let keys = Arc::new(RwLock::new(Arc::new(connect::load_keys(&client).await?)));
+        let node_key = connect::load_node_key(&client).await?;
         let (commits, _) = watch::channel(lease::last_seq(&client).await?);
         driver.abort();
         let (rules, epoch) = (Arc::new(options.rules), Arc::new(AtomicU64::new(0)));

@@ -8,7 +8,6 @@
 //! Nothing blocks an async thread, readers and the writer do not wait for each other (write-ahead log), and a save is
 //! answered only after its transaction is on the disk.
 
-mod git;
 mod reader;
 mod readers;
 mod scan;
@@ -38,10 +37,10 @@ use self::tables::SqliteTables;
 use self::wal::Wal;
 use self::writer::SqliteWriter;
 use super::changes::Changes as _;
+use super::changes::Wanted;
 use super::engine::{DatabaseEngine, EngineStore, Query, StoreEngine};
 use super::keys::Keys;
 use super::rules::{Deletions, Rules, Verdict};
-use super::wanted::Wanted;
 use super::{EventChunks, Inventory, StoreError, StoreFuture, StoreRules, commit_cost, failure};
 
 /// The time that a connection waits for a lock, which only another process can hold for long.

@@ -11,7 +11,7 @@ use tokio_postgres::binary_copy::BinaryCopyInWriter;
 use tokio_postgres::types::ToSql;
 
 use super::values::{Param, get};
-use super::{ImportReport, PostgresStore, schema};
+use super::{ImportReport, PostgresStore, connect};
 use crate::store::sqlite::SqliteReader;
 use crate::store::{StoreError, failure};
 
@@ -57,7 +57,7 @@ impl PostgresStore {
         let mut client = self.0.control().await?;
         let tx = client.transaction().await.map_err(failure)?;
         // Nodes that start wait for this lock. No node may become the writer meanwhile.
-        let lock = format!("SET LOCAL statement_timeout = 0; {}", schema::LOCK_SQL);
+        let lock = format!("SET LOCAL statement_timeout = 0; {}", connect::LOCK_SQL);
         tx.batch_execute(&lock).await.map_err(failure)?;
         check_free(&tx).await?;
         let mut report = ImportReport::default();
@@ -78,7 +78,7 @@ impl PostgresStore {
         tx.batch_execute(last).await.map_err(failure)?;
         tx.batch_execute("SELECT pg_notify('grasp_commits', '0')").await.map_err(failure)?;
         tx.commit().await.map_err(failure)?;
-        self.0.set_keys(schema::load_keys(&client).await?)?;
+        self.0.set_keys(connect::load_keys(&client).await?)?;
         Ok(report)
     }
 }

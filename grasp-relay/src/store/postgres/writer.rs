@@ -18,13 +18,13 @@ use super::PostgresEngine;
 use super::connect::pool_failure;
 use super::tables::PostgresTables;
 use super::values::{get, rows};
+use crate::store::changes::Wanted;
 use crate::store::changes::{Changes, refs_change};
 use crate::store::git::views_of;
 use crate::store::group::{
     self, CommitGroup, LastCommit, QUEUE_CAPACITY, WriteTask, WriterCommand,
 };
 use crate::store::keys::Keys;
-use crate::store::wanted::Wanted;
 use crate::store::{StoreError, StoreRules, failure, repository_names};
 
 /// The time for which a transaction is begun again while the database cannot be reached.

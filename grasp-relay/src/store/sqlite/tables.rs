@@ -1,8 +1,10 @@
-//! The tables of events within a transaction that the caller commits.
+//! The tables of events, refs, packs and purgatory within a transaction that the caller commits.
 
 use std::cell::RefCell;
 
 use grasp_core::deletion;
+use grasp_core::service::Endpoint;
+use grasp_purgatory::database::Generation;
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use rusqlite::types::{FromSql, Value};
@@ -11,10 +13,12 @@ use rusqlite::{
     named_params, params, params_from_iter,
 };
 
+use crate::store::changes::{Changes, FamilyKey, GitRows, refs_change};
 use crate::store::engine::{Columns, Query};
+use crate::store::git::views_of;
 use crate::store::keys::{Digest, Keys, Position, newest, seconds};
 use crate::store::rules::{Gate, Progress, Rows, STEP_EVENTS, Served};
-use crate::store::{StoreError, StoreRules, failure, write_cost};
+use crate::store::{StoreError, StoreRules, failure, repository_names, write_cost};
 
 /// The tables of the store within one transaction.
 pub(crate) struct SqliteTables<'a> {
@@ -480,6 +484,42 @@ pub(super) fn load_keys(conn: &Connection) -> rusqlite::Result<Keys> {
 /// Reads the columns `newest, id`, which come first in every statement that has them.
 pub(super) fn position(row: &Row<'_>) -> rusqlite::Result<Position> {
     Ok(Position::new(row.get(0)?, row.get(1)?))
+}
+
+impl GitRows for SqliteTables<'_> {
+    fn generation(
+        &self,
+        key: FamilyKey<'_>,
+        owner: &PublicKey,
+    ) -> Result<Option<Generation>, StoreError> {
+        self.find(
+            "SELECT generation FROM views WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3",
+            params![key.0, key.1, owner.as_bytes()],
+            |row| Ok(Generation(row.get::<_, i64>(0)?.unsigned_abs())),
+        )
+    }
+
+    fn next_generation(&self, _: FamilyKey<'_>, _: &PublicKey) -> Result<i64, StoreError> {
+        self.only("UPDATE generations SET last = last + 1 RETURNING last", [])
+    }
+
+    fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), StoreError> {
+        self.execute(sql, params_from_iter(values))?;
+        Ok(())
+    }
+}
+
+impl SqliteTables<'_> {
+    /// Removes the refs that an event signed for, which is being removed.
+    pub(super) fn remove_refs(&self, event: &Event) -> Result<(), StoreError> {
+        for name in repository_names(event) {
+            for endpoint in [Endpoint::Repository, Endpoint::PullRequests] {
+                let views = self.rows(views_of(endpoint, &name))?;
+                self.change_family(&refs_change(event, endpoint, &name, views))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

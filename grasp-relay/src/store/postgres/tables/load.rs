@@ -8,10 +8,10 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::{CopyRow, EventRow, PostgresTables, RequestRow, WorkingSet};
+use crate::store::changes::Wanted;
 use crate::store::keys::seconds;
 use crate::store::postgres::values::{bytes, get, position, slices};
 use crate::store::rules::STEP_EVENTS;
-use crate::store::wanted::Wanted;
 use crate::store::{StoreError, failure};
 
 /// The columns of events that may be removed.
