@@ -185,14 +185,14 @@ pub struct Sync {
 }
 
 /// Bytes of filters at another GRASP server from which on a full comparison replaces them: some 160 threads.
-const FULL_COMPARISON_BYTES: usize = 32 * 1024;
+const FULL_SYNC_BYTES: usize = 32 * 1024;
 
 impl Settings {
     /// Returns the default settings for an address and a data directory.
     pub fn new(service: ServiceIdentity, data_dir: impl Into<PathBuf>) -> Self {
         let grasp_sync::Settings { mut engine, limits, .. } =
             grasp_sync::Settings::new(service.clone());
-        engine.whole_from = Some(FULL_COMPARISON_BYTES);
+        engine.full_sync_above = Some(FULL_SYNC_BYTES);
         Self {
             sync: Sync { enabled: true, engine, limits },
             policy: Policy::new(service),

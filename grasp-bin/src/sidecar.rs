@@ -41,7 +41,7 @@ async fn sync_until_stopped(config: Config, relay: RelayUrl) -> Result<()> {
     let admin = AdminSocket::bind(&config.admin_socket())?;
     let mut settings = config.settings.reached_at(service);
     // A full comparison needs a relay that stores nothing but repositories; this one may store anything.
-    settings.sync.engine.whole_from = None;
+    settings.sync.engine.full_sync_above = None;
     let keys = files::service_key(&settings.service_key())?;
     let roots = files::roots_for_relays(&settings)?;
     let local = Arc::new(Sidecar::trusting(relay.clone(), &roots));

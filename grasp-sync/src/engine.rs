@@ -4,7 +4,6 @@ mod auth;
 mod backlog;
 #[cfg(any(test, feature = "test-util"))]
 mod check;
-mod compare;
 mod connections;
 mod discovery;
 mod facts;
@@ -197,7 +196,7 @@ pub struct Config {
     /// Bytes of filters above which another GRASP server is asked for all that it has (full sync). For a relay that,
     /// like such a server, has nothing but repositories and what belongs to them, since what it has is then compared
     /// too. Default: never.
-    pub whole_from: Option<usize>,
+    pub full_sync_above: Option<usize>,
     /// Time that a request may go without an answer. Default: 120 seconds.
     pub watchdog: Duration,
     /// Backoff of failing relays.
@@ -232,7 +231,7 @@ impl Config {
             recheck_announcements: false,
             values_per_filter: RequestBudget::default().values_per_filter,
             consolidation_threshold: 70,
-            whole_from: None,
+            full_sync_above: None,
             watchdog: REQUEST_WATCHDOG,
             backoff: BackoffPolicy::RELAY,
             connections: 512,

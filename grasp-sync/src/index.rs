@@ -46,7 +46,7 @@ pub use self::items::{
 use self::roots::WaitingRoots;
 pub use self::roots::{RootId, RootSet};
 use self::threads::{Members, Threads};
-use crate::pairs::Pairs;
+use crate::memory::Pairs;
 
 /// A change of the events that our own relay stores or holds.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -98,7 +98,6 @@ pub mod index;
 pub mod limits;
 pub mod local;
 mod memory;
-mod pairs;
 #[cfg(feature = "driver")]
 pub mod sidecar;
 

@@ -19,4 +19,4 @@ mod refusal;
 pub use ledger::{RETAINED_BYTES, Slot, SlotClass, SlotLedger, TRANSIENT_BYTES, TRANSIENT_SLOTS};
 pub use pace::{LONGEST_PAUSE, Pace, Rate, TokenBucket};
 pub use pager::{Ending, Next, PageRequest, Pager, PagerConfig, history_limit};
-pub use refusal::{Heard, PARK, REQUEST_WATCHDOG, RETRY_DELAY, Refusal};
+pub use refusal::{Heard, REQUEST_WATCHDOG, RETRY_DELAY, Refusal, SUSPENDED_FOR};

@@ -80,7 +80,7 @@ impl RelayProfile {
             ids: offered.min(fit).max(1),
             neg_frame: frame as u64,
             counts_frames: rate.is_none(),
-            full_sync_from: config.whole_from.filter(|_| facts.is_grasp),
+            full_sync_from: config.full_sync_above.filter(|_| facts.is_grasp),
         }
     }
 }

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use crate::index::{FilterHash, SyncIndex};
-use crate::limits::PARK;
+use crate::limits::SUSPENDED_FOR;
 use grasp_core::Mono;
 use grasp_core::admission::Retry;
 use grasp_core::nip34::repo_refs;
@@ -44,7 +44,7 @@ const TOLERATED_USELESS: usize = 200;
 /// Ids that a comparison may always offer.
 const MIN_OFFERED: usize = 1_000;
 /// Duration of filters after full sync was not worth it.
-pub(super) const FALLBACK_FOR: Duration = PARK;
+pub(super) const FALLBACK_FOR: Duration = SUSPENDED_FOR;
 /// Duration of fetching histories by filters after a comparison offered too many ids.
 const HISTORY_FALLBACK_FOR: Duration = Duration::from_secs(10 * 60);
 /// Pause between comparisons, as a multiple of the last one's duration: each reads all that both sides have.

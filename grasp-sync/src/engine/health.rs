@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::limits::PARK;
+use crate::limits::SUSPENDED_FOR;
 use grasp_core::limits::{Admit, Backoff, BackoffPolicy, BackoffSnapshot, Health};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::types::Timestamp;
@@ -55,7 +55,7 @@ impl RelayHealth {
         let restored = |snapshot| Backoff::restore(policy, now, snapshot);
         Self {
             backoff: kept.backoff.as_ref().map_or_else(|| Backoff::new(policy), restored),
-            quarantined_until: now.mono + left.min(PARK),
+            quarantined_until: now.mono + left.min(SUSPENDED_FOR),
             is_by_rule: false,
             seen: kept.seen.clone(),
             forged: 0,
@@ -100,7 +100,7 @@ impl RelayHealth {
             | Fault::Tls
             | Fault::Protocol
             | Fault::Forbidden => self.quarantine(now + QUARANTINE),
-            Fault::Private => self.quarantine(now + PARK),
+            Fault::Private => self.quarantine(now + SUSPENDED_FOR),
         }
     }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::index::{FilterHash, RETENTION, RequestBudget, pack_requests};
-use crate::limits::{PARK, Refusal};
+use crate::limits::{Refusal, SUSPENDED_FOR};
 use grasp_core::Mono;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
@@ -131,7 +131,7 @@ impl LiveRequest {
             Refusal::FilterCount if filters > 1 => return LiveStep::LowerFilters(filters / 2),
             Refusal::Malformed if filters > 1 => return LiveStep::Halve,
             Refusal::FilterCount | Refusal::Malformed | Refusal::Unknown => {
-                self.phase = LivePhase::BackingOff(now + PARK);
+                self.phase = LivePhase::BackingOff(now + SUSPENDED_FOR);
             }
             Refusal::AuthRequired => return LiveStep::Authenticate,
             Refusal::Policy => return LiveStep::Suspend,
@@ -409,13 +409,13 @@ mod tests {
             assert_eq!(request.phase, LivePhase::Queued, "{refusal:?}");
             assert_eq!(request.missed_since, Some(NOW - RETENTION));
         }
-        assert_eq!(request.clone().refused(now, Refusal::Unknown, PARK), LiveStep::Wait);
-        assert_eq!(request.refused(now, Refusal::LiveOverflow, PARK), LiveStep::Wait);
+        assert_eq!(request.clone().refused(now, Refusal::Unknown, SUSPENDED_FOR), LiveStep::Wait);
+        assert_eq!(request.refused(now, Refusal::LiveOverflow, SUSPENDED_FOR), LiveStep::Wait);
         assert_eq!((request.phase, request.has_dropped), (LivePhase::Queued, true));
         assert_eq!(request.refused(now, Refusal::LiveOverflow, Duration::ZERO), LiveStep::Wait);
         assert!(matches!(request.phase, LivePhase::BackingOff(_)), "it cannot keep up");
         request.layer = Layer::All;
-        let step = request.refused(now, Refusal::Unknown, PARK);
+        let step = request.refused(now, Refusal::Unknown, SUSPENDED_FOR);
         assert_eq!(step, LiveStep::FallBackToFilters);
     }
 

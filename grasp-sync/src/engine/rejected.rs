@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::index::FilterHash;
 use crate::memory::Memory;
-use crate::pairs::Pairs;
+use crate::memory::Pairs;
 use grasp_core::nip34::References;
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::{Identifier, Mono, RelayUrl, RepoId, kinds};

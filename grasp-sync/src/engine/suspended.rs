@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::index::FilterHash;
-use crate::limits::{PARK, REQUEST_WATCHDOG};
+use crate::limits::{REQUEST_WATCHDOG, SUSPENDED_FOR};
 use crate::memory::Memory;
 use grasp_core::limits::Admit;
 use grasp_core::nostr::types::Timestamp;
@@ -34,7 +34,7 @@ pub(super) enum RequestMode {
 #[derive(Debug, Default)]
 pub(super) struct Suspended {
     layers: BTreeMap<(Layer, RequestMode), Suspension>,
-    filters: Memory<FilterHash, (), MAX_FILTERS, { PARK.as_secs() }>,
+    filters: Memory<FilterHash, (), MAX_FILTERS, { SUSPENDED_FOR.as_secs() }>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +58,7 @@ impl Suspended {
     pub(super) fn restore(now: Now, parked: &[Parked]) -> Self {
         let until = |one: &Parked| {
             let left = one.until.as_secs().saturating_sub(now.unix.as_secs());
-            now.mono + Duration::from_secs(left).min(PARK)
+            now.mono + Duration::from_secs(left).min(SUSPENDED_FOR)
         };
         let suspension = |one| Suspension { until: until(one), is_probed: false };
         let layers = parked.iter().map(|one| ((one.layer, one.mode), suspension(one)));
@@ -96,7 +96,7 @@ impl Suspended {
 
     /// Suspends a layer.
     pub(super) fn suspend(&mut self, now: Mono, layer: Layer, mode: RequestMode) {
-        let suspension = Suspension { until: now + PARK, is_probed: false };
+        let suspension = Suspension { until: now + SUSPENDED_FOR, is_probed: false };
         self.layers.insert((layer, mode), suspension);
     }
 
@@ -129,11 +129,14 @@ mod tests {
         let mut suspended = Suspended::default();
         assert_eq!(suspended.admit(T0, Layer::Roots, RequestMode::History), Admit::Go);
         suspended.suspend(T0, Layer::Roots, RequestMode::History);
-        assert_eq!(suspended.admit(T0, Layer::Roots, RequestMode::History), Admit::Wait(T0 + PARK));
+        assert_eq!(
+            suspended.admit(T0, Layer::Roots, RequestMode::History),
+            Admit::Wait(T0 + SUSPENDED_FOR)
+        );
         assert_eq!(suspended.admit(T0, Layer::Roots, RequestMode::Live), Admit::Go);
         assert_eq!(suspended.admit(T0, Layer::Repos, RequestMode::History), Admit::Go);
 
-        let probe = T0 + PARK;
+        let probe = T0 + SUSPENDED_FOR;
         assert_eq!(suspended.admit(probe, Layer::Roots, RequestMode::History), Admit::Go);
         suspended.sent(probe, Layer::Roots, RequestMode::History);
         let wait = Admit::Wait(probe + REQUEST_WATCHDOG);
@@ -141,10 +144,10 @@ mod tests {
         suspended.suspend(probe, Layer::Roots, RequestMode::History);
         assert_eq!(
             suspended.admit(probe, Layer::Roots, RequestMode::History),
-            Admit::Wait(probe + PARK)
+            Admit::Wait(probe + SUSPENDED_FOR)
         );
 
-        let again = probe + PARK;
+        let again = probe + SUSPENDED_FOR;
         suspended.sent(again, Layer::Roots, RequestMode::History);
         suspended.answered(Layer::Roots, RequestMode::History);
         assert_eq!(suspended.admit(again, Layer::Roots, RequestMode::History), Admit::Go);
@@ -157,7 +160,10 @@ mod tests {
         suspended.sent(T0, Layer::Repos, RequestMode::History);
         suspended.suspend(T0, Layer::Repos, RequestMode::History);
         suspended.answered(Layer::Repos, RequestMode::History);
-        assert_eq!(suspended.admit(T0, Layer::Repos, RequestMode::History), Admit::Wait(T0 + PARK));
+        assert_eq!(
+            suspended.admit(T0, Layer::Repos, RequestMode::History),
+            Admit::Wait(T0 + SUSPENDED_FOR)
+        );
     }
 
     #[test]
@@ -166,7 +172,7 @@ mod tests {
         let mut suspended = Suspended::default();
         suspended.suspend(at(50).mono, Layer::Roots, RequestMode::Live);
         let restored = Suspended::restore(at(70), &suspended.parked(at(60)));
-        let until = at(50).mono + PARK;
+        let until = at(50).mono + SUSPENDED_FOR;
         assert_eq!(
             restored.admit(at(70).mono, Layer::Roots, RequestMode::Live),
             Admit::Wait(until)
@@ -183,7 +189,7 @@ mod tests {
         assert_eq!(suspended.filters.len(), MAX_FILTERS);
         assert_eq!(suspended.filter_suspended_for(T0, || hash(0)), None, "the oldest");
         let last = || hash(2 * MAX_FILTERS - 1);
-        assert_eq!(suspended.filter_suspended_for(T0, last), Some(PARK));
-        assert_eq!(suspended.filter_suspended_for(T0 + PARK, last), None);
+        assert_eq!(suspended.filter_suspended_for(T0, last), Some(SUSPENDED_FOR));
+        assert_eq!(suspended.filter_suspended_for(T0 + SUSPENDED_FOR, last), None);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use grasp_core::RepoId;
 use nostr::event::EventId;
 
-use crate::pairs::Pairs;
+use crate::memory::Pairs;
 
 /// The id of a root (patch, pull request or issue), or of a reply in a thread.
 ///

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Time for which coverage that a relay forbids is not requested.
-pub const PARK: Duration = Duration::from_secs(24 * 60 * 60);
+pub const SUSPENDED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Delay before the one retry after a transient fault.
 pub const RETRY_DELAY: Duration = Duration::from_secs(65);
@@ -63,7 +63,7 @@ pub enum Refusal {
     NegProtocol,
     /// The relay does not support NIP-77. Everything is fetched by pages until the next connection.
     NegUnsupported,
-    /// Too many filters in one REQ. The number is halved; a single filter is suspended for [`PARK`].
+    /// Too many filters in one REQ. The number is halved; a single filter is suspended for [`SUSPENDED_FOR`].
     FilterCount,
     /// The open subscriptions take too many bytes. A setting of the relay's software, so it outlives the
     /// connection. The byte ceiling is lowered, and what no longer fits is polled.
@@ -77,7 +77,7 @@ pub enum Refusal {
     LimitZero,
     /// The relay demands authentication. Sent once more after authenticating; then it is [`Policy`](Self::Policy).
     AuthRequired,
-    /// The relay does not serve this request, or this client. Outlives the connection: suspended for [`PARK`], then
+    /// The relay does not serve this request, or this client. Outlives the connection: suspended for [`SUSPENDED_FOR`], then
     /// tried once.
     Policy,
     /// The relay dropped live events. Subscribed again, and what was missed is fetched.
@@ -89,7 +89,7 @@ pub enum Refusal {
     Silent,
     /// A NOTICE in unknown words, perhaps not a refusal. Shown to the operator.
     Remark,
-    /// A refusal in unknown words. Shown to the operator, and suspended for [`PARK`].
+    /// A refusal in unknown words. Shown to the operator, and suspended for [`SUSPENDED_FOR`].
     Unknown,
 }
 

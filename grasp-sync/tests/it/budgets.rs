@@ -138,7 +138,7 @@ fn released_over_a_minute(config: Config, script: Script) -> BTreeMap<Request, u
 #[test]
 fn a_thousand_repositories_released_over_a_minute_share_requests() {
     let grasp = Script { is_grasp: true, software: Some("grasp-relay"), ..Script::default() };
-    let whole = Config { whole_from: Some(32 * 1024), ..defaults() };
+    let whole = Config { full_sync_above: Some(32 * 1024), ..defaults() };
     for (config, script) in [
         (defaults(), Script::default()),
         (defaults(), Script { software: Some("strfry"), ..Script::default() }),

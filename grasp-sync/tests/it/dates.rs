@@ -126,7 +126,7 @@ fn mirror() -> Script {
 }
 
 fn whole_config() -> Config {
-    Config { whole_from: Some(8_000), ..defaults() }
+    Config { full_sync_above: Some(8_000), ..defaults() }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::sim::{START, event};
 const THREADS: usize = 100;
 
 fn config() -> Config {
-    Config { whole_from: Some(8_000), ..defaults() }
+    Config { full_sync_above: Some(8_000), ..defaults() }
 }
 
 fn grasp() -> Script {
@@ -122,7 +122,7 @@ fn a_new_thread_is_fetched_by_id_and_needs_no_subscription() {
 
 #[test]
 fn filters_are_used_for_few_threads_and_for_other_relays() {
-    let far_off = Config { whole_from: Some(100_000), ..defaults() };
+    let far_off = Config { full_sync_above: Some(100_000), ..defaults() };
     for (config, script) in
         [(far_off, grasp()), (defaults(), grasp()), (config(), Script::default())]
     {

@@ -369,7 +369,7 @@ fn events_that_a_relay_lacks_are_counted_by_repository_and_across_restarts() {
 
 #[test]
 fn events_that_a_mirror_lacks_are_counted_in_full_sync() {
-    let config = Config { whole_from: Some(1_000), ..defaults() };
+    let config = Config { full_sync_above: Some(1_000), ..defaults() };
     let script = Script { is_grasp: true, ..Script::default() };
     let mut setup = Setup::announced(config, script, 30);
     setup.run(HOUR);

@@ -189,7 +189,7 @@ impl Model {
         config.seed = seed;
         config.can_authenticate = seed % 2 == 0;
         config.consolidation_threshold = 9;
-        config.whole_from = (seed % 3 != 0).then_some(900);
+        config.full_sync_above = (seed % 3 != 0).then_some(900);
         let now = Now::new(Mono::from_secs(1), Timestamp::from_secs(1_700_000_000));
         Self {
             engine: SyncEngine::new(now, config),

@@ -69,7 +69,7 @@ impl World {
         let facts = Facts::new(repos, roots, relays);
         let mut config = Config::new("us.example".parse().unwrap());
         config.bootstrap = vec![facts::url(0)];
-        config.whole_from = Some(32 * 1024);
+        config.full_sync_above = Some(32 * 1024);
         let now = Now::new(Mono::from_secs(1), Timestamp::from_secs(START));
         let relays = (0..relays).map(|n| (facts::url(n), Relay::new(n, &facts))).collect();
         let local = Local {

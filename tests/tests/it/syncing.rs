@@ -78,7 +78,7 @@ async fn an_event_dated_a_week_ago_arrives_live_and_after_a_reconnect() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_dated_a_week_ago_arrives_live_after_a_consolidation() {
     let consolidating = |engine: &mut Config| {
-        (engine.consolidation_threshold, engine.whole_from) = (6, None);
+        (engine.consolidation_threshold, engine.full_sync_above) = (6, None);
         engine.discovery_window = std::time::Duration::from_millis(100);
     };
     let mut pair = Pair::start(consolidating).await;
@@ -96,7 +96,7 @@ async fn an_event_dated_a_week_ago_arrives_live_after_a_consolidation() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_dated_a_week_ago_arrives_live_in_full_sync() {
     let full_sync = |engine: &mut Config| {
-        engine.whole_from = Some(1_000);
+        engine.full_sync_above = Some(1_000);
         engine.discovery_window = std::time::Duration::from_millis(100);
     };
     let mut pair = Pair::start(full_sync).await;

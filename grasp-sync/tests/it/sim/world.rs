@@ -56,7 +56,7 @@ fn random_of(seed: u64, choose: impl Fn(Script) -> Script) -> Sim {
     let relays: Vec<RelayUrl> = (0..chance.within(1, 4) as usize).map(relay).collect();
     let mut config = config();
     config.bootstrap = relays.iter().take(1).cloned().collect();
-    config.whole_from = *chance.pick(&[None, Some(1_000), Some(5_000)]);
+    config.full_sync_above = *chance.pick(&[None, Some(1_000), Some(5_000)]);
     let mut sim = Sim::new(seed, config);
     for url in &relays {
         let script = choose(Script::random(&mut chance));
