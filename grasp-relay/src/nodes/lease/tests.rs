@@ -295,6 +295,8 @@ mod simulated {
                     (dead.is_alive, dead.hangs_until) = (false, now);
                     dead.life += 1;
                 }
+                // Of two deaths within seven seconds, the first return counts.
+                Event::Returns(_) if self.nodes[node].is_alive => {}
                 Event::Returns(_) => {
                     let now = self.now;
                     (self.nodes[node].is_alive, self.nodes[node].lease) = (true, Lease::new(now));
