@@ -111,7 +111,7 @@ const MAX_SLICE: usize = 50_000;
 /// Connections for the lease, the nodes and the feed.
 const CONTROL_CONNECTIONS: usize = 2;
 
-/// An [`EventStore`] in a PostgreSQL database, which several processes read and one at a time writes.
+/// An [`EventStore`](super::EventStore) in a PostgreSQL database, which several processes read and one at a time writes.
 ///
 /// Writes fail with [`StoreError::Fenced`] unless this store [holds the lease](Self::claim_lease).
 pub type PostgresStore = EngineStore<PostgresEngine>;

@@ -80,7 +80,7 @@ pub enum Integrity {
     Damaged(Vec<String>),
 }
 
-/// An [`EventStore`] in one SQLite file.
+/// An [`EventStore`](super::EventStore) in one SQLite file.
 ///
 /// ```
 /// use std::sync::Arc;
