@@ -59,6 +59,7 @@ pub struct Convergence {
     gone: Vec<Event>,
     refs: BTreeMap<RepoId, Option<BTreeSet<String>>>,
     old_deletions: bool,
+    orphaned_replies: bool,
     uploads: bool,
 }
 
@@ -67,7 +68,15 @@ impl Convergence {
     pub fn of(members: &[ServerClient]) -> Self {
         let members = members.to_vec();
         let (served, gone, refs) = (Vec::new(), Vec::new(), BTreeMap::new());
-        Self { members, served, gone, refs, old_deletions: true, uploads: true }
+        Self {
+            members,
+            served,
+            gone,
+            refs,
+            old_deletions: true,
+            orphaned_replies: true,
+            uploads: true,
+        }
     }
 
     /// Ignores deletion requests whose targets no server has any more.
@@ -77,6 +86,15 @@ impl Convergence {
     #[must_use]
     pub fn ignoring_old_deletions(mut self) -> Self {
         self.old_deletions = false;
+        self
+    }
+
+    /// Ignores comments and reactions whose targets no server has any more.
+    ///
+    /// A reply that arrives after the deletion of its root is refused; servers that stored it in time still serve it.
+    #[must_use]
+    pub fn ignoring_orphaned_replies(mut self) -> Self {
+        self.orphaned_replies = false;
         self
     }
 
@@ -168,7 +186,10 @@ impl Convergence {
         let all: BTreeMap<_, _> = snapshots.iter().flat_map(|snapshot| &snapshot.events).collect();
         for (id, event) in all {
             let has: Vec<bool> = snapshots.iter().map(|s| s.events.contains_key(id)).collect();
-            let counts = || self.old_deletions || !is_old_deletion(event, snapshots);
+            let counts = || {
+                (self.old_deletions || !is_old_deletion(event, snapshots))
+                    && (self.orphaned_replies || !is_orphaned_reply(event, snapshots))
+            };
             if has.contains(&false) && counts() {
                 let _ = writeln!(wrong, "{} is served by {has:?}", describe(event));
             }
@@ -209,6 +230,15 @@ fn is_old_deletion(event: &Event, snapshots: &[Snapshot]) -> bool {
         ids.contains(&event.id) || coordinate.is_some_and(|one| coordinates.contains(&one))
     };
     !snapshots.iter().flat_map(|snapshot| snapshot.events.values()).any(names)
+}
+
+/// Returns whether this is a comment or reaction none of whose targets is served by any server.
+fn is_orphaned_reply(event: &Event, snapshots: &[Snapshot]) -> bool {
+    let targets = event.tags.iter().filter(|tag| matches!(tag.kind(), "e" | "E"));
+    let targets: Vec<_> =
+        targets.filter_map(|tag| EventId::from_hex(tag.content()?).ok()).collect();
+    let is_served = |id: &EventId| snapshots.iter().any(|one| one.events.contains_key(id));
+    event.kind != kinds::DELETION && !targets.is_empty() && !targets.iter().any(is_served)
 }
 
 fn describe(event: &Event) -> String {
