@@ -124,10 +124,12 @@ impl EventStore for FaultyStore {
     }
 
     fn exists(&self, questions: Vec<Vec<Filter>>, now: Timestamp) -> StoreFuture<'_, Vec<bool>> {
+        self.fault.queries.fetch_add(1, Ordering::SeqCst);
         self.store.exists(questions, now)
     }
 
     fn present(&self, named: References, now: Timestamp) -> StoreFuture<'_, Present> {
+        self.fault.queries.fetch_add(1, Ordering::SeqCst);
         self.store.present(named, now)
     }
 
