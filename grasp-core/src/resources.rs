@@ -19,44 +19,21 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
+use ipnet::{IpNet, Ipv6Net};
 use nostr::key::PublicKey;
 
 use crate::Mono;
 
-/// Bits in front of an IPv4 address in its IPv6-mapped form.
-const MAPPED: u8 = 96;
-
-/// Widths of IPv4 networks, widest first, in the IPv6-mapped form.
-const V4_WIDTHS: &[u8] = &[MAPPED + 24, MAPPED + 32];
+/// Widths of IPv4 networks, widest first.
+const V4_WIDTHS: &[u8] = &[24, 32];
 
 /// Widths of IPv6 networks, widest first. Providers hand out /64, /56 or /48 to one customer.
 const V6_WIDTHS: &[u8] = &[48, 56, 64];
 
-/// One network: the leading bits that its addresses share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Prefix {
-    bits: u128,
-    length: u8,
-}
-
-impl Prefix {
-    /// The account of all networks that are not accounted for one by one.
-    const UNLISTED: Self = Self { bits: 0, length: 0 };
-
-    fn of(bits: u128, length: u8) -> Self {
-        let dropped = 128 - u32::from(length);
-        Self { bits: u128::MAX.checked_shl(dropped).map_or(0, |mask| bits & mask), length }
-    }
-}
-
-impl fmt::Display for Prefix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let address = Ipv6Addr::from(self.bits);
-        match (address.to_ipv4_mapped(), self.length.checked_sub(MAPPED)) {
-            (Some(v4), Some(length)) => write!(f, "{v4}/{length}"),
-            _ => write!(f, "{address}/{}", self.length),
-        }
-    }
+/// Returns the networks of these widths that an address belongs to.
+fn networks(address: IpAddr) -> impl DoubleEndedIterator<Item = IpNet> {
+    let widths = if address.is_ipv4() { V4_WIDTHS } else { V6_WIDTHS };
+    widths.iter().map(move |width| IpNet::new_assert(address, *width).trunc())
 }
 
 /// The networks that a client's address belongs to: IPv4 /32 and /24; IPv6 /64, /56 and /48.
@@ -71,50 +48,38 @@ impl fmt::Display for Prefix {
 /// assert_eq!(network("192.0.2.7").to_string(), "192.0.2.7/32");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ClientNetwork {
-    bits: u128,
-}
+pub struct ClientNetwork(IpNet);
 
 impl ClientNetwork {
     /// Returns the network of an address. An IPv4 address and its IPv6-mapped form are the same.
     pub fn of(address: IpAddr) -> Self {
-        let bits = match address {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped().into(),
-            IpAddr::V6(v6) => v6.into(),
-        };
-        let narrowest = *widths(bits).last().unwrap_or(&128);
-        Self { bits: Prefix::of(bits, narrowest).bits }
+        let address = address.to_canonical();
+        Self(networks(address).next_back().unwrap_or_else(|| address.into()))
     }
 
     /// Returns the first address of the network.
     pub fn address(self) -> IpAddr {
-        IpAddr::V6(Ipv6Addr::from(self.bits)).to_canonical()
+        self.0.addr()
     }
 
     /// Returns the networks from the widest to the narrowest.
-    pub fn prefixes(self) -> impl Iterator<Item = Prefix> {
-        widths(self.bits).iter().map(move |length| Prefix::of(self.bits, *length))
-    }
-
-    /// Returns the narrowest network.
-    pub fn narrowest(self) -> Prefix {
-        self.prefixes().last().unwrap_or(Prefix::UNLISTED)
+    pub fn prefixes(self) -> impl Iterator<Item = IpNet> {
+        networks(self.0.addr())
     }
 }
 
 impl fmt::Display for ClientNetwork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.narrowest().fmt(f)
+        self.0.fmt(f)
     }
-}
-
-fn widths(bits: u128) -> &'static [u8] {
-    if Ipv6Addr::from(bits).to_ipv4_mapped().is_some() { V4_WIDTHS } else { V6_WIDTHS }
 }
 
 /// Networks, and authors, that one pool accounts for one by one. Networks beyond it share one account; authors beyond
 /// it are bounded by their networks only.
 const MAX_ACCOUNTS: usize = 1 << 16;
+
+/// The account of all networks that are not accounted for one by one.
+const UNLISTED: IpNet = IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0));
 
 /// Accounts from which on only the widest network of a new client is accounted for: a client with one /48 has enough of
 /// the narrower ones to use up all accounts.
@@ -186,7 +151,7 @@ pub enum Shortage {
     /// Everything is taken, or everything but the reserve.
     Total,
     /// A network of the client's has its share.
-    Network(Prefix),
+    Network(IpNet),
     /// The author has their share.
     Author,
 }
@@ -220,7 +185,7 @@ impl Grant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Accounts {
     /// Widest first.
-    networks: [Option<Prefix>; 3],
+    networks: [Option<IpNet>; 3],
     author: Option<PublicKey>,
     has_authority: bool,
 }
@@ -251,7 +216,7 @@ pub struct Usage {
 pub struct Pool {
     bounds: Bounds,
     usage: Usage,
-    networks: BTreeMap<(bool, Prefix), u64>,
+    networks: BTreeMap<(bool, IpNet), u64>,
     authors: BTreeMap<PublicKey, u64>,
 }
 
@@ -341,13 +306,13 @@ impl Pool {
                 *slot = Some(prefix);
             }
         }
-        let is_known = |prefix: &Prefix| self.networks.contains_key(&(has_authority, *prefix));
+        let is_known = |prefix: &IpNet| self.networks.contains_key(&(has_authority, *prefix));
         let is_new = networks.iter().flatten().any(|prefix| !is_known(prefix));
         if is_new && self.networks.len() >= MAX_NARROW_ACCOUNTS {
             let widest = networks[0];
             let has_room = self.networks.len() < MAX_ACCOUNTS;
             let widest = widest.filter(|prefix| has_room || is_known(prefix));
-            networks = [Some(widest.unwrap_or(Prefix::UNLISTED)), None, None];
+            networks = [Some(widest.unwrap_or(UNLISTED)), None, None];
         }
         let listed = |author: &PublicKey| {
             self.authors.len() < MAX_ACCOUNTS || self.authors.contains_key(author)
@@ -389,7 +354,7 @@ impl Pool {
         room
     }
 
-    fn held(&self, has_authority: bool, prefix: Prefix) -> u64 {
+    fn held(&self, has_authority: bool, prefix: IpNet) -> u64 {
         self.networks.get(&(has_authority, prefix)).copied().unwrap_or(0)
     }
 
