@@ -23,7 +23,7 @@ use self::fan_out::size;
 use crate::event::{Verified, Version};
 use crate::kinds;
 use crate::maintainers::{MaintainerModel, MaintainerSets, maintainer_lists};
-use crate::nip34::{Announcement, Proposal, References, State};
+use crate::nip34::{Announcement, Proposal, References, State, tags};
 use crate::repo::{Identifier, RelayUrl, RepoId};
 use crate::resources::{Claimant, ClientNetwork};
 use crate::service::ServiceIdentity;
@@ -146,7 +146,7 @@ fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<V
     let is_named = is_named_by_another(&new, facts);
     match (policy.hosts(&new), own().any(hosted)) {
         (false, true) => Ok(Verdict::Delist { keep: has_room && is_named }),
-        (false, false) if !is_named && own().next().is_none() => Err(not_listed(&new)),
+        (false, false) if !is_named && own().next().is_none() => Err(not_listed(event)),
         _ if !has_room => Err(Rejection::Quota),
         // It is needed for maintainer sets only: no view, no authority by itself.
         (false, false) => Ok(Verdict::Store { is_related: false }),
@@ -189,11 +189,10 @@ fn is_named_by_another(new: &Announcement, facts: &Facts) -> bool {
     })
 }
 
-fn not_listed(new: &Announcement) -> Rejection {
-    let clone = new.clone.iter().map(ToString::to_string).chain(new.clone_unusable.iter().cloned());
-    let relays =
-        new.relays.iter().map(ToString::to_string).chain(new.relays_unusable.iter().cloned());
-    Rejection::NotListed { clone: clone.collect(), relays: relays.collect() }
+/// Refuses an announcement with all addresses that it lists, usable or not.
+fn not_listed(event: &Event) -> Rejection {
+    let values = |name| tags::all_values(event, name).map(str::to_owned).collect();
+    Rejection::NotListed { clone: values("clone"), relays: values("relays") }
 }
 
 /// Judges a state (kind 30618) by the maintainer sets of the repositories of its name that are hosted here.

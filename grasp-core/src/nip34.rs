@@ -78,7 +78,7 @@ pub fn repo_refs(event: &Event) -> BTreeSet<RepoId> {
 }
 
 /// Reading of tags of any shape.
-mod tags {
+pub(crate) mod tags {
     use nostr::event::{Event, Tag};
 
     /// Returns the tags of one name, in order.
@@ -92,7 +92,7 @@ mod tags {
     }
 
     /// Returns the values of all tags of one name, in order, as if they were one tag.
-    pub(super) fn all_values<'a>(event: &'a Event, name: &str) -> impl Iterator<Item = &'a str> {
+    pub(crate) fn all_values<'a>(event: &'a Event, name: &str) -> impl Iterator<Item = &'a str> {
         named(event, name).flat_map(values)
     }
 

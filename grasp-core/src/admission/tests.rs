@@ -408,6 +408,18 @@ fn messages_with_urls_are_short_and_without_control_characters() {
     assert!(message.ends_with("and 97 more; relays: none"));
 }
 
+#[test]
+fn the_refusal_names_addresses_that_cannot_be_used() {
+    let event = Unsigned::kind(30617).tags(&[
+        &["d", "x"],
+        &["clone", "https://a.example/x", "ssh://git@a.example/x"],
+        &["relays", "nonsense"],
+    ]);
+    let clone = ["https://a.example/x", "ssh://git@a.example/x"].map(str::to_owned).to_vec();
+    let why = Rejection::NotListed { clone, relays: vec!["nonsense".to_owned()] };
+    assert_eq!(verdict_on(&policy(), event, EVE, &Facts::default()), Verdict::from(why));
+}
+
 /// Returns announcements of `x` by `count` unknown authors, each of which lists Bob.
 fn announcements_by_strangers(count: usize) -> Vec<KnownAnnouncement> {
     let stranger = |n: usize| {

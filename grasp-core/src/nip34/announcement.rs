@@ -36,12 +36,8 @@ pub struct Announcement {
     pub version: Version,
     /// Git servers that we could talk to, in the author's order, each once.
     pub clone: Vec<CloneUrl>,
-    /// `clone` values that we cannot use: other schemes, credentials, no URL at all.
-    pub clone_unusable: Vec<String>,
     /// Relays, in the author's order, each once.
     pub relays: Vec<RelayUrl>,
-    /// `relays` values that are no relay's address.
-    pub relays_unusable: Vec<String>,
     /// The maintainers that the author names.
     pub maintainer_list: MaintainerList,
     /// A human name.
@@ -62,15 +58,11 @@ impl Announcement {
         let Some(identifier) = tags::first(event, "d") else {
             return invalid("the announcement has no d tag");
         };
-        let (clone, clone_unusable) = usable(tags::all_values(event, "clone"));
-        let (relays, relays_unusable) = usable(tags::all_values(event, "relays"));
         Ok(Self {
             repo: RepoId::new(event.pubkey, Identifier::new(identifier)?),
             version: Version::of(event),
-            clone,
-            clone_unusable,
-            relays,
-            relays_unusable,
+            clone: usable(tags::all_values(event, "clone")),
+            relays: usable(tags::all_values(event, "relays")),
             maintainer_list: MaintainerList::parse(event),
             name: tags::first(event, "name").map(str::to_owned),
             description: tags::first(event, "description").map(str::to_owned),
@@ -84,19 +76,11 @@ impl Announcement {
     }
 }
 
-/// Splits values into those that parse, each once and in order, and the rest.
-fn usable<'a, T: std::str::FromStr + Ord + Clone>(
-    values: impl Iterator<Item = &'a str>,
-) -> (Vec<T>, Vec<String>) {
-    let (mut good, mut bad, mut seen) = (Vec::new(), Vec::new(), BTreeSet::new());
-    for value in values {
-        match value.parse::<T>() {
-            Ok(parsed) if seen.insert(parsed.clone()) => good.push(parsed),
-            Ok(_) => {}
-            Err(_) => bad.push(value.to_owned()),
-        }
-    }
-    (good, bad)
+/// Returns the values that parse, each once and in order.
+fn usable<'a, T: std::str::FromStr + Ord + Clone>(values: impl Iterator<Item = &'a str>) -> Vec<T> {
+    let mut seen = BTreeSet::new();
+    let parsed = values.filter_map(|value| value.parse::<T>().ok());
+    parsed.filter(|value| seen.insert(value.clone())).collect()
 }
 
 /// The maintainers that an announcement names.
@@ -189,9 +173,7 @@ mod tests {
         .unwrap();
         let hosts: Vec<_> = announcement.clone.iter().map(|url| url.host().to_string()).collect();
         assert_eq!(hosts, ["a.example", "b.example"]);
-        assert_eq!(announcement.clone_unusable, ["ssh://git@a.example/x"]);
         assert_eq!(announcement.relays.len(), 1);
-        assert_eq!(announcement.relays_unusable, ["nonsense"]);
     }
 
     #[test]
