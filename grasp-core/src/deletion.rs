@@ -97,40 +97,16 @@ pub fn coordinate(event: &Event) -> Option<Coordinate> {
     Some(Coordinate { kind: event.kind, public_key: event.pubkey, identifier })
 }
 
-/// The relays that an author asks to vanish from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VanishScope {
-    /// From every relay that hears of it.
-    Everywhere,
-    /// From these relays; possibly none, and then the request does nothing.
-    Relays(Vec<RelayUrl>),
-}
-
-impl VanishScope {
-    /// Reads the `relay` tags of a kind 62 event.
-    pub fn parse(request: &Event) -> Self {
-        let named = request.tags.iter().filter(|tag| tag.kind() == "relay");
-        let mut relays = Vec::new();
-        for value in named.filter_map(|tag| tag.content()) {
-            if value == ALL_RELAYS {
-                return Self::Everywhere;
-            }
-            relays.extend(value.parse::<RelayUrl>());
-        }
-        Self::Relays(relays)
-    }
-
-    /// Returns whether a service is in the scope; `None` is in the scope of all relays only.
-    ///
-    /// Deletion is final, so a path below the service's address does not count as the service.
-    pub fn includes(&self, service: Option<&ServiceIdentity>) -> bool {
-        match self {
-            Self::Everywhere => true,
-            Self::Relays(named) => {
-                service.is_some_and(|own| named.iter().any(|url| own.is_relay(url)))
-            }
-        }
-    }
+/// Returns whether a request to vanish (kind 62) names a service in its `relay` tags. `None` is named by a request to all
+/// relays only.
+///
+/// Deletion is final, so a path below the service's address does not count as the service.
+pub fn vanishes_from(request: &Event, service: Option<&ServiceIdentity>) -> bool {
+    let named = request.tags.iter().filter(|tag| tag.kind() == "relay");
+    let is_service = |url: RelayUrl| service.is_some_and(|own| own.is_relay(&url));
+    named
+        .filter_map(|tag| tag.content())
+        .any(|value| value == ALL_RELAYS || value.parse().is_ok_and(is_service))
 }
 
 #[cfg(test)]
@@ -162,8 +138,9 @@ mod tests {
         vec![name.to_owned(), value.to_string()]
     }
 
-    fn scope(values: &[&str]) -> VanishScope {
-        VanishScope::parse(&event(62, values.iter().map(|value| tag("relay", value))))
+    fn vanishes(relays: &[&str], service: Option<&str>) -> bool {
+        let request = event(62, relays.iter().map(|value| tag("relay", value)));
+        vanishes_from(&request, service.map(us).as_ref())
     }
 
     fn us(address: &str) -> ServiceIdentity {
@@ -226,10 +203,10 @@ mod tests {
 
     #[test]
     fn one_mention_of_all_relays_is_enough() {
-        assert!(scope(&["wss://elsewhere.example", "ALL_RELAYS"]).includes(None));
-        assert!(!scope(&["all_relays"]).includes(None));
-        assert!(!scope(&["wss://us.example"]).includes(None));
-        assert!(!scope(&[]).includes(Some(&us("us.example"))));
+        assert!(vanishes(&["wss://elsewhere.example", "ALL_RELAYS"], None));
+        assert!(!vanishes(&["all_relays"], None));
+        assert!(!vanishes(&["wss://us.example"], None));
+        assert!(!vanishes(&[], Some("us.example")));
     }
 
     #[test]
@@ -240,7 +217,7 @@ mod tests {
             ("us.example", "wss://us.example.:443"),
             ("us.example:7334/git", "ws://us.example:7334//git/"),
         ] {
-            assert!(scope(&["wss://other.example", same]).includes(Some(&us(ours))), "{same}");
+            assert!(vanishes(&["wss://other.example", same], Some(ours)), "{same}");
         }
         for (ours, other) in [
             ("us.example", "wss://us.example.evil.org"),
@@ -252,7 +229,7 @@ mod tests {
             ("us.example:7334/git", "wss://us.example:7334"),
             ("us.example:7334/git", "wss://us.example/git"),
         ] {
-            assert!(!scope(&[other]).includes(Some(&us(ours))), "{other}");
+            assert!(!vanishes(&[other], Some(ours)), "{other}");
         }
     }
 
@@ -262,7 +239,7 @@ mod tests {
             tags in vec(vec("[ea]|relay|ALL_RELAYS|[0-9:a-f]{0,80}|.{0,20}", 1..4), 0..20),
         ) {
             let request = event(5, tags);
-            VanishScope::parse(&request).includes(Some(&us("us.example")));
+            vanishes_from(&request, Some(&us("us.example")));
             let parsed = DeletionRequest::parse(&request).unwrap();
             prop_assert!(parsed.coordinates.iter().all(|c| c.public_key == ME));
         }

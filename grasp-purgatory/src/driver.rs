@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use grasp_core::admission::{Hold, Origin, Policy};
-use grasp_core::deletion::VanishScope;
+use grasp_core::deletion::vanishes_from;
 use grasp_core::nip34::Announcement;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Now, RepoId, kinds};
@@ -490,7 +490,7 @@ impl PurgatoryDriver {
     /// Returns whether an event is a request to vanish from this server (NIP-62).
     fn is_vanish_request(&self, event: &Event) -> bool {
         let us = Some(&self.policy().service);
-        event.kind == kinds::VANISH && VanishScope::parse(event).includes(us)
+        event.kind == kinds::VANISH && vanishes_from(event, us)
     }
 }
 

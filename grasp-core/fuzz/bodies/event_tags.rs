@@ -3,7 +3,7 @@
 //! An input is text: the kind on the first line, then a tag per line, its values divided by tabs.
 
 use grasp_core::admission::{Facts, Needs};
-use grasp_core::deletion::{DeletionRequest, VanishScope};
+use grasp_core::deletion::{DeletionRequest, vanishes_from};
 use grasp_core::nip34::{Announcement, Proposal, References, State};
 use grasp_core::nostr::event::{Event, EventId, Kind, Signature, Tag};
 use grasp_core::nostr::key::PublicKey;
@@ -23,7 +23,7 @@ pub(crate) fn run(data: &[u8]) {
         Signature::from_byte_array([0; 64]),
     );
     let _ = (Needs::of(&event), References::of(&event), Facts::default());
-    let _ = (DeletionRequest::parse(&event), VanishScope::parse(&event), Proposal::parse(&event));
+    let _ = (DeletionRequest::parse(&event), vanishes_from(&event, None), Proposal::parse(&event));
     if let Ok(announcement) = Announcement::parse(&event) {
         assert_eq!(announcement.repo.to_string().parse(), Ok(announcement.repo));
     }

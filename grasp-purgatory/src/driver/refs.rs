@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use grasp_core::deletion::VanishScope;
+use grasp_core::deletion::vanishes_from;
 use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::PushCommand;
 use grasp_core::resources::Claimant;
@@ -166,7 +166,7 @@ impl Executor {
     pub(super) async fn has_vanished(&self, author: &PublicKey) -> Result<bool, DriverError> {
         let requests = self.events(Filter::new().kind(kinds::VANISH).author(*author)).await?;
         let us = Some(&self.parts.policy.service);
-        Ok(requests.iter().any(|request| VanishScope::parse(request).includes(us)))
+        Ok(requests.iter().any(|request| vanishes_from(request, us)))
     }
 
     /// Removes uploads and refs of a pull request, but for the tips to keep and the ref of a served event.

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use grasp_core::admission::is_expired;
-use grasp_core::deletion::{DeletionRequest, VanishScope};
+use grasp_core::deletion::{DeletionRequest, vanishes_from};
 use grasp_core::{Identifier, Version, deletion};
 use nostr::event::{Event, EventId, Kind};
 use nostr::key::PublicKey;
@@ -541,7 +541,7 @@ pub(crate) trait Deletions: Rows + Sized {
     }
 
     fn includes_this_service(&self, request: &Event) -> bool {
-        VanishScope::parse(request).includes(self.rules().service.as_ref())
+        vanishes_from(request, self.rules().service.as_ref())
     }
 
     /// Erases an author's events, kept versions, deletion requests and gates up to the request, if it includes this

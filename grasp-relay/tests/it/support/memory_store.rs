@@ -12,7 +12,7 @@ use futures_util::StreamExt;
 use futures_util::future;
 use futures_util::stream;
 use grasp_core::admission::{Needs, is_expired};
-use grasp_core::deletion::{self, DeletionRequest, VanishScope};
+use grasp_core::deletion::{self, DeletionRequest, vanishes_from};
 use grasp_core::nip34::{Proposal, References};
 use grasp_core::{Identifier, Version, kinds};
 use grasp_relay::store::{
@@ -340,7 +340,7 @@ impl State {
     }
 
     fn vanish(&mut self, rules: &StoreRules, request: &Event) {
-        if VanishScope::parse(request).includes(rules.service.as_ref()) {
+        if vanishes_from(request, rules.service.as_ref()) {
             let until = request.created_at;
             let gone =
                 |event: &Event| event.pubkey == request.pubkey && is_vanishable(event, until);
