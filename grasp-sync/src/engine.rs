@@ -3,6 +3,7 @@
 mod auth;
 mod backlog;
 #[cfg(any(test, feature = "test-util"))]
+#[path = "../tests/it/check.rs"]
 mod check;
 mod connections;
 mod discovery;

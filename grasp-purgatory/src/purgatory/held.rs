@@ -318,16 +318,6 @@ impl HeldEvents {
         ids.iter().for_each(|id| self.account(id));
     }
 
-    /// Returns the records that lead from nothing to here.
-    pub(super) fn snapshot(&self) -> impl Iterator<Item = Record> {
-        self.events.values().map(|held| Record::Held {
-            event: held.event.clone(),
-            phase: held.phase,
-            since: held.since,
-            until: held.until,
-        })
-    }
-
     pub(super) fn get(&self, id: &EventId) -> Option<&HeldEvent> {
         self.events.get(id)
     }

@@ -158,20 +158,6 @@ impl Staging {
         ids.iter().for_each(|id| self.account(id));
     }
 
-    pub(super) fn snapshot(&self) -> impl Iterator<Item = Record> {
-        self.by_event.iter().flat_map(|(id, staged)| {
-            let tips = staged.tips.iter();
-            let uploads = tips.flat_map(|(tip, targets)| targets.iter().map(move |one| (tip, one)));
-            uploads.map(|(tip, (target, bytes))| Record::Staged {
-                id: *id,
-                tip: *tip,
-                target: target.clone(),
-                bytes: *bytes,
-                until: staged.until,
-            })
-        })
-    }
-
     fn insert(&mut self, id: EventId, tip: Oid, target: &PushTarget, bytes: u64, until: Timestamp) {
         let staged = self
             .by_event

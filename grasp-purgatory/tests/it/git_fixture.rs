@@ -15,8 +15,10 @@ use grasp_core::push::{
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Oid, RefName, RepoId};
+use grasp_purgatory::database::{Commit, Committed, Database as _};
 use grasp_purgatory::git::{
-    FamilyGuard, Git, GitError, Incoming, Protocol, RepoStore, Service, Slots, StagingLimits,
+    FamilyGuard, Git, GitError, Incoming, Protocol, RefTarget, RepoStore, Service, Slots,
+    StagingLimits, WantedRefs,
 };
 use nostr::event::{EventBuilder, EventId, FinalizeEvent, Kind, Tag};
 use nostr::key::{Keys, PublicKey};
@@ -158,6 +160,23 @@ impl Fixture {
         let mut guard = self.store.lock(&repo.identifier).await?;
         let push = judged(&guard.refs(&repo.owner).await?, moves);
         execute(&mut guard, &repo.owner, &push, incoming).await
+    }
+
+    /// Makes the branches and tags of a view exactly these, as a release does.
+    pub(crate) async fn apply(
+        &self,
+        guard: &mut FamilyGuard,
+        owner: &PublicKey,
+        target: &RefTarget,
+    ) -> Result<(), GitError> {
+        let wanted = WantedRefs { target: Some(target.clone()), ..WantedRefs::default() };
+        let mut change = guard.change();
+        guard.plan(owner, &wanted, now()).await?.into_iter().for_each(|view| change.push(view));
+        let commit = Commit { families: vec![change], ..Commit::default() };
+        match self.database.commit(commit).await? {
+            Committed::Done { .. } => Ok(()),
+            Committed::Conflict(_) => Err(GitError::Outdated),
+        }
     }
 
     /// Returns git's answer to one request for objects.

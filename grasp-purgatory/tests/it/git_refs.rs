@@ -43,7 +43,7 @@ async fn applying_makes_heads_and_tags_exactly_the_declared_ones() {
     guard.move_refs(&repo.owner, &[change], None, now()).await.unwrap();
     let wanted =
         target(&[("refs/heads/main", one), ("refs/heads/new", two)], Some("refs/heads/new"));
-    guard.apply(&repo.owner, &wanted, now()).await.unwrap();
+    fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap();
     let expected = BTreeMap::from([
         (name("refs/heads/main"), one),
         (name("refs/heads/new"), two),
@@ -66,7 +66,7 @@ async fn a_state_whose_objects_are_not_here_changes_nothing() {
     for text in ["ab".repeat(20), "ab".repeat(32)] {
         let absent = text.parse().unwrap();
         let wanted = target(&[("refs/heads/main", absent)], None);
-        let error = guard.apply(&repo.owner, &wanted, now()).await.unwrap_err();
+        let error = fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap_err();
         assert!(!error.is_ours(), "{error}");
     }
     assert_eq!(fixture.store.refs(&repo).await.unwrap(), before);
@@ -79,7 +79,7 @@ async fn an_empty_state_deletes_all_refs_and_the_old_tips_can_be_restored() {
     let tip = work.commit("1");
     fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
     let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    guard.apply(&repo.owner, &RefTarget::default(), now()).await.unwrap();
+    fixture.apply(&mut guard, &repo.owner, &RefTarget::default()).await.unwrap();
     assert!(guard.refs(&repo.owner).await.unwrap().is_empty());
     let head = fixture.store.head(&repo).await.unwrap();
     assert_eq!(head, name("refs/heads/main"), "an empty repository keeps its HEAD");
@@ -92,7 +92,7 @@ async fn an_empty_state_deletes_all_refs_and_the_old_tips_can_be_restored() {
     };
     assert_eq!(seen().await, "", "git does not see what is retired");
     let before = target(&[("refs/heads/main", tip)], None);
-    guard.apply(&repo.owner, &before, now()).await.unwrap();
+    fixture.apply(&mut guard, &repo.owner, &before).await.unwrap();
     assert_eq!(seen().await, "refs/heads/main");
     drop(guard);
     let later = Timestamp::from_secs(now().as_secs() + RETENTION.as_secs() + 1);
@@ -128,14 +128,14 @@ async fn thousands_of_refs_are_applied_at_once() {
     guard.promote(incoming).await.unwrap();
     let wanted = RefTarget { refs, ..RefTarget::default() };
     let started = Instant::now();
-    guard.apply(&repo.owner, &wanted, now()).await.unwrap();
+    fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap();
     println!("{BRANCHES} new refs applied in {:?}", started.elapsed());
     assert_eq!(guard.refs(&repo.owner).await.unwrap(), wanted.refs);
     assert_eq!(fixture.store.head(&repo).await.unwrap(), name("refs/heads/b0"));
     let mut fewer = wanted.clone();
     fewer.refs.pop_last();
     let started = Instant::now();
-    guard.apply(&repo.owner, &fewer, now()).await.unwrap();
+    fixture.apply(&mut guard, &repo.owner, &fewer).await.unwrap();
     println!("one of {BRANCHES} refs deleted in {:?}", started.elapsed());
     let seen = git(&fixture.view(&repo).await, &["for-each-ref", "--format=x", "refs/heads"], b"")
         .unwrap();
@@ -150,7 +150,7 @@ async fn view_and_two_commits(fixture: &Fixture) -> (RepoId, [Oid; 3]) {
     let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     guard.promote(incoming).await.unwrap();
     let first = target(&[("refs/heads/main", tips[0])], None);
-    guard.apply(&repo.owner, &first, now()).await.unwrap();
+    fixture.apply(&mut guard, &repo.owner, &first).await.unwrap();
     (repo, tips)
 }
 
@@ -232,10 +232,10 @@ async fn refs_keep_the_values_of_a_concurrent_commit() {
     assert!(matches!(error, GitError::Moved(_)), "{error:?}");
     fixture.database.fail_once();
     let wanted = target(&[("refs/heads/main", three)], None);
-    let error = guard.apply(&repo.owner, &wanted, now()).await.unwrap_err();
+    let error = fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap_err();
     assert!(matches!(error, GitError::Database(_)), "{error:?}");
     assert_eq!(guard.refs(&repo.owner).await.unwrap()[&name("refs/heads/main")], two);
-    guard.apply(&repo.owner, &wanted, now()).await.unwrap();
+    fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap();
     assert_eq!(guard.refs(&repo.owner).await.unwrap(), wanted.refs);
 }
 
@@ -248,7 +248,7 @@ async fn git_never_serves_an_earlier_generation_after_a_commit() {
         let branch = format!("refs/heads/{n}");
         let wanted = target(&[(&branch, *tip)], Some(&branch));
         let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-        guard.apply(&repo.owner, &wanted, now()).await.unwrap();
+        fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap();
         drop(guard);
         // Several at once, all of which find no directory of this generation.
         let ask = || fixture.advertised(&repo, Service::UploadPack, Protocol::V1);
@@ -267,7 +267,7 @@ async fn git_never_serves_an_earlier_generation_after_a_commit() {
     }
     let wanted = target(&[("refs/heads/main", tips[0])], None);
     let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    guard.apply(&repo.owner, &wanted, now()).await.unwrap();
+    fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap();
     fixture.view(&repo).await;
     for (n, view) in views.iter().enumerate() {
         assert_eq!(view.is_dir(), n >= 5, "{view:?}");
@@ -328,7 +328,7 @@ async fn no_ref_is_set_to_objects_that_the_next_start_would_remove() {
     let lacking = fixture.store.lacking(&repo.identifier, &tips).await.unwrap();
     let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
     let wanted = target(&[("refs/heads/main", tip)], None);
-    let applied = guard.apply(&repo.owner, &wanted, now()).await;
+    let applied = fixture.apply(&mut guard, &repo.owner, &wanted).await;
     assert_eq!(applied.is_ok(), lacking.is_empty());
     drop(guard);
     let fixture = fixture.restart().await;
@@ -386,7 +386,7 @@ async fn a_view_that_was_removed_and_comes_back_has_a_new_generation() {
         let text = fixture.advertised(&repo, Service::UploadPack, Protocol::V0).await;
         assert!(!text.contains(&tip.to_string()), "{text}");
         let wanted = target(&[("refs/heads/main", tip)], None);
-        guard.apply(&repo.owner, &wanted, now()).await.unwrap();
+        fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap();
         seen.push(generation().await);
         // Creating a view that exists changes nothing.
         guard.create_view(&repo.owner).await.unwrap();

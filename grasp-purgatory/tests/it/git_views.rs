@@ -88,7 +88,7 @@ async fn views_of_a_family_store_history_once() {
     let mut guard = fixture.store.lock(&bob.identifier).await.unwrap();
     let refs = guard.refs(&alice.owner).await.unwrap();
     let target = RefTarget { refs, ..RefTarget::default() };
-    guard.apply(&bob.owner, &target, now()).await.unwrap();
+    fixture.apply(&mut guard, &bob.owner, &target).await.unwrap();
     assert_eq!(pack_bytes(&fixture.root()), before);
     let view = fixture.view(&bob).await;
     git(fixture.dir.path(), &["clone", "-q", view.to_str().unwrap(), "bob"], b"").unwrap();

@@ -169,19 +169,6 @@ impl FamilyGuard {
         }
     }
 
-    /// Makes the branches and tags of a view exactly these, if everything behind them is here.
-    pub async fn apply(
-        &mut self,
-        owner: &PublicKey,
-        target: &RefTarget,
-        now: Timestamp,
-    ) -> Result<(), GitError> {
-        let wanted = WantedRefs { target: Some(target.clone()), ..WantedRefs::default() };
-        let mut change = self.change();
-        self.plan(owner, &wanted, now).await?.into_iter().for_each(|view| change.push(view));
-        self.commit(change).await
-    }
-
     /// Moves refs of a view, all or none, each from where the caller believes it to be.
     ///
     /// HEAD goes to `head` if that branch then exists; else it stays if it can, else it goes to a usual branch.
