@@ -11,7 +11,6 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
 use super::filter::{Layer, compact_all};
-use super::full_sync::FullSync;
 use super::history::CountAs;
 use super::io::{BatchId, JobId, LiveId, Report, SyncMethod};
 use super::job::{Job, JobPhase, Method};
@@ -179,10 +178,12 @@ impl Backlog {
     pub(super) fn next_queued(
         &self,
         method: Method,
-        may_start: impl Fn(&Job) -> bool,
+        may_start: impl Fn(Purpose, &Job) -> bool,
     ) -> Option<(Purpose, JobId, Method)> {
-        let may_start = |id: &JobId| self.jobs.get(id).is_some_and(&may_start);
-        let (purpose, id) = *self.queues.get(&method)?.iter().find(|(_, id)| may_start(id))?;
+        let may_start = |(purpose, id): &&(Purpose, JobId)| {
+            self.jobs.get(id).is_some_and(|job| may_start(*purpose, job))
+        };
+        let (purpose, id) = *self.queues.get(&method)?.iter().find(may_start)?;
         Some((purpose, id, method))
     }
 
@@ -372,15 +373,8 @@ impl Backlog {
         batch.map_or(CountAs::NEW, |batch| batch.count_as)
     }
 
-    /// Returns whether a full comparison may start: everything else is fetched, and the last comparison is some time
-    /// ago.
-    pub(super) fn may_compare_all(&self, ctx: &Context<'_>, full_sync: Option<FullSync>) -> bool {
-        let has_paused = full_sync.is_none_or(|full_sync| ctx.mono() >= full_sync.compare_at);
-        has_paused && !self.has_other_work(ctx)
-    }
-
     /// Returns whether anything but full sync is being fetched.
-    fn has_other_work(&self, ctx: &Context<'_>) -> bool {
+    pub(super) fn has_other_work(&self, ctx: &Context<'_>) -> bool {
         let suspended = ctx.suspended_layers();
         let backs_off = ctx.history.wants.is_backing_off(ctx.mono());
         let mut others = self.jobs.values().filter(|job| job.layer != Layer::All);

@@ -63,11 +63,12 @@ impl Session {
         let mut methods = vec![Method::Page, Method::Reconcile];
         while ctx.history.pace.reopens_at() <= ctx.mono() {
             let suspended = ctx.suspended_layers();
-            let may_compare = OnceCell::new();
-            let may_start = |job: &Job| {
+            let has_other_work = OnceCell::new();
+            let may_start = |purpose: Purpose, job: &Job| {
+                let pauses =
+                    self.full_sync.is_some_and(|one| one.pauses_comparison(ctx.mono(), purpose));
                 let waits = job.is_queued_comparison()
-                    && !*may_compare
-                        .get_or_init(|| self.backlog.may_compare_all(ctx, self.full_sync));
+                    && (pauses || *has_other_work.get_or_init(|| self.backlog.has_other_work(ctx)));
                 let awaits_auth = job.needs_auth() && self.auth.is_pending();
                 !suspended.contains_key(&job.layer) && !waits && !awaits_auth
             };

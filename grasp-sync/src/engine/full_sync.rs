@@ -15,6 +15,7 @@ use grasp_core::nip34::repo_refs;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
 
+use super::backlog::Purpose;
 use super::filter::{Layer, wire_len};
 use super::io::{Judged, Outcome};
 use super::judge::Arrival;
@@ -104,6 +105,12 @@ impl FullSync {
     /// Fetches histories by filters for a while, because too much differs.
     pub(super) fn differs_too_much(&mut self, now: Mono) {
         self.filters_until = now + HISTORY_FALLBACK_FOR;
+    }
+
+    /// Returns whether a comparison for this purpose has to wait for the end of a pause. One that finds events which the
+    /// relay has dropped does not: its live request is opened less and less often if that happens again.
+    pub(super) fn pauses_comparison(&self, now: Mono, purpose: Purpose) -> bool {
+        now < self.compare_at && !matches!(purpose, Purpose::MissedLive(_))
     }
 
     /// Notes a comparison that took this time, and is followed by a pause.

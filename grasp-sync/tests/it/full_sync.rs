@@ -3,7 +3,7 @@
 
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
-use grasp_sync::engine::{Config, Report};
+use grasp_sync::engine::{Config, Report, Said};
 
 use crate::setup::{By, HOUR, MINUTE, Setup, Start, by, defaults, secs};
 use crate::sim::script::{Neg, Script};
@@ -209,4 +209,19 @@ fn a_flood_of_unwanted_live_events_ends_full_sync() {
     assert!(fell_back_to_filters(&setup));
     assert!(named(&setup.starts()) >= 3 * THREADS);
     assert!(setup.sim.local.stored.contains_key(&comment.id), "arrives live");
+}
+
+#[test]
+fn events_lost_by_an_overflow_are_compared_although_the_last_comparison_was_just_now() {
+    let mut setup = setup(config(), Script { latency_ms: (3_000, 3_001), ..grasp() });
+    let is_complete = |setup: &Setup| setup.here() == 1 + THREADS + 30;
+    (0..300).take_while(|_| !is_complete(setup.run(secs(1)))).for_each(drop);
+    assert!(is_complete(setup.forget()));
+    let (conn, text) = (setup.sim.conns.last().unwrap().1, "error: live event buffer overflow");
+    for sub in setup.live_subs() {
+        setup.receive(conn, Said::Closed { sub, text: text.to_owned() });
+    }
+    // The live request and the announcements take twelve seconds; the pause of a slow comparison lasts longer.
+    setup.run(secs(15));
+    assert_eq!(whole(&setup.starts(), By::Neg), 1);
 }
