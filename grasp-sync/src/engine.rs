@@ -47,6 +47,7 @@ pub use self::io::{
     InventoryId, Judged, Outcome, Output, PeerReliability, Places, Report, Request, Row, Said,
     Source, SubId, SyncMethod,
 };
+use self::job::Method;
 use self::rejected::Rejected;
 #[cfg(test)]
 pub(crate) use self::relay::COVERAGE_CAPACITY;
@@ -115,7 +116,7 @@ impl SyncEngine {
             Input::Accepted(accepted) => self.accepted(now, accepted),
             Input::FeedCaughtUp => {
                 let changes = self.discovery.caught_up();
-                self.apply(now, changes);
+                self.apply(now, changes, Method::Reconcile);
                 if self.shared.index.repos().is_empty() {
                     self.begin_anew(now, history::RelayHistory::is_resumed);
                 }
@@ -146,7 +147,8 @@ impl SyncEngine {
             Input::Tick => self.tick(now),
         }
         if let Some(changes) = self.discovery.take_if_due(now.mono) {
-            self.apply(now, changes);
+            let method = self.discovery.history_method();
+            self.apply(now, changes, method);
         }
         self.dial(now);
         std::mem::take(&mut self.out)

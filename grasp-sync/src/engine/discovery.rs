@@ -12,6 +12,7 @@ use grasp_core::nostr::nips::nip01::Coordinate;
 use grasp_core::{Mono, RepoId, kinds};
 
 use super::Config;
+use super::job::Method;
 
 /// Returns the change that an accepted or held event makes to what is wanted; `None` for most.
 ///
@@ -158,6 +159,12 @@ impl Discovery {
     pub(super) fn caught_up(&mut self) -> Vec<IndexChange> {
         self.caught_up = true;
         self.take_all()
+    }
+
+    /// Returns the method by which the history of what was discovered is fetched. What the feed brings before it has
+    /// caught up was stored earlier, so much of its history may be here. Hardly anything about new items is.
+    pub(super) fn history_method(&self) -> Method {
+        if self.caught_up { Method::Page } else { Method::Reconcile }
     }
 
     pub(super) fn take_if_due(&mut self, now: Mono) -> Option<Vec<IndexChange>> {

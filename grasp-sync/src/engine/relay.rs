@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 use super::Config;
 use super::facts::RelayFacts;
 use super::filter::Layer;
-use super::history::{PassKind, RelayHistory, Rng, choose_start};
+use super::history::{CountAs, PassKind, RelayHistory, Rng, choose_start};
 use super::io::{ConnId, Fault, Frame, Ids, InventoryId, JobId, Output, PeerReliability, Report};
+use super::job::Method;
 use super::judge::Arrival;
 use super::missing::Question;
 use super::rejected::Rejected;
@@ -161,9 +162,14 @@ impl Link {
     }
 
     /// Asks for items that were just discovered.
-    pub(super) fn discovered(&mut self, ctx: &mut Context<'_>, added: &RelaySyncNeeds) {
+    pub(super) fn discovered(
+        &mut self,
+        ctx: &mut Context<'_>,
+        added: &RelaySyncNeeds,
+        method: Method,
+    ) {
         if let Self::Up(session) = self {
-            session.discovered(ctx, added);
+            session.add(ctx, added, method, CountAs::NEW);
         }
     }
 

@@ -13,6 +13,7 @@ use grasp_core::{Now, RelayUrl};
 use super::facts::RelayFacts;
 use super::history::RelayHistory;
 use super::io::{ConnId, Output, Report};
+use super::job::Method;
 use super::relay::{self, COVERAGE_CAPACITY, Context, Link, Relay, RelayRecord};
 use super::{SyncEngine, connections};
 
@@ -47,8 +48,8 @@ impl SyncEngine {
         Some(answer)
     }
 
-    /// Applies changes of what is wanted.
-    pub(super) fn apply(&mut self, now: Now, changes: Vec<IndexChange>) {
+    /// Applies changes of what is wanted, and fetches the history of what is added by this method.
+    pub(super) fn apply(&mut self, now: Now, changes: Vec<IndexChange>, method: Method) {
         let delta = self.shared.index.apply(changes);
         for (relay, removed) in delta.removed {
             self.with_relay(now, &relay, |_, ctx| relay::forget(ctx, &removed));
@@ -58,7 +59,7 @@ impl SyncEngine {
         }
         self.follow_new(now, delta.discovered);
         for (relay, added) in &delta.added {
-            self.with_relay(now, relay, |link, ctx| link.discovered(ctx, added));
+            self.with_relay(now, relay, |link, ctx| link.discovered(ctx, added, method));
         }
     }
 

@@ -129,14 +129,8 @@ impl Session {
         self.add(ctx, &target, Method::Reconcile, count_as);
     }
 
-    /// Adds items that were just discovered, by pages: hardly anything about them is stored here, so there is little
-    /// to compare.
-    pub(super) fn discovered(&mut self, ctx: &mut Context<'_>, added: &RelaySyncNeeds) {
-        self.add(ctx, added, Method::Page, CountAs::NEW);
-    }
-
     /// Subscribes to the items of a target that are new, then fetches their history as one batch.
-    fn add(
+    pub(super) fn add(
         &mut self,
         ctx: &mut Context<'_>,
         target: &RelaySyncNeeds,

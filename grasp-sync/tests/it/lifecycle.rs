@@ -4,10 +4,13 @@ use grasp_core::admission::SyncPath;
 use grasp_sync::engine::{Config, Fault, Frame, Input, Output, Report, Said, SyncEngine};
 use grasp_sync::index::{ConnectionStatus, RETENTION, SyncLevel};
 
-use crate::setup::{By, HOUR, MINUTE, Setup, by, defaults, secs};
+use crate::setup::{By, HOUR, MINUTE, Setup, Start, by, defaults, secs};
+use crate::sim::chance::Chance;
+use crate::sim::local::our_url;
 use crate::sim::peer::Peer;
 use crate::sim::script::{Neg, Quirk, Script};
-use crate::sim::world::relay;
+use crate::sim::world::{relay, repo};
+use crate::sim::{START, Sim, event};
 
 fn down(from: u64, to: u64) -> Script {
     Script { down_secs: Some((from, to)), ..Script::default() }
@@ -336,4 +339,32 @@ fn only_states_of_a_held_repository_are_requested_until_it_is_served() {
     let starts = setup.starts();
     let wide = starts.iter().flat_map(|start| &start.filters);
     assert!(wide.filter(|filter| filter.as_json().contains("#a")).count() >= 2, "live and history");
+}
+
+#[test]
+fn repositories_that_the_feed_brings_after_a_start_are_compared_and_new_ones_are_paged() {
+    for (is_new, wanted) in [(false, By::Neg), (true, By::Page)] {
+        let config = Config { bootstrap: vec![relay(0)], ..defaults() };
+        let mut chance = Chance::seeded(3);
+        let mut sim = Sim::new(3, config);
+        let script = Script { software: Some("strfry"), ..Script::default() };
+        sim.peers.insert(relay(0), Peer::new(script, Vec::new()));
+        if is_new {
+            sim.handle(Input::FeedCaughtUp);
+        }
+        // Connected before the feed brings the announcement.
+        sim.run_for(secs(10));
+        sim.frames.clear();
+        let repo = repo(&mut chance, "grasp");
+        let listed = [our_url(), relay(0)];
+        sim.accept(event::announcement(&mut chance, &repo, START - 5, &listed));
+        if !is_new {
+            sim.handle(Input::FeedCaughtUp);
+        }
+        sim.run_for(secs(10));
+        let starts = Setup { sim, repo, chance }.starts();
+        let is_fetch = |start: &&Start| start.by != By::Live;
+        let methods: Vec<By> = starts.iter().filter(is_fetch).map(|start| start.by).collect();
+        assert!(!methods.is_empty() && methods.iter().all(|by| *by == wanted), "{methods:?}");
+    }
 }
