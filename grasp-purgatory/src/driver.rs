@@ -20,7 +20,7 @@ mod task;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::admission::{Hold, Origin, Policy};
@@ -32,6 +32,7 @@ use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
+use parking_lot::Mutex;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use self::damage::Damage;
@@ -346,7 +347,7 @@ impl PurgatoryDriver {
         let ask = || -> Question {
             let once = Arc::clone(&once);
             Box::new(move |purgatory| {
-                let asked = once.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let asked = once.lock().take();
                 let _ = asked.map(|(question, reply)| reply.send(question(purgatory)));
             })
         };

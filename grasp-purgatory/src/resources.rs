@@ -1,9 +1,10 @@
 //! Accounting pools that tasks share.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::resources::{Bounds, Claimant, Grant, QueuedPool, Shortage, Usage};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 /// Claims that may wait for one pool.
@@ -35,7 +36,7 @@ impl SharedPool {
 
     /// Takes an amount if it is free.
     pub fn try_take(&self, claimant: &Claimant, amount: u64) -> Result<Holding, Shortage> {
-        self.lock().pool.take(claimant, amount).map(|grant| self.holding(grant))
+        self.0.lock().pool.take(claimant, amount).map(|grant| self.holding(grant))
     }
 
     /// Takes an amount if it is free, and if the narrowest network of the claimant then holds no more than `most`.
@@ -45,7 +46,7 @@ impl SharedPool {
         amount: u64,
         most: u64,
     ) -> Result<Holding, Shortage> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if state.pool.held_by(claimant).saturating_add(amount) > most {
             return Err(Shortage::Total);
         }
@@ -61,7 +62,7 @@ impl SharedPool {
     ) -> Result<Holding, Shortage> {
         let (sender, granted) = oneshot::channel();
         let number = {
-            let mut pool = self.lock();
+            let mut pool = self.0.lock();
             match pool.pool.take(claimant, amount) {
                 Ok(grant) => return Ok(self.holding(grant)),
                 Err(shortage) => pool.enqueue(*claimant, amount, sender).ok_or(shortage)?,
@@ -76,26 +77,21 @@ impl SharedPool {
 
     /// Returns what is taken.
     pub fn usage(&self) -> Usage {
-        self.lock().pool.usage()
+        self.0.lock().pool.usage()
     }
 
     /// Returns the bounds.
     pub fn bounds(&self) -> Bounds {
-        self.lock().pool.bounds()
+        self.0.lock().pool.bounds()
     }
 
     /// Returns the number of claims that wait.
     pub fn queued(&self) -> usize {
-        self.lock().queued()
+        self.0.lock().queued()
     }
 
     fn holding(&self, grant: Grant) -> Holding {
         Holding { pool: self.clone(), grant: Some(grant) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, QueuedPool<oneshot::Sender<Holding>>> {
-        // Every change is complete when the lock is released.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Hands out what has become free.
@@ -118,7 +114,7 @@ impl Holding {
     /// Changes the amount. It stays as it was if there is no room to grow.
     pub fn resize(&mut self, amount: u64) -> Result<(), Shortage> {
         let Some(grant) = self.grant.as_mut() else { return Ok(()) };
-        let mut pool = self.pool.lock();
+        let mut pool = self.pool.0.lock();
         pool.pool.resize(grant, amount)?;
         self.pool.grant_next(pool);
         Ok(())
@@ -128,7 +124,7 @@ impl Holding {
 impl Drop for Holding {
     fn drop(&mut self) {
         if let Some(grant) = self.grant.take() {
-            let mut pool = self.pool.lock();
+            let mut pool = self.pool.0.lock();
             pool.pool.give_back(grant);
             self.pool.grant_next(pool);
         }
@@ -137,7 +133,7 @@ impl Drop for Holding {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.pool.lock().cancel(self.number);
+        self.pool.0.lock().cancel(self.number);
     }
 }
 

@@ -5,12 +5,13 @@
 //! the other servers of the repository. Each survey checks again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId};
 use nostr::key::PublicKey;
+use parking_lot::Mutex;
 
 use super::PurgatoryDriver;
 use crate::Input;
@@ -52,7 +53,7 @@ impl Damage {
         walk: bool,
     ) -> Result<bool, GitError> {
         let place = (store.endpoint(), identifier.clone());
-        let is_known = self.known().damaged.contains_key(&place);
+        let is_known = self.0.lock().damaged.contains_key(&place);
         let inspection = store.inspect(identifier, walk || is_known).await?;
         let is_damaged = !inspection.broken.is_empty();
         self.found(place, inspection.broken);
@@ -61,12 +62,12 @@ impl Damage {
 
     /// Returns whether repositories of an identifier are known to lack objects.
     pub(super) fn is_damaged(&self, identifier: &Identifier) -> bool {
-        self.known().damaged.keys().any(|(_, damaged)| damaged == identifier)
+        self.0.lock().damaged.keys().any(|(_, damaged)| damaged == identifier)
     }
 
     fn found(&self, place: Place, owners: BTreeSet<PublicKey>) {
         let identifier = place.1.clone();
-        let mut known = self.known();
+        let mut known = self.0.lock();
         if owners.is_empty() {
             if known.damaged.remove(&place).is_some() {
                 tracing::info!(%identifier, "the git objects of a repository are complete again");
@@ -84,17 +85,12 @@ impl Damage {
     }
 
     fn all(&self) -> Vec<DamagedRepo> {
-        let known = self.known();
+        let known = self.0.lock();
         let repos = known.damaged.iter().flat_map(|((endpoint, identifier), owners)| {
             let repo = |owner: &PublicKey| RepoId::new(*owner, identifier.clone());
             owners.iter().map(move |owner| DamagedRepo { endpoint: *endpoint, repo: repo(owner) })
         });
         repos.collect()
-    }
-
-    fn known(&self) -> MutexGuard<'_, DamageState> {
-        // Every change is complete when the lock is released.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -137,7 +133,7 @@ impl PurgatoryDriver {
 
     /// Returns whether a repository is known to lack objects.
     pub fn is_damaged(&self, endpoint: Endpoint, repo: &RepoId) -> bool {
-        let known = self.damage.known();
+        let known = self.damage.0.lock();
         let owners = known.damaged.get(&(endpoint, repo.identifier.clone()));
         owners.is_some_and(|owners| owners.contains(&repo.owner))
     }
@@ -149,7 +145,7 @@ impl PurgatoryDriver {
         let (Some(suspicion), Some(store)) = (Suspicion::read(words), store) else { return };
         let place = (endpoint, repo.identifier.clone());
         let (damage, driver) = (self.damage.clone(), self.clone());
-        if !damage.known().suspected.insert(place.clone()) {
+        if !damage.0.lock().suspected.insert(place.clone()) {
             return;
         }
         tokio::spawn(async move {
@@ -162,7 +158,7 @@ impl PurgatoryDriver {
                     tracing::warn!(%error, %identifier, "could not check a repository for missing objects");
                 }
             }
-            damage.known().suspected.remove(&place);
+            damage.0.lock().suspected.remove(&place);
         });
     }
 

@@ -8,12 +8,13 @@
 //! written to disk, so their shares begin anew, within what is left of the total.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::resources::{Bounds, Claimant, Meter};
 use grasp_core::{Identifier, Mono, Now};
 use nostr::types::Timestamp;
+use parking_lot::Mutex;
 
 use super::JOURNAL;
 use crate::database::{
@@ -133,7 +134,7 @@ impl DiskBudget {
 
     /// Counts what came before the start, oldest first.
     pub(super) fn restore(&self, now: Now, additions: &[Addition]) {
-        let mut spent = self.lock();
+        let mut spent = self.spent.lock();
         for Addition { at, identifier, author, has_authority, source, bytes } in additions {
             let age = Duration::from_secs(now.unix.as_secs().saturating_sub(at.as_secs()));
             let author = *author;
@@ -144,13 +145,13 @@ impl DiskBudget {
 
     /// Takes the additions that are to be saved with a commit.
     fn take_unsaved(&self) -> Vec<Addition> {
-        let unsaved = std::mem::take(&mut self.lock().unsaved);
+        let unsaved = std::mem::take(&mut self.spent.lock().unsaved);
         unsaved.into_iter().map(|(key, bytes)| Addition { bytes, ..key }).collect()
     }
 
     /// Returns whether so many additions wait that they get a commit of their own.
     pub(super) fn has_many_unsaved(&self) -> bool {
-        self.lock().unsaved.len() >= MAX_UNSAVED
+        self.spent.lock().unsaved.len() >= MAX_UNSAVED
     }
 
     /// Commits, together with the additions that are in no commit yet.
@@ -172,7 +173,7 @@ impl DiskBudget {
 
     /// Returns additions whose commit did not happen.
     fn put_back(&self, additions: Vec<Addition>) {
-        let mut spent = self.lock();
+        let mut spent = self.spent.lock();
         additions.into_iter().for_each(|addition| spent.note(addition));
     }
 
@@ -196,7 +197,7 @@ impl DiskBudget {
 
     /// Returns the bytes that a claimant may still add to a family today.
     pub fn room(&self, now: Mono, family: &Identifier, claimant: &Claimant, source: Source) -> u64 {
-        let (now, mut spent) = (shifted(now), self.lock());
+        let (now, mut spent) = (shifted(now), self.spent.lock());
         let room = spent.meter(claimant, source).room(now, claimant);
         if claimant.has_authority {
             return room;
@@ -222,14 +223,9 @@ impl DiskBudget {
             source,
             bytes,
         };
-        let mut spent = self.lock();
+        let mut spent = self.spent.lock();
         spent.charge(shifted(now.mono), family, claimant, (source, bytes));
         spent.note(addition);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Spent> {
-        // Every change is complete when the lock is released.
-        self.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

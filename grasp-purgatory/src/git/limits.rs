@@ -3,11 +3,12 @@
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use grasp_core::Mono;
 use grasp_core::resources::{Bounds, Claimant, Meter, Shortage};
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, setpriority_process, waitid};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -196,17 +197,12 @@ impl CpuMeter {
         if claimant.network.is_none() {
             return Ok(None);
         }
-        self.lock().spend(self.now(), &claimant, milliseconds(CPU_PER_START))?;
+        self.milliseconds.lock().spend(self.now(), &claimant, milliseconds(CPU_PER_START))?;
         Ok(Some(CpuAccount { meter: self.clone(), claimant }))
     }
 
     fn now(&self) -> Mono {
         Mono::new(self.began.elapsed())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Meter> {
-        // Every change is complete when the lock is released.
-        self.milliseconds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -214,7 +210,7 @@ impl CpuAccount {
     /// Charges what a process that has not been reaped, and all that it started, have used.
     pub(super) fn charge(&self, pid: Pid) {
         let used = milliseconds(used_by(pid));
-        self.meter.lock().charge(self.meter.now(), &self.claimant, used);
+        self.meter.milliseconds.lock().charge(self.meter.now(), &self.claimant, used);
     }
 
     /// Waits until a child has ended, without reaping it.
@@ -347,7 +343,7 @@ mod cpu_tests {
 
     fn used_in_all(git: &Git) -> u64 {
         let meter = &git.pools.client_cpu;
-        meter.lock().usage(meter.now()).all
+        meter.milliseconds.lock().usage(meter.now()).all
     }
 
     #[tokio::test]

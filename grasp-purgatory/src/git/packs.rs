@@ -16,13 +16,14 @@ use std::future::Future;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bitcoin_hashes::{HashEngine, sha1};
 pub use cache::PackCache;
 use grasp_core::Mono;
 use grasp_core::service::Endpoint;
+use parking_lot::Mutex;
 
 use super::error::GitError;
 use super::layout::{self, Family};
@@ -178,10 +179,10 @@ impl PackStorage {
 
     /// Stores the content of a file.
     pub(super) async fn put(&self, key: &str, file: &Path) -> Result<(), PackStorageError> {
-        self.figures().uploading += 1;
-        let _uploading = OnDrop(|| self.figures().uploading -= 1);
+        self.figures.lock().uploading += 1;
+        let _uploading = OnDrop(|| self.figures.lock().uploading -= 1);
         self.count(self.backend.put(key, file).await)?;
-        self.figures().uploads += 1;
+        self.figures.lock().uploads += 1;
         Ok(())
     }
 
@@ -212,7 +213,7 @@ impl PackStorage {
     /// A pack storage that was replaced by an empty one is an error: nothing in it is lost.
     pub(super) async fn get(&self, key: &str, file: &Path) -> Result<bool, PackStorageError> {
         if self.count(self.backend.get(key, file).await)? {
-            self.figures().downloads += 1;
+            self.figures.lock().downloads += 1;
             return Ok(true);
         }
         if self.is_ours().await? { Ok(false) } else { Err(PackStorageError::Foreign) }
@@ -244,14 +245,9 @@ impl PackStorage {
         self.count(self.backend.delete(key).await)
     }
 
-    fn figures(&self) -> MutexGuard<'_, PackFigures> {
-        // Every change is complete when the lock is released.
-        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn count<T>(&self, result: Result<T, PackStorageError>) -> Result<T, PackStorageError> {
         if result.is_err() {
-            self.figures().failures += 1;
+            self.figures.lock().failures += 1;
         }
         result
     }

@@ -14,11 +14,12 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Oid, RefName, RepoId};
+use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::OwnedMutexGuard;
 
@@ -88,7 +89,7 @@ struct Unsettled {
 impl Unsettled {
     /// Notes that the packs on disk are those that are named.
     fn settle(self) {
-        self.store.unsettled().remove(&self.key);
+        self.store.inner.unsettled.lock().remove(&self.key);
     }
 }
 
@@ -169,7 +170,7 @@ impl RepoStore {
     pub async fn lock(&self, identifier: &Identifier) -> Result<FamilyGuard, GitError> {
         let family = self.family(identifier);
         let held = self.lock_of(family.key()).lock_owned().await;
-        let is_unsettled = self.unsettled().contains(family.key());
+        let is_unsettled = self.inner.unsettled.lock().contains(family.key());
         let unsettled = is_unsettled.then(|| self.unsettle(&family));
         let in_use = match self.packs() {
             Some(cache) => Some(Arc::new(cache.enter(self.endpoint(), &family).await)),
@@ -338,13 +339,8 @@ impl RepoStore {
 
     /// Notes that packs of a family are about to change. The caller holds its lock.
     fn unsettle(&self, family: &Family) -> Unsettled {
-        self.unsettled().insert(family.key().to_owned());
+        self.inner.unsettled.lock().insert(family.key().to_owned());
         Unsettled { store: self.clone(), key: family.key().to_owned() }
-    }
-
-    fn unsettled(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        // Every change is complete when the lock is released.
-        self.inner.unsettled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn count_removal(&self) {
@@ -352,8 +348,7 @@ impl RepoStore {
     }
 
     fn lock_of(&self, key: &str) -> Arc<tokio::sync::Mutex<()>> {
-        // Nothing below can panic, and a map of locks is whole at any time.
-        let mut locks = self.inner.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locks = self.inner.locks.lock();
         if let Some(lock) = locks.get(key).and_then(Weak::upgrade) {
             return lock;
         }

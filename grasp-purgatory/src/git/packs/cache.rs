@@ -1,10 +1,11 @@
 //! The families on disk as a cache: which may be removed, and when.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use grasp_core::service::Endpoint;
+use parking_lot::Mutex;
 use tokio::sync::{OwnedMutexGuard, Semaphore, SemaphorePermit};
 
 use super::{PackFigures, PackStorage};
@@ -49,7 +50,10 @@ impl PackCache {
 
     /// Returns figures for the status.
     pub fn figures(&self) -> PackFigures {
-        PackFigures { cached_bytes: self.state().bytes, ..*self.storage().figures() }
+        PackFigures {
+            cached_bytes: self.inner.state.lock().bytes,
+            ..*self.storage().figures.lock()
+        }
     }
 }
 
@@ -155,7 +159,7 @@ pub(in crate::git) struct InUse {
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        self.cache.state().leave(&self.key);
+        self.cache.inner.state.lock().leave(&self.key);
         self.cache.evict_soon();
     }
 }
@@ -164,7 +168,7 @@ impl PackCache {
     /// Begins to use a family. If it is being removed, waits for the end of that.
     pub(in crate::git) async fn enter(&self, endpoint: Endpoint, family: &Family) -> InUse {
         loop {
-            let entered = self.state().enter(key_of(endpoint, family), family);
+            let entered = self.inner.state.lock().enter(key_of(endpoint, family), family);
             match entered {
                 Ok(()) => return InUse { cache: self.clone(), key: key_of(endpoint, family) },
                 Err(removal) => drop(removal.lock().await),
@@ -174,7 +178,8 @@ impl PackCache {
 
     /// Waits for its turn to download packs of a family.
     pub(in crate::git) async fn transfer(&self, in_use: &InUse) -> OwnedMutexGuard<()> {
-        let families = self.state().families.get(&in_use.key).map(|it| it.transfer.clone());
+        let families =
+            self.inner.state.lock().families.get(&in_use.key).map(|it| it.transfer.clone());
         families.unwrap_or_default().lock_owned().await
     }
 
@@ -184,7 +189,8 @@ impl PackCache {
         endpoint: Endpoint,
         family: &Family,
     ) -> OwnedMutexGuard<()> {
-        let landing = self.state().entry(key_of(endpoint, family), family).landing.clone();
+        let landing =
+            self.inner.state.lock().entry(key_of(endpoint, family), family).landing.clone();
         landing.lock_owned().await
     }
 
@@ -195,33 +201,33 @@ impl PackCache {
 
     /// Notes the size of a family on disk, and makes room if that is too much with all others.
     pub(in crate::git) fn resize(&self, endpoint: Endpoint, family: &Family, bytes: u64) {
-        self.state().resize(key_of(endpoint, family), family, bytes);
+        self.inner.state.lock().resize(key_of(endpoint, family), family, bytes);
         self.evict_soon();
     }
 
     pub(in crate::git) fn hit(&self) {
-        self.storage().figures().hits += 1;
+        self.storage().figures.lock().hits += 1;
     }
 
     pub(in crate::git) fn missed(&self) {
-        self.storage().figures().misses += 1;
+        self.storage().figures.lock().misses += 1;
     }
 
     /// Returns whether a family in use was compared with the database since this process may write; from now on it is
     /// taken to be.
     pub(in crate::git) fn set_settled(&self, in_use: &InUse, is_settled: bool) -> bool {
-        let mut state = self.state();
+        let mut state = self.inner.state.lock();
         let entry = state.families.get_mut(&in_use.key);
         entry.is_some_and(|entry| std::mem::replace(&mut entry.is_settled, is_settled))
     }
 
     /// Forgets that families were compared with the database: another process has written.
     pub(in crate::git) fn unsettle_all(&self) {
-        self.state().families.values_mut().for_each(|entry| entry.is_settled = false);
+        self.inner.state.lock().families.values_mut().for_each(|entry| entry.is_settled = false);
     }
 
     fn evict_soon(&self) {
-        let state = self.state();
+        let state = self.inner.state.lock();
         let is_over = state.bytes > self.inner.max_bytes;
         drop(state);
         if let (true, Ok(runtime)) = (is_over, tokio::runtime::Handle::try_current()) {
@@ -242,23 +248,18 @@ impl PackCache {
             if let Err(error) = removed.await {
                 tracing::warn!(%error, "could not remove a repository from the cache of packs");
             }
-            self.state().removed(&key);
+            self.inner.state.lock().removed(&key);
             drop(removal);
         }
     }
 
     fn next_to_remove(&self) -> Option<(FamilyKey, Family, OwnedMutexGuard<()>)> {
-        let mut state = self.state();
+        let mut state = self.inner.state.lock();
         let key = state.next_to_remove(self.inner.max_bytes)?;
         let entry = state.families.get(&key)?;
         // Only users transfer files, and it has none.
         let removal = entry.transfer.clone().try_lock_owned().ok()?;
         Some((key, entry.family.clone(), removal))
-    }
-
-    fn state(&self) -> MutexGuard<'_, CacheState> {
-        // Every change is complete when the lock is released.
-        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

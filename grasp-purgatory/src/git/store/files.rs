@@ -386,10 +386,9 @@ impl RepoFiles {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Mutex, PoisonError};
-
     use grasp_core::RepoId;
     use nostr::types::Timestamp;
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::database::{Addition, Commit, Committed, DatabaseError, DatabaseFuture, View};
@@ -401,7 +400,7 @@ mod tests {
 
     impl Names {
         fn set(&self, packs: &BTreeMap<Identifier, BTreeSet<Pack>>) {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(packs);
+            self.0.lock().clone_from(packs);
         }
     }
 
@@ -419,13 +418,13 @@ mod tests {
         }
 
         fn family(&self, _: Endpoint, name: Identifier) -> DatabaseFuture<'_, FamilyRow> {
-            let packs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let packs = self.0.lock();
             let packs = packs.get(&name).cloned().unwrap_or_default();
             Box::pin(async { Ok(FamilyRow { packs, ..FamilyRow::default() }) })
         }
 
         fn packs(&self, _: Endpoint) -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>> {
-            let packs = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let packs = self.0.lock().clone();
             Box::pin(async { Ok(packs) })
         }
 

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, Mono};
@@ -20,9 +20,7 @@ use crate::git::check::{Objects, Proofs};
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
 use crate::git::packs::cache::InUse;
-use crate::git::packs::{
-    self, KINDS, PackCache, PackFigures, PackStorageError, Soundness, UnnamedObjects,
-};
+use crate::git::packs::{self, KINDS, PackCache, PackFigures, PackStorageError, Soundness};
 
 /// Times that the row of a family is read because packs of it were replaced while they were downloaded.
 const MAX_ROWS: usize = 4;
@@ -254,7 +252,7 @@ impl RepoStore {
         let (named, place) = (row.packs.clone(), family.clone());
         let unnamed = blocking(move || unnamed_files(&place, &named)).await?;
         let Ok(_held) = self.lock_of(family.key()).try_lock_owned() else { return Ok(()) };
-        if unnamed.is_empty() || self.unsettled().contains(family.key()) {
+        if unnamed.is_empty() || self.inner.unsettled.lock().contains(family.key()) {
             return Ok(());
         }
         let (named, place) = (self.family_row(identifier).await?.packs, family.clone());
@@ -322,7 +320,7 @@ impl RepoStore {
     ) -> Result<(), GitError> {
         let Some(cache) = self.packs() else { return Ok(()) };
         for kind in KINDS {
-            self.unnamed_objects().forget(&key(&pack.with_extension(kind)));
+            self.inner.unnamed_objects.lock().forget(&key(&pack.with_extension(kind)));
         }
         Ok(cache.storage().put_pack(pack, key).await?)
     }
@@ -385,11 +383,6 @@ impl RepoStore {
         self.upload(family, std::slice::from_ref(pack)).await?;
         Ok(true)
     }
-
-    fn unnamed_objects(&self) -> MutexGuard<'_, UnnamedObjects> {
-        // Every change is complete when the lock is released.
-        self.inner.unnamed_objects.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// One writer after another.
@@ -406,8 +399,8 @@ impl RepoStore {
             }
             cache.storage().claim().await?;
         }
-        self.unnamed_objects().clear();
-        self.unsettled().clear();
+        self.inner.unnamed_objects.lock().clear();
+        self.inner.unsettled.lock().clear();
         self.count_removal();
         cache.unsettle_all();
         self.list_staged().await
@@ -435,15 +428,15 @@ impl RepoStore {
         let listed = cache.storage().list_where(&prefix, is_unnamed).await?;
         let mut keys: BTreeSet<String> = listed.into_keys().collect();
         keys.extend(self.unknown_staged_keys().await?);
-        let due = self.unnamed_objects().listed(now, keys);
+        let due = self.inner.unnamed_objects.lock().listed(now, keys);
         let mut deleted = 0;
         for key in due {
             // Whoever stores an object and names it holds this lock from before to after.
             let family = key.split('/').nth(2).unwrap_or_default();
             let _held = self.lock_of(family).lock_owned().await;
-            if self.unnamed_objects().contains(&key) {
+            if self.inner.unnamed_objects.lock().contains(&key) {
                 cache.storage().delete(&key).await?;
-                self.unnamed_objects().forget(&key);
+                self.inner.unnamed_objects.lock().forget(&key);
                 deleted += 1;
             }
         }

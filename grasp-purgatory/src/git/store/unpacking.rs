@@ -7,10 +7,11 @@
 //! held back until there is memory for that: a client that sends slowly keeps little of it from others.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::resources::{Claimant, Shortage};
+use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio::process::ChildStdin;
 
@@ -92,7 +93,7 @@ impl Budget {
         self.resize(self.memory_for(least));
         if self.held() < least {
             // Pushes that waited for more and kept what they had would wait for each other.
-            self.holdings().clear();
+            self.memory.lock().clear();
             self.take(least).await?;
             self.resize(self.memory_for(least));
         }
@@ -102,7 +103,7 @@ impl Budget {
     /// Waits for memory.
     async fn take(&self, amount: u64) -> Result<(), GitError> {
         let holding = self.pool.wait(&self.claimant, amount, MEMORY_WAIT).await;
-        self.holdings().push(holding.map_err(GitError::Busy)?);
+        self.memory.lock().push(holding.map_err(GitError::Busy)?);
         Ok(())
     }
 
@@ -115,7 +116,7 @@ impl Budget {
     /// Takes so much memory in all, or stays with what it has.
     fn resize(&mut self, wanted: u64) {
         let more = wanted.saturating_sub(self.held());
-        let resized = match self.holdings().first_mut() {
+        let resized = match self.memory.lock().first_mut() {
             Some(first) if more > 0 => first.resize(first.amount() + more),
             _ => Ok(()),
         };
@@ -128,11 +129,7 @@ impl Budget {
     }
 
     fn held(&self) -> u64 {
-        self.holdings().iter().map(Holding::amount).sum()
-    }
-
-    fn holdings(&self) -> MutexGuard<'_, Vec<Holding>> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.memory.lock().iter().map(Holding::amount).sum()
     }
 }
 
