@@ -40,9 +40,9 @@ pub use self::damage::{DamagedRepo, lacks_objects};
 pub use self::disk::DiskBudget;
 pub use self::hunt::{Classify, HuntObserver, HuntParts};
 use self::queue::{Executor, WorkQueues};
-use self::refs::ActiveWork;
-pub use self::refs::WorkGuard;
 use self::task::{Inbox, Task};
+use crate::active_work::ActiveWork;
+pub use crate::active_work::WorkGuard;
 use crate::database::{ADDITIONS_KEPT, DatabaseError, DatabaseFuture};
 use crate::git::{GitError, RepoStore};
 use crate::hunt::HuntHandle;
@@ -287,7 +287,7 @@ impl PurgatoryDriver {
 
     /// Keeps the view of a repository until the guard is dropped.
     pub fn begin_work(&self, repo: &RepoId) -> WorkGuard {
-        self.active_work.begin(repo)
+        self.active_work.begin(&repo.identifier, Some(repo.owner))
     }
 
     /// Sends an input to purgatory.

@@ -11,6 +11,8 @@
 //! ```
 
 #[cfg(feature = "driver")]
+mod active_work;
+#[cfg(feature = "driver")]
 pub mod database;
 #[cfg(feature = "driver")]
 pub mod driver;

@@ -9,8 +9,9 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
 use super::damage::Damage;
-use super::refs::{ActiveWork, Unrelated};
+use super::refs::Unrelated;
 use super::{DiskBudget, Order, PurgatoryParts};
+use crate::active_work::ActiveWork;
 use crate::{CleanupTask, Input, Output};
 
 /// Queues beyond which ended ones are removed.

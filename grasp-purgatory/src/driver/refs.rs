@@ -2,7 +2,7 @@
 //! repositories of contributors (GRASP-06), which contain nothing but their pull requests.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use grasp_core::deletion::vanishes_from;
 use grasp_core::nip34::{Announcement, Proposal};
@@ -13,9 +13,11 @@ use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
+use parking_lot::Mutex;
 
 use super::Unavailable;
 use super::queue::Executor;
+use crate::active_work::ActiveWork;
 use crate::database::{Commit, Committed, Conflict, DatabaseError, FamilyChange, Source};
 use crate::git::{FamilyGuard, GitError, RefTarget, RepoStore, WantedRefs};
 use crate::purgatory::Record;
@@ -153,7 +155,7 @@ impl Executor {
         if announced.into_iter().any(|announcement| self.parts.policy.hosts(&announcement)) {
             return Ok(());
         }
-        if !at_once && self.active_work.is_active(repo) {
+        if !at_once && self.active_work.is_active(&repo.identifier, repo.owner) {
             return Err(DriverError::Busy);
         }
         match self.has_vanished(&repo.owner).await? {
@@ -223,7 +225,7 @@ pub(super) struct Unrelated(Arc<Mutex<BTreeSet<(Identifier, Oid)>>>);
 
 impl Unrelated {
     fn note(&self, family: &Identifier, tip: Oid) {
-        let mut known = self.lock();
+        let mut known = self.0.lock();
         if known.len() >= MAX_UNRELATED {
             known.clear();
         }
@@ -231,17 +233,12 @@ impl Unrelated {
     }
 
     fn contains(&self, family: &Identifier, tip: Oid) -> bool {
-        self.lock().contains(&(family.clone(), tip))
+        self.0.lock().contains(&(family.clone(), tip))
     }
 
     /// Forgets the tips of a family, which may have got more history.
     pub(super) fn forget(&self, family: &Identifier) {
-        self.lock().retain(|(known, _)| known != family);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<(Identifier, Oid)>> {
-        // Every change is complete when the lock is released.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().retain(|(known, _)| known != family);
     }
 }
 
@@ -383,64 +380,4 @@ pub(super) async fn remove_empty(
         }
     }
     guard.remove_if_deserted().await
-}
-
-/// Counts the work in progress on each repository.
-#[derive(Clone, Debug, Default)]
-pub(super) struct ActiveWork(Arc<Mutex<BTreeMap<RepoId, usize>>>);
-
-/// Work in progress on a repository, until dropped.
-#[derive(Debug)]
-pub struct WorkGuard {
-    active_work: ActiveWork,
-    repo: RepoId,
-}
-
-impl ActiveWork {
-    pub(super) fn begin(&self, repo: &RepoId) -> WorkGuard {
-        *self.count().entry(repo.clone()).or_default() += 1;
-        WorkGuard { active_work: self.clone(), repo: repo.clone() }
-    }
-
-    pub(super) fn is_active(&self, repo: &RepoId) -> bool {
-        self.count().contains_key(repo)
-    }
-
-    /// Returns whether work on a repository of this identifier is in progress.
-    pub(super) fn is_active_under(&self, name: &Identifier) -> bool {
-        self.count().keys().any(|repo| repo.identifier == *name)
-    }
-
-    fn count(&self) -> MutexGuard<'_, BTreeMap<RepoId, usize>> {
-        // Every change is complete when the lock is released.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for WorkGuard {
-    fn drop(&mut self) {
-        let mut count = self.active_work.count();
-        match count.get_mut(&self.repo) {
-            Some(active_work) if *active_work > 1 => *active_work -= 1,
-            _ => _ = count.remove(&self.repo),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use nostr::key::PublicKey;
-
-    use super::*;
-
-    #[test]
-    fn work_ends_with_the_last_guard() {
-        let active_work = ActiveWork::default();
-        let repo = RepoId::new(PublicKey::from_byte_array([1; 32]), "x".parse().unwrap());
-        let (one, two) = (active_work.begin(&repo), active_work.begin(&repo));
-        drop(one);
-        assert!(active_work.is_active(&repo) && active_work.is_active_under(&repo.identifier));
-        drop(two);
-        assert!(!active_work.is_active(&repo) && !active_work.is_active_under(&repo.identifier));
-    }
 }

@@ -25,7 +25,6 @@ use tokio::sync::OwnedMutexGuard;
 
 pub use files::{CopyOutcome, Examination, NamedFiles, PackFault, RepoFiles};
 pub use guard::{FamilyGuard, WantedRefs};
-use incoming::Arrivals;
 pub use incoming::Incoming;
 pub(super) use present::{Needed, Present};
 pub use repair::Inspection;
@@ -40,6 +39,7 @@ use super::check::Proofs;
 use super::error::GitError;
 use super::layout::{self, Family, Layout, VERSION};
 use super::packs::{PackCache, UnnamedObjects};
+use crate::active_work::ActiveWork;
 use crate::database::{Database, FamilyRow, Generation, Pack, View};
 
 /// Number of locks from which on unused ones are dropped.
@@ -62,7 +62,8 @@ struct Inner {
     staging: StagingLimits,
     packs: Option<PackCache>,
     locks: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
-    arrivals: Arrivals,
+    /// What is being received.
+    arrivals: ActiveWork,
     /// Keys of families whose packs on disk may be others than the named ones.
     unsettled: Mutex<BTreeSet<String>>,
     unnamed_objects: Mutex<UnnamedObjects>,
@@ -121,7 +122,7 @@ impl RepoStore {
             staging,
             packs,
             locks: Mutex::default(),
-            arrivals: Arrivals::default(),
+            arrivals: ActiveWork::default(),
             unsettled: Mutex::default(),
             unnamed_objects: Mutex::default(),
             next_scratch: AtomicU64::new(0),

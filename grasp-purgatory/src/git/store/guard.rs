@@ -311,12 +311,10 @@ impl FamilyGuard {
         if !row.views.is_empty() || !row.retired.is_empty() {
             return Ok(());
         }
-        let (store, family) = (self.store.clone(), self.family.clone());
-        let is_used = self.blocking(move || {
-            let is_staged = !layout::list(&family.staging())?.is_empty();
-            Ok(is_staged || (!removed && store.inner.arrivals.any_for(&family)))
-        });
-        if is_used.await? {
+        let family = self.family.clone();
+        let is_staged = self.blocking(move || Ok(!layout::list(&family.staging())?.is_empty()));
+        let is_awaited = || self.store.inner.arrivals.is_active_under(&self.identifier);
+        if is_staged.await? || (!removed && is_awaited()) {
             return Ok(());
         }
         let mut change = self.change();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 use grasp_core::push::AuthorisedPush;
 use grasp_core::resources::Claimant;
@@ -12,6 +12,7 @@ use grasp_core::{Identifier, Oid};
 use super::collect::PACK;
 use super::unpacking::Unpacking;
 use super::{Quarantine, Removals, RepoStore};
+use crate::active_work::WorkGuard;
 use crate::git::chains::PackIndex;
 use crate::git::check::{Completeness, Objects, Proofs, revisions};
 use crate::git::command::GitCommand;
@@ -45,7 +46,7 @@ pub struct Incoming {
     is_inspected: bool,
     /// Complete histories may depend on objects of the family as it was then.
     as_of: Removals,
-    _expected: Expected,
+    _expected: WorkGuard,
 }
 
 impl Incoming {
@@ -56,7 +57,7 @@ impl Incoming {
         identifier: &Identifier,
         claimant: Claimant,
     ) -> Result<Self, GitError> {
-        let expected = store.inner.arrivals.expect(&family);
+        let expected = store.inner.arrivals.begin(identifier, None);
         family.create(identifier, &store.scratch())?;
         let quarantine = Quarantine::create(store.scratch())?;
         let incoming = Some(quarantine.clone());
@@ -372,35 +373,5 @@ impl RepoStore {
         let mut guard = self.lock(identifier).await?;
         let is_empty = guard.row().await?.packs.is_empty();
         if is_empty { guard.remove_if_deserted().await } else { Ok(()) }
-    }
-}
-
-/// Number of entries from which on unused ones are dropped.
-const MANY: usize = 1024;
-
-/// The families that something is on its way to.
-#[derive(Debug, Default)]
-pub(super) struct Arrivals(Mutex<BTreeMap<String, Weak<()>>>);
-
-/// Something on its way to a family, until the last copy of this is dropped.
-#[derive(Clone, Debug)]
-pub(super) struct Expected(#[expect(dead_code, reason = "that it exists says it all")] Arc<()>);
-
-impl Arrivals {
-    pub(super) fn expect(&self, family: &Family) -> Expected {
-        // Nothing below can panic, and the map is whole at any time.
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() > MANY {
-            all.retain(|_, expected| expected.strong_count() > 0);
-        }
-        let known = all.get(family.key()).and_then(Weak::upgrade);
-        let expected = known.unwrap_or_default();
-        all.insert(family.key().to_owned(), Arc::downgrade(&expected));
-        Expected(expected)
-    }
-
-    pub(super) fn any_for(&self, family: &Family) -> bool {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(family.key()).is_some_and(|expected| expected.strong_count() > 0)
     }
 }
