@@ -24,8 +24,8 @@ pub mod purgatory;
 pub mod resources;
 
 pub use purgatory::{
-    Bound, CleanupTask, Config, Counts, HeldProposal, HoldOutcome, Input, Output, PassNumber,
-    Phase, ProposalRef, Purgatory, PushTarget, Record, Stage, Survey, ViewTarget, Want,
+    Bound, CleanupTask, Config, Counts, HeldProposal, HoldOutcome, Input, Output, Outputs,
+    PassNumber, Phase, ProposalRef, Purgatory, PushTarget, Record, Stage, Survey, ViewTarget, Want,
     select_addresses,
 };
 

@@ -35,7 +35,8 @@ use nostr::types::Timestamp;
 
 pub use self::held::Phase;
 pub use self::io::{
-    Bound, Config, HoldOutcome, Input, Output, ProposalRef, Record, Stage, Survey, ViewTarget,
+    Bound, Config, HoldOutcome, Input, Output, Outputs, ProposalRef, Record, Stage, Survey,
+    ViewTarget,
 };
 pub use self::query::{Counts, HeldProposal, Want, select_addresses};
 pub use self::release::PassNumber;
@@ -43,7 +44,6 @@ pub use self::staging::PushTarget;
 pub use self::tasks::CleanupTask;
 
 use self::held::{Content, HeldEvent, HeldEvents};
-use self::io::Outputs;
 use self::release::Releases;
 use self::staging::{StagedUploads, Staging};
 use self::tasks::CleanupTasks;
@@ -78,9 +78,9 @@ const RENEWAL: Duration = Duration::from_secs(60);
 ///     origin: Origin::anonymous(),
 /// };
 /// let outputs = purgatory.handle(now, held);
-/// assert!(matches!(outputs[0], Output::Journal(_)), "the journal comes first");
+/// assert!(!outputs.records.is_empty(), "to be written before the effects");
 /// let is_held = |o: &Output| matches!(o, Output::Answer { outcome: HoldOutcome::Held, .. });
-/// assert!(outputs.iter().any(is_held));
+/// assert!(outputs.effects.iter().any(is_held));
 /// assert!(purgatory.holds(&event.id));
 /// ```
 #[derive(Debug)]
@@ -122,7 +122,7 @@ impl Purgatory {
 
     /// Handles one input and returns the outputs to perform.
     #[must_use = "outputs that are not performed were promised nevertheless"]
-    pub fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
+    pub fn handle(&mut self, now: Now, input: Input) -> Outputs {
         self.now = now;
         let mut outputs = Outputs::default();
         let (out, retry_at) = (&mut outputs, now.mono + self.config.retry_after);
@@ -157,7 +157,7 @@ impl Purgatory {
             Input::TaskFailed(_) => self.tasks.retry_at = Some(retry_at),
             Input::Tick => self.tick(out),
         }
-        outputs.into_vec()
+        outputs
     }
 
     /// Returns the time of the next [`Input::Tick`]. To be asked again after each [`handle`](Self::handle).

@@ -14,7 +14,7 @@ use super::{DiskBudget, LocalRelay, ORDER_QUEUE, Order, Question, RepoChange, Un
 use crate::database::{Commit, Database, DatabaseError};
 use crate::hunt::HuntHandle;
 use crate::purgatory::Record;
-use crate::{CleanupTask, HoldOutcome, Input, Output, PassNumber, Purgatory};
+use crate::{CleanupTask, HoldOutcome, Input, Output, Outputs, PassNumber, Purgatory};
 
 /// Turns that share one write of their records.
 const MAX_TURNS_PER_WRITE: usize = 64;
@@ -77,7 +77,8 @@ impl Task {
                 let Some(order) = next else { break };
                 turns.push(self.handle(order));
             }
-            let records = records_of(&mut turns);
+            let records: Vec<_> =
+                turns.iter_mut().flat_map(|turn| std::mem::take(&mut turn.records)).collect();
             if let Err(error) = self.write(&records).await {
                 tracing::error!(%error, "the database cannot be written; pushes and events are refused until it can (is the disk full?)");
                 if !self.write_later(&records, &mut late, &mut inbox).await {
@@ -86,7 +87,7 @@ impl Task {
                 tracing::info!("the database can be written again");
             }
             for turn in turns {
-                self.perform(turn);
+                self.perform(turn.effects);
             }
             self.wake();
         }
@@ -96,7 +97,7 @@ impl Task {
     }
 
     /// Handles one order and returns its outputs.
-    fn handle(&mut self, order: Order) -> Vec<Output> {
+    fn handle(&mut self, order: Order) -> Outputs {
         let now = self.relay.now();
         match order {
             Order::Tell(input) => self.purgatory.handle(now, input),
@@ -106,7 +107,7 @@ impl Task {
             }
             Order::Ask(question) => {
                 question(&self.purgatory);
-                Vec::new()
+                Outputs::default()
             }
             Order::Wait { until, reply } => {
                 let (event, passes) = match until {
@@ -117,11 +118,11 @@ impl Task {
                     Until::Decided(id) => (Some(id), self.purgatory.passes_for(&id)),
                 };
                 self.waiters.push(Waiter { event, passes, reply });
-                Vec::new()
+                Outputs::default()
             }
             Order::Maintain { identifier, done } => {
                 self.maintain(identifier, done);
-                Vec::new()
+                Outputs::default()
             }
         }
     }
@@ -249,7 +250,6 @@ impl Task {
                 self.hunting.as_ref()?.want(identifier, after);
                 return None;
             }
-            Output::Journal(_) => return None,
         })
     }
 
@@ -270,21 +270,6 @@ impl Waiter {
         self.event.is_some_and(|id| !purgatory.contains(&id))
             || self.passes.iter().all(|(name, pass)| purgatory.pass_ended(name, *pass))
     }
-}
-
-/// Takes the records out of the outputs.
-fn records_of(turns: &mut [Vec<Output>]) -> Vec<Record> {
-    let mut records = Vec::new();
-    for turn in turns {
-        turn.retain_mut(|output| match output {
-            Output::Journal(record) => {
-                records.push(record.clone());
-                false
-            }
-            _ => true,
-        });
-    }
-    records
 }
 
 /// Sleeps until a deadline; for ever without one.

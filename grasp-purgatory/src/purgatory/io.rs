@@ -180,15 +180,10 @@ pub struct Survey {
 
 /// Something to be done.
 ///
-/// Outputs are performed in order. All records of one call come first; they are written together or not at all, and no
-/// later output may begin before they are on disk. Several calls may share one write if their order is kept. When
-/// records cannot be written, the state machine is ahead of the disk and must be discarded and restored.
-/// `Survey` and `Release` are tasks whose end is an input; every other output is done when the next one begins.
+/// Outputs are performed in order. `Survey` and `Release` are tasks whose end is an input; every other output is done when the next one begins.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum Output {
-    /// Append a record to the journal.
-    Journal(Record),
     /// Run an idempotent task, and answer with [`Input::TaskDone`] or [`Input::TaskFailed`].
     RunTask(CleanupTask),
     /// Answer the sender of an event. Comes once for each [`Input::Held`].
@@ -259,11 +254,17 @@ pub enum Stage {
     Release,
 }
 
-/// The outputs of one call: records first, then everything else.
+/// The outputs of one call.
+///
+/// No effect may begin before all records are on disk. They are written together or not at all. Several calls may share
+/// one write if their order is kept. When records cannot be written, the state machine is ahead of the disk and must be
+/// discarded and restored.
 #[derive(Debug, Default)]
-pub(super) struct Outputs {
-    records: Vec<Record>,
-    effects: Vec<Output>,
+pub struct Outputs {
+    /// Records to append to the journal.
+    pub records: Vec<Record>,
+    /// Everything else, to be done after that.
+    pub effects: Vec<Output>,
     /// Identifiers whose survey was requested by this call.
     pub(super) surveyed: BTreeSet<Identifier>,
 }
@@ -275,10 +276,6 @@ impl Outputs {
 
     pub(super) fn push(&mut self, output: Output) {
         self.effects.push(output);
-    }
-
-    pub(super) fn into_vec(self) -> Vec<Output> {
-        self.records.into_iter().map(Output::Journal).chain(self.effects).collect()
     }
 }
 

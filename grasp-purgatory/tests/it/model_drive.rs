@@ -31,22 +31,16 @@ impl World {
         if let Some((transcript, recorded)) = self.transcript.as_mut().zip(recorded) {
             transcript.push((self.now, recorded, format!("{outputs:?}")));
         }
-        let (records, effects): (Vec<_>, Vec<_>) =
-            outputs.into_iter().partition(|output| matches!(output, Output::Journal(_)));
-        if !records.is_empty() {
+        if !outputs.records.is_empty() {
             self.step()?;
         }
-        for record in records {
-            let Output::Journal(record) = record else { unreachable!() };
-            self.disk.journal.push(record);
-        }
-        effects.into_iter().try_for_each(|effect| self.perform(effect))
+        self.disk.journal.extend(outputs.records);
+        outputs.effects.into_iter().try_for_each(|effect| self.perform(effect))
     }
 
     fn perform(&mut self, effect: Output) -> StepResult {
         self.step()?;
         match effect {
-            Output::Journal(_) => unreachable!("records come first"),
             Output::RunTask(task) => {
                 self.tasks_run.push(task.clone());
                 let end = self.run_task(task);

@@ -64,7 +64,8 @@ fn the_expiry_of_many_events_at_once_takes_linear_time() {
         Purgatory::restore(Config::default(), Policy::new(US.parse().unwrap()), held, now);
     let started = Instant::now();
     let outputs = core.handle(now, Input::Tick);
-    let tasks = outputs.iter().filter(|output| matches!(output, Output::RunTask(_))).count();
+    let tasks =
+        outputs.effects.iter().filter(|output| matches!(output, Output::RunTask(_))).count();
     assert_eq!((tasks, core.counts().pending_tasks), (HELD_EVENTS as usize, HELD_EVENTS as usize));
     // It takes a fraction of a second, and many times as long if each is compared with all others.
     assert!(started.elapsed() < SECOND * 5, "{:?}", started.elapsed());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use grasp_core::admission::{Hold, Origin};
-use grasp_purgatory::{CleanupTask, Input, Output, Stage};
+use grasp_purgatory::{CleanupTask, Input, Output, Outputs, Stage};
 use nostr::event::Event;
 
 use crate::model_drive::Task;
@@ -55,10 +55,10 @@ fn a_pass_ends_although_changes_arrive_after_it_began() {
 }
 
 /// Returns whether outputs include a survey of an identifier.
-fn asks_for_survey(outputs: &[Output], identifier: &grasp_core::Identifier) -> bool {
+fn asks_for_survey(outputs: &Outputs, identifier: &grasp_core::Identifier) -> bool {
     let asks =
         |output: &Output| matches!(output, Output::Survey { identifier: i } if i == identifier);
-    outputs.iter().any(asks)
+    outputs.effects.iter().any(asks)
 }
 
 /// Performs steps until a release is the next task.
@@ -236,11 +236,11 @@ fn one_input_causes_at_most_one_survey() {
     world.send(&second).unwrap();
     let request = deletion(ALICE, 3, &[&first, &second]);
     let outputs = world.core.handle(world.now, Input::Deleted { request });
-    let surveys = outputs.iter().filter(|output| matches!(output, Output::Survey { .. }));
+    let surveys = outputs.effects.iter().filter(|output| matches!(output, Output::Survey { .. }));
     assert_eq!(surveys.count(), 1);
     let survey = world.survey(&name("x"));
     let outputs = world.core.handle(world.now, Input::Surveyed { identifier: name("x"), survey });
-    assert!(outputs.is_empty(), "{outputs:?}");
+    assert!(outputs.records.is_empty() && outputs.effects.is_empty(), "{outputs:?}");
 }
 
 #[test]
