@@ -259,14 +259,7 @@ async fn complete(
     wanted: &Wanted,
 ) -> Result<BTreeSet<EventId>, DriverError> {
     let all: BTreeSet<Oid> = wanted.values().flatten().copied().collect();
-    if all.is_empty() {
-        // A state without refs is always complete.
-        return Ok(wanted.keys().copied().collect());
-    }
-    let (missing, broken) = match guard.check(&all).await? {
-        Completeness::Complete => return Ok(wanted.keys().copied().collect()),
-        Completeness::Incomplete { missing, broken } => (missing, broken),
-    };
+    let Completeness { missing, broken } = guard.check(&all).await?;
     let mut complete = BTreeSet::new();
     for (id, tips) in wanted.iter().filter(|(_, tips)| tips.is_disjoint(&missing)) {
         // A check of many tips stops at the first broken one; a check of this event alone is exact.

@@ -29,34 +29,32 @@ const MAX_WALK: Duration = Duration::from_secs(30 * 60);
 /// Walks that may be spent on finding the broken ones of several tips.
 const MAX_WALKS: usize = 32;
 
-/// The result of a connectivity check.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The result of a connectivity check: the tips that are not here with their whole history.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
-pub enum Completeness {
-    /// All of them, whole.
-    Complete,
-    /// Not all.
-    Incomplete {
-        /// Tips that are not here.
-        missing: BTreeSet<Oid>,
-        /// Tips that are here, but not everything behind them is.
-        broken: BTreeSet<Oid>,
-    },
+pub struct Completeness {
+    /// Tips that are not here.
+    pub missing: BTreeSet<Oid>,
+    /// Tips that are here, but not everything behind them is.
+    pub broken: BTreeSet<Oid>,
 }
 
 impl Completeness {
     /// Returns whether nothing is lacking.
     pub fn is_complete(&self) -> bool {
-        *self == Self::Complete
+        self.missing.is_empty() && self.broken.is_empty()
+    }
+
+    /// Returns the missing and the broken tips.
+    pub fn lacking(&self) -> BTreeSet<Oid> {
+        &self.missing | &self.broken
     }
 
     /// Returns the lack as an error of the sender.
     pub(super) fn required(self) -> Result<(), GitError> {
-        match self {
-            Self::Complete => Ok(()),
-            Self::Incomplete { missing, broken } => {
-                Err(GitError::Incomplete { count: missing.len() + broken.len() })
-            }
+        match self.missing.len() + self.broken.len() {
+            0 => Ok(()),
+            count => Err(GitError::Incomplete { count }),
         }
     }
 }
@@ -71,25 +69,6 @@ pub(super) struct Objects {
     pub(super) in_use: Option<Arc<InUse>>,
     /// The party that they are read for.
     pub(super) claimant: Claimant,
-}
-
-/// Findings about some tips.
-#[derive(Debug)]
-pub(super) struct Findings {
-    pub(super) whole: BTreeSet<Oid>,
-    missing: BTreeSet<Oid>,
-    broken: BTreeSet<Oid>,
-    /// All that the tips need beyond what is proven, if it was listed.
-    pub(super) needed: Option<BTreeSet<Oid>>,
-}
-
-impl Findings {
-    pub(super) fn completeness(&self) -> Completeness {
-        if self.missing.is_empty() && self.broken.is_empty() {
-            return Completeness::Complete;
-        }
-        Completeness::Incomplete { missing: self.missing.clone(), broken: self.broken.clone() }
-    }
 }
 
 impl Objects {
@@ -116,27 +95,23 @@ impl Objects {
     }
 
     /// Finds out about tips. What is proven already is not walked again, nor is anything behind it.
-    pub(super) async fn examine(&self, tips: &BTreeSet<Oid>) -> Result<Findings, GitError> {
+    pub(super) async fn examine(&self, tips: &BTreeSet<Oid>) -> Result<Completeness, GitError> {
         let (unproven, missing) = self.unproven_and_missing(tips).await?;
         let here: Vec<_> = unproven.difference(&missing).copied().collect();
         let broken = self.broken_among(here).await?;
-        let whole = tips.iter().filter(|tip| !missing.contains(tip) && !broken.contains(tip));
-        Ok(Findings { whole: whole.copied().collect(), missing, broken, needed: None })
+        Ok(Completeness { missing, broken })
     }
 
-    /// The same, and lists what is needed if all of it is here. For few new objects.
-    pub(super) async fn examine_and_list(
+    /// Lists what tips need beyond what is proven, if there is something and all of it is here. For few new objects.
+    pub(super) async fn list(
         &self,
         tips: &BTreeSet<Oid>,
-    ) -> Result<Findings, GitError> {
+    ) -> Result<Option<BTreeSet<Oid>>, GitError> {
         let (unproven, missing) = self.unproven_and_missing(tips).await?;
-        if missing.is_empty() && !unproven.is_empty() {
-            if let Some(needed) = self.list_new(&unproven).await? {
-                let (whole, broken) = (tips.clone(), BTreeSet::new());
-                return Ok(Findings { whole, missing, broken, needed: Some(needed) });
-            }
+        match missing.is_empty() && !unproven.is_empty() {
+            true => self.list_new(&unproven).await,
+            false => Ok(None),
         }
-        self.examine(tips).await
     }
 
     /// Returns the objects that these tips need beyond what is proven; `None` if not all are here, or too many to list.

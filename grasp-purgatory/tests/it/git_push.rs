@@ -171,11 +171,8 @@ async fn incomplete_history_is_distinguished_from_missing_tips() {
     unpack_unchecked(&incoming_dir(&fixture), &shallow);
     let tips = BTreeSet::from([whole, broken, absent]);
     let found = incoming.check(&tips).await.unwrap();
-    let expected = Completeness::Incomplete {
-        missing: BTreeSet::from([absent]),
-        broken: BTreeSet::from([broken]),
-    };
-    assert_eq!(found, expected);
+    let (missing, broken) = (BTreeSet::from([absent]), BTreeSet::from([broken]));
+    assert_eq!(found, Completeness { missing, broken });
 }
 
 /// Returns the only directory in which a pack is being received.

@@ -88,11 +88,11 @@ impl FamilyGuard {
     /// Checks the histories of these tips. Complete ones are remembered.
     pub async fn check(&mut self, tips: &BTreeSet<Oid>) -> Result<Completeness, GitError> {
         if tips.is_empty() {
-            return Ok(Completeness::Complete);
+            return Ok(Completeness::default());
         }
-        let findings = self.objects().await?.examine(tips).await?;
-        self.remember(findings.whole.clone()).await?;
-        Ok(findings.completeness())
+        let found = self.objects().await?.examine(tips).await?;
+        self.remember(tips - &found.lacking()).await?;
+        Ok(found)
     }
 
     /// Takes in the objects of a judged push: those that were signed for become readable, tips without an event are staged.

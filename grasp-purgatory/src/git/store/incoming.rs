@@ -91,16 +91,19 @@ impl Incoming {
         self.inspect().await?;
         self.forget_if_outdated();
         let unknown: BTreeSet<_> = tips.difference(&self.whole).copied().collect();
-        let findings = match self.count().await? <= MAX_LISTED {
-            true => self.objects.examine_and_list(&unknown).await?,
+        let needed = match self.count().await? <= MAX_LISTED {
+            true => self.objects.list(&unknown).await?,
+            false => None,
+        };
+        let found = match needed.is_some() {
+            true => Completeness::default(),
             false => self.objects.examine(&unknown).await?,
         };
-        self.whole.extend(&findings.whole);
-        let completeness = findings.completeness();
-        if let Some(needed) = findings.needed {
+        self.whole.extend(&unknown - &found.lacking());
+        if let Some(needed) = needed {
             self.needed = Some((unknown, needed));
         }
-        Ok(completeness)
+        Ok(found)
     }
 
     /// The same for those who need all of them.
@@ -337,10 +340,7 @@ impl RepoStore {
         if tips.is_empty() || has_none {
             return Ok(tips.clone());
         }
-        Ok(match self.lock(identifier).await?.check(tips).await? {
-            Completeness::Complete => BTreeSet::new(),
-            Completeness::Incomplete { missing, broken } => &missing | &broken,
-        })
+        Ok(self.lock(identifier).await?.check(tips).await?.lacking())
     }
 
     /// Takes exactly what these tips need of what has arrived, if it is whole; says which of them are here now.
@@ -352,10 +352,7 @@ impl RepoStore {
         mut incoming: Incoming,
         tips: &BTreeSet<Oid>,
     ) -> Result<BTreeSet<Oid>, GitError> {
-        let whole = match incoming.check(tips).await? {
-            Completeness::Complete => tips.clone(),
-            Completeness::Incomplete { missing, broken } => &(tips - &missing) - &broken,
-        };
+        let whole = tips - &incoming.check(tips).await?.lacking();
         if whole.is_empty() {
             drop(incoming);
             self.leave(identifier).await?;
