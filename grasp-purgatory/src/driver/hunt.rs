@@ -12,10 +12,9 @@ use nostr::filter::Filter;
 use nostr::key::PublicKey;
 use tokio::sync::{mpsc, oneshot};
 
+use super::Order;
 use super::queue::Executor;
-use super::refs::DriverError;
 use super::survey::{MAX_OTHER_FAMILIES, addressed_to};
-use super::{Order, Unavailable};
 use crate::database::Source;
 use crate::git::{Fetched, Fetcher, GitError};
 use crate::hunt::{
@@ -72,13 +71,13 @@ impl ServerContext {
     async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Purgatory) -> T + Send + 'static,
-    ) -> Result<T, Unavailable> {
+    ) -> Result<T, GitError> {
         let (reply, answer) = oneshot::channel();
         let question = move |purgatory: &Purgatory| _ = reply.send(question(purgatory));
-        let orders = self.orders.upgrade().ok_or(Unavailable::Stopping)?;
+        let orders = self.orders.upgrade().ok_or(GitError::Stopping)?;
         let asked = orders.send(Order::Ask(Box::new(question))).await;
-        asked.map_err(|_| Unavailable::Stopping)?;
-        answer.await.map_err(|_| Unavailable::Stopping)
+        asked.map_err(|_| GitError::Stopping)?;
+        answer.await.map_err(|_| GitError::Stopping)
     }
 
     /// Sends an input to purgatory, after those before it. Does not wait.
@@ -90,7 +89,7 @@ impl ServerContext {
         &self,
         identifier: &Identifier,
         scope: Scope,
-    ) -> Result<Vec<Want>, DriverError> {
+    ) -> Result<Vec<Want>, GitError> {
         let is_damaged = self.executor.damage.is_damaged(identifier);
         let scope = if is_damaged { Scope::Everything } else { scope };
         let stored: Vec<_> = self.stored(kinds::ANNOUNCEMENT, identifier).await?;
@@ -120,7 +119,7 @@ impl ServerContext {
         &self,
         kind: Kind,
         identifier: &Identifier,
-    ) -> Result<Vec<Arc<Event>>, DriverError> {
+    ) -> Result<Vec<Arc<Event>>, GitError> {
         self.executor.events(Filter::new().kind(kind).identifier(identifier.as_str())).await
     }
 
@@ -164,7 +163,7 @@ impl ServerContext {
         &self,
         identifier: &Identifier,
         announcements: &[Announcement],
-    ) -> Result<Vec<Want>, DriverError> {
+    ) -> Result<Vec<Want>, GitError> {
         let want = |id, tips, owners: &[PublicKey], untrusted: &[CloneUrl]| {
             // Servers of its own owners come first: other announcements of the name may list thousands.
             let is_owners = |a: &&Announcement| owners.contains(&a.repo.owner);

@@ -13,10 +13,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::queue::Executor;
-use super::refs::DriverError;
 use super::{Order, Until};
 use crate::Input;
-use crate::git::{FamilyGuard, RepoStore};
+use crate::git::{FamilyGuard, GitError, RepoStore};
 
 /// Time from the end of maintenance to its next start.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(6 * 60 * 60);
@@ -96,7 +95,7 @@ impl Executor {
     }
 
     /// Returns every identifier that is hosted, on disk or by a stored announcement.
-    async fn try_names(&self) -> Result<BTreeSet<Identifier>, DriverError> {
+    async fn try_names(&self) -> Result<BTreeSet<Identifier>, GitError> {
         let mut names = BTreeSet::new();
         for store in self.parts.stores() {
             names.extend(store.identifiers().await?);
@@ -130,7 +129,7 @@ impl Executor {
         &self,
         identifier: &Identifier,
         waiting: Option<BTreeSet<Oid>>,
-    ) -> Result<(), DriverError> {
+    ) -> Result<(), GitError> {
         let now = self.parts.relay.now().unix;
         self.unrelated.forget(identifier);
         for store in self.parts.stores() {
@@ -180,7 +179,7 @@ impl Executor {
     }
 
     /// Removes retired views of owners who have vanished since (NIP-62).
-    async fn forget_vanished(&self, guard: &mut FamilyGuard) -> Result<(), DriverError> {
+    async fn forget_vanished(&self, guard: &mut FamilyGuard) -> Result<(), GitError> {
         for owner in guard.retired_owners().await? {
             if self.has_vanished(&owner).await? {
                 guard.forget_retired_of(&owner).await?;

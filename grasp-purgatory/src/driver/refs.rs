@@ -15,10 +15,9 @@ use nostr::filter::Filter;
 use nostr::key::PublicKey;
 use parking_lot::Mutex;
 
-use super::Unavailable;
 use super::queue::Executor;
 use crate::active_work::ActiveWork;
-use crate::database::{Commit, Committed, Conflict, DatabaseError, FamilyChange, Source};
+use crate::database::{Commit, Committed, Conflict, FamilyChange, Source};
 use crate::git::{FamilyGuard, GitError, RefTarget, RepoStore, WantedRefs};
 use crate::purgatory::Record;
 use crate::{CleanupTask, Input, ProposalRef, PushTarget, ViewTarget};
@@ -28,21 +27,6 @@ const MAX_UNRELATED: usize = 10_000;
 
 /// Attempts to commit a release while other releases change the same views.
 const MAX_ATTEMPTS: usize = 8;
-
-/// A failure of the driver's work, which is retried.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum DriverError {
-    #[error(transparent)]
-    Git(#[from] GitError),
-    #[error(transparent)]
-    Database(#[from] DatabaseError),
-    #[error(transparent)]
-    Unavailable(#[from] Unavailable),
-    #[error("a state names no objects")]
-    NoObjects,
-    #[error("a view is in use")]
-    Busy,
-}
 
 impl Executor {
     /// Sets refs, and stores and withdraws events; returns the end of that.
@@ -66,11 +50,13 @@ impl Executor {
         &self,
         (views, proposals): (Vec<ViewTarget>, Vec<ProposalRef>),
         (events, withdraw): (Vec<Arc<Event>>, Vec<EventId>),
-    ) -> Result<BTreeSet<EventId>, DriverError> {
+    ) -> Result<BTreeSet<EventId>, GitError> {
         let mut wanted: BTreeMap<(Endpoint, RepoId), WantedRefs> = BTreeMap::new();
         for ViewTarget { repo, state } in views {
             let target = match &state {
-                Some(state) => RefTarget::of(state).ok_or(DriverError::NoObjects)?,
+                Some(state) => {
+                    RefTarget::of(state).ok_or(GitError::Incomplete { count: state.refs.len() })?
+                }
                 None => RefTarget::default(),
             };
             wanted.entry((Endpoint::Repository, repo)).or_default().target = Some(target);
@@ -106,14 +92,14 @@ impl Executor {
                 Committed::Conflict(Conflict::Moved(..)) => {}
             }
         }
-        Err(DriverError::Busy)
+        Err(GitError::Outdated)
     }
 
     /// Returns the changes that lead to these refs.
     async fn plan(
         &self,
         wanted: &BTreeMap<(Endpoint, RepoId), WantedRefs>,
-    ) -> Result<Vec<FamilyChange>, DriverError> {
+    ) -> Result<Vec<FamilyChange>, GitError> {
         let now = self.parts.relay.now().unix;
         let mut families: BTreeMap<(Endpoint, &Identifier), FamilyChange> = BTreeMap::new();
         for ((endpoint, repo), wanted) in wanted {
@@ -128,7 +114,7 @@ impl Executor {
         Ok(families.into_values().filter(|family| !family.is_empty()).collect())
     }
 
-    pub(super) async fn try_task(&self, task: &CleanupTask) -> Result<(), DriverError> {
+    pub(super) async fn try_task(&self, task: &CleanupTask) -> Result<(), GitError> {
         match task {
             CleanupTask::CreateView { repo } => {
                 let mut guard = self.parts.repos.lock(&repo.identifier).await?;
@@ -144,7 +130,7 @@ impl Executor {
 
     /// Takes a view out of service, unless a stored announcement still lists this server. Work in progress is waited for
     /// unless `at_once`: a slow push must not keep the view in service.
-    async fn remove_view(&self, repo: &RepoId, at_once: bool) -> Result<(), DriverError> {
+    async fn remove_view(&self, repo: &RepoId, at_once: bool) -> Result<(), GitError> {
         let mut guard = self.parts.repos.lock(&repo.identifier).await?;
         let filter = Filter::new()
             .kind(kinds::ANNOUNCEMENT)
@@ -156,16 +142,16 @@ impl Executor {
             return Ok(());
         }
         if !at_once && self.active_work.is_active(&repo.identifier, repo.owner) {
-            return Err(DriverError::Busy);
+            return Err(GitError::InProgress);
         }
         match self.has_vanished(&repo.owner).await? {
-            true => Ok(guard.destroy_view(&repo.owner).await?),
-            false => Ok(guard.retire_view(&repo.owner, self.parts.relay.now().unix).await?),
+            true => guard.destroy_view(&repo.owner).await,
+            false => guard.retire_view(&repo.owner, self.parts.relay.now().unix).await,
         }
     }
 
     /// Returns whether an author has requested to vanish, so that none of their data is retired.
-    pub(super) async fn has_vanished(&self, author: &PublicKey) -> Result<bool, DriverError> {
+    pub(super) async fn has_vanished(&self, author: &PublicKey) -> Result<bool, GitError> {
         let requests = self.events(Filter::new().kind(kinds::VANISH).author(*author)).await?;
         let us = Some(&self.parts.policy.service);
         Ok(requests.iter().any(|request| vanishes_from(request, us)))
@@ -177,7 +163,7 @@ impl Executor {
         id: EventId,
         keep: &BTreeSet<Oid>,
         names: &BTreeSet<Identifier>,
-    ) -> Result<(), DriverError> {
+    ) -> Result<(), GitError> {
         let served = self.events(Filter::new().id(id)).await?.into_iter();
         let served = served.filter_map(|event| Some(Proposal::parse(&event).ok()?.tip));
         let stay: BTreeSet<Oid> = keep.iter().copied().chain(served).collect();
@@ -204,7 +190,7 @@ impl Executor {
         guard: &mut FamilyGuard,
         id: EventId,
         stay: &BTreeSet<Oid>,
-    ) -> Result<(), DriverError> {
+    ) -> Result<(), GitError> {
         let (name, now) = (RefName::nostr(id), self.parts.relay.now().unix);
         for owner in guard.owners().await? {
             let tip = guard.refs(&owner).await?.get(&name).copied();
@@ -249,7 +235,7 @@ impl Executor {
     async fn bring_proposal(
         &self,
         proposal: &ProposalRef,
-    ) -> Result<Vec<(Endpoint, RepoId)>, DriverError> {
+    ) -> Result<Vec<(Endpoint, RepoId)>, GitError> {
         let (id, tip) = (proposal.id, proposal.tip);
         let mut views = Vec::new();
         for target in &proposal.staged {
@@ -274,7 +260,7 @@ impl Executor {
 
     /// Copies the objects of a pull request to the families that lack them and have history in common with it. Returns the
     /// views whose family has them now.
-    async fn copy_to_families(&self, proposal: &ProposalRef) -> Result<Vec<RepoId>, DriverError> {
+    async fn copy_to_families(&self, proposal: &ProposalRef) -> Result<Vec<RepoId>, GitError> {
         let tip = proposal.tip;
         let mut repos: Vec<&RepoId> = proposal.repos.iter().collect();
         repos.retain(|repo| !self.unrelated.contains(&repo.identifier, tip));
@@ -303,7 +289,7 @@ impl Executor {
         from: (&RepoStore, &Identifier),
         to: &RepoId,
         proposal: &ProposalRef,
-    ) -> Result<bool, DriverError> {
+    ) -> Result<bool, GitError> {
         let (family, now) = (&to.identifier, self.parts.relay.now());
         let claimant = Claimant::default().signed_by(proposal.author);
         let Some(incoming) = self.parts.repos.copy(from, guard, proposal.tip).await? else {
@@ -336,7 +322,7 @@ impl Executor {
         &'a self,
         families: &'a BTreeSet<Identifier>,
         tip: Oid,
-    ) -> Result<Option<(&'a RepoStore, &'a Identifier)>, DriverError> {
+    ) -> Result<Option<(&'a RepoStore, &'a Identifier)>, GitError> {
         for store in self.parts.stores() {
             for identifier in families {
                 if store.lacking(identifier, &BTreeSet::from([tip])).await?.is_empty() {
@@ -351,7 +337,7 @@ impl Executor {
     pub(super) async fn contributions(
         &self,
         identifier: &Identifier,
-    ) -> Result<BTreeSet<EventId>, DriverError> {
+    ) -> Result<BTreeSet<EventId>, GitError> {
         let Some(repos) = &self.parts.contributors else { return Ok(BTreeSet::new()) };
         let views = repos.family_row(identifier).await?.views;
         // The last pull request of a repository may have been deleted.

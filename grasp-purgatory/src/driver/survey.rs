@@ -11,8 +11,7 @@ use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
 use super::queue::Executor;
-use super::refs::DriverError;
-use crate::git::{Completeness, FamilyGuard};
+use crate::git::{Completeness, FamilyGuard, GitError};
 use crate::{HeldProposal, Input, Purgatory, Survey};
 
 /// Served pull requests of one identifier, the latest, that are copied to new views; older ones stay where they are.
@@ -80,7 +79,7 @@ impl Executor {
 
     /// Returns whether nothing can be released or served under an identifier: it has no git data, and only pull requests
     /// are held for it. They name other repositories too, and are surveyed there. One event may name many such.
-    async fn is_vacant(&self, request: &SurveyRequest) -> Result<bool, DriverError> {
+    async fn is_vacant(&self, request: &SurveyRequest) -> Result<bool, GitError> {
         let is_ruled =
             |event: &Arc<Event>| [kinds::ANNOUNCEMENT, kinds::STATE].contains(&event.kind);
         if request.kept.is_empty() || request.kept.iter().any(is_ruled) {
@@ -96,7 +95,7 @@ impl Executor {
         Ok(!self.parts.relay.exists(announced).await?.contains(&true))
     }
 
-    async fn try_survey(&self, request: SurveyRequest) -> Result<Survey, DriverError> {
+    async fn try_survey(&self, request: SurveyRequest) -> Result<Survey, GitError> {
         if self.is_vacant(&request).await? {
             return Ok(Survey { is_vacant: true, ..Survey::default() });
         }
@@ -146,7 +145,7 @@ impl Executor {
         identifier: &Identifier,
         views: &BTreeMap<RepoId, BTreeMap<RefName, Oid>>,
         found: &[Arc<Event>],
-    ) -> Result<BTreeSet<EventId>, DriverError> {
+    ) -> Result<BTreeSet<EventId>, GitError> {
         let mut shown = self.contributions(identifier).await?;
         shown.extend(views.values().flat_map(BTreeMap::keys).filter_map(RefName::event));
         found.iter().for_each(|event| _ = shown.remove(&event.id));
@@ -154,7 +153,7 @@ impl Executor {
     }
 
     /// Retains the events that are not stored.
-    async fn unstored(&self, ids: BTreeSet<EventId>) -> Result<BTreeSet<EventId>, DriverError> {
+    async fn unstored(&self, ids: BTreeSet<EventId>) -> Result<BTreeSet<EventId>, GitError> {
         if ids.is_empty() {
             return Ok(ids);
         }
@@ -169,7 +168,7 @@ impl Executor {
         identifier: &Identifier,
         mut proposals: Vec<HeldProposal>,
         here: &BTreeSet<EventId>,
-    ) -> Result<BTreeSet<EventId>, DriverError> {
+    ) -> Result<BTreeSet<EventId>, GitError> {
         proposals.retain(|proposal| !here.contains(&proposal.id));
         let families = proposals.iter().flat_map(|proposal| &proposal.families);
         let others = families.filter(|family| *family != identifier).cloned().collect();
@@ -184,7 +183,7 @@ impl Executor {
     }
 
     /// Returns the held events that the store would refuse now.
-    async fn refused(&self, kept: Vec<Arc<Event>>) -> Result<BTreeSet<EventId>, DriverError> {
+    async fn refused(&self, kept: Vec<Arc<Event>>) -> Result<BTreeSet<EventId>, GitError> {
         let mut refused = BTreeSet::new();
         for some in kept.chunks(EVENTS_AT_ONCE) {
             refused.extend(self.parts.relay.refused(some.to_vec()).await?);
@@ -198,7 +197,7 @@ impl Executor {
         identifier: &Identifier,
         announcements: &[Arc<Event>],
         stored: &[Arc<Event>],
-    ) -> Result<Vec<Arc<Event>>, DriverError> {
+    ) -> Result<Vec<Arc<Event>>, GitError> {
         let announcements = announcements.iter().filter_map(|e| Announcement::parse(e).ok());
         let of_name = announcements.filter(|a| a.repo.identifier == *identifier);
         let mut authors: BTreeSet<PublicKey> = BTreeSet::new();
@@ -219,12 +218,12 @@ impl Executor {
         &self,
         identifier: &Identifier,
         announcements: &[Arc<Event>],
-    ) -> Result<Vec<Arc<Event>>, DriverError> {
+    ) -> Result<Vec<Arc<Event>>, GitError> {
         let repo = |event: &Arc<Event>| RepoId::new(event.pubkey, identifier.clone());
         self.events(addressed_to(announcements.iter().map(repo))).await
     }
 
-    pub(super) async fn events(&self, filter: Filter) -> Result<Vec<Arc<Event>>, DriverError> {
+    pub(super) async fn events(&self, filter: Filter) -> Result<Vec<Arc<Event>>, GitError> {
         Ok(self.parts.relay.events(filter).await?)
     }
 }
@@ -254,10 +253,7 @@ fn tips_by_event<'a>(
 }
 
 /// Returns the events whose objects are all here, with their whole history.
-async fn complete(
-    guard: &mut FamilyGuard,
-    wanted: &Wanted,
-) -> Result<BTreeSet<EventId>, DriverError> {
+async fn complete(guard: &mut FamilyGuard, wanted: &Wanted) -> Result<BTreeSet<EventId>, GitError> {
     let all: BTreeSet<Oid> = wanted.values().flatten().copied().collect();
     let Completeness { missing, broken } = guard.check(&all).await?;
     let mut complete = BTreeSet::new();

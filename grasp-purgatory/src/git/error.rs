@@ -100,6 +100,9 @@ pub enum GitError {
     /// The repository has changed since the caller looked.
     #[error("the repository has changed meanwhile")]
     Outdated,
+    /// The repository cannot change while work on it is in progress.
+    #[error("work on the repository is in progress")]
+    InProgress,
     /// The database failed.
     #[error(transparent)]
     Database(#[from] DatabaseError),
