@@ -35,13 +35,11 @@ use nostr::types::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-use self::damage::Damage;
 pub use self::damage::{DamagedRepo, lacks_objects};
 pub use self::disk::DiskBudget;
 pub use self::hunt::{Classify, HuntObserver, HuntParts};
 use self::queue::{Executor, WorkQueues};
 use self::task::{Inbox, Task};
-use crate::active_work::ActiveWork;
 pub use crate::active_work::WorkGuard;
 use crate::database::{ADDITIONS_KEPT, DatabaseError, DatabaseFuture};
 use crate::git::{GitError, RepoStore};
@@ -135,11 +133,8 @@ pub struct PurgatoryDriver {
     orders: mpsc::Sender<Order>,
     /// Questions that are answered while orders wait for the disk.
     questions: mpsc::Sender<Question>,
-    parts: Arc<PurgatoryParts>,
-    active_work: ActiveWork,
+    executor: Executor,
     news: broadcast::Sender<RepoChange>,
-    damage: Damage,
-    disk: DiskBudget,
     hunting: Option<HuntHandle>,
     /// Requests to run maintenance now.
     maintenance: mpsc::Sender<oneshot::Sender<()>>,
@@ -196,23 +191,18 @@ impl PurgatoryDriver {
         for repos in parts.stores() {
             remove_unrecorded_uploads(repos, &purgatory).await;
         }
-        let parts = Arc::new(parts);
         let (orders, inbox) = mpsc::channel(ORDER_QUEUE);
         let (questions, asked) = mpsc::channel(ORDER_QUEUE);
-        let active_work = ActiveWork::default();
         let news = broadcast::Sender::new(CHANGE_QUEUE);
-        let damage = Damage::default();
-        let disk = DiskBudget::new(parts.repository_bytes);
+        let hunt = parts.hunt.clone();
+        let executor = Executor::new(parts, orders.downgrade());
         let since = Timestamp::from_secs(now.unix.as_secs().saturating_sub(ADDITIONS_KEPT));
-        match parts.repos.database().additions(since).await {
-            Ok(additions) => disk.restore(now, &additions),
+        match executor.parts.repos.database().additions(since).await {
+            Ok(additions) => executor.disk.restore(now, &additions),
             Err(error) => {
                 tracing::error!(%error, "could not read what was added to the disk in the last day");
             }
         }
-        let shared = (active_work.clone(), damage.clone(), disk.clone());
-        let executor = Executor::new(Arc::clone(&parts), shared, orders.downgrade());
-        let hunt = parts.hunt.clone();
         let hunting = hunt.map(|hunt| hunt.start(executor.clone(), orders.downgrade()));
         let (maintenance, requests) = mpsc::channel(MAINTENANCE_QUEUE);
         let maintained = executor.clone().run_maintenance(requests);
@@ -220,24 +210,18 @@ impl PurgatoryDriver {
         let driver = Self {
             orders,
             questions,
-            parts: Arc::clone(&parts),
-            active_work,
+            executor: executor.clone(),
             news: news.clone(),
-            damage,
-            disk,
             hunting: hunting.clone(),
             maintenance,
             writes,
         };
         let task = Task {
             purgatory,
-            database: Arc::clone(parts.repos.database()),
-            disk: driver.disk.clone(),
             queues: WorkQueues::new(executor),
             hunting,
             answers: BTreeMap::new(),
             waiters: Vec::new(),
-            relay: Arc::clone(&parts.relay),
             news,
             writes: written,
         };
@@ -249,25 +233,27 @@ impl PurgatoryDriver {
 
     /// Returns the repositories on disk.
     pub fn repos(&self) -> &RepoStore {
-        &self.parts.repos
+        &self.executor.parts.repos
     }
 
     /// Returns the repositories of contributors, if enabled.
     pub fn contributors(&self) -> Option<&RepoStore> {
-        self.parts.contributors.as_ref()
+        self.executor.parts.contributors.as_ref()
     }
 
     /// Removes a contributor's repository without refs, unless work on it is in progress.
     pub async fn remove_empty(&self, place: &RepoId) -> Result<(), GitError> {
-        match &self.parts.contributors {
-            Some(repos) => refs::remove_empty(repos, &self.active_work, &place.identifier).await,
+        match &self.executor.parts.contributors {
+            Some(repos) => {
+                refs::remove_empty(repos, &self.executor.active_work, &place.identifier).await
+            }
             None => Ok(()),
         }
     }
 
     /// Returns the relay that purgatory belongs to.
     pub fn relay(&self) -> &Arc<dyn LocalRelay> {
-        &self.parts.relay
+        &self.executor.parts.relay
     }
 
     /// Returns the handle of the hunt, if it is enabled.
@@ -277,17 +263,17 @@ impl PurgatoryDriver {
 
     /// The settings of admission.
     pub fn policy(&self) -> &Policy {
-        &self.parts.policy
+        &self.executor.parts.policy
     }
 
     /// Returns the limits of git data that parties add.
     pub fn disk(&self) -> &DiskBudget {
-        &self.disk
+        &self.executor.disk
     }
 
     /// Keeps the view of a repository until the guard is dropped.
     pub fn begin_work(&self, repo: &RepoId) -> WorkGuard {
-        self.active_work.begin(&repo.identifier, Some(repo.owner))
+        self.executor.active_work.begin(&repo.identifier, Some(repo.owner))
     }
 
     /// Sends an input to purgatory.
@@ -436,7 +422,7 @@ impl PurgatoryDriver {
     /// Retains the identifiers with git data. An event may name hundreds that were never announced.
     async fn with_git_data(&self, names: BTreeSet<Identifier>) -> BTreeSet<Identifier> {
         let mut found = BTreeSet::new();
-        for store in self.parts.stores() {
+        for store in self.executor.parts.stores() {
             match store.existing(names.clone()).await {
                 Ok(some) => found.extend(some),
                 Err(error) => {

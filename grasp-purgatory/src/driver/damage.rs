@@ -128,12 +128,12 @@ pub fn lacks_objects(words: &str) -> bool {
 impl PurgatoryDriver {
     /// Returns the repositories that are known to lack objects.
     pub fn damaged(&self) -> Vec<DamagedRepo> {
-        self.damage.all()
+        self.executor.damage.all()
     }
 
     /// Returns whether a repository is known to lack objects.
     pub fn is_damaged(&self, endpoint: Endpoint, repo: &RepoId) -> bool {
-        let known = self.damage.0.lock();
+        let known = self.executor.damage.0.lock();
         let owners = known.damaged.get(&(endpoint, repo.identifier.clone()));
         owners.is_some_and(|owners| owners.contains(&repo.owner))
     }
@@ -141,37 +141,29 @@ impl PurgatoryDriver {
     /// Checks a repository if git reported a missing object while it served a fetch. One check of an identifier runs at a
     /// time, so that clients cannot queue them by asking for objects that never were here.
     pub fn suspect(&self, endpoint: Endpoint, repo: &RepoId, words: &str) {
-        let store = self.parts.store_of(endpoint).cloned();
+        let store = self.executor.parts.store_of(endpoint).cloned();
         let (Some(suspicion), Some(store)) = (Suspicion::read(words), store) else { return };
         let place = (endpoint, repo.identifier.clone());
-        let (damage, driver) = (self.damage.clone(), self.clone());
-        if !damage.0.lock().suspected.insert(place.clone()) {
+        let executor = self.executor.clone();
+        if !executor.damage.0.lock().suspected.insert(place.clone()) {
             return;
         }
         tokio::spawn(async move {
-            let walk = suspicion == Suspicion::History;
-            let identifier = place.1.clone();
-            match damage.inspect(&store, &identifier, walk).await {
-                Ok(true) => driver.tell(Input::Damaged { identifier }).await,
-                Ok(false) => {}
-                Err(error) => {
-                    tracing::warn!(%error, %identifier, "could not check a repository for missing objects");
-                }
-            }
-            damage.0.lock().suspected.remove(&place);
+            executor.inspect(&store, &place.1, suspicion == Suspicion::History).await;
+            executor.damage.0.lock().suspected.remove(&place);
         });
     }
 
     /// Reads all packs of an identifier, salvages the readable objects of damaged ones, and starts to fetch what is missing
     /// from other servers. Returns whether objects are missing.
     pub async fn repair(&self, identifier: &Identifier) -> Result<bool, GitError> {
-        let now = self.parts.relay.now().unix;
-        for store in self.parts.stores() {
+        let now = self.executor.parts.relay.now().unix;
+        for store in self.executor.parts.stores() {
             let damaged = store.verify(identifier, now + CLOCK_RESOLUTION, now).await?;
             if !damaged.is_empty() {
                 tracing::error!(%identifier, ?damaged, "packs are damaged; what is unreadable is fetched from other servers");
             }
-            self.damage.inspect(store, identifier, true).await?;
+            self.executor.damage.inspect(store, identifier, true).await?;
         }
         let is_missing = self.lacks_objects(identifier);
         if is_missing {
@@ -182,7 +174,7 @@ impl PurgatoryDriver {
 
     /// Returns whether repositories of an identifier are known to lack objects.
     pub fn lacks_objects(&self, identifier: &Identifier) -> bool {
-        self.damage.is_damaged(identifier)
+        self.executor.damage.is_damaged(identifier)
     }
 }
 

@@ -133,7 +133,7 @@ impl Executor {
         let now = self.parts.relay.now().unix;
         self.unrelated.forget(identifier);
         for store in self.parts.stores() {
-            self.inspect(store, identifier).await;
+            self.inspect(store, identifier, false).await;
             self.verify(store, identifier, now).await;
             let mut guard = store.lock(identifier).await?;
             self.forget_vanished(&mut guard).await?;
@@ -151,9 +151,9 @@ impl Executor {
         Ok(())
     }
 
-    /// Checks that the objects of an identifier are there, and hunts for those that are not.
-    pub(super) async fn inspect(&self, store: &RepoStore, identifier: &Identifier) {
-        match self.damage.inspect(store, identifier, false).await {
+    /// Checks that the objects of an identifier are there, and hunts for those that are not. Histories are walked if `walk`.
+    pub(super) async fn inspect(&self, store: &RepoStore, identifier: &Identifier, walk: bool) {
+        match self.damage.inspect(store, identifier, walk).await {
             Ok(true) => {
                 self.tell(Input::Damaged { identifier: identifier.clone() }).await;
             }
@@ -170,7 +170,7 @@ impl Executor {
             Ok(damaged) if damaged.is_empty() => {}
             Ok(damaged) => {
                 tracing::error!(%identifier, ?damaged, "packs are damaged; what is unreadable is fetched from other servers");
-                self.inspect(store, identifier).await;
+                self.inspect(store, identifier, false).await;
             }
             Err(error) => {
                 tracing::warn!(%error, %identifier, "could not read the packs of a repository")

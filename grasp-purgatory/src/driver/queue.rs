@@ -12,6 +12,7 @@ use super::damage::Damage;
 use super::refs::Unrelated;
 use super::{DiskBudget, Order, PurgatoryParts};
 use crate::active_work::ActiveWork;
+use crate::database::{Commit, Committed, DatabaseError};
 use crate::{CleanupTask, Input, Output};
 
 /// Queues beyond which ended ones are removed.
@@ -78,7 +79,7 @@ impl WorkQueues {
     }
 }
 
-/// Performs the work of the queues.
+/// Performs the work of the queues, with what all handles of the driver share.
 #[derive(Clone)]
 pub(super) struct Executor {
     pub(super) parts: Arc<PurgatoryParts>,
@@ -92,19 +93,26 @@ pub(super) struct Executor {
 }
 
 impl Executor {
-    pub(super) fn new(
-        parts: Arc<PurgatoryParts>,
-        (active_work, damage, disk): (ActiveWork, Damage, DiskBudget),
-        orders: mpsc::WeakSender<Order>,
-    ) -> Self {
-        let (readers, unrelated) =
-            (Arc::new(Semaphore::new(MAX_CONCURRENT_SURVEYS)), Unrelated::default());
-        Self { parts, active_work, damage, disk, unrelated, readers, orders }
+    pub(super) fn new(parts: PurgatoryParts, orders: mpsc::WeakSender<Order>) -> Self {
+        Self {
+            disk: DiskBudget::new(parts.repository_bytes),
+            parts: Arc::new(parts),
+            active_work: ActiveWork::default(),
+            damage: Damage::default(),
+            unrelated: Unrelated::default(),
+            readers: Arc::new(Semaphore::new(MAX_CONCURRENT_SURVEYS)),
+            orders,
+        }
     }
 
     /// Sends an input to purgatory.
     pub(super) async fn tell(&self, input: Input) {
         self.order(Order::Tell(input)).await;
+    }
+
+    /// Commits, together with the additions that are in no commit yet.
+    pub(super) async fn commit(&self, commit: Commit) -> Result<Committed, DatabaseError> {
+        self.disk.commit(&**self.parts.repos.database(), commit).await
     }
 
     pub(super) async fn order(&self, order: Order) {

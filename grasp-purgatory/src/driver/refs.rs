@@ -80,7 +80,7 @@ impl Executor {
                 now: self.parts.relay.now().unix,
                 ..Commit::default()
             };
-            match self.disk.commit(&**self.parts.repos.database(), commit).await? {
+            match self.commit(commit).await? {
                 Committed::Done { affected } => {
                     for identifier in affected {
                         self.tell(Input::Changed { identifier }).await;

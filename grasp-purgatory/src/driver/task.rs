@@ -1,7 +1,6 @@
 //! The task that owns the core: handles one order after another, and writes its records before it executes its outputs.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::{Identifier, Mono};
@@ -10,8 +9,8 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::queue::{self, Work, WorkQueues};
 use super::survey::SurveyRequest;
-use super::{DiskBudget, LocalRelay, ORDER_QUEUE, Order, Question, RepoChange, Until};
-use crate::database::{Commit, Database, DatabaseError};
+use super::{LocalRelay, ORDER_QUEUE, Order, Question, RepoChange, Until};
+use crate::database::{Commit, DatabaseError};
 use crate::hunt::HuntHandle;
 use crate::purgatory::Record;
 use crate::{CleanupTask, HoldOutcome, Input, Output, Outputs, PassNumber, Purgatory};
@@ -49,13 +48,10 @@ pub(super) struct Waiter {
 /// The state of the task.
 pub(super) struct Task {
     pub(super) purgatory: Purgatory,
-    pub(super) database: Arc<dyn Database>,
-    pub(super) disk: DiskBudget,
     pub(super) queues: WorkQueues,
     pub(super) hunting: Option<HuntHandle>,
     pub(super) answers: BTreeMap<EventId, Vec<oneshot::Sender<HoldOutcome>>>,
     pub(super) waiters: Vec<Waiter>,
-    pub(super) relay: Arc<dyn LocalRelay>,
     pub(super) news: broadcast::Sender<RepoChange>,
     /// `false` while records cannot be written.
     pub(super) writes: watch::Sender<bool>,
@@ -91,14 +87,18 @@ impl Task {
             }
             self.wake();
         }
-        if let Err(error) = self.disk.commit(&*self.database, Commit::default()).await {
+        if let Err(error) = self.queues.executor.commit(Commit::default()).await {
             tracing::debug!(%error, "the last additions of git data were not saved");
         }
     }
 
+    fn relay(&self) -> &dyn LocalRelay {
+        &*self.queues.executor.parts.relay
+    }
+
     /// Handles one order and returns its outputs.
     fn handle(&mut self, order: Order) -> Outputs {
-        let now = self.relay.now();
+        let now = self.relay().now();
         match order {
             Order::Tell(input) => self.purgatory.handle(now, input),
             Order::Hold { event, hold, origin, reply } => {
@@ -144,18 +144,18 @@ impl Task {
     async fn next_order(&mut self, inbox: &mut Inbox) -> Option<Order> {
         tokio::select! {
             order = inbox.next(true) => order,
-            () = until(&*self.relay, self.purgatory.next_deadline()) => Some(Order::Tell(Input::Tick)),
+            () = until(self.relay(), self.purgatory.next_deadline()) => Some(Order::Tell(Input::Tick)),
         }
     }
 
     /// Writes records, before the outputs of their turns are executed.
     async fn write(&self, records: &[Record]) -> Result<(), DatabaseError> {
-        if records.is_empty() && !self.disk.has_many_unsaved() {
+        if records.is_empty() && !self.queues.executor.disk.has_many_unsaved() {
             return Ok(());
         }
         let commit = Commit { records: records.to_vec(), ..Commit::default() };
         // Records alone are in conflict with nothing.
-        self.disk.commit(&*self.database, commit).await.map(drop)
+        self.queues.executor.commit(commit).await.map(drop)
     }
 
     /// Retries a failed write until it succeeds, and queues orders meanwhile; `false` if all handles were dropped.
@@ -171,15 +171,15 @@ impl Task {
         self.writes.send_replace(false);
         self.answers.clear();
         self.waiters.clear();
-        let mut again = self.relay.now().mono + WRITE_RETRY;
+        let mut again = self.relay().now().mono + WRITE_RETRY;
         loop {
             let order = tokio::select! {
-                () = until(&*self.relay, Some(again)) => {
+                () = until(self.relay(), Some(again)) => {
                     if self.write(records).await.is_ok() {
                         self.writes.send_replace(true);
                         return true;
                     }
-                    again = self.relay.now().mono + WRITE_RETRY;
+                    again = self.relay().now().mono + WRITE_RETRY;
                     continue;
                 }
                 order = inbox.next(late.len() < ORDER_QUEUE) => order,
