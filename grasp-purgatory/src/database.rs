@@ -76,7 +76,7 @@ pub struct FamilyRow {
 }
 
 /// Changes of one family.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub struct FamilyChange {
     pub endpoint: Endpoint,
@@ -132,18 +132,12 @@ impl FamilyChange {
 
     /// Returns whether it changes nothing.
     pub fn is_empty(&self) -> bool {
-        self.views.is_empty()
-            && self.add_packs.is_empty()
-            && self.remove_packs.is_empty()
-            && self.verified.is_none()
-            && self.garbage.is_none()
-            && !self.is_collected
-            && self.forget == Forget::Nothing
+        *self == Self::new(self.endpoint, self.identifier.clone())
     }
 }
 
 /// The change of one view.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ViewChange {
     /// The owner of the view.
     pub owner: PublicKey,

@@ -85,7 +85,7 @@ pub use process::{Finished, GitProcess};
 pub use refs::{RETENTION, RefTarget, Refs, Target};
 
 pub use store::{
-    CopyOutcome, Examination, FamilyGuard, Incoming, Inspection, NamedFiles, PackFault, RepoFiles,
+    Examination, FamilyGuard, Incoming, Inspection, LostPacks, NamedFiles, PackFault, RepoFiles,
     RepoStore, StagingLimits, Unpacking, WantedRefs,
 };
 

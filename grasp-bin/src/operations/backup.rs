@@ -4,17 +4,16 @@
 //! backup: they never change. A running server may replace a pack in between; then the database is copied again, and
 //! only packs that are not in the backup yet are looked for.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::{fs, io};
 
 use anyhow::{Context, Result, bail};
-use grasp_core::Identifier;
 use grasp_core::service::Endpoint;
 use grasp_purgatory::database::Database as _;
-use grasp_purgatory::git::{CopyOutcome, NamedFiles};
+use grasp_purgatory::git::{LostPacks, NamedFiles};
 use grasp_relay::store::sqlite::{Integrity, SqliteReader};
 use grasp_relay::web::format_count;
 use nostr::types::Timestamp;
@@ -29,9 +28,6 @@ pub(super) const SERVICE_KEY: &str = "service.key";
 
 /// Times that the database is copied because packs were replaced meanwhile.
 const MAX_ATTEMPTS: usize = 10;
-
-/// Packs that are not on disk, by repository name.
-type LostPacks = BTreeMap<Identifier, BTreeSet<String>>;
 
 /// Copies the data of a server into a new directory. The exit code says whether everything was there to be copied.
 pub(crate) fn run(config: &Config, dir: &Path) -> Result<ExitCode> {
@@ -99,13 +95,10 @@ async fn copy_packs(
             Endpoint::PullRequests => dir.join(REPOSITORIES).join("prs"),
         };
         let named = NamedFiles::read(copy, files.endpoint()).await?;
-        match files.copy_to(&root, named).await.context("could not copy the packs")? {
-            CopyOutcome::Outdated => return Ok(None),
-            CopyOutcome::Complete { lost } => {
-                for (identifier, packs) in lost {
-                    all_lost.entry(identifier).or_default().extend(packs);
-                }
-            }
+        let copied = files.copy_to(&root, named).await.context("could not copy the packs")?;
+        let Some(lost) = copied else { return Ok(None) };
+        for (identifier, packs) in lost {
+            all_lost.entry(identifier).or_default().extend(packs);
         }
     }
     Ok(Some(all_lost))

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::OwnedMutexGuard;
 
-pub use files::{CopyOutcome, Examination, NamedFiles, PackFault, RepoFiles};
+pub use files::{Examination, LostPacks, NamedFiles, PackFault, RepoFiles};
 pub use guard::{FamilyGuard, WantedRefs};
 pub use incoming::Incoming;
 pub(super) use present::{Needed, Present};

@@ -102,18 +102,8 @@ fn upload(
     }
 }
 
-/// The result of [`RepoFiles::copy_to`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum CopyOutcome {
-    /// Everything that is named and on disk was copied.
-    Complete {
-        /// Packs that are named and not on disk as they were committed.
-        lost: BTreeMap<Identifier, BTreeSet<String>>,
-    },
-    /// A named file was removed since the names were read, because others have taken its place.
-    Outdated,
-}
+/// The names of packs that are not on disk as they were committed, by family.
+pub type LostPacks = BTreeMap<Identifier, BTreeSet<String>>;
 
 impl RepoFiles {
     /// Selects the repositories below a directory, as a database names them.
@@ -210,13 +200,18 @@ impl RepoFiles {
 /// Copies.
 impl RepoFiles {
     /// Copies these packs and uploads below another directory, by hard links if it is on the same file system. What was
-    /// copied by an earlier attempt stays, and what is not named is removed.
-    pub async fn copy_to(&self, root: &Path, named: NamedFiles) -> Result<CopyOutcome, GitError> {
+    /// copied by an earlier attempt stays, and what is not named is removed. Returns the packs that were not there; `None`
+    /// if files were replaced meanwhile, so that the names must be read again.
+    pub async fn copy_to(
+        &self,
+        root: &Path,
+        named: NamedFiles,
+    ) -> Result<Option<LostPacks>, GitError> {
         let (from, to) = (self.layout.clone(), Layout::new(root));
         let root = root.to_owned();
         let copied = blocking(move || copy_all(&from, (&root, &to), &named)).await?;
         if copied.packs.is_empty() && copied.uploads.is_empty() {
-            return Ok(CopyOutcome::Complete { lost: BTreeMap::new() });
+            return Ok(Some(LostPacks::new()));
         }
         // A file that is not there was replaced, or it is lost.
         let current = NamedFiles::read(&*self.database, self.endpoint).await?;
@@ -225,13 +220,13 @@ impl RepoFiles {
         };
         let are_lost = copied.packs.iter().all(is_lost);
         if !are_lost || !copied.uploads.is_subset(&current.uploads) {
-            return Ok(CopyOutcome::Outdated);
+            return Ok(None);
         }
-        let mut lost: BTreeMap<Identifier, BTreeSet<String>> = BTreeMap::new();
+        let mut lost = LostPacks::new();
         for (identifier, pack) in copied.packs {
             lost.entry(identifier).or_default().insert(pack.name);
         }
-        Ok(CopyOutcome::Complete { lost })
+        Ok(Some(lost))
     }
 }
 
@@ -243,11 +238,11 @@ impl RepoFiles {
         &self,
         storage: &PackStorage,
         named: &NamedFiles,
-    ) -> Result<BTreeMap<Identifier, BTreeSet<String>>, GitError> {
+    ) -> Result<LostPacks, GitError> {
         if !storage.is_ours().await? {
             storage.claim().await?;
         }
-        let mut lost: BTreeMap<Identifier, BTreeSet<String>> = BTreeMap::new();
+        let mut lost = LostPacks::new();
         for (identifier, packs) in &named.packs {
             let family = self.layout.family(identifier);
             for pack in packs {
@@ -491,14 +486,13 @@ mod tests {
         write_pack(&source, "pack-3");
         // The names were read before pack-2 was replaced by pack-3.
         database.set(&named(&["pack-1", "pack-3"]));
-        assert_eq!(copy(&["pack-1", "pack-2"]).await.unwrap(), CopyOutcome::Outdated);
-        let complete = CopyOutcome::Complete { lost: BTreeMap::new() };
-        assert_eq!(copy(&["pack-3"]).await.unwrap(), complete);
+        assert_eq!(copy(&["pack-1", "pack-2"]).await.unwrap(), None);
+        assert_eq!(copy(&["pack-3"]).await.unwrap(), Some(LostPacks::new()));
         assert_eq!(packs_below(&target), ["pack-3.idx", "pack-3.pack"]);
         // The database still names pack-2, which is not there.
         database.set(&named(&["pack-2", "pack-3"]));
         let lost = BTreeMap::from([("x".parse().unwrap(), BTreeSet::from(["pack-2".to_owned()]))]);
-        assert_eq!(copy(&["pack-2", "pack-3"]).await.unwrap(), CopyOutcome::Complete { lost });
+        assert_eq!(copy(&["pack-2", "pack-3"]).await.unwrap(), Some(lost));
     }
 
     #[tokio::test]
