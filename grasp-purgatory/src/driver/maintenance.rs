@@ -32,8 +32,8 @@ const PAUSE_BETWEEN_REPOSITORIES: Duration = Duration::from_millis(20);
 /// Time that the maintenance of one identifier is waited for.
 const REPOSITORY_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// Maintains all identifiers, at once, by schedule and when that is requested. Requests are answered after the pass that
-/// began after them.
+/// Maintains all identifiers, at once, by schedule and when that is requested. Requests are answered after the next pass
+/// that begins, all together.
 async fn run<L, M>(
     mut requests: mpsc::Receiver<oneshot::Sender<()>>,
     list: impl Fn() -> L,
@@ -42,8 +42,9 @@ async fn run<L, M>(
     L: Future<Output = Option<BTreeSet<Identifier>>>,
     M: Future<Output = ()> + Send + 'static,
 {
-    let mut requested = None;
+    let mut requested: Vec<oneshot::Sender<()>> = Vec::new();
     loop {
+        requested.extend(std::iter::from_fn(|| requests.try_recv().ok()));
         let names = list().await;
         let next = if names.is_some() { MAINTENANCE_INTERVAL } else { LIST_RETRY };
         for name in names.unwrap_or_default() {
@@ -56,11 +57,11 @@ async fn run<L, M>(
                 tracing::warn!(%name, "the maintenance of a repository takes long; going on");
             }
         }
-        requested.take().map(|reply: oneshot::Sender<()>| reply.send(()));
+        requested.drain(..).for_each(|reply| _ = reply.send(()));
         tokio::select! {
             () = sleep(next) => {}
             request = requests.recv() => match request {
-                Some(reply) => requested = Some(reply),
+                Some(reply) => requested.push(reply),
                 None => return,
             },
         }
@@ -195,6 +196,7 @@ mod tests {
 
     use tokio::time::Instant;
 
+    use super::super::MAINTENANCE_QUEUE;
     use super::*;
 
     /// Passes over these identifiers, whose maintenance takes so long, and when each began or was listed.
@@ -205,7 +207,7 @@ mod tests {
 
     impl Passes {
         fn start(names: Option<&'static [&'static str]>, takes: Duration) -> Self {
-            let (requests, inbox) = mpsc::channel(1);
+            let (requests, inbox) = mpsc::channel(MAINTENANCE_QUEUE);
             let (log, began) = (Arc::<Mutex<Vec<_>>>::default(), Instant::now());
             let (listed, maintained) = (log.clone(), log.clone());
             let list = move || {
@@ -260,13 +262,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_is_answered_after_a_pass_that_began_after_it() {
+    async fn requests_are_answered_together_after_a_pass_that_began_after_them() {
         let passes = Passes::start(NAMES, Duration::from_secs(5));
         // In the middle of the first pass.
         sleep(Duration::from_secs(1)).await;
-        let (reply, over) = oneshot::channel();
-        passes.requests.send(reply).await.unwrap();
-        over.await.unwrap();
+        let mut over = Vec::new();
+        for _ in 0..3 {
+            let (reply, is_over) = oneshot::channel();
+            passes.requests.send(reply).await.unwrap();
+            over.push(is_over);
+        }
+        for is_over in over {
+            is_over.await.unwrap();
+        }
         let all = passes.until(Duration::ZERO).await;
         assert_eq!(all.iter().filter(|(_, step)| step == "list").count(), 2);
         assert_eq!(all.len(), 6);
