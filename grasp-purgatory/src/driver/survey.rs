@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use grasp_core::maintainers::{MaintainerSets, maintainer_lists};
 use grasp_core::nip34::{Announcement, State};
 use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
 use nostr::event::{Event, EventId, Kind};
@@ -11,6 +12,7 @@ use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
 use super::queue::Executor;
+use crate::database::RetiredRef;
 use crate::git::{Completeness, FamilyGuard, GitError};
 use crate::{HeldProposal, Input, Purgatory, Survey};
 
@@ -35,8 +37,8 @@ pub(super) struct SurveyRequest {
     identifier: Identifier,
     /// Identifiers whose announcements matter.
     scope: BTreeSet<Identifier>,
-    /// The tips of each state that could be complete.
-    states: Wanted,
+    /// The states that could be complete.
+    states: Vec<State>,
     /// Pull requests that could be complete, here or in another family.
     proposals: Vec<HeldProposal>,
     /// Held events, which might have been deleted meanwhile.
@@ -48,7 +50,7 @@ impl SurveyRequest {
         let states = purgatory.candidates(&identifier).into_iter();
         Self {
             scope: purgatory.scope(&identifier),
-            states: states.filter_map(|candidate| tips(&candidate.state)).collect(),
+            states: states.map(|candidate| candidate.state).collect(),
             proposals: purgatory.proposals(&identifier),
             kept: purgatory.held_events(&identifier),
             identifier,
@@ -116,10 +118,17 @@ impl Executor {
             views.insert(RepoId::new(owner, identifier.clone()), refs);
         }
         let previous = self.previous(&identifier, &announcements, &stored).await?;
-        states.extend(previous.iter().filter_map(|event| tips(&State::parse(event).ok()?)));
-        states.extend(tips_by_event(&kept_proposals));
+        states.extend(previous.iter().filter_map(|event| State::parse(event).ok()));
+        let tips_of_states = states.iter().filter_map(tips);
+        let wanted: Wanted = tips_of_states.chain(tips_by_event(&kept_proposals)).collect();
         drop(reading);
-        let mut complete = complete(&mut guard, &states).await?;
+        let mut complete = complete(&mut guard, &wanted).await?;
+        let known = announcements.iter().chain(&kept);
+        if complete.len() < wanted.len()
+            && self.restore(&mut guard, &identifier, &states, known).await?
+        {
+            complete = self::complete(&mut guard, &wanted).await?;
+        }
         // One lock at a time: the survey of the other family may wait for this one.
         drop(guard);
         complete.extend(self.complete_elsewhere(&identifier, kept_proposals, &complete).await?);
@@ -136,6 +145,28 @@ impl Executor {
             is_vacant: false,
             refused,
         })
+    }
+
+    /// Brings back the retired objects that a state of a maintainer of their repository names. Returns whether there were
+    /// some.
+    async fn restore(
+        &self,
+        guard: &mut FamilyGuard,
+        identifier: &Identifier,
+        states: &[State],
+        known: impl Iterator<Item = &Arc<Event>>,
+    ) -> Result<bool, GitError> {
+        let announcements: Vec<_> =
+            known.filter_map(|event| Announcement::parse(event).ok()).collect();
+        let of_name = announcements.iter().filter(|it| it.repo.identifier == *identifier);
+        let lists = maintainer_lists(of_name);
+        let sets = MaintainerSets::new(self.parts.policy.model, &lists);
+        let is_wanted = |retired: &RetiredRef| {
+            let names = |state: &&State| state.refs.values().any(|tip| *tip == Some(retired.tip));
+            let mut authors = states.iter().filter(names).map(|state| state.repo.owner);
+            authors.any(|author| sets.of(&retired.owner).contains(&author))
+        };
+        guard.restore(is_wanted).await
     }
 
     /// Returns the pull requests that have a ref in a view or a contributor's repository and are not stored; those of

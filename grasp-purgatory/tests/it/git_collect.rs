@@ -1,10 +1,10 @@
 //! Objects that no view shows any more leave the object store, and later the disk.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::{Oid, RepoId};
 use grasp_purgatory::database::Garbage;
-use grasp_purgatory::git::RETENTION;
+use grasp_purgatory::git::{GitError, RETENTION, RefTarget};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
 
@@ -59,6 +59,51 @@ async fn commits_removed_by_a_force_push_are_unreadable_and_kept_for_the_retenti
     // It can be pushed again.
     fixture.push(&repo, &work, &[("refs/heads/again", Some(removed))]).await.unwrap();
     assert!(is_readable(&fixture, &repo, removed).await);
+}
+
+/// Sets the branch of a view to a tip, as a release does.
+async fn apply(fixture: &Fixture, repo: &RepoId, tip: Oid) -> Result<(), GitError> {
+    let refs = BTreeMap::from([(MAIN.parse().unwrap(), tip)]);
+    let mut guard = fixture.store.lock(&repo.identifier).await?;
+    let target = RefTarget { refs, ..RefTarget::default() };
+    fixture.apply(&mut guard, &repo.owner, &target).await
+}
+
+#[tokio::test]
+async fn a_collected_history_comes_back_for_its_owner_only() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
+    work.commit("old");
+    let removed = work.commit("removed");
+    fixture.push(&alice, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    let stays = unrelated(&work, "stays");
+    for repo in [&alice, &bob] {
+        fixture.push(repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
+    }
+    assert!(collect(&fixture, &alice, now()).await);
+    let error = apply(&fixture, &bob, removed).await.unwrap_err();
+    assert!(matches!(error, GitError::Incomplete { count: 1 }), "{error}");
+    assert!(!is_readable(&fixture, &bob, removed).await);
+
+    apply(&fixture, &alice, removed).await.unwrap();
+    assert!(is_readable(&fixture, &alice, removed).await);
+    git(&fixture.view(&alice).await, &["fsck", "--full"], b"").unwrap();
+    assert!(collect(&fixture, &alice, now()).await, "the retired copy goes");
+    assert!(is_readable(&fixture, &alice, removed).await);
+
+    // The same after the view was out of service, unless its owner has vanished.
+    for is_destroyed in [false, true] {
+        let mut guard = fixture.store.lock(&alice.identifier).await.unwrap();
+        match is_destroyed {
+            true => guard.destroy_view(&alice.owner).await.unwrap(),
+            false => guard.retire_view(&alice.owner, now()).await.unwrap(),
+        }
+        drop(guard);
+        assert!(collect(&fixture, &alice, now()).await);
+        fixture.create(&alice).await;
+        assert_eq!(apply(&fixture, &alice, removed).await.is_err(), is_destroyed);
+        assert_eq!(is_readable(&fixture, &bob, removed).await, !is_destroyed);
+    }
 }
 
 #[tokio::test]

@@ -369,6 +369,28 @@ async fn deleting_the_only_state_removes_the_repository_until_a_new_one_is_compl
 }
 
 #[tokio::test]
+async fn a_state_of_a_maintainer_brings_back_commits_that_maintenance_has_retired() {
+    let instance = Instance::start().await;
+    let (alice, bob) = (Author::new(), Author::new());
+    let work = instance.host(&alice, "x").await;
+    instance.host(&bob, "x").await;
+    let commit = work.commit("hers").await;
+    message(&instance, &alice.later(1).state("x", &[(MAIN, &commit)])).await;
+    work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
+    let coordinate = format!("30618:{}:x", alice.key());
+    message(&instance, &alice.later(2).sign(5, "", &[&["a", &coordinate]])).await;
+    instance.settle("x").await;
+    instance.purgatory().run_maintenance().await.unwrap();
+
+    message(&instance, &bob.later(3).state("x", &[(MAIN, &commit)])).await;
+    instance.settle("x").await;
+    assert!(!instance.refs(&bob.repo("x")).await.contains(&commit), "it was never his");
+    message(&instance, &alice.later(3).state("x", &[(MAIN, &commit)])).await;
+    instance.settle("x").await;
+    assert!(instance.refs(&alice.repo("x")).await.contains(&commit));
+}
+
+#[tokio::test]
 async fn deleting_the_announcement_removes_the_repository() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());

@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!   reachable from a ref of some view, or wanted by what waits ──▶ objects/
-//!   reachable from a ref that was retired in the last 90 days ───▶ attic/    which no view reads
+//!   reachable from a ref that was retired in the last 90 days ───▶ attic/    which no view reads, until a maintainer of
+//!                                                                            that repository wants it again
 //!   anything else ───────────────────────────────────────────────▶ gone
 //! ```
 //!
@@ -21,7 +22,7 @@ use grasp_core::{Identifier, Oid};
 use nostr::key::PublicKey;
 
 use super::{FamilyGuard, Needed, Quarantine, RepoStore};
-use crate::database::{FamilyRow, Forget, Garbage};
+use crate::database::{FamilyRow, Forget, Garbage, RetiredRef};
 use crate::git::check::{Objects, Proofs, revisions};
 use crate::git::command::GitCommand;
 use crate::git::error::GitError;
@@ -144,6 +145,48 @@ impl FamilyGuard {
     }
 }
 
+impl FamilyGuard {
+    /// Makes retired tips readable again, with all that they need, where the object store lacks them. Returns whether it
+    /// did.
+    ///
+    /// The attic has objects that were removed on purpose, so the caller says which are wanted by the party that they
+    /// were retired from.
+    pub(crate) async fn restore(
+        &mut self,
+        is_wanted: impl Fn(&RetiredRef) -> bool,
+    ) -> Result<bool, GitError> {
+        let row = self.row().await?;
+        let wanted = row.retired.iter().filter(|retired| is_wanted(retired));
+        let wanted: BTreeSet<Oid> = wanted.map(|retired| retired.tip).collect();
+        let reader = self.objects().await?;
+        let objects = reader.family.objects();
+        let lacking = &wanted - &present(vec![objects.clone()], wanted.clone()).await?;
+        if lacking.is_empty() {
+            return Ok(false);
+        }
+        self.bring(Needed::All).await?;
+        let attic = self.family.attic();
+        let tips = present(vec![attic.clone()], lacking).await?;
+        if tips.is_empty() {
+            return Ok(false);
+        }
+        let shown = present(vec![objects], shown(&row)).await?;
+        let command = reader.command(PACK).arg("--revs").reading_all(&[&attic]);
+        let restored = match pack(&self.store, command, revisions(&tips, &shown)).await {
+            Err(error @ GitError::Failed { .. }) => {
+                tracing::warn!(%error, identifier = %self.identifier, "could not read retired objects");
+                return Ok(false);
+            }
+            restored => restored?,
+        };
+        let mut change = self.change();
+        // The next collection removes the copy of the attic, and all of it if no ref comes to need it.
+        change.garbage = Some(Garbage::Removed);
+        self.replace_packs(vec![(restored, false)], BTreeSet::new(), change).await?;
+        Ok(true)
+    }
+}
+
 impl Objects {
     /// Returns those of the retired tips that branches and tags of all their owners contain. Those of the attic are not
     /// among them: nothing else keeps them.
@@ -213,14 +256,19 @@ pub(super) async fn pack(
     Ok(place)
 }
 
+/// Returns the tips that views show.
+fn shown(row: &FamilyRow) -> BTreeSet<Oid> {
+    let refs = row.views.values().flat_map(|view| view.refs.refs.values());
+    refs.map(|target| target.oid).collect()
+}
+
 fn roots(
     family: &Family,
     row: &FamilyRow,
     wanted: &BTreeSet<Oid>,
     oldest: Timestamp,
 ) -> Result<Roots, GitError> {
-    let refs = row.views.values().flat_map(|view| view.refs.refs.values());
-    let mut shown: BTreeSet<Oid> = refs.map(|target| target.oid).collect();
+    let mut shown = shown(row);
     let mut owners: BTreeMap<PublicKey, OwnTips> = BTreeMap::new();
     for retired in &row.retired {
         owners.entry(retired.owner).or_default().retired.insert(retired.tip);
