@@ -158,6 +158,9 @@ impl FamilyGuard {
         let row = self.row().await?;
         let wanted = row.retired.iter().filter(|retired| is_wanted(retired));
         let wanted: BTreeSet<Oid> = wanted.map(|retired| retired.tip).collect();
+        if wanted.is_empty() {
+            return Ok(false);
+        }
         let reader = self.objects().await?;
         let objects = reader.family.objects();
         let lacking = &wanted - &present(vec![objects.clone()], wanted.clone()).await?;
