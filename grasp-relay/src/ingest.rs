@@ -33,7 +33,7 @@ pub use self::limits::Budgets;
 pub(crate) use self::limits::SharedMeter;
 use crate::clock::Clock;
 use crate::nostr::Hub;
-use crate::store::{self, EventStore, Present, Refusal, SaveReport, Saved, StoreError};
+use crate::store::{self, EventStore, Present, SaveReport, StoreError};
 
 /// Events that are verified by one thread at once: some milliseconds of work.
 const VERIFY_BATCH: usize = 64;
@@ -233,7 +233,7 @@ impl Pipeline {
     ) -> Result<Verdict, StoreError> {
         let event = Arc::clone(&pending.event);
         if let Some(refusal) = self.store.refusal(Arc::clone(&event), now).await? {
-            return Ok(Rejection::from(refusal).into());
+            return Ok(refusal.into());
         }
         self.git.hold(event, hold, origin.clone()).await
     }
@@ -254,11 +254,8 @@ impl Pipeline {
         let events = chosen.iter().map(|(pending, _)| Arc::clone(&pending.event)).collect();
         let SaveReport { saved, affected } = self.store.save_events(events, now).await?;
         for ((_, verdict), saved) in chosen.iter_mut().zip(saved) {
-            **verdict = match saved {
-                Saved::Stored => continue,
-                Saved::Duplicate => Verdict::Done(Outcome::Duplicate(Presence::Stored)),
-                Saved::Superseded => Verdict::Done(Outcome::Superseded),
-                Saved::Refused(refusal) => Rejection::from(refusal).into(),
+            if saved != Outcome::Stored {
+                **verdict = Verdict::Done(saved);
             }
         }
         Ok(affected)
@@ -310,19 +307,6 @@ impl Pipeline {
 /// Returns whether a verdict says that ingest stores and publishes the event.
 fn is_stored(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::Store { .. } | Verdict::Delist { keep: true })
-}
-
-impl From<Refusal> for Rejection {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Deleted => Self::Deleted,
-            Refusal::Vanished => Self::Vanished,
-            Refusal::Expired => Self::Expired,
-            Refusal::ForeignDeletion => Self::ForeignDeletion,
-            Refusal::TooManyTargets => Self::TooManyTargets,
-            Refusal::Ephemeral => Self::NeverStored,
-        }
-    }
 }
 
 /// Facts of admission that the git backend knows about an event.

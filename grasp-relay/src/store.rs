@@ -27,7 +27,7 @@ use std::time::Duration;
 use futures_util::TryStreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
-use grasp_core::admission::Needs;
+use grasp_core::admission::{Needs, Outcome, Rejection};
 use grasp_core::nip34::{Announcement, Proposal, References};
 use grasp_core::{Identifier, ServiceIdentity, Version, kinds};
 use grasp_purgatory::database::{Commit, Database, DatabaseError};
@@ -36,45 +36,14 @@ use nostr::filter::{Filter, SingleLetterTag};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
-/// The outcome of saving one event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Saved {
-    /// Written durably by this call, and served from now on.
-    Stored,
-    /// The same event was stored before.
-    Duplicate,
-    /// A version that wins over this one (newer, or as old with a lower id) is served.
-    Superseded,
-    /// The store does not keep this event.
-    Refused(Refusal),
-}
-
 /// The outcome of one [`EventStore::save_events`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SaveReport {
-    /// One outcome per event, in their order.
-    pub saved: Vec<Saved>,
+    /// One outcome per event, in their order: stored, a duplicate, superseded or refused.
+    pub saved: Vec<Outcome>,
     /// The names of repositories of which announcements, states or pull requests were deleted, vanished or expired.
     /// Versions that a newer one replaced do not count.
     pub affected: BTreeSet<Identifier>,
-}
-
-/// The reason for which the store does not keep an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// Its author asked for its deletion (NIP-09).
-    Deleted,
-    /// Its author asked to vanish after writing it (NIP-62).
-    Vanished,
-    /// Its expiration has passed (NIP-40).
-    Expired,
-    /// A deletion request that names an event of another author; no part of it is honoured.
-    ForeignDeletion,
-    /// A deletion request with more targets than `grasp_core::deletion` allows.
-    TooManyTargets,
-    /// Ephemeral kinds are forwarded and never kept.
-    Ephemeral,
 }
 
 /// One stored event, as text that can be sent as it is.
@@ -335,7 +304,7 @@ pub trait EventStore: Send + Sync + 'static {
     fn save_events(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, SaveReport>;
 
     /// Saves events as [`save_events`](Self::save_events) does, for callers who keep no git data.
-    fn save(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, Vec<Saved>> {
+    fn save(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, Vec<Outcome>> {
         Box::pin(async move { Ok(self.save_events(events, now).await?.saved) })
     }
 
@@ -346,10 +315,10 @@ pub trait EventStore: Send + Sync + 'static {
         &self,
         events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> StoreFuture<'_, Vec<Option<Refusal>>>;
+    ) -> StoreFuture<'_, Vec<Option<Rejection>>>;
 
     /// Returns [`refusals`](Self::refusals) for one event.
-    fn refusal(&self, event: Arc<Event>, now: Timestamp) -> StoreFuture<'_, Option<Refusal>> {
+    fn refusal(&self, event: Arc<Event>, now: Timestamp) -> StoreFuture<'_, Option<Rejection>> {
         Box::pin(async move { Ok(self.refusals(vec![event], now).await?.pop().flatten()) })
     }
 

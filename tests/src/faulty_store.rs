@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use grasp_core::admission::Rejection;
 use grasp_core::nip34::References;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId, Version};
@@ -12,7 +13,7 @@ use grasp_purgatory::database::{
     Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, FamilyRow, Pack, View,
 };
 use grasp_relay::store::{
-    EventChunks, EventStore, Inventory, Present, Refusal, SaveReport, Store, StoreFuture,
+    EventChunks, EventStore, Inventory, Present, SaveReport, Store, StoreFuture,
 };
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
@@ -110,7 +111,7 @@ impl EventStore for FaultyStore {
         &self,
         events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> StoreFuture<'_, Vec<Option<Refusal>>> {
+    ) -> StoreFuture<'_, Vec<Option<Rejection>>> {
         self.store.refusals(events, now)
     }
 

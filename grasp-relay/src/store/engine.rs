@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use grasp_core::admission::{Outcome, Rejection};
 use grasp_core::nip34::References;
 use grasp_core::{Identifier, Version};
 use grasp_purgatory::database::{Commit, Committed};
@@ -21,7 +22,7 @@ use super::changes::{Changes, blob, time};
 use super::keys::{Keys, Position};
 use super::rules::{Deletions as _, Rules as _, Verdict};
 use super::{
-    EventChunks, EventStore, Inventory, MAX_TASK_ROWS, Present, Refusal, SaveReport, StoreError,
+    EventChunks, EventStore, Inventory, MAX_TASK_ROWS, Present, SaveReport, StoreError,
     StoreFuture, failure, fits, write_cost,
 };
 
@@ -267,16 +268,16 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
         &self,
         events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> StoreFuture<'_, Vec<Option<Refusal>>> {
+    ) -> StoreFuture<'_, Vec<Option<Rejection>>> {
         Box::pin(async move {
             let verdicts = self.0.check(events.clone(), now).await?;
             let refusal = |(event, verdict): (Arc<Event>, _)| match verdict {
-                Verdict::Accepted | Verdict::Duplicate | Verdict::Superseded => None,
-                Verdict::Refused(refusal) => Some(refusal),
+                Verdict::Done(Outcome::Refused { reason, .. }) => Some(reason),
+                Verdict::Accepted | Verdict::Done(_) => None,
                 Verdict::DeletedBy(request) => {
                     let wanted = self.0.want(|keys, wanted| wanted.event(keys, &event));
                     self.0.try_write(wanted, move |tables| tables.note_use(request, now));
-                    Some(Refusal::Deleted)
+                    Some(Rejection::Deleted)
                 }
             };
             Ok(events.into_iter().zip(verdicts).map(refusal).collect())

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use grasp_core::admission::is_expired;
+use grasp_core::admission::{Outcome, Presence, Rejection, is_expired};
 use grasp_core::deletion::{DeletionRequest, vanishes_from};
 use grasp_core::{Identifier, Version, deletion};
 use nostr::event::{Event, EventId, Kind};
@@ -15,10 +15,7 @@ use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
 use super::keys::{Digest, Keys, Position, seconds};
-use super::{
-    Refusal, SaveReport, Saved, StoreError, StoreRules, keeps_versions, noted_before,
-    repository_names,
-};
+use super::{SaveReport, StoreError, StoreRules, keeps_versions, noted_before, repository_names};
 use crate::store::keys::newest;
 
 /// Rows that one transaction erases, approximately, so that other writers do not wait long.
@@ -38,13 +35,16 @@ pub(crate) struct Swept {
 /// The result of checking an event against what is stored.
 pub(crate) enum Verdict {
     Accepted,
-    /// It is stored, or was a deletion request that is no longer served.
-    Duplicate,
-    /// A version that wins over it was delisted.
-    Superseded,
-    Refused(Refusal),
+    /// Nothing is to be done for it.
+    Done(Outcome),
     /// Its author deleted it, with the request of this row.
     DeletedBy(i64),
+}
+
+impl From<Rejection> for Verdict {
+    fn from(reason: Rejection) -> Self {
+        Self::Done(reason.into())
+    }
 }
 
 /// A served event without its text.
@@ -182,37 +182,38 @@ pub(crate) trait Rules: Rows + Sized {
     /// Checks one event and changes nothing.
     fn check(&self, event: &Event, now: Timestamp) -> Result<Verdict, StoreError> {
         if event.kind.is_ephemeral() {
-            return Ok(Verdict::Refused(Refusal::Ephemeral));
+            return Ok(Rejection::NeverStored.into());
         }
         if is_expired(event, now) {
-            return Ok(Verdict::Refused(Refusal::Expired));
+            return Ok(Rejection::Expired.into());
         }
         if self.is_known(event)? {
-            return Ok(Verdict::Duplicate);
+            return Ok(Verdict::Done(Outcome::Duplicate(Presence::Stored)));
         }
         if self.has_vanished(event)? {
-            return Ok(Verdict::Refused(Refusal::Vanished));
+            return Ok(Rejection::Vanished.into());
         }
         if let Some(blocking_request) = self.blocking_request(event)? {
             return Ok(Verdict::DeletedBy(blocking_request));
         }
         if self.is_delisted(event)? {
-            return Ok(Verdict::Superseded);
+            // A version that wins over it was delisted.
+            return Ok(Verdict::Done(Outcome::Superseded));
         }
         let refusal = self.deletion_refusal(event, now)?;
-        Ok(refusal.map_or(Verdict::Accepted, Verdict::Refused))
+        Ok(refusal.map_or(Verdict::Accepted, Verdict::from))
     }
 
     /// Returns whether an event is served, or would be if it were saved.
     fn would_serve(&self, event: &Event, now: Timestamp) -> Result<bool, StoreError> {
         match self.check(event, now)? {
-            Verdict::Duplicate => Ok(true),
+            Verdict::Done(outcome) => Ok(outcome == Outcome::Duplicate(Presence::Stored)),
+            Verdict::DeletedBy(_) => Ok(false),
             Verdict::Accepted => {
                 let Some(coordinate) = deletion::coordinate(event) else { return Ok(true) };
                 let head = self.head(&self.keys().coordinate(&coordinate))?;
                 Ok(head.is_none_or(|head| head.at > Position::of(event)))
             }
-            Verdict::Superseded | Verdict::Refused(_) | Verdict::DeletedBy(_) => Ok(false),
         }
     }
 
@@ -275,24 +276,22 @@ pub(crate) trait Rules: Rows + Sized {
         Ok(by.is_some_and(|by| by < Position::of(event)))
     }
 
-    fn save_one(&self, event: &Arc<Event>, now: Timestamp) -> Result<Saved, StoreError> {
+    fn save_one(&self, event: &Arc<Event>, now: Timestamp) -> Result<Outcome, StoreError> {
         match self.check(event, now)? {
             Verdict::Accepted => self.store(event, now),
-            Verdict::Duplicate => Ok(Saved::Duplicate),
-            Verdict::Superseded => Ok(Saved::Superseded),
-            Verdict::Refused(refusal) => Ok(Saved::Refused(refusal)),
+            Verdict::Done(outcome) => Ok(outcome),
             Verdict::DeletedBy(blocking_request) => {
                 self.note_use(blocking_request, now)?;
-                Ok(Saved::Refused(Refusal::Deleted))
+                Ok(Rejection::Deleted.into())
             }
         }
     }
 
-    fn store(&self, event: &Arc<Event>, now: Timestamp) -> Result<Saved, StoreError> {
+    fn store(&self, event: &Arc<Event>, now: Timestamp) -> Result<Outcome, StoreError> {
         let Some(coordinate) = deletion::coordinate(event) else {
             self.insert(event, None)?;
             self.handle_request(event, now)?;
-            return Ok(Saved::Stored);
+            return Ok(Outcome::Stored);
         };
         let key = self.keys().coordinate(&coordinate);
         match self.head(&key)? {
@@ -300,7 +299,7 @@ pub(crate) trait Rules: Rows + Sized {
                 if head.at < Position::of(event) && !self.remove_if_expired(&head, now)? =>
             {
                 self.keep_version(event, &key)?;
-                return Ok(Saved::Superseded);
+                return Ok(Outcome::Superseded);
             }
             // The head may have been removed just now.
             Some(head) => self.supersede(&head, &key)?,
@@ -310,7 +309,7 @@ pub(crate) trait Rules: Rows + Sized {
             self.delete_copy(&event.id, None)?;
         }
         self.insert(event, Some(&key))?;
-        Ok(Saved::Stored)
+        Ok(Outcome::Stored)
     }
 
     /// Replaces a served version by a better one.
@@ -434,16 +433,16 @@ pub(crate) trait Deletions: Rows + Sized {
         &self,
         event: &Event,
         now: Timestamp,
-    ) -> Result<Option<Refusal>, StoreError> {
+    ) -> Result<Option<Rejection>, StoreError> {
         if event.kind != Kind::EventDeletion {
             return Ok(None);
         }
         let Ok(request) = DeletionRequest::parse(event) else {
-            return Ok(Some(Refusal::TooManyTargets));
+            return Ok(Some(Rejection::TooManyTargets));
         };
         for id in &request.ids {
             if self.is_foreign(id, &event.pubkey, seconds(now.as_secs()))? {
-                return Ok(Some(Refusal::ForeignDeletion));
+                return Ok(Some(Rejection::ForeignDeletion));
             }
         }
         Ok(None)

@@ -86,8 +86,9 @@ pub enum Integrity {
 /// use std::sync::Arc;
 ///
 /// use futures_util::StreamExt;
+/// use grasp_relay::ingest::Outcome;
+/// use grasp_relay::store::EventStore;
 /// use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
-/// use grasp_relay::store::{EventStore, Saved};
 /// use nostr::event::{EventBuilder, FinalizeEvent, Kind};
 /// use nostr::filter::Filter;
 /// use nostr::key::Keys;
@@ -103,7 +104,7 @@ pub enum Integrity {
 ///     .unwrap();
 /// let now = Timestamp::now();
 /// let saved = store.save(vec![Arc::new(issue.clone())], now).await.unwrap();
-/// assert_eq!(saved, [Saved::Stored]);
+/// assert_eq!(saved, [Outcome::Stored]);
 ///
 /// let mut found = store.query(vec![Filter::new().kind(issue.kind).limit(10)], now);
 /// let chunk = found.next().await.unwrap().unwrap();

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
+use grasp_core::admission::Outcome;
 use grasp_relay::nostr::Hub;
 use grasp_relay::nostr::hub::Capacity;
-use grasp_relay::store::{EventStore as _, Saved};
+use grasp_relay::store::EventStore as _;
 use grasp_relay::{Accepted, Clock, Feed};
 use nostr::event::{Event, EventId, Kind};
 use nostr::types::Timestamp;
@@ -31,7 +32,7 @@ impl Fixture {
 
     async fn put(&self, event: Arc<Event>) {
         let saved = self.store.save(vec![event], Timestamp::now()).await.expect("a store");
-        assert_eq!(saved, [Saved::Stored]);
+        assert_eq!(saved, [Outcome::Stored]);
     }
 
     async fn accept(&self, event: Event) -> EventId {

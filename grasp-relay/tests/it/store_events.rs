@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use futures_util::StreamExt;
-use grasp_relay::store::{EventStore, Inventory, Saved};
+use grasp_core::admission::Outcome;
+use grasp_relay::store::{EventStore, Inventory};
 use nostr::event::{Event, EventId, Kind, Signature, Tag};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
@@ -90,18 +91,18 @@ pub(crate) fn time(secs: u64) -> Timestamp {
     Timestamp::from_secs(secs)
 }
 
-pub(crate) async fn save_at(store: &dyn EventStore, event: &Arc<Event>, now: u64) -> Saved {
+pub(crate) async fn save_at(store: &dyn EventStore, event: &Arc<Event>, now: u64) -> Outcome {
     let saved = store.save(vec![Arc::clone(event)], time(now)).await.unwrap();
     assert_eq!(saved.len(), 1);
-    saved[0]
+    saved[0].clone()
 }
 
-pub(crate) async fn save(store: &dyn EventStore, event: &Arc<Event>) -> Saved {
+pub(crate) async fn save(store: &dyn EventStore, event: &Arc<Event>) -> Outcome {
     save_at(store, event, NOW).await
 }
 
 pub(crate) async fn stored(store: &dyn EventStore, event: &Arc<Event>) {
-    assert_eq!(save(store, event).await, Saved::Stored);
+    assert_eq!(save(store, event).await, Outcome::Stored);
 }
 
 pub(crate) async fn find_at(store: &dyn EventStore, filters: Vec<Filter>, now: u64) -> Vec<Event> {

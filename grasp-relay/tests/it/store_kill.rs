@@ -6,8 +6,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
+use grasp_core::admission::Outcome;
+use grasp_relay::store::EventStore;
 use grasp_relay::store::sqlite::{Integrity, SqliteOptions, SqliteStore};
-use grasp_relay::store::{EventStore, Saved};
 use nostr::event::EventId;
 use nostr::filter::Filter;
 
@@ -78,7 +79,7 @@ fn writes_until_killed() {
         for number in (first + writer..).step_by(WRITERS as usize) {
             let event = ALICE.writes(1621).id(number).tag("t", number).done();
             let saved = store.save(vec![Arc::clone(&event)], time(NOW)).await.unwrap();
-            assert_eq!(saved, [Saved::Stored]);
+            assert_eq!(saved, [Outcome::Stored]);
             writeln!(std::io::stdout().lock(), "stored {}", event.id).unwrap();
         }
     };

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, join_all};
+use grasp_core::admission::Outcome;
 use grasp_purgatory::database::{Commit, Database, DatabaseError};
 use grasp_relay::store::postgres::{Epoch, LEASE, LeaseClaim, PostgresOptions, PostgresStore};
-use grasp_relay::store::{EventStore, Saved, StoreError, StoredEvent};
+use grasp_relay::store::{EventStore, StoreError, StoredEvent};
 use nostr::filter::Filter;
 
 use crate::store_contract::{block_on, rules};
@@ -172,7 +173,7 @@ fn taking_the_lease_waits_for_a_commit_in_progress() {
         let take = tokio::spawn(async move { taker.claim_lease("b").await });
         await_locks(server, &url, "2");
         drop(blocked);
-        assert_eq!(in_time(save).await.unwrap().unwrap(), [Saved::Stored]);
+        assert_eq!(in_time(save).await.unwrap().unwrap(), [Outcome::Stored]);
         assert_eq!(in_time(take).await.unwrap().unwrap(), LeaseClaim::Held(Epoch(2)));
         let late = old.save(vec![ALICE.writes(1).id(3).done()], time(NOW)).await;
         assert!(matches!(late, Err(StoreError::Fenced)));

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use futures_util::StreamExt;
+use grasp_core::admission::{Outcome, Presence, Rejection};
 use grasp_core::nip34::References;
 use grasp_relay::store::sqlite::{Integrity, SqliteOptions, SqliteStore};
-use grasp_relay::store::{EventStore, Refusal, Saved, StoreError};
+use grasp_relay::store::{EventStore, StoreError};
 use nostr::event::Event;
 use nostr::filter::Filter;
 
@@ -36,8 +37,8 @@ fn stored_and_deleted_events_are_known_after_reopening() {
     });
     block_on(async {
         let store = open(&path);
-        assert_eq!(save(&store, &kept).await, Saved::Duplicate);
-        assert_eq!(save(&store, &deleted).await, Saved::Refused(Refusal::Deleted));
+        assert_eq!(save(&store, &kept).await, Outcome::Duplicate(Presence::Stored));
+        assert_eq!(save(&store, &deleted).await, Rejection::Deleted.into());
         assert_eq!(find(&store, Filter::new().hashtag("x")).await, []);
     });
 }
@@ -48,7 +49,7 @@ fn a_closed_store_leaves_one_file() {
     block_on(async {
         let store = open(&dir.path().join("events.db"));
         let saved = store.save(notes(100), time(NOW)).await.unwrap();
-        assert!(saved.iter().all(|saved| *saved == Saved::Stored));
+        assert!(saved.iter().all(|saved| *saved == Outcome::Stored));
         store.close().await.unwrap();
     });
     let files = std::fs::read_dir(dir.path()).unwrap();
@@ -143,9 +144,9 @@ fn an_event_does_not_wait_for_others_with_many_tags() {
         tokio::select! {
             biased;
             _ = &mut much => panic!("the large batch was stored first"),
-            saved = &mut little => assert_eq!(saved.unwrap(), [Saved::Stored]),
+            saved = &mut little => assert_eq!(saved.unwrap(), [Outcome::Stored]),
         }
-        assert_eq!(much.await.unwrap(), vec![Saved::Stored; 40]);
+        assert_eq!(much.await.unwrap(), vec![Outcome::Stored; 40]);
     });
 }
 
@@ -157,9 +158,9 @@ async fn saved_before_batch(store: &SqliteStore, much: Vec<Arc<Event>>, one: Arc
     tokio::select! {
         biased;
         _ = &mut much => panic!("the large batch was stored first"),
-        saved = &mut little => assert_eq!(saved.unwrap(), [Saved::Stored]),
+        saved = &mut little => assert_eq!(saved.unwrap(), [Outcome::Stored]),
     }
-    assert_eq!(much.await.unwrap(), vec![Saved::Stored; count]);
+    assert_eq!(much.await.unwrap(), vec![Outcome::Stored; count]);
 }
 
 #[test]
@@ -178,11 +179,11 @@ fn a_large_deletion_is_completed_in_steps() {
         let deletion = named.fold(ALICE.writes(5), |request, note| request.tag("e", note.id));
         saved_before_batch(&store, vec![deletion.done()], BOB.writes(1).id(1).done()).await;
         assert_eq!(find(&store, of_alice()).await.len(), 1_000);
-        assert_eq!(save(&store, &notes[899]).await, Saved::Refused(Refusal::Deleted));
+        assert_eq!(save(&store, &notes[899]).await, Rejection::Deleted.into());
         let vanish = ALICE.writes(62).tag("relay", "ALL_RELAYS").done();
         saved_before_batch(&store, vec![vanish], BOB.writes(1).id(2).done()).await;
         assert_eq!(find(&store, of_alice()).await, []);
-        assert_eq!(save(&store, &notes[0]).await, Saved::Refused(Refusal::Vanished));
+        assert_eq!(save(&store, &notes[0]).await, Rejection::Vanished.into());
         assert_eq!(store.integrity_check().await.unwrap(), Integrity::Sound);
     });
 }
@@ -226,7 +227,7 @@ fn many_expired_events_are_not_served_before_they_are_swept() {
         let mut notes: Vec<_> = (0..1_400).map(ending).collect();
         notes.push(version(20).tag("expiration", NOW).done());
         let saved = store.save(notes, time(NOW - 1)).await.unwrap();
-        assert_eq!(saved, vec![Saved::Stored; 1_401]);
+        assert_eq!(saved, vec![Outcome::Stored; 1_401]);
         let (new, older) = (BOB.writes(1).id(1).done(), version(10).done());
         stored(&store, &new).await;
         stored(&store, &older).await;

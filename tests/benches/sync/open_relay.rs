@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use axum::Router;
 use futures_util::future::BoxFuture;
-use grasp_core::admission::{Origin, Outcome, Presence, Rejection};
+use grasp_core::admission::{Origin, Outcome};
 use grasp_core::{RelayUrl, ServiceIdentity, Verified};
 use grasp_relay::Clock;
 use grasp_relay::ingest::Ingest;
 use grasp_relay::nostr::{Hub, Limits, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
+use grasp_relay::store::EventStore;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
-use grasp_relay::store::{EventStore, Saved};
 use grasp_relay::web::Listing;
 use nostr::event::Event;
 use tempfile::TempDir;
@@ -105,12 +105,7 @@ impl Ingest for AcceptAll {
             for event in events {
                 self.hub.publish(event).await;
             }
-            let outcome = |saved| match saved {
-                Saved::Stored => Outcome::Stored,
-                Saved::Duplicate | Saved::Superseded => Outcome::Duplicate(Presence::Stored),
-                Saved::Refused(_) => Rejection::Internal.into(),
-            };
-            saved.into_iter().map(outcome).collect()
+            saved
         })
     }
 }

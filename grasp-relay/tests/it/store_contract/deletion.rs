@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
+use grasp_core::admission::{Outcome, Rejection, Retry};
 use grasp_core::deletion::MAX_TARGETS;
-use grasp_relay::store::{EventStore, Refusal, Saved};
+use grasp_relay::store::EventStore;
 use nostr::event::{Event, Kind};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
@@ -9,9 +10,10 @@ use nostr::nips::nip01::Coordinate;
 use super::US;
 use crate::store_events::*;
 
-const DELETED: Saved = Saved::Refused(Refusal::Deleted);
-const VANISHED: Saved = Saved::Refused(Refusal::Vanished);
-const FOREIGN: Saved = Saved::Refused(Refusal::ForeignDeletion);
+const DELETED: Outcome = Outcome::Refused { reason: Rejection::Deleted, retry: Retry::Never };
+const VANISHED: Outcome = Outcome::Refused { reason: Rejection::Vanished, retry: Retry::Never };
+const FOREIGN: Outcome =
+    Outcome::Refused { reason: Rejection::ForeignDeletion, retry: Retry::Never };
 
 fn named(author: Author, kind: u16, identifier: &str) -> String {
     format!("{kind}:{}:{identifier}", author.key())
@@ -130,7 +132,7 @@ pub(super) async fn too_many_targets_are_refused(store: &dyn EventStore) {
     let max = MAX_TARGETS as u64;
     let note = ALICE.writes(1).id(max - 1).done();
     stored(store, &note).await;
-    let refused = Saved::Refused(Refusal::TooManyTargets);
+    let refused = Rejection::TooManyTargets.into();
     assert_eq!(save(store, &naming(max + 1)).await, refused);
     assert!(serves(store, &note).await);
     stored(store, &naming(max)).await;
@@ -249,11 +251,11 @@ pub(super) async fn a_refusal_can_be_queried_before_saving(store: &dyn EventStor
     let before = find(store, Filter::new()).await;
     let foreign = ALICE.writes(5).tag("e", theirs.id).done();
     for (event, refusal) in [
-        (note, Some(Refusal::Deleted)),
-        (vanished, Some(Refusal::Vanished)),
-        (foreign, Some(Refusal::ForeignDeletion)),
-        (ALICE.writes(20_001).done(), Some(Refusal::Ephemeral)),
-        (ALICE.writes(1).tag("expiration", NOW).done(), Some(Refusal::Expired)),
+        (note, Some(Rejection::Deleted)),
+        (vanished, Some(Rejection::Vanished)),
+        (foreign, Some(Rejection::ForeignDeletion)),
+        (ALICE.writes(20_001).done(), Some(Rejection::NeverStored)),
+        (ALICE.writes(1).tag("expiration", NOW).done(), Some(Rejection::Expired)),
         (ALICE.writes(1).at(3).done(), None),
         (theirs, None),
         (request, None),
@@ -273,7 +275,7 @@ pub(super) async fn a_request_reports_the_repositories_that_lost_events(store: &
     }
     let affected = async |request: Arc<Event>| {
         let commit = store.save_events(vec![request], time(NOW)).await.unwrap();
-        assert_eq!(commit.saved, [Saved::Stored]);
+        assert_eq!(commit.saved, [Outcome::Stored]);
         commit.affected.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
     };
     // A replacement reports nothing.

@@ -2,8 +2,9 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 use grasp_core::Version;
+use grasp_core::admission::Outcome;
 use grasp_core::nip34::References;
-use grasp_relay::store::{EventStore, Inventory, Saved};
+use grasp_relay::store::{EventStore, Inventory};
 use nostr::event::{Event, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::nips::nip01::Coordinate;
@@ -12,7 +13,7 @@ use crate::store_events::*;
 
 async fn all_stored(store: &dyn EventStore, events: &[Arc<Event>]) {
     let saved = store.save(events.to_vec(), time(NOW)).await.unwrap();
-    assert!(saved.iter().all(|saved| *saved == Saved::Stored));
+    assert!(saved.iter().all(|saved| *saved == Outcome::Stored));
 }
 
 fn tag(name: char) -> SingleLetterTag {
@@ -298,7 +299,7 @@ pub(super) async fn references_are_looked_up_by_key(store: &dyn EventStore) {
         stored(store, event).await;
     }
     let saved = store.save(vec![ended.clone()], time(NOW - 1)).await.unwrap();
-    assert_eq!(saved, [Saved::Stored]);
+    assert_eq!(saved, [Outcome::Stored]);
     let named = References {
         ids: [note.id, old.id, ended.id, id(7)].into(),
         coordinates: [at(30_617, "x"), at(30_617, "y"), at(10_317, ""), at(30_023, "z")].into(),

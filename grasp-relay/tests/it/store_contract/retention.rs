@@ -1,12 +1,13 @@
 use std::sync::Arc;
 
-use grasp_relay::store::{EventStore, Refusal, Saved};
+use grasp_core::admission::{Outcome, Presence, Rejection, Retry};
+use grasp_relay::store::EventStore;
 use nostr::event::Event;
 use nostr::filter::Filter;
 
 use crate::store_events::*;
 
-const DELETED: Saved = Saved::Refused(Refusal::Deleted);
+const DELETED: Outcome = Outcome::Refused { reason: Rejection::Deleted, retry: Retry::Never };
 const SERVED_SECS: u64 = 30 * DAY;
 const GATED_SECS: u64 = 180 * DAY;
 
@@ -41,8 +42,8 @@ pub(super) async fn a_forgotten_request_gates_nothing(store: &dyn EventStore) {
     let (request, note) = request(store).await;
     let end = NOW + SERVED_SECS + GATED_SECS;
     swept(store, end).await;
-    assert_eq!(save_at(store, &note, end).await, Saved::Stored);
-    assert_eq!(save_at(store, &request, end).await, Saved::Stored);
+    assert_eq!(save_at(store, &note, end).await, Outcome::Stored);
+    assert_eq!(save_at(store, &request, end).await, Outcome::Stored);
     assert!(!serves(store, &note).await);
 }
 
@@ -60,7 +61,7 @@ pub(super) async fn the_term_of_a_request_that_was_used_begins_again(store: &dyn
     swept(store, end - 1).await;
     assert_eq!(
         store.refusal(Arc::clone(&note), time(end - 1)).await.unwrap(),
-        Some(Refusal::Deleted)
+        Some(Rejection::Deleted)
     );
 }
 
@@ -68,7 +69,7 @@ pub(super) async fn querying_a_refusal_counts_as_use(store: &dyn EventStore) {
     let (request, note) = request(store).await;
     let asked = NOW + SERVED_SECS - DAY;
     let refusal = store.refusal(note, time(asked)).await.unwrap();
-    assert_eq!(refusal, Some(Refusal::Deleted));
+    assert_eq!(refusal, Some(Rejection::Deleted));
     assert_eq!(swept(store, asked + SERVED_SECS - 1).await, 0);
     assert!(serves(store, &request).await);
 }
@@ -77,7 +78,7 @@ pub(super) async fn a_retired_request_is_still_known(store: &dyn EventStore) {
     let (request, _) = request(store).await;
     let later = NOW + SERVED_SECS;
     swept(store, later).await;
-    assert_eq!(save_at(store, &request, later).await, Saved::Duplicate);
+    assert_eq!(save_at(store, &request, later).await, Outcome::Duplicate(Presence::Stored));
     assert!(find(store, Filter::new()).await.is_empty());
 }
 

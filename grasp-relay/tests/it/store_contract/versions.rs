@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
 use grasp_core::Version;
-use grasp_relay::store::{EventStore, Saved};
+use grasp_core::admission::Outcome;
+use grasp_relay::store::EventStore;
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
@@ -20,11 +21,11 @@ async fn assert_wins(store: &dyn EventStore, winner: &Arc<Event>, loser: &Arc<Ev
     stored(store, loser).await;
     stored(store, winner).await;
     assert!(serves(store, winner).await && !serves(store, loser).await);
-    assert_eq!(save(store, loser).await, Saved::Superseded);
+    assert_eq!(save(store, loser).await, Outcome::Superseded);
     store.remove(vec![winner.id, loser.id]).await.unwrap();
 
     stored(store, winner).await;
-    assert_eq!(save(store, loser).await, Saved::Superseded);
+    assert_eq!(save(store, loser).await, Outcome::Superseded);
     assert!(serves(store, winner).await && !serves(store, loser).await);
 }
 
@@ -88,9 +89,12 @@ pub(super) async fn superseded_announcements_and_states_are_kept_but_not_served(
     for kind in [30_617, 30_618] {
         let version = |at| ALICE.writes(kind).at(at).id(at).tag("d", "x").tag("t", "y").done();
         // 3 arrives when it is already superseded.
-        for (at, saved) in
-            [(1, Saved::Stored), (2, Saved::Stored), (4, Saved::Stored), (3, Saved::Superseded)]
-        {
+        for (at, saved) in [
+            (1, Outcome::Stored),
+            (2, Outcome::Stored),
+            (4, Outcome::Stored),
+            (3, Outcome::Superseded),
+        ] {
             assert_eq!(save(store, &version(at)).await, saved);
         }
         assert_eq!(kept(store, kind, "x").await, [id(3), id(2), id(1)]);
@@ -121,7 +125,7 @@ pub(super) async fn other_superseded_events_are_not_kept(store: &dyn EventStore)
 pub(super) async fn the_number_of_kept_versions_is_bounded(store: &dyn EventStore) {
     for at in [1, 3, 5, 7, 9, 2, 8] {
         let saved = save(store, &ALICE.writes(30_618).at(at).id(at).tag("d", "x").done()).await;
-        assert!(matches!(saved, Saved::Stored | Saved::Superseded));
+        assert!(matches!(saved, Outcome::Stored | Outcome::Superseded));
     }
     let kept = kept(store, 30_618, "x").await;
     assert_eq!(kept.len(), KEPT_VERSIONS);
@@ -137,7 +141,7 @@ pub(super) async fn a_kept_version_is_stored_again_after_the_winner_is_deleted(
     }
     stored(store, &ALICE.writes(5).tag("e", id(3)).done()).await;
     assert_eq!(find(store, Filter::new().kind(Kind::from_u16(30_618))).await, []);
-    assert_eq!(save(store, &version(2)).await, Saved::Stored);
+    assert_eq!(save(store, &version(2)).await, Outcome::Stored);
     assert!(serves(store, &version(2)).await);
     assert_eq!(kept(store, 30_618, "x").await, [id(1)]);
 }
@@ -152,14 +156,14 @@ pub(super) async fn a_delisted_version_is_removed_and_refused(store: &dyn EventS
     let delist = |by: &Arc<Event>| store.delist(at.clone(), Version::of(by), time(NOW));
     assert_eq!(delist(&by).await.unwrap(), 1);
     assert!(!serves(store, &old).await && serves(store, &other).await);
-    assert_eq!(save(store, &old).await, Saved::Superseded);
+    assert_eq!(save(store, &old).await, Outcome::Superseded);
     assert_eq!(
         store.delisted(vec![at.clone()]).await.unwrap(),
         [(at.clone(), Version::of(&by))].into()
     );
     // An older delisting has no effect, and a newer version is accepted.
     assert_eq!(delist(&old).await.unwrap(), 0);
-    assert_eq!(save(store, &old).await, Saved::Superseded);
+    assert_eq!(save(store, &old).await, Outcome::Superseded);
     stored(store, &new).await;
     assert_eq!(delist(&by).await.unwrap(), 0);
     assert!(serves(store, &new).await);

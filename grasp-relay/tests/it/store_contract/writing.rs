@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
-use grasp_relay::store::{EventStore, Inventory, Refusal, Saved, StoreError};
+use grasp_core::admission::{Outcome, Presence, Rejection};
+use grasp_relay::store::{EventStore, Inventory, StoreError};
 use nostr::filter::Filter;
 
 use crate::store_events::*;
@@ -20,11 +21,11 @@ pub(super) async fn a_stored_event_is_found_as_it_was_written(store: &dyn EventS
 pub(super) async fn the_same_event_again_is_a_duplicate(store: &dyn EventStore) {
     let event = ALICE.writes(1).done();
     stored(store, &event).await;
-    assert_eq!(save(store, &event).await, Saved::Duplicate);
+    assert_eq!(save(store, &event).await, Outcome::Duplicate(Presence::Stored));
     let twice = ALICE.writes(1).id(1).done();
     let batch = vec![Arc::clone(&twice), twice];
     let saved = store.save(batch, time(NOW)).await.unwrap();
-    assert_eq!(saved, [Saved::Stored, Saved::Duplicate]);
+    assert_eq!(saved, [Outcome::Stored, Outcome::Duplicate(Presence::Stored)]);
     assert_eq!(find(store, Filter::new()).await.len(), 2);
 }
 
@@ -38,12 +39,12 @@ pub(super) async fn each_event_of_a_batch_gets_its_own_answer(store: &dyn EventS
     assert_eq!(
         store.save(batch, time(NOW)).await.unwrap(),
         [
-            Saved::Stored,
-            Saved::Superseded,
-            Saved::Refused(Refusal::Ephemeral),
-            Saved::Stored,
-            Saved::Stored,
-            Saved::Refused(Refusal::Deleted),
+            Outcome::Stored,
+            Outcome::Superseded,
+            Rejection::NeverStored.into(),
+            Outcome::Stored,
+            Outcome::Stored,
+            Rejection::Deleted.into(),
         ]
     );
     assert!(store.save(Vec::new(), time(NOW)).await.unwrap().is_empty());
@@ -52,7 +53,7 @@ pub(super) async fn each_event_of_a_batch_gets_its_own_answer(store: &dyn EventS
 pub(super) async fn ephemeral_events_are_refused(store: &dyn EventStore) {
     for kind in [20_000, 29_999] {
         let event = ALICE.writes(kind).done();
-        let refused = Saved::Refused(Refusal::Ephemeral);
+        let refused = Rejection::NeverStored.into();
         assert_eq!(save(store, &event).await, refused);
         assert!(!serves(store, &event).await);
     }
@@ -84,7 +85,7 @@ pub(super) async fn many_writers_at_once_all_get_their_events_stored(store: &dyn
     let events: Vec<_> = (0..300).map(|n| ALICE.writes(1).id(n).done()).collect();
     let saves = events.iter().map(|event| save(store, event));
     let saved = futures_util::future::join_all(saves).await;
-    assert!(saved.iter().all(|saved| *saved == Saved::Stored));
+    assert!(saved.iter().all(|saved| *saved == Outcome::Stored));
     assert_eq!(store.count(vec![Filter::new()], time(NOW)).await.unwrap(), 300);
 }
 
@@ -102,11 +103,11 @@ pub(super) async fn an_expired_event_is_never_served(store: &dyn EventStore) {
 }
 
 pub(super) async fn an_expired_event_is_refused(store: &dyn EventStore) {
-    let refused = Saved::Refused(Refusal::Expired);
+    let refused = Rejection::Expired.into();
     let event = ALICE.writes(1).tag("expiration", NOW).done();
     assert_eq!(save(store, &event).await, refused);
     // Also when it is here and was not swept yet.
-    assert_eq!(save_at(store, &event, NOW - 1).await, Saved::Stored);
+    assert_eq!(save_at(store, &event, NOW - 1).await, Outcome::Stored);
     assert_eq!(save(store, &event).await, refused);
     let nonsense = ALICE.writes(1).tag("expiration", "soon").done();
     stored(store, &nonsense).await;
@@ -127,8 +128,8 @@ pub(super) async fn an_expired_version_gives_way_to_an_older_one(store: &dyn Eve
     let winner = ALICE.writes(10_002).at(NOW - 1).tag("expiration", NOW + 1).done();
     let older = ALICE.writes(10_002).at(NOW - 2).done();
     stored(store, &winner).await;
-    assert_eq!(save(store, &older).await, Saved::Superseded);
-    assert_eq!(save_at(store, &older, NOW + 1).await, Saved::Stored);
+    assert_eq!(save(store, &older).await, Outcome::Superseded);
+    assert_eq!(save_at(store, &older, NOW + 1).await, Outcome::Stored);
     assert!(serves(store, &older).await);
 }
 

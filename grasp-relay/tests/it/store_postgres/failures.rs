@@ -7,8 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use grasp_core::admission::Outcome;
 use grasp_relay::store::postgres::{PostgresOptions, PostgresStore};
-use grasp_relay::store::{EventStore, Saved, StoreError};
+use grasp_relay::store::{EventStore, StoreError};
 use nostr::event::EventId;
 use nostr::filter::Filter;
 
@@ -36,7 +37,7 @@ fn acknowledged_events_survive_a_restart_of_postgresql_and_writing_continues() {
                     let event = ALICE.writes(1621).id(number).tag("t", number).done();
                     // Errors are those of commits that were interrupted; the event may have been stored or not.
                     let saved = store.save(vec![Arc::clone(&event)], time(NOW)).await;
-                    if saved.is_ok_and(|saved| saved == [Saved::Stored])
+                    if saved.is_ok_and(|saved| saved == [Outcome::Stored])
                         && acknowledged.send(event.id).is_err()
                     {
                         return;
@@ -163,7 +164,7 @@ fn writes_until_killed() {
             for number in (first + writer..).step_by(WRITERS as usize) {
                 let event = ALICE.writes(1621).id(number).tag("t", number).done();
                 let saved = store.save(vec![Arc::clone(&event)], time(NOW)).await.unwrap();
-                assert_eq!(saved, [Saved::Stored]);
+                assert_eq!(saved, [Outcome::Stored]);
                 writeln!(output.borrow_mut(), "stored {}", event.id).unwrap();
             }
         };

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use grasp_core::admission::Rejection;
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RepoId, Version};
 use grasp_purgatory::database::{
@@ -12,7 +13,7 @@ use grasp_purgatory::database::{
 use grasp_purgatory::git::{Refs, Target};
 use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
-use grasp_relay::store::{EventStore, Refusal, Saved, Store};
+use grasp_relay::store::{EventStore, Store};
 use nostr::event::Kind;
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
@@ -127,9 +128,9 @@ fn an_import_keeps_everything_of_a_sqlite_database() {
         // Deleted events are still refused, numbers continue, and new events are served beside imported ones.
         let _ = claim(&store, "a").await;
         let deleted = ALICE.writes(1).id(50).done();
-        assert_eq!(save(&store, &deleted).await, Saved::Refused(Refusal::Deleted));
+        assert_eq!(save(&store, &deleted).await, Rejection::Deleted.into());
         let vanished = BOB.writes(1).at(59).done();
-        assert_eq!(save(&store, &vanished).await, Saved::Refused(Refusal::Vanished));
+        assert_eq!(save(&store, &vanished).await, Rejection::Vanished.into());
         let last = store.last_seq().await.unwrap();
         stored(&store, &ALICE.writes(7).id(80).tag("e", 3).done()).await;
         assert_eq!(store.stored_after(last, 9).await.unwrap().len(), 1);

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
+use grasp_core::admission::{Outcome, Rejection};
 use grasp_core::nip34::References;
+use grasp_relay::store::EventStore;
 use grasp_relay::store::postgres::PostgresStore;
-use grasp_relay::store::{EventStore, Refusal, Saved};
 use nostr::event::{Event, Kind};
 use nostr::filter::Filter;
 
@@ -16,7 +17,7 @@ use crate::support::postgres::Postgres;
 
 async fn all_stored(store: &PostgresStore, events: Vec<Arc<Event>>) {
     let count = events.len();
-    assert_eq!(store.save(events, time(NOW)).await.unwrap(), vec![Saved::Stored; count]);
+    assert_eq!(store.save(events, time(NOW)).await.unwrap(), vec![Outcome::Stored; count]);
 }
 
 fn notes(count: u64) -> Vec<Arc<Event>> {
@@ -38,11 +39,11 @@ fn a_large_deletion_is_completed_in_steps() {
             let deletion = named.fold(ALICE.writes(5), |request, note| request.tag("e", note.id));
             stored(store, &deletion.done()).await;
             assert_eq!(store.count(vec![of_alice()], time(NOW)).await.unwrap(), 800);
-            assert_eq!(save(store, &notes[499]).await, Saved::Refused(Refusal::Deleted));
+            assert_eq!(save(store, &notes[499]).await, Rejection::Deleted.into());
             let vanish = ALICE.writes(62).tag("relay", "ALL_RELAYS").done();
             stored(store, &vanish).await;
             assert_eq!(find(store, of_alice()).await, []);
-            assert_eq!(save(store, &notes[0]).await, Saved::Refused(Refusal::Vanished));
+            assert_eq!(save(store, &notes[0]).await, Rejection::Vanished.into());
         })
     });
 }
@@ -77,7 +78,7 @@ fn many_expired_events_are_not_served_before_they_are_swept() {
             let mut notes: Vec<_> = (0..1_400).map(ending).collect();
             notes.push(version(20).tag("expiration", NOW).done());
             let saved = store.save(notes, time(NOW - 1)).await.unwrap();
-            assert_eq!(saved, vec![Saved::Stored; 1_401]);
+            assert_eq!(saved, vec![Outcome::Stored; 1_401]);
             let (new, older) = (BOB.writes(1).id(1).done(), version(10).done());
             stored(store, &new).await;
             stored(store, &older).await;

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use grasp_core::Verified;
-use grasp_core::admission::{Presence, Rejection};
+use grasp_core::admission::Rejection;
 use grasp_relay::ingest::{Ingest, Origin, Outcome};
 use grasp_relay::nostr::Hub;
-use grasp_relay::store::{EventStore, Saved};
+use grasp_relay::store::EventStore;
 use nostr::event::Event;
 use nostr::types::Timestamp;
 use tokio::sync::Semaphore;
@@ -43,10 +43,10 @@ impl BlockableIngest {
     }
 
     /// Stores and publishes events without judging them.
-    pub(crate) async fn admit(&self, events: Vec<Arc<Event>>) -> Vec<Saved> {
+    pub(crate) async fn admit(&self, events: Vec<Arc<Event>>) -> Vec<Outcome> {
         let saved = self.store.save(events.clone(), Timestamp::now()).await.expect("a store");
         for (event, saved) in events.into_iter().zip(&saved) {
-            if *saved == Saved::Stored {
+            if *saved == Outcome::Stored {
                 self.hub.publish(event).await;
             }
         }
@@ -66,13 +66,11 @@ fn objection(event: &Event, origin: &Origin) -> Option<Rejection> {
     }
 }
 
-fn outcome(objection: Option<Rejection>, saved: Option<Saved>) -> Outcome {
+fn outcome(objection: Option<Rejection>, saved: Option<Outcome>) -> Outcome {
     match (objection, saved) {
         (Some(why), _) => why.into(),
-        (None, Some(Saved::Stored)) => Outcome::Stored,
-        (None, Some(Saved::Duplicate)) => Outcome::Duplicate(Presence::Stored),
-        (None, Some(Saved::Superseded)) => Outcome::Superseded,
-        (None, Some(Saved::Refused(_)) | None) => Rejection::Internal.into(),
+        (None, Some(saved)) => saved,
+        (None, None) => Rejection::Internal.into(),
     }
 }
 

@@ -11,13 +11,13 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future;
 use futures_util::stream;
-use grasp_core::admission::{Needs, is_expired};
+use grasp_core::admission::{Needs, Outcome, Presence, Rejection, is_expired};
 use grasp_core::deletion::{self, DeletionRequest, vanishes_from};
 use grasp_core::nip34::{Proposal, References};
 use grasp_core::{Identifier, Version, kinds};
 use grasp_relay::store::{
-    EventChunks, EventStore, Inventory, Present, Refusal, SaveReport, Saved, StoreError,
-    StoreFuture, StoreRules, StoredEvent,
+    EventChunks, EventStore, Inventory, Present, SaveReport, StoreError, StoreFuture, StoreRules,
+    StoredEvent,
 };
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
@@ -89,7 +89,7 @@ impl EventStore for MemoryStore {
         &self,
         events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> StoreFuture<'_, Vec<Option<Refusal>>> {
+    ) -> StoreFuture<'_, Vec<Option<Rejection>>> {
         self.with(|_, state| {
             events.iter().map(|event| state.known_refusal(event, now)).collect::<Vec<_>>()
         })
@@ -208,19 +208,19 @@ impl EventStore for MemoryStore {
 }
 
 impl State {
-    fn save(&mut self, rules: &StoreRules, event: Arc<Event>, now: Timestamp) -> Saved {
+    fn save(&mut self, rules: &StoreRules, event: Arc<Event>, now: Timestamp) -> Outcome {
         if self.knows(&event) && !is_expired(&event, now) {
-            return Saved::Duplicate;
+            return Outcome::Duplicate(Presence::Stored);
         }
         if let Some(refusal) = self.refusal(&event, now) {
-            if refusal == Refusal::Deleted {
+            if refusal == Rejection::Deleted {
                 self.note_use(&event, now);
             }
-            return Saved::Refused(refusal);
+            return refusal.into();
         }
         let delisted = deletion::coordinate(&event).and_then(|at| self.delisted.get(&at));
         if delisted.is_some_and(|by| Version::of(&event) < *by) {
-            return Saved::Superseded;
+            return Outcome::Superseded;
         }
         match event.kind {
             Kind::EventDeletion => self.delete(&event, now),
@@ -231,7 +231,7 @@ impl State {
             None => self.served.push(event),
             Some(coordinate) => return self.save_version(rules, &coordinate, event),
         }
-        Saved::Stored
+        Outcome::Stored
     }
 
     /// Serves the winner of a version and the one served so far, and keeps the other as superseded.
@@ -240,12 +240,12 @@ impl State {
         rules: &StoreRules,
         coordinate: &Coordinate,
         event: Arc<Event>,
-    ) -> Saved {
+    ) -> Outcome {
         let head = versions(&self.served, coordinate).next().cloned();
         match head {
             Some(head) if serving_order(&head) < serving_order(&event) => {
                 self.keep_superseded(rules, coordinate, event);
-                return Saved::Superseded;
+                return Outcome::Superseded;
             }
             Some(head) => {
                 self.served.retain(|served| served.id != head.id);
@@ -255,7 +255,7 @@ impl State {
         }
         self.superseded.retain(|kept| kept.id != event.id);
         self.served.push(event);
-        Saved::Stored
+        Outcome::Stored
     }
 
     fn keep_superseded(&mut self, rules: &StoreRules, coordinate: &Coordinate, event: Arc<Event>) {
@@ -271,42 +271,42 @@ impl State {
         }
     }
 
-    fn known_refusal(&mut self, event: &Event, now: Timestamp) -> Option<Refusal> {
+    fn known_refusal(&mut self, event: &Event, now: Timestamp) -> Option<Rejection> {
         if self.knows(event) && !is_expired(event, now) {
             return None;
         }
         let refusal = self.refusal(event, now);
-        if refusal == Some(Refusal::Deleted) {
+        if refusal == Some(Rejection::Deleted) {
             self.note_use(event, now);
         }
         refusal
     }
 
-    fn refusal(&self, event: &Event, now: Timestamp) -> Option<Refusal> {
+    fn refusal(&self, event: &Event, now: Timestamp) -> Option<Rejection> {
         if event.kind.is_ephemeral() {
-            return Some(Refusal::Ephemeral);
+            return Some(Rejection::NeverStored);
         }
         if is_expired(event, now) {
-            return Some(Refusal::Expired);
+            return Some(Rejection::Expired);
         }
         let vanished = self.vanished.get(&event.pubkey);
         if vanished.is_some_and(|until| is_vanishable(event, *until)) {
-            return Some(Refusal::Vanished);
+            return Some(Rejection::Vanished);
         }
         if self.requests.iter().any(|request| request.deletes(event)) {
-            return Some(Refusal::Deleted);
+            return Some(Rejection::Deleted);
         }
         if event.kind != Kind::EventDeletion {
             return None;
         }
         let Ok(targets) = DeletionRequest::parse(event) else {
-            return Some(Refusal::TooManyTargets);
+            return Some(Rejection::TooManyTargets);
         };
         let foreign = |held: &Arc<Event>| {
             targets.ids.contains(&held.id) && held.pubkey != event.pubkey && !is_expired(held, now)
         };
         let names_others = self.served.iter().any(foreign) || self.superseded.iter().any(foreign);
-        names_others.then_some(Refusal::ForeignDeletion)
+        names_others.then_some(Rejection::ForeignDeletion)
     }
 
     fn knows(&self, event: &Event) -> bool {
