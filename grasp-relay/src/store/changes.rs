@@ -286,23 +286,23 @@ pub(crate) trait Changes: GitRows {
     }
 }
 
-/// Returns the change of a family by the removal of an event that signed for some of its refs.
+/// Returns the change of a family by the removal, now, of an event that signed for some of its refs.
 pub(crate) fn refs_change(
-    event: &Event,
+    (event, now): (&Event, Timestamp),
     endpoint: Endpoint,
     identifier: &Identifier,
     views: Vec<(PublicKey, View)>,
 ) -> FamilyChange {
     let mut change = FamilyChange::new(endpoint, identifier.clone());
     for (owner, view) in views {
-        let changed = refs_removal(event, endpoint, owner, &view);
+        let changed = refs_removal((event, now), endpoint, owner, &view);
         changed.into_iter().for_each(|view| change.push((view, Some(Garbage::Removed))));
     }
     change
 }
 
 fn refs_removal(
-    event: &Event,
+    (event, since): (&Event, Timestamp),
     endpoint: Endpoint,
     owner: PublicKey,
     view: &View,
@@ -318,7 +318,6 @@ fn refs_removal(
     }
     let mut left = Refs::clone(&view.refs);
     left.refs.retain(|name, _| !is_gone(name));
-    let since = Timestamp::now();
     let retired = view.refs.retired_by(&left).into_iter();
     let retired = retired.map(|(tip, name)| RetiredRef { owner, tip, name, since }).collect();
     let keeps_state = left.refs.keys().any(RefName::is_branch_or_tag);

@@ -203,10 +203,11 @@ pub struct EngineStore<E>(pub(super) Arc<E>);
 async fn finish(
     engine: &impl StoreEngine,
     request: Arc<Event>,
+    now: Timestamp,
 ) -> Result<BTreeSet<Identifier>, StoreError> {
     let mut affected = BTreeSet::new();
     loop {
-        let (is_done, names) = continue_request(engine, Arc::clone(&request)).await?;
+        let (is_done, names) = continue_request(engine, Arc::clone(&request), now).await?;
         affected.extend(names);
         if is_done {
             return Ok(affected);
@@ -219,9 +220,10 @@ async fn finish(
 pub(crate) async fn continue_request(
     engine: &impl StoreEngine,
     request: Arc<Event>,
+    now: Timestamp,
 ) -> Result<(bool, BTreeSet<Identifier>), StoreError> {
     let wanted = engine.want(|keys, wanted| wanted.request(keys, &request));
-    engine.write(MAX_TASK_ROWS, wanted, move |tables| tables.continue_request(&request)).await
+    engine.write(MAX_TASK_ROWS, wanted, move |tables| tables.continue_request(&request, now)).await
 }
 
 /// Returns the versions that a statement finds at these coordinates.
@@ -257,7 +259,7 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
                 report.saved.extend(saved);
                 report.affected.extend(affected);
                 for request in unfinished {
-                    report.affected.extend(finish(&*self.0, request).await?);
+                    report.affected.extend(finish(&*self.0, request, now).await?);
                 }
             }
             Ok(report)
@@ -337,9 +339,9 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
         })
     }
 
-    fn delist(&self, coordinate: Coordinate, by: Version, _: Timestamp) -> StoreFuture<'_, u64> {
+    fn delist(&self, coordinate: Coordinate, by: Version, now: Timestamp) -> StoreFuture<'_, u64> {
         let wanted = self.0.want(|keys, wanted| wanted.coordinate(keys, &coordinate));
-        Box::pin(self.0.write(1, wanted, move |tables| tables.delist(&coordinate, by)))
+        Box::pin(self.0.write(1, wanted, move |tables| tables.delist(&coordinate, by, now)))
     }
 
     fn delisted(

@@ -122,7 +122,7 @@ pub(crate) trait Rows {
     /// Deletes a served event with all rows that refer to it, and counts what that costs.
     fn erase(&self, seq: i64) -> Result<Option<Event>, StoreError>;
     /// Removes the refs that an event signed for, which is being removed.
-    fn remove_refs_of(&self, event: &Event) -> Result<(), StoreError>;
+    fn remove_refs_of(&self, event: &Event, now: Timestamp) -> Result<(), StoreError>;
 
     /// Keeps a version within the limit per coordinate, unless it is kept already.
     fn insert_copy(&self, event: &Event, coordinate: &Digest) -> Result<(), StoreError>;
@@ -218,11 +218,16 @@ pub(crate) trait Rules: Rows + Sized {
     }
 
     /// Removes versions that are older than this one, and records that they stay away.
-    fn delist(&self, coordinate: &Coordinate, by: Version) -> Result<u64, StoreError> {
+    fn delist(
+        &self,
+        coordinate: &Coordinate,
+        by: Version,
+        now: Timestamp,
+    ) -> Result<u64, StoreError> {
         let (key, by) = (self.keys().coordinate(coordinate), Position::of_version(by));
         let mut gone = 0;
         if let Some(head) = self.head(&key)?.filter(|head| head.at > by) {
-            self.remove_served(head.seq)?;
+            self.remove_served(head.seq, now)?;
             gone += 1;
         }
         if self.delisted_by(&key)?.is_none_or(|known| by < known) {
@@ -338,27 +343,27 @@ pub(crate) trait Rules: Rows + Sized {
     /// Removes a version that has expired; returns whether it has.
     fn remove_if_expired(&self, head: &Served, now: Timestamp) -> Result<bool, StoreError> {
         let has_ended = self.has_ended(head.seq, seconds(now.as_secs()))?;
-        Ok(has_ended && self.remove_served(head.seq)?)
+        Ok(has_ended && self.remove_served(head.seq, now)?)
     }
 
     /// Deletes a served event without replacement, with the refs that it signed for, and records the repositories it
     /// named. Returns whether it was there.
-    fn remove_served(&self, seq: i64) -> Result<bool, StoreError> {
+    fn remove_served(&self, seq: i64, now: Timestamp) -> Result<bool, StoreError> {
         let Some(event) = self.erase(seq)? else { return Ok(false) };
-        self.remove_refs_of(&event)?;
+        self.remove_refs_of(&event, now)?;
         self.progress().affected.borrow_mut().extend(repository_names(&event));
         Ok(true)
     }
 
     fn remove_expired(&self, now: Timestamp) -> Result<Swept, StoreError> {
-        let now = seconds(now.as_secs());
+        let until = seconds(now.as_secs());
         let mut removed = 0;
-        let due = self.expired_events(now)?;
+        let due = self.expired_events(until)?;
         for seq in due.iter().take_while(|_| !self.progress().is_spent()) {
-            self.remove_served(*seq)?;
+            self.remove_served(*seq, now)?;
             removed += 1;
         }
-        let copies = self.expired_copies(now)?;
+        let copies = self.expired_copies(until)?;
         for seq in &copies {
             self.erase_copy(*seq)?;
         }
@@ -400,7 +405,7 @@ pub(crate) trait Deletions: Rows + Sized {
             Kind::RequestToVanish => self.gate_author(event)?,
             _ => return Ok(()),
         }
-        if !self.apply_request(event)? {
+        if !self.apply_request(event, now)? {
             self.put_unfinished(&event.id)?;
             self.progress().unfinished.borrow_mut().push(Arc::clone(event));
         }
@@ -412,8 +417,9 @@ pub(crate) trait Deletions: Rows + Sized {
     fn continue_request(
         &self,
         request: &Event,
+        now: Timestamp,
     ) -> Result<(bool, BTreeSet<Identifier>), StoreError> {
-        let is_done = self.apply_request(request)?;
+        let is_done = self.apply_request(request, now)?;
         if is_done {
             self.delete_unfinished(&request.id)?;
         }
@@ -421,10 +427,10 @@ pub(crate) trait Deletions: Rows + Sized {
     }
 
     /// Erases targets of a request within the limit of one transaction; returns whether none is left.
-    fn apply_request(&self, request: &Event) -> Result<bool, StoreError> {
+    fn apply_request(&self, request: &Event, now: Timestamp) -> Result<bool, StoreError> {
         match request.kind {
-            Kind::EventDeletion => self.delete_targets(request),
-            _ => self.vanish(request),
+            Kind::EventDeletion => self.delete_targets(request, now),
+            _ => self.vanish(request, now),
         }
     }
 
@@ -497,36 +503,41 @@ pub(crate) trait Deletions: Rows + Sized {
     }
 
     /// Erases targets of a deletion request; returns whether none is left.
-    fn delete_targets(&self, event: &Event) -> Result<bool, StoreError> {
+    fn delete_targets(&self, event: &Event, now: Timestamp) -> Result<bool, StoreError> {
         let request = DeletionRequest::parse(event).unwrap_or_default();
         for id in &request.ids {
             if self.progress().is_spent() {
                 return Ok(false);
             }
-            self.delete_id(id, event)?;
+            self.delete_id(id, event, now)?;
         }
         for coordinate in &request.coordinates {
             if self.progress().is_spent() {
                 return Ok(false);
             }
-            self.delete_versions(&self.keys().coordinate(coordinate), event)?;
+            self.delete_versions(&self.keys().coordinate(coordinate), event, now)?;
         }
         Ok(true)
     }
 
-    fn delete_id(&self, id: &EventId, request: &Event) -> Result<(), StoreError> {
+    fn delete_id(&self, id: &EventId, request: &Event, now: Timestamp) -> Result<(), StoreError> {
         if let Some(seq) = self.deletable(id, &request.pubkey)? {
-            self.remove_served(seq)?;
+            self.remove_served(seq, now)?;
         }
         self.delete_copy(id, Some(&request.pubkey))?;
         Ok(())
     }
 
     /// Removes every version of a coordinate that is not newer than the request.
-    fn delete_versions(&self, coordinate: &Digest, request: &Event) -> Result<(), StoreError> {
+    fn delete_versions(
+        &self,
+        coordinate: &Digest,
+        request: &Event,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         let until = newest(request.created_at);
         if let Some(head) = self.head(coordinate)?.filter(|head| head.at.newest() >= until) {
-            self.remove_served(head.seq)?;
+            self.remove_served(head.seq, now)?;
         }
         self.delete_copies(coordinate, until)
     }
@@ -545,7 +556,7 @@ pub(crate) trait Deletions: Rows + Sized {
 
     /// Erases an author's events, kept versions, deletion requests and gates up to the request, if it includes this
     /// service. Returns whether nothing is left.
-    fn vanish(&self, request: &Event) -> Result<bool, StoreError> {
+    fn vanish(&self, request: &Event, now: Timestamp) -> Result<bool, StoreError> {
         if !self.includes_this_service(request) {
             return Ok(true);
         }
@@ -555,7 +566,7 @@ pub(crate) trait Deletions: Rows + Sized {
             if self.progress().is_spent() {
                 return Ok(false);
             }
-            self.remove_served(*seq)?;
+            self.remove_served(*seq, now)?;
         }
         let copies = self.copies_by(author, until)?;
         copies.iter().try_for_each(|seq| self.erase_copy(*seq))?;

@@ -376,7 +376,8 @@ async fn refs_are_removed_with_the_event_that_signed_them(store: &dyn Store) {
         1,
         "other views of the identifier stay"
     );
-    assert_eq!(row.retired.iter().map(|it| it.tip).collect::<Vec<_>>(), [oid(1)]);
+    let retired: Vec<_> = row.retired.iter().map(|it| (it.tip, it.since)).collect();
+    assert_eq!(retired, [(oid(1), time(NOW))], "since the time of the deletion");
     assert_eq!(row.garbage, Some(Garbage::Removed));
 }
 

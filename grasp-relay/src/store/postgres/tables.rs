@@ -14,6 +14,7 @@ use grasp_core::deletion;
 use grasp_purgatory::database::Generation;
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
+use nostr::types::Timestamp;
 use rusqlite::types::Value;
 
 pub(super) use self::write::Statement;
@@ -68,8 +69,8 @@ struct Changed {
     finished: Vec<EventId>,
     /// Statements about refs, packs and purgatory, in their order.
     statements: Vec<Statement>,
-    /// Events that were removed and whose refs are to be removed, too.
-    refs_of: Vec<Event>,
+    /// Events that were removed, and when; their refs are to be removed, too.
+    refs_of: Vec<(Event, Timestamp)>,
     generation: bool,
 }
 
@@ -123,7 +124,7 @@ impl<'a> PostgresTables<'a> {
     }
 
     /// Takes the events whose refs are to be removed.
-    pub(super) fn take_refs_of(&mut self) -> Vec<Event> {
+    pub(super) fn take_refs_of(&mut self) -> Vec<(Event, Timestamp)> {
         std::mem::take(&mut self.rows.get_mut().changed.refs_of)
     }
 }
@@ -285,9 +286,9 @@ impl Rows for PostgresTables<'_> {
         Ok(Some(event))
     }
 
-    fn remove_refs_of(&self, event: &Event) -> Result<(), StoreError> {
+    fn remove_refs_of(&self, event: &Event, now: Timestamp) -> Result<(), StoreError> {
         if crate::store::REPOSITORY_KINDS.contains(&event.kind) {
-            self.rows.borrow_mut().changed.refs_of.push(event.clone());
+            self.rows.borrow_mut().changed.refs_of.push((event.clone(), now));
         }
         Ok(())
     }

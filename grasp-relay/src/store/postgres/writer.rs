@@ -11,6 +11,7 @@ use std::time::Duration;
 use deadpool_postgres::{Object, Pool};
 use grasp_core::service::Endpoint;
 use nostr::event::Event;
+use nostr::types::Timestamp;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
@@ -266,8 +267,8 @@ async fn write(
 ) -> Result<(), StoreError> {
     for queued in group {
         queued.task.perform(tables)?;
-        for event in tables.take_refs_of() {
-            remove_refs(client, tables, &event).await?;
+        for (event, now) in tables.take_refs_of() {
+            remove_refs(client, tables, (&event, now)).await?;
         }
     }
     tables.commit(client).await
@@ -277,13 +278,13 @@ async fn write(
 async fn remove_refs(
     client: &Object,
     tables: &mut PostgresTables<'_>,
-    event: &Event,
+    (event, now): (&Event, Timestamp),
 ) -> Result<(), StoreError> {
     for name in repository_names(event) {
         for endpoint in [Endpoint::Repository, Endpoint::PullRequests] {
             tables.flush_statements(client).await?;
             let views = rows(client, views_of(endpoint, &name)).await?;
-            tables.change_family(&refs_change(event, endpoint, &name, views))?;
+            tables.change_family(&refs_change((event, now), endpoint, &name, views))?;
         }
     }
     Ok(())

@@ -7,6 +7,7 @@ use grasp_core::service::Endpoint;
 use grasp_purgatory::database::Generation;
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
+use nostr::types::Timestamp;
 use rusqlite::types::{FromSql, Value};
 use rusqlite::{
     CachedStatement, Connection, OptionalExtension, Params, Row, ToSql, TransactionBehavior,
@@ -243,8 +244,14 @@ impl Rows for SqliteTables<'_> {
         Ok(Some(event))
     }
 
-    fn remove_refs_of(&self, event: &Event) -> Result<(), StoreError> {
-        self.remove_refs(event)
+    fn remove_refs_of(&self, event: &Event, now: Timestamp) -> Result<(), StoreError> {
+        for name in repository_names(event) {
+            for endpoint in [Endpoint::Repository, Endpoint::PullRequests] {
+                let views = self.rows(views_of(endpoint, &name))?;
+                self.change_family(&refs_change((event, now), endpoint, &name, views))?;
+            }
+        }
+        Ok(())
     }
 
     fn insert_copy(&self, event: &Event, coordinate: &Digest) -> Result<(), StoreError> {
@@ -506,19 +513,6 @@ impl GitRows for SqliteTables<'_> {
 
     fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), StoreError> {
         self.execute(sql, params_from_iter(values))?;
-        Ok(())
-    }
-}
-
-impl SqliteTables<'_> {
-    /// Removes the refs that an event signed for, which is being removed.
-    pub(super) fn remove_refs(&self, event: &Event) -> Result<(), StoreError> {
-        for name in repository_names(event) {
-            for endpoint in [Endpoint::Repository, Endpoint::PullRequests] {
-                let views = self.rows(views_of(endpoint, &name))?;
-                self.change_family(&refs_change(event, endpoint, &name, views))?;
-            }
-        }
         Ok(())
     }
 }
