@@ -17,14 +17,21 @@ pub(in crate::store::postgres) struct Statement {
 /// Statements that travel together.
 const PIPELINED: usize = 24;
 
-/// Returns a column of rows as an array.
-fn column<R, T>(rows: &[R], value: impl Fn(&R) -> T) -> Vec<T> {
-    rows.iter().map(value).collect()
-}
-
 macro_rules! statement {
     ($sql:expr, $($value:expr),*) => {
         Statement { sql: $sql, values: vec![$(Box::new($value)),*] }
+    };
+}
+
+/// Adds a statement about rows, unless there are none. Each column of theirs is an array.
+macro_rules! batch {
+    ($statements:ident, $sql:expr, $rows:expr, $row:pat => $($value:expr),+) => {
+        let rows: Vec<_> = $rows.into_iter().collect();
+        if !rows.is_empty() {
+            #[allow(unused_variables, reason = "a column is a part of the row")]
+            let written = statement!($sql, $(rows.iter().map(|$row| $value).collect::<Vec<_>>()),+);
+            $statements.push(written);
+        }
     };
 }
 
@@ -105,173 +112,97 @@ impl WorkingSet {
     fn insert_events(&self, statements: &mut Vec<Statement>) {
         let new = self.events.iter().filter_map(|(seq, row)| Some((*seq, row, row.new.as_ref()?)));
         let mut new: Vec<(i64, &EventRow, &Vec<Digest>)> = new.collect();
-        if new.is_empty() {
-            return;
-        }
         new.sort_unstable_by_key(|(seq, ..)| *seq);
-        statements.push(statement!(
+        batch!(statements,
             "INSERT INTO events (seq, newest, id, pubkey, kind, json) SELECT * FROM
                 unnest($1::BIGINT[], $2::BIGINT[], $3::BYTEA[], $4::BYTEA[], $5::INTEGER[], $6::TEXT[])",
-            column(&new, |(seq, ..)| *seq),
-            column(&new, |(_, row, _)| row.at.newest()),
-            column(&new, |(_, row, _)| row.at.id().to_vec()),
-            column(&new, |(_, row, _)| row.pubkey.to_bytes().to_vec()),
-            column(&new, |(_, row, _)| i32::from(row.kind)),
-            column(&new, |(_, row, _)| row.json.clone().unwrap_or_default())
-        ));
+            &new, (seq, row, _) => *seq, row.at.newest(), row.at.id().to_vec(),
+            row.pubkey.to_bytes().to_vec(), i32::from(row.kind), row.json.clone().unwrap_or_default());
         let entries = new.iter().flat_map(|(seq, row, lists)| {
             lists.iter().map(|list| (*list, row.at, i32::from(row.kind), *seq))
         });
         let mut entries: Vec<(Digest, Position, i32, i64)> = entries.collect();
         // In the order of the index.
         entries.sort_unstable();
-        statements.push(statement!(
+        batch!(statements,
             "INSERT INTO lists (list, newest, id, kind, seq) SELECT * FROM
                 unnest($1::BYTEA[], $2::BIGINT[], $3::BYTEA[], $4::INTEGER[], $5::BIGINT[])",
-            column(&entries, |(list, ..)| list.to_vec()),
-            column(&entries, |(_, at, ..)| at.newest()),
-            column(&entries, |(_, at, ..)| at.id().to_vec()),
-            column(&entries, |(.., kind, _)| *kind),
-            column(&entries, |(.., seq)| *seq)
-        ));
-        let ends: Vec<_> = new.iter().filter_map(|(seq, row, _)| Some((row.ends?, *seq))).collect();
-        if !ends.is_empty() {
-            let (ends, seqs): (Vec<_>, Vec<_>) = ends.into_iter().unzip();
-            statements.push(statement!(
-                "INSERT INTO expirations (at, seq) SELECT * FROM unnest($1::BIGINT[], $2::BIGINT[])",
-                ends,
-                seqs
-            ));
-        }
+            entries, (list, at, kind, seq) =>
+            list.to_vec(), at.newest(), at.id().to_vec(), *kind, *seq);
+        let ends = new.iter().filter_map(|(seq, row, _)| Some((row.ends?, *seq)));
+        batch!(statements,
+            "INSERT INTO expirations (at, seq) SELECT * FROM unnest($1::BIGINT[], $2::BIGINT[])",
+            ends, (end, seq) => *end, *seq);
     }
 
     fn write_heads(&self, changed: &Changed, statements: &mut Vec<Statement>) {
-        let (mut gone, mut coordinates, mut seqs) = (Vec::new(), Vec::new(), Vec::new());
-        for coordinate in &changed.heads {
-            match self.heads.get(coordinate) {
-                Some(seq) => {
-                    coordinates.push(coordinate.to_vec());
-                    seqs.push(*seq);
-                }
-                None => gone.push(coordinate.to_vec()),
-            }
-        }
-        if !gone.is_empty() {
-            statements.push(statement!("DELETE FROM heads WHERE coordinate = ANY($1)", gone));
-        }
-        if !seqs.is_empty() {
-            statements.push(statement!(
-                "INSERT INTO heads (coordinate, seq)
-                    SELECT * FROM unnest($1::BYTEA[], $2::BIGINT[])
-                    ON CONFLICT (coordinate) DO UPDATE SET seq = excluded.seq",
-                coordinates,
-                seqs
-            ));
-        }
+        let gone = changed.heads.iter().filter(|coordinate| !self.heads.contains_key(*coordinate));
+        batch!(statements, "DELETE FROM heads WHERE coordinate = ANY($1)",
+            gone, coordinate => coordinate.to_vec());
+        let heads = changed.heads.iter().filter_map(|at| Some((at, self.heads.get(at)?)));
+        batch!(statements,
+            "INSERT INTO heads (coordinate, seq)
+                SELECT * FROM unnest($1::BYTEA[], $2::BIGINT[])
+                ON CONFLICT (coordinate) DO UPDATE SET seq = excluded.seq",
+            heads, (coordinate, seq) => coordinate.to_vec(), **seq);
     }
 
     fn write_copies(&self, changed: &Changed, statements: &mut Vec<Statement>) {
-        if !changed.erased_copies.is_empty() {
-            let erased = changed.erased_copies.clone();
-            statements.push(statement!("DELETE FROM superseded WHERE seq = ANY($1)", erased));
-        }
+        batch!(statements, "DELETE FROM superseded WHERE seq = ANY($1)",
+            &changed.erased_copies, seq => **seq);
         let new = self.copies.iter().filter_map(|(seq, row)| Some((*seq, row, row.new.as_ref()?)));
-        let new: Vec<_> = new.collect();
-        if new.is_empty() {
-            return;
-        }
-        statements.push(statement!(
+        batch!(statements,
             "INSERT INTO superseded (seq, coordinate, newest, id, pubkey, expires_at, json)
                 SELECT * FROM unnest($1::BIGINT[], $2::BYTEA[], $3::BIGINT[], $4::BYTEA[],
                     $5::BYTEA[], $6::BIGINT[], $7::TEXT[])",
-            column(&new, |(seq, ..)| *seq),
-            column(&new, |(_, row, _)| row.coordinate.to_vec()),
-            column(&new, |(_, row, _)| row.at.newest()),
-            column(&new, |(_, row, _)| row.at.id().to_vec()),
-            column(&new, |(_, row, _)| row.pubkey.to_bytes().to_vec()),
-            column(&new, |(_, row, _)| row.ends),
-            column(&new, |(.., json)| (*json).clone())
-        ));
+            new, (seq, row, json) => *seq, row.coordinate.to_vec(), row.at.newest(), row.at.id().to_vec(),
+            row.pubkey.to_bytes().to_vec(), row.ends, (*json).clone());
     }
 
     fn write_requests(&self, changed: &Changed, statements: &mut Vec<Statement>) {
-        if !changed.forgotten_requests.is_empty() {
-            let seqs = || changed.forgotten_requests.clone();
-            statements.push(statement!("DELETE FROM gates WHERE request = ANY($1)", seqs()));
-            statements.push(statement!("DELETE FROM requests WHERE seq = ANY($1)", seqs()));
+        for forget in [
+            "DELETE FROM gates WHERE request = ANY($1)",
+            "DELETE FROM requests WHERE seq = ANY($1)",
+        ] {
+            batch!(statements, forget, &changed.forgotten_requests, seq => **seq);
         }
-        let requests: Vec<_> = changed
-            .requests
-            .iter()
-            .filter_map(|seq| Some((*seq, self.requests.get(seq)?)))
-            .collect();
-        if !requests.is_empty() {
-            statements.push(statement!(
-                "INSERT INTO requests (seq, pubkey, id, newest, clock, retired)
-                    SELECT * FROM unnest($1::BIGINT[], $2::BYTEA[], $3::BYTEA[], $4::BIGINT[],
-                        $5::BIGINT[], $6::BIGINT[])
-                    ON CONFLICT (seq) DO UPDATE SET clock = excluded.clock, retired = excluded.retired",
-                column(&requests, |(seq, _)| *seq),
-                column(&requests, |(_, row)| row.pubkey.to_bytes().to_vec()),
-                column(&requests, |(_, row)| row.id.to_bytes().to_vec()),
-                column(&requests, |(_, row)| row.newest),
-                column(&requests, |(_, row)| row.clock),
-                column(&requests, |(_, row)| i64::from(row.is_retired))
-            ));
-        }
-        if changed.gates.is_empty() {
-            return;
-        }
-        let replaced: Vec<_> = changed.gates.iter().map(|target| target.to_vec()).collect();
-        statements.push(statement!("DELETE FROM gates WHERE target = ANY($1)", replaced));
+        let requests = changed.requests.iter();
+        let requests = requests.filter_map(|seq| Some((*seq, self.requests.get(seq)?)));
+        batch!(statements,
+            "INSERT INTO requests (seq, pubkey, id, newest, clock, retired)
+                SELECT * FROM unnest($1::BIGINT[], $2::BYTEA[], $3::BYTEA[], $4::BIGINT[],
+                    $5::BIGINT[], $6::BIGINT[])
+                ON CONFLICT (seq) DO UPDATE SET clock = excluded.clock, retired = excluded.retired",
+            requests, (seq, row) => *seq, row.pubkey.to_bytes().to_vec(), row.id.to_bytes().to_vec(),
+            row.newest, row.clock, i64::from(row.is_retired));
+        batch!(statements, "DELETE FROM gates WHERE target = ANY($1)",
+            &changed.gates, target => target.to_vec());
         let gates = changed.gates.iter();
-        let gates = gates.filter_map(|target| Some((target.to_vec(), *self.gates.get(target)?)));
-        let (targets, requests): (Vec<_>, Vec<_>) = gates.unzip();
-        statements.push(statement!(
+        let gates = gates.filter_map(|target| Some((target, self.gates.get(target)?)));
+        batch!(statements,
             "INSERT INTO gates (target, request) SELECT * FROM unnest($1::BYTEA[], $2::BIGINT[])",
-            targets,
-            requests
-        ));
+            gates, (target, request) => target.to_vec(), **request);
     }
 
     fn write_others(&self, changed: &Changed, statements: &mut Vec<Statement>) {
         let vanished = changed.vanished.iter();
-        let vanished = vanished
-            .filter_map(|author| Some((author.to_bytes().to_vec(), *self.vanished.get(author)?)));
-        let (authors, until): (Vec<_>, Vec<_>) = vanished.unzip();
-        if !authors.is_empty() {
-            statements.push(statement!(
-                "INSERT INTO vanished (pubkey, newest) SELECT * FROM unnest($1::BYTEA[], $2::BIGINT[])
-                    ON CONFLICT (pubkey) DO UPDATE SET newest = excluded.newest",
-                authors,
-                until
-            ));
-        }
+        let vanished = vanished.filter_map(|author| Some((author, self.vanished.get(author)?)));
+        batch!(statements,
+            "INSERT INTO vanished (pubkey, newest) SELECT * FROM unnest($1::BYTEA[], $2::BIGINT[])
+                ON CONFLICT (pubkey) DO UPDATE SET newest = excluded.newest",
+            vanished, (author, until) => author.to_bytes().to_vec(), **until);
         let delisted = changed.delisted.iter();
-        let delisted: Vec<_> =
-            delisted.filter_map(|key| Some((key.to_vec(), self.delisted.get(key)?))).collect();
-        if !delisted.is_empty() {
-            statements.push(statement!(
-                "INSERT INTO delisted (coordinate, newest, id)
-                    SELECT * FROM unnest($1::BYTEA[], $2::BIGINT[], $3::BYTEA[])
-                    ON CONFLICT (coordinate) DO UPDATE SET newest = excluded.newest, id = excluded.id",
-                column(&delisted, |(key, _)| key.clone()),
-                column(&delisted, |(_, by)| by.newest()),
-                column(&delisted, |(_, by)| by.id().to_vec())
-            ));
-        }
-        for (sql, ids) in [
-            (
-                "INSERT INTO unfinished (id) SELECT * FROM unnest($1::BYTEA[]) ON CONFLICT DO NOTHING",
-                &changed.unfinished,
-            ),
-            ("DELETE FROM unfinished WHERE id = ANY($1)", &changed.finished),
-        ] {
-            if !ids.is_empty() {
-                let ids: Vec<_> = ids.iter().map(|id| id.to_bytes().to_vec()).collect();
-                statements.push(statement!(sql, ids));
-            }
-        }
+        let delisted = delisted.filter_map(|key| Some((key, self.delisted.get(key)?)));
+        batch!(statements,
+            "INSERT INTO delisted (coordinate, newest, id)
+                SELECT * FROM unnest($1::BYTEA[], $2::BIGINT[], $3::BYTEA[])
+                ON CONFLICT (coordinate) DO UPDATE SET newest = excluded.newest, id = excluded.id",
+            delisted, (key, by) => key.to_vec(), by.newest(), by.id().to_vec());
+        batch!(statements,
+            "INSERT INTO unfinished (id) SELECT * FROM unnest($1::BYTEA[]) ON CONFLICT DO NOTHING",
+            &changed.unfinished, id => id.to_bytes().to_vec());
+        batch!(statements, "DELETE FROM unfinished WHERE id = ANY($1)",
+            &changed.finished, id => id.to_bytes().to_vec());
         if changed.generation {
             statements.push(statement!("UPDATE generations SET last = $1", self.last_generation));
         }
@@ -280,22 +211,12 @@ impl WorkingSet {
 
 fn erase(changed: &Changed, statements: &mut Vec<Statement>) {
     let erased = &changed.erased;
-    if erased.is_empty() {
-        return;
-    }
-    let seqs: Vec<_> = erased.iter().map(|row| row.seq).collect();
-    statements.push(statement!("DELETE FROM events WHERE seq = ANY($1)", seqs));
-    let entries: Vec<_> =
-        erased.iter().flat_map(|row| row.lists.iter().map(|list| (*list, row.at))).collect();
-    statements.push(statement!(
+    batch!(statements, "DELETE FROM events WHERE seq = ANY($1)", erased, row => row.seq);
+    let entries = erased.iter().flat_map(|row| row.lists.iter().map(|list| (list, row.at)));
+    batch!(statements,
         "DELETE FROM lists USING unnest($1::BYTEA[], $2::BIGINT[], $3::BYTEA[]) d(list, newest, id)
             WHERE lists.list = d.list AND lists.newest = d.newest AND lists.id = d.id",
-        column(&entries, |(list, _)| list.to_vec()),
-        column(&entries, |(_, at)| at.newest()),
-        column(&entries, |(_, at)| at.id().to_vec())
-    ));
-    let ended: Vec<_> = erased.iter().filter(|row| row.has_end).map(|row| row.seq).collect();
-    if !ended.is_empty() {
-        statements.push(statement!("DELETE FROM expirations WHERE seq = ANY($1)", ended));
-    }
+        entries, (list, at) => list.to_vec(), at.newest(), at.id().to_vec());
+    let ended = erased.iter().filter(|row| row.has_end);
+    batch!(statements, "DELETE FROM expirations WHERE seq = ANY($1)", ended, row => row.seq);
 }
