@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use grasp_core::service::Endpoint;
 use grasp_purgatory::database::Database as _;
 use grasp_purgatory::git::{LostPacks, NamedFiles};
-use grasp_relay::store::sqlite::{Integrity, SqliteReader};
+use grasp_relay::store::sqlite::SqliteReader;
 use grasp_relay::web::format_count;
 use nostr::types::Timestamp;
 
@@ -71,8 +71,7 @@ async fn copy(data: &StoredData, dir: &Path) -> Result<(LostPacks, String)> {
     for _ in 0..MAX_ATTEMPTS {
         data.database.copy_to(&file).context("could not copy the database")?;
         let copy = SqliteReader::open(&file).context("could not open the copy of the database")?;
-        if let Integrity::Damaged(faults) = copy.integrity_check()? {
-            let fault = faults.first().map(String::as_str).unwrap_or_default();
+        if let Some(fault) = copy.integrity_check()?.first() {
             bail!("the database is damaged: {fault}; {DATABASE_REMEDY}");
         }
         if let Some(lost) = copy_packs(data, &copy, dir).await? {

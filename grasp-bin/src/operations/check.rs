@@ -13,7 +13,6 @@ use anyhow::{Context, Result, bail};
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::git::{Examination, PackFault, RepoStore};
-use grasp_relay::store::sqlite::Integrity;
 use grasp_relay::web::format_count;
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
@@ -104,10 +103,7 @@ pub(crate) fn run(config: &Config, request: &CheckRequest) -> Result<ExitCode> {
 
 async fn check(config: &Config, request: &CheckRequest) -> Result<Report> {
     let data = StoredData::of_server(&config.settings)?;
-    let mut report = Report::default();
-    if let Integrity::Damaged(faults) = data.database.integrity_check()? {
-        report.database = faults;
-    }
+    let mut report = Report { database: data.database.integrity_check()?, ..Report::default() };
     let only = request.repository.as_ref().map(|repo| &repo.identifier);
     data.examine(only.map(|one| BTreeSet::from([one.clone()])), &mut report).await?;
     let unknown = request.repository.as_ref().filter(|_| report.repositories == 0);

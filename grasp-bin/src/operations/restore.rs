@@ -7,7 +7,6 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use grasp_core::Identifier;
 use grasp_purgatory::git::{Examination, PackFault};
-use grasp_relay::store::sqlite::Integrity;
 
 use super::backup::{SERVICE_KEY, summary};
 use super::{Manifest, REPOSITORIES, StoredData, block_on};
@@ -61,8 +60,7 @@ fn is_empty(dir: &Path) -> Result<bool> {
 
 /// Returns the faults of the packs of a backup, at most one for each repository name. Fails if the database has one.
 async fn check(backup: &StoredData, manifest: &Manifest) -> Result<Vec<String>> {
-    if let Integrity::Damaged(faults) = backup.database.integrity_check()? {
-        let fault = faults.first().map(String::as_str).unwrap_or_default();
+    if let Some(fault) = backup.database.integrity_check()?.first() {
         bail!("the backup is damaged: {DATABASE}: {fault}; take another one");
     }
     let mut faults = Vec::new();

@@ -2,6 +2,7 @@
 //! a store of it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -196,8 +197,13 @@ pub(crate) trait StoreEngine: DatabaseEngine {
 }
 
 /// A store in the database of an engine.
-#[derive(Debug)]
 pub struct EngineStore<E>(pub(super) Arc<E>);
+
+impl<E> fmt::Debug for EngineStore<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineStore").finish_non_exhaustive()
+    }
+}
 
 /// Applies a request to the end; other writers get in between its steps.
 async fn finish(

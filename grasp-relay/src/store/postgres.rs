@@ -18,7 +18,6 @@ mod tables;
 mod values;
 mod writer;
 
-use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
@@ -118,7 +117,6 @@ pub type PostgresStore = EngineStore<PostgresEngine>;
 
 /// The connections to a PostgreSQL database.
 pub struct PostgresEngine {
-    place: String,
     rules: Arc<StoreRules>,
     keys: Arc<RwLock<Arc<Keys>>>,
     node_key: [u8; 32],
@@ -155,7 +153,6 @@ impl PostgresStore {
         );
         let listener = tokio::spawn(lease::listen(connector.clone(), commits.clone()));
         let engine = PostgresEngine {
-            place: connector.to_string(),
             rules,
             keys,
             node_key,
@@ -188,15 +185,6 @@ fn item(at: Position) -> Item {
 impl Drop for PostgresEngine {
     fn drop(&mut self) {
         self.listener.abort();
-    }
-}
-
-impl fmt::Debug for PostgresEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresEngine")
-            .field("place", &self.place)
-            .field("rules", &self.rules)
-            .finish_non_exhaustive()
     }
 }
 

@@ -16,9 +16,8 @@ mod tables;
 mod wal;
 mod writer;
 
-use std::fmt;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -70,16 +69,6 @@ impl Default for SqliteOptions {
     }
 }
 
-/// The result of [`SqliteStore::integrity_check`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Integrity {
-    /// No fault was found.
-    Sound,
-    /// One line per fault.
-    Damaged(Vec<String>),
-}
-
 /// An [`EventStore`](super::EventStore) in one SQLite file.
 ///
 /// ```
@@ -115,7 +104,6 @@ pub type SqliteStore = EngineStore<SqliteEngine>;
 
 /// An open SQLite file, with its writer and its readers.
 pub struct SqliteEngine {
-    path: PathBuf,
     rules: Arc<StoreRules>,
     keys: Arc<Keys>,
     writer: SqliteWriter,
@@ -139,7 +127,6 @@ impl SqliteStore {
             .and_then(|wal| SqliteWriter::start(conn, wal, keys.clone(), Arc::clone(&rules)))
             .map_err(failure)?;
         let engine = SqliteEngine {
-            path: path.to_owned(),
             rules,
             keys: Arc::new(keys),
             writer,
@@ -151,28 +138,15 @@ impl SqliteStore {
 
     /// Checks the whole file: its pages, its indexes, and whether they name the same events.
     ///
-    /// Reads everything, while the store goes on working.
-    pub async fn integrity_check(&self) -> Result<Integrity, StoreError> {
-        let faults = self.0.read(|tables| examine(tables).map_err(failure)).await?;
-        Ok(match faults.is_empty() {
-            true => Integrity::Sound,
-            false => Integrity::Damaged(faults),
-        })
-    }
-}
-
-impl fmt::Debug for SqliteEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteEngine")
-            .field("path", &self.path)
-            .field("rules", &self.rules)
-            .finish_non_exhaustive()
+    /// Returns one line per fault. Reads everything, while the store goes on working.
+    pub async fn integrity_check(&self) -> Result<Vec<String>, StoreError> {
+        self.0.search(|tables| examine(tables.conn)).await
     }
 }
 
 impl DatabaseEngine for SqliteEngine {
     async fn rows<T: Send + 'static>(&self, query: Query<T>) -> Result<Vec<T>, StoreError> {
-        self.read(move |tables| tables.rows(query)).await
+        self.read(move |tables| tables::rows(tables.conn, query)).await
     }
 
     async fn commit(&self, commit: Commit) -> Result<Committed, StoreError> {
@@ -366,15 +340,15 @@ fn connect(path: &Path, cache: usize) -> Result<Connection, StoreError> {
     Ok(conn)
 }
 
-fn examine(tables: &SqliteTables<'_>) -> rusqlite::Result<Vec<String>> {
+fn examine(conn: &Connection) -> rusqlite::Result<Vec<String>> {
     let report = "PRAGMA integrity_check";
     let mut faults: Vec<String> =
-        tables.conn.prepare(report)?.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
+        conn.prepare(report)?.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
     faults.retain(|line| line != "ok");
     for table in ["lists", "heads", "expirations"] {
         let stray =
             format!("SELECT count(*) FROM {table} WHERE seq NOT IN (SELECT seq FROM events)");
-        let count: i64 = tables.conn.query_row(&stray, [], |row| row.get(0))?;
+        let count: i64 = conn.query_row(&stray, [], |row| row.get(0))?;
         if count > 0 {
             faults.push(format!("{count} rows of {table} refer to events that do not exist"));
         }

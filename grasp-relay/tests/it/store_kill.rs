@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use grasp_core::admission::Outcome;
 use grasp_relay::store::EventStore;
-use grasp_relay::store::sqlite::{Integrity, SqliteOptions, SqliteStore};
+use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use nostr::event::EventId;
 use nostr::filter::Filter;
 
@@ -59,7 +59,7 @@ fn ids(lines: &mut impl Iterator<Item = String>) -> impl Iterator<Item = EventId
 
 async fn check(path: &Path, acknowledged: &BTreeSet<EventId>) {
     let store = SqliteStore::open(path, SqliteOptions::default()).unwrap();
-    assert_eq!(store.integrity_check().await.unwrap(), Integrity::Sound);
+    assert_eq!(store.integrity_check().await.unwrap(), [""; 0]);
     let found = find(&store, Filter::new().ids(acknowledged.iter().copied())).await;
     assert_eq!(BTreeSet::from_iter(found), *acknowledged);
     store.close().await.unwrap();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use grasp_core::admission::{Outcome, Presence, Rejection};
 use grasp_core::nip34::References;
-use grasp_relay::store::sqlite::{Integrity, SqliteOptions, SqliteStore};
+use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, StoreError};
 use nostr::event::Event;
 use nostr::filter::Filter;
@@ -184,7 +184,7 @@ fn a_large_deletion_is_completed_in_steps() {
         saved_before_batch(&store, vec![vanish], BOB.writes(1).id(2).done()).await;
         assert_eq!(find(&store, of_alice()).await, []);
         assert_eq!(save(&store, &notes[0]).await, Rejection::Vanished.into());
-        assert_eq!(store.integrity_check().await.unwrap(), Integrity::Sound);
+        assert_eq!(store.integrity_check().await.unwrap(), [""; 0]);
     });
 }
 
@@ -242,7 +242,7 @@ fn many_expired_events_are_not_served_before_they_are_swept() {
         );
         // Each of the two saves removed some.
         assert_eq!(store.sweep(time(NOW)).await.unwrap(), 1_400 - 2 * 500);
-        assert_eq!(store.integrity_check().await.unwrap(), Integrity::Sound);
+        assert_eq!(store.integrity_check().await.unwrap(), [""; 0]);
     });
 }
 
@@ -322,10 +322,10 @@ fn the_integrity_check_finds_index_rows_without_events() {
     let store = open(&path);
     block_on(async {
         stored(&store, &ALICE.writes(1).tag("t", "x").done()).await;
-        assert_eq!(store.integrity_check().await.unwrap(), Integrity::Sound);
+        assert_eq!(store.integrity_check().await.unwrap(), [""; 0]);
         let conn = rusqlite::Connection::open(&path).unwrap();
         conn.execute("DELETE FROM events", []).unwrap();
         let damage = store.integrity_check().await.unwrap();
-        assert!(matches!(damage, Integrity::Damaged(faults) if faults.len() == 1));
+        assert_eq!(damage.len(), 1);
     });
 }

@@ -11,11 +11,9 @@ use rusqlite::backup::{Backup, StepResult};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::tables::SqliteTables;
-use super::{BUSY_TIMEOUT, Integrity, examine, tables};
+use super::{BUSY_TIMEOUT, examine, tables};
 use crate::store::engine::{DatabaseEngine, EngineStore, Query};
-use crate::store::keys::Keys;
-use crate::store::{StoreError, StoreRules, failure};
+use crate::store::{StoreError, failure};
 
 /// Times that a copy is begun while the file is locked, each after [`BUSY_TIMEOUT`].
 const MAX_COPY_ATTEMPTS: usize = 3;
@@ -24,12 +22,7 @@ const MAX_COPY_ATTEMPTS: usize = 3;
 pub type SqliteReader = EngineStore<SqliteFile>;
 
 /// A SQLite file that is open for reading.
-pub struct SqliteFile {
-    path: PathBuf,
-    conn: Mutex<Connection>,
-    keys: Keys,
-    rules: StoreRules,
-}
+pub struct SqliteFile(Mutex<Connection>);
 
 /// A write to a database that is open for reading.
 #[derive(Debug, thiserror::Error)]
@@ -57,20 +50,15 @@ impl SqliteReader {
         if !tables::is_current(&conn)? {
             return Err(failure(OlderSchema));
         }
-        let keys = tables::load_keys(&conn).map_err(failure)?;
-        let rules = StoreRules::default();
-        let (path, conn) = (path.to_owned(), Mutex::new(conn));
-        Ok(Self(Arc::new(SqliteFile { path, conn, keys, rules })))
+        Ok(Self(Arc::new(SqliteFile(Mutex::new(conn)))))
     }
 
-    /// Checks the whole file: its pages, its indexes, and whether they name the same events.
-    pub fn integrity_check(&self) -> Result<Integrity, StoreError> {
-        let SqliteFile { keys, rules, .. } = &*self.0;
-        match examine(&SqliteTables::new(&self.0.lock(), keys, rules)) {
-            Ok(faults) if faults.is_empty() => Ok(Integrity::Sound),
-            Ok(faults) => Ok(Integrity::Damaged(faults)),
-            Err(error) if is_corruption(&error) => Ok(Integrity::Damaged(vec![error.to_string()])),
-            Err(error) => Err(failure(error)),
+    /// Checks the whole file: its pages, its indexes, and whether they name the same events. Returns one line per
+    /// fault.
+    pub fn integrity_check(&self) -> Result<Vec<String>, StoreError> {
+        match examine(&self.0.lock()) {
+            Err(error) if is_corruption(&error) => Ok(vec![error.to_string()]),
+            examined => examined.map_err(failure),
         }
     }
 
@@ -86,12 +74,6 @@ impl SqliteReader {
         copy.pragma_update(None, "journal_mode", "DELETE").map_err(failure)?;
         copy.close().map_err(|(_, error)| failure(error))?;
         File::open(path).and_then(|file| file.sync_all()).map_err(failure)
-    }
-}
-
-impl std::fmt::Debug for SqliteFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SqliteFile").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
@@ -126,7 +108,9 @@ fn is_corruption(error: &rusqlite::Error) -> bool {
 
 impl DatabaseEngine for SqliteFile {
     async fn rows<T: Send + 'static>(&self, query: Query<T>) -> Result<Vec<T>, StoreError> {
-        self.read(|tables| tables.rows(query))
+        let conn = self.lock();
+        let snapshot = conn.unchecked_transaction().map_err(failure)?;
+        tables::rows(&snapshot, query)
     }
 
     async fn commit(&self, _: Commit) -> Result<Committed, StoreError> {
@@ -135,18 +119,9 @@ impl DatabaseEngine for SqliteFile {
 }
 
 impl SqliteFile {
-    fn read<T>(
-        &self,
-        read: impl FnOnce(&SqliteTables<'_>) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let conn = self.lock();
-        let snapshot = conn.unchecked_transaction().map_err(failure)?;
-        read(&SqliteTables::new(&snapshot, &self.keys, &self.rules))
-    }
-
     fn lock(&self) -> MutexGuard<'_, Connection> {
         // Reads leave nothing half done.
-        self.conn.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -178,7 +153,7 @@ mod tests {
         reader.copy_to(&copy).unwrap();
         conn.execute("INSERT INTO notes VALUES ('two')", []).unwrap();
         let copied = SqliteReader::open(&copy).unwrap();
-        assert_eq!(copied.integrity_check().unwrap(), Integrity::Sound);
+        assert_eq!(copied.integrity_check().unwrap(), [""; 0]);
         drop(copied);
         assert_eq!(notes(&copy), 1);
         assert_eq!(fs::read_dir(dir.path().join("copy")).unwrap().count(), 1);

@@ -102,32 +102,32 @@ impl<'a> SqliteTables<'a> {
         Ok(())
     }
 
-    /// Returns the rows of a query.
-    pub(super) fn rows<T>(&self, query: Query<T>) -> Result<Vec<T>, StoreError> {
-        let Query { sql, keys, values, read } = query;
-        // Without arrays the statement is executed for each key.
-        let mut statement = self.statement(&sql.replace("ANY(?1)", "?1"))?;
-        let most = if keys.is_some() { 1 } else { usize::MAX };
-        let keys = keys.map_or(vec![None], |keys| keys.into_iter().map(Some).collect());
-        let mut found = Vec::new();
-        for key in keys {
-            let values = key.iter().chain(&values);
-            let mut rows = statement.query(params_from_iter(values)).map_err(failure)?;
-            let last = found.len().saturating_add(most);
-            while found.len() < last {
-                let Some(row) = rows.next().map_err(failure)? else { break };
-                found.push(read(row)?);
-            }
-        }
-        Ok(found)
-    }
-
     /// Returns a stored request that is not fully applied, if there is one.
     pub(super) fn next_unfinished(&self) -> Result<Option<Event>, StoreError> {
         self.execute("DELETE FROM unfinished WHERE id NOT IN (SELECT id FROM events)", [])?;
         let json: Option<String> = self.find(UNFINISHED_SQL, [], |row| row.get(0))?;
         Ok(json.and_then(|json| Event::from_json(json).ok()))
     }
+}
+
+/// Returns the rows of a query.
+pub(super) fn rows<T>(conn: &Connection, query: Query<T>) -> Result<Vec<T>, StoreError> {
+    let Query { sql, keys, values, read } = query;
+    // Without arrays the statement is executed for each key.
+    let mut statement = conn.prepare_cached(&sql.replace("ANY(?1)", "?1")).map_err(failure)?;
+    let most = if keys.is_some() { 1 } else { usize::MAX };
+    let keys = keys.map_or(vec![None], |keys| keys.into_iter().map(Some).collect());
+    let mut found = Vec::new();
+    for key in keys {
+        let values = key.iter().chain(&values);
+        let mut rows = statement.query(params_from_iter(values)).map_err(failure)?;
+        let last = found.len().saturating_add(most);
+        while found.len() < last {
+            let Some(row) = rows.next().map_err(failure)? else { break };
+            found.push(read(row)?);
+        }
+    }
+    Ok(found)
 }
 
 impl Rows for SqliteTables<'_> {
@@ -247,7 +247,7 @@ impl Rows for SqliteTables<'_> {
     fn remove_refs_of(&self, event: &Event, now: Timestamp) -> Result<(), StoreError> {
         for name in repository_names(event) {
             for endpoint in [Endpoint::Repository, Endpoint::PullRequests] {
-                let views = self.rows(views_of(endpoint, &name))?;
+                let views = rows(self.conn, views_of(endpoint, &name))?;
                 self.change_family(&refs_change((event, now), endpoint, &name, views))?;
             }
         }
