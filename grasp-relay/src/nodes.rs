@@ -13,7 +13,6 @@ mod forward;
 mod lease;
 
 use std::error::Error;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,70 +73,49 @@ pub struct NodeParts {
     pub report: Report,
 }
 
-/// The source of a node's report.
-pub type Report = Arc<dyn Fn() -> BoxFuture<'static, String> + Send + Sync>;
+/// The source of a node's report; takes the number of the last event that the node has published.
+pub type Report = Arc<dyn Fn(u64) -> BoxFuture<'static, String> + Send + Sync>;
 
-/// A running node. Its tasks end when it is dropped.
+/// A node. Its tasks end when it is dropped.
 pub struct Node {
-    address: Arc<str>,
+    driver: Driver,
     roles: RoleWatch,
     nodes: watch::Receiver<Arc<[NodeRow]>>,
-    position: watch::Receiver<FeedPosition>,
     forwarder: Forwarder,
     stop: mpsc::Sender<oneshot::Sender<()>>,
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
-impl fmt::Debug for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Node").field("address", &self.address).field("roles", &self.roles).finish()
-    }
-}
-
-/// A node that is prepared: it serves, and does not claim the lease yet.
-pub struct PreparedNode {
-    node: Node,
-    driver: Driver,
-    stops: mpsc::Receiver<oneshot::Sender<()>>,
-}
-
-impl PreparedNode {
-    /// Prepares a node, and starts to follow the commits of all nodes.
+impl Node {
+    /// Prepares a node, which follows the commits of all nodes and does not claim the lease yet.
     pub async fn new(parts: NodeParts) -> Result<Self, StoreError> {
         let NodeParts { store, hub, address, key, clock, report } = parts;
         let (role, roles) = watch::channel(Role::Reader { writer: None });
         let roles = RoleWatch::new(roles);
         let forwarder = Forwarder::new(key, roles.clone(), hub.clone());
-        let seq = store.last_seq().await?;
-        let (progress, position) = watch::channel(FeedPosition::at(seq));
+        let (progress, position) = watch::channel(store.last_seq().await?);
         let (seen, nodes) = watch::channel(Arc::<[NodeRow]>::default());
+        let driver = Driver { store, address, clock, role };
         let mut tasks = JoinSet::new();
-        tasks.spawn(follow(Arc::clone(&store), hub.clone(), progress));
-        tasks.spawn(report_node(Arc::clone(&store), Arc::clone(&address), report, seen));
-        let others = (Arc::clone(&address), nodes.clone());
+        tasks.spawn(follow(Arc::clone(&driver.store), hub.clone(), progress));
+        tasks.spawn(report_node(driver.clone(), report, position, seen));
+        let others = (Arc::clone(&driver.address), nodes.clone());
         tasks.spawn(forwarder.clone().pass_ephemeral(hub.ephemeral(), others));
-        let (stop, stops) = mpsc::channel(1);
-        let driver = Driver { store, address: Arc::clone(&address), clock, role };
-        let node = Node { address, roles, nodes, position, forwarder, stop, _tasks: tasks };
-        Ok(Self { node, driver, stops })
-    }
-
-    /// Returns the node.
-    pub fn node(&self) -> &Node {
-        &self.node
+        // Nothing is to be stopped before it runs.
+        let (stop, _) = mpsc::channel(1);
+        Ok(Self { driver, roles, nodes, forwarder, stop, tasks })
     }
 
     /// Starts to claim the lease, with the parts to start when this node gets it.
-    pub fn run(mut self, writer: Arc<dyn WriterParts>) -> Node {
-        self.node._tasks.spawn(self.driver.run(writer, self.stops));
-        self.node
+    pub fn run(&mut self, writer: Arc<dyn WriterParts>) {
+        let (stop, stops) = mpsc::channel(1);
+        self.stop = stop;
+        self.tasks.spawn(self.driver.clone().run(writer, stops));
     }
-}
 
-impl Node {
     /// Returns the address at which the other nodes reach this one.
     pub fn address(&self) -> &Arc<str> {
-        &self.address
+        &self.driver.address
     }
 
     /// Shows the role of this node.
@@ -160,11 +138,6 @@ impl Node {
         self.nodes.clone()
     }
 
-    /// Returns the position of this node in the feed of commits.
-    pub fn position(&self) -> watch::Receiver<FeedPosition> {
-        self.position.clone()
-    }
-
     /// Stops the parts of the writer, and gives the lease back.
     pub async fn stop(&self) {
         let (reply, stopped) = oneshot::channel();
@@ -176,6 +149,7 @@ impl Node {
 }
 
 /// The task that claims the lease and performs the decisions about it.
+#[derive(Clone)]
 struct Driver {
     store: Arc<PostgresStore>,
     address: Arc<str>,
@@ -318,9 +292,9 @@ async fn claim(store: &PostgresStore, address: &str) -> Input {
 
 /// Reports this node to the others, and reads their reports.
 async fn report_node(
-    store: Arc<PostgresStore>,
-    address: Arc<str>,
+    Driver { store, address, .. }: Driver,
     report: Report,
+    position: watch::Receiver<u64>,
     seen: watch::Sender<Arc<[NodeRow]>>,
 ) {
     let mut interval = tokio::time::interval(REPORT_INTERVAL);
@@ -328,7 +302,8 @@ async fn report_node(
     loop {
         interval.tick().await;
         let reported = async {
-            store.report_node(&address, &report().await).await?;
+            let own = report(*position.borrow());
+            store.report_node(&address, &own.await).await?;
             store.nodes().await
         };
         match reported.await {
@@ -347,32 +322,16 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// The pause after a failed read.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// The position of a node in the feed of commits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FeedPosition {
-    /// The last event that was published here.
-    pub seq: u64,
-    /// The database answered when it was last asked.
-    pub is_connected: bool,
-}
-
-impl FeedPosition {
-    fn at(seq: u64) -> Self {
-        Self { seq, is_connected: true }
-    }
-}
-
 /// Publishes what is committed after the given position, for as long as the process runs.
-async fn follow(store: Arc<PostgresStore>, hub: Hub, position: watch::Sender<FeedPosition>) {
+async fn follow(store: Arc<PostgresStore>, hub: Hub, position: watch::Sender<u64>) {
     let mut commits = store.commits();
-    let mut seq = position.borrow().seq;
+    let mut seq = *position.borrow();
     loop {
         commits.mark_unchanged();
         let page = match store.stored_after(seq, PAGE_EVENTS).await {
             Ok(page) => page,
             Err(error) => {
                 tracing::warn!(%error, "could not read the commits of the other nodes; trying again");
-                position.send_modify(|position| position.is_connected = false);
                 tokio::time::sleep(RETRY_PAUSE).await;
                 continue;
             }
@@ -382,7 +341,7 @@ async fn follow(store: Arc<PostgresStore>, hub: Hub, position: watch::Sender<Fee
             publish(&hub, &stored).await;
             seq = at;
         }
-        position.send_replace(FeedPosition::at(seq));
+        position.send_replace(seq);
         if is_last {
             // A commit since the read has marked the receiver as changed.
             let _ = tokio::time::timeout(LOOK_INTERVAL, commits.changed()).await;

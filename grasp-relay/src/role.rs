@@ -1,6 +1,5 @@
 //! The role of this process among the nodes of a server: one node writes, all of them serve.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,17 +29,8 @@ pub enum Role {
     },
 }
 
-impl fmt::Debug for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Writer(_) => f.write_str("Writer"),
-            Self::Reader { writer } => f.debug_struct("Reader").field("writer", writer).finish(),
-        }
-    }
-}
-
 /// Shows the present role of this process. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RoleWatch(watch::Receiver<Role>);
 
 impl RoleWatch {

@@ -11,9 +11,7 @@ use grasp_core::Mono;
 use grasp_purgatory::git::PackFigures;
 use grasp_relay::Clock;
 use grasp_relay::git_http::GitHost;
-use grasp_relay::nodes::{
-    FeedPosition, NODE_TIMEOUT, NodeParts, PreparedNode, StartError, WriterParts,
-};
+use grasp_relay::nodes::{NODE_TIMEOUT, Node, NodeParts, Report, StartError, WriterParts};
 use grasp_relay::nostr::Hub;
 use grasp_relay::role::Writer;
 use grasp_relay::server::NodeKey;
@@ -46,15 +44,11 @@ const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct NodeReport {
-    version: String,
     /// The last event that was published to its subscriptions.
     seq: u64,
-    sockets: u64,
-    /// Reads of repositories whose packs were in the cache, and those whose packs had to be downloaded.
-    cache_hits: u64,
-    cache_misses: u64,
-    cache_bytes: u64,
-    uploads: u64,
+    /// Its status, without what the database and the reports of other nodes say about it.
+    #[serde(flatten)]
+    status: NodeStatus,
 }
 
 /// Opens a node of a server.
@@ -79,12 +73,9 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
     let base =
         Base::open(settings, (shared, hub.clone()), clock.clone(), (keys, Some(key))).await?;
     let address: Arc<str> = address.to_string().into();
-    let (position, positions) = watch::channel(None);
-    let report = report(base.clone(), positions);
+    let report = report(base.clone());
     let parts = NodeParts { store, hub, address, key, clock, report };
-    let prepared = PreparedNode::new(parts).await.context("could not read the database")?;
-    let node = prepared.node();
-    position.send_replace(Some(node.position()));
+    let mut node = Node::new(parts).await.context("could not read the database")?;
     let view = NodeView {
         address: Arc::clone(node.address()),
         nodes: node.nodes(),
@@ -96,8 +87,8 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
     let routes = node.routes(base.routes(&roles, &overview));
     let parts = base.parts(node.ingest(), routes);
     let writer = Arc::new(OwnWriter::new(base, overview.clone()));
-    let node = Arc::new(prepared.run(Arc::clone(&writer) as _));
-    Ok(Server { parts, roles, writer, overview, node: Some(node) })
+    node.run(Arc::clone(&writer) as _);
+    Ok(Server { parts, roles, writer, overview, node: Some(Arc::new(node)) })
 }
 
 /// Fails if the clocks of this machine and of the database differ: as the writer, this node would refuse events as too
@@ -135,28 +126,22 @@ fn service_key(node_key: &[u8; 32]) -> Result<Keys> {
     Ok(Keys::new(secret))
 }
 
-type Positions = watch::Receiver<Option<watch::Receiver<FeedPosition>>>;
-
 /// Returns the source of this node's report.
-fn report(
-    base: Base,
-    positions: Positions,
-) -> Arc<dyn Fn() -> BoxFuture<'static, String> + Send + Sync> {
-    Arc::new(move || {
-        let (base, positions) = (base.clone(), positions.clone());
+fn report(base: Base) -> Report {
+    Arc::new(move |seq| {
+        let base = base.clone();
         async move {
-            let seq = positions.borrow().as_ref().map_or(0, |position| position.borrow().seq);
             let figures = base.pack_figures();
-            let report = NodeReport {
+            let status = NodeStatus {
                 version: env!("CARGO_PKG_VERSION").into(),
-                seq,
                 sockets: base.hub.stats().await.sockets as u64,
                 cache_hits: figures.hits,
                 cache_misses: figures.misses,
                 cache_bytes: figures.cached_bytes,
                 uploads: figures.uploading,
+                ..NodeStatus::default()
             };
-            serde_json::to_string(&report).unwrap_or_default()
+            serde_json::to_string(&NodeReport { seq, status }).unwrap_or_default()
         }
         .boxed()
     })
@@ -185,13 +170,8 @@ impl NodeView {
             is_writer: node.is_writer,
             is_up: node.seen < NODE_TIMEOUT,
             seen: node.seen.as_secs(),
-            version: report.version,
             lag: newest.saturating_sub(report.seq),
-            sockets: report.sockets,
-            cache_hits: report.cache_hits,
-            cache_misses: report.cache_misses,
-            cache_bytes: report.cache_bytes,
-            uploads: report.uploads,
+            ..report.status
         };
         nodes.iter().zip(reports).map(status).collect()
     }
