@@ -17,7 +17,7 @@ use grasp_purgatory::git::{Fetcher, PackCache, PackFigures, PackStorage, RepoSto
 use grasp_purgatory::hunt::{HostClass, HuntConfig};
 use grasp_relay::git_http::GitHost;
 use grasp_relay::ingest::{Budgets, Ingest, Pipeline};
-use grasp_relay::metrics::{CountedIngest, Metrics, count_requests};
+use grasp_relay::metrics::{Metrics, count_requests};
 use grasp_relay::nodes::Node;
 use grasp_relay::nostr::{Hub, RelayInfo};
 use grasp_relay::purgatory::ServedEvents;
@@ -239,8 +239,9 @@ impl OwnWriter {
             fan_out: std::sync::Mutex::new(FanOut::new(settings.fan_out)),
             budgets: Budgets::default(),
             clock: clock.clone(),
+            metrics: metrics.clone(),
         };
-        let ingest: Arc<dyn Ingest> = Arc::new(CountedIngest::new(ingest, metrics.clone()));
+        let ingest: Arc<dyn Ingest> = Arc::new(ingest);
         let mut sweeper = JoinSet::new();
         sweeper.spawn(sweep(store, clock.clone()));
         let own = self.base.parts(Arc::clone(&ingest), Router::new());

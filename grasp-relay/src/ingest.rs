@@ -32,6 +32,7 @@ use nostr::types::Timestamp;
 pub use self::limits::Budgets;
 pub(crate) use self::limits::SharedMeter;
 use crate::clock::Clock;
+use crate::metrics::Metrics;
 use crate::nostr::Hub;
 use crate::store::{self, EventStore, Present, SaveReport, StoreError};
 
@@ -52,19 +53,23 @@ pub trait Ingest: Send + Sync + 'static {
 
     /// Verifies events, then judges and stores them.
     fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Outcome>> {
-        Box::pin(async move {
-            let checked = verify_all(events).await;
-            let genuine: Vec<bool> = checked.iter().map(Option::is_some).collect();
-            let checked = checked.into_iter().flatten().collect();
-            let mut outcomes = self.ingest_verified(checked, origin).await.into_iter();
-            let mut judged = || outcomes.next().unwrap_or(Rejection::Internal.into());
-            let outcome = |genuine| match genuine {
-                true => judged(),
-                false => Rejection::Forged.into(),
-            };
-            genuine.into_iter().map(outcome).collect()
-        })
+        Box::pin(verify_then(events, |genuine| self.ingest_verified(genuine, origin)))
     }
+}
+
+/// Verifies events and has the genuine ones judged; the others are refused.
+pub(crate) async fn verify_then<F: Future<Output = Vec<Outcome>>>(
+    events: Vec<Event>,
+    judge: impl FnOnce(Vec<Verified<Arc<Event>>>) -> F,
+) -> Vec<Outcome> {
+    let checked = verify_all(events).await;
+    let genuine: Vec<bool> = checked.iter().map(Option::is_some).collect();
+    let mut outcomes = judge(checked.into_iter().flatten().collect()).await.into_iter();
+    let outcome = |genuine| match genuine {
+        true => outcomes.next().unwrap_or(Rejection::Internal.into()),
+        false => Rejection::Forged.into(),
+    };
+    genuine.into_iter().map(outcome).collect()
 }
 
 /// Verifies ids and signatures on blocking threads; `None` for a forged event.
@@ -101,6 +106,8 @@ pub struct Pipeline {
     pub budgets: Budgets,
     /// The clock of the server.
     pub clock: Clock,
+    /// Counts events by source and outcome.
+    pub metrics: Metrics,
 }
 
 impl Ingest for Pipeline {
@@ -109,31 +116,16 @@ impl Ingest for Pipeline {
         events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
     ) -> BoxFuture<'_, Vec<Outcome>> {
+        Box::pin(
+            async move { self.metrics.counted(&origin, self.judge_all(events, &origin)).await },
+        )
+    }
+
+    /// Verifies inside of what is counted, so that forged events are counted too.
+    fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(async move {
-            let mut outcomes = vec![Outcome::from(Rejection::Internal); events.len()];
-            let mut pending: Vec<Pending> = events
-                .into_iter()
-                .enumerate()
-                .map(|(position, event)| Pending { position, event })
-                .collect();
-            while !pending.is_empty() {
-                let (round, mut later) = next_round(pending);
-                let judged = self.judge_and_store(&round, &origin).await;
-                let progress = judged.contains(&Outcome::Stored);
-                for (pending, outcome) in round.into_iter().zip(judged) {
-                    let is_reversible = matches!(
-                        &outcome, Outcome::Refused { reason, .. } if reason.is_reversible()
-                    );
-                    if let Some(place) = outcomes.get_mut(pending.position) {
-                        *place = outcome;
-                    }
-                    if progress && is_reversible {
-                        later.push(pending);
-                    }
-                }
-                pending = later;
-            }
-            outcomes
+            let judged = verify_then(events, |genuine| self.judge_all(genuine, &origin));
+            self.metrics.counted(&origin, judged).await
         })
     }
 }
@@ -157,6 +149,34 @@ fn next_round(pending: Vec<Pending>) -> (Vec<Pending>, Vec<Pending>) {
 }
 
 impl Pipeline {
+    /// Judges and stores events in rounds. Returns one outcome per event, in order.
+    async fn judge_all(&self, events: Vec<Verified<Arc<Event>>>, origin: &Origin) -> Vec<Outcome> {
+        let mut outcomes = vec![Outcome::from(Rejection::Internal); events.len()];
+        let mut pending: Vec<Pending> = events
+            .into_iter()
+            .enumerate()
+            .map(|(position, event)| Pending { position, event })
+            .collect();
+        while !pending.is_empty() {
+            let (round, mut later) = next_round(pending);
+            let judged = self.judge_and_store(&round, origin).await;
+            let progress = judged.contains(&Outcome::Stored);
+            for (pending, outcome) in round.into_iter().zip(judged) {
+                let is_reversible = matches!(
+                    &outcome, Outcome::Refused { reason, .. } if reason.is_reversible()
+                );
+                if let Some(place) = outcomes.get_mut(pending.position) {
+                    *place = outcome;
+                }
+                if progress && is_reversible {
+                    later.push(pending);
+                }
+            }
+            pending = later;
+        }
+        outcomes
+    }
+
     /// Judges a round and stores or holds its events. Returns one outcome per event, in order.
     async fn judge_and_store(&self, round: &[Pending], origin: &Origin) -> Vec<Outcome> {
         // Every round looks everything up again, so every round is paid for.

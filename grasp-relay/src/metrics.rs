@@ -22,7 +22,7 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-pub use self::counting::{CountedIngest, count_requests};
+pub use self::counting::count_requests;
 
 /// Limits the series of one metric; further ones share the label [`OTHER_LABEL`].
 ///

@@ -27,6 +27,7 @@ use self::forward::Forwarder;
 use self::lease::{Input, Lease, Output};
 use crate::clock::Clock;
 use crate::ingest::Ingest;
+use crate::metrics::Metrics;
 use crate::nostr::Hub;
 use crate::role::{Role, RoleWatch, Writer};
 use crate::server::NodeKey;
@@ -69,6 +70,8 @@ pub struct NodeParts {
     pub key: NodeKey,
     /// The clock of the server.
     pub clock: Clock,
+    /// Counts the forged events of this node's clients.
+    pub metrics: Metrics,
     /// Returns the report of this node, for the status of all nodes.
     pub report: Report,
 }
@@ -89,10 +92,10 @@ pub struct Node {
 impl Node {
     /// Prepares a node, which follows the commits of all nodes and does not claim the lease yet.
     pub async fn new(parts: NodeParts) -> Result<Self, StoreError> {
-        let NodeParts { store, hub, address, key, clock, report } = parts;
+        let NodeParts { store, hub, address, key, clock, metrics, report } = parts;
         let (role, roles) = watch::channel(Role::Reader { writer: None });
         let roles = RoleWatch::new(roles);
-        let forwarder = Forwarder::new(key, roles.clone(), hub.clone());
+        let forwarder = Forwarder::new(key, roles.clone(), hub.clone(), metrics);
         let (progress, position) = watch::channel(store.last_seq().await?);
         let (seen, nodes) = watch::channel(Arc::<[NodeRow]>::default());
         let driver = Driver { store, address, clock, role };

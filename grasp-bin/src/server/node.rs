@@ -74,7 +74,8 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
         Base::open(settings, (shared, hub.clone()), clock.clone(), (keys, Some(key))).await?;
     let address: Arc<str> = address.to_string().into();
     let report = report(base.clone());
-    let parts = NodeParts { store, hub, address, key, clock, report };
+    let metrics = base.metrics.clone();
+    let parts = NodeParts { store, hub, address, key, clock, metrics, report };
     let mut node = Node::new(parts).await.context("could not read the database")?;
     let view = NodeView {
         address: Arc::clone(node.address()),

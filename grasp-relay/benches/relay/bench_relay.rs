@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use grasp_core::admission::Policy;
 use grasp_core::service::npub;
 use grasp_relay::ingest::{Budgets, Pipeline, RelayOnly};
+use grasp_relay::metrics::Metrics;
 use grasp_relay::nostr::{Hub, Limits, RelayInfo};
 use grasp_relay::server::Config;
 use grasp_relay::store::EventStore;
@@ -66,6 +67,7 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
         fan_out: Mutex::default(),
         budgets: Budgets::default(),
         clock: clock.clone(),
+        metrics: Metrics::default(),
     };
     let limits = Limits {
         messages_per_minute: u32::MAX,

@@ -1,20 +1,15 @@
 //! Counts HTTP requests, and received events by verdict.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use futures_util::future::BoxFuture;
-use grasp_core::Verified;
 use grasp_core::admission::{Origin, Outcome, Rejection, SyncPath};
-use nostr::event::Event;
 
 use super::Metrics;
 use super::table::{EVENTS, INGEST, REJECTIONS, REQUEST_TIME, REQUESTS, REQUESTS_OPEN};
-use crate::ingest::Ingest;
 
 /// Counts the requests to these routes.
 pub fn count_requests(routes: Router, metrics: Metrics) -> Router {
@@ -74,48 +69,32 @@ fn status_class(status: u16) -> &'static str {
     }
 }
 
-/// Counts the outcomes of another [`Ingest`].
-pub struct CountedIngest<I> {
-    inner: I,
-    metrics: Metrics,
-}
-
-impl<I> CountedIngest<I> {
-    /// Wraps an [`Ingest`].
-    pub fn new(inner: I, metrics: Metrics) -> Self {
-        Self { inner, metrics }
-    }
-
-    async fn counted(
+impl Metrics {
+    /// Times an ingest, and counts its outcomes.
+    pub(crate) async fn counted(
         &self,
-        source: &'static str,
+        origin: &Origin,
         ingest: impl Future<Output = Vec<Outcome>>,
     ) -> Vec<Outcome> {
         let began = Instant::now();
         let outcomes = ingest.await;
-        self.metrics.observe(&INGEST, &[], began.elapsed());
-        for outcome in &outcomes {
-            self.metrics.add(&EVENTS, &[source, outcome_label(outcome)], 1);
-            if let Outcome::Refused { reason, .. } = outcome {
-                self.metrics.add(&REJECTIONS, &[reason_label(reason)], 1);
-            }
-        }
+        self.observe(&INGEST, &[], began.elapsed());
+        self.count_outcomes(origin, &outcomes);
         outcomes
     }
-}
 
-impl<I: Ingest> Ingest for CountedIngest<I> {
-    fn ingest_verified(
+    /// Counts received events by source and outcome.
+    pub(crate) fn count_outcomes<'a>(
         &self,
-        events: Vec<Verified<Arc<Event>>>,
-        origin: Origin,
-    ) -> BoxFuture<'_, Vec<Outcome>> {
-        Box::pin(self.counted(source_label(&origin), self.inner.ingest_verified(events, origin)))
-    }
-
-    /// Delegates to the inner method, because `ingest_verified` is not given forged events, which count too.
-    fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Outcome>> {
-        Box::pin(self.counted(source_label(&origin), self.inner.ingest(events, origin)))
+        origin: &Origin,
+        outcomes: impl IntoIterator<Item = &'a Outcome>,
+    ) {
+        for outcome in outcomes {
+            self.add(&EVENTS, &[source_label(origin), outcome_label(outcome)], 1);
+            if let Outcome::Refused { reason, .. } = outcome {
+                self.add(&REJECTIONS, &[reason_label(reason)], 1);
+            }
+        }
     }
 }
 
@@ -194,33 +173,13 @@ mod tests {
         assert_eq!(metrics.value(&REQUESTS_OPEN, &["push"]), Some(0.0));
     }
 
-    struct Always(Outcome);
-
-    impl Ingest for Always {
-        fn ingest_verified(
-            &self,
-            events: Vec<Verified<Arc<Event>>>,
-            _: Origin,
-        ) -> BoxFuture<'_, Vec<Outcome>> {
-            Box::pin(async move { vec![self.0.clone(); events.len()] })
-        }
-    }
-
-    fn note(text: &str) -> Verified<Arc<Event>> {
-        use nostr::event::{EventBuilder, FinalizeEvent, Kind};
-        let keys = nostr::key::Keys::generate();
-        let event = EventBuilder::new(Kind::from_u16(1), text).finalize(&keys).unwrap();
-        Verified::check(event).unwrap().share()
-    }
-
-    #[tokio::test]
-    async fn outcomes_are_counted_by_source() {
+    #[test]
+    fn outcomes_are_counted_by_source() {
         let metrics = Metrics::default();
-        let ingest = CountedIngest::new(Always(Rejection::Banned.into()), metrics.clone());
-        let _ = ingest.ingest_verified(vec![note("a"), note("b")], Origin::anonymous()).await;
+        let banned = Outcome::from(Rejection::Banned);
+        metrics.count_outcomes(&Origin::anonymous(), [&banned, &banned]);
         let relay = "wss://relay.example.com".parse().unwrap();
-        let origin = Origin::Sync { relay, path: SyncPath::Daily };
-        let _ = ingest.ingest_verified(vec![note("c")], origin).await;
+        metrics.count_outcomes(&Origin::Sync { relay, path: SyncPath::Daily }, [&banned]);
         assert_eq!(metrics.value(&EVENTS, &["client", "rejected"]), Some(2.0));
         assert_eq!(metrics.value(&EVENTS, &["daily", "rejected"]), Some(1.0));
         assert_eq!(metrics.value(&REJECTIONS, &["banned"]), Some(3.0));

@@ -33,7 +33,8 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{broadcast, watch};
 
 use super::NODE_TIMEOUT;
-use crate::ingest::Ingest;
+use crate::ingest::{Ingest, verify_then};
+use crate::metrics::Metrics;
 use crate::nostr::Hub;
 use crate::role::{Role, RoleWatch};
 use crate::server::{FromNode, NodeKey, shared_pool};
@@ -109,11 +110,12 @@ pub(super) struct Forwarder {
     key: NodeKey,
     roles: RoleWatch,
     hub: Hub,
+    metrics: Metrics,
     pushes: SharedPool,
 }
 
 impl Forwarder {
-    pub(super) fn new(key: NodeKey, roles: RoleWatch, hub: Hub) -> Self {
+    pub(super) fn new(key: NodeKey, roles: RoleWatch, hub: Hub, metrics: Metrics) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         connector.set_nodelay(true);
@@ -124,7 +126,8 @@ impl Forwarder {
             .pool_timer(TokioTimer::new())
             .pool_max_idle_per_host(FORWARDED_AT_ONCE)
             .build(connector);
-        Self { client, key, roles, hub, pushes: shared_pool(FORWARDED_AT_ONCE) }
+        let pushes = shared_pool(FORWARDED_AT_ONCE);
+        Self { client, key, roles, hub, metrics, pushes }
     }
 
     /// Returns these routes with those for other nodes. Pushes are passed to the writer.
@@ -178,6 +181,9 @@ impl Forwarder {
         events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
     ) -> Vec<Outcome> {
+        if events.is_empty() {
+            return Vec::new();
+        }
         let count = events.len();
         let failed = || vec![Outcome::from(Rejection::Internal); count];
         let deadline = tokio::time::Instant::now() + WRITER_TIMEOUT;
@@ -302,6 +308,18 @@ impl Ingest for Forwarder {
     ) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(self.ingest_at_writer(events, origin))
     }
+
+    /// Counts forged events here: the writer, which counts all others, does not get them.
+    fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Outcome>> {
+        Box::pin(async move {
+            let at_writer = |genuine| self.ingest_at_writer(genuine, origin.clone());
+            let outcomes = verify_then(events, at_writer).await;
+            let forged = Outcome::from(Rejection::Forged);
+            let is_forged = |outcome: &&Outcome| **outcome == forged;
+            self.metrics.count_outcomes(&origin, outcomes.iter().filter(is_forged));
+            outcomes
+        })
+    }
 }
 
 /// Encodes a batch. Events with many tags take long, so a thread of its own does it.
@@ -413,4 +431,26 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
 
 fn unavailable(text: &'static str) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "5")], text).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use nostr::event::{EventBuilder, FinalizeEvent as _, Kind};
+
+    use super::*;
+    use crate::metrics::table::REJECTIONS;
+
+    #[tokio::test]
+    async fn forged_events_are_counted_and_not_passed_on() {
+        let (_role, roles) = watch::channel(Role::Reader { writer: None });
+        let metrics = Metrics::default();
+        let (key, roles) = (NodeKey::new([1; 32]), RoleWatch::new(roles));
+        let forwarder = Forwarder::new(key, roles, Hub::of_node(), metrics.clone());
+        let keys = nostr::key::Keys::generate();
+        let mut event = EventBuilder::new(Kind::TextNote, "a").finalize(&keys).unwrap();
+        event.content = "b".into();
+        let outcomes = forwarder.ingest(vec![event], Origin::anonymous()).await;
+        assert_eq!(outcomes, [Rejection::Forged.into()]);
+        assert_eq!(metrics.value(&REJECTIONS, &["forged"]), Some(1.0));
+    }
 }

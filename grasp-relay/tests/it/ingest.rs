@@ -14,6 +14,7 @@ use grasp_relay::Clock;
 use grasp_relay::ingest::{
     Budgets, GitBackend, GitFacts, Ingest, Origin, Outcome, Pipeline, RelayOnly,
 };
+use grasp_relay::metrics::{Metrics, table};
 use grasp_relay::nostr::Hub;
 use grasp_relay::nostr::hub::{Capacity, HubMessage, Listener};
 use grasp_relay::store::{EventStore as _, StoreError};
@@ -68,6 +69,7 @@ impl Server {
             fan_out: std::sync::Mutex::default(),
             budgets: Budgets::default(),
             clock: Clock::new(move || now),
+            metrics: Metrics::default(),
         };
         Self { pipeline, listener }
     }
@@ -162,6 +164,9 @@ async fn forged_copies_are_refused_and_do_not_affect_the_genuine_one() {
     let verdicts = server.ingest(&[&tampered, &resigned, &genuine, &tampered]).await;
     let forged = Outcome::from(Rejection::Forged);
     assert_eq!((&verdicts[0], &verdicts[1], &verdicts[3]), (&forged, &forged, &forged));
+    let metrics = &server.pipeline.metrics;
+    assert_eq!(metrics.value(&table::REJECTIONS, &["forged"]), Some(3.0));
+    assert_eq!(metrics.value(&table::EVENTS, &["client", "stored"]), Some(1.0));
     assert!(verdicts[2].answer().accepted && server.is_served(&genuine).await);
 }
 
