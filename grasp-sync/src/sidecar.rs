@@ -108,22 +108,19 @@ impl Sidecar {
 
     async fn list_rows(&self, filter: Filter) -> Result<Vec<Row>, Unanswered> {
         let spare = self.spare.lock().await.take();
-        if let Some(mut client) = spare {
+        if let Some(client) = spare {
             // The spare connection may have been lost since, which says nothing about the relay.
-            if let Ok(rows) = self.list_rows_over(&mut client, filter.clone()).await {
-                *self.spare.lock().await = Some(client);
+            if let Ok(rows) = self.list_rows_over(client, filter.clone()).await {
                 return Ok(rows);
             }
         }
-        let mut client = self.remote.connect().await?;
-        let rows = self.list_rows_over(&mut client, filter).await?;
-        *self.spare.lock().await = Some(client);
-        Ok(rows)
+        self.list_rows_over(self.remote.connect().await?, filter).await
     }
 
+    /// Lists over this connection, and keeps it if it works.
     async fn list_rows_over(
         &self,
-        client: &mut Client,
+        mut client: Client,
         filter: Filter,
     ) -> Result<Vec<Row>, Unanswered> {
         let mut rows = Vec::new();
@@ -133,6 +130,7 @@ impl Sidecar {
         }
         rows.sort_unstable();
         rows.dedup();
+        *self.spare.lock().await = Some(client);
         Ok(rows)
     }
 }

@@ -90,18 +90,8 @@ struct ClientEvents<E = Event> {
     events: Vec<E>,
 }
 
-/// A request that another node did not answer as it should.
-#[derive(Debug, thiserror::Error)]
-enum ForwardError {
-    #[error("the node cannot be reached")]
-    Unreachable(#[source] hyper_util::client::legacy::Error),
-    #[error("the node took too long")]
-    Timeout,
-    #[error("the node answered {0}")]
-    Status(StatusCode),
-    #[error("the answer cannot be read")]
-    Unreadable(#[source] Box<dyn std::error::Error + Send + Sync>),
-}
+/// The reason for which another node did not answer as it should, for the log.
+type ForwardError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Passes requests to the writer. Clones share its connections.
 #[derive(Clone)]
@@ -148,22 +138,20 @@ impl Forwarder {
         network: Option<ClientNetwork>,
         within: Duration,
     ) -> Result<Bytes, ForwardError> {
-        let unreadable = |error| ForwardError::Unreadable(Box::new(error));
         let mut request = Request::post(format!("{}{path}", node.trim_end_matches('/')))
             .header(header::CONTENT_TYPE, "application/json")
-            .body(Body::from(body))
-            .map_err(|error| ForwardError::Unreadable(Box::new(error)))?;
+            .body(Body::from(body))?;
         self.sign(request.headers_mut(), network);
         let answer = async {
-            let response = self.client.request(request).await.map_err(ForwardError::Unreachable)?;
+            let response = self.client.request(request).await;
+            let response =
+                response.map_err(|error| format!("the node cannot be reached: {error}"))?;
             if !response.status().is_success() {
-                return Err(ForwardError::Status(response.status()));
+                return Err(format!("the node answered {}", response.status()).into());
             }
-            axum::body::to_bytes(Body::new(response.into_body()), MAX_BATCH_BYTES)
-                .await
-                .map_err(unreadable)
+            Ok(axum::body::to_bytes(Body::new(response.into_body()), MAX_BATCH_BYTES).await?)
         };
-        tokio::time::timeout(within, answer).await.unwrap_or(Err(ForwardError::Timeout))
+        tokio::time::timeout(within, answer).await.map_err(|_| "the node took too long")?
     }
 
     /// Adds the key of the nodes and the client that a request is for.
@@ -340,11 +328,10 @@ async fn parse<T: DeserializeOwned + Send + 'static>(request: Request) -> Option
 }
 
 fn decode(answer: &[u8], count: usize) -> Result<Vec<Outcome>, ForwardError> {
-    let outcomes: Vec<Outcome> = serde_json::from_slice(answer)
-        .map_err(|error| ForwardError::Unreadable(Box::new(error)))?;
+    let outcomes: Vec<Outcome> = serde_json::from_slice(answer)?;
     match outcomes.len() == count {
         true => Ok(outcomes),
-        false => Err(ForwardError::Unreadable("another number of outcomes than of events".into())),
+        false => Err("another number of outcomes than of events".into()),
     }
 }
 

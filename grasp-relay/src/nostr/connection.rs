@@ -137,7 +137,7 @@ struct Connection {
     stage: watch::Receiver<Stage>,
     subscriptions: BTreeMap<Token, Subscription>,
     /// Histories that are read, COUNTs, and negentropy messages that are answered.
-    jobs: SelectAll<BoxStream<'static, Wakeup>>,
+    jobs: SelectAll<BoxStream<'static, JobProgress>>,
     intake: Intake,
 }
 
@@ -150,17 +150,13 @@ struct Subscription {
     _room: Holding,
 }
 
-/// The reason for which the connection's task continues.
-enum Wakeup {
-    Frame(Option<Result<Message, axum::Error>>),
-    HubMessage(HubMessage),
+/// The progress of a job.
+enum JobProgress {
     /// A part of a subscription's history.
     Page(Token, Vec<StoredEvent>),
     /// The end of a subscription's history.
     CaughtUp(Token),
     Input(Input),
-    Judged(Vec<Judged>),
-    ShuttingDown,
 }
 
 /// The reason for which a connection ends.
@@ -196,34 +192,36 @@ impl Connection {
         loop {
             let timeout = self.context.config.limits.write_timeout;
             within(self.socket.flush(), timeout, &mut self.stage).await?;
-            let wakeup = self.next_wakeup().await;
-            self.on_wakeup(self.context.clock.now(), wakeup).await?;
+            self.step().await?;
             self.intake.start(|| self.session.authenticated());
         }
     }
 
-    async fn next_wakeup(&mut self) -> Wakeup {
-        let until_deadline = self.session.next_deadline() - self.context.clock.now().mono;
+    /// Waits for something to handle, and handles it.
+    async fn step(&mut self) -> Result<(), Stop> {
+        let until_deadline = self.session.next_deadline() - self.now().mono;
         let has_room = self.intake.has_room();
         tokio::select! {
-            frame = self.socket.recv(), if has_room => Wakeup::Frame(frame),
-            message = self.listener.next() => Wakeup::HubMessage(message),
-            Some(progress) = self.jobs.next() => progress,
-            judged = self.intake.judged() => Wakeup::Judged(judged),
-            () = tokio::time::sleep(until_deadline) => Wakeup::Input(Input::Tick),
-            () = Stage::Draining.reached(&mut self.stage) => Wakeup::ShuttingDown,
+            frame = self.socket.recv(), if has_room => self.on_frame(self.now(), frame).await,
+            message = self.listener.next() => self.on_hub_messages(self.now(), message).await,
+            Some(progress) = self.jobs.next() => self.on_progress(self.now(), progress).await,
+            judged = self.intake.judged() => self.on_judged(self.now(), judged).await,
+            () = tokio::time::sleep(until_deadline) => self.handle(self.now(), Input::Tick).await,
+            () = Stage::Draining.reached(&mut self.stage) => {
+                Err(Stop::Close(CloseReason::SHUTTING_DOWN))
+            }
         }
     }
 
-    async fn on_wakeup(&mut self, now: Now, wakeup: Wakeup) -> Result<(), Stop> {
-        match wakeup {
-            Wakeup::Frame(frame) => self.on_frame(now, frame).await,
-            Wakeup::HubMessage(message) => self.on_hub_messages(now, message).await,
-            Wakeup::Page(token, events) => self.on_page(token, events).await,
-            Wakeup::CaughtUp(token) => self.catch_up(now, token).await,
-            Wakeup::Input(input) => self.handle(now, input).await,
-            Wakeup::Judged(judged) => self.on_judged(now, judged).await,
-            Wakeup::ShuttingDown => Err(Stop::Close(CloseReason::SHUTTING_DOWN)),
+    fn now(&self) -> Now {
+        self.context.clock.now()
+    }
+
+    async fn on_progress(&mut self, now: Now, progress: JobProgress) -> Result<(), Stop> {
+        match progress {
+            JobProgress::Page(token, events) => self.on_page(token, events).await,
+            JobProgress::CaughtUp(token) => self.catch_up(now, token).await,
+            JobProgress::Input(input) => self.handle(now, input).await,
         }
     }
 
@@ -351,7 +349,7 @@ impl Connection {
 
     /// Finishes running batches, sends a close frame, and waits briefly for the peer's.
     async fn finish(mut self, stop: Stop) {
-        let now = self.context.clock.now();
+        let now = self.now();
         self.subscriptions.clear();
         while self.intake.is_busy() {
             self.intake.start(|| self.session.authenticated());
@@ -438,7 +436,7 @@ impl Connection {
 
     /// Starts a job that ends with an input.
     fn start(&mut self, job: impl Future<Output = Input> + Send + 'static) {
-        self.jobs.push(stream::once(job.map(Wakeup::Input)).boxed());
+        self.jobs.push(stream::once(job.map(JobProgress::Input)).boxed());
     }
 
     /// Queues an event for ingest, unless its network exceeds its rate or share of memory.
@@ -469,10 +467,10 @@ impl Connection {
         };
         let refused = id.clone();
         let pages = pages.map(move |page| match page {
-            Ok(events) => Wakeup::Page(token, events),
-            Err(reason) => Wakeup::Input(Input::Reply(token, Reply::closed(&refused, reason))),
+            Ok(events) => JobProgress::Page(token, events),
+            Err(reason) => JobProgress::Input(Input::Reply(token, Reply::closed(&refused, reason))),
         });
-        let history = pages.chain(stream::iter([Wakeup::CaughtUp(token)]));
+        let history = pages.chain(stream::iter([JobProgress::CaughtUp(token)]));
         self.jobs.push(history.take_until(closed).boxed());
         self.subscriptions.insert(token, Subscription { id, delivery, _open: open, _room: room });
         Ok(())

@@ -154,17 +154,7 @@ struct Connection {
 }
 
 /// The reason why a connection ended, for the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum EndReason {
-    /// The engine dropped the handle.
-    Dropped,
-    /// The socket ended, or failed.
-    Lost,
-    /// Nothing was received for too long.
-    Silent,
-    /// Nothing could be sent for too long.
-    WriteBlocked,
-}
+type EndReason = &'static str;
 
 impl Connection {
     async fn run(mut self, mut stream: SplitStream<Socket>, mut frames: mpsc::Receiver<Frame>) {
@@ -174,7 +164,7 @@ impl Connection {
             }
         };
         self.flush().await;
-        tracing::debug!(relay = %self.target.relay, ?reason, "the connection ended");
+        tracing::debug!(relay = %self.target.relay, reason, "the connection ended");
     }
 
     /// Sends one frame, or receives what is available.
@@ -187,8 +177,8 @@ impl Connection {
         let silent_at = self.heard_at + if self.is_pinged { idle_timeout } else { ping_after };
         tokio::select! {
             biased;
-            frame = frames.recv() => self.send(frame.ok_or(EndReason::Dropped)?),
-            () = self.writer.closed() => Err(EndReason::WriteBlocked),
+            frame = frames.recv() => self.send(frame.ok_or("closed by us")?),
+            () = self.writer.closed() => Err("it does not read"),
             message = stream.next() => {
                 self.receive(message).await?;
                 self.receive_ready(stream).await?;
@@ -203,7 +193,7 @@ impl Connection {
     /// Sends a ping after the first silence; ends the connection after the second.
     fn ping_or_timeout(&mut self) -> Result<(), EndReason> {
         if std::mem::replace(&mut self.is_pinged, true) {
-            return Err(EndReason::Silent);
+            return Err("it is silent");
         }
         self.write(Message::Ping(Vec::new().into()))
     }
@@ -228,7 +218,7 @@ impl Connection {
                 }
                 Ok(())
             }
-            Some(Ok(Message::Close(_)) | Err(_)) | None => Err(EndReason::Lost),
+            Some(Ok(Message::Close(_)) | Err(_)) | None => Err("lost"),
             Some(Ok(_)) => Ok(()),
         }
     }
@@ -309,7 +299,7 @@ impl Connection {
     }
 
     fn write(&self, message: Message) -> Result<(), EndReason> {
-        self.writer.try_send(message).map_err(|_| EndReason::WriteBlocked)
+        self.writer.try_send(message).map_err(|_| "it does not read")
     }
 
     /// Returns the event that authenticates us to this relay (NIP-42). A challenge is answered once.

@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::outbound::Provenance;
@@ -152,7 +154,7 @@ impl EventLoop {
         let (shared, permits) = (Arc::clone(&self.shared), Arc::clone(&self.inventories));
         tokio::spawn(async move {
             let _permit = permits.acquire_owned().await;
-            let items = inventory(Arc::clone(&shared.intake.local), filter).await;
+            let items = inventory(&*shared.intake.local, filter).await;
             let _ = shared.inputs.send(Input::Inventory { request, items }).await;
         });
     }
@@ -173,21 +175,11 @@ impl EventLoop {
     }
 }
 
-/// Asks the local relay for its inventory, with a timeout and in a task, since it may panic.
-async fn inventory(
-    local: Arc<dyn LocalRelay>,
-    filter: Filter,
-) -> Result<Vec<Row>, InventoryFailed> {
-    let mut asked = tokio::spawn(async move { local.inventory(filter).await });
-    match timeout(INVENTORY_TIMEOUT, &mut asked).await {
-        Ok(Ok(items)) => items,
-        Ok(Err(_)) => Err(InventoryFailed),
-        Err(_) => {
-            // Its permit is freed, so the request must not run on.
-            asked.abort();
-            Err(InventoryFailed)
-        }
-    }
+/// Asks the local relay for its inventory, with a timeout. It may panic.
+async fn inventory(local: &dyn LocalRelay, filter: Filter) -> Result<Vec<Row>, InventoryFailed> {
+    let asked = AssertUnwindSafe(async { local.inventory(filter).await }).catch_unwind();
+    let answered = timeout(INVENTORY_TIMEOUT, asked).await;
+    answered.ok().and_then(Result::ok).unwrap_or(Err(InventoryFailed))
 }
 
 /// Sleeps until the deadline; for ever without one.

@@ -28,44 +28,30 @@ pub(super) enum Auth {
     Refused,
 }
 
-/// The reaction to a request that was refused for want of authentication.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AuthDecision {
-    /// Answer the challenge, and send the request again after that.
-    Answer,
-    /// Send it again, as soon as authentication is not pending.
-    Retry,
-    /// Give up: authenticating does not help.
-    Policy,
-}
-
 impl Auth {
-    fn wanted(&mut self, now: Mono, can: bool, again: bool) -> AuthDecision {
+    /// Handles a refusal; returns whether it helps to send the request once more.
+    fn wanted(&mut self, now: Mono, can: bool, again: bool) -> bool {
         match *self {
-            _ if !can => AuthDecision::Policy,
-            Self::Unasked { challenged: true } => {
-                *self = Self::Answered(now);
-                AuthDecision::Answer
-            }
-            Self::Unasked { challenged: false } => {
-                *self = Self::Wanted(now);
-                AuthDecision::Retry
-            }
-            Self::Wanted(_) | Self::Answered(_) => AuthDecision::Retry,
-            Self::Done if !again => AuthDecision::Retry,
-            Self::Done | Self::Refused => AuthDecision::Policy,
+            _ if !can => return false,
+            Self::Unasked { challenged: true } => *self = Self::Answered(now),
+            Self::Unasked { challenged: false } => *self = Self::Wanted(now),
+            Self::Wanted(_) | Self::Answered(_) => {}
+            Self::Done => return !again,
+            Self::Refused => return false,
         }
+        true
     }
 
     /// Handles a refusal; `again` if the request had been sent after authenticating. Returns whether to send it once
     /// more, as soon as authentication is not pending.
     #[must_use]
     pub(super) fn require(&mut self, ctx: &mut Context<'_>, conn: ConnId, again: bool) -> bool {
-        let decision = self.wanted(ctx.mono(), ctx.shared.config.can_authenticate, again);
-        if decision == AuthDecision::Answer {
+        let is_challenged = *self == Self::Unasked { challenged: true };
+        let helps = self.wanted(ctx.mono(), ctx.shared.config.can_authenticate, again);
+        if helps && is_challenged {
             ctx.send(conn, Frame::Authenticate);
         }
-        decision != AuthDecision::Policy
+        helps
     }
 
     /// Handles a challenge; returns whether to answer it.
@@ -127,29 +113,29 @@ mod tests {
     fn a_challenge_is_answered_when_something_was_refused_and_only_once() {
         let mut auth = Auth::Unasked { challenged: false };
         assert!(!auth.challenged(T0), "not required");
-        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Answer);
+        assert!(auth.wanted(T0, true, false));
+        assert_eq!(auth, Auth::Answered(T0));
         assert!(!auth.challenged(T0), "repeated challenges are not answered");
-        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Retry);
+        assert!(auth.wanted(T0, true, false));
         assert!(auth.answered(true) && !auth.answered(false));
-        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Retry);
-        assert_eq!(auth.wanted(T0, true, true), AuthDecision::Policy);
+        assert!(auth.wanted(T0, true, false) && !auth.wanted(T0, true, true));
     }
 
     #[test]
     fn a_late_challenge_is_awaited_until_the_timeout() {
         let mut auth = Auth::Unasked { challenged: false };
-        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Retry);
+        assert!(auth.wanted(T0, true, false));
         assert!(auth.is_pending() && !auth.timed_out(T0));
         let mut other = auth;
         assert!(other.challenged(T0));
         assert!(auth.timed_out(T0 + AUTH_TIMEOUT));
-        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Policy);
+        assert!(!auth.wanted(T0, true, false));
     }
 
     #[test]
     fn without_keys_authentication_is_not_attempted() {
         let mut auth = Auth::Unasked { challenged: true };
-        assert_eq!(auth.wanted(T0, false, false), AuthDecision::Policy);
+        assert!(!auth.wanted(T0, false, false));
         assert_eq!(auth, Auth::Unasked { challenged: true });
     }
 }

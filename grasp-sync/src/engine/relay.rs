@@ -282,7 +282,6 @@ pub struct RelayRecord {
     /// The end of its quarantine, in which it is not dialled.
     pub quarantined_until: Option<Timestamp>,
     /// The end of the pause that its rate limit made necessary.
-    #[serde(default)]
     pub paused_until: Option<Timestamp>,
     /// Requests that it refuses.
     #[serde(default)]
@@ -296,10 +295,8 @@ pub struct RelayRecord {
     #[serde(default)]
     pub interrupted: usize,
     /// The address that it was last found at.
-    #[serde(default)]
     pub address: Option<IpAddr>,
     /// The time at which it was followed, last tried or last connected: the longest ago is the next.
-    #[serde(default)]
     pub waits_since: Option<Timestamp>,
     /// True if its last connection was ended for forged events.
     #[serde(default)]
