@@ -6,10 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use grasp_relay::web::figures::{
-    NodeStatus, PurgatoryFigures, RelayRow, RepoRow, Status, WaitingRow,
-};
-use grasp_relay::web::{format_age, format_bytes, format_count, format_duration};
+use grasp_relay::web::figures::{Figure, NodeStatus, RelayRow, RepoRow, Status, WaitingRow};
+use grasp_relay::web::{format_age, format_duration};
 use serde::Serialize;
 
 use super::{AdminRequest, request};
@@ -113,12 +111,11 @@ fn summary(status: &Status) -> String {
         None => service.clone(),
     };
     let mut text = format!("{subject} (grasp {version}): {state}, up for {uptime}\n\n");
-    let lines = match status.beside {
-        Some(_) => vec![("events", received(status)), ("relays", connected(status))],
-        None => server_lines(status),
-    };
-    for (label, line) in lines.into_iter().chain(damaged(status)) {
-        let _ = writeln!(text, "  {label:<8} {line}");
+    let figures = status.sections().into_iter().map(|(title, figures)| (title, listed(&figures)));
+    let progress = status.purgatory.hunt_progress().map(|text| ("Git data fetched", text));
+    let lines = figures.chain(progress).chain([("Relays", connected(status))]);
+    for (title, line) in lines.chain(damaged(status)) {
+        let _ = writeln!(text, "{title}\n  {line}");
     }
     if !status.nodes.is_empty() {
         text.push('\n');
@@ -137,71 +134,22 @@ fn node_table(nodes: &[NodeStatus]) -> String {
     table(&head, &nodes.iter().map(cells).collect::<Vec<_>>())
 }
 
-/// A label, and the text after it.
-type Line = (&'static str, String);
-
-fn server_lines(status: &Status) -> Vec<Line> {
-    let PurgatoryFigures { counts: held, expiring, .. } = &status.purgatory;
-    let repositories = format_count(status.repositories, "repository", "repositories");
-    let events = format_count(status.events, "event", "events");
-    let disk = [status.store_bytes, status.git_bytes, status.disk_bytes].map(format_bytes);
-    let [store, git, all] = disk;
-    let sockets = format_count(status.sockets, "connection", "connections");
-    let subscriptions = format_count(status.subscriptions, "subscription", "subscriptions");
-    let announcements = format_count(held.announcements, "announcement", "announcements");
-    let states = format_count(held.states, "state", "states");
-    let proposals = format_count(held.proposals, "pull request", "pull requests");
-    let expiring = format_count(*expiring, "expires", "expire");
-    let expired = held.expired;
-    let uploads = format_count(held.staged, "waits", "wait");
-    let upload_bytes = format_bytes(held.staged_bytes);
-    let waiting = format!(
-        "{announcements}, {states}, {proposals}; {expiring} within an hour, {expired} expired"
-    );
-    vec![
-        ("stores", format!("{repositories}, {events}")),
-        ("on disk", format!("{store} of events, {git} of git data, {all} in total")),
-        ("serves", format!("{sockets}, {subscriptions}")),
-        ("events", received(status)),
-        ("waiting", waiting),
-        ("hunting", hunting(&status.purgatory)),
-        ("uploads", format!("{uploads} for their event, {upload_bytes}")),
-        ("relays", connected(status)),
-    ]
-}
-
-fn hunting(held: &PurgatoryFigures) -> String {
-    let next = match (held.hunting, held.seconds_left, held.next_attempt_in) {
-        (0, ..) => String::new(),
-        (_, Some(left), _) => {
-            let (rate, queued) = (held.per_minute, held.in_line);
-            format!(
-                ", {queued} of them queued, {rate}/min, about {} left",
-                format_duration(left.max(1))
-            )
-        }
-        (_, None, Some(next)) => format!(", next attempt in {}", format_duration(next)),
-        (_, None, None) => ", attempts are running".into(),
-    };
-    format!("{}{next}", format_count(held.hunting, "name", "names"))
+fn listed(figures: &[Figure]) -> String {
+    let figure = |one: &Figure| format!("{} {}", one.label.to_lowercase(), one.text);
+    figures.iter().map(figure).collect::<Vec<_>>().join(", ")
 }
 
 /// Names a repository whose objects are missing, if there is one.
-fn damaged(status: &Status) -> Option<Line> {
+fn damaged(status: &Status) -> Option<(&'static str, String)> {
     let first = status.damaged.first()?;
     let rest = match status.damaged.len() - 1 {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    Some(("damaged", format!("git objects are missing on disk: {first}{rest}; see the log")))
-}
-
-fn received(status: &Status) -> String {
-    let intake = &status.intake;
-    format!(
-        "since the start {} stored, {} held for git data, {} known, {} refused; {:.0} new per minute",
-        intake.stored, intake.held, intake.known, intake.rejected, status.events_per_minute
-    )
+    Some((
+        "Damaged repositories",
+        format!("git objects are missing on disk: {first}{rest}; see the log"),
+    ))
 }
 
 fn connected(status: &Status) -> String {
@@ -321,7 +269,7 @@ fn drawn(text: &str, (columns, lines): (usize, usize)) -> String {
 #[cfg(test)]
 mod tests {
     use grasp_purgatory::Counts;
-    use grasp_relay::web::figures::MissingRow;
+    use grasp_relay::web::figures::{MissingRow, PurgatoryFigures};
 
     use super::*;
 
@@ -397,7 +345,7 @@ mod tests {
     fn disk_usage_is_shown_by_kind() {
         let (store_bytes, git_bytes, disk_bytes) = (1 << 10, 40 << 20, 41 << 20);
         let text = summary(&Status { store_bytes, git_bytes, disk_bytes, ..Status::default() });
-        let expected = "on disk  1.0 KiB of events, 40.0 MiB of git data, 41.0 MiB in total";
+        let expected = "event store 1.0 KiB, git data 40.0 MiB, total on disk 41.0 MiB";
         assert!(text.contains(expected), "{text}");
     }
 
@@ -411,8 +359,9 @@ mod tests {
             ..PurgatoryFigures::default()
         };
         let text = summary(&Status { purgatory, ..Status::default() });
-        assert!(text.contains("1 state, 0 pull requests; 1 expires within an hour"), "{text}");
-        assert!(text.contains("2 names, next attempt in 12 seconds"), "{text}");
+        assert!(text.contains("states 1, pull requests 0, names hunted for 2"), "{text}");
+        assert!(text.contains("expire within an hour 1, expired 0"), "{text}");
+        assert!(text.contains("Git data fetched\n  0 of 2, next attempt in 12 seconds"), "{text}");
         let purgatory = PurgatoryFigures {
             hunting: 985,
             in_line: 980,
@@ -421,7 +370,7 @@ mod tests {
             ..purgatory
         };
         let text = summary(&Status { purgatory, ..Status::default() });
-        let line = "985 names, 980 of them queued, 600/min, about 2 minutes left";
+        let line = "0 of 985, 980 queued, 600 per minute, about 2 minutes left";
         assert!(text.contains(line), "{text}");
     }
 
@@ -431,7 +380,7 @@ mod tests {
         let status = Status { beside, ready: true, ..Status::default() };
         let text = summary(&status);
         assert!(text.starts_with("sidecar of ws://127.0.0.1:7777"), "{text}");
-        assert!(!text.contains("repositories") && !text.contains("waiting"), "{text}");
+        assert!(!text.contains("repositories") && !text.contains("Waiting"), "{text}");
         assert!(summary(&Status { ready: false, ..status }).contains("DOES NOT ANSWER"));
     }
 

@@ -66,7 +66,7 @@ fn a_working_copy_is_hosted_and_updated_by_one_command() {
     assert!(git > 0 && events > 0 && bytes("disk_bytes") >= git + events, "{json:?}");
     // The hunt does not look for pushed data.
     let status = grasp(&["status", "--data-dir", dir.path().join("data").to_str().unwrap()]);
-    assert!(status.out.contains("hunting  0 names"), "{status:?}");
+    assert!(status.out.contains("names hunted for 0"), "{status:?}");
 }
 
 #[test]

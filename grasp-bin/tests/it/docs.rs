@@ -92,7 +92,7 @@ fn the_tutorial_works_as_written() {
     let changed = run(home.path(), change).out;
     assert!(changed.contains("obeys its maintainers"), "{changed}");
     let listed = run(home.path(), list).out;
-    assert!(listed.contains("hello") && listed.contains("1 repository"), "{listed}");
+    assert!(listed.contains("hello") && listed.contains("repositories 1,"), "{listed}");
     assert!(get(&format!("127.0.0.1:{port}"), "/").1.contains(">hello</a>"));
     let _second = start(home.path(), follow, &second);
     let followed = run(home.path(), followed).out;

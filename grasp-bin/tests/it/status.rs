@@ -16,7 +16,7 @@ fn the_status_is_printed_for_the_owner_of_the_data_directory() {
     assert!(status.ok && status.out.contains("working"), "{status:?}");
     assert!(status.out.contains(server.host()), "{status:?}");
     // The server's own subscriptions are not counted.
-    assert!(status.out.contains("0 connections, 0 subscriptions"), "{status:?}");
+    assert!(status.out.contains("connections 0, subscriptions 0"), "{status:?}");
     let json = grasp(&["status", "--json", "--data-dir", data]);
     let json: Value = serde_json::from_str(&json.out).unwrap();
     assert_eq!((&json["ready"], &json["repositories"]), (&Value::from(true), &Value::from(0)));
@@ -87,7 +87,7 @@ fn held_events_are_listed_with_their_next_attempt_expiry_and_clone_urls() {
         "{text}"
     );
     let status = grasp(&["status", "--data-dir", data]).out;
-    assert!(status.contains("1 name, next attempt in "), "{status}");
+    assert!(status.contains("0 of 1, next attempt in "), "{status}");
     assert!(status.contains("expire within an hour"), "{status}");
 }
 

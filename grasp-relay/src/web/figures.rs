@@ -307,10 +307,88 @@ impl RelayRow {
     }
 }
 
+/// One figure of the status, as it is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Figure {
+    /// The label.
+    pub label: &'static str,
+    /// The key of its value in the JSON.
+    pub key: &'static str,
+    /// The formatted value.
+    pub text: String,
+}
+
+/// Returns a figure. Keys of numbers of bytes end with `bytes`.
+fn figure(label: &'static str, key: &'static str, value: u64) -> Figure {
+    let is_bytes = key.ends_with("bytes");
+    Figure { label, key, text: if is_bytes { format_bytes(value) } else { value.to_string() } }
+}
+
 impl Status {
     /// Returns the number of connected relays.
     pub fn connected(&self) -> usize {
         self.relays.iter().filter(|relay| relay.state.is_connected()).count()
+    }
+
+    /// Returns the figures by section, as page and command line show them. A sidecar stores nothing itself.
+    pub fn sections(&self) -> Vec<(&'static str, Vec<Figure>)> {
+        let received = vec![
+            figure("Stored", "stored", self.intake.stored),
+            figure("Held for git data", "held", self.intake.held),
+            figure("Already known", "known", self.intake.known),
+            figure("Refused", "rejected", self.intake.rejected),
+            figure("New per minute", "events_per_minute", self.events_per_minute.round() as u64),
+        ];
+        let received = ("Events received since the start", received);
+        if self.beside.is_some() {
+            return vec![received];
+        }
+        let stored = vec![
+            figure("Repositories", "repositories", self.repositories),
+            figure("Events", "events", self.events),
+            figure("Event store", "store_bytes", self.store_bytes),
+            figure("Git data", "git_bytes", self.git_bytes),
+            figure("Total on disk", "disk_bytes", self.disk_bytes),
+        ];
+        let clients = vec![
+            figure("Connections", "sockets", self.sockets),
+            figure("Subscriptions", "subscriptions", self.subscriptions),
+        ];
+        let PurgatoryFigures { counts, hunting, expiring, .. } = self.purgatory;
+        let waiting = vec![
+            figure("Announcements", "announcements", counts.announcements as u64),
+            figure("States", "states", counts.states as u64),
+            figure("Pull requests", "proposals", counts.proposals as u64),
+            figure("Names hunted for", "hunting", hunting),
+            figure("Expire within an hour", "expiring", expiring),
+            figure("Expired", "expired", counts.expired as u64),
+            figure("Uploads", "staged", counts.staged as u64),
+            figure("Size of uploads", "staged_bytes", counts.staged_bytes),
+        ];
+        vec![
+            ("Stored data", stored),
+            ("Clients", clients),
+            received,
+            ("Waiting for git data", waiting),
+        ]
+    }
+}
+
+impl PurgatoryFigures {
+    /// Formats the progress of the hunt, if there is one.
+    pub fn hunt_progress(&self) -> Option<String> {
+        let (done, all) = (self.hunted, self.hunted + self.hunting);
+        let next = match (self.seconds_left, self.next_attempt_in) {
+            (Some(left), _) => format!(
+                "{} queued, {} per minute, about {} left",
+                self.in_line,
+                self.per_minute,
+                format_duration(left.max(1))
+            ),
+            (None, Some(next)) => format!("next attempt in {}", format_duration(next)),
+            (None, None) => "attempts are running".into(),
+        };
+        (self.hunting > 0).then(|| format!("{done} of {all}, {next}"))
     }
 }
 

@@ -2,10 +2,9 @@
 
 use grasp_core::limits::ConnectionStatus;
 use grasp_core::limits::Health;
-use grasp_purgatory::Counts;
 use maud::{Markup, PreEscaped, html};
 
-use super::figures::{NodeStatus, PurgatoryFigures, RelayRow, Status};
+use super::figures::{Figure, NodeStatus, PurgatoryFigures, RelayRow, Status};
 use super::page;
 
 const SCRIPT: &str = include_str!("status.js");
@@ -37,26 +36,10 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
                 p { "Git objects of these repositories are missing on disk. The log says more." }
                 ul id="damaged" { @for address in &status.damaged { li { (address) } } }
             }
-            h2 { "Stored data and connections" }
-            (figures(&[
-                ("Repositories", "repositories", status.repositories),
-                ("Events", "events", status.events),
-                ("Event store", "store_bytes", status.store_bytes),
-                ("Git data", "git_bytes", status.git_bytes),
-                ("Total on disk", "disk_bytes", status.disk_bytes),
-                ("Connections", "sockets", status.sockets),
-                ("Subscriptions", "subscriptions", status.subscriptions),
-            ]))
-            h2 { "Events received since the start" }
-            (figures(&[
-                ("Stored", "stored", status.intake.stored),
-                ("Held for git data", "held", status.intake.held),
-                ("Already known", "known", status.intake.known),
-                ("Refused", "rejected", status.intake.rejected),
-                ("New per minute", "events_per_minute", status.events_per_minute.round() as u64),
-            ]))
-            h2 { "Waiting for git data" }
-            (purgatory(status))
+            @for (title, figures) in status.sections() { h2 { (title) } (figure_list(&figures)) }
+            @if let Some(progress) = status.purgatory.hunt_progress() {
+                (hunt(&status.purgatory, &progress))
+            }
             div hidden[status.nodes.is_empty()] {
                 h2 { "Nodes" }
                 (nodes(&status.nodes))
@@ -68,46 +51,22 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
     )
 }
 
-fn purgatory(status: &Status) -> Markup {
-    let held = &status.purgatory;
-    let Counts { announcements, states, proposals, expired, staged_bytes, .. } = held.counts;
+fn figure_list(figures: &[Figure]) -> Markup {
     html! {
-        (figures(&[
-            ("Events waiting", "waiting", (announcements + states + proposals) as u64),
-            ("Names hunted for", "hunting", held.hunting),
-            ("Expire within an hour", "expiring", held.expiring),
-            ("Expired, remembered", "expired", expired as u64),
-            ("Uploads waiting", "staged_bytes", staged_bytes),
-        ]))
-        p id="hunt" hidden[held.hunting == 0] {
-            label for="hunt-progress" { "Git data fetched " }
-            progress id="hunt-progress" max=(held.hunted + held.hunting) value=(held.hunted) {}
-            " " span id="hunt-left" { (hunt_progress(held)) }
+        dl class="figures" {
+            @for Figure { label, key, text } in figures {
+                div { dt { (label) } dd data-figure=(key) { (text) } }
+            }
         }
     }
 }
 
-/// Formats the progress of the hunt.
-fn hunt_progress(held: &PurgatoryFigures) -> String {
-    let left = held.seconds_left.map(|left| {
-        format!(", {} per minute, about {} left", held.per_minute, format_duration(left.max(1)))
-    });
-    let (done, all) = (held.hunted, held.hunted + held.hunting);
-    format!("{done} of {all}{}", left.unwrap_or_default())
-}
-
-fn figures(figures: &[(&str, &str, u64)]) -> Markup {
+fn hunt(held: &PurgatoryFigures, progress: &str) -> Markup {
     html! {
-        dl class="figures" {
-            @for (label, figure, value) in figures {
-                @let bytes = figure.ends_with("bytes");
-                div {
-                    dt { (label) }
-                    dd data-figure=(figure) {
-                        @if bytes { (format_bytes(*value)) } @else { (value) }
-                    }
-                }
-            }
+        p {
+            label for="hunt-progress" { "Git data fetched " }
+            progress id="hunt-progress" max=(held.hunted + held.hunting) value=(held.hunted) {}
+            " " (progress)
         }
     }
 }
@@ -239,7 +198,7 @@ mod tests {
         let page = status("x", "/", &Status::default());
         let figures =
             page.split("data-figure=\"").skip(1).filter_map(|rest| rest.split('"').next());
-        for figure in figures.filter(|figure| *figure != "waiting") {
+        for figure in figures {
             let places = [&json, &json["intake"], &json["purgatory"]];
             assert!(places.iter().any(|place| place.get(figure).is_some()), "{figure}");
         }
