@@ -35,7 +35,7 @@ use crate::operations::check::CheckRequest;
 pub use crate::own_relay::OwnRelay;
 use crate::push::{Push, Work};
 pub use crate::server::{Server, open_store};
-pub use crate::settings::{DatabaseUrl, NodeAddress, PacksUrl, Settings, Sync};
+pub use crate::settings::{DatabaseUrl, Settings, Sync};
 
 /// Runs the `grasp` command.
 pub fn run() -> ExitCode {

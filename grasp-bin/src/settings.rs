@@ -29,12 +29,12 @@ pub struct Settings {
     pub sqlite: SqliteOptions,
     /// The database that several nodes share; `None` for a file in the data directory and a single process.
     pub database: Option<DatabaseUrl>,
-    /// The object store of the packs that several nodes share.
-    pub packs: Option<PacksUrl>,
+    /// The object store of the packs that several nodes share, as `s3://bucket/prefix` or `file:///dir`.
+    pub packs: Option<Url>,
     /// Credentials, region and endpoint of that object store.
     pub pack_storage: PackStorageOptions,
-    /// The address at which the other nodes reach this one.
-    pub node_address: Option<NodeAddress>,
+    /// The address at which the other nodes reach this one, as `http://host:port`.
+    pub node_address: Option<Url>,
     /// Bytes of packs from the object store that a node keeps on disk.
     pub pack_cache_bytes: u64,
     /// The file with the key that the service signs with; `None` for `service.key` in the data directory, and for a key
@@ -115,61 +115,6 @@ impl fmt::Display for DatabaseUrl {
 impl fmt::Debug for DatabaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
-    }
-}
-
-/// The address of the object store of the packs. Credentials come from the environment.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PacksUrl(String);
-
-impl PacksUrl {
-    /// Returns the address.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for PacksUrl {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let is_usable = Url::parse(text).is_ok_and(|url| match url.scheme() {
-            "s3" => url.has_host() && url.username().is_empty() && url.password().is_none(),
-            "file" => url.path().len() > 1,
-            _ => false,
-        });
-        is_usable
-            .then(|| Self(text.to_owned()))
-            .ok_or("expected s3://BUCKET[/PREFIX] or file:///DIR")
-    }
-}
-
-impl fmt::Display for PacksUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// The address at which the other nodes reach a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeAddress(String);
-
-impl FromStr for NodeAddress {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let url = Url::parse(text).ok().filter(|url| {
-            let is_plain = url.username().is_empty() && url.query().is_none();
-            url.scheme() == "http" && url.has_host() && url.path() == "/" && is_plain
-        });
-        let url = url.ok_or("expected http://HOST[:PORT]")?;
-        Ok(Self(url.as_str().trim_end_matches('/').to_owned()))
-    }
-}
-
-impl fmt::Display for NodeAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
@@ -311,25 +256,6 @@ mod tests {
         }
         for bad in ["", "db/grasp", "mysql://db/grasp", "postgres://db", "postgres://db/"] {
             assert!(bad.parse::<DatabaseUrl>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn packs_are_in_a_bucket_or_a_directory_and_never_come_with_credentials() {
-        for good in ["s3://bucket", "s3://bucket/some/prefix", "file:///srv/packs"] {
-            assert_eq!(good.parse::<PacksUrl>().unwrap().to_string(), good);
-        }
-        for bad in ["", "bucket", "s3://", "s3://key:secret@bucket", "file://", "http://bucket"] {
-            assert!(bad.parse::<PacksUrl>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_node_has_an_address_without_a_path() {
-        let address: NodeAddress = "http://node1:7334/".parse().unwrap();
-        assert_eq!(address.to_string(), "http://node1:7334");
-        for bad in ["node1:7334", "https://node1", "http://node1/x", "http://u@node1"] {
-            assert!(bad.parse::<NodeAddress>().is_err(), "{bad}");
         }
     }
 }

@@ -16,6 +16,7 @@ use nostr::key::PublicKey;
 use toml::Value;
 use toml::de::DeValue;
 use tracing_subscriber::EnvFilter;
+use url::Url;
 
 use super::Config;
 
@@ -27,20 +28,20 @@ pub(crate) struct Setting {
     pub(crate) help: &'static str,
     /// The placeholder of the value, or all values if there are few.
     pub(crate) value_names: Vec<&'static str>,
-    kind: Kind,
-    is_list: bool,
+    pub(super) kind: Kind,
+    pub(super) is_list: bool,
     /// Shown by `-h`.
-    is_common: bool,
-    set: Box<Set>,
-    get: Box<Get>,
+    pub(super) is_common: bool,
+    pub(super) set: Box<Set>,
+    pub(super) get: Box<Get>,
 }
 
-type Set = dyn Fn(&mut Config, &[String]) -> Result<(), String> + Send + Sync;
-type Get = dyn Fn(&mut Config) -> Option<Vec<String>> + Send + Sync;
+pub(super) type Set = dyn Fn(&mut Config, &[String]) -> Result<(), String> + Send + Sync;
+pub(super) type Get = dyn Fn(&mut Config) -> Option<Vec<String>> + Send + Sync;
 
 /// The type of a value in TOML.
 #[derive(Clone, Copy)]
-enum Kind {
+pub(super) enum Kind {
     String,
     Integer,
     Boolean,
@@ -65,14 +66,6 @@ impl Setting {
         };
         let (set, get) = (Box::new(set), Box::new(get));
         Self { key, help: "", value_names, kind, is_list, is_common: false, set, get }
-    }
-
-    pub(super) fn help(self, help: &'static str) -> Self {
-        Self { help, ..self }
-    }
-
-    pub(super) fn common(self) -> Self {
-        Self { is_common: true, ..self }
     }
 
     /// Returns the section of the file, which is empty for keys without one.
@@ -240,6 +233,30 @@ pub(super) fn text<T: FromStr<Err: Display> + Display + 'static>(
     Form::new(value_name, read, T::to_string)
 }
 
+/// A URL that a rule allows.
+fn url(expected: &'static str, is_allowed: fn(&Url) -> bool) -> Form<Url> {
+    let read =
+        move |text: &str| text.parse().ok().filter(is_allowed).ok_or_else(|| expected.to_owned());
+    Form::new("URL", read, Url::to_string)
+}
+
+/// The address of an object store. Its credentials come from the environment.
+pub(super) fn object_store() -> Form<Url> {
+    url("expected s3://BUCKET[/PREFIX] or file:///DIR", |url| match url.scheme() {
+        "s3" => url.has_host() && url.username().is_empty() && url.password().is_none(),
+        "file" => url.path().len() > 1,
+        _ => false,
+    })
+}
+
+/// The address of a node, without a path.
+pub(super) fn node_address() -> Form<Url> {
+    url("expected http://HOST[:PORT]", |url| {
+        let is_plain = url.username().is_empty() && url.query().is_none();
+        url.scheme() == "http" && url.has_host() && url.path() == "/" && is_plain
+    })
+}
+
 pub(super) fn path(value_name: &'static str) -> Form<PathBuf> {
     Form::new(value_name, |text| Ok(text.into()), |path: &PathBuf| path.display().to_string())
 }
@@ -370,6 +387,26 @@ mod tests {
         assert_eq!(time("2d"), Some(Duration::from_secs(172_800)));
         for bad in ["", "5", "s", "5 parsecs"] {
             assert_eq!(time(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn packs_are_in_a_bucket_or_a_directory_and_never_come_with_credentials() {
+        let Form { read, show, .. } = object_store();
+        for good in ["s3://bucket", "s3://bucket/some/prefix", "file:///srv/packs"] {
+            assert_eq!(show(&read(good).unwrap()), good);
+        }
+        for bad in ["", "bucket", "s3://", "s3://key:secret@bucket", "file://", "http://bucket"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_node_has_an_address_without_a_path() {
+        let Form { read, .. } = node_address();
+        assert!(read("http://node1:7334/").is_ok() && read("http://node1:7334").is_ok());
+        for bad in ["node1:7334", "https://node1", "http://node1/x", "http://u@node1"] {
+            assert!(read(bad).is_err(), "{bad}");
         }
     }
 

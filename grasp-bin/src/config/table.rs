@@ -2,12 +2,12 @@
 
 use std::sync::LazyLock;
 
-use grasp_core::MaintainerModel;
+use grasp_core::MaintainerModel::{Plain, Reciprocal};
 
 use super::LogFormat;
 use super::setting::{
-    Setting, bytes, choice, count, host_limit, key, limits, list, log_filter, one, optional, path,
-    switch, text, time,
+    Setting, bytes, choice, count, host_limit, key, limits, list, log_filter, node_address,
+    object_store, one, optional, path, switch, text, time,
 };
 
 /// The sections of the file and their titles, in the order of the reference.
@@ -25,193 +25,122 @@ pub(crate) const SECTIONS: [(&str, &str); 11] = [
     ("relay", "Limits of the relay"),
 ];
 
-/// Returns all settings, by section.
-pub(crate) fn settings() -> &'static [Setting] {
-    static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
-        let sections = [
-            instance(),
-            nodes(),
-            access(),
-            presentation(),
-            selection(),
-            sync_and_hunt(),
-            hosting(),
-        ];
-        sections.into_iter().flatten().collect()
-    });
-    &SETTINGS
+/// Defines the settings, by section: key, number of values, form, field, `common` if `-h` shows it, and meaning.
+macro_rules! settings {
+    ($($key:literal = $number:ident $form:expr => $($field:ident).+ $(, $common:ident)? $help:literal;)*) => {
+        /// Returns all settings, by section.
+        pub(crate) fn settings() -> &'static [Setting] {
+            static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| vec![$(Setting {
+                help: $help,
+                is_common: settings!(@is_common $($common)?),
+                ..$number($key, $form, |c| &mut c.$($field).+)
+            }),*]);
+            &SETTINGS
+        }
+    };
+    (@is_common) => { false };
+    (@is_common common) => { true };
 }
 
-fn instance() -> Vec<Setting> {
-    vec![
-        one("listen", text("ADDR:PORT"), |c| &mut c.listen)
-            .common()
-            .help("Address and port to listen on"),
-        optional("domain", text("HOST[:PORT][/MOUNT]"), |c| &mut c.domain).common().help(
-            "Address that others reach the server at, and that announcements must list. Routes lie below its mount. \
-             Default: the address it listens on",
-        ),
-        one("data_dir", path("DIR"), |c| &mut c.settings.data_dir)
-            .common()
-            .help("Directory with everything that the server stores"),
-        optional("admin_socket", path("PATH"), |c| &mut c.admin_socket).help(
-            "Socket of `grasp status` and similar commands. Default: `admin.sock` in the data directory",
-        ),
-        optional("service_key", path("PATH"), |c| &mut c.settings.service_key).help(
-            "File with the key that the service signs with, created at the first start. Default: `service.key` in the \
-             data directory",
-        ),
-        list("bootstrap", text("URL"), |c| &mut c.settings.sync.engine.bootstrap)
-            .common()
-            .help("Relays to sync from, whether a repository names them or not"),
-    ]
-}
-
-fn nodes() -> Vec<Setting> {
-    vec![
-        optional("database", text("URL"), |c| &mut c.settings.database).help(
-            "PostgreSQL database that several nodes share, as `postgres://grasp@db/grasp`. Default: a file in the data \
-             directory, for one process",
-        ),
-        optional("packs", text("URL"), |c| &mut c.settings.packs).help(
-            "Object store of the packs that several nodes share, as `s3://bucket/prefix` or `file:///dir`. Credentials, \
-             region and endpoint come from the variables `AWS_…`",
-        ),
-        optional("node_address", text("URL"), |c| &mut c.settings.node_address)
-            .help("Address at which the other nodes reach this one, as `http://node1:7334`"),
-        one("pack_cache_bytes", bytes(), |c| &mut c.settings.pack_cache_bytes)
-            .help("Packs from the object store that a node keeps on disk, in bytes"),
-    ]
-}
-
-/// Returns the settings of who may do what at this server.
-fn access() -> Vec<Setting> {
-    let models =
-        vec![("reciprocal", MaintainerModel::Reciprocal), ("plain", MaintainerModel::Plain)];
-    vec![
-        one("maintainers", choice(models), |c| &mut c.settings.policy.model)
-            .common()
-            .help("Keys that may sign states: those listed that list back, or all that are listed"),
-        one("allow_private_targets", switch(), |c| &mut c.settings.outbound.allow_private)
-            .common()
-            .help(
-                "Allows events to send the server to loopback and private addresses, for test networks. Bootstrap \
-                 relays may always be there",
-            ),
-        optional("trusted_roots", path("PATH"), |c| &mut c.settings.trusted_roots).help(
-            "PEM file with certificate authorities that are trusted beside the public ones, for relays (`wss:`) and \
-             git servers (`https:`)",
-        ),
-        list("trusted_proxies", text("ADDRESS[/PREFIX]"), |c| &mut c.settings.trusted_proxies)
-            .common()
-            .help("Reverse proxies whose `X-Forwarded-For` is believed"),
-        optional("operator", key(), |c| &mut c.settings.policy.operator)
-            .common()
-            .help("Key of the operator: shown in NIP-11, and its events are accepted"),
-        one("contributor_proposals", switch(), |c| &mut c.settings.policy.contributor_proposals)
-            .common()
-            .help("Lets contributors push pull requests to `/prs/` (GRASP-06)"),
-        one("metrics", switch(), |c| &mut c.settings.metrics).common().help("Serves `/metrics`"),
-        one("fail_health_when_degraded", switch(), |c| &mut c.settings.fail_health_when_degraded)
-            .help("Answers `/health` with 503 instead of 200 while git objects are missing on disk"),
-        one("stop_timeout", time(), |c| &mut c.settings.relay.grace)
-            .help("Time that a stopping server waits for its clients to finish"),
-        one("repositories_per_author", count(), |c| &mut c.settings.policy.repositories_per_author)
-            .help("Repositories that one author may have hosted. The operator may have more"),
-    ]
-}
-
-fn presentation() -> Vec<Setting> {
-    let formats = vec![("human", LogFormat::Human), ("json", LogFormat::Json)];
-    vec![
-        optional("about.name", text("TEXT"), |c| &mut c.settings.name)
-            .common()
-            .help("Short name. Default: the address"),
-        one("about.description", text("TEXT"), |c| &mut c.settings.info.description)
-            .common()
-            .help("Description"),
-        optional("about.contact", text("URL"), |c| &mut c.settings.info.contact)
-            .common()
-            .help("Contact of the operator, as a `mailto:` or `https:` address"),
-        optional("about.icon", text("URL"), |c| &mut c.settings.info.icon)
-            .help("Address of a square picture"),
-        one("about.acceptance", text("TEXT"), |c| &mut c.settings.info.repo_acceptance_criteria)
-            .help("Rule by which repositories are accepted, in words"),
-        optional("about.curation", text("TEXT"), |c| &mut c.settings.info.curation)
-            .help("Curation of events beyond spam control, in words"),
-        one("log.filter", log_filter(), |c| &mut c.log.filter)
-            .common()
-            .help("Levels, as in `info` or `grasp_relay=debug`"),
-        one("log.format", choice(formats), |c| &mut c.log.format)
-            .common()
-            .help("Format of the lines"),
-    ]
-}
-
-/// Returns the settings of what is refused and what is kept.
-fn selection() -> Vec<Setting> {
-    vec![
-        list("bans.authors", key(), |c| &mut c.settings.policy.bans.authors)
-            .help("Authors whose events are refused"),
-        list("bans.repos", text("30617:KEY:NAME"), |c| &mut c.settings.policy.bans.repos)
-            .help("Repositories whose announcements are refused"),
-        one("archive.everything", switch(), |c| &mut c.settings.policy.archive.everything)
-            .help("Keeps every repository that is heard of"),
-        list("archive.owners", key(), |c| &mut c.settings.policy.archive.owners)
-            .help("Keeps all repositories of these owners"),
-        list("archive.repos", text("30617:KEY:NAME"), |c| &mut c.settings.policy.archive.repos)
-            .help("Keeps these repositories"),
-        list("archive.identifiers", text("NAME"), |c| &mut c.settings.policy.archive.identifiers)
-            .help("Keeps all repositories of these names"),
-        list("archive.services", text("HOST[:PORT][/MOUNT]"), |c| {
-            &mut c.settings.policy.archive.services
-        })
-        .help("Keeps all repositories that list one of these services"),
-    ]
-}
-
-fn sync_and_hunt() -> Vec<Setting> {
-    vec![
-        one("sync.enabled", switch(), |c| &mut c.settings.sync.enabled)
-            .common()
-            .help("Keeps events in step with other relays"),
-        one("sync.connections", count(), |c| &mut c.settings.sync.engine.connections)
-            .help("Connections to other relays at the same time, bootstrap relays not counted"),
-        one("hunt.git_server", limits(), |c| &mut c.settings.hunt.per_host)
-            .help("Conversations with one git server at the same time, and that begin in any minute"),
-        one("hunt.grasp_server", limits(), |c| &mut c.settings.hunt.per_grasp_host)
-            .help("Conversations with one GRASP server at the same time, and that begin in any minute"),
-        list("hunt.hosts", host_limit(), |c| &mut c.settings.hunt.hosts)
-            .help("Hosts with limits of their own, as in `github.com:10,60`"),
-        optional("sidecar.relay", text("URL"), |c| &mut c.sidecar_relay)
-            .help("Relay that the sidecar keeps complete; `--relay` wins"),
-        one("sidecar.follow_unlisted", switch(), |c| &mut c.settings.sync.engine.follow_unlisted).help(
-            "Follows repositories, too, whose announcement does not list the relay by its `domain`",
-        ),
-        optional("sidecar.listen", text("ADDR:PORT"), |c| &mut c.sidecar_listen).help(
-            "Address for `/health`, `/status` and `/metrics` of the sidecar; a private one is best. Default: none",
-        ),
-    ]
-}
-
-fn hosting() -> Vec<Setting> {
-    vec![
-        one("purgatory.hold_for", time(), |c| &mut c.settings.purgatory.hold_for)
-            .help("Time that an event waits before it expires"),
-        one("git.push_bytes", bytes(), |c| &mut c.settings.git.push_bytes)
-            .help("Largest pack of a push"),
-        one("git.repository_bytes", bytes(), |c| &mut c.settings.git.repository_bytes).help(
-            "Git data on disk that the repositories of one name may have together, a quarter of it for maintainers of \
-             served ones. Pushes beyond it are refused",
-        ),
-        one("git.secure", switch(), |c| &mut c.settings.git.secure)
-            .common()
-            .help("Shows addresses with TLS (`https:`, `wss:`)"),
-        optional("git.repositories", path("DIR"), |c| &mut c.settings.repositories)
-            .help("Directory of the repositories. Default: `git` in the data directory"),
-        one("relay.event_bytes", bytes(), |c| &mut c.settings.relay.event_bytes)
-            .help("Largest event as JSON; a state (30618) may have 1 MiB in any case"),
-        one("relay.connections", count(), |c| &mut c.settings.relay.connections)
-            .help("Websockets at the same time"),
-    ]
+settings! {
+    "listen" = one text("ADDR:PORT") => listen, common
+        "Address and port to listen on";
+    "domain" = optional text("HOST[:PORT][/MOUNT]") => domain, common
+        "Address that others reach the server at, and that announcements must list. Routes lie below its mount. Default: the address it listens on";
+    "data_dir" = one path("DIR") => settings.data_dir, common
+        "Directory with everything that the server stores";
+    "admin_socket" = optional path("PATH") => admin_socket
+        "Socket of `grasp status` and similar commands. Default: `admin.sock` in the data directory";
+    "service_key" = optional path("PATH") => settings.service_key
+        "File with the key that the service signs with, created at the first start. Default: `service.key` in the data directory";
+    "bootstrap" = list text("URL") => settings.sync.engine.bootstrap, common
+        "Relays to sync from, whether a repository names them or not";
+    "database" = optional text("URL") => settings.database
+        "PostgreSQL database that several nodes share, as `postgres://grasp@db/grasp`. Default: a file in the data directory, for one process";
+    "packs" = optional object_store() => settings.packs
+        "Object store of the packs that several nodes share, as `s3://bucket/prefix` or `file:///dir`. Credentials, region and endpoint come from the variables `AWS_…`";
+    "node_address" = optional node_address() => settings.node_address
+        "Address at which the other nodes reach this one, as `http://node1:7334`";
+    "pack_cache_bytes" = one bytes() => settings.pack_cache_bytes
+        "Packs from the object store that a node keeps on disk, in bytes";
+    "maintainers" = one choice(vec![("reciprocal", Reciprocal), ("plain", Plain)]) => settings.policy.model, common
+        "Keys that may sign states: those listed that list back, or all that are listed";
+    "allow_private_targets" = one switch() => settings.outbound.allow_private, common
+        "Allows events to send the server to loopback and private addresses, for test networks. Bootstrap relays may always be there";
+    "trusted_roots" = optional path("PATH") => settings.trusted_roots
+        "PEM file with certificate authorities that are trusted beside the public ones, for relays (`wss:`) and git servers (`https:`)";
+    "trusted_proxies" = list text("ADDRESS[/PREFIX]") => settings.trusted_proxies, common
+        "Reverse proxies whose `X-Forwarded-For` is believed";
+    "operator" = optional key() => settings.policy.operator, common
+        "Key of the operator: shown in NIP-11, and its events are accepted";
+    "contributor_proposals" = one switch() => settings.policy.contributor_proposals, common
+        "Lets contributors push pull requests to `/prs/` (GRASP-06)";
+    "metrics" = one switch() => settings.metrics, common
+        "Serves `/metrics`";
+    "fail_health_when_degraded" = one switch() => settings.fail_health_when_degraded
+        "Answers `/health` with 503 instead of 200 while git objects are missing on disk";
+    "stop_timeout" = one time() => settings.relay.grace
+        "Time that a stopping server waits for its clients to finish";
+    "repositories_per_author" = one count() => settings.policy.repositories_per_author
+        "Repositories that one author may have hosted. The operator may have more";
+    "about.name" = optional text("TEXT") => settings.name, common
+        "Short name. Default: the address";
+    "about.description" = one text("TEXT") => settings.info.description, common
+        "Description";
+    "about.contact" = optional text("URL") => settings.info.contact, common
+        "Contact of the operator, as a `mailto:` or `https:` address";
+    "about.icon" = optional text("URL") => settings.info.icon
+        "Address of a square picture";
+    "about.acceptance" = one text("TEXT") => settings.info.repo_acceptance_criteria
+        "Rule by which repositories are accepted, in words";
+    "about.curation" = optional text("TEXT") => settings.info.curation
+        "Curation of events beyond spam control, in words";
+    "log.filter" = one log_filter() => log.filter, common
+        "Levels, as in `info` or `grasp_relay=debug`";
+    "log.format" = one choice(vec![("human", LogFormat::Human), ("json", LogFormat::Json)]) => log.format, common
+        "Format of the lines";
+    "bans.authors" = list key() => settings.policy.bans.authors
+        "Authors whose events are refused";
+    "bans.repos" = list text("30617:KEY:NAME") => settings.policy.bans.repos
+        "Repositories whose announcements are refused";
+    "archive.everything" = one switch() => settings.policy.archive.everything
+        "Keeps every repository that is heard of";
+    "archive.owners" = list key() => settings.policy.archive.owners
+        "Keeps all repositories of these owners";
+    "archive.repos" = list text("30617:KEY:NAME") => settings.policy.archive.repos
+        "Keeps these repositories";
+    "archive.identifiers" = list text("NAME") => settings.policy.archive.identifiers
+        "Keeps all repositories of these names";
+    "archive.services" = list text("HOST[:PORT][/MOUNT]") => settings.policy.archive.services
+        "Keeps all repositories that list one of these services";
+    "sync.enabled" = one switch() => settings.sync.enabled, common
+        "Keeps events in step with other relays";
+    "sync.connections" = one count() => settings.sync.engine.connections
+        "Connections to other relays at the same time, bootstrap relays not counted";
+    "hunt.git_server" = one limits() => settings.hunt.per_host
+        "Conversations with one git server at the same time, and that begin in any minute";
+    "hunt.grasp_server" = one limits() => settings.hunt.per_grasp_host
+        "Conversations with one GRASP server at the same time, and that begin in any minute";
+    "hunt.hosts" = list host_limit() => settings.hunt.hosts
+        "Hosts with limits of their own, as in `github.com:10,60`";
+    "sidecar.relay" = optional text("URL") => sidecar_relay
+        "Relay that the sidecar keeps complete; `--relay` wins";
+    "sidecar.follow_unlisted" = one switch() => settings.sync.engine.follow_unlisted
+        "Follows repositories, too, whose announcement does not list the relay by its `domain`";
+    "sidecar.listen" = optional text("ADDR:PORT") => sidecar_listen
+        "Address for `/health`, `/status` and `/metrics` of the sidecar; a private one is best. Default: none";
+    "purgatory.hold_for" = one time() => settings.purgatory.hold_for
+        "Time that an event waits before it expires";
+    "git.push_bytes" = one bytes() => settings.git.push_bytes
+        "Largest pack of a push";
+    "git.repository_bytes" = one bytes() => settings.git.repository_bytes
+        "Git data on disk that the repositories of one name may have together, a quarter of it for maintainers of served ones. Pushes beyond it are refused";
+    "git.secure" = one switch() => settings.git.secure, common
+        "Shows addresses with TLS (`https:`, `wss:`)";
+    "git.repositories" = optional path("DIR") => settings.repositories
+        "Directory of the repositories. Default: `git` in the data directory";
+    "relay.event_bytes" = one bytes() => settings.relay.event_bytes
+        "Largest event as JSON; a state (30618) may have 1 MiB in any case";
+    "relay.connections" = one count() => settings.relay.connections
+        "Websockets at the same time";
 }

@@ -72,7 +72,7 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
     let shared: Arc<dyn grasp_relay::store::Store> = Arc::clone(&store) as _;
     let base =
         Base::open(settings, (shared, hub.clone()), clock.clone(), (keys, Some(key))).await?;
-    let address: Arc<str> = address.to_string().into();
+    let address: Arc<str> = address.as_str().trim_end_matches('/').into();
     let report = report(base.clone());
     let metrics = base.metrics.clone();
     let parts = NodeParts { store, hub, address, key, clock, metrics, report };
