@@ -1,13 +1,12 @@
 //! The command line.
 
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Arg, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use grasp_core::{Identifier, RelayUrl};
 
-use crate::config::{Flags, settings};
+use crate::config::Flags;
 use crate::operations::check::RepositoryArg;
 use crate::push::Target;
 
@@ -107,20 +106,6 @@ pub(crate) enum Command {
     /// Shows or checks the settings.
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Prints a reference, as Markdown.
-    Reference {
-        /// The subject of the reference.
-        #[arg(long, value_enum, default_value = "settings")]
-        of: Reference,
-    },
-}
-
-/// The subject of a reference.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Reference {
-    Settings,
-    Metrics,
-    Commands,
 }
 
 #[derive(Debug, Subcommand)]
@@ -224,63 +209,4 @@ impl RunningServer {
         let paths = [("data_dir", &self.data_dir), ("admin_socket", &self.admin_socket)];
         flags(&self.config, paths)
     }
-}
-
-/// Returns the reference of all commands, as Markdown.
-pub(crate) fn markdown() -> String {
-    let mut text = String::from(include_str!("cli/opening.md"));
-    let mut command = Cli::command();
-    command.build();
-    for subcommand in command.get_subcommands().filter(|one| one.get_name() != "help") {
-        describe(&mut text, "grasp", subcommand);
-    }
-    text
-}
-
-fn describe(text: &mut String, parent: &str, command: &clap::Command) {
-    let name = format!("{parent} {}", command.get_name());
-    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-    let inner: Vec<_> = command.get_subcommands().filter(|one| one.get_name() != "help").collect();
-    if !inner.is_empty() {
-        for command in inner {
-            describe(text, &name, command);
-        }
-        return;
-    }
-    let _ = write!(text, "\n## `{name}`\n\n{about}.\n");
-    let own: Vec<_> = command.get_arguments().filter(|arg| !is_setting(arg)).collect();
-    if own.len() < command.get_arguments().count() {
-        text.push_str("\nTakes every [setting](configuration.md) as a flag.\n");
-    }
-    let rows: Vec<_> = own.into_iter().filter(|arg| arg.get_id() != "help").map(row).collect();
-    if !rows.is_empty() {
-        let _ = write!(text, "\n| flag | meaning |\n|---|---|\n{}", rows.concat());
-    }
-}
-
-/// Returns whether a flag is one of the settings, which have a reference of their own.
-fn is_setting(arg: &Arg) -> bool {
-    // Commands that query a running server have flags of the same names.
-    let settings = settings().iter().any(|one| arg.get_id() == one.key) || arg.get_id() == "config";
-    settings && arg.get_help_heading().is_some()
-}
-
-fn row(arg: &Arg) -> String {
-    let takes_value = arg.get_num_args().is_some_and(|number| number.takes_values());
-    let value = arg.get_value_names().filter(|_| takes_value);
-    let value = value.and_then(|names| names.first()).map(ToString::to_string);
-    let flag = match (arg.get_long(), value) {
-        (Some(long), Some(value)) => format!("--{long} {value}"),
-        (Some(long), None) => format!("--{long}"),
-        (None, value) => value.unwrap_or_default(),
-    };
-    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-    let default: Vec<_> =
-        arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
-    let default = if takes_value && !default.is_empty() {
-        format!(" (default: `{}`)", default.join(","))
-    } else {
-        String::new()
-    };
-    format!("| `{flag}` | {help}{default} |\n")
 }

@@ -18,7 +18,7 @@ use clap::{Arg, ArgMatches, Command};
 use grasp_core::{RelayUrl, ServiceIdentity};
 use toml::de::{DeTable, DeValue};
 
-use self::setting::Setting;
+pub(crate) use self::setting::Setting;
 pub(crate) use self::table::{SECTIONS, settings};
 use crate::settings::Settings;
 
@@ -386,27 +386,4 @@ pub(crate) fn in_force(loaded: &Loaded) -> String {
         }
     }
     text
-}
-
-/// Returns the reference of all settings, as Markdown.
-pub(crate) fn markdown() -> String {
-    let mut text = String::from(include_str!("config/reference/opening.md"));
-    for (section, title) in SECTIONS {
-        let _ = match section {
-            "" => write!(text, "\n## {title}\n\n"),
-            name => write!(text, "\n## `[{name}]` {title}\n\n"),
-        };
-        text.push_str("| key | flag and value | default | meaning |\n|---|---|---|---|\n");
-        let settings = settings().iter().filter(|setting| setting.section() == section);
-        settings.for_each(|setting| text.push_str(&row(setting)));
-    }
-    text
-}
-
-fn row(setting: &Setting) -> String {
-    let default = setting.value(&Config::default()).filter(|value| value != "[]");
-    let default = default.map(|value| format!("`{value}`")).unwrap_or_default();
-    let (key, flag, help) = (setting.key, setting.flag(), setting.help);
-    let form = setting.value_names.join("\\|");
-    format!("| `{key}` | `--{flag} {form}` | {default} | {help} |\n")
 }

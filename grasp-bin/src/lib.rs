@@ -22,6 +22,8 @@ mod server;
 mod settings;
 mod sidecar;
 mod signals;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,7 +31,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 
-use crate::cli::{Cli, Command, ConfigCommand, PushArgs, Reference, RunningServer, SyncArgs};
+use crate::cli::{Cli, Command, ConfigCommand, PushArgs, RunningServer, SyncArgs};
 use crate::config::{Flags, Loaded};
 use crate::operations::check::CheckRequest;
 pub use crate::own_relay::OwnRelay;
@@ -88,17 +90,8 @@ fn execute(command: Command) -> Result<ExitCode> {
             print!("{}", config::in_force(&load(&flags)?));
         }
         Command::Config(ConfigCommand::Check(flags)) => print_check_result(&load(&flags)?),
-        Command::Reference { of } => print!("{}", markdown_of(of)),
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn markdown_of(reference: Reference) -> String {
-    match reference {
-        Reference::Settings => config::markdown(),
-        Reference::Metrics => metrics::markdown(),
-        Reference::Commands => cli::markdown(),
-    }
 }
 
 fn load(flags: &Flags) -> Result<Loaded> {

@@ -1,7 +1,6 @@
 //! Metrics of sync and of the hunt, and the list of all metrics.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use grasp_core::RelayUrl;
 use grasp_core::admission::SyncPath;
@@ -84,36 +83,14 @@ grasp_relay::metrics! { pub(crate) HUNT:
 /// Hosts with series of their own, the busiest ones; the others share one.
 const MAX_NAMED_HOSTS: usize = 100;
 
-/// All metrics by subject, in the order of the reference.
-const GROUPS: [(&str, &[&Metric]); 3] = [
-    ("The server", table::ALL),
-    ("Events from other relays", SYNC),
-    ("Git data from other servers", HUNT),
-];
-
 /// Returns all metrics.
 pub(crate) fn all() -> Vec<&'static Metric> {
-    GROUPS.iter().flat_map(|(_, metrics)| *metrics).copied().collect()
+    [table::ALL, SYNC, HUNT].concat()
 }
 
 /// Returns the metrics of a sidecar.
 pub(crate) fn of_sidecar() -> Vec<&'static Metric> {
     [&table::BUILD, &table::STARTED].into_iter().chain(SYNC.iter().copied()).collect()
-}
-
-/// Returns the reference of all metrics, as Markdown.
-pub(crate) fn markdown() -> String {
-    let mut text = String::from(include_str!("metrics/opening.md"));
-    for (title, metrics) in GROUPS {
-        let _ = write!(text, "\n## {title}\n\n");
-        text.push_str("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
-        for Metric { name, kind, help, labels } in metrics {
-            let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
-            let (kind, labels) = (kind.name(), labels.join(", "));
-            let _ = writeln!(text, "| `{name}` | {kind} | {labels} | {help} |");
-        }
-    }
-    text
 }
 
 /// Logs and counts the reports of sync.

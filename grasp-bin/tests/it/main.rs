@@ -11,7 +11,6 @@ mod operations;
 #[path = "../../../tests/src/postgres.rs"]
 mod postgres;
 mod proxy;
-mod reference;
 mod serve;
 mod sidecar;
 mod signals;
