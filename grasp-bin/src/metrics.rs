@@ -41,16 +41,10 @@ grasp_relay::metrics! { pub(crate) SYNC:
         "Share of events that the relay had, of those it sent and those of ours it was compared with, from 0 to 1.";
     LACKING = Gauge "grasp_sync_relay_lacking" ["relay"]
         "Events of this server that the relay lacks, counted at each comparison.";
-    BATCHES = Counter "grasp_sync_batches_confirmed_total" ["relay"]
-        "Batches of repositories and roots that were fetched completely.";
     PAGED = Gauge "grasp_sync_relay_without_negentropy" ["relay"]
         "1 for a relay whose history is fetched by pages, because it does not support NIP-77.";
     REFUSALS = Counter "grasp_sync_refusals_total" ["meaning"]
         "Refusals by relays (CLOSED, NOTICE, OK), once per connection for each meaning.";
-    GIVEN_UP = Counter "grasp_sync_events_given_up_total" ["relay"]
-        "Events that a relay offered and did not deliver.";
-    FULL_SECONDS = Counter "grasp_sync_full_seconds_total" ["relay"]
-        "Seconds of event time with more events than a relay returns for any request.";
     CONSOLIDATIONS = Counter "grasp_sync_consolidations_total" ["relay"]
         "Consolidations of live subscriptions.";
     REQUESTS = Counter "grasp_sync_requests_total" ["relay", "request"]
@@ -62,8 +56,6 @@ grasp_relay::metrics! { pub(crate) SYNC:
 grasp_relay::metrics! { pub(crate) HUNT:
     HUNT_QUEUE = Gauge "grasp_purgatory_sync_queue_size" []
         "Repository names whose git data is hunted for.";
-    HUNT_IN_FLIGHT = Gauge "grasp_purgatory_sync_in_flight" []
-        "Running visits to git servers.";
     HUNT_ATTEMPTS = Counter "grasp_purgatory_sync_attempts_total" ["result"]
         "Attempts to fetch a repository's git data, by result (complete, incomplete, needless).";
     HUNT_FETCHED = Counter "grasp_purgatory_sync_oids_fetched_total" []
@@ -76,8 +68,6 @@ grasp_relay::metrics! { pub(crate) HUNT:
         "Repository names in the queue, for each recently visited host.";
     HOST_REQUESTS = Counter "grasp_purgatory_domain_requests_total" ["domain"]
         "Visits since the start, for each recently visited host.";
-    HOST_PAUSES = Counter "grasp_purgatory_domain_pauses_total" ["domain"]
-        "Pauses because a host asked for fewer visits.";
 }
 
 /// Hosts with series of their own, the busiest ones; the others share one.
@@ -117,8 +107,6 @@ fn record_sync(metrics: &Metrics, report: &Report) {
         Report::NoNegentropy { relay, .. } => metrics.set(&PAGED, &[relay.as_str()], 1.0),
         Report::Negentropy { relay } => metrics.set(&PAGED, &[relay.as_str()], 0.0),
         Report::Refused { refusal, .. } => metrics.add(&REFUSALS, &[refusal.label()], 1),
-        Report::GaveUp { relay, .. } => metrics.add(&GIVEN_UP, &[relay.as_str()], 1),
-        Report::GapSecond { relay, .. } => metrics.add(&FULL_SECONDS, &[relay.as_str()], 1),
         Report::Consolidated { relay, .. } => metrics.add(&CONSOLIDATIONS, &[relay.as_str()], 1),
         Report::Requested { relay, request } => {
             let request = format!("{request:?}").to_lowercase();
@@ -140,13 +128,12 @@ fn source_label(from: &Source) -> &'static str {
 type StatusValue = fn(&RelayStatus) -> Option<f64>;
 
 /// Metrics that are read from the status of each relay.
-const OF_STATUS: [(&Metric, StatusValue); 12] = [
+const OF_STATUS: [(&Metric, StatusValue); 11] = [
     (&CONNECTED, |relay| Some(f64::from(relay.connection as u8))),
     (&HEALTH, |relay| Some(f64::from(relay.health as u8) + 1.0)),
     (&FAILURES, |relay| Some(relay.failed.map_or(0.0, |failed| f64::from(failed.attempts)))),
     (&GAPS, |relay| Some(relay.gaps as f64)),
     (&RECEIVED, |relay| Some(relay.counts.stored() as f64)),
-    (&BATCHES, |relay| Some(relay.batches as f64)),
     (&INTERRUPTIONS, |relay| Some(relay.interruptions as f64)),
     (&LACKING, |relay| Some(relay.reliability.as_ref()?.lacking as f64)),
     (&UP, |relay| Some(relay.reliability.as_ref()?.up.as_secs_f64())),
@@ -187,19 +174,16 @@ pub(crate) fn record_hunt(metrics: &Metrics, report: &HuntReport) {
         HuntReport::Incomplete { .. } => metrics.add(&HUNT_ATTEMPTS, &["incomplete"], 1),
         HuntReport::Fetched { oids, .. } => metrics.add(&HUNT_FETCHED, &[], *oids as u64),
         HuntReport::Failed { error, .. } => metrics.add(&HUNT_FAILURES, &[failure_label(error)], 1),
-        HuntReport::Paused { host, .. } => metrics.add(&HOST_PAUSES, &[host.as_str()], 1),
         _ => {}
     }
 }
 
-/// Sets the gauges of the hunt, in total and by host. Series of hosts that the hunt has forgotten are removed.
+/// Sets the gauges of the hunt by host. Series of hosts that the hunt has forgotten are removed.
 pub(crate) fn set_hunt_gauges(metrics: &Metrics, figures: &HuntFigures) {
-    let HuntFigures { in_flight, hosts, .. } = figures;
-    metrics.set(&HUNT_IN_FLIGHT, &[], *in_flight as f64);
     for metric in [&HOST_IN_FLIGHT, &HOST_WAITING, &HOST_REQUESTS] {
         metrics.clear(metric);
     }
-    let mut busiest: Vec<_> = hosts.iter().collect();
+    let mut busiest: Vec<_> = figures.hosts.iter().collect();
     busiest.sort_by_key(|(_, f)| std::cmp::Reverse((f.in_flight + f.waiting, f.requests)));
     let (named, others) = busiest.split_at(busiest.len().min(MAX_NAMED_HOSTS));
     for (host, figures) in named {
@@ -397,7 +381,7 @@ mod tests {
         let figures =
             HostFigures { in_flight: 2, waiting: 1, requests: 9, ..HostFigures::default() };
         let hosts = vec![(host.clone(), figures)];
-        set_hunt_gauges(&metrics, &HuntFigures { in_flight: 2, hosts, ..HuntFigures::default() });
+        set_hunt_gauges(&metrics, &HuntFigures { hosts, ..HuntFigures::default() });
         assert_eq!(metrics.value(&HOST_REQUESTS, &[host.as_str()]), Some(9.0));
         set_hunt_gauges(&metrics, &HuntFigures::default());
         assert_eq!(metrics.value(&HOST_REQUESTS, &[host.as_str()]), None);

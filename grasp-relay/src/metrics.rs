@@ -287,8 +287,6 @@ pub mod table {
             "HTTP requests except those of the relay's address, by what was requested and the class of the status.";
         REQUEST_TIME = Histogram "grasp_http_request_seconds" ["what"]
             "Time from an HTTP request to the start of its response; for a push, until its commands were read.";
-        REQUESTS_OPEN = Gauge "grasp_http_requests_open" ["what"]
-            "HTTP requests whose response has not started, by what was requested.";
         STORED = Gauge "grasp_store_events" []
             "Events that are served, counted at most once a minute.";
         REPOSITORIES = Gauge "grasp_repositories" []

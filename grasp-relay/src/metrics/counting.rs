@@ -9,7 +9,7 @@ use axum::response::Response;
 use grasp_core::admission::{Origin, Outcome, Rejection, SyncPath};
 
 use super::Metrics;
-use super::table::{EVENTS, INGEST, REJECTIONS, REQUEST_TIME, REQUESTS, REQUESTS_OPEN};
+use super::table::{EVENTS, INGEST, REJECTIONS, REQUEST_TIME, REQUESTS};
 
 /// Counts the requests to these routes.
 pub fn count_requests(routes: Router, metrics: Metrics) -> Router {
@@ -19,30 +19,10 @@ pub fn count_requests(routes: Router, metrics: Metrics) -> Router {
 async fn count(State(metrics): State<Metrics>, request: Request, next: Next) -> Response {
     let what = path_label(request.uri().path(), request.uri().query().unwrap_or_default());
     let began = Instant::now();
-    let open = OpenRequest::new(metrics, what);
     let response = next.run(request).await;
-    open.metrics.observe(&REQUEST_TIME, &[what], began.elapsed());
-    open.metrics.add(&REQUESTS, &[what, status_class(response.status().as_u16())], 1);
+    metrics.observe(&REQUEST_TIME, &[what], began.elapsed());
+    metrics.add(&REQUESTS, &[what, status_class(response.status().as_u16())], 1);
     response
-}
-
-/// Counts a request as open until it is dropped, as when its client disconnects.
-struct OpenRequest {
-    metrics: Metrics,
-    what: &'static str,
-}
-
-impl OpenRequest {
-    fn new(metrics: Metrics, what: &'static str) -> Self {
-        metrics.change(&REQUESTS_OPEN, &[what], |open| *open += 1.0);
-        Self { metrics, what }
-    }
-}
-
-impl Drop for OpenRequest {
-    fn drop(&mut self) {
-        self.metrics.change(&REQUESTS_OPEN, &[self.what], |open| *open -= 1.0);
-    }
 }
 
 /// Returns the label of a path, one of a few for any request.
@@ -162,15 +142,6 @@ mod tests {
         ] {
             assert_eq!(path_label(path, query), label, "{path}");
         }
-    }
-
-    #[test]
-    fn a_request_that_ends_early_is_no_longer_open() {
-        let metrics = Metrics::default();
-        let open = OpenRequest::new(metrics.clone(), "push");
-        assert_eq!(metrics.value(&REQUESTS_OPEN, &["push"]), Some(1.0));
-        drop(open);
-        assert_eq!(metrics.value(&REQUESTS_OPEN, &["push"]), Some(0.0));
     }
 
     #[test]
