@@ -52,7 +52,7 @@ impl Overview {
     pub(crate) fn of_server(base: &Base, roles: RoleWatch, nodes: Option<NodeView>) -> Self {
         let Base { settings, host, metrics, .. } = base;
         let clock = host.clock.clone();
-        let parts = ServerParts::new(base, roles, nodes);
+        let parts = ServerParts::new(base.clone(), roles, nodes);
         let subject = Subject::Server(Box::new(parts));
         Self::new(settings, settings.info().name, clock, metrics.clone(), subject)
     }
@@ -125,7 +125,7 @@ impl Overview {
 
     /// Returns the repositories, the latest active first.
     pub(crate) async fn repositories(&self) -> Result<Vec<RepoRow>, String> {
-        let list = self.server()?.listing.rows().await;
+        let list = self.server()?.base.listing.rows().await;
         list.map(|list| list.rows.clone()).map_err(|error| error.to_string())
     }
 
@@ -160,7 +160,7 @@ impl Overview {
 
     /// Returns whether `/health` fails while repositories are damaged.
     pub(crate) fn fails_when_degraded(&self) -> bool {
-        self.server().is_ok_and(|parts| parts.fail_health_when_degraded)
+        self.server().is_ok_and(|parts| parts.base.settings.fail_health_when_degraded)
     }
 
     /// Returns the status.

@@ -167,7 +167,7 @@ impl Base {
     }
 
     /// Returns figures of the packs and their cache; zeros if there is no object store.
-    fn pack_figures(&self) -> PackFigures {
+    pub(crate) fn pack_figures(&self) -> PackFigures {
         self.packs.as_ref().map(PackCache::figures).unwrap_or_default()
     }
 

@@ -1,22 +1,17 @@
 //! The status of a server: counts and measurements of its parts.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::time::Duration;
 
-use grasp_core::admission::Policy;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Mono, kinds};
 use grasp_purgatory::driver::{DamagedRepo, PurgatoryDriver};
 use grasp_purgatory::hunt::{HuntFigures, HuntSchedule};
 use grasp_purgatory::{Phase, Purgatory};
-use grasp_relay::Clock;
 use grasp_relay::metrics::{Metric, Metrics, table};
-use grasp_relay::nostr::Hub;
 use grasp_relay::role::{Role, RoleWatch};
-use grasp_relay::store::{EventStore, StoreError};
-use grasp_relay::web::Listing;
+use grasp_relay::store::StoreError;
 use grasp_relay::web::figures::{IntakeFigures, PurgatoryFigures, Status, WaitingRow};
 use nostr::filter::Filter;
 use tokio::sync::Mutex;
@@ -46,17 +41,9 @@ const MAX_WAITING_NAMES: usize = 1_000;
 
 /// The parts of a server that have a status.
 pub(super) struct ServerParts {
-    data_dir: PathBuf,
-    repositories: PathBuf,
-    store: Arc<dyn EventStore>,
-    hub: Hub,
+    pub(super) base: Base,
     roles: RoleWatch,
     nodes: Option<NodeView>,
-    policy: Policy,
-    pub(super) listing: Listing,
-    clock: Clock,
-    metrics: Metrics,
-    pub(super) fail_health_when_degraded: bool,
     counts: Mutex<Option<Measured<StoreCounts>>>,
     disk_usage: Mutex<Option<Measured<DiskUsage>>>,
 }
@@ -76,40 +63,25 @@ struct Measured<T> {
 }
 
 impl ServerParts {
-    pub(super) fn new(base: &Base, roles: RoleWatch, nodes: Option<NodeView>) -> Self {
-        let Base { settings, host, hub, metrics, listing, .. } = base;
-        Self {
-            data_dir: settings.data_dir.clone(),
-            repositories: settings.repositories(),
-            store: Arc::clone(&host.store),
-            hub: hub.clone(),
-            roles,
-            nodes,
-            policy: host.policy.clone(),
-            listing: listing.clone(),
-            clock: host.clock.clone(),
-            metrics: metrics.clone(),
-            fail_health_when_degraded: settings.fail_health_when_degraded,
-            counts: Mutex::new(None),
-            disk_usage: Mutex::new(None),
-        }
+    pub(super) fn new(base: Base, roles: RoleWatch, nodes: Option<NodeView>) -> Self {
+        Self { base, roles, nodes, counts: Mutex::new(None), disk_usage: Mutex::new(None) }
     }
 
     pub(super) async fn status(&self) -> Status {
-        let stats = self.hub.stats().await;
+        let stats = self.base.hub.stats().await;
         let (events, repositories) = self.counts().await.unwrap_or_default();
         let (git_bytes, disk_bytes) = self.disk_usage().await;
         Status {
             events,
             repositories,
-            store_bytes: store_bytes(&self.data_dir),
+            store_bytes: store_bytes(&self.base.settings.data_dir),
             git_bytes,
             disk_bytes,
             damaged: self.damaged(),
             sockets: stats.sockets as u64,
             listeners: stats.listeners as u64,
             subscriptions: stats.subscriptions as u64,
-            intake: intake(&self.metrics),
+            intake: intake(&self.base.metrics),
             purgatory: self.purgatory_figures().await,
             nodes: self.nodes.as_ref().map(NodeView::rows).unwrap_or_default(),
             ..Status::default()
@@ -130,7 +102,8 @@ impl ServerParts {
     /// Returns whether the store and the packs answer, and purgatory, if it is here, answers and can write its journal.
     pub(super) async fn is_ready(&self) -> bool {
         let empty = vec![Filter::new().ids([])];
-        let store = self.store.count(empty, self.clock.now().unix).await.is_ok();
+        let store =
+            self.base.host.store.count(empty, self.base.host.clock.now().unix).await.is_ok();
         self.set(&table::STORE_UP, &[], u64::from(store));
         let purgatory = match self.purgatory() {
             Ok(purgatory) => purgatory.can_write() && purgatory.ask(|_| ()).await.is_ok(),
@@ -138,7 +111,7 @@ impl ServerParts {
         };
         self.set(&table::PURGATORY_UP, &[], u64::from(purgatory));
         let packs = match &self.nodes {
-            Some(nodes) => nodes.packs_answer().await,
+            Some(nodes) => nodes.packs_answer(&self.base).await,
             None => true,
         };
         store && purgatory && packs
@@ -147,7 +120,7 @@ impl ServerParts {
     pub(super) fn damaged(&self) -> Vec<String> {
         let damaged = self.purgatory().map(|it| it.damaged()).unwrap_or_default();
         self.set(&table::DAMAGED, &[], damaged.len() as u64);
-        let service = &self.policy.service;
+        let service = &self.base.host.policy.service;
         let address = |DamagedRepo { endpoint, repo }: DamagedRepo| {
             let path = service.repo_path(&repo);
             let mount = service.mount_path();
@@ -164,14 +137,14 @@ impl ServerParts {
     /// Returns the repository names whose events wait for git data.
     pub(super) async fn waiting(&self) -> Result<Vec<WaitingRow>, String> {
         let purgatory = self.purgatory()?;
-        let (turns, now) = (turns(&purgatory).await, self.clock.now().unix.as_secs());
+        let (turns, now) = (turns(&purgatory).await, self.base.host.clock.now().unix.as_secs());
         let rows = purgatory.ask(move |purgatory| waiting_rows(purgatory, now, &turns)).await;
         Ok(rows.unwrap_or_default())
     }
 
     async fn purgatory_figures(&self) -> PurgatoryFigures {
         let Ok(purgatory) = self.purgatory() else { return PurgatoryFigures::default() };
-        let soon = self.clock.now().unix + EXPIRING_WITHIN;
+        let soon = self.base.host.clock.now().unix + EXPIRING_WITHIN;
         let figures = purgatory.ask(move |held: &Purgatory| {
             let waiting = [Phase::Waiting, Phase::Expired].map(|phase| held.wanting(phase));
             (held.counts(), held.expiring(soon), waiting)
@@ -205,10 +178,10 @@ impl ServerParts {
     /// Counts all events and repositories, or returns the last counts while they are fresh.
     async fn counts(&self) -> Result<StoreCounts, StoreError> {
         let count = async {
-            let now = self.clock.now().unix;
-            let everything = self.store.count(vec![Filter::new()], now);
+            let now = self.base.host.clock.now().unix;
+            let everything = self.base.host.store.count(vec![Filter::new()], now);
             let announcements = vec![Filter::new().kind(kinds::ANNOUNCEMENT)];
-            let announcements = self.store.count(announcements, now);
+            let announcements = self.base.host.store.count(announcements, now);
             Ok((everything.await?, announcements.await?))
         };
         self.fresh(&self.counts, MAX_COUNT_AGE, count).await
@@ -216,7 +189,8 @@ impl ServerParts {
 
     /// Measures the disk, or returns the last measurement while it is fresh.
     async fn disk_usage(&self) -> DiskUsage {
-        let (data, git) = (self.data_dir.clone(), self.repositories.clone());
+        let settings = &self.base.settings;
+        let (data, git) = (settings.data_dir.clone(), settings.repositories());
         let measure = move || {
             let (all, git_bytes) = (bytes_below(&data), bytes_below(&git));
             (git_bytes, if git.starts_with(&data) { all } else { all + git_bytes })
@@ -233,12 +207,12 @@ impl ServerParts {
         measure: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
         let mut last = last.lock().await;
-        let at = self.clock.now().mono;
+        let at = self.base.host.clock.now().mono;
         if let Some(known) = last.filter(|known| at - known.at < known.fresh_for) {
             return Ok(known.value);
         }
         let value = measure.await?;
-        let took = self.clock.now().mono - at;
+        let took = self.base.host.clock.now().mono - at;
         let fresh_for = took.saturating_mul(MAX_AGE_PER_DURATION).min(max_age);
         *last = Some(Measured { at, fresh_for, value });
         Ok(value)
@@ -276,7 +250,7 @@ impl ServerParts {
     }
 
     fn set_node_metrics(&self, nodes: &NodeView) {
-        let figures = nodes.pack_figures();
+        let figures = self.base.pack_figures();
         self.set(&table::FEED_LAG, &[], nodes.own_lag());
         self.set(&table::PACK_CACHE_BYTES, &[], figures.cached_bytes);
         self.set(&table::PACK_CACHE_READS, &["hit"], figures.hits);
@@ -286,7 +260,7 @@ impl ServerParts {
     }
 
     fn set(&self, metric: &Metric, labels: &[&str], value: u64) {
-        self.metrics.set(metric, labels, value as f64);
+        self.base.metrics.set(metric, labels, value as f64);
     }
 }
 

@@ -8,7 +8,6 @@ use bitcoin_hashes::sha256;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use grasp_core::Mono;
-use grasp_purgatory::git::PackFigures;
 use grasp_relay::Clock;
 use grasp_relay::git_http::GitHost;
 use grasp_relay::nodes::{NODE_TIMEOUT, Node, NodeParts, Report, StartError, WriterParts};
@@ -80,7 +79,6 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
     let view = NodeView {
         address: Arc::clone(node.address()),
         nodes: node.nodes(),
-        base: base.clone(),
         probed: Mutex::new(None),
     };
     let roles = node.roles().clone();
@@ -152,7 +150,6 @@ fn report(base: Base) -> Report {
 pub(crate) struct NodeView {
     address: Arc<str>,
     nodes: watch::Receiver<Arc<[NodeRow]>>,
-    base: Base,
     /// The time and the result of the last probe of the object store.
     probed: Mutex<Option<(Mono, bool)>>,
 }
@@ -182,16 +179,11 @@ impl NodeView {
         self.rows().iter().find(|row| *row.address == *self.address).map_or(0, |row| row.lag)
     }
 
-    /// Returns figures of the packs and their cache.
-    pub(crate) fn pack_figures(&self) -> PackFigures {
-        self.base.pack_figures()
-    }
-
     /// Returns whether the object store of the packs answers.
-    pub(crate) async fn packs_answer(&self) -> bool {
-        let Some(packs) = &self.base.packs else { return true };
+    pub(crate) async fn packs_answer(&self, base: &Base) -> bool {
+        let Some(packs) = &base.packs else { return true };
         let mut last = self.probed.lock().await;
-        let now = self.base.host.clock.now().mono;
+        let now = base.host.clock.now().mono;
         if let Some((at, answered)) = *last {
             if now - at < PROBE_INTERVAL {
                 return answered;
