@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use grasp_core::{Identifier, RelayUrl};
+use grasp_core::{Identifier, RelayUrl, RepoId};
 
 use crate::config::Flags;
-use crate::operations::check::RepositoryArg;
+use crate::operations::check::parse_repository;
 use crate::push::Target;
 
 /// Git repositories that belong to their maintainers: a nostr relay and git host.
@@ -48,8 +48,8 @@ pub(crate) enum Command {
     /// `--repair`.
     Check {
         /// The repository to check, as `30617:KEY:NAME` or `NPUB/NAME`. Without one: all.
-        #[arg(value_name = "REPOSITORY")]
-        repository: Option<RepositoryArg>,
+        #[arg(value_name = "REPOSITORY", value_parser = parse_repository)]
+        repository: Option<RepoId>,
         /// Keeps what is readable of damaged packs, has the running server fetch what is missing from other servers, and
         /// waits up to a minute for it.
         #[arg(long)]
@@ -63,7 +63,7 @@ pub(crate) enum Command {
         #[arg(value_name = "DIR")]
         dir: PathBuf,
         #[command(flatten)]
-        server: ServerData,
+        data: ServerData,
     },
     /// Checks a backup, and installs it into an empty data directory.
     Restore {
@@ -74,7 +74,7 @@ pub(crate) enum Command {
         #[arg(long)]
         accept_damage: bool,
         #[command(flatten)]
-        server: ServerData,
+        data: ServerData,
     },
     /// Moves the data of a single server that is stopped to the database and the object store of several nodes: exit code
     /// 1 if packs were missing.
@@ -170,31 +170,20 @@ pub(crate) struct ServerData {
 
 impl ServerData {
     /// Returns the flags that lead to the settings of that server.
-    pub(crate) fn flags(&self) -> Flags {
-        flags(&self.config, [("data_dir", &self.data_dir)])
+    pub(crate) fn flags(&self, admin_socket: Option<&PathBuf>) -> Flags {
+        let paths = [("data_dir", self.data_dir.as_ref()), ("admin_socket", admin_socket)];
+        let given = paths
+            .into_iter()
+            .filter_map(|(key, path)| Some((key, vec![path?.display().to_string()])));
+        Flags { file: self.config.clone(), given: given.collect() }
     }
-}
-
-/// Returns the flags for a settings file and some paths.
-fn flags<const N: usize>(
-    file: &Option<PathBuf>,
-    paths: [(&'static str, &Option<PathBuf>); N],
-) -> Flags {
-    let given = paths
-        .into_iter()
-        .filter_map(|(key, path)| Some((key, vec![path.as_ref()?.display().to_string()])));
-    Flags { file: file.clone(), given: given.collect() }
 }
 
 /// Selects a running server.
 #[derive(Debug, Args)]
 pub(crate) struct RunningServer {
-    /// Its settings file.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Its data directory.
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
+    #[command(flatten)]
+    data: ServerData,
     /// Its admin socket, if that is elsewhere.
     #[arg(long, value_name = "PATH")]
     admin_socket: Option<PathBuf>,
@@ -206,7 +195,6 @@ pub(crate) struct RunningServer {
 impl RunningServer {
     /// Returns the flags that lead to the settings of that server.
     pub(crate) fn flags(&self) -> Flags {
-        let paths = [("data_dir", &self.data_dir), ("admin_socket", &self.admin_socket)];
-        flags(&self.config, paths)
+        self.data.flags(self.admin_socket.as_ref())
     }
 }

@@ -69,15 +69,14 @@ fn execute(command: Command) -> Result<ExitCode> {
             return Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Command::Check { repository, repair, server } => {
-            let repository = repository.map(|repository| repository.0);
             let request = CheckRequest { repository, repair, json: server.json };
             return operations::check::run(&load(&server.flags())?.config, &request);
         }
-        Command::Backup { dir, server } => {
-            return operations::backup::run(&load(&server.flags())?.config, &dir);
+        Command::Backup { dir, data } => {
+            return operations::backup::run(&load(&data.flags(None))?.config, &dir);
         }
-        Command::Restore { dir, accept_damage, server } => {
-            operations::restore::run(&load(&server.flags())?.config, &dir, accept_damage)?;
+        Command::Restore { dir, accept_damage, data } => {
+            operations::restore::run(&load(&data.flags(None))?.config, &dir, accept_damage)?;
         }
         Command::Import { dir, flags } => {
             return operations::import(&load(&flags)?.config, &dir);

@@ -5,7 +5,7 @@ use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use grasp_core::{Mono, RelayUrl};
+use grasp_core::RelayUrl;
 use grasp_relay::Clock;
 use grasp_relay::web::figures::Status;
 use grasp_relay::web::{format_count, format_duration};
@@ -16,7 +16,6 @@ use nostr::types::Timestamp;
 
 use crate::admin::AdminSocket;
 use crate::config::{Config, Loaded};
-use crate::overview::Rate;
 use crate::server::Server;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -78,7 +77,7 @@ type Statuses = BTreeMap<RelayUrl, RelayStatus>;
 /// Waits until all relays are done or the time limit is reached, and shows the progress.
 async fn wait_until_done(server: &Server, from: &[RelayUrl], limit: Duration) -> Statuses {
     let (began, mut shown_at) = (server.parts().clock.now(), None);
-    let mut bars = ProgressBars::new(from, began.mono);
+    let bars = ProgressBars::new(from);
     loop {
         let relays = match server.syncer().await {
             Some(syncer) => syncer.status().await.relays,
@@ -91,7 +90,7 @@ async fn wait_until_done(server: &Server, from: &[RelayUrl], limit: Duration) ->
             || now.mono - began.mono > limit;
         let is_due = shown_at.is_none_or(|at: Instant| at.elapsed() > PRINT_INTERVAL);
         if all_ended || bars.are_drawn() || is_due {
-            bars.show(now.mono, &relays);
+            bars.show(&relays);
             shown_at = Some(Instant::now());
         }
         if all_ended {
@@ -169,11 +168,11 @@ fn reason_incomplete(relay: &RelayStatus) -> String {
 /// A progress bar for each relay on a terminal; elsewhere a line for each.
 struct ProgressBars {
     bars: MultiProgress,
-    relays: Vec<(RelayUrl, ProgressBar, Rate)>,
+    relays: Vec<(RelayUrl, ProgressBar)>,
 }
 
 impl ProgressBars {
-    fn new(relays: &[RelayUrl], now: Mono) -> Self {
+    fn new(relays: &[RelayUrl]) -> Self {
         let bars = MultiProgress::new();
         let width = relays.iter().map(|relay| relay.as_str().len()).max().unwrap_or(0);
         let style = ProgressStyle::with_template("{prefix}  [{bar:24}] {percent:>3}% {msg}")
@@ -184,7 +183,7 @@ impl ProgressBars {
                 .with_style(style.clone())
                 .with_prefix(format!("{:<width$}", relay.as_str()))
                 .with_finish(ProgressFinish::Abandon);
-            (relay.clone(), bars.add(bar), Rate::new(now))
+            (relay.clone(), bars.add(bar))
         };
         let relays = relays.iter().map(bar).collect();
         Self { bars, relays }
@@ -195,15 +194,15 @@ impl ProgressBars {
         !self.bars.is_hidden()
     }
 
-    fn show(&mut self, now: Mono, statuses: &Statuses) {
-        for (relay, bar, rate) in &mut self.relays {
+    fn show(&self, statuses: &Statuses) {
+        for (relay, bar) in &self.relays {
             let text = match statuses.get(relay) {
                 Some(status) => {
                     let fetched = status.counts.judged();
                     // A length of 0 would be drawn as 100 %.
                     bar.set_length((fetched + missing(status)).max(1));
                     bar.set_position(fetched);
-                    progress_text(status, rate.per_second(now, fetched))
+                    progress_text(status, bar.per_sec())
                 }
                 None => "no attempt to connect yet".into(),
             };

@@ -89,6 +89,12 @@ fn repository_name(endpoint: Endpoint, repo: &RepoId) -> String {
     format!("{prefix}{}/{}", npub(&repo.owner), repo.identifier)
 }
 
+/// Copies a file to disk.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let copied = std::fs::copy(from, to).and_then(|_| File::open(to)?.sync_all());
+    copied.with_context(|| format!("could not copy {} to {}", from.display(), to.display()))
+}
+
 /// Runs a command that waits for files and processes.
 fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime =

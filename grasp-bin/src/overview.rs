@@ -272,18 +272,18 @@ const MIN_SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Samples of a total over the last minute.
 #[derive(Clone, Debug)]
-pub(crate) struct Rate {
+struct Rate {
     samples: VecDeque<(Mono, u64)>,
 }
 
 impl Rate {
     /// Starts with a total of 0 at this time.
-    pub(crate) fn new(now: Mono) -> Self {
+    fn new(now: Mono) -> Self {
         Self { samples: VecDeque::from([(now, 0)]) }
     }
 
     /// Adds a sample and returns the growth per second, over the last minute or since the start.
-    pub(crate) fn per_second(&mut self, now: Mono, total: u64) -> f64 {
+    fn per_second(&mut self, now: Mono, total: u64) -> f64 {
         // The oldest sample but one shows whether the oldest is still needed.
         while self.samples.get(1).is_some_and(|(at, _)| now - *at >= WINDOW) {
             self.samples.pop_front();

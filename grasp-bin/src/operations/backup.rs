@@ -18,7 +18,7 @@ use grasp_relay::store::sqlite::SqliteReader;
 use grasp_relay::web::format_count;
 use nostr::types::Timestamp;
 
-use super::{DATABASE_REMEDY, Manifest, REPOSITORIES, StoredData, block_on};
+use super::{DATABASE_REMEDY, Manifest, REPOSITORIES, StoredData, block_on, copy};
 use crate::config::Config;
 use crate::files::create_private_dir;
 use crate::server::{DATABASE, RELAY_RECORDS};
@@ -33,14 +33,15 @@ const MAX_ATTEMPTS: usize = 10;
 pub(crate) fn run(config: &Config, dir: &Path) -> Result<ExitCode> {
     let data = StoredData::of_server(&config.settings)?;
     prepare(dir).with_context(|| format!("could not use {} for a backup", dir.display()))?;
-    let (lost, summary) = block_on(copy(&data, dir))?;
+    let (lost, summary) = block_on(copy_data(&data, dir))?;
     let mut files = vec![DATABASE];
     let others = [
         (config.settings.service_key(), SERVICE_KEY),
         (config.settings.data_dir.join(RELAY_RECORDS), RELAY_RECORDS),
     ];
     for (from, name) in others {
-        if copy_if_there(&from, &dir.join(name))? {
+        if from.try_exists().with_context(|| format!("could not read {}", from.display()))? {
+            copy(&from, &dir.join(name))?;
             files.push(name);
         }
     }
@@ -66,7 +67,7 @@ fn prepare(dir: &Path) -> io::Result<()> {
 }
 
 /// Copies database and packs, and returns the packs that are lost, and a summary.
-async fn copy(data: &StoredData, dir: &Path) -> Result<(LostPacks, String)> {
+async fn copy_data(data: &StoredData, dir: &Path) -> Result<(LostPacks, String)> {
     let file = dir.join(DATABASE);
     for _ in 0..MAX_ATTEMPTS {
         data.database.copy_to(&file).context("could not copy the database")?;
@@ -113,13 +114,4 @@ pub(super) async fn summary(database: &SqliteReader) -> Result<String> {
     let repositories = format_count(repositories as u64, "repository", "repositories");
     let packs = format_count(packs as u64, "pack", "packs");
     Ok(format!("the database, {repositories} and {packs}"))
-}
-
-fn copy_if_there(from: &Path, to: &Path) -> Result<bool> {
-    let copied = fs::copy(from, to).and_then(|_| fs::File::open(to)?.sync_all());
-    match copied {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error).with_context(|| format!("could not copy {}", from.display())),
-    }
 }

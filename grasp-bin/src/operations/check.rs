@@ -6,7 +6,6 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -32,25 +31,18 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Limits the packs that are named in one line.
 const MAX_PACKS_NAMED: usize = 3;
 
-/// A repository as the operator names it: a coordinate, or `npub/identifier`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RepositoryArg(pub(crate) RepoId);
-
-impl FromStr for RepositoryArg {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const EXPECTED: &str = "expected 30617:PUBLIC_KEY:IDENTIFIER or NPUB/IDENTIFIER";
-        if let Ok(repo) = text.parse() {
-            return Ok(Self(repo));
-        }
-        let text = text.trim_start_matches('/');
-        let text = text.strip_prefix("prs/").unwrap_or(text);
-        let (owner, identifier) = text.split_once('/').ok_or(EXPECTED)?;
-        let owner = PublicKey::parse(owner).map_err(|_| EXPECTED)?;
-        let identifier = identifier.strip_suffix(".git").unwrap_or(identifier);
-        Ok(Self(RepoId::new(owner, identifier.parse().map_err(|_| EXPECTED)?)))
+/// Reads a repository as the operator names it: a coordinate, or `npub/identifier`.
+pub(crate) fn parse_repository(text: &str) -> Result<RepoId, &'static str> {
+    const EXPECTED: &str = "expected 30617:PUBLIC_KEY:IDENTIFIER or NPUB/IDENTIFIER";
+    if let Ok(repo) = text.parse() {
+        return Ok(repo);
     }
+    let text = text.trim_start_matches('/');
+    let text = text.strip_prefix("prs/").unwrap_or(text);
+    let (owner, identifier) = text.split_once('/').ok_or(EXPECTED)?;
+    let owner = PublicKey::parse(owner).map_err(|_| EXPECTED)?;
+    let identifier = identifier.strip_suffix(".git").unwrap_or(identifier);
+    Ok(RepoId::new(owner, identifier.parse().map_err(|_| EXPECTED)?))
 }
 
 /// A request to check the data of a server.
@@ -326,12 +318,12 @@ mod tests {
 
     #[test]
     fn a_repository_is_named_by_coordinate_or_path() {
-        let expected = RepositoryArg(format!("30617:{KEY}:x").parse().unwrap());
+        let expected: RepoId = format!("30617:{KEY}:x").parse().unwrap();
         for text in [format!("30617:{KEY}:x"), format!("{NPUB}/x"), format!("/prs/{NPUB}/x.git")] {
-            assert_eq!(text.parse(), Ok(expected.clone()), "{text}");
+            assert_eq!(parse_repository(&text), Ok(expected.clone()), "{text}");
         }
         for text in ["x", "npub1/x", "30618:ab:x", ""] {
-            assert!(text.parse::<RepositoryArg>().is_err(), "{text}");
+            assert!(parse_repository(text).is_err(), "{text}");
         }
     }
 

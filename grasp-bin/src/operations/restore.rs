@@ -9,7 +9,7 @@ use grasp_core::Identifier;
 use grasp_purgatory::git::{Examination, PackFault};
 
 use super::backup::{SERVICE_KEY, summary};
-use super::{Manifest, REPOSITORIES, StoredData, block_on};
+use super::{Manifest, REPOSITORIES, StoredData, block_on, copy};
 use crate::config::Config;
 use crate::files::create_private_dir;
 use crate::server::{DATABASE, RELAY_RECORDS};
@@ -110,11 +110,6 @@ async fn install(
     fs::rename(&partial, data.join(DATABASE))?;
     File::open(data)?.sync_all()?;
     Ok(())
-}
-
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    let copied = fs::copy(from, to).and_then(|_| File::open(to)?.sync_all());
-    copied.with_context(|| format!("could not copy {} to {}", from.display(), to.display()))
 }
 
 #[cfg(test)]
