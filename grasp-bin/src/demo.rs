@@ -27,12 +27,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const REPOSITORY: &str = "demo";
 
 /// Runs the demo; with `keep`, the servers run until a signal stops them.
-pub(crate) fn run(keep: bool) -> Result<()> {
-    let runtime = tokio::runtime::Runtime::new().context("could not start the runtime")?;
-    runtime.block_on(demonstrate(keep))
-}
-
-async fn demonstrate(keep: bool) -> Result<()> {
+pub(crate) async fn run(keep: bool) -> Result<()> {
     // Before any directory exists, so that Ctrl-C always removes them.
     let stop = Signals::listen().stop_requested();
     let mut stop = std::pin::pin!(stop);

@@ -7,6 +7,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
+use anyhow::Result;
 use axum::body::Bytes;
 use axum::http::Response;
 use axum::http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, DATE};
@@ -22,8 +23,8 @@ use serde_json::Value;
 
 use crate::admin::{AdminRequest, request};
 use crate::config::Config;
-use crate::files;
 use crate::push::is_local;
+use crate::{block_on, files};
 
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,13 +90,12 @@ impl fmt::Display for Finding {
 }
 
 /// Runs all checks and prints their results. Returns whether none has failed.
-pub(crate) fn run(config: &Config, offline: bool) -> std::io::Result<bool> {
+pub(crate) fn run(config: &Config, offline: bool) -> Result<bool> {
     let mut findings = local_findings(config);
     if offline {
         findings.push(Finding::skipped("network", "skipped by --offline"));
     } else {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        findings.extend(runtime.block_on(network_findings(config)));
+        findings.extend(block_on(async { Ok(network_findings(config).await) })?);
     }
     for finding in &findings {
         println!("{finding}");

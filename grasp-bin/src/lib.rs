@@ -28,7 +28,7 @@ mod tests;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::Parser;
 
 use crate::cli::{Cli, Command, ConfigCommand, PushArgs, RunningServer, SyncArgs};
@@ -81,10 +81,10 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Import { dir, flags } => {
             return operations::import(&load(&flags)?.config, &dir);
         }
-        Command::Push(asked) => push_to(asked)?,
+        Command::Push(asked) => block_on(push_to(asked))?,
         Command::Sync(asked) => return sync_once(asked),
         Command::Sidecar { relay, flags } => sidecar::run(load(&flags)?, relay)?,
-        Command::Demo { keep } => demo::run(keep)?,
+        Command::Demo { keep } => block_on(demo::run(keep))?,
         Command::Config(ConfigCommand::Print(flags)) => {
             print!("{}", config::in_force(&load(&flags)?));
         }
@@ -102,13 +102,17 @@ fn socket(server: &RunningServer) -> Result<PathBuf> {
     Ok(load(&server.flags())?.config.admin_socket())
 }
 
-fn push_to(args: PushArgs) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+/// Runs a command that waits for files, processes and sockets.
+fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::runtime::Runtime::new().context("could not start the runtime")?.block_on(work)
+}
+
+async fn push_to(args: PushArgs) -> Result<()> {
     // Before the key is created: a command that fails here must not leave one behind.
-    let work = runtime.block_on(Work::open(&std::env::current_dir()?))?;
+    let work = Work::open(&std::env::current_dir()?).await?;
     let keys = files::user_key(args.key.as_deref())?;
     let push = Push { keys, work, args };
-    let urls = runtime.block_on(push::push(&push))?;
+    let urls = push::push(&push).await?;
     print!("{}", push::summary(&push.keys, &urls));
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use grasp_core::RelayUrl;
 use grasp_relay::Clock;
 use grasp_relay::web::figures::Status;
@@ -15,6 +15,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 use nostr::types::Timestamp;
 
 use crate::admin::AdminSocket;
+use crate::block_on;
 use crate::config::{Config, Loaded};
 use crate::server::Server;
 
@@ -40,8 +41,7 @@ pub(crate) fn run(mut loaded: Loaded, from: Vec<RelayUrl>, limit: Duration) -> R
         loaded.config.log.filter = filter.into();
     }
     loaded.start_log();
-    let runtime = tokio::runtime::Runtime::new().context("could not start the runtime")?;
-    runtime.block_on(sync_from(loaded.config, from, limit))
+    block_on(sync_from(loaded.config, from, limit))
 }
 
 async fn sync_from(config: Config, from: Vec<RelayUrl>, limit: Duration) -> Result<bool> {

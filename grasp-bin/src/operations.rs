@@ -24,6 +24,7 @@ use grasp_relay::store::sqlite::{self, SqliteReader};
 use grasp_relay::web::format_count;
 use serde::{Deserialize, Serialize};
 
+use crate::block_on;
 use crate::config::Config;
 use crate::server::{DATABASE, node};
 use crate::settings::Settings;
@@ -93,13 +94,6 @@ fn repository_name(endpoint: Endpoint, repo: &RepoId) -> String {
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let copied = std::fs::copy(from, to).and_then(|_| File::open(to)?.sync_all());
     copied.with_context(|| format!("could not copy {} to {}", from.display(), to.display()))
-}
-
-/// Runs a command that waits for files and processes.
-fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    runtime.context("could not start the runtime")?.block_on(work)
 }
 
 /// File of the manifest in a backup.

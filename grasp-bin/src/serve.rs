@@ -9,6 +9,7 @@ use grasp_relay::Clock;
 use tokio::net::TcpListener;
 
 use crate::admin::AdminSocket;
+use crate::block_on;
 use crate::config::{Config, Loaded};
 use crate::server::Server;
 use crate::settings::Settings;
@@ -17,8 +18,7 @@ use crate::signals::{self, Signals};
 /// Runs a server until a signal stops it.
 pub(crate) fn run(loaded: Loaded) -> Result<()> {
     loaded.start_log();
-    let runtime = tokio::runtime::Runtime::new().context("could not start the runtime")?;
-    runtime.block_on(serve_until_stopped(loaded.config))
+    block_on(serve_until_stopped(loaded.config))
 }
 
 async fn serve_until_stopped(config: Config) -> Result<()> {

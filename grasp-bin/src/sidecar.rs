@@ -16,7 +16,7 @@ use crate::overview::Overview;
 use crate::server::start_sync;
 use crate::settings::Settings;
 use crate::signals::{self, Signals};
-use crate::{files, http};
+use crate::{block_on, files, http};
 
 /// Runs a sidecar until a signal stops it.
 pub(crate) fn run(loaded: Loaded, relay: Option<RelayUrl>) -> Result<()> {
@@ -28,8 +28,7 @@ pub(crate) fn run(loaded: Loaded, relay: Option<RelayUrl>) -> Result<()> {
     if !config.settings.sync.enabled {
         bail!("a sidecar only syncs, and sync.enabled is false; remove that setting");
     }
-    let runtime = tokio::runtime::Runtime::new().context("could not start the runtime")?;
-    runtime.block_on(sync_until_stopped(config, relay))
+    block_on(sync_until_stopped(config, relay))
 }
 
 async fn sync_until_stopped(config: Config, relay: RelayUrl) -> Result<()> {

@@ -18,7 +18,8 @@ use grasp_relay::store::sqlite::SqliteReader;
 use grasp_relay::web::format_count;
 use nostr::types::Timestamp;
 
-use super::{DATABASE_REMEDY, Manifest, REPOSITORIES, StoredData, block_on, copy};
+use super::{DATABASE_REMEDY, Manifest, REPOSITORIES, StoredData, copy};
+use crate::block_on;
 use crate::config::Config;
 use crate::files::create_private_dir;
 use crate::server::{DATABASE, RELAY_RECORDS};

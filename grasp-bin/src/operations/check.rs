@@ -17,8 +17,9 @@ use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 use serde::Serialize;
 
-use super::{DATABASE_REMEDY, StoredData, block_on, database_remedy, repository_name};
+use super::{DATABASE_REMEDY, StoredData, database_remedy, repository_name};
 use crate::admin::{AdminRequest, AdminSocket, request};
+use crate::block_on;
 use crate::config::Config;
 use crate::server::{open_contributors, open_repos, open_store};
 

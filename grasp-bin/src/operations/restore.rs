@@ -9,7 +9,8 @@ use grasp_core::Identifier;
 use grasp_purgatory::git::{Examination, PackFault};
 
 use super::backup::{SERVICE_KEY, summary};
-use super::{Manifest, REPOSITORIES, StoredData, block_on, copy};
+use super::{Manifest, REPOSITORIES, StoredData, copy};
+use crate::block_on;
 use crate::config::Config;
 use crate::files::create_private_dir;
 use crate::server::{DATABASE, RELAY_RECORDS};
