@@ -35,4 +35,4 @@ pub use nodes::{are_nodes_wanted, proxy_round_robin};
 pub use postgres::{PASSWORD, Postgres, Session, USER};
 pub use s3_server::{Fault as S3Fault, S3Server};
 pub use settings::{AdjustableClock, Settings, StoreWrapper};
-pub use workdir::{GitOutput, Workdir};
+pub use workdir::{GitOutput, Workdir, write_program};

@@ -129,3 +129,12 @@ impl GitOutput {
         self.err
     }
 }
+
+/// Writes a program, by a process of its own: a child that another test starts meanwhile would inherit the open file, and a
+/// program that is open for writing cannot be executed.
+pub fn write_program(path: &Path, script: &str) {
+    let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    let mut shell = std::process::Command::new("/bin/sh");
+    let written = shell.args(["-c", write]).arg(path).arg(script).status();
+    assert!(written.expect("a shell").success(), "{}", path.display());
+}

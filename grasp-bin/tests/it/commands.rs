@@ -314,12 +314,11 @@ fn too_many_refs_are_refused_with_the_limit_and_the_remedy() {
 
 #[test]
 fn an_old_git_is_refused_by_serve_and_doctor_with_the_remedy() {
-    use std::os::unix::fs::PermissionsExt as _;
-
     let dir = tempfile::tempdir().unwrap();
     let old = dir.path().join("git");
-    std::fs::write(&old, "#!/bin/sh\necho git version 2.36.6\n").unwrap();
-    std::fs::set_permissions(&old, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // Written by a shell: children of other tests would inherit the open file, and it could not be executed.
+    let write = "printf '#!/bin/sh\\necho git version 2.36.6\\n' > \"$0\" && chmod 755 \"$0\"";
+    assert!(Command::new("/bin/sh").args(["-c", write]).arg(&old).status().unwrap().success());
     let data = dir.path().join("data");
     let at = ["--data-dir", data.to_str().unwrap(), "--listen", "127.0.0.1:0"];
     let path = format!("{}:/usr/bin:/bin", dir.path().display());

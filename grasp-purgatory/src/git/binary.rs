@@ -188,17 +188,22 @@ impl Git {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-
+pub(super) mod tests {
     use super::*;
+
+    /// Writes a program, by a process of its own: a child that another test starts meanwhile would inherit the open file,
+    /// and a program that is open for writing cannot be executed.
+    pub(in crate::git) fn write_program(path: &Path, script: &str) {
+        let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+        let mut shell = std::process::Command::new("/bin/sh");
+        let written = shell.args(["-c", write]).arg(path).arg(script).status();
+        assert!(written.unwrap().success());
+    }
 
     /// Creates a program that prints the version of some git.
     fn fake_git(dir: &Path, says: &str) -> PathBuf {
         let path = dir.join("git");
-        fs::write(&path, format!("#!/bin/sh\necho '{says}'\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&path, &format!("#!/bin/sh\necho '{says}'\n"));
         path
     }
 

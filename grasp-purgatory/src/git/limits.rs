@@ -308,14 +308,13 @@ mod tests {
 #[cfg(test)]
 #[cfg(target_os = "linux")]
 mod cpu_tests {
-    use std::fs;
     use std::net::Ipv4Addr;
-    use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 
     use grasp_core::resources::ClientNetwork;
     use tokio::io::AsyncReadExt;
 
+    use super::super::binary::tests::write_program;
     use super::*;
     use crate::git::{Git, GitError, Slots};
 
@@ -336,8 +335,7 @@ mod cpu_tests {
         let path = dir.join("git");
         let script = "[ \"$1\" = --version ] && echo git version 2.47.0 && exit\n\
                       /bin/sh -c 'ulimit -t 1; while :; do :; done' 2>/dev/null\necho; read end\n";
-        fs::write(&path, format!("#!/bin/sh\n{script}")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&path, &format!("#!/bin/sh\n{script}"));
         Git::at(path, Slots { client_cpu: Duration::from_secs(4), ..Slots::default() }).unwrap()
     }
 

@@ -1,14 +1,13 @@
 //! Malformed packs, packs beyond the limits, and a full disk.
 
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use grasp_core::RepoId;
 use grasp_relay::git_http::GitLimits;
 use grasp_tests::wire::push;
-use grasp_tests::{Author, Instance, Leftovers, Settings, Workdir};
+use grasp_tests::{Author, Instance, Leftovers, Settings, Workdir, write_program};
 use nostr::event::Event;
 
 const MAIN: &str = "refs/heads/main";
@@ -187,8 +186,7 @@ async fn a_repository_does_not_grow_beyond_its_quota() {
 fn limited_git(dir: &Path) -> PathBuf {
     let path = dir.join("git");
     let script = "#!/bin/bash\ntrap '' XFSZ\nulimit -f 64\nPATH=/usr/local/bin:/usr/bin:/bin\nexec git \"$@\"\n";
-    std::fs::write(&path, script).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&path, script);
     path
 }
 

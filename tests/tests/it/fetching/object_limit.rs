@@ -88,14 +88,11 @@ async fn objects_are_counted_after_the_fetch_if_git_writes_no_trace() {
 
 /// Returns a directory with a git that writes no trace.
 fn git_without_trace() -> TempDir {
-    use std::os::unix::fs::PermissionsExt;
-
     let dir = tempfile::tempdir().unwrap();
     let path = std::env::var_os("PATH").unwrap();
     let git = std::env::split_paths(&path).map(|dir| dir.join("git")).find(|git| git.is_file());
     let script = format!("#!/bin/sh\nunset GIT_TRACE\nexec {} \"$@\"\n", git.unwrap().display());
     let program = dir.path().join("git");
-    std::fs::write(&program, script).unwrap();
-    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    grasp_tests::write_program(&program, &script);
     dir
 }
