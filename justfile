@@ -14,11 +14,11 @@ bench:
     cargo bench -p grasp-sync
     cargo bench -p grasp-tests --bench git --bench scale --bench sync
 
-# Relays that nobody here wrote, for grasp-sync's tests to talk to. The first needs protoc, and is not locked: its own lock
-# names a crate that no compiler of today takes.
-strangers:
-    cargo install --root target/strangers nostr-rs-relay
-    cargo install --locked --root target/strangers --path tests/strangers
+# Installs relays of other projects, which the tests of grasp-sync connect to. The first needs protoc. It is installed without
+# its lock file, which names a crate that current compilers refuse.
+other-relays:
+    cargo install --root target/other_relays nostr-rs-relay
+    cargo install --locked --root target/other_relays --path tests/other_relays
 
 # Needs cargo-fuzz and a nightly compiler; the corpus is replayed by `just test` without either.
 fuzz target seconds="60":

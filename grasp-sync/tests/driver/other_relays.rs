@@ -1,7 +1,7 @@
 //! Relays of other projects: synced from, and kept complete by a sidecar.
 //!
-//! Their programs are looked for in the folder that `GRASP_STRANGERS` names, else in `target/strangers/bin` and in
-//! `PATH`; tests without their program are skipped with a message. `just strangers` installs them.
+//! Their programs are looked for in the folder that `GRASP_OTHER_RELAYS` names, else in `target/other_relays/bin` and in
+//! `PATH`; tests without their program are skipped with a message. `just other-relays` installs them.
 //!
 //! Also tests the example of this crate, a relay with the syncer inside.
 
@@ -64,8 +64,8 @@ impl Program {
     }
 
     fn find(self) -> Option<PathBuf> {
-        let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/strangers/bin");
-        let named = std::env::var_os("GRASP_STRANGERS").unwrap_or_else(|| built.into());
+        let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/other_relays/bin");
+        let named = std::env::var_os("GRASP_OTHER_RELAYS").unwrap_or_else(|| built.into());
         let path = std::env::var_os("PATH").unwrap_or_default();
         let folders = std::iter::once(PathBuf::from(named)).chain(std::env::split_paths(&path));
         folders.map(|folder| folder.join(self.name())).find(|program| program.is_file())
@@ -74,7 +74,7 @@ impl Program {
     /// Starts it; `None` where it is not installed.
     async fn start(self) -> Option<Stranger> {
         let Some(program) = self.find() else {
-            skipped(&format!("{} is not installed (`just strangers`)", self.name()));
+            skipped(&format!("{} is not installed (`just other-relays`)", self.name()));
             return None;
         };
         let starting = Stranger::start(&program, |port, folder, command| match self {
