@@ -1,4 +1,4 @@
-# What CI runs, in one word.
+# Runs all checks of CI.
 check:
     bash .ci/run
 
