@@ -18,6 +18,10 @@ mod measure;
 mod postgres;
 #[path = "store/processor.rs"]
 mod processor;
+#[cfg(feature = "postgres")]
+#[allow(unreachable_pub, reason = "shared with tests")]
+#[path = "../../tests/src/reserved.rs"]
+mod reserved;
 #[path = "store/workload.rs"]
 mod workload;
 

@@ -1,5 +1,6 @@
 //! One server, as the binary builds it, on a port of its own.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::nodes::{OtherNodes, are_nodes_wanted};
+use crate::reserved::bind;
 use crate::{Author, HttpResponse, Leftovers, Settings, Workdir, eventually, http, post};
 
 /// Time within which an event must be served.
@@ -34,22 +36,24 @@ struct ReservedPort {
 }
 
 impl ReservedPort {
-    fn reserve(address: SocketAddr) -> Self {
-        let held = bind(address);
+    async fn reserve(address: SocketAddr) -> Self {
+        let held = bind_when_free(address).await;
         Self { address: held.local_addr().expect("the port"), _held: Arc::new(held) }
     }
 
-    fn listen(&self) -> TcpListener {
-        bind(self.address).listen(1_024).expect("the reserved port")
+    async fn listen(&self) -> TcpListener {
+        bind_when_free(self.address).await.listen(1_024).expect("the reserved port")
     }
 }
 
-/// Binds an address that other sockets share, of which one may listen.
-fn bind(address: SocketAddr) -> TcpSocket {
-    let socket = TcpSocket::new_v4().expect("a socket");
-    socket.set_reuseaddr(true).expect("SO_REUSEADDR");
-    socket.bind(address).expect("a port");
-    socket
+/// Binds an address as soon as the socket of a server that stopped there is closed. A process that was started at that
+/// moment holds a copy of it until it executes its program.
+async fn bind_when_free(address: SocketAddr) -> TcpSocket {
+    eventually(|| match bind(address) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => None,
+        result => Some(result.expect("an address of this machine")),
+    })
+    .await
 }
 
 /// A running server. Dropping it aborts it; [`Instance::stop`] waits for its end.
@@ -105,7 +109,7 @@ impl Instance {
 
     async fn start_new(settings: Settings, choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
         let temporary = tempfile::tempdir().expect("a directory for the test");
-        let port = ReservedPort::reserve(([127, 0, 0, 1], 0).into());
+        let port = ReservedPort::reserve(([127, 0, 0, 1], 0).into()).await;
         let mut server_settings = settings.server_settings(temporary.path(), port.address);
         choose(&mut server_settings);
         let instance = Self::run(port, server_settings, settings).await;
@@ -124,7 +128,7 @@ impl Instance {
         settings: Settings,
         choose: impl FnOnce(&mut grasp_bin::Settings),
     ) -> Self {
-        let port = ReservedPort::reserve(address);
+        let port = ReservedPort::reserve(address).await;
         let mut server_settings = settings.server_settings(dir, port.address);
         choose(&mut server_settings);
         Self::run(port, server_settings, settings).await
@@ -157,7 +161,7 @@ impl Instance {
         mut server_settings: grasp_bin::Settings,
         settings: Settings,
     ) -> Self {
-        let listener = port.listen();
+        let listener = port.listen().await;
         let Settings { store, extra, repositories, .. } = &settings;
         let is_special = store.is_some() || extra.is_some() || repositories.is_some();
         let (server, listener, others) =

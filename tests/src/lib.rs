@@ -10,6 +10,7 @@ mod instance;
 mod leftovers;
 mod nodes;
 mod postgres;
+mod reserved;
 #[allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -33,6 +34,7 @@ pub use instance::Instance;
 pub use leftovers::{Leftovers, eventually, eventually_async, files};
 pub use nodes::{are_nodes_wanted, proxy_round_robin};
 pub use postgres::{PASSWORD, Postgres, Session, USER};
+pub use reserved::reserve_address;
 pub use s3_server::{Fault as S3Fault, S3Server};
 pub use settings::{AdjustableClock, Settings, StoreWrapper};
 pub use workdir::{GitOutput, Workdir, write_program};

@@ -3,13 +3,14 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::reserved::reserve_address;
 
 /// The user that may do everything, and the password that it needs over TCP.
 pub const USER: &str = "grasp";
@@ -63,7 +64,7 @@ impl Postgres {
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
         let secret = dir.join("password");
         fs::write(&secret, PASSWORD).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = reserve_address([127, 0, 0, 1]).port();
         let (data, stop) =
             (dir.join("data"), "read _; \"$0\" stop -D \"$1/data\" -m immediate; rm -rf \"$1\"");
         let guard = Command::new("sh")

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::postgres::Postgres;
+use crate::reserved::reserve_address;
 use crate::support::{CommandOutput, Server, command, get, run_to_end, skipped};
 
 /// Time within which a command must print what a page promises.
@@ -58,10 +59,8 @@ fn run(home: &Path, script: &str) -> CommandOutput {
     output
 }
 
-/// Returns a port that is free at the moment.
 fn free_port() -> String {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port().to_string()
+    reserve_address([127, 0, 0, 1]).port().to_string()
 }
 
 /// A process that is killed when dropped.

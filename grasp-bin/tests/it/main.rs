@@ -11,6 +11,9 @@ mod operations;
 #[path = "../../../tests/src/postgres.rs"]
 mod postgres;
 mod proxy;
+#[allow(unreachable_pub, reason = "a module of grasp-tests")]
+#[path = "../../../tests/src/reserved.rs"]
+mod reserved;
 mod serve;
 mod sidecar;
 mod signals;

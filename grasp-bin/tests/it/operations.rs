@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use nostr::key::Keys;
 
 use crate::commands::{clone_url, git, push, working_copy};
+use crate::reserved::reserve_address;
 use crate::serve::{host_repository, sign};
 use crate::support::{CommandOutput, Server, command, get, grasp, run_to_end};
 
@@ -17,9 +18,8 @@ fn text(path: &Path) -> &str {
 }
 
 /// Returns a free address of loopback. It is the domain, too, so a restored server must be started at the same one.
-fn free_address() -> String {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().to_string()
+pub(crate) fn free_address() -> String {
+    reserve_address([127, 0, 0, 1]).to_string()
 }
 
 fn backup(data: &Path, dir: &Path) -> CommandOutput {

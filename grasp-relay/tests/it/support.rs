@@ -10,6 +10,10 @@ pub(crate) mod memory_store;
 #[allow(unreachable_pub, reason = "shared with the tests of whole instances")]
 #[path = "../../../tests/src/postgres.rs"]
 pub(crate) mod postgres;
+#[cfg(feature = "postgres")]
+#[allow(unreachable_pub, reason = "shared with the tests of whole instances")]
+#[path = "../../../tests/src/reserved.rs"]
+mod reserved;
 
 use std::future::Future;
 use std::net::SocketAddr;

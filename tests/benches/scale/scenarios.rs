@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use grasp_core::RepoId;
 use grasp_relay::nostr::Limits;
-use grasp_tests::{GitServer, Workdir, http};
+use grasp_tests::{GitServer, Workdir, http, reserve_address};
 use nostr::event::Event;
 use serde_json::{Value, json};
 
@@ -302,8 +302,7 @@ fn serve(data: &Path, address: &str, bootstrap: &str, more: &[&str]) -> Server {
 }
 
 fn free_address() -> String {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").to_string()
+    reserve_address([127, 0, 0, 1]).to_string()
 }
 
 /// Returns the clone URLs of a repository at each of these addresses.

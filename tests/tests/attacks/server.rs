@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use grasp_core::{RepoId, ServiceIdentity};
 use grasp_tests::{
     Author, Postgres, S3Server, ServerClient, are_nodes_wanted, eventually_async, files,
-    proxy_round_robin,
+    proxy_round_robin, reserve_address,
 };
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -38,7 +38,8 @@ impl Nodes {
     /// Starts the shared parts, and the proxy that clients connect to.
     async fn start() -> (Self, SocketAddr) {
         let database = Postgres::shared().expect("PostgreSQL is installed").database();
-        let addresses: Vec<SocketAddr> = (0..NODES_PER_SERVER).map(|_| free_address()).collect();
+        let addresses: Vec<SocketAddr> =
+            (0..NODES_PER_SERVER).map(|_| reserve_address([127, 0, 0, 1])).collect();
         let front = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let domain = front.local_addr().expect("its address");
         let proxy = tokio::spawn(proxy_round_robin(front, addresses.clone()));
@@ -66,11 +67,6 @@ impl Drop for Nodes {
     fn drop(&mut self) {
         self.proxy.abort();
     }
-}
-
-fn free_address() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("its address")
 }
 
 impl Server {

@@ -1,11 +1,13 @@
 //! Servers that have each other as bootstrap relays.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use grasp_core::{RepoId, ServiceIdentity};
-use grasp_tests::{Author, Convergence, ServerClient, Settings, Workdir, eventually_async};
+use grasp_tests::{
+    Author, Convergence, ServerClient, Settings, Workdir, eventually_async, reserve_address,
+};
 use nostr::event::Event;
 
 use super::member::Member;
@@ -118,15 +120,12 @@ impl Hosted {
     }
 }
 
-/// Returns an address on loopback that is used only here, so that a server finds it free after a restart.
-///
-/// The host is made of the process id and a number, so that no outgoing connection has it.
+/// Returns an address on loopback whose host is used only here: it is made of the process id and a number.
 fn address() -> SocketAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
     let host = Ipv4Addr::new(127, high.max(1), low, NEXT.fetch_add(1, Ordering::SeqCst));
-    let listener = TcpListener::bind((host, 0)).unwrap();
-    listener.local_addr().unwrap()
+    reserve_address(host)
 }
 
 /// Allows connections to loopback, and shortens delays.

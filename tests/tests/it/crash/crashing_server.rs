@@ -1,7 +1,7 @@
 //! A server process that kills itself at a chosen point.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use grasp_core::{RepoId, ServiceIdentity};
 use grasp_purgatory::driver::JOURNAL;
 use grasp_purgatory::git::{CHANGES, GitError};
 use grasp_relay::Clock;
-use grasp_tests::{Instance, Settings};
+use grasp_tests::{Instance, Settings, reserve_address};
 use nostr::event::{Event, EventId};
 use rustix::process::{Signal, getpid, kill_process};
 use tempfile::TempDir;
@@ -49,9 +49,7 @@ pub(super) struct CrashingServer {
 
 impl CrashingServer {
     pub(super) fn new() -> Self {
-        // The port was free a moment ago, and no other process requests it by number.
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
+        let address = reserve_address([127, 0, 0, 1]);
         Self { dir: tempfile::tempdir().unwrap(), address, running: None }
     }
 

@@ -8,7 +8,9 @@ use std::time::Duration;
 use grasp_bin::{Server, Settings};
 use grasp_relay::Clock;
 use grasp_relay::web::figures::{NodeStatus, Status};
-use grasp_tests::{Postgres, S3Server, ServerClient, eventually_async, proxy_round_robin};
+use grasp_tests::{
+    Postgres, S3Server, ServerClient, eventually_async, proxy_round_robin, reserve_address,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
@@ -107,7 +109,7 @@ impl Group {
         let domain = listener.local_addr().unwrap();
         let mut nodes = Vec::new();
         for _ in 0..count {
-            let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+            let address = reserve_address([127, 0, 0, 1]);
             let (dir, link) = (tempfile::tempdir().unwrap(), Link::to(address).await);
             nodes.push(NodeProcess { dir, address, link, process: None });
         }
