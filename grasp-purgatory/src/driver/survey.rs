@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use grasp_core::maintainers::{MaintainerSets, maintainer_lists};
 use grasp_core::nip34::{Announcement, State};
+use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
@@ -12,7 +13,7 @@ use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
 use super::queue::Executor;
-use crate::database::RetiredRef;
+use crate::database::FamilyRow;
 use crate::git::{Completeness, FamilyGuard, GitError};
 use crate::{HeldProposal, Input, Purgatory, Survey};
 
@@ -122,12 +123,15 @@ impl Executor {
         let tips_of_states = states.iter().filter_map(tips);
         let wanted: Wanted = tips_of_states.chain(tips_by_event(&kept_proposals)).collect();
         drop(reading);
-        let mut complete = complete(&mut guard, &wanted).await?;
+        let (mut complete, missing) = complete(&mut guard, &wanted).await?;
+        let is_incomplete = |state: &&State| !complete.contains(&state.version.id);
+        let lacking = states.iter().filter(is_incomplete).filter_map(|state| {
+            let tips: BTreeSet<_> = tips(state)?.1.intersection(&missing).copied().collect();
+            Some((state.repo.owner, tips))
+        });
         let known = announcements.iter().chain(&kept);
-        if complete.len() < wanted.len()
-            && self.restore(&mut guard, &identifier, &states, known).await?
-        {
-            complete = self::complete(&mut guard, &wanted).await?;
+        if self.restore(&mut guard, &identifier, lacking.collect(), known).await? {
+            (complete, _) = self::complete(&mut guard, &wanted).await?;
         }
         // One lock at a time: the survey of the other family may wait for this one.
         drop(guard);
@@ -147,26 +151,51 @@ impl Executor {
         })
     }
 
-    /// Brings back the retired objects that a state of a maintainer of their repository names. Returns whether there were
-    /// some.
+    /// Brings back retired objects for states that are complete with them. `lacking` are their authors and missing tips,
+    /// each of which must have been retired from a repository that the author is a maintainer of. Returns whether there
+    /// were some.
     async fn restore(
         &self,
         guard: &mut FamilyGuard,
         identifier: &Identifier,
-        states: &[State],
+        lacking: Vec<(PublicKey, BTreeSet<Oid>)>,
         known: impl Iterator<Item = &Arc<Event>>,
     ) -> Result<bool, GitError> {
+        let missing: BTreeSet<Oid> = lacking.iter().flat_map(|(_, tips)| tips).copied().collect();
+        let FamilyRow { retired, packs, .. } = guard.row().await?;
+        let retired = retired.into_iter().filter(|retired| missing.contains(&retired.tip));
+        let mut owners: BTreeMap<PublicKey, BTreeSet<Oid>> = BTreeMap::new();
+        retired.for_each(|retired| {
+            owners.entry(retired.owner).or_default().insert(retired.tip);
+        });
+        if owners.is_empty() {
+            return Ok(false);
+        }
         let announcements: Vec<_> =
             known.filter_map(|event| Announcement::parse(event).ok()).collect();
         let of_name = announcements.iter().filter(|it| it.repo.identifier == *identifier);
         let lists = maintainer_lists(of_name);
         let sets = MaintainerSets::new(self.parts.policy.model, &lists);
-        let is_wanted = |retired: &RetiredRef| {
-            let names = |state: &&State| state.refs.values().any(|tip| *tip == Some(retired.tip));
-            let mut authors = states.iter().filter(names).map(|state| state.repo.owner);
-            authors.any(|author| sets.of(&retired.owner).contains(&author))
+        let authors: BTreeSet<PublicKey> = lacking.iter().map(|(author, _)| *author).collect();
+        let mut allowed: BTreeMap<PublicKey, BTreeSet<Oid>> = BTreeMap::new();
+        for (owner, tips) in owners {
+            let maintainers = &sets.of(&owner) & &authors;
+            if !maintainers.is_empty() && !self.has_vanished(&owner).await? {
+                maintainers.iter().for_each(|key| allowed.entry(*key).or_default().extend(&tips));
+            }
+        }
+        let may_have = |(author, tips): &(PublicKey, BTreeSet<Oid>)| {
+            allowed.get(author).is_some_and(|allowed| tips.is_subset(allowed))
         };
-        guard.restore(is_wanted).await
+        let wanted = lacking.into_iter().filter(may_have).flat_map(|(_, tips)| tips);
+        let wanted: BTreeSet<Oid> = wanted.collect();
+        let attic: u64 = packs.iter().filter(|pack| pack.is_attic).map(|pack| pack.bytes).sum();
+        let claimant = Claimant::default();
+        let room = self.disk.family_room(&self.parts.repos, identifier, &claimant).await?;
+        if wanted.is_empty() || attic > room {
+            return Ok(false);
+        }
+        guard.restore(wanted).await
     }
 
     /// Returns the pull requests that have a ref in a view or a contributor's repository and are not stored; those of
@@ -208,7 +237,7 @@ impl Executor {
         for family in others.into_iter().take(MAX_OTHER_FAMILIES) {
             let there = proposals.iter().filter(|proposal| proposal.families.contains(&family));
             let mut guard = self.parts.repos.lock(&family).await?;
-            found.extend(complete(&mut guard, &tips_by_event(there).collect()).await?);
+            found.extend(complete(&mut guard, &tips_by_event(there).collect()).await?.0);
         }
         Ok(found)
     }
@@ -283,8 +312,11 @@ fn tips_by_event<'a>(
     proposals.into_iter().map(|proposal| (proposal.id, BTreeSet::from([proposal.tip])))
 }
 
-/// Returns the events whose objects are all here, with their whole history.
-async fn complete(guard: &mut FamilyGuard, wanted: &Wanted) -> Result<BTreeSet<EventId>, GitError> {
+/// Returns the events whose objects are all here, with their whole history, and the tips that are not here.
+async fn complete(
+    guard: &mut FamilyGuard,
+    wanted: &Wanted,
+) -> Result<(BTreeSet<EventId>, BTreeSet<Oid>), GitError> {
     let all: BTreeSet<Oid> = wanted.values().flatten().copied().collect();
     let Completeness { missing, broken } = guard.check(&all).await?;
     let mut complete = BTreeSet::new();
@@ -294,5 +326,5 @@ async fn complete(guard: &mut FamilyGuard, wanted: &Wanted) -> Result<BTreeSet<E
             complete.insert(*id);
         }
     }
-    Ok(complete)
+    Ok((complete, missing))
 }

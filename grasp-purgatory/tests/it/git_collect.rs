@@ -69,8 +69,14 @@ async fn apply(fixture: &Fixture, repo: &RepoId, tip: Oid) -> Result<(), GitErro
     fixture.apply(&mut guard, &repo.owner, &target).await
 }
 
+/// Brings back a retired tip, and returns whether it was there.
+async fn restore(fixture: &Fixture, repo: &RepoId, tip: Oid) -> bool {
+    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    guard.restore([tip].into()).await.unwrap()
+}
+
 #[tokio::test]
-async fn a_collected_history_comes_back_for_its_owner_only() {
+async fn a_collected_history_can_be_brought_back_until_its_owner_vanishes() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
     work.commit("old");
@@ -81,10 +87,13 @@ async fn a_collected_history_comes_back_for_its_owner_only() {
         fixture.push(repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
     }
     assert!(collect(&fixture, &alice, now()).await);
-    let error = apply(&fixture, &bob, removed).await.unwrap_err();
-    assert!(matches!(error, GitError::Incomplete { count: 1 }), "{error}");
+    for repo in [&alice, &bob] {
+        let error = apply(&fixture, repo, removed).await.unwrap_err();
+        assert!(matches!(error, GitError::Incomplete { count: 1 }), "{error}");
+    }
     assert!(!is_readable(&fixture, &bob, removed).await);
 
+    assert!(restore(&fixture, &alice, removed).await);
     apply(&fixture, &alice, removed).await.unwrap();
     assert!(is_readable(&fixture, &alice, removed).await);
     git(&fixture.view(&alice).await, &["fsck", "--full"], b"").unwrap();
@@ -101,6 +110,7 @@ async fn a_collected_history_comes_back_for_its_owner_only() {
         drop(guard);
         assert!(collect(&fixture, &alice, now()).await);
         fixture.create(&alice).await;
+        assert_eq!(restore(&fixture, &alice, removed).await, !is_destroyed);
         assert_eq!(apply(&fixture, &alice, removed).await.is_err(), is_destroyed);
         assert_eq!(is_readable(&fixture, &bob, removed).await, !is_destroyed);
     }

@@ -368,26 +368,72 @@ async fn deleting_the_only_state_removes_the_repository_until_a_new_one_is_compl
     assert!(instance.refs(&repo).await.contains(&first));
 }
 
+/// Deletes the event of this kind about a repository `x`.
+async fn delete(instance: &Instance, author: &Author, kind: u16) {
+    let coordinate = format!("{kind}:{}:x", author.key());
+    message(instance, &author.sign(5, "", &[&["a", &coordinate]])).await;
+    instance.settle("x").await;
+}
+
+/// Hosts a repository `x` of both authors, and retires a commit of the first: she deletes the state that named it, and
+/// maintenance moves its objects away. Returns the commit.
+async fn retire_commit(instance: &Instance, alice: &Author, bob: &Author) -> String {
+    let work = instance.host(alice, "x").await;
+    instance.host(bob, "x").await;
+    let commit = work.commit("hers").await;
+    message(instance, &alice.later(1).state("x", &[(MAIN, &commit)])).await;
+    work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
+    delete(instance, &alice.later(2), 30618).await;
+    instance.purgatory().run_maintenance().await.unwrap();
+    assert!(!is_readable(instance, &bob.repo("x"), &commit).await, "it is retired");
+    commit
+}
+
+/// Returns whether a commit can be fetched by its id from a repository.
+async fn is_readable(instance: &Instance, repo: &RepoId, id: &str) -> bool {
+    let url = instance.clone_url(repo);
+    Workdir::init().await.git(&["fetch", "-q", &url, id]).await.ok
+}
+
+/// Publishes an event, and returns whether a commit can be fetched after all that follows from it.
+async fn is_readable_after(instance: &Instance, event: &Event, repo: &RepoId, id: &str) -> bool {
+    message(instance, event).await;
+    instance.settle("x").await;
+    is_readable(instance, repo, id).await
+}
+
 #[tokio::test]
 async fn a_state_of_a_maintainer_brings_back_commits_that_maintenance_has_retired() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());
-    let work = instance.host(&alice, "x").await;
-    instance.host(&bob, "x").await;
-    let commit = work.commit("hers").await;
-    message(&instance, &alice.later(1).state("x", &[(MAIN, &commit)])).await;
-    work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
-    let coordinate = format!("30618:{}:x", alice.key());
-    message(&instance, &alice.later(2).sign(5, "", &[&["a", &coordinate]])).await;
-    instance.settle("x").await;
-    instance.purgatory().run_maintenance().await.unwrap();
-
-    message(&instance, &bob.later(3).state("x", &[(MAIN, &commit)])).await;
-    instance.settle("x").await;
-    assert!(!instance.refs(&bob.repo("x")).await.contains(&commit), "it was never his");
-    message(&instance, &alice.later(3).state("x", &[(MAIN, &commit)])).await;
-    instance.settle("x").await;
+    let commit = retire_commit(&instance, &alice, &bob).await;
+    let his = bob.repo("x");
+    let state = bob.later(3).state("x", &[(MAIN, &commit)]);
+    assert!(!is_readable_after(&instance, &state, &his, &commit).await, "it was never his");
+    let never = "1".repeat(40);
+    let other = "refs/heads/other";
+    let state = alice.later(3).state("x", &[(MAIN, &commit), (other, &never)]);
+    assert!(!is_readable_after(&instance, &state, &his, &commit).await, "it is not complete");
+    let state = alice.later(4).state("x", &[(MAIN, &commit), (other, "none")]);
+    assert!(!is_readable_after(&instance, &state, &his, &commit).await, "it never can be");
+    let state = alice.later(5).state("x", &[(MAIN, &commit)]);
+    assert!(is_readable_after(&instance, &state, &his, &commit).await);
     assert!(instance.refs(&alice.repo("x")).await.contains(&commit));
+}
+
+#[tokio::test]
+async fn commits_of_an_owner_who_vanished_do_not_come_back() {
+    let instance = Instance::start().await;
+    let (alice, bob) = (Author::new(), Author::new());
+    let commit = retire_commit(&instance, &alice, &bob).await;
+    // Her view goes first, so that nothing of it is left to be removed when she vanishes.
+    delete(&instance, &alice.later(3), 30617).await;
+    let vanish = alice.later(4).sign(62, "", &[&["relay", "ALL_RELAYS"]]);
+    message(&instance, &vanish).await;
+    instance.settle("x").await;
+    message(&instance, &alice.later(5).announce_on("x", &[instance.service()])).await;
+    let state = alice.later(5).state("x", &[(MAIN, &commit)]);
+    assert!(!is_readable_after(&instance, &state, &bob.repo("x"), &commit).await);
 }
 
 #[tokio::test]

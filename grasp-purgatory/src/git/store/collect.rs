@@ -22,7 +22,7 @@ use grasp_core::{Identifier, Oid};
 use nostr::key::PublicKey;
 
 use super::{FamilyGuard, Needed, Quarantine, RepoStore};
-use crate::database::{FamilyRow, Forget, Garbage, RetiredRef};
+use crate::database::{FamilyRow, Forget, Garbage};
 use crate::git::check::{Objects, Proofs, revisions};
 use crate::git::command::GitCommand;
 use crate::git::error::GitError;
@@ -146,47 +146,39 @@ impl FamilyGuard {
 }
 
 impl FamilyGuard {
-    /// Makes retired tips readable again, with all that they need, where the object store lacks them. Returns whether it
-    /// did.
+    /// Makes retired tips that the object store lacks readable again, with all that they need. Returns whether it did;
+    /// it does not if they cannot be read.
     ///
-    /// The attic has objects that were removed on purpose, so the caller says which are wanted by the party that they
-    /// were retired from.
-    pub(crate) async fn restore(
-        &mut self,
-        is_wanted: impl Fn(&RetiredRef) -> bool,
-    ) -> Result<bool, GitError> {
-        let row = self.row().await?;
-        let wanted = row.retired.iter().filter(|retired| is_wanted(retired));
-        let wanted: BTreeSet<Oid> = wanted.map(|retired| retired.tip).collect();
-        if wanted.is_empty() {
-            return Ok(false);
-        }
-        let reader = self.objects().await?;
-        let objects = reader.family.objects();
-        let lacking = &wanted - &present(vec![objects.clone()], wanted.clone()).await?;
-        if lacking.is_empty() {
-            return Ok(false);
-        }
-        self.bring(Needed::All).await?;
-        let attic = self.family.attic();
-        let tips = present(vec![attic.clone()], lacking).await?;
-        if tips.is_empty() {
-            return Ok(false);
-        }
-        let shown = present(vec![objects], shown(&row)).await?;
-        let command = reader.command(PACK).arg("--revs").reading_all(&[&attic]);
-        let restored = match pack(&self.store, command, revisions(&tips, &shown)).await {
-            Err(error @ GitError::Failed { .. }) => {
+    /// The attic has objects that were removed on purpose, so these tips must be wanted by the party that they were
+    /// retired from.
+    pub async fn restore(&mut self, tips: BTreeSet<Oid>) -> Result<bool, GitError> {
+        let restored = match self.pack_retired(tips).await {
+            Ok(Some(restored)) => restored,
+            Ok(None) => return Ok(false),
+            Err(error) => {
                 tracing::warn!(%error, identifier = %self.identifier, "could not read retired objects");
                 return Ok(false);
             }
-            restored => restored?,
         };
         let mut change = self.change();
         // The next collection removes the copy of the attic, and all of it if no ref comes to need it.
         change.garbage = Some(Garbage::Removed);
         self.replace_packs(vec![(restored, false)], BTreeSet::new(), change).await?;
         Ok(true)
+    }
+
+    /// Packs the objects that these tips need and views do not show, if the attic has the tips.
+    async fn pack_retired(&self, tips: BTreeSet<Oid>) -> Result<Option<Quarantine>, GitError> {
+        let (row, reader) = (self.row().await?, self.objects().await?);
+        self.bring(Needed::All).await?;
+        let (objects, attic) = (reader.family.objects(), self.family.attic());
+        let tips = present(vec![attic.clone()], tips).await?;
+        if tips.is_empty() {
+            return Ok(None);
+        }
+        let shown = present(vec![objects], shown(&row)).await?;
+        let command = reader.command(PACK).arg("--revs").reading_all(&[&attic]);
+        pack(&self.store, command, revisions(&tips, &shown)).await.map(Some)
     }
 }
 

@@ -230,12 +230,7 @@ impl FamilyGuard {
         // What a view serves was whole when it came to be served.
         let served: BTreeSet<_> = refs.refs.values().map(|target| target.oid).collect();
         let new: BTreeSet<_> = tips(&changes).difference(&served).copied().collect();
-        let mut found = self.check(&new).await?;
-        let is_own = |retired: &RetiredRef| retired.owner == *owner && new.contains(&retired.tip);
-        if !found.is_complete() && self.restore(is_own).await? {
-            found = self.check(&new).await?;
-        }
-        found.required()?;
+        self.check(&new).await?.required()?;
         let named = named_tips(&changes);
         let peeled = match named.is_empty() {
             true => BTreeMap::new(),
