@@ -16,7 +16,7 @@ use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::held::{Content, HeldEvent};
-use super::io::HoldOutcome;
+use super::io::{HoldOutcome, Record};
 use super::staging::StagedUploads;
 use super::{PassNumber, Phase, Purgatory};
 
@@ -79,6 +79,28 @@ pub struct Counts {
 
 /// Queries of admission.
 impl Purgatory {
+    /// Returns the records from which [`restore`](Self::restore) makes the same purgatory.
+    pub fn records(&self) -> Vec<Record> {
+        let held = self.held.iter().cloned().map(|held| {
+            let HeldEvent { event, phase, since, until, .. } = held;
+            Record::Held { event, phase, since, until }
+        });
+        let staged = self.staging.iter().flat_map(|(id, staged)| {
+            let (id, until) = (*id, staged.until);
+            let tips = staged.tips.iter();
+            let uploads = tips.flat_map(|(tip, targets)| targets.iter().map(move |one| (tip, one)));
+            uploads.map(move |(tip, (target, bytes))| Record::Staged {
+                id,
+                tip: *tip,
+                target: target.clone(),
+                bytes: *bytes,
+                until,
+            })
+        });
+        let tasks = self.tasks.iter().map(|task| Record::TaskAdded { task: task.clone() });
+        held.chain(staged).chain(tasks).collect()
+    }
+
     /// Returns whether an event is known, so that it need not be offered again. Expired states and pull requests are
     /// not: a client that sends one again has a reason.
     pub fn holds(&self, id: &EventId) -> bool {
