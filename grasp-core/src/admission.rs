@@ -155,7 +155,7 @@ fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<V
         (true, _) if own().any(|known| known.presence == Presence::Stored && hosted(known)) => {
             Ok(Verdict::Store { is_related: false })
         }
-        (true, _) if facts.over_quota => Err(Rejection::Quota),
+        (true, _) if facts.is_over_quota => Err(Rejection::Quota),
         (true, _) => Ok(Verdict::Hold(Hold::Announcement)),
     }
 }
@@ -209,7 +209,7 @@ fn judge_state(policy: &Policy, event: &Event, facts: &Facts) -> Result<Verdict,
         return Err(Rejection::NotMaintainer(event.pubkey));
     }
     // Strangers can fill a name; maintainers of what is served there have a share of purgatory of their own.
-    if facts.over_quota && !signs_for_served(&repos, facts) {
+    if facts.is_over_quota && !signs_for_served(&repos, facts) {
         return Err(Rejection::Quota);
     }
     Ok(Verdict::Hold(Hold::State(repos)))
@@ -235,10 +235,10 @@ fn signable_repos(policy: &Policy, author: &PublicKey, facts: &Facts) -> Vec<Rep
 fn judge_proposal(policy: &Policy, event: &Event, facts: &Facts) -> Result<Verdict, Rejection> {
     let proposal = Proposal::parse(event)?;
     // A pull request that names its author's own endpoint here needs no repository (GRASP-06).
-    if !facts.related && policy.own_urls(&proposal).next().is_none() {
+    if !facts.is_related && policy.own_urls(&proposal).next().is_none() {
         return Err(Rejection::Unrelated);
     }
-    if facts.over_quota {
+    if facts.is_over_quota {
         return Err(Rejection::Quota);
     }
     Ok(Verdict::Hold(Hold::Proposal))
@@ -277,8 +277,8 @@ fn check_relation(policy: &Policy, event: &Event, facts: &Facts) -> Result<(), R
         return Ok(());
     }
     match kinds::PROFILE_KINDS.contains(&event.kind) {
-        true if !facts.author_known => Err(Rejection::UnknownAuthor),
-        false if !facts.related => Err(Rejection::Unrelated),
+        true if !facts.is_author_known => Err(Rejection::UnknownAuthor),
+        false if !facts.is_related => Err(Rejection::Unrelated),
         _ => Ok(()),
     }
 }
@@ -490,11 +490,11 @@ pub struct Facts {
     /// Stored events that it names (first values of `a`, `A`, `e`, `E`, `q`).
     pub named: References,
     /// It names, or is named by, a stored event.
-    pub related: bool,
+    pub is_related: bool,
     /// Its author takes part in stored repositories or threads.
-    pub author_known: bool,
+    pub is_author_known: bool,
     /// A limit of purgatory is reached for it.
-    pub over_quota: bool,
+    pub is_over_quota: bool,
 }
 
 /// The place where an event is.

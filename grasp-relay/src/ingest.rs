@@ -337,7 +337,7 @@ pub struct GitFacts {
     /// Held announcements with its identifier.
     pub announcements: Vec<KnownAnnouncement>,
     /// A limit of held events or of repositories is reached.
-    pub over_quota: bool,
+    pub is_over_quota: bool,
 }
 
 /// Holds events until their git data is here.
@@ -428,10 +428,10 @@ async fn facts(
                 .and_then(|at| present.versions.get(&at).max(delisted.get(&at)).copied()),
             announcements,
             announcement_bytes: bytes,
-            related: named != References::default() || answers[0],
+            is_related: named != References::default() || answers[0],
             named,
-            author_known: answers[1],
-            over_quota: git.over_quota,
+            is_author_known: answers[1],
+            is_over_quota: git.is_over_quota,
         });
     }
     Ok(facts)

@@ -105,7 +105,7 @@ impl GitBackend for PurgatoryDriver {
             let facts = move |purgatory: &Purgatory| GitFacts {
                 is_held: purgatory.holds(&event.id),
                 announcements: identifier.iter().flat_map(|i| purgatory.announcements(i)).collect(),
-                over_quota: repository_quota_reached || !purgatory.has_room_for(&event),
+                is_over_quota: repository_quota_reached || !purgatory.has_room_for(&event),
             };
             Ok(self.ask(facts).await?)
         })

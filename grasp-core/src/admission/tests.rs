@@ -68,16 +68,18 @@ fn a_new_repository_that_lists_us_is_held() {
     let verdict = verdict_on(&policy(), listing(ALICE), ALICE, &Facts::default());
     assert_eq!(verdict, Verdict::Hold(Hold::Announcement));
     let answer = verdict.outcome().answer();
-    assert!(answer.accepted && answer.message.starts_with("purgatory: "));
+    assert!(answer.is_accepted && answer.message.starts_with("purgatory: "));
 }
 
 #[test]
 fn an_announcement_that_lists_only_others_is_refused_with_its_urls() {
     let answer = verdict_on(&policy(), elsewhere(), ALICE, &Facts::default()).outcome().answer();
-    assert!(!answer.accepted && answer.message.starts_with("invalid: "));
+    assert!(!answer.is_accepted && answer.message.starts_with("invalid: "));
     assert!(answer.message.contains("https://them.example/x.git"));
     let theirs = listing(BOB); // bob's path under alice's signature
-    assert!(!verdict_on(&policy(), theirs, ALICE, &Facts::default()).outcome().answer().accepted);
+    assert!(
+        !verdict_on(&policy(), theirs, ALICE, &Facts::default()).outcome().answer().is_accepted
+    );
 }
 
 #[test]
@@ -106,7 +108,7 @@ fn an_older_version_changes_nothing() {
         let verdict = verdict_on(&policy(), old, ALICE, &facts);
         assert_eq!(verdict, Verdict::Done(Outcome::Superseded));
         let answer = verdict.outcome().answer();
-        assert!(!answer.accepted && answer.message.starts_with("replaced: "), "{answer:?}");
+        assert!(!answer.is_accepted && answer.message.starts_with("replaced: "), "{answer:?}");
     }
 }
 
@@ -127,7 +129,7 @@ fn a_listed_maintainer_may_announce_for_discovery() {
             verdict_on(&policy(), elsewhere(), BOB, &facts),
             Verdict::Store { is_related: false }
         );
-        assert!(!verdict_on(&policy(), elsewhere(), EVE, &facts).outcome().answer().accepted);
+        assert!(!verdict_on(&policy(), elsewhere(), EVE, &facts).outcome().answer().is_accepted);
     }
 }
 
@@ -136,14 +138,14 @@ fn an_announcement_that_no_longer_lists_us_delists_the_repository() {
     let alone = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
     let delisted = verdict_on(&policy(), elsewhere().at(2_000).id(2), ALICE, &alone);
     assert_eq!(delisted, Verdict::Delist { keep: false });
-    assert!(!delisted.outcome().answer().accepted);
+    assert!(!delisted.outcome().answer().is_accepted);
     let named = knowing(vec![
         known(listing(ALICE), ALICE, Presence::Held),
         known(naming(listing(BOB), ALICE), BOB, Presence::Stored),
     ]);
     let kept = verdict_on(&policy(), elsewhere().at(2_000).id(2), ALICE, &named);
     assert_eq!(kept, Verdict::Delist { keep: true });
-    assert!(kept.outcome().answer().accepted);
+    assert!(kept.outcome().answer().is_accepted);
 }
 
 #[test]
@@ -195,7 +197,7 @@ fn a_discovery_announcement_permits_no_states() {
 #[test]
 fn pull_requests_wait_for_their_tip() {
     let request = || Unsigned::kind(1618).tags(&[&["c", OID]]);
-    let facts = Facts { related: true, ..Facts::default() };
+    let facts = Facts { is_related: true, ..Facts::default() };
     assert_eq!(verdict_on(&policy(), request(), EVE, &facts), Verdict::Hold(Hold::Proposal));
     let unrelated = verdict_on(&policy(), request(), EVE, &Facts::default());
     assert_eq!(unrelated, Verdict::from(Rejection::Unrelated));
@@ -222,7 +224,7 @@ fn a_pull_request_at_our_prs_endpoint_needs_no_accepted_repository() {
 
 #[test]
 fn other_events_must_be_related_to_something_stored() {
-    let related = Facts { related: true, ..Facts::default() };
+    let related = Facts { is_related: true, ..Facts::default() };
     for kind in [1, 1111, 1621, 1617, 1985, 9842] {
         let event = || Unsigned::kind(kind);
         assert_eq!(
@@ -246,22 +248,22 @@ fn other_events_must_be_related_to_something_stored() {
 
 #[test]
 fn profiles_are_stored_of_known_authors_only() {
-    let related = Facts { related: true, ..Facts::default() };
-    let known = Facts { author_known: true, ..Facts::default() };
+    let related = Facts { is_related: true, ..Facts::default() };
+    let known = Facts { is_author_known: true, ..Facts::default() };
     for kind in [0, 10002] {
         let verdict = verdict_on(&policy(), Unsigned::kind(kind), EVE, &related);
         assert_eq!(verdict, Verdict::from(Rejection::UnknownAuthor));
         let message = verdict.outcome().answer().message;
         assert!(message.contains("only of authors who own a repository here"), "{message}");
         assert!(
-            verdict_on(&policy(), Unsigned::kind(kind), EVE, &known).outcome().answer().accepted
+            verdict_on(&policy(), Unsigned::kind(kind), EVE, &known).outcome().answer().is_accepted
         );
     }
 }
 
 #[test]
 fn ephemeral_events_are_passed_on_and_never_taken_from_relays() {
-    let related = Facts { related: true, ..Facts::default() };
+    let related = Facts { is_related: true, ..Facts::default() };
     let event = || Unsigned::kind(29846);
     assert_eq!(verdict_on(&policy(), event(), EVE, &related), Verdict::Broadcast);
     let origin =
@@ -281,7 +283,7 @@ fn the_operators_ephemeral_events_are_passed_on() {
 
 #[test]
 fn a_repost_of_a_protected_event_is_refused_even_from_its_author() {
-    let related = Facts { related: true, ..Facts::default() };
+    let related = Facts { is_related: true, ..Facts::default() };
     let inner = |tags: &[&[&str]]| Unsigned::kind(1).tags(tags).by(key(ALICE)).as_json();
     let origin = authenticated_as(&[ALICE]);
     let repost = |kind, content: &str| {
@@ -312,7 +314,7 @@ fn authentication_events_are_never_stored() {
 
 #[test]
 fn events_from_the_future_and_expired_events_are_refused() {
-    let related = Facts { related: true, ..Facts::default() };
+    let related = Facts { is_related: true, ..Facts::default() };
     let at = |seconds| verdict_on(&policy(), Unsigned::kind(1).at(seconds), EVE, &related);
     assert_eq!(at(10_901), Verdict::from(Rejection::TooFarAhead));
     assert_eq!(at(10_900), Verdict::Store { is_related: true });
@@ -325,11 +327,11 @@ fn events_from_the_future_and_expired_events_are_refused() {
 
 #[test]
 fn a_protected_event_is_accepted_only_from_its_author() {
-    let related = Facts { related: true, ..Facts::default() };
+    let related = Facts { is_related: true, ..Facts::default() };
     let event = Verified::pretend(Unsigned::kind(1).tags(&[&["-"]]).by(key(ALICE)));
     let from = |origin: Origin| judge(&policy(), NOW, &origin, event.as_ref(), &related);
     let answer = from(Origin::anonymous()).outcome().answer();
-    assert!(!answer.accepted && answer.message.starts_with("auth-required: "));
+    assert!(!answer.is_accepted && answer.message.starts_with("auth-required: "));
     let other = authenticated_as(&[EVE]);
     assert_eq!(from(other), Verdict::from(Rejection::Protected));
     let author = authenticated_as(&[EVE, ALICE]);
@@ -345,7 +347,7 @@ fn deleted_and_vanished_events_are_refused_with_the_reason() {
         (Rejection::Vanished, "invalid: this pubkey has requested to vanish"),
     ] {
         let answer = Outcome::from(why).answer();
-        assert_eq!((answer.accepted, answer.message.as_ref()), (false, text));
+        assert_eq!((answer.is_accepted, answer.message.as_ref()), (false, text));
     }
 }
 
@@ -357,7 +359,7 @@ fn a_known_event_is_a_duplicate() {
     ] {
         let facts = Facts { known: Some(presence), ..Facts::default() };
         let answer = verdict_on(&policy(), Unsigned::kind(1), EVE, &facts).outcome().answer();
-        assert_eq!((answer.accepted, answer.message.as_ref()), (true, text));
+        assert_eq!((answer.is_accepted, answer.message.as_ref()), (true, text));
     }
 }
 
@@ -365,9 +367,9 @@ fn a_known_event_is_a_duplicate() {
 fn a_ban_applies_to_known_and_related_events() {
     let mut policy = policy();
     policy.bans.authors = BTreeSet::from([key(EVE)]);
-    let facts = Facts { related: true, known: Some(Presence::Stored), ..Facts::default() };
+    let facts = Facts { is_related: true, known: Some(Presence::Stored), ..Facts::default() };
     let answer = verdict_on(&policy, Unsigned::kind(1), EVE, &facts).outcome().answer();
-    assert!(!answer.accepted && answer.message.starts_with("blocked: "));
+    assert!(!answer.is_accepted && answer.message.starts_with("blocked: "));
 }
 
 #[test]
@@ -386,15 +388,15 @@ fn the_quota_counts_only_announcements_that_list_us_and_exempts_the_operator() {
 #[test]
 fn a_full_purgatory_refuses_except_for_served_repositories() {
     let mut facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
-    facts.over_quota = true;
+    facts.is_over_quota = true;
     let answer = verdict_on(&policy(), state(), ALICE, &facts).outcome().answer();
-    assert!(!answer.accepted && answer.message.starts_with("rate-limited: "));
+    assert!(!answer.is_accepted && answer.message.starts_with("rate-limited: "));
     let mut facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
-    facts.over_quota = true;
+    facts.is_over_quota = true;
     let verdict = verdict_on(&policy(), state(), ALICE, &facts);
     assert!(matches!(verdict, Verdict::Hold(Hold::State(_))));
     let request = Unsigned::kind(1618).tags(&[&["c", OID]]);
-    let facts = Facts { related: true, over_quota: true, ..Facts::default() };
+    let facts = Facts { is_related: true, is_over_quota: true, ..Facts::default() };
     assert_eq!(verdict_on(&policy(), request, EVE, &facts), Verdict::from(Rejection::Quota));
 }
 
@@ -468,7 +470,7 @@ fn the_announcements_of_one_identifier_are_bounded_in_bytes() {
 
 #[test]
 fn the_number_of_tags_is_bounded_except_refs_of_a_state() {
-    let related = Facts { related: true, ..Facts::default() };
+    let related = Facts { is_related: true, ..Facts::default() };
     let tagged = |kind: u16, name: &str, count: usize| {
         let tags: Vec<[String; 2]> = (0..count).map(|n| [name.to_owned(), n.to_string()]).collect();
         let tags: Vec<Vec<&str>> =

@@ -212,7 +212,7 @@ impl Rejection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The event needs no further sending.
-    pub accepted: bool,
+    pub is_accepted: bool,
     /// Empty, or a machine-readable prefix and an explanation.
     pub message: Cow<'static, str>,
 }
@@ -220,17 +220,17 @@ pub struct Answer {
 impl Outcome {
     /// Returns the OK message, to be sent once what it promises is durable.
     pub fn answer(&self) -> Answer {
-        let (accepted, message) = match self {
+        let (is_accepted, message) = match self {
             Self::Stored | Self::Broadcast => (true, ""),
             Self::Held => (true, "purgatory: won't be served until git data arrives"),
             Self::Duplicate(Presence::Stored) => (true, "duplicate: already have this event"),
             Self::Duplicate(Presence::Held) => (true, "duplicate: in purgatory"),
             Self::Superseded => (false, "replaced: have a newer version of this event"),
             Self::Refused { reason, .. } => {
-                return Answer { accepted: false, message: reason.to_string().into() };
+                return Answer { is_accepted: false, message: reason.to_string().into() };
             }
         };
-        Answer { accepted, message: message.into() }
+        Answer { is_accepted, message: message.into() }
     }
 }
 

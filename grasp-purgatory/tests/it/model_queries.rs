@@ -56,8 +56,8 @@ impl World {
         let mut facts = Facts {
             known,
             latest: store.version_at(event).map(|stored| Version::of(stored)),
-            related: self.is_related(event),
-            over_quota: !self.core.has_room_for(event),
+            is_related: self.is_related(event),
+            is_over_quota: !self.core.has_room_for(event),
             ..Facts::default()
         };
         if let Some(identifier) = Needs::of(event).identifier {

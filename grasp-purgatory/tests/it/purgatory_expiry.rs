@@ -90,7 +90,7 @@ fn an_expired_state_waits_anew_for_a_user_and_not_for_another_relay() {
     world.send(&waiting).unwrap();
     wait(&mut world, HOUR);
     world.hunts.clear();
-    assert!(world.sync(&waiting).unwrap().accepted);
+    assert!(world.sync(&waiting).unwrap().is_accepted);
     assert!(!world.core.holds(&waiting.id) && world.hunts.is_empty());
     world.send(&waiting).unwrap();
     assert!(world.core.holds(&waiting.id) && world.hunts.len() == 1);

@@ -113,7 +113,7 @@ fn a_state_with_a_malformed_object_id_is_held_without_a_hunt() {
             vec!["refs/heads/main".to_owned(), "abc123".to_owned()],
         ],
     );
-    assert!(world.send(&nonsense).unwrap().accepted);
+    assert!(world.send(&nonsense).unwrap().is_accepted);
     assert!(world.core.holds(&nonsense.id));
     assert!(world.core.wants(&name("x"), &[]).is_empty());
 }
@@ -181,8 +181,11 @@ fn held_events_per_author_are_bounded() {
     let answer = world.send(&announcement(ALICE, "z", 0, &[])).unwrap();
     assert!(answer.message.starts_with("rate-limited: "), "{}", answer.message);
     assert!(world.view(&ALICE.repo("z")).is_none());
-    assert!(world.send(&announcement(BOB, "z", 0, &[])).unwrap().accepted);
-    assert!(world.send(&announcement(ALICE, "y", 1, &[])).unwrap().accepted, "in place of the old");
+    assert!(world.send(&announcement(BOB, "z", 0, &[])).unwrap().is_accepted);
+    assert!(
+        world.send(&announcement(ALICE, "y", 1, &[])).unwrap().is_accepted,
+        "in place of the old"
+    );
 }
 
 #[test]
@@ -190,8 +193,8 @@ fn held_events_per_identifier_are_bounded() {
     let mut world = bounded(|config| config.per_identifier = TWO_EVENTS);
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&announcement(BOB, "x", 0, &[])).unwrap();
-    assert!(!world.send(&announcement(CAROL, "x", 0, &[])).unwrap().accepted);
-    assert!(world.send(&announcement(CAROL, "y", 0, &[])).unwrap().accepted);
+    assert!(!world.send(&announcement(CAROL, "x", 0, &[])).unwrap().is_accepted);
+    assert!(world.send(&announcement(CAROL, "y", 0, &[])).unwrap().is_accepted);
 }
 
 #[test]
@@ -204,12 +207,12 @@ fn a_full_purgatory_still_holds_states_of_served_repositories() {
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
     world.fetch("x", &[1]).unwrap();
     for (person, name) in [(BOB, "x"), (CAROL, "x"), (BOB, "y"), (CAROL, "z")] {
-        assert!(world.send(&announcement(person, name, 0, &[])).unwrap().accepted);
+        assert!(world.send(&announcement(person, name, 0, &[])).unwrap().is_accepted);
     }
-    assert!(!world.send(&state(BOB, "x", 2, &[("main", 2)])).unwrap().accepted);
-    assert!(!world.send(&announcement(BOB, "w", 0, &[])).unwrap().accepted);
-    assert!(world.send(&state(ALICE, "x", 3, &[("main", 3)])).unwrap().accepted);
-    assert!(!world.send(&state(ALICE, "x", 4, &[("main", 4)])).unwrap().accepted, "bounded too");
+    assert!(!world.send(&state(BOB, "x", 2, &[("main", 2)])).unwrap().is_accepted);
+    assert!(!world.send(&announcement(BOB, "w", 0, &[])).unwrap().is_accepted);
+    assert!(world.send(&state(ALICE, "x", 3, &[("main", 3)])).unwrap().is_accepted);
+    assert!(!world.send(&state(ALICE, "x", 4, &[("main", 4)])).unwrap().is_accepted, "bounded too");
 }
 
 #[test]
@@ -218,17 +221,17 @@ fn held_events_are_bounded_in_total_and_a_release_makes_room() {
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
     let late = announcement(BOB, "y", 0, &[]);
-    assert!(!world.send(&late).unwrap().accepted);
+    assert!(!world.send(&late).unwrap().is_accepted);
     world.fetch("x", &[1]).unwrap();
-    assert!(world.send(&late).unwrap().accepted);
+    assert!(world.send(&late).unwrap().is_accepted);
 }
 
 #[test]
 fn held_bytes_are_bounded() {
     let mut world = bounded(|config| config.total = Bound { count: 100, bytes: 2_000 });
-    assert!(world.send(&announcement(ALICE, "x", 0, &[])).unwrap().accepted);
+    assert!(world.send(&announcement(ALICE, "x", 0, &[])).unwrap().is_accepted);
     let many: Vec<_> = (0..40).map(|_| BOB).collect();
-    assert!(!world.send(&announcement(ALICE, "y", 0, &many)).unwrap().accepted);
+    assert!(!world.send(&announcement(ALICE, "y", 0, &many)).unwrap().is_accepted);
 }
 
 #[test]
@@ -252,17 +255,17 @@ fn the_author_with_the_most_held_events_makes_room_for_others() {
         world.send(&announcement(ALICE, identifier, 0, &[])).unwrap();
     }
     let waits = announcement(BOB, "d", 0, &[]);
-    assert!(world.send(&waits).unwrap().accepted);
-    assert!(!world.send(&announcement(ALICE, "e", 0, &[])).unwrap().accepted, "not for her own");
+    assert!(world.send(&waits).unwrap().is_accepted);
+    assert!(!world.send(&announcement(ALICE, "e", 0, &[])).unwrap().is_accepted, "not for her own");
     let newcomer = announcement(CAROL, "e", 0, &[]);
-    assert!(world.send(&newcomer).unwrap().accepted);
+    assert!(world.send(&newcomer).unwrap().is_accepted);
     assert!(world.core.holds(&waits.id) && world.core.holds(&newcomer.id));
     assert_eq!(world.core.counts().announcements, 4);
     let views = ["a", "b", "c"].map(|name| world.view(&ALICE.repo(name)).is_some());
     assert_eq!(views.into_iter().filter(|there| *there).count(), 2, "its view was removed");
     // Authors with few events keep them, also after a restart.
     world.restart(std::time::Duration::ZERO);
-    assert!(!world.send(&announcement(DAVE, "f", 0, &[])).unwrap().accepted);
+    assert!(!world.send(&announcement(DAVE, "f", 0, &[])).unwrap().is_accepted);
     assert_eq!(world.core.counts().announcements, 4);
 }
 

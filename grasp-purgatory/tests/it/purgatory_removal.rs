@@ -16,7 +16,7 @@ fn a_held_state_that_its_author_deletes_by_id_allows_no_push() {
     world.send(&deletion(ALICE, 2, &[&signed])).unwrap();
     assert!(!world.core.holds(&signed.id));
     assert!(!world.push(&ALICE.repo("x"), &signed).unwrap());
-    assert!(!world.send(&signed).unwrap().accepted);
+    assert!(!world.send(&signed).unwrap().is_accepted);
 }
 
 #[test]

@@ -203,7 +203,7 @@ impl Pipeline {
         let now = self.clock.now().mono;
         let is_unknown_author = kinds::UNCONDITIONAL_KINDS.contains(&event.kind)
             && verdict == Verdict::Store { is_related: true }
-            && !facts.author_known
+            && !facts.is_author_known
             && self.policy.operator != Some(event.pubkey);
         if is_unknown_author && !self.budgets.pay_unknown_author(now, event, origin) {
             return Ok(Rejection::RateLimited.into());

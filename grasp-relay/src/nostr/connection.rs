@@ -445,7 +445,8 @@ impl Connection {
         let is_queued =
             self.context.event_rates.spend(now.mono, &self.claimant, 1) && self.intake.push(event);
         let message = "rate-limited: too many events from this address";
-        (!is_queued).then(|| Input::Judged(id, Answer { accepted: false, message: message.into() }))
+        (!is_queued)
+            .then(|| Input::Judged(id, Answer { is_accepted: false, message: message.into() }))
     }
 
     /// Subscribes to live events first and reads history then, so that there is no gap.

@@ -111,7 +111,7 @@ impl Session {
     pub(crate) fn new(now: Now, config: Arc<Config>, challenge: String) -> Self {
         let limits = &config.limits;
         Self {
-            auth: Authentication { challenge, sent: false, keys: Vec::new(), failures: 0 },
+            auth: Authentication { challenge, was_sent: false, keys: Vec::new(), failures: 0 },
             subscriptions: BTreeMap::new(),
             neg_sessions: BTreeMap::new(),
             messages: Allowance::new(limits.messages_per_minute),
@@ -134,7 +134,7 @@ impl Session {
                 self.note_activity(now);
                 Vec::new()
             }
-            Input::Judged(id, Answer { accepted, message }) => {
+            Input::Judged(id, Answer { is_accepted: accepted, message }) => {
                 self.answer(now, Reply::Ok { id, accepted, message })
             }
             Input::Reply(token, reply) if self.is_open(token) => self.answer(now, reply),
@@ -367,7 +367,7 @@ impl Session {
 #[derive(Debug)]
 struct Authentication {
     challenge: String,
-    sent: bool,
+    was_sent: bool,
     keys: Vec<PublicKey>,
     failures: u32,
 }
@@ -375,7 +375,7 @@ struct Authentication {
 impl Authentication {
     /// Returns the challenge, the first time it is needed.
     fn challenge(&mut self) -> Option<Output> {
-        let first = !std::mem::replace(&mut self.sent, true);
+        let first = !std::mem::replace(&mut self.was_sent, true);
         first.then(|| Output::Send(Reply::Auth(self.challenge.clone())))
     }
 

@@ -365,7 +365,7 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
                 let wanted = self.0.want(|_, wanted| wanted.sweep(now));
                 let swept = self.0.write(1, wanted, move |tables| tables.sweep(now)).await?;
                 events += swept.events;
-                if !swept.more {
+                if !swept.has_more {
                     return Ok(events);
                 }
             }

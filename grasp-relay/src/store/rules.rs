@@ -29,7 +29,7 @@ pub(crate) const STEP_EVENTS: usize = 500;
 pub(crate) struct Swept {
     /// Removed events, served ones and kept versions.
     pub(crate) events: u64,
-    pub(crate) more: bool,
+    pub(crate) has_more: bool,
 }
 
 /// The result of checking an event against what is stored.
@@ -255,7 +255,7 @@ pub(crate) trait Rules: Rows + Sized {
             [self.remove_expired(now)?, self.retire_requests(now)?, self.forget_requests(now)?];
         Ok(Swept {
             events: turns.iter().map(|turn| turn.events).sum(),
-            more: turns.iter().any(|turn| turn.more),
+            has_more: turns.iter().any(|turn| turn.has_more),
         })
     }
 
@@ -367,8 +367,8 @@ pub(crate) trait Rules: Rows + Sized {
         for seq in &copies {
             self.erase_copy(*seq)?;
         }
-        let more = removed < due.len() || due.len().max(copies.len()) == STEP_EVENTS;
-        Ok(Swept { events: (removed + copies.len()) as u64, more })
+        let has_more = removed < due.len() || due.len().max(copies.len()) == STEP_EVENTS;
+        Ok(Swept { events: (removed + copies.len()) as u64, has_more })
     }
 
     /// Stops serving deletion requests that were not useful for long; their gates stay.
@@ -381,14 +381,14 @@ pub(crate) trait Rules: Rows + Sized {
                 events += 1;
             }
         }
-        Ok(Swept { events, more: due.len() == STEP_EVENTS })
+        Ok(Swept { events, has_more: due.len() == STEP_EVENTS })
     }
 
     /// Deletes requests with their gates after their gates were not useful for long, either.
     fn forget_requests(&self, now: Timestamp) -> Result<Swept, StoreError> {
         let due = self.due_requests(true, seconds(self.rules().forgotten_before(now)))?;
         due.iter().try_for_each(|request| self.forget_request(*request))?;
-        Ok(Swept { events: 0, more: due.len() == STEP_EVENTS })
+        Ok(Swept { events: 0, has_more: due.len() == STEP_EVENTS })
     }
 }
 

@@ -133,7 +133,7 @@ async fn the_order_inside_a_batch_does_not_matter() {
     let reply = sign(&bob, 1111, &[&["e", &comment.id.to_hex()]]);
     let noise = sign(&bob, 1, &[]);
     let verdicts = server.ingest(&[&reply, &comment, &noise, &issue, &announcement]).await;
-    let accepted: Vec<_> = verdicts.iter().map(|verdict| verdict.answer().accepted).collect();
+    let accepted: Vec<_> = verdicts.iter().map(|verdict| verdict.answer().is_accepted).collect();
     assert_eq!(accepted, [true, true, false, true, true]);
     let published: BTreeSet<_> = server.published().await.into_iter().collect();
     assert_eq!(published, BTreeSet::from([announcement.id, issue.id, comment.id, reply.id]));
@@ -147,9 +147,9 @@ async fn an_event_that_a_stored_event_names_is_accepted() {
     let a = format!("30617:{}:x", alice.public_key());
     let issue = sign(&alice, 1621, &[&["a", &a], &["q", &note.id.to_hex()]]);
     server.ingest(&[&announcement(&alice)]).await;
-    assert!(!server.ingest(&[&note]).await[0].answer().accepted);
+    assert!(!server.ingest(&[&note]).await[0].answer().is_accepted);
     server.ingest(&[&issue]).await;
-    assert!(server.ingest(&[&note]).await[0].answer().accepted);
+    assert!(server.ingest(&[&note]).await[0].answer().is_accepted);
 }
 
 #[tokio::test]
@@ -167,7 +167,7 @@ async fn forged_copies_are_refused_and_do_not_affect_the_genuine_one() {
     let metrics = &server.pipeline.metrics;
     assert_eq!(metrics.value(&table::REJECTIONS, &["forged"]), Some(3.0));
     assert_eq!(metrics.value(&table::EVENTS, &["client", "stored"]), Some(1.0));
-    assert!(verdicts[2].answer().accepted && server.is_served(&genuine).await);
+    assert!(verdicts[2].answer().is_accepted && server.is_served(&genuine).await);
 }
 
 #[tokio::test]
@@ -182,7 +182,7 @@ async fn a_held_event_is_neither_served_nor_published() {
     assert!(!server.is_served(&announcement).await);
     let issue = issue(&alice, &alice);
     assert!(
-        !server.ingest(&[&issue]).await[0].answer().accepted,
+        !server.ingest(&[&issue]).await[0].answer().is_accepted,
         "held announcements admit nothing"
     );
     assert_eq!(server.ingest(&[&announcement]).await, [Outcome::Duplicate(Presence::Held)]);
@@ -196,7 +196,7 @@ async fn an_event_deleted_before_it_arrived_is_not_held() {
     let alice = Keys::generate();
     let announcement = announcement(&alice);
     let deletion = sign(&alice, 5, &[&["e", &announcement.id.to_hex()]]);
-    assert!(server.ingest(&[&deletion]).await[0].answer().accepted);
+    assert!(server.ingest(&[&deletion]).await[0].answer().is_accepted);
     assert_eq!(server.ingest(&[&announcement]).await, [Outcome::from(Rejection::Deleted)]);
     assert!(git.held.lock().unwrap().is_empty());
 }
@@ -208,7 +208,7 @@ async fn a_delisted_repository_is_no_longer_served() {
     let here = announcement(&alice);
     let delisting =
         sign_at(&alice, 30617, NOW + 1, &[&["d", "x"], &["clone", "https://them.example/x"]]);
-    assert!(server.ingest(&[&here]).await[0].answer().accepted);
+    assert!(server.ingest(&[&here]).await[0].answer().is_accepted);
     assert_eq!(server.ingest(&[&delisting]).await, [Outcome::from(Rejection::Delisted)]);
     assert!(!server.is_served(&here).await && !server.is_served(&delisting).await);
     // Any client can send the older version again.
@@ -217,7 +217,7 @@ async fn a_delisted_repository_is_no_longer_served() {
     let clone = format!("https://us.example/{}/x.git", npub(&alice.public_key()));
     let tags: &[&[&str]] = &[&["d", "x"], &["clone", &clone], &["relays", "wss://us.example"]];
     let back = sign_at(&alice, 30617, NOW + 2, tags);
-    assert!(server.ingest(&[&back]).await[0].answer().accepted && server.is_served(&back).await);
+    assert!(server.ingest(&[&back]).await[0].answer().is_accepted && server.is_served(&back).await);
 }
 
 #[tokio::test]
@@ -248,7 +248,7 @@ async fn a_state_is_judged_by_the_stored_announcements_of_its_identifier() {
     let (ours, theirs) = (state(&alice), state(&eve));
     assert_eq!(server.ingest(&[&ours]).await, [Outcome::from(Rejection::NoAnnouncement)]);
     server.ingest(&[&announcement(&alice)]).await;
-    assert!(server.ingest(&[&ours]).await[0].answer().accepted);
+    assert!(server.ingest(&[&ours]).await[0].answer().is_accepted);
     let refused = Outcome::from(Rejection::NotMaintainer(eve.public_key()));
     assert_eq!(server.ingest(&[&theirs]).await, [refused]);
 }
@@ -259,9 +259,9 @@ async fn a_profile_needs_an_author_with_stored_events() {
     let (alice, bob) = (Keys::generate(), Keys::generate());
     let profile = sign(&bob, 0, &[]);
     server.ingest(&[&announcement(&alice)]).await;
-    assert!(!server.ingest(&[&profile]).await[0].answer().accepted);
+    assert!(!server.ingest(&[&profile]).await[0].answer().is_accepted);
     server.ingest(&[&issue(&bob, &alice)]).await;
-    assert!(server.ingest(&[&profile]).await[0].answer().accepted);
+    assert!(server.ingest(&[&profile]).await[0].answer().is_accepted);
 }
 
 #[tokio::test]
@@ -279,7 +279,7 @@ async fn a_deletion_that_names_another_authors_event_is_refused() {
 async fn requests_of_unknown_authors_are_bounded_and_those_of_known_ones_are_not() {
     let server = Server::with(Arc::new(RelayOnly)).await;
     let alice = Keys::generate();
-    assert!(server.ingest(&[&announcement(&alice)]).await[0].answer().accepted);
+    assert!(server.ingest(&[&announcement(&alice)]).await[0].answer().is_accepted);
     let network = Some(ClientNetwork::of("198.51.100.1".parse().unwrap()));
     let origin = || Origin::Client { authenticated: Vec::new(), network };
     let request = |keys: &Keys, n: u64| {
@@ -290,14 +290,14 @@ async fn requests_of_unknown_authors_are_bounded_and_those_of_known_ones_are_not
     let mut refused = None;
     for n in 0..200 {
         let verdicts = server.pipeline.ingest(vec![request(&Keys::generate(), n)], origin()).await;
-        refused = verdicts.into_iter().find(|verdict| !verdict.answer().accepted);
+        refused = verdicts.into_iter().find(|verdict| !verdict.answer().is_accepted);
         if refused.is_some() {
             break;
         }
     }
     assert_eq!(refused, Some(Outcome::from(Rejection::RateLimited)));
     let own = request(&alice, 1_000);
-    assert!(server.pipeline.ingest(vec![own], origin()).await[0].answer().accepted);
+    assert!(server.pipeline.ingest(vec![own], origin()).await[0].answer().is_accepted);
 }
 
 #[tokio::test]
@@ -317,10 +317,10 @@ async fn a_full_repository_still_admits_its_maintainers() {
     ];
     let accepted = sign(&bob, 30617, &[&["d", "x"], &["maintainers", &by_bob]]);
     for event in [sign(&alice, 30617, announced), accepted] {
-        assert!(server.ingest(&[&event]).await[0].answer().accepted);
+        assert!(server.ingest(&[&event]).await[0].answer().is_accepted);
     }
     let issue = issue(&eve, &alice);
-    assert!(server.ingest(&[&issue]).await[0].answer().accepted);
+    assert!(server.ingest(&[&issue]).await[0].answer().is_accepted);
     // Naming repositories that do not exist does not avoid the limit.
     let made_up: Vec<String> = (0..8).map(|n| format!("30617:{:064x}:x", n)).collect();
     let mut tags: Vec<Vec<String>> =
@@ -333,10 +333,10 @@ async fn a_full_repository_still_admits_its_maintainers() {
     for _ in 0..10 {
         verdicts.extend(server.ingest(&[&sign(&Keys::generate(), 1, &tags)]).await);
     }
-    let accepted = verdicts.iter().filter(|verdict| verdict.answer().accepted).count();
+    let accepted = verdicts.iter().filter(|verdict| verdict.answer().is_accepted).count();
     assert_eq!(accepted, 4);
     for maintainer in [&alice, &bob] {
-        assert!(server.ingest(&[&sign(maintainer, 1, &tags)]).await[0].answer().accepted);
+        assert!(server.ingest(&[&sign(maintainer, 1, &tags)]).await[0].answer().is_accepted);
     }
     let rate_limited = Outcome::from(Rejection::RateLimited);
     assert_eq!(server.ingest(&[&sign(&eve, 1, &tags)]).await, [rate_limited]);
@@ -364,7 +364,7 @@ async fn maintainers_are_admitted_when_all_lookups_are_used_up() {
         sign_at(keys, 30618, at, &[&["d", "x"], &["refs/heads/main", &"a".repeat(40)]])
     };
     for event in [announcement(&alice), state(&alice, NOW - 9)] {
-        assert!(server.ingest(&[&event]).await[0].answer().accepted);
+        assert!(server.ingest(&[&event]).await[0].answer().is_accepted);
     }
     let from = |address: &str, event: Event| {
         let network = Some(ClientNetwork::of(address.parse().unwrap()));
@@ -372,14 +372,14 @@ async fn maintainers_are_admitted_when_all_lookups_are_used_up() {
     };
     // First the lookups of her own network, then all.
     assert!(use_up_lookups(&server, "198.51.100.1").await);
-    assert!(from("198.51.100.1", state(&alice, NOW - 8)).await[0].answer().accepted);
+    assert!(from("198.51.100.1", state(&alice, NOW - 8)).await[0].answer().is_accepted);
     for network in 0..24 {
         assert!(use_up_lookups(&server, &format!("203.0.{network}.1")).await);
     }
     let busy = Outcome::from(Rejection::Busy);
     assert_eq!(from("192.0.2.1", issue(&bob, &alice)).await, [busy]);
     for at in NOW - 7..NOW {
-        assert!(from("192.0.2.1", state(&alice, at)).await[0].answer().accepted);
+        assert!(from("192.0.2.1", state(&alice, at)).await[0].answer().is_accepted);
     }
 }
 
@@ -389,7 +389,7 @@ async fn authority_is_looked_up_when_lookups_are_used_up() {
     let (alice, bob) = (Keys::generate(), Keys::generate());
     let state = sign_at(&alice, 30618, NOW - 9, &[&["d", "x"]]);
     for event in [announcement(&alice), state, issue(&bob, &alice)] {
-        assert!(server.ingest(&[&event]).await[0].answer().accepted);
+        assert!(server.ingest(&[&event]).await[0].answer().is_accepted);
     }
     // As after a restart: no authority is remembered.
     server.pipeline.budgets = Budgets::new(1_000);
@@ -398,7 +398,7 @@ async fn authority_is_looked_up_when_lookups_are_used_up() {
     let origin = || Origin::Client { authenticated: Vec::new(), network };
     let note =
         |keys: &Keys| sign(keys, 1621, &[&["a", &format!("30617:{}:x", alice.public_key())]]);
-    assert!(server.pipeline.ingest(vec![note(&alice)], origin()).await[0].answer().accepted);
+    assert!(server.pipeline.ingest(vec![note(&alice)], origin()).await[0].answer().is_accepted);
     let busy = Outcome::from(Rejection::Busy);
     assert_eq!(server.pipeline.ingest(vec![note(&bob)], origin()).await, [busy]);
 }

@@ -48,7 +48,7 @@ impl Fixture {
     /// Publishes an event; returns whether it was accepted, and the message.
     pub(crate) async fn publish(&self, event: &Event) -> (bool, String) {
         let answer = self.instance.ingest(vec![event.clone()]).await[0].answer();
-        (answer.accepted, answer.message.into_owned())
+        (answer.is_accepted, answer.message.into_owned())
     }
 
     /// Returns the id of the announcement of alice's repository.

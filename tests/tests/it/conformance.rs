@@ -11,7 +11,7 @@ use serde_json::Value;
 const MAIN: &str = "refs/heads/main";
 
 async fn accepted(instance: &Instance, event: &Event) -> bool {
-    instance.ingest(vec![event.clone()]).await[0].answer().accepted
+    instance.ingest(vec![event.clone()]).await[0].answer().is_accepted
 }
 
 /// Publishes an event, and returns whether it is accepted and served at once.

@@ -15,7 +15,7 @@ const EFFECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 async fn message(instance: &Instance, event: &Event) -> String {
     let answer = instance.ingest(vec![event.clone()]).await[0].answer();
-    assert!(answer.accepted, "{answer:?}");
+    assert!(answer.is_accepted, "{answer:?}");
     answer.message.to_string()
 }
 
@@ -343,7 +343,7 @@ async fn deleting_the_served_state_restores_the_one_before() {
     assert!(!instance.serves(&state).await && instance.serves(&before).await);
     let refs = instance.refs(&repo).await;
     assert!(refs.contains(&format!("{first}\t{MAIN}")) && !refs.contains(&second), "{refs}");
-    assert!(!instance.ingest(vec![state]).await[0].answer().accepted, "it stays deleted");
+    assert!(!instance.ingest(vec![state]).await[0].answer().is_accepted, "it stays deleted");
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ fn request(by: &Author, to: &Author, name: &str, tip: &str, url: &str) -> Event 
 }
 
 async fn accepted(instance: &Instance, event: &Event) -> bool {
-    instance.ingest(vec![event.clone()]).await[0].answer().accepted
+    instance.ingest(vec![event.clone()]).await[0].answer().is_accepted
 }
 
 async fn listed(url: &str) -> String {

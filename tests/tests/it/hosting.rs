@@ -62,7 +62,7 @@ async fn a_served_repository_changes_by_signed_states_only() {
     work.git(&["push", &url, "main"]).await.expect_refused();
 
     let eve = Author::new().state("x", &[(MAIN, &second)]);
-    assert!(!instance.ingest(vec![eve]).await[0].answer().accepted);
+    assert!(!instance.ingest(vec![eve]).await[0].answer().is_accepted);
     work.git(&["push", &url, "main"]).await.expect_refused();
 
     let state = alice.later(1).state("x", &[(MAIN, &second)]);
@@ -119,7 +119,7 @@ async fn a_pull_request_is_served_with_its_commit_in_either_order() {
 
     let tip = work.commit("proposed").await;
     let event_first = bob.pull_request(&repo, &tip);
-    assert!(instance.ingest(vec![event_first.clone()]).await[0].answer().accepted);
+    assert!(instance.ingest(vec![event_first.clone()]).await[0].answer().is_accepted);
     assert!(!instance.serves(&event_first).await);
     let wrong = work.commit("wrong").await;
     let name = format!("refs/nostr/{}", event_first.id);
@@ -175,7 +175,7 @@ async fn an_invited_fork_owner_cannot_take_over() {
     let key = eve.key().to_string();
     let invitation =
         alice.later(1).announce_with("x", &instance.service(), &[&["maintainers", &key]]);
-    assert!(instance.ingest(vec![invitation]).await[0].answer().accepted);
+    assert!(instance.ingest(vec![invitation]).await[0].answer().is_accepted);
     instance.settle("x").await;
     let url = instance.clone_url(&alice.repo("x"));
     assert!(!work.git(&["ls-remote", &url]).await.expect_ok().contains(&eves));

@@ -9,7 +9,7 @@ const MAIN: &str = "refs/heads/main";
 async fn answer(instance: &Instance, event: &Event) -> (bool, String) {
     let answer = instance.ingest(vec![event.clone()]).await[0].answer();
     let prefix = answer.message.split(':').next().unwrap_or_default();
-    (answer.accepted, prefix.to_owned())
+    (answer.is_accepted, prefix.to_owned())
 }
 
 fn held() -> (bool, String) {

@@ -89,7 +89,7 @@ async fn reconciles_and_ends_with_the_same_set() {
         (0..700).map(|n| alice.later(n % 50).issue(&repo, &n.to_string())).collect();
     instance.host(&alice, "x").await;
     let outcomes = instance.ingest(issues.clone()).await;
-    assert!(outcomes.iter().all(|outcome| outcome.answer().accepted));
+    assert!(outcomes.iter().all(|outcome| outcome.answer().is_accepted));
 
     let (_pool, relay) = connect(&instance).await;
     let filter = Filter::new().kind(Kind::GitIssue);

@@ -103,7 +103,7 @@ impl Intake {
 
 /// Returns the answer for events that ingest failed on, so that the client tries again.
 fn no_answer() -> Answer {
-    Answer { accepted: false, message: "error: the event could not be judged".into() }
+    Answer { is_accepted: false, message: "error: the event could not be judged".into() }
 }
 
 fn weight(event: &Event) -> usize {

@@ -189,7 +189,7 @@ fn a_flood_is_refused_and_then_disconnected() {
 #[test]
 fn a_challenge_comes_before_the_first_refusal_that_asks_for_auth_and_only_then() {
     let mut session = session(Limits::default());
-    let judged = || Answer { accepted: false, message: "auth-required: who are you?".into() };
+    let judged = || Answer { is_accepted: false, message: "auth-required: who are you?".into() };
     let id = EventId::from_byte_array([7; 32]);
     let first = sent(&session.handle(NOW, Input::Judged(id, judged())));
     assert_eq!(first[0], r#"["AUTH","riddle"]"#);

@@ -71,7 +71,7 @@ struct Changed {
     statements: Vec<Statement>,
     /// Events that were removed, and when; their refs are to be removed, too.
     refs_of: Vec<(Event, Timestamp)>,
-    generation: bool,
+    has_generation: bool,
 }
 
 /// An event that was stored before this transaction and is no longer.
@@ -476,7 +476,7 @@ impl GitRows for PostgresTables<'_> {
     fn next_generation(&self, key: FamilyKey<'_>, owner: &PublicKey) -> Result<i64, StoreError> {
         let rows = &mut *self.rows.borrow_mut();
         rows.last_generation += 1;
-        rows.changed.generation = true;
+        rows.changed.has_generation = true;
         rows.views.insert((key.0, key.1.to_owned(), *owner), rows.last_generation);
         Ok(rows.last_generation)
     }

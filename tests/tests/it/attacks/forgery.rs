@@ -43,7 +43,7 @@ async fn a_forged_copy_is_refused_and_the_genuine_event_is_accepted_after_it() {
                 fixture.instance.ingest_from_relay(vec![forged.clone()]).await.remove(0),
             ] {
                 let answer = outcome.answer();
-                assert!(!answer.accepted, "{what}: {answer:?}");
+                assert!(!answer.is_accepted, "{what}: {answer:?}");
                 assert!(answer.message.starts_with("invalid: "), "{what}: {answer:?}");
             }
         }
@@ -52,8 +52,8 @@ async fn a_forged_copy_is_refused_and_the_genuine_event_is_accepted_after_it() {
         batch.push(genuine.clone());
         let outcomes = fixture.instance.ingest(batch).await;
         let (last, before) = outcomes.split_last().unwrap();
-        assert!(last.answer().accepted, "{last:?}");
-        assert!(!before.iter().any(|outcome| outcome.answer().accepted));
+        assert!(last.answer().is_accepted, "{last:?}");
+        assert!(!before.iter().any(|outcome| outcome.answer().is_accepted));
     }
     fixture.assert_unchanged("forged states").await;
 }

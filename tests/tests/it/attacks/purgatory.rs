@@ -13,7 +13,7 @@ async fn refused_deletion_requests_do_not_block_a_later_valid_one() {
     let request =
         |n: usize| fixture.eve.later(1).sign(5, &n.to_string(), &[&["a", &own], &["e", &foreign]]);
     let outcomes = fixture.instance.ingest((0..1_100).map(request).collect()).await;
-    assert!(outcomes.iter().all(|outcome| !outcome.answer().accepted), "all are refused");
+    assert!(outcomes.iter().all(|outcome| !outcome.answer().is_accepted), "all are refused");
     // Alice's request has the lowest id of many: ids are as easy to mine as this.
     let all = format!("30617:{}:x", fixture.alice.key());
     let mine = |n: usize| fixture.alice.later(1).sign(5, &n.to_string(), &[&["a", &all]]);

@@ -220,7 +220,7 @@ async fn publish_or_query(instance: &Instance, line: &str) -> String {
     if let Ok(event) = Event::from_json(line) {
         let answer = instance.ingest(vec![event]).await[0].answer();
         // Effects of a stored event may follow after its answer.
-        return answer.accepted.to_string();
+        return answer.is_accepted.to_string();
     }
     let id = EventId::from_hex(line).unwrap();
     let held = instance.purgatory().ask(move |purgatory| purgatory.holds(&id)).await.unwrap();

@@ -203,7 +203,7 @@ impl WorkingSet {
             &changed.unfinished, id => id.to_bytes().to_vec());
         batch!(statements, "DELETE FROM unfinished WHERE id = ANY($1)",
             &changed.finished, id => id.to_bytes().to_vec());
-        if changed.generation {
+        if changed.has_generation {
             statements.push(statement!("UPDATE generations SET last = $1", self.last_generation));
         }
     }
