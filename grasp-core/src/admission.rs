@@ -147,7 +147,7 @@ fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<V
     match (policy.hosts(&new), own().any(hosted)) {
         (false, true) => Ok(Verdict::Delist { keep: has_room && is_named }),
         (false, false) if !is_named && own().next().is_none() => Err(not_listed(event)),
-        _ if !has_room => Err(Rejection::Quota),
+        _ if !has_room => Err(Rejection::IdentifierQuota),
         // It is needed for maintainer sets only: no view, no authority by itself.
         (false, false) => Ok(Verdict::Store { is_related: false }),
         // A served repository gets a new announcement at once; one that is held, or was known for discovery only,
@@ -155,6 +155,7 @@ fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<V
         (true, _) if own().any(|known| known.presence == Presence::Stored && hosted(known)) => {
             Ok(Verdict::Store { is_related: false })
         }
+        (true, _) if facts.is_repository_quota_reached => Err(Rejection::RepositoryQuota),
         (true, _) if facts.is_over_quota => Err(Rejection::Quota),
         (true, _) => Ok(Verdict::Hold(Hold::Announcement)),
     }
@@ -493,6 +494,8 @@ pub struct Facts {
     pub is_related: bool,
     /// Its author takes part in stored repositories or threads.
     pub is_author_known: bool,
+    /// Its author has as many repositories as this server hosts for one author.
+    pub is_repository_quota_reached: bool,
     /// A limit of purgatory is reached for it.
     pub is_over_quota: bool,
 }

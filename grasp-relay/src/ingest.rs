@@ -336,7 +336,9 @@ pub struct GitFacts {
     pub is_held: bool,
     /// Held announcements with its identifier.
     pub announcements: Vec<KnownAnnouncement>,
-    /// A limit of held events or of repositories is reached.
+    /// Its author has as many repositories as this server hosts for one author.
+    pub is_repository_quota_reached: bool,
+    /// A limit of purgatory is reached for it.
     pub is_over_quota: bool,
 }
 
@@ -431,6 +433,7 @@ async fn facts(
             is_related: named != References::default() || answers[0],
             named,
             is_author_known: answers[1],
+            is_repository_quota_reached: git.is_repository_quota_reached,
             is_over_quota: git.is_over_quota,
         });
     }

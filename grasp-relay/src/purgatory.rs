@@ -100,12 +100,13 @@ impl GitBackend for PurgatoryDriver {
             if !REPOSITORY_KINDS.contains(&event.kind) {
                 return Ok(GitFacts::default());
             }
-            let repository_quota_reached = self.repository_quota_reached(&event).await?;
+            let is_repository_quota_reached = self.repository_quota_reached(&event).await?;
             let identifier = Needs::of(&event).identifier;
             let facts = move |purgatory: &Purgatory| GitFacts {
                 is_held: purgatory.holds(&event.id),
                 announcements: identifier.iter().flat_map(|i| purgatory.announcements(i)).collect(),
-                is_over_quota: repository_quota_reached || !purgatory.has_room_for(&event),
+                is_repository_quota_reached,
+                is_over_quota: !purgatory.has_room_for(&event),
             };
             Ok(self.ask(facts).await?)
         })

@@ -389,8 +389,8 @@ fn the_quota_counts_only_announcements_that_list_us_and_exempts_the_operator() {
 fn a_full_purgatory_refuses_except_for_served_repositories() {
     let mut facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
     facts.is_over_quota = true;
-    let answer = verdict_on(&policy(), state(), ALICE, &facts).outcome().answer();
-    assert!(!answer.is_accepted && answer.message.starts_with("rate-limited: "));
+    assert_eq!(verdict_on(&policy(), state(), ALICE, &facts), Verdict::from(Rejection::Quota));
+    assert_eq!(verdict_on(&policy(), listing(BOB), BOB, &facts), Verdict::from(Rejection::Quota));
     let mut facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
     facts.is_over_quota = true;
     let verdict = verdict_on(&policy(), state(), ALICE, &facts);
@@ -398,6 +398,37 @@ fn a_full_purgatory_refuses_except_for_served_repositories() {
     let request = Unsigned::kind(1618).tags(&[&["c", OID]]);
     let facts = Facts { is_related: true, is_over_quota: true, ..Facts::default() };
     assert_eq!(verdict_on(&policy(), request, EVE, &facts), Verdict::from(Rejection::Quota));
+}
+
+#[test]
+fn an_author_with_too_many_repositories_may_only_replace_announcements() {
+    let mut facts = Facts { is_repository_quota_reached: true, ..Facts::default() };
+    // The quota is the reason even if purgatory is full too: waiting does not help.
+    for is_full in [false, true] {
+        facts.is_over_quota = is_full;
+        let refused = Verdict::from(Rejection::RepositoryQuota);
+        assert_eq!(verdict_on(&policy(), listing(ALICE), ALICE, &facts), refused);
+    }
+    facts.announcements = vec![known(listing(ALICE), ALICE, Presence::Stored)];
+    let replaced = Verdict::Store { is_related: false };
+    assert_eq!(verdict_on(&policy(), listing(ALICE).at(2_000).id(2), ALICE, &facts), replaced);
+}
+
+#[test]
+fn each_quota_is_named_and_may_be_retried() {
+    for (why, text) in [
+        (
+            Rejection::RepositoryQuota,
+            "rate-limited: this author has as many repositories as this server hosts for one author",
+        ),
+        (
+            Rejection::IdentifierQuota,
+            "rate-limited: this server has as many announcements of this repository name as it stores",
+        ),
+        (Rejection::Quota, "rate-limited: too many events wait for git data, try again later"),
+    ] {
+        assert_eq!((why.retry(), why.to_string().as_str()), (Retry::Soon, text));
+    }
 }
 
 #[test]
@@ -436,7 +467,7 @@ fn announcements_by_strangers(count: usize) -> Vec<KnownAnnouncement> {
 
 #[test]
 fn a_full_identifier_admits_maintainers_listed_by_its_repositories() {
-    let full = || Verdict::from(Rejection::Quota);
+    let full = || Verdict::from(Rejection::IdentifierQuota);
     let accepted = || Verdict::Store { is_related: false };
     // Every one of the announcements lists Bob, so he may announce.
     let verdict_on = |facts: &Facts| verdict_on(&policy(), elsewhere(), BOB, facts);
@@ -461,7 +492,7 @@ fn the_announcements_of_one_identifier_are_bounded_in_bytes() {
     assert_eq!(verdict_on(&policy(), long(60_000), ALICE, &with(MIB)), held);
     assert_eq!(
         verdict_on(&policy(), long(60_000), ALICE, &with(MIB + MIB / 2)),
-        Verdict::from(Rejection::Quota)
+        Verdict::from(Rejection::IdentifierQuota)
     );
     assert_eq!(verdict_on(&policy(), long(1_000), ALICE, &with(3 * MIB)), held);
     let verdict = verdict_on(&policy(), long(64 * 1024), ALICE, &with(0));

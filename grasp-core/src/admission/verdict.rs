@@ -156,8 +156,16 @@ pub enum Rejection {
     ForeignDeletion,
     #[error("invalid: the deletion request has too many targets")]
     TooManyTargets,
-    /// A limit of purgatory or of the announcements of a name is reached.
-    #[error("rate-limited: too much is waiting for git data already")]
+    #[error(
+        "rate-limited: this author has as many repositories as this server hosts for one author"
+    )]
+    RepositoryQuota,
+    #[error(
+        "rate-limited: this server has as many announcements of this repository name as it stores"
+    )]
+    IdentifierQuota,
+    /// A limit of purgatory is reached.
+    #[error("rate-limited: too many events wait for git data, try again later")]
     Quota,
     #[error("rate-limited: too many events of this author or thread today")]
     RateLimited,
@@ -203,7 +211,12 @@ impl Rejection {
             | Self::Unrelated
             | Self::UnknownAuthor
             | Self::TooFarAhead => Retry::AfterDependency,
-            Self::Quota | Self::RateLimited | Self::Busy | Self::Internal => Retry::Soon,
+            Self::RepositoryQuota
+            | Self::IdentifierQuota
+            | Self::Quota
+            | Self::RateLimited
+            | Self::Busy
+            | Self::Internal => Retry::Soon,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Quotas of held events: per author, per name, and in total.
 
+use grasp_core::admission::{Outcome, Rejection};
 use grasp_purgatory::Bound;
 use grasp_tests::{Author, Instance, Settings, Workdir};
 use nostr::event::Event;
@@ -7,17 +8,21 @@ use nostr::event::Event;
 const MAIN: &str = "refs/heads/main";
 
 async fn answer(instance: &Instance, event: &Event) -> (bool, String) {
-    let answer = instance.ingest(vec![event.clone()]).await[0].answer();
+    let answer = outcome(instance, event).await.answer();
     let prefix = answer.message.split(':').next().unwrap_or_default();
     (answer.is_accepted, prefix.to_owned())
+}
+
+async fn outcome(instance: &Instance, event: &Event) -> Outcome {
+    instance.ingest(vec![event.clone()]).await.remove(0)
 }
 
 fn held() -> (bool, String) {
     (true, String::from("purgatory"))
 }
 
-fn limited() -> (bool, String) {
-    (false, String::from("rate-limited"))
+fn limited() -> Outcome {
+    Rejection::Quota.into()
 }
 
 async fn bounded(change: impl FnOnce(&mut grasp_purgatory::Config)) -> Instance {
@@ -34,7 +39,7 @@ async fn held_events_of_one_author_are_limited() {
     for name in ["a", "b", "c"] {
         assert_eq!(answer(&instance, &alice.announce(name, &us)).await, held(), "{name}");
     }
-    assert_eq!(answer(&instance, &alice.announce("d", &us)).await, limited());
+    assert_eq!(outcome(&instance, &alice.announce("d", &us)).await, limited());
     assert_eq!(instance.get(&instance.path(&alice.repo("d")), &[]).await.status, 404);
     assert_eq!(answer(&instance, &bob.announce("d", &us)).await, held());
     // A replacement needs no further room, and a deletion makes room.
@@ -58,7 +63,8 @@ async fn repositories_of_one_author_are_limited() {
         instance.host(&alice, name).await;
         instance.host(&operator, name).await;
     }
-    assert_eq!(answer(&instance, &alice.announce("c", &us)).await, limited());
+    let refused = Outcome::from(Rejection::RepositoryQuota);
+    assert_eq!(outcome(&instance, &alice.announce("c", &us)).await, refused);
     // Served repositories can be replaced, and the limit does not hold for other authors and the operator.
     let again = alice.later(1).announce("a", &us);
     assert_eq!(answer(&instance, &again).await, (true, String::new()));
@@ -96,7 +102,7 @@ async fn held_events_of_one_name_are_limited() {
     for _ in 0..3 {
         assert_eq!(answer(&instance, &Author::new().announce("x", &us)).await, held());
     }
-    assert_eq!(answer(&instance, &Author::new().announce("x", &us)).await, limited());
+    assert_eq!(outcome(&instance, &Author::new().announce("x", &us)).await, limited());
     assert_eq!(answer(&instance, &Author::new().announce("y", &us)).await, held());
 }
 
@@ -107,7 +113,7 @@ async fn held_events_are_limited_in_total() {
     for n in 0..4 {
         assert_eq!(answer(&instance, &Author::new().announce(&n.to_string(), &us)).await, held());
     }
-    assert_eq!(answer(&instance, &Author::new().announce("x", &us)).await, limited());
+    assert_eq!(outcome(&instance, &Author::new().announce("x", &us)).await, limited());
     let instance = bounded(|config| config.total = Bound { count: 100, bytes: 4_000 }).await;
     let us = instance.service();
     let mut accepted = 0;
