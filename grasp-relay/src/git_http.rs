@@ -276,7 +276,7 @@ enum HttpError {
     #[error(transparent)]
     Unavailable(#[from] grasp_purgatory::driver::Unavailable),
     /// The role has changed since the request came.
-    #[error("this node no longer takes pushes")]
+    #[error("this node is no longer the writer, try again")]
     NotWriter,
 }
 
@@ -288,7 +288,7 @@ impl HttpError {
             Self::Body(BodyError::Encoding) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Body(BodyError::Stalled(_)) => StatusCode::REQUEST_TIMEOUT,
             Self::Body(_) => StatusCode::BAD_REQUEST,
-            Self::NotWriter => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NotWriter => return unavailable(format!("{self}\n")),
             Self::Output(_) | Self::Store(_) | Self::Unavailable(_) => {
                 tracing::error!(error = %self, "a git request failed");
                 StatusCode::INTERNAL_SERVER_ERROR
@@ -312,14 +312,15 @@ const SERVER_FAILED: &str = "the server failed, try again\n";
 
 const PACKS_UNAVAILABLE: &str = "the server cannot read its packs at the moment, try again later\n";
 
-/// Value of `Retry-After` for a client that was refused because the server is busy.
+/// Value of `Retry-After` for a client that was refused because the server is busy or has lost the role of the writer.
 const RETRY_AFTER_SECONDS: &str = "10";
 
+fn unavailable(text: String) -> Response {
+    let headers = [(header::RETRY_AFTER, RETRY_AFTER_SECONDS)];
+    (StatusCode::SERVICE_UNAVAILABLE, NO_CACHE, headers, text).into_response()
+}
+
 fn git_failed(error: &GitError) -> Response {
-    let unavailable = |text: String| {
-        let headers = [(header::RETRY_AFTER, RETRY_AFTER_SECONDS)];
-        (StatusCode::SERVICE_UNAVAILABLE, NO_CACHE, headers, text).into_response()
-    };
     if let GitError::Busy(_) | GitError::TooExpensive { .. } = error {
         tracing::debug!(%error, "a git request was refused");
         return unavailable(format!("{error}\n"));
@@ -493,5 +494,14 @@ mod tests {
         for (method, rest, query, expected) in cases {
             assert_eq!(action(&method, rest, query), expected, "{method} {rest}?{query}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_lost_role_is_answered_with_the_reason_and_a_time_to_retry() {
+        let response = HttpError::NotWriter.into_response();
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(response.headers()[header::RETRY_AFTER], RETRY_AFTER_SECONDS);
+        let body = axum::body::to_bytes(response.into_body(), 1_024).await.unwrap();
+        assert_eq!(body, "this node is no longer the writer, try again\n");
     }
 }
