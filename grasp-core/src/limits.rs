@@ -1,4 +1,4 @@
-//! Waiting rules and texts that every kind of conversation with another server shares.
+//! Waiting rules and texts that every kind of connection to another server shares.
 //!
 //! | type | decides |
 //! |---|---|

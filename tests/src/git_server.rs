@@ -126,13 +126,13 @@ impl GitServer {
         lock(&self.shared).behaviour = behaviour;
     }
 
-    /// Returns every request so far.
+    /// Returns every HTTP request so far.
     pub fn requests(&self) -> Vec<ReceivedRequest> {
         lock(&self.shared).requests.clone()
     }
 
-    /// Returns the start of every conversation: each begins with a request of `info/refs`.
-    pub fn conversations(&self) -> Vec<Instant> {
+    /// Returns the start of every request as limits count it, a run of git: each begins with `info/refs`.
+    pub fn git_requests(&self) -> Vec<Instant> {
         let starts = self.requests().into_iter().filter(|one| one.target.contains("/info/refs"));
         starts.map(|request| request.at).collect()
     }

@@ -91,8 +91,16 @@ fn waiting_table(rows: &[WaitingRow]) -> String {
         ]
     };
     let rows: Vec<_> = rows.iter().map(cells).collect();
-    let head =
-        ["name", "waiting", "expired", "objects", "tries", "next try", "expires", "git servers"];
+    let head = [
+        "name",
+        "waiting",
+        "expired",
+        "tips",
+        "attempts",
+        "next attempt",
+        "expires",
+        "git servers",
+    ];
     table(&head, &rows)
 }
 

@@ -317,20 +317,20 @@ pub(super) fn log_filter() -> Form<String> {
     Form::new("FILTER", read, String::clone)
 }
 
-/// Limits for conversations with a host, as in `10,60`.
+/// Limits for requests to a host, as in `10,60`.
 pub(super) fn limits() -> Form<HostLimits> {
-    let expected = "expected conversations at once and per minute, as in 10,60";
+    let expected = "expected requests at once and per minute, as in 10,60";
     let read = move |text: &str| read_limits(text).ok_or_else(|| expected.to_owned());
     Form::new("AT_ONCE,PER_MINUTE", read, show_limits)
 }
 
-/// Limits for conversations with one host, as in `github.com:10,60`.
+/// Limits for requests to one host, as in `github.com:10,60`.
 pub(super) fn host_limit() -> Form<(Host, HostLimits)> {
     let read = |text: &str| {
         let (host, limits) = text.rsplit_once(':')?;
         Some((host.parse::<Host>().ok()?, read_limits(limits)?))
     };
-    let expected = "expected a host, conversations at once and per minute, as in github.com:10,60";
+    let expected = "expected a host, requests at once and per minute, as in github.com:10,60";
     let read = move |text: &str| read(text).ok_or_else(|| expected.to_owned());
     Form::new("HOST:AT_ONCE,PER_MINUTE", read, |(host, limits)| {
         format!("{}:{}", host.as_str(), show_limits(limits))

@@ -118,9 +118,9 @@ settings! {
     "sync.connections" = one count() => settings.sync.engine.connections
         "Connections to other relays at the same time, bootstrap relays not counted";
     "hunt.git_server" = one limits() => settings.hunt.per_host
-        "Conversations with one git server at the same time, and that begin in any minute";
+        "Requests to one git server at the same time, and that begin in any minute";
     "hunt.grasp_server" = one limits() => settings.hunt.per_grasp_host
-        "Conversations with one GRASP server at the same time, and that begin in any minute";
+        "Requests to one GRASP server at the same time, and that begin in any minute";
     "hunt.hosts" = list host_limit() => settings.hunt.hosts
         "Hosts with limits of their own, as in `github.com:10,60`";
     "sidecar.relay" = optional text("URL") => sidecar_relay

@@ -74,7 +74,7 @@ impl Default for Slots {
     }
 }
 
-/// Memory of all processes that read what other servers advertise, in bytes: eight conversations, or two with servers
+/// Memory of all processes that read what other servers advertise, in bytes: eight requests, or two to servers
 /// that have very many refs. What a server advertises costs it nothing, so this is less than for objects.
 const LISTING_MEMORY: u64 = 192 * 1024 * 1024;
 

@@ -341,7 +341,7 @@ impl Fetcher {
         hold(&self.store.git().pools.listing_memory, memory / 2 * 3).await
     }
 
-    /// The sandbox that every conversation is held in.
+    /// Returns the command in the sandbox of every request.
     fn guarded(&self, command: GitCommand, pin: Option<String>) -> GitCommand {
         let roots = self.roots.as_ref().map(|roots| roots.to_string_lossy().into_owned());
         let silence = self.limits.silence.as_secs().to_string();

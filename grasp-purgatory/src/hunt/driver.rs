@@ -32,7 +32,7 @@ pub struct HuntHandle {
 /// Figures of the hunt.
 #[derive(Clone, Debug, Default)]
 pub struct HuntFigures {
-    /// Conversations under way.
+    /// Requests under way.
     pub in_flight: usize,
     /// Identifiers that were hunted for to the end since there was last nothing to hunt for.
     pub done: u64,

@@ -60,13 +60,13 @@ pub enum HostClass {
 pub struct HostFigures {
     /// The kind of server.
     pub class: HostClass,
-    /// Conversations under way.
+    /// Requests under way.
     pub in_flight: usize,
     /// Queued visits.
     pub waiting: usize,
-    /// Conversations ever begun, as long as the server is remembered.
+    /// Requests ever begun, as long as the server is remembered.
     pub requests: u64,
-    /// Conversations that may begin within a minute, at present.
+    /// Requests that may begin within a minute, at present.
     pub per_minute: usize,
 }
 
@@ -367,7 +367,7 @@ impl HostState {
         NonZeroUsize::new(part).unwrap_or(NonZeroUsize::MIN)
     }
 
-    /// Conversations that may begin within a minute.
+    /// Returns the number of requests that may begin within a minute.
     fn per_minute(&self) -> usize {
         let starts = self.share_of(self.full.starts).get() as f64;
         (starts * MINUTE.as_secs_f64() / self.full.per.as_secs_f64().max(0.001)) as usize

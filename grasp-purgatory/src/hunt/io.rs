@@ -199,7 +199,7 @@ pub struct HuntConfig {
     /// The rests between attempts that left something wanted. Default: 20 seconds doubling to 2 minutes, and hourly
     /// once half an hour has brought nothing.
     pub backoff: BackoffPolicy,
-    /// Conversations in all at the same time; each is a process or two. Default: 32.
+    /// Concurrent requests in all; each is a process or two. Default: 32.
     pub at_once: NonZeroUsize,
     /// Limits for a git server of unknown class; one request is one start. Default: 5 at once,
     /// 30 per minute.
@@ -208,7 +208,7 @@ pub struct HuntConfig {
     pub per_grasp_host: HostLimits,
     /// Limits for certain servers, of any kind. Default: none.
     pub hosts: BTreeMap<Host, HostLimits>,
-    /// Such questions to one server within a minute. Default: 6.
+    /// Requests per minute to one server for objects that it does not advertise. Default: 6.
     pub guesses_per_minute: NonZeroUsize,
     /// Time without an answer after which another server is asked as well. Default: 5 seconds.
     pub answer_is_late: Duration,

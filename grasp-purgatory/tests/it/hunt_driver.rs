@@ -64,7 +64,7 @@ async fn successful_and_failed_fetches_are_reported() {
 }
 
 #[tokio::test]
-async fn a_conversation_that_is_no_longer_needed_is_dropped() {
+async fn a_request_that_is_no_longer_needed_is_dropped() {
     let wants = vec![want(&[1], &["a.com", "b.com"])];
     let script = Script::new().wants("r", wants).does("a.com", Act::Silent).has("b.com", &[1]);
     let (script, hunting) = start_hunt(script, &["r"]);
@@ -93,7 +93,7 @@ async fn a_lookup_in_the_store_that_panics_is_retried() {
 }
 
 #[tokio::test]
-async fn the_hunt_and_its_conversations_end_with_the_last_handle() {
+async fn the_hunt_and_its_requests_end_with_the_last_handle() {
     let script = Script::new().wants("r", vec![want(&[1], &["a.com"])]);
     let (script, hunting) = start_hunt(script.does("a.com", Act::Silent), &["r"]);
     script.until(|script| script.open() == 1).await;
@@ -118,7 +118,7 @@ async fn a_thousand_identifiers_are_looked_up_a_few_at_a_time() {
     let hunt = hunting.figures().await.unwrap();
     let (host, figures) = &hunt.hosts[0];
     assert_eq!((host.as_str(), figures.in_flight), ("a.com", 5));
-    assert_eq!(script.open(), 5, "conversations with the server are within its limit");
+    assert_eq!(script.open(), 5, "requests to the server are within its limit");
 }
 
 #[tokio::test]

@@ -31,7 +31,7 @@ fn completed(sim: &Sim, identifier: &str) -> Option<Mono> {
 }
 
 #[test]
-fn conversations_stay_within_the_fetch_slots_and_all_are_served() {
+fn requests_stay_within_the_fetch_slots_and_all_are_served() {
     let mut sim = Sim::with(with_fetch_slots(4));
     for n in 0..50_u8 {
         let address = format!("h{n}.com");
@@ -63,7 +63,7 @@ fn silent_servers_do_not_occupy_every_fetch_slot() {
 }
 
 #[test]
-fn a_slow_server_is_not_cancelled_while_no_other_conversation_waits() {
+fn a_slow_server_is_not_cancelled_while_no_other_request_waits() {
     let mut sim = Sim::with(with_fetch_slots(1)).server("s.com", Behaviour::Silent, &[]);
     sim.wanted("r", vec![want(&[1], &["s.com"])], Duration::ZERO);
     sim.run_for(59 * SECOND);
@@ -141,7 +141,7 @@ fn hunts_for_a_thousand_identifiers_after_a_start_are_spread_over_time() {
         sim.wanted(&format!("r{n}"), wants, SYNC_DELAY + Duration::from_millis(50 * n));
     }
     sim.run_for(2 * SECOND);
-    assert!(sim.asked.len() <= 32, "{} conversations in two seconds", sim.asked.len());
+    assert!(sim.asked.len() <= 32, "{} requests in two seconds", sim.asked.len());
     sim.run_for(2 * MINUTE);
     assert!(sim.max_concurrent.values().all(|most| *most <= 5), "{:?}", sim.max_concurrent);
 }
@@ -231,7 +231,7 @@ fn a_thousand_identifiers_at_one_unknown_host_follow_its_rate_limit() {
     assert!(waiting.count() > 900, "each has a position in the queue");
     sim.run_for(33 * MINUTE + 10 * SECOND);
     assert_eq!(sim.here.len(), 1_000, "a thousand at thirty per minute");
-    assert_eq!(sim.asked.len(), 1_000, "one conversation each");
+    assert_eq!(sim.asked.len(), 1_000, "one request each");
     assert_eq!(incomplete(&sim), 0, "waiting is not failing");
     assert!(busiest_minute(&sim) <= 30, "{}", busiest_minute(&sim));
 }

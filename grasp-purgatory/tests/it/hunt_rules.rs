@@ -201,8 +201,8 @@ fn a_throttled_server_is_queued_for_and_others_are_asked_at_once() {
         sim.wanted(&format!("r{n}"), vec![want(&[n], &addresses)], SYNC_DELAY);
     }
     sim.run_for(3 * SECOND);
-    assert_eq!(sim.asked_of("a.com").len(), 1, "the queue moves when a conversation ends");
-    assert_eq!(sim.here.len(), 8, "all but the one in conversation with the silent server");
+    assert_eq!(sim.asked_of("a.com").len(), 1, "the queue moves when a request ends");
+    assert_eq!(sim.here.len(), 8, "all but the one that waits for the silent server");
     sim.run_for(5 * SECOND);
     assert_eq!(sim.here.len(), 9, "after a slow answer another server is asked");
 }

@@ -70,7 +70,7 @@ pub(crate) struct Sim {
     pub(crate) asked: Vec<Asked>,
     pub(crate) reports: Vec<(Mono, HuntReport)>,
     pub(crate) cancelled: BTreeSet<RequestId>,
-    /// The largest number of concurrent conversations, by host.
+    /// The largest number of concurrent requests, by host.
     pub(crate) max_concurrent: BTreeMap<String, usize>,
     pub(crate) max_in_flight: usize,
     /// The classes that hosts report.

@@ -21,7 +21,7 @@ struct ProxyState {
     requests: usize,
     /// The times of the refusals.
     refused: Vec<Instant>,
-    /// The times at which conversations began.
+    /// The times at which git requests began.
     begun: Vec<Instant>,
 }
 
@@ -44,10 +44,10 @@ impl Proxy {
         lock(&self.state).backend = backend.to_owned();
     }
 
-    /// Returns the number of refusals, and the highest number of conversations that began within one `Retry-After`.
+    /// Returns the number of refusals, and the highest number of git requests that began within one `Retry-After`.
     pub(crate) fn refused(&self) -> (usize, usize) {
         let state = lock(&self.state);
-        // A refusal takes a moment to arrive, and conversations that began before it continue.
+        // A refusal takes a moment to arrive, and git requests that began before it continue.
         let slack = Duration::from_millis(100);
         let during = |at: &Instant| {
             let (from, to) = (*at + slack, *at + RETRY_AFTER);

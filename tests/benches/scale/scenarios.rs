@@ -63,7 +63,7 @@ struct Mirrored {
     took: Duration,
     repositories: Duration,
     peak_mb: f64,
-    conversations: f64,
+    git_requests: f64,
     requests: String,
     attempts: String,
 }
@@ -77,8 +77,8 @@ fn print_mirrored(what: &str, mirrored: &Mirrored, wanted: &str) {
     println!("  repositories in        {:>8.1} s", mirrored.repositories.as_secs_f64());
     println!("  peak memory            {:>8.0} MB  (wanted: 200)", mirrored.peak_mb);
     println!(
-        "  git conversations      {:>8.0}     (wanted: 2.5 per repository)",
-        mirrored.conversations
+        "  git requests           {:>8.0}     (wanted: 2.5 per repository)",
+        mirrored.git_requests
     );
     println!("  requests to relays     {}", mirrored.requests);
     println!("  attempts               {}", mirrored.attempts);
@@ -138,7 +138,7 @@ async fn measure(
         took,
         repositories: all_repositories,
         peak_mb: peak_mb(b.id()),
-        conversations: sum(&metrics, "grasp_purgatory_domain_requests_total"),
+        git_requests: sum(&metrics, "grasp_purgatory_domain_requests_total"),
         requests: requests.join(", "),
         attempts: attempts.join(", "),
     }
@@ -243,7 +243,7 @@ async fn unknown_host(repositories: usize) {
     let b = serve(&dir.path().join("b"), &b_address, &relay.address().to_string(), &[]);
     let mirrored = measure(&b, &content, repositories, 0, began).await;
     print_mirrored(&format!("{repositories} repositories at an unknown host"), &mirrored, "150 s");
-    let begun = host.conversations();
+    let begun = host.git_requests();
     let minute = Duration::from_secs(60);
     let within =
         |from: Instant| begun.iter().filter(move |at| **at >= from && **at < from + minute);

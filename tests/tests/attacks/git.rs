@@ -259,7 +259,7 @@ async fn endless_refs() -> Report {
         scenario.server.client().publish_all(&[&announcement]).await;
         servers.push(server);
     }
-    let is_visited = |server: &GitServer| server.conversations().len() >= 2;
+    let is_visited = |server: &GitServer| server.git_requests().len() >= 2;
     let attack = async {
         let all_visited = || servers.iter().all(is_visited).then_some(());
         eventually(all_visited).await;

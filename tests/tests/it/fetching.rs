@@ -332,7 +332,7 @@ fn rebinding(has_moved: bool) -> impl Fn(&str) -> Vec<IpAddr> {
 }
 
 #[tokio::test]
-async fn a_name_is_resolved_once_per_conversation_so_that_it_cannot_be_rebound() {
+async fn a_name_is_resolved_once_per_request_so_that_it_cannot_be_rebound() {
     let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
     let (_work, _, second) = host_two_commits(&server).await;
     let fetcher = fixture.fetcher.resolving(rebinding(false));

@@ -34,9 +34,9 @@ async fn requests_to_a_server_stay_within_its_limits() {
         instance.until_serves(state).await;
     }
     assert!(server.max_open() <= 3, "{} at once", server.max_open());
-    let begun = server.conversations();
+    let begun = server.git_requests();
     assert_eq!(begun.len(), REPOS, "one fetch by object id each");
-    // A conversation is counted when it starts here, and reaches the server a moment later.
+    // A request is counted when it starts here, and reaches the server a moment later.
     let slack = Duration::from_millis(500);
     for some in begun.windows(13) {
         assert!(some[12] - some[0] >= per - slack, "{:?}", some[12] - some[0]);
@@ -89,7 +89,7 @@ async fn a_restart_with_a_thousand_held_names_keeps_to_the_limits() {
 
     let short = Duration::from_millis(100);
     let instance = instance.restart_with(|settings| settings.hunt.leading_edge = short).await;
-    wait_until(|| busy.conversations().len() >= 30).await;
+    wait_until(|| busy.git_requests().len() >= 30).await;
     // A thousand names at one server do not delay another server.
     let (_work, commit) = hosted_at(&idle, "new").await;
     let state = authors[0].state("new", &[(MAIN, &commit)]);
@@ -99,7 +99,7 @@ async fn a_restart_with_a_thousand_held_names_keeps_to_the_limits() {
 
     assert_eq!(queued(&instance).await, REPOS, "all names are still queued");
     assert!(busy.max_open() <= 5, "{} at once", busy.max_open());
-    assert_eq!(busy.conversations().len(), 30, "the limit per minute");
+    assert_eq!(busy.git_requests().len(), 30, "the limit per minute");
 }
 
 /// Returns the number of names in the hunt.

@@ -85,7 +85,7 @@ async fn git_data_beyond_the_repository_quota_is_not_kept() {
     let state = alice.state("x", &[(MAIN, &large)]);
     instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     // The server is visited again because the first attempt failed.
-    eventually(|| (server.conversations().len() >= 3).then_some(())).await;
+    eventually(|| (server.git_requests().len() >= 3).then_some(())).await;
     assert!(!instance.serves(&state).await);
     let state = alice.later(1).state("x", &[(MAIN, &small)]);
     instance.ingest_from_relay(vec![state.clone()]).await;
@@ -225,7 +225,7 @@ async fn git_data_that_appears_later_is_fetched_then() {
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
     instance.ingest_from_relay(vec![announcement, state.clone()]).await;
-    wait_until(|| server.conversations().len() >= 2).await;
+    wait_until(|| server.git_requests().len() >= 2).await;
     assert!(!instance.serves(&state).await);
     server.host("x", &work).await;
     instance.until_serves(&state).await;

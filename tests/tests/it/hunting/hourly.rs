@@ -104,13 +104,13 @@ async fn objects_of_a_served_pull_request_are_fetched_again() {
     instance.ingest_from_relay(vec![proposal.clone()]).await;
     instance.until_serves(&proposal).await;
 
-    let before = fork.conversations().len();
+    let before = fork.git_requests().len();
     delete_objects(&instance.dir().join("git/families"));
     let (url, name) = (instance.clone_url(&alice.repo("x")), format!("refs/nostr/{}", proposal.id));
     for _ in 0..200 {
         let clone = Workdir::init().await;
         if clone.git(&["fetch", "-q", &url, &name]).await.ok {
-            assert!(fork.conversations().len() > before);
+            assert!(fork.git_requests().len() > before);
             return;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -67,7 +67,7 @@ async fn of_fifteen_hundred_clone_urls_few_are_visited_and_the_correct_one_is_fo
     instance.ingest_from_relay(vec![announcement, state.clone()]).await;
     instance.until_serves(&state).await;
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
-    let (visits, concurrent) = (empty.conversations().len(), empty.max_open());
+    let (visits, concurrent) = (empty.git_requests().len(), empty.max_open());
     assert!((1..=32).contains(&visits), "{visits} visits");
     assert!(concurrent <= MAX_CONCURRENT, "{concurrent} concurrent visits");
     let figures = instance.purgatory().hunting().unwrap().figures().await.unwrap();
