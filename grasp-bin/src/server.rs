@@ -276,7 +276,8 @@ fn hunt_parts(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> Resul
         .trusting(files::roots_for_git(settings)?);
     let observer = Arc::new(move |report: &_| metrics::record_hunt(&metrics, report));
     // As many requests as processes, so that no request waits for a process after its start.
-    let config = HuntConfig { at_once: settings.processes.remote_pace, ..settings.hunt.clone() };
+    let config =
+        HuntConfig { at_once: settings.processes.remote_processes, ..settings.hunt.clone() };
     let (outbound, roots) = (settings.outbound, files::roots_for_relays(settings)?);
     let classify: Classify = Arc::new(move |relay: RelayUrl| {
         let roots = roots.clone();

@@ -436,7 +436,7 @@ impl RepoStore {
         command
             .limited(ProcessLimits::for_data(&claimant, bytes))
             .claimed_by(claimant)
-            .paced_by_client()
+            .serving_client()
             .spawn()
             .await
     }

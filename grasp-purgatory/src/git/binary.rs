@@ -41,13 +41,12 @@ impl fmt::Display for GitVersion {
 /// wait; [`grasp_core::resources`] says how it is shared.
 #[derive(Clone, Copy, Debug)]
 pub struct Slots {
-    /// Processes that work as fast as the machine lets them: checking, repacking. Half of them are kept for pushes of
-    /// maintainers and the server's own work.
-    pub own_pace: NonZeroUsize,
-    /// Processes that work as fast as a client reads or sends.
-    pub client_pace: NonZeroUsize,
-    /// Processes that talk to other servers, and work as fast as those do.
-    pub remote_pace: NonZeroUsize,
+    /// Processes that check and repack. Half of them are kept for pushes of maintainers and the server's own work.
+    pub local_processes: NonZeroUsize,
+    /// Processes that serve clients.
+    pub client_processes: NonZeroUsize,
+    /// Processes that talk to other servers.
+    pub remote_processes: NonZeroUsize,
     /// Memory of all processes that unpack pushes, in bytes. Three quarters are kept for maintainers.
     pub unpack_memory: u64,
     /// Memory of all processes that talk to other servers, in bytes.
@@ -64,9 +63,9 @@ impl Default for Slots {
         let cpus = available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let times = |n: usize| cpus.saturating_mul(NonZeroUsize::new(n).unwrap_or(cpus));
         Self {
-            own_pace: times(2),
-            client_pace: times(16),
-            remote_pace: times(16),
+            local_processes: times(2),
+            client_processes: times(16),
+            remote_processes: times(16),
             unpack_memory: 1_536 * MIB,
             remote_memory: 3_072 * MIB,
             client_cpu: CPU_PERIOD.saturating_mul(u32::try_from(cpus.get()).unwrap_or(u32::MAX)),
@@ -80,12 +79,12 @@ const LISTING_MEMORY: u64 = 192 * 1024 * 1024;
 
 /// The pool that a process takes its slot from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pace {
-    /// As fast as the machine.
-    Own,
-    /// As fast as a client.
+pub(super) enum ProcessPool {
+    /// Processes that check and repack.
+    Local,
+    /// Processes that serve clients.
     Client,
-    /// As fast as another server.
+    /// Processes that talk to other servers.
     Remote,
 }
 
@@ -100,9 +99,9 @@ pub struct Git {
 /// The resources of git processes.
 #[derive(Debug)]
 pub(super) struct Pools {
-    own_pace: SharedPool,
-    client_pace: SharedPool,
-    remote_pace: SharedPool,
+    local_processes: SharedPool,
+    client_processes: SharedPool,
+    remote_processes: SharedPool,
     /// Memory for unpacking pushes, in bytes.
     pub(super) unpack_memory: SharedPool,
     /// Memory for what other servers send, in bytes.
@@ -115,14 +114,20 @@ pub(super) struct Pools {
 
 impl Pools {
     fn new(slots: Slots) -> Self {
-        let Slots { own_pace, client_pace, remote_pace, unpack_memory, remote_memory, client_cpu } =
-            slots;
+        let Slots {
+            local_processes,
+            client_processes,
+            remote_processes,
+            unpack_memory,
+            remote_memory,
+            client_cpu,
+        } = slots;
         let processes = |count: NonZeroUsize| Bounds::of(count.get() as u64);
-        let own = processes(own_pace);
+        let local = processes(local_processes);
         Self {
-            own_pace: SharedPool::new(Bounds { reserve: own.total / 2, ..own }),
-            client_pace: SharedPool::new(processes(client_pace)),
-            remote_pace: SharedPool::new(Bounds { reserve: 0, ..processes(remote_pace) }),
+            local_processes: SharedPool::new(Bounds { reserve: local.total / 2, ..local }),
+            client_processes: SharedPool::new(processes(client_processes)),
+            remote_processes: SharedPool::new(Bounds { reserve: 0, ..processes(remote_processes) }),
             unpack_memory: SharedPool::new(Bounds {
                 reserve: unpack_memory / 4 * 3,
                 // A lone push of a stranger may have half of what strangers may have.
@@ -178,11 +183,11 @@ impl Git {
         &self.program
     }
 
-    pub(super) fn processes(&self, pace: Pace) -> &SharedPool {
-        match pace {
-            Pace::Own => &self.pools.own_pace,
-            Pace::Client => &self.pools.client_pace,
-            Pace::Remote => &self.pools.remote_pace,
+    pub(super) fn processes(&self, pool: ProcessPool) -> &SharedPool {
+        match pool {
+            ProcessPool::Local => &self.pools.local_processes,
+            ProcessPool::Client => &self.pools.client_processes,
+            ProcessPool::Remote => &self.pools.remote_processes,
         }
     }
 }

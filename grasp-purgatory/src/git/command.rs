@@ -10,7 +10,7 @@ use std::time::Duration;
 use grasp_core::resources::Claimant;
 use tokio::process::Command;
 
-use super::binary::{Git, Pace};
+use super::binary::{Git, ProcessPool};
 use super::error::GitError;
 use super::limits::{self, ProcessLimits};
 use super::process::{Finished, GitProcess, OutputWatch};
@@ -64,7 +64,7 @@ const BACKGROUND_WAIT: Duration = Duration::from_secs(15 * 60);
 pub struct GitCommand {
     git: Git,
     name: &'static str,
-    pace: Pace,
+    pool: ProcessPool,
     claimant: Claimant,
     arguments: Vec<OsString>,
     environment: Vec<(&'static str, OsString)>,
@@ -83,7 +83,7 @@ impl GitCommand {
         Self {
             git: git.clone(),
             name,
-            pace: Pace::Own,
+            pool: ProcessPool::Local,
             claimant: Claimant::server(),
             arguments: Vec::new(),
             environment: Vec::new(),
@@ -165,15 +165,15 @@ impl GitCommand {
         self
     }
 
-    /// Runs as fast as a client reads or sends, and takes one of those slots.
-    pub(super) fn paced_by_client(mut self) -> Self {
-        self.pace = Pace::Client;
+    /// Serves a client, and takes one of the slots for that.
+    pub(super) fn serving_client(mut self) -> Self {
+        self.pool = ProcessPool::Client;
         self
     }
 
     /// Talks to other servers by HTTP, and takes one of the slots for that. Its error output has the headers of answers.
     pub(super) fn talking_to_servers(mut self) -> Self {
-        self.pace = Pace::Remote;
+        self.pool = ProcessPool::Remote;
         self.env("GIT_TRACE_CURL", "2").env("GIT_TRACE_CURL_NO_DATA", "1")
     }
 
@@ -202,11 +202,11 @@ impl GitCommand {
 
     /// Waits for a slot, then starts.
     pub async fn spawn(self) -> Result<GitProcess, GitError> {
-        let longest_wait = match self.pace {
-            Pace::Client => CLIENT_WAIT,
-            Pace::Own | Pace::Remote => BACKGROUND_WAIT,
+        let longest_wait = match self.pool {
+            ProcessPool::Client => CLIENT_WAIT,
+            ProcessPool::Local | ProcessPool::Remote => BACKGROUND_WAIT,
         };
-        let slots = self.git.processes(self.pace);
+        let slots = self.git.processes(self.pool);
         let slot = slots.wait(&self.claimant, 1, longest_wait).await.map_err(GitError::Busy)?;
         let cpu = self.git.pools.client_cpu.open(self.claimant).map_err(GitError::Busy)?;
         let spawned = self.to_command().spawn();
@@ -231,6 +231,7 @@ impl GitCommand {
     }
 
     fn to_command(&self) -> Command {
+        let protocols = if self.pool == ProcessPool::Remote { "http:https" } else { "" };
         let mut command = self.limits.command(self.git.program());
         command
             .arg(self.name)
@@ -244,7 +245,7 @@ impl GitCommand {
             .env("GIT_CONFIG_GLOBAL", "/dev/null")
             .env("GIT_ATTR_NOSYSTEM", "1")
             .env("GIT_TERMINAL_PROMPT", "0")
-            .env("GIT_ALLOW_PROTOCOL", if self.pace == Pace::Remote { "http:https" } else { "" })
+            .env("GIT_ALLOW_PROTOCOL", protocols)
             .envs(self.environment.iter().map(|(key, value)| (*key, value)))
             .current_dir("/")
             .stdin(Stdio::piped())

@@ -83,7 +83,7 @@ async fn a_disconnect_during_a_clone_ends_git_and_its_child_processes() {
 async fn a_process_above_the_limit_waits_until_another_ends() {
     let one = NonZeroUsize::MIN;
     let path = std::env::var_os("PATH").unwrap();
-    let git = Git::find(&path, Slots { own_pace: one, ..Slots::default() }).unwrap();
+    let git = Git::find(&path, Slots { local_processes: one, ..Slots::default() }).unwrap();
     let first = git.command("cat-file").arg("--batch").spawn().await.unwrap();
     let waiting = git.command("version").spawn();
     let mut waiting = std::pin::pin!(waiting);

@@ -202,7 +202,7 @@ async fn an_unsigned_upload_ends_when_its_client_disconnects() {
     // All processes are in use, so that the upload is not checked before its client disconnects.
     let git = hosted.instance.purgatory().repos().git();
     let spawn = |_| git.command("cat-file").arg("--batch").spawn();
-    let busy = join_all((0..Slots::default().own_pace.get()).map(spawn)).await;
+    let busy = join_all((0..Slots::default().local_processes.get()).map(spawn)).await;
     assert!(busy.iter().all(Result::is_ok));
     let mut stream = hosted.start_request("git-receive-pack", request.len()).await;
     stream.write_all(&request).await.unwrap();
@@ -238,7 +238,7 @@ async fn a_client_that_reads_slowly_is_not_cut_off() {
 #[tokio::test]
 async fn many_requests_of_one_address_do_not_delay_other_clients() {
     let instance = Instance::with_settings_and(Settings::default(), |settings| {
-        settings.processes.client_pace = NonZeroUsize::new(4).unwrap();
+        settings.processes.client_processes = NonZeroUsize::new(4).unwrap();
     })
     .await;
     let alice = Author::new();

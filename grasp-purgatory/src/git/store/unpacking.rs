@@ -172,7 +172,7 @@ impl Unpacking {
             .setting("core.bigFileThreshold", "4m")
             .limited(limits)
             .keeping(budget.memory.clone())
-            .paced_by_client()
+            .serving_client()
             .spawn()
             .await?;
         // A process slot first, then memory: a push that waits for one holds none of the other.

@@ -45,7 +45,7 @@ async fn of_fifteen_hundred_clone_urls_few_are_visited_and_the_correct_one_is_fo
     const MAX_CONCURRENT: usize = 8;
     let instance = Instance::with(|settings| {
         with_short_delays(settings);
-        settings.processes.remote_pace = NonZeroUsize::new(MAX_CONCURRENT).unwrap();
+        settings.processes.remote_processes = NonZeroUsize::new(MAX_CONCURRENT).unwrap();
     })
     .await;
     // All of loopback leads to the first server, which has nothing; one URL leads to the other.
