@@ -82,7 +82,7 @@ pub use error::{BinaryError, GitError};
 pub use fetch::{FetchLimits, Fetched, Fetcher};
 pub use packs::{PackCache, PackFigures, PackStorage, PackStorageError, PackStorageOptions};
 pub use process::{Finished, GitProcess};
-pub use refs::{RETENTION, RefTarget, Refs, Target};
+pub use refs::{RETIRED_REFS_RETENTION, RefTarget, Refs, Target};
 
 pub use store::{
     Examination, FamilyGuard, Incoming, Inspection, LostPacks, NamedFiles, PackFault, RepoFiles,

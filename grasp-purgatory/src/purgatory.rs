@@ -51,8 +51,8 @@ use self::tasks::CleanupTasks;
 /// Least time between two sweeps for expired events: those of busy identifiers stay overdue for a while.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time by which a wait is not worth a write to be made longer.
-const RENEWAL: Duration = Duration::from_secs(60);
+/// Least time between two renewals of an event: each is a write.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The events that wait for git data, and the work that must be done until they are served.
 ///
@@ -285,7 +285,7 @@ impl Purgatory {
     fn renew(&mut self, out: &mut Outputs, id: EventId) {
         let waiting = self.held.get(&id).filter(|held| held.is_waiting());
         let until = waiting.map_or(self.hold_until(), |held| held.until.max(self.hold_until()));
-        let is_renewed = waiting.is_some_and(|held| held.until + RENEWAL >= until);
+        let is_renewed = waiting.is_some_and(|held| held.until + RENEWAL_INTERVAL >= until);
         for identifier in waiting.into_iter().flat_map(HeldEvent::identifiers) {
             self.releases.take_first_answer(identifier);
         }
@@ -493,7 +493,7 @@ impl Purgatory {
         let term = if repo.is_some() { remember_for } else { retry_expired_for };
         self.held.set_phase(out, id, Phase::Expired, self.now.unix + term);
         if let Some(repo) = repo {
-            self.tasks.add(out, CleanupTask::RemoveView { repo, at_once: false });
+            self.tasks.add(out, CleanupTask::RemoveView { repo, is_immediate: false });
         }
         while !self.held.expired().is_within(limit) {
             let first = self.held.deadlines(Phase::Expired).next().map(|(_, held)| held.id());
@@ -545,8 +545,8 @@ mod tests {
         });
         let task = prop_oneof![
             Just(CleanupTask::CreateView { repo: repo() }),
-            Just(CleanupTask::RemoveView { repo: repo(), at_once: false }),
-            Just(CleanupTask::RemoveView { repo: repo(), at_once: true }),
+            Just(CleanupTask::RemoveView { repo: repo(), is_immediate: false }),
+            Just(CleanupTask::RemoveView { repo: repo(), is_immediate: true }),
         ];
         prop_oneof![
             4 => (0..16u8, phase.clone(), until.clone())

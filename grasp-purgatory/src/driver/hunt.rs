@@ -313,16 +313,16 @@ fn log(report: &HuntReport) {
             tracing::debug!(%identifier, attempt, "hunting for git data");
         }
         HuntReport::Complete { identifier } => {
-            tracing::info!(%identifier, "all git data that was wanted is here");
+            tracing::info!(%identifier, "all wanted git data has arrived");
         }
         HuntReport::Needless { identifier } => {
             tracing::debug!(%identifier, "no git data is wanted");
         }
         HuntReport::WaitingForHosts { identifier } => {
-            tracing::debug!(%identifier, "git servers are busy; waiting for a turn");
+            tracing::debug!(%identifier, "the limits of the git servers are used up; queued");
         }
         HuntReport::Classified { host, class } => {
-            tracing::debug!(%host, ?class, "found out what a git server is");
+            tracing::debug!(%host, ?class, "classified a git server");
         }
         HuntReport::Incomplete { identifier, attempts, next } => {
             tracing::debug!(%identifier, attempts, ?next, "git data is still wanted");
@@ -334,7 +334,7 @@ fn log(report: &HuntReport) {
             tracing::warn!(%identifier, %url, %error, "could not fetch git data");
         }
         HuntReport::Paused { host, length } => {
-            tracing::info!(%host, ?length, "a git server asks for less and is left alone");
+            tracing::info!(%host, ?length, "a git server asked for fewer requests and is paused");
         }
     }
 }
@@ -402,7 +402,7 @@ mod tests {
                 HuntReport::Started { identifier: one.clone(), attempt: 2 },
                 "attempt=2",
             ),
-            (Level::INFO, HuntReport::Complete { identifier: one.clone() }, "is here"),
+            (Level::INFO, HuntReport::Complete { identifier: one.clone() }, "has arrived"),
             (Level::DEBUG, HuntReport::Needless { identifier: one.clone() }, "no git data"),
             (
                 Level::DEBUG,

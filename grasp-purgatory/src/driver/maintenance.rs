@@ -47,14 +47,14 @@ async fn run<L, M>(
         requested.extend(std::iter::from_fn(|| requests.try_recv().ok()));
         let names = list().await;
         let next = if names.is_some() { MAINTENANCE_INTERVAL } else { LIST_RETRY };
-        for name in names.unwrap_or_default() {
+        for identifier in names.unwrap_or_default() {
             if requests.is_closed() {
                 return;
             }
             sleep(PAUSE_BETWEEN_REPOSITORIES).await;
-            let work = tokio::spawn(maintain(name.clone()));
+            let work = tokio::spawn(maintain(identifier.clone()));
             if timeout(REPOSITORY_TIMEOUT, work).await.is_err() {
-                tracing::warn!(%name, "the maintenance of a repository takes long; going on");
+                tracing::warn!(%identifier, "the maintenance of a repository takes long; going on");
             }
         }
         requested.drain(..).for_each(|reply| _ = reply.send(()));

@@ -120,7 +120,9 @@ impl Executor {
                 let mut guard = self.parts.repos.lock(&repo.identifier).await?;
                 guard.create_view(&repo.owner).await?;
             }
-            CleanupTask::RemoveView { repo, at_once } => self.remove_view(repo, *at_once).await?,
+            CleanupTask::RemoveView { repo, is_immediate } => {
+                self.remove_view(repo, *is_immediate).await?;
+            }
             CleanupTask::ClearProposal { id, keep, names } => {
                 self.clear_proposal(*id, keep, names).await?;
             }
@@ -129,8 +131,8 @@ impl Executor {
     }
 
     /// Takes a view out of service, unless a stored announcement still lists this server. Work in progress is waited for
-    /// unless `at_once`: a slow push must not keep the view in service.
-    async fn remove_view(&self, repo: &RepoId, at_once: bool) -> Result<(), GitError> {
+    /// unless `is_immediate`: a slow push must not keep the view in service.
+    async fn remove_view(&self, repo: &RepoId, is_immediate: bool) -> Result<(), GitError> {
         let mut guard = self.parts.repos.lock(&repo.identifier).await?;
         let filter = Filter::new()
             .kind(kinds::ANNOUNCEMENT)
@@ -141,7 +143,7 @@ impl Executor {
         if announced.into_iter().any(|announcement| self.parts.policy.hosts(&announcement)) {
             return Ok(());
         }
-        if !at_once && self.active_work.is_active(&repo.identifier, repo.owner) {
+        if !is_immediate && self.active_work.is_active(&repo.identifier, repo.owner) {
             return Err(GitError::InProgress);
         }
         match self.has_vanished(&repo.owner).await? {

@@ -75,7 +75,7 @@ impl Default for Slots {
 
 /// Memory of all processes that read what other servers advertise, in bytes: eight requests, or two to servers
 /// that have very many refs. What a server advertises costs it nothing, so this is less than for objects.
-const LISTING_MEMORY: u64 = 192 * 1024 * 1024;
+const TOTAL_LISTING_MEMORY_BYTES: u64 = 192 * 1024 * 1024;
 
 /// The pool that a process takes its slot from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +135,10 @@ impl Pools {
                 ..Bounds::of(unpack_memory)
             }),
             remote_memory: SharedPool::new(Bounds { reserve: 0, ..Bounds::of(remote_memory) }),
-            listing_memory: SharedPool::new(Bounds { reserve: 0, ..Bounds::of(LISTING_MEMORY) }),
+            listing_memory: SharedPool::new(Bounds {
+                reserve: 0,
+                ..Bounds::of(TOTAL_LISTING_MEMORY_BYTES)
+            }),
             client_cpu: CpuMeter::new(client_cpu),
         }
     }

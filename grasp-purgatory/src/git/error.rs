@@ -28,7 +28,7 @@ pub enum BinaryError {
         source: io::Error,
     },
     /// It ran, and did not answer like git.
-    #[error("{program} did not tell its version: {said:?}")]
+    #[error("{program} did not print its version: {said:?}")]
     NotGit {
         /// The command.
         program: PathBuf,
@@ -156,7 +156,7 @@ pub enum GitError {
     #[error("{0}; try again later")]
     Busy(Shortage),
     /// The limit of staged uploads is reached.
-    #[error("too much is waiting for its events")]
+    #[error("too many uploads wait for their events, try again later")]
     StagingFull,
     /// The work took longer than it may.
     #[error("git {command} was stopped after {after:?}")]

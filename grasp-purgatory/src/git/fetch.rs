@@ -1,9 +1,8 @@
-//! Getting objects from other servers, from nowhere but there, and no more than asked for.
+//! Fetches objects from other git servers.
 //!
-//! A URL in an event is a stranger's wish that we connect to somewhere. So its host is judged, we resolve it
-//! ourselves, every address is judged, and git is told to connect to those and to nothing else. It follows no
-//! redirect, has no credentials to give away and nobody to ask for some, runs within bounds of memory, disk and time,
-//! and what it brings lies apart until it was seen to be whole.
+//! A URL in an event is untrusted: its host is checked, resolved by this process, every address is checked, and git may
+//! connect to these addresses only. Git follows no redirects, has no credentials and no prompts, runs within limits of
+//! memory, disk and time, and its objects stay in a separate directory until their history is known to be complete.
 
 mod error;
 
@@ -31,23 +30,23 @@ use crate::resources::{Holding, SharedPool};
 use self::error::{ours, theirs};
 
 /// Timeout of a name lookup.
-const LOOKUP: Duration = Duration::from_secs(10);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Addresses of one name that are given to git.
-const MOST_ADDRESSES: usize = 8;
+const MAX_PINNED_ADDRESSES: usize = 8;
 
-/// Slower than this for [`FetchLimits::silence`] is silent.
-const SLOWEST: &str = "64";
+/// A transfer that is slower than this for [`FetchLimits::silence`] is cancelled.
+const MIN_BYTES_PER_SECOND: &str = "64";
 
 const MIB: u64 = 1024 * 1024;
 
 /// Memory of each process until a server has told its refs, which bounds how many it may tell: 16 MiB for some 40,000,
 /// and if that is too little once more with 64 MiB for some 200,000. TLS takes 10 MiB of it.
-const LISTING_MEMORY: u64 = 16 * MIB;
-const LONG_LISTING_MEMORY: u64 = 64 * MIB;
+const LISTING_PROCESS_BYTES: u64 = 16 * MIB;
+const LONG_LISTING_PROCESS_BYTES: u64 = 64 * MIB;
 
 /// Stack of each thread of git, which counts as memory.
-const STACK: u64 = 2 * MIB;
+const THREAD_STACK_BYTES: u64 = 2 * MIB;
 
 /// CPU time of each process that lists refs.
 const LISTING_CPU: Duration = Duration::from_secs(30);
@@ -67,7 +66,7 @@ const FETCH_MEMORY_OBJECTS: u64 = 100_000;
 const FETCH_CPU: Duration = Duration::from_secs(10 * 60);
 
 /// Time that a fetch may wait for memory that others use.
-const MEMORY_WAIT: Duration = Duration::from_secs(15 * 60);
+const FETCH_MEMORY_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// Limits of a fetch from another server.
 #[derive(Clone, Copy, Debug)]
@@ -133,7 +132,7 @@ impl Fetched {
 }
 
 impl Fetcher {
-    /// Fetches into this store, from where the policy lets us go.
+    /// Creates a fetcher into this store that connects as the policy allows.
     pub fn new(store: RepoStore, policy: OutboundPolicy, limits: FetchLimits) -> Self {
         Self { store, policy, limits, look_up: None, roots: None }
     }
@@ -144,7 +143,7 @@ impl Fetcher {
         Self { look_up: Some(Arc::new(look_up)), ..self }
     }
 
-    /// Believes the certificates that this PEM file leads to, and no others; without one those that git believes.
+    /// Trusts only the certificate authorities of this PEM file; without one, those of git.
     #[must_use]
     pub fn trusting(self, roots: Option<PathBuf>) -> Self {
         Self { roots, ..self }
@@ -162,9 +161,9 @@ impl Fetcher {
         wanted: &BTreeSet<Oid>,
     ) -> Result<Advertisement, FetchError> {
         let pin = self.pin(url).await?;
-        let mut finished = self.run_list(url, pin.clone(), LISTING_MEMORY).await?;
+        let mut finished = self.run_list(url, pin.clone(), LISTING_PROCESS_BYTES).await?;
         if is_short(&finished) {
-            finished = self.run_list(url, pin, LONG_LISTING_MEMORY).await?;
+            finished = self.run_list(url, pin, LONG_LISTING_PROCESS_BYTES).await?;
         }
         if is_short(&finished) {
             return Err(FetchError::TooManyRefs);
@@ -189,7 +188,7 @@ impl Fetcher {
             memory: Some(memory),
             file: Some(memory),
             cpu: Some(LISTING_CPU),
-            stack: Some(STACK),
+            stack: Some(THREAD_STACK_BYTES),
         };
         let command = self.store.git().command("ls-remote").args(["--quiet", "--refs"]);
         let command = self.guarded(command, pin).limited(limits).keeping(Arc::new(listing));
@@ -227,7 +226,7 @@ impl Fetcher {
     ) -> Result<Fetched, FetchError> {
         let pin = self.pin(url).await?;
         let incoming = self.store.incoming_for(identifier).await.map_err(ours)?;
-        let mut memory = Memory::AtFirst { listing: LISTING_MEMORY };
+        let mut memory = Memory::AtFirst { listing: LISTING_PROCESS_BYTES };
         let mut answered = Some(answered);
         let ran = loop {
             let command = self.guarded(incoming.command("fetch"), pin.clone());
@@ -264,8 +263,8 @@ impl Fetcher {
         }
         match (finished.claimed_objects, had) {
             // Without a pack it was the list of refs that was too long.
-            (None, Memory::AtFirst { listing: LISTING_MEMORY }) => {
-                Some(Ok(Memory::AtFirst { listing: LONG_LISTING_MEMORY }))
+            (None, Memory::AtFirst { listing: LISTING_PROCESS_BYTES }) => {
+                Some(Ok(Memory::AtFirst { listing: LONG_LISTING_PROCESS_BYTES }))
             }
             (None, _) => Some(Err(FetchError::TooManyRefs)),
             (Some(claimed), Memory::AtFirst { .. }) => {
@@ -320,7 +319,7 @@ impl Fetcher {
             memory: Some(fetching),
             file: Some(self.limits.bytes),
             cpu: Some(FETCH_CPU),
-            stack: Some(STACK),
+            stack: Some(THREAD_STACK_BYTES),
         };
         let command = command.keeping(Arc::new(holding));
         match memory {
@@ -350,7 +349,7 @@ impl Fetcher {
             .claimed_by(Claimant::default())
             .settings(pin.map(|pin| ("http.curloptResolve", pin)))
             .settings(roots.map(|roots| ("http.sslCAInfo", roots)))
-            .settings([("protocol.version", "2"), ("http.lowSpeedLimit", SLOWEST)])
+            .settings([("protocol.version", "2"), ("http.lowSpeedLimit", MIN_BYTES_PER_SECOND)])
             .settings([("http.lowSpeedTime", silence)])
     }
 
@@ -373,7 +372,7 @@ impl Fetcher {
         for address in &addresses {
             self.policy.judge_address(from, *address)?;
         }
-        let addresses = addresses.iter().take(MOST_ADDRESSES).map(|address| match address {
+        let addresses = addresses.iter().take(MAX_PINNED_ADDRESSES).map(|address| match address {
             IpAddr::V4(address) => address.to_string(),
             IpAddr::V6(address) => format!("[{address}]"),
         });
@@ -393,7 +392,7 @@ enum Memory {
 
 /// Waits for memory.
 async fn hold(pool: &SharedPool, bytes: u64) -> Result<Holding, FetchError> {
-    let holding = pool.wait(&Claimant::default(), bytes, MEMORY_WAIT).await;
+    let holding = pool.wait(&Claimant::default(), bytes, FETCH_MEMORY_TIMEOUT).await;
     holding.map_err(|shortage| ours(GitError::Busy(shortage)))
 }
 
@@ -403,7 +402,7 @@ fn is_short(finished: &Finished) -> bool {
     !finished.status.success() && words.iter().any(|word| finished.words.contains(word))
 }
 
-/// The output of git, if it was content.
+/// Returns the output of a successful git.
 fn accepted(finished: Finished) -> Result<String, FetchError> {
     if !finished.status.success() {
         return Err(theirs(&finished.words));
@@ -419,6 +418,6 @@ fn port(url: &CloneUrl) -> u16 {
 }
 
 async fn look_up_by_system(name: &str) -> io::Result<Vec<IpAddr>> {
-    let addresses = timeout(LOOKUP, tokio::net::lookup_host((name, 0))).await??;
+    let addresses = timeout(LOOKUP_TIMEOUT, tokio::net::lookup_host((name, 0))).await??;
     Ok(addresses.map(|address| address.ip()).collect())
 }

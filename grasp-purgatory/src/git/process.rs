@@ -20,13 +20,13 @@ use crate::resources::Holding;
 const MAX_OUTPUT: usize = 16 * 1024 * 1024;
 
 /// Time for git to clean up after a request to stop.
-const GRACE: Duration = Duration::from_secs(2);
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time for the children of a killed git to end.
-const LINGER: Duration = Duration::from_secs(1);
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Interval of checks for them.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+const KILL_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A running git process and the group of everything it started.
 ///
@@ -132,7 +132,7 @@ impl GitProcess {
         // Nothing that git started outlives it.
         running.signal(Signal::KILL);
         // A child that outlives git could keep the pipe open.
-        let output = timeout(LINGER, &mut running.output).await;
+        let output = timeout(KILL_TIMEOUT, &mut running.output).await;
         let ErrorOutput { last, too_many, claimed_objects } =
             output.ok().and_then(Result::ok).unwrap_or_default();
         self.running = None;
@@ -172,10 +172,10 @@ impl Running {
     async fn stop(mut self) {
         self.charge();
         self.signal(Signal::TERM);
-        _ = timeout(GRACE, self.child.wait()).await;
+        _ = timeout(STOP_TIMEOUT, self.child.wait()).await;
         self.signal(Signal::KILL);
         _ = self.child.wait().await;
-        _ = timeout(LINGER, self.gone()).await;
+        _ = timeout(KILL_TIMEOUT, self.gone()).await;
         self.output.abort();
     }
 
@@ -195,7 +195,7 @@ impl Running {
 
     async fn gone(&self) {
         while self.group.is_some_and(|group| test_kill_process_group(group).is_ok()) {
-            sleep(LOOK_AGAIN).await;
+            sleep(KILL_POLL_INTERVAL).await;
         }
     }
 }

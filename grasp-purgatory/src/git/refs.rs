@@ -16,7 +16,7 @@ use nostr::event::EventId;
 use super::error::GitError;
 
 /// Time that the objects of a retired ref are kept.
-pub const RETENTION: Duration = Duration::from_secs(90 * 24 * 60 * 60);
+pub const RETIRED_REFS_RETENTION: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
 /// All refs of a view and its HEAD.
 ///

@@ -13,7 +13,7 @@ use super::{HostClass, HuntReport, Hunter, Output, RequestId};
 use crate::purgatory::Want;
 
 /// Addresses tried in one attempt; the next attempt goes on with those tried longest ago.
-const PLACES_PER_ATTEMPT: usize = 64;
+const MAX_ADDRESSES_PER_ATTEMPT: usize = 64;
 
 /// Slow servers that an attempt leaves behind before it waits for one of them.
 const MAX_LATE_VISITS: usize = 3;
@@ -44,7 +44,7 @@ impl Hunter {
             let end = self.schedule.needless(identifier);
             return self.satisfy(identifier, end);
         }
-        let places = needs.places(&self.memory, PLACES_PER_ATTEMPT, self.now.mono);
+        let places = needs.places(&self.memory, MAX_ADDRESSES_PER_ATTEMPT, self.now.mono);
         let hunt = self.hunts.entry(identifier.clone()).or_default();
         hunt.tried = hunt.visits.values().map(|visit| visit.url.clone()).collect();
         (hunt.needs, hunt.places) = (needs, places);

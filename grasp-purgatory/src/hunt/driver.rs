@@ -264,7 +264,7 @@ pub trait SyncContext: Send + Sync + 'static {
         answered: oneshot::Sender<()>,
     ) -> impl Future<Output = Fetched> + Send;
 
-    /// Every identifier that is to be looked after every hour.
+    /// Returns every identifier that is to be hunted for every hour.
     fn identifiers(&self) -> impl Future<Output = BTreeSet<Identifier>> + Send;
 
     /// Hears what is worth counting or logging.

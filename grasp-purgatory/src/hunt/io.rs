@@ -50,7 +50,7 @@ pub enum Input {
     Ended { request_id: RequestId, got: BTreeSet<Oid>, error: Option<FetchError> },
     /// [`Output::Classify`] is done. `None` if the host did not say what it is.
     Classified { host: Host, class: Option<HostClass> },
-    /// [`Output::ListIdentifiers`] is done: every identifier that is to be looked after.
+    /// [`Output::ListIdentifiers`] is done: every identifier that is to be hunted for every hour.
     IdentifiersListed { identifiers: BTreeSet<Identifier> },
     /// The time of [`next_deadline`](super::Hunter::next_deadline) has come.
     Tick,
@@ -74,7 +74,7 @@ pub enum Output {
     },
     /// Cancel a request; its end is still an input.
     Cancel { request_id: RequestId },
-    /// Find out which identifiers are to be looked after every hour.
+    /// Find out which identifiers are to be hunted for every hour.
     ListIdentifiers,
     /// Something worth counting or logging.
     Report(HuntReport),
@@ -97,22 +97,22 @@ pub enum FetchError {
         retry_after: Option<Duration>,
     },
     /// It has no such repository, or an error of its own.
-    #[error("answered: {0}")]
+    #[error("answered with an error: {0}")]
     Answered(PeerText),
     /// It does not give what it was asked for.
     #[error("refused: {0}")]
     Refused(PeerText),
     /// Its objects are damaged or lack history.
-    #[error("gave something incomplete: {0}")]
+    #[error("sent incomplete or damaged objects: {0}")]
     Broken(PeerText),
-    /// It gave more than may be taken.
-    #[error("gave too much")]
+    /// It sent more bytes than allowed.
+    #[error("sent more bytes than allowed")]
     TooLarge,
     /// It advertised more refs than are read.
     #[error("advertised too many refs")]
     TooManyRefs,
-    /// It gave more objects than may be taken.
-    #[error("gave more than {limit} objects")]
+    /// It sent more objects than allowed.
+    #[error("sent more than {limit} objects")]
     TooManyObjects {
         /// The limit.
         limit: u64,
@@ -168,7 +168,7 @@ pub enum HuntReport {
     Fetched { identifier: Identifier, url: CloneUrl, oids: usize },
     /// A server gave less than it was asked for.
     Failed { identifier: Identifier, url: CloneUrl, error: FetchError },
-    /// A server is left alone.
+    /// A server asked for fewer requests and is paused.
     Paused { host: Host, length: Duration },
 }
 
@@ -196,7 +196,7 @@ impl HuntReport {
 /// Settings of the hunter. The delay of a hunt is a setting of [purgatory](crate::Config).
 #[derive(Clone, Debug)]
 pub struct HuntConfig {
-    /// The rests between attempts that left something wanted. Default: 20 seconds doubling to 2 minutes, and hourly
+    /// The pauses between attempts that left something wanted. Default: 20 seconds doubling to 2 minutes, and hourly
     /// once half an hour has brought nothing.
     pub backoff: BackoffPolicy,
     /// Concurrent requests in all; each is a process or two. Default: 32.

@@ -12,7 +12,7 @@ use crate::purgatory::{Phase, Want};
 const MAX_OIDS_PER_ADDRESS: usize = 4_096;
 
 /// Time that missing objects of a server are remembered, while its advertisement stays the same.
-const MEMORY: Duration = Duration::from_secs(30 * 60);
+const MISSING_OBJECTS_LIFETIME: Duration = Duration::from_secs(30 * 60);
 
 /// Doublings of the time of one address.
 const MAX_DOUBLINGS: u32 = 6;
@@ -189,8 +189,9 @@ impl AddressMemory {
     /// A server was listed. What is remembered of another advertisement is worth nothing now.
     pub(super) fn listed(&mut self, now: Mono, url: &CloneUrl, fingerprint: Fingerprint) {
         let Some(remembered) = self.addresses.get_mut(url) else { return };
-        let holds =
-            |(known, since): (Fingerprint, Mono)| known == fingerprint && now - since < MEMORY;
+        let holds = |(known, since): (Fingerprint, Mono)| {
+            known == fingerprint && now - since < MISSING_OBJECTS_LIFETIME
+        };
         if !remembered.advertised.is_some_and(holds) {
             remembered.advertised = Some((fingerprint, now));
             remembered.failures.clear();

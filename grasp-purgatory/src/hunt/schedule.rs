@@ -45,7 +45,7 @@ struct ScheduledHunt {
     /// Unsuccessful attempts since the last reset.
     attempts: u32,
     backoff: Backoff,
-    /// Everything that the last attempt left came in its absence.
+    /// All objects that the last attempt left have arrived since.
     is_satisfied: bool,
 }
 

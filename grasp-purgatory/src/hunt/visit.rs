@@ -17,12 +17,12 @@ const GUESSES_PER_VISIT: usize = 2;
 /// Pause of a server that asks for fewer requests and does not say for how long.
 const DEFAULT_PAUSE: Duration = Duration::from_secs(60);
 
-/// The longest that a server can have itself left alone.
+/// Longest pause that a server can ask for.
 const MAX_PAUSE: Duration = Duration::from_secs(60 * 60);
 
 /// Time of a transfer after which it is cancelled if other requests wait because all slots are in use. Doubled each
-/// time that an address has given way, for what is large must come some day. A server that has not answered gives way
-/// as soon as it is late.
+/// time that an address has given way, so that large transfers end eventually. A server that has not answered gives
+/// way as soon as it is late.
 const FETCH_GIVES_WAY: Duration = Duration::from_secs(5 * 60);
 
 /// One address being asked.
@@ -36,7 +36,7 @@ pub(super) struct Visit {
     /// The objects that the first request did not bring, until the advertisement says more about them.
     lacking: Option<Lacking>,
     /// The advertised objects were requested together.
-    batched: bool,
+    was_batched: bool,
     guesses_left: usize,
 }
 
@@ -109,7 +109,7 @@ impl Visit {
             next: NextRequest::Undecided,
             advertised: None,
             lacking: None,
-            batched: false,
+            was_batched: false,
             guesses_left: GUESSES_PER_VISIT,
         }
     }
@@ -353,8 +353,8 @@ impl Hunter {
         }
         let Some(advertised) = &visit.advertised else { return Some(NextRequest::List) };
         let plan = self.memory.plan(url, &wanted, advertised);
-        if !visit.batched && !plan.batch.is_empty() {
-            visit.batched = true;
+        if !visit.was_batched && !plan.batch.is_empty() {
+            visit.was_batched = true;
             return Some(NextRequest::Fetch(plan.batch));
         }
         let guess = plan.guesses.first().filter(|_| visit.guesses_left > 0)?;

@@ -15,7 +15,7 @@ use nostr::types::Timestamp;
 use super::io::{Bound, Config, HoldOutcome, Outputs, Record};
 use super::shares::Shares;
 
-/// Identifiers under which one pull request is looked after; honest ones name one or two.
+/// Identifiers under which one pull request is handled; honest ones name one or two.
 pub(super) const MAX_IDENTIFIERS: usize = 16;
 
 /// Memory of the largest event: any network may have that much waiting, while it is free.
@@ -91,7 +91,7 @@ impl HeldEvent {
         self.phase == Phase::Waiting
     }
 
-    /// Returns the identifiers under which the event is looked after.
+    /// Returns the identifiers under which the event is handled.
     pub(super) fn identifiers(&self) -> BTreeSet<&Identifier> {
         match &self.content {
             Content::Announcement(announcement) => BTreeSet::from([&announcement.repo.identifier]),

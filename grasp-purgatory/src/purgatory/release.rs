@@ -263,7 +263,7 @@ impl Purgatory {
             self.tasks.clear_proposal(out, *id, keep, names);
         }
         for repo in plan.orphans {
-            self.tasks.add(out, CleanupTask::RemoveView { repo, at_once: true });
+            self.tasks.add(out, CleanupTask::RemoveView { repo, is_immediate: true });
         }
         // Held before it is withdrawn: at no time is it lost.
         for event in &plan.withdraw {
@@ -337,7 +337,7 @@ impl Purgatory {
         let repo = announcement.map(|announcement| announcement.repo.clone());
         self.drop_event(out, id, is_taken_back);
         if let Some(repo) = repo {
-            self.tasks.add(out, CleanupTask::RemoveView { repo, at_once: true });
+            self.tasks.add(out, CleanupTask::RemoveView { repo, is_immediate: true });
         }
     }
 

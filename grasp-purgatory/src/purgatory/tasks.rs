@@ -22,8 +22,8 @@ pub enum CleanupTask {
         repo: RepoId,
         /// Removes the view although a push to it is under way, which then fails: its owner withdrew it. Without it
         /// the task fails during a push: the announcement only expired.
-        #[serde(default)]
-        at_once: bool,
+        #[serde(default, rename = "at_once")]
+        is_immediate: bool,
     },
     /// Remove from staging all tips of a pull request but those in `keep`, and `refs/nostr/<id>` from every view of
     /// these identifiers where it is neither one of these nor the tip of a stored event of that id.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::{Oid, RepoId};
 use grasp_purgatory::database::Garbage;
-use grasp_purgatory::git::{GitError, RETENTION, RefTarget};
+use grasp_purgatory::git::{GitError, RETIRED_REFS_RETENTION, RefTarget};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
 
@@ -51,7 +51,7 @@ async fn commits_removed_by_a_force_push_are_unreadable_and_kept_for_the_retenti
     assert_eq!(tips, [(removed, repo.owner)]);
     assert!(!collect(&fixture, &repo, now()).await, "a second collection changes nothing");
 
-    let later = Timestamp::from_secs(now().as_secs() + RETENTION.as_secs() + 1);
+    let later = Timestamp::from_secs(now().as_secs() + RETIRED_REFS_RETENTION.as_secs() + 1);
     assert!(collect(&fixture, &repo, later).await);
     assert!(pack_bytes(&fixture.root()) < 10_000);
     assert!(fixture.store.family_row(&repo.identifier).await.unwrap().retired.is_empty());

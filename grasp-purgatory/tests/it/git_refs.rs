@@ -12,7 +12,9 @@ use grasp_core::{Oid, RefName, RepoId};
 use grasp_purgatory::database::{
     Commit, Committed, Conflict, Database, FamilyChange, Pack, ViewChange,
 };
-use grasp_purgatory::git::{GitError, Protocol, RETENTION, RefTarget, Service, WantedRefs};
+use grasp_purgatory::git::{
+    GitError, Protocol, RETIRED_REFS_RETENTION, RefTarget, Service, WantedRefs,
+};
 use grasp_purgatory::{Phase, Record};
 use nostr::event::{EventBuilder, FinalizeEvent, Kind};
 use nostr::key::Keys;
@@ -95,7 +97,7 @@ async fn an_empty_state_deletes_all_refs_and_the_old_tips_can_be_restored() {
     fixture.apply(&mut guard, &repo.owner, &before).await.unwrap();
     assert_eq!(seen().await, "refs/heads/main");
     drop(guard);
-    let later = Timestamp::from_secs(now().as_secs() + RETENTION.as_secs() + 1);
+    let later = Timestamp::from_secs(now().as_secs() + RETIRED_REFS_RETENTION.as_secs() + 1);
     fixture.store.collect(&repo.identifier, &BTreeSet::new(), later).await.unwrap();
     assert!(fixture.store.family_row(&repo.identifier).await.unwrap().retired.is_empty());
     assert_eq!(fixture.store.refs(&repo).await.unwrap(), before.refs);

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::database::FamilyRow;
-use grasp_purgatory::git::{GitError, Protocol, RETENTION, RefTarget, Service, StagingLimits};
+use grasp_purgatory::git::{
+    GitError, Protocol, RETIRED_REFS_RETENTION, RefTarget, Service, StagingLimits,
+};
 use nostr::types::Timestamp;
 
 use crate::git_fixture::{
@@ -184,7 +186,7 @@ async fn a_retired_view_is_not_served_and_is_removed_after_the_retention_time() 
     assert_eq!(guard.retired_owners().await.unwrap(), [repo.owner].into());
     drop(guard);
 
-    let later = Timestamp::from_secs(now().as_secs() + RETENTION.as_secs() + 1);
+    let later = Timestamp::from_secs(now().as_secs() + RETIRED_REFS_RETENTION.as_secs() + 1);
     let mut guard = collect(later).await;
     assert!(guard.retired_owners().await.unwrap().is_empty());
     guard.remove_if_deserted().await.unwrap();

@@ -201,7 +201,7 @@ fn a_cleanup_task_without_effect_does_not_undo_what_came_after_it() {
     let announced = announcement(ALICE, "x", 0, &[]);
     world.send(&announced).unwrap();
     // The view could not be removed; then the owner comes back.
-    let remove = CleanupTask::RemoveView { repo: ALICE.repo("x"), at_once: false };
+    let remove = CleanupTask::RemoveView { repo: ALICE.repo("x"), is_immediate: false };
     world.failing_tasks = 1;
     world.steps_left = Some(0);
     world.send(&deletion(ALICE, 1, &[&announced])).unwrap();

@@ -444,7 +444,7 @@ async fn rows_of_purgatory_restore_what_the_records_say(store: &dyn Store) {
     };
     let (create, remove) = (
         CleanupTask::CreateView { repo: repo(1) },
-        CleanupTask::RemoveView { repo: repo(1), at_once: true },
+        CleanupTask::RemoveView { repo: repo(1), is_immediate: true },
     );
     let contributor = Record::Staged {
         id,

@@ -153,7 +153,7 @@ async fn a_push_whose_state_cannot_be_stored_is_reported_as_failed() {
 async fn uploads_beyond_the_staging_limits_are_reported_as_refused() {
     // Too many tips of one event exceed the disk quota; too many events exceed that of purgatory.
     for (tips, events, other, why) in
-        [(1, 9, "ab", "too much is waiting"), (9, 1, "cd", "could not be kept")]
+        [(1, 9, "ab", "too many uploads wait"), (9, 1, "cd", "could not be kept")]
     {
         let mut settings = Settings::default();
         (settings.purgatory.tips_per_event, settings.purgatory.staged.count) = (tips, events);

@@ -8,7 +8,7 @@ use grasp_core::limits::PeerText;
 use crate::git::error::{GitError, says_disk_full};
 use crate::hunt::FetchError;
 
-/// FetchError that shows on our side; much of it is the other's doing nevertheless.
+/// Returns the fetch error for a failure of git on this server. The data of the other server may be its cause.
 pub(super) fn ours(error: GitError) -> FetchError {
     match error {
         GitError::Timeout { .. } => FetchError::Stalled,
@@ -26,12 +26,12 @@ pub(super) fn ours(error: GitError) -> FetchError {
     }
 }
 
-/// The server says that all is well, and it is not.
+/// Returns the error for a server that reported success and left history out.
 pub(super) fn incomplete() -> FetchError {
     FetchError::Broken(PeerText::new("history is missing"))
 }
 
-/// A name that leads nowhere.
+/// Returns the error for a host name without an address.
 pub(super) fn unresolved(error: &io::Error) -> FetchError {
     FetchError::Unreachable(PeerText::new(&format!("no address: {error}")))
 }

@@ -27,13 +27,13 @@ use crate::git::check::{Objects, Proofs, revisions};
 use crate::git::command::GitCommand;
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
-use crate::git::refs::RETENTION;
+use crate::git::refs::RETIRED_REFS_RETENTION;
 use crate::git::{blocking, check};
 
 pub(super) const PACK: &str = "pack-objects";
 
 /// Timeout of a git process that lists or packs reachable objects.
-const LONGEST: Duration = Duration::from_secs(30 * 60);
+const COLLECT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// The objects that a family keeps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,7 +111,7 @@ impl FamilyGuard {
         now: Timestamp,
     ) -> Result<Option<(Garbage, Roots)>, GitError> {
         let row = self.row().await?;
-        let oldest = now - RETENTION;
+        let oldest = now - RETIRED_REFS_RETENTION;
         let is_over = row.retired.iter().any(|retired| retired.since < oldest);
         let garbage = if is_over { Some(Garbage::Removed) } else { row.garbage };
         let Some(garbage) = garbage else { return Ok(None) };
@@ -140,7 +140,7 @@ impl FamilyGuard {
         let old = self.row().await?.packs;
         let mut change = self.change();
         change.is_collected = true;
-        change.forget = Forget::Before(now - RETENTION);
+        change.forget = Forget::Before(now - RETIRED_REFS_RETENTION);
         self.replace_packs(vec![(packed.kept, false), (packed.attic, true)], old, change).await
     }
 }
@@ -211,7 +211,7 @@ impl Objects {
         }
         let command = self.command(COMMAND).args(["--max-count=1", "--stdin"]);
         let input = revisions(&here, shown);
-        let found = command.limit(LONGEST).run(input).await?.success(COMMAND)?;
+        let found = command.limit(COLLECT_TIMEOUT).run(input).await?.success(COMMAND)?;
         Ok(!found.is_empty())
     }
 
@@ -247,7 +247,7 @@ pub(super) async fn pack(
 ) -> Result<Quarantine, GitError> {
     let scratch = store.scratch();
     let place = blocking(move || Quarantine::create(scratch)).await?;
-    place.fill(command.limit(LONGEST), input).await?.success(PACK)?;
+    place.fill(command.limit(COLLECT_TIMEOUT), input).await?.success(PACK)?;
     Ok(place)
 }
 

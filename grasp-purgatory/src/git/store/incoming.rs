@@ -23,7 +23,7 @@ use crate::git::packs::cache::InUse;
 use crate::git::{blocking, chains, check};
 
 /// Uploads from this size on are not packed again if every object that came is needed.
-const LARGE: u64 = 64 * 1024 * 1024;
+const LARGE_PACK_BYTES: u64 = 64 * 1024 * 1024;
 
 /// Received objects up to which those that are needed are listed by the connectivity check.
 const MAX_LISTED: u64 = 10_000;
@@ -280,7 +280,7 @@ impl Incoming {
             })
             .await;
         }
-        if blocking(move || layout::size(&quarantine)).await? < LARGE {
+        if blocking(move || layout::size(&quarantine)).await? < LARGE_PACK_BYTES {
             return Ok(false);
         }
         Ok(self.objects.count_new(tips).await? == self.count().await?)

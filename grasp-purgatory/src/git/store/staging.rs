@@ -36,8 +36,8 @@ pub struct StagingLimits {
 /// End of the name of an empty file as large as one of the pack storage that has not been downloaded.
 const ABSENT: &str = ".absent";
 
-/// Times that a limit may be exceeded on disk until purgatory has made room.
-const SLACK: u64 = 2;
+/// Multiple of a limit that may be on disk until purgatory has made room.
+const LIMIT_FACTOR: u64 = 2;
 
 impl Default for StagingLimits {
     fn default() -> Self {
@@ -130,7 +130,7 @@ fn stage_all(
     let (of_family, of_all) = (family.staging(), family.layout().staging());
     layout::create_dir(&of_family)?;
     let room = |dir: &Path, limit: u64| -> Result<u64, GitError> {
-        Ok(limit.saturating_mul(SLACK).saturating_sub(layout::size(dir)?))
+        Ok(limit.saturating_mul(LIMIT_FACTOR).saturating_sub(layout::size(dir)?))
     };
     let in_family = room(&of_family, limits.bytes_per_family)?;
     let mut room = in_family.min(room(&of_all, limits.bytes_in_all)?);

@@ -44,13 +44,13 @@ const LEAST_MEMORY_WITH_AUTHORITY: u64 = 192 * MIB;
 const MEMORY_PER_BYTE: u64 = 16;
 
 /// Bytes that are fed at once: more than a pipe holds, so that git has its first limits before they are raised.
-const PIECE: usize = 256 * 1024;
+const WRITE_CHUNK_BYTES: usize = 256 * 1024;
 
 /// Bytes of the checksum at the end of a pack.
 const CHECKSUM: usize = 20;
 
 /// Time that a push may wait for memory that others use.
-const MEMORY_WAIT: Duration = Duration::from_secs(60);
+const UNPACK_MEMORY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A pack being unpacked. Dropping it stops git, and forgets what came.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ impl Budget {
 
     /// Waits for memory.
     async fn take(&self, amount: u64) -> Result<(), GitError> {
-        let holding = self.pool.wait(&self.claimant, amount, MEMORY_WAIT).await;
+        let holding = self.pool.wait(&self.claimant, amount, UNPACK_MEMORY_TIMEOUT).await;
         self.memory.lock().push(holding.map_err(GitError::Busy)?);
         Ok(())
     }
@@ -191,7 +191,7 @@ impl Unpacking {
 
     async fn write(&mut self, bytes: &[u8]) -> Result<(), GitError> {
         let mut fed = true;
-        for piece in bytes.chunks(PIECE) {
+        for piece in bytes.chunks(WRITE_CHUNK_BYTES) {
             if let (Some(limits), Some(process)) = (self.budget.grow(piece.len()), &self.process) {
                 process.raise(&limits);
             }
