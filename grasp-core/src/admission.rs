@@ -209,7 +209,7 @@ fn judge_state(policy: &Policy, event: &Event, facts: &Facts) -> Result<Verdict,
     if repos.is_empty() {
         return Err(Rejection::NotMaintainer(event.pubkey));
     }
-    // Strangers can fill a name; maintainers of what is served there have a share of purgatory of their own.
+    // Any author can fill a name; maintainers of what is served there have a share of purgatory of their own.
     if facts.is_over_quota && !signs_for_served(&repos, facts) {
         return Err(Rejection::Quota);
     }

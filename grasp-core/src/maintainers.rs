@@ -23,7 +23,7 @@ pub enum MaintainerModel {
 }
 
 /// Limits the maintainers of one repository in the plain model; those nearest to its owner come first. Without it, a
-/// chain of strangers that list each other costs the square of its length. In the reciprocal model only authors of
+/// chain of keys that list each other costs the square of its length. In the reciprocal model only authors of
 /// announcements count, and admission limits these.
 pub const MAX_MAINTAINERS: usize = 512;
 
@@ -151,7 +151,7 @@ impl Listings {
 
     /// Returns the root and, repeatedly, each key that a maintainer lists and that lists a maintainer back.
     ///
-    /// Each list is read once when its author is listed and once when it is confirmed: a long chain of strangers does not
+    /// Each list is read once when its author is listed and once when it is confirmed: a long chain of keys does not
     /// cost the square of its length.
     fn reciprocal(&self, root: &PublicKey) -> BTreeSet<PublicKey> {
         let Ok(root) = self.authors.binary_search(root) else { return BTreeSet::new() };

@@ -14,7 +14,7 @@ pub enum Provenance {
     /// The operator, by configuration.
     Operator,
     /// An event, or the answer of another server.
-    Stranger,
+    Event,
 }
 
 /// The reason for which an address is refused.
@@ -42,9 +42,9 @@ pub enum Forbidden {
 ///
 /// let policy = OutboundPolicy::default();
 /// let wrapped = "::ffff:10.0.0.1".parse().unwrap();
-/// assert_eq!(policy.judge_address(Provenance::Stranger, wrapped), Err(Forbidden::Address));
+/// assert_eq!(policy.judge_address(Provenance::Event, wrapped), Err(Forbidden::Address));
 /// assert_eq!(policy.judge_address(Provenance::Operator, wrapped), Ok(()));
-/// assert_eq!(policy.judge_host(Provenance::Stranger, &"relay.example.com".parse().unwrap()), Ok(()));
+/// assert_eq!(policy.judge_host(Provenance::Event, &"relay.example.com".parse().unwrap()), Ok(()));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutboundPolicy {
@@ -59,13 +59,13 @@ const SPECIAL_DOMAINS: [&str; 9] =
 impl OutboundPolicy {
     /// Judges a name before it is resolved; a literal address as that address.
     ///
-    /// A stranger's name must consist of ordinary labels: curl reads a name that begins with `-` or contains other
+    /// A name in an event must consist of ordinary labels: curl reads a name that begins with `-` or contains other
     /// characters differently in a URL and in the list of addresses it is told to use, and would look it up itself.
     pub fn judge_host(&self, from: Provenance, host: &Host) -> Result<(), Forbidden> {
         if let Ok(address) = host.name().parse() {
             return self.judge_address(from, address);
         }
-        if from == Provenance::Stranger && !host.name().split('.').all(is_ordinary_label) {
+        if from == Provenance::Event && !host.name().split('.').all(is_ordinary_label) {
             return Err(Forbidden::Label);
         }
         if self.allows_private(from) || is_public_name(host.name()) {
@@ -165,8 +165,8 @@ mod tests {
         OutboundPolicy { allow_private }.judge_host(from, &host.parse().unwrap())
     }
 
-    fn stranger(host: &str) -> Result<(), Forbidden> {
-        judge(Provenance::Stranger, false, host)
+    fn in_event(host: &str) -> Result<(), Forbidden> {
+        judge(Provenance::Event, false, host)
     }
 
     const PRIVATE: [&str; 31] = [
@@ -204,9 +204,9 @@ mod tests {
     ];
 
     #[test]
-    fn private_addresses_from_strangers_are_refused_in_every_notation() {
+    fn private_addresses_in_events_are_refused_in_every_notation() {
         for host in PRIVATE {
-            assert_eq!(stranger(host), Err(Forbidden::Address), "{host}");
+            assert_eq!(in_event(host), Err(Forbidden::Address), "{host}");
         }
     }
 
@@ -214,7 +214,7 @@ mod tests {
     fn private_addresses_are_allowed_from_the_operator_and_by_setting() {
         for host in PRIVATE {
             assert_eq!(judge(Provenance::Operator, false, host), Ok(()), "{host}");
-            assert_eq!(judge(Provenance::Stranger, true, host), Ok(()), "{host}");
+            assert_eq!(judge(Provenance::Event, true, host), Ok(()), "{host}");
         }
     }
 
@@ -237,12 +237,12 @@ mod tests {
             "localhost.example.com",
             "xn--msli-0ra.de",
         ] {
-            assert_eq!(stranger(host), Ok(()), "{host}");
+            assert_eq!(in_event(host), Ok(()), "{host}");
         }
     }
 
     #[test]
-    fn names_outside_the_public_internet_are_not_resolved_for_strangers() {
+    fn names_outside_the_public_internet_are_not_resolved_for_events() {
         for host in [
             "localhost:3334",
             "LOCALHOST.",
@@ -255,13 +255,13 @@ mod tests {
             "hidden.onion",
             "1.0.0.127.in-addr.arpa",
         ] {
-            assert_eq!(stranger(host), Err(Forbidden::Name), "{host}");
+            assert_eq!(in_event(host), Err(Forbidden::Name), "{host}");
             assert_eq!(judge(Provenance::Operator, false, host), Ok(()), "{host}");
         }
     }
 
     #[test]
-    fn names_that_git_could_look_up_itself_are_refused_to_strangers() {
+    fn names_that_git_could_look_up_itself_are_refused_in_events() {
         for host in [
             "-a.example.com",
             "a-.example.com",
@@ -275,12 +275,12 @@ mod tests {
             "a..example.com",
         ] {
             for allow_private in [true, false] {
-                let judged = judge(Provenance::Stranger, allow_private, host);
+                let judged = judge(Provenance::Event, allow_private, host);
                 assert_eq!(judged, Err(Forbidden::Label), "{host}");
             }
         }
         for host in ["a-b.example.com", "_a.example.com", "a_b.example.com", "xn--bcher-kva.com"] {
-            assert_eq!(stranger(host), Ok(()), "{host}");
+            assert_eq!(in_event(host), Ok(()), "{host}");
         }
     }
 
@@ -289,7 +289,7 @@ mod tests {
         for host in
             ["0.0.0.0", "255.255.255.255", "224.0.0.1", "[::]", "[ff02::1]", "[64:ff9b:1::1]"]
         {
-            for (from, allow) in [(Provenance::Operator, true), (Provenance::Stranger, false)] {
+            for (from, allow) in [(Provenance::Operator, true), (Provenance::Event, false)] {
                 assert_eq!(judge(from, allow, host), Err(Forbidden::NoHost), "{host}");
             }
         }

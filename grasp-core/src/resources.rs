@@ -8,7 +8,7 @@
 //!    always finds something free, however much one network asks for. An author holds at most a fixed amount.
 //! 2. **Reserve.** Claimants without authority never consume the reserve. Claimants with authority (confirmed
 //!    maintainers of served repositories, the operator, the server itself) may, and have accounts of their own, so that
-//!    strangers in the same network take nothing away from them.
+//!    others in the same network take nothing away from them.
 //! 3. **Return.** What was taken is given back: a [`Grant`] to its pool, what a [`Meter`] counted after its period.
 //!
 //! [`QueuedPool`] adds a fair queue for claimants that can wait. Deadlines and the end of a client belong to drivers: they
@@ -196,7 +196,7 @@ pub struct Usage {
     /// By all claimants.
     pub all: u64,
     /// By claimants without authority.
-    pub strangers: u64,
+    pub without_authority: u64,
 }
 
 /// One resource: a total, shares per network and author, and a reserve. See the [module](super).
@@ -223,7 +223,7 @@ pub struct Pool {
 impl Pool {
     /// Creates a pool of which nothing is taken.
     pub const fn new(bounds: Bounds) -> Self {
-        let usage = Usage { all: 0, strangers: 0 };
+        let usage = Usage { all: 0, without_authority: 0 };
         Self { bounds, usage, networks: BTreeMap::new(), authors: BTreeMap::new() }
     }
 
@@ -248,7 +248,7 @@ impl Pool {
         let Grant { amount, accounts } = grant;
         self.usage.all = self.usage.all.saturating_sub(amount);
         if !accounts.has_authority {
-            self.usage.strangers = self.usage.strangers.saturating_sub(amount);
+            self.usage.without_authority = self.usage.without_authority.saturating_sub(amount);
         }
         for prefix in accounts.networks.into_iter().flatten() {
             subtract(&mut self.networks, &(accounts.has_authority, prefix), amount);
@@ -326,7 +326,7 @@ impl Pool {
         let mut free = total.saturating_sub(self.usage.all);
         if !accounts.has_authority {
             let open = total.saturating_sub(reserve);
-            free = free.min(open.saturating_sub(self.usage.strangers));
+            free = free.min(open.saturating_sub(self.usage.without_authority));
         }
         let mut room = (free, Shortage::Total);
         // What the network at hand could hold if it held nothing yet; narrower ones share what it may hold.
@@ -362,7 +362,7 @@ impl Pool {
         let add = |sum: &mut u64| *sum = sum.saturating_add(amount);
         add(&mut self.usage.all);
         if !accounts.has_authority {
-            add(&mut self.usage.strangers);
+            add(&mut self.usage.without_authority);
         }
         if amount > 0 {
             for prefix in accounts.networks.into_iter().flatten() {

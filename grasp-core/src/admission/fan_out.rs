@@ -3,7 +3,7 @@
 //! An event that names a stored one is stored, and may be named in turn: without a limit, one note admits chains of any
 //! length from any author. Each related event is therefore charged to its author and to the roots that it is accepted
 //! for; an event accepted recently passes its root on to the events that name it. Confirmed maintainers are charged as
-//! authors only, so that strangers who fill a thread do not lock them out of it.
+//! authors only, so that other authors who fill a thread do not lock them out of it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};

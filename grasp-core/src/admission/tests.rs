@@ -165,9 +165,9 @@ fn a_state_needs_an_announcement_and_a_maintainer_as_author() {
     assert_eq!(none, Verdict::from(Rejection::NoAnnouncement));
     assert_eq!(Rejection::NoAnnouncement.retry(), Retry::AfterDependency);
     let facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
-    let stranger = verdict_on(&policy(), state(), EVE, &facts);
-    assert_eq!(stranger, Verdict::from(Rejection::NotMaintainer(key(EVE))));
-    assert!(stranger.outcome().answer().message.starts_with("restricted: "));
+    let verdict = verdict_on(&policy(), state(), EVE, &facts);
+    assert_eq!(verdict, Verdict::from(Rejection::NotMaintainer(key(EVE))));
+    assert!(verdict.outcome().answer().message.starts_with("restricted: "));
     let owner = verdict_on(&policy(), state(), ALICE, &facts);
     assert_eq!(owner, Verdict::Hold(Hold::State(vec![repo(ALICE)])));
 }
@@ -454,15 +454,15 @@ fn the_refusal_names_addresses_that_cannot_be_used() {
 }
 
 /// Returns announcements of `x` by `count` unknown authors, each of which lists Bob.
-fn announcements_by_strangers(count: usize) -> Vec<KnownAnnouncement> {
-    let stranger = |n: usize| {
+fn announcements_by_others(count: usize) -> Vec<KnownAnnouncement> {
+    let other = |n: usize| {
         let mut bytes = [7; 32];
         bytes[..8].copy_from_slice(&n.to_be_bytes());
         let event = naming(elsewhere(), BOB).by(nostr::key::PublicKey::from_byte_array(bytes));
         let announcement = Announcement::parse(&event).unwrap();
         KnownAnnouncement { announcement, presence: Presence::Stored }
     };
-    (0..count).map(stranger).collect()
+    (0..count).map(other).collect()
 }
 
 #[test]
@@ -471,12 +471,12 @@ fn a_full_identifier_admits_maintainers_listed_by_its_repositories() {
     let accepted = || Verdict::Store { is_related: false };
     // Every one of the announcements lists Bob, so he may announce.
     let verdict_on = |facts: &Facts| verdict_on(&policy(), elsewhere(), BOB, facts);
-    assert_eq!(verdict_on(&knowing(announcements_by_strangers(1_535))), accepted());
-    assert_eq!(verdict_on(&knowing(announcements_by_strangers(1_536))), full());
-    let mut invited = announcements_by_strangers(2_047 - 1);
+    assert_eq!(verdict_on(&knowing(announcements_by_others(1_535))), accepted());
+    assert_eq!(verdict_on(&knowing(announcements_by_others(1_536))), full());
+    let mut invited = announcements_by_others(2_047 - 1);
     invited.push(known(naming(listing(ALICE), BOB), ALICE, Presence::Stored));
     assert_eq!(verdict_on(&knowing(invited.clone())), accepted());
-    invited.extend(announcements_by_strangers(1));
+    invited.extend(announcements_by_others(1));
     assert_eq!(verdict_on(&knowing(invited.clone())), full());
     // An author with a stored announcement may replace it.
     invited.push(known(elsewhere(), BOB, Presence::Stored));

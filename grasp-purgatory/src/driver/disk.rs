@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_leave_a_quarter_of_a_family_to_its_maintainers() {
+    fn authors_without_authority_leave_a_quarter_of_a_family_to_its_maintainers() {
         let budget = DiskBudget::new(400);
         assert_eq!(budget.family_limit(&author(1)), 300);
         assert_eq!(budget.family_limit(&author(1).with_authority()), 400);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn data_of_strangers_is_bounded_by_family_and_in_total_for_a_day() {
+    fn data_without_authority_is_bounded_by_family_and_in_total_for_a_day() {
         let (budget, now) = (DiskBudget::new(GIB), at(1));
         let (x, y): (Identifier, Identifier) = ("x".parse().unwrap(), "y".parse().unwrap());
         let room = |now: Now, family, claimant: &Claimant| {

@@ -130,7 +130,7 @@ impl Pools {
             remote_processes: SharedPool::new(Bounds { reserve: 0, ..processes(remote_processes) }),
             unpack_memory: SharedPool::new(Bounds {
                 reserve: unpack_memory / 4 * 3,
-                // A lone push of a stranger may have half of what strangers may have.
+                // A lone push without authority may have half of what all of these may have.
                 smallest: unpack_memory / 8,
                 ..Bounds::of(unpack_memory)
             }),

@@ -355,7 +355,7 @@ impl Fetcher {
 
     /// Judges where a URL leads, and makes git go there and nowhere else. A literal address needs no pin.
     async fn pin(&self, url: &CloneUrl) -> Result<Option<String>, FetchError> {
-        let (host, from) = (url.host(), Provenance::Stranger);
+        let (host, from) = (url.host(), Provenance::Event);
         self.policy.judge_host(from, &host)?;
         let name = host.name();
         if name.parse::<IpAddr>().is_ok() {

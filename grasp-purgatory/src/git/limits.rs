@@ -13,8 +13,8 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, setpriority_process, w
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The priority of work for strangers, in steps below that of the server (`nice`).
-const STRANGERS_PRIORITY: i32 = 10;
+/// The priority of work without authority, in steps below that of the server (`nice`).
+const UNTRUSTED_NICE: i32 = 10;
 
 /// CPU time that a process may use for clients without authority, independent of the size of its data.
 const LEAST_CPU: Duration = Duration::from_secs(10);
@@ -139,7 +139,7 @@ fn cpu_for(claimant: &Claimant, bytes: u64) -> Duration {
 pub(super) fn give_way(child: &Child) {
     if let Some(pid) = pid(child) {
         // A process that has ended is no failure.
-        _ = setpriority_process(Some(pid), STRANGERS_PRIORITY);
+        _ = setpriority_process(Some(pid), UNTRUSTED_NICE);
     }
 }
 
@@ -297,11 +297,11 @@ mod tests {
 
     #[test]
     fn cpu_time_grows_with_the_data_and_is_longer_for_maintainers() {
-        let (stranger, maintainer) = (Claimant::default(), Claimant::server());
+        let (client, maintainer) = (Claimant::default(), Claimant::server());
         let seconds = |claimant, mib: u64| cpu_for(claimant, mib << 20).as_secs();
-        assert_eq!([0, 1, 100].map(|mib| seconds(&stranger, mib)), [10, 12, 210]);
+        assert_eq!([0, 1, 100].map(|mib| seconds(&client, mib)), [10, 12, 210]);
         assert_eq!(seconds(&maintainer, 1), 62);
-        assert_eq!(cpu_for(&stranger, u64::MAX).as_secs(), 10 + 2 * u64::from(u32::MAX));
+        assert_eq!(cpu_for(&client, u64::MAX).as_secs(), 10 + 2 * u64::from(u32::MAX));
     }
 }
 

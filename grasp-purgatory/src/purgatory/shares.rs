@@ -222,7 +222,7 @@ mod tests {
         shares.add(id(1), author(1), 400);
         assert_eq!(shares.pool.usage().all, 400);
         shares.authorise(id(1));
-        assert_eq!((shares.pool.usage().all, shares.pool.usage().strangers), (400, 0));
+        assert_eq!((shares.pool.usage().all, shares.pool.usage().without_authority), (400, 0));
         shares.release(&id(1));
         shares.release(&id(1));
         assert_eq!(shares.pool.usage().all, 0);

@@ -144,7 +144,7 @@ fn wants_name_the_missing_tips_and_the_clone_urls_of_maintainers() {
     let mirror = |person: Author| {
         format!("https://mirror.example/{}/x", grasp_core::service::npub(&person.key()))
     };
-    assert_eq!(owners, [mirror(BOB), mirror(ALICE)], "the author's first, no stranger's, not ours");
+    assert_eq!(owners, [mirror(BOB), mirror(ALICE)], "the author's first, not Dave's, not ours");
 }
 
 #[test]

@@ -252,7 +252,7 @@ mod tests {
         assert!(limiter.admit_forwarded(proxy, &forwarded("7.7.7.7, 1.2.3.4")).is_none());
         assert!(limiter.admit_forwarded(proxy, &forwarded("1.2.3.4, 7.7.7.7")).is_some());
         // The header of any other peer is ignored.
-        let stranger = ip("8.8.8.8");
-        assert!(limiter.admit_forwarded(stranger, &forwarded("1.2.3.4")).is_some());
+        let peer = ip("8.8.8.8");
+        assert!(limiter.admit_forwarded(peer, &forwarded("1.2.3.4")).is_some());
     }
 }

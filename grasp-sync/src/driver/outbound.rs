@@ -341,7 +341,7 @@ pub async fn relay_information(
     policy: OutboundPolicy,
     roots: &Roots,
 ) -> Option<RelayFacts> {
-    facts_of(Outbound::new(policy, roots).get(relay, Provenance::Stranger)).await
+    facts_of(Outbound::new(policy, roots).get(relay, Provenance::Event)).await
 }
 
 async fn facts_of(get: impl Future<Output = Result<Response<Bytes>, Fault>>) -> Option<RelayFacts> {
@@ -391,7 +391,7 @@ mod tests {
     #[tokio::test]
     async fn untrusted_names_lead_to_no_private_address() {
         for url in ["ws://127.0.0.1:1", "wss://[::1]", "ws://localhost", "ws://10.0.0.1/x"] {
-            assert_eq!(route(url, Provenance::Stranger).await, Err(Fault::Forbidden), "{url}");
+            assert_eq!(route(url, Provenance::Event).await, Err(Fault::Forbidden), "{url}");
         }
     }
 

@@ -135,7 +135,7 @@ impl EventLoop {
     }
 
     fn connect(&mut self, relay: RelayUrl, conn: ConnId, configured: bool) {
-        let from = if configured { Provenance::Operator } else { Provenance::Stranger };
+        let from = if configured { Provenance::Operator } else { Provenance::Event };
         let target = Target { relay, conn, from };
         self.handles.insert(conn, Handle::start(Arc::clone(&self.shared), target));
     }

@@ -196,9 +196,9 @@ fn coordinates_that_never_come_keep_no_others_from_waiting() {
     let mut index = index([announced(1, Full, &["a"])]);
     let (app, release) = (member(32_267, "app"), member(30_063, "app@1"));
     for n in 0..20_000 {
-        let stranger = Coordinate { public_key: repo(7).owner, ..member(30_063, &n.to_string()) };
+        let other = Coordinate { public_key: repo(7).owner, ..member(30_063, &n.to_string()) };
         let nothing = member(32_267, &format!("nothing {n}"));
-        index.apply([member_added(&stranger, &[], &[&nothing])]);
+        index.apply([member_added(&other, &[], &[&nothing])]);
     }
     index.apply([member_added(&release, &[], &[&app]), member_added(&app, &[1], &[])]);
     assert_eq!(coordinates(&index, "a"), [release, app]);

@@ -36,13 +36,13 @@ enum Program {
     RustNostr,
 }
 
-struct Stranger {
+struct OtherRelay {
     process: Child,
     port: u16,
     _folder: tempfile::TempDir,
 }
 
-impl Drop for Stranger {
+impl Drop for OtherRelay {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -72,12 +72,12 @@ impl Program {
     }
 
     /// Starts it; `None` where it is not installed.
-    async fn start(self) -> Option<Stranger> {
+    async fn start(self) -> Option<OtherRelay> {
         let Some(program) = self.find() else {
             skipped(&format!("{} is not installed (`just other-relays`)", self.name()));
             return None;
         };
-        let starting = Stranger::start(&program, |port, folder, command| match self {
+        let starting = OtherRelay::start(&program, |port, folder, command| match self {
             Self::NostrRs => {
                 let config = folder.join("config.toml");
                 let text = format!("[network]\naddress = \"127.0.0.1\"\nport = {port}\n");
@@ -92,7 +92,7 @@ impl Program {
 
 type Socket = WebSocketStream<TcpStream>;
 
-impl Stranger {
+impl OtherRelay {
     /// Runs a program that listens at a free port, and waits until it does.
     async fn start(program: &Path, configure: impl FnOnce(u16, &Path, &mut Command)) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -102,14 +102,14 @@ impl Stranger {
         let mut command = Command::new(program);
         configure(port, folder.path(), &mut command);
         command.current_dir(folder.path()).stdout(Stdio::null()).stderr(Stdio::null());
-        let stranger = Self { process: command.spawn().unwrap(), port, _folder: folder };
+        let relay = Self { process: command.spawn().unwrap(), port, _folder: folder };
         let asking = async {
-            while stranger.try_connect().await.is_none() {
+            while relay.try_connect().await.is_none() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
         tokio::time::timeout(TEST_TIMEOUT, asking).await.expect("the relay starts in time");
-        stranger
+        relay
     }
 
     fn url(&self) -> RelayUrl {
@@ -182,7 +182,7 @@ impl Observer for Reports {
 }
 
 /// Returns a repository with more issues than a page holds, some in the same second, and a comment on every tenth.
-fn conversation(author: &Author, relay: &RelayUrl) -> (Event, Vec<Event>) {
+fn repository_with_issues(author: &Author, relay: &RelayUrl) -> (Event, Vec<Event>) {
     let repo = author.repo("grasp").to_string();
     let began = Timestamp::now().as_secs() - 10_000;
     let issue = |n: u64| author.issue_at(&repo, &n.to_string(), began + n / 3);
@@ -194,11 +194,11 @@ fn conversation(author: &Author, relay: &RelayUrl) -> (Event, Vec<Event>) {
 
 /// Syncs from it with a third of its events stored; asserts that the others arrive, and one that is published later.
 async fn assert_synced_from(program: Program) {
-    let Some(stranger) = program.start().await else { return };
+    let Some(relay) = program.start().await else { return };
     let author = Author::new();
-    let (announcement, events) = conversation(&author, &stranger.url());
-    stranger.publish(std::slice::from_ref(&announcement)).await;
-    stranger.publish(&events).await;
+    let (announcement, events) = repository_with_issues(&author, &relay.url());
+    relay.publish(std::slice::from_ref(&announcement)).await;
+    relay.publish(&events).await;
     let local = Local::new();
     let _ = local.publish(&announcement);
     events[..250].iter().for_each(|event| _ = local.publish(event));
@@ -209,7 +209,7 @@ async fn assert_synced_from(program: Program) {
     let syncer = Syncer::start(Arc::new(local.clone()), settings).await.unwrap();
     local.until_has(&events.iter().collect::<Vec<_>>()).await;
     let is_done = |status: &RelayStatus| status.synced_at.is_some() && status.backlog == 0;
-    let status = Local::until_status(&syncer, &stranger.url(), is_done).await;
+    let status = Local::until_status(&syncer, &relay.url(), is_done).await;
     let no_negentropy = |report: &Report| matches!(report, Report::NoNegentropy { .. });
     let paged = reports.0.lock().unwrap().iter().filter(|report| no_negentropy(report)).count();
     println!("{}: {:?}, paged: {paged}", program.name(), status.counts);
@@ -222,27 +222,27 @@ async fn assert_synced_from(program: Program) {
     }
 
     let live = author.issue(&author.repo("grasp"), "live");
-    stranger.publish(std::slice::from_ref(&live)).await;
+    relay.publish(std::slice::from_ref(&live)).await;
     local.until_has(&[&live]).await;
     syncer.stop().await;
 }
 
 /// Uses it as the local relay, with a sidecar that copies what another relay has, stored and live.
 async fn assert_kept_complete(program: Program) {
-    let Some(stranger) = program.start().await else { return };
+    let Some(relay) = program.start().await else { return };
     let author = Author::new();
     let there = HonestRelay::new([]);
     let remote = there.start().await;
-    let (announcement, events) = conversation(&author, &remote.url());
+    let (announcement, events) = repository_with_issues(&author, &remote.url());
     events.iter().for_each(|event| _ = there.publish(event.clone()));
-    stranger.publish(std::slice::from_ref(&announcement)).await;
+    relay.publish(std::slice::from_ref(&announcement)).await;
 
-    let sidecar = Arc::new(Sidecar::start(stranger.url()));
+    let sidecar = Arc::new(Sidecar::start(relay.url()));
     let syncer = Syncer::start(sidecar, Local::settings(&[])).await.unwrap();
-    stranger.until_serves(&events).await;
+    relay.until_serves(&events).await;
     let live = author.issue(&author.repo("grasp"), "live");
     there.publish(live.clone());
-    stranger.until_serves(&[live]).await;
+    relay.until_serves(&[live]).await;
     syncer.stop().await;
 }
 
@@ -277,10 +277,10 @@ async fn the_example_relay_keeps_itself_complete() {
     let author = Author::new();
     let there = HonestRelay::new([]);
     let remote = there.start().await;
-    let (announcement, events) = conversation(&author, &remote.url());
+    let (announcement, events) = repository_with_issues(&author, &remote.url());
     events.iter().chain([&announcement]).for_each(|event| _ = there.publish(event.clone()));
 
-    let example = Stranger::start(&program, |port, _, command| {
+    let example = OtherRelay::start(&program, |port, _, command| {
         let here = format!("127.0.0.1:{port}");
         command.args([here.as_str(), "us.example", remote.url().as_str()]);
     });

@@ -29,7 +29,7 @@ const MIB: u64 = 1024 * 1024;
 /// Files that git may write independent of the limit of received data.
 const LEAST_FILE: u64 = 64 * MIB;
 
-/// Memory for receiving a stranger's pack: git needs some for itself, and for one object at a time.
+/// Memory for receiving a pack without authority: git needs some for itself, and for one object at a time.
 const RECEIVING_MEMORY: u64 = 24 * MIB;
 
 /// Memory for resolving the deltas of a pack of any size without authority: two objects of the largest size that git
