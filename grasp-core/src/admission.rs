@@ -116,12 +116,12 @@ fn judge_kind(
     }
 }
 
-/// Limits the announcements of one name, and their bytes: any author may announce under any name, and each push and
-/// each state of that name reads all of them.
-const MAX_PER_NAME: Share = Share { count: 2_048, bytes: 2 * 1024 * 1024 };
+/// Limits the announcements of one identifier, and their bytes: any author may announce any identifier, and each push
+/// and each state of it reads all of them.
+const MAX_PER_IDENTIFIER: Share = Share { count: 2_048, bytes: 2 * 1024 * 1024 };
 
-/// The part of it that is reserved for owners of repositories served under the name, and for those they list.
-const RESERVED_PER_NAME: Share = Share { count: 512, bytes: 512 * 1024 };
+/// The part of it that is reserved for owners of repositories served under the identifier, and for those they list.
+const RESERVED_PER_IDENTIFIER: Share = Share { count: 512, bytes: 512 * 1024 };
 
 /// Size up to which an announcement is not counted in bytes.
 const SMALL_ANNOUNCEMENT_BYTES: u64 = 4 * 1024;
@@ -130,7 +130,8 @@ const SMALL_ANNOUNCEMENT_BYTES: u64 = 4 * 1024;
 fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<Verdict, Rejection> {
     let new = Announcement::parse(event)?;
     if size(event) > Announcement::MAX_EVENT_BYTES as u64 {
-        let why = format!("an announcement may have {} bytes", Announcement::MAX_EVENT_BYTES);
+        let why =
+            format!("an announcement may have at most {} bytes", Announcement::MAX_EVENT_BYTES);
         return Err(Rejection::Malformed(why));
     }
     if policy.bans.repos.contains(&new.repo) {
@@ -161,7 +162,7 @@ fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<V
     }
 }
 
-/// Returns whether an announcement is within the limits of its name.
+/// Returns whether an announcement is within the limits of its identifier.
 fn has_room(policy: &Policy, new: &Announcement, event: &Event, facts: &Facts) -> bool {
     let owner = &new.repo.owner;
     let is_own = |known: &KnownAnnouncement| known.announcement.repo == new.repo;
@@ -170,10 +171,10 @@ fn has_room(policy: &Policy, new: &Announcement, event: &Event, facts: &Facts) -
         known.presence == Presence::Stored && policy.hosts(&known.announcement)
     };
     let mut served = facts.announcements.iter().filter(is_served);
-    let Share { mut count, mut bytes } = MAX_PER_NAME;
+    let Share { mut count, mut bytes } = MAX_PER_IDENTIFIER;
     if !served.any(|known| is_own(known) || known.announcement.maintainer_list.lists(owner)) {
-        count -= RESERVED_PER_NAME.count;
-        bytes -= RESERVED_PER_NAME.bytes;
+        count -= RESERVED_PER_IDENTIFIER.count;
+        bytes -= RESERVED_PER_IDENTIFIER.bytes;
     }
     let size = size(event);
     let is_small = size <= SMALL_ANNOUNCEMENT_BYTES;
@@ -196,7 +197,7 @@ fn not_listed(event: &Event) -> Rejection {
     Rejection::NotListed { clone: values("clone"), relays: values("relays") }
 }
 
-/// Judges a state (kind 30618) by the maintainer sets of the repositories of its name that are hosted here.
+/// Judges a state (kind 30618) by the maintainer sets of the repositories of its identifier that are hosted here.
 fn judge_state(policy: &Policy, event: &Event, facts: &Facts) -> Result<Verdict, Rejection> {
     let state = State::parse(event)?;
     if facts.latest.is_some_and(|latest| latest > state.version) {

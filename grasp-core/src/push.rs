@@ -430,7 +430,9 @@ pub enum RefRefusal {
     /// Another ref of the same state has changed since the client read it.
     #[error("other refs have moved meanwhile, fetch first")]
     OthersMoved,
-    #[error("one push may bring {MAX_UPLOADS} uploads for events that are not here yet")]
+    #[error(
+        "one push may have at most {MAX_UPLOADS} uploads for events that this server does not have"
+    )]
     TooManyUploads,
     /// Another ref of an atomic push was refused.
     #[error("atomic push failed")]

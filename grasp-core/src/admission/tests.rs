@@ -497,6 +497,8 @@ fn the_announcements_of_one_identifier_are_bounded_in_bytes() {
     assert_eq!(verdict_on(&policy(), long(1_000), ALICE, &with(3 * MIB)), held);
     let verdict = verdict_on(&policy(), long(64 * 1024), ALICE, &with(0));
     assert!(is_malformed(&verdict));
+    let message = verdict.outcome().answer().message;
+    assert_eq!(message, "invalid: an announcement may have at most 65536 bytes");
 }
 
 #[test]

@@ -126,7 +126,7 @@ pub enum Rejection {
     Deleted,
     #[error("invalid: this pubkey has requested to vanish")]
     Vanished,
-    #[error("blocked: this author or repository is not welcome here")]
+    #[error("blocked: this author or repository is banned on this server")]
     Banned,
     #[error(
         "invalid: the announcement must list this service under clone and relays; clone: {}; relays: {}",
@@ -146,11 +146,11 @@ pub enum Rejection {
     #[error("restricted: event must reference an accepted repository or accepted event")]
     Unrelated,
     #[error(
-        "restricted: profiles and relay lists are kept only of authors who own a repository here or take part in its \
+        "restricted: profiles and relay lists are stored only of authors who own a repository here or take part in its \
          threads"
     )]
     UnknownAuthor,
-    #[error("invalid: events of this kind are not kept")]
+    #[error("invalid: events of this kind are not stored")]
     NeverStored,
     #[error("invalid: the deletion request names an event of another author")]
     ForeignDeletion,
@@ -170,7 +170,7 @@ pub enum Rejection {
     #[error("rate-limited: too many events of this author or thread today")]
     RateLimited,
     /// The client's network, or all clients together, have used their share of lookups.
-    #[error("rate-limited: this network uses its share of this relay, try again in a minute")]
+    #[error("rate-limited: this network has used its share of lookups, try again in a minute")]
     Busy,
     #[error("error: the event could not be stored, try again")]
     Internal,

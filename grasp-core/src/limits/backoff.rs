@@ -136,7 +136,7 @@ impl Backoff {
         let longest_pause = policy.dead_retry.max(policy.cap);
         let cap = policy.cap.max(policy.first);
         let phase = Phase::Waiting {
-            delay: Duration::from_millis(snapshot.rest_ms).clamp(policy.first, cap),
+            delay: Duration::from_millis(snapshot.delay_ms).clamp(policy.first, cap),
             failing_for: Duration::from_secs(snapshot.failing_secs),
             failed_at: now.mono,
             retry_at: now.mono + Duration::from_secs(remaining).min(longest_pause),
@@ -246,17 +246,17 @@ impl Backoff {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackoffSnapshot {
     /// The step that the doubling had reached, in milliseconds.
-    pub rest_ms: u64,
+    pub delay_ms: u64,
     /// Duration of the streak of failures, in seconds.
     pub failing_secs: u64,
-    /// End of the pause.
+    /// Time of the next try.
     pub retry_at: Timestamp,
 }
 
 impl BackoffSnapshot {
     fn new(delay: Duration, failing_for: Duration, retry_at: Timestamp) -> Self {
         Self {
-            rest_ms: u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
+            delay_ms: u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
             failing_secs: failing_for.as_secs(),
             retry_at,
         }
@@ -438,7 +438,7 @@ mod tests {
     #[test]
     fn downtime_of_the_process_makes_no_peer_dead() {
         let snapshot = BackoffSnapshot {
-            rest_ms: 5_000,
+            delay_ms: 5_000,
             failing_secs: 0,
             retry_at: Timestamp::from_secs(1_000),
         };
@@ -453,7 +453,7 @@ mod tests {
     #[test]
     fn a_damaged_snapshot_stays_within_the_policy() {
         let snapshot = BackoffSnapshot {
-            rest_ms: u64::MAX,
+            delay_ms: u64::MAX,
             failing_secs: u64::MAX,
             retry_at: Timestamp::max(),
         };

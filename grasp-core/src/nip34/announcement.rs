@@ -34,7 +34,7 @@ pub struct Announcement {
     pub repo: RepoId,
     /// Which version of the announcement this is.
     pub version: Version,
-    /// Git servers that we could talk to, in the author's order, each once.
+    /// Usable clone URLs, in the author's order, each once. Unusable ones are left out.
     pub clone: Vec<CloneUrl>,
     /// Relays, in the author's order, each once.
     pub relays: Vec<RelayUrl>,
@@ -69,7 +69,7 @@ impl Announcement {
         })
     }
 
-    /// Whether the author asks this very service to host the repository: as git server *and* as relay.
+    /// Returns whether the author asks this service to host the repository: as git server *and* as relay.
     pub fn lists(&self, service: &ServiceIdentity) -> bool {
         self.clone.iter().any(|url| service.serves(url, &self.repo))
             && self.relays.iter().any(|url| service.is_own_url(url.as_str()))

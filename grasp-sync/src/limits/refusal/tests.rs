@@ -229,6 +229,34 @@ fn repository_names_decide_nothing() {
 }
 
 #[test]
+fn texts_of_other_versions_of_this_server_mean_the_same() {
+    use grasp_core::admission::Rejection;
+
+    let earlier = [
+        (Rejection::RepositoryQuota, "rate-limited: too much is waiting for git data already"),
+        (Rejection::IdentifierQuota, "rate-limited: too much is waiting for git data already"),
+        (Rejection::Quota, "rate-limited: too much is waiting for git data already"),
+        (
+            Rejection::Busy,
+            "rate-limited: this network uses its share of this relay, try again in a minute",
+        ),
+        (Rejection::Banned, "blocked: this author or repository is not welcome here"),
+        (Rejection::NeverStored, "invalid: events of this kind are not kept"),
+        (
+            Rejection::UnknownAuthor,
+            "restricted: profiles and relay lists are kept only of authors who own a repository here",
+        ),
+    ];
+    for (rejection, earlier) in earlier {
+        for heard in [Closed, LiveClosed, NegErr, Notice] {
+            let current = Refusal::read(heard, &rejection.to_string());
+            assert_eq!(current, Refusal::read(heard, earlier), "{heard:?} {rejection}");
+            assert!(!matches!(current, Refusal::Unknown | Refusal::Remark), "{rejection}");
+        }
+    }
+}
+
+#[test]
 fn labels_are_distinct() {
     let all = [
         Refusal::Rate,
