@@ -50,7 +50,7 @@ pub use self::io::{
 use self::job::Method;
 use self::rejected::Rejected;
 #[cfg(test)]
-pub(crate) use self::relay::COVERAGE_CAPACITY;
+pub(crate) use self::relay::MAX_PROOFS;
 pub use self::relay::RelayRecord;
 use self::relay::{EngineState, Records, Relay};
 pub use self::suspended::Parked;

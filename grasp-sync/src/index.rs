@@ -14,9 +14,9 @@
 //! [`compute_actions`] is the only place that decides on new subscriptions: target − pending − confirmed. The items that
 //! it returns become a batch, and are confirmed ([`RelayState::confirm`]) when that is complete.
 
-mod coverage;
 mod filters;
 mod items;
+mod proofs;
 mod roots;
 mod state;
 mod threads;
@@ -28,13 +28,13 @@ use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
 use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
-pub(crate) use self::coverage::ProvenItems;
-pub use self::coverage::{CoverageSet, FilterHash, Proof};
 pub use self::filters::{
     MAX_SHARED_VALUE_BYTES, RequestBudget, build_announcement_filter,
     build_layer2_and_layer3_filters, pack_requests, tagged_one_of_our_repo_event_filters,
     tagged_one_of_our_root_event_filters,
 };
+pub(crate) use self::proofs::ProvenItems;
+pub use self::proofs::{FilterHash, Proof, ProofSet};
 use self::state::Before;
 pub use self::state::{History, RETENTION, RelayState, SyncDelta, compute_actions};
 #[doc(no_inline)]

@@ -203,7 +203,7 @@ fn write_all(store: &mut dyn RecordStore, mut waiting: mpsc::Receiver<Vec<RelayR
 
 #[cfg(test)]
 mod tests {
-    use crate::index::{CoverageSet, FilterHash, Proof};
+    use crate::index::{FilterHash, Proof, ProofSet};
     use grasp_core::nostr::filter::Filter;
 
     use super::*;
@@ -213,12 +213,12 @@ mod tests {
         RelayRecord { retained_bytes: Some(bytes), ..RelayRecord::new(relay) }
     }
 
-    fn proven() -> CoverageSet {
-        let mut coverage = CoverageSet::with_capacity(1);
+    fn proven() -> ProofSet {
+        let mut proofs = ProofSet::with_capacity(1);
         let (filter, since, until, at) =
             (FilterHash::of(&Filter::new()), 0.into(), 9.into(), 9.into());
-        coverage.add(Proof { filter, since, until, at });
-        coverage
+        proofs.add(Proof { filter, since, until, at });
+        proofs
     }
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
         let made_up: Vec<_> = (0..MAX_RECORDS + 100).map(|n| record(n, 1)).collect();
         let gave = RelayRecord {
             relay: "wss://z.example".parse().unwrap(),
-            coverage: proven(),
+            proofs: proven(),
             ..record(0, 1)
         };
         file.save(&made_up).unwrap();

@@ -239,7 +239,7 @@ impl Backlog {
         }
         let Some(job) = self.end(id) else { return };
         if let Some(proof) = job.proof(ctx.now.unix) {
-            ctx.history.kept.coverage.add(proof);
+            ctx.history.kept.proofs.add(proof);
         }
         if let Some(batch) = self.batches.get_mut(&id.batch).filter(|_| job.is_paged()) {
             batch.sync_method = SyncMethod::ReqEose;
@@ -405,7 +405,7 @@ fn plan(ctx: &Context<'_>, purpose: Purpose, filter: Filter, method: Method) -> 
     if method == Method::Page || is_rechecked || is_reach_back || !purpose.is_history() {
         return (filter, method);
     }
-    match ctx.history.kept.coverage.since(&FilterHash::of(&filter), None) {
+    match ctx.history.kept.proofs.since(&FilterHash::of(&filter), None) {
         Some(proof) if proof.at >= ctx.history.pass.began => {
             (filter.since(proof.until - RETENTION), Method::Page)
         }

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::index::{CoverageSet, ProvenItems, RETENTION, RelayState, RelaySyncNeeds};
+use crate::index::{ProofSet, ProvenItems, RETENTION, RelayState, RelaySyncNeeds};
 use crate::limits::{LONGEST_PAUSE, Pace, SlotLedger};
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::{Backoff, BackoffPolicy};
@@ -14,7 +14,7 @@ use grasp_core::{Mono, Now, RelayUrl};
 use super::Config;
 use super::facts::{RelayFacts, RelayProfile};
 use super::health::RelayHealth;
-use super::relay::{COVERAGE_CAPACITY, Context, Link, RelayRecord};
+use super::relay::{Context, Link, MAX_PROOFS, RelayRecord};
 use super::retry::Wants;
 use super::suspended::Suspended;
 
@@ -114,7 +114,7 @@ impl RelayHistory {
 
     /// Forgets what the relay has delivered, because the local relay lost it.
     pub(super) fn forget_delivered(&mut self, now: Timestamp) {
-        self.kept.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
+        self.kept.proofs = ProofSet::with_capacity(MAX_PROOFS);
         self.begin_pass(now, PassKind::Fresh);
         self.listening_times = ListeningTimes::default();
     }
@@ -132,15 +132,15 @@ impl RelayHistory {
 
     /// Returns the record of the relay.
     pub(super) fn record(&self, now: Now, link: &Link) -> RelayRecord {
-        let mut coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
-        let counts = self.kept.coverage.proofs().filter(|proof| proof.at >= self.pass.began);
-        counts.for_each(|proof| coverage.add(*proof));
+        let mut proofs = ProofSet::with_capacity(MAX_PROOFS);
+        let counts = self.kept.proofs.iter().filter(|proof| proof.at >= self.pass.began);
+        counts.for_each(|proof| proofs.add(*proof));
         let until = match (self.state.last_connected(), link) {
             (None, _) => self.pass.complete_until,
             (Some(last), Link::Up(session)) => session.heard_until(now.unix).unwrap_or(last),
             (Some(last), _) => last,
         };
-        coverage.add_items(&self.state.confirmed, until, self.pass.began);
+        proofs.add_items(&self.state.confirmed, until, self.pass.began);
         // In whole seconds, rounded up.
         let pause = self.pace.reopens_at() - now.mono + Duration::from_secs(1);
         RelayRecord {
@@ -150,7 +150,7 @@ impl RelayHistory {
             parked: self.suspended.parked(now),
             is_forging: self.health.is_forging,
             seen: self.health.seen(now.mono),
-            coverage,
+            proofs,
             ..self.kept.clone()
         }
     }
@@ -232,7 +232,7 @@ fn continue_pass(ctx: &mut Context<'_>, kept: RelaySyncNeeds) -> StartMode {
     let HistoryPass { began, complete_until, .. } = ctx.history.pass;
     let known = if kept.is_empty() {
         let target = ctx.shared.index.target(ctx.relay).unwrap_or_default();
-        ctx.history.kept.coverage.proven_items(&target, began)
+        ctx.history.kept.proofs.proven_items(&target, began)
     } else {
         Some(ProvenItems { items: kept, until: complete_until, at: began })
     };

@@ -22,7 +22,7 @@ use super::missing::Question;
 use super::rejected::Rejected;
 use super::session::Session;
 use super::suspended::{Parked, RequestMode};
-use crate::index::{CoverageSet, RelaySyncNeeds, SyncIndex};
+use crate::index::{ProofSet, RelaySyncNeeds, SyncIndex};
 use crate::memory::Memory;
 
 /// Time after which a handshake is given up if the driver does not answer.
@@ -304,8 +304,8 @@ pub struct RelayRecord {
     /// Its reliability so far.
     #[serde(default)]
     pub seen: PeerReliability,
-    /// What it has delivered completely.
-    pub coverage: CoverageSet,
+    /// Proofs of the history that it has sent completely.
+    pub proofs: ProofSet,
 }
 
 impl RelayRecord {
@@ -324,18 +324,18 @@ impl RelayRecord {
             waits_since: None,
             is_forging: false,
             seen: PeerReliability::default(),
-            coverage: CoverageSet::with_capacity(COVERAGE_CAPACITY),
+            proofs: ProofSet::with_capacity(MAX_PROOFS),
         }
     }
 
     /// Returns whether the relay never delivered anything, so that little is lost with this.
     pub(crate) fn is_empty(&self) -> bool {
-        self.coverage.proofs().next().is_none()
+        self.proofs.iter().next().is_none()
     }
 }
 
 /// Proofs kept for each relay.
-pub(crate) const COVERAGE_CAPACITY: usize = 500;
+pub(crate) const MAX_PROOFS: usize = 500;
 
 /// Records of relays that are not targets at the moment: restored ones whose repositories are not known yet, and
 /// retired ones, so that removing and adding a relay resets nothing.
@@ -474,14 +474,14 @@ mod tests {
     use super::*;
 
     fn record(relay: &str, gave: bool) -> RelayRecord {
-        let mut coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
+        let mut proofs = ProofSet::with_capacity(MAX_PROOFS);
         if gave {
             let filter = FilterHash::of(&Filter::new());
             let (since, until, at) = (0.into(), 9.into(), 9.into());
-            coverage.add(Proof { filter, since, until, at });
+            proofs.add(Proof { filter, since, until, at });
         }
         let relay = format!("wss://{relay}.example").parse().unwrap();
-        RelayRecord { coverage, ..RelayRecord::new(relay) }
+        RelayRecord { proofs, ..RelayRecord::new(relay) }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::mem::discriminant;
 use std::net::IpAddr;
 
-use crate::index::{CoverageSet, IndexChange};
+use crate::index::{IndexChange, ProofSet};
 use grasp_core::limits::Admit;
 use grasp_core::resources::{Claimant, Grant};
 use grasp_core::{Now, RelayUrl};
@@ -14,7 +14,7 @@ use super::facts::RelayFacts;
 use super::history::RelayHistory;
 use super::io::{ConnId, Output, Report};
 use super::job::Method;
-use super::relay::{self, COVERAGE_CAPACITY, Context, Link, Relay, RelayRecord};
+use super::relay::{self, Context, Link, MAX_PROOFS, Relay, RelayRecord};
 use super::{SyncEngine, connections};
 
 /// Relays that are followed; half of them at most for held announcements only, a quarter for one owner.
@@ -124,7 +124,7 @@ impl SyncEngine {
     /// Fetches everything again from matching relays, because the local relay lost what they gave.
     pub(super) fn begin_anew(&mut self, now: Now, which: impl Fn(&RelayHistory) -> bool) {
         for record in self.records.0.values_mut() {
-            record.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
+            record.proofs = ProofSet::with_capacity(MAX_PROOFS);
         }
         let relays = self.relays.iter().filter(|(_, relay)| which(&relay.history));
         let relays: Vec<_> = relays.map(|(url, _)| url.clone()).collect();

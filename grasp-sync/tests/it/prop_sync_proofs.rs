@@ -1,6 +1,6 @@
 //! A set of proofs covers exactly the windows that were added.
 
-use grasp_sync::index::{CoverageSet, FilterHash, Proof};
+use grasp_sync::index::{FilterHash, Proof, ProofSet};
 use nostr::filter::Filter;
 use nostr::types::Timestamp;
 use proptest::collection::vec;
@@ -37,7 +37,7 @@ fn covered_until(proofs: &[Proof], filter: FilterHash, since: Timestamp) -> Opti
 proptest! {
     #[test]
     fn coverage_ends_with_the_last_touching_proof(proofs in vec(any_proof(), 0..20), since in 0..30u64) {
-        let mut set = CoverageSet::with_capacity(100);
+        let mut set = ProofSet::with_capacity(100);
         proofs.iter().for_each(|proof| set.add(*proof));
         let since = Timestamp::from_secs(since);
         for n in 0..3 {
@@ -57,10 +57,10 @@ proptest! {
         proofs in vec(any_proof(), 0..40),
         capacity in 0..6usize,
     ) {
-        let mut set = CoverageSet::with_capacity(capacity);
+        let mut set = ProofSet::with_capacity(capacity);
         proofs.iter().for_each(|proof| set.add(*proof));
-        prop_assert!(set.proofs().count() <= capacity);
+        prop_assert!(set.iter().count() <= capacity);
         let text = serde_json::to_string(&set).unwrap();
-        prop_assert_eq!(serde_json::from_str::<CoverageSet>(&text).unwrap(), set);
+        prop_assert_eq!(serde_json::from_str::<ProofSet>(&text).unwrap(), set);
     }
 }

@@ -61,12 +61,12 @@ impl Proof {
 /// Touching windows of one filter are joined, so that a proof of all history with later catch-ups stays one.
 ///
 /// ```
-/// use grasp_sync::index::{CoverageSet, FilterHash, Proof, build_announcement_filter};
+/// use grasp_sync::index::{ProofSet, FilterHash, Proof, build_announcement_filter};
 /// use nostr::types::Timestamp;
 ///
 /// let filter = FilterHash::of(&build_announcement_filter(None));
 /// let secs = Timestamp::from_secs;
-/// let mut covered = CoverageSet::with_capacity(100);
+/// let mut covered = ProofSet::with_capacity(100);
 /// covered.add(Proof { filter, since: secs(0), until: secs(500), at: secs(510) });
 /// covered.add(Proof { filter, since: secs(400), until: secs(900), at: secs(910) });
 ///
@@ -75,7 +75,7 @@ impl Proof {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Stored")]
-pub struct CoverageSet {
+pub struct ProofSet {
     capacity: usize,
     /// Proofs by filter and start; those of one filter do not touch.
     proofs: Vec<Proof>,
@@ -88,7 +88,7 @@ struct Stored {
     proofs: Vec<Proof>,
 }
 
-impl From<Stored> for CoverageSet {
+impl From<Stored> for ProofSet {
     fn from(stored: Stored) -> Self {
         let mut set = Self::with_capacity(stored.capacity);
         stored.proofs.into_iter().for_each(|proof| set.add(proof));
@@ -96,7 +96,7 @@ impl From<Stored> for CoverageSet {
     }
 }
 
-impl CoverageSet {
+impl ProofSet {
     /// Returns an empty set for at most this many proofs.
     pub fn with_capacity(capacity: usize) -> Self {
         Self { capacity, proofs: Vec::new() }
@@ -133,7 +133,7 @@ impl CoverageSet {
     }
 
     /// Returns every proof.
-    pub fn proofs(&self) -> impl Iterator<Item = &Proof> {
+    pub fn iter(&self) -> impl Iterator<Item = &Proof> {
         self.proofs.iter()
     }
 
@@ -239,7 +239,7 @@ mod tests {
 
     use super::super::build_announcement_filter;
     use super::*;
-    use crate::engine::COVERAGE_CAPACITY;
+    use crate::engine::MAX_PROOFS;
 
     fn secs(n: u64) -> Timestamp {
         Timestamp::from_secs(n)
@@ -253,8 +253,8 @@ mod tests {
         Proof { filter: hash(n), since: secs(since), until: secs(until), at: secs(at) }
     }
 
-    fn set(proofs: &[Proof]) -> CoverageSet {
-        let mut set = CoverageSet::with_capacity(3);
+    fn set(proofs: &[Proof]) -> ProofSet {
+        let mut set = ProofSet::with_capacity(3);
         proofs.iter().for_each(|proof| set.add(*proof));
         set
     }
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(set.since(&hash(1), Some(secs(16))), Some(proof(1, 15, 20, 21)));
         set.add(proof(1, 9, 16, 30));
         assert_eq!(set.since(&hash(1), None), Some(proof(1, 0, 20, 11)));
-        assert_eq!(set.proofs().count(), 1);
+        assert_eq!(set.iter().count(), 1);
     }
 
     #[test]
@@ -313,7 +313,7 @@ mod tests {
         let mut set = set(&[proof(1, 0, 10, 1), proof(2, 0, 20, 2), proof(3, 0, 30, 3)]);
         set.add(proof(1, 10, 40, 4));
         set.add(proof(4, 0, 50, 5));
-        let left: Vec<_> = set.proofs().map(|proof| proof.filter).collect();
+        let left: Vec<_> = set.iter().map(|proof| proof.filter).collect();
         assert_eq!(left, [hash(1), hash(3), hash(4)]);
     }
 
@@ -321,11 +321,11 @@ mod tests {
     fn serialisation_round_trips_and_invalid_proofs_are_dropped() {
         let set = set(&[proof(1, 0, 10, 11), proof(2, 3, 4, 5)]);
         let text = serde_json::to_string(&set).unwrap();
-        assert_eq!(serde_json::from_str::<CoverageSet>(&text).unwrap(), set);
+        assert_eq!(serde_json::from_str::<ProofSet>(&text).unwrap(), set);
         let reversed = text.replace(r#""since":3"#, r#""since":9"#);
-        let read: CoverageSet = serde_json::from_str(&reversed).unwrap();
+        let read: ProofSet = serde_json::from_str(&reversed).unwrap();
         assert_eq!(read.since(&hash(2), Some(secs(9))), None);
-        assert_eq!(read.proofs().count(), 1);
+        assert_eq!(read.iter().count(), 1);
     }
 
     const UNTIL: Timestamp = Timestamp::from_secs(900);
@@ -349,8 +349,8 @@ mod tests {
         }
     }
 
-    fn covered(items: &RelaySyncNeeds) -> CoverageSet {
-        let mut set = CoverageSet::with_capacity(500);
+    fn covered(items: &RelaySyncNeeds) -> ProofSet {
+        let mut set = ProofSet::with_capacity(500);
         set.add_items(items, UNTIL, AT);
         set
     }
@@ -366,9 +366,9 @@ mod tests {
 
     #[test]
     fn a_new_item_unproves_only_its_own_bucket() {
-        let coverage = covered(&items(0..20, 0..3_000));
+        let proofs = covered(&items(0..20, 0..3_000));
         let more = items(0..21, 0..3_001);
-        let found = coverage.proven_items(&more, AT).unwrap().items;
+        let found = proofs.proven_items(&more, AT).unwrap().items;
         assert!(found.root_events.len() > 2_950, "{}", found.root_events.len());
         assert!(found.repos.len() >= 16, "{}", found.repos.len());
         assert!(!found.root_events.contains(&root(3_000)) && !found.repos.contains_key(&repo(20)));
@@ -384,9 +384,9 @@ mod tests {
     #[test]
     fn all_proofs_fit_a_record() {
         let all = items(0..255, 0..20_000);
-        let count = covered(&all).proofs().count();
+        let count = covered(&all).iter().count();
         let buckets = usize::from(ROOT_BUCKETS) + usize::from(REPO_BUCKETS);
         assert!((buckets - 4..=buckets).contains(&count), "{count} of {buckets}");
-        assert!(2 * count < COVERAGE_CAPACITY);
+        assert!(2 * count < MAX_PROOFS);
     }
 }
