@@ -53,7 +53,7 @@ use self::rejected::Rejected;
 pub(crate) use self::relay::MAX_PROOFS;
 pub use self::relay::RelayRecord;
 use self::relay::{EngineState, Records, Relay};
-pub use self::suspended::Parked;
+pub use self::suspended::SuspendedLayer;
 use crate::index::{RequestBudget, SyncIndex};
 use crate::limits::REQUEST_WATCHDOG;
 

@@ -350,7 +350,7 @@ impl Session {
         if self.full_sync.take().is_some() {
             ctx.history.filters_until = ctx.mono() + FALLBACK_FOR;
             self.live.needs_rebuild = true;
-            ctx.report(|relay| Report::CalledByName { relay });
+            ctx.report(|relay| Report::FullSyncEnded { relay });
         }
         // The live set may bring on such jobs until it is rebuilt.
         self.replace_by_filters(ctx, |_| true);

@@ -1,4 +1,4 @@
-//! The health of a relay: backoff, quarantine and reliability.
+//! The health of a relay: backoff, faults that make it unusable for a while, and reliability.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,17 +16,19 @@ const MAX_REPOS: usize = 200;
 /// Missing events of one repository that are remembered by id.
 const MAX_MISSING: usize = 1_000;
 
-/// Quarantine of a relay after a fault that is no outage: a name that does not exist, bad TLS, no websocket.
-const QUARANTINE: Duration = Duration::from_secs(12 * 60 * 60);
+/// Time for which a relay is not dialled after a fault that is no outage: a name that does not exist, bad TLS, no
+/// websocket.
+const UNUSABLE_FOR: Duration = Duration::from_secs(12 * 60 * 60);
 /// Forged events on one connection after which it is ended. Honest relays that never checked what they store have a few.
 pub(super) const MAX_FORGED: usize = 100;
 
+/// Decides when a relay may be dialled, and records how reliable it was.
 #[derive(Debug)]
 pub(super) struct RelayHealth {
     backoff: Backoff,
     /// The relay is not dialled until then, even if its backoff has ended.
-    quarantined_until: Mono,
-    /// True if the quarantine is by our own rule about addresses, which may have changed by the next start.
+    unusable_until: Mono,
+    /// True if it is unusable by our own rule about addresses, which may have changed by the next start.
     is_by_rule: bool,
     /// The reliability up to when it last connected or disconnected.
     pub(super) seen: PeerReliability,
@@ -48,14 +50,14 @@ pub(super) struct RelayHealth {
 }
 
 impl RelayHealth {
-    /// Restores the health that an earlier process recorded; without a quarantine if the operator names the relay.
+    /// Restores the health that an earlier process recorded. A relay that the operator names is usable at once.
     pub(super) fn new(now: Now, policy: BackoffPolicy, kept: &RelayRecord, is_named: bool) -> Self {
-        let until = kept.quarantined_until.filter(|_| !is_named).map_or(0, |until| until.as_secs());
+        let until = kept.unusable_until.filter(|_| !is_named).map_or(0, |until| until.as_secs());
         let left = Duration::from_secs(until.saturating_sub(now.unix.as_secs()));
         let restored = |snapshot| Backoff::restore(policy, now, snapshot);
         Self {
             backoff: kept.backoff.as_ref().map_or_else(|| Backoff::new(policy), restored),
-            quarantined_until: now.mono + left.min(SUSPENDED_FOR),
+            unusable_until: now.mono + left.min(SUSPENDED_FOR),
             is_by_rule: false,
             seen: kept.seen.clone(),
             forged: 0,
@@ -71,8 +73,8 @@ impl RelayHealth {
 
     /// Returns whether it may be dialled now, or when.
     pub(super) fn admit(&self, now: Mono) -> Admit {
-        if now < self.quarantined_until {
-            return Admit::Wait(self.quarantined_until);
+        if now < self.unusable_until {
+            return Admit::Wait(self.unusable_until);
         }
         self.backoff.admit(now)
     }
@@ -99,8 +101,8 @@ impl RelayHealth {
             | Fault::Certificate(_)
             | Fault::Tls
             | Fault::Protocol
-            | Fault::Forbidden => self.quarantine(now + QUARANTINE),
-            Fault::Private => self.quarantine(now + SUSPENDED_FOR),
+            | Fault::Forbidden => self.mark_unusable(now + UNUSABLE_FOR),
+            Fault::Private => self.mark_unusable(now + SUSPENDED_FOR),
         }
     }
 
@@ -140,9 +142,9 @@ impl RelayHealth {
         is_waited_for.then(|| self.since + self.settle)
     }
 
-    /// Extends the quarantine.
-    pub(super) fn quarantine(&mut self, until: Mono) {
-        self.quarantined_until = self.quarantined_until.max(until);
+    /// Marks the relay as unusable until then, or for longer if it is already.
+    pub(super) fn mark_unusable(&mut self, until: Mono) {
+        self.unusable_until = self.unusable_until.max(until);
     }
 
     /// Counts a comparison with our events.
@@ -196,8 +198,8 @@ impl RelayHealth {
         self.backoff.snapshot(now)
     }
 
-    pub(super) fn quarantined_until(&self, now: Now) -> Option<Timestamp> {
-        let left = self.quarantined_until - now.mono;
+    pub(super) fn unusable_until(&self, now: Now) -> Option<Timestamp> {
+        let left = self.unusable_until - now.mono;
         (!left.is_zero() && !self.is_by_rule).then(|| now.unix + left + Duration::from_secs(1))
     }
 
@@ -225,20 +227,20 @@ mod tests {
     fn restored(
         now: Now,
         backoff: Option<BackoffSnapshot>,
-        quarantined_until: Option<Timestamp>,
+        unusable_until: Option<Timestamp>,
     ) -> RelayHealth {
         let empty = RelayRecord::new("wss://a.example".parse().unwrap());
-        let kept = RelayRecord { backoff, quarantined_until, ..empty };
+        let kept = RelayRecord { backoff, unusable_until, ..empty };
         RelayHealth::new(now, BackoffPolicy::RELAY, &kept, false)
     }
 
     #[test]
-    fn faults_without_an_honest_reason_quarantine_for_half_a_day() {
+    fn faults_that_are_no_outage_make_unusable_for_half_a_day() {
         let certificate = Fault::Certificate(Flaw::Untrusted);
         for why in [Fault::NoSuchHost, certificate, Fault::Tls, Fault::Protocol, Fault::Forbidden] {
             let mut health = health();
             health.failed(Mono::from_secs(1), why);
-            let until = Mono::from_secs(1) + QUARANTINE;
+            let until = Mono::from_secs(1) + UNUSABLE_FOR;
             assert_eq!(health.admit(Mono::from_secs(2)), Admit::Wait(until));
             assert_eq!(health.admit(until), Admit::Go);
         }
@@ -248,23 +250,23 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_shortens_neither_backoff_nor_quarantine() {
+    fn a_restart_shortens_neither_backoff_nor_unusable_time() {
         let mut health = health();
         health.failed(Mono::from_secs(1), Fault::Tls);
-        let kept = (health.snapshot(at(1)), health.quarantined_until(at(1)));
+        let kept = (health.snapshot(at(1)), health.unusable_until(at(1)));
         let restored = |now: Now| restored(now, kept.0, kept.1);
         let Admit::Wait(until) = restored(at(60)).admit(Mono::from_secs(60)) else { panic!() };
-        assert!(until >= Mono::from_secs(1) + QUARANTINE);
+        assert!(until >= Mono::from_secs(1) + UNUSABLE_FOR);
         assert_eq!(restored(at(50_000)).admit(Mono::from_secs(50_000)), Admit::Go);
     }
 
     #[test]
-    fn a_quarantine_by_address_policy_ends_with_a_restart() {
+    fn unusable_by_address_policy_ends_with_a_restart() {
         let mut health = health();
         health.failed(Mono::from_secs(1), Fault::Forbidden);
-        assert_eq!(health.quarantined_until(at(1)), None);
+        assert_eq!(health.unusable_until(at(1)), None);
         health.failed(Mono::from_secs(2), Fault::Tls);
-        assert!(health.quarantined_until(at(2)).is_some());
+        assert!(health.unusable_until(at(2)).is_some());
     }
 
     #[test]
@@ -290,7 +292,7 @@ mod tests {
         health.connected(Mono::from_secs(16));
         health.failed(Mono::from_secs(20), Fault::Tls);
         let failure = health.failure(Mono::from_secs(20));
-        assert_eq!((failure.attempt, failure.retry_in), (1, QUARANTINE));
+        assert_eq!((failure.attempt, failure.retry_in), (1, UNUSABLE_FOR));
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub(super) struct RelayHistory {
 impl RelayHistory {
     /// Creates the history of a relay that is followed from now on, or continues that of an earlier process.
     ///
-    /// A relay that the operator names is not kept in quarantine: a restart may mean that its fault is repaired. Backoff
+    /// A relay that the operator names is usable at once: a restart may mean that its fault is repaired. Backoff
     /// between attempts remains.
     pub(super) fn new(
         now: Now,
@@ -82,7 +82,7 @@ impl RelayHistory {
             profile,
             pace,
             ledger: SlotLedger::new(profile.retained_bytes, None),
-            suspended: Suspended::restore(now, &kept.parked),
+            suspended: Suspended::restore(now, &kept.suspended),
             wants: Wants::default(),
             neg: Backoff::new(NEG_BACKOFF),
             filters_until: Mono::ZERO,
@@ -145,9 +145,9 @@ impl RelayHistory {
         let pause = self.pace.reopens_at() - now.mono + Duration::from_secs(1);
         RelayRecord {
             backoff: self.health.snapshot(now),
-            quarantined_until: self.health.quarantined_until(now),
+            unusable_until: self.health.unusable_until(now),
             paused_until: self.pace.is_paused(now.mono).then(|| now.unix + pause),
-            parked: self.suspended.parked(now),
+            suspended: self.suspended.record(now),
             is_forging: self.health.is_forging,
             seen: self.health.seen(now.mono),
             proofs,

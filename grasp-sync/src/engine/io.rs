@@ -445,7 +445,7 @@ pub enum Report {
     /// One second holds more events than a relay shows, however it is asked.
     GapSecond { relay: RelayUrl, at: Timestamp },
     /// A GRASP server has too little of what is wanted here for full sync: it is asked by filters again.
-    CalledByName { relay: RelayUrl },
+    FullSyncEnded { relay: RelayUrl },
     /// A relay was sent a request.
     Requested { relay: RelayUrl, request: Request },
     /// A live subscription was interrupted. Events that were published then are asked for by date, so one with an

@@ -21,7 +21,7 @@ use super::judge::Arrival;
 use super::missing::Question;
 use super::rejected::Rejected;
 use super::session::Session;
-use super::suspended::{Parked, RequestMode};
+use super::suspended::{RequestMode, SuspendedLayer};
 use crate::index::{ProofSet, RelaySyncNeeds, SyncIndex};
 use crate::memory::Memory;
 
@@ -279,13 +279,13 @@ pub struct RelayRecord {
     pub relay: RelayUrl,
     /// Its failures, if it is not healthy.
     pub backoff: Option<BackoffSnapshot>,
-    /// The end of its quarantine, in which it is not dialled.
-    pub quarantined_until: Option<Timestamp>,
+    /// Time until which it is not dialled, even if its backoff has ended.
+    pub unusable_until: Option<Timestamp>,
     /// The end of the pause that its rate limit made necessary.
     pub paused_until: Option<Timestamp>,
-    /// Requests that it refuses.
+    /// Layers that are suspended.
     #[serde(default)]
-    pub parked: Vec<Parked>,
+    pub suspended: Vec<SuspendedLayer>,
     /// The end of the last full pass.
     pub full_pass_at: Option<Timestamp>,
     /// Bytes of subscriptions that it remembers at most, as it said.
@@ -314,9 +314,9 @@ impl RelayRecord {
         Self {
             relay,
             backoff: None,
-            quarantined_until: None,
+            unusable_until: None,
             paused_until: None,
-            parked: Vec::new(),
+            suspended: Vec::new(),
             full_pass_at: None,
             retained_bytes: None,
             interrupted: 0,

@@ -44,34 +44,34 @@ struct Suspension {
     is_probed: bool,
 }
 
-/// A request that a relay refuses, as it is remembered across a restart.
+/// A suspended layer, as it is recorded across restarts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Parked {
+pub struct SuspendedLayer {
     layer: Layer,
-    #[serde(rename = "way")]
     mode: RequestMode,
     until: Timestamp,
 }
 
 impl Suspended {
     /// Restores the suspensions of an earlier process. A clock that was set back makes no suspension longer.
-    pub(super) fn restore(now: Now, parked: &[Parked]) -> Self {
-        let until = |one: &Parked| {
+    pub(super) fn restore(now: Now, suspended: &[SuspendedLayer]) -> Self {
+        let until = |one: &SuspendedLayer| {
             let left = one.until.as_secs().saturating_sub(now.unix.as_secs());
             now.mono + Duration::from_secs(left).min(SUSPENDED_FOR)
         };
         let suspension = |one| Suspension { until: until(one), is_probed: false };
-        let layers = parked.iter().map(|one| ((one.layer, one.mode), suspension(one)));
+        let layers = suspended.iter().map(|one| ((one.layer, one.mode), suspension(one)));
         Self { layers: layers.collect(), ..Self::default() }
     }
 
     /// Returns the suspended layers for the record.
-    pub(super) fn parked(&self, now: Now) -> Vec<Parked> {
+    pub(super) fn record(&self, now: Now) -> Vec<SuspendedLayer> {
         let until = |suspension: &Suspension| match suspension.is_probed {
             true => now.unix,
             false => now.unix + (suspension.until - now.mono),
         };
-        let one = |(&(layer, mode), suspension)| Parked { layer, mode, until: until(suspension) };
+        let one =
+            |(&(layer, mode), suspension)| SuspendedLayer { layer, mode, until: until(suspension) };
         self.layers.iter().map(one).collect()
     }
 
@@ -171,7 +171,7 @@ mod tests {
         let at = |secs| Now::new(Mono::from_secs(secs), Timestamp::from_secs(1_700_000_000 + secs));
         let mut suspended = Suspended::default();
         suspended.suspend(at(50).mono, Layer::Roots, RequestMode::Live);
-        let restored = Suspended::restore(at(70), &suspended.parked(at(60)));
+        let restored = Suspended::restore(at(70), &suspended.record(at(60)));
         let until = at(50).mono + SUSPENDED_FOR;
         assert_eq!(
             restored.admit(at(70).mono, Layer::Roots, RequestMode::Live),

@@ -41,7 +41,7 @@ fn fetched(setup: &Setup) -> usize {
 }
 
 fn fell_back_to_filters(setup: &Setup) -> bool {
-    setup.count_reports(|report| matches!(report, Report::CalledByName { .. })) > 0
+    setup.count_reports(|report| matches!(report, Report::FullSyncEnded { .. })) > 0
 }
 
 /// Sets up a server with many threads, some with a reply that names nothing else.
