@@ -60,7 +60,11 @@ impl BenchEngine {
     }
 
     fn change(&mut self, change: IndexChange) {
-        self.handle(Input::Accepted(Accepted { event: None, direct: false, change: Some(change) }));
+        self.handle(Input::Accepted(Accepted {
+            event: None,
+            is_direct: false,
+            change: Some(change),
+        }));
     }
 
     fn answer_output(&mut self, output: Output) {

@@ -104,7 +104,7 @@ impl SyncEngine {
         };
         let bootstrap: Vec<_> = engine.shared.index.relays().cloned().collect();
         // Makes the first deadline due at once, though nothing has happened yet.
-        engine.connections.waits = !bootstrap.is_empty();
+        engine.connections.is_waiting = !bootstrap.is_empty();
         bootstrap.into_iter().for_each(|relay| engine.follow(now, relay, None));
         engine
     }

@@ -36,7 +36,7 @@ pub use self::filters::{
 pub(crate) use self::proofs::ProvenItems;
 pub use self::proofs::{FilterHash, Proof, ProofSet};
 use self::state::Before;
-pub use self::state::{History, RETENTION, RelayState, SyncDelta, compute_actions};
+pub use self::state::{CONFIRMED_RETENTION, History, RelayState, SyncDelta, compute_actions};
 #[doc(no_inline)]
 pub use grasp_core::limits::ConnectionStatus;
 

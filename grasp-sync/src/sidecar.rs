@@ -191,7 +191,7 @@ async fn follow(
 ) {
     let served = BTreeSet::new();
     let mut follower =
-        Follower { kinds, news_sender, held_events, served, since: None, caught_up: false };
+        Follower { kinds, news_sender, held_events, served, since: None, has_caught_up: false };
     let mut failures = 0;
     while !follower.news_sender.is_closed() {
         match remote.connect().await {
@@ -217,7 +217,7 @@ struct Follower {
     served: BTreeSet<RepoId>,
     /// Everything older has been streamed.
     since: Option<Timestamp>,
-    caught_up: bool,
+    has_caught_up: bool,
 }
 
 impl Follower {
@@ -230,7 +230,7 @@ impl Follower {
         let mut filters = self.live_filters().into_iter();
         let mut live = client.subscribe(&filters.next().unwrap_or_default()).await?;
         self.read(client).await?;
-        match std::mem::replace(&mut self.caught_up, true) {
+        match std::mem::replace(&mut self.has_caught_up, true) {
             false => self.news(News::CaughtUp).await?,
             true => self.check_for_losses(client).await?,
         }

@@ -27,7 +27,7 @@ pub enum Unanswered {
     #[error("the connection to the relay was lost")]
     Lost,
     /// The relay closed the subscription, with this text.
-    #[error("the relay does not answer questions: {0}")]
+    #[error("the relay refused the request: {0}")]
     Closed(String),
 }
 

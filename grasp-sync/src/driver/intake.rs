@@ -158,7 +158,7 @@ impl Intake {
         let local = Arc::clone(&self.local);
         let offered = tokio::spawn(async move { local.ingest(events, origin).await });
         let mut taken = offered.await.unwrap_or_else(|error| {
-            tracing::error!(%error, "the local relay failed to take events in");
+            tracing::error!(%error, "the local relay failed to ingest events");
             Vec::new()
         });
         taken.resize(ids.len(), Taken::Refused(Retry::Soon));
@@ -259,7 +259,7 @@ pub(crate) struct Following {
     /// The relay's address, as announcements name it.
     pub(crate) own: ServiceIdentity,
     /// True if repositories that do not list it are followed too.
-    pub(crate) unlisted: bool,
+    pub(crate) follows_unlisted: bool,
 }
 
 impl Following {
@@ -277,7 +277,7 @@ impl Following {
     }
 
     fn lists_us(&self, relays: &BTreeSet<RelayUrl>) -> bool {
-        self.unlisted || relays.iter().any(|relay| self.own.is_own_url(relay.as_str()))
+        self.follows_unlisted || relays.iter().any(|relay| self.own.is_own_url(relay.as_str()))
     }
 }
 
@@ -317,9 +317,9 @@ fn to_input(
         }
         News::Accepted(event) => {
             let recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
-            let direct = is_live && !recent.was_delivered(&event.id);
+            let is_direct = is_live && !recent.was_delivered(&event.id);
             let change = following.change(&event, SyncLevel::Full);
-            Accepted { event: Some(event.id), direct, change }
+            Accepted { event: Some(event.id), is_direct, change }
         }
         // Nothing that depends on other held events may be asked for.
         News::Held(event) if event.kind != kinds::ANNOUNCEMENT => return None,
@@ -331,7 +331,7 @@ fn to_input(
 }
 
 fn changed(change: IndexChange) -> Accepted {
-    Accepted { event: None, direct: false, change: Some(change) }
+    Accepted { event: None, is_direct: false, change: Some(change) }
 }
 
 #[cfg(test)]
@@ -400,8 +400,8 @@ mod tests {
         };
         let both = announced(&["wss://other.example", "wss://us.example/"]);
         let other = announced(&["wss://other.example"]);
-        let change = |unlisted, news| {
-            let following = Following { own: "us.example".parse().unwrap(), unlisted };
+        let change = |follows_unlisted, news| {
+            let following = Following { own: "us.example".parse().unwrap(), follows_unlisted };
             match to_input(news, true, &following, &Mutex::default()) {
                 Some(Input::Accepted(accepted)) => accepted.change.unwrap(),
                 other => panic!("{other:?}"),

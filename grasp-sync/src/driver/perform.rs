@@ -56,7 +56,8 @@ impl EventLoop {
         config.recheck_announcements |= !local.tells_held();
         let intake = Intake::new(Arc::clone(&local), inputs.clone(), clock.clone());
         let recent = Arc::clone(&intake.recent);
-        let following = Following { own: config.own.clone(), unlisted: config.follow_unlisted };
+        let following =
+            Following { own: config.own.clone(), follows_unlisted: config.follow_unlisted };
         let feed = Task::spawn(intake::follow_feed(local, following, recent, inputs.clone()));
         let shared = Shared {
             outbound: Outbound::new(settings.outbound, &settings.roots),

@@ -34,7 +34,7 @@ pub struct RelayStatus {
     pub wanted: u64,
     /// Judgements of received events.
     pub counts: Counts,
-    /// Events that a live subscription should have brought, and a catch-up brought instead.
+    /// Events that an open live subscription should have delivered and that a catch-up or the daily pass found.
     pub gaps: u64,
     /// Interruptions of live subscriptions since the last full pass; events that were published then with an older
     /// date come with the next.
@@ -239,11 +239,11 @@ impl Observer for Log {
                 tracing::warn!(%relay, attempt, ?retry_in, "could not connect: {why}");
             }
             Report::Health { relay, health: Health::Dead, failing_for } => {
-                tracing::error!(%relay, ?failing_for, "dead: connection attempts are rare from now on");
+                tracing::error!(%relay, ?failing_for, "dead: one connection attempt a day from now on");
             }
             Report::Health { relay, health, .. } => tracing::debug!(%relay, ?health, "health"),
             Report::Stored { from: Source::Relay { relay, path }, count } => {
-                tracing::debug!(%relay, ?path, count, "stored");
+                tracing::debug!(%relay, ?path, count, "stored events of a relay");
             }
             Report::Gap { relay, path: SyncPath::Daily, count } => {
                 tracing::error!(%relay, count, "a lasting gap: the daily pass found events that live sync and catch-up missed");
@@ -261,11 +261,11 @@ impl Observer for Log {
 fn log_fault(report: &Report) {
     match report {
         Report::NoNegentropy { relay, refusal, text } => {
-            let refusal = refusal.label();
-            tracing::warn!(%relay, refusal, text = text.as_str(), "no set reconciliation; fetching by pages");
+            let (refusal, text) = (refusal.label(), text.as_str());
+            tracing::warn!(%relay, refusal, text, "the relay does not support NIP-77; fetching history by pages");
         }
         Report::Refused { relay, refusal, text } => {
-            tracing::warn!(%relay, refusal = refusal.label(), text = text.as_str(), "refused");
+            tracing::warn!(%relay, refusal = refusal.label(), text = text.as_str(), "the relay refused a request");
         }
         Report::Lacking { relay, repo, count } => {
             // Any author can name a repository, with any characters.
@@ -341,7 +341,7 @@ mod tests {
         let day = Duration::from_secs(86_400);
         let failure = Failure { attempt: 3, failing_for: day, retry_in: Duration::from_secs(40) };
         let table = [
-            (Report::Stored { from: from(SyncPath::Live), count: 1 }, "DEBUG", "stored"),
+            (Report::Stored { from: from(SyncPath::Live), count: 1 }, "DEBUG", "stored events"),
             (gap(SyncPath::CatchUp), " WARN", "count=2"),
             (gap(SyncPath::Daily), "ERROR", "a lasting gap"),
             (

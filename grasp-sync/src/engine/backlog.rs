@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem::discriminant;
 use std::time::Duration;
 
-use crate::index::{FilterHash, PendingItems, RETENTION};
+use crate::index::{CONFIRMED_RETENTION, FilterHash, PendingItems};
 use grasp_core::Mono;
 use grasp_core::limits::Admit;
 use grasp_core::nostr::filter::Filter;
@@ -407,7 +407,7 @@ fn plan(ctx: &Context<'_>, purpose: Purpose, filter: Filter, method: Method) -> 
     }
     match ctx.history.kept.proofs.since(&FilterHash::of(&filter), None) {
         Some(proof) if proof.at >= ctx.history.pass.began => {
-            (filter.since(proof.until - RETENTION), Method::Page)
+            (filter.since(proof.until - CONFIRMED_RETENTION), Method::Page)
         }
         _ => (filter, method),
     }

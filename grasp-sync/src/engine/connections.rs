@@ -38,7 +38,7 @@ pub(super) struct Connections {
     handshake_gap: Duration,
     next_handshake: Mono,
     /// True if a relay waits for a handshake.
-    pub(super) waits: bool,
+    pub(super) is_waiting: bool,
     /// True if a relay may have become dialable, or a slot free, since the last check.
     pub(super) needs_check: bool,
 }
@@ -99,7 +99,7 @@ impl Connections {
             next_turn: None,
             handshake_gap: config.handshake_gap,
             next_handshake: Mono::ZERO,
-            waits: false,
+            is_waiting: false,
             needs_check: true,
         }
     }
@@ -241,7 +241,7 @@ impl Connections {
 
     /// Returns when the next turn comes, or the next handshake may start.
     pub(super) fn deadline(&self, handshakes: usize) -> Option<Mono> {
-        let may_start = self.waits && handshakes < MAX_HANDSHAKES;
+        let may_start = self.is_waiting && handshakes < MAX_HANDSHAKES;
         self.next_turn.into_iter().chain(may_start.then_some(self.next_handshake)).min()
     }
 
@@ -382,7 +382,7 @@ mod tests {
             }
         }
         assert_eq!(started, [0, 250, 500, 750, 1_000, 1_250, 1_500, 1_750]);
-        connections.waits = true;
+        connections.is_waiting = true;
         assert_eq!(connections.deadline(8), None);
         assert_eq!(connections.deadline(7), Some(Mono::from_millis(2_000)));
     }

@@ -100,7 +100,7 @@ pub(super) struct Discovery {
     quiet: Duration,
     relays_per_repo: usize,
     early: TokenBucket,
-    caught_up: bool,
+    has_caught_up: bool,
     changes: Vec<IndexChange>,
     /// Replies and what they answer, and the time of the first that waits.
     replies: BTreeMap<RootId, Vec<RootId>>,
@@ -120,7 +120,7 @@ impl Discovery {
             quiet: config.discovery_quiet,
             relays_per_repo: config.relays_per_repo,
             early: TokenBucket::new(early),
-            caught_up: false,
+            has_caught_up: false,
             changes: Vec::new(),
             replies: BTreeMap::new(),
             replied: None,
@@ -157,14 +157,14 @@ impl Discovery {
 
     /// Ends the window: everything stored has been fed, so waiting gains nothing.
     pub(super) fn caught_up(&mut self) -> Vec<IndexChange> {
-        self.caught_up = true;
+        self.has_caught_up = true;
         self.take_all()
     }
 
     /// Returns the method by which the history of what was discovered is fetched. What the feed brings before it has
     /// caught up was stored earlier, so much of its history may be here. Hardly anything about new items is.
     pub(super) fn history_method(&self) -> Method {
-        if self.caught_up { Method::Page } else { Method::Reconcile }
+        if self.has_caught_up { Method::Page } else { Method::Reconcile }
     }
 
     pub(super) fn take_if_due(&mut self, now: Mono) -> Option<Vec<IndexChange>> {
@@ -173,7 +173,7 @@ impl Discovery {
         }
         let (opened, latest) = self.open?;
         let is_over = now >= opened + self.length || self.changes.len() >= MAX_CHANGES;
-        let is_quiet = self.caught_up && now >= latest + self.quiet_after(opened);
+        let is_quiet = self.has_caught_up && now >= latest + self.quiet_after(opened);
         if is_over || (is_quiet && self.early.admit(now) == Admit::Go) {
             self.ended = Some(now);
             return Some(self.take());
@@ -185,7 +185,7 @@ impl Discovery {
         let replies = self.replies_due();
         let window = self.open.map(|(opened, latest)| {
             let end = opened + self.length;
-            match self.caught_up {
+            match self.has_caught_up {
                 true => end.min((latest + self.quiet_after(opened)).max(self.early.reopens_at())),
                 false => end,
             }
@@ -203,7 +203,7 @@ impl Discovery {
 
     /// Returns when replies are due. Not before the feed has caught up: what they answer is older and comes later.
     fn replies_due(&self) -> Option<Mono> {
-        self.replied.filter(|_| self.caught_up).map(|since| since + self.reply_window)
+        self.replied.filter(|_| self.has_caught_up).map(|since| since + self.reply_window)
     }
 
     fn take(&mut self) -> Vec<IndexChange> {

@@ -32,8 +32,8 @@ pub(super) struct RelayHealth {
     is_by_rule: bool,
     /// The reliability up to when it last connected or disconnected.
     pub(super) seen: PeerReliability,
-    /// Forged events that this connection brought.
-    pub(super) forged: usize,
+    /// Forged events of this connection.
+    pub(super) forged_events: usize,
     /// True if a connection was ended for forged events, and none has been free of them for long enough since. A
     /// handshake is then no success: the streak of failures that ends in [`Health::Dead`] goes on.
     pub(super) is_forging: bool,
@@ -60,7 +60,7 @@ impl RelayHealth {
             unusable_until: now.mono + left.min(SUSPENDED_FOR),
             is_by_rule: false,
             seen: kept.seen.clone(),
-            forged: 0,
+            forged_events: 0,
             is_forging: kept.is_forging,
             settle: policy.settle,
             missing: BTreeMap::new(),
@@ -83,7 +83,7 @@ impl RelayHealth {
         if !self.is_forging {
             self.backoff.connected(now);
         }
-        self.forged = 0;
+        self.forged_events = 0;
         self.failed_attempts = 0;
         self.set_connected(now, true);
     }
@@ -115,17 +115,18 @@ impl RelayHealth {
         Failure { attempt: self.failed_attempts, failing_for: self.backoff.failing_for(), retry_in }
     }
 
-    /// Notes a lost connection.
+    /// Notes a connection that ended: the relay was lost, or it sent forged events.
     pub(super) fn lost(&mut self, now: Mono) {
         self.backoff.failed(now);
         self.set_connected(now, false);
     }
 
-    /// Counts forged events of the connection; returns whether to end it.
+    /// Counts forged events of this connection. From [`MAX_FORGED`] on, marks the relay as forging and returns true:
+    /// the connection is to be ended.
     pub(super) fn forged(&mut self, count: usize) -> bool {
-        self.forged = self.forged.saturating_add(count);
-        self.is_forging |= self.forged >= MAX_FORGED;
-        self.forged >= MAX_FORGED
+        self.forged_events = self.forged_events.saturating_add(count);
+        self.is_forging |= self.forged_events >= MAX_FORGED;
+        self.forged_events >= MAX_FORGED
     }
 
     /// Forgives a relay that forged events before, once a connection has lasted without any.
@@ -138,7 +139,7 @@ impl RelayHealth {
 
     /// Returns when the relay may be forgiven, if it waits for that.
     pub(super) fn forgiven_at(&self) -> Option<Mono> {
-        let is_waited_for = self.is_forging && self.is_up && self.forged == 0;
+        let is_waited_for = self.is_forging && self.is_up && self.forged_events == 0;
         is_waited_for.then(|| self.since + self.settle)
     }
 

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::index::{ProofSet, ProvenItems, RETENTION, RelayState, RelaySyncNeeds};
+use crate::index::{CONFIRMED_RETENTION, ProofSet, ProvenItems, RelayState, RelaySyncNeeds};
 use crate::limits::{LONGEST_PAUSE, Pace, SlotLedger};
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::{Backoff, BackoffPolicy};
@@ -242,7 +242,7 @@ fn continue_pass(ctx: &mut Context<'_>, kept: RelaySyncNeeds) -> StartMode {
     };
     ctx.history.pass = HistoryPass { began: at, complete_until: until, ..ctx.history.pass };
     ctx.history.state.confirm(items);
-    StartMode::Continue { since: until - RETENTION }
+    StartMode::Continue { since: until - CONFIRMED_RETENTION }
 }
 
 /// The backoff of reconciliation after silence, faults or unreadable messages: a minute, doubling to two hours.

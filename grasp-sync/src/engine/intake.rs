@@ -24,7 +24,7 @@ impl SyncEngine {
         let brought = accepted.event.and_then(|event| self.shared.origins.remove(&event));
         if let Some((relay, arrival)) = brought {
             self.report_new(&relay, arrival, 1);
-        } else if accepted.direct {
+        } else if accepted.is_direct {
             self.out.push(Output::Report(Report::Stored { from: Source::Direct, count: 1 }));
         }
         let mut arrived: Vec<Dependency> = Vec::new();

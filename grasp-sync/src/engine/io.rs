@@ -65,7 +65,7 @@ pub struct Accepted {
     /// The event, if it is one: others may have waited for it.
     pub event: Option<EventId>,
     /// True if a client published it, rather than this engine.
-    pub direct: bool,
+    pub is_direct: bool,
     /// The change of what is wanted; see [`index_change`](super::index_change).
     pub change: Option<IndexChange>,
 }
@@ -440,7 +440,7 @@ pub enum Report {
     GaveUp { relay: RelayUrl, event: EventId },
     /// A relay's connection was ended in favour of another that waits for one. It waits for its next turn.
     GaveWay { relay: RelayUrl },
-    /// A relay's connection was ended because it brought forged events. The relay is left alone for longer each time.
+    /// A relay's connection was ended because it brought forged events. Its backoff grows each time.
     Forged { relay: RelayUrl, count: usize },
     /// One second holds more events than a relay shows, however it is asked.
     GapSecond { relay: RelayUrl, at: Timestamp },

@@ -76,11 +76,11 @@ pub(super) struct Job {
 #[derive(Clone, Copy, Debug, Default)]
 struct Once {
     /// Sent again after a temporary fault.
-    retried: bool,
+    was_retried: bool,
     /// Opened again after the relay closed an idle session.
-    reopened: bool,
+    was_reopened: bool,
     /// Sent again after authenticating.
-    authenticated: bool,
+    is_authenticated: bool,
 }
 
 /// The phase of a job.
@@ -232,7 +232,7 @@ impl Job {
         match refusal {
             Refusal::Rate => self.advance(next),
             _ if refusal.is_for_room() && self.may_retry_for_room() => self.advance(next),
-            Refusal::Transient if !std::mem::replace(&mut self.once.retried, true) => {
+            Refusal::Transient if !std::mem::replace(&mut self.once.was_retried, true) => {
                 JobStep::BackOff(RETRY_DELAY, Method::Page)
             }
             Refusal::AuthRequired => JobStep::Authenticate(Method::Page),
@@ -251,7 +251,7 @@ impl Job {
                 JobStep::Queue(Method::Reconcile)
             }
             Refusal::SetTooLarge => JobStep::SplitByTime(Method::Reconcile),
-            Refusal::NegClosed if !std::mem::replace(&mut self.once.reopened, true) => {
+            Refusal::NegClosed if !std::mem::replace(&mut self.once.was_reopened, true) => {
                 JobStep::Queue(Method::Reconcile)
             }
             Refusal::AuthRequired => JobStep::Authenticate(Method::Reconcile),
@@ -312,7 +312,7 @@ impl Job {
         self.pages = self.pages.saturating_add(1);
         self.last_page = rows.len();
         (self.failures, self.room_refusals) = (0, 0);
-        self.once.retried = false;
+        self.once.was_retried = false;
         let next = pager.page_ended_with(rows.into_iter().map(|row| (row.at, row.id)), hint);
         match next {
             Next::Ask(_) if self.is_long(limit) => JobStep::SplitPages,
@@ -359,12 +359,12 @@ impl Job {
 
     /// Notes that it is sent again after authenticating; returns whether it was before.
     pub(super) fn authenticate(&mut self) -> bool {
-        std::mem::replace(&mut self.once.authenticated, true)
+        std::mem::replace(&mut self.once.is_authenticated, true)
     }
 
     /// Returns whether it is sent only after authenticating.
     pub(super) fn needs_auth(&self) -> bool {
-        self.once.authenticated
+        self.once.is_authenticated
     }
 
     /// Reads a message of the session; returns how the session ends, once it does. A message out of turn is ignored.

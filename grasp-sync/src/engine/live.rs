@@ -9,7 +9,7 @@ mod requests;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::index::{FilterHash, RETENTION, RequestBudget, pack_requests};
+use crate::index::{CONFIRMED_RETENTION, FilterHash, RequestBudget, pack_requests};
 use crate::limits::{Refusal, SUSPENDED_FOR};
 use grasp_core::Mono;
 use grasp_core::nostr::filter::Filter;
@@ -151,7 +151,7 @@ impl LiveRequest {
     /// Leaves the open phase: what was published since the last delivery is to be fetched.
     fn interrupt(&mut self, phase: LivePhase) {
         if matches!(self.phase, LivePhase::Open(_)) {
-            let delivered_until = self.delivered_until - RETENTION;
+            let delivered_until = self.delivered_until - CONFIRMED_RETENTION;
             self.missed_since =
                 Some(self.missed_since.map_or(delivered_until, |since| since.min(delivered_until)));
         }
@@ -176,7 +176,7 @@ impl LiveRequest {
     pub(super) fn covered_until(&self, now: Timestamp) -> Timestamp {
         match (self.phase, self.missed_since) {
             (LivePhase::Open(_) | LivePhase::Replaced(_), None) => now,
-            (_, Some(missed_since)) => missed_since + RETENTION,
+            (_, Some(missed_since)) => missed_since + CONFIRMED_RETENTION,
             (_, None) => self.delivered_until,
         }
     }
@@ -284,14 +284,14 @@ impl LiveSet {
     /// Marks queued requests as having missed events from now on: a subscription that covered them is closed.
     fn mark_missed(&mut self, now: Timestamp) {
         let queued = self.requests.values_mut().filter(|one| one.phase == LivePhase::Queued);
-        queued.for_each(|one| _ = one.missed_since.get_or_insert(now - RETENTION));
+        queued.for_each(|one| _ = one.missed_since.get_or_insert(now - CONFIRMED_RETENTION));
     }
 
     /// Notes that a polled request was fetched up to a time.
     fn polled(&mut self, id: LiveId, until: Timestamp) {
         let request = self.requests.get_mut(&id);
         if let Some(request) = request.filter(|one| matches!(one.phase, LivePhase::Polled(_))) {
-            request.missed_since = Some(until - RETENTION);
+            request.missed_since = Some(until - CONFIRMED_RETENTION);
         }
     }
 
@@ -314,7 +314,7 @@ impl LiveSet {
     /// Polls a request instead of subscribing to it.
     fn poll(&mut self, now: Mono, id: LiveId) {
         if let Some(request) = self.requests.get_mut(&id) {
-            request.missed_since.get_or_insert(request.delivered_until - RETENTION);
+            request.missed_since.get_or_insert(request.delivered_until - CONFIRMED_RETENTION);
             request.interrupt(LivePhase::Polled(now + POLL_EVERY));
         }
     }
@@ -367,7 +367,7 @@ mod tests {
     fn a_live_request_has_no_since_and_the_smallest_limit() {
         let (mut live, _) = live_set(1);
         let one = live.requests.values_mut().next().unwrap();
-        one.missed_since = Some(NOW - RETENTION);
+        one.missed_since = Some(NOW - CONFIRMED_RETENTION);
         for (refuses_limit_zero, limit) in [(false, 0), (true, 1)] {
             let wire = &one.wire(refuses_limit_zero)[0];
             assert_eq!((wire.since, wire.limit), (None, Some(limit)));
@@ -382,7 +382,7 @@ mod tests {
         one.delivered_until = NOW + 500u64;
         one.back_off(Mono::from_secs(10));
         assert_eq!(one.phase, LivePhase::BackingOff(Mono::from_secs(75)));
-        assert_eq!(one.missed_since, Some(NOW + 500u64 - RETENTION));
+        assert_eq!(one.missed_since, Some(NOW + 500u64 - CONFIRMED_RETENTION));
         one.back_off(Mono::from_secs(75));
         assert_eq!(one.phase, LivePhase::BackingOff(Mono::from_secs(75 + 130)));
         (0..40).for_each(|_| one.back_off(Mono::ZERO));
@@ -407,7 +407,7 @@ mod tests {
             let mut request = request.clone();
             assert_eq!(request.refused(now, refusal, Duration::ZERO), step, "{refusal:?}");
             assert_eq!(request.phase, LivePhase::Queued, "{refusal:?}");
-            assert_eq!(request.missed_since, Some(NOW - RETENTION));
+            assert_eq!(request.missed_since, Some(NOW - CONFIRMED_RETENTION));
         }
         assert_eq!(request.clone().refused(now, Refusal::Unknown, SUSPENDED_FOR), LiveStep::Wait);
         assert_eq!(request.refused(now, Refusal::LiveOverflow, SUSPENDED_FOR), LiveStep::Wait);

@@ -126,7 +126,7 @@ impl Link {
         if self.session(conn).is_none() || !ctx.history.health.forged(count) {
             return;
         }
-        let count = ctx.history.health.forged;
+        let count = ctx.history.health.forged_events;
         ctx.report(|relay| Report::Forged { relay, count });
         self.lost(ctx, conn);
         disconnect(ctx, conn);
@@ -298,7 +298,7 @@ pub struct RelayRecord {
     pub address: Option<IpAddr>,
     /// The time at which it was followed, last tried or last connected: the longest ago is the next.
     pub waits_since: Option<Timestamp>,
-    /// True if its last connection was ended for forged events.
+    /// True if a connection was ended for forged events, and no later one has lasted without any.
     #[serde(default)]
     pub is_forging: bool,
     /// Its reliability so far.

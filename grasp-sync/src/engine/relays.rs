@@ -181,7 +181,7 @@ impl SyncEngine {
         let handshakes = self.handshakes();
         if !waits || !self.connections.may_dial(now.mono, handshakes) {
             self.connections.take_turn(now.mono, waits);
-            self.connections.waits = waits;
+            self.connections.is_waiting = waits;
             return;
         }
         let (waiting, is_crowded) = self.waiting(now);
@@ -193,7 +193,8 @@ impl SyncEngine {
             self.connections.dialled(now.mono);
             dialled.push(url);
         }
-        self.connections.waits = waiting.any(|(url, its)| self.connections.has_room(&url, &its));
+        self.connections.is_waiting =
+            waiting.any(|(url, its)| self.connections.has_room(&url, &its));
         let has_turn = self.connections.take_turn(now.mono, is_crowded);
         if has_turn && self.connections.may_dial(now.mono, handshakes + dialled.len()) {
             self.connections.dialled(now.mono);

@@ -15,7 +15,7 @@ use crate::index::{RepoSyncNeeds, RootId};
 
 /// Time for which confirmed items outlive the connection. A catch-up reaches back by the same time before the last
 /// connect, so that back-dated events and differing clocks leave no gap.
-pub const RETENTION: Duration = Duration::from_secs(15 * 60);
+pub const CONFIRMED_RETENTION: Duration = Duration::from_secs(15 * 60);
 
 /// The result of fetching history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl RelayState {
         self.status = ConnectionStatus::Syncing;
         self.session = Some(now);
         self.disconnected_at = None;
-        last.map(|last| last - RETENTION)
+        last.map(|last| last - CONFIRMED_RETENTION)
     }
 
     /// Records the end of fetching history; ignored if disconnected.
@@ -125,9 +125,9 @@ impl RelayState {
         self.confirmed = RelaySyncNeeds::default();
     }
 
-    /// Returns whether the relay was disconnected for longer than [`RETENTION`].
+    /// Returns whether the relay was disconnected for longer than [`CONFIRMED_RETENTION`].
     pub fn should_clear_state(&self, now: Timestamp) -> bool {
-        self.disconnected_at.is_some_and(|since| now - RETENTION > since)
+        self.disconnected_at.is_some_and(|since| now - CONFIRMED_RETENTION > since)
     }
 
     /// Returns the phase of the connection.

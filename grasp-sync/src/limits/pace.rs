@@ -9,16 +9,16 @@ use grasp_core::limits::{Admit, BackoffPolicy};
 /// The longest pause.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
 /// Pauses after refusals. Relays count per minute; the five seconds allow for clocks and queues.
-const PAUSE: BackoffPolicy =
+const PAUSE_BACKOFF: BackoffPolicy =
     BackoffPolicy { first: Duration::from_secs(65), cap: LONGEST_PAUSE, ..BackoffPolicy::RELAY };
 /// Minimum distances between requests after refusals.
-const GAP: BackoffPolicy = BackoffPolicy {
+const GAP_BACKOFF: BackoffPolicy = BackoffPolicy {
     first: Duration::from_millis(600),
     cap: Duration::from_secs(10),
     ..BackoffPolicy::RELAY
 };
 /// Time without refusal, from the end of the pause, after which refusals are forgotten.
-const QUIET: Duration = Duration::from_secs(5 * 60);
+const RECOVERY_PERIOD: Duration = Duration::from_secs(5 * 60);
 
 /// A rate of starts, with bursts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +144,7 @@ impl Pace {
         self.forget_old_refusals(now);
         let (before, until) = self.refusals.unwrap_or((0, now));
         if now >= until {
-            let until = now + PAUSE.delay_after(before + 1);
+            let until = now + PAUSE_BACKOFF.delay_after(before + 1);
             self.refusals = Some((before + 1, until));
             self.pause_until(until);
         }
@@ -158,7 +158,7 @@ impl Pace {
     /// Returns the earliest time of the next request; it may be in the past.
     pub fn reopens_at(&self) -> Mono {
         let after_gap = match (self.refusals, self.last_start) {
-            (Some((refusals, _)), Some(last)) => last + GAP.delay_after(refusals),
+            (Some((refusals, _)), Some(last)) => last + GAP_BACKOFF.delay_after(refusals),
             _ => Mono::ZERO,
         };
         self.bucket.reopens_at().max(after_gap).max(self.paused_until)
@@ -170,7 +170,7 @@ impl Pace {
     }
 
     fn forget_old_refusals(&mut self, now: Mono) {
-        self.refusals = self.refusals.filter(|(_, until)| now < *until + QUIET);
+        self.refusals = self.refusals.filter(|(_, until)| now < *until + RECOVERY_PERIOD);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use grasp_core::admission::SyncPath;
 use grasp_sync::engine::{Config, Fault, Frame, Input, Output, Report, Said, SyncEngine};
-use grasp_sync::index::{ConnectionStatus, RETENTION, SyncLevel};
+use grasp_sync::index::{CONFIRMED_RETENTION, ConnectionStatus, SyncLevel};
 
 use crate::setup::{By, HOUR, MINUTE, Setup, Start, by, defaults, secs};
 use crate::sim::chance::Chance;
@@ -125,7 +125,7 @@ fn a_quick_reconnect_requests_from_fifteen_minutes_before_the_last_connect() {
     assert_eq!(first.iter().map(|page| page.filters.len()).sum::<usize>(), 7);
     for page in &pages {
         let since = page.filters[0].since.unwrap();
-        let wanted = connected - RETENTION;
+        let wanted = connected - CONFIRMED_RETENTION;
         assert!(since.as_secs().abs_diff(wanted.as_secs()) <= 2, "{since:?} for {wanted:?}");
     }
     assert!(by(&starts, By::Neg).is_empty());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::index::{PendingItems, RETENTION, build_layer2_and_layer3_filters};
+use crate::index::{CONFIRMED_RETENTION, PendingItems, build_layer2_and_layer3_filters};
 use crate::limits::{Refusal, SlotClass};
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::Admit;
@@ -268,7 +268,8 @@ impl Session {
         let now = ctx.now.unix;
         let replaced = self.live.items().filter(|(_, one)| which(one.layer));
         let covered = replaced.map(|(_, one)| one.covered_until(now)).min();
-        let from = covered.filter(|covered| *covered < now).map(|covered| covered - RETENTION);
+        let from =
+            covered.filter(|covered| *covered < now).map(|covered| covered - CONFIRMED_RETENTION);
         self.replace_live_items(ctx, which);
         self.live.add(&mut ctx.shared.ids, now, filters, from, &self.budget);
     }
