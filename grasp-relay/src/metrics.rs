@@ -316,7 +316,7 @@ pub mod table {
         PURGATORY_UP = Gauge "grasp_purgatory_up" []
             "1 if purgatory works, 0 while its records cannot be written.";
         IS_WRITER = Gauge "grasp_node_is_writer" []
-            "1 if this node admits events and pushes, 0 if it passes them on. Always 1 for a single process.";
+            "1 if this node admits events and pushes, 0 if it forwards them. Always 1 for a single process.";
         FEED_LAG = Gauge "grasp_node_feed_lag" []
             "Events that are committed and not published to the subscriptions of this node yet.";
         PACK_CACHE_BYTES = Gauge "grasp_pack_cache_bytes" []

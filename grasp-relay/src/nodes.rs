@@ -233,7 +233,11 @@ impl Driver {
                 work.spawn(async move { Ended::Lease(claim(&store, &address).await) });
             }
             Output::Follow(other) => {
-                tracing::info!(writer = other.as_deref(), "this node passes events and pushes on");
+                let writer = other.as_deref();
+                tracing::info!(
+                    writer,
+                    "this node is a reader and forwards events and pushes to the writer"
+                );
                 self.role.send_replace(Role::Reader { writer: other });
             }
             Output::Start => {

@@ -195,10 +195,10 @@ impl Forwarder {
                 Err(error) => error,
             };
             if tokio::time::Instant::now() >= deadline {
-                tracing::warn!(%error, %node, "the writer did not take events");
+                tracing::warn!(%error, %node, "could not forward events to the writer");
                 return failed();
             }
-            tracing::debug!(%error, %node, "the writer did not take events; trying again");
+            tracing::debug!(%error, %node, "could not forward events to the writer; trying again");
             // The writer may have stepped back before this node has noticed.
             self.roles.changed_from(&role, RETRY_PAUSE).await;
         }
@@ -261,7 +261,7 @@ impl Forwarder {
         let answer = tokio::select! {
             answer = self.client.request(passed) => answer,
             _ = self.roles.changed_from(role, Duration::MAX) => {
-                return unavailable("the node that takes pushes has changed, try again\n");
+                return unavailable("the writer has changed, try again\n");
             }
         };
         match answer {
@@ -281,8 +281,8 @@ impl Forwarder {
                 Response::from_parts(head, Body::from_stream(body))
             }
             Err(error) => {
-                tracing::warn!(%error, %writer, "the writer did not take a push");
-                unavailable("the node that takes pushes cannot be reached, try again\n")
+                tracing::warn!(%error, %writer, "could not forward a push to the writer");
+                unavailable("the writer cannot be reached, try again\n")
             }
         }
     }
@@ -351,7 +351,7 @@ async fn pass_pushes(
         }
         Some(Role::Writer(_)) => next.run(request).await,
         Some(Role::Reader { writer: None }) | None => {
-            unavailable("no node takes pushes at the moment, try again\n")
+            unavailable("no node is the writer at the moment, try again\n")
         }
     }
 }

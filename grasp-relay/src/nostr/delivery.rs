@@ -22,7 +22,7 @@ use super::limits::Limits;
 use crate::store::{StoreError, StoredEvent};
 
 /// The time after the end of history for which its events are recognised when they come again live.
-pub(crate) const SETTLE: Duration = Duration::from_secs(10);
+pub(crate) const HISTORY_RETENTION: Duration = Duration::from_secs(10);
 
 /// The first half of an id: long enough against collisions by intent.
 pub(crate) type IdPrefix = [u8; 16];
@@ -35,7 +35,8 @@ pub(crate) fn id_prefix(id: &EventId) -> IdPrefix {
 
 /// The events of a history that was read while live events came.
 ///
-/// An event of it may be published a moment after its commit, so they are remembered for [`SETTLE`] after its end.
+/// An event of it may be published a moment after its commit, so they are remembered for [`HISTORY_RETENTION`] after
+/// its end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RecentHistory {
     ids: HashSet<IdPrefix>,
@@ -49,7 +50,7 @@ impl RecentHistory {
 
     /// Ends the history.
     pub(crate) fn end(&mut self, now: Mono) {
-        self.settled_at = Some(now + SETTLE);
+        self.settled_at = Some(now + HISTORY_RETENTION);
     }
 
     /// Returns whether history contained a live event, which is true once.
@@ -296,7 +297,7 @@ mod tests {
         assert!(delivery.stored(&old.event.id));
         assert!(delivery.caught_up(now).1.is_empty());
         assert_eq!(delivery.live(now, &other), LiveAction::Send);
-        assert_eq!(delivery.live(now + SETTLE, &old), LiveAction::Send);
+        assert_eq!(delivery.live(now + HISTORY_RETENTION, &old), LiveAction::Send);
         assert!(delivery.history.ids.is_empty());
     }
 

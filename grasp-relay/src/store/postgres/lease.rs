@@ -16,7 +16,7 @@ use super::{Epoch, LEASE, LeaseClaim, NodeRow, PostgresStore};
 use crate::store::{StoreError, StoredEvent, failure};
 
 /// The time after which a node that did not report is forgotten.
-const FORGOTTEN: Duration = Duration::from_secs(24 * 60 * 60);
+const NODE_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The time between checks of the connection that listens, which also bounds how late a lost call is noticed.
 const LISTENER_CHECK: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ impl PostgresStore {
         if epoch == held {
             return Ok(claim);
         }
-        tracing::info!(node, epoch, "this process is the writer");
+        tracing::debug!(node, epoch, "got the lease of the writer");
         while self.0.finish_next().await? {
             let renewed = self.claim(node, epoch).await?;
             if renewed != claim {
@@ -150,7 +150,7 @@ impl PostgresStore {
     pub async fn nodes(&self) -> Result<Vec<NodeRow>, StoreError> {
         let client = self.0.control().await?;
         let forget = "DELETE FROM nodes WHERE seen < clock_timestamp() - $1 * INTERVAL '1 second'";
-        client.execute(forget, &[&FORGOTTEN.as_secs_f64()]).await.map_err(failure)?;
+        client.execute(forget, &[&NODE_RETENTION.as_secs_f64()]).await.map_err(failure)?;
         let sql = "SELECT address, CAST(extract(epoch FROM clock_timestamp() - seen) AS FLOAT8),
                 EXISTS (SELECT 1 FROM lease WHERE node = address AND expires > clock_timestamp()),
                 report
