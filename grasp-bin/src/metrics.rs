@@ -28,18 +28,18 @@ grasp_relay::metrics! { pub(crate) SYNC:
     ATTEMPTS = Counter "grasp_sync_connection_attempts_total" ["relay", "result"]
         "Attempts to connect, by result (success, failure).";
     GAPS = Counter "grasp_sync_gap_events_total" ["relay"]
-        "Events that live sync missed and a catch-up found.";
+        "Events that an open live subscription should have delivered and that a catch-up or the daily pass found.";
     RECEIVED = Counter "grasp_sync_relay_events_total" ["relay"]
         "New events that the relay sent.";
     UP = Counter "grasp_sync_relay_up_seconds_total" ["relay"]
-        "Time that the relay was connected, updated when a connection ends and after each full pass.";
+        "Time that the relay was connected, updated when a connection ends and after each daily pass.";
     DOWN = Counter "grasp_sync_relay_down_seconds_total" ["relay"]
         "Time that the relay was not connected, updated at the same times.";
     UPTIME = Gauge "grasp_sync_relay_uptime_ratio" ["relay"]
         "Share of time that the relay was connected, from 0 to 1.";
     COVERAGE = Gauge "grasp_sync_relay_coverage_ratio" ["relay"]
         "Share of events that the relay had, of those it sent and those of ours it was compared with, from 0 to 1.";
-    LACKING = Gauge "grasp_sync_relay_lacking" ["relay"]
+    MISSING = Gauge "grasp_sync_relay_missing" ["relay"]
         "Events of this server that the relay lacks, counted at each comparison.";
     PAGED = Gauge "grasp_sync_relay_without_negentropy" ["relay"]
         "1 for a relay whose history is fetched by pages, because it does not support NIP-77.";
@@ -60,14 +60,14 @@ grasp_relay::metrics! { pub(crate) HUNT:
         "Attempts to fetch a repository's git data, by result (complete, incomplete, needless).";
     HUNT_FETCHED = Counter "grasp_purgatory_sync_oids_fetched_total" []
         "Tips fetched with their history from other servers.";
-    HUNT_FAILURES = Counter "grasp_purgatory_sync_failures_total" ["trouble"]
-        "Visits that did not fetch everything, by cause.";
+    HUNT_FAILURES = Counter "grasp_purgatory_sync_failures_total" ["cause"]
+        "Requests to git servers that failed, by cause.";
     HOST_IN_FLIGHT = Gauge "grasp_purgatory_domain_in_flight" ["domain"]
-        "Running visits, for each recently visited host.";
+        "Requests that run or are about to, for each recently asked host.";
     HOST_WAITING = Gauge "grasp_purgatory_domain_waiting" ["domain"]
-        "Repository names in the queue, for each recently visited host.";
+        "Repository names in the queue, for each recently asked host.";
     HOST_REQUESTS = Counter "grasp_purgatory_domain_requests_total" ["domain"]
-        "Visits since the start, for each recently visited host.";
+        "Requests since the start, for each recently asked host.";
 }
 
 /// Hosts with series of their own, the busiest ones; the others share one.
@@ -135,7 +135,7 @@ const OF_STATUS: [(&Metric, StatusValue); 11] = [
     (&GAPS, |relay| Some(relay.gaps as f64)),
     (&RECEIVED, |relay| Some(relay.counts.stored() as f64)),
     (&INTERRUPTIONS, |relay| Some(relay.interruptions as f64)),
-    (&LACKING, |relay| Some(relay.reliability.as_ref()?.lacking as f64)),
+    (&MISSING, |relay| Some(relay.reliability.as_ref()?.lacking as f64)),
     (&UP, |relay| Some(relay.reliability.as_ref()?.up.as_secs_f64())),
     (&DOWN, |relay| Some(relay.reliability.as_ref()?.down.as_secs_f64())),
     (&UPTIME, |relay| relay.reliability.as_ref()?.uptime()),
@@ -210,16 +210,16 @@ fn failure_label(error: &FetchError) -> &'static str {
     match error {
         FetchError::Forbidden(_) => "forbidden",
         FetchError::Unreachable(_) => "unreachable",
-        FetchError::RateLimited { .. } => "limited",
+        FetchError::RateLimited { .. } => "rate_limited",
         FetchError::Answered(_) => "answered",
         FetchError::Refused(_) => "refused",
         FetchError::Broken(_) => "broken",
         FetchError::TooLarge => "too_large",
-        FetchError::TooManyRefs => "long_list",
-        FetchError::TooManyObjects { .. } => "too_many",
+        FetchError::TooManyRefs => "too_many_refs",
+        FetchError::TooManyObjects { .. } => "too_many_objects",
         FetchError::Stalled => "stalled",
         FetchError::Cancelled => "cancelled",
-        FetchError::Internal(_) => "ours",
+        FetchError::Internal(_) => "internal",
         _ => "other",
     }
 }
@@ -371,7 +371,7 @@ mod tests {
         record_hunt(&metrics, &HuntReport::Failed { identifier, url, error });
         assert_eq!(metrics.value(&HUNT_ATTEMPTS, &["complete"]), Some(1.0));
         assert_eq!(metrics.value(&HUNT_FETCHED, &[]), Some(3.0));
-        assert_eq!(metrics.value(&HUNT_FAILURES, &["ours"]), Some(1.0));
+        assert_eq!(metrics.value(&HUNT_FAILURES, &["internal"]), Some(1.0));
     }
 
     #[test]

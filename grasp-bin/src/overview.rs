@@ -244,7 +244,7 @@ fn relay_row((url, status): (&RelayUrl, &RelayStatus)) -> RelayRow {
         gaps: status.gaps,
         interruptions: status.interruptions,
         refusal: status.last_refusal.as_ref().map(|text| text.as_str().to_owned()),
-        trouble: failed.map(|failed| failed.why.to_string()),
+        failure: failed.map(|failed| failed.why.to_string()),
         retry_at: failed.map(|failed| failed.retry_at.as_secs()),
         uptime: status.reliability.as_ref().and_then(PeerReliability::uptime),
         coverage: status.reliability.as_ref().and_then(PeerReliability::coverage),

@@ -288,15 +288,15 @@ pub mod table {
         REQUEST_TIME = Histogram "grasp_http_request_seconds" ["what"]
             "Time from an HTTP request to the start of its response; for a push, until its commands were read.";
         STORED = Gauge "grasp_store_events" []
-            "Events that are served, counted at most once a minute.";
+            "Events that are served; the count is at most a minute old.";
         REPOSITORIES = Gauge "grasp_repositories" []
-            "Repositories whose announcement is served, counted at most once a minute.";
+            "Repositories whose announcement is served; the count is at most a minute old.";
         STORE_BYTES = Gauge "grasp_store_bytes" []
             "Bytes of the event store's files, its log included.";
         GIT_BYTES = Gauge "grasp_git_bytes" []
-            "Bytes of git data on disk: repositories, and uploads that wait for their event.";
+            "Bytes of git data on disk: repositories, and uploads that wait for their event. At most an hour old.";
         DISK_BYTES = Gauge "grasp_disk_bytes" []
-            "Bytes of all data on disk: events, git data and records.";
+            "Bytes of all data on disk: events, git data and records. At most an hour old.";
         DAMAGED = Gauge "grasp_repositories_damaged" []
             "Repositories whose git objects are not all on disk any more.";
         STORE_UP = Gauge "grasp_store_up" []

@@ -68,9 +68,9 @@ fn waiting_table(rows: &[WaitingRow]) -> String {
         return "nothing waits for git data\n".into();
     }
     let cells = |row: &WaitingRow| {
-        let next = match (row.position, row.next_in, row.hunted) {
+        let next = match (row.position, row.next_in, row.waiting) {
             (Some(position), ..) => {
-                let wait = row.turn_in.filter(|wait| *wait > 0);
+                let wait = row.wait_seconds.filter(|wait| *wait > 0);
                 let wait = wait
                     .map_or_else(String::new, |wait| format!(", about {}", format_duration(wait)));
                 format!("number {position} in the queue{wait}")
@@ -81,13 +81,13 @@ fn waiting_table(rows: &[WaitingRow]) -> String {
         };
         vec![
             row.identifier.clone(),
-            row.hunted.to_string(),
-            row.wanted.to_string(),
+            row.waiting.to_string(),
+            row.expired.to_string(),
             row.tips.to_string(),
             row.attempts.to_string(),
             next,
             row.expires_in.map_or_else(String::new, |end| format!("in {}", format_duration(end))),
-            row.places.join(" "),
+            row.git_servers.join(" "),
         ]
     };
     let rows: Vec<_> = rows.iter().map(cells).collect();
@@ -285,16 +285,16 @@ mod tests {
     fn waiting_names_are_listed_with_next_attempt_and_expiry() {
         let row = WaitingRow {
             identifier: "hello".into(),
-            hunted: 1,
+            waiting: 1,
             attempts: 3,
             next_in: Some(80),
             expires_in: Some(1_500),
-            places: vec!["https://git.example.com/hello.git".into()],
+            git_servers: vec!["https://git.example.com/hello.git".into()],
             ..WaitingRow::default()
         };
         let now = WaitingRow { next_in: None, ..row.clone() };
-        let in_line = WaitingRow { position: Some(62), turn_in: Some(120), ..row.clone() };
-        let text = waiting_table(&[row, now, in_line]);
+        let queued = WaitingRow { position: Some(62), wait_seconds: Some(120), ..row.clone() };
+        let text = waiting_table(&[row, now, queued]);
         let lines: Vec<_> = text.lines().collect();
         let words = lines[1].split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains("3 in 1 minute in 25 minutes"), "{text}");
@@ -306,7 +306,7 @@ mod tests {
     fn an_unreachable_relay_is_shown_with_reason_and_next_try() {
         let row = RelayRow {
             url: "wss://relay.example.com".into(),
-            trouble: Some("it cannot be reached".into()),
+            failure: Some("it cannot be reached".into()),
             retry_at: Some(160),
             ..RelayRow::default()
         };
@@ -372,7 +372,7 @@ mod tests {
         assert!(text.contains("Git data fetched\n  0 of 2, next attempt in 12 seconds"), "{text}");
         let purgatory = PurgatoryFigures {
             hunting: 985,
-            in_line: 980,
+            queued: 980,
             per_minute: 600,
             seconds_left: Some(120),
             ..purgatory

@@ -1,6 +1,6 @@
 //! The status of a server: counts and measurements of its parts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
@@ -161,8 +161,8 @@ impl ServerParts {
         PurgatoryFigures {
             counts,
             hunting: turns.len() as u64,
-            hunted: hunt.done,
-            in_line: queued,
+            fetched: hunt.done,
+            queued,
             per_minute,
             seconds_left: (queued * 60).checked_div(per_minute),
             next_attempt_in: next.map(|next| next.as_secs()),
@@ -281,8 +281,8 @@ fn intake(metrics: &Metrics) -> IntakeFigures {
     IntakeFigures {
         stored: of(&["stored"]),
         held: of(&["held"]),
-        known: of(&["known", "superseded"]),
-        rejected: of(&["rejected"]),
+        known: of(&["duplicate", "superseded"]),
+        rejected: of(&["refused"]),
     }
 }
 
@@ -321,21 +321,19 @@ fn waiting_row(
     turn: Option<&HuntSchedule>,
 ) -> WaitingRow {
     let wants = purgatory.wants(identifier, &[]);
-    let hunted = wants.iter().filter(|want| want.phase == Phase::Waiting).count();
-    let places = wants.iter().flat_map(|want| want.trusted.iter().chain(&want.untrusted));
-    let mut places: Vec<String> = places.map(ToString::to_string).collect();
-    places.sort();
-    places.dedup();
+    let waiting = wants.iter().filter(|want| want.phase == Phase::Waiting).count();
+    let named = wants.iter().flat_map(|want| want.trusted.iter().chain(&want.untrusted));
+    let git_servers: BTreeSet<String> = named.map(ToString::to_string).collect();
     WaitingRow {
         identifier: identifier.to_string(),
-        hunted: hunted as u64,
-        wanted: (wants.len() - hunted) as u64,
+        waiting: waiting as u64,
+        expired: (wants.len() - waiting) as u64,
         tips: wants.iter().map(|want| want.tips.len() as u64).sum(),
         attempts: turn.map_or(0, |turn| turn.attempts.into()),
         next_in: turn.and_then(|turn| turn.next_in).map(|next| next.as_secs()),
         position: turn.and_then(|turn| turn.position).map(|line| line.position as u64),
-        turn_in: turn.and_then(|turn| turn.position).map(|line| line.wait.as_secs()),
+        wait_seconds: turn.and_then(|turn| turn.position).map(|line| line.wait.as_secs()),
         expires_in: purgatory.expires(identifier).map(|end| end.as_secs().saturating_sub(now)),
-        places,
+        git_servers: git_servers.into_iter().collect(),
     }
 }

@@ -78,12 +78,12 @@ fn held_events_are_listed_with_their_next_attempt_expiry_and_clone_urls() {
     let rows = grasp(&["purgatory", "--json", "--data-dir", data]).out;
     let rows: Value = serde_json::from_str(&rows).unwrap();
     let row = &rows[0];
-    assert_eq!((&row["identifier"], &row["hunted"]), (&"hello".into(), &1.into()), "{rows}");
+    assert_eq!((&row["identifier"], &row["waiting"]), (&"hello".into(), &1.into()), "{rows}");
     assert!(row["expires_in"].as_u64() > Some(60) && row["next_in"].is_u64(), "{rows}");
-    assert!(row["places"][0].as_str().unwrap().contains(gone.host()), "{rows}");
+    assert!(row["git_servers"][0].as_str().unwrap().contains(gone.host()), "{rows}");
     let text = grasp(&["purgatory", "--data-dir", data]).out;
     assert!(
-        text.contains("NEXT TRY") && (text.contains("in 29 min") || text.contains("in 30 min")),
+        text.contains("NEXT ATTEMPT") && (text.contains("in 29 min") || text.contains("in 30 min")),
         "{text}"
     );
     let status = grasp(&["status", "--data-dir", data]).out;

@@ -93,8 +93,8 @@ fn outcome_label(outcome: &Outcome) -> &'static str {
         Outcome::Held => "held",
         Outcome::Broadcast => "broadcast",
         Outcome::Superseded => "superseded",
-        Outcome::Duplicate(_) => "known",
-        Outcome::Refused { .. } => "rejected",
+        Outcome::Duplicate(_) => "duplicate",
+        Outcome::Refused { .. } => "refused",
     }
 }
 
@@ -153,8 +153,8 @@ mod tests {
         metrics.count_outcomes(&Origin::anonymous(), [&banned, &banned]);
         let relay = "wss://relay.example.com".parse().unwrap();
         metrics.count_outcomes(&Origin::Sync { relay, path: SyncPath::Daily }, [&banned]);
-        assert_eq!(metrics.value(&EVENTS, &["client", "rejected"]), Some(2.0));
-        assert_eq!(metrics.value(&EVENTS, &["daily", "rejected"]), Some(1.0));
+        assert_eq!(metrics.value(&EVENTS, &["client", "refused"]), Some(2.0));
+        assert_eq!(metrics.value(&EVENTS, &["daily", "refused"]), Some(1.0));
         assert_eq!(metrics.value(&REJECTIONS, &["banned"]), Some(3.0));
     }
 }

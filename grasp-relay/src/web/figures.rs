@@ -138,9 +138,9 @@ pub struct PurgatoryFigures {
     /// Repository names whose git data is hunted for.
     pub hunting: u64,
     /// Names whose git data was fetched since the hunt was last idle.
-    pub hunted: u64,
+    pub fetched: u64,
     /// Names in the queues of git servers.
-    pub in_line: u64,
+    pub queued: u64,
     /// Names that leave the queues per minute, at the present limits of those servers.
     pub per_minute: u64,
     /// Seconds until the queues are empty, at that rate.
@@ -169,7 +169,7 @@ pub struct RelayRow {
     pub backlog: u64,
     /// New events from this relay; held ones count once they are stored.
     pub stored: u64,
-    /// Events that live sync missed and a catch-up found.
+    /// Events that an open live subscription should have delivered and that a catch-up or the daily pass found.
     pub gaps: u64,
     /// Interruptions of live subscriptions since the last full pass; events published meanwhile with an older date come
     /// with the next one.
@@ -177,7 +177,7 @@ pub struct RelayRow {
     /// The text of its last refusal, shortened.
     pub refusal: Option<String>,
     /// The reason why it cannot be connected to.
-    pub trouble: Option<String>,
+    pub failure: Option<String>,
     /// The next attempt to connect, in Unix seconds.
     pub retry_at: Option<u64>,
     /// The share of time that it was connected, from 0 to 1.
@@ -226,9 +226,9 @@ pub struct WaitingRow {
     /// The identifier.
     pub identifier: String,
     /// Events whose git data is hunted for.
-    pub hunted: u64,
-    /// Expired events, whose git data is looked for at long intervals.
-    pub wanted: u64,
+    pub waiting: u64,
+    /// Expired events, whose git data is hunted for at long intervals.
+    pub expired: u64,
     /// Objects that the events name.
     pub tips: u64,
     /// Failed attempts.
@@ -238,11 +238,11 @@ pub struct WaitingRow {
     /// The position in the shortest queue of a git server, from 1.
     pub position: Option<u64>,
     /// Least number of seconds in that queue.
-    pub turn_in: Option<u64>,
+    pub wait_seconds: Option<u64>,
     /// Seconds until the first of the events expires.
     pub expires_in: Option<u64>,
-    /// Git servers that may have the objects.
-    pub places: Vec<String>,
+    /// Git servers that the events name.
+    pub git_servers: Vec<String>,
 }
 
 impl RelayRow {
@@ -297,7 +297,7 @@ impl RelayRow {
     fn remark(&self, now: u64) -> String {
         let retry_in = self.retry_at.map(|at| format_duration(at.saturating_sub(now)));
         let retry = retry_in.map(|time| format!("next try in {time}"));
-        let connection: Vec<_> = self.trouble.clone().into_iter().chain(retry).collect();
+        let connection: Vec<_> = self.failure.clone().into_iter().chain(retry).collect();
         match (&self.refusal, self.interruptions) {
             _ if !connection.is_empty() => connection.join("; "),
             (Some(refusal), _) => refusal.clone(),
@@ -377,11 +377,11 @@ impl Status {
 impl PurgatoryFigures {
     /// Formats the progress of the hunt, if there is one.
     pub fn hunt_progress(&self) -> Option<String> {
-        let (done, all) = (self.hunted, self.hunted + self.hunting);
+        let (done, all) = (self.fetched, self.fetched + self.hunting);
         let next = match (self.seconds_left, self.next_attempt_in) {
             (Some(left), _) => format!(
                 "{} queued, {} per minute, about {} left",
-                self.in_line,
+                self.queued,
                 self.per_minute,
                 format_duration(left.max(1))
             ),

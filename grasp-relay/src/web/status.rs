@@ -65,7 +65,7 @@ fn hunt(held: &PurgatoryFigures, progress: &str) -> Markup {
     html! {
         p {
             label for="hunt-progress" { "Git data fetched " }
-            progress id="hunt-progress" max=(held.hunted + held.hunting) value=(held.hunted) {}
+            progress id="hunt-progress" max=(held.fetched + held.hunting) value=(held.fetched) {}
             " " (progress)
         }
     }

@@ -307,7 +307,7 @@ async fn a_server_with_too_many_objects_is_counted_and_another_is_visited() {
     instance.until_serves(&state).await;
     assert!(!oversized.requests().is_empty(), "the first URL is visited first");
     let metrics = instance.get("/metrics", &[]).await.body;
-    let expected = r#"grasp_purgatory_sync_failures_total{trouble="too_many"} 1"#;
+    let expected = r#"grasp_purgatory_sync_failures_total{cause="too_many_objects"} 1"#;
     assert!(metrics.contains(expected), "{metrics}");
 }
 
