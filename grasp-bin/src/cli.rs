@@ -97,7 +97,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         flags: Flags,
     },
-    /// Shows two servers on loopback keeping a repository in step.
+    /// Shows how two servers on loopback sync a repository.
     Demo {
         /// Keeps the servers running until Ctrl-C.
         #[arg(long)]

@@ -40,23 +40,22 @@ const XDG_DATA: &str = "XDG_DATA_HOME";
 /// Everything that can be set for a process that serves.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
-    /// Where to listen.
+    /// The address to listen on.
     pub(crate) listen: SocketAddr,
-    /// The address that others reach us at; where we listen if there is none.
+    /// The public address; the listening address if none is set.
     pub(crate) domain: Option<ServiceIdentity>,
-    /// Where `grasp status` and the like find a running server.
+    /// The path of the admin socket, if it is not in the data directory.
     pub(crate) admin_socket: Option<PathBuf>,
-    /// The relay that `grasp sidecar` stands beside.
+    /// The relay that `grasp sidecar` syncs.
     pub(crate) sidecar_relay: Option<RelayUrl>,
-    /// Where a sidecar answers to those who watch it.
+    /// The address of the status pages of a sidecar.
     pub(crate) sidecar_listen: Option<SocketAddr>,
-    /// How to tell what happens.
     pub(crate) log: Log,
-    /// The server itself. Its address is the one of `listen` until it is known better.
+    /// The settings of the server. Its address is that of `listen` until the public one is known.
     pub(crate) settings: Settings,
 }
 
-/// How to tell what happens.
+/// The settings of the log.
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
     pub(crate) filter: String,
@@ -86,7 +85,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Where `grasp status` and the like find a running server.
+    /// Returns the path of the socket at which `grasp status` and similar commands reach a running server.
     pub(crate) fn admin_socket(&self) -> PathBuf {
         let beside = || self.settings.data_dir.join("admin.sock");
         self.admin_socket.clone().unwrap_or_else(beside)

@@ -259,7 +259,7 @@ fn files(config: &Config) -> Finding {
     match limit.current {
         Some(allowed) if allowed < needed => Finding::warning(
             "files",
-            format!("{allowed} may be open; {needed} are needed for relay.tcp_connections"),
+            format!("{allowed} may be open; {needed} are needed for connections and files"),
             format!("set LimitNOFILE={needed} in the unit, or ulimit -n {needed} in the shell"),
         ),
         Some(allowed) => Finding::good("files", format!("{allowed} may be open")),

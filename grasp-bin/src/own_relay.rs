@@ -97,7 +97,7 @@ impl LocalRelay for OwnRelay {
                 }
                 Ok(Inventory::TooMany) => Err(InventoryFailed),
                 Err(error) => {
-                    tracing::error!(%error, "could not take an inventory");
+                    tracing::error!(%error, "could not list the stored events for a comparison");
                     Err(InventoryFailed)
                 }
             }

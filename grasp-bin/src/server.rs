@@ -397,15 +397,19 @@ pub(crate) async fn open_contributors(
         .with_context(|| format!("could not open {}", dir.display()))
 }
 
-/// Deletes expired events at intervals.
+/// Deletes events whose expiration has passed (NIP-40), at intervals.
 async fn sweep(store: Arc<dyn EventStore>, clock: Clock) {
     let mut interval = tokio::time::interval(SWEEP_INTERVAL);
     loop {
         interval.tick().await;
         match store.sweep(clock.now().unix).await {
             Ok(0) => {}
-            Ok(deleted) => tracing::info!(deleted, "deleted expired events"),
-            Err(error) => tracing::warn!(%error, "could not delete expired events"),
+            Ok(deleted) => {
+                tracing::info!(deleted, "deleted events whose expiration has passed (NIP-40)")
+            }
+            Err(error) => {
+                tracing::warn!(%error, "could not delete events whose expiration has passed")
+            }
         }
     }
 }

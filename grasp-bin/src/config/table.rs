@@ -12,11 +12,11 @@ use super::setting::{
 
 /// The sections of the file and their titles, in the order of the reference.
 pub(crate) const SECTIONS: [(&str, &str); 11] = [
-    ("", "The instance"),
+    ("", "The server"),
     ("about", "Presentation in NIP-11"),
     ("log", "Log on standard error"),
     ("bans", "Refused authors and repositories"),
-    ("archive", "Repositories kept although they do not list this instance (GRASP-05)"),
+    ("archive", "Repositories that are stored although they do not list this server (GRASP-05)"),
     ("sync", "Events from other relays (GRASP-02)"),
     ("hunt", "Git data from other servers (GRASP-02)"),
     ("sidecar", "For `grasp sidecar`"),
@@ -70,7 +70,7 @@ settings! {
     "trusted_roots" = optional path("PATH") => settings.trusted_roots
         "PEM file with certificate authorities that are trusted beside the public ones, for relays (`wss:`) and git servers (`https:`)";
     "trusted_proxies" = list text("ADDRESS[/PREFIX]") => settings.trusted_proxies, common
-        "Reverse proxies whose `X-Forwarded-For` is believed";
+        "Reverse proxies whose `X-Forwarded-For` is trusted";
     "operator" = optional key() => settings.policy.operator, common
         "Key of the operator: shown in NIP-11, and its events are accepted";
     "contributor_proposals" = one switch() => settings.policy.contributor_proposals, common
@@ -104,17 +104,17 @@ settings! {
     "bans.repos" = list text("30617:KEY:NAME") => settings.policy.bans.repos
         "Repositories whose announcements are refused";
     "archive.everything" = one switch() => settings.policy.archive.everything
-        "Keeps every repository that is heard of";
+        "Stores every repository whose announcement is received";
     "archive.owners" = list key() => settings.policy.archive.owners
-        "Keeps all repositories of these owners";
+        "Stores all repositories of these owners";
     "archive.repos" = list text("30617:KEY:NAME") => settings.policy.archive.repos
-        "Keeps these repositories";
+        "Stores these repositories";
     "archive.identifiers" = list text("NAME") => settings.policy.archive.identifiers
-        "Keeps all repositories of these names";
+        "Stores all repositories of these names";
     "archive.services" = list text("HOST[:PORT][/MOUNT]") => settings.policy.archive.services
-        "Keeps all repositories that list one of these services";
+        "Stores all repositories that list one of these services";
     "sync.enabled" = one switch() => settings.sync.enabled, common
-        "Keeps events in step with other relays";
+        "Syncs events with other relays";
     "sync.connections" = one count() => settings.sync.engine.connections
         "Connections to other relays at the same time, bootstrap relays not counted";
     "hunt.git_server" = one limits() => settings.hunt.per_host
@@ -124,11 +124,11 @@ settings! {
     "hunt.hosts" = list host_limit() => settings.hunt.hosts
         "Hosts with limits of their own, as in `github.com:10,60`";
     "sidecar.relay" = optional text("URL") => sidecar_relay
-        "Relay that the sidecar keeps complete; `--relay` wins";
+        "Relay that the sidecar syncs; `--relay` overrides it";
     "sidecar.follow_unlisted" = one switch() => settings.sync.engine.follow_unlisted
         "Follows repositories, too, whose announcement does not list the relay by its `domain`";
     "sidecar.listen" = optional text("ADDR:PORT") => sidecar_listen
-        "Address for `/health`, `/status` and `/metrics` of the sidecar; a private one is best. Default: none";
+        "Address for `/health`, `/status` and `/metrics` of the sidecar; choose a private one. Default: none";
     "purgatory.hold_for" = one time() => settings.purgatory.hold_for
         "Time that an event waits before it expires";
     "git.push_bytes" = one bytes() => settings.git.push_bytes
