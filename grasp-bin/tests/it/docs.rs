@@ -491,17 +491,46 @@ fn every_name_in_the_design_map_exists() {
     }
 }
 
-/// Returns every page of the documentation.
-fn pages() -> Vec<PathBuf> {
-    let (mut found, mut left) = (Vec::new(), vec![docs("")]);
+/// Returns every file below a directory whose name ends so.
+fn files(directory: PathBuf, extension: &str) -> Vec<PathBuf> {
+    let (mut found, mut left) = (Vec::new(), vec![directory]);
     while let Some(path) = left.pop() {
         if path.is_dir() {
             left.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
-        } else if path.extension().is_some_and(|extension| extension == "md") {
+        } else if path.extension().is_some_and(|found| found == extension) {
             found.push(path);
         }
     }
     found
+}
+
+/// Returns every page of the documentation.
+fn pages() -> Vec<PathBuf> {
+    files(docs(""), "md")
+}
+
+#[test]
+fn every_module_in_the_architecture_and_the_glossary_exists() {
+    let crates = ["core", "sync", "purgatory", "relay", "bin"];
+    let sources = crates.map(|name| docs("..").join(format!("grasp-{name}/src")));
+    let sources: Vec<_> = sources.into_iter().flat_map(|dir| files(dir, "rs")).collect();
+    // A module may be named by its file, or by its path without the ending.
+    let is_module = |name: &str| {
+        let name = name.trim_end_matches('/');
+        let file = if name.ends_with(".rs") { name.to_owned() } else { format!("{name}.rs") };
+        sources.iter().any(|path| path.ends_with(&file))
+    };
+    let mut checked = 0;
+    for page in [page("../ARCHITECTURE.md"), page("reference/glossary.md")] {
+        let names = page.split('`').skip(1).step_by(2);
+        let modules = names.filter(|name| name.ends_with(".rs") || name.contains("/src/"));
+        for name in modules.filter(|name| *name != "foo.rs") {
+            assert!(is_module(name), "{name}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 100, "{checked}");
+    assert!(!is_module("pairs.rs") && !is_module("grasp-core/src/nowhere"));
 }
 
 #[test]
