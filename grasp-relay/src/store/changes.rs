@@ -25,6 +25,10 @@ use super::keys::{Digest, Keys, newest, seconds};
 use super::rules::{Rows, Rules};
 use super::{StoreError, failure, keeps_versions};
 
+/// Retired refs of one owner in a family after which older ones are forgotten; those of one time stay together. Every
+/// push to a repository of the name reads all of them.
+const MAX_RETIRED_REFS: i64 = 10_000;
+
 /// The columns that identify a family.
 pub(crate) type FamilyKey<'a> = (i64, &'a str);
 
@@ -155,6 +159,15 @@ pub(crate) trait Changes: GitRows {
             )?;
         }
         let owner = blob(view.owner.as_bytes());
+        if !view.retired.is_empty() {
+            self.change(
+                "DELETE FROM retired_refs WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
+                     AND since < (SELECT since FROM retired_refs
+                         WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
+                         ORDER BY since DESC LIMIT 1 OFFSET ?4)",
+                values(&[owner.clone(), integer(MAX_RETIRED_REFS - 1)]),
+            )?;
+        }
         let Some(refs) = &view.to else {
             self.view_removed(key, &view.owner);
             let removed =

@@ -69,6 +69,7 @@ contract! {
     refs_are_read_as_they_were_written
     packs_are_added_replaced_and_listed
     retired_refs_are_kept_until_they_are_forgotten
+    the_oldest_retired_refs_of_an_owner_are_forgotten_if_there_are_too_many
     the_more_severe_garbage_mark_stays_until_the_collection
     endpoints_are_independent
     refs_are_removed_with_the_event_that_signed_them
@@ -309,6 +310,30 @@ async fn retired_refs_are_kept_until_they_are_forgotten(store: &dyn Store) {
         assert_eq!(retained().await, left);
     }
     assert!(store.identifiers(REPOS).await.unwrap().is_empty());
+}
+
+async fn the_oldest_retired_refs_of_an_owner_are_forgotten_if_there_are_too_many(
+    store: &dyn Store,
+) {
+    let retired = |owner: PublicKey, n: u64, since| RetiredRef {
+        owner,
+        tip: format!("{n:040x}").parse().unwrap(),
+        name: "refs/heads/main".parse().unwrap(),
+        since: time(since),
+    };
+    // Those of one push are kept or forgotten together.
+    let pushes = [(1, 10, 3), (1, 20, 4_000), (2, 10, 1), (1, 30, 8_000), (1, 40, 1)];
+    for (number, (n, since, count)) in pushes.into_iter().enumerate() {
+        let mut retire = change(owner(n), None, None);
+        let tips = (0..count).map(|tip| number as u64 * 100_000 + tip);
+        retire.retired = tips.map(|tip| retired(owner(n), tip, since)).collect();
+        done(store, commit(family(vec![retire]))).await;
+    }
+    let left = store.family(REPOS, name("x")).await.unwrap().retired;
+    let count = |n, since| {
+        left.iter().filter(|one| (one.owner, one.since) == (owner(n), time(since))).count()
+    };
+    assert_eq!(pushes.map(|(n, since, _)| count(n, since)), [0, 4_000, 1, 8_000, 1]);
 }
 
 async fn the_more_severe_garbage_mark_stays_until_the_collection(store: &dyn Store) {
