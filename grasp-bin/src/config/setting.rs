@@ -237,7 +237,7 @@ pub(super) fn text<T: FromStr<Err: Display> + Display + 'static>(
 fn url(expected: &'static str, is_allowed: fn(&Url) -> bool) -> Form<Url> {
     let read =
         move |text: &str| text.parse().ok().filter(is_allowed).ok_or_else(|| expected.to_owned());
-    Form::new("URL", read, Url::to_string)
+    Form::new("URL", read, |url: &Url| url.as_str().trim_end_matches('/').to_owned())
 }
 
 /// The address of an object store. Its credentials come from the environment.
