@@ -1,12 +1,13 @@
 //! Full sync: a GRASP server that has many of our repositories is asked for all of its events, as long as most of them
 //! are wanted.
 
+use grasp_core::admission::SyncPath;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
-use grasp_sync::engine::{Config, Report, Said};
+use grasp_sync::engine::{Config, Frame, Report, Said};
 
 use crate::setup::{By, HOUR, MINUTE, Setup, Start, by, defaults, secs};
-use crate::sim::script::{Neg, Script};
+use crate::sim::script::{Neg, Quirk, Script};
 use crate::sim::world::{relay, repo};
 use crate::sim::{START, event};
 
@@ -69,6 +70,31 @@ fn comment_on_some_root(setup: &mut Setup) -> Event {
     let root = *setup.peer().events.keys().next().unwrap();
     let at = setup.sim.now.unix.as_secs();
     event::comment(&mut setup.chance, at, root, "E")
+}
+
+#[test]
+fn events_that_a_request_dropped_while_it_is_replaced_are_compared() {
+    let mut setup = Setup::announced(config(), grasp(), 25);
+    setup.run(MINUTE).forget();
+    let old = setup.live_subs();
+    // The relay does not answer the new live request, for everything.
+    setup.peer().script.quirk = |_, frame| match frame {
+        Frame::Subscribe { path: SyncPath::Live, .. } => Quirk::Says(vec![]),
+        _ => Quirk::None,
+    };
+    (0..10).for_each(|_| _ = setup.publish_issue());
+    setup.run(secs(10));
+    let (live, compared) = (whole(&setup.starts(), By::Live), whole(&setup.starts(), By::Neg));
+    assert_eq!((live, compared), (1, 0), "the switch to full sync");
+    let dropped = setup.chance_issue_dated(7 * 24 * 60 * 60);
+    setup.peer().events.insert(dropped.id, dropped.clone());
+    let conn = setup.sim.conns.last().unwrap().1;
+    for sub in old {
+        let text = "error: live event buffer overflow".to_owned();
+        setup.receive(conn, Said::Closed { sub, text });
+    }
+    setup.run(secs(20));
+    assert!(setup.has(&dropped));
 }
 
 #[test]

@@ -193,6 +193,11 @@ impl Session {
     ) {
         let Some(request) = self.live.requests.get_mut(&id) else { return };
         if request.is_replaced() {
+            // Its replacement brings what is published from its start on, not what this one has dropped before.
+            if refusal == Refusal::LiveOverflow {
+                let since = request.delivered_until - CONFIRMED_RETENTION;
+                self.fetch_stored(ctx, Purpose::MissedLive(id), id, Some(since), true);
+            }
             self.live.requests.remove(&id);
             return self.live.mark_missed(ctx.now.unix);
         }
