@@ -275,6 +275,9 @@ impl Connection {
                 Some(HubMessage::Event { subscription, published }) => {
                     self.on_live_event(now, Token(subscription), &published).await?;
                 }
+                Some(HubMessage::Subscribed { subscription }) => {
+                    self.catch_up(now, Token(subscription)).await?;
+                }
                 Some(HubMessage::Overflow { subscription }) => {
                     self.on_overflow(now, Token(subscription)).await?;
                 }
@@ -450,6 +453,9 @@ impl Connection {
     }
 
     /// Subscribes to live events first and reads history then, so that there is no gap.
+    ///
+    /// Without history, EOSE follows all live events that were published before: a client that ends an older
+    /// subscription at this EOSE misses none of them.
     async fn subscribe(
         &mut self,
         now: Now,
@@ -461,18 +467,21 @@ impl Connection {
         let limits = &self.context.config.limits;
         let (delivery, wanted) = Delivery::begin(event_prefix(&id), &query.filters, limits);
         let (open, closed) = oneshot::channel();
-        self.listener.subscribe(token.0, query.filters.into()).await;
-        let pages = match wanted.is_empty() {
-            true => stream::empty().boxed(),
-            false => self.reads.paged(self.context.store.query(wanted, now.unix)).boxed(),
-        };
-        let refused = id.clone();
-        let pages = pages.map(move |page| match page {
-            Ok(events) => JobProgress::Page(token, events),
-            Err(reason) => JobProgress::Input(Input::Reply(token, Reply::closed(&refused, reason))),
-        });
-        let history = pages.chain(stream::iter([JobProgress::CaughtUp(token)]));
-        self.jobs.push(history.take_until(closed).boxed());
+        if wanted.is_empty() {
+            self.listener.subscribe_confirmed(token.0, query.filters.into()).await;
+        } else {
+            self.listener.subscribe(token.0, query.filters.into()).await;
+            let pages = self.reads.paged(self.context.store.query(wanted, now.unix));
+            let refused = id.clone();
+            let pages = pages.map(move |page| match page {
+                Ok(events) => JobProgress::Page(token, events),
+                Err(reason) => {
+                    JobProgress::Input(Input::Reply(token, Reply::closed(&refused, reason)))
+                }
+            });
+            let history = pages.chain(stream::iter([JobProgress::CaughtUp(token)]));
+            self.jobs.push(history.take_until(closed).boxed());
+        }
         self.subscriptions.insert(token, Subscription { id, delivery, _open: open, _room: room });
         Ok(())
     }

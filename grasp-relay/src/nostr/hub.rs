@@ -113,6 +113,12 @@ pub enum HubMessage {
         /// The event.
         published: Arc<Published>,
     },
+    /// This subscription is in force, if its [confirmation](Listener::subscribe_confirmed) was asked for. Comes after
+    /// everything that was published before.
+    Subscribed {
+        /// The subscription.
+        subscription: u64,
+    },
     /// The queue was full when an event came for this subscription, which has ended. Comes after the events that were
     /// queued before.
     Overflow {
@@ -143,7 +149,7 @@ pub struct Listener {
 #[derive(Debug)]
 enum Command {
     Publish(Published),
-    Subscribe(ListenerQueue, u64, Arc<[Filter]>),
+    Subscribe { queue: ListenerQueue, subscription: u64, filters: Arc<[Filter]>, confirm: bool },
     Unsubscribe(Subscriber),
     RemoveListener(u64),
     HubStats(oneshot::Sender<HubStats>),
@@ -233,8 +239,17 @@ impl Listener {
     ///
     /// Events that are published after this returns will arrive, so reading history afterwards leaves no gap.
     pub async fn subscribe(&self, subscription: u64, filters: Arc<[Filter]>) {
+        self.send_subscribe(subscription, filters, false).await;
+    }
+
+    /// Subscribes likewise, and asks for [`HubMessage::Subscribed`].
+    pub async fn subscribe_confirmed(&self, subscription: u64, filters: Arc<[Filter]>) {
+        self.send_subscribe(subscription, filters, true).await;
+    }
+
+    async fn send_subscribe(&self, subscription: u64, filters: Arc<[Filter]>, confirm: bool) {
         let queue = self.queue.clone();
-        send(&self.commands, Command::Subscribe(queue, subscription, filters)).await;
+        send(&self.commands, Command::Subscribe { queue, subscription, filters, confirm }).await;
     }
 
     /// Ends one subscription. Events that were queued for it may still arrive.
@@ -339,9 +354,12 @@ impl HubState {
     fn handle(&mut self, command: Command) {
         match command {
             Command::Publish(published) => self.publish(&Arc::new(published)),
-            Command::Subscribe(queue, subscription, filters) => {
+            Command::Subscribe { queue, subscription, filters, confirm } => {
                 let listener = queue.listener;
-                self.queues.entry(listener).or_insert(queue);
+                let queue = self.queues.entry(listener).or_insert(queue);
+                if confirm {
+                    queue.send(HubMessage::Subscribed { subscription });
+                }
                 self.index.insert(Subscriber { listener, subscription }, filters);
             }
             Command::Unsubscribe(subscriber) => self.index.remove(subscriber),
@@ -398,7 +416,7 @@ mod tests {
             HubMessage::Event { subscription, published } => {
                 (subscription, published.event.clone())
             }
-            HubMessage::Overflow { subscription } => panic!("overflow of {subscription}"),
+            other => panic!("{other:?}"),
         }
     }
 
@@ -424,6 +442,26 @@ mod tests {
         slow.subscribe(2, everything()).await;
         hub.publish(notes[3].clone()).await;
         assert_eq!(received_note(&mut slow).await, (2, notes[3].clone()));
+    }
+
+    #[tokio::test]
+    async fn a_confirmation_follows_what_was_published_before_and_precedes_what_is_published_after()
+    {
+        let hub = Hub::start();
+        let mut listener = hub.listen(Capacity { events: 2, bytes: 1_000_000 });
+        let notes: Vec<_> = (0..4).map(|nth| note(&nth.to_string())).collect();
+        listener.subscribe(1, everything()).await;
+        for note in &notes[..3] {
+            hub.publish(note.clone()).await;
+        }
+        listener.subscribe_confirmed(2, everything()).await;
+        for note in &notes[..2] {
+            assert_eq!(received_note(&mut listener).await, (1, note.clone()));
+        }
+        assert_eq!(listener.next().await, HubMessage::Overflow { subscription: 1 });
+        assert_eq!(listener.next().await, HubMessage::Subscribed { subscription: 2 });
+        hub.publish(notes[3].clone()).await;
+        assert_eq!(received_note(&mut listener).await, (2, notes[3].clone()));
     }
 
     #[tokio::test]
@@ -471,7 +509,12 @@ mod tests {
             capacity: LARGE_CAPACITY,
         };
         let mut state = HubState::default();
-        state.handle(Command::Subscribe(queue, 1, everything()));
+        state.handle(Command::Subscribe {
+            queue,
+            subscription: 1,
+            filters: everything(),
+            confirm: false,
+        });
         state.handle(Command::RemoveListener(3));
         assert!(state.index.len() == 0 && state.queues.is_empty());
     }
