@@ -113,11 +113,13 @@ impl Executor {
         let announcements = self.events(of_kind(kinds::ANNOUNCEMENT, &scope)).await?;
         let stored = self.events(of_kind(kinds::STATE, [&identifier])).await?;
         let proposals = self.proposals(&identifier, &announcements).await?;
-        let mut views = BTreeMap::new();
-        for owner in guard.owners().await? {
-            let refs = guard.refs(&owner).await?;
-            views.insert(RepoId::new(owner, identifier.clone()), refs);
-        }
+        let views = guard
+            .row()
+            .await?
+            .views
+            .into_iter()
+            .map(|(owner, view)| (RepoId::new(owner, identifier.clone()), view.refs.tips()));
+        let views: BTreeMap<_, _> = views.collect();
         let previous = self.previous(&identifier, &announcements, &stored).await?;
         states.extend(previous.iter().filter_map(|event| State::parse(event).ok()));
         let tips_of_states = states.iter().filter_map(tips);
@@ -162,6 +164,9 @@ impl Executor {
         known: impl Iterator<Item = &Arc<Event>>,
     ) -> Result<bool, GitError> {
         let missing: BTreeSet<Oid> = lacking.iter().flat_map(|(_, tips)| tips).copied().collect();
+        if missing.is_empty() {
+            return Ok(false);
+        }
         let FamilyRow { retired, packs, .. } = guard.row().await?;
         let retired = retired.into_iter().filter(|retired| missing.contains(&retired.tip));
         let mut owners: BTreeMap<PublicKey, BTreeSet<Oid>> = BTreeMap::new();

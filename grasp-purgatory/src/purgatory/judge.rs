@@ -443,5 +443,5 @@ fn branches_and_tags(refs: &BTreeMap<RefName, Oid>) -> BTreeMap<RefName, Oid> {
 }
 
 fn tip_of(refs: &BTreeMap<RefName, Oid>, id: EventId) -> Option<Oid> {
-    refs.iter().find(|(name, _)| name.event() == Some(id)).map(|(_, tip)| *tip)
+    refs.get(&RefName::nostr(id)).copied()
 }
