@@ -22,8 +22,10 @@ async fn commit_of(files: usize, work: &Workdir, text: &str) -> String {
     work.commit(text).await
 }
 
-fn too_many() -> Fetched {
-    Fetched::nothing(FetchError::TooManyObjects { limit: MAX_OBJECTS })
+/// Asserts that a fetch was refused for its objects. How many bytes had come by then depends on the speed of git.
+fn assert_too_many(fetched: &Fetched) {
+    let expected = FetchError::TooManyObjects { limit: MAX_OBJECTS };
+    assert_eq!((&fetched.got, fetched.error.as_ref()), (&set(&[]), Some(&expected)));
 }
 
 #[tokio::test]
@@ -36,7 +38,7 @@ async fn a_pack_with_too_many_objects_is_refused() {
     assert_eq!(fixture.fetch(&server.url("x"), &[&few]).await.got, set(&[&few]));
     let many = commit_of(60, &work, "many").await;
     server.host("x", &work).await;
-    assert_eq!(fixture.fetch(&server.url("x"), &[&many]).await, too_many());
+    assert_too_many(&fixture.fetch(&server.url("x"), &[&many]).await);
     assert!(fixture.lacks(&many).await);
     // With the default limit the same fetch succeeds.
     let fixture = FetchFixture::new(LOOPBACK, DEFAULT).await;
@@ -50,7 +52,7 @@ async fn a_pack_header_with_too_many_objects_is_refused_before_the_pack_ends() {
     let (_work, _, second) = host_two_commits(&server).await;
     server.set_behaviour(Behaviour::WrongObjectCount(u32::MAX));
     let start = Instant::now();
-    assert_eq!(fixture.fetch(&server.url("x"), &[&second]).await, too_many());
+    assert_too_many(&fixture.fetch(&server.url("x"), &[&second]).await);
     assert!(
         start.elapsed() < WITH_OBJECT_LIMIT.silence / 2,
         "refused before the timeout: {:?}",
@@ -82,7 +84,7 @@ async fn objects_are_counted_after_the_fetch_if_git_writes_no_trace() {
     let quiet = git_without_trace();
     let git = Git::find(quiet.path().as_os_str(), Slots::default()).unwrap();
     let fixture = FetchFixture::with_git(git, LOOPBACK, WITH_OBJECT_LIMIT).await;
-    assert_eq!(fixture.fetch(&server.url("x"), &[&many]).await, too_many());
+    assert_too_many(&fixture.fetch(&server.url("x"), &[&many]).await);
     until(|| fixture.files() == 0).await;
 }
 
