@@ -22,10 +22,9 @@ pub enum MaintainerModel {
     Plain,
 }
 
-/// Limits the maintainers of one repository in the plain model; those nearest to its owner come first. Without it, a
-/// chain of keys that list each other costs the square of its length. In the reciprocal model only authors of
-/// announcements count, and admission limits these.
-pub const MAX_MAINTAINERS: usize = 512;
+/// Keys that are considered as maintainers of one repository; those nearest to its owner come first. Without it, keys
+/// that list each other cost the square of their number at each decision about their identifier.
+pub const MAX_MAINTAINERS: usize = 128;
 
 /// The maintainer lists of all announcements with one identifier, by author: each author's winning version.
 pub type MaintainerLists = BTreeMap<PublicKey, MaintainerList>;
@@ -151,8 +150,8 @@ impl Listings {
 
     /// Returns the root and, repeatedly, each key that a maintainer lists and that lists a maintainer back.
     ///
-    /// Each list is read once when its author is listed and once when it is confirmed: a long chain of keys does not
-    /// cost the square of its length.
+    /// Considers [`MAX_MAINTAINERS`] keys at most. Each list is read once when its author is listed and once when it is
+    /// confirmed: a long chain of keys does not cost the square of its length.
     fn reciprocal(&self, root: &PublicKey) -> BTreeSet<PublicKey> {
         let Ok(root) = self.authors.binary_search(root) else { return BTreeSet::new() };
         let none = || vec![false; self.authors.len()];
@@ -160,14 +159,17 @@ impl Listings {
         // Listed keys that wait, by the key whose confirmation confirms them.
         let mut accepting: Vec<Vec<usize>> = vec![Vec::new(); self.authors.len()];
         let (mut members, mut next) = (vec![root], 0);
-        confirmed[root] = true;
+        let mut considered = 1;
+        (confirmed[root], invited[root]) = (true, true);
         while let Some(member) = members.get(next).copied() {
             next += 1;
             let mut accepted = std::mem::take(&mut accepting[member]);
             for &key in &self.listed[member] {
-                if std::mem::replace(&mut invited[key], true) || !self.is_active[key] {
+                let is_new = !invited[key] && self.is_active[key];
+                if !is_new || considered == MAX_MAINTAINERS {
                     continue;
                 }
+                (invited[key], considered) = (true, considered + 1);
                 let back = &self.listed[key];
                 if back.iter().any(|other| confirmed[*other]) {
                     accepted.push(key);
@@ -335,13 +337,14 @@ mod tests {
         assert_eq!(won, maintainer_lists(all.iter().rev()));
     }
 
+    fn numbered(n: usize) -> PublicKey {
+        let mut bytes = [7; 32];
+        bytes[..8].copy_from_slice(&n.to_be_bytes());
+        PublicKey::from_byte_array(bytes)
+    }
+
     #[test]
     fn long_listings_do_not_exceed_the_maximum_number_of_maintainers() {
-        let numbered = |n: usize| {
-            let mut bytes = [7; 32];
-            bytes[..8].copy_from_slice(&n.to_be_bytes());
-            PublicKey::from_byte_array(bytes)
-        };
         // A thousand authors; each lists the next one and a hundred that never announce.
         let lists = |n: usize| {
             let silent = (0..100).map(move |m| numbered(10_000 + n * 100 + m));
@@ -359,23 +362,34 @@ mod tests {
     }
 
     #[test]
+    fn keys_that_list_each_other_do_not_exceed_the_maximum_number_of_maintainers() {
+        // A thousand authors, each of whom lists the next hundred and the hundred before.
+        let lists = |n: usize| {
+            let listed = (0..=200).map(|m| numbered((n + 900 + m) % 1_000)).collect();
+            (numbered(n), MaintainerList { listed, ..MaintainerList::default() })
+        };
+        let maintainer_lists: MaintainerLists = (0..1_000).map(lists).collect();
+        for model in [Plain, Reciprocal] {
+            let sets = MaintainerSets::new(model, &maintainer_lists);
+            let set = sets.of(&numbered(500));
+            assert_eq!(set.len(), MAX_MAINTAINERS, "{model:?}");
+            assert!(set.contains(&numbered(500)));
+        }
+    }
+
+    #[test]
     fn every_key_that_lists_back_is_included_for_every_owner() {
         // Each lists its neighbours, but for one with an empty list.
-        let numbered = |n: usize| {
-            let mut bytes = [7; 32];
-            bytes[..8].copy_from_slice(&n.to_be_bytes());
-            PublicKey::from_byte_array(bytes)
-        };
         let around = |n: usize| {
-            let listed = (0..=20).map(|m| numbered((n + 290 + m) % 300)).collect();
+            let listed = (0..=20).map(|m| numbered((n + 90 + m) % 100)).collect();
             MaintainerList { listed, ..MaintainerList::default() }
         };
         let mut maintainer_lists: MaintainerLists =
-            (0..300).map(|n| (numbered(n), around(n))).collect();
+            (0..100).map(|n| (numbered(n), around(n))).collect();
         maintainer_lists.insert(numbered(5), MaintainerList::default());
         let sets = MaintainerSets::new(MaintainerModel::Reciprocal, &maintainer_lists);
-        let all_but_one: BTreeSet<_> = (0..300).filter(|n| *n != 5).map(numbered).collect();
-        for n in 0..300 {
+        let all_but_one: BTreeSet<_> = (0..100).filter(|n| *n != 5).map(numbered).collect();
+        for n in 0..100 {
             let expected = if n == 5 { BTreeSet::from([numbered(5)]) } else { all_but_one.clone() };
             assert_eq!(sets.of(&numbered(n)), expected, "{n}");
         }
