@@ -231,7 +231,7 @@ pub(super) struct HeldEvents {
     deadlines: BTreeMap<Phase, BTreeSet<(Timestamp, EventId)>>,
     usage: Usage,
     /// Shares of the memory for waiting events.
-    memory: Shares,
+    memory: Shares<Option<PublicKey>>,
 }
 
 impl HeldEvents {
@@ -241,7 +241,9 @@ impl HeldEvents {
             by_identifier: BTreeMap::new(),
             deadlines: BTreeMap::new(),
             usage: Usage::default(),
-            memory: Shares::new(config.total, config.total.bytes / 4, LARGEST_EVENT),
+            memory: Shares::new(config.total, config.total.bytes / 4, LARGEST_EVENT, |one| {
+                one.author
+            }),
         }
     }
 
@@ -416,8 +418,7 @@ impl HeldEvents {
             self.memory.release(id);
         }
         let is_spared = |id: &EventId| Some(*id) == displaced;
-        let reserved =
-            self.memory.reserve(new.id(), claimant, new.bytes, |one| one.author, is_spared);
+        let reserved = self.memory.reserve(new.id(), claimant, new.bytes, is_spared);
         if let (false, Some(id)) = (reserved.1, displaced) {
             self.account(&id);
         }

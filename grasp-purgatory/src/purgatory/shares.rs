@@ -1,6 +1,6 @@
 //! Fair shares of a limited resource: memory for held events, disk for uploads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::resources::{Bounds, Claimant, Grant, Pool, Shortage};
 use nostr::event::EventId;
@@ -16,13 +16,17 @@ const MODEST_SHARES: u64 = 4_096;
 /// Evictions for one newcomer, at most.
 const MAX_EVICTIONS: usize = 16;
 
-/// The events that take a part of a [`Pool`], each with its claimant.
+/// The events that take a part of a [`Pool`], each with its claimant. `H` is the part of a claimant that holders are
+/// compared by.
 #[derive(Debug)]
-pub(super) struct Shares {
+pub(super) struct Shares<H> {
     pool: Pool,
     /// The least amount of one share, so that a limit of bytes is a limit of numbers too.
     least: u64,
     held: BTreeMap<EventId, Share>,
+    holder: fn(&Claimant) -> H,
+    holders: BTreeMap<H, Holder>,
+    by_sum: BTreeSet<(u64, H)>,
 }
 
 #[derive(Debug)]
@@ -31,9 +35,30 @@ struct Share {
     grant: Grant,
 }
 
-impl Shares {
+impl Share {
+    /// Returns the amount by which its holder is compared with others.
+    fn weight(&self) -> u64 {
+        let divisor = if self.claimant.has_authority { AUTHORITY_DIVISOR } else { 1 };
+        self.grant.amount() / divisor
+    }
+}
+
+/// The shares of one holder.
+#[derive(Debug, Default)]
+struct Holder {
+    /// The sum of their weights.
+    sum: u64,
+    by_amount: BTreeSet<(u64, EventId)>,
+}
+
+impl<H: Copy + Ord> Shares<H> {
     /// Creates shares of a bound, and of a reserve beyond it for claimants with authority.
-    pub(super) fn new(bound: Bound, reserve: u64, smallest: u64) -> Self {
+    pub(super) fn new(
+        bound: Bound,
+        reserve: u64,
+        smallest: u64,
+        holder: fn(&Claimant) -> H,
+    ) -> Self {
         // Far below the amounts that overflow in sums.
         let bytes = bound.bytes.min(u64::MAX / 4);
         let reserve = reserve.min(bytes);
@@ -41,17 +66,43 @@ impl Shares {
         let least = bytes.checked_div(count).unwrap_or(u64::MAX);
         let (total, smallest) = (bytes + reserve, smallest.max(least));
         let bounds = Bounds { total, reserve, per_author: u64::MAX, smallest };
-        Self { pool: Pool::new(bounds), least, held: BTreeMap::new() }
+        let (holders, by_sum) = (BTreeMap::new(), BTreeSet::new());
+        Self { pool: Pool::new(bounds), least, held: BTreeMap::new(), holder, holders, by_sum }
+    }
+
+    fn insert(&mut self, id: EventId, share: Share) {
+        let (key, weight, amount) =
+            ((self.holder)(&share.claimant), share.weight(), share.grant.amount());
+        let holder = self.holders.entry(key).or_default();
+        self.by_sum.remove(&(holder.sum, key));
+        holder.sum = holder.sum.saturating_add(weight);
+        holder.by_amount.insert((amount, id));
+        self.by_sum.insert((holder.sum, key));
+        self.held.insert(id, share);
+    }
+
+    fn remove(&mut self, id: &EventId) -> Option<Share> {
+        let share = self.held.remove(id)?;
+        let key = (self.holder)(&share.claimant);
+        if let Some(holder) = self.holders.get_mut(&key) {
+            self.by_sum.remove(&(holder.sum, key));
+            holder.sum = holder.sum.saturating_sub(share.weight());
+            holder.by_amount.remove(&(share.grant.amount(), *id));
+            match holder.by_amount.is_empty() {
+                true => _ = self.holders.remove(&key),
+                false => _ = self.by_sum.insert((holder.sum, key)),
+            }
+        }
+        Some(share)
     }
 
     /// Takes a share in place of the one that the event has, evicting others if the pool is exhausted. Returns the
-    /// evicted events and whether there is room; `holder` is the part of a claimant that holders are compared by.
-    pub(super) fn reserve<H: Ord>(
+    /// evicted events and whether there is room.
+    pub(super) fn reserve(
         &mut self,
         id: EventId,
         claimant: Claimant,
         bytes: u64,
-        holder: impl Fn(&Claimant) -> H,
         is_spared: impl Fn(&EventId) -> bool,
     ) -> (Vec<EventId>, bool) {
         let mut evicted = Vec::new();
@@ -61,7 +112,7 @@ impl Shares {
                 Err(Shortage::Total) => {}
                 Err(Shortage::Network(_) | Shortage::Author) => break,
             }
-            let victim = self.to_evict(&claimant, bytes, &holder, &is_spared);
+            let victim = self.to_evict(&claimant, bytes, &is_spared);
             let Some(victim) = victim else { break };
             self.release(&victim);
             evicted.push(victim);
@@ -70,7 +121,7 @@ impl Shares {
     }
 
     fn take(&mut self, id: EventId, claimant: Claimant, bytes: u64) -> Result<(), Shortage> {
-        let before = self.held.remove(&id).map(|share| {
+        let before = self.remove(&id).map(|share| {
             let before = (share.claimant, share.grant.amount());
             self.pool.give_back(share.grant);
             before
@@ -83,16 +134,16 @@ impl Shares {
             }
             (Err(shortage), None) => return Err(shortage),
         };
-        self.held.insert(id, Share { claimant, grant });
+        self.insert(id, Share { claimant, grant });
         result
     }
 
     /// Adds a share without regard to the limit. A share that exists stays as it is.
     pub(super) fn add(&mut self, id: EventId, claimant: Claimant, bytes: u64) {
-        let (pool, least) = (&mut self.pool, self.least);
-        self.held
-            .entry(id)
-            .or_insert_with(|| Share { claimant, grant: pool.force(&claimant, bytes.max(least)) });
+        if !self.held.contains_key(&id) {
+            let grant = self.pool.force(&claimant, bytes.max(self.least));
+            self.insert(id, Share { claimant, grant });
+        }
     }
 
     /// Moves a share to the account of claimants with authority.
@@ -100,11 +151,11 @@ impl Shares {
         if self.held.get(&id).is_none_or(|share| share.claimant.has_authority) {
             return;
         }
-        let Some(Share { claimant, grant }) = self.held.remove(&id) else { return };
+        let Some(Share { claimant, grant }) = self.remove(&id) else { return };
         let (claimant, amount) = (claimant.with_authority(), grant.amount());
         self.pool.give_back(grant);
         let grant = self.pool.force(&claimant, amount);
-        self.held.insert(id, Share { claimant, grant });
+        self.insert(id, Share { claimant, grant });
     }
 
     pub(super) fn has_authority(&self, id: &EventId) -> bool {
@@ -112,7 +163,7 @@ impl Shares {
     }
 
     pub(super) fn release(&mut self, id: &EventId) {
-        if let Some(share) = self.held.remove(id) {
+        if let Some(share) = self.remove(id) {
             self.pool.give_back(share.grant);
         }
     }
@@ -121,27 +172,20 @@ impl Shares {
     /// [modest](Self::modest) amount. Spared events are never returned.
     ///
     /// Early holders of much cannot exclude newcomers, and holders of little keep it.
-    fn to_evict<H: Ord>(
+    fn to_evict(
         &self,
         newcomer: &Claimant,
         bytes: u64,
-        holder: impl Fn(&Claimant) -> H,
         is_spared: impl Fn(&EventId) -> bool,
     ) -> Option<EventId> {
-        let mut holders: BTreeMap<H, (u64, Option<(u64, EventId)>)> = BTreeMap::new();
-        for (id, Share { claimant, grant }) in &self.held {
-            let (sum, largest) = holders.entry(holder(claimant)).or_default();
-            let divisor = if claimant.has_authority { AUTHORITY_DIVISOR } else { 1 };
-            *sum = sum.saturating_add(grant.amount() / divisor);
-            if !is_spared(id) {
-                *largest = (*largest).max(Some((grant.amount(), *id)));
-            }
-        }
-        let own = holders.get(&holder(newcomer)).map_or(0, |(sum, _)| *sum);
-        let own = own.saturating_add(bytes.max(self.least));
-        let evictable = holders.into_values().filter_map(|(sum, largest)| Some((sum, largest?.1)));
-        let (sum, id) = evictable.max_by_key(|(sum, _)| *sum)?;
-        (sum > own.max(self.modest())).then_some(id)
+        let own = self.holders.get(&(self.holder)(newcomer)).map_or(0, |holder| holder.sum);
+        let least = own.saturating_add(bytes.max(self.least)).max(self.modest());
+        let large = self.by_sum.iter().rev().take_while(|(sum, _)| *sum > least);
+        let largest = |(_, key): &(u64, H)| {
+            let shares = self.holders.get(key)?.by_amount.iter().rev();
+            shares.map(|(_, id)| *id).find(|id| !is_spared(id))
+        };
+        large.into_iter().find_map(largest)
     }
 
     /// An amount that is never evicted: an announcement and its state have to wait together.
@@ -169,13 +213,17 @@ mod tests {
         EventId::from_byte_array([n; 32])
     }
 
-    fn evicts(shares: &Shares, newcomer: Claimant, bytes: u64) -> Option<EventId> {
-        shares.to_evict(&newcomer, bytes, |claimant| claimant.author, |_| false)
+    fn evicts(
+        shares: &Shares<Option<PublicKey>>,
+        newcomer: Claimant,
+        bytes: u64,
+    ) -> Option<EventId> {
+        shares.to_evict(&newcomer, bytes, |_| false)
     }
 
     #[test]
     fn the_holder_with_most_makes_room_for_one_with_less() {
-        let mut shares = Shares::new(BOUND, 0, 1);
+        let mut shares = Shares::new(BOUND, 0, 1, |one| one.author);
         for n in 0..9 {
             shares.take(id(n), author(1), 100).unwrap();
         }
@@ -191,18 +239,18 @@ mod tests {
 
     #[test]
     fn many_small_events_use_a_share_like_few_large_ones() {
-        let mut shares = Shares::new(BOUND, 0, 1);
+        let mut shares = Shares::new(BOUND, 0, 1, |one| one.author);
         let fits = |n: &u8| shares.take(id(*n), author(1), 1).is_ok();
         assert_eq!((0..200).filter(fits).count(), BOUND.count);
     }
 
     #[test]
     fn one_network_leaves_room_for_others_and_the_reserve_needs_authority() {
-        let mut shares = Shares::new(BOUND, 250, 1);
+        let mut shares = Shares::new(BOUND, 250, 1, |one| one.author);
         let at =
             |net: u8| Claimant::at(ClientNetwork::of(IpAddr::V4(Ipv4Addr::new(10, 0, net, 1))));
         let mut n = 0;
-        let mut fill = |shares: &mut Shares, claimant: Claimant| {
+        let mut fill = |shares: &mut Shares<Option<PublicKey>>, claimant: Claimant| {
             let mut taken = 0;
             while shares.take(id(n), claimant, 10).is_ok() {
                 (n, taken) = (n + 1, taken + 10);
@@ -217,7 +265,7 @@ mod tests {
 
     #[test]
     fn shares_added_or_released_twice_count_once() {
-        let mut shares = Shares::new(BOUND, 250, 1);
+        let mut shares = Shares::new(BOUND, 250, 1, |one| one.author);
         shares.add(id(1), author(1), 400);
         shares.add(id(1), author(1), 400);
         assert_eq!(shares.pool.usage().all, 400);

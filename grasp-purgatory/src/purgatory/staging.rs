@@ -100,12 +100,12 @@ impl StagedUploads {
 pub(super) struct Staging {
     by_event: BTreeMap<EventId, StagedUploads>,
     /// Shares of the disk for uploads.
-    disk: Shares,
+    disk: Shares<Option<ClientNetwork>>,
 }
 
 impl Staging {
     pub(super) fn new(config: &Config) -> Self {
-        let disk = Shares::new(config.staged, 0, config.staged.bytes / 8);
+        let disk = Shares::new(config.staged, 0, config.staged.bytes / 8, |one| one.network);
         Self { by_event: BTreeMap::new(), disk }
     }
 
@@ -200,7 +200,7 @@ impl Staging {
         }
         let all = staged.map_or(0, StagedUploads::bytes).saturating_add(bytes);
         let is_spared = |other: &EventId| *other == id || is_spared(other);
-        self.disk.reserve(id, Claimant::maybe_at(network), all, |one| one.network, is_spared)
+        self.disk.reserve(id, Claimant::maybe_at(network), all, is_spared)
     }
 
     pub(super) fn of(&self, id: &EventId) -> Option<&StagedUploads> {
