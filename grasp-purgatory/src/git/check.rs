@@ -11,6 +11,8 @@ use git2::{ObjectType, Odb, OdbLookupFlags};
 use grasp_core::resources::Claimant;
 use grasp_core::{Oid, RefName};
 
+use crate::database::FamilyRow;
+
 use super::binary::Git;
 use super::blocking;
 use super::command::GitCommand;
@@ -248,6 +250,19 @@ fn says_lack(words: &str) -> bool {
 /// Number of remembered tips, the latest. A forgotten one costs a walk to the next that is not.
 const MAX_PROOFS: usize = 1024;
 
+/// Further tips that are remembered because views show them, in equal shares, and one of each view at least.
+const MAX_SHOWN_PROOFS: usize = 512;
+
+/// Returns the tips of each view whose proofs are kept, that of HEAD first.
+pub(super) fn shares_of_views(row: &FamilyRow) -> BTreeSet<Oid> {
+    let share = (MAX_SHOWN_PROOFS / row.views.len().max(1)).max(1);
+    let tips = row.views.values().flat_map(|view| {
+        let head = view.refs.refs.get(&view.refs.head);
+        head.into_iter().chain(view.refs.refs.values()).take(share)
+    });
+    tips.map(|target| target.oid).collect()
+}
+
 /// The remembered tips in the order in which they were proven.
 #[derive(Clone, Debug, Default)]
 pub(in crate::git) struct Proofs {
@@ -273,23 +288,27 @@ impl Proofs {
         &self.tips
     }
 
-    /// Remembers more tips; the caller holds the family's lock.
+    /// Returns whether some would be forgotten with this number of new ones.
+    pub(in crate::git) fn is_full_with(&self, new: usize) -> bool {
+        self.by_age.len() + new > MAX_PROOFS
+    }
+
+    /// Remembers more tips, and forgets the oldest ones that are too many and not shown; the caller holds the family's
+    /// lock.
     pub(in crate::git) fn add(
+        mut self,
         family: &Family,
-        tips: impl IntoIterator<Item = Oid>,
+        new: BTreeSet<Oid>,
+        shown: &BTreeSet<Oid>,
         scratch: &Path,
     ) -> Result<(), GitError> {
-        let mut proofs = Self::load(family)?;
-        let new: Vec<_> = tips.into_iter().filter(|tip| proofs.tips.insert(*tip)).collect();
-        if new.is_empty() {
-            return Ok(());
-        }
-        let next = proofs.by_age.keys().next_back().map_or(0, |last| last + 1);
-        proofs.by_age.extend((next..).zip(new));
-        while proofs.by_age.len() > MAX_PROOFS {
-            proofs.by_age.pop_first();
-        }
-        proofs.write(family, scratch)
+        let next = self.by_age.keys().next_back().map_or(0, |last| last + 1);
+        self.by_age.extend((next..).zip(new));
+        let others = self.by_age.iter().filter(|(_, tip)| !shown.contains(tip));
+        let excess = others.clone().count().saturating_sub(MAX_PROOFS);
+        let oldest: Vec<u64> = others.map(|(age, _)| *age).take(excess).collect();
+        oldest.iter().for_each(|age| _ = self.by_age.remove(age));
+        self.write(family, scratch)
     }
 
     /// Forgets all tips but these; the caller holds the family's lock.

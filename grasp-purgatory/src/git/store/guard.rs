@@ -416,9 +416,23 @@ impl FamilyGuard {
         RepoId::new(*owner, self.identifier.clone())
     }
 
-    pub(super) async fn remember(&self, whole: BTreeSet<Oid>) -> Result<(), GitError> {
+    pub(super) async fn remember(&self, mut whole: BTreeSet<Oid>) -> Result<(), GitError> {
+        if whole.is_empty() {
+            return Ok(());
+        }
         let (store, family) = (self.store.clone(), self.family.clone());
-        self.blocking(move || Proofs::add(&family, whole, &store.scratch())).await
+        let proofs = self.blocking(move || Proofs::load(&family)).await?;
+        whole.retain(|tip| !proofs.contains(tip));
+        if whole.is_empty() {
+            return Ok(());
+        }
+        // Tips of others must not displace the proofs that a view depends on.
+        let shown = match proofs.is_full_with(whole.len()) {
+            true => check::shares_of_views(&self.row().await?),
+            false => BTreeSet::new(),
+        };
+        let family = self.family.clone();
+        self.blocking(move || proofs.add(&family, whole, &shown, &store.scratch())).await
     }
 
     /// Runs work on the disk, which keeps the lock to its own end.
