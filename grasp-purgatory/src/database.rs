@@ -62,13 +62,13 @@ pub enum Garbage {
     Removed,
 }
 
-/// The committed state of a family: all views of one identifier and the packs that they share.
+/// The committed state of a family: all views of one identifier and the packs that they share. Not its retired refs,
+/// which few need and which may be more than all others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub struct FamilyRow {
     pub views: BTreeMap<PublicKey, View>,
     pub packs: BTreeSet<Pack>,
-    pub retired: Vec<RetiredRef>,
     /// The time at which each pack was last read as a whole, by name.
     pub verified: BTreeMap<String, Timestamp>,
     /// Set by changes that may leave garbage, cleared by its collection.
@@ -252,8 +252,15 @@ pub trait Database: Send + Sync + 'static {
     /// Returns the view of a repository.
     fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>>;
 
-    /// Returns all that is committed about a family.
+    /// Returns all that is committed about a family, but for its retired refs.
     fn family(&self, endpoint: Endpoint, identifier: Identifier) -> DatabaseFuture<'_, FamilyRow>;
+
+    /// Returns the retired refs of a family, in order.
+    fn retired(
+        &self,
+        endpoint: Endpoint,
+        identifier: Identifier,
+    ) -> DatabaseFuture<'_, Vec<RetiredRef>>;
 
     /// Returns the packs of all families.
     fn packs(&self, endpoint: Endpoint)

@@ -10,7 +10,8 @@ use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId, Version};
 use grasp_purgatory::Record;
 use grasp_purgatory::database::{
-    Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, FamilyRow, Pack, View,
+    Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, FamilyRow, Pack,
+    RetiredRef, View,
 };
 use grasp_relay::store::{
     EventChunks, EventStore, Inventory, Present, SaveReport, Store, StoreFuture,
@@ -68,6 +69,14 @@ impl Database for FaultyStore {
 
     fn family(&self, endpoint: Endpoint, identifier: Identifier) -> DatabaseFuture<'_, FamilyRow> {
         self.store.family(endpoint, identifier)
+    }
+
+    fn retired(
+        &self,
+        endpoint: Endpoint,
+        identifier: Identifier,
+    ) -> DatabaseFuture<'_, Vec<RetiredRef>> {
+        self.store.retired(endpoint, identifier)
     }
 
     fn packs(

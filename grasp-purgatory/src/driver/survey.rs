@@ -13,7 +13,6 @@ use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
 use super::queue::Executor;
-use crate::database::FamilyRow;
 use crate::git::{Completeness, FamilyGuard, GitError};
 use crate::{HeldProposal, Input, Purgatory, Survey};
 
@@ -167,8 +166,8 @@ impl Executor {
         if missing.is_empty() {
             return Ok(false);
         }
-        let FamilyRow { retired, packs, .. } = guard.row().await?;
-        let retired = retired.into_iter().filter(|retired| missing.contains(&retired.tip));
+        let retired = guard.retired_refs().await?.into_iter();
+        let retired = retired.filter(|retired| missing.contains(&retired.tip));
         let mut owners: BTreeMap<PublicKey, BTreeSet<Oid>> = BTreeMap::new();
         retired.for_each(|retired| {
             owners.entry(retired.owner).or_default().insert(retired.tip);
@@ -194,7 +193,8 @@ impl Executor {
         };
         let wanted = lacking.into_iter().filter(may_have).flat_map(|(_, tips)| tips);
         let wanted: BTreeSet<Oid> = wanted.collect();
-        let attic: u64 = packs.iter().filter(|pack| pack.is_attic).map(|pack| pack.bytes).sum();
+        let packs = guard.row().await?.packs.into_iter();
+        let attic: u64 = packs.filter(|pack| pack.is_attic).map(|pack| pack.bytes).sum();
         let claimant = Claimant::default();
         let room = self.disk.family_room(&self.parts.repos, identifier, &claimant).await?;
         if wanted.is_empty() || attic > room {

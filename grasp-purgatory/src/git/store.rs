@@ -40,7 +40,7 @@ use super::error::GitError;
 use super::layout::{self, Family, Layout, VERSION};
 use super::packs::{PackCache, UnnamedObjects};
 use crate::active_work::ActiveWork;
-use crate::database::{Database, FamilyRow, Generation, Pack, View};
+use crate::database::{Database, FamilyRow, Generation, Pack, RetiredRef, View};
 
 /// Number of locks from which on unused ones are dropped.
 const MANY_LOCKS: usize = 1024;
@@ -263,9 +263,14 @@ impl RepoStore {
         Ok(self.inner.database.view(self.inner.endpoint, repo.clone()).await?)
     }
 
-    /// Returns all that is committed about a family.
+    /// Returns all that is committed about a family, but for its retired refs.
     pub async fn family_row(&self, identifier: &Identifier) -> Result<FamilyRow, GitError> {
         Ok(self.inner.database.family(self.inner.endpoint, identifier.clone()).await?)
+    }
+
+    /// Returns the retired refs of a family.
+    pub async fn retired_refs(&self, identifier: &Identifier) -> Result<Vec<RetiredRef>, GitError> {
+        Ok(self.inner.database.retired(self.inner.endpoint, identifier.clone()).await?)
     }
 
     /// Returns all views, in no particular order.

@@ -46,7 +46,7 @@ async fn commits_removed_by_a_force_push_are_unreadable_and_kept_for_the_retenti
     git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
     let bytes = pack_bytes(&fixture.root());
     assert!(bytes > 100_000, "an operator still finds it: {bytes}");
-    let retired = fixture.store.family_row(&repo.identifier).await.unwrap().retired;
+    let retired = fixture.store.retired_refs(&repo.identifier).await.unwrap();
     let tips: Vec<_> = retired.iter().map(|retired| (retired.tip, retired.owner)).collect();
     assert_eq!(tips, [(removed, repo.owner)]);
     assert!(!collect(&fixture, &repo, now()).await, "a second collection changes nothing");
@@ -54,7 +54,7 @@ async fn commits_removed_by_a_force_push_are_unreadable_and_kept_for_the_retenti
     let later = Timestamp::from_secs(now().as_secs() + RETIRED_REFS_RETENTION.as_secs() + 1);
     assert!(collect(&fixture, &repo, later).await);
     assert!(pack_bytes(&fixture.root()) < 10_000);
-    assert!(fixture.store.family_row(&repo.identifier).await.unwrap().retired.is_empty());
+    assert!(fixture.store.retired_refs(&repo.identifier).await.unwrap().is_empty());
     assert!(is_readable(&fixture, &repo, stays).await);
     // It can be pushed again.
     fixture.push(&repo, &work, &[("refs/heads/again", Some(removed))]).await.unwrap();
@@ -126,7 +126,8 @@ async fn ordinary_pushes_are_not_repacked() {
     }
     let before = files_below(&fixture.root().join("families"));
     let row = fixture.store.family_row(&repo.identifier).await.unwrap();
-    assert_eq!((row.retired.len(), row.garbage), (2, Some(Garbage::Moved)));
+    let retired = fixture.store.retired_refs(&repo.identifier).await.unwrap();
+    assert_eq!((retired.len(), row.garbage), (2, Some(Garbage::Moved)));
     assert!(!collect(&fixture, &repo, now()).await);
     let packs = |files: &[std::path::PathBuf]| {
         files.iter().filter(|f| f.extension().is_some_and(|e| e == "pack")).count()
@@ -134,7 +135,8 @@ async fn ordinary_pushes_are_not_repacked() {
     assert_eq!(packs(&files_below(&fixture.root().join("families"))), packs(&before));
     // The new tip contains the old ones, so nothing is retained.
     let row = fixture.store.family_row(&repo.identifier).await.unwrap();
-    assert_eq!((row.retired, row.garbage), (vec![], None));
+    let retired = fixture.store.retired_refs(&repo.identifier).await.unwrap();
+    assert_eq!((retired, row.garbage), (vec![], None));
 }
 
 #[tokio::test]
@@ -152,7 +154,8 @@ async fn ordinary_pushes_do_not_shorten_the_retention_of_removed_commits() {
     fixture.push(&repo, &work, &[(MAIN, Some(second))]).await.unwrap();
     assert!(!collect(&fixture, &repo, now()).await);
     let row = fixture.store.family_row(&repo.identifier).await.unwrap();
-    let tips: Vec<_> = row.retired.iter().map(|retired| retired.tip).collect();
+    let retired = fixture.store.retired_refs(&repo.identifier).await.unwrap();
+    let tips: Vec<_> = retired.iter().map(|retired| retired.tip).collect();
     assert_eq!((tips, row.garbage), (vec![removed], None));
     // A later removal does not end the retention of this one.
     let other = unrelated(&work, "other");

@@ -85,7 +85,7 @@ async fn an_empty_state_deletes_all_refs_and_the_old_tips_can_be_restored() {
     assert!(guard.refs(&repo.owner).await.unwrap().is_empty());
     let head = fixture.store.head(&repo).await.unwrap();
     assert_eq!(head, name("refs/heads/main"), "an empty repository keeps its HEAD");
-    let retired = guard.row().await.unwrap().retired;
+    let retired = guard.retired_refs().await.unwrap();
     let retired: Vec<_> = retired.into_iter().map(|it| (it.owner, it.tip, it.name)).collect();
     assert_eq!(retired, [(repo.owner, tip, name("refs/heads/main"))]);
     let seen = async || {
@@ -99,7 +99,7 @@ async fn an_empty_state_deletes_all_refs_and_the_old_tips_can_be_restored() {
     drop(guard);
     let later = Timestamp::from_secs(now().as_secs() + RETIRED_REFS_RETENTION.as_secs() + 1);
     fixture.store.collect(&repo.identifier, &BTreeSet::new(), later).await.unwrap();
-    assert!(fixture.store.family_row(&repo.identifier).await.unwrap().retired.is_empty());
+    assert!(fixture.store.retired_refs(&repo.identifier).await.unwrap().is_empty());
     assert_eq!(fixture.store.refs(&repo).await.unwrap(), before.refs);
     git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
 }

@@ -210,7 +210,7 @@ async fn a_destroyed_view_leaves_no_files_and_does_not_affect_other_views() {
     let hers = files_below(&fixture.root()).into_iter();
     let mut hers = hers.filter(|file| file.to_str().unwrap().contains(&alice.owner.to_hex()));
     assert_eq!(hers.next(), None);
-    assert!(guard.row().await.unwrap().retired.is_empty());
+    assert!(guard.retired_refs().await.unwrap().is_empty());
     git(&fixture.view(&bob).await, &["fsck", "--full"], b"").unwrap();
     guard.destroy_view(&bob.owner).await.unwrap();
     drop(guard);

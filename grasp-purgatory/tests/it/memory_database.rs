@@ -7,7 +7,7 @@ use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Oid, RepoId};
 use grasp_purgatory::database::{
     Addition, Commit, Committed, Conflict, Database, DatabaseError, DatabaseFuture, FamilyChange,
-    FamilyRow, Forget, Generation, Pack, View, ViewChange,
+    FamilyRow, Forget, Generation, Pack, RetiredRef, View, ViewChange,
 };
 use grasp_purgatory::git::Refs;
 use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
@@ -36,6 +36,7 @@ enum CommitFault {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Content {
     families: BTreeMap<(Endpoint, Identifier), FamilyRow>,
+    retired: BTreeMap<(Endpoint, Identifier), Vec<RetiredRef>>,
     last_generation: u64,
     pub(crate) events: BTreeSet<EventId>,
     /// Events that are refused.
@@ -124,10 +125,11 @@ impl Content {
     fn change(&mut self, change: &FamilyChange) {
         let key = (change.endpoint, change.identifier.clone());
         let mut row = self.families.remove(&key).unwrap_or_default();
+        let mut retired_refs = self.retired.remove(&key).unwrap_or_default();
         for view in &change.views {
             for retired in &view.retired {
-                row.retired.retain(|it| (it.owner, it.tip) != (retired.owner, retired.tip));
-                row.retired.push(retired.clone());
+                retired_refs.retain(|it| (it.owner, it.tip) != (retired.owner, retired.tip));
+                retired_refs.push(retired.clone());
             }
             row.views.remove(&view.owner);
             if let Some(refs) = &view.to {
@@ -145,7 +147,7 @@ impl Content {
         row.packs.extend(change.add_packs.iter().cloned());
         row.verified.extend(change.verified.clone());
         row.verified.retain(|name, _| row.packs.iter().any(|pack| pack.name == *name));
-        row.retired.retain(|retired| match &change.forget {
+        retired_refs.retain(|retired| match &change.forget {
             Forget::Nothing => true,
             Forget::Of(owner) => retired.owner != *owner,
             Forget::Before(time) => retired.since >= *time,
@@ -156,7 +158,10 @@ impl Content {
         }
         row.garbage = row.garbage.max(change.garbage);
         if row != FamilyRow::default() {
-            self.families.insert(key, row);
+            self.families.insert(key.clone(), row);
+        }
+        if !retired_refs.is_empty() {
+            self.retired.insert(key, retired_refs);
         }
     }
 
@@ -170,11 +175,11 @@ impl Content {
     }
 
     fn identifiers(&self, endpoint: Endpoint) -> BTreeSet<Identifier> {
-        let has_any = |row: &FamilyRow| {
-            !row.views.is_empty() || !row.packs.is_empty() || !row.retired.is_empty()
-        };
+        let has_any = |row: &FamilyRow| !row.views.is_empty() || !row.packs.is_empty();
         let families = self.of(endpoint).filter(|(_, row)| has_any(row));
-        families.map(|(identifier, _)| identifier.clone()).collect()
+        let retired = self.retired.keys().filter(|(one, _)| *one == endpoint);
+        let retired = retired.map(|(_, identifier)| identifier);
+        families.map(|(identifier, _)| identifier).chain(retired).cloned().collect()
     }
 }
 
@@ -193,6 +198,14 @@ impl Database for MemoryDatabase {
 
     fn family(&self, endpoint: Endpoint, identifier: Identifier) -> DatabaseFuture<'_, FamilyRow> {
         answer(self.content().family(endpoint, &identifier))
+    }
+
+    fn retired(
+        &self,
+        endpoint: Endpoint,
+        identifier: Identifier,
+    ) -> DatabaseFuture<'_, Vec<RetiredRef>> {
+        answer(self.content().retired.get(&(endpoint, identifier)).cloned().unwrap_or_default())
     }
 
     fn packs(

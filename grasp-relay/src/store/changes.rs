@@ -25,9 +25,11 @@ use super::keys::{Digest, Keys, newest, seconds};
 use super::rules::{Rows, Rules};
 use super::{StoreError, failure, keeps_versions};
 
-/// Retired refs of one owner in a family after which older ones are forgotten; those of one time stay together. Every
-/// push to a repository of the name reads all of them.
-const MAX_RETIRED_REFS: i64 = 10_000;
+/// Retired refs of one owner in a family after which older ones are forgotten; those of one time stay together.
+const MAX_RETIRED_REFS_PER_OWNER: i64 = 10_000;
+
+/// Retired refs in a family, of which each owner has an equal share when there are many owners.
+const MAX_RETIRED_REFS: i64 = 100_000;
 
 /// The columns that identify a family.
 pub(crate) type FamilyKey<'a> = (i64, &'a str);
@@ -164,8 +166,15 @@ pub(crate) trait Changes: GitRows {
                 "DELETE FROM retired_refs WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
                      AND since < (SELECT since FROM retired_refs
                          WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
-                         ORDER BY since DESC LIMIT 1 OFFSET ?4)",
-                values(&[owner.clone(), integer(MAX_RETIRED_REFS - 1)]),
+                         ORDER BY since DESC LIMIT 1 OFFSET (
+                             SELECT CASE WHEN ?4 * owners > ?5 THEN ?5 / owners ELSE ?4 END - 1
+                             FROM (SELECT COUNT(DISTINCT owner) AS owners FROM retired_refs
+                                 WHERE endpoint = ?1 AND identifier = ?2) AS counted))",
+                values(&[
+                    owner.clone(),
+                    integer(MAX_RETIRED_REFS_PER_OWNER),
+                    integer(MAX_RETIRED_REFS),
+                ]),
             )?;
         }
         let Some(refs) = &view.to else {

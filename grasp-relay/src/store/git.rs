@@ -19,14 +19,12 @@ use super::changes::{addition_kind, blob, garbage, integer, number, phase, text,
 use super::engine::{Columns, DatabaseEngine, EngineStore, Query, Unreadable};
 use super::{StoreError, failure};
 
-/// Selects all parts of a family, which are then of one moment.
+/// Selects all parts of a family but its retired refs, which are then of one moment.
 const FAMILY_SQL: &str = "SELECT 0, owner, generation, head, refs, state, 0, 0
         FROM views WHERE endpoint = ?1 AND identifier = ?2
     UNION ALL SELECT 1, NULL, bytes, name, NULL, NULL, is_attic, verified
         FROM packs WHERE endpoint = ?1 AND identifier = ?2
-    UNION ALL SELECT 2, owner, since, name, tip, NULL, 0, 0
-        FROM retired_refs WHERE endpoint = ?1 AND identifier = ?2
-    UNION ALL SELECT 3, NULL, mark, NULL, NULL, NULL, 0, 0
+    UNION ALL SELECT 2, NULL, mark, NULL, NULL, NULL, 0, 0
         FROM garbage WHERE endpoint = ?1 AND identifier = ?2";
 
 /// Selects the identifiers of families that exist, of these.
@@ -63,12 +61,26 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
                         family.verified.insert(pack.name.clone(), verified);
                         family.packs.insert(pack);
                     }
-                    FamilyPart::Retired(retired) => family.retired.push(retired),
                     FamilyPart::Garbage(mark) => family.garbage = Some(garbage(mark)),
                 }
             }
-            family.retired.sort();
             Ok(family)
+        })
+    }
+
+    fn retired(
+        &self,
+        endpoint: Endpoint,
+        identifier: Identifier,
+    ) -> DatabaseFuture<'_, Vec<RetiredRef>> {
+        Box::pin(async move {
+            let sql = "SELECT owner, tip, name, since FROM retired_refs
+                WHERE endpoint = ?1 AND identifier = ?2 ORDER BY owner, tip, name";
+            let retired = Query::new(sql, key(endpoint, &identifier), |row| {
+                let (owner, tip) = (row.public_key(0)?, row.parse(1)?);
+                Ok(RetiredRef { owner, tip, name: row.parse(2)?, since: row.time(3)? })
+            });
+            Ok(self.0.rows(retired).await?)
         })
     }
 
@@ -149,7 +161,6 @@ fn key(endpoint: Endpoint, identifier: &Identifier) -> Vec<rusqlite::types::Valu
 enum FamilyPart {
     View(PublicKey, View),
     Pack(Pack, Timestamp),
-    Retired(RetiredRef),
     Garbage(i64),
 }
 
@@ -160,12 +171,6 @@ fn read_part(row: &dyn Columns) -> Result<FamilyPart, StoreError> {
             let (name, is_attic) = (row.text(3)?, row.integer(6)? != 0);
             FamilyPart::Pack(Pack { name, is_attic, bytes: row.unsigned(2)? }, row.time(7)?)
         }
-        2 => FamilyPart::Retired(RetiredRef {
-            owner: row.public_key(1)?,
-            tip: row.parse(4)?,
-            name: row.parse(3)?,
-            since: row.time(2)?,
-        }),
         _ => FamilyPart::Garbage(row.integer(2)?),
     })
 }

@@ -296,7 +296,7 @@ async fn retired_refs_are_kept_until_they_are_forgotten(store: &dyn Store) {
     let mut retire = change(owner(9), None, None);
     retire.retired = all.to_vec();
     done(store, commit(family(vec![retire]))).await;
-    let retained = async || store.family(REPOS, name("x")).await.unwrap().retired;
+    let retained = async || store.retired(REPOS, name("x")).await.unwrap();
     assert_eq!(retained().await, all);
     let forgotten = [
         (Forget::Before(time(20)), &all[1..]),
@@ -329,11 +329,21 @@ async fn the_oldest_retired_refs_of_an_owner_are_forgotten_if_there_are_too_many
         retire.retired = tips.map(|tip| retired(owner(n), tip, since)).collect();
         done(store, commit(family(vec![retire]))).await;
     }
-    let left = store.family(REPOS, name("x")).await.unwrap().retired;
+    let left = store.retired(REPOS, name("x")).await.unwrap();
     let count = |n, since| {
         left.iter().filter(|one| (one.owner, one.since) == (owner(n), time(since))).count()
     };
     assert_eq!(pushes.map(|(n, since, _)| count(n, since)), [0, 4_000, 1, 8_000, 1]);
+    // Twelve owners have equal shares.
+    let others = (3..13).map(|n| (n, 10, 1));
+    for (number, (n, since, count)) in others.chain([(1, 50, 400)]).enumerate() {
+        let mut retire = change(owner(n), None, None);
+        let tips = (0..count).map(|tip| number as u64 * 100_000 + 50_000 + tip);
+        retire.retired = tips.map(|tip| retired(owner(n), tip, since)).collect();
+        done(store, commit(family(vec![retire]))).await;
+    }
+    let left = store.retired(REPOS, name("x")).await.unwrap();
+    assert_eq!(left.len(), 11 + 8_000 + 1 + 400);
 }
 
 async fn the_more_severe_garbage_mark_stays_until_the_collection(store: &dyn Store) {
@@ -401,7 +411,8 @@ async fn refs_are_removed_with_the_event_that_signed_them(store: &dyn Store) {
         1,
         "other views of the identifier stay"
     );
-    let retired: Vec<_> = row.retired.iter().map(|it| (it.tip, it.since)).collect();
+    let retired = store.retired(REPOS, name("x")).await.unwrap();
+    let retired: Vec<_> = retired.iter().map(|it| (it.tip, it.since)).collect();
     assert_eq!(retired, [(oid(1), time(NOW))], "since the time of the deletion");
     assert_eq!(row.garbage, Some(Garbage::Removed));
 }

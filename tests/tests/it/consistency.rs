@@ -221,7 +221,7 @@ async fn old_tips_and_retired_views_are_removed_after_ninety_days() {
         let repos = instance.purgatory().repos();
         let mut counts = Vec::new();
         for repo in [alice.repo("x"), bob.repo("y")] {
-            counts.push(repos.family_row(&repo.identifier).await.unwrap().retired.len());
+            counts.push(repos.retired_refs(&repo.identifier).await.unwrap().len());
         }
         counts
     };

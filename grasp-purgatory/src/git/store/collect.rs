@@ -22,7 +22,7 @@ use grasp_core::{Identifier, Oid};
 use nostr::key::PublicKey;
 
 use super::{FamilyGuard, Needed, Quarantine, RepoStore};
-use crate::database::{FamilyRow, Forget, Garbage};
+use crate::database::{FamilyRow, Forget, Garbage, RetiredRef};
 use crate::git::check::{Objects, Proofs, revisions};
 use crate::git::command::GitCommand;
 use crate::git::error::GitError;
@@ -110,15 +110,17 @@ impl FamilyGuard {
         wanted: &BTreeSet<Oid>,
         now: Timestamp,
     ) -> Result<Option<(Garbage, Roots)>, GitError> {
-        let row = self.row().await?;
+        // First the row: a view that goes meanwhile leaves its refs among the retired ones.
+        let (row, retired) = (self.row().await?, self.retired_refs().await?);
         let oldest = now - RETIRED_REFS_RETENTION;
-        let is_over = row.retired.iter().any(|retired| retired.since < oldest);
+        let is_over = retired.iter().any(|retired| retired.since < oldest);
         let garbage = if is_over { Some(Garbage::Removed) } else { row.garbage };
         let Some(garbage) = garbage else { return Ok(None) };
         self.bring(Needed::All).await?;
         self.bring_staged().await?;
         let (family, wanted) = (self.family.clone(), wanted.clone());
-        let roots = self.blocking(move || roots(&family, &row, &wanted, oldest)).await?;
+        let roots =
+            self.blocking(move || roots(&family, (&row, &retired), &wanted, oldest)).await?;
         Ok(Some((garbage, roots)))
     }
 
@@ -259,13 +261,13 @@ fn shown(row: &FamilyRow) -> BTreeSet<Oid> {
 
 fn roots(
     family: &Family,
-    row: &FamilyRow,
+    (row, retired): (&FamilyRow, &[RetiredRef]),
     wanted: &BTreeSet<Oid>,
     oldest: Timestamp,
 ) -> Result<Roots, GitError> {
     let mut shown = shown(row);
     let mut owners: BTreeMap<PublicKey, OwnTips> = BTreeMap::new();
-    for retired in &row.retired {
+    for retired in retired {
         owners.entry(retired.owner).or_default().retired.insert(retired.tip);
     }
     for (owner, own) in &mut owners {
@@ -273,7 +275,7 @@ fn roots(
         let ruled = refs.filter(|(name, _)| name.is_branch_or_tag());
         own.shown.extend(ruled.map(|(_, target)| target.oid));
     }
-    let retired = row.retired.iter().filter(|retired| retired.since >= oldest);
+    let retired = retired.iter().filter(|retired| retired.since >= oldest);
     let retired = retired.map(|retired| retired.tip).filter(|tip| !shown.contains(tip)).collect();
     let missing = check::missing(&[family.objects()], wanted)?;
     shown.extend(wanted.difference(&missing));

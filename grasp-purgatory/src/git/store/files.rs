@@ -386,7 +386,9 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::database::{Addition, Commit, Committed, DatabaseError, DatabaseFuture, View};
+    use crate::database::{
+        Addition, Commit, Committed, DatabaseError, DatabaseFuture, RetiredRef, View,
+    };
     use crate::git::binary::Slots;
 
     /// A database that names packs.
@@ -416,6 +418,10 @@ mod tests {
             let packs = self.0.lock();
             let packs = packs.get(&name).cloned().unwrap_or_default();
             Box::pin(async { Ok(FamilyRow { packs, ..FamilyRow::default() }) })
+        }
+
+        fn retired(&self, _: Endpoint, _: Identifier) -> DatabaseFuture<'_, Vec<RetiredRef>> {
+            answer()
         }
 
         fn packs(&self, _: Endpoint) -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>> {

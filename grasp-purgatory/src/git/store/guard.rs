@@ -63,9 +63,14 @@ impl FamilyGuard {
         Self { store, identifier, family, held: Arc::new(held), in_use, is_present }
     }
 
-    /// Returns all that is committed about the family.
+    /// Returns all that is committed about the family, but for its retired refs.
     pub async fn row(&self) -> Result<FamilyRow, GitError> {
         self.store.family_row(&self.identifier).await
+    }
+
+    /// Returns the retired refs of the family.
+    pub async fn retired_refs(&self) -> Result<Vec<RetiredRef>, GitError> {
+        self.store.retired_refs(&self.identifier).await
     }
 
     /// Returns the owners of the family's views.
@@ -288,7 +293,7 @@ impl FamilyGuard {
 
     /// Returns the owners of retired refs.
     pub async fn retired_owners(&self) -> Result<BTreeSet<PublicKey>, GitError> {
-        Ok(self.row().await?.retired.iter().map(|retired| retired.owner).collect())
+        Ok(self.retired_refs().await?.iter().map(|retired| retired.owner).collect())
     }
 
     /// Forgets the retired refs of an owner. A view in service stays.
@@ -308,7 +313,7 @@ impl FamilyGuard {
     /// The same; what is being received does not count if it is `removed`: it would keep what was just taken away.
     async fn remove_unless_referred_to(&mut self, removed: bool) -> Result<(), GitError> {
         let row = self.row().await?;
-        if !row.views.is_empty() || !row.retired.is_empty() {
+        if !row.views.is_empty() || !self.retired_refs().await?.is_empty() {
             return Ok(());
         }
         let family = self.family.clone();
