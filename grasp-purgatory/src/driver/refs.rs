@@ -194,8 +194,8 @@ impl Executor {
         stay: &BTreeSet<Oid>,
     ) -> Result<(), GitError> {
         let (name, now) = (RefName::nostr(id), self.parts.relay.now().unix);
-        for owner in guard.owners().await? {
-            let tip = guard.refs(&owner).await?.get(&name).copied();
+        for (owner, view) in guard.row().await?.views {
+            let tip = view.refs.refs.get(&name).map(|target| target.oid);
             if tip.is_none_or(|tip| stay.contains(&tip)) {
                 continue;
             }
@@ -362,8 +362,8 @@ pub(super) async fn remove_empty(
     if active_work.is_active_under(name) {
         return Ok(());
     }
-    for owner in guard.owners().await? {
-        if guard.refs(&owner).await?.is_empty() {
+    for (owner, view) in guard.row().await?.views {
+        if view.refs.refs.is_empty() {
             guard.destroy_view(&owner).await?;
         }
     }

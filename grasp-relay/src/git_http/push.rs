@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
@@ -30,8 +31,17 @@ use super::{GitHttp, HttpError, NO_CACHE, RepoRequest};
 use crate::store::StoreError;
 use grasp_purgatory::driver::PurgatoryDriver;
 
+/// Longest time that a push without signed events waits for other pushes to its repository.
+const MAX_WAIT_FOR_TURN: Duration = Duration::from_secs(60);
+
 /// Bytes of a pack that are awaited before git is started.
 const GATHERED_BYTES: usize = 256 * 1024;
+
+/// Refs of pull requests in a view to which a push may add. Releases have lower limits, but compare the latest only.
+const MAX_PROPOSALS_PER_VIEW: usize = 10_000;
+
+/// Contributors' repositories of one identifier.
+const MAX_CONTRIBUTORS: usize = 5_000;
 
 /// Parts of a report that are queued for a client.
 const REPORT_PARTS: usize = 4;
@@ -39,6 +49,7 @@ const REPORT_PARTS: usize = 4;
 const STATE_NOT_STORED: &str = "the server could not store the state event yet, and keeps trying";
 const STATE_REPLACED: &str = "the state event was replaced or deleted meanwhile";
 const NOT_SERVED: &str = "the server could not set the ref yet, and keeps trying";
+const TOO_MANY_PROPOSALS: &str = "the repository has as many pull requests as this server allows";
 const UPLOAD_NOT_KEPT: &str = "the upload could not be kept until its event comes";
 
 /// The sender of a push's report. It is closed when the client is gone.
@@ -55,6 +66,10 @@ enum PushError {
     Server(#[from] HttpError),
     #[error("the client closed the connection")]
     ClientGone,
+    #[error("other pushes to this repository take too long, try again later")]
+    TurnNotReached,
+    #[error("this server has too many contributors' repositories of this name")]
+    TooManyContributors,
     #[error("you have pushed as much as you may in a day, try again tomorrow")]
     Quota,
     #[error(
@@ -229,7 +244,12 @@ impl Push {
         let Some(push) = &early.authorised else { return Ok(reports(&early)) };
         let _at_work = self.purgatory.begin_work(repo);
         if *endpoint == Endpoint::PullRequests {
-            repos.lock(&repo.identifier).await?.create_view(&repo.owner).await?;
+            let mut guard = repos.lock(&repo.identifier).await?;
+            let contributors = guard.owners().await?;
+            if !contributors.contains(&repo.owner) && contributors.len() >= MAX_CONTRIBUTORS {
+                return Err(PushError::TooManyContributors);
+            }
+            guard.create_view(&repo.owner).await?;
         }
         let claimant = self.claimant(&facts, &early, !refs.is_empty());
         let received = self.receive(pack, push, claimant);
@@ -241,7 +261,7 @@ impl Push {
         } else {
             received.await?
         };
-        self.execute(incoming).await
+        self.execute(incoming, push, report).await
     }
 
     /// Returns the party that git works for: the author of the state, with authority if the repository is served
@@ -333,10 +353,27 @@ impl Push {
     }
 
     /// Judges again under the lock, takes the objects in, and waits until the events of the push are served.
-    async fn execute(&self, incoming: Option<Incoming>) -> Result<Vec<RefReport>, PushError> {
+    async fn execute(
+        &self,
+        incoming: Option<Incoming>,
+        early: &AuthorisedPush,
+        report: &Report,
+    ) -> Result<Vec<RefReport>, PushError> {
         let (purgatory, RepoRequest { repos, repo, .. }) = (&self.purgatory, &self.target);
         // Until this push is served or refused: the next one is judged on the refs that it leaves.
-        let _turn = repos.lock_pushes(repo).await;
+        let turn = repos.lock_pushes(repo);
+        let _turn = if early.execute().is_empty() {
+            // Nobody has signed for it.
+            tokio::select! {
+                turn = turn => turn,
+                () = report.closed() => return Err(PushError::ClientGone),
+                () = tokio::time::sleep(MAX_WAIT_FOR_TURN) => {
+                    return Err(PushError::TurnNotReached);
+                }
+            }
+        } else {
+            turn.await
+        };
         let mut guard = repos.lock(&repo.identifier).await?;
         let refs = guard.refs(&repo.owner).await?;
         let facts = self.git.facts(&self.target, &self.request).await?;
@@ -355,21 +392,25 @@ impl Push {
         self.tell_staged(push).await;
         taken?;
         purgatory.settle(&repo.identifier).await.map_err(HttpError::from)?;
-        self.set_proposals(push).await?;
+        let not_set = if self.set_proposals(push).await? { NOT_SERVED } else { TOO_MANY_PROPOSALS };
         let mut reports = reports(&verdict);
-        self.correct(&mut reports, &verdict, push).await?;
+        self.correct(&mut reports, &verdict, push, not_set).await?;
         Ok(reports)
     }
 
     /// Sets the refs of stored pull requests that no release has set: those of a contributor's own repository, and those
-    /// that are too many to be compared at each release.
-    async fn set_proposals(&self, push: &AuthorisedPush) -> Result<(), PushError> {
+    /// that are too many to be compared at each release. Returns whether there was room for them.
+    async fn set_proposals(&self, push: &AuthorisedPush) -> Result<bool, PushError> {
         let RepoRequest { repos, repo, endpoint, .. } = &self.target;
         let refs = repos.refs(repo).await?;
         let mut missing: Vec<PushCommand> = push.execute().to_vec();
         missing.retain(|it| it.name.event().is_some() && refs.get(&it.name).copied() != it.new);
         if missing.is_empty() {
-            return Ok(());
+            return Ok(true);
+        }
+        let present = refs.keys().filter(|name| name.event().is_some()).count();
+        if present + missing.len() > MAX_PROPOSALS_PER_VIEW {
+            return Ok(false);
         }
         if *endpoint == Endpoint::Repository {
             let ids = missing.iter().filter_map(|command| command.name.event()).collect();
@@ -378,7 +419,8 @@ impl Push {
         }
         let now = self.purgatory.relay().now().unix;
         let mut guard = repos.lock(&repo.identifier).await?;
-        Ok(guard.move_refs(&repo.owner, &missing, None, now).await?)
+        guard.move_refs(&repo.owner, &missing, None, now).await?;
+        Ok(true)
     }
 
     /// Returns the state and the pull requests whose git data a push brings.
@@ -402,12 +444,13 @@ impl Push {
         }
     }
 
-    /// Corrects the reports of a verdict by what is served now.
+    /// Corrects the reports of a verdict by what is served now. `not_set` is the reason why a pull request has no ref.
     async fn correct(
         &self,
         reports: &mut [RefReport],
         verdict: &PushVerdict,
         push: &AuthorisedPush,
+        not_set: &str,
     ) -> Result<(), HttpError> {
         let refs = self.target.repos.refs(&self.target.repo).await?;
         let is_current = |command: &PushCommand| refs.get(&command.name).copied() == command.new;
@@ -418,7 +461,7 @@ impl Push {
         for command in push.execute().iter().filter(|command| !is_current(command)) {
             if command.name.event().is_some() {
                 if !self.is_staged(command).await? {
-                    refuse(reports, &command.name, NOT_SERVED);
+                    refuse(reports, &command.name, not_set);
                 }
             } else if is_held {
                 refuse(reports, &command.name, STATE_NOT_STORED);

@@ -107,9 +107,16 @@ impl GitHttp {
             .identifier(repo.identifier.as_str());
         let served = self.events(states).await?;
         let served = served.iter().filter_map(|event| State::parse(event).ok());
-        let served = served.map(|state| Candidate { state, presence: Presence::Stored });
+        let served =
+            served.map(|state| Candidate { state: Arc::new(state), presence: Presence::Stored });
         let candidates = served.chain(held_candidates).collect();
-        let proposals = self.known_proposals(request, |_| true).await;
+        let is_ours = |proposal: &Proposal| {
+            let is_addressed = |named: &RepoId| {
+                named.identifier == repo.identifier && maintainers.contains(&named.owner)
+            };
+            maintainers.contains(&proposal.author) || proposal.repos.iter().any(is_addressed)
+        };
+        let proposals = self.known_proposals(request, is_ours).await;
         Ok(PushFacts::Hosted { maintainers, candidates, proposals })
     }
 
