@@ -10,6 +10,7 @@ mod fan_out;
 mod verdict;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use fan_out::{ExceededLimit, FanOut, FanOutLimits, Share};
@@ -224,7 +225,7 @@ fn signs_for_served(repos: &[RepoId], facts: &Facts) -> bool {
 
 /// Returns the repositories hosted here whose states the author may sign.
 fn signable_repos(policy: &Policy, author: &PublicKey, facts: &Facts) -> Vec<RepoId> {
-    let known = || facts.announcements.iter().map(|known| &known.announcement);
+    let known = || facts.announcements.iter().map(|known| &*known.announcement);
     let maintainer_lists = maintainer_lists(known());
     let sets = MaintainerSets::new(policy.model, &maintainer_lists);
     let hosted = known().filter(|announcement| policy.hosts(announcement)).map(|one| &one.repo);
@@ -514,7 +515,7 @@ pub enum Presence {
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct KnownAnnouncement {
-    pub announcement: Announcement,
+    pub announcement: Arc<Announcement>,
     pub presence: Presence,
 }
 

@@ -13,6 +13,7 @@ mod command;
 mod packets;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 pub use command::{Capabilities, CommandReader, MAX_COMMANDS, Progress, PushCommand, PushRequest};
 use nostr::event::EventId;
@@ -46,7 +47,7 @@ pub struct PushView<'a> {
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct Candidate {
-    pub state: State,
+    pub state: Arc<State>,
     pub presence: Presence,
 }
 
@@ -179,10 +180,10 @@ fn eligible_states<'a>(view: &PushView<'a>) -> Vec<&'a State> {
     let winner = by_maintainers()
         .filter(|candidate| candidate.presence == Presence::Stored)
         .max_by_key(|candidate| candidate.state.version)
-        .map(|candidate| &candidate.state);
+        .map(|candidate| &*candidate.state);
     let held = by_maintainers()
         .filter(|candidate| candidate.presence == Presence::Held)
-        .map(|candidate| &candidate.state)
+        .map(|candidate| &*candidate.state)
         .filter(|state| winner.is_none_or(|winner| state.version > winner.version));
     held.chain(winner).collect()
 }

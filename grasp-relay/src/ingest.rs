@@ -24,7 +24,7 @@ use grasp_core::admission::{
 use grasp_core::deletion::coordinate;
 use grasp_core::nip34::{Announcement, References};
 use grasp_core::{Identifier, RepoId, Verified, Version, kinds};
-use nostr::event::Event;
+use nostr::event::{Event, EventId};
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
@@ -418,11 +418,9 @@ async fn facts(
         let named = retain_present(needs.references, &present);
         let announced = needs.identifier.and_then(|name| announced.remove(&name));
         let Announced { known: mut announcements, bytes } = announced.unwrap_or_default();
-        let is_stored = |held: &KnownAnnouncement| {
-            let is_same = |known: &KnownAnnouncement| known.announcement == held.announcement;
-            announcements.iter().any(is_same)
-        };
-        let held: Vec<_> = git.announcements.into_iter().filter(|it| !is_stored(it)).collect();
+        let id = |known: &KnownAnnouncement| known.announcement.version.id;
+        let stored: BTreeSet<EventId> = announcements.iter().map(id).collect();
+        let held = git.announcements.into_iter().filter(|held| !stored.contains(&id(held)));
         announcements.extend(held);
         facts.push(Facts {
             known: presence(present.ids.contains(&event.id), git.is_held),
@@ -537,6 +535,7 @@ async fn announced(
     let mut announced: BTreeMap<_, Announced> = BTreeMap::new();
     for (announcement, bytes) in store::announcements(store, &names, now).await? {
         let of_name = announced.entry(announcement.repo.identifier.clone()).or_default();
+        let announcement = Arc::new(announcement);
         of_name.known.push(KnownAnnouncement { announcement, presence: Presence::Stored });
         of_name.bytes += bytes;
     }

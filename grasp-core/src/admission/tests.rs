@@ -44,7 +44,8 @@ fn naming(event: Unsigned, other: u8) -> Unsigned {
 }
 
 fn known(event: Unsigned, by: u8, presence: Presence) -> KnownAnnouncement {
-    KnownAnnouncement { announcement: Announcement::parse(&event.by(key(by))).unwrap(), presence }
+    let announcement = Announcement::parse(&event.by(key(by))).unwrap();
+    KnownAnnouncement { announcement: Arc::new(announcement), presence }
 }
 
 fn knowing(announcements: Vec<KnownAnnouncement>) -> Facts {
@@ -376,7 +377,7 @@ fn a_ban_applies_to_known_and_related_events() {
 fn the_quota_counts_only_announcements_that_list_us_and_exempts_the_operator() {
     let mut policy = Policy { repositories_per_author: 1, ..policy() };
     policy.archive.everything = true;
-    let of = |event, by| known(event, by, Presence::Stored).announcement;
+    let of = |event, by| (*known(event, by, Presence::Stored).announcement).clone();
     let others = [of(elsewhere(), ALICE), of(listing(BOB), BOB)];
     assert!(policy.hosts(&others[0]) && !policy.repository_quota_reached(&key(ALICE), &others));
     assert!(policy.repository_quota_reached(&key(BOB), &others));
@@ -460,7 +461,7 @@ fn announcements_by_others(count: usize) -> Vec<KnownAnnouncement> {
         bytes[..8].copy_from_slice(&n.to_be_bytes());
         let event = naming(elsewhere(), BOB).by(nostr::key::PublicKey::from_byte_array(bytes));
         let announcement = Announcement::parse(&event).unwrap();
-        KnownAnnouncement { announcement, presence: Presence::Stored }
+        KnownAnnouncement { announcement: Arc::new(announcement), presence: Presence::Stored }
     };
     (0..count).map(other).collect()
 }

@@ -31,7 +31,7 @@ fn state(author: u8, at: u64, presence: Presence, pairs: &[(&str, &str)]) -> Can
     let id = u8::try_from(at).unwrap();
     let event =
         Unsigned::kind(30618).tags(&[&["d", "x"]]).tags(&tags).at(at).id(id).by(key(author));
-    Candidate { state: State::parse(&event).unwrap(), presence }
+    Candidate { state: Arc::new(State::parse(&event).unwrap()), presence }
 }
 
 struct Repository {

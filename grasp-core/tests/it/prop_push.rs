@@ -1,6 +1,7 @@
 //! A push is authorised exactly if a simple reading of the rule says so.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use grasp_core::admission::Presence;
 use grasp_core::nip34::State;
@@ -55,7 +56,7 @@ fn candidate() -> impl Strategy<Value = Candidate> {
         |(author, at, id, refs, stored)| {
             let mut tags = vec![vec!["d".to_owned(), "x".to_owned()]];
             tags.extend(refs.into_iter().map(|(name, oid)| vec![name.to_owned(), oid]));
-            let state = State::parse(&event(30618, author, at, id, &tags)).unwrap();
+            let state = Arc::new(State::parse(&event(30618, author, at, id, &tags)).unwrap());
             Candidate { state, presence: if stored { Presence::Stored } else { Presence::Held } }
         },
     )

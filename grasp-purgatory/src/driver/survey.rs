@@ -38,7 +38,7 @@ pub(super) struct SurveyRequest {
     /// Identifiers whose announcements matter.
     scope: BTreeSet<Identifier>,
     /// The states that could be complete.
-    states: Vec<State>,
+    states: Vec<Arc<State>>,
     /// Pull requests that could be complete, here or in another family.
     proposals: Vec<HeldProposal>,
     /// Held events, which might have been deleted meanwhile.
@@ -120,12 +120,12 @@ impl Executor {
             .map(|(owner, view)| (RepoId::new(owner, identifier.clone()), view.refs.tips()));
         let views: BTreeMap<_, _> = views.collect();
         let previous = self.previous(&identifier, &announcements, &stored).await?;
-        states.extend(previous.iter().filter_map(|event| State::parse(event).ok()));
-        let tips_of_states = states.iter().filter_map(tips);
+        states.extend(previous.iter().filter_map(|event| State::parse(event).ok()).map(Arc::new));
+        let tips_of_states = states.iter().filter_map(|state| tips(state));
         let wanted: Wanted = tips_of_states.chain(tips_by_event(&kept_proposals)).collect();
         drop(reading);
         let (mut complete, missing) = complete(&mut guard, &wanted).await?;
-        let is_incomplete = |state: &&State| !complete.contains(&state.version.id);
+        let is_incomplete = |state: &&Arc<State>| !complete.contains(&state.version.id);
         let lacking = states.iter().filter(is_incomplete).filter_map(|state| {
             let tips: BTreeSet<_> = tips(state)?.1.intersection(&missing).copied().collect();
             Some((state.repo.owner, tips))

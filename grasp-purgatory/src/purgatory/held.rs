@@ -51,8 +51,8 @@ pub(super) struct HeldEvent {
 /// The parsed event.
 #[derive(Clone, Debug)]
 pub(super) enum Content {
-    Announcement(Announcement),
-    State(State),
+    Announcement(Arc<Announcement>),
+    State(Arc<State>),
     Proposal(Proposal),
 }
 
@@ -66,9 +66,9 @@ impl HeldEvent {
     ) -> Option<Self> {
         let content = match event.kind {
             kind if kind == kinds::ANNOUNCEMENT => {
-                Content::Announcement(Announcement::parse(&event).ok()?)
+                Content::Announcement(Arc::new(Announcement::parse(&event).ok()?))
             }
-            kind if kind == kinds::STATE => Content::State(State::parse(&event).ok()?),
+            kind if kind == kinds::STATE => Content::State(Arc::new(State::parse(&event).ok()?)),
             _ => Content::Proposal(Proposal::parse(&event).ok()?),
         };
         let bytes = memory_of(&event);
@@ -103,7 +103,7 @@ impl HeldEvent {
         }
     }
 
-    pub(super) fn announcement(&self) -> Option<&Announcement> {
+    pub(super) fn announcement(&self) -> Option<&Arc<Announcement>> {
         if let Content::Announcement(announcement) = &self.content {
             Some(announcement)
         } else {
@@ -111,7 +111,7 @@ impl HeldEvent {
         }
     }
 
-    pub(super) fn state(&self) -> Option<&State> {
+    pub(super) fn state(&self) -> Option<&Arc<State>> {
         if let Content::State(state) = &self.content { Some(state) } else { None }
     }
 
@@ -127,7 +127,7 @@ impl HeldEvent {
 }
 
 /// Returns the approximate memory of an event and its parsed form.
-fn memory_of(event: &Event) -> u64 {
+pub(super) fn memory_of(event: &Event) -> u64 {
     const FIXED: usize = 512;
     const PER_VALUE: usize = 48;
     let values = event.tags.iter().flat_map(|tag| tag.as_slice());

@@ -41,6 +41,12 @@ pub struct Config {
     pub per_author: Bound,
     /// Limit of the waiting events of one identifier.
     pub per_identifier: Bound,
+    /// Approximate memory of the served states of one identifier: each survey of it reads them all.
+    pub state_bytes_per_identifier: u64,
+    /// Branches and tags in all views of one identifier. One state may be shown by many views.
+    pub refs_per_identifier: usize,
+    /// Refs of pull requests in all views of one identifier. One pull request may be addressed to many views.
+    pub proposals_per_identifier: usize,
     /// Limit of all waiting events; states of served repositories may use a quarter more.
     pub total: Bound,
     /// Limit of the expired events; those that would be dropped soonest are dropped first.
@@ -76,6 +82,9 @@ impl Default for Config {
             // The largest state takes some 4.5 MiB of memory, and eight of one author may wait.
             per_author: Bound { count: 1_000, bytes: 40 * MIB },
             per_identifier: Bound { count: 1_000, bytes: 40 * MIB },
+            state_bytes_per_identifier: 64 * MIB,
+            refs_per_identifier: 100_000,
+            proposals_per_identifier: 100_000,
             total: Bound { count: 50_000, bytes: 128 * MIB },
             expired: Bound { count: 10_000, bytes: 32 * MIB },
             staged: Bound { count: 1_000, bytes: 2_048 * MIB },
@@ -225,7 +234,7 @@ pub enum HoldOutcome {
 #[allow(missing_docs, reason = "the names say it all")]
 pub struct ViewTarget {
     pub repo: RepoId,
-    pub state: Option<State>,
+    pub state: Option<Arc<State>>,
 }
 
 /// The wanted refs `refs/nostr/<id>` of a pull request.

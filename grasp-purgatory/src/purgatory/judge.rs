@@ -8,8 +8,12 @@
 //! - A complete state is served exactly while its author is a maintainer of a hosted repository and it is that author's
 //!   latest; whether it moves any ref is decided by the first rule.
 //!
-//! The rules depend on what is known and not on the order in which it arrived. So does the outcome.
+//! The rules depend on what is known and not on the order in which it arrived. So does the outcome, within the limits of
+//! an identifier ([`room`]): beyond them, views that show something keep it.
 
+mod room;
+
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -20,15 +24,11 @@ use grasp_core::{Identifier, Oid, RefName, RepoId, Version};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 
-use super::held::{Content, HeldEvent, HeldEvents, MAX_IDENTIFIERS};
-use super::io::{ProposalRef, Survey, ViewTarget};
+use super::held::{Content, HeldEvent, HeldEvents, MAX_IDENTIFIERS, memory_of};
+use super::io::{Config, ProposalRef, Survey, ViewTarget};
 use super::staging::{PushTarget, Staging};
 
-/// Pull requests of one author in a view.
-const MAX_PROPOSALS_PER_AUTHOR: usize = 200;
-
-/// Pull requests in a view: each is a line of every advertisement.
-const MAX_PROPOSALS_PER_VIEW: usize = 5_000;
+use self::room::{ProposalRoom, oversized_states, oversized_views};
 
 /// The changes that lead from the present state to the wanted one.
 #[derive(Debug)]
@@ -54,21 +54,19 @@ pub(super) struct ReleasePlan {
 
 /// Compares the held events and the survey with the rules.
 pub(super) fn plan(
-    policy: &Policy,
+    (config, policy): (&Config, &Policy),
     (held, staging): (&HeldEvents, &Staging),
     identifier: &Identifier,
     survey: &Survey,
 ) -> ReleasePlan {
     let stored = StoredEvents::parse(survey);
     let families = families(policy, held, identifier, &stored);
-    let latest = latest(held, identifier, survey, &stored);
-    let repos = families.get(identifier).into_iter().flat_map(|family| &family.repos);
-    let winners = repos.filter_map(|(id, repo)| {
-        let signed = repo.maintainers.iter().filter_map(|key| latest.get(key));
-        Some((id.clone(), *signed.max_by_key(|signed| signed.state.version)?))
-    });
-    let winners = winners.collect();
+    let complete = complete_states(held, identifier, survey, &stored);
+    let nothing = BTreeMap::new();
+    let repos = families.get(identifier).map_or(&nothing, |family| &family.repos);
+    let (latest, winners) = select(config, &complete, repos, &survey.views);
     let judgement = Judgement {
+        config,
         policy,
         held,
         staging,
@@ -96,19 +94,29 @@ pub(super) fn plan(
 /// The parsed stored events of a survey.
 struct StoredEvents {
     announcements: Vec<(Announcement, Arc<Event>)>,
-    states: Vec<State>,
+    states: Vec<(Arc<State>, Arc<Event>)>,
     proposals: Vec<Proposal>,
+    /// Versions of the announcements and of the states, by repository.
+    announced: BTreeMap<RepoId, Version>,
+    stated: BTreeMap<RepoId, Version>,
 }
 
 impl StoredEvents {
     fn parse(survey: &Survey) -> Self {
         let announcement =
             |event: &Arc<Event>| Some((Announcement::parse(event).ok()?, event.clone()));
+        let state = |event: &Arc<Event>| Some((Arc::new(State::parse(event).ok()?), event.clone()));
         let proposal = |event: &Arc<Event>| Proposal::parse(event).ok();
+        let announcements: Vec<_> = survey.announcements.iter().filter_map(announcement).collect();
+        let states: Vec<_> = survey.states.iter().filter_map(state).collect();
+        let announced = announcements.iter().map(|(one, _)| (one.repo.clone(), one.version));
+        let stated = states.iter().map(|(one, _)| (one.repo.clone(), one.version));
         Self {
-            announcements: survey.announcements.iter().filter_map(announcement).collect(),
-            states: survey.states.iter().filter_map(|event| State::parse(event).ok()).collect(),
+            announced: announced.collect(),
+            stated: stated.collect(),
             proposals: survey.proposals.iter().filter_map(proposal).collect(),
+            announcements,
+            states,
         }
     }
 }
@@ -117,6 +125,8 @@ impl StoredEvents {
 /// count alike.
 struct HostedRepos {
     repos: BTreeMap<RepoId, HostedRepo>,
+    /// The maintainers of all of them.
+    maintainers: BTreeSet<PublicKey>,
 }
 
 struct HostedRepo {
@@ -142,11 +152,9 @@ impl HostedRepos {
             };
             (announcement.repo.clone(), repo)
         });
-        Self { repos: repos.collect() }
-    }
-
-    fn has_maintainer(&self, author: &PublicKey) -> bool {
-        self.repos.values().any(|repo| repo.maintainers.contains(author))
+        let repos: BTreeMap<RepoId, HostedRepo> = repos.collect();
+        let maintainers = repos.values().flat_map(|repo| &repo.maintainers).copied().collect();
+        Self { repos, maintainers }
     }
 
     /// Returns the repositories whose maintainers a pull request is addressed to.
@@ -181,12 +189,15 @@ fn winners<'a>(
 /// A stored state, or a held one whose objects are here.
 #[derive(Clone, Copy)]
 struct CompleteState<'a> {
-    state: &'a State,
+    state: &'a Arc<State>,
     presence: Presence,
+    /// Approximate memory.
+    bytes: u64,
 }
 
 /// Everything that matters for one identifier.
 struct Judgement<'a> {
+    config: &'a Config,
     policy: &'a Policy,
     held: &'a HeldEvents,
     staging: &'a Staging,
@@ -207,7 +218,8 @@ impl Judgement<'_> {
     }
 
     fn has_maintainer(&self, author: &PublicKey) -> bool {
-        self.families.get(self.identifier).is_some_and(|family| family.has_maintainer(author))
+        let family = self.families.get(self.identifier);
+        family.is_some_and(|family| family.maintainers.contains(author))
     }
 
     fn gone(&self) -> Vec<EventId> {
@@ -219,14 +231,9 @@ impl Judgement<'_> {
     fn is_over(&self, held: &HeldEvent) -> bool {
         let is_won_by = |stored: &Version| *stored >= held.version();
         match &held.content {
-            Content::State(state) => {
-                let own = self.stored.states.iter().filter(|stored| stored.repo == state.repo);
-                own.map(|stored| stored.version).any(|version| is_won_by(&version))
-            }
+            Content::State(state) => self.stored.stated.get(&state.repo).is_some_and(is_won_by),
             Content::Announcement(new) => {
-                let own = self.stored.announcements.iter().map(|(announcement, _)| announcement);
-                let own = own.filter(|stored| stored.repo == new.repo);
-                own.map(|stored| stored.version).any(|version| is_won_by(&version))
+                self.stored.announced.get(&new.repo).is_some_and(is_won_by)
             }
             Content::Proposal(_) => self.stored.proposals.iter().any(|p| p.id == held.id()),
         }
@@ -244,13 +251,15 @@ impl Judgement<'_> {
         let target = |repo: &RepoId| {
             let refs = self.survey.views.get(repo);
             let state = match self.winners.get(repo) {
-                Some(CompleteState { state, presence: Presence::Held }) => Some((*state).clone()),
+                Some(CompleteState { state, presence: Presence::Held, .. }) => {
+                    Some(Arc::clone(state))
+                }
                 Some(CompleteState { state, .. })
                     if !refs.is_some_and(|refs| state.is_realised_by(&branches_and_tags(refs))) =>
                 {
-                    Some((*state).clone())
+                    Some(Arc::clone(state))
                 }
-                None if refs.is_some_and(|refs| !branches_and_tags(refs).is_empty()) => None,
+                None if refs.is_some_and(|refs| refs.keys().any(RefName::is_branch_or_tag)) => None,
                 _ => return None,
             };
             Some(ViewTarget { repo: repo.clone(), state })
@@ -286,11 +295,12 @@ impl Judgement<'_> {
 
     /// Returns the stored states whose author maintains nothing here.
     fn unauthorised(&self) -> impl Iterator<Item = Arc<Event>> {
-        let is_own = |event: &Arc<Event>| {
-            State::parse(event).is_ok_and(|state| state.repo.identifier == *self.identifier)
+        let states = self.stored.states.iter();
+        let is_own = |state: &State| state.repo.identifier == *self.identifier;
+        let is_unauthorised = move |(state, _): &&(Arc<State>, Arc<Event>)| {
+            is_own(state) && !self.has_maintainer(&state.repo.owner)
         };
-        let states = self.survey.states.iter();
-        states.filter(move |event| is_own(event) && !self.has_maintainer(&event.pubkey)).cloned()
+        states.filter(is_unauthorised).map(|(_, event)| event.clone())
     }
 
     /// Returns the stored announcements whose view has no state to show.
@@ -322,29 +332,11 @@ impl Judgement<'_> {
     fn proposals(&self) -> Vec<ProposalRef> {
         let held = self.held.of(self.identifier).filter_map(|held| self.release(held));
         let spread = self.stored.proposals.iter().filter_map(|proposal| self.spread(proposal));
-        let mut authors: BTreeMap<PublicKey, BTreeSet<EventId>> = BTreeMap::new();
-        for proposal in &self.stored.proposals {
-            authors.entry(proposal.author).or_default().insert(proposal.id);
-        }
-        let in_view =
-            |refs: &BTreeMap<RefName, Oid>| refs.keys().filter_map(RefName::event).count();
-        let mut in_view = self.survey.views.values().map(in_view).max().unwrap_or(0);
-        // The pull requests of maintainers are not limited.
-        let mut fits = |proposal: &ProposalRef| {
-            if self.has_maintainer(&proposal.author) {
-                return true;
-            }
-            let of_author = authors.entry(proposal.author).or_default();
-            let is_counted = of_author.contains(&proposal.id);
-            let fits = (is_counted || of_author.len() < MAX_PROPOSALS_PER_AUTHOR)
-                && in_view < MAX_PROPOSALS_PER_VIEW;
-            if fits {
-                of_author.insert(proposal.id);
-                in_view += 1;
-            }
-            fits
-        };
-        held.chain(spread).filter(|proposal| fits(proposal)).collect()
+        let nothing = BTreeMap::new();
+        let repos = self.families.get(self.identifier).map_or(&nothing, |family| &family.repos);
+        let limit = self.config.proposals_per_identifier;
+        let mut room = ProposalRoom::new(limit, repos, &self.survey.views, &self.stored.proposals);
+        held.chain(spread).filter_map(|proposal| room.limited(proposal)).collect()
     }
 
     fn release(&self, held: &HeldEvent) -> Option<ProposalRef> {
@@ -406,40 +398,84 @@ fn families<'a>(
     known.entry(identifier).or_default();
     let held = |identifier| held.of(identifier).filter_map(HeldEvent::announcement);
     let family = |(identifier, mut known): (&'a Identifier, Vec<_>)| {
-        known.extend(held(identifier).map(|announcement| (announcement, Presence::Held)));
+        known.extend(held(identifier).map(|announcement| (&**announcement, Presence::Held)));
         (identifier, HostedRepos::new(policy, known))
     };
     known.into_iter().map(family).collect()
 }
 
-/// Returns each author's latest state among the stored ones and the held ones that are complete.
-fn latest<'a>(
+/// Returns the stored states and the held ones that are complete.
+fn complete_states<'a>(
     held: &'a HeldEvents,
     identifier: &'a Identifier,
     survey: &'a Survey,
     stored: &'a StoredEvents,
+) -> Vec<CompleteState<'a>> {
+    let of_family = stored.states.iter().filter(|(state, _)| state.repo.identifier == *identifier);
+    let stored = of_family.map(|(state, event)| CompleteState {
+        state,
+        presence: Presence::Stored,
+        bytes: memory_of(event),
+    });
+    let complete = held.of(identifier).filter_map(|held| {
+        let state = held.state()?;
+        let is_complete = survey.complete.contains(&state.version.id) && state.tips().is_some();
+        let complete = CompleteState { state, presence: Presence::Held, bytes: held.bytes };
+        is_complete.then_some(complete)
+    });
+    stored.chain(complete).collect()
+}
+
+/// Returns each author's latest state.
+fn latest<'a>(
+    complete: impl Iterator<Item = &'a CompleteState<'a>>,
 ) -> BTreeMap<PublicKey, CompleteState<'a>> {
-    let of_family = stored.states.iter().filter(|state| state.repo.identifier == *identifier);
-    let stored = of_family.map(|state| CompleteState { state, presence: Presence::Stored });
-    let complete = held
-        .of(identifier)
-        .filter_map(HeldEvent::state)
-        .filter(|state| survey.complete.contains(&state.version.id) && state.tips().is_some())
-        .map(|state| CompleteState { state, presence: Presence::Held });
     let mut latest: BTreeMap<PublicKey, CompleteState<'a>> = BTreeMap::new();
-    for signed in stored.chain(complete) {
-        let best = latest.entry(signed.state.repo.owner).or_insert(signed);
+    for signed in complete {
+        let best = latest.entry(signed.state.repo.owner).or_insert(*signed);
         if signed.state.version > best.state.version {
-            *best = signed;
+            *best = *signed;
         }
     }
     latest
 }
 
+/// Selects each author's latest state and the state of each view, within the limits of the identifier. A held state
+/// beyond them stays held. A view beyond them that would show a stored state shows nothing.
+fn select<'a>(
+    config: &Config,
+    complete: &'a [CompleteState<'a>],
+    repos: &BTreeMap<RepoId, HostedRepo>,
+    views: &BTreeMap<RepoId, BTreeMap<RefName, Oid>>,
+) -> (BTreeMap<PublicKey, CompleteState<'a>>, BTreeMap<RepoId, CompleteState<'a>>) {
+    let mut excluded = oversized_states(config.state_bytes_per_identifier, complete);
+    loop {
+        let fitting = complete.iter().filter(|signed| !excluded.contains(&signed.state.version.id));
+        let latest = latest(fitting);
+        let winners = repos.iter().filter_map(|(id, repo)| {
+            let signed = repo.maintainers.iter().filter_map(|key| latest.get(key));
+            Some((id.clone(), *signed.max_by_key(|signed| signed.state.version)?))
+        });
+        let mut winners: BTreeMap<RepoId, CompleteState<'a>> = winners.collect();
+        let oversized = oversized_views(config.refs_per_identifier, &winners, views);
+        let shown = oversized.iter().filter_map(|repo| winners.get(repo));
+        let held = shown.filter(|signed| signed.presence == Presence::Held);
+        let held: Vec<EventId> = held.map(|signed| signed.state.version.id).collect();
+        if held.is_empty() {
+            winners.retain(|repo, _| !oversized.contains(repo));
+            return (latest, winners);
+        }
+        excluded.extend(held);
+    }
+}
+
 /// Returns the refs that states decide about.
-fn branches_and_tags(refs: &BTreeMap<RefName, Oid>) -> BTreeMap<RefName, Oid> {
+fn branches_and_tags(refs: &BTreeMap<RefName, Oid>) -> Cow<'_, BTreeMap<RefName, Oid>> {
+    if refs.keys().all(RefName::is_branch_or_tag) {
+        return Cow::Borrowed(refs);
+    }
     let decided = refs.iter().filter(|(name, _)| name.is_branch_or_tag());
-    decided.map(|(name, oid)| (name.clone(), *oid)).collect()
+    Cow::Owned(decided.map(|(name, oid)| (name.clone(), *oid)).collect())
 }
 
 fn tip_of(refs: &BTreeMap<RefName, Oid>, id: EventId) -> Option<Oid> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use grasp_core::admission::{KnownAnnouncement, Presence};
 use grasp_core::maintainers::{MaintainerSets, maintainer_lists};
-use grasp_core::nip34::{Announcement, Proposal, State};
+use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::Candidate;
 use grasp_core::resources::Claimant;
 use grasp_core::{CloneUrl, Identifier, Oid, RepoId, ServiceIdentity};
@@ -116,7 +116,7 @@ impl Purgatory {
     /// Returns the held announcements of an identifier. Expired ones count: a new state renews them.
     pub fn announcements(&self, identifier: &Identifier) -> Vec<KnownAnnouncement> {
         let held = self.held.of(identifier).filter_map(HeldEvent::announcement);
-        let known = |announcement: &Announcement| KnownAnnouncement {
+        let known = |announcement: &Arc<Announcement>| KnownAnnouncement {
             announcement: announcement.clone(),
             presence: Presence::Held,
         };
@@ -153,7 +153,7 @@ impl Purgatory {
     /// Returns the tips of all held states and pull requests of an identifier.
     pub fn wanted_tips(&self, identifier: &Identifier) -> BTreeSet<Oid> {
         let states = self.held.of(identifier).filter_map(HeldEvent::state);
-        let states = states.filter_map(State::tips).flatten();
+        let states = states.filter_map(|state| state.tips()).flatten();
         let proposals = self.held.of(identifier).filter_map(HeldEvent::proposal);
         states.chain(proposals.map(|proposal| proposal.tip)).collect()
     }
@@ -265,7 +265,7 @@ impl Purgatory {
     /// announcements.
     pub fn wants(&self, identifier: &Identifier, stored: &[Announcement]) -> Vec<Want> {
         let held = self.held.of(identifier).filter_map(HeldEvent::announcement);
-        let known: Vec<&Announcement> = stored.iter().chain(held).collect();
+        let known: Vec<&Announcement> = stored.iter().chain(held.map(Arc::as_ref)).collect();
         let lists = maintainer_lists(known.iter().copied());
         let sets = MaintainerSets::new(self.policy.model, &lists);
         let sets: Vec<_> = lists.keys().map(|owner| sets.of(owner)).collect();

@@ -254,7 +254,8 @@ impl Purgatory {
                 self.held.hold(out, event, now, until);
             }
         }
-        let plan = judge::plan(&self.policy, (&self.held, &self.staging), identifier, survey);
+        let rules = (&self.config, &self.policy);
+        let plan = judge::plan(rules, (&self.held, &self.staging), identifier, survey);
         for id in &plan.gone {
             self.drop_event(out, *id, false);
         }

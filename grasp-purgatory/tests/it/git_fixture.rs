@@ -237,7 +237,7 @@ pub(crate) fn judged(
         &PushView {
             refs,
             maintainers: &BTreeSet::from([state.repo.owner]),
-            candidates: &[Candidate { state, presence: Presence::Held }],
+            candidates: &[Candidate { state: Arc::new(state), presence: Presence::Held }],
             proposals: &proposals,
         },
     );

@@ -34,6 +34,7 @@ mod purgatory_failures;
 mod purgatory_hold;
 mod purgatory_proposals;
 mod purgatory_removal;
+mod purgatory_room;
 #[cfg(feature = "object-store")]
 #[allow(unreachable_pub, reason = "tests of whole servers have this module, too")]
 mod s3_server;

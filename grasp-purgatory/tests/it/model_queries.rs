@@ -19,7 +19,8 @@ impl World {
         let (store, git) = (&self.disk.store, &self.disk.git);
         let previous = store.previous_states(identifier);
         let states = self.core.candidates(identifier).into_iter().map(|c| c.state);
-        let states = states.chain(previous.iter().filter_map(|event| State::parse(event).ok()));
+        let states = states
+            .chain(previous.iter().filter_map(|event| State::parse(event).ok().map(Arc::new)));
         let complete = states.filter(|state| git.has_state(state)).map(|state| state.version.id);
         let proposals = self.core.proposals(identifier).into_iter();
         let arrived =
@@ -78,8 +79,10 @@ impl World {
     pub(crate) fn known_announcements(&self, identifier: &Identifier) -> Vec<KnownAnnouncement> {
         let stored = self.disk.store.announcements(&BTreeSet::from([identifier.clone()]));
         let stored = stored.iter().filter_map(|event| Announcement::parse(event).ok());
-        let stored = stored
-            .map(|announcement| KnownAnnouncement { announcement, presence: Presence::Stored });
+        let stored = stored.map(|announcement| KnownAnnouncement {
+            announcement: Arc::new(announcement),
+            presence: Presence::Stored,
+        });
         stored.chain(self.core.announcements(identifier)).collect()
     }
 
@@ -99,7 +102,7 @@ impl World {
     pub(crate) fn confirmed(&self, repo: &RepoId) -> BTreeSet<PublicKey> {
         let known = self.known_announcements(&repo.identifier);
         let maintainer_lists = grasp_core::maintainers::maintainer_lists(
-            known.iter().map(|known| &known.announcement),
+            known.iter().map(|known| &*known.announcement),
         );
         self.policy.model.maintainers(&repo.owner, &maintainer_lists)
     }

@@ -67,7 +67,7 @@ impl World {
             let version = known.announcement.version;
             let hosted = self.policy.hosts(&known.announcement);
             let new = (version, hosted, known.presence);
-            let winner = winners.entry(known.announcement.repo).or_insert(new);
+            let winner = winners.entry(known.announcement.repo.clone()).or_insert(new);
             if version > winner.0 {
                 *winner = new;
             }

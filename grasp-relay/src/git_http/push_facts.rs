@@ -1,6 +1,7 @@
 //! The facts that a push is judged by, and the judgement.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use grasp_core::admission::Presence;
 use grasp_core::maintainers::maintainer_lists;
@@ -89,9 +90,9 @@ impl GitHttp {
             .await?;
         let now = self.host.clock.now().unix;
         let stored = store::announcements(&*self.host.store, [&repo.identifier], now).await?;
-        let announcements: Vec<Announcement> = stored
+        let announcements: Vec<Arc<Announcement>> = stored
             .into_iter()
-            .map(|(announcement, _)| announcement)
+            .map(|(announcement, _)| Arc::new(announcement))
             .chain(held_announcements.into_iter().map(|known| known.announcement))
             .collect();
         let policy = &self.host.policy;
@@ -99,7 +100,8 @@ impl GitHttp {
         if own.is_some_and(|own| policy.archives(own)) {
             return Ok(PushFacts::Archived);
         }
-        let maintainers = policy.model.maintainers(&repo.owner, &maintainer_lists(&announcements));
+        let lists = maintainer_lists(announcements.iter().map(Arc::as_ref));
+        let maintainers = policy.model.maintainers(&repo.owner, &lists);
         // States of authors who are no maintainers are not read: each may have a megabyte.
         let states = Filter::new()
             .kind(kinds::STATE)

@@ -1,0 +1,108 @@
+//! The limits of one identifier, under which anyone may announce a repository.
+
+use grasp_core::admission::Policy;
+use grasp_purgatory::Config;
+
+use crate::model_events::*;
+use crate::model_world::World;
+
+/// Authors who list each other, the first of them all.
+fn group() -> Vec<Author> {
+    (20..25).map(Author::numbered).collect()
+}
+
+fn world(config: Config) -> World {
+    World::with(config, Policy::new(US.parse().unwrap()))
+}
+
+/// Announces a repository of each author of the group.
+fn announce_group(world: &mut World) {
+    let group = group();
+    let (first, others) = group.split_first().unwrap();
+    world.send(&announcement(*first, "x", 0, others)).unwrap();
+    for other in others {
+        world.send(&announcement(*other, "x", 0, &[*first])).unwrap();
+    }
+}
+
+fn shown(world: &World, by: Author) -> usize {
+    world.view(&by.repo("x")).map_or(0, |refs| refs.len())
+}
+
+#[test]
+fn a_state_that_would_fill_an_identifier_stays_held() {
+    let mut world = world(Config { refs_per_identifier: 8, ..Config::default() });
+    world.fetch("x", &[1, 2, 3, 4]).unwrap();
+    announce_group(&mut world);
+    let group = group();
+    let refs = [("a", 1), ("b", 2), ("c", 3), ("d", 4)];
+    let large = state(group[0], "x", 1, &refs);
+    world.send(&large).unwrap();
+    assert!(!world.serves(&large) && world.core.holds(&large.id));
+    assert!(group.iter().all(|by| shown(&world, *by) == 0));
+    let small = state(group[0], "x", 2, &refs[..1]);
+    world.send(&small).unwrap();
+    assert!(world.serves(&small));
+    assert!(group.iter().all(|by| shown(&world, *by) == 1));
+    // Others have their share, and more as long as it is free.
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    let signed = state(ALICE, "x", 1, &refs[..3]);
+    world.send(&signed).unwrap();
+    assert!(world.serves(&signed));
+    let grown = state(ALICE, "x", 2, &refs);
+    world.send(&grown).unwrap();
+    assert!(!world.serves(&grown) && world.serves(&signed));
+    assert_eq!(shown(&world, ALICE), 3);
+    world.send(&deletion(group[1], 3, &[&announcement(group[1], "x", 0, &[group[0]])])).unwrap();
+    assert!(world.serves(&grown), "there is room again");
+    assert_eq!(shown(&world, ALICE), 4);
+}
+
+#[test]
+fn a_view_that_would_fill_an_identifier_stays_empty() {
+    let mut world = world(Config { refs_per_identifier: 8, ..Config::default() });
+    world.fetch("x", &[1, 2, 3]).unwrap();
+    let group = group();
+    world.send(&announcement(group[0], "x", 0, &group[1..])).unwrap();
+    let signed = state(group[0], "x", 1, &[("a", 1), ("b", 2), ("c", 3)]);
+    world.send(&signed).unwrap();
+    for other in &group[1..] {
+        world.send(&announcement(*other, "x", 0, &[group[0]])).unwrap();
+    }
+    let shown: Vec<usize> = group.iter().map(|by| shown(&world, *by)).collect();
+    assert_eq!(shown, [3, 3, 0, 0, 0]);
+    assert!(world.serves(&announcement(group[1], "x", 0, &[group[0]])));
+    assert!(!world.serves(&announcement(group[2], "x", 0, &[group[0]])));
+}
+
+#[test]
+fn states_of_one_identifier_are_limited_in_size() {
+    let mut world = world(Config { state_bytes_per_identifier: 3_000, ..Config::default() });
+    world.fetch("x", &[1]).unwrap();
+    let signed = [ALICE, BOB, CAROL].map(|by| state(by, "x", 1, &[("main", 1)]));
+    for (by, signed) in [ALICE, BOB, CAROL].into_iter().zip(&signed) {
+        world.send(&announcement(by, "x", 0, &[])).unwrap();
+        world.send(signed).unwrap();
+    }
+    assert_eq!(signed.each_ref().map(|signed| world.serves(signed)), [true, true, false]);
+    world.send(&deletion(BOB, 2, &[&signed[1]])).unwrap();
+    assert_eq!(signed.each_ref().map(|signed| world.serves(signed)), [true, false, true]);
+}
+
+#[test]
+fn pull_requests_to_some_views_leave_room_for_those_to_others() {
+    let mut world = world(Config { proposals_per_identifier: 6, ..Config::default() });
+    world.fetch("x", &[1, 9]).unwrap();
+    for (by, listed) in [(ALICE, &[BOB][..]), (BOB, &[ALICE]), (CAROL, &[])] {
+        world.send(&announcement(by, "x", 0, listed)).unwrap();
+    }
+    for by in [ALICE, CAROL] {
+        world.send(&state(by, "x", 1, &[("main", 1)])).unwrap();
+    }
+    let requests = [2, 3, 4, 5].map(|at| pull_request(DAVE, at, &[ALICE.repo("x")], 9));
+    requests.iter().for_each(|request| _ = world.send(request).unwrap());
+    assert_eq!(requests.map(|request| world.serves(&request)), [true, true, true, false]);
+    let other = pull_request(DAVE, 6, &[CAROL.repo("x")], 9);
+    world.send(&other).unwrap();
+    assert!(world.serves(&other));
+}
