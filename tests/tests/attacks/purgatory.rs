@@ -1,6 +1,6 @@
 //! Attacks on purgatory and on the disk: held events, staged uploads, deletions.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use grasp_core::RepoId;
@@ -25,6 +25,7 @@ attacks![
     deletion_during_upload,
     proposals_for_served_commits,
     state_that_expires,
+    one_state_in_many_views,
 ];
 
 const MAIN: &str = "refs/heads/main";
@@ -334,4 +335,42 @@ async fn state_that_expires() -> Report {
     };
     let report = scenario.run(16 << 20, attack).await;
     report.and(gone.into_inner(), "refs are served after their state has expired")
+}
+
+/// Announces repositories of 300 keys under the name that is pushed to, all with one lead, who signs a state of as many refs
+/// as an event can have. Its refs name a commit that the honest maintainer has published.
+async fn one_state_in_many_views() -> Report {
+    const KEYS: usize = 300;
+    const REFS: usize = 12_000;
+    let scenario = Scenario::start().await;
+    let (client, server) = (scenario.server.client(), scenario.server.address());
+    let (service, name) = (scenario.server.service(), scenario.honest.name.clone());
+    let tip = scenario.honest.work.git(&["rev-parse", "main"]).await.expect_ok();
+    let shown = AtomicUsize::new(0);
+    let attack = async {
+        let lead = Author::new().earlier(600);
+        let key = lead.key().to_string();
+        let announce = |author: &Author| author.announce_with(&name, &service, &[&["M", &key]]);
+        let mut relay_of_lead = relay(Attacker::in_network(server, 0)).await;
+        send(&mut relay_of_lead, &[announce(&lead)]).await;
+        let followers: Vec<Author> = (1..KEYS).map(|_| Author::new().earlier(600)).collect();
+        for (network, some) in (1..).zip(followers.chunks(50)) {
+            let mut relay = relay(Attacker::in_network(server, network)).await;
+            let announcements: Vec<Event> = some.iter().map(announce).collect();
+            send(&mut relay, &announcements).await;
+        }
+        let names: Vec<String> = (0..REFS).map(|n| format!("refs/heads/{n}")).collect();
+        let refs: Vec<(&str, &str)> = names.iter().map(|name| (&**name, &*tip)).collect();
+        // Too much for all views, and then as much as they may show.
+        for (n, count) in (0..).zip([REFS, REFS, REFS, 325, 324, 323]) {
+            send(&mut relay_of_lead, &[lead.later(n).state(&name, &refs[..count])]).await;
+        }
+        for author in followers.iter().chain([&lead]) {
+            let refs = client.refs(&author.repo(&name)).await.unwrap_or_default();
+            shown.fetch_add(refs.matches("refs/heads/").count(), Ordering::Relaxed);
+        }
+    };
+    let report = scenario.run(256 << 20, attack).await;
+    let shown = shown.into_inner();
+    report.and((1..=110_000).contains(&shown), format!("{shown} refs are shown"))
 }
