@@ -351,21 +351,21 @@ impl Executor {
     }
 }
 
-/// Removes the contributors' repositories of an identifier that have no refs, and the family with the last of them.
-/// Nothing is removed while a push is in progress; the last push calls this again.
+/// Removes the contributors' repositories of an identifier that have no refs and are not being pushed to, and the family
+/// with the last of them.
 pub(super) async fn remove_empty(
     repos: &RepoStore,
     active_work: &ActiveWork,
     name: &Identifier,
 ) -> Result<(), GitError> {
     let mut guard = repos.lock(name).await?;
-    if active_work.is_active_under(name) {
-        return Ok(());
-    }
     for (owner, view) in guard.row().await?.views {
-        if view.refs.refs.is_empty() {
+        if view.refs.refs.is_empty() && !active_work.is_active(name, owner) {
             guard.destroy_view(&owner).await?;
         }
+    }
+    if active_work.is_active_under(name) {
+        return Ok(());
     }
     guard.remove_if_deserted().await
 }

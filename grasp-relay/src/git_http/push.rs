@@ -18,7 +18,7 @@ use grasp_core::push::{
 };
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
-use grasp_purgatory::database::Source;
+use grasp_purgatory::database::{Source, View};
 use grasp_purgatory::git::{GitError, Incoming};
 use grasp_purgatory::{Input, PushTarget};
 use nostr::event::EventId;
@@ -37,8 +37,9 @@ const MAX_WAIT_FOR_TURN: Duration = Duration::from_secs(60);
 /// Bytes of a pack that are awaited before git is started.
 const GATHERED_BYTES: usize = 256 * 1024;
 
-/// Refs of pull requests in a view to which a push may add. Releases have lower limits, but compare the latest only.
-const MAX_PROPOSALS_PER_VIEW: usize = 10_000;
+/// Refs of pull requests in one view, and in all views of an identifier, to which a push may add. A release sets those of
+/// the latest pull requests alone, within its own limits.
+const MAX_PUSHED_PROPOSALS: [usize; 2] = [10_000, 100_000];
 
 /// Contributors' repositories of one identifier.
 const MAX_CONTRIBUTORS: usize = 5_000;
@@ -245,8 +246,9 @@ impl Push {
         let _at_work = self.purgatory.begin_work(repo);
         if *endpoint == Endpoint::PullRequests {
             let mut guard = repos.lock(&repo.identifier).await?;
-            let contributors = guard.owners().await?;
-            if !contributors.contains(&repo.owner) && contributors.len() >= MAX_CONTRIBUTORS {
+            let mut contributors = guard.row().await?.views;
+            contributors.retain(|_, view| !view.refs.refs.is_empty());
+            if !contributors.contains_key(&repo.owner) && contributors.len() >= MAX_CONTRIBUTORS {
                 return Err(PushError::TooManyContributors);
             }
             guard.create_view(&repo.owner).await?;
@@ -408,10 +410,6 @@ impl Push {
         if missing.is_empty() {
             return Ok(true);
         }
-        let present = refs.keys().filter(|name| name.event().is_some()).count();
-        if present + missing.len() > MAX_PROPOSALS_PER_VIEW {
-            return Ok(false);
-        }
         if *endpoint == Endpoint::Repository {
             let ids = missing.iter().filter_map(|command| command.name.event()).collect();
             let stored = self.git.stored(&ids).await?;
@@ -419,6 +417,14 @@ impl Push {
         }
         let now = self.purgatory.relay().now().unix;
         let mut guard = repos.lock(&repo.identifier).await?;
+        let views = guard.row().await?.views;
+        let count =
+            |view: &View| view.refs.refs.keys().filter(|name| name.event().is_some()).count();
+        let in_view = views.get(&repo.owner).map_or(0, count);
+        let present = [in_view, views.values().map(count).sum()];
+        if present.iter().zip(MAX_PUSHED_PROPOSALS).any(|(used, max)| used + missing.len() > max) {
+            return Ok(false);
+        }
         guard.move_refs(&repo.owner, &missing, None, now).await?;
         Ok(true)
     }

@@ -113,10 +113,12 @@ impl GitHttp {
             served.map(|state| Candidate { state: Arc::new(state), presence: Presence::Stored });
         let candidates = served.chain(held_candidates).collect();
         let is_ours = |proposal: &Proposal| {
+            let is_maintainers = maintainers.contains(&proposal.author);
             let is_addressed = |named: &RepoId| {
-                named.identifier == repo.identifier && maintainers.contains(&named.owner)
+                let is_ours = is_maintainers || maintainers.contains(&named.owner);
+                named.identifier == repo.identifier && is_ours
             };
-            maintainers.contains(&proposal.author) || proposal.repos.iter().any(is_addressed)
+            proposal.repos.iter().any(is_addressed)
         };
         let proposals = self.known_proposals(request, is_ours).await;
         Ok(PushFacts::Hosted { maintainers, candidates, proposals })
