@@ -30,6 +30,8 @@ pub struct View {
     /// The state event whose branches and tags these are.
     pub state: Option<EventId>,
     pub generation: Generation,
+    /// Stays the same until the view is removed. Views that were created earlier have lower numbers.
+    pub number: u64,
 }
 
 /// A pack of a family. Its name is the hash of its content.

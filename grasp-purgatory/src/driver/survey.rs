@@ -13,6 +13,7 @@ use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
 use super::queue::Executor;
+use crate::database::View;
 use crate::git::{Completeness, FamilyGuard, GitError};
 use crate::{HeldProposal, Input, Purgatory, Survey};
 
@@ -25,6 +26,9 @@ const MAX_AUTHORS: usize = 64;
 /// Other families that one survey checks for the tips of pull requests. Each has surveys of its own, which find what is
 /// complete there.
 pub(super) const MAX_OTHER_FAMILIES: usize = 16;
+
+/// The oldest views of an identifier, for which a part of its limits is reserved.
+const MAX_OLDEST: usize = 16;
 
 /// Events per query of the store.
 const EVENTS_AT_ONCE: usize = 100;
@@ -112,10 +116,9 @@ impl Executor {
         let announcements = self.events(of_kind(kinds::ANNOUNCEMENT, &scope)).await?;
         let stored = self.events(of_kind(kinds::STATE, [&identifier])).await?;
         let proposals = self.proposals(&identifier, &announcements).await?;
-        let views = guard
-            .row()
-            .await?
-            .views
+        let views = guard.row().await?.views;
+        let oldest = oldest(&identifier, &views);
+        let views = views
             .into_iter()
             .map(|(owner, view)| (RepoId::new(owner, identifier.clone()), view.refs.tips()));
         let views: BTreeMap<_, _> = views.collect();
@@ -145,6 +148,7 @@ impl Executor {
             previous,
             proposals,
             views,
+            oldest,
             strays,
             complete,
             is_vacant: false,
@@ -296,6 +300,15 @@ impl Executor {
 fn of_kind<'a>(kind: Kind, identifiers: impl IntoIterator<Item = &'a Identifier>) -> Filter {
     let identifiers = identifiers.into_iter().map(|identifier| identifier.as_str().to_owned());
     Filter::new().kind(kind).identifiers(identifiers)
+}
+
+/// Returns the oldest views that show something.
+fn oldest(identifier: &Identifier, views: &BTreeMap<PublicKey, View>) -> BTreeSet<RepoId> {
+    let shown = views.iter().filter(|(_, view)| !view.refs.refs.is_empty());
+    let mut by_age: Vec<_> = shown.map(|(owner, view)| (view.number, *owner)).collect();
+    by_age.sort();
+    let oldest = by_age.into_iter().take(MAX_OLDEST);
+    oldest.map(|(_, owner)| RepoId::new(owner, identifier.clone())).collect()
 }
 
 /// Returns a filter for the latest pull requests that are addressed to one of these repositories.

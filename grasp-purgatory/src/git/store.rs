@@ -250,8 +250,12 @@ impl RepoStore {
 
     /// Returns a view; an empty one where all repositories exist.
     pub async fn view(&self, repo: &RepoId) -> Result<View, GitError> {
-        let empty =
-            || View { refs: Arc::default(), state: None, generation: Generation::default() };
+        let empty = || View {
+            refs: Arc::default(),
+            state: None,
+            generation: Generation::default(),
+            number: 0,
+        };
         match self.committed(repo).await? {
             Some(view) => Ok(view),
             None if self.inner.endpoint == Endpoint::PullRequests => Ok(empty()),

@@ -43,7 +43,7 @@ pub struct Config {
     pub per_identifier: Bound,
     /// Approximate memory of the served states of one identifier: each survey of it reads them all.
     pub state_bytes_per_identifier: u64,
-    /// Branches and tags in all views of one identifier. One state may be shown by many views.
+    /// Branches and tags in the views of one identifier that show the state of another author than their owner.
     pub refs_per_identifier: usize,
     /// Refs of pull requests in all views of one identifier. One pull request may be addressed to many views.
     pub proposals_per_identifier: usize,
@@ -173,6 +173,8 @@ pub struct Survey {
     pub proposals: Vec<Arc<Event>>,
     /// Existing views of the identifier with all their refs.
     pub views: BTreeMap<RepoId, BTreeMap<RefName, Oid>>,
+    /// Those of these views that have shown something for the longest time. A part of each limit is reserved for them.
+    pub oldest: BTreeSet<RepoId>,
     /// Pull requests that have a ref in one of these views and are not stored.
     pub strays: BTreeSet<EventId>,
     /// Those of the [`candidates`](super::Purgatory::candidates) and of the previous states whose objects are all in

@@ -9,7 +9,7 @@
 //!   latest; whether it moves any ref is decided by the first rule.
 //!
 //! The rules depend on what is known and not on the order in which it arrived. So does the outcome, within the limits of
-//! an identifier ([`room`]): beyond them, views that show something keep it.
+//! an identifier ([`room`]): beyond them, what is served stays.
 
 mod room;
 
@@ -50,6 +50,10 @@ pub(super) struct ReleasePlan {
     pub(super) withdraw: Vec<Arc<Event>>,
     /// Stored announcements that a held one replaces. They are removed.
     pub(super) outdated: Vec<EventId>,
+    /// Some complete states stay held because there is no room for them.
+    pub(super) has_waiting_for_room: bool,
+    /// Identifiers under which pull requests can be released that have no place under this one.
+    pub(super) elsewhere: BTreeSet<Identifier>,
 }
 
 /// Compares the held events and the survey with the rules.
@@ -64,7 +68,19 @@ pub(super) fn plan(
     let complete = complete_states(held, identifier, survey, &stored);
     let nothing = BTreeMap::new();
     let repos = families.get(identifier).map_or(&nothing, |family| &family.repos);
-    let (latest, winners) = select(config, &complete, repos, &survey.views);
+    let limit = config.state_bytes_per_identifier;
+    let oversized = oversized_states(limit, &complete, &established(repos, survey));
+    let fits = |signed: &&CompleteState<'_>| !oversized.contains(&signed.state.version.id);
+    let latest = latest(complete.iter().filter(fits));
+    let winners = repos.iter().filter_map(|(id, repo)| {
+        let signed = repo.maintainers.iter().filter_map(|key| latest.get(key));
+        Some((id.clone(), *signed.max_by_key(|signed| signed.state.version)?))
+    });
+    let mut winners: BTreeMap<RepoId, CompleteState<'_>> = winners.collect();
+    let beyond = oversized_views(config.refs_per_identifier, &winners, repos, survey);
+    // A served announcement stays. A held one waits for room.
+    let is_held = |id: &RepoId| repos.get(id).is_some_and(|repo| repo.presence == Presence::Held);
+    winners.retain(|id, _| !beyond.contains(id) || !is_held(id));
     let judgement = Judgement {
         config,
         policy,
@@ -75,6 +91,7 @@ pub(super) fn plan(
         stored: &stored,
         latest,
         winners,
+        beyond,
         families,
     };
     let proposals = judgement.proposals();
@@ -87,6 +104,8 @@ pub(super) fn plan(
         withdraw: judgement.unfilled().chain(judgement.unauthorised()).collect(),
         authorised: judgement.authorised(),
         outdated: judgement.outdated(),
+        has_waiting_for_room: !oversized.is_empty(),
+        elsewhere: judgement.elsewhere(),
         proposals,
     }
 }
@@ -210,6 +229,8 @@ struct Judgement<'a> {
     latest: BTreeMap<PublicKey, CompleteState<'a>>,
     /// The state that each hosted view should show.
     winners: BTreeMap<RepoId, CompleteState<'a>>,
+    /// Views for whose state there is no room. They show nothing.
+    beyond: BTreeSet<RepoId>,
 }
 
 impl Judgement<'_> {
@@ -250,7 +271,8 @@ impl Judgement<'_> {
     fn views(&self) -> Vec<ViewTarget> {
         let target = |repo: &RepoId| {
             let refs = self.survey.views.get(repo);
-            let state = match self.winners.get(repo) {
+            let winner = self.winners.get(repo).filter(|_| !self.beyond.contains(repo));
+            let state = match winner {
                 Some(CompleteState { state, presence: Presence::Held, .. }) => {
                     Some(Arc::clone(state))
                 }
@@ -335,7 +357,7 @@ impl Judgement<'_> {
         let nothing = BTreeMap::new();
         let repos = self.families.get(self.identifier).map_or(&nothing, |family| &family.repos);
         let limit = self.config.proposals_per_identifier;
-        let mut room = ProposalRoom::new(limit, repos, &self.survey.views, &self.stored.proposals);
+        let mut room = ProposalRoom::new(limit, repos, self.survey, &self.stored.proposals);
         held.chain(spread).filter_map(|proposal| room.limited(proposal)).collect()
     }
 
@@ -349,12 +371,28 @@ impl Judgement<'_> {
         if !is_here || self.is_over(held) {
             return None;
         }
-        let repos = self.served_and_addressed(proposal);
+        let mut repos = self.served_and_addressed(proposal);
+        // Its refs under other identifiers are set by surveys of these.
+        repos.retain(|repo| repo.identifier == *self.identifier);
         // A contributor's repository has only what was pushed to it.
         let is_contributors = |target: &PushTarget| matches!(target, PushTarget::Contributor(_));
         let has_place = !repos.is_empty() || staged.iter().any(is_contributors);
         let families = held.identifiers().into_iter().cloned().collect();
         has_place.then_some(ProposalRef { id, author, tip, repos, families, staged })
+    }
+
+    /// Returns the other identifiers under which pull requests that have no place here can be released.
+    fn elsewhere(&self) -> BTreeSet<Identifier> {
+        let held = self.held.of(self.identifier).filter_map(HeldEvent::proposal);
+        let complete = held.filter(|proposal| self.survey.complete.contains(&proposal.id));
+        let mut names = BTreeSet::new();
+        for proposal in complete {
+            let repos = self.served_and_addressed(proposal);
+            if repos.iter().all(|repo| repo.identifier != *self.identifier) {
+                names.extend(repos.into_iter().map(|repo| repo.identifier));
+            }
+        }
+        names
     }
 
     /// Returns the refs of a stored pull request in views that have become relevant since.
@@ -440,33 +478,10 @@ fn latest<'a>(
     latest
 }
 
-/// Selects each author's latest state and the state of each view, within the limits of the identifier. A held state
-/// beyond them stays held. A view beyond them that would show a stored state shows nothing.
-fn select<'a>(
-    config: &Config,
-    complete: &'a [CompleteState<'a>],
-    repos: &BTreeMap<RepoId, HostedRepo>,
-    views: &BTreeMap<RepoId, BTreeMap<RefName, Oid>>,
-) -> (BTreeMap<PublicKey, CompleteState<'a>>, BTreeMap<RepoId, CompleteState<'a>>) {
-    let mut excluded = oversized_states(config.state_bytes_per_identifier, complete);
-    loop {
-        let fitting = complete.iter().filter(|signed| !excluded.contains(&signed.state.version.id));
-        let latest = latest(fitting);
-        let winners = repos.iter().filter_map(|(id, repo)| {
-            let signed = repo.maintainers.iter().filter_map(|key| latest.get(key));
-            Some((id.clone(), *signed.max_by_key(|signed| signed.state.version)?))
-        });
-        let mut winners: BTreeMap<RepoId, CompleteState<'a>> = winners.collect();
-        let oversized = oversized_views(config.refs_per_identifier, &winners, views);
-        let shown = oversized.iter().filter_map(|repo| winners.get(repo));
-        let held = shown.filter(|signed| signed.presence == Presence::Held);
-        let held: Vec<EventId> = held.map(|signed| signed.state.version.id).collect();
-        if held.is_empty() {
-            winners.retain(|repo, _| !oversized.contains(repo));
-            return (latest, winners);
-        }
-        excluded.extend(held);
-    }
+/// Returns the maintainers of the oldest views.
+fn established(repos: &BTreeMap<RepoId, HostedRepo>, survey: &Survey) -> BTreeSet<PublicKey> {
+    let oldest = survey.oldest.iter().filter_map(|repo| repos.get(repo));
+    oldest.flat_map(|repo| &repo.maintainers).copied().collect()
 }
 
 /// Returns the refs that states decide about.

@@ -131,12 +131,13 @@ impl Content {
                 retired_refs.retain(|it| (it.owner, it.tip) != (retired.owner, retired.tip));
                 retired_refs.push(retired.clone());
             }
-            row.views.remove(&view.owner);
+            let before = row.views.remove(&view.owner);
             if let Some(refs) = &view.to {
                 self.last_generation += 1;
                 let generation = Generation(self.last_generation);
                 let (refs, state) = (refs.clone(), view.state);
-                row.views.insert(view.owner, View { refs, state, generation });
+                let number = before.map_or(self.last_generation, |before| before.number);
+                row.views.insert(view.owner, View { refs, state, generation, number });
             }
         }
         let is_same =

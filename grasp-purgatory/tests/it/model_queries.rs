@@ -39,6 +39,7 @@ impl World {
             states: store.states(identifier),
             proposals: store.proposals(identifier),
             views: views.map(|(repo, refs)| (repo.clone(), refs.clone())).collect(),
+            oldest: self.oldest.clone(),
             strays: shown.filter(|id| !store.contains(id)).collect(),
             complete: complete.chain(arrived.map(|kept| kept.id)).collect(),
             previous: previous.clone(),

@@ -53,6 +53,8 @@ pub(crate) struct World {
     /// Only releases have changed the expected refs since the model was idle.
     pub(crate) is_settled: bool,
     pub(crate) answer: Option<HoldOutcome>,
+    /// The oldest views, as surveys name them.
+    pub(crate) oldest: BTreeSet<RepoId>,
     pub(crate) offered: Option<Arc<Event>>,
 }
 
@@ -83,6 +85,7 @@ impl World {
             failed: false,
             is_settled: true,
             answer: None,
+            oldest: BTreeSet::new(),
             offered: None,
         }
     }

@@ -29,33 +29,41 @@ fn shown(world: &World, by: Author) -> usize {
     world.view(&by.repo("x")).map_or(0, |refs| refs.len())
 }
 
+/// Returns how many refs each author of the group shows, in order.
+fn shown_by_group(world: &World) -> Vec<usize> {
+    let mut shown: Vec<usize> = group().into_iter().map(|by| shown(world, by)).collect();
+    shown[1..].sort_by(|one, other| other.cmp(one));
+    shown
+}
+
 #[test]
-fn a_state_that_would_fill_an_identifier_stays_held() {
+fn a_state_is_shown_by_as_many_views_of_other_owners_as_there_is_room_for() {
     let mut world = world(Config { refs_per_identifier: 8, ..Config::default() });
     world.fetch("x", &[1, 2, 3, 4]).unwrap();
     announce_group(&mut world);
-    let group = group();
     let refs = [("a", 1), ("b", 2), ("c", 3), ("d", 4)];
+    let group = group();
     let large = state(group[0], "x", 1, &refs);
     world.send(&large).unwrap();
-    assert!(!world.serves(&large) && world.core.holds(&large.id));
-    assert!(group.iter().all(|by| shown(&world, *by) == 0));
-    let small = state(group[0], "x", 2, &refs[..1]);
-    world.send(&small).unwrap();
-    assert!(world.serves(&small));
-    assert!(group.iter().all(|by| shown(&world, *by) == 1));
-    // Others have their share, and more as long as it is free.
+    assert!(world.serves(&large));
+    assert_eq!(shown_by_group(&world), [4, 4, 4, 0, 0]);
+    let is_served = |by: &Author| world.serves(&announcement(*by, "x", 0, &[group[0]]));
+    assert_eq!(group[1..].iter().filter(|by| is_served(by)).count(), 2);
+    // Another owner is not affected.
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
-    let signed = state(ALICE, "x", 1, &refs[..3]);
+    let signed = state(ALICE, "x", 1, &refs);
     world.send(&signed).unwrap();
     assert!(world.serves(&signed));
-    let grown = state(ALICE, "x", 2, &refs);
-    world.send(&grown).unwrap();
-    assert!(!world.serves(&grown) && world.serves(&signed));
-    assert_eq!(shown(&world, ALICE), 3);
-    world.send(&deletion(group[1], 3, &[&announcement(group[1], "x", 0, &[group[0]])])).unwrap();
-    assert!(world.serves(&grown), "there is room again");
     assert_eq!(shown(&world, ALICE), 4);
+    // A smaller state leaves room for the others.
+    world.send(&state(group[0], "x", 2, &refs[..2])).unwrap();
+    assert_eq!(shown_by_group(&world), [2, 2, 2, 2, 2]);
+    let grown = state(group[0], "x", 3, &refs[..3]);
+    world.send(&grown).unwrap();
+    assert!(world.serves(&grown), "views of others do not hold it up");
+    assert_eq!(shown_by_group(&world), [3, 3, 3, 0, 0]);
+    let is_served = |by: &Author| world.serves(&announcement(*by, "x", 0, &[group[0]]));
+    assert!(group[1..].iter().all(is_served), "a served announcement stays");
 }
 
 #[test]
@@ -70,9 +78,29 @@ fn a_view_that_would_fill_an_identifier_stays_empty() {
         world.send(&announcement(*other, "x", 0, &[group[0]])).unwrap();
     }
     let shown: Vec<usize> = group.iter().map(|by| shown(&world, *by)).collect();
-    assert_eq!(shown, [3, 3, 0, 0, 0]);
-    assert!(world.serves(&announcement(group[1], "x", 0, &[group[0]])));
-    assert!(!world.serves(&announcement(group[2], "x", 0, &[group[0]])));
+    assert_eq!(shown, [3, 3, 3, 0, 0]);
+    assert!(world.serves(&announcement(group[2], "x", 0, &[group[0]])));
+    assert!(!world.serves(&announcement(group[3], "x", 0, &[group[0]])));
+}
+
+#[test]
+fn maintainers_of_the_oldest_views_have_a_reserve() {
+    let mut world = world(Config { state_bytes_per_identifier: 2_500, ..Config::default() });
+    world.fetch("x", &[1, 2]).unwrap();
+    for by in [ALICE, BOB] {
+        world.send(&announcement(by, "x", 0, &[])).unwrap();
+        world.send(&state(by, "x", 1, &[("main", 1)])).unwrap();
+    }
+    let grown = |by| state(by, "x", 2, &[("main", 1), ("more", 2), ("yet-more", 2)]);
+    world.oldest.insert(ALICE.repo("x"));
+    world.send(&grown(BOB)).unwrap();
+    assert!(!world.serves(&grown(BOB)) && world.core.holds(&grown(BOB).id));
+    world.send(&grown(ALICE)).unwrap();
+    assert!(world.serves(&grown(ALICE)));
+    // Less of one author is room for another.
+    world.send(&deletion(ALICE, 3, &[&grown(ALICE)])).unwrap();
+    world.send(&deletion(ALICE, 4, &[&state(ALICE, "x", 1, &[("main", 1)])])).unwrap();
+    assert!(world.serves(&grown(BOB)));
 }
 
 #[test]

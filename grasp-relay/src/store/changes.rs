@@ -28,8 +28,11 @@ use super::{StoreError, failure, keeps_versions};
 /// Retired refs of one owner in a family after which older ones are forgotten; those of one time stay together.
 const MAX_RETIRED_REFS_PER_OWNER: i64 = 10_000;
 
-/// Retired refs in a family, of which each owner has an equal share when there are many owners.
+/// Retired refs of all owners in a family but those of its oldest views, after which older ones are forgotten.
 const MAX_RETIRED_REFS: i64 = 100_000;
+
+/// The oldest views, whose retired refs are not forgotten because of others.
+const MAX_OLDEST: i64 = 16;
 
 /// The columns that identify a family.
 pub(crate) type FamilyKey<'a> = (i64, &'a str);
@@ -106,6 +109,19 @@ pub(crate) trait Changes: GitRows {
         let (endpoint, identifier) = key(family);
         let values = |more: &[Value]| [&[integer(endpoint), text(identifier)], more].concat();
         family.views.iter().try_for_each(|view| self.change_view(key(family), view))?;
+        if family.views.iter().any(|view| !view.retired.is_empty()) {
+            self.change(
+                "DELETE FROM retired_refs WHERE endpoint = ?1 AND identifier = ?2
+                     AND owner NOT IN (SELECT owner FROM views
+                         WHERE endpoint = ?1 AND identifier = ?2 ORDER BY number LIMIT ?3)
+                     AND since < (SELECT since FROM retired_refs
+                         WHERE endpoint = ?1 AND identifier = ?2
+                             AND owner NOT IN (SELECT owner FROM views
+                                 WHERE endpoint = ?1 AND identifier = ?2 ORDER BY number LIMIT ?3)
+                         ORDER BY since DESC LIMIT 1 OFFSET ?4)",
+                values(&[integer(MAX_OLDEST), integer(MAX_RETIRED_REFS - 1)]),
+            )?;
+        }
         for pack in &family.remove_packs {
             self.change(
                 "DELETE FROM packs WHERE endpoint = ?1 AND identifier = ?2 AND name = ?3
@@ -166,15 +182,8 @@ pub(crate) trait Changes: GitRows {
                 "DELETE FROM retired_refs WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
                      AND since < (SELECT since FROM retired_refs
                          WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
-                         ORDER BY since DESC LIMIT 1 OFFSET (
-                             SELECT CASE WHEN ?4 * owners > ?5 THEN ?5 / owners ELSE ?4 END - 1
-                             FROM (SELECT COUNT(DISTINCT owner) AS owners FROM retired_refs
-                                 WHERE endpoint = ?1 AND identifier = ?2) AS counted))",
-                values(&[
-                    owner.clone(),
-                    integer(MAX_RETIRED_REFS_PER_OWNER),
-                    integer(MAX_RETIRED_REFS),
-                ]),
+                         ORDER BY since DESC LIMIT 1 OFFSET ?4)",
+                values(&[owner.clone(), integer(MAX_RETIRED_REFS_PER_OWNER - 1)]),
             )?;
         }
         let Some(refs) = &view.to else {

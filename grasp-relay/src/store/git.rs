@@ -20,7 +20,7 @@ use super::engine::{Columns, DatabaseEngine, EngineStore, Query, Unreadable};
 use super::{StoreError, failure};
 
 /// Selects all parts of a family but its retired refs, which are then of one moment.
-const FAMILY_SQL: &str = "SELECT 0, owner, generation, head, refs, state, 0, 0
+const FAMILY_SQL: &str = "SELECT 0, owner, generation, head, refs, state, number, 0
         FROM views WHERE endpoint = ?1 AND identifier = ?2
     UNION ALL SELECT 1, NULL, bytes, name, NULL, NULL, is_attic, verified
         FROM packs WHERE endpoint = ?1 AND identifier = ?2
@@ -41,7 +41,7 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
 
     fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {
         Box::pin(async move {
-            let sql = "SELECT generation, head, refs, state FROM views
+            let sql = "SELECT generation, head, refs, state, number FROM views
                 WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
             let mut values = key(endpoint, &repo.identifier);
             values.push(blob(repo.owner.as_bytes()));
@@ -177,19 +177,20 @@ fn read_part(row: &dyn Columns) -> Result<FamilyPart, StoreError> {
 
 /// Returns the query for the views of a family.
 pub(crate) fn views_of(endpoint: Endpoint, identifier: &Identifier) -> Query<(PublicKey, View)> {
-    let sql = "SELECT owner, generation, head, refs, state FROM views
+    let sql = "SELECT owner, generation, head, refs, state, number FROM views
         WHERE endpoint = ?1 AND identifier = ?2";
     let read = |row: &dyn Columns| Ok((row.public_key(0)?, read_view(row, 1)?));
     Query::new(sql, key(endpoint, identifier), read)
 }
 
-/// Reads the columns `generation, head, refs, state`.
+/// Reads the columns `generation, head, refs, state, number`.
 fn read_view(row: &dyn Columns, first: usize) -> Result<View, StoreError> {
     let refs = Refs::decode(&row.text(first + 2)?, &row.text(first + 1)?);
     Ok(View {
         refs: Arc::new(refs.ok_or_else(|| failure(Unreadable("refs of a view")))?),
         state: row.bytes(first + 3)?.map(EventId::from_byte_array),
         generation: Generation(row.unsigned(first)?),
+        number: row.unsigned(first + 4)?,
     })
 }
 

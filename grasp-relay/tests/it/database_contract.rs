@@ -70,6 +70,7 @@ contract! {
     packs_are_added_replaced_and_listed
     retired_refs_are_kept_until_they_are_forgotten
     the_oldest_retired_refs_of_an_owner_are_forgotten_if_there_are_too_many
+    retired_refs_of_many_owners_do_not_displace_those_of_the_oldest_views
     the_more_severe_garbage_mark_stays_until_the_collection
     endpoints_are_independent
     refs_are_removed_with_the_event_that_signed_them
@@ -334,16 +335,27 @@ async fn the_oldest_retired_refs_of_an_owner_are_forgotten_if_there_are_too_many
         left.iter().filter(|one| (one.owner, one.since) == (owner(n), time(since))).count()
     };
     assert_eq!(pushes.map(|(n, since, _)| count(n, since)), [0, 4_000, 1, 8_000, 1]);
-    // Twelve owners have equal shares.
-    let others = (3..13).map(|n| (n, 10, 1));
-    for (number, (n, since, count)) in others.chain([(1, 50, 400)]).enumerate() {
+}
+
+async fn retired_refs_of_many_owners_do_not_displace_those_of_the_oldest_views(store: &dyn Store) {
+    let retired = |owner: PublicKey, n: u64, since| RetiredRef {
+        owner,
+        tip: format!("{n:040x}").parse().unwrap(),
+        name: "refs/heads/main".parse().unwrap(),
+        since: time(since),
+    };
+    let mut retire = change(owner(1), None, Some(refs(&[("refs/heads/main", 1)])));
+    retire.retired = vec![retired(owner(1), 1, 5)];
+    done(store, commit(family(vec![retire]))).await;
+    for n in 2..13 {
         let mut retire = change(owner(n), None, None);
-        let tips = (0..count).map(|tip| number as u64 * 100_000 + 50_000 + tip);
-        retire.retired = tips.map(|tip| retired(owner(n), tip, since)).collect();
+        let since = u64::from(n) * 10;
+        retire.retired = (0..9_999).map(|tip| retired(owner(n), tip, since)).collect();
         done(store, commit(family(vec![retire]))).await;
     }
     let left = store.retired(REPOS, name("x")).await.unwrap();
-    assert_eq!(left.len(), 11 + 8_000 + 1 + 400);
+    let count = |n| left.iter().filter(|one| one.owner == owner(n)).count();
+    assert_eq!([1, 2, 3, 12].map(count), [1, 0, 9_999, 9_999]);
 }
 
 async fn the_more_severe_garbage_mark_stays_until_the_collection(store: &dyn Store) {

@@ -1,7 +1,8 @@
 //! Limits of one identifier. Anyone may announce a repository under the identifier of another, so its views share them.
 //!
-//! A view or an author whose part is at most an equal share is never refused. Beyond that, small additions come first, and
-//! what is shown or served stays.
+//! Small additions come first. The oldest views and their maintainers have a reserve as large as the
+//! limit, so that newcomers cannot use up the room of an established repository. Others have another one, for parts that are
+//! not larger than an equal share of the limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +13,7 @@ use nostr::event::EventId;
 use nostr::key::PublicKey;
 
 use super::{CompleteState, HostedRepo};
-use crate::purgatory::io::ProposalRef;
+use crate::purgatory::io::{ProposalRef, Survey};
 use crate::purgatory::staging::PushTarget;
 
 /// Pull requests of one author in the views of an identifier.
@@ -21,48 +22,77 @@ const MAX_PROPOSALS_PER_AUTHOR: usize = 200;
 /// Pull requests in a view, but for those of its maintainers: each is a line of every advertisement.
 const MAX_PROPOSALS_PER_VIEW: usize = 5_000;
 
-/// The part of a limit that is in use.
+/// The use of a limit, of which each holder has a part.
 struct Room {
     limit: u64,
     used: u64,
-    /// Parts of this size are never refused.
+    /// The use by established holders.
+    used_by_established: u64,
+    /// The limit, divided by the number of holders.
     equal_share: u64,
 }
 
 impl Room {
-    fn new(limit: u64, used: u64, parts: usize) -> Self {
-        let parts = u64::try_from(parts).unwrap_or(u64::MAX);
-        Self { limit, used, equal_share: limit.checked_div(parts).unwrap_or(limit) }
+    /// Counts the present parts, each with whether its holder is established, for this number of holders.
+    fn new(limit: u64, parts: impl Iterator<Item = (u64, bool)>, holders: usize) -> Self {
+        let holders = u64::try_from(holders).unwrap_or(u64::MAX);
+        let equal_share = limit.checked_div(holders).unwrap_or(limit);
+        let mut room = Self { limit, used: 0, used_by_established: 0, equal_share };
+        parts.for_each(|(size, is_established)| room.add(size, is_established));
+        room
+    }
+
+    fn add(&mut self, growth: u64, is_established: bool) {
+        self.used = self.used.saturating_add(growth);
+        if is_established {
+            self.used_by_established = self.used_by_established.saturating_add(growth);
+        }
+    }
+
+    fn remove(&mut self, size: u64, is_established: bool) {
+        self.used = self.used.saturating_sub(size);
+        if is_established {
+            self.used_by_established = self.used_by_established.saturating_sub(size);
+        }
     }
 
     /// Returns whether a part may grow from one size to another, and counts that.
-    fn grow(&mut self, before: u64, after: u64) -> bool {
+    fn grow(&mut self, before: u64, after: u64, is_established: bool) -> bool {
         let growth = after.saturating_sub(before);
+        let has_room = |used: u64, limit: u64| used.saturating_add(growth) <= limit;
+        let used_by_others = self.used.saturating_sub(self.used_by_established);
+        let limit_of_small = self.limit.saturating_mul(2);
         let fits = growth == 0
-            || after <= self.equal_share
-            || self.used.saturating_add(growth) <= self.limit;
+            || has_room(self.used, self.limit)
+            || (is_established && has_room(self.used_by_established, self.limit))
+            || (after <= self.equal_share && has_room(used_by_others, limit_of_small));
         if fits {
-            self.used = self.used.saturating_add(growth);
+            self.add(growth, is_established);
         }
         fits
     }
 }
 
 /// Returns the held states that do not fit beside the stored ones.
-pub(super) fn oversized_states(limit: u64, complete: &[CompleteState<'_>]) -> BTreeSet<EventId> {
+pub(super) fn oversized_states(
+    limit: u64,
+    complete: &[CompleteState<'_>],
+    established: &BTreeSet<PublicKey>,
+) -> BTreeSet<EventId> {
     let author = |signed: &CompleteState<'_>| signed.state.repo.owner;
     let authors: BTreeSet<PublicKey> = complete.iter().map(author).collect();
     let is_stored = |signed: &&CompleteState<'_>| signed.presence == Presence::Stored;
     let stored = complete.iter().filter(is_stored);
     let mut sizes: BTreeMap<PublicKey, u64> =
         stored.map(|signed| (author(signed), signed.bytes)).collect();
-    let mut room = Room::new(limit, sizes.values().sum(), authors.len());
+    let parts = sizes.iter().map(|(author, size)| (*size, established.contains(author)));
+    let mut room = Room::new(limit, parts, authors.len());
     let mut held: Vec<_> = complete.iter().filter(|signed| !is_stored(signed)).collect();
     held.sort_by_key(|signed| (signed.bytes, signed.state.version));
     let mut oversized = BTreeSet::new();
     for signed in held {
         let size = sizes.entry(author(signed)).or_default();
-        match room.grow(*size, signed.bytes) {
+        match room.grow(*size, signed.bytes, established.contains(&author(signed))) {
             true => *size = signed.bytes.max(*size),
             false => _ = oversized.insert(signed.state.version.id),
         }
@@ -71,29 +101,44 @@ pub(super) fn oversized_states(limit: u64, complete: &[CompleteState<'_>]) -> BT
 }
 
 /// Returns the views that would show more branches and tags than there is room for.
+///
+/// A view that shows a state of its own owner is not counted: the size of states is limited. One that shows a state of
+/// another author costs its owner nothing. Views of maintainers come first.
 pub(super) fn oversized_views(
     limit: usize,
     winners: &BTreeMap<RepoId, CompleteState<'_>>,
-    views: &BTreeMap<RepoId, BTreeMap<RefName, Oid>>,
+    repos: &BTreeMap<RepoId, HostedRepo>,
+    survey: &Survey,
 ) -> BTreeSet<RepoId> {
-    let count = |refs: &BTreeMap<RefName, Oid>| {
-        refs.keys().filter(|name| name.is_branch_or_tag()).count() as u64
+    let count = |id: &RepoId| {
+        let refs = survey.views.get(id).into_iter().flat_map(BTreeMap::keys);
+        refs.filter(|name| name.is_branch_or_tag()).count() as u64
     };
-    let shown: BTreeMap<&RepoId, u64> = views.iter().map(|(id, refs)| (id, count(refs))).collect();
-    let wanted = winners.iter().map(|(id, signed)| {
-        let (before, after) = (shown.get(id).copied().unwrap_or(0), signed.state.refs.len() as u64);
-        (after.saturating_sub(before), id, before, after)
+    let others = winners.iter().filter(|(id, signed)| signed.state.repo.owner != id.owner);
+    let wanted = others.map(|(id, signed)| {
+        let is_maintainer = repos.get(id).is_some_and(|repo| repo.maintainers.contains(&id.owner));
+        let (before, after) = (count(id), signed.state.refs.len() as u64);
+        (!is_maintainer, after.saturating_sub(before), id, before, after)
     });
     let mut wanted: Vec<_> = wanted.collect();
     wanted.sort();
-    let mut room = Room::new(limit as u64, shown.values().sum(), winners.len());
-    let beyond = wanted.into_iter().filter(|(_, _, before, after)| !room.grow(*before, *after));
-    beyond.map(|(_, id, ..)| id.clone()).collect()
+    let is_oldest = |id: &RepoId| survey.oldest.contains(id);
+    let parts = wanted.iter().map(|(_, _, id, before, _)| (*before, is_oldest(id)));
+    let mut room = Room::new(limit as u64, parts, wanted.len());
+    let mut beyond = BTreeSet::new();
+    for (_, _, id, before, after) in wanted {
+        if !room.grow(before, after, is_oldest(id)) {
+            room.remove(before, is_oldest(id));
+            beyond.insert(id.clone());
+        }
+    }
+    beyond
 }
 
 /// The refs of pull requests in the views of an identifier.
 pub(super) struct ProposalRoom<'a> {
     repos: &'a BTreeMap<RepoId, HostedRepo>,
+    oldest: &'a BTreeSet<RepoId>,
     /// The number of refs by view.
     views: BTreeMap<&'a RepoId, u64>,
     room: Room,
@@ -104,36 +149,37 @@ impl<'a> ProposalRoom<'a> {
     pub(super) fn new(
         limit: usize,
         repos: &'a BTreeMap<RepoId, HostedRepo>,
-        views: &'a BTreeMap<RepoId, BTreeMap<RefName, Oid>>,
+        survey: &'a Survey,
         stored: &[Proposal],
     ) -> Self {
         let count = |refs: &BTreeMap<RefName, Oid>| {
             refs.keys().filter(|name| name.event().is_some()).count() as u64
         };
-        let views: BTreeMap<_, _> = views.iter().map(|(id, refs)| (id, count(refs))).collect();
-        let room = Room::new(limit as u64, views.values().sum(), repos.len());
+        let (views, oldest) = (survey.views.iter(), &survey.oldest);
+        let views: BTreeMap<_, _> = views.map(|(id, refs)| (id, count(refs))).collect();
+        let parts = views.iter().map(|(id, size)| (*size, oldest.contains(*id)));
+        let room = Room::new(limit as u64, parts, repos.len());
         let mut by_author: BTreeMap<PublicKey, BTreeSet<EventId>> = BTreeMap::new();
         for proposal in stored {
             by_author.entry(proposal.author).or_default().insert(proposal.id);
         }
-        Self { repos, views, room, by_author }
+        Self { repos, oldest, views, room, by_author }
     }
 
-    /// Returns a pull request without the views that have no room for it; `None` if it has no place left. Views of other
-    /// identifiers are limited in their own surveys.
+    /// Returns a pull request without the views that have no room for it; `None` if it has no place left.
     pub(super) fn limited(&mut self, mut proposal: ProposalRef) -> Option<ProposalRef> {
         let of_author = self.by_author.entry(proposal.author).or_default();
         let is_author_limited =
             !of_author.contains(&proposal.id) && of_author.len() >= MAX_PROPOSALS_PER_AUTHOR;
-        let (author, repos, views, room) =
-            (proposal.author, self.repos, &mut self.views, &mut self.room);
+        let (author, repos, oldest) = (proposal.author, self.repos, self.oldest);
+        let (views, room) = (&mut self.views, &mut self.room);
         proposal.repos.retain(|repo| {
-            let Some((id, hosted)) = repos.get_key_value(repo) else { return !is_author_limited };
+            let Some((id, hosted)) = repos.get_key_value(repo) else { return false };
             let is_maintainer = hosted.maintainers.contains(&author);
             let count = views.entry(id).or_default();
             let has_room =
                 is_maintainer || (!is_author_limited && *count < MAX_PROPOSALS_PER_VIEW as u64);
-            let fits = has_room && room.grow(*count, *count + 1);
+            let fits = has_room && room.grow(*count, *count + 1, oldest.contains(repo));
             *count += u64::from(fits);
             fits
         });

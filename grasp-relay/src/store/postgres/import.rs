@@ -76,6 +76,9 @@ impl PostgresStore {
             (SELECT seq FROM events UNION ALL SELECT seq FROM superseded
                 UNION ALL SELECT seq FROM requests) s)";
         tx.batch_execute(last).await.map_err(failure)?;
+        let next = "SELECT setval(pg_get_serial_sequence('views', 'number'),
+            (SELECT coalesce(max(number), 1) FROM views))";
+        tx.batch_execute(next).await.map_err(failure)?;
         tx.batch_execute("SELECT pg_notify('grasp_commits', '0')").await.map_err(failure)?;
         tx.commit().await.map_err(failure)?;
         self.0.set_keys(connect::load_keys(&client).await?)?;
