@@ -77,6 +77,24 @@ pub struct FamilyRow {
     pub garbage: Option<Garbage>,
 }
 
+/// Refs of pull requests in one view, unless a release of its identifier adds more.
+const MAX_PROPOSALS_PER_VIEW: usize = 10_000;
+
+/// The same in all views of a family.
+const MAX_PROPOSALS: usize = 100_000;
+
+impl FamilyRow {
+    /// Returns whether a view may get refs of this number of further pull requests, by a push or by a release of another
+    /// identifier.
+    pub fn has_room_for_proposals(&self, owner: &PublicKey, number: usize) -> bool {
+        let count =
+            |view: &View| view.refs.refs.keys().filter(|name| name.event().is_some()).count();
+        let in_view = self.views.get(owner).map_or(0, count);
+        let in_family: usize = self.views.values().map(count).sum();
+        in_view + number <= MAX_PROPOSALS_PER_VIEW && in_family + number <= MAX_PROPOSALS
+    }
+}
+
 /// Changes of one family.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]

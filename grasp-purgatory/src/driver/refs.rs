@@ -36,7 +36,7 @@ impl Executor {
         refs: (Vec<ViewTarget>, Vec<ProposalRef>),
         events: (Vec<Arc<Event>>, Vec<EventId>),
     ) -> Input {
-        match self.try_release(refs, events).await {
+        match self.try_release(&identifier, refs, events).await {
             Ok(refused) => Input::Released { identifier, refused },
             Err(error) => {
                 tracing::error!(%error, %identifier, "refs could not be set and events not be stored");
@@ -48,6 +48,7 @@ impl Executor {
     /// Does so in one transaction. Returns the events that the store refuses; then nothing has changed.
     async fn try_release(
         &self,
+        identifier: &Identifier,
         (views, proposals): (Vec<ViewTarget>, Vec<ProposalRef>),
         (events, withdraw): (Vec<Arc<Event>>, Vec<EventId>),
     ) -> Result<BTreeSet<EventId>, GitError> {
@@ -66,6 +67,7 @@ impl Executor {
                 wanted.entry(view).or_default().proposals.insert(proposal.id, proposal.tip);
             }
         }
+        self.limit_proposals(identifier, &mut wanted).await?;
         let states = wanted.values().filter_map(|wanted| wanted.target.as_ref()?.state);
         let require: Vec<_> = states.chain(proposals.iter().map(|it| it.id)).collect();
         let gone = |event: &Arc<Event>| Record::Gone { id: event.id };
@@ -93,6 +95,23 @@ impl Executor {
             }
         }
         Err(GitError::Outdated)
+    }
+
+    /// Leaves out pull requests for which there is no room under another identifier, which this release has not surveyed.
+    async fn limit_proposals(
+        &self,
+        identifier: &Identifier,
+        wanted: &mut BTreeMap<(Endpoint, RepoId), WantedRefs>,
+    ) -> Result<(), GitError> {
+        let others = wanted.iter_mut().filter(|((_, repo), _)| repo.identifier != *identifier);
+        for ((endpoint, repo), wanted) in others {
+            let Some(store) = self.parts.store_of(*endpoint) else { continue };
+            let row = store.family_row(&repo.identifier).await?;
+            if !row.has_room_for_proposals(&repo.owner, wanted.proposals.len()) {
+                wanted.proposals.clear();
+            }
+        }
+        Ok(())
     }
 
     /// Returns the changes that lead to these refs.

@@ -52,8 +52,6 @@ pub(super) struct ReleasePlan {
     pub(super) outdated: Vec<EventId>,
     /// Some complete states stay held because there is no room for them.
     pub(super) has_waiting_for_room: bool,
-    /// Identifiers under which pull requests can be released that have no place under this one.
-    pub(super) elsewhere: BTreeSet<Identifier>,
 }
 
 /// Compares the held events and the survey with the rules.
@@ -105,7 +103,6 @@ pub(super) fn plan(
         authorised: judgement.authorised(),
         outdated: judgement.outdated(),
         has_waiting_for_room: !oversized.is_empty(),
-        elsewhere: judgement.elsewhere(),
         proposals,
     }
 }
@@ -371,28 +368,12 @@ impl Judgement<'_> {
         if !is_here || self.is_over(held) {
             return None;
         }
-        let mut repos = self.served_and_addressed(proposal);
-        // Its refs under other identifiers are set by surveys of these.
-        repos.retain(|repo| repo.identifier == *self.identifier);
+        let repos = self.served_and_addressed(proposal);
         // A contributor's repository has only what was pushed to it.
         let is_contributors = |target: &PushTarget| matches!(target, PushTarget::Contributor(_));
         let has_place = !repos.is_empty() || staged.iter().any(is_contributors);
         let families = held.identifiers().into_iter().cloned().collect();
         has_place.then_some(ProposalRef { id, author, tip, repos, families, staged })
-    }
-
-    /// Returns the other identifiers under which pull requests that have no place here can be released.
-    fn elsewhere(&self) -> BTreeSet<Identifier> {
-        let held = self.held.of(self.identifier).filter_map(HeldEvent::proposal);
-        let complete = held.filter(|proposal| self.survey.complete.contains(&proposal.id));
-        let mut names = BTreeSet::new();
-        for proposal in complete {
-            let repos = self.served_and_addressed(proposal);
-            if repos.iter().all(|repo| repo.identifier != *self.identifier) {
-                names.extend(repos.into_iter().map(|repo| repo.identifier));
-            }
-        }
-        names
     }
 
     /// Returns the refs of a stored pull request in views that have become relevant since.

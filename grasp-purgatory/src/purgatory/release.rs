@@ -271,7 +271,6 @@ impl Purgatory {
             self.held.hold(out, event, now, until);
         }
         plan.authorised.iter().for_each(|id| self.held.authorise(*id));
-        plan.elsewhere.iter().for_each(|name| self.releases.request(out, name));
         if plan.has_waiting_for_room && !plan.store.is_empty() {
             // What it replaces may leave room.
             self.releases.repeat(identifier);
@@ -298,9 +297,6 @@ impl Purgatory {
         for event in &events {
             self.drop_older(out, event.id);
             let names = self.identifiers_of(&event.id);
-            // A pull request gets its refs under other identifiers by their surveys.
-            let others = names.iter().filter(|name| *name != identifier);
-            others.for_each(|name| self.releases.request(out, name));
             // Its record was removed together with its release.
             self.held.released(event.id);
             self.event_ended(out, event.id, names, false);

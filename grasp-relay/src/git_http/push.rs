@@ -18,7 +18,7 @@ use grasp_core::push::{
 };
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
-use grasp_purgatory::database::{Source, View};
+use grasp_purgatory::database::Source;
 use grasp_purgatory::git::{GitError, Incoming};
 use grasp_purgatory::{Input, PushTarget};
 use nostr::event::EventId;
@@ -36,10 +36,6 @@ const MAX_WAIT_FOR_TURN: Duration = Duration::from_secs(60);
 
 /// Bytes of a pack that are awaited before git is started.
 const GATHERED_BYTES: usize = 256 * 1024;
-
-/// Refs of pull requests in one view, and in all views of an identifier, to which a push may add. A release sets those of
-/// the latest pull requests alone, within its own limits.
-const MAX_PUSHED_PROPOSALS: [usize; 2] = [10_000, 100_000];
 
 /// Contributors' repositories of one identifier.
 const MAX_CONTRIBUTORS: usize = 5_000;
@@ -417,12 +413,7 @@ impl Push {
         }
         let now = self.purgatory.relay().now().unix;
         let mut guard = repos.lock(&repo.identifier).await?;
-        let views = guard.row().await?.views;
-        let count =
-            |view: &View| view.refs.refs.keys().filter(|name| name.event().is_some()).count();
-        let in_view = views.get(&repo.owner).map_or(0, count);
-        let present = [in_view, views.values().map(count).sum()];
-        if present.iter().zip(MAX_PUSHED_PROPOSALS).any(|(used, max)| used + missing.len() > max) {
+        if !guard.row().await?.has_room_for_proposals(&repo.owner, missing.len()) {
             return Ok(false);
         }
         guard.move_refs(&repo.owner, &missing, None, now).await?;

@@ -166,7 +166,10 @@ impl<'a> ProposalRoom<'a> {
         Self { repos, oldest, views, room, by_author }
     }
 
-    /// Returns a pull request without the views that have no room for it; `None` if it has no place left.
+    /// Returns a pull request without the views that have no room for it; `None` if it has no place left. Views of other
+    /// identifiers are not among those of the survey; [`FamilyRow::has_room_for_proposals`] limits these.
+    ///
+    /// [`FamilyRow::has_room_for_proposals`]: crate::database::FamilyRow::has_room_for_proposals
     pub(super) fn limited(&mut self, mut proposal: ProposalRef) -> Option<ProposalRef> {
         let of_author = self.by_author.entry(proposal.author).or_default();
         let is_author_limited =
@@ -174,7 +177,7 @@ impl<'a> ProposalRoom<'a> {
         let (author, repos, oldest) = (proposal.author, self.repos, self.oldest);
         let (views, room) = (&mut self.views, &mut self.room);
         proposal.repos.retain(|repo| {
-            let Some((id, hosted)) = repos.get_key_value(repo) else { return false };
+            let Some((id, hosted)) = repos.get_key_value(repo) else { return !is_author_limited };
             let is_maintainer = hosted.maintainers.contains(&author);
             let count = views.entry(id).or_default();
             let has_room =
