@@ -447,3 +447,61 @@ fn theirs(oid: &Oid) -> Option<git2::Oid> {
         Oid::Sha256(_) => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use nostr::key::PublicKey;
+
+    use super::*;
+    use crate::database::{Generation, View};
+    use crate::git::{Refs, Target};
+
+    fn oid(n: usize) -> Oid {
+        format!("{n:040x}").parse().unwrap()
+    }
+
+    fn view(tips: std::ops::Range<usize>) -> View {
+        let name = |n: usize| format!("refs/heads/{n}").parse().unwrap();
+        let refs = tips.clone().map(|n| (name(n), Target { oid: oid(n), peeled: None })).collect();
+        let refs = Refs { refs, head: name(tips.end - 1) };
+        View { refs: Arc::new(refs), state: None, generation: Generation(1), number: 1 }
+    }
+
+    #[test]
+    fn views_have_equal_shares_of_the_proofs_that_are_kept_and_one_at_least() {
+        let key = |n: u8| PublicKey::from_byte_array([n; 32]);
+        let views = [(key(1), view(0..4)), (key(2), view(1_000..5_000))];
+        let row = FamilyRow { views: views.into(), ..FamilyRow::default() };
+        let kept = shares_of_views(&row);
+        assert!((0..4).all(|n| kept.contains(&oid(n))));
+        assert!(kept.contains(&oid(4_999)), "the tip of HEAD");
+        assert!((250..=260).contains(&kept.len()), "{}", kept.len());
+        let views = (0..=255).map(|n| (key(n), view(usize::from(n)..usize::from(n) + 10)));
+        let row = FamilyRow { views: views.collect(), ..FamilyRow::default() };
+        assert!((0..=255).all(|n| shares_of_views(&row).contains(&oid(n + 9))));
+    }
+
+    #[test]
+    fn proofs_of_others_do_not_displace_those_of_tips_that_are_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = crate::git::layout::Layout::new(dir.path());
+        let family = layout.family(&"x".parse().unwrap());
+        fs::create_dir_all(family.path()).unwrap();
+        let scratch = dir.path().join("scratch");
+        let add = |tips: std::ops::Range<usize>, shown: &BTreeSet<Oid>| {
+            let proofs = Proofs::load(&family).unwrap();
+            proofs.add(&family, tips.map(oid).collect(), shown, &scratch).unwrap();
+        };
+        let shown = BTreeSet::from([oid(0), oid(1)]);
+        add(0..3, &BTreeSet::new());
+        add(10..10_000, &shown);
+        let proofs = Proofs::load(&family).unwrap();
+        assert_eq!(
+            [0, 1, 2, 10, 9_999].map(|n| proofs.contains(&oid(n))),
+            [true, true, false, false, true]
+        );
+        assert_eq!(proofs.tips().len(), MAX_PROOFS + 2);
+    }
+}

@@ -66,6 +66,7 @@ contract! {
     a_commit_that_requires_a_removed_event_changes_nothing
     one_of_many_concurrent_changes_wins
     no_generation_is_given_twice
+    views_are_numbered_in_the_order_of_their_creation
     refs_are_read_as_they_were_written
     packs_are_added_replaced_and_listed
     retired_refs_are_kept_until_they_are_forgotten
@@ -252,6 +253,25 @@ async fn no_generation_is_given_twice(store: &dyn Store) {
     }
 }
 
+async fn views_are_numbered_in_the_order_of_their_creation(store: &dyn Store) {
+    let numbers = async || {
+        let views = store.family(REPOS, name("x")).await.unwrap().views;
+        [3, 1, 2].map(|n| views.get(&owner(n)).map(|view| view.number))
+    };
+    for n in [3, 1, 2] {
+        let created = change(owner(n), None, Some(Arc::default()));
+        done(store, commit(family(vec![created]))).await;
+    }
+    let before = numbers().await;
+    assert!(before.is_sorted() && before.iter().all(Option::is_some), "{before:?}");
+    let from = generation(store, owner(3)).await;
+    let moved = change(owner(3), from, Some(refs(&[("refs/heads/main", 1)])));
+    done(store, commit(family(vec![moved]))).await;
+    assert_eq!(numbers().await, before, "a change of its refs does not make a view younger");
+    let view = store.view(REPOS, RepoId::new(owner(3), name("x"))).await.unwrap();
+    assert_eq!(view.map(|view| view.number), before[0]);
+}
+
 async fn refs_are_read_as_they_were_written(store: &dyn Store) {
     let mut written = Refs::clone(&refs(&[("refs/heads/a/ü", 1), ("refs/tags/v1", 2)]));
     let tag: RefName = "refs/tags/v1".parse().unwrap();
@@ -347,7 +367,7 @@ async fn retired_refs_of_many_owners_do_not_displace_those_of_the_oldest_views(s
     let mut retire = change(owner(1), None, Some(refs(&[("refs/heads/main", 1)])));
     retire.retired = vec![retired(owner(1), 1, 5)];
     done(store, commit(family(vec![retire]))).await;
-    for n in 2..13 {
+    for n in 2..14 {
         let mut retire = change(owner(n), None, None);
         let since = u64::from(n) * 10;
         retire.retired = (0..9_999).map(|tip| retired(owner(n), tip, since)).collect();
@@ -355,7 +375,7 @@ async fn retired_refs_of_many_owners_do_not_displace_those_of_the_oldest_views(s
     }
     let left = store.retired(REPOS, name("x")).await.unwrap();
     let count = |n| left.iter().filter(|one| one.owner == owner(n)).count();
-    assert_eq!([1, 2, 3, 12].map(count), [1, 0, 9_999, 9_999]);
+    assert_eq!([1, 2, 3, 13].map(count), [1, 0, 9_999, 9_999]);
 }
 
 async fn the_more_severe_garbage_mark_stays_until_the_collection(store: &dyn Store) {

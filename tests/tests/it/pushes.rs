@@ -98,6 +98,26 @@ async fn every_protocol_version_works() {
 }
 
 #[tokio::test]
+async fn a_pull_request_is_pushed_only_to_repositories_that_it_is_addressed_to() {
+    let instance = Instance::start().await;
+    let (alice, eve) = (Author::new(), Author::new());
+    let work = instance.host(&alice, "x").await;
+    instance.host(&eve, "x").await;
+    let tip = work.commit("proposed").await;
+    let request = Author::new().pull_request(&eve.repo("x"), &tip);
+    instance.ingest(vec![request.clone()]).await;
+    let push = async |to: &Author| {
+        let name = format!("{tip}:refs/nostr/{}", request.id);
+        work.git(&["push", "-q", &instance.clone_url(&to.repo("x")), &name]).await
+    };
+    let error = push(&alice).await.expect_refused();
+    assert!(error.contains("its event is not a pull request for this URL"), "{error}");
+    push(&eve).await.expect_ok();
+    assert!(instance.serves(&request).await);
+    assert!(!instance.refs(&alice.repo("x")).await.contains("refs/nostr"));
+}
+
+#[tokio::test]
 async fn of_several_uploads_for_an_event_the_signed_one_is_served() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());
