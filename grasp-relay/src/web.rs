@@ -231,8 +231,16 @@ fn page(title: &str, root: &str, body: Markup) -> String {
     .into_string()
 }
 
-/// Limits the age of a cached list, and so the cost of a page that is requested in a loop.
+/// Limits the age of a cached list.
 const MAX_AGE: Duration = Duration::from_secs(10);
+
+/// The age of a cached list, as a multiple of the time that it took: a page that is requested in a loop costs a hundredth
+/// of a core, and a new server shows a new repository at once.
+const MAX_AGE_PER_DURATION: u32 = 100;
+
+fn fresh_for(took: Duration) -> Duration {
+    took.saturating_mul(MAX_AGE_PER_DURATION).min(MAX_AGE)
+}
 
 /// Limits the announcements, and the states, that a list is made from; the newest are used.
 const MAX_EVENTS: usize = 2_000;
@@ -249,6 +257,7 @@ struct ListingInner {
     service: ServiceIdentity,
     clock: Clock,
     is_hosted: IsHosted,
+    /// The last list, and the end of its use.
     last: Mutex<Option<(Mono, Arc<RepositoryList>)>>,
 }
 
@@ -277,13 +286,12 @@ impl Listing {
     pub async fn rows(&self) -> Result<Arc<RepositoryList>, StoreError> {
         let mut last = self.0.last.lock().await;
         let now = self.0.clock.now().mono;
-        if let Some((at, rows)) = &*last {
-            if now - *at < MAX_AGE {
-                return Ok(Arc::clone(rows));
-            }
+        if let Some((_, rows)) = last.as_ref().filter(|(end, _)| now < *end) {
+            return Ok(Arc::clone(rows));
         }
         let rows = Arc::new(self.0.look_up().await?);
-        *last = Some((now, Arc::clone(&rows)));
+        let then = self.0.clock.now().mono;
+        *last = Some((then + fresh_for(then - now), Arc::clone(&rows)));
         Ok(rows)
     }
 }
@@ -340,6 +348,13 @@ mod tests {
     use crate::nostr::Limits;
     use crate::store::sqlite::{SqliteOptions, SqliteStore};
     use crate::web::figures::RepoRow;
+
+    #[test]
+    fn a_list_is_kept_for_a_time_that_depends_on_its_cost() {
+        let milliseconds = Duration::from_millis;
+        assert_eq!(fresh_for(milliseconds(1)), milliseconds(100));
+        assert_eq!(fresh_for(milliseconds(500)), MAX_AGE);
+    }
 
     fn repo_id(name: &str) -> RepoId {
         RepoId::new(PublicKey::from_byte_array([7; 32]), name.parse().unwrap())
