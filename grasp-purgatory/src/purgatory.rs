@@ -35,8 +35,8 @@ use nostr::types::Timestamp;
 
 pub use self::held::Phase;
 pub use self::io::{
-    Bound, Config, HoldOutcome, Input, Output, Outputs, ProposalRef, Record, Stage, Survey,
-    ViewTarget,
+    Bound, Config, HoldOutcome, Input, MAX_OLDEST, Output, Outputs, ProposalRef, Record, Stage,
+    Survey, ViewTarget,
 };
 pub use self::query::{Counts, HeldProposal, Want, select_addresses};
 pub use self::release::PassNumber;

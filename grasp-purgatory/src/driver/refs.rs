@@ -77,7 +77,7 @@ impl Executor {
                 save: events.clone(),
                 require: require.clone(),
                 withdraw: withdraw.clone(),
-                families: self.plan(&wanted).await?,
+                families: self.plan(&wanted, &events).await?,
                 records: records.clone(),
                 now: self.parts.relay.now().unix,
                 ..Commit::default()
@@ -114,10 +114,12 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns the changes that lead to these refs.
+    /// Returns the changes that lead to these refs. A view of a state that is stored, and whose objects were removed since,
+    /// stays as it is: it must not hold up the release of `events`.
     async fn plan(
         &self,
         wanted: &BTreeMap<(Endpoint, RepoId), WantedRefs>,
+        events: &[Arc<Event>],
     ) -> Result<Vec<FamilyChange>, GitError> {
         let now = self.parts.relay.now().unix;
         let mut families: BTreeMap<(Endpoint, &Identifier), FamilyChange> = BTreeMap::new();
@@ -126,8 +128,14 @@ impl Executor {
             let mut guard = store.lock(&repo.identifier).await?;
             let key = (*endpoint, &repo.identifier);
             let family = families.entry(key).or_insert_with(|| guard.change());
-            if let Some(change) = guard.plan(&repo.owner, wanted, now).await? {
-                family.push(change);
+            let state = wanted.target.as_ref().and_then(|target| target.state);
+            match guard.plan(&repo.owner, wanted, now).await {
+                Err(error @ GitError::Incomplete { .. })
+                    if state.is_some() && !events.iter().any(|event| Some(event.id) == state) =>
+                {
+                    tracing::warn!(%error, %repo, "a served state cannot be shown");
+                }
+                planned => planned?.into_iter().for_each(|change| family.push(change)),
             }
         }
         Ok(families.into_values().filter(|family| !family.is_empty()).collect())

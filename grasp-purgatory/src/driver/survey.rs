@@ -15,7 +15,7 @@ use nostr::nips::nip01::Coordinate;
 use super::queue::Executor;
 use crate::database::View;
 use crate::git::{Completeness, FamilyGuard, GitError};
-use crate::{HeldProposal, Input, Purgatory, Survey};
+use crate::{HeldProposal, Input, MAX_OLDEST, Purgatory, Survey};
 
 /// Served pull requests of one identifier, the latest, that are copied to new views; older ones stay where they are.
 const MAX_PROPOSALS: usize = 1_000;
@@ -26,9 +26,6 @@ const MAX_AUTHORS: usize = 64;
 /// Other families that one survey checks for the tips of pull requests. Each has surveys of its own, which find what is
 /// complete there.
 pub(super) const MAX_OTHER_FAMILIES: usize = 16;
-
-/// The oldest views of an identifier, for which a part of its limits is reserved.
-const MAX_OLDEST: usize = 16;
 
 /// Events per query of the store.
 const EVENTS_AT_ONCE: usize = 100;
@@ -117,7 +114,7 @@ impl Executor {
         let stored = self.events(of_kind(kinds::STATE, [&identifier])).await?;
         let proposals = self.proposals(&identifier, &announcements).await?;
         let views = guard.row().await?.views;
-        let oldest = oldest(&identifier, &views);
+        let oldest = oldest(&identifier, &views, &announcements);
         let views = views
             .into_iter()
             .map(|(owner, view)| (RepoId::new(owner, identifier.clone()), view.refs.tips()));
@@ -302,10 +299,19 @@ fn of_kind<'a>(kind: Kind, identifiers: impl IntoIterator<Item = &'a Identifier>
     Filter::new().kind(kind).identifiers(identifiers)
 }
 
-/// Returns the oldest views that show something.
-fn oldest(identifier: &Identifier, views: &BTreeMap<PublicKey, View>) -> BTreeSet<RepoId> {
-    let shown = views.iter().filter(|(_, view)| !view.refs.refs.is_empty());
-    let mut by_age: Vec<_> = shown.map(|(owner, view)| (view.number, *owner)).collect();
+/// Returns the oldest views of served announcements.
+fn oldest(
+    identifier: &Identifier,
+    views: &BTreeMap<PublicKey, View>,
+    announcements: &[Arc<Event>],
+) -> BTreeSet<RepoId> {
+    let is_own = |event: &&Arc<Event>| {
+        event.tags.identifier().is_some_and(|name| name == identifier.as_str())
+    };
+    let owners: BTreeSet<_> =
+        announcements.iter().filter(is_own).map(|event| event.pubkey).collect();
+    let served = views.iter().filter(|(owner, _)| owners.contains(owner));
+    let mut by_age: Vec<_> = served.map(|(owner, view)| (view.number, *owner)).collect();
     by_age.sort();
     let oldest = by_age.into_iter().take(MAX_OLDEST);
     oldest.map(|(_, owner)| RepoId::new(owner, identifier.clone())).collect()

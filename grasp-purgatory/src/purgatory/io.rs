@@ -57,6 +57,9 @@ pub struct Config {
     pub tips_per_event: usize,
 }
 
+/// The oldest views of an identifier, for which a part of its limits is reserved.
+pub const MAX_OLDEST: usize = 16;
+
 /// A limit of a number and of a size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it all")]
@@ -173,7 +176,8 @@ pub struct Survey {
     pub proposals: Vec<Arc<Event>>,
     /// Existing views of the identifier with all their refs.
     pub views: BTreeMap<RepoId, BTreeMap<RefName, Oid>>,
-    /// Those of these views that have shown something for the longest time. A part of each limit is reserved for them.
+    /// The views of served announcements that were created first, [`MAX_OLDEST`] at most. A part of each limit is
+    /// reserved for them.
     pub oldest: BTreeSet<RepoId>,
     /// Pull requests that have a ref in one of these views and are not stored.
     pub strays: BTreeSet<EventId>,

@@ -67,7 +67,7 @@ pub(super) fn plan(
     let nothing = BTreeMap::new();
     let repos = families.get(identifier).map_or(&nothing, |family| &family.repos);
     let limit = config.state_bytes_per_identifier;
-    let oversized = oversized_states(limit, &complete, &established(repos, survey));
+    let oversized = oversized_states(limit, &complete, repos, &survey.oldest);
     let fits = |signed: &&CompleteState<'_>| !oversized.contains(&signed.state.version.id);
     let latest = latest(complete.iter().filter(fits));
     let winners = repos.iter().filter_map(|(id, repo)| {
@@ -76,9 +76,8 @@ pub(super) fn plan(
     });
     let mut winners: BTreeMap<RepoId, CompleteState<'_>> = winners.collect();
     let beyond = oversized_views(config.refs_per_identifier, &winners, repos, survey);
-    // A served announcement stays. A held one waits for room.
-    let is_held = |id: &RepoId| repos.get(id).is_some_and(|repo| repo.presence == Presence::Held);
-    winners.retain(|id, _| !beyond.contains(id) || !is_held(id));
+    // A served announcement stays, or gives way to a newer one. Others wait for room.
+    winners.retain(|id, _| !beyond.contains(id) || stored.announced.contains_key(id));
     let judgement = Judgement {
         config,
         policy,
@@ -457,12 +456,6 @@ fn latest<'a>(
         }
     }
     latest
-}
-
-/// Returns the maintainers of the oldest views.
-fn established(repos: &BTreeMap<RepoId, HostedRepo>, survey: &Survey) -> BTreeSet<PublicKey> {
-    let oldest = survey.oldest.iter().filter_map(|repo| repos.get(repo));
-    oldest.flat_map(|repo| &repo.maintainers).copied().collect()
 }
 
 /// Returns the refs that states decide about.

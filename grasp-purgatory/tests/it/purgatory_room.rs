@@ -104,6 +104,27 @@ fn maintainers_of_the_oldest_views_have_a_reserve() {
 }
 
 #[test]
+fn each_of_the_oldest_views_has_its_part_in_any_case() {
+    let mut world = world(Config { refs_per_identifier: 32, ..Config::default() });
+    world.fetch("x", &[1]).unwrap();
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let refs = names.map(|name| (name, 1));
+    announce_group(&mut world);
+    world.send(&state(group()[0], "x", 1, &refs)).unwrap();
+    assert_eq!(shown_by_group(&world), [8, 8, 8, 8, 8], "all room is in use");
+    world.oldest.extend(group().into_iter().chain([ALICE]).map(|by| by.repo("x")));
+    world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
+    world.send(&elsewhere(BOB, "x", 0, &[ALICE])).unwrap();
+    for (at, count) in [(1, 1), (2, 2), (3, 3), (4, 1)] {
+        let signed = state(BOB, "x", at, &refs[..count]);
+        world.send(&signed).unwrap();
+        assert!(world.serves(&signed));
+        let expected = if count <= 2 { count } else { 0 };
+        assert_eq!(shown(&world, ALICE), expected, "one of sixteen parts is two refs");
+    }
+}
+
+#[test]
 fn states_of_one_identifier_are_limited_in_size() {
     let mut world = world(Config { state_bytes_per_identifier: 3_000, ..Config::default() });
     world.fetch("x", &[1]).unwrap();

@@ -1,8 +1,8 @@
 //! Limits of one identifier. Anyone may announce a repository under the identifier of another, so its views share them.
 //!
-//! Small additions come first. The oldest views and their maintainers have a reserve as large as the
-//! limit, so that newcomers cannot use up the room of an established repository. Others have another one, for parts that are
-//! not larger than an equal share of the limit.
+//! Small additions come first. The oldest views and their maintainers have a reserve as large as the limit, and each of
+//! these views its part of the limit in any case, so that newcomers cannot use up the room of an established repository.
+//! Others have another reserve, for parts that are not larger than an equal share of the limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use nostr::event::EventId;
 use nostr::key::PublicKey;
 
 use super::{CompleteState, HostedRepo};
-use crate::purgatory::io::{ProposalRef, Survey};
+use crate::purgatory::io::{MAX_OLDEST, ProposalRef, Survey};
 use crate::purgatory::staging::PushTarget;
 
 /// Pull requests of one author in the views of an identifier.
@@ -32,42 +32,58 @@ struct Room {
     equal_share: u64,
 }
 
+/// The standing of a holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Newcomer,
+    /// A maintainer of one of the oldest views.
+    Established,
+    /// One of the oldest views, or its owner.
+    Oldest,
+}
+
 impl Room {
-    /// Counts the present parts, each with whether its holder is established, for this number of holders.
-    fn new(limit: u64, parts: impl Iterator<Item = (u64, bool)>, holders: usize) -> Self {
+    /// Counts the present parts, each with the standing of its holder, for this number of holders.
+    fn new(limit: u64, parts: impl Iterator<Item = (u64, Standing)>, holders: usize) -> Self {
         let holders = u64::try_from(holders).unwrap_or(u64::MAX);
         let equal_share = limit.checked_div(holders).unwrap_or(limit);
         let mut room = Self { limit, used: 0, used_by_established: 0, equal_share };
-        parts.for_each(|(size, is_established)| room.add(size, is_established));
+        parts.for_each(|(size, standing)| room.add(size, standing));
         room
     }
 
-    fn add(&mut self, growth: u64, is_established: bool) {
+    fn add(&mut self, growth: u64, standing: Standing) {
         self.used = self.used.saturating_add(growth);
-        if is_established {
+        if standing != Standing::Newcomer {
             self.used_by_established = self.used_by_established.saturating_add(growth);
         }
     }
 
-    fn remove(&mut self, size: u64, is_established: bool) {
+    fn remove(&mut self, size: u64, standing: Standing) {
         self.used = self.used.saturating_sub(size);
-        if is_established {
+        if standing != Standing::Newcomer {
             self.used_by_established = self.used_by_established.saturating_sub(size);
         }
     }
 
     /// Returns whether a part may grow from one size to another, and counts that.
-    fn grow(&mut self, before: u64, after: u64, is_established: bool) -> bool {
+    fn grow(&mut self, before: u64, after: u64, standing: Standing) -> bool {
         let growth = after.saturating_sub(before);
         let has_room = |used: u64, limit: u64| used.saturating_add(growth) <= limit;
         let used_by_others = self.used.saturating_sub(self.used_by_established);
-        let limit_of_small = self.limit.saturating_mul(2);
-        let fits = growth == 0
-            || has_room(self.used, self.limit)
-            || (is_established && has_room(self.used_by_established, self.limit))
-            || (after <= self.equal_share && has_room(used_by_others, limit_of_small));
+        let has_reserve = match standing {
+            Standing::Newcomer => {
+                after <= self.equal_share && has_room(used_by_others, self.limit.saturating_mul(2))
+            }
+            Standing::Established => has_room(self.used_by_established, self.limit),
+            Standing::Oldest => {
+                has_room(self.used_by_established, self.limit)
+                    || after <= self.limit / MAX_OLDEST as u64
+            }
+        };
+        let fits = growth == 0 || has_room(self.used, self.limit) || has_reserve;
         if fits {
-            self.add(growth, is_established);
+            self.add(growth, standing);
         }
         fits
     }
@@ -77,22 +93,32 @@ impl Room {
 pub(super) fn oversized_states(
     limit: u64,
     complete: &[CompleteState<'_>],
-    established: &BTreeSet<PublicKey>,
+    repos: &BTreeMap<RepoId, HostedRepo>,
+    oldest: &BTreeSet<RepoId>,
 ) -> BTreeSet<EventId> {
+    let owners: BTreeSet<PublicKey> = oldest.iter().map(|repo| repo.owner).collect();
+    let established = oldest.iter().filter_map(|repo| repos.get(repo));
+    let established: BTreeSet<&PublicKey> =
+        established.flat_map(|repo| &repo.maintainers).collect();
+    let standing = |author: &PublicKey| match (owners.contains(author), established.get(author)) {
+        (true, _) => Standing::Oldest,
+        (false, Some(_)) => Standing::Established,
+        (false, None) => Standing::Newcomer,
+    };
     let author = |signed: &CompleteState<'_>| signed.state.repo.owner;
     let authors: BTreeSet<PublicKey> = complete.iter().map(author).collect();
     let is_stored = |signed: &&CompleteState<'_>| signed.presence == Presence::Stored;
     let stored = complete.iter().filter(is_stored);
     let mut sizes: BTreeMap<PublicKey, u64> =
         stored.map(|signed| (author(signed), signed.bytes)).collect();
-    let parts = sizes.iter().map(|(author, size)| (*size, established.contains(author)));
+    let parts = sizes.iter().map(|(author, size)| (*size, standing(author)));
     let mut room = Room::new(limit, parts, authors.len());
     let mut held: Vec<_> = complete.iter().filter(|signed| !is_stored(signed)).collect();
     held.sort_by_key(|signed| (signed.bytes, signed.state.version));
     let mut oversized = BTreeSet::new();
     for signed in held {
         let size = sizes.entry(author(signed)).or_default();
-        match room.grow(*size, signed.bytes, established.contains(&author(signed))) {
+        match room.grow(*size, signed.bytes, standing(&author(signed))) {
             true => *size = signed.bytes.max(*size),
             false => _ = oversized.insert(signed.state.version.id),
         }
@@ -122,17 +148,24 @@ pub(super) fn oversized_views(
     });
     let mut wanted: Vec<_> = wanted.collect();
     wanted.sort();
-    let is_oldest = |id: &RepoId| survey.oldest.contains(id);
-    let parts = wanted.iter().map(|(_, _, id, before, _)| (*before, is_oldest(id)));
+    let standing = |id: &RepoId| standing(&survey.oldest, id);
+    // What a view will no longer show is room for others.
+    let kept = |before: &u64, after: &u64| *before.min(after);
+    let parts = wanted.iter().map(|(_, _, id, before, after)| (kept(before, after), standing(id)));
     let mut room = Room::new(limit as u64, parts, wanted.len());
     let mut beyond = BTreeSet::new();
     for (_, _, id, before, after) in wanted {
-        if !room.grow(before, after, is_oldest(id)) {
-            room.remove(before, is_oldest(id));
+        if !room.grow(before, after, standing(id)) {
+            room.remove(before, standing(id));
             beyond.insert(id.clone());
         }
     }
     beyond
+}
+
+/// Returns the standing of a view.
+fn standing(oldest: &BTreeSet<RepoId>, view: &RepoId) -> Standing {
+    if oldest.contains(view) { Standing::Oldest } else { Standing::Newcomer }
 }
 
 /// The refs of pull requests in the views of an identifier.
@@ -157,7 +190,7 @@ impl<'a> ProposalRoom<'a> {
         };
         let (views, oldest) = (survey.views.iter(), &survey.oldest);
         let views: BTreeMap<_, _> = views.map(|(id, refs)| (id, count(refs))).collect();
-        let parts = views.iter().map(|(id, size)| (*size, oldest.contains(*id)));
+        let parts = views.iter().map(|(id, size)| (*size, standing(oldest, id)));
         let room = Room::new(limit as u64, parts, repos.len());
         let mut by_author: BTreeMap<PublicKey, BTreeSet<EventId>> = BTreeMap::new();
         for proposal in stored {
@@ -182,7 +215,7 @@ impl<'a> ProposalRoom<'a> {
             let count = views.entry(id).or_default();
             let has_room =
                 is_maintainer || (!is_author_limited && *count < MAX_PROPOSALS_PER_VIEW as u64);
-            let fits = has_room && room.grow(*count, *count + 1, oldest.contains(repo));
+            let fits = has_room && room.grow(*count, *count + 1, standing(oldest, repo));
             *count += u64::from(fits);
             fits
         });
