@@ -77,11 +77,11 @@ pub struct FamilyRow {
     pub garbage: Option<Garbage>,
 }
 
-/// Refs of pull requests in one view, unless a release of its identifier adds more.
-const MAX_PROPOSALS_PER_VIEW: usize = 10_000;
+/// Refs of pull requests in one view, up to which a push or a release of another identifier adds more.
+const MAX_ADDED_PROPOSALS_PER_VIEW: usize = 10_000;
 
 /// The same in all views of a family.
-const MAX_PROPOSALS: usize = 100_000;
+const MAX_ADDED_PROPOSALS: usize = 100_000;
 
 impl FamilyRow {
     /// Returns whether a view may get refs of this number of further pull requests, by a push or by a release of another
@@ -91,7 +91,8 @@ impl FamilyRow {
             |view: &View| view.refs.refs.keys().filter(|name| name.event().is_some()).count();
         let in_view = self.views.get(owner).map_or(0, count);
         let in_family: usize = self.views.values().map(count).sum();
-        in_view + number <= MAX_PROPOSALS_PER_VIEW && in_family + number <= MAX_PROPOSALS
+        in_view + number <= MAX_ADDED_PROPOSALS_PER_VIEW
+            && in_family + number <= MAX_ADDED_PROPOSALS
     }
 }
 

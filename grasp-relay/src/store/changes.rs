@@ -13,7 +13,7 @@ use grasp_purgatory::database::{
     Generation, RetiredRef, Source, View, ViewChange,
 };
 use grasp_purgatory::git::Refs;
-use grasp_purgatory::{Phase, Record};
+use grasp_purgatory::{MAX_OLDEST, Phase, Record};
 use nostr::event::{Event, EventId, Kind};
 use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
@@ -30,9 +30,6 @@ const MAX_RETIRED_REFS_PER_OWNER: i64 = 10_000;
 
 /// Retired refs of all owners in a family but those of its oldest views, after which older ones are forgotten.
 const MAX_RETIRED_REFS: i64 = 100_000;
-
-/// The oldest views, whose retired refs are not forgotten because of others.
-const MAX_OLDEST: i64 = 16;
 
 /// The columns that identify a family.
 pub(crate) type FamilyKey<'a> = (i64, &'a str);
@@ -119,7 +116,7 @@ pub(crate) trait Changes: GitRows {
                              AND owner NOT IN (SELECT owner FROM views
                                  WHERE endpoint = ?1 AND identifier = ?2 ORDER BY number LIMIT ?3)
                          ORDER BY since DESC LIMIT 1 OFFSET ?4)",
-                values(&[integer(MAX_OLDEST), integer(MAX_RETIRED_REFS - 1)]),
+                values(&[integer(seconds(MAX_OLDEST as u64)), integer(MAX_RETIRED_REFS - 1)]),
             )?;
         }
         for pack in &family.remove_packs {
