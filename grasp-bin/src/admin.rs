@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
-use grasp_core::Identifier;
+use grasp_core::RepoId;
 use rustix::fs::Mode;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -32,10 +32,12 @@ pub(crate) enum AdminRequest {
     Status,
     Repositories,
     Waiting,
-    /// Salvages damaged packs of a repository name, which may take long, starts to fetch what is missing, and tells
-    /// whether objects are.
-    Repair(Identifier),
-    LacksObjects(Identifier),
+    /// Salvages damaged packs of a repository, which may take long, starts to fetch what is missing, and tells whether
+    /// objects are.
+    Repair(RepoId),
+    LacksObjects(RepoId),
+    /// Removes objects that no ref of a repository reaches, which may take long, and tells whether there were some.
+    Purge(RepoId),
 }
 
 /// Pause after a connection could not be accepted.
@@ -44,7 +46,7 @@ const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Limits concurrent connections; later ones wait.
 const MAX_CONNECTIONS: usize = 16;
 
-const MAX_REQUEST_BYTES: u64 = 1_024;
+const MAX_REQUEST_BYTES: u64 = 4_096;
 
 /// The bound admin socket. One process per data directory can have it.
 pub(crate) struct AdminSocket {
@@ -146,8 +148,9 @@ async fn respond(overview: &Overview, request: AdminRequest) -> Result<Value, St
         AdminRequest::Status => serde_json::to_value(overview.status().await),
         AdminRequest::Repositories => serde_json::to_value(overview.repositories().await?),
         AdminRequest::Waiting => serde_json::to_value(overview.waiting().await?),
-        AdminRequest::Repair(name) => serde_json::to_value(overview.repair(&name).await?),
-        AdminRequest::LacksObjects(name) => serde_json::to_value(overview.lacks_objects(&name)?),
+        AdminRequest::Repair(repo) => serde_json::to_value(overview.repair(&repo).await?),
+        AdminRequest::LacksObjects(repo) => serde_json::to_value(overview.lacks_objects(&repo)?),
+        AdminRequest::Purge(repo) => serde_json::to_value(overview.purge(&repo).await?),
     }
     .map_err(|error| error.to_string())
 }
@@ -159,7 +162,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) fn request<T: DeserializeOwned>(socket: &Path, request: AdminRequest) -> Result<T> {
     let mut stream =
         net::UnixStream::connect(socket).map_err(|error| connect_error(socket, &error))?;
-    let is_long = matches!(request, AdminRequest::Repair(_));
+    let is_long = matches!(request, AdminRequest::Repair(_) | AdminRequest::Purge(_));
     stream.set_read_timeout((!is_long).then_some(RESPONSE_TIMEOUT))?;
     let text = serde_json::to_string(&request)? + "\n";
     stream.write_all(text.as_bytes()).context("the server closed the connection")?;

@@ -34,7 +34,7 @@ pub(crate) enum Command {
     Repos(RunningServer),
     /// Lists the relays that a running server follows.
     Relays(RunningServer),
-    /// Lists the repository names whose events wait for git data at a running server.
+    /// Lists the repositories whose events wait for git data at a running server.
     Purgatory(RunningServer),
     /// Checks what a server needs from its surroundings, and names a remedy for each problem.
     Doctor {
@@ -54,6 +54,15 @@ pub(crate) enum Command {
         /// waits up to a minute for it.
         #[arg(long)]
         repair: bool,
+        #[command(flatten)]
+        server: RunningServer,
+    },
+    /// Removes from a repository what no branch, tag or pull request needs, such as commits that a forced push replaced. They
+    /// are kept for 90 days otherwise, and can be read by their ids.
+    Purge {
+        /// The repository, as `30617:KEY:NAME` or `NPUB/NAME`.
+        #[arg(value_name = "REPOSITORY", value_parser = parse_repository)]
+        repository: RepoId,
         #[command(flatten)]
         server: RunningServer,
     },

@@ -68,6 +68,9 @@ fn execute(command: Command) -> Result<ExitCode> {
             let healthy = doctor::run(&load(&flags)?.config, offline)?;
             return Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
+        Command::Purge { repository, server } => {
+            operations::check::purge(&load(&server.flags())?.config, &repository)?;
+        }
         Command::Check { repository, repair, server } => {
             let request = CheckRequest { repository, repair, json: server.json };
             return operations::check::run(&load(&server.flags())?.config, &request);

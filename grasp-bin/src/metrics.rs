@@ -360,15 +360,16 @@ mod tests {
     #[test]
     fn reports_are_counted_and_error_texts_are_no_labels() {
         let metrics = Metrics::default();
-        let identifier: grasp_core::Identifier = "x".parse().unwrap();
+        let owner = nostr::key::PublicKey::from_byte_array([1; 32]);
+        let repo = grasp_core::RepoId::new(owner, "x".parse().unwrap());
         let url: grasp_core::CloneUrl = "https://git.example.com/x.git".parse().unwrap();
-        record_hunt(&metrics, &HuntReport::Complete { identifier: identifier.clone() });
+        record_hunt(&metrics, &HuntReport::Complete { repo: repo.clone() });
         record_hunt(
             &metrics,
-            &HuntReport::Fetched { identifier: identifier.clone(), url: url.clone(), oids: 3 },
+            &HuntReport::Fetched { repo: repo.clone(), url: url.clone(), oids: 3 },
         );
         let error = FetchError::Internal("words".into());
-        record_hunt(&metrics, &HuntReport::Failed { identifier, url, error });
+        record_hunt(&metrics, &HuntReport::Failed { repo, url, error });
         assert_eq!(metrics.value(&HUNT_ATTEMPTS, &["complete"]), Some(1.0));
         assert_eq!(metrics.value(&HUNT_FETCHED, &[]), Some(3.0));
         assert_eq!(metrics.value(&HUNT_FAILURES, &["internal"]), Some(1.0));

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Error, Result, bail};
 use bitcoin_hashes::{HashEngine as _, sha256};
+use grasp_core::RepoId;
 use grasp_core::service::{Endpoint, npub};
-use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::git::{Git, NamedFiles, PackStorage, RepoFiles};
 use grasp_relay::store::sqlite::{self, SqliteReader};
 use grasp_relay::web::format_count;
@@ -112,8 +112,8 @@ struct Manifest {
     created_at: u64,
     /// The SHA-256 of each file beside the packs, which git checks by itself.
     files: BTreeMap<String, String>,
-    /// Packs that the server had lost before, by repository name.
-    lost: BTreeMap<Identifier, BTreeSet<String>>,
+    /// Packs that the server had lost before, by repository.
+    lost: BTreeMap<RepoId, BTreeSet<String>>,
 }
 
 impl Manifest {
@@ -121,7 +121,7 @@ impl Manifest {
     fn of(
         dir: &Path,
         names: &[&str],
-        lost: BTreeMap<Identifier, BTreeSet<String>>,
+        lost: BTreeMap<RepoId, BTreeSet<String>>,
         created_at: u64,
     ) -> Result<Self> {
         let hashed = names.iter().map(|name| Ok(((*name).to_owned(), hash(&dir.join(name))?)));
@@ -221,11 +221,9 @@ pub(crate) fn import(config: &Config, dir: &Path) -> Result<ExitCode> {
     let copied = format_count(report.packs, "pack", "packs");
     println!("imported {events}, {repositories} and {copied} from {}", dir.display());
     println!("start the nodes with the domain that the server had");
-    for (identifier, packs) in &lost {
+    for (repo, packs) in &lost {
         let packs = format_count(packs.len() as u64, "pack", "packs");
-        println!(
-            "damaged: {identifier}: {packs} were not on disk; the nodes fetch what is missing"
-        );
+        println!("damaged: {repo}: {packs} were not on disk; the nodes fetch what is missing");
     }
     Ok(if lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

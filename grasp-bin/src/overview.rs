@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use grasp_core::limits::ConnectionStatus;
-use grasp_core::{Identifier, Mono, RelayUrl, RepoId};
+use grasp_core::{Mono, RelayUrl, RepoId};
 use grasp_relay::Clock;
 use grasp_relay::metrics::{Metrics, table};
 use grasp_relay::role::RoleWatch;
@@ -129,20 +129,26 @@ impl Overview {
         list.map(|list| list.rows.clone()).map_err(|error| error.to_string())
     }
 
-    /// Returns the repository names whose events wait for git data.
+    /// Returns the repositories whose events wait for git data.
     pub(crate) async fn waiting(&self) -> Result<Vec<WaitingRow>, String> {
         self.server()?.waiting().await
     }
 
-    /// Salvages damaged packs of a name, and starts to fetch what is missing. Returns whether objects are.
-    pub(crate) async fn repair(&self, name: &Identifier) -> Result<bool, String> {
-        let repaired = self.server()?.purgatory()?.repair(name).await;
+    /// Salvages damaged packs of a repository, and starts to fetch what is missing. Returns whether objects are.
+    pub(crate) async fn repair(&self, repo: &RepoId) -> Result<bool, String> {
+        let repaired = self.server()?.purgatory()?.repair(repo).await;
         repaired.map_err(|error| error.to_string())
     }
 
-    /// Returns whether repositories of a name are known to lack objects.
-    pub(crate) fn lacks_objects(&self, name: &Identifier) -> Result<bool, String> {
-        Ok(self.server()?.purgatory()?.lacks_objects(name))
+    /// Removes objects that no ref of a repository reaches. Returns whether there were some.
+    pub(crate) async fn purge(&self, repo: &RepoId) -> Result<bool, String> {
+        let purged = self.server()?.purgatory()?.purge(repo).await;
+        purged.map_err(|error| error.to_string())
+    }
+
+    /// Returns whether a repository is known to lack objects.
+    pub(crate) fn lacks_objects(&self, repo: &RepoId) -> Result<bool, String> {
+        Ok(self.server()?.purgatory()?.lacks_objects(repo))
     }
 
     /// Returns whether everything that must work does: the store and purgatory of a server, the relay of a sidecar.

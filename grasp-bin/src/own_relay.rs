@@ -11,7 +11,7 @@ use grasp_core::admission::Origin;
 use grasp_core::deletion::DeletionRequest;
 use grasp_core::nip34::Announcement;
 use grasp_core::{RepoId, Verified, kinds};
-use grasp_purgatory::driver::{PurgatoryDriver, RepoChange};
+use grasp_purgatory::driver::{PurgatoryDriver, RepoNews};
 use grasp_relay::server::Parts;
 use grasp_relay::store::Inventory;
 use grasp_relay::{Accepted, Feed};
@@ -109,7 +109,7 @@ impl LocalRelay for OwnRelay {
 struct Reader {
     relay: OwnRelay,
     feed: BoxStream<'static, Accepted>,
-    purgatory: broadcast::Receiver<RepoChange>,
+    purgatory: broadcast::Receiver<RepoNews>,
     /// Repositories that were reported and not retired.
     reported: BTreeSet<RepoId>,
     /// Those of them that are served.
@@ -134,8 +134,8 @@ impl Reader {
                     Accepted::CaughtUp => self.waiting.push_back(News::CaughtUp),
                 },
                 news = self.purgatory.recv() => match news {
-                    Ok(RepoChange::Held(event)) => self.held(event),
-                    Ok(RepoChange::Removed(repo)) => self.report_retired([repo].into()).await,
+                    Ok(RepoNews::Held(event)) => self.held(event),
+                    Ok(RepoNews::Removed(repo)) => self.report_retired([repo].into()).await,
                     Err(RecvError::Lagged(_)) => {
                         self.report_retired(self.reported.clone()).await;
                         self.report_held().await;

@@ -23,7 +23,7 @@ pub use verdict::{Answer, Hold, Outcome, Rejection, Retry, Verdict};
 use self::fan_out::size;
 use crate::event::{Verified, Version};
 use crate::kinds;
-use crate::maintainers::{MaintainerModel, MaintainerSets, maintainer_lists};
+use crate::maintainers::MaintainerModel;
 use crate::nip34::{Announcement, Proposal, References, State, tags};
 use crate::repo::{Identifier, RelayUrl, RepoId};
 use crate::resources::{Claimant, ClientNetwork};
@@ -111,21 +111,11 @@ fn judge_kind(
     match event.kind {
         kind if kinds::NEVER_STORED_KINDS.contains(&kind) => Err(Rejection::NeverStored),
         Kind::GitRepoAnnouncement => judge_announcement(policy, event, facts),
-        Kind::RepoState => judge_state(policy, event, facts),
+        Kind::RepoState => judge_state(event, facts),
         Kind::GitPullRequest | Kind::GitPullRequestUpdate => judge_proposal(policy, event, facts),
         _ => judge_other(policy, origin, event, facts),
     }
 }
-
-/// Limits the announcements of one identifier, and their bytes: any author may announce any identifier, and each push
-/// and each state of it reads all of them.
-const MAX_PER_IDENTIFIER: Share = Share { count: 2_048, bytes: 2 * 1024 * 1024 };
-
-/// The part of it that is reserved for owners of repositories served under the identifier, and for those they list.
-const RESERVED_PER_IDENTIFIER: Share = Share { count: 512, bytes: 512 * 1024 };
-
-/// Size up to which an announcement is not counted in bytes.
-const SMALL_ANNOUNCEMENT_BYTES: u64 = 4 * 1024;
 
 /// Judges an announcement (kind 30617).
 fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<Verdict, Rejection> {
@@ -144,12 +134,9 @@ fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<V
         return Ok(Verdict::Done(Outcome::Superseded));
     }
     let hosted = |known: &KnownAnnouncement| policy.hosts(&known.announcement);
-    let has_room = has_room(policy, &new, event, facts);
-    let is_named = is_named_by_another(&new, facts);
     match (policy.hosts(&new), own().any(hosted)) {
-        (false, true) => Ok(Verdict::Delist { keep: has_room && is_named }),
-        (false, false) if !is_named && own().next().is_none() => Err(not_listed(event)),
-        _ if !has_room => Err(Rejection::IdentifierQuota),
+        (false, true) => Ok(Verdict::Delist { keep: facts.is_listed }),
+        (false, false) if !facts.is_listed && own().next().is_none() => Err(not_listed(event)),
         // It is needed for maintainer sets only: no view, no authority by itself.
         (false, false) => Ok(Verdict::Store { is_related: false }),
         // A served repository gets a new announcement at once; one that is held, or was known for discovery only,
@@ -163,75 +150,31 @@ fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<V
     }
 }
 
-/// Returns whether an announcement is within the limits of its identifier.
-fn has_room(policy: &Policy, new: &Announcement, event: &Event, facts: &Facts) -> bool {
-    let owner = &new.repo.owner;
-    let is_own = |known: &KnownAnnouncement| known.announcement.repo == new.repo;
-    let is_known = facts.announcements.iter().any(is_own);
-    let is_served = |known: &&KnownAnnouncement| {
-        known.presence == Presence::Stored && policy.hosts(&known.announcement)
-    };
-    let mut served = facts.announcements.iter().filter(is_served);
-    let Share { mut count, mut bytes } = MAX_PER_IDENTIFIER;
-    if !served.any(|known| is_own(known) || known.announcement.maintainer_list.lists(owner)) {
-        count -= RESERVED_PER_IDENTIFIER.count;
-        bytes -= RESERVED_PER_IDENTIFIER.bytes;
-    }
-    let size = size(event);
-    let is_small = size <= SMALL_ANNOUNCEMENT_BYTES;
-    (is_known || facts.announcements.len() < count)
-        && (is_small || facts.announcement_bytes as u64 + size <= bytes)
-}
-
-/// Returns whether another announcement of the same identifier lists the author. Being listed is enough: this
-/// announcement may be the one that lists back.
-fn is_named_by_another(new: &Announcement, facts: &Facts) -> bool {
-    facts.announcements.iter().any(|known| {
-        known.announcement.repo != new.repo
-            && known.announcement.maintainer_list.lists(&new.repo.owner)
-    })
-}
-
 /// Refuses an announcement with all addresses that it lists, usable or not.
 fn not_listed(event: &Event) -> Rejection {
     let values = |name| tags::all_values(event, name).map(str::to_owned).collect();
     Rejection::NotListed { clone: values("clone"), relays: values("relays") }
 }
 
-/// Judges a state (kind 30618) by the maintainer sets of the repositories of its identifier that are hosted here.
-fn judge_state(policy: &Policy, event: &Event, facts: &Facts) -> Result<Verdict, Rejection> {
+/// Judges a state (kind 30618) by the hosted repositories that its author maintains.
+fn judge_state(event: &Event, facts: &Facts) -> Result<Verdict, Rejection> {
     let state = State::parse(event)?;
     if facts.latest.is_some_and(|latest| latest > state.version) {
         return Ok(Verdict::Done(Outcome::Superseded));
     }
-    if facts.announcements.is_empty() {
-        return Err(Rejection::NoAnnouncement);
+    if facts.maintained.is_empty() {
+        return Err(match facts.announcements.is_empty() && !facts.is_listed {
+            true => Rejection::NoAnnouncement,
+            false => Rejection::NotMaintainer(event.pubkey),
+        });
     }
-    let repos = signable_repos(policy, &event.pubkey, facts);
-    if repos.is_empty() {
-        return Err(Rejection::NotMaintainer(event.pubkey));
-    }
-    // Any author can fill a name; maintainers of what is served there have a share of purgatory of their own.
-    if facts.is_over_quota && !signs_for_served(&repos, facts) {
+    // Any author can fill purgatory; maintainers of what is served have a share of it of their own.
+    let signs_for_served = facts.maintained.iter().any(|repo| repo.presence == Presence::Stored);
+    if facts.is_over_quota && !signs_for_served {
         return Err(Rejection::Quota);
     }
-    Ok(Verdict::Hold(Hold::State(repos)))
-}
-
-fn signs_for_served(repos: &[RepoId], facts: &Facts) -> bool {
-    let served = facts.announcements.iter().filter(|known| known.presence == Presence::Stored);
-    served.into_iter().any(|known| repos.contains(&known.announcement.repo))
-}
-
-/// Returns the repositories hosted here whose states the author may sign.
-fn signable_repos(policy: &Policy, author: &PublicKey, facts: &Facts) -> Vec<RepoId> {
-    let known = || facts.announcements.iter().map(|known| &*known.announcement);
-    let maintainer_lists = maintainer_lists(known());
-    let sets = MaintainerSets::new(policy.model, &maintainer_lists);
-    let hosted = known().filter(|announcement| policy.hosts(announcement)).map(|one| &one.repo);
-    let repos: BTreeSet<_> =
-        hosted.filter(|repo| sets.of(&repo.owner).contains(author)).cloned().collect();
-    repos.into_iter().collect()
+    let repos = facts.maintained.iter().map(|maintained| maintained.repo.clone());
+    Ok(Verdict::Hold(Hold::State(repos.collect())))
 }
 
 /// Judges a pull request (kinds 1618 and 1619), which waits for its tip.
@@ -455,8 +398,8 @@ const MAX_IDS: usize = 256;
 /// The lookups that an event needs before it can be judged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// All announcements and states with this identifier, stored and held.
-    pub identifier: Option<Identifier>,
+    /// The repository that it announces, or whose state it is: its announcements and maintainers are looked up.
+    pub repo: Option<RepoId>,
     /// Events to look up.
     pub references: References,
     /// Stored events that name this one, by its id or its coordinate, are looked up too.
@@ -469,13 +412,14 @@ impl Needs {
         let ruled = event.kind == kinds::ANNOUNCEMENT || event.kind == kinds::STATE;
         if ruled {
             let identifier = event.tags.identifier().and_then(|d| Identifier::new(&d).ok());
-            return Self { identifier, references: References::default(), named_by_others: false };
+            let repo = identifier.map(|identifier| RepoId::new(event.pubkey, identifier));
+            return Self { repo, references: References::default(), named_by_others: false };
         }
         let References { ids, coordinates } = References::of(event);
         let ids = ids.into_iter().take(MAX_IDS).collect();
         let coordinates = coordinates.into_iter().take(MAX_COORDINATES).collect();
         let references = References { ids, coordinates };
-        Self { identifier: None, references, named_by_others: true }
+        Self { repo: None, references, named_by_others: true }
     }
 }
 
@@ -486,10 +430,13 @@ pub struct Facts {
     pub known: Option<Presence>,
     /// The stored version of the same replaceable or addressable event, or the version that took it out of service.
     pub latest: Option<Version>,
-    /// Announcements with its identifier, at most one stored and one held per author.
+    /// Announcements of its repository that are here: at most one stored and one held.
     pub announcements: Vec<KnownAnnouncement>,
-    /// Bytes of the stored ones among them.
-    pub announcement_bytes: usize,
+    /// Another author's announcement of the same identifier lists its author. Being listed is enough: an announcement
+    /// may be the one that lists back.
+    pub is_listed: bool,
+    /// Hosted repositories of the same identifier that the author of a state maintains.
+    pub maintained: Vec<MaintainedRepo>,
     /// Stored events that it names (first values of `a`, `A`, `e`, `E`, `q`).
     pub named: References,
     /// It names, or is named by, a stored event.
@@ -509,6 +456,15 @@ pub enum Presence {
     Stored,
     /// Acknowledged and held in purgatory.
     Held,
+}
+
+/// A hosted repository that an author maintains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MaintainedRepo {
+    /// Its id.
+    pub repo: RepoId,
+    /// The place of its announcement.
+    pub presence: Presence,
 }
 
 /// An announcement that is here.

@@ -22,9 +22,12 @@ pub enum MaintainerModel {
     Plain,
 }
 
-/// Keys that are considered as maintainers of one repository; those nearest to its owner come first. Without it, keys
-/// that list each other cost the square of their number at each decision about their identifier.
+/// Keys with an announcement that are considered as maintainers of one repository; those nearest to its owner come
+/// first. Without it, keys that list each other cost the square of their number at each decision.
 pub const MAX_MAINTAINERS: usize = 128;
+
+/// Keys whose announcements are looked up for one repository.
+pub const MAX_LOOKED_UP: usize = 1_024;
 
 /// The maintainer lists of all announcements with one identifier, by author: each author's winning version.
 pub type MaintainerLists = BTreeMap<PublicKey, MaintainerList>;
@@ -72,139 +75,168 @@ impl MaintainerModel {
         selected: &PublicKey,
         maintainer_lists: &MaintainerLists,
     ) -> BTreeSet<PublicKey> {
-        MaintainerSets::new(self, maintainer_lists).of(selected)
+        let reach = self.reach(selected, |key| match maintainer_lists.get(key) {
+            Some(list) => Lookup::Read(list),
+            None => Lookup::Absent,
+        });
+        reach.maintainers
     }
 }
 
-/// Computes the maintainer set of every owner of an identifier; each list is read once.
-#[derive(Debug)]
-pub struct MaintainerSets<'a> {
-    model: MaintainerModel,
-    maintainer_lists: &'a MaintainerLists,
-    listings: Listings,
+/// What is known of the announcement of a key.
+#[derive(Clone, Copy, Debug)]
+pub enum Lookup<'a> {
+    /// It was not looked up yet.
+    Unread,
+    /// There is none.
+    Absent,
+    /// Its maintainer list.
+    Read(&'a MaintainerList),
 }
 
-impl<'a> MaintainerSets<'a> {
-    /// Reads the lists of one identifier.
-    pub fn new(model: MaintainerModel, maintainer_lists: &'a MaintainerLists) -> Self {
-        Self { model, maintainer_lists, listings: Listings::of(maintainer_lists) }
-    }
+/// The keys whose announcements decide who maintains a repository: from its owner outward.
+///
+/// It depends only on announcements of these keys. What others announce under the same identifier changes nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// The maintainers. Final once nothing is unread.
+    pub maintainers: BTreeSet<PublicKey>,
+    /// Keys whose announcements must be looked up before the maintainers are known.
+    pub unread: BTreeSet<PublicKey>,
+    /// The owner of the repository whose maintainers these are, if that is another one: the lead of the announcement.
+    pub lead: Option<PublicKey>,
+}
 
-    /// Returns the maintainers of the repository that `selected` announced.
-    pub fn of(&self, selected: &PublicKey) -> BTreeSet<PublicKey> {
-        match self.model {
-            MaintainerModel::Plain => plain(selected, self.maintainer_lists),
-            MaintainerModel::Reciprocal => {
-                let root = root(selected, self.maintainer_lists);
-                root.map(|root| self.listings.reciprocal(&root)).unwrap_or_default()
+impl MaintainerModel {
+    /// Returns the reach of the repository that `owner` announced, as far as announcements were looked up.
+    pub fn reach<'a>(self, owner: &PublicKey, look_up: impl Fn(&PublicKey) -> Lookup<'a>) -> Reach {
+        match self {
+            Self::Plain => plain(owner, look_up),
+            Self::Reciprocal => reciprocal(owner, look_up),
+        }
+    }
+}
+
+/// Follows listings, up to [`MAX_MAINTAINERS`] keys. An author that left by its own announcement is not included and
+/// its list is not followed.
+fn plain<'a>(owner: &PublicKey, look_up: impl Fn(&PublicKey) -> Lookup<'a>) -> Reach {
+    let mut reach = Reach::default();
+    let mut seen = BTreeSet::from([*owner]);
+    let mut open = VecDeque::from([*owner]);
+    while let Some(key) = open.pop_front() {
+        let list = match look_up(&key) {
+            Lookup::Unread => {
+                reach.unread.insert(key);
+                continue;
+            }
+            Lookup::Absent if key == *owner => return reach,
+            Lookup::Absent => {
+                reach.maintainers.insert(key);
+                continue;
+            }
+            Lookup::Read(list) => list,
+        };
+        if !list.author_left {
+            reach.maintainers.insert(key);
+        } else if key != *owner {
+            continue;
+        }
+        // The owner's list counts even after the owner left: it names the successors.
+        for listed in &list.listed {
+            if seen.len() < MAX_MAINTAINERS && seen.insert(*listed) {
+                open.push_back(*listed);
             }
         }
     }
+    reach
 }
 
-/// Returns the keys that are reachable by listing, up to [`MAX_MAINTAINERS`]. An author that left by
-/// its own announcement is not included and its list is not followed.
-fn plain(selected: &PublicKey, maintainer_lists: &MaintainerLists) -> BTreeSet<PublicKey> {
-    let mut confirmed = BTreeSet::new();
-    let mut seen = BTreeSet::from([*selected]);
-    let mut open = VecDeque::from([*selected]);
-    if !maintainer_lists.contains_key(selected) {
-        return BTreeSet::new();
-    }
-    while let Some(key) = open.pop_front() {
-        let list = maintainer_lists.get(&key);
-        let active = list.is_none_or(|list| !list.author_left);
-        if active {
-            confirmed.insert(key);
+/// Returns the lead and, repeatedly, each key that a maintainer lists and that lists a maintainer back.
+///
+/// Counts [`MAX_MAINTAINERS`] keys with an announcement and looks up [`MAX_LOOKED_UP`] at most. Each list is read once
+/// when its author is listed and once when it is confirmed: a long chain of keys does not cost the square of its length.
+fn reciprocal<'a>(owner: &PublicKey, look_up: impl Fn(&PublicKey) -> Lookup<'a>) -> Reach {
+    let mut reach = Reach::default();
+    let root = match root(owner, &look_up) {
+        Root::Found(root) => root,
+        Root::Unread(key) => {
+            reach.unread.insert(key);
+            return reach;
         }
-        // The selected author's list counts even after that author left: it names the successors.
-        if active || key == *selected {
-            let listed = list.into_iter().flat_map(|list| &list.listed).copied();
-            let room = MAX_MAINTAINERS.saturating_sub(seen.len());
-            open.extend(listed.filter(|key| seen.insert(*key)).take(room));
-        }
-    }
-    confirmed
-}
-
-/// Lists among authors of announcements, by position; other keys cannot list back.
-#[derive(Debug)]
-struct Listings {
-    authors: Vec<PublicKey>,
-    listed: Vec<Vec<usize>>,
-    is_active: Vec<bool>,
-}
-
-impl Listings {
-    fn of(maintainer_lists: &MaintainerLists) -> Self {
-        let authors: Vec<PublicKey> = maintainer_lists.keys().copied().collect();
-        let places = |list: &MaintainerList| {
-            list.listed.iter().filter_map(|key| authors.binary_search(key).ok()).collect()
-        };
-        Self {
-            listed: maintainer_lists.values().map(places).collect(),
-            is_active: maintainer_lists.values().map(|list| !list.author_left).collect(),
-            authors,
-        }
-    }
-
-    /// Returns the root and, repeatedly, each key that a maintainer lists and that lists a maintainer back.
-    ///
-    /// Considers [`MAX_MAINTAINERS`] keys at most. Each list is read once when its author is listed and once when it is
-    /// confirmed: a long chain of keys does not cost the square of its length.
-    fn reciprocal(&self, root: &PublicKey) -> BTreeSet<PublicKey> {
-        let Ok(root) = self.authors.binary_search(root) else { return BTreeSet::new() };
-        let none = || vec![false; self.authors.len()];
-        let (mut confirmed, mut invited) = (none(), none());
-        // Listed keys that wait, by the key whose confirmation confirms them.
-        let mut accepting: Vec<Vec<usize>> = vec![Vec::new(); self.authors.len()];
-        let (mut members, mut next) = (vec![root], 0);
-        let mut considered = 1;
-        (confirmed[root], invited[root]) = (true, true);
-        while let Some(member) = members.get(next).copied() {
-            next += 1;
-            let mut accepted = std::mem::take(&mut accepting[member]);
-            for &key in &self.listed[member] {
-                let is_new = !invited[key] && self.is_active[key];
-                if !is_new || considered == MAX_MAINTAINERS {
+        Root::None => return reach,
+    };
+    reach.lead = Some(root).filter(|root| root != owner);
+    reach.maintainers.insert(root);
+    let mut seen = BTreeSet::from([root]);
+    let mut counted = 1;
+    // Listed keys that wait, by the key whose confirmation confirms them.
+    let mut accepting: BTreeMap<PublicKey, Vec<PublicKey>> = BTreeMap::new();
+    let mut members = VecDeque::from([root]);
+    while let Some(member) = members.pop_front() {
+        let mut accepted = accepting.remove(&member).unwrap_or_default();
+        let Lookup::Read(list) = look_up(&member) else { continue };
+        for key in &list.listed {
+            if counted == MAX_MAINTAINERS || seen.len() == MAX_LOOKED_UP || !seen.insert(*key) {
+                continue;
+            }
+            let back = match look_up(key) {
+                Lookup::Unread => {
+                    reach.unread.insert(*key);
                     continue;
                 }
-                (invited[key], considered) = (true, considered + 1);
-                let back = &self.listed[key];
-                if back.iter().any(|other| confirmed[*other]) {
-                    accepted.push(key);
-                } else {
-                    back.iter().for_each(|other| accepting[*other].push(key));
-                }
+                Lookup::Absent => continue,
+                Lookup::Read(back) => back,
+            };
+            if back.author_left {
+                continue;
             }
-            for key in accepted {
-                if !std::mem::replace(&mut confirmed[key], true) {
-                    members.push(key);
-                }
+            counted += 1;
+            if !back.listed.is_disjoint(&reach.maintainers) {
+                accepted.push(*key);
+                continue;
+            }
+            for other in &back.listed {
+                accepting.entry(*other).or_default().push(*key);
             }
         }
-        members.into_iter().map(|member| self.authors[member]).collect()
+        for key in accepted {
+            if reach.maintainers.insert(key) {
+                members.push_back(key);
+            }
+        }
     }
+    reach
 }
 
-/// Returns the lead whose announcement counts, following `M` from the selected author.
-///
-/// `None` if an announcement is missing, names two leads, the path is a cycle, or it ends at an author that does not
-/// name itself as lead.
-fn root(selected: &PublicKey, maintainer_lists: &MaintainerLists) -> Option<PublicKey> {
-    let mut at = *selected;
+/// The lead whose announcement counts.
+enum Root {
+    Found(PublicKey),
+    /// The announcement of this key must be looked up first.
+    Unread(PublicKey),
+    /// An announcement is missing, names two leads, the path is a cycle or too long, or it ends at an author that does
+    /// not name itself as lead.
+    None,
+}
+
+/// Follows `M` from the owner.
+fn root<'a>(owner: &PublicKey, look_up: &impl Fn(&PublicKey) -> Lookup<'a>) -> Root {
+    let mut at = *owner;
     let mut seen = BTreeSet::new();
-    while seen.insert(at) {
-        let list = maintainer_lists.get(&at)?;
+    while seen.len() < MAX_MAINTAINERS && seen.insert(at) {
+        let list = match look_up(&at) {
+            Lookup::Unread => return Root::Unread(at),
+            Lookup::Absent => return Root::None,
+            Lookup::Read(list) => list,
+        };
         let mut leads = list.leads.iter();
         match (leads.next(), leads.next()) {
-            (None, _) if at == *selected && !list.author_left => return Some(at),
-            (Some(lead), None) if *lead == at => return Some(at),
+            (None, _) if at == *owner && !list.author_left => return Root::Found(at),
+            (Some(lead), None) if *lead == at => return Root::Found(at),
             (Some(lead), None) => at = *lead,
-            _ => return None,
+            _ => return Root::None,
         }
     }
-    None
+    Root::None
 }
 
 #[cfg(test)]
@@ -352,9 +384,8 @@ mod tests {
             (numbered(n), MaintainerList { listed, ..MaintainerList::default() })
         };
         let maintainer_lists: MaintainerLists = (0..1_000).map(lists).collect();
-        let sets = MaintainerSets::new(Plain, &maintainer_lists);
         for n in 0..1_000 {
-            let set = sets.of(&numbered(n));
+            let set = Plain.maintainers(&numbered(n), &maintainer_lists);
             assert!(set.len() <= MAX_MAINTAINERS, "{}", set.len());
             // Keys that the owner lists are included, independent of the lists of others.
             assert!(set.contains(&numbered(n)) && set.contains(&numbered(n + 1)));
@@ -370,8 +401,7 @@ mod tests {
         };
         let maintainer_lists: MaintainerLists = (0..1_000).map(lists).collect();
         for model in [Plain, Reciprocal] {
-            let sets = MaintainerSets::new(model, &maintainer_lists);
-            let set = sets.of(&numbered(500));
+            let set = model.maintainers(&numbered(500), &maintainer_lists);
             assert_eq!(set.len(), MAX_MAINTAINERS, "{model:?}");
             assert!(set.contains(&numbered(500)));
         }
@@ -387,11 +417,11 @@ mod tests {
         let mut maintainer_lists: MaintainerLists =
             (0..100).map(|n| (numbered(n), around(n))).collect();
         maintainer_lists.insert(numbered(5), MaintainerList::default());
-        let sets = MaintainerSets::new(MaintainerModel::Reciprocal, &maintainer_lists);
         let all_but_one: BTreeSet<_> = (0..100).filter(|n| *n != 5).map(numbered).collect();
         for n in 0..100 {
             let expected = if n == 5 { BTreeSet::from([numbered(5)]) } else { all_but_one.clone() };
-            assert_eq!(sets.of(&numbered(n)), expected, "{n}");
+            let set = Reciprocal.maintainers(&numbered(n), &maintainer_lists);
+            assert_eq!(set, expected, "{n}");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, Oid, RefName, RepoId};
+use grasp_core::{Oid, RefName, RepoId};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
@@ -23,39 +23,36 @@ use crate::purgatory::Record;
 pub struct Generation(pub u64);
 
 /// The refs of a repository as they were committed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub struct View {
     pub refs: Arc<Refs>,
     /// The state event whose branches and tags these are.
     pub state: Option<EventId>,
     pub generation: Generation,
-    /// Stays the same until the view is removed. Views that were created earlier have lower numbers.
-    pub number: u64,
+    /// The maintainers when the refs were last changed. Whoever is no longer one may have left states behind.
+    pub maintainers: BTreeSet<PublicKey>,
 }
 
-/// A pack of a family. Its name is the hash of its content.
+/// A pack of a repository. Its name is the hash of its content.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pack {
     /// The file name without extension, such as `pack-0123…`.
     pub name: String,
     /// Size of the pack, without its index.
     pub bytes: u64,
-    /// No view reads it: it contains what only retired refs need.
-    pub is_attic: bool,
 }
 
-/// A branch or tag that was moved or removed. Its objects are kept for a while, where no view reads them.
+/// The tip of a branch or tag that was moved or removed. Its objects are kept for a while.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the names say it all")]
 pub struct RetiredRef {
-    pub owner: PublicKey,
     pub tip: Oid,
     pub name: RefName,
     pub since: Timestamp,
 }
 
-/// The reason why a family may have objects that no view shows.
+/// The reason why a repository may have objects that no ref shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Garbage {
     /// A branch or tag was moved or deleted. Usually its old history is part of the new one.
@@ -64,12 +61,12 @@ pub enum Garbage {
     Removed,
 }
 
-/// The committed state of a family: all views of one identifier and the packs that they share. Not its retired refs,
-/// which few need and which may be more than all others.
+/// The committed state of a repository. Not its retired refs, which few need and which may be more than all others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
-pub struct FamilyRow {
-    pub views: BTreeMap<PublicKey, View>,
+pub struct RepoRow {
+    /// `None` while nothing is announced: objects may come before.
+    pub view: Option<View>,
     pub packs: BTreeSet<Pack>,
     /// The time at which each pack was last read as a whole, by name.
     pub verified: BTreeMap<String, Timestamp>,
@@ -77,39 +74,38 @@ pub struct FamilyRow {
     pub garbage: Option<Garbage>,
 }
 
-/// Refs of pull requests in one view, up to which a push or a release of another identifier adds more.
-const MAX_ADDED_PROPOSALS_PER_VIEW: usize = 10_000;
+/// Refs of pull requests up to which a push adds more.
+const MAX_ADDED_PROPOSALS: usize = 10_000;
 
-/// The same in all views of a family.
-const MAX_ADDED_PROPOSALS: usize = 100_000;
+impl RepoRow {
+    /// Returns whether refs of this number of further pull requests may be set by a push.
+    pub fn has_room_for_proposals(&self, number: usize) -> bool {
+        let refs = self.view.iter().flat_map(|view| view.refs.refs.keys());
+        let present = refs.filter(|name| name.event().is_some()).count();
+        present + number <= MAX_ADDED_PROPOSALS
+    }
 
-impl FamilyRow {
-    /// Returns whether a view may get refs of this number of further pull requests, by a push or by a release of another
-    /// identifier.
-    pub fn has_room_for_proposals(&self, owner: &PublicKey, number: usize) -> bool {
-        let count =
-            |view: &View| view.refs.refs.keys().filter(|name| name.event().is_some()).count();
-        let in_view = self.views.get(owner).map_or(0, count);
-        let in_family: usize = self.views.values().map(count).sum();
-        in_view + number <= MAX_ADDED_PROPOSALS_PER_VIEW
-            && in_family + number <= MAX_ADDED_PROPOSALS
+    /// Returns the tips of all refs.
+    pub fn tips(&self) -> BTreeSet<Oid> {
+        let refs = self.view.iter().flat_map(|view| view.refs.refs.values());
+        refs.map(|target| target.oid).collect()
     }
 }
 
-/// Changes of one family.
+/// Changes of one repository.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
-pub struct FamilyChange {
+pub struct RepoChange {
     pub endpoint: Endpoint,
-    pub identifier: Identifier,
-    pub views: Vec<ViewChange>,
+    pub repo: RepoId,
+    pub view: Option<ViewChange>,
     pub add_packs: Vec<Pack>,
     pub remove_packs: Vec<Pack>,
     /// A pack that was read as a whole at this time.
     pub verified: Option<(String, Timestamp)>,
-    /// Raises the mark of the family.
+    /// Raises the mark of the repository.
     pub garbage: Option<Garbage>,
-    /// Clears the mark of the family, before it is raised.
+    /// Clears the mark of the repository, before it is raised.
     pub is_collected: bool,
     /// Retired refs to forget.
     pub forget: Forget,
@@ -121,21 +117,21 @@ pub enum Forget {
     /// None of them.
     #[default]
     Nothing,
-    /// Those of an owner.
-    Of(PublicKey),
+    /// All of them.
+    All,
     /// Those that were retired before this time.
     Before(Timestamp),
     /// Those with these tips.
     Tips(BTreeSet<Oid>),
 }
 
-impl FamilyChange {
-    /// Returns a change of a family that changes nothing yet.
-    pub fn new(endpoint: Endpoint, identifier: Identifier) -> Self {
+impl RepoChange {
+    /// Returns a change of a repository that changes nothing yet.
+    pub fn new(endpoint: Endpoint, repo: RepoId) -> Self {
         Self {
             endpoint,
-            identifier,
-            views: Vec::new(),
+            repo,
+            view: None,
             add_packs: Vec::new(),
             remove_packs: Vec::new(),
             verified: None,
@@ -145,31 +141,48 @@ impl FamilyChange {
         }
     }
 
-    /// Adds the change of a view, and the garbage that it may leave.
-    pub fn push(&mut self, (view, garbage): (ViewChange, Option<Garbage>)) {
-        self.views.push(view);
-        self.garbage = self.garbage.max(garbage);
-    }
-
     /// Returns whether it changes nothing.
     pub fn is_empty(&self) -> bool {
-        *self == Self::new(self.endpoint, self.identifier.clone())
+        *self == Self::new(self.endpoint, self.repo.clone())
     }
 }
 
-/// The change of one view.
+/// The change of the refs of a repository.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ViewChange {
-    /// The owner of the view.
-    pub owner: PublicKey,
-    /// The generation that the change is based on; `None` for a view that does not exist.
+    /// The generation that the change is based on; `None` if there is no view.
     pub from: Option<Generation>,
     /// The new refs; `None` removes the view.
     pub to: Option<Arc<Refs>>,
     /// The state event whose branches and tags they are. With it they go, in the transaction that removes it.
     pub state: Option<EventId>,
+    /// The maintainers at the time of the change.
+    pub maintainers: BTreeSet<PublicKey>,
     /// Branches and tags that are retired by it.
     pub retired: Vec<RetiredRef>,
+    /// Pull requests that get a ref by it, and those that lose theirs.
+    pub proposals: ProposalChanges,
+}
+
+/// Pull requests whose refs a change sets and removes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProposalChanges {
+    /// Those that have a ref now and had none.
+    pub added: BTreeSet<EventId>,
+    /// Those that had a ref and have none now.
+    pub removed: BTreeSet<EventId>,
+}
+
+impl ProposalChanges {
+    /// Compares the refs before and after a change.
+    pub fn between(before: &Refs, after: &Refs) -> Self {
+        let of = |refs: &Refs| -> BTreeSet<EventId> {
+            refs.refs.keys().filter_map(RefName::event).collect()
+        };
+        let before = of(before);
+        let after = of(after);
+        Self { added: &after - &before, removed: &before - &after }
+    }
 }
 
 /// The way on which git data comes.
@@ -181,13 +194,13 @@ pub enum Source {
     Hunted,
 }
 
-/// Git data that was added to a family, for the limits of a day.
+/// Git data that was added to a repository, for the limits of a day.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub struct Addition {
     /// The full hour in which it came.
     pub at: Timestamp,
-    pub identifier: Identifier,
+    pub repo: RepoId,
     /// The author of the event that it came for, where a signature says so.
     pub author: Option<PublicKey>,
     /// It came for a maintainer of a served repository.
@@ -206,8 +219,8 @@ pub struct Commit {
     pub require: Vec<EventId>,
     /// Events to remove; they may be stored again.
     pub withdraw: Vec<EventId>,
-    /// Changes of git data, at most one for each family.
-    pub families: Vec<FamilyChange>,
+    /// Changes of git data, at most one for each repository.
+    pub repos: Vec<RepoChange>,
     /// Changes of purgatory.
     pub records: Vec<Record>,
     /// Git data that came. Additions that differ in bytes alone are summed up; those that are more than two days older
@@ -221,10 +234,10 @@ pub struct Commit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Committed {
-    /// Everything is durable. `affected` are other identifiers whose events were removed by it.
+    /// Everything is durable. `affected` are repositories whose events were removed by it.
     Done {
-        /// The identifiers.
-        affected: BTreeSet<Identifier>,
+        /// The repositories.
+        affected: BTreeSet<RepoId>,
     },
     /// Nothing has happened, because of the present state.
     Conflict(Conflict),
@@ -273,36 +286,68 @@ pub trait Database: Send + Sync + 'static {
     /// Returns the view of a repository.
     fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>>;
 
-    /// Returns all that is committed about a family, but for its retired refs.
-    fn family(&self, endpoint: Endpoint, identifier: Identifier) -> DatabaseFuture<'_, FamilyRow>;
+    /// Returns all that is committed about a repository, but for its retired refs.
+    fn row(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, RepoRow>;
 
-    /// Returns the retired refs of a family, in order.
-    fn retired(
-        &self,
-        endpoint: Endpoint,
-        identifier: Identifier,
-    ) -> DatabaseFuture<'_, Vec<RetiredRef>>;
+    /// Returns the retired refs of a repository, in order.
+    fn retired(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Vec<RetiredRef>>;
 
-    /// Returns the packs of all families.
-    fn packs(&self, endpoint: Endpoint)
-    -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>>;
+    /// Returns the packs of all repositories.
+    fn packs(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeMap<RepoId, BTreeSet<Pack>>>;
 
-    /// Returns all views, in no particular order.
+    /// Returns the repositories that have a view, in no particular order.
     fn repositories(&self, endpoint: Endpoint) -> DatabaseFuture<'_, Vec<RepoId>>;
 
-    /// Returns the identifiers of all families that have a view, a pack or a retired ref.
-    fn identifiers(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<Identifier>>;
-
-    /// Returns those of these identifiers that have a family.
-    fn existing(
-        &self,
-        endpoint: Endpoint,
-        identifiers: BTreeSet<Identifier>,
-    ) -> DatabaseFuture<'_, BTreeSet<Identifier>>;
+    /// Returns all repositories that have a view, a pack or a retired ref.
+    fn all(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<RepoId>>;
 
     /// Returns the records from which purgatory is restored.
     fn records(&self) -> DatabaseFuture<'_, Vec<Record>>;
 
     /// Returns the additions since a time, oldest first.
     fn additions(&self, since: Timestamp) -> DatabaseFuture<'_, Vec<Addition>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::git::Target;
+
+    fn target() -> Target {
+        Target { oid: Oid::Sha1([1; 20]), peeled: None }
+    }
+
+    fn with_proposals(ids: impl IntoIterator<Item = u16>) -> Refs {
+        let mut refs = Refs::default();
+        refs.refs.insert("refs/heads/main".parse().unwrap(), target());
+        for id in ids {
+            refs.refs.insert(RefName::nostr(event(id)), target());
+        }
+        refs
+    }
+
+    fn event(n: u16) -> EventId {
+        let mut bytes = [0; 32];
+        bytes[..2].copy_from_slice(&n.to_be_bytes());
+        EventId::from_byte_array(bytes)
+    }
+
+    #[test]
+    fn changes_of_proposals_are_those_that_only_one_side_has() {
+        let changes = ProposalChanges::between(&with_proposals([1, 2]), &with_proposals([2, 3]));
+        assert_eq!(changes.added, [event(3)].into());
+        assert_eq!(changes.removed, [event(1)].into());
+        let same = with_proposals([1]);
+        assert_eq!(ProposalChanges::between(&same, &same), ProposalChanges::default());
+    }
+
+    #[test]
+    fn pushes_add_proposals_up_to_a_limit_of_the_repository() {
+        assert!(RepoRow::default().has_room_for_proposals(MAX_ADDED_PROPOSALS));
+        assert!(!RepoRow::default().has_room_for_proposals(MAX_ADDED_PROPOSALS + 1));
+        let view = View { refs: Arc::new(with_proposals(0..9_999)), ..View::default() };
+        let row = RepoRow { view: Some(view), ..RepoRow::default() };
+        assert!(row.has_room_for_proposals(1), "branches do not count");
+        assert!(!row.has_room_for_proposals(2));
+    }
 }

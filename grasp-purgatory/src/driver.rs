@@ -3,10 +3,10 @@
 //! ```text
 //!  ingest, pushes ──Order──▶ ┌───────────────┐ ──records──▶ database (one write for many turns)
 //!  ends of work   ──Input──▶ │ loop: Purgatory│
-//!                            └───────┬───────┘ ──Output──▶ a queue per identifier: git, database, hub
+//!                            └───────┬───────┘ ──Output──▶ a queue per repository: git, database, hub
 //! ```
 //!
-//! One task owns the core. Its outputs are executed by queues, one per identifier: in order within a queue, concurrently
+//! One task owns the core. Its outputs are executed by queues, one per repository: in order within a queue, concurrently
 //! across queues, so that a slow repository delays no other.
 
 mod damage;
@@ -14,6 +14,7 @@ mod disk;
 mod hunt;
 mod maintenance;
 mod queue;
+mod reach;
 mod refs;
 mod survey;
 mod task;
@@ -23,17 +24,19 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::admission::{Hold, Origin, Policy};
+use grasp_core::admission::{Hold, KnownAnnouncement, MaintainedRepo, Origin, Policy, Presence};
 use grasp_core::deletion::vanishes_from;
-use grasp_core::nip34::Announcement;
+use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, Now, RepoId, kinds};
+use grasp_core::{Now, RepoId, kinds};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
+use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 
 pub use self::damage::{DamagedRepo, lacks_objects};
 pub use self::disk::DiskBudget;
@@ -45,10 +48,16 @@ use crate::database::{ADDITIONS_KEPT, DatabaseError, DatabaseFuture};
 use crate::git::{GitError, RepoStore};
 use crate::hunt::HuntHandle;
 use crate::purgatory::Record;
-use crate::{Config, HoldOutcome, Input, Purgatory};
+use crate::{Config, HoldOutcome, Input, Purgatory, WakeCause};
 
 /// Time that the sender of an event waits to hear whether it is served; then it hears that the event is held.
 const DECISION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time that a push waits for other repositories of its maintainers to follow.
+const PEERS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Repositories of one pull request that are waited for.
+const MAX_NAMED: usize = 16;
 
 /// Orders that are queued before senders have to wait.
 const ORDER_QUEUE: usize = 1_024;
@@ -76,8 +85,18 @@ pub trait LocalRelay: Send + Sync + 'static {
     /// Returns for each filter whether a served event matches it.
     fn exists(&self, filters: Vec<Filter>) -> DatabaseFuture<'_, Vec<bool>>;
 
-    /// Returns the identifiers of all served announcements of repositories that are hosted by this policy.
-    fn hosted(&self, policy: &Policy) -> DatabaseFuture<'_, BTreeSet<Identifier>>;
+    /// Returns the repositories of all served announcements that are hosted by this policy.
+    fn hosted(&self, policy: &Policy) -> DatabaseFuture<'_, BTreeSet<RepoId>>;
+
+    /// Returns the served events at these coordinates, in no particular order.
+    fn heads(&self, coordinates: Vec<Coordinate>) -> DatabaseFuture<'_, Vec<Arc<Event>>>;
+
+    /// Returns the authors of served announcements that list the owner of a repository under its identifier: those
+    /// that were stored first, up to a number.
+    fn listing(&self, repo: RepoId, most: usize) -> DatabaseFuture<'_, Vec<PublicKey>>;
+
+    /// Returns whether the owner of a repository stopped listing this server.
+    fn is_delisted(&self, coordinate: Coordinate) -> DatabaseFuture<'_, bool>;
 
     /// Returns those of these events that would not be stored now: deleted, vanished or expired ones.
     fn refused(&self, events: Vec<Arc<Event>>) -> DatabaseFuture<'_, BTreeSet<EventId>>;
@@ -91,7 +110,7 @@ pub trait LocalRelay: Send + Sync + 'static {
 
 /// A change of the hosted repositories that no stored event shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RepoChange {
+pub enum RepoNews {
     /// The announcement of a repository is held until its git data is here.
     Held(Arc<Event>),
     /// A repository has lost its announcement: it expired, was deleted, or no longer lists this server.
@@ -109,7 +128,7 @@ pub struct PurgatoryParts {
     pub relay: Arc<dyn LocalRelay>,
     /// The settings of admission.
     pub policy: Policy,
-    /// Bytes of git data that the repositories of one name may have together.
+    /// Bytes of git data that one repository may have.
     pub repository_bytes: u64,
     /// The parts of the hunt; without them, git data comes by pushes alone.
     pub hunt: Option<HuntParts>,
@@ -134,7 +153,7 @@ pub struct PurgatoryDriver {
     /// Questions that are answered while orders wait for the disk.
     questions: mpsc::Sender<Question>,
     executor: Executor,
-    news: broadcast::Sender<RepoChange>,
+    news: broadcast::Sender<RepoNews>,
     hunting: Option<HuntHandle>,
     /// Requests to run maintenance now.
     maintenance: mpsc::Sender<oneshot::Sender<()>>,
@@ -168,17 +187,17 @@ enum Order {
         until: Until,
         reply: oneshot::Sender<()>,
     },
-    /// Maintains an identifier, and reports the end of that.
+    /// Maintains a repository, and reports the end of that.
     Maintain {
-        identifier: Identifier,
+        repo: RepoId,
         done: oneshot::Sender<()>,
     },
 }
 
 /// A condition that callers wait for.
 enum Until {
-    /// All changes under an identifier until now have been handled.
-    Settled(Identifier),
+    /// All changes at a repository until now have been handled.
+    Settled(RepoId),
     /// An event was released, removed, or is held for now.
     Decided(EventId),
 }
@@ -244,9 +263,7 @@ impl PurgatoryDriver {
     /// Removes a contributor's repository without refs, unless work on it is in progress.
     pub async fn remove_empty(&self, place: &RepoId) -> Result<(), GitError> {
         match &self.executor.parts.contributors {
-            Some(repos) => {
-                refs::remove_empty(repos, &self.executor.active_work, &place.identifier).await
-            }
+            Some(repos) => refs::remove_empty(repos, &self.executor.active_work, place).await,
             None => Ok(()),
         }
     }
@@ -273,7 +290,7 @@ impl PurgatoryDriver {
 
     /// Keeps the view of a repository until the guard is dropped.
     pub fn begin_work(&self, repo: &RepoId) -> WorkGuard {
-        self.executor.active_work.begin(&repo.identifier, Some(repo.owner))
+        self.executor.active_work.begin(repo)
     }
 
     /// Sends an input to purgatory.
@@ -283,7 +300,7 @@ impl PurgatoryDriver {
 
     /// Subscribes to changes from now on. A subscriber that begins or missed some reads
     /// [`Purgatory::held_announcements`] after that.
-    pub fn news(&self) -> broadcast::Receiver<RepoChange> {
+    pub fn news(&self) -> broadcast::Receiver<RepoNews> {
         self.news.subscribe()
     }
 
@@ -356,13 +373,131 @@ impl PurgatoryDriver {
         }
     }
 
-    /// Reports a change under an identifier, and waits until its outputs were executed. Later changes do not prolong that.
-    pub async fn settle(&self, identifier: &Identifier) -> Result<(), Unavailable> {
-        self.tell(Input::Changed { identifier: identifier.clone() }).await;
-        self.wait(Until::Settled(identifier.clone())).await
+    /// Reports a change at a repository, and waits until its outputs were executed. Later changes do not prolong that.
+    pub async fn settle(&self, repo: &RepoId) -> Result<(), Unavailable> {
+        self.tell(Input::Changed { repo: repo.clone() }).await;
+        self.wait(Until::Settled(repo.clone())).await
     }
 
-    /// Runs maintenance of every identifier now, and waits for its end. It also runs by schedule.
+    /// Reports that a push has brought the objects of a state to a repository, and waits until the state is served: by
+    /// the repository of its author first, then here, then by the other repositories of the maintainers. Those are
+    /// waited for no longer than a few seconds; they follow in any case.
+    pub async fn settle_push(
+        &self,
+        repo: &RepoId,
+        author: Option<PublicKey>,
+    ) -> Result<(), Unavailable> {
+        self.settle(repo).await?;
+        let Some(author) = author else { return Ok(()) };
+        let peers = match self.peers(repo, &author).await {
+            Ok(peers) => peers,
+            Err(error) => {
+                tracing::warn!(%error, %repo, "could not read which repositories follow a push");
+                return Ok(());
+            }
+        };
+        let own = RepoId::new(author, repo.identifier.clone());
+        if peers.contains(&own) {
+            self.settle(&own).await?;
+            self.settle(repo).await?;
+        }
+        self.settle_followers(peers.into_iter().filter(|peer| *peer != own)).await;
+        Ok(())
+    }
+
+    /// Waits until repositories have followed another one, for a few seconds at most.
+    async fn settle_followers(&self, repos: impl IntoIterator<Item = RepoId>) {
+        let mut settling = JoinSet::new();
+        for repo in repos {
+            let driver = self.clone();
+            settling.spawn(async move { driver.settle(&repo).await });
+        }
+        let settled = async { while settling.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(PEERS_TIMEOUT, settled).await;
+        settling.detach_all();
+    }
+
+    /// Waits until the repositories that served pull requests are addressed to show them, for a few seconds at most.
+    pub async fn settle_proposals(&self, ids: BTreeSet<EventId>) {
+        if ids.is_empty() {
+            return;
+        }
+        let served = match self.relay().events(Filter::new().ids(ids)).await {
+            Ok(served) => served,
+            Err(error) => {
+                tracing::warn!(%error, "could not read pull requests that were served");
+                return;
+            }
+        };
+        let mut named = BTreeSet::new();
+        for event in served {
+            if let Ok(proposal) = Proposal::parse(&event) {
+                named.extend(proposal.repos.into_iter().take(MAX_NAMED));
+            }
+        }
+        let mut hosted = Vec::new();
+        for repo in named {
+            if self.repos().has_view(&repo).await.unwrap_or_default() {
+                hosted.push(repo);
+            }
+        }
+        self.settle_followers(hosted).await;
+    }
+
+    /// Returns the hosted repositories of a repository's other maintainers that this author maintains too.
+    async fn peers(&self, repo: &RepoId, author: &PublicKey) -> Result<Vec<RepoId>, GitError> {
+        let mut reader = self.executor.reach_reader(&repo.identifier);
+        let maintainers = reader.reach(&repo.owner).await?.maintainers;
+        let mut peers = Vec::new();
+        for key in maintainers {
+            if key == repo.owner || !reader.is_hosted(&key) {
+                continue;
+            }
+            if reader.reach(&key).await?.maintainers.contains(author) {
+                peers.push(RepoId::new(key, repo.identifier.clone()));
+            }
+        }
+        Ok(peers)
+    }
+
+    /// Returns the announcement of a repository, and its maintainers.
+    pub async fn maintainers(
+        &self,
+        repo: &RepoId,
+    ) -> Result<(Option<KnownAnnouncement>, BTreeSet<PublicKey>), GitError> {
+        let mut reader = self.executor.reach_reader(&repo.identifier);
+        let maintainers = reader.reach(&repo.owner).await?.maintainers;
+        Ok((reader.get(&repo.owner).map(|known| known.known.clone()), maintainers))
+    }
+
+    /// Returns the announcements of a repository that are here, stored and held.
+    pub async fn announcements(&self, repo: &RepoId) -> Result<Vec<KnownAnnouncement>, GitError> {
+        let mut reader = self.executor.reach_reader(&repo.identifier);
+        reader.read([repo.owner]).await?;
+        let Some(known) = reader.get(&repo.owner) else { return Ok(Vec::new()) };
+        let mut announcements = vec![known.known.clone()];
+        if let (Presence::Held, Some(stored)) = (known.known.presence, &known.stored) {
+            if let Ok(announcement) = Announcement::parse(stored) {
+                let announcement = Arc::new(announcement);
+                announcements.push(KnownAnnouncement { announcement, presence: Presence::Stored });
+            }
+        }
+        Ok(announcements)
+    }
+
+    /// Returns the hosted repositories of an identifier that an author maintains.
+    pub async fn maintained_by(&self, repo: &RepoId) -> Result<Vec<MaintainedRepo>, GitError> {
+        self.executor.reach_reader(&repo.identifier).maintained_by(&repo.owner).await
+    }
+
+    /// Returns whether another author's announcement lists the owner of a repository under its identifier.
+    pub async fn is_listed(&self, repo: &RepoId) -> Result<bool, GitError> {
+        let reader = self.executor.reach_reader(&repo.identifier);
+        let listing = reader.listing(&repo.owner).await?;
+        Ok(listing.iter().any(|author| *author != repo.owner))
+    }
+
+    /// Runs maintenance of every repository now, and waits for its end. It also runs by schedule.
     ///
     /// Views and refs are compared with the store, retired data whose time is over is removed, and packs are repacked.
     pub async fn run_maintenance(&self) -> Result<(), Unavailable> {
@@ -407,31 +542,16 @@ impl PurgatoryDriver {
 impl PurgatoryDriver {
     /// Handles that an event was stored.
     pub async fn stored(&self, event: Arc<Event>) {
-        if let Some(input) = self.input_of_stored(event) {
-            self.tell(input).await;
+        let Some(input) = self.input_of_stored(event) else { return };
+        if let Input::Changed { repo } = &input {
+            self.executor.wake(repo, WakeCause::Announcement).await;
         }
+        self.tell(input).await;
     }
 
-    /// Handles that events of repositories with these identifiers were taken out of service.
-    pub async fn affected(&self, names: BTreeSet<Identifier>) {
-        for identifier in self.with_git_data(names).await {
-            self.tell(Input::Changed { identifier }).await;
-        }
-    }
-
-    /// Retains the identifiers with git data. An event may name hundreds that were never announced.
-    async fn with_git_data(&self, names: BTreeSet<Identifier>) -> BTreeSet<Identifier> {
-        let mut found = BTreeSet::new();
-        for store in self.executor.parts.stores() {
-            match store.existing(names.clone()).await {
-                Ok(some) => found.extend(some),
-                Err(error) => {
-                    tracing::warn!(%error, "could not read which repositories exist");
-                    return names;
-                }
-            }
-        }
-        found
+    /// Handles that events of these repositories were taken out of service.
+    pub async fn affected(&self, repos: BTreeSet<RepoId>) {
+        self.executor.wake_affected(repos).await;
     }
 
     /// Waits until an event that was held just now is released or waits for its data, and returns whether it is held. If
@@ -464,8 +584,7 @@ impl PurgatoryDriver {
     /// Returns the input for purgatory that follows from a stored event.
     fn input_of_stored(&self, event: Arc<Event>) -> Option<Input> {
         if event.kind == kinds::ANNOUNCEMENT {
-            let identifier: Identifier = Announcement::parse(&event).ok()?.repo.identifier;
-            return Some(Input::Changed { identifier });
+            return Some(Input::Changed { repo: Announcement::parse(&event).ok()?.repo });
         }
         if event.kind == kinds::DELETION {
             return Some(Input::Deleted { request: event });

@@ -1,24 +1,23 @@
-//! Git on disk: repositories that share their objects, and refs that move all or none.
+//! Git on disk: repositories, each with objects of its own, and refs that move all or none.
 //!
 //! It knows nothing of events: permissions were judged before, by [`grasp_core::push`] and purgatory.
 //!
 //! ```text
-//!                     ┌── family (one per identifier) ────────────────┐
-//!  pack ─▶ Incoming ──┼─promote─▶ objects ◀── read by ── views (refs) ─┼─▶ upload_pack ─▶ client
-//!            │        └──────▲─────────────────────────────▲──────────┘
-//!            └─stage─▶ staging                              plan, apply, move_refs
+//!                     ┌── repository ──────────────────────────┐
+//!  pack ─▶ Incoming ──┼─promote─▶ objects ◀── read by ── refs ─┼─▶ upload_pack ─▶ client
+//!            │        └──────▲──────────────────────▲──────────┘
+//!            └─stage─▶ staging                       plan, apply, move_refs
 //!                             └──promote_staged
 //! ```
 //!
-//! - A **view** is what is served at one address: refs and HEAD. A **family** is all views of one identifier; they
-//!   share one object store. Any object of a family can be asked for by id from any of its views, as protocol v2
-//!   has it, so what must not be read yet lies elsewhere.
+//! - Any object of a repository can be asked for by its id, as protocol v2 has it, so what must not be read yet lies
+//!   elsewhere. Repositories share no objects: what another one needs is copied.
 //! - **Incoming** objects are kept apart until they are complete. Receiving holds no lock: a slow sender delays no one.
-//! - Refs of a view move **all or none**, for readers and across crashes, and only to tips whose whole history is here.
+//! - Refs move **all or none**, for readers and across crashes, and only to tips whose whole history is here.
 //! - Git's own programs do what touches packs, in a sandbox ([`GitCommand`]); libgit2 reads refs and looks for objects.
 //!
-//! A push is `incoming` → `unpack` → `check`, all without a lock; then `lock`, judge on [`FamilyGuard::refs`] and
-//! [`FamilyGuard::take_push`]; refs move with the events that sign them. `git receive-pack` is asked for its
+//! A push is `incoming` → `unpack` → `check`, all without a lock; then `lock`, judge on [`RepoGuard::refs`] and
+//! [`RepoGuard::take_push`]; refs move with the events that sign them. `git receive-pack` is asked for its
 //! advertisement only: it cannot turn a branch `a` into `a/b` in one transaction, would hold the lock for as long as the
 //! client sends, and could not keep apart what one pack brings for a signed branch and for an unsigned pull request.
 //!
@@ -42,7 +41,7 @@
 //!
 //!     let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
 //!     let repo: RepoId = format!("30617:{owner}:my repo 🦀").parse()?;
-//!     store.lock(&repo.identifier).await?.create_view(&repo.owner).await?;
+//!     store.lock(&repo).await?.create_view().await?;
 //!     assert!(store.refs(&repo).await?.is_empty());
 //!
 //!     let service = (Service::UploadPack, Protocol::V0);
@@ -85,8 +84,8 @@ pub use process::{Finished, GitProcess};
 pub use refs::{RETIRED_REFS_RETENTION, RefTarget, Refs, Target};
 
 pub use store::{
-    Examination, FamilyGuard, Incoming, Inspection, LostPacks, NamedFiles, PackFault, RepoFiles,
-    RepoStore, StagingLimits, Unpacking, WantedRefs,
+    CopySource, Examination, Incoming, Inspection, Keep, LostPacks, NamedFiles, PackFault,
+    RepoFiles, RepoGuard, RepoStore, StagingLimits, Unpacking, WantedRefs,
 };
 
 /// Runs blocking disk work on a thread for it.

@@ -8,7 +8,7 @@
 //!                   next_deadline() ─────────────────▶ timer
 //! ```
 //!
-//! One attempt for an identifier asks servers one after the other, those that the repository's maintainers name first.
+//! One attempt for an repo asks servers one after the other, those that the repository's maintainers name first.
 //! A visit asks for the wanted objects by their ids, and for the server's advertisement only if it refuses them; its
 //! requests come one after the other, before those of visits that wait. An attempt visits the servers that may be asked
 //! right now, queues visits to the others, and is over once each of them was asked: waiting is not failing. A
@@ -17,7 +17,7 @@
 //!
 //! How much a server is asked for depends on what it is: its NIP-11 document shows whether it is a GRASP server.
 //!
-//! Invariants: one attempt per identifier; no server over its limits or asked during its pause; no address tried
+//! Invariants: one attempt per repo; no server over its limits or asked during its pause; no address tried
 //! twice in one attempt; no object requested that is here.
 
 mod attempt;
@@ -32,7 +32,7 @@ mod visit;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use grasp_core::{Host, Identifier, Mono, Now};
+use grasp_core::{Host, Mono, Now, RepoId};
 
 #[cfg(feature = "driver")]
 pub use self::driver::{HuntFigures, HuntHandle, SyncContext, hunt};
@@ -59,9 +59,9 @@ const MAX_ADDRESSES: usize = 4_096;
 ///
 /// let now = Now::new(Mono::ZERO, Timestamp::from_secs(1_800_000_000));
 /// let mut hunter = Hunter::new(HuntConfig::default(), now);
-/// let identifier: grasp_core::Identifier = "grasp".parse().unwrap();
+/// let repo: grasp_core::RepoId = "grasp".parse().unwrap();
 ///
-/// let _ = hunter.handle(now, Input::Wanted { identifier: identifier.clone(), after: None });
+/// let _ = hunter.handle(now, Input::Wanted { repo: repo.clone(), after: None });
 /// assert_eq!(hunter.next_deadline(), Some(Mono::from_millis(20)));
 ///
 /// let outputs = hunter.handle(now.after(Duration::from_millis(20)), Input::Tick);
@@ -74,8 +74,8 @@ pub struct Hunter {
     pull: HourlyPull,
     hosts: Hosts,
     memory: AddressMemory,
-    /// Wanted objects and visits by identifier.
-    hunts: BTreeMap<Identifier, Hunt>,
+    /// Wanted objects and visits by repo.
+    hunts: BTreeMap<RepoId, Hunt>,
     /// Visits with a permit that wait because all slots are in use.
     ready: ReadyVisits,
     /// Requests under way, at most [`HuntConfig::at_once`].
@@ -87,7 +87,7 @@ pub struct Hunter {
     outputs: Vec<Output>,
 }
 
-/// The next attempt of an identifier.
+/// The next attempt of an repo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HuntSchedule {
     /// Unsuccessful attempts since the last reset.
@@ -122,18 +122,18 @@ impl Hunter {
     pub fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
         self.now = now;
         match input {
-            Input::Wanted { identifier, after } => {
+            Input::Wanted { repo, after } => {
                 if self.schedule.is_empty() {
                     self.done = 0;
                 }
-                self.schedule.enqueue(now.mono, &identifier, after);
+                self.schedule.enqueue(now.mono, &repo, after);
             }
-            Input::WantsRead { identifier, wants } => self.on_wants_read(&identifier, wants),
+            Input::WantsRead { repo, wants } => self.on_wants_read(&repo, wants),
             Input::Answered { request_id } => self.on_answered(request_id),
             Input::Classified { host, class } => self.on_classified(host, class),
             Input::Listed { request_id, advertised } => self.on_listed(request_id, advertised),
             Input::Ended { request_id, got, error } => self.on_ended(request_id, &got, error),
-            Input::IdentifiersListed { identifiers } => self.pull.listed(now, identifiers),
+            Input::ReposListed { repos } => self.pull.listed(now, repos),
             Input::Tick => {}
         }
         self.advance();
@@ -163,12 +163,12 @@ impl Hunter {
         self.done
     }
 
-    /// Returns the next attempt of each identifier, counted from now.
-    pub fn schedule_at(&self, now: Mono) -> impl Iterator<Item = (&Identifier, HuntSchedule)> {
+    /// Returns the next attempt of each repo, counted from now.
+    pub fn schedule_at(&self, now: Mono) -> impl Iterator<Item = (&RepoId, HuntSchedule)> {
         let positions = self.hosts.positions();
-        self.schedule.iter().map(move |(identifier, attempts, next)| {
-            let position = positions.get(identifier).copied();
-            (identifier, HuntSchedule { attempts, next_in: next.map(|at| at - now), position })
+        self.schedule.iter().map(move |(repo, attempts, next)| {
+            let position = positions.get(repo).copied();
+            (repo, HuntSchedule { attempts, next_in: next.map(|at| at - now), position })
         })
     }
 
@@ -181,16 +181,16 @@ impl Hunter {
     fn advance(&mut self) {
         let now = self.now.mono;
         if self.pull.must_list(now) {
-            self.outputs.push(Output::ListIdentifiers);
+            self.outputs.push(Output::ListRepos);
         }
-        for identifier in self.pull.due(now) {
-            self.schedule.pull(now, &identifier);
+        for repo in self.pull.due(now) {
+            self.schedule.pull(now, &repo);
         }
         for start in self.schedule.start(now) {
-            let (identifier, attempt) = (start.identifier.clone(), start.attempt);
-            self.report(HuntReport::Started { identifier, attempt });
-            let Start { identifier, scope, .. } = start;
-            self.outputs.push(Output::ReadWants { identifier, scope });
+            let (repo, attempt) = (start.repo.clone(), start.attempt);
+            self.report(HuntReport::Started { repo, attempt });
+            let Start { repo, scope, .. } = start;
+            self.outputs.push(Output::ReadWants { repo, scope });
         }
         let permits = self.hosts.due(now);
         self.grant(permits);
@@ -216,7 +216,7 @@ impl Hunter {
         let awaited_only_in_attempts = self
             .hunts
             .iter()
-            .all(|(identifier, hunt)| !hunt.awaits_visit() || self.schedule.is_running(identifier));
+            .all(|(repo, hunt)| !hunt.awaits_visit() || self.schedule.is_running(repo));
         let needed = self.hunts.values().all(|hunt| !hunt.needs.is_empty());
         all_run
             && awaited_only_in_attempts

@@ -24,9 +24,9 @@ pub mod purgatory;
 pub mod resources;
 
 pub use purgatory::{
-    Bound, CleanupTask, Config, Counts, HeldProposal, HoldOutcome, Input, MAX_OLDEST, Output,
-    Outputs, PassNumber, Phase, ProposalRef, Purgatory, PushTarget, Record, Stage, Survey,
-    ViewTarget, Want, select_addresses,
+    Bound, CleanupTask, Config, Counts, HeldFor, HoldOutcome, Input, Output, Outputs, PassNumber,
+    Phase, ProposalRef, Purgatory, PushTarget, Record, RefsTarget, Stage, StateTarget, Survey,
+    SurveyedView, WakeCause, Want, select_addresses,
 };
 
 #[cfg(doctest)]

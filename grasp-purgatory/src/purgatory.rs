@@ -8,8 +8,8 @@
 //!   Started, retry ────────┘              (still released if the data appears)
 //! ```
 //!
-//! Every change under an identifier leads to a survey, and every survey to the same judgement: the wanted state of
-//! store and git, compared with the present one. One release per identifier runs at a time.
+//! Every change at a repository leads to a survey, and every survey to the same judgement: the wanted state of store and
+//! git, compared with the present one. One release per repository runs at a time.
 
 mod held;
 mod io;
@@ -19,6 +19,7 @@ mod release;
 mod shares;
 mod staging;
 mod tasks;
+mod wanted;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,10 +36,10 @@ use nostr::types::Timestamp;
 
 pub use self::held::Phase;
 pub use self::io::{
-    Bound, Config, HoldOutcome, Input, MAX_OLDEST, Output, Outputs, ProposalRef, Record, Stage,
-    Survey, ViewTarget,
+    Bound, Config, HoldOutcome, Input, Output, Outputs, ProposalRef, Record, RefsTarget, Stage,
+    StateTarget, Survey, SurveyedView, WakeCause,
 };
-pub use self::query::{Counts, HeldProposal, Want, select_addresses};
+pub use self::query::{Counts, HeldFor, Want, select_addresses};
 pub use self::release::PassNumber;
 pub use self::staging::PushTarget;
 pub use self::tasks::CleanupTask;
@@ -47,8 +48,9 @@ use self::held::{Content, HeldEvent, HeldEvents};
 use self::release::Releases;
 use self::staging::{StagedUploads, Staging};
 use self::tasks::CleanupTasks;
+use self::wanted::WantedEvents;
 
-/// Least time between two sweeps for expired events: those of busy identifiers stay overdue for a while.
+/// Least time between two sweeps for expired events: those of busy repositories stay overdue for a while.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Least time between two renewals of an event: each is a write.
@@ -91,6 +93,7 @@ pub struct Purgatory {
     staging: Staging,
     tasks: CleanupTasks,
     releases: Releases,
+    wanted: WantedEvents,
     last_sweep: Mono,
     /// The last reading of the clocks, which maps calendar deadlines to the monotonic clock.
     now: Now,
@@ -116,8 +119,17 @@ impl Purgatory {
         }
         held.account_all();
         staging.account_all();
-        let (releases, last_sweep) = (Releases::default(), now.mono);
-        Self { config, policy, held, staging, tasks, releases, last_sweep, now }
+        Self {
+            config,
+            policy,
+            held,
+            staging,
+            tasks,
+            releases: Releases::default(),
+            wanted: WantedEvents::default(),
+            last_sweep: now.mono,
+            now,
+        }
     }
 
     /// Handles one input and returns the outputs to perform.
@@ -129,26 +141,26 @@ impl Purgatory {
         match input {
             Input::Started => self.start(out),
             Input::Held { event, hold, origin } => self.hold(out, event, &hold, &origin),
-            Input::Changed { identifier } => self.releases.request(out, &identifier),
-            Input::Surveyed { identifier, survey } => self.surveyed(out, &identifier, &survey),
-            Input::SurveyFailed { identifier } => {
-                self.releases.stage_failed(&identifier, Stage::Survey, retry_at);
+            Input::Changed { repo } => self.releases.request(out, &repo),
+            Input::Surveyed { repo, survey } => self.surveyed(out, &repo, &survey),
+            Input::SurveyFailed { repo } => {
+                self.releases.stage_failed(&repo, Stage::Survey, retry_at);
             }
-            Input::Released { identifier, refused } => self.released(out, &identifier, &refused),
-            Input::ReleaseFailed { identifier } => {
-                self.releases.stage_failed(&identifier, Stage::Release, retry_at);
+            Input::Released { repo, refused } => self.released(out, &repo, &refused),
+            Input::ReleaseFailed { repo } => {
+                self.releases.stage_failed(&repo, Stage::Release, retry_at);
             }
             Input::PushAuthorised { repo, events } => self.push_authorised(out, &repo, &events),
             Input::PushStaged { id, tip, target, bytes, network } => {
                 self.push_staged(out, id, tip, (target, bytes), network);
             }
-            Input::FetchStarted { identifier } => self.releases.fetch_started(&identifier),
-            Input::FetchEnded { identifier } => self.releases.fetch_ended(out, &identifier),
-            Input::HuntWaiting { identifier } => self.hunt_waiting(out, &identifier),
-            Input::HuntAnswered { identifier } => self.hunt_answered(&identifier),
-            Input::HuntEnded { identifier } => self.hunt_ended(out, &identifier),
-            Input::Damaged { identifier } => {
-                out.push(Output::Hunt { identifier, after: Some(Duration::ZERO) });
+            Input::FetchStarted { repo } => self.releases.fetch_started(&repo),
+            Input::FetchEnded { repo } => self.releases.fetch_ended(out, &repo),
+            Input::HuntWaiting { repo } => self.hunt_waiting(out, &repo),
+            Input::HuntAnswered { repo } => self.hunt_answered(&repo),
+            Input::HuntEnded { repo } => self.hunt_ended(out, &repo),
+            Input::Damaged { repo } => {
+                out.push(Output::Hunt { repo, after: Some(Duration::ZERO) });
             }
             Input::Deleted { request } => self.deleted(out, &request),
             Input::Vanished { author, until } => self.vanished(out, author, until),
@@ -172,10 +184,10 @@ impl Purgatory {
     /// a crash are released, however long ago that was.
     fn start(&mut self, out: &mut Outputs) {
         self.tasks.run_all(out);
-        let identifiers: Vec<_> = self.held.identifiers().cloned().collect();
-        for identifier in identifiers {
-            self.releases.request(out, &identifier);
-            self.hunt(out, &identifier, None);
+        let repos: Vec<_> = self.held.repos().cloned().collect();
+        for repo in repos {
+            self.releases.request(out, &repo);
+            out.push(Output::Wake { repo, cause: WakeCause::Announcement });
         }
     }
 
@@ -189,11 +201,11 @@ impl Purgatory {
         self.now.unix + self.config.hold_for
     }
 
-    /// Returns the identifiers under which git may have data of a pull request.
-    fn identifiers_of(&self, id: &EventId) -> BTreeSet<Identifier> {
-        let held = self.held.get(id).map(HeldEvent::identifiers).unwrap_or_default();
-        let uploads = self.staging.of(id).into_iter().flat_map(StagedUploads::identifiers);
-        held.into_iter().chain(uploads).cloned().collect()
+    /// Returns the repositories at which git may have data of an event.
+    fn repos_of(&self, id: &EventId) -> BTreeSet<RepoId> {
+        let mut repos = self.held.get(id).map(HeldEvent::repos).unwrap_or_default();
+        repos.extend(self.staging.of(id).into_iter().flat_map(StagedUploads::repos).cloned());
+        repos
     }
 }
 
@@ -247,10 +259,24 @@ impl Purgatory {
             Content::Proposal(proposal) => self.keep_only(out, new.id(), proposal.tip),
         }
         // Data of events from other relays is at other servers too; a user is about to push.
-        let after = (!origin.is_sync()).then_some(self.config.user_delay);
-        for identifier in new.identifiers() {
-            self.releases.request(out, identifier);
-            self.hunt(out, identifier, after);
+        let delay = (!origin.is_sync()).then_some(self.config.user_delay);
+        self.held.set_hunt_delay(new.id(), delay);
+        let mut concerned = new.repos();
+        if let Hold::State(repos) = hold {
+            concerned.extend(repos.iter().cloned());
+        }
+        for repo in &concerned {
+            self.releases.request(out, repo);
+        }
+        self.held.set_concerned(new.id(), concerned);
+        let cause = match new.content {
+            Content::Announcement(_) => WakeCause::Announcement,
+            Content::State(_) | Content::Proposal(_) => WakeCause::Content,
+        };
+        if new.state().is_none() {
+            for repo in new.repos() {
+                out.push(Output::Wake { repo, cause });
+            }
         }
         HoldOutcome::Held
     }
@@ -286,8 +312,8 @@ impl Purgatory {
         let waiting = self.held.get(&id).filter(|held| held.is_waiting());
         let until = waiting.map_or(self.hold_until(), |held| held.until.max(self.hold_until()));
         let is_renewed = waiting.is_some_and(|held| held.until + RENEWAL_INTERVAL >= until);
-        for identifier in waiting.into_iter().flat_map(HeldEvent::identifiers) {
-            self.releases.take_first_answer(identifier);
+        for repo in waiting.map(|_| self.wanted.hunters(&id)).unwrap_or_default() {
+            self.releases.take_first_answer(&repo);
         }
         if !is_renewed {
             self.held.set_phase(out, id, Phase::Waiting, until);
@@ -300,16 +326,28 @@ impl Purgatory {
         let staged = proposal.zip(self.staging.of(&id));
         let fits =
             staged.is_some_and(|(p, staged)| staged.targets_of(&self.policy, p).next().is_some());
-        let names = self.identifiers_of(&id);
+        let repos = self.repos_of(&id);
         self.staging.remove(out, id, fits.then_some(tip));
-        self.tasks.clear_proposal(out, id, BTreeSet::from([tip]), names);
+        self.tasks.clear_proposal(out, id, BTreeSet::from([tip]), repos);
     }
 
-    /// Starts a hunt for an identifier if an event there waits for objects.
-    fn hunt(&self, out: &mut Outputs, identifier: &Identifier, after: Option<Duration>) {
-        let waits = |held: &HeldEvent| held.is_waiting() && held.announcement().is_none();
-        if self.held.of(identifier).any(waits) {
-            out.push(Output::Hunt { identifier: identifier.clone(), after });
+    /// Notes what a repository hunts for, and starts the hunt if that is more than before.
+    fn want(&mut self, out: &mut Outputs, repo: &RepoId, wanted: judge::Wanted) {
+        let mut delays = Vec::new();
+        for id in &wanted.held {
+            let Some(held) = self.held.get(id).filter(|held| held.is_waiting()) else { continue };
+            if !self.wanted.is_hunted(repo, id) {
+                delays.push(held.hunt_delay);
+            }
+        }
+        let is_behind = wanted.served.is_some() && self.wanted.served(repo).is_none();
+        self.wanted.set(repo, wanted);
+        if is_behind {
+            delays.push(None);
+        }
+        // The shortest; none is shorter than any.
+        if let Some(after) = delays.into_iter().min() {
+            out.push(Output::Hunt { repo: repo.clone(), after });
         }
     }
 
@@ -337,10 +375,10 @@ impl Purgatory {
             self.staging.reserve(&self.config, upload, bytes, network, is_spared);
         evicted.into_iter().for_each(|id| self.drop_uploads(out, id));
         if !has_room {
-            // Uploads under other identifiers have directories of their own.
-            let keep = self.staging.tips_under(&id, target.identifier());
-            let names = BTreeSet::from([target.identifier().clone()]);
-            return self.tasks.clear_proposal(out, id, keep, names);
+            // Uploads to other repositories have directories of their own.
+            let keep = self.staging.tips_at(&id, target.repo());
+            let repos = BTreeSet::from([target.repo().clone()]);
+            return self.tasks.clear_proposal(out, id, keep, repos);
         }
         self.tasks.drop_conflicting(out, &CleanupTask::key_of_proposal(&id));
         let until = self.now.unix + self.config.stage_for;
@@ -348,15 +386,17 @@ impl Purgatory {
         // The event may have been received while the push was under way.
         let Some(held) = self.held.get(&id) else { return };
         let Some(wanted) = held.proposal().map(|proposal| proposal.tip) else { return };
-        let identifiers: Vec<_> = held.identifiers().into_iter().cloned().collect();
+        let repos = held.repos();
         self.keep_only(out, id, wanted);
-        identifiers.iter().for_each(|identifier| self.releases.request(out, identifier));
+        for repo in repos {
+            self.releases.request(out, &repo);
+        }
     }
 
     fn drop_uploads(&mut self, out: &mut Outputs, id: EventId) {
-        let names = self.identifiers_of(&id);
+        let repos = self.repos_of(&id);
         self.staging.remove(out, id, None);
-        self.tasks.clear_proposal(out, id, BTreeSet::new(), names);
+        self.tasks.clear_proposal(out, id, BTreeSet::new(), repos);
     }
 }
 
@@ -386,7 +426,8 @@ impl Purgatory {
     fn delisted(&mut self, out: &mut Outputs, repo: &RepoId, by: Version) {
         let older = self.held.announcement(repo).filter(|held| held.version() < by);
         self.withdraw(out, older.map(HeldEvent::id));
-        self.releases.request(out, &repo.identifier);
+        self.releases.request(out, repo);
+        out.push(Output::Wake { repo: repo.clone(), cause: WakeCause::Announcement });
     }
 
     /// Returns the held events of a coordinate.
@@ -395,16 +436,17 @@ impl Purgatory {
         let is_held = kind == kinds::ANNOUNCEMENT || kind == kinds::STATE;
         let identifier = Identifier::new(&coordinate.identifier).ok().filter(|_| is_held);
         let Some(identifier) = identifier else { return Vec::new() };
-        let held = self.held.of(&identifier);
-        held.filter(|held| held.event.kind == kind && held.author() == author).collect()
+        let repo = RepoId::new(author, identifier);
+        self.held.of(&repo).filter(|held| held.event.kind == kind).collect()
     }
 
     fn withdraw(&mut self, out: &mut Outputs, ids: impl IntoIterator<Item = EventId>) {
         for id in ids {
-            let identifiers = self.held.get(&id).map(HeldEvent::identifiers).unwrap_or_default();
-            let identifiers: Vec<_> = identifiers.into_iter().cloned().collect();
+            let repos = self.held.get(&id).map(HeldEvent::repos).unwrap_or_default();
             self.drop_with_view(out, id, true);
-            identifiers.iter().for_each(|identifier| self.releases.request(out, identifier));
+            for repo in repos {
+                self.releases.request(out, &repo);
+            }
         }
     }
 }
@@ -441,18 +483,24 @@ impl Purgatory {
 
     /// Returns the events whose phase has ended and that no fetch or release under way may concern.
     fn overdue(&self, phase: Phase) -> Vec<EventId> {
-        let is_busy = |held: &HeldEvent| {
-            held.identifiers().into_iter().any(|identifier| self.releases.is_busy(identifier))
-        };
-        let ends = self.held.deadlines(phase).take_while(|(end, _)| *end <= self.now.unix);
-        ends.filter(|(_, held)| !is_busy(held)).map(|(_, held)| held.id()).collect()
+        let mut overdue = Vec::new();
+        for (end, held) in self.held.deadlines(phase) {
+            if end > self.now.unix {
+                break;
+            }
+            let hunters = self.wanted.hunters(&held.id());
+            let mut repos = held.concerned.iter().chain(&hunters);
+            if !repos.any(|repo| self.releases.is_busy(repo)) {
+                overdue.push(held.id());
+            }
+        }
+        overdue
     }
 
     /// Extends the time of events while servers that may have their data have not been asked yet.
-    fn hunt_waiting(&mut self, out: &mut Outputs, identifier: &Identifier) {
+    fn hunt_waiting(&mut self, out: &mut Outputs, repo: &RepoId) {
         let longest = self.config.hold_at_most.max(self.config.hold_for);
-        let waiting = self.held.of(identifier).filter(|held| held.is_waiting());
-        let extended = waiting.filter(|held| held.until < held.since + longest);
+        let extended = self.hunted(repo).filter(|held| held.until < held.since + longest);
         let ends: Vec<_> = extended.map(|held| (held.id(), held.since + longest)).collect();
         for (id, until) in ends {
             self.held.set_phase(out, id, Phase::Waiting, until);
@@ -460,29 +508,37 @@ impl Purgatory {
     }
 
     /// Notes the first answer: from then on, events with extended time have their usual time.
-    fn hunt_answered(&mut self, identifier: &Identifier) {
-        if self.extended(identifier).next().is_some() {
-            self.releases.answered(identifier, self.now.unix);
+    fn hunt_answered(&mut self, repo: &RepoId) {
+        if self.extended(repo).next().is_some() {
+            self.releases.answered(repo, self.now.unix);
         }
     }
 
     /// Ends the extended time of events as if they had been received with the first answer: every server was asked.
-    fn hunt_ended(&mut self, out: &mut Outputs, identifier: &Identifier) {
-        let first_answer = self.releases.take_first_answer(identifier);
+    fn hunt_ended(&mut self, out: &mut Outputs, repo: &RepoId) {
+        let first_answer = self.releases.take_first_answer(repo);
         let (now, hold_for) = (self.now.unix, self.config.hold_for);
         // Events received after the first answer have their own time.
         let end = |since: Timestamp| first_answer.map_or(now, |at| at.max(since)) + hold_for;
-        let extended = self.extended(identifier);
+        let extended = self.extended(repo);
         let ends: Vec<_> = extended.map(|held| (held.id(), end(held.since).max(now))).collect();
         for (id, until) in ends {
             self.held.set_phase(out, id, Phase::Waiting, until);
         }
     }
 
+    /// Returns the waiting events that a repository hunts for, and those that are about it.
+    fn hunted(&self, repo: &RepoId) -> impl Iterator<Item = &HeldEvent> {
+        let mut ids: BTreeSet<EventId> = self.wanted.of(repo).collect();
+        ids.extend(self.held.of(repo).map(HeldEvent::id));
+        let held = ids.into_iter().filter_map(|id| self.held.get(&id));
+        held.filter(|held| held.is_waiting())
+    }
+
     /// Returns the events with more than their usual time left.
-    fn extended(&self, identifier: &Identifier) -> impl Iterator<Item = &HeldEvent> {
+    fn extended(&self, repo: &RepoId) -> impl Iterator<Item = &HeldEvent> {
         let usual = self.hold_until();
-        self.held.of(identifier).filter(move |held| held.is_waiting() && held.until > usual)
+        self.hunted(repo).filter(move |held| held.until > usual)
     }
 
     /// Ends the time in which an event is hunted for, and keeps the number of expired ones within its limit.

@@ -19,13 +19,15 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 pub use grasp_core::admission::{Answer, Origin, Outcome};
 use grasp_core::admission::{
-    Facts, FanOut, Hold, KnownAnnouncement, Needs, Policy, Presence, Rejection, Verdict, judge,
+    Facts, FanOut, Hold, KnownAnnouncement, MaintainedRepo, Needs, Policy, Presence, Rejection,
+    Verdict, judge,
 };
 use grasp_core::deletion::coordinate;
 use grasp_core::nip34::{Announcement, References};
 use grasp_core::{Identifier, RepoId, Verified, Version, kinds};
-use nostr::event::{Event, EventId};
+use nostr::event::Event;
 use nostr::filter::{Filter, SingleLetterTag};
+use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
@@ -34,7 +36,7 @@ pub(crate) use self::limits::SharedMeter;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::nostr::Hub;
-use crate::store::{self, EventStore, Present, SaveReport, StoreError};
+use crate::store::{EventStore, Present, SaveReport, StoreError};
 
 /// Events that are verified by one thread at once: some milliseconds of work.
 const VERIFY_BATCH: usize = 64;
@@ -142,8 +144,8 @@ struct Pending {
 /// change the facts that the next one is judged by.
 fn next_round(pending: Vec<Pending>) -> (Vec<Pending>, Vec<Pending>) {
     let mut names: BTreeSet<Identifier> = BTreeSet::new();
-    pending.into_iter().partition(|pending| match Needs::of(&pending.event).identifier {
-        Some(identifier) => names.insert(identifier),
+    pending.into_iter().partition(|pending| match Needs::of(&pending.event).repo {
+        Some(repo) => names.insert(repo.identifier),
         None => true,
     })
 }
@@ -216,8 +218,6 @@ impl Pipeline {
         };
         let facts = facts(&*self.store, &*self.git, round, now).await?;
         drop(slot);
-        let read = facts.iter().map(|facts| facts.announcement_bytes).sum();
-        self.budgets.charge_reading(self.clock.now().mono, read, origin);
         let mut judged = Vec::with_capacity(round.len());
         for (pending, facts) in round.iter().zip(&facts) {
             let verdict = judge(&self.policy, now, origin, pending.event.as_ref(), facts);
@@ -259,13 +259,13 @@ impl Pipeline {
     }
 
     /// Stores the accepted events in one transaction, and corrects verdicts by what the store answers. Returns the
-    /// identifiers of repositories of which that took events out of service.
+    /// repositories of which that took events out of service.
     async fn save(
         &self,
         round: &[Pending],
         verdicts: &mut [Verdict],
         now: Timestamp,
-    ) -> Result<BTreeSet<Identifier>, StoreError> {
+    ) -> Result<BTreeSet<RepoId>, StoreError> {
         let mut chosen: Vec<(&Pending, &mut Verdict)> =
             round.iter().zip(verdicts).filter(|(_, verdict)| is_stored(verdict)).collect();
         if chosen.is_empty() {
@@ -334,8 +334,12 @@ fn is_stored(verdict: &Verdict) -> bool {
 pub struct GitFacts {
     /// The event is held already.
     pub is_held: bool,
-    /// Held announcements with its identifier.
+    /// Announcements of its repository that are here, stored and held.
     pub announcements: Vec<KnownAnnouncement>,
+    /// Another author's announcement of the same identifier lists its author.
+    pub is_listed: bool,
+    /// Hosted repositories of the same identifier that the author of a state maintains.
+    pub maintained: Vec<MaintainedRepo>,
     /// Its author has as many repositories as this server hosts for one author.
     pub is_repository_quota_reached: bool,
     /// A limit of purgatory is reached for it.
@@ -357,13 +361,22 @@ pub trait GitBackend: Send + Sync + 'static {
         origin: Origin,
     ) -> BoxFuture<'_, Result<Verdict, StoreError>>;
 
+    /// Returns whether a key maintains a repository, by the announcements that are here.
+    fn is_maintainer(
+        &self,
+        _repo: RepoId,
+        _key: PublicKey,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(std::future::ready(Ok(false)))
+    }
+
     /// Called after an event was stored.
     fn stored(&self, _event: Arc<Event>) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
 
-    /// Called after events were taken out of service, with the identifiers of their repositories.
-    fn affected(&self, _names: BTreeSet<Identifier>) -> BoxFuture<'_, ()> {
+    /// Called after events were taken out of service, with their repositories.
+    fn affected(&self, _repos: BTreeSet<RepoId>) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
 
@@ -373,7 +386,8 @@ pub trait GitBackend: Send + Sync + 'static {
     }
 }
 
-/// The backend of a relay that hosts no git: no event is held for data that can never come.
+/// The backend of a relay that hosts no git: no event is held for data that can never come. It knows no maintainers, so
+/// states are refused.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RelayOnly;
 
@@ -405,7 +419,6 @@ async fn facts(
         held.push(git.facts(Arc::clone(&pending.event)).await?);
     }
     let present = store.present(named(round), now).await?;
-    let mut announced = announced(store, round, now).await?;
     let delisted = delisted(store, round).await?;
     let queries = round.iter().flat_map(|pending| queries(&pending.event, &present)).collect();
     let answers = store.exists(queries, now).await?;
@@ -414,20 +427,14 @@ async fn facts(
     for ((pending, git), answers) in round.iter().zip(held).zip(answers) {
         let event = &pending.event;
         let needs = Needs::of(event);
-        // No other event of the round has that identifier.
         let named = retain_present(needs.references, &present);
-        let announced = needs.identifier.and_then(|name| announced.remove(&name));
-        let Announced { known: mut announcements, bytes } = announced.unwrap_or_default();
-        let id = |known: &KnownAnnouncement| known.announcement.version.id;
-        let stored: BTreeSet<EventId> = announcements.iter().map(id).collect();
-        let held = git.announcements.into_iter().filter(|held| !stored.contains(&id(held)));
-        announcements.extend(held);
         facts.push(Facts {
             known: presence(present.ids.contains(&event.id), git.is_held),
             latest: coordinate(event)
                 .and_then(|at| present.versions.get(&at).max(delisted.get(&at)).copied()),
-            announcements,
-            announcement_bytes: bytes,
+            announcements: git.announcements,
+            is_listed: git.is_listed,
+            maintained: git.maintained,
             is_related: named != References::default() || answers[0],
             named,
             is_author_known: answers[1],
@@ -515,29 +522,4 @@ fn naming_by_coordinate(coordinate: Coordinate) -> Vec<Filter> {
         .into_iter()
         .map(|name| Filter::new().custom_tags(name, spellings.clone()))
         .collect()
-}
-
-/// The stored announcements of one identifier.
-#[derive(Default)]
-struct Announced {
-    known: Vec<KnownAnnouncement>,
-    bytes: usize,
-}
-
-/// Reads the stored announcements of the identifiers of a round.
-async fn announced(
-    store: &dyn EventStore,
-    round: &[Pending],
-    now: Timestamp,
-) -> Result<BTreeMap<Identifier, Announced>, StoreError> {
-    let names = round.iter().filter_map(|pending| Needs::of(&pending.event).identifier);
-    let names: Vec<Identifier> = names.collect();
-    let mut announced: BTreeMap<_, Announced> = BTreeMap::new();
-    for (announcement, bytes) in store::announcements(store, &names, now).await? {
-        let of_name = announced.entry(announcement.repo.identifier.clone()).or_default();
-        let announcement = Arc::new(announcement);
-        of_name.known.push(KnownAnnouncement { announcement, presence: Presence::Stored });
-        of_name.bytes += bytes;
-    }
-    Ok(announced)
 }

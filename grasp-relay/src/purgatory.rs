@@ -7,18 +7,20 @@ use futures_util::TryStreamExt as _;
 use futures_util::future::BoxFuture;
 use grasp_core::admission::{Hold, Needs, Origin, Outcome, Policy, Rejection, Verdict};
 use grasp_core::nip34::Announcement;
-use grasp_core::{Identifier, Now, RepoId, Version, kinds};
+use grasp_core::{Now, RepoId, Version, kinds};
 use grasp_purgatory::database::DatabaseFuture;
 use grasp_purgatory::driver::{LocalRelay, PurgatoryDriver, Unavailable};
+use grasp_purgatory::git::GitError;
 use grasp_purgatory::{HoldOutcome, Input, Purgatory};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
+use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
 use crate::clock::Clock;
 use crate::ingest::{GitBackend, GitFacts};
 use crate::nostr::Hub;
-use crate::store::{self, EventStore, REPOSITORY_KINDS, StoreError};
+use crate::store::{self, EventStore, REPOSITORY_KINDS, StoreError, failure};
 
 /// The served events of this relay, for the driver of purgatory.
 pub struct ServedEvents {
@@ -51,21 +53,36 @@ impl LocalRelay for ServedEvents {
         Box::pin(async move { Ok(self.store.exists(questions, self.now().unix).await?) })
     }
 
-    fn hosted(&self, policy: &Policy) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
+    fn hosted(&self, policy: &Policy) -> DatabaseFuture<'_, BTreeSet<RepoId>> {
         let policy = policy.clone();
         Box::pin(async move {
-            let mut identifiers = BTreeSet::new();
+            let mut repos = BTreeSet::new();
             let announcements = vec![Filter::new().kind(kinds::ANNOUNCEMENT)];
             let mut found = self.store.query(announcements, self.now().unix);
             while let Some(chunk) = found.try_next().await? {
                 for stored in chunk {
                     let hosted = Announcement::parse(&stored.event()?).ok();
                     let hosted = hosted.filter(|announcement| policy.hosts(announcement));
-                    identifiers.extend(hosted.map(|announcement| announcement.repo.identifier));
+                    repos.extend(hosted.map(|announcement| announcement.repo));
                 }
             }
-            Ok(identifiers)
+            Ok(repos)
         })
+    }
+
+    fn heads(&self, coordinates: Vec<Coordinate>) -> DatabaseFuture<'_, Vec<Arc<Event>>> {
+        Box::pin(async move {
+            let found = self.store.heads(coordinates, self.now().unix).await?;
+            Ok(found.into_iter().map(Arc::new).collect())
+        })
+    }
+
+    fn listing(&self, repo: RepoId, most: usize) -> DatabaseFuture<'_, Vec<PublicKey>> {
+        Box::pin(async move { Ok(self.store.listing(repo, most).await?) })
+    }
+
+    fn is_delisted(&self, coordinate: Coordinate) -> DatabaseFuture<'_, bool> {
+        Box::pin(async move { Ok(!self.store.delisted(vec![coordinate]).await?.is_empty()) })
     }
 
     fn refused(&self, events: Vec<Arc<Event>>) -> DatabaseFuture<'_, BTreeSet<EventId>> {
@@ -100,15 +117,22 @@ impl GitBackend for PurgatoryDriver {
             if !REPOSITORY_KINDS.contains(&event.kind) {
                 return Ok(GitFacts::default());
             }
-            let is_repository_quota_reached = self.repository_quota_reached(&event).await?;
-            let identifier = Needs::of(&event).identifier;
-            let facts = move |purgatory: &Purgatory| GitFacts {
-                is_held: purgatory.holds(&event.id),
-                announcements: identifier.iter().flat_map(|i| purgatory.announcements(i)).collect(),
-                is_repository_quota_reached,
-                is_over_quota: !purgatory.has_room_for(&event),
+            let mut facts = GitFacts {
+                is_repository_quota_reached: self.repository_quota_reached(&event).await?,
+                ..GitFacts::default()
             };
-            Ok(self.ask(facts).await?)
+            if let Some(repo) = Needs::of(&event).repo {
+                facts.is_listed = self.is_listed(&repo).await.map_err(git_failure)?;
+                if event.kind == kinds::STATE {
+                    facts.maintained = self.maintained_by(&repo).await.map_err(git_failure)?;
+                }
+                facts.announcements = self.announcements(&repo).await.map_err(git_failure)?;
+            }
+            let question = move |purgatory: &Purgatory| {
+                (purgatory.holds(&event.id), !purgatory.has_room_for(&event))
+            };
+            (facts.is_held, facts.is_over_quota) = self.ask(question).await?;
+            Ok(facts)
         })
     }
 
@@ -120,8 +144,15 @@ impl GitBackend for PurgatoryDriver {
     ) -> BoxFuture<'_, Result<Verdict, StoreError>> {
         Box::pin(async move {
             let (id, waits) = (event.id, !origin.is_sync());
+            let is_proposal = hold == Hold::Proposal;
             Ok(match Self::hold(self, event, hold, origin).await? {
-                HoldOutcome::Held if waits => Verdict::Done(outcome(self, id).await?),
+                HoldOutcome::Held if waits => {
+                    let outcome = outcome(self, id).await?;
+                    if is_proposal && outcome == Outcome::Stored {
+                        self.settle_proposals(BTreeSet::from([id])).await;
+                    }
+                    Verdict::Done(outcome)
+                }
                 HoldOutcome::Held => Verdict::Done(Outcome::Held),
                 HoldOutcome::Superseded => Verdict::Done(Outcome::Superseded),
                 HoldOutcome::Full => Rejection::Quota.into(),
@@ -134,12 +165,32 @@ impl GitBackend for PurgatoryDriver {
         Box::pin(Self::stored(self, event))
     }
 
-    fn affected(&self, names: BTreeSet<Identifier>) -> BoxFuture<'_, ()> {
-        Box::pin(Self::affected(self, names))
+    fn is_maintainer(
+        &self,
+        repo: RepoId,
+        key: PublicKey,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move {
+            let (_, maintainers) = self.maintainers(&repo).await.map_err(git_failure)?;
+            Ok(maintainers.contains(&key))
+        })
+    }
+
+    fn affected(&self, repos: BTreeSet<RepoId>) -> BoxFuture<'_, ()> {
+        Box::pin(Self::affected(self, repos))
     }
 
     fn delisted(&self, repo: RepoId, by: Version) -> BoxFuture<'_, ()> {
         Box::pin(self.tell(Input::Delisted { repo, by }))
+    }
+}
+
+/// Returns the failure of a reading of purgatory and store.
+fn git_failure(error: GitError) -> StoreError {
+    match error {
+        GitError::Stopping => StoreError::Closed,
+        GitError::Database(error) => error.into(),
+        error => failure(error),
     }
 }
 

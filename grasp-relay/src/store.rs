@@ -28,11 +28,12 @@ use futures_util::TryStreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use grasp_core::admission::{Needs, Outcome, Rejection};
-use grasp_core::nip34::{Announcement, Proposal, References};
-use grasp_core::{Identifier, ServiceIdentity, Version, kinds};
+use grasp_core::nip34::{Proposal, References};
+use grasp_core::{RepoId, ServiceIdentity, Version, kinds};
 use grasp_purgatory::database::{Commit, Database, DatabaseError};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
+use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
@@ -41,9 +42,9 @@ use nostr::types::Timestamp;
 pub struct SaveReport {
     /// One outcome per event, in their order: stored, a duplicate, superseded or refused.
     pub saved: Vec<Outcome>,
-    /// The names of repositories of which announcements, states or pull requests were deleted, vanished or expired.
+    /// The repositories of which announcements, states or pull requests were deleted, vanished or expired.
     /// Versions that a newer one replaced do not count.
-    pub affected: BTreeSet<Identifier>,
+    pub affected: BTreeSet<RepoId>,
 }
 
 /// One stored event, as text that can be sent as it is.
@@ -192,14 +193,23 @@ pub(crate) fn keeps_versions(kind: Kind) -> bool {
 pub(crate) const REPOSITORY_KINDS: [Kind; 4] =
     [kinds::ANNOUNCEMENT, kinds::STATE, kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE];
 
-/// Returns the names of the repositories whose git data an event describes; none for other kinds.
-pub(crate) fn repository_names(event: &Event) -> BTreeSet<Identifier> {
+/// Repositories of one pull request that are surveyed when it is removed.
+const MAX_REPOS: usize = 16;
+
+/// Returns the repositories whose git data an event describes: the one that it announces or whose state it is; those that
+/// a pull request names, and its author's for pull requests. None for other kinds.
+pub(crate) fn repositories_of(event: &Event) -> BTreeSet<RepoId> {
+    let mut repos = BTreeSet::new();
     if !REPOSITORY_KINDS.contains(&event.kind) {
-        return BTreeSet::new();
+        return repos;
     }
-    let proposal = Proposal::parse(event).ok();
-    let addressed = proposal.into_iter().flat_map(|proposal| proposal.repos);
-    Needs::of(event).identifier.into_iter().chain(addressed.map(|repo| repo.identifier)).collect()
+    repos.extend(Needs::of(event).repo);
+    let Ok(proposal) = Proposal::parse(event) else { return repos };
+    for named in proposal.repos.into_iter().take(MAX_REPOS) {
+        repos.insert(RepoId::new(proposal.author, named.identifier.clone()));
+        repos.insert(named);
+    }
+    repos
 }
 
 /// Returns whether no event can match: a list is empty, the times exclude each other, or the filter has a `search`,
@@ -232,30 +242,6 @@ pub async fn events(
     chunks.into_iter().flatten().map(|stored| stored.event()).collect()
 }
 
-/// Reads the announcements of these names, each with its size in bytes.
-///
-/// Every key may announce under any name, so they are parsed one by one and not held as events.
-pub async fn announcements(
-    store: &dyn EventStore,
-    names: impl IntoIterator<Item = &Identifier>,
-    now: Timestamp,
-) -> Result<Vec<(Announcement, usize)>, StoreError> {
-    let names: Vec<String> = names.into_iter().map(ToString::to_string).collect();
-    let mut announcements = Vec::new();
-    if names.is_empty() {
-        return Ok(announcements);
-    }
-    let filter = Filter::new().kind(kinds::ANNOUNCEMENT).identifiers(names);
-    let mut found = store.query(vec![filter], now);
-    while let Some(chunk) = found.try_next().await? {
-        for stored in chunk {
-            let parsed = Announcement::parse(&stored.event()?);
-            announcements.extend(parsed.ok().map(|parsed| (parsed, stored.json.len())));
-        }
-    }
-    Ok(announcements)
-}
-
 /// Rows written by one task, unless a single event has more, so that other writers do not wait long.
 const MAX_TASK_ROWS: usize = 5_000;
 
@@ -269,7 +255,7 @@ const BYTES_PER_ROW: usize = 256;
 
 /// Returns the approximate number of rows that a commit writes.
 fn commit_cost(commit: &Commit) -> usize {
-    let views = commit.families.iter().flat_map(|family| &family.views);
+    let views = commit.repos.iter().filter_map(|change| change.view.as_ref());
     let refs = views.filter_map(|view| Some(view.to.as_ref()?.refs.len() * 64));
     let events: usize = commit.save.iter().map(|event| write_cost(event)).sum();
     events + refs.sum::<usize>() / BYTES_PER_ROW + commit.records.len() + 1
@@ -284,7 +270,8 @@ pub(crate) fn write_cost(event: &Event) -> usize {
     let indexed = event.tags.iter().filter(|tag| tag.single_letter_tag().is_some());
     // Each target of a deletion request is also written to two indexes of gates.
     let rows_per_tag = if event.kind == kinds::DELETION { 3 } else { 1 };
-    BASE_ROWS + indexed.count() * rows_per_tag + bytes / BYTES_PER_ROW
+    let listed = keys::listed(event).len();
+    BASE_ROWS + indexed.count() * rows_per_tag + listed + bytes / BYTES_PER_ROW
 }
 
 /// A call of an [`EventStore`].
@@ -341,6 +328,13 @@ pub trait EventStore: Send + Sync + 'static {
     ///
     /// Looks them up by their keys, so that the cost depends on the number of keys and not on the size of the store.
     fn present(&self, named: References, now: Timestamp) -> StoreFuture<'_, Present>;
+
+    /// Returns the served events at these coordinates, in no particular order. Looks them up by their keys.
+    fn heads(&self, coordinates: Vec<Coordinate>, now: Timestamp) -> StoreFuture<'_, Vec<Event>>;
+
+    /// Returns the authors of served announcements that list the owner of a repository under its identifier: those that
+    /// were stored first, up to a number.
+    fn listing(&self, repo: RepoId, most: usize) -> StoreFuture<'_, Vec<PublicKey>>;
 
     /// Lists what is served for this filter without loading it; gives up beyond `max` items.
     fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory>;

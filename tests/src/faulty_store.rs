@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use grasp_core::admission::Rejection;
 use grasp_core::nip34::References;
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, RepoId, Version};
+use grasp_core::{RepoId, Version};
 use grasp_purgatory::Record;
 use grasp_purgatory::database::{
-    Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, FamilyRow, Pack,
+    Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, Pack, RepoRow,
     RetiredRef, View,
 };
 use grasp_relay::store::{
@@ -18,6 +18,7 @@ use grasp_relay::store::{
 };
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
+use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
@@ -67,22 +68,15 @@ impl Database for FaultyStore {
         self.store.view(endpoint, repo)
     }
 
-    fn family(&self, endpoint: Endpoint, identifier: Identifier) -> DatabaseFuture<'_, FamilyRow> {
-        self.store.family(endpoint, identifier)
+    fn row(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, RepoRow> {
+        self.store.row(endpoint, repo)
     }
 
-    fn retired(
-        &self,
-        endpoint: Endpoint,
-        identifier: Identifier,
-    ) -> DatabaseFuture<'_, Vec<RetiredRef>> {
-        self.store.retired(endpoint, identifier)
+    fn retired(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Vec<RetiredRef>> {
+        self.store.retired(endpoint, repo)
     }
 
-    fn packs(
-        &self,
-        endpoint: Endpoint,
-    ) -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>> {
+    fn packs(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeMap<RepoId, BTreeSet<Pack>>> {
         self.store.packs(endpoint)
     }
 
@@ -90,16 +84,8 @@ impl Database for FaultyStore {
         self.store.repositories(endpoint)
     }
 
-    fn identifiers(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
-        self.store.identifiers(endpoint)
-    }
-
-    fn existing(
-        &self,
-        endpoint: Endpoint,
-        identifiers: BTreeSet<Identifier>,
-    ) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
-        self.store.existing(endpoint, identifiers)
+    fn all(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<RepoId>> {
+        self.store.all(endpoint)
     }
 
     fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
@@ -141,6 +127,14 @@ impl EventStore for FaultyStore {
     fn present(&self, named: References, now: Timestamp) -> StoreFuture<'_, Present> {
         self.fault.queries.fetch_add(1, Ordering::SeqCst);
         self.store.present(named, now)
+    }
+
+    fn heads(&self, coordinates: Vec<Coordinate>, now: Timestamp) -> StoreFuture<'_, Vec<Event>> {
+        self.store.heads(coordinates, now)
+    }
+
+    fn listing(&self, repo: RepoId, most: usize) -> StoreFuture<'_, Vec<PublicKey>> {
+        self.store.listing(repo, most)
     }
 
     fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory> {

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use grasp_bin::Server;
 use grasp_core::admission::SyncPath;
-use grasp_core::{MaintainerModel, RepoId, ServiceIdentity};
+use grasp_core::nip34::Announcement;
+use grasp_core::{Identifier, MaintainerModel, RepoId, ServiceIdentity};
 use grasp_purgatory::driver::PurgatoryDriver;
 use grasp_relay::ingest::{Origin, Outcome};
 use grasp_relay::server::{Parts, serve};
@@ -321,10 +322,22 @@ impl Instance {
         work
     }
 
-    /// Waits until purgatory has processed all inputs about an identifier.
+    /// Waits until purgatory has processed all inputs about the repositories of an identifier.
     pub async fn settle(&self, name: &str) {
-        let name = name.parse().expect("a valid identifier");
-        self.purgatory().settle(&name).await.expect("a purgatory");
+        let name: Identifier = name.parse().expect("an identifier");
+        let purgatory = self.purgatory();
+        let mut repos = purgatory.repos().all().await.expect("a store");
+        if let Some(contributors) = purgatory.contributors() {
+            repos.extend(contributors.all().await.expect("a store"));
+        }
+        let held = purgatory.ask(|held| held.held_announcements()).await.expect("a purgatory");
+        for event in held {
+            repos.extend(Announcement::parse(&event).map(|announcement| announcement.repo));
+        }
+        repos.retain(|repo| repo.identifier == name);
+        for repo in repos {
+            purgatory.settle(&repo).await.expect("a purgatory");
+        }
     }
 
     /// Returns whether an event is served.

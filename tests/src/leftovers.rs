@@ -25,7 +25,7 @@ impl Leftovers {
     pub fn below(root: &Path) -> Self {
         let entries = |name: &str| std::fs::read_dir(root.join(name)).map_or(0, Iterator::count);
         let mut stray = BTreeSet::new();
-        find_strays(&root.join("families"), &mut stray);
+        find_strays(&root.join("repositories"), &mut stray);
         let staged = files(&root.join("staging"));
         let staged: BTreeSet<_> = staged.iter().filter_map(|file| tip(root, file)).collect();
         Self {

@@ -87,6 +87,7 @@ fn waiting_table(rows: &[WaitingRow]) -> String {
             row.attempts.to_string(),
             next,
             row.expires_in.map_or_else(String::new, |end| format!("in {}", format_duration(end))),
+            row.owner.clone(),
             row.git_servers.join(" "),
         ]
     };
@@ -99,6 +100,7 @@ fn waiting_table(rows: &[WaitingRow]) -> String {
         "attempts",
         "next attempt",
         "expires",
+        "owner",
         "git servers",
     ];
     table(&head, &rows)

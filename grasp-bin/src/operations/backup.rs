@@ -49,10 +49,10 @@ pub(crate) fn run(config: &Config, dir: &Path) -> Result<ExitCode> {
     let manifest = Manifest::of(dir, &files, lost, Timestamp::now().as_secs())?;
     manifest.write(dir)?;
     println!("backed up {summary} to {}", dir.display());
-    for (identifier, packs) in &manifest.lost {
+    for (repo, packs) in &manifest.lost {
         let packs = format_count(packs.len() as u64, "pack", "packs");
         println!(
-            "damaged: {identifier}: {packs} could not be copied; `grasp check --repair` fetches what is missing"
+            "damaged: {repo}: {packs} could not be copied; `grasp check --repair` fetches what is missing"
         );
     }
     Ok(if manifest.lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -98,8 +98,8 @@ async fn copy_packs(
         let named = NamedFiles::read(copy, files.endpoint()).await?;
         let copied = files.copy_to(&root, named).await.context("could not copy the packs")?;
         let Some(lost) = copied else { return Ok(None) };
-        for (identifier, packs) in lost {
-            all_lost.entry(identifier).or_default().extend(packs);
+        for (repo, packs) in lost {
+            all_lost.entry(repo).or_default().extend(packs);
         }
     }
     Ok(Some(all_lost))

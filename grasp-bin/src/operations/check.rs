@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use grasp_core::RepoId;
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::git::{Examination, PackFault, RepoStore};
 use grasp_relay::web::format_count;
 use nostr::key::PublicKey;
@@ -75,7 +75,8 @@ struct Report {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct DamagedRow {
     repository: String,
-    identifier: Identifier,
+    #[serde(skip)]
+    repo: RepoId,
     problems: Vec<String>,
 }
 
@@ -97,8 +98,8 @@ pub(crate) fn run(config: &Config, request: &CheckRequest) -> Result<ExitCode> {
 async fn check(config: &Config, request: &CheckRequest) -> Result<Report> {
     let data = StoredData::of_server(&config.settings)?;
     let mut report = Report { database: data.database.integrity_check()?, ..Report::default() };
-    let only = request.repository.as_ref().map(|repo| &repo.identifier);
-    data.examine(only.map(|one| BTreeSet::from([one.clone()])), &mut report).await?;
+    let only = request.repository.as_ref().map(|repo| BTreeSet::from([repo.clone()]));
+    data.examine(only, &mut report).await?;
     let unknown = request.repository.as_ref().filter(|_| report.repositories == 0);
     if let Some(repo) = unknown {
         bail!("there is no repository {repo} here");
@@ -107,7 +108,7 @@ async fn check(config: &Config, request: &CheckRequest) -> Result<Report> {
     if !request.repair || report.damaged.is_empty() || !report.database.is_empty() {
         return Ok(report);
     }
-    let damaged: BTreeSet<_> = report.damaged.iter().map(|row| row.identifier.clone()).collect();
+    let damaged: BTreeSet<_> = report.damaged.iter().map(|row| row.repo.clone()).collect();
     let is_server_running = repair(config, &damaged).await?;
     let mut after = Report::default();
     data.examine(Some(damaged), &mut after).await?;
@@ -121,47 +122,36 @@ async fn check(config: &Config, request: &CheckRequest) -> Result<Report> {
 }
 
 impl StoredData {
-    /// Examines the repositories of these identifiers, or of all.
-    async fn examine(&self, only: Option<BTreeSet<Identifier>>, report: &mut Report) -> Result<()> {
+    /// Examines these repositories, or all.
+    async fn examine(&self, only: Option<BTreeSet<RepoId>>, report: &mut Report) -> Result<()> {
         for files in &self.files {
-            let mut identifiers = files.identifiers().await?;
+            let mut repos = files.all().await?;
             if let Some(only) = &only {
-                identifiers.retain(|identifier| only.contains(identifier));
+                repos.retain(|repo| only.contains(repo));
             }
-            for identifier in identifiers {
-                let examination = files.examine(&identifier).await;
-                let examination =
-                    examination.with_context(|| format!("could not check {identifier}"))?;
-                report.repositories += examination.owners.len();
+            for repo in repos {
+                let examination = files.examine(&repo).await;
+                let examination = examination.with_context(|| format!("could not check {repo}"))?;
+                report.repositories += usize::from(examination.is_served);
                 report.packs += examination.packs;
-                report.damaged.extend(rows(files.endpoint(), &identifier, &examination));
+                report.damaged.extend(row(files.endpoint(), repo, &examination));
             }
         }
         Ok(())
     }
 }
 
-/// Returns the damaged repositories of a family: those whose history lacks objects, or all of them if a pack is damaged,
-/// because each may need what cannot be read.
-fn rows(endpoint: Endpoint, identifier: &Identifier, found: &Examination) -> Vec<DamagedRow> {
+/// Returns a repository with its problems, if it has any.
+fn row(endpoint: Endpoint, repo: RepoId, found: &Examination) -> Option<DamagedRow> {
     if found.is_sound() {
-        return Vec::new();
+        return None;
     }
-    let packs = pack_problems(found);
-    let is_unsure =
-        found.broken.is_empty() || found.faults.values().any(|fault| *fault == PackFault::Damaged);
-    let owners = if is_unsure { &found.owners } else { &found.broken };
-    let row = |repository: String, is_broken: bool| {
-        let history = is_broken.then(|| "objects of its history are missing".to_owned());
-        let problems = history.into_iter().chain(packs.clone()).collect();
-        DamagedRow { repository, identifier: identifier.clone(), problems }
-    };
-    if owners.is_empty() {
-        return vec![row(identifier.to_string(), false)];
+    let mut problems = Vec::new();
+    if found.is_broken {
+        problems.push("objects of its history are missing".to_owned());
     }
-    let name =
-        |owner: &PublicKey| repository_name(endpoint, &RepoId::new(*owner, identifier.clone()));
-    owners.iter().map(|owner| row(name(owner), found.broken.contains(owner))).collect()
+    problems.extend(pack_problems(found));
+    Some(DamagedRow { repository: repository_name(endpoint, &repo), repo, problems })
 }
 
 fn pack_problems(found: &Examination) -> Vec<String> {
@@ -236,31 +226,60 @@ fn repair_remedy(report: &Report) -> Option<&'static str> {
     }
 }
 
-/// Repairs these identifiers as far as possible, and returns whether a server did.
-async fn repair(config: &Config, damaged: &BTreeSet<Identifier>) -> Result<bool> {
+/// Repairs these repositories as far as possible, and returns whether a server did.
+async fn repair(config: &Config, damaged: &BTreeSet<RepoId>) -> Result<bool> {
     let socket = config.admin_socket();
     if !is_running(&socket)? {
         repair_stopped(config, damaged).await?;
         return Ok(false);
     }
     let mut missing = BTreeSet::new();
-    for identifier in damaged {
-        if request::<bool>(&socket, AdminRequest::Repair(identifier.clone()))? {
-            missing.insert(identifier.clone());
+    for repo in damaged {
+        if request::<bool>(&socket, AdminRequest::Repair(repo.clone()))? {
+            missing.insert(repo.clone());
         }
     }
     let began = Instant::now();
     while !missing.is_empty() && began.elapsed() < FETCH_TIMEOUT {
         tokio::time::sleep(POLL_INTERVAL).await;
         let mut left = BTreeSet::new();
-        for identifier in missing {
-            if request::<bool>(&socket, AdminRequest::LacksObjects(identifier.clone()))? {
-                left.insert(identifier);
+        for repo in missing {
+            if request::<bool>(&socket, AdminRequest::LacksObjects(repo.clone()))? {
+                left.insert(repo);
             }
         }
         missing = left;
     }
     Ok(true)
+}
+
+/// Removes objects that no ref of a repository reaches, by the running server or without one.
+pub(crate) fn purge(config: &Config, repo: &RepoId) -> Result<()> {
+    let socket = config.admin_socket();
+    let is_purged = match is_running(&socket)? {
+        true => request::<bool>(&socket, AdminRequest::Purge(repo.clone()))?,
+        false => block_on(purge_stopped(config, repo))?,
+    };
+    let name = repository_name(Endpoint::Repository, repo);
+    match is_purged {
+        true => println!("removed what no branch, tag or pull request of {name} needs"),
+        false => println!("{name} has nothing that no branch, tag or pull request needs"),
+    }
+    Ok(())
+}
+
+async fn purge_stopped(config: &Config, repo: &RepoId) -> Result<bool> {
+    // No server may start meanwhile.
+    let _socket = AdminSocket::bind(&config.admin_socket())?;
+    let store = open_store(&config.settings).await?;
+    let repos = open_repos(&config.settings, store.clone(), None).await?;
+    let contributors = open_contributors(&config.settings, &repos, None).await?;
+    let mut is_purged = false;
+    for store in std::iter::once(&repos).chain(&contributors) {
+        is_purged |= store.purge(repo, Timestamp::now()).await?;
+    }
+    store.close().await.context("the database did not close")?;
+    Ok(is_purged)
 }
 
 /// Returns whether a server listens on its admin socket.
@@ -275,24 +294,24 @@ fn is_running(socket: &Path) -> Result<bool> {
 }
 
 /// Keeps what is readable of damaged packs. What is missing can be fetched only by a server, which knows its domain.
-async fn repair_stopped(config: &Config, damaged: &BTreeSet<Identifier>) -> Result<()> {
+async fn repair_stopped(config: &Config, damaged: &BTreeSet<RepoId>) -> Result<()> {
     // No server may start meanwhile.
     let _socket = AdminSocket::bind(&config.admin_socket())?;
     let store = open_store(&config.settings).await?;
     let repos = open_repos(&config.settings, store.clone(), None).await?;
     let contributors = open_contributors(&config.settings, &repos, None).await?;
-    for repos in std::iter::once(&repos).chain(&contributors) {
-        for identifier in damaged {
-            salvage(repos, identifier).await?;
+    for store in std::iter::once(&repos).chain(&contributors) {
+        for repo in damaged {
+            salvage(store, repo).await?;
         }
     }
     store.close().await.context("the database did not close")
 }
 
-async fn salvage(repos: &RepoStore, identifier: &Identifier) -> Result<()> {
+async fn salvage(store: &RepoStore, repo: &RepoId) -> Result<()> {
     let now = Timestamp::now();
-    repos.verify(identifier, now + Duration::from_secs(1), now).await?;
-    repos.inspect(identifier, true).await?;
+    store.verify(repo, now + Duration::from_secs(1), now).await?;
+    store.inspect(repo, true).await?;
     Ok(())
 }
 
@@ -306,15 +325,14 @@ mod tests {
     const NPUB: &str = "npub10xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqpkge6d";
 
     fn examination(broken: bool, faults: &[(&str, PackFault)]) -> Examination {
-        let owners = BTreeSet::from([PublicKey::parse(KEY).unwrap()]);
         let faults = faults.iter().map(|(name, fault)| ((*name).to_owned(), *fault));
         let faults: BTreeMap<_, _> = faults.collect();
-        let broken = if broken { owners.clone() } else { BTreeSet::new() };
-        Examination { owners, broken, packs: 2, faults }
+        Examination { is_served: true, is_broken: broken, packs: 2, faults }
     }
 
     fn found(examination: &Examination) -> Vec<DamagedRow> {
-        rows(Endpoint::Repository, &"x".parse().unwrap(), examination)
+        let repo = format!("30617:{KEY}:x").parse().unwrap();
+        row(Endpoint::Repository, repo, examination).into_iter().collect()
     }
 
     #[test]
@@ -343,14 +361,9 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_pack_concerns_every_repository_of_the_name() {
+    fn a_damaged_pack_is_a_problem_although_no_history_needs_it() {
         let damaged = found(&examination(false, &[("pack-1", PackFault::Damaged)]));
         assert_eq!(damaged[0].problems, ["damaged: pack-1"]);
-        let unowned = Examination {
-            owners: BTreeSet::new(),
-            ..examination(false, &[("p", PackFault::Lost)])
-        };
-        assert_eq!(found(&unowned)[0].repository, "x");
     }
 
     #[test]

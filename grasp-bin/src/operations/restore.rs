@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use grasp_core::Identifier;
+use grasp_core::RepoId;
 use grasp_purgatory::git::{Examination, PackFault};
 
 use super::backup::{SERVICE_KEY, summary};
@@ -59,33 +59,32 @@ fn is_empty(dir: &Path) -> Result<bool> {
     }
 }
 
-/// Returns the faults of the packs of a backup, at most one for each repository name. Fails if the database has one.
+/// Returns the faults of the packs of a backup, at most one for each repository. Fails if the database has one.
 async fn check(backup: &StoredData, manifest: &Manifest) -> Result<Vec<String>> {
     if let Some(fault) = backup.database.integrity_check()?.first() {
         bail!("the backup is damaged: {DATABASE}: {fault}; take another one");
     }
     let mut faults = Vec::new();
     for files in &backup.files {
-        for identifier in files.identifiers().await? {
-            let examination = files.examine(&identifier).await;
-            let examination =
-                examination.with_context(|| format!("could not check {identifier}"))?;
-            faults.extend(fault(&identifier, &examination, manifest));
+        for repo in files.all().await? {
+            let examination = files.examine(&repo).await;
+            let examination = examination.with_context(|| format!("could not check {repo}"))?;
+            faults.extend(fault(&repo, &examination, manifest));
         }
     }
     Ok(faults)
 }
 
-/// Returns a fault of a family that its server did not have when it was backed up.
-fn fault(identifier: &Identifier, found: &Examination, manifest: &Manifest) -> Option<String> {
-    let lost = manifest.lost.get(identifier);
+/// Returns a fault of a repository that its server did not have when it was backed up.
+fn fault(repo: &RepoId, found: &Examination, manifest: &Manifest) -> Option<String> {
+    let lost = manifest.lost.get(repo);
     let is_new = |name: &String| !lost.is_some_and(|packs| packs.contains(name));
     let fault = found.faults.iter().find_map(|(name, fault)| match fault {
         PackFault::Damaged => Some(format!("{name} cannot be read")),
         PackFault::Lost if is_new(name) => Some(format!("{name} is missing or truncated")),
         PackFault::Lost | PackFault::Unindexed => None,
     });
-    fault.map(|fault| format!("{identifier}: {fault}"))
+    fault.map(|fault| format!("{repo}: {fault}"))
 }
 
 /// Copies a backup to its place, the database last: without it, nothing is there.
@@ -122,7 +121,8 @@ mod tests {
     #[test]
     fn only_packs_that_were_lost_before_the_backup_may_be_missing() {
         let dir = tempfile::tempdir().unwrap();
-        let name: Identifier = "x".parse().unwrap();
+        let name =
+            RepoId::new(nostr::key::PublicKey::from_byte_array([1; 32]), "x".parse().unwrap());
         let lost = BTreeMap::from([(name.clone(), BTreeSet::from(["pack-1".to_owned()]))]);
         let manifest = Manifest::of(dir.path(), &[], lost, 0).unwrap();
         let with = |pack: &str, fault| {

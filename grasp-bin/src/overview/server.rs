@@ -5,7 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, Mono, kinds};
+use grasp_core::service::npub;
+use grasp_core::{Mono, RepoId, kinds};
 use grasp_purgatory::driver::{DamagedRepo, PurgatoryDriver};
 use grasp_purgatory::hunt::{HuntFigures, HuntSchedule};
 use grasp_purgatory::{Phase, Purgatory};
@@ -37,7 +38,7 @@ const MAX_DAMAGED_NAMED: usize = 100;
 const EXPIRING_WITHIN: Duration = Duration::from_secs(3_600);
 
 /// Limits the repository names in the list of what waits.
-const MAX_WAITING_NAMES: usize = 1_000;
+const MAX_WAITING_REPOS: usize = 1_000;
 
 /// The parts of a server that have a status.
 pub(super) struct ServerParts {
@@ -134,7 +135,7 @@ impl ServerParts {
         damaged.into_iter().take(MAX_DAMAGED_NAMED).map(address).collect()
     }
 
-    /// Returns the repository names whose events wait for git data.
+    /// Returns the repositories whose events wait for git data.
     pub(super) async fn waiting(&self) -> Result<Vec<WaitingRow>, String> {
         let purgatory = self.purgatory()?;
         let (turns, now) = (turns(&purgatory).await, self.base.host.clock.now().unix.as_secs());
@@ -151,8 +152,8 @@ impl ServerParts {
         });
         let (counts, expiring, waiting) = figures.await.unwrap_or_default();
         let mut turns = turns(&purgatory).await;
-        // The hunt keeps the turn of a name whose git data came by a push.
-        turns.retain(|name, _| waiting.iter().any(|names| names.contains(name)));
+        // The hunt keeps the turn of a repository whose git data came by a push.
+        turns.retain(|repo, _| waiting.iter().any(|repos| repos.contains(repo)));
         let next = turns.values().filter_map(|turn| turn.next_in).min();
         let queued = turns.values().filter(|turn| turn.position.is_some()).count() as u64;
         let hunt = self.hunt().await.unwrap_or_default();
@@ -264,8 +265,8 @@ impl ServerParts {
     }
 }
 
-/// Returns the next attempt for each name that is hunted for.
-async fn turns(purgatory: &PurgatoryDriver) -> BTreeMap<Identifier, HuntSchedule> {
+/// Returns the next attempt for each repository that is hunted for.
+async fn turns(purgatory: &PurgatoryDriver) -> BTreeMap<RepoId, HuntSchedule> {
     match purgatory.hunting() {
         Some(hunting) => hunting.schedule().await,
         None => BTreeMap::new(),
@@ -301,31 +302,33 @@ fn resident_bytes() -> Option<u64> {
     kib.checked_mul(1_024)
 }
 
-/// Returns the repository names whose events wait for git data.
+/// Returns the repositories whose events wait for git data.
 fn waiting_rows(
     purgatory: &Purgatory,
     now: u64,
-    turns: &BTreeMap<Identifier, HuntSchedule>,
+    turns: &BTreeMap<RepoId, HuntSchedule>,
 ) -> Vec<WaitingRow> {
-    let mut names = purgatory.wanting(Phase::Waiting);
-    names.extend(purgatory.wanting(Phase::Expired));
-    let names = names.iter().take(MAX_WAITING_NAMES);
-    names.map(|name| waiting_row(purgatory, now, name, turns.get(name))).collect()
+    let mut repos = purgatory.wanting(Phase::Waiting);
+    repos.extend(purgatory.wanting(Phase::Expired));
+    let repos = repos.iter().take(MAX_WAITING_REPOS);
+    repos.map(|repo| waiting_row(purgatory, now, repo, turns.get(repo))).collect()
 }
 
-/// Returns the row of one name. Git servers that only stored announcements name are left out, to save a query.
+/// Returns the row of one repository. Git servers that only stored announcements name are left out, to save a query.
 fn waiting_row(
     purgatory: &Purgatory,
     now: u64,
-    identifier: &Identifier,
+    repo: &RepoId,
     turn: Option<&HuntSchedule>,
 ) -> WaitingRow {
-    let wants = purgatory.wants(identifier, &[]);
+    let held = purgatory.announcement(repo).map(|known| known.announcement);
+    let wants = purgatory.wants(repo, held.as_slice());
     let waiting = wants.iter().filter(|want| want.phase == Phase::Waiting).count();
     let named = wants.iter().flat_map(|want| want.trusted.iter().chain(&want.untrusted));
     let git_servers: BTreeSet<String> = named.map(ToString::to_string).collect();
     WaitingRow {
-        identifier: identifier.to_string(),
+        owner: npub(&repo.owner),
+        identifier: repo.identifier.to_string(),
         waiting: waiting as u64,
         expired: (wants.len() - waiting) as u64,
         tips: wants.iter().map(|want| want.tips.len() as u64).sum(),
@@ -333,7 +336,7 @@ fn waiting_row(
         next_in: turn.and_then(|turn| turn.next_in).map(|next| next.as_secs()),
         position: turn.and_then(|turn| turn.position).map(|line| line.position as u64),
         wait_seconds: turn.and_then(|turn| turn.position).map(|line| line.wait.as_secs()),
-        expires_in: purgatory.expires(identifier).map(|end| end.as_secs().saturating_sub(now)),
+        expires_in: purgatory.expires(repo).map(|end| end.as_secs().saturating_sub(now)),
         git_servers: git_servers.into_iter().collect(),
     }
 }

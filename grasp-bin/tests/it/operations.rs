@@ -52,7 +52,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 
 /// Returns the packs of all repositories below a data directory or a backup.
 fn packs(data: &Path) -> Vec<PathBuf> {
-    let mut packs = files(&data.join("git/families"));
+    let mut packs = files(&data.join("git/repositories"));
     packs.retain(|file| file.extension().is_some_and(|kind| kind == "pack"));
     packs
 }

@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::MaintainerModel;
+use crate::maintainers::maintainer_lists;
 use crate::nip34::Announcement;
 use crate::service::npub;
 use crate::testing::{Unsigned, key};
@@ -17,7 +18,29 @@ fn policy() -> Policy {
 }
 
 fn verdict_on(policy: &Policy, event: Unsigned, by: u8, facts: &Facts) -> Verdict {
-    judge(policy, NOW, &Origin::anonymous(), Verified::pretend(event.by(key(by))).as_ref(), facts)
+    let facts = seen_by(policy, by, facts);
+    judge(policy, NOW, &Origin::anonymous(), Verified::pretend(event.by(key(by))).as_ref(), &facts)
+}
+
+/// Returns the facts for an author where these announcements are here, of this author and of others.
+fn seen_by(policy: &Policy, by: u8, facts: &Facts) -> Facts {
+    let author = key(by);
+    let mut facts = facts.clone();
+    let all = std::mem::take(&mut facts.announcements);
+    let lists = maintainer_lists(all.iter().map(|known| &*known.announcement));
+    for known in all {
+        let repo = known.announcement.repo.clone();
+        let is_maintainer = policy.model.maintainers(&repo.owner, &lists).contains(&author);
+        if policy.hosts(&known.announcement) && is_maintainer {
+            facts.maintained.push(MaintainedRepo { repo: repo.clone(), presence: known.presence });
+        }
+        if repo.owner == author {
+            facts.announcements.push(known);
+        } else {
+            facts.is_listed |= known.announcement.maintainer_list.lists(&author);
+        }
+    }
+    facts
 }
 
 /// Returns the origin of a client that is authenticated as these keys.
@@ -166,7 +189,11 @@ fn a_state_needs_an_announcement_and_a_maintainer_as_author() {
     assert_eq!(none, Verdict::from(Rejection::NoAnnouncement));
     assert_eq!(Rejection::NoAnnouncement.retry(), Retry::AfterDependency);
     let facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
-    let verdict = verdict_on(&policy(), state(), EVE, &facts);
+    // What another owner announces is no announcement of hers.
+    let stranger = verdict_on(&policy(), state(), EVE, &facts);
+    assert_eq!(stranger, Verdict::from(Rejection::NoAnnouncement));
+    let invited = knowing(vec![known(naming(listing(ALICE), EVE), ALICE, Presence::Held)]);
+    let verdict = verdict_on(&policy(), state(), EVE, &invited);
     assert_eq!(verdict, Verdict::from(Rejection::NotMaintainer(key(EVE))));
     assert!(verdict.outcome().answer().message.starts_with("restricted: "));
     let owner = verdict_on(&policy(), state(), ALICE, &facts);
@@ -422,10 +449,6 @@ fn each_quota_is_named_and_may_be_retried() {
             Rejection::RepositoryQuota,
             "rate-limited: this author has as many repositories as this server hosts for one author",
         ),
-        (
-            Rejection::IdentifierQuota,
-            "rate-limited: this server has as many announcements of this repository name as it stores",
-        ),
         (Rejection::Quota, "rate-limited: too many events wait for git data, try again later"),
     ] {
         assert_eq!((why.retry(), why.to_string().as_str()), (Retry::Soon, text));
@@ -454,49 +477,12 @@ fn the_refusal_names_addresses_that_cannot_be_used() {
     assert_eq!(verdict_on(&policy(), event, EVE, &Facts::default()), Verdict::from(why));
 }
 
-/// Returns announcements of `x` by `count` unknown authors, each of which lists Bob.
-fn announcements_by_others(count: usize) -> Vec<KnownAnnouncement> {
-    let other = |n: usize| {
-        let mut bytes = [7; 32];
-        bytes[..8].copy_from_slice(&n.to_be_bytes());
-        let event = naming(elsewhere(), BOB).by(nostr::key::PublicKey::from_byte_array(bytes));
-        let announcement = Announcement::parse(&event).unwrap();
-        KnownAnnouncement { announcement: Arc::new(announcement), presence: Presence::Stored }
-    };
-    (0..count).map(other).collect()
-}
-
 #[test]
-fn a_full_identifier_admits_maintainers_listed_by_its_repositories() {
-    let full = || Verdict::from(Rejection::IdentifierQuota);
-    let accepted = || Verdict::Store { is_related: false };
-    // Every one of the announcements lists Bob, so he may announce.
-    let verdict_on = |facts: &Facts| verdict_on(&policy(), elsewhere(), BOB, facts);
-    assert_eq!(verdict_on(&knowing(announcements_by_others(1_535))), accepted());
-    assert_eq!(verdict_on(&knowing(announcements_by_others(1_536))), full());
-    let mut invited = announcements_by_others(2_047 - 1);
-    invited.push(known(naming(listing(ALICE), BOB), ALICE, Presence::Stored));
-    assert_eq!(verdict_on(&knowing(invited.clone())), accepted());
-    invited.extend(announcements_by_others(1));
-    assert_eq!(verdict_on(&knowing(invited.clone())), full());
-    // An author with a stored announcement may replace it.
-    invited.push(known(elsewhere(), BOB, Presence::Stored));
-    assert_eq!(verdict_on(&knowing(invited)), accepted());
-}
-
-#[test]
-fn the_announcements_of_one_identifier_are_bounded_in_bytes() {
-    const MIB: usize = 1024 * 1024;
+fn an_announcement_is_bounded_in_bytes() {
     let long = |bytes: usize| listing(ALICE).tags(&[&["description", &"x".repeat(bytes)]]);
-    let with = |announcement_bytes| Facts { announcement_bytes, ..Facts::default() };
     let held = Verdict::Hold(Hold::Announcement);
-    assert_eq!(verdict_on(&policy(), long(60_000), ALICE, &with(MIB)), held);
-    assert_eq!(
-        verdict_on(&policy(), long(60_000), ALICE, &with(MIB + MIB / 2)),
-        Verdict::from(Rejection::IdentifierQuota)
-    );
-    assert_eq!(verdict_on(&policy(), long(1_000), ALICE, &with(3 * MIB)), held);
-    let verdict = verdict_on(&policy(), long(64 * 1024), ALICE, &with(0));
+    assert_eq!(verdict_on(&policy(), long(60_000), ALICE, &Facts::default()), held);
+    let verdict = verdict_on(&policy(), long(64 * 1024), ALICE, &Facts::default());
     assert!(is_malformed(&verdict));
     let message = verdict.outcome().answer().message;
     assert_eq!(message, "invalid: an announcement may have at most 65536 bytes");

@@ -160,10 +160,6 @@ pub enum Rejection {
         "rate-limited: this author has as many repositories as this server hosts for one author"
     )]
     RepositoryQuota,
-    #[error(
-        "rate-limited: this server has as many announcements of this repository name as it stores"
-    )]
-    IdentifierQuota,
     /// A limit of purgatory is reached.
     #[error("rate-limited: too many events wait for git data, try again later")]
     Quota,
@@ -212,7 +208,6 @@ impl Rejection {
             | Self::UnknownAuthor
             | Self::TooFarAhead => Retry::AfterDependency,
             Self::RepositoryQuota
-            | Self::IdentifierQuota
             | Self::Quota
             | Self::RateLimited
             | Self::Busy

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::maintainers::MaintainerModel::{Plain, Reciprocal};
-use grasp_core::maintainers::{MAX_MAINTAINERS, MaintainerLists};
+use grasp_core::maintainers::{Lookup, MAX_MAINTAINERS, MaintainerLists};
 use grasp_core::nip34::{Announcement, MaintainerList};
 use nostr::key::PublicKey;
 use proptest::prelude::*;
@@ -121,6 +121,33 @@ fn a_long_chain_of_listings_ends_at_the_maximum_number_of_maintainers() {
 }
 
 proptest! {
+    #[test]
+    fn reading_outward_gives_the_same_set_and_reads_nothing_else(
+        selected in any_key(), maintainer_lists in maintainer_lists(), stranger in any_key(), other in maintainer_lists(),
+    ) {
+        for model in [Plain, Reciprocal] {
+            let mut read: BTreeMap<PublicKey, Option<MaintainerList>> = BTreeMap::new();
+            let reach = loop {
+                let reach = model.reach(&selected, |key| match read.get(key) {
+                    None => Lookup::Unread,
+                    Some(None) => Lookup::Absent,
+                    Some(Some(list)) => Lookup::Read(list),
+                });
+                if reach.unread.is_empty() {
+                    break reach;
+                }
+                read.extend(reach.unread.iter().map(|key| (*key, maintainer_lists.get(key).cloned())));
+            };
+            prop_assert_eq!(&reach.maintainers, &model.maintainers(&selected, &maintainer_lists));
+            // Whatever a key outside of the reach announces changes nothing.
+            if !read.contains_key(&stranger) {
+                let mut more = maintainer_lists.clone();
+                more.extend(other.get(&stranger).map(|list| (stranger, list.clone())));
+                prop_assert_eq!(reach.maintainers, model.maintainers(&selected, &more));
+            }
+        }
+    }
+
     #[test]
     fn the_reciprocal_set_equals_repeating_the_rule(selected in any_key(), maintainer_lists in maintainer_lists()) {
         let maintainers = Reciprocal.maintainers(&selected, &maintainer_lists);

@@ -1,24 +1,23 @@
 //! Repositories that lack objects which their refs need, because files were lost on disk.
 //!
-//! Maintenance checks the packs and tips of every identifier, at start and every six hours; a fetch that git cannot serve
+//! Maintenance checks the packs and tips of every repository, at start and every six hours; a fetch that git cannot serve
 //! causes a check too. `/health`, the status and a metric report what is found, and the hunt fetches what is missing from
 //! the other servers of the repository. Each survey checks again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use grasp_core::RepoId;
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, RepoId};
-use nostr::key::PublicKey;
 use parking_lot::Mutex;
 
 use super::PurgatoryDriver;
 use crate::Input;
 use crate::git::{GitError, RepoStore};
 
-/// The repositories of one identifier, in one of the two stores.
-type Place = (Endpoint, Identifier);
+/// The a repository, in one of the two stores.
+type Place = (Endpoint, RepoId);
 
 /// Added to the time of a repair, so that packs are read again that were read in the same second.
 const CLOCK_RESOLUTION: Duration = Duration::from_secs(1);
@@ -38,59 +37,53 @@ pub(super) struct Damage(Arc<Mutex<DamageState>>);
 
 #[derive(Debug, Default)]
 struct DamageState {
-    damaged: BTreeMap<Place, BTreeSet<PublicKey>>,
-    /// Identifiers that are being checked because a fetch failed.
+    damaged: BTreeSet<Place>,
+    /// Repositories that are being checked because a fetch failed.
     suspected: BTreeSet<Place>,
 }
 
 impl Damage {
-    /// Checks that the objects of an identifier are there, and returns whether some are not. Histories are walked only if
+    /// Checks that the objects of a repository are there, and returns whether some are not. Histories are walked only if
     /// `walk`, if a pack is lost, or if damage is known that a check of the tips may not show.
     pub(super) async fn inspect(
         &self,
         store: &RepoStore,
-        identifier: &Identifier,
+        repo: &RepoId,
         walk: bool,
     ) -> Result<bool, GitError> {
-        let place = (store.endpoint(), identifier.clone());
-        let is_known = self.0.lock().damaged.contains_key(&place);
-        let inspection = store.inspect(identifier, walk || is_known).await?;
-        let is_damaged = !inspection.broken.is_empty();
-        self.found(place, inspection.broken);
-        Ok(is_damaged)
+        let place = (store.endpoint(), repo.clone());
+        let is_known = self.0.lock().damaged.contains(&place);
+        let inspection = store.inspect(repo, walk || is_known).await?;
+        self.found(place, inspection.is_broken);
+        Ok(inspection.is_broken)
     }
 
-    /// Returns whether repositories of an identifier are known to lack objects.
-    pub(super) fn is_damaged(&self, identifier: &Identifier) -> bool {
-        self.0.lock().damaged.keys().any(|(_, damaged)| damaged == identifier)
+    /// Returns whether a repository is known to lack objects.
+    pub(super) fn is_damaged(&self, repo: &RepoId) -> bool {
+        self.0.lock().damaged.iter().any(|(_, damaged)| damaged == repo)
     }
 
-    fn found(&self, place: Place, owners: BTreeSet<PublicKey>) {
-        let identifier = place.1.clone();
+    fn found(&self, place: Place, is_broken: bool) {
+        let repo = place.1.clone();
         let mut known = self.0.lock();
-        if owners.is_empty() {
-            if known.damaged.remove(&place).is_some() {
-                tracing::info!(%identifier, "the git objects of a repository are complete again");
+        if !is_broken {
+            if known.damaged.remove(&place) {
+                tracing::info!(%repo, "the git objects of a repository are complete again");
             }
             return;
         }
-        if known.damaged.get(&place) != Some(&owners) {
-            let owners: Vec<_> = owners.iter().map(PublicKey::to_hex).collect();
+        if known.damaged.insert(place) {
             tracing::error!(
-                %identifier, ?owners,
+                %repo,
                 "git objects of a repository are missing on disk; they are fetched from its other servers"
             );
         }
-        known.damaged.insert(place, owners);
     }
 
     fn all(&self) -> Vec<DamagedRepo> {
         let known = self.0.lock();
-        let repos = known.damaged.iter().flat_map(|((endpoint, identifier), owners)| {
-            let repo = |owner: &PublicKey| RepoId::new(*owner, identifier.clone());
-            owners.iter().map(move |owner| DamagedRepo { endpoint: *endpoint, repo: repo(owner) })
-        });
-        repos.collect()
+        let damaged = known.damaged.iter().cloned();
+        damaged.map(|(endpoint, repo)| DamagedRepo { endpoint, repo }).collect()
     }
 }
 
@@ -133,17 +126,15 @@ impl PurgatoryDriver {
 
     /// Returns whether a repository is known to lack objects.
     pub fn is_damaged(&self, endpoint: Endpoint, repo: &RepoId) -> bool {
-        let known = self.executor.damage.0.lock();
-        let owners = known.damaged.get(&(endpoint, repo.identifier.clone()));
-        owners.is_some_and(|owners| owners.contains(&repo.owner))
+        self.executor.damage.0.lock().damaged.contains(&(endpoint, repo.clone()))
     }
 
-    /// Checks a repository if git reported a missing object while it served a fetch. One check of an identifier runs at a
+    /// Checks a repository if git reported a missing object while it served a fetch. One check of a repository runs at a
     /// time, so that clients cannot queue them by asking for objects that never were here.
     pub fn suspect(&self, endpoint: Endpoint, repo: &RepoId, words: &str) {
         let store = self.executor.parts.store_of(endpoint).cloned();
         let (Some(suspicion), Some(store)) = (Suspicion::read(words), store) else { return };
-        let place = (endpoint, repo.identifier.clone());
+        let place = (endpoint, repo.clone());
         let executor = self.executor.clone();
         if !executor.damage.0.lock().suspected.insert(place.clone()) {
             return;
@@ -154,27 +145,37 @@ impl PurgatoryDriver {
         });
     }
 
-    /// Reads all packs of an identifier, salvages the readable objects of damaged ones, and starts to fetch what is missing
+    /// Reads all packs of a repository, salvages the readable objects of damaged ones, and starts to fetch what is missing
     /// from other servers. Returns whether objects are missing.
-    pub async fn repair(&self, identifier: &Identifier) -> Result<bool, GitError> {
+    pub async fn repair(&self, repo: &RepoId) -> Result<bool, GitError> {
         let now = self.executor.parts.relay.now().unix;
         for store in self.executor.parts.stores() {
-            let damaged = store.verify(identifier, now + CLOCK_RESOLUTION, now).await?;
+            let damaged = store.verify(repo, now + CLOCK_RESOLUTION, now).await?;
             if !damaged.is_empty() {
-                tracing::error!(%identifier, ?damaged, "packs are damaged; what is unreadable is fetched from other servers");
+                tracing::error!(%repo, ?damaged, "packs are damaged; what is unreadable is fetched from other servers");
             }
-            self.executor.damage.inspect(store, identifier, true).await?;
+            self.executor.damage.inspect(store, repo, true).await?;
         }
-        let is_missing = self.lacks_objects(identifier);
+        let is_missing = self.lacks_objects(repo);
         if is_missing {
-            self.tell(Input::Damaged { identifier: identifier.clone() }).await;
+            self.tell(Input::Damaged { repo: repo.clone() }).await;
         }
         Ok(is_missing)
     }
 
-    /// Returns whether repositories of an identifier are known to lack objects.
-    pub fn lacks_objects(&self, identifier: &Identifier) -> bool {
-        self.executor.damage.is_damaged(identifier)
+    /// Removes objects that no ref of a repository reaches, replaced commits included. Returns whether it became smaller.
+    pub async fn purge(&self, repo: &RepoId) -> Result<bool, GitError> {
+        let now = self.executor.parts.relay.now().unix;
+        let mut is_purged = false;
+        for store in self.executor.parts.stores() {
+            is_purged |= store.purge(repo, now).await?;
+        }
+        Ok(is_purged)
+    }
+
+    /// Returns whether a repository is known to lack objects.
+    pub fn lacks_objects(&self, repo: &RepoId) -> bool {
+        self.executor.damage.is_damaged(repo)
     }
 }
 

@@ -1,10 +1,10 @@
-//! Limits of the git data that parties add to the disk in a day, and of the size of a family.
+//! Limits of the git data that parties add to the disk in a day, and of the size of a repo.
 //!
 //! Git data stays until nothing refers to it, so it is counted when it comes. Maintainers of a served repository may add
-//! most; all others share less, and less still for one family. The size of a family on disk is limited for good.
+//! most; all others share less, and less still for one repo. The size of a repo on disk is limited for good.
 //!
 //! What came is committed with the next change of purgatory, at the latest with the release that follows from it, and read
-//! at the next start: the limits of authors, families and the server hold across restarts. Client networks are not
+//! at the next start: the limits of authors, repos and the server hold across restarts. Client networks are not
 //! written to disk, so their shares begin anew, within what is left of the total.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::resources::{Bounds, Claimant, Meter};
-use grasp_core::{Identifier, Mono, Now};
+use grasp_core::{Mono, Now, RepoId};
 use nostr::types::Timestamp;
 use parking_lot::Mutex;
 
@@ -40,14 +40,14 @@ const OTHERS: Bounds =
 /// Fetches and copies because of events of others.
 const HUNTED: Bounds = Bounds { total: 32 * GIB, reserve: 0, per_author: 4 * GIB, smallest: GIB };
 
-/// Additions of others to one family.
-const FAMILY: Bounds =
+/// Additions of others to one repo.
+const REPOSITORY: Bounds =
     Bounds { total: 8 * GIB, reserve: 0, per_author: 4 * GIB, smallest: 2 * GIB };
 
-/// Families that are counted one by one. Those beyond are bounded with all others.
-const MAX_FAMILIES: usize = 10_000;
+/// Repositories that are counted one by one. Those beyond are bounded with all others.
+const MAX_REPOS: usize = 10_000;
 
-/// Bytes that were added in the last day, and the size that a family may have. Clones share it.
+/// Bytes that were added in the last day, and the size that a repo may have. Clones share it.
 #[derive(Clone, Debug)]
 pub struct DiskBudget {
     spent: Arc<Mutex<Spent>>,
@@ -59,7 +59,7 @@ struct Spent {
     maintainers: Meter,
     others: Meter,
     hunted: Meter,
-    families: BTreeMap<Identifier, Meter>,
+    repos: BTreeMap<RepoId, Meter>,
     /// Additions that are in no commit yet: their bytes, by what else they are.
     unsaved: BTreeMap<Addition, u64>,
 }
@@ -71,14 +71,14 @@ impl Default for Spent {
             maintainers: meter(MAINTAINERS),
             others: meter(OTHERS),
             hunted: meter(HUNTED),
-            families: BTreeMap::new(),
+            repos: BTreeMap::new(),
             unsaved: BTreeMap::new(),
         }
     }
 }
 
 impl Spent {
-    /// Returns the meter of a claimant for all families.
+    /// Returns the meter of a claimant for all repos.
     fn meter(&mut self, claimant: &Claimant, source: Source) -> &mut Meter {
         match (claimant.has_authority, source) {
             (true, _) => &mut self.maintainers,
@@ -90,13 +90,13 @@ impl Spent {
     fn charge(
         &mut self,
         at: Mono,
-        family: &Identifier,
+        repo: &RepoId,
         claimant: &Claimant,
         (source, bytes): (Source, u64),
     ) {
         self.meter(claimant, source).charge(at, claimant, bytes);
         if !claimant.has_authority {
-            if let Some(meter) = self.family(at, family) {
+            if let Some(meter) = self.repo(at, repo) {
                 meter.charge(at, claimant, bytes);
             }
         }
@@ -105,29 +105,29 @@ impl Spent {
     /// Notes an addition for the next commit. More than a few wait only while the database cannot be written.
     fn note(&mut self, addition: Addition) {
         let key = Addition { bytes: 0, ..addition };
-        if self.unsaved.len() < MAX_FAMILIES || self.unsaved.contains_key(&key) {
+        if self.unsaved.len() < MAX_REPOS || self.unsaved.contains_key(&key) {
             let sum = self.unsaved.entry(key).or_default();
             *sum = sum.saturating_add(addition.bytes);
         }
     }
 
-    /// Returns the meter of one family for claimants without authority; `None` if too many are counted.
-    fn family(&mut self, now: Mono, family: &Identifier) -> Option<&mut Meter> {
-        if !self.families.contains_key(family) {
-            if self.families.len() >= MAX_FAMILIES {
-                self.families.retain(|_, meter| meter.usage(now).all > 0);
+    /// Returns the meter of one repo for claimants without authority; `None` if too many are counted.
+    fn repo(&mut self, now: Mono, repo: &RepoId) -> Option<&mut Meter> {
+        if !self.repos.contains_key(repo) {
+            if self.repos.len() >= MAX_REPOS {
+                self.repos.retain(|_, meter| meter.usage(now).all > 0);
             }
-            if self.families.len() >= MAX_FAMILIES {
+            if self.repos.len() >= MAX_REPOS {
                 return None;
             }
-            self.families.insert(family.clone(), Meter::new(FAMILY, DAY));
+            self.repos.insert(repo.clone(), Meter::new(REPOSITORY, DAY));
         }
-        self.families.get_mut(family)
+        self.repos.get_mut(repo)
     }
 }
 
 impl DiskBudget {
-    /// Creates an unspent budget, for families of at most `repository_bytes`.
+    /// Creates an unspent budget, for repos of at most `repository_bytes`.
     pub fn new(repository_bytes: u64) -> Self {
         Self { spent: Arc::default(), repository_bytes }
     }
@@ -135,11 +135,11 @@ impl DiskBudget {
     /// Counts what came before the start, oldest first.
     pub(super) fn restore(&self, now: Now, additions: &[Addition]) {
         let mut spent = self.spent.lock();
-        for Addition { at, identifier, author, has_authority, source, bytes } in additions {
+        for Addition { at, repo, author, has_authority, source, bytes } in additions {
             let age = Duration::from_secs(now.unix.as_secs().saturating_sub(at.as_secs()));
             let author = *author;
             let claimant = Claimant { network: None, author, has_authority: *has_authority };
-            spent.charge(shifted(now.mono) - age, identifier, &claimant, (*source, *bytes));
+            spent.charge(shifted(now.mono) - age, repo, &claimant, (*source, *bytes));
         }
     }
 
@@ -177,54 +177,54 @@ impl DiskBudget {
         additions.into_iter().for_each(|addition| spent.note(addition));
     }
 
-    /// Returns the bytes that a family may have when this claimant adds to it. A quarter is reserved for authority.
-    pub fn family_limit(&self, claimant: &Claimant) -> u64 {
+    /// Returns the bytes that a repo may have when this claimant adds to it. A quarter is reserved for authority.
+    pub fn repo_limit(&self, claimant: &Claimant) -> u64 {
         match claimant.has_authority {
             true => self.repository_bytes,
             false => self.repository_bytes - self.repository_bytes / 4,
         }
     }
 
-    /// Returns the bytes by which a claimant may still grow a family. Concurrent additions do not see each other.
-    pub async fn family_room(
+    /// Returns the bytes by which a claimant may still grow a repo. Concurrent additions do not see each other.
+    pub async fn repo_room(
         &self,
-        repos: &RepoStore,
-        family: &Identifier,
+        store: &RepoStore,
+        repo: &RepoId,
         claimant: &Claimant,
     ) -> Result<u64, GitError> {
-        Ok(self.family_limit(claimant).saturating_sub(repos.family_bytes(family).await?))
+        Ok(self.repo_limit(claimant).saturating_sub(store.repo_bytes(repo).await?))
     }
 
-    /// Returns the bytes that a claimant may still add to a family today.
-    pub fn room(&self, now: Mono, family: &Identifier, claimant: &Claimant, source: Source) -> u64 {
+    /// Returns the bytes that a claimant may still add to a repo today.
+    pub fn room(&self, now: Mono, repo: &RepoId, claimant: &Claimant, source: Source) -> u64 {
         let (now, mut spent) = (shifted(now), self.spent.lock());
         let room = spent.meter(claimant, source).room(now, claimant);
         if claimant.has_authority {
             return room;
         }
-        let here = spent.family(now, family).map_or(room, |meter| meter.room(now, claimant));
+        let here = spent.repo(now, repo).map_or(room, |meter| meter.room(now, claimant));
         room.min(here)
     }
 
-    /// Counts the bytes that a claimant has added to a family.
+    /// Counts the bytes that a claimant has added to a repo.
     pub fn charge(
         &self,
         now: Now,
-        family: &Identifier,
+        repo: &RepoId,
         claimant: &Claimant,
         (source, bytes): (Source, u64),
     ) {
         let secs = now.unix.as_secs();
         let addition = Addition {
             at: Timestamp::from_secs(secs - secs % HOUR),
-            identifier: family.clone(),
+            repo: repo.clone(),
             author: claimant.author,
             has_authority: claimant.has_authority,
             source,
             bytes,
         };
         let mut spent = self.spent.lock();
-        spent.charge(shifted(now.mono), family, claimant, (source, bytes));
+        spent.charge(shifted(now.mono), repo, claimant, (source, bytes));
         spent.note(addition);
     }
 }
@@ -245,10 +245,14 @@ mod tests {
     }
 
     #[test]
-    fn authors_without_authority_leave_a_quarter_of_a_family_to_its_maintainers() {
+    fn authors_without_authority_leave_a_quarter_of_a_repository_to_its_maintainers() {
         let budget = DiskBudget::new(400);
-        assert_eq!(budget.family_limit(&author(1)), 300);
-        assert_eq!(budget.family_limit(&author(1).with_authority()), 400);
+        assert_eq!(budget.repo_limit(&author(1)), 300);
+        assert_eq!(budget.repo_limit(&author(1).with_authority()), 400);
+    }
+
+    fn repo(owner: u8, identifier: &str) -> RepoId {
+        RepoId::new(PublicKey::from_byte_array([owner; 32]), identifier.parse().unwrap())
     }
 
     fn at(secs: u64) -> Now {
@@ -256,11 +260,11 @@ mod tests {
     }
 
     #[test]
-    fn data_without_authority_is_bounded_by_family_and_in_total_for_a_day() {
+    fn data_without_authority_is_bounded_by_repository_and_in_total_for_a_day() {
         let (budget, now) = (DiskBudget::new(GIB), at(1));
-        let (x, y): (Identifier, Identifier) = ("x".parse().unwrap(), "y".parse().unwrap());
-        let room = |now: Now, family, claimant: &Claimant| {
-            budget.room(now.mono, family, claimant, Source::Hunted)
+        let (x, y) = (repo(1, "x"), repo(2, "x"));
+        let room = |now: Now, repo, claimant: &Claimant| {
+            budget.room(now.mono, repo, claimant, Source::Hunted)
         };
         let before = room(now, &x, &author(1).with_authority());
         let mut added = 0;
@@ -269,9 +273,9 @@ mod tests {
             budget.charge(now, &x, &author(n), (Source::Hunted, some));
             added += some;
         }
-        assert_eq!(added, FAMILY.total, "however many sign");
+        assert_eq!(added, REPOSITORY.total, "however many sign");
         assert_eq!(room(now, &x, &author(101)), 0);
-        assert!(room(now, &y, &author(101)) > 0, "another name");
+        assert!(room(now, &y, &author(101)) > 0, "another owner of the name");
         assert_eq!(room(now, &x, &author(1).with_authority()), before);
         assert!(room(at(2 * 24 * HOUR), &x, &author(101)) > 0);
     }
@@ -280,18 +284,18 @@ mod tests {
     fn hunted_data_does_not_use_the_share_of_pushes() {
         let (budget, now) = (DiskBudget::new(GIB), at(1));
         for n in 0..100 {
-            let family: Identifier = n.to_string().parse().unwrap();
-            let some = budget.room(now.mono, &family, &author(n), Source::Hunted);
-            budget.charge(now, &family, &author(n), (Source::Hunted, some));
+            let repo = repo(1, &n.to_string());
+            let some = budget.room(now.mono, &repo, &author(n), Source::Hunted);
+            budget.charge(now, &repo, &author(n), (Source::Hunted, some));
         }
-        let x = "x".parse().unwrap();
+        let x = repo(1, "x");
         assert_eq!(budget.room(now.mono, &x, &author(101), Source::Hunted), 0);
         assert!(budget.room(now.mono, &x, &author(101), Source::Pushed) > GIB);
     }
 
     #[test]
     fn a_restart_restores_the_spent_amounts_and_their_age() {
-        let (before, x): (_, Identifier) = (DiskBudget::new(GIB), "x".parse().unwrap());
+        let (before, x) = (DiskBudget::new(GIB), repo(1, "x"));
         before.charge(at(0), &x, &author(1), (Source::Pushed, GIB));
         before.charge(at(1), &x, &author(1), (Source::Pushed, 2 * GIB));
         before.charge(at(12 * HOUR), &x, &author(2).with_authority(), (Source::Pushed, GIB));
@@ -307,7 +311,7 @@ mod tests {
             [room(&author(1)), room(&author(2)), room(&author(2).with_authority())]
         };
         assert_eq!(room(&after, start.mono), room(&before, at(13 * HOUR).mono));
-        assert_eq!(room(&after, start.mono)[0], GIB, "of four in a family");
+        assert_eq!(room(&after, start.mono)[0], GIB, "of four in a repository");
         let fresh = room(&DiskBudget::new(GIB), start.mono);
         let a_day_later = start.mono + Duration::from_secs(15 * HOUR);
         assert_eq!(

@@ -1,13 +1,13 @@
-//! Maintenance of all identifiers, one at a time.
+//! Maintenance of all repositories, one at a time.
 //!
 //! It runs when the server starts, which finds what an earlier run left between a change in the store and its effect in
-//! git. The maintenance of an identifier begins after that of the one before has ended, so that a server with many
+//! git. The maintenance of an repo begins after that of the one before has ended, so that a server with many
 //! repositories is rarely busy with more than one of them. One that takes too long goes on beside the next.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use grasp_core::{Identifier, Oid};
+use grasp_core::RepoId;
 use nostr::types::Timestamp;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use super::queue::Executor;
 use super::{Order, Until};
 use crate::Input;
-use crate::git::{FamilyGuard, GitError, RepoStore};
+use crate::git::{GitError, RepoGuard, RepoStore};
 
 /// Time from the end of maintenance to its next start.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(6 * 60 * 60);
@@ -23,23 +23,23 @@ const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(6 * 60 * 60);
 /// Time after which a pack is read as a whole again, to find damage.
 const VERIFY_INTERVAL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// Time after which identifiers are listed again if that failed.
+/// Time after which repositories are listed again if that failed.
 const LIST_RETRY: Duration = Duration::from_secs(60);
 
-/// Time between two identifiers, for the disk to do other things.
+/// Time between two repositories, for the disk to do other things.
 const PAUSE_BETWEEN_REPOSITORIES: Duration = Duration::from_millis(20);
 
-/// Time that the maintenance of one identifier is waited for.
+/// Time that the maintenance of one repo is waited for.
 const REPOSITORY_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// Maintains all identifiers, at once, by schedule and when that is requested. Requests are answered after the next pass
+/// Maintains all repositories, at once, by schedule and when that is requested. Requests are answered after the next pass
 /// that begins, all together.
 async fn run<L, M>(
     mut requests: mpsc::Receiver<oneshot::Sender<()>>,
     list: impl Fn() -> L,
-    maintain: impl Fn(Identifier) -> M,
+    maintain: impl Fn(RepoId) -> M,
 ) where
-    L: Future<Output = Option<BTreeSet<Identifier>>>,
+    L: Future<Output = Option<BTreeSet<RepoId>>>,
     M: Future<Output = ()> + Send + 'static,
 {
     let mut requested: Vec<oneshot::Sender<()>> = Vec::new();
@@ -47,14 +47,14 @@ async fn run<L, M>(
         requested.extend(std::iter::from_fn(|| requests.try_recv().ok()));
         let names = list().await;
         let next = if names.is_some() { MAINTENANCE_INTERVAL } else { LIST_RETRY };
-        for identifier in names.unwrap_or_default() {
+        for repo in names.unwrap_or_default() {
             if requests.is_closed() {
                 return;
             }
             sleep(PAUSE_BETWEEN_REPOSITORIES).await;
-            let work = tokio::spawn(maintain(identifier.clone()));
+            let work = tokio::spawn(maintain(repo.clone()));
             if timeout(REPOSITORY_TIMEOUT, work).await.is_err() {
-                tracing::warn!(%identifier, "the maintenance of a repository takes long; going on");
+                tracing::warn!(%repo, "the maintenance of a repository takes long; going on");
             }
         }
         requested.drain(..).for_each(|reply| _ = reply.send(()));
@@ -84,22 +84,22 @@ impl Executor {
         run(requests, list, |name| self.clone().maintain_and_settle(name)).await;
     }
 
-    /// Maintains an identifier in its queue, and waits until what follows from that is done.
-    async fn maintain_and_settle(self, identifier: Identifier) {
+    /// Maintains an repo in its queue, and waits until what follows from that is done.
+    async fn maintain_and_settle(self, repo: RepoId) {
         let (done, is_done) = oneshot::channel();
-        self.order(Order::Maintain { identifier: identifier.clone(), done }).await;
+        self.order(Order::Maintain { repo: repo.clone(), done }).await;
         let _ = is_done.await;
-        self.tell(Input::Changed { identifier: identifier.clone() }).await;
+        self.tell(Input::Changed { repo: repo.clone() }).await;
         let (reply, is_settled) = oneshot::channel();
-        self.order(Order::Wait { until: Until::Settled(identifier), reply }).await;
+        self.order(Order::Wait { until: Until::Settled(repo), reply }).await;
         let _ = is_settled.await;
     }
 
-    /// Returns every identifier that is hosted, on disk or by a stored announcement.
-    async fn try_names(&self) -> Result<BTreeSet<Identifier>, GitError> {
+    /// Returns every repo that is hosted, on disk or by a stored announcement.
+    async fn try_names(&self) -> Result<BTreeSet<RepoId>, GitError> {
         let mut names = BTreeSet::new();
         for store in self.parts.stores() {
-            names.extend(store.identifiers().await?);
+            names.extend(store.all().await?);
         }
         names.extend(self.parts.relay.hosted(&self.parts.policy).await?);
         Ok(names)
@@ -118,75 +118,71 @@ impl Executor {
         }
     }
 
-    /// Removes retired data whose time is over, and repacks. Objects that no view needs are removed, but for the tips that
-    /// held events are `waiting` for, if there are any.
-    pub(super) async fn maintain(&self, identifier: &Identifier, waiting: Option<BTreeSet<Oid>>) {
-        if let Err(error) = self.try_maintain(identifier, waiting).await {
-            tracing::warn!(%error, %identifier, "maintenance of a repository failed");
+    /// Removes retired data whose time is over, and repacks. Objects that nothing refers to are removed.
+    pub(super) async fn maintain(&self, repo: &RepoId, has_held: bool) {
+        if let Err(error) = self.try_maintain(repo, has_held).await {
+            tracing::warn!(%error, %repo, "maintenance of a repository failed");
         }
     }
 
-    async fn try_maintain(
-        &self,
-        identifier: &Identifier,
-        waiting: Option<BTreeSet<Oid>>,
-    ) -> Result<(), GitError> {
+    async fn try_maintain(&self, repo: &RepoId, has_held: bool) -> Result<(), GitError> {
         let now = self.parts.relay.now().unix;
-        self.unrelated.forget(identifier);
+        self.unavailable.forget(repo);
         for store in self.parts.stores() {
-            self.inspect(store, identifier, false).await;
-            self.verify(store, identifier, now).await;
-            let mut guard = store.lock(identifier).await?;
+            self.inspect(store, repo, false).await;
+            self.verify(store, repo, now).await;
+            let mut guard = store.lock(repo).await?;
             self.forget_vanished(&mut guard).await?;
-            if waiting.is_none() {
+            if !has_held {
                 guard.remove_if_deserted().await?;
             }
             if guard.compact().await? {
-                tracing::debug!(%identifier, "repacked a repository");
+                tracing::debug!(%repo, "repacked a repository");
             }
+            let row = guard.row().await?;
             drop(guard);
-            if store.collect(identifier, &waiting.clone().unwrap_or_default(), now).await? {
-                tracing::debug!(%identifier, "removed objects that nothing refers to");
+            let keep = self.keep(repo, &row).await?;
+            if store.collect(repo, &keep).await? {
+                tracing::debug!(%repo, "removed objects that nothing refers to");
             }
         }
         Ok(())
     }
 
-    /// Checks that the objects of an identifier are there, and hunts for those that are not. Histories are walked if `walk`.
-    pub(super) async fn inspect(&self, store: &RepoStore, identifier: &Identifier, walk: bool) {
-        match self.damage.inspect(store, identifier, walk).await {
+    /// Checks that the objects of an repo are there, and hunts for those that are not. Histories are walked if `walk`.
+    pub(super) async fn inspect(&self, store: &RepoStore, repo: &RepoId, walk: bool) {
+        match self.damage.inspect(store, repo, walk).await {
             Ok(true) => {
-                self.tell(Input::Damaged { identifier: identifier.clone() }).await;
+                self.tell(Input::Damaged { repo: repo.clone() }).await;
             }
             Ok(false) => {}
             Err(error) => {
-                tracing::warn!(%error, %identifier, "could not check a repository for missing objects");
+                tracing::warn!(%error, %repo, "could not check a repository for missing objects");
             }
         }
     }
 
-    /// Reads the packs of an identifier that were not read for a month.
-    async fn verify(&self, store: &RepoStore, identifier: &Identifier, now: Timestamp) {
-        match store.verify(identifier, now - VERIFY_INTERVAL, now).await {
+    /// Reads the packs of an repo that were not read for a month.
+    async fn verify(&self, store: &RepoStore, repo: &RepoId, now: Timestamp) {
+        match store.verify(repo, now - VERIFY_INTERVAL, now).await {
             Ok(damaged) if damaged.is_empty() => {}
             Ok(damaged) => {
-                tracing::error!(%identifier, ?damaged, "packs are damaged; what is unreadable is fetched from other servers");
-                self.inspect(store, identifier, false).await;
+                tracing::error!(%repo, ?damaged, "packs are damaged; what is unreadable is fetched from other servers");
+                self.inspect(store, repo, false).await;
             }
             Err(error) => {
-                tracing::warn!(%error, %identifier, "could not read the packs of a repository")
+                tracing::warn!(%error, %repo, "could not read the packs of a repository")
             }
         }
     }
 
-    /// Removes retired views of owners who have vanished since (NIP-62).
-    async fn forget_vanished(&self, guard: &mut FamilyGuard) -> Result<(), GitError> {
-        for owner in guard.retired_owners().await? {
-            if self.has_vanished(&owner).await? {
-                guard.forget_retired_of(&owner).await?;
-            }
+    /// Removes retired data of an owner who has vanished since (NIP-62).
+    async fn forget_vanished(&self, guard: &mut RepoGuard) -> Result<(), GitError> {
+        if guard.retired_refs().await?.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let owner = guard.repo().owner;
+        if self.has_vanished(&owner).await? { guard.forget_retired().await } else { Ok(()) }
     }
 }
 
@@ -194,12 +190,13 @@ impl Executor {
 mod tests {
     use std::sync::{Arc, Mutex};
 
+    use nostr::key::PublicKey;
     use tokio::time::Instant;
 
     use super::super::MAINTENANCE_QUEUE;
     use super::*;
 
-    /// Passes over these identifiers, whose maintenance takes so long, and when each began or was listed.
+    /// Passes over these repositories, whose maintenance takes so long, and when each began or was listed.
     struct Passes {
         log: Arc<Mutex<Vec<(Duration, String)>>>,
         requests: mpsc::Sender<oneshot::Sender<()>>,
@@ -212,11 +209,11 @@ mod tests {
             let (listed, maintained) = (log.clone(), log.clone());
             let list = move || {
                 listed.lock().unwrap().push((began.elapsed(), String::from("list")));
-                let names = names.map(|all| all.iter().map(|it| it.parse().unwrap()).collect());
+                let names = names.map(|all| all.iter().map(|name| repo(name)).collect());
                 std::future::ready(names)
             };
-            let maintain = move |name: Identifier| {
-                maintained.lock().unwrap().push((began.elapsed(), name.to_string()));
+            let maintain = move |repo: RepoId| {
+                maintained.lock().unwrap().push((began.elapsed(), repo.identifier.to_string()));
                 sleep(takes)
             };
             tokio::spawn(run(inbox, list, maintain));
@@ -229,6 +226,10 @@ mod tests {
         }
     }
 
+    fn repo(name: &str) -> RepoId {
+        RepoId::new(PublicKey::from_byte_array([1; 32]), name.parse().unwrap())
+    }
+
     fn steps(steps: &[(Duration, &str)]) -> Vec<(Duration, String)> {
         steps.iter().map(|(at, step)| (*at, (*step).to_owned())).collect()
     }
@@ -236,7 +237,7 @@ mod tests {
     const NAMES: Option<&[&str]> = Some(&["a", "b"]);
 
     #[tokio::test(start_paused = true)]
-    async fn maintains_one_identifier_at_a_time() {
+    async fn maintains_one_repository_at_a_time() {
         let (takes, pause) = (Duration::from_secs(5), PAUSE_BETWEEN_REPOSITORIES);
         let passes = Passes::start(NAMES, takes);
         let end = pause * 2 + takes * 2;

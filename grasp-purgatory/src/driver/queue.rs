@@ -1,49 +1,50 @@
-//! Executes the outputs of purgatory: in order for one identifier, concurrently for different ones.
+//! Executes the outputs of purgatory: in order for one repository, concurrently for different ones.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use grasp_core::Identifier;
-use tokio::sync::{Semaphore, mpsc};
+use grasp_core::RepoId;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::damage::Damage;
-use super::refs::Unrelated;
+use super::refs::Unavailable;
 use super::{DiskBudget, Order, PurgatoryParts};
 use crate::active_work::ActiveWork;
 use crate::database::{Commit, Committed, DatabaseError};
-use crate::{CleanupTask, Input, Output};
+use crate::git::GitError;
+use crate::{CleanupTask, Input, Output, Purgatory, WakeCause};
 
 /// Queues beyond which ended ones are removed.
 const MAX_KNOWN_QUEUES: usize = 1_024;
 
-/// Surveys that read store and refs at the same time: after a start all identifiers are surveyed.
+/// Surveys that read store and refs at the same time: after a start all repositories are surveyed.
 const MAX_CONCURRENT_SURVEYS: usize = 16;
 
 /// One unit of work in a queue. Returns the input that reports its end, if there is one.
 pub(super) type Work = Pin<Box<dyn Future<Output = Option<Input>> + Send>>;
 
-/// Groups the outputs of one turn by queue, in their order. An output without an identifier goes to the queue of the first
+/// Groups the outputs of one turn by queue, in their order. An output without a repository goes to the queue of the first
 /// that has one.
-pub(super) fn by_identifier(turn: Vec<Output>) -> BTreeMap<Option<Identifier>, Vec<Output>> {
-    let default = turn.iter().find_map(identifier_of).cloned();
+pub(super) fn by_repo(turn: Vec<Output>) -> BTreeMap<Option<RepoId>, Vec<Output>> {
+    let default = turn.iter().find_map(repo_of).cloned();
     let mut queues: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for output in turn {
-        let identifier = identifier_of(&output).or(default.as_ref()).cloned();
-        queues.entry(identifier).or_default().push(output);
+        let repo = repo_of(&output).or(default.as_ref()).cloned();
+        queues.entry(repo).or_default().push(output);
     }
     queues
 }
 
-/// Returns the identifier of an output's queue, if it has one.
-fn identifier_of(output: &Output) -> Option<&Identifier> {
+/// Returns the repository of an output's queue, if it has one.
+fn repo_of(output: &Output) -> Option<&RepoId> {
     match output {
-        Output::Survey { identifier } | Output::Release { identifier, .. } => Some(identifier),
+        Output::Survey { repo } | Output::Release { repo, .. } => Some(repo),
         Output::RunTask(
             CleanupTask::CreateView { repo } | CleanupTask::RemoveView { repo, .. },
-        ) => Some(&repo.identifier),
-        Output::RunTask(CleanupTask::ClearProposal { names, .. }) => names.first(),
+        ) => Some(repo),
+        Output::RunTask(CleanupTask::ClearProposal { repos, .. }) => repos.first(),
         _ => None,
     }
 }
@@ -51,7 +52,7 @@ fn identifier_of(output: &Output) -> Option<&Identifier> {
 /// The queues: each new tokio task of a queue waits for the one before it.
 pub(super) struct WorkQueues {
     pub(super) executor: Executor,
-    tails: BTreeMap<Option<Identifier>, JoinHandle<()>>,
+    tails: BTreeMap<Option<RepoId>, JoinHandle<()>>,
 }
 
 impl WorkQueues {
@@ -59,11 +60,11 @@ impl WorkQueues {
         Self { executor, tails: BTreeMap::new() }
     }
 
-    pub(super) fn run(&mut self, identifier: Option<Identifier>, work: Vec<Work>) {
+    pub(super) fn run(&mut self, repo: Option<RepoId>, work: Vec<Work>) {
         if self.tails.len() > MAX_KNOWN_QUEUES {
             self.tails.retain(|_, tail| !tail.is_finished());
         }
-        let before = self.tails.remove(&identifier);
+        let before = self.tails.remove(&repo);
         let executor = self.executor.clone();
         let tail = tokio::spawn(async move {
             if let Some(before) = before {
@@ -75,7 +76,7 @@ impl WorkQueues {
                 }
             }
         });
-        self.tails.insert(identifier, tail);
+        self.tails.insert(repo, tail);
     }
 }
 
@@ -86,7 +87,7 @@ pub(super) struct Executor {
     pub(super) active_work: ActiveWork,
     pub(super) damage: Damage,
     pub(super) disk: DiskBudget,
-    pub(super) unrelated: Unrelated,
+    pub(super) unavailable: Unavailable,
     /// Permits of surveys to read.
     pub(super) readers: Arc<Semaphore>,
     orders: mpsc::WeakSender<Order>,
@@ -99,7 +100,7 @@ impl Executor {
             parts: Arc::new(parts),
             active_work: ActiveWork::default(),
             damage: Damage::default(),
-            unrelated: Unrelated::default(),
+            unavailable: Unavailable::default(),
             readers: Arc::new(Semaphore::new(MAX_CONCURRENT_SURVEYS)),
             orders,
         }
@@ -108,6 +109,63 @@ impl Executor {
     /// Sends an input to purgatory.
     pub(super) async fn tell(&self, input: Input) {
         self.order(Order::Tell(input)).await;
+    }
+
+    /// Calls a function with the state of purgatory.
+    pub(super) async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Purgatory) -> T + Send + 'static,
+    ) -> Result<T, GitError> {
+        let (reply, answer) = oneshot::channel();
+        let question = move |purgatory: &Purgatory| _ = reply.send(question(purgatory));
+        let orders = self.orders.upgrade().ok_or(GitError::Stopping)?;
+        let asked = orders.send(Order::Ask(Box::new(question))).await;
+        asked.map_err(|_| GitError::Stopping)?;
+        drop(orders);
+        answer.await.map_err(|_| GitError::Stopping)
+    }
+
+    /// Surveys the repositories that an event of this one may concern, but not this one.
+    pub(super) async fn wake(&self, repo: &RepoId, cause: WakeCause) {
+        match self.concerned(repo, cause).await {
+            Ok(concerned) => {
+                for repo in concerned {
+                    self.tell(Input::Changed { repo }).await;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, %repo, "could not read which repositories an event concerns");
+            }
+        }
+    }
+
+    /// Surveys the repositories whose events were removed, and those that this concerns.
+    pub(super) async fn wake_affected(&self, affected: impl IntoIterator<Item = RepoId>) {
+        for repo in affected {
+            self.tell(Input::Changed { repo: repo.clone() }).await;
+            self.wake(&repo, WakeCause::Announcement).await;
+        }
+    }
+
+    /// Returns the other repositories that an event of this one may concern.
+    async fn concerned(&self, repo: &RepoId, cause: WakeCause) -> Result<Vec<RepoId>, GitError> {
+        let _reading = self.readers.acquire().await;
+        let mut reader = self.reach_reader(&repo.identifier);
+        let mut concerned = Vec::new();
+        match cause {
+            WakeCause::Announcement => {
+                for owner in reader.related(&repo.owner).await? {
+                    concerned.push(RepoId::new(owner, repo.identifier.clone()));
+                }
+            }
+            WakeCause::Content => {
+                for maintained in reader.maintained_by(&repo.owner).await? {
+                    concerned.push(maintained.repo);
+                }
+            }
+        }
+        concerned.retain(|other| other != repo);
+        Ok(concerned)
     }
 
     /// Commits, together with the additions that are in no commit yet.
@@ -136,7 +194,6 @@ impl Executor {
 mod tests {
     use std::collections::BTreeSet;
 
-    use grasp_core::RepoId;
     use nostr::event::EventId;
     use nostr::key::PublicKey;
 
@@ -144,35 +201,35 @@ mod tests {
     use crate::HoldOutcome;
 
     #[test]
-    fn outputs_are_in_order_for_one_identifier_and_separate_for_others() {
-        let name = |text: &str| text.parse::<Identifier>().unwrap();
-        let repo = |text| RepoId::new(PublicKey::from_byte_array([1; 32]), name(text));
+    fn outputs_are_in_order_for_one_repository_and_separate_for_others() {
+        let repo =
+            |text: &str| RepoId::new(PublicKey::from_byte_array([1; 32]), text.parse().unwrap());
         let id = EventId::from_byte_array([1; 32]);
-        let names = BTreeSet::from([name("y"), name("z")]);
+        let repos = BTreeSet::from([repo("y"), repo("z")]);
         let turn = vec![
             Output::RunTask(CleanupTask::CreateView { repo: repo("x") }),
-            Output::RunTask(CleanupTask::ClearProposal { id, keep: BTreeSet::new(), names }),
+            Output::RunTask(CleanupTask::ClearProposal { id, keep: BTreeSet::new(), repos }),
             Output::Answer { id, outcome: HoldOutcome::Held },
-            Output::Survey { identifier: name("x") },
-            Output::Survey { identifier: name("y") },
-            Output::Survey { identifier: name("z") },
+            Output::Survey { repo: repo("x") },
+            Output::Survey { repo: repo("y") },
+            Output::Survey { repo: repo("z") },
         ];
-        let queues = by_identifier(turn).into_iter().map(|(identifier, outputs)| {
+        let queues = by_repo(turn).into_iter().map(|(repo, outputs)| {
             let words = outputs.iter().map(|output| match output {
                 Output::RunTask(CleanupTask::CreateView { .. }) => "create",
                 Output::RunTask(_) => "clear",
                 Output::Answer { .. } => "answer",
                 _ => "survey",
             });
-            (identifier.unwrap().to_string(), words.collect::<Vec<_>>().join(" "))
+            (repo.unwrap().identifier.to_string(), words.collect::<Vec<_>>().join(" "))
         });
         let expected = [("x", "create answer survey"), ("y", "clear survey"), ("z", "survey")];
         assert_eq!(queues.collect::<Vec<_>>(), expected.map(|(q, w)| (q.to_owned(), w.to_owned())));
     }
 
     #[test]
-    fn outputs_without_identifier_have_a_queue_of_their_own() {
-        let queues = by_identifier(vec![Output::Publish { events: Vec::new() }]);
+    fn outputs_without_repository_have_a_queue_of_their_own() {
+        let queues = by_repo(vec![Output::Publish { events: Vec::new() }]);
         assert_eq!(queues.into_keys().collect::<Vec<_>>(), [None]);
     }
 }

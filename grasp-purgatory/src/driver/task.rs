@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use grasp_core::{Identifier, Mono};
+use grasp_core::{Mono, RepoId};
 use nostr::event::EventId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::queue::{self, Work, WorkQueues};
-use super::survey::SurveyRequest;
-use super::{LocalRelay, ORDER_QUEUE, Order, Question, RepoChange, Until};
+use super::{LocalRelay, ORDER_QUEUE, Order, Question, RepoNews, Until};
 use crate::database::{Commit, DatabaseError};
 use crate::hunt::HuntHandle;
 use crate::purgatory::Record;
@@ -41,7 +40,7 @@ impl Inbox {
 /// A caller that waits until passes have ended, or an event is no longer in purgatory.
 pub(super) struct Waiter {
     event: Option<EventId>,
-    passes: Vec<(Identifier, PassNumber)>,
+    passes: Vec<(RepoId, PassNumber)>,
     reply: oneshot::Sender<()>,
 }
 
@@ -52,7 +51,7 @@ pub(super) struct Task {
     pub(super) hunting: Option<HuntHandle>,
     pub(super) answers: BTreeMap<EventId, Vec<oneshot::Sender<HoldOutcome>>>,
     pub(super) waiters: Vec<Waiter>,
-    pub(super) news: broadcast::Sender<RepoChange>,
+    pub(super) news: broadcast::Sender<RepoNews>,
     /// `false` while records cannot be written.
     pub(super) writes: watch::Sender<bool>,
 }
@@ -111,33 +110,32 @@ impl Task {
             }
             Order::Wait { until, reply } => {
                 let (event, passes) = match until {
-                    Until::Settled(name) => {
-                        let pass = self.purgatory.pending_pass(&name);
-                        (None, pass.map(|pass| (name, pass)).into_iter().collect())
+                    Until::Settled(repo) => {
+                        let pass = self.purgatory.pending_pass(&repo);
+                        (None, pass.map(|pass| (repo, pass)).into_iter().collect())
                     }
                     Until::Decided(id) => (Some(id), self.purgatory.passes_for(&id)),
                 };
                 self.waiters.push(Waiter { event, passes, reply });
                 Outputs::default()
             }
-            Order::Maintain { identifier, done } => {
-                self.maintain(identifier, done);
+            Order::Maintain { repo, done } => {
+                self.maintain(repo, done);
                 Outputs::default()
             }
         }
     }
 
-    /// Queues the maintenance of an identifier.
-    fn maintain(&mut self, identifier: Identifier, done: oneshot::Sender<()>) {
-        let waits = !self.purgatory.held_events(&identifier).is_empty();
-        let waiting = waits.then(|| self.purgatory.wanted_tips(&identifier));
-        let (executor, name) = (self.queues.executor.clone(), identifier.clone());
+    /// Queues the maintenance of a repository.
+    fn maintain(&mut self, repo: RepoId, done: oneshot::Sender<()>) {
+        let has_held = self.purgatory.has_held(&repo);
+        let (executor, maintained) = (self.queues.executor.clone(), repo.clone());
         let work: Work = Box::pin(async move {
-            executor.maintain(&name, waiting).await;
+            executor.maintain(&maintained, has_held).await;
             let _ = done.send(());
             None
         });
-        self.queues.run(Some(identifier), vec![work]);
+        self.queues.run(Some(repo), vec![work]);
     }
 
     /// Returns the next order; `None` once all handles are dropped.
@@ -199,22 +197,22 @@ impl Task {
             // Without subscribers sending fails, which is fine.
             let _ = self.news.send(news);
         }
-        for (identifier, outputs) in queue::by_identifier(turn) {
+        for (repo, outputs) in queue::by_repo(turn) {
             let work: Vec<_> = outputs.into_iter().filter_map(|it| self.work(it)).collect();
             if !work.is_empty() {
-                self.queues.run(identifier, work);
+                self.queues.run(repo, work);
             }
         }
     }
 
     /// Returns the change that an output is: a view is created and removed with its announcement.
-    fn change_of(&self, output: &Output) -> Option<RepoChange> {
+    fn change_of(&self, output: &Output) -> Option<RepoNews> {
         match output {
             Output::RunTask(CleanupTask::CreateView { repo }) => {
-                self.purgatory.held_announcement(repo).map(RepoChange::Held)
+                self.purgatory.held_announcement(repo).map(RepoNews::Held)
             }
             Output::RunTask(CleanupTask::RemoveView { repo, .. }) => {
-                Some(RepoChange::Removed(repo.clone()))
+                Some(RepoNews::Removed(repo.clone()))
             }
             _ => None,
         }
@@ -225,13 +223,14 @@ impl Task {
         let executor = self.queues.executor.clone();
         Some(match output {
             Output::RunTask(task) => Box::pin(async move { Some(executor.task(task).await) }),
-            Output::Survey { identifier } => {
-                let request = SurveyRequest::of(&self.purgatory, identifier);
-                Box::pin(async move { Some(executor.survey(request).await) })
+            Output::Survey { repo } => Box::pin(async move { Some(executor.survey(repo).await) }),
+            Output::Release { repo, refs, events, withdraw } => {
+                Box::pin(async move { Some(executor.release(repo, refs, events, withdraw).await) })
             }
-            Output::Release { identifier, views, proposals, events, withdraw } => {
-                let (refs, events) = ((views, proposals), (events, withdraw));
-                Box::pin(async move { Some(executor.release(identifier, refs, events).await) })
+            Output::Wake { repo, cause } => {
+                // Not in a queue: it only sends inputs, and nothing waits for it.
+                tokio::spawn(async move { executor.wake(&repo, cause).await });
+                return None;
             }
             Output::Publish { events } => Box::pin(async move {
                 for event in events {
@@ -246,8 +245,8 @@ impl Task {
                     None
                 })
             }
-            Output::Hunt { identifier, after } => {
-                self.hunting.as_ref()?.want(identifier, after);
+            Output::Hunt { repo, after } => {
+                self.hunting.as_ref()?.want(repo, after);
                 return None;
             }
         })

@@ -18,7 +18,7 @@ use super::error::GitError;
 use super::limits::ProcessLimits;
 use super::process::GitProcess;
 use super::refs::{Refs, Target};
-use super::store::{Needed, RepoStore};
+use super::store::RepoStore;
 use super::{blocking, check};
 
 /// Bytes of a list that are encoded at once.
@@ -124,9 +124,9 @@ impl RepoStore {
 
     /// Returns the tips of refs that are not here.
     async fn lost_tips(&self, repo: &RepoId, refs: &Refs) -> Result<BTreeSet<Oid>, GitError> {
-        let objects = self.objects(&repo.identifier, Needed::Served).await?;
+        let objects = self.objects(repo).await?;
         let tips: BTreeSet<Oid> = refs.refs.values().map(|target| target.oid).collect();
-        blocking(move || check::missing(&[objects.family.objects()], &tips)).await
+        blocking(move || check::missing(&[objects.dir.objects()], &tips)).await
     }
 }
 
@@ -431,7 +431,7 @@ impl RepoStore {
                 command = command.keeping(present.in_use.clone());
                 present.bytes()
             }
-            None => self.family_bytes(&repo.identifier).await?,
+            None => self.repo_bytes(repo).await?,
         };
         command
             .limited(ProcessLimits::for_data(&claimant, bytes))

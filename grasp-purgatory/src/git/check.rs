@@ -11,13 +11,13 @@ use git2::{ObjectType, Odb, OdbLookupFlags};
 use grasp_core::resources::Claimant;
 use grasp_core::{Oid, RefName};
 
-use crate::database::FamilyRow;
+use crate::database::RepoRow;
 
 use super::binary::Git;
 use super::blocking;
 use super::command::GitCommand;
 use super::error::{GitError, says_disk_full};
-use super::layout::{self, Family};
+use super::layout::{self, RepoDir};
 use super::limits::ProcessLimits;
 use super::packs::cache::InUse;
 use super::process::Finished;
@@ -61,11 +61,11 @@ impl Completeness {
     }
 }
 
-/// The objects of a family, perhaps with some that are being received.
+/// The objects of a repository, perhaps with some that are being received.
 #[derive(Clone, Debug)]
 pub(super) struct Objects {
     pub(super) git: Git,
-    pub(super) family: Family,
+    pub(super) dir: RepoDir,
     pub(super) incoming: Option<Quarantine>,
     /// Keeps the packs on disk, where they are a cache.
     pub(super) in_use: Option<Arc<InUse>>,
@@ -74,15 +74,15 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// The objects of a family that are on disk, for the server's own work.
-    pub(super) fn of(store: &RepoStore, family: Family) -> Self {
+    /// The objects of a repository that are on disk, for the server's own work.
+    pub(super) fn of(store: &RepoStore, dir: RepoDir) -> Self {
         let (git, claimant) = (store.git().clone(), Claimant::server());
-        Self { git, family, incoming: None, in_use: None, claimant }
+        Self { git, dir, incoming: None, in_use: None, claimant }
     }
 
     /// A command that reads these objects, and writes new ones where things are received.
     pub(super) fn command(&self, subcommand: &'static str) -> GitCommand {
-        let command = self.git.command(subcommand).repository(self.family.path());
+        let command = self.git.command(subcommand).repository(self.dir.path());
         let mut command = command.claimed_by(self.claimant);
         if let Some(in_use) = &self.in_use {
             command = command.keeping(in_use.clone());
@@ -91,7 +91,7 @@ impl Objects {
             None => command,
             Some(incoming) => command
                 .writing_objects(&incoming.objects())
-                .reading_objects(&self.family.objects())
+                .reading_objects(&self.dir.objects())
                 .keeping(incoming.kept()),
         }
     }
@@ -138,9 +138,9 @@ impl Objects {
         &self,
         tips: &BTreeSet<Oid>,
     ) -> Result<(BTreeSet<Oid>, BTreeSet<Oid>), GitError> {
-        let (tips, family, stores) = (tips.clone(), self.family.clone(), self.stores());
+        let (tips, dir, stores) = (tips.clone(), self.dir.clone(), self.stores());
         blocking(move || {
-            let proofs = Proofs::load(&family)?;
+            let proofs = Proofs::load(&dir)?;
             let unproven: BTreeSet<_> =
                 tips.into_iter().filter(|tip| !proofs.contains(tip)).collect();
             let missing = missing(&stores, &unproven)?;
@@ -151,7 +151,7 @@ impl Objects {
 
     fn stores(&self) -> Vec<PathBuf> {
         let incoming = self.incoming.iter().map(Quarantine::objects);
-        std::iter::once(self.family.objects()).chain(incoming).collect()
+        std::iter::once(self.dir.objects()).chain(incoming).collect()
     }
 
     /// Walks all at once, which is what almost always suffices; if something lacks, halves until it is found.
@@ -181,22 +181,14 @@ impl Objects {
         Ok(broken)
     }
 
-    /// The first commits of the history of a tip.
-    pub(super) async fn roots_of(&self, tip: Oid) -> Result<BTreeSet<Oid>, GitError> {
-        let finished = self.rev_list(&["--max-parents=0", "--stdin"], [&tip]).await?;
-        let roots = finished.success(REV_LIST)?;
-        let roots = String::from_utf8_lossy(&roots);
-        Ok(roots.lines().filter_map(|line| line.parse().ok()).collect())
-    }
-
     /// Returns whether everything behind these tips is here, without regard to earlier proofs.
     pub(super) async fn is_whole(&self, tips: &[Oid]) -> Result<bool, GitError> {
         self.walk(tips, &[]).await
     }
 
-    /// The stores that a process may read for new objects: the received ones, or else the family.
+    /// The stores that a process may read for new objects: the received ones, or else the repository.
     pub(super) async fn limits(&self) -> Result<ProcessLimits, GitError> {
-        let new = self.incoming.as_ref().map_or(self.family.objects(), Quarantine::objects);
+        let new = self.incoming.as_ref().map_or(self.dir.objects(), Quarantine::objects);
         let bytes = blocking(move || layout::size(&new)).await?;
         Ok(ProcessLimits::for_data(&self.claimant, bytes))
     }
@@ -250,17 +242,17 @@ fn says_lack(words: &str) -> bool {
 /// Number of remembered tips, the latest. A forgotten one costs a walk to the next that is not.
 const MAX_PROOFS: usize = 1024;
 
-/// Further tips that are remembered because views show them, in equal shares, and one of each view at least.
+/// Further tips that are remembered because branches and tags show them.
 const MAX_SHOWN_PROOFS: usize = 512;
 
-/// Returns the tips of each view whose proofs are kept, that of HEAD first.
-pub(super) fn shares_of_views(row: &FamilyRow) -> BTreeSet<Oid> {
-    let share = (MAX_SHOWN_PROOFS / row.views.len().max(1)).max(1);
-    let tips = row.views.values().flat_map(|view| {
-        let head = view.refs.refs.get(&view.refs.head);
-        head.into_iter().chain(view.refs.refs.values()).take(share)
-    });
-    tips.map(|target| target.oid).collect()
+/// Returns the tips whose proofs are kept, that of HEAD first.
+pub(super) fn proofs_to_keep(row: &RepoRow) -> BTreeSet<Oid> {
+    let Some(view) = &row.view else { return BTreeSet::new() };
+    let refs = &view.refs;
+    let head = refs.refs.get(&refs.head);
+    let ruled = refs.refs.iter().filter(|(name, _)| name.is_branch_or_tag());
+    let targets = head.into_iter().chain(ruled.map(|(_, target)| target));
+    targets.map(|target| target.oid).take(MAX_SHOWN_PROOFS).collect()
 }
 
 /// The remembered tips in the order in which they were proven.
@@ -271,8 +263,8 @@ pub(in crate::git) struct Proofs {
 }
 
 impl Proofs {
-    pub(in crate::git) fn load(family: &Family) -> Result<Self, GitError> {
-        let path = family.proofs();
+    pub(in crate::git) fn load(dir: &RepoDir) -> Result<Self, GitError> {
+        let path = dir.proofs();
         match fs::read_to_string(&path) {
             Ok(text) => Ok(Self::parse(&text)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
@@ -293,11 +285,11 @@ impl Proofs {
         self.by_age.len() + new > MAX_PROOFS
     }
 
-    /// Remembers more tips, and forgets the oldest ones that are too many and not shown; the caller holds the family's
+    /// Remembers more tips, and forgets the oldest ones that are too many and not shown; the caller holds the repository's
     /// lock.
     pub(in crate::git) fn add(
         mut self,
-        family: &Family,
+        dir: &RepoDir,
         new: BTreeSet<Oid>,
         shown: &BTreeSet<Oid>,
         scratch: &Path,
@@ -308,29 +300,29 @@ impl Proofs {
         let excess = others.clone().count().saturating_sub(MAX_PROOFS);
         let oldest: Vec<u64> = others.map(|(age, _)| *age).take(excess).collect();
         oldest.iter().for_each(|age| _ = self.by_age.remove(age));
-        self.write(family, scratch)
+        self.write(dir, scratch)
     }
 
-    /// Forgets all tips but these; the caller holds the family's lock.
+    /// Forgets all tips but these; the caller holds the repository's lock.
     pub(in crate::git) fn retain(
-        family: &Family,
+        dir: &RepoDir,
         tips: &BTreeSet<Oid>,
         scratch: &Path,
     ) -> Result<(), GitError> {
-        let mut proofs = Self::load(family)?;
+        let mut proofs = Self::load(dir)?;
         proofs.by_age.retain(|_, tip| tips.contains(tip));
-        proofs.write(family, scratch)
+        proofs.write(dir, scratch)
     }
 
     /// Forgets all tips: objects that they depend on may be gone.
-    pub(in crate::git) fn forget(family: &Family) -> Result<(), GitError> {
-        layout::remove(&family.proofs())
+    pub(in crate::git) fn forget(dir: &RepoDir) -> Result<(), GitError> {
+        layout::remove(&dir.proofs())
     }
 
     /// Replaces the file. It is a cache: a crash may leave the old one or none.
-    fn write(&self, family: &Family, scratch: &Path) -> Result<(), GitError> {
+    fn write(&self, dir: &RepoDir, scratch: &Path) -> Result<(), GitError> {
         layout::write(scratch, self.encode().as_bytes())?;
-        layout::rename(scratch, &family.proofs())
+        layout::rename(scratch, &dir.proofs())
     }
 
     fn parse(text: &str) -> Self {
@@ -452,52 +444,57 @@ fn theirs(oid: &Oid) -> Option<git2::Oid> {
 mod tests {
     use std::sync::Arc;
 
-    use nostr::key::PublicKey;
-
     use super::*;
-    use crate::database::{Generation, View};
+    use crate::database::View;
     use crate::git::{Refs, Target};
 
     fn oid(n: usize) -> Oid {
         format!("{n:040x}").parse().unwrap()
     }
 
-    fn view(tips: std::ops::Range<usize>) -> View {
-        let name = |n: usize| format!("refs/heads/{n}").parse().unwrap();
-        let refs = tips.clone().map(|n| (name(n), Target { oid: oid(n), peeled: None })).collect();
-        let refs = Refs { refs, head: name(tips.end - 1) };
-        View { refs: Arc::new(refs), state: None, generation: Generation(1), number: 1 }
+    fn row(branches: std::ops::Range<usize>, proposals: std::ops::Range<usize>) -> RepoRow {
+        let branch = |n: usize| format!("refs/heads/{n}").parse().unwrap();
+        let mut refs = Refs { head: branch(branches.end - 1), ..Refs::default() };
+        for n in branches {
+            refs.refs.insert(branch(n), Target { oid: oid(n), peeled: None });
+        }
+        for n in proposals {
+            let name = format!("refs/nostr/{n:064x}").parse().unwrap();
+            refs.refs.insert(name, Target { oid: oid(n), peeled: None });
+        }
+        let view = View { refs: Arc::new(refs), ..View::default() };
+        RepoRow { view: Some(view), ..RepoRow::default() }
     }
 
     #[test]
-    fn views_have_equal_shares_of_the_proofs_that_are_kept_and_one_at_least() {
-        let key = |n: u8| PublicKey::from_byte_array([n; 32]);
-        let views = [(key(1), view(0..4)), (key(2), view(1_000..5_000))];
-        let row = FamilyRow { views: views.into(), ..FamilyRow::default() };
-        let kept = shares_of_views(&row);
-        assert!((0..4).all(|n| kept.contains(&oid(n))));
+    fn proofs_of_branches_are_kept_and_those_of_pull_requests_are_not() {
+        let kept = proofs_to_keep(&row(0..4, 1_000..5_000));
+        assert_eq!(kept, (0..4).map(oid).collect());
+        assert!(proofs_to_keep(&RepoRow::default()).is_empty());
+    }
+
+    #[test]
+    fn proofs_that_are_kept_are_limited_and_that_of_head_is_among_them() {
+        let kept = proofs_to_keep(&row(1_000..5_000, 0..0));
         assert!(kept.contains(&oid(4_999)), "the tip of HEAD");
-        assert!((250..=260).contains(&kept.len()), "{}", kept.len());
-        let views = (0..=255).map(|n| (key(n), view(usize::from(n)..usize::from(n) + 10)));
-        let row = FamilyRow { views: views.collect(), ..FamilyRow::default() };
-        assert!((0..=255).all(|n| shares_of_views(&row).contains(&oid(n + 9))));
+        assert_eq!(kept.len(), MAX_SHOWN_PROOFS);
     }
 
     #[test]
     fn proofs_of_others_do_not_displace_those_of_tips_that_are_shown() {
         let dir = tempfile::tempdir().unwrap();
         let layout = crate::git::layout::Layout::new(dir.path());
-        let family = layout.family(&"x".parse().unwrap());
-        fs::create_dir_all(family.path()).unwrap();
+        let dir = layout.dir_of_key("a".repeat(64));
+        fs::create_dir_all(dir.path()).unwrap();
         let scratch = dir.path().join("scratch");
         let add = |tips: std::ops::Range<usize>, shown: &BTreeSet<Oid>| {
-            let proofs = Proofs::load(&family).unwrap();
-            proofs.add(&family, tips.map(oid).collect(), shown, &scratch).unwrap();
+            let proofs = Proofs::load(&dir).unwrap();
+            proofs.add(&dir, tips.map(oid).collect(), shown, &scratch).unwrap();
         };
         let shown = BTreeSet::from([oid(0), oid(1)]);
         add(0..3, &BTreeSet::new());
         add(10..10_000, &shown);
-        let proofs = Proofs::load(&family).unwrap();
+        let proofs = Proofs::load(&dir).unwrap();
         assert_eq!(
             [0, 1, 2, 10, 9_999].map(|n| proofs.contains(&oid(n))),
             [true, true, false, false, true]

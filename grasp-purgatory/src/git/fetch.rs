@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use grasp_core::outbound::{OutboundPolicy, Provenance};
 use grasp_core::resources::Claimant;
-use grasp_core::{CloneUrl, Identifier, Oid};
+use grasp_core::{CloneUrl, Oid, RepoId};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -203,29 +203,29 @@ impl Fetcher {
         self
     }
 
-    /// Gets objects with their whole history into the family of an identifier.
+    /// Gets objects with their whole history into the repository of an repository.
     ///
     /// Says on `answered` that the server has begun to answer. Dropping the future stops git and everything it
     /// started, and forgets what came.
     pub async fn fetch(
         &self,
-        identifier: &Identifier,
+        repo: &RepoId,
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
         answered: oneshot::Sender<()>,
     ) -> Fetched {
-        self.try_fetch(identifier, url, oids, answered).await.unwrap_or_else(Fetched::nothing)
+        self.try_fetch(repo, url, oids, answered).await.unwrap_or_else(Fetched::nothing)
     }
 
     async fn try_fetch(
         &self,
-        identifier: &Identifier,
+        repo: &RepoId,
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
         answered: oneshot::Sender<()>,
     ) -> Result<Fetched, FetchError> {
         let pin = self.pin(url).await?;
-        let incoming = self.store.incoming_for(identifier).await.map_err(ours)?;
+        let incoming = self.store.incoming_for(repo).await.map_err(ours)?;
         let mut memory = Memory::AtFirst { listing: LISTING_PROCESS_BYTES };
         let mut answered = Some(answered);
         let ran = loop {
@@ -241,12 +241,12 @@ impl Fetcher {
         // in spite of git's own status messages.
         let limit = self.limits.objects;
         if incoming.count().await.map_err(ours)? > limit.saturating_mul(2) {
-            self.store.take_in(identifier, incoming, &BTreeSet::new()).await.map_err(ours)?;
+            self.store.take_in(repo, incoming, &BTreeSet::new()).await.map_err(ours)?;
             return Err(FetchError::TooManyObjects { limit });
         }
         let bytes = incoming.bytes().await.map_err(ours)?;
         // Complete histories count in spite of errors: a server that breaks one history may send others.
-        let got = self.store.take_in(identifier, incoming, oids).await.map_err(ours)?;
+        let got = self.store.take_in(repo, incoming, oids).await.map_err(ours)?;
         let lacks = got.len() < oids.len();
         let error = lacks.then(|| said.unwrap_or_else(error::incomplete));
         Ok(Fetched { got, error, bytes })

@@ -3,13 +3,12 @@
 //! ```text
 //! <root>/version                                 which layout this is
 //! <root>/lock                                    held while a server works here
-//! <root>/families/<2 hex>/<62 hex>/              one per identifier, by its hash; a bare repository
-//!     identifier                                 the identifier, for people
-//!     objects/                                   what all its views share
+//! <root>/repositories/<2 hex>/<62 hex>/          one per repository, by the hash of its id; a bare repository
+//!     repository                                 the id, for people
+//!     objects/                                   its objects
 //!     packed-refs                                refs/proven/…: tips whose whole history is here
-//!     attic/                                     objects of retired refs, which no view reads
 //! <root>/staging/<64 hex>/<event id>/<tip>/      objects whose event has not been received
-//! <root>/views/<64 hex>/<public key>.<number>/   a bare repository for git to read: the refs of a view at a generation
+//! <root>/views/<64 hex>/<number>/                a bare repository for git to read: the refs at a generation
 //! <root>/incoming/<n>/                           what is being received or removed
 //! <root>/workbench/                              an empty repository
 //!     detached/                                  another one, with a HEAD
@@ -26,9 +25,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bitcoin_hashes::sha256;
-use grasp_core::{Identifier, Oid};
+use grasp_core::{Oid, RepoId};
 use nostr::event::EventId;
-use nostr::key::PublicKey;
 
 use super::CHANGES;
 use super::error::GitError;
@@ -36,9 +34,9 @@ use super::refs::Refs;
 use crate::database::Generation;
 
 /// Contents of `<root>/version`.
-pub(super) const VERSION: &str = "grasp repositories 2\n";
+pub(super) const VERSION: &str = "grasp repositories 3\n";
 
-/// The config of every repository of ours. Precious: `git gc` by hand must not delete what views share.
+/// The config of every repository of ours. Precious: `git gc` by hand must not delete what clients read.
 const CONFIG: &str = "\
 [core]
 \trepositoryformatversion = 1
@@ -79,8 +77,8 @@ impl Layout {
         self.root.join("lock")
     }
 
-    pub(super) fn families(&self) -> PathBuf {
-        self.root.join("families")
+    pub(super) fn repositories(&self) -> PathBuf {
+        self.root.join("repositories")
     }
 
     pub(super) fn staging(&self) -> PathBuf {
@@ -124,28 +122,28 @@ impl Layout {
         if is_whole { Ok(()) } else { self.create_workbench() }
     }
 
-    pub(super) fn family(&self, identifier: &Identifier) -> Family {
-        let key = sha256::Hash::hash(identifier.as_str().as_bytes()).to_string();
-        self.family_of_key(key)
+    pub(super) fn dir(&self, repo: &RepoId) -> RepoDir {
+        let key = sha256::Hash::hash(repo.to_string().as_bytes()).to_string();
+        self.dir_of_key(key)
     }
 
-    /// The family of a key that this module has made.
-    pub(super) fn family_of_key(&self, key: String) -> Family {
+    /// The repository of a key that this module has made.
+    pub(super) fn dir_of_key(&self, key: String) -> RepoDir {
         let (shard, rest) = key.split_at_checked(2).unwrap_or((&key, ""));
-        let path = self.families().join(shard).join(rest);
-        Family { layout: self.clone(), key: key.as_str().into(), path: path.into() }
+        let path = self.repositories().join(shard).join(rest);
+        RepoDir { layout: self.clone(), key: key.as_str().into(), path: path.into() }
     }
 }
 
-/// The directory of a family.
+/// The directory of a repository.
 #[derive(Clone, Debug)]
-pub(super) struct Family {
+pub(super) struct RepoDir {
     layout: Layout,
     key: Arc<str>,
     path: Arc<Path>,
 }
 
-impl Family {
+impl RepoDir {
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -171,12 +169,8 @@ impl Family {
         self.layout.views().join(&*self.key)
     }
 
-    fn view(&self, owner: &PublicKey, generation: Generation) -> PathBuf {
-        self.views().join(format!("{}.{}", owner.to_hex(), generation.0))
-    }
-
-    pub(super) fn attic(&self) -> PathBuf {
-        self.path.join("attic")
+    fn view(&self, generation: Generation) -> PathBuf {
+        self.views().join(generation.0.to_string())
     }
 
     pub(super) fn staging(&self) -> PathBuf {
@@ -191,15 +185,15 @@ impl Family {
         self.staged(event).join(tip.to_string())
     }
 
-    /// Makes the family, or the parts of it that are not there. `scratch` must not exist and lie on the same disk.
-    pub(super) fn create(&self, identifier: &Identifier, scratch: &Path) -> Result<(), GitError> {
+    /// Makes the repository, or the parts of it that are not there. `scratch` must not exist and lie on the same disk.
+    pub(super) fn create(&self, repo: &RepoId, scratch: &Path) -> Result<(), GitError> {
         if self.path.is_dir() {
             return create_repository(&self.path);
         }
         create_repository(scratch)?;
         create_dir(&scratch.join("objects/pack"))?;
         sync(&scratch.join("objects"))?;
-        write(&scratch.join("identifier"), identifier.as_str().as_bytes())?;
+        write(&scratch.join("repository"), repo.to_string().as_bytes())?;
         create_dir(self.path.parent().unwrap_or(&self.layout.root))?;
         match rename(scratch, &self.path) {
             // Another request was faster.
@@ -210,15 +204,15 @@ impl Family {
         self.path.ancestors().take(3).try_for_each(sync)
     }
 
-    /// Returns a directory in which git reads the refs of a view, made unless it is there. Old directories of earlier
+    /// Returns a directory in which git reads these refs, made unless it is there. Old directories of earlier
     /// generations are removed.
     pub(super) fn cached_view(
         &self,
-        owner: &PublicKey,
-        (refs, generation): (&Refs, Generation),
+        refs: &Refs,
+        generation: Generation,
         scratch: &Path,
     ) -> Result<PathBuf, GitError> {
-        let path = self.view(owner, generation);
+        let path = self.view(generation);
         if path.is_dir() {
             return Ok(path);
         }
@@ -226,10 +220,10 @@ impl Family {
         write(&scratch.join("HEAD"), format!("ref: {}\n", refs.head).as_bytes())?;
         write(&scratch.join("packed-refs"), refs.encode().as_bytes())?;
         create_dir(&scratch.join("objects/info"))?;
-        let objects = format!("../../../../families/{}/objects\n", self.key_path());
+        let objects = format!("../../../../repositories/{}/objects\n", self.key_path());
         write(&scratch.join("objects/info/alternates"), objects.as_bytes())?;
         create_dir(&self.views())?;
-        self.remove_earlier_views(owner, generation)?;
+        self.remove_earlier_views(generation)?;
         match rename(scratch, &path) {
             Err(_) if path.is_dir() => remove(scratch)?,
             renamed => renamed?,
@@ -240,33 +234,27 @@ impl Family {
     /// Removes the directories of views that are not whole.
     pub(super) fn remove_broken_views(&self) -> Result<(), GitError> {
         const PARTS: [&str; 4] = ["HEAD", "packed-refs", "refs", "objects/info/alternates"];
-        let is_broken = |view: &PathBuf| !PARTS.iter().all(|part| view.join(part).exists());
-        let views = list(&self.views())?;
-        views.iter().filter(|view| is_broken(view)).try_for_each(|view| remove(view))
+        for view in list(&self.views())? {
+            if !PARTS.iter().all(|part| view.join(part).exists()) {
+                remove(&view)?;
+            }
+        }
+        Ok(())
     }
 
-    /// Removes all directories in which git read the refs of a view.
-    pub(super) fn remove_cached_views(&self, owner: &PublicKey) -> Result<(), GitError> {
-        let prefix = format!("{}.", owner.to_hex());
-        let views = list(&self.views())?;
-        views
-            .iter()
-            .filter(|path| name(path).starts_with(&prefix))
-            .try_for_each(|path| remove(path))
+    fn remove_earlier_views(&self, now: Generation) -> Result<(), GitError> {
+        for view in list(&self.views())? {
+            let is_earlier = name(&view).parse().is_ok_and(|generation: u64| generation < now.0);
+            let modified = fs::metadata(&view).and_then(|metadata| metadata.modified());
+            let age = modified.ok().and_then(|modified| modified.elapsed().ok());
+            if is_earlier && age.is_some_and(|age| age > VIEW_IN_USE) {
+                remove(&view)?;
+            }
+        }
+        Ok(())
     }
 
-    fn remove_earlier_views(&self, owner: &PublicKey, now: Generation) -> Result<(), GitError> {
-        let is_unused = |path: &PathBuf| {
-            let (of, generation) = name(path).split_once('.')?;
-            let generation: u64 = generation.parse().ok()?;
-            let age = fs::metadata(path).and_then(|it| it.modified()).ok()?.elapsed().ok()?;
-            (of == owner.to_hex() && generation < now.0 && age > VIEW_IN_USE).then_some(())
-        };
-        let views = list(&self.views())?;
-        views.iter().filter(|path| is_unused(path).is_some()).try_for_each(|path| remove(path))
-    }
-
-    /// Returns the path below the directory of all families.
+    /// Returns the path below the directory of all repositories.
     fn key_path(&self) -> String {
         let (shard, rest) = self.key.split_at_checked(2).unwrap_or((&self.key, ""));
         format!("{shard}/{rest}")
@@ -409,24 +397,32 @@ pub(super) fn size(path: &Path) -> Result<u64, GitError> {
 
 #[cfg(test)]
 mod tests {
+    use nostr::key::PublicKey;
+
     use super::*;
 
-    fn family_path(identifier: &str) -> PathBuf {
-        let layout = Layout::new(Path::new("/r"));
-        layout.family(&identifier.parse().unwrap()).path().to_owned()
+    fn path_of(owner: u8, identifier: &str) -> PathBuf {
+        let owner = PublicKey::from_byte_array([owner; 32]);
+        let repo = RepoId::new(owner, identifier.parse().unwrap());
+        Layout::new(Path::new("/r")).dir(&repo).path().to_owned()
     }
 
     #[test]
-    fn a_family_lies_at_the_hash_of_its_identifier() {
+    fn a_repository_lies_at_the_hash_of_its_id() {
         let expected =
-            "/r/families/ba/7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(family_path("abc"), Path::new(expected));
+            "/r/repositories/45/214238944bde8683302f26d44d61bb39b34116541f020d65a977e0022855ba";
+        assert_eq!(path_of(1, "abc"), Path::new(expected));
     }
 
     #[test]
     fn identifiers_that_differ_only_in_case_have_different_paths() {
         let [lower, upper] =
-            ["repo", "Repo"].map(|text| family_path(text).to_str().unwrap().to_lowercase());
+            ["repo", "Repo"].map(|text| path_of(1, text).to_str().unwrap().to_lowercase());
         assert_ne!(lower, upper);
+    }
+
+    #[test]
+    fn two_owners_of_one_identifier_have_different_paths() {
+        assert_ne!(path_of(1, "repo"), path_of(2, "repo"));
     }
 }

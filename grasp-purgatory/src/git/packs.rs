@@ -1,9 +1,9 @@
-//! Packs in a pack storage, which any number of servers read. The directories of families are a cache of it.
+//! Packs in a pack storage, which any number of servers read. The directories of repositories are a cache of it.
 //!
 //! ```text
 //! version                                              which layout this is; without it, it is not our pack storage
-//! packs/<endpoint>/<family>/pack-….pack, .idx, .rev    written once, before the commit that names the pack
-//! staging/<endpoint>/<family>/<event>/<tip>/pack-….*   uploads whose event has not been received
+//! packs/<endpoint>/<repository>/pack-….pack, .idx, .rev    written once, before the commit that names the pack
+//! staging/<endpoint>/<repository>/<event>/<tip>/pack-….*   uploads whose event has not been received
 //! ```
 
 pub(super) mod cache;
@@ -26,10 +26,10 @@ use grasp_core::service::Endpoint;
 use parking_lot::Mutex;
 
 use super::error::GitError;
-use super::layout::{self, Family};
+use super::layout::{self, RepoDir};
 
 /// Key and content of the object that every pack storage of ours has.
-const VERSION: (&str, &[u8]) = ("version", b"grasp packs 1\n");
+const VERSION: (&str, &[u8]) = ("version", b"grasp packs 2\n");
 
 /// The files of a pack.
 pub(super) const KINDS: [&str; 3] = ["pack", "idx", "rev"];
@@ -265,11 +265,11 @@ impl<F: FnMut()> Drop for OnDrop<F> {
 /// Figures of a pack storage and its cache, counted since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackFigures {
-    /// Requests for a family whose packs were all on disk.
+    /// Requests for a repository whose packs were all on disk.
     pub hits: u64,
-    /// Requests for a family of which packs had to be downloaded first.
+    /// Requests for a repository of which packs had to be downloaded first.
     pub misses: u64,
-    /// Bytes of families on disk.
+    /// Bytes of repositories on disk.
     pub cached_bytes: u64,
     /// Files that are being uploaded.
     pub uploading: u64,
@@ -294,9 +294,9 @@ pub(super) fn packs_prefix(endpoint: Endpoint) -> String {
     format!("packs/{}/", endpoint_name(endpoint))
 }
 
-/// Returns the prefix of the packs of a family.
-pub(super) fn family_prefix(endpoint: Endpoint, family: &Family) -> String {
-    format!("{}{}/", packs_prefix(endpoint), family.key())
+/// Returns the prefix of the packs of a repository.
+pub(super) fn repo_prefix(endpoint: Endpoint, dir: &RepoDir) -> String {
+    format!("{}{}/", packs_prefix(endpoint), dir.key())
 }
 
 /// Returns the prefix of all uploads of an endpoint that wait for their event.
@@ -305,8 +305,8 @@ pub(super) fn staging_prefix(endpoint: Endpoint) -> String {
 }
 
 /// Returns the key of a file of a pack.
-pub(super) fn pack_key(endpoint: Endpoint, family: &Family, file: &Path) -> String {
-    format!("{}{}", family_prefix(endpoint, family), layout::name(file))
+pub(super) fn pack_key(endpoint: Endpoint, dir: &RepoDir, file: &Path) -> String {
+    format!("{}{}", repo_prefix(endpoint, dir), layout::name(file))
 }
 
 /// Time for which an object is kept that nothing names: longer than any clone may last that reads it, and than a change

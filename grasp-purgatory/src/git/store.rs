@@ -18,15 +18,16 @@ use std::sync::{Arc, Weak};
 
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, Oid, RefName, RepoId};
+use grasp_core::{Oid, RefName, RepoId};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::OwnedMutexGuard;
 
+pub use collect::Keep;
 pub use files::{Examination, LostPacks, NamedFiles, PackFault, RepoFiles};
-pub use guard::{FamilyGuard, WantedRefs};
+pub use guard::{RepoGuard, WantedRefs};
 pub use incoming::Incoming;
-pub(super) use present::{Needed, Present};
+pub(super) use present::Present;
 pub use repair::Inspection;
 pub use staging::StagingLimits;
 pub(super) use unpacking::Quarantine;
@@ -35,17 +36,17 @@ pub use unpacking::Unpacking;
 use super::advertise::Capabilities;
 use super::binary::Git;
 use super::blocking;
-use super::check::Proofs;
+use super::check::{Objects, Proofs};
 use super::error::GitError;
-use super::layout::{self, Family, Layout, VERSION};
+use super::layout::{self, Layout, RepoDir, VERSION};
 use super::packs::{PackCache, UnnamedObjects};
 use crate::active_work::ActiveWork;
-use crate::database::{Database, FamilyRow, Generation, Pack, RetiredRef, View};
+use crate::database::{Database, Pack, RepoRow, RetiredRef, View};
 
 /// Number of locks from which on unused ones are dropped.
 const MANY_LOCKS: usize = 1024;
 
-/// All repositories of a server at one endpoint: families of shared objects, views with refs, and what waits outside.
+/// All repositories of a server at one endpoint: their objects, their refs, and what waits outside.
 ///
 /// The database says which views and packs there are. Clones share everything. Reading takes no lock; changing goes
 /// through [`RepoStore::lock`].
@@ -64,7 +65,7 @@ struct Inner {
     locks: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
     /// What is being received.
     arrivals: ActiveWork,
-    /// Keys of families whose packs on disk may be others than the named ones.
+    /// Keys of repositories whose packs on disk may be others than the named ones.
     unsettled: Mutex<BTreeSet<String>>,
     unnamed_objects: Mutex<UnnamedObjects>,
     next_scratch: AtomicU64,
@@ -80,7 +81,7 @@ impl std::fmt::Debug for RepoStore {
     }
 }
 
-/// A change of packs that is not finished. If it never is, who locks the family next removes what is left of it.
+/// A change of packs that is not finished. If it never is, who locks the repository next removes what is left of it.
 #[must_use]
 struct Unsettled {
     store: RepoStore,
@@ -94,7 +95,13 @@ impl Unsettled {
     }
 }
 
-/// A count of removed packs and families.
+/// A repository that has what another one lacks.
+#[derive(Clone, Debug)]
+pub struct CopySource {
+    objects: Objects,
+}
+
+/// A count of removed packs and repositories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Removals(u64);
 
@@ -165,19 +172,19 @@ impl RepoStore {
         &self.inner.database
     }
 
-    /// Waits for its turn to change anything in the family of this identifier.
+    /// Waits for its turn to change anything in a repository.
     ///
-    /// Turns come in the order of asking. Other families are not affected.
-    pub async fn lock(&self, identifier: &Identifier) -> Result<FamilyGuard, GitError> {
-        let family = self.family(identifier);
-        let held = self.lock_of(family.key()).lock_owned().await;
-        let is_unsettled = self.inner.unsettled.lock().contains(family.key());
-        let unsettled = is_unsettled.then(|| self.unsettle(&family));
+    /// Turns come in the order of asking. Other repositories are not affected.
+    pub async fn lock(&self, repo: &RepoId) -> Result<RepoGuard, GitError> {
+        let dir = self.dir(repo);
+        let held = self.lock_of(dir.key()).lock_owned().await;
+        let is_unsettled = self.inner.unsettled.lock().contains(dir.key());
+        let unsettled = is_unsettled.then(|| self.unsettle(&dir));
         let in_use = match self.packs() {
-            Some(cache) => Some(Arc::new(cache.enter(self.endpoint(), &family).await)),
+            Some(cache) => Some(Arc::new(cache.enter(self.endpoint(), &dir).await)),
             None => None,
         };
-        let guard = FamilyGuard::new(self.clone(), identifier.clone(), family, (held, in_use));
+        let guard = RepoGuard::new(self.clone(), repo.clone(), dir, (held, in_use));
         guard.settle_cached().await?;
         if let Some(unsettled) = unsettled {
             guard.settle().await?;
@@ -188,8 +195,7 @@ impl RepoStore {
 
     /// Waits for its turn to push to a repository. One push is judged and carried out at a time.
     pub async fn lock_pushes(&self, repo: &RepoId) -> OwnedMutexGuard<()> {
-        let key = format!("{}.{}", self.family(&repo.identifier).key(), repo.owner.to_hex());
-        self.lock_of(&key).lock_owned().await
+        self.lock_of(&format!("{}.push", self.dir(repo).key())).lock_owned().await
     }
 
     /// Returns the limits of staging.
@@ -203,34 +209,46 @@ impl RepoStore {
             return Err(GitError::NoView);
         }
         if self.packs().is_some() {
-            return self.lock(&repo.identifier).await?.incoming(claimant).await;
+            return self.lock(repo).await?.incoming(claimant).await;
         }
-        let (store, family, name) =
-            (self.clone(), self.family(&repo.identifier), repo.identifier.clone());
-        blocking(move || Incoming::new(&store, (family, None), &name, claimant)).await
+        let (store, repo) = (self.clone(), repo.clone());
+        blocking(move || Incoming::new(&store, (store.dir(&repo), None), &repo, claimant)).await
     }
 
-    /// A place for objects that are about to come for an identifier. Nothing needs to be served under it yet: the
-    /// objects may be what it takes.
-    pub async fn incoming_for(&self, identifier: &Identifier) -> Result<Incoming, GitError> {
-        // A removal of the family that is under way ends first.
-        let guard = self.lock(identifier).await?;
+    /// A place for objects that are fetched for a repository. It need not be served yet: the objects may be what it
+    /// takes.
+    pub async fn incoming_for(&self, repo: &RepoId) -> Result<Incoming, GitError> {
+        // A removal of the repository that is under way ends first.
+        let guard = self.lock(repo).await?;
         // The fetch has no authority: any client's event may name the server.
         guard.incoming(Claimant::default()).await
     }
 
-    /// Takes a tip with its whole history from another family, of this store or another, for a repository that lacks
-    /// it; `None` if they have no history in common. The caller holds the lock of the family that it is for.
+    /// Takes tips with their whole history from another repository, of this store or another, for one that lacks them.
+    /// The caller holds the lock of the repository that they are for.
     pub async fn copy(
         &self,
-        (store, from): (&Self, &Identifier),
-        to: &FamilyGuard,
-        tip: Oid,
-    ) -> Result<Option<Incoming>, GitError> {
+        source: &CopySource,
+        to: &RepoGuard,
+        tips: &BTreeSet<Oid>,
+    ) -> Result<Incoming, GitError> {
         let mut incoming = to.incoming(Claimant::default()).await?;
-        let source = store.objects(from, Needed::Served).await?;
-        let is_related = incoming.fill_from(source, tip).await?;
-        Ok(is_related.then_some(incoming))
+        incoming.fill_from(source.objects.clone(), tips).await?;
+        Ok(incoming)
+    }
+
+    /// Returns a repository to copy from, if it has these tips with their whole history. Takes no lock.
+    pub async fn source(
+        &self,
+        repo: &RepoId,
+        tips: &BTreeSet<Oid>,
+    ) -> Result<Option<CopySource>, GitError> {
+        if self.row(repo).await?.packs.is_empty() {
+            return Ok(None);
+        }
+        let objects = self.objects(repo).await?;
+        let is_complete = objects.examine(tips).await?.is_complete();
+        Ok(is_complete.then_some(CopySource { objects }))
     }
 
     /// Returns whether a view exists.
@@ -250,15 +268,9 @@ impl RepoStore {
 
     /// Returns a view; an empty one where all repositories exist.
     pub async fn view(&self, repo: &RepoId) -> Result<View, GitError> {
-        let empty = || View {
-            refs: Arc::default(),
-            state: None,
-            generation: Generation::default(),
-            number: 0,
-        };
         match self.committed(repo).await? {
             Some(view) => Ok(view),
-            None if self.inner.endpoint == Endpoint::PullRequests => Ok(empty()),
+            None if self.inner.endpoint == Endpoint::PullRequests => Ok(View::default()),
             None => Err(GitError::NoView),
         }
     }
@@ -267,32 +279,24 @@ impl RepoStore {
         Ok(self.inner.database.view(self.inner.endpoint, repo.clone()).await?)
     }
 
-    /// Returns all that is committed about a family, but for its retired refs.
-    pub async fn family_row(&self, identifier: &Identifier) -> Result<FamilyRow, GitError> {
-        Ok(self.inner.database.family(self.inner.endpoint, identifier.clone()).await?)
+    /// Returns all that is committed about a repository, but for its retired refs.
+    pub async fn row(&self, repo: &RepoId) -> Result<RepoRow, GitError> {
+        Ok(self.inner.database.row(self.inner.endpoint, repo.clone()).await?)
     }
 
-    /// Returns the retired refs of a family.
-    pub async fn retired_refs(&self, identifier: &Identifier) -> Result<Vec<RetiredRef>, GitError> {
-        Ok(self.inner.database.retired(self.inner.endpoint, identifier.clone()).await?)
+    /// Returns the tips that were replaced lately.
+    pub async fn retired_refs(&self, repo: &RepoId) -> Result<Vec<RetiredRef>, GitError> {
+        Ok(self.inner.database.retired(self.inner.endpoint, repo.clone()).await?)
     }
 
-    /// Returns all views, in no particular order.
+    /// Returns the repositories that have a view, in no particular order.
     pub async fn repositories(&self) -> Result<Vec<RepoId>, GitError> {
         Ok(self.inner.database.repositories(self.inner.endpoint).await?)
     }
 
-    /// Returns the identifiers of all families, whether they have a view or not.
-    pub async fn identifiers(&self) -> Result<BTreeSet<Identifier>, GitError> {
-        Ok(self.inner.database.identifiers(self.inner.endpoint).await?)
-    }
-
-    /// Returns those of these identifiers that have a family.
-    pub async fn existing(
-        &self,
-        identifiers: BTreeSet<Identifier>,
-    ) -> Result<BTreeSet<Identifier>, GitError> {
-        Ok(self.inner.database.existing(self.inner.endpoint, identifiers).await?)
+    /// Returns all repositories, whether they have a view or not.
+    pub async fn all(&self) -> Result<BTreeSet<RepoId>, GitError> {
+        Ok(self.inner.database.all(self.inner.endpoint).await?)
     }
 
     /// Returns a directory in which git reads a repository as it is committed now. What is returned with it keeps it
@@ -302,23 +306,23 @@ impl RepoStore {
         repo: &RepoId,
     ) -> Result<(PathBuf, Option<Present>), GitError> {
         let mut view = self.view(repo).await?;
-        let present = self.present(&repo.identifier, Needed::Served).await?;
-        if let Some(of_row) = present.as_ref().and_then(|it| it.row.views.get(&repo.owner)) {
+        let present = self.present(repo).await?;
+        if let Some(of_row) = present.as_ref().and_then(|it| it.row.view.as_ref()) {
             // The refs of the same moment as the packs.
             view = of_row.clone();
         }
-        let (store, family, owner) = (self.clone(), self.family(&repo.identifier), repo.owner);
+        let (store, dir) = (self.clone(), self.dir(repo));
         let readable = blocking(move || {
-            if !family.objects().is_dir() {
+            if !dir.objects().is_dir() {
                 return Ok(store.workbench());
             }
-            family.cached_view(&owner, (&view.refs, view.generation), &store.scratch())
+            dir.cached_view(&view.refs, view.generation, &store.scratch())
         });
         Ok((readable.await?, present))
     }
 
-    pub(super) fn family(&self, identifier: &Identifier) -> Family {
-        self.inner.layout.family(identifier)
+    pub(super) fn dir(&self, repo: &RepoId) -> RepoDir {
+        self.inner.layout.dir(repo)
     }
 
     fn layout(&self) -> &Layout {
@@ -347,10 +351,10 @@ impl RepoStore {
         Removals(self.inner.removals.load(Ordering::SeqCst))
     }
 
-    /// Notes that packs of a family are about to change. The caller holds its lock.
-    fn unsettle(&self, family: &Family) -> Unsettled {
-        self.inner.unsettled.lock().insert(family.key().to_owned());
-        Unsettled { store: self.clone(), key: family.key().to_owned() }
+    /// Notes that packs of a repository are about to change. The caller holds its lock.
+    fn unsettle(&self, dir: &RepoDir) -> Unsettled {
+        self.inner.unsettled.lock().insert(dir.key().to_owned());
+        Unsettled { store: self.clone(), key: dir.key().to_owned() }
     }
 
     fn count_removal(&self) {
@@ -374,7 +378,7 @@ impl RepoStore {
 /// Makes the top of the layout, claims it, and removes what was being received and what the database does not name.
 fn prepare(
     root: &Path,
-    named: &BTreeMap<Identifier, BTreeSet<Pack>>,
+    named: &BTreeMap<RepoId, BTreeSet<Pack>>,
 ) -> Result<(Layout, File), GitError> {
     layout::create_dir(root)?;
     let root = fs::canonicalize(root).map_err(|source| GitError::io("find", root, source))?;
@@ -385,7 +389,7 @@ fn prepare(
         layout::remove(&dir)?;
         layout::create_dir(&dir)?;
     }
-    for dir in [layout.families(), layout.staging()] {
+    for dir in [layout.repositories(), layout.staging()] {
         layout::create_dir(&dir)?;
     }
     layout.create_workbench()?;
@@ -416,20 +420,18 @@ fn check_version(root: &Path, layout: &Layout) -> Result<(), GitError> {
     Ok(())
 }
 
-/// Removes the packs that no commit names, and families without a named pack.
+/// Removes the packs that no commit names, and repositories without a named pack.
 fn remove_unnamed(
     layout: &Layout,
-    named: &BTreeMap<Identifier, BTreeSet<Pack>>,
+    named: &BTreeMap<RepoId, BTreeSet<Pack>>,
 ) -> Result<(), GitError> {
-    let named: BTreeMap<String, &BTreeSet<Pack>> = named
-        .iter()
-        .map(|(identifier, packs)| (layout.family(identifier).key().to_owned(), packs))
-        .collect();
-    for shard in layout::list(&layout.families())? {
+    let named: BTreeMap<String, &BTreeSet<Pack>> =
+        named.iter().map(|(repo, packs)| (layout.dir(repo).key().to_owned(), packs)).collect();
+    for shard in layout::list(&layout.repositories())? {
         for rest in layout::list(&shard)? {
             let key = format!("{}{}", layout::name(&shard), layout::name(&rest));
             match named.get(&key) {
-                Some(packs) => remove_garbage(&layout.family_of_key(key), packs)?,
+                Some(packs) => remove_garbage(&layout.dir_of_key(key), packs)?,
                 None => layout::remove(&rest)?,
             }
         }
@@ -437,28 +439,23 @@ fn remove_unnamed(
     Ok(())
 }
 
-/// Removes the packs of a family that a crash has left. Proofs may depend on what they contain.
-fn remove_garbage(family: &Family, named: &BTreeSet<Pack>) -> Result<(), GitError> {
-    let unnamed = unnamed_files(family, named)?;
+/// Removes the packs of a repository that a crash has left. Proofs may depend on what they contain.
+fn remove_garbage(dir: &RepoDir, named: &BTreeSet<Pack>) -> Result<(), GitError> {
+    let unnamed = unnamed_files(dir, named)?;
     if unnamed.is_empty() {
         return Ok(());
     }
-    Proofs::forget(family)?;
+    Proofs::forget(dir)?;
     unnamed.iter().try_for_each(|file| layout::remove(file))
 }
 
-/// Returns the files of packs of a family that are not among these.
-fn unnamed_files(family: &Family, named: &BTreeSet<Pack>) -> Result<Vec<PathBuf>, GitError> {
-    let mut unnamed = Vec::new();
-    for (objects, is_attic) in [(family.objects(), false), (family.attic(), true)] {
-        let of_place = named.iter().filter(|pack| pack.is_attic == is_attic);
-        let names: BTreeSet<&str> = of_place.map(|pack| pack.name.as_str()).collect();
-        let mut files = layout::list(&objects.join("pack"))?;
-        files.retain(|file| {
-            let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-            !names.contains(stem)
-        });
-        unnamed.extend(files);
-    }
-    Ok(unnamed)
+/// Returns the files of packs of a repository that are not among these.
+fn unnamed_files(dir: &RepoDir, named: &BTreeSet<Pack>) -> Result<Vec<PathBuf>, GitError> {
+    let names: BTreeSet<&str> = named.iter().map(|pack| pack.name.as_str()).collect();
+    let mut files = layout::list(&dir.objects().join("pack"))?;
+    files.retain(|file| {
+        let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        !names.contains(stem)
+    });
+    Ok(files)
 }

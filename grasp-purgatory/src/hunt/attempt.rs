@@ -1,10 +1,10 @@
-//! One attempt for one identifier: the next server to ask, and the end.
+//! One attempt for one repo: the next server to ask, and the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use grasp_core::service::relay_of_clone_url;
-use grasp_core::{CloneUrl, Host, Identifier, RelayUrl};
+use grasp_core::{CloneUrl, Host, RelayUrl, RepoId};
 
 use super::plan::Needs;
 use super::schedule::End;
@@ -21,7 +21,7 @@ const MAX_LATE_VISITS: usize = 3;
 /// Time without an answer after which a request is cancelled.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The hunt for one identifier. Outlives an attempt while a visit runs or is queued.
+/// The hunt for one repo. Outlives an attempt while a visit runs or is queued.
 #[derive(Debug, Default)]
 pub(super) struct Hunt {
     pub(super) needs: Needs,
@@ -34,99 +34,95 @@ pub(super) struct Hunt {
 }
 
 impl Hunter {
-    pub(super) fn on_wants_read(&mut self, identifier: &Identifier, wants: Option<Vec<Want>>) {
-        if !self.schedule.is_running(identifier) {
+    pub(super) fn on_wants_read(&mut self, repo: &RepoId, wants: Option<Vec<Want>>) {
+        if !self.schedule.is_running(repo) {
             return;
         }
-        let Some(wants) = wants else { return self.end_attempt(identifier, End::Wanting) };
+        let Some(wants) = wants else { return self.end_attempt(repo, End::Wanting) };
         let needs = Needs::new(wants);
         if needs.is_empty() {
-            let end = self.schedule.needless(identifier);
-            return self.satisfy(identifier, end);
+            let end = self.schedule.needless(repo);
+            return self.satisfy(repo, end);
         }
         let places = needs.places(&self.memory, MAX_ADDRESSES_PER_ATTEMPT, self.now.mono);
-        let hunt = self.hunts.entry(identifier.clone()).or_default();
+        let hunt = self.hunts.entry(repo.clone()).or_default();
         hunt.tried = hunt.visits.values().map(|visit| visit.url.clone()).collect();
         (hunt.needs, hunt.places) = (needs, places);
-        self.ask_next(identifier);
+        self.ask_next(repo);
     }
 
     /// Asks the next server that may be asked now. Without one it queues visits with those that may be asked later,
     /// and is over once these were asked; those that are late it leaves to themselves.
-    pub(super) fn ask_next(&mut self, identifier: &Identifier) {
-        let Some(hunt) = self.hunts.get(identifier) else { return };
-        if hunt.awaits_visit() || !self.schedule.is_running(identifier) {
+    pub(super) fn ask_next(&mut self, repo: &RepoId) {
+        let Some(hunt) = self.hunts.get(repo) else { return };
+        if hunt.awaits_visit() || !self.schedule.is_running(repo) {
             return;
         }
         let mut throttled = BTreeSet::new();
-        while let Some(url) = self.next_place(identifier, |host| !throttled.contains(host)) {
+        while let Some(url) = self.next_place(repo, |host| !throttled.contains(host)) {
             let host = url.host();
-            if let Some(permit) = self.hosts.admit(self.now.mono, &host, identifier) {
-                self.add_visit(identifier, url, Role::Awaited);
+            if let Some(permit) = self.hosts.admit(self.now.mono, &host, repo) {
+                self.add_visit(repo, url, Role::Awaited);
                 return self.grant(vec![permit]);
             }
             throttled.insert(host);
         }
-        self.enqueue_with_hosts(identifier);
-        let Some(hunt) = self.hunts.get(identifier) else { return };
+        self.enqueue_with_hosts(repo);
+        let Some(hunt) = self.hunts.get(repo) else { return };
         if hunt.has_queued_visit() {
             // Each visit is to an address that counts as tried.
             let were_asked = hunt.tried.len() > hunt.visits.len();
-            self.schedule.wait_for_hosts(self.now.mono, identifier, were_asked);
-            self.report(HuntReport::WaitingForHosts { identifier: identifier.clone() });
+            self.schedule.wait_for_hosts(self.now.mono, repo, were_asked);
+            self.report(HuntReport::WaitingForHosts { repo: repo.clone() });
         } else {
-            self.give_up_attempt(identifier);
+            self.give_up_attempt(repo);
         }
     }
 
     /// Returns the next address to try on the hosts that may be asked, and has its host classified.
-    fn next_place(
-        &mut self,
-        identifier: &Identifier,
-        may_ask: impl Fn(&Host) -> bool,
-    ) -> Option<CloneUrl> {
-        let url = self.hunts.get(identifier)?.next_place(may_ask)?.clone();
+    fn next_place(&mut self, repo: &RepoId, may_ask: impl Fn(&Host) -> bool) -> Option<CloneUrl> {
+        let url = self.hunts.get(repo)?.next_place(may_ask)?.clone();
         self.classify(&url);
         Some(url)
     }
 
-    fn add_visit(&mut self, identifier: &Identifier, url: CloneUrl, role: Role) {
-        if let Some(hunt) = self.hunts.get_mut(identifier) {
+    fn add_visit(&mut self, repo: &RepoId, url: CloneUrl, role: Role) {
+        if let Some(hunt) = self.hunts.get_mut(repo) {
             hunt.tried.insert(url.clone());
             hunt.visits.insert(url.host(), Visit::new(url, role));
         }
     }
 
     /// Ends an attempt for which every server was asked and something is left.
-    fn give_up_attempt(&mut self, identifier: &Identifier) {
-        let is_pressing = self.hunts.get(identifier).is_none_or(|hunt| hunt.needs.is_pressing());
-        self.end_attempt(identifier, if is_pressing { End::Wanting } else { End::Later });
+    fn give_up_attempt(&mut self, repo: &RepoId) {
+        let is_pressing = self.hunts.get(repo).is_none_or(|hunt| hunt.needs.is_pressing());
+        self.end_attempt(repo, if is_pressing { End::Wanting } else { End::Later });
     }
 
     /// Ends an attempt whose queued visits are over.
-    pub(super) fn end_if_all_asked(&mut self, identifier: &Identifier) {
-        let has_queued_visit = self.hunts.get(identifier).is_some_and(Hunt::has_queued_visit);
-        if self.schedule.waits_for_hosts(identifier) && !has_queued_visit {
-            self.give_up_attempt(identifier);
+    pub(super) fn end_if_all_asked(&mut self, repo: &RepoId) {
+        let has_queued_visit = self.hunts.get(repo).is_some_and(Hunt::has_queued_visit);
+        if self.schedule.waits_for_hosts(repo) && !has_queued_visit {
+            self.give_up_attempt(repo);
         }
-        self.forget_if_idle(identifier);
+        self.forget_if_idle(repo);
     }
 
     /// Queues a visit with every host that could not be asked.
-    fn enqueue_with_hosts(&mut self, identifier: &Identifier) {
-        let Some(hunt) = self.hunts.get(identifier) else { return };
+    fn enqueue_with_hosts(&mut self, repo: &RepoId) {
+        let Some(hunt) = self.hunts.get(repo) else { return };
         let untried = hunt.places.iter().filter(|url| !hunt.tried.contains(*url));
         let hosts: Vec<Host> = untried.map(CloneUrl::host).collect();
         for host in hosts {
-            self.enqueue_with_host(identifier, &host);
+            self.enqueue_with_host(repo, &host);
         }
     }
 
     /// Queues a visit to the next address of a host, unless one is under way there or the queue is full.
-    pub(super) fn enqueue_with_host(&mut self, identifier: &Identifier, host: &Host) {
-        let Some(url) = self.next_place(identifier, |other| other == host) else { return };
-        if let Some(permits) = self.hosts.enqueue(self.now.mono, host, identifier) {
-            self.add_visit(identifier, url, Role::Queued);
+    pub(super) fn enqueue_with_host(&mut self, repo: &RepoId, host: &Host) {
+        let Some(url) = self.next_place(repo, |other| other == host) else { return };
+        if let Some(permits) = self.hosts.enqueue(self.now.mono, host, repo) {
+            self.add_visit(repo, url, Role::Queued);
             self.grant(permits);
         }
     }
@@ -140,52 +136,52 @@ impl Hunter {
             request.gives_way_at = None;
             return self.outputs.push(Output::Cancel { request_id });
         }
-        let identifier = request.permit.identifier.clone();
-        let hunt = self.hunts.get_mut(&identifier);
+        let repo = request.permit.repo.clone();
+        let hunt = self.hunts.get_mut(&repo);
         let visit = hunt.and_then(|hunt| hunt.visits.get_mut(&request.permit.host));
         let is_present = |visit: &&mut Visit| visit.state == VisitState::Running(request_id);
         let Some(visit) = visit.filter(is_present) else { return };
         match visit.role {
             Role::Awaited => {
                 visit.role = Role::Slow;
-                self.ask_another(&identifier);
+                self.ask_another(&repo);
             }
             Role::Queued => {
                 visit.role = Role::Late;
-                self.end_if_all_asked(&identifier);
+                self.end_if_all_asked(&repo);
             }
             Role::Slow | Role::Late => {}
         }
     }
 
     /// Asks another server beside a slow visit, unless too many are slow.
-    pub(super) fn ask_another(&mut self, identifier: &Identifier) {
-        let Some(hunt) = self.hunts.get_mut(identifier) else { return };
+    pub(super) fn ask_another(&mut self, repo: &RepoId) {
+        let Some(hunt) = self.hunts.get_mut(repo) else { return };
         let late = hunt.visits.values().filter(|visit| visit.role == Role::Late).count();
         let mut visits = hunt.visits.values_mut().filter(|_| late < MAX_LATE_VISITS);
         if let Some(visit) = visits.find(|visit| visit.role == Role::Slow) {
             visit.role = Role::Late;
-            self.ask_next(identifier);
+            self.ask_next(repo);
         }
     }
 
     /// Cancels the remaining requests: every wanted object is here.
-    pub(super) fn satisfy(&mut self, identifier: &Identifier, end: End) {
-        if let Some(hunt) = self.hunts.remove(identifier) {
-            self.cancel_visits(identifier, &hunt);
+    pub(super) fn satisfy(&mut self, repo: &RepoId, end: End) {
+        if let Some(hunt) = self.hunts.remove(repo) {
+            self.cancel_visits(repo, &hunt);
         }
-        if self.schedule.is_running(identifier) || self.schedule.waits_for_hosts(identifier) {
-            self.end_attempt(identifier, end);
+        if self.schedule.is_running(repo) || self.schedule.waits_for_hosts(repo) {
+            self.end_attempt(repo, end);
         } else {
             // Between two attempts something may have come to be wanted that this hunt never knew of.
-            self.schedule.satisfied(self.now.mono, identifier);
+            self.schedule.satisfied(self.now.mono, repo);
         }
     }
 
-    fn cancel_visits(&mut self, identifier: &Identifier, hunt: &Hunt) {
+    fn cancel_visits(&mut self, repo: &RepoId, hunt: &Hunt) {
         for (host, visit) in &hunt.visits {
             match visit.state {
-                VisitState::Queued => self.hosts.withdraw(host, identifier),
+                VisitState::Queued => self.hosts.withdraw(host, repo),
                 VisitState::Ready => {}
                 VisitState::Running(request_id) => {
                     // The one that brought the last object has ended.
@@ -195,33 +191,33 @@ impl Hunter {
                 }
             }
         }
-        for permit in self.ready.withdraw(identifier) {
+        for permit in self.ready.withdraw(repo) {
             self.release(permit);
         }
     }
 
-    fn end_attempt(&mut self, identifier: &Identifier, end: End) {
-        let next = self.schedule.ended(self.now.mono, identifier, end);
-        self.forget_if_idle(identifier);
-        let identifier = identifier.clone();
+    fn end_attempt(&mut self, repo: &RepoId, end: End) {
+        let next = self.schedule.ended(self.now.mono, repo, end);
+        self.forget_if_idle(repo);
+        let repo = repo.clone();
         let report = match end {
-            End::Satisfied if next.is_none() => HuntReport::Complete { identifier },
-            End::Needless if next.is_none() => HuntReport::Needless { identifier },
+            End::Satisfied if next.is_none() => HuntReport::Complete { repo },
+            End::Needless if next.is_none() => HuntReport::Needless { repo },
             _ => HuntReport::Incomplete {
-                attempts: self.schedule.attempts(&identifier),
+                attempts: self.schedule.attempts(&repo),
                 next: next.map(|next| next - self.now.mono),
-                identifier,
+                repo,
             },
         };
         self.done += u64::from(!matches!(report, HuntReport::Incomplete { .. }));
         self.report(report);
     }
 
-    /// Drops the state of an identifier without visits; the next attempt makes a new one.
-    fn forget_if_idle(&mut self, identifier: &Identifier) {
-        let is_idle = self.hunts.get(identifier).is_some_and(|hunt| hunt.visits.is_empty());
-        if is_idle && !self.schedule.is_running(identifier) {
-            self.hunts.remove(identifier);
+    /// Drops the state of an repo without visits; the next attempt makes a new one.
+    fn forget_if_idle(&mut self, repo: &RepoId) {
+        let is_idle = self.hunts.get(repo).is_some_and(|hunt| hunt.visits.is_empty());
+        if is_idle && !self.schedule.is_running(repo) {
+            self.hunts.remove(repo);
         }
     }
 

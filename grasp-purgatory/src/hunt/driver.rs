@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::{CloneUrl, Host, Identifier, Mono, Now, Oid, RelayUrl};
+use grasp_core::{CloneUrl, Host, Mono, Now, Oid, RelayUrl, RepoId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
@@ -49,9 +49,9 @@ enum Command {
 }
 
 impl HuntHandle {
-    /// Hunts for an identifier without regard to earlier failures: after this time, or as soon as a burst of events allows.
-    pub fn want(&self, identifier: Identifier, after: Option<Duration>) {
-        let _ = self.commands.send(Command::Tell(Input::Wanted { identifier, after }));
+    /// Hunts for an repo without regard to earlier failures: after this time, or as soon as a burst of events allows.
+    pub fn want(&self, repo: RepoId, after: Option<Duration>) {
+        let _ = self.commands.send(Command::Tell(Input::Wanted { repo, after }));
     }
 
     /// Returns the figures of the hunt; `None` if it is over.
@@ -64,11 +64,11 @@ impl HuntHandle {
         .await
     }
 
-    /// Returns the next attempt of each identifier. Empty if the hunt is over.
-    pub async fn schedule(&self) -> BTreeMap<Identifier, HuntSchedule> {
+    /// Returns the next attempt of each repo. Empty if the hunt is over.
+    pub async fn schedule(&self) -> BTreeMap<RepoId, HuntSchedule> {
         let schedule = self.ask(|hunter, now| {
             let schedule = hunter.schedule_at(now);
-            schedule.map(|(identifier, next)| (identifier.clone(), next)).collect()
+            schedule.map(|(repo, next)| (repo.clone(), next)).collect()
         });
         schedule.await.unwrap_or_default()
     }
@@ -114,7 +114,7 @@ struct HuntDriver<C> {
 
 impl<C: SyncContext> HuntDriver<C> {
     async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Command>) {
-        // The first tick lists the identifiers of the hourly pull.
+        // The first tick lists the repos of the hourly pull.
         self.handle(Input::Tick);
         loop {
             let deadline = self.hunter.next_deadline();
@@ -144,13 +144,13 @@ impl<C: SyncContext> HuntDriver<C> {
     fn perform(&mut self, output: Output) {
         let context = Arc::clone(&self.context);
         match output {
-            Output::ReadWants { identifier, scope } => {
+            Output::ReadWants { repo, scope } => {
                 let slots = self.read_slots.clone();
-                let failure = Input::WantsRead { identifier: identifier.clone(), wants: None };
+                let failure = Input::WantsRead { repo: repo.clone(), wants: None };
                 self.start(failure, async move {
                     let _slot = slots.acquire_owned().await;
-                    let wants = context.wants(&identifier, scope).await;
-                    Input::WantsRead { identifier, wants }
+                    let wants = context.wants(&repo, scope).await;
+                    Input::WantsRead { repo, wants }
                 });
             }
             Output::List { request_id, url, wanted, .. } => {
@@ -161,7 +161,7 @@ impl<C: SyncContext> HuntDriver<C> {
                     }
                 });
             }
-            Output::Fetch { request_id, identifier, url, oids } => {
+            Output::Fetch { request_id, repo, url, oids } => {
                 let commands = self.commands.clone();
                 self.start(ended(request_id, FetchError::Cancelled), async move {
                     let (answered, answer) = oneshot::channel();
@@ -170,7 +170,7 @@ impl<C: SyncContext> HuntDriver<C> {
                             let _ = commands.send(Command::Tell(Input::Answered { request_id }));
                         }
                     };
-                    let fetch = context.fetch(&identifier, &url, &oids, answered);
+                    let fetch = context.fetch(&repo, &url, &oids, answered);
                     let (Fetched { got, error, .. }, ()) = tokio::join!(fetch, note);
                     Input::Ended { request_id, got, error }
                 });
@@ -185,8 +185,8 @@ impl<C: SyncContext> HuntDriver<C> {
                 });
             }
             // After a failure the next hour lists again.
-            Output::ListIdentifiers => self.start(Input::Tick, async move {
-                Input::IdentifiersListed { identifiers: context.identifiers().await }
+            Output::ListRepos => self.start(Input::Tick, async move {
+                Input::ReposListed { repos: context.repos().await }
             }),
             Output::Cancel { request_id: cancelled } => {
                 let is_cancelled = |failure: &Input| matches!(failure, Input::Ended { request_id, .. } if *request_id == cancelled);
@@ -237,12 +237,8 @@ pub trait SyncContext: Send + Sync + 'static {
     /// The time.
     fn now(&self) -> Now;
 
-    /// Returns the missing objects of an identifier and the servers that may have them; `None` if they cannot be read now.
-    fn wants(
-        &self,
-        identifier: &Identifier,
-        scope: Scope,
-    ) -> impl Future<Output = Option<Vec<Want>>> + Send;
+    /// Returns the missing objects of an repo and the servers that may have them; `None` if they cannot be read now.
+    fn wants(&self, repo: &RepoId, scope: Scope) -> impl Future<Output = Option<Vec<Want>>> + Send;
 
     /// Returns which of these objects a server advertises.
     fn list(
@@ -258,14 +254,14 @@ pub trait SyncContext: Send + Sync + 'static {
     /// has begun to answer. Dropped when it is cancelled.
     fn fetch(
         &self,
-        identifier: &Identifier,
+        repo: &RepoId,
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
         answered: oneshot::Sender<()>,
     ) -> impl Future<Output = Fetched> + Send;
 
-    /// Returns every identifier that is to be hunted for every hour.
-    fn identifiers(&self) -> impl Future<Output = BTreeSet<Identifier>> + Send;
+    /// Returns every repo that is to be hunted for every hour.
+    fn repos(&self) -> impl Future<Output = BTreeSet<RepoId>> + Send;
 
     /// Hears what is worth counting or logging.
     fn report(&self, report: &HuntReport);

@@ -1,10 +1,10 @@
-//! Limits of each git server, the queue of identifiers for it, and the visits that wait for a request slot.
+//! Limits of each git server, the queue of repos for it, and the visits that wait for a request slot.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use grasp_core::{Host, Identifier, Mono};
+use grasp_core::{Host, Mono, RepoId};
 
 use super::HuntConfig;
 
@@ -79,20 +79,20 @@ pub struct QueuePosition {
     pub position: usize,
 }
 
-/// The permission for one request to a host, for one identifier.
+/// The permission for one request to a host, for one repo.
 ///
 /// Give it back with [`Hosts::release`] also after a failure: a permit that is dropped stays taken.
 #[must_use = "a permit that is not released stays taken"]
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Permit {
     pub(super) host: Host,
-    pub(super) identifier: Identifier,
+    pub(super) repo: RepoId,
     granted: Mono,
 }
 
-/// Limits and a queue for each host: requests at once and per minute, identifiers served in turn.
+/// Limits and a queue for each host: requests at once and per minute, repos served in turn.
 ///
-/// An identifier is queued once, so that one with a thousand addresses at a host delays one with a single address by
+/// An repo is queued once, so that one with a thousand addresses at a host delays one with a single address by
 /// at most one start per round. Nothing polls: [`enqueue`](Self::enqueue), [`release`](Self::release) and, at
 /// [`next_deadline`](Self::next_deadline), [`due`](Self::due) return the permits that were granted.
 ///
@@ -122,7 +122,7 @@ struct HostState {
     guesses: RateWindow,
     in_use: usize,
     /// Identifiers that wait for a permit, those of visits that have begun first.
-    queue: VecDeque<Identifier>,
+    queue: VecDeque<RepoId>,
     requests: u64,
 }
 
@@ -139,32 +139,22 @@ impl Hosts {
     }
 
     /// Grants a permit now, or returns `None` if the host is throttled; queued visits are not overtaken.
-    pub(super) fn admit(
-        &mut self,
-        now: Mono,
-        host: &Host,
-        identifier: &Identifier,
-    ) -> Option<Permit> {
+    pub(super) fn admit(&mut self, now: Mono, host: &Host, repo: &RepoId) -> Option<Permit> {
         let state = self.state(now, host);
         (state.queue.is_empty() && state.start(now)).then(|| Permit {
             host: host.clone(),
-            identifier: identifier.clone(),
+            repo: repo.clone(),
             granted: now,
         })
     }
 
     /// Queues a visit to a host; `None` if the queue is full. Returns the permits granted now.
-    pub(super) fn enqueue(
-        &mut self,
-        now: Mono,
-        host: &Host,
-        identifier: &Identifier,
-    ) -> Option<Vec<Permit>> {
+    pub(super) fn enqueue(&mut self, now: Mono, host: &Host, repo: &RepoId) -> Option<Vec<Permit>> {
         let state = self.state(now, host);
         if state.queue.len() >= MAX_QUEUED {
             return None;
         }
-        state.queue.push_back(identifier.clone());
+        state.queue.push_back(repo.clone());
         Some(state.grant(now, host))
     }
 
@@ -174,7 +164,7 @@ impl Hosts {
     pub(super) fn continue_with(&mut self, now: Mono, permit: Permit) -> Vec<Permit> {
         let state = self.state(now, &permit.host);
         state.end(now, permit.granted);
-        state.queue.push_front(permit.identifier);
+        state.queue.push_front(permit.repo);
         state.grant(now, &permit.host)
     }
 
@@ -186,10 +176,10 @@ impl Hosts {
         state.grant(now, &permit.host)
     }
 
-    /// Removes an identifier from the queue of a host.
-    pub(super) fn withdraw(&mut self, host: &Host, identifier: &Identifier) {
+    /// Removes an repo from the queue of a host.
+    pub(super) fn withdraw(&mut self, host: &Host, repo: &RepoId) {
         if let Some(state) = self.hosts.get_mut(host) {
-            state.queue.retain(|queued| queued != identifier);
+            state.queue.retain(|queued| queued != repo);
         }
     }
 
@@ -268,17 +258,17 @@ impl Hosts {
         })
     }
 
-    /// Returns the best position of each queued identifier, from 1, and the time until its permit if
+    /// Returns the best position of each queued repo, from 1, and the time until its permit if
     /// every request takes no time.
-    pub(super) fn positions(&self) -> BTreeMap<&Identifier, QueuePosition> {
-        let mut positions: BTreeMap<&Identifier, QueuePosition> = BTreeMap::new();
+    pub(super) fn positions(&self) -> BTreeMap<&RepoId, QueuePosition> {
+        let mut positions: BTreeMap<&RepoId, QueuePosition> = BTreeMap::new();
         for state in self.hosts.values() {
             let per_minute = state.per_minute().max(1);
-            for (index, identifier) in state.queue.iter().enumerate() {
+            for (index, repo) in state.queue.iter().enumerate() {
                 let minutes = u32::try_from(index / per_minute).unwrap_or(u32::MAX);
                 let wait = MINUTE.saturating_mul(minutes);
                 let new = QueuePosition { position: index + 1, wait };
-                let known = positions.entry(identifier).or_insert(new);
+                let known = positions.entry(repo).or_insert(new);
                 *known = (*known).min(new);
             }
         }
@@ -329,16 +319,16 @@ impl HostState {
     fn grant(&mut self, now: Mono, host: &Host) -> Vec<Permit> {
         let mut granted = Vec::new();
         while !self.queue.is_empty() && self.start(now) {
-            granted.extend(self.queue.pop_front().map(|identifier| Permit {
+            granted.extend(self.queue.pop_front().map(|repo| Permit {
                 host: host.clone(),
-                identifier,
+                repo,
                 granted: now,
             }));
         }
         granted
     }
 
-    /// Returns when time alone grants a permit or raises the limits, if an identifier is queued.
+    /// Returns when time alone grants a permit or raises the limits, if an repo is queued.
     fn next_deadline(&self) -> Option<Mono> {
         if self.queue.is_empty() {
             return None;
@@ -427,27 +417,27 @@ impl RateWindow {
     }
 }
 
-/// Permits of visits that wait for a request slot; identifiers come up in turn.
+/// Permits of visits that wait for a request slot; repos come up in turn.
 ///
 /// The clock of a request starts when the request does, not when its permit is granted.
 #[derive(Debug, Default)]
 pub(super) struct ReadyVisits {
-    /// Each identifier that waits, once, in the order in which they come up.
-    round: VecDeque<Identifier>,
-    waiting: BTreeMap<Identifier, VecDeque<Permit>>,
+    /// Each repo that waits, once, in the order in which they come up.
+    round: VecDeque<RepoId>,
+    waiting: BTreeMap<RepoId, VecDeque<Permit>>,
 }
 
 impl ReadyVisits {
     /// Queues a request. The next one of a visit that has begun comes before those of others.
     pub(super) fn push(&mut self, permit: Permit, has_begun: bool) {
-        let waiting = self.waiting.entry(permit.identifier.clone()).or_default();
+        let waiting = self.waiting.entry(permit.repo.clone()).or_default();
         if has_begun {
-            self.round.retain(|other| *other != permit.identifier);
-            self.round.push_front(permit.identifier.clone());
+            self.round.retain(|other| *other != permit.repo);
+            self.round.push_front(permit.repo.clone());
             waiting.push_front(permit);
         } else {
             if waiting.is_empty() {
-                self.round.push_back(permit.identifier.clone());
+                self.round.push_back(permit.repo.clone());
             }
             waiting.push_back(permit);
         }
@@ -455,25 +445,25 @@ impl ReadyVisits {
 
     /// Takes the next request.
     pub(super) fn pop(&mut self) -> Option<Permit> {
-        let identifier = self.round.pop_front()?;
-        let waiting = self.waiting.get_mut(&identifier)?;
+        let repo = self.round.pop_front()?;
+        let waiting = self.waiting.get_mut(&repo)?;
         let next = waiting.pop_front()?;
         if waiting.is_empty() {
-            self.waiting.remove(&identifier);
+            self.waiting.remove(&repo);
         } else {
-            self.round.push_back(identifier);
+            self.round.push_back(repo);
         }
         Some(next)
     }
 
-    /// Removes the visits of an identifier, and returns their permits.
+    /// Removes the visits of an repo, and returns their permits.
     #[must_use = "a permit that is not released stays taken"]
-    pub(super) fn withdraw(&mut self, identifier: &Identifier) -> VecDeque<Permit> {
-        self.round.retain(|other| other != identifier);
-        self.waiting.remove(identifier).unwrap_or_default()
+    pub(super) fn withdraw(&mut self, repo: &RepoId) -> VecDeque<Permit> {
+        self.round.retain(|other| other != repo);
+        self.waiting.remove(repo).unwrap_or_default()
     }
 
-    /// Returns the number of waiting identifiers.
+    /// Returns the number of waiting repos.
     pub(super) fn len(&self) -> usize {
         self.round.len()
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use grasp_core::limits::{BackoffPolicy, PeerText};
 use grasp_core::outbound::Forbidden;
-use grasp_core::{CloneUrl, Host, Identifier, Oid, RelayUrl};
+use grasp_core::{CloneUrl, Host, Oid, RelayUrl, RepoId};
 
 use super::hosts::{HostClass, HostLimits};
 use super::plan::Advertisement;
@@ -30,15 +30,15 @@ pub enum Scope {
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum Input {
-    /// Something new waits for its objects under an identifier.
+    /// Something new waits for its objects under an repo.
     Wanted {
-        identifier: Identifier,
+        repo: RepoId,
         /// Delay, unless a hunt is due sooner. `None`: as soon as a burst of events allows.
         after: Option<Duration>,
     },
     /// [`Output::ReadWants`] is done: what is wanted and not here. `None` if that could not be read.
     WantsRead {
-        identifier: Identifier,
+        repo: RepoId,
         /// Only tips that are not here with their whole history.
         wants: Option<Vec<Want>>,
     },
@@ -50,8 +50,8 @@ pub enum Input {
     Ended { request_id: RequestId, got: BTreeSet<Oid>, error: Option<FetchError> },
     /// [`Output::Classify`] is done. `None` if the host did not say what it is.
     Classified { host: Host, class: Option<HostClass> },
-    /// [`Output::ListIdentifiers`] is done: every identifier that is to be hunted for every hour.
-    IdentifiersListed { identifiers: BTreeSet<Identifier> },
+    /// [`Output::ListRepos`] is done: every repo that is to be hunted for every hour.
+    ReposListed { repos: BTreeSet<RepoId> },
     /// The time of [`next_deadline`](super::Hunter::next_deadline) has come.
     Tick,
 }
@@ -60,12 +60,12 @@ pub enum Input {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum Output {
-    /// Find out what is wanted under an identifier and not here.
-    ReadWants { identifier: Identifier, scope: Scope },
+    /// Find out what is wanted under an repo and not here.
+    ReadWants { repo: RepoId, scope: Scope },
     /// Ask a server what it has.
-    List { request_id: RequestId, identifier: Identifier, url: CloneUrl, wanted: BTreeSet<Oid> },
+    List { request_id: RequestId, repo: RepoId, url: CloneUrl, wanted: BTreeSet<Oid> },
     /// Get objects with their whole history.
-    Fetch { request_id: RequestId, identifier: Identifier, url: CloneUrl, oids: BTreeSet<Oid> },
+    Fetch { request_id: RequestId, repo: RepoId, url: CloneUrl, oids: BTreeSet<Oid> },
     /// Find out what kind of git server a host is.
     Classify {
         host: Host,
@@ -74,8 +74,8 @@ pub enum Output {
     },
     /// Cancel a request; its end is still an input.
     Cancel { request_id: RequestId },
-    /// Find out which identifiers are to be hunted for every hour.
-    ListIdentifiers,
+    /// Find out which repos are to be hunted for every hour.
+    ListRepos,
     /// Something worth counting or logging.
     Report(HuntReport),
 }
@@ -145,29 +145,29 @@ impl FetchError {
 pub enum HuntReport {
     /// An attempt begins.
     Started {
-        identifier: Identifier,
+        repo: RepoId,
         /// Number since the last reset, from 1.
         attempt: u32,
     },
-    /// Everything that was wanted is here; the identifier is hunted for no longer.
-    Complete { identifier: Identifier },
+    /// Everything that was wanted is here; the repo is hunted for no longer.
+    Complete { repo: RepoId },
     /// Nothing was wanted when an attempt began: it came by itself, was given up, or all is well.
-    Needless { identifier: Identifier },
+    Needless { repo: RepoId },
     /// A listed server has not been asked yet: the attempt waits for a permit of its host.
-    WaitingForHosts { identifier: Identifier },
+    WaitingForHosts { repo: RepoId },
     /// A host has said what kind of git server it is.
     Classified { host: Host, class: HostClass },
     /// An attempt ended and left something wanted, or something new is wanted since.
     Incomplete {
-        identifier: Identifier,
+        repo: RepoId,
         attempts: u32,
         /// Delay of the next attempt; without one the hourly pull goes on with it.
         next: Option<Duration>,
     },
     /// Objects came.
-    Fetched { identifier: Identifier, url: CloneUrl, oids: usize },
+    Fetched { repo: RepoId, url: CloneUrl, oids: usize },
     /// A server gave less than it was asked for.
-    Failed { identifier: Identifier, url: CloneUrl, error: FetchError },
+    Failed { repo: RepoId, url: CloneUrl, error: FetchError },
     /// A server asked for fewer requests and is paused.
     Paused { host: Host, length: Duration },
 }
@@ -176,17 +176,15 @@ impl HuntReport {
     /// Returns the input for purgatory: the time of held events depends on whether servers were asked.
     pub fn for_purgatory(&self) -> Option<purgatory::Input> {
         match self {
-            Self::WaitingForHosts { identifier } => {
-                Some(purgatory::Input::HuntWaiting { identifier: identifier.clone() })
+            Self::WaitingForHosts { repo } => {
+                Some(purgatory::Input::HuntWaiting { repo: repo.clone() })
             }
             Self::Failed { error: FetchError::RateLimited { .. }, .. } => None,
-            Self::Failed { identifier, .. } | Self::Fetched { identifier, .. } => {
-                Some(purgatory::Input::HuntAnswered { identifier: identifier.clone() })
+            Self::Failed { repo, .. } | Self::Fetched { repo, .. } => {
+                Some(purgatory::Input::HuntAnswered { repo: repo.clone() })
             }
-            Self::Complete { identifier }
-            | Self::Needless { identifier }
-            | Self::Incomplete { identifier, .. } => {
-                Some(purgatory::Input::HuntEnded { identifier: identifier.clone() })
+            Self::Complete { repo } | Self::Needless { repo } | Self::Incomplete { repo, .. } => {
+                Some(purgatory::Input::HuntEnded { repo: repo.clone() })
             }
             _ => None,
         }
@@ -216,10 +214,10 @@ pub struct HuntConfig {
     pub fetch_is_late: Duration,
     /// Interval of the pull of every served or expired repository. Default: 1 hour.
     pub pull_every: Duration,
-    /// Delay of the first event under an identifier that is not hunted for, for others that may come with it.
+    /// Delay of the first event under an repo that is not hunted for, for others that may come with it.
     /// Default: 20 milliseconds.
     pub leading_edge: Duration,
-    /// The time between attempts that a burst of events under one identifier can cause. Default: 500 milliseconds.
+    /// The time between attempts that a burst of events under one repo can cause. Default: 500 milliseconds.
     pub debounce: Duration,
 }
 

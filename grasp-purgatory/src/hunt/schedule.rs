@@ -5,11 +5,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use grasp_core::limits::{Backoff, BackoffPolicy};
-use grasp_core::{Identifier, Mono, Now};
+use grasp_core::{Mono, Now, RepoId};
 
 use super::{HuntConfig, Scope};
 
-/// The identifiers that are hunted for, each once.
+/// The repos that are hunted for, each once.
 ///
 /// ```text
 ///            enqueue                 start                    ended: left something that waits
@@ -28,9 +28,9 @@ pub(super) struct Schedule {
     policy: BackoffPolicy,
     leading_edge: Duration,
     debounce: Duration,
-    entries: BTreeMap<Identifier, ScheduledHunt>,
+    entries: BTreeMap<RepoId, ScheduledHunt>,
     /// The next attempts of all entries that are not running.
-    times: BTreeSet<(Mono, Identifier)>,
+    times: BTreeSet<(Mono, RepoId)>,
 }
 
 #[derive(Debug)]
@@ -59,7 +59,7 @@ enum AttemptPhase {
 /// An attempt that begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Start {
-    pub identifier: Identifier,
+    pub repo: RepoId,
     pub scope: Scope,
     /// The number since the last reset, from 1.
     pub attempt: u32,
@@ -91,9 +91,9 @@ impl Schedule {
 
     /// Something new is wanted: earlier failures are forgotten, and the next attempt comes when the new thing wants it
     /// or when one was due anyway, whichever is sooner.
-    pub(super) fn enqueue(&mut self, now: Mono, identifier: &Identifier, after: Option<Duration>) {
+    pub(super) fn enqueue(&mut self, now: Mono, repo: &RepoId, after: Option<Duration>) {
         let (leading_edge, debounce) = (self.leading_edge, self.debounce);
-        let entry = self.entry(identifier);
+        let entry = self.entry(repo);
         entry.attempts = 0;
         entry.backoff.fresh_start();
         // The first event of a burst is hunted for at once, those that follow together.
@@ -103,20 +103,20 @@ impl Schedule {
             (None, _, Some(began)) => (now + leading_edge).max(began + debounce),
             (None, _, None) => now + leading_edge,
         };
-        self.hasten(identifier, when);
+        self.hasten(repo, when);
     }
 
-    /// Starts the hourly pull of an identifier soon, with everything in its scope. Failures are not forgotten.
-    pub(super) fn pull(&mut self, now: Mono, identifier: &Identifier) {
-        self.entry(identifier).scope = Scope::Everything;
-        self.hasten(identifier, now);
+    /// Starts the hourly pull of an repo soon, with everything in its scope. Failures are not forgotten.
+    pub(super) fn pull(&mut self, now: Mono, repo: &RepoId) {
+        self.entry(repo).scope = Scope::Everything;
+        self.hasten(repo, now);
     }
 
     /// Everything that was wanted came between two attempts. The next sees whether more is wanted since.
-    pub(super) fn satisfied(&mut self, now: Mono, identifier: &Identifier) {
-        if let Some(entry) = self.entries.get_mut(identifier) {
+    pub(super) fn satisfied(&mut self, now: Mono, repo: &RepoId) {
+        if let Some(entry) = self.entries.get_mut(repo) {
             entry.is_satisfied = true;
-            self.hasten(identifier, now);
+            self.hasten(repo, now);
         }
     }
 
@@ -125,33 +125,33 @@ impl Schedule {
     pub(super) fn start(&mut self, now: Mono) -> Vec<Start> {
         let mut started = Vec::new();
         while self.times.first().is_some_and(|(when, _)| *when <= now) {
-            let Some((_, identifier)) = self.times.pop_first() else { break };
-            let Some(entry) = self.entries.get_mut(&identifier) else { continue };
+            let Some((_, repo)) = self.times.pop_first() else { break };
+            let Some(entry) = self.entries.get_mut(&repo) else { continue };
             (entry.phase, entry.next, entry.began) = (AttemptPhase::Running, None, Some(now));
             let scope = std::mem::take(&mut entry.scope);
-            started.push(Start { identifier, scope, attempt: entry.attempts.saturating_add(1) });
+            started.push(Start { repo, scope, attempt: entry.attempts.saturating_add(1) });
         }
         started
     }
 
     /// Makes a running attempt wait for permits of hosts. Servers that were asked and did not
     /// have it are asked again after a backoff, without counting: they may have it by then.
-    pub(super) fn wait_for_hosts(&mut self, now: Mono, identifier: &Identifier, were_asked: bool) {
-        let Some(entry) = self.entries.get_mut(identifier) else { return };
+    pub(super) fn wait_for_hosts(&mut self, now: Mono, repo: &RepoId, were_asked: bool) {
+        let Some(entry) = self.entries.get_mut(repo) else { return };
         entry.phase = AttemptPhase::WaitingForHosts;
         let retry = were_asked.then(|| entry.backoff.failed(now));
         entry.next = entry.next.into_iter().chain(retry).min();
-        self.times.extend(entry.next.map(|when| (when, identifier.clone())));
+        self.times.extend(entry.next.map(|when| (when, repo.clone())));
     }
 
     /// Ends an attempt, and returns the time of the next. Changes nothing if none is running or waiting for hosts.
-    pub(super) fn ended(&mut self, now: Mono, identifier: &Identifier, end: End) -> Option<Mono> {
-        let entry = self.entries.get_mut(identifier)?;
+    pub(super) fn ended(&mut self, now: Mono, repo: &RepoId, end: End) -> Option<Mono> {
+        let entry = self.entries.get_mut(repo)?;
         if entry.phase == AttemptPhase::Waiting {
             return None;
         }
         if let Some(next) = entry.next {
-            self.times.remove(&(next, identifier.clone()));
+            self.times.remove(&(next, repo.clone()));
         }
         entry.next = match (entry.next, end) {
             (Some(next), _) => Some(next.max(now)),
@@ -160,12 +160,12 @@ impl Schedule {
                 Some(entry.backoff.failed(now))
             }
             (None, End::Satisfied | End::Needless | End::Later) => {
-                self.entries.remove(identifier);
+                self.entries.remove(repo);
                 return None;
             }
         };
         (entry.phase, entry.is_satisfied) = (AttemptPhase::Waiting, false);
-        self.times.extend(entry.next.map(|when| (when, identifier.clone())));
+        self.times.extend(entry.next.map(|when| (when, repo.clone())));
         entry.next
     }
 
@@ -180,54 +180,54 @@ impl Schedule {
     }
 
     /// Returns whether an attempt is running.
-    pub(super) fn is_running(&self, identifier: &Identifier) -> bool {
-        self.phase(identifier) == Some(AttemptPhase::Running)
+    pub(super) fn is_running(&self, repo: &RepoId) -> bool {
+        self.phase(repo) == Some(AttemptPhase::Running)
     }
 
     /// Returns whether an attempt waits for permits of hosts.
-    pub(super) fn waits_for_hosts(&self, identifier: &Identifier) -> bool {
-        self.phase(identifier) == Some(AttemptPhase::WaitingForHosts)
+    pub(super) fn waits_for_hosts(&self, repo: &RepoId) -> bool {
+        self.phase(repo) == Some(AttemptPhase::WaitingForHosts)
     }
 
-    fn phase(&self, identifier: &Identifier) -> Option<AttemptPhase> {
-        self.entries.get(identifier).map(|entry| entry.phase)
+    fn phase(&self, repo: &RepoId) -> Option<AttemptPhase> {
+        self.entries.get(repo).map(|entry| entry.phase)
     }
 
     /// Returns the end of an attempt that found nothing to look for.
-    pub(super) fn needless(&self, identifier: &Identifier) -> End {
-        let is_satisfied = self.entries.get(identifier).is_some_and(|entry| entry.is_satisfied);
+    pub(super) fn needless(&self, repo: &RepoId) -> End {
+        let is_satisfied = self.entries.get(repo).is_some_and(|entry| entry.is_satisfied);
         if is_satisfied { End::Satisfied } else { End::Needless }
     }
 
     /// Returns the number of unsuccessful attempts since the last reset.
-    pub(super) fn attempts(&self, identifier: &Identifier) -> u32 {
-        self.entries.get(identifier).map_or(0, |entry| entry.attempts)
+    pub(super) fn attempts(&self, repo: &RepoId) -> u32 {
+        self.entries.get(repo).map_or(0, |entry| entry.attempts)
     }
 
-    /// Returns each identifier with its failed attempts, and the next one unless one is running or waiting for hosts.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&Identifier, u32, Option<Mono>)> {
-        self.entries.iter().map(|(identifier, entry)| {
+    /// Returns each repo with its failed attempts, and the next one unless one is running or waiting for hosts.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&RepoId, u32, Option<Mono>)> {
+        self.entries.iter().map(|(repo, entry)| {
             let next = entry.next.filter(|_| entry.phase == AttemptPhase::Waiting);
-            (identifier, entry.attempts, next)
+            (repo, entry.attempts, next)
         })
     }
 
     /// Moves the next attempt to a point that is sooner.
-    fn hasten(&mut self, identifier: &Identifier, at: Mono) {
-        let Some(entry) = self.entries.get_mut(identifier) else { return };
+    fn hasten(&mut self, repo: &RepoId, at: Mono) {
+        let Some(entry) = self.entries.get_mut(repo) else { return };
         if entry.next.is_some_and(|next| next <= at) {
             return;
         }
         let before = entry.next.replace(at);
         if entry.phase != AttemptPhase::Running {
-            before.map(|before| self.times.remove(&(before, identifier.clone())));
-            self.times.insert((at, identifier.clone()));
+            before.map(|before| self.times.remove(&(before, repo.clone())));
+            self.times.insert((at, repo.clone()));
         }
     }
 
-    fn entry(&mut self, identifier: &Identifier) -> &mut ScheduledHunt {
+    fn entry(&mut self, repo: &RepoId) -> &mut ScheduledHunt {
         let policy = self.policy;
-        self.entries.entry(identifier.clone()).or_insert_with(|| ScheduledHunt {
+        self.entries.entry(repo.clone()).or_insert_with(|| ScheduledHunt {
             phase: AttemptPhase::Waiting,
             next: None,
             began: None,
@@ -239,14 +239,14 @@ impl Schedule {
     }
 }
 
-/// Every identifier has its second in the hour, given by its name: the same in every hour and after every start, and
+/// Every repo has its second in the hour, given by its name: the same in every hour and after every start, and
 /// all of them spread evenly.
 #[derive(Debug)]
 pub(super) struct HourlyPull {
     every: Duration,
-    /// The next pull of each identifier.
-    times: BTreeSet<(Mono, Identifier)>,
-    /// Time of the next listing of identifiers.
+    /// The next pull of each repo.
+    times: BTreeSet<(Mono, RepoId)>,
+    /// Time of the next listing of repos.
     list_at: Mono,
 }
 
@@ -255,7 +255,7 @@ impl HourlyPull {
         Self { every: every.max(Duration::from_secs(1)), times: BTreeSet::new(), list_at: now }
     }
 
-    /// Returns whether it is time to list the identifiers; then it is not for another interval.
+    /// Returns whether it is time to list the repos; then it is not for another interval.
     pub(super) fn must_list(&mut self, now: Mono) -> bool {
         let is_due = self.list_at <= now;
         if is_due {
@@ -265,33 +265,32 @@ impl HourlyPull {
     }
 
     /// Pulls these from now on.
-    pub(super) fn listed(&mut self, now: Now, identifiers: BTreeSet<Identifier>) {
+    pub(super) fn listed(&mut self, now: Now, repos: BTreeSet<RepoId>) {
         let every = self.every.as_secs();
-        let time = |identifier: &Identifier| {
+        let time = |repo: &RepoId| {
             let mut hasher = DefaultHasher::new();
-            identifier.as_str().hash(&mut hasher);
+            repo.hash(&mut hasher);
             let second = (hasher.finish() % every + every - now.unix.as_secs() % every) % every;
             now.mono + Duration::from_secs(if second == 0 { every } else { second })
         };
-        self.times =
-            identifiers.into_iter().map(|identifier| (time(&identifier), identifier)).collect();
+        self.times = repos.into_iter().map(|repo| (time(&repo), repo)).collect();
     }
 
-    /// Returns the identifiers that became due since the last call, each once however long ago that was.
-    pub(super) fn due(&mut self, now: Mono) -> Vec<Identifier> {
+    /// Returns the repos that became due since the last call, each once however long ago that was.
+    pub(super) fn due(&mut self, now: Mono) -> Vec<RepoId> {
         let mut due = Vec::new();
         while self.times.first().is_some_and(|(at, _)| *at <= now) {
-            let Some((mut at, identifier)) = self.times.pop_first() else { break };
+            let Some((mut at, repo)) = self.times.pop_first() else { break };
             while at <= now {
                 at = at + self.every;
             }
-            self.times.insert((at, identifier.clone()));
-            due.push(identifier);
+            self.times.insert((at, repo.clone()));
+            due.push(repo);
         }
         due
     }
 
-    /// Returns the time of the next due identifier or listing.
+    /// Returns the time of the next due repo or listing.
     pub(super) fn next_deadline(&self) -> Mono {
         self.times.first().map_or(self.list_at, |(at, _)| self.list_at.min(*at))
     }
@@ -299,6 +298,7 @@ impl HourlyPull {
 
 #[cfg(test)]
 mod tests {
+    use nostr::key::PublicKey;
     use proptest::collection::vec;
     use proptest::prelude::*;
 
@@ -313,16 +313,16 @@ mod tests {
         Schedule::new(&HuntConfig::default())
     }
 
-    fn id(name: &str) -> Identifier {
-        name.parse().unwrap()
+    fn id(name: &str) -> RepoId {
+        RepoId::new(PublicKey::from_byte_array([1; 32]), name.parse().unwrap())
     }
 
     fn names(started: &[Start]) -> Vec<&str> {
-        started.iter().map(|start| start.identifier.as_str()).collect()
+        started.iter().map(|start| start.repo.identifier.as_str()).collect()
     }
 
     #[test]
-    fn an_identifier_is_ready_at_its_time_and_not_before_nor_twice() {
+    fn a_repository_is_ready_at_its_time_and_not_before_nor_twice() {
         let mut queue = queue();
         queue.enqueue(Mono::ZERO, &id("x"), Some(USER));
         assert_eq!(queue.next_deadline(), Some(Mono::from_secs(180)));
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identifier_without_wants_is_removed() {
+    fn a_repository_without_wants_is_removed() {
         let mut queue = queue();
         queue.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
         let _ = queue.start(Mono::ZERO);
@@ -523,7 +523,7 @@ mod tests {
             let mut now = Mono::ZERO;
             let mut running = BTreeSet::new();
             // The latest point at which an attempt that has not begun must begin.
-            let mut promised: BTreeMap<Identifier, Mono> = BTreeMap::new();
+            let mut promised: BTreeMap<RepoId, Mono> = BTreeMap::new();
             for act in acts {
                 match act {
                     Act::Enqueue(n, after) => {
@@ -538,8 +538,8 @@ mod tests {
                     }
                     Act::Start => {
                         for start in queue.start(now) {
-                            prop_assert!(running.insert(start.identifier.clone()), "two at once");
-                            promised.remove(&start.identifier);
+                            prop_assert!(running.insert(start.repo.clone()), "two at once");
+                            promised.remove(&start.repo);
                         }
                         for (name, at) in &promised {
                             prop_assert!(running.contains(name) || now < *at, "forgotten");
@@ -566,6 +566,7 @@ mod tests {
 
 #[cfg(test)]
 mod pull_tests {
+    use nostr::key::PublicKey;
     use nostr::types::Timestamp;
     use proptest::collection::vec;
     use proptest::prelude::*;
@@ -578,8 +579,9 @@ mod pull_tests {
         Now::new(Mono::from_secs(unix), Timestamp::from_secs(unix))
     }
 
-    fn names(count: usize) -> BTreeSet<Identifier> {
-        (0..count).map(|n| n.to_string().parse().unwrap()).collect()
+    fn names(count: usize) -> BTreeSet<RepoId> {
+        let owner = PublicKey::from_byte_array([1; 32]);
+        (0..count).map(|n| RepoId::new(owner, n.to_string().parse().unwrap())).collect()
     }
 
     #[test]
@@ -603,7 +605,7 @@ mod pull_tests {
     }
 
     #[test]
-    fn identifiers_are_listed_at_the_start_and_every_hour() {
+    fn repositories_are_listed_at_the_start_and_every_hour() {
         let mut pull = HourlyPull::new(HOUR, Mono::from_secs(50));
         assert!(pull.must_list(Mono::from_secs(50)));
         assert!(!pull.must_list(Mono::from_secs(3_649)));
@@ -613,24 +615,24 @@ mod pull_tests {
 
     proptest! {
         #[test]
-        fn every_identifier_has_one_attempt_in_every_hour(
+        fn every_repository_has_one_attempt_in_every_hour(
             pauses in vec(0..5_000_u64, 1..60),
         ) {
             let mut pull = HourlyPull::new(HOUR, Mono::from_secs(1_000));
             pull.listed(at(1_000), names(20));
-            let (mut now, mut given): (u64, BTreeMap<Identifier, u64>) = (1_000, BTreeMap::new());
+            let (mut now, mut given): (u64, BTreeMap<RepoId, u64>) = (1_000, BTreeMap::new());
             let mut hours = 0;
             for pause in pauses {
                 now += pause;
                 hours += u64::from(pause >= 3_600);
-                for identifier in pull.due(Mono::from_secs(now)) {
-                    *given.entry(identifier).or_default() += 1;
+                for repo in pull.due(Mono::from_secs(now)) {
+                    *given.entry(repo).or_default() += 1;
                 }
             }
             // After a delay of more than an hour one attempt is made, not all that were missed.
             let least = ((now - 1_000) / 3_600).saturating_sub(hours);
-            for identifier in names(20) {
-                let turns = given.get(&identifier).copied().unwrap_or_default();
+            for repo in names(20) {
+                let turns = given.get(&repo).copied().unwrap_or_default();
                 prop_assert!((least..=least + hours + 1).contains(&turns), "{turns} {least}");
             }
         }

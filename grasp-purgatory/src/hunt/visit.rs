@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use grasp_core::{CloneUrl, Host, Identifier, Mono, Oid};
+use grasp_core::{CloneUrl, Host, Mono, Oid, RepoId};
 
 use super::hosts::Permit;
 use super::plan::Failure;
@@ -133,13 +133,13 @@ pub(super) struct Request {
 }
 
 impl Hunter {
-    fn visit(&mut self, identifier: &Identifier, host: &Host) -> Option<&mut Visit> {
-        self.hunts.get_mut(identifier)?.visits.get_mut(host)
+    fn visit(&mut self, repo: &RepoId, host: &Host) -> Option<&mut Visit> {
+        self.hunts.get_mut(repo)?.visits.get_mut(host)
     }
 
     /// Returns the visit that a request belongs to, unless it has ended or begun anew since.
     fn visit_of(&mut self, request: &Request) -> Option<&mut Visit> {
-        let visit = self.visit(&request.permit.identifier, &request.permit.host);
+        let visit = self.visit(&request.permit.repo, &request.permit.host);
         visit.filter(|visit| visit.state == VisitState::Running(request.id))
     }
 
@@ -147,7 +147,7 @@ impl Hunter {
     pub(super) fn grant(&mut self, permits: Vec<Permit>) {
         let mut permits = VecDeque::from(permits);
         while let Some(permit) = permits.pop_front() {
-            let visit = self.visit(&permit.identifier, &permit.host);
+            let visit = self.visit(&permit.repo, &permit.host);
             match visit.filter(|visit| visit.state == VisitState::Queued) {
                 Some(visit) => {
                     visit.state = VisitState::Ready;
@@ -177,8 +177,8 @@ impl Hunter {
 
     /// Begins the request of a visit. Returns the permit if others have brought what it was to ask for.
     fn begin(&mut self, permit: Permit) -> Result<(), Permit> {
-        let identifier = permit.identifier.clone();
-        let Some(hunt) = self.hunts.get_mut(&identifier) else { return Err(permit) };
+        let repo = permit.repo.clone();
+        let Some(hunt) = self.hunts.get_mut(&repo) else { return Err(permit) };
         let Some(visit) = hunt.visits.get_mut(&permit.host) else { return Err(permit) };
         let (url, wanted) = (visit.url.clone(), hunt.needs.of(&visit.url));
         if wanted.is_empty() {
@@ -204,8 +204,8 @@ impl Hunter {
         visit.state = VisitState::Running(id);
         let (request_id, to, oids) = (id, url.clone(), asked.clone());
         self.outputs.push(match is_list {
-            true => Output::List { request_id, identifier, url: to, wanted },
-            false => Output::Fetch { request_id, identifier, url: to, oids },
+            true => Output::List { request_id, repo, url: to, wanted },
+            false => Output::Fetch { request_id, repo, url: to, oids },
         });
         // Until a server answers it is late early; once it does, large things have their time.
         let late_at = Some(began + self.config.answer_is_late);
@@ -273,10 +273,10 @@ impl Hunter {
         error: Option<FetchError>,
     ) {
         let Some(request) = self.requests.remove(&request_id) else { return };
-        let identifier = request.permit.identifier.clone();
+        let repo = request.permit.repo.clone();
         if !got.is_empty() {
-            let (identifier, url) = (identifier.clone(), request.url.clone());
-            self.report(HuntReport::Fetched { identifier, url, oids: got.len() });
+            let (repo, url) = (repo.clone(), request.url.clone());
+            self.report(HuntReport::Fetched { repo, url, oids: got.len() });
         }
         // A server that reports success and leaves objects out has refused them.
         let is_about_objects = !request.asked.is_empty()
@@ -296,13 +296,13 @@ impl Hunter {
         if let Some(error) = &error {
             self.note_error(&request, error);
         }
-        let is_enough = self.hunts.get_mut(&identifier).is_some_and(|hunt| {
+        let is_enough = self.hunts.get_mut(&repo).is_some_and(|hunt| {
             hunt.needs.got(got);
             hunt.needs.is_empty()
         });
         match error {
             _ if is_enough => {
-                self.satisfy(&identifier, End::Satisfied);
+                self.satisfy(&repo, End::Satisfied);
                 self.release(request.permit);
             }
             Some(FetchError::RateLimited { .. }) => self.retry_visit(request),
@@ -328,24 +328,24 @@ impl Hunter {
     /// Takes the next step of a visit, ahead of others at its host, or ends it.
     fn continue_visit(&mut self, request: Request) {
         let Some(next) = self.next_request(&request) else { return self.end_visit(request) };
-        let (identifier, host) = (request.permit.identifier.clone(), request.permit.host.clone());
+        let (repo, host) = (request.permit.repo.clone(), request.permit.host.clone());
         if let Some(visit) = self.visit_of(&request) {
             (visit.next, visit.state) = (next, VisitState::Queued);
         }
         let permits = self.hosts.continue_with(self.now.mono, request.permit);
         self.grant(permits);
         // An attempt does not wait for a server that has become throttled half-way.
-        let Some(visit) = self.visit(&identifier, &host) else { return };
+        let Some(visit) = self.visit(&repo, &host) else { return };
         if visit.state == VisitState::Queued && visit.role.is_awaited() {
             visit.role = Role::Queued;
-            self.ask_next(&identifier);
+            self.ask_next(&repo);
         }
     }
 
     /// Returns the next request of a visit, if there is one.
     fn next_request(&mut self, request: &Request) -> Option<NextRequest> {
         let Request { id, url, permit, .. } = request;
-        let hunt = self.hunts.get_mut(&permit.identifier)?;
+        let hunt = self.hunts.get_mut(&permit.repo)?;
         let wanted = hunt.needs.of(url);
         let visit = hunt.visits.get_mut(&permit.host)?;
         if visit.state != VisitState::Running(*id) || wanted.is_empty() {
@@ -369,13 +369,13 @@ impl Hunter {
     fn retry_visit(&mut self, request: Request) {
         let Some(visit) = self.visit_of(&request) else { return self.release(request.permit) };
         *visit = Visit::new(request.url, Role::Queued);
-        let (host, identifier) = (request.permit.host.clone(), request.permit.identifier.clone());
+        let (host, repo) = (request.permit.host.clone(), request.permit.repo.clone());
         self.release(request.permit);
-        match self.hosts.enqueue(self.now.mono, &host, &identifier) {
+        match self.hosts.enqueue(self.now.mono, &host, &repo) {
             Some(permits) => self.grant(permits),
-            None => self.remove_visit(&identifier, &host),
+            None => self.remove_visit(&repo, &host),
         }
-        self.ask_next(&identifier);
+        self.ask_next(&repo);
     }
 
     /// Ends a visit, unless it has ended or begun anew since.
@@ -388,21 +388,21 @@ impl Hunter {
 
     /// Ends a visit that has a permit.
     fn leave(&mut self, permit: Permit) {
-        let (identifier, host) = (permit.identifier.clone(), permit.host.clone());
+        let (repo, host) = (permit.repo.clone(), permit.host.clone());
         self.release(permit);
-        self.remove_visit(&identifier, &host);
+        self.remove_visit(&repo, &host);
     }
 
     /// Ends a visit: the attempt goes on with another address, or the queue of the host with the next there.
-    fn remove_visit(&mut self, identifier: &Identifier, host: &Host) {
-        let Some(hunt) = self.hunts.get_mut(identifier) else { return };
+    fn remove_visit(&mut self, repo: &RepoId, host: &Host) {
+        let Some(hunt) = self.hunts.get_mut(repo) else { return };
         let Some(visit) = hunt.visits.remove(host) else { return };
         match visit.role {
-            Role::Awaited | Role::Slow => self.ask_next(identifier),
-            Role::Late => self.ask_another(identifier),
-            Role::Queued => self.enqueue_with_host(identifier, host),
+            Role::Awaited | Role::Slow => self.ask_next(repo),
+            Role::Late => self.ask_another(repo),
+            Role::Queued => self.enqueue_with_host(repo, host),
         }
-        self.end_if_all_asked(identifier);
+        self.end_if_all_asked(repo);
     }
 
     /// Draws the consequences of a server's failure, and reports it.
@@ -416,7 +416,7 @@ impl Hunter {
             self.hosts.limited(now, &host, request.began, now + length);
             self.report(HuntReport::Paused { host, length });
         }
-        let (identifier, url) = (request.permit.identifier.clone(), request.url.clone());
-        self.report(HuntReport::Failed { identifier, url, error: error.clone() });
+        let (repo, url) = (request.permit.repo.clone(), request.url.clone());
+        self.report(HuntReport::Failed { repo, url, error: error.clone() });
     }
 }

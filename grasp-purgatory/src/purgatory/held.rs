@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use grasp_core::admission::{Origin, Presence};
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::resources::Claimant;
-use grasp_core::{Identifier, RepoId, Version, kinds};
+use grasp_core::{RepoId, Version, kinds};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
@@ -15,8 +16,8 @@ use nostr::types::Timestamp;
 use super::io::{Bound, Config, HoldOutcome, Outputs, Record};
 use super::shares::Shares;
 
-/// Identifiers under which one pull request is handled; honest ones name one or two.
-pub(super) const MAX_IDENTIFIERS: usize = 16;
+/// Repositories of one pull request at which it is handled; honest ones name one or two.
+pub(super) const MAX_REPOS: usize = 16;
 
 /// Memory of the largest event: any network may have that much waiting, while it is free.
 const LARGEST_EVENT: u64 = 5 * 1024 * 1024;
@@ -46,6 +47,10 @@ pub(super) struct HeldEvent {
     pub(super) until: Timestamp,
     /// Approximate memory.
     pub(super) bytes: u64,
+    /// Delay of the hunt for it: a user who sent it is about to push. Not remembered across restarts.
+    pub(super) hunt_delay: Option<Duration>,
+    /// Repositories whose next survey decides about it. Not remembered across restarts, when all are surveyed.
+    pub(super) concerned: BTreeSet<RepoId>,
 }
 
 /// The parsed event.
@@ -72,7 +77,18 @@ impl HeldEvent {
             _ => Content::Proposal(Proposal::parse(&event).ok()?),
         };
         let bytes = memory_of(&event);
-        Some(Self { event, content, phase, since, until, bytes })
+        let mut held = Self {
+            event,
+            content,
+            phase,
+            since,
+            until,
+            bytes,
+            hunt_delay: None,
+            concerned: BTreeSet::new(),
+        };
+        held.concerned = held.repos();
+        Some(held)
     }
 
     pub(super) fn id(&self) -> EventId {
@@ -91,15 +107,13 @@ impl HeldEvent {
         self.phase == Phase::Waiting
     }
 
-    /// Returns the identifiers under which the event is handled.
-    pub(super) fn identifiers(&self) -> BTreeSet<&Identifier> {
+    /// Returns the repositories that the event is about: the one that it announces or whose state it is; those that a
+    /// pull request names, and its author's own for pull requests.
+    pub(super) fn repos(&self) -> BTreeSet<RepoId> {
         match &self.content {
-            Content::Announcement(announcement) => BTreeSet::from([&announcement.repo.identifier]),
-            Content::State(state) => BTreeSet::from([&state.repo.identifier]),
-            Content::Proposal(proposal) => {
-                let all: BTreeSet<_> = proposal.repos.iter().map(|repo| &repo.identifier).collect();
-                all.into_iter().take(MAX_IDENTIFIERS).collect()
-            }
+            Content::Announcement(announcement) => BTreeSet::from([announcement.repo.clone()]),
+            Content::State(state) => BTreeSet::from([state.repo.clone()]),
+            Content::Proposal(proposal) => repos_of(proposal),
         }
     }
 
@@ -119,11 +133,30 @@ impl HeldEvent {
         if let Content::Proposal(proposal) = &self.content { Some(proposal) } else { None }
     }
 
+    /// Returns the keys that an announcement lists, each with the identifier.
+    fn listed(&self) -> Vec<RepoId> {
+        let Some(announcement) = self.announcement() else { return Vec::new() };
+        let listed = announcement.maintainer_list.listed.iter();
+        listed.map(|key| RepoId::new(*key, announcement.repo.identifier.clone())).collect()
+    }
+
     /// Returns the claimant of the event's memory. Events from other relays are accounted to their author alone.
     pub(super) fn claimant(&self, presence: Presence, origin: &Origin) -> Claimant {
         let claimant = Claimant::maybe_at(origin.claimant().network).signed_by(self.author());
         if presence == Presence::Stored { claimant.with_authority() } else { claimant }
     }
+}
+
+/// Returns the repositories at which a pull request is handled.
+pub(super) fn repos_of(proposal: &Proposal) -> BTreeSet<RepoId> {
+    let mut repos = BTreeSet::new();
+    for named in proposal.repos.iter().take(MAX_REPOS) {
+        repos.insert(named.clone());
+        if !proposal.clone.is_empty() {
+            repos.insert(RepoId::new(proposal.author, named.identifier.clone()));
+        }
+    }
+    repos
 }
 
 /// Returns the approximate memory of an event and its parsed form.
@@ -158,11 +191,11 @@ impl Total {
     }
 }
 
-/// The waiting events by author and by identifier; and the expired ones.
+/// The waiting events by author and by repository; and the expired ones.
 #[derive(Debug, Default)]
 struct Usage {
     authors: BTreeMap<PublicKey, Total>,
-    identifiers: BTreeMap<Identifier, Total>,
+    repos: BTreeMap<RepoId, Total>,
     expired: Total,
 }
 
@@ -172,8 +205,8 @@ impl Usage {
             return self.expired.add(held.bytes);
         }
         self.authors.entry(held.author()).or_default().add(held.bytes);
-        for identifier in held.identifiers() {
-            self.identifiers.entry(identifier.clone()).or_default().add(held.bytes);
+        for repo in held.repos() {
+            self.repos.entry(repo).or_default().add(held.bytes);
         }
     }
 
@@ -182,14 +215,14 @@ impl Usage {
             return self.expired.subtract(held.bytes);
         }
         subtract(&mut self.authors, &held.author(), held.bytes);
-        for identifier in held.identifiers() {
-            subtract(&mut self.identifiers, identifier, held.bytes);
+        for repo in held.repos() {
+            subtract(&mut self.repos, &repo, held.bytes);
         }
     }
 
-    /// Checks a new event against the limits of its author and identifiers, without the event that it displaces.
+    /// Checks a new event against the limits of its author and repositories, without the event that it displaces.
     ///
-    /// Any client can fill an identifier, so states of served repositories are not counted against it.
+    /// Any client can send pull requests, so states of served repositories are not counted against a repository.
     fn has_room(
         &self,
         config: &Config,
@@ -206,8 +239,8 @@ impl Usage {
             total.add(new.bytes);
             total.is_within(bound)
         };
-        let fits_name = |name: &Identifier| fits(self.identifiers.get(name), config.per_identifier);
-        (presence == Presence::Stored || new.identifiers().into_iter().all(fits_name))
+        let fits_repo = |repo: &RepoId| fits(self.repos.get(repo), config.per_repo);
+        (presence == Presence::Stored || new.repos().iter().all(fits_repo))
             && fits(self.authors.get(&new.author()), config.per_author)
     }
 }
@@ -226,7 +259,9 @@ fn subtract<K: Ord>(accounts: &mut BTreeMap<K, Total>, key: &K, bytes: u64) {
 #[derive(Debug)]
 pub(super) struct HeldEvents {
     events: BTreeMap<EventId, HeldEvent>,
-    by_identifier: BTreeMap<Identifier, BTreeSet<EventId>>,
+    by_repo: BTreeMap<RepoId, BTreeSet<EventId>>,
+    /// Authors of announcements by the keys that they list, each with the identifier.
+    listing: BTreeMap<RepoId, BTreeSet<PublicKey>>,
     /// Events by the end of their phase.
     deadlines: BTreeMap<Phase, BTreeSet<(Timestamp, EventId)>>,
     usage: Usage,
@@ -238,7 +273,8 @@ impl HeldEvents {
     pub(super) fn new(config: &Config) -> Self {
         Self {
             events: BTreeMap::new(),
-            by_identifier: BTreeMap::new(),
+            by_repo: BTreeMap::new(),
+            listing: BTreeMap::new(),
             deadlines: BTreeMap::new(),
             usage: Usage::default(),
             memory: Shares::new(config.total, config.total.bytes / 4, LARGEST_EVENT, |one| {
@@ -328,15 +364,19 @@ impl HeldEvents {
         self.events.values()
     }
 
-    /// Returns the events of an identifier.
-    pub(super) fn of(&self, identifier: &Identifier) -> impl Iterator<Item = &HeldEvent> {
-        let ids = self.by_identifier.get(identifier).into_iter().flatten();
+    /// Returns the events that are about a repository.
+    pub(super) fn of(&self, repo: &RepoId) -> impl Iterator<Item = &HeldEvent> {
+        let ids = self.by_repo.get(repo).into_iter().flatten();
         ids.filter_map(|id| self.events.get(id))
     }
 
     pub(super) fn announcement(&self, repo: &RepoId) -> Option<&HeldEvent> {
-        let announces = |held: &&HeldEvent| held.announcement().is_some_and(|a| a.repo == *repo);
-        self.of(&repo.identifier).find(announces)
+        self.of(repo).find(|held| held.announcement().is_some())
+    }
+
+    /// Returns the authors of announcements that list the owner of a repository under its identifier.
+    pub(super) fn listing(&self, repo: &RepoId) -> BTreeSet<PublicKey> {
+        self.listing.get(repo).cloned().unwrap_or_default()
     }
 
     /// Returns whether a waiting announcement asks for the view of a repository.
@@ -344,16 +384,13 @@ impl HeldEvents {
         self.announcement(repo).is_some_and(HeldEvent::is_waiting)
     }
 
-    pub(super) fn states_by(
-        &self,
-        identifier: &Identifier,
-        author: PublicKey,
-    ) -> impl Iterator<Item = &HeldEvent> {
-        self.of(identifier).filter(move |held| held.author() == author && held.state().is_some())
+    /// Returns the states of a repository that its owner signed.
+    pub(super) fn states(&self, repo: &RepoId) -> impl Iterator<Item = &HeldEvent> {
+        self.of(repo).filter(|held| held.state().is_some())
     }
 
-    pub(super) fn identifiers(&self) -> impl Iterator<Item = &Identifier> {
-        self.by_identifier.keys()
+    pub(super) fn repos(&self) -> impl Iterator<Item = &RepoId> {
+        self.by_repo.keys()
     }
 
     /// Returns the events of a phase with its end, the next to end first.
@@ -390,7 +427,7 @@ impl HeldEvents {
                 self.announcement(&announcement.repo).into_iter().collect()
             }
             Content::State(state) => {
-                let states = self.states_by(&state.repo.identifier, new.author());
+                let states = self.states(&state.repo);
                 let others = states.filter(|held| held.is_waiting() && held.id() != new.id());
                 let others: Vec<_> = others.collect();
                 if others.len() < config.states_per_author {
@@ -425,6 +462,20 @@ impl HeldEvents {
         reserved
     }
 
+    /// Sets the delay of the hunt for an event.
+    pub(super) fn set_hunt_delay(&mut self, id: EventId, delay: Option<Duration>) {
+        if let Some(held) = self.events.get_mut(&id) {
+            held.hunt_delay = delay;
+        }
+    }
+
+    /// Sets the repositories whose next survey decides about an event.
+    pub(super) fn set_concerned(&mut self, id: EventId, repos: BTreeSet<RepoId>) {
+        if let Some(held) = self.events.get_mut(&id) {
+            held.concerned = repos;
+        }
+    }
+
     /// Accounts an event to the claimants with authority from now on.
     pub(super) fn authorise(&mut self, id: EventId) {
         self.memory.authorise(id);
@@ -438,8 +489,11 @@ impl HeldEvents {
         let id = held.id();
         self.usage.add(&held);
         self.deadlines.entry(held.phase).or_default().insert((held.until, id));
-        for identifier in held.identifiers() {
-            self.by_identifier.entry(identifier.clone()).or_default().insert(id);
+        for repo in held.repos() {
+            self.by_repo.entry(repo).or_default().insert(id);
+        }
+        for listed in held.listed() {
+            self.listing.entry(listed).or_default().insert(held.author());
         }
         self.events.insert(id, held);
     }
@@ -448,8 +502,11 @@ impl HeldEvents {
         let held = self.events.remove(id)?;
         self.usage.remove(&held);
         remove_from(&mut self.deadlines, &held.phase, &(held.until, *id));
-        for identifier in held.identifiers() {
-            remove_from(&mut self.by_identifier, identifier, id);
+        for repo in held.repos() {
+            remove_from(&mut self.by_repo, &repo, id);
+        }
+        for listed in held.listed() {
+            remove_from(&mut self.listing, &listed, &held.author());
         }
         Some(held)
     }

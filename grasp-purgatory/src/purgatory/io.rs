@@ -7,7 +7,8 @@ use std::time::Duration;
 use grasp_core::admission::{Hold, Origin};
 use grasp_core::nip34::State;
 use grasp_core::resources::ClientNetwork;
-use grasp_core::{Identifier, Oid, RefName, RepoId, Version};
+use grasp_core::service::Endpoint;
+use grasp_core::{Oid, RefName, RepoId, Version};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
@@ -35,18 +36,14 @@ pub struct Config {
     pub user_delay: Duration,
     /// Delay before a step that failed on this server is tried again.
     pub retry_after: Duration,
-    /// States of one author and identifier that are held; an older one may still be the one being pushed.
+    /// States of one repository and author that are held; an older one may still be the one being pushed.
     pub states_per_author: usize,
     /// Limit of the waiting events of one author.
     pub per_author: Bound,
-    /// Limit of the waiting events of one identifier.
-    pub per_identifier: Bound,
-    /// Approximate memory of the served states of one identifier: each survey of it reads them all.
-    pub state_bytes_per_identifier: u64,
-    /// Branches and tags in the views of one identifier that show the state of another author than their owner.
-    pub refs_per_identifier: usize,
-    /// Refs of pull requests in all views of one identifier. One pull request may be addressed to many views.
-    pub proposals_per_identifier: usize,
+    /// Limit of the waiting events of one repository.
+    pub per_repo: Bound,
+    /// Approximate memory of the served states of one repository's maintainers: each survey of it reads them all.
+    pub state_bytes_per_repo: u64,
     /// Limit of all waiting events; states of served repositories may use a quarter more.
     pub total: Bound,
     /// Limit of the expired events; those that would be dropped soonest are dropped first.
@@ -56,9 +53,6 @@ pub struct Config {
     /// Different uploads that may wait for one event, so that no client can displace another's upload.
     pub tips_per_event: usize,
 }
-
-/// The oldest views of an identifier, for which a part of its limits is reserved.
-pub const MAX_OLDEST: usize = 16;
 
 /// A limit of a number and of a size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,10 +78,8 @@ impl Default for Config {
             states_per_author: 8,
             // The largest state takes some 4.5 MiB of memory, and eight of one author may wait.
             per_author: Bound { count: 1_000, bytes: 40 * MIB },
-            per_identifier: Bound { count: 1_000, bytes: 40 * MIB },
-            state_bytes_per_identifier: 64 * MIB,
-            refs_per_identifier: 50_000,
-            proposals_per_identifier: 50_000,
+            per_repo: Bound { count: 1_000, bytes: 40 * MIB },
+            state_bytes_per_repo: 64 * MIB,
             total: Bound { count: 50_000, bytes: 128 * MIB },
             expired: Bound { count: 10_000, bytes: 32 * MIB },
             staged: Bound { count: 1_000, bytes: 2_048 * MIB },
@@ -102,24 +94,24 @@ impl Default for Config {
 pub enum Input {
     /// The driver is ready, after a start or a restart. Sent once, before anything else.
     ///
-    /// Every held event is surveyed then. [`Input::Changed`] for each identifier with a stored announcement should
+    /// Every held event is surveyed then. [`Input::Changed`] for each repository with a stored announcement should
     /// follow without haste: the earlier run may have ended between a change in the store and its hint.
     Started,
     /// An event was admitted that depends on git data: a hosted announcement, a state or a pull request.
     ///
     /// Sent even if the data is already here: refs are set before any event is stored.
     Held { event: Arc<Event>, hold: Hold, origin: Origin },
-    /// Something that purgatory does not own changed under an identifier: an announcement or a state was stored,
-    /// replaced or removed, or objects arrived by push or fetch.
-    Changed { identifier: Identifier },
+    /// Something that purgatory does not own changed at a repository: an announcement or a state was stored, replaced
+    /// or removed, or objects arrived by push or fetch.
+    Changed { repo: RepoId },
     /// The answer to [`Output::Survey`].
-    Surveyed { identifier: Identifier, survey: Survey },
+    Surveyed { repo: RepoId, survey: Box<Survey> },
     /// The survey could not be made.
-    SurveyFailed { identifier: Identifier },
+    SurveyFailed { repo: RepoId },
     /// [`Output::Release`] is completely and durably done, or, if the store refuses some of its events, not at all.
-    Released { identifier: Identifier, refused: BTreeSet<EventId> },
+    Released { repo: RepoId, refused: BTreeSet<EventId> },
     /// [`Output::Release`] failed. No ref has moved and no event was stored.
-    ReleaseFailed { identifier: Identifier },
+    ReleaseFailed { repo: RepoId },
     /// A push to a repository was authorised and is about to be executed. `events` are the state that it will realise
     /// and the pull requests whose tips it brings.
     PushAuthorised { repo: RepoId, events: BTreeSet<EventId> },
@@ -131,18 +123,18 @@ pub enum Input {
         bytes: u64,
         network: Option<ClientNetwork>,
     },
-    /// The hunt under an identifier waits for permits of servers that it has not asked yet.
-    HuntWaiting { identifier: Identifier },
-    /// A git server has answered the hunt under an identifier.
-    HuntAnswered { identifier: Identifier },
-    /// The hunt under an identifier has asked every listed server, or is over.
-    HuntEnded { identifier: Identifier },
-    /// A fetch for an identifier is running, not merely queued.
-    FetchStarted { identifier: Identifier },
-    /// A fetch for an identifier ended, with or without success.
-    FetchEnded { identifier: Identifier },
+    /// The hunt for a repository waits for permits of servers that it has not asked yet.
+    HuntWaiting { repo: RepoId },
+    /// A git server has answered the hunt for a repository.
+    HuntAnswered { repo: RepoId },
+    /// The hunt for a repository has asked every listed server, or is over.
+    HuntEnded { repo: RepoId },
+    /// A fetch for a repository is running, not merely queued.
+    FetchStarted { repo: RepoId },
+    /// A fetch for a repository ended, with or without success.
+    FetchEnded { repo: RepoId },
     /// Objects that served refs need are missing on disk.
-    Damaged { identifier: Identifier },
+    Damaged { repo: RepoId },
     /// A deletion request (kind 5) was stored.
     Deleted { request: Arc<Event> },
     /// A request to vanish (kind 62) was stored: it covers the author's events up to and including this time.
@@ -157,7 +149,7 @@ pub enum Input {
     Tick,
 }
 
-/// The contents of the event store and of git under one identifier.
+/// The contents of the event store and of git about one repository.
 ///
 /// Data that is not part of the survey counts as absent; a survey that could not read everything has failed.
 ///
@@ -165,32 +157,40 @@ pub enum Input {
 /// rules, so a lost hint costs time and nothing else.
 #[derive(Clone, Debug, Default)]
 pub struct Survey {
-    /// Stored announcements of the identifiers that [`Purgatory::scope`](super::Purgatory::scope) names.
+    /// Stored announcements of the keys that decide who maintains the repository, one per author.
     pub announcements: Vec<Arc<Event>>,
-    /// Stored states of the identifier, one per author.
+    /// Stored states of the maintainers and of the owner, one per author.
     pub states: Vec<Arc<Event>>,
-    /// Superseded states of authors without a stored one: their latest was deleted, and the one before counts again.
+    /// Superseded states of maintainers without a stored one: their latest was deleted, and the one before counts again.
     pub previous: Vec<Arc<Event>>,
-    /// Stored pull requests and updates addressed to repositories of the identifier. Those left out are not copied to
-    /// views that became relevant for them.
+    /// Stored pull requests and updates that are addressed to its maintainers, the latest.
     pub proposals: Vec<Arc<Event>>,
-    /// Existing views of the identifier with all their refs.
-    pub views: BTreeMap<RepoId, BTreeMap<RefName, Oid>>,
-    /// The views of served announcements that were created first, [`MAX_OLDEST`] at most. A part of each limit is
-    /// reserved for them.
-    pub oldest: BTreeSet<RepoId>,
-    /// Pull requests that have a ref in one of these views and are not stored.
+    /// The repository as it is served; `None` without a view.
+    pub view: Option<SurveyedView>,
+    /// Pull requests that have a ref here, or in the owner's repository for pull requests, and are not stored.
     pub strays: BTreeSet<EventId>,
-    /// Those of the [`candidates`](super::Purgatory::candidates) and of the previous states whose objects are all in
-    /// the family, with their whole history; and those of the [`proposals`](super::Purgatory::proposals) for which
-    /// that is so in one of their families.
+    /// States and pull requests, held or stored, whose objects are all here with their whole history.
     pub complete: BTreeSet<EventId>,
-    /// Nothing is announced or stored in git under the identifier, and nothing else was read. Until the next survey,
-    /// other identifiers leave it out.
-    pub is_vacant: bool,
-    /// Those of the [`held_events`](super::Purgatory::held_events) that the event store would refuse: deleted, vanished
-    /// or past their own expiration.
+    /// Those of the held events that the event store would refuse: deleted, vanished or past their own expiration.
     pub refused: BTreeSet<EventId>,
+    /// Other maintainers who have a hosted repository of this identifier and maintain it: their states are released
+    /// and hunted for there, and copied from there.
+    pub peers: BTreeSet<PublicKey>,
+    /// The owner maintains a hosted repository, this one or another.
+    pub is_owner_maintainer: bool,
+    /// Held pull requests that another repository here hunts for.
+    pub hunted_elsewhere: BTreeSet<EventId>,
+}
+
+/// A repository as it is served.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SurveyedView {
+    /// All refs.
+    pub refs: BTreeMap<RefName, Oid>,
+    /// The state whose branches and tags these are.
+    pub state: Option<EventId>,
+    /// The maintainers when the refs were last set.
+    pub maintainers: BTreeSet<PublicKey>,
 }
 
 /// Something to be done.
@@ -204,22 +204,18 @@ pub enum Output {
     /// Answer the sender of an event. Comes once for each [`Input::Held`].
     Answer { id: EventId, outcome: HoldOutcome },
     /// Read store and git, and answer with [`Input::Surveyed`].
-    Survey { identifier: Identifier },
-    /// In one transaction: set branches, tags and HEAD of views, and the refs of pull requests; store events in this order
+    Survey { repo: RepoId },
+    /// In one transaction: set branches, tags and HEAD, and the refs of pull requests; store events in this order
     /// (announcements, states from the oldest, pull requests), and end the records of those; stop serving the events in
-    /// `withdraw`, which are held until they can be served again. Missing views are created.
-    Release {
-        identifier: Identifier,
-        views: Vec<ViewTarget>,
-        proposals: Vec<ProposalRef>,
-        events: Vec<Arc<Event>>,
-        withdraw: Vec<EventId>,
-    },
+    /// `withdraw`, which are held until they can be served again. A missing view is created.
+    Release { repo: RepoId, refs: RefsTarget, events: Vec<Arc<Event>>, withdraw: Vec<EventId> },
+    /// Survey other repositories that an event of this one may concern.
+    Wake { repo: RepoId, cause: WakeCause },
     /// Publish events to subscribers, in the order in which they were stored.
     Publish { events: Vec<Arc<Event>> },
-    /// Hunt for git data of an identifier, without regard to earlier failures: after this time unless a hunt is due
+    /// Hunt for git data of a repository, without regard to earlier failures: after this time unless a hunt is due
     /// sooner, or as soon as a burst of events allows.
-    Hunt { identifier: Identifier, after: Option<Duration> },
+    Hunt { repo: RepoId, after: Option<Duration> },
 }
 
 /// The result of holding an event.
@@ -235,29 +231,47 @@ pub enum HoldOutcome {
     Unreadable,
 }
 
-/// The wanted contents of one view. Without a state it has no branches and no tags.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it all")]
-pub struct ViewTarget {
-    pub repo: RepoId,
-    pub state: Option<Arc<State>>,
+/// The wanted refs of a repository.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RefsTarget {
+    /// The state whose branches and tags are to be shown.
+    pub state: StateTarget,
+    /// Pull requests that get a ref.
+    pub proposals: Vec<ProposalRef>,
+    /// The present maintainers.
+    pub maintainers: BTreeSet<PublicKey>,
 }
 
-/// The wanted refs `refs/nostr/<id>` of a pull request.
+/// The wanted branches and tags of a repository.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum StateTarget {
+    /// Those that it has.
+    #[default]
+    Unchanged,
+    /// None.
+    Nothing,
+    /// Those of this state.
+    Show(Arc<State>),
+}
+
+/// The wanted ref `refs/nostr/<id>` of a pull request, whose objects are here or staged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub struct ProposalRef {
     pub id: EventId,
-    pub author: PublicKey,
     pub tip: Oid,
-    /// Views that get the ref.
-    pub repos: BTreeSet<RepoId>,
-    /// Families of which one contains the objects. From there they are copied to the views that lack them and share
-    /// history with the tip. A tip in none of them is skipped; that never holds for an event about to be stored.
-    pub families: BTreeSet<Identifier>,
-    /// Places of the tip in staging. Its objects move from there to the families first, and every contributor's
-    /// repository among them gets the ref too.
-    pub staged: Vec<PushTarget>,
+    /// The repository, and the endpoint that gets the ref: a pull request may have been pushed to its author's
+    /// repository too.
+    pub places: BTreeSet<(Endpoint, RepoId)>,
+}
+
+/// The reason why other repositories are surveyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WakeCause {
+    /// An announcement came or went: who maintains what may have changed.
+    Announcement,
+    /// A state or a pull request came or went.
+    Content,
 }
 
 /// One of the two stages of a release.
@@ -280,8 +294,8 @@ pub struct Outputs {
     pub records: Vec<Record>,
     /// Everything else, to be done after that.
     pub effects: Vec<Output>,
-    /// Identifiers whose survey was requested by this call.
-    pub(super) surveyed: BTreeSet<Identifier>,
+    /// Repositories whose survey was requested by this call.
+    pub(super) surveyed: BTreeSet<RepoId>,
 }
 
 impl Outputs {

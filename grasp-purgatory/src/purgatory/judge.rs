@@ -1,472 +1,572 @@
-//! The judgement of one identifier: the wanted state of store and git, compared with the present one.
+//! The judgement of one repository: the wanted state of store and git, compared with the present one.
 //!
 //! Three rules decide every release:
 //!
-//! - A view shows the winning state among those signed by its present maintainers, stored or held, of which all
+//! - A repository shows the winning state among those signed by its present maintainers, stored or held, of which all
 //!   objects are here. Without one it shows nothing.
-//! - A hosted announcement is served exactly while its view shows a state.
-//! - A complete state is served exactly while its author is a maintainer of a hosted repository and it is that author's
-//!   latest; whether it moves any ref is decided by the first rule.
+//! - Its announcement is served exactly while it shows a state.
+//! - A complete state is served exactly while its author maintains a hosted repository and it is that author's latest;
+//!   whether it moves any ref is decided by the first rule. The repository of its author releases it, if that is hosted
+//!   here; others follow.
 //!
-//! The rules depend on what is known and not on the order in which it arrived. So does the outcome, within the limits of
-//! an identifier ([`room`]): beyond them, what is served stays.
+//! The rules depend on what is known and not on the order in which it arrived, and only on events of the maintainers and
+//! of those who are asked to be ones. What others publish under the same identifier is not read.
 
-mod room;
-
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::admission::{Policy, Presence};
-use grasp_core::maintainers::{MaintainerSets, maintainer_lists};
+use grasp_core::maintainers::Lookup;
 use grasp_core::nip34::{Announcement, Proposal, State};
-use grasp_core::{Identifier, Oid, RefName, RepoId, Version};
+use grasp_core::service::Endpoint;
+use grasp_core::{Oid, RefName, RepoId, Version};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 
-use super::held::{Content, HeldEvent, HeldEvents, MAX_IDENTIFIERS, memory_of};
-use super::io::{Config, ProposalRef, Survey, ViewTarget};
+use super::held::{Content, HeldEvent, HeldEvents, memory_of};
+use super::io::{Config, ProposalRef, RefsTarget, StateTarget, Survey};
 use super::staging::{PushTarget, Staging};
 
-use self::room::{ProposalRoom, oversized_states, oversized_views};
+/// Pull requests of one author in a repository that the author does not maintain.
+const MAX_PROPOSALS_PER_AUTHOR: usize = 200;
+
+/// Pull requests in a repository, but for those of its maintainers: each is a line of every advertisement.
+const MAX_PROPOSALS: usize = 5_000;
 
 /// The changes that lead from the present state to the wanted one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ReleasePlan {
     /// Held events that are served already or can never be.
     pub(super) gone: Vec<EventId>,
-    /// Views of repositories without an announcement.
-    pub(super) orphans: Vec<RepoId>,
+    /// The repository has a view and no announcement.
+    pub(super) is_orphan: bool,
     /// Pull requests that have refs and are neither held nor stored: their author withdrew them.
     pub(super) strays: Vec<EventId>,
-    pub(super) views: Vec<ViewTarget>,
-    pub(super) proposals: Vec<ProposalRef>,
+    pub(super) refs: RefsTarget,
+    /// The refs, or the maintainers that are remembered with them, change.
+    pub(super) changes_refs: bool,
     /// Events to store, in order.
     pub(super) store: Vec<Arc<Event>>,
-    /// Held states of maintainers of served repositories.
+    /// Held states of maintainers of the served repository.
     pub(super) authorised: Vec<EventId>,
-    /// Stored announcements without a state, and stored states of authors who are no longer maintainers. They are
+    /// The stored announcement without a state, and the stored state of an owner who maintains nothing here. They are
     /// held: what they lack may come back.
     pub(super) withdraw: Vec<Arc<Event>>,
-    /// Stored announcements that a held one replaces. They are removed.
+    /// A stored announcement that a held one replaces. It is removed.
     pub(super) outdated: Vec<EventId>,
-    /// Some complete states stay held because there is no room for them.
-    pub(super) has_waiting_for_room: bool,
+    /// Repositories whose owner's state is complete here, and who release it themselves.
+    pub(super) releasing: BTreeSet<RepoId>,
+    /// Repositories of keys that are no longer maintainers: their states may have lost their place.
+    pub(super) left: BTreeSet<RepoId>,
+    pub(super) wanted: Wanted,
+}
+
+/// The events whose objects a repository lacks and hunts for.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    /// Held states and pull requests.
+    pub(super) held: BTreeSet<EventId>,
+    /// A served state that the repository should show.
+    pub(super) served: Option<Arc<State>>,
 }
 
 /// Compares the held events and the survey with the rules.
 pub(super) fn plan(
-    (config, policy): (&Config, &Policy),
-    (held, staging): (&HeldEvents, &Staging),
-    identifier: &Identifier,
+    config: &Config,
+    policy: &Policy,
+    held: &HeldEvents,
+    staging: &Staging,
+    repo: &RepoId,
     survey: &Survey,
 ) -> ReleasePlan {
     let stored = StoredEvents::parse(survey);
-    let families = families(policy, held, identifier, &stored);
-    let complete = complete_states(held, identifier, survey, &stored);
-    let nothing = BTreeMap::new();
-    let repos = families.get(identifier).map_or(&nothing, |family| &family.repos);
-    let limit = config.state_bytes_per_identifier;
-    let oversized = oversized_states(limit, &complete, repos, &survey.oldest);
-    let fits = |signed: &&CompleteState<'_>| !oversized.contains(&signed.state.version.id);
-    let latest = latest(complete.iter().filter(fits));
-    let winners = repos.iter().filter_map(|(id, repo)| {
-        let signed = repo.maintainers.iter().filter_map(|key| latest.get(key));
-        Some((id.clone(), *signed.max_by_key(|signed| signed.state.version)?))
-    });
-    let mut winners: BTreeMap<RepoId, CompleteState<'_>> = winners.collect();
-    let beyond = oversized_views(config.refs_per_identifier, &winners, repos, survey);
-    // A served announcement stays, or gives way to a newer one. Others wait for room.
-    winners.retain(|id, _| !beyond.contains(id) || stored.announced.contains_key(id));
-    let judgement = Judgement {
+    let maintainers = maintainers(policy, held, repo, &stored);
+    let own = Own::find(policy, held, repo, &stored);
+    let mut judgement = Judgement {
         config,
         policy,
         held,
         staging,
-        identifier,
+        repo,
         survey,
         stored: &stored,
-        latest,
-        winners,
-        beyond,
-        families,
+        maintainers: if own.is_some() { maintainers } else { BTreeSet::new() },
+        own,
+        latest: BTreeMap::new(),
+        winner: None,
     };
-    let proposals = judgement.proposals();
-    ReleasePlan {
-        gone: judgement.gone(),
-        orphans: judgement.orphans(),
-        strays: survey.strays.iter().filter(|id| held.get(id).is_none()).copied().collect(),
-        views: judgement.views(),
-        store: judgement.releases(&proposals),
-        withdraw: judgement.unfilled().chain(judgement.unauthorised()).collect(),
-        authorised: judgement.authorised(),
-        outdated: judgement.outdated(),
-        has_waiting_for_room: !oversized.is_empty(),
-        proposals,
-    }
+    judgement.latest = judgement.latest();
+    judgement.winner = judgement.winner();
+    judgement.plan()
 }
 
 /// The parsed stored events of a survey.
 struct StoredEvents {
-    announcements: Vec<(Announcement, Arc<Event>)>,
-    states: Vec<(Arc<State>, Arc<Event>)>,
+    announcements: BTreeMap<PublicKey, (Announcement, Arc<Event>)>,
+    states: BTreeMap<PublicKey, (Arc<State>, Arc<Event>)>,
     proposals: Vec<Proposal>,
-    /// Versions of the announcements and of the states, by repository.
-    announced: BTreeMap<RepoId, Version>,
-    stated: BTreeMap<RepoId, Version>,
 }
 
 impl StoredEvents {
     fn parse(survey: &Survey) -> Self {
-        let announcement =
-            |event: &Arc<Event>| Some((Announcement::parse(event).ok()?, event.clone()));
-        let state = |event: &Arc<Event>| Some((Arc::new(State::parse(event).ok()?), event.clone()));
-        let proposal = |event: &Arc<Event>| Proposal::parse(event).ok();
-        let announcements: Vec<_> = survey.announcements.iter().filter_map(announcement).collect();
-        let states: Vec<_> = survey.states.iter().filter_map(state).collect();
-        let announced = announcements.iter().map(|(one, _)| (one.repo.clone(), one.version));
-        let stated = states.iter().map(|(one, _)| (one.repo.clone(), one.version));
-        Self {
-            announced: announced.collect(),
-            stated: stated.collect(),
-            proposals: survey.proposals.iter().filter_map(proposal).collect(),
-            announcements,
-            states,
+        let mut announcements = BTreeMap::new();
+        for event in &survey.announcements {
+            if let Ok(announcement) = Announcement::parse(event) {
+                announcements.insert(event.pubkey, (announcement, event.clone()));
+            }
         }
+        let mut states = BTreeMap::new();
+        for event in &survey.states {
+            if let Ok(state) = State::parse(event) {
+                states.insert(event.pubkey, (Arc::new(state), event.clone()));
+            }
+        }
+        let proposals = survey.proposals.iter().filter_map(|event| Proposal::parse(event).ok());
+        Self { announcements, states, proposals: proposals.collect() }
+    }
+
+    fn announcement(&self, author: &PublicKey) -> Option<&Announcement> {
+        self.announcements.get(author).map(|(announcement, _)| announcement)
     }
 }
 
-/// The hosted repositories of one identifier, by the winning announcement of each author. Stored and held announcements
-/// count alike.
-struct HostedRepos {
-    repos: BTreeMap<RepoId, HostedRepo>,
-    /// The maintainers of all of them.
-    maintainers: BTreeSet<PublicKey>,
+/// Returns the maintainers of a repository. Stored and held announcements count alike.
+fn maintainers(
+    policy: &Policy,
+    held: &HeldEvents,
+    repo: &RepoId,
+    stored: &StoredEvents,
+) -> BTreeSet<PublicKey> {
+    let reach = policy.model.reach(&repo.owner, |key| {
+        let coordinate = RepoId::new(*key, repo.identifier.clone());
+        let held = held.announcement(&coordinate).and_then(HeldEvent::announcement);
+        let winner = match (held, stored.announcement(key)) {
+            (Some(held), Some(stored)) if held.version > stored.version => Some(&**held),
+            (Some(held), None) => Some(&**held),
+            (_, stored) => stored,
+        };
+        winner.map_or(Lookup::Absent, |winner| Lookup::Read(&winner.maintainer_list))
+    });
+    reach.maintainers
 }
 
-struct HostedRepo {
+/// The winning announcement of a hosted repository.
+struct Own {
     announced_by: EventId,
+    /// One that is both stored and held counts as stored.
     presence: Presence,
-    maintainers: BTreeSet<PublicKey>,
 }
 
-impl HostedRepos {
-    fn new<'a>(
+impl Own {
+    fn find(
         policy: &Policy,
-        known: impl IntoIterator<Item = (&'a Announcement, Presence)>,
-    ) -> Self {
-        let winners = winners(known);
-        let lists = maintainer_lists(winners.values().map(|(announcement, _)| *announcement));
-        let sets = MaintainerSets::new(policy.model, &lists);
-        let hosted = winners.values().filter(|(announcement, _)| policy.hosts(announcement));
-        let repos = hosted.map(|(announcement, presence)| {
-            let repo = HostedRepo {
-                announced_by: announcement.version.id,
-                presence: *presence,
-                maintainers: sets.of(&announcement.repo.owner),
-            };
-            (announcement.repo.clone(), repo)
-        });
-        let repos: BTreeMap<RepoId, HostedRepo> = repos.collect();
-        let maintainers = repos.values().flat_map(|repo| &repo.maintainers).copied().collect();
-        Self { repos, maintainers }
-    }
-
-    /// Returns the repositories whose maintainers a pull request is addressed to.
-    fn addressed_by(
-        &self,
-        identifier: &Identifier,
-        proposal: &Proposal,
-    ) -> impl Iterator<Item = (&RepoId, &HostedRepo)> {
-        let named = proposal.repos.iter().filter(|repo| repo.identifier == *identifier);
-        let named: BTreeSet<_> = named.map(|repo| repo.owner).collect();
-        self.repos.iter().filter(move |(_, repo)| !repo.maintainers.is_disjoint(&named))
+        held: &HeldEvents,
+        repo: &RepoId,
+        stored: &StoredEvents,
+    ) -> Option<Self> {
+        let held = held.announcement(repo).and_then(HeldEvent::announcement);
+        let (announcement, presence) = match (held, stored.announcement(&repo.owner)) {
+            (Some(held), Some(stored)) if held.version > stored.version => {
+                (&**held, Presence::Held)
+            }
+            (Some(held), None) => (&**held, Presence::Held),
+            (_, Some(stored)) => (stored, Presence::Stored),
+            (None, None) => return None,
+        };
+        let announced_by = announcement.version.id;
+        policy.hosts(announcement).then_some(Self { announced_by, presence })
     }
 }
 
-/// Returns each author's winning announcement; one that is both stored and held counts as stored.
-fn winners<'a>(
-    known: impl IntoIterator<Item = (&'a Announcement, Presence)>,
-) -> BTreeMap<PublicKey, (&'a Announcement, Presence)> {
-    let rank = |(announcement, presence): &(&Announcement, Presence)| {
-        (announcement.version, *presence == Presence::Stored)
-    };
-    let mut winners: BTreeMap<PublicKey, (&Announcement, Presence)> = BTreeMap::new();
-    for new in known {
-        let winner = winners.entry(new.0.repo.owner).or_insert(new);
-        if rank(&new) > rank(winner) {
-            *winner = new;
-        }
-    }
-    winners
-}
-
-/// A stored state, or a held one whose objects are here.
-#[derive(Clone, Copy)]
-struct CompleteState<'a> {
-    state: &'a Arc<State>,
+/// A stored state, or a held one, whose objects are here.
+#[derive(Clone)]
+struct CompleteState {
+    state: Arc<State>,
     presence: Presence,
-    /// Approximate memory.
-    bytes: u64,
 }
 
-/// Everything that matters for one identifier.
+/// Everything that matters for one repository.
 struct Judgement<'a> {
     config: &'a Config,
     policy: &'a Policy,
     held: &'a HeldEvents,
     staging: &'a Staging,
-    identifier: &'a Identifier,
+    repo: &'a RepoId,
     survey: &'a Survey,
     stored: &'a StoredEvents,
-    /// This identifier, and those that held pull requests are also addressed to.
-    families: BTreeMap<&'a Identifier, HostedRepos>,
-    /// Each author's latest complete state.
-    latest: BTreeMap<PublicKey, CompleteState<'a>>,
-    /// The state that each hosted view should show.
-    winners: BTreeMap<RepoId, CompleteState<'a>>,
-    /// Views for whose state there is no room. They show nothing.
-    beyond: BTreeSet<RepoId>,
+    /// Empty unless the repository is hosted.
+    maintainers: BTreeSet<PublicKey>,
+    /// `None` if the repository is not hosted.
+    own: Option<Own>,
+    /// Each maintainer's latest state whose objects are here.
+    latest: BTreeMap<PublicKey, CompleteState>,
+    /// The state that it should show.
+    winner: Option<CompleteState>,
 }
 
 impl Judgement<'_> {
-    fn repos(&self) -> impl Iterator<Item = (&RepoId, &HostedRepo)> {
-        self.families.get(self.identifier).into_iter().flat_map(|family| &family.repos)
+    fn plan(&self) -> ReleasePlan {
+        let proposals = self.proposals();
+        let state = self.state_target();
+        let before = self.survey.view.as_ref().map(|view| &view.maintainers);
+        let has_other_maintainers = before.is_some_and(|before| *before != self.maintainers);
+        let left = before.into_iter().flatten().filter(|key| !self.maintainers.contains(key));
+        let strays = self.survey.strays.iter().filter(|id| self.held.get(id).is_none());
+        ReleasePlan {
+            gone: self.gone(),
+            is_orphan: self.own.is_none() && self.survey.view.is_some(),
+            strays: strays.copied().collect(),
+            changes_refs: state != StateTarget::Unchanged
+                || !proposals.is_empty()
+                || (self.own.is_some() && has_other_maintainers),
+            store: self.releases(&proposals),
+            authorised: self.authorised(),
+            withdraw: self.withdrawn(),
+            outdated: self.outdated(),
+            releasing: self.releasing(),
+            left: left.map(|key| self.repo_of(key)).collect(),
+            wanted: self.wanted(),
+            refs: RefsTarget { state, proposals, maintainers: self.maintainers.clone() },
+        }
     }
 
-    fn has_maintainer(&self, author: &PublicKey) -> bool {
-        let family = self.families.get(self.identifier);
-        family.is_some_and(|family| family.maintainers.contains(author))
+    /// Returns the repository of another key with the same identifier.
+    fn repo_of(&self, key: &PublicKey) -> RepoId {
+        RepoId::new(*key, self.repo.identifier.clone())
+    }
+
+    /// Returns whether states of this author are released by the author's own repository.
+    fn is_released_elsewhere(&self, author: &PublicKey) -> bool {
+        *author != self.repo.owner && self.survey.peers.contains(author)
+    }
+
+    /// Returns the held states of the maintainers.
+    fn held_states(&self) -> impl Iterator<Item = (&HeldEvent, &Arc<State>)> {
+        let repos = self.maintainers.iter().map(|key| self.repo_of(key));
+        let held = repos.flat_map(|repo| self.held.states(&repo).collect::<Vec<_>>());
+        held.filter_map(|held| Some((held, held.state()?)))
+    }
+
+    /// Returns whether all objects of a state are here. What is shown was complete when it came to be shown.
+    fn is_complete(&self, state: &State) -> bool {
+        let shown = self.survey.view.as_ref().and_then(|view| view.state);
+        let id = state.version.id;
+        state.tips().is_some() && (self.survey.complete.contains(&id) || shown == Some(id))
+    }
+
+    /// Returns each maintainer's latest state whose objects are here, and for which there is room.
+    fn latest(&self) -> BTreeMap<PublicKey, CompleteState> {
+        let mut latest: BTreeMap<PublicKey, CompleteState> = BTreeMap::new();
+        let mut bytes = 0;
+        for (author, (state, event)) in &self.stored.states {
+            if !self.maintainers.contains(author) {
+                continue;
+            }
+            bytes += memory_of(event);
+            if self.is_complete(state) {
+                let state = Arc::clone(state);
+                latest.insert(*author, CompleteState { state, presence: Presence::Stored });
+            }
+        }
+        let mut held: Vec<_> = self.held_states().collect();
+        held.sort_by_key(|(held, state)| (held.bytes, state.version));
+        for (held, state) in held {
+            // A state beyond the limit waits until others have gone. That of the owner always fits.
+            let has_room = bytes + held.bytes <= self.config.state_bytes_per_repo;
+            if !self.is_complete(state) || !(has_room || held.author() == self.repo.owner) {
+                continue;
+            }
+            bytes += held.bytes;
+            let complete = CompleteState { state: Arc::clone(state), presence: Presence::Held };
+            let best = latest.entry(held.author()).or_insert_with(|| complete.clone());
+            if state.version > best.state.version {
+                *best = complete;
+            }
+        }
+        latest
+    }
+
+    /// Returns the state that the repository should show.
+    fn winner(&self) -> Option<CompleteState> {
+        let shown = self.latest.iter().filter(|(author, signed)| {
+            signed.presence == Presence::Stored || !self.is_released_elsewhere(author)
+        });
+        let winner = shown.max_by_key(|(_, signed)| signed.state.version);
+        winner.map(|(_, signed)| signed.clone())
     }
 
     fn gone(&self) -> Vec<EventId> {
-        let held = self.held.of(self.identifier).filter(|held| self.is_over(held));
-        held.map(HeldEvent::id).collect()
+        let own = self.held.of(self.repo);
+        let states = self.held_states().map(|(held, _)| held);
+        let over = own.chain(states).filter(|held| self.is_over(held));
+        let ids: BTreeSet<EventId> = over.map(HeldEvent::id).collect();
+        ids.into_iter().collect()
     }
 
     /// Returns whether a held event is stored, or a version that wins over it.
     fn is_over(&self, held: &HeldEvent) -> bool {
-        let is_won_by = |stored: &Version| *stored >= held.version();
+        let is_won_by = |stored: Version| stored >= held.version();
         match &held.content {
-            Content::State(state) => self.stored.stated.get(&state.repo).is_some_and(is_won_by),
+            Content::State(state) => {
+                let stored = self.stored.states.get(&state.repo.owner);
+                let is_ours = state.repo.identifier == self.repo.identifier;
+                is_ours && stored.is_some_and(|(stored, _)| is_won_by(stored.version))
+            }
             Content::Announcement(new) => {
-                self.stored.announced.get(&new.repo).is_some_and(is_won_by)
+                let stored = self.stored.announcement(&new.repo.owner);
+                stored.is_some_and(|stored| is_won_by(stored.version))
             }
             Content::Proposal(_) => self.stored.proposals.iter().any(|p| p.id == held.id()),
         }
     }
 
-    fn orphans(&self) -> Vec<RepoId> {
-        let announced: BTreeSet<&RepoId> = self.repos().map(|(id, _)| id).collect();
-        let views = self.survey.views.keys().filter(|repo| repo.identifier == *self.identifier);
-        views.filter(|repo| !announced.contains(repo)).cloned().collect()
-    }
-
-    /// Returns the views that must change. A state that is about to be served is applied even where its refs are in
+    /// Returns the change of branches and tags. A state that is about to be served is applied even where its refs are in
     /// place: HEAD is part of it.
-    fn views(&self) -> Vec<ViewTarget> {
-        let target = |repo: &RepoId| {
-            let refs = self.survey.views.get(repo);
-            let winner = self.winners.get(repo).filter(|_| !self.beyond.contains(repo));
-            let state = match winner {
-                Some(CompleteState { state, presence: Presence::Held, .. }) => {
-                    Some(Arc::clone(state))
-                }
-                Some(CompleteState { state, .. })
-                    if !refs.is_some_and(|refs| state.is_realised_by(&branches_and_tags(refs))) =>
-                {
-                    Some(Arc::clone(state))
-                }
-                None if refs.is_some_and(|refs| refs.keys().any(RefName::is_branch_or_tag)) => None,
-                _ => return None,
-            };
-            Some(ViewTarget { repo: repo.clone(), state })
+    fn state_target(&self) -> StateTarget {
+        if self.own.is_none() {
+            return StateTarget::Unchanged;
+        }
+        let view = self.survey.view.as_ref();
+        let Some(winner) = &self.winner else {
+            let shows_some =
+                view.is_some_and(|view| view.refs.keys().any(RefName::is_branch_or_tag));
+            return if shows_some { StateTarget::Nothing } else { StateTarget::Unchanged };
         };
-        self.repos().filter_map(|(repo, _)| target(repo)).collect()
+        let is_shown = winner.presence == Presence::Stored
+            && view.is_some_and(|view| {
+                let id = winner.state.version.id;
+                view.state == Some(id) && winner.state.is_realised_by(&ruled(&view.refs))
+            });
+        match is_shown {
+            true => StateTarget::Unchanged,
+            false => StateTarget::Show(Arc::clone(&winner.state)),
+        }
     }
 
-    /// Returns the held events whose data is here: announcements, states from the oldest, pull requests.
+    /// Returns the held events whose data is here: the announcement, states from the oldest, pull requests.
     fn releases(&self, proposals: &[ProposalRef]) -> Vec<Arc<Event>> {
-        let announcements = self
-            .repos()
-            .filter(|(id, repo)| repo.presence == Presence::Held && self.winners.contains_key(id));
-        let announcements = announcements.map(|(_, repo)| repo.announced_by);
-        let is_released = |signed: &&CompleteState<'_>| {
-            signed.presence == Presence::Held && self.has_maintainer(&signed.state.repo.owner)
-        };
-        let states = self.latest.values().filter(is_released);
-        let mut states: Vec<_> = states.map(|signed| signed.state.version).collect();
+        let mut ids = Vec::new();
+        if let (Some(own), Some(_)) = (&self.own, &self.winner) {
+            if own.presence == Presence::Held {
+                ids.push(own.announced_by);
+            }
+        }
+        let mut states: Vec<Version> = Vec::new();
+        for (author, signed) in &self.latest {
+            if signed.presence == Presence::Held && !self.is_released_elsewhere(author) {
+                states.push(signed.state.version);
+            }
+        }
         states.sort();
-        // Stored pull requests are among these where another view must get their ref; they are not held.
-        let proposals = proposals.iter().map(|proposal| proposal.id);
-        let ids = announcements.chain(states.into_iter().map(|version| version.id));
-        let held = ids.chain(proposals).filter_map(|id| self.held.get(&id));
+        ids.extend(states.into_iter().map(|version| version.id));
+        // Stored pull requests are among these where the ref is missing; they are not held.
+        ids.extend(proposals.iter().map(|proposal| proposal.id));
+        let held = ids.into_iter().filter_map(|id| self.held.get(&id));
         held.map(|held| held.event.clone()).collect()
     }
 
+    /// Returns the repositories that release a state whose objects are here.
+    fn releasing(&self) -> BTreeSet<RepoId> {
+        let mut releasing = BTreeSet::new();
+        for (author, signed) in &self.latest {
+            if signed.presence == Presence::Held && self.is_released_elsewhere(author) {
+                releasing.insert(self.repo_of(author));
+            }
+        }
+        releasing
+    }
+
     fn authorised(&self) -> Vec<EventId> {
-        let served = self.repos().filter(|(_, repo)| repo.presence == Presence::Stored);
-        let maintainers: BTreeSet<_> = served.flat_map(|(_, repo)| &repo.maintainers).collect();
-        let states = self.held.of(self.identifier).filter(|held| held.state().is_some());
-        states.filter(|held| maintainers.contains(&held.author())).map(HeldEvent::id).collect()
+        let is_served = self.own.as_ref().is_some_and(|own| own.presence == Presence::Stored);
+        let states = self.held_states().filter(|_| is_served);
+        states.map(|(held, _)| held.id()).collect()
     }
 
-    /// Returns the stored states whose author maintains nothing here.
-    fn unauthorised(&self) -> impl Iterator<Item = Arc<Event>> {
-        let states = self.stored.states.iter();
-        let is_own = |state: &State| state.repo.identifier == *self.identifier;
-        let is_unauthorised = move |(state, _): &&(Arc<State>, Arc<Event>)| {
-            is_own(state) && !self.has_maintainer(&state.repo.owner)
-        };
-        states.filter(is_unauthorised).map(|(_, event)| event.clone())
+    fn withdrawn(&self) -> Vec<Arc<Event>> {
+        let mut withdrawn = Vec::new();
+        let is_unfilled = self.winner.is_none()
+            && self.own.as_ref().is_some_and(|own| own.presence == Presence::Stored);
+        if let (true, Some((_, event))) =
+            (is_unfilled, self.stored.announcements.get(&self.repo.owner))
+        {
+            withdrawn.push(event.clone());
+        }
+        if let (false, Some((_, event))) =
+            (self.survey.is_owner_maintainer, self.stored.states.get(&self.repo.owner))
+        {
+            withdrawn.push(event.clone());
+        }
+        withdrawn
     }
 
-    /// Returns the stored announcements whose view has no state to show.
-    fn unfilled(&self) -> impl Iterator<Item = Arc<Event>> {
-        self.stored_of_unfilled(Presence::Stored).cloned()
-    }
-
-    /// Returns the stored announcements that a held one without a state replaces. A release has stored them while that
-    /// one came.
+    /// Returns the stored announcement that a held one without a state replaces. A release has stored it while that one
+    /// came.
     fn outdated(&self) -> Vec<EventId> {
-        self.stored_of_unfilled(Presence::Held).map(|event| event.id).collect()
+        let is_replaced = self.winner.is_none()
+            && self.own.as_ref().is_some_and(|own| own.presence == Presence::Held);
+        let stored = self.stored.announcements.get(&self.repo.owner).filter(|_| is_replaced);
+        stored.map(|(_, event)| event.id).into_iter().collect()
     }
 
-    /// Returns the stored announcements of repositories without a state whose winning announcement has this presence.
-    fn stored_of_unfilled(&self, presence: Presence) -> impl Iterator<Item = &Arc<Event>> {
-        let unfilled = self
-            .repos()
-            .filter(move |(id, repo)| repo.presence == presence && !self.winners.contains_key(id));
-        let unfilled: BTreeSet<&RepoId> = unfilled.map(|(id, _)| id).collect();
-        let stored = self.stored.announcements.iter();
-        let stored = stored.filter(move |(announcement, _)| unfilled.contains(&announcement.repo));
-        stored.map(|(_, event)| event)
+    /// Returns what is to be hunted for here.
+    fn wanted(&self) -> Wanted {
+        let mut wanted = Wanted::default();
+        if self.own.is_none() {
+            return wanted;
+        }
+        for (held, state) in self.held_states() {
+            let is_lacking = !self.is_complete(state) && state.tips().is_some();
+            if is_lacking && !self.is_released_elsewhere(&held.author()) && !self.is_over(held) {
+                wanted.held.insert(held.id());
+            }
+        }
+        for held in self.addressed() {
+            let id = held.id();
+            let is_here = self.survey.complete.contains(&id) || !self.staged(held).is_empty();
+            if !is_here && !self.survey.hunted_elsewhere.contains(&id) && !self.is_over(held) {
+                wanted.held.insert(id);
+            }
+        }
+        let shown = self.winner.as_ref().map(|winner| winner.state.version);
+        let mut newer: Vec<&Arc<State>> = Vec::new();
+        for (author, (state, _)) in &self.stored.states {
+            let is_newer = shown.is_none_or(|shown| state.version > shown);
+            if self.maintainers.contains(author) && is_newer && !self.is_complete(state) {
+                newer.push(state);
+            }
+        }
+        wanted.served = newer.into_iter().max_by_key(|state| state.version).cloned();
+        wanted
     }
 }
 
-/// Pull requests: served once their tip is in a view that they are addressed to, and from there in all of them.
+/// Pull requests: served once their tip is in a repository that they are addressed to, and from there in all of them.
 impl Judgement<'_> {
-    /// Returns the refs to set: for pull requests that can be released, and for stored ones where a view lacks them.
+    /// Returns the held pull requests that are addressed to a maintainer.
+    fn addressed(&self) -> Vec<&HeldEvent> {
+        let mut addressed: BTreeMap<EventId, &HeldEvent> = BTreeMap::new();
+        for key in &self.maintainers {
+            for held in self.held.of(&self.repo_of(key)) {
+                let names_it = held.proposal().is_some_and(|proposal| {
+                    proposal.repos.iter().any(|named| {
+                        named.owner == *key && named.identifier == self.repo.identifier
+                    })
+                });
+                if names_it {
+                    addressed.insert(held.id(), held);
+                }
+            }
+        }
+        addressed.into_values().collect()
+    }
+
+    /// Returns the places that have the tip of a pull request in staging: this repository, and its author's.
+    fn staged(&self, held: &HeldEvent) -> BTreeSet<(Endpoint, RepoId)> {
+        let Some(proposal) = held.proposal() else { return BTreeSet::new() };
+        let Some(staged) = self.staging.of(&held.id()) else { return BTreeSet::new() };
+        let mut places = BTreeSet::new();
+        for target in staged.targets_of(self.policy, proposal) {
+            match target {
+                PushTarget::Repository(repo) if repo == self.repo => {
+                    places.insert((Endpoint::Repository, repo.clone()));
+                }
+                PushTarget::Repository(_) => {}
+                // A contributor's repository has only what was pushed to it.
+                PushTarget::Contributor(repo) => {
+                    places.insert((Endpoint::PullRequests, repo.clone()));
+                }
+            }
+        }
+        places
+    }
+
+    /// Returns the refs to set: for pull requests that can be released, and for stored ones whose ref is missing.
     fn proposals(&self) -> Vec<ProposalRef> {
-        let held = self.held.of(self.identifier).filter_map(|held| self.release(held));
-        let spread = self.stored.proposals.iter().filter_map(|proposal| self.spread(proposal));
-        let nothing = BTreeMap::new();
-        let repos = self.families.get(self.identifier).map_or(&nothing, |family| &family.repos);
-        let limit = self.config.proposals_per_identifier;
-        let mut room = ProposalRoom::new(limit, repos, self.survey, &self.stored.proposals);
-        held.chain(spread).filter_map(|proposal| room.limited(proposal)).collect()
-    }
-
-    fn release(&self, held: &HeldEvent) -> Option<ProposalRef> {
-        let proposal = held.proposal()?;
-        let (id, author, tip) = (proposal.id, proposal.author, proposal.tip);
-        let uploads = self.staging.of(&id).into_iter();
-        let staged = uploads.flat_map(|uploads| uploads.targets_of(self.policy, proposal));
-        let staged: Vec<PushTarget> = staged.cloned().collect();
-        let is_here = !staged.is_empty() || self.survey.complete.contains(&id);
-        if !is_here || self.is_over(held) {
-            return None;
+        let mut found = Vec::new();
+        let here = (Endpoint::Repository, self.repo.clone());
+        let mut room = ProposalRoom::new(self);
+        if self.winner.is_some() {
+            for held in self.addressed() {
+                let Some(proposal) = held.proposal() else { continue };
+                let mut places = self.staged(held);
+                if self.survey.complete.contains(&proposal.id) {
+                    places.insert(here.clone());
+                }
+                let is_here = places.contains(&here);
+                if is_here && !self.is_over(held) && room.takes(proposal) {
+                    found.push(ProposalRef { id: proposal.id, tip: proposal.tip, places });
+                }
+            }
+            for proposal in &self.stored.proposals {
+                let (id, tip) = (proposal.id, proposal.tip);
+                let is_missing = self.tip_of(id) != Some(tip);
+                if is_missing && self.survey.complete.contains(&id) && room.takes(proposal) {
+                    let places = BTreeSet::from([here.clone()]);
+                    found.push(ProposalRef { id, tip, places });
+                }
+            }
         }
-        let repos = self.served_and_addressed(proposal);
-        // A contributor's repository has only what was pushed to it.
-        let is_contributors = |target: &PushTarget| matches!(target, PushTarget::Contributor(_));
-        let has_place = !repos.is_empty() || staged.iter().any(is_contributors);
-        let families = held.identifiers().into_iter().cloned().collect();
-        has_place.then_some(ProposalRef { id, author, tip, repos, families, staged })
+        found.extend(self.contributions(&found));
+        found
     }
 
-    /// Returns the refs of a stored pull request in views that have become relevant since.
-    fn spread(&self, proposal: &Proposal) -> Option<ProposalRef> {
-        let (id, author, tip) = (proposal.id, proposal.author, proposal.tip);
-        let mut repos = self.served_and_addressed(proposal);
-        repos.retain(|repo| {
-            let view = self.survey.views.get(repo);
-            repo.identifier == *self.identifier
-                && view.is_none_or(|refs| tip_of(refs, id) != Some(tip))
-        });
-        let named = proposal.repos.iter().map(|repo| &repo.identifier).take(MAX_IDENTIFIERS);
-        let families = named.chain([self.identifier]).cloned().collect();
-        let staged = Vec::new();
-        (!repos.is_empty()).then_some(ProposalRef { id, author, tip, repos, families, staged })
-    }
-
-    /// Returns the repositories that a pull request is addressed to and that are served, or will be with this plan.
-    fn served_and_addressed(&self, proposal: &Proposal) -> BTreeSet<RepoId> {
-        let families = self.families.iter();
-        let addressed = families.flat_map(|(name, family)| family.addressed_by(name, proposal));
-        let served = addressed.filter(|(id, repo)| match id.identifier == *self.identifier {
-            true => self.winners.contains_key(id),
-            false => repo.presence == Presence::Stored,
-        });
-        served.map(|(id, _)| id.clone()).collect()
-    }
-}
-
-fn families<'a>(
-    policy: &Policy,
-    held: &'a HeldEvents,
-    identifier: &'a Identifier,
-    stored: &'a StoredEvents,
-) -> BTreeMap<&'a Identifier, HostedRepos> {
-    let mut known: BTreeMap<&Identifier, Vec<(&Announcement, Presence)>> = BTreeMap::new();
-    for (announcement, _) in &stored.announcements {
-        let family = known.entry(&announcement.repo.identifier).or_default();
-        family.push((announcement, Presence::Stored));
-    }
-    known.entry(identifier).or_default();
-    let held = |identifier| held.of(identifier).filter_map(HeldEvent::announcement);
-    let family = |(identifier, mut known): (&'a Identifier, Vec<_>)| {
-        known.extend(held(identifier).map(|announcement| (&**announcement, Presence::Held)));
-        (identifier, HostedRepos::new(policy, known))
-    };
-    known.into_iter().map(family).collect()
-}
-
-/// Returns the stored states and the held ones that are complete.
-fn complete_states<'a>(
-    held: &'a HeldEvents,
-    identifier: &'a Identifier,
-    survey: &'a Survey,
-    stored: &'a StoredEvents,
-) -> Vec<CompleteState<'a>> {
-    let of_family = stored.states.iter().filter(|(state, _)| state.repo.identifier == *identifier);
-    let stored = of_family.map(|(state, event)| CompleteState {
-        state,
-        presence: Presence::Stored,
-        bytes: memory_of(event),
-    });
-    let complete = held.of(identifier).filter_map(|held| {
-        let state = held.state()?;
-        let is_complete = survey.complete.contains(&state.version.id) && state.tips().is_some();
-        let complete = CompleteState { state, presence: Presence::Held, bytes: held.bytes };
-        is_complete.then_some(complete)
-    });
-    stored.chain(complete).collect()
-}
-
-/// Returns each author's latest state.
-fn latest<'a>(
-    complete: impl Iterator<Item = &'a CompleteState<'a>>,
-) -> BTreeMap<PublicKey, CompleteState<'a>> {
-    let mut latest: BTreeMap<PublicKey, CompleteState<'a>> = BTreeMap::new();
-    for signed in complete {
-        let best = latest.entry(signed.state.repo.owner).or_insert(*signed);
-        if signed.state.version > best.state.version {
-            *best = *signed;
+    /// Returns the pull requests that were pushed to the owner's repository for pull requests, but for those that are
+    /// released anyway.
+    fn contributions(&self, others: &[ProposalRef]) -> Vec<ProposalRef> {
+        let place = (Endpoint::PullRequests, self.repo.clone());
+        let mut found = Vec::new();
+        for held in self.held.of(self.repo) {
+            let Some(proposal) = held.proposal() else { continue };
+            let is_released = others.iter().any(|other| other.id == proposal.id);
+            if !is_released && self.staged(held).contains(&place) && !self.is_over(held) {
+                let places = BTreeSet::from([place.clone()]);
+                found.push(ProposalRef { id: proposal.id, tip: proposal.tip, places });
+            }
         }
+        found
     }
-    latest
+
+    fn tip_of(&self, id: EventId) -> Option<Oid> {
+        self.survey.view.as_ref()?.refs.get(&RefName::nostr(id)).copied()
+    }
+}
+
+/// The room for refs of pull requests in a repository.
+struct ProposalRoom<'a> {
+    maintainers: &'a BTreeSet<PublicKey>,
+    /// Refs of pull requests that the repository has.
+    count: usize,
+    by_author: BTreeMap<PublicKey, usize>,
+}
+
+impl<'a> ProposalRoom<'a> {
+    fn new(judgement: &'a Judgement<'_>) -> Self {
+        let refs = judgement.survey.view.iter().flat_map(|view| view.refs.keys());
+        let count = refs.filter(|name| name.event().is_some()).count();
+        let mut by_author: BTreeMap<PublicKey, usize> = BTreeMap::new();
+        for proposal in &judgement.stored.proposals {
+            if judgement.tip_of(proposal.id).is_some() {
+                *by_author.entry(proposal.author).or_default() += 1;
+            }
+        }
+        Self { maintainers: &judgement.maintainers, count, by_author }
+    }
+
+    /// Returns whether there is room for a further pull request, and counts it.
+    fn takes(&mut self, proposal: &Proposal) -> bool {
+        let of_author = self.by_author.entry(proposal.author).or_default();
+        let has_room = *of_author < MAX_PROPOSALS_PER_AUTHOR && self.count < MAX_PROPOSALS;
+        let fits = has_room || self.maintainers.contains(&proposal.author);
+        if fits {
+            *of_author += 1;
+            self.count += 1;
+        }
+        fits
+    }
 }
 
 /// Returns the refs that states decide about.
-fn branches_and_tags(refs: &BTreeMap<RefName, Oid>) -> Cow<'_, BTreeMap<RefName, Oid>> {
-    if refs.keys().all(RefName::is_branch_or_tag) {
-        return Cow::Borrowed(refs);
-    }
-    let decided = refs.iter().filter(|(name, _)| name.is_branch_or_tag());
-    Cow::Owned(decided.map(|(name, oid)| (name.clone(), *oid)).collect())
-}
-
-fn tip_of(refs: &BTreeMap<RefName, Oid>, id: EventId) -> Option<Oid> {
-    refs.get(&RefName::nostr(id)).copied()
+fn ruled(refs: &BTreeMap<RefName, Oid>) -> BTreeMap<RefName, Oid> {
+    let ruled = refs.iter().filter(|(name, _)| name.is_branch_or_tag());
+    ruled.map(|(name, oid)| (name.clone(), *oid)).collect()
 }

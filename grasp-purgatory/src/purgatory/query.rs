@@ -1,15 +1,14 @@
 //! Questions that other components ask purgatory.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use grasp_core::admission::{KnownAnnouncement, Presence};
-use grasp_core::maintainers::{MaintainerSets, maintainer_lists};
-use grasp_core::nip34::{Announcement, Proposal};
+use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::push::Candidate;
 use grasp_core::resources::Claimant;
-use grasp_core::{CloneUrl, Identifier, Oid, RepoId, ServiceIdentity};
+use grasp_core::{CloneUrl, Oid, RepoId, ServiceIdentity};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
@@ -19,9 +18,6 @@ use super::held::{Content, HeldEvent};
 use super::io::{HoldOutcome, Record};
 use super::staging::StagedUploads;
 use super::{PassNumber, Phase, Purgatory};
-
-/// Maintainers whose announcements are read for one event, counted with repetitions; no honest repository has as many.
-const MAX_MAINTAINERS_READ: usize = 4_096;
 
 /// Addresses that one event makes the hunter visit at a time.
 const MAX_ADDRESSES: usize = 32;
@@ -46,13 +42,15 @@ pub struct Want {
     pub untrusted: Vec<CloneUrl>,
 }
 
-/// A pull request that waits for its tip. It is complete once one of the families has the tip with its whole history.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it all")]
-pub struct HeldProposal {
-    pub id: EventId,
-    pub tip: Oid,
-    pub families: BTreeSet<Identifier>,
+/// The held events that matter for one repository.
+#[derive(Clone, Debug, Default)]
+pub struct HeldFor {
+    /// States of its maintainers.
+    pub states: Vec<Arc<State>>,
+    /// Pull requests that are addressed to its maintainers.
+    pub proposals: Vec<Proposal>,
+    /// These events, and others about the repository.
+    pub events: Vec<Arc<Event>>,
 }
 
 /// The numbers of held events, uploads and tasks.
@@ -113,14 +111,15 @@ impl Purgatory {
         self.held.get(id).is_some()
     }
 
-    /// Returns the held announcements of an identifier. Expired ones count: a new state renews them.
-    pub fn announcements(&self, identifier: &Identifier) -> Vec<KnownAnnouncement> {
-        let held = self.held.of(identifier).filter_map(HeldEvent::announcement);
-        let known = |announcement: &Arc<Announcement>| KnownAnnouncement {
-            announcement: announcement.clone(),
-            presence: Presence::Held,
-        };
-        held.map(known).collect()
+    /// Returns the held announcement of a repository. An expired one counts: a new state renews it.
+    pub fn announcement(&self, repo: &RepoId) -> Option<KnownAnnouncement> {
+        let announcement = self.held.announcement(repo)?.announcement()?.clone();
+        Some(KnownAnnouncement { announcement, presence: Presence::Held })
+    }
+
+    /// Returns the authors of held announcements that list the owner of a repository under its identifier.
+    pub fn listing(&self, repo: &RepoId) -> BTreeSet<PublicKey> {
+        self.held.listing(repo)
     }
 
     /// Returns whether an event could be held that is about nothing served yet.
@@ -133,29 +132,37 @@ impl Purgatory {
 
 /// Queries of pushes.
 impl Purgatory {
-    /// Returns the held states of an identifier, each of which a push may realise and a survey may find complete.
-    pub fn candidates(&self, identifier: &Identifier) -> Vec<Candidate> {
-        let states = self.held.of(identifier).filter_map(HeldEvent::state).cloned();
+    /// Returns the held states of these maintainers of a repository, each of which a push may realise.
+    pub fn candidates(&self, repo: &RepoId, maintainers: &BTreeSet<PublicKey>) -> Vec<Candidate> {
+        let states = self.held_for(repo, maintainers).states.into_iter();
         states.map(|state| Candidate { state, presence: Presence::Held }).collect()
     }
 
-    /// Returns the held pull requests of an identifier.
-    pub fn proposals(&self, identifier: &Identifier) -> Vec<HeldProposal> {
-        let proposals = self.held.of(identifier).filter_map(|held| {
-            let tip = held.proposal()?.tip;
-            let names = held.identifiers().into_iter();
-            let families = names.filter(|name| !self.releases.is_vacant(name)).cloned().collect();
-            Some(HeldProposal { id: held.id(), tip, families })
-        });
-        proposals.collect()
+    /// Returns the held events that matter for a repository with these maintainers.
+    pub fn held_for(&self, repo: &RepoId, maintainers: &BTreeSet<PublicKey>) -> HeldFor {
+        let mut found: BTreeMap<EventId, &HeldEvent> = BTreeMap::new();
+        for key in maintainers {
+            let of_key = RepoId::new(*key, repo.identifier.clone());
+            found.extend(self.held.of(&of_key).map(|held| (held.id(), held)));
+        }
+        let mut held_for = HeldFor::default();
+        for held in found.values() {
+            held_for.states.extend(held.state().cloned());
+            held_for.proposals.extend(held.proposal().cloned());
+        }
+        found.extend(self.held.of(repo).map(|held| (held.id(), held)));
+        held_for.events = found.into_values().map(|held| held.event.clone()).collect();
+        held_for
     }
 
-    /// Returns the tips of all held states and pull requests of an identifier.
-    pub fn wanted_tips(&self, identifier: &Identifier) -> BTreeSet<Oid> {
-        let states = self.held.of(identifier).filter_map(HeldEvent::state);
-        let states = states.filter_map(|state| state.tips()).flatten();
-        let proposals = self.held.of(identifier).filter_map(HeldEvent::proposal);
-        states.chain(proposals.map(|proposal| proposal.tip)).collect()
+    /// Returns the tips of all held states and pull requests that matter for a repository with these maintainers.
+    pub fn wanted_tips(&self, repo: &RepoId, maintainers: &BTreeSet<PublicKey>) -> BTreeSet<Oid> {
+        let held = self.held_for(repo, maintainers);
+        let mut tips: BTreeSet<Oid> = held.proposals.iter().map(|proposal| proposal.tip).collect();
+        for state in held.states {
+            tips.extend(state.tips().into_iter().flatten());
+        }
+        tips
     }
 
     /// Returns the tip of a held pull request.
@@ -179,39 +186,31 @@ impl Purgatory {
         staged.is_some_and(|staged| staged.tips.contains_key(tip)) || self.tip_of(id) == Some(*tip)
     }
 
-    /// Returns the passes that decide about an event for now, each with its identifier. Empty if the event is not held,
+    /// Returns the passes that decide about an event for now, each with its repository. Empty if the event is not held,
     /// or nothing is going on that could release it.
-    pub fn passes_for(&self, id: &EventId) -> Vec<(Identifier, PassNumber)> {
-        let names = self.held.get(id).map(HeldEvent::identifiers).unwrap_or_default().into_iter();
-        names.filter_map(|name| Some((name.clone(), self.pending_pass(name)?))).collect()
+    pub fn passes_for(&self, id: &EventId) -> Vec<(RepoId, PassNumber)> {
+        let repos = self.held.get(id).map(|held| held.concerned.iter());
+        let repos = repos.into_iter().flatten();
+        repos.filter_map(|repo| Some((repo.clone(), self.pending_pass(repo)?))).collect()
     }
 
-    /// Returns the pass that sees everything that has happened under an identifier so far, if one runs or follows.
-    /// Once it has ended, the data of a push is served if it can be. Later changes do not delay that.
-    pub fn pending_pass(&self, identifier: &Identifier) -> Option<PassNumber> {
-        self.releases.pending_pass(identifier)
+    /// Returns the pass that sees everything that has happened at a repository so far, if one runs or follows. Once it
+    /// has ended, the data of a push is served if it can be. Later changes do not delay that.
+    pub fn pending_pass(&self, repo: &RepoId) -> Option<PassNumber> {
+        self.releases.pending_pass(repo)
     }
 
-    /// Returns whether a pass under an identifier has ended, with or without success.
-    pub fn pass_ended(&self, identifier: &Identifier, pass: PassNumber) -> bool {
-        self.releases.pass_ended(identifier, pass)
+    /// Returns whether a pass at a repository has ended, with or without success.
+    pub fn pass_ended(&self, repo: &RepoId, pass: PassNumber) -> bool {
+        self.releases.pass_ended(repo, pass)
     }
 }
 
 /// Queries of the driver and the hunter.
 impl Purgatory {
-    /// Returns the identifiers whose stored announcements a survey must contain: its own, and those that its pull
-    /// requests are addressed to.
-    pub fn scope(&self, identifier: &Identifier) -> BTreeSet<Identifier> {
-        let proposals = self.held.of(identifier).filter(|held| held.proposal().is_some());
-        let others = proposals.flat_map(HeldEvent::identifiers);
-        let others = others.filter(|name| !self.releases.is_vacant(name)).cloned();
-        others.chain([identifier.clone()]).collect()
-    }
-
-    /// Returns the held events of an identifier, for the store to check which it would refuse.
-    pub fn held_events(&self, identifier: &Identifier) -> Vec<Arc<Event>> {
-        self.held.of(identifier).map(|held| held.event.clone()).collect()
+    /// Returns whether any event is held about a repository.
+    pub fn has_held(&self, repo: &RepoId) -> bool {
+        self.held.of(repo).next().is_some()
     }
 
     /// Returns the waiting announcement of a repository.
@@ -232,76 +231,92 @@ impl Purgatory {
         staged.flat_map(|(id, uploads)| uploads.tips.keys().map(|tip| (*id, *tip))).collect()
     }
 
-    /// Returns the claimant of objects that an identifier wants, and whether a pull request wants them. States come
+    /// Returns the claimant of objects that a repository hunts for, and whether a pull request wants them. States come
     /// first; `None` if no held event wants them.
-    pub fn wanted_for(
-        &self,
-        identifier: &Identifier,
-        oids: &BTreeSet<Oid>,
-    ) -> Option<(Claimant, bool)> {
-        let wants = |held: &&HeldEvent| match &held.content {
-            Content::Announcement(_) => false,
-            Content::State(state) => {
-                state.tips().is_some_and(|tips| tips.iter().any(|oid| oids.contains(oid)))
+    pub fn wanted_for(&self, repo: &RepoId, oids: &BTreeSet<Oid>) -> Option<(Claimant, bool)> {
+        let mut wanting: Vec<&HeldEvent> = Vec::new();
+        for held in self.wanted.of(repo).filter_map(|id| self.held.get(&id)) {
+            let is_wanting = match &held.content {
+                Content::Announcement(_) => false,
+                Content::State(state) => {
+                    state.tips().is_some_and(|tips| tips.iter().any(|oid| oids.contains(oid)))
+                }
+                Content::Proposal(proposal) => oids.contains(&proposal.tip),
+            };
+            if is_wanting {
+                wanting.push(held);
             }
-            Content::Proposal(proposal) => oids.contains(&proposal.tip),
-        };
-        let wanting = self.held.of(identifier).filter(wants);
-        let held = wanting.min_by_key(|held| held.proposal().is_some())?;
+        }
+        let held = wanting.into_iter().min_by_key(|held| held.proposal().is_some())?;
         let claimant = Claimant::default().signed_by(held.author());
         let has_authority = self.held.has_authority(&held.id());
         let claimant = if has_authority { claimant.with_authority() } else { claimant };
         Some((claimant, held.proposal().is_some()))
     }
 
-    /// Returns every identifier with an event of a phase that wants objects.
-    pub fn wanting(&self, phase: Phase) -> BTreeSet<Identifier> {
-        let wanting = |held: &&HeldEvent| held.phase == phase && held.announcement().is_none();
-        let events = self.held.iter().filter(wanting);
-        events.flat_map(HeldEvent::identifiers).cloned().collect()
-    }
-
-    /// Returns the objects that an identifier wants and the servers that may have them. `stored` are its stored
-    /// announcements.
-    pub fn wants(&self, identifier: &Identifier, stored: &[Announcement]) -> Vec<Want> {
-        let held = self.held.of(identifier).filter_map(HeldEvent::announcement);
-        let known: Vec<&Announcement> = stored.iter().chain(held.map(Arc::as_ref)).collect();
-        let lists = maintainer_lists(known.iter().copied());
-        let sets = MaintainerSets::new(self.policy.model, &lists);
-        let sets: Vec<_> = lists.keys().map(|owner| sets.of(owner)).collect();
-        self.held.of(identifier).filter_map(|held| self.want(held, &known, &sets)).collect()
-    }
-
-    fn want(
-        &self,
-        held: &HeldEvent,
-        known: &[&Announcement],
-        sets: &[BTreeSet<PublicKey>],
-    ) -> Option<Want> {
-        let (owners, tips, untrusted) = match &held.content {
-            Content::Announcement(_) => return None,
-            Content::State(state) => (BTreeSet::from([held.author()]), state.tips()?, &[][..]),
-            Content::Proposal(proposal) => {
-                let owners = proposal.repos.iter().map(|repo| repo.owner).collect();
-                (owners, vec![proposal.tip], &proposal.clone[..])
+    /// Returns every repository that hunts for an event of a phase.
+    pub fn wanting(&self, phase: Phase) -> BTreeSet<RepoId> {
+        let mut wanting = BTreeSet::new();
+        for repo in self.wanted.repos() {
+            let mut held = self.wanted.of(repo).filter_map(|id| self.held.get(&id));
+            if held.any(|held| held.phase == phase) {
+                wanting.insert(repo.clone());
             }
-        };
-        // The addresses that the owners announce, then those of the other maintainers.
-        let shared = sets.iter().filter(|set| !set.is_disjoint(&owners));
-        let maintainers: BTreeSet<_> = shared.flatten().take(MAX_MAINTAINERS_READ).collect();
-        let own = known.iter().filter(|a| owners.contains(&a.repo.owner));
-        let others = known.iter().filter(|a| maintainers.contains(&a.repo.owner));
+        }
+        wanting
+    }
+
+    /// Returns the events whose objects a repository lacks, and the servers that may have them. `announcements` are
+    /// those of its maintainers, and of the owners that its pull requests name.
+    pub fn wants(&self, repo: &RepoId, announcements: &[Arc<Announcement>]) -> Vec<Want> {
+        let held = self.wanted.of(repo).filter_map(|id| self.held.get(&id));
+        let mut wants: Vec<Want> = Vec::new();
+        for held in held {
+            let (owners, tips, clone) = match &held.content {
+                Content::Announcement(_) => continue,
+                Content::State(state) => {
+                    let Some(tips) = state.tips() else { continue };
+                    (BTreeSet::from([held.author()]), tips, &[][..])
+                }
+                Content::Proposal(proposal) => {
+                    let owners = proposal.repos.iter().map(|repo| repo.owner).collect();
+                    (owners, vec![proposal.tip], &proposal.clone[..])
+                }
+            };
+            let mut want = self.want_of(held.id(), tips, &owners, announcements, clone);
+            want.phase = held.phase;
+            wants.push(want);
+        }
+        let served = self.wanted.served(repo);
+        if let Some((state, tips)) = served.and_then(|state| Some((state, state.tips()?))) {
+            let owners = BTreeSet::from([state.repo.owner]);
+            wants.push(self.want_of(state.version.id, tips, &owners, announcements, &[]));
+        }
+        wants
+    }
+
+    /// Returns a want with the addresses that its owners announce, then those of the other maintainers.
+    pub fn want_of(
+        &self,
+        id: EventId,
+        tips: Vec<Oid>,
+        owners: &BTreeSet<PublicKey>,
+        announcements: &[Arc<Announcement>],
+        untrusted: &[CloneUrl],
+    ) -> Want {
+        let is_own = |announcement: &&Arc<Announcement>| owners.contains(&announcement.repo.owner);
+        let own = announcements.iter().filter(is_own);
+        let others = announcements.iter().filter(|announcement| !is_own(announcement));
         let (service, now) = (&self.policy.service, self.now.unix);
         let trusted = select_addresses(own.chain(others).flat_map(|a| &a.clone), service, now);
         let mut untrusted = select_addresses(untrusted.iter(), service, now);
         untrusted.retain(|url| !trusted.contains(url));
-        Some(Want { id: held.id(), phase: held.phase, tips, trusted, untrusted })
+        Want { id, phase: Phase::Waiting, tips, trusted, untrusted }
     }
 
-    /// Returns the next time at which a waiting event of an identifier expires.
-    pub fn expires(&self, identifier: &Identifier) -> Option<Timestamp> {
-        let waiting = self.held.of(identifier).filter(|held| held.is_waiting());
-        waiting.map(|held| held.until).min()
+    /// Returns the next time at which a waiting event about a repository expires.
+    pub fn expires(&self, repo: &RepoId) -> Option<Timestamp> {
+        self.hunted(repo).map(|held| held.until).min()
     }
 
     /// Returns the number of waiting events that expire by then.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use grasp_core::admission::Policy;
 use grasp_core::nip34::Proposal;
 use grasp_core::resources::{Claimant, ClientNetwork};
-use grasp_core::{Identifier, Oid, RepoId};
+use grasp_core::{Oid, RepoId};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -24,20 +24,17 @@ pub enum PushTarget {
 }
 
 impl PushTarget {
-    pub(super) fn identifier(&self) -> &Identifier {
+    pub(super) fn repo(&self) -> &RepoId {
         match self {
-            Self::Repository(repo) | Self::Contributor(repo) => &repo.identifier,
+            Self::Repository(repo) | Self::Contributor(repo) => repo,
         }
     }
 
     /// Returns the key of an upload. Uploads of one tip with one key are the same objects on disk, with the same
     /// consequences.
-    ///
-    /// All repositories of an identifier share their object store. So do the contributors' repositories, but each of
-    /// them serves only what was pushed to it.
     pub fn upload_key(&self) -> String {
         match self {
-            Self::Repository(repo) => format!("repository {}", repo.identifier),
+            Self::Repository(repo) => format!("repository {repo}"),
             Self::Contributor(repo) => format!("contributor {repo}"),
         }
     }
@@ -76,13 +73,13 @@ impl StagedUploads {
         uploads.filter(move |target| target.accepts(policy, proposal))
     }
 
-    pub(super) fn identifiers(&self) -> impl Iterator<Item = &Identifier> {
-        self.tips.values().flat_map(Uploads::keys).map(PushTarget::identifier)
+    pub(super) fn repos(&self) -> impl Iterator<Item = &RepoId> {
+        self.tips.values().flat_map(Uploads::keys).map(PushTarget::repo)
     }
 
-    /// Returns the tips that were uploaded to repositories of an identifier.
-    fn tips_under(&self, name: &Identifier) -> BTreeSet<Oid> {
-        let is_there = |uploads: &Uploads| uploads.keys().any(|target| target.identifier() == name);
+    /// Returns the tips that were uploaded to a repository.
+    fn tips_at(&self, repo: &RepoId) -> BTreeSet<Oid> {
+        let is_there = |uploads: &Uploads| uploads.keys().any(|target| target.repo() == repo);
         self.tips.iter().filter(|(_, uploads)| is_there(uploads)).map(|(tip, _)| *tip).collect()
     }
 
@@ -215,7 +212,7 @@ impl Staging {
         self.of(id).map(|staged| staged.tips.keys().copied().collect()).unwrap_or_default()
     }
 
-    pub(super) fn tips_under(&self, id: &EventId, identifier: &Identifier) -> BTreeSet<Oid> {
-        self.of(id).map(|staged| staged.tips_under(identifier)).unwrap_or_default()
+    pub(super) fn tips_at(&self, id: &EventId, repo: &RepoId) -> BTreeSet<Oid> {
+        self.of(id).map(|staged| staged.tips_at(repo)).unwrap_or_default()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::{Identifier, Mono, Oid, RepoId};
+use grasp_core::{Mono, Oid, RepoId};
 use nostr::event::EventId;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub enum CleanupTask {
     CreateView { repo: RepoId },
     /// Take a view out of service, into retention.
     ///
-    /// To be checked again under the lock of the family: the view stays if a stored announcement asks for it.
+    /// To be checked again under the lock of the repository: the view stays if a stored announcement asks for it.
     RemoveView {
         repo: RepoId,
         /// Removes the view although a push to it is under way, which then fails: its owner withdrew it. Without it
@@ -25,14 +25,9 @@ pub enum CleanupTask {
         #[serde(default, rename = "at_once")]
         is_immediate: bool,
     },
-    /// Remove from staging all tips of a pull request but those in `keep`, and `refs/nostr/<id>` from every view of
-    /// these identifiers where it is neither one of these nor the tip of a stored event of that id.
-    ClearProposal {
-        id: EventId,
-        keep: BTreeSet<Oid>,
-        #[serde(default)]
-        names: BTreeSet<Identifier>,
-    },
+    /// Remove from staging all tips of a pull request but those in `keep`, and `refs/nostr/<id>` from these repositories
+    /// where it is neither one of these nor the tip of a stored event of that id.
+    ClearProposal { id: EventId, keep: BTreeSet<Oid>, repos: BTreeSet<RepoId> },
 }
 
 impl CleanupTask {
@@ -91,19 +86,19 @@ impl CleanupTasks {
         out.push(Output::RunTask(task));
     }
 
-    /// Clears a pull request but for the tips to keep, also under the names of the pending task for it.
+    /// Clears a pull request but for the tips to keep, also at the repositories of the pending task for it.
     pub(super) fn clear_proposal(
         &mut self,
         out: &mut Outputs,
         id: EventId,
         keep: BTreeSet<Oid>,
-        mut names: BTreeSet<Identifier>,
+        mut repos: BTreeSet<RepoId>,
     ) {
         let pending = self.pending.get(&CleanupTask::key_of_proposal(&id));
-        if let Some(CleanupTask::ClearProposal { names: more, .. }) = pending {
-            names.extend(more.iter().cloned());
+        if let Some(CleanupTask::ClearProposal { repos: more, .. }) = pending {
+            repos.extend(more.iter().cloned());
         }
-        self.add(out, CleanupTask::ClearProposal { id, keep, names });
+        self.add(out, CleanupTask::ClearProposal { id, keep, repos });
     }
 
     /// Drops the pending task with a key: repeated later, it would undo what is done now.

@@ -114,8 +114,8 @@ async fn repository(fixture: &Fixture) -> RepoId {
         new: Some(two),
         name: pull_request.parse().unwrap(),
     };
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    guard.move_refs(&repo.owner, &[change], None, crate::git_fixture::now()).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    guard.move_refs(&[change], None, crate::git_fixture::now()).await.unwrap();
     repo
 }
 

@@ -1,19 +1,35 @@
-//! Objects that no view shows any more leave the object store, and later the disk.
+//! Objects that no ref shows any more: replaced ones stay for a while, removed ones leave the disk.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
 
+use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RepoId};
-use grasp_purgatory::database::Garbage;
-use grasp_purgatory::git::{GitError, RETIRED_REFS_RETENTION, RefTarget};
+use grasp_purgatory::database::{
+    Commit, Committed, Database as _, Garbage, ProposalChanges, RepoChange, RepoRow, ViewChange,
+};
+use grasp_purgatory::git::{
+    GitError, Keep, RETIRED_REFS_RETENTION, RefTarget, Refs, RepoStore, StagingLimits,
+};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
 
-use crate::git_fixture::{Fixture, Work, files_below, git, noise, now, pack_bytes};
+use crate::git_fixture::{
+    Fixture, MAX_PACK_BYTES, Work, files_below, git, installed_git, new_repo, noise, now,
+    pack_bytes,
+};
 
 const MAIN: &str = "refs/heads/main";
 
 async fn collect(fixture: &Fixture, repo: &RepoId, now: Timestamp) -> bool {
-    fixture.store.collect(&repo.identifier, &BTreeSet::new(), now).await.unwrap()
+    fixture.store.collect(repo, &Keep::at(now, BTreeSet::new())).await.unwrap()
+}
+
+/// Returns the tips that were replaced.
+async fn retired(fixture: &Fixture, repo: &RepoId) -> BTreeSet<Oid> {
+    let retired = fixture.store.retired_refs(repo).await.unwrap();
+    retired.into_iter().map(|retired| retired.tip).collect()
 }
 
 async fn is_readable(fixture: &Fixture, repo: &RepoId, oid: Oid) -> bool {
@@ -28,7 +44,7 @@ fn unrelated(work: &Work, content: &str) -> Oid {
 }
 
 #[tokio::test]
-async fn commits_removed_by_a_force_push_are_unreadable_and_kept_for_the_retention_time() {
+async fn a_replaced_tip_is_readable_by_its_id_for_the_retention_time_and_gone_after_it() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     work.write("noise", &noise(100_000));
@@ -37,46 +53,118 @@ async fn commits_removed_by_a_force_push_are_unreadable_and_kept_for_the_retenti
     work.git(&["rm", "-q", "noise"]);
     let stays = unrelated(&work, "stays");
     fixture.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
-    assert!(is_readable(&fixture, &repo, removed).await, "until it is collected");
 
-    assert!(collect(&fixture, &repo, now()).await);
+    assert!(!collect(&fixture, &repo, now()).await, "there is nothing to remove");
+    assert_eq!(fixture.store.row(&repo).await.unwrap().garbage, None);
+    assert_eq!(retired(&fixture, &repo).await, [removed].into());
+    let fixture = fixture.restart().await;
+    let end = now() + RETIRED_REFS_RETENTION;
+    assert!(!collect(&fixture, &repo, end).await);
+    assert!(is_readable(&fixture, &repo, removed).await);
+    git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
+
+    assert!(collect(&fixture, &repo, end + Duration::from_secs(1)).await);
     assert!(
         !is_readable(&fixture, &repo, removed).await && is_readable(&fixture, &repo, stays).await
     );
-    git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
-    let bytes = pack_bytes(&fixture.root());
-    assert!(bytes > 100_000, "an operator still finds it: {bytes}");
-    let retired = fixture.store.retired_refs(&repo.identifier).await.unwrap();
-    let tips: Vec<_> = retired.iter().map(|retired| (retired.tip, retired.owner)).collect();
-    assert_eq!(tips, [(removed, repo.owner)]);
-    assert!(!collect(&fixture, &repo, now()).await, "a second collection changes nothing");
-
-    let later = Timestamp::from_secs(now().as_secs() + RETIRED_REFS_RETENTION.as_secs() + 1);
-    assert!(collect(&fixture, &repo, later).await);
     assert!(pack_bytes(&fixture.root()) < 10_000);
-    assert!(fixture.store.retired_refs(&repo.identifier).await.unwrap().is_empty());
-    assert!(is_readable(&fixture, &repo, stays).await);
+    assert!(retired(&fixture, &repo).await.is_empty());
+    git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
+    assert!(!collect(&fixture, &repo, end + Duration::from_secs(2)).await, "nothing is left to do");
     // It can be pushed again.
     fixture.push(&repo, &work, &[("refs/heads/again", Some(removed))]).await.unwrap();
     assert!(is_readable(&fixture, &repo, removed).await);
 }
 
-/// Sets the branch of a view to a tip, as a release does.
-async fn apply(fixture: &Fixture, repo: &RepoId, tip: Oid) -> Result<(), GitError> {
-    let refs = BTreeMap::from([(MAIN.parse().unwrap(), tip)]);
-    let mut guard = fixture.store.lock(&repo.identifier).await?;
-    let target = RefTarget { refs, ..RefTarget::default() };
-    fixture.apply(&mut guard, &repo.owner, &target).await
+#[tokio::test]
+async fn a_purge_removes_all_that_no_ref_needs_at_once() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
+    let replaced = work.commit("replaced");
+    fixture.push(&repo, &work, &[(MAIN, Some(replaced))]).await.unwrap();
+    let stays = unrelated(&work, "stays");
+    fixture.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
+    let unused = unrelated(&work, "unused");
+    let incoming = fixture.receive(&repo, &work.pack(&[unused])).await.unwrap();
+    fixture.store.take_in(&repo, incoming, &[unused].into()).await.unwrap();
+    collect(&fixture, &repo, now()).await;
+    for tip in [replaced, unused, stays] {
+        assert!(is_readable(&fixture, &repo, tip).await);
+    }
+    assert!(fixture.store.purge(&repo, now()).await.unwrap());
+    for tip in [replaced, unused] {
+        assert!(!is_readable(&fixture, &repo, tip).await);
+    }
+    assert!(retired(&fixture, &repo).await.is_empty());
+    assert!(is_readable(&fixture, &repo, stays).await);
+    git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
+    assert!(!fixture.store.purge(&repo, now()).await.unwrap(), "there is nothing left to remove");
+    assert!(!fixture.store.purge(&new_repo("x"), now()).await.unwrap(), "nothing is there");
 }
 
-/// Brings back a retired tip, and returns whether it was there.
-async fn restore(fixture: &Fixture, repo: &RepoId, tip: Oid) -> bool {
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    guard.restore([tip].into()).await.unwrap()
+/// Takes branches and tags away as the database does with the state that signed for them.
+async fn delete_state(fixture: &Fixture, repo: &RepoId) {
+    let view = fixture.store.view(repo).await.unwrap();
+    let mut left = Refs::clone(&view.refs);
+    left.refs.retain(|name, _| !name.is_branch_or_tag());
+    let mut change = RepoChange::new(Endpoint::Repository, repo.clone());
+    change.garbage = Some(Garbage::Removed);
+    change.view = Some(ViewChange {
+        from: Some(view.generation),
+        state: None,
+        maintainers: view.maintainers,
+        retired: Vec::new(),
+        proposals: ProposalChanges::between(&view.refs, &left),
+        to: Some(Arc::new(left)),
+    });
+    let commit = Commit { repos: vec![change], ..Commit::default() };
+    let committed = fixture.database.commit(commit).await.unwrap();
+    assert!(matches!(committed, Committed::Done { .. }));
 }
 
 #[tokio::test]
-async fn a_collected_history_can_be_brought_back_until_its_owner_vanishes() {
+async fn objects_of_a_deleted_state_are_gone_at_once_and_those_of_replaced_ones_stay() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
+    let replaced = work.commit("replaced");
+    fixture.push(&repo, &work, &[(MAIN, Some(replaced))]).await.unwrap();
+    work.write("noise", &noise(100_000));
+    let deleted = unrelated(&work, "deleted");
+    fixture.push(&repo, &work, &[(MAIN, Some(deleted))]).await.unwrap();
+    delete_state(&fixture, &repo).await;
+    assert!(is_readable(&fixture, &repo, deleted).await, "until it is collected");
+    assert!(collect(&fixture, &repo, now()).await);
+    assert!(!is_readable(&fixture, &repo, deleted).await);
+    assert!(pack_bytes(&fixture.root()) < 10_000);
+    assert!(is_readable(&fixture, &repo, replaced).await);
+    assert_eq!(retired(&fixture, &repo).await, [replaced].into());
+    apply(&fixture, &repo, replaced).await.unwrap();
+    git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
+}
+
+#[tokio::test]
+async fn objects_of_a_deleted_state_stay_while_a_held_event_wants_them() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
+    let tip = work.commit("deleted");
+    fixture.push(&repo, &work, &[(MAIN, Some(tip))]).await.unwrap();
+    delete_state(&fixture, &repo).await;
+    let keep = Keep::at(now(), [tip, "ab".repeat(20).parse().unwrap()].into());
+    assert!(fixture.store.collect(&repo, &keep).await.unwrap());
+    apply(&fixture, &repo, tip).await.unwrap();
+    git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
+}
+
+/// Sets the branch of a repository to a tip, as a release does.
+async fn apply(fixture: &Fixture, repo: &RepoId, tip: Oid) -> Result<(), GitError> {
+    let refs = BTreeMap::from([(MAIN.parse().unwrap(), tip)]);
+    let mut guard = fixture.store.lock(repo).await?;
+    let target = RefTarget { refs, ..RefTarget::default() };
+    fixture.apply(&mut guard, &target).await
+}
+
+#[tokio::test]
+async fn a_retired_history_is_shown_again_without_a_fetch_until_its_owner_vanishes() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
     work.commit("old");
@@ -85,35 +173,46 @@ async fn a_collected_history_can_be_brought_back_until_its_owner_vanishes() {
     let stays = unrelated(&work, "stays");
     for repo in [&alice, &bob] {
         fixture.push(repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
+        collect(&fixture, repo, now()).await;
     }
-    assert!(collect(&fixture, &alice, now()).await);
-    for repo in [&alice, &bob] {
-        let error = apply(&fixture, repo, removed).await.unwrap_err();
-        assert!(matches!(error, GitError::Incomplete { count: 1 }), "{error}");
-    }
-    assert!(!is_readable(&fixture, &bob, removed).await);
-
-    assert!(restore(&fixture, &alice, removed).await);
     apply(&fixture, &alice, removed).await.unwrap();
     assert!(is_readable(&fixture, &alice, removed).await);
     git(&fixture.view(&alice).await, &["fsck", "--full"], b"").unwrap();
-    assert!(collect(&fixture, &alice, now()).await, "the retired copy goes");
-    assert!(is_readable(&fixture, &alice, removed).await);
+    // The other owner of the name has nothing of it.
+    let error = apply(&fixture, &bob, removed).await.unwrap_err();
+    assert!(matches!(error, GitError::Incomplete { count: 1 }), "{error}");
+    assert!(!is_readable(&fixture, &bob, removed).await);
 
-    // The same after the view was out of service, unless its owner has vanished.
+    // The same after the repository was out of service, unless its owner has vanished.
     for is_destroyed in [false, true] {
-        let mut guard = fixture.store.lock(&alice.identifier).await.unwrap();
+        let mut guard = fixture.store.lock(&alice).await.unwrap();
         match is_destroyed {
-            true => guard.destroy_view(&alice.owner).await.unwrap(),
-            false => guard.retire_view(&alice.owner, now()).await.unwrap(),
+            true => guard.destroy().await.unwrap(),
+            false => guard.retire(now()).await.unwrap(),
         }
         drop(guard);
-        assert!(collect(&fixture, &alice, now()).await);
+        collect(&fixture, &alice, now()).await;
         fixture.create(&alice).await;
-        assert_eq!(restore(&fixture, &alice, removed).await, !is_destroyed);
         assert_eq!(apply(&fixture, &alice, removed).await.is_err(), is_destroyed);
-        assert_eq!(is_readable(&fixture, &bob, removed).await, !is_destroyed);
+        assert_eq!(is_readable(&fixture, &alice, removed).await, !is_destroyed);
+        assert!(is_readable(&fixture, &bob, stays).await);
     }
+}
+
+#[tokio::test]
+async fn retired_refs_are_forgotten_and_what_is_in_service_stays() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
+    let removed = work.commit("removed");
+    fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    let stays = unrelated(&work, "stays");
+    fixture.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
+    fixture.store.lock(&repo).await.unwrap().forget_retired().await.unwrap();
+    assert!(retired(&fixture, &repo).await.is_empty());
+    assert!(collect(&fixture, &repo, now()).await);
+    assert!(
+        !is_readable(&fixture, &repo, removed).await && is_readable(&fixture, &repo, stays).await
+    );
 }
 
 #[tokio::test]
@@ -124,88 +223,111 @@ async fn ordinary_pushes_are_not_repacked() {
         let tip = work.commit(&n.to_string());
         fixture.push(&repo, &work, &[(MAIN, Some(tip))]).await.unwrap();
     }
-    let before = files_below(&fixture.root().join("families"));
-    let row = fixture.store.family_row(&repo.identifier).await.unwrap();
-    let retired = fixture.store.retired_refs(&repo.identifier).await.unwrap();
-    assert_eq!((retired.len(), row.garbage), (2, Some(Garbage::Moved)));
+    let before = files_below(&fixture.root().join("repositories"));
+    let row = fixture.store.row(&repo).await.unwrap();
+    let replaced = retired(&fixture, &repo).await;
+    assert_eq!((replaced.len(), row.garbage), (2, Some(Garbage::Moved)));
     assert!(!collect(&fixture, &repo, now()).await);
     let packs = |files: &[std::path::PathBuf]| {
         files.iter().filter(|f| f.extension().is_some_and(|e| e == "pack")).count()
     };
-    assert_eq!(packs(&files_below(&fixture.root().join("families"))), packs(&before));
+    assert_eq!(packs(&files_below(&fixture.root().join("repositories"))), packs(&before));
     // The new tip contains the old ones, so nothing is retained.
-    let row = fixture.store.family_row(&repo.identifier).await.unwrap();
-    let retired = fixture.store.retired_refs(&repo.identifier).await.unwrap();
-    assert_eq!((retired, row.garbage), (vec![], None));
+    let row = fixture.store.row(&repo).await.unwrap();
+    assert_eq!((retired(&fixture, &repo).await, row.garbage), (BTreeSet::new(), None));
 }
 
 #[tokio::test]
 async fn ordinary_pushes_do_not_shorten_the_retention_of_removed_commits() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
-    work.write("noise", &noise(100_000));
     let removed = work.commit("removed");
     fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
-    work.git(&["rm", "-q", "noise"]);
     let first = unrelated(&work, "first");
     fixture.push(&repo, &work, &[(MAIN, Some(first))]).await.unwrap();
-    assert!(collect(&fixture, &repo, now()).await);
+    assert!(!collect(&fixture, &repo, now()).await);
     let second = work.commit("second");
     fixture.push(&repo, &work, &[(MAIN, Some(second))]).await.unwrap();
     assert!(!collect(&fixture, &repo, now()).await);
-    let row = fixture.store.family_row(&repo.identifier).await.unwrap();
-    let retired = fixture.store.retired_refs(&repo.identifier).await.unwrap();
-    let tips: Vec<_> = retired.iter().map(|retired| retired.tip).collect();
-    assert_eq!((tips, row.garbage), (vec![removed], None));
+    assert!(retired(&fixture, &repo).await.contains(&removed));
+    assert_eq!(fixture.store.row(&repo).await.unwrap().garbage, None);
     // A later removal does not end the retention of this one.
     let other = unrelated(&work, "other");
     fixture.push(&repo, &work, &[(MAIN, Some(other))]).await.unwrap();
+    delete_state(&fixture, &repo).await;
     assert!(collect(&fixture, &repo, now()).await);
-    assert!(pack_bytes(&fixture.root()) > 100_000);
+    assert!(
+        is_readable(&fixture, &repo, removed).await && !is_readable(&fixture, &repo, other).await
+    );
 }
 
 #[tokio::test]
-async fn removed_commits_are_retained_although_another_owner_had_them_and_vanished() {
+async fn a_replaced_tip_that_a_branch_contains_is_not_retained_beside_one_that_none_contains() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
+    let removed = work.commit("removed");
+    fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    let first = unrelated(&work, "first");
+    fixture.push(&repo, &work, &[(MAIN, Some(first))]).await.unwrap();
+    let second = work.commit("second");
+    fixture.push(&repo, &work, &[(MAIN, Some(second))]).await.unwrap();
+    assert!(!collect(&fixture, &repo, now()).await);
+    // Else every later push is retained, too, and the end of each one's time is a repack.
+    assert_eq!(retired(&fixture, &repo).await, [removed].into());
+}
+
+#[tokio::test]
+async fn a_deleted_tag_object_is_retained_although_a_branch_contains_its_commit() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
+    let tip = work.commit("1");
+    work.git(&["tag", "-a", "-m", "tagged", "v1"]);
+    let tag = work.rev("v1");
+    let moves = [(MAIN, Some(tip)), ("refs/tags/v1", Some(tag))];
+    fixture.push(&repo, &work, &moves).await.unwrap();
+    fixture.push(&repo, &work, &[("refs/tags/v1", None)]).await.unwrap();
+    collect(&fixture, &repo, now()).await;
+    assert_eq!(retired(&fixture, &repo).await, [tag].into());
+    assert!(is_readable(&fixture, &repo, tag).await);
+}
+
+#[tokio::test]
+async fn replaced_commits_are_retained_although_another_owner_had_them_and_vanished() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
-    work.write("noise", &noise(100_000));
     let removed = work.commit("removed");
     for repo in [&alice, &bob] {
         fixture.push(repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
     }
-    work.git(&["rm", "-q", "noise"]);
     let stays = unrelated(&work, "stays");
     fixture.push(&alice, &work, &[(MAIN, Some(stays))]).await.unwrap();
-    assert!(!collect(&fixture, &alice, now()).await);
-    let mut guard = fixture.store.lock(&bob.identifier).await.unwrap();
-    guard.destroy_view(&bob.owner).await.unwrap();
-    drop(guard);
-    assert!(collect(&fixture, &alice, now()).await);
-    assert!(!is_readable(&fixture, &alice, removed).await);
-    assert!(pack_bytes(&fixture.root()) > 100_000, "an operator still finds it");
+    fixture.store.lock(&bob).await.unwrap().destroy().await.unwrap();
+    collect(&fixture, &alice, now()).await;
+    assert_eq!(retired(&fixture, &alice).await, [removed].into());
+    assert!(is_readable(&fixture, &alice, removed).await);
 }
 
 #[tokio::test]
-async fn commits_of_a_vanished_owner_are_deleted_and_unreadable_through_other_views() {
+async fn commits_of_a_vanished_owner_are_deleted_at_once_and_other_owners_of_the_name_keep_theirs()
+{
     let (fixture, work) = (Fixture::new().await, Work::new());
     let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
     work.write("noise", &noise(100_000));
     let hers = work.commit("hers");
     fixture.push(&alice, &work, &[(MAIN, Some(hers))]).await.unwrap();
     work.git(&["rm", "-q", "noise"]);
-    let earlier = hers;
-    let his = unrelated(&work, "his");
-    fixture.push(&bob, &work, &[(MAIN, Some(his))]).await.unwrap();
+    let common = unrelated(&work, "common");
     // One of her tips is retired before.
-    fixture.push(&alice, &work, &[(MAIN, Some(his))]).await.unwrap();
-    assert!(collect(&fixture, &bob, now()).await);
+    for repo in [&alice, &bob] {
+        fixture.push(repo, &work, &[(MAIN, Some(common))]).await.unwrap();
+        collect(&fixture, repo, now()).await;
+    }
     assert!(pack_bytes(&fixture.root()) > 100_000);
-    let mut guard = fixture.store.lock(&alice.identifier).await.unwrap();
-    guard.destroy_view(&alice.owner).await.unwrap();
-    drop(guard);
-    assert!(collect(&fixture, &bob, now()).await);
-    assert!(!is_readable(&fixture, &bob, earlier).await && is_readable(&fixture, &bob, his).await);
+    assert!(!is_readable(&fixture, &bob, hers).await);
+    fixture.store.lock(&alice).await.unwrap().destroy().await.unwrap();
+    assert_eq!(fixture.store.row(&alice).await.unwrap(), RepoRow::default());
     assert!(pack_bytes(&fixture.root()) < 10_000, "nothing of hers is kept for later");
+    assert!(is_readable(&fixture, &bob, common).await);
     git(&fixture.view(&bob).await, &["fsck", "--full"], b"").unwrap();
 }
 
@@ -219,11 +341,11 @@ async fn a_deleted_pull_request_frees_its_disk_space_at_once() {
     let (tip, id) = (work.commit("proposed"), EventId::from_byte_array([1; 32]));
     let name = grasp_core::RefName::nostr(id);
     fixture.push(&repo, &work, &[(name.as_str(), Some(tip))]).await.unwrap();
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     guard.promote_staged(id, tip).await.unwrap();
     let set = |old, new| grasp_core::push::PushCommand { old, new, name: name.clone() };
-    guard.move_refs(&repo.owner, &[set(None, Some(tip))], None, now()).await.unwrap();
-    guard.move_refs(&repo.owner, &[set(Some(tip), None)], None, now()).await.unwrap();
+    guard.move_refs(&[set(None, Some(tip))], None, now()).await.unwrap();
+    guard.move_refs(&[set(Some(tip), None)], None, now()).await.unwrap();
     drop(guard);
     assert!(pack_bytes(&fixture.root()) > 100_000);
     assert!(collect(&fixture, &repo, now()).await);
@@ -242,76 +364,167 @@ async fn uploads_based_on_collected_commits_stay_complete_and_unreadable() {
     fixture.push(&repo, &work, &[(name.as_str(), Some(tip))]).await.unwrap();
     let other = unrelated(&work, "other");
     fixture.push(&repo, &work, &[(MAIN, Some(other))]).await.unwrap();
-    assert!(collect(&fixture, &repo, now()).await);
+    assert!(fixture.store.purge(&repo, now()).await.unwrap());
     assert!(!is_readable(&fixture, &repo, tip).await);
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     guard.promote_staged(id, tip).await.unwrap();
     assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
 }
 
 #[tokio::test]
-async fn a_pull_request_is_copied_only_to_forks_and_without_objects_that_they_have() {
+async fn a_destroyed_repository_keeps_only_what_its_uploads_need() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
+    let base = work.commit("base");
+    fixture.push(&repo, &work, &[(MAIN, Some(base))]).await.unwrap();
+    let (tip, id) = (work.commit("proposed"), EventId::from_byte_array([1; 32]));
+    let name = grasp_core::RefName::nostr(id);
+    fixture.push(&repo, &work, &[(name.as_str(), Some(tip))]).await.unwrap();
+    work.write("noise", &noise(100_000));
+    let later = work.commit("later");
+    fixture.push(&repo, &work, &[(MAIN, Some(later))]).await.unwrap();
+    fixture.store.lock(&repo).await.unwrap().destroy().await.unwrap();
+    assert_eq!(fixture.store.row(&repo).await.unwrap().garbage, Some(Garbage::Removed));
+    assert!(collect(&fixture, &repo, now()).await);
+    assert!(pack_bytes(&fixture.root()) < 10_000);
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    assert!(guard.promote_staged(id, tip).await.unwrap());
+    assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
+    guard.remove_if_deserted().await.unwrap();
+    assert!(files_below(&fixture.root().join("repositories")).is_empty());
+}
+
+#[tokio::test]
+async fn tips_are_copied_to_any_repository_without_objects_that_it_has() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let (x, fork, other) =
-        (fixture.repo("x").await, fixture.repo("fork").await, fixture.repo("y").await);
+        (fixture.repo("x").await, fixture.repo("x").await, fixture.repo("y").await);
     work.write("noise", &noise(100_000));
     let base = work.commit("base");
     for repo in [&x, &fork] {
         fixture.push(repo, &work, &[(MAIN, Some(base))]).await.unwrap();
     }
     let tip = work.commit("proposed");
-    fixture.push(&x, &work, &[("refs/heads/proposed", Some(tip))]).await.unwrap();
+    let secret = work.commit("not asked for");
+    let moves = [("refs/heads/proposed", Some(tip)), ("refs/heads/secret", Some(secret))];
+    fixture.push(&x, &work, &moves).await.unwrap();
     work.git(&["rm", "-q", "noise"]);
     let unrelated = unrelated(&work, "unrelated");
     fixture.push(&other, &work, &[(MAIN, Some(unrelated))]).await.unwrap();
 
-    let from = (&fixture.store, &x.identifier);
-    let guard = fixture.store.lock(&other.identifier).await.unwrap();
-    assert!(fixture.store.copy(from, &guard, tip).await.unwrap().is_none());
-    let mut guard = fixture.store.lock(&fork.identifier).await.unwrap();
-    let copied = fixture.store.copy(from, &guard, tip).await.unwrap().expect("it is a fork");
-    let bytes = copied.bytes().await.unwrap();
-    assert!(bytes < 10_000, "without the base: {bytes}");
-    guard.promote(copied).await.unwrap();
-    assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
+    let tips = BTreeSet::from([tip]);
+    for without in [&fork, &other, &new_repo("x")] {
+        assert!(fixture.store.source(without, &tips).await.unwrap().is_none());
+    }
+    let source = fixture.store.source(&x, &tips).await.unwrap().expect("it has them");
+    for (to, has_base) in [(&fork, true), (&other, false)] {
+        let mut guard = fixture.store.lock(to).await.unwrap();
+        let copied = fixture.store.copy(&source, &guard, &tips).await.unwrap();
+        let bytes = copied.bytes().await.unwrap();
+        assert_eq!(bytes < 10_000, has_base, "{bytes}");
+        guard.promote(copied).await.unwrap();
+        assert!(guard.check(&tips).await.unwrap().is_complete());
+        assert!(!guard.check(&BTreeSet::from([secret])).await.unwrap().is_complete());
+    }
+    // The copy does not depend on what it was copied from.
+    fixture.store.lock(&x).await.unwrap().destroy().await.unwrap();
+    for to in [&fork, &other] {
+        apply(&fixture, to, tip).await.unwrap();
+        git(&fixture.view(to).await, &["fsck", "--full"], b"").unwrap();
+    }
 }
 
 #[tokio::test]
-async fn commits_of_a_pull_request_are_retained_if_a_branch_had_them() {
+async fn tips_without_their_history_are_not_copied() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
-    work.write("noise", &noise(100_000));
+    let parent = work.commit("parent");
+    fixture.push(&repo, &work, &[(MAIN, Some(parent))]).await.unwrap();
+    let first = files_below(&fixture.repo_dir(&repo).join("objects"));
+    let tip = work.commit("tip");
+    fixture.push(&repo, &work, &[(MAIN, Some(tip))]).await.unwrap();
+    assert!(fixture.store.source(&repo, &[tip].into()).await.unwrap().is_some());
+    // The pack with the parent is lost.
+    first.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    std::fs::remove_file(fixture.repo_dir(&repo).join("packed-refs")).unwrap();
+    assert!(fixture.store.source(&repo, &[tip].into()).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn tips_are_copied_from_the_store_of_pull_requests() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let (repo, contributor) = (fixture.repo("x").await, new_repo("x"));
+    let (root, limits) = (fixture.dir.path().join("prs"), StagingLimits::default());
+    let (endpoint, database) = (Endpoint::PullRequests, fixture.database.clone());
+    let opened = RepoStore::open(&root, endpoint, installed_git(), limits, database, None);
+    let contributors = opened.await.unwrap();
+    let tip = work.commit("proposed");
+    let incoming = contributors.incoming_for(&contributor).await.unwrap();
+    let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
+    unpacking.feed(&work.pack(&[tip])).await.unwrap();
+    unpacking.finish().await.unwrap();
+    let tips = BTreeSet::from([tip]);
+    assert_eq!(contributors.take_in(&contributor, incoming, &tips).await.unwrap(), tips);
+    // The same id at the other endpoint is another repository.
+    assert!(fixture.store.source(&contributor, &tips).await.unwrap().is_none());
+    let source = contributors.source(&contributor, &tips).await.unwrap().expect("it has them");
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    let copied = fixture.store.copy(&source, &guard, &tips).await.unwrap();
+    guard.promote(copied).await.unwrap();
+    drop(guard);
+    apply(&fixture, &repo, tip).await.unwrap();
+    git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
+}
+
+/// Lets a pull request that contains a branch's tip come before another tip replaces that one, and go after it.
+async fn with_pull_request(is_tip_of_branch: bool) {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
     let removed = work.commit("removed");
     fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
-    let name = grasp_core::RefName::nostr(EventId::from_byte_array([1; 32]));
+    let tip = if is_tip_of_branch { removed } else { work.commit("proposed") };
+    let id = EventId::from_byte_array([1; 32]);
+    let name = grasp_core::RefName::nostr(id);
+    fixture.push(&repo, &work, &[(name.as_str(), Some(tip))]).await.unwrap();
     let set = |old, new| grasp_core::push::PushCommand { old, new, name: name.clone() };
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    guard.move_refs(&repo.owner, &[set(None, Some(removed))], None, now()).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    guard.promote_staged(id, tip).await.unwrap();
+    guard.move_refs(&[set(None, Some(tip))], None, now()).await.unwrap();
     drop(guard);
-    work.git(&["rm", "-q", "noise"]);
     let stays = unrelated(&work, "stays");
     fixture.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
     collect(&fixture, &repo, now()).await;
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    guard.move_refs(&repo.owner, &[set(Some(removed), None)], None, now()).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    guard.move_refs(&[set(Some(tip), None)], None, now()).await.unwrap();
     drop(guard);
     assert!(collect(&fixture, &repo, now()).await);
-    assert!(!is_readable(&fixture, &repo, removed).await);
-    assert!(pack_bytes(&fixture.root()) > 100_000, "an operator still finds it");
+    assert_eq!(is_readable(&fixture, &repo, tip).await, is_tip_of_branch);
+    assert_eq!(retired(&fixture, &repo).await, [removed].into());
+    assert!(is_readable(&fixture, &repo, removed).await);
 }
 
 #[tokio::test]
-async fn a_crash_during_a_collection_leaves_the_family_collected_or_unchanged() {
+async fn commits_of_a_deleted_pull_request_are_retained_if_a_branch_had_them() {
+    with_pull_request(true).await;
+}
+
+#[tokio::test]
+async fn a_replaced_tip_is_retained_although_a_deleted_pull_request_contained_it() {
+    with_pull_request(false).await;
+}
+
+#[tokio::test]
+async fn a_crash_during_a_collection_leaves_the_repository_collected_or_unchanged() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let removed = work.commit("removed");
     fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
     let stays = unrelated(&work, "stays");
     fixture.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
-    let before = fixture.store.family_row(&repo.identifier).await.unwrap();
+    let before = fixture.store.row(&repo).await.unwrap();
     fixture.database.fail_once();
-    fixture.store.collect(&repo.identifier, &BTreeSet::new(), now()).await.unwrap_err();
-    assert_eq!(fixture.store.family_row(&repo.identifier).await.unwrap(), before);
+    fixture.store.collect(&repo, &Keep::purging(now())).await.unwrap_err();
+    assert_eq!(fixture.store.row(&repo).await.unwrap(), before);
     let fixture = fixture.restart().await;
     assert_eq!(
         packs_on_disk(&fixture),
@@ -321,17 +534,17 @@ async fn a_crash_during_a_collection_leaves_the_family_collected_or_unchanged() 
         is_readable(&fixture, &repo, removed).await && is_readable(&fixture, &repo, stays).await
     );
     git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
-    assert!(collect(&fixture, &repo, now()).await, "the mark was kept");
+    assert!(fixture.store.purge(&repo, now()).await.unwrap(), "it is done again");
     assert!(
         !is_readable(&fixture, &repo, removed).await && is_readable(&fixture, &repo, stays).await
     );
-    let row = fixture.store.family_row(&repo.identifier).await.unwrap();
+    let row = fixture.store.row(&repo).await.unwrap();
     assert_eq!(packs_on_disk(&fixture), row.packs.into_iter().map(|pack| pack.name).collect());
 }
 
-/// The names of all packs of families.
+/// The names of all packs of repositories.
 fn packs_on_disk(fixture: &Fixture) -> BTreeSet<String> {
-    let files = files_below(&fixture.root().join("families")).into_iter();
+    let files = files_below(&fixture.root().join("repositories")).into_iter();
     let packs = files.filter(|file| file.extension().is_some_and(|kind| kind == "pack"));
     packs.map(|file| file.file_stem().unwrap().to_str().unwrap().to_owned()).collect()
 }

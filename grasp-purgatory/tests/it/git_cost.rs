@@ -11,7 +11,7 @@ use grasp_purgatory::git::{Git, GitError, Incoming, Protocol, Slots, StagingLimi
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use crate::git_fixture::{Fixture, MAX_PACK_BYTES, Work, git, open};
+use crate::git_fixture::{Fixture, MAX_PACK_BYTES, Work, git, new_repo, open};
 
 /// Returns a commit whose tree has `length` versions of a file, and its pack, in which they are one chain of deltas.
 fn chain(work: &Work, length: usize) -> (Oid, Vec<u8>) {
@@ -52,12 +52,12 @@ async fn a_pack_with_a_long_chain_of_deltas_is_refused_before_it_is_read() {
 async fn a_long_chain_that_was_fetched_is_refused_as_well() {
     let fixture = Fixture::new().await;
     let (tip, pack) = chain(&Work::new(), 400);
-    let name = "x".parse().unwrap();
-    let incoming = fixture.store.incoming_for(&name).await.unwrap();
+    let repo = new_repo("x");
+    let incoming = fixture.store.incoming_for(&repo).await.unwrap();
     let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
     unpacking.feed(&pack).await.unwrap();
     unpacking.finish().await.unwrap();
-    let taken = fixture.store.take_in(&name, incoming, &BTreeSet::from([tip])).await;
+    let taken = fixture.store.take_in(&repo, incoming, &BTreeSet::from([tip])).await;
     assert!(matches!(taken, Err(GitError::LongChain { .. })), "{taken:?}");
 }
 
@@ -121,8 +121,8 @@ async fn all_pushes_share_one_budget_of_memory() {
     // A quarter of it is for clients without authority: room for receiving one pack.
     let git = Git::find(&path, Slots { unpack_memory: 96 << 20, ..Slots::default() }).unwrap();
     let store = open(dir.path(), git, StagingLimits::default(), &Arc::default()).await.unwrap();
-    let name = "x".parse().unwrap();
-    let incoming = store.incoming_for(&name).await.unwrap();
+    let repo = new_repo("x");
+    let incoming = store.incoming_for(&repo).await.unwrap();
     let first = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
     let second = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES);
     let mut second = std::pin::pin!(second);
@@ -138,7 +138,7 @@ async fn slow_senders_do_not_block_pushes_that_are_complete() {
     // A quarter of it is for clients without authority: room for resolving the deltas of one pack while others are received.
     let git = Git::find(&path, Slots { unpack_memory: 600 << 20, ..Slots::default() }).unwrap();
     let store = open(dir.path(), git, StagingLimits::default(), &Arc::default()).await.unwrap();
-    let incoming = store.incoming_for(&"x".parse().unwrap()).await.unwrap();
+    let incoming = store.incoming_for(&new_repo("x")).await.unwrap();
     let work = Work::new();
     let pack = work.pack(&[work.commit("1")]);
     let mut slow = Vec::new();
@@ -160,7 +160,7 @@ async fn pushes_that_are_complete_do_not_wait_for_each_other() {
     // Room for receiving three packs of clients without authority, and for resolving the deltas of one.
     let git = Git::find(&path, Slots { unpack_memory: 352 << 20, ..Slots::default() }).unwrap();
     let store = open(dir.path(), git, StagingLimits::default(), &Arc::default()).await.unwrap();
-    let incoming = store.incoming_for(&"x".parse().unwrap()).await.unwrap();
+    let incoming = store.incoming_for(&new_repo("x")).await.unwrap();
     let work = Work::new();
     let pack = work.pack(&[work.commit("1")]);
     let mut complete = Vec::new();

@@ -14,14 +14,14 @@ use grasp_core::push::{
 };
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, Oid, RefName, RepoId};
+use grasp_core::{Oid, RefName, RepoId};
 use grasp_purgatory::database::{Commit, Committed, Database as _};
 use grasp_purgatory::git::{
-    FamilyGuard, Git, GitError, Incoming, Protocol, RefTarget, RepoStore, Service, Slots,
+    Git, GitError, Incoming, Protocol, RefTarget, RepoGuard, RepoStore, Service, Slots,
     StagingLimits, WantedRefs,
 };
 use nostr::event::{EventBuilder, EventId, FinalizeEvent, Kind, Tag};
-use nostr::key::{Keys, PublicKey};
+use nostr::key::Keys;
 use nostr::types::Timestamp;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -37,6 +37,11 @@ pub(crate) fn now() -> Timestamp {
 
 pub(crate) fn name(text: &str) -> RefName {
     text.parse().unwrap()
+}
+
+/// Returns the repository of a new owner, which does not exist yet.
+pub(crate) fn new_repo(identifier: &str) -> RepoId {
+    RepoId::new(Keys::generate().public_key(), identifier.parse().unwrap())
 }
 
 pub(crate) fn installed_git() -> Git {
@@ -89,36 +94,40 @@ impl Fixture {
         self.dir.path().join("git")
     }
 
-    /// Creates an empty view of a new owner.
+    /// Creates an empty repository of a new owner.
     pub(crate) async fn repo(&self, identifier: &str) -> RepoId {
-        let identifier: Identifier = identifier.parse().unwrap();
-        let repo = RepoId::new(Keys::generate().public_key(), identifier);
+        let repo = new_repo(identifier);
         self.create(&repo).await;
         repo
     }
 
     pub(crate) async fn create(&self, repo: &RepoId) {
-        let mut guard = self.store.lock(&repo.identifier).await.unwrap();
-        guard.create_view(&repo.owner).await.unwrap();
+        self.store.lock(repo).await.unwrap().create_view().await.unwrap();
     }
 
     /// Returns the directory in which git reads a view as it is committed now, made by a request for it.
     pub(crate) async fn view(&self, repo: &RepoId) -> PathBuf {
         self.advertised(repo, Service::UploadPack, Protocol::V0).await;
         let generation = self.store.view(repo).await.unwrap().generation;
-        let name = format!("{}.{}", repo.owner.to_hex(), generation.0);
-        let families = std::fs::read_dir(self.root().join("views")).unwrap();
-        let mut views = families.map(|family| family.unwrap().path().join(&name));
-        views.find(|view| view.is_dir()).expect("git reads the view somewhere")
+        let path = self.root().join("views").join(self.key(repo)).join(generation.0.to_string());
+        assert!(path.is_dir(), "git reads the view there");
+        path
     }
 
-    /// Returns the directory of a family, found as an operator would find it.
-    pub(crate) fn family(&self, identifier: &Identifier) -> PathBuf {
-        let mut names = files_below(&self.root().join("families")).into_iter().filter(|path| {
-            path.ends_with("identifier")
-                && std::fs::read_to_string(path).unwrap() == identifier.as_str()
+    /// Returns the directory of a repository, found as an operator would find it.
+    pub(crate) fn repo_dir(&self, repo: &RepoId) -> PathBuf {
+        let mut names = files_below(&self.root().join("repositories")).into_iter().filter(|path| {
+            path.ends_with("repository")
+                && std::fs::read_to_string(path).unwrap() == repo.to_string()
         });
-        names.next().expect("the family says its name").parent().unwrap().to_owned()
+        names.next().expect("the repository says its name").parent().unwrap().to_owned()
+    }
+
+    /// Returns the name of a repository below the other directories.
+    fn key(&self, repo: &RepoId) -> String {
+        let dir = self.repo_dir(repo);
+        let parts = dir.strip_prefix(self.root().join("repositories")).unwrap().iter();
+        parts.map(|part| part.to_str().unwrap()).collect()
     }
 
     /// Returns what git itself advertises.
@@ -157,22 +166,20 @@ impl Fixture {
             [] => None,
             tips => Some(self.receive(repo, &work.pack(tips)).await?),
         };
-        let mut guard = self.store.lock(&repo.identifier).await?;
-        let push = judged(&guard.refs(&repo.owner).await?, moves);
-        execute(&mut guard, &repo.owner, &push, incoming).await
+        let mut guard = self.store.lock(repo).await?;
+        let push = judged(&guard.refs().await?, moves);
+        execute(&mut guard, &push, incoming).await
     }
 
-    /// Makes the branches and tags of a view exactly these, as a release does.
+    /// Makes the branches and tags of a repository exactly these, as a release does.
     pub(crate) async fn apply(
         &self,
-        guard: &mut FamilyGuard,
-        owner: &PublicKey,
+        guard: &mut RepoGuard,
         target: &RefTarget,
     ) -> Result<(), GitError> {
         let wanted = WantedRefs { target: Some(target.clone()), ..WantedRefs::default() };
-        let mut change = guard.change();
-        guard.plan(owner, &wanted, now()).await?.into_iter().for_each(|view| change.push(view));
-        let commit = Commit { families: vec![change], ..Commit::default() };
+        let repos = guard.plan(&wanted, now()).await?.into_iter().collect();
+        let commit = Commit { repos, ..Commit::default() };
         match self.database.commit(commit).await? {
             Committed::Done { .. } => Ok(()),
             Committed::Conflict(_) => Err(GitError::Outdated),
@@ -204,15 +211,14 @@ impl Fixture {
 
 /// Executes a judged push: takes its objects in, and moves refs as the release that follows does.
 pub(crate) async fn execute(
-    guard: &mut FamilyGuard,
-    owner: &PublicKey,
+    guard: &mut RepoGuard,
     push: &AuthorisedPush,
     incoming: Option<Incoming>,
 ) -> Result<(), GitError> {
     if let Some(incoming) = incoming {
         guard.take_push(push, incoming).await?;
     }
-    guard.move_refs(owner, push.execute(), None, now()).await
+    guard.move_refs(push.execute(), None, now()).await
 }
 
 /// Returns the verdict on a push whose resulting refs a maintainer has signed.

@@ -9,7 +9,7 @@ use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
 use grasp_core::{Mono, Oid, RepoId};
 use grasp_purgatory::git::{
-    NamedFiles, PackCache, PackStorage, PackStorageOptions, Protocol, RepoFiles, RepoStore,
+    Keep, NamedFiles, PackCache, PackStorage, PackStorageOptions, Protocol, RepoFiles, RepoStore,
     StagingLimits,
 };
 use nostr::event::EventId;
@@ -128,7 +128,7 @@ fn event(n: u8) -> (EventId, String) {
 }
 
 fn cached_packs(fixture: &Fixture) -> u64 {
-    pack_bytes(&fixture.root().join("families"))
+    pack_bytes(&fixture.root().join("repositories"))
 }
 
 /// Waits until work in the background has made a condition true.
@@ -170,10 +170,10 @@ async fn packs_that_were_replaced_leave_the_disk_of_readers() {
     }
     assert!(serves(&reader, &repo, tip).await);
     let before = cached_packs(&reader);
-    assert!(writer.store.lock(&repo.identifier).await.unwrap().compact().await.unwrap());
+    assert!(writer.store.lock(&repo).await.unwrap().compact().await.unwrap());
     assert!(serves(&reader, &repo, tip).await);
     assert!(serves(&reader, &repo, tip).await);
-    let row = writer.store.family_row(&repo.identifier).await.unwrap();
+    let row = writer.store.row(&repo).await.unwrap();
     let named: u64 = row.packs.iter().map(|pack| pack.bytes).sum();
     assert!(named < before);
     assert_eq!(cached_packs(&reader), named);
@@ -222,13 +222,11 @@ async fn the_cache_is_bounded_and_keeps_what_is_in_use() {
     }
     let bound = 500_000;
     let reader = site.reader_with(bound).await;
-    let cached = |name: &str| {
-        reader.root().join("families").exists() && {
-            let identifiers = files_below(&reader.root().join("families"));
-            identifiers.iter().any(|file| {
-                file.ends_with("identifier") && std::fs::read_to_string(file).unwrap() == name
-            })
-        }
+    let first = repos[0].0.to_string();
+    let is_first_cached = || {
+        let files = files_below(&reader.root().join("repositories")).into_iter();
+        let mut names = files.filter(|file| file.ends_with("repository"));
+        names.any(|file| std::fs::read_to_string(file).is_ok_and(|name| name == first))
     };
     // A client that reads slowly.
     let slow = reader.store.upload_pack(&repos[0].0, Protocol::V2, Claimant::default());
@@ -237,17 +235,17 @@ async fn the_cache_is_bounded_and_keeps_what_is_in_use() {
         assert!(serves(&reader, repo, *tip).await);
         let figures = || reader.store.pack_figures().unwrap();
         eventually(|| figures().cached_bytes <= bound).await;
-        assert!(cached("a"), "it is in use");
+        assert!(is_first_cached(), "it is in use");
     }
     assert!(
         reader.store.pack_figures().unwrap().misses >= 6,
-        "families were evicted and downloaded again"
+        "repositories were evicted and downloaded again"
     );
     drop(slow);
     for (repo, tip) in repos.iter().skip(1) {
         assert!(serves(&reader, repo, *tip).await);
     }
-    eventually(|| !cached("a")).await;
+    eventually(|| !is_first_cached()).await;
     eventually(|| cached_packs(&reader) <= bound).await;
 }
 
@@ -264,11 +262,11 @@ async fn a_writer_works_with_a_cache_of_size_zero() {
         writer.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
         assert!(serves(&writer, &repo, tip).await);
     }
-    let bytes = writer.store.family_bytes(&repo.identifier).await.unwrap();
+    let bytes = writer.store.repo_bytes(&repo).await.unwrap();
     let stored: u64 = site.stored("pack").iter().map(|it| it.metadata().unwrap().len()).sum();
     assert_eq!(bytes, stored, "the size is that of the named packs, wherever they are");
     let tips = BTreeSet::from([tip, first]);
-    assert!(writer.store.lacking(&repo.identifier, &tips).await.unwrap().is_empty());
+    assert!(writer.store.lacking(&repo, &tips).await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -309,15 +307,15 @@ async fn staged_uploads_are_available_to_the_next_writer() {
         let ((id, reference), (_, unrecorded)) = (event(1), event(2));
         old.push(&repo, &work, &[(&reference, Some(tip))]).await.unwrap();
         old.push(&repo, &work, &[(&unrecorded, Some(dropped))]).await.unwrap();
-        let bytes = old.store.staged_bytes(&repo.identifier, id, tip).await.unwrap();
+        let bytes = old.store.staged_bytes(&repo, id, tip).await.unwrap();
 
         let new = site.writer().await;
         let kept = BTreeSet::from([(id, tip)]);
         assert_eq!(new.store.forget_staged_but(kept).await.unwrap(), 1);
-        assert_eq!(new.store.staged_bytes(&repo.identifier, id, tip).await.unwrap(), bytes);
+        assert_eq!(new.store.staged_bytes(&repo, id, tip).await.unwrap(), bytes);
         assert_eq!(pack_bytes(&new.root().join("staging")), 0, "nothing was downloaded yet");
         assert!(!serves(&new, &repo, tip).await, "its event has not come");
-        let mut guard = new.store.lock(&repo.identifier).await.unwrap();
+        let mut guard = new.store.lock(&repo).await.unwrap();
         assert_eq!(guard.staged(id).await.unwrap(), BTreeSet::from([tip]));
         assert!(guard.promote_staged(id, tip).await.unwrap());
         assert!(guard.staged(id).await.unwrap().is_empty());
@@ -327,7 +325,7 @@ async fn staged_uploads_are_available_to_the_next_writer() {
 
         // The old writer becomes the writer again, and reads staging anew.
         old.store.became_writer().await.unwrap();
-        let guard = old.store.lock(&repo.identifier).await.unwrap();
+        let guard = old.store.lock(&repo).await.unwrap();
         assert!(guard.staged(id).await.unwrap().is_empty());
     }
 }
@@ -346,8 +344,8 @@ async fn a_collection_keeps_commits_that_uploads_of_an_earlier_writer_need() {
     new.push(&repo, &work, &[("refs/heads/main", Some(base))]).await.unwrap();
     new.store.became_writer().await.unwrap();
     let now = crate::git_fixture::now();
-    new.store.collect(&repo.identifier, &BTreeSet::new(), now).await.unwrap();
-    let mut guard = new.store.lock(&repo.identifier).await.unwrap();
+    assert!(new.store.collect(&repo, &Keep::purging(now)).await.unwrap());
+    let mut guard = new.store.lock(&repo).await.unwrap();
     assert!(guard.promote_staged(id, tip).await.unwrap());
     assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
 }
@@ -361,14 +359,14 @@ async fn a_process_that_becomes_the_writer_again_forgets_its_proofs_and_packs() 
     one.push(&repo, &work, &[("refs/heads/main", Some(removed))]).await.unwrap();
     let (mut changed, now) = (site.writer().await, crate::git_fixture::now());
     changed.push(&repo, &work, &[("refs/heads/main", Some(base))]).await.unwrap();
-    let mut guard = changed.store.lock(&repo.identifier).await.unwrap();
-    guard.forget_retired_of(&repo.owner).await.unwrap();
+    let mut guard = changed.store.lock(&repo).await.unwrap();
+    guard.forget_retired().await.unwrap();
     drop(guard);
-    assert!(changed.store.collect(&repo.identifier, &BTreeSet::new(), now).await.unwrap());
+    assert!(changed.store.collect(&repo, &Keep::at(now, BTreeSet::new())).await.unwrap());
     changed = one;
     changed.store.became_writer().await.unwrap();
     let tips = BTreeSet::from([base, removed]);
-    let lacking = changed.store.lacking(&repo.identifier, &tips);
+    let lacking = changed.store.lacking(&repo, &tips);
     assert_eq!(lacking.await.unwrap(), BTreeSet::from([removed]));
 }
 
@@ -383,8 +381,8 @@ async fn a_sweep_deletes_packs_that_no_commit_has_named_for_a_day() {
         writer.push(&repo, &work, &[(&reference, Some(staged))]).await.unwrap();
         let start = Mono::from_secs(1_000);
         assert_eq!(writer.store.sweep(start).await.unwrap(), 0);
-        let mut guard = writer.store.lock(&gone.identifier).await.unwrap();
-        guard.destroy_view(&gone.owner).await.unwrap();
+        let mut guard = writer.store.lock(&gone).await.unwrap();
+        guard.destroy().await.unwrap();
         drop(guard);
         assert_eq!(site.stored("pack").len(), 2);
         assert_eq!(writer.store.sweep(start + day).await.unwrap(), 0, "it was named until now");
@@ -402,8 +400,8 @@ async fn an_object_that_is_stored_again_is_not_swept() {
     let site = Site::on_s3().await;
     let (writer, day) = (site.writer().await, Duration::from_secs(24 * 60 * 60));
     let (repo, work, tip) = repository(&writer, "x").await;
-    let mut guard = writer.store.lock(&repo.identifier).await.unwrap();
-    guard.destroy_view(&repo.owner).await.unwrap();
+    let mut guard = writer.store.lock(&repo).await.unwrap();
+    guard.destroy().await.unwrap();
     drop(guard);
     let start = Mono::from_secs(1_000);
     assert_eq!(writer.store.sweep(start).await.unwrap(), 0);
@@ -421,7 +419,7 @@ async fn a_cache_that_was_removed_while_running_is_filled_again() {
     let (repo, work, tip) = repository(&writer, "x").await;
     for fixture in [&writer, &reader] {
         assert!(serves(fixture, &repo, tip).await);
-        for dir in ["families", "views"] {
+        for dir in ["repositories", "views"] {
             std::fs::remove_dir_all(fixture.root().join(dir)).unwrap();
         }
         assert!(serves(fixture, &repo, tip).await);
@@ -445,13 +443,13 @@ async fn packs_and_uploads_of_one_machine_are_moved_to_a_pack_storage() {
     single.push(&repo, &work, &[(&reference, Some(upload))]).await.unwrap();
     let endpoint = Endpoint::Repository;
     let mut named = NamedFiles::read(&**database, endpoint).await.unwrap();
-    named.uploads.insert((repo.identifier.clone(), id, upload));
+    named.uploads.insert((repo.clone(), id, upload));
     let files = RepoFiles::new(&root, endpoint, installed_git(), database.clone());
     let storage = site.storage.open(Duration::from_secs(20));
     assert!(files.store_in(&storage, &named).await.unwrap().is_empty());
     let writer = site.writer().await;
     assert!(serves(&writer, &repo, tip).await);
-    let mut guard = writer.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = writer.store.lock(&repo).await.unwrap();
     assert!(guard.promote_staged(id, upload).await.unwrap());
     drop(guard);
     assert!(serves(&site.reader().await, &repo, upload).await);

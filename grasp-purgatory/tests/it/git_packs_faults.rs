@@ -58,8 +58,8 @@ async fn parts_of_a_large_pack_are_repeated() {
     for (method, fault) in [("PUT", Fault::LostAnswer), ("POST", Fault::Unavailable)] {
         site.server().fail(2, (method, "uploadId="), fault);
         writer.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-        let mut guard = writer.store.lock(&repo.identifier).await.unwrap();
-        guard.destroy_view(&repo.owner).await.unwrap();
+        let mut guard = writer.store.lock(&repo).await.unwrap();
+        guard.destroy().await.unwrap();
         drop(guard);
         writer.create(&repo).await;
     }
@@ -151,7 +151,7 @@ async fn a_clone_succeeds_although_a_pack_is_replaced_and_deleted_during_its_dow
     };
     arrived.acquire().await.unwrap().forget();
     let old = site.stored("pack");
-    assert!(writer.store.lock(&repo.identifier).await.unwrap().compact().await.unwrap());
+    assert!(writer.store.lock(&repo).await.unwrap().compact().await.unwrap());
     // As if a day had passed.
     let kept = |file: &Path| {
         let row = site.database.content().clone();
@@ -177,8 +177,8 @@ async fn a_lost_pack_is_stored_again_from_the_cache() {
     let (repo, _, tip) = repository(&writer, "x").await;
     for file in [site.stored("pack"), site.stored("idx")].concat() {
         std::fs::remove_file(file).unwrap();
-        let found = writer.store.inspect(&repo.identifier, false).await.unwrap();
-        assert!(found.broken.is_empty() && found.lost.is_empty(), "{found:?}");
+        let found = writer.store.inspect(&repo, false).await.unwrap();
+        assert!(!found.is_broken && found.lost.is_empty(), "{found:?}");
         assert!(serves(&site.reader().await, &repo, tip).await);
     }
 }
@@ -190,18 +190,18 @@ async fn a_lost_pack_without_a_copy_is_damage_until_its_objects_are_received_aga
     let (repo, work, tip) = repository(&old, "x").await;
     site.stored("pack").iter().for_each(|file| std::fs::remove_file(file).unwrap());
     let writer = site.writer().await;
-    let found = writer.store.inspect(&repo.identifier, false).await.unwrap();
-    assert_eq!((found.broken, found.lost.len()), (BTreeSet::from([repo.owner]), 1));
+    let found = writer.store.inspect(&repo, false).await.unwrap();
+    assert_eq!((found.is_broken, found.lost.len()), (true, 1));
     assert!(!serves(&writer, &repo, tip).await);
     let tips = BTreeSet::from([tip]);
-    assert_eq!(writer.store.lacking(&repo.identifier, &tips).await.unwrap(), tips);
+    assert_eq!(writer.store.lacking(&repo, &tips).await.unwrap(), tips);
     // The hunt brings the objects, in another pack than before.
     let other = work.commit("other");
     let incoming = writer.receive(&repo, &work.pack(&[other])).await.unwrap();
     let tips = BTreeSet::from([tip, other]);
-    assert_eq!(writer.store.take_in(&repo.identifier, incoming, &tips).await.unwrap(), tips);
-    let found = writer.store.inspect(&repo.identifier, true).await.unwrap();
-    assert!(found.broken.is_empty() && found.lost.is_empty(), "{found:?}");
+    assert_eq!(writer.store.take_in(&repo, incoming, &tips).await.unwrap(), tips);
+    let found = writer.store.inspect(&repo, true).await.unwrap();
+    assert!(!found.is_broken && found.lost.is_empty(), "{found:?}");
     assert!(serves(&site.reader().await, &repo, tip).await);
 }
 
@@ -224,22 +224,22 @@ async fn a_damaged_pack_is_found_by_reading_the_pack_storage() {
 
     // A server that has the pack on disk stores it again.
     flip(&large);
-    assert!(old.store.verify(&repo.identifier, later, now()).await.unwrap().is_empty());
+    assert!(old.store.verify(&repo, later, now()).await.unwrap().is_empty());
     assert!(serves(&site.reader().await, &repo, tip).await);
 
     // Without a copy, readable objects are kept and the others are missing.
     flip(&large);
     let writer = site.writer().await;
     assert!(!serves(&writer, &repo, tip).await);
-    let damaged = writer.store.verify(&repo.identifier, later, now()).await.unwrap();
+    let damaged = writer.store.verify(&repo, later, now()).await.unwrap();
     assert_eq!(damaged.len(), 1);
     assert!(!large.exists());
-    let found = writer.store.inspect(&repo.identifier, false).await.unwrap();
-    assert_eq!(found.broken, BTreeSet::from([repo.owner]));
+    let found = writer.store.inspect(&repo, false).await.unwrap();
+    assert!(found.is_broken);
     let incoming = writer.receive(&repo, &work.pack(&[tip])).await.unwrap();
     let tips = BTreeSet::from([tip]);
-    assert_eq!(writer.store.take_in(&repo.identifier, incoming, &tips).await.unwrap(), tips);
-    assert!(writer.store.inspect(&repo.identifier, true).await.unwrap().broken.is_empty());
+    assert_eq!(writer.store.take_in(&repo, incoming, &tips).await.unwrap(), tips);
+    assert!(!writer.store.inspect(&repo, true).await.unwrap().is_broken);
     assert!(serves(&site.reader().await, &repo, tip).await);
 }
 
@@ -249,7 +249,7 @@ async fn a_damaged_file_of_the_cache_is_downloaded_again() {
     let (writer, reader) = (site.writer().await, site.reader().await);
     let (repo, _, tip) = repository(&writer, "x").await;
     assert!(serves(&reader, &repo, tip).await);
-    let packs = reader.family(&repo.identifier).join("objects/pack");
+    let packs = reader.repo_dir(&repo).join("objects/pack");
     let files = std::fs::read_dir(packs).unwrap().map(|file| file.unwrap().path());
     for file in files.filter(|file| file.extension().is_some_and(|kind| kind == "pack")) {
         let length = file.metadata().unwrap().len() as usize;
@@ -260,8 +260,8 @@ async fn a_damaged_file_of_the_cache_is_downloaded_again() {
         std::fs::write(&file, vec![0; length]).unwrap();
     }
     assert!(!serves(&reader, &repo, tip).await);
-    let found = reader.store.inspect(&repo.identifier, true).await.unwrap();
-    assert!(found.broken.is_empty() && found.lost.is_empty(), "{found:?}");
+    let found = reader.store.inspect(&repo, true).await.unwrap();
+    assert!(!found.is_broken && found.lost.is_empty(), "{found:?}");
     assert!(serves(&reader, &repo, tip).await);
 }
 
@@ -276,7 +276,7 @@ async fn an_empty_or_wrong_pack_storage_is_an_error_and_not_damage() {
     assert!(text.contains("has no packs of this server"), "{text}");
     for found in [
         reader.store.became_writer().await.unwrap_err(),
-        writer.store.inspect(&repo.identifier, true).await.unwrap_err(),
+        writer.store.inspect(&repo, true).await.unwrap_err(),
         writer.store.sweep(grasp_core::Mono::from_secs(1)).await.map(drop).unwrap_err(),
     ] {
         let GitError::PackStorage(error) = found else { panic!("{found:?}") };

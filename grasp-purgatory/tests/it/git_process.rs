@@ -44,7 +44,7 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
 async fn a_disconnect_during_a_push_leaves_no_process_and_no_file() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
-    // The first push creates the directory of this identifier.
+    // The first push creates the directory of this repository.
     drop(fixture.store.incoming(&repo, Claimant::default()).await.unwrap());
     let before = files_below(&fixture.root());
     let pack = work.pack(&[work.commit("1")]);
@@ -156,7 +156,7 @@ async fn hooks_in_a_view_are_not_run() {
     fixture.push(&repo, &work, &[("refs/heads/first", Some(tip))]).await.unwrap();
     let trace = fixture.dir.path().join("ran");
     let workbench = fixture.root().join("workbench");
-    for dir in [fixture.view(&repo).await, fixture.family(&repo.identifier), workbench] {
+    for dir in [fixture.view(&repo).await, fixture.repo_dir(&repo), workbench] {
         let hooks = dir.join("hooks");
         std::fs::create_dir(&hooks).unwrap();
         for hook in

@@ -60,7 +60,7 @@ async fn a_chain_of_tags_is_peeled_up_to_a_limit() {
 }
 
 #[tokio::test]
-async fn a_thin_pack_is_completed_with_objects_of_the_family() {
+async fn a_thin_pack_is_completed_with_objects_of_the_repository() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let text: String = (0..5_000).map(|n| format!("line {n}\n")).collect();
@@ -72,9 +72,9 @@ async fn a_thin_pack_is_completed_with_objects_of_the_family() {
     let thin = work.thin_pack(two, one);
     assert!(thin.len() < 1_000, "a delta against an object that is not sent: {}", thin.len());
     let incoming = fixture.receive(&repo, &thin).await.unwrap();
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    let push = judged(&guard.refs(&repo.owner).await.unwrap(), &[("refs/heads/main", Some(two))]);
-    execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    let push = judged(&guard.refs().await.unwrap(), &[("refs/heads/main", Some(two))]);
+    execute(&mut guard, &push, Some(incoming)).await.unwrap();
     git(&fixture.view(&repo).await, &["fsck", "--full", "--strict"], b"").unwrap();
 }
 
@@ -122,11 +122,11 @@ async fn a_push_judged_on_other_refs_moves_nothing() {
     fixture.push(&repo, &work, &[("refs/heads/main", Some(two))]).await.unwrap();
     let incoming = fixture.receive(&repo, &work.pack(&[one])).await.unwrap();
     let stale = judged(&Default::default(), &[("refs/heads/main", Some(one))]);
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    let error = execute(&mut guard, &repo.owner, &stale, Some(incoming)).await.unwrap_err();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    let error = execute(&mut guard, &stale, Some(incoming)).await.unwrap_err();
     assert!(matches!(&error, GitError::Moved(moved) if *moved == name("refs/heads/main")));
     assert!(!error.is_ours(), "{error}");
-    assert_eq!(guard.refs(&repo.owner).await.unwrap().into_values().collect::<Vec<_>>(), [two]);
+    assert_eq!(guard.refs().await.unwrap().into_values().collect::<Vec<_>>(), [two]);
 }
 
 #[tokio::test]
@@ -142,14 +142,14 @@ async fn tips_without_their_history_are_refused_and_leave_nothing() {
             Err(error) => error,
             Ok(incoming) => {
                 let push = judged(&Default::default(), &[("refs/heads/main", Some(two))]);
-                let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-                execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap_err()
+                let mut guard = fixture.store.lock(&repo).await.unwrap();
+                execute(&mut guard, &push, Some(incoming)).await.unwrap_err()
             }
         };
         assert!(!error.is_ours(), "{error}");
     }
     assert!(fixture.store.refs(&repo).await.unwrap().is_empty());
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     let found = guard.check(&BTreeSet::from([two])).await.unwrap();
     assert!(!found.is_complete(), "{found:?}");
 }
@@ -195,13 +195,13 @@ async fn a_tip_that_was_proven_complete_is_not_checked_again() {
     work.commit("1");
     let tip = work.commit("2");
     fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    let family = fixture.family(&repo.identifier);
-    let proven = git(&family, &["for-each-ref", "--format=%(objectname)"], b"").unwrap();
+    let dir = fixture.repo_dir(&repo);
+    let proven = git(&dir, &["for-each-ref", "--format=%(objectname)"], b"").unwrap();
     assert_eq!(proven, tip.to_string());
     // Without its objects, only the remembered proof can say that the tip is complete, also after a restart.
     let fixture = fixture.restart().await;
-    std::fs::remove_dir_all(family.join("objects/pack")).unwrap();
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    std::fs::remove_dir_all(dir.join("objects/pack")).unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
 }
 
@@ -263,7 +263,7 @@ async fn a_push_to_an_unknown_repository_is_refused() {
     let error = fixture.store.incoming(&repo, Claimant::default()).await.unwrap_err();
     assert!(matches!(error, GitError::NoView), "{error:?}");
     assert!(matches!(fixture.store.refs(&repo).await.unwrap_err(), GitError::NoView));
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     let absent = BTreeSet::from(["ab".repeat(20).parse().unwrap()]);
     assert!(!guard.check(&absent).await.unwrap().is_complete());
 }
@@ -280,7 +280,7 @@ async fn a_branch_may_point_only_at_a_commit() {
 }
 
 #[tokio::test]
-async fn concurrent_pushes_to_one_family_all_succeed() {
+async fn concurrent_pushes_to_one_repository_all_succeed() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let base = work.commit("base");
@@ -305,11 +305,11 @@ async fn the_same_objects_may_be_pushed_twice() {
     fixture.push(&repo, &work, &[("refs/heads/b", Some(tip))]).await.unwrap();
     // An empty pack, as git sends it when the server has everything.
     let incoming = fixture.receive(&repo, &work.pack_only(&[])).await.unwrap();
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    let refs = guard.refs(&repo.owner).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    let refs = guard.refs().await.unwrap();
     let push = judged(&refs, &[("refs/heads/c", Some(tip))]);
-    execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap();
-    let packs = files_below(&fixture.root().join("families"))
+    execute(&mut guard, &push, Some(incoming)).await.unwrap();
+    let packs = files_below(&fixture.root().join("repositories"))
         .into_iter()
         .filter(|f| f.extension().is_some_and(|e| e == "pack"));
     assert_eq!(packs.count(), 1);
@@ -325,14 +325,14 @@ async fn objects_that_no_ref_of_the_push_reaches_are_not_taken_in() {
     let objects = [work.objects_of_last_commit(), vec![unreferenced]].concat();
     for is_prepared in [true, false] {
         let mut incoming = fixture.receive(&repo, &work.pack_only(&objects)).await.unwrap();
-        let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+        let mut guard = fixture.store.lock(&repo).await.unwrap();
         let name = format!("refs/heads/{is_prepared}");
-        let push = judged(&guard.refs(&repo.owner).await.unwrap(), &[(&name, Some(tip))]);
+        let push = judged(&guard.refs().await.unwrap(), &[(&name, Some(tip))]);
         if is_prepared {
             incoming.check_all(&BTreeSet::from([tip])).await.unwrap();
             incoming.prepare(&push).await.unwrap();
         }
-        execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap();
+        execute(&mut guard, &push, Some(incoming)).await.unwrap();
         let view = fixture.view(&repo).await;
         git(&view, &["fsck", "--full", "--strict"], b"").unwrap();
         let found = git(&view, &["cat-file", "-e", &unreferenced.to_string()], b"");
@@ -416,8 +416,8 @@ async fn a_prepared_upload_is_staged_without_packing_under_the_lock() {
         }
         // Packing again would need them.
         received.iter().for_each(|pack| std::fs::remove_file(pack).unwrap());
-        let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-        execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap();
+        let mut guard = fixture.store.lock(&repo).await.unwrap();
+        execute(&mut guard, &push, Some(incoming)).await.unwrap();
         let event = upload.strip_prefix("refs/nostr/").unwrap();
         let staged = guard.staged(nostr::event::EventId::from_hex(event).unwrap()).await.unwrap();
         assert_eq!(staged, BTreeSet::from([tip]));

@@ -10,17 +10,17 @@ use grasp_core::push::PushCommand;
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RefName, RepoId};
 use grasp_purgatory::database::{
-    Commit, Committed, Conflict, Database, FamilyChange, Pack, ViewChange,
+    Commit, Committed, Conflict, Database, Pack, ProposalChanges, RepoChange, ViewChange,
 };
 use grasp_purgatory::git::{
-    GitError, Protocol, RETIRED_REFS_RETENTION, RefTarget, Service, WantedRefs,
+    GitError, Keep, Protocol, RETIRED_REFS_RETENTION, RefTarget, Service, WantedRefs,
 };
 use grasp_purgatory::{Phase, Record};
-use nostr::event::{EventBuilder, FinalizeEvent, Kind};
+use nostr::event::{EventBuilder, EventId, FinalizeEvent, Kind};
 use nostr::key::Keys;
 use nostr::types::Timestamp;
 
-use crate::git_fixture::{Fixture, Work, files_below, git, name, now};
+use crate::git_fixture::{Fixture, MAX_PACK_BYTES, Work, files_below, git, name, new_repo, now};
 
 fn target(refs: &[(&str, grasp_core::Oid)], head: Option<&str>) -> RefTarget {
     let refs = refs.iter().map(|(text, oid)| (name(text), *oid)).collect();
@@ -38,20 +38,20 @@ async fn applying_makes_heads_and_tags_exactly_the_declared_ones() {
         ("refs/heads/main", Some(two)),
     ];
     fixture.push(&repo, &work, &moves).await.unwrap();
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     let pull_request = RefName::new(&format!("refs/nostr/{}", "ab".repeat(32))).unwrap();
     let change =
         grasp_core::push::PushCommand { old: None, new: Some(one), name: pull_request.clone() };
-    guard.move_refs(&repo.owner, &[change], None, now()).await.unwrap();
+    guard.move_refs(&[change], None, now()).await.unwrap();
     let wanted =
         target(&[("refs/heads/main", one), ("refs/heads/new", two)], Some("refs/heads/new"));
-    fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap();
+    fixture.apply(&mut guard, &wanted).await.unwrap();
     let expected = BTreeMap::from([
         (name("refs/heads/main"), one),
         (name("refs/heads/new"), two),
         (pull_request, one),
     ]);
-    assert_eq!(guard.refs(&repo.owner).await.unwrap(), expected);
+    assert_eq!(guard.refs().await.unwrap(), expected);
     assert_eq!(fixture.store.refs(&repo).await.unwrap(), expected);
     let head = git(&fixture.view(&repo).await, &["symbolic-ref", "HEAD"], b"").unwrap();
     assert_eq!(head, "refs/heads/new");
@@ -64,11 +64,11 @@ async fn a_state_whose_objects_are_not_here_changes_nothing() {
     let one = work.commit("1");
     fixture.push(&repo, &work, &[("refs/heads/main", Some(one))]).await.unwrap();
     let before = fixture.store.refs(&repo).await.unwrap();
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     for text in ["ab".repeat(20), "ab".repeat(32)] {
         let absent = text.parse().unwrap();
         let wanted = target(&[("refs/heads/main", absent)], None);
-        let error = fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap_err();
+        let error = fixture.apply(&mut guard, &wanted).await.unwrap_err();
         assert!(!error.is_ours(), "{error}");
     }
     assert_eq!(fixture.store.refs(&repo).await.unwrap(), before);
@@ -80,26 +80,26 @@ async fn an_empty_state_deletes_all_refs_and_the_old_tips_can_be_restored() {
     let repo = fixture.repo("x").await;
     let tip = work.commit("1");
     fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    fixture.apply(&mut guard, &repo.owner, &RefTarget::default()).await.unwrap();
-    assert!(guard.refs(&repo.owner).await.unwrap().is_empty());
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    fixture.apply(&mut guard, &RefTarget::default()).await.unwrap();
+    assert!(guard.refs().await.unwrap().is_empty());
     let head = fixture.store.head(&repo).await.unwrap();
     assert_eq!(head, name("refs/heads/main"), "an empty repository keeps its HEAD");
     let retired = guard.retired_refs().await.unwrap();
-    let retired: Vec<_> = retired.into_iter().map(|it| (it.owner, it.tip, it.name)).collect();
-    assert_eq!(retired, [(repo.owner, tip, name("refs/heads/main"))]);
+    let retired: Vec<_> = retired.into_iter().map(|it| (it.tip, it.name)).collect();
+    assert_eq!(retired, [(tip, name("refs/heads/main"))]);
     let seen = async || {
         let view = fixture.view(&repo).await;
         git(&view, &["for-each-ref", "--format=%(refname)"], b"").unwrap()
     };
     assert_eq!(seen().await, "", "git does not see what is retired");
     let before = target(&[("refs/heads/main", tip)], None);
-    fixture.apply(&mut guard, &repo.owner, &before).await.unwrap();
+    fixture.apply(&mut guard, &before).await.unwrap();
     assert_eq!(seen().await, "refs/heads/main");
     drop(guard);
     let later = Timestamp::from_secs(now().as_secs() + RETIRED_REFS_RETENTION.as_secs() + 1);
-    fixture.store.collect(&repo.identifier, &BTreeSet::new(), later).await.unwrap();
-    assert!(fixture.store.retired_refs(&repo.identifier).await.unwrap().is_empty());
+    fixture.store.collect(&repo, &Keep::at(later, BTreeSet::new())).await.unwrap();
+    assert!(fixture.store.retired_refs(&repo).await.unwrap().is_empty());
     assert_eq!(fixture.store.refs(&repo).await.unwrap(), before.refs);
     git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
 }
@@ -126,18 +126,18 @@ async fn thousands_of_refs_are_applied_at_once() {
     assert_eq!(refs.len(), BRANCHES);
     let tips: Vec<_> = refs.values().copied().collect();
     let incoming = fixture.receive(&repo, &work.pack(&tips)).await.unwrap();
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     guard.promote(incoming).await.unwrap();
     let wanted = RefTarget { refs, ..RefTarget::default() };
     let started = Instant::now();
-    fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap();
+    fixture.apply(&mut guard, &wanted).await.unwrap();
     println!("{BRANCHES} new refs applied in {:?}", started.elapsed());
-    assert_eq!(guard.refs(&repo.owner).await.unwrap(), wanted.refs);
+    assert_eq!(guard.refs().await.unwrap(), wanted.refs);
     assert_eq!(fixture.store.head(&repo).await.unwrap(), name("refs/heads/b0"));
     let mut fewer = wanted.clone();
     fewer.refs.pop_last();
     let started = Instant::now();
-    fixture.apply(&mut guard, &repo.owner, &fewer).await.unwrap();
+    fixture.apply(&mut guard, &fewer).await.unwrap();
     println!("one of {BRANCHES} refs deleted in {:?}", started.elapsed());
     let seen = git(&fixture.view(&repo).await, &["for-each-ref", "--format=x", "refs/heads"], b"")
         .unwrap();
@@ -149,21 +149,19 @@ async fn view_and_two_commits(fixture: &Fixture) -> (RepoId, [Oid; 3]) {
     let (repo, work) = (fixture.repo("x").await, Work::new());
     let tips = ["1", "2", "3"].map(|content| work.commit(content));
     let incoming = fixture.receive(&repo, &work.pack(&tips)).await.unwrap();
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     guard.promote(incoming).await.unwrap();
     let first = target(&[("refs/heads/main", tips[0])], None);
-    fixture.apply(&mut guard, &repo.owner, &first).await.unwrap();
+    fixture.apply(&mut guard, &first).await.unwrap();
     (repo, tips)
 }
 
 /// Returns the change of a view to one branch.
-async fn planned(fixture: &Fixture, repo: &RepoId, tip: Oid) -> FamilyChange {
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+async fn planned(fixture: &Fixture, repo: &RepoId, tip: Oid) -> RepoChange {
+    let mut guard = fixture.store.lock(repo).await.unwrap();
     let branch = target(&[("refs/heads/main", tip)], None);
     let wanted = WantedRefs { target: Some(branch), ..WantedRefs::default() };
-    let mut change = guard.change();
-    change.push(guard.plan(&repo.owner, &wanted, now()).await.unwrap().expect("a change"));
-    change
+    guard.plan(&wanted, now()).await.unwrap().expect("a change")
 }
 
 #[tokio::test]
@@ -172,15 +170,20 @@ async fn a_commit_that_lost_the_race_changes_nothing() {
     let (repo, [_, two, three]) = view_and_two_commits(&fixture).await;
     let [won, mut lost] =
         [planned(&fixture, &repo, two).await, planned(&fixture, &repo, three).await];
-    let won = Commit { families: vec![won], ..Commit::default() };
+    let won = Commit { repos: vec![won], ..Commit::default() };
     assert!(matches!(fixture.database.commit(won).await.unwrap(), Committed::Done { .. }));
     let before = fixture.database.content().clone();
-    lost.add_packs.push(Pack { name: "pack-x".into(), bytes: 1, is_attic: false });
-    // An unchanged family, an event and a record in the same commit.
-    let mut other = FamilyChange::new(Endpoint::Repository, "y".parse().unwrap());
-    let to = Some(Arc::default());
-    let (owner, retired) = (repo.owner, Vec::new());
-    other.views.push(ViewChange { owner, from: None, to, state: None, retired });
+    lost.add_packs.push(Pack { name: "pack-x".into(), bytes: 1 });
+    // Another repository of the name, an event and a record in the same commit.
+    let mut other = RepoChange::new(Endpoint::Repository, new_repo("x"));
+    other.view = Some(ViewChange {
+        from: None,
+        to: Some(Arc::default()),
+        state: None,
+        maintainers: BTreeSet::new(),
+        retired: Vec::new(),
+        proposals: ProposalChanges::default(),
+    });
     let event =
         Arc::new(EventBuilder::new(Kind::from_u16(1), "x").finalize(&Keys::generate()).unwrap());
     let id = event.id;
@@ -188,7 +191,7 @@ async fn a_commit_that_lost_the_race_changes_nothing() {
         Record::Held { event: event.clone(), phase: Phase::Waiting, since: now(), until: now() };
     let commit = Commit {
         save: vec![event],
-        families: vec![other, lost],
+        repos: vec![other, lost],
         records: vec![record],
         ..Commit::default()
     };
@@ -200,8 +203,8 @@ async fn a_commit_that_lost_the_race_changes_nothing() {
 
     // Planned again, all of it happens, unless the store refuses the event.
     let again = planned(&fixture, &repo, three).await;
-    let other = commit.families[0].clone();
-    let commit = Commit { families: vec![other, again], ..commit };
+    let other = commit.repos[0].clone();
+    let commit = Commit { repos: vec![other, again], ..commit };
     fixture.database.refuse(id);
     let before = fixture.database.content().clone();
     let committed = fixture.database.commit(commit.clone()).await.unwrap();
@@ -219,26 +222,25 @@ async fn a_commit_that_lost_the_race_changes_nothing() {
 async fn refs_keep_the_values_of_a_concurrent_commit() {
     let fixture = Fixture::new().await;
     let (repo, [one, two, three]) = view_and_two_commits(&fixture).await;
-    let earlier =
-        Commit { families: vec![planned(&fixture, &repo, two).await], ..Commit::default() };
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let earlier = Commit { repos: vec![planned(&fixture, &repo, two).await], ..Commit::default() };
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     let move_to_three =
         [PushCommand { old: Some(one), new: Some(three), name: name("refs/heads/main") }];
     fixture.database.put_before_next(earlier);
-    let error = guard.move_refs(&repo.owner, &move_to_three, None, now()).await.unwrap_err();
+    let error = guard.move_refs(&move_to_three, None, now()).await.unwrap_err();
     assert!(matches!(error, GitError::Outdated), "{error:?}");
     assert!(matches!(error, GitError::Outdated), "{error}");
-    assert_eq!(guard.refs(&repo.owner).await.unwrap()[&name("refs/heads/main")], two);
+    assert_eq!(guard.refs().await.unwrap()[&name("refs/heads/main")], two);
     // The second attempt reads that the ref has moved.
-    let error = guard.move_refs(&repo.owner, &move_to_three, None, now()).await.unwrap_err();
+    let error = guard.move_refs(&move_to_three, None, now()).await.unwrap_err();
     assert!(matches!(error, GitError::Moved(_)), "{error:?}");
     fixture.database.fail_once();
     let wanted = target(&[("refs/heads/main", three)], None);
-    let error = fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap_err();
+    let error = fixture.apply(&mut guard, &wanted).await.unwrap_err();
     assert!(matches!(error, GitError::Database(_)), "{error:?}");
-    assert_eq!(guard.refs(&repo.owner).await.unwrap()[&name("refs/heads/main")], two);
-    fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap();
-    assert_eq!(guard.refs(&repo.owner).await.unwrap(), wanted.refs);
+    assert_eq!(guard.refs().await.unwrap()[&name("refs/heads/main")], two);
+    fixture.apply(&mut guard, &wanted).await.unwrap();
+    assert_eq!(guard.refs().await.unwrap(), wanted.refs);
 }
 
 #[tokio::test]
@@ -249,8 +251,8 @@ async fn git_never_serves_an_earlier_generation_after_a_commit() {
     for (n, tip) in tips.iter().cycle().take(12).enumerate() {
         let branch = format!("refs/heads/{n}");
         let wanted = target(&[(&branch, *tip)], Some(&branch));
-        let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-        fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap();
+        let mut guard = fixture.store.lock(&repo).await.unwrap();
+        fixture.apply(&mut guard, &wanted).await.unwrap();
         drop(guard);
         // Several at once, all of which find no directory of this generation.
         let ask = || fixture.advertised(&repo, Service::UploadPack, Protocol::V1);
@@ -268,8 +270,8 @@ async fn git_never_serves_an_earlier_generation_after_a_commit() {
         File::open(view).unwrap().set_modified(long_ago).unwrap();
     }
     let wanted = target(&[("refs/heads/main", tips[0])], None);
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    fixture.apply(&mut guard, &wanted).await.unwrap();
     fixture.view(&repo).await;
     for (n, view) in views.iter().enumerate() {
         assert_eq!(view.is_dir(), n >= 5, "{view:?}");
@@ -282,9 +284,9 @@ async fn git_never_serves_an_earlier_generation_after_a_commit() {
     assert!(text.contains(&format!("{} refs/heads/main", tips[0])), "{text}");
 }
 
-/// The files of all packs of families.
+/// The files of all packs of repositories.
 fn packs(fixture: &Fixture) -> BTreeSet<PathBuf> {
-    let files = files_below(&fixture.root().join("families")).into_iter();
+    let files = files_below(&fixture.root().join("repositories")).into_iter();
     files.filter(|file| file.parent().is_some_and(|dir| dir.ends_with("pack"))).collect()
 }
 
@@ -295,9 +297,9 @@ async fn packs_that_no_commit_names_are_removed_at_the_next_start_and_proofs_wit
     let one = work.commit("1");
     fixture.push(&repo, &work, &[("refs/heads/main", Some(one))]).await.unwrap();
     let named = packs(&fixture);
-    let proofs = fixture.family(&repo.identifier).join("packed-refs");
+    let proofs = fixture.repo_dir(&repo).join("packed-refs");
     assert!(proofs.exists());
-    // The server crashes after the pack was moved into the family, before the commit.
+    // The server crashes after the pack was moved into the repository, before the commit.
     let two = work.commit("2");
     fixture.database.fail_once();
     let error = fixture.push(&repo, &work, &[("refs/heads/main", Some(two))]).await.unwrap_err();
@@ -307,7 +309,7 @@ async fn packs_that_no_commit_names_are_removed_at_the_next_start_and_proofs_wit
     assert_eq!(packs(&fixture), named);
     assert!(!proofs.exists());
     assert_eq!(fixture.store.refs(&repo).await.unwrap()[&name("refs/heads/main")], one);
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     assert!(!guard.check(&BTreeSet::from([two])).await.unwrap().is_complete());
     assert!(guard.check(&BTreeSet::from([one])).await.unwrap().is_complete());
     drop(guard);
@@ -325,17 +327,17 @@ async fn no_ref_is_set_to_objects_that_the_next_start_would_remove() {
     let incoming = fixture.receive(&repo, &work.pack(&[tip])).await.unwrap();
     fixture.database.fail_once();
     let tips = BTreeSet::from([tip]);
-    fixture.store.take_in(&repo.identifier, incoming, &tips).await.unwrap_err();
+    fixture.store.take_in(&repo, incoming, &tips).await.unwrap_err();
     // The objects are on disk, and no commit names them.
-    let lacking = fixture.store.lacking(&repo.identifier, &tips).await.unwrap();
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let lacking = fixture.store.lacking(&repo, &tips).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     let wanted = target(&[("refs/heads/main", tip)], None);
-    let applied = fixture.apply(&mut guard, &repo.owner, &wanted).await;
+    let applied = fixture.apply(&mut guard, &wanted).await;
     assert_eq!(applied.is_ok(), lacking.is_empty());
     drop(guard);
     let fixture = fixture.restart().await;
     let refs = fixture.store.refs(&repo).await.unwrap();
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     let found = guard.check(&refs.into_values().collect()).await.unwrap();
     assert!(found.is_complete(), "{found:?}");
     drop(guard);
@@ -345,18 +347,18 @@ async fn no_ref_is_set_to_objects_that_the_next_start_would_remove() {
 }
 
 #[tokio::test]
-async fn a_family_without_rows_is_removed_at_start() {
+async fn a_repository_without_rows_is_removed_at_start() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let (repo, kept) = (fixture.repo("empty").await, fixture.repo("kept").await);
     let tip = work.commit("1");
     fixture.push(&kept, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    let left = "left".parse().unwrap();
+    let left = new_repo("kept");
     drop(fixture.store.incoming_for(&left).await.unwrap());
-    let family = fixture.family(&left);
-    assert!(family.is_dir());
+    let dir = fixture.repo_dir(&left);
+    assert!(dir.is_dir());
     let fixture = fixture.restart().await;
-    assert!(!family.exists());
-    assert!(fixture.family(&kept.identifier).is_dir());
+    assert!(!dir.exists());
+    assert!(fixture.repo_dir(&kept).is_dir());
     assert!(fixture.store.refs(&repo).await.unwrap().is_empty(), "a view needs no directory");
     for repo in [&repo, &kept] {
         fixture.push(repo, &work, &[("refs/heads/new", Some(tip))]).await.unwrap();
@@ -365,34 +367,127 @@ async fn a_family_without_rows_is_removed_at_start() {
 }
 
 #[tokio::test]
-async fn a_view_that_was_removed_and_comes_back_has_a_new_generation() {
-    let fixture = Fixture::new().await;
-    let (repo, [tip, ..]) = view_and_two_commits(&fixture).await;
-    // Keeps the family.
-    fixture.repo("x").await;
+async fn a_repository_that_was_removed_and_comes_back_has_a_new_generation() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
+    let tip = work.commit("1");
+    fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
     let generation = async || fixture.store.view(&repo).await.unwrap().generation;
     let mut seen = vec![generation().await];
     for is_destroyed in [false, true] {
-        assert!(fixture.view(&repo).await.is_dir());
-        let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+        let view = fixture.view(&repo).await;
+        assert!(view.is_dir());
+        let mut guard = fixture.store.lock(&repo).await.unwrap();
         match is_destroyed {
-            true => guard.destroy_view(&repo.owner).await.unwrap(),
-            false => guard.retire_view(&repo.owner, now()).await.unwrap(),
+            true => guard.destroy().await.unwrap(),
+            false => guard.retire(now()).await.unwrap(),
         }
+        assert!(!view.exists());
         assert!(matches!(fixture.store.view(&repo).await.unwrap_err(), GitError::NoView));
-        let other = RepoId::new(Keys::generate().public_key(), repo.identifier.clone());
-        guard.create_view(&other.owner).await.unwrap();
+        let other = fixture.repo("x").await;
         seen.push(fixture.store.view(&other).await.unwrap().generation);
-        guard.create_view(&repo.owner).await.unwrap();
+        guard.create_view().await.unwrap();
+        drop(guard);
         seen.push(generation().await);
         let text = fixture.advertised(&repo, Service::UploadPack, Protocol::V0).await;
         assert!(!text.contains(&tip.to_string()), "{text}");
-        let wanted = target(&[("refs/heads/main", tip)], None);
-        fixture.apply(&mut guard, &repo.owner, &wanted).await.unwrap();
+        fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
         seen.push(generation().await);
         // Creating a view that exists changes nothing.
-        guard.create_view(&repo.owner).await.unwrap();
+        fixture.create(&repo).await;
         assert_eq!(generation().await, *seen.last().unwrap());
     }
     assert!(seen.is_sorted_by(|one, next| one < next), "{seen:?}");
+}
+
+/// Commits a planned change, if there is one, and returns whether there was.
+async fn commit_planned(fixture: &Fixture, repo: &RepoId, wanted: &WantedRefs) -> bool {
+    let planned = fixture.store.lock(repo).await.unwrap().plan(wanted, now()).await.unwrap();
+    let is_change = planned.is_some();
+    let commit = Commit { repos: planned.into_iter().collect(), ..Commit::default() };
+    let committed = fixture.database.commit(commit).await.unwrap();
+    assert!(matches!(committed, Committed::Done { .. }));
+    is_change
+}
+
+#[tokio::test]
+async fn maintainers_and_state_are_remembered_with_the_refs_until_others_are_set() {
+    let fixture = Fixture::new().await;
+    let (repo, [one, two, three]) = view_and_two_commits(&fixture).await;
+    let state = EventId::from_byte_array([1; 32]);
+    let keys = [Keys::generate().public_key(), Keys::generate().public_key()];
+    let branch = RefTarget { state: Some(state), ..target(&[("refs/heads/main", two)], None) };
+    let wanted = WantedRefs {
+        target: Some(branch),
+        maintainers: Some([keys[0]].into()),
+        ..WantedRefs::default()
+    };
+    assert!(commit_planned(&fixture, &repo, &wanted).await);
+    assert!(!commit_planned(&fixture, &repo, &wanted).await, "the repository has them");
+    // A pull request, and a push, leave them as they are.
+    let pull_request = EventId::from_byte_array([2; 32]);
+    let proposals = BTreeMap::from([(pull_request, one)]);
+    assert!(commit_planned(&fixture, &repo, &WantedRefs { proposals, ..Default::default() }).await);
+    let change = PushCommand { old: None, new: Some(three), name: name("refs/heads/other") };
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    guard.move_refs(&[change], None, now()).await.unwrap();
+    drop(guard);
+    let view = fixture.store.view(&repo).await.unwrap();
+    assert_eq!((view.state, view.maintainers), (Some(state), [keys[0]].into()));
+    let refs = BTreeMap::from([
+        (name("refs/heads/main"), two),
+        (name("refs/heads/other"), three),
+        (RefName::nostr(pull_request), one),
+    ]);
+    assert_eq!(view.refs.tips(), refs);
+    // Other maintainers are a change by themselves.
+    let wanted = WantedRefs { maintainers: Some(keys.into()), ..WantedRefs::default() };
+    assert!(commit_planned(&fixture, &repo, &wanted).await);
+    assert!(!commit_planned(&fixture, &repo, &wanted).await);
+    let after = fixture.store.view(&repo).await.unwrap();
+    assert!(after.generation > view.generation);
+    assert_eq!((after.state, after.maintainers), (Some(state), keys.into()));
+    assert_eq!(after.refs.tips(), refs);
+}
+
+#[tokio::test]
+async fn a_planned_change_names_the_pull_requests_that_get_or_lose_a_ref() {
+    let fixture = Fixture::new().await;
+    let (repo, [one, two, _]) = view_and_two_commits(&fixture).await;
+    let ids = [1, 2].map(|n| EventId::from_byte_array([n; 32]));
+    let proposals = BTreeMap::from(ids.map(|id| (id, one)));
+    let wanted = WantedRefs { proposals, ..WantedRefs::default() };
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    let planned = guard.plan(&wanted, now()).await.unwrap().expect("a change");
+    let added = ProposalChanges { added: ids.into(), ..ProposalChanges::default() };
+    assert_eq!(planned.view.unwrap().proposals, added);
+    drop(guard);
+    assert!(commit_planned(&fixture, &repo, &wanted).await);
+    // One moves, which changes neither; the database in memory compares all others with the refs.
+    let wanted = WantedRefs { proposals: [(ids[0], two)].into(), ..WantedRefs::default() };
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    let planned = guard.plan(&wanted, now()).await.unwrap().expect("a change");
+    assert_eq!(planned.view.unwrap().proposals, ProposalChanges::default());
+    let gone = PushCommand { old: Some(one), new: None, name: RefName::nostr(ids[1]) };
+    guard.move_refs(&[gone], None, now()).await.unwrap();
+    guard.retire(now()).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_ref_of_a_pull_request_makes_no_repository_and_a_state_does() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let (repo, tip) = (new_repo("x"), work.commit("1"));
+    let incoming = fixture.store.incoming_for(&repo).await.unwrap();
+    let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
+    unpacking.feed(&work.pack(&[tip])).await.unwrap();
+    unpacking.finish().await.unwrap();
+    fixture.store.take_in(&repo, incoming, &[tip].into()).await.unwrap();
+    let proposals = BTreeMap::from([(EventId::from_byte_array([1; 32]), tip)]);
+    let mut wanted = WantedRefs { proposals, ..WantedRefs::default() };
+    assert!(!commit_planned(&fixture, &repo, &wanted).await);
+    assert!(!fixture.store.has_view(&repo).await.unwrap());
+    wanted.target = Some(target(&[("refs/heads/main", tip)], None));
+    assert!(commit_planned(&fixture, &repo, &wanted).await);
+    assert_eq!(fixture.store.refs(&repo).await.unwrap().len(), 2);
+    git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
 }

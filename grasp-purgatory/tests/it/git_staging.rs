@@ -36,7 +36,7 @@ async fn staged_objects_cannot_be_read_until_their_event_comes() {
     }
     assert!(contains(&fixture.fetch_v2(&repo, &[base]).await, "packfile"));
 
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     assert!(!guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
     assert!(guard.promote_staged(id, tip).await.unwrap());
     assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
@@ -56,7 +56,7 @@ async fn only_the_signed_refs_of_a_push_are_readable() {
     fixture.push(&repo, &work, &moves).await.unwrap();
     assert!(contains(&fixture.fetch_v2(&repo, &[signed]).await, "packfile"));
     assert!(contains(&fixture.fetch_v2(&repo, &[unsigned]).await, "not our ref"));
-    let guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let guard = fixture.store.lock(&repo).await.unwrap();
     assert_eq!(guard.staged(id).await.unwrap(), BTreeSet::from([unsigned]));
     git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
 }
@@ -69,8 +69,8 @@ async fn objects_pushed_for_a_refused_ref_are_not_readable() {
     let (id, reference) = event(1);
     let moves = [(reference.as_str(), Some(signed)), ("refs/heads/x", Some(unsigned))];
     let incoming = fixture.receive(&repo, &work.pack(&[unsigned])).await.unwrap();
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    let refs = guard.refs(&repo.owner).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    let refs = guard.refs().await.unwrap();
     let view = PushView {
         refs: &refs,
         maintainers: &BTreeSet::new(),
@@ -78,7 +78,7 @@ async fn objects_pushed_for_a_refused_ref_are_not_readable() {
         proposals: &BTreeMap::from([(id, KnownProposal::Tip(Presence::Held, signed))]),
     };
     let push = authorise(&request(&refs, &moves), &view).authorised.unwrap();
-    execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap();
+    execute(&mut guard, &push, Some(incoming)).await.unwrap();
     assert!(contains(&fixture.fetch_v2(&repo, &[signed]).await, "packfile"));
     assert!(contains(&fixture.fetch_v2(&repo, &[unsigned]).await, "not our ref"));
 }
@@ -92,9 +92,9 @@ async fn a_refused_upload_leaves_nothing_behind() {
     let error = fixture.push(&repo, &work, &[(&event(1).1, Some(tip))]).await.unwrap_err();
     assert!(matches!(error, GitError::StagingFull), "{error:?}");
     assert_eq!(std::fs::read_dir(fixture.root().join("staging")).unwrap().count(), 0);
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    guard.destroy_view(&repo.owner).await.unwrap();
-    assert!(fixture.store.identifiers().await.unwrap().is_empty(), "nothing keeps its family");
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    guard.destroy().await.unwrap();
+    assert!(fixture.store.all().await.unwrap().is_empty(), "nothing keeps it");
 }
 
 #[tokio::test]
@@ -107,12 +107,12 @@ async fn competing_tips_are_all_staged_and_survive_a_restart() {
         fixture.push(&repo, &work, &[(&reference, Some(tip))]).await.unwrap();
     }
     let fixture = fixture.restart().await;
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     assert_eq!(guard.staged(id).await.unwrap(), BTreeSet::from([one, two]));
     guard.promote_staged(id, two).await.unwrap();
     let change =
         grasp_core::push::PushCommand { old: None, new: Some(two), name: name(&reference) };
-    guard.move_refs(&repo.owner, &[change], None, now()).await.unwrap();
+    guard.move_refs(&[change], None, now()).await.unwrap();
     guard.discard_staged_tip(id, one).await.unwrap();
     assert!(guard.staged(id).await.unwrap().is_empty());
     assert_eq!(fixture.store.refs(&repo).await.unwrap()[&name(&reference)], two);
@@ -123,7 +123,7 @@ async fn uploads_above_the_limits_are_refused_and_evict_no_others() {
     let limits = StagingLimits {
         tips_per_event: 2,
         bytes_per_event: 4_000,
-        bytes_per_family: 8_000,
+        bytes_per_repo: 8_000,
         ..Default::default()
     };
     let (fixture, work) = (Fixture::limited(limits).await, Work::new());
@@ -140,7 +140,7 @@ async fn uploads_above_the_limits_are_refused_and_evict_no_others() {
     let (_, other) = event(2);
     let error = fixture.push(&repo, &work, &[(&other, Some(large))]).await.unwrap_err();
     assert!(matches!(error, GitError::StagingFull), "{error:?}");
-    let guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let guard = fixture.store.lock(&repo).await.unwrap();
     assert_eq!(guard.staged(id).await.unwrap(), tips[..2].iter().copied().collect());
 }
 
@@ -158,8 +158,8 @@ async fn uploads_of_one_tip_for_many_events_are_packed_once_and_before_the_lock(
     incoming.prepare(&push).await.unwrap();
     // Nothing can be packed from here on.
     received.into_iter().for_each(|dir| std::fs::remove_dir_all(dir.unwrap().path()).unwrap());
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    execute(&mut guard, &push, Some(incoming)).await.unwrap();
     for n in 1..=32 {
         assert_eq!(guard.staged(event(n).0).await.unwrap(), BTreeSet::from([tip]), "{n}");
     }

@@ -1,4 +1,4 @@
-//! Families and views: names, sharing, advertisements, creation and removal.
+//! Repositories: names, isolation, advertisements, creation and removal.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, RepoId};
-use grasp_purgatory::database::FamilyRow;
+use grasp_purgatory::database::RepoRow;
 use grasp_purgatory::git::{
-    GitError, Protocol, RETIRED_REFS_RETENTION, RefTarget, Service, StagingLimits,
+    GitError, Keep, Protocol, RETIRED_REFS_RETENTION, RefTarget, Service, StagingLimits,
 };
 use nostr::types::Timestamp;
 
 use crate::git_fixture::{
-    Fixture, MAX_PACK_BYTES, Work, files_below, git, installed_git, name, noise, now, open,
-    pack_bytes,
+    Fixture, MAX_PACK_BYTES, Work, files_below, git, installed_git, name, new_repo, noise, now,
+    open, pack_bytes,
 };
 
 #[tokio::test]
@@ -80,48 +80,80 @@ async fn the_advertisement_has_head_and_no_internal_refs() {
 }
 
 #[tokio::test]
-async fn views_of_a_family_store_history_once() {
+async fn two_owners_of_one_name_share_no_objects() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
     work.write("noise", &noise(100_000));
     let tip = work.commit("1");
     fixture.push(&alice, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    let target =
+        RefTarget { refs: fixture.store.refs(&alice).await.unwrap(), ..Default::default() };
+    let mut guard = fixture.store.lock(&bob).await.unwrap();
+    let error = fixture.apply(&mut guard, &target).await.unwrap_err();
+    assert!(matches!(error, GitError::Incomplete { count: 1 }), "{error}");
+    drop(guard);
+    assert_eq!(fixture.store.repo_bytes(&bob).await.unwrap(), 0);
     let before = pack_bytes(&fixture.root());
-    let mut guard = fixture.store.lock(&bob.identifier).await.unwrap();
-    let refs = guard.refs(&alice.owner).await.unwrap();
-    let target = RefTarget { refs, ..RefTarget::default() };
-    fixture.apply(&mut guard, &bob.owner, &target).await.unwrap();
-    assert_eq!(pack_bytes(&fixture.root()), before);
+    fixture.push(&bob, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    assert!(pack_bytes(&fixture.root()) > before + 100_000, "each has a copy of its own");
+    assert_ne!(fixture.repo_dir(&alice), fixture.repo_dir(&bob));
+    std::fs::remove_dir_all(fixture.repo_dir(&alice)).unwrap();
     let view = fixture.view(&bob).await;
     git(fixture.dir.path(), &["clone", "-q", view.to_str().unwrap(), "bob"], b"").unwrap();
     git(&fixture.dir.path().join("bob"), &["fsck", "--full"], b"").unwrap();
 }
 
 #[tokio::test]
-async fn a_push_to_an_empty_view_is_offered_the_tips_of_the_family() {
+async fn a_lock_of_one_repository_does_not_delay_other_owners_of_its_name() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
     let tip = work.commit("1");
-    fixture.push(&alice, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    let text = fixture.advertised(&bob, Service::ReceivePack, Protocol::V0).await;
+    let locked = fixture.store.lock(&alice).await.unwrap();
+    let pushing = fixture.store.lock_pushes(&alice).await;
+    fixture.push(&bob, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    drop(fixture.store.lock_pushes(&bob).await);
+    let waiting = tokio::time::timeout(Duration::from_millis(20), fixture.store.lock(&alice));
+    assert!(waiting.await.is_err(), "another one of its own waits");
+    drop((locked, pushing));
+}
+
+#[tokio::test]
+async fn a_push_is_offered_the_tips_that_are_here_and_none_of_other_repositories() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
+    let tip = work.commit("1");
+    // The hunt has brought it, and no ref shows it yet.
+    let incoming = fixture.receive(&alice, &work.pack(&[tip])).await.unwrap();
+    fixture.store.take_in(&alice, incoming, &[tip].into()).await.unwrap();
+    let text = fixture.advertised(&alice, Service::ReceivePack, Protocol::V0).await;
     assert!(text.contains(&format!("{tip} .have")), "{text}");
-    let other = fixture.repo("y").await;
-    let text = fixture.advertised(&other, Service::ReceivePack, Protocol::V0).await;
+    let text = fixture.advertised(&bob, Service::ReceivePack, Protocol::V0).await;
     assert!(!text.contains(".have"), "{text}");
 }
 
 #[tokio::test]
-async fn no_object_of_another_family_can_be_read() {
+async fn no_object_of_another_repository_can_be_read() {
     let (fixture, work) = (Fixture::new().await, Work::new());
-    let (x, y) = (fixture.repo("x").await, fixture.repo("y").await);
+    let (repo, same_name) = (fixture.repo("x").await, fixture.repo("x").await);
+    let same_owner = RepoId::new(repo.owner, "y".parse().unwrap());
+    fixture.create(&same_owner).await;
     let tip = work.commit("1");
-    fixture.push(&x, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    let answer = fixture.fetch_v2(&y, &[tip]).await;
-    assert!(String::from_utf8_lossy(&answer).contains("not our ref"));
+    fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    work.git(&["checkout", "-q", "--orphan", "other"]);
+    let own = work.commit("own");
+    for other in [&same_name, &same_owner] {
+        for is_empty in [true, false] {
+            if !is_empty {
+                fixture.push(other, &work, &[("refs/heads/main", Some(own))]).await.unwrap();
+            }
+            let answer = fixture.fetch_v2(other, &[tip]).await;
+            assert!(String::from_utf8_lossy(&answer).contains("not our ref"));
+        }
+    }
 }
 
 #[tokio::test]
-async fn every_identifier_has_its_own_directory() {
+async fn every_repository_has_its_own_directory() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let long = "ä".repeat(Identifier::MAX_BYTES / 2);
     let names = ["repo", "Repo", "日本 語 🦀", "...", "-rf", "a:b", "x.git", "CON", long.as_str()];
@@ -157,7 +189,7 @@ async fn hundreds_of_empty_views_are_made_without_a_process() {
     for n in 0..VIEWS {
         fixture.create(&RepoId::new(owner, n.to_string().parse().unwrap())).await;
     }
-    println!("an empty view in a family of its own takes {:?}", started.elapsed() / VIEWS);
+    println!("an empty repository takes {:?}", started.elapsed() / VIEWS);
     assert_eq!(fixture.store.repositories().await.unwrap().len(), VIEWS as usize + 1);
 }
 
@@ -167,54 +199,55 @@ async fn a_retired_view_is_not_served_and_is_removed_after_the_retention_time() 
     let repo = fixture.repo("x").await;
     let tip = work.commit("1");
     fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    guard.retire_view(&repo.owner, now()).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    guard.retire(now()).await.unwrap();
     assert!(!fixture.store.has_view(&repo).await.unwrap());
     let served = fixture
         .store
         .advertise(&repo, (Service::UploadPack, Protocol::V0), Claimant::default())
         .await;
     assert!(matches!(served.unwrap_err(), GitError::NoView));
-    let families = fixture.store.identifiers().await.unwrap();
-    assert_eq!(families, [repo.identifier.clone()].into());
+    assert_eq!(fixture.store.all().await.unwrap(), [repo.clone()].into());
     drop(guard);
     let collect = async |now| {
-        fixture.store.collect(&repo.identifier, &BTreeSet::new(), now).await.unwrap();
-        fixture.store.lock(&repo.identifier).await.unwrap()
+        fixture.store.collect(&repo, &Keep::at(now, BTreeSet::new())).await.unwrap();
+        fixture.store.lock(&repo).await.unwrap()
     };
     let guard = collect(now()).await;
-    assert_eq!(guard.retired_owners().await.unwrap(), [repo.owner].into());
+    let retired = guard.retired_refs().await.unwrap();
+    assert_eq!(retired.iter().map(|retired| retired.tip).collect::<Vec<_>>(), [tip]);
     drop(guard);
+    fixture.store.lock(&repo).await.unwrap().remove_if_deserted().await.unwrap();
+    assert_eq!(fixture.store.all().await.unwrap(), [repo.clone()].into());
 
     let later = Timestamp::from_secs(now().as_secs() + RETIRED_REFS_RETENTION.as_secs() + 1);
     let mut guard = collect(later).await;
-    assert!(guard.retired_owners().await.unwrap().is_empty());
+    assert!(guard.retired_refs().await.unwrap().is_empty());
     guard.remove_if_deserted().await.unwrap();
-    assert!(files_below(&fixture.root().join("families")).is_empty());
-    guard.create_view(&repo.owner).await.unwrap();
-    assert!(guard.refs(&repo.owner).await.unwrap().is_empty());
+    assert!(files_below(&fixture.root().join("repositories")).is_empty());
+    guard.create_view().await.unwrap();
+    assert!(guard.refs().await.unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn a_destroyed_view_leaves_no_files_and_does_not_affect_other_views() {
+async fn a_destroyed_repository_leaves_no_files_and_does_not_affect_others_of_its_name() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
     let tip = work.commit("1");
     for repo in [&alice, &bob] {
         fixture.push(repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
     }
-    fixture.view(&alice).await;
-    let mut guard = fixture.store.lock(&alice.identifier).await.unwrap();
-    guard.retire_view(&alice.owner, now()).await.unwrap();
-    guard.destroy_view(&alice.owner).await.unwrap();
-    let hers = files_below(&fixture.root()).into_iter();
-    let mut hers = hers.filter(|file| file.to_str().unwrap().contains(&alice.owner.to_hex()));
-    assert_eq!(hers.next(), None);
+    let hers = [fixture.repo_dir(&alice), fixture.view(&alice).await];
+    let mut guard = fixture.store.lock(&alice).await.unwrap();
+    guard.retire(now()).await.unwrap();
+    guard.destroy().await.unwrap();
+    for path in hers {
+        assert!(!path.exists(), "{path:?}");
+    }
     assert!(guard.retired_refs().await.unwrap().is_empty());
     git(&fixture.view(&bob).await, &["fsck", "--full"], b"").unwrap();
-    guard.destroy_view(&bob.owner).await.unwrap();
-    drop(guard);
-    assert!(files_below(&fixture.root().join("families")).is_empty());
+    fixture.store.lock(&bob).await.unwrap().destroy().await.unwrap();
+    assert!(files_below(&fixture.root().join("repositories")).is_empty());
     fixture.create(&bob).await;
     assert!(fixture.store.refs(&bob).await.unwrap().is_empty());
 }
@@ -233,54 +266,49 @@ fn is_removed_in_parts(dir: &Path, is_gone: &AtomicBool) -> bool {
 }
 
 #[tokio::test]
-async fn a_family_is_removed_atomically() {
+async fn a_repository_is_removed_atomically() {
     let (fixture, work) = (Fixture::new().await, Work::new());
-    let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
+    let repo = fixture.repo("x").await;
     let tip = work.commit("1");
-    for repo in [&alice, &bob] {
-        fixture.push(repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    }
-    let family = fixture.family(&alice.identifier);
-    let mut guard = fixture.store.lock(&alice.identifier).await.unwrap();
-    guard.destroy_view(&alice.owner).await.unwrap();
-    assert!(matches!(fixture.store.refs(&alice).await.unwrap_err(), GitError::NoView));
-    assert!(family.join("objects").is_dir(), "bob's view needs it");
+    fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    let dir = fixture.repo_dir(&repo);
     for n in 0..5_000 {
-        std::fs::write(family.join(format!("objects/{n}")), "").unwrap();
+        std::fs::write(dir.join(format!("objects/{n}")), "").unwrap();
     }
     let is_gone = Arc::new(AtomicBool::new(false));
-    let (watched, dir) = (is_gone.clone(), family.clone());
-    let watcher = std::thread::spawn(move || is_removed_in_parts(&dir, &watched));
-    guard.destroy_view(&bob.owner).await.unwrap();
+    let (watched, path) = (is_gone.clone(), dir.clone());
+    let watcher = std::thread::spawn(move || is_removed_in_parts(&path, &watched));
+    fixture.store.lock(&repo).await.unwrap().destroy().await.unwrap();
     is_gone.store(true, Ordering::SeqCst);
     assert!(!watcher.join().unwrap());
-    assert_eq!(fixture.store.family_row(&bob.identifier).await.unwrap(), FamilyRow::default());
-    for dir in ["families", "incoming", "views"] {
+    assert!(matches!(fixture.store.refs(&repo).await.unwrap_err(), GitError::NoView));
+    assert_eq!(fixture.store.row(&repo).await.unwrap(), RepoRow::default());
+    for dir in ["repositories", "incoming", "views"] {
         assert!(files_below(&fixture.root().join(dir)).is_empty(), "{dir}");
     }
 }
 
 #[tokio::test]
-async fn a_family_without_a_view_is_listed_and_removed_once_no_upload_is_open() {
+async fn a_repository_without_a_view_is_listed_and_removed_once_no_upload_is_open() {
     let (fixture, work) = (Fixture::new().await, Work::new());
-    let name: Identifier = "x".parse().unwrap();
+    let repo = new_repo("x");
     let tip = work.commit("1");
-    let incoming = fixture.store.incoming_for(&name).await.unwrap();
+    let incoming = fixture.store.incoming_for(&repo).await.unwrap();
     let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
     unpacking.feed(&work.pack(&[tip])).await.unwrap();
     unpacking.finish().await.unwrap();
-    fixture.store.lock(&name).await.unwrap().remove_if_deserted().await.unwrap();
-    let empty = fixture.store.incoming_for(&name).await.unwrap();
-    fixture.store.take_in(&name, empty, &BTreeSet::from([tip])).await.unwrap();
-    let got = fixture.store.take_in(&name, incoming, &BTreeSet::from([tip])).await.unwrap();
-    assert_eq!(got, BTreeSet::from([tip]), "the family was kept for the open upload");
-    assert_eq!(fixture.store.identifiers().await.unwrap(), [name.clone()].into());
-    fixture.store.lock(&name).await.unwrap().remove_if_deserted().await.unwrap();
-    assert!(files_below(&fixture.root().join("families")).is_empty());
+    fixture.store.lock(&repo).await.unwrap().remove_if_deserted().await.unwrap();
+    let empty = fixture.store.incoming_for(&repo).await.unwrap();
+    fixture.store.take_in(&repo, empty, &BTreeSet::from([tip])).await.unwrap();
+    let got = fixture.store.take_in(&repo, incoming, &BTreeSet::from([tip])).await.unwrap();
+    assert_eq!(got, BTreeSet::from([tip]), "it was kept for the open upload");
+    assert_eq!(fixture.store.all().await.unwrap(), [repo.clone()].into());
+    fixture.store.lock(&repo).await.unwrap().remove_if_deserted().await.unwrap();
+    assert!(files_below(&fixture.root().join("repositories")).is_empty());
 }
 
 #[tokio::test]
-async fn a_proof_that_relied_on_a_removed_family_is_checked_again() {
+async fn a_proof_that_relied_on_a_removed_repository_is_checked_again() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let base = work.commit("base");
@@ -290,13 +318,13 @@ async fn a_proof_that_relied_on_a_removed_family_is_checked_again() {
         fixture.receive(&repo, &work.pack_only(&work.objects_of_last_commit())).await.unwrap();
     let tips = [tip].into();
     assert!(incoming.check(&tips).await.unwrap().is_complete());
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    guard.destroy_view(&repo.owner).await.unwrap();
-    guard.create_view(&repo.owner).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    guard.destroy().await.unwrap();
+    guard.create_view().await.unwrap();
     guard.promote(incoming).await.unwrap();
     assert!(
         !guard.check(&tips).await.unwrap().is_complete(),
-        "its parent was removed with the family"
+        "its parent was removed with the repository"
     );
 }
 
@@ -304,10 +332,10 @@ async fn a_proof_that_relied_on_a_removed_family_is_checked_again() {
 async fn an_empty_view_leaves_no_files_when_it_expires() {
     let fixture = Fixture::new().await;
     let repo = fixture.repo("x").await;
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
-    guard.retire_view(&repo.owner, now()).await.unwrap();
-    guard.retire_view(&repo.owner, now()).await.unwrap();
-    assert!(files_below(&fixture.root().join("families")).is_empty());
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    guard.retire(now()).await.unwrap();
+    guard.retire(now()).await.unwrap();
+    assert!(files_below(&fixture.root().join("repositories")).is_empty());
 }
 
 #[tokio::test]
@@ -342,7 +370,7 @@ async fn garbage_collection_by_an_operator_removes_nothing_from_a_view() {
     let tip = work.commit("1");
     fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
     let view = fixture.view(&repo).await;
-    for dir in [fixture.family(&repo.identifier), view.clone()] {
+    for dir in [fixture.repo_dir(&repo), view.clone()] {
         _ = git(&dir, &["gc", "-q", "--prune=now"], b"");
         _ = git(&dir, &["repack", "-a", "-d", "-q"], b"");
     }
@@ -359,7 +387,7 @@ async fn compacting_many_packs_loses_no_object() {
         let tip = work.commit(&n.to_string());
         let incoming =
             fixture.receive(&repo, &work.pack_only(&work.objects_of_last_commit())).await;
-        let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+        let mut guard = fixture.store.lock(&repo).await.unwrap();
         guard.promote(incoming.unwrap()).await.unwrap();
         first = first.or(Some(tip));
     }
@@ -371,7 +399,7 @@ async fn compacting_many_packs_loses_no_object() {
             .count()
     };
     assert_eq!(packs(), 40);
-    let mut guard = fixture.store.lock(&repo.identifier).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
     // No ref names any of them, and still none may be removed.
     assert!(guard.compact().await.unwrap());
     assert!(packs() < 10, "{}", packs());

@@ -10,7 +10,7 @@ use crate::hunt_sim::{name, oids, url, want};
 
 const HUNT_DELAY: Duration = Duration::from_millis(5);
 
-/// Starts a hunter with short timeouts for these identifiers.
+/// Starts a hunter with short timeouts for these repositories.
 fn start_hunt(script: Script, names: &[&str]) -> (Arc<Script>, HuntHandle) {
     let mut config = HuntConfig {
         answer_is_late: Duration::from_millis(30),
@@ -21,7 +21,7 @@ fn start_hunt(script: Script, names: &[&str]) -> (Arc<Script>, HuntHandle) {
     config.backoff.cap = Duration::from_millis(40);
     let script = Arc::new(script);
     let hunting = hunt(config, Arc::clone(&script));
-    names.iter().for_each(|identifier| hunting.want(name(identifier), Some(HUNT_DELAY)));
+    names.iter().for_each(|repo| hunting.want(name(repo), Some(HUNT_DELAY)));
     (script, hunting)
 }
 
@@ -105,7 +105,7 @@ async fn the_hunt_and_its_requests_end_with_the_last_handle() {
 }
 
 #[tokio::test]
-async fn a_thousand_identifiers_are_looked_up_a_few_at_a_time() {
+async fn a_thousand_repositories_are_looked_up_a_few_at_a_time() {
     let names: Vec<String> = (0..1_000).map(|n| format!("r{n}")).collect();
     let mut script = Script::new().lookup_takes(Duration::from_millis(1));
     for (n, name) in names.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The hunt under load: many identifiers, many addresses, silent servers.
+//! The hunt under load: many repositories, many addresses, silent servers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -21,11 +21,11 @@ fn with_fetch_slots(at_once: usize) -> HuntConfig {
     HuntConfig { at_once: NonZeroUsize::new(at_once).unwrap(), ..HuntConfig::default() }
 }
 
-/// Returns the time at which everything for an identifier was here.
-fn completed(sim: &Sim, identifier: &str) -> Option<Mono> {
+/// Returns the time at which everything for a repository was here.
+fn completed(sim: &Sim, repo: &str) -> Option<Mono> {
     let mut reports = sim.reports.iter();
     reports.find_map(|(at, report)| match report {
-        HuntReport::Complete { identifier: one } if one.as_str() == identifier => Some(*at),
+        HuntReport::Complete { repo: one } if *one == name(repo) => Some(*at),
         _ => None,
     })
 }
@@ -133,7 +133,7 @@ fn objects_that_arrived_meanwhile_are_not_requested() {
 }
 
 #[test]
-fn hunts_for_a_thousand_identifiers_after_a_start_are_spread_over_time() {
+fn hunts_for_a_thousand_repositories_after_a_start_are_spread_over_time() {
     let mut sim = Sim::new();
     for n in 0..1_000_u64 {
         let wants = vec![want(&[(n % 250) as u8], &[&format!("https://h{}.com/{n}", n % 3)])];
@@ -192,8 +192,8 @@ fn the_same_inputs_give_the_same_requests() {
     assert_eq!(requests(), requests());
 }
 
-/// Returns a simulation with identifiers that each want an object of their own at one host, by addresses of a GRASP server.
-fn identifiers_at_one_host(behaviour: Behaviour, count: usize) -> Sim {
+/// Returns a simulation with repositories that each want an object of their own at one host, by addresses of a GRASP server.
+fn repositories_at_one_host(behaviour: Behaviour, count: usize) -> Sim {
     let npub = grasp_core::service::npub(&ALICE.key());
     let mut sim = Sim::new();
     for n in 0..count {
@@ -224,8 +224,8 @@ fn incomplete(sim: &Sim) -> usize {
 }
 
 #[test]
-fn a_thousand_identifiers_at_one_unknown_host_follow_its_rate_limit() {
-    let mut sim = identifiers_at_one_host(Behaviour::Fine, 1_000);
+fn a_thousand_repositories_at_one_unknown_host_follow_its_rate_limit() {
+    let mut sim = repositories_at_one_host(Behaviour::Fine, 1_000);
     sim.run_for(SECOND);
     let waiting = sim.hunter.schedule_at(sim.now.mono).filter(|(_, turn)| turn.position.is_some());
     assert!(waiting.count() > 900, "each has a position in the queue");
@@ -237,8 +237,8 @@ fn a_thousand_identifiers_at_one_unknown_host_follow_its_rate_limit() {
 }
 
 #[test]
-fn a_thousand_identifiers_at_a_grasp_server_take_two_minutes() {
-    let mut sim = identifiers_at_one_host(Behaviour::Fine, 1_000);
+fn a_thousand_repositories_at_a_grasp_server_take_two_minutes() {
+    let mut sim = repositories_at_one_host(Behaviour::Fine, 1_000);
     sim.classes.insert("one.example".parse().unwrap(), HostClass::Grasp);
     sim.run_for(75 * SECOND);
     assert_eq!(sim.here.len(), 1_000);
@@ -248,8 +248,8 @@ fn a_thousand_identifiers_at_a_grasp_server_take_two_minutes() {
 }
 
 #[test]
-fn identifiers_at_one_host_are_served_in_order_of_arrival() {
-    let mut sim = identifiers_at_one_host(Behaviour::Fine, 300);
+fn repositories_at_one_host_are_served_in_order_of_arrival() {
+    let mut sim = repositories_at_one_host(Behaviour::Fine, 300);
     sim.run_for(MINUTE / 2);
     sim = sim.server("https://one.example/late.git", Behaviour::Fine, &[9]);
     sim.wanted("a-late", vec![want(&[9], &["https://one.example/late.git"])], None);
@@ -264,7 +264,7 @@ fn identifiers_at_one_host_are_served_in_order_of_arrival() {
 
 #[test]
 fn a_visit_that_needs_the_advertisement_is_finished_before_another_begins() {
-    let mut sim = identifiers_at_one_host(Behaviour::Fine, 100);
+    let mut sim = repositories_at_one_host(Behaviour::Fine, 100);
     for n in 0..100 {
         // Two objects are wanted and one of them is nowhere, so that every visit takes several requests.
         let wants = sim.wants.get_mut(&name(&format!("r{n}"))).unwrap();
@@ -278,7 +278,7 @@ fn a_visit_that_needs_the_advertisement_is_finished_before_another_begins() {
 #[test]
 fn a_server_that_limits_every_third_request_is_paused_and_gives_everything() {
     let pause = Duration::from_secs(2);
-    let mut sim = identifiers_at_one_host(Behaviour::LimitsEveryThird(pause), 200);
+    let mut sim = repositories_at_one_host(Behaviour::LimitsEveryThird(pause), 200);
     sim.classes.insert("one.example".parse().unwrap(), HostClass::Grasp);
     sim.run_for(30 * MINUTE);
     assert_eq!(sim.here.len(), 200);
@@ -294,8 +294,8 @@ fn a_server_that_limits_every_third_request_is_paused_and_gives_everything() {
 }
 
 #[test]
-fn ten_thousand_identifiers_at_a_grasp_server_follow_its_rate_limit() {
-    let mut sim = identifiers_at_one_host(Behaviour::Fine, 10_000);
+fn ten_thousand_repositories_at_a_grasp_server_follow_its_rate_limit() {
+    let mut sim = repositories_at_one_host(Behaviour::Fine, 10_000);
     sim.classes.insert("one.example".parse().unwrap(), HostClass::Grasp);
     sim.run_for(17 * MINUTE);
     assert_eq!(sim.here.len(), 10_000);

@@ -7,9 +7,8 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use grasp_core::limits::PeerText;
-use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
-use grasp_core::{CloneUrl, Identifier, Mono, Oid};
+use grasp_core::{CloneUrl, Mono, Oid, RepoId};
 use grasp_purgatory::hunt::HostLimits;
 use grasp_purgatory::hunt::{
     Advertisement, FetchError, HostClass, HuntConfig, HuntReport, Hunter, Input, Output, Scope,
@@ -25,7 +24,6 @@ use crate::model_world::{StepResult, World};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const LATENCY: Duration = Duration::from_millis(200);
-const NAMES: [&str; 2] = ["x", "y"];
 
 /// All events that other relays send.
 static EVENTS: LazyLock<Vec<Arc<Event>>> = LazyLock::new(|| {
@@ -66,11 +64,16 @@ struct HuntModel {
     mirrors: BTreeMap<CloneUrl, Mirror>,
     scheduled: BTreeMap<(Mono, u64), Input>,
     next_number: u64,
-    fetching: BTreeMap<u64, (Identifier, BTreeSet<Oid>)>,
+    fetching: BTreeMap<u64, (RepoId, BTreeSet<Oid>)>,
 }
 
 fn mirror(of: Author, identifier: &str) -> CloneUrl {
     format!("https://mirror.example/{}/{identifier}", npub(&of.key())).parse().unwrap()
+}
+
+/// Returns all repositories of the model.
+fn repos() -> [RepoId; 3] {
+    [ALICE.repo("x"), BOB.repo("x"), ALICE.repo("y")]
 }
 
 impl HuntModel {
@@ -118,8 +121,8 @@ impl HuntModel {
 
     /// Gives the wants of purgatory to the hunter.
     fn forward_wants(&mut self) {
-        for (identifier, after) in std::mem::take(&mut self.world.hunts) {
-            self.handle(Input::Wanted { identifier, after });
+        for (repo, after) in std::mem::take(&mut self.world.hunts) {
+            self.handle(Input::Wanted { repo, after });
         }
     }
 
@@ -145,28 +148,28 @@ impl HuntModel {
 
     /// Adds the objects of a fetch, before its end is reported.
     fn receive_objects(&mut self, number: u64) -> StepResult {
-        let Some((identifier, objects)) = self.fetching.remove(&number) else { return Ok(()) };
+        let Some((repo, objects)) = self.fetching.remove(&number) else { return Ok(()) };
         let numbers: Vec<u8> = objects.iter().map(|oid| oid.as_bytes()[0]).collect();
-        self.world.fetch(identifier.as_str(), &numbers)
+        self.world.fetch(&repo, &numbers)
     }
 
-    fn wants(&self, identifier: &Identifier) -> Vec<Want> {
-        let stored = self.world.disk.store.announcements(&BTreeSet::from([identifier.clone()]));
-        let stored: Vec<_> = stored.iter().map(|e| Announcement::parse(e).unwrap()).collect();
-        let mut wants = self.world.core.wants(identifier, &stored);
-        let here = self.world.disk.git.objects.get(identifier);
-        let is_here = |tip: &Oid| here.is_some_and(|here| here.contains(tip));
-        wants.iter_mut().for_each(|want| want.tips.retain(|tip| !is_here(tip)));
+    fn wants(&self, repo: &RepoId) -> Vec<Want> {
+        let announcements = self.world.announcements_of(repo);
+        let mut wants = self.world.core.wants(repo, &announcements);
+        let here = self.world.objects(repo);
+        for want in &mut wants {
+            want.tips.retain(|tip| !here.contains(tip));
+        }
         wants.retain(|want| !want.tips.is_empty());
         wants
     }
 
     fn perform(&mut self, output: Output) {
         match output {
-            Output::ReadWants { identifier, scope } => {
-                let mut wants = self.wants(&identifier);
+            Output::ReadWants { repo, scope } => {
+                let mut wants = self.wants(&repo);
                 wants.retain(|want| scope == Scope::Everything || want.phase == Phase::Waiting);
-                self.schedule(Duration::ZERO, Input::WantsRead { identifier, wants: Some(wants) });
+                self.schedule(Duration::ZERO, Input::WantsRead { repo, wants: Some(wants) });
             }
             Output::List { request_id, url, wanted, .. } => {
                 let mirror = &self.mirrors[&url];
@@ -181,7 +184,7 @@ impl HuntModel {
                 };
                 self.schedule(after, listed(request_id, result));
             }
-            Output::Fetch { request_id, identifier, url, oids } => {
+            Output::Fetch { request_id, repo, url, oids } => {
                 let mirror = &self.mirrors[&url];
                 let has_all = oids.is_subset(&mirror.objects);
                 let (after, got, error) = match mirror.behaviour {
@@ -194,20 +197,20 @@ impl HuntModel {
                 };
                 let fetched = Input::Ended { request_id, got: got.clone(), error };
                 let number = self.schedule(after, fetched);
-                self.fetching.insert(number, (identifier, got));
+                self.fetching.insert(number, (repo, got));
             }
             Output::Classify { host, .. } => {
                 self.schedule(LATENCY, Input::Classified { host, class: Some(HostClass::Grasp) });
             }
             Output::Cancel { .. } => {} // Its end is scheduled already.
-            Output::ListIdentifiers => {
-                let identifiers = NAMES.map(name).into();
-                self.schedule(Duration::ZERO, Input::IdentifiersListed { identifiers });
+            Output::ListRepos => {
+                let repos = repos().into();
+                self.schedule(Duration::ZERO, Input::ReposListed { repos });
             }
             Output::Report(report @ HuntReport::Complete { .. }) => {
                 self.forward_report(&report);
-                let HuntReport::Complete { identifier } = report else { unreachable!() };
-                let mut wants = self.wants(&identifier);
+                let HuntReport::Complete { repo } = report else { unreachable!() };
+                let mut wants = self.wants(&repo);
                 wants.retain(|want| want.phase == Phase::Waiting);
                 assert!(wants.is_empty() || !self.world.hunts.is_empty(), "{wants:?}");
             }
@@ -365,8 +368,8 @@ proptest! {
         }
         model.run_for(70 * MINUTE).unwrap();
         model.world.check();
-        for identifier in NAMES.map(name) {
-            let mut wants = model.wants(&identifier);
+        for repo in repos() {
+            let mut wants = model.wants(&repo);
             wants.retain(|want| !want.trusted.is_empty());
             prop_assert!(wants.is_empty(), "still wanted: {wants:?}");
         }

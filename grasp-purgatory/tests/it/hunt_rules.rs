@@ -18,7 +18,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 fn complete(sim: &Sim) -> Vec<(Mono, String)> {
     let reports = sim.reports.iter();
     let complete = reports.filter_map(|(at, report)| match report {
-        HuntReport::Complete { identifier } => Some((*at, identifier.to_string())),
+        HuntReport::Complete { repo } => Some((*at, repo.identifier.to_string())),
         _ => None,
     });
     complete.collect()
@@ -58,7 +58,7 @@ fn partial_success_keeps_the_rest_wanted() {
     let mut sim = Sim::new().server("a.com", Behaviour::Fine, &[1]);
     sim.wanted("r", vec![want(&[1], &["a.com"]), want(&[2], &["a.com"])], SYNC_DELAY);
     sim.run_for(2 * SECOND);
-    assert_eq!(sim.here, oids(&[1]), "available objects are fetched at once");
+    assert_eq!(sim.fetched(), oids(&[1]), "available objects are fetched at once");
     assert!(complete(&sim).is_empty());
     sim.at("a.com").advertises = oids(&[1, 2]);
     sim.run_for(30 * SECOND);
@@ -220,7 +220,7 @@ fn requests_above_the_rate_limit_are_sent_in_order_of_the_queue() {
         sim.wanted(&format!("r{n}"), vec![want(&[n], &[&address])], Duration::ZERO);
     }
     sim.run_for(5 * MINUTE);
-    assert_eq!(sim.here, oids(&[1, 2, 3, 4]));
+    assert_eq!(sim.fetched(), oids(&[1, 2, 3, 4]));
     let at: Vec<_> = sim.asked.iter().map(|asked| asked.at).collect();
     assert!(at.windows(3).all(|three| three[2] - three[0] >= MINUTE), "two per minute: {at:?}");
     assert_eq!(sim.hunter.schedule_at(Mono::ZERO).count(), 0);
@@ -285,7 +285,7 @@ fn unadvertised_objects_are_asked_for_one_by_one_and_few_at_a_time() {
     let asked: Vec<_> = sim.asked.iter().filter_map(|asked| asked.oids.clone()).collect();
     assert_eq!(asked, [oids(&[1, 2, 3, 4, 5, 6]), oids(&[1]), oids(&[2]), oids(&[3])]);
     sim.run_for(MINUTE);
-    assert_eq!(sim.here, oids(&[1, 2, 3, 4, 5]));
+    assert_eq!(sim.fetched(), oids(&[1, 2, 3, 4, 5]));
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn phantom_tips_do_not_stall_the_rest() {
     let mut sim = Sim::new().server("a.com", Behaviour::Fine, &[1]);
     sim.wanted("r", vec![want(&phantoms, &["a.com"]), want(&[1], &["a.com"])], Duration::ZERO);
     sim.run_for(30 * MINUTE);
-    assert!(sim.here.contains(&oid(1)));
+    assert!(sim.fetched().contains(&oid(1)));
     let mut guesses = BTreeMap::new();
     for asked in sim.asked.iter().filter_map(|asked| asked.oids.as_ref()) {
         *guesses.entry(asked.clone()).or_insert(0) += 1;
@@ -311,7 +311,7 @@ fn a_ref_without_its_object_delays_other_refs_by_one_attempt() {
     sim.at("a.com").pretends = oids(&[3]);
     sim.wanted("r", vec![want(&[1, 2, 3], &["a.com"])], Duration::ZERO);
     sim.run_for(2 * MINUTE);
-    assert_eq!(sim.here, oids(&[1, 2]));
+    assert_eq!(sim.fetched(), oids(&[1, 2]));
 }
 
 #[test]
@@ -378,8 +378,8 @@ fn hunting_stays_within_the_limits_of_a_host() {
 #[test]
 fn a_failed_lookup_of_wants_is_retried() {
     let mut sim = Sim::new();
-    sim.handle(Input::Wanted { identifier: name("r"), after: Some(Duration::ZERO) });
-    sim.handle(Input::WantsRead { identifier: name("r"), wants: None });
+    sim.handle(Input::Wanted { repo: name("r"), after: Some(Duration::ZERO) });
+    sim.handle(Input::WantsRead { repo: name("r"), wants: None });
     let incomplete = |r: &HuntReport| matches!(r, HuntReport::Incomplete { next: Some(_), .. });
     assert!(sim.reports.iter().any(|(_, report)| incomplete(report)));
 }
@@ -387,10 +387,7 @@ fn a_failed_lookup_of_wants_is_retried() {
 #[test]
 fn unrequested_answers_change_nothing() {
     let mut sim = Sim::new().server("a.com", Behaviour::Fine, &[1]);
-    sim.handle(Input::WantsRead {
-        identifier: name("r"),
-        wants: Some(vec![want(&[1], &["a.com"])]),
-    });
+    sim.handle(Input::WantsRead { repo: name("r"), wants: Some(vec![want(&[1], &["a.com"])]) });
     assert!(sim.asked.is_empty());
 }
 
@@ -424,4 +421,18 @@ fn documents_below_the_root_of_a_host_do_not_set_its_class() {
     let below = format!("https://forge.example/me/raw/{npub}/r.git");
     assert_eq!(classes(&root), [HostClass::Grasp]);
     assert_eq!(classes(&below), [HostClass::Unknown]);
+}
+
+#[test]
+fn each_repository_fetches_an_object_that_another_has_for_itself() {
+    let mut sim = Sim::new().server("a.com", Behaviour::Fine, &[1]);
+    sim.wanted("r", vec![want(&[1], &["a.com"])], Duration::ZERO);
+    sim.run_for(10 * SECOND);
+    assert!(sim.has_everything("r"));
+    sim.wanted("other", vec![want(&[1], &["a.com"])], Duration::ZERO);
+    assert!(!sim.has_everything("other"));
+    sim.run_for(10 * SECOND);
+    assert!(sim.has_everything("other"));
+    let fetches = sim.asked_of("a.com").iter().filter(|asked| asked.oids.is_some()).count();
+    assert_eq!(fetches, 2);
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use grasp_core::limits::PeerText;
-use grasp_core::{CloneUrl, Identifier, Mono, Now, Oid, RelayUrl};
+use grasp_core::{CloneUrl, Mono, Now, Oid, RelayUrl, RepoId};
 use grasp_purgatory::Want;
 use grasp_purgatory::git::Fetched;
 use grasp_purgatory::hunt::{Advertisement, FetchError, HostClass, HuntReport, Scope, SyncContext};
@@ -31,7 +31,7 @@ pub(crate) enum Act {
 /// The scripted [`SyncContext`].
 pub(crate) struct Script {
     start: Instant,
-    wants: BTreeMap<Identifier, Vec<Want>>,
+    wants: BTreeMap<RepoId, Vec<Want>>,
     servers: BTreeMap<CloneUrl, Act>,
     lookup_takes: Duration,
     seen: Mutex<Seen>,
@@ -73,8 +73,8 @@ impl Script {
         }
     }
 
-    pub(crate) fn wants(mut self, identifier: &str, wants: Vec<Want>) -> Self {
-        self.wants.insert(name(identifier), wants);
+    pub(crate) fn wants(mut self, repo: &str, wants: Vec<Want>) -> Self {
+        self.wants.insert(name(repo), wants);
         self
     }
 
@@ -108,8 +108,8 @@ impl Script {
         self.open.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn has_everything(&self, identifier: &str) -> bool {
-        self.lacking(&name(identifier)).is_empty()
+    pub(crate) fn has_everything(&self, repo: &str) -> bool {
+        self.lacking(&name(repo)).is_empty()
     }
 
     /// Waits until a condition is true.
@@ -121,9 +121,9 @@ impl Script {
         }
     }
 
-    fn lacking(&self, identifier: &Identifier) -> Vec<Want> {
+    fn lacking(&self, repo: &RepoId) -> Vec<Want> {
         let seen = self.seen.lock().unwrap();
-        let mut wants = self.wants.get(identifier).cloned().unwrap_or_default();
+        let mut wants = self.wants.get(repo).cloned().unwrap_or_default();
         wants.iter_mut().for_each(|want| want.tips.retain(|tip| !seen.here.contains(tip)));
         wants.retain(|want| !want.tips.is_empty());
         wants
@@ -150,7 +150,7 @@ impl SyncContext for Script {
         Now::new(Mono::ZERO + passed, unix)
     }
 
-    async fn wants(&self, identifier: &Identifier, _: Scope) -> Option<Vec<Want>> {
+    async fn wants(&self, repo: &RepoId, _: Scope) -> Option<Vec<Want>> {
         {
             let mut seen = self.seen.lock().unwrap();
             seen.lookups += 1;
@@ -166,7 +166,7 @@ impl SyncContext for Script {
             panics
         };
         assert!(!panics, "a scripted panic of a lookup");
-        Some(self.lacking(identifier))
+        Some(self.lacking(repo))
     }
 
     async fn list(
@@ -185,7 +185,7 @@ impl SyncContext for Script {
 
     async fn fetch(
         &self,
-        _: &Identifier,
+        _: &RepoId,
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
         _: oneshot::Sender<()>,
@@ -198,7 +198,7 @@ impl SyncContext for Script {
         Fetched { got, error, bytes: 0 }
     }
 
-    async fn identifiers(&self) -> BTreeSet<Identifier> {
+    async fn repos(&self) -> BTreeSet<RepoId> {
         BTreeSet::new()
     }
 

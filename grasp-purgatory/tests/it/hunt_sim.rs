@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use grasp_core::limits::PeerText;
-use grasp_core::{CloneUrl, Host, Identifier, Mono, Now, Oid};
+use grasp_core::{CloneUrl, Host, Mono, Now, Oid, RepoId};
 use grasp_purgatory::hunt::{
     Advertisement, FetchError, HostClass, HuntConfig, HuntReport, Hunter, Input, Output, RequestId,
     Scope,
@@ -12,6 +12,8 @@ use grasp_purgatory::hunt::{
 use grasp_purgatory::{Phase, Want};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
+
+use crate::model_events::ALICE;
 
 /// The duration of every request.
 pub(crate) const LATENCY: Duration = Duration::from_millis(100);
@@ -64,9 +66,9 @@ pub(crate) struct Sim {
     pub(crate) hunter: Hunter,
     pub(crate) now: Now,
     pub(crate) servers: BTreeMap<CloneUrl, Server>,
-    pub(crate) wants: BTreeMap<Identifier, Vec<Want>>,
-    /// Objects that are here.
-    pub(crate) here: BTreeSet<Oid>,
+    pub(crate) wants: BTreeMap<RepoId, Vec<Want>>,
+    /// Objects that are here, each with its repository.
+    pub(crate) here: BTreeSet<(RepoId, Oid)>,
     pub(crate) asked: Vec<Asked>,
     pub(crate) reports: Vec<(Mono, HuntReport)>,
     pub(crate) cancelled: BTreeSet<RequestId>,
@@ -75,7 +77,7 @@ pub(crate) struct Sim {
     pub(crate) max_in_flight: usize,
     /// The classes that hosts report.
     pub(crate) classes: BTreeMap<Host, HostClass>,
-    in_flight: BTreeMap<RequestId, String>,
+    in_flight: BTreeMap<RequestId, (RepoId, String)>,
     scheduled: BTreeMap<(Mono, u64), Input>,
     next_number: u64,
 }
@@ -93,8 +95,9 @@ pub(crate) fn url(text: &str) -> CloneUrl {
     full.parse().unwrap()
 }
 
-pub(crate) fn name(text: &str) -> Identifier {
-    text.parse().unwrap()
+/// Returns the repository of this name.
+pub(crate) fn name(text: &str) -> RepoId {
+    ALICE.repo(text)
 }
 
 /// Returns the wants of an event that is held for these tips, at these addresses.
@@ -156,16 +159,16 @@ impl Sim {
         self.servers.get_mut(&url(address)).unwrap()
     }
 
-    /// Adds wants to an identifier.
+    /// Adds wants to a repository.
     pub(crate) fn wanted(
         &mut self,
-        identifier: &str,
+        repo: &str,
         wants: Vec<Want>,
         after: impl Into<Option<Duration>>,
     ) {
         let after = after.into();
-        self.wants.entry(name(identifier)).or_default().extend(wants);
-        self.handle(Input::Wanted { identifier: name(identifier), after });
+        self.wants.entry(name(repo)).or_default().extend(wants);
+        self.handle(Input::Wanted { repo: name(repo), after });
     }
 
     pub(crate) fn handle(&mut self, input: Input) {
@@ -199,25 +202,31 @@ impl Sim {
         self.asked.iter().filter(|asked| asked.url == url(address)).collect()
     }
 
-    pub(crate) fn has_everything(&self, identifier: &str) -> bool {
-        self.missing(&name(identifier)).is_empty()
+    /// Returns the objects that are here, of all repositories.
+    pub(crate) fn fetched(&self) -> BTreeSet<Oid> {
+        self.here.iter().map(|(_, oid)| *oid).collect()
     }
 
-    fn missing(&self, identifier: &Identifier) -> Vec<Want> {
-        let wants = self.wants.get(identifier).into_iter().flatten().cloned();
+    pub(crate) fn has_everything(&self, repo: &str) -> bool {
+        self.missing(&name(repo)).is_empty()
+    }
+
+    fn missing(&self, repo: &RepoId) -> Vec<Want> {
+        let wants = self.wants.get(repo).into_iter().flatten().cloned();
         let lacking = wants.map(|mut want| {
-            want.tips.retain(|tip| !self.here.contains(tip));
+            want.tips.retain(|tip| !self.here.contains(&(repo.clone(), *tip)));
             want
         });
         lacking.filter(|want| !want.tips.is_empty()).collect()
     }
 
     fn finish(&mut self, input: &Input) {
-        if let Input::Listed { request_id, .. } | Input::Ended { request_id, .. } = input {
-            self.in_flight.remove(request_id);
-        }
+        let (Input::Listed { request_id, .. } | Input::Ended { request_id, .. }) = input else {
+            return;
+        };
+        let Some((repo, _)) = self.in_flight.remove(request_id) else { return };
         if let Input::Ended { got, .. } = input {
-            self.here.extend(got);
+            self.here.extend(got.iter().map(|oid| (repo.clone(), *oid)));
         }
     }
 
@@ -228,19 +237,20 @@ impl Sim {
 
     fn perform(&mut self, output: Output) {
         match output {
-            Output::ReadWants { identifier, scope } => {
-                let mut wants = self.missing(&identifier);
+            Output::ReadWants { repo, scope } => {
+                let mut wants = self.missing(&repo);
                 wants.retain(|want| scope == Scope::Everything || want.phase == Phase::Waiting);
-                self.schedule(Duration::ZERO, Input::WantsRead { identifier, wants: Some(wants) });
+                self.schedule(Duration::ZERO, Input::WantsRead { repo, wants: Some(wants) });
             }
-            Output::List { request_id, url, wanted, .. } => {
-                self.ask(request_id, &url, None);
+            Output::List { request_id, repo, url, wanted } => {
+                self.ask(request_id, repo, &url, None);
                 let (after, result) = self.list(&url, &wanted);
                 self.schedule(after, listed(request_id, result));
             }
-            Output::Fetch { request_id, url, oids, .. } => {
-                assert!(oids.is_disjoint(&self.here), "requested an object that is here");
-                self.ask(request_id, &url, Some(oids.clone()));
+            Output::Fetch { request_id, repo, url, oids } => {
+                let is_here = |oid: &Oid| self.here.contains(&(repo.clone(), *oid));
+                assert!(!oids.iter().any(is_here), "requested an object that is here");
+                self.ask(request_id, repo, &url, Some(oids.clone()));
                 if self.answers(&url) {
                     self.schedule(LATENCY / 2, Input::Answered { request_id });
                 }
@@ -252,20 +262,26 @@ impl Sim {
                 self.schedule(LATENCY, Input::Classified { host, class });
             }
             Output::Cancel { request_id } => self.cancel(request_id),
-            Output::ListIdentifiers => {
-                let identifiers = self.wants.keys().cloned().collect();
-                self.schedule(Duration::ZERO, Input::IdentifiersListed { identifiers });
+            Output::ListRepos => {
+                let repos = self.wants.keys().cloned().collect();
+                self.schedule(Duration::ZERO, Input::ReposListed { repos });
             }
             Output::Report(report) => self.reports.push((self.now.mono, report)),
         }
     }
 
-    fn ask(&mut self, request_id: RequestId, url: &CloneUrl, oids: Option<BTreeSet<Oid>>) {
+    fn ask(
+        &mut self,
+        request_id: RequestId,
+        repo: RepoId,
+        url: &CloneUrl,
+        oids: Option<BTreeSet<Oid>>,
+    ) {
         self.asked.push(Asked { at: self.now.mono, url: url.clone(), oids });
         let host = url.host().to_string();
-        self.in_flight.insert(request_id, host.clone());
+        self.in_flight.insert(request_id, (repo, host.clone()));
         self.max_in_flight = self.max_in_flight.max(self.in_flight.len());
-        let now = self.in_flight.values().filter(|other| **other == host).count();
+        let now = self.in_flight.values().filter(|(_, other)| *other == host).count();
         let most = self.max_concurrent.entry(host).or_default();
         *most = now.max(*most);
     }

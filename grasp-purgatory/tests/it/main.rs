@@ -25,7 +25,9 @@ mod model;
 mod model_disk;
 mod model_drive;
 mod model_events;
+mod model_isolation;
 mod model_queries;
+mod model_reach;
 mod model_rules;
 mod model_world;
 mod purgatory_authority;
@@ -34,7 +36,6 @@ mod purgatory_failures;
 mod purgatory_hold;
 mod purgatory_proposals;
 mod purgatory_removal;
-mod purgatory_room;
 #[cfg(feature = "object-store")]
 #[allow(unreachable_pub, reason = "tests of whole servers have this module, too")]
 mod s3_server;

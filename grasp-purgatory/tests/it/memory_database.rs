@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, Oid, RepoId};
+use grasp_core::{Oid, RepoId};
 use grasp_purgatory::database::{
-    Addition, Commit, Committed, Conflict, Database, DatabaseError, DatabaseFuture, FamilyChange,
-    FamilyRow, Forget, Generation, Pack, RetiredRef, View, ViewChange,
+    Addition, Commit, Committed, Conflict, Database, DatabaseError, DatabaseFuture, Forget,
+    Generation, Pack, ProposalChanges, RepoChange, RepoRow, RetiredRef, View, ViewChange,
 };
 use grasp_purgatory::git::Refs;
 use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
@@ -35,8 +35,8 @@ enum CommitFault {
 /// The committed data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Content {
-    families: BTreeMap<(Endpoint, Identifier), FamilyRow>,
-    retired: BTreeMap<(Endpoint, Identifier), Vec<RetiredRef>>,
+    repos: BTreeMap<(Endpoint, RepoId), RepoRow>,
+    retired: BTreeMap<(Endpoint, RepoId), Vec<RetiredRef>>,
     last_generation: u64,
     pub(crate) events: BTreeSet<EventId>,
     /// Events that are refused.
@@ -67,13 +67,17 @@ impl MemoryDatabase {
 
     /// Sets the refs of a view as they are given, whether their objects are here or not.
     pub(crate) fn set_refs(&self, repo: &RepoId, refs: Refs) {
-        let row = self.content().family(Endpoint::Repository, &repo.identifier);
-        let from = row.views.get(&repo.owner).map(|view| view.generation);
-        let to = Some(Arc::new(refs));
-        let mut change = FamilyChange::new(Endpoint::Repository, repo.identifier.clone());
-        let (owner, retired) = (repo.owner, Vec::new());
-        change.views.push(ViewChange { owner, from, to, state: None, retired });
-        let commit = Commit { families: vec![change], ..Commit::default() };
+        let before = self.content().row(Endpoint::Repository, repo).view;
+        let mut change = RepoChange::new(Endpoint::Repository, repo.clone());
+        change.view = Some(ViewChange {
+            from: before.as_ref().map(|view| view.generation),
+            state: None,
+            maintainers: BTreeSet::new(),
+            retired: Vec::new(),
+            proposals: ProposalChanges::between(&before.unwrap_or_default().refs, &refs),
+            to: Some(Arc::new(refs)),
+        });
+        let commit = Commit { repos: vec![change], ..Commit::default() };
         assert!(matches!(self.content().commit(&commit), Committed::Done { .. }));
     }
 
@@ -97,20 +101,18 @@ impl Content {
         }
         commit.withdraw.iter().for_each(|id| _ = self.events.remove(id));
         self.events.extend(commit.save.iter().map(|event| event.id));
-        commit.families.iter().for_each(|family| self.change(family));
+        commit.repos.iter().for_each(|change| self.change(change));
         commit.records.iter().for_each(|record| self.rows.apply(record));
         self.additions.extend(commit.additions.iter().cloned());
         Committed::Done { affected: BTreeSet::new() }
     }
 
     fn conflict(&self, commit: &Commit) -> Option<Conflict> {
-        for family in &commit.families {
-            let row = self.family(family.endpoint, &family.identifier);
-            for view in &family.views {
-                if row.views.get(&view.owner).map(|view| view.generation) != view.from {
-                    let repo = RepoId::new(view.owner, family.identifier.clone());
-                    return Some(Conflict::Moved(family.endpoint, repo));
-                }
+        for change in &commit.repos {
+            let Some(view) = &change.view else { continue };
+            let present = self.row(change.endpoint, &change.repo).view;
+            if present.map(|view| view.generation) != view.from {
+                return Some(Conflict::Moved(change.endpoint, change.repo.clone()));
             }
         }
         let ids = commit.save.iter().map(|event| event.id);
@@ -122,65 +124,68 @@ impl Content {
         (!refused.is_empty()).then_some(Conflict::Refused(refused))
     }
 
-    fn change(&mut self, change: &FamilyChange) {
-        let key = (change.endpoint, change.identifier.clone());
-        let mut row = self.families.remove(&key).unwrap_or_default();
+    fn change(&mut self, change: &RepoChange) {
+        let key = (change.endpoint, change.repo.clone());
+        let mut row = self.repos.remove(&key).unwrap_or_default();
         let mut retired_refs = self.retired.remove(&key).unwrap_or_default();
-        for view in &change.views {
+        if let Some(view) = &change.view {
             for retired in &view.retired {
-                retired_refs.retain(|it| (it.owner, it.tip) != (retired.owner, retired.tip));
+                retired_refs.retain(|it| it.tip != retired.tip);
                 retired_refs.push(retired.clone());
             }
-            let before = row.views.remove(&view.owner);
-            if let Some(refs) = &view.to {
+            let before = row.view.take().unwrap_or_default();
+            let after = view.to.clone().unwrap_or_default();
+            // The table of the refs of pull requests is kept by these alone.
+            assert_eq!(view.proposals, ProposalChanges::between(&before.refs, &after));
+            if let Some(refs) = view.to.clone() {
                 self.last_generation += 1;
-                let generation = Generation(self.last_generation);
-                let (refs, state) = (refs.clone(), view.state);
-                let number = before.map_or(self.last_generation, |before| before.number);
-                row.views.insert(view.owner, View { refs, state, generation, number });
+                row.view = Some(View {
+                    refs,
+                    state: view.state,
+                    generation: Generation(self.last_generation),
+                    maintainers: view.maintainers.clone(),
+                });
             }
         }
-        let is_same =
-            |one: &Pack, other: &Pack| (&one.name, one.is_attic) == (&other.name, other.is_attic);
         for pack in change.remove_packs.iter().chain(&change.add_packs) {
-            row.packs.retain(|other| !is_same(pack, other));
+            row.packs.retain(|other| other.name != pack.name);
         }
         row.packs.extend(change.add_packs.iter().cloned());
         row.verified.extend(change.verified.clone());
         row.verified.retain(|name, _| row.packs.iter().any(|pack| pack.name == *name));
         retired_refs.retain(|retired| match &change.forget {
             Forget::Nothing => true,
-            Forget::Of(owner) => retired.owner != *owner,
+            Forget::All => false,
             Forget::Before(time) => retired.since >= *time,
             Forget::Tips(tips) => !tips.contains(&retired.tip),
         });
+        retired_refs.sort();
         if change.is_collected {
             row.garbage = None;
         }
         row.garbage = row.garbage.max(change.garbage);
-        if row != FamilyRow::default() {
-            self.families.insert(key.clone(), row);
+        if row != RepoRow::default() {
+            self.repos.insert(key.clone(), row);
         }
         if !retired_refs.is_empty() {
             self.retired.insert(key, retired_refs);
         }
     }
 
-    fn family(&self, endpoint: Endpoint, identifier: &Identifier) -> FamilyRow {
-        self.families.get(&(endpoint, identifier.clone())).cloned().unwrap_or_default()
+    fn row(&self, endpoint: Endpoint, repo: &RepoId) -> RepoRow {
+        self.repos.get(&(endpoint, repo.clone())).cloned().unwrap_or_default()
     }
 
-    fn of(&self, endpoint: Endpoint) -> impl Iterator<Item = (&Identifier, &FamilyRow)> {
-        let of_endpoint = self.families.iter().filter(move |((one, _), _)| *one == endpoint);
-        of_endpoint.map(|((_, identifier), row)| (identifier, row))
+    fn of(&self, endpoint: Endpoint) -> impl Iterator<Item = (&RepoId, &RepoRow)> {
+        let of_endpoint = self.repos.iter().filter(move |((one, _), _)| *one == endpoint);
+        of_endpoint.map(|((_, repo), row)| (repo, row))
     }
 
-    fn identifiers(&self, endpoint: Endpoint) -> BTreeSet<Identifier> {
-        let has_any = |row: &FamilyRow| !row.views.is_empty() || !row.packs.is_empty();
-        let families = self.of(endpoint).filter(|(_, row)| has_any(row));
+    fn all(&self, endpoint: Endpoint) -> BTreeSet<RepoId> {
+        let has_any = |row: &RepoRow| row.view.is_some() || !row.packs.is_empty();
+        let repos = self.of(endpoint).filter(|(_, row)| has_any(row)).map(|(repo, _)| repo);
         let retired = self.retired.keys().filter(|(one, _)| *one == endpoint);
-        let retired = retired.map(|(_, identifier)| identifier);
-        families.map(|(identifier, _)| identifier).chain(retired).cloned().collect()
+        repos.chain(retired.map(|(_, repo)| repo)).cloned().collect()
     }
 }
 
@@ -194,48 +199,31 @@ impl Database for MemoryDatabase {
     }
 
     fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {
-        answer(self.content().family(endpoint, &repo.identifier).views.remove(&repo.owner))
+        answer(self.content().row(endpoint, &repo).view)
     }
 
-    fn family(&self, endpoint: Endpoint, identifier: Identifier) -> DatabaseFuture<'_, FamilyRow> {
-        answer(self.content().family(endpoint, &identifier))
+    fn row(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, RepoRow> {
+        answer(self.content().row(endpoint, &repo))
     }
 
-    fn retired(
-        &self,
-        endpoint: Endpoint,
-        identifier: Identifier,
-    ) -> DatabaseFuture<'_, Vec<RetiredRef>> {
-        answer(self.content().retired.get(&(endpoint, identifier)).cloned().unwrap_or_default())
+    fn retired(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Vec<RetiredRef>> {
+        answer(self.content().retired.get(&(endpoint, repo)).cloned().unwrap_or_default())
     }
 
-    fn packs(
-        &self,
-        endpoint: Endpoint,
-    ) -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>> {
+    fn packs(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeMap<RepoId, BTreeSet<Pack>>> {
         let content = self.content();
-        let families = content.of(endpoint).filter(|(_, row)| !row.packs.is_empty());
-        answer(families.map(|(identifier, row)| (identifier.clone(), row.packs.clone())).collect())
+        let repos = content.of(endpoint).filter(|(_, row)| !row.packs.is_empty());
+        answer(repos.map(|(repo, row)| (repo.clone(), row.packs.clone())).collect())
     }
 
     fn repositories(&self, endpoint: Endpoint) -> DatabaseFuture<'_, Vec<RepoId>> {
         let content = self.content();
-        let views = content.of(endpoint).flat_map(|(identifier, row)| {
-            row.views.keys().map(|owner| RepoId::new(*owner, identifier.clone()))
-        });
-        answer(views.collect())
+        let served = content.of(endpoint).filter(|(_, row)| row.view.is_some());
+        answer(served.map(|(repo, _)| repo.clone()).collect())
     }
 
-    fn identifiers(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
-        answer(self.content().identifiers(endpoint))
-    }
-
-    fn existing(
-        &self,
-        endpoint: Endpoint,
-        identifiers: BTreeSet<Identifier>,
-    ) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
-        answer(&self.content().identifiers(endpoint) & &identifiers)
+    fn all(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<RepoId>> {
+        answer(self.content().all(endpoint))
     }
 
     fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
@@ -276,7 +264,7 @@ impl Rows {
                     (row.phase, row.until) = (phase, until);
                 }
             }
-            Record::Gone { id, .. } => _ = self.held.remove(&id),
+            Record::Gone { id } => _ = self.held.remove(&id),
             Record::Staged { id, tip, target, bytes, until } => {
                 let key = (id, tip, target.upload_key());
                 self.staged.insert(key, (target, bytes, until));

@@ -31,7 +31,7 @@ static EVENTS: LazyLock<Vec<Arc<Event>>> = LazyLock::new(|| {
         state(ALICE, "x", 5, &[("main", 2), ("dev", 1)]),
         state(ALICE, "x", 8, &[("main", 3)]),
         state(BOB, "x", 4, &[("main", 4)]),
-        state(BOB, "x", 7, &[("main", 2), ("bob", 4)]),
+        state(BOB, "x", 7, &[("main", 10), ("bob", 4)]),
         state(CAROL, "x", 6, &[("main", 5)]),
         state(ALICE, "y", 3, &[("main", 1)]),
         state(ALICE, "y", 4, &[]),
@@ -47,47 +47,53 @@ static EVENTS: LazyLock<Vec<Arc<Event>>> = LazyLock::new(|| {
     events
 });
 
-/// Everything that can be fetched.
-const OBJECTS: [(&str, u8); 11] = [
-    ("x", 1),
-    ("x", 2),
-    ("x", 3),
-    ("x", 4),
-    ("x", 5),
-    ("x", 6),
-    ("x", 7),
-    ("x", 8),
-    ("y", 1),
-    ("y", 7),
-    ("y", 9),
-];
+/// Objects of states and where they can be fetched from: each author's in the repository of its own, from which others
+/// copy them. Objects of pull requests come to all.
+static OBJECTS: LazyLock<Vec<(Vec<RepoId>, u8)>> = LazyLock::new(|| {
+    let only = |author: Author| vec![author.repo("x")];
+    vec![
+        (only(ALICE), 1),
+        (only(ALICE), 2),
+        (only(ALICE), 3),
+        (only(BOB), 4),
+        (only(CAROL), 5),
+        (repos(), 6),
+        (repos(), 7),
+        (repos(), 8),
+        (vec![ALICE.repo("y")], 1),
+        (only(BOB), 10),
+        (repos(), 9),
+    ]
+});
 
 #[derive(Clone, Debug)]
 enum Action {
     Send(usize),
     Sync(usize),
+    /// Fetches one of the [`OBJECTS`], wherever it can be.
     Fetch(usize),
+    FetchFor(RepoId, u8),
     Push(RepoId, usize),
-    PushTip(usize, u8),
+    PushTip(RepoId, usize, u8),
     Wait(u64),
 }
 
-fn views() -> Vec<RepoId> {
-    [ALICE, BOB, CAROL]
-        .map(|person| person.repo("x"))
-        .into_iter()
-        .chain([ALICE.repo("y")])
-        .collect()
+fn repos() -> Vec<RepoId> {
+    let mut repos = vec![ALICE.repo("y")];
+    repos.extend([ALICE, BOB, CAROL].map(|person| person.repo("x")));
+    repos
 }
 
 fn action() -> impl Strategy<Value = Action> {
     let events = 0..EVENTS.len();
+    let pushed = (select(repos()), 16..19usize, 6..10u8);
     prop_oneof![
         4 => events.clone().prop_map(Action::Send),
         4 => events.clone().prop_map(Action::Sync),
-        4 => (0..OBJECTS.len()).prop_map(Action::Fetch),
-        3 => (select(views()), 8..16usize).prop_map(|(repo, event)| Action::Push(repo, event)),
-        2 => (16..19usize, 6..10u8).prop_map(|(event, tip)| Action::PushTip(event, tip)),
+        2 => (0..OBJECTS.len()).prop_map(Action::Fetch),
+        3 => (select(repos()), 1..11u8).prop_map(|(repo, object)| Action::FetchFor(repo, object)),
+        3 => (select(repos()), 8..16usize).prop_map(|(repo, event)| Action::Push(repo, event)),
+        2 => pushed.prop_map(|(repo, event, tip)| Action::PushTip(repo, event, tip)),
         1 => (1..45u64).prop_map(Action::Wait),
     ]
 }
@@ -97,10 +103,14 @@ impl World {
         match action {
             Action::Send(event) => self.send(&EVENTS[*event]).map(drop),
             Action::Sync(event) => self.sync(&EVENTS[*event]).map(drop),
-            Action::Fetch(object) => self.fetch(OBJECTS[*object].0, &[OBJECTS[*object].1]),
+            Action::Fetch(object) => {
+                let (repos, object) = &OBJECTS[*object];
+                repos.iter().try_for_each(|repo| self.fetch(repo, &[*object]))
+            }
+            Action::FetchFor(repo, object) => self.fetch(repo, &[*object]),
             Action::Push(repo, event) => self.push(repo, &EVENTS[*event]).map(drop),
-            Action::PushTip(event, tip) => {
-                self.push_tip(&ALICE.repo("x"), EVENTS[*event].id, *tip).map(drop)
+            Action::PushTip(repo, event, tip) => {
+                self.push_tip(repo, EVENTS[*event].id, *tip).map(drop)
             }
             Action::Wait(minutes) => self.wait(MINUTE * u32::try_from(*minutes).unwrap()),
         }
@@ -175,8 +185,10 @@ proptest! {
     #[test]
     fn the_invariants_hold_after_every_step_of_any_history(
         history in vec((action(), fault()), 1..40),
+        seed in proptest::option::of(any::<u64>()),
     ) {
         let mut world = World::new();
+        world.seed = seed;
         for (action, fault) in &history {
             perform_with_fault(&mut world, *fault, action);
             if world.is_idle() {
@@ -194,12 +206,14 @@ proptest! {
         objects in subsequence((0..OBJECTS.len()).collect::<Vec<_>>(), 3..OBJECTS.len()),
         shuffles in [vec(any::<Index>(), 40), vec(any::<Index>(), 40)],
         faults in vec(fault(), 40),
+        seed in proptest::option::of(any::<u64>()),
     ) {
         let contents = shuffles.map(|shuffle| {
             let actions = events.iter().map(|event| Action::Sync(*event));
             let mut actions: Vec<_> =
                 actions.chain(objects.iter().map(|object| Action::Fetch(*object))).collect();
             let mut world = World::new();
+            world.seed = seed;
             for (next, fault) in shuffle.iter().zip(&faults) {
                 if !actions.is_empty() {
                     let action = actions.swap_remove(next.index(actions.len()));
@@ -251,8 +265,8 @@ fn a_power_cut_at_any_step_loses_nothing_and_leaves_nothing_half_done() {
         Action::Send(0),
         Action::Send(3),
         Action::Send(8),
-        Action::PushTip(16, 9),
-        Action::PushTip(16, 6),
+        Action::PushTip(ALICE.repo("x"), 16, 9),
+        Action::PushTip(ALICE.repo("x"), 16, 6),
         Action::Push(ALICE.repo("x"), 8),
         Action::Send(16),
         Action::Sync(11),

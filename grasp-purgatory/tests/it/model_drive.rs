@@ -1,14 +1,15 @@
 //! The driver of the model: performs the outputs of purgatory.
 
-use grasp_core::Identifier;
-use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output, Stage};
+use grasp_core::RepoId;
+use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output, Stage, WakeCause};
 
 use crate::model_world::{PowerCut, StepResult, World};
 
 /// An output whose result returns later as an input.
 pub(crate) enum Task {
-    Survey(Identifier),
+    Survey(RepoId),
     Release(Output),
+    Wake(RepoId, WakeCause),
 }
 
 impl World {
@@ -53,14 +54,15 @@ impl World {
                 self.acknowledged
                     .extend(offered.filter(|_| outcome == HoldOutcome::Held).map(|e| (id, e)));
             }
-            Output::Survey { identifier } => self.tasks.push_back(Task::Survey(identifier)),
+            Output::Survey { repo } => self.tasks.push_back(Task::Survey(repo)),
             Output::Release { .. } => self.tasks.push_back(Task::Release(effect)),
+            Output::Wake { repo, cause } => self.tasks.push_back(Task::Wake(repo, cause)),
             Output::Publish { events } => {
                 let store = &self.disk.store;
-                assert!(events.iter().all(|event| store.has_ever_had(&event.id)), "stored first");
+                assert!(events.iter().all(|event| store.ever(&event.id).is_some()), "stored first");
                 self.published.extend(events.iter().map(|event| event.id));
             }
-            Output::Hunt { identifier, after } => self.hunts.push((identifier, after)),
+            Output::Hunt { repo, after } => self.hunts.push((repo, after)),
         }
         Ok(())
     }
@@ -84,14 +86,15 @@ impl World {
     }
 
     /// Performs tasks until none is left or the next action begins, and retries after a failure. The result of a task
-    /// may reach purgatory long after it happened.
+    /// may reach purgatory long after it happened; with a seed, tasks and results come in any order.
     pub(crate) fn run(&mut self) -> StepResult {
         loop {
             while self.may_step() {
-                if let Some(task) = self.tasks.pop_front() {
-                    let input = self.work(task)?;
-                    self.results.push_back(input);
-                } else if let Some(input) = self.results.pop_front() {
+                let drawn = self.draw(self.tasks.len() + self.results.len());
+                if let Some(task) = self.tasks.remove(drawn) {
+                    let inputs = self.work(task)?;
+                    self.results.extend(inputs);
+                } else if let Some(input) = self.results.remove(drawn - self.tasks.len()) {
                     self.handle(input)?;
                 } else {
                     break;
@@ -104,6 +107,14 @@ impl World {
             self.now = self.now.after(self.config.retry_after);
             self.handle(Input::Tick)?;
         }
+    }
+
+    /// Returns a number below this one: the first without a seed.
+    fn draw(&mut self, below: usize) -> usize {
+        let Some(seed) = &mut self.seed else { return 0 };
+        *seed =
+            seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(*seed >> 33).unwrap().checked_rem(below).unwrap_or(0)
     }
 
     fn may_step(&mut self) -> bool {
@@ -122,30 +133,34 @@ impl World {
         self.tasks.is_empty() && self.results.is_empty()
     }
 
-    fn work(&mut self, task: Task) -> StepResult<Input> {
+    /// Performs a task. Returns the inputs that report its end.
+    fn work(&mut self, task: Task) -> StepResult<Vec<Input>> {
         self.step()?;
-        let input = match task {
-            Task::Survey(identifier) if self.fails(Stage::Survey) => {
-                Input::SurveyFailed { identifier }
+        let inputs = match task {
+            Task::Survey(repo) if self.fails(Stage::Survey) => vec![Input::SurveyFailed { repo }],
+            Task::Survey(repo) => {
+                let survey = Box::new(self.survey(&repo));
+                vec![Input::Surveyed { repo, survey }]
             }
-            Task::Survey(identifier) => {
-                Input::Surveyed { survey: self.survey(&identifier), identifier }
-            }
-            Task::Release(Output::Release { identifier, views, proposals, events, withdraw }) => {
-                let failed = self.fails(Stage::Release) || !self.disk.git.can_apply(&proposals);
-                self.failed |= failed;
-                if failed {
-                    Input::ReleaseFailed { identifier }
+            Task::Release(Output::Release { repo, refs, events, withdraw }) => {
+                // Uploads are taken in before the transaction.
+                self.disk.git.promote(&refs.proposals);
+                self.step()?;
+                if self.fails(Stage::Release) {
+                    vec![Input::ReleaseFailed { repo }]
                 } else {
-                    let (refs, events) = ((&*views, &*proposals), (&*events, &*withdraw));
-                    let refused = self.disk.release(&identifier, refs, events);
-                    Input::Released { identifier, refused }
+                    let refused = self.disk.release(&repo, &refs, &events, &withdraw);
+                    vec![Input::Released { repo, refused }]
                 }
             }
             Task::Release(_) => unreachable!(),
+            Task::Wake(repo, cause) => {
+                let concerned = self.concerned(&repo, cause).into_iter();
+                concerned.map(|repo| Input::Changed { repo }).collect()
+            }
         };
         self.step()?;
-        Ok(input)
+        Ok(inputs)
     }
 
     fn fails(&mut self, stage: Stage) -> bool {

@@ -27,7 +27,7 @@ pub(crate) const DAVE: Author = Author(4);
 
 impl Author {
     /// Returns the author with this number.
-    pub(crate) fn numbered(number: u8) -> Self {
+    pub(crate) const fn numbered(number: u8) -> Self {
         Self(number)
     }
 

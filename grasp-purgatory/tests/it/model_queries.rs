@@ -3,49 +3,149 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use grasp_core::admission::Presence;
-use grasp_core::admission::{Facts, KnownAnnouncement, Needs};
+use grasp_core::admission::{Facts, KnownAnnouncement, Needs, Presence};
 use grasp_core::nip34::{Announcement, Proposal, State};
-use grasp_core::{Identifier, Namespace, RepoId, Version};
-use grasp_purgatory::Survey;
-use nostr::event::Event;
+use grasp_core::service::Endpoint;
+use grasp_core::{Oid, RepoId, Version, kinds};
+use grasp_purgatory::{HeldFor, Survey, SurveyedView};
+use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 
-use crate::model_disk::Refs;
+use crate::model_disk::{Place, Refs, hosted, proposal_ref};
 use crate::model_world::World;
 
 impl World {
-    pub(crate) fn survey(&self, identifier: &Identifier) -> Survey {
-        let (store, git) = (&self.disk.store, &self.disk.git);
-        let previous = store.previous_states(identifier);
-        let states = self.core.candidates(identifier).into_iter().map(|c| c.state);
-        let states = states
-            .chain(previous.iter().filter_map(|event| State::parse(event).ok().map(Arc::new)));
-        let complete = states.filter(|state| git.has_state(state)).map(|state| state.version.id);
-        let proposals = self.core.proposals(identifier).into_iter();
-        let arrived =
-            proposals.filter(|kept| kept.families.iter().any(|f| git.has_all(f, &[kept.tip])));
-        let kept = self.core.held_events(identifier).into_iter();
-        let refused = kept.filter(|event| store.is_deleted(event));
-        let own = |repo: &RepoId| repo.identifier == *identifier;
-        let views = git.views.iter().filter(|(repo, _)| own(repo));
-        let refs = views.clone().flat_map(|(_, refs)| refs.keys());
-        let shown = refs.filter_map(|name| match name.namespace() {
-            Namespace::Nostr(id) => Some(id),
-            _ => None,
-        });
-        Survey {
-            announcements: store.announcements(&self.core.scope(identifier)),
-            states: store.states(identifier),
-            proposals: store.proposals(identifier),
-            views: views.map(|(repo, refs)| (repo.clone(), refs.clone())).collect(),
-            oldest: self.oldest.clone(),
-            strays: shown.filter(|id| !store.contains(id)).collect(),
-            complete: complete.chain(arrived.map(|kept| kept.id)).collect(),
-            previous: previous.clone(),
-            is_vacant: false,
-            refused: refused.map(|event| event.id).collect(),
+    /// Reads store and git about one repository, after what other repositories of its maintainers have was copied.
+    pub(crate) fn survey(&mut self, repo: &RepoId) -> Survey {
+        let mut reader = self.reach_reader(&repo.identifier);
+        let maintainers = reader.reach(&repo.owner).maintainers;
+        let mut survey = Survey { announcements: reader.stored(), ..Survey::default() };
+        for key in &maintainers {
+            if *key != repo.owner && reader.maintains_own(key) {
+                survey.peers.insert(*key);
+            }
         }
+        let store = &self.disk.store;
+        let mut authors = maintainers.clone();
+        authors.insert(repo.owner);
+        for author in authors {
+            survey.states.extend(store.state(&of(author, repo)).cloned());
+        }
+        let has_state = |key: &PublicKey| survey.states.iter().any(|state| state.pubkey == *key);
+        for key in maintainers.difference(&survey.peers).filter(|key| !has_state(key)) {
+            survey.previous.extend(store.previous_state(&of(*key, repo)));
+        }
+        survey.is_owner_maintainer = maintainers.contains(&repo.owner)
+            && reader.maintains_own(&repo.owner)
+            || has_state(&repo.owner) && !reader.maintained_by(&repo.owner).is_empty();
+        survey.proposals = store.addressed_to(&self.named(repo, &maintainers));
+        let held = self.core.held_for(repo, &maintainers);
+        survey.hunted_elsewhere = self.hunted_elsewhere(repo, &held);
+        survey.strays = self.strays(repo);
+        let refused = held.events.iter().filter(|event| store.refuses(event));
+        survey.refused = refused.map(|event| event.id).collect();
+        survey.complete = self.complete(repo, &held, &survey);
+        survey.view = self.disk.git.view(&hosted(repo)).map(|view| SurveyedView {
+            refs: view.refs.clone(),
+            state: view.state,
+            maintainers: view.maintainers.clone(),
+        });
+        survey
+    }
+
+    /// Returns the repositories by whose names a pull request is addressed to these maintainers.
+    pub(crate) fn named(
+        &self,
+        repo: &RepoId,
+        maintainers: &BTreeSet<PublicKey>,
+    ) -> BTreeSet<RepoId> {
+        maintainers.iter().map(|key| of(*key, repo)).collect()
+    }
+
+    /// Returns the held pull requests that name a hosted repository before this one.
+    fn hunted_elsewhere(&self, repo: &RepoId, held: &HeldFor) -> BTreeSet<EventId> {
+        let mut elsewhere = BTreeSet::new();
+        for proposal in &held.proposals {
+            let mut before = proposal.repos.iter().take_while(|named| *named != repo);
+            if before.any(|named| self.view(named).is_some()) {
+                elsewhere.insert(proposal.id);
+            }
+        }
+        elsewhere
+    }
+
+    /// Returns the pull requests that have a ref here or in the owner's repository for pull requests, and no event.
+    fn strays(&self, repo: &RepoId) -> BTreeSet<EventId> {
+        let git = &self.disk.git;
+        let mut shown = git.proposals(&hosted(repo));
+        shown.extend(git.proposals(&(Endpoint::PullRequests, repo.clone())));
+        shown.retain(|id| !self.disk.store.contains(id));
+        shown
+    }
+
+    /// Returns the states and pull requests whose objects are here, after copying.
+    fn complete(&mut self, repo: &RepoId, held: &HeldFor, survey: &Survey) -> BTreeSet<EventId> {
+        let shown = self.disk.git.view(&hosted(repo)).and_then(|view| view.state);
+        let is_hosted = self.view(repo).is_some();
+        let mut states: Vec<State> = held.states.iter().map(|state| (**state).clone()).collect();
+        for event in survey.states.iter().chain(&survey.previous) {
+            states.extend(State::parse(event).ok().filter(|_| shown != Some(event.id)));
+        }
+        let mut complete = BTreeSet::new();
+        for state in &states {
+            if self.disk.git.has_state(repo, state) || is_hosted && self.copy_state(repo, state) {
+                complete.insert(state.version.id);
+            }
+        }
+        for proposal in &held.proposals {
+            if self.disk.git.has_all(&hosted(repo), [&proposal.tip]) {
+                complete.insert(proposal.id);
+            }
+        }
+        for event in &survey.proposals {
+            let proposal = Proposal::parse(event).unwrap();
+            let is_here = self.disk.git.has_all(&hosted(repo), [&proposal.tip]);
+            if is_here && !self.shows(&hosted(repo), &proposal)
+                || !is_here && is_hosted && self.copy_proposal(repo, &proposal)
+            {
+                complete.insert(proposal.id);
+            }
+        }
+        complete
+    }
+
+    /// Copies the objects of a state from another repository here that its author maintains.
+    fn copy_state(&mut self, repo: &RepoId, state: &State) -> bool {
+        let Some(tips) = state.tips() else { return false };
+        let mut sources = self.maintained_by(&state.repo);
+        sources.retain(|source| source.repo != *repo);
+        let has_it = sources.iter().any(|source| self.disk.git.has_state(&source.repo, state));
+        if has_it {
+            self.disk.git.repo_mut(&hosted(repo)).objects.extend(tips);
+        }
+        has_it
+    }
+
+    /// Copies the objects of a served pull request from a repository here that shows it.
+    fn copy_proposal(&mut self, repo: &RepoId, proposal: &Proposal) -> bool {
+        let mut places = BTreeSet::new();
+        for named in &proposal.repos {
+            places.insert(hosted(named));
+            places.insert((Endpoint::PullRequests, of(proposal.author, named)));
+        }
+        places.remove(&hosted(repo));
+        let has_it = places.iter().any(|place| self.shows(place, proposal));
+        if has_it {
+            self.disk.git.repo_mut(&hosted(repo)).objects.insert(proposal.tip);
+        }
+        has_it
+    }
+
+    /// Returns whether a repository shows a pull request.
+    pub(crate) fn shows(&self, place: &Place, proposal: &Proposal) -> bool {
+        let view = self.disk.git.view(place);
+        let tip = view.and_then(|view| view.refs.get(&proposal_ref(&proposal.id)));
+        tip == Some(&proposal.tip)
     }
 
     pub(crate) fn facts(&self, event: &Arc<Event>) -> Facts {
@@ -55,57 +155,63 @@ impl World {
             (false, true) => Some(Presence::Held),
             (false, false) => None,
         };
+        let stored = store.version_at(event).map(|stored| Version::of(stored));
         let mut facts = Facts {
             known,
-            latest: store.version_at(event).map(|stored| Version::of(stored)),
+            latest: stored.max(store.delisted_by(event)),
             is_related: self.is_related(event),
             is_over_quota: !self.core.has_room_for(event),
             ..Facts::default()
         };
-        if let Some(identifier) = Needs::of(event).identifier {
-            facts.announcements = self.known_announcements(&identifier);
+        if let Some(repo) = Needs::of(event).repo {
+            let listing = self.reach_reader(&repo.identifier).listing(&repo.owner);
+            facts.is_listed = listing.iter().any(|author| *author != repo.owner);
+            if event.kind == kinds::STATE {
+                facts.maintained = self.maintained_by(&repo);
+            }
+            facts.announcements = self.known_announcements(&repo);
         }
         facts
     }
 
     pub(crate) fn is_related(&self, event: &Event) -> bool {
         let Ok(proposal) = Proposal::parse(event) else { return false };
-        let of = proposal.repos.iter().map(|repo| repo.identifier.clone()).collect();
-        let stored = self.disk.store.announcements(&of);
-        let mut stored = stored.iter().filter_map(|e| Announcement::parse(e).ok());
-        stored.any(|announcement| proposal.repos.contains(&announcement.repo))
+        proposal.repos.iter().any(|repo| self.disk.store.announcement(repo).is_some())
     }
 
-    /// Returns the stored and held announcements of an identifier.
-    pub(crate) fn known_announcements(&self, identifier: &Identifier) -> Vec<KnownAnnouncement> {
-        let stored = self.disk.store.announcements(&BTreeSet::from([identifier.clone()]));
-        let stored = stored.iter().filter_map(|event| Announcement::parse(event).ok());
-        let stored = stored.map(|announcement| KnownAnnouncement {
-            announcement: Arc::new(announcement),
+    /// Returns the announcements of a repository that are here, stored and held.
+    fn known_announcements(&self, repo: &RepoId) -> Vec<KnownAnnouncement> {
+        let stored = self.disk.store.announcement(repo).map(|event| KnownAnnouncement {
+            announcement: Arc::new(Announcement::parse(event).unwrap()),
             presence: Presence::Stored,
         });
-        stored.chain(self.core.announcements(identifier)).collect()
+        stored.into_iter().chain(self.core.announcement(repo)).collect()
     }
 
     /// Returns whether a push of this state is allowed: it is signed by a maintainer, and newer than the served one.
     pub(crate) fn may_push(&self, repo: &RepoId, state: &State) -> bool {
-        let confirmed = self.confirmed(repo);
-        let stored = self.disk.store.states(&repo.identifier);
-        let winner = stored.iter().filter(|event| confirmed.contains(&event.pubkey));
-        let winner = winner.map(|event| Version::of(event)).max();
-        self.disk.git.views.contains_key(repo)
-            && confirmed.contains(&state.repo.owner)
+        let maintainers = self.maintainers(repo);
+        let stored = self.named(repo, &maintainers);
+        let stored = stored.iter().filter_map(|of_key| self.disk.store.state(of_key));
+        let winner = stored.map(|event| Version::of(event)).max();
+        self.view(repo).is_some()
+            && maintainers.contains(&state.repo.owner)
             && winner.is_none_or(|winner| state.version > winner)
             && state.tips().is_some()
     }
 
-    /// Returns the maintainers of a repository.
-    pub(crate) fn confirmed(&self, repo: &RepoId) -> BTreeSet<PublicKey> {
-        let known = self.known_announcements(&repo.identifier);
-        let maintainer_lists = grasp_core::maintainers::maintainer_lists(
-            known.iter().map(|known| &*known.announcement),
-        );
-        self.policy.model.maintainers(&repo.owner, &maintainer_lists)
+    /// Returns the winning announcements of a repository's maintainers, which name the servers that have its data.
+    pub(crate) fn announcements_of(&self, repo: &RepoId) -> Vec<Arc<Announcement>> {
+        let mut reader = self.reach_reader(&repo.identifier);
+        let maintainers = reader.reach(&repo.owner).maintainers;
+        let known = maintainers.iter().filter_map(|key| reader.get(key));
+        known.map(|known| known.known.announcement.clone()).collect()
+    }
+
+    /// Returns the objects that a repository has of its own.
+    pub(crate) fn objects(&self, repo: &RepoId) -> BTreeSet<Oid> {
+        let repo = self.disk.git.repos.get(&hosted(repo));
+        repo.map(|repo| repo.objects.clone()).unwrap_or_default()
     }
 
     pub(crate) fn serves(&self, event: &Event) -> bool {
@@ -113,6 +219,11 @@ impl World {
     }
 
     pub(crate) fn view(&self, repo: &RepoId) -> Option<&Refs> {
-        self.disk.git.views.get(repo)
+        self.disk.git.view(&hosted(repo)).map(|view| &view.refs)
     }
+}
+
+/// Returns the repository of another key with the same identifier.
+pub(crate) fn of(key: PublicKey, repo: &RepoId) -> RepoId {
+    RepoId::new(key, repo.identifier.clone())
 }

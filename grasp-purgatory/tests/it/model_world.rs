@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::admission::{
-    Answer, Hold, Needs, Origin, Outcome, Policy, Rejection, SyncPath, Verdict, judge,
+    Answer, Hold, Origin, Outcome, Policy, Rejection, SyncPath, Verdict, judge,
 };
 use grasp_core::nip34::Announcement;
-use grasp_core::{Identifier, Mono, Now, Oid, RepoId, Version, kinds};
+use grasp_core::{Mono, Now, Oid, RepoId, Version, kinds};
 use grasp_purgatory::{
-    CleanupTask, Config, HoldOutcome, Input, Purgatory, PushTarget, Record, Stage,
+    CleanupTask, Config, HoldOutcome, Input, Purgatory, PushTarget, Record, Stage, WakeCause,
 };
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 
-use crate::model_disk::Disk;
+use crate::model_disk::{Disk, hosted};
 use crate::model_drive::Task;
-use crate::model_events::{START, US, name, oid, verified};
+use crate::model_events::{START, US, oid, verified};
 
 /// The power was cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub(crate) struct World {
     /// Events that were acknowledged as held.
     pub(crate) acknowledged: BTreeMap<EventId, Arc<Event>>,
     pub(crate) published: Vec<EventId>,
-    pub(crate) hunts: Vec<(Identifier, Option<Duration>)>,
+    pub(crate) hunts: Vec<(RepoId, Option<Duration>)>,
     pub(crate) tasks_run: Vec<CleanupTask>,
     /// All inputs of the core and its outputs, if they are recorded.
     pub(crate) transcript: Option<Vec<(Now, Input, String)>>,
@@ -53,8 +53,8 @@ pub(crate) struct World {
     /// Only releases have changed the expected refs since the model was idle.
     pub(crate) is_settled: bool,
     pub(crate) answer: Option<HoldOutcome>,
-    /// The oldest views, as surveys name them.
-    pub(crate) oldest: BTreeSet<RepoId>,
+    /// Source of the order of tasks and results; the first comes first without one.
+    pub(crate) seed: Option<u64>,
     pub(crate) offered: Option<Arc<Event>>,
 }
 
@@ -85,7 +85,7 @@ impl World {
             failed: false,
             is_settled: true,
             answer: None,
-            oldest: BTreeSet::new(),
+            seed: None,
             offered: None,
         }
     }
@@ -109,7 +109,7 @@ impl World {
         let verdict = judge(&self.policy, self.now.unix, &origin, checked.as_ref(), &facts);
         let outcome = match verdict {
             // The store refuses deleted events, and holding asks it first.
-            Verdict::Hold(_) | Verdict::Store { .. } if self.disk.store.is_deleted(event) => {
+            Verdict::Hold(_) | Verdict::Store { .. } if self.disk.store.refuses(event) => {
                 Rejection::Deleted.into()
             }
             Verdict::Hold(hold) => self.hold(event, hold, origin)?,
@@ -139,49 +139,64 @@ impl World {
         self.step()?;
         self.is_settled = false;
         if event.kind == kinds::DELETION {
-            self.disk.delete(event);
+            let affected = self.disk.delete(event);
             self.step()?;
             self.handle(Input::Deleted { request: event.clone() })?;
-            // The relay reports every repository that a deletion changed; here all are reported.
-            for identifier in ["x", "y"] {
-                self.handle(Input::Changed { identifier: name(identifier) })?;
+            for repo in affected {
+                self.step()?;
+                self.handle(Input::Changed { repo: repo.clone() })?;
+                self.wake(&repo)?;
             }
             return Ok(Outcome::Stored);
         }
         self.disk.store.save(event);
         self.step()?;
-        if let Some(identifier) = Needs::of(event).identifier {
-            self.handle(Input::Changed { identifier })?;
+        if event.kind == kinds::ANNOUNCEMENT {
+            self.announcement_stored(event)?;
         }
         Ok(Outcome::Stored)
+    }
+
+    fn announcement_stored(&mut self, event: &Event) -> StepResult {
+        let repo = Announcement::parse(event).unwrap().repo;
+        self.wake(&repo)?;
+        self.handle(Input::Changed { repo })
+    }
+
+    /// Surveys the repositories that the announcement of this one may concern.
+    fn wake(&mut self, repo: &RepoId) -> StepResult {
+        for repo in self.concerned(repo, WakeCause::Announcement) {
+            self.handle(Input::Changed { repo })?;
+        }
+        Ok(())
     }
 
     fn delist(&mut self, event: &Arc<Event>, keep: bool) -> StepResult<Outcome> {
         self.is_settled = false;
         let repo = Announcement::parse(event).unwrap().repo;
-        let before = self.disk.store.version_at(event).map(|stored| stored.id);
         if keep {
             self.disk.store.save(event);
-        } else if let Some(id) = before {
-            self.disk.remove(&id);
         }
+        self.disk.delist(event);
         self.step()?;
         self.handle(Input::Delisted { repo, by: Version::of(event) })?;
+        if keep {
+            self.announcement_stored(event)?;
+        }
         Ok(Verdict::Delist { keep }.outcome())
     }
 
-    /// Receives objects by a fetch.
-    pub(crate) fn fetch(&mut self, identifier: &str, objects: &[u8]) -> StepResult {
-        let identifier = name(identifier);
-        self.handle(Input::FetchStarted { identifier: identifier.clone() })?;
-        self.receive(&identifier, objects.iter().map(|n| oid(*n)))?;
-        self.handle(Input::FetchEnded { identifier })?;
+    /// Receives objects by a fetch for a repository.
+    pub(crate) fn fetch(&mut self, repo: &RepoId, objects: &[u8]) -> StepResult {
+        self.handle(Input::FetchStarted { repo: repo.clone() })?;
+        self.receive(repo, objects.iter().map(|n| oid(*n)))?;
+        self.handle(Input::FetchEnded { repo: repo.clone() })?;
         self.run()
     }
 
     /// Pushes exactly the refs of a held state as a maintainer; returns `false` if that is not allowed.
     pub(crate) fn push(&mut self, repo: &RepoId, event: &Event) -> StepResult<bool> {
-        let candidates = self.core.candidates(&repo.identifier);
+        let candidates = self.core.candidates(repo, &self.maintainers(repo));
         let candidate = candidates.into_iter().find(|c| c.state.version.id == event.id);
         let Some(state) = candidate.map(|c| c.state).filter(|state| self.may_push(repo, state))
         else {
@@ -189,8 +204,8 @@ impl World {
         };
         let events = BTreeSet::from([event.id]);
         self.handle(Input::PushAuthorised { repo: repo.clone(), events })?;
-        self.receive(&repo.identifier, state.tips().unwrap())?;
-        self.handle(Input::Changed { identifier: repo.identifier.clone() })?;
+        self.receive(repo, state.tips().unwrap())?;
+        self.handle(Input::Changed { repo: repo.clone() })?;
         self.run()?;
         Ok(true)
     }
@@ -201,13 +216,13 @@ impl World {
         match self.core.tip_of(&id) {
             Some(wanted) if wanted != tip => return Ok(false),
             Some(_) => {
-                self.receive(&repo.identifier, [tip])?;
-                self.handle(Input::Changed { identifier: repo.identifier.clone() })?;
+                self.receive(repo, [tip])?;
+                self.handle(Input::Changed { repo: repo.clone() })?;
             }
             None if self.disk.store.contains(&id) => return Ok(false),
             None => {
                 let target = PushTarget::Repository(repo.clone());
-                self.disk.git.staging.entry(id).or_default().insert(tip, target.clone());
+                self.disk.git.stage(id, tip, target.clone());
                 self.step()?;
                 self.handle(Input::PushStaged { id, tip, target, bytes: 100, network: None })?;
                 self.run()?;
@@ -218,8 +233,8 @@ impl World {
         Ok(true)
     }
 
-    fn receive(&mut self, to: &Identifier, objects: impl IntoIterator<Item = Oid>) -> StepResult {
-        self.disk.git.objects.entry(to.clone()).or_default().extend(objects);
+    fn receive(&mut self, to: &RepoId, objects: impl IntoIterator<Item = Oid>) -> StepResult {
+        self.disk.git.repo_mut(&hosted(to)).objects.extend(objects);
         self.step()
     }
 
@@ -248,10 +263,13 @@ impl World {
         self.check_always();
         self.disk.git.keep_staged(&self.core.staged());
         self.handle(Input::Started).unwrap();
-        let served = self.disk.store.announcements(&["x", "y"].map(name).into());
-        for event in served {
-            let identifier = Announcement::parse(&event).unwrap().repo.identifier;
-            self.handle(Input::Changed { identifier }).unwrap();
+        // Maintenance follows for everything that is served or on disk.
+        let served = self.disk.store.of_kind(kinds::ANNOUNCEMENT);
+        let served = served.map(|event| Announcement::parse(event).unwrap().repo);
+        let on_disk = self.disk.git.repos.keys().map(|(_, repo)| repo.clone());
+        let repos: BTreeSet<RepoId> = served.chain(on_disk).collect();
+        for repo in repos {
+            self.handle(Input::Changed { repo }).unwrap();
         }
         self.run().unwrap();
     }

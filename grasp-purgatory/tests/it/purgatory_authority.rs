@@ -31,9 +31,9 @@ fn a_state_older_than_another_maintainers_winner_is_served_without_moving_refs()
     let (older, winner) =
         (state(ALICE, "x", 1, &[("main", 1)]), state(BOB, "x", 2, &[("main", 2)]));
     world.send(&winner).unwrap();
-    world.fetch("x", &[2]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[2]).unwrap();
     world.send(&older).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     assert!(world.serves(&older) && world.serves(&winner));
     assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(2));
 }
@@ -42,12 +42,13 @@ fn a_state_older_than_another_maintainers_winner_is_served_without_moving_refs()
 fn states_completed_together_move_refs_once_and_are_stored_from_the_oldest() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
-    world.send(&announcement(BOB, "x", 0, &[ALICE])).unwrap();
+    // He has no repository here, so that hers releases both.
+    world.send(&elsewhere(BOB, "x", 0, &[ALICE])).unwrap();
     let (older, newer) = (state(ALICE, "x", 1, &[("main", 1)]), state(BOB, "x", 2, &[("main", 2)]));
     world.send(&newer).unwrap();
     world.send(&older).unwrap();
     world.published.clear();
-    world.fetch("x", &[1, 2]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1, 2]).unwrap();
     let states: Vec<_> =
         world.published.iter().filter(|id| [older.id, newer.id].contains(id)).collect();
     assert_eq!(states, [&older.id, &newer.id]);
@@ -58,7 +59,7 @@ fn states_completed_together_move_refs_once_and_are_stored_from_the_oldest() {
 fn within_one_second_the_lower_id_wins() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
-    world.fetch("x", &[1, 2]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1, 2]).unwrap();
     let mut states = [state(ALICE, "x", 1, &[("main", 1)]), state(ALICE, "x", 1, &[("main", 2)])];
     states.sort_by_key(|event| event.id);
     world.send(&states[1]).unwrap();
@@ -72,11 +73,13 @@ fn an_invitation_alone_moves_nothing_and_its_acceptance_does() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
-    world.fetch("x", &[1, 2]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1, 2]).unwrap();
     // Bob has a repository of the same identifier that alice does not maintain.
     world.send(&announcement(BOB, "x", 0, &[])).unwrap();
     let fork = state(BOB, "x", 2, &[("main", 2)]);
     world.send(&fork).unwrap();
+    assert!(!world.serves(&fork), "her objects are not his");
+    world.fetch(&BOB.repo("x"), &[2]).unwrap();
     assert!(world.serves(&fork));
     assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(1), "no takeover");
     world.send(&announcement(BOB, "x", 3, &[ALICE])).unwrap();
@@ -104,7 +107,7 @@ fn states_of_a_removed_maintainer_no_longer_set_the_refs() {
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
     let bobs = state(BOB, "x", 2, &[("main", 2)]);
     world.send(&bobs).unwrap();
-    world.fetch("x", &[1, 2]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1, 2]).unwrap();
     assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(2));
 
     world.send(&announcement(ALICE, "x", 3, &[])).unwrap();
@@ -123,7 +126,7 @@ fn a_repository_without_a_state_of_a_maintainer_is_held_again() {
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&announcement(BOB, "x", 0, &[ALICE])).unwrap();
     world.send(&state(BOB, "x", 1, &[("main", 1)])).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     let alone = announcement(ALICE, "x", 2, &[]);
     world.send(&alone).unwrap();
     assert!(!world.serves(&alone) && world.core.holds(&alone.id));
@@ -169,7 +172,7 @@ fn a_delisted_repository_loses_its_view() {
     let served = announcement(BOB, "y", 0, &[]);
     world.send(&served).unwrap();
     world.send(&state(BOB, "y", 1, &[("main", 1)])).unwrap();
-    world.fetch("y", &[1]).unwrap();
+    world.fetch(&BOB.repo("y"), &[1]).unwrap();
     world.send(&elsewhere(BOB, "y", 2, &[])).unwrap();
     assert!(!world.serves(&served));
     assert!(world.view(&BOB.repo("y")).is_none());

@@ -26,7 +26,7 @@ fn served() -> World {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     world
 }
 
@@ -35,7 +35,7 @@ fn a_state_expires_after_thirty_minutes_and_not_before() {
     let mut world = served();
     let waiting = state(ALICE, "x", 2, &[("main", 2)]);
     world.send(&waiting).unwrap();
-    let (now, end) = (world.now.unix, world.core.expires(&name("x")).unwrap());
+    let (now, end) = (world.now.unix, world.core.expires(&ALICE.repo("x")).unwrap());
     assert_eq!(end, now + MINUTE * 30);
     assert_eq!((world.core.expiring(end - SECOND), world.core.expiring(end)), (0, 1));
     wait(&mut world, MINUTE * 30 - SECOND);
@@ -77,9 +77,9 @@ fn data_that_comes_after_the_expiry_still_releases() {
     let waiting = state(ALICE, "x", 2, &[("main", 2)]);
     world.send(&waiting).unwrap();
     wait(&mut world, HOUR * 5);
-    assert_eq!(world.core.wanting(Phase::Expired), [name("x")].into());
+    assert_eq!(world.core.wanting(Phase::Expired), [ALICE.repo("x")].into());
     assert!(world.core.wanting(Phase::Waiting).is_empty());
-    world.fetch("x", &[2]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[2]).unwrap();
     assert!(world.serves(&waiting));
 }
 
@@ -103,10 +103,10 @@ fn a_fetch_that_is_running_extends_the_time() {
     let mut world = served();
     let waiting = state(ALICE, "x", 2, &[("main", 2)]);
     world.send(&waiting).unwrap();
-    world.handle(Input::FetchStarted { identifier: name("x") }).unwrap();
+    world.handle(Input::FetchStarted { repo: ALICE.repo("x") }).unwrap();
     wait(&mut world, HOUR * 2);
     assert!(world.core.holds(&waiting.id));
-    world.handle(Input::FetchEnded { identifier: name("x") }).unwrap();
+    world.handle(Input::FetchEnded { repo: ALICE.repo("x") }).unwrap();
     assert!(world.core.holds(&waiting.id), "the fetched objects are checked first");
     world.run().unwrap();
     wait(&mut world, SECOND);
@@ -182,7 +182,7 @@ fn data_found_for_an_expired_state_brings_back_its_expired_repository() {
     world.send(&signed).unwrap();
     wait(&mut world, HOUR * 2);
     assert!(world.view(&ALICE.repo("x")).is_none());
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     assert!(world.serves(&announced) && world.serves(&signed));
     assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(1));
 }
@@ -204,7 +204,7 @@ fn the_number_of_expired_events_is_bounded_and_the_oldest_are_forgotten() {
     }
     wait(&mut world, HOUR);
     assert_eq!(world.core.counts().expired, 2);
-    assert!(world.core.announcements(&name("a")).is_empty());
+    assert!(world.core.announcement(&ALICE.repo("a")).is_none());
     assert!(world.view(&ALICE.repo("a")).is_none());
 }
 
@@ -229,7 +229,7 @@ fn a_state_that_was_complete_before_a_power_cut_is_released_after_it() {
     let waiting = state(ALICE, "x", 2, &[("main", 2)]);
     world.send(&waiting).unwrap();
     world.steps_until_power_cut = Some(1);
-    assert!(world.fetch("x", &[2]).is_err());
+    assert!(world.fetch(&ALICE.repo("x"), &[2]).is_err());
     world.restart(HOUR);
     assert!(world.serves(&waiting));
 }
@@ -248,7 +248,7 @@ fn with_queued_hunt() -> (World, Arc<Event>) {
     world.sync(&announcement(ALICE, "x", 0, &[])).unwrap();
     let waiting = state(ALICE, "x", 1, &[("main", 1)]);
     world.sync(&waiting).unwrap();
-    world.handle(Input::HuntWaiting { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntWaiting { repo: ALICE.repo("x") }).unwrap();
     (world, waiting)
 }
 
@@ -266,9 +266,9 @@ fn nothing_expires_while_a_listed_server_has_not_been_asked() {
 fn the_hold_time_begins_with_the_first_answer_and_lasts_until_all_were_asked() {
     let (mut world, _) = with_queued_hunt();
     world.wait(HOUR).unwrap();
-    world.handle(Input::HuntAnswered { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntAnswered { repo: ALICE.repo("x") }).unwrap();
     world.wait(10 * MINUTE).unwrap();
-    world.handle(Input::HuntEnded { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntEnded { repo: ALICE.repo("x") }).unwrap();
     world.wait(19 * MINUTE).unwrap();
     assert_eq!(world.core.counts().states, 1);
     world.wait(2 * MINUTE).unwrap();
@@ -276,10 +276,10 @@ fn the_hold_time_begins_with_the_first_answer_and_lasts_until_all_were_asked() {
 
     // If the first answer was long ago, the last one ends it at once.
     let (mut world, _) = with_queued_hunt();
-    world.handle(Input::HuntAnswered { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntAnswered { repo: ALICE.repo("x") }).unwrap();
     world.wait(HOUR).unwrap();
     assert_eq!(world.core.counts().states, 1);
-    world.handle(Input::HuntEnded { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntEnded { repo: ALICE.repo("x") }).unwrap();
     world.wait(MINUTE).unwrap();
     assert_eq!(world.core.counts().states, 0);
 }
@@ -291,8 +291,8 @@ fn a_hunt_that_was_never_queued_changes_no_expiry() {
     world.sync(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
     for minutes in [10, 10, 9] {
         world.wait(minutes * MINUTE).unwrap();
-        world.handle(Input::HuntAnswered { identifier: name("x") }).unwrap();
-        world.handle(Input::HuntEnded { identifier: name("x") }).unwrap();
+        world.handle(Input::HuntAnswered { repo: ALICE.repo("x") }).unwrap();
+        world.handle(Input::HuntEnded { repo: ALICE.repo("x") }).unwrap();
     }
     assert_eq!(world.core.counts().states, 1);
     world.wait(2 * MINUTE).unwrap();
@@ -302,21 +302,21 @@ fn a_hunt_that_was_never_queued_changes_no_expiry() {
 #[test]
 fn events_received_or_pushed_after_the_first_answer_have_their_own_hold_time() {
     let (mut world, _) = with_queued_hunt();
-    world.handle(Input::HuntAnswered { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntAnswered { repo: ALICE.repo("x") }).unwrap();
     world.wait(2 * HOUR).unwrap();
     let late = state(ALICE, "x", 2, &[("main", 2)]);
     world.sync(&late).unwrap();
-    world.handle(Input::HuntWaiting { identifier: name("x") }).unwrap();
-    world.handle(Input::HuntEnded { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntWaiting { repo: ALICE.repo("x") }).unwrap();
+    world.handle(Input::HuntEnded { repo: ALICE.repo("x") }).unwrap();
     world.wait(29 * MINUTE).unwrap();
     assert!(world.core.holds(&late.id));
 
     let (mut world, pushed) = with_queued_hunt();
-    world.handle(Input::HuntAnswered { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntAnswered { repo: ALICE.repo("x") }).unwrap();
     world.wait(2 * HOUR).unwrap();
     let events = std::collections::BTreeSet::from([pushed.id]);
     world.handle(Input::PushAuthorised { repo: ALICE.repo("x"), events }).unwrap();
-    world.handle(Input::HuntEnded { identifier: name("x") }).unwrap();
+    world.handle(Input::HuntEnded { repo: ALICE.repo("x") }).unwrap();
     world.wait(29 * MINUTE).unwrap();
     assert!(world.core.holds(&pushed.id));
 }
@@ -330,7 +330,7 @@ fn the_refs_of_a_state_end_with_its_own_expiration() {
     let tags = tags.map(|tag| tag.map(str::to_owned).to_vec()).to_vec();
     let ends = ALICE.signs(30618, 1, tags);
     world.send(&ends).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     assert!(world.serves(&ends));
     world.wait(Duration::from_secs(99)).unwrap();
     assert_eq!(world.view(&ALICE.repo("x")).unwrap().len(), 1);

@@ -32,9 +32,9 @@ fn fetched_data_releases_as_pushed_data_does() {
     let signed = state(ALICE, "x", 1, &[("main", 1), ("dev", 2)]);
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.sync(&signed).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     assert!(!world.serves(&signed), "half of the objects are missing");
-    world.fetch("x", &[2]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[2]).unwrap();
     assert!(world.serves(&signed));
     assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("dev")], oid(2));
 }
@@ -43,7 +43,7 @@ fn fetched_data_releases_as_pushed_data_does() {
 fn a_state_whose_objects_are_here_is_applied_and_served_at_once() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     let signed = state(ALICE, "x", 1, &[("main", 1)]);
     world.send(&signed).unwrap();
     assert!(world.serves(&signed));
@@ -55,7 +55,7 @@ fn an_announcement_is_served_at_once_where_a_state_for_it_is_complete() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     let accepted = announcement(BOB, "x", 2, &[ALICE]);
     world.send(&accepted).unwrap();
     assert!(world.serves(&accepted));
@@ -72,7 +72,7 @@ fn an_older_state_is_released_when_its_data_comes_though_a_newer_one_waits() {
     world.send(&older).unwrap();
     assert!(world.push(&ALICE.repo("x"), &older).unwrap());
     assert!(world.serves(&older) && world.core.holds(&newer.id));
-    world.fetch("x", &[2]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[2]).unwrap();
     assert!(world.serves(&newer) && !world.serves(&older));
 }
 
@@ -82,7 +82,7 @@ fn a_newer_state_that_waits_does_not_hide_the_served_one() {
     let served = state(ALICE, "x", 1, &[("main", 1)]);
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&served).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     world.send(&state(ALICE, "x", 2, &[("main", 2)])).unwrap();
     assert!(world.serves(&served));
     assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(1));
@@ -96,7 +96,7 @@ fn held_states_older_than_a_served_one_of_their_author_are_dropped() {
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&lost).unwrap();
     world.send(&newer).unwrap();
-    world.fetch("x", &[2]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[2]).unwrap();
     assert!(world.serves(&newer) && !world.core.holds(&lost.id));
     assert_eq!(world.core.counts().states, 0);
 }
@@ -115,7 +115,7 @@ fn a_state_with_a_malformed_object_id_is_held_without_a_hunt() {
     );
     assert!(world.send(&nonsense).unwrap().is_accepted);
     assert!(world.core.holds(&nonsense.id));
-    assert!(world.core.wants(&name("x"), &[]).is_empty());
+    assert!(world.core.wants(&ALICE.repo("x"), &[]).is_empty());
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn the_hunt_begins_later_for_events_of_clients_than_of_relays() {
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
     world.sync(&state(ALICE, "x", 2, &[("main", 2)])).unwrap();
     let user = world.config.user_delay;
-    assert_eq!(world.hunts, [(name("x"), Some(user)), (name("x"), None)]);
+    assert_eq!(world.hunts, [(ALICE.repo("x"), Some(user)), (ALICE.repo("x"), None)]);
 }
 
 #[test]
@@ -137,7 +137,12 @@ fn wants_name_the_missing_tips_and_the_clone_urls_of_maintainers() {
     world.send(&announcement(DAVE, "x", 0, &[])).unwrap();
     let signed = state(BOB, "x", 1, &[("main", 1), ("dev", 2)]);
     world.send(&signed).unwrap();
-    let wants = world.core.wants(&name("x"), &[]);
+    let wants = |by: Author| {
+        let repo = by.repo("x");
+        world.core.wants(&repo, &world.announcements_of(&repo))
+    };
+    assert!(wants(ALICE).is_empty() && wants(DAVE).is_empty(), "his own repository hunts for it");
+    let wants = wants(BOB);
     let [want] = &wants[..] else { panic!("{wants:?}") };
     assert_eq!((want.id, &want.tips[..]), (signed.id, &[oid(2), oid(1)][..]));
     let owners: Vec<_> = want.trusted.iter().map(|url| url.as_str()).collect();
@@ -189,23 +194,27 @@ fn held_events_per_author_are_bounded() {
 }
 
 #[test]
-fn held_events_per_identifier_are_bounded() {
-    let mut world = bounded(|config| config.per_identifier = TWO_EVENTS);
+fn held_events_per_repository_are_bounded_and_those_of_other_owners_not_counted() {
+    let mut world = bounded(|config| config.per_repo = TWO_EVENTS);
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
-    world.send(&announcement(BOB, "x", 0, &[])).unwrap();
-    assert!(!world.send(&announcement(CAROL, "x", 0, &[])).unwrap().is_accepted);
-    assert!(world.send(&announcement(CAROL, "y", 0, &[])).unwrap().is_accepted);
+    world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    assert!(!world.send(&state(ALICE, "x", 2, &[("main", 2)])).unwrap().is_accepted);
+    for by in [BOB, CAROL, DAVE] {
+        assert!(world.send(&announcement(by, "x", 0, &[])).unwrap().is_accepted);
+        assert!(world.send(&state(by, "x", 1, &[("main", 1)])).unwrap().is_accepted);
+    }
+    assert!(world.send(&announcement(ALICE, "y", 0, &[])).unwrap().is_accepted);
 }
 
 #[test]
 fn a_full_purgatory_still_holds_states_of_served_repositories() {
     let mut world = bounded(|config| {
-        config.per_identifier = TWO_EVENTS;
+        config.per_repo = TWO_EVENTS;
         config.total = Bound { count: 4, bytes: 1 << 20 };
     });
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     for (person, name) in [(BOB, "x"), (CAROL, "x"), (BOB, "y"), (CAROL, "z")] {
         assert!(world.send(&announcement(person, name, 0, &[])).unwrap().is_accepted);
     }
@@ -222,7 +231,7 @@ fn held_events_are_bounded_in_total_and_a_release_makes_room() {
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
     let late = announcement(BOB, "y", 0, &[]);
     assert!(!world.send(&late).unwrap().is_accepted);
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     assert!(world.send(&late).unwrap().is_accepted);
 }
 

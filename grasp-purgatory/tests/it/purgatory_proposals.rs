@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::resources::ClientNetwork;
-use grasp_core::service::npub;
+use grasp_core::service::{Endpoint, npub};
 use grasp_core::{Oid, RepoId};
-use grasp_purgatory::{Bound, Config, Input, PushTarget, Survey};
+use grasp_purgatory::{Bound, Config, Input, PushTarget};
 use nostr::event::{Event, EventId};
 
 use crate::model_disk::proposal_ref;
@@ -25,7 +25,7 @@ fn served_with(config: Config) -> World {
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&announcement(BOB, "x", 0, &[ALICE])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     world
 }
 
@@ -51,26 +51,29 @@ fn a_pull_request_may_be_addressed_to_repositories_of_different_identifiers() {
     let mut world = served();
     world.send(&announcement(CAROL, "y", 0, &[])).unwrap();
     world.send(&state(CAROL, "y", 1, &[("main", 1)])).unwrap();
-    world.fetch("y", &[1]).unwrap();
+    world.fetch(&CAROL.repo("y"), &[1]).unwrap();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x"), CAROL.repo("y")], 9);
     world.send(&request).unwrap();
-    world.fetch("y", &[9]).unwrap();
+    world.fetch(&CAROL.repo("y"), &[9]).unwrap();
     assert!(world.serves(&request));
-    assert_eq!(tip_in(&world, &CAROL.repo("y"), &request), Some(oid(9)));
-    assert_eq!(tip_in(&world, &BOB.repo("x"), &request), Some(oid(9)));
+    for repo in [CAROL.repo("y"), ALICE.repo("x"), BOB.repo("x")] {
+        assert_eq!(tip_in(&world, &repo, &request), Some(oid(9)), "{repo}");
+    }
 }
 
 #[test]
-fn a_tip_received_for_one_repository_releases_the_pull_request_for_another() {
+fn a_tip_in_a_repository_that_is_not_served_releases_the_pull_request_nowhere() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&elsewhere(BOB, "x", 0, &[ALICE])).unwrap();
     let request = pull_request(DAVE, 2, &[BOB.repo("x"), CAROL.repo("y")], 9);
     world.send(&request).unwrap();
-    world.fetch("y", &[9]).unwrap();
+    world.fetch(&CAROL.repo("y"), &[9]).unwrap();
     assert!(!world.serves(&request));
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
+    assert!(!world.serves(&request), "what another repository has is not here");
+    world.fetch(&ALICE.repo("x"), &[9]).unwrap();
     assert!(world.serves(&request));
     assert_eq!(tip_in(&world, &ALICE.repo("x"), &request), Some(oid(9)));
 }
@@ -98,7 +101,7 @@ fn of_competing_uploads_the_signed_one_is_kept() {
     world.send(&request).unwrap();
     assert_eq!(tip_in(&world, &ALICE.repo("x"), &request), Some(oid(9)));
     assert!(world.disk.git.staging.is_empty());
-    let here = &world.disk.git.objects[&name("x")];
+    let here = world.objects(&ALICE.repo("x"));
     assert!(!here.contains(&oid(7)) && !here.contains(&oid(8)), "never left staging");
 }
 
@@ -123,7 +126,7 @@ fn an_upload_that_arrives_while_its_event_is_being_held_is_not_lost() {
     // The push was judged before the event came.
     let (repo, id) = (ALICE.repo("x"), request.id);
     let target = PushTarget::Repository(repo);
-    world.disk.git.staging.entry(id).or_default().insert(oid(9), target.clone());
+    world.disk.git.stage(id, oid(9), target.clone());
     world.handle(Input::PushStaged { id, tip: oid(9), target, bytes: 1, network: None }).unwrap();
     world.run().unwrap();
     assert!(world.serves(&request));
@@ -139,9 +142,9 @@ fn uploads_per_event_are_bounded_and_the_excess_one_is_dropped() {
     assert!(!world.push_tip(&repo, id, 5).unwrap());
     // An upload that was judged before the others arrived.
     let target = PushTarget::Repository(repo);
-    world.disk.git.staging.get_mut(&id).unwrap().insert(oid(6), target.clone());
+    world.disk.git.stage(id, oid(6), target.clone());
     world.handle(Input::PushStaged { id, tip: oid(6), target, bytes: 1, network: None }).unwrap();
-    let left: Vec<_> = world.disk.git.staging[&id].keys().copied().collect();
+    let left: Vec<_> = world.disk.git.staging[&id].iter().map(|(tip, _)| *tip).collect();
     assert_eq!(left, [1, 2, 3, 4].map(oid));
 }
 
@@ -153,7 +156,7 @@ fn one_network_that_fills_staging_makes_room_for_others() {
     let upload = |world: &mut World, n: u8, address: Option<&str>| {
         let (id, tip) = (EventId::from_byte_array([n; 32]), oid(n));
         let target = PushTarget::Repository(repo.clone());
-        world.disk.git.staging.entry(id).or_default().insert(tip, target.clone());
+        world.disk.git.stage(id, tip, target.clone());
         let network = address.map(|address| ClientNetwork::of(address.parse().unwrap()));
         world.handle(Input::PushStaged { id, tip, target, bytes: 100, network }).unwrap();
         world.run().unwrap();
@@ -203,7 +206,7 @@ fn a_served_pull_request_reaches_views_that_become_relevant_later() {
     let mut world = served();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
     world.send(&request).unwrap();
-    world.fetch("x", &[9]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[9]).unwrap();
     world.send(&announcement(BOB, "x", 3, &[ALICE, CAROL])).unwrap();
     world.send(&announcement(CAROL, "x", 3, &[BOB])).unwrap();
     assert_eq!(tip_in(&world, &CAROL.repo("x"), &request), Some(oid(9)));
@@ -216,7 +219,7 @@ fn a_pull_request_to_repositories_that_are_not_served_is_held() {
     world.send(&elsewhere(BOB, "x", 0, &[])).unwrap();
     let request = pull_request(DAVE, 2, &[BOB.repo("x")], 9);
     world.send(&request).unwrap();
-    world.fetch("x", &[9]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[9]).unwrap();
     assert!(world.core.holds(&request.id) && !world.serves(&request));
 }
 
@@ -232,7 +235,7 @@ fn a_pull_request_and_its_upload_are_held_until_a_repository_is_served() {
     world.wait(MINUTE * 25).unwrap();
     world.handle(Input::Tick).unwrap();
     world.send(&state(ALICE, "x", 3, &[("main", 1)])).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     assert!(world.serves(&request));
     assert_eq!(tip_in(&world, &ALICE.repo("x"), &request), Some(oid(9)));
 }
@@ -242,11 +245,11 @@ fn a_repository_that_is_not_served_yet_gets_no_refs_of_pull_requests() {
     let mut world = served();
     world.send(&announcement(BOB, "y", 0, &[])).unwrap();
     world.send(&state(BOB, "y", 1, &[("main", 1)])).unwrap();
-    world.fetch("y", &[1]).unwrap();
+    world.fetch(&BOB.repo("y"), &[1]).unwrap();
     world.send(&announcement(CAROL, "y", 0, &[])).unwrap();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x"), CAROL.repo("y")], 9);
     world.send(&request).unwrap();
-    world.fetch("x", &[9]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[9]).unwrap();
     assert!(world.serves(&request));
     assert!(world.view(&CAROL.repo("y")).unwrap().is_empty());
 }
@@ -257,7 +260,7 @@ fn a_wrong_upload_that_arrives_after_its_event_is_dropped_at_once() {
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
     world.send(&request).unwrap();
     let (id, target) = (request.id, PushTarget::Repository(ALICE.repo("x")));
-    world.disk.git.staging.entry(id).or_default().insert(oid(7), target.clone());
+    world.disk.git.stage(id, oid(7), target.clone());
     world.handle(Input::PushStaged { id, tip: oid(7), target, bytes: 1, network: None }).unwrap();
     assert!(world.disk.git.staging.is_empty());
     assert_eq!(world.core.counts().staged, 0);
@@ -278,7 +281,7 @@ fn at_own_prs_path(to: &RepoId) -> std::sync::Arc<Event> {
 }
 
 fn stage_at(world: &mut World, target: PushTarget, event: &Event) {
-    world.disk.git.staging.entry(event.id).or_default().insert(oid(9), target.clone());
+    world.disk.git.stage(event.id, oid(9), target.clone());
     world
         .handle(Input::PushStaged { id: event.id, tip: oid(9), target, bytes: 1, network: None })
         .unwrap();
@@ -297,6 +300,9 @@ fn a_pull_request_for_an_unknown_repository_is_served_below_prs() {
     stage_at(&mut world, PushTarget::Contributor(DAVE.repo("x")), &request);
     world.send(&request).unwrap();
     assert!(world.serves(&request));
+    let place = (Endpoint::PullRequests, DAVE.repo("x"));
+    assert!(world.disk.git.proposals(&place).contains(&request.id));
+    assert!(world.view(&DAVE.repo("x")).is_none() && world.view(&ALICE.repo("x")).is_none());
 }
 
 #[test]
@@ -345,21 +351,4 @@ fn pull_requests_per_author_in_a_view_are_bounded_except_for_maintainers() {
         world.send(&later).unwrap();
         assert!(world.serves(&later), "other authors are not affected");
     }
-}
-
-#[test]
-fn an_identifier_without_repositories_is_left_out_of_other_surveys() {
-    let mut world = served();
-    let request = pull_request(DAVE, 2, &[ALICE.repo("x"), ALICE.repo("nowhere")], 9);
-    world.send(&request).unwrap();
-    assert_eq!(world.core.scope(&name("x")), [name("x"), name("nowhere")].into());
-    let vacant = || Survey { is_vacant: true, ..Survey::default() };
-    let mut survey = |survey| {
-        let identifier = name("nowhere");
-        _ = world.core.handle(world.now, Input::Changed { identifier: identifier.clone() });
-        _ = world.core.handle(world.now, Input::Surveyed { identifier, survey });
-        (world.core.scope(&name("x")).len(), world.core.proposals(&name("x"))[0].families.len())
-    };
-    assert_eq!(survey(vacant()), (1, 1));
-    assert_eq!(survey(Survey::default()), (2, 2), "until something is there");
 }

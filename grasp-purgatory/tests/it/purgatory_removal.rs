@@ -71,7 +71,7 @@ fn deleting_the_served_state_restores_the_previous_one() {
     for event in [&announced, &first] {
         world.send(event).unwrap();
     }
-    world.fetch("x", &[1, 2]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1, 2]).unwrap();
     world.send(&second).unwrap();
     world.send(&deletion(ALICE, 3, &[&second])).unwrap();
     assert!(world.serves(&announced) && world.serves(&first));
@@ -85,7 +85,7 @@ fn deleting_the_only_state_makes_the_repository_held_again() {
     let only = state(ALICE, "x", 1, &[("a", 1)]);
     world.send(&announced).unwrap();
     world.send(&only).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     world.send(&deletion(ALICE, 2, &[&only])).unwrap();
     assert!(!world.serves(&announced) && world.core.holds(&announced.id));
     assert!(world.view(&ALICE.repo("x")).unwrap().is_empty());
@@ -98,11 +98,11 @@ fn a_deleted_pull_request_is_not_released_by_its_tip() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
     world.send(&request).unwrap();
     world.send(&deletion(DAVE, 3, &[&request])).unwrap();
-    world.fetch("x", &[9]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[9]).unwrap();
     assert!(!world.serves(&request) && !world.core.holds(&request.id));
 }
 
@@ -111,12 +111,12 @@ fn a_served_pull_request_that_its_author_deletes_loses_its_refs() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     let [gone, stays] = [9, 8].map(|tip| pull_request(DAVE, 2, &[ALICE.repo("x")], tip));
     for event in [&gone, &stays] {
         world.send(event).unwrap();
     }
-    world.fetch("x", &[9, 8]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[9, 8]).unwrap();
     assert!(world.serves(&gone) && world.serves(&stays));
     world.send(&deletion(DAVE, 3, &[&gone])).unwrap();
     let view = world.view(&ALICE.repo("x")).unwrap();
@@ -152,10 +152,10 @@ fn a_pull_request_deleted_before_the_result_of_its_release_is_handled_leaves_no_
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
-    world.fetch("x", &[1]).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
     world.send(&request).unwrap();
-    stop_after_the_release(&mut world, |world| world.fetch("x", &[9]).unwrap());
+    stop_after_the_release(&mut world, |world| world.fetch(&ALICE.repo("x"), &[9]).unwrap());
     let main_and_tip = 2;
     assert_eq!(world.view(&ALICE.repo("x")).unwrap().len(), main_and_tip);
     world.send(&deletion(DAVE, 3, &[&request])).unwrap();
@@ -169,7 +169,7 @@ fn a_repository_delisted_during_its_release_is_not_served() {
     let announced = announcement(ALICE, "x", 0, &[]);
     world.send(&announced).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
-    stop_after_the_release(&mut world, |world| world.fetch("x", &[1]).unwrap());
+    stop_after_the_release(&mut world, |world| world.fetch(&ALICE.repo("x"), &[1]).unwrap());
     world.send(&elsewhere(ALICE, "x", 2, &[])).unwrap();
     assert!(!world.serves(&announced));
     assert!(world.view(&ALICE.repo("x")).is_none());
@@ -182,7 +182,7 @@ fn a_state_deleted_before_the_result_of_its_release_is_handled_is_not_served() {
     let signed = state(ALICE, "x", 1, &[("main", 1)]);
     world.send(&announced).unwrap();
     world.send(&signed).unwrap();
-    stop_after_the_release(&mut world, |world| world.fetch("x", &[1]).unwrap());
+    stop_after_the_release(&mut world, |world| world.fetch(&ALICE.repo("x"), &[1]).unwrap());
     assert!(!world.view(&ALICE.repo("x")).unwrap().is_empty());
     world.send(&deletion(ALICE, 2, &[&signed])).unwrap();
     assert!(!world.serves(&signed) && !world.serves(&announced));

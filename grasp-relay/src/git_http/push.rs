@@ -37,9 +37,6 @@ const MAX_WAIT_FOR_TURN: Duration = Duration::from_secs(60);
 /// Bytes of a pack that are awaited before git is started.
 const GATHERED_BYTES: usize = 256 * 1024;
 
-/// Contributors' repositories of one identifier.
-const MAX_CONTRIBUTORS: usize = 5_000;
-
 /// Parts of a report that are queued for a client.
 const REPORT_PARTS: usize = 4;
 
@@ -65,8 +62,6 @@ enum PushError {
     ClientGone,
     #[error("other pushes to this repository take too long, try again later")]
     TurnNotReached,
-    #[error("this server has too many contributors' repositories of this name")]
-    TooManyContributors,
     #[error("you have pushed as much as you may in a day, try again tomorrow")]
     Quota,
     #[error(
@@ -241,13 +236,7 @@ impl Push {
         let Some(push) = &early.authorised else { return Ok(reports(&early)) };
         let _at_work = self.purgatory.begin_work(repo);
         if *endpoint == Endpoint::PullRequests {
-            let mut guard = repos.lock(&repo.identifier).await?;
-            let mut contributors = guard.row().await?.views;
-            contributors.retain(|_, view| !view.refs.refs.is_empty());
-            if !contributors.contains_key(&repo.owner) && contributors.len() >= MAX_CONTRIBUTORS {
-                return Err(PushError::TooManyContributors);
-            }
-            guard.create_view(&repo.owner).await?;
+            repos.lock(repo).await?.create_view().await?;
         }
         let claimant = self.claimant(&facts, &early, !refs.is_empty());
         let received = self.receive(pack, push, claimant);
@@ -299,14 +288,14 @@ impl Push {
         if self.request.commands().iter().all(|command| command.new.is_none()) {
             return Ok(None);
         }
-        let (purgatory, name) = (&self.purgatory, &self.target.repo.identifier);
+        let (purgatory, repo) = (&self.purgatory, &self.target.repo);
         let now = purgatory.relay().now();
-        let room = purgatory.disk().room(now.mono, name, &claimant, Source::Pushed);
+        let room = purgatory.disk().room(now.mono, repo, &claimant, Source::Pushed);
         if room == 0 {
             return Err(PushError::Quota);
         }
-        let left = purgatory.disk().family_room(&self.target.repos, name, &claimant).await?;
-        let full = PushError::RepositoryFull { limit: purgatory.disk().family_limit(&claimant) };
+        let left = purgatory.disk().repo_room(&self.target.repos, repo, &claimant).await?;
+        let full = PushError::RepositoryFull { limit: purgatory.disk().repo_limit(&claimant) };
         if left == 0 {
             return Err(full);
         }
@@ -316,7 +305,7 @@ impl Push {
             received => received?,
         };
         let bytes = incoming.bytes().await?;
-        purgatory.disk().charge(now, name, &claimant, (Source::Pushed, bytes));
+        purgatory.disk().charge(now, repo, &claimant, (Source::Pushed, bytes));
         Ok(Some(incoming))
     }
 
@@ -372,8 +361,8 @@ impl Push {
         } else {
             turn.await
         };
-        let mut guard = repos.lock(&repo.identifier).await?;
-        let refs = guard.refs(&repo.owner).await?;
+        let mut guard = repos.lock(repo).await?;
+        let refs = guard.refs().await?;
         let facts = self.git.facts(&self.target, &self.request).await?;
         let verdict = facts.judge(&self.request, &refs);
         let Some(push) = &verdict.authorised else { return Ok(reports(&verdict)) };
@@ -389,7 +378,11 @@ impl Push {
         // Also after a failure: uploads that were staged before it are on disk and have to be counted.
         self.tell_staged(push).await;
         taken?;
-        purgatory.settle(&repo.identifier).await.map_err(HttpError::from)?;
+        let author = facts.author_of(verdict.realises);
+        purgatory.settle_push(repo, author).await.map_err(HttpError::from)?;
+        let proposals = push.execute().iter().chain(push.stage());
+        let proposals = proposals.filter_map(|command| command.name.event());
+        purgatory.settle_proposals(proposals.collect()).await;
         let not_set = if self.set_proposals(push).await? { NOT_SERVED } else { TOO_MANY_PROPOSALS };
         let mut reports = reports(&verdict);
         self.correct(&mut reports, &verdict, push, not_set).await?;
@@ -412,11 +405,11 @@ impl Push {
             missing.retain(|it| it.name.event().is_some_and(|id| stored.contains(&id)));
         }
         let now = self.purgatory.relay().now().unix;
-        let mut guard = repos.lock(&repo.identifier).await?;
-        if !guard.row().await?.has_room_for_proposals(&repo.owner, missing.len()) {
+        let mut guard = repos.lock(repo).await?;
+        if !guard.row().await?.has_room_for_proposals(missing.len()) {
             return Ok(false);
         }
-        guard.move_refs(&repo.owner, &missing, None, now).await?;
+        guard.move_refs(&missing, None, now).await?;
         Ok(true)
     }
 
@@ -434,7 +427,7 @@ impl Push {
                 Endpoint::Repository => PushTarget::Repository(repo.clone()),
                 Endpoint::PullRequests => PushTarget::Contributor(repo.clone()),
             };
-            if let Ok(bytes) = repos.staged_bytes(&repo.identifier, id, tip).await {
+            if let Ok(bytes) = repos.staged_bytes(repo, id, tip).await {
                 let network = self.target.claimant.network;
                 self.purgatory.tell(Input::PushStaged { id, tip, target, bytes, network }).await;
             }

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::admission::Presence;
-use grasp_core::maintainers::maintainer_lists;
-use grasp_core::nip34::{Announcement, Proposal, State};
+use grasp_core::nip34::{Proposal, State};
 use grasp_core::push::{
     Candidate, KnownProposal, PushRequest, PushVerdict, PushView, RefRefusal, authorise,
     authorise_contribution,
@@ -16,9 +15,9 @@ use grasp_purgatory::Purgatory;
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
+use nostr::nips::nip01::Coordinate;
 
 use super::{GitHttp, HttpError, RepoRequest};
-use crate::store;
 
 /// Events that are read from the store at once.
 const IDS_PER_QUERY: usize = 500;
@@ -83,31 +82,19 @@ impl GitHttp {
         repo: &RepoId,
         request: &PushRequest,
     ) -> Result<PushFacts, HttpError> {
-        let identifier = repo.identifier.clone();
-        let (held_announcements, held_candidates) = self
-            .purgatory()?
-            .ask(move |p| (p.announcements(&identifier), p.candidates(&identifier)))
-            .await?;
-        let now = self.host.clock.now().unix;
-        let stored = store::announcements(&*self.host.store, [&repo.identifier], now).await?;
-        let announcements: Vec<Arc<Announcement>> = stored
-            .into_iter()
-            .map(|(announcement, _)| Arc::new(announcement))
-            .chain(held_announcements.into_iter().map(|known| known.announcement))
-            .collect();
+        let purgatory = self.purgatory()?;
+        let (own, maintainers) = purgatory.maintainers(repo).await?;
         let policy = &self.host.policy;
-        let own = announcements.iter().filter(|one| one.repo == *repo).max_by_key(|a| a.version);
-        if own.is_some_and(|own| policy.archives(own)) {
+        if own.is_some_and(|own| policy.archives(&own.announcement)) {
             return Ok(PushFacts::Archived);
         }
-        let lists = maintainer_lists(announcements.iter().map(Arc::as_ref));
-        let maintainers = policy.model.maintainers(&repo.owner, &lists);
-        // States of authors who are no maintainers are not read: each may have a megabyte.
-        let states = Filter::new()
-            .kind(kinds::STATE)
-            .authors(maintainers.iter().copied())
-            .identifier(repo.identifier.as_str());
-        let served = self.events(states).await?;
+        let (asked, keys) = (repo.clone(), maintainers.clone());
+        let held_candidates = purgatory.ask(move |p| p.candidates(&asked, &keys)).await?;
+        let states = maintainers
+            .iter()
+            .map(|key| Coordinate::new(kinds::STATE, *key).identifier(repo.identifier.as_str()));
+        let now = self.host.clock.now().unix;
+        let served = self.host.store.heads(states.collect(), now).await?;
         let served = served.iter().filter_map(|event| State::parse(event).ok());
         let served =
             served.map(|state| Candidate { state: Arc::new(state), presence: Presence::Stored });

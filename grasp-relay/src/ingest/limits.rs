@@ -11,7 +11,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use grasp_core::admission::{ExceededLimit, Facts, Needs, Origin, Outcome, Rejection, Verdict};
-use grasp_core::maintainers::maintainer_lists;
 use grasp_core::nip34::repo_refs;
 use grasp_core::resources::{Bounds, Claimant, Meter, Shortage};
 use grasp_core::{Mono, RepoId, kinds};
@@ -31,9 +30,6 @@ const LOOKUPS_PER_MINUTE: u64 = 10_000_000;
 
 /// Keys that are looked up for an event besides those that it names: its id, its coordinate, and events that name it.
 const LOOKUPS_PER_EVENT: usize = 8;
-
-/// Bytes of stored text that take as long to read as it takes to look up a key.
-const BYTES_PER_LOOKUP: usize = 800;
 
 /// Authors whose authority is looked up for all clients within a minute, once the budget without authority is spent.
 const AUTHORITY_CHECKS_PER_MINUTE: u64 = 200_000;
@@ -137,14 +133,6 @@ impl Budgets {
             false => self.round_slots.wait(&claimant, 1, SLOT_TIMEOUT).await.map(Some),
         }
     }
-
-    /// Charges for stored text after it was read, since its size is not known before.
-    pub(super) fn charge_reading(&self, now: Mono, bytes: usize, origin: &Origin) {
-        if !origin.is_sync() {
-            let keys = bytes / BYTES_PER_LOOKUP;
-            lock(&self.lookups.0).charge(now, &origin.claimant(), keys as u64);
-        }
-    }
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -213,34 +201,20 @@ impl Pipeline {
         }
         let mut admitted = lock(&self.fan_out).admit(now, event, &facts.named);
         // Maintainers have a limit of their own; who is one is read only when it is needed.
-        if admitted == Err(ExceededLimit::Root)
-            && self.is_by_maintainer(event, facts, origin).await?
-        {
+        if admitted == Err(ExceededLimit::Root) && self.is_by_maintainer(event, facts).await? {
             admitted = lock(&self.fan_out).admit_maintainer(now, event, &facts.named);
         }
         Ok(admitted.map_or(Rejection::RateLimited.into(), |()| verdict))
     }
 
     /// Returns whether an event is signed by a confirmed maintainer of a repository that it belongs to.
-    async fn is_by_maintainer(
-        &self,
-        event: &Event,
-        facts: &Facts,
-        origin: &Origin,
-    ) -> Result<bool, StoreError> {
-        let now = self.clock.now();
+    async fn is_by_maintainer(&self, event: &Event, facts: &Facts) -> Result<bool, StoreError> {
         let repos = self.repos_of(facts).await?;
         if repos.iter().any(|repo| repo.owner == event.pubkey) {
             return Ok(true);
         }
         for repo in repos {
-            let read = store::announcements(&*self.store, [&repo.identifier], now.unix).await?;
-            let bytes = read.iter().map(|(_, bytes)| bytes).sum();
-            self.budgets.charge_reading(now.mono, bytes, origin);
-            let maintainer_lists =
-                maintainer_lists(read.iter().map(|(announcement, _)| announcement));
-            if self.policy.model.maintainers(&repo.owner, &maintainer_lists).contains(&event.pubkey)
-            {
+            if self.git.is_maintainer(repo, event.pubkey).await? {
                 return Ok(true);
             }
         }
@@ -319,18 +293,6 @@ mod tests {
         assert_eq!(paid, 250_000 / write_cost(&long));
         assert!((0..1_000).all(|_| budgets.pay_unknown_author(now, &naming(1), &alice)));
         assert!(budgets.pay_unknown_author(now + 2 * DAY, &long, &eve), "it comes back");
-    }
-
-    #[test]
-    fn reading_many_announcements_of_a_name_uses_up_the_share_too() {
-        let (budgets, now, eve) = (Budgets::default(), Mono::from_secs(100), from("198.51.100.1"));
-        let mut read = 0;
-        while budgets.pay_lookups(now, &naming(0), &eve.claimant()) {
-            budgets.charge_reading(now, 8 << 20, &eve);
-            read += 1;
-        }
-        assert!((150..250).contains(&read), "{read}");
-        assert!(budgets.pay_lookups(now, &naming(0), &from("192.0.2.1").claimant()));
     }
 
     #[test]

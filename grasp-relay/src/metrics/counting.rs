@@ -119,7 +119,6 @@ fn reason_label(rejection: &Rejection) -> &'static str {
         Rejection::ForeignDeletion => "foreign_deletion",
         Rejection::TooManyTargets => "too_many_targets",
         Rejection::RepositoryQuota => "repository_quota",
-        Rejection::IdentifierQuota => "identifier_quota",
         Rejection::Quota => "quota",
         Rejection::RateLimited => "rate_limited",
         Rejection::Busy => "busy",

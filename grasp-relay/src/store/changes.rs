@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use grasp_core::deletion::{self, DeletionRequest};
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, RefName, RepoId, kinds};
+use grasp_core::{RefName, RepoId, kinds};
 use grasp_purgatory::database::{
-    ADDITIONS_KEPT, Addition, Commit, Committed, Conflict, FamilyChange, Forget, Garbage,
-    Generation, RetiredRef, Source, View, ViewChange,
+    ADDITIONS_KEPT, Addition, Commit, Committed, Conflict, Forget, Garbage, Generation,
+    ProposalChanges, RepoChange, RetiredRef, Source, ViewChange,
 };
 use grasp_purgatory::git::Refs;
-use grasp_purgatory::{MAX_OLDEST, Phase, Record};
+use grasp_purgatory::{Phase, Record};
 use nostr::event::{Event, EventId, Kind};
 use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
@@ -21,36 +21,54 @@ use nostr::types::Timestamp;
 use rusqlite::types::Value;
 use serde::Serialize;
 
+use super::git::SignedView;
 use super::keys::{Digest, Keys, newest, seconds};
 use super::rules::{Rows, Rules};
 use super::{StoreError, failure, keeps_versions};
 
-/// Retired refs of one owner in a family after which older ones are forgotten; those of one time stay together.
-const MAX_RETIRED_REFS_PER_OWNER: i64 = 10_000;
+/// Retired refs of a repository after which older ones are forgotten; those of one time stay together.
+const MAX_RETIRED_REFS: i64 = 10_000;
 
-/// Retired refs of all owners in a family but those of its oldest views, after which older ones are forgotten.
-const MAX_RETIRED_REFS: i64 = 100_000;
+/// The columns that identify a repository.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RepoKey {
+    pub(crate) endpoint: i64,
+    pub(crate) identifier: String,
+    pub(crate) owner: PublicKey,
+}
 
-/// The columns that identify a family.
-pub(crate) type FamilyKey<'a> = (i64, &'a str);
+impl RepoKey {
+    pub(crate) fn new(endpoint: Endpoint, repo: &RepoId) -> Self {
+        let identifier = repo.identifier.to_string();
+        Self { endpoint: number(endpoint), identifier, owner: repo.owner }
+    }
+
+    fn of(change: &RepoChange) -> Self {
+        Self::new(change.endpoint, &change.repo)
+    }
+
+    /// Returns the parameters `?1` to `?3` of a statement, and those that follow.
+    pub(crate) fn values(&self, more: impl IntoIterator<Item = Value>) -> Vec<Value> {
+        let mut values =
+            vec![integer(self.endpoint), text(&self.identifier), blob(self.owner.as_bytes())];
+        values.extend(more);
+        values
+    }
+}
 
 /// The rows of refs, packs and purgatory within one transaction.
 pub(crate) trait GitRows: Rows + Sized {
     /// Returns the generation of a view that exists.
-    fn generation(
-        &self,
-        key: FamilyKey<'_>,
-        owner: &PublicKey,
-    ) -> Result<Option<Generation>, StoreError>;
+    fn generation(&self, key: &RepoKey) -> Result<Option<Generation>, StoreError>;
 
     /// Gives a view a generation that none had before.
-    fn next_generation(&self, key: FamilyKey<'_>, owner: &PublicKey) -> Result<i64, StoreError>;
+    fn next_generation(&self, key: &RepoKey) -> Result<i64, StoreError>;
 
     /// Executes a statement, at once or before the transaction is committed.
     fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), StoreError>;
 
     /// Takes note that a view is removed.
-    fn view_removed(&self, _: FamilyKey<'_>, _: &PublicKey) {}
+    fn view_removed(&self, _: &RepoKey) {}
 }
 
 impl<R: GitRows> Changes for R {}
@@ -63,7 +81,9 @@ pub(crate) trait Changes: GitRows {
             return Ok(Committed::Conflict(conflict));
         }
         // Views first: a state that another one replaces is then the state of no view.
-        commit.families.iter().try_for_each(|family| self.change_family(family))?;
+        for change in &commit.repos {
+            self.change_repo(change)?;
+        }
         if !commit.withdraw.is_empty() {
             self.remove(&commit.withdraw)?;
         }
@@ -79,12 +99,10 @@ pub(crate) trait Changes: GitRows {
     }
 
     fn conflict(&self, commit: &Commit) -> Result<Option<Conflict>, StoreError> {
-        for family in &commit.families {
-            for view in &family.views {
-                if self.generation(key(family), &view.owner)? != view.from {
-                    let repo = RepoId::new(view.owner, family.identifier.clone());
-                    return Ok(Some(Conflict::Moved(family.endpoint, repo)));
-                }
+        for change in &commit.repos {
+            let Some(view) = &change.view else { continue };
+            if self.generation(&RepoKey::of(change))? != view.from {
+                return Ok(Some(Conflict::Moved(change.endpoint, change.repo.clone())));
             }
         }
         let mut refused = BTreeSet::new();
@@ -102,129 +120,149 @@ pub(crate) trait Changes: GitRows {
         Ok((!refused.is_empty()).then_some(Conflict::Refused(refused)))
     }
 
-    fn change_family(&self, family: &FamilyChange) -> Result<(), StoreError> {
-        let (endpoint, identifier) = key(family);
-        let values = |more: &[Value]| [&[integer(endpoint), text(identifier)], more].concat();
-        family.views.iter().try_for_each(|view| self.change_view(key(family), view))?;
-        if family.views.iter().any(|view| !view.retired.is_empty()) {
+    fn change_repo(&self, change: &RepoChange) -> Result<(), StoreError> {
+        let key = RepoKey::of(change);
+        if let Some(view) = &change.view {
+            self.change_view(&key, view)?;
+        }
+        for pack in &change.remove_packs {
             self.change(
-                "DELETE FROM retired_refs WHERE endpoint = ?1 AND identifier = ?2
-                     AND owner NOT IN (SELECT owner FROM views
-                         WHERE endpoint = ?1 AND identifier = ?2 ORDER BY number LIMIT ?3)
-                     AND since < (SELECT since FROM retired_refs
-                         WHERE endpoint = ?1 AND identifier = ?2
-                             AND owner NOT IN (SELECT owner FROM views
-                                 WHERE endpoint = ?1 AND identifier = ?2 ORDER BY number LIMIT ?3)
-                         ORDER BY since DESC LIMIT 1 OFFSET ?4)",
-                values(&[integer(seconds(MAX_OLDEST as u64)), integer(MAX_RETIRED_REFS - 1)]),
+                "DELETE FROM packs WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3 AND name = ?4",
+                key.values([text(&pack.name)]),
             )?;
         }
-        for pack in &family.remove_packs {
+        for pack in &change.add_packs {
             self.change(
-                "DELETE FROM packs WHERE endpoint = ?1 AND identifier = ?2 AND name = ?3
-                     AND is_attic = ?4",
-                values(&[text(&pack.name), integer(pack.is_attic)]),
-            )?;
-        }
-        for pack in &family.add_packs {
-            self.change(
-                "INSERT INTO packs (endpoint, identifier, name, is_attic, bytes)
+                "INSERT INTO packs (endpoint, identifier, owner, name, bytes)
                      VALUES (?1, ?2, ?3, ?4, ?5)
-                     ON CONFLICT (endpoint, identifier, name, is_attic)
+                     ON CONFLICT (endpoint, identifier, owner, name)
                      DO UPDATE SET bytes = excluded.bytes, verified = excluded.verified",
-                values(&[text(&pack.name), integer(pack.is_attic), integer(seconds(pack.bytes))]),
+                key.values([text(&pack.name), integer(seconds(pack.bytes))]),
             )?;
         }
-        if let Some((name, at)) = &family.verified {
+        if let Some((name, at)) = &change.verified {
             self.change(
-                "UPDATE packs SET verified = ?4 WHERE endpoint = ?1 AND identifier = ?2 AND name = ?3",
-                values(&[text(name), time(*at)]),
+                "UPDATE packs SET verified = ?5
+                     WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3 AND name = ?4",
+                key.values([text(name), time(*at)]),
             )?;
         }
-        self.forget(key(family), &family.forget)?;
-        if family.is_collected {
-            let collected = "DELETE FROM garbage WHERE endpoint = ?1 AND identifier = ?2";
-            self.change(collected, values(&[]))?;
+        self.forget(&key, &change.forget)?;
+        if change.is_collected {
+            let collected =
+                "DELETE FROM garbage WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
+            self.change(collected, key.values([]))?;
         }
-        if let Some(garbage) = family.garbage {
+        if let Some(garbage) = change.garbage {
             self.change(
-                "INSERT INTO garbage (endpoint, identifier, mark) VALUES (?1, ?2, ?3)
-                     ON CONFLICT (endpoint, identifier) DO UPDATE SET mark =
+                "INSERT INTO garbage (endpoint, identifier, owner, mark) VALUES (?1, ?2, ?3, ?4)
+                     ON CONFLICT (endpoint, identifier, owner) DO UPDATE SET mark =
                      CASE WHEN garbage.mark > excluded.mark THEN garbage.mark ELSE excluded.mark END",
-                values(&[integer(mark(garbage))]),
+                key.values([integer(mark(garbage))]),
             )?;
         }
         Ok(())
     }
 
-    fn change_view(&self, key: FamilyKey<'_>, view: &ViewChange) -> Result<(), StoreError> {
-        let values = |more: &[Value]| [&[integer(key.0), text(key.1)], more].concat();
-        for retired in &view.retired {
+    fn change_view(&self, key: &RepoKey, view: &ViewChange) -> Result<(), StoreError> {
+        self.retire(key, &view.retired)?;
+        self.note_proposals(key, &view.proposals)?;
+        let Some(refs) = &view.to else {
+            self.view_removed(key);
+            let removed =
+                "DELETE FROM views WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
+            return self.change(removed, key.values([]));
+        };
+        let generation = self.next_generation(key)?;
+        let mut maintainers = Vec::with_capacity(32 * view.maintainers.len());
+        for maintainer in &view.maintainers {
+            maintainers.extend_from_slice(maintainer.as_bytes());
+        }
+        self.change(
+            "INSERT INTO views
+                 (endpoint, identifier, owner, generation, head, refs, state, maintainers)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+                 ON CONFLICT (endpoint, identifier, owner) DO UPDATE SET
+                     generation = excluded.generation, head = excluded.head, refs = excluded.refs,
+                     state = excluded.state, maintainers = excluded.maintainers",
+            key.values([
+                integer(generation),
+                text(refs.head.as_str()),
+                Value::Text(refs.encode()),
+                view.state.map_or(Value::Null, |state| blob(state.as_bytes())),
+                Value::Blob(maintainers),
+            ]),
+        )
+    }
+
+    fn retire(&self, key: &RepoKey, tips: &[RetiredRef]) -> Result<(), StoreError> {
+        for retired in tips {
             self.change(
                 "INSERT INTO retired_refs (endpoint, identifier, owner, tip, name, since)
                      VALUES (?1, ?2, ?3, ?4, ?5, ?6)
                      ON CONFLICT (endpoint, identifier, owner, tip)
                      DO UPDATE SET name = excluded.name, since = excluded.since",
-                values(&[
-                    blob(retired.owner.as_bytes()),
+                key.values([
                     text(&retired.tip.to_string()),
                     text(retired.name.as_str()),
                     time(retired.since),
                 ]),
             )?;
         }
-        let owner = blob(view.owner.as_bytes());
-        if !view.retired.is_empty() {
+        if !tips.is_empty() {
             self.change(
                 "DELETE FROM retired_refs WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
                      AND since < (SELECT since FROM retired_refs
                          WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
                          ORDER BY since DESC LIMIT 1 OFFSET ?4)",
-                values(&[owner.clone(), integer(MAX_RETIRED_REFS_PER_OWNER - 1)]),
+                key.values([integer(MAX_RETIRED_REFS - 1)]),
             )?;
         }
-        let Some(refs) = &view.to else {
-            self.view_removed(key, &view.owner);
-            let removed =
-                "DELETE FROM views WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
-            return self.change(removed, values(&[owner]));
-        };
-        let generation = self.next_generation(key, &view.owner)?;
-        let state = view.state.map_or(Value::Null, |state| blob(state.as_bytes()));
-        self.change(
-            "INSERT INTO views (endpoint, identifier, owner, generation, head, refs, state)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
-                 ON CONFLICT (endpoint, identifier, owner) DO UPDATE SET
-                     generation = excluded.generation, head = excluded.head,
-                     refs = excluded.refs, state = excluded.state",
-            values(&[
-                owner,
-                integer(generation),
-                text(refs.head.as_str()),
-                Value::Text(refs.encode()),
-                state,
-            ]),
-        )
+        Ok(())
     }
 
-    fn forget(&self, key: FamilyKey<'_>, forget: &Forget) -> Result<(), StoreError> {
-        let values = |value| vec![integer(key.0), text(key.1), value];
+    /// Notes where pull requests have refs.
+    fn note_proposals(&self, key: &RepoKey, proposals: &ProposalChanges) -> Result<(), StoreError> {
+        for id in &proposals.added {
+            self.change(
+                "INSERT INTO proposal_refs (endpoint, identifier, owner, event)
+                     VALUES (?1, ?2, ?3, ?4)
+                     ON CONFLICT (event, endpoint, identifier, owner) DO NOTHING",
+                key.values([blob(id.as_bytes())]),
+            )?;
+        }
+        for id in &proposals.removed {
+            self.change(
+                "DELETE FROM proposal_refs
+                     WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3 AND event = ?4",
+                key.values([blob(id.as_bytes())]),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn forget(&self, key: &RepoKey, forget: &Forget) -> Result<(), StoreError> {
         match forget {
             Forget::Nothing => Ok(()),
-            Forget::Of(owner) => self.change(
+            Forget::All => self.change(
                 "DELETE FROM retired_refs WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3",
-                values(blob(owner.as_bytes())),
+                key.values([]),
             ),
             Forget::Before(since) => self.change(
-                "DELETE FROM retired_refs WHERE endpoint = ?1 AND identifier = ?2 AND since < ?3",
-                values(time(*since)),
+                "DELETE FROM retired_refs
+                     WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3 AND since < ?4",
+                key.values([time(*since)]),
             ),
-            Forget::Tips(tips) => tips.iter().try_for_each(|tip| {
-                self.change(
-                    "DELETE FROM retired_refs WHERE endpoint = ?1 AND identifier = ?2 AND tip = ?3",
-                    values(text(&tip.to_string())),
-                )
-            }),
+            Forget::Tips(tips) => {
+                for tip in tips {
+                    self.change(
+                        "DELETE FROM retired_refs
+                             WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3 AND tip = ?4",
+                        key.values([text(&tip.to_string())]),
+                    )?;
+                }
+                Ok(())
+            }
         }
     }
 
@@ -232,12 +270,14 @@ pub(crate) trait Changes: GitRows {
     fn add(&self, addition: &Addition) -> Result<(), StoreError> {
         let author = addition.author.map_or_else(Vec::new, |author| author.to_bytes().to_vec());
         self.change(
-            "INSERT INTO additions (at, identifier, author, kind, bytes) VALUES (?1, ?2, ?3, ?4, ?5)
-                 ON CONFLICT (at, identifier, author, kind)
+            "INSERT INTO additions (at, identifier, owner, author, kind, bytes)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+                 ON CONFLICT (at, identifier, owner, author, kind)
                  DO UPDATE SET bytes = additions.bytes + excluded.bytes",
             vec![
                 time(addition.at),
-                text(addition.identifier.as_str()),
+                text(addition.repo.identifier.as_str()),
+                blob(addition.repo.owner.as_bytes()),
                 Value::Blob(author),
                 integer(kind_of(addition)),
                 integer(seconds(addition.bytes)),
@@ -314,31 +354,18 @@ pub(crate) trait Changes: GitRows {
     }
 }
 
-/// Returns the change of a family by the removal, now, of an event that signed for some of its refs.
-pub(crate) fn refs_change(
-    (event, now): (&Event, Timestamp),
-    endpoint: Endpoint,
-    identifier: &Identifier,
-    views: Vec<(PublicKey, View)>,
-) -> FamilyChange {
-    let mut change = FamilyChange::new(endpoint, identifier.clone());
-    for (owner, view) in views {
-        let changed = refs_removal((event, now), endpoint, owner, &view);
-        changed.into_iter().for_each(|view| change.push((view, Some(Garbage::Removed))));
-    }
-    change
-}
-
-fn refs_removal(
-    (event, since): (&Event, Timestamp),
-    endpoint: Endpoint,
-    owner: PublicKey,
-    view: &View,
-) -> Option<ViewChange> {
-    let is_own = endpoint == Endpoint::Repository && owner == event.pubkey;
+/// Returns the change of a repository by the removal of an event that signed for some of its refs; `None` if it has none.
+///
+/// Their tips are retired at a time if one is given. Otherwise what its author took back is removed.
+pub(crate) fn refs_removal(
+    event: &Event,
+    signed: SignedView,
+    retired: Option<Timestamp>,
+) -> Option<RepoChange> {
+    let (endpoint, repo, view) = signed;
     let is_gone = |name: &RefName| match event.kind {
-        kind if kind == kinds::ANNOUNCEMENT => is_own,
-        kind if kind == kinds::STATE => view.state == Some(event.id) && name.is_branch_or_tag(),
+        kind if kind == kinds::ANNOUNCEMENT => true,
+        kind if kind == kinds::STATE => name.is_branch_or_tag(),
         _ => name.event() == Some(event.id),
     };
     if !view.refs.refs.keys().any(is_gone) {
@@ -346,16 +373,29 @@ fn refs_removal(
     }
     let mut left = Refs::clone(&view.refs);
     left.refs.retain(|name, _| !is_gone(name));
-    let retired = view.refs.retired_by(&left).into_iter();
-    let retired = retired.map(|(tip, name)| RetiredRef { owner, tip, name, since }).collect();
     let keeps_state = left.refs.keys().any(RefName::is_branch_or_tag);
-    let state = view.state.filter(|_| keeps_state);
-    let (from, to) = (Some(view.generation), Some(Arc::new(left)));
-    Some(ViewChange { owner, from, to, state, retired })
+    let mut tips = Vec::new();
+    if let Some(since) = retired {
+        for (tip, name) in view.refs.retired_by(&left) {
+            tips.push(RetiredRef { tip, name, since });
+        }
+    }
+    let mut change = RepoChange::new(endpoint, repo);
+    change.garbage = Some(Garbage::Removed);
+    change.view = Some(ViewChange {
+        from: Some(view.generation),
+        state: view.state.filter(|_| keeps_state),
+        maintainers: view.maintainers,
+        retired: tips,
+        proposals: ProposalChanges::between(&view.refs, &left),
+        to: Some(Arc::new(left)),
+    });
+    Some(change)
 }
 
-fn key(family: &FamilyChange) -> FamilyKey<'_> {
-    (number(family.endpoint), family.identifier.as_str())
+/// Returns the endpoint of its number.
+pub(crate) fn endpoint(number: i64) -> Endpoint {
+    if number == 0 { Endpoint::Repository } else { Endpoint::PullRequests }
 }
 
 pub(crate) fn number(endpoint: Endpoint) -> i64 {
@@ -388,7 +428,7 @@ fn mark(garbage: Garbage) -> i64 {
     }
 }
 
-/// Returns the mark of a family from its column.
+/// Returns the mark of a repository from its column.
 pub(crate) fn garbage(mark: i64) -> Garbage {
     if mark == 1 { Garbage::Moved } else { Garbage::Removed }
 }
@@ -443,7 +483,7 @@ pub(crate) struct Wanted {
     pub(crate) expired: Option<i64>,
     /// The time of a sweep.
     pub(crate) swept: Option<Timestamp>,
-    pub(crate) views: Vec<(i64, String, [u8; 32])>,
+    pub(crate) views: Vec<RepoKey>,
 }
 
 impl Wanted {
@@ -499,11 +539,8 @@ impl Wanted {
     }
 
     pub(crate) fn commit(&mut self, keys: &Keys, commit: &Commit) {
-        for family in &commit.families {
-            let key = |owner: &PublicKey| {
-                (number(family.endpoint), family.identifier.to_string(), owner.to_bytes())
-            };
-            self.views.extend(family.views.iter().map(|view| key(&view.owner)));
+        for change in commit.repos.iter().filter(|change| change.view.is_some()) {
+            self.views.push(RepoKey::of(change));
         }
         self.remove(&commit.withdraw);
         self.ids.extend(commit.require.iter().map(|id| id.to_bytes()));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use grasp_core::admission::{Outcome, Rejection};
 use grasp_core::nip34::References;
-use grasp_core::{Identifier, Version};
+use grasp_core::{RepoId, Version};
 use grasp_purgatory::database::{Commit, Committed};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
@@ -98,6 +98,19 @@ impl dyn Columns + '_ {
     /// Returns bytes that are not NULL.
     pub(crate) fn key<const N: usize>(&self, at: usize) -> Result<[u8; N], StoreError> {
         self.bytes(at)?.ok_or_else(|| failure(Unreadable("a key")))
+    }
+
+    /// Returns keys that were written one after the other.
+    pub(crate) fn public_keys(&self, at: usize) -> Result<BTreeSet<PublicKey>, StoreError> {
+        let Value::Blob(bytes) = self.value(at)? else {
+            return Err(failure(Unreadable("keys")));
+        };
+        let mut keys = BTreeSet::new();
+        for key in bytes.chunks(32) {
+            let key = key.try_into().map_err(|_| failure(Unreadable("keys")))?;
+            keys.insert(PublicKey::from_byte_array(key));
+        }
+        Ok(keys)
     }
 
     pub(crate) fn public_key(&self, at: usize) -> Result<PublicKey, StoreError> {
@@ -209,11 +222,10 @@ impl<E> fmt::Debug for EngineStore<E> {
 async fn finish(
     engine: &impl StoreEngine,
     request: Arc<Event>,
-    now: Timestamp,
-) -> Result<BTreeSet<Identifier>, StoreError> {
+) -> Result<BTreeSet<RepoId>, StoreError> {
     let mut affected = BTreeSet::new();
     loop {
-        let (is_done, names) = continue_request(engine, Arc::clone(&request), now).await?;
+        let (is_done, names) = continue_request(engine, Arc::clone(&request)).await?;
         affected.extend(names);
         if is_done {
             return Ok(affected);
@@ -221,15 +233,14 @@ async fn finish(
     }
 }
 
-/// Continues a request in a transaction of its own. Returns whether it is done, and the names of repositories of which
-/// something was removed.
+/// Continues a request in a transaction of its own. Returns whether it is done, and the repositories of which something
+/// was removed.
 pub(crate) async fn continue_request(
     engine: &impl StoreEngine,
     request: Arc<Event>,
-    now: Timestamp,
-) -> Result<(bool, BTreeSet<Identifier>), StoreError> {
+) -> Result<(bool, BTreeSet<RepoId>), StoreError> {
     let wanted = engine.want(|keys, wanted| wanted.request(keys, &request));
-    engine.write(MAX_TASK_ROWS, wanted, move |tables| tables.continue_request(&request, now)).await
+    engine.write(MAX_TASK_ROWS, wanted, move |tables| tables.continue_request(&request)).await
 }
 
 /// Returns the versions that a statement finds at these coordinates.
@@ -265,7 +276,7 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
                 report.saved.extend(saved);
                 report.affected.extend(affected);
                 for request in unfinished {
-                    report.affected.extend(finish(&*self.0, request, now).await?);
+                    report.affected.extend(finish(&*self.0, request).await?);
                 }
             }
             Ok(report)
@@ -316,6 +327,28 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
                 (SELECT 1 FROM expirations x WHERE x.seq = e.seq AND x.at <= ?2)";
             let versions = versions(&*self.0, heads, named.coordinates, vec![time(now)]).await?;
             Ok(Present { ids, versions })
+        })
+    }
+
+    fn heads(&self, coordinates: Vec<Coordinate>, now: Timestamp) -> StoreFuture<'_, Vec<Event>> {
+        Box::pin(async move {
+            let keys = self.0.keys()?;
+            let sql = "SELECT json FROM heads h JOIN events e ON e.seq = h.seq
+                WHERE coordinate = ANY(?1) AND NOT EXISTS
+                (SELECT 1 FROM expirations x WHERE x.seq = e.seq AND x.at <= ?2)";
+            let wanted: Vec<_> = coordinates.iter().map(|at| blob(&keys.coordinate(at))).collect();
+            Query::new(sql, vec![time(now)], |row| row.event(0)).rows_of(&*self.0, wanted).await
+        })
+    }
+
+    fn listing(&self, repo: RepoId, most: usize) -> StoreFuture<'_, Vec<PublicKey>> {
+        Box::pin(async move {
+            let list = self.0.keys()?.listing(&repo);
+            let sql = "SELECT e.pubkey FROM lists l JOIN events e ON e.seq = l.seq
+                WHERE l.list = ?1 ORDER BY l.seq LIMIT ?2";
+            let most = i64::try_from(most).unwrap_or(i64::MAX);
+            let values = vec![blob(&list), Value::Integer(most)];
+            self.0.rows(Query::new(sql, values, |row| row.public_key(0))).await
         })
     }
 

@@ -3,36 +3,32 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use grasp_core::admission::Needs;
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, RepoId};
+use grasp_core::{RepoId, kinds};
 use grasp_purgatory::Record;
 use grasp_purgatory::database::{
-    Addition, Commit, Committed, Database, DatabaseFuture, FamilyRow, Generation, Pack, RetiredRef,
+    Addition, Commit, Committed, Database, DatabaseFuture, Generation, Pack, RepoRow, RetiredRef,
     View,
 };
 use grasp_purgatory::git::Refs;
-use nostr::event::EventId;
+use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
-use super::changes::{addition_kind, blob, garbage, integer, number, phase, text, time};
+use super::changes::{
+    RepoKey, addition_kind, blob, endpoint, garbage, integer, number, phase, time,
+};
 use super::engine::{Columns, DatabaseEngine, EngineStore, Query, Unreadable};
-use super::{StoreError, failure};
+use super::{REPOSITORY_KINDS, StoreError, failure};
 
-/// Selects all parts of a family but its retired refs, which are then of one moment.
-const FAMILY_SQL: &str = "SELECT 0, owner, generation, head, refs, state, number, 0
-        FROM views WHERE endpoint = ?1 AND identifier = ?2
-    UNION ALL SELECT 1, NULL, bytes, name, NULL, NULL, is_attic, verified
-        FROM packs WHERE endpoint = ?1 AND identifier = ?2
-    UNION ALL SELECT 2, NULL, mark, NULL, NULL, NULL, 0, 0
-        FROM garbage WHERE endpoint = ?1 AND identifier = ?2";
-
-/// Selects the identifiers of families that exist, of these.
-const EXISTING_SQL: &str = "SELECT DISTINCT identifier FROM (
-        SELECT identifier FROM views WHERE endpoint = ?2 AND identifier = ANY(?1)
-        UNION ALL SELECT identifier FROM packs WHERE endpoint = ?2 AND identifier = ANY(?1)
-        UNION ALL SELECT identifier FROM retired_refs
-            WHERE endpoint = ?2 AND identifier = ANY(?1)) f";
+/// Selects all parts of a repository but its retired refs, which are then of one moment.
+const ROW_SQL: &str = "SELECT 0, generation, head, refs, state, maintainers, 0
+        FROM views WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
+    UNION ALL SELECT 1, bytes, name, NULL, NULL, NULL, verified
+        FROM packs WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
+    UNION ALL SELECT 2, mark, NULL, NULL, NULL, NULL, 0
+        FROM garbage WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
 
 impl<E: DatabaseEngine> Database for EngineStore<E> {
     fn commit(&self, commit: Commit) -> DatabaseFuture<'_, Committed> {
@@ -41,97 +37,72 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
 
     fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {
         Box::pin(async move {
-            let sql = "SELECT generation, head, refs, state, number FROM views
+            let sql = "SELECT generation, head, refs, state, maintainers FROM views
                 WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
-            let mut values = key(endpoint, &repo.identifier);
-            values.push(blob(repo.owner.as_bytes()));
+            let values = RepoKey::new(endpoint, &repo).values([]);
             Ok(self.0.rows(Query::new(sql, values, |row| read_view(row, 0))).await?.pop())
         })
     }
 
-    fn family(&self, endpoint: Endpoint, identifier: Identifier) -> DatabaseFuture<'_, FamilyRow> {
+    fn row(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, RepoRow> {
         Box::pin(async move {
-            let parts = Query::new(FAMILY_SQL, key(endpoint, &identifier), read_part);
-            let parts = self.0.rows(parts).await?;
-            let mut family = FamilyRow::default();
-            for part in parts {
+            let values = RepoKey::new(endpoint, &repo).values([]);
+            let mut row = RepoRow::default();
+            for part in self.0.rows(Query::new(ROW_SQL, values, read_part)).await? {
                 match part {
-                    FamilyPart::View(owner, view) => _ = family.views.insert(owner, view),
-                    FamilyPart::Pack(pack, verified) => {
-                        family.verified.insert(pack.name.clone(), verified);
-                        family.packs.insert(pack);
+                    RowPart::View(view) => row.view = Some(view),
+                    RowPart::Pack(pack, verified) => {
+                        row.verified.insert(pack.name.clone(), verified);
+                        row.packs.insert(pack);
                     }
-                    FamilyPart::Garbage(mark) => family.garbage = Some(garbage(mark)),
+                    RowPart::Garbage(mark) => row.garbage = Some(garbage(mark)),
                 }
             }
-            Ok(family)
+            Ok(row)
         })
     }
 
-    fn retired(
-        &self,
-        endpoint: Endpoint,
-        identifier: Identifier,
-    ) -> DatabaseFuture<'_, Vec<RetiredRef>> {
+    fn retired(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Vec<RetiredRef>> {
         Box::pin(async move {
-            let sql = "SELECT owner, tip, name, since FROM retired_refs
-                WHERE endpoint = ?1 AND identifier = ?2 ORDER BY owner, tip, name";
-            let retired = Query::new(sql, key(endpoint, &identifier), |row| {
-                let (owner, tip) = (row.public_key(0)?, row.parse(1)?);
-                Ok(RetiredRef { owner, tip, name: row.parse(2)?, since: row.time(3)? })
+            let sql = "SELECT tip, name, since FROM retired_refs
+                WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3 ORDER BY tip";
+            let values = RepoKey::new(endpoint, &repo).values([]);
+            let retired = Query::new(sql, values, |row| {
+                Ok(RetiredRef { tip: row.parse(0)?, name: row.parse(1)?, since: row.time(2)? })
             });
             Ok(self.0.rows(retired).await?)
         })
     }
 
-    fn packs(
-        &self,
-        endpoint: Endpoint,
-    ) -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>> {
+    fn packs(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeMap<RepoId, BTreeSet<Pack>>> {
         Box::pin(async move {
-            let sql = "SELECT identifier, name, is_attic, bytes FROM packs WHERE endpoint = ?1";
+            let sql = "SELECT owner, identifier, name, bytes FROM packs WHERE endpoint = ?1";
             let packs = Query::new(sql, vec![integer(number(endpoint))], |row| {
-                let (name, is_attic) = (row.text(1)?, row.integer(2)? != 0);
-                Ok((row.parse(0)?, Pack { name, is_attic, bytes: row.unsigned(3)? }))
+                Ok((read_repo(row)?, Pack { name: row.text(2)?, bytes: row.unsigned(3)? }))
             });
-            let mut families: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-            for (identifier, pack) in self.0.rows(packs).await? {
-                families.entry(identifier).or_default().insert(pack);
+            let mut repos: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+            for (repo, pack) in self.0.rows(packs).await? {
+                repos.entry(repo).or_default().insert(pack);
             }
-            Ok(families)
+            Ok(repos)
         })
     }
 
     fn repositories(&self, endpoint: Endpoint) -> DatabaseFuture<'_, Vec<RepoId>> {
         Box::pin(async move {
             let sql = "SELECT owner, identifier FROM views WHERE endpoint = ?1";
-            let repositories = Query::new(sql, vec![integer(number(endpoint))], |row| {
-                Ok(RepoId::new(row.public_key(0)?, row.parse(1)?))
-            });
+            let repositories = Query::new(sql, vec![integer(number(endpoint))], read_repo);
             Ok(self.0.rows(repositories).await?)
         })
     }
 
-    fn identifiers(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
+    fn all(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<RepoId>> {
         Box::pin(async move {
-            let sql = "SELECT identifier FROM views WHERE endpoint = ?1
-                UNION SELECT identifier FROM packs WHERE endpoint = ?1
-                UNION SELECT identifier FROM retired_refs WHERE endpoint = ?1";
-            let found = Query::new(sql, vec![integer(number(endpoint))], |row| row.parse(0));
+            let sql = "SELECT owner, identifier FROM views WHERE endpoint = ?1
+                UNION SELECT owner, identifier FROM packs WHERE endpoint = ?1
+                UNION SELECT owner, identifier FROM retired_refs WHERE endpoint = ?1";
+            let found = Query::new(sql, vec![integer(number(endpoint))], read_repo);
             Ok(self.0.rows(found).await?.into_iter().collect())
-        })
-    }
-
-    fn existing(
-        &self,
-        endpoint: Endpoint,
-        identifiers: BTreeSet<Identifier>,
-    ) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
-        Box::pin(async move {
-            let names = identifiers.iter().map(|name| text(name.as_str()));
-            let found =
-                Query::new(EXISTING_SQL, vec![integer(number(endpoint))], |row| row.parse(0));
-            Ok(found.rows_of(&*self.0, names).await?.into_iter().collect())
         })
     }
 
@@ -146,51 +117,75 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
 
     fn additions(&self, since: Timestamp) -> DatabaseFuture<'_, Vec<Addition>> {
         Box::pin(async move {
-            let sql = "SELECT at, identifier, author, kind, bytes FROM additions
-                WHERE at >= ?1 ORDER BY at, identifier, author, kind";
+            let sql = "SELECT owner, identifier, at, author, kind, bytes FROM additions
+                WHERE at >= ?1 ORDER BY at, identifier, owner, author, kind";
             Ok(self.0.rows(Query::new(sql, vec![time(since)], read_addition)).await?)
         })
     }
 }
 
-/// Returns the parameters that identify a family.
-fn key(endpoint: Endpoint, identifier: &Identifier) -> Vec<rusqlite::types::Value> {
-    vec![integer(number(endpoint)), text(identifier.as_str())]
-}
-
-enum FamilyPart {
-    View(PublicKey, View),
+enum RowPart {
+    View(View),
     Pack(Pack, Timestamp),
     Garbage(i64),
 }
 
-fn read_part(row: &dyn Columns) -> Result<FamilyPart, StoreError> {
+fn read_part(row: &dyn Columns) -> Result<RowPart, StoreError> {
     Ok(match row.integer(0)? {
-        0 => FamilyPart::View(row.public_key(1)?, read_view(row, 2)?),
-        1 => {
-            let (name, is_attic) = (row.text(3)?, row.integer(6)? != 0);
-            FamilyPart::Pack(Pack { name, is_attic, bytes: row.unsigned(2)? }, row.time(7)?)
-        }
-        _ => FamilyPart::Garbage(row.integer(2)?),
+        0 => RowPart::View(read_view(row, 1)?),
+        1 => RowPart::Pack(Pack { name: row.text(2)?, bytes: row.unsigned(1)? }, row.time(6)?),
+        _ => RowPart::Garbage(row.integer(1)?),
     })
 }
 
-/// Returns the query for the views of a family.
-pub(crate) fn views_of(endpoint: Endpoint, identifier: &Identifier) -> Query<(PublicKey, View)> {
-    let sql = "SELECT owner, generation, head, refs, state, number FROM views
-        WHERE endpoint = ?1 AND identifier = ?2";
-    let read = |row: &dyn Columns| Ok((row.public_key(0)?, read_view(row, 1)?));
-    Query::new(sql, key(endpoint, identifier), read)
+/// Reads the columns `owner, identifier`.
+fn read_repo(row: &dyn Columns) -> Result<RepoId, StoreError> {
+    Ok(RepoId::new(row.public_key(0)?, row.parse(1)?))
 }
 
-/// Reads the columns `generation, head, refs, state, number`.
+/// A repository with refs that an event signed for.
+pub(crate) type SignedView = (Endpoint, RepoId, View);
+
+/// Returns the query for the repositories with refs that an event signed for.
+pub(crate) fn views_signed_by(event: &Event) -> Option<Query<SignedView>> {
+    let read = |row: &dyn Columns| {
+        let endpoint = endpoint(row.integer(2)?);
+        Ok((endpoint, read_repo(row)?, read_view(row, 3)?))
+    };
+    let id = blob(event.id.as_bytes());
+    Some(match event.kind {
+        kind if kind == kinds::ANNOUNCEMENT => {
+            let repo = Needs::of(event).repo?;
+            let sql =
+                "SELECT owner, identifier, endpoint, generation, head, refs, state, maintainers
+                FROM views WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
+            Query::new(sql, RepoKey::new(Endpoint::Repository, &repo).values([]), read)
+        }
+        kind if kind == kinds::STATE => {
+            let sql =
+                "SELECT owner, identifier, endpoint, generation, head, refs, state, maintainers
+                FROM views WHERE state = ?1";
+            Query::new(sql, vec![id], read)
+        }
+        kind if REPOSITORY_KINDS.contains(&kind) => {
+            let sql = "SELECT v.owner, v.identifier, v.endpoint, generation, head, refs, state, maintainers
+                FROM proposal_refs p JOIN views v ON v.endpoint = p.endpoint
+                    AND v.identifier = p.identifier AND v.owner = p.owner
+                WHERE p.event = ?1";
+            Query::new(sql, vec![id], read)
+        }
+        _ => return None,
+    })
+}
+
+/// Reads the columns `generation, head, refs, state, maintainers`.
 fn read_view(row: &dyn Columns, first: usize) -> Result<View, StoreError> {
     let refs = Refs::decode(&row.text(first + 2)?, &row.text(first + 1)?);
     Ok(View {
         refs: Arc::new(refs.ok_or_else(|| failure(Unreadable("refs of a view")))?),
         state: row.bytes(first + 3)?.map(EventId::from_byte_array),
         generation: Generation(row.unsigned(first)?),
-        number: row.unsigned(first + 4)?,
+        maintainers: row.public_keys(first + 4)?,
     })
 }
 
@@ -215,14 +210,15 @@ fn read_record(row: &dyn Columns) -> Result<Record, StoreError> {
     })
 }
 
+/// Reads the columns `owner, identifier, at, author, kind, bytes`.
 fn read_addition(row: &dyn Columns) -> Result<Addition, StoreError> {
-    let (has_authority, source) = addition_kind(row.integer(3)?);
+    let (has_authority, source) = addition_kind(row.integer(4)?);
     Ok(Addition {
-        at: row.time(0)?,
-        identifier: row.parse(1)?,
-        author: row.bytes(2)?.map(PublicKey::from_byte_array),
+        at: row.time(2)?,
+        repo: read_repo(row)?,
+        author: row.bytes(3)?.map(PublicKey::from_byte_array),
         has_authority,
         source,
-        bytes: row.unsigned(4)?,
+        bytes: row.unsigned(5)?,
     })
 }

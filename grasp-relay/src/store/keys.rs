@@ -1,7 +1,8 @@
 //! The keys of the indexes of a store, and the order in which it serves events.
 
 use bitcoin_hashes::{HashEngine, sha256};
-use grasp_core::Version;
+use grasp_core::nip34::Announcement;
+use grasp_core::{RepoId, Version, kinds};
 use nostr::event::{Event, EventId};
 use nostr::filter::SingleLetterTag;
 use nostr::key::PublicKey;
@@ -115,7 +116,14 @@ impl Keys {
     pub(crate) fn lists<'a>(&'a self, event: &'a Event) -> impl Iterator<Item = Digest> + 'a {
         let tags = event.tags.iter();
         let tags = tags.filter_map(|tag| Some(self.tag(tag.single_letter_tag()?, tag.content()?)));
-        tags.chain([self.kind(event.kind.as_u16()), self.author(&event.pubkey)])
+        let listed = listed(event);
+        let listing = listed.into_iter().map(|repo| self.listing(&repo));
+        tags.chain(listing).chain([self.kind(event.kind.as_u16()), self.author(&event.pubkey)])
+    }
+
+    /// Returns the list of announcements that list the owner of a repository under its identifier.
+    pub(crate) fn listing(&self, repo: &RepoId) -> Digest {
+        self.digest(&[b"l", repo.owner.as_bytes(), repo.identifier.as_str().as_bytes()])
     }
 
     pub(crate) fn coordinate(&self, coordinate: &Coordinate) -> Digest {
@@ -139,6 +147,17 @@ impl Keys {
         digest.copy_from_slice(&whole[..16]);
         digest
     }
+}
+
+/// Returns the keys that an announcement lists, each with its identifier; none for other events.
+pub(crate) fn listed(event: &Event) -> Vec<RepoId> {
+    if event.kind != kinds::ANNOUNCEMENT {
+        return Vec::new();
+    }
+    let Ok(announcement) = Announcement::parse(event) else { return Vec::new() };
+    let identifier = &announcement.repo.identifier;
+    let listed = announcement.maintainer_list.listed.iter();
+    listed.map(|key| RepoId::new(*key, identifier.clone())).collect()
 }
 
 #[cfg(test)]

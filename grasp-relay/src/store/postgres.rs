@@ -423,7 +423,7 @@ impl PostgresEngine {
         match get::<Option<&str>>(&row, 1)? {
             Some(json) => {
                 let request = Arc::new(Event::from_json(json).map_err(failure)?);
-                continue_request(self, request, Timestamp::now()).await?;
+                continue_request(self, request).await?;
             }
             None => {
                 let id = EventId::from_byte_array(bytes(&row, 0)?);

@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use grasp_core::admission::{Outcome, Presence, Rejection, is_expired};
 use grasp_core::deletion::{DeletionRequest, vanishes_from};
-use grasp_core::{Identifier, Version, deletion};
+use grasp_core::{RepoId, Version, deletion};
 use nostr::event::{Event, EventId, Kind};
 use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
 use super::keys::{Digest, Keys, Position, seconds};
-use super::{SaveReport, StoreError, StoreRules, keeps_versions, noted_before, repository_names};
+use super::{SaveReport, StoreError, StoreRules, keeps_versions, noted_before, repositories_of};
 use crate::store::keys::newest;
 
 /// Rows that one transaction erases, approximately, so that other writers do not wait long.
@@ -71,8 +71,8 @@ pub(crate) struct Progress {
     erase_budget: Cell<usize>,
     /// Requests of this transaction that are not fully applied.
     unfinished: RefCell<Vec<Arc<Event>>>,
-    /// The names of repositories of which something was removed, until a commit reports them.
-    affected: RefCell<BTreeSet<Identifier>>,
+    /// The repositories of which something was removed, until a commit reports them.
+    affected: RefCell<BTreeSet<RepoId>>,
 }
 
 impl Default for Progress {
@@ -94,8 +94,8 @@ impl Progress {
         self.erase_budget.get() == 0
     }
 
-    /// Takes the names of repositories of which something was removed.
-    pub(crate) fn take_affected(&self) -> BTreeSet<Identifier> {
+    /// Takes the repositories of which something was removed.
+    pub(crate) fn take_affected(&self) -> BTreeSet<RepoId> {
         self.affected.take()
     }
 }
@@ -121,8 +121,9 @@ pub(crate) trait Rows {
     fn insert(&self, event: &Event, coordinate: Option<&Digest>) -> Result<(), StoreError>;
     /// Deletes a served event with all rows that refer to it, and counts what that costs.
     fn erase(&self, seq: i64) -> Result<Option<Event>, StoreError>;
-    /// Removes the refs that an event signed for, which is being removed.
-    fn remove_refs_of(&self, event: &Event, now: Timestamp) -> Result<(), StoreError>;
+    /// Removes the refs that an event signed for, which is being removed. Their tips are retired at a time if one is
+    /// given; otherwise their objects go with them.
+    fn remove_refs_of(&self, event: &Event, retired: Option<Timestamp>) -> Result<(), StoreError>;
 
     /// Keeps a version within the limit per coordinate, unless it is kept already.
     fn insert_copy(&self, event: &Event, coordinate: &Digest) -> Result<(), StoreError>;
@@ -227,7 +228,8 @@ pub(crate) trait Rules: Rows + Sized {
         let (key, by) = (self.keys().coordinate(coordinate), Position::of_version(by));
         let mut gone = 0;
         if let Some(head) = self.head(&key)?.filter(|head| head.at > by) {
-            self.remove_served(head.seq, now)?;
+            // Its owner may come back.
+            self.remove_served(head.seq, Some(now))?;
             gone += 1;
         }
         if self.delisted_by(&key)?.is_none_or(|known| by < known) {
@@ -343,15 +345,15 @@ pub(crate) trait Rules: Rows + Sized {
     /// Removes a version that has expired; returns whether it has.
     fn remove_if_expired(&self, head: &Served, now: Timestamp) -> Result<bool, StoreError> {
         let has_ended = self.has_ended(head.seq, seconds(now.as_secs()))?;
-        Ok(has_ended && self.remove_served(head.seq, now)?)
+        Ok(has_ended && self.remove_served(head.seq, None)?)
     }
 
     /// Deletes a served event without replacement, with the refs that it signed for, and records the repositories it
-    /// named. Returns whether it was there.
-    fn remove_served(&self, seq: i64, now: Timestamp) -> Result<bool, StoreError> {
+    /// named. Their tips are retired at a time if one is given. Returns whether it was there.
+    fn remove_served(&self, seq: i64, retired: Option<Timestamp>) -> Result<bool, StoreError> {
         let Some(event) = self.erase(seq)? else { return Ok(false) };
-        self.remove_refs_of(&event, now)?;
-        self.progress().affected.borrow_mut().extend(repository_names(&event));
+        self.remove_refs_of(&event, retired)?;
+        self.progress().affected.borrow_mut().extend(repositories_of(&event));
         Ok(true)
     }
 
@@ -360,7 +362,7 @@ pub(crate) trait Rules: Rows + Sized {
         let mut removed = 0;
         let due = self.expired_events(until)?;
         for seq in due.iter().take_while(|_| !self.progress().is_spent()) {
-            self.remove_served(*seq, now)?;
+            self.remove_served(*seq, None)?;
             removed += 1;
         }
         let copies = self.expired_copies(until)?;
@@ -405,21 +407,17 @@ pub(crate) trait Deletions: Rows + Sized {
             Kind::RequestToVanish => self.gate_author(event)?,
             _ => return Ok(()),
         }
-        if !self.apply_request(event, now)? {
+        if !self.apply_request(event)? {
             self.put_unfinished(&event.id)?;
             self.progress().unfinished.borrow_mut().push(Arc::clone(event));
         }
         Ok(())
     }
 
-    /// Continues a request in a transaction of its own. Returns whether it is done, and the names of repositories of
+    /// Continues a request in a transaction of its own. Returns whether it is done, and the repositories of
     /// which something was removed.
-    fn continue_request(
-        &self,
-        request: &Event,
-        now: Timestamp,
-    ) -> Result<(bool, BTreeSet<Identifier>), StoreError> {
-        let is_done = self.apply_request(request, now)?;
+    fn continue_request(&self, request: &Event) -> Result<(bool, BTreeSet<RepoId>), StoreError> {
+        let is_done = self.apply_request(request)?;
         if is_done {
             self.delete_unfinished(&request.id)?;
         }
@@ -427,10 +425,10 @@ pub(crate) trait Deletions: Rows + Sized {
     }
 
     /// Erases targets of a request within the limit of one transaction; returns whether none is left.
-    fn apply_request(&self, request: &Event, now: Timestamp) -> Result<bool, StoreError> {
+    fn apply_request(&self, request: &Event) -> Result<bool, StoreError> {
         match request.kind {
-            Kind::EventDeletion => self.delete_targets(request, now),
-            _ => self.vanish(request, now),
+            Kind::EventDeletion => self.delete_targets(request),
+            _ => self.vanish(request),
         }
     }
 
@@ -503,41 +501,36 @@ pub(crate) trait Deletions: Rows + Sized {
     }
 
     /// Erases targets of a deletion request; returns whether none is left.
-    fn delete_targets(&self, event: &Event, now: Timestamp) -> Result<bool, StoreError> {
+    fn delete_targets(&self, event: &Event) -> Result<bool, StoreError> {
         let request = DeletionRequest::parse(event).unwrap_or_default();
         for id in &request.ids {
             if self.progress().is_spent() {
                 return Ok(false);
             }
-            self.delete_id(id, event, now)?;
+            self.delete_id(id, event)?;
         }
         for coordinate in &request.coordinates {
             if self.progress().is_spent() {
                 return Ok(false);
             }
-            self.delete_versions(&self.keys().coordinate(coordinate), event, now)?;
+            self.delete_versions(&self.keys().coordinate(coordinate), event)?;
         }
         Ok(true)
     }
 
-    fn delete_id(&self, id: &EventId, request: &Event, now: Timestamp) -> Result<(), StoreError> {
+    fn delete_id(&self, id: &EventId, request: &Event) -> Result<(), StoreError> {
         if let Some(seq) = self.deletable(id, &request.pubkey)? {
-            self.remove_served(seq, now)?;
+            self.remove_served(seq, None)?;
         }
         self.delete_copy(id, Some(&request.pubkey))?;
         Ok(())
     }
 
     /// Removes every version of a coordinate that is not newer than the request.
-    fn delete_versions(
-        &self,
-        coordinate: &Digest,
-        request: &Event,
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
+    fn delete_versions(&self, coordinate: &Digest, request: &Event) -> Result<(), StoreError> {
         let until = newest(request.created_at);
         if let Some(head) = self.head(coordinate)?.filter(|head| head.at.newest() >= until) {
-            self.remove_served(head.seq, now)?;
+            self.remove_served(head.seq, None)?;
         }
         self.delete_copies(coordinate, until)
     }
@@ -556,7 +549,7 @@ pub(crate) trait Deletions: Rows + Sized {
 
     /// Erases an author's events, kept versions, deletion requests and gates up to the request, if it includes this
     /// service. Returns whether nothing is left.
-    fn vanish(&self, request: &Event, now: Timestamp) -> Result<bool, StoreError> {
+    fn vanish(&self, request: &Event) -> Result<bool, StoreError> {
         if !self.includes_this_service(request) {
             return Ok(true);
         }
@@ -566,7 +559,7 @@ pub(crate) trait Deletions: Rows + Sized {
             if self.progress().is_spent() {
                 return Ok(false);
             }
-            self.remove_served(*seq, now)?;
+            self.remove_served(*seq, None)?;
         }
         let copies = self.copies_by(author, until)?;
         copies.iter().try_for_each(|seq| self.erase_copy(*seq))?;

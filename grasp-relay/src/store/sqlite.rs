@@ -313,7 +313,7 @@ fn finish_requests(
         let tx = conn.transaction().map_err(failure)?;
         let tables = SqliteTables::new(&tx, keys, rules);
         let Some(request) = tables.next_unfinished()? else { break };
-        tables.continue_request(&request, Timestamp::now())?;
+        tables.continue_request(&request)?;
         tables.flush()?;
         drop(tables);
         tx.commit().map_err(failure)?;

@@ -219,10 +219,12 @@ pub struct RepoRow {
     pub refs: u64,
 }
 
-/// A repository name whose events wait for git data.
+/// A repository whose events wait for git data.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WaitingRow {
+    /// The owner, as npub.
+    pub owner: String,
     /// The identifier.
     pub identifier: String,
     /// Events whose git data is hunted for.

@@ -1,15 +1,18 @@
 //! The contract of a database of refs, packs and records, run over every database.
 
+mod isolation;
+mod removal;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, join_all};
-use grasp_core::admission::Policy;
+use grasp_core::admission::{Outcome, Policy};
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, Mono, Now, Oid, RefName, RepoId};
+use grasp_core::{Identifier, Mono, Now, Oid, RefName, RepoId, Version};
 use grasp_purgatory::database::{
-    Addition, Commit, Committed, Conflict, FamilyChange, Forget, Garbage, Generation, Pack,
-    RetiredRef, Source, ViewChange,
+    Addition, Commit, Committed, Conflict, Forget, Garbage, Generation, Pack, ProposalChanges,
+    RepoChange, RepoRow, RetiredRef, Source, ViewChange,
 };
 use grasp_purgatory::git::{Refs, Target};
 use grasp_purgatory::{CleanupTask, Config, Phase, Purgatory, PushTarget, Record};
@@ -20,6 +23,8 @@ use nostr::filter::Filter;
 use nostr::key::{Keys, PublicKey};
 use nostr::types::Timestamp;
 
+use self::isolation::*;
+use self::removal::*;
 use crate::store_contract::{block_on, rules};
 
 /// One rule, tried on an empty database.
@@ -66,15 +71,30 @@ contract! {
     a_commit_that_requires_a_removed_event_changes_nothing
     one_of_many_concurrent_changes_wins
     no_generation_is_given_twice
-    views_are_numbered_in_the_order_of_their_creation
     refs_are_read_as_they_were_written
+    maintainers_are_remembered_with_the_refs
     packs_are_added_replaced_and_listed
     retired_refs_are_kept_until_they_are_forgotten
-    the_oldest_retired_refs_of_an_owner_are_forgotten_if_there_are_too_many
-    retired_refs_of_many_owners_do_not_displace_those_of_the_oldest_views
+    a_tip_is_retired_once_since_the_last_time
+    the_oldest_retired_refs_of_a_repository_are_forgotten_if_there_are_too_many
     the_more_severe_garbage_mark_stays_until_the_collection
     endpoints_are_independent
-    refs_are_removed_with_the_event_that_signed_them
+    a_change_of_one_owner_changes_nothing_of_another_owner_of_the_name
+    everything_of_one_owner_is_removed_and_another_owner_of_the_name_keeps_all
+    retired_refs_of_one_owner_displace_none_of_another
+    additions_of_owners_of_one_name_are_counted_separately
+    the_generation_of_another_owner_is_outdated
+    changes_of_different_owners_at_once_do_not_conflict
+    a_deleted_announcement_takes_all_refs_of_its_own_repository
+    a_deleted_state_takes_the_branches_and_tags_of_the_views_that_show_it
+    a_deleted_pull_request_takes_its_refs_at_every_repository
+    a_deleted_update_of_a_pull_request_takes_its_refs_too
+    a_deleted_pull_request_takes_only_refs_that_are_still_set
+    a_deleted_event_of_another_kind_takes_no_refs
+    a_replaced_event_takes_no_refs
+    one_request_takes_the_refs_of_all_events_that_it_deletes
+    refs_go_with_their_event_however_it_is_removed
+    a_deletion_at_the_same_time_as_a_change_leaves_no_signed_refs
     rows_of_purgatory_restore_what_the_records_say
     additions_are_summed_up_by_hour_and_forgotten_after_two_days
 }
@@ -101,18 +121,33 @@ fn refs(tips: &[(&str, u8)]) -> Arc<Refs> {
     Arc::new(Refs { refs, ..Refs::default() })
 }
 
-fn change(owner: PublicKey, from: Option<Generation>, to: Option<Arc<Refs>>) -> ViewChange {
-    ViewChange { owner, from, to, state: None, retired: Vec::new() }
+/// Returns the repository `x` of an owner.
+fn repo(n: u8) -> RepoId {
+    RepoId::new(owner(n), name("x"))
 }
 
-fn family(views: Vec<ViewChange>) -> FamilyChange {
-    let mut family = FamilyChange::new(REPOS, name("x"));
-    family.views = views;
-    family
+/// Returns the change of a view without refs of pull requests before it.
+fn view(from: Option<Generation>, to: Option<Arc<Refs>>) -> ViewChange {
+    let proposals = to.as_ref().map(|to| ProposalChanges::between(&Refs::default(), to));
+    ViewChange {
+        from,
+        to,
+        state: None,
+        maintainers: BTreeSet::new(),
+        retired: Vec::new(),
+        proposals: proposals.unwrap_or_default(),
+    }
 }
 
-fn commit(family: FamilyChange) -> Commit {
-    Commit { families: vec![family], now: time(NOW), ..Commit::default() }
+/// Returns the change of a repository that changes its view, if there is one.
+fn change(repo: &RepoId, view: Option<ViewChange>) -> RepoChange {
+    let mut change = RepoChange::new(REPOS, repo.clone());
+    change.view = view;
+    change
+}
+
+fn commit(change: RepoChange) -> Commit {
+    Commit { repos: vec![change], now: time(NOW), ..Commit::default() }
 }
 
 async fn done(store: &dyn Store, commit: Commit) {
@@ -120,9 +155,17 @@ async fn done(store: &dyn Store, commit: Commit) {
     assert!(matches!(committed, Committed::Done { .. }), "{committed:?}");
 }
 
-async fn generation(store: &dyn Store, owner: PublicKey) -> Option<Generation> {
-    let view = store.view(REPOS, RepoId::new(owner, name("x"))).await.unwrap();
+async fn generation(store: &dyn Store, repo: &RepoId) -> Option<Generation> {
+    let view = store.view(REPOS, repo.clone()).await.unwrap();
     view.map(|view| view.generation)
+}
+
+fn retired(n: u64, since: u64) -> RetiredRef {
+    RetiredRef {
+        tip: format!("{n:040x}").parse().unwrap(),
+        name: "refs/heads/main".parse().unwrap(),
+        since: time(since),
+    }
 }
 
 fn state(keys: &Keys, at: u64) -> Arc<Event> {
@@ -143,38 +186,38 @@ async fn a_release_is_all_or_nothing(store: &dyn Store) {
     let (keys, main) = (Keys::generate(), refs(&[("refs/heads/main", 1)]));
     let event = state(&keys, NOW);
     done(store, Commit { records: vec![held(&event)], ..Commit::default() }).await;
-    let mut release = commit(family(vec![change(owner(1), None, Some(main.clone()))]));
+    let mut release = commit(change(&repo(1), Some(view(None, Some(main.clone())))));
     release.save = vec![event.clone()];
     release.records = vec![Record::Gone { id: event.id }];
     done(store, release).await;
     assert!(is_served(store, &event).await && store.records().await.unwrap().is_empty());
-    let view = store.view(REPOS, RepoId::new(owner(1), name("x"))).await.unwrap().unwrap();
-    assert_eq!(view.refs, main);
+    let shown = store.view(REPOS, repo(1)).await.unwrap().unwrap();
+    assert_eq!(shown.refs, main);
     // And back: the event is withdrawn, held again, and the view is gone.
-    let mut back = commit(family(vec![change(owner(1), Some(view.generation), None)]));
+    let mut back = commit(change(&repo(1), Some(view(Some(shown.generation), None))));
     (back.withdraw, back.records) = (vec![event.id], vec![held(&event)]);
     done(store, back).await;
     assert!(!is_served(store, &event).await);
     assert_eq!(store.records().await.unwrap(), [held(&event)]);
-    assert_eq!(generation(store, owner(1)).await, None);
+    assert_eq!(generation(store, &repo(1)).await, None);
 }
 
 async fn a_commit_on_an_outdated_view_changes_nothing(store: &dyn Store) {
     let event = state(&Keys::generate(), NOW);
     let main = Some(refs(&[("refs/heads/main", 1)]));
-    done(store, commit(family(vec![change(owner(1), None, main.clone())]))).await;
-    let before = generation(store, owner(1)).await;
+    done(store, commit(change(&repo(1), Some(view(None, main.clone()))))).await;
+    let before = generation(store, &repo(1)).await;
     for (from, to) in [(None, main.clone()), (Some(Generation(99)), main.clone()), (None, None)] {
-        let views = vec![change(owner(2), None, main.clone()), change(owner(1), from, to)];
-        let mut outdated = commit(family(views));
+        let mut outdated = commit(change(&repo(2), Some(view(None, main.clone()))));
+        outdated.repos.push(change(&repo(1), Some(view(from, to))));
         outdated.save = vec![event.clone()];
         outdated.records = vec![held(&event)];
-        let moved = Conflict::Moved(REPOS, RepoId::new(owner(1), name("x")));
+        let moved = Conflict::Moved(REPOS, repo(1));
         assert_eq!(store.commit(outdated).await.unwrap(), Committed::Conflict(moved));
     }
     assert!(!is_served(store, &event).await && store.records().await.unwrap().is_empty());
-    assert_eq!(generation(store, owner(1)).await, before);
-    assert_eq!(generation(store, owner(2)).await, None);
+    assert_eq!(generation(store, &repo(1)).await, before);
+    assert_eq!(generation(store, &repo(2)).await, None);
 }
 
 async fn events_that_the_store_refuses_stop_the_whole_commit(store: &dyn Store) {
@@ -190,11 +233,11 @@ async fn events_that_the_store_refuses_stop_the_whole_commit(store: &dyn Store) 
     store.save_events(vec![newer.clone()], time(NOW)).await.unwrap();
     let fine = state(&Keys::generate(), NOW);
     let main = Some(refs(&[("refs/heads/main", 1)]));
-    let mut release = commit(family(vec![change(owner(1), None, main)]));
+    let mut release = commit(change(&repo(1), Some(view(None, main))));
     release.save = vec![fine.clone(), older.clone(), deleted.clone()];
     let refused = Conflict::Refused(BTreeSet::from([older.id, deleted.id]));
     assert_eq!(store.commit(release).await.unwrap(), Committed::Conflict(refused));
-    assert!(!is_served(store, &fine).await && generation(store, owner(1)).await.is_none());
+    assert!(!is_served(store, &fine).await && generation(store, &repo(1)).await.is_none());
 }
 
 async fn events_that_are_stored_already_do_not_stop_a_commit(store: &dyn Store) {
@@ -213,7 +256,7 @@ async fn a_commit_that_requires_a_removed_event_changes_nothing(store: &dyn Stor
     let saved = state(&Keys::generate(), NOW);
     let release = |require: [&Event; 2], from| {
         let main = Some(refs(&[("refs/heads/main", 1)]));
-        let mut release = commit(family(vec![change(owner(1), from, main)]));
+        let mut release = commit(change(&repo(1), Some(view(from, main))));
         release.save = vec![saved.clone()];
         release.require = [saved.id].into_iter().chain(require.map(|event| event.id)).collect();
         release
@@ -222,18 +265,18 @@ async fn a_commit_that_requires_a_removed_event_changes_nothing(store: &dyn Stor
     let refused = Conflict::Refused(BTreeSet::from([deleted.id]));
     let outdated = store.commit(release([&kept, &deleted], None)).await.unwrap();
     assert_eq!(outdated, Committed::Conflict(refused));
-    assert!(!is_served(store, &saved).await && generation(store, owner(1)).await.is_none());
+    assert!(!is_served(store, &saved).await && generation(store, &repo(1)).await.is_none());
     done(store, release([&kept, &kept], None)).await;
-    assert!(is_served(store, &saved).await && generation(store, owner(1)).await.is_some());
+    assert!(is_served(store, &saved).await && generation(store, &repo(1)).await.is_some());
 }
 
 async fn one_of_many_concurrent_changes_wins(store: &dyn Store) {
-    done(store, commit(family(vec![change(owner(1), None, Some(refs(&[])))]))).await;
+    done(store, commit(change(&repo(1), Some(view(None, Some(refs(&[]))))))).await;
     for round in 0..4 {
-        let from = generation(store, owner(1)).await;
+        let from = generation(store, &repo(1)).await;
         let changes = (0..16).map(|n| {
             let to = refs(&[("refs/heads/main", 16 * round + n)]);
-            store.commit(commit(family(vec![change(owner(1), from, Some(to))])))
+            store.commit(commit(change(&repo(1), Some(view(from, Some(to))))))
         });
         let ended = join_all(changes).await.into_iter().map(Result::unwrap);
         assert_eq!(ended.filter(|it| matches!(it, Committed::Done { .. })).count(), 1);
@@ -243,33 +286,14 @@ async fn one_of_many_concurrent_changes_wins(store: &dyn Store) {
 async fn no_generation_is_given_twice(store: &dyn Store) {
     let mut seen = BTreeSet::new();
     for _ in 0..3 {
-        for key in [owner(1), owner(2)] {
-            let from = generation(store, key).await;
-            done(store, commit(family(vec![change(key, from, Some(refs(&[])))]))).await;
-            assert!(seen.insert(generation(store, key).await));
+        for one in [repo(1), repo(2)] {
+            let from = generation(store, &one).await;
+            done(store, commit(change(&one, Some(view(from, Some(refs(&[]))))))).await;
+            assert!(seen.insert(generation(store, &one).await));
         }
-        let from = generation(store, owner(1)).await;
-        done(store, commit(family(vec![change(owner(1), from, None)]))).await;
+        let from = generation(store, &repo(1)).await;
+        done(store, commit(change(&repo(1), Some(view(from, None))))).await;
     }
-}
-
-async fn views_are_numbered_in_the_order_of_their_creation(store: &dyn Store) {
-    let numbers = async || {
-        let views = store.family(REPOS, name("x")).await.unwrap().views;
-        [3, 1, 2].map(|n| views.get(&owner(n)).map(|view| view.number))
-    };
-    for n in [3, 1, 2] {
-        let created = change(owner(n), None, Some(Arc::default()));
-        done(store, commit(family(vec![created]))).await;
-    }
-    let before = numbers().await;
-    assert!(before.is_sorted() && before.iter().all(Option::is_some), "{before:?}");
-    let from = generation(store, owner(3)).await;
-    let moved = change(owner(3), from, Some(refs(&[("refs/heads/main", 1)])));
-    done(store, commit(family(vec![moved]))).await;
-    assert_eq!(numbers().await, before, "a change of its refs does not make a view younger");
-    let view = store.view(REPOS, RepoId::new(owner(3), name("x"))).await.unwrap();
-    assert_eq!(view.map(|view| view.number), before[0]);
 }
 
 async fn refs_are_read_as_they_were_written(store: &dyn Store) {
@@ -277,118 +301,116 @@ async fn refs_are_read_as_they_were_written(store: &dyn Store) {
     let tag: RefName = "refs/tags/v1".parse().unwrap();
     written.refs.get_mut(&tag).unwrap().peeled = Some(oid(1));
     written.head = "refs/heads/a/ü".parse().unwrap();
-    let change = change(owner(1), None, Some(Arc::new(written.clone())));
-    done(store, commit(family(vec![change]))).await;
-    let row = store.family(REPOS, name("x")).await.unwrap();
-    assert_eq!(*row.views[&owner(1)].refs, written);
+    let state = EventId::from_byte_array([8; 32]);
+    let mut first = view(None, Some(Arc::new(written.clone())));
+    first.state = Some(state);
+    done(store, commit(change(&repo(1), Some(first)))).await;
+    let read = store.row(REPOS, repo(1)).await.unwrap().view.unwrap();
+    assert_eq!(*read.refs, written);
+    assert_eq!(read.state, Some(state));
+    assert_eq!(store.view(REPOS, repo(1)).await.unwrap(), Some(read));
 }
 
-fn pack(n: u8, is_attic: bool) -> Pack {
-    Pack { name: format!("pack-{n}"), bytes: 1 << 40, is_attic }
+async fn maintainers_are_remembered_with_the_refs(store: &dyn Store) {
+    // Some, more, fewer and none; each change says who they are.
+    let sets = [vec![1], (1..=100).collect(), vec![7, 3], vec![]];
+    for set in sets {
+        let maintainers: BTreeSet<PublicKey> = set.into_iter().map(owner).collect();
+        let mut changed = view(generation(store, &repo(1)).await, Some(refs(&[])));
+        changed.maintainers = maintainers.clone();
+        done(store, commit(change(&repo(1), Some(changed)))).await;
+        let shown = store.view(REPOS, repo(1)).await.unwrap().unwrap();
+        assert_eq!(shown.maintainers, maintainers);
+        assert_eq!(store.row(REPOS, repo(1)).await.unwrap().view, Some(shown));
+    }
+}
+
+fn pack(n: u8) -> Pack {
+    Pack { name: format!("pack-{n}"), bytes: 1 << 40 }
 }
 
 async fn packs_are_added_replaced_and_listed(store: &dyn Store) {
-    let mut add = family(vec![]);
-    add.add_packs = vec![pack(1, false), pack(2, false), pack(2, true)];
+    let mut add = change(&repo(1), None);
+    add.add_packs = vec![pack(1), pack(2)];
     done(store, commit(add)).await;
-    let mut replace = family(vec![]);
-    replace.add_packs = vec![pack(3, false)];
-    replace.remove_packs = vec![pack(1, false), pack(2, true)];
-    replace.verified = Some((pack(2, false).name, time(7)));
+    let mut replace = change(&repo(1), None);
+    replace.add_packs = vec![pack(3)];
+    replace.remove_packs = vec![pack(1)];
+    replace.verified = Some((pack(2).name, time(7)));
     done(store, commit(replace)).await;
-    let row = store.family(REPOS, name("x")).await.unwrap();
-    assert_eq!(row.packs, BTreeSet::from([pack(2, false), pack(3, false)]));
+    let row = store.row(REPOS, repo(1)).await.unwrap();
+    assert_eq!(row.packs, BTreeSet::from([pack(2), pack(3)]));
     assert_eq!(row.verified["pack-2"], time(7));
+    assert_eq!(row.view, None, "objects may come before an announcement");
     let all = store.packs(REPOS).await.unwrap();
-    assert_eq!(all, BTreeMap::from([(name("x"), row.packs)]));
-    let asked = BTreeSet::from([name("x"), name("y")]);
-    assert_eq!(store.existing(REPOS, asked).await.unwrap(), BTreeSet::from([name("x")]));
+    assert_eq!(all, BTreeMap::from([(repo(1), row.packs)]));
+    assert_eq!(store.all(REPOS).await.unwrap(), BTreeSet::from([repo(1)]));
     assert!(store.repositories(REPOS).await.unwrap().is_empty());
 }
 
 async fn retired_refs_are_kept_until_they_are_forgotten(store: &dyn Store) {
-    let retired = |n: u8, since| RetiredRef {
-        owner: owner(n),
-        tip: oid(n),
-        name: "refs/heads/main".parse().unwrap(),
-        since: time(since),
-    };
-    let all = [retired(1, 10), retired(2, 20), retired(3, 30)];
-    let mut retire = change(owner(9), None, None);
+    let all = [1, 2, 3, 4, 5].map(|n| retired(n, 10 * n));
+    let mut retire = view(None, None);
     retire.retired = all.to_vec();
-    done(store, commit(family(vec![retire]))).await;
-    let retained = async || store.retired(REPOS, name("x")).await.unwrap();
+    done(store, commit(change(&repo(1), Some(retire)))).await;
+    let retained = async || store.retired(REPOS, repo(1)).await.unwrap();
     assert_eq!(retained().await, all);
+    assert_eq!(store.all(REPOS).await.unwrap(), BTreeSet::from([repo(1)]));
     let forgotten = [
+        (Forget::Nothing, &all[..]),
         (Forget::Before(time(20)), &all[1..]),
-        (Forget::Of(owner(2)), &all[2..]),
-        (Forget::Tips(BTreeSet::from([oid(3)])), &[][..]),
+        (Forget::Tips(BTreeSet::from([all[1].tip, all[2].tip])), &all[3..]),
+        (Forget::All, &[][..]),
     ];
     for (forget, left) in forgotten {
-        let mut change = family(vec![]);
-        change.forget = forget;
-        done(store, commit(change)).await;
+        let mut forgetting = change(&repo(1), None);
+        forgetting.forget = forget;
+        done(store, commit(forgetting)).await;
         assert_eq!(retained().await, left);
     }
-    assert!(store.identifiers(REPOS).await.unwrap().is_empty());
+    assert!(store.all(REPOS).await.unwrap().is_empty());
 }
 
-async fn the_oldest_retired_refs_of_an_owner_are_forgotten_if_there_are_too_many(
+async fn a_tip_is_retired_once_since_the_last_time(store: &dyn Store) {
+    let again = RetiredRef { name: "refs/tags/v1".parse().unwrap(), ..retired(1, 20) };
+    for one in [retired(1, 10), again.clone()] {
+        let mut retire = view(None, None);
+        retire.retired = vec![one];
+        done(store, commit(change(&repo(1), Some(retire)))).await;
+    }
+    assert_eq!(store.retired(REPOS, repo(1)).await.unwrap(), [again]);
+}
+
+async fn the_oldest_retired_refs_of_a_repository_are_forgotten_if_there_are_too_many(
     store: &dyn Store,
 ) {
-    let retired = |owner: PublicKey, n: u64, since| RetiredRef {
-        owner,
-        tip: format!("{n:040x}").parse().unwrap(),
-        name: "refs/heads/main".parse().unwrap(),
-        since: time(since),
-    };
     // Those of one push are kept or forgotten together.
-    let pushes = [(1, 10, 3), (1, 20, 4_000), (2, 10, 1), (1, 30, 8_000), (1, 40, 1)];
-    for (number, (n, since, count)) in pushes.into_iter().enumerate() {
-        let mut retire = change(owner(n), None, None);
+    let pushes = [(10, 3), (20, 4_000), (30, 8_000), (40, 1)];
+    for (number, (since, count)) in pushes.into_iter().enumerate() {
+        let mut retire = view(None, None);
         let tips = (0..count).map(|tip| number as u64 * 100_000 + tip);
-        retire.retired = tips.map(|tip| retired(owner(n), tip, since)).collect();
-        done(store, commit(family(vec![retire]))).await;
+        retire.retired = tips.map(|tip| retired(tip, since)).collect();
+        done(store, commit(change(&repo(1), Some(retire)))).await;
     }
-    let left = store.retired(REPOS, name("x")).await.unwrap();
-    let count = |n, since| {
-        left.iter().filter(|one| (one.owner, one.since) == (owner(n), time(since))).count()
-    };
-    assert_eq!(pushes.map(|(n, since, _)| count(n, since)), [0, 4_000, 1, 8_000, 1]);
-}
-
-async fn retired_refs_of_many_owners_do_not_displace_those_of_the_oldest_views(store: &dyn Store) {
-    let retired = |owner: PublicKey, n: u64, since| RetiredRef {
-        owner,
-        tip: format!("{n:040x}").parse().unwrap(),
-        name: "refs/heads/main".parse().unwrap(),
-        since: time(since),
-    };
-    let mut retire = change(owner(1), None, Some(refs(&[("refs/heads/main", 1)])));
-    retire.retired = vec![retired(owner(1), 1, 5)];
-    done(store, commit(family(vec![retire]))).await;
-    for n in 2..14 {
-        let mut retire = change(owner(n), None, None);
-        let since = u64::from(n) * 10;
-        retire.retired = (0..9_999).map(|tip| retired(owner(n), tip, since)).collect();
-        done(store, commit(family(vec![retire]))).await;
-    }
-    let left = store.retired(REPOS, name("x")).await.unwrap();
-    let count = |n| left.iter().filter(|one| one.owner == owner(n)).count();
-    assert_eq!([1, 2, 3, 13].map(count), [1, 0, 9_999, 9_999]);
+    let left = store.retired(REPOS, repo(1)).await.unwrap();
+    let count = |since| left.iter().filter(|one| one.since == time(since)).count();
+    assert_eq!(pushes.map(|(since, _)| count(since)), [0, 4_000, 8_000, 1]);
 }
 
 async fn the_more_severe_garbage_mark_stays_until_the_collection(store: &dyn Store) {
-    let marked = async || store.family(REPOS, name("x")).await.unwrap().garbage;
+    let marked = async || store.row(REPOS, repo(1)).await.unwrap().garbage;
     for (garbage, is_collected, left) in [
         (Some(Garbage::Moved), false, Some(Garbage::Moved)),
         (Some(Garbage::Removed), false, Some(Garbage::Removed)),
         (Some(Garbage::Moved), false, Some(Garbage::Removed)),
         (None, true, None),
+        (Some(Garbage::Removed), false, Some(Garbage::Removed)),
+        // The old mark is cleared before the new one is set.
+        (Some(Garbage::Moved), true, Some(Garbage::Moved)),
     ] {
-        let mut change = family(vec![]);
-        (change.garbage, change.is_collected) = (garbage, is_collected);
-        done(store, commit(change)).await;
+        let mut marking = change(&repo(1), None);
+        (marking.garbage, marking.is_collected) = (garbage, is_collected);
+        done(store, commit(marking)).await;
         assert_eq!(marked().await, left);
     }
 }
@@ -400,60 +422,11 @@ async fn delete(store: &dyn Store, keys: &Keys, event: &Event) {
     store.save_events(vec![Arc::new(request)], time(NOW)).await.unwrap();
 }
 
-async fn refs_are_removed_with_the_event_that_signed_them(store: &dyn Store) {
-    let (alice, bob) = (Keys::generate(), Keys::generate());
-    let repo = RepoId::new(alice.public_key(), name("x"));
-    let sign = |keys: &Keys, kind, tags: Vec<Tag>| {
-        let event = EventBuilder::new(Kind::from_u16(kind), "").tags(tags);
-        Arc::new(event.custom_created_at(time(NOW)).finalize(keys).unwrap())
-    };
-    let announcement = sign(&alice, 30617, vec![Tag::identifier("x")]);
-    let state = state(&alice, NOW);
-    let tip = oid(2).to_string();
-    let tags = [["a", &repo.to_string()], ["c", &tip]].map(|tag| Tag::parse(tag).unwrap());
-    let proposal = sign(&bob, 1618, tags.to_vec());
-    let proposed = RefName::nostr(proposal.id);
-    let shown = refs(&[("refs/heads/main", 1), (proposed.as_str(), 2)]);
-    let mut view = change(repo.owner, None, Some(shown));
-    view.state = Some(state.id);
-    let other = change(bob.public_key(), None, Some(refs(&[("refs/heads/main", 3)])));
-    let mut release = commit(family(vec![view, other]));
-    release.save = vec![announcement.clone(), state.clone(), proposal.clone()];
-    done(store, release).await;
-    let names = async || {
-        let view = store.view(REPOS, repo.clone()).await.unwrap()?;
-        Some(view.refs.refs.keys().cloned().collect::<Vec<_>>())
-    };
-    let main: RefName = "refs/heads/main".parse().unwrap();
-    assert_eq!(names().await, Some(vec![main.clone(), proposed.clone()]));
-    let before = generation(store, repo.owner).await;
-    delete(store, &bob, &proposal).await;
-    assert_eq!(names().await, Some(vec![main]));
-    assert!(generation(store, repo.owner).await > before);
-    delete(store, &alice, &state).await;
-    assert_eq!(names().await, Some(vec![]));
-    let from = generation(store, repo.owner).await;
-    let again = change(repo.owner, from, Some(refs(&[("refs/heads/main", 1)])));
-    done(store, commit(family(vec![again]))).await;
-    delete(store, &alice, &announcement).await;
-    assert_eq!(names().await, Some(vec![]), "purgatory removes the view itself");
-    let row = store.family(REPOS, name("x")).await.unwrap();
-    assert_eq!(
-        row.views[&bob.public_key()].refs.refs.len(),
-        1,
-        "other views of the identifier stay"
-    );
-    let retired = store.retired(REPOS, name("x")).await.unwrap();
-    let retired: Vec<_> = retired.iter().map(|it| (it.tip, it.since)).collect();
-    assert_eq!(retired, [(oid(1), time(NOW))], "since the time of the deletion");
-    assert_eq!(row.garbage, Some(Garbage::Removed));
-}
-
 async fn additions_are_summed_up_by_hour_and_forgotten_after_two_days(store: &dyn Store) {
     const HOUR: u64 = 3600;
     let addition = |hour: u64, author: Option<u8>, bytes| Addition {
         at: time(NOW + hour * HOUR),
-        identifier: name("x"),
+        repo: repo(1),
         author: author.map(owner),
         has_authority: false,
         source: Source::Pushed,
@@ -464,7 +437,7 @@ async fn additions_are_summed_up_by_hour_and_forgotten_after_two_days(store: &dy
     };
     let hunted = Addition { source: Source::Hunted, ..addition(0, Some(1), 1) };
     let maintained = Addition { has_authority: true, ..addition(0, Some(1), 1) };
-    let elsewhere = Addition { identifier: name("y"), ..addition(0, Some(1), 1) };
+    let elsewhere = Addition { repo: RepoId::new(owner(1), name("y")), ..addition(0, Some(1), 1) };
     let others = [hunted, maintained, elsewhere, addition(0, None, 1), addition(0, Some(2), 1)];
     add(others.to_vec()).await;
     add(vec![addition(0, Some(1), 1 << 40), addition(1, Some(1), 5)]).await;
@@ -479,7 +452,7 @@ async fn additions_are_summed_up_by_hour_and_forgotten_after_two_days(store: &dy
     let left = store.additions(time(0)).await.unwrap();
     assert_eq!(left, [addition(1, Some(1), 5), addition(49, None, 1)]);
     // An addition is part of its commit.
-    let mut outdated = commit(family(vec![change(owner(1), Some(Generation(9)), None)]));
+    let mut outdated = commit(change(&repo(1), Some(view(Some(Generation(9)), None))));
     outdated.additions = vec![addition(49, None, 1)];
     let refused = store.commit(outdated).await.unwrap();
     assert!(matches!(refused, Committed::Conflict(_)));
@@ -487,22 +460,26 @@ async fn additions_are_summed_up_by_hour_and_forgotten_after_two_days(store: &dy
 }
 
 async fn endpoints_are_independent(store: &dyn Store) {
-    let mut other = FamilyChange::new(Endpoint::PullRequests, name("x"));
-    other.views = vec![change(owner(1), None, Some(refs(&[])))];
-    other.add_packs = vec![pack(1, false)];
+    let mut other = RepoChange::new(Endpoint::PullRequests, repo(1));
+    let mut shown = view(None, Some(refs(&[])));
+    shown.retired = vec![retired(1, 10)];
+    other.view = Some(shown);
+    other.add_packs = vec![pack(1)];
+    other.garbage = Some(Garbage::Moved);
     done(store, commit(other)).await;
-    assert_eq!(generation(store, owner(1)).await, None);
-    assert!(store.identifiers(REPOS).await.unwrap().is_empty());
+    assert_eq!(store.row(REPOS, repo(1)).await.unwrap(), RepoRow::default());
+    assert!(store.retired(REPOS, repo(1)).await.unwrap().is_empty());
+    assert!(store.all(REPOS).await.unwrap().is_empty());
     assert!(store.packs(REPOS).await.unwrap().is_empty());
+    assert!(store.repositories(REPOS).await.unwrap().is_empty());
     let there = store.repositories(Endpoint::PullRequests).await.unwrap();
-    assert_eq!(there, [RepoId::new(owner(1), name("x"))]);
+    assert_eq!(there, [repo(1)]);
 }
 
 async fn rows_of_purgatory_restore_what_the_records_say(store: &dyn Store) {
     let keys = Keys::generate();
     let [one, two] = [state(&keys, NOW), state(&keys, NOW + 1)];
     let id = EventId::from_byte_array([7; 32]);
-    let repo = |n| RepoId::new(owner(n), name("x"));
     let staged = |n, tip, until| Record::Staged {
         id,
         tip: oid(tip),

@@ -4,12 +4,15 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
-use grasp_core::Now;
 use grasp_core::admission::{
-    FanOut, FanOutLimits, Hold, Policy, Presence, Rejection, Share, Verdict,
+    FanOut, FanOutLimits, Hold, KnownAnnouncement, MaintainedRepo, Needs, Policy, Presence,
+    Rejection, Share, Verdict,
 };
+use grasp_core::maintainers::maintainer_lists;
+use grasp_core::nip34::Announcement;
 use grasp_core::resources::ClientNetwork;
 use grasp_core::service::npub;
+use grasp_core::{Identifier, Now, RepoId, kinds};
 use grasp_relay::Clock;
 use grasp_relay::ingest::{
     Budgets, GitBackend, GitFacts, Ingest, Origin, Outcome, Pipeline, RelayOnly,
@@ -17,10 +20,10 @@ use grasp_relay::ingest::{
 use grasp_relay::metrics::{Metrics, table};
 use grasp_relay::nostr::Hub;
 use grasp_relay::nostr::hub::{Capacity, HubMessage, Listener};
-use grasp_relay::store::{EventStore as _, StoreError};
+use grasp_relay::store::{self, EventStore as _, StoreError};
 use nostr::event::{Event, EventBuilder, EventId, FinalizeEvent, Kind, Tag};
 use nostr::filter::Filter;
-use nostr::key::Keys;
+use nostr::key::{Keys, PublicKey};
 use nostr::types::Timestamp;
 
 use crate::support::memory_store::MemoryStore;
@@ -50,12 +53,86 @@ impl GitBackend for ScriptedGit {
     }
 }
 
+/// A git backend that has all data, and knows of the stored announcements.
+struct CompleteGit {
+    store: Arc<MemoryStore>,
+    policy: Policy,
+}
+
+impl CompleteGit {
+    async fn announcements(&self, identifier: &Identifier) -> Vec<Announcement> {
+        let filter = Filter::new().kind(kinds::ANNOUNCEMENT).identifier(identifier.as_str());
+        let found = store::events(&*self.store, filter, Timestamp::from_secs(NOW)).await.unwrap();
+        found.iter().map(|event| Announcement::parse(event).unwrap()).collect()
+    }
+}
+
+impl GitBackend for CompleteGit {
+    fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
+        Box::pin(async move {
+            let mut facts = GitFacts::default();
+            let Some(repo) = Needs::of(&event).repo else { return Ok(facts) };
+            let known = self.announcements(&repo.identifier).await;
+            let lists = maintainer_lists(&known);
+            let presence = Presence::Stored;
+            for announcement in known {
+                let of = announcement.repo.clone();
+                let maintainers = self.policy.model.maintainers(&of.owner, &lists);
+                if self.policy.hosts(&announcement) && maintainers.contains(&repo.owner) {
+                    facts.maintained.push(MaintainedRepo { repo: of, presence });
+                }
+                if announcement.repo == repo {
+                    let announcement = Arc::new(announcement);
+                    facts.announcements.push(KnownAnnouncement { announcement, presence });
+                } else {
+                    facts.is_listed |= announcement.maintainer_list.lists(&repo.owner);
+                }
+            }
+            Ok(facts)
+        })
+    }
+
+    fn hold(
+        &self,
+        _: Arc<Event>,
+        _: Hold,
+        _: Origin,
+    ) -> BoxFuture<'_, Result<Verdict, StoreError>> {
+        Box::pin(std::future::ready(Ok(Verdict::Store { is_related: false })))
+    }
+
+    fn is_maintainer(
+        &self,
+        repo: RepoId,
+        key: PublicKey,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move {
+            let known = self.announcements(&repo.identifier).await;
+            let lists = maintainer_lists(&known);
+            Ok(self.policy.model.maintainers(&repo.owner, &lists).contains(&key))
+        })
+    }
+}
+
+fn policy() -> Policy {
+    Policy::new("us.example".parse().unwrap())
+}
+
 struct Server {
     pipeline: Pipeline,
     listener: Listener,
 }
 
 impl Server {
+    /// Starts a server that has the git data of all events.
+    async fn complete() -> Self {
+        let store = Arc::new(MemoryStore::default());
+        let git = CompleteGit { store: Arc::clone(&store), policy: policy() };
+        let mut server = Self::with(Arc::new(git)).await;
+        server.pipeline.store = store;
+        server
+    }
+
     async fn with(git: Arc<dyn GitBackend>) -> Self {
         let hub = Hub::start();
         let listener = hub.listen(Capacity { events: 1_000, bytes: 10_000_000 });
@@ -65,7 +142,7 @@ impl Server {
             store: Arc::new(MemoryStore::default()),
             git,
             hub,
-            policy: Policy::new("us.example".parse().unwrap()),
+            policy: policy(),
             fan_out: std::sync::Mutex::default(),
             budgets: Budgets::default(),
             clock: Clock::new(move || now),
@@ -203,7 +280,7 @@ async fn an_event_deleted_before_it_arrived_is_not_held() {
 
 #[tokio::test]
 async fn a_delisted_repository_is_no_longer_served() {
-    let server = Server::with(Arc::new(RelayOnly)).await;
+    let server = Server::complete().await;
     let alice = Keys::generate();
     let here = announcement(&alice);
     let delisting =
@@ -240,8 +317,8 @@ async fn versions_of_one_announcement_in_one_batch_end_with_the_winner() {
 }
 
 #[tokio::test]
-async fn a_state_is_judged_by_the_stored_announcements_of_its_identifier() {
-    let server = Server::with(Arc::new(RelayOnly)).await;
+async fn a_state_is_judged_by_the_repositories_that_its_author_maintains() {
+    let server = Server::complete().await;
     let (alice, eve) = (Keys::generate(), Keys::generate());
     let state =
         |keys: &Keys| sign(keys, 30618, &[&["d", "x"], &["refs/heads/main", &"a".repeat(40)]]);
@@ -249,8 +326,25 @@ async fn a_state_is_judged_by_the_stored_announcements_of_its_identifier() {
     assert_eq!(server.ingest(&[&ours]).await, [Outcome::from(Rejection::NoAnnouncement)]);
     server.ingest(&[&announcement(&alice)]).await;
     assert!(server.ingest(&[&ours]).await[0].answer().is_accepted);
+    // An announcement of the name by another owner is none of hers.
+    assert_eq!(server.ingest(&[&theirs]).await, [Outcome::from(Rejection::NoAnnouncement)]);
+    let clone = format!("https://us.example/{}/x.git", npub(&alice.public_key()));
+    let inviting: &[&[&str]] = &[
+        &["d", "x"],
+        &["maintainers", &eve.public_key().to_hex()],
+        &["clone", &clone],
+        &["relays", "wss://us.example"],
+    ];
+    assert!(
+        server.ingest(&[&sign_at(&alice, 30617, NOW + 1, inviting)]).await[0].answer().is_accepted
+    );
+    // She has not accepted.
     let refused = Outcome::from(Rejection::NotMaintainer(eve.public_key()));
     assert_eq!(server.ingest(&[&theirs]).await, [refused]);
+    let accepting = &[&["d", "x"][..], &["maintainers", &alice.public_key().to_hex()]];
+    for event in [&sign(&eve, 30617, accepting), &theirs] {
+        assert!(server.ingest(&[event]).await[0].answer().is_accepted);
+    }
 }
 
 #[tokio::test]
@@ -302,7 +396,7 @@ async fn requests_of_unknown_authors_are_bounded_and_those_of_known_ones_are_not
 
 #[tokio::test]
 async fn a_full_repository_still_admits_its_maintainers() {
-    let mut server = Server::with(Arc::new(RelayOnly)).await;
+    let mut server = Server::complete().await;
     let root = Share { count: 5, bytes: 1 << 20 };
     let limits = FanOutLimits { root, ..FanOutLimits::default() };
     server.pipeline.fan_out = Mutex::new(FanOut::new(limits));
@@ -357,7 +451,7 @@ async fn use_up_lookups(server: &Server, address: &str) -> bool {
 
 #[tokio::test]
 async fn maintainers_are_admitted_when_all_lookups_are_used_up() {
-    let mut server = Server::with(Arc::new(RelayOnly)).await;
+    let mut server = Server::complete().await;
     server.pipeline.budgets = Budgets::new(1_000);
     let (alice, bob) = (Keys::generate(), Keys::generate());
     let state = |keys: &Keys, at: u64| {
@@ -385,7 +479,7 @@ async fn maintainers_are_admitted_when_all_lookups_are_used_up() {
 
 #[tokio::test]
 async fn authority_is_looked_up_when_lookups_are_used_up() {
-    let mut server = Server::with(Arc::new(RelayOnly)).await;
+    let mut server = Server::complete().await;
     let (alice, bob) = (Keys::generate(), Keys::generate());
     let state = sign_at(&alice, 30618, NOW - 9, &[&["d", "x"]]);
     for event in [announcement(&alice), state, issue(&bob, &alice)] {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, Mono, Now};
+use grasp_core::{Mono, Now, RepoId};
 use grasp_purgatory::database::{Commit, Database as _};
 use grasp_purgatory::driver::{PurgatoryDriver, PurgatoryParts};
 use grasp_purgatory::git::{Git, RepoStore, Slots, StagingLimits};
@@ -80,9 +80,9 @@ async fn start(dir: &Path) -> PurgatoryDriver {
 }
 
 /// Sends inputs until the queue is full.
-async fn fill_queue(purgatory: &PurgatoryDriver, identifier: &Identifier) {
+async fn fill_queue(purgatory: &PurgatoryDriver, repo: &RepoId) {
     for _ in 0..10_000 {
-        let sent = purgatory.tell(Input::Changed { identifier: identifier.clone() });
+        let sent = purgatory.tell(Input::Changed { repo: repo.clone() });
         if tokio::time::timeout(Duration::from_millis(500), sent).await.is_err() {
             return;
         }
@@ -96,12 +96,12 @@ async fn queries_are_answered_while_a_full_disk_blocks_the_queue() {
     database(dir.path(), &[], "0").await;
     let purgatory = start(dir.path()).await;
     let event = announcement(&Keys::generate(), "x");
-    let identifier = "x".parse().unwrap();
+    let repo = RepoId::new(event.pubkey, "x".parse().unwrap());
     let hold =
         || GitBackend::hold(&purgatory, event.clone(), Hold::Announcement, Origin::anonymous());
     let why = in_time(hold()).await.unwrap_err();
     assert!(why.to_string().contains("the database cannot be written"), "{why}");
-    fill_queue(&purgatory, &identifier).await;
+    fill_queue(&purgatory, &repo).await;
     assert!(!purgatory.can_write());
     in_time(purgatory.ask(|purgatory| purgatory.counts())).await.unwrap();
     assert!(in_time(hold()).await.is_err(), "a new event is refused at once");

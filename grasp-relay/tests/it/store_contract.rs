@@ -2,6 +2,7 @@
 
 mod deletion;
 mod filters;
+mod lookup;
 mod retention;
 mod versions;
 mod writing;
@@ -110,6 +111,17 @@ contract! {
         an_inventory_above_its_limit_is_refused
         an_author_with_many_kinds_is_served_in_order
         references_are_looked_up_by_key
+    }
+    lookup {
+        the_served_versions_at_coordinates_are_found
+        expired_versions_at_coordinates_are_not_found
+        many_coordinates_are_looked_up_at_once
+        authors_who_list_a_key_are_found_in_the_order_of_storing
+        no_more_authors_who_list_a_key_are_found_than_asked_for
+        a_key_is_listed_under_one_identifier_only
+        a_key_is_listed_by_its_role_as_maintainer
+        a_newer_announcement_lists_what_it_says
+        an_announcement_that_is_gone_lists_nobody
     }
     versions {
         the_newer_version_wins_in_any_order

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use grasp_core::RepoId;
 use grasp_relay::store::EventStore;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use nostr::event::{Event, Kind};
@@ -45,6 +46,7 @@ struct EventPlan {
     targets: Vec<usize>,
     coordinates: Vec<(Author, u16, &'static str)>,
     relay: Option<&'static str>,
+    maintainers: Vec<Author>,
 }
 
 fn event_plan() -> impl Strategy<Value = EventPlan> {
@@ -63,11 +65,28 @@ fn event_plan() -> impl Strategy<Value = EventPlan> {
         option::weighted(0.2, 0..8u64),
         vec(0..POOL_EVENTS, 0..4),
         vec(coordinate, 0..2),
-        option::of(relay),
+        (option::of(relay), subsequence(AUTHORS.to_vec(), 0..=3)),
     )
         .prop_map(
-            |((author, kind, age), identifier, words, end, targets, coordinates, relay)| {
-                EventPlan { author, kind, age, identifier, words, end, targets, coordinates, relay }
+            |(
+                (author, kind, age),
+                identifier,
+                words,
+                end,
+                targets,
+                coordinates,
+                (relay, maintainers),
+            )| EventPlan {
+                author,
+                kind,
+                age,
+                identifier,
+                words,
+                end,
+                targets,
+                coordinates,
+                relay,
+                maintainers,
             },
         )
 }
@@ -85,6 +104,9 @@ fn build(index: usize, event_plan: &EventPlan) -> Arc<Event> {
     }
     for word in &event_plan.words {
         draft = draft.tag("t", word).tag(if *word == "x" { "T" } else { "r" }, word);
+    }
+    for maintainer in &event_plan.maintainers {
+        draft = draft.tag("maintainers", maintainer.key());
     }
     if let Some(end) = event_plan.end {
         draft = draft.tag("expiration", NOW + end);
@@ -245,6 +267,16 @@ async fn agree(file: &impl EventStore, list: &MemoryStore, filters: &[Filter], n
             let coordinate =
                 Coordinate::new(Kind::from_u16(kind), author.key()).identifier(identifier);
             same!(*file, *list, |store| store.superseded(coordinate.clone()).await.unwrap());
+            same!(*file, *list, |store| store
+                .heads(vec![coordinate.clone()], time(now))
+                .await
+                .unwrap());
+        }
+    }
+    for (author, name) in AUTHORS.iter().flat_map(|author| NAMES.map(|name| (author, name))) {
+        let repo = RepoId::new(author.key(), name.parse().unwrap());
+        for most in [1, usize::MAX] {
+            same!(*file, *list, |store| store.listing(repo.clone(), most).await.unwrap());
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use grasp_core::{Identifier, RepoId};
+use grasp_core::RepoId;
 use grasp_purgatory::git::{Incoming, RepoStore};
 use grasp_tests::{AdjustableClock, Author, Fault, Instance, Settings, Workdir, files};
 use nostr::event::Event;
@@ -35,7 +35,7 @@ async fn fork(instance: &Instance, owner: &Author, name: &str, work: &Workdir) {
 }
 
 #[tokio::test]
-async fn a_pull_request_to_a_name_without_common_history_is_served_only_where_its_commits_are() {
+async fn a_pull_request_is_shown_by_all_repositories_that_it_names_also_without_common_history() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());
     let (work, other) = (instance.host(&alice, "x").await, Workdir::init().await);
@@ -44,16 +44,14 @@ async fn a_pull_request_to_a_name_without_common_history_is_served_only_where_it
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
     let request = to_both(&bob, &alice, &tip);
     assert_eq!(message(&instance, &request).await, "");
-    let reference = format!("refs/nostr/{}", request.id);
-    for _ in 0..2 {
-        assert!(instance.refs(&alice.repo("x")).await.contains(&reference));
-        assert!(!instance.refs(&alice.repo("y")).await.contains(&reference));
-        instance.settle("y").await;
+    let reference = format!("{tip}\trefs/nostr/{}", request.id);
+    for name in ["x", "y"] {
+        assert!(instance.refs(&alice.repo(name)).await.contains(&reference), "{name}");
     }
 }
 
 #[tokio::test]
-async fn a_pull_request_to_two_names_is_served_by_both_if_either_family_has_its_tip() {
+async fn a_pull_request_to_two_names_is_served_by_both_if_either_repository_has_its_tip() {
     for having in ["x", "y"] {
         let instance = Instance::start().await;
         let (alice, bob) = (Author::new(), Author::new());
@@ -221,7 +219,7 @@ async fn old_tips_and_retired_views_are_removed_after_ninety_days() {
         let repos = instance.purgatory().repos();
         let mut counts = Vec::new();
         for repo in [alice.repo("x"), bob.repo("y")] {
-            counts.push(repos.retired_refs(&repo.identifier).await.unwrap().len());
+            counts.push(repos.retired_refs(&repo).await.unwrap().len());
         }
         counts
     };
@@ -240,12 +238,12 @@ async fn maintenance_removes_objects_that_no_held_event_may_need() {
     let time = AdjustableClock::default();
     let instance = Instance::with_settings(time.settings()).await;
     let (alice, purgatory) = (Author::new(), instance.purgatory());
-    let name = alice.repo("x").identifier;
+    let name = alice.repo("x");
     message(&instance, &alice.announce("x", &instance.service())).await;
-    assert_eq!(purgatory.repos().identifiers().await.unwrap(), BTreeSet::from([name.clone()]));
+    assert_eq!(purgatory.repos().all().await.unwrap(), BTreeSet::from([name.clone()]));
     time.advance(60 * 60);
     instance.settle("x").await;
-    until(async || purgatory.repos().identifiers().await.unwrap().is_empty()).await;
+    until(async || purgatory.repos().all().await.unwrap().is_empty()).await;
     // The announcement has expired and may return, so objects that a fetch brings are kept.
     let work = Workdir::init().await;
     let tip = work.commit("fetched").await;
@@ -253,20 +251,20 @@ async fn maintenance_removes_objects_that_no_held_event_may_need() {
     let tips = BTreeSet::from([tip.parse().unwrap()]);
     purgatory.repos().take_in(&name, incoming, &tips).await.unwrap();
     purgatory.run_maintenance().await.unwrap();
-    assert_eq!(purgatory.repos().identifiers().await.unwrap(), BTreeSet::from([name.clone()]));
+    assert_eq!(purgatory.repos().all().await.unwrap(), BTreeSet::from([name.clone()]));
     time.advance(2 * DAY);
     let waiting = name.clone();
     until(async || {
         let name = waiting.clone();
-        purgatory.ask(move |purgatory| purgatory.held_events(&name).is_empty()).await.unwrap()
+        purgatory.ask(move |purgatory| !purgatory.has_held(&name)).await.unwrap()
     })
     .await;
     purgatory.run_maintenance().await.unwrap();
-    assert!(purgatory.repos().identifiers().await.unwrap().is_empty());
+    assert!(purgatory.repos().all().await.unwrap().is_empty());
 }
 
 /// Receives a pack with one commit and what it needs.
-async fn receive(repos: &RepoStore, name: &Identifier, work: &Workdir, tip: &str) -> Incoming {
+async fn receive(repos: &RepoStore, name: &RepoId, work: &Workdir, tip: &str) -> Incoming {
     let pack = work.pipe(&["pack-objects", "--revs", "--stdout", "-q"], tip.as_bytes()).await;
     let incoming = repos.incoming_for(name).await.unwrap();
     let mut unpacking = incoming.unpack(1 << 30, 1 << 30).await.unwrap();
@@ -293,10 +291,10 @@ async fn the_effects_of_a_vanish_request_on_one_name_do_not_wait_for_another() {
     for repo in [&a, &b] {
         message(&instance, &alice.announce(repo.identifier.as_str(), &instance.service())).await;
     }
-    let busy = repos.lock(&a.identifier).await.unwrap();
+    let busy = repos.lock(&a).await.unwrap();
     message(&instance, &alice.later(1).sign(62, "", &[&["relay", "ALL_RELAYS"]])).await;
     until(async || !repos.has_view(&b).await.unwrap()).await;
-    assert!(repos.has_view(&a).await.unwrap(), "its family is locked");
+    assert!(repos.has_view(&a).await.unwrap(), "it is locked");
     drop(busy);
     until(async || !repos.has_view(&a).await.unwrap()).await;
 }
@@ -306,10 +304,10 @@ async fn maintenance_combines_packs() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
-    let families = instance.repositories().join("families");
+    let repositories = instance.repositories().join("repositories");
     let packs =
-        || files(&families).iter().filter(|f| f.to_string_lossy().ends_with(".pack")).count();
-    let (repos, name) = (instance.purgatory().repos(), alice.repo("x").identifier);
+        || files(&repositories).iter().filter(|f| f.to_string_lossy().ends_with(".pack")).count();
+    let (repos, name) = (instance.purgatory().repos(), alice.repo("x"));
     for n in 0..40 {
         let tip = work.commit(&format!("content {n}")).await;
         let incoming = receive(repos, &name, &work, &tip).await;
@@ -347,7 +345,7 @@ async fn deleting_the_served_state_restores_the_one_before() {
 }
 
 #[tokio::test]
-async fn deleting_the_only_state_removes_the_repository_until_a_new_one_is_complete() {
+async fn deleting_the_only_state_removes_the_repository_and_its_objects() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
@@ -363,7 +361,8 @@ async fn deleting_the_only_state_removes_the_repository_until_a_new_one_is_compl
     work.git(&["push", "--force", &url, "main"]).await.expect_refused();
 
     let state = alice.later(2).state("x", &[(MAIN, &first)]);
-    assert_eq!(message(&instance, &state).await, "", "its objects are still here");
+    assert!(message(&instance, &state).await.starts_with("purgatory: "), "its objects are gone");
+    work.git(&["push", "--force", &url, "main"]).await.expect_ok();
     assert!(instance.serves(&announcement).await);
     assert!(instance.refs(&repo).await.contains(&first));
 }
@@ -403,22 +402,26 @@ async fn is_readable_after(instance: &Instance, event: &Event, repo: &RepoId, id
 }
 
 #[tokio::test]
-async fn a_state_of_a_maintainer_brings_back_commits_that_maintenance_has_retired() {
+async fn replaced_commits_come_back_with_a_state_of_their_owner_and_no_other() {
     let instance = Instance::start().await;
     let (alice, bob) = (Author::new(), Author::new());
-    let commit = retire_commit(&instance, &alice, &bob).await;
-    let his = bob.repo("x");
-    let state = bob.later(3).state("x", &[(MAIN, &commit)]);
-    assert!(!is_readable_after(&instance, &state, &his, &commit).await, "it was never his");
-    let never = "1".repeat(40);
-    let other = "refs/heads/other";
-    let state = alice.later(3).state("x", &[(MAIN, &commit), (other, &never)]);
-    assert!(!is_readable_after(&instance, &state, &his, &commit).await, "it is not complete");
-    let state = alice.later(4).state("x", &[(MAIN, &commit), (other, "none")]);
-    assert!(!is_readable_after(&instance, &state, &his, &commit).await, "it never can be");
-    let state = alice.later(5).state("x", &[(MAIN, &commit)]);
-    assert!(is_readable_after(&instance, &state, &his, &commit).await);
-    assert!(instance.refs(&alice.repo("x")).await.contains(&commit));
+    let work = instance.host(&alice, "x").await;
+    instance.host(&bob, "x").await;
+    let url = instance.clone_url(&alice.repo("x"));
+    let replaced = work.commit("hers alone").await;
+    message(&instance, &alice.later(1).state("x", &[(MAIN, &replaced)])).await;
+    work.git(&["push", "-q", &url, "main"]).await.expect_ok();
+    work.git(&["checkout", "-q", "--orphan", "new"]).await.expect_ok();
+    let next = work.commit("another history").await;
+    message(&instance, &alice.later(2).state("x", &[(MAIN, &next)])).await;
+    work.git(&["push", "-q", "--force", &url, "new:main"]).await.expect_ok();
+    instance.purgatory().run_maintenance().await.unwrap();
+    let his = bob.later(3).state("x", &[(MAIN, &replaced)]);
+    assert!(message(&instance, &his).await.starts_with("purgatory: "), "it was never his");
+    assert!(!is_readable(&instance, &bob.repo("x"), &replaced).await);
+    let hers = alice.later(3).state("x", &[(MAIN, &replaced)]);
+    assert_eq!(message(&instance, &hers).await, "");
+    assert!(instance.refs(&alice.repo("x")).await.contains(&format!("{replaced}\t{MAIN}")));
 }
 
 #[tokio::test]
@@ -453,16 +456,18 @@ async fn deleting_the_announcement_removes_the_repository() {
     assert_eq!(instance.get(&instance.path(&alice.repo("x")), &[]).await.status, 404);
     assert_eq!(instance.get(&instance.path(&bob.repo("x")), &[]).await.status, 200);
 
-    // The state of a removed repository is not served; it is again with its repository.
+    // The state of a removed repository is not served; it is again with its repository and its objects.
     assert!(!instance.serves(&state).await);
     message(&instance, &alice.later(2).announce("x", &instance.service())).await;
     instance.settle("x").await;
+    assert!(!instance.serves(&state).await);
+    work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
     assert!(instance.serves(&state).await);
     assert!(instance.refs(&alice.repo("x")).await.contains(&format!("{commit}\t{MAIN}")));
 }
 
 #[tokio::test]
-async fn a_deleted_repository_is_complete_after_a_new_announcement() {
+async fn a_deleted_repository_is_complete_after_a_new_announcement_and_push() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
@@ -475,7 +480,7 @@ async fn a_deleted_repository_is_complete_after_a_new_announcement() {
     until_gone(&instance, &path).await;
     message(&instance, &alice.later(2).announce("x", &instance.service())).await;
     message(&instance, &alice.later(2).state("x", &[(MAIN, &first)])).await;
-    instance.settle("x").await;
+    work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
     assert!(instance.refs(&alice.repo("x")).await.contains(&format!("{first}\t{MAIN}")));
 }
 
@@ -542,9 +547,9 @@ async fn a_vanish_request_removes_repositories_and_pull_requests_for_good() {
     until_without_ref(&instance, &bob.repo("x"), "refs/nostr/").await;
     assert!(instance.refs(&bob.repo("x")).await.contains(MAIN));
     instance.purgatory().run_maintenance().await.unwrap();
-    let families = instance.repositories().join("families");
+    let repositories = instance.repositories().join("repositories");
     let hers = alice.key().to_hex();
-    let left = files(&families);
+    let left = files(&repositories);
     assert!(!left.iter().any(|file| file.to_string_lossy().contains(&hers)), "{left:?}");
 
     // A later announcement of the same key creates an empty repository.

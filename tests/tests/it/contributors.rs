@@ -61,8 +61,8 @@ async fn every_endpoint_is_an_empty_repository_and_reading_it_creates_nothing() 
         let path = format!("{path}/info/refs?service=git-upload-pack");
         assert_eq!(instance.get(&path, &[]).await.status, 404, "{path}");
     }
-    let families = instance.repositories().join("prs/families");
-    assert!(grasp_tests::files(&families).is_empty());
+    let repositories = instance.repositories().join("prs/repositories");
+    assert!(grasp_tests::files(&repositories).is_empty());
 }
 
 #[tokio::test]
@@ -229,20 +229,20 @@ async fn an_endpoint_is_removed_with_its_last_pull_request_and_expired_uploads()
     let work = Workdir::init().await;
     let tip = work.commit("work").await;
     let url = endpoint(&instance, &bob, "x");
-    let families = instance.repositories().join("prs/families");
+    let repositories = instance.repositories().join("prs/repositories");
     let event = request(&bob, &alice, "x", &tip, &url);
     assert!(accepted(&instance, &event).await);
     work.git(&["push", &url, &format!("{tip}:refs/nostr/{}", event.id)]).await.expect_ok();
-    assert!(instance.serves(&event).await && !grasp_tests::files(&families).is_empty());
+    assert!(instance.serves(&event).await && !grasp_tests::files(&repositories).is_empty());
     let deletion = bob.later(1).sign(5, "", &[&["e", &event.id.to_hex()]]);
     assert!(accepted(&instance, &deletion).await);
     instance.settle("x").await;
-    grasp_tests::eventually(|| grasp_tests::files(&families).is_empty().then_some(())).await;
+    grasp_tests::eventually(|| grasp_tests::files(&repositories).is_empty().then_some(())).await;
     assert_eq!(listed(&url).await, "");
 
     work.git(&["push", &url, &format!("{tip}:refs/nostr/{}", "b".repeat(64))]).await.expect_ok();
-    assert!(!grasp_tests::files(&families).is_empty());
+    assert!(!grasp_tests::files(&repositories).is_empty());
     time.advance(21 * 60);
     instance.settle("another").await;
-    grasp_tests::eventually(|| grasp_tests::files(&families).is_empty().then_some(())).await;
+    grasp_tests::eventually(|| grasp_tests::files(&repositories).is_empty().then_some(())).await;
 }

@@ -12,7 +12,7 @@ const MAIN: &str = "refs/heads/main";
 /// Returns the packs and indexes of all repositories, sorted by name.
 fn packs(instance: &Instance) -> Vec<PathBuf> {
     let in_pack_dir = |file: &PathBuf| file.parent().is_some_and(|dir| dir.ends_with("pack"));
-    let mut files = files(&instance.repositories().join("families"));
+    let mut files = files(&instance.repositories().join("repositories"));
     files.retain(in_pack_dir);
     files.sort();
     files

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use grasp_core::outbound::{Forbidden, OutboundPolicy};
 use grasp_core::service::Endpoint;
-use grasp_core::{CloneUrl, Identifier, Oid};
+use grasp_core::{CloneUrl, Oid, RepoId};
 use grasp_purgatory::git::{FetchLimits, Fetched, Fetcher, Git, RepoStore, Slots, StagingLimits};
 use grasp_purgatory::hunt::FetchError;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_tests::{Behaviour, GitServer, Workdir};
+use nostr::key::PublicKey;
 use tempfile::TempDir;
 
 const LOOPBACK: OutboundPolicy = OutboundPolicy { allow_private: true };
@@ -27,7 +28,7 @@ struct FetchFixture {
 
 /// Fetches without waiting for the first answer.
 async fn fetch(fetcher: &Fetcher, url: &CloneUrl, oids: &BTreeSet<Oid>) -> Fetched {
-    fetcher.fetch(&name(), url, oids, tokio::sync::oneshot::channel().0).await
+    fetcher.fetch(&repo(), url, oids, tokio::sync::oneshot::channel().0).await
 }
 
 impl FetchFixture {
@@ -61,21 +62,22 @@ impl FetchFixture {
     }
 
     async fn lacks(&self, oid: &str) -> bool {
-        !self.store.lacking(&name(), &set(&[oid])).await.unwrap().is_empty()
+        !self.store.lacking(&repo(), &set(&[oid])).await.unwrap().is_empty()
     }
 
-    /// Returns the number of files below the families and incoming directories.
+    /// Returns the number of files below the repositories and incoming directories.
     fn files(&self) -> usize {
         fn count(dir: &std::path::Path) -> usize {
             let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
             entries.map(|e| if e.path().is_dir() { count(&e.path()) } else { 1 }).sum()
         }
-        count(&self.dir.path().join("git/families")) + count(&self.dir.path().join("git/incoming"))
+        count(&self.dir.path().join("git/repositories"))
+            + count(&self.dir.path().join("git/incoming"))
     }
 }
 
-fn name() -> Identifier {
-    "x".parse().unwrap()
+fn repo() -> RepoId {
+    RepoId::new(PublicKey::from_byte_array([1; 32]), "x".parse().unwrap())
 }
 
 fn set(oids: &[&str]) -> BTreeSet<Oid> {

@@ -201,8 +201,13 @@ async fn a_state_of_one_maintainer_is_applied_to_the_views_of_all() {
     instance.until_serves(&state).await;
     for owner in [&alice, &bob] {
         let url = instance.clone_url(&owner.repo("x"));
-        let listed = work.git(&["ls-remote", &url, MAIN]).await.expect_ok();
-        assert!(listed.starts_with(&commit), "{listed}");
+        // The repository of another maintainer follows that of the author.
+        let follows = async {
+            while !work.git(&["ls-remote", &url, MAIN]).await.expect_ok().starts_with(&commit) {
+                instance.settle("x").await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), follows).await.expect("it follows in time");
     }
 }
 

@@ -96,14 +96,22 @@ async fn announcements_for_discovery_do_not_count() {
 }
 
 #[tokio::test]
-async fn held_events_of_one_name_are_limited() {
-    let instance = bounded(|config| config.per_identifier.count = 3).await;
+async fn held_events_of_one_repository_are_limited_and_those_of_its_name_are_not() {
+    let instance = bounded(|config| config.per_repo.count = 3).await;
     let us = instance.service();
-    for _ in 0..3 {
+    let alice = Author::new();
+    let work = instance.host(&alice, "x").await;
+    let tip = work.commit("proposed").await;
+    for n in 0..4 {
+        let proposal = Author::new().pull_request(&alice.repo("x"), &tip);
+        match n < 3 {
+            true => assert_eq!(answer(&instance, &proposal).await, held(), "{n}"),
+            false => assert_eq!(outcome(&instance, &proposal).await, limited()),
+        }
+    }
+    for _ in 0..4 {
         assert_eq!(answer(&instance, &Author::new().announce("x", &us)).await, held());
     }
-    assert_eq!(outcome(&instance, &Author::new().announce("x", &us)).await, limited());
-    assert_eq!(answer(&instance, &Author::new().announce("y", &us)).await, held());
 }
 
 #[tokio::test]

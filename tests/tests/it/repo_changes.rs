@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use grasp_bin::OwnRelay;
 use grasp_core::kinds;
 use grasp_core::nostr::types::Timestamp;
-use grasp_purgatory::driver::RepoChange;
+use grasp_purgatory::driver::RepoNews;
 use grasp_sync::local::{LocalRelay, News};
 use grasp_tests::{Author, Instance, Workdir};
 
@@ -18,13 +18,13 @@ async fn a_held_and_a_removed_repository_are_reported() {
     let mut changes = purgatory.news();
     let announcement = alice.announce("x", &instance.service());
     instance.ingest(vec![announcement.clone()]).await;
-    assert_eq!(changes.recv().await, Ok(RepoChange::Held(announcement.clone().into())));
+    assert_eq!(changes.recv().await, Ok(RepoNews::Held(announcement.clone().into())));
     let held = purgatory.ask(|purgatory| purgatory.held_announcements()).await.unwrap();
     assert_eq!(held, [announcement.into()]);
 
     let elsewhere = "elsewhere.example".parse().unwrap();
     instance.ingest(vec![alice.later(1).announce("x", &elsewhere)]).await;
-    assert_eq!(changes.recv().await, Ok(RepoChange::Removed(alice.repo("x"))));
+    assert_eq!(changes.recv().await, Ok(RepoNews::Removed(alice.repo("x"))));
     let held = purgatory.ask(|purgatory| purgatory.held_announcements()).await.unwrap();
     assert!(held.is_empty());
 }
@@ -38,7 +38,7 @@ async fn a_delisted_repository_is_reported() {
 
     let elsewhere = "elsewhere.example".parse().unwrap();
     instance.ingest(vec![alice.later(1).announce("x", &elsewhere)]).await;
-    assert_eq!(changes.recv().await, Ok(RepoChange::Removed(alice.repo("x"))));
+    assert_eq!(changes.recv().await, Ok(RepoNews::Removed(alice.repo("x"))));
 }
 
 fn own_relay(instance: &Instance) -> OwnRelay {

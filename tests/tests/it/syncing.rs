@@ -1,5 +1,7 @@
 //! Two servers that sync with each other.
 
+use std::collections::BTreeSet;
+
 use grasp_core::RepoId;
 use grasp_sync::engine::Config;
 use grasp_tests::{Author, Instance, ServerClient, Workdir};
@@ -126,11 +128,11 @@ async fn stored_and_live_events_of_one_server_reach_the_other() {
 
     // The other server holds the announcement and its state until the git data is pushed.
     let mut changes = b.purgatory().news();
-    let holds = |name: &str| {
-        let name = name.parse().unwrap();
-        b.purgatory().ask(move |held| !held.candidates(&name).is_empty())
+    let holds = || {
+        let (repo, maintainers) = (repo.clone(), BTreeSet::from([repo.owner]));
+        b.purgatory().ask(move |held| !held.candidates(&repo, &maintainers).is_empty())
     };
-    while !holds("x").await.unwrap() {
+    while !holds().await.unwrap() {
         let _ = tokio::time::timeout(std::time::Duration::from_millis(50), changes.recv()).await;
     }
     work.git(&["push", &b.clone_url(&repo), "main"]).await.expect_ok();

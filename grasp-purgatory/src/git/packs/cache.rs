@@ -1,4 +1,4 @@
-//! The families on disk as a cache: which may be removed, and when.
+//! The repositories on disk as a cache: which may be removed, and when.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::sync::{OwnedMutexGuard, Semaphore, SemaphorePermit};
 
 use super::{PackFigures, PackStorage};
 use crate::git::blocking;
-use crate::git::layout::{self, Family};
+use crate::git::layout::{self, RepoDir};
 
 /// A pack storage, and a bound for the packs that are kept on disk. Clones share it; the stores of all endpoints are
 /// opened with one.
@@ -59,24 +59,24 @@ impl PackCache {
 
 type Lock = Arc<tokio::sync::Mutex<()>>;
 
-/// A family, by its endpoint and the key of its directory.
-type FamilyKey = (Endpoint, String);
+/// A repository, by its endpoint and the key of its directory.
+type CacheKey = (Endpoint, String);
 
-fn key_of(endpoint: Endpoint, family: &Family) -> FamilyKey {
-    (endpoint, family.key().to_owned())
+fn key_of(endpoint: Endpoint, dir: &RepoDir) -> CacheKey {
+    (endpoint, dir.key().to_owned())
 }
 
-/// The families on disk. A plain value: whoever evicts or downloads asks it first.
+/// The repositories on disk. A plain value: whoever evicts or downloads asks it first.
 #[derive(Debug, Default)]
 struct CacheState {
-    families: BTreeMap<FamilyKey, Cached>,
+    repositories: BTreeMap<CacheKey, Cached>,
     bytes: u64,
     uses: u64,
 }
 
 #[derive(Debug)]
 struct Cached {
-    family: Family,
+    dir: RepoDir,
     bytes: u64,
     /// Processes, guards and downloads that need it.
     users: usize,
@@ -92,9 +92,9 @@ struct Cached {
 }
 
 impl CacheState {
-    fn entry(&mut self, key: FamilyKey, family: &Family) -> &mut Cached {
-        self.families.entry(key).or_insert_with(|| Cached {
-            family: family.clone(),
+    fn entry(&mut self, key: CacheKey, dir: &RepoDir) -> &mut Cached {
+        self.repositories.entry(key).or_insert_with(|| Cached {
+            dir: dir.clone(),
             bytes: 0,
             users: 0,
             last_use: 0,
@@ -105,9 +105,9 @@ impl CacheState {
         })
     }
 
-    /// Counts a user; returns the lock to wait for if the family is being removed.
-    fn enter(&mut self, key: FamilyKey, family: &Family) -> Result<(), Lock> {
-        let entry = self.entry(key, family);
+    /// Counts a user; returns the lock to wait for if the repository is being removed.
+    fn enter(&mut self, key: CacheKey, dir: &RepoDir) -> Result<(), Lock> {
+        let entry = self.entry(key, dir);
         if entry.is_leaving {
             return Err(entry.transfer.clone());
         }
@@ -115,46 +115,46 @@ impl CacheState {
         Ok(())
     }
 
-    fn leave(&mut self, key: &FamilyKey) {
+    fn leave(&mut self, key: &CacheKey) {
         self.uses += 1;
-        let Some(entry) = self.families.get_mut(key) else { return };
+        let Some(entry) = self.repositories.get_mut(key) else { return };
         entry.users = entry.users.saturating_sub(1);
         entry.last_use = self.uses;
         if entry.users == 0 && entry.bytes == 0 {
-            self.families.remove(key);
+            self.repositories.remove(key);
         }
     }
 
-    /// Notes the size of a family.
-    fn resize(&mut self, key: FamilyKey, family: &Family, bytes: u64) {
-        let entry = self.entry(key, family);
+    /// Notes the size of a repository.
+    fn resize(&mut self, key: CacheKey, dir: &RepoDir, bytes: u64) {
+        let entry = self.entry(key, dir);
         let before = std::mem::replace(&mut entry.bytes, bytes);
         self.bytes = self.bytes.saturating_sub(before).saturating_add(bytes);
     }
 
-    /// Returns the family to remove next: of those that are not in use the one that was so least recently, while there
+    /// Returns the repository to remove next: of those that are not in use the one that was so least recently, while there
     /// are more bytes than these.
-    fn next_to_remove(&mut self, max_bytes: u64) -> Option<FamilyKey> {
+    fn next_to_remove(&mut self, max_bytes: u64) -> Option<CacheKey> {
         if self.bytes <= max_bytes {
             return None;
         }
-        let idle = self.families.iter_mut().filter(|(_, it)| it.users == 0 && !it.is_leaving);
+        let idle = self.repositories.iter_mut().filter(|(_, it)| it.users == 0 && !it.is_leaving);
         let (key, oldest) = idle.min_by_key(|(_, entry)| entry.last_use)?;
         oldest.is_leaving = true;
         Some(key.clone())
     }
 
-    fn removed(&mut self, key: &FamilyKey) {
-        let bytes = self.families.remove(key).map_or(0, |entry| entry.bytes);
+    fn removed(&mut self, key: &CacheKey) {
+        let bytes = self.repositories.remove(key).map_or(0, |entry| entry.bytes);
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 }
 
-/// A use of a family. Its files stay on disk until the last one is dropped.
+/// A use of a repository. Its files stay on disk until the last one is dropped.
 #[derive(Debug)]
 pub(in crate::git) struct InUse {
     cache: PackCache,
-    key: FamilyKey,
+    key: CacheKey,
 }
 
 impl Drop for InUse {
@@ -165,32 +165,31 @@ impl Drop for InUse {
 }
 
 impl PackCache {
-    /// Begins to use a family. If it is being removed, waits for the end of that.
-    pub(in crate::git) async fn enter(&self, endpoint: Endpoint, family: &Family) -> InUse {
+    /// Begins to use a repository. If it is being removed, waits for the end of that.
+    pub(in crate::git) async fn enter(&self, endpoint: Endpoint, dir: &RepoDir) -> InUse {
         loop {
-            let entered = self.inner.state.lock().enter(key_of(endpoint, family), family);
+            let entered = self.inner.state.lock().enter(key_of(endpoint, dir), dir);
             match entered {
-                Ok(()) => return InUse { cache: self.clone(), key: key_of(endpoint, family) },
+                Ok(()) => return InUse { cache: self.clone(), key: key_of(endpoint, dir) },
                 Err(removal) => drop(removal.lock().await),
             }
         }
     }
 
-    /// Waits for its turn to download packs of a family.
+    /// Waits for its turn to download packs of a repository.
     pub(in crate::git) async fn transfer(&self, in_use: &InUse) -> OwnedMutexGuard<()> {
-        let families =
-            self.inner.state.lock().families.get(&in_use.key).map(|it| it.transfer.clone());
-        families.unwrap_or_default().lock_owned().await
+        let repositories =
+            self.inner.state.lock().repositories.get(&in_use.key).map(|it| it.transfer.clone());
+        repositories.unwrap_or_default().lock_owned().await
     }
 
-    /// Waits until no downloaded pack of a family is put in its place and no commit takes a name of one away.
+    /// Waits until no downloaded pack of a repository is put in its place and no commit takes a name of one away.
     pub(in crate::git) async fn landing(
         &self,
         endpoint: Endpoint,
-        family: &Family,
+        dir: &RepoDir,
     ) -> OwnedMutexGuard<()> {
-        let landing =
-            self.inner.state.lock().entry(key_of(endpoint, family), family).landing.clone();
+        let landing = self.inner.state.lock().entry(key_of(endpoint, dir), dir).landing.clone();
         landing.lock_owned().await
     }
 
@@ -199,9 +198,9 @@ impl PackCache {
         self.inner.downloads.acquire().await.ok()
     }
 
-    /// Notes the size of a family on disk, and makes room if that is too much with all others.
-    pub(in crate::git) fn resize(&self, endpoint: Endpoint, family: &Family, bytes: u64) {
-        self.inner.state.lock().resize(key_of(endpoint, family), family, bytes);
+    /// Notes the size of a repository on disk, and makes room if that is too much with all others.
+    pub(in crate::git) fn resize(&self, endpoint: Endpoint, dir: &RepoDir, bytes: u64) {
+        self.inner.state.lock().resize(key_of(endpoint, dir), dir, bytes);
         self.evict_soon();
     }
 
@@ -213,17 +212,22 @@ impl PackCache {
         self.storage().figures.lock().misses += 1;
     }
 
-    /// Returns whether a family in use was compared with the database since this process may write; from now on it is
+    /// Returns whether a repository in use was compared with the database since this process may write; from now on it is
     /// taken to be.
     pub(in crate::git) fn set_settled(&self, in_use: &InUse, is_settled: bool) -> bool {
         let mut state = self.inner.state.lock();
-        let entry = state.families.get_mut(&in_use.key);
+        let entry = state.repositories.get_mut(&in_use.key);
         entry.is_some_and(|entry| std::mem::replace(&mut entry.is_settled, is_settled))
     }
 
-    /// Forgets that families were compared with the database: another process has written.
+    /// Forgets that repositories were compared with the database: another process has written.
     pub(in crate::git) fn unsettle_all(&self) {
-        self.inner.state.lock().families.values_mut().for_each(|entry| entry.is_settled = false);
+        self.inner
+            .state
+            .lock()
+            .repositories
+            .values_mut()
+            .for_each(|entry| entry.is_settled = false);
     }
 
     fn evict_soon(&self) {
@@ -235,14 +239,14 @@ impl PackCache {
         }
     }
 
-    /// Removes the families that were used least recently until the bound is kept.
+    /// Removes the repositories that were used least recently until the bound is kept.
     async fn evict(self) {
-        while let Some((key, family, removal)) = self.next_to_remove() {
+        while let Some((key, dir, removal)) = self.next_to_remove() {
             let number = self.inner.next_scratch.fetch_add(1, Ordering::Relaxed);
-            let scratch = family.layout().incoming().join(format!("evicted-{number}"));
+            let scratch = dir.layout().incoming().join(format!("evicted-{number}"));
             let removed = blocking(move || {
-                layout::remove(&family.views())?;
-                layout::rename(family.path(), &scratch)?;
+                layout::remove(&dir.views())?;
+                layout::rename(dir.path(), &scratch)?;
                 layout::remove(&scratch)
             });
             if let Err(error) = removed.await {
@@ -253,13 +257,13 @@ impl PackCache {
         }
     }
 
-    fn next_to_remove(&self) -> Option<(FamilyKey, Family, OwnedMutexGuard<()>)> {
+    fn next_to_remove(&self) -> Option<(CacheKey, RepoDir, OwnedMutexGuard<()>)> {
         let mut state = self.inner.state.lock();
         let key = state.next_to_remove(self.inner.max_bytes)?;
-        let entry = state.families.get(&key)?;
+        let entry = state.repositories.get(&key)?;
         // Only users transfer files, and it has none.
         let removal = entry.transfer.clone().try_lock_owned().ok()?;
-        Some((key, entry.family.clone(), removal))
+        Some((key, entry.dir.clone(), removal))
     }
 }
 
@@ -270,22 +274,22 @@ mod tests {
     use super::*;
     use crate::git::layout::Layout;
 
-    fn family(name: &str) -> Family {
-        Layout::new(Path::new("/r")).family(&name.parse().unwrap())
+    fn dir(name: &str) -> RepoDir {
+        Layout::new(Path::new("/r")).dir_of_key(name.repeat(64))
     }
 
-    fn key(name: &str) -> FamilyKey {
-        key_of(Endpoint::Repository, &family(name))
+    fn key(name: &str) -> CacheKey {
+        key_of(Endpoint::Repository, &dir(name))
     }
 
     fn used(state: &mut CacheState, name: &str, bytes: u64) {
-        assert!(state.enter(key(name), &family(name)).is_ok());
-        state.resize(key(name), &family(name), bytes);
+        assert!(state.enter(key(name), &dir(name)).is_ok());
+        state.resize(key(name), &dir(name), bytes);
         state.leave(&key(name));
     }
 
     #[test]
-    fn removes_the_family_that_was_used_least_recently() {
+    fn removes_the_repository_that_was_used_least_recently() {
         let mut state = CacheState::default();
         for name in ["a", "b", "c", "a"] {
             used(&mut state, name, 10);
@@ -302,9 +306,9 @@ mod tests {
     #[test]
     fn removes_nothing_that_is_in_use_however_large_it_is() {
         let mut state = CacheState::default();
-        assert!(state.enter(key("a"), &family("a")).is_ok());
-        assert!(state.enter(key("a"), &family("a")).is_ok());
-        state.resize(key("a"), &family("a"), 100);
+        assert!(state.enter(key("a"), &dir("a")).is_ok());
+        assert!(state.enter(key("a"), &dir("a")).is_ok());
+        state.resize(key("a"), &dir("a"), 100);
         assert_eq!(state.next_to_remove(10), None);
         state.leave(&key("a"));
         assert_eq!(state.next_to_remove(10), None);
@@ -314,19 +318,19 @@ mod tests {
     }
 
     #[test]
-    fn a_family_that_is_being_removed_is_waited_for() {
+    fn a_repository_that_is_being_removed_is_waited_for() {
         let mut state = CacheState::default();
         used(&mut state, "a", 100);
         assert_eq!(state.next_to_remove(10), Some(key("a")));
-        assert!(state.enter(key("a"), &family("a")).is_err());
+        assert!(state.enter(key("a"), &dir("a")).is_err());
         state.removed(&key("a"));
-        assert!(state.enter(key("a"), &family("a")).is_ok());
+        assert!(state.enter(key("a"), &dir("a")).is_ok());
     }
 
     #[test]
-    fn a_family_without_files_is_forgotten() {
+    fn a_repository_without_files_is_forgotten() {
         let mut state = CacheState::default();
         used(&mut state, "a", 0);
-        assert!(state.families.is_empty());
+        assert!(state.repositories.is_empty());
     }
 }

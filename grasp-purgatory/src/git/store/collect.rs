@@ -1,32 +1,30 @@
-//! Collecting what no view shows any more.
+//! Collecting what nothing refers to any more.
 //!
-//! Every object of a family can be asked for by its id from each of its views. So what a force-push removed, what was
-//! deleted, and the repository of an owner who vanished must leave the object store, though not all of it the disk:
+//! Every object of a repository can be asked for by its id. What was deleted, and what its owner or its author took back,
+//! must leave the object store. Tips that newer ones replaced stay for 90 days, for their owner to go back to:
 //!
 //! ```text
-//!   reachable from a ref of some view, or wanted by what waits ──▶ objects/
-//!   reachable from a ref that was retired in the last 90 days ───▶ attic/    which no view reads, until a maintainer of
-//!                                                                            that repository wants it again
-//!   anything else ───────────────────────────────────────────────▶ gone
+//!   reachable from a ref, or wanted by what waits ─────────────┐
+//!   reachable from a tip that was replaced in the last 90 days ┴─▶ objects/
+//!   anything else ────────────────────────────────────────────────▶ gone
 //! ```
 //!
-//! Whatever takes a ref away marks the family; the next maintenance finds the mark, and repacks only if something became
-//! unreachable. A crash at any point leaves the mark, and the next attempt does the rest.
+//! Whatever takes a ref away marks the repository. A removal is collected at once, the rest by the next maintenance. A
+//! crash at any point leaves the mark, and the next attempt does the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::{Identifier, Oid};
-use nostr::key::PublicKey;
+use grasp_core::{Oid, RepoId};
 
-use super::{FamilyGuard, Needed, Quarantine, RepoStore};
-use crate::database::{FamilyRow, Forget, Garbage, RetiredRef};
+use super::{Quarantine, RepoGuard, RepoStore};
+use crate::database::{Forget, Garbage, RepoRow, RetiredRef};
 use crate::git::check::{Objects, Proofs, revisions};
 use crate::git::command::GitCommand;
 use crate::git::error::GitError;
-use crate::git::layout::{self, Family};
+use crate::git::layout::{self, RepoDir};
 use crate::git::refs::RETIRED_REFS_RETENTION;
 use crate::git::{blocking, check};
 
@@ -35,105 +33,121 @@ pub(super) const PACK: &str = "pack-objects";
 /// Timeout of a git process that lists or packs reachable objects.
 const COLLECT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// The objects that a family keeps.
+/// The objects that a repository keeps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Roots {
-    /// Shown by a view, or wanted.
+    /// Shown by a ref, or wanted.
     shown: BTreeSet<Oid>,
-    /// Tips of refs that were retired lately.
+    /// Shown by a branch or tag.
+    ruled: BTreeSet<Oid>,
+    /// Tips that were replaced lately.
     retired: BTreeSet<Oid>,
-    /// Uploads that may depend on the family, and their tips.
+    /// Uploads that may depend on the repository, and their tips.
     staged: BTreeMap<Oid, PathBuf>,
-    /// The same by owner, for owners of retired refs.
-    owners: BTreeMap<PublicKey, OwnTips>,
 }
 
-/// The tips of an owner.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct OwnTips {
-    /// Branches and tags of the view.
-    shown: BTreeSet<Oid>,
-    retired: BTreeSet<Oid>,
+/// What a collection keeps besides what refs and uploads need.
+#[derive(Clone, Debug, Default)]
+pub struct Keep {
+    /// Tips that held events wait for.
+    pub wanted: BTreeSet<Oid>,
+    /// Tips that were replaced after this time.
+    pub retired_since: Timestamp,
 }
 
-/// The packs that take the place of all others.
-#[derive(Debug)]
-struct Packed {
-    kept: Quarantine,
-    attic: Quarantine,
+impl Keep {
+    /// Keeps what is wanted, and what was replaced within the time of retention.
+    pub fn at(now: Timestamp, wanted: BTreeSet<Oid>) -> Self {
+        Self { wanted, retired_since: now - RETIRED_REFS_RETENTION }
+    }
+
+    /// Keeps nothing but what refs and uploads need.
+    pub fn purging(now: Timestamp) -> Self {
+        Self { wanted: BTreeSet::new(), retired_since: now + Duration::from_secs(1) }
+    }
 }
 
 impl RepoStore {
-    /// Removes from a family what no view shows, nothing wants and no upload leans on, if anything was taken away
-    /// since the last time. What was retired lately stays on disk, where no view reads it. Says whether it repacked.
+    /// Removes from a repository what no ref shows, nothing wants and no upload leans on, if anything was taken away since
+    /// the last time. Returns whether it repacked.
     ///
     /// Packing takes no lock, so that no request waits for it, unless refs moved meanwhile.
-    pub async fn collect(
-        &self,
-        identifier: &Identifier,
-        wanted: &BTreeSet<Oid>,
-        now: Timestamp,
-    ) -> Result<bool, GitError> {
-        let guard = self.lock(identifier).await?;
-        let Some((garbage, mut roots)) = guard.roots(wanted, now).await? else { return Ok(false) };
+    pub async fn collect(&self, repo: &RepoId, keep: &Keep) -> Result<bool, GitError> {
+        let guard = self.lock(repo).await?;
+        let Some((garbage, mut roots)) = guard.roots(keep).await? else { return Ok(false) };
         drop(guard);
-        let reader = self.objects(identifier, Needed::All).await?;
-        let is_moved = garbage == Garbage::Moved;
-        if is_moved && !reader.has_unreachable(&roots.retired, &roots.shown).await? {
-            let contained = reader.contained(&roots).await?;
-            let guard = self.lock(identifier).await?;
-            if guard.roots(wanted, now).await? == Some((garbage, roots)) {
+        let reader = self.objects(repo).await?;
+        if garbage == Garbage::Moved {
+            // Replaced tips are kept, so there is nothing to remove until their time is over.
+            let contained = reader.contained(&roots.retired, &roots.ruled).await?;
+            let guard = self.lock(repo).await?;
+            if guard.roots(keep).await? == Some((garbage, roots.clone())) {
                 let mut change = guard.change();
-                // Branches and tags of their owners contain them. Once those are retired, so are these with them.
-                change.forget = Forget::Tips(contained);
                 change.is_collected = true;
+                // Branches and tags contain them. Once those are retired, so are these with them.
+                change.forget = Forget::Tips(contained);
                 guard.commit(change).await?;
             }
             return Ok(false);
         }
         let mut packed = reader.pack(self, &roots).await?;
-        let mut guard = self.lock(identifier).await?;
-        let Some((_, current)) = guard.roots(wanted, now).await? else { return Ok(false) };
+        let mut guard = self.lock(repo).await?;
+        let Some((_, current)) = guard.roots(keep).await? else { return Ok(false) };
         if current != roots {
             roots = current;
             packed = reader.pack(self, &roots).await?;
         }
-        guard.replace(packed, roots, now).await?;
+        guard.replace(packed, &roots, keep.retired_since).await?;
         Ok(true)
     }
 }
 
-impl FamilyGuard {
+impl RepoStore {
+    /// Removes everything from a repository that no ref and no upload needs, replaced tips included. Returns whether it
+    /// became smaller.
+    pub async fn purge(&self, repo: &RepoId, now: Timestamp) -> Result<bool, GitError> {
+        let guard = self.lock(repo).await?;
+        let before = guard.row().await?;
+        if before.packs.is_empty() {
+            return Ok(false);
+        }
+        let mut change = guard.change();
+        change.garbage = Some(Garbage::Removed);
+        guard.commit(change).await?;
+        drop(guard);
+        self.collect(repo, &Keep::purging(now)).await?;
+        let bytes = |row: &RepoRow| -> u64 { row.packs.iter().map(|pack| pack.bytes).sum() };
+        Ok(bytes(&self.row(repo).await?) < bytes(&before))
+    }
+}
+
+impl RepoGuard {
     /// Returns the objects to keep, if there may be something to collect.
-    async fn roots(
-        &self,
-        wanted: &BTreeSet<Oid>,
-        now: Timestamp,
-    ) -> Result<Option<(Garbage, Roots)>, GitError> {
-        // First the row: a view that goes meanwhile leaves its refs among the retired ones.
-        let (row, retired) = (self.row().await?, self.retired_refs().await?);
-        let oldest = now - RETIRED_REFS_RETENTION;
-        let is_over = retired.iter().any(|retired| retired.since < oldest);
+    async fn roots(&self, keep: &Keep) -> Result<Option<(Garbage, Roots)>, GitError> {
+        // First the row: a view that goes meanwhile leaves its tips among the retired ones.
+        let row = self.row().await?;
+        let retired = self.retired_refs().await?;
+        let is_over = retired.iter().any(|retired| retired.since < keep.retired_since);
         let garbage = if is_over { Some(Garbage::Removed) } else { row.garbage };
         let Some(garbage) = garbage else { return Ok(None) };
-        self.bring(Needed::All).await?;
+        self.bring().await?;
         self.bring_staged().await?;
-        let (family, wanted) = (self.family.clone(), wanted.clone());
-        let roots =
-            self.blocking(move || roots(&family, (&row, &retired), &wanted, oldest)).await?;
+        let (dir, keep) = (self.dir.clone(), keep.clone());
+        let roots = self.blocking(move || roots(&dir, &row, &retired, &keep)).await?;
         Ok(Some((garbage, roots)))
     }
 
-    /// Puts packs in the place of all objects.
+    /// Puts a pack in the place of all objects.
     async fn replace(
         &mut self,
-        packed: Packed,
-        roots: Roots,
-        now: Timestamp,
+        packed: Quarantine,
+        roots: &Roots,
+        retired_since: Timestamp,
     ) -> Result<(), GitError> {
-        let (store, family) = (self.store.clone(), self.family.clone());
+        let (store, dir) = (self.store.clone(), self.dir.clone());
+        let kept = &roots.shown | &roots.retired;
         self.blocking(move || {
-            Proofs::retain(&family, &roots.shown, &store.scratch())?;
+            Proofs::retain(&dir, &kept, &store.scratch())?;
             // What was found to be whole with objects that go now is looked at again.
             store.count_removal();
             Ok(())
@@ -142,101 +156,55 @@ impl FamilyGuard {
         let old = self.row().await?.packs;
         let mut change = self.change();
         change.is_collected = true;
-        change.forget = Forget::Before(now - RETIRED_REFS_RETENTION);
-        self.replace_packs(vec![(packed.kept, false), (packed.attic, true)], old, change).await
-    }
-}
-
-impl FamilyGuard {
-    /// Makes retired tips that the object store lacks readable again, with all that they need. Returns whether it did;
-    /// it does not if they cannot be read.
-    ///
-    /// The attic has objects that were removed on purpose, so these tips must be wanted by the party that they were
-    /// retired from.
-    pub async fn restore(&mut self, tips: BTreeSet<Oid>) -> Result<bool, GitError> {
-        let restored = match self.pack_retired(tips).await {
-            Ok(Some(restored)) => restored,
-            Ok(None) => return Ok(false),
-            Err(error) => {
-                tracing::warn!(%error, identifier = %self.identifier, "could not read retired objects");
-                return Ok(false);
-            }
-        };
-        let mut change = self.change();
-        // The next collection removes the copy of the attic, and all of it if no ref comes to need it.
-        change.garbage = Some(Garbage::Removed);
-        self.replace_packs(vec![(restored, false)], BTreeSet::new(), change).await?;
-        Ok(true)
-    }
-
-    /// Packs the objects that these tips need and views do not show, if the attic has the tips.
-    async fn pack_retired(&self, tips: BTreeSet<Oid>) -> Result<Option<Quarantine>, GitError> {
-        let (row, reader) = (self.row().await?, self.objects().await?);
-        self.bring(Needed::All).await?;
-        let (objects, attic) = (reader.family.objects(), self.family.attic());
-        let tips = present(vec![attic.clone()], tips).await?;
-        if tips.is_empty() {
-            return Ok(None);
-        }
-        let shown = present(vec![objects], shown(&row)).await?;
-        let command = reader.command(PACK).arg("--revs").reading_all(&[&attic]);
-        pack(&self.store, command, revisions(&tips, &shown)).await.map(Some)
+        change.forget = Forget::Before(retired_since);
+        self.replace_packs(packed, old, change).await
     }
 }
 
 impl Objects {
-    /// Returns those of the retired tips that branches and tags of all their owners contain. Those of the attic are not
-    /// among them: nothing else keeps them.
-    async fn contained(&self, roots: &Roots) -> Result<BTreeSet<Oid>, GitError> {
-        let (mut contained, mut kept) = (BTreeSet::new(), BTreeSet::new());
-        for own in roots.owners.values() {
-            let here = present(vec![self.family.objects()], own.retired.clone()).await?;
-            kept.extend(&own.retired - &here);
-            match self.has_unreachable(&here, &own.shown).await? {
-                true => kept.extend(here),
-                false => contained.extend(here),
-            }
-        }
-        Ok(&contained - &kept)
-    }
-
-    /// Returns whether one of these tips is here and not reachable from what is shown.
-    async fn has_unreachable(
+    /// Returns those of these commits that are here and reachable from branches and tags.
+    async fn contained(
         &self,
         tips: &BTreeSet<Oid>,
-        shown: &BTreeSet<Oid>,
-    ) -> Result<bool, GitError> {
+        ruled: &BTreeSet<Oid>,
+    ) -> Result<BTreeSet<Oid>, GitError> {
         const COMMAND: &str = "rev-list";
-        let here = present(vec![self.family.objects()], tips.clone()).await?;
+        let here = present(self.dir.objects(), tips.clone()).await?;
         if here.is_empty() {
-            return Ok(false);
+            return Ok(here);
         }
-        let command = self.command(COMMAND).args(["--max-count=1", "--stdin"]);
-        let input = revisions(&here, shown);
-        let found = command.limit(COLLECT_TIMEOUT).run(input).await?.success(COMMAND)?;
-        Ok(!found.is_empty())
+        // With --no-walk only the tips themselves are listed, and a tag as the commit behind it.
+        let list =
+            async |arguments: &[&str], up_to: &BTreeSet<Oid>| -> Result<BTreeSet<Oid>, GitError> {
+                let command = self.command(COMMAND).args(arguments);
+                let output = command
+                    .limit(COLLECT_TIMEOUT)
+                    .run(revisions(&here, up_to))
+                    .await?
+                    .success(COMMAND)?;
+                let lines = String::from_utf8_lossy(&output).into_owned();
+                Ok(lines.lines().filter_map(|line| line.parse().ok()).collect())
+            };
+        let commits = &list(&["--no-walk=unsorted", "--stdin"], &BTreeSet::new()).await? & &here;
+        let outside = list(&["--stdin"], ruled).await?;
+        Ok(&commits - &outside)
     }
 
-    async fn pack(&self, store: &RepoStore, roots: &Roots) -> Result<Packed, GitError> {
+    async fn pack(&self, store: &RepoStore, roots: &Roots) -> Result<Quarantine, GitError> {
         let staged: Vec<&Path> = roots.staged.values().map(PathBuf::as_path).collect();
+        let retired = present(self.dir.objects(), roots.retired.clone()).await?;
         // Objects of the uploads themselves are not taken along.
-        let kept = self.command(PACK).args(["--local", "--revs"]).reading_all(&staged);
-        let tips = roots.shown.iter().chain(roots.staged.keys());
-        let kept = pack(store, kept, revisions(tips, [])).await?;
-        let attic = self.family.attic();
-        let retired = vec![self.family.objects(), attic.clone()];
-        let retired = present(retired, roots.retired.clone()).await?;
-        let command = self.command(PACK).arg("--revs").reading_all(&[&attic]);
-        let attic = pack(store, command, revisions(&retired, &roots.shown)).await?;
-        Ok(Packed { kept, attic })
+        let command = self.command(PACK).args(["--local", "--revs"]).reading_all(&staged);
+        let tips = roots.shown.iter().chain(&retired).chain(roots.staged.keys());
+        pack(store, command, revisions(tips, [])).await
     }
 }
 
-/// Those of these objects that are in one of these directories.
-async fn present(places: Vec<PathBuf>, tips: BTreeSet<Oid>) -> Result<BTreeSet<Oid>, GitError> {
+/// Those of these objects that are in a directory.
+async fn present(objects: PathBuf, tips: BTreeSet<Oid>) -> Result<BTreeSet<Oid>, GitError> {
     blocking(move || {
-        let missing = check::missing(&places, &tips)?;
-        Ok(tips.difference(&missing).copied().collect())
+        let missing = check::missing(&[objects], &tips)?;
+        Ok(&tips - &missing)
     })
     .await
 }
@@ -253,38 +221,26 @@ pub(super) async fn pack(
     Ok(place)
 }
 
-/// Returns the tips that views show.
-fn shown(row: &FamilyRow) -> BTreeSet<Oid> {
-    let refs = row.views.values().flat_map(|view| view.refs.refs.values());
-    refs.map(|target| target.oid).collect()
-}
-
 fn roots(
-    family: &Family,
-    (row, retired): (&FamilyRow, &[RetiredRef]),
-    wanted: &BTreeSet<Oid>,
-    oldest: Timestamp,
+    dir: &RepoDir,
+    row: &RepoRow,
+    retired: &[RetiredRef],
+    keep: &Keep,
 ) -> Result<Roots, GitError> {
-    let mut shown = shown(row);
-    let mut owners: BTreeMap<PublicKey, OwnTips> = BTreeMap::new();
-    for retired in retired {
-        owners.entry(retired.owner).or_default().retired.insert(retired.tip);
-    }
-    for (owner, own) in &mut owners {
-        let refs = row.views.get(owner).into_iter().flat_map(|view| &view.refs.refs);
-        let ruled = refs.filter(|(name, _)| name.is_branch_or_tag());
-        own.shown.extend(ruled.map(|(_, target)| target.oid));
-    }
-    let retired = retired.iter().filter(|retired| retired.since >= oldest);
-    let retired = retired.map(|retired| retired.tip).filter(|tip| !shown.contains(tip)).collect();
-    let missing = check::missing(&[family.objects()], wanted)?;
-    shown.extend(wanted.difference(&missing));
-    Ok(Roots { shown, retired, staged: staged(family)?, owners })
+    let mut shown = row.tips();
+    let missing = check::missing(&[dir.objects()], &keep.wanted)?;
+    shown.extend(keep.wanted.difference(&missing));
+    let kept = retired.iter().filter(|retired| retired.since >= keep.retired_since);
+    let retired = kept.map(|retired| retired.tip).filter(|tip| !shown.contains(tip)).collect();
+    let refs = row.view.iter().flat_map(|view| &view.refs.refs);
+    let ruled =
+        refs.filter(|(name, _)| name.is_branch_or_tag()).map(|(_, target)| target.oid).collect();
+    Ok(Roots { shown, ruled, retired, staged: staged(dir)? })
 }
 
-fn staged(family: &Family) -> Result<BTreeMap<Oid, PathBuf>, GitError> {
+fn staged(dir: &RepoDir) -> Result<BTreeMap<Oid, PathBuf>, GitError> {
     let mut staged = BTreeMap::new();
-    for event in layout::list(&family.staging())? {
+    for event in layout::list(&dir.staging())? {
         for tip in layout::list(&event)? {
             staged.extend(layout::name(&tip).parse().ok().map(|oid: Oid| (oid, tip)));
         }

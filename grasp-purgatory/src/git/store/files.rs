@@ -7,23 +7,22 @@ use std::{fs, io};
 
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, Oid};
+use grasp_core::{Oid, RepoId};
 use nostr::event::EventId;
-use nostr::key::PublicKey;
 
 use super::repair::{READ_TIMEOUT, file_of, is_as_committed};
 use super::staging::place_of;
 use super::{check_version, remove_unnamed};
-use crate::database::{Database, FamilyRow, Pack};
+use crate::database::{Database, Pack, RepoRow};
 use crate::git::binary::Git;
 use crate::git::blocking;
 use crate::git::check::Objects;
 use crate::git::error::GitError;
-use crate::git::layout::{self, Family, Layout, VERSION};
+use crate::git::layout::{self, Layout, RepoDir, VERSION};
 use crate::git::packs::{self, PackStorage};
 use crate::purgatory::{PushTarget, Record};
 
-/// Times that a family is examined while its packs are replaced by a running server.
+/// Times that a repository is examined while its packs are replaced by a running server.
 const MAX_EXAMINATIONS: usize = 4;
 
 /// The files of all repositories at one endpoint, for checks and backups. Nothing of them is changed.
@@ -46,13 +45,13 @@ pub enum PackFault {
     Damaged,
 }
 
-/// The state of a family on disk.
+/// The state of a repository on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Examination {
-    /// Owners of all views.
-    pub owners: BTreeSet<PublicKey>,
-    /// Owners of views whose history lacks objects.
-    pub broken: BTreeSet<PublicKey>,
+    /// It is served.
+    pub is_served: bool,
+    /// The history of its refs lacks objects.
+    pub is_broken: bool,
     /// Number of packs that the database names.
     pub packs: usize,
     /// Packs with faults, by name.
@@ -62,17 +61,17 @@ pub struct Examination {
 impl Examination {
     /// Returns whether nothing is missing or damaged.
     pub fn is_sound(&self) -> bool {
-        self.broken.is_empty() && self.faults.is_empty()
+        !self.is_broken && self.faults.is_empty()
     }
 }
 
 /// The packs and uploads of one endpoint that a database names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamedFiles {
-    /// Packs by family.
-    pub packs: BTreeMap<Identifier, BTreeSet<Pack>>,
+    /// Packs by repository.
+    pub packs: BTreeMap<RepoId, BTreeSet<Pack>>,
     /// Uploads that wait for their event.
-    pub uploads: BTreeSet<(Identifier, EventId, Oid)>,
+    pub uploads: BTreeSet<(RepoId, EventId, Oid)>,
 }
 
 impl NamedFiles {
@@ -92,18 +91,16 @@ fn upload(
     id: EventId,
     tip: Oid,
     target: PushTarget,
-) -> Option<(Identifier, EventId, Oid)> {
+) -> Option<(RepoId, EventId, Oid)> {
     match (endpoint, target) {
         (Endpoint::Repository, PushTarget::Repository(repo))
-        | (Endpoint::PullRequests, PushTarget::Contributor(repo)) => {
-            Some((repo.identifier, id, tip))
-        }
+        | (Endpoint::PullRequests, PushTarget::Contributor(repo)) => Some((repo, id, tip)),
         _ => None,
     }
 }
 
-/// The names of packs that are not on disk as they were committed, by family.
-pub type LostPacks = BTreeMap<Identifier, BTreeSet<String>>;
+/// The names of packs that are not on disk as they were committed, by repository.
+pub type LostPacks = BTreeMap<RepoId, BTreeSet<String>>;
 
 impl RepoFiles {
     /// Selects the repositories below a directory, as a database names them.
@@ -116,74 +113,65 @@ impl RepoFiles {
         self.endpoint
     }
 
-    /// Returns the identifiers of all families.
-    pub async fn identifiers(&self) -> Result<BTreeSet<Identifier>, GitError> {
-        Ok(self.database.identifiers(self.endpoint).await?)
+    /// Returns the identifiers of all repositories.
+    pub async fn all(&self) -> Result<BTreeSet<RepoId>, GitError> {
+        Ok(self.database.all(self.endpoint).await?)
     }
 
-    /// Compares the packs of a family with the database, reads each of them as a whole, and walks all histories.
-    pub async fn examine(&self, identifier: &Identifier) -> Result<Examination, GitError> {
-        let mut row = self.row(identifier).await?;
+    /// Compares the packs of a repository with the database, reads each of them as a whole, and walks all histories.
+    pub async fn examine(&self, repo: &RepoId) -> Result<Examination, GitError> {
+        let mut row = self.row(repo).await?;
         for _ in 1..MAX_EXAMINATIONS {
-            let examination = self.examine_row(identifier, &row).await;
+            let examination = self.examine_row(repo, &row).await;
             if examination.as_ref().is_ok_and(Examination::is_sound) {
                 return examination;
             }
-            let current = self.row(identifier).await?;
-            if current.packs == row.packs && current.views == row.views {
+            let current = self.row(repo).await?;
+            if current.packs == row.packs && current.view == row.view {
                 return examination;
             }
             row = current;
         }
-        self.examine_row(identifier, &row).await
+        self.examine_row(repo, &row).await
     }
 
-    async fn row(&self, identifier: &Identifier) -> Result<FamilyRow, GitError> {
-        Ok(self.database.family(self.endpoint, identifier.clone()).await?)
+    async fn row(&self, repo: &RepoId) -> Result<RepoRow, GitError> {
+        Ok(self.database.row(self.endpoint, repo.clone()).await?)
     }
 
-    async fn examine_row(
-        &self,
-        identifier: &Identifier,
-        row: &FamilyRow,
-    ) -> Result<Examination, GitError> {
-        let family = self.layout.family(identifier);
+    async fn examine_row(&self, repo: &RepoId, row: &RepoRow) -> Result<Examination, GitError> {
+        let dir = self.layout.dir(repo);
         let mut found = Examination {
-            owners: row.views.keys().copied().collect(),
+            is_served: row.view.is_some(),
             packs: row.packs.len(),
             ..Examination::default()
         };
         for pack in &row.packs {
-            let fault = self.examine_pack(&family, pack).await?;
+            let fault = self.examine_pack(&dir, pack).await?;
             found.faults.extend(fault.map(|fault| (pack.name.clone(), fault)));
         }
-        let is_there = family.objects().is_dir() && family.path().join("HEAD").exists();
-        for (owner, view) in &row.views {
-            let tips: Vec<_> = view.refs.refs.values().map(|target| target.oid).collect();
-            if tips.is_empty() {
-                continue;
-            }
-            if !is_there || !self.objects(&family).is_whole(&tips).await? {
-                found.broken.insert(*owner);
-            }
+        let is_there = dir.objects().is_dir() && dir.path().join("HEAD").exists();
+        let tips: Vec<_> = row.tips().into_iter().collect();
+        if !tips.is_empty() {
+            found.is_broken = !is_there || !self.objects(&dir).is_whole(&tips).await?;
         }
         Ok(found)
     }
 
     async fn examine_pack(
         &self,
-        family: &Family,
+        dir: &RepoDir,
         pack: &Pack,
     ) -> Result<Option<PackFault>, GitError> {
-        let file = file_of(family, pack);
+        let file = file_of(dir, pack);
         if !is_as_committed(&file, pack) {
             return Ok(Some(PackFault::Lost));
         }
         if !file.with_extension("idx").exists() {
             return Ok(Some(PackFault::Unindexed));
         }
-        let command = match family.path().join("HEAD").exists() {
-            true => self.objects(family).command("index-pack"),
+        let command = match dir.path().join("HEAD").exists() {
+            true => self.objects(dir).command("index-pack"),
             false => self.git.command("index-pack").claimed_by(Claimant::server()),
         };
         let command = command.arg("--verify").arg(&file);
@@ -191,9 +179,9 @@ impl RepoFiles {
         Ok((!finished.status.success()).then_some(PackFault::Damaged))
     }
 
-    fn objects(&self, family: &Family) -> Objects {
+    fn objects(&self, dir: &RepoDir) -> Objects {
         let (git, claimant) = (self.git.clone(), Claimant::server());
-        Objects { git, family: family.clone(), incoming: None, in_use: None, claimant }
+        Objects { git, dir: dir.clone(), incoming: None, in_use: None, claimant }
     }
 }
 
@@ -215,16 +203,16 @@ impl RepoFiles {
         }
         // A file that is not there was replaced, or it is lost.
         let current = NamedFiles::read(&*self.database, self.endpoint).await?;
-        let is_lost = |(identifier, pack): &(Identifier, Pack)| {
-            current.packs.get(identifier).is_some_and(|packs| packs.contains(pack))
+        let is_lost = |(repo, pack): &(RepoId, Pack)| {
+            current.packs.get(repo).is_some_and(|packs| packs.contains(pack))
         };
         let are_lost = copied.packs.iter().all(is_lost);
         if !are_lost || !copied.uploads.is_subset(&current.uploads) {
             return Ok(None);
         }
         let mut lost = LostPacks::new();
-        for (identifier, pack) in copied.packs {
-            lost.entry(identifier).or_default().insert(pack.name);
+        for (repo, pack) in copied.packs {
+            lost.entry(repo).or_default().insert(pack.name);
         }
         Ok(Some(lost))
     }
@@ -243,21 +231,21 @@ impl RepoFiles {
             storage.claim().await?;
         }
         let mut lost = LostPacks::new();
-        for (identifier, packs) in &named.packs {
-            let family = self.layout.family(identifier);
+        for (repo, packs) in &named.packs {
+            let dir = self.layout.dir(repo);
             for pack in packs {
-                let file = file_of(&family, pack);
+                let file = file_of(&dir, pack);
                 if !is_as_committed(&file, pack) || !file.with_extension("idx").exists() {
-                    lost.entry(identifier.clone()).or_default().insert(pack.name.clone());
+                    lost.entry(repo.clone()).or_default().insert(pack.name.clone());
                     continue;
                 }
-                let key = |file: &Path| packs::pack_key(self.endpoint, &family, file);
+                let key = |file: &Path| packs::pack_key(self.endpoint, &dir, file);
                 storage.put_pack(&file, key).await?;
             }
         }
         let (staging, prefix) = (self.layout.staging(), packs::staging_prefix(self.endpoint));
-        for (identifier, event, tip) in &named.uploads {
-            let place = self.layout.family(identifier).staged_tip(event, tip);
+        for (repo, event, tip) in &named.uploads {
+            let place = self.layout.dir(repo).staged_tip(event, tip);
             let above = place_of(&staging, &place);
             for file in blocking(move || layout::list(&place.join("pack"))).await? {
                 if file.extension().is_some_and(|kind| kind == "pack") {
@@ -273,8 +261,8 @@ impl RepoFiles {
 /// Named files that were not there to be copied.
 #[derive(Debug, Default)]
 struct NotCopied {
-    packs: BTreeSet<(Identifier, Pack)>,
-    uploads: BTreeSet<(Identifier, EventId, Oid)>,
+    packs: BTreeSet<(RepoId, Pack)>,
+    uploads: BTreeSet<(RepoId, EventId, Oid)>,
 }
 
 fn copy_all(
@@ -287,23 +275,23 @@ fn copy_all(
     }
     layout::create_dir(root)?;
     layout::write_synced(&to.version(), VERSION.as_bytes())?;
-    for dir in [to.families(), to.staging()] {
+    for dir in [to.repositories(), to.staging()] {
         layout::create_dir(&dir)?;
     }
     let mut missing = NotCopied::default();
-    for (identifier, packs) in &named.packs {
-        let (source, target) = (from.family(identifier), to.family(identifier));
-        target.create(identifier, &root.join("incoming"))?;
+    for (repo, packs) in &named.packs {
+        let (source, target) = (from.dir(repo), to.dir(repo));
+        target.create(repo, &root.join("incoming"))?;
         for pack in packs {
             if !copy_pack(&file_of(&source, pack), &file_of(&target, pack), pack)? {
-                missing.packs.insert((identifier.clone(), pack.clone()));
+                missing.packs.insert((repo.clone(), pack.clone()));
             }
         }
     }
-    for (identifier, event, tip) in &named.uploads {
-        let place = |layout: &Layout| layout.family(identifier).staged_tip(event, tip);
+    for (repo, event, tip) in &named.uploads {
+        let place = |layout: &Layout| layout.dir(repo).staged_tip(event, tip);
         if !copy_upload(&place(from), &place(to))? {
-            missing.uploads.insert((identifier.clone(), *event, *tip));
+            missing.uploads.insert((repo.clone(), *event, *tip));
         }
     }
     remove_unnamed(to, &named.packs)?;
@@ -381,7 +369,7 @@ impl RepoFiles {
 
 #[cfg(test)]
 mod tests {
-    use grasp_core::RepoId;
+    use nostr::key::PublicKey;
     use nostr::types::Timestamp;
     use parking_lot::Mutex;
 
@@ -393,10 +381,10 @@ mod tests {
 
     /// A database that names packs.
     #[derive(Default)]
-    struct Names(Mutex<BTreeMap<Identifier, BTreeSet<Pack>>>);
+    struct Names(Mutex<BTreeMap<RepoId, BTreeSet<Pack>>>);
 
     impl Names {
-        fn set(&self, packs: &BTreeMap<Identifier, BTreeSet<Pack>>) {
+        fn set(&self, packs: &BTreeMap<RepoId, BTreeSet<Pack>>) {
             self.0.lock().clone_from(packs);
         }
     }
@@ -414,17 +402,17 @@ mod tests {
             answer()
         }
 
-        fn family(&self, _: Endpoint, name: Identifier) -> DatabaseFuture<'_, FamilyRow> {
+        fn row(&self, _: Endpoint, repo: RepoId) -> DatabaseFuture<'_, RepoRow> {
             let packs = self.0.lock();
-            let packs = packs.get(&name).cloned().unwrap_or_default();
-            Box::pin(async { Ok(FamilyRow { packs, ..FamilyRow::default() }) })
+            let packs = packs.get(&repo).cloned().unwrap_or_default();
+            Box::pin(async { Ok(RepoRow { packs, ..RepoRow::default() }) })
         }
 
-        fn retired(&self, _: Endpoint, _: Identifier) -> DatabaseFuture<'_, Vec<RetiredRef>> {
+        fn retired(&self, _: Endpoint, _: RepoId) -> DatabaseFuture<'_, Vec<RetiredRef>> {
             answer()
         }
 
-        fn packs(&self, _: Endpoint) -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>> {
+        fn packs(&self, _: Endpoint) -> DatabaseFuture<'_, BTreeMap<RepoId, BTreeSet<Pack>>> {
             let packs = self.0.lock().clone();
             Box::pin(async { Ok(packs) })
         }
@@ -433,15 +421,7 @@ mod tests {
             answer()
         }
 
-        fn identifiers(&self, _: Endpoint) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
-            answer()
-        }
-
-        fn existing(
-            &self,
-            _: Endpoint,
-            _: BTreeSet<Identifier>,
-        ) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
+        fn all(&self, _: Endpoint) -> DatabaseFuture<'_, BTreeSet<RepoId>> {
             answer()
         }
 
@@ -456,17 +436,17 @@ mod tests {
 
     const CONTENT: &[u8] = b"pack";
 
-    fn named(names: &[&str]) -> BTreeMap<Identifier, BTreeSet<Pack>> {
-        let pack = |name: &&str| Pack {
-            name: (*name).to_owned(),
-            bytes: CONTENT.len() as u64,
-            is_attic: false,
-        };
-        BTreeMap::from([("x".parse().unwrap(), names.iter().map(pack).collect())])
+    fn repo() -> RepoId {
+        RepoId::new(PublicKey::from_byte_array([1; 32]), "x".parse().unwrap())
+    }
+
+    fn named(names: &[&str]) -> BTreeMap<RepoId, BTreeSet<Pack>> {
+        let pack = |name: &&str| Pack { name: (*name).to_owned(), bytes: CONTENT.len() as u64 };
+        BTreeMap::from([(repo(), names.iter().map(pack).collect())])
     }
 
     fn write_pack(root: &Path, name: &str) {
-        let dir = Layout::new(root).family(&"x".parse().unwrap()).objects().join("pack");
+        let dir = Layout::new(root).dir(&repo()).objects().join("pack");
         fs::create_dir_all(&dir).unwrap();
         for kind in ["pack", "idx"] {
             fs::write(dir.join(format!("{name}.{kind}")), CONTENT).unwrap();
@@ -474,7 +454,7 @@ mod tests {
     }
 
     fn packs_below(root: &Path) -> Vec<String> {
-        let dir = Layout::new(root).family(&"x".parse().unwrap()).objects().join("pack");
+        let dir = Layout::new(root).dir(&repo()).objects().join("pack");
         layout::list(&dir).unwrap().iter().map(|file| layout::name(file).to_owned()).collect()
     }
 
@@ -497,7 +477,7 @@ mod tests {
         assert_eq!(packs_below(&target), ["pack-3.idx", "pack-3.pack"]);
         // The database still names pack-2, which is not there.
         database.set(&named(&["pack-2", "pack-3"]));
-        let lost = BTreeMap::from([("x".parse().unwrap(), BTreeSet::from(["pack-2".to_owned()]))]);
+        let lost = BTreeMap::from([(repo(), BTreeSet::from(["pack-2".to_owned()]))]);
         assert_eq!(copy(&["pack-2", "pack-3"]).await.unwrap(), Some(lost));
     }
 
@@ -509,7 +489,7 @@ mod tests {
         let git = Git::find(&std::env::var_os("PATH").unwrap(), Slots::default()).unwrap();
         let files = RepoFiles::new(dir.path(), Endpoint::Repository, git, database as _);
         write_pack(dir.path(), "pack-1");
-        let found = files.examine(&"x".parse().unwrap()).await.unwrap();
+        let found = files.examine(&repo()).await.unwrap();
         let faults = [("pack-1", PackFault::Damaged), ("pack-2", PackFault::Lost)];
         let faults = faults.map(|(name, fault)| (name.to_owned(), fault));
         assert_eq!(found.faults, BTreeMap::from(faults));

@@ -1,4 +1,4 @@
-//! A family under its exclusive lock.
+//! A repository under its exclusive lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,21 +7,21 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::push::{AuthorisedPush, PushCommand};
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, Oid, RefName, RepoId};
+use grasp_core::{Oid, RefName, RepoId};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
 use tokio::sync::OwnedMutexGuard;
 
 use super::collect::pack;
 use super::unpacking::{Quarantine, move_packs};
-use super::{Incoming, Needed, RepoStore};
+use super::{Incoming, RepoStore};
 use crate::database::{
-    Commit, Committed, Conflict, FamilyChange, FamilyRow, Forget, Garbage, Pack, RetiredRef, View,
-    ViewChange,
+    Commit, Committed, Conflict, Forget, Garbage, Pack, ProposalChanges, RepoChange, RepoRow,
+    RetiredRef, View, ViewChange,
 };
 use crate::git::check::{Completeness, Objects, Proofs};
 use crate::git::error::GitError;
-use crate::git::layout::{self, Family};
+use crate::git::layout::{self, RepoDir};
 use crate::git::packs::cache::InUse;
 use crate::git::refs::{RefTarget, Refs};
 use crate::git::{CHANGES, blocking, check};
@@ -29,65 +29,67 @@ use crate::git::{CHANGES, blocking, check};
 /// As many packs as are worth the work of putting them together.
 const MANY_PACKS: usize = 32;
 
-/// The right to change a family: its views, their refs, its objects. Made by [`RepoStore::lock`].
+/// The right to change a repository: its views, their refs, its objects. Made by [`RepoStore::lock`].
 ///
 /// Work that has begun on disk keeps the lock until it is done, even if the guard is dropped meanwhile.
 #[derive(Debug)]
-pub struct FamilyGuard {
+pub struct RepoGuard {
     pub(super) store: RepoStore,
-    pub(super) identifier: Identifier,
-    pub(super) family: Family,
+    pub(super) repo: RepoId,
+    pub(super) dir: RepoDir,
     held: Arc<OwnedMutexGuard<()>>,
     /// Keeps the packs on disk, where they are a cache.
     pub(super) in_use: Option<Arc<InUse>>,
     pub(super) is_present: tokio::sync::OnceCell<()>,
 }
 
-/// The refs that a view shall have.
+/// The refs that a repository shall have.
 #[derive(Clone, Debug, Default)]
 pub struct WantedRefs {
     /// Branches and tags, exactly; `None` leaves them as they are.
     pub target: Option<RefTarget>,
     /// Pull requests whose ref shall point at this tip.
     pub proposals: BTreeMap<EventId, Oid>,
+    /// The maintainers to remember; `None` leaves them as they are.
+    pub maintainers: Option<BTreeSet<PublicKey>>,
 }
 
-impl FamilyGuard {
+impl RepoGuard {
     pub(super) fn new(
         store: RepoStore,
-        identifier: Identifier,
-        family: Family,
+        repo: RepoId,
+        dir: RepoDir,
         (held, in_use): (OwnedMutexGuard<()>, Option<Arc<InUse>>),
     ) -> Self {
         let is_present = tokio::sync::OnceCell::new();
-        Self { store, identifier, family, held: Arc::new(held), in_use, is_present }
+        Self { store, repo, dir, held: Arc::new(held), in_use, is_present }
     }
 
-    /// Returns all that is committed about the family, but for its retired refs.
-    pub async fn row(&self) -> Result<FamilyRow, GitError> {
-        self.store.family_row(&self.identifier).await
+    /// Returns the repository that is locked.
+    pub fn repo(&self) -> &RepoId {
+        &self.repo
     }
 
-    /// Returns the retired refs of the family.
+    /// Returns all that is committed about the repository, but for its retired refs.
+    pub async fn row(&self) -> Result<RepoRow, GitError> {
+        self.store.row(&self.repo).await
+    }
+
+    /// Returns the tips that were replaced lately.
     pub async fn retired_refs(&self) -> Result<Vec<RetiredRef>, GitError> {
-        self.store.retired_refs(&self.identifier).await
+        self.store.retired_refs(&self.repo).await
     }
 
-    /// Returns the owners of the family's views.
-    pub async fn owners(&self) -> Result<Vec<PublicKey>, GitError> {
-        Ok(self.row().await?.views.into_keys().collect())
-    }
-
-    /// Returns the refs of a view.
-    pub async fn refs(&self, owner: &PublicKey) -> Result<BTreeMap<RefName, Oid>, GitError> {
-        self.store.refs(&self.repo(owner)).await
+    /// Returns the refs of the repository.
+    pub async fn refs(&self) -> Result<BTreeMap<RefName, Oid>, GitError> {
+        self.store.refs(&self.repo).await
     }
 
     /// A place for objects that are about to come.
     pub(super) async fn incoming(&self, claimant: Claimant) -> Result<Incoming, GitError> {
-        let Objects { family, in_use, .. } = self.objects().await?;
-        let (store, name) = (self.store.clone(), self.identifier.clone());
-        self.blocking(move || Incoming::new(&store, (family, in_use), &name, claimant)).await
+        let Objects { dir, in_use, .. } = self.objects().await?;
+        let (store, name) = (self.store.clone(), self.repo.clone());
+        self.blocking(move || Incoming::new(&store, (dir, in_use), &name, claimant)).await
     }
 
     /// Checks the histories of these tips. Complete ones are remembered.
@@ -118,121 +120,140 @@ impl FamilyGuard {
         self.promote(signed).await
     }
 
-    /// Makes what has arrived readable from every view of the family.
+    /// Makes what has arrived readable.
     pub async fn promote(&mut self, incoming: Incoming) -> Result<(), GitError> {
         let from = incoming.quarantine().objects();
-        self.add_packs(move |family| move_packs(&from, &family.objects(), false)).await?;
+        self.add_packs(move |dir| move_packs(&from, &dir.objects())).await?;
         self.remember(incoming.into_whole()).await
     }
 
-    /// Moves packs into the family, and names them.
+    /// Moves packs into the repository, and names them.
     pub(super) async fn add_packs(
         &self,
-        work: impl FnOnce(&Family) -> Result<Vec<Pack>, GitError> + Send + 'static,
+        work: impl FnOnce(&RepoDir) -> Result<Vec<Pack>, GitError> + Send + 'static,
     ) -> Result<(), GitError> {
-        let (store, family) = (self.store.clone(), self.family.clone());
-        let name = self.identifier.clone();
-        let unsettled = self.store.unsettle(&self.family);
+        let (store, dir) = (self.store.clone(), self.dir.clone());
+        let name = self.repo.clone();
+        let unsettled = self.store.unsettle(&self.dir);
         let moved = self.blocking(move || {
-            family.create(&name, &store.scratch())?;
-            work(&family)
+            dir.create(&name, &store.scratch())?;
+            work(&dir)
         });
         let mut change = self.change();
         change.add_packs = moved.await?;
-        self.store.upload(&self.family, &change.add_packs).await?;
+        self.store.upload(&self.dir, &change.add_packs).await?;
         self.commit(change).await?;
         unsettled.settle();
-        self.store.measure(&self.family, 0).await
+        self.store.measure(&self.dir, 0).await
     }
 
     /// Removes the packs that no commit names, which a change that was not finished has left.
     ///
-    /// They must not be taken for objects of the family: the next start would remove them under the refs to them.
+    /// They must not be taken for objects of the repository: the next start would remove them under the refs to them.
     pub(super) async fn settle(&self) -> Result<(), GitError> {
-        let (store, family, named) =
-            (self.store.clone(), self.family.clone(), self.row().await?.packs);
+        let (store, dir, named) = (self.store.clone(), self.dir.clone(), self.row().await?.packs);
         self.blocking(move || {
             // What was found to be whole with objects that go now is looked at again.
             store.count_removal();
-            super::remove_garbage(&family, &named)
+            super::remove_garbage(&dir, &named)
         })
         .await
     }
 }
 
-/// Refs and views.
-impl FamilyGuard {
+/// Refs.
+impl RepoGuard {
     /// Makes an empty view unless there is one.
-    pub async fn create_view(&mut self, owner: &PublicKey) -> Result<(), GitError> {
+    pub async fn create_view(&mut self) -> Result<(), GitError> {
+        if self.row().await?.view.is_some() {
+            return Ok(());
+        }
         let mut change = self.change();
-        let to = Some(Arc::new(Refs::default()));
-        let retired = Vec::new();
-        change.views.push(ViewChange { owner: *owner, from: None, to, state: None, retired });
+        change.view = Some(ViewChange {
+            from: None,
+            to: Some(Arc::default()),
+            state: None,
+            maintainers: BTreeSet::new(),
+            retired: Vec::new(),
+            proposals: ProposalChanges::default(),
+        });
         match self.commit(change).await {
+            // A release was faster.
             Err(GitError::Outdated) => Ok(()),
             created => created,
         }
     }
 
-    /// Moves refs of a view, all or none, each from where the caller believes it to be.
+    /// Moves refs, all or none, each from where the caller believes it to be.
     ///
     /// HEAD goes to `head` if that branch then exists; else it stays if it can, else it goes to a usual branch.
     pub async fn move_refs(
         &mut self,
-        owner: &PublicKey,
         changes: &[PushCommand],
         head: Option<&RefName>,
         now: Timestamp,
     ) -> Result<(), GitError> {
-        let view = self.store.view(&self.repo(owner)).await?;
-        let mut change = self.change();
-        let wanted = (changes.to_vec(), head.cloned(), view.state);
-        let planned = self.plan_from(owner, Some(view), wanted, now).await?;
-        planned.into_iter().for_each(|view| change.push(view));
-        self.commit(change).await
+        let view = self.store.view(&self.repo).await?;
+        let next = NextView {
+            changes: changes.to_vec(),
+            head: head.cloned(),
+            state: view.state,
+            maintainers: view.maintainers.clone(),
+        };
+        match self.plan_from(Some(view), next, now).await? {
+            Some(change) => self.commit(change).await,
+            None => Ok(()),
+        }
     }
 
-    /// Returns the change that leads to these refs, if everything behind them is here, and the garbage that it may leave;
-    /// `None` if the view has them. A view that does not exist is made.
+    /// Returns the change that leads to these refs, if everything behind them is here; `None` if the repository has them.
+    /// A view that does not exist is made.
     pub async fn plan(
         &mut self,
-        owner: &PublicKey,
         wanted: &WantedRefs,
         now: Timestamp,
-    ) -> Result<Option<(ViewChange, Option<Garbage>)>, GitError> {
+    ) -> Result<Option<RepoChange>, GitError> {
         let (database, endpoint) = (self.store.database(), self.store.endpoint());
-        let view = database.view(endpoint, self.repo(owner)).await?;
-        let current = view.as_ref().map(|view| view.refs.tips()).unwrap_or_default();
+        let view = database.view(endpoint, self.repo.clone()).await?;
         let target = wanted.target.as_ref();
-        let mut changes = target.map(|target| target.changes(&current)).unwrap_or_default();
-        changes.extend(wanted.proposals.iter().filter_map(|(id, tip)| {
-            let name = RefName::nostr(*id);
-            let old = current.get(&name).copied();
-            (old != Some(*tip)).then_some(PushCommand { old, new: Some(*tip), name })
-        }));
         // The ref of a pull request makes no repository.
         if view.is_none() && target.is_none() && endpoint == Endpoint::Repository {
             return Ok(None);
+        }
+        let current = view.as_ref().map(|view| view.refs.tips()).unwrap_or_default();
+        let mut changes = target.map(|target| target.changes(&current)).unwrap_or_default();
+        for (id, tip) in &wanted.proposals {
+            let name = RefName::nostr(*id);
+            let old = current.get(&name).copied();
+            if old != Some(*tip) {
+                changes.push(PushCommand { old, new: Some(*tip), name });
+            }
         }
         let state = match target {
             Some(target) => target.state,
             None => view.as_ref().and_then(|view| view.state),
         };
+        let maintainers = match &wanted.maintainers {
+            Some(maintainers) => maintainers.clone(),
+            None => view.as_ref().map(|view| view.maintainers.clone()).unwrap_or_default(),
+        };
         let head = target.and_then(|target| target.head.clone());
-        self.plan_from(owner, view, (changes, head, state), now).await
+        self.plan_from(view, NextView { changes, head, state, maintainers }, now).await
     }
 
     async fn plan_from(
         &mut self,
-        owner: &PublicKey,
         view: Option<View>,
-        (changes, head, state): (Vec<PushCommand>, Option<RefName>, Option<EventId>),
+        next: NextView,
         now: Timestamp,
-    ) -> Result<Option<(ViewChange, Option<Garbage>)>, GitError> {
+    ) -> Result<Option<RepoChange>, GitError> {
+        let NextView { changes, head, state, maintainers } = next;
         let from = view.as_ref().map(|view| view.generation);
-        let is_same_state = view.as_ref().is_some_and(|view| view.state == state);
+        let is_same = view
+            .as_ref()
+            .is_some_and(|view| view.state == state && view.maintainers == maintainers);
         let refs = view.map(|view| view.refs).unwrap_or_default();
-        // What a view serves was whole when it came to be served.
+        // What is served was whole when it came to be served.
         let served: BTreeSet<_> = refs.refs.values().map(|target| target.oid).collect();
         let new: BTreeSet<_> = tips(&changes).difference(&served).copied().collect();
         self.check(&new).await?.required()?;
@@ -240,71 +261,82 @@ impl FamilyGuard {
         let peeled = match named.is_empty() {
             true => BTreeMap::new(),
             false => {
-                let objects = self.objects().await?.family.objects();
+                let objects = self.objects().await?.dir.objects();
                 self.blocking(move || check::behind_tags(&objects, &named)).await?
             }
         };
-        let next = refs.after(&changes, head.as_ref(), &peeled)?;
-        if is_same_state && next == *refs {
+        let after = refs.after(&changes, head.as_ref(), &peeled)?;
+        if is_same && after == *refs {
             return Ok(None);
         }
-        let retired = retired(owner, refs.retired_by(&next), now);
-        let view = ViewChange { owner: *owner, from, to: Some(Arc::new(next)), state, retired };
-        Ok(Some((view, garbage_of(&changes))))
+        let mut change = self.change();
+        change.garbage = garbage_of(&changes);
+        change.view = Some(ViewChange {
+            from,
+            state,
+            maintainers,
+            retired: retired(refs.retired_by(&after), now),
+            proposals: ProposalChanges::between(&refs, &after),
+            to: Some(Arc::new(after)),
+        });
+        Ok(Some(change))
     }
 
-    /// Takes a view out of service. Its refs are retired. That there is no view is fine.
-    pub async fn retire_view(&mut self, owner: &PublicKey, now: Timestamp) -> Result<(), GitError> {
-        let Some(view) = self.row().await?.views.remove(owner) else { return Ok(()) };
-        let from = Some(view.generation);
-        let retired = retired(owner, view.refs.retired_by(&Refs::default()), now);
-        let garbage = (!view.refs.refs.is_empty()).then_some(Garbage::Removed);
-        let mut change = self.change();
-        change.push((ViewChange { owner: *owner, from, to: None, state: None, retired }, garbage));
+    /// Takes the repository out of service. Its tips are retired. That there is no view is fine.
+    pub async fn retire(&mut self, now: Timestamp) -> Result<(), GitError> {
+        let Some(view) = self.row().await?.view else { return Ok(()) };
+        let retired = retired(view.refs.retired_by(&Refs::default()), now);
+        let mut change = self.without_view(&view);
+        change.garbage = (!view.refs.refs.is_empty()).then_some(Garbage::Removed);
+        if let Some(view) = &mut change.view {
+            view.retired = retired;
+        }
         self.commit(change).await?;
-        self.remove_cached_views(*owner).await?;
+        self.remove_cached_views().await?;
         self.remove_if_deserted().await
     }
 
-    /// Removes a view for good, with all its retired refs: its owner has asked to vanish.
-    ///
-    /// Objects that other views share stay; without any other view the whole family goes.
-    pub async fn destroy_view(&mut self, owner: &PublicKey) -> Result<(), GitError> {
-        let view = self.row().await?.views.remove(owner);
+    /// Removes the repository for good, with all its retired refs: its owner has deleted it, or vanished.
+    pub async fn destroy(&mut self) -> Result<(), GitError> {
+        let mut change = match self.row().await?.view {
+            Some(view) => self.without_view(&view),
+            None => self.change(),
+        };
+        (change.forget, change.garbage) = (Forget::All, Some(Garbage::Removed));
+        self.commit(change).await?;
+        self.remove_cached_views().await?;
+        self.remove_unless_referred_to(true).await
+    }
+
+    /// Returns the change that removes a view.
+    fn without_view(&self, view: &View) -> RepoChange {
         let mut change = self.change();
-        change.views.extend(view.map(|view| ViewChange {
-            owner: *owner,
+        change.view = Some(ViewChange {
             from: Some(view.generation),
             to: None,
             state: None,
+            maintainers: BTreeSet::new(),
             retired: Vec::new(),
-        }));
-        (change.forget, change.garbage) = (Forget::Of(*owner), Some(Garbage::Removed));
-        self.commit(change).await?;
-        self.remove_cached_views(*owner).await?;
-        self.remove_unless_referred_to(true).await
+            proposals: ProposalChanges::between(&view.refs, &Refs::default()),
+        });
+        change
     }
 
-    /// Removes what git read of a view that is no longer served.
-    async fn remove_cached_views(&self, owner: PublicKey) -> Result<(), GitError> {
-        let family = self.family.clone();
-        self.blocking(move || family.remove_cached_views(&owner)).await
+    /// Removes what git read of a repository that is no longer served.
+    async fn remove_cached_views(&self) -> Result<(), GitError> {
+        let dir = self.dir.clone();
+        self.blocking(move || layout::remove(&dir.views())).await
     }
 
-    /// Returns the owners of retired refs.
-    pub async fn retired_owners(&self) -> Result<BTreeSet<PublicKey>, GitError> {
-        Ok(self.retired_refs().await?.iter().map(|retired| retired.owner).collect())
-    }
-
-    /// Forgets the retired refs of an owner. A view in service stays.
-    pub async fn forget_retired_of(&mut self, owner: &PublicKey) -> Result<(), GitError> {
+    /// Forgets the retired refs. What is in service stays.
+    pub async fn forget_retired(&mut self) -> Result<(), GitError> {
         let mut change = self.change();
-        (change.forget, change.garbage) = (Forget::Of(*owner), Some(Garbage::Removed));
+        (change.forget, change.garbage) = (Forget::All, Some(Garbage::Removed));
         self.commit(change).await?;
         self.remove_unless_referred_to(true).await
     }
 
-    /// Removes the family if nothing refers to it any more and nothing is on its way to it: no view, no retired ref,
+    /// Removes the repository if nothing refers to it any more and nothing is on its way to it: no view, no retired ref,
     /// nothing staged, nothing being received.
     pub async fn remove_if_deserted(&mut self) -> Result<(), GitError> {
         self.remove_unless_referred_to(false).await
@@ -313,48 +345,48 @@ impl FamilyGuard {
     /// The same; what is being received does not count if it is `removed`: it would keep what was just taken away.
     async fn remove_unless_referred_to(&mut self, removed: bool) -> Result<(), GitError> {
         let row = self.row().await?;
-        if !row.views.is_empty() || !self.retired_refs().await?.is_empty() {
+        if row.view.is_some() || !self.retired_refs().await?.is_empty() {
             return Ok(());
         }
-        let family = self.family.clone();
-        let is_staged = self.blocking(move || Ok(!layout::list(&family.staging())?.is_empty()));
-        let is_awaited = || self.store.inner.arrivals.is_active_under(&self.identifier);
+        let dir = self.dir.clone();
+        let is_staged = self.blocking(move || Ok(!layout::list(&dir.staging())?.is_empty()));
+        let is_awaited = || self.store.inner.arrivals.is_active(&self.repo);
         if is_staged.await? || (!removed && is_awaited()) {
             return Ok(());
         }
         let mut change = self.change();
         change.remove_packs = row.packs.into_iter().collect();
         change.is_collected = true;
-        let unsettled = self.store.unsettle(&self.family);
+        let unsettled = self.store.unsettle(&self.dir);
         self.commit(change).await?;
-        let (store, family) = (self.store.clone(), self.family.clone());
+        let (store, dir) = (self.store.clone(), self.dir.clone());
         self.blocking(move || {
             store.count_removal();
-            layout::remove(&family.views())?;
-            store.remove_whole(family.path())
+            layout::remove(&dir.views())?;
+            store.remove_whole(dir.path())
         })
         .await?;
         unsettled.settle();
-        self.store.measure(&self.family, 0).await
+        self.store.measure(&self.dir, 0).await
     }
 
-    /// Returns a change of this family.
-    pub fn change(&self) -> FamilyChange {
-        FamilyChange::new(self.store.endpoint(), self.identifier.clone())
+    /// Returns a change of this repository.
+    pub fn change(&self) -> RepoChange {
+        RepoChange::new(self.store.endpoint(), self.repo.clone())
     }
 
     /// Commits a change, if it is one.
-    pub(super) async fn commit(&self, change: FamilyChange) -> Result<(), GitError> {
+    pub(super) async fn commit(&self, change: RepoChange) -> Result<(), GitError> {
         if change.is_empty() {
             return Ok(());
         }
         let _landing = match self.store.packs() {
             Some(cache) if !change.remove_packs.is_empty() => {
-                Some(cache.landing(self.store.endpoint(), &self.family).await)
+                Some(cache.landing(self.store.endpoint(), &self.dir).await)
             }
             _ => None,
         };
-        let commit = Commit { families: vec![change], ..Commit::default() };
+        let commit = Commit { repos: vec![change], ..Commit::default() };
         tracing::trace!(target: CHANGES, "committing");
         let committed = self.store.database().commit(commit).await?;
         tracing::trace!(target: CHANGES, "committed");
@@ -368,13 +400,12 @@ impl FamilyGuard {
 }
 
 /// Packs.
-impl FamilyGuard {
+impl RepoGuard {
     /// Makes few packs of many, if there are many; says whether there were. Nothing is thrown away.
     ///
     /// Each push brings a pack, and looking for an object may mean looking into every one.
     pub async fn compact(&mut self) -> Result<bool, GitError> {
-        let packs = self.row().await?.packs.into_iter().filter(|pack| !pack.is_attic).collect();
-        let small = packs_to_join(packs);
+        let small = packs_to_join(self.row().await?.packs);
         if small.is_empty() {
             return Ok(false);
         }
@@ -382,62 +413,51 @@ impl FamilyGuard {
         let command = self.objects().await?.command("pack-objects");
         let command = command.arg("--stdin-packs").keeping(self.held.clone());
         let joined = pack(&self.store, command, input.into_bytes()).await?;
-        self.replace_packs(vec![(joined, false)], small, self.change()).await?;
+        self.replace_packs(joined, small, self.change()).await?;
         Ok(true)
     }
 
-    /// Puts packs in the place of others, of the attic where that is said, together with another change.
+    /// Puts packs in the place of others, together with another change.
     pub(super) async fn replace_packs(
         &self,
-        new: Vec<(Quarantine, bool)>,
+        new: Quarantine,
         old: BTreeSet<Pack>,
-        mut change: FamilyChange,
+        mut change: RepoChange,
     ) -> Result<(), GitError> {
-        let family = self.family.clone();
-        let unsettled = self.store.unsettle(&self.family);
-        let added = self.blocking(move || {
-            let mut added = Vec::new();
-            for (from, is_attic) in new {
-                let to = if is_attic { family.attic() } else { family.objects() };
-                added.extend(move_packs(&from.objects(), &to, is_attic)?);
-            }
-            Ok(added)
-        });
+        let dir = self.dir.clone();
+        let unsettled = self.store.unsettle(&self.dir);
+        let added = self.blocking(move || move_packs(&new.objects(), &dir.objects()));
         let added = added.await?;
-        self.store.upload(&self.family, &added).await?;
+        self.store.upload(&self.dir, &added).await?;
         change.remove_packs = old.into_iter().filter(|pack| !added.contains(pack)).collect();
         change.add_packs = added;
         self.commit(change).await?;
-        let (family, named) = (self.family.clone(), self.row().await?.packs);
+        let (dir, named) = (self.dir.clone(), self.row().await?.packs);
         self.blocking(move || {
-            super::unnamed_files(&family, &named)?.iter().try_for_each(|file| layout::remove(file))
+            super::unnamed_files(&dir, &named)?.iter().try_for_each(|file| layout::remove(file))
         })
         .await?;
         unsettled.settle();
-        self.store.measure(&self.family, 0).await
-    }
-
-    pub(super) fn repo(&self, owner: &PublicKey) -> RepoId {
-        RepoId::new(*owner, self.identifier.clone())
+        self.store.measure(&self.dir, 0).await
     }
 
     pub(super) async fn remember(&self, mut whole: BTreeSet<Oid>) -> Result<(), GitError> {
         if whole.is_empty() {
             return Ok(());
         }
-        let (store, family) = (self.store.clone(), self.family.clone());
-        let proofs = self.blocking(move || Proofs::load(&family)).await?;
+        let (store, dir) = (self.store.clone(), self.dir.clone());
+        let proofs = self.blocking(move || Proofs::load(&dir)).await?;
         whole.retain(|tip| !proofs.contains(tip));
         if whole.is_empty() {
             return Ok(());
         }
-        // Tips of others must not displace the proofs that a view depends on.
+        // Tips of pull requests must not displace the proofs that branches depend on.
         let shown = match proofs.is_full_with(whole.len()) {
-            true => check::shares_of_views(&self.row().await?),
+            true => check::proofs_to_keep(&self.row().await?),
             false => BTreeSet::new(),
         };
-        let family = self.family.clone();
-        self.blocking(move || proofs.add(&family, whole, &shown, &store.scratch())).await
+        let dir = self.dir.clone();
+        self.blocking(move || proofs.add(&dir, whole, &shown, &store.scratch())).await
     }
 
     /// Runs work on the disk, which keeps the lock to its own end.
@@ -473,10 +493,19 @@ fn packs_to_join(packs: BTreeSet<Pack>) -> BTreeSet<Pack> {
     packs.into_iter().take(joined).collect()
 }
 
-/// Returns the retired refs of an owner.
-fn retired(owner: &PublicKey, tips: BTreeMap<Oid, RefName>, since: Timestamp) -> Vec<RetiredRef> {
-    let retired = |(tip, name)| RetiredRef { owner: *owner, tip, name, since };
-    tips.into_iter().map(retired).collect()
+/// The refs that a repository gets.
+struct NextView {
+    /// Changes of single refs.
+    changes: Vec<PushCommand>,
+    /// The branch that HEAD should name.
+    head: Option<RefName>,
+    /// The state event that declares branches and tags.
+    state: Option<EventId>,
+    maintainers: BTreeSet<PublicKey>,
+}
+
+fn retired(tips: BTreeMap<Oid, RefName>, since: Timestamp) -> Vec<RetiredRef> {
+    tips.into_iter().map(|(tip, name)| RetiredRef { tip, name, since }).collect()
 }
 
 /// Returns the garbage that these changes may leave.
@@ -499,47 +528,28 @@ fn named_tips(commands: &[PushCommand]) -> BTreeMap<RefName, Oid> {
     named.collect()
 }
 
-impl FamilyGuard {
-    /// The owners of views that lack objects, as far as that can be seen without walking through a history.
+impl RepoGuard {
+    /// Returns whether objects are missing, as far as that can be seen without walking through a history.
     ///
     /// Looks for the tips of all refs and for all proven tips. Each push and each fetch leaves a proof of a tip in the
-    /// pack that it brought, so the loss of a pack shows even if newer tips are elsewhere; which views need that pack
-    /// is then not known, and all are named.
-    pub async fn damaged_views(&self) -> Result<BTreeSet<PublicKey>, GitError> {
-        let views = self.row().await?.views.into_iter();
-        let mut tips: BTreeMap<PublicKey, BTreeSet<Oid>> = views
-            .map(|(owner, view)| (owner, view.refs.refs.values().map(|it| it.oid).collect()))
-            .collect();
-        let family = self.family.clone();
+    /// pack that it brought, so the loss of a pack shows even if newer tips are elsewhere.
+    pub async fn lacks_tips(&self) -> Result<bool, GitError> {
+        let shown = self.row().await?.tips();
+        let dir = self.dir.clone();
         self.blocking(move || {
-            let proofs = Proofs::load(&family)?;
-            let wanted = tips.values().flatten().chain(proofs.tips()).copied().collect();
-            let lost = check::missing(&[family.objects()], &wanted)?;
-            if !lost.is_disjoint(proofs.tips()) {
-                return Ok(tips.into_keys().collect());
-            }
-            tips.retain(|_, tips| !tips.is_disjoint(&lost));
-            Ok(tips.into_keys().collect())
+            let proofs = Proofs::load(&dir)?;
+            Ok(!check::missing(&[dir.objects()], &(&shown | proofs.tips()))?.is_empty())
         })
         .await
     }
 }
 
 impl RepoStore {
-    /// Returns the owners of views whose history lacks objects. Walks through all of it, without regard to earlier proofs.
-    pub async fn broken_views(
-        &self,
-        identifier: &Identifier,
-    ) -> Result<BTreeSet<PublicKey>, GitError> {
-        let objects = self.objects(identifier, Needed::Served).await?;
-        let mut broken = BTreeSet::new();
-        for (owner, view) in self.family_row(identifier).await?.views {
-            let tips: Vec<_> = view.refs.refs.values().map(|target| target.oid).collect();
-            if !tips.is_empty() && !objects.is_whole(&tips).await? {
-                broken.insert(owner);
-            }
-        }
-        Ok(broken)
+    /// Returns whether the history of refs lacks objects. Walks through all of it, without regard to earlier proofs.
+    pub async fn is_broken(&self, repo: &RepoId) -> Result<bool, GitError> {
+        let objects = self.objects(repo).await?;
+        let tips: Vec<_> = self.row(repo).await?.tips().into_iter().collect();
+        Ok(!tips.is_empty() && !objects.is_whole(&tips).await?)
     }
 }
 
@@ -548,11 +558,7 @@ mod tests {
     use super::*;
 
     fn joined(sizes: &[u64]) -> Vec<u64> {
-        let pack = |(n, bytes): (usize, &u64)| Pack {
-            name: format!("pack-{n:04}"),
-            bytes: *bytes,
-            is_attic: false,
-        };
+        let pack = |(n, bytes): (usize, &u64)| Pack { name: format!("pack-{n:04}"), bytes: *bytes };
         let joined = packs_to_join(sizes.iter().enumerate().map(pack).collect());
         let mut sizes: Vec<_> = joined.into_iter().map(|pack| pack.bytes).collect();
         sizes.sort_unstable();

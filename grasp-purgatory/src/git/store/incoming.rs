@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use grasp_core::push::AuthorisedPush;
 use grasp_core::resources::Claimant;
-use grasp_core::{Identifier, Oid};
+use grasp_core::{Oid, RepoId};
 
 use super::collect::PACK;
 use super::unpacking::Unpacking;
@@ -17,7 +17,7 @@ use crate::git::chains::PackIndex;
 use crate::git::check::{Completeness, Objects, Proofs, revisions};
 use crate::git::command::GitCommand;
 use crate::git::error::GitError;
-use crate::git::layout::{self, Family};
+use crate::git::layout::{self, RepoDir};
 use crate::git::limits::ProcessLimits;
 use crate::git::packs::cache::InUse;
 use crate::git::{blocking, chains, check};
@@ -28,43 +28,43 @@ const LARGE_PACK_BYTES: u64 = 64 * 1024 * 1024;
 /// Received objects up to which those that are needed are listed by the connectivity check.
 const MAX_LISTED: u64 = 10_000;
 
-/// Objects that have arrived for a family and that no view can read.
+/// Objects that have arrived for a repository and that no view can read.
 ///
 /// Receiving takes no lock, however slow the sender. Dropping it forgets the objects.
 #[derive(Debug)]
 pub struct Incoming {
     store: RepoStore,
-    identifier: Identifier,
+    repo: RepoId,
     objects: Objects,
     quarantine: Quarantine,
     whole: BTreeSet<Oid>,
-    /// What these tips need beyond what the family has proven, if it was listed.
+    /// What these tips need beyond what the repository has proven, if it was listed.
     needed: Option<(BTreeSet<Oid>, BTreeSet<Oid>)>,
     /// The objects that some tips need, extracted for each use before the lock was taken; none where they need everything.
     parts: BTreeMap<BTreeSet<Oid>, Vec<Option<Self>>>,
     /// The delta chains of the received packs were found to be short.
     is_inspected: bool,
-    /// Complete histories may depend on objects of the family as it was then.
+    /// Complete histories may depend on objects of the repository as it was then.
     as_of: Removals,
     _expected: WorkGuard,
 }
 
 impl Incoming {
-    /// Makes the family if need be, and keeps it until what is received was taken in or dropped.
+    /// Makes the repository if need be, and keeps it until what is received was taken in or dropped.
     pub(super) fn new(
         store: &RepoStore,
-        (family, in_use): (Family, Option<Arc<InUse>>),
-        identifier: &Identifier,
+        (dir, in_use): (RepoDir, Option<Arc<InUse>>),
+        repo: &RepoId,
         claimant: Claimant,
     ) -> Result<Self, GitError> {
-        let expected = store.inner.arrivals.begin(identifier, None);
-        family.create(identifier, &store.scratch())?;
+        let expected = store.inner.arrivals.begin(repo);
+        dir.create(repo, &store.scratch())?;
         let quarantine = Quarantine::create(store.scratch())?;
         let incoming = Some(quarantine.clone());
         Ok(Self {
             store: store.clone(),
-            identifier: identifier.clone(),
-            objects: Objects { git: store.git().clone(), family, incoming, in_use, claimant },
+            repo: repo.clone(),
+            objects: Objects { git: store.git().clone(), dir, incoming, in_use, claimant },
             quarantine,
             whole: BTreeSet::new(),
             needed: None,
@@ -86,7 +86,7 @@ impl Incoming {
         self.objects.command(subcommand)
     }
 
-    /// Checks the histories of these tips, together with the family's objects.
+    /// Checks the histories of these tips, together with the repository's objects.
     pub async fn check(&mut self, tips: &BTreeSet<Oid>) -> Result<Completeness, GitError> {
         self.inspect().await?;
         self.forget_if_outdated();
@@ -144,7 +144,7 @@ impl Incoming {
         .await
     }
 
-    /// Tips that were found to be whole, and are so still; the caller holds the family's lock.
+    /// Tips that were found to be whole, and are so still; the caller holds the repository's lock.
     pub(super) fn into_whole(mut self) -> BTreeSet<Oid> {
         self.forget_if_outdated();
         std::mem::take(&mut self.whole)
@@ -169,29 +169,26 @@ impl Incoming {
         blocking(move || layout::size(&place)).await
     }
 
-    /// Packs what a tip of another family needs beyond what this one has into this place, if both have a first commit
-    /// in common. Says whether they do.
-    pub(super) async fn fill_from(&mut self, source: Objects, tip: Oid) -> Result<bool, GitError> {
+    /// Packs what tips of another repository need beyond what this one has into this place.
+    pub(super) async fn fill_from(
+        &mut self,
+        source: Objects,
+        tips: &BTreeSet<Oid>,
+    ) -> Result<(), GitError> {
         let source = Objects { claimant: self.objects.claimant, ..source };
-        let roots = source.roots_of(tip).await?;
-        let (here, there) = (self.objects.family.clone(), source.family.objects());
-        let (is_related, shared) = blocking(move || {
-            let lacking = check::missing(&[here.objects()], &roots)?;
+        let (here, there) = (self.objects.dir.clone(), source.dir.objects());
+        let shared = blocking(move || {
             let proven = Proofs::load(&here)?.tips().clone();
             let unknown = check::missing(&[there], &proven)?;
-            Ok((lacking.len() < roots.len(), &proven - &unknown))
+            Ok(&proven - &unknown)
         })
         .await?;
-        if !is_related {
-            return Ok(false);
-        }
         let command = source.command(PACK).limited(source.limits().await?).arg("--revs");
-        self.quarantine.fill(command, revisions([&tip], &shared)).await?.success(PACK)?;
-        self.check(&BTreeSet::from([tip])).await?.required()?;
-        Ok(true)
+        self.quarantine.fill(command, revisions(tips, &shared)).await?.success(PACK)?;
+        self.check(tips).await?.required()
     }
 
-    /// Takes out what each command of a push needs, so that nothing is packed or synced while the family is locked.
+    /// Takes out what each command of a push needs, so that nothing is packed or synced while the repository is locked.
     pub async fn prepare(&mut self, push: &AuthorisedPush) -> Result<(), GitError> {
         let limit = self.store.staging_limits().bytes_per_event;
         for tip in push.stage().iter().filter_map(|command| command.new) {
@@ -233,11 +230,11 @@ impl Incoming {
     /// The same objects in a place of their own.
     async fn duplicate(&self) -> Result<Self, GitError> {
         let (store, from) = (self.store.clone(), self.quarantine.objects());
-        let family = (self.objects.family.clone(), self.objects.in_use.clone());
+        let dir = (self.objects.dir.clone(), self.objects.in_use.clone());
         let claimant = self.objects.claimant;
-        let name = self.identifier.clone();
+        let name = self.repo.clone();
         let mut other = blocking(move || {
-            let other = Self::new(&store, family, &name, claimant)?;
+            let other = Self::new(&store, dir, &name, claimant)?;
             layout::copy_tree(&from, &other.quarantine.objects(), |from, to| {
                 fs::hard_link(from, to)
             })?;
@@ -258,7 +255,7 @@ impl Incoming {
         }
     }
 
-    /// Returns the objects prepared for these tips, unless the family has lost objects that were left out.
+    /// Returns the objects prepared for these tips, unless the repository has lost objects that were left out.
     fn prepared(&mut self, tips: &BTreeSet<Oid>) -> Option<Option<Self>> {
         let now = self.store.removals();
         let part = self.parts.get_mut(tips)?.pop()?;
@@ -268,15 +265,15 @@ impl Incoming {
 
     /// Returns whether these tips need everything that was received, so that it is not written twice.
     ///
-    /// Of small uploads it is known which objects are needed; large ones are counted. Git adds objects of the family to a
+    /// Of small uploads it is known which objects are needed; large ones are counted. Git adds objects of the repository to a
     /// pack that was sent without them.
     async fn is_needed_whole(&self, tips: &BTreeSet<Oid>) -> Result<bool, GitError> {
         let quarantine = self.quarantine.objects();
         if let Some((_, needed)) = self.needed.clone().filter(|(all, _)| all == tips) {
-            let family = self.objects.family.objects();
+            let dir = self.objects.dir.objects();
             return blocking(move || {
                 let rest = &check::all(&quarantine)? - &needed;
-                Ok(rest.is_empty() || check::missing(&[family], &rest)?.is_empty())
+                Ok(rest.is_empty() || check::missing(&[dir], &rest)?.is_empty())
             })
             .await;
         }
@@ -286,7 +283,7 @@ impl Incoming {
         Ok(self.objects.count_new(tips).await? == self.count().await?)
     }
 
-    /// Extracts the received objects that these tips need beyond what the family has proven, to a directory of
+    /// Extracts the received objects that these tips need beyond what the repository has proven, to a directory of
     /// at most so many bytes.
     pub(super) async fn extract(
         &self,
@@ -294,11 +291,11 @@ impl Incoming {
         max_bytes: Option<u64>,
     ) -> Result<Self, GitError> {
         let store = self.store.clone();
-        let family = (self.objects.family.clone(), self.objects.in_use.clone());
-        let (claimant, as_of, name) = (self.objects.claimant, self.as_of, self.identifier.clone());
+        let dir = (self.objects.dir.clone(), self.objects.in_use.clone());
+        let (claimant, as_of, name) = (self.objects.claimant, self.as_of, self.repo.clone());
         let (mut part, proofs) = blocking(move || {
-            let proofs = Proofs::load(&family.0)?;
-            Ok((Self::new(&store, family, &name, claimant)?, proofs))
+            let proofs = Proofs::load(&dir.0)?;
+            Ok((Self::new(&store, dir, &name, claimant)?, proofs))
         })
         .await?;
         part.as_of = as_of;
@@ -327,20 +324,20 @@ impl RepoStore {
     /// Returns the objects that are not here with their whole history.
     pub async fn lacking(
         &self,
-        identifier: &Identifier,
+        repo: &RepoId,
         tips: &BTreeSet<Oid>,
     ) -> Result<BTreeSet<Oid>, GitError> {
         let has_none = match self.packs() {
-            Some(_) => self.family_row(identifier).await?.packs.is_empty(),
+            Some(_) => self.row(repo).await?.packs.is_empty(),
             None => {
-                let family = self.family(identifier);
-                blocking(move || Ok(!family.objects().is_dir())).await?
+                let dir = self.dir(repo);
+                blocking(move || Ok(!dir.objects().is_dir())).await?
             }
         };
         if tips.is_empty() || has_none {
             return Ok(tips.clone());
         }
-        Ok(self.lock(identifier).await?.check(tips).await?.lacking())
+        Ok(self.lock(repo).await?.check(tips).await?.lacking())
     }
 
     /// Takes exactly what these tips need of what has arrived, if it is whole; says which of them are here now.
@@ -348,26 +345,26 @@ impl RepoStore {
     /// The server may have sent more than was requested. None of that is kept: it could be read by its id.
     pub async fn take_in(
         &self,
-        identifier: &Identifier,
+        repo: &RepoId,
         mut incoming: Incoming,
         tips: &BTreeSet<Oid>,
     ) -> Result<BTreeSet<Oid>, GitError> {
         let whole = tips - &incoming.check(tips).await?.lacking();
         if whole.is_empty() {
             drop(incoming);
-            self.leave(identifier).await?;
+            self.leave(repo).await?;
             return Ok(whole);
         }
         let part = incoming.extract(&whole, None).await?;
-        let mut guard = self.lock(identifier).await?;
+        let mut guard = self.lock(repo).await?;
         guard.promote(part).await?;
         guard.compact().await?;
         Ok(whole)
     }
 
-    /// Removes the family again if it was made in vain.
-    async fn leave(&self, identifier: &Identifier) -> Result<(), GitError> {
-        let mut guard = self.lock(identifier).await?;
+    /// Removes the repository again if it was made in vain.
+    async fn leave(&self, repo: &RepoId) -> Result<(), GitError> {
+        let mut guard = self.lock(repo).await?;
         let is_empty = guard.row().await?.packs.is_empty();
         if is_empty { guard.remove_if_deserted().await } else { Ok(()) }
     }

@@ -1,65 +1,49 @@
 //! A store whose packs are in a pack storage: what is on disk is a cache, which is filled before it is read.
 //!
 //! A pack is in the pack storage before the commit that names it, and for a day after the last commit that did. So any
-//! process that reads the row of a family finds its packs, and one that has read an old row does too.
+//! process that reads the row of a repository finds its packs, and one that has read an old row does too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use grasp_core::resources::Claimant;
-use grasp_core::{Identifier, Mono};
+use grasp_core::{Mono, RepoId};
 use tokio::task::JoinSet;
 
-use super::repair::{READ_TIMEOUT, file_of, is_as_committed, objects_of};
+use super::repair::{READ_TIMEOUT, file_of, is_as_committed};
 use super::unpacking::{Quarantine, move_packs};
-use super::{FamilyGuard, RepoStore, remove_garbage, unnamed_files};
-use crate::database::{FamilyRow, Pack};
+use super::{RepoGuard, RepoStore, remove_garbage, unnamed_files};
+use crate::database::{Pack, RepoRow};
 use crate::git::blocking;
 use crate::git::check::{Objects, Proofs};
 use crate::git::error::GitError;
-use crate::git::layout::{self, Family};
+use crate::git::layout::{self, RepoDir};
 use crate::git::packs::cache::InUse;
 use crate::git::packs::{self, KINDS, PackCache, PackFigures, PackStorageError, Soundness};
 
-/// Times that the row of a family is read because packs of it were replaced while they were downloaded.
+/// Times that the row of a repository is read because packs of it were replaced while they were downloaded.
 const MAX_ROWS: usize = 4;
 
 /// Times that a pack is downloaded that came damaged.
 const MAX_DOWNLOADS: usize = 2;
 
-/// The packs that a reader of a family needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::git) enum Needed {
-    /// Those that views read.
-    Served,
-    /// Those of the attic too.
-    All,
-}
-
 impl Present {
-    /// Returns the size of the packs that views read.
+    /// Returns the size of the packs.
     pub(in crate::git) fn bytes(&self) -> u64 {
         bytes_of(&self.row)
     }
 }
 
-/// Returns the size of the packs that views of a family read.
-pub(super) fn bytes_of(row: &FamilyRow) -> u64 {
-    row.packs.iter().filter(|pack| !pack.is_attic).map(|pack| pack.bytes).sum()
+/// Returns the size of the packs of a repository.
+pub(super) fn bytes_of(row: &RepoRow) -> u64 {
+    row.packs.iter().map(|pack| pack.bytes).sum()
 }
 
-impl Needed {
-    fn of(self, row: &FamilyRow) -> BTreeSet<Pack> {
-        let is_needed = |pack: &&Pack| self == Self::All || !pack.is_attic;
-        row.packs.iter().filter(is_needed).cloned().collect()
-    }
-}
-
-/// A family whose packs are on disk, and stay there while this is kept.
+/// A repository whose packs are on disk, and stay there while this is kept.
 #[derive(Clone, Debug)]
 pub(in crate::git) struct Present {
-    pub(in crate::git) row: FamilyRow,
+    pub(in crate::git) row: RepoRow,
     /// Packs that the row names and the pack storage does not have.
     pub(in crate::git) lost: BTreeSet<Pack>,
     pub(in crate::git) in_use: Arc<InUse>,
@@ -76,27 +60,23 @@ impl RepoStore {
         self.packs().map(PackCache::figures)
     }
 
-    /// Brings the packs that a family's row names onto disk; `None` without a pack storage: they are there.
+    /// Brings the packs that a repository's row names onto disk; `None` without a pack storage: they are there.
     ///
     /// A pack that the pack storage does not have is no error here. Git reports the objects that it does not find, as it
     /// does when a file was lost.
-    pub(in crate::git) async fn present(
-        &self,
-        identifier: &Identifier,
-        needed: Needed,
-    ) -> Result<Option<Present>, GitError> {
+    pub(in crate::git) async fn present(&self, repo: &RepoId) -> Result<Option<Present>, GitError> {
         let Some(cache) = self.packs() else { return Ok(None) };
-        let family = self.family(identifier);
-        let in_use = Arc::new(cache.enter(self.endpoint(), &family).await);
-        let row = self.family_row(identifier).await?;
-        if self.absent(&family, needed.of(&row)).await?.is_empty() {
+        let dir = self.dir(repo);
+        let in_use = Arc::new(cache.enter(self.endpoint(), &dir).await);
+        let row = self.row(repo).await?;
+        if self.absent(&dir, row.packs.clone()).await?.is_empty() {
             cache.hit();
-            self.remove_replaced(identifier, &family, &row).await?;
+            self.remove_replaced(repo, &dir, &row).await?;
             return Ok(Some(Present { row, lost: BTreeSet::new(), in_use }));
         }
         cache.missed();
         // Others may wait for the same packs, so it goes on if this reader leaves.
-        let download = self.clone().download(identifier.clone(), needed, in_use.clone());
+        let download = self.clone().download(repo.clone(), in_use.clone());
         let (row, lost) = match tokio::spawn(download).await {
             Ok(downloaded) => downloaded?,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
@@ -105,26 +85,22 @@ impl RepoStore {
         Ok(Some(Present { row, lost, in_use }))
     }
 
-    /// Returns the objects of a family, all of them on disk.
-    pub(in crate::git) async fn objects(
-        &self,
-        identifier: &Identifier,
-        needed: Needed,
-    ) -> Result<Objects, GitError> {
-        let in_use = self.present(identifier, needed).await?.map(|present| present.in_use);
-        Ok(Objects { in_use, ..Objects::of(self, self.family(identifier)) })
+    /// Returns the objects of a repository, all of them on disk.
+    pub(in crate::git) async fn objects(&self, repo: &RepoId) -> Result<Objects, GitError> {
+        let in_use = self.present(repo).await?.map(|present| present.in_use);
+        Ok(Objects { in_use, ..Objects::of(self, self.dir(repo)) })
     }
 
     /// Returns those of these packs that are not on disk with their index.
     async fn absent(
         &self,
-        family: &Family,
+        dir: &RepoDir,
         packs: BTreeSet<Pack>,
     ) -> Result<BTreeSet<Pack>, GitError> {
-        let family = family.clone();
+        let dir = dir.clone();
         blocking(move || {
             let is_absent = |pack: &Pack| {
-                let file = file_of(&family, pack);
+                let file = file_of(&dir, pack);
                 !is_as_committed(&file, pack) || !file.with_extension("idx").exists()
             };
             Ok(packs.into_iter().filter(is_absent).collect())
@@ -132,31 +108,30 @@ impl RepoStore {
         .await
     }
 
-    /// Downloads what a family lacks, one reader at a time. Returns its row and the packs that the pack storage lacks.
+    /// Downloads what a repository lacks, one reader at a time. Returns its row and the packs that the pack storage lacks.
     async fn download(
         self,
-        identifier: Identifier,
-        needed: Needed,
+        repo: RepoId,
         in_use: Arc<InUse>,
-    ) -> Result<(FamilyRow, BTreeSet<Pack>), GitError> {
-        let (Some(cache), family) = (self.packs(), self.family(&identifier)) else {
+    ) -> Result<(RepoRow, BTreeSet<Pack>), GitError> {
+        let (Some(cache), dir) = (self.packs(), self.dir(&repo)) else {
             return Err(GitError::NoView);
         };
         let _turn = cache.transfer(&in_use).await;
         let mut lost = BTreeSet::new();
         for _ in 0..MAX_ROWS {
             // Another reader may have brought them, or others have taken their place.
-            let row = self.family_row(&identifier).await?;
-            let absent = self.absent(&family, needed.of(&row)).await?;
+            let row = self.row(&repo).await?;
+            let absent = self.absent(&dir, row.packs.clone()).await?;
             if absent.is_subset(&lost) {
-                self.measure(&family, 0).await?;
+                self.measure(&dir, 0).await?;
                 return Ok((row, absent));
             }
-            let (scratch, name) = (self.scratch(), identifier.clone());
-            let created = family.clone();
+            let (scratch, name) = (self.scratch(), repo.clone());
+            let created = dir.clone();
             blocking(move || created.create(&name, &scratch)).await?;
-            self.measure(&family, absent.iter().map(|pack| pack.bytes).sum()).await?;
-            lost = self.download_all(&identifier, absent).await?;
+            self.measure(&dir, absent.iter().map(|pack| pack.bytes).sum()).await?;
+            lost = self.download_all(&repo, absent).await?;
         }
         Err(GitError::Outdated)
     }
@@ -164,14 +139,14 @@ impl RepoStore {
     /// Downloads packs; returns those that the pack storage does not have, or has damaged.
     async fn download_all(
         &self,
-        identifier: &Identifier,
+        repo: &RepoId,
         packs: BTreeSet<Pack>,
     ) -> Result<BTreeSet<Pack>, GitError> {
         let mut downloads = JoinSet::new();
         for pack in packs {
-            let (store, identifier) = (self.clone(), identifier.clone());
+            let (store, repo) = (self.clone(), repo.clone());
             downloads.spawn(async move {
-                let is_here = store.download_one(&identifier, &pack).await?;
+                let is_here = store.download_one(&repo, &pack).await?;
                 Ok::<_, GitError>((!is_here).then_some(pack))
             });
         }
@@ -182,13 +157,13 @@ impl RepoStore {
         Ok(lost)
     }
 
-    async fn download_one(&self, identifier: &Identifier, pack: &Pack) -> Result<bool, GitError> {
-        let (Some(cache), family) = (self.packs(), self.family(identifier)) else {
+    async fn download_one(&self, repo: &RepoId, pack: &Pack) -> Result<bool, GitError> {
+        let (Some(cache), dir) = (self.packs(), self.dir(repo)) else {
             return Ok(false);
         };
         let _slot = cache.download_slot().await;
         for _ in 0..MAX_DOWNLOADS {
-            let Some((copy, soundness)) = self.copy_of(&family, pack).await? else {
+            let Some((copy, soundness)) = self.copy_of(&dir, pack).await? else {
                 return Ok(false);
             };
             match soundness {
@@ -196,22 +171,22 @@ impl RepoStore {
                 Soundness::Unindexed => self.index(&copy_file(&copy, pack)).await?,
                 Soundness::Sound => {}
             }
-            // A pack that was replaced meanwhile must not come back: what is only in it is not the family's.
-            let _landing = cache.landing(self.endpoint(), &family).await;
-            if self.family_row(identifier).await?.packs.contains(pack) {
-                let (to, is_attic) = (objects_of(&family, pack), pack.is_attic);
-                blocking(move || move_packs(&copy.objects(), &to, is_attic)).await?;
+            // A pack that was replaced meanwhile must not come back: what is only in it is not the repository's.
+            let _landing = cache.landing(self.endpoint(), &dir).await;
+            if self.row(repo).await?.packs.contains(pack) {
+                let to = dir.objects();
+                blocking(move || move_packs(&copy.objects(), &to)).await?;
             }
             return Ok(true);
         }
-        tracing::error!(%identifier, pack = pack.name, "a pack is damaged in the pack storage");
+        tracing::error!(%repo, pack = pack.name, "a pack is damaged in the pack storage");
         Ok(false)
     }
 
     /// Downloads the files of a pack to a place of their own, as they are; `None` if the pack is not there.
     pub(super) async fn copy_of(
         &self,
-        family: &Family,
+        dir: &RepoDir,
         pack: &Pack,
     ) -> Result<Option<(Quarantine, Soundness)>, GitError> {
         let Some(cache) = self.packs() else { return Ok(None) };
@@ -220,7 +195,7 @@ impl RepoStore {
         let file = copy_file(&copy, pack);
         let get = |kind: &str| {
             let file = file.with_extension(kind);
-            let key = packs::pack_key(self.endpoint(), family, &file);
+            let key = packs::pack_key(self.endpoint(), dir, &file);
             async move { cache.storage().get(&key, &file).await }
         };
         let (is_there, ..) = tokio::try_join!(get("pack"), get("idx"), get("rev"))?;
@@ -242,55 +217,55 @@ impl RepoStore {
         command.run(Vec::new()).await?.success(COMMAND).map(drop)
     }
 
-    /// Removes packs that others have taken the place of, unless the family is being changed.
+    /// Removes packs that others have taken the place of, unless the repository is being changed.
     async fn remove_replaced(
         &self,
-        identifier: &Identifier,
-        family: &Family,
-        row: &FamilyRow,
+        repo: &RepoId,
+        dir: &RepoDir,
+        row: &RepoRow,
     ) -> Result<(), GitError> {
-        let (named, place) = (row.packs.clone(), family.clone());
+        let (named, place) = (row.packs.clone(), dir.clone());
         let unnamed = blocking(move || unnamed_files(&place, &named)).await?;
-        let Ok(_held) = self.lock_of(family.key()).try_lock_owned() else { return Ok(()) };
-        if unnamed.is_empty() || self.inner.unsettled.lock().contains(family.key()) {
+        let Ok(_held) = self.lock_of(dir.key()).try_lock_owned() else { return Ok(()) };
+        if unnamed.is_empty() || self.inner.unsettled.lock().contains(dir.key()) {
             return Ok(());
         }
-        let (named, place) = (self.family_row(identifier).await?.packs, family.clone());
+        let (named, place) = (self.row(repo).await?.packs, dir.clone());
         self.count_removal();
         blocking(move || remove_garbage(&place, &named)).await?;
-        self.measure(family, 0).await
+        self.measure(dir, 0).await
     }
 
-    /// Notes the size of a family on disk, which is about to grow by so many bytes.
-    pub(super) async fn measure(&self, family: &Family, more: u64) -> Result<(), GitError> {
+    /// Notes the size of a repository on disk, which is about to grow by so many bytes.
+    pub(super) async fn measure(&self, dir: &RepoDir, more: u64) -> Result<(), GitError> {
         let Some(cache) = self.packs() else { return Ok(()) };
-        let place = family.clone();
+        let place = dir.clone();
         let bytes = blocking(move || match place.path().is_dir() {
             true => layout::size(place.path()),
             false => Ok(0),
         });
-        cache.resize(self.endpoint(), family, bytes.await?.saturating_add(more));
+        cache.resize(self.endpoint(), dir, bytes.await?.saturating_add(more));
         Ok(())
     }
 
-    /// Notes the sizes of all families on disk.
+    /// Notes the sizes of all repositories on disk.
     pub(super) async fn measure_all(&self) -> Result<(), GitError> {
         if self.packs().is_none() {
             return Ok(());
         }
         let layout = self.layout().clone();
-        let families = blocking(move || {
-            let mut families = Vec::new();
-            for shard in layout::list(&layout.families())? {
+        let repositories = blocking(move || {
+            let mut repositories = Vec::new();
+            for shard in layout::list(&layout.repositories())? {
                 for rest in layout::list(&shard)? {
                     let key = format!("{}{}", layout::name(&shard), layout::name(&rest));
-                    families.push(layout.family_of_key(key));
+                    repositories.push(layout.dir_of_key(key));
                 }
             }
-            Ok(families)
+            Ok(repositories)
         });
-        for family in families.await? {
-            self.measure(&family, 0).await?;
+        for dir in repositories.await? {
+            self.measure(&dir, 0).await?;
         }
         Ok(())
     }
@@ -303,11 +278,11 @@ pub(super) fn copy_file(copy: &Quarantine, pack: &Pack) -> PathBuf {
 
 /// Uploads.
 impl RepoStore {
-    /// Stores packs that are on disk in the pack storage, if there is one. The caller holds the family's lock.
-    pub(super) async fn upload(&self, family: &Family, packs: &[Pack]) -> Result<(), GitError> {
+    /// Stores packs that are on disk in the pack storage, if there is one. The caller holds the repository's lock.
+    pub(super) async fn upload(&self, dir: &RepoDir, packs: &[Pack]) -> Result<(), GitError> {
         for pack in packs {
-            let file = file_of(family, pack);
-            self.upload_files(&file, |file| packs::pack_key(self.endpoint(), family, file)).await?;
+            let file = file_of(dir, pack);
+            self.upload_files(&file, |file| packs::pack_key(self.endpoint(), dir, file)).await?;
         }
         Ok(())
     }
@@ -326,11 +301,11 @@ impl RepoStore {
     }
 
     /// Removes the files of a pack from the pack storage.
-    pub(super) async fn delete_pack(&self, family: &Family, pack: &Pack) -> Result<(), GitError> {
+    pub(super) async fn delete_pack(&self, dir: &RepoDir, pack: &Pack) -> Result<(), GitError> {
         let Some(cache) = self.packs() else { return Ok(()) };
         for kind in KINDS {
-            let file = file_of(family, pack).with_extension(kind);
-            cache.storage().delete(&packs::pack_key(self.endpoint(), family, &file)).await?;
+            let file = file_of(dir, pack).with_extension(kind);
+            cache.storage().delete(&packs::pack_key(self.endpoint(), dir, &file)).await?;
         }
         Ok(())
     }
@@ -339,11 +314,11 @@ impl RepoStore {
     /// is stored again.
     pub(super) async fn restore_objects(
         &self,
-        family: &Family,
+        dir: &RepoDir,
         named: &BTreeSet<Pack>,
     ) -> Result<BTreeSet<Pack>, GitError> {
         let Some(cache) = self.packs() else { return Ok(BTreeSet::new()) };
-        let prefix = packs::family_prefix(self.endpoint(), family);
+        let prefix = packs::repo_prefix(self.endpoint(), dir);
         let listed = match named.is_empty() {
             true => BTreeMap::new(),
             false => cache.storage().list(&prefix).await?,
@@ -354,7 +329,7 @@ impl RepoStore {
             if size("pack") == Some(pack.bytes) && size("idx").is_some() {
                 continue;
             }
-            if self.upload_again(family, pack).await? {
+            if self.upload_again(dir, pack).await? {
                 tracing::warn!(
                     pack = pack.name,
                     "stored a pack again that the pack storage had lost"
@@ -367,12 +342,8 @@ impl RepoStore {
     }
 
     /// Stores a pack again if it is on disk as it was committed, and returns whether it is.
-    pub(super) async fn upload_again(
-        &self,
-        family: &Family,
-        pack: &Pack,
-    ) -> Result<bool, GitError> {
-        let (file, bytes) = (file_of(family, pack), pack.bytes);
+    pub(super) async fn upload_again(&self, dir: &RepoDir, pack: &Pack) -> Result<bool, GitError> {
+        let (file, bytes) = (file_of(dir, pack), pack.bytes);
         let found = blocking(move || match file.exists() {
             true => packs::check_pack(&file, bytes),
             false => Ok(Soundness::Damaged),
@@ -380,7 +351,7 @@ impl RepoStore {
         if found.await? != Soundness::Sound {
             return Ok(false);
         }
-        self.upload(family, std::slice::from_ref(pack)).await?;
+        self.upload(dir, std::slice::from_ref(pack)).await?;
         Ok(true)
     }
 }
@@ -413,15 +384,15 @@ impl RepoStore {
         let named = self.database().packs(self.endpoint()).await?;
         let named: BTreeMap<String, BTreeSet<Pack>> = named
             .into_iter()
-            .map(|(identifier, packs)| (self.family(&identifier).key().to_owned(), packs))
+            .map(|(repo, packs)| (self.dir(&repo).key().to_owned(), packs))
             .collect();
         let prefix = packs::packs_prefix(self.endpoint());
         // What is stored and named meanwhile counts as unnamed until the next list, which is before its time is over.
         let is_unnamed = |key: &str| {
-            let of_family = key.strip_prefix(&prefix).and_then(|rest| rest.split_once('/'));
-            let named = of_family.and_then(|(family, file)| {
+            let of_repo = key.strip_prefix(&prefix).and_then(|rest| rest.split_once('/'));
+            let named = of_repo.and_then(|(dir, file)| {
                 let (name, _) = file.rsplit_once('.')?;
-                named.get(family)?.iter().find(|pack| pack.name == name)
+                named.get(dir)?.iter().find(|pack| pack.name == name)
             });
             named.is_none()
         };
@@ -432,8 +403,8 @@ impl RepoStore {
         let mut deleted = 0;
         for key in due {
             // Whoever stores an object and names it holds this lock from before to after.
-            let family = key.split('/').nth(2).unwrap_or_default();
-            let _held = self.lock_of(family).lock_owned().await;
+            let dir = key.split('/').nth(2).unwrap_or_default();
+            let _held = self.lock_of(dir).lock_owned().await;
             if self.inner.unnamed_objects.lock().contains(&key) {
                 cache.storage().delete(&key).await?;
                 self.inner.unnamed_objects.lock().forget(&key);
@@ -444,26 +415,25 @@ impl RepoStore {
     }
 }
 
-impl FamilyGuard {
-    /// Returns the objects of the family, all of them on disk.
+impl RepoGuard {
+    /// Returns the objects of the repository, all of them on disk.
     pub(super) async fn objects(&self) -> Result<Objects, GitError> {
-        self.is_present.get_or_try_init(|| self.bring(Needed::Served)).await?;
-        let objects = Objects::of(&self.store, self.family.clone());
+        self.is_present.get_or_try_init(|| self.bring()).await?;
+        let objects = Objects::of(&self.store, self.dir.clone());
         Ok(Objects { in_use: self.in_use.clone(), ..objects })
     }
 
-    /// Brings packs onto disk. What views serve is proven then: each of them was whole when it came to be served.
+    /// Brings packs onto disk. What is served is proven then: it was whole when it came to be served.
     ///
     /// Without that proof every check would walk all histories, and every push would be packed with all of its own.
-    pub(super) async fn bring(&self, needed: Needed) -> Result<(), GitError> {
-        let present = self.store.present(&self.identifier, needed).await?;
+    pub(super) async fn bring(&self) -> Result<(), GitError> {
+        let present = self.store.present(&self.repo).await?;
         let Some(Present { row, lost, .. }) = present else { return Ok(()) };
-        let proofs = self.family.proofs();
+        let proofs = self.dir.proofs();
         if !lost.is_empty() || self.blocking(move || Ok(proofs.exists())).await? {
             return Ok(());
         }
-        let tips = row.views.values().flat_map(|view| view.refs.refs.values());
-        let tips: BTreeSet<_> = tips.map(|target| target.oid).collect();
+        let tips = row.tips();
         if tips.is_empty() { Ok(()) } else { self.remember(tips).await }
     }
 
@@ -480,11 +450,10 @@ impl FamilyGuard {
         settled
     }
     async fn compare_with_row(&self) -> Result<(), GitError> {
-        let (store, family, named) =
-            (self.store.clone(), self.family.clone(), self.row().await?.packs);
+        let (store, dir, named) = (self.store.clone(), self.dir.clone(), self.row().await?.packs);
         self.blocking(move || {
-            Proofs::forget(&family)?;
-            let unnamed = unnamed_files(&family, &named)?;
+            Proofs::forget(&dir)?;
+            let unnamed = unnamed_files(&dir, &named)?;
             if !unnamed.is_empty() {
                 // What was found to be whole with objects that go now is looked at again.
                 store.count_removal();

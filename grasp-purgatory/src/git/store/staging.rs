@@ -6,29 +6,29 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use grasp_core::push::PushCommand;
-use grasp_core::{Identifier, Oid};
+use grasp_core::{Oid, RepoId};
 use nostr::event::EventId;
 
 use super::present::bytes_of;
 use super::unpacking::{Quarantine, move_packs};
-use super::{FamilyGuard, Incoming, RepoStore};
+use super::{Incoming, RepoGuard, RepoStore};
 use crate::git::blocking;
 use crate::git::error::GitError;
-use crate::git::layout::{self, Family};
+use crate::git::layout::{self, RepoDir};
 use crate::git::packs::{self, PackStorageError, Soundness};
 
 /// Limits of uploads that wait for events. Above a limit new uploads are refused; none is evicted here.
 ///
 /// Purgatory shares the room for all of it among client networks, and makes room for newcomers after they were taken
-/// in. So the limits of a family and of all families are enforced here only at twice their size.
+/// in. So the limits of a repository and of all repositories are enforced here only at twice their size.
 #[derive(Clone, Copy, Debug)]
 pub struct StagingLimits {
     /// Competing tips for one event: a wrong upload must not displace the right one.
     pub tips_per_event: usize,
     /// Bytes of all tips for one event.
     pub bytes_per_event: u64,
-    /// Bytes of everything that waits in one family.
-    pub bytes_per_family: u64,
+    /// Bytes of everything that waits in one repository.
+    pub bytes_per_repo: u64,
     /// Bytes of everything that waits.
     pub bytes_in_all: u64,
 }
@@ -45,13 +45,13 @@ impl Default for StagingLimits {
         Self {
             tips_per_event: 4,
             bytes_per_event: 128 * MIB,
-            bytes_per_family: 512 * MIB,
+            bytes_per_repo: 512 * MIB,
             bytes_in_all: 2 * 1024 * MIB,
         }
     }
 }
 
-impl FamilyGuard {
+impl RepoGuard {
     /// Keeps what the tips of a push need until their events come, unless the same tip is kept already.
     pub(super) async fn stage(
         &mut self,
@@ -68,15 +68,15 @@ impl FamilyGuard {
         if uploads.is_empty() {
             return Ok(());
         }
-        let (family, limits) = (self.family.clone(), self.store.inner.staging);
-        let (placed, staged) = self.blocking(move || stage_all(&family, &limits, &uploads)).await?;
+        let (dir, limits) = (self.dir.clone(), self.store.inner.staging);
+        let (placed, staged) = self.blocking(move || stage_all(&dir, &limits, &uploads)).await?;
         self.upload_staged(placed).await?;
         staged
     }
 
     /// The tips that wait for this event.
     pub async fn staged(&self, event: EventId) -> Result<BTreeSet<Oid>, GitError> {
-        let place = self.family.staged(&event);
+        let place = self.dir.staged(&event);
         self.blocking(move || {
             let tips = layout::list(&place)?;
             Ok(tips.iter().filter_map(|tip| layout::name(tip).parse().ok()).collect())
@@ -84,28 +84,27 @@ impl FamilyGuard {
         .await
     }
 
-    /// Takes a staged tip into the family, now that its event has come. Says whether it was there.
+    /// Takes a staged tip into the repository, now that its event has come. Says whether it was there.
     ///
-    /// The tip can be read by its id from then on; a ref to it is made by [`FamilyGuard::move_refs`].
+    /// The tip can be read by its id from then on; a ref to it is made by [`RepoGuard::move_refs`].
     pub async fn promote_staged(&mut self, event: EventId, tip: Oid) -> Result<bool, GitError> {
-        let from = self.family.staged_tip(&event, &tip);
+        let from = self.dir.staged_tip(&event, &tip);
         let there = from.clone();
         if !self.blocking(move || Ok(there.is_dir())).await? {
             return Ok(false);
         }
         self.bring_upload(&from).await?;
         let packs = from.clone();
-        self.add_packs(move |family| move_packs(&packs, &family.objects(), false)).await?;
+        self.add_packs(move |dir| move_packs(&packs, &dir.objects())).await?;
         self.discard_staged_tip(event, tip).await?;
-        // The family may have lost nothing since the upload was checked, but looking costs little.
+        // The repository may have lost nothing since the upload was checked, but looking costs little.
         _ = self.check(&BTreeSet::from([tip])).await?;
         Ok(true)
     }
 
     /// Forgets one of the tips that wait for this event.
     pub async fn discard_staged_tip(&mut self, event: EventId, tip: Oid) -> Result<(), GitError> {
-        let (staging, place) =
-            (self.family.layout().staging(), self.family.staged_tip(&event, &tip));
+        let (staging, place) = (self.dir.layout().staging(), self.dir.staged_tip(&event, &tip));
         let upload = place_of(&staging, &place);
         self.blocking(move || discard(&staging, &place)).await?;
         self.store.delete_staged(vec![upload]).await;
@@ -121,42 +120,42 @@ struct Upload {
 }
 
 /// Moves uploads into staging up to the first that does not fit, and returns the new places with the outcome. What waits
-/// already is measured once for all of them: the family is locked meanwhile.
+/// already is measured once for all of them: the repository is locked meanwhile.
 fn stage_all(
-    family: &Family,
+    dir: &RepoDir,
     limits: &StagingLimits,
     uploads: &[Upload],
 ) -> Result<(Vec<PathBuf>, Result<(), GitError>), GitError> {
-    let (of_family, of_all) = (family.staging(), family.layout().staging());
-    layout::create_dir(&of_family)?;
+    let (of_repo, of_all) = (dir.staging(), dir.layout().staging());
+    layout::create_dir(&of_repo)?;
     let room = |dir: &Path, limit: u64| -> Result<u64, GitError> {
         Ok(limit.saturating_mul(LIMIT_FACTOR).saturating_sub(layout::size(dir)?))
     };
-    let in_family = room(&of_family, limits.bytes_per_family)?;
-    let mut room = in_family.min(room(&of_all, limits.bytes_in_all)?);
+    let in_repo = room(&of_repo, limits.bytes_per_repo)?;
+    let mut room = in_repo.min(room(&of_all, limits.bytes_in_all)?);
     let mut placed = Vec::new();
     let staged = uploads.iter().try_for_each(|upload| {
-        let Some(bytes) = stage(family, limits, upload, room)? else { return Ok(()) };
+        let Some(bytes) = stage(dir, limits, upload, room)? else { return Ok(()) };
         room -= bytes;
-        placed.push(family.staged_tip(&upload.event, &upload.tip));
+        placed.push(dir.staged_tip(&upload.event, &upload.tip));
         Ok(())
     });
-    if of_family.is_dir() {
-        layout::sync(&of_family)?;
+    if of_repo.is_dir() {
+        layout::sync(&of_repo)?;
     }
-    prune(&of_all, &of_family);
+    prune(&of_all, &of_repo);
     layout::sync(&of_all)?;
     Ok((placed, staged))
 }
 
 /// Moves one upload into staging, if it fits into this room; how many bytes it takes, unless it is there already.
 fn stage(
-    family: &Family,
+    dir: &RepoDir,
     limits: &StagingLimits,
     Upload { event, tip, part }: &Upload,
     room: u64,
 ) -> Result<Option<u64>, GitError> {
-    let (place, target) = (family.staged(event), family.staged_tip(event, tip));
+    let (place, target) = (dir.staged(event), dir.staged_tip(event, tip));
     if target.is_dir() {
         return Ok(None);
     }
@@ -165,7 +164,7 @@ fn stage(
     let of_event = layout::size(&place)?.saturating_add(size);
     let tips = layout::list(&place)?.len();
     if tips >= limits.tips_per_event || of_event > limits.bytes_per_event || size > room {
-        prune(&family.layout().staging(), &place);
+        prune(&dir.layout().staging(), &place);
         return Err(GitError::StagingFull);
     }
     layout::rename(&part.quarantine().objects(), &target)?;
@@ -174,24 +173,24 @@ fn stage(
 }
 
 impl RepoStore {
-    /// Returns the size of the objects of a family, in bytes, on disk or in the pack storage. What is staged is not among
+    /// Returns the size of the objects of a repository, in bytes, on disk or in the pack storage. What is staged is not among
     /// them.
-    pub async fn family_bytes(&self, identifier: &Identifier) -> Result<u64, GitError> {
+    pub async fn repo_bytes(&self, repo: &RepoId) -> Result<u64, GitError> {
         if self.packs().is_some() {
-            return Ok(bytes_of(&self.family_row(identifier).await?));
+            return Ok(bytes_of(&self.row(repo).await?));
         }
-        let objects = self.family(identifier).objects();
+        let objects = self.dir(repo).objects();
         blocking(move || if objects.is_dir() { layout::size(&objects) } else { Ok(0) }).await
     }
 
     /// Returns the size of one staged tip.
     pub async fn staged_bytes(
         &self,
-        identifier: &Identifier,
+        repo: &RepoId,
         event: EventId,
         tip: Oid,
     ) -> Result<u64, GitError> {
-        let place = self.family(identifier).staged_tip(&event, &tip);
+        let place = self.dir(repo).staged_tip(&event, &tip);
         blocking(move || layout::size(&place)).await
     }
 
@@ -231,8 +230,8 @@ fn forget_staged_but(
     keep: &BTreeSet<(EventId, Oid)>,
 ) -> Result<Vec<String>, GitError> {
     let mut gone = Vec::new();
-    for family in layout::list(staging)? {
-        for event in layout::list(&family)? {
+    for dir in layout::list(staging)? {
+        for event in layout::list(&dir)? {
             let id = EventId::from_hex(layout::name(&event)).ok();
             for tip in layout::list(&event)? {
                 let known = id.zip(layout::name(&tip).parse().ok());
@@ -322,7 +321,7 @@ impl RepoStore {
     }
 }
 
-impl FamilyGuard {
+impl RepoGuard {
     /// Stores new uploads in the pack storage, if there is one. Those that cannot be stored are not kept.
     pub(super) async fn upload_staged(&self, places: Vec<PathBuf>) -> Result<(), GitError> {
         if self.store.packs().is_none() {
@@ -334,7 +333,7 @@ impl FamilyGuard {
                 stored = self.upload_place(&place).await;
             }
             if stored.is_err() {
-                let staging = self.family.layout().staging();
+                let staging = self.dir.layout().staging();
                 self.blocking(move || discard(&staging, &place)).await?;
             }
         }
@@ -342,7 +341,7 @@ impl FamilyGuard {
     }
 
     async fn upload_place(&self, place: &Path) -> Result<(), GitError> {
-        let (staging, packs) = (self.family.layout().staging(), place.join("pack"));
+        let (staging, packs) = (self.dir.layout().staging(), place.join("pack"));
         let prefix = packs::staging_prefix(self.store.endpoint());
         let above = place_of(&staging, place);
         let key = |file: &Path| format!("{prefix}{above}/{}", layout::name(file));
@@ -354,12 +353,12 @@ impl FamilyGuard {
         Ok(())
     }
 
-    /// Brings all uploads of the family onto disk.
+    /// Brings all uploads of the repository onto disk.
     pub(super) async fn bring_staged(&self) -> Result<(), GitError> {
         if self.store.packs().is_none() {
             return Ok(());
         }
-        let staging = self.family.staging();
+        let staging = self.dir.staging();
         let places = self.blocking(move || {
             let events = layout::list(&staging)?;
             let tips: Result<Vec<_>, _> = events.iter().map(|event| layout::list(event)).collect();
@@ -375,7 +374,7 @@ impl FamilyGuard {
     /// its objects are hunted for when its event comes.
     pub(super) async fn bring_upload(&self, place: &Path) -> Result<(), GitError> {
         let Some(cache) = self.store.packs() else { return Ok(()) };
-        let (staging, directory) = (self.family.layout().staging(), place.join("pack"));
+        let (staging, directory) = (self.dir.layout().staging(), place.join("pack"));
         let (upload, scratch) = (place.to_owned(), self.store.scratch());
         let (absent, names, copy) = self
             .blocking(move || {
@@ -412,7 +411,7 @@ impl FamilyGuard {
         }
         let to = place.to_owned();
         self.blocking(move || {
-            move_packs(&copy.objects(), &to, false)?;
+            move_packs(&copy.objects(), &to)?;
             absent.iter().try_for_each(|file| layout::remove(file))
         })
         .await
@@ -423,12 +422,12 @@ impl FamilyGuard {
     }
 }
 
-/// Returns whether this is the name of a file of an upload: family, event, tip and file.
+/// Returns whether this is the name of a file of an upload: repository, event, tip and file.
 fn is_upload(name: &str) -> bool {
     let parts: Vec<&str> = name.split('/').collect();
-    let [family, event, tip, file] = parts.as_slice() else { return false };
-    family.len() == 64
-        && family.bytes().all(|byte| byte.is_ascii_hexdigit())
+    let [dir, event, tip, file] = parts.as_slice() else { return false };
+    dir.len() == 64
+        && dir.bytes().all(|byte| byte.is_ascii_hexdigit())
         && EventId::from_hex(event).is_ok()
         && tip.parse::<Oid>().is_ok()
         && file.starts_with("pack-")
@@ -436,8 +435,8 @@ fn is_upload(name: &str) -> bool {
 
 /// Makes a directory have these uploads and no others. Files that are not there get a place of their size.
 fn mirror(staging: &Path, listed: &Listed) -> Result<(), GitError> {
-    for family in layout::list(staging)? {
-        for event in layout::list(&family)? {
+    for dir in layout::list(staging)? {
+        for event in layout::list(&dir)? {
             for tip in layout::list(&event)? {
                 let place = place_of(staging, &tip);
                 let here: BTreeSet<String> = names_of(staging, &tip)?.into_iter().collect();

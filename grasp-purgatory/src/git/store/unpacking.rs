@@ -309,7 +309,7 @@ impl Drop for Dir {
 /// when this returns.
 ///
 /// An index is moved after its pack, for git takes a pack to be there when its index is.
-pub(super) fn move_packs(from: &Path, to: &Path, is_attic: bool) -> Result<Vec<Pack>, GitError> {
+pub(super) fn move_packs(from: &Path, to: &Path) -> Result<Vec<Pack>, GitError> {
     let target = to.join("pack");
     let is_new = !target.is_dir();
     layout::create_dir(&target)?;
@@ -321,7 +321,7 @@ pub(super) fn move_packs(from: &Path, to: &Path, is_attic: bool) -> Result<Vec<P
         if file.extension().is_some_and(|kind| kind == "pack") {
             let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
             let bytes = layout::size(file)?;
-            packs.push(Pack { name: stem.to_owned(), bytes, is_attic });
+            packs.push(Pack { name: stem.to_owned(), bytes });
         }
     }
     for file in &files {

@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 
+use nostr::key::PublicKey;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -21,12 +22,12 @@ fn host(name: &str) -> Host {
     name.parse().unwrap()
 }
 
-fn id(name: &str) -> Identifier {
-    name.parse().unwrap()
+fn id(name: &str) -> RepoId {
+    RepoId::new(PublicKey::from_byte_array([1; 32]), name.parse().unwrap())
 }
 
 fn names(permits: &[Permit]) -> Vec<&str> {
-    permits.iter().map(|permit| permit.identifier.as_str()).collect()
+    permits.iter().map(|permit| permit.repo.identifier.as_str()).collect()
 }
 
 #[test]
@@ -57,7 +58,7 @@ fn no_more_than_thirty_in_any_minute() {
 }
 
 #[test]
-fn identifiers_take_turns_independent_of_their_number_of_addresses() {
+fn repositories_take_turns_independent_of_their_number_of_addresses() {
     let mut hosts = hosts_with(1, 100);
     let (now, git) = (Mono::ZERO, host("git.example.com"));
     let mut permit = hosts.admit(now, &git, &id("first"));
@@ -67,8 +68,8 @@ fn identifiers_take_turns_independent_of_their_number_of_addresses() {
     }
     let mut order = Vec::new();
     while let Some(current) = permit.take() {
-        order.push(current.identifier.to_string());
-        if current.identifier == id("a") && more_of_a > 0 {
+        order.push(current.repo.identifier.to_string());
+        if current.repo == id("a") && more_of_a > 0 {
             more_of_a -= 1;
             assert!(hosts.enqueue(now, &git, &id("a")).unwrap().is_empty());
         }
@@ -328,15 +329,11 @@ impl OneHost {
     }
 
     fn release(&mut self, now: Mono, permit: Permit) -> Vec<String> {
-        self.hosts
-            .release(now, permit)
-            .into_iter()
-            .map(|permit| permit.identifier.to_string())
-            .collect()
+        self.hosts.release(now, permit).into_iter().map(|permit| permit.repo.identifier.to_string()).collect()
     }
 
     fn due(&mut self, now: Mono) -> Vec<String> {
-        self.hosts.due(now).into_iter().map(|permit| permit.identifier.to_string()).collect()
+        self.hosts.due(now).into_iter().map(|permit| permit.repo.identifier.to_string()).collect()
     }
 
     fn pause_until(&mut self, until: Mono) {
@@ -358,7 +355,7 @@ fn limits_starts_while_permits_are_free() {
 }
 
 #[test]
-fn a_release_starts_the_next_identifier() {
+fn a_release_starts_the_next_repository() {
     let mut one = OneHost::new(limits(1, 100));
     let permit = one.admit(Mono::ZERO, "a").unwrap();
     one.enqueue(Mono::ZERO, "b");
@@ -366,7 +363,7 @@ fn a_release_starts_the_next_identifier() {
 }
 
 #[test]
-fn a_new_identifier_does_not_overtake_the_queue() {
+fn a_new_repository_does_not_overtake_the_queue() {
     let mut one = OneHost::new(limits(2, 1));
     let _first = one.admit(Mono::ZERO, "a").unwrap();
     one.enqueue(Mono::ZERO, "b");
@@ -399,7 +396,7 @@ fn nothing_starts_before_the_pause_ends() {
 }
 
 #[test]
-fn a_withdrawn_identifier_is_skipped() {
+fn a_withdrawn_repository_is_skipped() {
     let mut one = OneHost::new(limits(1, 100));
     let running = one.admit(Mono::ZERO, "x").unwrap();
     for name in ["a", "b"] {
@@ -438,7 +435,7 @@ fn withdrawing_a_visit_that_waits_to_continue_unblocks_the_queue() {
 }
 
 #[test]
-fn a_full_queue_takes_no_further_identifier() {
+fn a_full_queue_takes_no_further_repository() {
     let mut one = OneHost::new(HostLimits::default());
     one.pause_until(Mono::from_secs(1));
     (0..MAX_QUEUED).for_each(|n| one.enqueue(Mono::ZERO, &n.to_string()));
@@ -484,18 +481,18 @@ fn configs() -> impl Strategy<Value = HostLimits> {
     })
 }
 
-/// A host with a record of all uses. Each identifier is queued once at a time.
+/// A host with a record of all uses. Each repo is queued once at a time.
 struct Model {
     config: HostLimits,
     one: OneHost,
     now: Mono,
     paused_until: Mono,
     running: Vec<Permit>,
-    /// Identifiers of visits that wait for one more start.
-    continuing: BTreeSet<Identifier>,
-    queued: BTreeSet<Identifier>,
+    /// Repositories of visits that wait for one more start.
+    continuing: BTreeSet<RepoId>,
+    queued: BTreeSet<RepoId>,
     starts: Vec<Mono>,
-    served: BTreeMap<Identifier, usize>,
+    served: BTreeMap<RepoId, usize>,
 }
 
 impl Model {
@@ -527,10 +524,10 @@ impl Model {
             }
             Step::Release(_) | Step::Continue(_) => {}
             Step::Withdraw(key) => {
-                let identifier = id(&key.to_string());
-                self.continuing.remove(&identifier);
-                self.queued.remove(&identifier);
-                self.one.hosts.withdraw(&self.one.git, &identifier);
+                let repo = id(&key.to_string());
+                self.continuing.remove(&repo);
+                self.queued.remove(&repo);
+                self.one.hosts.withdraw(&self.one.git, &repo);
             }
             Step::Pass(ms) => self.advance(Duration::from_millis(ms)),
             Step::Pause(ms) => {
@@ -541,24 +538,24 @@ impl Model {
         self.check();
     }
 
-    fn waits(&self, identifier: &Identifier) -> bool {
-        self.queued.contains(identifier) || self.continuing.contains(identifier)
+    fn waits(&self, repo: &RepoId) -> bool {
+        self.queued.contains(repo) || self.continuing.contains(repo)
     }
 
-    fn enqueue(&mut self, identifier: &Identifier) {
-        if self.waits(identifier) {
+    fn enqueue(&mut self, repo: &RepoId) {
+        if self.waits(repo) {
             return;
         }
-        if let Some(started) = self.one.hosts.enqueue(self.now, &self.one.git, identifier) {
-            self.queued.insert(identifier.clone());
+        if let Some(started) = self.one.hosts.enqueue(self.now, &self.one.git, repo) {
+            self.queued.insert(repo.clone());
             self.started(started);
         }
     }
 
-    fn admit(&mut self, identifier: &Identifier) {
-        if let Some(permit) = self.one.hosts.admit(self.now, &self.one.git, identifier) {
+    fn admit(&mut self, repo: &RepoId) {
+        if let Some(permit) = self.one.hosts.admit(self.now, &self.one.git, repo) {
             assert!(self.queued.is_empty() && self.continuing.is_empty(), "overtaken");
-            self.queued.insert(identifier.clone());
+            self.queued.insert(repo.clone());
             self.started(vec![permit]);
         }
     }
@@ -569,10 +566,10 @@ impl Model {
     }
 
     fn continue_with(&mut self, permit: Permit) {
-        if self.waits(&permit.identifier) {
+        if self.waits(&permit.repo) {
             return self.release(permit);
         }
-        self.continuing.insert(permit.identifier.clone());
+        self.continuing.insert(permit.repo.clone());
         let started = self.one.hosts.continue_with(self.now, permit);
         self.started(started);
     }
@@ -586,10 +583,10 @@ impl Model {
     fn started(&mut self, permits: Vec<Permit>) {
         for permit in permits {
             assert!(self.now >= self.paused_until, "started during a pause");
-            if !self.continuing.remove(&permit.identifier) {
+            if !self.continuing.remove(&permit.repo) {
                 assert!(self.continuing.is_empty(), "overtaken by the queue");
-                assert!(self.queued.remove(&permit.identifier), "not asked for");
-                *self.served.entry(permit.identifier.clone()).or_default() += 1;
+                assert!(self.queued.remove(&permit.repo), "not asked for");
+                *self.served.entry(permit.repo.clone()).or_default() += 1;
             }
             self.starts.push(self.now);
             self.running.push(permit);
@@ -617,7 +614,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn the_limits_hold_and_every_queued_identifier_is_served(
+    fn the_limits_hold_and_every_queued_repository_is_served(
         config in configs(),
         steps in steps(),
     ) {
@@ -640,25 +637,25 @@ proptest! {
     ) {
         let mut model = Model::new(config);
         model.take(Step::Pause(1));
-        let mut left: BTreeMap<Identifier, usize> =
+        let mut left: BTreeMap<RepoId, usize> =
             addresses.iter().enumerate().map(|(n, count)| (id(&n.to_string()), *count)).collect();
-        // The starts of all when an identifier was queued.
+        // The starts of all when an repo was queued.
         let mut before = BTreeMap::new();
         while left.values().any(|count| *count > 0) {
-            for (identifier, count) in left.iter_mut().filter(|(_, count)| **count > 0) {
-                let is_running = model.running.iter().any(|permit| permit.identifier == *identifier);
-                if !is_running && !model.waits(identifier) {
-                    before.insert(identifier.clone(), model.served.clone());
-                    model.enqueue(identifier);
+            for (repo, count) in left.iter_mut().filter(|(_, count)| **count > 0) {
+                let is_running = model.running.iter().any(|permit| permit.repo == *repo);
+                if !is_running && !model.waits(repo) {
+                    before.insert(repo.clone(), model.served.clone());
+                    model.enqueue(repo);
                     *count -= 1;
                 }
             }
             model.wind_down();
             for (other, served) in &model.served {
-                let waiting = model.queued.iter().filter(|identifier| *identifier != other);
-                for identifier in waiting {
-                    let already = before[identifier].get(other).copied().unwrap_or_default();
-                    prop_assert!(served - already <= 1, "{other} overtook {identifier}");
+                let waiting = model.queued.iter().filter(|repo| *repo != other);
+                for repo in waiting {
+                    let already = before[repo].get(other).copied().unwrap_or_default();
+                    prop_assert!(served - already <= 1, "{other} overtook {repo}");
                 }
             }
         }
@@ -779,11 +776,11 @@ fn visits(names: &[&str]) -> ReadyVisits {
 }
 
 fn order(mut visits: ReadyVisits) -> Vec<String> {
-    std::iter::from_fn(|| visits.pop()).map(|permit| permit.identifier.to_string()).collect()
+    std::iter::from_fn(|| visits.pop()).map(|permit| permit.repo.identifier.to_string()).collect()
 }
 
 #[test]
-fn identifiers_take_turns_independent_of_their_number_of_requests() {
+fn repositories_take_turns_independent_of_their_number_of_requests() {
     assert_eq!(order(visits(&["a", "a", "a", "b", "c"])), ["a", "b", "c", "a", "a"]);
 }
 

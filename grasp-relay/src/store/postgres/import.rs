@@ -16,7 +16,7 @@ use crate::store::sqlite::SqliteReader;
 use crate::store::{StoreError, failure};
 
 /// The tables, which have the same columns in both databases.
-const TABLES: [&str; 20] = [
+const TABLES: [&str; 21] = [
     "secret",
     "events",
     "lists",
@@ -29,6 +29,7 @@ const TABLES: [&str; 20] = [
     "delisted",
     "unfinished",
     "views",
+    "proposal_refs",
     "generations",
     "packs",
     "retired_refs",
@@ -76,9 +77,6 @@ impl PostgresStore {
             (SELECT seq FROM events UNION ALL SELECT seq FROM superseded
                 UNION ALL SELECT seq FROM requests) s)";
         tx.batch_execute(last).await.map_err(failure)?;
-        let next = "SELECT setval(pg_get_serial_sequence('views', 'number'),
-            (SELECT coalesce(max(number), 1) FROM views))";
-        tx.batch_execute(next).await.map_err(failure)?;
         tx.batch_execute("SELECT pg_notify('grasp_commits', '0')").await.map_err(failure)?;
         tx.commit().await.map_err(failure)?;
         self.0.set_keys(connect::load_keys(&client).await?)?;

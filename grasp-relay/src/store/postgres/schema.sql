@@ -82,14 +82,24 @@ CREATE TABLE delisted (
 CREATE TABLE unfinished (id BYTEA PRIMARY KEY);
 
 CREATE TABLE views (
+    endpoint    BIGINT NOT NULL,
+    identifier  TEXT   NOT NULL,
+    owner       BYTEA  NOT NULL,
+    generation  BIGINT NOT NULL,
+    head        TEXT   NOT NULL,
+    refs        TEXT   NOT NULL,
+    state       BYTEA,
+    maintainers BYTEA  NOT NULL,
+    PRIMARY KEY (endpoint, identifier, owner)
+);
+CREATE INDEX views_by_state ON views (state);
+
+CREATE TABLE proposal_refs (
+    event      BYTEA  NOT NULL,
     endpoint   BIGINT NOT NULL,
     identifier TEXT   NOT NULL,
     owner      BYTEA  NOT NULL,
-    generation BIGINT NOT NULL,
-    head       TEXT   NOT NULL,
-    refs       TEXT   NOT NULL,
-    state      BYTEA,
-    PRIMARY KEY (endpoint, identifier, owner)
+    PRIMARY KEY (event, endpoint, identifier, owner)
 );
 
 CREATE TABLE generations (last BIGINT NOT NULL);
@@ -98,11 +108,11 @@ INSERT INTO generations (last) VALUES (0);
 CREATE TABLE packs (
     endpoint   BIGINT NOT NULL,
     identifier TEXT   NOT NULL,
+    owner      BYTEA  NOT NULL,
     name       TEXT   NOT NULL,
-    is_attic   BIGINT NOT NULL,
     bytes      BIGINT NOT NULL,
     verified   BIGINT NOT NULL DEFAULT CAST(extract(epoch FROM now()) AS BIGINT),
-    PRIMARY KEY (endpoint, identifier, name, is_attic)
+    PRIMARY KEY (endpoint, identifier, owner, name)
 );
 
 CREATE TABLE retired_refs (
@@ -118,8 +128,9 @@ CREATE TABLE retired_refs (
 CREATE TABLE garbage (
     endpoint   BIGINT NOT NULL,
     identifier TEXT   NOT NULL,
+    owner      BYTEA  NOT NULL,
     mark       BIGINT NOT NULL,
-    PRIMARY KEY (endpoint, identifier)
+    PRIMARY KEY (endpoint, identifier, owner)
 );
 
 CREATE TABLE held (
@@ -149,10 +160,11 @@ CREATE TABLE tasks (
 CREATE TABLE additions (
     at         BIGINT NOT NULL,
     identifier TEXT   NOT NULL,
+    owner      BYTEA  NOT NULL,
     author     BYTEA  NOT NULL,
     kind       BIGINT NOT NULL,
     bytes      BIGINT NOT NULL,
-    PRIMARY KEY (at, identifier, author, kind)
+    PRIMARY KEY (at, identifier, owner, author, kind)
 );
 
 -- The writer. Each transaction locks this row for sharing and compares the epoch with its own, so that nobody takes over

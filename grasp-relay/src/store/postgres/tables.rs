@@ -19,7 +19,7 @@ use rusqlite::types::Value;
 
 pub(super) use self::write::Statement;
 use super::values::Param;
-use crate::store::changes::{FamilyKey, GitRows};
+use crate::store::changes::{GitRows, RepoKey};
 use crate::store::engine::Unreadable;
 use crate::store::keys::{Digest, Keys, Position, newest, seconds};
 use crate::store::rules::{Gate, Progress, Rows, STEP_EVENTS, Served};
@@ -50,7 +50,7 @@ struct WorkingSet {
     gates: HashMap<Digest, i64>,
     vanished: HashMap<PublicKey, i64>,
     delisted: HashMap<Digest, Position>,
-    views: HashMap<(i64, String, PublicKey), i64>,
+    views: HashMap<RepoKey, i64>,
     changed: Changed,
 }
 
@@ -69,8 +69,8 @@ struct Changed {
     finished: Vec<EventId>,
     /// Statements about refs, packs and purgatory, in their order.
     statements: Vec<Statement>,
-    /// Events that were removed, and when; their refs are to be removed, too.
-    refs_of: Vec<(Event, Timestamp)>,
+    /// Events that were removed; their refs are to be removed, too, and retired at a time if one is given.
+    refs_of: Vec<(Event, Option<Timestamp>)>,
     has_generation: bool,
 }
 
@@ -124,7 +124,7 @@ impl<'a> PostgresTables<'a> {
     }
 
     /// Takes the events whose refs are to be removed.
-    pub(super) fn take_refs_of(&mut self) -> Vec<(Event, Timestamp)> {
+    pub(super) fn take_refs_of(&mut self) -> Vec<(Event, Option<Timestamp>)> {
         std::mem::take(&mut self.rows.get_mut().changed.refs_of)
     }
 }
@@ -286,9 +286,9 @@ impl Rows for PostgresTables<'_> {
         Ok(Some(event))
     }
 
-    fn remove_refs_of(&self, event: &Event, now: Timestamp) -> Result<(), StoreError> {
+    fn remove_refs_of(&self, event: &Event, retired: Option<Timestamp>) -> Result<(), StoreError> {
         if crate::store::REPOSITORY_KINDS.contains(&event.kind) {
-            self.rows.borrow_mut().changed.refs_of.push((event.clone(), now));
+            self.rows.borrow_mut().changed.refs_of.push((event.clone(), retired));
         }
         Ok(())
     }
@@ -463,21 +463,16 @@ impl Rows for PostgresTables<'_> {
 }
 
 impl GitRows for PostgresTables<'_> {
-    fn generation(
-        &self,
-        key: FamilyKey<'_>,
-        owner: &PublicKey,
-    ) -> Result<Option<Generation>, StoreError> {
-        let key = (key.0, key.1.to_owned(), *owner);
+    fn generation(&self, key: &RepoKey) -> Result<Option<Generation>, StoreError> {
         let rows = self.rows.borrow();
-        Ok(rows.views.get(&key).map(|generation| Generation(generation.unsigned_abs())))
+        Ok(rows.views.get(key).map(|generation| Generation(generation.unsigned_abs())))
     }
 
-    fn next_generation(&self, key: FamilyKey<'_>, owner: &PublicKey) -> Result<i64, StoreError> {
+    fn next_generation(&self, key: &RepoKey) -> Result<i64, StoreError> {
         let rows = &mut *self.rows.borrow_mut();
         rows.last_generation += 1;
         rows.changed.has_generation = true;
-        rows.views.insert((key.0, key.1.to_owned(), *owner), rows.last_generation);
+        rows.views.insert(key.clone(), rows.last_generation);
         Ok(rows.last_generation)
     }
 
@@ -488,7 +483,7 @@ impl GitRows for PostgresTables<'_> {
         Ok(())
     }
 
-    fn view_removed(&self, key: FamilyKey<'_>, owner: &PublicKey) {
-        self.rows.borrow_mut().views.remove(&(key.0, key.1.to_owned(), *owner));
+    fn view_removed(&self, key: &RepoKey) {
+        self.rows.borrow_mut().views.remove(key);
     }
 }

@@ -9,7 +9,6 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use deadpool_postgres::{Object, Pool};
-use grasp_core::service::Endpoint;
 use nostr::event::Event;
 use nostr::types::Timestamp;
 use tokio::sync::mpsc;
@@ -20,13 +19,13 @@ use super::connect::pool_failure;
 use super::tables::PostgresTables;
 use super::values::{get, rows};
 use crate::store::changes::Wanted;
-use crate::store::changes::{Changes, refs_change};
-use crate::store::git::views_of;
+use crate::store::changes::{Changes, refs_removal};
+use crate::store::git::views_signed_by;
 use crate::store::group::{
     self, CommitGroup, LastCommit, QUEUE_CAPACITY, WriteTask, WriterCommand,
 };
 use crate::store::keys::Keys;
-use crate::store::{StoreError, StoreRules, failure, repository_names};
+use crate::store::{StoreError, StoreRules, failure};
 
 /// The time for which a transaction is begun again while the database cannot be reached.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -267,8 +266,8 @@ async fn write(
 ) -> Result<(), StoreError> {
     for queued in group {
         queued.task.perform(tables)?;
-        for (event, now) in tables.take_refs_of() {
-            remove_refs(client, tables, (&event, now)).await?;
+        for (event, retired) in tables.take_refs_of() {
+            remove_refs(client, tables, &event, retired).await?;
         }
     }
     tables.commit(client).await
@@ -278,13 +277,14 @@ async fn write(
 async fn remove_refs(
     client: &Object,
     tables: &mut PostgresTables<'_>,
-    (event, now): (&Event, Timestamp),
+    event: &Event,
+    retired: Option<Timestamp>,
 ) -> Result<(), StoreError> {
-    for name in repository_names(event) {
-        for endpoint in [Endpoint::Repository, Endpoint::PullRequests] {
-            tables.flush_statements(client).await?;
-            let views = rows(client, views_of(endpoint, &name)).await?;
-            tables.change_family(&refs_change((event, now), endpoint, &name, views))?;
+    let Some(query) = views_signed_by(event) else { return Ok(()) };
+    tables.flush_statements(client).await?;
+    for signed in rows(client, query).await? {
+        if let Some(change) = refs_removal(event, signed, retired) {
+            tables.change_repo(&change)?;
         }
     }
     Ok(())

@@ -96,15 +96,16 @@ CREATE INDEX expirations_by_event ON expirations (seq, at);
 -- The refs of each served repository, as a `packed-refs` file has them. Endpoint 0 is that of hosted repositories, 1 that
 -- of contributors. Each change gives a view another generation.
 CREATE TABLE views (
-    number     INTEGER PRIMARY KEY,
-    endpoint   INTEGER NOT NULL,
-    identifier TEXT    NOT NULL,
-    owner      BLOB    NOT NULL,
-    generation INTEGER NOT NULL,
-    head       TEXT    NOT NULL,
-    refs       TEXT    NOT NULL,
+    endpoint    INTEGER NOT NULL,
+    identifier  TEXT    NOT NULL,
+    owner       BLOB    NOT NULL,
+    generation  INTEGER NOT NULL,
+    head        TEXT    NOT NULL,
+    refs        TEXT    NOT NULL,
     -- The id of the state event that branches and tags are of.
-    state      BLOB,
+    state       BLOB,
+    -- The keys of the maintainers when the refs were last changed, one after the other.
+    maintainers BLOB    NOT NULL,
     UNIQUE (endpoint, identifier, owner)
 ) STRICT;
 CREATE INDEX views_by_state ON views (state);
@@ -113,19 +114,28 @@ CREATE INDEX views_by_state ON views (state);
 CREATE TABLE generations (last INTEGER NOT NULL) STRICT;
 INSERT INTO generations (last) VALUES (0);
 
--- The packs of each family. Files that are not named here are garbage. No view reads those of the attic.
+-- Where pull requests have refs: their deletion removes exactly these.
+CREATE TABLE proposal_refs (
+    event      BLOB    NOT NULL,
+    endpoint   INTEGER NOT NULL,
+    identifier TEXT    NOT NULL,
+    owner      BLOB    NOT NULL,
+    PRIMARY KEY (event, endpoint, identifier, owner)
+) STRICT, WITHOUT ROWID;
+
+-- The packs of each repository. Files that are not named here are garbage.
 CREATE TABLE packs (
     endpoint   INTEGER NOT NULL,
     identifier TEXT    NOT NULL,
+    owner      BLOB    NOT NULL,
     name       TEXT    NOT NULL,
-    is_attic   INTEGER NOT NULL,
     bytes      INTEGER NOT NULL,
     -- When it was last read as a whole.
     verified   INTEGER NOT NULL DEFAULT (unixepoch()),
-    PRIMARY KEY (endpoint, identifier, name, is_attic)
+    PRIMARY KEY (endpoint, identifier, owner, name)
 ) STRICT, WITHOUT ROWID;
 
--- Branches and tags that were moved or removed, for as long as their objects are kept.
+-- Tips of branches and tags that were moved or removed, for as long as their objects are kept.
 CREATE TABLE retired_refs (
     endpoint   INTEGER NOT NULL,
     identifier TEXT    NOT NULL,
@@ -136,12 +146,13 @@ CREATE TABLE retired_refs (
     PRIMARY KEY (endpoint, identifier, owner, tip)
 ) STRICT, WITHOUT ROWID;
 
--- Families that may have objects that no view shows: 1 if refs were moved, 2 if something was removed for good.
+-- Repositories that may have objects that no ref shows: 1 if refs were moved, 2 if something was removed for good.
 CREATE TABLE garbage (
     endpoint   INTEGER NOT NULL,
     identifier TEXT    NOT NULL,
+    owner      BLOB    NOT NULL,
     mark       INTEGER NOT NULL,
-    PRIMARY KEY (endpoint, identifier)
+    PRIMARY KEY (endpoint, identifier, owner)
 ) STRICT, WITHOUT ROWID;
 
 -- Events that wait for git data: phase 0 is waiting, 1 is expired.
@@ -175,8 +186,9 @@ CREATE TABLE tasks (
 CREATE TABLE additions (
     at         INTEGER NOT NULL,
     identifier TEXT    NOT NULL,
+    owner      BLOB    NOT NULL,
     author     BLOB    NOT NULL,
     kind       INTEGER NOT NULL,
     bytes      INTEGER NOT NULL,
-    PRIMARY KEY (at, identifier, author, kind)
+    PRIMARY KEY (at, identifier, owner, author, kind)
 ) STRICT, WITHOUT ROWID;

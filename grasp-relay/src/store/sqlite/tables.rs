@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 
 use grasp_core::deletion;
-use grasp_core::service::Endpoint;
 use grasp_purgatory::database::Generation;
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
@@ -14,12 +13,12 @@ use rusqlite::{
     named_params, params, params_from_iter,
 };
 
-use crate::store::changes::{Changes, FamilyKey, GitRows, refs_change};
+use crate::store::changes::{Changes, GitRows, RepoKey, refs_removal};
 use crate::store::engine::{Columns, Query};
-use crate::store::git::views_of;
+use crate::store::git::views_signed_by;
 use crate::store::keys::{Digest, Keys, Position, newest, seconds};
 use crate::store::rules::{Gate, Progress, Rows, STEP_EVENTS, Served};
-use crate::store::{StoreError, StoreRules, failure, repository_names, write_cost};
+use crate::store::{StoreError, StoreRules, failure, write_cost};
 
 /// Selects a request that is not fully applied. `CROSS` reads `unfinished` first, which is empty or small: SQLite's planner
 /// would read all events.
@@ -244,11 +243,11 @@ impl Rows for SqliteTables<'_> {
         Ok(Some(event))
     }
 
-    fn remove_refs_of(&self, event: &Event, now: Timestamp) -> Result<(), StoreError> {
-        for name in repository_names(event) {
-            for endpoint in [Endpoint::Repository, Endpoint::PullRequests] {
-                let views = rows(self.conn, views_of(endpoint, &name))?;
-                self.change_family(&refs_change((event, now), endpoint, &name, views))?;
+    fn remove_refs_of(&self, event: &Event, retired: Option<Timestamp>) -> Result<(), StoreError> {
+        let Some(query) = views_signed_by(event) else { return Ok(()) };
+        for signed in rows(self.conn, query)? {
+            if let Some(change) = refs_removal(event, signed, retired) {
+                self.change_repo(&change)?;
             }
         }
         Ok(())
@@ -495,19 +494,15 @@ pub(super) fn position(row: &Row<'_>) -> rusqlite::Result<Position> {
 }
 
 impl GitRows for SqliteTables<'_> {
-    fn generation(
-        &self,
-        key: FamilyKey<'_>,
-        owner: &PublicKey,
-    ) -> Result<Option<Generation>, StoreError> {
+    fn generation(&self, key: &RepoKey) -> Result<Option<Generation>, StoreError> {
         self.find(
             "SELECT generation FROM views WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3",
-            params![key.0, key.1, owner.as_bytes()],
+            params_from_iter(key.values([])),
             |row| Ok(Generation(row.get::<_, i64>(0)?.unsigned_abs())),
         )
     }
 
-    fn next_generation(&self, _: FamilyKey<'_>, _: &PublicKey) -> Result<i64, StoreError> {
+    fn next_generation(&self, _: &RepoKey) -> Result<i64, StoreError> {
         self.only("UPDATE generations SET last = last + 1 RETURNING last", [])
     }
 

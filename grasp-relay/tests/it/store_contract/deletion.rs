@@ -1,5 +1,7 @@
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use grasp_core::RepoId;
 use grasp_core::admission::{Outcome, Rejection, Retry};
 use grasp_core::deletion::MAX_TARGETS;
 use grasp_relay::store::EventStore;
@@ -266,21 +268,30 @@ pub(super) async fn a_refusal_can_be_queried_before_saving(store: &dyn EventStor
 }
 
 pub(super) async fn a_request_reports_the_repositories_that_lost_events(store: &dyn EventStore) {
-    let to = |name: &str| format!("30617:{}:{name}", ALICE.key());
-    let proposal = ALICE.writes(1618).tag("a", to("y")).tag("a", to("z")).tag("c", "1".repeat(40));
+    let of = |author: Author, name: &str| RepoId::new(author.key(), name.parse().unwrap());
+    let to = |name: &str| of(ALICE, name).to_string();
+    let by_bob = of(BOB, "z").to_string();
+    let proposal = ALICE.writes(1618).tag("a", to("y")).tag("a", by_bob).tag("c", "1".repeat(40));
     let (announced, proposal) =
         (ALICE.writes(30_617).at(NOW - 2).tag("d", "x").done(), proposal.done());
-    for event in [&announced, &proposal, &ALICE.writes(1621).tag("a", to("w")).done()] {
+    let same_name = BOB.writes(30_617).tag("d", "x").done();
+    let issue = ALICE.writes(1621).tag("a", to("w")).done();
+    for event in [&announced, &proposal, &issue, &same_name] {
         stored(store, event).await;
     }
     let affected = async |request: Arc<Event>| {
         let commit = store.save_events(vec![request], time(NOW)).await.unwrap();
         assert_eq!(commit.saved, [Outcome::Stored]);
-        commit.affected.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+        commit.affected
     };
     // A replacement reports nothing.
-    assert_eq!(affected(ALICE.writes(30_617).tag("d", "x").done()).await, "");
-    assert_eq!(affected(ALICE.writes(5).tag("a", to("x")).done()).await, "x");
-    assert_eq!(affected(ALICE.writes(5).tag("e", announced.id).done()).await, "");
-    assert_eq!(affected(ALICE.writes(62).at(NOW).tag("relay", "ALL_RELAYS").done()).await, "y z");
+    let none = BTreeSet::new();
+    assert_eq!(affected(ALICE.writes(30_617).tag("d", "x").done()).await, none);
+    let own = BTreeSet::from([of(ALICE, "x")]);
+    assert_eq!(affected(ALICE.writes(5).tag("a", to("x")).done()).await, own);
+    assert_eq!(affected(ALICE.writes(5).tag("e", announced.id).done()).await, none);
+    // Those that it names, and its author's of the same names.
+    let named = BTreeSet::from([of(ALICE, "y"), of(ALICE, "z"), of(BOB, "z")]);
+    let vanish = ALICE.writes(62).at(NOW).tag("relay", "ALL_RELAYS").done();
+    assert_eq!(affected(vanish).await, named);
 }

@@ -153,7 +153,9 @@ pub(super) async fn a_delisted_version_is_removed_and_refused(store: &dyn EventS
     stored(store, &old).await;
     stored(store, &other).await;
     let at = Coordinate::new(Kind::from_u16(30_617), ALICE.key()).identifier("x");
-    let delist = |by: &Arc<Event>| store.delist(at.clone(), Version::of(by), time(NOW));
+    let delist = |by: &Arc<Event>| {
+        store.delist(at.clone(), Version::of(by), nostr::types::Timestamp::from_secs(1))
+    };
     assert_eq!(delist(&by).await.unwrap(), 1);
     assert!(!serves(store, &old).await && serves(store, &other).await);
     assert_eq!(save(store, &old).await, Outcome::Superseded);

@@ -1,20 +1,21 @@
 //! The import of a SQLite database.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
 use grasp_core::admission::Rejection;
 use grasp_core::service::Endpoint;
-use grasp_core::{Oid, RepoId, Version};
+use grasp_core::{Oid, RefName, RepoId, Version};
 use grasp_purgatory::database::{
-    Commit, Committed, Database, FamilyChange, Garbage, Pack, RetiredRef, ViewChange,
+    Addition, Commit, Committed, Database, Garbage, Pack, ProposalChanges, RepoChange, RetiredRef,
+    Source, ViewChange,
 };
 use grasp_purgatory::git::{Refs, Target};
 use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, Store};
-use nostr::event::Kind;
+use nostr::event::{Event, Kind};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
 
@@ -27,9 +28,21 @@ fn at(name: &str) -> Coordinate {
     Coordinate::new(Kind::from_u16(30_617), ALICE.key()).identifier(name)
 }
 
+fn repo() -> RepoId {
+    RepoId::new(ALICE.key(), "x".parse().unwrap())
+}
+
+/// Returns a pull request of which the repository has a ref, although it names another.
+fn proposal() -> Arc<Event> {
+    let tip = Oid::Sha1([7; 20]);
+    ALICE.writes(1618).id(90).tag("a", format!("30617:{}:y", BOB.key())).tag("c", tip).done()
+}
+
 /// Fills a SQLite store with rows of every kind.
 async fn fill(store: &SqliteStore) {
-    let version = |n: u64| ALICE.writes(30_617).at(n).id(n).tag("d", "x").done();
+    let version = |n: u64| {
+        ALICE.writes(30_617).at(n).id(n).tag("d", "x").tag("maintainers", BOB.key()).done()
+    };
     for n in 1..=4 {
         stored(store, &version(n)).await;
     }
@@ -39,47 +52,63 @@ async fn fill(store: &SqliteStore) {
     stored(store, &ALICE.writes(1).id(52).tag("expiration", ending).tag("t", "x").done()).await;
     stored(store, &BOB.writes(62).at(60).id(60).tag("relay", "ALL_RELAYS").done()).await;
     let by = Version { created_at: time(9), id: id(9) };
-    store.delist(at("y"), by, time(NOW)).await.unwrap();
+    store.delist(at("y"), by, nostr::types::Timestamp::from_secs(1)).await.unwrap();
     let many = (0..1_200).map(|n| ALICE.writes(7).at(n).id(10_000 + n).tag("e", n % 9).done());
     assert_eq!(store.save(many.collect(), time(NOW)).await.unwrap().len(), 1_200);
+    stored(store, &proposal()).await;
     commit(store).await;
 }
 
 async fn commit(store: &SqliteStore) {
-    let (owner, tip) = (ALICE.key(), Oid::Sha1([7; 20]));
-    let repo = RepoId::new(owner, "x".parse().unwrap());
+    let tip = Oid::Sha1([7; 20]);
     let mut refs = Refs::default();
-    refs.refs.insert("refs/heads/main".parse().unwrap(), Target { oid: tip, peeled: None });
+    for name in ["refs/heads/main".parse().unwrap(), RefName::nostr(proposal().id)] {
+        refs.refs.insert(name, Target { oid: tip, peeled: None });
+    }
     let retired = RetiredRef {
-        owner,
         tip: Oid::Sha1([8; 20]),
         name: "refs/heads/old".parse().unwrap(),
         since: time(NOW),
     };
-    let mut family = FamilyChange::new(Endpoint::Repository, repo.identifier.clone());
-    family.views.push(ViewChange {
-        owner,
+    let mut change = RepoChange::new(Endpoint::Repository, repo());
+    change.view = Some(ViewChange {
         from: None,
-        to: Some(Arc::new(refs)),
         state: Some(id(4)),
+        maintainers: BTreeSet::from([ALICE.key(), BOB.key()]),
         retired: vec![retired],
+        proposals: ProposalChanges::between(&Refs::default(), &refs),
+        to: Some(Arc::new(refs)),
     });
-    let pack = |name: &str, is_attic| Pack { name: name.to_owned(), bytes: 99, is_attic };
-    family.add_packs = vec![pack("pack-1", false), pack("pack-2", true)];
-    family.garbage = Some(Garbage::Removed);
+    let pack = |name: &str| Pack { name: name.to_owned(), bytes: 99 };
+    change.add_packs = vec![pack("pack-1"), pack("pack-2")];
+    change.garbage = Some(Garbage::Removed);
+    let addition = Addition {
+        at: time(NOW),
+        repo: repo(),
+        author: Some(BOB.key()),
+        has_authority: true,
+        source: Source::Hunted,
+        bytes: 5,
+    };
     let held = Record::Held {
         event: BOB.writes(30_618).id(70).tag("d", "x").done(),
         phase: Phase::Expired,
         since: time(1),
         until: time(2),
     };
-    let target = PushTarget::Repository(repo.clone());
+    let target = PushTarget::Repository(repo());
     let records = vec![
         held,
         Record::Staged { id: id(71), tip, target, bytes: 5, until: time(3) },
-        Record::TaskAdded { task: CleanupTask::CreateView { repo } },
+        Record::TaskAdded { task: CleanupTask::CreateView { repo: repo() } },
     ];
-    let commit = Commit { families: vec![family], records, now: time(NOW), ..Commit::default() };
+    let commit = Commit {
+        repos: vec![change],
+        records,
+        additions: vec![addition],
+        now: time(NOW),
+        ..Commit::default()
+    };
     let done = Database::commit(store, commit).await.unwrap();
     assert!(matches!(done, Committed::Done { .. }));
 }
@@ -94,8 +123,14 @@ async fn all(store: &dyn Store) -> BTreeMap<&'static str, String> {
     all.insert("tagged", format!("{tagged:?}"));
     all.insert("kept", format!("{:?}", store.superseded(at("x")).await.unwrap()));
     all.insert("delisted", format!("{:?}", store.delisted(vec![at("y")]).await.unwrap()));
-    let family = store.family(Endpoint::Repository, "x".parse().unwrap()).await.unwrap();
-    all.insert("family", format!("{family:?}"));
+    let heads = store.heads(vec![at("x")], time(NOW)).await.unwrap();
+    all.insert("heads", format!("{heads:?}"));
+    let listed = RepoId::new(BOB.key(), "x".parse().unwrap());
+    all.insert("listing", format!("{:?}", store.listing(listed, 9).await.unwrap()));
+    all.insert("row", format!("{:?}", store.row(Endpoint::Repository, repo()).await.unwrap()));
+    let retired = store.retired(Endpoint::Repository, repo()).await.unwrap();
+    all.insert("retired", format!("{retired:?}"));
+    all.insert("additions", format!("{:?}", store.additions(time(0)).await.unwrap()));
     all.insert("packs", format!("{:?}", store.packs(Endpoint::Repository).await.unwrap()));
     all.insert("records", format!("{:?}", store.records().await.unwrap()));
     all
@@ -119,7 +154,7 @@ fn an_import_keeps_everything_of_a_sqlite_database() {
         file.close().await.unwrap();
         let store = reader(&url).await;
         let report = store.import(&path).await.unwrap();
-        assert_eq!((report.events, report.superseded), (1 + 1 + 1 + 1 + 1_200, 3));
+        assert_eq!((report.events, report.superseded), (1 + 1 + 1 + 1 + 1 + 1_200, 3));
         assert_eq!((report.repositories, report.packs, report.held), (1, 2, 1));
         let after = all(&store).await;
         assert!(!before.values().any(|text| text.is_empty() || text == "[]" || text == "{}"));
@@ -138,6 +173,11 @@ fn an_import_keeps_everything_of_a_sqlite_database() {
             .kind(Kind::from_u16(7))
             .custom_tag(nostr::filter::SingleLetterTag::LOWERCASE_E, "3");
         assert_eq!(store.count(vec![tagged], time(NOW)).await.unwrap(), 1_200 / 9 + 1);
+        // The places of the refs of pull requests are imported, too.
+        stored(&store, &ALICE.writes(5).id(91).tag("e", proposal().id).done()).await;
+        let view = store.view(Endpoint::Repository, repo()).await.unwrap().unwrap();
+        let left: Vec<_> = view.refs.refs.keys().map(|name| name.as_str()).collect();
+        assert_eq!(left, ["refs/heads/main"]);
     });
 }
 

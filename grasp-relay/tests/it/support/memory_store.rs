@@ -13,8 +13,8 @@ use futures_util::future;
 use futures_util::stream;
 use grasp_core::admission::{Needs, Outcome, Presence, Rejection, is_expired};
 use grasp_core::deletion::{self, DeletionRequest, vanishes_from};
-use grasp_core::nip34::{Proposal, References};
-use grasp_core::{Identifier, Version, kinds};
+use grasp_core::nip34::{Announcement, Proposal, References};
+use grasp_core::{RepoId, Version, kinds};
 use grasp_relay::store::{
     EventChunks, EventStore, Inventory, Present, SaveReport, StoreError, StoreFuture, StoreRules,
     StoredEvent,
@@ -39,8 +39,8 @@ struct State {
     requests: Vec<Request>,
     vanished: BTreeMap<PublicKey, Timestamp>,
     delisted: BTreeMap<Coordinate, Version>,
-    /// Identifiers of repositories that lost events, until a commit reports them.
-    affected: BTreeSet<Identifier>,
+    /// Repositories that lost events, until a commit reports them.
+    affected: BTreeSet<RepoId>,
     closed: bool,
 }
 
@@ -130,6 +130,35 @@ impl EventStore for MemoryStore {
                 Some((at, Version::of(event)))
             });
             Present { ids: ids.collect(), versions: versions.collect() }
+        })
+    }
+
+    fn heads(&self, coordinates: Vec<Coordinate>, now: Timestamp) -> StoreFuture<'_, Vec<Event>> {
+        self.with(|_, state| {
+            let found = state.find(&[Filter::new()], now);
+            let mut heads = Vec::new();
+            for event in found {
+                if deletion::coordinate(&event).is_some_and(|at| coordinates.contains(&at)) {
+                    heads.push(Event::clone(&event));
+                }
+            }
+            heads
+        })
+    }
+
+    fn listing(&self, repo: RepoId, most: usize) -> StoreFuture<'_, Vec<PublicKey>> {
+        self.with(|_, state| {
+            // Events are in the order in which they were stored.
+            let mut authors = Vec::new();
+            for event in &state.served {
+                let Ok(announcement) = Announcement::parse(event) else { continue };
+                let is_same_name = announcement.repo.identifier == repo.identifier;
+                if is_same_name && announcement.maintainer_list.lists(&repo.owner) {
+                    authors.push(event.pubkey);
+                }
+            }
+            authors.truncate(most);
+            authors
         })
     }
 
@@ -355,10 +384,10 @@ impl State {
         self.take_away(|event| is_expired(event, now))
     }
 
-    /// Erases events that no other version replaces, and notes the identifiers whose git data they were about.
+    /// Erases events that no other version replaces, and notes the repositories whose git data they were about.
     fn take_away(&mut self, gone: impl Fn(&Event) -> bool) -> u64 {
         let served = self.served.iter().filter(|event| gone(event));
-        self.affected.extend(served.flat_map(|event| repository_names(event)));
+        self.affected.extend(served.flat_map(|event| repositories_of(event)));
         self.erase(gone)
     }
 
@@ -428,16 +457,20 @@ fn keeps_versions(kind: Kind) -> bool {
     kind == kinds::ANNOUNCEMENT || kind == kinds::STATE
 }
 
-/// Returns the names of the repositories whose git data an event is about.
-fn repository_names(event: &Event) -> BTreeSet<Identifier> {
+/// Returns the repositories whose git data an event is about: its own, those that a pull request names, and its author's
+/// of the same names.
+fn repositories_of(event: &Event) -> BTreeSet<RepoId> {
     let kinds =
         [kinds::ANNOUNCEMENT, kinds::STATE, kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE];
     if !kinds.contains(&event.kind) {
         return BTreeSet::new();
     }
-    let repos = Proposal::parse(event).map(|proposal| proposal.repos).unwrap_or_default();
-    let named = repos.into_iter().map(|repo| repo.identifier);
-    Needs::of(event).identifier.into_iter().chain(named).collect()
+    let mut repos: BTreeSet<RepoId> = Needs::of(event).repo.into_iter().collect();
+    for named in Proposal::parse(event).map(|proposal| proposal.repos).unwrap_or_default() {
+        repos.insert(RepoId::new(event.pubkey, named.identifier.clone()));
+        repos.insert(named);
+    }
+    repos
 }
 
 /// Returns the sort key of an event: newest first, ties by lowest id.

@@ -234,7 +234,6 @@ fn texts_of_other_versions_of_this_server_mean_the_same() {
 
     let earlier = [
         (Rejection::RepositoryQuota, "rate-limited: too much is waiting for git data already"),
-        (Rejection::IdentifierQuota, "rate-limited: too much is waiting for git data already"),
         (Rejection::Quota, "rate-limited: too much is waiting for git data already"),
         (
             Rejection::Busy,

@@ -164,8 +164,8 @@ async fn a_vanish_request_removes_the_repository_for_good() {
     assert!(fixture.publish(&alice.later(5).sign(62, "", &[&["relay", &relay]])).await.0);
     fixture.until_gone().await;
     fixture.instance.settle("x").await;
-    let families = fixture.instance.repositories().join("families");
-    let left = || (!grasp_tests::files(&families).is_empty()).then_some(());
+    let repositories = fixture.instance.repositories().join("repositories");
+    let left = || (!grasp_tests::files(&repositories).is_empty()).then_some(());
     assert_eq!(left(), None, "no file of a vanished owner is kept");
     let (accepted, message) = fixture.publish(&alice.announce("x", &us)).await;
     assert!(!accepted && message.contains("vanish"), "{message}");

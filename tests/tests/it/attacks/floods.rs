@@ -48,7 +48,7 @@ async fn events_of_one_author_and_about_one_root_are_limited() {
 #[tokio::test]
 async fn a_full_purgatory_does_not_block_the_maintainer_of_a_served_repository() {
     let mut settings = Settings::default();
-    settings.purgatory.per_identifier.count = 3;
+    settings.purgatory.per_repo.count = 3;
     settings.purgatory.total = Bound { count: 8, bytes: 1 << 20 };
     let fixture = Fixture::with_settings(settings).await;
     let us = fixture.instance.service();
@@ -57,7 +57,7 @@ async fn a_full_purgatory_does_not_block_the_maintainer_of_a_served_repository()
         let name = if n < 6 { String::from("x") } else { n.to_string() };
         held += usize::from(fixture.publish(&Author::new().announce(&name, &us)).await.0);
     }
-    assert_eq!(held, 8, "three of the name, and the maximum in total");
+    assert_eq!(held, 8, "the maximum in total");
     let next = fixture.work.commit("next").await;
     let (accepted, message) =
         fixture.publish(&fixture.alice.later(1).state("x", &[(MAIN, &next)])).await;

@@ -63,13 +63,13 @@ impl Fixture {
         copy(self.damaged.path(), dir);
     }
 
-    /// Returns the objects that git can read in the family.
+    /// Returns the objects that git can read in the repository.
     async fn readable(&self) -> BTreeSet<&str> {
-        let family = family(&self.server.repositories());
+        let repository = repository(&self.server.repositories());
         let mut readable = BTreeSet::new();
         for oid in &self.objects {
-            let family = format!("--git-dir={}", family.display());
-            if self.work.git(&[&family, "cat-file", "-p", oid]).await.ok {
+            let repository = format!("--git-dir={}", repository.display());
+            if self.work.git(&[&repository, "cat-file", "-p", oid]).await.ok {
                 readable.insert(oid.as_str());
             }
         }
@@ -95,7 +95,7 @@ impl Fixture {
 
 /// Removes the first pack, and changes a byte in the middle of another.
 fn damage(repositories: &Path) {
-    let mut packs = files(&repositories.join("families"));
+    let mut packs = files(&repositories.join("repositories"));
     packs.retain(|file| file.extension().is_some_and(|kind| kind == "pack"));
     packs.sort_by_key(|pack| std::fs::metadata(pack).unwrap().len());
     let [first, .., last] = packs.as_slice() else { panic!("{packs:?}") };
@@ -108,10 +108,10 @@ fn damage(repositories: &Path) {
     std::fs::write(last, bytes).unwrap();
 }
 
-/// Returns the directory of the only family.
-fn family(repositories: &Path) -> PathBuf {
-    let found = files(&repositories.join("families"));
-    let name = found.iter().find(|file| file.ends_with("identifier")).unwrap();
+/// Returns the directory of the only repository.
+fn repository(repositories: &Path) -> PathBuf {
+    let found = files(&repositories.join("repositories"));
+    let name = found.iter().find(|file| file.ends_with("repository")).unwrap();
     name.parent().unwrap().to_owned()
 }
 

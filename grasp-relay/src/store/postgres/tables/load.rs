@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::{CopyRow, EventRow, PostgresTables, RequestRow, WorkingSet};
-use crate::store::changes::Wanted;
+use crate::store::changes::{RepoKey, Wanted};
 use crate::store::keys::seconds;
 use crate::store::postgres::values::{bytes, get, position, slices};
 use crate::store::rules::STEP_EVENTS;
@@ -132,7 +132,8 @@ impl PostgresTables<'_> {
         }
         for row in views {
             let owner = PublicKey::from_byte_array(bytes(&row, 2)?);
-            rows.views.insert((get(&row, 0)?, get(&row, 1)?, owner), get(&row, 3)?);
+            let key = RepoKey { endpoint: get(&row, 0)?, identifier: get(&row, 1)?, owner };
+            rows.views.insert(key, get(&row, 3)?);
         }
         Ok(())
     }
@@ -176,10 +177,10 @@ impl PostgresTables<'_> {
     }
 }
 
-async fn load_views(client: &ClientWrapper, views: &[(i64, String, [u8; 32])]) -> Rows {
-    let endpoints: Vec<i64> = views.iter().map(|(endpoint, ..)| *endpoint).collect();
-    let names: Vec<&str> = views.iter().map(|(_, name, _)| name.as_str()).collect();
-    let owners: Vec<&[u8]> = views.iter().map(|(.., owner)| &owner[..]).collect();
+async fn load_views(client: &ClientWrapper, views: &[RepoKey]) -> Rows {
+    let endpoints: Vec<i64> = views.iter().map(|key| key.endpoint).collect();
+    let names: Vec<&str> = views.iter().map(|key| key.identifier.as_str()).collect();
+    let owners: Vec<&[u8]> = views.iter().map(|key| &key.owner.as_bytes()[..]).collect();
     ask(client, VIEWS_SQL, [&endpoints, &names, &owners], !views.is_empty()).await
 }
 

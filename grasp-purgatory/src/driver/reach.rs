@@ -1,0 +1,192 @@
+//! Reads who maintains what: announcements by their coordinates, stored and held, from one key outward.
+//!
+//! Nothing is read by identifier, so it makes no difference how many others use the same one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use grasp_core::admission::{KnownAnnouncement, MaintainedRepo, Presence};
+use grasp_core::maintainers::{Lookup, Reach};
+use grasp_core::nip34::Announcement;
+use grasp_core::{Identifier, RepoId, kinds};
+use nostr::event::Event;
+use nostr::key::PublicKey;
+use nostr::nips::nip01::Coordinate;
+
+use super::queue::Executor;
+use crate::git::GitError;
+
+/// Keys that list others, which are followed to find the repositories that a key may maintain. Keys that the key lists
+/// itself come first, so that many others who list it cannot hide those.
+const MAX_LISTING: usize = 128;
+
+/// The announcement of a key, and the event if it is stored.
+#[derive(Clone, Debug)]
+pub(super) struct KnownKey {
+    pub(super) known: KnownAnnouncement,
+    pub(super) stored: Option<Arc<Event>>,
+}
+
+/// The announcements of one identifier that were read so far, each once.
+pub(super) struct ReachReader<'a> {
+    executor: &'a Executor,
+    identifier: Identifier,
+    read: BTreeMap<PublicKey, Option<KnownKey>>,
+}
+
+impl Executor {
+    /// Returns a reader that has read nothing yet.
+    pub(super) fn reach_reader(&self, identifier: &Identifier) -> ReachReader<'_> {
+        ReachReader { executor: self, identifier: identifier.clone(), read: BTreeMap::new() }
+    }
+}
+
+impl ReachReader<'_> {
+    /// Reads the announcements of keys that were not read yet.
+    pub(super) async fn read(
+        &mut self,
+        keys: impl IntoIterator<Item = PublicKey>,
+    ) -> Result<(), GitError> {
+        let keys = keys.into_iter().filter(|key| !self.read.contains_key(key));
+        let keys: BTreeSet<PublicKey> = keys.collect();
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let (identifier, asked) = (self.identifier.clone(), keys.clone());
+        // Purgatory first: an announcement that is released meanwhile is found in the store.
+        let held = self.executor.ask(move |purgatory| {
+            let mut held: BTreeMap<PublicKey, KnownAnnouncement> = BTreeMap::new();
+            for key in asked {
+                let found = purgatory.announcement(&RepoId::new(key, identifier.clone()));
+                held.extend(found.map(|found| (key, found)));
+            }
+            held
+        });
+        let held = held.await?;
+        let coordinates = keys.iter().map(|key| {
+            Coordinate::new(kinds::ANNOUNCEMENT, *key).identifier(self.identifier.as_str())
+        });
+        let mut stored: BTreeMap<PublicKey, Arc<Event>> = BTreeMap::new();
+        for event in self.executor.parts.relay.heads(coordinates.collect()).await? {
+            stored.insert(event.pubkey, event);
+        }
+        for key in keys {
+            let held = held.get(&key).cloned();
+            let known = winner(held, stored.remove(&key));
+            self.read.insert(key, known);
+        }
+        Ok(())
+    }
+
+    /// Returns the announcement of a key that was read.
+    pub(super) fn get(&self, key: &PublicKey) -> Option<&KnownKey> {
+        self.read.get(key)?.as_ref()
+    }
+
+    /// Returns all announcements that were read.
+    pub(super) fn all(&self) -> impl Iterator<Item = &KnownKey> {
+        self.read.values().flatten()
+    }
+
+    /// Returns whether a key announced a repository that is hosted here.
+    pub(super) fn is_hosted(&self, key: &PublicKey) -> bool {
+        let policy = &self.executor.parts.policy;
+        self.get(key).is_some_and(|known| policy.hosts(&known.known.announcement))
+    }
+
+    /// Returns the reach of the repository of a key, with all announcements of it read.
+    pub(super) async fn reach(&mut self, owner: &PublicKey) -> Result<Reach, GitError> {
+        loop {
+            let model = self.executor.parts.policy.model;
+            let reach = model.reach(owner, |key| match self.read.get(key) {
+                None => Lookup::Unread,
+                Some(None) => Lookup::Absent,
+                Some(Some(known)) => Lookup::Read(&known.known.announcement.maintainer_list),
+            });
+            if reach.unread.is_empty() {
+                return Ok(reach);
+            }
+            self.read(reach.unread).await?;
+        }
+    }
+
+    /// Returns whether a key has a hosted repository and maintains it.
+    pub(super) async fn maintains_own(&mut self, key: &PublicKey) -> Result<bool, GitError> {
+        self.read([*key]).await?;
+        Ok(self.is_hosted(key) && self.reach(key).await?.maintainers.contains(key))
+    }
+
+    /// Returns the owners of hosted repositories that the announcement of a key may matter for: the key itself, those
+    /// that it lists, and those who list it, directly or by others.
+    pub(super) async fn related(&mut self, key: &PublicKey) -> Result<Vec<PublicKey>, GitError> {
+        self.read([*key]).await?;
+        let mut related = vec![*key];
+        if let Some(known) = self.get(key) {
+            let listed = known.known.announcement.maintainer_list.listed.iter();
+            related.extend(listed.filter(|listed| *listed != key).take(MAX_LISTING));
+        }
+        let mut seen: BTreeSet<PublicKey> = related.iter().copied().collect();
+        let mut open = vec![*key];
+        let mut found = 0;
+        while let Some(at) = open.pop() {
+            if found >= MAX_LISTING {
+                break;
+            }
+            for author in self.listing(&at).await? {
+                if found < MAX_LISTING && seen.insert(author) {
+                    related.push(author);
+                    open.push(author);
+                    found += 1;
+                }
+            }
+        }
+        self.read(related.iter().copied()).await?;
+        related.retain(|key| self.is_hosted(key));
+        Ok(related)
+    }
+
+    /// Returns the hosted repositories that a key maintains.
+    pub(super) async fn maintained_by(
+        &mut self,
+        key: &PublicKey,
+    ) -> Result<Vec<MaintainedRepo>, GitError> {
+        let mut maintained = Vec::new();
+        for owner in self.related(key).await? {
+            if !self.reach(&owner).await?.maintainers.contains(key) {
+                continue;
+            }
+            let repo = RepoId::new(owner, self.identifier.clone());
+            let presence = self.get(&owner).map_or(Presence::Held, |known| known.known.presence);
+            maintained.push(MaintainedRepo { repo, presence });
+        }
+        Ok(maintained)
+    }
+
+    /// Returns the authors of announcements that list a key.
+    pub(super) async fn listing(&self, key: &PublicKey) -> Result<Vec<PublicKey>, GitError> {
+        let repo = RepoId::new(*key, self.identifier.clone());
+        let asked = repo.clone();
+        let held = self.executor.ask(move |purgatory| purgatory.listing(&asked)).await?;
+        let mut listing = self.executor.parts.relay.listing(repo, MAX_LISTING).await?;
+        for author in held {
+            if !listing.contains(&author) {
+                listing.push(author);
+            }
+        }
+        Ok(listing)
+    }
+}
+
+/// Returns the winning announcement of a key; one that is both stored and held counts as stored.
+fn winner(held: Option<KnownAnnouncement>, stored: Option<Arc<Event>>) -> Option<KnownKey> {
+    let parsed = stored.as_ref().and_then(|event| Announcement::parse(event).ok());
+    let known = match (held, parsed) {
+        (Some(held), Some(parsed)) if held.announcement.version > parsed.version => held,
+        (Some(held), None) => held,
+        (_, Some(parsed)) => {
+            KnownAnnouncement { announcement: Arc::new(parsed), presence: Presence::Stored }
+        }
+        (None, None) => return None,
+    };
+    Some(KnownKey { known, stored })
+}
