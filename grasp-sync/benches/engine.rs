@@ -62,7 +62,7 @@ impl BenchEngine {
     fn change(&mut self, change: IndexChange) {
         self.handle(Input::Accepted(Accepted {
             event: None,
-            is_direct: false,
+            is_uncounted: false,
             change: Some(change),
         }));
     }

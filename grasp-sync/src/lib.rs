@@ -49,7 +49,7 @@
 //!     relays: ["wss://other.example".parse()?].into(),
 //!     level: SyncLevel::Full,
 //! };
-//! let accepted = Accepted { event: None, is_direct: true, change: Some(change) };
+//! let accepted = Accepted { event: None, is_uncounted: true, change: Some(change) };
 //! let mut inputs = vec![Input::Accepted(accepted), Input::FeedCaughtUp];
 //! let mut dialled = Vec::new();
 //!

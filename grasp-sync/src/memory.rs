@@ -33,6 +33,12 @@ impl<K: Hash + Eq, V, const MAX: usize, const SECS: u64> Memory<K, V, MAX, SECS>
         self.0.peek(key).map(|(_, value)| value)
     }
 
+    /// Returns a value to be changed; the time at which it is forgotten stays.
+    #[cfg(feature = "driver")]
+    pub(crate) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        self.0.peek_mut(key).map(|(_, value)| value)
+    }
+
     /// Returns how long a value is still to be remembered, if it is.
     pub(crate) fn time_left(&self, now: Mono, key: &K) -> Option<Duration> {
         let (until, _) = self.0.peek(key)?;

@@ -97,9 +97,26 @@ impl Intake {
         let mut checked =
             std::pin::pin!(batches.map(|batch| self.check(batch)).buffered(BATCHES_AHEAD));
         while let Some((batch, _room)) = checked.next().await {
+            let judging = judging(&batch);
             for (sub, judged) in self.ingest(&relay, batch).await {
                 let relay = relay.clone();
                 let _ = self.inputs.send(Input::Ingested { relay, conn, sub, judged }).await;
+            }
+            self.end_judging(judging).await;
+        }
+    }
+
+    /// Ends the judgement of these events, now that the engine knows the answers. Tells it of those that the feed brought
+    /// meanwhile and that no answer counts.
+    async fn end_judging(&self, events: Vec<EventId>) {
+        for id in events {
+            let is_uncounted = {
+                let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+                recent.ended(&id)
+            };
+            if is_uncounted {
+                let accepted = Accepted { event: Some(id), is_uncounted, change: None };
+                let _ = self.inputs.send(Input::Accepted(accepted)).await;
             }
         }
     }
@@ -143,12 +160,15 @@ impl Intake {
     }
 
     /// Offers events again that the engine kept. They are verified again, since it keeps plain events.
-    pub(crate) async fn offer_again(&self, own: &RelayUrl, events: Vec<Arc<Event>>) -> Vec<Judged> {
+    pub(crate) async fn offer_again(&self, own: &RelayUrl, events: Vec<Arc<Event>>) {
         let (sub, path) = (SubId(0), SyncPath::CatchUp);
         let item = |event| Item { sub, path, event: Arc::unwrap_or_clone(event) };
         let items = events.into_iter().map(item).collect();
         let (checked, _) = self.check(Chunk { items, _room: Vec::new() }).await;
-        self.ingest(own, checked).await.into_values().flatten().collect()
+        let judging = judging(&checked);
+        let judged = self.ingest(own, checked).await.into_values().flatten().collect();
+        let _ = self.inputs.send(Input::Reoffered { judged }).await;
+        self.end_judging(judging).await;
     }
 
     /// Offers verified events to the local relay, and remembers its answers. Returns one answer for each event in any
@@ -180,6 +200,11 @@ impl IntakeQueue {
     }
 }
 
+/// Returns the events of a batch that the local relay is to judge.
+fn judging(batch: &[Checked]) -> Vec<EventId> {
+    batch.iter().filter_map(|(_, result)| result.as_ref().ok()).map(|event| event.id).collect()
+}
+
 /// Waits for a chunk and adds what else is queued, up to a batch.
 async fn gather(queued: &mut mpsc::Receiver<Chunk>) -> Option<Chunk> {
     let mut batch = queued.recv().await?;
@@ -208,12 +233,24 @@ fn check_all(events: Vec<Event>, recent: &Mutex<Recent>) -> Vec<CheckResult> {
 const ANSWER_MEMORY_SECS: u64 = 5 * 60;
 const MAX_ANSWERS: usize = 65_536;
 
-/// The events of the last minutes, so that an event which ten relays send is verified once; for all connections
-/// together. Only verified events count: a forged copy changes nothing.
+/// The events of the last minutes, so that an event which ten relays send is verified once, and counted once; for all
+/// connections together. Only verified events count: a forged copy changes nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
-    checked: HashMap<EventId, Verified<Arc<Event>>>,
+    judging: HashMap<EventId, Judging>,
+    /// [`Taken::Stored`] until the feed has brought the event, then [`Taken::Known`].
     answers: Memory<EventId, Taken, MAX_ANSWERS, ANSWER_MEMORY_SECS>,
+}
+
+/// A verified event that the local relay judges at the moment, or whose answer the engine does not know yet.
+#[derive(Debug)]
+struct Judging {
+    event: Verified<Arc<Event>>,
+    /// Copies that are being judged, of several relays.
+    copies: usize,
+    /// True if the feed has brought the event meanwhile. Only the answers tell whether one of these copies was stored, or
+    /// that of a client.
+    is_accepted: bool,
 }
 
 impl Recent {
@@ -226,27 +263,63 @@ impl Recent {
                 Some(Err(Outcome::Refused { retry: *retry, event: None }))
             }
             // Another offer of a held event may extend the wait.
-            Some(Taken::Held) | None => self.checked.get(id).cloned().map(Ok),
+            Some(Taken::Held) | None => self.judging.get(id).map(|one| Ok(one.event.clone())),
         }
     }
 
-    /// Adds a verified event that is about to be judged.
+    /// Adds a verified copy that is about to be judged.
     fn checked(&mut self, event: Verified<Arc<Event>>) {
-        self.checked.insert(event.id, event);
+        let id = event.id;
+        let judging = Judging { event, copies: 0, is_accepted: false };
+        self.judging.entry(id).or_insert(judging).copies += 1;
     }
 
     /// Adds the answer to an event, unless the next copy is to be judged again.
     fn judged(&mut self, now: Mono, id: EventId, taken: Taken) {
-        self.checked.remove(&id);
         while self.answers.expire(now).is_some() {}
-        if !matches!(taken, Taken::Refused(Retry::AfterDependency | Retry::Soon)) {
-            self.answers.put(now, id, taken);
+        if matches!(taken, Taken::Refused(Retry::AfterDependency | Retry::Soon)) {
+            return;
         }
+        // The copy of another relay was stored, and the feed has yet to bring it.
+        if taken == Taken::Known && self.answers.get(&id) == Some(&Taken::Stored) {
+            return;
+        }
+        self.answers.put(now, id, taken);
     }
 
-    /// Returns whether another relay delivered it lately.
-    pub(crate) fn was_delivered(&self, id: &EventId) -> bool {
-        self.answers.get(id).is_some() || self.checked.contains_key(id)
+    /// Ends the judgement of a copy, once the engine knows its answer. Returns true for the last copy of an event that
+    /// the feed has brought meanwhile and that no answer counts.
+    fn ended(&mut self, id: &EventId) -> bool {
+        let Some(judging) = self.judging.get_mut(id) else { return false };
+        judging.copies -= 1;
+        if judging.copies > 0 {
+            return false;
+        }
+        let is_accepted = judging.is_accepted;
+        self.judging.remove(id);
+        is_accepted && !self.is_counted(id)
+    }
+
+    /// Notes that the feed has brought an event. Returns whether no answer counts it: a client sent it, or it was held.
+    /// If it is being judged, [`ended`](Self::ended) returns it.
+    fn accepted(&mut self, id: &EventId) -> bool {
+        if let Some(judging) = self.judging.get_mut(id) {
+            judging.is_accepted = true;
+            return false;
+        }
+        !self.is_counted(id)
+    }
+
+    /// Returns whether an answer counts the event that the feed has brought; only once, since the event may be removed
+    /// and sent again.
+    fn is_counted(&mut self, id: &EventId) -> bool {
+        match self.answers.get_mut(id) {
+            Some(taken) if *taken == Taken::Stored => {
+                *taken = Taken::Known;
+                true
+            }
+            _ => false,
+        }
     }
 }
 
@@ -316,10 +389,10 @@ fn to_input(
             return Some(Input::FeedLost);
         }
         News::Accepted(event) => {
-            let recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_direct = is_live && !recent.was_delivered(&event.id);
+            let mut recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_uncounted = is_live && recent.accepted(&event.id);
             let change = following.change(&event, SyncLevel::Full);
-            Accepted { event: Some(event.id), is_direct, change }
+            Accepted { event: Some(event.id), is_uncounted, change }
         }
         // Nothing that depends on other held events may be asked for.
         News::Held(event) if event.kind != kinds::ANNOUNCEMENT => return None,
@@ -331,7 +404,7 @@ fn to_input(
 }
 
 fn changed(change: IndexChange) -> Accepted {
-    Accepted { event: None, is_direct: false, change: Some(change) }
+    Accepted { event: None, is_uncounted: false, change: Some(change) }
 }
 
 #[cfg(test)]
@@ -366,9 +439,66 @@ mod tests {
             let (mut recent, event) = (Recent::default(), event());
             recent.checked(event.clone());
             recent.judged(Mono::ZERO, event.id, taken);
+            recent.ended(&event.id);
             assert!(recent.recall(&event.id).is_none());
-            assert_eq!(recent.was_delivered(&event.id), taken == Taken::Held);
         }
+    }
+
+    /// Returns how often an event is counted that these copies are offered of, and that the feed brings once: after so
+    /// many of the answers.
+    fn counted(answers: &[Taken], feed_after: usize) -> usize {
+        let mut recent = Recent::default();
+        let event = event();
+        for _ in answers {
+            recent.checked(event.clone());
+        }
+        let mut counted = 0;
+        for (n, taken) in answers.iter().enumerate() {
+            if n == feed_after {
+                counted += usize::from(recent.accepted(&event.id));
+            }
+            recent.judged(Mono::ZERO, event.id, *taken);
+            counted += usize::from(*taken == Taken::Stored);
+            counted += usize::from(recent.ended(&event.id));
+        }
+        if feed_after == answers.len() {
+            counted += usize::from(recent.accepted(&event.id));
+        }
+        assert!(recent.judging.is_empty());
+        counted
+    }
+
+    #[test]
+    fn every_accepted_event_is_counted_once() {
+        use Taken::{Held, Known, Stored};
+        let cases: [&[Taken]; 10] = [
+            &[],
+            &[Stored],
+            &[Held],
+            &[Known],
+            &[Stored, Known],
+            &[Known, Stored],
+            &[Held, Known],
+            &[Known, Held],
+            &[Known, Known],
+            &[Taken::Refused(Retry::Soon)],
+        ];
+        for answers in cases {
+            for feed_after in 0..=answers.len() {
+                assert_eq!(counted(answers, feed_after), 1, "{answers:?}, feed: {feed_after}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_event_that_was_removed_and_sent_again_is_counted_again() {
+        let mut recent = Recent::default();
+        let event = event();
+        recent.checked(event.clone());
+        recent.judged(Mono::ZERO, event.id, Taken::Stored);
+        assert!(!recent.ended(&event.id));
+        assert!(!recent.accepted(&event.id));
+        assert!(recent.accepted(&event.id));
     }
 
     #[test]
@@ -381,9 +511,9 @@ mod tests {
         let mut recent = Recent::default();
         recent.judged(Mono::ZERO, id(0), Taken::Stored);
         recent.judged(Mono::ZERO + ANSWER_MEMORY / 2, id(1), Taken::Stored);
-        assert!(recent.was_delivered(&id(0)));
+        assert!(recent.recall(&id(0)).is_some());
         recent.judged(Mono::ZERO + ANSWER_MEMORY, id(2), Taken::Stored);
-        assert!(!recent.was_delivered(&id(0)) && recent.was_delivered(&id(1)));
+        assert!(recent.recall(&id(0)).is_none() && recent.recall(&id(1)).is_some());
         for n in 0..2 * MAX_ANSWERS as u64 {
             recent.judged(Mono::ZERO + ANSWER_MEMORY, id(n), Taken::Stored);
         }

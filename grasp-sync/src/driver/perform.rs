@@ -163,8 +163,7 @@ impl EventLoop {
     fn reoffer(&self, events: Vec<Arc<Event>>) {
         let (shared, own) = (Arc::clone(&self.shared), self.own.clone());
         tokio::spawn(async move {
-            let judged = shared.intake.offer_again(&own, events).await;
-            let _ = shared.inputs.send(Input::Reoffered { judged }).await;
+            shared.intake.offer_again(&own, events).await;
         });
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::index::IndexChange;
-use grasp_core::admission::Retry;
+use grasp_core::admission::{Retry, SyncPath};
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::{Now, RelayUrl};
 
@@ -21,11 +21,8 @@ use super::retry::WantResult;
 
 impl SyncEngine {
     pub(super) fn accepted(&mut self, now: Now, accepted: Accepted) {
-        let brought = accepted.event.and_then(|event| self.shared.origins.remove(&event));
-        if let Some((relay, arrival)) = brought {
-            self.report_new(&relay, arrival, 1);
-        } else if accepted.is_direct {
-            self.out.push(Output::Report(Report::Stored { from: Source::Direct, count: 1 }));
+        if accepted.is_uncounted {
+            self.count_by_origin(accepted.event);
         }
         let mut arrived: Vec<Dependency> = Vec::new();
         if let Some(event) = accepted.event {
@@ -99,7 +96,13 @@ impl SyncEngine {
         let arrivals = self
             .with_relay(now, relay, |link, ctx| link.session(conn)?.arrivals(ctx, sub, &judged));
         let arrivals = arrivals.flatten().unwrap_or_default();
-        self.report_stored(now, relay, &arrivals, &judged);
+        if arrivals.is_empty() {
+            // Its connection has ended; what it brought is stored all the same.
+            let unknown = Arrival { path: SyncPath::CatchUp, is_gap: false, filter: None };
+            self.report_stored(now, relay, &vec![unknown; judged.len()], &judged);
+        } else {
+            self.report_stored(now, relay, &arrivals, &judged);
+        }
         self.remember(now, relay, &judged, &arrivals);
         self.with_relay(now, relay, |link, ctx| {
             if let Some(session) = link.session(conn) {
@@ -114,9 +117,7 @@ impl SyncEngine {
     pub(super) fn reoffered(&mut self, now: Now, judged: Vec<Judged>) {
         let stored: Vec<EventId> = stored(&judged);
         for event in &stored {
-            if let Some((relay, arrival)) = self.shared.origins.remove(event) {
-                self.report_new(&relay, arrival, 1);
-            }
+            self.count_by_origin(Some(*event));
         }
         let is_here =
             |one: &&Judged| matches!(one.outcome, Outcome::Stored | Outcome::Held | Outcome::Known);
@@ -154,6 +155,19 @@ impl SyncEngine {
         }
         for (arrival, count) in counts {
             self.report_new(relay, arrival, count);
+        }
+    }
+
+    /// Counts an event that was held, refused at first, or sent by a client: for the relay that brought it first, or else
+    /// for a client.
+    fn count_by_origin(&mut self, event: Option<EventId>) {
+        let origin = event.and_then(|event| self.shared.origins.remove(&event));
+        match origin {
+            Some((relay, arrival)) => self.report_new(&relay, arrival, 1),
+            None => {
+                let from = Source::Direct;
+                self.out.push(Output::Report(Report::Stored { from, count: 1 }));
+            }
         }
     }
 

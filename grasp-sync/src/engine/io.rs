@@ -64,8 +64,9 @@ pub enum Input {
 pub struct Accepted {
     /// The event, if it is one: others may have waited for it.
     pub event: Option<EventId>,
-    /// True if a client published it, rather than this engine.
-    pub is_direct: bool,
+    /// True if it is new and no judgement counts it: a client published it, or it was held until now. False if it was
+    /// stored by [`Input::Ingested`] or [`Input::Reoffered`], whose outcome says so.
+    pub is_uncounted: bool,
     /// The change of what is wanted; see [`index_change`](super::index_change).
     pub change: Option<IndexChange>,
 }

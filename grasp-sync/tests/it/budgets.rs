@@ -256,7 +256,7 @@ fn announced_by_others(setup: &mut Setup, relays: impl IntoIterator<Item = Relay
         let repo = repo(&mut setup.chance, "made-up");
         let relays = relays.iter().cloned().collect();
         let change = IndexChange::Announced { repo, relays, level: SyncLevel::StateOnly };
-        let accepted = Accepted { event: None, is_direct: false, change: Some(change) };
+        let accepted = Accepted { event: None, is_uncounted: false, change: Some(change) };
         setup.sim.handle(Input::Accepted(accepted));
     }
 }
@@ -305,7 +305,7 @@ fn connections_are_bounded_in_total_and_per_host() {
     let other = repo(&mut setup.chance, "other");
     let relays = served[10..].iter().cloned().collect();
     let change = IndexChange::Announced { repo: other, relays, level: SyncLevel::Full };
-    let accepted = Accepted { event: None, is_direct: false, change: Some(change) };
+    let accepted = Accepted { event: None, is_uncounted: false, change: Some(change) };
     setup.sim.handle(Input::Accepted(accepted));
     setup.run(5 * MINUTE);
     let then = dialled(&setup);
@@ -324,7 +324,7 @@ fn relays_of_held_repositories_leave_room_for_those_of_served_ones() {
         IndexChange::Announced { repo, relays, level }
     };
     let mut tell = |change: IndexChange| {
-        let accepted = Accepted { event: None, is_direct: false, change: Some(change) };
+        let accepted = Accepted { event: None, is_uncounted: false, change: Some(change) };
         let _ = engine.handle(now, Input::Accepted(accepted));
         now = now.after(secs(6));
         let _ = engine.handle(now, Input::Tick);

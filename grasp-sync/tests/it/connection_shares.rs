@@ -25,7 +25,7 @@ fn served_by_another(setup: &mut Setup, relays: &[RelayUrl]) -> IndexChange {
 }
 
 fn tell(setup: &mut Setup, change: IndexChange) {
-    let accepted = Accepted { event: None, is_direct: false, change: Some(change) };
+    let accepted = Accepted { event: None, is_uncounted: false, change: Some(change) };
     setup.sim.handle(Input::Accepted(accepted));
 }
 

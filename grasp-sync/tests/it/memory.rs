@@ -317,6 +317,35 @@ fn a_reoffered_event_is_counted_by_the_path_on_which_it_arrived() {
 }
 
 #[test]
+fn an_event_is_counted_once_though_the_feed_brings_it_before_its_judgement() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 0);
+    setup.run(MINUTE);
+    let issue = setup.chance_issue_dated(0);
+    let (retry, event) = (Retry::AfterDependency, Some(Arc::new(issue.clone())));
+    delivered_live(&mut setup, &issue, Outcome::Refused { retry, event });
+    setup.forget();
+    setup.sim.handle(Input::Accepted(crate::sim::accepted(&issue, false)));
+    delivered_live(&mut setup, &issue, Outcome::Stored);
+    assert_eq!(stored_by(&setup.sim, |_| true), 1);
+}
+
+#[test]
+fn an_event_that_is_stored_after_its_connection_ended_is_counted() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 0);
+    setup.run(MINUTE);
+    let conn = setup.sim.conns[0].1;
+    let sub = setup.live_subs()[0];
+    let row = crate::sim::row(&setup.chance_issue_dated(0));
+    let rows = vec![Delivered { row, places: [true].into_iter().collect() }];
+    setup.receive(conn, Said::Delivered { sub, rows });
+    setup.sim.handle(Input::Disconnected { relay: relay(0), conn });
+    setup.forget();
+    let judged = vec![Judged { row, outcome: Outcome::Stored }];
+    setup.sim.handle(Input::Ingested { relay: relay(0), conn, sub, judged });
+    assert_eq!(stored_by(&setup.sim, |source| *source != Source::Direct), 1);
+}
+
+#[test]
 fn events_that_a_relay_lacks_lower_its_coverage() {
     let mut setup = Setup::announced(defaults(), Script::default(), 20);
     setup.run(HOUR);

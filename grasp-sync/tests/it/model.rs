@@ -51,7 +51,7 @@ enum Step {
     /// An event is served, perhaps after it was held.
     Accept {
         event: u8,
-        is_direct: bool,
+        is_uncounted: bool,
     },
     /// Records of now, or of an earlier time, are restored as those of an earlier process.
     Restore {
@@ -131,7 +131,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::CaughtUp),
         1 => Just(Step::FeedLost),
         2 => (any::<u8>(), any::<bool>())
-            .prop_map(|(event, is_direct)| Step::Accept { event, is_direct }),
+            .prop_map(|(event, is_uncounted)| Step::Accept { event, is_uncounted }),
         1 => (0usize..9).prop_map(|which| Step::Restore { which }),
         2 => (0usize..9, 0u8..7).prop_map(|(which, outcome)| Step::Reoffer { which, outcome }),
         4 => (0usize..9, any::<u8>()).prop_map(|(which, facts)| Step::Connect { which, facts }),
@@ -229,7 +229,7 @@ impl Model {
     }
 
     fn change(&mut self, change: IndexChange) {
-        let accepted = Accepted { event: None, is_direct: false, change: Some(change) };
+        let accepted = Accepted { event: None, is_uncounted: false, change: Some(change) };
         self.handle(Input::Accepted(accepted));
     }
 
@@ -264,9 +264,9 @@ impl Model {
             Step::Retire { repo: n } => self.change(IndexChange::Retired { repo: repo(n) }),
             Step::CaughtUp => self.handle(Input::FeedCaughtUp),
             Step::FeedLost => self.handle(Input::FeedLost),
-            Step::Accept { event, is_direct } => {
+            Step::Accept { event, is_uncounted } => {
                 let event = Some(EventId::from_byte_array([event; 32]));
-                self.handle(Input::Accepted(Accepted { event, is_direct, change: None }));
+                self.handle(Input::Accepted(Accepted { event, is_uncounted, change: None }));
             }
             Step::Restore { which } => {
                 let known = self.engine.records(self.now);

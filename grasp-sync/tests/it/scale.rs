@@ -174,7 +174,7 @@ impl World {
                 if !self.local.held.contains(&n) {
                     self.local.held.push(n);
                     let change = Some(self.facts.announced(n, SyncLevel::StateOnly));
-                    accepted.push(Accepted { event: None, is_direct: false, change });
+                    accepted.push(Accepted { event: None, is_uncounted: false, change });
                     if !std::mem::replace(&mut self.is_releasing, true) {
                         self.send(Duration::from_secs(1), InTransit::Release);
                     }
@@ -188,7 +188,7 @@ impl World {
                 let repos = vec![self.facts.repo(self.facts.repo_of(n)).clone()];
                 let id = self.facts.row(Item::Root(n)).id;
                 let change = Some(IndexChange::RootAdded { root: id.into(), repos });
-                accepted.push(Accepted { event: Some(id), is_direct: false, change });
+                accepted.push(Accepted { event: Some(id), is_uncounted: false, change });
                 Outcome::Stored
             }
             Item::Root(n) => {
@@ -208,7 +208,7 @@ impl World {
         self.local.released[n] = true;
         let change = Some(self.facts.announced(n, SyncLevel::Full));
         let event = Some(self.facts.row(Item::Repo(n)).id);
-        self.handle(Input::Accepted(Accepted { event, is_direct: false, change }));
+        self.handle(Input::Accepted(Accepted { event, is_uncounted: false, change }));
         let wait = Duration::from_millis(60_000 / RELEASED_PER_MINUTE);
         self.send(wait, InTransit::Release);
     }

@@ -67,7 +67,7 @@ impl Setup {
     pub(crate) fn want(&mut self, level: SyncLevel) {
         let relays = [relay(0)].into();
         let change = IndexChange::Announced { repo: self.repo.clone(), relays, level };
-        let accepted = Accepted { event: None, is_direct: false, change: Some(change) };
+        let accepted = Accepted { event: None, is_uncounted: false, change: Some(change) };
         self.sim.handle(Input::Accepted(accepted));
     }
 

@@ -341,7 +341,7 @@ pub(crate) fn row(event: &Event) -> Row {
 }
 
 /// Returns the feed's input for an event.
-pub(crate) fn accepted(event: &Event, is_direct: bool) -> Accepted {
+pub(crate) fn accepted(event: &Event, is_uncounted: bool) -> Accepted {
     let change = grasp_sync::engine::index_change(event, grasp_sync::index::SyncLevel::Full);
-    Accepted { event: Some(event.id), is_direct, change }
+    Accepted { event: Some(event.id), is_uncounted, change }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use grasp_core::RepoId;
+use grasp_core::{RelayUrl, RepoId};
 use grasp_sync::engine::Config;
-use grasp_tests::{Author, Instance, ServerClient, Workdir};
+use grasp_tests::{Author, Instance, ServerClient, Workdir, eventually_async};
 
 async fn instance(bootstrap: &[&Instance]) -> Instance {
     instance_with(bootstrap, |_| {}).await
@@ -148,6 +148,62 @@ async fn stored_and_live_events_of_one_server_reach_the_other() {
     let back = alice.later(2).issue(&repo, "the other direction");
     b.ingest(vec![back.clone()]).await;
     a.until_serves(&back).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+/// Returns the sum of all series of a metric whose line contains this text.
+async fn sum_of_metric(server: &Instance, name: &str, label: &str) -> u64 {
+    let metrics = server.get("/metrics", &[]).await.body;
+    let is_series = |line: &&str| line.starts_with(&format!("{name}{{")) && line.contains(label);
+    let values = metrics.lines().filter(is_series).filter_map(|line| line.rsplit_once(' '));
+    values.map(|(_, value)| value.parse::<f64>().unwrap() as u64).sum()
+}
+
+/// Waits until a server has counted as many accepted events as it serves, and asserts that it counts no more.
+async fn assert_counts_what_it_serves(server: &Instance) {
+    let served = ServerClient::at(server.address()).events().await.unwrap().len() as u64;
+    eventually_async(|| async {
+        let counted = sum_of_metric(server, "grasp_sync_events_total", "").await;
+        assert!(counted <= served, "{counted} counted, {served} served");
+        (counted == served).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_accepted_event_is_counted_once_on_both_servers() {
+    let a = instance(&[]).await;
+    // Its bootstrap relay may be private, git servers may not: it gets git data only by a push.
+    let first: RelayUrl = a.relay_url().parse().unwrap();
+    let b = Instance::with(|settings| settings.sync.engine.bootstrap = vec![first]).await;
+    let (alice, work) = (Author::new(), Workdir::init().await);
+    let repo = alice.repo("x");
+    let commit = work.commit("first").await;
+    let announced = alice.announce_on("x", &[a.service(), b.service()]);
+    let state = alice.state("x", &[("refs/heads/main", &commit)]);
+    // A client sends everything to both. One holds it until its push, and is offered it by the other meanwhile.
+    for server in [&b, &a] {
+        ServerClient::at(server.address()).publish_all(&[&announced, &state]).await;
+    }
+    work.git(&["push", &a.clone_url(&repo), "main"]).await.expect_ok();
+    eventually_async(|| async {
+        let known = sum_of_metric(&b, "grasp_events_total", "duplicate").await;
+        (known >= 2).then_some(())
+    })
+    .await;
+    work.git(&["push", &b.clone_url(&repo), "main"]).await.expect_ok();
+    let both = alice.issue(&repo, "sent to both");
+    ServerClient::at(b.address()).publish_all(&[&both]).await;
+    ServerClient::at(a.address()).publish_all(&[&both]).await;
+    let one = alice.later(1).issue(&repo, "sent to one");
+    ServerClient::at(a.address()).publish_all(&[&one]).await;
+    for server in [&a, &b] {
+        for event in [&announced, &state, &both, &one] {
+            server.until_serves(event).await;
+        }
+        assert_counts_what_it_serves(server).await;
+    }
     a.stop().await;
     b.stop().await;
 }
