@@ -40,7 +40,7 @@ grasp_relay::metrics! { pub(crate) SYNC:
     COVERAGE = Gauge "grasp_sync_relay_coverage_ratio" ["relay"]
         "Share of events that the relay had, of those it sent and those of ours it was compared with, from 0 to 1.";
     MISSING = Gauge "grasp_sync_relay_missing" ["relay"]
-        "Events of this server that the relay lacks, counted at each comparison.";
+        "Events of repositories that list the relay, and that it lacks, as of the last full pass; up to 1000 of a repository.";
     PAGED = Gauge "grasp_sync_relay_without_negentropy" ["relay"]
         "1 for a relay whose history is fetched by pages, because it does not support NIP-77.";
     REFUSALS = Counter "grasp_sync_refusals_total" ["meaning"]
@@ -135,7 +135,7 @@ const OF_STATUS: [(&Metric, StatusValue); 11] = [
     (&GAPS, |relay| Some(relay.gaps as f64)),
     (&RECEIVED, |relay| Some(relay.counts.stored() as f64)),
     (&INTERRUPTIONS, |relay| Some(relay.interruptions as f64)),
-    (&MISSING, |relay| Some(relay.reliability.as_ref()?.lacking as f64)),
+    (&MISSING, |relay| Some(relay.reliability.as_ref()?.missing.values().sum::<u64>() as f64)),
     (&UP, |relay| Some(relay.reliability.as_ref()?.up.as_secs_f64())),
     (&DOWN, |relay| Some(relay.reliability.as_ref()?.down.as_secs_f64())),
     (&UPTIME, |relay| relay.reliability.as_ref()?.uptime()),
@@ -230,9 +230,9 @@ mod tests {
     use std::path::Path;
     use std::time::Duration;
 
-    use grasp_core::Host;
     use grasp_core::limits::ConnectionStatus;
     use grasp_core::limits::PeerText;
+    use grasp_core::{Host, RepoId};
     use grasp_relay::metrics::Kind;
     use grasp_sync::driver::Failed;
     use grasp_sync::engine::{Fault, PeerReliability, Request};
@@ -337,6 +337,20 @@ mod tests {
         assert_eq!(metrics.value(&COVERAGE, &[relay().as_str()]), Some(0.25));
         assert_eq!(metrics.value(&UP, &[relay().as_str()]), Some(30.0));
         assert_eq!(metrics.value(&DOWN, &[relay().as_str()]), Some(10.0));
+    }
+
+    #[test]
+    fn missing_events_are_not_added_up_over_passes() {
+        let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+        let repo = |name: &str| format!("30617:{owner}:{name}").parse::<RepoId>().unwrap();
+        let seen = PeerReliability {
+            compared: 90,
+            lacking: 30,
+            missing: [(repo("x"), 2), (repo("y"), 1)].into(),
+            ..PeerReliability::default()
+        };
+        let metrics = shown(RelayStatus { reliability: Some(seen), ..RelayStatus::default() });
+        assert_eq!(metrics.value(&MISSING, &[relay().as_str()]), Some(3.0));
     }
 
     #[test]

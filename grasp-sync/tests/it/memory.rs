@@ -384,16 +384,32 @@ fn events_that_a_relay_lacks_are_counted_by_repository_and_across_restarts() {
     setup.run(26 * HOUR);
     let before = setup.sim.engine.records(setup.sim.now)[0].seen.clone();
     assert_eq!(before.missing, missing.clone().into());
-    // The record is serialized, as on disk.
+    restart(&mut setup);
+    let after = reliability(&setup);
+    assert_eq!(after.missing, missing.into());
+    assert!(after.attempts == before.attempts && after.compared == before.compared);
+    assert!(after.up > 20 * HOUR, "{:?}", after.up);
+}
+
+#[test]
+fn events_that_a_relay_lacks_are_not_added_up_over_passes() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 20);
+    setup.run(HOUR);
+    let missing = with_issues_of_our_own(&mut setup);
+    for _ in 0..3 {
+        setup.run(26 * HOUR);
+        let seen = setup.sim.engine.records(setup.sim.now)[0].seen.clone();
+        assert_eq!(seen.missing, missing.clone().into());
+    }
+}
+
+/// Writes the records as on disk, and starts another process with them.
+fn restart(setup: &mut Setup) {
     let text = serde_json::to_string(&setup.sim.records.values().collect::<Vec<_>>()).unwrap();
     let kept: Vec<RelayRecord> = serde_json::from_str(&text).unwrap();
     setup.sim.records = kept.into_iter().map(|one| (one.relay.clone(), one)).collect();
     setup.forget();
     setup.sim.crash(7);
-    let after = reliability(&setup);
-    assert_eq!(after.missing, missing.into());
-    assert!(after.attempts == before.attempts && after.compared == before.compared);
-    assert!(after.up > 20 * HOUR, "{:?}", after.up);
 }
 
 #[test]
