@@ -131,7 +131,7 @@ type StatusValue = fn(&RelayStatus) -> Option<f64>;
 const OF_STATUS: [(&Metric, StatusValue); 11] = [
     (&CONNECTED, |relay| Some(f64::from(relay.connection as u8))),
     (&HEALTH, |relay| Some(f64::from(relay.health as u8) + 1.0)),
-    (&FAILURES, |relay| Some(relay.failed.map_or(0.0, |failed| f64::from(failed.attempts)))),
+    (&FAILURES, |relay| Some(f64::from(relay.consecutive_failures()))),
     (&GAPS, |relay| Some(relay.gaps as f64)),
     (&RECEIVED, |relay| Some(relay.counts.stored() as f64)),
     (&INTERRUPTIONS, |relay| Some(relay.interruptions as f64)),
@@ -351,6 +351,13 @@ mod tests {
         };
         let metrics = shown(RelayStatus { reliability: Some(seen), ..RelayStatus::default() });
         assert_eq!(metrics.value(&MISSING, &[relay().as_str()]), Some(3.0));
+    }
+
+    #[test]
+    fn failures_of_an_earlier_process_are_shown() {
+        let seen = PeerReliability { consecutive_failures: 7, ..PeerReliability::default() };
+        let metrics = shown(RelayStatus { reliability: Some(seen), ..RelayStatus::default() });
+        assert_eq!(metrics.value(&FAILURES, &[relay().as_str()]), Some(7.0));
     }
 
     #[test]

@@ -118,6 +118,15 @@ impl Counts {
 }
 
 impl RelayStatus {
+    /// Returns the number of failed attempts since the relay was last connected, also by an earlier process.
+    pub fn consecutive_failures(&self) -> u32 {
+        match (&self.failed, &self.reliability) {
+            (Some(failed), _) => failed.attempts,
+            (None, Some(seen)) => seen.consecutive_failures,
+            (None, None) => 0,
+        }
+    }
+
     fn set_connection(&mut self, now: Timestamp, connection: ConnectionStatus) {
         let is_made = !self.connection.is_connected() && connection.is_connected();
         self.connects += u64::from(is_made);
@@ -125,7 +134,12 @@ impl RelayStatus {
         match connection {
             ConnectionStatus::Connected => self.synced_at = Some(now),
             ConnectionStatus::Disconnected => self.backlog = 0,
-            ConnectionStatus::Syncing => self.failed = None,
+            ConnectionStatus::Syncing => {
+                self.failed = None;
+                if let Some(seen) = &mut self.reliability {
+                    seen.consecutive_failures = 0;
+                }
+            }
             _ => {}
         }
     }

@@ -41,8 +41,6 @@ pub(super) struct RelayHealth {
     settle: Duration,
     /// Events it lacks, as found by this process.
     missing: BTreeMap<RepoId, BTreeSet<EventId>>,
-    /// Failed attempts since it was last connected, made by this process.
-    failed_attempts: u32,
     is_up: bool,
     /// The time at which it last connected or disconnected.
     since: Mono,
@@ -64,7 +62,6 @@ impl RelayHealth {
             is_forging: kept.is_forging,
             settle: policy.settle,
             missing: BTreeMap::new(),
-            failed_attempts: 0,
             is_up: false,
             since: now.mono,
             reported: Health::Healthy,
@@ -84,14 +81,14 @@ impl RelayHealth {
             self.backoff.connected(now);
         }
         self.forged_events = 0;
-        self.failed_attempts = 0;
+        self.seen.consecutive_failures = 0;
         self.set_connected(now, true);
     }
 
     /// Notes a failed attempt to connect.
     pub(super) fn failed(&mut self, now: Mono, why: Fault) {
         self.seen.failures += 1;
-        self.failed_attempts = self.failed_attempts.saturating_add(1);
+        self.seen.consecutive_failures = self.seen.consecutive_failures.saturating_add(1);
         self.backoff.failed(now);
         self.set_connected(now, false);
         self.is_by_rule = why == Fault::Forbidden;
@@ -112,7 +109,8 @@ impl RelayHealth {
             Admit::Wait(until) => until - now,
             Admit::Go => Duration::ZERO,
         };
-        Failure { attempt: self.failed_attempts, failing_for: self.backoff.failing_for(), retry_in }
+        let attempt = self.seen.consecutive_failures;
+        Failure { attempt, failing_for: self.backoff.failing_for(), retry_in }
     }
 
     /// Notes a connection that ended: the relay was lost, or it sent forged events.

@@ -141,6 +141,10 @@ impl RelayHistory {
             (Some(last), _) => last,
         };
         proofs.add_items(&self.state.confirmed, until, self.pass.began);
+        let mut seen = self.health.seen(now.mono);
+        if matches!(link, Link::Up(_)) {
+            seen.last_success_at = Some(now.unix);
+        }
         // In whole seconds, rounded up.
         let pause = self.pace.reopens_at() - now.mono + Duration::from_secs(1);
         RelayRecord {
@@ -149,7 +153,7 @@ impl RelayHistory {
             paused_until: self.pace.is_paused(now.mono).then(|| now.unix + pause),
             suspended: self.suspended.record(now),
             is_forging: self.health.is_forging,
-            seen: self.health.seen(now.mono),
+            seen,
             proofs,
             ..self.kept.clone()
         }

@@ -517,6 +517,10 @@ pub struct PeerReliability {
     pub attempts: u64,
     /// Failed attempts.
     pub failures: u64,
+    /// Failed attempts since it was last connected.
+    pub consecutive_failures: u32,
+    /// The last time at which it was connected.
+    pub last_success_at: Option<Timestamp>,
     /// Time connected.
     pub up: Duration,
     /// Time not connected.

@@ -91,6 +91,7 @@ impl Link {
             return disconnect(ctx, conn);
         }
         ctx.history.connected(now.mono, facts, &ctx.shared.config);
+        ctx.history.health.seen.last_success_at = Some(now.unix);
         let how = choose_start(ctx);
         let session = Session::begin(ctx, conn, how);
         ctx.report_status();
@@ -234,6 +235,7 @@ impl Link {
             if let Some(since) = session.listening_since {
                 ctx.history.listening_times.ended(since, ctx.now.unix);
             }
+            ctx.history.health.seen.last_success_at = Some(ctx.now.unix);
         }
         let now = ctx.now.unix;
         ctx.history.kept.waits_since = Some(now);

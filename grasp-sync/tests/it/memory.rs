@@ -413,6 +413,31 @@ fn restart(setup: &mut Setup) {
 }
 
 #[test]
+fn failures_in_a_row_and_the_last_success_survive_a_restart() {
+    let script = Script {
+        connection_secs: Some((600, 600)),
+        down_secs: Some((590, 100_000)),
+        ..Script::default()
+    };
+    let mut setup = Setup::announced(defaults(), script, 3);
+    setup.run(20 * MINUTE);
+    let seen = setup.sim.engine.records(setup.sim.now)[0].seen.clone();
+    let ago = setup.sim.now.unix.as_secs() - seen.last_success_at.unwrap().as_secs();
+    assert!((590..=600).contains(&ago), "{ago}");
+    assert!(seen.consecutive_failures > 3, "{seen:?}");
+    restart(&mut setup);
+    let after = reliability(&setup);
+    assert_eq!(after.consecutive_failures, seen.consecutive_failures);
+    assert_eq!(after.last_success_at, seen.last_success_at);
+    setup.run(HOUR);
+    let attempts = setup.sim.reports.iter().filter_map(|report| match report {
+        Report::ConnectFailed { failure, .. } => Some(failure.attempt),
+        _ => None,
+    });
+    assert_eq!(attempts.min(), Some(seen.consecutive_failures + 1));
+}
+
+#[test]
 fn events_that_a_mirror_lacks_are_counted_in_full_sync() {
     let config = Config { full_sync_above: Some(1_000), ..defaults() };
     let script = Script { is_grasp: true, ..Script::default() };
