@@ -85,6 +85,27 @@ fn old_events_arrive_live_after_a_consolidation() {
 }
 
 #[test]
+fn old_events_arrive_live_across_the_default_consolidation_threshold() {
+    let mut setup = Setup::announced(defaults(), quick(Script::default()), 0);
+    setup.run(MINUTE);
+    let mut sizes = Vec::new();
+    // A thread has three filters, the repository three.
+    for _ in 0..60 {
+        setup.publish_issue();
+        setup.run(secs(7));
+        sizes.extend(setup.sim.reports.iter().filter_map(|report| match report {
+            Report::Consolidated { before, after, .. } => Some((*before, *after)),
+            _ => None,
+        }));
+        assert_eq!(interruptions(&setup), 0, "the old stay open until the new are in force");
+        assert_arrives_live(&mut setup);
+    }
+    let &[(before, after), ..] = &sizes[..] else { panic!("no consolidation") };
+    assert!((66..=70).contains(&before) && after <= 6, "{sizes:?}");
+    assert!(sizes.len() <= 4, "rebuilt rarely: {sizes:?}");
+}
+
+#[test]
 fn old_events_arrive_during_a_consolidation() {
     let config = Config { consolidation_threshold: 12, ..defaults() };
     let script = Script { latency_ms: (200, 200), ..Script::default() };
