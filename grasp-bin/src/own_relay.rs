@@ -9,11 +9,11 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
 use grasp_core::admission::Origin;
 use grasp_core::deletion::DeletionRequest;
-use grasp_core::nip34::Announcement;
+use grasp_core::nip34::{Announcement, References};
 use grasp_core::{RepoId, Verified, kinds};
 use grasp_purgatory::driver::{PurgatoryDriver, RepoNews};
 use grasp_relay::server::Parts;
-use grasp_relay::store::Inventory;
+use grasp_relay::store::{Inventory, StoreError};
 use grasp_relay::{Accepted, Feed};
 use grasp_sync::engine::{InventoryFailed, Row};
 use grasp_sync::local::{LocalRelay, News, Taken};
@@ -63,6 +63,7 @@ impl LocalRelay for OwnRelay {
         let reader = Reader {
             relay: self.clone(),
             feed: feed.accepted_then_all(kinds),
+            members: members_beside(kinds),
             purgatory: self.purgatory.news(),
             reported: BTreeSet::new(),
             served: BTreeSet::new(),
@@ -105,10 +106,27 @@ impl LocalRelay for OwnRelay {
     }
 }
 
+/// The pause after a failed read.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// Returns a filter for events that have a coordinate, without these kinds. States have one too, and nothing names them.
+fn members_beside(kinds: &[Kind]) -> Filter {
+    let mut others = Vec::new();
+    for kind in (0..=u16::MAX).map(Kind::from) {
+        let has_coordinate = kind.is_addressable() || kinds::is_replaceable(kind);
+        if has_coordinate && kind != kinds::STATE && !kinds.contains(&kind) {
+            others.push(kind);
+        }
+    }
+    Filter::new().kinds(others)
+}
+
 /// Merges two feeds: stored events and held announcements.
 struct Reader {
     relay: OwnRelay,
     feed: BoxStream<'static, Accepted>,
+    /// Addressable and replaceable events of kinds that the feed does not read from the store.
+    members: Filter,
     purgatory: broadcast::Receiver<RepoNews>,
     /// Repositories that were reported and not retired.
     reported: BTreeSet<RepoId>,
@@ -131,7 +149,10 @@ impl Reader {
             tokio::select! {
                 accepted = self.feed.next() => match accepted? {
                     Accepted::Event(event) => self.stored(event).await,
-                    Accepted::CaughtUp => self.waiting.push_back(News::CaughtUp),
+                    Accepted::CaughtUp => {
+                        self.report_members().await;
+                        self.waiting.push_back(News::CaughtUp);
+                    }
                 },
                 news = self.purgatory.recv() => match news {
                     Ok(RepoNews::Held(event)) => self.held(event),
@@ -184,6 +205,31 @@ impl Reader {
         let held = self.relay.purgatory.ask(grasp_purgatory::Purgatory::held_announcements).await;
         for event in held.unwrap_or_default() {
             self.held(event);
+        }
+    }
+
+    /// Reports stored addressable and replaceable events that name a repository or another such event: events that name
+    /// only these are followed by them.
+    async fn report_members(&mut self) {
+        let Parts { store, clock, .. } = self.relay.parts.clone();
+        let mut pages = store.query(vec![self.members.clone()], clock.now().unix);
+        while let Some(page) = pages.next().await {
+            match page {
+                Ok(page) => page.iter().for_each(|stored| self.member(&stored.json)),
+                Err(StoreError::Closed) => return,
+                Err(error) => {
+                    tracing::error!(%error, "could not read addressable events; trying again");
+                    tokio::time::sleep(RETRY_DELAY).await;
+                    pages = store.query(vec![self.members.clone()], clock.now().unix);
+                }
+            }
+        }
+    }
+
+    fn member(&mut self, json: &str) {
+        let Ok(event) = Event::from_json(json) else { return };
+        if !References::of(&event).coordinates.is_empty() {
+            self.waiting.push_back(News::Accepted(Arc::new(event)));
         }
     }
 

@@ -80,8 +80,8 @@ pub const CONTAINER: Kind = Kind::from_u16(30_624);
 
 /// Kinds that a relay must deliver to its own sync: those that change what is requested from other relays.
 ///
-/// Of the addressable events of repositories these are the kinds that others are known to refer to; others are
-/// reported when they are accepted.
+/// Of the addressable events of repositories these are the kinds that others are known to refer to. A relay that can find
+/// stored events of other addressable kinds delivers them too.
 pub const SELF_SUBSCRIPTION_KINDS: [Kind; 12] = [
     ANNOUNCEMENT,
     PATCH,

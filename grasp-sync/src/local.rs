@@ -35,6 +35,10 @@ pub trait LocalRelay: Send + Sync + 'static {
     /// again. Events stored by [`ingest`](Self::ingest) are streamed like any other. Of stored
     /// [replies](grasp_core::kinds::REPLY_KINDS) a relay that has many others may stream only those of its repositories,
     /// or none: then an event that names only a reply is found only if that reply is streamed later.
+    ///
+    /// Stored addressable and replaceable events of any kind that name a repository should be streamed too, and those
+    /// that name one of these. If they are not, an event that names only such an event is found only if that one is
+    /// streamed later.
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News>;
 
     /// Returns whether [`accepted`](Self::accepted) tells what is held when it begins. If not, announcements are

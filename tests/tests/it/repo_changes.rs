@@ -7,6 +7,7 @@ use grasp_bin::OwnRelay;
 use grasp_core::kinds;
 use grasp_core::nostr::types::Timestamp;
 use grasp_purgatory::driver::RepoNews;
+use grasp_relay::ingest::Outcome;
 use grasp_sync::local::{LocalRelay, News};
 use grasp_tests::{Author, Instance, Workdir};
 
@@ -75,6 +76,32 @@ async fn sync_gets_every_change_of_a_repository() {
     let elsewhere = "elsewhere.example".parse().unwrap();
     instance.ingest(vec![alice.later(4).announce("x", &elsewhere)]).await;
     assert_eq!(news.next().await, Some(News::Retired(alice.repo("x"))));
+}
+
+#[tokio::test]
+async fn sync_gets_addressable_members_of_any_kind_after_a_restart() {
+    let instance = Instance::start().await;
+    let alice = Author::new();
+    instance.host(&alice, "x").await;
+    let repo = alice.repo("x").to_string();
+    let article = alice.later(1).sign(30_023, "an article", &[&["d", "intro"], &["a", &repo]]);
+    let app = alice.later(1).sign(32_267, "an app", &[&["d", "app"], &["a", &repo]]);
+    let named = format!("30023:{}:intro", alice.key().to_hex());
+    let page = alice.later(2).sign(30_818, "about it", &[&["d", "page"], &["a", &named]]);
+    let list = alice.later(2).sign(10_018, "", &[&["a", &repo]]);
+    let members = [article, app, page, list];
+    for member in &members {
+        assert_eq!(instance.ingest(vec![member.clone()]).await, [Outcome::Stored]);
+    }
+    let mut news = own_relay(&instance).accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
+    let mut received = Vec::new();
+    while received.last() != Some(&News::CaughtUp) {
+        received.push(news.next().await.unwrap());
+    }
+    for member in members {
+        let streamed = received.iter().filter(|one| **one == News::Accepted(member.clone().into()));
+        assert_eq!(streamed.count(), 1, "kind {}", member.kind);
+    }
 }
 
 #[tokio::test]
