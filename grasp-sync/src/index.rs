@@ -55,8 +55,9 @@ pub enum IndexChange {
     /// A repository was announced; relays and level replace the earlier ones.
     Announced {
         repo: RepoId,
-        /// All relays of the announcement; our own is ignored.
-        relays: BTreeSet<RelayUrl>,
+        /// All relays of the announcement, in the author's order; our own is ignored. If there are too many, the first
+        /// are followed.
+        relays: Vec<RelayUrl>,
         level: SyncLevel,
     },
     /// A repository is no longer stored or held here.
@@ -211,7 +212,7 @@ impl SyncIndex {
     fn apply_change(&mut self, change: IndexChange, before: &mut Before) {
         match change {
             IndexChange::Announced { repo, relays, level } => {
-                self.announced(repo, relays, level, before)
+                self.announced(repo, relays.into_iter().collect(), level, before)
             }
             IndexChange::Retired { repo } => self.retired(&repo, before),
             IndexChange::RootAdded { root, repos } => {

@@ -9,7 +9,7 @@
 //! ingested, the next is verified; events that come meanwhile make the batch after that. So batches are small at low
 //! load and large at high load, and no event waits for a batch to fill.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -349,7 +349,7 @@ impl Following {
         }
     }
 
-    fn lists_us(&self, relays: &BTreeSet<RelayUrl>) -> bool {
+    fn lists_us(&self, relays: &[RelayUrl]) -> bool {
         self.follows_unlisted || relays.iter().any(|relay| self.own.is_own_url(relay.as_str()))
     }
 }

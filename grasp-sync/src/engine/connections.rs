@@ -277,7 +277,7 @@ mod tests {
 
     fn announced(owner_of: u8, relays: &[RelayUrl], level: SyncLevel) -> IndexChange {
         let repo = RepoId::new(owner(owner_of), "r".parse().unwrap());
-        IndexChange::Announced { repo, relays: relays.iter().cloned().collect(), level }
+        IndexChange::Announced { repo, relays: relays.to_vec(), level }
     }
 
     fn setup(changes: Vec<IndexChange>, max: usize) -> (Connections, SyncIndex) {

@@ -21,8 +21,8 @@ use super::job::Method;
 pub fn index_change(event: &Event, level: SyncLevel) -> Option<IndexChange> {
     if event.kind == kinds::ANNOUNCEMENT {
         let announcement = Announcement::parse(event).ok()?;
-        let relays = announcement.relays.into_iter().collect();
-        return Some(IndexChange::Announced { repo: announcement.repo, relays, level });
+        let Announcement { repo, relays, .. } = announcement;
+        return Some(IndexChange::Announced { repo, relays, level });
     }
     if kinds::ROOT_KINDS.contains(&event.kind) {
         let repos = repo_refs(event).into_iter().collect();
@@ -144,9 +144,7 @@ impl Discovery {
                     SyncLevel::Full => self.relays_per_repo,
                     SyncLevel::StateOnly => self.relays_per_repo.min(MAX_RELAYS_OF_HELD),
                 };
-                while relays.len() > max {
-                    relays.pop_last();
-                }
+                relays.truncate(max);
             }
             _ => {}
         }
@@ -222,7 +220,7 @@ impl Discovery {
 
 #[cfg(test)]
 mod tests {
-    use grasp_core::RepoId;
+    use grasp_core::RelayUrl;
     use grasp_core::nostr::event::{EventBuilder, EventId, FinalizeEvent, Tag};
     use grasp_core::nostr::key::Keys;
 
@@ -348,6 +346,24 @@ mod tests {
         let changes = discovery.take_if_due(ms(14_000)).unwrap();
         let IndexChange::Announced { relays, .. } = &changes[0] else { panic!() };
         assert_eq!(relays.len(), 8, "its git data is missing");
+    }
+
+    #[test]
+    fn the_first_announced_relays_are_followed() {
+        let mut discovery = discovery();
+        let keys = Keys::generate();
+        let names = ["z", "y", "x", "w", "v", "u", "t", "s", "b", "a"];
+        let listed = names.map(|name| format!("wss://{name}.example"));
+        let tag = ["relays".to_owned()].into_iter().chain(listed.clone());
+        let event = EventBuilder::new(kinds::ANNOUNCEMENT, "")
+            .tags([Tag::identifier("x"), Tag::parse(tag).unwrap()])
+            .finalize(&keys)
+            .unwrap();
+        discovery.offer(ms(0), index_change(&event, SyncLevel::StateOnly).unwrap());
+        let changes = discovery.take_if_due(ms(5_000)).unwrap();
+        let IndexChange::Announced { relays, .. } = &changes[0] else { panic!() };
+        let followed: Vec<_> = relays.iter().map(RelayUrl::as_str).collect();
+        assert_eq!(followed, listed[..8]);
     }
 
     #[test]

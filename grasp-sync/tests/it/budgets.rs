@@ -254,7 +254,7 @@ fn announced_by_others(setup: &mut Setup, relays: impl IntoIterator<Item = Relay
     let relays: Vec<_> = relays.into_iter().collect();
     for relays in relays.chunks(8) {
         let repo = repo(&mut setup.chance, "made-up");
-        let relays = relays.iter().cloned().collect();
+        let relays = relays.to_vec();
         let change = IndexChange::Announced { repo, relays, level: SyncLevel::StateOnly };
         let accepted = Accepted { event: None, is_uncounted: false, change: Some(change) };
         setup.sim.handle(Input::Accepted(accepted));
@@ -303,7 +303,7 @@ fn connections_are_bounded_in_total_and_per_host() {
     }
     setup.announce(&served[..10]);
     let other = repo(&mut setup.chance, "other");
-    let relays = served[10..].iter().cloned().collect();
+    let relays = served[10..].to_vec();
     let change = IndexChange::Announced { repo: other, relays, level: SyncLevel::Full };
     let accepted = Accepted { event: None, is_uncounted: false, change: Some(change) };
     setup.sim.handle(Input::Accepted(accepted));

@@ -18,7 +18,7 @@ fn served_by_another(setup: &mut Setup, relays: &[RelayUrl]) -> IndexChange {
         setup.sim.peers.insert(url.clone(), Peer::new(Script::default(), []));
     }
     let repo = repo(&mut setup.chance, "other");
-    let relays = relays.iter().cloned().collect();
+    let relays = relays.to_vec();
     let change = IndexChange::Announced { repo, relays, level: SyncLevel::Full };
     tell(setup, change.clone());
     change

@@ -14,7 +14,8 @@ use proptest::prelude::*;
 use crate::prop_sync_world::{Targets, any_level, any_relay, any_repo, any_root, bootstrap, us};
 
 fn any_change() -> impl Strategy<Value = IndexChange> {
-    let announced = (any_repo(), btree_set(any_relay(), 0..4), any_level());
+    let relays = btree_set(any_relay(), 0..4).prop_map(|relays| relays.into_iter().collect());
+    let announced = (any_repo(), relays, any_level());
     prop_oneof![
         4 => announced.prop_map(|(repo, relays, level)| IndexChange::Announced { repo, relays, level }),
         2 => any_repo().prop_map(|repo| IndexChange::Retired { repo }),
@@ -47,7 +48,7 @@ impl Model {
     fn apply(&mut self, change: IndexChange) {
         match change {
             IndexChange::Announced { repo, relays, level } => {
-                self.announced.insert(repo, (relays, level));
+                self.announced.insert(repo, (relays.into_iter().collect(), level));
             }
             IndexChange::Retired { repo } => {
                 self.announced.remove(&repo);
