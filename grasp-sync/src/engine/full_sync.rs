@@ -108,7 +108,7 @@ impl FullSync {
     }
 
     /// Returns whether a comparison for this purpose has to wait for the end of a pause. One that finds events which the
-    /// relay has dropped does not: its live request is opened less and less often if that happens again.
+    /// relay has dropped does not: until it ends, these are missing.
     pub(super) fn pauses_comparison(&self, now: Mono, purpose: Purpose) -> bool {
         now < self.compare_at && !matches!(purpose, Purpose::MissedLive(_))
     }

@@ -25,7 +25,7 @@ use super::job::{MAX_ROOM_REFUSALS, REQUEST_BACKOFF};
 /// ```text
 ///   Queued ─▶ Open ─▶ Replaced
 ///     ▲ ▲      │ refused, or lost
-///     │ └──────┼──▶ BackingOff ─▶ Queued
+///     │ └──────┼──▶ BackingOff, Overflowed ─▶ Queued
 ///     └────────┴──▶ Polled ─▶ Open, as soon as there is room
 /// ```
 #[derive(Clone, Debug)]
@@ -60,6 +60,11 @@ enum LivePhase {
     Replaced(SubId),
     /// Not sent until then.
     BackingOff(Mono),
+    /// The relay dropped events repeatedly. Not sent until then; its filters are compared meanwhile.
+    Overflowed {
+        until: Mono,
+        compare_at: Mono,
+    },
     /// There is no room for it; its events are fetched from time to time, then for the next time.
     Polled(Mono),
 }
@@ -86,6 +91,10 @@ enum LiveStep {
 
 /// Interval of fetching what could not be subscribed to.
 const POLL_EVERY: Duration = Duration::from_secs(10 * 60);
+/// Pause of a live request whose relay drops events repeatedly, as in a long import.
+const OVERFLOW_PAUSE: Duration = Duration::from_secs(130);
+/// Interval of comparisons during that pause.
+const OVERFLOW_COMPARE_EVERY: Duration = Duration::from_secs(30);
 /// Duration of a live request after which earlier losses are forgotten.
 const STABLE_AFTER: Duration = Duration::from_secs(5 * 60);
 /// Requests for repositories that may be added before these are merged for want of room.
@@ -140,7 +149,10 @@ impl LiveRequest {
                 self.has_dropped = true;
                 match self.failures {
                     0 => self.failures = 1,
-                    _ => self.back_off(now),
+                    _ => {
+                        let until = now + OVERFLOW_PAUSE;
+                        self.phase = LivePhase::Overflowed { until, compare_at: now };
+                    }
                 }
             }
             _ => self.back_off(now),
@@ -295,12 +307,23 @@ impl LiveSet {
         }
     }
 
-    /// Queues requests whose backoff has ended; returns those to be polled, and from when on.
-    fn wake(&mut self, now: Mono) -> Vec<(LiveId, Option<Timestamp>)> {
+    /// Queues requests whose backoff has ended; returns those to be polled, and from when on. Without a comparison, what
+    /// was dropped is fetched only once the request is open again: by date, which has to be repeated then.
+    fn wake(&mut self, now: Mono, can_compare: bool) -> Vec<(LiveId, Option<Timestamp>)> {
         let mut due = Vec::new();
         for (id, request) in &mut self.requests {
             match &mut request.phase {
-                LivePhase::BackingOff(until) if *until <= now => request.phase = LivePhase::Queued,
+                LivePhase::BackingOff(until) | LivePhase::Overflowed { until, .. }
+                    if *until <= now =>
+                {
+                    request.phase = LivePhase::Queued;
+                }
+                LivePhase::Overflowed { compare_at, .. } if *compare_at <= now => {
+                    *compare_at = now + OVERFLOW_COMPARE_EVERY;
+                    if can_compare {
+                        due.push((*id, request.missed_since));
+                    }
+                }
                 LivePhase::Polled(next) if *next <= now => {
                     *next = now + POLL_EVERY;
                     due.push((*id, request.missed_since));
@@ -339,6 +362,7 @@ impl LiveSet {
     pub(super) fn deadline(&self) -> Option<Mono> {
         let ends = self.requests.values().filter_map(|one| match one.phase {
             LivePhase::BackingOff(at) | LivePhase::Polled(at) => Some(at),
+            LivePhase::Overflowed { until, compare_at } => Some(until.min(compare_at)),
             LivePhase::Queued | LivePhase::Open(_) | LivePhase::Replaced(_) => None,
         });
         ends.min()
@@ -413,7 +437,8 @@ mod tests {
         assert_eq!(request.refused(now, Refusal::LiveOverflow, SUSPENDED_FOR), LiveStep::Wait);
         assert_eq!((request.phase, request.has_dropped), (LivePhase::Queued, true));
         assert_eq!(request.refused(now, Refusal::LiveOverflow, Duration::ZERO), LiveStep::Wait);
-        assert!(matches!(request.phase, LivePhase::BackingOff(_)), "it cannot keep up");
+        let paused = LivePhase::Overflowed { until: now + OVERFLOW_PAUSE, compare_at: now };
+        assert_eq!(request.phase, paused, "it cannot keep up");
         request.layer = Layer::All;
         let step = request.refused(now, Refusal::Unknown, SUSPENDED_FOR);
         assert_eq!(step, LiveStep::FallBackToFilters);

@@ -377,6 +377,38 @@ fn events_lost_by_an_overflow_are_fetched_by_date_without_nip77() {
     assert!(pages_since.iter().filter(|page| page.filters[0].since.is_some()).count() >= count);
 }
 
+/// Closes every live request of relay 0 for an overflow.
+fn overflow(setup: &mut Setup) {
+    let conn = conn_of(setup);
+    for sub in setup.live_subs() {
+        let text = "error: live event buffer overflow".to_owned();
+        setup.receive(conn, Said::Closed { sub, text });
+    }
+}
+
+#[test]
+fn events_arrive_by_comparison_while_repeated_overflows_pause_live_requests() {
+    let mut setup = has_all_after(Script::default(), MINUTE);
+    overflow(&mut setup);
+    setup.run(secs(5));
+    for _ in 0..6 {
+        let open = setup.live_subs().len();
+        overflow(&mut setup);
+        setup.run(secs(2));
+        let paused = setup.live_subs().len();
+        assert!(paused + 2 <= open, "a relay that cannot keep up is given a pause");
+        let lost = setup.publish_old_issue();
+        setup.run(secs(45));
+        assert!(setup.has(&lost), "compared meanwhile");
+        setup.run(secs(90));
+        assert!(setup.live_subs().len() >= open, "the pause does not grow");
+    }
+    setup.run(secs(10));
+    let issue = setup.publish_old_issue();
+    setup.run(secs(2));
+    assert!(setup.has(&issue), "live again");
+}
+
 fn conn_of(setup: &Setup) -> grasp_sync::engine::ConnId {
     setup.sim.conns.last().unwrap().1
 }

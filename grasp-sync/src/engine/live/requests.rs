@@ -27,7 +27,8 @@ impl Session {
         for (id, until) in std::mem::take(&mut self.backlog.polled) {
             self.live.polled(id, until);
         }
-        for (id, since) in self.live.wake(ctx.mono()) {
+        let can_compare = self.backlog.can_compare(ctx);
+        for (id, since) in self.live.wake(ctx.mono(), can_compare) {
             if self.backlog.batch_for(Purpose::Poll(id)).is_none() {
                 self.fetch_stored(ctx, Purpose::Poll(id), id, since, true);
             }
@@ -124,6 +125,8 @@ impl Session {
             .backlog
             .drop_batch_for(ctx, &mut self.subs, purpose)
             .map_or(from, |earlier| earlier.min(from));
+        // A comparison that began before it was open is begun again.
+        self.backlog.drop_batch_for(ctx, &mut self.subs, Purpose::Poll(id));
         let Some(request) = self.live.requests.get_mut(&id) else { return };
         let has_dropped = std::mem::take(&mut request.has_dropped);
         self.fetch_stored(ctx, purpose, id, Some(from), has_dropped || is_compared);
