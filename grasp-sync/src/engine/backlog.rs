@@ -33,12 +33,14 @@ pub(super) enum Purpose {
     MissedLive(LiveId),
     /// Events of a live request for which there is no room.
     Poll(LiveId),
+    /// Everything once more by comparison, after a catch-up by date.
+    Recheck,
 }
 
 impl Purpose {
     /// Returns whether history is complete only when it is.
     pub(super) fn is_history(self) -> bool {
-        !matches!(self, Self::Poll(_))
+        !matches!(self, Self::Poll(_) | Self::Recheck)
     }
 
     /// Returns whether it fetches what a live subscription did not bring.
@@ -257,6 +259,7 @@ impl Backlog {
         match batch.purpose {
             Purpose::Items => confirm(ctx, id, batch),
             Purpose::Poll(live) => self.polled.push((live, batch.began)),
+            Purpose::Recheck => ctx.history.rechecked(),
             Purpose::Announcements | Purpose::CatchUp | Purpose::MissedLive(_) => {}
         }
     }

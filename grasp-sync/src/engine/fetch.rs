@@ -137,8 +137,11 @@ impl Session {
         self.backlog.delay(ctx.mono(), id, SUSPENDED_FOR, Method::Page);
     }
 
-    /// Continues a job with pages.
+    /// Continues a job with pages. A recheck ends instead: by pages it would fetch everything again.
     pub(super) fn switch_to_pages(&mut self, ctx: &mut Context<'_>, id: JobId) {
+        if self.backlog.batch_of(id).is_some_and(|batch| batch.purpose == Purpose::Recheck) {
+            return self.backlog.drop_batch(ctx, &mut self.subs, id.batch);
+        }
         let Some(job) = self.backlog.get_mut(id) else { return };
         job.forget_offers();
         ctx.history.wants.abandon(id);
@@ -373,7 +376,9 @@ impl Session {
         let Some((job, its_batch)) = job else { return };
         let items = match its_batch.purpose {
             Purpose::Items => its_batch.items.clone(),
-            Purpose::CatchUp | Purpose::MissedLive(_) => ctx.history.state.confirmed.clone(),
+            Purpose::CatchUp | Purpose::MissedLive(_) | Purpose::Recheck => {
+                ctx.history.state.confirmed.clone()
+            }
             Purpose::Announcements | Purpose::Poll(_) => return,
         };
         let (began, (since, _)) = (job.began, job.window());
@@ -404,7 +409,7 @@ impl Session {
         let is_memory_full = ctx.shared.held_items.values().sum::<usize>() >= MAX_INVENTORY_ITEMS
             || ctx.shared.wanted >= MAX_WANTED_TOTAL;
         if ctx.history.neg.admit(now) != Admit::Go || is_memory_full {
-            self.backlog.queue(id, Method::Page);
+            self.switch_to_pages(ctx, id);
             return Ok(());
         }
         let ledger = &ctx.history.ledger;
@@ -522,6 +527,7 @@ impl Session {
         let step = job.refused(refusal);
         match (&step, refusal) {
             (JobStep::NoNegentropy, _) => {
+                self.backlog.drop_batch_for(ctx, &mut self.subs, Purpose::Recheck);
                 if refusal == Refusal::NegUnsupported {
                     self.backlog.use_pages_only(ctx);
                     self.subs.close_all(ctx, |kind| matches!(kind, SubKind::Neg(_)));

@@ -38,6 +38,12 @@ pub(super) struct RelayHistory {
     /// The time of the daily pass.
     pub(super) daily: Mono,
     pub(super) pass: HistoryPass,
+    /// The time from which on everything is compared once more, because a catch-up asked by date; `None` if none did.
+    pub(super) recheck_at: Option<Mono>,
+    /// The earliest time of the next of these comparisons.
+    next_recheck: Mono,
+    /// Interruptions of live subscriptions before the comparison that is under way, which it makes up for.
+    interrupted_before_recheck: usize,
     /// The number of interruptions that was last reported.
     pub(super) interrupted_reported: usize,
     pub(super) listening_times: ListeningTimes,
@@ -88,6 +94,9 @@ impl RelayHistory {
             filters_until: Mono::ZERO,
             daily: daily_pass(now, kept.full_pass_at, config.full_pass, rng),
             pass,
+            recheck_at: None,
+            next_recheck: Mono::ZERO,
+            interrupted_before_recheck: 0,
             interrupted_reported: 0,
             listening_times: ListeningTimes::default(),
             no_negentropy_reported: false,
@@ -122,7 +131,21 @@ impl RelayHistory {
     pub(super) fn begin_pass(&mut self, now: Timestamp, kind: PassKind) {
         let interrupted_before = self.kept.interrupted;
         self.pass = HistoryPass { interrupted_before, ..HistoryPass::begin(now, kind) };
+        self.recheck_at = None;
         self.health.pass_began();
+    }
+
+    /// Begins the comparison that follows a catch-up.
+    pub(super) fn begin_recheck(&mut self, now: Mono) {
+        self.recheck_at = None;
+        self.next_recheck = now + RECHECK_EVERY;
+        self.interrupted_before_recheck = self.kept.interrupted;
+    }
+
+    /// Ends that comparison: nothing that was published before it is missing.
+    pub(super) fn rechecked(&mut self) {
+        let made_up_for = std::mem::take(&mut self.interrupted_before_recheck);
+        self.kept.interrupted = self.kept.interrupted.saturating_sub(made_up_for);
     }
 
     /// Returns whether it continues from what an earlier process received.
@@ -227,7 +250,13 @@ pub(super) fn choose_start(ctx: &mut Context<'_>) -> StartMode {
         Some(since) => StartMode::CatchUp { since },
         None => continue_pass(ctx, kept),
     };
-    ctx.history.kept.interrupted += usize::from(how != StartMode::Fresh);
+    if how != StartMode::Fresh {
+        ctx.history.kept.interrupted += 1;
+        // Not after a restart of our own, which would then compare with all relays at once.
+        if !ctx.history.is_resumed() || matches!(how, StartMode::CatchUp { .. }) {
+            ctx.history.recheck_at = Some(mono.max(ctx.history.next_recheck));
+        }
+    }
     how
 }
 
@@ -248,6 +277,9 @@ fn continue_pass(ctx: &mut Context<'_>, kept: RelaySyncNeeds) -> StartMode {
     ctx.history.state.confirm(items);
     StartMode::Continue { since: until - CONFIRMED_RETENTION }
 }
+
+/// Shortest time between two comparisons that follow a catch-up: some relays end every connection after a minute.
+const RECHECK_EVERY: Duration = Duration::from_secs(60 * 60);
 
 /// The backoff of reconciliation after silence, faults or unreadable messages: a minute, doubling to two hours.
 const NEG_BACKOFF: BackoffPolicy = BackoffPolicy {

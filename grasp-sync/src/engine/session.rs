@@ -8,7 +8,7 @@ use crate::index::{
 };
 use crate::limits::{Heard, Refusal};
 use grasp_core::Mono;
-use grasp_core::limits::{EoseHint, PeerText};
+use grasp_core::limits::{Admit, EoseHint, PeerText};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 
@@ -260,7 +260,38 @@ impl Session {
             self.send_history(ctx);
         }
         self.update_progress(ctx);
+        if self.recheck_if_due(ctx) && !ctx.history.pace.is_paused(ctx.mono()) {
+            self.send_history(ctx);
+        }
         ctx.report_interruptions();
+    }
+
+    /// Compares everything once more after a catch-up, if its time has come; returns whether it does. A catch-up asks by
+    /// date, and does not find an event that was published during the absence with an older date.
+    fn recheck_if_due(&mut self, ctx: &mut Context<'_>) -> bool {
+        let is_due = ctx.history.recheck_at.is_some_and(|at| ctx.mono() >= at);
+        if !is_due || self.ended != Some(History::Complete) {
+            return false;
+        }
+        if self.backlog.pages_only || ctx.history.no_negentropy_reported {
+            ctx.history.recheck_at = None;
+            return false;
+        }
+        if let Admit::Wait(until) = ctx.history.neg.admit(ctx.mono()) {
+            ctx.history.recheck_at = Some(until);
+            return false;
+        }
+        ctx.history.begin_recheck(ctx.now.mono);
+        let confirmed = ctx.history.state.confirmed.clone();
+        let mut filters = build_layer2_and_layer3_filters(&confirmed, None, &self.budget);
+        if self.covered_by_full_sync(ctx, &filters) {
+            filters = vec![all_events()];
+        }
+        filters.push(build_announcement_filter(None));
+        let nothing = PendingItems::default();
+        let (purpose, method) = (Purpose::Recheck, Method::Reconcile);
+        self.backlog.fetch(ctx, purpose, filters, method, nothing, CountAs::NEW);
+        true
     }
 
     pub(super) fn handle_message(&mut self, ctx: &mut Context<'_>, said: Said) {
@@ -519,6 +550,7 @@ impl Session {
         let suspended = ctx.suspended_layers().into_values().min();
         let full_sync = self.full_sync.filter(|_| self.backlog.has_queued_comparison());
         let comparison = full_sync.map(|full_sync| full_sync.compare_at);
+        let recheck = history.recheck_at.filter(|_| self.ended == Some(History::Complete));
         [
             self.subs.deadline(),
             self.backlog.backing_off.first().map(|(at, _)| *at),
@@ -529,6 +561,7 @@ impl Session {
             paced.filter(|at| *at > now),
             daily.map(|at| at.max(history.pace.reopens_at())),
             comparison.filter(|at| *at > now),
+            recheck.filter(|at| *at > now),
             suspended,
         ]
         .into_iter()

@@ -52,12 +52,54 @@ fn old_events_arrive_live_after_a_quick_reconnect() {
     let mut setup = Setup::announced(defaults(), quick(script), 20);
     setup.run(11 * MINUTE);
     assert_eq!(setup.sim.conns.len(), 2);
-    assert_eq!(
-        interruptions(&setup),
-        1,
-        "earlier events that were published in between are reported as unproven"
-    );
     assert_arrives_live(&mut setup);
+}
+
+/// Adds issues of several ages to relay 0 that are published while it is not connected.
+fn published_meanwhile(setup: &mut Setup) -> Vec<Event> {
+    let mut events = Vec::new();
+    for age in [0, 3_600, 7 * 24 * 3_600] {
+        let issue = setup.chance_issue_dated(age);
+        setup.peer().events.insert(issue.id, issue.clone());
+        events.push(issue);
+    }
+    events
+}
+
+#[test]
+fn old_events_published_during_a_reconnect_are_found_by_a_comparison_after_the_catch_up() {
+    let connection_secs = Some((600, 600));
+    let filters = quick(Script { connection_secs, ..Script::default() });
+    let full_sync = Script { connection_secs, ..mirror() };
+    for (config, script) in [(defaults(), filters), (whole_config(), full_sync)] {
+        let mut setup = Setup::announced(config, script, 100);
+        setup.run(9 * MINUTE);
+        setup.peer().script.down_secs = Some((600, 660));
+        setup.run(secs(90));
+        let missed = published_meanwhile(&mut setup);
+        setup.peer().script.connection_secs = None;
+        setup.forget().run(3 * MINUTE);
+        assert_eq!(setup.sim.conns.len(), 2);
+        assert!(missed.iter().all(|issue| setup.has(issue)));
+        assert_eq!(interruptions(&setup), 0, "nothing is missing");
+        let gaps = setup.count_reports(|report| matches!(report, Report::Gap { .. }));
+        assert_eq!(gaps, 0, "nothing shows that these were published before");
+    }
+}
+
+#[test]
+fn an_unstable_relay_is_compared_once_an_hour() {
+    let script = Script { connection_secs: Some((360, 360)), ..Script::default() };
+    let mut setup = Setup::announced(defaults(), quick(script), 20);
+    setup.run(5 * MINUTE).forget();
+    setup.run(4 * HOUR);
+    assert!(setup.sim.conns.len() > 30);
+    let starts = setup.starts();
+    let announcements = by(&starts, By::Neg).into_iter().filter(|one| one.is_layer_one());
+    assert_eq!(announcements.count(), 4);
+    let missed = published_meanwhile(&mut setup);
+    setup.run(2 * HOUR);
+    assert!(missed.iter().all(|issue| setup.has(issue)));
 }
 
 #[test]
@@ -133,8 +175,9 @@ fn old_events_arrive_live_after_the_daily_pass() {
 }
 
 #[test]
-fn the_daily_pass_resets_the_count_of_interruptions() {
-    let script = Script { connection_secs: Some((6 * 3600, 6 * 3600)), ..Script::default() };
+fn the_daily_pass_resets_the_count_of_interruptions_without_nip77() {
+    let neg = Neg::Unknown;
+    let script = Script { connection_secs: Some((6 * 3600, 6 * 3600)), neg, ..Script::default() };
     let mut setup = Setup::announced(defaults(), quick(script), 20);
     setup.run(22 * HOUR);
     assert_eq!(interruptions(&setup), 3);
