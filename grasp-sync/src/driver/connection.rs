@@ -11,6 +11,7 @@
 //! the socket is not read, and the relay has to wait.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ use super::codec::{self, RelayMessage};
 use super::intake::{Intake, IntakeQueue, Item, MAX_BATCH_EVENTS};
 use super::outbound::{Outbound, Socket};
 use super::{Task, outbound};
-use crate::engine::{ConnId, Delivered, Fault, Frame, Input, Places, Row, Said, SubId};
+use crate::engine::{ConnId, Delivered, Fault, Frame, Input, Places, RelayFacts, Row, Said, SubId};
 
 /// Frames that may wait for the socket; the engine's budget stays far below.
 const FRAME_QUEUE: usize = 1_024;
@@ -96,18 +97,8 @@ async fn connect_and_run(
     target: Target,
     frames: mpsc::Receiver<Frame>,
 ) -> Result<(), Fault> {
-    let Shared { outbound, limits, .. } = &*shared;
-    // Both connections go to the same checked addresses.
-    let dial = async {
-        let route = outbound.route(&target.relay, target.from).await?;
-        Ok(tokio::join!(
-            route.upgrade(&target.relay, limits),
-            outbound::fetch_facts(&target.relay, &route)
-        ))
-    };
-    let dialled = timeout(limits.handshake_timeout, dial).await;
-    let (upgraded, facts) = dialled.unwrap_or(Err(Fault::Unreachable))?;
-    let (socket, address) = upgraded?;
+    let dialled = timeout(shared.limits.handshake_timeout, dial(&shared, &target)).await;
+    let Dialled { socket, address, facts } = dialled.unwrap_or(Err(Fault::Unreachable))?;
     let (sink, stream) = socket.split();
     let queue = shared.intake.queue(target.relay.clone(), target.conn);
     let (relay, conn, address) = (target.relay.clone(), target.conn, Some(address));
@@ -128,6 +119,26 @@ async fn connect_and_run(
     };
     connection.run(stream, frames).await;
     Ok(())
+}
+
+/// An open websocket.
+struct Dialled {
+    socket: Socket,
+    /// The address that answered.
+    address: IpAddr,
+    facts: RelayFacts,
+}
+
+/// Reads the NIP-11 document, then opens the websocket; both at the same checked addresses. The websocket of a private
+/// service (GRASP-08) is not opened: it is only for its members.
+async fn dial(shared: &Shared, target: &Target) -> Result<Dialled, Fault> {
+    let route = shared.outbound.route(&target.relay, target.from).await?;
+    let facts = outbound::fetch_facts(&target.relay, &route).await;
+    if facts.is_private {
+        return Err(Fault::Private);
+    }
+    let (socket, address) = route.upgrade(&target.relay, &shared.limits).await?;
+    Ok(Dialled { socket, address, facts })
 }
 
 /// The filters and path of one of our subscriptions.

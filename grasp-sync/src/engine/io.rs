@@ -230,7 +230,7 @@ pub struct InventoryFailed;
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum Output {
-    /// Connect, and fetch the relay's NIP-11 document.
+    /// Fetch the relay's NIP-11 document, then open a websocket, unless it is a private service (GRASP-08).
     Connect {
         relay: RelayUrl,
         conn: ConnId,

@@ -27,6 +27,10 @@ use tokio_tungstenite::{WebSocketStream, accept_async};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Received {
     pub(crate) connections: usize,
+    /// Requests for the NIP-11 document.
+    pub(crate) documents: usize,
+    /// The number of these before each websocket.
+    pub(crate) documents_before: Vec<usize>,
     pub(crate) messages: Vec<(usize, Value)>,
     /// Subscriptions that the relay ended: the number of messages before, the connection, and the id.
     pub(crate) ended: Vec<(usize, usize, String)>,
@@ -123,6 +127,7 @@ impl ClientSocket {
         let mut head = [0; 2048];
         let seen = stream.peek(&mut head).await.ok()?;
         if head[..seen].windows(22).any(|part| part == b"application/nostr+json") {
+            record.send_modify(|received| received.documents += 1);
             let body = info.as_ref().map(Value::to_string).unwrap_or_default();
             let status = if info.is_some() { "200 OK" } else { "404 Not Found" };
             let length = body.len();
@@ -138,6 +143,7 @@ impl ClientSocket {
         record.send_modify(|received| {
             number = received.connections;
             received.connections += 1;
+            received.documents_before.push(received.documents);
         });
         Some(Self { number, socket, record })
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use grasp_core::admission::{Origin, SyncPath};
 use grasp_core::limits::Health;
 use grasp_sync::driver::{RecordFile, RelayStatus, Syncer};
+use grasp_sync::engine::Fault;
 use grasp_sync::index::ConnectionStatus;
 use serde_json::json;
 
@@ -155,6 +156,36 @@ async fn private_addresses_in_events_are_not_connected() {
     let has_failed = |status: &RelayStatus| status.health != Health::Healthy;
     Local::until_status(&syncer, &relay.url(), has_failed).await;
     assert_eq!(relay.received().connections, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_document_of_a_relay_is_read_before_its_websocket_is_opened() {
+    let document = json!({ "supported_grasps": ["GRASP-01"] });
+    for info in [None, Some(document)] {
+        let mut relay = Scripted::with_info(info, |mut client| async move {
+            while client.next().await.is_some() {}
+        })
+        .await;
+        let syncer = Local::new().sync(&[relay.url()]).await;
+        let received = relay.until(|received| received.connections == 1).await;
+        assert_eq!(received.documents_before, [1]);
+        syncer.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_websocket_to_a_private_service_is_opened() {
+    let document = json!({ "supported_grasps": ["GRASP-01", "GRASP-08"] });
+    let relay = Scripted::with_info(Some(document), |mut client| async move {
+        while client.next().await.is_some() {}
+    })
+    .await;
+    let syncer = Local::new().sync(&[relay.url()]).await;
+    let has_failed = |status: &RelayStatus| status.failed.is_some();
+    let status = Local::until_status(&syncer, &relay.url(), has_failed).await;
+    assert_eq!(status.failed.map(|failed| failed.why), Some(Fault::Private));
+    let received = relay.received();
+    assert_eq!((received.documents, received.connections), (1, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
