@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_core::RepoId;
-use grasp_tests::{Author, ServerClient, Workdir};
+use grasp_tests::{Author, GitOutput, ServerClient, Workdir};
 use nostr::event::EventId;
 use serde_json::json;
 use tokio_tungstenite::connect_async;
@@ -32,23 +32,49 @@ pub(crate) struct HonestClients {
     pushes: std::sync::atomic::AtomicU64,
 }
 
-/// The times of each honest operation.
+/// The results of all honest operations.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Times {
-    pub(crate) push: Vec<Duration>,
-    pub(crate) request: Vec<Duration>,
-    pub(crate) clone: Vec<Duration>,
+pub(crate) struct Operations {
+    pub(crate) push: Vec<Operation>,
+    pub(crate) request: Vec<Operation>,
+    pub(crate) clone: Vec<Operation>,
 }
 
-impl Times {
+/// One honest operation.
+#[derive(Clone, Debug)]
+pub(crate) struct Operation {
+    /// Its duration; [`OPERATION_TIMEOUT`] if it failed.
+    time: Duration,
+    /// The reason why it failed.
+    failure: Option<String>,
+}
+
+impl Operations {
     /// Returns the 95th percentiles of push, request and clone.
     pub(crate) fn p95(&self) -> [Duration; 3] {
-        [&self.push, &self.request, &self.clone].map(|times| {
-            let mut sorted = times.clone();
-            sorted.sort();
-            let position = (sorted.len() * 95).div_ceil(100).saturating_sub(1);
-            sorted.get(position).copied().unwrap_or_default()
+        [&self.push, &self.request, &self.clone].map(|operations| {
+            let mut times: Vec<Duration> = operations.iter().map(|one| one.time).collect();
+            times.sort();
+            let position = (times.len() * 95).div_ceil(100).saturating_sub(1);
+            times.get(position).copied().unwrap_or_default()
         })
+    }
+
+    /// Describes the failures of each kind of operation: their number, and the reason of the first.
+    pub(crate) fn failures(&self) -> Vec<String> {
+        let mut descriptions = Vec::new();
+        for (name, operations) in
+            [("push", &self.push), ("request", &self.request), ("clone", &self.clone)]
+        {
+            let failures: Vec<&String> =
+                operations.iter().filter_map(|one| one.failure.as_ref()).collect();
+            if let Some(first) = failures.first() {
+                let failed = failures.len();
+                let all = operations.len();
+                descriptions.push(format!("{name}: {failed} of {all} failed: {first}"));
+            }
+        }
+        descriptions
     }
 }
 
@@ -73,74 +99,85 @@ impl HonestClients {
     }
 
     /// Repeats each operation at least `rounds` times, and until `stop` is set.
-    pub(crate) async fn work(self: &Arc<Self>, rounds: usize, stop: &Arc<AtomicBool>) -> Times {
+    pub(crate) async fn work(
+        self: &Arc<Self>,
+        rounds: usize,
+        stop: &Arc<AtomicBool>,
+    ) -> Operations {
         let is_needed = |done: usize| done < rounds || !stop.load(Ordering::Relaxed);
         let push = async {
-            let mut times = Vec::new();
-            while is_needed(times.len()) {
-                times.push(timed(self.push()).await);
+            let mut done = Vec::new();
+            while is_needed(done.len()) {
+                done.push(timed(self.push()).await);
             }
-            times
+            done
         };
         let request = async {
-            let mut times = Vec::new();
-            while is_needed(times.len()) {
-                times.push(timed(self.request()).await);
+            let mut done = Vec::new();
+            while is_needed(done.len()) {
+                done.push(timed(self.request()).await);
             }
-            times
+            done
         };
         let clone = async {
-            let mut times = Vec::new();
-            while is_needed(times.len()) {
-                times.push(timed(self.clone_once()).await);
+            let mut done = Vec::new();
+            while is_needed(done.len()) {
+                done.push(timed(self.clone_once()).await);
             }
-            times
+            done
         };
         let (push, request, clone) = tokio::join!(push, request, clone);
-        Times { push, request, clone }
+        Operations { push, request, clone }
     }
 
-    /// Signs a new commit and pushes it; returns whether both were accepted.
-    async fn push(&self) -> bool {
+    /// Signs a new commit and pushes it.
+    async fn push(&self) -> Result<(), String> {
         let number = self.pushes.fetch_add(1, Ordering::Relaxed) + 1;
         let commit = self.work.commit(&format!("change {number}")).await;
         let state = self.maintainer.later(number).state(&self.name, &[(MAIN, &commit)]);
-        let accepted = matches!(self.client.publish(&state).await, Some(Ok(())));
+        self.client.publish(&state).await.ok_or("the state is not answered")??;
         let url = self.client.clone_url(&self.repo());
-        accepted && self.work.git(&["push", "-q", &url, "main"]).await.ok
+        succeeded(self.work.git(&["push", "-q", &url, "main"]).await)
     }
 
-    /// Requests the announcement by its id, and returns whether it was received.
-    async fn request(&self) -> bool {
-        let Ok((mut socket, _)) = connect_async(self.client.relay_url()).await else {
-            return false;
-        };
+    /// Requests the announcement by its id.
+    async fn request(&self) -> Result<(), String> {
+        let connected = connect_async(self.client.relay_url()).await;
+        let (mut socket, _) = connected.map_err(|error| error.to_string())?;
         let request = json!(["REQ", "a", { "ids": [self.announcement.to_hex()] }]).to_string();
-        if socket.send(Message::text(request)).await.is_err() {
-            return false;
-        }
-        let mut found = false;
+        let sent = socket.send(Message::text(request)).await;
+        sent.map_err(|error| error.to_string())?;
+        let mut is_found = false;
         while let Some(Ok(message)) = socket.next().await {
             let text = message.to_string();
-            found |= text.starts_with(r#"["EVENT""#);
+            is_found |= text.starts_with(r#"["EVENT""#);
             if text.starts_with(r#"["EOSE""#) {
-                return found;
+                return if is_found { Ok(()) } else { Err("the event is not served".to_owned()) };
             }
         }
-        false
+        Err("the connection was closed".to_owned())
     }
 
-    /// Clones the repository, and returns whether that succeeded.
-    async fn clone_once(&self) -> bool {
+    /// Clones the repository.
+    async fn clone_once(&self) -> Result<(), String> {
         let url = self.client.clone_url(&self.repo());
-        Workdir::empty().git(&["clone", "-q", &url, "copy"]).await.ok
+        succeeded(Workdir::empty().git(&["clone", "-q", &url, "copy"]).await)
     }
 }
 
-/// Executes an operation and returns its time.
-async fn timed(operation: impl Future<Output = bool>) -> Duration {
+/// Returns the errors of a command that failed.
+fn succeeded(output: GitOutput) -> Result<(), String> {
+    if output.ok { Ok(()) } else { Err(output.err) }
+}
+
+/// Executes an operation and measures it.
+async fn timed(operation: impl Future<Output = Result<(), String>>) -> Operation {
     tokio::time::sleep(OPERATION_PAUSE).await;
     let start = Instant::now();
-    let succeeded = tokio::time::timeout(OPERATION_TIMEOUT, operation).await;
-    if succeeded == Ok(true) { start.elapsed() } else { OPERATION_TIMEOUT }
+    let failure = match tokio::time::timeout(OPERATION_TIMEOUT, operation).await {
+        Ok(Ok(())) => return Operation { time: start.elapsed(), failure: None },
+        Ok(Err(reason)) => reason,
+        Err(_) => format!("no result after {OPERATION_TIMEOUT:?}"),
+    };
+    Operation { time: OPERATION_TIMEOUT, failure: Some(failure) }
 }

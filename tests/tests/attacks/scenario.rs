@@ -8,7 +8,7 @@ use std::time::Duration;
 use grasp_tests::{Leftovers, eventually};
 
 use crate::attacker::Attacker;
-use crate::honest::{HonestClients, Times};
+use crate::honest::{HonestClients, Operations};
 use crate::server::Server;
 
 /// Repetitions of each honest operation on an idle server.
@@ -32,7 +32,7 @@ const TOLERABLE_LATENCY: Duration = Duration::from_secs(1);
 pub(crate) struct Scenario {
     pub(crate) server: Server,
     pub(crate) honest: Arc<HonestClients>,
-    idle: Times,
+    idle: Operations,
     idle_memory: u64,
 }
 
@@ -48,6 +48,8 @@ pub(crate) struct Report {
     /// Growth of the disk at the end of the attack, and its bound.
     disk: u64,
     disk_bound: u64,
+    /// Descriptions of honest operations that failed during the attack.
+    failed: Vec<String>,
     /// Descriptions of other failed checks.
     more: Vec<String>,
 }
@@ -92,7 +94,7 @@ impl Scenario {
             tokio::join!(self.honest.work(MIN_ATTACK_ROUNDS, &stop), attack).0
         };
         let attacked = tokio::select! {
-            times = both => times,
+            operations = both => operations,
             () = sample => unreachable!("sampling has no end"),
         };
         for root in self.server.repositories() {
@@ -109,6 +111,7 @@ impl Scenario {
             disk_bound: disk_bound
                 + HONEST_DISK_BYTES
                 + HONEST_PUSH_BYTES * attacked.push.len() as u64,
+            failed: attacked.failures(),
             more: Vec::new(),
         }
     }
@@ -140,6 +143,9 @@ impl Report {
             if attacked > self.tolerable.max(idle * 10) {
                 slow.push(format!("{operation}: p95 {attacked:?}, idle {idle:?}"));
             }
+        }
+        if !slow.is_empty() {
+            slow.extend(self.failed.clone());
         }
         slow
     }
