@@ -338,20 +338,25 @@ async fn state_that_expires() -> Report {
 }
 
 /// Announces repositories of 300 keys under the name that is pushed to, all with one lead, who signs a state of as many refs
-/// as an event can have. Its refs name a commit that the honest maintainer has published.
+/// as an event can have.
 async fn one_state_in_many_views() -> Report {
     const KEYS: usize = 300;
     const REFS: usize = 12_000;
     let scenario = Scenario::start().await;
     let (client, server) = (scenario.server.client(), scenario.server.address());
     let (service, name) = (scenario.server.service(), scenario.honest.name.clone());
-    let tip = scenario.honest.work.git(&["rev-parse", "main"]).await.expect_ok();
+    let work = Workdir::init().await;
+    let tip = work.commit("lead").await;
+    let pack = work.pack(&["main"]).await;
+    let mut pushed = String::new();
     let shown = AtomicUsize::new(0);
     let attack = async {
         let lead = Author::new().earlier(600);
         let key = lead.key().to_string();
+        let attacker = Attacker::in_network(server, 0);
+        let path = format!("{}/git-receive-pack", service.repo_path(&lead.repo(&name)));
         let announce = |author: &Author| author.announce_with(&name, &service, &[&["M", &key]]);
-        let mut relay_of_lead = relay(Attacker::in_network(server, 0)).await;
+        let mut relay_of_lead = relay(attacker).await;
         send(&mut relay_of_lead, &[announce(&lead)]).await;
         let followers: Vec<Author> = (1..KEYS).map(|_| Author::new().earlier(600)).collect();
         for (network, some) in (1..).zip(followers.chunks(50)) {
@@ -364,6 +369,11 @@ async fn one_state_in_many_views() -> Report {
         // Too much for all views, and then as much as they may show.
         for (n, count) in (0..).zip([REFS, REFS, REFS, 160, 159, 158]) {
             send(&mut relay_of_lead, &[lead.later(n).state(&name, &refs[..count])]).await;
+            if n == 0 {
+                let uploads: Vec<_> =
+                    refs.iter().map(|(name, tip)| (ZERO_ID, *tip, *name)).collect();
+                pushed = attacker.post(&path, &[], &push(&uploads, &pack)).await.body;
+            }
         }
         for author in followers.iter().chain([&lead]) {
             let refs = client.refs(&author.repo(&name)).await.unwrap_or_default();
@@ -372,5 +382,7 @@ async fn one_state_in_many_views() -> Report {
     };
     let report = scenario.run(256 << 20, attack).await;
     let shown = shown.into_inner();
-    report.and((1..=70_000).contains(&shown), format!("{shown} refs are shown"))
+    report
+        .and(pushed.contains("unpack ok"), pushed)
+        .and((1..=70_000).contains(&shown), format!("{shown} refs are shown"))
 }
