@@ -13,7 +13,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use crate::attacker::{Attacker, Relay};
 use crate::attacks;
-use crate::scenario::{Report, Scenario};
+use crate::scenario::{LatencyBound, Report, Scenario};
 
 attacks![
     refused_deletions,
@@ -126,7 +126,7 @@ async fn constant_events_of_one_name() -> Report {
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
     };
-    scenario.run(16 << 20, attack).await
+    scenario.run(16 << 20, attack).await.within(LatencyBound::AsIdle)
 }
 
 /// Publishes 990 pull requests to the repository that is pushed to, each of which names fifteen others.
@@ -383,6 +383,7 @@ async fn one_state_in_many_views() -> Report {
     let report = scenario.run(256 << 20, attack).await;
     let shown = shown.into_inner();
     report
+        .within(LatencyBound::AsWithOtherName)
         .and(pushed.contains("unpack ok"), pushed)
         .and((1..=70_000).contains(&shown), format!("{shown} refs are shown"))
 }
