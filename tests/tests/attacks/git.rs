@@ -198,7 +198,7 @@ async fn unreachable_objects() -> Report {
 }
 
 /// Returns whether a commit can be fetched by its id.
-async fn is_readable(url: &str, commit: &str) -> bool {
+pub(crate) async fn is_readable(url: &str, commit: &str) -> bool {
     Workdir::init().await.git(&["fetch", "-q", "--depth", "1", url, commit]).await.ok
 }
 

@@ -16,6 +16,7 @@
 mod attacker;
 mod git;
 mod honest;
+mod names;
 mod nostr;
 mod packs;
 mod purgatory;
@@ -54,7 +55,8 @@ fn main() -> ExitCode {
         return grasp_bin::run();
     }
     let words: Vec<&String> = arguments.iter().filter(|word| !word.starts_with('-')).collect();
-    let all = [git::ATTACKS, nostr::ATTACKS, purgatory::ATTACKS, sync::ATTACKS].concat_refs();
+    let all = [git::ATTACKS, names::ATTACKS, nostr::ATTACKS, purgatory::ATTACKS, sync::ATTACKS]
+        .concat_refs();
     let is_chosen = |attack: &&Attack| {
         words.is_empty() || words.iter().any(|word| attack.name.contains(word.as_str()))
     };

@@ -31,7 +31,7 @@ attacks![
 ];
 
 /// Size that the store's log grows to with any writing; it is kept for the next.
-const STORE_LOG_BYTES: u64 = 132 << 20;
+pub(crate) const STORE_LOG_BYTES: u64 = 132 << 20;
 
 /// Time that an attacker waits for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -40,12 +40,12 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 const HOLD_DURATION: Duration = Duration::from_secs(5);
 
 /// Returns the messages that publish these events, encoded beforehand: the attack must not keep its own process busy.
-fn messages(events: &[Event]) -> Vec<String> {
+pub(crate) fn messages(events: &[Event]) -> Vec<String> {
     events.iter().map(|event| format!(r#"["EVENT",{}]"#, event.as_json())).collect()
 }
 
 /// Sends messages with one event each over one connection, and returns how many were accepted.
-async fn publish(attacker: Attacker, messages: Vec<String>) -> usize {
+pub(crate) async fn publish(attacker: Attacker, messages: Vec<String>) -> usize {
     let Some(mut relay) = attacker.relay().await else { return 0 };
     let mut sent = 0;
     for message in messages {

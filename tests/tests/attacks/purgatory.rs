@@ -69,7 +69,7 @@ async fn host(client: &ServerClient, owner: &Author, name: &str, bytes: usize) -
 }
 
 /// Waits until a repository is no longer served, and returns whether that happened in time.
-async fn until_gone(client: &ServerClient, repo: &RepoId) -> bool {
+pub(crate) async fn until_gone(client: &ServerClient, repo: &RepoId) -> bool {
     let gone = async {
         while client.refs(repo).await.is_some() {
             tokio::time::sleep(Duration::from_millis(100)).await;

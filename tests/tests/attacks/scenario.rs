@@ -166,6 +166,12 @@ impl Report {
         self
     }
 
+    /// Adds the check that every honest operation succeeded. Without it a failed one only counts as a slow one.
+    pub(crate) fn and_all_succeeded(mut self) -> Self {
+        self.more.append(&mut self.failed);
+        self
+    }
+
     /// Returns the descriptions of all failed checks.
     pub(crate) fn failures(&self) -> Vec<String> {
         [self.more.clone(), self.slow_operations(), self.exceeded()].concat()
