@@ -432,8 +432,8 @@ pub struct Facts {
     pub latest: Option<Version>,
     /// Announcements of its repository that are here: at most one stored and one held.
     pub announcements: Vec<KnownAnnouncement>,
-    /// Another author's announcement of the same identifier lists its author. Being listed is enough: an announcement
-    /// may be the one that lists back.
+    /// A hosted repository of another owner and the same identifier lists its author, directly or by its maintainers.
+    /// Being listed is enough: an announcement may be the one that lists back.
     pub is_listed: bool,
     /// Hosted repositories of the same identifier that the author of a state maintains.
     pub maintained: Vec<MaintainedRepo>,

@@ -490,11 +490,9 @@ impl PurgatoryDriver {
         self.executor.reach_reader(&repo.identifier).maintained_by(&repo.owner).await
     }
 
-    /// Returns whether another author's announcement lists the owner of a repository under its identifier.
+    /// Returns whether an announcement of a repository matters for who maintains a hosted one of another owner.
     pub async fn is_listed(&self, repo: &RepoId) -> Result<bool, GitError> {
-        let reader = self.executor.reach_reader(&repo.identifier);
-        let listing = reader.listing(&repo.owner).await?;
-        Ok(listing.iter().any(|author| *author != repo.owner))
+        self.executor.reach_reader(&repo.identifier).is_in_reach(&repo.owner).await
     }
 
     /// Runs maintenance of every repository now, and waits for its end. It also runs by schedule.

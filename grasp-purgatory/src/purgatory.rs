@@ -249,6 +249,8 @@ impl Purgatory {
             self.held.remove(out, id);
         }
         self.held.hold(out, &new.event, new.since, new.until);
+        // A survey that finds it wanting starts a hunt, also if it was hunted for before.
+        self.wanted.forget(&new.id());
         match &new.content {
             Content::Announcement(_) if had_view => {}
             Content::Announcement(announcement) => {
@@ -265,6 +267,8 @@ impl Purgatory {
         if let Hold::State(repos) = hold {
             concerned.extend(repos.iter().cloned());
         }
+        let uploads = self.staging.of(&new.id()).into_iter();
+        concerned.extend(uploads.flat_map(StagedUploads::repos).cloned());
         for repo in &concerned {
             self.releases.request(out, repo);
         }
@@ -273,6 +277,7 @@ impl Purgatory {
             Content::Announcement(_) => WakeCause::Announcement,
             Content::State(_) | Content::Proposal(_) => WakeCause::Content,
         };
+        // The repositories of a state were read with it.
         if new.state().is_none() {
             for repo in new.repos() {
                 out.push(Output::Wake { repo, cause });
@@ -332,7 +337,13 @@ impl Purgatory {
     }
 
     /// Notes what a repository hunts for, and starts the hunt if that is more than before.
-    fn want(&mut self, out: &mut Outputs, repo: &RepoId, wanted: judge::Wanted) {
+    fn want(&mut self, out: &mut Outputs, repo: &RepoId, mut wanted: judge::Wanted) {
+        // One fetch is enough for a pull request that names several repositories.
+        let (held, hunts) = (&self.held, &self.wanted);
+        wanted.held.retain(|id| {
+            let is_proposal = held.get(id).is_some_and(|held| held.proposal().is_some());
+            !is_proposal || !hunts.is_hunted_elsewhere(repo, id)
+        });
         let mut delays = Vec::new();
         for id in &wanted.held {
             let Some(held) = self.held.get(id).filter(|held| held.is_waiting()) else { continue };

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::admission::{KnownAnnouncement, MaintainedRepo, Presence};
-use grasp_core::maintainers::{Lookup, Reach};
+use grasp_core::maintainers::{Lookup, MAX_MAINTAINERS, Reach};
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, RepoId, kinds};
 use nostr::event::Event;
@@ -97,12 +97,7 @@ impl ReachReader<'_> {
     /// Returns the reach of the repository of a key, with all announcements of it read.
     pub(super) async fn reach(&mut self, owner: &PublicKey) -> Result<Reach, GitError> {
         loop {
-            let model = self.executor.parts.policy.model;
-            let reach = model.reach(owner, |key| match self.read.get(key) {
-                None => Lookup::Unread,
-                Some(None) => Lookup::Absent,
-                Some(Some(known)) => Lookup::Read(&known.known.announcement.maintainer_list),
-            });
+            let reach = self.resolve(owner, None);
             if reach.unread.is_empty() {
                 return Ok(reach);
             }
@@ -143,6 +138,34 @@ impl ReachReader<'_> {
         self.read(related.iter().copied()).await?;
         related.retain(|key| self.is_hosted(key));
         Ok(related)
+    }
+
+    /// Returns whether an announcement of a key matters for who maintains a hosted repository of another owner. Such
+    /// announcements are kept although they list other servers; the reach of a repository bounds their number.
+    pub(super) async fn is_in_reach(&mut self, key: &PublicKey) -> Result<bool, GitError> {
+        for owner in self.related(key).await? {
+            if owner == *key {
+                continue;
+            }
+            let mut reader = self.executor.reach_reader(&self.identifier);
+            reader.reach(&owner).await?;
+            let is_full = reader.all().count() >= MAX_MAINTAINERS && reader.get(key).is_none();
+            if !is_full && reader.resolve(&owner, Some(key)).unread.contains(key) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns the reach of the repository of a key as far as it was read, as if one key was not.
+    fn resolve(&self, owner: &PublicKey, unread: Option<&PublicKey>) -> Reach {
+        let model = self.executor.parts.policy.model;
+        model.reach(owner, |key| match self.read.get(key) {
+            _ if Some(key) == unread => Lookup::Unread,
+            None => Lookup::Unread,
+            Some(None) => Lookup::Absent,
+            Some(Some(known)) => Lookup::Read(&known.known.announcement.maintainer_list),
+        })
     }
 
     /// Returns the hosted repositories that a key maintains.

@@ -58,11 +58,19 @@ impl Executor {
         // Only while reading: a survey that waits for a lock or walks a history must not delay others.
         let reading = self.readers.acquire().await;
         let mut reader = self.reach_reader(&repo.identifier);
-        let maintainers = reader.reach(&repo.owner).await?.maintainers;
+        let reach = reader.reach(&repo.owner).await?;
+        let maintainers = reach.maintainers;
+        if self.is_vacant(&reader, repo).await? {
+            return Ok(Survey::default());
+        }
         let (asked, keys) = (repo.clone(), maintainers.clone());
         let held = self.ask(move |purgatory| purgatory.held_for(&asked, &keys)).await?;
         let announcements = reader.all().filter_map(|known| known.stored.clone()).collect();
         drop(reading);
+        let _following = match reach.lead {
+            Some(_) => Some(self.followers.acquire().await),
+            None => None,
+        };
         let mut guard = self.parts.repos.lock(repo).await?;
         let reading = self.readers.acquire().await;
         let row = guard.row().await?;
@@ -75,7 +83,6 @@ impl Executor {
             && reader.maintains_own(&repo.owner).await?
             || self.has_state(repo, &survey)
                 && !reader.maintained_by(&repo.owner).await?.is_empty();
-        survey.hunted_elsewhere = self.hunted_elsewhere(repo, &held).await?;
         drop(reading);
         survey.complete = self.complete(&mut guard, &mut reader, &row, &held, &survey).await?;
         drop(guard);
@@ -87,6 +94,24 @@ impl Executor {
             maintainers: view.maintainers,
         });
         Ok(survey)
+    }
+
+    /// Returns whether a repository is neither announced nor here: a pull request may name many such.
+    async fn is_vacant(&self, reader: &ReachReader<'_>, repo: &RepoId) -> Result<bool, GitError> {
+        if reader.get(&repo.owner).is_some() {
+            return Ok(false);
+        }
+        for store in self.parts.stores() {
+            if store.row(repo).await? != RepoRow::default() {
+                return Ok(false);
+            }
+        }
+        let asked = repo.clone();
+        if self.ask(move |purgatory| purgatory.has_other_than_named(&asked)).await? {
+            return Ok(false);
+        }
+        let state = self.parts.relay.heads(vec![state_of(repo, &repo.owner)]).await?;
+        Ok(state.is_empty())
     }
 
     fn has_state(&self, repo: &RepoId, survey: &Survey) -> bool {
@@ -138,27 +163,6 @@ impl Executor {
             previous.extend(state.map(Arc::new));
         }
         Ok(previous)
-    }
-
-    /// Returns the held pull requests that name a hosted repository before this one: that one hunts for them.
-    async fn hunted_elsewhere(
-        &self,
-        repo: &RepoId,
-        held: &HeldFor,
-    ) -> Result<BTreeSet<EventId>, GitError> {
-        let mut elsewhere = BTreeSet::new();
-        for proposal in &held.proposals {
-            for named in &proposal.repos {
-                if named == repo {
-                    break;
-                }
-                if self.parts.repos.has_view(named).await? {
-                    elsewhere.insert(proposal.id);
-                    break;
-                }
-            }
-        }
-        Ok(elsewhere)
     }
 
     /// Returns the states and pull requests whose objects are here, after what other repositories here have was copied.

@@ -150,9 +150,10 @@ impl HeldEvent {
 /// Returns the repositories at which a pull request is handled.
 pub(super) fn repos_of(proposal: &Proposal) -> BTreeSet<RepoId> {
     let mut repos = BTreeSet::new();
+    let has_own = proposal.clone.iter().any(|url| url.as_str().contains("/prs/"));
     for named in proposal.repos.iter().take(MAX_REPOS) {
         repos.insert(named.clone());
-        if !proposal.clone.is_empty() {
+        if has_own {
             repos.insert(RepoId::new(proposal.author, named.identifier.clone()));
         }
     }

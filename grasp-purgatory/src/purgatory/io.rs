@@ -178,8 +178,6 @@ pub struct Survey {
     pub peers: BTreeSet<PublicKey>,
     /// The owner maintains a hosted repository, this one or another.
     pub is_owner_maintainer: bool,
-    /// Held pull requests that another repository here hunts for.
-    pub hunted_elsewhere: BTreeSet<EventId>,
 }
 
 /// A repository as it is served.

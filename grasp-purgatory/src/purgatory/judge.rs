@@ -23,7 +23,7 @@ use grasp_core::{Oid, RefName, RepoId, Version};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 
-use super::held::{Content, HeldEvent, HeldEvents, memory_of};
+use super::held::{Content, HeldEvent, HeldEvents, memory_of, repos_of};
 use super::io::{Config, ProposalRef, RefsTarget, StateTarget, Survey};
 use super::staging::{PushTarget, Staging};
 
@@ -56,6 +56,8 @@ pub(super) struct ReleasePlan {
     pub(super) outdated: Vec<EventId>,
     /// Repositories whose owner's state is complete here, and who release it themselves.
     pub(super) releasing: BTreeSet<RepoId>,
+    /// Repositories that what is released or gets a ref is about.
+    pub(super) followers: BTreeSet<RepoId>,
     /// Repositories of keys that are no longer maintainers: their states may have lost their place.
     pub(super) left: BTreeSet<RepoId>,
     pub(super) wanted: Wanted,
@@ -219,6 +221,7 @@ impl Judgement<'_> {
             changes_refs: state != StateTarget::Unchanged
                 || !proposals.is_empty()
                 || (self.own.is_some() && has_other_maintainers),
+            followers: self.followers(&proposals),
             store: self.releases(&proposals),
             authorised: self.authorised(),
             withdraw: self.withdrawn(),
@@ -376,6 +379,22 @@ impl Judgement<'_> {
         releasing
     }
 
+    /// Returns the repositories that a released state, or a pull request that gets a ref, is about.
+    fn followers(&self, proposals: &[ProposalRef]) -> BTreeSet<RepoId> {
+        let mut followers = BTreeSet::new();
+        for (author, signed) in &self.latest {
+            if signed.presence == Presence::Held && !self.is_released_elsewhere(author) {
+                followers.insert(self.repo_of(author));
+            }
+        }
+        for set in proposals {
+            let held = self.held.get(&set.id).and_then(HeldEvent::proposal);
+            let stored = self.stored.proposals.iter().find(|stored| stored.id == set.id);
+            followers.extend(held.or(stored).map(repos_of).unwrap_or_default());
+        }
+        followers
+    }
+
     fn authorised(&self) -> Vec<EventId> {
         let is_served = self.own.as_ref().is_some_and(|own| own.presence == Presence::Stored);
         let states = self.held_states().filter(|_| is_served);
@@ -423,7 +442,7 @@ impl Judgement<'_> {
         for held in self.addressed() {
             let id = held.id();
             let is_here = self.survey.complete.contains(&id) || !self.staged(held).is_empty();
-            if !is_here && !self.survey.hunted_elsewhere.contains(&id) && !self.is_over(held) {
+            if !is_here && !self.is_over(held) {
                 wanted.held.insert(id);
             }
         }

@@ -208,6 +208,12 @@ impl Purgatory {
 
 /// Queries of the driver and the hunter.
 impl Purgatory {
+    /// Returns whether a state of a repository's owner, or a pull request that was pushed to the owner's repository for
+    /// pull requests, is held. Others only name it.
+    pub fn has_other_than_named(&self, repo: &RepoId) -> bool {
+        self.held.of(repo).any(|held| held.author() == repo.owner)
+    }
+
     /// Returns whether any event is held about a repository.
     pub fn has_held(&self, repo: &RepoId) -> bool {
         self.held.of(repo).next().is_some()

@@ -26,6 +26,8 @@ struct Release {
     pass: PassNumber,
     /// The pass that follows, if something changed after the survey of the current one.
     next: Option<PassNumber>,
+    /// Repositories to survey after the running release: they may copy what it brings.
+    followers: BTreeSet<RepoId>,
     fetches: usize,
     retry_at: Option<Mono>,
     /// Time of the first answer of a git server to the hunt that waits for permits.
@@ -106,13 +108,21 @@ impl Releases {
         refs: RefsTarget,
         events: Vec<Arc<Event>>,
         withdraw: Vec<EventId>,
+        followers: BTreeSet<RepoId>,
     ) {
+        self.entry(repo).followers = followers;
         // Objects that leave staging may complete other held events.
         if !refs.proposals.is_empty() {
             self.repeat(repo);
         }
         self.entry(repo).running = Some((Stage::Release, events.clone()));
         out.push(Output::Release { repo: repo.clone(), refs, events, withdraw });
+    }
+
+    /// Takes the repositories to survey after a release.
+    fn take_followers(&mut self, repo: &RepoId) -> BTreeSet<RepoId> {
+        let release = self.by_repo.get_mut(repo);
+        release.map(|release| std::mem::take(&mut release.followers)).unwrap_or_default()
     }
 
     /// Makes another pass follow the current one.
@@ -248,7 +258,7 @@ impl Purgatory {
         if !plan.changes_refs && plan.store.is_empty() && withdraw.is_empty() {
             return self.releases.end_pass(out, repo);
         }
-        self.releases.release(out, repo, plan.refs, plan.store, withdraw);
+        self.releases.release(out, repo, plan.refs, plan.store, withdraw, plan.followers);
     }
 
     pub(super) fn released(
@@ -258,6 +268,7 @@ impl Purgatory {
         refused: &BTreeSet<EventId>,
     ) {
         let Some(events) = self.releases.stage_ended(repo, Stage::Release) else { return };
+        let followers = self.releases.take_followers(repo);
         if !refused.is_empty() {
             for id in refused {
                 self.drop_event(out, *id, true);
@@ -268,13 +279,16 @@ impl Purgatory {
         for event in &events {
             self.drop_older(out, event.id);
             let repos = self.repos_of(&event.id);
-            // Other repositories may show it, and copy its objects from here.
-            for named in self.held.get(&event.id).map(HeldEvent::repos).unwrap_or_default() {
-                out.push(Output::Wake { repo: named, cause: WakeCause::Content });
-            }
             // Its record was removed together with its release.
             self.held.released(event.id);
             self.event_ended(out, event.id, repos, false);
+        }
+        // Other repositories may show it, and copy its objects from here.
+        for follower in followers {
+            if follower != *repo {
+                self.releases.request(out, &follower);
+            }
+            out.push(Output::Wake { repo: follower, cause: WakeCause::Content });
         }
         self.releases.served(repo, &events, self.now.unix);
         if !events.is_empty() {

@@ -56,6 +56,11 @@ impl WantedEvents {
         self.by_event.get(id).is_some_and(|hunters| hunters.contains(repo))
     }
 
+    /// Returns whether another repository hunts for an event.
+    pub(super) fn is_hunted_elsewhere(&self, repo: &RepoId, id: &EventId) -> bool {
+        self.by_event.get(id).is_some_and(|hunters| hunters.iter().any(|hunter| hunter != repo))
+    }
+
     /// Returns the held events that a repository hunts for.
     pub(super) fn of(&self, repo: &RepoId) -> impl Iterator<Item = EventId> {
         self.by_repo.get(repo).into_iter().flat_map(|wanted| wanted.held.iter().copied())

@@ -46,6 +46,14 @@ impl Store {
         self.ever.get(id)
     }
 
+    /// Returns whether a newer version of an event is served, or was.
+    pub(crate) fn has_had_newer(&self, event: &Event) -> bool {
+        let Some(place) = coordinate(event) else { return false };
+        let version = Version::of(event);
+        let mut ever = self.ever.values();
+        ever.any(|other| coordinate(other).as_ref() == Some(&place) && Version::of(other) > version)
+    }
+
     /// Returns whether a newer version has replaced an event.
     pub(crate) fn is_replaced(&self, id: &EventId) -> bool {
         self.replaced.iter().any(|event| event.id == *id)

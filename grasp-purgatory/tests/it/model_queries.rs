@@ -40,7 +40,6 @@ impl World {
             || has_state(&repo.owner) && !reader.maintained_by(&repo.owner).is_empty();
         survey.proposals = store.addressed_to(&self.named(repo, &maintainers));
         let held = self.core.held_for(repo, &maintainers);
-        survey.hunted_elsewhere = self.hunted_elsewhere(repo, &held);
         survey.strays = self.strays(repo);
         let refused = held.events.iter().filter(|event| store.refuses(event));
         survey.refused = refused.map(|event| event.id).collect();
@@ -62,18 +61,6 @@ impl World {
         maintainers.iter().map(|key| of(*key, repo)).collect()
     }
 
-    /// Returns the held pull requests that name a hosted repository before this one.
-    fn hunted_elsewhere(&self, repo: &RepoId, held: &HeldFor) -> BTreeSet<EventId> {
-        let mut elsewhere = BTreeSet::new();
-        for proposal in &held.proposals {
-            let mut before = proposal.repos.iter().take_while(|named| *named != repo);
-            if before.any(|named| self.view(named).is_some()) {
-                elsewhere.insert(proposal.id);
-            }
-        }
-        elsewhere
-    }
-
     /// Returns the pull requests that have a ref here or in the owner's repository for pull requests, and no event.
     fn strays(&self, repo: &RepoId) -> BTreeSet<EventId> {
         let git = &self.disk.git;
@@ -86,14 +73,21 @@ impl World {
     /// Returns the states and pull requests whose objects are here, after copying.
     fn complete(&mut self, repo: &RepoId, held: &HeldFor, survey: &Survey) -> BTreeSet<EventId> {
         let shown = self.disk.git.view(&hosted(repo)).and_then(|view| view.state);
-        let is_hosted = self.view(repo).is_some();
+        // Its view may have expired: a state that is complete elsewhere brings it back.
+        let is_hosted = self.own_announcement(repo).is_some();
         let mut states: Vec<State> = held.states.iter().map(|state| (**state).clone()).collect();
         for event in survey.states.iter().chain(&survey.previous) {
             states.extend(State::parse(event).ok().filter(|_| shown != Some(event.id)));
         }
         let mut complete = BTreeSet::new();
         for state in &states {
-            if self.disk.git.has_state(repo, state) || is_hosted && self.copy_state(repo, state) {
+            if is_hosted && !self.disk.git.has_state(repo, state) {
+                self.copy_state(repo, state);
+            }
+        }
+        // Checked after copying: what one state brought may complete another.
+        for state in &states {
+            if self.disk.git.has_state(repo, state) {
                 complete.insert(state.version.id);
             }
         }
@@ -115,15 +109,13 @@ impl World {
     }
 
     /// Copies the objects of a state from another repository here that its author maintains.
-    fn copy_state(&mut self, repo: &RepoId, state: &State) -> bool {
-        let Some(tips) = state.tips() else { return false };
+    fn copy_state(&mut self, repo: &RepoId, state: &State) {
+        let Some(tips) = state.tips() else { return };
         let mut sources = self.maintained_by(&state.repo);
         sources.retain(|source| source.repo != *repo);
-        let has_it = sources.iter().any(|source| self.disk.git.has_state(&source.repo, state));
-        if has_it {
+        if sources.iter().any(|source| self.disk.git.has_state(&source.repo, state)) {
             self.disk.git.repo_mut(&hosted(repo)).objects.extend(tips);
         }
-        has_it
     }
 
     /// Copies the objects of a served pull request from a repository here that shows it.

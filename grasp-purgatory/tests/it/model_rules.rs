@@ -207,12 +207,11 @@ impl World {
 
     fn is_superseded(&self, event: &Event) -> bool {
         let version = Version::of(event);
-        let stored = self.disk.store.version_at(event);
         let announced = Announcement::parse(event).is_ok_and(|new| {
             let held = self.core.announcement(&new.repo);
             held.is_some_and(|known| known.announcement.version > version)
         });
-        announced || stored.is_some_and(|stored| Version::of(stored) > version)
+        announced || self.disk.store.has_had_newer(event)
     }
 
     /// Asserts that every upload has a record, and every record its upload, in staging or taken in already.

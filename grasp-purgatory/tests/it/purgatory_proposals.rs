@@ -213,6 +213,23 @@ fn a_served_pull_request_reaches_views_that_become_relevant_later() {
 }
 
 #[test]
+fn a_served_pull_request_whose_tip_comes_to_the_named_repository_later_reaches_the_others() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
+    world.send(&announcement(BOB, "x", 0, &[ALICE, CAROL])).unwrap();
+    world.send(&announcement(CAROL, "x", 0, &[BOB])).unwrap();
+    world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1, 9]).unwrap();
+    let request = pull_request(DAVE, 2, &[CAROL.repo("x")], 9);
+    world.send(&request).unwrap();
+    assert!(world.serves(&request), "she maintains Alice's repository, too");
+    world.fetch(&CAROL.repo("x"), &[9]).unwrap();
+    for maintainer in [ALICE, BOB, CAROL] {
+        assert_eq!(tip_in(&world, &maintainer.repo("x"), &request), Some(oid(9)));
+    }
+}
+
+#[test]
 fn a_pull_request_to_repositories_that_are_not_served_is_held() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();

@@ -26,7 +26,7 @@ const HONEST_PUSH_BYTES: u64 = 160 << 10;
 
 /// Whether repositories that only share their name are isolated from each other. Until then attacks through a name have the
 /// bound of all others, whatever their replays state.
-const ARE_NAMES_ISOLATED: bool = false;
+const ARE_NAMES_ISOLATED: bool = true;
 
 /// The bound of the 95th percentile of each honest operation during an attack: a multiple of that of an idle server, or a time
 /// that it may always take, for each process of the server. Nodes share the cores that one process has otherwise.

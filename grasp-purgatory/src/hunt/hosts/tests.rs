@@ -329,7 +329,11 @@ impl OneHost {
     }
 
     fn release(&mut self, now: Mono, permit: Permit) -> Vec<String> {
-        self.hosts.release(now, permit).into_iter().map(|permit| permit.repo.identifier.to_string()).collect()
+        self.hosts
+            .release(now, permit)
+            .into_iter()
+            .map(|permit| permit.repo.identifier.to_string())
+            .collect()
     }
 
     fn due(&mut self, now: Mono) -> Vec<String> {
