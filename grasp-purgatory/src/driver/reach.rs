@@ -120,7 +120,8 @@ impl ReachReader<'_> {
             let listed = known.known.announcement.maintainer_list.listed.iter();
             related.extend(listed.filter(|listed| *listed != key).take(MAX_LISTING));
         }
-        let mut seen: BTreeSet<PublicKey> = related.iter().copied().collect();
+        // A key that is listed may list back, and others may list it.
+        let mut seen = BTreeSet::from([*key]);
         let mut open = vec![*key];
         let mut found = 0;
         while let Some(at) = open.pop() {
@@ -129,7 +130,9 @@ impl ReachReader<'_> {
             }
             for author in self.listing(&at).await? {
                 if found < MAX_LISTING && seen.insert(author) {
-                    related.push(author);
+                    if !related.contains(&author) {
+                        related.push(author);
+                    }
                     open.push(author);
                     found += 1;
                 }

@@ -193,7 +193,8 @@ impl Executor {
             wanted.insert(proposal.id, BTreeSet::from([proposal.tip]));
         }
         let mut complete = check(guard, &wanted).await?;
-        let is_hosted = row.view.is_some();
+        let is_hosted = reader.is_hosted(&guard.repo().owner);
+        let mut is_copied = false;
         for state in &states {
             let Some(tips) = wanted.get(&state.version.id) else { continue };
             if !is_hosted || complete.contains(&state.version.id) {
@@ -201,6 +202,7 @@ impl Executor {
             }
             if self.copy_state(guard, reader, state, tips).await? {
                 complete.insert(state.version.id);
+                is_copied = true;
             }
         }
         let lacking = served.iter().filter(|proposal| !complete.contains(&proposal.id));
@@ -208,7 +210,12 @@ impl Executor {
         for proposal in lacking.into_iter().take(MAX_COPIED_PROPOSALS) {
             if self.copy_proposal(guard, proposal).await? {
                 complete.insert(proposal.id);
+                is_copied = true;
             }
+        }
+        if is_copied {
+            // What was copied for one event may complete another.
+            complete = check(guard, &wanted).await?;
         }
         Ok(complete)
     }

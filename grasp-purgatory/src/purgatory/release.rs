@@ -279,6 +279,12 @@ impl Purgatory {
         for event in &events {
             self.drop_older(out, event.id);
             let repos = self.repos_of(&event.id);
+            let announced = self.held.get(&event.id).and_then(HeldEvent::announcement);
+            if let Some(announcement) = announced {
+                // A survey that began while it was held has not read it from the store.
+                let repo = announcement.repo.clone();
+                out.push(Output::Wake { repo, cause: WakeCause::Announcement });
+            }
             // Its record was removed together with its release.
             self.held.released(event.id);
             self.event_ended(out, event.id, repos, false);
