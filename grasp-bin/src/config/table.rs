@@ -134,7 +134,7 @@ settings! {
     "git.push_bytes" = one bytes() => settings.git.push_bytes
         "Largest pack of a push";
     "git.repository_bytes" = one bytes() => settings.git.repository_bytes
-        "Git data on disk that the repositories of one name may have together, a quarter of it for maintainers of served ones. Pushes beyond it are refused";
+        "Git data that one repository may have on disk, a quarter of it for its maintainers. Pushes beyond it are refused";
     "git.secure" = one switch() => settings.git.secure, common
         "Shows addresses with TLS (`https:`, `wss:`)";
     "git.repositories" = optional path("DIR") => settings.repositories
