@@ -81,6 +81,9 @@ impl StoredData {
     }
 }
 
+/// Packs that are lost, by the names of their repositories.
+type LostPacks = BTreeMap<String, BTreeSet<String>>;
+
 /// Returns the name of a repository in reports.
 fn repository_name(endpoint: Endpoint, repo: &RepoId) -> String {
     let prefix = match endpoint {
@@ -112,18 +115,13 @@ struct Manifest {
     created_at: u64,
     /// The SHA-256 of each file beside the packs, which git checks by itself.
     files: BTreeMap<String, String>,
-    /// Packs that the server had lost before, by repository.
-    lost: BTreeMap<RepoId, BTreeSet<String>>,
+    /// Packs that the server had lost before.
+    lost: LostPacks,
 }
 
 impl Manifest {
     /// Describes these files of a backup.
-    fn of(
-        dir: &Path,
-        names: &[&str],
-        lost: BTreeMap<RepoId, BTreeSet<String>>,
-        created_at: u64,
-    ) -> Result<Self> {
+    fn of(dir: &Path, names: &[&str], lost: LostPacks, created_at: u64) -> Result<Self> {
         let hashed = names.iter().map(|name| Ok(((*name).to_owned(), hash(&dir.join(name))?)));
         Ok(Self { version: VERSION, created_at, files: hashed.collect::<Result<_>>()?, lost })
     }
@@ -206,11 +204,14 @@ pub(crate) fn import(config: &Config, dir: &Path) -> Result<ExitCode> {
     let storage = PackStorage::open(packs.as_str(), &settings.pack_storage)
         .with_context(|| format!("could not use {packs}"))?;
     let (report, lost) = block_on(async {
-        let mut lost = Vec::new();
+        let mut lost = LostPacks::new();
         for files in &data.files {
             let named = NamedFiles::read(&*data.database, files.endpoint()).await?;
             let stored = files.store_in(&storage, &named).await;
-            lost.extend(stored.with_context(|| format!("could not copy packs to {packs}"))?);
+            let stored = stored.with_context(|| format!("could not copy packs to {packs}"))?;
+            for (repo, packs) in stored {
+                lost.insert(repository_name(files.endpoint(), &repo), packs);
+            }
         }
         let store = node::connect(settings).await?;
         let report = store.import(&file).await.context("could not import the database")?;

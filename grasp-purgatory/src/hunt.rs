@@ -8,7 +8,7 @@
 //!                   next_deadline() ─────────────────▶ timer
 //! ```
 //!
-//! One attempt for an repo asks servers one after the other, those that the repository's maintainers name first.
+//! One attempt for a repository asks servers one after the other, those that the repository's maintainers name first.
 //! A visit asks for the wanted objects by their ids, and for the server's advertisement only if it refuses them; its
 //! requests come one after the other, before those of visits that wait. An attempt visits the servers that may be asked
 //! right now, queues visits to the others, and is over once each of them was asked: waiting is not failing. A
@@ -59,7 +59,8 @@ const MAX_ADDRESSES: usize = 4_096;
 ///
 /// let now = Now::new(Mono::ZERO, Timestamp::from_secs(1_800_000_000));
 /// let mut hunter = Hunter::new(HuntConfig::default(), now);
-/// let repo: grasp_core::RepoId = "grasp".parse().unwrap();
+/// let owner = nostr::key::Keys::generate().public_key();
+/// let repo = grasp_core::RepoId::new(owner, "grasp".parse().unwrap());
 ///
 /// let _ = hunter.handle(now, Input::Wanted { repo: repo.clone(), after: None });
 /// assert_eq!(hunter.next_deadline(), Some(Mono::from_millis(20)));
@@ -74,20 +75,20 @@ pub struct Hunter {
     pull: HourlyPull,
     hosts: Hosts,
     memory: AddressMemory,
-    /// Wanted objects and visits by repo.
+    /// Wanted objects and visits by repository.
     hunts: BTreeMap<RepoId, Hunt>,
     /// Visits with a permit that wait because all slots are in use.
     ready: ReadyVisits,
     /// Requests under way, at most [`HuntConfig::at_once`].
     requests: BTreeMap<RequestId, Request>,
     next_request: u64,
-    /// Identifiers that were hunted for to the end since there was last nothing to hunt for.
+    /// Repositories that were hunted for to the end since there was last nothing to hunt for.
     done: u64,
     now: Now,
     outputs: Vec<Output>,
 }
 
-/// The next attempt of an repo.
+/// The next attempt of a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HuntSchedule {
     /// Unsuccessful attempts since the last reset.
@@ -163,7 +164,7 @@ impl Hunter {
         self.done
     }
 
-    /// Returns the next attempt of each repo, counted from now.
+    /// Returns the next attempt of each repository, counted from now.
     pub fn schedule_at(&self, now: Mono) -> impl Iterator<Item = (&RepoId, HuntSchedule)> {
         let positions = self.hosts.positions();
         self.schedule.iter().map(move |(repo, attempts, next)| {

@@ -13,12 +13,14 @@ use std::{fs, io};
 use anyhow::{Context, Result, bail};
 use grasp_core::service::Endpoint;
 use grasp_purgatory::database::Database as _;
-use grasp_purgatory::git::{LostPacks, NamedFiles};
+use grasp_purgatory::git::NamedFiles;
 use grasp_relay::store::sqlite::SqliteReader;
 use grasp_relay::web::format_count;
 use nostr::types::Timestamp;
 
-use super::{DATABASE_REMEDY, Manifest, REPOSITORIES, StoredData, copy};
+use super::{
+    DATABASE_REMEDY, LostPacks, Manifest, REPOSITORIES, StoredData, copy, repository_name,
+};
 use crate::block_on;
 use crate::config::Config;
 use crate::files::create_private_dir;
@@ -99,7 +101,7 @@ async fn copy_packs(
         let copied = files.copy_to(&root, named).await.context("could not copy the packs")?;
         let Some(lost) = copied else { return Ok(None) };
         for (repo, packs) in lost {
-            all_lost.entry(repo).or_default().extend(packs);
+            all_lost.insert(repository_name(files.endpoint(), &repo), packs);
         }
     }
     Ok(Some(all_lost))

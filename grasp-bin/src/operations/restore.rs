@@ -5,11 +5,10 @@ use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use grasp_core::RepoId;
 use grasp_purgatory::git::{Examination, PackFault};
 
 use super::backup::{SERVICE_KEY, summary};
-use super::{Manifest, REPOSITORIES, StoredData, copy};
+use super::{Manifest, REPOSITORIES, StoredData, copy, repository_name};
 use crate::block_on;
 use crate::config::Config;
 use crate::files::create_private_dir;
@@ -67,16 +66,17 @@ async fn check(backup: &StoredData, manifest: &Manifest) -> Result<Vec<String>> 
     let mut faults = Vec::new();
     for files in &backup.files {
         for repo in files.all().await? {
+            let name = repository_name(files.endpoint(), &repo);
             let examination = files.examine(&repo).await;
-            let examination = examination.with_context(|| format!("could not check {repo}"))?;
-            faults.extend(fault(&repo, &examination, manifest));
+            let examination = examination.with_context(|| format!("could not check {name}"))?;
+            faults.extend(fault(&name, &examination, manifest));
         }
     }
     Ok(faults)
 }
 
 /// Returns a fault of a repository that its server did not have when it was backed up.
-fn fault(repo: &RepoId, found: &Examination, manifest: &Manifest) -> Option<String> {
+fn fault(repo: &str, found: &Examination, manifest: &Manifest) -> Option<String> {
     let lost = manifest.lost.get(repo);
     let is_new = |name: &String| !lost.is_some_and(|packs| packs.contains(name));
     let fault = found.faults.iter().find_map(|(name, fault)| match fault {
@@ -121,13 +121,11 @@ mod tests {
     #[test]
     fn only_packs_that_were_lost_before_the_backup_may_be_missing() {
         let dir = tempfile::tempdir().unwrap();
-        let name =
-            RepoId::new(nostr::key::PublicKey::from_byte_array([1; 32]), "x".parse().unwrap());
-        let lost = BTreeMap::from([(name.clone(), BTreeSet::from(["pack-1".to_owned()]))]);
+        let lost = BTreeMap::from([("npub1/x".to_owned(), BTreeSet::from(["pack-1".to_owned()]))]);
         let manifest = Manifest::of(dir.path(), &[], lost, 0).unwrap();
         let with = |pack: &str, fault| {
             let faults = BTreeMap::from([(pack.to_owned(), fault)]);
-            super::fault(&name, &Examination { faults, ..Examination::default() }, &manifest)
+            super::fault("npub1/x", &Examination { faults, ..Examination::default() }, &manifest)
         };
         assert_eq!(with("pack-1", PackFault::Lost), None);
         assert_eq!(with("pack-2", PackFault::Unindexed), None);

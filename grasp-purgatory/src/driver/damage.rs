@@ -16,7 +16,7 @@ use super::PurgatoryDriver;
 use crate::Input;
 use crate::git::{GitError, RepoStore};
 
-/// The a repository, in one of the two stores.
+/// A repository, in one of the two stores.
 type Place = (Endpoint, RepoId);
 
 /// Added to the time of a repair, so that packs are read again that were read in the same second.

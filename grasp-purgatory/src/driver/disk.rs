@@ -1,10 +1,10 @@
-//! Limits of the git data that parties add to the disk in a day, and of the size of a repo.
+//! Limits of the git data that parties add to the disk in a day, and of the size of a repository.
 //!
 //! Git data stays until nothing refers to it, so it is counted when it comes. Maintainers of a served repository may add
-//! most; all others share less, and less still for one repo. The size of a repo on disk is limited for good.
+//! most; all others share less, and less still for one repository. The size of a repository on disk is limited for good.
 //!
 //! What came is committed with the next change of purgatory, at the latest with the release that follows from it, and read
-//! at the next start: the limits of authors, repos and the server hold across restarts. Client networks are not
+//! at the next start: the limits of authors, repositories and the server hold across restarts. Client networks are not
 //! written to disk, so their shares begin anew, within what is left of the total.
 
 use std::collections::BTreeMap;
@@ -40,14 +40,14 @@ const OTHERS: Bounds =
 /// Fetches and copies because of events of others.
 const HUNTED: Bounds = Bounds { total: 32 * GIB, reserve: 0, per_author: 4 * GIB, smallest: GIB };
 
-/// Additions of others to one repo.
+/// Additions of others to one repository.
 const REPOSITORY: Bounds =
     Bounds { total: 8 * GIB, reserve: 0, per_author: 4 * GIB, smallest: 2 * GIB };
 
 /// Repositories that are counted one by one. Those beyond are bounded with all others.
 const MAX_REPOS: usize = 10_000;
 
-/// Bytes that were added in the last day, and the size that a repo may have. Clones share it.
+/// Bytes that were added in the last day, and the size that a repository may have. Clones share it.
 #[derive(Clone, Debug)]
 pub struct DiskBudget {
     spent: Arc<Mutex<Spent>>,
@@ -78,7 +78,7 @@ impl Default for Spent {
 }
 
 impl Spent {
-    /// Returns the meter of a claimant for all repos.
+    /// Returns the meter of a claimant for all repositories.
     fn meter(&mut self, claimant: &Claimant, source: Source) -> &mut Meter {
         match (claimant.has_authority, source) {
             (true, _) => &mut self.maintainers,
@@ -111,7 +111,7 @@ impl Spent {
         }
     }
 
-    /// Returns the meter of one repo for claimants without authority; `None` if too many are counted.
+    /// Returns the meter of one repository for claimants without authority; `None` if too many are counted.
     fn repo(&mut self, now: Mono, repo: &RepoId) -> Option<&mut Meter> {
         if !self.repos.contains_key(repo) {
             if self.repos.len() >= MAX_REPOS {
@@ -127,7 +127,7 @@ impl Spent {
 }
 
 impl DiskBudget {
-    /// Creates an unspent budget, for repos of at most `repository_bytes`.
+    /// Creates an unspent budget, for repositories of at most `repository_bytes`.
     pub fn new(repository_bytes: u64) -> Self {
         Self { spent: Arc::default(), repository_bytes }
     }
@@ -177,7 +177,7 @@ impl DiskBudget {
         additions.into_iter().for_each(|addition| spent.note(addition));
     }
 
-    /// Returns the bytes that a repo may have when this claimant adds to it. A quarter is reserved for authority.
+    /// Returns the bytes that a repository may have when this claimant adds to it. A quarter is reserved for authority.
     pub fn repo_limit(&self, claimant: &Claimant) -> u64 {
         match claimant.has_authority {
             true => self.repository_bytes,
@@ -185,7 +185,7 @@ impl DiskBudget {
         }
     }
 
-    /// Returns the bytes by which a claimant may still grow a repo. Concurrent additions do not see each other.
+    /// Returns the bytes by which a claimant may still grow a repository. Concurrent additions do not see each other.
     pub async fn repo_room(
         &self,
         store: &RepoStore,
@@ -195,7 +195,7 @@ impl DiskBudget {
         Ok(self.repo_limit(claimant).saturating_sub(store.repo_bytes(repo).await?))
     }
 
-    /// Returns the bytes that a claimant may still add to a repo today.
+    /// Returns the bytes that a claimant may still add to a repository today.
     pub fn room(&self, now: Mono, repo: &RepoId, claimant: &Claimant, source: Source) -> u64 {
         let (now, mut spent) = (shifted(now), self.spent.lock());
         let room = spent.meter(claimant, source).room(now, claimant);
@@ -206,7 +206,7 @@ impl DiskBudget {
         room.min(here)
     }
 
-    /// Counts the bytes that a claimant has added to a repo.
+    /// Counts the bytes that a claimant has added to a repository.
     pub fn charge(
         &self,
         now: Now,

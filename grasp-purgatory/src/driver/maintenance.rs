@@ -1,7 +1,7 @@
 //! Maintenance of all repositories, one at a time.
 //!
 //! It runs when the server starts, which finds what an earlier run left between a change in the store and its effect in
-//! git. The maintenance of an repo begins after that of the one before has ended, so that a server with many
+//! git. The maintenance of a repository begins after that of the one before has ended, so that a server with many
 //! repositories is rarely busy with more than one of them. One that takes too long goes on beside the next.
 
 use std::collections::BTreeSet;
@@ -29,7 +29,7 @@ const LIST_RETRY: Duration = Duration::from_secs(60);
 /// Time between two repositories, for the disk to do other things.
 const PAUSE_BETWEEN_REPOSITORIES: Duration = Duration::from_millis(20);
 
-/// Time that the maintenance of one repo is waited for.
+/// Time that the maintenance of one repository is waited for.
 const REPOSITORY_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Maintains all repositories, at once, by schedule and when that is requested. Requests are answered after the next pass
@@ -84,7 +84,7 @@ impl Executor {
         run(requests, list, |name| self.clone().maintain_and_settle(name)).await;
     }
 
-    /// Maintains an repo in its queue, and waits until what follows from that is done.
+    /// Maintains a repository in its queue, and waits until what follows from that is done.
     async fn maintain_and_settle(self, repo: RepoId) {
         let (done, is_done) = oneshot::channel();
         self.order(Order::Maintain { repo: repo.clone(), done }).await;
@@ -95,7 +95,7 @@ impl Executor {
         let _ = is_settled.await;
     }
 
-    /// Returns every repo that is hosted, on disk or by a stored announcement.
+    /// Returns every repository that is hosted, on disk or by a stored announcement.
     async fn try_names(&self) -> Result<BTreeSet<RepoId>, GitError> {
         let mut names = BTreeSet::new();
         for store in self.parts.stores() {
@@ -149,7 +149,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Checks that the objects of an repo are there, and hunts for those that are not. Histories are walked if `walk`.
+    /// Checks that the objects of a repository are there, and hunts for those that are not. Histories are walked if `walk`.
     pub(super) async fn inspect(&self, store: &RepoStore, repo: &RepoId, walk: bool) {
         match self.damage.inspect(store, repo, walk).await {
             Ok(true) => {
@@ -162,7 +162,7 @@ impl Executor {
         }
     }
 
-    /// Reads the packs of an repo that were not read for a month.
+    /// Reads the packs of a repository that were not read for a month.
     async fn verify(&self, store: &RepoStore, repo: &RepoId, now: Timestamp) {
         match store.verify(repo, now - VERIFY_INTERVAL, now).await {
             Ok(damaged) if damaged.is_empty() => {}

@@ -203,7 +203,7 @@ impl Fetcher {
         self
     }
 
-    /// Gets objects with their whole history into the repository of an repository.
+    /// Gets objects with their whole history into a repository.
     ///
     /// Says on `answered` that the server has begun to answer. Dropping the future stops git and everything it
     /// started, and forgets what came.

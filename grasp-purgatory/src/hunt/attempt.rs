@@ -1,4 +1,4 @@
-//! One attempt for one repo: the next server to ask, and the end.
+//! One attempt for one repository: the next server to ask, and the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,7 +21,7 @@ const MAX_LATE_VISITS: usize = 3;
 /// Time without an answer after which a request is cancelled.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The hunt for one repo. Outlives an attempt while a visit runs or is queued.
+/// The hunt for one repository. Outlives an attempt while a visit runs or is queued.
 #[derive(Debug, Default)]
 pub(super) struct Hunt {
     pub(super) needs: Needs,
@@ -213,7 +213,7 @@ impl Hunter {
         self.report(report);
     }
 
-    /// Drops the state of an repo without visits; the next attempt makes a new one.
+    /// Drops the state of a repository without visits; the next attempt makes a new one.
     fn forget_if_idle(&mut self, repo: &RepoId) {
         let is_idle = self.hunts.get(repo).is_some_and(|hunt| hunt.visits.is_empty());
         if is_idle && !self.schedule.is_running(repo) {

@@ -34,7 +34,7 @@ pub struct HuntHandle {
 pub struct HuntFigures {
     /// Requests under way.
     pub in_flight: usize,
-    /// Identifiers that were hunted for to the end since there was last nothing to hunt for.
+    /// Repositories that were hunted for to the end since there was last nothing to hunt for.
     pub done: u64,
     /// Each server that was asked lately.
     pub hosts: Vec<(Host, HostFigures)>,
@@ -49,7 +49,7 @@ enum Command {
 }
 
 impl HuntHandle {
-    /// Hunts for an repo without regard to earlier failures: after this time, or as soon as a burst of events allows.
+    /// Hunts for a repository without regard to earlier failures: after this time, or as soon as a burst of events allows.
     pub fn want(&self, repo: RepoId, after: Option<Duration>) {
         let _ = self.commands.send(Command::Tell(Input::Wanted { repo, after }));
     }
@@ -64,7 +64,7 @@ impl HuntHandle {
         .await
     }
 
-    /// Returns the next attempt of each repo. Empty if the hunt is over.
+    /// Returns the next attempt of each repository. Empty if the hunt is over.
     pub async fn schedule(&self) -> BTreeMap<RepoId, HuntSchedule> {
         let schedule = self.ask(|hunter, now| {
             let schedule = hunter.schedule_at(now);
@@ -237,7 +237,7 @@ pub trait SyncContext: Send + Sync + 'static {
     /// The time.
     fn now(&self) -> Now;
 
-    /// Returns the missing objects of an repo and the servers that may have them; `None` if they cannot be read now.
+    /// Returns the missing objects of a repository and the servers that may have them; `None` if they cannot be read now.
     fn wants(&self, repo: &RepoId, scope: Scope) -> impl Future<Output = Option<Vec<Want>>> + Send;
 
     /// Returns which of these objects a server advertises.
@@ -260,7 +260,7 @@ pub trait SyncContext: Send + Sync + 'static {
         answered: oneshot::Sender<()>,
     ) -> impl Future<Output = Fetched> + Send;
 
-    /// Returns every repo that is to be hunted for every hour.
+    /// Returns every repository that is to be hunted for every hour.
     fn repos(&self) -> impl Future<Output = BTreeSet<RepoId>> + Send;
 
     /// Hears what is worth counting or logging.

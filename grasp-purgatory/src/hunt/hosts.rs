@@ -1,4 +1,4 @@
-//! Limits of each git server, the queue of repos for it, and the visits that wait for a request slot.
+//! Limits of each git server, the queue of repositories for it, and the visits that wait for a request slot.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
@@ -79,7 +79,7 @@ pub struct QueuePosition {
     pub position: usize,
 }
 
-/// The permission for one request to a host, for one repo.
+/// The permission for one request to a host, for one repository.
 ///
 /// Give it back with [`Hosts::release`] also after a failure: a permit that is dropped stays taken.
 #[must_use = "a permit that is not released stays taken"]
@@ -92,7 +92,7 @@ pub(super) struct Permit {
 
 /// Limits and a queue for each host: requests at once and per minute, repos served in turn.
 ///
-/// An repo is queued once, so that one with a thousand addresses at a host delays one with a single address by
+/// A repository is queued once, so that one with a thousand addresses at a host delays one with a single address by
 /// at most one start per round. Nothing polls: [`enqueue`](Self::enqueue), [`release`](Self::release) and, at
 /// [`next_deadline`](Self::next_deadline), [`due`](Self::due) return the permits that were granted.
 ///
@@ -176,7 +176,7 @@ impl Hosts {
         state.grant(now, &permit.host)
     }
 
-    /// Removes an repo from the queue of a host.
+    /// Removes a repository from the queue of a host.
     pub(super) fn withdraw(&mut self, host: &Host, repo: &RepoId) {
         if let Some(state) = self.hosts.get_mut(host) {
             state.queue.retain(|queued| queued != repo);
@@ -328,7 +328,7 @@ impl HostState {
         granted
     }
 
-    /// Returns when time alone grants a permit or raises the limits, if an repo is queued.
+    /// Returns when time alone grants a permit or raises the limits, if a repository is queued.
     fn next_deadline(&self) -> Option<Mono> {
         if self.queue.is_empty() {
             return None;
@@ -456,7 +456,7 @@ impl ReadyVisits {
         Some(next)
     }
 
-    /// Removes the visits of an repo, and returns their permits.
+    /// Removes the visits of a repository, and returns their permits.
     #[must_use = "a permit that is not released stays taken"]
     pub(super) fn withdraw(&mut self, repo: &RepoId) -> VecDeque<Permit> {
         self.round.retain(|other| other != repo);

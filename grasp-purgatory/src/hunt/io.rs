@@ -30,7 +30,7 @@ pub enum Scope {
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum Input {
-    /// Something new waits for its objects under an repo.
+    /// Something new of a repository waits for its objects.
     Wanted {
         repo: RepoId,
         /// Delay, unless a hunt is due sooner. `None`: as soon as a burst of events allows.
@@ -50,7 +50,7 @@ pub enum Input {
     Ended { request_id: RequestId, got: BTreeSet<Oid>, error: Option<FetchError> },
     /// [`Output::Classify`] is done. `None` if the host did not say what it is.
     Classified { host: Host, class: Option<HostClass> },
-    /// [`Output::ListRepos`] is done: every repo that is to be hunted for every hour.
+    /// [`Output::ListRepos`] is done: every repository that is to be hunted for every hour.
     ReposListed { repos: BTreeSet<RepoId> },
     /// The time of [`next_deadline`](super::Hunter::next_deadline) has come.
     Tick,
@@ -60,7 +60,7 @@ pub enum Input {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum Output {
-    /// Find out what is wanted under an repo and not here.
+    /// Find out what a repository wants that is not here.
     ReadWants { repo: RepoId, scope: Scope },
     /// Ask a server what it has.
     List { request_id: RequestId, repo: RepoId, url: CloneUrl, wanted: BTreeSet<Oid> },
@@ -149,7 +149,7 @@ pub enum HuntReport {
         /// Number since the last reset, from 1.
         attempt: u32,
     },
-    /// Everything that was wanted is here; the repo is hunted for no longer.
+    /// Everything that was wanted is here; the repository is hunted for no longer.
     Complete { repo: RepoId },
     /// Nothing was wanted when an attempt began: it came by itself, was given up, or all is well.
     Needless { repo: RepoId },
@@ -214,10 +214,10 @@ pub struct HuntConfig {
     pub fetch_is_late: Duration,
     /// Interval of the pull of every served or expired repository. Default: 1 hour.
     pub pull_every: Duration,
-    /// Delay of the first event under an repo that is not hunted for, for others that may come with it.
+    /// Delay of the first event for a repository that is not hunted for, for others that may come with it.
     /// Default: 20 milliseconds.
     pub leading_edge: Duration,
-    /// The time between attempts that a burst of events under one repo can cause. Default: 500 milliseconds.
+    /// The time between attempts that a burst of events for one repository can cause. Default: 500 milliseconds.
     pub debounce: Duration,
 }
 

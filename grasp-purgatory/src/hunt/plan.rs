@@ -48,7 +48,7 @@ impl Advertisement {
     }
 }
 
-/// The wanted objects of one repo, and the servers that may have them.
+/// The wanted objects of one repository, and the servers that may have them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Needs {
     wants: Vec<Want>,

@@ -106,7 +106,7 @@ impl Schedule {
         self.hasten(repo, when);
     }
 
-    /// Starts the hourly pull of an repo soon, with everything in its scope. Failures are not forgotten.
+    /// Starts the hourly pull of a repository soon, with everything in its scope. Failures are not forgotten.
     pub(super) fn pull(&mut self, now: Mono, repo: &RepoId) {
         self.entry(repo).scope = Scope::Everything;
         self.hasten(repo, now);
@@ -204,7 +204,7 @@ impl Schedule {
         self.entries.get(repo).map_or(0, |entry| entry.attempts)
     }
 
-    /// Returns each repo with its failed attempts, and the next one unless one is running or waiting for hosts.
+    /// Returns each repository with its failed attempts, and the next one unless one is running or waiting for hosts.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&RepoId, u32, Option<Mono>)> {
         self.entries.iter().map(|(repo, entry)| {
             let next = entry.next.filter(|_| entry.phase == AttemptPhase::Waiting);
@@ -244,9 +244,9 @@ impl Schedule {
 #[derive(Debug)]
 pub(super) struct HourlyPull {
     every: Duration,
-    /// The next pull of each repo.
+    /// The next pull of each repository.
     times: BTreeSet<(Mono, RepoId)>,
-    /// Time of the next listing of repos.
+    /// Time of the next listing of repositories.
     list_at: Mono,
 }
 

@@ -643,7 +643,7 @@ proptest! {
         model.take(Step::Pause(1));
         let mut left: BTreeMap<RepoId, usize> =
             addresses.iter().enumerate().map(|(n, count)| (id(&n.to_string()), *count)).collect();
-        // The starts of all when an repo was queued.
+        // The starts of all when a repository was queued.
         let mut before = BTreeMap::new();
         while left.values().any(|count| *count > 0) {
             for (repo, count) in left.iter_mut().filter(|(_, count)| **count > 0) {
