@@ -32,6 +32,9 @@ pub struct View {
     pub generation: Generation,
     /// The maintainers when the refs were last changed. Whoever is no longer one may have left states behind.
     pub maintainers: BTreeSet<PublicKey>,
+    /// The owner of the repository that is shown here, if that is another one of the same identifier. This one is then
+    /// an address of it and has no refs of its own.
+    pub shows: Option<PublicKey>,
 }
 
 /// A pack of a repository. Its name is the hash of its content.
@@ -158,6 +161,8 @@ pub struct ViewChange {
     pub state: Option<EventId>,
     /// The maintainers at the time of the change.
     pub maintainers: BTreeSet<PublicKey>,
+    /// The owner of the repository that this one is an address of.
+    pub shows: Option<PublicKey>,
     /// Branches and tags that are retired by it.
     pub retired: Vec<RetiredRef>,
     /// Pull requests that get a ref by it, and those that lose theirs.

@@ -437,7 +437,7 @@ impl PurgatoryDriver {
         }
         let mut hosted = Vec::new();
         for repo in named {
-            if self.repos().has_view(&repo).await.unwrap_or_default() {
+            if let Ok(Some(repo)) = self.repos().resolve(&repo).await {
                 hosted.push(repo);
             }
         }
@@ -453,7 +453,8 @@ impl PurgatoryDriver {
             if key == repo.owner || !reader.is_hosted(&key) {
                 continue;
             }
-            if reader.reach(&key).await?.maintainers.contains(author) {
+            let reach = reader.reach(&key).await?;
+            if reach.maintainers.contains(author) && reader.shown_by(&key, &reach).is_none() {
                 peers.push(RepoId::new(key, repo.identifier.clone()));
             }
         }

@@ -26,7 +26,7 @@ pub mod resources;
 pub use purgatory::{
     Bound, CleanupTask, Config, Counts, HeldFor, HoldOutcome, Input, Output, Outputs, PassNumber,
     Phase, ProposalRef, Purgatory, PushTarget, Record, RefsTarget, Stage, StateTarget, Survey,
-    SurveyedView, WakeCause, Want, select_addresses,
+    SurveyedLead, SurveyedView, WakeCause, Want, select_addresses,
 };
 
 #[cfg(doctest)]

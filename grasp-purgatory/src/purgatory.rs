@@ -37,7 +37,7 @@ use nostr::types::Timestamp;
 pub use self::held::Phase;
 pub use self::io::{
     Bound, Config, HoldOutcome, Input, Output, Outputs, ProposalRef, Record, RefsTarget, Stage,
-    StateTarget, Survey, SurveyedView, WakeCause,
+    StateTarget, Survey, SurveyedLead, SurveyedView, WakeCause,
 };
 pub use self::query::{Counts, HeldFor, Want, select_addresses};
 pub use self::release::PassNumber;

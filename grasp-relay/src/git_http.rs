@@ -105,6 +105,9 @@ struct GitHttp {
 #[derive(Clone)]
 struct RepoRequest {
     repos: RepoStore,
+    /// As the client names it.
+    address: RepoId,
+    /// The one that is served there.
     repo: RepoId,
     endpoint: Endpoint,
     /// The party that git works for.
@@ -115,7 +118,7 @@ impl GitHttp {
     /// Finds a repository. At the endpoint of contributors every repository exists, if that endpoint is enabled.
     async fn find(
         &self,
-        repo: RepoId,
+        address: RepoId,
         endpoint: Endpoint,
         network: Option<ClientNetwork>,
     ) -> Result<Option<RepoRequest>, GitError> {
@@ -124,9 +127,9 @@ impl GitHttp {
             Endpoint::PullRequests => self.host.contributors.as_ref(),
         };
         let Some(repos) = repos.cloned() else { return Ok(None) };
-        let exists = endpoint == Endpoint::PullRequests || repos.has_view(&repo).await?;
+        let Some(repo) = repos.resolve(&address).await? else { return Ok(None) };
         let claimant = Claimant::maybe_at(network);
-        Ok(exists.then_some(RepoRequest { repos, repo, endpoint, claimant }))
+        Ok(Some(RepoRequest { repos, address, repo, endpoint, claimant }))
     }
 
     /// Answers 404: with a page, or with plain text, which git shows to its user.
@@ -139,13 +142,14 @@ impl GitHttp {
     }
 
     /// Renders the page of a repository.
-    async fn page(&self, repo: &RepoId) -> Result<Response, HttpError> {
+    async fn page(&self, request: &RepoRequest) -> Result<Response, HttpError> {
         let repos = &self.host.repos;
-        let refs = repos.refs(repo).await?;
-        let head = Some(repos.head(repo).await?).filter(|head| refs.contains_key(head));
+        let refs = repos.refs(&request.repo).await?;
+        let head = Some(repos.head(&request.repo).await?).filter(|head| refs.contains_key(head));
         let count = |is: fn(Namespace<'_>) -> bool| {
             refs.keys().filter(|name| is(RefName::namespace(name))).count()
         };
+        let repo = &request.address;
         let served = Filter::new()
             .kind(kinds::ANNOUNCEMENT)
             .author(repo.owner)
@@ -198,7 +202,7 @@ async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
     };
     let answered = match action {
         Action::Page if request.endpoint == Endpoint::PullRequests => Ok(git.not_found(false)),
-        Action::Page => git.page(&request.repo).await,
+        Action::Page => git.page(&request).await,
         Action::Advertise(service) => git.advertise(&request, service, &parts).await,
         Action::Upload => git.upload(&request, &parts.headers, body).await,
         Action::Receive => git.receive(request, &parts.headers, body).await,
@@ -366,7 +370,7 @@ impl GitHttp {
         headers: &HeaderMap,
         body: Body,
     ) -> Result<Response, HttpError> {
-        let RepoRequest { repos, repo, endpoint, claimant } = request;
+        let RepoRequest { repos, repo, endpoint, claimant, .. } = request;
         let (max_bytes, stall) = (self.limits.fetch_request_bytes, self.limits.stall);
         let mut body = RequestBody::new(headers, body, max_bytes, stall)?;
         // No process for a client that sends nothing, or slowly; most requests are short.

@@ -22,9 +22,6 @@ const MAX_KNOWN_QUEUES: usize = 1_024;
 /// Surveys that read store and refs at the same time: after a start all repositories are surveyed.
 const MAX_CONCURRENT_SURVEYS: usize = 16;
 
-/// Surveys of repositories that follow the lead of another one, at the same time.
-const MAX_CONCURRENT_FOLLOWERS: usize = 2;
-
 /// One unit of work in a queue. Returns the input that reports its end, if there is one.
 pub(super) type Work = Pin<Box<dyn Future<Output = Option<Input>> + Send>>;
 
@@ -93,8 +90,6 @@ pub(super) struct Executor {
     pub(super) unavailable: Unavailable,
     /// Permits of surveys to read.
     pub(super) readers: Arc<Semaphore>,
-    /// Permits of surveys of repositories that follow the lead of another one. Many may follow one with a large state.
-    pub(super) followers: Arc<Semaphore>,
     orders: mpsc::WeakSender<Order>,
 }
 
@@ -107,7 +102,6 @@ impl Executor {
             damage: Damage::default(),
             unavailable: Unavailable::default(),
             readers: Arc::new(Semaphore::new(MAX_CONCURRENT_SURVEYS)),
-            followers: Arc::new(Semaphore::new(MAX_CONCURRENT_FOLLOWERS)),
             orders,
         }
     }
@@ -171,7 +165,12 @@ impl Executor {
                     return Ok(concerned);
                 }
                 for maintained in reader.maintained_by(&repo.owner).await? {
-                    concerned.push(maintained.repo);
+                    let owner = maintained.repo.owner;
+                    let reach = reader.reach(&owner).await?;
+                    // An address has no refs that would follow.
+                    if reader.shown_by(&owner, &reach).is_none() {
+                        concerned.push(maintained.repo);
+                    }
                 }
             }
         }

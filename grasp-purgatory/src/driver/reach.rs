@@ -105,10 +105,19 @@ impl ReachReader<'_> {
         }
     }
 
-    /// Returns whether a key has a hosted repository and maintains it.
+    /// Returns whether a key has a hosted repository, no mere address, and maintains it.
     pub(super) async fn maintains_own(&mut self, key: &PublicKey) -> Result<bool, GitError> {
         self.read([*key]).await?;
-        Ok(self.is_hosted(key) && self.reach(key).await?.maintainers.contains(key))
+        if !self.is_hosted(key) {
+            return Ok(false);
+        }
+        let reach = self.reach(key).await?;
+        Ok(reach.maintainers.contains(key) && self.shown_by(key, &reach).is_none())
+    }
+
+    /// Returns the owner of the repository that the hosted one of `owner` is an address of.
+    pub(super) fn shown_by(&self, owner: &PublicKey, reach: &Reach) -> Option<PublicKey> {
+        reach.lead.filter(|lead| self.is_hosted(owner) && self.is_hosted(lead))
     }
 
     /// Returns the owners of hosted repositories that the announcement of a key may matter for: the key itself, those

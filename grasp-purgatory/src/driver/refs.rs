@@ -95,6 +95,7 @@ impl Executor {
         let mut wanted = AllWanted::new();
         let own = wanted.entry((Endpoint::Repository, repo.clone())).or_default();
         own.maintainers = Some(refs.maintainers.clone());
+        own.shows = refs.shows;
         own.target = match &refs.state {
             StateTarget::Unchanged => None,
             StateTarget::Nothing => Some(RefTarget::default()),

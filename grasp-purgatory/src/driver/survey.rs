@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use grasp_core::admission::Presence;
+use grasp_core::admission::{MaintainedRepo, Presence};
 use grasp_core::nip34::{Proposal, State};
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
@@ -15,9 +15,9 @@ use nostr::nips::nip01::Coordinate;
 
 use super::queue::Executor;
 use super::reach::ReachReader;
-use crate::database::{RepoRow, Source};
+use crate::database::{RepoRow, Source, View};
 use crate::git::{Completeness, CopySource, GitError, RepoGuard};
-use crate::{HeldFor, Input, Survey, SurveyedView};
+use crate::{HeldFor, Input, Survey, SurveyedLead, SurveyedView};
 
 /// Served pull requests of one repository, the latest, that get a ref where it is missing; older ones stay as they are.
 const MAX_PROPOSALS: usize = 1_000;
@@ -59,6 +59,9 @@ impl Executor {
         let reading = self.readers.acquire().await;
         let mut reader = self.reach_reader(&repo.identifier);
         let reach = reader.reach(&repo.owner).await?;
+        if let Some(lead) = reader.shown_by(&repo.owner, &reach) {
+            return self.survey_address(&reader, repo, lead).await;
+        }
         let maintainers = reach.maintainers;
         if self.is_vacant(&reader, repo).await? {
             return Ok(Survey::default());
@@ -67,10 +70,6 @@ impl Executor {
         let held = self.ask(move |purgatory| purgatory.held_for(&asked, &keys)).await?;
         let announcements = reader.all().filter_map(|known| known.stored.clone()).collect();
         drop(reading);
-        let _following = match reach.lead {
-            Some(_) => Some(self.followers.acquire().await),
-            None => None,
-        };
         let mut guard = self.parts.repos.lock(repo).await?;
         let reading = self.readers.acquire().await;
         let row = guard.row().await?;
@@ -88,11 +87,35 @@ impl Executor {
         drop(guard);
         survey.strays = self.strays(repo, &row, &survey.proposals).await?;
         survey.refused = self.refused(held.events).await?;
-        survey.view = row.view.map(|view| SurveyedView {
-            refs: view.refs.tips(),
-            state: view.state,
-            maintainers: view.maintainers,
-        });
+        survey.view = row.view.map(surveyed);
+        Ok(survey)
+    }
+
+    /// Surveys a repository that is an address of another one: its announcement, and what its owner left.
+    async fn survey_address(
+        &self,
+        reader: &ReachReader<'_>,
+        repo: &RepoId,
+        lead: PublicKey,
+    ) -> Result<Survey, GitError> {
+        let shown = self.parts.repos.row(&RepoId::new(lead, repo.identifier.clone())).await?;
+        let is_shown = shown.view.is_some_and(|view| view.state.is_some());
+        let row = self.parts.repos.row(repo).await?;
+        let asked = repo.clone();
+        let held = self.ask(move |purgatory| purgatory.held_for(&asked, &BTreeSet::new())).await?;
+        let mut survey = Survey {
+            announcements: reader.all().filter_map(|known| known.stored.clone()).collect(),
+            lead: Some(SurveyedLead { owner: lead, is_shown }),
+            ..Survey::default()
+        };
+        survey.states = self.states(repo, &BTreeSet::new()).await?;
+        if !survey.states.is_empty() {
+            let mut reader = self.reach_reader(&repo.identifier);
+            survey.is_owner_maintainer = !reader.maintained_by(&repo.owner).await?.is_empty();
+        }
+        survey.strays = self.strays(repo, &row, &[]).await?;
+        survey.refused = self.refused(held.events).await?;
+        survey.view = row.view.map(surveyed);
         Ok(survey)
     }
 
@@ -200,7 +223,7 @@ impl Executor {
             if !is_hosted || complete.contains(&state.version.id) {
                 continue;
             }
-            if self.copy_state(guard, reader, state, tips).await? {
+            if self.copy_state(guard, reader, row, state, tips).await? {
                 complete.insert(state.version.id);
                 is_copied = true;
             }
@@ -226,11 +249,18 @@ impl Executor {
         &self,
         guard: &mut RepoGuard,
         reader: &mut ReachReader<'_>,
+        row: &RepoRow,
         state: &State,
         tips: &BTreeSet<Oid>,
     ) -> Result<bool, GitError> {
         let author = state.repo.owner;
-        for maintained in reader.maintained_by(&author).await? {
+        let mut sources = reader.maintained_by(&author).await?;
+        if let Some(owner) = row.view.as_ref().and_then(|view| view.shows) {
+            // What this was an address of may no longer be hosted, and is kept for a while.
+            let repo = RepoId::new(owner, guard.repo().identifier.clone());
+            sources.push(MaintainedRepo { repo, presence: Presence::Held });
+        }
+        for maintained in sources {
             if maintained.repo == *guard.repo() {
                 continue;
             }
@@ -246,7 +276,8 @@ impl Executor {
         Ok(false)
     }
 
-    /// Copies the objects of a served pull request from a repository here that shows it. Returns whether there is one.
+    /// Copies the objects of a served pull request from a repository here that it names or its author has. Returns whether
+    /// one has them.
     async fn copy_proposal(
         &self,
         guard: &mut RepoGuard,
@@ -260,10 +291,6 @@ impl Executor {
         for (endpoint, place) in places_of(proposal) {
             let Some(store) = self.parts.store_of(endpoint) else { continue };
             if endpoint == Endpoint::Repository && place == *guard.repo() {
-                continue;
-            }
-            let row = store.row(&place).await?;
-            if row.view.is_none() || lacks_ref(&row, proposal) {
                 continue;
             }
             if let Some(source) = store.source(&place, &tips).await? {
@@ -344,6 +371,16 @@ impl Executor {
 
     pub(super) async fn events(&self, filter: Filter) -> Result<Vec<Arc<Event>>, GitError> {
         Ok(self.parts.relay.events(filter).await?)
+    }
+}
+
+/// Returns what a survey has of a view.
+fn surveyed(view: View) -> SurveyedView {
+    SurveyedView {
+        refs: view.refs.tips(),
+        state: view.state,
+        maintainers: view.maintainers,
+        shows: view.shows,
     }
 }
 

@@ -251,6 +251,18 @@ impl RepoStore {
         Ok(is_complete.then_some(CopySource { objects }))
     }
 
+    /// Returns the repository that is served at an address: that of the address itself, or the one that it shows. `None`
+    /// if nothing is.
+    pub async fn resolve(&self, address: &RepoId) -> Result<Option<RepoId>, GitError> {
+        if self.inner.endpoint == Endpoint::PullRequests {
+            return Ok(Some(address.clone()));
+        }
+        let Some(view) = self.committed(address).await? else { return Ok(None) };
+        let Some(owner) = view.shows else { return Ok(Some(address.clone())) };
+        let shown = RepoId::new(owner, address.identifier.clone());
+        Ok(self.has_view(&shown).await?.then_some(shown))
+    }
+
     /// Returns whether a view exists.
     pub async fn has_view(&self, repo: &RepoId) -> Result<bool, GitError> {
         Ok(self.committed(repo).await?.is_some())

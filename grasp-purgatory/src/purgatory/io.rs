@@ -178,6 +178,17 @@ pub struct Survey {
     pub peers: BTreeSet<PublicKey>,
     /// The owner maintains a hosted repository, this one or another.
     pub is_owner_maintainer: bool,
+    /// The repository that this one is an address of.
+    pub lead: Option<SurveyedLead>,
+}
+
+/// The hosted repository that the announcement of another owner leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SurveyedLead {
+    /// Its owner.
+    pub owner: PublicKey,
+    /// It shows a state.
+    pub is_shown: bool,
 }
 
 /// A repository as it is served.
@@ -189,6 +200,8 @@ pub struct SurveyedView {
     pub state: Option<EventId>,
     /// The maintainers when the refs were last set.
     pub maintainers: BTreeSet<PublicKey>,
+    /// The owner of the repository that it is an address of.
+    pub shows: Option<PublicKey>,
 }
 
 /// Something to be done.
@@ -236,8 +249,10 @@ pub struct RefsTarget {
     pub state: StateTarget,
     /// Pull requests that get a ref.
     pub proposals: Vec<ProposalRef>,
-    /// The present maintainers.
+    /// The present maintainers; none for an address.
     pub maintainers: BTreeSet<PublicKey>,
+    /// The owner of the repository to be an address of.
+    pub shows: Option<PublicKey>,
 }
 
 /// The wanted branches and tags of a repository.

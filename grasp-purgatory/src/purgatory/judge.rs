@@ -1,10 +1,12 @@
 //! The judgement of one repository: the wanted state of store and git, compared with the present one.
 //!
-//! Three rules decide every release:
+//! Four rules decide every release:
 //!
 //! - A repository shows the winning state among those signed by its present maintainers, stored or held, of which all
 //!   objects are here. Without one it shows nothing.
 //! - Its announcement is served exactly while it shows a state.
+//! - A repository whose lead has a hosted repository is an address of that one: it has no refs, and its announcement is
+//!   served exactly while the lead's repository shows a state.
 //! - A complete state is served exactly while its author maintains a hosted repository and it is that author's latest;
 //!   whether it moves any ref is decided by the first rule. The repository of its author releases it, if that is hosted
 //!   here; others follow.
@@ -45,6 +47,8 @@ pub(super) struct ReleasePlan {
     pub(super) refs: RefsTarget,
     /// The refs, or the maintainers that are remembered with them, change.
     pub(super) changes_refs: bool,
+    /// It begins or ceases to show a state, which decides about its addresses.
+    pub(super) changes_service: bool,
     /// Events to store, in order.
     pub(super) store: Vec<Arc<Event>>,
     /// Held states of maintainers of the served repository.
@@ -92,7 +96,10 @@ pub(super) fn plan(
         repo,
         survey,
         stored: &stored,
-        maintainers: if own.is_some() { maintainers } else { BTreeSet::new() },
+        maintainers: match own.is_some() && survey.lead.is_none() {
+            true => maintainers,
+            false => BTreeSet::new(),
+        },
         own,
         latest: BTreeMap::new(),
         winner: None,
@@ -196,7 +203,7 @@ struct Judgement<'a> {
     repo: &'a RepoId,
     survey: &'a Survey,
     stored: &'a StoredEvents,
-    /// Empty unless the repository is hosted.
+    /// Empty unless the repository is hosted, and for an address.
     maintainers: BTreeSet<PublicKey>,
     /// `None` if the repository is not hosted.
     own: Option<Own>,
@@ -210,8 +217,11 @@ impl Judgement<'_> {
     fn plan(&self) -> ReleasePlan {
         let proposals = self.proposals();
         let state = self.state_target();
-        let before = self.survey.view.as_ref().map(|view| &view.maintainers);
-        let has_other_maintainers = before.is_some_and(|before| *before != self.maintainers);
+        let view = self.survey.view.as_ref();
+        let before = view.map(|view| &view.maintainers);
+        let shows = self.survey.lead.map(|lead| lead.owner).filter(|_| self.own.is_some());
+        let is_other =
+            view.is_some_and(|view| view.maintainers != self.maintainers || view.shows != shows);
         let left = before.into_iter().flatten().filter(|key| !self.maintainers.contains(key));
         let strays = self.survey.strays.iter().filter(|id| self.held.get(id).is_none());
         ReleasePlan {
@@ -220,7 +230,8 @@ impl Judgement<'_> {
             strays: strays.copied().collect(),
             changes_refs: state != StateTarget::Unchanged
                 || !proposals.is_empty()
-                || (self.own.is_some() && has_other_maintainers),
+                || (self.own.is_some() && is_other),
+            changes_service: view.is_some_and(|view| view.state.is_some()) != self.winner.is_some(),
             followers: self.followers(&proposals),
             store: self.releases(&proposals),
             authorised: self.authorised(),
@@ -229,8 +240,13 @@ impl Judgement<'_> {
             releasing: self.releasing(),
             left: left.map(|key| self.repo_of(key)).collect(),
             wanted: self.wanted(),
-            refs: RefsTarget { state, proposals, maintainers: self.maintainers.clone() },
+            refs: RefsTarget { state, proposals, maintainers: self.maintainers.clone(), shows },
         }
+    }
+
+    /// Returns whether a state is shown, here or by the repository that this one is an address of.
+    fn shows_state(&self) -> bool {
+        self.survey.lead.map_or(self.winner.is_some(), |lead| lead.is_shown)
     }
 
     /// Returns the repository of another key with the same identifier.
@@ -349,8 +365,8 @@ impl Judgement<'_> {
     /// Returns the held events whose data is here: the announcement, states from the oldest, pull requests.
     fn releases(&self, proposals: &[ProposalRef]) -> Vec<Arc<Event>> {
         let mut ids = Vec::new();
-        if let (Some(own), Some(_)) = (&self.own, &self.winner) {
-            if own.presence == Presence::Held {
+        if let Some(own) = &self.own {
+            if own.presence == Presence::Held && self.shows_state() {
                 ids.push(own.announced_by);
             }
         }
@@ -403,7 +419,7 @@ impl Judgement<'_> {
 
     fn withdrawn(&self) -> Vec<Arc<Event>> {
         let mut withdrawn = Vec::new();
-        let is_unfilled = self.winner.is_none()
+        let is_unfilled = !self.shows_state()
             && self.own.as_ref().is_some_and(|own| own.presence == Presence::Stored);
         if let (true, Some((_, event))) =
             (is_unfilled, self.stored.announcements.get(&self.repo.owner))
@@ -421,7 +437,7 @@ impl Judgement<'_> {
     /// Returns the stored announcement that a held one without a state replaces. A release has stored it while that one
     /// came.
     fn outdated(&self) -> Vec<EventId> {
-        let is_replaced = self.winner.is_none()
+        let is_replaced = !self.shows_state()
             && self.own.as_ref().is_some_and(|own| own.presence == Presence::Held);
         let stored = self.stored.announcements.get(&self.repo.owner).filter(|_| is_replaced);
         stored.map(|(_, event)| event.id).into_iter().collect()

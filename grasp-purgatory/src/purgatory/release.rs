@@ -28,6 +28,8 @@ struct Release {
     next: Option<PassNumber>,
     /// Repositories to survey after the running release: they may copy what it brings.
     followers: BTreeSet<RepoId>,
+    /// The running release decides about the addresses of the repository.
+    changes_service: bool,
     fetches: usize,
     retry_at: Option<Mono>,
     /// Time of the first answer of a git server to the hunt that waits for permits.
@@ -108,15 +110,26 @@ impl Releases {
         refs: RefsTarget,
         events: Vec<Arc<Event>>,
         withdraw: Vec<EventId>,
-        followers: BTreeSet<RepoId>,
     ) {
-        self.entry(repo).followers = followers;
         // Objects that leave staging may complete other held events.
         if !refs.proposals.is_empty() {
             self.repeat(repo);
         }
         self.entry(repo).running = Some((Stage::Release, events.clone()));
         out.push(Output::Release { repo: repo.clone(), refs, events, withdraw });
+    }
+
+    /// Notes what follows from the next release.
+    fn follow_up(&mut self, repo: &RepoId, followers: BTreeSet<RepoId>, changes_service: bool) {
+        let release = self.entry(repo);
+        release.followers = followers;
+        release.changes_service = changes_service;
+    }
+
+    /// Returns whether the release that ended decides about the addresses of the repository.
+    fn take_change_of_service(&mut self, repo: &RepoId) -> bool {
+        let release = self.by_repo.get_mut(repo);
+        release.is_some_and(|release| std::mem::take(&mut release.changes_service))
     }
 
     /// Takes the repositories to survey after a release.
@@ -258,7 +271,8 @@ impl Purgatory {
         if !plan.changes_refs && plan.store.is_empty() && withdraw.is_empty() {
             return self.releases.end_pass(out, repo);
         }
-        self.releases.release(out, repo, plan.refs, plan.store, withdraw, plan.followers);
+        self.releases.follow_up(repo, plan.followers, plan.changes_service);
+        self.releases.release(out, repo, plan.refs, plan.store, withdraw);
     }
 
     pub(super) fn released(
@@ -269,12 +283,16 @@ impl Purgatory {
     ) {
         let Some(events) = self.releases.stage_ended(repo, Stage::Release) else { return };
         let followers = self.releases.take_followers(repo);
+        let changes_service = self.releases.take_change_of_service(repo);
         if !refused.is_empty() {
             for id in refused {
                 self.drop_event(out, *id, true);
             }
             self.releases.repeat(repo);
             return self.releases.end_pass(out, repo);
+        }
+        if changes_service {
+            out.push(Output::Wake { repo: repo.clone(), cause: WakeCause::Announcement });
         }
         for event in &events {
             self.drop_older(out, event.id);

@@ -113,6 +113,7 @@ async fn delete_state(fixture: &Fixture, repo: &RepoId) {
         from: Some(view.generation),
         state: None,
         maintainers: view.maintainers,
+        shows: view.shows,
         retired: Vec::new(),
         proposals: ProposalChanges::between(&view.refs, &left),
         to: Some(Arc::new(left)),

@@ -181,6 +181,7 @@ async fn a_commit_that_lost_the_race_changes_nothing() {
         to: Some(Arc::default()),
         state: None,
         maintainers: BTreeSet::new(),
+        shows: None,
         retired: Vec::new(),
         proposals: ProposalChanges::default(),
     });

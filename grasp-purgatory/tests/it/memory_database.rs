@@ -73,6 +73,7 @@ impl MemoryDatabase {
             from: before.as_ref().map(|view| view.generation),
             state: None,
             maintainers: BTreeSet::new(),
+            shows: None,
             retired: Vec::new(),
             proposals: ProposalChanges::between(&before.unwrap_or_default().refs, &refs),
             to: Some(Arc::new(refs)),
@@ -144,6 +145,7 @@ impl Content {
                     state: view.state,
                     generation: Generation(self.last_generation),
                     maintainers: view.maintainers.clone(),
+                    shows: view.shows,
                 });
             }
         }

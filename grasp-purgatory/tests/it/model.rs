@@ -43,12 +43,16 @@ static EVENTS: LazyLock<Vec<Arc<Event>>> = LazyLock::new(|| {
         deletion(ALICE, 20, &[&events[10]]),
         deletion(DAVE, 20, &[&events[16]]),
         deletion_at(BOB, 6, 30618, "x"),
+        led(ALICE, "x", 10, ALICE, &[BOB]),
+        led(BOB, "x", 11, ALICE, &[BOB]),
+        led(CAROL, "x", 12, ALICE, &[CAROL]),
+        deletion_at(ALICE, 14, 30617, "x"),
     ]);
     events
 });
 
 /// Objects of states and where they can be fetched from: each author's in the repository of its own, from which others
-/// copy them. Objects of pull requests come to all.
+/// copy them, or in those that the author maintains instead. Objects of pull requests come to all.
 static OBJECTS: LazyLock<Vec<(Vec<RepoId>, u8)>> = LazyLock::new(|| {
     let only = |author: Author| vec![author.repo("x")];
     vec![
@@ -105,7 +109,10 @@ impl World {
             Action::Sync(event) => self.sync(&EVENTS[*event]).map(drop),
             Action::Fetch(object) => {
                 let (repos, object) = &OBJECTS[*object];
-                repos.iter().try_for_each(|repo| self.fetch(repo, &[*object]))
+                for repo in repos.iter().flat_map(|repo| self.hunting(repo)).collect::<Vec<_>>() {
+                    self.fetch(&repo, &[*object])?;
+                }
+                Ok(())
             }
             Action::FetchFor(repo, object) => self.fetch(repo, &[*object]),
             Action::Push(repo, event) => self.push(repo, &EVENTS[*event]).map(drop),
@@ -162,11 +169,14 @@ fn perform_with_fault(world: &mut World, fault: Fault, action: &Action) {
     world.steps_left = None;
 }
 
-/// Offers all events again until nothing changes, as sync does.
-fn converge(world: &mut World, events: &[usize]) {
+/// Offers all events and objects again until nothing changes, as sync and the hunt do.
+fn converge(world: &mut World, events: &[usize], objects: &[usize]) {
     for _ in 0..4 {
         for event in events {
             world.sync(&EVENTS[*event]).unwrap();
+        }
+        for object in objects {
+            world.perform_action(&Action::Fetch(*object)).unwrap();
         }
     }
 }
@@ -220,7 +230,7 @@ proptest! {
                     perform_with_fault(&mut world, *fault, &action);
                 }
             }
-            converge(&mut world, &events);
+            converge(&mut world, &events, &objects);
             world.check();
             world.served_content()
         });
@@ -346,7 +356,7 @@ fn an_announcement_replaces_the_version_that_is_being_released() {
             let fault = if position == at { Fault::Interleaved(steps) } else { Fault::None };
             perform_with_fault(&mut world, fault, action);
         }
-        converge(&mut world, &events);
+        converge(&mut world, &events, &[]);
         world.check();
         world.served_content()
     };

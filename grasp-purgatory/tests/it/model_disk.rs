@@ -202,6 +202,8 @@ pub(crate) struct View {
     /// The state whose branches and tags these are.
     pub(crate) state: Option<EventId>,
     pub(crate) maintainers: BTreeSet<PublicKey>,
+    /// The owner of the repository that it is an address of.
+    pub(crate) shows: Option<PublicKey>,
 }
 
 /// All repositories on disk, and the uploads that wait for their events.
@@ -300,7 +302,8 @@ impl Git {
     fn set_refs(&mut self, repo: &RepoId, target: &RefsTarget) {
         let place = hosted(repo);
         // The ref of a pull request makes no repository.
-        if self.view(&place).is_some() || target.state != StateTarget::Unchanged {
+        let is_made = target.state != StateTarget::Unchanged || target.shows.is_some();
+        if self.view(&place).is_some() || is_made {
             self.set_state(&place, target);
         }
         for proposal in &target.proposals {
@@ -322,6 +325,12 @@ impl Git {
         }
         let view = self.repo_mut(place).view.get_or_insert_default();
         view.maintainers = target.maintainers.clone();
+        view.shows = target.shows;
+        if target.shows.is_some() {
+            view.refs.clear();
+            view.state = None;
+            return;
+        }
         if target.state == StateTarget::Unchanged {
             return;
         }
@@ -341,6 +350,7 @@ impl Git {
             let is_own = *endpoint == Endpoint::Repository && own.as_ref() == Some(repo);
             let is_announced = event.kind == kinds::ANNOUNCEMENT && is_own;
             let is_shown = view.state == Some(event.id);
+            view.shows = view.shows.filter(|_| !is_announced);
             let count = view.refs.len();
             view.refs.retain(|name, _| {
                 let is_of_state = is_shown && name.is_branch_or_tag();

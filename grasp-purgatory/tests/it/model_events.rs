@@ -97,6 +97,27 @@ pub(crate) fn announcement(
     announcement_at(by, identifier, at, maintainers, &ours, &format!("wss://{US}"))
 }
 
+/// Returns an announcement that lists this service and names a lead and further maintainers by their roles.
+pub(crate) fn led(
+    by: Author,
+    identifier: &str,
+    at: i64,
+    lead: Author,
+    maintainers: &[Author],
+) -> Arc<Event> {
+    let ours = format!("https://{US}/{}/{identifier}.git", npub(&by.key()));
+    let mut tags = vec![
+        tag("d", [identifier.to_owned()]),
+        tag("clone", [ours]),
+        tag("relays", [format!("wss://{US}")]),
+        tag("M", [lead.key().to_hex()]),
+    ];
+    for maintainer in maintainers {
+        tags.push(tag("m", [maintainer.key().to_hex()]));
+    }
+    by.signs(30617, at, tags)
+}
+
 /// Returns an announcement that lists another service.
 pub(crate) fn elsewhere(
     by: Author,

@@ -7,7 +7,7 @@ use grasp_core::admission::{Facts, KnownAnnouncement, Needs, Presence};
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RepoId, Version, kinds};
-use grasp_purgatory::{HeldFor, Survey, SurveyedView};
+use grasp_purgatory::{HeldFor, Survey, SurveyedLead, SurveyedView};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 
@@ -18,7 +18,12 @@ impl World {
     /// Reads store and git about one repository, after what other repositories of its maintainers have was copied.
     pub(crate) fn survey(&mut self, repo: &RepoId) -> Survey {
         let mut reader = self.reach_reader(&repo.identifier);
-        let maintainers = reader.reach(&repo.owner).maintainers;
+        let reach = reader.reach(&repo.owner);
+        if let Some(lead) = reader.shown_by(&repo.owner, &reach) {
+            let announcements = reader.stored();
+            return self.survey_address(repo, lead, announcements);
+        }
+        let maintainers = reach.maintainers;
         let mut survey = Survey { announcements: reader.stored(), ..Survey::default() };
         for key in &maintainers {
             if *key != repo.owner && reader.maintains_own(key) {
@@ -44,12 +49,42 @@ impl World {
         let refused = held.events.iter().filter(|event| store.refuses(event));
         survey.refused = refused.map(|event| event.id).collect();
         survey.complete = self.complete(repo, &held, &survey);
-        survey.view = self.disk.git.view(&hosted(repo)).map(|view| SurveyedView {
+        survey.view = self.surveyed_view(repo);
+        survey
+    }
+
+    /// Reads store and git about a repository that is an address of another one.
+    fn survey_address(
+        &self,
+        repo: &RepoId,
+        lead: PublicKey,
+        announcements: Vec<Arc<Event>>,
+    ) -> Survey {
+        let store = &self.disk.store;
+        let shown = self.disk.git.view(&hosted(&of(lead, repo)));
+        let is_shown = shown.is_some_and(|view| view.state.is_some());
+        let held = self.core.held_for(repo, &BTreeSet::new());
+        let refused = held.events.iter().filter(|event| store.refuses(event));
+        Survey {
+            announcements,
+            states: store.state(repo).cloned().into_iter().collect(),
+            is_owner_maintainer: !self.maintained_by(repo).is_empty(),
+            lead: Some(SurveyedLead { owner: lead, is_shown }),
+            strays: self.strays(repo),
+            refused: refused.map(|event| event.id).collect(),
+            view: self.surveyed_view(repo),
+            ..Survey::default()
+        }
+    }
+
+    fn surveyed_view(&self, repo: &RepoId) -> Option<SurveyedView> {
+        let view = self.disk.git.view(&hosted(repo))?;
+        Some(SurveyedView {
             refs: view.refs.clone(),
             state: view.state,
             maintainers: view.maintainers.clone(),
-        });
-        survey
+            shows: view.shows,
+        })
     }
 
     /// Returns the repositories by whose names a pull request is addressed to these maintainers.
@@ -111,14 +146,17 @@ impl World {
     /// Copies the objects of a state from another repository here that its author maintains.
     fn copy_state(&mut self, repo: &RepoId, state: &State) {
         let Some(tips) = state.tips() else { return };
-        let mut sources = self.maintained_by(&state.repo);
-        sources.retain(|source| source.repo != *repo);
-        if sources.iter().any(|source| self.disk.git.has_state(&source.repo, state)) {
+        let maintained = self.maintained_by(&state.repo);
+        let mut sources: BTreeSet<RepoId> = maintained.into_iter().map(|one| one.repo).collect();
+        let shown = self.disk.git.view(&hosted(repo)).and_then(|view| view.shows);
+        sources.extend(shown.map(|owner| of(owner, repo)));
+        sources.remove(repo);
+        if sources.iter().any(|source| self.disk.git.has_state(source, state)) {
             self.disk.git.repo_mut(&hosted(repo)).objects.extend(tips);
         }
     }
 
-    /// Copies the objects of a served pull request from a repository here that shows it.
+    /// Copies the objects of a served pull request from a repository here that it names or its author has.
     fn copy_proposal(&mut self, repo: &RepoId, proposal: &Proposal) -> bool {
         let mut places = BTreeSet::new();
         for named in &proposal.repos {
@@ -126,7 +164,7 @@ impl World {
             places.insert((Endpoint::PullRequests, of(proposal.author, named)));
         }
         places.remove(&hosted(repo));
-        let has_it = places.iter().any(|place| self.shows(place, proposal));
+        let has_it = places.iter().any(|place| self.disk.git.has_all(place, [&proposal.tip]));
         if has_it {
             self.disk.git.repo_mut(&hosted(repo)).objects.insert(proposal.tip);
         }

@@ -38,6 +38,23 @@ impl World {
         self.reach_reader(&repo.identifier).reach(&repo.owner).maintainers
     }
 
+    /// Returns the repositories that hunt for a state of this one's owner.
+    pub(crate) fn hunting(&self, repo: &RepoId) -> Vec<RepoId> {
+        let mut hunting = vec![repo.clone()];
+        if !self.reach_reader(&repo.identifier).maintains_own(&repo.owner) {
+            hunting.extend(self.maintained_by(repo).into_iter().map(|maintained| maintained.repo));
+        }
+        hunting
+    }
+
+    /// Returns the repository that one is an address of, if it is one.
+    pub(crate) fn shown_at(&self, repo: &RepoId) -> Option<RepoId> {
+        let mut reader = self.reach_reader(&repo.identifier);
+        let reach = reader.reach(&repo.owner);
+        let lead = reader.shown_by(&repo.owner, &reach)?;
+        Some(RepoId::new(lead, repo.identifier.clone()))
+    }
+
     /// Returns the hosted repositories of an identifier that an author maintains.
     pub(crate) fn maintained_by(&self, repo: &RepoId) -> Vec<MaintainedRepo> {
         self.reach_reader(&repo.identifier).maintained_by(&repo.owner)
@@ -63,7 +80,11 @@ impl World {
             }
             WakeCause::Content => {
                 for maintained in reader.maintained_by(&repo.owner) {
-                    concerned.push(maintained.repo);
+                    let owner = maintained.repo.owner;
+                    let reach = reader.reach(&owner);
+                    if reader.shown_by(&owner, &reach).is_none() {
+                        concerned.push(maintained.repo);
+                    }
                 }
             }
         }
@@ -114,10 +135,18 @@ impl ReachReader<'_> {
         }
     }
 
-    /// Returns whether a key has a hosted repository and maintains it.
+    /// Returns whether a key has a hosted repository, no mere address, and maintains it.
     pub(crate) fn maintains_own(&mut self, key: &PublicKey) -> bool {
         self.read([*key]);
-        self.is_hosted(key) && self.reach(key).maintainers.contains(key)
+        let reach = self.reach(key);
+        self.is_hosted(key)
+            && reach.maintainers.contains(key)
+            && self.shown_by(key, &reach).is_none()
+    }
+
+    /// Returns the owner of the repository that the hosted one of `owner` is an address of.
+    pub(crate) fn shown_by(&self, owner: &PublicKey, reach: &Reach) -> Option<PublicKey> {
+        reach.lead.filter(|lead| self.is_hosted(owner) && self.is_hosted(lead))
     }
 
     /// Returns the owners of hosted repositories that the announcement of a key may matter for.

@@ -44,6 +44,10 @@ impl World {
             for repo in self.hosted(Presence::Stored) {
                 let view = self.disk.git.view(&hosted(&repo));
                 let shown = view.and_then(|view| view.state);
+                // An address follows what it is an address of, in a commit of its own.
+                if view.is_some_and(|view| view.shows.is_some()) {
+                    continue;
+                }
                 assert!(shown.is_some(), "{repo} is served and shows no state");
             }
         }
@@ -95,6 +99,9 @@ impl World {
     /// Asserts invariant 1: a served repository shows exactly the winning state of its maintainers whose objects it has.
     /// It has those that another repository of the state's author has.
     fn check_served(&self, repo: &RepoId) {
+        if let Some(lead) = self.shown_at(repo) {
+            return self.check_address(repo, &lead);
+        }
         let maintainers = self.maintainers(repo);
         let mut winner: Option<State> = None;
         for of_key in self.named(repo, &maintainers) {
@@ -115,6 +122,15 @@ impl World {
         assert_eq!(view.state, Some(winner.version.id), "I1: {repo}");
         assert_eq!(branches_and_tags(&view.refs), declared(&winner), "I1: {repo}");
         assert_eq!(view.maintainers, maintainers, "I1: maintainers of {repo}");
+    }
+
+    /// Asserts that a served address has no refs, and that what it is an address of shows a state.
+    fn check_address(&self, repo: &RepoId, lead: &RepoId) {
+        let view = self.disk.git.view(&hosted(repo)).expect("a served address has a view");
+        assert_eq!(view.shows, Some(lead.owner), "I1: {repo}");
+        assert!(view.refs.is_empty() && view.state.is_none(), "I1: refs of the address {repo}");
+        let shown = self.disk.git.view(&hosted(lead)).and_then(|view| view.state);
+        assert!(shown.is_some(), "I1: {repo} is served and {lead} shows nothing");
     }
 
     /// Asserts that a view exists exactly where a push is allowed, and shows no refs before its repository is served.
@@ -184,6 +200,9 @@ impl World {
     fn addressed_by(&self, proposal: &Proposal) -> Vec<RepoId> {
         let mut addressed = Vec::new();
         for repo in self.hosted(Presence::Stored) {
+            if self.shown_at(&repo).is_some() {
+                continue;
+            }
             let named = self.named(&repo, &self.maintainers(&repo));
             if proposal.repos.iter().any(|one| named.contains(one)) {
                 addressed.push(repo);
@@ -261,7 +280,8 @@ impl World {
             addressed.retain(|event| self.is_related(event));
             let ids: BTreeSet<EventId> = addressed.iter().map(|event| event.id).collect();
             // Other refs are left over from earlier maintainers.
-            let mut shown = self.view(&repo).cloned().unwrap_or_default();
+            let shown_at = self.shown_at(&repo).unwrap_or_else(|| repo.clone());
+            let mut shown = self.view(&shown_at).cloned().unwrap_or_default();
             shown.retain(|name, _| {
                 name.is_branch_or_tag() || ids.iter().any(|id| proposal_ref(id) == *name)
             });

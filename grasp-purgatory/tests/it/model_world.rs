@@ -18,6 +18,7 @@ use nostr::types::Timestamp;
 use crate::model_disk::{Disk, hosted};
 use crate::model_drive::Task;
 use crate::model_events::{START, US, oid, verified};
+use crate::model_queries::of;
 
 /// The power was cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,6 +189,7 @@ impl World {
 
     /// Receives objects by a fetch for a repository.
     pub(crate) fn fetch(&mut self, repo: &RepoId, objects: &[u8]) -> StepResult {
+        let repo = &self.resolve(repo);
         self.handle(Input::FetchStarted { repo: repo.clone() })?;
         self.receive(repo, objects.iter().map(|n| oid(*n)))?;
         self.handle(Input::FetchEnded { repo: repo.clone() })?;
@@ -196,6 +198,7 @@ impl World {
 
     /// Pushes exactly the refs of a held state as a maintainer; returns `false` if that is not allowed.
     pub(crate) fn push(&mut self, repo: &RepoId, event: &Event) -> StepResult<bool> {
+        let repo = &self.resolve(repo);
         let candidates = self.core.candidates(repo, &self.maintainers(repo));
         let candidate = candidates.into_iter().find(|c| c.state.version.id == event.id);
         let Some(state) = candidate.map(|c| c.state).filter(|state| self.may_push(repo, state))
@@ -212,6 +215,7 @@ impl World {
 
     /// Pushes to `refs/nostr/<id>`, and returns whether the upload is kept.
     pub(crate) fn push_tip(&mut self, repo: &RepoId, id: EventId, tip: u8) -> StepResult<bool> {
+        let repo = &self.resolve(repo);
         let tip = oid(tip);
         match self.core.tip_of(&id) {
             Some(wanted) if wanted != tip => return Ok(false),
@@ -231,6 +235,12 @@ impl World {
         }
         self.run()?;
         Ok(true)
+    }
+
+    /// Returns the repository that is served at an address.
+    fn resolve(&self, address: &RepoId) -> RepoId {
+        let view = self.disk.git.view(&hosted(address));
+        view.and_then(|view| view.shows).map_or(address.clone(), |owner| of(owner, address))
     }
 
     fn receive(&mut self, to: &RepoId, objects: impl IntoIterator<Item = Oid>) -> StepResult {

@@ -180,17 +180,19 @@ pub(crate) trait Changes: GitRows {
         }
         self.change(
             "INSERT INTO views
-                 (endpoint, identifier, owner, generation, head, refs, state, maintainers)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+                 (endpoint, identifier, owner, generation, head, refs, state, maintainers, shows)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
                  ON CONFLICT (endpoint, identifier, owner) DO UPDATE SET
                      generation = excluded.generation, head = excluded.head, refs = excluded.refs,
-                     state = excluded.state, maintainers = excluded.maintainers",
+                     state = excluded.state, maintainers = excluded.maintainers,
+                     shows = excluded.shows",
             key.values([
                 integer(generation),
                 text(refs.head.as_str()),
                 Value::Text(refs.encode()),
                 view.state.map_or(Value::Null, |state| blob(state.as_bytes())),
                 Value::Blob(maintainers),
+                view.shows.map_or(Value::Null, |owner| blob(owner.as_bytes())),
             ]),
         )
     }
@@ -368,7 +370,8 @@ pub(crate) fn refs_removal(
         kind if kind == kinds::STATE => name.is_branch_or_tag(),
         _ => name.event() == Some(event.id),
     };
-    if !view.refs.refs.keys().any(is_gone) {
+    let shows = view.shows.filter(|_| event.kind != kinds::ANNOUNCEMENT);
+    if !view.refs.refs.keys().any(is_gone) && shows == view.shows {
         return None;
     }
     let mut left = Refs::clone(&view.refs);
@@ -386,6 +389,7 @@ pub(crate) fn refs_removal(
         from: Some(view.generation),
         state: view.state.filter(|_| keeps_state),
         maintainers: view.maintainers,
+        shows,
         retired: tips,
         proposals: ProposalChanges::between(&view.refs, &left),
         to: Some(Arc::new(left)),

@@ -23,11 +23,11 @@ use super::engine::{Columns, DatabaseEngine, EngineStore, Query, Unreadable};
 use super::{REPOSITORY_KINDS, StoreError, failure};
 
 /// Selects all parts of a repository but its retired refs, which are then of one moment.
-const ROW_SQL: &str = "SELECT 0, generation, head, refs, state, maintainers, 0
+const ROW_SQL: &str = "SELECT 0, generation, head, refs, state, maintainers, shows, 0
         FROM views WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
-    UNION ALL SELECT 1, bytes, name, NULL, NULL, NULL, verified
+    UNION ALL SELECT 1, bytes, name, NULL, NULL, NULL, NULL, verified
         FROM packs WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
-    UNION ALL SELECT 2, mark, NULL, NULL, NULL, NULL, 0
+    UNION ALL SELECT 2, mark, NULL, NULL, NULL, NULL, NULL, 0
         FROM garbage WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
 
 impl<E: DatabaseEngine> Database for EngineStore<E> {
@@ -37,7 +37,7 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
 
     fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {
         Box::pin(async move {
-            let sql = "SELECT generation, head, refs, state, maintainers FROM views
+            let sql = "SELECT generation, head, refs, state, maintainers, shows FROM views
                 WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
             let values = RepoKey::new(endpoint, &repo).values([]);
             Ok(self.0.rows(Query::new(sql, values, |row| read_view(row, 0))).await?.pop())
@@ -133,7 +133,7 @@ enum RowPart {
 fn read_part(row: &dyn Columns) -> Result<RowPart, StoreError> {
     Ok(match row.integer(0)? {
         0 => RowPart::View(read_view(row, 1)?),
-        1 => RowPart::Pack(Pack { name: row.text(2)?, bytes: row.unsigned(1)? }, row.time(6)?),
+        1 => RowPart::Pack(Pack { name: row.text(2)?, bytes: row.unsigned(1)? }, row.time(7)?),
         _ => RowPart::Garbage(row.integer(1)?),
     })
 }
@@ -157,18 +157,18 @@ pub(crate) fn views_signed_by(event: &Event) -> Option<Query<SignedView>> {
         kind if kind == kinds::ANNOUNCEMENT => {
             let repo = Needs::of(event).repo?;
             let sql =
-                "SELECT owner, identifier, endpoint, generation, head, refs, state, maintainers
+                "SELECT owner, identifier, endpoint, generation, head, refs, state, maintainers, shows
                 FROM views WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
             Query::new(sql, RepoKey::new(Endpoint::Repository, &repo).values([]), read)
         }
         kind if kind == kinds::STATE => {
             let sql =
-                "SELECT owner, identifier, endpoint, generation, head, refs, state, maintainers
+                "SELECT owner, identifier, endpoint, generation, head, refs, state, maintainers, shows
                 FROM views WHERE state = ?1";
             Query::new(sql, vec![id], read)
         }
         kind if REPOSITORY_KINDS.contains(&kind) => {
-            let sql = "SELECT v.owner, v.identifier, v.endpoint, generation, head, refs, state, maintainers
+            let sql = "SELECT v.owner, v.identifier, v.endpoint, generation, head, refs, state, maintainers, shows
                 FROM proposal_refs p JOIN views v ON v.endpoint = p.endpoint
                     AND v.identifier = p.identifier AND v.owner = p.owner
                 WHERE p.event = ?1";
@@ -178,7 +178,7 @@ pub(crate) fn views_signed_by(event: &Event) -> Option<Query<SignedView>> {
     })
 }
 
-/// Reads the columns `generation, head, refs, state, maintainers`.
+/// Reads the columns `generation, head, refs, state, maintainers, shows`.
 fn read_view(row: &dyn Columns, first: usize) -> Result<View, StoreError> {
     let refs = Refs::decode(&row.text(first + 2)?, &row.text(first + 1)?);
     Ok(View {
@@ -186,6 +186,7 @@ fn read_view(row: &dyn Columns, first: usize) -> Result<View, StoreError> {
         state: row.bytes(first + 3)?.map(EventId::from_byte_array),
         generation: Generation(row.unsigned(first)?),
         maintainers: row.public_keys(first + 4)?,
+        shows: row.bytes(first + 5)?.map(PublicKey::from_byte_array),
     })
 }
 

@@ -134,6 +134,7 @@ fn view(from: Option<Generation>, to: Option<Arc<Refs>>) -> ViewChange {
         to,
         state: None,
         maintainers: BTreeSet::new(),
+        shows: None,
         retired: Vec::new(),
         proposals: proposals.unwrap_or_default(),
     }

@@ -52,6 +52,8 @@ pub struct WantedRefs {
     pub proposals: BTreeMap<EventId, Oid>,
     /// The maintainers to remember; `None` leaves them as they are.
     pub maintainers: Option<BTreeSet<PublicKey>>,
+    /// The owner of the repository to be an address of. No ref stays then.
+    pub shows: Option<PublicKey>,
 }
 
 impl RepoGuard {
@@ -174,6 +176,7 @@ impl RepoGuard {
             to: Some(Arc::default()),
             state: None,
             maintainers: BTreeSet::new(),
+            shows: None,
             retired: Vec::new(),
             proposals: ProposalChanges::default(),
         });
@@ -199,6 +202,7 @@ impl RepoGuard {
             head: head.cloned(),
             state: view.state,
             maintainers: view.maintainers.clone(),
+            shows: view.shows,
         };
         match self.plan_from(Some(view), next, now).await? {
             Some(change) => self.commit(change).await,
@@ -217,8 +221,12 @@ impl RepoGuard {
         let view = database.view(endpoint, self.repo.clone()).await?;
         let target = wanted.target.as_ref();
         // The ref of a pull request makes no repository.
-        if view.is_none() && target.is_none() && endpoint == Endpoint::Repository {
+        let is_made = target.is_some() || wanted.shows.is_some();
+        if view.is_none() && !is_made && endpoint == Endpoint::Repository {
             return Ok(None);
+        }
+        if wanted.shows.is_some() {
+            return self.plan_address(view, wanted, now);
         }
         let current = view.as_ref().map(|view| view.refs.tips()).unwrap_or_default();
         let mut changes = target.map(|target| target.changes(&current)).unwrap_or_default();
@@ -238,7 +246,40 @@ impl RepoGuard {
             None => view.as_ref().map(|view| view.maintainers.clone()).unwrap_or_default(),
         };
         let head = target.and_then(|target| target.head.clone());
-        self.plan_from(view, NextView { changes, head, state, maintainers }, now).await
+        let shows = match &wanted.maintainers {
+            Some(_) => None,
+            None => view.as_ref().and_then(|view| view.shows),
+        };
+        self.plan_from(view, NextView { changes, head, state, maintainers, shows }, now).await
+    }
+
+    /// Returns the change that makes the repository an address of another one. Its tips are retired.
+    fn plan_address(
+        &self,
+        view: Option<View>,
+        wanted: &WantedRefs,
+        now: Timestamp,
+    ) -> Result<Option<RepoChange>, GitError> {
+        let from = view.as_ref().map(|view| view.generation);
+        let before = view.unwrap_or_default();
+        let after = Refs { refs: BTreeMap::new(), ..Refs::clone(&before.refs) };
+        let maintainers = wanted.maintainers.clone().unwrap_or_default();
+        let is_same = before.shows == wanted.shows && before.maintainers == maintainers;
+        if is_same && after == *before.refs {
+            return Ok(None);
+        }
+        let mut change = self.change();
+        change.garbage = (!before.refs.refs.is_empty()).then_some(Garbage::Moved);
+        change.view = Some(ViewChange {
+            from,
+            state: None,
+            maintainers,
+            shows: wanted.shows,
+            retired: retired(before.refs.retired_by(&after), now),
+            proposals: ProposalChanges::between(&before.refs, &after),
+            to: Some(Arc::new(after)),
+        });
+        Ok(Some(change))
     }
 
     async fn plan_from(
@@ -247,11 +288,11 @@ impl RepoGuard {
         next: NextView,
         now: Timestamp,
     ) -> Result<Option<RepoChange>, GitError> {
-        let NextView { changes, head, state, maintainers } = next;
+        let NextView { changes, head, state, maintainers, shows } = next;
         let from = view.as_ref().map(|view| view.generation);
-        let is_same = view
-            .as_ref()
-            .is_some_and(|view| view.state == state && view.maintainers == maintainers);
+        let is_same = view.as_ref().is_some_and(|view| {
+            view.state == state && view.maintainers == maintainers && view.shows == shows
+        });
         let refs = view.map(|view| view.refs).unwrap_or_default();
         // What is served was whole when it came to be served.
         let served: BTreeSet<_> = refs.refs.values().map(|target| target.oid).collect();
@@ -275,6 +316,7 @@ impl RepoGuard {
             from,
             state,
             maintainers,
+            shows,
             retired: retired(refs.retired_by(&after), now),
             proposals: ProposalChanges::between(&refs, &after),
             to: Some(Arc::new(after)),
@@ -316,6 +358,7 @@ impl RepoGuard {
             to: None,
             state: None,
             maintainers: BTreeSet::new(),
+            shows: None,
             retired: Vec::new(),
             proposals: ProposalChanges::between(&view.refs, &Refs::default()),
         });
@@ -502,6 +545,8 @@ struct NextView {
     /// The state event that declares branches and tags.
     state: Option<EventId>,
     maintainers: BTreeSet<PublicKey>,
+    /// The owner of the repository that it is an address of.
+    shows: Option<PublicKey>,
 }
 
 fn retired(tips: BTreeMap<Oid, RefName>, since: Timestamp) -> Vec<RetiredRef> {

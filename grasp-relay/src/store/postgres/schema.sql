@@ -90,6 +90,7 @@ CREATE TABLE views (
     refs        TEXT   NOT NULL,
     state       BYTEA,
     maintainers BYTEA  NOT NULL,
+    shows       BYTEA,
     PRIMARY KEY (endpoint, identifier, owner)
 );
 CREATE INDEX views_by_state ON views (state);

@@ -106,6 +106,8 @@ CREATE TABLE views (
     state       BLOB,
     -- The keys of the maintainers when the refs were last changed, one after the other.
     maintainers BLOB    NOT NULL,
+    -- The owner of the repository that this one is an address of.
+    shows       BLOB,
     UNIQUE (endpoint, identifier, owner)
 ) STRICT;
 CREATE INDEX views_by_state ON views (state);

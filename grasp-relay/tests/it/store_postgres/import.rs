@@ -75,6 +75,7 @@ async fn commit(store: &SqliteStore) {
         from: None,
         state: Some(id(4)),
         maintainers: BTreeSet::from([ALICE.key(), BOB.key()]),
+        shows: Some(BOB.key()),
         retired: vec![retired],
         proposals: ProposalChanges::between(&Refs::default(), &refs),
         to: Some(Arc::new(refs)),
