@@ -59,6 +59,11 @@ impl Executor {
         events: &[Arc<Event>],
         withdraw: Vec<EventId>,
     ) -> Result<BTreeSet<EventId>, GitError> {
+        // Between staging and its ref, nothing refers to the objects of a pull request.
+        let mut work = Vec::new();
+        for (_, place) in refs.proposals.iter().flat_map(|proposal| &proposal.places) {
+            work.push(self.active_work.begin(place));
+        }
         let wanted = self.wanted_refs(repo, &refs).await?;
         let states = wanted.values().filter_map(|wanted| wanted.target.as_ref()?.state);
         let require: Vec<_> = states.chain(refs.proposals.iter().map(|it| it.id)).collect();

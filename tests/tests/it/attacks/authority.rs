@@ -165,8 +165,9 @@ async fn a_vanish_request_removes_the_repository_for_good() {
     fixture.until_gone().await;
     fixture.instance.settle("x").await;
     let repositories = fixture.instance.repositories().join("repositories");
-    let left = || (!grasp_tests::files(&repositories).is_empty()).then_some(());
-    assert_eq!(left(), None, "no file of a vanished owner is kept");
+    // No file of a vanished owner is kept.
+    let is_gone = || grasp_tests::files(&repositories).is_empty().then_some(());
+    grasp_tests::eventually(is_gone).await;
     let (accepted, message) = fixture.publish(&alice.announce("x", &us)).await;
     assert!(!accepted && message.contains("vanish"), "{message}");
     assert!(

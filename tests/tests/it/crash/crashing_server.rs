@@ -209,9 +209,11 @@ fn serves_until_it_crashes() {
 }
 
 async fn repair(instance: &Instance, name: &str) -> Result<(), GitError> {
-    let (purgatory, name) = (instance.purgatory(), name.parse().unwrap());
-    purgatory.repair(&name).await?;
-    grasp_tests::eventually(|| (!purgatory.lacks_objects(&name)).then_some(())).await;
+    let purgatory = instance.purgatory();
+    let all = purgatory.repos().all().await?;
+    let repo = all.into_iter().find(|repo| repo.identifier.as_str() == name).unwrap();
+    purgatory.repair(&repo).await?;
+    grasp_tests::eventually(|| (!purgatory.lacks_objects(&repo)).then_some(())).await;
     Ok(())
 }
 
