@@ -86,6 +86,7 @@ contract! {
     the_generation_of_another_owner_is_outdated
     changes_of_different_owners_at_once_do_not_conflict
     a_deleted_announcement_takes_all_refs_of_its_own_repository
+    a_deleted_announcement_ends_its_address
     a_deleted_state_takes_the_branches_and_tags_of_the_views_that_show_it
     a_deleted_pull_request_takes_its_refs_at_every_repository
     a_deleted_update_of_a_pull_request_takes_its_refs_too
@@ -319,9 +320,11 @@ async fn maintainers_are_remembered_with_the_refs(store: &dyn Store) {
         let maintainers: BTreeSet<PublicKey> = set.into_iter().map(owner).collect();
         let mut changed = view(generation(store, &repo(1)).await, Some(refs(&[])));
         changed.maintainers = maintainers.clone();
+        changed.shows = maintainers.first().copied();
         done(store, commit(change(&repo(1), Some(changed)))).await;
         let shown = store.view(REPOS, repo(1)).await.unwrap().unwrap();
         assert_eq!(shown.maintainers, maintainers);
+        assert_eq!(shown.shows, maintainers.first().copied());
         assert_eq!(store.row(REPOS, repo(1)).await.unwrap().view, Some(shown));
     }
 }

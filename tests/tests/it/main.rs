@@ -14,6 +14,7 @@ mod host_limits;
 mod hosting;
 mod hunting;
 mod libgit2;
+mod maintainers;
 mod nodes;
 mod packets;
 mod packs;

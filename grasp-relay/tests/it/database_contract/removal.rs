@@ -113,6 +113,19 @@ pub(super) async fn a_deleted_announcement_takes_all_refs_of_its_own_repository(
     }
 }
 
+pub(super) async fn a_deleted_announcement_ends_its_address(store: &dyn Store) {
+    let alice = Keys::generate();
+    let announced = announcement(&alice);
+    save(store, &[&announced]).await;
+    let repo = repo_of(&alice);
+    let mut address = view(None, Some(refs(&[])));
+    address.shows = Some(Keys::generate().public_key());
+    done(store, commit(change(&repo, Some(address)))).await;
+    delete(store, &alice, &announced).await;
+    let left = store.view(REPOS, repo).await.unwrap().unwrap();
+    assert_eq!(left.shows, None);
+}
+
 pub(super) async fn a_deleted_state_takes_the_branches_and_tags_of_the_views_that_show_it(
     store: &dyn Store,
 ) {
