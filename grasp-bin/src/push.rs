@@ -105,6 +105,10 @@ async fn push_to_all(push: &Push) -> Result<Vec<String>> {
     for server in &push.args.server {
         work::check(server, &draft, &refs).await?;
     }
+    let urls: Vec<_> = push.args.server.iter().map(|server| server.clone_url(&repo)).collect();
+    for url in &urls {
+        work.check_history(&refs, url).await?;
+    }
     let mut relays = Vec::new();
     for server in &push.args.server {
         let url = server.relay()?;
@@ -116,7 +120,6 @@ async fn push_to_all(push: &Push) -> Result<Vec<String>> {
         );
     }
     publish_announcement(push, &repo, &mut relays).await?;
-    let urls: Vec<_> = push.args.server.iter().map(|server| server.clone_url(&repo)).collect();
     if !args.force {
         check_nothing_is_lost(work, &refs, &urls).await?;
     }

@@ -1,10 +1,12 @@
 //! A working copy, through the installed git.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs;
+use std::io::{Seek as _, Write as _};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use grasp_core::Identifier;
@@ -111,6 +113,41 @@ impl Work {
         Ok(lost)
     }
 
+    /// Fails if the working copy is a shallow clone and the refs of a server do not show that it has the history below it:
+    /// the server would wait for that history after the state is published.
+    pub(crate) async fn check_history(&self, refs: &Refs, url: &str) -> Result<()> {
+        let Some(file) = self.shallow_file().await? else { return Ok(()) };
+        let boundary =
+            fs::read_to_string(&file).context("could not read git's list of shallow commits")?;
+        // A repository that is not hosted yet has no refs.
+        let theirs = self.refs_at(url).await.unwrap_or_default();
+        let mut revisions = String::new();
+        for oid in refs.tips.values() {
+            let _ = writeln!(revisions, "{oid}");
+        }
+        for oid in theirs.values() {
+            let _ = writeln!(revisions, "^{oid}");
+        }
+        let mut command = Command::new("git");
+        command.args(["rev-list", "--ignore-missing", "--stdin"]).current_dir(&self.root);
+        let new = run(command.stdin(input(&revisions)?)).await?;
+        let new: BTreeSet<&str> = new.lines().collect();
+        if boundary.lines().any(|oid| new.contains(oid)) {
+            bail!(
+                "this working copy is a shallow clone, and {url} does not show that it has the history below; \
+                 run git fetch --unshallow, and push again"
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns the file that lists the commits without parents of a shallow clone.
+    async fn shallow_file(&self) -> Result<Option<PathBuf>> {
+        let file = git(&self.root, &["rev-parse", "--git-path", "shallow"]).await?;
+        let file = self.root.join(file);
+        Ok(file.exists().then_some(file))
+    }
+
     /// Returns the branches and tags of a server.
     async fn refs_at(&self, url: &str) -> Result<BTreeMap<String, String>> {
         let args = ["ls-remote", "--refs", url, "refs/heads/*", "refs/tags/*"];
@@ -134,7 +171,7 @@ impl Work {
                 let args = ["push", "--quiet", url].map(str::to_owned).into_iter().chain(changes);
                 git(&self.root, &args.collect::<Vec<_>>()).await.map(drop)
             }
-            _ => push_many(&self.root, url, &changes).await,
+            _ => push_many(self, url, &changes).await,
         }
     }
 }
@@ -152,6 +189,13 @@ fn full(pattern: &str) -> Vec<String> {
 /// Runs git and returns its standard output; its standard error is the error.
 pub(crate) async fn git(directory: &Path, args: &[impl AsRef<OsStr>]) -> Result<String> {
     run(Command::new("git").args(args).current_dir(directory)).await
+}
+
+/// Returns a text as the standard input of a process.
+fn input(text: &str) -> Result<Stdio> {
+    let mut file = tempfile::tempfile().context("could not write a temporary file")?;
+    file.write_all(text.as_bytes()).and_then(|()| file.rewind())?;
+    Ok(file.into())
 }
 
 async fn run(command: &mut Command) -> Result<String> {
@@ -176,12 +220,16 @@ const REMOTE: &str = "grasp";
 ///
 /// Over HTTP git compares every ref that it pushes with every ref that it has, which takes seconds for some thousand.
 /// A repository without refs that borrows the objects of the working copy has none to compare with.
-async fn push_many(root: &Path, url: &str, changes: &[String]) -> Result<()> {
+async fn push_many(work: &Work, url: &str, changes: &[String]) -> Result<()> {
+    let root = work.root.as_path();
     let objects = git(root, &["rev-parse", "--git-path", "objects"]).await?;
     let objects = fs::canonicalize(root.join(objects)).context("could not find git's objects")?;
     let dir = tempfile::tempdir().context("could not make a repository to push from")?;
     git(dir.path(), &["init", "--quiet", "--bare", "."]).await?;
     prepare(&dir, &objects, url, changes).context("could not make a repository to push from")?;
+    if let Some(shallow) = work.shallow_file().await? {
+        fs::copy(shallow, dir.path().join("shallow"))?;
+    }
     let mut command = Command::new("git");
     command.args(["push", "--quiet", REMOTE]).current_dir(dir.path()).env("GIT_DIR", dir.path());
     for (name, value) in transport_settings(root).await {

@@ -100,6 +100,31 @@ fn a_push_that_would_lose_refs_of_the_server_needs_force() {
 }
 
 #[test]
+fn a_shallow_clone_is_pushed_where_its_history_is_and_nowhere_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&dir.path().join("data"));
+    let work = dir.path().join("hello");
+    working_copy(&work);
+    git(&work, &["commit", "-q", "--allow-empty", "-m", "second"]);
+    let url = clone_url(&push(&work, dir.path(), &server));
+    let shallow = dir.path().join("shallow/hello");
+    git(dir.path(), &["clone", "-q", "--depth=1", &url, shallow.to_str().unwrap()]);
+    git(&shallow, &["commit", "-q", "--allow-empty", "-m", "third"]);
+    assert_eq!(clone_url(&push(&shallow, dir.path(), &server)), url);
+    let tip = git(dir.path(), &["ls-remote", &url, "refs/heads/main"]);
+    assert!(tip.starts_with(&git(&shallow, &["rev-parse", "HEAD"])), "{tip}");
+
+    let other_data = dir.path().join("other");
+    let other = Server::start(&other_data);
+    let refused = push(&shallow, dir.path(), &other);
+    assert!(!refused.ok && refused.err.contains("git fetch --unshallow"), "{refused:?}");
+    let repos = grasp(&["repos", "--data-dir", other_data.to_str().unwrap()]);
+    assert!(!repos.out.contains("hello"), "nothing was announced: {repos:?}");
+    let held = grasp(&["purgatory", "--data-dir", other_data.to_str().unwrap()]);
+    assert!(!held.out.contains("hello"), "nothing was published: {held:?}");
+}
+
+#[test]
 fn an_announcement_keeps_the_relays_of_earlier_pushes() {
     let dir = tempfile::tempdir().unwrap();
     let [first, second] = ["a", "b"].map(|name| Server::start(&dir.path().join(name)));

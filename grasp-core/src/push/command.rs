@@ -28,6 +28,8 @@ pub struct PushCommand {
 pub struct PushRequest {
     commands: Vec<PushCommand>,
     capabilities: Capabilities,
+    /// The client has a shallow clone.
+    is_shallow: bool,
 }
 
 /// The client's capabilities that this server uses; others are not passed on.
@@ -64,7 +66,9 @@ pub enum Progress {
 /// Reads a command list from chunks as they arrive.
 ///
 /// Memory is bounded by [`MAX_COMMANDS`] and the longest packet. Push options after the list are skipped: clients pass on
-/// their `-o` values and abort if a server does not accept options, but no option has a meaning here.
+/// their `-o` values and abort if a server does not accept options, but no option has a meaning here. `shallow` lines before
+/// the first command name the commits below which the client has no history. They change nothing either: what a push
+/// needs is checked to be at the server, whatever the client has.
 ///
 /// ```
 /// use grasp_core::push::{CommandReader, Progress};
@@ -82,7 +86,7 @@ pub struct CommandReader {
     commands: Vec<PushCommand>,
     names: BTreeSet<RefName>,
     capabilities: Capabilities,
-    /// A `shallow` line came before the first command, which says in what form the client reads an error.
+    /// A `shallow` line came before the first command.
     is_shallow: bool,
     /// The list has ended, and push options follow.
     in_options: bool,
@@ -107,7 +111,9 @@ impl CommandReader {
                 Pkt::Data(option) if self.in_options => self.skip_option(option)?,
                 Pkt::Data(line) => self.parse_line(line)?,
                 Pkt::Flush if has_options && !self.in_options => self.in_options = true,
-                Pkt::Flush if self.is_shallow => return invalid(SHALLOW),
+                Pkt::Flush if self.is_shallow && self.commands.is_empty() => {
+                    return invalid("no command follows the shallow lines");
+                }
                 Pkt::Flush => return Ok(self.finish(rest)),
                 Pkt::Delimiter | Pkt::ResponseEnd => {
                     return invalid("unexpected packet in the command list");
@@ -128,14 +134,14 @@ impl CommandReader {
         if commands.is_empty() {
             return Progress::Probe;
         }
-        let request = PushRequest { commands, capabilities: self.capabilities };
+        let request =
+            PushRequest { commands, capabilities: self.capabilities, is_shallow: self.is_shallow };
         Progress::Complete { request, rest: rest.to_vec() }
     }
 
     fn parse_line(&mut self, line: &[u8]) -> Result<(), ParseError> {
-        if line.starts_with(b"shallow ") {
-            self.is_shallow = true;
-            return if self.commands.is_empty() { Ok(()) } else { invalid(SHALLOW) };
+        if let Some(oid) = line.strip_prefix(b"shallow ") {
+            return self.parse_shallow(oid);
         }
         if line.starts_with(b"push-cert") {
             return invalid(CERTIFICATE);
@@ -156,9 +162,6 @@ impl CommandReader {
             Some(_) => return invalid(SHAPE),
             None => line,
         };
-        if self.is_shallow {
-            return invalid(SHALLOW);
-        }
         let command = PushCommand::parse(command)?;
         if !self.names.insert(command.name.clone()) {
             return invalid(format!("{} is pushed twice", command.name));
@@ -166,11 +169,21 @@ impl CommandReader {
         self.commands.push(command);
         Ok(())
     }
+
+    /// Parses the rest of a `shallow` line. Git writes them before the commands.
+    fn parse_shallow(&mut self, oid: &[u8]) -> Result<(), ParseError> {
+        let oid = std::str::from_utf8(oid).unwrap_or_default();
+        let oid = oid.strip_suffix('\n').unwrap_or(oid);
+        if !self.commands.is_empty() || !matches!(parse_object(oid), Ok(Some(_))) {
+            return invalid(SHALLOW);
+        }
+        self.is_shallow = true;
+        Ok(())
+    }
 }
 
 const SHAPE: &str = "a command is not of the form <old id> <new id> <ref>";
-const SHALLOW: &str =
-    "pushing from a shallow clone is not supported; run git fetch --unshallow, and push again";
+const SHALLOW: &str = "a shallow line is not of the form shallow <id>, or follows a command";
 /// The signed state makes a signed push unnecessary.
 const CERTIFICATE: &str = "push certificates are not supported";
 
@@ -202,6 +215,11 @@ impl PushRequest {
     /// Returns the client's capabilities.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
+    }
+
+    /// Returns whether the client has a shallow clone, so that it may lack history that the server needs.
+    pub fn is_shallow(&self) -> bool {
+        self.is_shallow
     }
 }
 
@@ -273,6 +291,14 @@ mod tests {
     }
 
     #[test]
+    fn a_shallow_clone_is_told_by_lines_before_the_commands() {
+        let shallow = [format!("shallow {A}"), format!("shallow {A}\n"), create("refs/heads/a")];
+        let request = parse(&shallow).unwrap();
+        assert!(request.is_shallow() && request.commands().len() == 1);
+        assert!(!parse(&shallow[2..]).unwrap().is_shallow());
+    }
+
+    #[test]
     fn accepts_bytes_one_at_a_time() {
         let bytes = list(&[create("refs/heads/a"), create("refs/heads/b")]);
         let mut reader = CommandReader::default();
@@ -304,7 +330,9 @@ mod tests {
                 "a ref name contains a character that git allows in no ref",
             ),
             (vec![good.clone(), good.clone()], "refs/heads/a is pushed twice"),
-            (vec![format!("shallow {A}")], SHALLOW),
+            (vec![format!("shallow {A}")], "no command follows the shallow lines"),
+            (vec![format!("shallow {}", &A[1..]), good.clone()], SHALLOW),
+            (vec![format!("shallow {NONE}"), good.clone()], SHALLOW),
             (vec![good.clone(), format!("shallow {A}")], SHALLOW),
             (vec![String::from("push-cert\0x")], CERTIFICATE),
             (vec![format!("{good}\0push-cert=x")], CERTIFICATE),
@@ -321,7 +349,7 @@ mod tests {
     fn knows_in_what_form_the_client_reads_a_refusal() {
         let first = |more: &str| format!("{}\0side-band-64k {more}", create("refs/heads/a"));
         let cases = [
-            (vec![format!("shallow {A}"), format!("shallow {A}"), first("")], SHALLOW),
+            (vec![first(""), format!("shallow {A}")], SHALLOW),
             (vec![first("push-cert=x")], CERTIFICATE),
             (vec![first("object-format=sha256")], "only object format sha1 is supported"),
         ];

@@ -58,6 +58,11 @@ enum PushError {
     Git(#[from] GitError),
     #[error(transparent)]
     Server(#[from] HttpError),
+    #[error(
+        "the server lacks history that your shallow clone lacks too; run git fetch --unshallow, and \
+         push again"
+    )]
+    Shallow,
     #[error("the client closed the connection")]
     ClientGone,
     #[error("other pushes to this repository take too long, try again later")]
@@ -264,6 +269,21 @@ impl Push {
     /// Receives the pack, checks that everything is there and takes out what is needed, before the lock is taken: a
     /// long history is walked while no other push has to wait.
     async fn receive(
+        &self,
+        pack: &mut Pack,
+        push: &AuthorisedPush,
+        claimant: Claimant,
+    ) -> Result<Option<Incoming>, PushError> {
+        let received = self.receive_and_check(pack, push, claimant).await;
+        match received {
+            Err(PushError::Git(GitError::Incomplete { .. })) if self.request.is_shallow() => {
+                Err(PushError::Shallow)
+            }
+            received => received,
+        }
+    }
+
+    async fn receive_and_check(
         &self,
         pack: &mut Pack,
         push: &AuthorisedPush,

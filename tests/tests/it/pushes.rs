@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use grasp_relay::git_http::GitLimits;
 use grasp_tests::wire::push;
-use grasp_tests::{Author, Instance, Settings, are_nodes_wanted, request_head};
+use grasp_tests::{Author, Instance, Settings, Workdir, are_nodes_wanted, request_head};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -90,11 +90,59 @@ async fn every_protocol_version_works() {
         instance.ingest(vec![state.clone()]).await;
         work.git(&["-c", &protocol, "push", &url, "main"]).await.expect_ok();
         assert!(instance.serves(&state).await);
-        let clone = grasp_tests::Workdir::empty();
+        let clone = Workdir::empty();
         clone.git(&["-c", &protocol, "clone", "-q", &url, "."]).await.expect_ok();
         assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), next);
         clone.git(&["-c", &protocol, "fetch", "-q", &url, &next]).await.expect_ok();
     }
+}
+
+#[tokio::test]
+async fn a_push_from_a_shallow_clone_needs_only_what_the_server_lacks() {
+    let instance = Instance::start().await;
+    let alice = Author::new();
+    let work = instance.host(&alice, "x").await;
+    let url = instance.clone_url(&alice.repo("x"));
+    let second = work.commit("second").await;
+    instance.ingest(vec![alice.later(1).state("x", &[(MAIN, &second)])]).await;
+    work.git(&["push", "-q", &url, "main"]).await.expect_ok();
+
+    let shallow = Workdir::empty();
+    shallow.git(&["clone", "-q", "--depth=1", &url, "."]).await.expect_ok();
+    let third = shallow.commit("third").await;
+    assert_eq!(shallow.git(&["rev-list", "--count", "HEAD"]).await.expect_ok(), "2");
+    let state = alice.later(2).state("x", &[(MAIN, &third)]);
+    instance.ingest(vec![state.clone()]).await;
+    shallow.git(&["push", "-q", &url, "main"]).await.expect_ok();
+    assert!(instance.serves(&state).await);
+    let clone = Workdir::empty();
+    clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
+    assert_eq!(clone.git(&["rev-list", "--count", "HEAD"]).await.expect_ok(), "3");
+}
+
+#[tokio::test]
+async fn a_push_from_a_shallow_clone_without_its_history_is_refused_with_a_remedy() {
+    let instance = Instance::start().await;
+    let alice = Author::new();
+    let work = instance.host(&alice, "x").await;
+    work.commit("only here").await;
+    work.commit("the boundary").await;
+    let shallow = Workdir::empty();
+    let from = format!("file://{}", work.path().display());
+    shallow.git(&["clone", "-q", "--depth=1", &from, "."]).await.expect_ok();
+    let tip = shallow.commit("the tip").await;
+    let before = instance.refs(&alice.repo("x")).await;
+    let state = alice.later(1).state("x", &[(MAIN, &tip)]);
+    instance.ingest(vec![state.clone()]).await;
+    let url = instance.clone_url(&alice.repo("x"));
+    let error = shallow.git(&["push", "-q", "-f", &url, "main"]).await.expect_refused();
+    assert!(
+        error.contains("the server lacks history that your shallow clone lacks too"),
+        "{error}"
+    );
+    assert!(error.contains("git fetch --unshallow"), "{error}");
+    assert_eq!(instance.refs(&alice.repo("x")).await, before);
+    assert!(!instance.serves(&state).await);
 }
 
 #[tokio::test]
@@ -136,7 +184,7 @@ async fn of_several_uploads_for_an_event_the_signed_one_is_served() {
     assert_eq!(instance.leftovers().staged, 3);
     assert!(!instance.refs(&alice.repo("x")).await.contains("refs/nostr"));
     // A staged upload cannot be fetched.
-    let clone = grasp_tests::Workdir::empty();
+    let clone = Workdir::empty();
     clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
     clone.git(&["fetch", "-q", &url, &right]).await.expect_refused();
     instance.ingest(vec![request.clone()]).await;

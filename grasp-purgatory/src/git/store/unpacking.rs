@@ -242,6 +242,10 @@ impl Unpacking {
         if words.contains("exceeds maximum allowed size") {
             return GitError::TooLarge { limit: self.max_bytes };
         }
+        // An object that one of the pack names is neither in it nor in the repository.
+        if words.contains("did not receive expected object") {
+            return GitError::Incomplete { count: 1 };
+        }
         if words.contains("ut of memory") {
             let too_much = String::from(
                 "it takes too much memory to unpack for its size; repack with \
