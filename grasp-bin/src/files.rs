@@ -28,6 +28,14 @@ pub(crate) fn create_private_dir(dir: &Path) -> io::Result<()> {
     }
 }
 
+/// Bytes of a file that is written to learn whether there is space: more than a small event or a list of refs takes.
+const PROBE_BYTES: usize = 64 * 1024;
+
+/// Writes a file without a name to a directory, which is gone when this returns.
+pub(crate) fn try_to_write(dir: &Path) -> io::Result<()> {
+    tempfile::tempfile_in(dir)?.write_all(&[0; PROBE_BYTES])
+}
+
 /// Returns the bytes of all files below a directory. Files that cannot be read, or disappear meanwhile, count as 0.
 pub(crate) fn bytes_below(dir: &Path) -> u64 {
     let mut bytes = 0;

@@ -363,6 +363,10 @@ pub trait EventStore: Send + Sync + 'static {
     /// Expired events are not served in any case.
     fn sweep(&self, now: Timestamp) -> StoreFuture<'_, u64>;
 
+    /// Fails if the database does not answer, or if anything was found that says that it is damaged: then or since the
+    /// start, for damage does not heal.
+    fn probe(&self) -> StoreFuture<'_, ()>;
+
     /// Finishes queued writes and stops; later calls fail with [`StoreError::Closed`].
     fn close(&self) -> StoreFuture<'_, ()>;
 }

@@ -164,6 +164,10 @@ impl EventStore for FaultyStore {
         self.store.sweep(now)
     }
 
+    fn probe(&self) -> StoreFuture<'_, ()> {
+        self.store.probe()
+    }
+
     fn close(&self) -> StoreFuture<'_, ()> {
         self.store.close()
     }

@@ -17,7 +17,7 @@ use grasp_relay::web::figures::{IntakeFigures, PurgatoryFigures, Status, Waiting
 use nostr::filter::Filter;
 use tokio::sync::Mutex;
 
-use crate::files::bytes_below;
+use crate::files::{bytes_below, try_to_write};
 use crate::metrics;
 use crate::server::node::NodeView;
 use crate::server::{Base, DATABASE};
@@ -30,6 +30,9 @@ const MAX_AGE_PER_DURATION: u32 = 100;
 
 /// Limits the age of a measurement of the disk, which visits every file.
 const MAX_MEASUREMENT_AGE: Duration = Duration::from_secs(3_600);
+
+/// Interval of attempts to write to the disk and to read from the event store.
+const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Limits the damaged repositories in the status.
 const MAX_DAMAGED_NAMED: usize = 100;
@@ -47,6 +50,8 @@ pub(super) struct ServerParts {
     nodes: Option<NodeView>,
     counts: Mutex<Option<Measured<StoreCounts>>>,
     disk_usage: Mutex<Option<Measured<DiskUsage>>>,
+    /// When the disk and the event store were tried last, and whether both worked.
+    probed: Mutex<Option<(Mono, bool)>>,
 }
 
 /// The number of events and of repositories.
@@ -65,7 +70,8 @@ struct Measured<T> {
 
 impl ServerParts {
     pub(super) fn new(base: Base, roles: RoleWatch, nodes: Option<NodeView>) -> Self {
-        Self { base, roles, nodes, counts: Mutex::new(None), disk_usage: Mutex::new(None) }
+        let (counts, disk_usage, probed) = (Mutex::new(None), Mutex::new(None), Mutex::new(None));
+        Self { base, roles, nodes, counts, disk_usage, probed }
     }
 
     pub(super) async fn status(&self) -> Status {
@@ -100,11 +106,10 @@ impl ServerParts {
         }
     }
 
-    /// Returns whether the store and the packs answer, and purgatory, if it is here, answers and can write its journal.
+    /// Returns whether the disk can be written, the store and the packs answer, and purgatory, if it is here, answers and
+    /// can write its journal.
     pub(super) async fn is_ready(&self) -> bool {
-        let empty = vec![Filter::new().ids([])];
-        let store =
-            self.base.host.store.count(empty, self.base.host.clock.now().unix).await.is_ok();
+        let store = self.disk_and_store_work().await;
         self.set(&table::STORE_UP, &[], u64::from(store));
         let purgatory = match self.purgatory() {
             Ok(purgatory) => purgatory.can_write() && purgatory.ask(|_| ()).await.is_ok(),
@@ -116,6 +121,36 @@ impl ServerParts {
             None => true,
         };
         store && purgatory && packs
+    }
+
+    /// Tries the disk and the event store, or returns the last result for a while: anybody may ask for it.
+    async fn disk_and_store_work(&self) -> bool {
+        let mut probed = self.probed.lock().await;
+        let now = self.base.host.clock.now().mono;
+        if let Some((at, worked)) = *probed {
+            if now - at < PROBE_INTERVAL {
+                return worked;
+            }
+        }
+        let settings = &self.base.settings;
+        let dirs = [settings.data_dir.clone(), settings.repositories()];
+        let write = move || dirs.iter().try_for_each(|dir| try_to_write(dir));
+        let written = tokio::task::spawn_blocking(write).await;
+        let is_written = match written {
+            Ok(Err(error)) => {
+                tracing::error!(%error, "the disk cannot be written");
+                false
+            }
+            written => written.is_ok(),
+        };
+        let read = self.base.host.store.probe().await;
+        let worked = is_written && read.is_ok();
+        if let Err(error) = read {
+            let error = format!("{:#}", anyhow::Error::from(error));
+            tracing::error!(error, "the event store does not work");
+        }
+        *probed = Some((now, worked));
+        worked
     }
 
     pub(super) fn damaged(&self) -> Vec<String> {

@@ -206,6 +206,7 @@ pub(crate) trait StoreEngine: DatabaseEngine {
     fn count(&self, filters: Vec<Filter>, now: Timestamp) -> StoreFuture<'_, u64>;
     fn exists(&self, questions: Vec<Vec<Filter>>, now: Timestamp) -> StoreFuture<'_, Vec<bool>>;
     fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory>;
+    fn probe(&self) -> StoreFuture<'_, ()>;
     fn close(&self) -> StoreFuture<'_, ()>;
 }
 
@@ -403,6 +404,10 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
                 }
             }
         })
+    }
+
+    fn probe(&self) -> StoreFuture<'_, ()> {
+        self.0.probe()
     }
 
     fn close(&self) -> StoreFuture<'_, ()> {

@@ -315,6 +315,16 @@ impl StoreEngine for PostgresEngine {
         })
     }
 
+    fn probe(&self) -> StoreFuture<'_, ()> {
+        Box::pin(async move {
+            let last =
+                Query::new("SELECT seq FROM events ORDER BY seq DESC LIMIT 1", vec![], |row| {
+                    row.unsigned(0)
+                });
+            self.rows(last).await.map(drop)
+        })
+    }
+
     fn close(&self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             self.closed.store(true, Ordering::SeqCst);

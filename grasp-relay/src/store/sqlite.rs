@@ -27,7 +27,7 @@ use grasp_purgatory::database::{Commit, Committed};
 use nostr::event::Event;
 use nostr::filter::Filter;
 use nostr::types::Timestamp;
-use rusqlite::Connection;
+use rusqlite::{Connection, OptionalExtension as _};
 
 pub use self::reader::{SqliteFile, SqliteReader, is_damage};
 use self::readers::{ExistsQuery, QueryCursor, Readers};
@@ -109,6 +109,8 @@ pub struct SqliteEngine {
     writer: SqliteWriter,
     readers: Readers,
     closed: AtomicBool,
+    /// An operation has found the file to be damaged.
+    damaged: AtomicBool,
 }
 
 impl SqliteStore {
@@ -132,6 +134,7 @@ impl SqliteStore {
             writer,
             readers,
             closed: AtomicBool::new(false),
+            damaged: AtomicBool::new(false),
         };
         Ok(Self(Arc::new(engine)))
     }
@@ -169,7 +172,7 @@ impl StoreEngine for SqliteEngine {
         W: FnOnce(&SqliteTables<'_>) -> Result<T, StoreError> + Send + 'static,
     {
         self.check_open()?;
-        self.writer.perform(rows, work).await
+        self.note_damage(self.writer.perform(rows, work).await)
     }
 
     fn try_write<W>(&self, _: Wanted, work: W)
@@ -265,6 +268,16 @@ impl StoreEngine for SqliteEngine {
         })
     }
 
+    fn probe(&self) -> StoreFuture<'_, ()> {
+        Box::pin(async move {
+            self.search(|tables| read_from_disk(tables.conn)).await?;
+            match self.damaged.load(Ordering::SeqCst) {
+                true => Err(failure(Damaged)),
+                false => Ok(()),
+            }
+        })
+    }
+
     fn close(&self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             self.closed.store(true, Ordering::SeqCst);
@@ -283,7 +296,15 @@ impl SqliteEngine {
         R: FnOnce(&SqliteTables<'_>) -> Result<T, StoreError> + Send + 'static,
     {
         self.check_open()?;
-        self.readers.read(&self.keys, &self.rules, task).await
+        self.note_damage(self.readers.read(&self.keys, &self.rules, task).await)
+    }
+
+    /// Remembers that the file is damaged, if this result says so.
+    fn note_damage<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        if result.as_ref().is_err_and(|error| is_damage(error)) {
+            self.damaged.store(true, Ordering::SeqCst);
+        }
+        result
     }
 
     /// Runs a slice of a search.
@@ -301,6 +322,21 @@ impl SqliteEngine {
             false => Ok(()),
         }
     }
+}
+
+/// The file of the database was found to be damaged.
+#[derive(Debug, thiserror::Error)]
+#[error("the database is damaged; `grasp check` shows where")]
+struct Damaged;
+
+/// Reads the schema and the last event, past what this connection has in memory.
+fn read_from_disk(conn: &Connection) -> rusqlite::Result<()> {
+    conn.execute_batch("PRAGMA shrink_memory")?;
+    conn.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
+    let last = "SELECT json FROM events ORDER BY seq DESC LIMIT 1";
+    let read: Option<String> = conn.query_row(last, [], |row| row.get(0)).optional()?;
+    drop(read);
+    Ok(())
 }
 
 /// Applies the requests that the last process did not finish.

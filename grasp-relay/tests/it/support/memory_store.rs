@@ -228,6 +228,10 @@ impl EventStore for MemoryStore {
         })
     }
 
+    fn probe(&self) -> StoreFuture<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
     fn close(&self) -> StoreFuture<'_, ()> {
         if let Ok(mut state) = self.open() {
             state.closed = true;
