@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::commands::{push, working_copy};
+use crate::commands::{clone_url, git, push, working_copy};
 use crate::support::{Server, command, get, skipped};
 
 /// Limits the size of files from now on: as on a full disk, writes beyond it fail.
@@ -48,4 +48,51 @@ fn a_full_disk_refuses_events_until_there_is_space() {
         let pushed = push(&work(name), dir.path(), &server);
         assert!(pushed.ok, "{pushed:?}");
     }
+}
+
+#[test]
+fn a_full_disk_is_reported_before_anything_is_written_and_clones_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(&dir.path().join("data"));
+    let work = dir.path().join("first");
+    working_copy(&work);
+    let url = clone_url(&push(&work, dir.path(), &server));
+    git(&work, &["commit", "-q", "--allow-empty", "-m", "second"]);
+    assert!(push(&work, dir.path(), &server).ok, "nobody has read these refs yet");
+    if !limit_files(&server, "0") {
+        return skipped("prlimit is not installed");
+    }
+    for version in ["0", "2"] {
+        let copy = dir.path().join(version);
+        let protocol = format!("protocol.version={version}");
+        git(dir.path(), &["-c", &protocol, "clone", "-q", &url, copy.to_str().unwrap()]);
+        assert_eq!(git(&copy, &["rev-parse", "HEAD"]), git(&work, &["rev-parse", "HEAD"]));
+    }
+    assert_eq!(get(server.host(), "/health"), (503, "not ready\n".into()));
+    assert!(limit_files(&server, "unlimited"));
+    while get(server.host(), "/health").0 != 200 {}
+}
+
+#[test]
+fn a_damaged_database_is_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let server = start(&data);
+    let work = dir.path().join("first");
+    working_copy(&work);
+    assert!(push(&work, dir.path(), &server).ok);
+    assert_eq!(get(server.host(), "/health"), (200, "ok\n".into()));
+    // The pages of the log are read first, so it is damaged as well.
+    for name in ["grasp.db", "grasp.db-wal"] {
+        let file = std::fs::OpenOptions::new().write(true).open(data.join(name)).unwrap();
+        let length = file.metadata().unwrap().len();
+        let garbage = vec![0xa5; usize::try_from(length).unwrap()];
+        std::os::unix::fs::FileExt::write_all_at(&file, &garbage, 0).unwrap();
+    }
+    let began = std::time::Instant::now();
+    while get(server.host(), "/health").0 == 200 {
+        assert!(began.elapsed() < std::time::Duration::from_secs(20));
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    assert_eq!(get(server.host(), "/health"), (503, "not ready\n".into()));
 }

@@ -328,7 +328,15 @@ impl RepoStore {
             if !dir.objects().is_dir() {
                 return Ok(store.workbench());
             }
-            dir.cached_view(&view.refs, view.generation, &store.scratch())
+            let scratch = store.scratch();
+            match dir.cached_view(&view.refs, view.generation, &scratch) {
+                // The directory is a cache: git finds the objects of every list of refs that was sent without it.
+                Err(error) if error.is_disk_full() => {
+                    layout::remove(&scratch)?;
+                    Ok(dir.path().to_owned())
+                }
+                cached => cached,
+            }
         });
         Ok((readable.await?, present))
     }
