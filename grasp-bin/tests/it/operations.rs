@@ -255,6 +255,9 @@ fn a_check_finds_damage_and_changes_nothing() {
         printed.contains("1 repository and ") && printed.contains("nothing is missing"),
         "{printed}"
     );
+    let relative = ["check", "--data-dir", data.file_name().unwrap().to_str().unwrap()];
+    let relative = run_to_end(command().args(relative).current_dir(data.parent().unwrap()));
+    assert!(relative.ok && relative.out.contains("nothing is missing"), "{relative:?}");
     let pack = packs(&data).remove(0);
     let (name, whole) =
         (pack.file_stem().unwrap().to_str().unwrap(), std::fs::read(&pack).unwrap());

@@ -105,7 +105,9 @@ pub type LostPacks = BTreeMap<RepoId, BTreeSet<String>>;
 impl RepoFiles {
     /// Selects the repositories below a directory, as a database names them.
     pub fn new(root: &Path, endpoint: Endpoint, git: Git, database: Arc<dyn Database>) -> Self {
-        Self { layout: Layout::new(root), endpoint, git, database }
+        // Git runs in the directory of a repository, where a relative path means something else.
+        let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
+        Self { layout: Layout::new(&root), endpoint, git, database }
     }
 
     /// Returns the endpoint that these repositories are served at.
