@@ -122,13 +122,14 @@ impl ServiceIdentity {
 /// let npub = "npub10xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqpkge6d";
 /// let url = format!("https://grasp.example/git/{npub}/x.git").parse().unwrap();
 /// assert_eq!(relay_of_clone_url(&url).unwrap().as_str(), "wss://grasp.example/git");
+/// assert!(relay_of_clone_url(&format!("https://grasp.example/{npub}/x").parse().unwrap()).is_none());
 /// assert!(relay_of_clone_url(&"https://forge.example/me/x.git".parse().unwrap()).is_none());
 /// ```
 pub fn relay_of_clone_url(url: &CloneUrl) -> Option<RelayUrl> {
     let address = url.as_str().strip_prefix("http")?;
     let (address, name) = address.rsplit_once('/')?;
     let (address, owner) = address.rsplit_once('/')?;
-    GitPath::parse(&format!("/{owner}/{name}"))?;
+    GitPath::parse(&format!("/{owner}/{name}")).filter(|_| name.ends_with(".git"))?;
     let address = address.strip_suffix("/prs").unwrap_or(address);
     format!("ws{address}").parse().ok()
 }
@@ -194,7 +195,7 @@ pub enum Endpoint {
 impl GitPath {
     /// Parses a percent-encoded path; `None` if it does not name a repository.
     ///
-    /// The identifier is decoded once and one `.git` is removed. Keys must be in the canonical spelling, lower-case
+    /// The identifier is decoded once and one `.git` is removed; without `.git` the path names the same repository. Keys must be in the canonical spelling, lower-case
     /// `npub1…`, not hex. A path that could leave a directory is not an identifier, in any encoding.
     ///
     /// ```
@@ -214,7 +215,8 @@ impl GitPath {
         let (owner, path) = path.split_once('/')?;
         let (name, rest) = path.split_once('/').unwrap_or((path, ""));
         let owner = parse_npub(owner)?;
-        let identifier = Identifier::new(decode(name)?.strip_suffix(".git")?).ok()?;
+        let name = decode(name)?;
+        let identifier = Identifier::new(name.strip_suffix(".git").unwrap_or(&name)).ok()?;
         Some(Self { repo: RepoId::new(owner, identifier), endpoint, rest: rest.to_owned() })
     }
 }
@@ -326,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn decodes_once_and_strips_one_git_suffix() {
+    fn decodes_once_and_strips_at_most_one_git_suffix() {
         let cases = [
             ("/NPUB/x.git", "x", ""),
             ("/NPUB/x.git/", "x", ""),
@@ -335,6 +337,8 @@ mod tests {
             ("/NPUB/a%2520b.git", "a%20b", ""),
             ("/NPUB/x%2Egit/git-upload-pack", "x", "git-upload-pack"),
             ("/NPUB/a:b.git", "a:b", ""),
+            ("/NPUB/x", "x", ""),
+            ("/NPUB/x/info/refs", "x", "info/refs"),
         ];
         for (path, name, rest) in cases {
             let expected = Some((name.to_owned(), Endpoint::Repository, rest.to_owned()));
@@ -358,7 +362,8 @@ mod tests {
             "/NPUB/../x",
             "//NPUB/x.git",
             "/NPUB//x.git",
-            "/NPUB/x",
+            "/NPUB/..",
+            "/NPUB/a%2Fb",
             "/NPUB",
             "/x.git",
             "",

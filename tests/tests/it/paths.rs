@@ -1,7 +1,7 @@
 //! URL paths that try to leave a repository.
 
 use grasp_core::service::npub;
-use grasp_tests::{Author, Instance, exchange, files, post};
+use grasp_tests::{Author, Instance, Workdir, exchange, files, post};
 
 /// Spellings of parent and other directories below an owner.
 const TRAVERSALS: &[&str] = &[
@@ -93,6 +93,27 @@ async fn an_owner_has_exactly_one_spelling() {
         let path = format!("/{owner}/x.git/info/refs?service=git-upload-pack");
         assert_eq!(instance.get(&path, &[]).await.status, 404, "{path}");
     }
+}
+
+#[tokio::test]
+async fn a_repository_is_found_without_git_at_its_end() {
+    let instance = Instance::start().await;
+    let alice = Author::new();
+    let work = instance.host(&alice, "x").await;
+    let path = instance.path(&alice.repo("x"));
+    let short = path.strip_suffix(".git").unwrap();
+    let page = instance.get(short, &[]).await;
+    assert_eq!((page.status, &page.body), (200, &instance.get(&path, &[]).await.body));
+    assert_eq!(instance.get(&short.replace("/x", "/y"), &[]).await.status, 404);
+    let url = instance.clone_url(&alice.repo("x"));
+    let url = url.strip_suffix(".git").unwrap();
+    let clone = Workdir::empty();
+    clone.git(&["clone", "-q", url, "."]).await.expect_ok();
+    let next = work.commit("next").await;
+    let state = alice.later(1).state("x", &[("refs/heads/main", &next)]);
+    instance.ingest(vec![state.clone()]).await;
+    work.git(&["push", "-q", url, "main"]).await.expect_ok();
+    assert!(instance.serves(&state).await);
 }
 
 #[tokio::test]
