@@ -10,6 +10,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{Html, IntoResponse as _, Response};
 use axum::routing::get;
 use grasp_relay::web;
+use grasp_relay::web::figures::Status;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -82,13 +83,21 @@ fn degraded(damaged: &[String]) -> String {
     format!("degraded: git objects are missing on disk: {named}{more}\n")
 }
 
+/// Returns a status for everybody: where the nodes are is for the operator, who has the admin socket.
+fn public(mut status: Status) -> Status {
+    for (number, node) in (1..).zip(&mut status.nodes) {
+        node.address = format!("node {number}");
+    }
+    status
+}
+
 async fn status(State(overview): State<Overview>) -> Response {
-    let page = web::status(overview.name(), overview.root(), &overview.status().await);
+    let page = web::status(overview.name(), overview.root(), &public(overview.status().await));
     ([(CACHE_CONTROL, "no-store")], Html(page)).into_response()
 }
 
 async fn status_json(State(overview): State<Overview>) -> Response {
-    let status = overview.status().await;
+    let status = public(overview.status().await);
     let json = serde_json::to_string(&status).expect("strings and numbers always have a JSON form");
     let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")];
     (headers, json).into_response()
@@ -96,4 +105,20 @@ async fn status_json(State(overview): State<Overview>) -> Response {
 
 async fn metrics(State(overview): State<Overview>) -> Response {
     ([(CONTENT_TYPE, PROMETHEUS)], overview.exposition().await).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_relay::web::figures::NodeStatus;
+
+    use super::*;
+
+    #[test]
+    fn a_status_for_everybody_has_no_addresses_of_nodes() {
+        let node = |address: &str| NodeStatus { address: address.into(), ..NodeStatus::default() };
+        let nodes = vec![node("http://10.0.0.1:7335"), node("http://10.0.0.2:7335")];
+        let shown = public(Status { nodes, ..Status::default() });
+        let names: Vec<_> = shown.nodes.iter().map(|node| node.address.as_str()).collect();
+        assert_eq!(names, ["node 1", "node 2"]);
+    }
 }

@@ -219,7 +219,7 @@ async fn a_suspended_writer_cannot_write_after_it_resumes() {
     eventually_async(|| async {
         let status = group.status(other).await?;
         let mut up = status.nodes.into_iter().filter(|node| node.is_writer && node.is_up);
-        up.find(|node| node.address != group.node_address(writer)).map(drop)
+        up.find(|node| node.address != group.node_name(writer)).map(drop)
     })
     .await;
     loop {

@@ -193,9 +193,12 @@ impl Group {
         self.nodes[node].process.is_some()
     }
 
-    /// Returns the address of a node as the other nodes know it.
-    pub(super) fn node_address(&self, node: usize) -> String {
-        format!("http://{}", self.nodes[node].link.address)
+    /// Returns the name of a node in a status for everybody, once all nodes have reported.
+    pub(super) fn node_name(&self, node: usize) -> String {
+        let address = |node: &NodeProcess| format!("http://{}", node.link.address);
+        let own = address(&self.nodes[node]);
+        let before = self.nodes.iter().filter(|node| address(node) < own).count();
+        format!("node {}", before + 1)
     }
 
     /// Cuts or restores the link through which other nodes connect to a node.
@@ -215,12 +218,15 @@ impl Group {
             for node in (0..self.nodes.len()).filter(|node| self.is_running(*node)) {
                 TcpStream::connect(self.nodes[node].address).await.ok()?;
                 let status = self.status(node).await.filter(|status| status.ready)?;
+                if status.nodes.len() < self.nodes.len() {
+                    return None;
+                }
                 let is_writer = |node: &NodeStatus| node.is_writer && node.is_up;
                 writers.push(status.nodes.into_iter().find(is_writer)?.address);
             }
             writers.dedup();
             let [writer] = &writers[..] else { return None };
-            (0..self.nodes.len()).find(|node| self.node_address(*node) == *writer)
+            (0..self.nodes.len()).find(|node| self.node_name(*node) == *writer)
         })
         .await
     }
