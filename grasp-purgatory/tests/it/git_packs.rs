@@ -1,6 +1,7 @@
 //! Several servers whose packs are in one pack storage.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -156,6 +157,25 @@ async fn a_reader_serves_what_was_pushed_to_the_writer() {
         // Each push has stored only its new objects.
         assert_eq!((site.stored("pack").len(), site.stored("idx").len()), (2, 2));
     }
+}
+
+#[tokio::test]
+async fn directories_of_a_pack_storage_can_be_read_by_their_owner_only() {
+    let site = Site::in_directory();
+    let writer = site.writer().await;
+    let (repo, work, _) = repository(&writer, "x").await;
+    let staged = work.commit("contribution");
+    writer.push(&repo, &work, &[(&event(1).1, Some(staged))]).await.unwrap();
+    let mut checked = 0;
+    for file in site.stored("pack").into_iter().chain(site.staged()) {
+        let above = file.ancestors().skip(1).take_while(|dir| *dir != site.storage.objects());
+        for dir in above {
+            let mode = std::fs::metadata(dir).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o700, "{}", dir.display());
+            checked += 1;
+        }
+    }
+    assert!(checked > 6, "{checked}");
 }
 
 #[tokio::test]

@@ -1,9 +1,10 @@
 //! S3 and directories, through the `object_store` crate.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io::Read;
-use std::path::Path;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +42,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A pack storage below an address.
 pub(super) struct Remote {
     store: Arc<dyn ObjectStore>,
+    /// The directory, if it is one.
+    directory: Option<PathBuf>,
 }
 
 impl Remote {
@@ -51,24 +54,34 @@ impl Remote {
         if !url.username().is_empty() || url.password().is_some() {
             return Err(wrong("credentials belong into variables of the environment"));
         }
-        let store: Arc<dyn ObjectStore> = match (url.scheme(), url.host_str()) {
+        match (url.scheme(), url.host_str()) {
             ("s3", Some(bucket)) => {
                 let prefix = object_store::path::Path::from_url_path(url.path());
                 let prefix = prefix.map_err(|error| wrong(&error.to_string()))?;
-                Arc::new(PrefixStore::new(open_s3(bucket, options)?, prefix))
+                let store = Arc::new(PrefixStore::new(open_s3(bucket, options)?, prefix));
+                Ok(Self { store, directory: None })
             }
             ("file", None) => {
                 let directory = url.to_file_path().map_err(|()| wrong(FORMS))?;
                 let store = LocalFileSystem::new_with_prefix(&directory);
                 let store = store.map_err(|_| PackStorageError::NoBucket)?;
-                Arc::new(store.with_fsync(true).with_automatic_cleanup(true))
+                let store = Arc::new(store.with_fsync(true).with_automatic_cleanup(true));
+                Ok(Self { store, directory: Some(directory) })
             }
-            _ => return Err(wrong(FORMS)),
-        };
-        Ok(Self { store })
+            _ => Err(wrong(FORMS)),
+        }
+    }
+
+    /// Creates the directories of an object such that only their owner can read them, as the data directory is.
+    fn create_directories(&self, key: &str) -> Result<(), PackStorageError> {
+        let Some(directory) = &self.directory else { return Ok(()) };
+        let object = directory.join(key);
+        let parent = object.parent().unwrap_or(directory);
+        Ok(DirBuilder::new().recursive(true).mode(0o700).create(parent)?)
     }
 
     async fn upload(&self, key: &str, file: &Path) -> Result<(), PackStorageError> {
+        self.create_directories(key)?;
         let (mut file, key) = (File::open(file)?, object_store::path::Path::from(key));
         let bytes = file.metadata()?.len();
         if bytes <= PART as u64 {
