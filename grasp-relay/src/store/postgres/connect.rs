@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, Read as _};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,6 +85,17 @@ struct Unreachable {
     source: Box<dyn std::error::Error + Send + Sync>,
 }
 
+/// A database whose TLS cannot be trusted. Passwords and keys are not sent without.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the PostgreSQL database {place} offers TLS that is not trusted; name its certificate authority with sslrootcert, or \
+     choose sslmode=disable for a network that nobody else reads"
+)]
+struct Untrusted {
+    place: String,
+    source: tokio_postgres::Error,
+}
+
 #[derive(Debug, thiserror::Error)]
 #[error("the certificates of {path} cannot be read")]
 struct UnreadableRoots {
@@ -92,8 +104,8 @@ struct UnreadableRoots {
 }
 
 impl Connector {
-    /// Reads an address. With `sslmode=require` or `verify-full` the certificate of the server is verified, by the
-    /// usual authorities or those of the file `sslrootcert`.
+    /// Reads an address. The certificate of the server is verified by the usual authorities or those of the file
+    /// `sslrootcert`. A server without TLS is refused with `sslmode=require` or `verify-full` only.
     pub(super) fn new(url: &str) -> Result<Self, StoreError> {
         // A password may contain what otherwise begins the parameters.
         let credentials = url.rfind('@').unwrap_or_default();
@@ -124,19 +136,25 @@ impl Connector {
         Ok(Self { config, tls: tls(roots)? })
     }
 
-    /// Opens one connection. A server that prefers TLS, but has no certificate that is trusted, is talked to without,
-    /// unless TLS is required.
+    /// Opens one connection. A server on this machine with a certificate that is not trusted is talked to without TLS,
+    /// unless it is required.
     pub(super) async fn first(&mut self) -> Result<(Client, JoinHandle<()>), StoreError> {
         let opening = timeout(CONNECT_TIMEOUT * 2, self.open()).await;
         let mut opened = opening.map_err(|error| self.unreachable(error))?;
-        if opened.is_err() && self.config.get_ssl_mode() == SslMode::Prefer {
+        if opened.is_err()
+            && self.config.get_ssl_mode() == SslMode::Prefer
+            && is_local(&self.config)
+        {
             let mut plain = self.clone();
             plain.config.ssl_mode(SslMode::Disable);
             if let Ok(connection) = plain.open().await {
                 (*self, opened) = (plain, Ok(connection));
             }
         }
-        opened.map_err(|source| self.unreachable(source))
+        opened.map_err(|source| match is_tls_failure(&source) {
+            true => failure(Untrusted { place: self.to_string(), source }),
+            false => self.unreachable(source),
+        })
     }
 
     async fn open(&self) -> Result<(Client, JoinHandle<()>), tokio_postgres::Error> {
@@ -198,6 +216,25 @@ impl fmt::Display for Connector {
         let name = self.config.get_dbname().unwrap_or(user);
         write!(f, "{name} at {host}:{port} as {user}")
     }
+}
+
+/// Returns whether all addresses of a database are on this machine.
+fn is_local(config: &Config) -> bool {
+    let addresses = config.get_hostaddrs();
+    if !addresses.is_empty() {
+        return addresses.iter().all(IpAddr::is_loopback);
+    }
+    config.get_hosts().iter().all(|host| match host {
+        Host::Tcp(name) => {
+            name == "localhost" || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+        }
+        Host::Unix(_) => true,
+    })
+}
+
+/// Returns whether a connection failed because TLS did. The kinds of errors are known by their texts only.
+fn is_tls_failure(error: &tokio_postgres::Error) -> bool {
+    error.to_string().contains("TLS handshake")
 }
 
 fn tls(roots: Option<&str>) -> Result<MakeRustlsConnect, StoreError> {
@@ -317,4 +354,23 @@ pub(super) async fn load_node_key(client: &Client) -> Result<[u8; 32], StoreErro
     let row = client.query_one("SELECT key FROM node_key", &[]).await.map_err(failure)?;
     let key: &[u8] = row.get(0);
     key.try_into().map_err(|_| failure(BadSecret))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_of_this_machine_are_local() {
+        let is_local = |url: &str| is_local(&Connector::new(url).unwrap().config);
+        for url in ["127.0.0.1", "localhost:5433", "[::1]", "%2Frun%2Fpostgresql"] {
+            assert!(is_local(&format!("postgres://grasp@{url}/grasp")), "{url}");
+        }
+        for url in ["db.example", "10.0.0.1", "0.0.0.0", "localhost.example", "127.0.0.1,10.0.0.1"]
+        {
+            assert!(!is_local(&format!("postgres://grasp@{url}/grasp")), "{url}");
+        }
+        assert!(!is_local("postgres://grasp@localhost/grasp?hostaddr=10.0.0.1"));
+        assert!(is_local("postgres://grasp@db.example/grasp?hostaddr=127.0.0.1"));
+    }
 }

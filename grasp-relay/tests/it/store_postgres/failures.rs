@@ -93,8 +93,16 @@ fn the_certificate_of_the_server_is_verified_if_required() {
             Ok::<_, StoreError>(server.sql(&name, sql))
         })
     };
-    // Without `sslmode` the certificate is not required.
+    // Without `sslmode` the certificate is not required on loopback.
     assert_eq!(connect(url("")).unwrap(), "false");
+    // Another spelling of the address, which does not look like loopback.
+    let elsewhere = |more: &str| url(more).replace("@127.0.0.1", "@0.0.0.0");
+    for more in ["", "?sslmode=prefer"] {
+        let refused = chain(&connect(elsewhere(more)).unwrap_err());
+        assert!(refused.contains("offers TLS that is not trusted"), "{refused}");
+        assert!(refused.contains("sslrootcert") && refused.contains("UnknownIssuer"), "{refused}");
+    }
+    assert_eq!(connect(elsewhere("?sslmode=disable")).unwrap(), "false");
     let trusted = format!("?sslmode=verify-full&sslrootcert={}", roots.display());
     assert_eq!(connect(url(&trusted)).unwrap(), "true");
     let refused = chain(&connect(url("?sslmode=require")).unwrap_err());
