@@ -38,10 +38,15 @@ fn fields() -> impl for<'w> FormatFields<'w> + Send + Sync + 'static {
     .delimited(" ")
 }
 
+/// Returns whether a character may control a terminal, end a line, or show the rest of it in another order.
+pub(crate) fn is_control(c: char) -> bool {
+    let is_direction = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || is_direction || matches!(c, '\u{2028}'..='\u{202e}')
+}
+
 fn escape_control(text: &str) -> String {
-    let is_dangerous = |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}');
     text.chars().fold(String::with_capacity(text.len()), |mut line, c| {
-        if is_dangerous(c) {
+        if is_control(c) {
             line.extend(c.escape_default());
         } else {
             line.push(c);

@@ -11,6 +11,7 @@ use grasp_relay::web::{format_age, format_duration};
 use serde::Serialize;
 
 use super::{AdminRequest, request};
+use crate::log::is_control;
 
 /// Prints the status of the server behind a socket.
 pub(crate) fn status(socket: &Path, json: bool) -> Result<()> {
@@ -175,7 +176,8 @@ const MAX_CELL_WIDTH: usize = 72;
 /// Characters of a cell in the last column, which moves no other: its text can be copied whole.
 const MAX_LAST_CELL_WIDTH: usize = 500;
 
-/// Formats rows under a head, in columns as wide as needed. Control characters are shown as `?`.
+/// Formats rows under a head, in columns as wide as needed. Characters that control a terminal or the direction of text
+/// are shown as `?`.
 fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let max_width =
         |column: usize| if column + 1 == head.len() { MAX_LAST_CELL_WIDTH } else { MAX_CELL_WIDTH };
@@ -206,7 +208,7 @@ fn table(head: &[&str], rows: &[Vec<String>]) -> String {
 
 fn fit(cell: &str, max_width: usize) -> String {
     let shown: String =
-        cell.chars().map(|c| if c.is_control() { '?' } else { c }).take(max_width + 1).collect();
+        cell.chars().map(|c| if is_control(c) { '?' } else { c }).take(max_width + 1).collect();
     if shown.chars().count() <= max_width {
         return shown;
     }
@@ -408,6 +410,16 @@ mod tests {
         assert!(text.contains("?[2J??") && !text.contains('\u{1b}'));
         assert_eq!(text.matches('y').count(), MAX_CELL_WIDTH - 1);
         assert_eq!(text.matches('z').count(), MAX_LAST_CELL_WIDTH - 1);
+    }
+
+    #[test]
+    fn characters_that_turn_text_around_are_not_printed() {
+        let turning =
+            ['\u{61c}', '\u{200e}', '\u{200f}', '\u{202a}', '\u{202e}', '\u{2066}', '\u{2069}'];
+        for c in turning {
+            let text = table(&["x"], &[vec![format!("a{c}b")]]);
+            assert_eq!(text, "X\na?b\n", "{c:?}");
+        }
     }
 
     #[test]
