@@ -136,6 +136,16 @@ impl FetchError {
             Self::Refused(_) | Self::Broken(_) | Self::TooLarge | Self::TooManyObjects { .. }
         )
     }
+
+    /// Returns whether the server has answered, so that it is known not to have the objects now.
+    fn is_answer(&self) -> bool {
+        match self {
+            Self::Answered(_) | Self::TooManyRefs => true,
+            Self::Forbidden(_) | Self::Unreachable(_) | Self::RateLimited { .. } => false,
+            Self::Stalled | Self::Cancelled | Self::Internal(_) => false,
+            error => error.is_about_the_objects(),
+        }
+    }
 }
 
 /// Something worth counting or logging.
@@ -179,7 +189,7 @@ impl HuntReport {
             Self::WaitingForHosts { repo } => {
                 Some(purgatory::Input::HuntWaiting { repo: repo.clone() })
             }
-            Self::Failed { error: FetchError::RateLimited { .. }, .. } => None,
+            Self::Failed { error, .. } if !error.is_answer() => None,
             Self::Failed { repo, .. } | Self::Fetched { repo, .. } => {
                 Some(purgatory::Input::HuntAnswered { repo: repo.clone() })
             }

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use grasp_core::admission::Policy;
 use grasp_core::kinds::ANNOUNCEMENT;
+use grasp_core::limits::PeerText;
 use grasp_core::{Mono, Now};
+use grasp_purgatory::hunt::{FetchError, HuntReport};
 use grasp_purgatory::{Bound, Config, Input, Output, Phase, Purgatory, Record};
 use nostr::event::{Event, EventId, Signature, Tag};
 use nostr::types::Timestamp;
@@ -282,6 +284,42 @@ fn the_hold_time_begins_with_the_first_answer_and_lasts_until_all_were_asked() {
     world.handle(Input::HuntEnded { repo: ALICE.repo("x") }).unwrap();
     world.wait(MINUTE).unwrap();
     assert_eq!(world.core.counts().states, 0);
+}
+
+/// Reports to purgatory that a git server gave less than it was asked for.
+fn report_failure(world: &mut World, error: FetchError) {
+    let (repo, url) = (ALICE.repo("x"), "https://git.example.com/x.git".parse().unwrap());
+    if let Some(input) = (HuntReport::Failed { repo, url, error }).for_purgatory() {
+        world.handle(input).unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_does_not_answer_does_not_begin_the_hold_time() {
+    let silent = [
+        FetchError::Unreachable(PeerText::new("connection refused")),
+        FetchError::RateLimited { retry_after: None },
+        FetchError::Stalled,
+        FetchError::Cancelled,
+        FetchError::Internal(String::from("no process")),
+    ];
+    for error in silent {
+        let (mut world, _) = with_queued_hunt();
+        report_failure(&mut world, error.clone());
+        world.wait(HOUR).unwrap();
+        // The only server that lives was queued until now.
+        world.handle(Input::HuntEnded { repo: ALICE.repo("x") }).unwrap();
+        world.wait(29 * MINUTE).unwrap();
+        assert_eq!(world.core.counts().states, 1, "{error}");
+        world.wait(2 * MINUTE).unwrap();
+        assert_eq!(world.core.counts().states, 0, "{error}");
+    }
+    let (mut world, _) = with_queued_hunt();
+    report_failure(&mut world, FetchError::Answered(PeerText::new("not found")));
+    world.wait(HOUR).unwrap();
+    world.handle(Input::HuntEnded { repo: ALICE.repo("x") }).unwrap();
+    world.wait(MINUTE).unwrap();
+    assert_eq!(world.core.counts().states, 0, "it has answered");
 }
 
 #[test]
