@@ -300,7 +300,7 @@ pub mod table {
         DAMAGED = Gauge "grasp_repositories_damaged" []
             "Repositories whose git objects are not all on disk any more.";
         STORE_UP = Gauge "grasp_store_up" []
-            "1 if the event store answered the last query, otherwise 0.";
+            "1 if the disk could be written and the event store read when they were tried last, otherwise 0.";
         HELD = Gauge "grasp_purgatory_held" ["kind"]
             "Events that wait for their git data, by kind (announcement, state, proposal).";
         HELD_BYTES = Gauge "grasp_purgatory_bytes" []
