@@ -8,7 +8,7 @@ mod stream;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -227,11 +227,14 @@ impl Server {
         let _ = stream.set_nodelay(true);
         let (limits, message) = (&self.context.config.limits, UnfinishedMessage::default());
         let stream = WriteTimeoutStream::new(stream, limits.write_timeout, message.clone());
-        let peer = Arc::new(Peer { address, message, _place: place, _slot: slot });
+        let place = Mutex::new(Some(place));
+        let peer = Arc::new(Peer { address, message, place, _slot: slot });
         let (limiter, router) = (self.limiter.clone(), router.clone());
         let node_key = self.context.config.node_key;
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             let network = if node_key.is_some_and(|key| key.is_in(request.headers())) {
+                // A node connects for many clients, whom it has counted.
+                peer.place.lock().unwrap_or_else(PoisonError::into_inner).take();
                 request.extensions_mut().insert(FromNode);
                 limiter.network_at_node(address.ip(), request.headers())
             } else {
@@ -328,7 +331,8 @@ impl Server {
 struct Peer {
     address: SocketAddr,
     message: UnfinishedMessage,
-    _place: Holding,
+    /// The connection among those of its client network, unless it is one of a node.
+    place: Mutex<Option<Holding>>,
     _slot: Option<OwnedSemaphorePermit>,
 }
 

@@ -61,8 +61,12 @@ const EPHEMERAL_BATCH: usize = 256;
 /// The pause before events are sent again to a writer that did not take them.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Pushes that one node passes on at the same time. The writer limits the connections of an address.
-const FORWARDED_AT_ONCE: usize = 96;
+/// Pushes that one node passes on at the same time. Each occupies a connection to the writer.
+const PUSHES_AT_ONCE: usize = 96;
+
+/// Batches of events that one node passes on at the same time. Each occupies a connection and a place in the writer's
+/// ingest, so the networks of clients share them.
+const BATCHES_AT_ONCE: usize = 24;
 
 /// Largest batch of events in bytes: what one connection of a client may queue.
 const MAX_BATCH_BYTES: usize = 16 * 1024 * 1024;
@@ -101,7 +105,10 @@ pub(super) struct Forwarder {
     roles: RoleWatch,
     hub: Hub,
     metrics: Metrics,
+    /// Pushes under way.
     pushes: SharedPool,
+    /// Batches of events under way.
+    batches: SharedPool,
 }
 
 impl Forwarder {
@@ -114,10 +121,10 @@ impl Forwarder {
         connector.set_tcp_user_timeout(Some(SILENCE_TIMEOUT));
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
-            .pool_max_idle_per_host(FORWARDED_AT_ONCE)
+            .pool_max_idle_per_host(BATCHES_AT_ONCE)
             .build(connector);
-        let pushes = shared_pool(FORWARDED_AT_ONCE);
-        Self { client, key, roles, hub, metrics, pushes }
+        let (pushes, batches) = (shared_pool(PUSHES_AT_ONCE), shared_pool(BATCHES_AT_ONCE));
+        Self { client, key, roles, hub, metrics, pushes, batches }
     }
 
     /// Returns these routes with those for other nodes. Pushes are passed to the writer.
@@ -189,7 +196,11 @@ impl Forwarder {
                 Some(body) => body.clone(),
                 None => encoded.insert(encode(authenticated, &events).await).clone(),
             };
+            let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+            let place = self.batches.wait(&Claimant::maybe_at(*network), 1, left).await;
+            let Ok(place) = place else { return failed() };
             let sent = self.send(&node, (EVENTS_PATH, body), *network, EVENTS_TIMEOUT).await;
+            drop(place);
             let error = match sent.and_then(|answer| decode(&answer, count)) {
                 Ok(outcomes) => return outcomes,
                 Err(error) => error,
@@ -426,6 +437,51 @@ mod tests {
 
     use super::*;
     use crate::metrics::table::REJECTIONS;
+
+    /// A writer that counts the batches in its hands and finishes none.
+    async fn busy_writer(arrived: watch::Sender<Vec<String>>) -> String {
+        let take = move |headers: HeaderMap| async move {
+            let client = headers[FORWARDED_FOR].to_str().unwrap().to_owned();
+            arrived.send_modify(|clients| clients.push(client));
+            std::future::pending::<()>().await;
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let routes = Router::new().route(EVENTS_PATH, post(take));
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        format!("http://{address}")
+    }
+
+    #[tokio::test]
+    async fn batches_under_way_are_bounded_and_shared_by_client_networks() {
+        let (arrived, mut seen) = watch::channel(Vec::new());
+        let writer = busy_writer(arrived).await;
+        let (_role, roles) = watch::channel(Role::Reader { writer: Some(writer.into()) });
+        let (key, roles) = (NodeKey::new([1; 32]), RoleWatch::new(roles));
+        let forwarder = Forwarder::new(key, roles, Hub::of_node(), Metrics::default());
+        let event =
+            EventBuilder::new(Kind::TextNote, "a").finalize(&nostr::key::Keys::generate()).unwrap();
+        let send = |from: [u8; 4]| {
+            let network = Some(ClientNetwork::of(from.into()));
+            let origin = Origin::Client { authenticated: Vec::new(), network };
+            let (forwarder, event) = (forwarder.clone(), event.clone());
+            tokio::spawn(async move { forwarder.ingest(vec![event], origin).await });
+        };
+        (0..200).for_each(|_| send([192, 0, 2, 1]));
+        let is_share = |clients: &Vec<String>| clients.len() >= BATCHES_AT_ONCE / 5;
+        tokio::time::timeout(EVENTS_TIMEOUT, seen.wait_for(is_share)).await.unwrap().unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(seen.borrow().len() <= BATCHES_AT_ONCE / 4, "{}", seen.borrow().len());
+        send([198, 51, 100, 1]);
+        let has_other =
+            |clients: &Vec<String>| clients.iter().any(|client| client == "198.51.100.1");
+        tokio::time::timeout(EVENTS_TIMEOUT, seen.wait_for(has_other)).await.unwrap().unwrap();
+        for network in 0..=255 {
+            (0..4).for_each(|_| send([10, network, 0, 1]));
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert!(seen.borrow().len() <= BATCHES_AT_ONCE, "{}", seen.borrow().len());
+    }
 
     #[tokio::test]
     async fn forged_events_are_counted_and_not_passed_on() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::routing::get;
 use grasp_relay::nostr::Limits;
+use grasp_relay::server::NodeKey;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -193,6 +194,38 @@ async fn connections_per_address_are_bounded() {
     drop(first);
     // The slot is free once the relay has seen the end.
     in_time(async { while Client::try_connect(relay.address).await.is_err() {} }).await;
+}
+
+#[tokio::test]
+async fn connections_of_nodes_are_not_counted_as_those_of_a_client() {
+    let limits = Limits { connections_per_ip: 2, ..Limits::default() };
+    let relay = Relay::with(limits, |parts| {
+        parts.config.node_key = Some(NodeKey::new([7; 32]));
+    })
+    .await;
+    let (node_key, wrong_key) = ("07".repeat(32), "08".repeat(32));
+    let mut nodes = Vec::new();
+    for _ in 0..10 {
+        let (stream, status) = ask_with_key(relay.address, &node_key).await;
+        assert_eq!(status, "200");
+        nodes.push(stream);
+    }
+    let (_first, status) = ask_with_key(relay.address, &wrong_key).await;
+    assert_eq!(status, "200");
+    let (_second, status) = ask_with_key(relay.address, &wrong_key).await;
+    assert_eq!(status, "200");
+    assert_eq!(ask_with_key(relay.address, &wrong_key).await.1, "429");
+}
+
+/// Opens a connection, sends a request with a node key, and returns the connection, which stays open, and the status.
+async fn ask_with_key(relay: SocketAddr, key: &str) -> (TcpStream, String) {
+    let mut stream = in_time(TcpStream::connect(relay)).await.expect("a connection");
+    let head = format!("GET / HTTP/1.1\r\nHost: x\r\nGrasp-Node-Key: {key}\r\n\r\n");
+    in_time(stream.write_all(head.as_bytes())).await.expect("sent");
+    let mut answer = vec![0; 12];
+    in_time(stream.read_exact(&mut answer)).await.expect("an answer");
+    let status = String::from_utf8_lossy(&answer[9..]).into_owned();
+    (stream, status)
 }
 
 #[tokio::test]
