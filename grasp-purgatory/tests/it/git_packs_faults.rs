@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::RepoId;
+use grasp_core::{Mono, RepoId};
 use grasp_purgatory::git::{
     GitError, PackCache, PackStorage, PackStorageError, PackStorageOptions, Protocol,
 };
@@ -326,4 +326,44 @@ async fn errors_about_wrong_settings_contain_no_secrets() {
     }
     let options = PackStorageOptions { variables: server.variables(), timeout: REQUEST_TIMEOUT };
     assert!(!format!("{options:?}").contains(SECRET_KEY));
+}
+
+#[tokio::test]
+async fn a_sweep_keeps_what_another_writer_has_named_since_its_list() {
+    let site = Site::on_s3().await;
+    let (old, day) = (Arc::new(site.writer().await), Duration::from_secs(24 * 60 * 60));
+    let (repo, work, tip) = repository(&old, "x").await;
+    old.store.lock(&repo).await.unwrap().destroy().await.unwrap();
+    let start = Mono::from_secs(1_000);
+    assert_eq!(old.store.sweep(start).await.unwrap(), 0);
+    // Suspended between its list and its first deletion.
+    let (arrived, go_on) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    site.server().fail(1, ("GET", "list-type=2"), Fault::Held(arrived.clone(), go_on.clone()));
+    let sweep = {
+        let old = old.clone();
+        tokio::spawn(async move { old.store.sweep(start + day * 2).await })
+    };
+    arrived.acquire().await.unwrap().forget();
+    let new = site.writer().await;
+    new.create(&repo).await;
+    new.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    go_on.add_permits(1);
+    assert_eq!(sweep.await.unwrap().unwrap(), 0);
+    assert_eq!(site.stored("pack").len(), 1, "the same pack has the same name");
+    assert!(serves(&site.reader().await, &repo, tip).await);
+}
+
+#[tokio::test]
+async fn a_sweep_without_the_lease_deletes_nothing() {
+    let site = Site::on_s3().await;
+    let (writer, day) = (site.writer().await, Duration::from_secs(24 * 60 * 60));
+    let (repo, _, _) = repository(&writer, "x").await;
+    writer.store.lock(&repo).await.unwrap().destroy().await.unwrap();
+    let start = Mono::from_secs(1_000);
+    assert_eq!(writer.store.sweep(start).await.unwrap(), 0);
+    site.database.fail_once();
+    assert!(writer.store.sweep(start + day * 2).await.is_err());
+    assert_eq!(site.stored("pack").len(), 1);
+    assert!(writer.store.sweep(start + day * 2).await.unwrap() >= 2);
+    assert_eq!(site.stored("pack").len(), 0);
 }

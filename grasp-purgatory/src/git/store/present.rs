@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use super::repair::{READ_TIMEOUT, file_of, is_as_committed};
 use super::unpacking::{Quarantine, move_packs};
 use super::{RepoGuard, RepoStore, remove_garbage, unnamed_files};
-use crate::database::{Pack, RepoRow};
+use crate::database::{Commit, Pack, RepoRow};
 use crate::git::blocking;
 use crate::git::check::{Objects, Proofs};
 use crate::git::error::GitError;
@@ -382,19 +382,17 @@ impl RepoStore {
     pub async fn sweep(&self, now: Mono) -> Result<usize, GitError> {
         let Some(cache) = self.packs() else { return Ok(0) };
         let named = self.database().packs(self.endpoint()).await?;
-        let named: BTreeMap<String, BTreeSet<Pack>> = named
+        let named: BTreeMap<String, (RepoId, BTreeSet<Pack>)> = named
             .into_iter()
-            .map(|(repo, packs)| (self.dir(&repo).key().to_owned(), packs))
+            .map(|(repo, packs)| (self.dir(&repo).key().to_owned(), (repo, packs)))
             .collect();
         let prefix = packs::packs_prefix(self.endpoint());
         // What is stored and named meanwhile counts as unnamed until the next list, which is before its time is over.
         let is_unnamed = |key: &str| {
             let of_repo = key.strip_prefix(&prefix).and_then(|rest| rest.split_once('/'));
-            let named = of_repo.and_then(|(dir, file)| {
-                let (name, _) = file.rsplit_once('.')?;
-                named.get(dir)?.iter().find(|pack| pack.name == name)
-            });
-            named.is_none()
+            of_repo.is_none_or(|(dir, file)| {
+                named.get(dir).is_none_or(|(_, packs)| !names_file(packs, file))
+            })
         };
         let listed = cache.storage().list_where(&prefix, is_unnamed).await?;
         let mut keys: BTreeSet<String> = listed.into_keys().collect();
@@ -405,14 +403,44 @@ impl RepoStore {
             // Whoever stores an object and names it holds this lock from before to after.
             let dir = key.split('/').nth(2).unwrap_or_default();
             let _held = self.lock_of(dir).lock_owned().await;
-            if self.inner.unnamed_objects.lock().contains(&key) {
+            if !self.inner.unnamed_objects.lock().contains(&key) {
+                continue;
+            }
+            let repo = named.get(dir).map(|(repo, _)| repo.clone());
+            if !self.is_named_now(&key, repo).await? {
                 cache.storage().delete(&key).await?;
-                self.inner.unnamed_objects.lock().forget(&key);
                 deleted += 1;
             }
+            self.inner.unnamed_objects.lock().forget(&key);
         }
         Ok(deleted)
     }
+
+    /// Returns whether a commit names an object by now. Fails if another process writes: it may name one at any time.
+    ///
+    /// Between the list of objects and this, this process may have been suspended and another may have written.
+    async fn is_named_now(&self, key: &str, repo: Option<RepoId>) -> Result<bool, GitError> {
+        // A commit of nothing checks the lease.
+        let _ = self.database().commit(Commit::default()).await?;
+        let prefix = packs::packs_prefix(self.endpoint());
+        let of_repo = key.strip_prefix(&prefix).and_then(|rest| rest.split_once('/'));
+        let Some((dir, file)) = of_repo else { return Ok(false) };
+        let repo = match repo {
+            Some(repo) => Some(repo),
+            // One that did not exist when the objects were listed.
+            None => {
+                let all = self.database().all(self.endpoint()).await?;
+                all.into_iter().find(|repo| self.dir(repo).key() == dir)
+            }
+        };
+        let Some(repo) = repo else { return Ok(false) };
+        Ok(names_file(&self.row(&repo).await?.packs, file))
+    }
+}
+
+/// Returns whether a file belongs to one of these packs.
+fn names_file(packs: &BTreeSet<Pack>, file: &str) -> bool {
+    file.rsplit_once('.').is_some_and(|(name, _)| packs.iter().any(|pack| pack.name == name))
 }
 
 impl RepoGuard {
