@@ -9,6 +9,7 @@
 //! The writer holds a lease in the database, which every commit checks. If it dies, another node gets the lease within
 //! seconds, restores purgatory from the database and goes on.
 
+mod drift;
 mod forward;
 mod lease;
 
@@ -23,6 +24,8 @@ use nostr::event::Event;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
+pub use self::drift::{ClockDrift, check_clock};
+use self::drift::{DriftNews, DriftWatch};
 use self::forward::Forwarder;
 use self::lease::{Input, Lease, Output};
 use crate::clock::Clock;
@@ -39,6 +42,9 @@ const CLAIM_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The interval at which a node reports to the others.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The interval at which a node compares its clock with that of the database.
+const CLOCK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The time after which a node that has not reported is taken to be down.
 pub const NODE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -102,6 +108,7 @@ impl Node {
         let mut tasks = JoinSet::new();
         tasks.spawn(follow(Arc::clone(&driver.store), hub.clone(), progress));
         tasks.spawn(report_node(driver.clone(), report, position, seen));
+        tasks.spawn(watch_clock(driver.clone()));
         let others = (Arc::clone(&driver.address), nodes.clone());
         tasks.spawn(forwarder.clone().pass_ephemeral(hub.ephemeral(), others));
         // Nothing is to be stopped before it runs.
@@ -316,6 +323,28 @@ async fn report_node(
         match reported.await {
             Ok(nodes) => _ = seen.send_replace(nodes.into()),
             Err(error) => tracing::debug!(%error, "could not report this node"),
+        }
+    }
+}
+
+/// Compares the clock of this node with that of the database for as long as the process runs, and logs a drift.
+async fn watch_clock(Driver { store, clock, .. }: Driver) {
+    let mut watch = DriftWatch::default();
+    loop {
+        tokio::time::sleep(CLOCK_INTERVAL).await;
+        let database = match store.time().await {
+            Ok(time) => time,
+            Err(error) => {
+                tracing::debug!(%error, "could not read the clock of the database");
+                continue;
+            }
+        };
+        match watch.handle(clock.now(), database) {
+            Some(DriftNews::Drifts(drift)) => tracing::warn!("{drift}"),
+            Some(DriftNews::IsRightAgain) => {
+                tracing::info!("the clock of this machine is right again");
+            }
+            None => {}
         }
     }
 }

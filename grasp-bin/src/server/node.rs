@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use bitcoin_hashes::sha256;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use grasp_core::Mono;
 use grasp_relay::Clock;
 use grasp_relay::git_http::GitHost;
-use grasp_relay::nodes::{NODE_TIMEOUT, Node, NodeParts, Report, StartError, WriterParts};
+use grasp_relay::nodes::{
+    NODE_TIMEOUT, Node, NodeParts, Report, StartError, WriterParts, check_clock,
+};
 use grasp_relay::nostr::Hub;
 use grasp_relay::role::Writer;
 use grasp_relay::server::NodeKey;
@@ -18,7 +20,6 @@ use grasp_relay::store::StoreRules;
 use grasp_relay::store::postgres::{NodeRow, PostgresOptions, PostgresStore};
 use grasp_relay::web::figures::NodeStatus;
 use nostr::key::{Keys, SecretKey};
-use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, watch};
 
@@ -35,9 +36,6 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The time for which the result of a probe counts.
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
-
-/// The difference between the clocks of a node and of the database with which the node still starts.
-const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
 
 /// The report of a node to the others.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -61,7 +59,8 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
     })?;
     let store = connect(settings).await?;
     let key = store.node_key().await.context("could not read the database")?;
-    check_clock(&clock, store.time().await.context("could not read the database")?)?;
+    let time = store.time().await.context("could not read the database")?;
+    check_clock(clock.now().unix, time)?;
     let keys = match &settings.service_key {
         Some(file) => files::service_key(file)?,
         None => service_key(&key)?,
@@ -88,23 +87,6 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
     let writer = Arc::new(OwnWriter::new(base, overview.clone()));
     node.run(Arc::clone(&writer) as _);
     Ok(Server { parts, roles, writer, overview, node: Some(Arc::new(node)) })
-}
-
-/// Fails if the clocks of this machine and of the database differ: as the writer, this node would refuse events as too
-/// new, or drop others as expired, that the nodes before it have served.
-fn check_clock(clock: &Clock, database: Timestamp) -> Result<()> {
-    let own = clock.now().unix;
-    let (difference, word) = match own >= database {
-        true => (own - database, "ahead of"),
-        false => (database - own, "behind"),
-    };
-    if difference.as_secs() > MAX_CLOCK_DIFFERENCE.as_secs() {
-        bail!(
-            "the clock of this machine is {} s {word} the clock of the database; set both by a time service",
-            difference.as_secs()
-        );
-    }
-    Ok(())
 }
 
 /// Connects to the database of the settings.
