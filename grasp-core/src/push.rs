@@ -15,7 +15,9 @@ mod packets;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-pub use command::{Capabilities, CommandReader, MAX_COMMANDS, Progress, PushCommand, PushRequest};
+pub use command::{
+    Capabilities, CommandReader, MAX_COMMANDS, MAX_LIST_BYTES, Progress, PushCommand, PushRequest,
+};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
 pub use packets::{

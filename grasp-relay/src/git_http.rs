@@ -39,6 +39,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::ChildStdin;
 
 use self::body::{BodyError, GitOutput, RequestBody, ResponseBuffers};
+use self::push::CommandMemory;
 use crate::clock::Clock;
 use crate::role::RoleWatch;
 use crate::store::{self, EventStore};
@@ -99,6 +100,7 @@ struct GitHttp {
     roles: RoleWatch,
     limits: GitLimits,
     buffers: ResponseBuffers,
+    command_memory: CommandMemory,
 }
 
 /// The repository that a request is for, and the store that it is in.
@@ -184,8 +186,9 @@ impl GitHttp {
 ///
 /// Pushes are served while this process is the writer.
 pub fn routes(host: GitHost, roles: RoleWatch, limits: GitLimits) -> Router {
-    let buffers = ResponseBuffers::default();
-    Router::new().fallback(serve).with_state(Arc::new(GitHttp { host, roles, limits, buffers }))
+    let (buffers, command_memory) = (ResponseBuffers::default(), CommandMemory::default());
+    let git = GitHttp { host, roles, limits, buffers, command_memory };
+    Router::new().fallback(serve).with_state(Arc::new(git))
 }
 
 async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
@@ -285,6 +288,11 @@ enum HttpError {
 }
 
 impl HttpError {
+    /// Returns whether the client may still be sending its request, which it does before it reads the answer.
+    fn leaves_body(&self) -> bool {
+        matches!(self, Self::Body(BodyError::Broken | BodyError::TooLarge) | Self::Git(_))
+    }
+
     fn into_response(self) -> Response {
         let status = match &self {
             Self::Git(error) => return git_failed(error),

@@ -1,13 +1,14 @@
 //! The strict parser of a push's command list.
 
-use std::collections::BTreeSet;
-
 use super::packets::{Pkt, read_pkt};
 use crate::repo::{Oid, RefName};
 use crate::text::{ParseError, invalid};
 
 /// Maximum number of refs in one push.
 pub const MAX_COMMANDS: usize = 20_000;
+
+/// Maximum size of the list, in bytes: that of [`MAX_COMMANDS`] refs with usual names.
+pub const MAX_LIST_BYTES: usize = 4 * 1024 * 1024;
 
 /// Maximum size of the push options.
 const MAX_OPTION_BYTES: usize = 64 * 1024;
@@ -65,10 +66,10 @@ pub enum Progress {
 
 /// Reads a command list from chunks as they arrive.
 ///
-/// Memory is bounded by [`MAX_COMMANDS`] and the longest packet. Push options after the list are skipped: clients pass on
-/// their `-o` values and abort if a server does not accept options, but no option has a meaning here. `shallow` lines before
-/// the first command name the commits below which the client has no history. They change nothing either: what a push
-/// needs is checked to be at the server, whatever the client has.
+/// Memory is bounded by [`MAX_COMMANDS`], [`MAX_LIST_BYTES`] and the longest packet. Push options after the list are
+/// skipped: clients pass on their `-o` values and abort if a server does not accept options, but no option has a meaning
+/// here. `shallow` lines before the first command name the commits below which the client has no history. They change
+/// nothing either: what a push needs is checked to be at the server, whatever the client has.
 ///
 /// ```
 /// use grasp_core::push::{CommandReader, Progress};
@@ -82,9 +83,11 @@ pub enum Progress {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct CommandReader {
+    /// The beginning of a packet that is incomplete.
     buffer: Vec<u8>,
     commands: Vec<PushCommand>,
-    names: BTreeSet<RefName>,
+    /// Bytes of the packets that were parsed, without push options.
+    list_bytes: usize,
     capabilities: Capabilities,
     /// A `shallow` line came before the first command.
     is_shallow: bool,
@@ -97,6 +100,11 @@ impl CommandReader {
     /// Returns the client's capabilities, known after its first command; they also apply to error answers.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
+    }
+
+    /// Returns the bytes of the list that were read so far.
+    pub fn list_bytes(&self) -> usize {
+        self.list_bytes.saturating_add(self.buffer.len())
     }
 
     /// Parses the next bytes of the request.
@@ -114,7 +122,7 @@ impl CommandReader {
                 Pkt::Flush if self.is_shallow && self.commands.is_empty() => {
                     return invalid("no command follows the shallow lines");
                 }
-                Pkt::Flush => return Ok(self.finish(rest)),
+                Pkt::Flush => return self.finish(rest),
                 Pkt::Delimiter | Pkt::ResponseEnd => {
                     return invalid("unexpected packet in the command list");
                 }
@@ -129,17 +137,24 @@ impl CommandReader {
         if self.option_bytes > MAX_OPTION_BYTES { invalid("too many push options") } else { Ok(()) }
     }
 
-    fn finish(&mut self, rest: &[u8]) -> Progress {
+    fn finish(&mut self, rest: &[u8]) -> Result<Progress, ParseError> {
         let commands = std::mem::take(&mut self.commands);
         if commands.is_empty() {
-            return Progress::Probe;
+            return Ok(Progress::Probe);
+        }
+        if let Some(name) = repeated_name(&commands) {
+            return invalid(format!("{name} is pushed twice"));
         }
         let request =
             PushRequest { commands, capabilities: self.capabilities, is_shallow: self.is_shallow };
-        Progress::Complete { request, rest: rest.to_vec() }
+        Ok(Progress::Complete { request, rest: rest.to_vec() })
     }
 
     fn parse_line(&mut self, line: &[u8]) -> Result<(), ParseError> {
+        self.list_bytes += line.len() + 4;
+        if self.list_bytes > MAX_LIST_BYTES {
+            return invalid(format!("the list of refs has more than {MAX_LIST_BYTES} bytes"));
+        }
         if let Some(oid) = line.strip_prefix(b"shallow ") {
             return self.parse_shallow(oid);
         }
@@ -162,11 +177,7 @@ impl CommandReader {
             Some(_) => return invalid(SHAPE),
             None => line,
         };
-        let command = PushCommand::parse(command)?;
-        if !self.names.insert(command.name.clone()) {
-            return invalid(format!("{} is pushed twice", command.name));
-        }
-        self.commands.push(command);
+        self.commands.push(PushCommand::parse(command)?);
         Ok(())
     }
 
@@ -180,6 +191,13 @@ impl CommandReader {
         self.is_shallow = true;
         Ok(())
     }
+}
+
+/// Returns a name that more than one command has.
+fn repeated_name(commands: &[PushCommand]) -> Option<&RefName> {
+    let mut names: Vec<&RefName> = commands.iter().map(|command| &command.name).collect();
+    names.sort_unstable();
+    names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }
 
 const SHAPE: &str = "a command is not of the form <old id> <new id> <ref>";
@@ -393,5 +411,37 @@ mod tests {
             (0..=MAX_COMMANDS).map(|n| create(&format!("refs/heads/{n}"))).collect();
         assert_eq!(parse(&lines[..MAX_COMMANDS]).unwrap().commands().len(), MAX_COMMANDS);
         assert_eq!(parse(&lines), invalid("more than 20000 refs in one push"));
+    }
+
+    #[test]
+    fn the_bytes_of_the_list_are_bounded_and_known_while_it_is_read() {
+        let (mut reader, mut fed, mut refused) = (CommandReader::default(), 0, None);
+        for n in 0..MAX_COMMANDS {
+            let mut packet = Vec::new();
+            let name = format!("refs/heads/{n}{}", format!("/{}", "x".repeat(200)).repeat(4));
+            encode_pkt(create(&name).as_bytes(), &mut packet);
+            match reader.feed(&packet) {
+                Ok(progress) => assert_eq!(progress, Progress::More),
+                Err(error) => {
+                    refused = Some(error.to_string());
+                    break;
+                }
+            }
+            fed += packet.len();
+            assert_eq!(reader.list_bytes(), fed);
+        }
+        assert!(fed <= MAX_LIST_BYTES && fed > MAX_LIST_BYTES - 1_024, "{fed}");
+        assert_eq!(refused.as_deref(), Some("the list of refs has more than 4194304 bytes"));
+    }
+
+    #[test]
+    fn shallow_lines_count_as_well() {
+        let mut packets = Vec::new();
+        for _ in 0..MAX_LIST_BYTES / 52 {
+            encode_pkt(format!("shallow {A}").as_bytes(), &mut packets);
+        }
+        let mut reader = CommandReader::default();
+        assert_eq!(reader.feed(&packets), Ok(Progress::More));
+        assert!(reader.feed(&packets).is_err());
     }
 }

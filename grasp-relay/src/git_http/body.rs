@@ -19,11 +19,21 @@ use tokio::time::{Instant, timeout};
 /// Bytes that are inflated before the result is checked: a bomb inflates to at most about a thousand times this.
 const INFLATE_CHUNK: usize = 4 * 1024;
 
-/// Largest ratio of a body's size to its compressed size. Text deflates tenfold; packs hardly at all.
-const MAX_EXPANSION: u64 = 100;
+/// A limit of what a compressed body inflates to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MaxExpansion {
+    /// Largest ratio of its size to its compressed size.
+    ratio: u64,
+    /// Size that it may have in any case, so that short and very regular ones pass.
+    always: u64,
+}
 
-/// Size that any compressed body may have, so that short and very regular ones pass.
-const MIN_EXPANDED_BYTES: u64 = 1024 * 1024;
+impl MaxExpansion {
+    /// Of a list of commands, which is kept in memory. Ids of objects hardly deflate, and git sends it as it is.
+    pub(super) const COMMANDS: Self = Self { ratio: 10, always: 256 * 1024 };
+    /// Of anything else. Text deflates tenfold; packs hardly at all.
+    pub(super) const OTHER: Self = Self { ratio: 100, always: 1024 * 1024 };
+}
 
 /// Bytes that a client must send within [`GitLimits::stall`](super::GitLimits::stall) of waiting for it. A byte now and
 /// then would keep a git process; at the default this is 2 KB a second.
@@ -116,6 +126,7 @@ pub(super) struct RequestBody {
     received: u64,
     produced: u64,
     max_bytes: u64,
+    max_expansion: MaxExpansion,
     ended: bool,
     client: StallTimeout,
 }
@@ -141,9 +152,15 @@ impl RequestBody {
             received: 0,
             produced: 0,
             max_bytes,
+            max_expansion: MaxExpansion::OTHER,
             ended: false,
             client: StallTimeout::new(MIN_PROGRESS, stall),
         })
+    }
+
+    /// Sets what the body may inflate to from now on.
+    pub(super) fn limit_expansion(&mut self, max_expansion: MaxExpansion) {
+        self.max_expansion = max_expansion;
     }
 
     /// Returns the next bytes; `None` at the end of a complete body.
@@ -232,7 +249,8 @@ impl RequestBody {
 
     fn counted(&mut self, bytes: Bytes) -> Result<Bytes, BodyError> {
         self.produced += bytes.len() as u64;
-        let allowed = self.received.saturating_mul(MAX_EXPANSION).max(MIN_EXPANDED_BYTES);
+        let MaxExpansion { ratio, always } = self.max_expansion;
+        let allowed = self.received.saturating_mul(ratio).max(always);
         if self.produced > self.max_bytes || self.produced > allowed {
             return Err(BodyError::TooLarge);
         }

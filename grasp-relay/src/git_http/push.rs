@@ -13,19 +13,20 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use grasp_core::RefName;
 use grasp_core::push::{
-    AuthorisedPush, Capabilities, CommandReader, Progress, PushCommand, PushRequest, PushVerdict,
-    RefReport, RefVerdict, encode_error, encode_progress, encode_report,
+    AuthorisedPush, Capabilities, CommandReader, MAX_LIST_BYTES, Progress, PushCommand,
+    PushRequest, PushVerdict, RefReport, RefVerdict, encode_error, encode_progress, encode_report,
 };
-use grasp_core::resources::Claimant;
+use grasp_core::resources::{Bounds, Claimant};
 use grasp_core::service::Endpoint;
 use grasp_purgatory::database::Source;
 use grasp_purgatory::git::{GitError, Incoming};
+use grasp_purgatory::resources::{Holding, SharedPool};
 use grasp_purgatory::{Input, PushTarget};
 use nostr::event::EventId;
 use nostr::filter::Filter;
 use tokio::sync::mpsc;
 
-use super::body::{BodyError, RequestBody};
+use super::body::{BodyError, MaxExpansion, RequestBody};
 use super::push_facts::PushFacts;
 use super::{GitHttp, HttpError, NO_CACHE, RepoRequest};
 use crate::store::StoreError;
@@ -36,6 +37,12 @@ const MAX_WAIT_FOR_TURN: Duration = Duration::from_secs(60);
 
 /// Bytes of a pack that are awaited before git is started.
 const GATHERED_BYTES: usize = 256 * 1024;
+
+/// Memory that one byte of a command list costs: the commands, the verdicts, the report and its encoded form.
+const MEMORY_PER_LIST_BYTE: u64 = 8;
+
+/// Memory for the command lists of all pushes, in bytes: four of the largest size.
+const COMMAND_MEMORY_BYTES: u64 = 4 * MEMORY_PER_LIST_BYTE * MAX_LIST_BYTES as u64;
 
 /// Parts of a report that are queued for a client.
 const REPORT_PARTS: usize = 4;
@@ -101,6 +108,24 @@ impl PushError {
     }
 }
 
+/// Memory for the command lists of pushes, from their first byte to the report. Nothing is reserved for authority, which
+/// is known only once a list is complete.
+#[derive(Clone, Debug)]
+pub(super) struct CommandMemory(SharedPool);
+
+impl Default for CommandMemory {
+    fn default() -> Self {
+        Self(SharedPool::new(Bounds { reserve: 0, ..Bounds::of(COMMAND_MEMORY_BYTES) }))
+    }
+}
+
+impl CommandMemory {
+    /// Takes nothing yet: [`Holding::resize`] takes what is read.
+    fn open(&self, claimant: &Claimant) -> Result<Holding, GitError> {
+        self.0.try_take(claimant, 0).map_err(GitError::Busy)
+    }
+}
+
 impl GitHttp {
     pub(super) async fn receive(
         self: &Arc<Self>,
@@ -110,16 +135,33 @@ impl GitHttp {
     ) -> Result<Response, HttpError> {
         let (max_bytes, stall) = (self.limits.push_bytes, self.limits.stall);
         let mut body = RequestBody::new(headers, body, max_bytes, stall)?;
-        match read_commands(&mut body).await? {
+        let mut memory = self.command_memory.open(&target.claimant)?;
+        let commands = match read_commands(&mut body, &mut memory).await {
+            Ok(commands) => commands,
+            Err(error) => {
+                drop(memory);
+                if error.leaves_body() {
+                    body.drain().await;
+                }
+                return Err(error);
+            }
+        };
+        match commands {
             Commands::Probe => Ok(receive_pack_result(Body::empty())),
             Commands::Unreadable { why, capabilities } => {
+                drop(memory);
                 body.drain().await;
                 Ok(receive_pack_result(encode_error(&why, capabilities).into()))
             }
             Commands::Push { request, rest } => {
                 let (report, parts) = mpsc::channel(REPORT_PARTS);
-                let push =
-                    Push { purgatory: self.purgatory()?, git: Arc::clone(self), target, request };
+                let push = Push {
+                    git: Arc::clone(self),
+                    purgatory: self.purgatory()?,
+                    target,
+                    request,
+                    _memory: memory,
+                };
                 tokio::spawn(push.run(Pack { body, rest }, report));
                 let parts = stream::unfold(parts, |mut parts| async move {
                     let part: Vec<u8> = parts.recv().await?;
@@ -151,13 +193,22 @@ enum Commands {
     },
 }
 
-async fn read_commands(body: &mut RequestBody) -> Result<Commands, BodyError> {
+/// Reads the commands. Their memory is taken while they come; a client whose network has its share is refused.
+async fn read_commands(
+    body: &mut RequestBody,
+    memory: &mut Holding,
+) -> Result<Commands, HttpError> {
+    body.limit_expansion(MaxExpansion::COMMANDS);
     let mut reader = CommandReader::default();
-    while let Some(bytes) = body.next_or_drain().await? {
-        match reader.feed(&bytes) {
+    while let Some(bytes) = body.next().await? {
+        let progress = reader.feed(&bytes);
+        let cost = reader.list_bytes() as u64 * MEMORY_PER_LIST_BYTE;
+        memory.resize(cost).map_err(GitError::Busy)?;
+        match progress {
             Ok(Progress::More) => {}
             Ok(Progress::Probe) => return Ok(Commands::Probe),
             Ok(Progress::Complete { request, rest }) => {
+                body.limit_expansion(MaxExpansion::OTHER);
                 return Ok(Commands::Push { request, rest });
             }
             Err(why) => {
@@ -175,6 +226,8 @@ struct Push {
     purgatory: PurgatoryDriver,
     target: RepoRequest,
     request: PushRequest,
+    /// The memory of the command list, until it is reported.
+    _memory: Holding,
 }
 
 /// The part of a request that follows the commands.
@@ -522,5 +575,83 @@ fn reports(verdict: &PushVerdict) -> Vec<RefReport> {
 fn refuse(reports: &mut [RefReport], name: &RefName, why: &str) {
     for report in reports.iter_mut().filter(|report| report.name == *name) {
         report.refusal = Some(String::from(why));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt as _;
+    use grasp_core::push::encode_pkt;
+    use grasp_core::resources::ClientNetwork;
+
+    use super::*;
+
+    const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+
+    fn at(net: u8) -> Claimant {
+        Claimant::at(ClientNetwork::of([198, 51, net, 1].into()))
+    }
+
+    /// Returns a list of about this many bytes, in names of 200 bytes.
+    fn list(bytes: usize) -> Vec<u8> {
+        let mut list = Vec::new();
+        for n in 0..bytes / 300 {
+            let name = format!("refs/heads/{n:05}{}", "x".repeat(195));
+            let line = format!("{} {} {name}", "0".repeat(40), "a".repeat(40));
+            encode_pkt(line.as_bytes(), &mut list);
+        }
+        list
+    }
+
+    /// Returns a request with this body, which never ends.
+    fn request(headers: &HeaderMap, body: Vec<u8>) -> RequestBody {
+        let chunks: Vec<_> =
+            body.chunks(16_384).map(|c| Ok::<_, axum::Error>(c.to_vec())).collect();
+        let body = Body::from_stream(stream::iter(chunks).chain(stream::pending()));
+        RequestBody::new(headers, body, 1 << 30, STALL_TIMEOUT).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lists_of_one_address_share_its_memory_while_they_are_read() {
+        let memory = CommandMemory::default();
+        let part = MAX_LIST_BYTES / 2;
+        let mut open = Vec::new();
+        for _ in 0..8 {
+            let (memory, claimant) = (memory.clone(), at(1));
+            open.push(tokio::spawn(async move {
+                let mut holding = memory.open(&claimant).unwrap();
+                let mut body = request(&HeaderMap::new(), list(part));
+                read_commands(&mut body, &mut holding).await.err().map(|error| error.to_string())
+            }));
+        }
+        // The clients send no more: those that were not refused wait for the timeout.
+        tokio::time::sleep(STALL_TIMEOUT / 2).await;
+        let used = memory.0.usage().all;
+        assert!(used <= COMMAND_MEMORY_BYTES / 4, "{used}");
+        assert!(used > COMMAND_MEMORY_BYTES / 8, "{used}");
+        let mut other = memory.open(&at(2)).unwrap();
+        assert!(other.resize(list(part).len() as u64 * MEMORY_PER_LIST_BYTE).is_ok());
+        let mut refused = 0;
+        for reading in open {
+            let error = reading.await.unwrap().expect("no list is complete");
+            refused += usize::from(error.contains("uses its share"));
+        }
+        assert_eq!(refused, 6);
+        drop(other);
+        assert_eq!(memory.0.usage().all, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_may_not_inflate_like_a_pack() {
+        use std::io::Write as _;
+
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        encoder.write_all(&list(MAX_LIST_BYTES / 2)).unwrap();
+        let body = encoder.finish().unwrap();
+        assert!(body.len() * 10 < MAX_LIST_BYTES / 2, "{}", body.len());
+        let headers = HeaderMap::from_iter([(header::CONTENT_ENCODING, "gzip".parse().unwrap())]);
+        let mut holding = CommandMemory::default().open(&at(1)).unwrap();
+        let read = read_commands(&mut request(&headers, body), &mut holding).await;
+        assert!(matches!(read, Err(HttpError::Body(BodyError::TooLarge))));
     }
 }

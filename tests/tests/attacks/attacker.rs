@@ -62,6 +62,21 @@ impl Attacker {
         read_response(&mut stream).await
     }
 
+    /// Sends the beginning of a request, and returns the connection.
+    pub(crate) async fn start_unfinished_post(
+        &self,
+        path: &str,
+        encoding: &str,
+        body: &[u8],
+    ) -> Option<TcpStream> {
+        let length = (body.len() + 1).to_string();
+        let headers = [("Content-Length", length.as_str()), ("Content-Encoding", encoding)];
+        let head = request_head(&self.server.to_string(), "POST", path, &headers);
+        let mut stream = self.connect().await.ok()?;
+        stream.write_all(&[head.as_bytes(), body].concat()).await.ok()?;
+        Some(stream)
+    }
+
     /// Opens a websocket.
     pub(crate) async fn relay(&self) -> Option<Relay> {
         self.relay_for(None).await

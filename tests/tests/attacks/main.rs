@@ -20,6 +20,7 @@ mod names;
 mod nostr;
 mod packs;
 mod purgatory;
+mod requests;
 mod scenario;
 mod server;
 mod sync;
@@ -55,8 +56,15 @@ fn main() -> ExitCode {
         return grasp_bin::run();
     }
     let words: Vec<&String> = arguments.iter().filter(|word| !word.starts_with('-')).collect();
-    let all = [git::ATTACKS, names::ATTACKS, nostr::ATTACKS, purgatory::ATTACKS, sync::ATTACKS]
-        .concat_refs();
+    let all = [
+        git::ATTACKS,
+        names::ATTACKS,
+        nostr::ATTACKS,
+        purgatory::ATTACKS,
+        requests::ATTACKS,
+        sync::ATTACKS,
+    ]
+    .concat_refs();
     let is_chosen = |attack: &&Attack| {
         words.is_empty() || words.iter().any(|word| attack.name.contains(word.as_str()))
     };
