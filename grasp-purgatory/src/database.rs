@@ -291,6 +291,16 @@ pub trait Database: Send + Sync + 'static {
     /// Returns the view of a repository.
     fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>>;
 
+    /// Returns the generation of a view, without reading its refs.
+    fn generation(
+        &self,
+        endpoint: Endpoint,
+        repo: RepoId,
+    ) -> DatabaseFuture<'_, Option<Generation>> {
+        let view = self.view(endpoint, repo);
+        Box::pin(async move { Ok(view.await?.map(|view| view.generation)) })
+    }
+
     /// Returns all that is committed about a repository, but for its retired refs.
     fn row(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, RepoRow>;
 

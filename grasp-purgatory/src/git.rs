@@ -58,6 +58,7 @@
 
 mod advertise;
 mod binary;
+mod cache;
 mod chains;
 mod check;
 mod command;
@@ -69,6 +70,7 @@ mod packs;
 mod process;
 mod refs;
 mod store;
+mod work;
 
 /// The target of traces before each change on disk and around each commit of git data, at which tests stop the server.
 pub const CHANGES: &str = "grasp::disk";

@@ -25,14 +25,13 @@ use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Response};
-use futures_util::stream;
 use grasp_core::admission::Policy;
 use grasp_core::nip34::Announcement;
 use grasp_core::resources::{Claimant, ClientNetwork};
 use grasp_core::service::{Endpoint, GitPath};
-use grasp_core::{Namespace, RefName, RepoId, kinds};
+use grasp_core::{Namespace, RepoId, kinds};
 use grasp_purgatory::driver::{PurgatoryDriver, lacks_objects};
-use grasp_purgatory::git::{GitError, Protocol, RefList, RepoStore, Service};
+use grasp_purgatory::git::{GitError, Protocol, Refs, RepoStore, Service};
 use nostr::event::Event;
 use nostr::filter::Filter;
 use tokio::io::AsyncWriteExt;
@@ -145,12 +144,11 @@ impl GitHttp {
 
     /// Renders the page of a repository.
     async fn page(&self, request: &RepoRequest) -> Result<Response, HttpError> {
-        let repos = &self.host.repos;
-        let refs = repos.refs(&request.repo).await?;
-        let head = Some(repos.head(&request.repo).await?).filter(|head| refs.contains_key(head));
-        let count = |is: fn(Namespace<'_>) -> bool| {
-            refs.keys().filter(|name| is(RefName::namespace(name))).count()
-        };
+        let RepoRequest { repos, repo, claimant, .. } = request;
+        let refs = repos.view_for(repo, *claimant).await?.refs;
+        let head = Some(refs.head.clone()).filter(|head| refs.refs.contains_key(head));
+        let RefCount { branches, tags } =
+            repos.git().work(*claimant, move || RefCount::of(&refs)).await?;
         let repo = &request.address;
         let served = Filter::new()
             .kind(kinds::ANNOUNCEMENT)
@@ -163,8 +161,8 @@ impl GitHttp {
             repo,
             announcement: announcement.as_ref(),
             head: head.as_ref(),
-            branches: count(|namespace| matches!(namespace, Namespace::Branch(_))),
-            tags: count(|namespace| matches!(namespace, Namespace::Tag(_))),
+            branches,
+            tags,
         };
         let service = &self.host.policy.service;
         Ok(Html(web::repository(service, &page, self.limits.secure)).into_response())
@@ -179,6 +177,27 @@ impl GitHttp {
     /// Returns purgatory, if this process is the writer.
     fn purgatory(&self) -> Result<PurgatoryDriver, HttpError> {
         self.roles.purgatory().ok_or(HttpError::NotWriter)
+    }
+}
+
+/// The numbers of refs that the page of a repository shows.
+#[derive(Clone, Copy, Debug, Default)]
+struct RefCount {
+    branches: usize,
+    tags: usize,
+}
+
+impl RefCount {
+    fn of(refs: &Refs) -> Self {
+        let mut count = Self::default();
+        for name in refs.refs.keys() {
+            match name.namespace() {
+                Namespace::Branch(_) => count.branches += 1,
+                Namespace::Tag(_) => count.tags += 1,
+                _ => {}
+            }
+        }
+        count
     }
 }
 
@@ -359,7 +378,7 @@ impl GitHttp {
         service: Service,
         parts: &Parts,
     ) -> Result<Response, HttpError> {
-        let RepoRequest { repos, repo, .. } = request;
+        let RepoRequest { repos, repo, claimant, .. } = request;
         let name = service.name();
         let content_type = format!("application/x-{name}-advertisement");
         let prefix = packet(&format!("# service={name}\n")) + "0000";
@@ -367,7 +386,8 @@ impl GitHttp {
             Body::empty()
         } else {
             let service = (service, protocol(&parts.headers));
-            ref_list(prefix, repos.advertisement(repo, service).await?)
+            let list = repos.advertisement(repo, service, *claimant).await?;
+            body::of_list(prefix.into(), list).await?
         };
         Ok((NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response())
     }
@@ -384,8 +404,9 @@ impl GitHttp {
         // No process for a client that sends nothing, or slowly; most requests are short.
         let first = body.gather(Vec::new(), GATHERED_BYTES).await?;
         if protocol(headers) == Protocol::V2 {
-            if let Some(list) = repos.ls_refs(repo, &first).await? {
-                return Ok(upload_pack_result(ref_list(String::new(), list)));
+            if let Some(list) = repos.ls_refs(repo, &first, *claimant).await? {
+                let body = body::of_list(Bytes::new(), list).await?;
+                return Ok(upload_pack_result(body));
             }
         }
         let mut process = repos.upload_pack(repo, protocol(headers), *claimant).await?;
@@ -427,13 +448,6 @@ const REPAIRING: &str =
 fn upload_pack_result(body: Body) -> Response {
     let content_type = "application/x-git-upload-pack-result";
     (NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response()
-}
-
-/// Makes a body of a list of refs, which is encoded while it is sent.
-fn ref_list(prefix: String, list: RefList) -> Body {
-    let prefix = (!prefix.is_empty()).then_some(Bytes::from(prefix));
-    let pieces = prefix.into_iter().chain(list.map(Bytes::from));
-    Body::from_stream(stream::iter(pieces.map(Ok::<_, std::convert::Infallible>)))
 }
 
 /// Returns the protocol version that a client asks for.

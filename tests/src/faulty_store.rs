@@ -10,8 +10,8 @@ use grasp_core::service::Endpoint;
 use grasp_core::{RepoId, Version};
 use grasp_purgatory::Record;
 use grasp_purgatory::database::{
-    Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, Pack, RepoRow,
-    RetiredRef, View,
+    Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, Generation, Pack,
+    RepoRow, RetiredRef, View,
 };
 use grasp_relay::store::{
     EventChunks, EventStore, Inventory, Present, SaveReport, Store, StoreFuture,
@@ -66,6 +66,14 @@ impl Database for FaultyStore {
 
     fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {
         self.store.view(endpoint, repo)
+    }
+
+    fn generation(
+        &self,
+        endpoint: Endpoint,
+        repo: RepoId,
+    ) -> DatabaseFuture<'_, Option<Generation>> {
+        self.store.generation(endpoint, repo)
     }
 
     fn row(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, RepoRow> {

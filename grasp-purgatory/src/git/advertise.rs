@@ -4,6 +4,8 @@
 //! `git upload-pack` and `git receive-pack`, byte for byte. Requests that this module does not know are left to git.
 //! In one case git before 2.41 says less: for an empty repository in versions 0 and 1 it tells no capabilities.
 
+mod lists;
+
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -13,16 +15,25 @@ use grasp_core::resources::Claimant;
 use grasp_core::{Oid, RefName, RepoId};
 use tokio::io::AsyncReadExt as _;
 
+use super::check::Objects;
 use super::command::GitCommand;
 use super::error::GitError;
 use super::limits::ProcessLimits;
 use super::process::GitProcess;
 use super::refs::{Refs, Target};
 use super::store::RepoStore;
-use super::{blocking, check};
+use super::{blocking, check, layout};
+use crate::database::View;
+
+pub(super) use self::lists::ListCache;
+pub use self::lists::RefList;
+use self::lists::{ListKey, Version};
 
 /// Bytes of a list that are encoded at once.
 const CHUNK: usize = 32 * 1024;
+
+/// Refs that are considered at once.
+const REFS_PER_STEP: usize = 2_000;
 
 const FLUSH: &[u8] = b"0000";
 
@@ -78,38 +89,35 @@ fn list_of(advertisement: &[u8]) -> Result<String, GitError> {
 }
 
 impl RepoStore {
-    /// Returns the answer to `info/refs`, without the line that HTTP puts before it.
+    /// Returns the answer to `info/refs`, without the line that HTTP puts before it. It is made on the account of this
+    /// claimant.
     ///
     /// For a client that pushes, refs without their object are left out, so that the push brings it.
     pub async fn advertisement(
         &self,
         repo: &RepoId,
         (service, protocol): (Service, Protocol),
+        claimant: Claimant,
     ) -> Result<RefList, GitError> {
         let capabilities = self.capabilities().get_or_try_init(|| Capabilities::read(self)).await?;
-        let refs = self.view(repo).await?.refs;
+        let view = self.view_for(repo, claimant).await?;
         if (service, protocol) == (Service::UploadPack, Protocol::V2) {
-            return Ok(RefList::of(refs, Form::Text(capabilities.version_2.clone())));
+            return Ok(RefList::text(&capabilities.version_2));
         }
-        let mut list = match service {
+        let list = match service {
             Service::UploadPack => {
-                let capabilities = upload_list(capabilities, &refs);
-                RefList::of(refs, Form::Fetch { capabilities: Some(capabilities) })
+                let capabilities = Some(upload_list(capabilities, &view.refs));
+                let version = Version { generation: view.generation, packs: Vec::new() };
+                let key = ListKey::fetch(self.dir(repo).key());
+                self.list(key, version, view.refs, Form::Fetch { capabilities }, claimant).await?
             }
-            Service::ReceivePack => {
-                let capabilities = Some(capabilities.receive.clone());
-                let lost = self.lost_tips(repo, &refs).await?;
-                RefList::of(refs, Form::Push { capabilities, lost })
-            }
+            Service::ReceivePack => self.push_list(repo, view, capabilities, claimant).await?,
         };
         // Version 2 has no pushes; git answers them in version 0.
-        if protocol == Protocol::V1 {
-            let mut start = Vec::new();
-            encode_pkt(b"version 1\n", &mut start);
-            start.append(&mut list.start);
-            list.start = start;
+        match protocol {
+            Protocol::V1 => Ok(list.with_start(b"version 1\n")),
+            Protocol::V0 | Protocol::V2 => Ok(list),
         }
-        Ok(list)
     }
 
     /// Answers an `ls-refs` of version 2; `None` if the request is another one.
@@ -117,22 +125,75 @@ impl RepoStore {
         &self,
         repo: &RepoId,
         request: &[u8],
+        claimant: Claimant,
     ) -> Result<Option<RefList>, GitError> {
-        let Some(request) = LsRefs::parse(request) else { return Ok(None) };
-        Ok(Some(RefList::of(self.view(repo).await?.refs, Form::Listed(request))))
+        if !LsRefs::is_command_of(request) {
+            return Ok(None);
+        }
+        let request = request.to_vec();
+        let parsed = self.git().work(claimant, move || LsRefs::parse(&request)).await?;
+        let Some(request) = parsed else { return Ok(None) };
+        let view = self.view_for(repo, claimant).await?;
+        let version = Version { generation: view.generation, packs: Vec::new() };
+        let key = ListKey::listed(self.dir(repo).key(), &request);
+        let form = Form::Listed(request);
+        self.list(key, version, view.refs, form, claimant).await.map(Some)
+    }
+
+    async fn push_list(
+        &self,
+        repo: &RepoId,
+        view: View,
+        capabilities: &Capabilities,
+        claimant: Claimant,
+    ) -> Result<RefList, GitError> {
+        let objects = self.objects(repo).await?;
+        let packs = objects.dir.objects().join("pack");
+        // Which objects are here depends on the packs alone.
+        let packs = blocking(move || layout::list(&packs)).await?;
+        let version = Version { generation: view.generation, packs };
+        let key = ListKey::push(self.dir(repo).key());
+        if let Some(list) = self.cached_list(&key, &version, claimant).await? {
+            return Ok(list);
+        }
+        let lost = self.lost_tips(objects, &view.refs, claimant).await?;
+        let capabilities = Some(capabilities.receive.clone());
+        self.list(key, version, view.refs, Form::Push { capabilities, lost }, claimant).await
     }
 
     /// Returns the tips of refs that are not here.
-    async fn lost_tips(&self, repo: &RepoId, refs: &Refs) -> Result<BTreeSet<Oid>, GitError> {
-        let objects = self.objects(repo).await?;
-        let tips: BTreeSet<Oid> = refs.refs.values().map(|target| target.oid).collect();
-        blocking(move || check::missing(&[objects.dir.objects()], &tips)).await
+    async fn lost_tips(
+        &self,
+        objects: Objects,
+        refs: &Refs,
+        claimant: Claimant,
+    ) -> Result<BTreeSet<Oid>, GitError> {
+        let mut tips: BTreeSet<Oid> = refs.refs.values().map(|target| target.oid).collect();
+        let mut lost = BTreeSet::new();
+        while let Some(next) = tips.iter().nth(REFS_PER_STEP).copied() {
+            let rest = tips.split_off(&next);
+            lost.append(&mut self.lost_among(&objects, tips, claimant).await?);
+            tips = rest;
+        }
+        lost.append(&mut self.lost_among(&objects, tips, claimant).await?);
+        Ok(lost)
+    }
+
+    async fn lost_among(
+        &self,
+        objects: &Objects,
+        tips: BTreeSet<Oid>,
+        claimant: Claimant,
+    ) -> Result<BTreeSet<Oid>, GitError> {
+        let objects = objects.clone();
+        let look = move || check::missing(&[objects.dir.objects()], &tips);
+        self.git().work(claimant, look).await?
     }
 }
 
-/// A list of refs for a client, encoded piece by piece while it is sent.
+/// Encodes a list of refs piece by piece.
 #[derive(Debug)]
-pub struct RefList {
+struct Encoder {
     refs: Arc<Refs>,
     form: Form,
     /// The beginning, which is sent with the first piece.
@@ -145,8 +206,6 @@ pub struct RefList {
 /// The form of a list, and what each line of it depends on.
 #[derive(Debug)]
 enum Form {
-    /// A text without refs.
-    Text(Vec<u8>),
     /// For a client that fetches, in versions 0 and 1. The capabilities go into the first line.
     Fetch { capabilities: Option<String> },
     /// For a client that pushes, without these tips.
@@ -155,13 +214,10 @@ enum Form {
     Listed(LsRefs),
 }
 
-impl RefList {
+impl Encoder {
     fn of(refs: Arc<Refs>, form: Form) -> Self {
         let mut list = Self { refs, form, start: Vec::new(), last: None, is_finished: false };
         match &mut list.form {
-            Form::Text(text) => {
-                (list.start, list.is_finished) = (std::mem::take(text), true);
-            }
             Form::Push { .. } => {}
             Form::Fetch { capabilities } => {
                 if let Some((_, target)) = head(&list.refs) {
@@ -188,7 +244,6 @@ impl Form {
     /// Encodes one ref, unless the list is without it.
     fn encode(&mut self, name: &RefName, target: &Target, to: &mut Vec<u8>) {
         match self {
-            Self::Text(_) => {}
             Self::Fetch { capabilities } => {
                 encode_advertised((&target.oid, name.as_str()), capabilities.take(), to);
                 if let Some(peeled) = &target.peeled {
@@ -220,25 +275,26 @@ impl Form {
     }
 }
 
-impl Iterator for RefList {
-    type Item = Vec<u8>;
-
-    fn next(&mut self) -> Option<Vec<u8>> {
-        let mut chunk = std::mem::take(&mut self.start);
+impl Encoder {
+    /// Encodes the next piece, which is empty if none of the refs that were considered is part of the list. Returns `None`
+    /// after the end.
+    fn next_piece(&mut self) -> Option<Vec<u8>> {
         if self.is_finished {
-            return (!chunk.is_empty()).then_some(chunk);
+            return None;
         }
+        let mut piece = std::mem::take(&mut self.start);
         let from = self.last.take().map_or(Bound::Unbounded, Bound::Excluded);
-        for (name, target) in self.refs.refs.range((from, Bound::Unbounded)) {
-            self.form.encode(name, target, &mut chunk);
-            if chunk.len() >= CHUNK {
+        let rest = self.refs.refs.range((from, Bound::Unbounded));
+        for (number, (name, target)) in rest.enumerate() {
+            self.form.encode(name, target, &mut piece);
+            if piece.len() >= CHUNK || number >= REFS_PER_STEP {
                 self.last = Some(name.clone());
-                return Some(chunk);
+                return Some(piece);
             }
         }
         self.is_finished = true;
-        self.form.finish(&mut chunk);
-        Some(chunk)
+        self.form.finish(&mut piece);
+        Some(piece)
     }
 }
 
@@ -267,15 +323,23 @@ fn upload_list(capabilities: &Capabilities, refs: &Refs) -> String {
 }
 
 /// A request for refs in version 2.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct LsRefs {
     peel: bool,
     symrefs: bool,
-    /// Prefixes of which none is a prefix of another; without any, everything is wanted.
-    prefixes: BTreeSet<String>,
+    /// Prefixes in order, of which none is a prefix of another; without any, everything is wanted.
+    prefixes: Vec<String>,
 }
 
+const LS_REFS: &str = "command=ls-refs";
+
 impl LsRefs {
+    /// Returns whether this is the beginning of such a request.
+    fn is_command_of(request: &[u8]) -> bool {
+        let Ok(Some((Pkt::Data(line), _))) = read_pkt(request) else { return false };
+        line.strip_suffix(b"\n").unwrap_or(line) == LS_REFS.as_bytes()
+    }
+
     /// Parses a whole request; `None` if it is another command or has anything unexpected in it.
     fn parse(mut bytes: &[u8]) -> Option<Self> {
         let mut request = Self::default();
@@ -287,7 +351,7 @@ impl LsRefs {
                 Pkt::Data(line) => {
                     let line = std::str::from_utf8(line).ok()?.trim_end_matches('\n');
                     if is_command {
-                        (line == "command=ls-refs").then_some(())?;
+                        (line == LS_REFS).then_some(())?;
                     } else if in_arguments {
                         request.argument(line)?;
                     } else {
@@ -297,7 +361,10 @@ impl LsRefs {
                     is_command = false;
                 }
                 Pkt::Delimiter if !is_command && !in_arguments => in_arguments = true,
-                Pkt::Flush if !is_command => return Some(request),
+                Pkt::Flush if !is_command => {
+                    request.sort_prefixes();
+                    return Some(request);
+                }
                 _ => return None,
             }
         }
@@ -309,22 +376,25 @@ impl LsRefs {
             "symrefs" => self.symrefs = true,
             // An unborn HEAD is never told.
             "unborn" => {}
-            _ => {
-                let prefix = line.strip_prefix("ref-prefix ")?.to_owned();
-                if self.prefixes.is_empty() || !self.wants(&prefix) {
-                    self.prefixes.retain(|longer| !longer.starts_with(&prefix));
-                    self.prefixes.insert(prefix);
-                }
-            }
+            _ => self.prefixes.push(line.strip_prefix("ref-prefix ")?.to_owned()),
         }
         Some(())
     }
 
+    /// Sorts the prefixes. All that begin with a prefix come right after it, and are left out.
+    fn sort_prefixes(&mut self) {
+        self.prefixes.sort_unstable();
+        self.prefixes.dedup_by(|longer, shorter| longer.starts_with(shorter.as_str()));
+    }
+
     /// Returns whether a ref of this name is wanted. Only the prefix that comes right before it can be one of it.
     fn wants(&self, name: &str) -> bool {
-        let mut before = self.prefixes.range::<str, _>((Bound::Unbounded, Bound::Included(name)));
-        self.prefixes.is_empty()
-            || before.next_back().is_some_and(|prefix| name.starts_with(prefix.as_str()))
+        if self.prefixes.is_empty() {
+            return true;
+        }
+        let after = self.prefixes.partition_point(|prefix| prefix.as_str() <= name);
+        let before = after.checked_sub(1).and_then(|at| self.prefixes.get(at));
+        before.is_some_and(|prefix| name.starts_with(prefix.as_str()))
     }
 }
 

@@ -41,7 +41,8 @@ impl fmt::Display for GitVersion {
 /// wait; [`grasp_core::resources`] says how it is shared.
 #[derive(Clone, Copy, Debug)]
 pub struct Slots {
-    /// Processes that check and repack. Half of them are kept for pushes of maintainers and the server's own work.
+    /// Processes that check and repack. Half of them are kept for pushes of maintainers and the server's own work. As many
+    /// steps for clients are performed within this process.
     pub local_processes: NonZeroUsize,
     /// Processes that serve clients.
     pub client_processes: NonZeroUsize,
@@ -77,6 +78,12 @@ impl Default for Slots {
 /// that have very many refs. What a server advertises costs it nothing, so this is less than for objects.
 const TOTAL_LISTING_MEMORY_BYTES: u64 = 192 * 1024 * 1024;
 
+/// Memory of all lists of refs that are encoded and sent for clients, in bytes.
+const TOTAL_LIST_MEMORY_BYTES: u64 = 64 * 1024 * 1024;
+
+/// Memory that one list takes at most from what all of them may have, however many refs it has.
+pub(super) const MAX_LIST_CLAIM_BYTES: u64 = TOTAL_LIST_MEMORY_BYTES / 8;
+
 /// The pool that a process takes its slot from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProcessPool {
@@ -108,7 +115,11 @@ pub(super) struct Pools {
     pub(super) remote_memory: SharedPool,
     /// Memory for reading what other servers advertise, in bytes.
     pub(super) listing_memory: SharedPool,
-    /// CPU time of processes for clients.
+    /// Steps of this process for clients that are performed at the same time.
+    pub(super) client_steps: SharedPool,
+    /// Memory for lists of refs that are being encoded and sent, in bytes.
+    pub(super) list_memory: SharedPool,
+    /// CPU time for clients.
     pub(super) client_cpu: CpuMeter,
 }
 
@@ -138,6 +149,12 @@ impl Pools {
             listing_memory: SharedPool::new(Bounds {
                 reserve: 0,
                 ..Bounds::of(TOTAL_LISTING_MEMORY_BYTES)
+            }),
+            client_steps: SharedPool::new(processes(local_processes)),
+            list_memory: SharedPool::new(Bounds {
+                reserve: 0,
+                smallest: MAX_LIST_CLAIM_BYTES,
+                ..Bounds::of(TOTAL_LIST_MEMORY_BYTES)
             }),
             client_cpu: CpuMeter::new(client_cpu),
         }

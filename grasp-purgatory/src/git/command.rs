@@ -52,7 +52,7 @@ const SETTINGS: &[(&str, &str)] = &[
 pub(super) const FLAWS: [&str; 3] = ["badTimezone", "missingSpaceBeforeDate", "zeroPaddedFilemode"];
 
 /// Time that a client may wait for a slot before it is told that the server is busy.
-const CLIENT_WAIT: Duration = Duration::from_secs(60);
+pub(super) const CLIENT_WAIT: Duration = Duration::from_secs(60);
 
 /// Time that work without a waiting client may wait for a slot.
 const BACKGROUND_WAIT: Duration = Duration::from_secs(15 * 60);

@@ -164,14 +164,14 @@ const CPU_PER_START: Duration = Duration::from_millis(2);
 /// CPU time that a network may use while it is free, however small its share.
 const SMALLEST_CPU_SHARE: Duration = Duration::from_secs(60);
 
-/// Counts the CPU time of git by client networks. Clones share it.
+/// Counts the CPU time of git by client networks, of its processes and of this one. Clones share it.
 ///
 /// Limits of a process bound what one request costs; this bounds what a client network costs with one request after
 /// the other. A process is charged when it ends, so a network can overdraw its share by what runs at once, which slots
 /// and limits bound.
 #[derive(Clone, Debug)]
 pub(super) struct CpuMeter {
-    milliseconds: Arc<Mutex<Meter>>,
+    microseconds: Arc<Mutex<Meter>>,
     began: Instant,
 }
 
@@ -185,20 +185,34 @@ pub(super) struct CpuAccount {
 impl CpuMeter {
     /// Creates a meter with this much CPU time for all clients in each [`CPU_PERIOD`].
     pub(super) fn new(total: Duration) -> Self {
-        let total = milliseconds(total);
-        let smallest = milliseconds(SMALLEST_CPU_SHARE).min(total / 8);
+        let total = microseconds(total);
+        let smallest = microseconds(SMALLEST_CPU_SHARE).min(total / 8);
         let meter = Meter::new(Bounds { smallest, ..Bounds::of(total) }, CPU_PERIOD);
-        Self { milliseconds: Arc::new(Mutex::new(meter)), began: Instant::now() }
+        Self { microseconds: Arc::new(Mutex::new(meter)), began: Instant::now() }
     }
 
     /// Opens the account of a process that is about to start, unless its claimant has used up its share. The server's
     /// own work is not counted, and what it does because of other servers is bounded by limits per host.
     pub(super) fn open(&self, claimant: Claimant) -> Result<Option<CpuAccount>, Shortage> {
+        self.open_with(claimant, CPU_PER_START)
+    }
+
+    /// Does the same for work that costs this much beside what is measured.
+    pub(super) fn open_with(
+        &self,
+        claimant: Claimant,
+        cost: Duration,
+    ) -> Result<Option<CpuAccount>, Shortage> {
         if claimant.network.is_none() {
             return Ok(None);
         }
-        self.milliseconds.lock().spend(self.now(), &claimant, milliseconds(CPU_PER_START))?;
-        Ok(Some(CpuAccount { meter: self.clone(), claimant }))
+        self.microseconds.lock().spend(self.now(), &claimant, microseconds(cost))?;
+        Ok(self.account(claimant))
+    }
+
+    /// Returns the account of a claimant, whether it has used up its share or not.
+    pub(super) fn account(&self, claimant: Claimant) -> Option<CpuAccount> {
+        claimant.network.map(|_| CpuAccount { meter: self.clone(), claimant })
     }
 
     fn now(&self) -> Mono {
@@ -209,8 +223,13 @@ impl CpuMeter {
 impl CpuAccount {
     /// Charges what a process that has not been reaped, and all that it started, have used.
     pub(super) fn charge(&self, pid: Pid) {
-        let used = milliseconds(used_by(pid));
-        self.meter.milliseconds.lock().charge(self.meter.now(), &self.claimant, used);
+        self.charge_time(used_by(pid));
+    }
+
+    /// Charges time that was used.
+    pub(super) fn charge_time(&self, used: Duration) {
+        let used = microseconds(used);
+        self.meter.microseconds.lock().charge(self.meter.now(), &self.claimant, used);
     }
 
     /// Waits until a child has ended, without reaping it.
@@ -226,8 +245,8 @@ impl CpuAccount {
     }
 }
 
-fn milliseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Returns the CPU time of a process, of its children that have ended, and of those that run. Only Linux tells.
@@ -341,7 +360,7 @@ mod cpu_tests {
 
     fn used_in_all(git: &Git) -> u64 {
         let meter = &git.pools.client_cpu;
-        meter.milliseconds.lock().usage(meter.now()).all
+        meter.microseconds.lock().usage(meter.now()).all / 1_000
     }
 
     #[tokio::test]

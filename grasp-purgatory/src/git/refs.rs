@@ -18,6 +18,9 @@ use super::error::GitError;
 /// Time that the objects of a retired ref are kept.
 pub const RETIRED_REFS_RETENTION: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
+/// Bytes in memory that a ref takes beside its name.
+const MEMORY_PER_REF: u64 = 128;
+
 /// All refs of a view and its HEAD.
 ///
 /// ```
@@ -55,6 +58,11 @@ impl Refs {
     /// Returns the refs without the objects behind tags.
     pub fn tips(&self) -> BTreeMap<RefName, Oid> {
         self.refs.iter().map(|(name, target)| (name.clone(), target.oid)).collect()
+    }
+
+    /// Returns about how many bytes the refs take in memory.
+    pub(super) fn memory(&self) -> u64 {
+        self.refs.keys().map(|name| name.as_str().len() as u64 + MEMORY_PER_REF).sum()
     }
 
     /// Returns the refs that result if each changing ref is where the command says. `peeled` has the objects behind tags.

@@ -15,6 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
@@ -33,18 +34,25 @@ pub use staging::StagingLimits;
 pub(super) use unpacking::Quarantine;
 pub use unpacking::Unpacking;
 
-use super::advertise::Capabilities;
+use super::advertise::{Capabilities, ListCache};
 use super::binary::Git;
 use super::blocking;
+use super::cache::BoundedCache;
 use super::check::{Objects, Proofs};
 use super::error::GitError;
 use super::layout::{self, Layout, RepoDir, VERSION};
 use super::packs::{PackCache, UnnamedObjects};
 use crate::active_work::ActiveWork;
-use crate::database::{Database, Pack, RepoRow, RetiredRef, View};
+use crate::database::{Database, Generation, Pack, RepoRow, RetiredRef, View};
 
 /// Number of locks from which on unused ones are dropped.
 const MANY_LOCKS: usize = 1024;
+
+/// Bytes of views that are kept in memory, so that not every request parses all refs of its repository.
+const VIEW_CACHE_BYTES: u64 = 32 * 1024 * 1024;
+
+/// CPU time for reading one ref of a view from the database, which reads in threads of its own.
+const CPU_PER_READ_REF: Duration = Duration::from_nanos(500);
 
 /// All repositories of a server at one endpoint: their objects, their refs, and what waits outside.
 ///
@@ -71,6 +79,10 @@ struct Inner {
     next_scratch: AtomicU64,
     removals: AtomicU64,
     capabilities: tokio::sync::OnceCell<Capabilities>,
+    /// Views that were read lately, by the key of their repository.
+    views: Mutex<BoundedCache<String, View>>,
+    /// Lists of refs that were encoded lately.
+    lists: ListCache,
     // Held while the store is in use.
     _lock: File,
 }
@@ -135,6 +147,8 @@ impl RepoStore {
             next_scratch: AtomicU64::new(0),
             removals: AtomicU64::new(0),
             capabilities: tokio::sync::OnceCell::new(),
+            views: Mutex::new(BoundedCache::new(VIEW_CACHE_BYTES)),
+            lists: ListCache::default(),
             _lock: lock,
         };
         let store = Self { inner: Arc::new(inner) };
@@ -145,6 +159,11 @@ impl RepoStore {
     /// The capabilities of git, once it was asked for them.
     pub(super) fn capabilities(&self) -> &tokio::sync::OnceCell<Capabilities> {
         &self.inner.capabilities
+    }
+
+    /// Lists of refs that were encoded lately.
+    pub(super) fn lists(&self) -> &ListCache {
+        &self.inner.lists
     }
 
     /// A repository without refs and objects.
@@ -265,7 +284,7 @@ impl RepoStore {
 
     /// Returns whether a view exists.
     pub async fn has_view(&self, repo: &RepoId) -> Result<bool, GitError> {
-        Ok(self.committed(repo).await?.is_some())
+        Ok(self.generation(repo).await?.is_some())
     }
 
     /// Returns the refs of a repository.
@@ -287,8 +306,46 @@ impl RepoStore {
         }
     }
 
+    /// Returns a view for a client. If it has to be read from the database, that is one step of the client.
+    pub async fn view_for(&self, repo: &RepoId, claimant: Claimant) -> Result<View, GitError> {
+        if let Some(view) = self.cached(repo).await? {
+            return Ok(view);
+        }
+        let step = self.git().begin_step(claimant).await?;
+        // Another request of the same client may have read it meanwhile.
+        if let Some(view) = self.cached(repo).await? {
+            return Ok(view);
+        }
+        let view = self.view(repo).await?;
+        let count = u32::try_from(view.refs.refs.len()).unwrap_or(u32::MAX);
+        step.charge(CPU_PER_READ_REF.saturating_mul(count));
+        Ok(view)
+    }
+
     async fn committed(&self, repo: &RepoId) -> Result<Option<View>, GitError> {
-        Ok(self.inner.database.view(self.inner.endpoint, repo.clone()).await?)
+        if let Some(view) = self.cached(repo).await? {
+            return Ok(Some(view));
+        }
+        let view = self.inner.database.view(self.inner.endpoint, repo.clone()).await?;
+        let key = self.dir(repo).key().to_owned();
+        let mut views = self.inner.views.lock();
+        match &view {
+            Some(view) => views.insert(key, view.clone(), view.refs.memory()),
+            None => views.remove(&key),
+        }
+        Ok(view)
+    }
+
+    /// Returns a view from memory, if it has not changed since it was read.
+    async fn cached(&self, repo: &RepoId) -> Result<Option<View>, GitError> {
+        let Some(generation) = self.generation(repo).await? else { return Ok(None) };
+        let view = self.inner.views.lock().get(&self.dir(repo).key().to_owned());
+        Ok(view.filter(|view| view.generation == generation))
+    }
+
+    /// Returns the generation of a view that exists.
+    async fn generation(&self, repo: &RepoId) -> Result<Option<Generation>, GitError> {
+        Ok(self.inner.database.generation(self.inner.endpoint, repo.clone()).await?)
     }
 
     /// Returns all that is committed about a repository, but for its retired refs.

@@ -1,5 +1,8 @@
 //! Advertisements that the store writes equal those that git writes.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use grasp_core::RepoId;
 use grasp_core::push::encode_pkt;
 use grasp_core::resources::Claimant;
@@ -11,6 +14,8 @@ use crate::git_fixture::{Fixture, Work, name};
 /// Upper bound of the size of one chunk of a list.
 const MAX_CHUNK: usize = 40 * 1024;
 
+const CLIENT: Claimant = Claimant { network: None, author: None, has_authority: false };
+
 const PROTOCOLS: [Protocol; 3] = [Protocol::V0, Protocol::V1, Protocol::V2];
 
 async fn output_of(mut process: GitProcess) -> String {
@@ -21,19 +26,27 @@ async fn output_of(mut process: GitProcess) -> String {
 }
 
 /// Returns the whole text of a list.
-fn text_of(list: RefList) -> String {
-    let chunks: Vec<Vec<u8>> = list.collect();
-    assert!(chunks.iter().all(|chunk| !chunk.is_empty() && chunk.len() < MAX_CHUNK));
-    String::from_utf8(chunks.concat()).unwrap()
+async fn text_of(list: RefList) -> String {
+    let pieces = pieces_of(list).await;
+    assert!(pieces.iter().all(|piece| !piece.is_empty() && piece.len() < MAX_CHUNK));
+    String::from_utf8(pieces.concat()).unwrap()
+}
+
+async fn pieces_of(mut list: RefList) -> Vec<Arc<[u8]>> {
+    let mut pieces = Vec::new();
+    while let Some(piece) = list.next_piece().await.unwrap() {
+        pieces.push(piece);
+    }
+    pieces
 }
 
 async fn assert_advertised_as_by_git(fixture: &Fixture, repo: &RepoId) {
     for service in [Service::UploadPack, Service::ReceivePack] {
         for protocol in PROTOCOLS {
             let service = (service, protocol);
-            let own = fixture.store.advertisement(repo, service).await.unwrap();
+            let own = fixture.store.advertisement(repo, service, CLIENT).await.unwrap();
             let git = fixture.store.advertise(repo, service, Claimant::default()).await.unwrap();
-            let (own, git) = (text_of(own), output_of(git).await);
+            let (own, git) = (text_of(own).await, output_of(git).await);
             // Git before version 2.41 does not tell its capabilities for an empty repository.
             let is_silent = matches!(git.as_str(), "0000" | "000eversion 1\n0000");
             match is_silent {
@@ -81,14 +94,14 @@ async fn assert_listed_as_by_git(fixture: &Fixture, repo: &RepoId) {
     ];
     for arguments in arguments {
         let request = ls_refs(&["agent=git/2.40", "object-format=sha1"], arguments);
-        let own = fixture.store.ls_refs(repo, &request).await.unwrap().expect("an answer");
+        let own = fixture.store.ls_refs(repo, &request, CLIENT).await.unwrap().expect("an answer");
         let claimant = Claimant::default();
         let mut git = fixture.store.upload_pack(repo, Protocol::V2, claimant).await.unwrap();
         let mut input = git.take_stdin().unwrap();
         input.write_all(&request).await.unwrap();
         drop(input);
         let shown = &arguments[..arguments.len().min(8)];
-        assert!(text_of(own) == output_of(git).await, "{shown:?}");
+        assert!(text_of(own).await == output_of(git).await, "{shown:?}");
     }
 }
 
@@ -160,7 +173,8 @@ async fn lists_of_many_chunks_equal_those_of_git() {
     }
     fixture.database.set_refs(&repo, refs);
     let service = (Service::UploadPack, Protocol::V0);
-    let chunks = fixture.store.advertisement(&repo, service).await.unwrap().count();
+    let list = fixture.store.advertisement(&repo, service, CLIENT).await.unwrap();
+    let chunks = pieces_of(list).await.len();
     assert!(chunks > 5, "{chunks}");
     assert_advertised_as_by_git(&fixture, &repo).await;
     assert_listed_as_by_git(&fixture, &repo).await;
@@ -179,14 +193,15 @@ async fn refs_without_objects_are_left_out_for_a_client_that_pushes() {
     fixture.database.set_refs(&repo, refs);
     for protocol in PROTOCOLS {
         let service = (Service::ReceivePack, protocol);
-        let own = text_of(fixture.store.advertisement(&repo, service).await.unwrap());
+        let own = text_of(fixture.store.advertisement(&repo, service, CLIENT).await.unwrap()).await;
         assert_eq!(own.matches(" refs/").count(), here.len(), "{own}");
         assert!(!own.contains(&lost.oid.to_string()), "{own}");
     }
     // A client that fetches is told of them: its fetch fails, instead of bringing less than there was.
     for protocol in [Protocol::V0, Protocol::V1] {
         let service = (Service::UploadPack, protocol);
-        let text = text_of(fixture.store.advertisement(&repo, service).await.unwrap());
+        let text =
+            text_of(fixture.store.advertisement(&repo, service, CLIENT).await.unwrap()).await;
         assert!(text.contains(&format!("{} refs/heads/a\n", lost.oid)), "{text}");
     }
 }
@@ -207,7 +222,65 @@ async fn other_requests_are_left_to_git() {
         &ls_refs(&[], &["surprise"]),
         &ls_refs(&["object-format=sha256"], &["peel"]),
     ] {
-        assert!(fixture.store.ls_refs(&repo, request).await.unwrap().is_none(), "{request:?}");
+        assert!(
+            fixture.store.ls_refs(&repo, request, CLIENT).await.unwrap().is_none(),
+            "{request:?}"
+        );
     }
-    assert!(fixture.store.ls_refs(&repo, &listed).await.unwrap().is_some());
+    assert!(fixture.store.ls_refs(&repo, &listed, CLIENT).await.unwrap().is_some());
+}
+
+/// Adds this number of branches.
+async fn add_branches(fixture: &Fixture, repo: &RepoId, count: usize) {
+    let mut refs = Refs::clone(&fixture.store.view(repo).await.unwrap().refs);
+    let target = refs.refs[&name("refs/heads/main")];
+    for n in 0..count {
+        refs.refs.insert(name(&format!("refs/heads/{n}")), target);
+    }
+    fixture.database.set_refs(repo, refs);
+}
+
+#[tokio::test]
+async fn a_list_is_encoded_once_for_each_generation() {
+    let fixture = Fixture::new().await;
+    let repo = repository(&fixture).await;
+    add_branches(&fixture, &repo, 2_000).await;
+    for service in [Service::UploadPack, Service::ReceivePack] {
+        let list = async || {
+            let service = (service, Protocol::V0);
+            pieces_of(fixture.store.advertisement(&repo, service, CLIENT).await.unwrap()).await
+        };
+        let (first, second) = (list().await, list().await);
+        assert!(first.iter().zip(&second).all(|(one, other)| Arc::ptr_eq(one, other)));
+        let count = fixture.store.refs(&repo).await.unwrap().len();
+        add_branches(&fixture, &repo, 2_000 + count).await;
+        let third = list().await;
+        assert!(!third.iter().any(|piece| first.iter().any(|old| Arc::ptr_eq(piece, old))));
+        assert!(third.len() > first.len());
+    }
+}
+
+#[tokio::test]
+async fn a_list_for_pushes_follows_the_packs() {
+    let fixture = Fixture::new().await;
+    let repo = repository(&fixture).await;
+    let service = (Service::ReceivePack, Protocol::V0);
+    let list =
+        async || text_of(fixture.store.advertisement(&repo, service, CLIENT).await.unwrap()).await;
+    assert!(list().await.contains("refs/heads/main"));
+    std::fs::remove_dir_all(fixture.repo_dir(&repo).join("objects/pack")).unwrap();
+    assert!(!list().await.contains("refs/heads/main"));
+}
+
+#[tokio::test]
+async fn many_prefixes_take_little_time() {
+    let fixture = Fixture::new().await;
+    let repo = repository(&fixture).await;
+    let prefixes: Vec<String> = (0..60_000).map(|n| format!("ref-prefix {n:x}x")).collect();
+    let prefixes: Vec<&str> = prefixes.iter().map(String::as_str).collect();
+    let request = ls_refs(&[], &prefixes);
+    let start = Instant::now();
+    let list = fixture.store.ls_refs(&repo, &request, CLIENT).await.unwrap().unwrap();
+    assert_eq!(text_of(list).await, "0000");
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }

@@ -24,8 +24,13 @@ async fn an_empty_view_advertises_its_capabilities() {
     let fixture = Fixture::new().await;
     let repo = fixture.repo("x").await;
     let advertised = async |service| {
-        let list = fixture.store.advertisement(&repo, (service, Protocol::V0)).await.unwrap();
-        String::from_utf8(list.collect::<Vec<_>>().concat()).unwrap()
+        let (service, claimant) = ((service, Protocol::V0), Claimant::default());
+        let mut list = fixture.store.advertisement(&repo, service, claimant).await.unwrap();
+        let mut text = Vec::new();
+        while let Some(piece) = list.next_piece().await.unwrap() {
+            text.extend_from_slice(&piece);
+        }
+        String::from_utf8(text).unwrap()
     };
     let fetch = advertised(Service::UploadPack).await;
     for word in [

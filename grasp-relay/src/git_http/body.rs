@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, header};
 use flate2::write::MultiGzDecoder;
 use futures_util::{StreamExt, stream};
 use grasp_core::resources::{Bounds, Claimant};
-use grasp_purgatory::git::{Finished, GitError, GitProcess};
+use grasp_purgatory::git::{Finished, GitError, GitProcess, RefList};
 use grasp_purgatory::resources::{Holding, SharedPool};
 use tokio::io::AsyncReadExt;
 use tokio::process::ChildStdout;
@@ -275,6 +275,47 @@ impl ResponseBuffers {
     pub(super) fn try_take(&self, claimant: &Claimant) -> Option<Holding> {
         self.0.try_take(claimant, RESPONSE_BUFFER).ok()
     }
+}
+
+/// Makes a body of a text and a list of refs, which is encoded while it is sent. A client that the list cannot be made for
+/// now is refused before anything is sent.
+pub(super) async fn of_list(start: Bytes, mut list: RefList) -> Result<Body, GitError> {
+    let first = list.next_piece().await?.map(Bytes::from_owner).unwrap_or_default();
+    let (sender, receiver) = mpsc::channel(UNBUFFERED_CHUNKS);
+    tokio::spawn(async move {
+        tokio::select! {
+            () = sender.closed() => {}
+            sent = send_list([start, first], list, &sender) => if let Err(error) = sent {
+                _ = sender.send(Err(error)).await;
+            },
+        }
+    });
+    Ok(Body::from_stream(stream::unfold(receiver, |mut receiver| async move {
+        let next: io::Result<Bytes> = receiver.recv().await?;
+        Some((next, receiver))
+    })))
+}
+
+/// Sends these bytes, and the rest of a list as fast as the client reads.
+async fn send_list(
+    begin: [Bytes; 2],
+    mut list: RefList,
+    sender: &mpsc::Sender<io::Result<Bytes>>,
+) -> io::Result<()> {
+    let mut client = StallTimeout::new(CLIENT_MIN_PROGRESS, TRANSFER_TIMEOUT);
+    for bytes in begin.into_iter().filter(|bytes| !bytes.is_empty()) {
+        if client.wait(sender.send(Ok(bytes))).await?.is_err() {
+            return Ok(());
+        }
+    }
+    while let Some(piece) = list.next_piece().await.map_err(io::Error::other)? {
+        let length = piece.len();
+        if client.wait(sender.send(Ok(Bytes::from_owner(piece)))).await?.is_err() {
+            return Ok(());
+        }
+        client.moved(length);
+    }
+    Ok(())
 }
 
 /// A git process whose output is being sent. Dropped with the response, it is killed.

@@ -3,7 +3,7 @@
 //! A push brings objects. Purgatory moves the refs together with the events that sign them, in one transaction. The
 //! report tells what of that did not happen, so that a ref is reported as `ok` only if it is served.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use grasp_core::RefName;
 use grasp_core::push::{
     AuthorisedPush, Capabilities, CommandReader, MAX_LIST_BYTES, Progress, PushCommand,
     PushRequest, PushVerdict, RefReport, RefVerdict, encode_error, encode_progress, encode_report,
 };
 use grasp_core::resources::{Bounds, Claimant};
 use grasp_core::service::Endpoint;
+use grasp_core::{ParseError, RefName};
 use grasp_purgatory::database::Source;
-use grasp_purgatory::git::{GitError, Incoming};
+use grasp_purgatory::git::{Git, GitError, Incoming, Refs};
 use grasp_purgatory::resources::{Holding, SharedPool};
 use grasp_purgatory::{Input, PushTarget};
 use nostr::event::EventId;
@@ -27,7 +27,7 @@ use nostr::filter::Filter;
 use tokio::sync::mpsc;
 
 use super::body::{BodyError, MaxExpansion, RequestBody};
-use super::push_facts::PushFacts;
+use super::push_facts::{PushFacts, events_of};
 use super::{GitHttp, HttpError, NO_CACHE, RepoRequest};
 use crate::store::StoreError;
 use grasp_purgatory::driver::PurgatoryDriver;
@@ -43,6 +43,14 @@ const MEMORY_PER_LIST_BYTE: u64 = 8;
 
 /// Memory for the command lists of all pushes, in bytes: four of the largest size.
 const COMMAND_MEMORY_BYTES: u64 = 4 * MEMORY_PER_LIST_BYTE * MAX_LIST_BYTES as u64;
+
+/// Bytes of a command list up to which they are parsed at once, and refs up to which a report is encoded at once. More is
+/// a step for the client, like the judgement of any push.
+const SMALL_LIST_BYTES: usize = 4 * 1024;
+const SMALL_REPORT: usize = 100;
+
+/// CPU time for looking up one event that a push names.
+const CPU_PER_EVENT: Duration = Duration::from_micros(20);
 
 /// Parts of a report that are queued for a client.
 const REPORT_PARTS: usize = 4;
@@ -136,7 +144,8 @@ impl GitHttp {
         let (max_bytes, stall) = (self.limits.push_bytes, self.limits.stall);
         let mut body = RequestBody::new(headers, body, max_bytes, stall)?;
         let mut memory = self.command_memory.open(&target.claimant)?;
-        let commands = match read_commands(&mut body, &mut memory).await {
+        let git = target.repos.git();
+        let commands = match read_commands(git, target.claimant, &mut body, &mut memory).await {
             Ok(commands) => commands,
             Err(error) => {
                 drop(memory);
@@ -159,7 +168,7 @@ impl GitHttp {
                     git: Arc::clone(self),
                     purgatory: self.purgatory()?,
                     target,
-                    request,
+                    request: Arc::new(request),
                     _memory: memory,
                 };
                 tokio::spawn(push.run(Pack { body, rest }, report));
@@ -195,13 +204,16 @@ enum Commands {
 
 /// Reads the commands. Their memory is taken while they come; a client whose network has its share is refused.
 async fn read_commands(
+    git: &Git,
+    claimant: Claimant,
     body: &mut RequestBody,
     memory: &mut Holding,
 ) -> Result<Commands, HttpError> {
     body.limit_expansion(MaxExpansion::COMMANDS);
     let mut reader = CommandReader::default();
     while let Some(bytes) = body.next().await? {
-        let progress = reader.feed(&bytes);
+        let progress;
+        (reader, progress) = parse(git, claimant, reader, bytes).await?;
         let cost = reader.list_bytes() as u64 * MEMORY_PER_LIST_BYTE;
         memory.resize(cost).map_err(GitError::Busy)?;
         match progress {
@@ -221,11 +233,29 @@ async fn read_commands(
     Ok(Commands::Unreadable { why, capabilities: reader.capabilities() })
 }
 
+/// Parses the next bytes of a list.
+async fn parse(
+    git: &Git,
+    claimant: Claimant,
+    mut reader: CommandReader,
+    bytes: Bytes,
+) -> Result<(CommandReader, Result<Progress, ParseError>), GitError> {
+    if bytes.len() <= SMALL_LIST_BYTES {
+        let progress = reader.feed(&bytes);
+        return Ok((reader, progress));
+    }
+    let feed = move || {
+        let progress = reader.feed(&bytes);
+        (reader, progress)
+    };
+    git.work(claimant, feed).await
+}
+
 struct Push {
     git: Arc<GitHttp>,
     purgatory: PurgatoryDriver,
     target: RepoRequest,
-    request: PushRequest,
+    request: Arc<PushRequest>,
     /// The memory of the command list, until it is reported.
     _memory: Holding,
 }
@@ -240,8 +270,9 @@ struct Pack {
 impl Push {
     /// Executes the push and reports; sends progress messages meanwhile.
     async fn run(self, pack: Pack, report: Report) {
-        let capabilities = self.request.capabilities();
-        let refs: Vec<_> = self.request.commands().iter().map(|c| c.name.clone()).collect();
+        let (git, claimant) = (self.target.repos.git().clone(), self.target.claimant);
+        let request = Arc::clone(&self.request);
+        let capabilities = request.capabilities();
         let work = self.execute_and_drain(pack, &report);
         tokio::pin!(work);
         let mut messages = tokio::time::interval(self.git.limits.sign_of_life);
@@ -258,11 +289,18 @@ impl Push {
                 }
             }
         };
-        let reports = reports.unwrap_or_else(|error| {
-            let refusal = Some(error.report());
-            refs.into_iter().map(|name| RefReport { name, refusal: refusal.clone() }).collect()
-        });
-        let _ = report.send(encode_report(&reports, capabilities)).await;
+        let encode = move || match reports {
+            Ok(reports) => encode_report(&reports, capabilities),
+            Err(error) => encode_report(&refuse_all(&request, &error.report()), capabilities),
+        };
+        let encoded = match self.request.commands().len() <= SMALL_REPORT {
+            true => Ok(encode()),
+            false => git.work_at_once(claimant, encode).await,
+        };
+        // Only a server that stops encodes nothing.
+        if let Ok(encoded) = encoded {
+            let _ = report.send(encoded).await;
+        }
     }
 
     /// Executes the push and receives the request to its end in any case: a client that still sends reads no report.
@@ -288,15 +326,19 @@ impl Push {
         report: &Report,
     ) -> Result<Vec<RefReport>, PushError> {
         let RepoRequest { repos, repo, endpoint, .. } = &self.target;
-        let refs = repos.refs(repo).await?;
+        let events = u32::try_from(events_of(&self.request).len()).unwrap_or(u32::MAX);
+        repos.git().spend(self.target.claimant, CPU_PER_EVENT.saturating_mul(events))?;
+        let refs = repos.view_for(repo, self.target.claimant).await?.refs;
+        let is_served = !refs.refs.is_empty();
         let facts = self.git.facts(&self.target, &self.request).await?;
-        let early = facts.judge(&self.request, &refs);
+        let Judged { facts, verdict: early } =
+            self.judge(facts, refs, self.target.claimant).await?;
         let Some(push) = &early.authorised else { return Ok(reports(&early)) };
         let _at_work = self.purgatory.begin_work(repo);
         if *endpoint == Endpoint::PullRequests {
             repos.lock(repo).await?.create_view().await?;
         }
-        let claimant = self.claimant(&facts, &early, !refs.is_empty());
+        let claimant = self.claimant(&facts, &early, is_served);
         let received = self.receive(pack, push, claimant);
         let incoming = if push.execute().is_empty() {
             tokio::select! {
@@ -306,7 +348,22 @@ impl Push {
         } else {
             received.await?
         };
-        self.execute(incoming, push, report).await
+        self.execute(incoming, push, claimant, report).await
+    }
+
+    /// Judges the push, which is a step for its client: it may have thousands of refs.
+    async fn judge(
+        &self,
+        facts: PushFacts,
+        refs: Arc<Refs>,
+        claimant: Claimant,
+    ) -> Result<Judged, GitError> {
+        let request = Arc::clone(&self.request);
+        let judge = move || {
+            let verdict = facts.judge(&request, &refs.tips());
+            Judged { facts, verdict }
+        };
+        self.target.repos.git().work(claimant, judge).await
     }
 
     /// Returns the party that git works for: the author of the state, with authority if the repository is served
@@ -417,6 +474,7 @@ impl Push {
         &self,
         incoming: Option<Incoming>,
         early: &AuthorisedPush,
+        claimant: Claimant,
         report: &Report,
     ) -> Result<Vec<RefReport>, PushError> {
         let (purgatory, RepoRequest { repos, repo, .. }) = (&self.purgatory, &self.target);
@@ -435,9 +493,9 @@ impl Push {
             turn.await
         };
         let mut guard = repos.lock(repo).await?;
-        let refs = guard.refs().await?;
+        let refs = repos.view(repo).await?.refs;
         let facts = self.git.facts(&self.target, &self.request).await?;
-        let verdict = facts.judge(&self.request, &refs);
+        let Judged { facts, verdict } = self.judge(facts, refs, claimant).await?;
         let Some(push) = &verdict.authorised else { return Ok(reports(&verdict)) };
         if self.target.endpoint == Endpoint::Repository {
             let events = self.events(&verdict, push);
@@ -521,22 +579,28 @@ impl Push {
             Some(id) => self.find_state(id).await?,
             None => (false, true),
         };
+        let mut refused: BTreeMap<&RefName, &str> = BTreeMap::new();
         for command in push.execute().iter().filter(|command| !is_current(command)) {
             if command.name.event().is_some() {
                 if !self.is_staged(command).await? {
-                    refuse(reports, &command.name, not_set);
+                    refused.insert(&command.name, not_set);
                 }
             } else if is_held {
-                refuse(reports, &command.name, STATE_NOT_STORED);
+                refused.insert(&command.name, STATE_NOT_STORED);
             } else if !is_stored {
-                refuse(reports, &command.name, STATE_REPLACED);
+                refused.insert(&command.name, STATE_REPLACED);
             } else {
-                refuse(reports, &command.name, NOT_SERVED);
+                refused.insert(&command.name, NOT_SERVED);
             }
         }
         for command in push.stage() {
             if !is_current(command) && !self.is_staged(command).await? {
-                refuse(reports, &command.name, UPLOAD_NOT_KEPT);
+                refused.insert(&command.name, UPLOAD_NOT_KEPT);
+            }
+        }
+        for report in reports {
+            if let Some(why) = refused.get(&report.name) {
+                report.refusal = Some(String::from(*why));
             }
         }
         Ok(())
@@ -561,6 +625,18 @@ impl Push {
     }
 }
 
+/// A verdict, and the facts that it follows from.
+struct Judged {
+    facts: PushFacts,
+    verdict: PushVerdict,
+}
+
+/// Reports the same refusal for every ref.
+fn refuse_all(request: &PushRequest, refusal: &str) -> Vec<RefReport> {
+    let names = request.commands().iter().map(|command| command.name.clone());
+    names.map(|name| RefReport { name, refusal: Some(refusal.to_owned()) }).collect()
+}
+
 fn reports(verdict: &PushVerdict) -> Vec<RefReport> {
     let report = |(name, verdict): &(RefName, RefVerdict)| RefReport {
         name: name.clone(),
@@ -572,17 +648,13 @@ fn reports(verdict: &PushVerdict) -> Vec<RefReport> {
     verdict.refs.iter().map(report).collect()
 }
 
-fn refuse(reports: &mut [RefReport], name: &RefName, why: &str) {
-    for report in reports.iter_mut().filter(|report| report.name == *name) {
-        report.refusal = Some(String::from(why));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use futures_util::StreamExt as _;
     use grasp_core::push::encode_pkt;
     use grasp_core::resources::ClientNetwork;
+    use grasp_purgatory::git::Slots;
+    use tokio::task::JoinHandle;
 
     use super::*;
 
@@ -590,6 +662,10 @@ mod tests {
 
     fn at(net: u8) -> Claimant {
         Claimant::at(ClientNetwork::of([198, 51, net, 1].into()))
+    }
+
+    fn git() -> Git {
+        Git::find(&std::env::var_os("PATH").unwrap(), Slots::default()).unwrap()
     }
 
     /// Returns a list of about this many bytes, in names of 200 bytes.
@@ -611,33 +687,41 @@ mod tests {
         RequestBody::new(headers, body, 1 << 30, STALL_TIMEOUT).unwrap()
     }
 
-    #[tokio::test(start_paused = true)]
+    /// Reads a list of half the largest size whose client then sends nothing.
+    fn read_half(memory: &CommandMemory, claimant: Claimant) -> JoinHandle<String> {
+        let memory = memory.clone();
+        tokio::spawn(async move {
+            let mut holding = memory.open(&claimant).unwrap();
+            let mut body = request(&HeaderMap::new(), list(MAX_LIST_BYTES / 2));
+            let read = read_commands(&git(), claimant, &mut body, &mut holding).await;
+            read.err().expect("the list does not end").to_string()
+        })
+    }
+
+    #[tokio::test]
     async fn lists_of_one_address_share_its_memory_while_they_are_read() {
         let memory = CommandMemory::default();
-        let part = MAX_LIST_BYTES / 2;
-        let mut open = Vec::new();
-        for _ in 0..8 {
-            let (memory, claimant) = (memory.clone(), at(1));
-            open.push(tokio::spawn(async move {
-                let mut holding = memory.open(&claimant).unwrap();
-                let mut body = request(&HeaderMap::new(), list(part));
-                read_commands(&mut body, &mut holding).await.err().map(|error| error.to_string())
-            }));
+        let cost = list(MAX_LIST_BYTES / 2).len() as u64 * MEMORY_PER_LIST_BYTE;
+        let mut waiting = Vec::new();
+        for (claimant, held) in [(at(1), cost), (at(1), 2 * cost)] {
+            waiting.push(read_half(&memory, claimant));
+            while memory.0.usage().all < held {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
         }
-        // The clients send no more: those that were not refused wait for the timeout.
-        tokio::time::sleep(STALL_TIMEOUT / 2).await;
-        let used = memory.0.usage().all;
-        assert!(used <= COMMAND_MEMORY_BYTES / 4, "{used}");
-        assert!(used > COMMAND_MEMORY_BYTES / 8, "{used}");
-        let mut other = memory.open(&at(2)).unwrap();
-        assert!(other.resize(list(part).len() as u64 * MEMORY_PER_LIST_BYTE).is_ok());
-        let mut refused = 0;
-        for reading in open {
-            let error = reading.await.unwrap().expect("no list is complete");
-            refused += usize::from(error.contains("uses its share"));
+        for _ in 0..3 {
+            let refusal = read_half(&memory, at(1)).await.unwrap();
+            assert!(refusal.contains("uses its share"), "{refusal}");
         }
-        assert_eq!(refused, 6);
-        drop(other);
+        assert_eq!(memory.0.usage().all, 2 * cost);
+        waiting.push(read_half(&memory, at(2)));
+        while memory.0.usage().all < 3 * cost {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        for client in waiting {
+            client.abort();
+            assert!(client.await.is_err_and(|error| error.is_cancelled()));
+        }
         assert_eq!(memory.0.usage().all, 0);
     }
 
@@ -651,7 +735,8 @@ mod tests {
         assert!(body.len() * 10 < MAX_LIST_BYTES / 2, "{}", body.len());
         let headers = HeaderMap::from_iter([(header::CONTENT_ENCODING, "gzip".parse().unwrap())]);
         let mut holding = CommandMemory::default().open(&at(1)).unwrap();
-        let read = read_commands(&mut request(&headers, body), &mut holding).await;
+        let mut body = request(&headers, body);
+        let read = read_commands(&git(), at(1), &mut body, &mut holding).await;
         assert!(matches!(read, Err(HttpError::Body(BodyError::TooLarge))));
     }
 }

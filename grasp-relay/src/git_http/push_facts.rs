@@ -175,6 +175,6 @@ impl GitHttp {
 }
 
 /// Returns the events that the refs of a push belong to.
-fn events_of(request: &PushRequest) -> BTreeSet<EventId> {
+pub(super) fn events_of(request: &PushRequest) -> BTreeSet<EventId> {
     request.commands().iter().filter_map(|command| command.name.event()).collect()
 }

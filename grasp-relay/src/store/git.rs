@@ -44,6 +44,20 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
         })
     }
 
+    fn generation(
+        &self,
+        endpoint: Endpoint,
+        repo: RepoId,
+    ) -> DatabaseFuture<'_, Option<Generation>> {
+        Box::pin(async move {
+            let sql = "SELECT generation FROM views
+                WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
+            let values = RepoKey::new(endpoint, &repo).values([]);
+            let generations = Query::new(sql, values, |row| Ok(Generation(row.unsigned(0)?)));
+            Ok(self.0.rows(generations).await?.pop())
+        })
+    }
+
     fn row(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, RepoRow> {
         Box::pin(async move {
             let values = RepoKey::new(endpoint, &repo).values([]);

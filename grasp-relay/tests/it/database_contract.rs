@@ -159,7 +159,9 @@ async fn done(store: &dyn Store, commit: Commit) {
 
 async fn generation(store: &dyn Store, repo: &RepoId) -> Option<Generation> {
     let view = store.view(REPOS, repo.clone()).await.unwrap();
-    view.map(|view| view.generation)
+    let generation = store.generation(REPOS, repo.clone()).await.unwrap();
+    assert_eq!(view.map(|view| view.generation), generation);
+    generation
 }
 
 fn retired(n: u64, since: u64) -> RetiredRef {

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_tests::{HttpResponse, read_response, request_head};
 use serde_json::Value;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
@@ -60,6 +60,26 @@ impl Attacker {
         // A server that rejects the request early may close its side.
         let _ = stream.write_all(&[head.as_bytes(), body].concat()).await;
         read_response(&mut stream).await
+    }
+
+    /// Sends one request, reads the response to its end, and returns its status; `None` if there is no response.
+    pub(crate) async fn status(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Option<u16> {
+        let length = body.len().to_string();
+        let headers = [headers, &[("Content-Length", length.as_str())]].concat();
+        let head = request_head(&self.server.to_string(), method, path, &headers);
+        let mut stream = self.connect().await.ok()?;
+        // A server that rejects the request early may close its side.
+        let _ = stream.write_all(&[head.as_bytes(), body].concat()).await;
+        let mut response = Vec::new();
+        let _ = stream.read_to_end(&mut response).await;
+        let line = String::from_utf8_lossy(response.get(..12)?).into_owned();
+        line.strip_prefix("HTTP/1.1 ")?.parse().ok()
     }
 
     /// Sends the beginning of a request, and returns the connection.

@@ -6,13 +6,15 @@ use std::time::Duration;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use futures_util::future::join_all;
-use grasp_tests::wire::{CAPABILITIES, ZERO_ID, pkt};
-use tokio::time::sleep;
+use grasp_tests::wire::{CAPABILITIES, ZERO_ID, pkt, push};
+use grasp_tests::{Author, Workdir};
+use tokio::time::{Instant, sleep};
 
+use crate::attacker::Attacker;
 use crate::attacks;
 use crate::scenario::{Report, Scenario};
 
-attacks![long_command_lists];
+attacks![long_command_lists, lists_of_many_refs, refused_pushes_of_many_commands];
 
 /// Duration of each attack.
 const ATTACK_DURATION: Duration = Duration::from_secs(20);
@@ -38,6 +40,25 @@ fn command_list(count: usize, name_length: usize) -> Vec<u8> {
     list
 }
 
+/// Repeats a request until the attack ends, each time with a new connection.
+async fn repeat(
+    attacker: Attacker,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Vec<u16> {
+    let end = Instant::now() + ATTACK_DURATION;
+    let mut statuses = Vec::new();
+    while Instant::now() < end {
+        match attacker.status(method, path, headers, body).await {
+            Some(status) => statuses.push(status),
+            None => sleep(Duration::from_millis(20)).await,
+        }
+    }
+    statuses
+}
+
 /// Sends lists of refs with names of 1 KB, compressed and not, that never end.
 async fn long_command_lists() -> Report {
     let scenario = Scenario::start().await;
@@ -59,4 +80,76 @@ async fn long_command_lists() -> Report {
         join_all(lists).await;
     };
     scenario.run(0, attack).await
+}
+
+/// Requests all 10,000 refs of a repository, for fetches and pushes, and those with one of thousands of prefixes.
+async fn lists_of_many_refs() -> Report {
+    const REFS: usize = 10_000;
+    const PREFIXES: usize = 5_200;
+    let scenario = Scenario::start().await;
+    let attacker = scenario.attacker(1);
+    let path = scenario.repository_with_refs(REFS).await;
+    let mut listing = [pkt("command=ls-refs\n"), b"0001".to_vec()].concat();
+    for n in 0..PREFIXES {
+        listing.extend(pkt(format!("ref-prefix {n:x}x")));
+    }
+    listing.extend(b"0000");
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(&listing).expect("a write to memory");
+    let listing = encoder.finish().expect("a write to memory");
+    let mut answers = Vec::new();
+    let attack = async {
+        let fetch = format!("{path}/info/refs?service=git-upload-pack");
+        let receive = format!("{path}/info/refs?service=git-receive-pack");
+        let upload = format!("{path}/git-upload-pack");
+        let version_2 = [("Git-Protocol", "version=2"), ("Content-Encoding", "gzip")];
+        let requests = (0..CONNECTIONS).map(async |n| match n % 3 {
+            0 => repeat(attacker, "GET", &fetch, &[], &[]).await,
+            1 => repeat(attacker, "GET", &receive, &[], &[]).await,
+            _ => repeat(attacker, "POST", &upload, &version_2, &listing).await,
+        });
+        answers = join_all(requests).await.concat();
+    };
+    let report = scenario.run(8 << 20, attack).await;
+    let is_expected = |status: &u16| [200, 429, 503].contains(status);
+    report
+        .and(answers.iter().all(is_expected), "an answer has another status")
+        .and(answers.contains(&200), "no list was sent")
+}
+
+/// Pushes 20,000 refs that nobody signed, again and again.
+async fn refused_pushes_of_many_commands() -> Report {
+    let scenario = Scenario::start().await;
+    let path = scenario.server.path(&scenario.honest.repo()) + "/git-receive-pack";
+    let body = [command_list(20_000, 20), b"0000".to_vec()].concat();
+    let attacker = scenario.attacker(1);
+    let mut answers = Vec::new();
+    let attack = async {
+        let requests = (0..CONNECTIONS).map(|_| repeat(attacker, "POST", &path, &[], &body));
+        answers = join_all(requests).await.concat();
+    };
+    let report = scenario.run(0, attack).await;
+    let is_expected = |status: &u16| [200, 429, 503].contains(status);
+    report.and(answers.iter().all(is_expected), "an answer has another status")
+}
+
+impl Scenario {
+    /// Hosts a repository of an attacker with this number of branches, and returns its path.
+    async fn repository_with_refs(&self, count: usize) -> String {
+        let (eve, client) = (Author::new().earlier(60), self.server.client());
+        let work = Workdir::init().await;
+        let tip = work.commit("many").await;
+        let pack = work.pack(&["main"]).await;
+        let names: Vec<String> = (0..count).map(|n| format!("refs/heads/{n}")).collect();
+        let refs: Vec<(&str, &str)> = names.iter().map(|name| (&**name, &*tip)).collect();
+        let announcement = eve.announce("hostile", &self.server.service());
+        client.publish_all(&[&announcement, &eve.state("hostile", &refs)]).await;
+        let path = self.server.path(&eve.repo("hostile"));
+        let commands: Vec<_> = refs.iter().map(|(name, tip)| (ZERO_ID, *tip, *name)).collect();
+        let attacker = Attacker::in_network(self.server.address(), 99);
+        let push = push(&commands, &pack);
+        let answer = attacker.post(&format!("{path}/git-receive-pack"), &[], &push).await.body;
+        assert!(!answer.contains("ng refs"), "{}", &answer[..answer.len().min(500)]);
+        path
+    }
 }
