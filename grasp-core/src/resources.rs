@@ -388,8 +388,8 @@ fn subtract<K: Ord>(accounts: &mut BTreeMap<K, u64>, key: &K, amount: u64) {
 
 /// A [`Pool`] with a queue for claimants that can wait, each with an item that its grant is handed out with.
 ///
-/// Claimants with authority come first, then those that hold least, then those that came first. The queue is a pool,
-/// too: no network takes more than half of its free places.
+/// Claimants with authority come first, then those that hold least; among these, networks take turns, each in the order in
+/// which its claims came. The queue is a pool, too: no network takes more than half of its free places.
 #[derive(Debug)]
 pub struct QueuedPool<T> {
     /// The pool. After something was given back, call [`QueuedPool::grant_next`] until it returns nothing.
@@ -398,6 +398,10 @@ pub struct QueuedPool<T> {
     /// Claims by their number, in the order in which they came.
     waiting: BTreeMap<u64, Waiting<T>>,
     last_number: u64,
+    /// The latest round in which a claim was granted.
+    round: u64,
+    /// The round of the last claim of each widest network that has claims in later rounds.
+    rounds: BTreeMap<IpNet, u64>,
 }
 
 #[derive(Debug)]
@@ -405,6 +409,8 @@ struct Waiting<T> {
     claimant: Claimant,
     amount: u64,
     place: Grant,
+    /// In each round every network has one claim.
+    round: u64,
     item: T,
 }
 
@@ -416,6 +422,8 @@ impl<T> QueuedPool<T> {
             places: Pool::new(Bounds::of(places)),
             waiting: BTreeMap::new(),
             last_number: 0,
+            round: 0,
+            rounds: BTreeMap::new(),
         }
     }
 
@@ -423,8 +431,22 @@ impl<T> QueuedPool<T> {
     pub fn enqueue(&mut self, claimant: Claimant, amount: u64, item: T) -> Option<u64> {
         let place = self.places.take(&claimant, 1).ok()?;
         self.last_number += 1;
-        self.waiting.insert(self.last_number, Waiting { claimant, amount, place, item });
+        let round = self.next_round(&claimant);
+        self.waiting.insert(self.last_number, Waiting { claimant, amount, place, round, item });
         Some(self.last_number)
+    }
+
+    /// Returns the round of a new claim: the one after the last of its network.
+    fn next_round(&mut self, claimant: &Claimant) -> u64 {
+        let widest = claimant.network.and_then(|network| network.prefixes().next());
+        let Some(widest) = widest else { return self.round + 1 };
+        // Networks whose claims were all cancelled are left over.
+        if self.rounds.len() >= MAX_ACCOUNTS {
+            self.rounds.clear();
+        }
+        let last = self.rounds.entry(widest).or_default();
+        *last = self.round.max(*last) + 1;
+        *last
     }
 
     /// Removes a claim from the queue, if it is still there.
@@ -437,14 +459,16 @@ impl<T> QueuedPool<T> {
     /// Grants the next claim in the queue that fits.
     pub fn grant_next(&mut self) -> Option<(T, Grant)> {
         let fits = |waiting: &Waiting<T>| waiting.amount <= self.pool.room(&waiting.claimant);
-        let order = |number: u64, Waiting { claimant, .. }: &Waiting<T>| {
-            (!claimant.has_authority, self.pool.held_by(claimant), number)
+        let order = |number: u64, Waiting { claimant, round, .. }: &Waiting<T>| {
+            (!claimant.has_authority, self.pool.held_by(claimant), *round, number)
         };
         let next = self.waiting.iter().filter(|(_, waiting)| fits(waiting));
         let (number, _) = next.min_by_key(|(number, waiting)| order(**number, waiting))?;
         let number = *number;
-        let Waiting { claimant, amount, place, item } = self.waiting.remove(&number)?;
+        let Waiting { claimant, amount, place, round, item } = self.waiting.remove(&number)?;
         self.places.give_back(place);
+        self.round = self.round.max(round);
+        self.rounds.retain(|_, last| *last > self.round);
         let grant = self.pool.take(&claimant, amount).ok()?;
         Some((item, grant))
     }

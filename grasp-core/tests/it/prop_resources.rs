@@ -221,6 +221,32 @@ fn authority_is_granted_first_then_the_smallest_holder() {
 }
 
 #[test]
+fn networks_take_turns_however_many_claims_one_of_them_has() {
+    let at = |net: u8, host: u8| {
+        Claimant::at(ClientNetwork::of(Ipv4Addr::new(198, 51, net, host).into()))
+    };
+    let mut queue = QueuedPool::new(Bounds { reserve: 0, ..Bounds::of(1) }, 100);
+    let mut held = queue.pool.take(&at(1, 1), 1).expect("there is room");
+    // Addresses of one network count together.
+    for host in 1..=9 {
+        assert!(queue.enqueue(at(1, host), 1, (1, host)).is_some());
+    }
+    assert!(queue.enqueue(at(2, 1), 1, (2, 1)).is_some());
+    let mut order = Vec::new();
+    for step in 0..6 {
+        queue.pool.give_back(held);
+        let (item, grant) = queue.grant_next().expect("a claim waits");
+        order.push(item);
+        held = grant;
+        if step == 2 {
+            assert!(queue.enqueue(at(2, 1), 1, (2, 2)).is_some());
+            assert!(queue.enqueue(at(3, 1).with_authority(), 1, (3, 1)).is_some());
+        }
+    }
+    assert_eq!(order, [(1, 1), (2, 1), (1, 2), (3, 1), (1, 3), (2, 2)]);
+}
+
+#[test]
 fn one_wide_network_does_not_use_up_the_accounts_of_others() {
     let mut pool = Pool::new(Bounds { reserve: 0, ..Bounds::of(1 << 20) });
     // Every /64 of a /48 takes a little.
