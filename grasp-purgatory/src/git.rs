@@ -87,7 +87,7 @@ pub use refs::{RETIRED_REFS_RETENTION, RefTarget, Refs, Target};
 
 pub use store::{
     CopySource, Examination, Incoming, Inspection, Keep, LostPacks, NamedFiles, PackFault,
-    RepoFiles, RepoGuard, RepoStore, StagingLimits, Unpacking, WantedRefs,
+    RepoFiles, RepoGuard, RepoStore, StagingLimits, Turn, Unpacking, WantedRefs,
 };
 
 /// Runs blocking disk work on a thread for it.

@@ -17,12 +17,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use grasp_core::resources::Claimant;
+use grasp_core::resources::{Bounds, Claimant};
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RefName, RepoId};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
-use tokio::sync::OwnedMutexGuard;
 
 pub use collect::Keep;
 pub use files::{Examination, LostPacks, NamedFiles, PackFault, RepoFiles};
@@ -44,6 +43,7 @@ use super::layout::{self, Layout, RepoDir, VERSION};
 use super::packs::{PackCache, UnnamedObjects};
 use crate::active_work::ActiveWork;
 use crate::database::{Database, Generation, Pack, RepoRow, RetiredRef, View};
+use crate::resources::{Holding, SharedPool};
 
 /// Number of locks from which on unused ones are dropped.
 const MANY_LOCKS: usize = 1024;
@@ -71,6 +71,8 @@ struct Inner {
     staging: StagingLimits,
     packs: Option<PackCache>,
     locks: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
+    /// Turns of pushes and uploads, by the keys of their repositories.
+    turns: Mutex<BTreeMap<String, Weak<SharedPool>>>,
     /// What is being received.
     arrivals: ActiveWork,
     /// Keys of repositories whose packs on disk may be others than the named ones.
@@ -107,6 +109,15 @@ impl Unsettled {
     }
 }
 
+/// The turn of a push or an upload. The next one comes when it is dropped.
+#[must_use]
+#[derive(Debug)]
+pub struct Turn {
+    _turn: Holding,
+    /// All that wait for the same turn share it.
+    _turns: Arc<SharedPool>,
+}
+
 /// A repository that has what another one lacks.
 #[derive(Clone, Debug)]
 pub struct CopySource {
@@ -141,6 +152,7 @@ impl RepoStore {
             staging,
             packs,
             locks: Mutex::default(),
+            turns: Mutex::default(),
             arrivals: ActiveWork::default(),
             unsettled: Mutex::default(),
             unnamed_objects: Mutex::default(),
@@ -212,9 +224,51 @@ impl RepoStore {
         Ok(guard)
     }
 
-    /// Waits for its turn to push to a repository. One push is judged and carried out at a time.
-    pub async fn lock_pushes(&self, repo: &RepoId) -> OwnedMutexGuard<()> {
-        self.lock_of(&format!("{}.push", self.dir(repo).key())).lock_owned().await
+    /// Waits for the turn to push to a repository. One signed push is judged and carried out at a time, those with
+    /// authority first; others by networks in turn.
+    pub async fn push_turn(
+        &self,
+        repo: &RepoId,
+        claimant: &Claimant,
+        timeout: Duration,
+    ) -> Result<Turn, GitError> {
+        self.turn(format!("{}.push", self.dir(repo).key()), claimant, timeout).await
+    }
+
+    /// Waits for the turn to stage an upload that nobody signed for. It delays no push: only one upload at a time waits for
+    /// the lock of the repository.
+    pub async fn upload_turn(
+        &self,
+        repo: &RepoId,
+        claimant: &Claimant,
+        timeout: Duration,
+    ) -> Result<Turn, GitError> {
+        self.turn(format!("{}.upload", self.dir(repo).key()), claimant, timeout).await
+    }
+
+    async fn turn(
+        &self,
+        key: String,
+        claimant: &Claimant,
+        timeout: Duration,
+    ) -> Result<Turn, GitError> {
+        let turns = self.turns_of(key);
+        let turn = turns.wait(claimant, 1, timeout).await.map_err(GitError::Busy)?;
+        Ok(Turn { _turn: turn, _turns: turns })
+    }
+
+    fn turns_of(&self, key: String) -> Arc<SharedPool> {
+        let mut all = self.inner.turns.lock();
+        if let Some(turns) = all.get(&key).and_then(Weak::upgrade) {
+            return turns;
+        }
+        if all.len() > MANY_LOCKS {
+            all.retain(|_, turns| turns.strong_count() > 0);
+        }
+        let one = Bounds { reserve: 0, ..Bounds::of(1) };
+        let turns = Arc::new(SharedPool::new(one));
+        all.insert(key, Arc::downgrade(&turns));
+        turns
     }
 
     /// Returns the limits of staging.

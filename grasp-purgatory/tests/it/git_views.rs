@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use grasp_core::resources::Claimant;
+use grasp_core::resources::{Claimant, ClientNetwork};
 use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::database::RepoRow;
 use grasp_purgatory::git::{
@@ -114,12 +114,43 @@ async fn a_lock_of_one_repository_does_not_delay_other_owners_of_its_name() {
     let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
     let tip = work.commit("1");
     let locked = fixture.store.lock(&alice).await.unwrap();
-    let pushing = fixture.store.lock_pushes(&alice).await;
+    let (client, timeout) = (Claimant::default(), Duration::from_secs(60));
+    let pushing = fixture.store.push_turn(&alice, &client, timeout).await.unwrap();
     fixture.push(&bob, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    drop(fixture.store.lock_pushes(&bob).await);
+    drop(fixture.store.push_turn(&bob, &client, timeout).await.unwrap());
+    let waiting = fixture.store.push_turn(&alice, &client, Duration::from_millis(20));
+    assert!(waiting.await.is_err(), "another push to it waits");
+    drop(fixture.store.upload_turn(&alice, &client, timeout).await.unwrap());
     let waiting = tokio::time::timeout(Duration::from_millis(20), fixture.store.lock(&alice));
     assert!(waiting.await.is_err(), "another one of its own waits");
     drop((locked, pushing));
+}
+
+#[tokio::test]
+async fn maintainers_push_first_and_uploads_delay_no_push() {
+    let fixture = Fixture::new().await;
+    let (repo, timeout) = (fixture.repo("x").await, Duration::from_secs(60));
+    let at = |net: u8| Claimant::at(ClientNetwork::of([198, 51, net, 1].into()));
+    let uploading = fixture.store.upload_turn(&repo, &at(1), timeout).await.unwrap();
+    let pushing = fixture.store.push_turn(&repo, &at(1), timeout).await.unwrap();
+    let (sender, mut order) = tokio::sync::mpsc::unbounded_channel();
+    let claims = [at(1), at(1), at(2), at(3).with_authority()];
+    for (number, claimant) in claims.into_iter().enumerate() {
+        let (store, repo, sender) = (fixture.store.clone(), repo.clone(), sender.clone());
+        tokio::spawn(async move {
+            let turn = store.push_turn(&repo, &claimant, timeout).await.unwrap();
+            sender.send(number).unwrap();
+            drop(turn);
+        });
+        tokio::task::yield_now().await;
+    }
+    drop(pushing);
+    let mut found = Vec::new();
+    for _ in claims {
+        found.push(order.recv().await.unwrap());
+    }
+    assert_eq!(found, [3, 0, 2, 1]);
+    drop(uploading);
 }
 
 #[tokio::test]

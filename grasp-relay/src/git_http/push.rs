@@ -19,7 +19,7 @@ use grasp_core::resources::{Bounds, Claimant};
 use grasp_core::service::Endpoint;
 use grasp_core::{ParseError, RefName};
 use grasp_purgatory::database::Source;
-use grasp_purgatory::git::{Git, GitError, Incoming, Refs};
+use grasp_purgatory::git::{Git, GitError, Incoming, Refs, Turn};
 use grasp_purgatory::resources::{Holding, SharedPool};
 use grasp_purgatory::{Input, PushTarget};
 use nostr::event::EventId;
@@ -32,7 +32,8 @@ use super::{GitHttp, HttpError, NO_CACHE, RepoRequest};
 use crate::store::StoreError;
 use grasp_purgatory::driver::PurgatoryDriver;
 
-/// Longest time that a push without signed events waits for other pushes to its repository.
+/// Longest time that a push waits for other pushes to its repository: with authority, and without.
+const MAX_WAIT_WITH_AUTHORITY: Duration = Duration::from_secs(10 * 60);
 const MAX_WAIT_FOR_TURN: Duration = Duration::from_secs(60);
 
 /// Bytes of a pack that are awaited before git is started.
@@ -359,11 +360,40 @@ impl Push {
         claimant: Claimant,
     ) -> Result<Judged, GitError> {
         let request = Arc::clone(&self.request);
-        let judge = move || {
-            let verdict = facts.judge(&request, &refs.tips());
-            Judged { facts, verdict }
+        self.target.repos.git().work(claimant, move || Judged::of(facts, &request, &refs)).await
+    }
+
+    /// Judges the push under the lock of the repository, where it waits for nothing that its client uses up.
+    async fn judge_again(
+        &self,
+        facts: PushFacts,
+        refs: Arc<Refs>,
+        claimant: Claimant,
+    ) -> Result<Judged, GitError> {
+        let (request, git) = (Arc::clone(&self.request), self.target.repos.git());
+        git.work_at_once(claimant, move || Judged::of(facts, &request, &refs)).await
+    }
+
+    /// Waits for the turn of this push. An upload that nobody signed for waits for other uploads only, and for no longer
+    /// than its client.
+    async fn turn(
+        &self,
+        push: &AuthorisedPush,
+        claimant: Claimant,
+        report: &Report,
+    ) -> Result<Turn, PushError> {
+        let RepoRequest { repos, repo, .. } = &self.target;
+        let turn = if push.execute().is_empty() {
+            tokio::select! {
+                turn = repos.upload_turn(repo, &claimant, MAX_WAIT_FOR_TURN) => turn,
+                () = report.closed() => return Err(PushError::ClientGone),
+            }
+        } else if claimant.has_authority {
+            repos.push_turn(repo, &claimant, MAX_WAIT_WITH_AUTHORITY).await
+        } else {
+            repos.push_turn(repo, &claimant, MAX_WAIT_FOR_TURN).await
         };
-        self.target.repos.git().work(claimant, judge).await
+        turn.map_err(|_| PushError::TurnNotReached)
     }
 
     /// Returns the party that git works for: the author of the state, with authority if the repository is served
@@ -479,23 +509,11 @@ impl Push {
     ) -> Result<Vec<RefReport>, PushError> {
         let (purgatory, RepoRequest { repos, repo, .. }) = (&self.purgatory, &self.target);
         // Until this push is served or refused: the next one is judged on the refs that it leaves.
-        let turn = repos.lock_pushes(repo);
-        let _turn = if early.execute().is_empty() {
-            // Nobody has signed for it.
-            tokio::select! {
-                turn = turn => turn,
-                () = report.closed() => return Err(PushError::ClientGone),
-                () = tokio::time::sleep(MAX_WAIT_FOR_TURN) => {
-                    return Err(PushError::TurnNotReached);
-                }
-            }
-        } else {
-            turn.await
-        };
+        let _turn = self.turn(early, claimant, report).await?;
         let mut guard = repos.lock(repo).await?;
         let refs = repos.view(repo).await?.refs;
         let facts = self.git.facts(&self.target, &self.request).await?;
-        let Judged { facts, verdict } = self.judge(facts, refs, claimant).await?;
+        let Judged { facts, verdict } = self.judge_again(facts, refs, claimant).await?;
         let Some(push) = &verdict.authorised else { return Ok(reports(&verdict)) };
         if self.target.endpoint == Endpoint::Repository {
             let events = self.events(&verdict, push);
@@ -509,6 +527,9 @@ impl Push {
         // Also after a failure: uploads that were staged before it are on disk and have to be counted.
         self.tell_staged(push).await;
         taken?;
+        if push.execute().is_empty() && self.keeps_uploads(push).await? {
+            return Ok(reports(&verdict));
+        }
         let author = facts.author_of(verdict.realises);
         purgatory.settle_push(repo, author).await.map_err(HttpError::from)?;
         let proposals = push.execute().iter().chain(push.stage());
@@ -616,6 +637,16 @@ impl Push {
         Ok((false, found.contains(&true)))
     }
 
+    /// Returns whether all uploads of a push wait for their events, so that nothing is to be served.
+    async fn keeps_uploads(&self, push: &AuthorisedPush) -> Result<bool, HttpError> {
+        for command in push.stage() {
+            if !self.is_staged(command).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Returns whether purgatory keeps an upload until its event can be served.
     async fn is_staged(&self, command: &PushCommand) -> Result<bool, HttpError> {
         let (Some(id), Some(tip)) = (command.name.event(), command.new) else {
@@ -629,6 +660,13 @@ impl Push {
 struct Judged {
     facts: PushFacts,
     verdict: PushVerdict,
+}
+
+impl Judged {
+    fn of(facts: PushFacts, request: &PushRequest, refs: &Refs) -> Self {
+        let verdict = facts.judge(request, &refs.tips());
+        Self { facts, verdict }
+    }
 }
 
 /// Reports the same refusal for every ref.

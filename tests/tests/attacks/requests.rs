@@ -14,7 +14,12 @@ use crate::attacker::Attacker;
 use crate::attacks;
 use crate::scenario::{Report, Scenario};
 
-attacks![long_command_lists, lists_of_many_refs, refused_pushes_of_many_commands];
+attacks![
+    long_command_lists,
+    lists_of_many_refs,
+    refused_pushes_of_many_commands,
+    unsigned_uploads_to_one_repository,
+];
 
 /// Duration of each attack.
 const ATTACK_DURATION: Duration = Duration::from_secs(20);
@@ -131,6 +136,38 @@ async fn refused_pushes_of_many_commands() -> Report {
     let report = scenario.run(0, attack).await;
     let is_expected = |status: &u16| [200, 429, 503].contains(status);
     report.and(answers.iter().all(is_expected), "an answer has another status")
+}
+
+/// Uploads commits of pull requests that do not exist to the repository of the maintainer, from six networks.
+async fn unsigned_uploads_to_one_repository() -> Report {
+    const NETWORKS: u8 = 6;
+    const CONNECTIONS_PER_NETWORK: usize = 6;
+    let scenario = Scenario::start().await;
+    let path = scenario.server.path(&scenario.honest.repo()) + "/git-receive-pack";
+    let work = Workdir::init().await;
+    let tip = work.commit("upload").await;
+    let pack = work.pack(&["main"]).await;
+    let server = scenario.server.address();
+    let attack = async {
+        let networks = (0..NETWORKS).flat_map(|network| {
+            (0..CONNECTIONS_PER_NETWORK).map(move |n| (Attacker::in_network(server, network), n))
+        });
+        let uploads = networks.enumerate().map(async |(number, (attacker, _))| {
+            let end = Instant::now() + ATTACK_DURATION;
+            let mut sent = 0;
+            while Instant::now() < end {
+                let names: Vec<String> = (0..8)
+                    .map(|n| format!("refs/nostr/{number:016x}{sent:016x}{n:032x}"))
+                    .collect();
+                let commands: Vec<_> =
+                    names.iter().map(|name| (ZERO_ID, &*tip, name.as_str())).collect();
+                attacker.post(&path, &[], &push(&commands, &pack)).await;
+                sent += 1;
+            }
+        });
+        join_all(uploads).await;
+    };
+    scenario.run(64 << 20, attack).await
 }
 
 impl Scenario {
