@@ -173,9 +173,15 @@ impl Reader {
     /// Sends live events until the queue overflows.
     async fn follow(&mut self) -> Option<()> {
         loop {
+            let now = self.feed.clock.now().mono;
+            let settles_at = self.history.settles_at();
             let message = tokio::select! {
                 message = self.listener.next() => message,
                 () = self.output.closed() => return None,
+                () = tokio::time::sleep(settles_at.unwrap_or(now) - now), if settles_at.is_some() => {
+                    self.history.settle(self.feed.clock.now().mono);
+                    continue;
+                }
             };
             let HubMessage::Event { published, .. } = message else {
                 return Some(());

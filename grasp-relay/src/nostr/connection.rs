@@ -16,8 +16,8 @@ use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
 use futures_util::SinkExt as _;
 use futures_util::future::FutureExt as _;
 use futures_util::stream::{self, BoxStream, SelectAll, StreamExt as _};
-use grasp_core::Now;
-use grasp_core::resources::Claimant;
+use grasp_core::resources::{Claimant, Shortage};
+use grasp_core::{Mono, Now};
 use grasp_purgatory::resources::{Holding, SharedPool};
 use nostr::event::Event;
 use tokio::sync::{oneshot, watch};
@@ -65,7 +65,7 @@ pub(crate) struct ConnectionContext {
     store: Arc<dyn EventStore>,
     ingest: Arc<dyn Ingest>,
     negentropy_pool: NegentropyPool,
-    /// Bytes of the filters of all connections together.
+    /// Bytes of the filters and recent histories of all connections together.
     filter_bytes: SharedPool,
     reads: SharedPool,
     /// Bytes of unfinished messages.
@@ -114,6 +114,7 @@ pub(crate) async fn run(
         listener: context.hub.listen(context.config.limits.live_queue()),
         stage,
         subscriptions: BTreeMap::new(),
+        settling: VecDeque::new(),
         jobs: SelectAll::new(),
         intake: Intake::new(context.ingest.clone(), context.intake_bytes.clone(), claimant),
         reads: Reads::new(context.reads.clone(), claimant),
@@ -136,6 +137,8 @@ struct Connection {
     listener: Listener,
     stage: watch::Receiver<Stage>,
     subscriptions: BTreeMap<Token, Subscription>,
+    /// Subscriptions that forget their history at a time, in this order.
+    settling: VecDeque<(Mono, Token)>,
     /// Histories that are read, COUNTs, and negentropy messages that are answered.
     jobs: SelectAll<BoxStream<'static, JobProgress>>,
     intake: Intake,
@@ -147,8 +150,22 @@ struct Subscription {
     delivery: Delivery,
     /// Ends the reading of its history when it is dropped.
     _open: oneshot::Sender<Infallible>,
-    _room: Holding,
+    /// Bytes of its filters.
+    filter_bytes: u64,
+    /// The memory of its filters and of its history.
+    room: Holding,
 }
+
+impl Subscription {
+    /// Takes or returns memory for as much history as it remembers.
+    fn count_history(&mut self) -> Result<(), Shortage> {
+        let history = self.delivery.history_bytes() as u64;
+        self.room.resize(self.filter_bytes.saturating_add(history))
+    }
+}
+
+/// The refusal of a subscription for which there is no memory.
+const NO_ROOM: &str = "rate-limited: this relay holds as many subscriptions as it can";
 
 /// The progress of a job.
 enum JobProgress {
@@ -199,14 +216,19 @@ impl Connection {
 
     /// Waits for something to handle, and handles it.
     async fn step(&mut self) -> Result<(), Stop> {
-        let until_deadline = self.session.next_deadline() - self.now().mono;
+        let deadline = self.session.next_deadline();
+        let deadline = self.settling.front().map_or(deadline, |(at, _)| deadline.min(*at));
+        let until_deadline = deadline - self.now().mono;
         let has_room = self.intake.has_room();
         tokio::select! {
             frame = self.socket.recv(), if has_room => self.on_frame(self.now(), frame).await,
             message = self.listener.next() => self.on_hub_messages(self.now(), message).await,
             Some(progress) = self.jobs.next() => self.on_progress(self.now(), progress).await,
             judged = self.intake.judged() => self.on_judged(self.now(), judged).await,
-            () = tokio::time::sleep(until_deadline) => self.handle(self.now(), Input::Tick).await,
+            () = tokio::time::sleep(until_deadline) => {
+                self.settle(self.now().mono);
+                self.handle(self.now(), Input::Tick).await
+            }
             () = Stage::Draining.reached(&mut self.stage) => {
                 Err(Stop::Close(CloseReason::SHUTTING_DOWN))
             }
@@ -217,9 +239,24 @@ impl Connection {
         self.context.clock.now()
     }
 
+    /// Forgets histories whose events cannot come again live.
+    fn settle(&mut self, now: Mono) {
+        while let Some((at, token)) = self.settling.front().copied() {
+            if at > now {
+                break;
+            }
+            self.settling.pop_front();
+            if let Some(subscription) = self.subscriptions.get_mut(&token) {
+                subscription.delivery.settle(now);
+                // Less is always possible.
+                _ = subscription.count_history();
+            }
+        }
+    }
+
     async fn on_progress(&mut self, now: Now, progress: JobProgress) -> Result<(), Stop> {
         match progress {
-            JobProgress::Page(token, events) => self.on_page(token, events).await,
+            JobProgress::Page(token, events) => self.on_page(now, token, events).await,
             JobProgress::CaughtUp(token) => self.catch_up(now, token).await,
             JobProgress::Input(input) => self.handle(now, input).await,
         }
@@ -316,7 +353,12 @@ impl Connection {
         self.handle(now, Input::Reply(token, reply)).await
     }
 
-    async fn on_page(&mut self, token: Token, events: Vec<StoredEvent>) -> Result<(), Stop> {
+    async fn on_page(
+        &mut self,
+        now: Now,
+        token: Token,
+        events: Vec<StoredEvent>,
+    ) -> Result<(), Stop> {
         for event in events {
             let Some(Subscription { delivery, .. }) = self.subscriptions.get_mut(&token) else {
                 break;
@@ -326,7 +368,12 @@ impl Connection {
                 self.send(frame).await?;
             }
         }
-        Ok(())
+        let Some(subscription) = self.subscriptions.get_mut(&token) else { return Ok(()) };
+        if subscription.count_history().is_ok() {
+            return Ok(());
+        }
+        let reply = Reply::closed(&subscription.id, NO_ROOM);
+        self.handle(now, Input::Reply(token, reply)).await
     }
 
     /// Ends a history: EOSE, then the events that were published meanwhile.
@@ -335,6 +382,7 @@ impl Connection {
             return Ok(());
         };
         let (hint, early) = delivery.caught_up(now.mono);
+        self.settling.extend(delivery.settles_at().map(|at| (at, token)));
         let eose = Reply::Eose(id.clone(), hint);
         self.send(eose.to_json()).await?;
         for published in early {
@@ -482,7 +530,9 @@ impl Connection {
             let history = pages.chain(stream::iter([JobProgress::CaughtUp(token)]));
             self.jobs.push(history.take_until(closed).boxed());
         }
-        self.subscriptions.insert(token, Subscription { id, delivery, _open: open, _room: room });
+        let filter_bytes = room.amount();
+        let subscription = Subscription { id, delivery, _open: open, filter_bytes, room };
+        self.subscriptions.insert(token, subscription);
         Ok(())
     }
 
@@ -513,8 +563,7 @@ impl Connection {
     /// Reserves memory for the filters of a query.
     fn reserve_filter_bytes(&self, id: &SubId, query: &QueryFilters) -> Result<Holding, Reply> {
         let room = self.context.filter_bytes.try_take(&self.claimant, query.weight() as u64);
-        let reason = "rate-limited: this relay holds as many subscriptions as it can";
-        room.map_err(|_| Reply::closed(id, reason))
+        room.map_err(|_| Reply::closed(id, NO_ROOM))
     }
 
     async fn send(&mut self, message: impl Into<Message>) -> Result<(), Stop> {

@@ -24,6 +24,9 @@ use crate::store::{StoreError, StoredEvent};
 /// The time after the end of history for which its events are recognised when they come again live.
 pub(crate) const HISTORY_RETENTION: Duration = Duration::from_secs(10);
 
+/// Bytes in memory for each id that a history has room for.
+const BYTES_PER_ID: usize = 20;
+
 /// The first half of an id: long enough against collisions by intent.
 pub(crate) type IdPrefix = [u8; 16];
 
@@ -53,12 +56,27 @@ impl RecentHistory {
         self.settled_at = Some(now + HISTORY_RETENTION);
     }
 
-    /// Returns whether history contained a live event, which is true once.
-    pub(crate) fn take(&mut self, now: Mono, id: &EventId) -> bool {
+    /// Returns the time at which the events are forgotten, once the history has ended.
+    pub(crate) fn settles_at(&self) -> Option<Mono> {
+        self.settled_at.filter(|_| self.bytes() > 0)
+    }
+
+    /// Forgets the events if it is time.
+    pub(crate) fn settle(&mut self, now: Mono) {
         if self.settled_at.is_some_and(|at| now >= at) {
             *self = Self::default();
         }
+    }
+
+    /// Returns whether history contained a live event, which is true once.
+    pub(crate) fn take(&mut self, now: Mono, id: &EventId) -> bool {
+        self.settle(now);
         self.ids.remove(&id_prefix(id))
+    }
+
+    /// Returns the bytes that the events take in memory.
+    fn bytes(&self) -> usize {
+        self.ids.capacity().saturating_mul(BYTES_PER_ID)
     }
 }
 
@@ -125,6 +143,21 @@ impl Delivery {
     pub(crate) fn caught_up(&mut self, now: Mono) -> (EoseHint, Vec<Arc<Published>>) {
         self.history.end(now);
         (self.answer.hint(), self.early.take().unwrap_or_default())
+    }
+
+    /// Returns the bytes that the events of history take in memory.
+    pub(crate) fn history_bytes(&self) -> usize {
+        self.history.bytes()
+    }
+
+    /// Returns the time at which the events of history are forgotten, once it has ended.
+    pub(crate) fn settles_at(&self) -> Option<Mono> {
+        self.history.settles_at()
+    }
+
+    /// Forgets the events of history if it is time.
+    pub(crate) fn settle(&mut self, now: Mono) {
+        self.history.settle(now);
     }
 
     /// Decides how to handle a live event.
@@ -299,6 +332,26 @@ mod tests {
         assert_eq!(delivery.live(now, &other), LiveAction::Send);
         assert_eq!(delivery.live(now + HISTORY_RETENTION, &old), LiveAction::Send);
         assert!(delivery.history.ids.is_empty());
+    }
+
+    #[test]
+    fn memory_of_history_is_counted_and_ends_without_a_live_event() {
+        let mut delivery = delivery();
+        assert_eq!(delivery.history_bytes(), 0);
+        for note in notes() {
+            assert!(delivery.stored(&note.event.id));
+        }
+        assert!(delivery.history_bytes() >= 5 * BYTES_PER_ID);
+        let now = Mono::from_secs(5);
+        delivery.settle(now + HISTORY_RETENTION);
+        assert!(delivery.history_bytes() > 0 && delivery.settles_at().is_none());
+        assert!(delivery.caught_up(now).1.is_empty());
+        let at = delivery.settles_at().expect("history has ended");
+        assert_eq!(at, now + HISTORY_RETENTION);
+        delivery.settle(now);
+        assert!(delivery.history_bytes() > 0);
+        delivery.settle(at);
+        assert_eq!((delivery.history_bytes(), delivery.settles_at()), (0, None));
     }
 
     #[test]

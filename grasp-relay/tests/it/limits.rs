@@ -117,6 +117,30 @@ async fn the_filters_of_all_connections_are_bounded_in_bytes() {
 }
 
 #[tokio::test]
+async fn a_history_counts_as_bytes_of_its_subscription_until_it_is_forgotten() {
+    let limits = Limits { total_subscription_bytes: 4 * 25_000, ..Limits::default() };
+    let relay = Relay::limited(limits).await;
+    for nth in 0..400 {
+        relay.accept(&note(1, &nth.to_string())).await;
+    }
+    let (mut alice, mut bob) = (relay.client().await, relay.client().await);
+    for client in [&mut alice, &mut bob] {
+        assert_eq!(client.req("s", r#"{"kinds":[1]}"#).await.len(), 400);
+    }
+    let mut carol = relay.client().await;
+    carol.send(r#"["REQ","s",{"kinds":[1]}]"#).await;
+    let mut last = carol.next().await;
+    while last[0] == "EVENT" {
+        last = carol.next().await;
+    }
+    assert_eq!(last[0], "CLOSED", "{last}");
+    assert!(last[2].as_str().is_some_and(|why| why.starts_with("rate-limited: ")), "{last}");
+    // No live event comes.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert_eq!(carol.req("s", r#"{"kinds":[1]}"#).await.len(), 400);
+}
+
+#[tokio::test]
 async fn the_event_rate_limit_is_shared_by_the_connections_of_an_address() {
     let limits = Limits { events_per_minute_per_ip: 3, ..Limits::default() };
     let relay = Relay::limited(limits).await;
