@@ -37,6 +37,14 @@ pub struct View {
     pub shows: Option<PublicKey>,
 }
 
+/// A view without its refs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are those of `View`")]
+pub struct ViewHead {
+    pub generation: Generation,
+    pub shows: Option<PublicKey>,
+}
+
 /// A pack of a repository. Its name is the hash of its content.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pack {
@@ -291,14 +299,13 @@ pub trait Database: Send + Sync + 'static {
     /// Returns the view of a repository.
     fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>>;
 
-    /// Returns the generation of a view, without reading its refs.
-    fn generation(
-        &self,
-        endpoint: Endpoint,
-        repo: RepoId,
-    ) -> DatabaseFuture<'_, Option<Generation>> {
+    /// Returns a view without its refs, which are not read.
+    fn view_head(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<ViewHead>> {
         let view = self.view(endpoint, repo);
-        Box::pin(async move { Ok(view.await?.map(|view| view.generation)) })
+        Box::pin(async move {
+            let view = view.await?;
+            Ok(view.map(|view| ViewHead { generation: view.generation, shows: view.shows }))
+        })
     }
 
     /// Returns all that is committed about a repository, but for its retired refs.

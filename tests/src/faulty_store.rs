@@ -10,8 +10,8 @@ use grasp_core::service::Endpoint;
 use grasp_core::{RepoId, Version};
 use grasp_purgatory::Record;
 use grasp_purgatory::database::{
-    Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, Generation, Pack,
-    RepoRow, RetiredRef, View,
+    Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, Pack, RepoRow,
+    RetiredRef, View, ViewHead,
 };
 use grasp_relay::store::{
     EventChunks, EventStore, Inventory, Present, SaveReport, Store, StoreFuture,
@@ -68,12 +68,8 @@ impl Database for FaultyStore {
         self.store.view(endpoint, repo)
     }
 
-    fn generation(
-        &self,
-        endpoint: Endpoint,
-        repo: RepoId,
-    ) -> DatabaseFuture<'_, Option<Generation>> {
-        self.store.generation(endpoint, repo)
+    fn view_head(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<ViewHead>> {
+        self.store.view_head(endpoint, repo)
     }
 
     fn row(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, RepoRow> {

@@ -42,7 +42,7 @@ use super::error::GitError;
 use super::layout::{self, Layout, RepoDir, VERSION};
 use super::packs::{PackCache, UnnamedObjects};
 use crate::active_work::ActiveWork;
-use crate::database::{Database, Generation, Pack, RepoRow, RetiredRef, View};
+use crate::database::{Database, Pack, RepoRow, RetiredRef, View, ViewHead};
 use crate::resources::{Holding, SharedPool};
 
 /// Number of locks from which on unused ones are dropped.
@@ -330,15 +330,15 @@ impl RepoStore {
         if self.inner.endpoint == Endpoint::PullRequests {
             return Ok(Some(address.clone()));
         }
-        let Some(view) = self.committed(address).await? else { return Ok(None) };
-        let Some(owner) = view.shows else { return Ok(Some(address.clone())) };
+        let Some(head) = self.view_head(address).await? else { return Ok(None) };
+        let Some(owner) = head.shows else { return Ok(Some(address.clone())) };
         let shown = RepoId::new(owner, address.identifier.clone());
         Ok(self.has_view(&shown).await?.then_some(shown))
     }
 
     /// Returns whether a view exists.
     pub async fn has_view(&self, repo: &RepoId) -> Result<bool, GitError> {
-        Ok(self.generation(repo).await?.is_some())
+        Ok(self.view_head(repo).await?.is_some())
     }
 
     /// Returns the refs of a repository.
@@ -392,14 +392,14 @@ impl RepoStore {
 
     /// Returns a view from memory, if it has not changed since it was read.
     async fn cached(&self, repo: &RepoId) -> Result<Option<View>, GitError> {
-        let Some(generation) = self.generation(repo).await? else { return Ok(None) };
+        let Some(head) = self.view_head(repo).await? else { return Ok(None) };
         let view = self.inner.views.lock().get(&self.dir(repo).key().to_owned());
-        Ok(view.filter(|view| view.generation == generation))
+        Ok(view.filter(|view| view.generation == head.generation))
     }
 
-    /// Returns the generation of a view that exists.
-    async fn generation(&self, repo: &RepoId) -> Result<Option<Generation>, GitError> {
-        Ok(self.inner.database.generation(self.inner.endpoint, repo.clone()).await?)
+    /// Returns a view that exists, without its refs.
+    async fn view_head(&self, repo: &RepoId) -> Result<Option<ViewHead>, GitError> {
+        Ok(self.inner.database.view_head(self.inner.endpoint, repo.clone()).await?)
     }
 
     /// Returns all that is committed about a repository, but for its retired refs.

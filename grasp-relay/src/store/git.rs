@@ -9,7 +9,7 @@ use grasp_core::{RepoId, kinds};
 use grasp_purgatory::Record;
 use grasp_purgatory::database::{
     Addition, Commit, Committed, Database, DatabaseFuture, Generation, Pack, RepoRow, RetiredRef,
-    View,
+    View, ViewHead,
 };
 use grasp_purgatory::git::Refs;
 use nostr::event::{Event, EventId};
@@ -44,17 +44,16 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
         })
     }
 
-    fn generation(
-        &self,
-        endpoint: Endpoint,
-        repo: RepoId,
-    ) -> DatabaseFuture<'_, Option<Generation>> {
+    fn view_head(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<ViewHead>> {
         Box::pin(async move {
-            let sql = "SELECT generation FROM views
+            let sql = "SELECT generation, shows FROM views
                 WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
             let values = RepoKey::new(endpoint, &repo).values([]);
-            let generations = Query::new(sql, values, |row| Ok(Generation(row.unsigned(0)?)));
-            Ok(self.0.rows(generations).await?.pop())
+            let heads = Query::new(sql, values, |row| {
+                let shows = row.bytes(1)?.map(PublicKey::from_byte_array);
+                Ok(ViewHead { generation: Generation(row.unsigned(0)?), shows })
+            });
+            Ok(self.0.rows(heads).await?.pop())
         })
     }
 
