@@ -527,7 +527,7 @@ impl Push {
         // Also after a failure: uploads that were staged before it are on disk and have to be counted.
         self.tell_staged(push).await;
         taken?;
-        if push.execute().is_empty() && self.keeps_uploads(push).await? {
+        if push.execute().is_empty() && self.keeps_uploads(push, &facts).await? {
             return Ok(reports(&verdict));
         }
         let author = facts.author_of(verdict.realises);
@@ -637,10 +637,15 @@ impl Push {
         Ok((false, found.contains(&true)))
     }
 
-    /// Returns whether all uploads of a push wait for their events, so that nothing is to be served.
-    async fn keeps_uploads(&self, push: &AuthorisedPush) -> Result<bool, HttpError> {
+    /// Returns whether all uploads of a push wait for events that have not been received, so that nothing is to be served.
+    async fn keeps_uploads(
+        &self,
+        push: &AuthorisedPush,
+        facts: &PushFacts,
+    ) -> Result<bool, HttpError> {
         for command in push.stage() {
-            if !self.is_staged(command).await? {
+            let is_unknown = command.name.event().is_some_and(|id| facts.is_unknown(&id));
+            if !is_unknown || !self.is_staged(command).await? {
                 return Ok(false);
             }
         }

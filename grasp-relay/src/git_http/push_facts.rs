@@ -51,6 +51,15 @@ impl PushFacts {
         }
     }
 
+    /// Returns whether the event of a pull request has not been received yet.
+    pub(super) fn is_unknown(&self, id: &EventId) -> bool {
+        let proposals = match self {
+            Self::Hosted { proposals, .. } | Self::Contributor(proposals) => proposals,
+            Self::Archived => return false,
+        };
+        matches!(proposals.get(id), Some(KnownProposal::Unknown))
+    }
+
     /// Returns the author of a state.
     pub(super) fn author_of(&self, state: Option<EventId>) -> Option<PublicKey> {
         let Self::Hosted { candidates, .. } = self else { return None };
