@@ -212,8 +212,11 @@ pub(crate) trait Rules: Rows + Sized {
             Verdict::DeletedBy(_) => Ok(false),
             Verdict::Accepted => {
                 let Some(coordinate) = deletion::coordinate(event) else { return Ok(true) };
-                let head = self.head(&self.keys().coordinate(&coordinate))?;
-                Ok(head.is_none_or(|head| head.at > Position::of(event)))
+                let Some(head) = self.head(&self.keys().coordinate(&coordinate))? else {
+                    return Ok(true);
+                };
+                let is_older = head.at > Position::of(event);
+                Ok(is_older || self.has_ended(head.seq, seconds(now.as_secs()))?)
             }
         }
     }

@@ -69,6 +69,7 @@ contract! {
     events_that_the_store_refuses_stop_the_whole_commit
     events_that_are_stored_already_do_not_stop_a_commit
     a_commit_that_requires_a_removed_event_changes_nothing
+    a_version_older_than_an_expired_one_is_saved
     one_of_many_concurrent_changes_wins
     no_generation_is_given_twice
     refs_are_read_as_they_were_written
@@ -273,6 +274,24 @@ async fn a_commit_that_requires_a_removed_event_changes_nothing(store: &dyn Stor
     assert!(!is_served(store, &saved).await && generation(store, &repo(1)).await.is_none());
     done(store, release([&kept, &kept], None)).await;
     assert!(is_served(store, &saved).await && generation(store, &repo(1)).await.is_some());
+}
+
+async fn a_version_older_than_an_expired_one_is_saved(store: &dyn Store) {
+    let keys = Keys::generate();
+    let older = state(&keys, NOW);
+    let end = (NOW + 10).to_string();
+    let brief = EventBuilder::new(older.kind, "")
+        .tags(older.tags.iter().cloned().chain([Tag::parse(["expiration", &end]).unwrap()]))
+        .custom_created_at(time(NOW + 1))
+        .finalize(&keys)
+        .unwrap();
+    store.save_events(vec![Arc::new(brief)], time(NOW + 1)).await.unwrap();
+    let save = |now| Commit { save: vec![older.clone()], now: time(now), ..Commit::default() };
+    let refused = Conflict::Refused(BTreeSet::from([older.id]));
+    let early = store.commit(save(NOW + 9)).await.unwrap();
+    assert_eq!(early, Committed::Conflict(refused));
+    done(store, save(NOW + 10)).await;
+    assert!(is_served(store, &older).await);
 }
 
 async fn one_of_many_concurrent_changes_wins(store: &dyn Store) {

@@ -1,6 +1,6 @@
 //! Changes of repositories that the server reports to sync.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use grasp_bin::OwnRelay;
@@ -132,4 +132,28 @@ async fn sync_gets_the_removal_of_expired_and_vanished_threads() {
     }
     let removed = received.iter().filter(|news| matches!(news, News::Removed(_))).count();
     assert_eq!(removed, 1, "events of other authors stay: {received:?}");
+}
+
+#[tokio::test]
+async fn when_a_state_expires_its_refs_go_back_to_the_state_before_at_once() {
+    let instance = Instance::start().await;
+    let alice = Author::new();
+    let work = instance.host(&alice, "x").await;
+    let url = instance.clone_url(&alice.repo("x"));
+    let before = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let commit = work.commit("for a few seconds").await;
+    let end = (Timestamp::now() + Duration::from_secs(4)).to_string();
+    let tags: &[&[&str]] = &[&["d", "x"], &["refs/heads/main", &commit], &["expiration", &end]];
+    let brief = alice.later(1).sign(30618, "", tags);
+    instance.ingest(vec![brief.clone()]).await;
+    work.git(&["push", &url, "main"]).await.expect_ok();
+    assert!(instance.serves(&brief).await);
+    while instance.serves(&brief).await {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let gone = Instant::now();
+    while !instance.refs(&alice.repo("x")).await.contains(before.trim()) {
+        assert!(gone.elapsed() < Duration::from_secs(5), "the refs follow");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
