@@ -24,10 +24,6 @@ const MEMORY_PER_PROCESS: u64 = 256 << 20;
 const HONEST_DISK_BYTES: u64 = 4 << 20;
 const HONEST_PUSH_BYTES: u64 = 160 << 10;
 
-/// Whether repositories that only share their name are isolated from each other. Until then attacks through a name have the
-/// bound of all others, whatever their replays state.
-const ARE_NAMES_ISOLATED: bool = true;
-
 /// The bound of the 95th percentile of each honest operation during an attack: a multiple of that of an idle server, or a time
 /// that it may always take, for each process of the server. Nodes share the cores that one process has otherwise.
 #[derive(Clone, Copy, Debug)]
@@ -160,9 +156,7 @@ impl Report {
 
     /// Sets the bound of the times of honest operations during an attack through the name of the honest repository.
     pub(crate) fn within(mut self, bound: LatencyBound) -> Self {
-        if ARE_NAMES_ISOLATED {
-            self.bound = bound;
-        }
+        self.bound = bound;
         self
     }
 
