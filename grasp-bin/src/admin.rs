@@ -85,13 +85,19 @@ impl AdminSocket {
         }
         let listener = bind_private(path)
             .with_context(|| format!("could not open the socket {}", path.display()))?;
-        Ok(Self { listener, path: path.to_owned() })
+        Ok(Self {
+            listener,
+            path: path.to_owned(),
+        })
     }
 
     /// Starts to answer requests, those that already wait included.
     pub(crate) fn serve(self, overview: Overview) -> AdminTask {
         let Self { listener, path } = self;
-        AdminTask { task: tokio::spawn(accept_all(listener, overview)), path }
+        AdminTask {
+            task: tokio::spawn(accept_all(listener, overview)),
+            path,
+        }
     }
 }
 
@@ -130,7 +136,12 @@ async fn serve_connection(stream: UnixStream, overview: &Overview) -> io::Result
     let mut lines = BufReader::new(read);
     loop {
         let mut line = String::new();
-        if (&mut lines).take(MAX_REQUEST_BYTES).read_line(&mut line).await? == 0 {
+        if (&mut lines)
+            .take(MAX_REQUEST_BYTES)
+            .read_line(&mut line)
+            .await?
+            == 0
+        {
             return Ok(());
         }
         let response = match serde_json::from_str(&line) {
@@ -165,9 +176,13 @@ pub(crate) fn request<T: DeserializeOwned>(socket: &Path, request: AdminRequest)
     let is_long = matches!(request, AdminRequest::Repair(_) | AdminRequest::Purge(_));
     stream.set_read_timeout((!is_long).then_some(RESPONSE_TIMEOUT))?;
     let text = serde_json::to_string(&request)? + "\n";
-    stream.write_all(text.as_bytes()).context("the server closed the connection")?;
+    stream
+        .write_all(text.as_bytes())
+        .context("the server closed the connection")?;
     let mut line = String::new();
-    io::BufReader::new(stream).read_line(&mut line).context("the server does not respond")?;
+    io::BufReader::new(stream)
+        .read_line(&mut line)
+        .context("the server does not respond")?;
     let response: Result<T, String> =
         serde_json::from_str(&line).context("the server has another version")?;
     response.map_err(|why| anyhow!("the server could not answer: {why}"))

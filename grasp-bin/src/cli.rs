@@ -180,11 +180,17 @@ pub(crate) struct ServerData {
 impl ServerData {
     /// Returns the flags that lead to the settings of that server.
     pub(crate) fn flags(&self, admin_socket: Option<&PathBuf>) -> Flags {
-        let paths = [("data_dir", self.data_dir.as_ref()), ("admin_socket", admin_socket)];
+        let paths = [
+            ("data_dir", self.data_dir.as_ref()),
+            ("admin_socket", admin_socket),
+        ];
         let given = paths
             .into_iter()
             .filter_map(|(key, path)| Some((key, vec![path?.display().to_string()])));
-        Flags { file: self.config.clone(), given: given.collect() }
+        Flags {
+            file: self.config.clone(),
+            given: given.collect(),
+        }
     }
 }
 

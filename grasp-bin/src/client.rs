@@ -39,7 +39,10 @@ impl RelayClient {
     pub(crate) async fn connect(relay: &RelayUrl) -> Result<Self> {
         let client = Client::connect(relay, &outbound(), &Limits::default()).await;
         let client = client.map_err(|fault| anyhow::anyhow!("{fault}"))?;
-        Ok(Self { client, timeout: EXCHANGE_TIMEOUT })
+        Ok(Self {
+            client,
+            timeout: EXCHANGE_TIMEOUT,
+        })
     }
 
     /// Publishes an event. A relay that has it already, or a newer version of it, counts as success; any other refusal
@@ -51,7 +54,11 @@ impl RelayClient {
         if accepted || message.starts_with("duplicate:") || message.starts_with("replaced:") {
             return Ok(());
         }
-        Err(Refused { kind: event.kind, message }.into())
+        Err(Refused {
+            kind: event.kind,
+            message,
+        }
+        .into())
     }
 
     /// Returns the newest event of a relay that matches. Events that do not match, or have a wrong signature, are
@@ -63,7 +70,10 @@ impl RelayClient {
         let is_asked_for = |event: &Event| {
             filter.match_event(event, MatchEventOptions::default()) && event.verify().is_ok()
         };
-        Ok(page.into_iter().filter(is_asked_for).max_by_key(Version::of))
+        Ok(page
+            .into_iter()
+            .filter(is_asked_for)
+            .max_by_key(Version::of))
     }
 }
 
@@ -81,20 +91,30 @@ mod tests {
 
     fn event(keys: &Keys, name: &str, at: u64) -> Event {
         let event = EventBuilder::new(Kind::GitRepoAnnouncement, "").tag(Tag::identifier(name));
-        event.custom_created_at(Timestamp::from_secs(at)).finalize(keys).unwrap()
+        event
+            .custom_created_at(Timestamp::from_secs(at))
+            .finalize(keys)
+            .unwrap()
     }
 
     /// Starts a relay that answers its first request with these events.
     async fn relay_with(events: Vec<Value>) -> RelayUrl {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("ws://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let url = format!("ws://{}", listener.local_addr().unwrap())
+            .parse()
+            .unwrap();
         tokio::spawn(async move {
             let (stream, _) = listener.accept().await.unwrap();
             let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
             socket.next().await;
-            let events = events.into_iter().map(|event| json!(["EVENT", "g1", event]));
+            let events = events
+                .into_iter()
+                .map(|event| json!(["EVENT", "g1", event]));
             for answer in events.chain([json!(["EOSE", "g1"])]) {
-                socket.send(Message::text(answer.to_string())).await.unwrap();
+                socket
+                    .send(Message::text(answer.to_string()))
+                    .await
+                    .unwrap();
             }
             while socket.next().await.is_some() {}
         });
@@ -104,14 +124,19 @@ mod tests {
     /// Starts a relay that answers every event with this message.
     async fn relay_that_answers(accepted: bool, message: &'static str) -> RelayUrl {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("ws://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let url = format!("ws://{}", listener.local_addr().unwrap())
+            .parse()
+            .unwrap();
         tokio::spawn(async move {
             let (stream, _) = listener.accept().await.unwrap();
             let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
             while let Some(Ok(Message::Text(text))) = socket.next().await {
                 let published: Value = serde_json::from_str(&text).unwrap();
                 let answer = json!(["OK", published[1]["id"], accepted, message]);
-                socket.send(Message::text(answer.to_string())).await.unwrap();
+                socket
+                    .send(Message::text(answer.to_string()))
+                    .await
+                    .unwrap();
             }
         });
         url
@@ -128,7 +153,11 @@ mod tests {
             (false, "blocked: no", false),
         ] {
             let url = relay_that_answers(accepted, text).await;
-            let published = RelayClient::connect(&url).await.unwrap().publish(&event).await;
+            let published = RelayClient::connect(&url)
+                .await
+                .unwrap()
+                .publish(&event)
+                .await;
             assert_eq!(published.is_ok(), is_ok, "{accepted} {text}");
         }
     }
@@ -136,11 +165,17 @@ mod tests {
     /// Starts a relay that sends messages without end and no answer.
     async fn relay_that_talks() -> RelayUrl {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("ws://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let url = format!("ws://{}", listener.local_addr().unwrap())
+            .parse()
+            .unwrap();
         tokio::spawn(async move {
             let (stream, _) = listener.accept().await.unwrap();
             let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
-            while socket.send(Message::text(r#"["NOTICE","wait"]"#)).await.is_ok() {}
+            while socket
+                .send(Message::text(r#"["NOTICE","wait"]"#))
+                .await
+                .is_ok()
+            {}
         });
         url
     }
@@ -148,15 +183,22 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_relay_that_sends_messages_without_an_answer_times_out() {
         let event = event(&Keys::generate(), "hello", 1);
-        let mut relay = RelayClient::connect(&relay_that_talks().await).await.unwrap();
+        let mut relay = RelayClient::connect(&relay_that_talks().await)
+            .await
+            .unwrap();
         relay.timeout = Duration::from_millis(200);
         let both = async {
             let published = relay.publish(&event).await.unwrap_err();
             let asked = relay.newest(&Filter::new()).await.unwrap_err();
             [published, asked].map(|error| error.to_string())
         };
-        let errors = timeout(Duration::from_secs(20), both).await.expect("an end");
-        assert!(errors.iter().all(|text| text.contains("in time")), "{errors:?}");
+        let errors = timeout(Duration::from_secs(20), both)
+            .await
+            .expect("an end");
+        assert!(
+            errors.iter().all(|text| text.contains("in time")),
+            "{errors:?}"
+        );
     }
 
     #[tokio::test]
@@ -164,7 +206,10 @@ mod tests {
         let (own, other) = (Keys::generate(), Keys::generate());
         let json = |event: &Event| serde_json::from_str::<Value>(&event.as_json()).unwrap();
         let mut forged = json(&event(&own, "hello", 9));
-        forged["tags"].as_array_mut().unwrap().push(json!(["maintainers", "mallory"]));
+        forged["tags"]
+            .as_array_mut()
+            .unwrap()
+            .push(json!(["maintainers", "mallory"]));
         let newest = event(&own, "hello", 3);
         let events = vec![
             json(&newest),
@@ -173,7 +218,9 @@ mod tests {
             json(&event(&other, "hello", 9)),
             json(&event(&own, "another", 9)),
         ];
-        let mut relay = RelayClient::connect(&relay_with(events).await).await.unwrap();
+        let mut relay = RelayClient::connect(&relay_with(events).await)
+            .await
+            .unwrap();
         let filter = Filter::new()
             .kind(Kind::GitRepoAnnouncement)
             .author(own.public_key())

@@ -71,14 +71,20 @@ pub(crate) enum LogFormat {
 impl Default for Config {
     fn default() -> Self {
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
-        let service = listen.to_string().parse().expect("an address is a service's address");
+        let service = listen
+            .to_string()
+            .parse()
+            .expect("an address is a service's address");
         Self {
             listen,
             domain: None,
             admin_socket: None,
             sidecar_relay: None,
             sidecar_listen: None,
-            log: Log { filter: "info".into(), format: LogFormat::Human },
+            log: Log {
+                filter: "info".into(),
+                format: LogFormat::Human,
+            },
             settings: Settings::new(service, "data"),
         }
     }
@@ -121,7 +127,10 @@ impl Config {
                 "only nodes that share a database keep their packs elsewhere: set database",
             ),
         ];
-        rules.into_iter().find(|(holds, ..)| !holds).map(|(_, key, reason)| (key, reason))
+        rules
+            .into_iter()
+            .find(|(holds, ..)| !holds)
+            .map(|(_, key, reason)| (key, reason))
     }
 }
 
@@ -143,7 +152,9 @@ impl clap::Args for Flags {
             .help_heading("The settings file")
             .help("The settings file [env: GRASP_CONFIG]");
         let flags = SECTIONS.iter().flat_map(|(section, title)| {
-            let settings = settings().iter().filter(move |one| one.section() == *section);
+            let settings = settings()
+                .iter()
+                .filter(move |one| one.section() == *section);
             settings.map(|setting| setting.arg(title))
         });
         command.arg(file).args(flags)
@@ -161,7 +172,10 @@ impl clap::FromArgMatches for Flags {
             Some((setting.key, texts.cloned().collect()))
         };
         let given = settings().iter().filter_map(texts).collect();
-        Ok(Self { file: matches.get_one("config").cloned(), given })
+        Ok(Self {
+            file: matches.get_one("config").cloned(),
+            given,
+        })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -178,7 +192,9 @@ pub(crate) fn variables(all: impl Iterator<Item = (OsString, OsString)>) -> Vari
     let text = |(name, value): (OsString, OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
     };
-    all.filter_map(text).filter(|(_, value)| !value.is_empty()).collect()
+    all.filter_map(text)
+        .filter(|(_, value)| !value.is_empty())
+        .collect()
 }
 
 /// The source of a setting's value.
@@ -263,8 +279,13 @@ impl Loaded {
     }
 
     fn refuse(&mut self, source: &Source, key: &str, reason: &str) {
-        let key = if key.is_empty() { String::new() } else { format!("{key}: ") };
-        self.problems.push(format!("{source}: {key}{}", reason.trim()));
+        let key = if key.is_empty() {
+            String::new()
+        } else {
+            format!("{key}: ")
+        };
+        self.problems
+            .push(format!("{source}: {key}{}", reason.trim()));
     }
 
     fn add_file(&mut self, path: &Path, text: &str) {
@@ -289,9 +310,11 @@ impl Loaded {
                         );
                     }
                 }
-                value => {
-                    self.set(name.get_ref(), |one| one.texts(value), source(name.span().start))
-                }
+                value => self.set(
+                    name.get_ref(),
+                    |one| one.texts(value),
+                    source(name.span().start),
+                ),
             }
         }
     }
@@ -300,17 +323,27 @@ impl Loaded {
 /// Explains that there is no such key, with those of its section.
 fn unknown(key: &str) -> String {
     let (section, name) = key.split_once('.').unwrap_or(("", key));
-    let names = settings().iter().filter(|setting| setting.section() == section);
-    let names: Vec<_> = names.map(|setting| format!("`{}`", setting.name())).collect();
+    let names = settings()
+        .iter()
+        .filter(|setting| setting.section() == section);
+    let names: Vec<_> = names
+        .map(|setting| format!("`{}`", setting.name()))
+        .collect();
     match names.is_empty() {
         true => format!("unknown field: there is no section [{section}]"),
-        false => format!("unknown field `{name}`, expected one of {}", names.join(", ")),
+        false => format!(
+            "unknown field `{name}`, expected one of {}",
+            names.join(", ")
+        ),
     }
 }
 
 /// Reads the file, the environment and the flags.
 pub(crate) fn load(flags: &Flags, vars: &Variables) -> Result<Loaded, Problems> {
-    let file = flags.file.clone().or_else(|| vars.get(FILE_VARIABLE).map(PathBuf::from));
+    let file = flags
+        .file
+        .clone()
+        .or_else(|| vars.get(FILE_VARIABLE).map(PathBuf::from));
     let file = file.or_else(|| find_file(flags, vars));
     let read = |path: &PathBuf| {
         std::fs::read_to_string(path).map_err(|error| Problems::Unreadable(path.clone(), error))
@@ -323,7 +356,11 @@ pub(crate) fn load(flags: &Flags, vars: &Variables) -> Result<Loaded, Problems> 
 fn merge(file: Option<(&Path, &str)>, vars: &Variables, flags: &Flags) -> Result<Loaded, Problems> {
     let mut loaded = Loaded::default();
     if let Some(home) = xdg_data(vars) {
-        loaded.set("data_dir", |_| Ok(vec![home]), Source::Variable(XDG_DATA.into()));
+        loaded.set(
+            "data_dir",
+            |_| Ok(vec![home]),
+            Source::Variable(XDG_DATA.into()),
+        );
     }
     if let Some((path, text)) = file {
         loaded.file = Some(path.to_owned());
@@ -343,23 +380,41 @@ fn merge(file: Option<(&Path, &str)>, vars: &Variables, flags: &Flags) -> Result
     for (key, texts) in &flags.given {
         let flag = |setting: &Setting| format!("--{}", setting.flag());
         let source = settings().iter().find(|one| one.key == *key).map(flag);
-        loaded.set(key, |_| Ok(texts.clone()), Source::Flag(source.unwrap_or_default()));
+        loaded.set(
+            key,
+            |_| Ok(texts.clone()),
+            Source::Flag(source.unwrap_or_default()),
+        );
     }
     if let Some((key, reason)) = loaded.config.contradiction() {
         loaded.refuse(&loaded.source(key).clone(), key, reason);
     }
-    if loaded.problems.is_empty() { Ok(loaded) } else { Err(Problems::Settings(loaded.problems)) }
+    if loaded.problems.is_empty() {
+        Ok(loaded)
+    } else {
+        Err(Problems::Settings(loaded.problems))
+    }
 }
 
 /// Returns the first file that exists where one is looked for.
 fn find_file(flags: &Flags, vars: &Variables) -> Option<PathBuf> {
     let data_dir = flags.given.get("data_dir").and_then(|texts| texts.first());
     let data_dir = data_dir.or_else(|| vars.get("GRASP_DATA_DIR")).cloned();
-    let data_dir = data_dir.or_else(|| xdg_data(vars)).unwrap_or_else(|| "data".into());
+    let data_dir = data_dir
+        .or_else(|| xdg_data(vars))
+        .unwrap_or_else(|| "data".into());
     let home = || vars.get("HOME").map(|home| Path::new(home).join(".config"));
     let users = vars.get("XDG_CONFIG_HOME").map(PathBuf::from).or_else(home);
-    let places = [Some(data_dir.into()), Some(PathBuf::new()), users.map(|dir| dir.join("grasp"))];
-    places.into_iter().flatten().map(|dir| dir.join(FILE)).find(|path| path.is_file())
+    let places = [
+        Some(data_dir.into()),
+        Some(PathBuf::new()),
+        users.map(|dir| dir.join("grasp")),
+    ];
+    places
+        .into_iter()
+        .flatten()
+        .map(|dir| dir.join(FILE))
+        .find(|path| path.is_file())
 }
 
 /// Returns the user's directory for data, unless there is a `data` in the working directory.
@@ -376,7 +431,10 @@ pub(crate) fn in_force(loaded: &Loaded) -> String {
             "" => writeln!(text, "# {title}"),
             name => writeln!(text, "\n[{name}] # {title}"),
         };
-        for setting in settings().iter().filter(|setting| setting.section() == section) {
+        for setting in settings()
+            .iter()
+            .filter(|setting| setting.section() == section)
+        {
             let line = match setting.value(&loaded.config) {
                 Some(value) => format!("{} = {value}", setting.name()),
                 None => format!("# {} is not set", setting.name()),

@@ -71,20 +71,32 @@ async fn sync_repository(dir: &Path, first: &Instance, second: &Instance) -> Res
 
     let announcement = push::announce(&keys, &repo, &servers, None)?;
     for server in &servers {
-        RelayClient::connect(&server.relay()?).await?.publish(&announcement).await?;
+        RelayClient::connect(&server.relay()?)
+            .await?
+            .publish(&announcement)
+            .await?;
     }
     println!("announced on both (kind 30617)");
     let state = push::sign(&keys, &repo, &refs, None)?;
-    RelayClient::connect(&servers[0].relay()?).await?.publish(&state).await?;
+    RelayClient::connect(&servers[0].relay()?)
+        .await?
+        .publish(&state)
+        .await?;
     println!("signed the state for the first only (kind 30618)");
     let began = Instant::now();
     let (pushed_url, synced_url) = (servers[0].clone_url(&repo), servers[1].clone_url(&repo));
     work.push_to(&pushed_url, &refs).await?;
-    println!("pushed with git to the first only, in {} ms", began.elapsed().as_millis());
+    println!(
+        "pushed with git to the first only, in {} ms",
+        began.elapsed().as_millis()
+    );
     let pushed = Instant::now();
     let tip = refs.tips.values().next().cloned().unwrap_or_default();
     wait_for_tip(&work, &synced_url, &tip).await?;
-    println!("the second has it, {} ms later", pushed.elapsed().as_millis());
+    println!(
+        "the second has it, {} ms later",
+        pushed.elapsed().as_millis()
+    );
     Ok([pushed_url, synced_url])
 }
 
@@ -95,7 +107,11 @@ async fn working_copy(dir: &Path) -> Result<Work> {
     push::git(dir, &["init", "--quiet", "--initial-branch=main"]).await?;
     std::fs::write(dir.join("README.md"), "# demo\n\nServed by two servers.\n")?;
     push::git(dir, &["add", "README.md"]).await?;
-    push::git(dir, &[&identity[..], &["commit", "--quiet", "--message", "first"]].concat()).await?;
+    push::git(
+        dir,
+        &[&identity[..], &["commit", "--quiet", "--message", "first"]].concat(),
+    )
+    .await?;
     Work::open(dir).await
 }
 
@@ -122,8 +138,9 @@ struct Instance {
 
 impl Instance {
     async fn start(dir: &Path, other: Option<&Self>) -> Result<Self> {
-        let listener =
-            TcpListener::bind("127.0.0.1:0").await.context("could not listen on loopback")?;
+        let listener = TcpListener::bind("127.0.0.1:0")
+            .await
+            .context("could not listen on loopback")?;
         let address = listener.local_addr()?;
         let mut settings = Settings::new(address.to_string().parse()?, dir);
         settings.outbound.allow_private = true;
@@ -136,12 +153,20 @@ impl Instance {
             let server = Arc::clone(&server);
             async move { server.serve(listener, async { drop(stopped.await) }).await }
         });
-        Ok(Self { address, server, stop, running })
+        Ok(Self {
+            address,
+            server,
+            stop,
+            running,
+        })
     }
 
     fn target(&self) -> Target {
         let service = self.server.parts().config.service.clone();
-        Target { service, secure: false }
+        Target {
+            service,
+            secure: false,
+        }
     }
 
     async fn stop(self) -> Result<()> {

@@ -48,11 +48,19 @@ enum State {
 
 impl Finding {
     fn good(subject: &'static str, detail: impl Into<String>) -> Self {
-        Self { subject, state: State::Good, detail: detail.into(), remedy: None }
+        Self {
+            subject,
+            state: State::Good,
+            detail: detail.into(),
+            remedy: None,
+        }
     }
 
     fn skipped(subject: &'static str, detail: impl Into<String>) -> Self {
-        Self { state: State::Skipped, ..Self::good(subject, detail) }
+        Self {
+            state: State::Skipped,
+            ..Self::good(subject, detail)
+        }
     }
 
     fn warning(
@@ -61,11 +69,18 @@ impl Finding {
         remedy: impl Into<String>,
     ) -> Self {
         let remedy = Some(remedy.into());
-        Self { state: State::Warning, remedy, ..Self::good(subject, detail) }
+        Self {
+            state: State::Warning,
+            remedy,
+            ..Self::good(subject, detail)
+        }
     }
 
     fn failed(subject: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { state: State::Failed, ..Self::warning(subject, detail, remedy) }
+        Self {
+            state: State::Failed,
+            ..Self::warning(subject, detail, remedy)
+        }
     }
 
     fn is_failed(&self) -> bool {
@@ -100,7 +115,10 @@ pub(crate) fn run(config: &Config, offline: bool) -> Result<bool> {
     for finding in &findings {
         println!("{finding}");
     }
-    let failed = findings.iter().filter(|finding| finding.is_failed()).count();
+    let failed = findings
+        .iter()
+        .filter(|finding| finding.is_failed())
+        .count();
     match failed {
         0 => println!("\nno check failed"),
         failed => println!("\n{failed} of {} checks failed", findings.len()),
@@ -135,8 +153,10 @@ fn git(config: &Config) -> Finding {
     match config.settings.git() {
         Ok(git) => Finding::good("git", format!("version {}", git.version())),
         Err(error) => {
-            let remedy =
-                format!("install git {} or newer and have it first in PATH", GitVersion::OLDEST);
+            let remedy = format!(
+                "install git {} or newer and have it first in PATH",
+                GitVersion::OLDEST
+            );
             Finding::failed("git", error.to_string(), remedy)
         }
     }
@@ -187,7 +207,10 @@ fn domain(config: &Config) -> Finding {
 }
 
 fn targets(config: &Config) -> Finding {
-    let public = config.domain.as_ref().is_some_and(|domain| !is_local(domain));
+    let public = config
+        .domain
+        .as_ref()
+        .is_some_and(|domain| !is_local(domain));
     if config.settings.outbound.allow_private && public {
         return Finding::warning(
             "targets",
@@ -196,9 +219,15 @@ fn targets(config: &Config) -> Finding {
         );
     }
     if config.settings.outbound.allow_private {
-        return Finding::good("targets", "private addresses are allowed, for a test network");
+        return Finding::good(
+            "targets",
+            "private addresses are allowed, for a test network",
+        );
     }
-    Finding::good("targets", "events cannot make this server connect to private addresses")
+    Finding::good(
+        "targets",
+        "events cannot make this server connect to private addresses",
+    )
 }
 
 /// Measures a durable write of a file, which it removes again.
@@ -214,12 +243,20 @@ fn disk(data: &Path) -> Finding {
     match written {
         Ok(()) if took > SLOW_DISK => Finding::warning(
             "disk",
-            format!("{} takes {} ms for one durable write", data.display(), took.as_millis()),
+            format!(
+                "{} takes {} ms for one durable write",
+                data.display(),
+                took.as_millis()
+            ),
             "put the data directory on a faster disk",
         ),
         Ok(()) => Finding::good(
             "disk",
-            format!("{} takes a durable write in {} ms", data.display(), took.as_millis()),
+            format!(
+                "{} takes a durable write in {} ms",
+                data.display(),
+                took.as_millis()
+            ),
         ),
         Err(error) => Finding::failed(
             "disk",
@@ -243,12 +280,16 @@ fn free_space(data: &Path) -> Finding {
     let free = stats.f_bavail.saturating_mul(stats.f_frsize);
     let detail = format_bytes(free);
     match free {
-        0..MIN_FREE_BYTES => {
-            Finding::failed("free space", detail, "delete files, or choose another --data-dir")
-        }
-        _ if stats.f_bavail < stats.f_blocks / 20 => {
-            Finding::warning("free space", format!("{detail}, less than 5 %"), "delete files soon")
-        }
+        0..MIN_FREE_BYTES => Finding::failed(
+            "free space",
+            detail,
+            "delete files, or choose another --data-dir",
+        ),
+        _ if stats.f_bavail < stats.f_blocks / 20 => Finding::warning(
+            "free space",
+            format!("{detail}, less than 5 %"),
+            "delete files soon",
+        ),
         _ => Finding::good("free space", detail),
     }
 }
@@ -279,24 +320,36 @@ async fn network_findings(config: &Config) -> Vec<Finding> {
     let mut clocks = Vec::new();
     let roots = files::roots_for_relays(&config.settings).unwrap_or_else(|error| {
         let remedy = "set trusted_roots to a PEM file that the server may read";
-        findings.push(Finding::failed("trusted_roots", format!("{error:#}"), remedy));
+        findings.push(Finding::failed(
+            "trusted_roots",
+            format!("{error:#}"),
+            remedy,
+        ));
         Roots::default()
     });
     let outbound = Outbound::new(OutboundPolicy::default(), &roots);
     findings.push(match public_address(config) {
-        Some(relay) => check_own(config, &relay, outbound.get(&relay, Provenance::Operator).await),
+        Some(relay) => check_own(
+            config,
+            &relay,
+            outbound.get(&relay, Provenance::Operator).await,
+        ),
         None => Finding::skipped("own address", "no domain is set"),
     });
     for relay in &config.settings.sync.engine.bootstrap {
         let answer = outbound.get(relay, Provenance::Operator).await;
         // Only these: at the public address, the server's own clock answers.
-        let dates = answer.iter().filter_map(|answer| answer.headers().get(DATE)?.to_str().ok());
+        let dates = answer
+            .iter()
+            .filter_map(|answer| answer.headers().get(DATE)?.to_str().ok());
         clocks.extend(dates.filter_map(seconds_ahead));
         findings.push(check_bootstrap(relay, answer));
     }
     if config.settings.sync.engine.bootstrap.is_empty() {
-        findings
-            .push(Finding::skipped("outbound", "set --bootstrap to a relay to check DNS and TLS"));
+        findings.push(Finding::skipped(
+            "outbound",
+            "set --bootstrap to a relay to check DNS and TLS",
+        ));
     }
     findings.push(check_clock(&clocks));
     findings
@@ -304,7 +357,11 @@ async fn network_findings(config: &Config) -> Vec<Finding> {
 
 /// Returns the server's public address.
 fn public_address(config: &Config) -> Option<RelayUrl> {
-    config.domain.as_ref()?.relay_url(config.settings.git.secure).ok()
+    config
+        .domain
+        .as_ref()?
+        .relay_url(config.settings.git.secure)
+        .ok()
 }
 
 /// Reports that there was no answer, with a remedy for the operator.
@@ -344,21 +401,32 @@ fn check_own(config: &Config, relay: &RelayUrl, answer: Answer) -> Finding {
             "check the DNS record and the proxy; its key is not the one of this data directory",
         );
     }
-    if answer.headers().get(ACCESS_CONTROL_ALLOW_ORIGIN).is_none_or(|origin| origin != "*") {
+    if answer
+        .headers()
+        .get(ACCESS_CONTROL_ALLOW_ORIGIN)
+        .is_none_or(|origin| origin != "*")
+    {
         return Finding::failed(
             subject,
             format!("{address} answers without Access-Control-Allow-Origin"),
             "make the proxy forward that header: web clients need it (GRASP-01)",
         );
     }
-    Finding::good(subject, format!("{address} shows the NIP-11 document of this server"))
+    Finding::good(
+        subject,
+        format!("{address} shows the NIP-11 document of this server"),
+    )
 }
 
 /// Returns whether a NIP-11 document has the key of this data directory. Before the first start there is none, and any
 /// key will do.
 fn has_our_key(config: &Config, document: &Value) -> bool {
-    let Ok(text) = std::fs::read_to_string(config.settings.service_key()) else { return true };
-    let Ok(keys) = nostr::key::Keys::parse(text.trim()) else { return true };
+    let Ok(text) = std::fs::read_to_string(config.settings.service_key()) else {
+        return true;
+    };
+    let Ok(keys) = nostr::key::Keys::parse(text.trim()) else {
+        return true;
+    };
     document["self"].as_str() == Some(&keys.public_key().to_hex())
 }
 
@@ -384,12 +452,16 @@ fn check_clock(ahead: &[i64]) -> Finding {
         return Finding::skipped("clock", "no relay answered to compare it with");
     };
     match median.abs() {
-        0..=MAX_CLOCK_SKEW_SECS => {
-            Finding::good("clock", format!("within {} seconds of others", median.abs()))
-        }
+        0..=MAX_CLOCK_SKEW_SECS => Finding::good(
+            "clock",
+            format!("within {} seconds of others", median.abs()),
+        ),
         skew => Finding::failed(
             "clock",
-            format!("{skew} seconds {} others", if *median > 0 { "behind" } else { "ahead of" }),
+            format!(
+                "{skew} seconds {} others",
+                if *median > 0 { "behind" } else { "ahead of" }
+            ),
             "synchronize it with systemd-timesyncd or chrony: the dates of events are checked against it",
         ),
     }
@@ -413,7 +485,10 @@ mod tests {
     fn a_port_that_is_in_use_fails_the_check() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let mut config = Config { listen: taken.local_addr().unwrap(), ..Config::default() };
+        let mut config = Config {
+            listen: taken.local_addr().unwrap(),
+            ..Config::default()
+        };
         config.settings.data_dir = dir.path().into();
         let finding = port(&config);
         assert!(
@@ -428,16 +503,25 @@ mod tests {
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();
         let finding = disk(&file.join("data"));
-        assert!(finding.is_failed() && finding.detail.contains("file/data"), "{finding}");
+        assert!(
+            finding.is_failed() && finding.detail.contains("file/data"),
+            "{finding}"
+        );
         assert!(!disk(dir.path()).is_failed() && !disk(&dir.path().join("not/yet")).is_failed());
-        assert!(!free_space(&dir.path().join("not/yet")).detail.contains("does not report"));
+        assert!(
+            !free_space(&dir.path().join("not/yet"))
+                .detail
+                .contains("does not report")
+        );
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]
     fn a_public_server_that_may_connect_to_private_addresses_is_warned_about() {
-        let mut config =
-            Config { domain: Some("git.example.com".parse().unwrap()), ..Config::default() };
+        let mut config = Config {
+            domain: Some("git.example.com".parse().unwrap()),
+            ..Config::default()
+        };
         assert_eq!(targets(&config).state, State::Good);
         config.settings.outbound.allow_private = true;
         assert!(matches!(targets(&config).state, State::Warning));
@@ -458,24 +542,35 @@ mod tests {
 
     #[test]
     fn an_address_without_a_nip11_document_fails_the_check() {
-        let config =
-            Config { domain: Some("git.example.com".parse().unwrap()), ..Config::default() };
+        let config = Config {
+            domain: Some("git.example.com".parse().unwrap()),
+            ..Config::default()
+        };
         let relay = public_address(&config).unwrap();
         let finding = check_own(&config, &relay, Ok(Response::new("<html>".into())));
-        assert!(finding.is_failed() && finding.to_string().contains("Accept header"), "{finding}");
+        assert!(
+            finding.is_failed() && finding.to_string().contains("Accept header"),
+            "{finding}"
+        );
     }
 
     #[test]
     fn an_address_with_another_key_fails_the_check() {
         let dir = tempfile::tempdir().unwrap();
-        let mut config =
-            Config { domain: Some("git.example.com".parse().unwrap()), ..Config::default() };
+        let mut config = Config {
+            domain: Some("git.example.com".parse().unwrap()),
+            ..Config::default()
+        };
         config.settings.data_dir = dir.path().into();
         let keys = crate::files::service_key(&config.settings.service_key()).unwrap();
         let relay = public_address(&config).unwrap();
         let check = |key: String, is_shared: bool| {
             let body = serde_json::json!({ "name": "x", "self": key }).to_string();
-            let origin = if is_shared { "*" } else { "https://example.com" };
+            let origin = if is_shared {
+                "*"
+            } else {
+                "https://example.com"
+            };
             let answer = Response::builder().header(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
             check_own(&config, &relay, Ok(answer.body(body.into()).unwrap()))
         };
@@ -490,7 +585,11 @@ mod tests {
         let ahead = |date: SystemTime| seconds_ahead(&httpdate::fmt_http_date(date)).unwrap();
         assert!((3_590..=3_600).contains(&ahead(now + Duration::from_secs(3_600))));
         assert!((-3_610..=-3_600).contains(&ahead(now - Duration::from_secs(3_600))));
-        for nonsense in ["yesterday", "Sun, 06 Nov 9223372036854775807 08:49:37 GMT", ""] {
+        for nonsense in [
+            "yesterday",
+            "Sun, 06 Nov 9223372036854775807 08:49:37 GMT",
+            "",
+        ] {
             assert_eq!(seconds_ahead(nonsense), None);
         }
     }

@@ -21,9 +21,10 @@ pub(crate) fn create_private_dir(dir: &Path) -> io::Result<()> {
     }
     match fs::DirBuilder::new().mode(0o700).create(dir) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            Err(io::Error::new(error.kind(), "it exists and is not a directory"))
-        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(io::Error::new(
+            error.kind(),
+            "it exists and is not a directory",
+        )),
         created => created,
     }
 }
@@ -64,7 +65,11 @@ pub(crate) fn service_key(path: &Path) -> Result<Keys> {
 /// Reads the user's key from this file or the one in their directory for data, or creates it and says so on standard
 /// error: `grasp push` has no log.
 pub(crate) fn user_key(path: Option<&Path>) -> Result<Keys> {
-    let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let var = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
     let home = || var("HOME").map(|home| home.join(".local/share"));
     let data = || Some(var("XDG_DATA_HOME").or_else(home)?.join("grasp/user.key"));
     let path = path.map(Path::to_owned).or_else(data);
@@ -98,7 +103,10 @@ fn load_or_create(path: &Path) -> Result<(Keys, bool)> {
 
 /// Writes a key durably, before anything is signed with it. A crash leaves the whole key behind, or none.
 fn write_key(path: &Path, keys: &Keys) -> io::Result<()> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = path
+        .parent()
+        .filter(|dir| !dir.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     create_private_dir(dir)?;
     // Only its owner can read a temporary file.
     let mut file = NamedTempFile::new_in(dir)?;
@@ -111,7 +119,11 @@ fn write_key(path: &Path, keys: &Keys) -> io::Result<()> {
 fn check_permissions(path: &Path) -> Result<()> {
     let mode = fs::metadata(path)?.permissions().mode();
     if mode & 0o077 != 0 {
-        bail!("other users can read {}; run: chmod 600 {}", path.display(), path.display());
+        bail!(
+            "other users can read {}; run: chmod 600 {}",
+            path.display(),
+            path.display()
+        );
     }
     Ok(())
 }
@@ -128,14 +140,20 @@ const SYSTEM_BUNDLES: [&str; 6] = [
 
 /// Returns the authorities that sync trusts.
 pub(crate) fn roots_for_relays(settings: &Settings) -> Result<Roots> {
-    let Some(file) = &settings.trusted_roots else { return Ok(Roots::default()) };
-    Roots::default().with(&read_roots(file)?).with_context(|| format!("{}", file.display()))
+    let Some(file) = &settings.trusted_roots else {
+        return Ok(Roots::default());
+    };
+    Roots::default()
+        .with(&read_roots(file)?)
+        .with_context(|| format!("{}", file.display()))
 }
 
 /// Writes the file of authorities that git trusts if the operator adds some: git takes one file, so it also has those
 /// of the system.
 pub(crate) fn roots_for_git(settings: &Settings) -> Result<Option<PathBuf>> {
-    let Some(file) = &settings.trusted_roots else { return Ok(None) };
+    let Some(file) = &settings.trusted_roots else {
+        return Ok(None);
+    };
     let system = SYSTEM_BUNDLES.iter().find_map(|file| fs::read(file).ok());
     if system.is_none() {
         tracing::warn!(
@@ -152,8 +170,12 @@ pub(crate) fn roots_for_git(settings: &Settings) -> Result<Option<PathBuf>> {
 }
 
 fn read_roots(file: &Path) -> Result<Vec<u8>> {
-    fs::read(file)
-        .with_context(|| format!("could not read the file of trusted_roots, {}", file.display()))
+    fs::read(file).with_context(|| {
+        format!(
+            "could not read the file of trusted_roots, {}",
+            file.display()
+        )
+    })
 }
 
 #[cfg(test)]
@@ -167,7 +189,10 @@ mod tests {
     #[test]
     fn new_directories_are_private_and_existing_ones_keep_their_permissions() {
         let temporary = tempfile::tempdir().unwrap();
-        let (parent, dir) = (temporary.path().join("var"), temporary.path().join("var/grasp"));
+        let (parent, dir) = (
+            temporary.path().join("var"),
+            temporary.path().join("var/grasp"),
+        );
         create_private_dir(&dir).unwrap();
         assert_eq!(mode(&dir), 0o700);
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o750)).unwrap();
@@ -204,7 +229,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("service.key");
         service_key(&path).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
         let error = service_key(&path).unwrap_err().to_string();
         assert!(error.contains("chmod 600"), "{error}");

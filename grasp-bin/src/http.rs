@@ -52,7 +52,10 @@ pub(crate) async fn serve_status(listener: TcpListener, routes: Router) {
             continue;
         };
         let mut server = http1::Builder::new();
-        server.timer(TokioTimer::new()).header_read_timeout(REQUEST_TIMEOUT).keep_alive(false);
+        server
+            .timer(TokioTimer::new())
+            .header_read_timeout(REQUEST_TIMEOUT)
+            .keep_alive(false);
         let service = TowerToHyperService::new(routes.clone());
         tokio::spawn(async move {
             let serving = server.serve_connection(TokioIo::new(stream), service);
@@ -78,8 +81,17 @@ async fn health(State(overview): State<Overview>) -> Response {
 /// Names some of the damaged repositories, in one line.
 fn degraded(damaged: &[String]) -> String {
     const MAX_NAMED: usize = 10;
-    let named = damaged.iter().take(MAX_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
-    let more = if damaged.len() > MAX_NAMED { ", ..." } else { "" };
+    let named = damaged
+        .iter()
+        .take(MAX_NAMED)
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(", ");
+    let more = if damaged.len() > MAX_NAMED {
+        ", ..."
+    } else {
+        ""
+    };
     format!("degraded: git objects are missing on disk: {named}{more}\n")
 }
 
@@ -92,14 +104,21 @@ fn public(mut status: Status) -> Status {
 }
 
 async fn status(State(overview): State<Overview>) -> Response {
-    let page = web::status(overview.name(), overview.root(), &public(overview.status().await));
+    let page = web::status(
+        overview.name(),
+        overview.root(),
+        &public(overview.status().await),
+    );
     ([(CACHE_CONTROL, "no-store")], Html(page)).into_response()
 }
 
 async fn status_json(State(overview): State<Overview>) -> Response {
     let status = public(overview.status().await);
     let json = serde_json::to_string(&status).expect("strings and numbers always have a JSON form");
-    let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")];
+    let headers = [
+        (CONTENT_TYPE, "application/json"),
+        (CACHE_CONTROL, "no-store"),
+    ];
     (headers, json).into_response()
 }
 
@@ -115,10 +134,20 @@ mod tests {
 
     #[test]
     fn a_status_for_everybody_has_no_addresses_of_nodes() {
-        let node = |address: &str| NodeStatus { address: address.into(), ..NodeStatus::default() };
+        let node = |address: &str| NodeStatus {
+            address: address.into(),
+            ..NodeStatus::default()
+        };
         let nodes = vec![node("http://10.0.0.1:7335"), node("http://10.0.0.2:7335")];
-        let shown = public(Status { nodes, ..Status::default() });
-        let names: Vec<_> = shown.nodes.iter().map(|node| node.address.as_str()).collect();
+        let shown = public(Status {
+            nodes,
+            ..Status::default()
+        });
+        let names: Vec<_> = shown
+            .nodes
+            .iter()
+            .map(|node| node.address.as_str())
+            .collect();
         assert_eq!(names, ["node 1", "node 2"]);
     }
 }

@@ -59,26 +59,45 @@ pub fn run() -> ExitCode {
 fn execute(command: Command) -> Result<ExitCode> {
     match command {
         Command::Serve(flags) => serve::run(load(&flags)?)?,
-        Command::Status { server, watch: true } => admin::watch(&socket(&server)?, server.json)?,
+        Command::Status {
+            server,
+            watch: true,
+        } => admin::watch(&socket(&server)?, server.json)?,
         Command::Status { server, .. } => admin::status(&socket(&server)?, server.json)?,
         Command::Repos(server) => admin::repositories(&socket(&server)?, server.json)?,
         Command::Relays(server) => admin::relays(&socket(&server)?, server.json)?,
         Command::Purgatory(server) => admin::purgatory(&socket(&server)?, server.json)?,
         Command::Doctor { flags, offline } => {
             let healthy = doctor::run(&load(&flags)?.config, offline)?;
-            return Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            return Ok(if healthy {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            });
         }
         Command::Purge { repository, server } => {
             operations::check::purge(&load(&server.flags())?.config, &repository)?;
         }
-        Command::Check { repository, repair, server } => {
-            let request = CheckRequest { repository, repair, json: server.json };
+        Command::Check {
+            repository,
+            repair,
+            server,
+        } => {
+            let request = CheckRequest {
+                repository,
+                repair,
+                json: server.json,
+            };
             return operations::check::run(&load(&server.flags())?.config, &request);
         }
         Command::Backup { dir, data } => {
             return operations::backup::run(&load(&data.flags(None))?.config, &dir);
         }
-        Command::Restore { dir, accept_damage, data } => {
+        Command::Restore {
+            dir,
+            accept_damage,
+            data,
+        } => {
             operations::restore::run(&load(&data.flags(None))?.config, &dir, accept_damage)?;
         }
         Command::Import { dir, flags } => {
@@ -97,7 +116,10 @@ fn execute(command: Command) -> Result<ExitCode> {
 }
 
 fn load(flags: &Flags) -> Result<Loaded> {
-    Ok(config::load(flags, &config::variables(std::env::vars_os()))?)
+    Ok(config::load(
+        flags,
+        &config::variables(std::env::vars_os()),
+    )?)
 }
 
 /// Returns the admin socket of a running server.
@@ -107,7 +129,9 @@ fn socket(server: &RunningServer) -> Result<PathBuf> {
 
 /// Runs a command that waits for files, processes and sockets.
 fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::runtime::Runtime::new().context("could not start the runtime")?.block_on(work)
+    tokio::runtime::Runtime::new()
+        .context("could not start the runtime")?
+        .block_on(work)
 }
 
 async fn push_to(args: PushArgs) -> Result<()> {
@@ -123,7 +147,11 @@ async fn push_to(args: PushArgs) -> Result<()> {
 fn sync_once(args: SyncArgs) -> Result<ExitCode> {
     let loaded = load(&args.flags)?;
     let is_complete = once::run(loaded, args.from, args.timeout)?;
-    Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::from(2) })
+    Ok(if is_complete {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(2)
+    })
 }
 
 /// Prints the result of `grasp config check`; wrong settings have failed to load before.

@@ -28,31 +28,37 @@ impl Log {
 /// Formats fields as `name=value`, with control characters escaped: names of repositories and messages of errors contain
 /// text from other parties, which must not start a line or control a terminal.
 fn fields() -> impl for<'w> FormatFields<'w> + Send + Sync + 'static {
-    debug_fn(|writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug| {
-        let text = escape_control(&format!("{value:?}"));
-        match field.name() {
-            "message" => write!(writer, "{text}"),
-            name => write!(writer, "{name}={text}"),
-        }
-    })
+    debug_fn(
+        |writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug| {
+            let text = escape_control(&format!("{value:?}"));
+            match field.name() {
+                "message" => write!(writer, "{text}"),
+                name => write!(writer, "{name}={text}"),
+            }
+        },
+    )
     .delimited(" ")
 }
 
 /// Returns whether a character may control a terminal, end a line, or show the rest of it in another order.
 pub(crate) fn is_control(c: char) -> bool {
-    let is_direction = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2066}'..='\u{2069}');
+    let is_direction = matches!(
+        c,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2066}'..='\u{2069}'
+    );
     c.is_control() || is_direction || matches!(c, '\u{2028}'..='\u{202e}')
 }
 
 fn escape_control(text: &str) -> String {
-    text.chars().fold(String::with_capacity(text.len()), |mut line, c| {
-        if is_control(c) {
-            line.extend(c.escape_default());
-        } else {
-            line.push(c);
-        }
-        line
-    })
+    text.chars()
+        .fold(String::with_capacity(text.len()), |mut line, c| {
+            if is_control(c) {
+                line.extend(c.escape_default());
+            } else {
+                line.push(c);
+            }
+            line
+        })
 }
 
 #[cfg(test)]
@@ -87,7 +93,9 @@ mod tests {
 
     fn logged(work: impl FnOnce()) -> String {
         let output = Output::default();
-        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(output.clone());
+        let log = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(output.clone());
         let log: Box<dyn Subscriber + Send + Sync> = Box::new(log.fmt_fields(fields()).finish());
         tracing::subscriber::with_default(log, work);
         let bytes = output.0.lock().unwrap().clone();
@@ -102,13 +110,23 @@ mod tests {
             tracing::info!(identifier = %name, error = %name, debug = ?name, name, "all is {name}");
         });
         assert_eq!(line.lines().count(), 1, "{line:?}");
-        assert!(!line.trim_end().chars().any(|c| c.is_control() || c == '\u{202e}'), "{line:?}");
+        assert!(
+            !line
+                .trim_end()
+                .chars()
+                .any(|c| c.is_control() || c == '\u{202e}'),
+            "{line:?}"
+        );
         assert!(line.contains(r"identifier=x\n2026"), "{line:?}");
     }
 
     #[test]
     fn other_text_is_not_changed() {
         let line = logged(|| tracing::info!(count = 3, relay = %"wss://ü.example", "stored"));
-        assert!(line.trim_end().ends_with("stored count=3 relay=wss://ü.example"), "{line:?}");
+        assert!(
+            line.trim_end()
+                .ends_with("stored count=3 relay=wss://ü.example"),
+            "{line:?}"
+        );
     }
 }

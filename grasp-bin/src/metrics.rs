@@ -80,7 +80,10 @@ pub(crate) fn all() -> Vec<&'static Metric> {
 
 /// Returns the metrics of a sidecar.
 pub(crate) fn of_sidecar() -> Vec<&'static Metric> {
-    [&table::BUILD, &table::STARTED].into_iter().chain(SYNC.iter().copied()).collect()
+    [&table::BUILD, &table::STARTED]
+        .into_iter()
+        .chain(SYNC.iter().copied())
+        .collect()
 }
 
 /// Logs and counts the reports of sync.
@@ -97,7 +100,10 @@ impl Observer for SyncObserver {
 fn record_sync(metrics: &Metrics, report: &Report) {
     match report {
         Report::Retired { relay } => {
-            for metric in SYNC.iter().filter(|metric| metric.labels.first() == Some(&"relay")) {
+            for metric in SYNC
+                .iter()
+                .filter(|metric| metric.labels.first() == Some(&"relay"))
+            {
                 metrics.remove(metric, relay.as_str());
             }
         }
@@ -119,9 +125,18 @@ fn record_sync(metrics: &Metrics, report: &Report) {
 fn source_label(from: &Source) -> &'static str {
     match from {
         Source::Direct => "direct",
-        Source::Relay { path: SyncPath::Live, .. } => "live",
-        Source::Relay { path: SyncPath::CatchUp, .. } => "catch_up",
-        Source::Relay { path: SyncPath::Daily, .. } => "daily",
+        Source::Relay {
+            path: SyncPath::Live,
+            ..
+        } => "live",
+        Source::Relay {
+            path: SyncPath::CatchUp,
+            ..
+        } => "catch_up",
+        Source::Relay {
+            path: SyncPath::Daily,
+            ..
+        } => "daily",
     }
 }
 
@@ -131,13 +146,21 @@ type StatusValue = fn(&RelayStatus) -> Option<f64>;
 const OF_STATUS: [(&Metric, StatusValue); 11] = [
     (&CONNECTED, |relay| Some(f64::from(relay.connection as u8))),
     (&HEALTH, |relay| Some(f64::from(relay.health as u8) + 1.0)),
-    (&FAILURES, |relay| Some(f64::from(relay.consecutive_failures()))),
+    (&FAILURES, |relay| {
+        Some(f64::from(relay.consecutive_failures()))
+    }),
     (&GAPS, |relay| Some(relay.gaps as f64)),
     (&RECEIVED, |relay| Some(relay.counts.stored() as f64)),
     (&INTERRUPTIONS, |relay| Some(relay.interruptions as f64)),
-    (&MISSING, |relay| Some(relay.reliability.as_ref()?.missing.values().sum::<u64>() as f64)),
-    (&UP, |relay| Some(relay.reliability.as_ref()?.up.as_secs_f64())),
-    (&DOWN, |relay| Some(relay.reliability.as_ref()?.down.as_secs_f64())),
+    (&MISSING, |relay| {
+        Some(relay.reliability.as_ref()?.missing.values().sum::<u64>() as f64)
+    }),
+    (&UP, |relay| {
+        Some(relay.reliability.as_ref()?.up.as_secs_f64())
+    }),
+    (&DOWN, |relay| {
+        Some(relay.reliability.as_ref()?.down.as_secs_f64())
+    }),
     (&UPTIME, |relay| relay.reliability.as_ref()?.uptime()),
     (&COVERAGE, |relay| relay.reliability.as_ref()?.coverage()),
 ];
@@ -162,7 +185,11 @@ pub(crate) fn set_relay_gauges(metrics: &Metrics, relays: &BTreeMap<RelayUrl, Re
         relays.values().filter(|status| is_counted(status)).count() as f64
     };
     metrics.set(&TRACKED, &[], relays.len() as f64);
-    metrics.set(&ONLINE, &[], count(|status| status.connection.is_connected()));
+    metrics.set(
+        &ONLINE,
+        &[],
+        count(|status| status.connection.is_connected()),
+    );
     metrics.set(&DEAD, &[], count(|status| status.health == Health::Dead));
 }
 
@@ -190,12 +217,14 @@ pub(crate) fn set_hunt_gauges(metrics: &Metrics, figures: &HuntFigures) {
         set_host_gauges(metrics, host.as_str(), figures);
     }
     if !others.is_empty() {
-        let total = others.iter().fold(HostFigures::default(), |sum, (_, one)| HostFigures {
-            in_flight: sum.in_flight + one.in_flight,
-            waiting: sum.waiting + one.waiting,
-            requests: sum.requests.saturating_add(one.requests),
-            ..sum
-        });
+        let total = others
+            .iter()
+            .fold(HostFigures::default(), |sum, (_, one)| HostFigures {
+                in_flight: sum.in_flight + one.in_flight,
+                waiting: sum.waiting + one.waiting,
+                requests: sum.requests.saturating_add(one.requests),
+                ..sum
+            });
         set_host_gauges(metrics, OTHER_LABEL, &total);
     }
 }
@@ -242,7 +271,9 @@ mod tests {
 
     fn recorded(reports: &[Report]) -> Metrics {
         let metrics = Metrics::default();
-        reports.iter().for_each(|report| record_sync(&metrics, report));
+        reports
+            .iter()
+            .for_each(|report| record_sync(&metrics, report));
         metrics
     }
 
@@ -270,21 +301,48 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            let metrics = shown(RelayStatus { connection, connects: 2, ..RelayStatus::default() });
-            assert_eq!(metrics.value(&CONNECTED, &[name.as_str()]), Some(number as f64));
-            assert_eq!(metrics.value(&ONLINE, &[]), Some(f64::from(u8::from(number > 1))));
-            assert_eq!(metrics.value(&ATTEMPTS, &[name.as_str(), "success"]), Some(2.0));
+            let metrics = shown(RelayStatus {
+                connection,
+                connects: 2,
+                ..RelayStatus::default()
+            });
+            assert_eq!(
+                metrics.value(&CONNECTED, &[name.as_str()]),
+                Some(number as f64)
+            );
+            assert_eq!(
+                metrics.value(&ONLINE, &[]),
+                Some(f64::from(u8::from(number > 1)))
+            );
+            assert_eq!(
+                metrics.value(&ATTEMPTS, &[name.as_str(), "success"]),
+                Some(2.0)
+            );
             assert_eq!(metrics.value(&FAILURES, &[name.as_str()]), Some(0.0));
         }
-        let failed = Some(Failed { why: Fault::Unreachable, attempts: 2, retry_at: 9.into() });
-        let metrics = shown(RelayStatus { failed, failures: 5, ..RelayStatus::default() });
+        let failed = Some(Failed {
+            why: Fault::Unreachable,
+            attempts: 2,
+            retry_at: 9.into(),
+        });
+        let metrics = shown(RelayStatus {
+            failed,
+            failures: 5,
+            ..RelayStatus::default()
+        });
         assert_eq!(metrics.value(&FAILURES, &[name.as_str()]), Some(2.0));
-        assert_eq!(metrics.value(&ATTEMPTS, &[name.as_str(), "failure"]), Some(5.0));
+        assert_eq!(
+            metrics.value(&ATTEMPTS, &[name.as_str(), "failure"]),
+            Some(5.0)
+        );
     }
 
     #[test]
     fn a_dead_relay_is_counted_until_it_is_retired() {
-        let metrics = shown(RelayStatus { health: Health::Dead, ..RelayStatus::default() });
+        let metrics = shown(RelayStatus {
+            health: Health::Dead,
+            ..RelayStatus::default()
+        });
         assert_eq!(metrics.value(&HEALTH, &[relay().as_str()]), Some(3.0));
         let totals = || (metrics.value(&TRACKED, &[]), metrics.value(&DEAD, &[]));
         assert_eq!(totals(), (Some(1.0), Some(1.0)));
@@ -296,30 +354,62 @@ mod tests {
 
     #[test]
     fn events_are_counted_by_source_and_relay() {
-        let from = |path| Source::Relay { relay: relay(), path };
+        let from = |path| Source::Relay {
+            relay: relay(),
+            path,
+        };
         let metrics = recorded(&[
-            Report::Stored { from: Source::Direct, count: 2 },
-            Report::Stored { from: from(SyncPath::Live), count: 3 },
-            Report::Stored { from: from(SyncPath::Daily), count: 4 },
+            Report::Stored {
+                from: Source::Direct,
+                count: 2,
+            },
+            Report::Stored {
+                from: from(SyncPath::Live),
+                count: 3,
+            },
+            Report::Stored {
+                from: from(SyncPath::Daily),
+                count: 4,
+            },
         ]);
         for (source, count) in [("direct", 2.0), ("live", 3.0), ("daily", 4.0)] {
             assert_eq!(metrics.value(&EVENTS, &[source]), Some(count));
         }
-        let mut status = RelayStatus { gaps: 4, interruptions: 3, ..RelayStatus::default() };
+        let mut status = RelayStatus {
+            gaps: 4,
+            interruptions: 3,
+            ..RelayStatus::default()
+        };
         (status.counts.live, status.counts.daily) = (3, 4);
         let metrics = shown(status);
         assert_eq!(metrics.value(&GAPS, &[relay().as_str()]), Some(4.0));
         assert_eq!(metrics.value(&RECEIVED, &[relay().as_str()]), Some(7.0));
-        assert_eq!(metrics.value(&INTERRUPTIONS, &[relay().as_str()]), Some(3.0));
+        assert_eq!(
+            metrics.value(&INTERRUPTIONS, &[relay().as_str()]),
+            Some(3.0)
+        );
     }
 
     #[test]
     fn requests_are_counted_by_relay_and_kind() {
-        let sent = |request| Report::Requested { relay: relay(), request };
-        let metrics = recorded(&[sent(Request::Live), sent(Request::Page), sent(Request::Page)]);
+        let sent = |request| Report::Requested {
+            relay: relay(),
+            request,
+        };
+        let metrics = recorded(&[
+            sent(Request::Live),
+            sent(Request::Page),
+            sent(Request::Page),
+        ]);
         let name = relay();
-        assert_eq!(metrics.value(&REQUESTS, &[name.as_str(), "live"]), Some(1.0));
-        assert_eq!(metrics.value(&REQUESTS, &[name.as_str(), "page"]), Some(2.0));
+        assert_eq!(
+            metrics.value(&REQUESTS, &[name.as_str(), "live"]),
+            Some(1.0)
+        );
+        assert_eq!(
+            metrics.value(&REQUESTS, &[name.as_str(), "page"]),
+            Some(2.0)
+        );
     }
 
     #[test]
@@ -332,7 +422,10 @@ mod tests {
             lacking: 3,
             ..PeerReliability::default()
         };
-        let metrics = shown(RelayStatus { reliability: Some(seen), ..RelayStatus::default() });
+        let metrics = shown(RelayStatus {
+            reliability: Some(seen),
+            ..RelayStatus::default()
+        });
         assert_eq!(metrics.value(&UPTIME, &[relay().as_str()]), Some(0.75));
         assert_eq!(metrics.value(&COVERAGE, &[relay().as_str()]), Some(0.25));
         assert_eq!(metrics.value(&UP, &[relay().as_str()]), Some(30.0));
@@ -349,14 +442,23 @@ mod tests {
             missing: [(repo("x"), 2), (repo("y"), 1)].into(),
             ..PeerReliability::default()
         };
-        let metrics = shown(RelayStatus { reliability: Some(seen), ..RelayStatus::default() });
+        let metrics = shown(RelayStatus {
+            reliability: Some(seen),
+            ..RelayStatus::default()
+        });
         assert_eq!(metrics.value(&MISSING, &[relay().as_str()]), Some(3.0));
     }
 
     #[test]
     fn failures_of_an_earlier_process_are_shown() {
-        let seen = PeerReliability { consecutive_failures: 7, ..PeerReliability::default() };
-        let metrics = shown(RelayStatus { reliability: Some(seen), ..RelayStatus::default() });
+        let seen = PeerReliability {
+            consecutive_failures: 7,
+            ..PeerReliability::default()
+        };
+        let metrics = shown(RelayStatus {
+            reliability: Some(seen),
+            ..RelayStatus::default()
+        });
         assert_eq!(metrics.value(&FAILURES, &[relay().as_str()]), Some(7.0));
     }
 
@@ -364,14 +466,22 @@ mod tests {
     fn texts_of_relays_are_no_labels() {
         let refusal = Refusal::RetainedBytes { stated: Some(77) };
         let text = PeerText::new("ERROR: text of a relay");
-        let metrics = recorded(&[Report::Refused { relay: relay(), refusal, text }]);
+        let metrics = recorded(&[Report::Refused {
+            relay: relay(),
+            refusal,
+            text,
+        }]);
         assert_eq!(metrics.value(&REFUSALS, &["retained_bytes"]), Some(1.0));
     }
 
     #[test]
     fn a_relay_that_supports_nip77_again_is_not_shown_as_paged() {
         let (refusal, text) = (Refusal::NegUnsupported, PeerText::new(""));
-        let paged = Report::NoNegentropy { relay: relay(), refusal, text };
+        let paged = Report::NoNegentropy {
+            relay: relay(),
+            refusal,
+            text,
+        };
         let metrics = recorded(std::slice::from_ref(&paged));
         assert_eq!(metrics.value(&PAGED, &[relay().as_str()]), Some(1.0));
         let metrics = recorded(&[paged, Report::Negentropy { relay: relay() }]);
@@ -387,7 +497,11 @@ mod tests {
         record_hunt(&metrics, &HuntReport::Complete { repo: repo.clone() });
         record_hunt(
             &metrics,
-            &HuntReport::Fetched { repo: repo.clone(), url: url.clone(), oids: 3 },
+            &HuntReport::Fetched {
+                repo: repo.clone(),
+                url: url.clone(),
+                oids: 3,
+            },
         );
         let error = FetchError::Internal("words".into());
         record_hunt(&metrics, &HuntReport::Failed { repo, url, error });
@@ -400,10 +514,20 @@ mod tests {
     fn series_of_forgotten_hosts_are_removed() {
         let metrics = Metrics::default();
         let host: Host = "git.example.com".parse().unwrap();
-        let figures =
-            HostFigures { in_flight: 2, waiting: 1, requests: 9, ..HostFigures::default() };
+        let figures = HostFigures {
+            in_flight: 2,
+            waiting: 1,
+            requests: 9,
+            ..HostFigures::default()
+        };
         let hosts = vec![(host.clone(), figures)];
-        set_hunt_gauges(&metrics, &HuntFigures { hosts, ..HuntFigures::default() });
+        set_hunt_gauges(
+            &metrics,
+            &HuntFigures {
+                hosts,
+                ..HuntFigures::default()
+            },
+        );
         assert_eq!(metrics.value(&HOST_REQUESTS, &[host.as_str()]), Some(9.0));
         set_hunt_gauges(&metrics, &HuntFigures::default());
         assert_eq!(metrics.value(&HOST_REQUESTS, &[host.as_str()]), None);
@@ -413,15 +537,38 @@ mod tests {
     fn ten_thousand_hosts_have_a_hundred_and_one_series() {
         let metrics = Metrics::default();
         let host = |n: u32| format!("h{n}.example.com").parse::<Host>().unwrap();
-        let one = HostFigures { in_flight: 1, waiting: 2, requests: 3, ..HostFigures::default() };
-        let busy = HostFigures { requests: 99, ..one };
+        let one = HostFigures {
+            in_flight: 1,
+            waiting: 2,
+            requests: 3,
+            ..HostFigures::default()
+        };
+        let busy = HostFigures {
+            requests: 99,
+            ..one
+        };
         let mut hosts: Vec<_> = (0..10_000).map(|n| (host(n), one)).collect();
         hosts.push((host(10_000), busy));
-        set_hunt_gauges(&metrics, &HuntFigures { hosts, ..HuntFigures::default() });
+        set_hunt_gauges(
+            &metrics,
+            &HuntFigures {
+                hosts,
+                ..HuntFigures::default()
+            },
+        );
         let text = metrics.render(&[&HOST_REQUESTS]);
-        assert_eq!(text.lines().filter(|line| !line.starts_with('#')).count(), MAX_NAMED_HOSTS + 1);
-        assert_eq!(metrics.value(&HOST_REQUESTS, &["h10000.example.com"]), Some(99.0));
-        assert_eq!(metrics.value(&HOST_WAITING, &[OTHER_LABEL]), Some(2.0 * 9_901.0));
+        assert_eq!(
+            text.lines().filter(|line| !line.starts_with('#')).count(),
+            MAX_NAMED_HOSTS + 1
+        );
+        assert_eq!(
+            metrics.value(&HOST_REQUESTS, &["h10000.example.com"]),
+            Some(99.0)
+        );
+        assert_eq!(
+            metrics.value(&HOST_WAITING, &[OTHER_LABEL]),
+            Some(2.0 * 9_901.0)
+        );
     }
 
     #[test]
@@ -435,12 +582,17 @@ mod tests {
         ];
         for (name, metric) in names {
             assert_eq!(metric.name, format!("grasp_{name}"));
-            assert!(!metric.labels.contains(&"identifier"), "any author can choose identifiers");
+            assert!(
+                !metric.labels.contains(&"identifier"),
+                "any author can choose identifiers"
+            );
         }
     }
 
     fn docs(path: &str) -> std::path::PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(path)
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../docs")
+            .join(path)
     }
 
     #[test]
@@ -458,7 +610,10 @@ mod tests {
     fn mentioned(file: &str) -> BTreeSet<String> {
         let text = std::fs::read_to_string(docs("how-to/monitoring").join(file)).unwrap();
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        words.filter(|word| word.starts_with("grasp_")).map(str::to_owned).collect()
+        words
+            .filter(|word| word.starts_with("grasp_"))
+            .map(str::to_owned)
+            .collect()
     }
 
     #[test]
@@ -469,7 +624,9 @@ mod tests {
                     .iter()
                     .find_map(|end| name.strip_suffix(end))
                     .unwrap_or(&name);
-                let known = all().iter().any(|metric| metric.name == base || metric.name == name);
+                let known = all()
+                    .iter()
+                    .any(|metric| metric.name == base || metric.name == name);
                 assert!(known, "{file}: {name}");
             }
         }

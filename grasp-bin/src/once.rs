@@ -37,7 +37,11 @@ const DONE_AFTER: Duration = Duration::from_secs(4);
 pub(crate) fn run(mut loaded: Loaded, from: Vec<RelayUrl>, limit: Duration) -> Result<bool> {
     // Log lines would break the progress bars on a screen, so by default there are none.
     if loaded.is_default("log.filter") {
-        let filter = if std::io::stderr().is_terminal() { "off" } else { "warn" };
+        let filter = if std::io::stderr().is_terminal() {
+            "off"
+        } else {
+            "warn"
+        };
         loaded.config.log.filter = filter.into();
     }
     loaded.start_log();
@@ -86,7 +90,9 @@ async fn wait_until_done(server: &Server, from: &[RelayUrl], limit: Duration) ->
         let now = server.parts().clock.now();
         let has_ended =
             |one: &RelayStatus| is_done(now.unix, one) || is_given_up(began.unix + limit, one);
-        let all_ended = from.iter().all(|relay| relays.get(relay).is_some_and(has_ended))
+        let all_ended = from
+            .iter()
+            .all(|relay| relays.get(relay).is_some_and(has_ended))
             || now.mono - began.mono > limit;
         let is_due = shown_at.is_none_or(|at: Instant| at.elapsed() > PRINT_INTERVAL);
         if all_ended || bars.are_drawn() || is_due {
@@ -128,8 +134,9 @@ fn print_result(relays: &Statuses, from: &[RelayUrl], status: &Status, took: Dur
         format_duration(took.as_secs())
     );
     for relay in from.iter().filter(|relay| !complete(relay)) {
-        let reason =
-            relays.get(relay).map_or("no attempt to connect yet".into(), reason_incomplete);
+        let reason = relays
+            .get(relay)
+            .map_or("no attempt to connect yet".into(), reason_incomplete);
         println!("  {relay}: {reason}");
     }
     if status.purgatory.hunting > 0 {
@@ -150,7 +157,10 @@ fn reason_incomplete(relay: &RelayStatus) -> String {
     if let Some(failed) = relay.failed {
         return failed.why.to_string();
     }
-    let refusal = relay.last_refusal.as_ref().map(|text| text.as_str().to_owned());
+    let refusal = relay
+        .last_refusal
+        .as_ref()
+        .map(|text| text.as_str().to_owned());
     match (relay.connection, refusal) {
         (ConnectionStatus::ConnectedHistoricSyncFailures, Some(text)) => {
             format!("some of its history could not be fetched: {text}")
@@ -174,7 +184,11 @@ struct ProgressBars {
 impl ProgressBars {
     fn new(relays: &[RelayUrl]) -> Self {
         let bars = MultiProgress::new();
-        let width = relays.iter().map(|relay| relay.as_str().len()).max().unwrap_or(0);
+        let width = relays
+            .iter()
+            .map(|relay| relay.as_str().len())
+            .max()
+            .unwrap_or(0);
         let style = ProgressStyle::with_template("{prefix}  [{bar:24}] {percent:>3}% {msg}")
             .expect("the template is valid")
             .progress_chars("##.");
@@ -253,8 +267,17 @@ mod tests {
     use super::*;
 
     fn relay(connection: ConnectionStatus, fetched: u64, wanted: u64) -> RelayStatus {
-        let counts = Counts { live: 5, known: fetched - 5, ..Counts::default() };
-        RelayStatus { connection, counts, wanted, ..RelayStatus::default() }
+        let counts = Counts {
+            live: 5,
+            known: fetched - 5,
+            ..Counts::default()
+        };
+        RelayStatus {
+            connection,
+            counts,
+            wanted,
+            ..RelayStatus::default()
+        }
     }
 
     #[test]

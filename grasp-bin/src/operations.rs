@@ -60,7 +60,10 @@ impl StoredData {
         }
         let file = settings.data_dir.join(crate::server::DATABASE);
         if !file.exists() {
-            bail!("there is no {}; name the data directory with --data-dir", file.display());
+            bail!(
+                "there is no {}; name the data directory with --data-dir",
+                file.display()
+            );
         }
         let git = settings.git().context("could not find a usable git")?;
         Self::open(&file, &settings.repositories(), git)
@@ -122,8 +125,15 @@ struct Manifest {
 impl Manifest {
     /// Describes these files of a backup.
     fn of(dir: &Path, names: &[&str], lost: LostPacks, created_at: u64) -> Result<Self> {
-        let hashed = names.iter().map(|name| Ok(((*name).to_owned(), hash(&dir.join(name))?)));
-        Ok(Self { version: VERSION, created_at, files: hashed.collect::<Result<_>>()?, lost })
+        let hashed = names
+            .iter()
+            .map(|name| Ok(((*name).to_owned(), hash(&dir.join(name))?)));
+        Ok(Self {
+            version: VERSION,
+            created_at,
+            files: hashed.collect::<Result<_>>()?,
+            lost,
+        })
     }
 
     /// Reads the manifest of a backup, and checks the files that it describes.
@@ -131,7 +141,10 @@ impl Manifest {
         let path = dir.join(MANIFEST);
         let text = match std::fs::read_to_string(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                bail!("{} is no complete backup: it has no {MANIFEST}", dir.display())
+                bail!(
+                    "{} is no complete backup: it has no {MANIFEST}",
+                    dir.display()
+                )
             }
             text => text.with_context(|| format!("could not read {}", path.display()))?,
         };
@@ -147,7 +160,10 @@ impl Manifest {
         for (name, expected) in &manifest.files {
             let file = dir.join(name);
             if hash(&file)? != *expected {
-                bail!("{} is damaged: it is not the file that was backed up", file.display());
+                bail!(
+                    "{} is damaged: it is not the file that was backed up",
+                    file.display()
+                );
             }
         }
         Ok(manifest)
@@ -194,7 +210,10 @@ pub(crate) fn import(config: &Config, dir: &Path) -> Result<ExitCode> {
     )?;
     let file = dir.join(DATABASE);
     if !file.exists() {
-        bail!("there is no {}; name the data directory of a single server", file.display());
+        bail!(
+            "there is no {}; name the data directory of a single server",
+            file.display()
+        );
     }
     if UnixStream::connect(dir.join("admin.sock")).is_ok() {
         bail!("a server uses {}; stop it first", dir.display());
@@ -214,19 +233,29 @@ pub(crate) fn import(config: &Config, dir: &Path) -> Result<ExitCode> {
             }
         }
         let store = node::connect(settings).await?;
-        let report = store.import(&file).await.context("could not import the database")?;
+        let report = store
+            .import(&file)
+            .await
+            .context("could not import the database")?;
         Ok((report, lost))
     })?;
     let repositories = format_count(report.repositories, "repository", "repositories");
     let events = format_count(report.events, "event", "events");
     let copied = format_count(report.packs, "pack", "packs");
-    println!("imported {events}, {repositories} and {copied} from {}", dir.display());
+    println!(
+        "imported {events}, {repositories} and {copied} from {}",
+        dir.display()
+    );
     println!("start the nodes with the domain that the server had");
     for (repo, packs) in &lost {
         let packs = format_count(packs.len() as u64, "pack", "packs");
         println!("damaged: {repo}: {packs} were not on disk; the nodes fetch what is missing");
     }
-    Ok(if lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if lost.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 #[cfg(test)]

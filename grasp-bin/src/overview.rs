@@ -50,11 +50,22 @@ enum Subject {
 impl Overview {
     /// Creates the overview of a server, with its nodes if it has several.
     pub(crate) fn of_server(base: &Base, roles: RoleWatch, nodes: Option<NodeView>) -> Self {
-        let Base { settings, host, metrics, .. } = base;
+        let Base {
+            settings,
+            host,
+            metrics,
+            ..
+        } = base;
         let clock = host.clock.clone();
         let parts = ServerParts::new(base.clone(), roles, nodes);
         let subject = Subject::Server(Box::new(parts));
-        Self::new(settings, settings.info().name, clock, metrics.clone(), subject)
+        Self::new(
+            settings,
+            settings.info().name,
+            clock,
+            metrics.clone(),
+            subject,
+        )
     }
 
     /// Creates the overview of a sidecar.
@@ -64,8 +75,10 @@ impl Overview {
         sidecar: Arc<Sidecar>,
         metrics: Metrics,
     ) -> Self {
-        let (name, subject) =
-            (settings.policy.service.to_string(), Subject::Sidecar(sidecar, relay));
+        let (name, subject) = (
+            settings.policy.service.to_string(),
+            Subject::Sidecar(sidecar, relay),
+        );
         Self::new(settings, name, Clock::system(), metrics, subject)
     }
 
@@ -100,7 +113,11 @@ impl Overview {
     }
 
     fn syncer(&self) -> Option<Arc<Syncer>> {
-        self.0.syncer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0
+            .syncer
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Returns the display name.
@@ -126,7 +143,8 @@ impl Overview {
     /// Returns the repositories, the latest active first.
     pub(crate) async fn repositories(&self) -> Result<Vec<RepoRow>, String> {
         let list = self.server()?.base.listing.rows().await;
-        list.map(|list| list.rows.clone()).map_err(|error| error.to_string())
+        list.map(|list| list.rows.clone())
+            .map_err(|error| error.to_string())
     }
 
     /// Returns the repositories whose events wait for git data.
@@ -166,7 +184,8 @@ impl Overview {
 
     /// Returns whether `/health` fails while repositories are damaged.
     pub(crate) fn fails_when_degraded(&self) -> bool {
-        self.server().is_ok_and(|parts| parts.base.settings.fail_health_when_degraded)
+        self.server()
+            .is_ok_and(|parts| parts.base.settings.fail_health_when_degraded)
     }
 
     /// Returns the status.
@@ -191,10 +210,17 @@ impl Overview {
         };
         let now = inner.clock.now();
         // A sidecar counts a held event once it is stored.
-        let held = if status.beside.is_none() { status.intake.held } else { 0 };
+        let held = if status.beside.is_none() {
+            status.intake.held
+        } else {
+            0
+        };
         let new = status.intake.stored + held;
-        let per_second =
-            inner.rate.lock().unwrap_or_else(PoisonError::into_inner).per_second(now.mono, new);
+        let per_second = inner
+            .rate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .per_second(now.mono, new);
         status.version = env!("CARGO_PKG_VERSION").into();
         status.service = inner.service.clone();
         status.now = now.unix.as_secs();
@@ -249,12 +275,25 @@ fn relay_row((url, status): (&RelayUrl, &RelayStatus)) -> RelayRow {
         stored: status.counts.stored(),
         gaps: status.gaps,
         interruptions: status.interruptions,
-        refusal: status.last_refusal.as_ref().map(|text| text.as_str().to_owned()),
+        refusal: status
+            .last_refusal
+            .as_ref()
+            .map(|text| text.as_str().to_owned()),
         failure: failed.map(|failed| failed.why.to_string()),
         retry_at: failed.map(|failed| failed.retry_at.as_secs()),
-        uptime: status.reliability.as_ref().and_then(PeerReliability::uptime),
-        coverage: status.reliability.as_ref().and_then(PeerReliability::coverage),
-        missing: status.reliability.as_ref().map(missing_rows).unwrap_or_default(),
+        uptime: status
+            .reliability
+            .as_ref()
+            .and_then(PeerReliability::uptime),
+        coverage: status
+            .reliability
+            .as_ref()
+            .and_then(PeerReliability::coverage),
+        missing: status
+            .reliability
+            .as_ref()
+            .map(missing_rows)
+            .unwrap_or_default(),
     }
 }
 
@@ -285,17 +324,27 @@ struct Rate {
 impl Rate {
     /// Starts with a total of 0 at this time.
     fn new(now: Mono) -> Self {
-        Self { samples: VecDeque::from([(now, 0)]) }
+        Self {
+            samples: VecDeque::from([(now, 0)]),
+        }
     }
 
     /// Adds a sample and returns the growth per second, over the last minute or since the start.
     fn per_second(&mut self, now: Mono, total: u64) -> f64 {
         // The oldest sample but one shows whether the oldest is still needed.
-        while self.samples.get(1).is_some_and(|(at, _)| now - *at >= WINDOW) {
+        while self
+            .samples
+            .get(1)
+            .is_some_and(|(at, _)| now - *at >= WINDOW)
+        {
             self.samples.pop_front();
         }
         let (since, before) = self.samples.front().copied().unwrap_or((now, total));
-        if self.samples.back().is_none_or(|(at, _)| now - *at >= MIN_SAMPLE_INTERVAL) {
+        if self
+            .samples
+            .back()
+            .is_none_or(|(at, _)| now - *at >= MIN_SAMPLE_INTERVAL)
+        {
             self.samples.push_back((now, total));
         }
         total.saturating_sub(before) as f64 / (now - since).max(MIN_SAMPLE_INTERVAL).as_secs_f64()
@@ -319,11 +368,17 @@ mod tests {
             missing: [(repo("few"), 2), (repo("many\n"), 7)].into(),
             ..PeerReliability::default()
         };
-        let status = RelayStatus { reliability: Some(reliability), ..RelayStatus::default() };
+        let status = RelayStatus {
+            reliability: Some(reliability),
+            ..RelayStatus::default()
+        };
         let row = relay_row((&"wss://relay.example.com".parse().unwrap(), &status));
         assert_eq!((row.uptime, row.coverage), (Some(0.75), Some(0.75)));
         let lacks = |row: &MissingRow| (row.repository.clone(), row.events);
-        let expected = [(format!("30617:{owner}:many\\n"), 7), (format!("30617:{owner}:few"), 2)];
+        let expected = [
+            (format!("30617:{owner}:many\\n"), 7),
+            (format!("30617:{owner}:few"), 2),
+        ];
         assert_eq!(row.missing.iter().map(lacks).collect::<Vec<_>>(), expected);
     }
 

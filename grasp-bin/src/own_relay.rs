@@ -39,8 +39,12 @@ impl OwnRelay {
 
     /// Waits until a time of the wall clock; without one, forever.
     async fn until(&self, at: Option<Timestamp>) {
-        let Some(at) = at else { return std::future::pending().await };
-        let left = at.as_secs().saturating_sub(self.parts.clock.now().unix.as_secs());
+        let Some(at) = at else {
+            return std::future::pending().await;
+        };
+        let left = at
+            .as_secs()
+            .saturating_sub(self.parts.clock.now().unix.as_secs());
         tokio::time::sleep(Duration::from_secs(left)).await;
     }
 
@@ -49,7 +53,12 @@ impl OwnRelay {
     async fn unserved(&self, filters: Vec<Filter>) -> Vec<bool> {
         let count = filters.len();
         let queries = filters.into_iter().map(|filter| vec![filter]).collect();
-        match self.parts.store.exists(queries, self.parts.clock.now().unix).await {
+        match self
+            .parts
+            .store
+            .exists(queries, self.parts.clock.now().unix)
+            .await
+        {
             Ok(served) => served.into_iter().map(|is_served| !is_served).collect(),
             Err(_) => vec![false; count],
         }
@@ -58,7 +67,9 @@ impl OwnRelay {
 
 impl LocalRelay for OwnRelay {
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News> {
-        let Parts { store, hub, clock, .. } = &self.parts;
+        let Parts {
+            store, hub, clock, ..
+        } = &self.parts;
         let feed = Feed::new(Arc::clone(store), hub.clone(), clock.clone());
         let reader = Reader {
             relay: self.clone(),
@@ -193,7 +204,9 @@ impl Reader {
     }
 
     fn held(&mut self, event: Arc<Event>) {
-        let Ok(announcement) = Announcement::parse(&event) else { return };
+        let Ok(announcement) = Announcement::parse(&event) else {
+            return;
+        };
         // A served repository is synced whole already, even if a newer announcement of it is held.
         if !self.served.contains(&announcement.repo) {
             self.reported.insert(announcement.repo);
@@ -202,7 +215,11 @@ impl Reader {
     }
 
     async fn report_held(&mut self) {
-        let held = self.relay.purgatory.ask(grasp_purgatory::Purgatory::held_announcements).await;
+        let held = self
+            .relay
+            .purgatory
+            .ask(grasp_purgatory::Purgatory::held_announcements)
+            .await;
         for event in held.unwrap_or_default() {
             self.held(event);
         }
@@ -227,7 +244,9 @@ impl Reader {
     }
 
     fn member(&mut self, json: &str) {
-        let Ok(event) = Event::from_json(json) else { return };
+        let Ok(event) = Event::from_json(json) else {
+            return;
+        };
         if !References::of(&event).coordinates.is_empty() {
             self.waiting.push_back(News::Accepted(Arc::new(event)));
         }
@@ -237,12 +256,22 @@ impl Reader {
     async fn report_retired(&mut self, repos: BTreeSet<RepoId>) {
         let announced = |repo: &RepoId| {
             let identifier = repo.identifier.as_str();
-            Filter::new().kind(kinds::ANNOUNCEMENT).author(repo.owner).identifier(identifier)
+            Filter::new()
+                .kind(kinds::ANNOUNCEMENT)
+                .author(repo.owner)
+                .identifier(identifier)
         };
-        let unserved = self.relay.unserved(repos.iter().map(announced).collect()).await;
+        let unserved = self
+            .relay
+            .unserved(repos.iter().map(announced).collect())
+            .await;
         for (repo, is_unserved) in repos.into_iter().zip(unserved) {
             let asked = repo.clone();
-            let held = self.relay.purgatory.ask(move |purgatory| purgatory.has_view(&asked)).await;
+            let held = self
+                .relay
+                .purgatory
+                .ask(move |purgatory| purgatory.has_view(&asked))
+                .await;
             if is_unserved && held == Ok(false) && self.reported.remove(&repo) {
                 self.served.remove(&repo);
                 self.waiting.push_back(News::Retired(repo));
@@ -257,7 +286,10 @@ impl Reader {
         }
         let filters = events.iter().map(|(_, id)| Filter::new().id(*id)).collect();
         let unserved = self.relay.unserved(filters).await;
-        let gone = events.into_iter().zip(unserved).filter(|(_, is_unserved)| *is_unserved);
+        let gone = events
+            .into_iter()
+            .zip(unserved)
+            .filter(|(_, is_unserved)| *is_unserved);
         for ((author, id), _) in gone {
             self.threads.removed(&author, &id);
             self.waiting.push_back(News::Removed(id));
@@ -289,7 +321,11 @@ impl Threads {
 
     /// Returns the events of an author who asked to vanish (NIP-62).
     fn of(&self, author: &PublicKey) -> Vec<(PublicKey, EventId)> {
-        let events = self.by_author.get(author).into_iter().flat_map(BTreeMap::keys);
+        let events = self
+            .by_author
+            .get(author)
+            .into_iter()
+            .flat_map(BTreeMap::keys);
         events.map(|id| (*author, *id)).collect()
     }
 
@@ -302,16 +338,24 @@ impl Threads {
     fn expired(&mut self, now: Timestamp) -> Vec<(PublicKey, EventId)> {
         let mut gone = Vec::new();
         while self.next_expiry().is_some_and(|at| at <= now) {
-            gone.extend(self.expiring.pop_first().map(|(_, author, id)| (author, id)));
+            gone.extend(
+                self.expiring
+                    .pop_first()
+                    .map(|(_, author, id)| (author, id)),
+            );
         }
         gone
     }
 
     /// Forgets an event that is no longer served.
     fn removed(&mut self, author: &PublicKey, id: &EventId) {
-        let Some(events) = self.by_author.get_mut(author) else { return };
+        let Some(events) = self.by_author.get_mut(author) else {
+            return;
+        };
         let before = events.len();
-        let Some(expires) = events.remove(id) else { return };
+        let Some(expires) = events.remove(id) else {
+            return;
+        };
         if events.is_empty() {
             self.by_author.remove(author);
         }
@@ -322,7 +366,11 @@ impl Threads {
     }
 
     fn add(&mut self, author: PublicKey, id: EventId, expires: Option<Timestamp>, most: usize) {
-        if self.by_author.get(&author).is_some_and(|events| events.contains_key(&id)) {
+        if self
+            .by_author
+            .get(&author)
+            .is_some_and(|events| events.contains_key(&id))
+        {
             return;
         }
         if self.count >= most {
@@ -337,8 +385,13 @@ impl Threads {
 
     /// Forgets an event of the author that has most.
     fn forget_one(&mut self) {
-        let Some((_, author)) = self.sizes.last().copied() else { return };
-        let first = self.by_author.get(&author).and_then(|events| events.keys().next().copied());
+        let Some((_, author)) = self.sizes.last().copied() else {
+            return;
+        };
+        let first = self
+            .by_author
+            .get(&author)
+            .and_then(|events| events.keys().next().copied());
         if let Some(id) = first {
             self.removed(&author, &id);
         }

@@ -37,8 +37,10 @@ impl std::str::FromStr for Target {
     /// Reads `host[:port][/mount]`, with or without a scheme. Without one, loopback is not encrypted and all else is.
     fn from_str(text: &str) -> Result<Self, String> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
-        let service: ServiceIdentity =
-            rest.trim_end_matches('/').parse().map_err(|error| format!("{error}"))?;
+        let service: ServiceIdentity = rest
+            .trim_end_matches('/')
+            .parse()
+            .map_err(|error| format!("{error}"))?;
         let secure = match scheme {
             "http" | "ws" => false,
             "https" | "wss" => true,
@@ -52,7 +54,9 @@ impl std::str::FromStr for Target {
 /// Returns whether a server is on loopback.
 pub(crate) fn is_local(service: &ServiceIdentity) -> bool {
     let text = service.to_string();
-    ["127.", "localhost", "[::1]"].iter().any(|local| text.starts_with(local))
+    ["127.", "localhost", "[::1]"]
+        .iter()
+        .any(|local| text.starts_with(local))
 }
 
 impl Target {
@@ -105,7 +109,12 @@ async fn push_to_all(push: &Push) -> Result<Vec<String>> {
     for server in &push.args.server {
         work::check(server, &draft, &refs).await?;
     }
-    let urls: Vec<_> = push.args.server.iter().map(|server| server.clone_url(&repo)).collect();
+    let urls: Vec<_> = push
+        .args
+        .server
+        .iter()
+        .map(|server| server.clone_url(&repo))
+        .collect();
     for url in &urls {
         work.check_history(&refs, url).await?;
     }
@@ -130,7 +139,9 @@ async fn push_to_all(push: &Push) -> Result<Vec<String>> {
         published.map_err(|error| work::explain(error, server, &state, &refs))?;
     }
     for url in &urls {
-        work.push_to(url, &refs).await.with_context(|| format!("could not push to {url}"))?;
+        work.push_to(url, &refs)
+            .await
+            .with_context(|| format!("could not push to {url}"))?;
     }
     Ok(urls)
 }
@@ -166,8 +177,13 @@ async fn newest_elsewhere<'a>(
 ) -> Option<Event> {
     let named = known.filter_map(|event| Announcement::parse(event).ok());
     let named: BTreeSet<_> = named.flat_map(|read| read.relays).collect();
-    let is_other =
-        |url: &RelayUrl| !push.args.server.iter().any(|one| one.service.is_own_url(url.as_str()));
+    let is_other = |url: &RelayUrl| {
+        !push
+            .args
+            .server
+            .iter()
+            .any(|one| one.service.is_own_url(url.as_str()))
+    };
     let others = named.into_iter().filter(is_other).take(MAX_OTHER_RELAYS);
     let filter = filter_of(repo, kinds::ANNOUNCEMENT);
     let answers = others.map(|url| {
@@ -177,7 +193,11 @@ async fn newest_elsewhere<'a>(
             timeout(OTHER_RELAYS_TIMEOUT, asked).await.ok()?.ok()?
         }
     });
-    join_all(answers).await.into_iter().flatten().max_by_key(Version::of)
+    join_all(answers)
+        .await
+        .into_iter()
+        .flatten()
+        .max_by_key(Version::of)
 }
 
 /// Fails if a server has a branch or tag that would be lost if its refs became those of the working copy.
@@ -208,14 +228,19 @@ async fn newest(relays: &mut [RelayClient], repo: &RepoId, kind: Kind) -> Result
 
 /// Returns the filter of an owner's events of a kind about a repository.
 fn filter_of(repo: &RepoId, kind: Kind) -> Filter {
-    Filter::new().kind(kind).author(repo.owner).identifier(repo.identifier.as_str())
+    Filter::new()
+        .kind(kind)
+        .author(repo.owner)
+        .identifier(repo.identifier.as_str())
 }
 
 /// Returns the current time, or the second after an event that is to be replaced: of two events of the same second the
 /// lower id wins, not the newer signature.
 fn created_after(known: Option<&Event>) -> Timestamp {
     let now = Timestamp::now();
-    known.map_or(now, |known| now.max(known.created_at + Duration::from_secs(1)))
+    known.map_or(now, |known| {
+        now.max(known.created_at + Duration::from_secs(1))
+    })
 }
 
 /// Returns an announcement that lists these servers and keeps the other tags and the content of the known one.
@@ -232,7 +257,8 @@ pub(crate) fn announce(
     let values = |name: &str| {
         let tags = known.into_iter().flat_map(|event| event.tags.iter());
         let tags = tags.filter(|tag| tag.kind() == name);
-        tags.flat_map(|tag| tag.as_slice()[1..].to_vec()).collect::<Vec<String>>()
+        tags.flat_map(|tag| tag.as_slice()[1..].to_vec())
+            .collect::<Vec<String>>()
     };
     let (mut clone, mut relays) = (values("clone"), values("relays"));
     for server in servers {
@@ -240,7 +266,12 @@ pub(crate) fn announce(
         add(&mut relays, server.relay()?.to_string());
     }
     let kept = match known {
-        Some(event) => event.tags.iter().filter(|tag| !ours(tag)).cloned().collect(),
+        Some(event) => event
+            .tags
+            .iter()
+            .filter(|tag| !ours(tag))
+            .cloned()
+            .collect(),
         None => vec![
             Tag::identifier(repo.identifier.as_str()),
             tag("name", [repo.identifier.to_string()])?,
@@ -248,8 +279,12 @@ pub(crate) fn announce(
     };
     let addresses = [tag("clone", clone)?, tag("relays", relays)?];
     let content = known.map(|event| event.content.clone()).unwrap_or_default();
-    let event = EventBuilder::new(kinds::ANNOUNCEMENT, content).tags(kept).tags(addresses);
-    Ok(event.custom_created_at(created_after(known)).finalize(keys)?)
+    let event = EventBuilder::new(kinds::ANNOUNCEMENT, content)
+        .tags(kept)
+        .tags(addresses);
+    Ok(event
+        .custom_created_at(created_after(known))
+        .finalize(keys)?)
 }
 
 fn lists_all(announcement: &Event, servers: &[Target]) -> bool {
@@ -272,7 +307,9 @@ pub(crate) fn sign(
         tags.push(tag("HEAD", [format!("ref: {head}")])?);
     }
     let event = EventBuilder::new(kinds::STATE, "").tags(tags);
-    Ok(event.custom_created_at(created_after(known)).finalize(keys)?)
+    Ok(event
+        .custom_created_at(created_after(known))
+        .finalize(keys)?)
 }
 
 fn tag(name: &str, values: impl IntoIterator<Item = String>) -> Result<Tag> {
@@ -301,8 +338,13 @@ fn choose(
     published: Option<Event>,
     accept_fewer: bool,
 ) -> Result<Option<Event>> {
-    let newest = [&seen, &published].into_iter().flatten().max_by_key(|event| Version::of(event));
-    let (Some(newest), Some(seen)) = (newest, &seen) else { return Ok(published) };
+    let newest = [&seen, &published]
+        .into_iter()
+        .flatten()
+        .max_by_key(|event| Version::of(event));
+    let (Some(newest), Some(seen)) = (newest, &seen) else {
+        return Ok(published);
+    };
     let missing: Vec<String> = names(seen).difference(&names(newest)).cloned().collect();
     if !missing.is_empty() && !accept_fewer {
         bail!(
@@ -317,10 +359,17 @@ fn choose(
 
 /// Returns the maintainers and relays of an announcement as texts for messages.
 fn names(event: &Event) -> BTreeSet<String> {
-    let Ok(read) = Announcement::parse(event) else { return BTreeSet::new() };
-    let maintainers = read.maintainer_list.listed.union(&read.maintainer_list.moderators);
+    let Ok(read) = Announcement::parse(event) else {
+        return BTreeSet::new();
+    };
+    let maintainers = read
+        .maintainer_list
+        .listed
+        .union(&read.maintainer_list.moderators);
     let maintainers = maintainers.map(|key| format!("maintainer {}", npub(key)));
-    maintainers.chain(read.relays.iter().map(|relay| format!("relay {relay}"))).collect()
+    maintainers
+        .chain(read.relays.iter().map(|relay| format!("relay {relay}")))
+        .collect()
 }
 
 /// The file with the announcements that a working copy saw last.
@@ -331,7 +380,13 @@ struct AnnouncementFile {
 impl AnnouncementFile {
     /// Finds the file of a working copy; all worktrees of a repository share it.
     async fn of(work: &Work) -> Result<Self> {
-        Ok(Self { file: work.git_dir().await?.join("grasp").join("announcements.json") })
+        Ok(Self {
+            file: work
+                .git_dir()
+                .await?
+                .join("grasp")
+                .join("announcements.json"),
+        })
     }
 
     /// Returns the announcement of a repository that was seen last.
@@ -406,7 +461,10 @@ mod tests {
         let keys = Keys::generate();
         let oid = "a".repeat(40);
         let tips = [("refs/heads/main".to_owned(), oid.clone())].into();
-        let refs = Refs { tips, head: Some("refs/heads/main".into()) };
+        let refs = Refs {
+            tips,
+            head: Some("refs/heads/main".into()),
+        };
         let state = State::parse(&sign(&keys, &repo(&keys), &refs, None).unwrap()).unwrap();
         assert_eq!(state.tips().unwrap()[0].to_string(), oid);
         assert_eq!(state.head.unwrap().to_string(), "refs/heads/main");
@@ -415,7 +473,10 @@ mod tests {
     #[test]
     fn a_new_state_is_later_than_the_one_it_replaces() {
         let keys = Keys::generate();
-        let refs = Refs { tips: Default::default(), head: None };
+        let refs = Refs {
+            tips: Default::default(),
+            head: None,
+        };
         let old = sign(&keys, &repo(&keys), &refs, None).unwrap();
         let new = sign(&keys, &repo(&keys), &refs, Some(&old)).unwrap();
         assert!(new.created_at > old.created_at);
@@ -426,7 +487,12 @@ mod tests {
         let keys = Keys::generate();
         let servers = ["a.example.com".parse::<Target>().unwrap()];
         let old = announce(&keys, &repo(&keys), &servers, None).unwrap();
-        assert_eq!(announce(&keys, &repo(&keys), &servers, Some(&old)).unwrap().id, old.id);
+        assert_eq!(
+            announce(&keys, &repo(&keys), &servers, Some(&old))
+                .unwrap()
+                .id,
+            old.id
+        );
     }
 
     fn key(n: u8) -> PublicKey {
@@ -453,7 +519,10 @@ mod tests {
         let old = announcement(&keys, 1, &[], &["wss://a.example"]);
         let seen = announcement(&keys, 2, &[1], &["wss://a.example", "wss://b.example"]);
         for published in [None, Some(old)] {
-            assert_eq!(choose(Some(seen.clone()), published, false).unwrap(), Some(seen.clone()));
+            assert_eq!(
+                choose(Some(seen.clone()), published, false).unwrap(),
+                Some(seen.clone())
+            );
         }
     }
 
@@ -462,27 +531,40 @@ mod tests {
         let keys = Keys::generate();
         let seen = announcement(&keys, 1, &[1, 2], &["wss://a.example", "wss://b.example"]);
         let more = announcement(&keys, 2, &[2, 1], &["wss://a.example", "wss://b.example/"]);
-        assert_eq!(choose(Some(seen.clone()), Some(more.clone()), false).unwrap(), Some(more));
+        assert_eq!(
+            choose(Some(seen.clone()), Some(more.clone()), false).unwrap(),
+            Some(more)
+        );
         let fewer = announcement(&keys, 2, &[2], &["wss://a.example"]);
         let refused = choose(Some(seen.clone()), Some(fewer.clone()), false).unwrap_err();
-        let missing =
-            format!("no longer names maintainer {}, relay wss://b.example, ", npub(&key(1)));
+        let missing = format!(
+            "no longer names maintainer {}, relay wss://b.example, ",
+            npub(&key(1))
+        );
         assert!(refused.to_string().contains(&missing), "{refused}");
         assert!(refused.to_string().contains("--accept-fewer"), "{refused}");
-        assert_eq!(choose(Some(seen), Some(fewer.clone()), true).unwrap(), Some(fewer));
+        assert_eq!(
+            choose(Some(seen), Some(fewer.clone()), true).unwrap(),
+            Some(fewer)
+        );
     }
 
     #[test]
     fn without_any_seen_before_the_servers_are_believed() {
         let published = announcement(&Keys::generate(), 1, &[], &[]);
-        assert_eq!(choose(None, Some(published.clone()), false).unwrap(), Some(published));
+        assert_eq!(
+            choose(None, Some(published.clone()), false).unwrap(),
+            Some(published)
+        );
         assert_eq!(choose(None, None, false).unwrap(), None);
     }
 
     #[test]
     fn each_repository_of_a_working_copy_has_its_own() {
         let dir = tempfile::tempdir().unwrap();
-        let file = AnnouncementFile { file: dir.path().join("grasp/announcements.json") };
+        let file = AnnouncementFile {
+            file: dir.path().join("grasp/announcements.json"),
+        };
         let keys = [Keys::generate(), Keys::generate()];
         let repos = keys.each_ref().map(|keys| {
             let repo = RepoId::new(keys.public_key(), "hello".parse().unwrap());
@@ -492,7 +574,10 @@ mod tests {
         let newer = announcement(&keys[0], 2, &[], &[]);
         file.write(&repos[0], &newer).unwrap();
         assert_eq!(file.read(&repos[0]), Some(newer.clone()));
-        assert!(file.read(&repos[1]).is_some_and(|event| event.pubkey == repos[1].owner));
+        assert!(
+            file.read(&repos[1])
+                .is_some_and(|event| event.pubkey == repos[1].owner)
+        );
         file.write(&repos[1], &newer).unwrap();
         assert_eq!(file.read(&repos[1]), None, "it is of another repository");
     }

@@ -63,11 +63,16 @@ fn public_address(config: &Config, listener: &TcpListener) -> Result<ServiceIden
     if let Some(domain) = &config.domain {
         return Ok(domain.clone());
     }
-    let address = listener.local_addr().context("could not read the address of the listener")?;
+    let address = listener
+        .local_addr()
+        .context("could not read the address of the listener")?;
     if let Some(warning) = unspecified_address_warning(address) {
         tracing::warn!("{warning}");
     }
-    address.to_string().parse().context("the address of the listener is not usable as --domain")
+    address
+        .to_string()
+        .parse()
+        .context("the address of the listener is not usable as --domain")
 }
 
 /// Warns about an address that means all addresses of the machine, and that no client can connect to.
@@ -121,7 +126,10 @@ mod tests {
             io::ErrorKind::PermissionDenied,
         ] {
             let text = error_text(kind);
-            assert!(text.contains("127.0.0.1:80: ") && text.contains("with --listen"), "{text}");
+            assert!(
+                text.contains("127.0.0.1:80: ") && text.contains("with --listen"),
+                "{text}"
+            );
         }
     }
 }

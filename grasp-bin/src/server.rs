@@ -81,7 +81,13 @@ impl Server {
         let started = writer.start_parts().await?;
         let parts = base.parts(started.ingest.clone(), base.routes(&roles, &overview));
         role.send_replace(Role::Writer(started));
-        Ok(Self { parts, roles, writer, overview, node: None })
+        Ok(Self {
+            parts,
+            roles,
+            writer,
+            overview,
+            node: None,
+        })
     }
 
     /// Returns the parts that serve requests.
@@ -110,7 +116,9 @@ impl Server {
         listener: TcpListener,
         shutdown: impl Future<Output = ()>,
     ) -> Result<()> {
-        serve(listener, self.parts.clone(), shutdown).await.context("the server failed")
+        serve(listener, self.parts.clone(), shutdown)
+            .await
+            .context("the server failed")
     }
 
     /// Closes all parts; everything that was acknowledged is durable.
@@ -152,7 +160,13 @@ impl Base {
         let contributors = open_contributors(settings, &repos, packs.clone()).await?;
         let policy = settings.policy.clone();
         let database: Arc<dyn Database> = store.clone();
-        let host = GitHost { repos, contributors, store, policy, clock };
+        let host = GitHost {
+            repos,
+            contributors,
+            store,
+            policy,
+            clock,
+        };
         Ok(Self {
             settings: Arc::new(settings.clone()),
             listing: listing(&host),
@@ -168,7 +182,10 @@ impl Base {
 
     /// Returns figures of the packs and their cache; zeros if there is no object store.
     pub(crate) fn pack_figures(&self) -> PackFigures {
-        self.packs.as_ref().map(PackCache::figures).unwrap_or_default()
+        self.packs
+            .as_ref()
+            .map(PackCache::figures)
+            .unwrap_or_default()
     }
 
     /// Returns the routes beside the relay.
@@ -206,7 +223,11 @@ struct RunningParts {
 
 impl OwnWriter {
     fn new(base: Base, overview: Overview) -> Self {
-        Self { base, overview, running: Mutex::default() }
+        Self {
+            base,
+            overview,
+            running: Mutex::default(),
+        }
     }
 
     async fn syncer(&self) -> Option<Arc<Syncer>> {
@@ -215,9 +236,26 @@ impl OwnWriter {
 
     /// Starts the parts, from what the database has.
     async fn start_parts(&self) -> Result<Writer> {
-        let Base { settings, host, hub, metrics, database, keys, .. } = &self.base;
-        let records = database.records().await.context("could not read the database")?;
-        let GitHost { repos, contributors, store, policy, clock } = host.clone();
+        let Base {
+            settings,
+            host,
+            hub,
+            metrics,
+            database,
+            keys,
+            ..
+        } = &self.base;
+        let records = database
+            .records()
+            .await
+            .context("could not read the database")?;
+        let GitHost {
+            repos,
+            contributors,
+            store,
+            policy,
+            clock,
+        } = host.clone();
         let parts = PurgatoryParts {
             hunt: Some(hunt_parts(settings, &repos, metrics.clone())?),
             contributors,
@@ -250,7 +288,10 @@ impl OwnWriter {
         // Unlisted repositories are followed too: admission decides what is stored, and an archive stores some of them.
         let syncer = start_sync(settings, own, clock, keys.clone(), metrics.clone(), true).await?;
         self.overview.set_syncer(syncer.clone());
-        *self.running.lock().await = Some(RunningParts { syncer, _sweeper: sweeper });
+        *self.running.lock().await = Some(RunningParts {
+            syncer,
+            _sweeper: sweeper,
+        });
         Ok(Writer { ingest, purgatory })
     }
 
@@ -266,8 +307,15 @@ impl OwnWriter {
 
 /// Returns the list of repositories that pages show.
 fn listing(host: &GitHost) -> Listing {
-    let GitHost { store, policy, clock, .. } = host.clone();
-    Listing::new(store, policy.service.clone(), clock, move |announced| policy.hosts(announced))
+    let GitHost {
+        store,
+        policy,
+        clock,
+        ..
+    } = host.clone();
+    Listing::new(store, policy.service.clone(), clock, move |announced| {
+        policy.hosts(announced)
+    })
 }
 
 /// Returns the parts of the hunt for git data.
@@ -276,21 +324,35 @@ fn hunt_parts(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> Resul
         .trusting(files::roots_for_git(settings)?);
     let observer = Arc::new(move |report: &_| metrics::record_hunt(&metrics, report));
     // As many requests as processes, so that no request waits for a process after its start.
-    let config =
-        HuntConfig { at_once: settings.processes.remote_processes, ..settings.hunt.clone() };
+    let config = HuntConfig {
+        at_once: settings.processes.remote_processes,
+        ..settings.hunt.clone()
+    };
     let (outbound, roots) = (settings.outbound, files::roots_for_relays(settings)?);
     let classify: Classify = Arc::new(move |relay: RelayUrl| {
         let roots = roots.clone();
         Box::pin(async move {
             let facts = driver::relay_information(&relay, outbound, &roots).await?;
-            Some(if facts.is_grasp { HostClass::Grasp } else { HostClass::Unknown })
+            Some(if facts.is_grasp {
+                HostClass::Grasp
+            } else {
+                HostClass::Unknown
+            })
         })
     });
-    Ok(HuntParts { config, fetcher, observer, classify })
+    Ok(HuntParts {
+        config,
+        fetcher,
+        observer,
+        classify,
+    })
 }
 
 fn relay_config(settings: &Settings, keys: &Keys, node_key: Option<NodeKey>) -> Config {
-    let info = RelayInfo { service_key: Some(keys.public_key()), ..settings.info() };
+    let info = RelayInfo {
+        service_key: Some(keys.public_key()),
+        ..settings.info()
+    };
     Config {
         service: settings.policy.service.clone(),
         secure: settings.git.secure,
@@ -305,15 +367,25 @@ fn relay_config(settings: &Settings, keys: &Keys, node_key: Option<NodeKey>) -> 
 pub async fn open_store(settings: &Settings) -> Result<Arc<dyn Store>> {
     let dir = &settings.data_dir;
     create_private_dir(dir).with_context(|| {
-        format!("could not create {}; choose another directory with --data-dir", dir.display())
+        format!(
+            "could not create {}; choose another directory with --data-dir",
+            dir.display()
+        )
     })?;
     refuse_old_layout(dir)?;
-    let rules =
-        StoreRules { service: Some(settings.policy.service.clone()), ..StoreRules::default() };
-    let options = SqliteOptions { rules, ..settings.sqlite.clone() };
+    let rules = StoreRules {
+        service: Some(settings.policy.service.clone()),
+        ..StoreRules::default()
+    };
+    let options = SqliteOptions {
+        rules,
+        ..settings.sqlite.clone()
+    };
     let file = dir.join(DATABASE);
     let store = SqliteStore::open(&file, options);
-    Ok(Arc::new(store.with_context(|| format!("could not open {}", file.display()))?))
+    Ok(Arc::new(store.with_context(|| {
+        format!("could not open {}", file.display())
+    })?))
 }
 
 /// Refuses the data of versions before 0.2, which kept events and refs apart.
@@ -338,7 +410,12 @@ pub(crate) async fn start_sync(
     metrics: Metrics,
     follow_unlisted: bool,
 ) -> Result<Option<Arc<Syncer>>> {
-    let Sync { enabled: true, mut engine, limits } = settings.sync.clone() else {
+    let Sync {
+        enabled: true,
+        mut engine,
+        limits,
+    } = settings.sync.clone()
+    else {
         return Ok(None);
     };
     engine.follow_unlisted |= follow_unlisted;
@@ -360,7 +437,9 @@ pub(crate) async fn start_sync(
 
 /// Opens the object store of the packs, if there is one, and the cache of it.
 fn open_packs(settings: &Settings) -> Result<Option<PackCache>> {
-    let Some(url) = &settings.packs else { return Ok(None) };
+    let Some(url) = &settings.packs else {
+        return Ok(None);
+    };
     let storage = PackStorage::open(url.as_str(), &settings.pack_storage)
         .with_context(|| format!("could not use {url}"))?;
     Ok(Some(PackCache::new(storage, settings.pack_cache_bytes)))
@@ -375,9 +454,16 @@ pub(crate) async fn open_repos(
     let git = settings.git().context("could not find a usable git")?;
     tracing::info!(version = %git.version(), "found git");
     let dir = settings.repositories();
-    RepoStore::open(&dir, Endpoint::Repository, git, settings.staging(), database, packs)
-        .await
-        .with_context(|| format!("could not open {}", dir.display()))
+    RepoStore::open(
+        &dir,
+        Endpoint::Repository,
+        git,
+        settings.staging(),
+        database,
+        packs,
+    )
+    .await
+    .with_context(|| format!("could not open {}", dir.display()))
 }
 
 /// Opens the repositories of contributors, if they are enabled, with the same limits of git processes.
@@ -391,10 +477,17 @@ pub(crate) async fn open_contributors(
     }
     let dir = settings.repositories().join("prs");
     let (git, database) = (repos.git().clone(), Arc::clone(repos.database()));
-    RepoStore::open(&dir, Endpoint::PullRequests, git, settings.staging(), database, packs)
-        .await
-        .map(Some)
-        .with_context(|| format!("could not open {}", dir.display()))
+    RepoStore::open(
+        &dir,
+        Endpoint::PullRequests,
+        git,
+        settings.staging(),
+        database,
+        packs,
+    )
+    .await
+    .map(Some)
+    .with_context(|| format!("could not open {}", dir.display()))
 }
 
 /// Deletes events whose expiration has passed (NIP-40), at intervals.
@@ -405,7 +498,10 @@ async fn sweep(store: Arc<dyn EventStore>, clock: Clock) {
         match store.sweep(clock.now().unix).await {
             Ok(0) => {}
             Ok(deleted) => {
-                tracing::info!(deleted, "deleted events whose expiration has passed (NIP-40)")
+                tracing::info!(
+                    deleted,
+                    "deleted events whose expiration has passed (NIP-40)"
+                )
             }
             Err(error) => {
                 tracing::warn!(%error, "could not delete events whose expiration has passed")

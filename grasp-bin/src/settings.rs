@@ -96,7 +96,8 @@ impl FromStr for DatabaseUrl {
         let url = Url::parse(text).ok().filter(|url| {
             matches!(url.scheme(), "postgres" | "postgresql") && url.path().len() > 1
         });
-        url.map(Self).ok_or("expected postgres://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE")
+        url.map(Self)
+            .ok_or("expected postgres://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE")
     }
 }
 
@@ -135,11 +136,16 @@ const FULL_SYNC_BYTES: usize = 32 * 1024;
 impl Settings {
     /// Returns the default settings for an address and a data directory.
     pub fn new(service: ServiceIdentity, data_dir: impl Into<PathBuf>) -> Self {
-        let grasp_sync::Settings { mut engine, limits, .. } =
-            grasp_sync::Settings::new(service.clone());
+        let grasp_sync::Settings {
+            mut engine, limits, ..
+        } = grasp_sync::Settings::new(service.clone());
         engine.full_sync_above = Some(FULL_SYNC_BYTES);
         Self {
-            sync: Sync { enabled: true, engine, limits },
+            sync: Sync {
+                enabled: true,
+                engine,
+                limits,
+            },
             policy: Policy::new(service),
             data_dir: data_dir.into(),
             sqlite: SqliteOptions::default(),
@@ -179,12 +185,16 @@ impl Settings {
 
     /// Returns the directory of repositories.
     pub fn repositories(&self) -> PathBuf {
-        self.repositories.clone().unwrap_or_else(|| self.data_dir.join("git"))
+        self.repositories
+            .clone()
+            .unwrap_or_else(|| self.data_dir.join("git"))
     }
 
     /// Returns the file with the key that the service signs with.
     pub fn service_key(&self) -> PathBuf {
-        self.service_key.clone().unwrap_or_else(|| self.data_dir.join("service.key"))
+        self.service_key
+            .clone()
+            .unwrap_or_else(|| self.data_dir.join("service.key"))
     }
 
     /// Returns the git program.
@@ -198,8 +208,16 @@ impl Settings {
 
     /// Returns the limits of uploads that wait for their event: never more than purgatory keeps.
     pub(crate) fn staging(&self) -> StagingLimits {
-        let grasp_purgatory::Config { tips_per_event, staged, .. } = self.purgatory;
-        StagingLimits { tips_per_event, bytes_in_all: staged.bytes, ..self.staging }
+        let grasp_purgatory::Config {
+            tips_per_event,
+            staged,
+            ..
+        } = self.purgatory;
+        StagingLimits {
+            tips_per_event,
+            bytes_in_all: staged.bytes,
+            ..self.staging
+        }
     }
 
     /// Returns the parts of GRASP that are enabled.
@@ -210,7 +228,11 @@ impl Settings {
             ("GRASP-05", is_archive(&self.policy.archive)),
             ("GRASP-06", self.policy.contributor_proposals),
         ];
-        parts.into_iter().filter(|(_, runs)| *runs).map(|(name, _)| name.into()).collect()
+        parts
+            .into_iter()
+            .filter(|(_, runs)| *runs)
+            .map(|(name, _)| name.into())
+            .collect()
     }
 
     /// Returns the content of the NIP-11 document.
@@ -218,7 +240,10 @@ impl Settings {
         let archive_curation =
             is_archive(&self.policy.archive).then(|| ARCHIVE_CURATION.to_owned());
         RelayInfo {
-            name: self.name.clone().unwrap_or_else(|| self.policy.service.to_string()),
+            name: self
+                .name
+                .clone()
+                .unwrap_or_else(|| self.policy.service.to_string()),
             pubkey: self.policy.operator,
             supported_grasps: self.enabled_grasps(),
             curation: self.info.curation.clone().or(archive_curation),
@@ -235,7 +260,13 @@ const ARCHIVE_CURATION: &str =
     "Also keeps read-only copies of repositories that do not list this server.";
 
 fn is_archive(archive: &Archive) -> bool {
-    let Archive { everything, owners, repos, identifiers, services } = archive;
+    let Archive {
+        everything,
+        owners,
+        repos,
+        identifiers,
+        services,
+    } = archive;
     let lists = [owners.len(), repos.len(), identifiers.len(), services.len()];
     *everything || lists.iter().any(|length| *length > 0)
 }
@@ -254,7 +285,13 @@ mod tests {
             assert_eq!(url.url(), text);
             assert!(!format!("{url} {url:?}").contains("secret"), "{url}");
         }
-        for bad in ["", "db/grasp", "mysql://db/grasp", "postgres://db", "postgres://db/"] {
+        for bad in [
+            "",
+            "db/grasp",
+            "mysql://db/grasp",
+            "postgres://db",
+            "postgres://db/",
+        ] {
             assert!(bad.parse::<DatabaseUrl>().is_err(), "{bad}");
         }
     }

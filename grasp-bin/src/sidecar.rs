@@ -45,19 +45,34 @@ async fn sync_until_stopped(config: Config, relay: RelayUrl) -> Result<()> {
     let roots = files::roots_for_relays(&settings)?;
     let local = Arc::new(Sidecar::trusting(relay.clone(), &roots));
     let listener = match config.sidecar_listen {
-        Some(at) => {
-            Some(TcpListener::bind(at).await.with_context(|| format!("could not listen on {at}"))?)
-        }
+        Some(at) => Some(
+            TcpListener::bind(at)
+                .await
+                .with_context(|| format!("could not listen on {at}"))?,
+        ),
         None => None,
     };
     let metrics = Metrics::default();
-    let overview =
-        Overview::of_sidecar(&settings, relay.clone(), Arc::clone(&local), metrics.clone());
-    let syncer =
-        start_sync(&settings, local, driver::Clock::system(), keys, metrics, false).await?;
+    let overview = Overview::of_sidecar(
+        &settings,
+        relay.clone(),
+        Arc::clone(&local),
+        metrics.clone(),
+    );
+    let syncer = start_sync(
+        &settings,
+        local,
+        driver::Clock::system(),
+        keys,
+        metrics,
+        false,
+    )
+    .await?;
     let syncer = syncer.context("sync did not start")?;
     overview.set_syncer(Some(Arc::clone(&syncer)));
-    let status_address = listener.as_ref().and_then(|listener| listener.local_addr().ok());
+    let status_address = listener
+        .as_ref()
+        .and_then(|listener| listener.local_addr().ok());
     print_addresses(&relay, &settings, status_address);
     let admin = admin.serve(overview.clone());
     let routes = http::routes(overview, settings.metrics);
@@ -74,7 +89,10 @@ async fn sync_until_stopped(config: Config, relay: RelayUrl) -> Result<()> {
 
 /// Returns the public address of a relay if none is set: the one that it is connected to.
 fn service_of(relay: &RelayUrl) -> Result<ServiceIdentity> {
-    let (_, name) = relay.as_str().split_once("://").context("not the address of a relay")?;
+    let (_, name) = relay
+        .as_str()
+        .split_once("://")
+        .context("not the address of a relay")?;
     name.trim_end_matches('/')
         .parse()
         .context("could not derive the domain from the relay's address; set --domain")
@@ -94,7 +112,10 @@ fn print_addresses(relay: &RelayUrl, settings: &Settings, status: Option<SocketA
         env!("CARGO_PKG_VERSION"),
         relay,
         settings.policy.service,
-        bootstrap.iter().map(|url| format!(", {url}")).collect::<String>(),
+        bootstrap
+            .iter()
+            .map(|url| format!(", {url}"))
+            .collect::<String>(),
         status.map_or_else(String::new, |at| format!("  status  http://{at}/status\n")),
     );
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
@@ -109,6 +130,9 @@ mod tests {
         let name = |url: &str| service_of(&url.parse().unwrap()).unwrap().to_string();
         assert_eq!(name("ws://127.0.0.1:7777"), "127.0.0.1:7777");
         assert_eq!(name("wss://relay.example.com/"), "relay.example.com");
-        assert_eq!(name("wss://relay.example.com/inbox"), "relay.example.com/inbox");
+        assert_eq!(
+            name("wss://relay.example.com/inbox"),
+            "relay.example.com/inbox"
+        );
     }
 }

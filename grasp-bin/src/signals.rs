@@ -13,7 +13,12 @@ pub(crate) struct Signals(Option<[Signal; 2]>);
 impl Signals {
     /// Starts to listen; from now on neither signal ends the process by itself.
     pub(crate) fn listen() -> Self {
-        let listen = || Ok([signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?]);
+        let listen = || {
+            Ok([
+                signal(SignalKind::terminate())?,
+                signal(SignalKind::interrupt())?,
+            ])
+        };
         let signals: io::Result<_> = listen();
         Self(signals.ok())
     }
@@ -30,7 +35,9 @@ impl Signals {
     }
 
     async fn next(&mut self) {
-        let Some([term, int]) = &mut self.0 else { return std::future::pending().await };
+        let Some([term, int]) = &mut self.0 else {
+            return std::future::pending().await;
+        };
         tokio::select! {
             _ = term.recv() => {}
             _ = int.recv() => {}
@@ -62,7 +69,9 @@ async fn report_alive(interval: Duration) {
 
 /// Sends a message to the service manager, if there is one. A failure is logged and stops nothing.
 fn notify(message: &str) {
-    let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
     if let Err(error) = send(&socket, message) {
         tracing::warn!(%error, "could not notify the service manager");
     }
@@ -118,6 +127,9 @@ mod tests {
         let name = format!("grasp-notify-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let manager = UnixDatagram::bind_addr(&address).unwrap();
-        assert_eq!(received(OsStr::new(&format!("@{name}")), &manager), STOPPING);
+        assert_eq!(
+            received(OsStr::new(&format!("@{name}")), &manager),
+            STOPPING
+        );
     }
 }

@@ -14,7 +14,9 @@ const REWRITE_VAR: &str = "REWRITE_REFERENCE";
 
 /// Asserts that a page of the documentation is the generated one; names the first line that differs.
 fn assert_page(page: &str, generated: &str) {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../docs")
+        .join(page);
     if std::env::var_os(REWRITE_VAR).is_some() {
         std::fs::write(&path, generated).unwrap();
     }
@@ -71,15 +73,21 @@ fn settings_page() -> String {
             name => write!(text, "\n## `[{name}]` {title}\n\n"),
         };
         text.push_str("| key | flag and value | default | meaning |\n|---|---|---|---|\n");
-        let settings = settings().iter().filter(|setting| setting.section() == section);
+        let settings = settings()
+            .iter()
+            .filter(|setting| setting.section() == section);
         settings.for_each(|setting| text.push_str(&setting_row(setting)));
     }
     text
 }
 
 fn setting_row(setting: &Setting) -> String {
-    let default = setting.value(&Config::default()).filter(|value| value != "[]");
-    let default = default.map(|value| format!("`{value}`")).unwrap_or_default();
+    let default = setting
+        .value(&Config::default())
+        .filter(|value| value != "[]");
+    let default = default
+        .map(|value| format!("`{value}`"))
+        .unwrap_or_default();
     let (key, flag, help) = (setting.key, setting.flag(), setting.help);
     let form = setting.value_names.join("\\|");
     format!("| `{key}` | `--{flag} {form}` | {default} | {help} |\n")
@@ -94,7 +102,13 @@ fn metrics_page() -> String {
     ] {
         let _ = write!(text, "\n## {title}\n\n");
         text.push_str("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
-        for Metric { name, kind, help, labels } in metrics {
+        for Metric {
+            name,
+            kind,
+            help,
+            labels,
+        } in metrics
+        {
             let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
             let (kind, labels) = (kind.name(), labels.join(", "));
             let _ = writeln!(text, "| `{name}` | {kind} | {labels} | {help} |");
@@ -107,7 +121,10 @@ fn commands_page() -> String {
     let mut text = String::from(include_str!("cli/opening.md"));
     let mut command = Cli::command();
     command.build();
-    for subcommand in command.get_subcommands().filter(|one| one.get_name() != "help") {
+    for subcommand in command
+        .get_subcommands()
+        .filter(|one| one.get_name() != "help")
+    {
         describe(&mut text, "grasp", subcommand);
     }
     text
@@ -115,8 +132,14 @@ fn commands_page() -> String {
 
 fn describe(text: &mut String, parent: &str, command: &clap::Command) {
     let name = format!("{parent} {}", command.get_name());
-    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-    let inner: Vec<_> = command.get_subcommands().filter(|one| one.get_name() != "help").collect();
+    let about = command
+        .get_about()
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    let inner: Vec<_> = command
+        .get_subcommands()
+        .filter(|one| one.get_name() != "help")
+        .collect();
     if !inner.is_empty() {
         for command in inner {
             describe(text, &name, command);
@@ -124,11 +147,18 @@ fn describe(text: &mut String, parent: &str, command: &clap::Command) {
         return;
     }
     let _ = write!(text, "\n## `{name}`\n\n{about}.\n");
-    let own: Vec<_> = command.get_arguments().filter(|arg| !is_setting(arg)).collect();
+    let own: Vec<_> = command
+        .get_arguments()
+        .filter(|arg| !is_setting(arg))
+        .collect();
     if own.len() < command.get_arguments().count() {
         text.push_str("\nTakes every [setting](configuration.md) as a flag.\n");
     }
-    let rows: Vec<_> = own.into_iter().filter(|arg| arg.get_id() != "help").map(flag_row).collect();
+    let rows: Vec<_> = own
+        .into_iter()
+        .filter(|arg| arg.get_id() != "help")
+        .map(flag_row)
+        .collect();
     if !rows.is_empty() {
         let _ = write!(text, "\n| flag | meaning |\n|---|---|\n{}", rows.concat());
     }
@@ -142,17 +172,24 @@ fn is_setting(arg: &Arg) -> bool {
 }
 
 fn flag_row(arg: &Arg) -> String {
-    let takes_value = arg.get_num_args().is_some_and(|number| number.takes_values());
+    let takes_value = arg
+        .get_num_args()
+        .is_some_and(|number| number.takes_values());
     let value = arg.get_value_names().filter(|_| takes_value);
-    let value = value.and_then(|names| names.first()).map(ToString::to_string);
+    let value = value
+        .and_then(|names| names.first())
+        .map(ToString::to_string);
     let flag = match (arg.get_long(), value) {
         (Some(long), Some(value)) => format!("--{long} {value}"),
         (Some(long), None) => format!("--{long}"),
         (None, value) => value.unwrap_or_default(),
     };
     let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-    let default: Vec<_> =
-        arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    let default: Vec<_> = arg
+        .get_default_values()
+        .iter()
+        .map(|value| value.to_string_lossy())
+        .collect();
     let default = if takes_value && !default.is_empty() {
         format!(" (default: `{}`)", default.join(","))
     } else {

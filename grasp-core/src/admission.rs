@@ -77,7 +77,9 @@ fn check_any_kind(
     } else if embeds_protected(event) {
         Err(Rejection::ProtectedRepost)
     } else if has_too_many_tags(event) {
-        Err(Rejection::Malformed(format!("it has more than {MAX_TAGS} tags")))
+        Err(Rejection::Malformed(format!(
+            "it has more than {MAX_TAGS} tags"
+        )))
     } else {
         Ok(())
     }
@@ -121,21 +123,30 @@ fn judge_kind(
 fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<Verdict, Rejection> {
     let new = Announcement::parse(event)?;
     if size(event) > Announcement::MAX_EVENT_BYTES as u64 {
-        let why =
-            format!("an announcement may have at most {} bytes", Announcement::MAX_EVENT_BYTES);
+        let why = format!(
+            "an announcement may have at most {} bytes",
+            Announcement::MAX_EVENT_BYTES
+        );
         return Err(Rejection::Malformed(why));
     }
     if policy.bans.repos.contains(&new.repo) {
         return Err(Rejection::Banned);
     }
-    let own = || facts.announcements.iter().filter(|known| known.announcement.repo == new.repo);
+    let own = || {
+        facts
+            .announcements
+            .iter()
+            .filter(|known| known.announcement.repo == new.repo)
+    };
     let wins = |version| version > new.version;
     if facts.latest.is_some_and(wins) || own().any(|known| wins(known.announcement.version)) {
         return Ok(Verdict::Done(Outcome::Superseded));
     }
     let hosted = |known: &KnownAnnouncement| policy.hosts(&known.announcement);
     match (policy.hosts(&new), own().any(hosted)) {
-        (false, true) => Ok(Verdict::Delist { keep: facts.is_listed }),
+        (false, true) => Ok(Verdict::Delist {
+            keep: facts.is_listed,
+        }),
         (false, false) if !facts.is_listed && own().next().is_none() => Err(not_listed(event)),
         // It is needed for maintainer sets only: no view, no authority by itself.
         (false, false) => Ok(Verdict::Store { is_related: false }),
@@ -153,7 +164,10 @@ fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<V
 /// Refuses an announcement with all addresses that it lists, usable or not.
 fn not_listed(event: &Event) -> Rejection {
     let values = |name| tags::all_values(event, name).map(str::to_owned).collect();
-    Rejection::NotListed { clone: values("clone"), relays: values("relays") }
+    Rejection::NotListed {
+        clone: values("clone"),
+        relays: values("relays"),
+    }
 }
 
 /// Judges a state (kind 30618) by the hosted repositories that its author maintains.
@@ -169,11 +183,17 @@ fn judge_state(event: &Event, facts: &Facts) -> Result<Verdict, Rejection> {
         });
     }
     // Any author can fill purgatory; maintainers of what is served have a share of it of their own.
-    let signs_for_served = facts.maintained.iter().any(|repo| repo.presence == Presence::Stored);
+    let signs_for_served = facts
+        .maintained
+        .iter()
+        .any(|repo| repo.presence == Presence::Stored);
     if facts.is_over_quota && !signs_for_served {
         return Err(Rejection::Quota);
     }
-    let repos = facts.maintained.iter().map(|maintained| maintained.repo.clone());
+    let repos = facts
+        .maintained
+        .iter()
+        .map(|maintained| maintained.repo.clone());
     Ok(Verdict::Hold(Hold::State(repos.collect())))
 }
 
@@ -197,7 +217,10 @@ fn judge_other(
     event: &Event,
     facts: &Facts,
 ) -> Result<Verdict, Rejection> {
-    if facts.latest.is_some_and(|latest| latest > Version::of(event)) {
+    if facts
+        .latest
+        .is_some_and(|latest| latest > Version::of(event))
+    {
         return Ok(Verdict::Done(Outcome::Superseded));
     }
     if event.kind == kinds::VANISH && !event.tags.iter().any(|tag| tag.kind() == "relay") {
@@ -284,7 +307,10 @@ impl Policy {
             .filter(|_| self.contributor_proposals)
             .map(|repo| RepoId::new(proposal.author, repo.identifier.clone()));
         endpoints.filter(|endpoint| {
-            proposal.clone.iter().any(|url| self.service.serves_proposals(url, endpoint))
+            proposal
+                .clone
+                .iter()
+                .any(|url| self.service.serves_proposals(url, endpoint))
         })
     }
 
@@ -320,7 +346,9 @@ impl Policy {
         author: &PublicKey,
         announcements: impl IntoIterator<Item = &'a Announcement>,
     ) -> bool {
-        let theirs = announcements.into_iter().filter(|a| a.repo.owner == *author);
+        let theirs = announcements
+            .into_iter()
+            .filter(|a| a.repo.owner == *author);
         let asked_for = theirs.filter(|a| a.lists(&self.service)).count();
         self.operator != Some(*author) && asked_for >= self.repositories_per_author
     }
@@ -330,7 +358,10 @@ impl Archive {
     fn takes(&self, announcement: &Announcement) -> bool {
         let repo = &announcement.repo;
         let lists = |service: &ServiceIdentity| {
-            announcement.clone.iter().any(|url| service.is_own_url(url.as_str()))
+            announcement
+                .clone
+                .iter()
+                .any(|url| service.is_own_url(url.as_str()))
         };
         self.everything
             || self.owners.contains(&repo.owner)
@@ -369,7 +400,10 @@ pub enum SyncPath {
 impl Origin {
     /// Returns a client without proven keys.
     pub const fn anonymous() -> Self {
-        Self::Client { authenticated: Vec::new(), network: None }
+        Self::Client {
+            authenticated: Vec::new(),
+            network: None,
+        }
     }
 
     /// Returns the claimant that an event's cost is accounted to: for sync, the server itself.
@@ -411,15 +445,26 @@ impl Needs {
     pub fn of(event: &Event) -> Self {
         let ruled = event.kind == kinds::ANNOUNCEMENT || event.kind == kinds::STATE;
         if ruled {
-            let identifier = event.tags.identifier().and_then(|d| Identifier::new(&d).ok());
+            let identifier = event
+                .tags
+                .identifier()
+                .and_then(|d| Identifier::new(&d).ok());
             let repo = identifier.map(|identifier| RepoId::new(event.pubkey, identifier));
-            return Self { repo, references: References::default(), named_by_others: false };
+            return Self {
+                repo,
+                references: References::default(),
+                named_by_others: false,
+            };
         }
         let References { ids, coordinates } = References::of(event);
         let ids = ids.into_iter().take(MAX_IDS).collect();
         let coordinates = coordinates.into_iter().take(MAX_COORDINATES).collect();
         let references = References { ids, coordinates };
-        Self { repo: None, references, named_by_others: true }
+        Self {
+            repo: None,
+            references,
+            named_by_others: true,
+        }
     }
 }
 

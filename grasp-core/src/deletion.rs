@@ -67,7 +67,9 @@ impl DeletionRequest {
             if tag.kind() == "e" {
                 parsed.ids.extend(EventId::from_hex(value));
             } else {
-                let own = parse_coordinate(value).ok().filter(|c| c.public_key == request.pubkey);
+                let own = parse_coordinate(value)
+                    .ok()
+                    .filter(|c| c.public_key == request.pubkey);
                 parsed.coordinates.extend(own);
             }
         }
@@ -90,11 +92,17 @@ pub fn coordinate(event: &Event) -> Option<Coordinate> {
         String::new()
     } else if event.kind.is_addressable() {
         let d = event.tags.iter().find(|tag| tag.kind() == "d");
-        d.and_then(|tag| tag.content()).unwrap_or_default().to_owned()
+        d.and_then(|tag| tag.content())
+            .unwrap_or_default()
+            .to_owned()
     } else {
         return None;
     };
-    Some(Coordinate { kind: event.kind, public_key: event.pubkey, identifier })
+    Some(Coordinate {
+        kind: event.kind,
+        public_key: event.pubkey,
+        identifier,
+    })
 }
 
 /// Returns whether a request to vanish (kind 62) names a service in its `relay` tags. `None` is named by a request to all
@@ -164,8 +172,11 @@ mod tests {
         ))
         .unwrap();
         assert_eq!(request.ids, BTreeSet::from([id]));
-        let named: Vec<_> =
-            request.coordinates.iter().map(|c| (c.kind.as_u16(), c.identifier.as_str())).collect();
+        let named: Vec<_> = request
+            .coordinates
+            .iter()
+            .map(|c| (c.kind.as_u16(), c.identifier.as_str()))
+            .collect();
         assert_eq!(named, [(10_002, ""), (30_617, "a:b")]);
     }
 
@@ -176,7 +187,10 @@ mod tests {
             DeletionRequest::parse(&at(MAX_TARGETS)).map(|request| request.ids.len()),
             Ok(MAX_TARGETS)
         );
-        assert_eq!(DeletionRequest::parse(&at(MAX_TARGETS + 1)), Err(TooManyTargets));
+        assert_eq!(
+            DeletionRequest::parse(&at(MAX_TARGETS + 1)),
+            Err(TooManyTargets)
+        );
     }
 
     #[test]
@@ -217,7 +231,10 @@ mod tests {
             ("us.example", "wss://us.example.:443"),
             ("us.example:7334/git", "ws://us.example:7334//git/"),
         ] {
-            assert!(vanishes(&["wss://other.example", same], Some(ours)), "{same}");
+            assert!(
+                vanishes(&["wss://other.example", same], Some(ours)),
+                "{same}"
+            );
         }
         for (ours, other) in [
             ("us.example", "wss://us.example.evil.org"),

@@ -87,13 +87,18 @@ pub struct Version {
 impl Version {
     /// Returns the version that an event is.
     pub fn of(event: &Event) -> Self {
-        Self { created_at: event.created_at, id: event.id }
+        Self {
+            created_at: event.created_at,
+            id: event.id,
+        }
     }
 }
 
 impl Ord for Version {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.created_at.cmp(&other.created_at).then_with(|| other.id.cmp(&self.id))
+        self.created_at
+            .cmp(&other.created_at)
+            .then_with(|| other.id.cmp(&self.id))
     }
 }
 

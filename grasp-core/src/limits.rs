@@ -29,7 +29,11 @@ pub enum Admit {
 impl Admit {
     /// Returns whether `now` has reached the earliest `start`.
     pub fn not_before(start: Mono, now: Mono) -> Self {
-        if now >= start { Self::Go } else { Self::Wait(start) }
+        if now >= start {
+            Self::Go
+        } else {
+            Self::Wait(start)
+        }
     }
 }
 
@@ -75,7 +79,9 @@ pub enum EoseHint {
 impl EoseHint {
     /// Parses a hint; `None` for an unknown one.
     pub fn read(text: &str) -> Option<Self> {
-        [Self::Finish, Self::More].into_iter().find(|hint| hint.as_str() == text)
+        [Self::Finish, Self::More]
+            .into_iter()
+            .find(|hint| hint.as_str() == text)
     }
 
     /// Returns the hint as it is written in the message.
@@ -109,7 +115,11 @@ impl PeerText {
     /// Shortens and sanitises a text; a shortened text ends in an ellipsis.
     pub fn new(text: &str) -> Self {
         let mut chars = text.chars();
-        let mut kept: String = chars.by_ref().take(Self::MAX_CHARS).map(sanitised).collect();
+        let mut kept: String = chars
+            .by_ref()
+            .take(Self::MAX_CHARS)
+            .map(sanitised)
+            .collect();
         if chars.next().is_some() {
             kept.pop();
             kept.push('…');
@@ -139,7 +149,11 @@ impl fmt::Display for PeerText {
 fn sanitised(c: char) -> char {
     let is_invisible = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
         || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}');
-    if c.is_control() || is_invisible { char::REPLACEMENT_CHARACTER } else { c }
+    if c.is_control() || is_invisible {
+        char::REPLACEMENT_CHARACTER
+    } else {
+        c
+    }
 }
 
 #[cfg(test)]

@@ -38,12 +38,17 @@ pub fn maintainer_lists<'a>(
 ) -> MaintainerLists {
     let mut winners: BTreeMap<PublicKey, &Announcement> = BTreeMap::new();
     for announcement in announcements {
-        let winner = winners.entry(announcement.repo.owner).or_insert(announcement);
+        let winner = winners
+            .entry(announcement.repo.owner)
+            .or_insert(announcement);
         if announcement.version > winner.version {
             *winner = announcement;
         }
     }
-    winners.into_iter().map(|(author, winner)| (author, winner.maintainer_list.clone())).collect()
+    winners
+        .into_iter()
+        .map(|(author, winner)| (author, winner.maintainer_list.clone()))
+        .collect()
 }
 
 impl MaintainerModel {
@@ -174,7 +179,9 @@ fn reciprocal<'a>(owner: &PublicKey, look_up: impl Fn(&PublicKey) -> Lookup<'a>)
     let mut members = VecDeque::from([root]);
     while let Some(member) = members.pop_front() {
         let mut accepted = accepting.remove(&member).unwrap_or_default();
-        let Lookup::Read(list) = look_up(&member) else { continue };
+        let Lookup::Read(list) = look_up(&member) else {
+            continue;
+        };
         for key in &list.listed {
             if counted == MAX_MAINTAINERS || seen.len() == MAX_LOOKED_UP || !seen.insert(*key) {
                 continue;
@@ -251,19 +258,28 @@ mod tests {
 
     fn listed(keys: &[u8]) -> MaintainerList {
         let listed = keys.iter().map(|n| key(*n)).collect();
-        MaintainerList { listed, ..MaintainerList::default() }
+        MaintainerList {
+            listed,
+            ..MaintainerList::default()
+        }
     }
 
     /// Returns the list of an announcement with role tags for leads and for other maintainers.
     fn roles(leads: &[u8], maintainers: &[u8]) -> MaintainerList {
         let leads = leads.iter().map(|n| key(*n)).collect();
-        let mut list = MaintainerList { leads, ..listed(maintainers) };
+        let mut list = MaintainerList {
+            leads,
+            ..listed(maintainers)
+        };
         list.listed.extend(&list.leads);
         list
     }
 
     fn with_author_left(list: MaintainerList) -> MaintainerList {
-        MaintainerList { author_left: true, ..list }
+        MaintainerList {
+            author_left: true,
+            ..list
+        }
     }
 
     fn confirmed(
@@ -284,19 +300,28 @@ mod tests {
     #[test]
     fn plain_follows_listings_of_listed_keys() {
         let maintainer_lists = [(ALICE, listed(&[BOB])), (BOB, listed(&[CAROL]))];
-        assert_eq!(confirmed(Plain, ALICE, &maintainer_lists), [ALICE, BOB, CAROL]);
+        assert_eq!(
+            confirmed(Plain, ALICE, &maintainer_lists),
+            [ALICE, BOB, CAROL]
+        );
         assert_eq!(confirmed(Plain, BOB, &maintainer_lists), [BOB, CAROL]);
     }
 
     #[test]
     fn reciprocal_needs_acceptance_along_the_whole_chain() {
-        let accepted =
-            [(ALICE, listed(&[BOB])), (BOB, listed(&[ALICE, CAROL])), (CAROL, listed(&[BOB]))];
+        let accepted = [
+            (ALICE, listed(&[BOB])),
+            (BOB, listed(&[ALICE, CAROL])),
+            (CAROL, listed(&[BOB])),
+        ];
         assert_eq!(confirmed(Reciprocal, ALICE, &accepted), [ALICE, BOB, CAROL]);
         let carol_silent = &accepted[..2];
         assert_eq!(confirmed(Reciprocal, ALICE, carol_silent), [ALICE, BOB]);
-        let bob_elsewhere =
-            [(ALICE, listed(&[BOB])), (BOB, listed(&[CAROL])), (CAROL, listed(&[BOB]))];
+        let bob_elsewhere = [
+            (ALICE, listed(&[BOB])),
+            (BOB, listed(&[CAROL])),
+            (CAROL, listed(&[BOB])),
+        ];
         assert_eq!(confirmed(Reciprocal, ALICE, &bob_elsewhere), [ALICE]);
     }
 
@@ -322,12 +347,18 @@ mod tests {
             (BOB, roles(&[BOB], &[CAROL])),
             (CAROL, roles(&[BOB], &[CAROL])),
         ];
-        assert_eq!(confirmed(Reciprocal, ALICE, &maintainer_lists), [BOB, CAROL]);
+        assert_eq!(
+            confirmed(Reciprocal, ALICE, &maintainer_lists),
+            [BOB, CAROL]
+        );
     }
 
     #[test]
     fn an_ambiguous_lead_gives_an_empty_set() {
-        let two = [(ALICE, roles(&[ALICE, BOB], &[])), (BOB, roles(&[BOB], &[]))];
+        let two = [
+            (ALICE, roles(&[ALICE, BOB], &[])),
+            (BOB, roles(&[BOB], &[])),
+        ];
         let missing = [(ALICE, roles(&[BOB], &[]))];
         let cycle = [(ALICE, roles(&[BOB], &[])), (BOB, roles(&[ALICE], &[]))];
         let no_self_lead = [(ALICE, roles(&[BOB], &[])), (BOB, listed(&[ALICE]))];
@@ -380,8 +411,16 @@ mod tests {
         // A thousand authors; each lists the next one and a hundred that never announce.
         let lists = |n: usize| {
             let silent = (0..100).map(move |m| numbered(10_000 + n * 100 + m));
-            let listed = silent.chain([numbered(n + 1), numbered(n.saturating_sub(1))]).collect();
-            (numbered(n), MaintainerList { listed, ..MaintainerList::default() })
+            let listed = silent
+                .chain([numbered(n + 1), numbered(n.saturating_sub(1))])
+                .collect();
+            (
+                numbered(n),
+                MaintainerList {
+                    listed,
+                    ..MaintainerList::default()
+                },
+            )
         };
         let maintainer_lists: MaintainerLists = (0..1_000).map(lists).collect();
         for n in 0..1_000 {
@@ -397,7 +436,13 @@ mod tests {
         // A thousand authors, each of whom lists the next hundred and the hundred before.
         let lists = |n: usize| {
             let listed = (0..=200).map(|m| numbered((n + 900 + m) % 1_000)).collect();
-            (numbered(n), MaintainerList { listed, ..MaintainerList::default() })
+            (
+                numbered(n),
+                MaintainerList {
+                    listed,
+                    ..MaintainerList::default()
+                },
+            )
         };
         let maintainer_lists: MaintainerLists = (0..1_000).map(lists).collect();
         for model in [Plain, Reciprocal] {
@@ -412,14 +457,21 @@ mod tests {
         // Each lists its neighbours, but for one with an empty list.
         let around = |n: usize| {
             let listed = (0..=20).map(|m| numbered((n + 90 + m) % 100)).collect();
-            MaintainerList { listed, ..MaintainerList::default() }
+            MaintainerList {
+                listed,
+                ..MaintainerList::default()
+            }
         };
         let mut maintainer_lists: MaintainerLists =
             (0..100).map(|n| (numbered(n), around(n))).collect();
         maintainer_lists.insert(numbered(5), MaintainerList::default());
         let all_but_one: BTreeSet<_> = (0..100).filter(|n| *n != 5).map(numbered).collect();
         for n in 0..100 {
-            let expected = if n == 5 { BTreeSet::from([numbered(5)]) } else { all_but_one.clone() };
+            let expected = if n == 5 {
+                BTreeSet::from([numbered(5)])
+            } else {
+                all_but_one.clone()
+            };
             let set = Reciprocal.maintainers(&numbered(n), &maintainer_lists);
             assert_eq!(set, expected, "{n}");
         }

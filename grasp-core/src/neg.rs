@@ -16,7 +16,9 @@ const FINGERPRINT_BYTES: usize = 16;
 /// assert!(!is_well_formed(&[]) && !is_well_formed(&[0x61, 0xff]) && !is_well_formed(&[0x61, 0, 0, 2, 1, 7]));
 /// ```
 pub fn is_well_formed(message: &[u8]) -> bool {
-    let Some((_version, mut rest)) = message.split_first() else { return false };
+    let Some((_version, mut rest)) = message.split_first() else {
+        return false;
+    };
     while !rest.is_empty() {
         if skip_range(&mut rest).is_none() {
             return false;
@@ -41,14 +43,21 @@ pub fn to_hex(message: &[u8]) -> String {
 /// ```
 pub fn from_hex(text: &str) -> Option<Vec<u8>> {
     let mut message = vec![0; text.len() / 2];
-    faster_hex::hex_decode(text.as_bytes(), &mut message).ok().map(|()| message)
+    faster_hex::hex_decode(text.as_bytes(), &mut message)
+        .ok()
+        .map(|()| message)
 }
 
 /// Skips one range: its upper bound and its content.
 fn skip_range(rest: &mut &[u8]) -> Option<()> {
     let _time = read_number(rest)?;
     let prefix = read_number(rest)?;
-    skip(rest, usize::try_from(prefix).ok().filter(|length| *length <= ID_BYTES)?)?;
+    skip(
+        rest,
+        usize::try_from(prefix)
+            .ok()
+            .filter(|length| *length <= ID_BYTES)?,
+    )?;
     match read_number(rest)? {
         0 => Some(()),
         1 => skip(rest, FINGERPRINT_BYTES),

@@ -43,7 +43,9 @@ impl Proposal {
             author: event.pubkey,
             tip,
             repos: repo_refs(event),
-            clone: tags::all_values(event, "clone").filter_map(|url| url.parse().ok()).collect(),
+            clone: tags::all_values(event, "clone")
+                .filter_map(|url| url.parse().ok())
+                .collect(),
         })
     }
 }
@@ -66,7 +68,9 @@ impl References {
             references.coordinates.extend(parsed);
         }
         for name in ["e", "E", "q"] {
-            references.ids.extend(tags::first_values(event, name).filter_map(parse_event_id));
+            references
+                .ids
+                .extend(tags::first_values(event, name).filter_map(parse_event_id));
         }
         references
     }
@@ -74,7 +78,9 @@ impl References {
 
 /// Returns every repository that an event is addressed to by its `a` tags.
 pub fn repo_refs(event: &Event) -> BTreeSet<RepoId> {
-    tags::first_values(event, "a").filter_map(|value| value.parse().ok()).collect()
+    tags::first_values(event, "a")
+        .filter_map(|value| value.parse().ok())
+        .collect()
 }
 
 /// Reading of tags of any shape.
@@ -221,14 +227,22 @@ mod tests {
         assert!(matches!(with(&"a".repeat(64)), Ok(Oid::Sha256(_))));
         let tipless = "the pull request has no c tag with a commit id";
         assert_eq!(with("abc"), invalid(tipless));
-        assert_eq!(Proposal::parse(&Unsigned::kind(1618).by(key(1))), invalid(tipless));
-        assert_eq!(Proposal::parse(&Unsigned::kind(1619).by(key(1))), invalid(tipless));
+        assert_eq!(
+            Proposal::parse(&Unsigned::kind(1618).by(key(1))),
+            invalid(tipless)
+        );
+        assert_eq!(
+            Proposal::parse(&Unsigned::kind(1619).by(key(1))),
+            invalid(tipless)
+        );
     }
 
     #[test]
     fn refuses_issues_and_patches() {
         for kind in [1, 1617, 1621] {
-            let event = Unsigned::kind(kind).tags(&[&["c", &"a".repeat(40)]]).by(key(1));
+            let event = Unsigned::kind(kind)
+                .tags(&[&["c", &"a".repeat(40)]])
+                .by(key(1));
             assert_eq!(Proposal::parse(&event), invalid("not a pull request"));
         }
     }
@@ -239,17 +253,34 @@ mod tests {
         let b = format!("30617:{}:b:c", key(2));
         let state = format!("30618:{}:a", key(1));
         let c = "a".repeat(40);
-        let tags: &[&[&str]] =
-            &[&["a", &a], &["a", &b], &["a", &state], &["a", "x"], &["a"], &["A", "y"], &["c", &c]];
-        let repos = Proposal::parse(&Unsigned::kind(1619).tags(tags).by(key(3))).unwrap().repos;
-        assert_eq!(repos, BTreeSet::from([a.parse().unwrap(), b.parse().unwrap()]));
+        let tags: &[&[&str]] = &[
+            &["a", &a],
+            &["a", &b],
+            &["a", &state],
+            &["a", "x"],
+            &["a"],
+            &["A", "y"],
+            &["c", &c],
+        ];
+        let repos = Proposal::parse(&Unsigned::kind(1619).tags(tags).by(key(3)))
+            .unwrap()
+            .repos;
+        assert_eq!(
+            repos,
+            BTreeSet::from([a.parse().unwrap(), b.parse().unwrap()])
+        );
     }
 
     #[test]
     fn reads_first_values_and_both_forms_of_quotes() {
         let (id, coordinate) = ("ab".repeat(32), format!("30617:{}:x", key(1)));
         let event = Unsigned::kind(1)
-            .tags(&[&["e", "wss://x", &id], &["q", &coordinate], &["q", &id], &["p", &id]])
+            .tags(&[
+                &["e", "wss://x", &id],
+                &["q", &coordinate],
+                &["q", &id],
+                &["p", &id],
+            ])
             .by(key(1));
         let references = References::of(&event);
         assert_eq!(references.ids.len(), 1);
@@ -257,14 +288,22 @@ mod tests {
             references.coordinates,
             BTreeSet::from([parse_coordinate(&coordinate).unwrap()])
         );
-        assert_eq!(References::of(&Unsigned::kind(1).by(key(1))), References::default());
+        assert_eq!(
+            References::of(&Unsigned::kind(1).by(key(1))),
+            References::default()
+        );
     }
 
     const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
     const B: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
 
     fn parse(tags: &[&[&str]]) -> Result<State, ParseError> {
-        State::parse(&Unsigned::kind(30618).tags(&[&["d", "x"]]).tags(tags).by(key(1)))
+        State::parse(
+            &Unsigned::kind(30618)
+                .tags(&[&["d", "x"]])
+                .tags(tags)
+                .by(key(1)),
+        )
     }
 
     fn name(text: &str) -> RefName {
@@ -286,13 +325,19 @@ mod tests {
         let declared: Vec<_> = state.refs.keys().map(RefName::as_str).collect();
         assert_eq!(declared, ["refs/heads/main", "refs/tags/v1"]);
         assert_eq!(state.head, Some(name("refs/heads/main")));
-        assert_eq!(state.tips(), Some(vec![A.parse().unwrap(), B.parse().unwrap()]));
+        assert_eq!(
+            state.tips(),
+            Some(vec![A.parse().unwrap(), B.parse().unwrap()])
+        );
     }
 
     #[test]
     fn head_is_read_with_and_without_its_prefix_and_only_for_branches() {
         for head in ["ref: refs/heads/dev", "refs/heads/dev"] {
-            assert_eq!(parse(&[&["HEAD", head]]).unwrap().head, Some(name("refs/heads/dev")));
+            assert_eq!(
+                parse(&[&["HEAD", head]]).unwrap().head,
+                Some(name("refs/heads/dev"))
+            );
         }
         for head in ["refs/tags/v1", "dev", "", "ref: ref: refs/heads/dev"] {
             assert_eq!(parse(&[&["HEAD", head]]).unwrap().head, None, "{head}");
@@ -319,15 +364,24 @@ mod tests {
     #[test]
     fn refuses_ref_names_that_git_refuses() {
         let refused = |name: &str| parse(&[&[name, A]]).unwrap_err().to_string();
-        assert_eq!(refused("refs/heads/a..b"), "a ref name has a dot where git allows none");
+        assert_eq!(
+            refused("refs/heads/a..b"),
+            "a ref name has a dot where git allows none"
+        );
         assert_eq!(refused("refs/heads/"), "a ref name has an empty component");
     }
 
     #[test]
     fn refuses_a_branch_that_is_a_directory() {
-        let refs: &[&[&str]] =
-            &[&["refs/heads/a", A], &["refs/heads/a-b", A], &["refs/heads/a/b", A]];
-        assert_eq!(parse(refs), invalid("refs/heads/a and refs/heads/a/b cannot both exist"));
+        let refs: &[&[&str]] = &[
+            &["refs/heads/a", A],
+            &["refs/heads/a-b", A],
+            &["refs/heads/a/b", A],
+        ];
+        assert_eq!(
+            parse(refs),
+            invalid("refs/heads/a and refs/heads/a/b cannot both exist")
+        );
     }
 
     #[test]

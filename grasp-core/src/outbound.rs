@@ -53,8 +53,17 @@ pub struct OutboundPolicy {
 }
 
 /// Domains that the public internet does not resolve, or that mean something else there.
-const SPECIAL_DOMAINS: [&str; 9] =
-    ["localhost", "local", "internal", "test", "example", "invalid", "onion", "alt", "arpa"];
+const SPECIAL_DOMAINS: [&str; 9] = [
+    "localhost",
+    "local",
+    "internal",
+    "test",
+    "example",
+    "invalid",
+    "onion",
+    "alt",
+    "arpa",
+];
 
 impl OutboundPolicy {
     /// Judges a name before it is resolved; a literal address as that address.
@@ -134,7 +143,11 @@ fn reach_v4(address: Ipv4Addr) -> Reach {
         [198, 18 | 19, ..] => true,
         _ => false,
     };
-    if private { Reach::Private } else { Reach::Global }
+    if private {
+        Reach::Private
+    } else {
+        Reach::Global
+    }
 }
 
 fn reach_v6(address: Ipv6Addr) -> Reach {
@@ -279,16 +292,26 @@ mod tests {
                 assert_eq!(judged, Err(Forbidden::Label), "{host}");
             }
         }
-        for host in ["a-b.example.com", "_a.example.com", "a_b.example.com", "xn--bcher-kva.com"] {
+        for host in [
+            "a-b.example.com",
+            "_a.example.com",
+            "a_b.example.com",
+            "xn--bcher-kva.com",
+        ] {
             assert_eq!(in_event(host), Ok(()), "{host}");
         }
     }
 
     #[test]
     fn addresses_of_no_host_are_always_refused() {
-        for host in
-            ["0.0.0.0", "255.255.255.255", "224.0.0.1", "[::]", "[ff02::1]", "[64:ff9b:1::1]"]
-        {
+        for host in [
+            "0.0.0.0",
+            "255.255.255.255",
+            "224.0.0.1",
+            "[::]",
+            "[ff02::1]",
+            "[64:ff9b:1::1]",
+        ] {
             for (from, allow) in [(Provenance::Operator, true), (Provenance::Event, false)] {
                 assert_eq!(judge(from, allow, host), Err(Forbidden::NoHost), "{host}");
             }

@@ -100,7 +100,10 @@ pub fn authorise(request: &PushRequest, view: &PushView<'_>) -> PushVerdict {
         Judgement::Realises(id) if moves_branch_or_tag => Some(id),
         _ => None,
     };
-    PushVerdict { realises, ..verdict }
+    PushVerdict {
+        realises,
+        ..verdict
+    }
 }
 
 /// Judges a push to a contributor's endpoint below `/prs/` (GRASP-06). Each command is judged by itself.
@@ -159,8 +162,14 @@ fn judge_branches_and_tags<'a>(
     }
     let candidates = eligible_states(view);
     let resulting_refs = resulting_refs(branches_and_tags, view.refs);
-    let matching = candidates.iter().filter(|state| state.is_realised_by(&resulting_refs));
-    let has_changed = || branches_and_tags.iter().any(|command| has_moved(command, view.refs));
+    let matching = candidates
+        .iter()
+        .filter(|state| state.is_realised_by(&resulting_refs));
+    let has_changed = || {
+        branches_and_tags
+            .iter()
+            .any(|command| has_moved(command, view.refs))
+    };
     // The newest state is the one that the person who pushes has probably just signed.
     let newest = || candidates.iter().max_by_key(|state| state.version);
     match (matching.max_by_key(|state| state.version), newest()) {
@@ -241,7 +250,10 @@ fn judge_branch_or_tag(command: &PushCommand, judgement: &Judgement<'_>) -> RefV
             (None, Some(_)) => RefRefusal::StillDeclared,
             (Some(would_be), Some(None)) => RefRefusal::NoObject { would_be },
             (Some(would_be), Some(Some(declared))) if *declared != would_be => {
-                RefRefusal::Elsewhere { would_be, declared: *declared }
+                RefRefusal::Elsewhere {
+                    would_be,
+                    declared: *declared,
+                }
             }
             _ => RefRefusal::OthersDiffer,
         },
@@ -292,8 +304,13 @@ impl PushVerdict {
     /// with any of its refs.
     fn new(request: &PushRequest, judge: impl Fn(&PushCommand) -> RefVerdict) -> Self {
         let commands = request.commands();
-        let mut refs: Vec<_> = commands.iter().map(|c| (c.name.clone(), judge(c))).collect();
-        let uploads = refs.iter_mut().filter(|(_, verdict)| *verdict == RefVerdict::Stage);
+        let mut refs: Vec<_> = commands
+            .iter()
+            .map(|c| (c.name.clone(), judge(c)))
+            .collect();
+        let uploads = refs
+            .iter_mut()
+            .filter(|(_, verdict)| *verdict == RefVerdict::Stage);
         for (_, verdict) in uploads.skip(MAX_UPLOADS) {
             *verdict = RefVerdict::Refused(RefRefusal::TooManyUploads);
         }
@@ -306,7 +323,11 @@ impl PushVerdict {
             }
         }
         let authorised = AuthorisedPush::new(commands, &refs);
-        Self { refs, realises: None, authorised }
+        Self {
+            refs,
+            realises: None,
+            authorised,
+        }
     }
 }
 
@@ -326,13 +347,22 @@ impl PushVerdict {
     /// Refuses every ref for the same reason.
     pub fn refused(request: &PushRequest, why: &RefRefusal) -> Self {
         let commands = request.commands().iter();
-        let refs = commands.map(|c| (c.name.clone(), RefVerdict::Refused(why.clone()))).collect();
-        Self { refs, realises: None, authorised: None }
+        let refs = commands
+            .map(|c| (c.name.clone(), RefVerdict::Refused(why.clone())))
+            .collect();
+        Self {
+            refs,
+            realises: None,
+            authorised: None,
+        }
     }
 
     /// Returns whether no ref was refused.
     pub fn is_accepted(&self) -> bool {
-        !self.refs.iter().any(|(_, verdict)| matches!(verdict, RefVerdict::Refused(_)))
+        !self
+            .refs
+            .iter()
+            .any(|(_, verdict)| matches!(verdict, RefVerdict::Refused(_)))
     }
 }
 
@@ -362,10 +392,15 @@ impl AuthorisedPush {
     fn new(commands: &[PushCommand], verdicts: &[(RefName, RefVerdict)]) -> Option<Self> {
         let commands_with = |wanted: &RefVerdict| -> Vec<_> {
             let pairs = commands.iter().zip(verdicts);
-            pairs.filter(|(_, (_, verdict))| verdict == wanted).map(|(c, _)| c.clone()).collect()
+            pairs
+                .filter(|(_, (_, verdict))| verdict == wanted)
+                .map(|(c, _)| c.clone())
+                .collect()
         };
-        let (execute, stage) =
-            (commands_with(&RefVerdict::Execute), commands_with(&RefVerdict::Stage));
+        let (execute, stage) = (
+            commands_with(&RefVerdict::Execute),
+            commands_with(&RefVerdict::Stage),
+        );
         let has_commands = !execute.is_empty() || !stage.is_empty();
         has_commands.then_some(Self { execute, stage })
     }

@@ -41,9 +41,10 @@ impl Identifier {
         match text {
             "" => invalid("the identifier is empty"),
             "." | ".." => invalid("the identifier is a relative path"),
-            _ if text.len() > Self::MAX_BYTES => {
-                invalid(format!("the identifier is longer than {} bytes", Self::MAX_BYTES))
-            }
+            _ if text.len() > Self::MAX_BYTES => invalid(format!(
+                "the identifier is longer than {} bytes",
+                Self::MAX_BYTES
+            )),
             _ if text.contains(['/', '\\']) => invalid("the identifier contains a path separator"),
             // It ends a string in C.
             _ if text.contains('\0') => invalid("the identifier contains a NUL"),
@@ -94,9 +95,11 @@ pub fn parse_coordinate(text: &str) -> Result<Coordinate, ParseError> {
         return invalid("not a coordinate with a public key in lower-case hex");
     };
     match identifier {
-        Some(identifier) if kind.is_addressable() => {
-            Ok(Coordinate { kind, public_key, identifier: identifier.to_owned() })
-        }
+        Some(identifier) if kind.is_addressable() => Ok(Coordinate {
+            kind,
+            public_key,
+            identifier: identifier.to_owned(),
+        }),
         None | Some("") if kinds::is_replaceable(kind) => Ok(Coordinate::new(kind, public_key)),
         _ => invalid("not a coordinate of the form kind:pubkey:identifier"),
     }
@@ -105,7 +108,11 @@ pub fn parse_coordinate(text: &str) -> Result<Coordinate, ParseError> {
 /// Parses a replaceable or addressable kind.
 fn parse_kind(text: &str) -> Option<Kind> {
     let is_canonical = text == "0" || !text.starts_with(['0', '+']);
-    let kind = text.parse().ok().filter(|_| is_canonical).map(Kind::from_u16)?;
+    let kind = text
+        .parse()
+        .ok()
+        .filter(|_| is_canonical)
+        .map(Kind::from_u16)?;
     (kind.is_addressable() || kinds::is_replaceable(kind)).then_some(kind)
 }
 
@@ -132,7 +139,10 @@ impl TryFrom<&Coordinate> for RepoId {
             return invalid("not the coordinate of a repository");
         }
         let identifier = Identifier::new(&coordinate.identifier)?;
-        Ok(Self { owner: coordinate.public_key, identifier })
+        Ok(Self {
+            owner: coordinate.public_key,
+            identifier,
+        })
     }
 }
 
@@ -174,7 +184,11 @@ mod tests {
         ];
         for (text, why) in cases {
             let error = Identifier::new(text).unwrap_err();
-            assert_eq!(error.to_string(), format!("the identifier {why}"), "{text:?}");
+            assert_eq!(
+                error.to_string(),
+                format!("the identifier {why}"),
+                "{text:?}"
+            );
         }
     }
 
@@ -183,7 +197,10 @@ mod tests {
         assert!(Identifier::new(&"x".repeat(Identifier::MAX_BYTES)).is_ok());
         let over = "x".repeat(Identifier::MAX_BYTES + 1);
         let error = Identifier::new(&over).unwrap_err();
-        assert_eq!(error.to_string(), "the identifier is longer than 1024 bytes");
+        assert_eq!(
+            error.to_string(),
+            "the identifier is longer than 1024 bytes"
+        );
     }
 
     const KEY: &str = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
@@ -220,6 +237,9 @@ mod tests {
     #[test]
     fn a_state_is_not_a_repository() {
         let text = format!("30618:{KEY}:x");
-        assert_eq!(text.parse::<RepoId>(), invalid("not the coordinate of a repository"));
+        assert_eq!(
+            text.parse::<RepoId>(),
+            invalid("not the coordinate of a repository")
+        );
     }
 }

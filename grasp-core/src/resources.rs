@@ -32,8 +32,14 @@ const V6_WIDTHS: &[u8] = &[48, 56, 64];
 
 /// Returns the networks of these widths that an address belongs to.
 fn networks(address: IpAddr) -> impl DoubleEndedIterator<Item = IpNet> {
-    let widths = if address.is_ipv4() { V4_WIDTHS } else { V6_WIDTHS };
-    widths.iter().map(move |width| IpNet::new_assert(address, *width).trunc())
+    let widths = if address.is_ipv4() {
+        V4_WIDTHS
+    } else {
+        V6_WIDTHS
+    };
+    widths
+        .iter()
+        .map(move |width| IpNet::new_assert(address, *width).trunc())
 }
 
 /// The networks that a client's address belongs to: IPv4 /32 and /24; IPv6 /64, /56 and /48.
@@ -54,7 +60,11 @@ impl ClientNetwork {
     /// Returns the network of an address. An IPv4 address and its IPv6-mapped form are the same.
     pub fn of(address: IpAddr) -> Self {
         let address = address.to_canonical();
-        Self(networks(address).next_back().unwrap_or_else(|| address.into()))
+        Self(
+            networks(address)
+                .next_back()
+                .unwrap_or_else(|| address.into()),
+        )
     }
 
     /// Returns the first address of the network.
@@ -101,7 +111,12 @@ pub struct Bounds {
 impl Bounds {
     /// Returns bounds with this total, a quarter of it in reserve, no bound per author, and a smallest amount of one.
     pub const fn of(total: u64) -> Self {
-        Self { total, reserve: total / 4, per_author: u64::MAX, smallest: 1 }
+        Self {
+            total,
+            reserve: total / 4,
+            per_author: u64::MAX,
+            smallest: 1,
+        }
     }
 }
 
@@ -119,29 +134,47 @@ pub struct Claimant {
 impl Claimant {
     /// Returns the server itself: no shares, but the total.
     pub const fn server() -> Self {
-        Self { network: None, author: None, has_authority: true }
+        Self {
+            network: None,
+            author: None,
+            has_authority: true,
+        }
     }
 
     /// Returns an unknown party at a network.
     pub const fn at(network: ClientNetwork) -> Self {
-        Self { network: Some(network), author: None, has_authority: false }
+        Self {
+            network: Some(network),
+            author: None,
+            has_authority: false,
+        }
     }
 
     /// Returns an unknown party at a network that may not be known.
     pub const fn maybe_at(network: Option<ClientNetwork>) -> Self {
-        Self { network, author: None, has_authority: false }
+        Self {
+            network,
+            author: None,
+            has_authority: false,
+        }
     }
 
     /// Adds the author of what is worked on.
     #[must_use]
     pub const fn signed_by(self, author: PublicKey) -> Self {
-        Self { author: Some(author), ..self }
+        Self {
+            author: Some(author),
+            ..self
+        }
     }
 
     /// Opens the reserve.
     #[must_use]
     pub const fn with_authority(self) -> Self {
-        Self { has_authority: true, ..self }
+        Self {
+            has_authority: true,
+            ..self
+        }
     }
 }
 
@@ -223,8 +256,16 @@ pub struct Pool {
 impl Pool {
     /// Creates a pool of which nothing is taken.
     pub const fn new(bounds: Bounds) -> Self {
-        let usage = Usage { all: 0, without_authority: 0 };
-        Self { bounds, usage, networks: BTreeMap::new(), authors: BTreeMap::new() }
+        let usage = Usage {
+            all: 0,
+            without_authority: 0,
+        };
+        Self {
+            bounds,
+            usage,
+            networks: BTreeMap::new(),
+            authors: BTreeMap::new(),
+        }
     }
 
     /// Takes an amount, or nothing.
@@ -251,7 +292,11 @@ impl Pool {
             self.usage.without_authority = self.usage.without_authority.saturating_sub(amount);
         }
         for prefix in accounts.networks.into_iter().flatten() {
-            subtract(&mut self.networks, &(accounts.has_authority, prefix), amount);
+            subtract(
+                &mut self.networks,
+                &(accounts.has_authority, prefix),
+                amount,
+            );
         }
         if let Some(author) = accounts.author {
             subtract(&mut self.authors, &author, amount);
@@ -267,7 +312,10 @@ impl Pool {
             }
             grant.amount += self.book(grant.accounts, more).amount;
         } else {
-            let surplus = Grant { amount: grant.amount - amount, accounts: grant.accounts };
+            let surplus = Grant {
+                amount: grant.amount - amount,
+                accounts: grant.accounts,
+            };
             grant.amount = amount;
             self.give_back(surplus);
         }
@@ -294,7 +342,11 @@ impl Pool {
         let accounts = self.accounts(claimant);
         let narrowest = accounts.networks.into_iter().flatten().last();
         let by_network = narrowest.map(|prefix| self.held(accounts.has_authority, prefix));
-        let by_author = || accounts.author.and_then(|author| self.authors.get(&author).copied());
+        let by_author = || {
+            accounts
+                .author
+                .and_then(|author| self.authors.get(&author).copied())
+        };
         by_network.or_else(by_author).unwrap_or(0)
     }
 
@@ -317,12 +369,21 @@ impl Pool {
         let listed = |author: &PublicKey| {
             self.authors.len() < MAX_ACCOUNTS || self.authors.contains_key(author)
         };
-        Accounts { networks, author: claimant.author.filter(listed), has_authority }
+        Accounts {
+            networks,
+            author: claimant.author.filter(listed),
+            has_authority,
+        }
     }
 
     /// Returns the amount that may be booked on these accounts, and the bound that makes it no more.
     fn room_of(&self, accounts: &Accounts) -> (u64, Shortage) {
-        let Bounds { total, reserve, per_author, smallest } = self.bounds;
+        let Bounds {
+            total,
+            reserve,
+            per_author,
+            smallest,
+        } = self.bounds;
         let mut free = total.saturating_sub(self.usage.all);
         if !accounts.has_authority {
             let open = total.saturating_sub(reserve);
@@ -355,7 +416,10 @@ impl Pool {
     }
 
     fn held(&self, has_authority: bool, prefix: IpNet) -> u64 {
-        self.networks.get(&(has_authority, prefix)).copied().unwrap_or(0)
+        self.networks
+            .get(&(has_authority, prefix))
+            .copied()
+            .unwrap_or(0)
     }
 
     fn book(&mut self, accounts: Accounts, amount: u64) -> Grant {
@@ -366,7 +430,10 @@ impl Pool {
         }
         if amount > 0 {
             for prefix in accounts.networks.into_iter().flatten() {
-                add(self.networks.entry((accounts.has_authority, prefix)).or_default());
+                add(self
+                    .networks
+                    .entry((accounts.has_authority, prefix))
+                    .or_default());
             }
             if let Some(author) = accounts.author {
                 add(self.authors.entry(author).or_default());
@@ -432,14 +499,27 @@ impl<T> QueuedPool<T> {
         let place = self.places.take(&claimant, 1).ok()?;
         self.last_number += 1;
         let round = self.next_round(&claimant);
-        self.waiting.insert(self.last_number, Waiting { claimant, amount, place, round, item });
+        self.waiting.insert(
+            self.last_number,
+            Waiting {
+                claimant,
+                amount,
+                place,
+                round,
+                item,
+            },
+        );
         Some(self.last_number)
     }
 
     /// Returns the round of a new claim: the one after the last of its network.
     fn next_round(&mut self, claimant: &Claimant) -> u64 {
-        let widest = claimant.network.and_then(|network| network.prefixes().next());
-        let Some(widest) = widest else { return self.round + 1 };
+        let widest = claimant
+            .network
+            .and_then(|network| network.prefixes().next());
+        let Some(widest) = widest else {
+            return self.round + 1;
+        };
         // Networks whose claims were all cancelled are left over.
         if self.rounds.len() >= MAX_ACCOUNTS {
             self.rounds.clear();
@@ -459,13 +539,27 @@ impl<T> QueuedPool<T> {
     /// Grants the next claim in the queue that fits.
     pub fn grant_next(&mut self) -> Option<(T, Grant)> {
         let fits = |waiting: &Waiting<T>| waiting.amount <= self.pool.room(&waiting.claimant);
-        let order = |number: u64, Waiting { claimant, round, .. }: &Waiting<T>| {
-            (!claimant.has_authority, self.pool.held_by(claimant), *round, number)
+        let order = |number: u64,
+                     Waiting {
+                         claimant, round, ..
+                     }: &Waiting<T>| {
+            (
+                !claimant.has_authority,
+                self.pool.held_by(claimant),
+                *round,
+                number,
+            )
         };
         let next = self.waiting.iter().filter(|(_, waiting)| fits(waiting));
         let (number, _) = next.min_by_key(|(number, waiting)| order(**number, waiting))?;
         let number = *number;
-        let Waiting { claimant, amount, place, round, item } = self.waiting.remove(&number)?;
+        let Waiting {
+            claimant,
+            amount,
+            place,
+            round,
+            item,
+        } = self.waiting.remove(&number)?;
         self.places.give_back(place);
         self.round = self.round.max(round);
         self.rounds.retain(|_, last| *last > self.round);
@@ -507,7 +601,11 @@ pub struct Meter {
 impl Meter {
     /// Creates a meter of which nothing is spent.
     pub const fn new(bounds: Bounds, period: Duration) -> Self {
-        Self { pool: Pool::new(bounds), period, spent: VecDeque::new() }
+        Self {
+            pool: Pool::new(bounds),
+            period,
+            spent: VecDeque::new(),
+        }
     }
 
     /// Spends an amount, or nothing.
@@ -539,7 +637,11 @@ impl Meter {
 
     fn note(&mut self, now: Mono, grant: Grant) {
         let step = self.period / STEPS;
-        if self.spent.back().is_none_or(|(since, _)| now - *since >= step) {
+        if self
+            .spent
+            .back()
+            .is_none_or(|(since, _)| now - *since >= step)
+        {
             self.spent.push_back((now, BTreeMap::new()));
         }
         if let Some((_, spent)) = self.spent.back_mut() {
@@ -550,8 +652,16 @@ impl Meter {
 
     fn restore(&mut self, now: Mono) {
         let step = self.period / STEPS;
-        while self.spent.front().is_some_and(|(since, _)| now - *since >= self.period + step) {
-            let spent = self.spent.pop_front().map(|(_, spent)| spent).unwrap_or_default();
+        while self
+            .spent
+            .front()
+            .is_some_and(|(since, _)| now - *since >= self.period + step)
+        {
+            let spent = self
+                .spent
+                .pop_front()
+                .map(|(_, spent)| spent)
+                .unwrap_or_default();
             for (accounts, amount) in spent {
                 self.pool.give_back(Grant { amount, accounts });
             }

@@ -72,7 +72,10 @@ impl ServiceIdentity {
 
     /// Returns the mount as a path: empty, or `/a/b`.
     pub fn mount_path(&self) -> String {
-        self.mount.iter().map(|segment| format!("/{segment}")).collect()
+        self.mount
+            .iter()
+            .map(|segment| format!("/{segment}"))
+            .collect()
     }
 
     /// Returns the relay address of this service.
@@ -102,13 +105,18 @@ impl ServiceIdentity {
 
     fn is_repo_url(&self, url: &str, prefix: &[&str], repo: &RepoId) -> bool {
         let parts = UrlParts::parse(url, &SCHEMES).ok();
-        let below = parts.as_ref().and_then(|parts| self.path_below(parts)).unwrap_or_default();
+        let below = parts
+            .as_ref()
+            .and_then(|parts| self.path_below(parts))
+            .unwrap_or_default();
         let Some((head, [owner, name])) = below.split_at_checked(prefix.len()) else {
             return false;
         };
         head.iter().zip(prefix).all(|(have, want)| have == want)
             && *owner == npub(&repo.owner)
-            && decode(name).as_deref().and_then(|name| name.strip_suffix(".git"))
+            && decode(name)
+                .as_deref()
+                .and_then(|name| name.strip_suffix(".git"))
                 == Some(repo.identifier.as_str())
     }
 }
@@ -141,7 +149,11 @@ pub fn npub(key: &PublicKey) -> String {
 }
 
 /// The characters of an identifier that are escaped in paths: all but `A-Za-z0-9-_.~`.
-const ESCAPED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+const ESCAPED: AsciiSet = NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~');
 
 /// Decodes percent-encoding once; `None` if an escape is malformed or the result is not UTF-8.
 fn decode(text: &str) -> Option<String> {
@@ -160,9 +172,15 @@ impl FromStr for ServiceIdentity {
         }
         // `host:443` means that port only, but the URL parser drops it as the default.
         let authority = text.split('/').next().unwrap_or(text);
-        let explicit = authority.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+        let explicit = authority
+            .rsplit_once(':')
+            .and_then(|(_, port)| port.parse().ok());
         let port = parts.url.port().or(explicit);
-        Ok(Self { host: parts.host, port, mount: parts.segments })
+        Ok(Self {
+            host: parts.host,
+            port,
+            mount: parts.segments,
+        })
     }
 }
 
@@ -217,7 +235,11 @@ impl GitPath {
         let owner = parse_npub(owner)?;
         let name = decode(name)?;
         let identifier = Identifier::new(name.strip_suffix(".git").unwrap_or(&name)).ok()?;
-        Some(Self { repo: RepoId::new(owner, identifier), endpoint, rest: rest.to_owned() })
+        Some(Self {
+            repo: RepoId::new(owner, identifier),
+            endpoint,
+            rest: rest.to_owned(),
+        })
     }
 }
 
@@ -293,7 +315,10 @@ mod tests {
 
     #[test]
     fn a_repository_has_exactly_one_path() {
-        let repo = RepoId::new(PublicKey::from_byte_array([7; 32]), "a b.git".parse().unwrap());
+        let repo = RepoId::new(
+            PublicKey::from_byte_array([7; 32]),
+            "a b.git".parse().unwrap(),
+        );
         let us = us("h.example/m");
         let url: CloneUrl = us.repo_url(&repo, true).parse().unwrap();
         assert!(url.as_str().starts_with("https://h.example/m/npub1"));
@@ -344,7 +369,11 @@ mod tests {
             let expected = Some((name.to_owned(), Endpoint::Repository, rest.to_owned()));
             assert_eq!(parse(path), expected, "{path}");
         }
-        let prs = Some(("x".to_owned(), Endpoint::PullRequests, "info/refs".to_owned()));
+        let prs = Some((
+            "x".to_owned(),
+            Endpoint::PullRequests,
+            "info/refs".to_owned(),
+        ));
         assert_eq!(parse("/prs/NPUB/x.git/info/refs"), prs);
     }
 
@@ -376,7 +405,12 @@ mod tests {
     fn refuses_other_spellings_of_a_key() {
         let canonical = npub(&key(1));
         let wrong_checksum = format!("{}x", &canonical[..canonical.len() - 1]);
-        for owner in [key(1).to_hex(), canonical.to_uppercase(), wrong_checksum, "npub1".into()] {
+        for owner in [
+            key(1).to_hex(),
+            canonical.to_uppercase(),
+            wrong_checksum,
+            "npub1".into(),
+        ] {
             assert_eq!(GitPath::parse(&format!("/{owner}/x.git")), None, "{owner}");
         }
     }

@@ -74,14 +74,23 @@ pub(crate) fn hex_bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
 
 /// Parses a public key in lower-case hex, the spelling that tags and filters use.
 pub(crate) fn parse_pubkey(text: &str) -> Option<PublicKey> {
-    if is_lower_hex(text) { PublicKey::from_hex(text).ok() } else { None }
+    if is_lower_hex(text) {
+        PublicKey::from_hex(text).ok()
+    } else {
+        None
+    }
 }
 
 /// Parses an event id in lower-case hex, the spelling that relays index.
 pub(crate) fn parse_event_id(text: &str) -> Option<EventId> {
-    if is_lower_hex(text) { EventId::from_hex(text).ok() } else { None }
+    if is_lower_hex(text) {
+        EventId::from_hex(text).ok()
+    } else {
+        None
+    }
 }
 
 fn is_lower_hex(text: &str) -> bool {
-    text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    text.bytes()
+        .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

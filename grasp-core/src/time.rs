@@ -101,7 +101,10 @@ impl Now {
         let before = self.mono.since_start().as_secs();
         let mono = self.mono + duration;
         let passed = mono.since_start().as_secs() - before;
-        Self { mono, unix: Timestamp::from_secs(self.unix.as_secs().saturating_add(passed)) }
+        Self {
+            mono,
+            unix: Timestamp::from_secs(self.unix.as_secs().saturating_add(passed)),
+        }
     }
 }
 
@@ -113,6 +116,9 @@ mod tests {
     fn both_clocks_advance_together() {
         let now = Now::new(Mono::from_millis(1_900), Timestamp::from_secs(100));
         let later = now.after(Duration::from_millis(200));
-        assert_eq!(later, Now::new(Mono::from_millis(2_100), Timestamp::from_secs(101)));
+        assert_eq!(
+            later,
+            Now::new(Mono::from_millis(2_100), Timestamp::from_secs(101))
+        );
     }
 }

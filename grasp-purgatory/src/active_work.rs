@@ -20,7 +20,10 @@ pub struct WorkGuard {
 impl ActiveWork {
     pub(crate) fn begin(&self, repo: &RepoId) -> WorkGuard {
         *self.0.lock().entry(repo.clone()).or_default() += 1;
-        WorkGuard { active_work: self.clone(), repo: repo.clone() }
+        WorkGuard {
+            active_work: self.clone(),
+            repo: repo.clone(),
+        }
     }
 
     pub(crate) fn is_active(&self, repo: &RepoId) -> bool {

@@ -24,7 +24,10 @@ pub struct Generation(pub u64);
 
 /// The refs of a repository as they were committed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub struct View {
     pub refs: Arc<Refs>,
     /// The state event whose branches and tags these are.
@@ -74,7 +77,10 @@ pub enum Garbage {
 
 /// The committed state of a repository. Not its retired refs, which few need and which may be more than all others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub struct RepoRow {
     /// `None` while nothing is announced: objects may come before.
     pub view: Option<View>,
@@ -105,7 +111,10 @@ impl RepoRow {
 
 /// Changes of one repository.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub struct RepoChange {
     pub endpoint: Endpoint,
     pub repo: RepoId,
@@ -194,7 +203,10 @@ impl ProposalChanges {
         };
         let before = of(before);
         let after = of(after);
-        Self { added: &after - &before, removed: &before - &after }
+        Self {
+            added: &after - &before,
+            removed: &before - &after,
+        }
     }
 }
 
@@ -209,7 +221,10 @@ pub enum Source {
 
 /// Git data that was added to a repository, for the limits of a day.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub struct Addition {
     /// The full hour in which it came.
     pub at: Timestamp,
@@ -304,7 +319,10 @@ pub trait Database: Send + Sync + 'static {
         let view = self.view(endpoint, repo);
         Box::pin(async move {
             let view = view.await?;
-            Ok(view.map(|view| ViewHead { generation: view.generation, shows: view.shows }))
+            Ok(view.map(|view| ViewHead {
+                generation: view.generation,
+                shows: view.shows,
+            }))
         })
     }
 
@@ -336,12 +354,16 @@ mod tests {
     use crate::git::Target;
 
     fn target() -> Target {
-        Target { oid: Oid::Sha1([1; 20]), peeled: None }
+        Target {
+            oid: Oid::Sha1([1; 20]),
+            peeled: None,
+        }
     }
 
     fn with_proposals(ids: impl IntoIterator<Item = u16>) -> Refs {
         let mut refs = Refs::default();
-        refs.refs.insert("refs/heads/main".parse().unwrap(), target());
+        refs.refs
+            .insert("refs/heads/main".parse().unwrap(), target());
         for id in ids {
             refs.refs.insert(RefName::nostr(event(id)), target());
         }
@@ -360,15 +382,24 @@ mod tests {
         assert_eq!(changes.added, [event(3)].into());
         assert_eq!(changes.removed, [event(1)].into());
         let same = with_proposals([1]);
-        assert_eq!(ProposalChanges::between(&same, &same), ProposalChanges::default());
+        assert_eq!(
+            ProposalChanges::between(&same, &same),
+            ProposalChanges::default()
+        );
     }
 
     #[test]
     fn pushes_add_proposals_up_to_a_limit_of_the_repository() {
         assert!(RepoRow::default().has_room_for_proposals(MAX_ADDED_PROPOSALS));
         assert!(!RepoRow::default().has_room_for_proposals(MAX_ADDED_PROPOSALS + 1));
-        let view = View { refs: Arc::new(with_proposals(0..9_999)), ..View::default() };
-        let row = RepoRow { view: Some(view), ..RepoRow::default() };
+        let view = View {
+            refs: Arc::new(with_proposals(0..9_999)),
+            ..View::default()
+        };
+        let row = RepoRow {
+            view: Some(view),
+            ..RepoRow::default()
+        };
         assert!(row.has_room_for_proposals(1), "branches do not count");
         assert!(!row.has_room_for_proposals(2));
     }

@@ -245,7 +245,10 @@ impl PurgatoryDriver {
             writes: written,
         };
         driver.tell(Input::Started).await;
-        tokio::spawn(task.run(Inbox { orders: inbox, questions: asked }));
+        tokio::spawn(task.run(Inbox {
+            orders: inbox,
+            questions: asked,
+        }));
         tokio::spawn(maintained);
         driver
     }
@@ -337,7 +340,11 @@ impl PurgatoryDriver {
 
     /// Tells a database that cannot be written from a task that has ended.
     fn why_full(&self) -> Unavailable {
-        if self.can_write() { Unavailable::Stopping } else { Unavailable::CannotWrite }
+        if self.can_write() {
+            Unavailable::Stopping
+        } else {
+            Unavailable::CannotWrite
+        }
     }
 
     /// Calls a function with the state of purgatory, between two turns.
@@ -356,12 +363,18 @@ impl PurgatoryDriver {
         };
         // After all orders before it, but not after those that wait for the disk.
         let in_turn = async {
-            self.orders.send(Order::Ask(ask())).await.map_err(|_| Unavailable::Stopping)?;
+            self.orders
+                .send(Order::Ask(ask()))
+                .await
+                .map_err(|_| Unavailable::Stopping)?;
             std::future::pending().await
         };
         let aside = async {
             self.full().await;
-            self.questions.send(ask()).await.map_err(|_| Unavailable::Stopping)?;
+            self.questions
+                .send(ask())
+                .await
+                .map_err(|_| Unavailable::Stopping)?;
             std::future::pending().await
         };
         tokio::select! {
@@ -401,7 +414,8 @@ impl PurgatoryDriver {
             self.settle(&own).await?;
             self.settle(repo).await?;
         }
-        self.settle_followers(peers.into_iter().filter(|peer| *peer != own)).await;
+        self.settle_followers(peers.into_iter().filter(|peer| *peer != own))
+            .await;
         Ok(())
     }
 
@@ -468,19 +482,27 @@ impl PurgatoryDriver {
     ) -> Result<(Option<KnownAnnouncement>, BTreeSet<PublicKey>), GitError> {
         let mut reader = self.executor.reach_reader(&repo.identifier);
         let maintainers = reader.reach(&repo.owner).await?.maintainers;
-        Ok((reader.get(&repo.owner).map(|known| known.known.clone()), maintainers))
+        Ok((
+            reader.get(&repo.owner).map(|known| known.known.clone()),
+            maintainers,
+        ))
     }
 
     /// Returns the announcements of a repository that are here, stored and held.
     pub async fn announcements(&self, repo: &RepoId) -> Result<Vec<KnownAnnouncement>, GitError> {
         let mut reader = self.executor.reach_reader(&repo.identifier);
         reader.read([repo.owner]).await?;
-        let Some(known) = reader.get(&repo.owner) else { return Ok(Vec::new()) };
+        let Some(known) = reader.get(&repo.owner) else {
+            return Ok(Vec::new());
+        };
         let mut announcements = vec![known.known.clone()];
         if let (Presence::Held, Some(stored)) = (known.known.presence, &known.stored) {
             if let Ok(announcement) = Announcement::parse(stored) {
                 let announcement = Arc::new(announcement);
-                announcements.push(KnownAnnouncement { announcement, presence: Presence::Stored });
+                announcements.push(KnownAnnouncement {
+                    announcement,
+                    presence: Presence::Stored,
+                });
             }
         }
         Ok(announcements)
@@ -488,12 +510,18 @@ impl PurgatoryDriver {
 
     /// Returns the hosted repositories of an identifier that an author maintains.
     pub async fn maintained_by(&self, repo: &RepoId) -> Result<Vec<MaintainedRepo>, GitError> {
-        self.executor.reach_reader(&repo.identifier).maintained_by(&repo.owner).await
+        self.executor
+            .reach_reader(&repo.identifier)
+            .maintained_by(&repo.owner)
+            .await
     }
 
     /// Returns whether an announcement of a repository matters for who maintains a hosted one of another owner.
     pub async fn is_listed(&self, repo: &RepoId) -> Result<bool, GitError> {
-        self.executor.reach_reader(&repo.identifier).is_in_reach(&repo.owner).await
+        self.executor
+            .reach_reader(&repo.identifier)
+            .is_in_reach(&repo.owner)
+            .await
     }
 
     /// Runs maintenance of every repository now, and waits for its end. It also runs by schedule.
@@ -502,7 +530,10 @@ impl PurgatoryDriver {
     pub async fn run_maintenance(&self) -> Result<(), Unavailable> {
         let (reply, over) = oneshot::channel();
         self.unless_full(async {
-            self.maintenance.send(reply).await.map_err(|_| Unavailable::Stopping)?;
+            self.maintenance
+                .send(reply)
+                .await
+                .map_err(|_| Unavailable::Stopping)?;
             over.await.map_err(|_| Unavailable::Stopping)
         })
         .await
@@ -528,9 +559,17 @@ impl PurgatoryDriver {
         origin: Origin,
     ) -> Result<HoldOutcome, Unavailable> {
         let (reply, kept) = oneshot::channel();
-        let order = Order::Hold { event, hold, origin, reply };
+        let order = Order::Hold {
+            event,
+            hold,
+            origin,
+            reply,
+        };
         self.unless_full(async {
-            self.orders.send(order).await.map_err(|_| Unavailable::Stopping)?;
+            self.orders
+                .send(order)
+                .await
+                .map_err(|_| Unavailable::Stopping)?;
             kept.await.map_err(|_| Unavailable::Stopping)
         })
         .await
@@ -541,7 +580,9 @@ impl PurgatoryDriver {
 impl PurgatoryDriver {
     /// Handles that an event was stored.
     pub async fn stored(&self, event: Arc<Event>) {
-        let Some(input) = self.input_of_stored(event) else { return };
+        let Some(input) = self.input_of_stored(event) else {
+            return;
+        };
         if let Input::Changed { repo } = &input {
             self.executor.wake(repo, WakeCause::Announcement).await;
         }
@@ -556,7 +597,10 @@ impl PurgatoryDriver {
     /// Waits until an event that was held just now is released or waits for its data, and returns whether it is held. If
     /// its data was here, it is served before its sender gets the answer.
     pub async fn is_held_for_now(&self, id: EventId) -> Result<bool, Unavailable> {
-        if tokio::time::timeout(DECISION_TIMEOUT, self.wait(Until::Decided(id))).await.is_err() {
+        if tokio::time::timeout(DECISION_TIMEOUT, self.wait(Until::Decided(id)))
+            .await
+            .is_err()
+        {
             return Ok(true);
         }
         self.ask(move |purgatory| purgatory.holds(&id)).await
@@ -576,20 +620,28 @@ impl PurgatoryDriver {
             return Ok(false);
         }
         let theirs = self.relay().events(theirs).await?;
-        let announcements: Vec<_> = theirs.iter().flat_map(|it| Announcement::parse(it)).collect();
+        let announcements: Vec<_> = theirs
+            .iter()
+            .flat_map(|it| Announcement::parse(it))
+            .collect();
         Ok(policy.repository_quota_reached(&event.pubkey, &announcements))
     }
 
     /// Returns the input for purgatory that follows from a stored event.
     fn input_of_stored(&self, event: Arc<Event>) -> Option<Input> {
         if event.kind == kinds::ANNOUNCEMENT {
-            return Some(Input::Changed { repo: Announcement::parse(&event).ok()?.repo });
+            return Some(Input::Changed {
+                repo: Announcement::parse(&event).ok()?.repo,
+            });
         }
         if event.kind == kinds::DELETION {
             return Some(Input::Deleted { request: event });
         }
         let vanishes = self.is_vanish_request(&event);
-        vanishes.then(|| Input::Vanished { author: event.pubkey, until: event.created_at })
+        vanishes.then(|| Input::Vanished {
+            author: event.pubkey,
+            until: event.created_at,
+        })
     }
 
     /// Returns whether an event is a request to vanish from this server (NIP-62).

@@ -132,8 +132,15 @@ impl Hunter {
             Input::WantsRead { repo, wants } => self.on_wants_read(&repo, wants),
             Input::Answered { request_id } => self.on_answered(request_id),
             Input::Classified { host, class } => self.on_classified(host, class),
-            Input::Listed { request_id, advertised } => self.on_listed(request_id, advertised),
-            Input::Ended { request_id, got, error } => self.on_ended(request_id, &got, error),
+            Input::Listed {
+                request_id,
+                advertised,
+            } => self.on_listed(request_id, advertised),
+            Input::Ended {
+                request_id,
+                got,
+                error,
+            } => self.on_ended(request_id, &got, error),
             Input::ReposListed { repos } => self.pull.listed(now, repos),
             Input::Tick => {}
         }
@@ -148,10 +155,16 @@ impl Hunter {
         let late = self.next_late().map(|(at, _)| at);
         let gives_way = self.next_to_give_way().map(|(at, _)| at);
         let pull = Some(self.pull.next_deadline());
-        [self.schedule.next_deadline(), self.hosts.next_deadline(), late, gives_way, pull]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            self.schedule.next_deadline(),
+            self.hosts.next_deadline(),
+            late,
+            gives_way,
+            pull,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Returns the number of requests under way.
@@ -169,7 +182,14 @@ impl Hunter {
         let positions = self.hosts.positions();
         self.schedule.iter().map(move |(repo, attempts, next)| {
             let position = positions.get(repo).copied();
-            (repo, HuntSchedule { attempts, next_in: next.map(|at| at - now), position })
+            (
+                repo,
+                HuntSchedule {
+                    attempts,
+                    next_in: next.map(|at| at - now),
+                    position,
+                },
+            )
         })
     }
 

@@ -140,7 +140,11 @@ impl Purgatory {
         let (out, retry_at) = (&mut outputs, now.mono + self.config.retry_after);
         match input {
             Input::Started => self.start(out),
-            Input::Held { event, hold, origin } => self.hold(out, event, &hold, &origin),
+            Input::Held {
+                event,
+                hold,
+                origin,
+            } => self.hold(out, event, &hold, &origin),
             Input::Changed { repo } => self.releases.request(out, &repo),
             Input::Surveyed { repo, survey } => self.surveyed(out, &repo, &survey),
             Input::SurveyFailed { repo } => {
@@ -151,7 +155,13 @@ impl Purgatory {
                 self.releases.stage_failed(&repo, Stage::Release, retry_at);
             }
             Input::PushAuthorised { repo, events } => self.push_authorised(out, &repo, &events),
-            Input::PushStaged { id, tip, target, bytes, network } => {
+            Input::PushStaged {
+                id,
+                tip,
+                target,
+                bytes,
+                network,
+            } => {
                 self.push_staged(out, id, tip, (target, bytes), network);
             }
             Input::FetchStarted { repo } => self.releases.fetch_started(&repo),
@@ -160,7 +170,10 @@ impl Purgatory {
             Input::HuntAnswered { repo } => self.hunt_answered(&repo),
             Input::HuntEnded { repo } => self.hunt_ended(out, &repo),
             Input::Damaged { repo } => {
-                out.push(Output::Hunt { repo, after: Some(Duration::ZERO) });
+                out.push(Output::Hunt {
+                    repo,
+                    after: Some(Duration::ZERO),
+                });
             }
             Input::Deleted { request } => self.deleted(out, &request),
             Input::Vanished { author, until } => self.vanished(out, author, until),
@@ -174,9 +187,16 @@ impl Purgatory {
 
     /// Returns the time of the next [`Input::Tick`]. To be asked again after each [`handle`](Self::handle).
     pub fn next_deadline(&self) -> Option<Mono> {
-        let ends = self.next_end().map(|end| self.mono(end).max(self.last_sweep + SWEEP_INTERVAL));
+        let ends = self
+            .next_end()
+            .map(|end| self.mono(end).max(self.last_sweep + SWEEP_INTERVAL));
         let expiration = self.releases.next_expiration().map(|end| self.mono(end));
-        let times = [self.releases.next_retry(), self.tasks.retry_at, ends, expiration];
+        let times = [
+            self.releases.next_retry(),
+            self.tasks.retry_at,
+            ends,
+            expiration,
+        ];
         times.into_iter().flatten().min()
     }
 
@@ -187,7 +207,10 @@ impl Purgatory {
         let repos: Vec<_> = self.held.repos().cloned().collect();
         for repo in repos {
             self.releases.request(out, &repo);
-            out.push(Output::Wake { repo, cause: WakeCause::Announcement });
+            out.push(Output::Wake {
+                repo,
+                cause: WakeCause::Announcement,
+            });
         }
     }
 
@@ -204,7 +227,13 @@ impl Purgatory {
     /// Returns the repositories at which git may have data of an event.
     fn repos_of(&self, id: &EventId) -> BTreeSet<RepoId> {
         let mut repos = self.held.get(id).map(HeldEvent::repos).unwrap_or_default();
-        repos.extend(self.staging.of(id).into_iter().flat_map(StagedUploads::repos).cloned());
+        repos.extend(
+            self.staging
+                .of(id)
+                .into_iter()
+                .flat_map(StagedUploads::repos)
+                .cloned(),
+        );
         repos
     }
 }
@@ -239,12 +268,18 @@ impl Purgatory {
             Ok(displaced) => displaced,
             Err(outcome) => return outcome,
         };
-        let (evicted, has_room) = self.held.reserve(new, new.claimant(presence, origin), displaced);
-        evicted.into_iter().for_each(|id| self.drop_with_view(out, id, false));
+        let (evicted, has_room) = self
+            .held
+            .reserve(new, new.claimant(presence, origin), displaced);
+        evicted
+            .into_iter()
+            .for_each(|id| self.drop_with_view(out, id, false));
         if !has_room {
             return HoldOutcome::Full;
         }
-        let had_view = new.announcement().is_some_and(|a| self.held.has_view(&a.repo));
+        let had_view = new
+            .announcement()
+            .is_some_and(|a| self.held.has_view(&a.repo));
         if let Some(id) = displaced {
             self.held.remove(out, id);
         }
@@ -299,16 +334,21 @@ impl Purgatory {
     /// Renews the announcements of a new state's repositories: they are in use.
     fn renew_announcements(&mut self, out: &mut Outputs, hold: &Hold) {
         if let Hold::State(repos) = hold {
-            repos.iter().for_each(|repo| self.renew_announcement(out, repo));
+            repos
+                .iter()
+                .for_each(|repo| self.renew_announcement(out, repo));
         }
     }
 
     fn renew_announcement(&mut self, out: &mut Outputs, repo: &RepoId) {
-        let Some(held) = self.held.announcement(repo) else { return };
+        let Some(held) = self.held.announcement(repo) else {
+            return;
+        };
         let (id, was_expired) = (held.id(), !held.is_waiting());
         self.renew(out, id);
         if was_expired {
-            self.tasks.add(out, CleanupTask::CreateView { repo: repo.clone() });
+            self.tasks
+                .add(out, CleanupTask::CreateView { repo: repo.clone() });
         }
     }
 
@@ -317,7 +357,10 @@ impl Purgatory {
         let waiting = self.held.get(&id).filter(|held| held.is_waiting());
         let until = waiting.map_or(self.hold_until(), |held| held.until.max(self.hold_until()));
         let is_renewed = waiting.is_some_and(|held| held.until + RENEWAL_INTERVAL >= until);
-        for repo in waiting.map(|_| self.wanted.hunters(&id)).unwrap_or_default() {
+        for repo in waiting
+            .map(|_| self.wanted.hunters(&id))
+            .unwrap_or_default()
+        {
             self.releases.take_first_answer(&repo);
         }
         if !is_renewed {
@@ -333,7 +376,8 @@ impl Purgatory {
             staged.is_some_and(|(p, staged)| staged.targets_of(&self.policy, p).next().is_some());
         let repos = self.repos_of(&id);
         self.staging.remove(out, id, fits.then_some(tip));
-        self.tasks.clear_proposal(out, id, BTreeSet::from([tip]), repos);
+        self.tasks
+            .clear_proposal(out, id, BTreeSet::from([tip]), repos);
     }
 
     /// Notes what a repository hunts for, and starts the hunt if that is more than before.
@@ -346,7 +390,9 @@ impl Purgatory {
         });
         let mut delays = Vec::new();
         for id in &wanted.held {
-            let Some(held) = self.held.get(id).filter(|held| held.is_waiting()) else { continue };
+            let Some(held) = self.held.get(id).filter(|held| held.is_waiting()) else {
+                continue;
+            };
             if !self.wanted.is_hunted(repo, id) {
                 delays.push(held.hunt_delay);
             }
@@ -358,7 +404,10 @@ impl Purgatory {
         }
         // The shortest; none is shorter than any.
         if let Some(after) = delays.into_iter().min() {
-            out.push(Output::Hunt { repo: repo.clone(), after });
+            out.push(Output::Hunt {
+                repo: repo.clone(),
+                after,
+            });
         }
     }
 
@@ -383,20 +432,28 @@ impl Purgatory {
         let is_spared = |other: &EventId| self.held.get(other).is_some();
         let upload = (id, &tip, &target);
         let (evicted, has_room) =
-            self.staging.reserve(&self.config, upload, bytes, network, is_spared);
-        evicted.into_iter().for_each(|id| self.drop_uploads(out, id));
+            self.staging
+                .reserve(&self.config, upload, bytes, network, is_spared);
+        evicted
+            .into_iter()
+            .for_each(|id| self.drop_uploads(out, id));
         if !has_room {
             // Uploads to other repositories have directories of their own.
             let keep = self.staging.tips_at(&id, target.repo());
             let repos = BTreeSet::from([target.repo().clone()]);
             return self.tasks.clear_proposal(out, id, keep, repos);
         }
-        self.tasks.drop_conflicting(out, &CleanupTask::key_of_proposal(&id));
+        self.tasks
+            .drop_conflicting(out, &CleanupTask::key_of_proposal(&id));
         let until = self.now.unix + self.config.stage_for;
         self.staging.stage(out, id, tip, (target, bytes), until);
         // The event may have been received while the push was under way.
-        let Some(held) = self.held.get(&id) else { return };
-        let Some(wanted) = held.proposal().map(|proposal| proposal.tip) else { return };
+        let Some(held) = self.held.get(&id) else {
+            return;
+        };
+        let Some(wanted) = held.proposal().map(|proposal| proposal.tip) else {
+            return;
+        };
         let repos = held.repos();
         self.keep_only(out, id, wanted);
         for repo in repos {
@@ -418,7 +475,9 @@ impl Purgatory {
             return;
         };
         let by_id = ids.iter().filter_map(|id| self.held.get(id));
-        let by_coordinate = coordinates.iter().flat_map(|coordinate| self.versions(coordinate));
+        let by_coordinate = coordinates
+            .iter()
+            .flat_map(|coordinate| self.versions(coordinate));
         let targets: BTreeSet<EventId> = by_id
             .chain(by_coordinate.filter(|held| held.event.created_at <= request.created_at))
             .filter(|held| held.author() == request.pubkey)
@@ -430,25 +489,43 @@ impl Purgatory {
     fn vanished(&mut self, out: &mut Outputs, author: PublicKey, until: Timestamp) {
         let is_covered =
             |held: &&HeldEvent| held.author() == author && held.event.created_at <= until;
-        let targets: Vec<_> = self.held.iter().filter(is_covered).map(HeldEvent::id).collect();
+        let targets: Vec<_> = self
+            .held
+            .iter()
+            .filter(is_covered)
+            .map(HeldEvent::id)
+            .collect();
         self.withdraw(out, targets);
     }
 
     fn delisted(&mut self, out: &mut Outputs, repo: &RepoId, by: Version) {
-        let older = self.held.announcement(repo).filter(|held| held.version() < by);
+        let older = self
+            .held
+            .announcement(repo)
+            .filter(|held| held.version() < by);
         self.withdraw(out, older.map(HeldEvent::id));
         self.releases.request(out, repo);
-        out.push(Output::Wake { repo: repo.clone(), cause: WakeCause::Announcement });
+        out.push(Output::Wake {
+            repo: repo.clone(),
+            cause: WakeCause::Announcement,
+        });
     }
 
     /// Returns the held events of a coordinate.
     fn versions(&self, coordinate: &Coordinate) -> Vec<&HeldEvent> {
         let (kind, author) = (coordinate.kind, coordinate.public_key);
         let is_held = kind == kinds::ANNOUNCEMENT || kind == kinds::STATE;
-        let identifier = Identifier::new(&coordinate.identifier).ok().filter(|_| is_held);
-        let Some(identifier) = identifier else { return Vec::new() };
+        let identifier = Identifier::new(&coordinate.identifier)
+            .ok()
+            .filter(|_| is_held);
+        let Some(identifier) = identifier else {
+            return Vec::new();
+        };
         let repo = RepoId::new(author, identifier);
-        self.held.of(&repo).filter(|held| held.event.kind == kind).collect()
+        self.held
+            .of(&repo)
+            .filter(|held| held.event.kind == kind)
+            .collect()
     }
 
     fn withdraw(&mut self, out: &mut Outputs, ids: impl IntoIterator<Item = EventId>) {
@@ -470,20 +547,27 @@ impl Purgatory {
         let waited = self.overdue(Phase::Waiting);
         waited.into_iter().for_each(|id| self.expire(out, id));
         let expired = self.overdue(Phase::Expired);
-        expired.into_iter().for_each(|id| self.drop_event(out, id, false));
+        expired
+            .into_iter()
+            .for_each(|id| self.drop_event(out, id, false));
         let uploads = self
             .staging
             .iter()
             .filter(|(id, staged)| staged.until <= self.now.unix && !self.shares_time_of_event(id));
         let uploads: Vec<_> = uploads.map(|(id, _)| *id).collect();
-        uploads.into_iter().for_each(|id| self.drop_uploads(out, id));
+        uploads
+            .into_iter()
+            .for_each(|id| self.drop_uploads(out, id));
     }
 
     /// Returns the next end of a phase or an upload.
     fn next_end(&self) -> Option<Timestamp> {
         let phases = [Phase::Waiting, Phase::Expired].into_iter();
         let ends = phases.filter_map(|phase| Some(self.held.deadlines(phase).next()?.0));
-        let uploads = self.staging.iter().filter(|(id, _)| !self.shares_time_of_event(id));
+        let uploads = self
+            .staging
+            .iter()
+            .filter(|(id, _)| !self.shares_time_of_event(id));
         ends.chain(uploads.map(|(_, staged)| staged.until)).min()
     }
 
@@ -511,8 +595,12 @@ impl Purgatory {
     /// Extends the time of events while servers that may have their data have not been asked yet.
     fn hunt_waiting(&mut self, out: &mut Outputs, repo: &RepoId) {
         let longest = self.config.hold_at_most.max(self.config.hold_for);
-        let extended = self.hunted(repo).filter(|held| held.until < held.since + longest);
-        let ends: Vec<_> = extended.map(|held| (held.id(), held.since + longest)).collect();
+        let extended = self
+            .hunted(repo)
+            .filter(|held| held.until < held.since + longest);
+        let ends: Vec<_> = extended
+            .map(|held| (held.id(), held.since + longest))
+            .collect();
         for (id, until) in ends {
             self.held.set_phase(out, id, Phase::Waiting, until);
         }
@@ -532,7 +620,9 @@ impl Purgatory {
         // Events received after the first answer have their own time.
         let end = |since: Timestamp| first_answer.map_or(now, |at| at.max(since)) + hold_for;
         let extended = self.extended(repo);
-        let ends: Vec<_> = extended.map(|held| (held.id(), end(held.since).max(now))).collect();
+        let ends: Vec<_> = extended
+            .map(|held| (held.id(), end(held.since).max(now)))
+            .collect();
         for (id, until) in ends {
             self.held.set_phase(out, id, Phase::Waiting, until);
         }
@@ -554,16 +644,38 @@ impl Purgatory {
 
     /// Ends the time in which an event is hunted for, and keeps the number of expired ones within its limit.
     fn expire(&mut self, out: &mut Outputs, id: EventId) {
-        let Some(held) = self.held.get(&id) else { return };
+        let Some(held) = self.held.get(&id) else {
+            return;
+        };
         let repo: Option<RepoId> = held.announcement().map(|a| a.repo.clone());
-        let Config { remember_for, retry_expired_for, expired: limit, .. } = self.config;
-        let term = if repo.is_some() { remember_for } else { retry_expired_for };
-        self.held.set_phase(out, id, Phase::Expired, self.now.unix + term);
+        let Config {
+            remember_for,
+            retry_expired_for,
+            expired: limit,
+            ..
+        } = self.config;
+        let term = if repo.is_some() {
+            remember_for
+        } else {
+            retry_expired_for
+        };
+        self.held
+            .set_phase(out, id, Phase::Expired, self.now.unix + term);
         if let Some(repo) = repo {
-            self.tasks.add(out, CleanupTask::RemoveView { repo, is_immediate: false });
+            self.tasks.add(
+                out,
+                CleanupTask::RemoveView {
+                    repo,
+                    is_immediate: false,
+                },
+            );
         }
         while !self.held.expired().is_within(limit) {
-            let first = self.held.deadlines(Phase::Expired).next().map(|(_, held)| held.id());
+            let first = self
+                .held
+                .deadlines(Phase::Expired)
+                .next()
+                .map(|(_, held)| held.id());
             let Some(id) = first else { return };
             self.drop_event(out, id, false);
         }
@@ -584,17 +696,35 @@ mod tests {
         let name = if n.is_multiple_of(2) { "x" } else { "y" };
         let to = |name| format!("30617:{author}:{name}");
         let (kind, tags) = match n % 4 {
-            0 | 1 => (30617 + u16::from(n % 8 / 4), vec![vec!["d".to_owned(), name.to_owned()]]),
+            0 | 1 => (
+                30617 + u16::from(n % 8 / 4),
+                vec![vec!["d".to_owned(), name.to_owned()]],
+            ),
             _ => {
                 let tip = vec!["c".to_owned(), "a".repeat(40)];
-                (1618, vec![vec!["a".to_owned(), to("x")], vec!["a".to_owned(), to(name)], tip])
+                (
+                    1618,
+                    vec![
+                        vec!["a".to_owned(), to("x")],
+                        vec!["a".to_owned(), to(name)],
+                        tip,
+                    ],
+                )
             }
         };
         let id = EventId::from_slice(&[n; 32]).unwrap();
         let at = Timestamp::from_secs(u64::from(n));
         let tags = tags.into_iter().map(|tag| Tag::parse(tag).unwrap());
         let signature = Signature::from_slice(&[0; 64]).unwrap();
-        Arc::new(Event::new(id, author, at, Kind::from_u16(kind), tags, "", signature))
+        Arc::new(Event::new(
+            id,
+            author,
+            at,
+            Kind::from_u16(kind),
+            tags,
+            "",
+            signature,
+        ))
     }
 
     fn record() -> impl Strategy<Value = Record> {
@@ -612,8 +742,14 @@ mod tests {
         });
         let task = prop_oneof![
             Just(CleanupTask::CreateView { repo: repo() }),
-            Just(CleanupTask::RemoveView { repo: repo(), is_immediate: false }),
-            Just(CleanupTask::RemoveView { repo: repo(), is_immediate: true }),
+            Just(CleanupTask::RemoveView {
+                repo: repo(),
+                is_immediate: false
+            }),
+            Just(CleanupTask::RemoveView {
+                repo: repo(),
+                is_immediate: true
+            }),
         ];
         prop_oneof![
             4 => (0..16u8, phase.clone(), until.clone())

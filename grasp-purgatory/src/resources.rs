@@ -36,7 +36,11 @@ impl SharedPool {
 
     /// Takes an amount if it is free.
     pub fn try_take(&self, claimant: &Claimant, amount: u64) -> Result<Holding, Shortage> {
-        self.0.lock().pool.take(claimant, amount).map(|grant| self.holding(grant))
+        self.0
+            .lock()
+            .pool
+            .take(claimant, amount)
+            .map(|grant| self.holding(grant))
     }
 
     /// Takes an amount if it is free, and if the narrowest network of the claimant then holds no more than `most`.
@@ -50,7 +54,10 @@ impl SharedPool {
         if state.pool.held_by(claimant).saturating_add(amount) > most {
             return Err(Shortage::Total);
         }
-        state.pool.take(claimant, amount).map(|grant| self.holding(grant))
+        state
+            .pool
+            .take(claimant, amount)
+            .map(|grant| self.holding(grant))
     }
 
     /// Takes an amount, waiting for it if need be. Dropping the future leaves the queue.
@@ -91,7 +98,10 @@ impl SharedPool {
     }
 
     fn holding(&self, grant: Grant) -> Holding {
-        Holding { pool: self.clone(), grant: Some(grant) }
+        Holding {
+            pool: self.clone(),
+            grant: Some(grant),
+        }
     }
 
     /// Hands out what has become free.
@@ -113,7 +123,9 @@ impl Holding {
 
     /// Changes the amount. It stays as it was if there is no room to grow.
     pub fn resize(&mut self, amount: u64) -> Result<(), Shortage> {
-        let Some(grant) = self.grant.as_mut() else { return Ok(()) };
+        let Some(grant) = self.grant.as_mut() else {
+            return Ok(());
+        };
         let mut pool = self.pool.0.lock();
         pool.pool.resize(grant, amount)?;
         self.pool.grant_next(pool);
@@ -153,7 +165,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_claim_waits_until_something_is_given_back() {
-        let pool = SharedPool::new(Bounds { reserve: 0, ..Bounds::of(1) });
+        let pool = SharedPool::new(Bounds {
+            reserve: 0,
+            ..Bounds::of(1)
+        });
         let first = pool.try_take(&at(1), 1).expect("it is free");
         assert!(pool.try_take(&at(2), 1).is_err());
         let second = tokio::spawn({
@@ -172,7 +187,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_claim_that_waits_too_long_or_is_dropped_leaves_the_queue() {
-        let pool = SharedPool::new(Bounds { reserve: 0, ..Bounds::of(1) });
+        let pool = SharedPool::new(Bounds {
+            reserve: 0,
+            ..Bounds::of(1)
+        });
         let held = pool.try_take(&at(1), 1).expect("it is free");
         assert!(pool.wait(&at(2), 1, Duration::ZERO).await.is_err());
         assert!(
@@ -187,7 +205,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_holding_shrinks_for_others_and_grows_only_into_what_is_free() {
-        let pool = SharedPool::new(Bounds { reserve: 0, ..Bounds::of(16) });
+        let pool = SharedPool::new(Bounds {
+            reserve: 0,
+            ..Bounds::of(16)
+        });
         let mut holding = pool.try_take(&at(1), 4).expect("a quarter is a share");
         assert!(holding.resize(5).is_err());
         holding.resize(1).expect("it can always shrink");

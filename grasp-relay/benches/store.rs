@@ -38,12 +38,22 @@ fn main() {
 
     println!("writing and signing {count} events");
     let dataset = Dataset::generate(count);
-    println!("on {}, fdatasync of 4 KiB: {}", dir.display(), measure::fdatasync(dir));
+    println!(
+        "on {}, fdatasync of 4 KiB: {}",
+        dir.display(),
+        measure::fdatasync(dir)
+    );
 
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let candidates = runtime.block_on(workload::run(databases::ALL, dir, &dataset));
     print(&candidates);
-    println!("at the end, fdatasync of 4 KiB: {}", measure::fdatasync(dir));
+    println!(
+        "at the end, fdatasync of 4 KiB: {}",
+        measure::fdatasync(dir)
+    );
 }
 
 fn print(candidates: &[Candidate]) {
@@ -56,12 +66,17 @@ fn print(candidates: &[Candidate]) {
         print!("{title:<40}");
         let ours = &candidates[0].figures[row];
         for (index, candidate) in candidates.iter().enumerate() {
-            print!("{:>26}", shown(&candidate.figures[row], (index > 0).then_some(ours)));
+            print!(
+                "{:>26}",
+                shown(&candidate.figures[row], (index > 0).then_some(ours))
+            );
         }
         println!("{wanted:>12}");
     }
     for candidate in candidates.iter().filter(|candidate| candidate.late > 0) {
-        let Candidate { name, late, held, .. } = candidate;
+        let Candidate {
+            name, late, held, ..
+        } = candidate;
         println!(
             "{name} took too long to load: {late} events were left out, so queries are about {held}"
         );
@@ -73,7 +88,11 @@ fn shown(figure: &Figure, ours: Option<&Figure>) -> String {
     let Some(value) = figure.value else {
         return "not measured: too slow".to_owned();
     };
-    let mut text = if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") };
+    let mut text = if value >= 100.0 {
+        format!("{value:.0}")
+    } else {
+        format!("{value:.2}")
+    };
     if let Some(samples) = figure.samples {
         text = format!("{text} [{samples}]");
     }

@@ -27,7 +27,10 @@ use crate::nostr::hub::{Capacity, HubMessage, Listener};
 use crate::store::{EventStore, Inventory, StoreError};
 
 /// The queue of one consumer; events beyond it are read from the store again.
-const QUEUE_CAPACITY: Capacity = Capacity { events: 4_096, bytes: 16 * 1024 * 1024 };
+const QUEUE_CAPACITY: Capacity = Capacity {
+    events: 4_096,
+    bytes: 16 * 1024 * 1024,
+};
 /// The only subscription of a feed's listener.
 const SUBSCRIPTION: u64 = 0;
 /// The pause after a failed read.
@@ -70,7 +73,12 @@ pub struct Feed {
 impl Feed {
     /// Creates feeds of the events that this store holds and this hub publishes.
     pub fn new(store: Arc<dyn EventStore>, hub: Hub, clock: Clock) -> Self {
-        Self { store, hub, clock, queue: QUEUE_CAPACITY }
+        Self {
+            store,
+            hub,
+            clock,
+            queue: QUEUE_CAPACITY,
+        }
     }
 
     /// Sets the capacity of a consumer's queue.
@@ -147,9 +155,14 @@ impl Reader {
 
     /// Subscribes first and reads then, so that there is no gap. Tries again if the store fails.
     async fn subscribe_and_read(&mut self, wanted: Filter) -> Option<()> {
-        self.listener.subscribe(SUBSCRIPTION, vec![self.live.clone()].into()).await;
+        self.listener
+            .subscribe(SUBSCRIPTION, vec![self.live.clone()].into())
+            .await;
         self.history = RecentHistory::default();
-        let query = |feed: &Feed| feed.store.query(vec![wanted.clone()], feed.clock.now().unix);
+        let query = |feed: &Feed| {
+            feed.store
+                .query(vec![wanted.clone()], feed.clock.now().unix)
+        };
         let mut pages = query(&self.feed);
         while let Some(page) = pages.next().await {
             match page {
@@ -190,7 +203,12 @@ impl Reader {
             if self.history.take(self.feed.clock.now().mono, &event.id) {
                 continue;
             }
-            if self.again.kinds.as_ref().is_some_and(|kinds| kinds.contains(&event.kind)) {
+            if self
+                .again
+                .kinds
+                .as_ref()
+                .is_some_and(|kinds| kinds.contains(&event.kind))
+            {
                 self.remember(&event.id).await;
             }
             self.send(Accepted::Event(event.clone())).await?;
@@ -222,7 +240,11 @@ impl Reader {
             return;
         }
         let now = self.feed.clock.now().unix;
-        let inventory = self.feed.store.inventory(self.again.clone(), now, usize::MAX).await;
+        let inventory = self
+            .feed
+            .store
+            .inventory(self.again.clone(), now, usize::MAX)
+            .await;
         if let Ok(Inventory::Complete(items)) = inventory {
             let stored: HashSet<_> = items.iter().map(|(_, id)| id_prefix(id)).collect();
             self.given.retain(|id| stored.contains(id));

@@ -127,10 +127,20 @@ impl GitHttp {
             Endpoint::Repository => Some(&self.host.repos),
             Endpoint::PullRequests => self.host.contributors.as_ref(),
         };
-        let Some(repos) = repos.cloned() else { return Ok(None) };
-        let Some(repo) = repos.resolve(&address).await? else { return Ok(None) };
+        let Some(repos) = repos.cloned() else {
+            return Ok(None);
+        };
+        let Some(repo) = repos.resolve(&address).await? else {
+            return Ok(None);
+        };
         let claimant = Claimant::maybe_at(network);
-        Ok(Some(RepoRequest { repos, address, repo, endpoint, claimant }))
+        Ok(Some(RepoRequest {
+            repos,
+            address,
+            repo,
+            endpoint,
+            claimant,
+        }))
     }
 
     /// Answers 404: with a page, or with plain text, which git shows to its user.
@@ -144,11 +154,18 @@ impl GitHttp {
 
     /// Renders the page of a repository.
     async fn page(&self, request: &RepoRequest) -> Result<Response, HttpError> {
-        let RepoRequest { repos, repo, claimant, .. } = request;
+        let RepoRequest {
+            repos,
+            repo,
+            claimant,
+            ..
+        } = request;
         let refs = repos.view_for(repo, *claimant).await?.refs;
         let head = Some(refs.head.clone()).filter(|head| refs.refs.contains_key(head));
-        let RefCount { branches, tags } =
-            repos.git().work(*claimant, move || RefCount::of(&refs)).await?;
+        let RefCount { branches, tags } = repos
+            .git()
+            .work(*claimant, move || RefCount::of(&refs))
+            .await?;
         let repo = &request.address;
         let served = Filter::new()
             .kind(kinds::ANNOUNCEMENT)
@@ -156,7 +173,9 @@ impl GitHttp {
             .identifier(repo.identifier.as_str())
             .limit(1);
         let served = self.events(served).await?;
-        let announcement = served.first().and_then(|event| Announcement::parse(event).ok());
+        let announcement = served
+            .first()
+            .and_then(|event| Announcement::parse(event).ok());
         let page = RepositoryPage {
             repo,
             announcement: announcement.as_ref(),
@@ -206,7 +225,13 @@ impl RefCount {
 /// Pushes are served while this process is the writer.
 pub fn routes(host: GitHost, roles: RoleWatch, limits: GitLimits) -> Router {
     let (buffers, command_memory) = (ResponseBuffers::default(), CommandMemory::default());
-    let git = GitHttp { host, roles, limits, buffers, command_memory };
+    let git = GitHttp {
+        host,
+        roles,
+        limits,
+        buffers,
+        command_memory,
+    };
     Router::new().fallback(serve).with_state(Arc::new(git))
 }
 
@@ -262,8 +287,16 @@ enum Action {
 
 /// Returns the repository, its endpoint and the action of a request; `None` if the path names no repository.
 fn route(method: &Method, uri: &Uri) -> Option<(RepoId, Endpoint, Action)> {
-    let GitPath { repo, endpoint, rest } = GitPath::parse(uri.path())?;
-    Some((repo, endpoint, action(method, &rest, uri.query().unwrap_or_default())))
+    let GitPath {
+        repo,
+        endpoint,
+        rest,
+    } = GitPath::parse(uri.path())?;
+    Some((
+        repo,
+        endpoint,
+        action(method, &rest, uri.query().unwrap_or_default()),
+    ))
 }
 
 fn action(method: &Method, rest: &str, query: &str) -> Action {
@@ -285,7 +318,9 @@ fn action(method: &Method, rest: &str, query: &str) -> Action {
 /// Returns the service that a query names; other parameters are ignored.
 fn service(query: &str) -> Option<Service> {
     let pairs = url::form_urlencoded::parse(query.as_bytes());
-    pairs.filter(|(key, _)| key == "service").find_map(|(_, value)| Service::parse(&value))
+    pairs
+        .filter(|(key, _)| key == "service")
+        .find_map(|(_, value)| Service::parse(&value))
 }
 
 /// A failure before git has answered.
@@ -309,7 +344,10 @@ enum HttpError {
 impl HttpError {
     /// Returns whether the client may still be sending its request, which it does before it reads the answer.
     fn leaves_body(&self) -> bool {
-        matches!(self, Self::Body(BodyError::Broken | BodyError::TooLarge) | Self::Git(_))
+        matches!(
+            self,
+            Self::Body(BodyError::Broken | BodyError::TooLarge) | Self::Git(_)
+        )
     }
 
     fn into_response(self) -> Response {
@@ -325,8 +363,11 @@ impl HttpError {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
         };
-        let text =
-            if status.is_server_error() { SERVER_FAILED.into() } else { format!("{self}\n") };
+        let text = if status.is_server_error() {
+            SERVER_FAILED.into()
+        } else {
+            format!("{self}\n")
+        };
         (status, NO_CACHE, text).into_response()
     }
 }
@@ -364,7 +405,11 @@ fn git_failed(error: &GitError) -> Response {
 }
 
 fn method_not_allowed(allow: &'static str) -> Response {
-    (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, allow)], "method not allowed\n")
+    (
+        StatusCode::METHOD_NOT_ALLOWED,
+        [(header::ALLOW, allow)],
+        "method not allowed\n",
+    )
         .into_response()
 }
 
@@ -378,7 +423,12 @@ impl GitHttp {
         service: Service,
         parts: &Parts,
     ) -> Result<Response, HttpError> {
-        let RepoRequest { repos, repo, claimant, .. } = request;
+        let RepoRequest {
+            repos,
+            repo,
+            claimant,
+            ..
+        } = request;
         let name = service.name();
         let content_type = format!("application/x-{name}-advertisement");
         let prefix = packet(&format!("# service={name}\n")) + "0000";
@@ -398,7 +448,13 @@ impl GitHttp {
         headers: &HeaderMap,
         body: Body,
     ) -> Result<Response, HttpError> {
-        let RepoRequest { repos, repo, endpoint, claimant, .. } = request;
+        let RepoRequest {
+            repos,
+            repo,
+            endpoint,
+            claimant,
+            ..
+        } = request;
         let (max_bytes, stall) = (self.limits.fetch_request_bytes, self.limits.stall);
         let mut body = RequestBody::new(headers, body, max_bytes, stall)?;
         // No process for a client that sends nothing, or slowly; most requests are short.
@@ -409,7 +465,9 @@ impl GitHttp {
                 return Ok(upload_pack_result(body));
             }
         }
-        let mut process = repos.upload_pack(repo, protocol(headers), *claimant).await?;
+        let mut process = repos
+            .upload_pack(repo, protocol(headers), *claimant)
+            .await?;
         let input = process.take_stdin();
         let (purgatory, endpoint, repo) = (self.roles.purgatory(), *endpoint, repo.clone());
         let (damaged, checker) = (repo.clone(), purgatory.clone());
@@ -434,10 +492,16 @@ impl GitHttp {
             let words = output.end().await?.words;
             let is_known = purgatory.is_some_and(|it| it.is_damaged(endpoint, &damaged));
             let is_damaged = is_known || lacks_objects(&words);
-            let text = if is_damaged { REPAIRING } else { words.as_str() };
+            let text = if is_damaged {
+                REPAIRING
+            } else {
+                words.as_str()
+            };
             return Ok(upload_pack_result(Body::from(error_packet(text))));
         }
-        Ok(upload_pack_result(output.into_body(first, self.buffers.try_take(claimant))))
+        Ok(upload_pack_result(
+            output.into_body(first, self.buffers.try_take(claimant)),
+        ))
     }
 }
 
@@ -452,7 +516,9 @@ fn upload_pack_result(body: Body) -> Response {
 
 /// Returns the protocol version that a client asks for.
 fn protocol(headers: &HeaderMap) -> Protocol {
-    let value = headers.get("git-protocol").and_then(|value| value.to_str().ok());
+    let value = headers
+        .get("git-protocol")
+        .and_then(|value| value.to_str().ok());
     value.map_or(Protocol::V0, Protocol::from_header)
 }
 
@@ -462,7 +528,9 @@ async fn feed(
     first: Vec<u8>,
     mut body: RequestBody,
 ) -> Result<(), BodyError> {
-    let Some(mut input) = input else { return Ok(()) };
+    let Some(mut input) = input else {
+        return Ok(());
+    };
     let mut next = Some(Bytes::from(first));
     while let Some(bytes) = next {
         if input.write_all(&bytes).await.is_err() {
@@ -476,7 +544,9 @@ async fn feed(
 /// Returns the last line that git wrote about a request that it did not answer, as a packet that clients show; empty if
 /// git wrote nothing.
 fn error_packet(words: &str) -> Bytes {
-    let Some(line) = words.lines().last() else { return Bytes::new() };
+    let Some(line) = words.lines().last() else {
+        return Bytes::new();
+    };
     let line: String = line.chars().filter(|c| !c.is_control()).take(200).collect();
     packet(&format!("ERR {line}\n")).into()
 }
@@ -507,18 +577,42 @@ mod tests {
                 Action::Advertise(Service::ReceivePack),
             ),
             (Method::GET, "info/refs", "", Action::Dumb),
-            (Method::GET, "info/refs", "service=git-upload-archive", Action::Dumb),
-            (Method::GET, "info/refs", "xservice=git-upload-pack", Action::Dumb),
+            (
+                Method::GET,
+                "info/refs",
+                "service=git-upload-archive",
+                Action::Dumb,
+            ),
+            (
+                Method::GET,
+                "info/refs",
+                "xservice=git-upload-pack",
+                Action::Dumb,
+            ),
             (Method::GET, "HEAD", "", Action::Dumb),
             (Method::GET, "objects/info/packs", "", Action::Dumb),
             (Method::POST, "git-upload-pack", "", Action::Upload),
             (Method::POST, "git-receive-pack", "", Action::Receive),
-            (Method::GET, "git-receive-pack", "", Action::WrongMethod { allow: "POST" }),
-            (Method::PUT, "", "", Action::WrongMethod { allow: "GET, HEAD" }),
+            (
+                Method::GET,
+                "git-receive-pack",
+                "",
+                Action::WrongMethod { allow: "POST" },
+            ),
+            (
+                Method::PUT,
+                "",
+                "",
+                Action::WrongMethod { allow: "GET, HEAD" },
+            ),
             (Method::GET, "config", "", Action::NotFound),
         ];
         for (method, rest, query, expected) in cases {
-            assert_eq!(action(&method, rest, query), expected, "{method} {rest}?{query}");
+            assert_eq!(
+                action(&method, rest, query),
+                expected,
+                "{method} {rest}?{query}"
+            );
         }
     }
 
@@ -527,7 +621,9 @@ mod tests {
         let response = HttpError::NotWriter.into_response();
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(response.headers()[header::RETRY_AFTER], RETRY_AFTER_SECONDS);
-        let body = axum::body::to_bytes(response.into_body(), 1_024).await.unwrap();
+        let body = axum::body::to_bytes(response.into_body(), 1_024)
+            .await
+            .unwrap();
         assert_eq!(body, "this node is no longer the writer, try again\n");
     }
 }

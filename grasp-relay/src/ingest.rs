@@ -55,7 +55,9 @@ pub trait Ingest: Send + Sync + 'static {
 
     /// Verifies events, then judges and stores them.
     fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Outcome>> {
-        Box::pin(verify_then(events, |genuine| self.ingest_verified(genuine, origin)))
+        Box::pin(verify_then(events, |genuine| {
+            self.ingest_verified(genuine, origin)
+        }))
     }
 }
 
@@ -66,7 +68,9 @@ pub(crate) async fn verify_then<F: Future<Output = Vec<Outcome>>>(
 ) -> Vec<Outcome> {
     let checked = verify_all(events).await;
     let genuine: Vec<bool> = checked.iter().map(Option::is_some).collect();
-    let mut outcomes = judge(checked.into_iter().flatten().collect()).await.into_iter();
+    let mut outcomes = judge(checked.into_iter().flatten().collect())
+        .await
+        .into_iter();
     let outcome = |genuine| match genuine {
         true => outcomes.next().unwrap_or(Rejection::Internal.into()),
         false => Rejection::Forged.into(),
@@ -118,9 +122,11 @@ impl Ingest for Pipeline {
         events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
     ) -> BoxFuture<'_, Vec<Outcome>> {
-        Box::pin(
-            async move { self.metrics.counted(&origin, self.judge_all(events, &origin)).await },
-        )
+        Box::pin(async move {
+            self.metrics
+                .counted(&origin, self.judge_all(events, &origin))
+                .await
+        })
     }
 
     /// Verifies inside of what is counted, so that forged events are counted too.
@@ -144,10 +150,12 @@ struct Pending {
 /// change the facts that the next one is judged by.
 fn next_round(pending: Vec<Pending>) -> (Vec<Pending>, Vec<Pending>) {
     let mut names: BTreeSet<Identifier> = BTreeSet::new();
-    pending.into_iter().partition(|pending| match Needs::of(&pending.event).repo {
-        Some(repo) => names.insert(repo.identifier),
-        None => true,
-    })
+    pending
+        .into_iter()
+        .partition(|pending| match Needs::of(&pending.event).repo {
+            Some(repo) => names.insert(repo.identifier),
+            None => true,
+        })
 }
 
 impl Pipeline {
@@ -212,7 +220,9 @@ impl Pipeline {
         origin: &Origin,
     ) -> Result<Vec<Outcome>, StoreError> {
         let now = self.clock.now().unix;
-        let has_authority = round.iter().all(|one| self.is_known_authority(&one.event.pubkey));
+        let has_authority = round
+            .iter()
+            .all(|one| self.is_known_authority(&one.event.pubkey));
         let Ok(slot) = self.budgets.round_slot(origin, has_authority).await else {
             return Ok(vec![Rejection::Busy.into(); round.len()]);
         };
@@ -221,8 +231,11 @@ impl Pipeline {
         let mut judged = Vec::with_capacity(round.len());
         for (pending, facts) in round.iter().zip(&facts) {
             let verdict = judge(&self.policy, now, origin, pending.event.as_ref(), facts);
-            judged
-                .push((pending, self.check_limits(&pending.event, facts, origin, verdict).await?));
+            judged.push((
+                pending,
+                self.check_limits(&pending.event, facts, origin, verdict)
+                    .await?,
+            ));
         }
         // No event of a round changes the facts of another, so they may be held concurrently.
         let kept = judged.into_iter().map(|(pending, verdict)| async move {
@@ -266,12 +279,18 @@ impl Pipeline {
         verdicts: &mut [Verdict],
         now: Timestamp,
     ) -> Result<BTreeSet<RepoId>, StoreError> {
-        let mut chosen: Vec<(&Pending, &mut Verdict)> =
-            round.iter().zip(verdicts).filter(|(_, verdict)| is_stored(verdict)).collect();
+        let mut chosen: Vec<(&Pending, &mut Verdict)> = round
+            .iter()
+            .zip(verdicts)
+            .filter(|(_, verdict)| is_stored(verdict))
+            .collect();
         if chosen.is_empty() {
             return Ok(BTreeSet::new());
         }
-        let events = chosen.iter().map(|(pending, _)| Arc::clone(&pending.event)).collect();
+        let events = chosen
+            .iter()
+            .map(|(pending, _)| Arc::clone(&pending.event))
+            .collect();
         let SaveReport { saved, affected } = self.store.save_events(events, now).await?;
         for ((_, verdict), saved) in chosen.iter_mut().zip(saved) {
             if saved != Outcome::Stored {
@@ -292,7 +311,9 @@ impl Pipeline {
         let delisting = |verdict: &Verdict| matches!(verdict, Verdict::Delist { .. });
         for (pending, verdict) in round.iter().zip(verdicts) {
             if let Some(at) = coordinate(&pending.event).filter(|_| delisting(verdict)) {
-                self.store.delist(at, Version::of(&pending.event), now).await?;
+                self.store
+                    .delist(at, Version::of(&pending.event), now)
+                    .await?;
             }
         }
         // Reported once all are delisted, since the backend reads the store at once.
@@ -306,7 +327,9 @@ impl Pipeline {
 
     async fn delist(&self, event: &Event) {
         if let Ok(announcement) = Announcement::parse(event) {
-            self.git.delisted(announcement.repo, announcement.version).await;
+            self.git
+                .delisted(announcement.repo, announcement.version)
+                .await;
         }
     }
 
@@ -326,7 +349,10 @@ impl Pipeline {
 
 /// Returns whether a verdict says that ingest stores and publishes the event.
 fn is_stored(verdict: &Verdict) -> bool {
-    matches!(verdict, Verdict::Store { .. } | Verdict::Delist { keep: true })
+    matches!(
+        verdict,
+        Verdict::Store { .. } | Verdict::Delist { keep: true }
+    )
 }
 
 /// Facts of admission that the git backend knows about an event.
@@ -420,7 +446,10 @@ async fn facts(
     }
     let present = store.present(named(round), now).await?;
     let delisted = delisted(store, round).await?;
-    let queries = round.iter().flat_map(|pending| queries(&pending.event, &present)).collect();
+    let queries = round
+        .iter()
+        .flat_map(|pending| queries(&pending.event, &present))
+        .collect();
     let answers = store.exists(queries, now).await?;
     let mut facts = Vec::with_capacity(round.len());
     let answers = answers.chunks_exact(QUERIES_PER_EVENT);
@@ -461,7 +490,11 @@ async fn delisted(
     let events = round.iter().map(|pending| &pending.event);
     let announced = events.filter(|event| event.kind == kinds::ANNOUNCEMENT);
     let announced: Vec<_> = announced.filter_map(|event| coordinate(event)).collect();
-    if announced.is_empty() { Ok(BTreeMap::new()) } else { store.delisted(announced).await }
+    if announced.is_empty() {
+        Ok(BTreeMap::new())
+    } else {
+        store.delisted(announced).await
+    }
 }
 
 /// Returns the events of a round, and all that they name.
@@ -470,7 +503,9 @@ fn named(round: &[Pending]) -> References {
     for Pending { event, .. } in round {
         let References { ids, coordinates } = Needs::of(event).references;
         named.ids.extend(ids.into_iter().chain([event.id]));
-        named.coordinates.extend(coordinates.into_iter().chain(coordinate(event)));
+        named
+            .coordinates
+            .extend(coordinates.into_iter().chain(coordinate(event)));
     }
     named
 }
@@ -478,7 +513,9 @@ fn named(round: &[Pending]) -> References {
 /// Retains the references to stored events.
 fn retain_present(mut named: References, present: &Present) -> References {
     named.ids.retain(|id| present.ids.contains(id));
-    named.coordinates.retain(|at| present.versions.contains_key(at));
+    named
+        .coordinates
+        .retain(|at| present.versions.contains_key(at));
     named
 }
 
@@ -497,7 +534,11 @@ fn queries(event: &Event, present: &Present) -> [Vec<Filter>; QUERIES_PER_EVENT]
     let mut author = Vec::new();
     let is_asked = [&kinds::PROFILE_KINDS[..], &kinds::UNCONDITIONAL_KINDS].concat();
     if is_asked.contains(&event.kind) {
-        author.push(Filter::new().author(event.pubkey).kinds(kinds::PARTICIPATION_KINDS));
+        author.push(
+            Filter::new()
+                .author(event.pubkey)
+                .kinds(kinds::PARTICIPATION_KINDS),
+        );
     }
     [naming, author]
 }
@@ -505,21 +546,37 @@ fn queries(event: &Event, present: &Present) -> [Vec<Filter>; QUERIES_PER_EVENT]
 /// Returns filters for events that name an event by its id.
 fn naming_by_id(event: &Event) -> Vec<Filter> {
     let id = event.id.to_hex();
-    [SingleLetterTag::LOWERCASE_E, SingleLetterTag::UPPERCASE_E, SingleLetterTag::LOWERCASE_Q]
-        .map(|name| Filter::new().custom_tag(name, id.clone()))
-        .into()
+    [
+        SingleLetterTag::LOWERCASE_E,
+        SingleLetterTag::UPPERCASE_E,
+        SingleLetterTag::LOWERCASE_Q,
+    ]
+    .map(|name| Filter::new().custom_tag(name, id.clone()))
+    .into()
 }
 
 /// Returns filters for events that name a coordinate. Replaceable ones are written with and without the last colon.
 fn naming_by_coordinate(coordinate: Coordinate) -> Vec<Filter> {
-    let full =
-        format!("{}:{}:{}", coordinate.kind.as_u16(), coordinate.public_key, coordinate.identifier);
+    let full = format!(
+        "{}:{}:{}",
+        coordinate.kind.as_u16(),
+        coordinate.public_key,
+        coordinate.identifier
+    );
     let mut spellings = vec![full];
     if kinds::is_replaceable(coordinate.kind) {
-        spellings.push(format!("{}:{}", coordinate.kind.as_u16(), coordinate.public_key));
+        spellings.push(format!(
+            "{}:{}",
+            coordinate.kind.as_u16(),
+            coordinate.public_key
+        ));
     }
-    [SingleLetterTag::LOWERCASE_A, SingleLetterTag::UPPERCASE_A, SingleLetterTag::LOWERCASE_Q]
-        .into_iter()
-        .map(|name| Filter::new().custom_tags(name, spellings.clone()))
-        .collect()
+    [
+        SingleLetterTag::LOWERCASE_A,
+        SingleLetterTag::UPPERCASE_A,
+        SingleLetterTag::LOWERCASE_Q,
+    ]
+    .into_iter()
+    .map(|name| Filter::new().custom_tags(name, spellings.clone()))
+    .collect()
 }

@@ -127,7 +127,9 @@ impl Metrics {
     pub fn observe(&self, metric: &Metric, labels: &[&str], time: Duration) {
         let mut families = self.families();
         let family = families.entry(metric.name).or_default();
-        let value = series_mut(family, metric, labels, || Value::Histogram(Histogram::default()));
+        let value = series_mut(family, metric, labels, || {
+            Value::Histogram(Histogram::default())
+        });
         if let Value::Histogram(histogram) = value {
             histogram.add(time);
         }
@@ -233,7 +235,10 @@ fn write_series(text: &mut String, metric: &Metric, labels: &[Box<str>], value: 
         Value::Number(number) => write_line(text, name, &labels, *number),
         Value::Histogram(histogram) => {
             let name = |part: &str| format!("{name}_{part}");
-            let bounds = BUCKET_BOUNDS.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
+            let bounds = BUCKET_BOUNDS
+                .iter()
+                .map(f64::to_string)
+                .chain(["+Inf".to_owned()]);
             for (bound, count) in bounds.zip(histogram.buckets.iter().chain([&histogram.count])) {
                 let labels = [&labels[..], &[format!("le=\"{bound}\"")]].concat();
                 write_line(text, &name("bucket"), &labels, *count as f64);
@@ -246,7 +251,9 @@ fn write_series(text: &mut String, metric: &Metric, labels: &[Box<str>], value: 
 
 fn label_pairs(metric: &Metric, labels: &[Box<str>]) -> Vec<String> {
     let pairs = metric.labels.iter().zip(labels);
-    pairs.map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect()
+    pairs
+        .map(|(name, value)| format!("{name}=\"{}\"", escape(value)))
+        .collect()
 }
 
 fn write_line(text: &mut String, name: &str, labels: &[String], value: f64) {
@@ -257,7 +264,10 @@ fn write_line(text: &mut String, name: &str, labels: &[String], value: f64) {
 }
 
 fn escape(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
 }
 
 /// Metrics of the server.

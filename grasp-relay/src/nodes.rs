@@ -98,13 +98,26 @@ pub struct Node {
 impl Node {
     /// Prepares a node, which follows the commits of all nodes and does not claim the lease yet.
     pub async fn new(parts: NodeParts) -> Result<Self, StoreError> {
-        let NodeParts { store, hub, address, key, clock, metrics, report } = parts;
+        let NodeParts {
+            store,
+            hub,
+            address,
+            key,
+            clock,
+            metrics,
+            report,
+        } = parts;
         let (role, roles) = watch::channel(Role::Reader { writer: None });
         let roles = RoleWatch::new(roles);
         let forwarder = Forwarder::new(key, roles.clone(), hub.clone(), metrics);
         let (progress, position) = watch::channel(store.last_seq().await?);
         let (seen, nodes) = watch::channel(Arc::<[NodeRow]>::default());
-        let driver = Driver { store, address, clock, role };
+        let driver = Driver {
+            store,
+            address,
+            clock,
+            role,
+        };
         let mut tasks = JoinSet::new();
         tasks.spawn(follow(Arc::clone(&driver.store), hub.clone(), progress));
         tasks.spawn(report_node(driver.clone(), report, position, seen));
@@ -113,7 +126,14 @@ impl Node {
         tasks.spawn(forwarder.clone().pass_ephemeral(hub.ephemeral(), others));
         // Nothing is to be stopped before it runs.
         let (stop, _) = mpsc::channel(1);
-        Ok(Self { driver, roles, nodes, forwarder, stop, tasks })
+        Ok(Self {
+            driver,
+            roles,
+            nodes,
+            forwarder,
+            stop,
+            tasks,
+        })
     }
 
     /// Starts to claim the lease, with the parts to start when this node gets it.

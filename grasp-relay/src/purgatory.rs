@@ -88,7 +88,10 @@ impl LocalRelay for ServedEvents {
     fn refused(&self, events: Vec<Arc<Event>>) -> DatabaseFuture<'_, BTreeSet<EventId>> {
         Box::pin(async move {
             let refusals = self.store.refusals(events.clone(), self.now().unix).await?;
-            let refused = events.iter().zip(refusals).filter(|(_, refusal)| refusal.is_some());
+            let refused = events
+                .iter()
+                .zip(refusals)
+                .filter(|(_, refusal)| refusal.is_some());
             Ok(refused.map(|(event, _)| event.id).collect())
         })
     }

@@ -61,7 +61,9 @@ impl RoleWatch {
     pub async fn with_writer(&self, within: Duration) -> Option<Role> {
         let has_writer = |role: &Role| !matches!(role, Role::Reader { writer: None });
         let mut roles = self.0.clone();
-        let role = tokio::time::timeout(within, roles.wait_for(has_writer)).await.ok()?;
+        let role = tokio::time::timeout(within, roles.wait_for(has_writer))
+            .await
+            .ok()?;
         role.ok().map(|role| role.clone())
     }
 
@@ -69,7 +71,10 @@ impl RoleWatch {
     pub async fn until_writer(&self, within: Duration) -> bool {
         let is_writer = |role: &Role| matches!(role, Role::Writer(_));
         let mut roles = self.0.clone();
-        matches!(tokio::time::timeout(within, roles.wait_for(is_writer)).await, Ok(Ok(_)))
+        matches!(
+            tokio::time::timeout(within, roles.wait_for(is_writer)).await,
+            Ok(Ok(_))
+        )
     }
 
     /// Waits until the role is another one than this; `false` after this time.
@@ -79,6 +84,8 @@ impl RoleWatch {
             (Role::Writer(_), Role::Writer(_)) => false,
             _ => true,
         };
-        tokio::time::timeout(within, self.0.clone().wait_for(is_other)).await.is_ok()
+        tokio::time::timeout(within, self.0.clone().wait_for(is_other))
+            .await
+            .is_ok()
     }
 }

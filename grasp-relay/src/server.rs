@@ -117,10 +117,16 @@ impl NodeKey {
 
     /// Returns whether a request carries this key. The comparison takes the same time for any other key.
     fn is_in(&self, headers: &HeaderMap) -> bool {
-        let given = headers.get(Self::HEADER).map(HeaderValue::as_bytes).unwrap_or_default();
+        let given = headers
+            .get(Self::HEADER)
+            .map(HeaderValue::as_bytes)
+            .unwrap_or_default();
         let mut bytes = [0; 32];
         let is_hex = faster_hex::hex_decode(given, &mut bytes).is_ok() && given.len() == 64;
-        let difference = bytes.iter().zip(&self.0).fold(0, |sum, (a, b)| sum | (a ^ b));
+        let difference = bytes
+            .iter()
+            .zip(&self.0)
+            .fold(0, |sum, (a, b)| sum | (a ^ b));
         is_hex && difference == 0
     }
 }
@@ -161,7 +167,12 @@ pub async fn serve(
     parts: Parts,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let Limits { connections, tcp_connections, connections_per_ip, .. } = parts.config.limits;
+    let Limits {
+        connections,
+        tcp_connections,
+        connections_per_ip,
+        ..
+    } = parts.config.limits;
     let proxies = parts.config.trusted_proxies.clone();
     let server = Arc::new(Server {
         context: Arc::new(ConnectionContext::new(&parts)),
@@ -171,7 +182,11 @@ pub async fn serve(
         websocket_slots: semaphore(connections),
         stage: watch::Sender::new(Stage::Running),
     });
-    let router = routes(server.clone(), &parts.config.service.mount_path(), parts.extra);
+    let router = routes(
+        server.clone(),
+        &parts.config.service.mount_path(),
+        parts.extra,
+    );
     let graceful = GracefulShutdown::new();
     tokio::pin!(shutdown);
     loop {
@@ -228,13 +243,21 @@ impl Server {
         let (limits, message) = (&self.context.config.limits, UnfinishedMessage::default());
         let stream = WriteTimeoutStream::new(stream, limits.write_timeout, message.clone());
         let place = Mutex::new(Some(place));
-        let peer = Arc::new(Peer { address, message, place, _slot: slot });
+        let peer = Arc::new(Peer {
+            address,
+            message,
+            place,
+            _slot: slot,
+        });
         let (limiter, router) = (self.limiter.clone(), router.clone());
         let node_key = self.context.config.node_key;
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             let network = if node_key.is_some_and(|key| key.is_in(request.headers())) {
                 // A node connects for many clients, whom it has counted.
-                peer.place.lock().unwrap_or_else(PoisonError::into_inner).take();
+                peer.place
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take();
                 request.extensions_mut().insert(FromNode);
                 limiter.network_at_node(address.ip(), request.headers())
             } else {
@@ -244,8 +267,9 @@ impl Server {
             request.extensions_mut().insert(peer.clone());
             TowerToHyperService::new(router.clone()).call(request)
         });
-        let connection =
-            http(limits).serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
+        let connection = http(limits)
+            .serve_connection_with_upgrades(TokioIo::new(stream), service)
+            .into_owned();
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
             if let Err(error) = connection.await {
@@ -304,12 +328,19 @@ impl Server {
         let place = self
             .limiter
             .admit_forwarded(peer.address.ip(), headers)
-            .ok_or((StatusCode::TOO_MANY_REQUESTS, "too many connections from this address\n"))?;
+            .ok_or((
+                StatusCode::TOO_MANY_REQUESTS,
+                "too many connections from this address\n",
+            ))?;
         let slot = self.websocket_slots.clone().try_acquire_owned();
         let slot = slot.map_err(|_| (StatusCode::SERVICE_UNAVAILABLE, "too many connections\n"))?;
         let mut challenge = [0; 16];
-        getrandom::fill(&mut challenge)
-            .map_err(|_| (StatusCode::INTERNAL_SERVER_ERROR, "no random numbers available\n"))?;
+        getrandom::fill(&mut challenge).map_err(|_| {
+            (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "no random numbers available\n",
+            )
+        })?;
         let challenge = format!("{:032x}", u128::from_be_bytes(challenge));
         let most = self.context.config.limits.message_bytes;
         let (context, stage) = (self.context.clone(), self.stage.subscribe());
@@ -359,10 +390,12 @@ async fn at_root(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
     match upgrade {
-        Ok(upgrade) => server.open(peer, network, &headers, upgrade).unwrap_or_else(|refusal| {
-            let (status, text) = refusal;
-            (status, [(RETRY_AFTER, "30")], text).into_response()
-        }),
+        Ok(upgrade) => server
+            .open(peer, network, &headers, upgrade)
+            .unwrap_or_else(|refusal| {
+                let (status, text) = refusal;
+                (status, [(RETRY_AFTER, "30")], text).into_response()
+            }),
         Err(rejection) if headers.contains_key(UPGRADE) => rejection.into_response(),
         Err(_) if accepts_nostr_json(&headers) => {
             let Config { info, limits, .. } = &*server.context.config;
@@ -375,7 +408,11 @@ async fn at_root(
 
 /// Answers a websocket upgrade with 404, and passes every other request on: a relay has one address (NIP-01).
 async fn refuse_websocket(request: axum::extract::Request, next: Next) -> Response {
-    let upgrade = request.headers().get(UPGRADE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let upgrade = request
+        .headers()
+        .get(UPGRADE)
+        .map(HeaderValue::as_bytes)
+        .unwrap_or_default();
     if upgrade.eq_ignore_ascii_case(b"websocket") {
         let text = "the relay is at the root of this service\n";
         return (StatusCode::NOT_FOUND, text).into_response();
@@ -384,7 +421,10 @@ async fn refuse_websocket(request: axum::extract::Request, next: Next) -> Respon
 }
 
 fn accepts_nostr_json(headers: &HeaderMap) -> bool {
-    let mut accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let mut accepted = headers
+        .get_all(ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
     accepted.any(|value| value.to_ascii_lowercase().contains(NOSTR_JSON))
 }
 
@@ -401,7 +441,10 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
 
 /// Returns a pool without a reserve.
 pub(crate) fn shared_pool(total: usize) -> SharedPool {
-    SharedPool::new(Bounds { reserve: 0, ..Bounds::of(total as u64) })
+    SharedPool::new(Bounds {
+        reserve: 0,
+        ..Bounds::of(total as u64)
+    })
 }
 
 fn semaphore(permits: usize) -> Arc<Semaphore> {
@@ -411,7 +454,10 @@ fn semaphore(permits: usize) -> Arc<Semaphore> {
 const CORS_HEADERS: [(HeaderName, &str); 4] = [
     (ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
     (ACCESS_CONTROL_ALLOW_METHODS, "GET, POST"),
-    (ACCESS_CONTROL_ALLOW_HEADERS, "Content-Type, Authorization, Git-Protocol"),
+    (
+        ACCESS_CONTROL_ALLOW_HEADERS,
+        "Content-Type, Authorization, Git-Protocol",
+    ),
     (ACCESS_CONTROL_EXPOSE_HEADERS, "WWW-Authenticate"),
 ];
 
@@ -423,7 +469,9 @@ async fn add_cors_headers(request: axum::extract::Request, next: Next) -> Respon
         next.run(request).await
     };
     for (name, value) in CORS_HEADERS {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
     }
     response
 }

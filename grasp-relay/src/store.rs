@@ -170,7 +170,10 @@ impl StoreRules {
 
     /// Returns the time of last use up to which a request no longer refuses anything.
     pub(crate) fn forgotten_before(&self, now: Timestamp) -> u64 {
-        ago(now, self.deletions_served.saturating_add(self.deletions_gated))
+        ago(
+            now,
+            self.deletions_served.saturating_add(self.deletions_gated),
+        )
     }
 }
 
@@ -190,8 +193,12 @@ pub(crate) fn keeps_versions(kind: Kind) -> bool {
 }
 
 /// The kinds that describe git data.
-pub(crate) const REPOSITORY_KINDS: [Kind; 4] =
-    [kinds::ANNOUNCEMENT, kinds::STATE, kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE];
+pub(crate) const REPOSITORY_KINDS: [Kind; 4] = [
+    kinds::ANNOUNCEMENT,
+    kinds::STATE,
+    kinds::PULL_REQUEST,
+    kinds::PULL_REQUEST_UPDATE,
+];
 
 /// Repositories of one pull request that are surveyed when it is removed.
 const MAX_REPOS: usize = 16;
@@ -204,7 +211,9 @@ pub(crate) fn repositories_of(event: &Event) -> BTreeSet<RepoId> {
         return repos;
     }
     repos.extend(Needs::of(event).repo);
-    let Ok(proposal) = Proposal::parse(event) else { return repos };
+    let Ok(proposal) = Proposal::parse(event) else {
+        return repos;
+    };
     for named in proposal.repos.into_iter().take(MAX_REPOS) {
         repos.insert(RepoId::new(proposal.author, named.identifier.clone()));
         repos.insert(named);
@@ -239,7 +248,11 @@ pub async fn events(
     now: Timestamp,
 ) -> Result<Vec<Event>, StoreError> {
     let chunks: Vec<_> = store.query(vec![filter], now).try_collect().await?;
-    chunks.into_iter().flatten().map(|stored| stored.event()).collect()
+    chunks
+        .into_iter()
+        .flatten()
+        .map(|stored| stored.event())
+        .collect()
 }
 
 /// Rows written by one task, unless a single event has more, so that other writers do not wait long.
@@ -255,7 +268,10 @@ const BYTES_PER_ROW: usize = 256;
 
 /// Returns the approximate number of rows that a commit writes.
 fn commit_cost(commit: &Commit) -> usize {
-    let views = commit.repos.iter().filter_map(|change| change.view.as_ref());
+    let views = commit
+        .repos
+        .iter()
+        .filter_map(|change| change.view.as_ref());
     let refs = views.filter_map(|view| Some(view.to.as_ref()?.refs.len() * 64));
     let events: usize = commit.save.iter().map(|event| write_cost(event)).sum();
     events + refs.sum::<usize>() / BYTES_PER_ROW + commit.records.len() + 1
@@ -267,7 +283,10 @@ pub(crate) fn write_cost(event: &Event) -> usize {
     const BASE_ROWS: usize = 4;
     let values = event.tags.iter().flat_map(|tag| tag.as_slice());
     let bytes = event.content.len() + values.map(String::len).sum::<usize>();
-    let indexed = event.tags.iter().filter(|tag| tag.single_letter_tag().is_some());
+    let indexed = event
+        .tags
+        .iter()
+        .filter(|tag| tag.single_letter_tag().is_some());
     // Each target of a deletion request is also written to two indexes of gates.
     let rows_per_tag = if event.kind == kinds::DELETION { 3 } else { 1 };
     let listed = keys::listed(event).len();

@@ -58,7 +58,14 @@ const MAX_REPOSITORIES_SHOWN: usize = 100;
 
 /// Returns the landing page of a server with these repositories; `now` is in Unix seconds.
 pub fn landing(config: &Config, repositories: &RepositoryList, now: u64) -> String {
-    let Config { service, secure, info: RelayInfo { name, description, .. }, .. } = config;
+    let Config {
+        service,
+        secure,
+        info: RelayInfo {
+            name, description, ..
+        },
+        ..
+    } = config;
     let s = if *secure { "s" } else { "" };
     page(
         name,
@@ -137,11 +144,20 @@ pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secur
     let repo = page_of.repo;
     let clone = service.repo_url(repo, secure);
     let title = page_of.announcement.and_then(|a| a.name.as_deref());
-    let title = title.filter(|name| !name.is_empty()).unwrap_or(repo.identifier.as_str());
+    let title = title
+        .filter(|name| !name.is_empty())
+        .unwrap_or(repo.identifier.as_str());
     let encoded = service.repo_path(repo);
-    let name = encoded.rsplit('/').next().and_then(|last| last.strip_suffix(".git")).unwrap_or("");
-    let nostr_path =
-        format!("{}/{}/{name}", npub(&repo.owner), service.to_string().replace('/', "%2F"));
+    let name = encoded
+        .rsplit('/')
+        .next()
+        .and_then(|last| last.strip_suffix(".git"))
+        .unwrap_or("");
+    let nostr_path = format!(
+        "{}/{}/{name}",
+        npub(&repo.owner),
+        service.to_string().replace('/', "%2F")
+    );
     page(
         title,
         &root(service),
@@ -175,7 +191,10 @@ pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secur
 
 /// Lists the other git servers that an announcement names.
 fn other_servers(service: &ServiceIdentity, announcement: &Announcement) -> Markup {
-    let others = announcement.clone.iter().filter(|url| !service.is_own_url(url.as_str()));
+    let others = announcement
+        .clone
+        .iter()
+        .filter(|url| !service.is_own_url(url.as_str()));
     let others: Vec<_> = others.take(MAX_OTHER_SERVERS).collect();
     html! {
         @if !others.is_empty() {
@@ -279,7 +298,13 @@ impl Listing {
         is_hosted: impl Fn(&Announcement) -> bool + Send + Sync + 'static,
     ) -> Self {
         let is_hosted = Box::new(is_hosted);
-        Self(Arc::new(ListingInner { store, service, clock, is_hosted, last: Mutex::new(None) }))
+        Self(Arc::new(ListingInner {
+            store,
+            service,
+            clock,
+            is_hosted,
+            last: Mutex::new(None),
+        }))
     }
 
     /// Returns the list; concurrent calls wait for one lookup.
@@ -302,26 +327,49 @@ impl ListingInner {
         let states = self.events(Filter::new().kind(kinds::STATE)).await?;
         let states = states.iter().filter_map(|event| State::parse(event).ok());
         let signed = |state: &State| (state.version.created_at.as_secs(), state.refs.len() as u64);
-        let states = states.map(|state| (state.repo.clone(), signed(&state))).collect();
+        let states = states
+            .map(|state| (state.repo.clone(), signed(&state)))
+            .collect();
         let is_cut = announced.len() >= MAX_EVENTS;
-        let announced = announced.iter().filter_map(|event| Announcement::parse(event).ok());
+        let announced = announced
+            .iter()
+            .filter_map(|event| Announcement::parse(event).ok());
         let hosted = announced.filter(|announcement| (self.is_hosted)(announcement));
-        let mut rows: Vec<_> =
-            hosted.map(|announcement| self.row(&announcement, &states)).collect();
-        rows.sort_by(|a, b| b.active_at.cmp(&a.active_at).then_with(|| a.path.cmp(&b.path)));
+        let mut rows: Vec<_> = hosted
+            .map(|announcement| self.row(&announcement, &states))
+            .collect();
+        rows.sort_by(|a, b| {
+            b.active_at
+                .cmp(&a.active_at)
+                .then_with(|| a.path.cmp(&b.path))
+        });
         Ok(RepositoryList { rows, is_cut })
     }
 
     async fn events(&self, filter: Filter) -> Result<Vec<Event>, StoreError> {
-        store::events(&*self.store, filter.limit(MAX_EVENTS), self.clock.now().unix).await
+        store::events(
+            &*self.store,
+            filter.limit(MAX_EVENTS),
+            self.clock.now().unix,
+        )
+        .await
     }
 
     fn row(&self, announcement: &Announcement, states: &States) -> RepoRow {
         let repo = &announcement.repo;
         let announced = announcement.version.created_at.as_secs();
         // The newest state by the owner and the listed maintainers.
-        let authors = announcement.maintainer_list.listed.iter().copied().chain([repo.owner]);
-        let of = |author| states.get(&RepoId::new(author, repo.identifier.clone())).copied();
+        let authors = announcement
+            .maintainer_list
+            .listed
+            .iter()
+            .copied()
+            .chain([repo.owner]);
+        let of = |author| {
+            states
+                .get(&RepoId::new(author, repo.identifier.clone()))
+                .copied()
+        };
         let state = authors.filter_map(of).max();
         let name = announcement.name.clone().filter(|name| !name.is_empty());
         RepoRow {
@@ -363,8 +411,13 @@ mod tests {
     #[test]
     fn values_are_escaped() {
         let repo = repo_id("<script>alert(1)<");
-        let page_of =
-            RepositoryPage { repo: &repo, announcement: None, head: None, branches: 0, tags: 0 };
+        let page_of = RepositoryPage {
+            repo: &repo,
+            announcement: None,
+            head: None,
+            branches: 0,
+            tags: 0,
+        };
         let page = repository(&"us.example".parse().unwrap(), &page_of, true);
         assert!(!page.contains("<script>") && page.contains("&lt;script&gt;"));
         assert!(!landing_page("<b>", "\"><i>", false, &[], 0).contains("<i>"));
@@ -381,21 +434,38 @@ mod tests {
         let config = Config {
             service: "us.example".parse().unwrap(),
             secure,
-            info: RelayInfo { name, description, ..RelayInfo::default() },
+            info: RelayInfo {
+                name,
+                description,
+                ..RelayInfo::default()
+            },
             limits: Limits::default(),
             trusted_proxies: Vec::new(),
             node_key: None,
         };
-        landing(&config, &RepositoryList { rows: repositories.to_vec(), is_cut: false }, now)
+        landing(
+            &config,
+            &RepositoryList {
+                rows: repositories.to_vec(),
+                is_cut: false,
+            },
+            now,
+        )
     }
 
     #[test]
     fn push_instructions_name_the_public_address() {
         let page = landing_page("us", "", true, &[], 0);
-        assert!(page.contains("grasp push --server https://us.example<"), "{page}");
+        assert!(
+            page.contains("grasp push --server https://us.example<"),
+            "{page}"
+        );
         assert!(page.contains("relays  wss://us.example<"), "{page}");
         let page = landing_page("us", "", false, &[], 0);
-        assert!(page.contains("clone   http://us.example/&lt;your npub&gt;"), "{page}");
+        assert!(
+            page.contains("clone   http://us.example/&lt;your npub&gt;"),
+            "{page}"
+        );
     }
 
     #[test]
@@ -416,7 +486,10 @@ mod tests {
 
     #[test]
     fn repositories_are_listed_with_their_owner() {
-        let row = RepoRow { owner: format!("npub1{}", "q".repeat(58)), ..RepoRow::default() };
+        let row = RepoRow {
+            owner: format!("npub1{}", "q".repeat(58)),
+            ..RepoRow::default()
+        };
         let page = landing_page("us", "", false, &[row], 0);
         assert!(page.contains(">npub1qqqqqqq…<"), "{page}");
     }
@@ -424,9 +497,20 @@ mod tests {
     #[test]
     fn the_number_of_repositories_is_shown_only_if_all_were_counted() {
         let table = |is_cut| {
-            repository_table(&RepositoryList { rows: vec![RepoRow::default()], is_cut }, 0).0
+            repository_table(
+                &RepositoryList {
+                    rows: vec![RepoRow::default()],
+                    is_cut,
+                },
+                0,
+            )
+            .0
         };
-        assert!(table(false).contains("1 hosted, the latest active first"), "{}", table(false));
+        assert!(
+            table(false).contains("1 hosted, the latest active first"),
+            "{}",
+            table(false)
+        );
         assert!(table(true).contains("The 1 latest announced, the latest active first"));
         assert!(!table(true).contains("hosted"));
     }
@@ -434,17 +518,28 @@ mod tests {
     #[test]
     fn the_not_found_page_links_below_the_mount_path() {
         let page = not_found(&"us.example/git".parse().unwrap());
-        assert!(page.contains("href=\"/git/\"") && page.contains("href=\"/git/status\""), "{page}");
+        assert!(
+            page.contains("href=\"/git/\"") && page.contains("href=\"/git/status\""),
+            "{page}"
+        );
     }
 
     #[test]
     fn the_clone_command_has_the_public_address() {
         let service: ServiceIdentity = "us.example:8443/git".parse().unwrap();
         let repo = repo_id("my repo");
-        let page_of =
-            RepositoryPage { repo: &repo, announcement: None, head: None, branches: 1, tags: 2 };
+        let page_of = RepositoryPage {
+            repo: &repo,
+            announcement: None,
+            head: None,
+            branches: 1,
+            tags: 2,
+        };
         let page = repository(&service, &page_of, false);
-        let url = format!("http://us.example:8443/git/{}/my%20repo.git", npub(&repo.owner));
+        let url = format!(
+            "http://us.example:8443/git/{}/my%20repo.git",
+            npub(&repo.owner)
+        );
         assert!(page.contains(&format!("git clone {url}")), "{page}");
         assert!(service.serves(&url.parse().unwrap(), &repo));
     }
@@ -456,7 +551,15 @@ mod tests {
         let tags = [Tag::identifier(n.to_string())];
         let signature = Signature::from_slice(&[0; 64]).unwrap();
         let at = nostr::types::Timestamp::from_secs(n as u64);
-        Arc::new(Event::new(id, author, at, kinds::ANNOUNCEMENT, tags, "", signature))
+        Arc::new(Event::new(
+            id,
+            author,
+            at,
+            kinds::ANNOUNCEMENT,
+            tags,
+            "",
+            signature,
+        ))
     }
 
     #[tokio::test]
@@ -469,7 +572,10 @@ mod tests {
             store.save(events, clock.now().unix).await.unwrap();
             let listing = Listing::new(store, "us.example".parse().unwrap(), clock, |_| true);
             let listed = listing.rows().await.unwrap();
-            assert_eq!((listed.rows.len(), listed.is_cut), (count.min(MAX_EVENTS), is_cut));
+            assert_eq!(
+                (listed.rows.len(), listed.is_cut),
+                (count.min(MAX_EVENTS), is_cut)
+            );
         }
     }
 }

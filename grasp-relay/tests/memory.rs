@@ -44,12 +44,17 @@ fn req(nth: usize) -> String {
 type Socket = WebSocketStream<TcpStream>;
 
 async fn feed(writer: &mut SplitSink<Socket, Message>, text: String) {
-    in_time(writer.feed(Message::Text(text.into()))).await.expect("sent");
+    in_time(writer.feed(Message::Text(text.into())))
+        .await
+        .expect("sent");
 }
 
 /// Returns the type of the next message.
 async fn message_type(reader: &mut SplitStream<Socket>) -> String {
-    let message = in_time(reader.next()).await.expect("open").expect("a frame");
+    let message = in_time(reader.next())
+        .await
+        .expect("open")
+        .expect("a frame");
     let text = message.into_text().expect("text");
     text.split('"').nth(1).expect("a message type").to_owned()
 }

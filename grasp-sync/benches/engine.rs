@@ -1,7 +1,11 @@
 //! Cost of the engine at scale: memory, time for each input, and runs when idle.
 //!
 //! A thousand repositories with fifty thousand roots on a hundred relays that have nothing and answer at once.
-#![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark that panics has failed")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    reason = "a benchmark that panics has failed"
+)]
 
 use std::time::{Duration, Instant};
 
@@ -56,7 +60,9 @@ impl BenchEngine {
         self.spent += took;
         self.longest = self.longest.max(took);
         self.handled += 1;
-        outputs.into_iter().for_each(|output| self.answer_output(output));
+        outputs
+            .into_iter()
+            .for_each(|output| self.answer_output(output));
     }
 
     fn change(&mut self, change: IndexChange) {
@@ -71,12 +77,23 @@ impl BenchEngine {
         match output {
             Output::Connect { relay, conn, .. } => {
                 let software = Some("grasp-relay".to_owned());
-                let facts = RelayFacts { software, ..RelayFacts::default() };
-                self.inputs.push(Input::Connected { relay, conn, address: None, facts });
+                let facts = RelayFacts {
+                    software,
+                    ..RelayFacts::default()
+                };
+                self.inputs.push(Input::Connected {
+                    relay,
+                    conn,
+                    address: None,
+                    facts,
+                });
             }
             Output::Send { relay, conn, frame } => self.answer_frame(relay, conn, frame),
             Output::FetchInventory { request, .. } => {
-                self.inputs.push(Input::Inventory { request, items: Ok(vec![]) });
+                self.inputs.push(Input::Inventory {
+                    request,
+                    items: Ok(vec![]),
+                });
             }
             Output::Report(Report::BatchConfirmed { roots, .. }) => self.confirmed += roots,
             _ => {}
@@ -86,7 +103,10 @@ impl BenchEngine {
     fn answer_frame(&mut self, relay: RelayUrl, conn: ConnId, frame: Frame) {
         let said = match frame {
             Frame::Subscribe { sub, .. } => Said::Eose { sub, hint: None },
-            Frame::NegOpen { sub, .. } => Said::NegMsg { sub, message: vec![0x61] },
+            Frame::NegOpen { sub, .. } => Said::NegMsg {
+                sub,
+                message: vec![0x61],
+            },
             _ => return,
         };
         self.inputs.push(Input::Heard { relay, conn, said });
@@ -98,7 +118,9 @@ impl BenchEngine {
             while let Some(input) = self.inputs.pop() {
                 self.handle(input);
             }
-            let Some(at) = self.engine.next_deadline().filter(|at| *at <= end) else { break };
+            let Some(at) = self.engine.next_deadline().filter(|at| *at <= end) else {
+                break;
+            };
             self.now = self.now.after(at - self.now.mono);
             self.handle(Input::Tick);
         }
@@ -126,7 +148,11 @@ fn bytes(n: usize) -> [u8; 32] {
 }
 
 fn announce_everything(bench: &mut BenchEngine) {
-    let relay = |n: usize| format!("wss://r{}.example", n % RELAYS).parse::<RelayUrl>().unwrap();
+    let relay = |n: usize| {
+        format!("wss://r{}.example", n % RELAYS)
+            .parse::<RelayUrl>()
+            .unwrap()
+    };
     let repo = |n: usize| {
         let owner = PublicKey::from_byte_array(bytes(n));
         RepoId::new(owner, format!("repo-{n}").parse().unwrap())
@@ -134,11 +160,18 @@ fn announce_everything(bench: &mut BenchEngine) {
     for n in 0..REPOS {
         // Three relays each, as is usual.
         let relays = [n, n * 7 + 1, n * 13 + 2].map(relay).into();
-        bench.change(IndexChange::Announced { repo: repo(n), relays, level: SyncLevel::Full });
+        bench.change(IndexChange::Announced {
+            repo: repo(n),
+            relays,
+            level: SyncLevel::Full,
+        });
     }
     for n in 0..ROOTS {
         let root = EventId::from_byte_array(bytes(REPOS + n)).into();
-        bench.change(IndexChange::RootAdded { root, repos: vec![repo(n % REPOS)] });
+        bench.change(IndexChange::RootAdded {
+            root,
+            repos: vec![repo(n % REPOS)],
+        });
     }
     bench.handle(Input::FeedCaughtUp);
 }
@@ -148,18 +181,28 @@ fn main() {
     announce_everything(&mut bench);
     bench.run_for(Duration::from_secs(5 * 60));
     let (held, peak) = (COUNTED.current_usage_as_mb(), COUNTED.peak_usage_as_mb());
-    assert!(bench.confirmed >= 2 * ROOTS, "only {} roots confirmed", bench.confirmed);
+    assert!(
+        bench.confirmed >= 2 * ROOTS,
+        "only {} roots confirmed",
+        bench.confirmed
+    );
     let (inputs, spent, longest) = bench.take_counts();
     println!("{REPOS} repositories, {ROOTS} roots, {RELAYS} relays: {held:.1} MB");
     println!("peak: {peak:.1} MB (allowed: {MAX_MEGABYTES})");
-    println!("until complete: {inputs} inputs, {:?} each, the longest {longest:?}", spent / inputs);
+    println!(
+        "until complete: {inputs} inputs, {:?} each, the longest {longest:?}",
+        spent / inputs
+    );
 
     bench.run_for(Duration::from_secs(60 * 60));
     let (inputs, spent, _) = bench.take_counts();
     println!("an idle hour: {inputs} inputs in {spent:?}");
 
     let records = bench.engine.records(bench.now);
-    let proofs: usize = records.iter().map(|record| record.proofs.iter().count()).sum();
+    let proofs: usize = records
+        .iter()
+        .map(|record| record.proofs.iter().count())
+        .sum();
     println!("on disk: {} records with {proofs} proofs", records.len());
     assert!(peak <= MAX_MEGABYTES, "{peak} MB");
 }

@@ -53,7 +53,11 @@ fn at_target() {
     let took = quickest(101, || index.target(&relay(0)));
     report::time("target of one relay, written out", took, None);
     let took = batch(&mut index, &relays);
-    report::time("incremental batch of 10 repositories", took, Some(Duration::from_millis(1)));
+    report::time(
+        "incremental batch of 10 repositories",
+        took,
+        Some(Duration::from_millis(1)),
+    );
 }
 
 fn at_ten_times() {
@@ -68,7 +72,11 @@ fn at_ten_times() {
     let actions = whole(&index, &relays);
     confirm(&mut relays, actions);
     let took = batch(&mut index, &relays);
-    report::time("incremental batch of 10 repositories", took, Some(Duration::from_millis(2)));
+    report::time(
+        "incremental batch of 10 repositories",
+        took,
+        Some(Duration::from_millis(2)),
+    );
 }
 
 /// Measures new repositories with all their roots, from the change of the index to the actions, with everything else
@@ -83,7 +91,10 @@ fn batch(index: &mut SyncIndex, relays: &States) -> Duration {
         let delta = index.apply(changes);
         let actions = actions(&delta.added, relays);
         let took = start.elapsed();
-        let asked: usize = actions.iter().map(|(_, items)| items.root_events.len()).sum();
+        let asked: usize = actions
+            .iter()
+            .map(|(_, items)| items.root_events.len())
+            .sum();
         assert_eq!(asked, BATCH_REPOS * ROOTS_PER_REPO * RELAYS_PER_REPO);
         index.apply(undo.clone());
         took
@@ -98,16 +109,26 @@ fn filters(actions: &[(RelayUrl, PendingItems)]) {
         let of = |items| build_layer2_and_layer3_filters(items, None, &budget);
         let build = || -> Vec<_> { actions.iter().map(|(_, items)| of(items)).collect() };
         let built = build();
-        let sets = built.iter().flatten().flat_map(|filter| filter.generic_tags.values());
+        let sets = built
+            .iter()
+            .flatten()
+            .flat_map(|filter| filter.generic_tags.values());
         let values: usize = sets.map(BTreeSet::len).sum();
         let took = quickest(11, build);
         report::rate(&format!("building filters, {how}"), values, took, Some(1.0));
-        let pack =
-            || -> usize { built.iter().map(|f| pack_requests(f.clone(), &budget).len()).sum() };
+        let pack = || -> usize {
+            built
+                .iter()
+                .map(|f| pack_requests(f.clone(), &budget).len())
+                .sum()
+        };
         let took = quickest(5, pack);
         report::rate(&format!("packing them, {how}"), values, took, None);
         let filters: usize = built.iter().map(Vec::len).sum();
-        println!("    {values} values, {filters} filters, {} requests", pack());
+        println!(
+            "    {values} values, {filters} filters, {} requests",
+            pack()
+        );
     }
 }
 

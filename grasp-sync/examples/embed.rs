@@ -42,7 +42,11 @@ impl Relay {
     /// Returns the matching events, newest first.
     fn find(&self, filter: &Filter) -> Vec<Arc<Event>> {
         let events = self.events.lock().expect("no holder of the lock panics");
-        let mut found: Vec<_> = events.values().filter(|e| matches(filter, e)).cloned().collect();
+        let mut found: Vec<_> = events
+            .values()
+            .filter(|e| matches(filter, e))
+            .cloned()
+            .collect();
         found.sort_by_key(|event| (Reverse(event.created_at), event.id));
         found.truncate(filter.limit.unwrap_or(usize::MAX));
         found
@@ -62,17 +66,25 @@ impl LocalRelay for Relay {
             Some((News::Accepted(event), news))
         });
         let stored = self.find(&Filter::new().kinds(kinds.iter().copied()));
-        let stored = stored.into_iter().map(News::Accepted).chain([News::CaughtUp]);
+        let stored = stored
+            .into_iter()
+            .map(News::Accepted)
+            .chain([News::CaughtUp]);
         stream::iter(stored).chain(later).boxed()
     }
 
     fn ingest(&self, events: Vec<Verified<Arc<Event>>>, _: Origin) -> BoxFuture<'_, Vec<Taken>> {
-        Box::pin(future::ready(events.iter().map(|event| self.take(event)).collect()))
+        Box::pin(future::ready(
+            events.iter().map(|event| self.take(event)).collect(),
+        ))
     }
 
     fn inventory(&self, filter: Filter) -> BoxFuture<'_, Result<Vec<Row>, InventoryFailed>> {
         let found = self.find(&filter);
-        Box::pin(future::ready(Ok(found.iter().map(|event| Row::of(event)).collect())))
+        Box::pin(future::ready(Ok(found
+            .iter()
+            .map(|event| Row::of(event))
+            .collect())))
     }
 }
 
@@ -93,11 +105,13 @@ fn answer(relay: &Relay, said: &Value, open: &mut HashMap<String, Vec<Filter>>) 
         }
         Some("REQ") => {
             let asked = said.as_array().into_iter().flatten().skip(2).cloned();
-            let filters: Vec<Filter> =
-                asked.filter_map(|one| serde_json::from_value(one).ok()).collect();
+            let filters: Vec<Filter> = asked
+                .filter_map(|one| serde_json::from_value(one).ok())
+                .collect();
             let found = filters.iter().flat_map(|filter| relay.find(filter));
-            let found: BTreeMap<_, _> =
-                found.map(|event| ((Reverse(event.created_at), event.id), event)).collect();
+            let found: BTreeMap<_, _> = found
+                .map(|event| ((Reverse(event.created_at), event.id), event))
+                .collect();
             let events = found.values().map(|event| json!(["EVENT", name, **event]));
             let answers = events.chain([json!(["EOSE", name])]).collect();
             open.insert(name, filters);

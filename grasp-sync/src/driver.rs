@@ -67,7 +67,10 @@ impl Settings {
     /// Returns the defaults for this service, with a random seed.
     pub fn new(own: ServiceIdentity) -> Self {
         Self {
-            engine: Config { seed: RandomState::new().hash_one(0u8), ..Config::new(own) },
+            engine: Config {
+                seed: RandomState::new().hash_one(0u8),
+                ..Config::new(own)
+            },
             outbound: OutboundPolicy::default(),
             roots: Roots::default(),
             keys: None,

@@ -105,7 +105,9 @@ impl SyncEngine {
         let bootstrap: Vec<_> = engine.shared.index.relays().cloned().collect();
         // Makes the first deadline due at once, though nothing has happened yet.
         engine.connections.is_waiting = !bootstrap.is_empty();
-        bootstrap.into_iter().for_each(|relay| engine.follow(now, relay, None));
+        bootstrap
+            .into_iter()
+            .for_each(|relay| engine.follow(now, relay, None));
         engine
     }
 
@@ -123,7 +125,12 @@ impl SyncEngine {
             }
             Input::FeedLost => self.begin_anew(now, |_| true),
             Input::Restored(records) => self.restored(now, records),
-            Input::Connected { relay, conn, address, facts } => {
+            Input::Connected {
+                relay,
+                conn,
+                address,
+                facts,
+            } => {
                 self.connected(now, &relay, conn, address, &facts);
             }
             Input::ConnectFailed { relay, conn, why } => {
@@ -139,7 +146,12 @@ impl SyncEngine {
                     }
                 });
             }
-            Input::Ingested { relay, conn, sub, judged } => {
+            Input::Ingested {
+                relay,
+                conn,
+                sub,
+                judged,
+            } => {
                 self.ingested(now, &relay, conn, sub, judged);
             }
             Input::Reoffered { judged } => self.reoffered(now, judged),
@@ -158,7 +170,11 @@ impl SyncEngine {
     pub fn next_deadline(&self) -> Option<Mono> {
         let relays = self.relays.values().filter_map(|relay| relay.deadline);
         let dials = self.connections.deadline(self.handshakes());
-        let others = [self.discovery.deadline(), self.shared.rejected.deadline(), dials];
+        let others = [
+            self.discovery.deadline(),
+            self.shared.rejected.deadline(),
+            dials,
+        ];
         relays.chain(others.into_iter().flatten()).min()
     }
 }
@@ -240,7 +256,10 @@ impl Config {
             connections: 512,
             connections_per_host: 8,
             handshake_gap: Duration::from_millis(250),
-            full_pass: (Duration::from_secs(23 * 60 * 60), Duration::from_secs(25 * 60 * 60)),
+            full_pass: (
+                Duration::from_secs(23 * 60 * 60),
+                Duration::from_secs(25 * 60 * 60),
+            ),
             persist_after: Duration::from_secs(5),
         }
     }

@@ -135,11 +135,16 @@ pub struct SyncIndex {
 impl SyncIndex {
     /// Returns an index with only the bootstrap relays.
     pub fn new(service: ServiceIdentity, bootstrap: impl IntoIterator<Item = RelayUrl>) -> Self {
-        let bootstrap: BTreeSet<_> =
-            bootstrap.into_iter().filter(|relay| !service.is_own_url(relay.as_str())).collect();
+        let bootstrap: BTreeSet<_> = bootstrap
+            .into_iter()
+            .filter(|relay| !service.is_own_url(relay.as_str()))
+            .collect();
         Self {
             service,
-            relays: bootstrap.iter().map(|relay| (relay.clone(), BTreeSet::new())).collect(),
+            relays: bootstrap
+                .iter()
+                .map(|relay| (relay.clone(), BTreeSet::new()))
+                .collect(),
             bootstrap,
             repos: RepoSyncIndex::new(),
             root_repos: Pairs::default(),
@@ -202,18 +207,30 @@ impl SyncIndex {
     /// Returns all items wanted from one relay; `None` if it is not a target.
     pub fn target(&self, relay: &RelayUrl) -> Option<RelaySyncNeeds> {
         let listed = self.relays.get(relay)?.iter();
-        let entries: Vec<_> = listed.filter_map(|repo| self.repos.get_key_value(repo)).collect();
+        let entries: Vec<_> = listed
+            .filter_map(|repo| self.repos.get_key_value(repo))
+            .collect();
         // Coordinates are requested only of repositories that are wanted in full.
-        let full = entries.iter().filter(|(_, needs)| needs.level == SyncLevel::Full);
-        let coordinates = full.flat_map(|(repo, _)| self.members.of(repo)).cloned().collect();
-        Some(RelaySyncNeeds { coordinates, ..RelaySyncNeeds::of(&entries) })
+        let full = entries
+            .iter()
+            .filter(|(_, needs)| needs.level == SyncLevel::Full);
+        let coordinates = full
+            .flat_map(|(repo, _)| self.members.of(repo))
+            .cloned()
+            .collect();
+        Some(RelaySyncNeeds {
+            coordinates,
+            ..RelaySyncNeeds::of(&entries)
+        })
     }
 
     fn apply_change(&mut self, change: IndexChange, before: &mut Before) {
         match change {
-            IndexChange::Announced { repo, relays, level } => {
-                self.announced(repo, relays.into_iter().collect(), level, before)
-            }
+            IndexChange::Announced {
+                repo,
+                relays,
+                level,
+            } => self.announced(repo, relays.into_iter().collect(), level, before),
             IndexChange::Retired { repo } => self.retired(&repo, before),
             IndexChange::RootAdded { root, repos } => {
                 before.root(self, &root);
@@ -225,7 +242,9 @@ impl SyncIndex {
             IndexChange::Replied { reply, to } => match to.iter().find_map(|to| self.thread_of(to))
             {
                 Some(root) => self.add_reply(root, reply, before),
-                None => to.into_iter().for_each(|to| self.threads.waiting.add((), to, reply)),
+                None => to
+                    .into_iter()
+                    .for_each(|to| self.threads.waiting.add((), to, reply)),
             },
             IndexChange::MemberAdded { member, repos, of } => {
                 self.member_added(member, repos, of, before);
@@ -264,7 +283,10 @@ impl SyncIndex {
         });
         for relay in relays.difference(&needs.relays) {
             before.relay(self, relay);
-            self.relays.entry(relay.clone()).or_default().insert(repo.clone());
+            self.relays
+                .entry(relay.clone())
+                .or_default()
+                .insert(repo.clone());
         }
         for relay in needs.relays.difference(&relays) {
             self.remove_listing(relay, &repo, before);
@@ -346,14 +368,19 @@ impl SyncIndex {
         for named in of {
             match self.members.contains(&named) {
                 true => repos.extend(self.members.repos_of(&named).cloned()),
-                false => self.members.waiting.add(member.public_key, named, member.clone()),
+                false => self
+                    .members
+                    .waiting
+                    .add(member.public_key, named, member.clone()),
             }
         }
         let mut open = vec![(member, repos)];
         while let Some((member, repos)) = open.pop() {
             before.member(self, &member);
             // A known member passes nothing on, so that members that name each other end the loop.
-            let new = repos.into_iter().filter(|repo| self.members.add(&member, repo));
+            let new = repos
+                .into_iter()
+                .filter(|repo| self.members.add(&member, repo));
             let new: Vec<RepoId> = new.collect();
             if !new.is_empty() {
                 let waiting = self.members.waiting.take(&member).into_iter();
@@ -375,7 +402,11 @@ impl SyncIndex {
 
     /// Returns the roots of a repository, announced or not.
     fn roots_of(&self, repo: &RepoId) -> impl Iterator<Item = &RootId> {
-        let announced = self.repos.get(repo).into_iter().flat_map(|needs| &needs.root_events);
+        let announced = self
+            .repos
+            .get(repo)
+            .into_iter()
+            .flat_map(|needs| &needs.root_events);
         announced.chain(self.waiting_roots.0.of(repo))
     }
 

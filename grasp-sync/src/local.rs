@@ -102,17 +102,26 @@ impl Taken {
             Self::Known => Outcome::Known,
             Self::Refused(retry) => {
                 let wanting = retry == Retry::AfterDependency;
-                Outcome::Refused { retry, event: wanting.then(|| Arc::clone(event)) }
+                Outcome::Refused {
+                    retry,
+                    event: wanting.then(|| Arc::clone(event)),
+                }
             }
         };
-        Judged { row: Row::of(event), outcome }
+        Judged {
+            row: Row::of(event),
+            outcome,
+        }
     }
 }
 
 impl Row {
     /// Returns the time and id of an event.
     pub fn of(event: &Event) -> Self {
-        Self { at: event.created_at, id: event.id }
+        Self {
+            at: event.created_at,
+            id: event.id,
+        }
     }
 }
 
@@ -139,20 +148,33 @@ mod tests {
 
     #[test]
     fn keeps_only_events_that_may_be_accepted_later() {
-        let event = EventBuilder::new(Kind::GitIssue, "").finalize(&Keys::generate()).unwrap();
+        let event = EventBuilder::new(Kind::GitIssue, "")
+            .finalize(&Keys::generate())
+            .unwrap();
         let event = Arc::new(event);
-        for (retry, whole) in
-            [(Retry::Never, false), (Retry::Soon, false), (Retry::AfterDependency, true)]
-        {
+        for (retry, whole) in [
+            (Retry::Never, false),
+            (Retry::Soon, false),
+            (Retry::AfterDependency, true),
+        ] {
             let judged = Taken::Refused(retry).judged(&event);
-            let Outcome::Refused { event: kept, .. } = judged.outcome else { panic!() };
-            assert_eq!((kept.is_some(), judged.row.id), (whole, event.id), "{retry:?}");
+            let Outcome::Refused { event: kept, .. } = judged.outcome else {
+                panic!()
+            };
+            assert_eq!(
+                (kept.is_some(), judged.row.id),
+                (whole, event.id),
+                "{retry:?}"
+            );
         }
     }
 
     #[test]
     fn a_delisted_announcement_may_be_accepted_later() {
         let gone = admission::Verdict::Delist { keep: false };
-        assert_eq!(Taken::from(gone.outcome()), Taken::Refused(Retry::AfterDependency));
+        assert_eq!(
+            Taken::from(gone.outcome()),
+            Taken::Refused(Retry::AfterDependency)
+        );
     }
 }

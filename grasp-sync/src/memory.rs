@@ -26,7 +26,10 @@ impl<K: Hash + Eq, V, const MAX: usize, const SECS: u64> Memory<K, V, MAX, SECS>
     pub(crate) fn put(&mut self, now: Mono, key: K, value: V) -> Option<(K, V)> {
         self.0.put(key, (now + Duration::from_secs(SECS), value));
         let is_full = self.0.len() > MAX;
-        is_full.then(|| self.0.pop_lru()).flatten().map(|(key, (_, value))| (key, value))
+        is_full
+            .then(|| self.0.pop_lru())
+            .flatten()
+            .map(|(key, (_, value))| (key, value))
     }
 
     pub(crate) fn get(&self, key: &K) -> Option<&V> {
@@ -106,7 +109,8 @@ impl<K: Ord + Clone, V: Ord + Clone> Pairs<K, V> {
     pub(crate) fn of<'a>(&'a self, key: &K) -> impl Iterator<Item = &'a V> + use<'a, K, V> {
         // `None` comes before every value.
         let (key, from) = (key.clone(), self.0.range((key.clone(), None)..));
-        from.take_while(move |(one, _)| *one == key).filter_map(|(_, value)| value.as_ref())
+        from.take_while(move |(one, _)| *one == key)
+            .filter_map(|(_, value)| value.as_ref())
     }
 }
 
@@ -124,7 +128,10 @@ mod tests {
         assert_eq!(memory.put(T0, 'b', 2), None);
         assert_eq!(memory.put(T0, 'a', 3), None, "renewed");
         assert_eq!(memory.put(T0, 'c', 4), Some(('b', 2)));
-        assert_eq!((memory.get(&'a'), memory.get(&'b'), memory.len()), (Some(&3), None, 2));
+        assert_eq!(
+            (memory.get(&'a'), memory.get(&'b'), memory.len()),
+            (Some(&3), None, 2)
+        );
         assert_eq!((memory.remove(&'a'), memory.remove(&'a')), (Some(3), None));
     }
 

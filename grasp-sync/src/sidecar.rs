@@ -47,11 +47,17 @@ struct Remote {
 
 impl Remote {
     async fn connect(&self) -> Result<Client, Unanswered> {
-        let Self { relay, outbound, limits } = self;
-        Client::connect(relay, outbound, limits).await.map_err(|fault| {
-            tracing::warn!(%relay, "cannot connect to the local relay: {fault}");
-            Unanswered::Lost
-        })
+        let Self {
+            relay,
+            outbound,
+            limits,
+        } = self;
+        Client::connect(relay, outbound, limits)
+            .await
+            .map_err(|fault| {
+                tracing::warn!(%relay, "cannot connect to the local relay: {fault}");
+                Unanswered::Lost
+            })
     }
 }
 
@@ -90,16 +96,28 @@ impl Sidecar {
     /// The same, for a relay whose certificate was issued by one of these roots.
     pub fn trusting(relay: RelayUrl, roots: &Roots) -> Self {
         let outbound = Outbound::new(OutboundPolicy::default(), roots);
-        let remote = Arc::new(Remote { relay, outbound, limits: Limits::default() });
+        let remote = Arc::new(Remote {
+            relay,
+            outbound,
+            limits: Limits::default(),
+        });
         let (batches, queued) = mpsc::channel(BATCH_QUEUE);
         let (held, follower) = watch::channel(None);
         let publisher = Task::spawn(publish(Arc::clone(&remote), queued, follower));
-        Self { remote, batches, spare: Mutex::default(), held, _publisher: publisher }
+        Self {
+            remote,
+            batches,
+            spare: Mutex::default(),
+            held,
+            _publisher: publisher,
+        }
     }
 
     /// Returns whether a connection to the relay can be made.
     pub async fn is_reachable(&self) -> bool {
-        let Remote { relay, outbound, .. } = &*self.remote;
+        let Remote {
+            relay, outbound, ..
+        } = &*self.remote;
         match outbound.route(relay, Provenance::Operator).await {
             Ok(route) => route.connect().await.is_ok(),
             Err(_) => false,
@@ -114,7 +132,8 @@ impl Sidecar {
                 return Ok(rows);
             }
         }
-        self.list_rows_over(self.remote.connect().await?, filter).await
+        self.list_rows_over(self.remote.connect().await?, filter)
+            .await
     }
 
     /// Lists over this connection, and keeps it if it works.
@@ -139,7 +158,11 @@ impl LocalRelay for Sidecar {
     /// Streams everything of these kinds but replies: the relay may have many that belong to no repository of ours.
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News> {
         let (sender, news) = mpsc::channel(NEWS_QUEUE);
-        let ours = kinds.iter().copied().filter(|kind| !REPLY_KINDS.contains(kind)).collect();
+        let ours = kinds
+            .iter()
+            .copied()
+            .filter(|kind| !REPLY_KINDS.contains(kind))
+            .collect();
         let (held, held_events) = mpsc::channel(NEWS_QUEUE);
         self.held.send_replace(Some(held));
         let task = Task::spawn(follow(Arc::clone(&self.remote), ours, held_events, sender));
@@ -190,8 +213,14 @@ async fn follow(
     news_sender: mpsc::Sender<News>,
 ) {
     let served = BTreeSet::new();
-    let mut follower =
-        Follower { kinds, news_sender, held_events, served, since: None, has_caught_up: false };
+    let mut follower = Follower {
+        kinds,
+        news_sender,
+        held_events,
+        served,
+        since: None,
+        has_caught_up: false,
+    };
     let mut failures = 0;
     while !follower.news_sender.is_closed() {
         match remote.connect().await {
@@ -228,7 +257,9 @@ impl Follower {
     ) -> Result<std::convert::Infallible, Unanswered> {
         let began = Timestamp::now();
         let mut filters = self.live_filters().into_iter();
-        let mut live = client.subscribe(&filters.next().unwrap_or_default()).await?;
+        let mut live = client
+            .subscribe(&filters.next().unwrap_or_default())
+            .await?;
         self.read(client).await?;
         match std::mem::replace(&mut self.has_caught_up, true) {
             false => self.news(News::CaughtUp).await?,
@@ -265,7 +296,11 @@ impl Follower {
     /// specific filter, and some refuse a limit of zero. None has a `since`, which relays apply to new events too.
     fn live_filters(&self) -> [Filter; 3] {
         let narrow = Filter::new().kinds(self.kinds.iter().copied());
-        [Filter::new().limit(0), narrow.clone().limit(0), narrow.limit(1)]
+        [
+            Filter::new().limit(0),
+            narrow.clone().limit(0),
+            narrow.limit(1),
+        ]
     }
 
     /// Streams what is stored.
@@ -286,7 +321,9 @@ impl Follower {
         let mut there = BTreeSet::new();
         let mut reading = client.read(Filter::new().kind(kinds::ANNOUNCEMENT));
         while let Some(page) = reading.next().await? {
-            let announcements = page.iter().filter_map(|event| Announcement::parse(event).ok());
+            let announcements = page
+                .iter()
+                .filter_map(|event| Announcement::parse(event).ok());
             there.extend(announcements.map(|announcement| announcement.repo));
         }
         let gone: Vec<RepoId> = self.served.difference(&there).cloned().collect();
@@ -321,7 +358,10 @@ impl Follower {
     }
 
     async fn news(&self, news: News) -> Result<(), Unanswered> {
-        self.news_sender.send(news).await.map_err(|_| Unanswered::Lost)
+        self.news_sender
+            .send(news)
+            .await
+            .map_err(|_| Unanswered::Lost)
     }
 }
 
@@ -347,16 +387,23 @@ async fn publish(
         }
         let mut answers = BTreeMap::new();
         if let Some(connected) = &mut client {
-            if offer(connected, &events, &mut answers, &mut logged).await.is_err() {
+            if offer(connected, &events, &mut answers, &mut logged)
+                .await
+                .is_err()
+            {
                 client = None;
             }
         }
         let taken = |event: &Verified<Arc<Event>>| {
-            answers.get(&event.id).map_or(Taken::Refused(Retry::Soon), |one| one.taken)
+            answers
+                .get(&event.id)
+                .map_or(Taken::Refused(Retry::Soon), |one| one.taken)
         };
         let _ = reply.send(events.iter().map(taken).collect());
         // The feed brings what the relay serves, but not what it holds.
-        let Some(follower) = held.borrow().clone() else { continue };
+        let Some(follower) = held.borrow().clone() else {
+            continue;
+        };
         let is_held = |event: &&Verified<Arc<Event>>| {
             event.kind == kinds::ANNOUNCEMENT
                 && answers.get(&event.id).is_some_and(|one| one.is_held)
@@ -393,7 +440,12 @@ async fn offer(
         if unanswered.is_empty() {
             return Ok(());
         }
-        if let RelayMessage::Ok { event, accepted, text } = client.receive_answer().await? {
+        if let RelayMessage::Ok {
+            event,
+            accepted,
+            text,
+        } = client.receive_answer().await?
+        {
             if unanswered.remove(&event) {
                 let answer = read(accepted, &text);
                 if matches!(answer.taken, Taken::Refused(_)) {
@@ -445,7 +497,10 @@ fn read(accepted: bool, text: &str) -> Answer {
         (false, "pow" | "deleted") => Taken::Refused(Retry::Never),
         (false, _) => Taken::Refused(Retry::AfterDependency),
     };
-    Answer { taken, is_held: accepted && (is_held || taken == Taken::Held) }
+    Answer {
+        taken,
+        is_held: accepted && (is_held || taken == Taken::Held),
+    }
 }
 
 #[cfg(test)]
@@ -457,14 +512,38 @@ mod tests {
         for (accepted, text, taken) in [
             (true, "", Taken::Stored),
             (true, "duplicate: already have this event", Taken::Known),
-            (true, "purgatory: won't be served until git data arrives", Taken::Held),
+            (
+                true,
+                "purgatory: won't be served until git data arrives",
+                Taken::Held,
+            ),
             (false, "duplicate: have this event", Taken::Known),
             (false, "replaced: have newer event", Taken::Known),
-            (false, "deleted: user requested deletion", Taken::Refused(Retry::Never)),
-            (false, "rate-limited: slow down", Taken::Refused(Retry::Soon)),
-            (false, "error: could not connect to the database", Taken::Refused(Retry::Soon)),
-            (false, "blocked: not on the list", Taken::Refused(Retry::AfterDependency)),
-            (false, "invalid: no announcement", Taken::Refused(Retry::AfterDependency)),
+            (
+                false,
+                "deleted: user requested deletion",
+                Taken::Refused(Retry::Never),
+            ),
+            (
+                false,
+                "rate-limited: slow down",
+                Taken::Refused(Retry::Soon),
+            ),
+            (
+                false,
+                "error: could not connect to the database",
+                Taken::Refused(Retry::Soon),
+            ),
+            (
+                false,
+                "blocked: not on the list",
+                Taken::Refused(Retry::AfterDependency),
+            ),
+            (
+                false,
+                "invalid: no announcement",
+                Taken::Refused(Retry::AfterDependency),
+            ),
             (false, "no", Taken::Refused(Retry::AfterDependency)),
         ] {
             assert_eq!(read(accepted, text).taken, taken, "{accepted} {text:?}");
@@ -476,14 +555,20 @@ mod tests {
         let mut logged = LoggedRefusals::default();
         let news = ["blocked: a", "blocked: b", "no"].map(|text| logged.is_new_prefix(text));
         assert_eq!(news, [true, false, true]);
-        let more = (0..100).filter(|n| logged.is_new_prefix(&format!("sort {n}: x"))).count();
+        let more = (0..100)
+            .filter(|n| logged.is_new_prefix(&format!("sort {n}: x")))
+            .count();
         assert_eq!(more, MAX_LOGGED - 2);
     }
 
     #[test]
     fn held_answers_are_recognized() {
         for (accepted, text, is_held) in [
-            (true, "purgatory: won't be served until git data arrives", true),
+            (
+                true,
+                "purgatory: won't be served until git data arrives",
+                true,
+            ),
             (true, "duplicate: in purgatory", true),
             (true, "duplicate: already have this event", false),
             (false, "duplicate: in purgatory", false),

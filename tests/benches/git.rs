@@ -50,13 +50,18 @@ fn main() {
 const DEFAULT_MB: usize = 500;
 
 fn number(name: &str, default: usize) -> usize {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+    std::env::var(name)
+        .ok()
+        .and_then(|value| value.parse().ok())
+        .unwrap_or(default)
 }
 
 /// Measures the time of whole git commands in small repositories.
 fn latency(servers: &[Server; 2], dir: &Path) {
     let rounds = number("GRASP_BENCH_ROUNDS", 40);
-    let mut small = servers.each_ref().map(|server| SmallRepo::host(server, dir));
+    let mut small = servers
+        .each_ref()
+        .map(|server| SmallRepo::host(server, dir));
     let mut times: [[Vec<Duration>; 3]; 2] = Default::default();
     for round in 0..rounds {
         // The server that goes first in this round goes second in the next.
@@ -72,11 +77,18 @@ fn latency(servers: &[Server; 2], dir: &Path) {
         "\nwhole git commands, small repository, median of {rounds}\n  {:24} {:>11} {:>14} {:>7}  wanted",
         "", "grasp", "http-backend", "ratio"
     );
-    let wanted = [("push", "≤ 1.00"), ("clone", "≤ 1.20"), ("fetch of nothing new", "≤ 1.00")];
+    let wanted = [
+        ("push", "≤ 1.00"),
+        ("clone", "≤ 1.20"),
+        ("fetch of nothing new", "≤ 1.00"),
+    ];
     for (position, (what, wanted)) in wanted.iter().enumerate() {
         let [ours, theirs] = times.each_mut().map(|times| median(&mut times[position]));
         let ratio = ours.as_secs_f64() / theirs.as_secs_f64();
-        println!("  {what:24} {:>11.1?} {:>14.1?} {ratio:>7.2}  {wanted}", ours, theirs);
+        println!(
+            "  {what:24} {:>11.1?} {:>14.1?} {ratio:>7.2}  {wanted}",
+            ours, theirs
+        );
     }
     let [ours, theirs] = &small;
     responses::compare([(&servers[0], ours), (&servers[1], theirs)]);
@@ -98,7 +110,11 @@ fn throughput(servers: &[Server; 2], dir: &Path) {
             let time = timed(|| big.push(server, at_once));
             (time, sampler.stop())
         });
-        report(&format!("push, {at_once} at once"), megabytes * at_once, pushed);
+        report(
+            &format!("push, {at_once} at once"),
+            megabytes * at_once,
+            pushed,
+        );
     }
     for (at_once, rounds) in [(1, 5), (4, 3), (16, 1)] {
         let mut times: [Vec<Duration>; 2] = Default::default();
@@ -112,16 +128,30 @@ fn throughput(servers: &[Server; 2], dir: &Path) {
         }
         let [ours, theirs] = times.each_mut().map(|times| median(times));
         let what = format!("clone, {at_once} at once");
-        report(&what, megabytes * at_once, [(ours, memory[0]), (theirs, memory[1])]);
+        report(
+            &what,
+            megabytes * at_once,
+            [(ours, memory[0]), (theirs, memory[1])],
+        );
     }
 }
 
 fn report(what: &str, megabytes: usize, [ours, theirs]: [(Duration, Memory); 2]) {
     let speed = |time: Duration| megabytes as f64 / time.as_secs_f64();
     let ratio = speed(ours.0) / speed(theirs.0);
-    println!("  {what:20} MB/s {:>13.0} {:>14.0} {ratio:>7.2}", speed(ours.0), speed(theirs.0));
-    println!("  {:20} RSS + {:>10.1} MB {:>11.1} MB", "", ours.1.server, theirs.1.server);
-    println!("  {:20} git RSS {:>8.1} MB {:>11.1} MB", "", ours.1.children, theirs.1.children);
+    println!(
+        "  {what:20} MB/s {:>13.0} {:>14.0} {ratio:>7.2}",
+        speed(ours.0),
+        speed(theirs.0)
+    );
+    println!(
+        "  {:20} RSS + {:>10.1} MB {:>11.1} MB",
+        "", ours.1.server, theirs.1.server
+    );
+    println!(
+        "  {:20} git RSS {:>8.1} MB {:>11.1} MB",
+        "", ours.1.children, theirs.1.children
+    );
 }
 
 fn timed(work: impl FnOnce()) -> Duration {

@@ -66,10 +66,24 @@ impl Subject {
             author.announce("x", &service),
             author.state("x", &[("refs/heads/main", &commit)]),
         ];
-        writer.server.parts().ingest.ingest(events, Origin::anonymous()).await;
+        writer
+            .server
+            .parts()
+            .ingest
+            .ingest(events, Origin::anonymous())
+            .await;
         let repo = author.repo("x");
-        work.git(&["push", &writer.client().clone_url(&repo), "main"]).await.expect_ok();
-        Self { name, writer, reader, author, work, issues: Vec::new() }
+        work.git(&["push", &writer.client().clone_url(&repo), "main"])
+            .await
+            .expect_ok();
+        Self {
+            name,
+            writer,
+            reader,
+            author,
+            work,
+            issues: Vec::new(),
+        }
     }
 
     fn repo(&self) -> RepoId {
@@ -85,9 +99,17 @@ impl Subject {
         self.issues = (0..EVENTS).map(issue).collect();
         let start = Instant::now();
         for batch in self.issues.chunks(BATCH_SIZE) {
-            let outcomes =
-                self.writer.server.parts().ingest.ingest(batch.to_vec(), Origin::anonymous()).await;
-            assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Stored), "{outcomes:?}");
+            let outcomes = self
+                .writer
+                .server
+                .parts()
+                .ingest
+                .ingest(batch.to_vec(), Origin::anonymous())
+                .await;
+            assert!(
+                outcomes.iter().all(|outcome| *outcome == Outcome::Stored),
+                "{outcomes:?}"
+            );
         }
         EVENTS as f64 / start.elapsed().as_secs_f64()
     }
@@ -105,22 +127,31 @@ impl Subject {
     }
 
     async fn by_id(&self) -> f64 {
-        self.queries(|n| format!(r#"{{"ids":["{}"]}}"#, self.issues[n * 7 % EVENTS].id)).await
+        self.queries(|n| format!(r#"{{"ids":["{}"]}}"#, self.issues[n * 7 % EVENTS].id))
+            .await
     }
 
     async fn by_repository(&self) -> f64 {
         let coordinate = self.repo().to_string();
-        self.queries(|_| format!(r##"{{"#a":["{coordinate}"],"limit":20}}"##)).await
+        self.queries(|_| format!(r##"{{"#a":["{coordinate}"],"limit":20}}"##))
+            .await
     }
 
     /// Returns the 99th percentile of the time from sending an event to receiving it at the reader.
     async fn live(&self) -> Duration {
         let (mut sender, mut listener) = (connect(self.writer).await, connect(self.reader).await);
-        listener.send(Message::text(r#"["REQ","live",{"kinds":[1621],"limit":1}]"#)).await.unwrap();
+        listener
+            .send(Message::text(
+                r#"["REQ","live",{"kinds":[1621],"limit":1}]"#,
+            ))
+            .await
+            .unwrap();
         while !receive(&mut listener).await.starts_with(r#"["EOSE""#) {}
         let (coordinate, mut times) = (self.repo().to_string(), Vec::new());
         for n in 0..REPETITIONS {
-            let issue = self.author.sign(1621, &format!("live {n}"), &[&["a", &coordinate]]);
+            let issue = self
+                .author
+                .sign(1621, &format!("live {n}"), &[&["a", &coordinate]]);
             let start = Instant::now();
             let text = format!(r#"["EVENT",{}]"#, issue.as_json());
             sender.send(Message::text(text)).await.unwrap();
@@ -137,11 +168,17 @@ impl Subject {
         let (url, mut times) = (self.reader.client().clone_url(&self.repo()), Vec::new());
         for n in 1..=20 {
             let commit = self.work.commit(&format!("{n}")).await;
-            let state = self.author.later(n).state("x", &[("refs/heads/main", &commit)]);
+            let state = self
+                .author
+                .later(n)
+                .state("x", &[("refs/heads/main", &commit)]);
             let ingest = &self.writer.server.parts().ingest;
             ingest.ingest(vec![state], Origin::anonymous()).await;
             let start = Instant::now();
-            self.work.git(&["push", "-q", &url, "main"]).await.expect_ok();
+            self.work
+                .git(&["push", "-q", &url, "main"])
+                .await
+                .expect_ok();
             times.push(start.elapsed());
         }
         median(times)
@@ -150,7 +187,10 @@ impl Subject {
     /// Returns the median time of clones from the reader, whose cache is warm.
     async fn clone(&self) -> Duration {
         let url = self.reader.client().clone_url(&self.repo());
-        Workdir::empty().git(&["clone", "-q", &url, "."]).await.expect_ok();
+        Workdir::empty()
+            .git(&["clone", "-q", &url, "."])
+            .await
+            .expect_ok();
         let mut times = Vec::new();
         for _ in 0..20 {
             let to = Workdir::empty();
@@ -209,14 +249,22 @@ async fn nodes(dir: &Path, database: &str, packs: &S3Server) -> Vec<&'static Pro
     let mut domain = None;
     for n in 0..3 {
         let (listener, address) = bind().await;
-        let mut settings = settings(&dir.join(format!("node{n}")), *domain.get_or_insert(address));
+        let mut settings = settings(
+            &dir.join(format!("node{n}")),
+            *domain.get_or_insert(address),
+        );
         settings.database = Some(database.parse().unwrap());
         settings.packs = Some(packs.url().parse().unwrap());
         settings.pack_storage.variables = packs.variables();
         settings.node_address = Some(format!("http://{address}").parse().unwrap());
         let node = Process::start(listener, settings).await;
         if n == 0 {
-            assert!(node.server.roles().until_writer(Duration::from_secs(10)).await);
+            assert!(
+                node.server
+                    .roles()
+                    .until_writer(Duration::from_secs(10))
+                    .await
+            );
         }
         nodes.push(node);
     }
@@ -224,7 +272,10 @@ async fn nodes(dir: &Path, database: &str, packs: &S3Server) -> Vec<&'static Pro
 }
 
 fn print(what: &str, target: &str, one: f64, three: f64) {
-    println!("| {what} | {one:.2} | {three:.2} | {:.2} × | {target} |", three / one);
+    println!(
+        "| {what} | {one:.2} | {three:.2} | {:.2} × | {target} |",
+        three / one
+    );
 }
 
 #[tokio::main]
@@ -232,7 +283,9 @@ async fn main() {
     if !std::env::args().any(|argument| argument == "--bench") {
         return; // `cargo test --benches` only checks that it builds
     }
-    let Some(postgres) = Postgres::durable() else { return };
+    let Some(postgres) = Postgres::durable() else {
+        return;
+    };
     let dir = tempfile::tempdir().unwrap();
     let (listener, address) = bind().await;
     let single = Process::start(listener, settings(&dir.path().join("single"), address)).await;
@@ -241,7 +294,10 @@ async fn main() {
     let group = nodes(dir.path(), &database, &packs).await;
     let mut one = Subject::new("one process, SQLite", single, single).await;
     let mut three = Subject::new("three nodes, PostgreSQL and S3", group[0], group[1]).await;
-    println!("| | {} | {} | ratio | wanted |\n|---|--:|--:|--:|--:|", one.name, three.name);
+    println!(
+        "| | {} | {} | ratio | wanted |\n|---|--:|--:|--:|--:|",
+        one.name, three.name
+    );
     let size = || -> f64 {
         let sql = "SELECT pg_database_size(current_database())";
         postgres.sql(&database, sql).parse().unwrap()
@@ -250,7 +306,12 @@ async fn main() {
     let (a, b) = (one.ingest().await, three.ingest().await);
     let bytes = (size() - before) / EVENTS as f64;
     print("ingest at the writer, events/s", "≥ 0.35 ×", a, b);
-    print("REQ by id, per second", "≥ 0.5 ×", one.by_id().await, three.by_id().await);
+    print(
+        "REQ by id, per second",
+        "≥ 0.5 ×",
+        one.by_id().await,
+        three.by_id().await,
+    );
     let (a, b) = (one.by_repository().await, three.by_repository().await);
     print("REQ by `#a`, limit 20, per second", "≥ 0.5 ×", a, b);
     let millis = |time: Duration| time.as_secs_f64() * 1e3;
@@ -259,8 +320,16 @@ async fn main() {
     let (a, b) = (millis(one.push().await), millis(three.push().await));
     print("small push through another node, p50 ms", "≤ 1.5 ×", a, b);
     let (a, b) = (millis(one.clone().await), millis(three.clone().await));
-    print("clone from a warm cache, p50 ms", "≥ 0.9 × of the speed", a, b);
-    let (a, b) = (millis(one.info_refs().await), millis(three.info_refs().await));
+    print(
+        "clone from a warm cache, p50 ms",
+        "≥ 0.9 × of the speed",
+        a,
+        b,
+    );
+    let (a, b) = (
+        millis(one.info_refs().await),
+        millis(three.info_refs().await),
+    );
     print("`info/refs`, new connection, p50 ms", "≤ 3 ms", a, b);
     println!("\nPostgreSQL: {bytes:.0} bytes on disk for each event of the first row");
     drop((postgres, packs));

@@ -14,7 +14,11 @@ mod connection;
 #[path = "scale/content.rs"]
 mod content;
 #[path = "sync/open_relay.rs"]
-#[allow(clippy::unwrap_used, dead_code, reason = "the sync bench allows it, and uses more of it")]
+#[allow(
+    clippy::unwrap_used,
+    dead_code,
+    reason = "the sync bench allows it, and uses more of it"
+)]
 mod open_relay;
 #[path = "scale/proxy.rs"]
 mod proxy;

@@ -77,8 +77,12 @@ async fn soak(length: Duration, interval: Duration) -> ExitCode {
             let row = figures.row(began.elapsed());
             println!("{row}");
             if let Some(csv) = &mut csv {
-                writeln!(csv, "{}", row.split_whitespace().collect::<Vec<_>>().join(","))
-                    .expect("figures are written");
+                writeln!(
+                    csv,
+                    "{}",
+                    row.split_whitespace().collect::<Vec<_>>().join(",")
+                )
+                .expect("figures are written");
             }
             history.push(figures);
         }
@@ -86,7 +90,9 @@ async fn soak(length: Duration, interval: Duration) -> ExitCode {
         tokio::time::sleep_until((began + interval * steps).into()).await;
     }
     println!("{}", workload.summary());
-    let converged = workload.until_converged(&servers, CONVERGENCE_TIMEOUT).await;
+    let converged = workload
+        .until_converged(&servers, CONVERGENCE_TIMEOUT)
+        .await;
     println!("{}", Figures::of(&servers).row(began.elapsed()));
     println!("{}", figures::growth(&history));
     match converged {

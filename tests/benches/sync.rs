@@ -28,8 +28,10 @@ fn main() {
     if black_box::run_as_child() {
         return;
     }
-    let chosen: Vec<String> =
-        std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let chosen: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with('-'))
+        .collect();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let is_chosen =
         |name: &str| chosen.is_empty() || chosen.iter().any(|part| name.contains(part.as_str()));
@@ -41,7 +43,10 @@ fn main() {
         runtime.block_on(fresh("roots", all, all, Limits::default()));
     }
     if is_chosen("pages") {
-        let limits = Limits { neg_sessions: 0, ..Limits::default() };
+        let limits = Limits {
+            neg_sessions: 0,
+            ..Limits::default()
+        };
         runtime.block_on(fresh("pages", all / 5, all / 50, limits));
     }
     if is_chosen("equal") {
@@ -59,14 +64,25 @@ fn main() {
 }
 
 fn events() -> usize {
-    std::env::var("GRASP_BENCH_EVENTS").ok().and_then(|n| n.parse().ok()).unwrap_or(100_000)
+    std::env::var("GRASP_BENCH_EVENTS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(100_000)
 }
 
 /// Returns the processor time of this process, which other processes do not change.
 fn cpu_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    let ticks: u64 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    let fields = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split_whitespace();
+    let ticks: u64 = fields
+        .skip(11)
+        .take(2)
+        .filter_map(|ticks| ticks.parse::<u64>().ok())
+        .sum();
     Duration::from_millis(ticks * 10)
 }
 
@@ -89,7 +105,15 @@ async fn fresh(name: &str, count: usize, roots: usize, limits: Limits) {
     let figure = format!(
         "{count} events in {took:.2?}: {rate:.0} events/s; {each:.0} µs of CPU each, both sides"
     );
-    print_row(name, &figure, if name == "pages" { "" } else { "wanted: 8,000/s" });
+    print_row(
+        name,
+        &figure,
+        if name == "pages" {
+            ""
+        } else {
+            "wanted: 8,000/s"
+        },
+    );
     server.end().await;
 }
 
@@ -99,15 +123,33 @@ async fn resync(name: &str, count: usize, missing: usize) {
     let source = OpenRelay::start(Limits::default(), threads.events()).await;
     let proxy = CountingProxy::to(source.address()).await;
     let mut server = SyncServer::with_repos(&threads.owner, 20, proxy.service()).await;
-    server.ingest(threads.events().into_iter().rev().skip(missing).rev().collect()).await;
+    server
+        .ingest(
+            threads
+                .events()
+                .into_iter()
+                .rev()
+                .skip(missing)
+                .rev()
+                .collect(),
+        )
+        .await;
     let began = Instant::now();
     server.start_sync(&proxy.url()).await;
     server.until_has(count).await;
     server.until_synced(&proxy.url()).await;
     let (took, bytes) = (began.elapsed(), proxy.bytes());
-    let wanted = if missing == 0 { "wanted: 400 ms, 32 KB" } else { "" };
+    let wanted = if missing == 0 {
+        "wanted: 400 ms, 32 KB"
+    } else {
+        ""
+    };
     let kb = bytes as f64 / 1024.0;
-    print_row(name, &format!("{count} events, {missing} missing: {took:.2?}, {kb:.1} KB"), wanted);
+    print_row(
+        name,
+        &format!("{count} events, {missing} missing: {took:.2?}, {kb:.1} KB"),
+        wanted,
+    );
     server.end().await;
 }
 
@@ -156,6 +198,9 @@ async fn adopted(count: usize) {
             if all { "" } else { " (timed out)" }
         );
         print_row("adopted", &figure, "wanted: 5 s");
-        assert!(!all || client.count_served(&events).await == count, "counted and not served");
+        assert!(
+            !all || client.count_served(&events).await == count,
+            "counted and not served"
+        );
     }
 }

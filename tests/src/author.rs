@@ -15,25 +15,37 @@ pub struct Author {
 impl Author {
     /// Creates an author with a new key and the present time.
     pub fn new() -> Self {
-        Self { keys: Keys::generate(), at: Timestamp::now().as_secs() }
+        Self {
+            keys: Keys::generate(),
+            at: Timestamp::now().as_secs(),
+        }
     }
 
     /// Returns the same author, this number of seconds later.
     #[must_use]
     pub fn later(&self, seconds: u64) -> Self {
-        Self { keys: self.keys.clone(), at: self.at + seconds }
+        Self {
+            keys: self.keys.clone(),
+            at: self.at + seconds,
+        }
     }
 
     /// Returns the same author, this number of seconds earlier.
     #[must_use]
     pub fn earlier(&self, seconds: u64) -> Self {
-        Self { keys: self.keys.clone(), at: self.at - seconds }
+        Self {
+            keys: self.keys.clone(),
+            at: self.at - seconds,
+        }
     }
 
     /// Returns the same author at this second.
     #[must_use]
     pub fn at(&self, at: u64) -> Self {
-        Self { keys: self.keys.clone(), at }
+        Self {
+            keys: self.keys.clone(),
+            at,
+        }
     }
 
     /// Returns the public key.
@@ -48,7 +60,9 @@ impl Author {
 
     /// Signs an event.
     pub fn sign(&self, kind: u16, content: &str, tags: &[&[&str]]) -> Event {
-        let tags = tags.iter().map(|tag| Tag::parse(tag.iter().copied()).expect("a tag"));
+        let tags = tags
+            .iter()
+            .map(|tag| Tag::parse(tag.iter().copied()).expect("a tag"));
         EventBuilder::new(Kind::from_u16(kind), content)
             .tags(tags)
             .custom_created_at(Timestamp::from_secs(self.at))
@@ -65,9 +79,14 @@ impl Author {
     pub fn announce_on(&self, name: &str, services: &[ServiceIdentity]) -> Event {
         let clone: Vec<_> = services.iter().map(|on| self.clone_url(name, on)).collect();
         let relays: Vec<_> = services.iter().map(|on| format!("ws://{on}")).collect();
-        let clone: Vec<_> = ["clone"].into_iter().chain(clone.iter().map(String::as_str)).collect();
-        let relays: Vec<_> =
-            ["relays"].into_iter().chain(relays.iter().map(String::as_str)).collect();
+        let clone: Vec<_> = ["clone"]
+            .into_iter()
+            .chain(clone.iter().map(String::as_str))
+            .collect();
+        let relays: Vec<_> = ["relays"]
+            .into_iter()
+            .chain(relays.iter().map(String::as_str))
+            .collect();
         self.sign(30617, "", &[&["d", name], &clone, &relays])
     }
 
@@ -98,7 +117,11 @@ impl Author {
 
     /// Signs a pull request for a commit.
     pub fn pull_request(&self, repo: &RepoId, tip: &str) -> Event {
-        self.sign(1618, "please pull", &[&["a", &repo.to_string()], &["c", tip]])
+        self.sign(
+            1618,
+            "please pull",
+            &[&["a", &repo.to_string()], &["c", tip]],
+        )
     }
 
     /// Signs an issue.

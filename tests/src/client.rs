@@ -66,7 +66,11 @@ impl ServerClient {
             let message = receive(&mut socket).await?;
             if message[0] == "OK" && message[1] == event.id.to_hex() {
                 let reason = message[3].as_str().unwrap_or_default().to_owned();
-                return Some(if message[2] == true { Ok(()) } else { Err(reason) });
+                return Some(if message[2] == true {
+                    Ok(())
+                } else {
+                    Err(reason)
+                });
             }
         }
     }
@@ -76,7 +80,10 @@ impl ServerClient {
         let mut socket = self.connect().await?;
         let mut events: BTreeMap<EventId, Event> = BTreeMap::new();
         loop {
-            let until = events.values().map(|event| event.created_at.as_secs()).min();
+            let until = events
+                .values()
+                .map(|event| event.created_at.as_secs())
+                .min();
             let before = events.len();
             let filter = json!({ "limit": PAGE_SIZE, "until": until.unwrap_or(u32::MAX.into()) });
             let request = json!(["REQ", "all", filter]).to_string();
@@ -91,20 +98,27 @@ impl ServerClient {
     /// Returns the events that match a filter; `None` if the server does not respond.
     pub async fn matching(&self, filter: &Value) -> Option<BTreeMap<EventId, Event>> {
         let (mut socket, mut events) = (self.connect().await?, BTreeMap::new());
-        socket.send(Message::text(json!(["REQ", "some", filter]).to_string())).await.ok()?;
+        socket
+            .send(Message::text(json!(["REQ", "some", filter]).to_string()))
+            .await
+            .ok()?;
         receive_until_eose(&mut socket, &mut events).await?;
         Some(events)
     }
 
     /// Returns the refs of a repository as git lists them, with the target of HEAD; `None` if there is no such repository.
     pub async fn refs(&self, repo: &RepoId) -> Option<String> {
-        let listed = Workdir::empty().git(&["ls-remote", "--symref", &self.clone_url(repo)]).await;
+        let listed = Workdir::empty()
+            .git(&["ls-remote", "--symref", &self.clone_url(repo)])
+            .await;
         listed.ok.then_some(listed.out)
     }
 
     /// Returns the body of a page, such as `/metrics`.
     pub async fn get(&self, path: &str) -> String {
-        crate::http(&self.address.to_string(), "GET", path, &[]).await.body
+        crate::http(&self.address.to_string(), "GET", path, &[])
+            .await
+            .body
     }
 
     async fn connect(&self) -> Option<Socket> {
@@ -116,7 +130,10 @@ impl ServerClient {
 /// Receives the next message of a relay; `None` if the connection ends, or on timeout.
 async fn receive(socket: &mut Socket) -> Option<Value> {
     loop {
-        let frame = tokio::time::timeout(RESPONSE_TIMEOUT, socket.next()).await.ok()??.ok()?;
+        let frame = tokio::time::timeout(RESPONSE_TIMEOUT, socket.next())
+            .await
+            .ok()??
+            .ok()?;
         if let Message::Text(text) = frame {
             return serde_json::from_str(&text).ok();
         }

@@ -26,7 +26,10 @@ pub struct Snapshot {
 
 impl Snapshot {
     fn repos(&self) -> BTreeSet<RepoId> {
-        let announced = self.events.values().filter(|event| event.kind == kinds::ANNOUNCEMENT);
+        let announced = self
+            .events
+            .values()
+            .filter(|event| event.kind == kinds::ANNOUNCEMENT);
         let repo = |event: &Event| {
             let name = event.tags.identifier()?.parse().ok()?;
             Some(RepoId::new(event.pubkey, name))
@@ -36,17 +39,23 @@ impl Snapshot {
 
     fn without_staged_uploads(&self, refs: &str) -> String {
         let is_upload = |line: &&str| {
-            let id = line.split_once("refs/nostr/").and_then(|(_, id)| EventId::from_hex(id).ok());
+            let id = line
+                .split_once("refs/nostr/")
+                .and_then(|(_, id)| EventId::from_hex(id).ok());
             id.is_some_and(|id| !self.events.contains_key(&id))
         };
-        refs.lines().filter(|line| !is_upload(line)).collect::<Vec<_>>().join("\n")
+        refs.lines()
+            .filter(|line| !is_upload(line))
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 
     /// Returns the branches, tags and proposals of a repository, each as `object name`.
     pub fn refs_of(&self, repo: &RepoId) -> BTreeSet<String> {
         let listed = self.refs.get(repo).cloned().flatten().unwrap_or_default();
-        let lines =
-            listed.lines().filter(|line| line.contains("\trefs/") && !line.ends_with("^{}"));
+        let lines = listed
+            .lines()
+            .filter(|line| line.contains("\trefs/") && !line.ends_with("^{}"));
         lines.map(|line| line.replace('\t', " ")).collect()
     }
 }
@@ -122,7 +131,10 @@ impl Convergence {
     /// Requires exactly these refs of a repository, each `(name, object)`.
     #[must_use]
     pub fn with_refs(mut self, repo: &RepoId, refs: &[(&str, &str)]) -> Self {
-        let refs = refs.iter().map(|(name, object)| format!("{object} {name}")).collect();
+        let refs = refs
+            .iter()
+            .map(|(name, object)| format!("{object} {name}"))
+            .collect();
         self.refs.insert(repo.clone(), Some(refs));
         self
     }
@@ -162,7 +174,10 @@ impl Convergence {
         let mut snapshots = Vec::new();
         for member in &self.members {
             let events = member.events().await.unwrap_or_default();
-            snapshots.push(Snapshot { events, refs: BTreeMap::new() });
+            snapshots.push(Snapshot {
+                events,
+                refs: BTreeMap::new(),
+            });
         }
         let mut repos: BTreeSet<RepoId> = self.refs.keys().cloned().collect();
         repos.extend(snapshots.iter().flat_map(Snapshot::repos));
@@ -183,9 +198,15 @@ impl Convergence {
     /// Returns the differences from the condition, a line each; empty if it holds.
     fn differences(&self, snapshots: &[Snapshot]) -> String {
         let mut wrong = String::new();
-        let all: BTreeMap<_, _> = snapshots.iter().flat_map(|snapshot| &snapshot.events).collect();
+        let all: BTreeMap<_, _> = snapshots
+            .iter()
+            .flat_map(|snapshot| &snapshot.events)
+            .collect();
         for (id, event) in all {
-            let has: Vec<bool> = snapshots.iter().map(|s| s.events.contains_key(id)).collect();
+            let has: Vec<bool> = snapshots
+                .iter()
+                .map(|s| s.events.contains_key(id))
+                .collect();
             let counts = || {
                 (self.old_deletions || !is_old_deletion(event, snapshots))
                     && (self.orphaned_replies || !is_orphaned_reply(event, snapshots))
@@ -196,7 +217,10 @@ impl Convergence {
         }
         let first = snapshots.first().cloned().unwrap_or_default();
         for repo in first.refs.keys() {
-            let refs: Vec<_> = snapshots.iter().map(|snapshot| &snapshot.refs[repo]).collect();
+            let refs: Vec<_> = snapshots
+                .iter()
+                .map(|snapshot| &snapshot.refs[repo])
+                .collect();
             if refs.iter().any(|one| *one != refs[0]) {
                 let _ = writeln!(wrong, "the refs of {repo} are {refs:#?}");
             }
@@ -206,14 +230,26 @@ impl Convergence {
     }
 
     fn check_content(&self, first: &Snapshot, wrong: &mut String) {
-        for event in self.served.iter().filter(|event| !first.events.contains_key(&event.id)) {
+        for event in self
+            .served
+            .iter()
+            .filter(|event| !first.events.contains_key(&event.id))
+        {
             let _ = writeln!(wrong, "{} is missing", describe(event));
         }
-        for event in self.gone.iter().filter(|event| first.events.contains_key(&event.id)) {
+        for event in self
+            .gone
+            .iter()
+            .filter(|event| first.events.contains_key(&event.id))
+        {
             let _ = writeln!(wrong, "{} is still served", describe(event));
         }
         for (repo, wanted) in &self.refs {
-            let has = first.refs.get(repo).and_then(Option::as_ref).map(|_| first.refs_of(repo));
+            let has = first
+                .refs
+                .get(repo)
+                .and_then(Option::as_ref)
+                .map(|_| first.refs_of(repo));
             if has != *wanted {
                 let _ = writeln!(wrong, "the refs of {repo} are {has:#?}, not {wanted:#?}");
             }
@@ -224,19 +260,28 @@ impl Convergence {
 /// Returns whether this is a deletion request none of whose targets is served by any server.
 fn is_old_deletion(event: &Event, snapshots: &[Snapshot]) -> bool {
     let request = (event.kind == kinds::DELETION).then(|| DeletionRequest::parse(event).ok());
-    let Some(DeletionRequest { ids, coordinates }) = request.flatten() else { return false };
+    let Some(DeletionRequest { ids, coordinates }) = request.flatten() else {
+        return false;
+    };
     let names = |event: &Event| {
         let coordinate = coordinate(event);
         ids.contains(&event.id) || coordinate.is_some_and(|one| coordinates.contains(&one))
     };
-    !snapshots.iter().flat_map(|snapshot| snapshot.events.values()).any(names)
+    !snapshots
+        .iter()
+        .flat_map(|snapshot| snapshot.events.values())
+        .any(names)
 }
 
 /// Returns whether this is a comment or reaction none of whose targets is served by any server.
 fn is_orphaned_reply(event: &Event, snapshots: &[Snapshot]) -> bool {
-    let targets = event.tags.iter().filter(|tag| matches!(tag.kind(), "e" | "E"));
-    let targets: Vec<_> =
-        targets.filter_map(|tag| EventId::from_hex(tag.content()?).ok()).collect();
+    let targets = event
+        .tags
+        .iter()
+        .filter(|tag| matches!(tag.kind(), "e" | "E"));
+    let targets: Vec<_> = targets
+        .filter_map(|tag| EventId::from_hex(tag.content()?).ok())
+        .collect();
     let is_served = |id: &EventId| snapshots.iter().any(|one| one.events.contains_key(id));
     event.kind != kinds::DELETION && !targets.is_empty() && !targets.iter().any(is_served)
 }
@@ -244,6 +289,9 @@ fn is_orphaned_reply(event: &Event, snapshots: &[Snapshot]) -> bool {
 fn describe(event: &Event) -> String {
     let content: String = event.content.chars().take(40).collect();
     let (id, author) = (event.id.to_hex(), event.pubkey.to_hex());
-    let (id, author) = (id.get(..8).unwrap_or_default(), author.get(..8).unwrap_or_default());
+    let (id, author) = (
+        id.get(..8).unwrap_or_default(),
+        author.get(..8).unwrap_or_default(),
+    );
     format!("kind {} {id} of {author} ({content})", event.kind)
 }

@@ -35,7 +35,12 @@ impl Fault {
     /// Returns a wrapper that applies this fault to the store of an instance.
     pub fn store_wrapper(&self) -> StoreWrapper {
         let fault = self.clone();
-        Arc::new(move |store| Arc::new(FaultyStore { store, fault: fault.clone() }))
+        Arc::new(move |store| {
+            Arc::new(FaultyStore {
+                store,
+                fault: fault.clone(),
+            })
+        })
     }
 
     /// Returns the number of queries so far.
@@ -56,10 +61,15 @@ struct FaultyStore {
 
 impl Database for FaultyStore {
     fn commit(&self, commit: Commit) -> DatabaseFuture<'_, Committed> {
-        let state = commit.save.iter().any(|event| event.kind == grasp_core::kinds::STATE);
+        let state = commit
+            .save
+            .iter()
+            .any(|event| event.kind == grasp_core::kinds::STATE);
         if state && self.fault.on.load(Ordering::SeqCst) {
             let error = std::io::Error::from(std::io::ErrorKind::StorageFull);
-            return Box::pin(std::future::ready(Err(DatabaseError::Failed(Box::new(error)))));
+            return Box::pin(std::future::ready(Err(DatabaseError::Failed(Box::new(
+                error,
+            )))));
         }
         self.store.commit(commit)
     }

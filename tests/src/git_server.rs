@@ -82,13 +82,25 @@ impl GitServer {
 
     /// Starts a server on an address, with a behaviour.
     pub async fn at(ip: &str, behaviour: Behaviour) -> Self {
-        let listener = TcpListener::bind((ip, 0)).await.expect("a port on loopback");
+        let listener = TcpListener::bind((ip, 0))
+            .await
+            .expect("a port on loopback");
         let root = tempfile::tempdir().expect("a directory for the test");
-        let shared = Shared { behaviour, requests: Vec::new(), open: 0, max_open: 0 };
+        let shared = Shared {
+            behaviour,
+            requests: Vec::new(),
+            open: 0,
+            max_open: 0,
+        };
         let shared = Arc::new(Mutex::new(shared));
         let address = listener.local_addr().expect("the port");
         let running = tokio::spawn(accept(listener, root.path().to_owned(), shared.clone()));
-        Self { address, root, shared, running }
+        Self {
+            address,
+            root,
+            shared,
+            running,
+        }
     }
 
     /// Returns the URL that a repository is cloned from.
@@ -105,7 +117,9 @@ impl GitServer {
     pub async fn host(&self, name: &str, work: &Workdir) {
         let path = self.path(name);
         if !path.is_dir() {
-            work.git(&["init", "-q", "--bare", &path.to_string_lossy()]).await.expect_ok();
+            work.git(&["init", "-q", "--bare", &path.to_string_lossy()])
+                .await
+                .expect_ok();
         }
         let to = path.to_string_lossy().into_owned();
         work.git(&["push", "-q", "--mirror", &to]).await.expect_ok();
@@ -133,7 +147,10 @@ impl GitServer {
 
     /// Returns the start of every request as limits count it, a run of git: each begins with `info/refs`.
     pub fn git_requests(&self) -> Vec<Instant> {
-        let starts = self.requests().into_iter().filter(|one| one.target.contains("/info/refs"));
+        let starts = self
+            .requests()
+            .into_iter()
+            .filter(|one| one.target.contains("/info/refs"));
         starts.map(|request| request.at).collect()
     }
 
@@ -173,12 +190,15 @@ async fn serve(
     root: PathBuf,
     shared: &Mutex<Shared>,
 ) -> std::io::Result<()> {
-    let Some(request) = read_request(&mut stream).await? else { return Ok(()) };
+    let Some(request) = read_request(&mut stream).await? else {
+        return Ok(());
+    };
     let behaviour = {
         let mut shared = lock(shared);
-        shared
-            .requests
-            .push(ReceivedRequest { at: Instant::now(), target: request.target.clone() });
+        shared.requests.push(ReceivedRequest {
+            at: Instant::now(),
+            target: request.target.clone(),
+        });
         shared.behaviour.clone()
     };
     let is_fetch = contains(&request.body, b"command=fetch");
@@ -197,29 +217,46 @@ async fn serve(
         }
         Behaviour::Redirects(to) => {
             let location = format!("Location: {to}{}\r\n", request.target);
-            stream.write_all(&response("302 Found", &location, b"")).await
+            stream
+                .write_all(&response("302 Found", &location, b""))
+                .await
         }
         Behaviour::RateLimited(seconds) => {
             let retry = format!("Retry-After: {seconds}\r\n");
-            stream.write_all(&response("429 Too Many Requests", &retry, b"")).await
+            stream
+                .write_all(&response("429 Too Many Requests", &retry, b""))
+                .await
         }
         Behaviour::EndlessRefs => advertise(&mut stream, u64::MAX).await,
         Behaviour::ManyRefs(refs) => advertise(&mut stream, refs).await,
         Behaviour::AdvertisesMissing(oid) if !is_fetch => {
-            stream.write_all(&response("200 OK", ADVERTISEMENT_TYPE, &advertise_one(&oid))).await
+            stream
+                .write_all(&response(
+                    "200 OK",
+                    ADVERTISEMENT_TYPE,
+                    &advertise_one(&oid),
+                ))
+                .await
         }
         Behaviour::DamagedPack => {
             let mut bytes = git_response(root, request).await;
             if is_fetch {
                 // Within the last object, before the checksum of the pack.
                 let from = bytes.len().saturating_sub(40);
-                bytes.iter_mut().skip(from).take(8).for_each(|byte| *byte ^= 0x55);
+                bytes
+                    .iter_mut()
+                    .skip(from)
+                    .take(8)
+                    .for_each(|byte| *byte ^= 0x55);
             }
             stream.write_all(&bytes).await
         }
         Behaviour::WrongObjectCount(objects) if is_fetch => {
             let mut bytes = git_response(root, request).await;
-            if let Some(pack) = bytes.windows(8).position(|eight| eight == b"PACK\0\0\0\x02") {
+            if let Some(pack) = bytes
+                .windows(8)
+                .position(|eight| eight == b"PACK\0\0\0\x02")
+            {
                 bytes.splice(pack + 8..pack + 12, objects.to_be_bytes());
                 bytes.truncate(bytes.len() - b"0000".len());
             }
@@ -244,14 +281,18 @@ async fn wait_for_close(stream: &mut TcpStream) -> std::io::Result<()> {
 async fn advertise(stream: &mut TcpStream, refs: u64) -> std::io::Result<()> {
     let head = format!("HTTP/1.1 200 OK\r\n{ADVERTISEMENT_TYPE}Connection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await?;
-    stream.write_all(b"001e# service=git-upload-pack\n0000").await?;
+    stream
+        .write_all(b"001e# service=git-upload-pack\n0000")
+        .await?;
     let mut lines = String::new();
     for number in 0..refs {
         let capabilities = if number == 0 { "\0agent=long" } else { "" };
         let line = format!("{:040x} refs/heads/{number}{capabilities}\n", number + 1);
         lines += &packet(&line);
         if number % 1_000 == 0 {
-            stream.write_all(std::mem::take(&mut lines).as_bytes()).await?;
+            stream
+                .write_all(std::mem::take(&mut lines).as_bytes())
+                .await?;
         }
         // An endless list repeats itself: generating it must not take the processor from the server under test.
         if refs == u64::MAX && number == 999 {
@@ -288,7 +329,10 @@ async fn git_response(root: PathBuf, request: Request) -> Vec<u8> {
         let found = request.headers.iter().find(|(other, _)| other == name);
         found.map(|(_, value)| value.clone()).unwrap_or_default()
     };
-    let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
+    let (path, query) = request
+        .target
+        .split_once('?')
+        .unwrap_or((&request.target, ""));
     let mut child = Command::new("git")
         .arg("http-backend")
         .env("GIT_PROJECT_ROOT", root)
@@ -312,7 +356,10 @@ async fn git_response(root: PathBuf, request: Request) -> Vec<u8> {
     let feed = async move { drop(stdin.write_all(&request.body).await) };
     let (output, ()) = tokio::join!(child.wait_with_output(), feed);
     let output = output.expect("git ends").stdout;
-    let end = output.windows(4).position(|four| four == b"\r\n\r\n").unwrap_or(output.len());
+    let end = output
+        .windows(4)
+        .position(|four| four == b"\r\n\r\n")
+        .unwrap_or(output.len());
     let (head, body) = output.split_at(end);
     let head = String::from_utf8_lossy(head);
     let status = head.lines().find_map(|line| line.strip_prefix("Status: "));
@@ -321,7 +368,11 @@ async fn git_response(root: PathBuf, request: Request) -> Vec<u8> {
         .filter(|line| !line.starts_with("Status: "))
         .map(|line| format!("{line}\r\n"))
         .collect();
-    response(status.unwrap_or("200 OK"), &headers, body.get(4..).unwrap_or_default())
+    response(
+        status.unwrap_or("200 OK"),
+        &headers,
+        body.get(4..).unwrap_or_default(),
+    )
 }
 
 /// Reads one request with its body; `None` if the client closes first.
@@ -339,14 +390,23 @@ async fn read_request(stream: &mut TcpStream) -> std::io::Result<Option<Request>
     };
     let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
     let mut lines = head.lines();
-    let mut words = lines.next().unwrap_or_default().split(' ').map(str::to_owned);
-    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let mut words = lines
+        .next()
+        .unwrap_or_default()
+        .split(' ')
+        .map(str::to_owned);
+    let (method, target) = (
+        words.next().unwrap_or_default(),
+        words.next().unwrap_or_default(),
+    );
     let headers: Vec<(String, String)> = lines
         .filter_map(|line| line.split_once(": "))
         .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
         .collect();
     let length = headers.iter().find(|(name, _)| name == "content-length");
-    let length: usize = length.and_then(|(_, value)| value.parse().ok()).unwrap_or_default();
+    let length: usize = length
+        .and_then(|(_, value)| value.parse().ok())
+        .unwrap_or_default();
     let mut body = bytes.split_off(end);
     while body.len() < length {
         match stream.read(&mut chunk).await? {
@@ -354,7 +414,12 @@ async fn read_request(stream: &mut TcpStream) -> std::io::Result<Option<Request>
             count => body.extend_from_slice(&chunk[..count]),
         }
     }
-    Ok(Some(Request { method, target, headers, body }))
+    Ok(Some(Request {
+        method,
+        target,
+        headers,
+        body,
+    }))
 }
 
 fn contains(bytes: &[u8], part: &[u8]) -> bool {

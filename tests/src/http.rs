@@ -17,14 +17,20 @@ pub struct HttpResponse {
 impl HttpResponse {
     /// Returns the value of a header; empty if there is none.
     pub fn header(&self, name: &str) -> &str {
-        self.headers.iter().find(|(n, _)| n == name).map_or("", |(_, value)| value)
+        self.headers
+            .iter()
+            .find(|(n, _)| n == name)
+            .map_or("", |(_, value)| value)
     }
 
     fn parse(response: &[u8]) -> Self {
         let response = String::from_utf8_lossy(response).into_owned();
         let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, ""));
         let mut lines = head.lines();
-        let status = lines.next().and_then(|line| line.split(' ').nth(1)).unwrap_or_default();
+        let status = lines
+            .next()
+            .and_then(|line| line.split(' ').nth(1))
+            .unwrap_or_default();
         let header = |line: &str| {
             let (name, value) = line.split_once(':')?;
             Some((name.to_ascii_lowercase(), value.trim().to_owned()))
@@ -44,7 +50,11 @@ pub async fn http(
     path: &str,
     headers: &[(&str, &str)],
 ) -> HttpResponse {
-    exchange(address, request_head(address, method, path, headers).as_bytes()).await
+    exchange(
+        address,
+        request_head(address, method, path, headers).as_bytes(),
+    )
+    .await
 }
 
 /// Sends one request with a body, and reads the response to its end.
@@ -56,13 +66,20 @@ pub async fn post(
 ) -> HttpResponse {
     let length = body.len().to_string();
     let headers = [headers, &[("Content-Length", length.as_str())]].concat();
-    let request = [request_head(address, "POST", path, &headers).as_bytes(), body].concat();
+    let request = [
+        request_head(address, "POST", path, &headers).as_bytes(),
+        body,
+    ]
+    .concat();
     exchange(address, &request).await
 }
 
 /// Returns the head of a request, for callers that send the body themselves.
 pub fn request_head(address: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> String {
-    let more: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let more: String = headers
+        .iter()
+        .map(|(name, value)| format!("{name}: {value}\r\n"))
+        .collect();
     format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{more}\r\n")
 }
 

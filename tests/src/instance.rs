@@ -39,11 +39,17 @@ struct ReservedPort {
 impl ReservedPort {
     async fn reserve(address: SocketAddr) -> Self {
         let held = bind_when_free(address).await;
-        Self { address: held.local_addr().expect("the port"), _held: Arc::new(held) }
+        Self {
+            address: held.local_addr().expect("the port"),
+            _held: Arc::new(held),
+        }
     }
 
     async fn listen(&self) -> TcpListener {
-        bind_when_free(self.address).await.listen(1_024).expect("the reserved port")
+        bind_when_free(self.address)
+            .await
+            .listen(1_024)
+            .expect("the reserved port")
     }
 }
 
@@ -114,7 +120,10 @@ impl Instance {
         let mut server_settings = settings.server_settings(temporary.path(), port.address);
         choose(&mut server_settings);
         let instance = Self::run(port, server_settings, settings).await;
-        Self { temporary: Some(temporary), ..instance }
+        Self {
+            temporary: Some(temporary),
+            ..instance
+        }
     }
 
     /// Starts a server on an address and in a directory that the caller owns.
@@ -148,13 +157,19 @@ impl Instance {
 
     /// Stops the server, changes files in its directory, and starts it again.
     pub async fn restart_after(self, change: impl FnOnce(&Path)) -> Self {
-        let (port, server_settings, settings) =
-            (self.port.clone(), self.server_settings.clone(), self.settings.clone());
+        let (port, server_settings, settings) = (
+            self.port.clone(),
+            self.server_settings.clone(),
+            self.settings.clone(),
+        );
         let dir = self.dir.clone();
         let temporary = self.stop().await;
         change(&dir);
         let instance = Self::run(port, server_settings, settings).await;
-        Self { temporary, ..instance }
+        Self {
+            temporary,
+            ..instance
+        }
     }
 
     async fn run(
@@ -163,7 +178,12 @@ impl Instance {
         settings: Settings,
     ) -> Self {
         let listener = port.listen().await;
-        let Settings { store, extra, repositories, .. } = &settings;
+        let Settings {
+            store,
+            extra,
+            repositories,
+            ..
+        } = &settings;
         let is_special = store.is_some() || extra.is_some() || repositories.is_some();
         let (server, listener, others) =
             if are_nodes_wanted() && !settings.one_process && !is_special {
@@ -171,7 +191,9 @@ impl Instance {
                     OtherNodes::start(&mut server_settings, &settings.clock, listener).await;
                 (opened.0, opened.1, Some(opened.2))
             } else {
-                let store = grasp_bin::open_store(&server_settings).await.expect("a store");
+                let store = grasp_bin::open_store(&server_settings)
+                    .await
+                    .expect("a store");
                 let store = settings.store.iter().fold(store, |store, wrap| wrap(store));
                 let server = Server::open_on(&server_settings, store, settings.clock.clone()).await;
                 (Arc::new(server.expect("a server")), listener, None)
@@ -184,7 +206,9 @@ impl Instance {
         let (stop, stopped) = oneshot::channel::<()>();
         let running = tokio::spawn(async move {
             let stop_requested = async { drop(stopped.await) };
-            serve(listener, parts, stop_requested).await.expect("the server ends without an error");
+            serve(listener, parts, stop_requested)
+                .await
+                .expect("the server ends without an error");
         });
         let dir = server_settings.data_dir.clone();
         let temporary = None;
@@ -241,7 +265,10 @@ impl Instance {
 
     /// Returns the refs that clients see, as `git ls-remote` lists them.
     pub async fn refs(&self, repo: &RepoId) -> String {
-        Workdir::empty().git(&["ls-remote", &self.clone_url(repo)]).await.expect_ok()
+        Workdir::empty()
+            .git(&["ls-remote", &self.clone_url(repo)])
+            .await
+            .expect_ok()
     }
 
     /// Returns the temporary files and processes of the repositories, which only exist during operations.
@@ -288,18 +315,34 @@ impl Instance {
 
     /// Returns the URL that a repository is cloned from.
     pub fn clone_url(&self, repo: &RepoId) -> String {
-        format!("http://{}{}", self.port.address, self.service().repo_path(repo))
+        format!(
+            "http://{}{}",
+            self.port.address,
+            self.service().repo_path(repo)
+        )
     }
 
     /// Gives events to the server as from a client, without a socket.
     pub async fn ingest(&self, events: Vec<Event>) -> Vec<Outcome> {
-        self.parts().ingest.ingest(events, Origin::anonymous()).await
+        self.parts()
+            .ingest
+            .ingest(events, Origin::anonymous())
+            .await
     }
 
     /// Gives events to the server as from another relay.
     pub async fn ingest_from_relay(&self, events: Vec<Event>) -> Vec<Outcome> {
         let relay = "wss://relay.example.com".parse().expect("a relay");
-        self.parts().ingest.ingest(events, Origin::Sync { relay, path: SyncPath::Live }).await
+        self.parts()
+            .ingest
+            .ingest(
+                events,
+                Origin::Sync {
+                    relay,
+                    path: SyncPath::Live,
+                },
+            )
+            .await
     }
 
     /// Waits until an event is served and returns the time that it took.
@@ -317,8 +360,11 @@ impl Instance {
         let work = Workdir::init().await;
         let commit = work.commit("first").await;
         let state = owner.state(name, &[("refs/heads/main", &commit)]);
-        self.ingest(vec![owner.announce(name, &self.service()), state]).await;
-        work.git(&["push", &self.clone_url(&owner.repo(name)), "main"]).await.expect_ok();
+        self.ingest(vec![owner.announce(name, &self.service()), state])
+            .await;
+        work.git(&["push", &self.clone_url(&owner.repo(name)), "main"])
+            .await
+            .expect_ok();
         work
     }
 
@@ -330,7 +376,10 @@ impl Instance {
         if let Some(contributors) = purgatory.contributors() {
             repos.extend(contributors.all().await.expect("a store"));
         }
-        let held = purgatory.ask(|held| held.held_announcements()).await.expect("a purgatory");
+        let held = purgatory
+            .ask(|held| held.held_announcements())
+            .await
+            .expect("a purgatory");
         for event in held {
             repos.extend(Announcement::parse(&event).map(|announcement| announcement.repo));
         }
@@ -349,12 +398,18 @@ impl Instance {
     pub async fn serves_id(&self, id: EventId) -> bool {
         let filters = vec![vec![Filter::new().id(id)]];
         let now = self.parts().clock.now().unix;
-        self.parts().store.exists(filters, now).await.expect("the store responds")[0]
+        self.parts()
+            .store
+            .exists(filters, now)
+            .await
+            .expect("the store responds")[0]
     }
 
     /// Waits until an event is served.
     pub async fn until_serves(&self, event: &Event) {
-        let Parts { store, hub, clock, .. } = self.parts();
+        let Parts {
+            store, hub, clock, ..
+        } = self.parts();
         let feed = Feed::new(Arc::clone(store), hub.clone(), clock.clone());
         let mut accepted = feed.accepted(&[event.kind]);
         let arrives = async {
@@ -364,12 +419,22 @@ impl Instance {
                 }
             }
         };
-        tokio::time::timeout(EVENT_TIMEOUT, arrives).await.expect("the event is served in time");
+        tokio::time::timeout(EVENT_TIMEOUT, arrives)
+            .await
+            .expect("the event is served in time");
     }
 
     /// Stops the server as the binary would, waits for its end, and returns its directory.
     pub async fn stop(self) -> Option<TempDir> {
-        let Self { server, others, purgatory, stop, running, temporary, .. } = self;
+        let Self {
+            server,
+            others,
+            purgatory,
+            stop,
+            running,
+            temporary,
+            ..
+        } = self;
         if let Some(others) = others {
             others.stop().await;
         }

@@ -46,13 +46,28 @@ fn tip(root: &Path, file: &Path) -> Option<PathBuf> {
 
 /// Returns all files below a directory.
 pub fn files(root: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(root) else { return Vec::new() };
+    let Ok(entries) = std::fs::read_dir(root) else {
+        return Vec::new();
+    };
     let paths = entries.flatten().map(|entry| entry.path());
-    paths.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+    paths
+        .flat_map(|path| {
+            if path.is_dir() {
+                files(&path)
+            } else {
+                vec![path]
+            }
+        })
+        .collect()
 }
 
 fn find_strays(root: &Path, stray: &mut BTreeSet<PathBuf>) {
-    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = |path: &Path| {
+        path.file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
+    };
     let is_stray = |path: &PathBuf| {
         let name = name(path);
         name.ends_with(".lock") || name.starts_with("tmp_") || name.ends_with(".keep")
@@ -63,13 +78,17 @@ fn find_strays(root: &Path, stray: &mut BTreeSet<PathBuf>) {
 /// Returns the running processes whose arguments or environment name a directory.
 fn processes(root: &Path) -> Vec<String> {
     let marker = root.as_os_str().as_bytes();
-    let Ok(all) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let Ok(all) = std::fs::read_dir("/proc") else {
+        return Vec::new();
+    };
     let mut found = Vec::new();
     for dir in all.flatten().map(|entry| entry.path()) {
         let read = |file: &str| std::fs::read(dir.join(file)).unwrap_or_default();
         let (arguments, environment) = (read("cmdline"), read("environ"));
         let names = |text: &[u8]| text.windows(marker.len()).any(|window| window == marker);
-        let own = dir.file_name().is_some_and(|pid| *pid == *std::process::id().to_string());
+        let own = dir
+            .file_name()
+            .is_some_and(|pid| *pid == *std::process::id().to_string());
         if !own && (names(&arguments) || names(&environment)) {
             found.push(String::from_utf8_lossy(&arguments).replace('\0', " "));
         }
@@ -92,5 +111,7 @@ pub async fn eventually_async<T, F: Future<Output = Option<T>>>(mut probe: impl 
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), wait).await.expect("in time")
+    tokio::time::timeout(Duration::from_secs(60), wait)
+        .await
+        .expect("in time")
 }

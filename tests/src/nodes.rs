@@ -55,7 +55,9 @@ impl OtherNodes {
         // A server that is started again in its directory has its database again.
         let known = server_settings.data_dir.join("database");
         let database = std::fs::read_to_string(&known).unwrap_or_else(|_| {
-            let database = Postgres::shared().expect("PostgreSQL is installed").database();
+            let database = Postgres::shared()
+                .expect("PostgreSQL is installed")
+                .database();
             std::fs::write(&known, &database).expect("a file in the data directory");
             database
         });
@@ -65,7 +67,10 @@ impl OtherNodes {
         server_settings.pack_storage.variables = packs.variables();
         let dir = server_settings.data_dir.clone();
         let (writer, listener) = open(server_settings, clock, &dir).await;
-        assert!(writer.roles().until_writer(TAKEOVER_TIMEOUT).await, "no other node has the lease");
+        assert!(
+            writer.roles().until_writer(TAKEOVER_TIMEOUT).await,
+            "no other node has the lease"
+        );
         let mut addresses = vec![listener.local_addr().expect("its address")];
         let mut readers = Vec::new();
         for n in 1..NODES_PER_INSTANCE {
@@ -81,15 +86,32 @@ impl OtherNodes {
                     .await
                     .expect("the node ends without an error");
             });
-            readers.push(Reader { server, stop, running });
+            readers.push(Reader {
+                server,
+                stop,
+                running,
+            });
         }
         let proxy = tokio::spawn(proxy_round_robin(front, addresses));
-        (writer, listener, Self { _packs: packs, readers, proxy })
+        (
+            writer,
+            listener,
+            Self {
+                _packs: packs,
+                readers,
+                proxy,
+            },
+        )
     }
 
     /// Stops the readers.
     pub(crate) async fn stop(mut self) {
-        for Reader { server, stop, running } in std::mem::take(&mut self.readers) {
+        for Reader {
+            server,
+            stop,
+            running,
+        } in std::mem::take(&mut self.readers)
+        {
             drop(stop);
             running.await.expect("the node does not panic");
             let server = Arc::into_inner(server).expect("the last reference to the node");
@@ -108,7 +130,9 @@ async fn open(
     let mut settings = server_settings.clone();
     settings.data_dir = dir.to_owned();
     settings.node_address = Some(format!("http://{address}").parse().expect("an address"));
-    let server = Server::open(&settings, clock.clone()).await.expect("a node");
+    let server = Server::open(&settings, clock.clone())
+        .await
+        .expect("a node");
     (Arc::new(server), listener)
 }
 

@@ -58,15 +58,21 @@ impl Postgres {
     }
 
     fn start(programs: PathBuf, parent: &Path, is_durable: bool) -> Self {
-        let dir = tempfile::Builder::new().prefix("grasp-pg").tempdir_in(parent).unwrap().keep();
+        let dir = tempfile::Builder::new()
+            .prefix("grasp-pg")
+            .tempdir_in(parent)
+            .unwrap()
+            .keep();
         let owner = owner(&dir);
         chown(&dir, Some(owner.0), Some(owner.1)).unwrap();
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
         let secret = dir.join("password");
         fs::write(&secret, PASSWORD).unwrap();
         let port = reserve_address([127, 0, 0, 1]).port();
-        let (data, stop) =
-            (dir.join("data"), "read _; \"$0\" stop -D \"$1/data\" -m immediate; rm -rf \"$1\"");
+        let (data, stop) = (
+            dir.join("data"),
+            "read _; \"$0\" stop -D \"$1/data\" -m immediate; rm -rf \"$1\"",
+        );
         let guard = Command::new("sh")
             .args(["-c", stop])
             .args([programs.join("pg_ctl"), dir.clone()])
@@ -79,7 +85,14 @@ impl Postgres {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let server = Self { programs, dir, port, owner, databases: AtomicU64::new(0), guard };
+        let server = Self {
+            programs,
+            dir,
+            port,
+            owner,
+            databases: AtomicU64::new(0),
+            guard,
+        };
         let pwfile = format!("--pwfile={}", secret.display());
         server.run(
             "initdb",
@@ -105,8 +118,10 @@ impl Postgres {
             true => "shared_buffers = 512MB\n",
             false => "shared_buffers = 64MB\nfsync = off\nfull_page_writes = off\n",
         };
-        let mut file =
-            fs::OpenOptions::new().append(true).open(data.join("postgresql.conf")).unwrap();
+        let mut file = fs::OpenOptions::new()
+            .append(true)
+            .open(data.join("postgresql.conf"))
+            .unwrap();
         file.write_all(settings.as_bytes()).unwrap();
         server.control("start");
         server
@@ -127,7 +142,10 @@ impl Postgres {
 
     /// Returns the address of a database over TCP.
     pub fn tcp_url(&self, password: &str, database: &str) -> String {
-        format!("postgres://{USER}:{password}@127.0.0.1:{}/{database}", self.port)
+        format!(
+            "postgres://{USER}:{password}@127.0.0.1:{}/{database}",
+            self.port
+        )
     }
 
     /// Executes SQL in a database, by its name or address, and returns what it prints.
@@ -162,7 +180,9 @@ impl Postgres {
         let name = database.rsplit('/').next().unwrap();
         let (host, port) = (self.dir.to_str().unwrap(), self.port.to_string());
         let mut command = self.command("psql");
-        command.args(["-h", host, "-p", &port, "-U", USER, "-d", name, "-X", "-q", "-t", "-A"]);
+        command.args([
+            "-h", host, "-p", &port, "-U", USER, "-d", name, "-X", "-q", "-t", "-A",
+        ]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
         let input = process.stdin.as_mut().unwrap();
@@ -181,7 +201,10 @@ impl Postgres {
             chown(path, Some(self.owner.0), Some(self.owner.1)).unwrap();
         }
         for (name, value) in [("ssl_cert_file", &public), ("ssl_key_file", &secret)] {
-            self.sql("postgres", &format!("ALTER SYSTEM SET {name} = '{}'", value.display()));
+            self.sql(
+                "postgres",
+                &format!("ALTER SYSTEM SET {name} = '{}'", value.display()),
+            );
         }
         self.sql("postgres", "ALTER SYSTEM SET ssl = on");
         self.restart();
@@ -199,8 +222,16 @@ impl Postgres {
         // The server would inherit a pipe, whose end would then never be seen.
         let mut command = self.command("pg_ctl");
         command.args([what, "-D", data, "-l", log, "-m", "fast", "-w", "-t", "60"]);
-        let status = command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
-        assert!(status.success(), "{what}: {}", fs::read_to_string(log).unwrap_or_default());
+        let status = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
+        assert!(
+            status.success(),
+            "{what}: {}",
+            fs::read_to_string(log).unwrap_or_default()
+        );
     }
 
     fn run(&self, program: &str, args: &[&str]) -> String {
@@ -212,7 +243,11 @@ impl Postgres {
 
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.programs.join(program));
-        command.uid(self.owner.0).gid(self.owner.1).current_dir("/").stdin(Stdio::null());
+        command
+            .uid(self.owner.0)
+            .gid(self.owner.1)
+            .current_dir("/")
+            .stdin(Stdio::null());
         command
     }
 }
@@ -237,13 +272,22 @@ impl Drop for Postgres {
 
 /// Returns the directory of the installed programs, those of the highest version.
 fn programs() -> Option<PathBuf> {
-    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let versions = fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .flatten();
     let mut found: Vec<_> = versions.map(|version| version.path().join("bin")).collect();
     found.sort();
     found.reverse();
-    found.extend(std::env::var_os("PATH").iter().flat_map(std::env::split_paths));
+    found.extend(
+        std::env::var_os("PATH")
+            .iter()
+            .flat_map(std::env::split_paths),
+    );
     let has_all = |bin: &PathBuf| {
-        ["initdb", "pg_ctl", "postgres", "psql"].iter().all(|program| bin.join(program).exists())
+        ["initdb", "pg_ctl", "postgres", "psql"]
+            .iter()
+            .all(|program| bin.join(program).exists())
     };
     found.into_iter().find(has_all)
 }
@@ -257,7 +301,9 @@ fn owner(dir: &Path) -> (u32, u32) {
     }
     let users = fs::read_to_string("/etc/passwd").unwrap();
     let ids = |name: &str| {
-        let line = users.lines().find(|line| line.split(':').next() == Some(name))?;
+        let line = users
+            .lines()
+            .find(|line| line.split(':').next() == Some(name))?;
         let mut fields = line.split(':').skip(2);
         Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
     };

@@ -20,5 +20,7 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
 /// that sets `SO_REUSEADDR` can listen there.
 pub fn reserve_address(host: impl Into<IpAddr>) -> SocketAddr {
     let socket = bind((host.into(), 0).into()).expect("a free port");
-    Box::leak(Box::new(socket)).local_addr().expect("the address of a bound socket")
+    Box::leak(Box::new(socket))
+        .local_addr()
+        .expect("the address of a bound socket")
 }

@@ -67,7 +67,10 @@ impl Default for Settings {
 impl Settings {
     /// Returns the settings of a server that is always one process.
     pub fn one_process() -> Self {
-        Self { one_process: true, ..Self::default() }
+        Self {
+            one_process: true,
+            ..Self::default()
+        }
     }
 
     /// Returns the settings of a server with this address and data directory.
@@ -96,7 +99,10 @@ impl AdjustableClock {
     /// Returns the settings of an instance with this clock. A node whose monotonic clock jumps loses its lease, so there
     /// is one process.
     pub fn settings(&self) -> Settings {
-        Settings { clock: self.clock(), ..Settings::one_process() }
+        Settings {
+            clock: self.clock(),
+            ..Settings::one_process()
+        }
     }
 
     fn clock(&self) -> Clock {

@@ -16,7 +16,11 @@ pub fn pkt(data: impl AsRef<[u8]>) -> Vec<u8> {
 pub fn push(commands: &[(&str, &str, &str)], pack: &[u8]) -> Vec<u8> {
     let mut request = Vec::new();
     for (position, (old, new, name)) in commands.iter().enumerate() {
-        let capabilities = if position == 0 { format!("\0{CAPABILITIES}") } else { String::new() };
+        let capabilities = if position == 0 {
+            format!("\0{CAPABILITIES}")
+        } else {
+            String::new()
+        };
         request.extend(pkt(format!("{old} {new} {name}{capabilities}")));
     }
     request.extend(b"0000");

@@ -27,14 +27,18 @@ pub struct GitOutput {
 impl Workdir {
     /// Creates an empty repository whose first branch will be `main`.
     pub async fn init() -> Self {
-        let workdir = Self { dir: tempfile::tempdir().expect("a directory for the test") };
+        let workdir = Self {
+            dir: tempfile::tempdir().expect("a directory for the test"),
+        };
         workdir.git(&["init", "-q", "-b", "main"]).await.expect_ok();
         workdir
     }
 
     /// Creates a directory without a repository, to clone into.
     pub fn empty() -> Self {
-        Self { dir: tempfile::tempdir().expect("a directory for the test") }
+        Self {
+            dir: tempfile::tempdir().expect("a directory for the test"),
+        }
     }
 
     /// Returns the path of the directory.
@@ -45,7 +49,12 @@ impl Workdir {
     /// Runs git here without any configuration of a user or system.
     pub async fn git(&self, args: &[&str]) -> GitOutput {
         let output = Command::new("git")
-            .args(["-c", "user.name=alice", "-c", "user.email=alice@example.com"])
+            .args([
+                "-c",
+                "user.name=alice",
+                "-c",
+                "user.email=alice@example.com",
+            ])
             .args(args)
             .current_dir(self.dir.path())
             .env("GIT_CONFIG_NOSYSTEM", "1")
@@ -66,7 +75,12 @@ impl Workdir {
     /// Runs git here with this input, and returns its output.
     pub async fn pipe(&self, args: &[&str], input: &[u8]) -> Vec<u8> {
         let mut child = Command::new("git")
-            .args(["-c", "user.name=alice", "-c", "user.email=alice@example.com"])
+            .args([
+                "-c",
+                "user.name=alice",
+                "-c",
+                "user.email=alice@example.com",
+            ])
             .args(args)
             .current_dir(self.dir.path())
             .env("GIT_CONFIG_NOSYSTEM", "1")
@@ -87,7 +101,11 @@ impl Workdir {
     /// Returns a pack of everything reachable from these commits, and not from those with `^`.
     pub async fn pack(&self, revisions: &[&str]) -> Vec<u8> {
         let input = revisions.join("\n") + "\n";
-        self.pipe(&["pack-objects", "--revs", "--stdout", "-q"], input.as_bytes()).await
+        self.pipe(
+            &["pack-objects", "--revs", "--stdout", "-q"],
+            input.as_bytes(),
+        )
+        .await
     }
 
     /// Commits a file of this size that cannot be compressed, and returns the id.
@@ -100,14 +118,18 @@ impl Workdir {
             seed ^= seed << 17;
             noise.extend(seed.to_le_bytes());
         }
-        tokio::fs::write(self.dir.path().join("noise"), noise).await.expect("a file is written");
+        tokio::fs::write(self.dir.path().join("noise"), noise)
+            .await
+            .expect("a file is written");
         self.git(&["add", "noise"]).await.expect_ok();
         self.commit("noise").await
     }
 
     /// Commits a change of one file, and returns the id.
     pub async fn commit(&self, text: &str) -> String {
-        tokio::fs::write(self.dir.path().join("file"), text).await.expect("a file is written");
+        tokio::fs::write(self.dir.path().join("file"), text)
+            .await
+            .expect("a file is written");
         self.git(&["add", "file"]).await.expect_ok();
         self.git(&["commit", "-q", "-m", text]).await.expect_ok();
         self.git(&["rev-parse", "HEAD"]).await.expect_ok()

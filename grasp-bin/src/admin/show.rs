@@ -37,7 +37,11 @@ pub(crate) fn purgatory(socket: &Path, json: bool) -> Result<()> {
 }
 
 fn print<T: Serialize>(value: &T, json: bool, text: impl FnOnce(&T) -> String) -> Result<()> {
-    let text = if json { serde_json::to_string_pretty(value)? + "\n" } else { text(value) };
+    let text = if json {
+        serde_json::to_string_pretty(value)? + "\n"
+    } else {
+        text(value)
+    };
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 
@@ -45,7 +49,10 @@ fn relay_table(now: u64, rows: &[RelayRow]) -> String {
     if rows.is_empty() {
         return "no other relay is followed\n".into();
     }
-    let head: Vec<_> = RelayRow::default().cells(now).map(|(label, _)| label).into();
+    let head: Vec<_> = RelayRow::default()
+        .cells(now)
+        .map(|(label, _)| label)
+        .into();
     let cells = |relay: &RelayRow| relay.cells(now).map(|(_, text)| text).into();
     table(&head, &rows.iter().map(cells).collect::<Vec<_>>())
 }
@@ -58,7 +65,12 @@ fn repository_table(rows: &[RepoRow]) -> String {
     let now = now.map_or(0, |now| now.as_secs());
     let cells = |repo: &RepoRow| {
         let (name, owner) = (repo.identifier.clone(), repo.owner.clone());
-        vec![name, format_age(now, Some(repo.active_at)), repo.refs.to_string(), owner]
+        vec![
+            name,
+            format_age(now, Some(repo.active_at)),
+            repo.refs.to_string(),
+            owner,
+        ]
     };
     let rows: Vec<_> = rows.iter().map(cells).collect();
     table(&["name", "last active", "refs", "owner"], &rows)
@@ -72,8 +84,9 @@ fn waiting_table(rows: &[WaitingRow]) -> String {
         let next = match (row.position, row.next_in, row.waiting) {
             (Some(position), ..) => {
                 let wait = row.wait_seconds.filter(|wait| *wait > 0);
-                let wait = wait
-                    .map_or_else(String::new, |wait| format!(", about {}", format_duration(wait)));
+                let wait = wait.map_or_else(String::new, |wait| {
+                    format!(", about {}", format_duration(wait))
+                });
                 format!("number {position} in the queue{wait}")
             }
             (None, Some(next), _) => format!("in {}", format_duration(next)),
@@ -87,7 +100,8 @@ fn waiting_table(rows: &[WaitingRow]) -> String {
             row.tips.to_string(),
             row.attempts.to_string(),
             next,
-            row.expires_in.map_or_else(String::new, |end| format!("in {}", format_duration(end))),
+            row.expires_in
+                .map_or_else(String::new, |end| format!("in {}", format_duration(end))),
             row.owner.clone(),
             row.git_servers.join(" "),
         ]
@@ -122,9 +136,17 @@ fn summary(status: &Status) -> String {
         None => service.clone(),
     };
     let mut text = format!("{subject} (grasp {version}): {state}, up for {uptime}\n\n");
-    let figures = status.sections().into_iter().map(|(title, figures)| (title, listed(&figures)));
-    let progress = status.purgatory.hunt_progress().map(|text| ("Git data fetched", text));
-    let lines = figures.chain(progress).chain([("Relays", connected(status))]);
+    let figures = status
+        .sections()
+        .into_iter()
+        .map(|(title, figures)| (title, listed(&figures)));
+    let progress = status
+        .purgatory
+        .hunt_progress()
+        .map(|text| ("Git data fetched", text));
+    let lines = figures
+        .chain(progress)
+        .chain([("Relays", connected(status))]);
     for (title, line) in lines.chain(damaged(status)) {
         let _ = writeln!(text, "{title}\n  {line}");
     }
@@ -167,7 +189,11 @@ fn connected(status: &Status) -> String {
     if status.relays.is_empty() {
         return "no other relay is followed".into();
     }
-    format!("{} of {} connected", status.connected(), status.relays.len())
+    format!(
+        "{} of {} connected",
+        status.connected(),
+        status.relays.len()
+    )
 }
 
 /// Characters of a cell; longer text is cut and ends with `…`.
@@ -179,12 +205,22 @@ const MAX_LAST_CELL_WIDTH: usize = 500;
 /// Formats rows under a head, in columns as wide as needed. Characters that control a terminal or the direction of text
 /// are shown as `?`.
 fn table(head: &[&str], rows: &[Vec<String>]) -> String {
-    let max_width =
-        |column: usize| if column + 1 == head.len() { MAX_LAST_CELL_WIDTH } else { MAX_CELL_WIDTH };
+    let max_width = |column: usize| {
+        if column + 1 == head.len() {
+            MAX_LAST_CELL_WIDTH
+        } else {
+            MAX_CELL_WIDTH
+        }
+    };
     let titles: Vec<String> = head.iter().map(|name| name.to_uppercase()).collect();
     let rows: Vec<Vec<String>> = rows
         .iter()
-        .map(|row| row.iter().enumerate().map(|(at, cell)| fit(cell, max_width(at))).collect())
+        .map(|row| {
+            row.iter()
+                .enumerate()
+                .map(|(at, cell)| fit(cell, max_width(at)))
+                .collect()
+        })
         .collect();
     let lines = || std::iter::once(&titles).chain(&rows);
     let width = |column: usize| {
@@ -207,8 +243,11 @@ fn table(head: &[&str], rows: &[Vec<String>]) -> String {
 }
 
 fn fit(cell: &str, max_width: usize) -> String {
-    let shown: String =
-        cell.chars().map(|c| if is_control(c) { '?' } else { c }).take(max_width + 1).collect();
+    let shown: String = cell
+        .chars()
+        .map(|c| if is_control(c) { '?' } else { c })
+        .take(max_width + 1)
+        .collect();
     if shown.chars().count() <= max_width {
         return shown;
     }
@@ -296,14 +335,24 @@ mod tests {
             git_servers: vec!["https://git.example.com/hello.git".into()],
             ..WaitingRow::default()
         };
-        let now = WaitingRow { next_in: None, ..row.clone() };
-        let queued = WaitingRow { position: Some(62), wait_seconds: Some(120), ..row.clone() };
+        let now = WaitingRow {
+            next_in: None,
+            ..row.clone()
+        };
+        let queued = WaitingRow {
+            position: Some(62),
+            wait_seconds: Some(120),
+            ..row.clone()
+        };
         let text = waiting_table(&[row, now, queued]);
         let lines: Vec<_> = text.lines().collect();
         let words = lines[1].split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains("3 in 1 minute in 25 minutes"), "{text}");
         assert!(lines[2].contains("now"), "{text}");
-        assert!(lines[3].contains("number 62 in the queue, about 2 minutes"), "{text}");
+        assert!(
+            lines[3].contains("number 62 in the queue, about 2 minutes"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -319,23 +368,44 @@ mod tests {
 
     #[test]
     fn a_relay_is_shown_with_missing_events() {
-        let missing = vec![MissingRow { repository: "30617:ab:grasp".into(), events: 7 }];
-        let row = RelayRow { missing, coverage: Some(0.5), ..RelayRow::default() };
+        let missing = vec![MissingRow {
+            repository: "30617:ab:grasp".into(),
+            events: 7,
+        }];
+        let row = RelayRow {
+            missing,
+            coverage: Some(0.5),
+            ..RelayRow::default()
+        };
         let text = relay_table(100, &[row]);
-        assert!(text.contains("50.0 %") && text.contains("7 (grasp 7)"), "{text}");
+        assert!(
+            text.contains("50.0 %") && text.contains("7 (grasp 7)"),
+            "{text}"
+        );
     }
 
     #[test]
     fn an_owner_is_not_shortened() {
         let owner = "npub10elfcs4fr0l0r8af98jlmgdh9c8tcxjvz9qkw038js35mp4dma8qzvjptg";
-        let row = RepoRow { owner: owner.into(), ..RepoRow::default() };
+        let row = RepoRow {
+            owner: owner.into(),
+            ..RepoRow::default()
+        };
         assert!(repository_table(&[row]).contains(owner));
     }
 
     #[test]
     fn the_summary_shows_whether_the_server_is_ready() {
-        let relay = RelayRow { url: "wss://relay.example.com".into(), ..RelayRow::default() };
-        let status = Status { ready: true, now: 120, relays: vec![relay], ..Status::default() };
+        let relay = RelayRow {
+            url: "wss://relay.example.com".into(),
+            ..RelayRow::default()
+        };
+        let status = Status {
+            ready: true,
+            now: 120,
+            relays: vec![relay],
+            ..Status::default()
+        };
         let text = summary(&status);
         assert!(text.contains("working, up for 2 minutes"), "{text}");
         assert!(
@@ -348,15 +418,30 @@ mod tests {
     #[test]
     fn damaged_repositories_are_named() {
         let damaged = vec!["/npub1x/a.git".to_owned(), "/npub1x/b.git".to_owned()];
-        let text = summary(&Status { ready: true, damaged, ..Status::default() });
-        assert!(text.contains("DEGRADED, up for") && !text.contains("working"), "{text}");
-        assert!(text.contains("missing on disk: /npub1x/a.git and 1 more"), "{text}");
+        let text = summary(&Status {
+            ready: true,
+            damaged,
+            ..Status::default()
+        });
+        assert!(
+            text.contains("DEGRADED, up for") && !text.contains("working"),
+            "{text}"
+        );
+        assert!(
+            text.contains("missing on disk: /npub1x/a.git and 1 more"),
+            "{text}"
+        );
     }
 
     #[test]
     fn disk_usage_is_shown_by_kind() {
         let (store_bytes, git_bytes, disk_bytes) = (1 << 10, 40 << 20, 41 << 20);
-        let text = summary(&Status { store_bytes, git_bytes, disk_bytes, ..Status::default() });
+        let text = summary(&Status {
+            store_bytes,
+            git_bytes,
+            disk_bytes,
+            ..Status::default()
+        });
         let expected = "event store 1.0 KiB, git data 40.0 MiB, total on disk 41.0 MiB";
         assert!(text.contains(expected), "{text}");
     }
@@ -364,16 +449,31 @@ mod tests {
     #[test]
     fn purgatory_is_shown_with_expiry_and_next_attempt() {
         let purgatory = PurgatoryFigures {
-            counts: Counts { states: 1, ..Counts::default() },
+            counts: Counts {
+                states: 1,
+                ..Counts::default()
+            },
             hunting: 2,
             next_attempt_in: Some(12),
             expiring: 1,
             ..PurgatoryFigures::default()
         };
-        let text = summary(&Status { purgatory, ..Status::default() });
-        assert!(text.contains("states 1, pull requests 0, names hunted for 2"), "{text}");
-        assert!(text.contains("expire within an hour 1, expired 0"), "{text}");
-        assert!(text.contains("Git data fetched\n  0 of 2, next attempt in 12 seconds"), "{text}");
+        let text = summary(&Status {
+            purgatory,
+            ..Status::default()
+        });
+        assert!(
+            text.contains("states 1, pull requests 0, names hunted for 2"),
+            "{text}"
+        );
+        assert!(
+            text.contains("expire within an hour 1, expired 0"),
+            "{text}"
+        );
+        assert!(
+            text.contains("Git data fetched\n  0 of 2, next attempt in 12 seconds"),
+            "{text}"
+        );
         let purgatory = PurgatoryFigures {
             hunting: 985,
             queued: 980,
@@ -381,7 +481,10 @@ mod tests {
             seconds_left: Some(120),
             ..purgatory
         };
-        let text = summary(&Status { purgatory, ..Status::default() });
+        let text = summary(&Status {
+            purgatory,
+            ..Status::default()
+        });
         let line = "0 of 985, 980 queued, 600 per minute, about 2 minutes left";
         assert!(text.contains(line), "{text}");
     }
@@ -389,23 +492,44 @@ mod tests {
     #[test]
     fn a_sidecar_names_its_relay_and_shows_no_repositories() {
         let beside = Some("ws://127.0.0.1:7777".into());
-        let status = Status { beside, ready: true, ..Status::default() };
+        let status = Status {
+            beside,
+            ready: true,
+            ..Status::default()
+        };
         let text = summary(&status);
         assert!(text.starts_with("sidecar of ws://127.0.0.1:7777"), "{text}");
-        assert!(!text.contains("repositories") && !text.contains("Waiting"), "{text}");
-        assert!(summary(&Status { ready: false, ..status }).contains("DOES NOT ANSWER"));
+        assert!(
+            !text.contains("repositories") && !text.contains("Waiting"),
+            "{text}"
+        );
+        assert!(
+            summary(&Status {
+                ready: false,
+                ..status
+            })
+            .contains("DOES NOT ANSWER")
+        );
     }
 
     #[test]
     fn columns_fit_their_widest_cell() {
-        let rows = [vec!["a".into(), "long one".into()], vec!["bcd".into(), "x".into()]];
-        assert_eq!(table(&["k", "value"], &rows), "K    VALUE\na    long one\nbcd  x\n");
+        let rows = [
+            vec!["a".into(), "long one".into()],
+            vec!["bcd".into(), "x".into()],
+        ];
+        assert_eq!(
+            table(&["k", "value"], &rows),
+            "K    VALUE\na    long one\nbcd  x\n"
+        );
     }
 
     #[test]
     fn control_characters_are_not_printed() {
-        let rows =
-            [vec!["\u{1b}[2J\r\n".into(), String::new()], vec!["y".repeat(900), "z".repeat(900)]];
+        let rows = [
+            vec!["\u{1b}[2J\r\n".into(), String::new()],
+            vec!["y".repeat(900), "z".repeat(900)],
+        ];
         let text = table(&["x", "y"], &rows);
         assert!(text.contains("?[2J??") && !text.contains('\u{1b}'));
         assert_eq!(text.matches('y').count(), MAX_CELL_WIDTH - 1);
@@ -414,8 +538,9 @@ mod tests {
 
     #[test]
     fn characters_that_turn_text_around_are_not_printed() {
-        let turning =
-            ['\u{61c}', '\u{200e}', '\u{200f}', '\u{202a}', '\u{202e}', '\u{2066}', '\u{2069}'];
+        let turning = [
+            '\u{61c}', '\u{200e}', '\u{200f}', '\u{202a}', '\u{202e}', '\u{2066}', '\u{2069}',
+        ];
         for c in turning {
             let text = table(&["x"], &[vec![format!("a{c}b")]]);
             assert_eq!(text, "X\na?b\n", "{c:?}");
@@ -429,6 +554,9 @@ mod tests {
         let lines: Vec<_> = drawn.split("\r\n").collect();
         assert!(lines.len() <= 10, "{drawn}");
         assert_eq!(lines[0].matches('x').count(), 40);
-        assert!(drawn.contains("… 94 more lines") && drawn.contains("Ctrl-C"), "{drawn}");
+        assert!(
+            drawn.contains("… 94 more lines") && drawn.contains("Ctrl-C"),
+            "{drawn}"
+        );
     }
 }

@@ -55,9 +55,17 @@ impl Setting {
         put: impl Fn(&mut Config, Vec<T>) + Send + Sync + 'static,
         take: impl Fn(&mut Config) -> Option<Vec<T>> + Send + Sync + 'static,
     ) -> Self {
-        let Form { value_names, kind, read, show } = form;
+        let Form {
+            value_names,
+            kind,
+            read,
+            show,
+        } = form;
         let set = move |config: &mut Config, given: &[String]| {
-            let values = given.iter().map(|text| read(text.trim())).collect::<Result<_, _>>()?;
+            let values = given
+                .iter()
+                .map(|text| read(text.trim()))
+                .collect::<Result<_, _>>()?;
             put(config, values);
             Ok(())
         };
@@ -65,7 +73,16 @@ impl Setting {
             take(config).map(|values| values.iter().map(&show).collect())
         };
         let (set, get) = (Box::new(set), Box::new(get));
-        Self { key, help: "", value_names, kind, is_list, is_common: false, set, get }
+        Self {
+            key,
+            help: "",
+            value_names,
+            kind,
+            is_list,
+            is_common: false,
+            set,
+            get,
+        }
     }
 
     /// Returns the section of the file, which is empty for keys without one.
@@ -85,7 +102,11 @@ impl Setting {
 
     /// Returns the environment variable.
     pub(crate) fn variable(&self) -> String {
-        format!("{}{}", super::PREFIX, self.key.replace('.', "_").to_ascii_uppercase())
+        format!(
+            "{}{}",
+            super::PREFIX,
+            self.key.replace('.', "_").to_ascii_uppercase()
+        )
     }
 
     /// Sets the value in a configuration, as text: one, or any number for a list.
@@ -103,21 +124,32 @@ impl Setting {
             Kind::String => Value::String(text).to_string(),
             Kind::Integer | Kind::Boolean => text,
         };
-        let mut values: Vec<String> =
-            (self.get)(&mut config.clone())?.into_iter().map(written).collect();
-        if self.is_list { Some(format!("[{}]", values.join(", "))) } else { values.pop() }
+        let mut values: Vec<String> = (self.get)(&mut config.clone())?
+            .into_iter()
+            .map(written)
+            .collect();
+        if self.is_list {
+            Some(format!("[{}]", values.join(", ")))
+        } else {
+            values.pop()
+        }
     }
 
     /// Returns the texts of a value in a file, which must have the type of the setting.
     pub(super) fn texts(&self, value: &DeValue<'_>) -> Result<Vec<String>, String> {
         let invalid = |value: &DeValue<'_>, kind: &str| {
-            Err(format!("invalid type: {}, expected {kind}", value.type_str()))
+            Err(format!(
+                "invalid type: {}, expected {kind}",
+                value.type_str()
+            ))
         };
         let text = |value: &DeValue<'_>| match (value, self.kind) {
             (DeValue::String(text), Kind::String) => Ok(text.to_string()),
             (DeValue::Integer(number), Kind::Integer) => {
                 let number = i64::from_str_radix(number.as_str(), number.radix());
-                number.map(|number| number.to_string()).map_err(|error| error.to_string())
+                number
+                    .map(|number| number.to_string())
+                    .map_err(|error| error.to_string())
             }
             (DeValue::Boolean(is_on), Kind::Boolean) => Ok(is_on.to_string()),
             (other, Kind::String) => invalid(other, "a string"),
@@ -138,7 +170,11 @@ impl Setting {
         let has_comma = self.value_names.iter().any(|name| name.contains(','));
         let texts = text.split(if has_comma { ' ' } else { ',' });
         let texts = texts.map(str::trim).filter(|value| !value.is_empty());
-        if self.is_list { texts.map(str::to_owned).collect() } else { vec![text.to_owned()] }
+        if self.is_list {
+            texts.map(str::to_owned).collect()
+        } else {
+            vec![text.to_owned()]
+        }
     }
 
     /// Returns the setting as a flag.
@@ -148,23 +184,34 @@ impl Setting {
             .help(self.help)
             .help_heading(heading)
             .hide_short_help(!self.is_common)
-            .action(if self.is_list { ArgAction::Append } else { ArgAction::Set });
+            .action(if self.is_list {
+                ArgAction::Append
+            } else {
+                ArgAction::Set
+            });
         let choices = PossibleValuesParser::new(&self.value_names);
         match self.kind {
             Kind::Boolean => {
-                let arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
+                let arg = arg
+                    .num_args(0..=1)
+                    .require_equals(true)
+                    .default_missing_value("true");
                 return arg.value_name("BOOL").value_parser(choices);
             }
             _ if self.value_names.len() > 1 => {
-                return arg.value_name(self.name().to_ascii_uppercase()).value_parser(choices);
+                return arg
+                    .value_name(self.name().to_ascii_uppercase())
+                    .value_parser(choices);
             }
             _ => {}
         }
         let check = |text: &str| {
             let given = text.to_owned();
-            self.set(&mut Config::default(), std::slice::from_ref(&given)).map(|()| given)
+            self.set(&mut Config::default(), std::slice::from_ref(&given))
+                .map(|()| given)
         };
-        arg.value_name(self.value_names.concat()).value_parser(check)
+        arg.value_name(self.value_names.concat())
+            .value_parser(check)
     }
 }
 
@@ -179,7 +226,9 @@ pub(super) fn one<T: Clone + 'static>(
             *field(config) = value;
         }
     };
-    Setting::new(key, form, false, put, move |config| Some(vec![field(config).clone()]))
+    Setting::new(key, form, false, put, move |config| {
+        Some(vec![field(config).clone()])
+    })
 }
 
 /// A setting that may have no value.
@@ -189,7 +238,9 @@ pub(super) fn optional<T: Clone + 'static>(
     field: fn(&mut Config) -> &mut Option<T>,
 ) -> Setting {
     let put = move |config: &mut Config, values: Vec<T>| *field(config) = values.into_iter().next();
-    Setting::new(key, form, false, put, move |config| field(config).clone().map(|one| vec![one]))
+    Setting::new(key, form, false, put, move |config| {
+        field(config).clone().map(|one| vec![one])
+    })
 }
 
 /// A setting with any number of values.
@@ -221,7 +272,12 @@ impl<T> Form<T> {
         show: impl Fn(&T) -> String + Send + Sync + 'static,
     ) -> Self {
         let (read, show) = (Box::new(read), Box::new(show));
-        Self { value_names: vec![value_name], kind: Kind::String, read, show }
+        Self {
+            value_names: vec![value_name],
+            kind: Kind::String,
+            read,
+            show,
+        }
     }
 }
 
@@ -235,18 +291,27 @@ pub(super) fn text<T: FromStr<Err: Display> + Display + 'static>(
 
 /// A URL that a rule allows.
 fn url(expected: &'static str, is_allowed: fn(&Url) -> bool) -> Form<Url> {
-    let read =
-        move |text: &str| text.parse().ok().filter(is_allowed).ok_or_else(|| expected.to_owned());
-    Form::new("URL", read, |url: &Url| url.as_str().trim_end_matches('/').to_owned())
+    let read = move |text: &str| {
+        text.parse()
+            .ok()
+            .filter(is_allowed)
+            .ok_or_else(|| expected.to_owned())
+    };
+    Form::new("URL", read, |url: &Url| {
+        url.as_str().trim_end_matches('/').to_owned()
+    })
 }
 
 /// The address of an object store. Its credentials come from the environment.
 pub(super) fn object_store() -> Form<Url> {
-    url("expected s3://BUCKET[/PREFIX] or file:///DIR", |url| match url.scheme() {
-        "s3" => url.has_host() && url.username().is_empty() && url.password().is_none(),
-        "file" => url.path().len() > 1,
-        _ => false,
-    })
+    url(
+        "expected s3://BUCKET[/PREFIX] or file:///DIR",
+        |url| match url.scheme() {
+            "s3" => url.has_host() && url.username().is_empty() && url.password().is_none(),
+            "file" => url.path().len() > 1,
+            _ => false,
+        },
+    )
 }
 
 /// The address of a node, without a path.
@@ -258,12 +323,20 @@ pub(super) fn node_address() -> Form<Url> {
 }
 
 pub(super) fn path(value_name: &'static str) -> Form<PathBuf> {
-    Form::new(value_name, |text| Ok(text.into()), |path: &PathBuf| path.display().to_string())
+    Form::new(
+        value_name,
+        |text| Ok(text.into()),
+        |path: &PathBuf| path.display().to_string(),
+    )
 }
 
 /// A switch, which needs no value as a flag.
 pub(super) fn switch() -> Form<bool> {
-    Form { kind: Kind::Boolean, value_names: vec!["true", "false"], ..text("BOOL") }
+    Form {
+        kind: Kind::Boolean,
+        value_names: vec!["true", "false"],
+        ..text("BOOL")
+    }
 }
 
 /// A number above zero.
@@ -272,7 +345,10 @@ pub(super) fn count<T: From<NonZeroUsize> + Display + 'static>() -> Form<T> {
         Ok(count) => Ok(count.into()),
         Err(error) => Err(error.to_string()),
     };
-    Form { kind: Kind::Integer, ..Form::new("NUMBER", read, T::to_string) }
+    Form {
+        kind: Kind::Integer,
+        ..Form::new("NUMBER", read, T::to_string)
+    }
 }
 
 /// A number of bytes above zero, shown exactly.
@@ -280,12 +356,21 @@ pub(super) fn bytes<T: Copy + TryFrom<u64> + TryInto<u64>>() -> Form<T> {
     let read = |text: &str| {
         let size: Option<ByteSize> = text.parse().ok();
         let bytes = size.map(|size| size.as_u64()).filter(|bytes| *bytes > 0);
-        bytes.and_then(|bytes| bytes.try_into().ok()).ok_or("expected bytes, as in 64KiB".into())
+        bytes
+            .and_then(|bytes| bytes.try_into().ok())
+            .ok_or("expected bytes, as in 64KiB".into())
     };
     let show = |bytes: &T| {
         let bytes: u64 = (*bytes).try_into().unwrap_or(u64::MAX);
-        let units = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-        let unit = units.into_iter().find(|(_, unit): &(_, u64)| bytes.is_multiple_of(*unit));
+        let units = [
+            ("TiB", 1 << 40),
+            ("GiB", 1 << 30),
+            ("MiB", 1 << 20),
+            ("KiB", 1 << 10),
+        ];
+        let unit = units
+            .into_iter()
+            .find(|(_, unit): &(_, u64)| bytes.is_multiple_of(*unit));
         let (unit, length) = unit.unwrap_or(("B", 1));
         format!("{}{unit}", bytes / length)
     };
@@ -297,7 +382,9 @@ pub(super) fn time() -> Form<Duration> {
         let explain = |error| format!("expected a time with its unit, as in 30s or 2h: {error}");
         humantime::parse_duration(text).map_err(explain)
     };
-    Form::new("TIME", read, |time| humantime::format_duration(*time).to_string())
+    Form::new("TIME", read, |time| {
+        humantime::format_duration(*time).to_string()
+    })
 }
 
 /// A public key, read as npub or hex and written as npub.
@@ -312,7 +399,9 @@ pub(super) fn key() -> Form<PublicKey> {
 pub(super) fn log_filter() -> Form<String> {
     let read = |text: &str| {
         let explain = |error| format!("expected levels, as in info or grasp_relay=debug: {error}");
-        EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(explain)
+        EnvFilter::try_new(text)
+            .map(|_| text.to_owned())
+            .map_err(explain)
     };
     Form::new("FILTER", read, String::clone)
 }
@@ -340,7 +429,11 @@ pub(super) fn host_limit() -> Form<(Host, HostLimits)> {
 fn read_limits(text: &str) -> Option<HostLimits> {
     let (at_once, starts) = text.split_once(',')?;
     let (at_once, starts) = (at_once.trim().parse().ok()?, starts.trim().parse().ok()?);
-    Some(HostLimits { at_once, starts, ..HostLimits::default() })
+    Some(HostLimits {
+        at_once,
+        starts,
+        ..HostLimits::default()
+    })
 }
 
 fn show_limits(limits: &HostLimits) -> String {
@@ -355,14 +448,20 @@ pub(super) fn choice<T: Copy + PartialEq + Send + Sync + 'static>(
     let expected = format!("`{}`", value_names.join("` or `"));
     let named = choices.clone();
     let read = move |text: &str| {
-        let choice = choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
+        let choice = choices
+            .iter()
+            .find(|(name, _)| *name == text)
+            .map(|(_, value)| *value);
         choice.ok_or_else(|| format!("unknown variant `{text}`, expected {expected}"))
     };
     let show = move |value: &T| {
         let choice = named.iter().find(|(_, one)| one == value);
         choice.map_or_else(String::new, |(name, _)| (*name).to_owned())
     };
-    Form { value_names, ..Form::new("", read, show) }
+    Form {
+        value_names,
+        ..Form::new("", read, show)
+    }
 }
 
 #[cfg(test)]
@@ -393,10 +492,21 @@ mod tests {
     #[test]
     fn packs_are_in_a_bucket_or_a_directory_and_never_come_with_credentials() {
         let Form { read, show, .. } = object_store();
-        for good in ["s3://bucket", "s3://bucket/some/prefix", "file:///srv/packs"] {
+        for good in [
+            "s3://bucket",
+            "s3://bucket/some/prefix",
+            "file:///srv/packs",
+        ] {
             assert_eq!(show(&read(good).unwrap()), good);
         }
-        for bad in ["", "bucket", "s3://", "s3://key:secret@bucket", "file://", "http://bucket"] {
+        for bad in [
+            "",
+            "bucket",
+            "s3://",
+            "s3://key:secret@bucket",
+            "file://",
+            "http://bucket",
+        ] {
             assert!(read(bad).is_err(), "{bad}");
         }
     }
@@ -405,7 +515,12 @@ mod tests {
     fn a_node_has_an_address_without_a_path() {
         let Form { read, .. } = node_address();
         assert!(read("http://node1:7334/").is_ok() && read("http://node1:7334").is_ok());
-        for bad in ["node1:7334", "https://node1", "http://node1/x", "http://u@node1"] {
+        for bad in [
+            "node1:7334",
+            "https://node1",
+            "http://node1/x",
+            "http://u@node1",
+        ] {
             assert!(read(bad).is_err(), "{bad}");
         }
     }
@@ -425,7 +540,12 @@ mod tests {
         for text in ["git.example.com:10,60", "git.example.com:8080:10,60"] {
             assert_eq!(show(&read(text).unwrap()), text);
         }
-        for bad in ["git.example.com", "git.example.com:10", "git.example.com:0,5", ":1,1"] {
+        for bad in [
+            "git.example.com",
+            "git.example.com:10",
+            "git.example.com:0,5",
+            ":1,1",
+        ] {
             assert!(read(bad).is_err(), "{bad}");
         }
     }

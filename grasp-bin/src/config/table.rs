@@ -16,7 +16,10 @@ pub(crate) const SECTIONS: [(&str, &str); 11] = [
     ("about", "Presentation in NIP-11"),
     ("log", "Log on standard error"),
     ("bans", "Refused authors and repositories"),
-    ("archive", "Repositories that are stored although they do not list this server (GRASP-05)"),
+    (
+        "archive",
+        "Repositories that are stored although they do not list this server (GRASP-05)",
+    ),
     ("sync", "Events from other relays (GRASP-02)"),
     ("hunt", "Git data from other servers (GRASP-02)"),
     ("sidecar", "For `grasp sidecar`"),

@@ -43,7 +43,10 @@ pub(crate) fn run(config: &Config, dir: &Path) -> Result<ExitCode> {
         (config.settings.data_dir.join(RELAY_RECORDS), RELAY_RECORDS),
     ];
     for (from, name) in others {
-        if from.try_exists().with_context(|| format!("could not read {}", from.display()))? {
+        if from
+            .try_exists()
+            .with_context(|| format!("could not read {}", from.display()))?
+        {
             copy(&from, &dir.join(name))?;
             files.push(name);
         }
@@ -57,7 +60,11 @@ pub(crate) fn run(config: &Config, dir: &Path) -> Result<ExitCode> {
             "damaged: {repo}: {packs} could not be copied; `grasp check --repair` fetches what is missing"
         );
     }
-    Ok(if manifest.lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if manifest.lost.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Makes an empty directory that only its owner can read.
@@ -73,7 +80,9 @@ fn prepare(dir: &Path) -> io::Result<()> {
 async fn copy_data(data: &StoredData, dir: &Path) -> Result<(LostPacks, String)> {
     let file = dir.join(DATABASE);
     for _ in 0..MAX_ATTEMPTS {
-        data.database.copy_to(&file).context("could not copy the database")?;
+        data.database
+            .copy_to(&file)
+            .context("could not copy the database")?;
         let copy = SqliteReader::open(&file).context("could not open the copy of the database")?;
         if let Some(fault) = copy.integrity_check()?.first() {
             bail!("the database is damaged: {fault}; {DATABASE_REMEDY}");
@@ -98,7 +107,10 @@ async fn copy_packs(
             Endpoint::PullRequests => dir.join(REPOSITORIES).join("prs"),
         };
         let named = NamedFiles::read(copy, files.endpoint()).await?;
-        let copied = files.copy_to(&root, named).await.context("could not copy the packs")?;
+        let copied = files
+            .copy_to(&root, named)
+            .await
+            .context("could not copy the packs")?;
         let Some(lost) = copied else { return Ok(None) };
         for (repo, packs) in lost {
             all_lost.insert(repository_name(files.endpoint(), &repo), packs);
@@ -112,7 +124,12 @@ pub(super) async fn summary(database: &SqliteReader) -> Result<String> {
     let (mut repositories, mut packs) = (0, 0);
     for endpoint in [Endpoint::Repository, Endpoint::PullRequests] {
         repositories += database.repositories(endpoint).await?.len();
-        packs += database.packs(endpoint).await?.values().map(BTreeSet::len).sum::<usize>();
+        packs += database
+            .packs(endpoint)
+            .await?
+            .values()
+            .map(BTreeSet::len)
+            .sum::<usize>();
     }
     let repositories = format_count(repositories as u64, "repository", "repositories");
     let packs = format_count(packs as u64, "pack", "packs");

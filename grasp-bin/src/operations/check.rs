@@ -43,7 +43,10 @@ pub(crate) fn parse_repository(text: &str) -> Result<RepoId, &'static str> {
     let (owner, identifier) = text.split_once('/').ok_or(EXPECTED)?;
     let owner = PublicKey::parse(owner).map_err(|_| EXPECTED)?;
     let identifier = identifier.strip_suffix(".git").unwrap_or(identifier);
-    Ok(RepoId::new(owner, identifier.parse().map_err(|_| EXPECTED)?))
+    Ok(RepoId::new(
+        owner,
+        identifier.parse().map_err(|_| EXPECTED)?,
+    ))
 }
 
 /// A request to check the data of a server.
@@ -83,24 +86,38 @@ struct DamagedRow {
 /// Checks the data of a server, and prints the findings. The exit code says whether they are sound.
 pub(crate) fn run(config: &Config, request: &CheckRequest) -> Result<ExitCode> {
     let report = match block_on(check(config, request)) {
-        Err(error) if database_remedy(&error).is_some() => {
-            Report { database: vec![format!("{error:#}")], ..Report::default() }
-        }
+        Err(error) if database_remedy(&error).is_some() => Report {
+            database: vec![format!("{error:#}")],
+            ..Report::default()
+        },
         report => report?,
     };
     match request.json {
         true => println!("{}", serde_json::to_string_pretty(&report)?),
         false => print!("{}", text(&report)),
     }
-    Ok(if report.is_sound() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if report.is_sound() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 async fn check(config: &Config, request: &CheckRequest) -> Result<Report> {
     let data = StoredData::of_server(&config.settings)?;
-    let mut report = Report { database: data.database.integrity_check()?, ..Report::default() };
-    let only = request.repository.as_ref().map(|repo| BTreeSet::from([repo.clone()]));
+    let mut report = Report {
+        database: data.database.integrity_check()?,
+        ..Report::default()
+    };
+    let only = request
+        .repository
+        .as_ref()
+        .map(|repo| BTreeSet::from([repo.clone()]));
     data.examine(only, &mut report).await?;
-    let unknown = request.repository.as_ref().filter(|_| report.repositories == 0);
+    let unknown = request
+        .repository
+        .as_ref()
+        .filter(|_| report.repositories == 0);
     if let Some(repo) = unknown {
         bail!("there is no repository {repo} here");
     }
@@ -134,7 +151,9 @@ impl StoredData {
                 let examination = examination.with_context(|| format!("could not check {repo}"))?;
                 report.repositories += usize::from(examination.is_served);
                 report.packs += examination.packs;
-                report.damaged.extend(row(files.endpoint(), repo, &examination));
+                report
+                    .damaged
+                    .extend(row(files.endpoint(), repo, &examination));
             }
         }
         Ok(())
@@ -151,7 +170,11 @@ fn row(endpoint: Endpoint, repo: RepoId, found: &Examination) -> Option<DamagedR
         problems.push("objects of its history are missing".to_owned());
     }
     problems.extend(pack_problems(found));
-    Some(DamagedRow { repository: repository_name(endpoint, &repo), repo, problems })
+    Some(DamagedRow {
+        repository: repository_name(endpoint, &repo),
+        repo,
+        problems,
+    })
 }
 
 fn pack_problems(found: &Examination) -> Vec<String> {
@@ -164,8 +187,11 @@ fn pack_problems(found: &Examination) -> Vec<String> {
         let of_kind = found.faults.iter().filter(|(_, one)| **one == fault);
         let names: Vec<&str> = of_kind.map(|(name, _)| name.as_str()).collect();
         let (shown, more) = names.split_at(names.len().min(MAX_PACKS_NAMED));
-        let more =
-            if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+        let more = if more.is_empty() {
+            String::new()
+        } else {
+            format!(" and {} more", more.len())
+        };
         (!names.is_empty()).then(|| format!("{text}: {}{more}", shown.join(", ")))
     };
     texts.into_iter().filter_map(problem).collect()
@@ -189,13 +215,21 @@ fn text(report: &Report) -> String {
         let _ = writeln!(text, "repaired: {name}");
     }
     for row in &report.damaged {
-        let _ = writeln!(text, "damaged: {}: {}", row.repository, row.problems.join("; "));
+        let _ = writeln!(
+            text,
+            "damaged: {}: {}",
+            row.repository,
+            row.problems.join("; ")
+        );
     }
     let damaged = match report.damaged.len() {
         0 if !report.database.is_empty() => "the database is damaged".to_owned(),
         0 => "nothing is missing or damaged".to_owned(),
         count => {
-            format!("{} damaged", format_count(count as u64, "repository is", "repositories are"))
+            format!(
+                "{} damaged",
+                format_count(count as u64, "repository is", "repositories are")
+            )
         }
     };
     let _ = writeln!(
@@ -310,7 +344,9 @@ async fn repair_stopped(config: &Config, damaged: &BTreeSet<RepoId>) -> Result<(
 
 async fn salvage(store: &RepoStore, repo: &RepoId) -> Result<()> {
     let now = Timestamp::now();
-    store.verify(repo, now + Duration::from_secs(1), now).await?;
+    store
+        .verify(repo, now + Duration::from_secs(1), now)
+        .await?;
     store.inspect(repo, true).await?;
     Ok(())
 }
@@ -325,20 +361,33 @@ mod tests {
     const NPUB: &str = "npub10xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqpkge6d";
 
     fn examination(broken: bool, faults: &[(&str, PackFault)]) -> Examination {
-        let faults = faults.iter().map(|(name, fault)| ((*name).to_owned(), *fault));
+        let faults = faults
+            .iter()
+            .map(|(name, fault)| ((*name).to_owned(), *fault));
         let faults: BTreeMap<_, _> = faults.collect();
-        Examination { is_served: true, is_broken: broken, packs: 2, faults }
+        Examination {
+            is_served: true,
+            is_broken: broken,
+            packs: 2,
+            faults,
+        }
     }
 
     fn found(examination: &Examination) -> Vec<DamagedRow> {
         let repo = format!("30617:{KEY}:x").parse().unwrap();
-        row(Endpoint::Repository, repo, examination).into_iter().collect()
+        row(Endpoint::Repository, repo, examination)
+            .into_iter()
+            .collect()
     }
 
     #[test]
     fn a_repository_is_named_by_coordinate_or_path() {
         let expected: RepoId = format!("30617:{KEY}:x").parse().unwrap();
-        for text in [format!("30617:{KEY}:x"), format!("{NPUB}/x"), format!("/prs/{NPUB}/x.git")] {
+        for text in [
+            format!("30617:{KEY}:x"),
+            format!("{NPUB}/x"),
+            format!("/prs/{NPUB}/x.git"),
+        ] {
             assert_eq!(parse_repository(&text), Ok(expected.clone()), "{text}");
         }
         for text in ["x", "npub1/x", "30618:ab:x", ""] {
@@ -350,13 +399,21 @@ mod tests {
     fn a_damaged_repository_is_one_line_with_what_is_missing() {
         assert!(found(&examination(false, &[])).is_empty());
         let lost = found(&examination(true, &[("pack-1", PackFault::Lost)]));
-        let report = Report { damaged: lost, repositories: 1, packs: 2, ..Report::default() };
+        let report = Report {
+            damaged: lost,
+            repositories: 1,
+            packs: 2,
+            ..Report::default()
+        };
         let expected = format!(
             "damaged: {NPUB}/x: objects of its history are missing; missing or truncated: pack-1\n"
         );
         let text = text(&report);
         assert!(text.starts_with(&expected), "{text}");
-        assert!(text.contains("1 repository and 2 packs: 1 repository is damaged\n"), "{text}");
+        assert!(
+            text.contains("1 repository and 2 packs: 1 repository is damaged\n"),
+            "{text}"
+        );
         assert!(text.contains("--repair") && !report.is_sound(), "{text}");
     }
 
@@ -368,15 +425,24 @@ mod tests {
 
     #[test]
     fn a_damaged_database_is_reported_with_the_remedy() {
-        let report = Report { database: vec!["page 3".into()], ..Report::default() };
+        let report = Report {
+            database: vec!["page 3".into()],
+            ..Report::default()
+        };
         let text = text(&report);
-        assert!(text.contains("damaged: page 3\nremedy: stop the server"), "{text}");
+        assert!(
+            text.contains("damaged: page 3\nremedy: stop the server"),
+            "{text}"
+        );
         assert!(!report.is_sound());
     }
 
     #[test]
     fn a_repair_tells_what_came_back() {
-        let repaired = Report { repaired: Some(vec!["a/x".into()]), ..Report::default() };
+        let repaired = Report {
+            repaired: Some(vec!["a/x".into()]),
+            ..Report::default()
+        };
         assert!(repaired.is_sound() && text(&repaired).starts_with("repaired: a/x\n"));
     }
 }

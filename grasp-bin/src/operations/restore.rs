@@ -20,7 +20,10 @@ pub(crate) fn run(config: &Config, dir: &Path, accept_damage: bool) -> Result<()
     let settings = &config.settings;
     for place in [&settings.data_dir, &settings.repositories()] {
         if !is_empty(place)? {
-            bail!("{} is not empty; choose another directory with --data-dir", place.display());
+            bail!(
+                "{} is not empty; choose another directory with --data-dir",
+                place.display()
+            );
         }
     }
     let manifest = Manifest::load(dir)?;
@@ -35,10 +38,12 @@ pub(crate) fn run(config: &Config, dir: &Path, accept_damage: bool) -> Result<()
             }
             println!("damaged: {fault}");
         }
-        install(&backup, &manifest, dir, settings).await.with_context(|| {
-            let data = settings.data_dir.display();
-            format!("the restore is not complete; empty {data} and try again")
-        })?;
+        install(&backup, &manifest, dir, settings)
+            .await
+            .with_context(|| {
+                let data = settings.data_dir.display();
+                format!("the restore is not complete; empty {data} and try again")
+            })?;
         summary(&backup.database).await
     })?;
     println!("restored {summary} to {}", settings.data_dir.display());
@@ -125,7 +130,14 @@ mod tests {
         let manifest = Manifest::of(dir.path(), &[], lost, 0).unwrap();
         let with = |pack: &str, fault| {
             let faults = BTreeMap::from([(pack.to_owned(), fault)]);
-            super::fault("npub1/x", &Examination { faults, ..Examination::default() }, &manifest)
+            super::fault(
+                "npub1/x",
+                &Examination {
+                    faults,
+                    ..Examination::default()
+                },
+                &manifest,
+            )
         };
         assert_eq!(with("pack-1", PackFault::Lost), None);
         assert_eq!(with("pack-2", PackFault::Unindexed), None);

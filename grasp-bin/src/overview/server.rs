@@ -71,7 +71,14 @@ struct Measured<T> {
 impl ServerParts {
     pub(super) fn new(base: Base, roles: RoleWatch, nodes: Option<NodeView>) -> Self {
         let (counts, disk_usage, probed) = (Mutex::new(None), Mutex::new(None), Mutex::new(None));
-        Self { base, roles, nodes, counts, disk_usage, probed }
+        Self {
+            base,
+            roles,
+            nodes,
+            counts,
+            disk_usage,
+            probed,
+        }
     }
 
     pub(super) async fn status(&self) -> Status {
@@ -99,9 +106,9 @@ impl ServerParts {
     pub(super) fn purgatory(&self) -> Result<PurgatoryDriver, String> {
         match self.roles.current() {
             Role::Writer(writer) => Ok(writer.purgatory),
-            Role::Reader { writer: Some(writer) } => {
-                Err(format!("this node is not the writer; ask {writer}"))
-            }
+            Role::Reader {
+                writer: Some(writer),
+            } => Err(format!("this node is not the writer; ask {writer}")),
             Role::Reader { writer: None } => Err("no node is the writer at the moment".into()),
         }
     }
@@ -167,19 +174,30 @@ impl ServerParts {
                 }
             }
         };
-        damaged.into_iter().take(MAX_DAMAGED_NAMED).map(address).collect()
+        damaged
+            .into_iter()
+            .take(MAX_DAMAGED_NAMED)
+            .map(address)
+            .collect()
     }
 
     /// Returns the repositories whose events wait for git data.
     pub(super) async fn waiting(&self) -> Result<Vec<WaitingRow>, String> {
         let purgatory = self.purgatory()?;
-        let (turns, now) = (turns(&purgatory).await, self.base.host.clock.now().unix.as_secs());
-        let rows = purgatory.ask(move |purgatory| waiting_rows(purgatory, now, &turns)).await;
+        let (turns, now) = (
+            turns(&purgatory).await,
+            self.base.host.clock.now().unix.as_secs(),
+        );
+        let rows = purgatory
+            .ask(move |purgatory| waiting_rows(purgatory, now, &turns))
+            .await;
         Ok(rows.unwrap_or_default())
     }
 
     async fn purgatory_figures(&self) -> PurgatoryFigures {
-        let Ok(purgatory) = self.purgatory() else { return PurgatoryFigures::default() };
+        let Ok(purgatory) = self.purgatory() else {
+            return PurgatoryFigures::default();
+        };
         let soon = self.base.host.clock.now().unix + EXPIRING_WITHIN;
         let figures = purgatory.ask(move |held: &Purgatory| {
             let waiting = [Phase::Waiting, Phase::Expired].map(|phase| held.wanting(phase));
@@ -190,7 +208,10 @@ impl ServerParts {
         // The hunt keeps the turn of a repository whose git data came by a push.
         turns.retain(|repo, _| waiting.iter().any(|repos| repos.contains(repo)));
         let next = turns.values().filter_map(|turn| turn.next_in).min();
-        let queued = turns.values().filter(|turn| turn.position.is_some()).count() as u64;
+        let queued = turns
+            .values()
+            .filter(|turn| turn.position.is_some())
+            .count() as u64;
         let hunt = self.hunt().await.unwrap_or_default();
         let busy = hunt.hosts.iter().filter(|(_, host)| host.waiting > 0);
         let per_minute: u64 = busy.map(|(_, host)| host.per_minute as u64).sum();
@@ -229,10 +250,19 @@ impl ServerParts {
         let (data, git) = (settings.data_dir.clone(), settings.repositories());
         let measure = move || {
             let (all, git_bytes) = (bytes_below(&data), bytes_below(&git));
-            (git_bytes, if git.starts_with(&data) { all } else { all + git_bytes })
+            (
+                git_bytes,
+                if git.starts_with(&data) {
+                    all
+                } else {
+                    all + git_bytes
+                },
+            )
         };
         let measure = async { tokio::task::spawn_blocking(measure).await };
-        self.fresh(&self.disk_usage, MAX_MEASUREMENT_AGE, measure).await.unwrap_or_default()
+        self.fresh(&self.disk_usage, MAX_MEASUREMENT_AGE, measure)
+            .await
+            .unwrap_or_default()
     }
 
     /// Returns the last result, or another one if that is too old for the time that it took.
@@ -250,7 +280,11 @@ impl ServerParts {
         let value = measure.await?;
         let took = self.base.host.clock.now().mono - at;
         let fresh_for = took.saturating_mul(MAX_AGE_PER_DURATION).min(max_age);
-        *last = Some(Measured { at, fresh_for, value });
+        *last = Some(Measured {
+            at,
+            fresh_for,
+            value,
+        });
         Ok(value)
     }
 
@@ -311,8 +345,12 @@ async fn turns(purgatory: &PurgatoryDriver) -> BTreeMap<RepoId, HuntSchedule> {
 fn intake(metrics: &Metrics) -> IntakeFigures {
     let of = |outcomes: &[&str]| {
         let sources = ["client", "live", "catch_up", "daily"];
-        let series = sources.iter().flat_map(|source| outcomes.iter().map(move |o| [*source, *o]));
-        series.filter_map(|labels| metrics.value(&table::EVENTS, &labels)).sum::<f64>() as u64
+        let series = sources
+            .iter()
+            .flat_map(|source| outcomes.iter().map(move |o| [*source, *o]));
+        series
+            .filter_map(|labels| metrics.value(&table::EVENTS, &labels))
+            .sum::<f64>() as u64
     };
     IntakeFigures {
         stored: of(&["stored"]),
@@ -325,7 +363,9 @@ fn intake(metrics: &Metrics) -> IntakeFigures {
 /// Returns the bytes of the database's files.
 fn store_bytes(data_dir: &Path) -> u64 {
     let files = [DATABASE.to_owned(), format!("{DATABASE}-wal")];
-    let sizes = files.iter().filter_map(|file| data_dir.join(file).metadata().ok());
+    let sizes = files
+        .iter()
+        .filter_map(|file| data_dir.join(file).metadata().ok());
     sizes.map(|file| file.len()).sum()
 }
 
@@ -346,7 +386,9 @@ fn waiting_rows(
     let mut repos = purgatory.wanting(Phase::Waiting);
     repos.extend(purgatory.wanting(Phase::Expired));
     let repos = repos.iter().take(MAX_WAITING_REPOS);
-    repos.map(|repo| waiting_row(purgatory, now, repo, turns.get(repo))).collect()
+    repos
+        .map(|repo| waiting_row(purgatory, now, repo, turns.get(repo)))
+        .collect()
 }
 
 /// Returns the row of one repository. Git servers that only stored announcements name are left out, to save a query.
@@ -358,8 +400,13 @@ fn waiting_row(
 ) -> WaitingRow {
     let held = purgatory.announcement(repo).map(|known| known.announcement);
     let wants = purgatory.wants(repo, held.as_slice());
-    let waiting = wants.iter().filter(|want| want.phase == Phase::Waiting).count();
-    let named = wants.iter().flat_map(|want| want.trusted.iter().chain(&want.untrusted));
+    let waiting = wants
+        .iter()
+        .filter(|want| want.phase == Phase::Waiting)
+        .count();
+    let named = wants
+        .iter()
+        .flat_map(|want| want.trusted.iter().chain(&want.untrusted));
     let git_servers: BTreeSet<String> = named.map(ToString::to_string).collect();
     WaitingRow {
         owner: npub(&repo.owner),
@@ -368,10 +415,18 @@ fn waiting_row(
         expired: (wants.len() - waiting) as u64,
         tips: wants.iter().map(|want| want.tips.len() as u64).sum(),
         attempts: turn.map_or(0, |turn| turn.attempts.into()),
-        next_in: turn.and_then(|turn| turn.next_in).map(|next| next.as_secs()),
-        position: turn.and_then(|turn| turn.position).map(|line| line.position as u64),
-        wait_seconds: turn.and_then(|turn| turn.position).map(|line| line.wait.as_secs()),
-        expires_in: purgatory.expires(repo).map(|end| end.as_secs().saturating_sub(now)),
+        next_in: turn
+            .and_then(|turn| turn.next_in)
+            .map(|next| next.as_secs()),
+        position: turn
+            .and_then(|turn| turn.position)
+            .map(|line| line.position as u64),
+        wait_seconds: turn
+            .and_then(|turn| turn.position)
+            .map(|line| line.wait.as_secs()),
+        expires_in: purgatory
+            .expires(repo)
+            .map(|end| end.as_secs().saturating_sub(now)),
         git_servers: git_servers.into_iter().collect(),
     }
 }

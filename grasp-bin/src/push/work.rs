@@ -35,7 +35,10 @@ pub(crate) struct Refs {
 impl Refs {
     /// Returns the refspecs that make the branches and tags of a server equal to these.
     fn changes_from(&self, theirs: &BTreeMap<String, String>) -> Vec<String> {
-        let set = self.tips.iter().filter(|(name, oid)| theirs.get(*name) != Some(*oid));
+        let set = self
+            .tips
+            .iter()
+            .filter(|(name, oid)| theirs.get(*name) != Some(*oid));
         let gone = theirs.keys().filter(|name| !self.tips.contains_key(*name));
         let set = set.map(|(name, oid)| format!("+{oid}:{name}"));
         set.chain(gone.map(|name| format!(":{name}"))).collect()
@@ -72,7 +75,11 @@ impl Work {
     /// Returns the branches and tags that match one of the patterns; without a pattern, all. A pattern is one of
     /// `git for-each-ref`, with or without `refs/heads/` or `refs/tags/`.
     pub(crate) async fn refs(&self, patterns: &[String]) -> Result<Refs> {
-        let mut args = vec!["for-each-ref".to_owned(), FORMAT.to_owned(), "--".to_owned()];
+        let mut args = vec![
+            "for-each-ref".to_owned(),
+            FORMAT.to_owned(),
+            "--".to_owned(),
+        ];
         args.extend(patterns.iter().flat_map(|pattern| full(pattern)));
         if patterns.is_empty() {
             args.extend(["refs/heads".to_owned(), "refs/tags".to_owned()]);
@@ -85,12 +92,17 @@ impl Work {
             .map(|(name, oid)| (name.to_owned(), oid.to_owned()))
             .collect();
         if tips.is_empty() && !patterns.is_empty() {
-            bail!("no branch and no tag matches --refs {}", patterns.join(" --refs "));
+            bail!(
+                "no branch and no tag matches --refs {}",
+                patterns.join(" --refs ")
+            );
         }
         if tips.is_empty() {
             bail!("there is nothing to push: commit something first");
         }
-        let head = git(&self.root, &["symbolic-ref", "--quiet", "HEAD"]).await.ok();
+        let head = git(&self.root, &["symbolic-ref", "--quiet", "HEAD"])
+            .await
+            .ok();
         let head = head.filter(|head| tips.contains_key(head));
         Ok(Refs { tips, head })
     }
@@ -116,7 +128,9 @@ impl Work {
     /// Fails if the working copy is a shallow clone and the refs of a server do not show that it has the history below it:
     /// the server would wait for that history after the state is published.
     pub(crate) async fn check_history(&self, refs: &Refs, url: &str) -> Result<()> {
-        let Some(file) = self.shallow_file().await? else { return Ok(()) };
+        let Some(file) = self.shallow_file().await? else {
+            return Ok(());
+        };
         let boundary =
             fs::read_to_string(&file).context("could not read git's list of shallow commits")?;
         // A repository that is not hosted yet has no refs.
@@ -129,7 +143,9 @@ impl Work {
             let _ = writeln!(revisions, "^{oid}");
         }
         let mut command = Command::new("git");
-        command.args(["rev-list", "--ignore-missing", "--stdin"]).current_dir(&self.root);
+        command
+            .args(["rev-list", "--ignore-missing", "--stdin"])
+            .current_dir(&self.root);
         let new = run(command.stdin(input(&revisions)?)).await?;
         let new: BTreeSet<&str> = new.lines().collect();
         if boundary.lines().any(|oid| new.contains(oid)) {
@@ -153,13 +169,19 @@ impl Work {
         let args = ["ls-remote", "--refs", url, "refs/heads/*", "refs/tags/*"];
         let listed = git(&self.root, &args).await?;
         let refs = listed.lines().filter_map(|line| line.split_once('\t'));
-        Ok(refs.map(|(oid, name)| (name.to_owned(), oid.to_owned())).collect())
+        Ok(refs
+            .map(|(oid, name)| (name.to_owned(), oid.to_owned()))
+            .collect())
     }
 
     /// Returns whether ours is a fast-forward of their branch.
     async fn is_behind(&self, theirs: &str, ours: Option<&String>, name: &str) -> bool {
-        let Some(ours) = ours.filter(|_| name.starts_with("refs/heads/")) else { return false };
-        git(&self.root, &["merge-base", "--is-ancestor", theirs, ours]).await.is_ok()
+        let Some(ours) = ours.filter(|_| name.starts_with("refs/heads/")) else {
+            return false;
+        };
+        git(&self.root, &["merge-base", "--is-ancestor", theirs, ours])
+            .await
+            .is_ok()
     }
 
     /// Pushes, so that the branches and tags of a server equal these.
@@ -168,7 +190,10 @@ impl Work {
         match changes.len() {
             0 => Ok(()),
             1..=MAX_PLAIN_CHANGES => {
-                let args = ["push", "--quiet", url].map(str::to_owned).into_iter().chain(changes);
+                let args = ["push", "--quiet", url]
+                    .map(str::to_owned)
+                    .into_iter()
+                    .chain(changes);
                 git(&self.root, &args.collect::<Vec<_>>()).await.map(drop)
             }
             _ => push_many(self, url, &changes).await,
@@ -182,7 +207,9 @@ const FORMAT: &str = "--format=%(refname) %(objectname)";
 fn full(pattern: &str) -> Vec<String> {
     match pattern.starts_with("refs/") {
         true => vec![pattern.to_owned()],
-        false => ["refs/heads", "refs/tags"].map(|kind| format!("{kind}/{pattern}")).into(),
+        false => ["refs/heads", "refs/tags"]
+            .map(|kind| format!("{kind}/{pattern}"))
+            .into(),
     }
 }
 
@@ -194,7 +221,8 @@ pub(crate) async fn git(directory: &Path, args: &[impl AsRef<OsStr>]) -> Result<
 /// Returns a text as the standard input of a process.
 fn input(text: &str) -> Result<Stdio> {
     let mut file = tempfile::tempfile().context("could not write a temporary file")?;
-    file.write_all(text.as_bytes()).and_then(|()| file.rewind())?;
+    file.write_all(text.as_bytes())
+        .and_then(|()| file.rewind())?;
     Ok(file.into())
 }
 
@@ -231,7 +259,10 @@ async fn push_many(work: &Work, url: &str, changes: &[String]) -> Result<()> {
         fs::copy(shallow, dir.path().join("shallow"))?;
     }
     let mut command = Command::new("git");
-    command.args(["push", "--quiet", REMOTE]).current_dir(dir.path()).env("GIT_DIR", dir.path());
+    command
+        .args(["push", "--quiet", REMOTE])
+        .current_dir(dir.path())
+        .env("GIT_DIR", dir.path());
     for (name, value) in transport_settings(root).await {
         command.env(name, value);
     }
@@ -258,11 +289,19 @@ fn quoted(value: &str) -> String {
 
 /// Returns the working copy's settings for HTTP, credentials and URLs, as environment variables for git.
 async fn transport_settings(root: &Path) -> Vec<(String, String)> {
-    let args = ["config", "--local", "--null", "--get-regexp", "^(http|credential|url)[.]"];
+    let args = [
+        "config",
+        "--local",
+        "--null",
+        "--get-regexp",
+        "^(http|credential|url)[.]",
+    ];
     let listed = git(root, &args).await.unwrap_or_default();
     let settings = listed.split('\0').filter_map(|one| one.split_once('\n'));
-    let first: usize =
-        std::env::var("GIT_CONFIG_COUNT").ok().and_then(|count| count.parse().ok()).unwrap_or(0);
+    let first: usize = std::env::var("GIT_CONFIG_COUNT")
+        .ok()
+        .and_then(|count| count.parse().ok())
+        .unwrap_or(0);
     let mut variables = Vec::new();
     let mut next = first;
     for (key, value) in settings {
@@ -294,7 +333,11 @@ struct Size {
 impl Size {
     fn of(state: &Event, refs: &Refs) -> Self {
         let (refs, bytes) = (refs.tips.len().max(1), state.as_json().len());
-        Self { refs, bytes, tags: state.tags.len() }
+        Self {
+            refs,
+            bytes,
+            tags: state.tags.len(),
+        }
     }
 
     /// Estimates the number of refs that a server accepts.
@@ -332,8 +375,13 @@ pub(super) async fn check(server: &Target, state: &Event, refs: &Refs) -> anyhow
         return Ok(());
     }
     let document = outbound().get(&server.relay()?, Provenance::Operator).await;
-    let Ok(document) = document else { return Ok(()) };
-    match limits(document.body()).into_iter().find(|limit| size.exceeds(*limit)) {
+    let Ok(document) = document else {
+        return Ok(());
+    };
+    match limits(document.body())
+        .into_iter()
+        .find(|limit| size.exceeds(*limit))
+    {
         Some(limit) => Err(size.too_many(server, limit)),
         None => Ok(()),
     }
@@ -344,13 +392,18 @@ fn limits(document: &[u8]) -> Vec<Limit> {
     let document: Value = serde_json::from_slice(document).unwrap_or_default();
     let number = |name: &str| usize::try_from(document["limitation"][name].as_u64()?).ok();
     let bytes = number("max_message_length").map(Limit::Bytes);
-    bytes.into_iter().chain(number("max_event_tags").map(Limit::Tags)).collect()
+    bytes
+        .into_iter()
+        .chain(number("max_event_tags").map(Limit::Tags))
+        .collect()
 }
 
 /// Adds to an error that the state may be too large for the server.
 pub(super) fn explain(error: Error, server: &Target, state: &Event, refs: &Refs) -> Error {
     let size = Size::of(state, refs);
-    let limit = error.downcast_ref::<Refused>().and_then(|refused| largest(&refused.message));
+    let limit = error
+        .downcast_ref::<Refused>()
+        .and_then(|refused| largest(&refused.message));
     match limit {
         Some(limit) => size.too_many(server, limit),
         None if size.bytes <= SMALL_STATE_BYTES => error,
@@ -363,7 +416,9 @@ pub(super) fn explain(error: Error, server: &Target, state: &Event, refs: &Refs)
 
 /// Returns the limit that a refusal names: `invalid: event larger than 1048576 bytes`, `invalid: event too large: 99 > 65536`.
 fn largest(message: &str) -> Option<Limit> {
-    let (_, rest) = message.split_once("larger than ").or_else(|| message.rsplit_once("> "))?;
+    let (_, rest) = message
+        .split_once("larger than ")
+        .or_else(|| message.rsplit_once("> "))?;
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().ok().map(Limit::Bytes)
 }
@@ -375,7 +430,9 @@ mod tests {
     #[test]
     fn only_what_differs_is_pushed_and_what_is_gone_is_deleted() {
         let refs = |list: &[(&str, &str)]| {
-            list.iter().map(|(name, oid)| (format!("refs/{name}"), oid.to_string())).collect()
+            list.iter()
+                .map(|(name, oid)| (format!("refs/{name}"), oid.to_string()))
+                .collect()
         };
         let tips = refs(&[("heads/main", "2"), ("heads/same", "1"), ("tags/new", "3")]);
         let theirs = refs(&[("heads/main", "1"), ("heads/same", "1"), ("tags/old", "9")]);
@@ -387,17 +444,27 @@ mod tests {
     #[test]
     fn limits_are_read_where_relays_tell_them() {
         let document = br#"{"limitation":{"max_message_length":131072,"max_event_tags":2000}}"#;
-        assert_eq!(limits(document), [Limit::Bytes(131_072), Limit::Tags(2_000)]);
+        assert_eq!(
+            limits(document),
+            [Limit::Bytes(131_072), Limit::Tags(2_000)]
+        );
         assert_eq!(limits(b"<html>"), []);
         let said = "invalid: event larger than 1048576 bytes";
         assert_eq!(largest(said), Some(Limit::Bytes(1_048_576)));
-        assert_eq!(largest("invalid: event too large: 99999 > 65536"), Some(Limit::Bytes(65_536)));
+        assert_eq!(
+            largest("invalid: event too large: 99999 > 65536"),
+            Some(Limit::Bytes(65_536))
+        );
         assert_eq!(largest("blocked: no"), None);
     }
 
     #[test]
     fn a_state_that_is_too_large_is_told_in_refs() {
-        let size = Size { refs: 5_000, bytes: 350_000, tags: 5_002 };
+        let size = Size {
+            refs: 5_000,
+            bytes: 350_000,
+            tags: 5_002,
+        };
         assert!(size.exceeds(Limit::Bytes(262_144)) && !size.exceeds(Limit::Bytes(1 << 20)));
         assert!(size.exceeds(Limit::Tags(2_000)) && !size.exceeds(Limit::Tags(5_002)));
         assert_eq!(size.refs_within(Limit::Bytes(262_144)), 3_744);

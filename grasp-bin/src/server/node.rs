@@ -50,7 +50,10 @@ struct NodeReport {
 
 /// Opens a node of a server.
 pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
-    let address = settings.node_address.as_ref().context("node_address is not set")?;
+    let address = settings
+        .node_address
+        .as_ref()
+        .context("node_address is not set")?;
     files::create_private_dir(&settings.data_dir).with_context(|| {
         format!(
             "could not create {}; choose another directory with --data-dir",
@@ -58,7 +61,10 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
         )
     })?;
     let store = connect(settings).await?;
-    let key = store.node_key().await.context("could not read the database")?;
+    let key = store
+        .node_key()
+        .await
+        .context("could not read the database")?;
     let time = store.time().await.context("could not read the database")?;
     check_clock(clock.now().unix, time)?;
     let keys = match &settings.service_key {
@@ -68,13 +74,28 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
     let key = NodeKey::new(key);
     let hub = Hub::of_node();
     let shared: Arc<dyn grasp_relay::store::Store> = Arc::clone(&store) as _;
-    let base =
-        Base::open(settings, (shared, hub.clone()), clock.clone(), (keys, Some(key))).await?;
+    let base = Base::open(
+        settings,
+        (shared, hub.clone()),
+        clock.clone(),
+        (keys, Some(key)),
+    )
+    .await?;
     let address: Arc<str> = address.as_str().trim_end_matches('/').into();
     let report = report(base.clone());
     let metrics = base.metrics.clone();
-    let parts = NodeParts { store, hub, address, key, clock, metrics, report };
-    let mut node = Node::new(parts).await.context("could not read the database")?;
+    let parts = NodeParts {
+        store,
+        hub,
+        address,
+        key,
+        clock,
+        metrics,
+        report,
+    };
+    let mut node = Node::new(parts)
+        .await
+        .context("could not read the database")?;
     let view = NodeView {
         address: Arc::clone(node.address()),
         nodes: node.nodes(),
@@ -86,17 +107,30 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
     let parts = base.parts(node.ingest(), routes);
     let writer = Arc::new(OwnWriter::new(base, overview.clone()));
     node.run(Arc::clone(&writer) as _);
-    Ok(Server { parts, roles, writer, overview, node: Some(Arc::new(node)) })
+    Ok(Server {
+        parts,
+        roles,
+        writer,
+        overview,
+        node: Some(Arc::new(node)),
+    })
 }
 
 /// Connects to the database of the settings.
 pub(crate) async fn connect(settings: &Settings) -> Result<Arc<PostgresStore>> {
     let database = settings.database.as_ref().context("database is not set")?;
-    let rules =
-        StoreRules { service: Some(settings.policy.service.clone()), ..StoreRules::default() };
-    let options = PostgresOptions { rules, ..PostgresOptions::default() };
+    let rules = StoreRules {
+        service: Some(settings.policy.service.clone()),
+        ..StoreRules::default()
+    };
+    let options = PostgresOptions {
+        rules,
+        ..PostgresOptions::default()
+    };
     let store = PostgresStore::connect(database.url(), options).await;
-    Ok(Arc::new(store.with_context(|| format!("could not use the database {database}"))?))
+    Ok(Arc::new(store.with_context(|| {
+        format!("could not use the database {database}")
+    })?))
 }
 
 /// Returns the key that all nodes of a server sign with, unless the operator gives them a file with one.
@@ -144,7 +178,11 @@ impl NodeView {
             .iter()
             .map(|node| serde_json::from_str(&node.report).unwrap_or_default())
             .collect();
-        let newest = reports.iter().map(|report| report.seq).max().unwrap_or_default();
+        let newest = reports
+            .iter()
+            .map(|report| report.seq)
+            .max()
+            .unwrap_or_default();
         let status = |(node, report): (&NodeRow, NodeReport)| NodeStatus {
             address: node.address.clone(),
             is_writer: node.is_writer,
@@ -158,12 +196,17 @@ impl NodeView {
 
     /// Returns the number of events that this node has still to publish.
     pub(crate) fn own_lag(&self) -> u64 {
-        self.rows().iter().find(|row| *row.address == *self.address).map_or(0, |row| row.lag)
+        self.rows()
+            .iter()
+            .find(|row| *row.address == *self.address)
+            .map_or(0, |row| row.lag)
     }
 
     /// Returns whether the object store of the packs answers.
     pub(crate) async fn packs_answer(&self, base: &Base) -> bool {
-        let Some(packs) = &base.packs else { return true };
+        let Some(packs) = &base.packs else {
+            return true;
+        };
         let mut last = self.probed.lock().await;
         let now = base.host.clock.now().mono;
         if let Some((at, answered)) = *last {
@@ -181,7 +224,11 @@ impl NodeView {
 impl WriterParts for OwnWriter {
     fn start(&self) -> BoxFuture<'_, Result<Writer, StartError>> {
         Box::pin(async move {
-            let GitHost { repos, contributors, .. } = &self.base.host;
+            let GitHost {
+                repos,
+                contributors,
+                ..
+            } = &self.base.host;
             for store in std::iter::once(repos).chain(contributors) {
                 store.became_writer().await?;
             }

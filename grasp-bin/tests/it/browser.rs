@@ -7,9 +7,21 @@ use std::path::Path;
 use self::devtools::{Browser, View};
 use crate::support::{Server, command, run_to_end, skipped};
 
-const DESKTOP: View = View { width: 1100, phone: false, scheme: "light" };
-const DARK: View = View { width: 1100, phone: false, scheme: "dark" };
-const PHONE: View = View { width: 360, phone: true, scheme: "light" };
+const DESKTOP: View = View {
+    width: 1100,
+    phone: false,
+    scheme: "light",
+};
+const DARK: View = View {
+    width: 1100,
+    phone: false,
+    scheme: "dark",
+};
+const PHONE: View = View {
+    width: 360,
+    phone: true,
+    scheme: "light",
+};
 
 /// True if no element reaches beyond the right edge of the screen.
 const FITS: &str = "document.documentElement.scrollWidth <= innerWidth";
@@ -71,9 +83,19 @@ fn push(server: &Server, home: &Path) -> String {
     let work = home.join("a-repository-with-quite-a-long-name");
     std::fs::create_dir_all(&work).unwrap();
     let git = |args: &[&str]| {
-        let who = ["-c", "user.name=alice", "-c", "user.email=alice@example.com"];
+        let who = [
+            "-c",
+            "user.name=alice",
+            "-c",
+            "user.email=alice@example.com",
+        ];
         let mut git = std::process::Command::new("git");
-        let done = run_to_end(git.args(who).args(args).current_dir(&work).env("HOME", home));
+        let done = run_to_end(
+            git.args(who)
+                .args(args)
+                .current_dir(&work)
+                .env("HOME", home),
+        );
         assert!(done.ok, "{done:?}");
     };
     git(&["init", "-q", "-b", "main"]);
@@ -81,7 +103,10 @@ fn push(server: &Server, home: &Path) -> String {
     let push = ["push", "--server", server.host()];
     let pushed = run_to_end(command().args(push).current_dir(&work).env("HOME", home));
     assert!(pushed.ok, "{pushed:?}");
-    let url = pushed.out.lines().find_map(|line| line.trim().strip_prefix("git clone "));
+    let url = pushed
+        .out
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("git clone "));
     url.unwrap().to_owned()
 }
 
@@ -108,10 +133,26 @@ async fn pages_are_readable_on_desktop_and_phone_in_light_and_dark_scheme() {
     for (name, url) in &pages {
         for (view, at) in [("desktop", DESKTOP), ("dark", DARK), ("phone", PHONE)] {
             browser.open(url, &at).await;
-            assert_eq!(browser.evaluate(FITS).await, true, "{name} in view {view} is too wide");
-            assert_eq!(browser.evaluate(LOW_CONTRAST).await, "", "{name} in view {view}");
-            assert_eq!(browser.evaluate(INACCESSIBLE).await, "", "{name} in view {view}");
-            assert_eq!(browser.evaluate(BROKEN_WORDS).await, "", "{name} in view {view}");
+            assert_eq!(
+                browser.evaluate(FITS).await,
+                true,
+                "{name} in view {view} is too wide"
+            );
+            assert_eq!(
+                browser.evaluate(LOW_CONTRAST).await,
+                "",
+                "{name} in view {view}"
+            );
+            assert_eq!(
+                browser.evaluate(INACCESSIBLE).await,
+                "",
+                "{name} in view {view}"
+            );
+            assert_eq!(
+                browser.evaluate(BROKEN_WORDS).await,
+                "",
+                "{name} in view {view}"
+            );
             assert_eq!(
                 browser.evaluate(SAME_ORIGIN).await,
                 true,
@@ -132,8 +173,12 @@ async fn the_status_page_updates_itself() {
         return;
     };
     let server = Server::start(&dir.path().join("data"));
-    browser.open(&format!("http://{}/status", server.host()), &DESKTOP).await;
-    browser.until("document.getElementById('freshness').textContent.startsWith('Updated')").await;
+    browser
+        .open(&format!("http://{}/status", server.host()), &DESKTOP)
+        .await;
+    browser
+        .until("document.getElementById('freshness').textContent.startsWith('Updated')")
+        .await;
     let repositories = "document.querySelector('[data-figure=repositories]').textContent";
     assert_eq!(browser.evaluate(repositories).await, "0");
     push(&server, dir.path());

@@ -9,14 +9,23 @@ use crate::tls_front::{Authority, Front};
 
 pub(crate) fn git(dir: &Path, args: &[&str]) -> String {
     let output = Command::new("git")
-        .args(["-c", "user.name=alice", "-c", "user.email=alice@example.com"])
+        .args([
+            "-c",
+            "user.name=alice",
+            "-c",
+            "user.email=alice@example.com",
+        ])
         .args(args)
         .current_dir(dir)
         .env("GIT_CONFIG_NOSYSTEM", "1")
         .env("GIT_CONFIG_GLOBAL", "/dev/null")
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
@@ -29,13 +38,22 @@ pub(crate) fn working_copy(dir: &Path) {
 
 pub(crate) fn push(dir: &Path, home: &Path, server: &Server) -> CommandOutput {
     let args = ["push", "--server", server.host()];
-    run_to_end(command().args(args).current_dir(dir).env("HOME", home).env_remove("XDG_DATA_HOME"))
+    run_to_end(
+        command()
+            .args(args)
+            .current_dir(dir)
+            .env("HOME", home)
+            .env_remove("XDG_DATA_HOME"),
+    )
 }
 
 /// Returns the URL that a push printed for clones.
 pub(crate) fn clone_url(pushed: &CommandOutput) -> String {
     assert!(pushed.ok, "{pushed:?}");
-    let line = pushed.out.lines().find_map(|line| line.trim().strip_prefix("git clone "));
+    let line = pushed
+        .out
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("git clone "));
     line.unwrap().to_owned()
 }
 
@@ -53,19 +71,37 @@ fn a_working_copy_is_hosted_and_updated_by_one_command() {
     assert_eq!(clone_url(&push(&work, dir.path(), &server)), url);
     let copy = dir.path().join("copy");
     git(dir.path(), &["clone", "-q", &url, copy.to_str().unwrap()]);
-    assert_eq!(git(&copy, &["rev-parse", "HEAD"]), git(&work, &["rev-parse", "HEAD"]));
+    assert_eq!(
+        git(&copy, &["rev-parse", "HEAD"]),
+        git(&work, &["rev-parse", "HEAD"])
+    );
     let branches = git(&copy, &["branch", "-r"]);
     assert!(branches.contains("origin/topic"), "{branches}");
-    let repos = grasp(&["repos", "--data-dir", dir.path().join("data").to_str().unwrap()]);
+    let repos = grasp(&[
+        "repos",
+        "--data-dir",
+        dir.path().join("data").to_str().unwrap(),
+    ]);
     assert!(repos.out.contains("hello"), "{repos:?}");
-    let json =
-        grasp(&["status", "--json", "--data-dir", dir.path().join("data").to_str().unwrap()]);
+    let json = grasp(&[
+        "status",
+        "--json",
+        "--data-dir",
+        dir.path().join("data").to_str().unwrap(),
+    ]);
     let status: serde_json::Value = serde_json::from_str(&json.out).unwrap();
     let bytes = |name: &str| status[name].as_u64().unwrap();
     let (events, git) = (bytes("store_bytes"), bytes("git_bytes"));
-    assert!(git > 0 && events > 0 && bytes("disk_bytes") >= git + events, "{json:?}");
+    assert!(
+        git > 0 && events > 0 && bytes("disk_bytes") >= git + events,
+        "{json:?}"
+    );
     // The hunt does not look for pushed data.
-    let status = grasp(&["status", "--data-dir", dir.path().join("data").to_str().unwrap()]);
+    let status = grasp(&[
+        "status",
+        "--data-dir",
+        dir.path().join("data").to_str().unwrap(),
+    ]);
     assert!(status.out.contains("names hunted for 0"), "{status:?}");
 }
 
@@ -82,11 +118,20 @@ fn a_push_that_would_lose_refs_of_the_server_needs_force() {
     // A clone has one branch of its own.
     let before = tips();
     let less = push(&copy, dir.path(), &server);
-    assert!(!less.ok && less.err.contains("lose them: refs/heads/topic; fetch"), "{less:?}");
+    assert!(
+        !less.ok && less.err.contains("lose them: refs/heads/topic; fetch"),
+        "{less:?}"
+    );
     git(&copy, &["branch", "topic", "origin/topic"]);
-    git(&copy, &["commit", "-q", "--amend", "--allow-empty", "-m", "other"]);
+    git(
+        &copy,
+        &["commit", "-q", "--amend", "--allow-empty", "-m", "other"],
+    );
     let other = push(&copy, dir.path(), &server);
-    assert!(!other.ok && other.err.contains("lose them: refs/heads/main; fetch"), "{other:?}");
+    assert!(
+        !other.ok && other.err.contains("lose them: refs/heads/main; fetch"),
+        "{other:?}"
+    );
     assert_eq!(tips(), before);
     let forced = ["push", "--force", "--server", server.host()];
     let forced = run_to_end(
@@ -96,7 +141,10 @@ fn a_push_that_would_lose_refs_of_the_server_needs_force() {
             .env("HOME", dir.path())
             .env_remove("XDG_DATA_HOME"),
     );
-    assert!(forced.ok && tips().starts_with(&git(&copy, &["rev-parse", "HEAD"])), "{forced:?}");
+    assert!(
+        forced.ok && tips().starts_with(&git(&copy, &["rev-parse", "HEAD"])),
+        "{forced:?}"
+    );
 }
 
 #[test]
@@ -108,20 +156,35 @@ fn a_shallow_clone_is_pushed_where_its_history_is_and_nowhere_else() {
     git(&work, &["commit", "-q", "--allow-empty", "-m", "second"]);
     let url = clone_url(&push(&work, dir.path(), &server));
     let shallow = dir.path().join("shallow/hello");
-    git(dir.path(), &["clone", "-q", "--depth=1", &url, shallow.to_str().unwrap()]);
+    git(
+        dir.path(),
+        &["clone", "-q", "--depth=1", &url, shallow.to_str().unwrap()],
+    );
     git(&shallow, &["commit", "-q", "--allow-empty", "-m", "third"]);
     assert_eq!(clone_url(&push(&shallow, dir.path(), &server)), url);
     let tip = git(dir.path(), &["ls-remote", &url, "refs/heads/main"]);
-    assert!(tip.starts_with(&git(&shallow, &["rev-parse", "HEAD"])), "{tip}");
+    assert!(
+        tip.starts_with(&git(&shallow, &["rev-parse", "HEAD"])),
+        "{tip}"
+    );
 
     let other_data = dir.path().join("other");
     let other = Server::start(&other_data);
     let refused = push(&shallow, dir.path(), &other);
-    assert!(!refused.ok && refused.err.contains("git fetch --unshallow"), "{refused:?}");
+    assert!(
+        !refused.ok && refused.err.contains("git fetch --unshallow"),
+        "{refused:?}"
+    );
     let repos = grasp(&["repos", "--data-dir", other_data.to_str().unwrap()]);
-    assert!(!repos.out.contains("hello"), "nothing was announced: {repos:?}");
+    assert!(
+        !repos.out.contains("hello"),
+        "nothing was announced: {repos:?}"
+    );
     let held = grasp(&["purgatory", "--data-dir", other_data.to_str().unwrap()]);
-    assert!(!held.out.contains("hello"), "nothing was published: {held:?}");
+    assert!(
+        !held.out.contains("hello"),
+        "nothing was published: {held:?}"
+    );
 }
 
 #[test]
@@ -134,7 +197,11 @@ fn an_announcement_keeps_the_relays_of_earlier_pushes() {
     clone_url(&push(&work, dir.path(), &second));
     let kept = std::fs::read_to_string(work.join(".git/grasp/announcements.json")).unwrap();
     for server in [&first, &second] {
-        assert!(kept.contains(&format!("\"{}\"", server.url)), "{} in {kept}", server.url);
+        assert!(
+            kept.contains(&format!("\"{}\"", server.url)),
+            "{} in {kept}",
+            server.url
+        );
     }
 }
 
@@ -147,9 +214,15 @@ fn a_push_to_an_unresponsive_server_times_out() {
     let address = unresponsive.local_addr().unwrap().to_string();
     let args = ["push", "--timeout", "1s", "--server", &address];
     let mut push = command();
-    push.args(args).current_dir(&work).env("HOME", dir.path()).env_remove("XDG_DATA_HOME");
+    push.args(args)
+        .current_dir(&work)
+        .env("HOME", dir.path())
+        .env_remove("XDG_DATA_HOME");
     let output = run_to_end(&mut push);
-    assert!(!output.ok && output.err.contains("not done after 1s;"), "{output:?}");
+    assert!(
+        !output.ok && output.err.contains("not done after 1s;"),
+        "{output:?}"
+    );
 }
 
 #[test]
@@ -157,14 +230,27 @@ fn a_push_outside_of_a_working_copy_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let push = |path: &str| {
         let mut push = command();
-        push.args(["push"]).current_dir(dir.path()).env("HOME", dir.path()).env("PATH", path);
+        push.args(["push"])
+            .current_dir(dir.path())
+            .env("HOME", dir.path())
+            .env("PATH", path);
         run_to_end(push.env_remove("XDG_DATA_HOME"))
     };
     let outside = push(&std::env::var("PATH").unwrap());
-    assert!(!outside.ok && outside.err.contains("not in a git working copy"), "{outside:?}");
+    assert!(
+        !outside.ok && outside.err.contains("not in a git working copy"),
+        "{outside:?}"
+    );
     let without_git = push("");
-    assert!(!without_git.ok && without_git.err.contains("is it installed"), "{without_git:?}");
-    assert_eq!(dir.path().read_dir().unwrap().count(), 0, "no key was created");
+    assert!(
+        !without_git.ok && without_git.err.contains("is it installed"),
+        "{without_git:?}"
+    );
+    assert_eq!(
+        dir.path().read_dir().unwrap().count(),
+        0,
+        "no key was created"
+    );
 }
 
 #[test]
@@ -186,10 +272,20 @@ fn sync_once_fetches_everything_from_a_relay_and_reports_completion() {
     let mirror = dir.path().join("mirror");
     let mirror = mirror.to_str().unwrap();
     // An archive also stores repositories that do not list it.
-    let args =
-        ["sync", "--once", "--from", &server.url, "--data-dir", mirror, "--archive-everything"];
+    let args = [
+        "sync",
+        "--once",
+        "--from",
+        &server.url,
+        "--data-dir",
+        mirror,
+        "--archive-everything",
+    ];
     let once = grasp(&args);
-    assert!(once.ok && once.out.contains("1 of 1 relay complete"), "{once:?}");
+    assert!(
+        once.ok && once.out.contains("1 of 1 relay complete"),
+        "{once:?}"
+    );
     assert!(once.out.contains(" new events in "), "{once:?}");
     assert!(!once.out.contains("complete, 0 new"), "{once:?}");
 }
@@ -198,9 +294,21 @@ fn sync_once_fetches_everything_from_a_relay_and_reports_completion() {
 fn sync_once_from_the_server_itself_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().to_str().unwrap();
-    let us = ["--from", "wss://git.example.com", "--domain", "git.example.com"];
-    let output = run_to_end(command().args(["sync", "--once", "--data-dir", data]).args(us));
-    assert!(!output.ok && output.err.contains("is this server itself"), "{output:?}");
+    let us = [
+        "--from",
+        "wss://git.example.com",
+        "--domain",
+        "git.example.com",
+    ];
+    let output = run_to_end(
+        command()
+            .args(["sync", "--once", "--data-dir", data])
+            .args(us),
+    );
+    assert!(
+        !output.ok && output.err.contains("is this server itself"),
+        "{output:?}"
+    );
 }
 
 #[test]
@@ -210,7 +318,16 @@ fn sync_once_from_an_unreachable_relay_is_incomplete() {
     let unreachable = format!("ws://{}", listener.local_addr().unwrap());
     drop(listener);
     let data = dir.path().to_str().unwrap();
-    let args = ["sync", "--once", "--from", &unreachable, "--timeout", "2s", "--data-dir", data];
+    let args = [
+        "sync",
+        "--once",
+        "--from",
+        &unreachable,
+        "--timeout",
+        "2s",
+        "--data-dir",
+        data,
+    ];
     let output = command().args(args).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stdout).contains("0 of 1 relay complete"));
@@ -232,7 +349,16 @@ fn sync_once_does_not_wait_for_a_relay_with_a_bad_certificate() {
     let (bad, data) = (format!("wss://{}", front.host()), dir.path().join("mirror"));
     let began = Instant::now();
     let output = command()
-        .args(["sync", "--once", "--timeout", "10m", "--from", &server.url, "--from", &bad])
+        .args([
+            "sync",
+            "--once",
+            "--timeout",
+            "10m",
+            "--from",
+            &server.url,
+            "--from",
+            &bad,
+        ])
         .arg("--data-dir")
         .arg(&data)
         .output()
@@ -242,11 +368,17 @@ fn sync_once_does_not_wait_for_a_relay_with_a_bad_certificate() {
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(out.contains("1 of 2 relays complete"), "{out}");
     assert!(
-        out.contains(&format!("{bad}: its certificate is not signed by a trusted authority")),
+        out.contains(&format!(
+            "{bad}: its certificate is not signed by a trusted authority"
+        )),
         "{out}"
     );
     assert!(took < Duration::from_secs(60), "{took:?}");
-    assert!(front.connections() <= 2, "{} connections", front.connections());
+    assert!(
+        front.connections() <= 2,
+        "{} connections",
+        front.connections()
+    );
 }
 
 #[test]
@@ -259,12 +391,23 @@ fn sync_once_retries_relays_that_an_earlier_run_gave_up() {
     std::fs::write(&roots, authority.pem()).unwrap();
     let (relay, data) = (format!("wss://{}", front.host()), dir.path().join("mirror"));
     let pass = |more: &[&str]| {
-        let args = ["sync", "--once", "--timeout", "100s", "--from", &relay, "--data-dir"];
+        let args = [
+            "sync",
+            "--once",
+            "--timeout",
+            "100s",
+            "--from",
+            &relay,
+            "--data-dir",
+        ];
         run_to_end(command().args(args).arg(&data).args(more))
     };
     assert!(!pass(&[]).ok);
     let trusting = pass(&["--trusted-roots", roots.to_str().unwrap()]);
-    assert!(trusting.ok && trusting.out.contains("1 of 1 relay complete"), "{trusting:?}");
+    assert!(
+        trusting.ok && trusting.out.contains("1 of 1 relay complete"),
+        "{trusting:?}"
+    );
 }
 
 #[test]
@@ -273,11 +416,30 @@ fn trusted_roots_without_a_certificate_are_an_error() {
     let file = dir.path().join("empty.pem");
     std::fs::write(&file, "").unwrap();
     let (file, data) = (file.to_str().unwrap(), dir.path().join("data"));
-    let args = ["serve", "--listen", "127.0.0.1:0", "--trusted-roots", file, "--data-dir"];
+    let args = [
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--trusted-roots",
+        file,
+        "--data-dir",
+    ];
     let output = run_to_end(command().args(args).arg(&data));
-    assert!(!output.ok && output.err.contains("no certificate in it"), "{output:?}");
-    let doctor = grasp(&["doctor", "--data-dir", data.to_str().unwrap(), "--trusted-roots", file]);
-    assert!(!doctor.ok && doctor.out.contains("no certificate in it"), "{doctor:?}");
+    assert!(
+        !output.ok && output.err.contains("no certificate in it"),
+        "{output:?}"
+    );
+    let doctor = grasp(&[
+        "doctor",
+        "--data-dir",
+        data.to_str().unwrap(),
+        "--trusted-roots",
+        file,
+    ]);
+    assert!(
+        !doctor.ok && doctor.out.contains("no certificate in it"),
+        "{doctor:?}"
+    );
 }
 
 /// Creates this number of tags of a working copy's commit, with names of this form.
@@ -291,9 +453,15 @@ fn tag(dir: &Path, count: usize, name: impl Fn(usize) -> String) {
         .stdin(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    let lines: String =
-        (0..count).map(|n| format!("create refs/tags/{} {commit}\n", name(n))).collect();
-    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let lines: String = (0..count)
+        .map(|n| format!("create refs/tags/{} {commit}\n", name(n)))
+        .collect();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(lines.as_bytes())
+        .unwrap();
     assert!(child.wait().unwrap().success());
 }
 
@@ -310,8 +478,19 @@ fn many_refs_are_pushed_at_once_and_deleted_ones_are_removed() {
     git(&work, &["tag", "--delete", "v\"#7"]);
     git(&work, &["tag", "--no-sign", "more"]);
     let refused = push(&work, dir.path(), &server);
-    assert!(!refused.ok && refused.err.contains("would lose them"), "{refused:?}");
-    let args = ["push", "--force", "--refs", "main", "--refs", "refs/tags/v*", "--server"];
+    assert!(
+        !refused.ok && refused.err.contains("would lose them"),
+        "{refused:?}"
+    );
+    let args = [
+        "push",
+        "--force",
+        "--refs",
+        "main",
+        "--refs",
+        "refs/tags/v*",
+        "--server",
+    ];
     let forced = command()
         .args(args)
         .arg(server.host())
@@ -321,7 +500,11 @@ fn many_refs_are_pushed_at_once_and_deleted_ones_are_removed() {
         .output()
         .unwrap();
     assert!(forced.status.success(), "{forced:?}");
-    assert_eq!(tags(), 999, "one is deleted, and the new one was not chosen");
+    assert_eq!(
+        tags(),
+        999,
+        "one is deleted, and the new one was not chosen"
+    );
 }
 
 #[test]
@@ -332,9 +515,18 @@ fn too_many_refs_are_refused_with_the_limit_and_the_remedy() {
     working_copy(&work);
     tag(&work, 5_000, |n| format!("v{n}-{}", "x".repeat(180)));
     let refused = push(&work, dir.path(), &server);
-    let expected = format!("5001 refs are too many for {}, which takes about 4", server.host());
-    assert!(!refused.ok && refused.err.contains(&expected), "{refused:?}");
-    assert!(refused.err.contains("choose some with --refs"), "{refused:?}");
+    let expected = format!(
+        "5001 refs are too many for {}, which takes about 4",
+        server.host()
+    );
+    assert!(
+        !refused.ok && refused.err.contains(&expected),
+        "{refused:?}"
+    );
+    assert!(
+        refused.err.contains("choose some with --refs"),
+        "{refused:?}"
+    );
 }
 
 #[test]
@@ -343,14 +535,29 @@ fn an_old_git_is_refused_by_serve_and_doctor_with_the_remedy() {
     let old = dir.path().join("git");
     // Written by a shell: children of other tests would inherit the open file, and it could not be executed.
     let write = "printf '#!/bin/sh\\necho git version 2.36.6\\n' > \"$0\" && chmod 755 \"$0\"";
-    assert!(Command::new("/bin/sh").args(["-c", write]).arg(&old).status().unwrap().success());
+    assert!(
+        Command::new("/bin/sh")
+            .args(["-c", write])
+            .arg(&old)
+            .status()
+            .unwrap()
+            .success()
+    );
     let data = dir.path().join("data");
-    let at = ["--data-dir", data.to_str().unwrap(), "--listen", "127.0.0.1:0"];
+    let at = [
+        "--data-dir",
+        data.to_str().unwrap(),
+        "--listen",
+        "127.0.0.1:0",
+    ];
     let path = format!("{}:/usr/bin:/bin", dir.path().display());
     for args in [&["serve"][..], &["doctor", "--offline"]] {
         let output = run_to_end(command().args(args).args(at).env("PATH", &path));
         let text = format!("{}{}", output.out, output.err);
-        assert!(!output.ok && text.contains("git 2.36 is too old"), "{output:?}");
+        assert!(
+            !output.ok && text.contains("git 2.36 is too old"),
+            "{output:?}"
+        );
         assert!(text.contains("install git 2.37 or newer"), "{output:?}");
     }
 }
@@ -360,11 +567,35 @@ fn the_doctor_accepts_a_running_server_and_reports_a_port_in_use() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path());
     let data = dir.path().to_str().unwrap();
-    let args = ["doctor", "--data-dir", data, "--listen", server.host(), "--domain", server.host()];
+    let args = [
+        "doctor",
+        "--data-dir",
+        data,
+        "--listen",
+        server.host(),
+        "--domain",
+        server.host(),
+    ];
     let good = grasp(&args);
-    assert!(good.ok && good.out.contains("shows the NIP-11 document of this server"), "{good:?}");
+    assert!(
+        good.ok
+            && good
+                .out
+                .contains("shows the NIP-11 document of this server"),
+        "{good:?}"
+    );
     let other = tempfile::tempdir().unwrap();
     let other = other.path().to_str().unwrap();
-    let bad = grasp(&["doctor", "--offline", "--data-dir", other, "--listen", server.host()]);
-    assert!(!bad.ok && bad.out.contains("is taken") && bad.out.contains("→"), "{bad:?}");
+    let bad = grasp(&[
+        "doctor",
+        "--offline",
+        "--data-dir",
+        other,
+        "--listen",
+        server.host(),
+    ]);
+    assert!(
+        !bad.ok && bad.out.contains("is taken") && bad.out.contains("→"),
+        "{bad:?}"
+    );
 }

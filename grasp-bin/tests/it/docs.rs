@@ -13,7 +13,9 @@ use crate::support::{CommandOutput, Server, command, get, run_to_end, skipped};
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn docs(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../docs")
+        .join(path)
 }
 
 fn page(path: &str) -> String {
@@ -23,7 +25,10 @@ fn page(path: &str) -> String {
 /// Returns the code blocks of a page in this language.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let opening = format!("```{language}\n");
-    page.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
+    page.split(&opening)
+        .skip(1)
+        .map(|rest| rest.split("```").next().unwrap().to_owned())
+        .collect()
 }
 
 /// Returns a shell in a home of its own, in which `grasp` is the command under test.
@@ -91,8 +96,15 @@ fn the_tutorial_works_as_written() {
     let changed = run(home.path(), change).out;
     assert!(changed.contains("obeys its maintainers"), "{changed}");
     let listed = run(home.path(), list).out;
-    assert!(listed.contains("hello") && listed.contains("repositories 1,"), "{listed}");
-    assert!(get(&format!("127.0.0.1:{port}"), "/").1.contains(">hello</a>"));
+    assert!(
+        listed.contains("hello") && listed.contains("repositories 1,"),
+        "{listed}"
+    );
+    assert!(
+        get(&format!("127.0.0.1:{port}"), "/")
+            .1
+            .contains(">hello</a>")
+    );
     let _second = start(home.path(), follow, &second);
     let followed = run(home.path(), followed).out;
     assert!(followed.contains("obeys its maintainers"), "{followed}");
@@ -101,7 +113,11 @@ fn the_tutorial_works_as_written() {
 /// Runs a block that starts a server, and waits until the server listens.
 fn start(home: &Path, script: &str, port: &str) -> Running {
     let script = script.replace("grasp serve", "exec grasp serve");
-    let server = shell(home, &script).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let server = shell(home, &script)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     while std::net::TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
         std::thread::yield_now();
     }
@@ -114,7 +130,9 @@ fn a_backup_is_restored_as_written() {
     let data = home.path().join("grasp");
     let text = page("how-to/backup.md").replace("/var/lib/grasp", data.to_str().unwrap());
     let blocks = blocks(&text, "sh");
-    let [backup, restore] = &blocks[..] else { panic!("two blocks") };
+    let [backup, restore] = &blocks[..] else {
+        panic!("two blocks")
+    };
     let backups = home.path().join("backups");
     let [backup, restore] =
         [backup, restore].map(|block| block.replace("/var/backups", backups.to_str().unwrap()));
@@ -126,7 +144,10 @@ fn a_backup_is_restored_as_written() {
         run(home.path(), work);
         let push = format!("cd hello && grasp push --server {}", server.host());
         let output = run(home.path(), &push);
-        let line = output.out.lines().find_map(|line| line.trim().strip_prefix("git clone "));
+        let line = output
+            .out
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("git clone "));
         // The server runs during the backup.
         run(home.path(), &backup);
         line.unwrap().to_owned()
@@ -134,7 +155,10 @@ fn a_backup_is_restored_as_written() {
     std::fs::remove_dir_all(&data).unwrap();
     run(home.path(), &restore);
     let _server = Server::start_at(&listen, &data);
-    run(home.path(), &format!("git clone -q {url} copy && git -C copy log -1"));
+    run(
+        home.path(),
+        &format!("git clone -q {url} copy && git -C copy log -1"),
+    );
 }
 
 #[test]
@@ -142,14 +166,25 @@ fn data_is_checked_and_repaired_as_written() {
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join("grasp");
     let server = Server::start(&data);
-    run(home.path(), "git init -q hello && cd hello && git commit -q --allow-empty -m first");
-    run(home.path(), &format!("cd hello && grasp push --server {}", server.host()));
+    run(
+        home.path(),
+        "git init -q hello && cd hello && git commit -q --allow-empty -m first",
+    );
+    run(
+        home.path(),
+        &format!("cd hello && grasp push --server {}", server.host()),
+    );
     let text = page("how-to/repair.md").replace("/var/lib/grasp", data.to_str().unwrap());
     let blocks = blocks(&text, "sh");
-    let [check, repair] = &blocks[..] else { panic!("two blocks") };
+    let [check, repair] = &blocks[..] else {
+        panic!("two blocks")
+    };
     for block in [check, repair] {
         let printed = run(home.path(), block).out;
-        assert!(printed.contains("nothing is missing or damaged"), "{printed}");
+        assert!(
+            printed.contains("nothing is missing or damaged"),
+            "{printed}"
+        );
     }
 }
 
@@ -166,8 +201,10 @@ fn a_server_is_monitored_as_written() {
         skipped("curl is not installed");
         return;
     }
-    let outputs: Vec<_> =
-        blocks(&text, "sh").iter().map(|block| run(home.path(), block).out).collect();
+    let outputs: Vec<_> = blocks(&text, "sh")
+        .iter()
+        .map(|block| run(home.path(), block).out)
+        .collect();
     assert!(
         outputs[0].contains("working")
             && outputs[1] == "ok\n"
@@ -194,7 +231,10 @@ fn the_settings_and_commands_of_a_deployment_are_valid() {
 /// Starts a server, and creates a working copy to try commands with.
 fn start_with_working_copy(home: &Path) -> Server {
     let server = Server::start(&home.join("other"));
-    run(home, "git init -q hello && cd hello && git commit -q --allow-empty -m first");
+    run(
+        home,
+        "git init -q hello && cd hello && git commit -q --allow-empty -m first",
+    );
     server
 }
 
@@ -202,7 +242,13 @@ fn start_with_working_copy(home: &Path) -> Server {
 fn spawn(home: &Path, block: &str) -> Running {
     let script = format!("exec {}", block.trim());
     let mut shell = shell(home, &script);
-    Running(shell.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    Running(
+        shell
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap(),
+    )
 }
 
 /// Repeats a command until its output contains a text.
@@ -221,19 +267,26 @@ fn until(home: &Path, script: &str, wanted: &str) -> String {
 #[test]
 fn repositories_are_mirrored_as_written() {
     let home = tempfile::tempdir().unwrap();
-    let (first, second) =
-        (start_with_working_copy(home.path()), Server::start(&home.path().join("second")));
+    let (first, second) = (
+        start_with_working_copy(home.path()),
+        Server::start(&home.path().join("second")),
+    );
     let text = page("how-to/mirror.md")
         .replace("a.example.com", first.host())
         .replace("b.example.com", second.host())
         .replace("wss://relay.example.com", &first.url);
     let blocks = blocks(&text, "sh");
-    let [push, serve, once] = &blocks[..] else { panic!("three blocks") };
+    let [push, serve, once] = &blocks[..] else {
+        panic!("three blocks")
+    };
     let pushed = run(home.path(), &format!("cd hello && {push}")).out;
     assert_eq!(pushed.matches("git clone").count(), 2, "{pushed}");
     let synced = run(home.path(), once).out;
     assert!(synced.contains("1 of 1 relay complete"), "{synced}");
-    let serve = format!("{} --listen 127.0.0.1:0 --allow-private-targets", serve.trim());
+    let serve = format!(
+        "{} --listen 127.0.0.1:0 --allow-private-targets",
+        serve.trim()
+    );
     let _server = spawn(home.path(), &serve);
     until(home.path(), "grasp repos --data-dir ./mirror", "hello");
     let status = run(home.path(), "grasp status --json --data-dir ./mirror").out;
@@ -245,11 +298,16 @@ fn repositories_are_mirrored_as_written() {
 
 #[test]
 fn a_server_moves_to_several_machines_as_written() {
-    let Some(postgres) = Postgres::durable() else { return };
+    let Some(postgres) = Postgres::durable() else {
+        return;
+    };
     let home = tempfile::tempdir().unwrap();
     let single = start_with_working_copy(home.path());
     let host = single.host().to_owned();
-    run(home.path(), &format!("cd hello && grasp push --server {host}"));
+    run(
+        home.path(),
+        &format!("cd hello && grasp push --server {host}"),
+    );
     drop(single);
     let (packs, port) = (home.path().join("packs"), free_port());
     std::fs::create_dir(&packs).unwrap();
@@ -257,32 +315,50 @@ fn a_server_moves_to_several_machines_as_written() {
         .replace("postgres://grasp@db/grasp", &postgres.database())
         .replace("s3://bucket/prefix", &format!("file://{}", packs.display()))
         .replace("http://node1:7334", &format!("http://127.0.0.1:{port}"))
-        .replace("/var/lib/grasp", home.path().join("other").to_str().unwrap())
+        .replace(
+            "/var/lib/grasp",
+            home.path().join("other").to_str().unwrap(),
+        )
         .replace("git.example.com", &host);
     let blocks = blocks(&text, "sh");
-    let [serve, import] = &blocks[..] else { panic!("two blocks") };
+    let [serve, import] = &blocks[..] else {
+        panic!("two blocks")
+    };
     let imported = run(home.path(), import).out;
-    assert!(imported.starts_with("imported 2 events, 1 repository and 1 pack"), "{imported}");
-    let serve = format!("{} --listen 127.0.0.1:{port} --data-dir ./node", serve.trim());
+    assert!(
+        imported.starts_with("imported 2 events, 1 repository and 1 pack"),
+        "{imported}"
+    );
+    let serve = format!(
+        "{} --listen 127.0.0.1:{port} --data-dir ./node",
+        serve.trim()
+    );
     let _node = spawn(home.path(), &serve);
     until(home.path(), "grasp status --data-dir ./node", "writer");
     until(home.path(), "grasp repos --data-dir ./node", "hello");
     let repos = run(home.path(), "grasp repos --json --data-dir ./node").out;
     let repos: serde_json::Value = serde_json::from_str(&repos).unwrap();
     let path = repos[0]["path"].as_str().unwrap();
-    run(home.path(), &format!("git clone -q http://127.0.0.1:{port}{path} clone"));
+    run(
+        home.path(),
+        &format!("git clone -q http://127.0.0.1:{port}{path} clone"),
+    );
 }
 
 #[test]
 fn a_relay_gets_a_sidecar_as_written() {
     let home = tempfile::tempdir().unwrap();
-    let (other, relay) =
-        (start_with_working_copy(home.path()), Server::start(&home.path().join("relay")));
+    let (other, relay) = (
+        start_with_working_copy(home.path()),
+        Server::start(&home.path().join("relay")),
+    );
     let text = page("how-to/embed.md")
         .replace("ws://127.0.0.1:7777", &relay.url)
         .replace("wss://other.example.com", &other.url);
     let blocks = blocks(&text, "sh");
-    let [sidecar, status] = &blocks[..] else { panic!("two blocks") };
+    let [sidecar, status] = &blocks[..] else {
+        panic!("two blocks")
+    };
     let _sidecar = spawn(home.path(), sidecar);
     let output = until(home.path(), status, "complete, live");
     assert!(output.starts_with("sidecar of ws://"), "{output}");
@@ -295,16 +371,24 @@ fn events_are_migrated_as_written() {
     let data = home.path().join("new");
     // The old server at an address that is not its domain.
     let text = page("how-to/migrate.md")
-        .replace("ws://127.0.0.1:7334", &old.url.replace("127.0.0.1", "localhost"))
+        .replace(
+            "ws://127.0.0.1:7334",
+            &old.url.replace("127.0.0.1", "localhost"),
+        )
         .replace("git.example.com", old.host())
         .replace("/var/lib/grasp", data.to_str().unwrap());
     let push = format!("cd hello && grasp push --server {}", old.host());
     run(home.path(), &push);
     let blocks = blocks(&text, "sh");
-    let [once] = &blocks[..] else { panic!("one block") };
+    let [once] = &blocks[..] else {
+        panic!("one block")
+    };
     let synced = run(home.path(), once).out;
     // The announcement and the state, under the same domain as before.
-    assert!(synced.contains("1 of 1 relay complete, 2 new events"), "{synced}");
+    assert!(
+        synced.contains("1 of 1 relay complete, 2 new events"),
+        "{synced}"
+    );
 }
 
 #[test]
@@ -313,23 +397,43 @@ fn the_readme_works_as_written() {
     let port = free_port();
     let text = page("../README.md").replace("7334", &port);
     let blocks = blocks(&text, "sh");
-    let [serve, install, demo, push, test] = &blocks[..] else { panic!("five blocks") };
+    let [serve, install, demo, push, test] = &blocks[..] else {
+        panic!("five blocks")
+    };
     assert_eq!(install.trim(), "cargo install --path grasp-bin");
-    assert_eq!(test.trim(), "cargo test --workspace", "the tests of this run");
+    assert_eq!(
+        test.trim(),
+        "cargo test --workspace",
+        "the tests of this run"
+    );
     // The command that was built for this run.
     let serve = serve.replace("cargo run --release --", "grasp");
     assert!(run(home.path(), demo).out.contains("the second has it"));
-    run(home.path(), "git init -q hello && cd hello && git commit -q --allow-empty -m first");
-    let _server = spawn(home.path(), &format!("{} --listen 127.0.0.1:{port}", serve.trim()));
+    run(
+        home.path(),
+        "git init -q hello && cd hello && git commit -q --allow-empty -m first",
+    );
+    let _server = spawn(
+        home.path(),
+        &format!("{} --listen 127.0.0.1:{port}", serve.trim()),
+    );
     until(home.path(), "grasp status", "working");
-    assert!(run(home.path(), &format!("cd hello && {push}")).out.contains("git clone"));
+    assert!(
+        run(home.path(), &format!("cd hello && {push}"))
+            .out
+            .contains("git clone")
+    );
 }
 
 #[test]
 fn the_commands_of_the_settings_reference_work() {
     let home = tempfile::tempdir().unwrap();
     for block in blocks(&page("reference/configuration.md"), "sh") {
-        assert!(run(home.path(), &block).out.contains("listen = \"127.0.0.1:7334\""));
+        assert!(
+            run(home.path(), &block)
+                .out
+                .contains("listen = \"127.0.0.1:7334\"")
+        );
     }
 }
 
@@ -350,8 +454,10 @@ const TESTED_PAGES: [&str; 11] = [
 
 #[test]
 fn every_command_of_the_documentation_is_tested() {
-    let tested: Vec<_> =
-        TESTED_PAGES.iter().map(|page| docs(page).canonicalize().unwrap()).collect();
+    let tested: Vec<_> = TESTED_PAGES
+        .iter()
+        .map(|page| docs(page).canonicalize().unwrap())
+        .collect();
     for path in pages().into_iter().chain([docs("../README.md")]) {
         let text = std::fs::read_to_string(&path).unwrap();
         if !tested.contains(&path.canonicalize().unwrap()) {
@@ -360,7 +466,10 @@ fn every_command_of_the_documentation_is_tested() {
             lines.for_each(|line| assert!(is_benchmark(line), "{path:?}: {line}"));
         }
         // Console blocks contain only commands that need root or a container engine.
-        for line in blocks(&text, "console").iter().flat_map(|block| block.lines()) {
+        for line in blocks(&text, "console")
+            .iter()
+            .flat_map(|block| block.lines())
+        {
             let is_allowed = line.starts_with("# systemctl ") || line.starts_with("$ podman ");
             assert!(is_allowed, "{path:?}: {line}");
         }
@@ -369,7 +478,9 @@ fn every_command_of_the_documentation_is_tested() {
 
 /// Returns whether a line runs a benchmark that exists.
 fn is_benchmark(line: &str) -> bool {
-    let words = line.split_whitespace().skip_while(|word| word.contains('='));
+    let words = line
+        .split_whitespace()
+        .skip_while(|word| word.contains('='));
     let words: Vec<_> = words.take_while(|word| *word != "#").collect();
     let after = |flag: &str| {
         let at = words.iter().position(|word| *word == flag)?;
@@ -378,7 +489,11 @@ fn is_benchmark(line: &str) -> bool {
     let Some(package) = after("-p").filter(|_| words.starts_with(&["cargo", "bench"])) else {
         return false;
     };
-    let folder = if package == "grasp-tests" { "tests" } else { package };
+    let folder = if package == "grasp-tests" {
+        "tests"
+    } else {
+        package
+    };
     let manifest = page(&format!("../{folder}/Cargo.toml"));
     after("--bench").is_none_or(|bench| manifest.contains(&format!("name = \"{bench}\"")))
 }
@@ -388,13 +503,21 @@ fn the_settings_of_the_container_and_the_unit_exist() {
     let settings = page("reference/configuration.md");
     let text = page("how-to/deploy/Containerfile") + &page("how-to/deploy.md");
     let words = text.split(|c: char| !c.is_ascii_uppercase() && c != '_');
-    let ours: BTreeSet<_> = words.filter_map(|word| word.strip_prefix("GRASP_")).collect();
+    let ours: BTreeSet<_> = words
+        .filter_map(|word| word.strip_prefix("GRASP_"))
+        .collect();
     assert!(ours.len() >= 3, "{ours:?}");
     for name in ours {
-        assert!(settings.contains(&format!("| `{}` |", name.to_ascii_lowercase())), "{name}");
+        assert!(
+            settings.contains(&format!("| `{}` |", name.to_ascii_lowercase())),
+            "{name}"
+        );
     }
     let unit = page("how-to/deploy/grasp.service");
-    assert!(unit.contains("Type=notify") && unit.contains("grasp serve --config"), "{unit}");
+    assert!(
+        unit.contains("Type=notify") && unit.contains("grasp serve --config"),
+        "{unit}"
+    );
     let file = docs("how-to/deploy/grasp.service");
     let mut check = Command::new("systemd-analyze");
     match check.arg("verify").arg(&file).output() {
@@ -403,7 +526,9 @@ fn the_settings_of_the_container_and_the_unit_exist() {
         Ok(output) => {
             let errors = String::from_utf8_lossy(&output.stderr).into_owned();
             let ours = errors.lines().filter(|line| line.contains("grasp.service"));
-            let wrong: Vec<_> = ours.filter(|line| !line.contains("is not executable")).collect();
+            let wrong: Vec<_> = ours
+                .filter(|line| !line.contains("is not executable"))
+                .collect();
             assert!(wrong.is_empty(), "{wrong:?}");
         }
     }
@@ -437,9 +562,16 @@ fn every_required_package_is_used_where_the_decisions_say() {
     ];
     for package in required {
         assert!(manifest.contains(&format!("\n{package} = ")), "{package}");
-        let row = text.lines().find(|line| line.starts_with(&format!("| `{package}` |"))).unwrap();
+        let row = text
+            .lines()
+            .find(|line| line.starts_with(&format!("| `{package}` |")))
+            .unwrap();
         let cell = row.split('|').nth(2).unwrap();
-        let paths = cell.split('`').skip(1).step_by(2).filter(|path| path.contains('/'));
+        let paths = cell
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .filter(|path| path.contains('/'));
         for path in paths {
             assert!(docs("..").join(path).exists(), "{package}: {path}");
         }
@@ -450,10 +582,17 @@ fn every_required_package_is_used_where_the_decisions_say() {
 fn defines(code: &str, item: &str) -> bool {
     const KEYWORDS: [&str; 7] = ["fn", "struct", "enum", "trait", "type", "const", "static"];
     let is_other = |c: char| !c.is_alphanumeric() && c != '_';
-    let mut lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let mut lines = code
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
     lines.any(|line| {
-        let words: Vec<_> = line.split(is_other).filter(|word| !word.is_empty()).collect();
-        words.windows(2).any(|pair| KEYWORDS.contains(&pair[0]) && pair[1] == item)
+        let words: Vec<_> = line
+            .split(is_other)
+            .filter(|word| !word.is_empty())
+            .collect();
+        words
+            .windows(2)
+            .any(|pair| KEYWORDS.contains(&pair[0]) && pair[1] == item)
     })
 }
 
@@ -477,7 +616,10 @@ fn exists(name: &str) -> Option<bool> {
 fn every_name_in_the_design_map_exists() {
     let text = page("explanation/design-map.md");
     let named: BTreeSet<_> = text.split('`').skip(1).step_by(2).collect();
-    let checked: Vec<_> = named.iter().filter_map(|name| Some((name, exists(name)?))).collect();
+    let checked: Vec<_> = named
+        .iter()
+        .filter_map(|name| Some((name, exists(name)?)))
+        .collect();
     let missing: Vec<_> = checked.iter().filter(|(_, exists)| !exists).collect();
     assert!(missing.is_empty(), "{missing:?}");
     assert!(checked.len() > 150, "{}", checked.len());
@@ -496,7 +638,11 @@ fn files(directory: PathBuf, extension: &str) -> Vec<PathBuf> {
     let (mut found, mut left) = (Vec::new(), vec![directory]);
     while let Some(path) = left.pop() {
         if path.is_dir() {
-            left.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            left.extend(
+                std::fs::read_dir(&path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
         } else if path.extension().is_some_and(|found| found == extension) {
             found.push(path);
         }
@@ -513,11 +659,18 @@ fn pages() -> Vec<PathBuf> {
 fn every_module_in_the_architecture_and_the_glossary_exists() {
     let crates = ["core", "sync", "purgatory", "relay", "bin"];
     let sources = crates.map(|name| docs("..").join(format!("grasp-{name}/src")));
-    let sources: Vec<_> = sources.into_iter().flat_map(|dir| files(dir, "rs")).collect();
+    let sources: Vec<_> = sources
+        .into_iter()
+        .flat_map(|dir| files(dir, "rs"))
+        .collect();
     // A module may be named by its file, or by its path without the ending.
     let is_module = |name: &str| {
         let name = name.trim_end_matches('/');
-        let file = if name.ends_with(".rs") { name.to_owned() } else { format!("{name}.rs") };
+        let file = if name.ends_with(".rs") {
+            name.to_owned()
+        } else {
+            format!("{name}.rs")
+        };
         sources.iter().any(|path| path.ends_with(&file))
     };
     let mut checked = 0;
@@ -537,7 +690,11 @@ fn every_module_in_the_architecture_and_the_glossary_exists() {
 fn settings_in_the_documentation_are_valid() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("grasp.toml");
-    for path in ["how-to/mirror.md", "how-to/repair.md", "reference/configuration.md"] {
+    for path in [
+        "how-to/mirror.md",
+        "how-to/repair.md",
+        "reference/configuration.md",
+    ] {
         let blocks = blocks(&page(path), "toml");
         assert!(!blocks.is_empty(), "{path}");
         for block in blocks {
@@ -552,8 +709,9 @@ fn settings_in_the_documentation_are_valid() {
 fn every_setting_in_the_migration_guide_exists() {
     let text = page("how-to/migrate.md");
     let settings = page("reference/configuration.md");
-    let rows =
-        text.lines().filter(|line| line.starts_with("| `NGIT_") || line.starts_with("| `RUST_"));
+    let rows = text
+        .lines()
+        .filter(|line| line.starts_with("| `NGIT_") || line.starts_with("| `RUST_"));
     let mut checked = 0;
     for row in rows {
         let ours = row.split('|').nth(2).unwrap();
@@ -570,12 +728,20 @@ fn every_link_of_the_documentation_exists() {
     let mut checked = 0;
     for path in pages().into_iter().chain([docs("../README.md")]) {
         let text = std::fs::read_to_string(&path).unwrap();
-        for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {
+        for link in text
+            .split("](")
+            .skip(1)
+            .map(|rest| rest.split(')').next().unwrap())
+        {
             let file = link.split('#').next().unwrap();
             if file.is_empty() || link.contains("://") {
                 continue;
             }
-            assert!(path.parent().unwrap().join(file).exists(), "{}: {link}", path.display());
+            assert!(
+                path.parent().unwrap().join(file).exists(),
+                "{}: {link}",
+                path.display()
+            );
             checked += 1;
         }
     }

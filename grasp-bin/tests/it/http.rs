@@ -25,7 +25,13 @@ fn rows(page: &str) -> Vec<Row> {
         let kind = kind.trim_matches('`').to_owned();
         let (method, path) = (method.to_owned(), path.to_owned());
         let header = quoted.next().map(str::to_owned);
-        Some(Row { method, path, header, status: status.parse().ok()?, kind })
+        Some(Row {
+            method,
+            path,
+            header,
+            status: status.parse().ok()?,
+            kind,
+        })
     };
     page.lines().filter_map(row).collect()
 }
@@ -45,7 +51,9 @@ fn request(host: &str, row: &Row) -> (u16, String, bool) {
     let service = row.path.rsplit('/').next().unwrap();
     let body: &[u8] = if row.method == "POST" { b"0000" } else { b"" };
     if row.method == "POST" {
-        head.push_str(&format!("Content-Type: application/x-{service}-request\r\n"));
+        head.push_str(&format!(
+            "Content-Type: application/x-{service}-request\r\n"
+        ));
     }
     write!(stream, "{head}Content-Length: {}\r\n\r\n", body.len()).unwrap();
     stream.write_all(body).unwrap();
@@ -57,10 +65,23 @@ fn request(host: &str, row: &Row) -> (u16, String, bool) {
         bytes.extend_from_slice(&some[..length]);
     }
     let head = String::from_utf8_lossy(&bytes).to_ascii_lowercase();
-    let value = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let value = |name: &str| {
+        head.lines()
+            .find_map(|line| line.strip_prefix(name))
+            .map(str::trim)
+    };
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    let kind = value("content-type:").unwrap_or_default().split(';').next().unwrap().to_owned();
-    (status, kind, value("access-control-allow-origin:") == Some("*"))
+    let kind = value("content-type:")
+        .unwrap_or_default()
+        .split(';')
+        .next()
+        .unwrap()
+        .to_owned();
+    (
+        status,
+        kind,
+        value("access-control-allow-origin:") == Some("*"),
+    )
 }
 
 #[test]
@@ -70,14 +91,31 @@ fn every_response_is_as_in_the_reference() {
     let server = Server::start_with(&contributors, &dir.path().join("data"));
     let work = dir.path().join("hello");
     std::fs::create_dir(&work).unwrap();
-    for args in [&["init", "-q"][..], &["commit", "-q", "--allow-empty", "-m", "first"]] {
-        let who = ["-c", "user.name=alice", "-c", "user.email=alice@example.com"];
+    for args in [
+        &["init", "-q"][..],
+        &["commit", "-q", "--allow-empty", "-m", "first"],
+    ] {
+        let who = [
+            "-c",
+            "user.name=alice",
+            "-c",
+            "user.email=alice@example.com",
+        ];
         let mut git = std::process::Command::new("git");
         assert!(run_to_end(git.args(who).args(args).current_dir(&work)).ok);
     }
     let push = ["push", "--server", server.host()];
-    let pushed = run_to_end(command().args(push).current_dir(&work).env("HOME", dir.path())).out;
-    let npub = pushed.split('/').find(|part| part.starts_with("npub1")).unwrap();
+    let pushed = run_to_end(
+        command()
+            .args(push)
+            .current_dir(&work)
+            .env("HOME", dir.path()),
+    )
+    .out;
+    let npub = pushed
+        .split('/')
+        .find(|part| part.starts_with("npub1"))
+        .unwrap();
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/http.md");
     let page = std::fs::read_to_string(page).unwrap();
     let rows = rows(&page.replace("<npub>", npub).replace("<name>", "hello"));

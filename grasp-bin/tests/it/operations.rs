@@ -32,7 +32,11 @@ fn restore(dir: &Path, data: &Path) -> CommandOutput {
 
 /// Runs a check, and returns its exit code and its output.
 fn check(data: &Path, more: &[&str]) -> (i32, String) {
-    let output = command().args(["check", "--data-dir", text(data)]).args(more).output().unwrap();
+    let output = command()
+        .args(["check", "--data-dir", text(data)])
+        .args(more)
+        .output()
+        .unwrap();
     let printed = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
     (output.status.code().unwrap(), printed.concat())
 }
@@ -43,7 +47,11 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     while let Some(dir) = left.pop() {
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
-            if path.is_dir() { left.push(path) } else { files.push(path) }
+            if path.is_dir() {
+                left.push(path)
+            } else {
+                files.push(path)
+            }
         }
     }
     files.sort();
@@ -61,7 +69,10 @@ fn packs(data: &Path) -> Vec<PathBuf> {
 fn contents(data: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = files(data);
     files.retain(|file| !text(file).ends_with("-shm") && !text(file).ends_with(".sock"));
-    files.into_iter().map(|file| (file.clone(), std::fs::read(file).unwrap())).collect()
+    files
+        .into_iter()
+        .map(|file| (file.clone(), std::fs::read(file).unwrap()))
+        .collect()
 }
 
 /// Changes a byte in the middle of a file, which becomes a file of its own if it was linked.
@@ -75,7 +86,9 @@ fn flip(file: &Path) {
 
 /// Commits a file that does not compress, so that the middle of its pack is content.
 fn commit_incompressible(work: &Path, name: &str) {
-    let random: String = (0..64).map(|_| Keys::generate().public_key().to_hex()).collect();
+    let random: String = (0..64)
+        .map(|_| Keys::generate().public_key().to_hex())
+        .collect();
     std::fs::write(work.join(name), random).unwrap();
     git(work, &["add", "."]);
     git(work, &["commit", "-q", "-m", name]);
@@ -89,7 +102,13 @@ fn stopped_server(dir: &Path) -> (PathBuf, String) {
     commit_incompressible(&work, "noise");
     assert!(push(&work, dir, &server).ok);
     let pid = server.child.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args(["-TERM", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
     server.child.wait().unwrap();
     (data, address)
 }
@@ -101,15 +120,26 @@ fn check_clone(dir: &Path, url: &str, work: &Path, before: &str) {
     git(&clone, &["fsck", "--strict", "--no-dangling"]);
     let tip = before.split_whitespace().next().unwrap();
     git(&clone, &["merge-base", "--is-ancestor", tip, "HEAD"]);
-    git(work, &["merge-base", "--is-ancestor", &git(&clone, &["rev-parse", "HEAD"]), "main"]);
+    git(
+        work,
+        &[
+            "merge-base",
+            "--is-ancestor",
+            &git(&clone, &["rev-parse", "HEAD"]),
+            "main",
+        ],
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_backup_of_a_running_server_has_every_event_acknowledged_before_it() {
     const MIN_ACKNOWLEDGED: usize = 40;
     let dir = tempfile::tempdir().unwrap();
-    let (data, copy, restored) =
-        (dir.path().join("data"), dir.path().join("copy"), dir.path().join("restored"));
+    let (data, copy, restored) = (
+        dir.path().join("data"),
+        dir.path().join("copy"),
+        dir.path().join("restored"),
+    );
     let address = free_address();
     let server = Arc::new(Server::start_at(&address, &data));
     let alice = Keys::generate();
@@ -119,7 +149,10 @@ async fn a_backup_of_a_running_server_has_every_event_acknowledged_before_it() {
     working_copy(&work);
     let url = clone_url(&push(&work, dir.path(), &server));
 
-    let (stop, pushed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (stop, pushed) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicUsize::new(0)),
+    );
     let pushing = {
         let (stop, pushed) = (Arc::clone(&stop), Arc::clone(&pushed));
         let (server, work, home) = (Arc::clone(&server), work.clone(), dir.path().to_owned());
@@ -134,7 +167,10 @@ async fn a_backup_of_a_running_server_has_every_event_acknowledged_before_it() {
     let acknowledged = Arc::new(std::sync::Mutex::new(BTreeSet::new()));
     let publishing = {
         let (stop, acknowledged) = (Arc::clone(&stop), Arc::clone(&acknowledged));
-        let (mut client, a) = (server.connect().await, format!("30617:{}:x", alice.public_key()));
+        let (mut client, a) = (
+            server.connect().await,
+            format!("30617:{}:x", alice.public_key()),
+        );
         tokio::spawn(async move {
             let keys = Keys::generate();
             for number in 0.. {
@@ -151,20 +187,33 @@ async fn a_backup_of_a_running_server_has_every_event_acknowledged_before_it() {
     {
         tokio::task::yield_now().await;
     }
-    let (before, tip) =
-        (acknowledged.lock().unwrap().clone(), git(&work, &["ls-remote", &url, "main"]));
+    let (before, tip) = (
+        acknowledged.lock().unwrap().clone(),
+        git(&work, &["ls-remote", &url, "main"]),
+    );
     let made = backup(&data, &copy);
     stop.store(true, Ordering::SeqCst);
     publishing.await.unwrap();
     pushing.join().unwrap();
-    assert!(made.ok && made.out.starts_with("backed up the database, 2 repositories"), "{made:?}");
+    assert!(
+        made.ok
+            && made
+                .out
+                .starts_with("backed up the database, 2 repositories"),
+        "{made:?}"
+    );
     drop(Arc::into_inner(server).unwrap());
 
     let installed = restore(&copy, &restored);
     assert!(installed.ok, "{installed:?}");
     let again = Server::start_at(&address, &restored);
     let found = again.connect().await.stored(&before).await;
-    assert_eq!(before.difference(&found).count(), 0, "of {} acknowledged", before.len());
+    assert_eq!(
+        before.difference(&found).count(),
+        0,
+        "of {} acknowledged",
+        before.len()
+    );
     check_clone(dir.path(), &url, &work, &tip);
     let (code, printed) = check(&restored, &[]);
     assert_eq!(code, 0, "{printed}");
@@ -175,8 +224,11 @@ fn a_restored_server_serves_the_same_refs_with_the_same_key() {
     use std::os::unix::fs::PermissionsExt as _;
 
     let dir = tempfile::tempdir().unwrap();
-    let (data, copy, restored) =
-        (dir.path().join("data"), dir.path().join("copy"), dir.path().join("new/data"));
+    let (data, copy, restored) = (
+        dir.path().join("data"),
+        dir.path().join("copy"),
+        dir.path().join("new/data"),
+    );
     let address = free_address();
     let server = Server::start_at(&address, &data);
     let work = dir.path().join("hello");
@@ -187,7 +239,10 @@ fn a_restored_server_serves_the_same_refs_with_the_same_key() {
     let refs = git(dir.path(), &["ls-remote", &url]);
     assert!(backup(&data, &copy).ok);
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode(&copy), mode(&copy.join("service.key"))), (0o700, 0o600));
+    assert_eq!(
+        (mode(&copy), mode(&copy.join("service.key"))),
+        (0o700, 0o600)
+    );
     let again = backup(&data, &copy);
     assert!(!again.ok && again.err.contains("not empty"), "{again:?}");
     // Changes after the backup do not change the backup.
@@ -196,7 +251,10 @@ fn a_restored_server_serves_the_same_refs_with_the_same_key() {
     drop(server);
     let before = contents(&copy);
     let occupied = restore(&copy, &data);
-    assert!(!occupied.ok && occupied.err.contains("is not empty"), "{occupied:?}");
+    assert!(
+        !occupied.ok && occupied.err.contains("is not empty"),
+        "{occupied:?}"
+    );
     assert!(restore(&copy, &restored).ok);
     assert_eq!(mode(&restored), 0o700);
     let key = |data: &Path| std::fs::read(data.join("service.key")).unwrap();
@@ -220,16 +278,27 @@ fn a_stopped_server_is_backed_up_and_a_damaged_backup_is_refused() {
     let refused = |copy: &Path, reason: &str| {
         let target = dir.path().join("target");
         let refused = restore(copy, &target);
-        assert!(!refused.ok && refused.err.contains(reason), "{reason}: {refused:?}");
+        assert!(
+            !refused.ok && refused.err.contains(reason),
+            "{reason}: {refused:?}"
+        );
         assert!(!target.exists(), "{reason}");
     };
     let flipped = fresh("flipped");
     flip(&packs(&flipped)[0]);
     refused(&flipped, "cannot be read");
     let anyway = dir.path().join("anyway");
-    let accepted =
-        grasp(&["restore", "--accept-damage", "--data-dir", text(&anyway), text(&flipped)]);
-    assert!(accepted.ok && accepted.out.contains("/hello: "), "{accepted:?}");
+    let accepted = grasp(&[
+        "restore",
+        "--accept-damage",
+        "--data-dir",
+        text(&anyway),
+        text(&flipped),
+    ]);
+    assert!(
+        accepted.ok && accepted.out.contains("/hello: "),
+        "{accepted:?}"
+    );
     assert_eq!(check(&anyway, &[]).0, 1);
     let deleted = fresh("deleted");
     std::fs::remove_file(&packs(&deleted)[0]).unwrap();
@@ -240,9 +309,15 @@ fn a_stopped_server_is_backed_up_and_a_damaged_backup_is_refused() {
     let interrupted = fresh("interrupted");
     std::fs::remove_file(interrupted.join("backup.json")).unwrap();
     refused(&interrupted, "no complete backup");
-    assert!(contents(&data) == before, "a backup does not change the data directory");
+    assert!(
+        contents(&data) == before,
+        "a backup does not change the data directory"
+    );
     let sound = restore(&fresh("sound"), &dir.path().join("target"));
-    assert!(sound.ok && sound.out.contains("1 repository and "), "{sound:?}");
+    assert!(
+        sound.ok && sound.out.contains("1 repository and "),
+        "{sound:?}"
+    );
 }
 
 #[test]
@@ -250,8 +325,15 @@ fn a_check_takes_a_relative_data_directory() {
     let dir = tempfile::tempdir().unwrap();
     let (data, _) = stopped_server(dir.path());
     let name = text(data.file_name().unwrap().as_ref());
-    let checked = run_to_end(command().args(["check", "--data-dir", name]).current_dir(dir.path()));
-    assert!(checked.ok && checked.out.contains("nothing is missing"), "{checked:?}");
+    let checked = run_to_end(
+        command()
+            .args(["check", "--data-dir", name])
+            .current_dir(dir.path()),
+    );
+    assert!(
+        checked.ok && checked.out.contains("nothing is missing"),
+        "{checked:?}"
+    );
 }
 
 #[test]
@@ -265,8 +347,10 @@ fn a_check_finds_damage_and_changes_nothing() {
         "{printed}"
     );
     let pack = packs(&data).remove(0);
-    let (name, whole) =
-        (pack.file_stem().unwrap().to_str().unwrap(), std::fs::read(&pack).unwrap());
+    let (name, whole) = (
+        pack.file_stem().unwrap().to_str().unwrap(),
+        std::fs::read(&pack).unwrap(),
+    );
 
     flip(&pack);
     let before = contents(&data);
@@ -282,19 +366,34 @@ fn a_check_finds_damage_and_changes_nothing() {
     let before = contents(&data);
     let (code, printed) = check(&data, &[]);
     assert_eq!(code, 1, "{printed}");
-    assert!(printed.contains("objects of its history are missing"), "{printed}");
-    assert!(printed.contains(&format!("missing or truncated: {name}")), "{printed}");
+    assert!(
+        printed.contains("objects of its history are missing"),
+        "{printed}"
+    );
+    assert!(
+        printed.contains(&format!("missing or truncated: {name}")),
+        "{printed}"
+    );
     assert!(contents(&data) == before, "a deleted pack");
     let made = backup(&data, &dir.path().join("copy"));
-    assert!(!made.ok && made.out.contains("/hello: 1 pack could not be copied"), "{made:?}");
+    assert!(
+        !made.ok && made.out.contains("/hello: 1 pack could not be copied"),
+        "{made:?}"
+    );
     assert!(restore(&dir.path().join("copy"), &dir.path().join("restored")).ok);
 
     std::fs::write(&pack, whole).unwrap();
-    let owner = printed.lines().find_map(|line| line.strip_prefix("damaged: ")).unwrap();
+    let owner = printed
+        .lines()
+        .find_map(|line| line.strip_prefix("damaged: "))
+        .unwrap();
     let owner = owner.split(": ").next().unwrap();
     assert_eq!(check(&data, &[owner]).0, 0);
     let (code, printed) = check(&data, &[&owner.replace("hello", "other")]);
-    assert!(code == 1 && printed.contains("there is no repository"), "{printed}");
+    assert!(
+        code == 1 && printed.contains("there is no repository"),
+        "{printed}"
+    );
     let (code, printed) = check(&data, &["--json"]);
     let report: serde_json::Value = serde_json::from_str(&printed).unwrap();
     assert_eq!((code, &report["repositories"]), (0, &serde_json::json!(1)));
@@ -326,7 +425,10 @@ fn a_repair_without_a_server_keeps_readable_objects() {
     assert!(printed.contains("start the server"), "{printed}");
     // The commits are readable; the content of a file is not.
     let (code, printed) = check(&data, &[]);
-    assert!(code == 1 && printed.contains("objects of its history are missing"), "{printed}");
+    assert!(
+        code == 1 && printed.contains("objects of its history are missing"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -341,7 +443,11 @@ fn a_repair_fetches_missing_objects_from_another_server() {
     commit_incompressible(&work, "noise");
     let args = ["push", "--server", first.host(), "--server", second.host()];
     let pushed = run_to_end(
-        command().args(args).current_dir(&work).env("HOME", dir.path()).env_remove("XDG_DATA_HOME"),
+        command()
+            .args(args)
+            .current_dir(&work)
+            .env("HOME", dir.path())
+            .env_remove("XDG_DATA_HOME"),
     );
     let url = clone_url(&pushed);
     let url = url.replace(second.host(), first.host());
@@ -375,14 +481,26 @@ fn a_damaged_database_is_reported_with_the_remedy() {
         printed.contains("the database is damaged") && printed.contains("grasp restore"),
         "{printed}"
     );
-    let serve = grasp(&["serve", "--listen", "127.0.0.1:0", "--data-dir", text(&data)]);
-    assert!(!serve.ok && serve.err.contains("the database is damaged"), "{serve:?}");
+    let serve = grasp(&[
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--data-dir",
+        text(&data),
+    ]);
+    assert!(
+        !serve.ok && serve.err.contains("the database is damaged"),
+        "{serve:?}"
+    );
     assert!(
         serve.err.contains("grasp restore") && serve.err.contains("grasp sync --once"),
         "{serve:?}"
     );
     let made = backup(&data, &dir.path().join("copy"));
-    assert!(!made.ok && made.err.contains("the database is damaged"), "{made:?}");
+    assert!(
+        !made.ok && made.err.contains("the database is damaged"),
+        "{made:?}"
+    );
 }
 
 #[test]

@@ -28,7 +28,12 @@ fn documented(name: &str) -> String {
 fn installed(names: &[&'static str], argument: &str) -> Option<&'static str> {
     let runs = |name: &&&'static str| {
         let mut command = Command::new(name);
-        command.arg(argument).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+        command
+            .arg(argument)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok()
     };
     let found = names.iter().find(runs).copied();
     if found.is_none() {
@@ -42,7 +47,10 @@ fn nginx(program: &str, dir: &Path, listen: &str, behind: &str) -> Command {
     let text = documented("nginx.conf");
     let plain = |line: &&str| !line.contains("ssl_certificate") && !line.contains("[::]:443");
     let text: Vec<_> = text.lines().filter(plain).collect();
-    let text = text.join("\n").replace("443 ssl", listen).replace("127.0.0.1:7334", behind);
+    let text = text
+        .join("\n")
+        .replace("443 ssl", listen)
+        .replace("127.0.0.1:7334", behind);
     let (file, log, dir) = (dir.join("nginx.conf"), dir.join("log"), dir.display());
     let text = format!(
         "daemon off; master_process off; pid {dir}/pid; error_log {dir}/log;\n\
@@ -51,19 +59,36 @@ fn nginx(program: &str, dir: &Path, listen: &str, behind: &str) -> Command {
     );
     std::fs::write(&file, text).unwrap();
     let mut command = Command::new(program);
-    command.arg("-c").arg(&file).arg("-e").arg(&log).stderr(Stdio::null());
+    command
+        .arg("-c")
+        .arg(&file)
+        .arg("-e")
+        .arg(&log)
+        .stderr(Stdio::null());
     command
 }
 
 /// Returns the command of the documented Caddy, on loopback and without its certificate.
 fn caddy(program: &str, dir: &Path, listen: &str, behind: &str) -> Command {
     let site = documented("Caddyfile").replace("git.example.com", &format!("http://{listen}"));
-    let text = format!("{{\n\tadmin off\n}}\n{}", site.replace("127.0.0.1:7334", behind));
-    let (file, log) = (dir.join("Caddyfile"), File::create(dir.join("log")).unwrap());
+    let text = format!(
+        "{{\n\tadmin off\n}}\n{}",
+        site.replace("127.0.0.1:7334", behind)
+    );
+    let (file, log) = (
+        dir.join("Caddyfile"),
+        File::create(dir.join("log")).unwrap(),
+    );
     std::fs::write(&file, text).unwrap();
     let mut command = Command::new(program);
-    command.args(["run", "--adapter", "caddyfile", "--config"]).arg(&file).env("HOME", dir);
-    command.env_remove("XDG_CONFIG_HOME").env_remove("XDG_DATA_HOME").stderr(log);
+    command
+        .args(["run", "--adapter", "caddyfile", "--config"])
+        .arg(&file)
+        .env("HOME", dir);
+    command
+        .env_remove("XDG_CONFIG_HOME")
+        .env_remove("XDG_DATA_HOME")
+        .stderr(log);
     command
 }
 
@@ -101,24 +126,55 @@ fn everything_works_through(proxy: impl FnOnce(&Path, &str, &str) -> Command) {
     // Larger than the buffers of a proxy.
     std::fs::write(
         work.join("large"),
-        (0..400_000u32).flat_map(u32::to_le_bytes).collect::<Vec<_>>(),
+        (0..400_000u32)
+            .flat_map(u32::to_le_bytes)
+            .collect::<Vec<_>>(),
     )
     .unwrap();
-    for args in [&["init", "-q"][..], &["add", "."], &["commit", "-q", "-m", "first"]] {
-        let who = ["-c", "user.name=alice", "-c", "user.email=alice@example.com"];
+    for args in [
+        &["init", "-q"][..],
+        &["add", "."],
+        &["commit", "-q", "-m", "first"],
+    ] {
+        let who = [
+            "-c",
+            "user.name=alice",
+            "-c",
+            "user.email=alice@example.com",
+        ];
         assert!(run_to_end(Command::new("git").args(who).args(args).current_dir(&work)).ok);
     }
     // Websocket, NIP-11 and a push, all through the proxy.
     let push = ["push", "--server", &public];
-    let pushed = run_to_end(command().args(push).current_dir(&work).env("HOME", dir.path()));
+    let pushed = run_to_end(
+        command()
+            .args(push)
+            .current_dir(&work)
+            .env("HOME", dir.path()),
+    );
     assert!(pushed.ok, "{pushed:?}");
-    let url = pushed.out.lines().find_map(|line| line.trim().strip_prefix("git clone ")).unwrap();
+    let url = pushed
+        .out
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("git clone "))
+        .unwrap();
     let copy = dir.path().join("copy");
     assert!(run_to_end(Command::new("git").args(["clone", "-q", url]).arg(&copy)).ok);
     assert!(copy.join("large").is_file());
-    let doctor = ["doctor", "--data-dir", data.to_str().unwrap(), "--listen", &internal];
+    let doctor = [
+        "doctor",
+        "--data-dir",
+        data.to_str().unwrap(),
+        "--listen",
+        &internal,
+    ];
     let doctor = run_to_end(command().args(doctor));
-    assert!(doctor.out.contains("shows the NIP-11 document of this server"), "{doctor:?}");
+    assert!(
+        doctor
+            .out
+            .contains("shows the NIP-11 document of this server"),
+        "{doctor:?}"
+    );
     assert_eq!(get(&public, "/health"), (200, "ok\n".into()));
     assert_eq!(get(&public, "/metrics").0, 404, "metrics are not public");
 }

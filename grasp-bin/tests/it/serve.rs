@@ -31,7 +31,10 @@ pub(crate) struct Client {
 
 impl Client {
     async fn send(&mut self, message: Value) -> Option<()> {
-        self.socket.send(Message::text(message.to_string())).await.ok()
+        self.socket
+            .send(Message::text(message.to_string()))
+            .await
+            .ok()
     }
 
     /// Receives the next message; `None` once the connection has ended.
@@ -54,7 +57,9 @@ impl Client {
 
     /// Returns which of these ids the server has.
     pub(crate) async fn stored(&mut self, ids: &BTreeSet<String>) -> BTreeSet<String> {
-        self.send(json!(["REQ", "s", {"ids": ids, "limit": 5000}])).await.unwrap();
+        self.send(json!(["REQ", "s", {"ids": ids, "limit": 5000}]))
+            .await
+            .unwrap();
         let mut found = BTreeSet::new();
         loop {
             let message = self.next().await.unwrap();
@@ -68,33 +73,56 @@ impl Client {
 }
 
 pub(crate) fn sign(keys: &Keys, kind: u16, content: &str, tags: &[&[&str]]) -> Event {
-    let tags = tags.iter().map(|tag| Tag::parse(tag.iter().copied()).unwrap());
-    EventBuilder::new(Kind::from_u16(kind), content).tags(tags).finalize(keys).unwrap()
+    let tags = tags
+        .iter()
+        .map(|tag| Tag::parse(tag.iter().copied()).unwrap());
+    EventBuilder::new(Kind::from_u16(kind), content)
+        .tags(tags)
+        .finalize(keys)
+        .unwrap()
 }
 
 /// Announces a repository, signs its state and pushes it with the real git, so that it is served.
 pub(crate) async fn host_repository(server: &Server, alice: &Keys, work: &Path) -> Event {
     let git = |args: &[&str]| {
         let output = Command::new("git")
-            .args(["-c", "user.name=alice", "-c", "user.email=alice@example.com"])
+            .args([
+                "-c",
+                "user.name=alice",
+                "-c",
+                "user.email=alice@example.com",
+            ])
             .args(args)
             .current_dir(work)
             .env("GIT_CONFIG_NOSYSTEM", "1")
             .env("GIT_CONFIG_GLOBAL", "/dev/null")
             .output()
             .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     };
     git(&["init", "-q", "-b", "main"]);
     git(&["commit", "-q", "--allow-empty", "-m", "first"]);
     let commit = git(&["rev-parse", "HEAD"]);
     let announced = announcement(alice, server.host());
-    let state = sign(alice, 30618, "", &[&["d", "x"], &["refs/heads/main", &commit]]);
+    let state = sign(
+        alice,
+        30618,
+        "",
+        &[&["d", "x"], &["refs/heads/main", &commit]],
+    );
     let mut client = server.connect().await;
     assert_eq!(client.publish(&announced).await, Some(true));
     assert_eq!(client.publish(&state).await, Some(true));
-    let url = format!("http://{}/{}/x.git", server.host(), npub(&alice.public_key()));
+    let url = format!(
+        "http://{}/{}/x.git",
+        server.host(),
+        npub(&alice.public_key())
+    );
     git(&["push", "-q", &url, "main"]);
     announced
 }
@@ -102,7 +130,12 @@ pub(crate) async fn host_repository(server: &Server, alice: &Keys, work: &Path) 
 fn announcement(keys: &Keys, host: &str) -> Event {
     let clone = format!("http://{host}/{}/x.git", npub(&keys.public_key()));
     let relay = format!("ws://{host}");
-    sign(keys, 30617, "", &[&["d", "x"], &["clone", &clone], &["relays", &relay]])
+    sign(
+        keys,
+        30617,
+        "",
+        &[&["d", "x"], &["clone", &clone], &["relays", &relay]],
+    )
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -146,7 +179,12 @@ async fn acknowledged_events_survive_a_kill() {
 
     let again = Server::start(dir.path());
     let found = again.connect().await.stored(&ids).await;
-    assert_eq!(ids.difference(&found).count(), 0, "of {} acknowledged", ids.len());
+    assert_eq!(
+        ids.difference(&found).count(),
+        0,
+        "of {} acknowledged",
+        ids.len()
+    );
 }
 
 #[cfg(unix)]
@@ -156,9 +194,18 @@ async fn on_sigterm_it_closes_websockets_with_a_reason_and_exits_successfully() 
     let mut server = Server::start(dir.path());
     let mut client = server.connect().await;
     let pid = server.child.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args(["-TERM", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
     let close = client.socket.next().await.unwrap().unwrap();
-    assert!(matches!(&close, Message::Close(Some(frame)) if !frame.reason.is_empty()), "{close:?}");
+    assert!(
+        matches!(&close, Message::Close(Some(frame)) if !frame.reason.is_empty()),
+        "{close:?}"
+    );
     drop(client);
     assert!(server.child.wait().unwrap().success());
 }
@@ -175,7 +222,15 @@ fn an_address_in_use_is_named_with_the_remedy() {
         .spawn()
         .unwrap();
     let mut output = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut output).unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut output)
+        .unwrap();
     assert!(!child.wait().unwrap().success());
-    assert!(output.contains(&address) && output.contains("with --listen"), "{output}");
+    assert!(
+        output.contains(&address) && output.contains("with --listen"),
+        "{output}"
+    );
 }

@@ -19,9 +19,20 @@ struct Sidecar {
 
 impl Sidecar {
     fn start(relay: &str, from: &str, data: &Path) -> Self {
-        let args = ["sidecar", "--relay", relay, "--bootstrap", from, "--data-dir"];
+        let args = [
+            "sidecar",
+            "--relay",
+            relay,
+            "--bootstrap",
+            from,
+            "--data-dir",
+        ];
         // The relay archives repositories that do not list it.
-        let listen = ["--sidecar-listen", "127.0.0.1:0", "--sidecar-follow-unlisted"];
+        let listen = [
+            "--sidecar-listen",
+            "127.0.0.1:0",
+            "--sidecar-follow-unlisted",
+        ];
         let mut child = command()
             .args(args)
             .arg(data)
@@ -32,10 +43,15 @@ impl Sidecar {
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let watched = lines.map_while(Result::ok).find_map(|line| {
-            let at = line.split_whitespace().find_map(|word| word.strip_prefix("http://"))?;
+            let at = line
+                .split_whitespace()
+                .find_map(|word| word.strip_prefix("http://"))?;
             at.strip_suffix("/status").map(str::to_owned)
         });
-        Self { child, status_host: watched.expect("the sidecar prints the URL of its status") }
+        Self {
+            child,
+            status_host: watched.expect("the sidecar prints the URL of its status"),
+        }
     }
 }
 
@@ -50,12 +66,26 @@ impl Drop for Sidecar {
 fn push(server: &Server, home: &Path) {
     let work = home.join("hello");
     std::fs::create_dir_all(&work).unwrap();
-    for args in
-        [&["init", "-q", "-b", "main"][..], &["commit", "-q", "--allow-empty", "-m", "first"]]
-    {
-        let who = ["-c", "user.name=alice", "-c", "user.email=alice@example.com"];
+    for args in [
+        &["init", "-q", "-b", "main"][..],
+        &["commit", "-q", "--allow-empty", "-m", "first"],
+    ] {
+        let who = [
+            "-c",
+            "user.name=alice",
+            "-c",
+            "user.email=alice@example.com",
+        ];
         let mut git = Command::new("git");
-        assert!(run_to_end(git.args(who).args(args).current_dir(&work).env("HOME", home)).ok);
+        assert!(
+            run_to_end(
+                git.args(who)
+                    .args(args)
+                    .current_dir(&work)
+                    .env("HOME", home)
+            )
+            .ok
+        );
     }
     let push = ["push", "--server", server.host()];
     let pushed = run_to_end(command().args(push).current_dir(&work).env("HOME", home));
@@ -94,35 +124,68 @@ fn a_relay_without_sync_becomes_complete() {
     let status = ["status", "--json", "--data-dir", beside];
     let json = until(&status, |output| output.out.contains("\"connected\"")).out;
     let json: Value = serde_json::from_str(&json).unwrap();
-    assert_eq!((&json["beside"], &json["ready"]), (&relay.url.as_str().into(), &true.into()));
+    assert_eq!(
+        (&json["beside"], &json["ready"]),
+        (&relay.url.as_str().into(), &true.into())
+    );
     // Announcement and state: held until their git data is here, or served by now.
     let has_some = |output: &CommandOutput| {
         let json: Value = serde_json::from_str(&output.out).unwrap();
         let held = |figure: &str| json["purgatory"][figure].as_u64().unwrap();
         held("announcements") + held("states") + json["events"].as_u64().unwrap() >= 2
     };
-    until(&["status", "--json", "--data-dir", data.to_str().unwrap()], has_some);
+    until(
+        &["status", "--json", "--data-dir", data.to_str().unwrap()],
+        has_some,
+    );
 
     let text = grasp(&["status", "--data-dir", beside]).out;
     assert!(text.starts_with("sidecar of ws://"), "{text}");
-    assert!(!grasp(&["repos", "--data-dir", beside]).ok, "a sidecar hosts nothing");
+    assert!(
+        !grasp(&["repos", "--data-dir", beside]).ok,
+        "a sidecar hosts nothing"
+    );
     assert_eq!(get(&sidecar.status_host, "/health").0, 200);
     let (_, metrics) = get(&sidecar.status_host, "/metrics");
-    assert!(metrics.contains("grasp_sync_relays_connected 1"), "{metrics}");
+    assert!(
+        metrics.contains("grasp_sync_relays_connected 1"),
+        "{metrics}"
+    );
     let (_, seen) = get(&sidecar.status_host, "/status.json");
-    assert_eq!(serde_json::from_str::<Value>(&seen).unwrap()["beside"], relay.url.as_str());
+    assert_eq!(
+        serde_json::from_str::<Value>(&seen).unwrap()["beside"],
+        relay.url.as_str()
+    );
     drop(relay);
     assert_eq!(get(&sidecar.status_host, "/health").0, 503);
-    until(&["status", "--data-dir", beside], |output| output.out.contains("DOES NOT ANSWER"));
+    until(&["status", "--data-dir", beside], |output| {
+        output.out.contains("DOES NOT ANSWER")
+    });
     let pid = sidecar.child.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args(["-TERM", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
     assert!(sidecar.child.wait().unwrap().success());
-    assert!(dir.path().join("sidecar/relays.jsonl").metadata().unwrap().len() > 0);
+    assert!(
+        dir.path()
+            .join("sidecar/relays.jsonl")
+            .metadata()
+            .unwrap()
+            .len()
+            > 0
+    );
 }
 
 #[test]
 fn a_sidecar_without_a_relay_names_the_option() {
     let dir = tempfile::tempdir().unwrap();
     let output = grasp(&["sidecar", "--data-dir", dir.path().to_str().unwrap()]);
-    assert!(!output.ok && output.err.contains("--relay ws://"), "{output:?}");
+    assert!(
+        !output.ok && output.err.contains("--relay ws://"),
+        "{output:?}"
+    );
 }

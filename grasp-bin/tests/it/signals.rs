@@ -10,7 +10,13 @@ use crate::support::{Server, command, get};
 
 fn send_signal(child: &Child, signal: &str) {
     let pid = child.id().to_string();
-    assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args([signal, &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
 }
 
 fn request_websocket(stream: &mut std::net::TcpStream, host: &str) {
@@ -43,11 +49,17 @@ fn a_second_signal_ends_the_server_immediately() {
     std::fs::write(dir.path().join("grasp.toml"), "stop_timeout = '10m'\n").unwrap();
     let mut server = Server::start(dir.path());
     let mut websocket = unresponsive_websocket(&server);
-    while !get(server.host(), "/metrics").1.contains("grasp_relay_websockets 1\n") {}
+    while !get(server.host(), "/metrics")
+        .1
+        .contains("grasp_relay_websockets 1\n")
+    {}
     send_signal(&server.child, "-INT");
     // The close frame shows that the first signal was handled.
     assert!(websocket.read(&mut [0; 64]).unwrap() > 0);
-    assert!(server.child.try_wait().unwrap().is_none(), "the server waits for the websocket");
+    assert!(
+        server.child.try_wait().unwrap().is_none(),
+        "the server waits for the websocket"
+    );
     let began = Instant::now();
     send_signal(&server.child, "-TERM");
     assert_eq!(server.child.wait().unwrap().code(), Some(130));
@@ -71,8 +83,14 @@ fn during_a_graceful_shutdown_the_server_is_not_ready_and_accepts_no_websocket()
     request_websocket(&mut client, server.host());
     let mut refused = String::new();
     client.read_to_string(&mut refused).unwrap();
-    assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("Retry-After: "), "{refused}");
-    assert!(server.child.try_wait().unwrap().is_none(), "the server waits for the websocket");
+    assert!(
+        refused.starts_with("HTTP/1.1 503 ") && refused.contains("Retry-After: "),
+        "{refused}"
+    );
+    assert!(
+        server.child.try_wait().unwrap().is_none(),
+        "the server waits for the websocket"
+    );
     drop(websocket);
     assert!(server.child.wait().unwrap().success());
     assert!(std::net::TcpStream::connect(server.host()).is_err());
@@ -81,13 +99,18 @@ fn during_a_graceful_shutdown_the_server_is_not_ready_and_accepts_no_websocket()
 /// Returns the number of processes whose arguments or environment contain a directory.
 #[cfg(target_os = "linux")]
 fn processes_with(dir: &std::path::Path) -> usize {
-    let all = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    let all = std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path());
     let about = all.map(|process| {
         let parts = ["cmdline", "environ"].map(|part| std::fs::read(process.join(part)));
         parts.into_iter().flatten().flatten().collect::<Vec<u8>>()
     });
     let dir = dir.display().to_string();
-    about.filter(|about| String::from_utf8_lossy(about).contains(&dir)).count()
+    about
+        .filter(|about| String::from_utf8_lossy(about).contains(&dir))
+        .count()
 }
 
 #[cfg(target_os = "linux")]
@@ -108,20 +131,26 @@ fn ctrl_c_ends_the_demo_at_any_step_and_leaves_nothing_behind() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let mut lines = BufReader::new(child.stdout.take().unwrap())
+            .lines()
+            .map_while(Result::ok);
         assert!(lines.any(|line| line.contains(until)), "{until}");
         assert!(std::fs::read_dir(dir.path()).unwrap().count() > 0);
         send_signal(&child, "-INT");
         let rest: Vec<_> = lines.collect();
         assert_eq!(child.wait().unwrap().success(), done, "{until}: {rest:?}");
         assert!(
-            rest.iter().any(|line| line.contains("directories are removed")),
+            rest.iter()
+                .any(|line| line.contains("directories are removed")),
             "{until}: {rest:?}"
         );
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{until}");
         let began = Instant::now();
         while processes_with(dir.path()) > 0 {
-            assert!(began.elapsed() < Duration::from_secs(10), "{until}: a process still runs");
+            assert!(
+                began.elapsed() < Duration::from_secs(10),
+                "{until}: a process still runs"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -142,7 +171,9 @@ fn the_service_manager_is_notified_of_ready_watchdog_and_stopping() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    manager
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
     let mut child = command()
         .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
         .arg(dir.path().join("data"))
@@ -156,7 +187,10 @@ fn the_service_manager_is_notified_of_ready_watchdog_and_stopping() {
         let mut text = [0; 200];
         // The end of a child of another test may interrupt the call.
         let mut received = manager.recv(&mut text);
-        while received.as_ref().is_err_and(|error| error.kind() == ErrorKind::Interrupted) {
+        while received
+            .as_ref()
+            .is_err_and(|error| error.kind() == ErrorKind::Interrupted)
+        {
             received = manager.recv(&mut text);
         }
         String::from_utf8(text[..received.unwrap()].to_vec()).unwrap()
@@ -173,10 +207,22 @@ fn a_start_prints_its_addresses_and_the_log_contains_no_secret() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let log = std::fs::File::create(dir.path().join("log")).unwrap();
-    let args = ["serve", "--listen", "127.0.0.1:0", "--domain", "git.example.com"];
+    let args = [
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--domain",
+        "git.example.com",
+    ];
     let mut child = command()
         .args(args)
-        .args(["--log-filter", "trace", "--log-format", "json", "--data-dir"])
+        .args([
+            "--log-filter",
+            "trace",
+            "--log-format",
+            "json",
+            "--data-dir",
+        ])
         .arg(&data)
         .stdout(Stdio::piped())
         .stderr(log)
@@ -205,7 +251,10 @@ fn a_start_prints_its_addresses_and_the_log_contains_no_secret() {
     let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
     assert!(log.lines().count() > 3);
     for line in log.lines() {
-        assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "{line}");
+        assert!(
+            serde_json::from_str::<serde_json::Value>(line).is_ok(),
+            "{line}"
+        );
     }
     assert!(!log.contains(secret.trim()) && !output.contains(secret.trim()));
 }

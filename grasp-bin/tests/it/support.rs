@@ -36,9 +36,14 @@ impl Server {
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let url = lines.map_while(Result::ok).find_map(|line| {
-            line.split_whitespace().find(|word| word.starts_with("ws://")).map(str::to_owned)
+            line.split_whitespace()
+                .find(|word| word.starts_with("ws://"))
+                .map(str::to_owned)
         });
-        Self { child, url: url.expect("the server prints its URL") }
+        Self {
+            child,
+            url: url.expect("the server prints its URL"),
+        }
     }
 
     pub(crate) fn host(&self) -> &str {
@@ -89,14 +94,23 @@ pub(crate) fn run_to_end(command: &mut Command) -> CommandOutput {
 /// Returns the status and the body of a page.
 pub(crate) fn get(host: &str, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(host).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    (
+        head.split(' ').nth(1).unwrap().parse().unwrap(),
+        body.to_owned(),
+    )
 }
 
 /// Prints that a test did not run, past what the test harness captures: `.ci/run` counts these lines.
 pub(crate) fn skipped(reason: &str) {
-    std::io::stderr().write_all(format!("skipped: {reason}\n").as_bytes()).unwrap();
+    std::io::stderr()
+        .write_all(format!("skipped: {reason}\n").as_bytes())
+        .unwrap();
 }

@@ -12,7 +12,10 @@ use grasp_core::nostr::types::Timestamp;
 pub(crate) fn run(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.lines();
-    let kind = lines.next().and_then(|line| line.parse().ok()).unwrap_or(30617);
+    let kind = lines
+        .next()
+        .and_then(|line| line.parse().ok())
+        .unwrap_or(30617);
     let event = Event::new(
         EventId::from_byte_array([1; 32]),
         PublicKey::from_byte_array([1; 32]),
@@ -23,7 +26,11 @@ pub(crate) fn run(data: &[u8]) {
         Signature::from_byte_array([0; 64]),
     );
     let _ = (Needs::of(&event), References::of(&event), Facts::default());
-    let _ = (DeletionRequest::parse(&event), vanishes_from(&event, None), Proposal::parse(&event));
+    let _ = (
+        DeletionRequest::parse(&event),
+        vanishes_from(&event, None),
+        Proposal::parse(&event),
+    );
     if let Ok(announcement) = Announcement::parse(&event) {
         assert_eq!(announcement.repo.to_string().parse(), Ok(announcement.repo));
     }

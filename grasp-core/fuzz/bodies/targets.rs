@@ -10,6 +10,11 @@ pub(crate) mod pkt_lines;
 pub(crate) type Body = fn(&[u8]);
 
 /// The targets by name; the test that replays the corpus runs each on its seeds.
-#[allow(dead_code, reason = "each fuzz target is built alone and calls its own body")]
-pub(crate) const TARGETS: &[(&str, Body)] =
-    &[("event_tags", event_tags::run), ("pkt_lines", pkt_lines::run)];
+#[allow(
+    dead_code,
+    reason = "each fuzz target is built alone and calls its own body"
+)]
+pub(crate) const TARGETS: &[(&str, Body)] = &[
+    ("event_tags", event_tags::run),
+    ("pkt_lines", pkt_lines::run),
+];

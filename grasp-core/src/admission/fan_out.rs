@@ -41,15 +41,24 @@ impl Default for FanOutLimits {
         const MIB: u64 = 1024 * 1024;
         Self {
             window: Duration::from_secs(24 * 60 * 60),
-            author: Share { count: 100_000, bytes: 256 * MIB },
-            root: Share { count: 200_000, bytes: 1_024 * MIB },
+            author: Share {
+                count: 100_000,
+                bytes: 256 * MIB,
+            },
+            root: Share {
+                count: 200_000,
+                bytes: 1_024 * MIB,
+            },
         }
     }
 }
 
 impl Share {
     fn plus(self, bytes: u64) -> Self {
-        Self { count: self.count.saturating_add(1), bytes: self.bytes.saturating_add(bytes) }
+        Self {
+            count: self.count.saturating_add(1),
+            bytes: self.bytes.saturating_add(bytes),
+        }
     }
 
     fn is_within(self, limit: Self) -> bool {
@@ -121,7 +130,10 @@ pub struct FanOut {
 impl FanOut {
     /// Creates empty accounts.
     pub fn new(limits: FanOutLimits) -> Self {
-        Self { limits, ..Self::default() }
+        Self {
+            limits,
+            ..Self::default()
+        }
     }
 
     /// Charges a related event to its author and to the roots of the stored events that it names, if all of them are
@@ -158,15 +170,32 @@ impl FanOut {
             self.roots.clear();
         }
         let bytes = size(event);
-        let author = self.authors.get(&event.pubkey).copied().unwrap_or_default().plus(bytes);
+        let author = self
+            .authors
+            .get(&event.pubkey)
+            .copied()
+            .unwrap_or_default()
+            .plus(bytes);
         let charged: Vec<_> = roots
             .iter()
-            .map(|root| (*root, self.roots.get(root).copied().unwrap_or_default().plus(bytes)))
+            .map(|root| {
+                (
+                    *root,
+                    self.roots
+                        .get(root)
+                        .copied()
+                        .unwrap_or_default()
+                        .plus(bytes),
+                )
+            })
             .collect();
         if !author.is_within(self.limits.author) {
             return Err(ExceededLimit::Author);
         }
-        if !charged.iter().all(|(_, share)| share.is_within(self.limits.root)) {
+        if !charged
+            .iter()
+            .all(|(_, share)| share.is_within(self.limits.root))
+        {
             return Err(ExceededLimit::Root);
         }
         self.authors.insert(event.pubkey, author);
@@ -184,13 +213,20 @@ impl FanOut {
         let References { ids, coordinates } = named;
         let of_event = |id: &EventId| self.threads.get(id).copied().unwrap_or(Root::of(id));
         let mut roots = Vec::new();
-        let named = coordinates.iter().map(Root::of).chain(ids.iter().map(of_event));
+        let named = coordinates
+            .iter()
+            .map(Root::of)
+            .chain(ids.iter().map(of_event));
         for root in named {
             if roots.len() < MAX_ROOTS && !roots.contains(&root) {
                 roots.push(root);
             }
         }
-        if roots.is_empty() { vec![Root::NAMED_BY_OTHERS] } else { roots }
+        if roots.is_empty() {
+            vec![Root::NAMED_BY_OTHERS]
+        } else {
+            roots
+        }
     }
 
     fn remember_root(&mut self, id: EventId, root: Option<Root>) {
@@ -207,8 +243,14 @@ impl FanOut {
 
 /// Returns whether the kind belongs to its author alone.
 fn needs_no_root(kind: Kind) -> bool {
-    [kinds::DELETION, kinds::VANISH, kinds::GRASP_LIST, Kind::Metadata, Kind::RelayList]
-        .contains(&kind)
+    [
+        kinds::DELETION,
+        kinds::VANISH,
+        kinds::GRASP_LIST,
+        Kind::Metadata,
+        Kind::RelayList,
+    ]
+    .contains(&kind)
 }
 
 /// Drops all accounts that are no heavier than the median when there are too many.
@@ -238,8 +280,15 @@ mod tests {
     const REPO: &str = "30617:0101010101010101010101010101010101010101010101010101010101010101:x";
 
     fn limits(author: usize, root: usize) -> FanOutLimits {
-        let share = |count| Share { count, bytes: u64::MAX };
-        FanOutLimits { author: share(author), root: share(root), ..FanOutLimits::default() }
+        let share = |count| Share {
+            count,
+            bytes: u64::MAX,
+        };
+        FanOutLimits {
+            author: share(author),
+            root: share(root),
+            ..FanOutLimits::default()
+        }
     }
 
     fn note(id: u8, by: u8, tags: &[&[&str]]) -> Event {
@@ -247,7 +296,10 @@ mod tests {
     }
 
     fn admitted(fan_out: &mut FanOut, events: impl IntoIterator<Item = Event>) -> usize {
-        events.into_iter().filter(|event| admits(fan_out, Mono::ZERO, event)).count()
+        events
+            .into_iter()
+            .filter(|event| admits(fan_out, Mono::ZERO, event))
+            .count()
     }
 
     /// Admits an event whose references are all known.
@@ -260,8 +312,9 @@ mod tests {
         let mut fan_out = FanOut::new(limits(100, 5));
         let here = References::of(&note(0, 0, &[&["a", REPO]]));
         // Eight names that come first and do not exist.
-        let made_up: Vec<String> =
-            (0..8).map(|n| REPO.replace("30617:01", "30617:00") + &n.to_string()).collect();
+        let made_up: Vec<String> = (0..8)
+            .map(|n| REPO.replace("30617:01", "30617:00") + &n.to_string())
+            .collect();
         let names: Vec<[&str; 2]> = made_up.iter().map(|name| ["a", name.as_str()]).collect();
         let mut tags: Vec<&[&str]> = names.iter().map(|tag| &tag[..]).collect();
         tags.push(&["a", REPO]);
@@ -276,7 +329,10 @@ mod tests {
         let event = |n: u8, by: u8| note(n, by, &[&["a", REPO]]);
         assert_eq!(admitted(&mut fan_out, (0..9).map(|n| event(n, n + 10))), 2);
         let named = References::of(&event(50, 1));
-        assert_eq!(fan_out.admit(Mono::ZERO, &event(50, 1), &named), Err(ExceededLimit::Root));
+        assert_eq!(
+            fan_out.admit(Mono::ZERO, &event(50, 1), &named),
+            Err(ExceededLimit::Root)
+        );
         let own = |n: u8| fan_out.admit_maintainer(Mono::ZERO, &event(n, 1), &named);
         assert_eq!(
             (60..64).map(own).collect::<Vec<_>>(),
@@ -293,20 +349,41 @@ mod tests {
     #[test]
     fn the_limit_per_author_does_not_affect_other_authors() {
         let mut fan_out = FanOut::new(limits(3, 100));
-        assert_eq!(admitted(&mut fan_out, (0..9).map(|n| note(n, 1, &[&["a", REPO]]))), 3);
-        assert!(admits(&mut fan_out, Mono::ZERO, &note(20, 2, &[&["a", REPO]])));
+        assert_eq!(
+            admitted(&mut fan_out, (0..9).map(|n| note(n, 1, &[&["a", REPO]]))),
+            3
+        );
+        assert!(admits(
+            &mut fan_out,
+            Mono::ZERO,
+            &note(20, 2, &[&["a", REPO]])
+        ));
         let later = Mono::ZERO + FanOutLimits::default().window;
-        assert!(admits(&mut fan_out, later, &note(21, 1, &[&["a", REPO]])), "the next day");
+        assert!(
+            admits(&mut fan_out, later, &note(21, 1, &[&["a", REPO]])),
+            "the next day"
+        );
     }
 
     #[test]
     fn the_limit_per_root_counts_events_of_all_authors() {
         let mut fan_out = FanOut::new(limits(100, 5));
-        assert_eq!(admitted(&mut fan_out, (0..9).map(|n| note(n, n, &[&["a", REPO]]))), 5);
+        assert_eq!(
+            admitted(&mut fan_out, (0..9).map(|n| note(n, n, &[&["a", REPO]]))),
+            5
+        );
         let other = REPO.replace(":x", ":y");
-        assert!(admits(&mut fan_out, Mono::ZERO, &note(20, 1, &[&["a", &other]])));
+        assert!(admits(
+            &mut fan_out,
+            Mono::ZERO,
+            &note(20, 1, &[&["a", &other]])
+        ));
         // Naming another repository as well does not avoid the limit.
-        assert!(!admits(&mut fan_out, Mono::ZERO, &note(21, 1, &[&["a", &other], &["q", REPO]])));
+        assert!(!admits(
+            &mut fan_out,
+            Mono::ZERO,
+            &note(21, 1, &[&["a", &other], &["q", REPO]])
+        ));
     }
 
     #[test]
@@ -318,7 +395,9 @@ mod tests {
             n => note(n, n, &[&["e", &hex(n - 1)]]),
         };
         // An event that was refused is not stored, so nothing is related to it.
-        let admitted = (0..30).map(link).take_while(|link| admits(&mut fan_out, Mono::ZERO, link));
+        let admitted = (0..30)
+            .map(link)
+            .take_while(|link| admits(&mut fan_out, Mono::ZERO, link));
         assert_eq!(admitted.count(), 10);
     }
 
@@ -332,23 +411,44 @@ mod tests {
 
     #[test]
     fn bytes_count_and_memory_is_bounded() {
-        let author = Share { count: 100, bytes: 2_000 };
-        let mut fan_out = FanOut::new(FanOutLimits { author, ..FanOutLimits::default() });
+        let author = Share {
+            count: 100,
+            bytes: 2_000,
+        };
+        let mut fan_out = FanOut::new(FanOutLimits {
+            author,
+            ..FanOutLimits::default()
+        });
         let long = "x".repeat(900);
         let long_event = |n: u8| note(n, 1, &[&["a", REPO], &["t", &long]]);
         assert_eq!(admitted(&mut fan_out, (0..9).map(long_event)), 1);
 
-        let mut accounts: BTreeMap<usize, Share> =
-            (0..=MAX_ACCOUNTS).map(|n| (n, Share { count: n % 5, bytes: 0 })).collect();
+        let mut accounts: BTreeMap<usize, Share> = (0..=MAX_ACCOUNTS)
+            .map(|n| {
+                (
+                    n,
+                    Share {
+                        count: n % 5,
+                        bytes: 0,
+                    },
+                )
+            })
+            .collect();
         shrink(&mut accounts);
         assert!(accounts.len() <= MAX_ACCOUNTS / 2);
-        assert!(accounts.values().all(|share| share.count > 2), "the heavier ones are kept");
+        assert!(
+            accounts.values().all(|share| share.count > 2),
+            "the heavier ones are kept"
+        );
         let mut fan_out = FanOut::new(limits(1, 1));
         (0..2 * MAX_THREADS).for_each(|n| {
             let mut id = [0; 32];
             id[..8].copy_from_slice(&n.to_be_bytes());
             fan_out.remember_root(EventId::from_byte_array(id), Some(Root(7)));
         });
-        assert_eq!((fan_out.threads.len(), fan_out.order.len()), (MAX_THREADS, MAX_THREADS));
+        assert_eq!(
+            (fan_out.threads.len(), fan_out.order.len()),
+            (MAX_THREADS, MAX_THREADS)
+        );
     }
 }

@@ -19,7 +19,13 @@ fn policy() -> Policy {
 
 fn verdict_on(policy: &Policy, event: Unsigned, by: u8, facts: &Facts) -> Verdict {
     let facts = seen_by(policy, by, facts);
-    judge(policy, NOW, &Origin::anonymous(), Verified::pretend(event.by(key(by))).as_ref(), &facts)
+    judge(
+        policy,
+        NOW,
+        &Origin::anonymous(),
+        Verified::pretend(event.by(key(by))).as_ref(),
+        &facts,
+    )
 }
 
 /// Returns the facts for an author where these announcements are here, of this author and of others.
@@ -30,9 +36,15 @@ fn seen_by(policy: &Policy, by: u8, facts: &Facts) -> Facts {
     let lists = maintainer_lists(all.iter().map(|known| &*known.announcement));
     for known in all {
         let repo = known.announcement.repo.clone();
-        let is_maintainer = policy.model.maintainers(&repo.owner, &lists).contains(&author);
+        let is_maintainer = policy
+            .model
+            .maintainers(&repo.owner, &lists)
+            .contains(&author);
         if policy.hosts(&known.announcement) && is_maintainer {
-            facts.maintained.push(MaintainedRepo { repo: repo.clone(), presence: known.presence });
+            facts.maintained.push(MaintainedRepo {
+                repo: repo.clone(),
+                presence: known.presence,
+            });
         }
         if repo.owner == author {
             facts.announcements.push(known);
@@ -45,13 +57,20 @@ fn seen_by(policy: &Policy, by: u8, facts: &Facts) -> Facts {
 
 /// Returns the origin of a client that is authenticated as these keys.
 fn authenticated_as(keys: &[u8]) -> Origin {
-    Origin::Client { authenticated: keys.iter().map(|n| key(*n)).collect(), network: None }
+    Origin::Client {
+        authenticated: keys.iter().map(|n| key(*n)).collect(),
+        network: None,
+    }
 }
 
 /// An announcement of `x` that lists this service, by its author's own path.
 fn listing(by: u8) -> Unsigned {
     let clone = format!("https://us.example/{}/x.git", npub(&key(by)));
-    Unsigned::kind(30617).tags(&[&["d", "x"], &["clone", &clone], &["relays", "wss://us.example"]])
+    Unsigned::kind(30617).tags(&[
+        &["d", "x"],
+        &["clone", &clone],
+        &["relays", "wss://us.example"],
+    ])
 }
 
 fn elsewhere() -> Unsigned {
@@ -68,15 +87,27 @@ fn naming(event: Unsigned, other: u8) -> Unsigned {
 
 fn known(event: Unsigned, by: u8, presence: Presence) -> KnownAnnouncement {
     let announcement = Announcement::parse(&event.by(key(by))).unwrap();
-    KnownAnnouncement { announcement: Arc::new(announcement), presence }
+    KnownAnnouncement {
+        announcement: Arc::new(announcement),
+        presence,
+    }
 }
 
 fn knowing(announcements: Vec<KnownAnnouncement>) -> Facts {
-    Facts { announcements, ..Facts::default() }
+    Facts {
+        announcements,
+        ..Facts::default()
+    }
 }
 
 fn is_malformed(verdict: &Verdict) -> bool {
-    matches!(verdict, Verdict::Done(Outcome::Refused { reason: Rejection::Malformed(_), .. }))
+    matches!(
+        verdict,
+        Verdict::Done(Outcome::Refused {
+            reason: Rejection::Malformed(_),
+            ..
+        })
+    )
 }
 
 fn state() -> Unsigned {
@@ -97,12 +128,17 @@ fn a_new_repository_that_lists_us_is_held() {
 
 #[test]
 fn an_announcement_that_lists_only_others_is_refused_with_its_urls() {
-    let answer = verdict_on(&policy(), elsewhere(), ALICE, &Facts::default()).outcome().answer();
+    let answer = verdict_on(&policy(), elsewhere(), ALICE, &Facts::default())
+        .outcome()
+        .answer();
     assert!(!answer.is_accepted && answer.message.starts_with("invalid: "));
     assert!(answer.message.contains("https://them.example/x.git"));
     let theirs = listing(BOB); // bob's path under alice's signature
     assert!(
-        !verdict_on(&policy(), theirs, ALICE, &Facts::default()).outcome().answer().is_accepted
+        !verdict_on(&policy(), theirs, ALICE, &Facts::default())
+            .outcome()
+            .answer()
+            .is_accepted
     );
 }
 
@@ -110,9 +146,15 @@ fn an_announcement_that_lists_only_others_is_refused_with_its_urls() {
 fn a_new_announcement_is_stored_for_a_served_repository_and_held_for_a_held_one() {
     let served = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
     let next = || listing(ALICE).at(2_000).id(2);
-    assert_eq!(verdict_on(&policy(), next(), ALICE, &served), Verdict::Store { is_related: false });
+    assert_eq!(
+        verdict_on(&policy(), next(), ALICE, &served),
+        Verdict::Store { is_related: false }
+    );
     let held = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
-    assert_eq!(verdict_on(&policy(), next(), ALICE, &held), Verdict::Hold(Hold::Announcement));
+    assert_eq!(
+        verdict_on(&policy(), next(), ALICE, &held),
+        Verdict::Hold(Hold::Announcement)
+    );
 }
 
 #[test]
@@ -122,17 +164,27 @@ fn a_discovery_announcement_that_lists_us_later_is_held() {
         known(elsewhere(), BOB, Presence::Stored),
     ]);
     let next = listing(BOB).at(2_000).id(2);
-    assert_eq!(verdict_on(&policy(), next, BOB, &facts), Verdict::Hold(Hold::Announcement));
+    assert_eq!(
+        verdict_on(&policy(), next, BOB, &facts),
+        Verdict::Hold(Hold::Announcement)
+    );
 }
 
 #[test]
 fn an_older_version_changes_nothing() {
-    let facts = knowing(vec![known(listing(ALICE).at(2_000), ALICE, Presence::Stored)]);
+    let facts = knowing(vec![known(
+        listing(ALICE).at(2_000),
+        ALICE,
+        Presence::Stored,
+    )]);
     for old in [listing(ALICE).at(1_999).id(2), elsewhere().at(1_999).id(2)] {
         let verdict = verdict_on(&policy(), old, ALICE, &facts);
         assert_eq!(verdict, Verdict::Done(Outcome::Superseded));
         let answer = verdict.outcome().answer();
-        assert!(!answer.is_accepted && answer.message.starts_with("replaced: "), "{answer:?}");
+        assert!(
+            !answer.is_accepted && answer.message.starts_with("replaced: "),
+            "{answer:?}"
+        );
     }
 }
 
@@ -153,7 +205,12 @@ fn a_listed_maintainer_may_announce_for_discovery() {
             verdict_on(&policy(), elsewhere(), BOB, &facts),
             Verdict::Store { is_related: false }
         );
-        assert!(!verdict_on(&policy(), elsewhere(), EVE, &facts).outcome().answer().is_accepted);
+        assert!(
+            !verdict_on(&policy(), elsewhere(), EVE, &facts)
+                .outcome()
+                .answer()
+                .is_accepted
+        );
     }
 }
 
@@ -192,20 +249,40 @@ fn a_state_needs_an_announcement_and_a_maintainer_as_author() {
     // What another owner announces is no announcement of hers.
     let stranger = verdict_on(&policy(), state(), EVE, &facts);
     assert_eq!(stranger, Verdict::from(Rejection::NoAnnouncement));
-    let invited = knowing(vec![known(naming(listing(ALICE), EVE), ALICE, Presence::Held)]);
+    let invited = knowing(vec![known(
+        naming(listing(ALICE), EVE),
+        ALICE,
+        Presence::Held,
+    )]);
     let verdict = verdict_on(&policy(), state(), EVE, &invited);
     assert_eq!(verdict, Verdict::from(Rejection::NotMaintainer(key(EVE))));
-    assert!(verdict.outcome().answer().message.starts_with("restricted: "));
+    assert!(
+        verdict
+            .outcome()
+            .answer()
+            .message
+            .starts_with("restricted: ")
+    );
     let owner = verdict_on(&policy(), state(), ALICE, &facts);
     assert_eq!(owner, Verdict::Hold(Hold::State(vec![repo(ALICE)])));
 }
 
 #[test]
 fn an_invited_key_may_sign_only_in_the_plain_model() {
-    let facts = knowing(vec![known(naming(listing(ALICE), BOB), ALICE, Presence::Stored)]);
+    let facts = knowing(vec![known(
+        naming(listing(ALICE), BOB),
+        ALICE,
+        Presence::Stored,
+    )]);
     let reciprocal = verdict_on(&policy(), state(), BOB, &facts);
-    assert_eq!(reciprocal, Verdict::from(Rejection::NotMaintainer(key(BOB))));
-    let plain = Policy { model: MaintainerModel::Plain, ..policy() };
+    assert_eq!(
+        reciprocal,
+        Verdict::from(Rejection::NotMaintainer(key(BOB)))
+    );
+    let plain = Policy {
+        model: MaintainerModel::Plain,
+        ..policy()
+    };
     assert_eq!(
         verdict_on(&plain, state(), BOB, &facts),
         Verdict::Hold(Hold::State(vec![repo(ALICE)]))
@@ -225,8 +302,14 @@ fn a_discovery_announcement_permits_no_states() {
 #[test]
 fn pull_requests_wait_for_their_tip() {
     let request = || Unsigned::kind(1618).tags(&[&["c", OID]]);
-    let facts = Facts { is_related: true, ..Facts::default() };
-    assert_eq!(verdict_on(&policy(), request(), EVE, &facts), Verdict::Hold(Hold::Proposal));
+    let facts = Facts {
+        is_related: true,
+        ..Facts::default()
+    };
+    assert_eq!(
+        verdict_on(&policy(), request(), EVE, &facts),
+        Verdict::Hold(Hold::Proposal)
+    );
     let unrelated = verdict_on(&policy(), request(), EVE, &Facts::default());
     assert_eq!(unrelated, Verdict::from(Rejection::Unrelated));
     let tipless = verdict_on(&policy(), Unsigned::kind(1618), EVE, &facts);
@@ -235,24 +318,35 @@ fn pull_requests_wait_for_their_tip() {
 
 #[test]
 fn a_pull_request_at_our_prs_endpoint_needs_no_accepted_repository() {
-    let policy = Policy { contributor_proposals: true, ..policy() };
+    let policy = Policy {
+        contributor_proposals: true,
+        ..policy()
+    };
     let a = format!("30617:{}:x", key(ALICE));
     let at = |host: &str, by: u8, name: &str| {
         let clone = format!("https://{host}/prs/{}/{name}.git", npub(&key(by)));
         Unsigned::kind(1618).tags(&[&["c", OID], &["a", &a], &["clone", &clone]])
     };
     let verdict_on = |event| verdict_on(&policy, event, EVE, &Facts::default());
-    assert_eq!(verdict_on(at("us.example", EVE, "x")), Verdict::Hold(Hold::Proposal));
-    for other in
-        [at("them.example", EVE, "x"), at("us.example", BOB, "x"), at("us.example", EVE, "y")]
-    {
+    assert_eq!(
+        verdict_on(at("us.example", EVE, "x")),
+        Verdict::Hold(Hold::Proposal)
+    );
+    for other in [
+        at("them.example", EVE, "x"),
+        at("us.example", BOB, "x"),
+        at("us.example", EVE, "y"),
+    ] {
         assert_eq!(verdict_on(other), Verdict::from(Rejection::Unrelated));
     }
 }
 
 #[test]
 fn other_events_must_be_related_to_something_stored() {
-    let related = Facts { is_related: true, ..Facts::default() };
+    let related = Facts {
+        is_related: true,
+        ..Facts::default()
+    };
     for kind in [1, 1111, 1621, 1617, 1985, 9842] {
         let event = || Unsigned::kind(kind);
         assert_eq!(
@@ -276,26 +370,46 @@ fn other_events_must_be_related_to_something_stored() {
 
 #[test]
 fn profiles_are_stored_of_known_authors_only() {
-    let related = Facts { is_related: true, ..Facts::default() };
-    let known = Facts { is_author_known: true, ..Facts::default() };
+    let related = Facts {
+        is_related: true,
+        ..Facts::default()
+    };
+    let known = Facts {
+        is_author_known: true,
+        ..Facts::default()
+    };
     for kind in [0, 10002] {
         let verdict = verdict_on(&policy(), Unsigned::kind(kind), EVE, &related);
         assert_eq!(verdict, Verdict::from(Rejection::UnknownAuthor));
         let message = verdict.outcome().answer().message;
-        assert!(message.contains("only of authors who own a repository here"), "{message}");
         assert!(
-            verdict_on(&policy(), Unsigned::kind(kind), EVE, &known).outcome().answer().is_accepted
+            message.contains("only of authors who own a repository here"),
+            "{message}"
+        );
+        assert!(
+            verdict_on(&policy(), Unsigned::kind(kind), EVE, &known)
+                .outcome()
+                .answer()
+                .is_accepted
         );
     }
 }
 
 #[test]
 fn ephemeral_events_are_passed_on_and_never_taken_from_relays() {
-    let related = Facts { is_related: true, ..Facts::default() };
+    let related = Facts {
+        is_related: true,
+        ..Facts::default()
+    };
     let event = || Unsigned::kind(29846);
-    assert_eq!(verdict_on(&policy(), event(), EVE, &related), Verdict::Broadcast);
-    let origin =
-        Origin::Sync { relay: "wss://them.example".parse().unwrap(), path: SyncPath::Live };
+    assert_eq!(
+        verdict_on(&policy(), event(), EVE, &related),
+        Verdict::Broadcast
+    );
+    let origin = Origin::Sync {
+        relay: "wss://them.example".parse().unwrap(),
+        path: SyncPath::Live,
+    };
     let event = Verified::pretend(event().by(key(EVE)));
     let verdict = judge(&policy(), NOW, &origin, event.as_ref(), &related);
     assert_eq!(verdict, Verdict::from(Rejection::NeverStored));
@@ -303,7 +417,10 @@ fn ephemeral_events_are_passed_on_and_never_taken_from_relays() {
 
 #[test]
 fn the_operators_ephemeral_events_are_passed_on() {
-    let operator = Policy { operator: Some(key(ALICE)), ..policy() };
+    let operator = Policy {
+        operator: Some(key(ALICE)),
+        ..policy()
+    };
     let verdict_on = |by| verdict_on(&operator, Unsigned::kind(29846), by, &Facts::default());
     assert_eq!(verdict_on(ALICE), Verdict::Broadcast);
     assert_eq!(verdict_on(EVE), Verdict::from(Rejection::Unrelated));
@@ -311,18 +428,31 @@ fn the_operators_ephemeral_events_are_passed_on() {
 
 #[test]
 fn a_repost_of_a_protected_event_is_refused_even_from_its_author() {
-    let related = Facts { is_related: true, ..Facts::default() };
+    let related = Facts {
+        is_related: true,
+        ..Facts::default()
+    };
     let inner = |tags: &[&[&str]]| Unsigned::kind(1).tags(tags).by(key(ALICE)).as_json();
     let origin = authenticated_as(&[ALICE]);
     let repost = |kind, content: &str| {
         let event = Unsigned::kind(kind).content(content).by(key(ALICE));
-        judge(&policy(), NOW, &origin, Verified::pretend(event).as_ref(), &related)
+        judge(
+            &policy(),
+            NOW,
+            &origin,
+            Verified::pretend(event).as_ref(),
+            &related,
+        )
     };
     for kind in [6, 16] {
         let protected = repost(kind, &inner(&[&["t", "x"], &["-"]]));
         assert_eq!(protected, Verdict::from(Rejection::ProtectedRepost));
         for content in [&inner(&[&["t", "-"]]), "", "{"] {
-            assert_eq!(repost(kind, content), Verdict::Store { is_related: true }, "{content}");
+            assert_eq!(
+                repost(kind, content),
+                Verdict::Store { is_related: true },
+                "{content}"
+            );
         }
     }
     let quote = repost(1, &inner(&[&["-"]]));
@@ -331,7 +461,10 @@ fn a_repost_of_a_protected_event_is_refused_even_from_its_author() {
 
 #[test]
 fn authentication_events_are_never_stored() {
-    let operator = Policy { operator: Some(key(ALICE)), ..policy() };
+    let operator = Policy {
+        operator: Some(key(ALICE)),
+        ..policy()
+    };
     for kind in [22242, 27235] {
         let verdict = verdict_on(&operator, Unsigned::kind(kind), ALICE, &Facts::default());
         assert_eq!(verdict, Verdict::from(Rejection::NeverStored));
@@ -342,12 +475,20 @@ fn authentication_events_are_never_stored() {
 
 #[test]
 fn events_from_the_future_and_expired_events_are_refused() {
-    let related = Facts { is_related: true, ..Facts::default() };
+    let related = Facts {
+        is_related: true,
+        ..Facts::default()
+    };
     let at = |seconds| verdict_on(&policy(), Unsigned::kind(1).at(seconds), EVE, &related);
     assert_eq!(at(10_901), Verdict::from(Rejection::TooFarAhead));
     assert_eq!(at(10_900), Verdict::Store { is_related: true });
     let ending = |seconds: &str| {
-        verdict_on(&policy(), Unsigned::kind(1).tags(&[&["expiration", seconds]]), EVE, &related)
+        verdict_on(
+            &policy(),
+            Unsigned::kind(1).tags(&[&["expiration", seconds]]),
+            EVE,
+            &related,
+        )
     };
     assert_eq!(ending("10000"), Verdict::from(Rejection::Expired));
     assert_eq!(ending("10001"), Verdict::Store { is_related: true });
@@ -355,7 +496,10 @@ fn events_from_the_future_and_expired_events_are_refused() {
 
 #[test]
 fn a_protected_event_is_accepted_only_from_its_author() {
-    let related = Facts { is_related: true, ..Facts::default() };
+    let related = Facts {
+        is_related: true,
+        ..Facts::default()
+    };
     let event = Verified::pretend(Unsigned::kind(1).tags(&[&["-"]]).by(key(ALICE)));
     let from = |origin: Origin| judge(&policy(), NOW, &origin, event.as_ref(), &related);
     let answer = from(Origin::anonymous()).outcome().answer();
@@ -364,7 +508,10 @@ fn a_protected_event_is_accepted_only_from_its_author() {
     assert_eq!(from(other), Verdict::from(Rejection::Protected));
     let author = authenticated_as(&[EVE, ALICE]);
     assert_eq!(from(author), Verdict::Store { is_related: true });
-    let relay = Origin::Sync { relay: "wss://x.example".parse().unwrap(), path: SyncPath::Daily };
+    let relay = Origin::Sync {
+        relay: "wss://x.example".parse().unwrap(),
+        path: SyncPath::Daily,
+    };
     assert_eq!(from(relay), Verdict::from(Rejection::Protected));
 }
 
@@ -372,7 +519,10 @@ fn a_protected_event_is_accepted_only_from_its_author() {
 fn deleted_and_vanished_events_are_refused_with_the_reason() {
     for (why, text) in [
         (Rejection::Deleted, "invalid: this event is deleted"),
-        (Rejection::Vanished, "invalid: this pubkey has requested to vanish"),
+        (
+            Rejection::Vanished,
+            "invalid: this pubkey has requested to vanish",
+        ),
     ] {
         let answer = Outcome::from(why).answer();
         assert_eq!((answer.is_accepted, answer.message.as_ref()), (false, text));
@@ -385,8 +535,13 @@ fn a_known_event_is_a_duplicate() {
         (Presence::Stored, "duplicate: already have this event"),
         (Presence::Held, "duplicate: in purgatory"),
     ] {
-        let facts = Facts { known: Some(presence), ..Facts::default() };
-        let answer = verdict_on(&policy(), Unsigned::kind(1), EVE, &facts).outcome().answer();
+        let facts = Facts {
+            known: Some(presence),
+            ..Facts::default()
+        };
+        let answer = verdict_on(&policy(), Unsigned::kind(1), EVE, &facts)
+            .outcome()
+            .answer();
         assert_eq!((answer.is_accepted, answer.message.as_ref()), (true, text));
     }
 }
@@ -395,14 +550,23 @@ fn a_known_event_is_a_duplicate() {
 fn a_ban_applies_to_known_and_related_events() {
     let mut policy = policy();
     policy.bans.authors = BTreeSet::from([key(EVE)]);
-    let facts = Facts { is_related: true, known: Some(Presence::Stored), ..Facts::default() };
-    let answer = verdict_on(&policy, Unsigned::kind(1), EVE, &facts).outcome().answer();
+    let facts = Facts {
+        is_related: true,
+        known: Some(Presence::Stored),
+        ..Facts::default()
+    };
+    let answer = verdict_on(&policy, Unsigned::kind(1), EVE, &facts)
+        .outcome()
+        .answer();
     assert!(!answer.is_accepted && answer.message.starts_with("blocked: "));
 }
 
 #[test]
 fn the_quota_counts_only_announcements_that_list_us_and_exempts_the_operator() {
-    let mut policy = Policy { repositories_per_author: 1, ..policy() };
+    let mut policy = Policy {
+        repositories_per_author: 1,
+        ..policy()
+    };
     policy.archive.everything = true;
     let of = |event, by| (*known(event, by, Presence::Stored).announcement).clone();
     let others = [of(elsewhere(), ALICE), of(listing(BOB), BOB)];
@@ -417,29 +581,51 @@ fn the_quota_counts_only_announcements_that_list_us_and_exempts_the_operator() {
 fn a_full_purgatory_refuses_except_for_served_repositories() {
     let mut facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
     facts.is_over_quota = true;
-    assert_eq!(verdict_on(&policy(), state(), ALICE, &facts), Verdict::from(Rejection::Quota));
-    assert_eq!(verdict_on(&policy(), listing(BOB), BOB, &facts), Verdict::from(Rejection::Quota));
+    assert_eq!(
+        verdict_on(&policy(), state(), ALICE, &facts),
+        Verdict::from(Rejection::Quota)
+    );
+    assert_eq!(
+        verdict_on(&policy(), listing(BOB), BOB, &facts),
+        Verdict::from(Rejection::Quota)
+    );
     let mut facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
     facts.is_over_quota = true;
     let verdict = verdict_on(&policy(), state(), ALICE, &facts);
     assert!(matches!(verdict, Verdict::Hold(Hold::State(_))));
     let request = Unsigned::kind(1618).tags(&[&["c", OID]]);
-    let facts = Facts { is_related: true, is_over_quota: true, ..Facts::default() };
-    assert_eq!(verdict_on(&policy(), request, EVE, &facts), Verdict::from(Rejection::Quota));
+    let facts = Facts {
+        is_related: true,
+        is_over_quota: true,
+        ..Facts::default()
+    };
+    assert_eq!(
+        verdict_on(&policy(), request, EVE, &facts),
+        Verdict::from(Rejection::Quota)
+    );
 }
 
 #[test]
 fn an_author_with_too_many_repositories_may_only_replace_announcements() {
-    let mut facts = Facts { is_repository_quota_reached: true, ..Facts::default() };
+    let mut facts = Facts {
+        is_repository_quota_reached: true,
+        ..Facts::default()
+    };
     // The quota is the reason even if purgatory is full too: waiting does not help.
     for is_full in [false, true] {
         facts.is_over_quota = is_full;
         let refused = Verdict::from(Rejection::RepositoryQuota);
-        assert_eq!(verdict_on(&policy(), listing(ALICE), ALICE, &facts), refused);
+        assert_eq!(
+            verdict_on(&policy(), listing(ALICE), ALICE, &facts),
+            refused
+        );
     }
     facts.announcements = vec![known(listing(ALICE), ALICE, Presence::Stored)];
     let replaced = Verdict::Store { is_related: false };
-    assert_eq!(verdict_on(&policy(), listing(ALICE).at(2_000).id(2), ALICE, &facts), replaced);
+    assert_eq!(
+        verdict_on(&policy(), listing(ALICE).at(2_000).id(2), ALICE, &facts),
+        replaced
+    );
 }
 
 #[test]
@@ -449,7 +635,10 @@ fn each_quota_is_named_and_may_be_retried() {
             Rejection::RepositoryQuota,
             "rate-limited: this author has as many repositories as this server hosts for one author",
         ),
-        (Rejection::Quota, "rate-limited: too many events wait for git data, try again later"),
+        (
+            Rejection::Quota,
+            "rate-limited: too many events wait for git data, try again later",
+        ),
     ] {
         assert_eq!((why.retry(), why.to_string().as_str()), (Retry::Soon, text));
     }
@@ -457,11 +646,18 @@ fn each_quota_is_named_and_may_be_retried() {
 
 #[test]
 fn messages_with_urls_are_short_and_without_control_characters() {
-    let many: Vec<String> =
-        (0..100).map(|n| format!("htree://{}\u{1b}\n{n}", "x".repeat(500))).collect();
-    let why = Rejection::NotListed { clone: many.clone(), relays: Vec::new() };
+    let many: Vec<String> = (0..100)
+        .map(|n| format!("htree://{}\u{1b}\n{n}", "x".repeat(500)))
+        .collect();
+    let why = Rejection::NotListed {
+        clone: many.clone(),
+        relays: Vec::new(),
+    };
     let message = Outcome::from(why).answer().message;
-    assert!(message.len() < 500 && !message.chars().any(char::is_control), "{message}");
+    assert!(
+        message.len() < 500 && !message.chars().any(char::is_control),
+        "{message}"
+    );
     assert!(message.ends_with("and 97 more; relays: none"));
 }
 
@@ -472,29 +668,50 @@ fn the_refusal_names_addresses_that_cannot_be_used() {
         &["clone", "https://a.example/x", "ssh://git@a.example/x"],
         &["relays", "nonsense"],
     ]);
-    let clone = ["https://a.example/x", "ssh://git@a.example/x"].map(str::to_owned).to_vec();
-    let why = Rejection::NotListed { clone, relays: vec!["nonsense".to_owned()] };
-    assert_eq!(verdict_on(&policy(), event, EVE, &Facts::default()), Verdict::from(why));
+    let clone = ["https://a.example/x", "ssh://git@a.example/x"]
+        .map(str::to_owned)
+        .to_vec();
+    let why = Rejection::NotListed {
+        clone,
+        relays: vec!["nonsense".to_owned()],
+    };
+    assert_eq!(
+        verdict_on(&policy(), event, EVE, &Facts::default()),
+        Verdict::from(why)
+    );
 }
 
 #[test]
 fn an_announcement_is_bounded_in_bytes() {
     let long = |bytes: usize| listing(ALICE).tags(&[&["description", &"x".repeat(bytes)]]);
     let held = Verdict::Hold(Hold::Announcement);
-    assert_eq!(verdict_on(&policy(), long(60_000), ALICE, &Facts::default()), held);
+    assert_eq!(
+        verdict_on(&policy(), long(60_000), ALICE, &Facts::default()),
+        held
+    );
     let verdict = verdict_on(&policy(), long(64 * 1024), ALICE, &Facts::default());
     assert!(is_malformed(&verdict));
     let message = verdict.outcome().answer().message;
-    assert_eq!(message, "invalid: an announcement may have at most 65536 bytes");
+    assert_eq!(
+        message,
+        "invalid: an announcement may have at most 65536 bytes"
+    );
 }
 
 #[test]
 fn the_number_of_tags_is_bounded_except_refs_of_a_state() {
-    let related = Facts { is_related: true, ..Facts::default() };
+    let related = Facts {
+        is_related: true,
+        ..Facts::default()
+    };
     let tagged = |kind: u16, name: &str, count: usize| {
-        let tags: Vec<[String; 2]> = (0..count).map(|n| [name.to_owned(), n.to_string()]).collect();
-        let tags: Vec<Vec<&str>> =
-            tags.iter().map(|tag| tag.iter().map(String::as_str).collect()).collect();
+        let tags: Vec<[String; 2]> = (0..count)
+            .map(|n| [name.to_owned(), n.to_string()])
+            .collect();
+        let tags: Vec<Vec<&str>> = tags
+            .iter()
+            .map(|tag| tag.iter().map(String::as_str).collect())
+            .collect();
         let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
         verdict_on(&policy(), Unsigned::kind(kind).tags(&tags), ALICE, &related)
     };

@@ -45,7 +45,10 @@ pub enum Hold {
 impl Verdict {
     /// Returns whether the event is charged to its author and its roots (see [`FanOut`](super::FanOut)).
     pub const fn counts_for_fan_out(&self) -> bool {
-        matches!(self, Self::Store { is_related: true } | Self::Hold(Hold::Proposal))
+        matches!(
+            self,
+            Self::Store { is_related: true } | Self::Hold(Hold::Proposal)
+        )
     }
 
     /// Returns what becomes of the event once this verdict is carried out.
@@ -92,7 +95,10 @@ pub enum Retry {
 
 impl From<Rejection> for Outcome {
     fn from(reason: Rejection) -> Self {
-        Self::Refused { retry: reason.retry(), reason }
+        Self::Refused {
+            retry: reason.retry(),
+            reason,
+        }
     }
 }
 
@@ -133,7 +139,10 @@ pub enum Rejection {
         first_of(clone),
         first_of(relays)
     )]
-    NotListed { clone: Vec<String>, relays: Vec<String> },
+    NotListed {
+        clone: Vec<String>,
+        relays: Vec<String>,
+    },
     /// The next version of a hosted repository's announcement, by which its owner takes it out of service.
     #[error("invalid: this announcement no longer lists this service")]
     Delisted,
@@ -235,10 +244,16 @@ impl Outcome {
             Self::Duplicate(Presence::Held) => (true, "duplicate: in purgatory"),
             Self::Superseded => (false, "replaced: have a newer version of this event"),
             Self::Refused { reason, .. } => {
-                return Answer { is_accepted: false, message: reason.to_string().into() };
+                return Answer {
+                    is_accepted: false,
+                    message: reason.to_string().into(),
+                };
             }
         };
-        Answer { is_accepted, message: message.into() }
+        Answer {
+            is_accepted,
+            message: message.into(),
+        }
     }
 }
 
@@ -247,7 +262,10 @@ fn first_of(urls: &[String]) -> String {
     const MAX_URLS: usize = 3;
     const MAX_CHARS: usize = 80;
     let shorten = |url: &String| -> String {
-        url.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()
+        url.chars()
+            .filter(|c| !c.is_control())
+            .take(MAX_CHARS)
+            .collect()
     };
     let first: Vec<_> = urls.iter().take(MAX_URLS).map(shorten).collect();
     match urls.len() {

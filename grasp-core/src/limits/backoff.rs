@@ -48,13 +48,17 @@ impl BackoffPolicy {
 
     /// Returns the pause after this many failures in a row, for retries that keep only their number.
     pub fn delay_after(&self, failures: u32) -> Duration {
-        let factor = 1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
+        let factor = 1_u32
+            .checked_shl(failures.saturating_sub(1))
+            .unwrap_or(u32::MAX);
         self.first.saturating_mul(factor).min(self.cap)
     }
 
     /// Returns the pause after one of `delay`; never below `first`, even with a smaller `cap`.
     fn next_delay(&self, delay: Duration) -> Duration {
-        delay.saturating_mul(2).clamp(self.first, self.cap.max(self.first))
+        delay
+            .saturating_mul(2)
+            .clamp(self.first, self.cap.max(self.first))
     }
 }
 
@@ -124,7 +128,10 @@ enum Phase {
 impl Backoff {
     /// Returns the backoff of a peer without failures.
     pub const fn new(policy: BackoffPolicy) -> Self {
-        Self { policy, phase: Phase::Healthy }
+        Self {
+            policy,
+            phase: Phase::Healthy,
+        }
     }
 
     /// Restores the backoff of an earlier process.
@@ -132,7 +139,10 @@ impl Backoff {
     /// The snapshot may be old or damaged: pauses are brought within the policy, also if the calendar
     /// clock was set back.
     pub fn restore(policy: BackoffPolicy, now: Now, snapshot: &BackoffSnapshot) -> Self {
-        let remaining = snapshot.retry_at.as_secs().saturating_sub(now.unix.as_secs());
+        let remaining = snapshot
+            .retry_at
+            .as_secs()
+            .saturating_sub(now.unix.as_secs());
         let longest_pause = policy.dead_retry.max(policy.cap);
         let cap = policy.cap.max(policy.first);
         let phase = Phase::Waiting {
@@ -150,18 +160,32 @@ impl Backoff {
     pub fn failed(&mut self, now: Mono) -> Mono {
         let (delay, failing_for) = match self.phase {
             Phase::Waiting { retry_at, .. } if now < retry_at => return retry_at,
-            Phase::Waiting { delay, failing_for, failed_at, .. } => {
-                (self.policy.next_delay(delay), failing_for.saturating_add(now - failed_at))
-            }
+            Phase::Waiting {
+                delay,
+                failing_for,
+                failed_at,
+                ..
+            } => (
+                self.policy.next_delay(delay),
+                failing_for.saturating_add(now - failed_at),
+            ),
             Phase::Recovering { delay, since } if !self.has_recovered(since, now) => {
                 (self.policy.next_delay(delay), Duration::ZERO)
             }
             Phase::Healthy | Phase::Recovering { .. } => (self.policy.first, Duration::ZERO),
         };
-        let pause =
-            if failing_for >= self.policy.dead_after { self.policy.dead_retry } else { delay };
+        let pause = if failing_for >= self.policy.dead_after {
+            self.policy.dead_retry
+        } else {
+            delay
+        };
         let retry_at = now + pause;
-        self.phase = Phase::Waiting { delay, failing_for, failed_at: now, retry_at };
+        self.phase = Phase::Waiting {
+            delay,
+            failing_for,
+            failed_at: now,
+            retry_at,
+        };
         retry_at
     }
 
@@ -227,7 +251,12 @@ impl Backoff {
             Phase::Recovering { delay, .. } => {
                 Some(BackoffSnapshot::new(delay, Duration::ZERO, now.unix))
             }
-            Phase::Waiting { delay, failing_for, retry_at, .. } => {
+            Phase::Waiting {
+                delay,
+                failing_for,
+                retry_at,
+                ..
+            } => {
                 let remaining = whole_seconds(retry_at - now.mono);
                 let retry_at = Timestamp::from_secs(now.unix.as_secs().saturating_add(remaining));
                 Some(BackoffSnapshot::new(delay, failing_for, retry_at))
@@ -265,7 +294,9 @@ impl BackoffSnapshot {
 
 /// Rounds up, so that storing shortens no pause.
 fn whole_seconds(length: Duration) -> u64 {
-    length.as_secs().saturating_add(u64::from(length.subsec_nanos() > 0))
+    length
+        .as_secs()
+        .saturating_add(u64::from(length.subsec_nanos() > 0))
 }
 
 #[cfg(test)]
@@ -317,7 +348,10 @@ mod tests {
             assert_eq!(BackoffPolicy::RELAY.delay_after(failures), next - at);
             at = next;
         }
-        assert_eq!(BackoffPolicy::RELAY.delay_after(u32::MAX), BackoffPolicy::RELAY.cap);
+        assert_eq!(
+            BackoffPolicy::RELAY.delay_after(u32::MAX),
+            BackoffPolicy::RELAY.cap
+        );
     }
 
     #[test]
@@ -409,7 +443,10 @@ mod tests {
     fn a_restart_keeps_the_pause_and_the_step() {
         let mut backoff = Backoff::new(BackoffPolicy::RELAY);
         let last = fail_for(&mut backoff, Mono::ZERO, Duration::from_secs(600));
-        let before = Now::new(last + Duration::from_millis(1_500), Timestamp::from_secs(5_000));
+        let before = Now::new(
+            last + Duration::from_millis(1_500),
+            Timestamp::from_secs(5_000),
+        );
         let json = serde_json::to_string(&backoff.snapshot(before).unwrap()).unwrap();
 
         let later = Now::new(Mono::from_secs(1), Timestamp::from_secs(5_010));
@@ -420,7 +457,10 @@ mod tests {
         let retry_at = Mono::from_secs(1 + 319 - 10);
         assert_eq!(restored.retry_at(), Some(retry_at));
         restored.failed(retry_at);
-        assert_eq!(restored.retry_at(), Some(retry_at + Duration::from_secs(640)));
+        assert_eq!(
+            restored.retry_at(),
+            Some(retry_at + Duration::from_secs(640))
+        );
     }
 
     #[test]
@@ -429,8 +469,11 @@ mod tests {
         let last = fail_for(&mut backoff, Mono::ZERO, 25 * HOUR);
         let now = Now::new(last, Timestamp::from_secs(1_000_000));
         let snapshot = backoff.snapshot(now).unwrap();
-        let restored =
-            Backoff::restore(BackoffPolicy::RELAY, Now::new(Mono::ZERO, now.unix), &snapshot);
+        let restored = Backoff::restore(
+            BackoffPolicy::RELAY,
+            Now::new(Mono::ZERO, now.unix),
+            &snapshot,
+        );
         assert_eq!(restored.health(Mono::ZERO), Health::Dead);
         assert_eq!(restored.retry_at(), Some(Mono::ZERO + 24 * HOUR));
     }

@@ -72,7 +72,10 @@ impl Announcement {
     /// Returns whether the author asks this service to host the repository: as git server *and* as relay.
     pub fn lists(&self, service: &ServiceIdentity) -> bool {
         self.clone.iter().any(|url| service.serves(url, &self.repo))
-            && self.relays.iter().any(|url| service.is_own_url(url.as_str()))
+            && self
+                .relays
+                .iter()
+                .any(|url| service.is_own_url(url.as_str()))
     }
 }
 
@@ -106,18 +109,29 @@ impl MaintainerList {
         let is_role = |tag: &&Tag| matches!(tag.kind(), "M" | "m" | "o");
         let roles: Vec<_> = event.tags.iter().filter(is_role).collect();
         if roles.is_empty() {
-            let listed = tags::all_values(event, "maintainers").filter_map(parse_pubkey).collect();
-            return Self { listed, ..Self::default() };
+            let listed = tags::all_values(event, "maintainers")
+                .filter_map(parse_pubkey)
+                .collect();
+            return Self {
+                listed,
+                ..Self::default()
+            };
         }
         let (mut list, mut names_author) = (Self::default(), false);
         for role in roles {
             let mut values = tags::values(role);
-            let Some(key) = values.next().and_then(parse_pubkey) else { continue };
+            let Some(key) = values.next().and_then(parse_pubkey) else {
+                continue;
+            };
             names_author |= key == event.pubkey;
             if !is_active(values) {
                 continue;
             }
-            let of_role = if role.kind() == "o" { &mut list.moderators } else { &mut list.listed };
+            let of_role = if role.kind() == "o" {
+                &mut list.moderators
+            } else {
+                &mut list.listed
+            };
             of_role.insert(key);
             if role.kind() == "M" {
                 list.leads.insert(key);
@@ -171,7 +185,11 @@ mod tests {
             &["relays", "wss://a.example/"],
         ])
         .unwrap();
-        let hosts: Vec<_> = announcement.clone.iter().map(|url| url.host().to_string()).collect();
+        let hosts: Vec<_> = announcement
+            .clone
+            .iter()
+            .map(|url| url.host().to_string())
+            .collect();
         assert_eq!(hosts, ["a.example", "b.example"]);
         assert_eq!(announcement.relays.len(), 1);
     }
@@ -181,9 +199,15 @@ mod tests {
         assert_eq!(parse(&[]), invalid("the announcement has no d tag"));
         assert_eq!(parse(&[&["d"]]), invalid("the announcement has no d tag"));
         assert_eq!(parse(&[&["d", ""]]), invalid("the identifier is empty"));
-        assert_eq!(parse(&[&["d", "a/b"]]), invalid("the identifier contains a path separator"));
+        assert_eq!(
+            parse(&[&["d", "a/b"]]),
+            invalid("the identifier contains a path separator")
+        );
         let issue = Unsigned::kind(1621).tags(&[&["d", "x"]]).by(key(1));
-        assert_eq!(Announcement::parse(&issue), invalid("not a repository announcement"));
+        assert_eq!(
+            Announcement::parse(&issue),
+            invalid("not a repository announcement")
+        );
     }
 
     #[test]
@@ -192,7 +216,9 @@ mod tests {
         let ours = format!("https://us.example/{}/x.git", npub(&key(1)));
         let theirs = format!("https://us.example/{}/x.git", npub(&key(2)));
         let listed = |clone: &str, relay: &str| {
-            parse(&[&["d", "x"], &["clone", clone], &["relays", relay]]).unwrap().lists(&us)
+            parse(&[&["d", "x"], &["clone", clone], &["relays", relay]])
+                .unwrap()
+                .lists(&us)
         };
         assert!(listed(&ours, "wss://us.example"));
         assert!(!listed(&ours, "wss://them.example"));

@@ -134,7 +134,11 @@ impl CommandReader {
 
     fn skip_option(&mut self, option: &[u8]) -> Result<(), ParseError> {
         self.option_bytes += option.len() + 4;
-        if self.option_bytes > MAX_OPTION_BYTES { invalid("too many push options") } else { Ok(()) }
+        if self.option_bytes > MAX_OPTION_BYTES {
+            invalid("too many push options")
+        } else {
+            Ok(())
+        }
     }
 
     fn finish(&mut self, rest: &[u8]) -> Result<Progress, ParseError> {
@@ -145,15 +149,23 @@ impl CommandReader {
         if let Some(name) = repeated_name(&commands) {
             return invalid(format!("{name} is pushed twice"));
         }
-        let request =
-            PushRequest { commands, capabilities: self.capabilities, is_shallow: self.is_shallow };
-        Ok(Progress::Complete { request, rest: rest.to_vec() })
+        let request = PushRequest {
+            commands,
+            capabilities: self.capabilities,
+            is_shallow: self.is_shallow,
+        };
+        Ok(Progress::Complete {
+            request,
+            rest: rest.to_vec(),
+        })
     }
 
     fn parse_line(&mut self, line: &[u8]) -> Result<(), ParseError> {
         self.list_bytes += line.len() + 4;
         if self.list_bytes > MAX_LIST_BYTES {
-            return invalid(format!("the list of refs has more than {MAX_LIST_BYTES} bytes"));
+            return invalid(format!(
+                "the list of refs has more than {MAX_LIST_BYTES} bytes"
+            ));
         }
         if let Some(oid) = line.strip_prefix(b"shallow ") {
             return self.parse_shallow(oid);
@@ -197,7 +209,10 @@ impl CommandReader {
 fn repeated_name(commands: &[PushCommand]) -> Option<&RefName> {
     let mut names: Vec<&RefName> = commands.iter().map(|command| &command.name).collect();
     names.sort_unstable();
-    names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
+    names
+        .windows(2)
+        .find(|pair| pair[0] == pair[1])
+        .map(|pair| pair[0])
 }
 
 const SHAPE: &str = "a command is not of the form <old id> <new id> <ref>";
@@ -212,7 +227,11 @@ impl PushCommand {
         let (Some(old), Some(new), Some(name)) = (parts.next(), parts.next(), parts.next()) else {
             return invalid(SHAPE);
         };
-        Ok(Self { old: parse_object(old)?, new: parse_object(new)?, name: RefName::new(name)? })
+        Ok(Self {
+            old: parse_object(old)?,
+            new: parse_object(new)?,
+            name: RefName::new(name)?,
+        })
     }
 }
 
@@ -281,7 +300,9 @@ mod tests {
 
     fn list(lines: &[String]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        lines.iter().for_each(|line| encode_pkt(line.as_bytes(), &mut bytes));
+        lines
+            .iter()
+            .for_each(|line| encode_pkt(line.as_bytes(), &mut bytes));
         bytes.extend_from_slice(b"0000");
         bytes
     }
@@ -310,7 +331,11 @@ mod tests {
 
     #[test]
     fn a_shallow_clone_is_told_by_lines_before_the_commands() {
-        let shallow = [format!("shallow {A}"), format!("shallow {A}\n"), create("refs/heads/a")];
+        let shallow = [
+            format!("shallow {A}"),
+            format!("shallow {A}\n"),
+            create("refs/heads/a"),
+        ];
         let request = parse(&shallow).unwrap();
         assert!(request.is_shallow() && request.commands().len() == 1);
         assert!(!parse(&shallow[2..]).unwrap().is_shallow());
@@ -324,7 +349,9 @@ mod tests {
         for byte in most {
             assert_eq!(reader.feed(&[*byte]), Ok(Progress::More));
         }
-        let Ok(Progress::Complete { request, rest }) = reader.feed(&[*last]) else { panic!() };
+        let Ok(Progress::Complete { request, rest }) = reader.feed(&[*last]) else {
+            panic!()
+        };
         assert_eq!((request.commands().len(), rest.len()), (2, 0));
     }
 
@@ -341,20 +368,32 @@ mod tests {
             (vec![format!("{A} {A}")], SHAPE),
             (vec![format!("{A}  {A} refs/heads/a")], SHAPE),
             (vec![format!("{A} {} refs/heads/a", "a".repeat(64))], SHAPE),
-            (vec![good.clone(), format!("{}\0atomic", create("refs/heads/b"))], SHAPE),
+            (
+                vec![good.clone(), format!("{}\0atomic", create("refs/heads/b"))],
+                SHAPE,
+            ),
             (vec![create("main")], "a ref name does not begin with refs/"),
             (
                 vec![create("refs/heads/a b")],
                 "a ref name contains a character that git allows in no ref",
             ),
-            (vec![good.clone(), good.clone()], "refs/heads/a is pushed twice"),
-            (vec![format!("shallow {A}")], "no command follows the shallow lines"),
+            (
+                vec![good.clone(), good.clone()],
+                "refs/heads/a is pushed twice",
+            ),
+            (
+                vec![format!("shallow {A}")],
+                "no command follows the shallow lines",
+            ),
             (vec![format!("shallow {}", &A[1..]), good.clone()], SHALLOW),
             (vec![format!("shallow {NONE}"), good.clone()], SHALLOW),
             (vec![good.clone(), format!("shallow {A}")], SHALLOW),
             (vec![String::from("push-cert\0x")], CERTIFICATE),
             (vec![format!("{good}\0push-cert=x")], CERTIFICATE),
-            (vec![format!("{good}\0object-format=sha256")], "only object format sha1 is supported"),
+            (
+                vec![format!("{good}\0object-format=sha256")],
+                "only object format sha1 is supported",
+            ),
         ];
         for (lines, why) in cases {
             assert_eq!(parse(&lines), invalid(why), "{lines:?}");
@@ -369,7 +408,10 @@ mod tests {
         let cases = [
             (vec![first(""), format!("shallow {A}")], SHALLOW),
             (vec![first("push-cert=x")], CERTIFICATE),
-            (vec![first("object-format=sha256")], "only object format sha1 is supported"),
+            (
+                vec![first("object-format=sha256")],
+                "only object format sha1 is supported",
+            ),
         ];
         for (lines, why) in cases {
             let mut reader = CommandReader::default();
@@ -407,9 +449,13 @@ mod tests {
 
     #[test]
     fn the_number_of_refs_is_bounded() {
-        let lines: Vec<_> =
-            (0..=MAX_COMMANDS).map(|n| create(&format!("refs/heads/{n}"))).collect();
-        assert_eq!(parse(&lines[..MAX_COMMANDS]).unwrap().commands().len(), MAX_COMMANDS);
+        let lines: Vec<_> = (0..=MAX_COMMANDS)
+            .map(|n| create(&format!("refs/heads/{n}")))
+            .collect();
+        assert_eq!(
+            parse(&lines[..MAX_COMMANDS]).unwrap().commands().len(),
+            MAX_COMMANDS
+        );
         assert_eq!(parse(&lines), invalid("more than 20000 refs in one push"));
     }
 
@@ -418,7 +464,10 @@ mod tests {
         let (mut reader, mut fed, mut refused) = (CommandReader::default(), 0, None);
         for n in 0..MAX_COMMANDS {
             let mut packet = Vec::new();
-            let name = format!("refs/heads/{n}{}", format!("/{}", "x".repeat(200)).repeat(4));
+            let name = format!(
+                "refs/heads/{n}{}",
+                format!("/{}", "x".repeat(200)).repeat(4)
+            );
             encode_pkt(create(&name).as_bytes(), &mut packet);
             match reader.feed(&packet) {
                 Ok(progress) => assert_eq!(progress, Progress::More),
@@ -430,8 +479,14 @@ mod tests {
             fed += packet.len();
             assert_eq!(reader.list_bytes(), fed);
         }
-        assert!(fed <= MAX_LIST_BYTES && fed > MAX_LIST_BYTES - 1_024, "{fed}");
-        assert_eq!(refused.as_deref(), Some("the list of refs has more than 4194304 bytes"));
+        assert!(
+            fed <= MAX_LIST_BYTES && fed > MAX_LIST_BYTES - 1_024,
+            "{fed}"
+        );
+        assert_eq!(
+            refused.as_deref(),
+            Some("the list of refs has more than 4194304 bytes")
+        );
     }
 
     #[test]

@@ -35,9 +35,9 @@ pub fn read_pkt(bytes: &[u8]) -> Result<Option<(Pkt<'_>, &[u8])>, ParseError> {
         0 => Ok(Some((Pkt::Flush, rest))),
         1 => Ok(Some((Pkt::Delimiter, rest))),
         2 => Ok(Some((Pkt::ResponseEnd, rest))),
-        length @ 4..=MAX_PKT => {
-            Ok(rest.split_at_checked(length - 4).map(|(data, rest)| (Pkt::Data(data), rest)))
-        }
+        length @ 4..=MAX_PKT => Ok(rest
+            .split_at_checked(length - 4)
+            .map(|(data, rest)| (Pkt::Data(data), rest))),
         _ => invalid("a packet of impossible length"),
     }
 }
@@ -122,7 +122,10 @@ fn encode_band(band: u8, data: &[u8], out: &mut Vec<u8>) {
 /// Shortens a text to one line without control characters, so that it cannot imitate another line.
 fn one_line(text: &str) -> String {
     const MAX_CHARS: usize = 400;
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_CHARS).collect()
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(MAX_CHARS)
+        .collect()
 }
 
 #[cfg(test)]
@@ -162,7 +165,10 @@ mod tests {
 
     fn reports() -> Vec<RefReport> {
         vec![
-            RefReport { name: "refs/heads/a".parse().unwrap(), refusal: None },
+            RefReport {
+                name: "refs/heads/a".parse().unwrap(),
+                refusal: None,
+            },
             RefReport {
                 name: "refs/heads/b".parse().unwrap(),
                 refusal: Some("no\nok refs/heads/b".into()),
@@ -205,7 +211,10 @@ mod tests {
 
     #[test]
     fn with_side_band_the_report_is_in_band_one() {
-        let capabilities = Capabilities { side_band_64k: true, ..PLAIN };
+        let capabilities = Capabilities {
+            side_band_64k: true,
+            ..PLAIN
+        };
         let outer = packets(&encode_report(&reports(), capabilities));
         let (band, inner) = outer[0].split_first().unwrap();
         assert_eq!((*band, outer[1].as_slice()), (1, &b"flush"[..]));
@@ -215,12 +224,22 @@ mod tests {
     #[test]
     fn a_report_longer_than_a_packet_is_split() {
         let many: Vec<_> = (0..5_000)
-            .map(|n| RefReport { name: format!("refs/heads/{n}").parse().unwrap(), refusal: None })
+            .map(|n| RefReport {
+                name: format!("refs/heads/{n}").parse().unwrap(),
+                refusal: None,
+            })
             .collect();
-        let capabilities = Capabilities { side_band_64k: true, ..PLAIN };
+        let capabilities = Capabilities {
+            side_band_64k: true,
+            ..PLAIN
+        };
         let outer = packets(&encode_report(&many, capabilities));
-        let inner: Vec<u8> =
-            outer.iter().filter(|p| p[0] == 1).flat_map(|p| &p[1..]).copied().collect();
+        let inner: Vec<u8> = outer
+            .iter()
+            .filter(|p| p[0] == 1)
+            .flat_map(|p| &p[1..])
+            .copied()
+            .collect();
         assert!(outer.len() > 2);
         assert_eq!(inner, encode_report(&many, PLAIN));
     }
@@ -228,15 +247,27 @@ mod tests {
     #[test]
     fn without_report_status_the_first_reason_is_an_error() {
         let none = Capabilities::default();
-        assert_eq!(packets(&encode_report(&reports(), none))[0], b"ERR no ok refs/heads/b\n");
-        let banded = Capabilities { side_band_64k: true, ..none };
+        assert_eq!(
+            packets(&encode_report(&reports(), none))[0],
+            b"ERR no ok refs/heads/b\n"
+        );
+        let banded = Capabilities {
+            side_band_64k: true,
+            ..none
+        };
         assert_eq!(packets(&encode_report(&reports(), banded))[0][0], 3);
     }
 
     #[test]
     fn progress_needs_side_band() {
         assert!(encode_progress("working", PLAIN).is_empty());
-        let capabilities = Capabilities { side_band_64k: true, ..PLAIN };
-        assert_eq!(packets(&encode_progress("working", capabilities)), [b"\x02working\n"]);
+        let capabilities = Capabilities {
+            side_band_64k: true,
+            ..PLAIN
+        };
+        assert_eq!(
+            packets(&encode_progress("working", capabilities)),
+            [b"\x02working\n"]
+        );
     }
 }

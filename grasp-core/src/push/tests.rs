@@ -11,7 +11,11 @@ const EVE: u8 = 9;
 fn request(capabilities: &str, commands: &[(&str, &str, &str)]) -> PushRequest {
     let mut bytes = Vec::new();
     for (i, (old, new, name)) in commands.iter().enumerate() {
-        let tail = if i == 0 { format!("\0{capabilities}") } else { String::new() };
+        let tail = if i == 0 {
+            format!("\0{capabilities}")
+        } else {
+            String::new()
+        };
         crate::push::encode_pkt(format!("{old} {new} {name}{tail}").as_bytes(), &mut bytes);
     }
     bytes.extend_from_slice(b"0000");
@@ -22,16 +26,26 @@ fn request(capabilities: &str, commands: &[(&str, &str, &str)]) -> PushRequest {
 }
 
 fn refs(pairs: &[(&str, &str)]) -> BTreeMap<RefName, Oid> {
-    pairs.iter().map(|(name, oid)| (name.parse().unwrap(), oid.parse().unwrap())).collect()
+    pairs
+        .iter()
+        .map(|(name, oid)| (name.parse().unwrap(), oid.parse().unwrap()))
+        .collect()
 }
 
 fn state(author: u8, at: u64, presence: Presence, pairs: &[(&str, &str)]) -> Candidate {
     let tags: Vec<Vec<&str>> = pairs.iter().map(|(name, oid)| vec![*name, *oid]).collect();
     let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
     let id = u8::try_from(at).unwrap();
-    let event =
-        Unsigned::kind(30618).tags(&[&["d", "x"]]).tags(&tags).at(at).id(id).by(key(author));
-    Candidate { state: Arc::new(State::parse(&event).unwrap()), presence }
+    let event = Unsigned::kind(30618)
+        .tags(&[&["d", "x"]])
+        .tags(&tags)
+        .at(at)
+        .id(id)
+        .by(key(author));
+    Candidate {
+        state: Arc::new(State::parse(&event).unwrap()),
+        presence,
+    }
 }
 
 struct Repository {
@@ -42,7 +56,11 @@ struct Repository {
 
 impl Repository {
     fn new(pairs: &[(&str, &str)], candidates: Vec<Candidate>) -> Self {
-        Self { refs: refs(pairs), candidates, proposals: BTreeMap::new() }
+        Self {
+            refs: refs(pairs),
+            candidates,
+            proposals: BTreeMap::new(),
+        }
     }
 
     fn judge(&self, request: &PushRequest) -> PushVerdict {
@@ -84,7 +102,10 @@ fn a_push_that_realises_a_held_state_is_executed() {
 fn a_state_by_another_key_authorises_nothing() {
     let repo = Repository::new(&[], vec![state(EVE, 5, Presence::Held, &[(MAIN, A)])]);
     let texts = repo.texts(&request("", &[(NONE, A, MAIN)]));
-    assert_eq!(texts, ["no state event from a maintainer is waiting for this push"]);
+    assert_eq!(
+        texts,
+        ["no state event from a maintainer is waiting for this push"]
+    );
 }
 
 #[test]
@@ -97,15 +118,25 @@ fn without_confirmed_maintainers_nothing_changes() {
         proposals: &BTreeMap::new(),
     };
     let verdict = authorise(&request, &view);
-    assert_eq!(verdict.refs[0].1, RefVerdict::Refused(RefRefusal::NoMaintainers));
+    assert_eq!(
+        verdict.refs[0].1,
+        RefVerdict::Refused(RefRefusal::NoMaintainers)
+    );
     assert_eq!(verdict.authorised, None);
 }
 
 #[test]
 fn names_every_difference_from_the_signed_state() {
-    let declared = &[(MAIN, A), ("refs/tags/v1", A), ("refs/tags/v2", "abc123"), (DEV, B)];
-    let repo =
-        Repository::new(&[("refs/tags/v1", A)], vec![state(ALICE, 5, Presence::Held, declared)]);
+    let declared = &[
+        (MAIN, A),
+        ("refs/tags/v1", A),
+        ("refs/tags/v2", "abc123"),
+        (DEV, B),
+    ];
+    let repo = Repository::new(
+        &[("refs/tags/v1", A)],
+        vec![state(ALICE, 5, Presence::Held, declared)],
+    );
     let texts = repo.texts(&request(
         "",
         &[
@@ -130,7 +161,10 @@ fn names_every_difference_from_the_signed_state() {
 
 #[test]
 fn a_ref_that_is_not_pushed_counts_too() {
-    let repo = Repository::new(&[(DEV, A)], vec![state(ALICE, 5, Presence::Held, &[(MAIN, A)])]);
+    let repo = Repository::new(
+        &[(DEV, A)],
+        vec![state(ALICE, 5, Presence::Held, &[(MAIN, A)])],
+    );
     let alone = repo.texts(&request("", &[(NONE, A, MAIN)]));
     assert_eq!(
         alone,
@@ -179,8 +213,10 @@ fn a_ref_that_changed_meanwhile_refuses_the_whole_state() {
         vec![state(ALICE, 5, Presence::Held, &[(MAIN, A), (DEV, A)])],
     );
     let texts = repo.texts(&request("", &[(NONE, A, MAIN), (NONE, A, DEV)]));
-    let expected =
-        ["has moved meanwhile, fetch first", "other refs have moved meanwhile, fetch first"];
+    let expected = [
+        "has moved meanwhile, fetch first",
+        "other refs have moved meanwhile, fetch first",
+    ];
     assert_eq!(texts, expected);
 }
 
@@ -189,7 +225,11 @@ fn other_namespaces_are_refused() {
     let repo = Repository::new(&[], vec![state(ALICE, 5, Presence::Held, &[(MAIN, A)])]);
     let texts = repo.texts(&request(
         "",
-        &[(NONE, A, MAIN), (NONE, A, "refs/notes/x"), (NONE, A, "refs/nostr/123")],
+        &[
+            (NONE, A, MAIN),
+            (NONE, A, "refs/notes/x"),
+            (NONE, A, "refs/nostr/123"),
+        ],
     ));
     assert_eq!(texts[0], "Execute");
     assert!(texts[1].starts_with("only branches") && texts[2].starts_with("refs/nostr/ must"));
@@ -216,9 +256,15 @@ fn a_pull_request_tip_must_match_its_event() {
     let tip = KnownProposal::Tip(Presence::Held, A.parse().unwrap());
     assert_eq!(text(tip, NONE, A), "Execute");
     assert_eq!(text(tip, NONE, B), "its event names commit aaaaaaaa");
-    assert_eq!(text(tip, A, NONE), "pull requests are removed by deleting their event");
+    assert_eq!(
+        text(tip, A, NONE),
+        "pull requests are removed by deleting their event"
+    );
     assert_eq!(text(KnownProposal::Unknown, NONE, B), "Stage");
-    assert_eq!(text(KnownProposal::Unavailable, NONE, A), "could not look up its event, try again");
+    assert_eq!(
+        text(KnownProposal::Unavailable, NONE, A),
+        "could not look up its event, try again"
+    );
 }
 
 #[test]
@@ -242,7 +288,9 @@ fn id() -> EventId {
 fn judged(old: &str, new: &str, name: &str, known: KnownProposal) -> RefVerdict {
     let request = request("", &[(&old.repeat(40), &new.repeat(40), name)]);
     let known = BTreeMap::from([(id(), known)]);
-    authorise_contribution(&request, &BTreeMap::new(), &known).refs[0].1.clone()
+    authorise_contribution(&request, &BTreeMap::new(), &known).refs[0]
+        .1
+        .clone()
 }
 
 #[test]
@@ -253,12 +301,32 @@ fn accepts_only_commits_that_the_contributor_signed() {
     let cases = [
         ("a", ours(Presence::Held), RefVerdict::Stage),
         ("a", ours(Presence::Stored), RefVerdict::Execute),
-        ("c", ours(Presence::Held), refused(RefRefusal::WrongTip { wanted: oid("a") })),
-        ("c", ours(Presence::Stored), refused(RefRefusal::WrongTip { wanted: oid("a") })),
+        (
+            "c",
+            ours(Presence::Held),
+            refused(RefRefusal::WrongTip { wanted: oid("a") }),
+        ),
+        (
+            "c",
+            ours(Presence::Stored),
+            refused(RefRefusal::WrongTip { wanted: oid("a") }),
+        ),
         ("a", KnownProposal::Unknown, RefVerdict::Stage),
-        ("a", KnownProposal::Foreign, refused(RefRefusal::ForeignProposal)),
-        ("a", KnownProposal::Unavailable, refused(RefRefusal::Unknowable)),
-        ("0", ours(Presence::Stored), refused(RefRefusal::PullRequestDelete)),
+        (
+            "a",
+            KnownProposal::Foreign,
+            refused(RefRefusal::ForeignProposal),
+        ),
+        (
+            "a",
+            KnownProposal::Unavailable,
+            refused(RefRefusal::Unknowable),
+        ),
+        (
+            "0",
+            ours(Presence::Stored),
+            refused(RefRefusal::PullRequestDelete),
+        ),
     ];
     for (new, known, expected) in cases {
         let old = if new == "0" { "a" } else { "0" };
@@ -268,11 +336,19 @@ fn accepts_only_commits_that_the_contributor_signed() {
 
 #[test]
 fn refuses_other_refs_without_sounding_like_a_missing_repository() {
-    for name in ["refs/heads/main", "refs/tags/v1", "refs/other/x", "refs/nostr/not-an-id"] {
+    for name in [
+        "refs/heads/main",
+        "refs/tags/v1",
+        "refs/other/x",
+        "refs/nostr/not-an-id",
+    ] {
         let RefVerdict::Refused(why) = judged("0", "a", name, KnownProposal::Unknown) else {
             panic!("{name}");
         };
         let texts = why.to_string();
-        assert!(!texts.contains("not found") && !texts.contains("404"), "{texts}");
+        assert!(
+            !texts.contains("not found") && !texts.contains("404"),
+            "{texts}"
+        );
     }
 }

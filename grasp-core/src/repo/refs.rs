@@ -48,7 +48,9 @@ impl Oid {
 impl FromStr for Oid {
     type Err = ParseError;
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let oid = hex_bytes(text).map(Self::Sha1).or_else(|| hex_bytes(text).map(Self::Sha256));
+        let oid = hex_bytes(text)
+            .map(Self::Sha1)
+            .or_else(|| hex_bytes(text).map(Self::Sha256));
         oid.map_or_else(|| invalid("not an object id of 40 or 64 hex digits"), Ok)
     }
 }
@@ -147,7 +149,8 @@ impl RefName {
     /// Returns whether one of the names is a directory of the other, so that both cannot exist.
     pub fn conflicts_with(&self, other: &Self) -> bool {
         let below = |long: &str, short: &str| {
-            long.strip_prefix(short).is_some_and(|rest| rest.starts_with('/'))
+            long.strip_prefix(short)
+                .is_some_and(|rest| rest.starts_with('/'))
         };
         below(&self.0, &other.0) || below(&other.0, &self.0)
     }
@@ -180,7 +183,13 @@ mod tests {
     fn accepts_ids_of_both_hashes_only() {
         assert!(matches!("0".repeat(40).parse(), Ok(Oid::Sha1(_))));
         assert!(matches!("f".repeat(64).parse(), Ok(Oid::Sha256(_))));
-        for text in ["", "abc123", &"0".repeat(41), &"g".repeat(40), &"é".repeat(20)] {
+        for text in [
+            "",
+            "abc123",
+            &"0".repeat(41),
+            &"g".repeat(40),
+            &"é".repeat(20),
+        ] {
             assert!(text.parse::<Oid>().is_err(), "{text:?}");
         }
     }
@@ -224,14 +233,30 @@ mod tests {
             ("refs/heads/a..b", "has a dot where git allows none"),
             ("refs/heads/a.lock", "has a component that ends in .lock"),
             ("refs/heads/a.lock/b", "has a component that ends in .lock"),
-            ("refs/heads/a b", "contains a character that git allows in no ref"),
-            ("refs/heads/a\tb", "contains a character that git allows in no ref"),
-            ("refs/heads/a\u{7f}", "contains a character that git allows in no ref"),
-            ("refs/tags/v1^{}", "contains a character that git allows in no ref"),
+            (
+                "refs/heads/a b",
+                "contains a character that git allows in no ref",
+            ),
+            (
+                "refs/heads/a\tb",
+                "contains a character that git allows in no ref",
+            ),
+            (
+                "refs/heads/a\u{7f}",
+                "contains a character that git allows in no ref",
+            ),
+            (
+                "refs/tags/v1^{}",
+                "contains a character that git allows in no ref",
+            ),
             ("refs/heads/a@{1}", "contains @{"),
         ];
         for (name, why) in cases {
-            assert_eq!(RefName::new(name), invalid(format!("a ref name {why}")), "{name}");
+            assert_eq!(
+                RefName::new(name),
+                invalid(format!("a ref name {why}")),
+                "{name}"
+            );
         }
     }
 
@@ -239,7 +264,10 @@ mod tests {
     fn a_component_leaves_room_for_the_lock_file() {
         let longest = format!("refs/heads/{}", "x".repeat(RefName::MAX_COMPONENT_BYTES));
         assert!(RefName::new(&longest).is_ok());
-        assert_eq!(RefName::new(&format!("{longest}x")), invalid("a ref name is too long"));
+        assert_eq!(
+            RefName::new(&format!("{longest}x")),
+            invalid("a ref name is too long")
+        );
     }
 
     #[test]

@@ -56,12 +56,26 @@ impl UrlParts {
         if !url.username().is_empty() || url.password().is_some() {
             return invalid("credentials in the URL");
         }
-        let host = url.host_str().unwrap_or_default().trim_end_matches('.').to_owned();
+        let host = url
+            .host_str()
+            .unwrap_or_default()
+            .trim_end_matches('.')
+            .to_owned();
         let (false, Some(port)) = (host.is_empty(), url.port_or_known_default()) else {
             return invalid("no host");
         };
-        let segments = url.path().split('/').filter(|s| !s.is_empty()).map(str::to_owned).collect();
-        Ok(Self { url, host, port, segments })
+        let segments = url
+            .path()
+            .split('/')
+            .filter(|s| !s.is_empty())
+            .map(str::to_owned)
+            .collect();
+        Ok(Self {
+            url,
+            host,
+            port,
+            segments,
+        })
     }
 
     fn authority(&self) -> String {
@@ -72,8 +86,16 @@ impl UrlParts {
     }
 
     fn canonical(&self) -> String {
-        let path: String = self.segments.iter().map(|segment| format!("/{segment}")).collect();
-        let query = self.url.query().map(|query| format!("?{query}")).unwrap_or_default();
+        let path: String = self
+            .segments
+            .iter()
+            .map(|segment| format!("/{segment}"))
+            .collect();
+        let query = self
+            .url
+            .query()
+            .map(|query| format!("?{query}"))
+            .unwrap_or_default();
         format!("{}://{}{path}{query}", self.url.scheme(), self.authority())
     }
 }
@@ -85,7 +107,9 @@ validated_text!(RelayUrl, CloneUrl, Host);
 
 impl RelayUrl {
     fn new(text: &str) -> Result<Self, ParseError> {
-        Ok(Self(UrlParts::parse(text, &RELAY_SCHEMES)?.canonical().into()))
+        Ok(Self(
+            UrlParts::parse(text, &RELAY_SCHEMES)?.canonical().into(),
+        ))
     }
 
     /// Returns the host that limits apply to.
@@ -101,7 +125,9 @@ impl RelayUrl {
 
 impl CloneUrl {
     fn new(text: &str) -> Result<Self, ParseError> {
-        Ok(Self(UrlParts::parse(text, &CLONE_SCHEMES)?.canonical().into()))
+        Ok(Self(
+            UrlParts::parse(text, &CLONE_SCHEMES)?.canonical().into(),
+        ))
     }
 
     /// Returns the host that limits apply to.
@@ -123,14 +149,18 @@ impl Host {
     /// Returns the name without port; an IPv6 address without brackets.
     pub fn name(&self) -> &str {
         if let Some(literal) = self.0.strip_prefix('[') {
-            return literal.split_once(']').map_or(literal, |(literal, _)| literal);
+            return literal
+                .split_once(']')
+                .map_or(literal, |(literal, _)| literal);
         }
         self.0.split_once(':').map_or(&self.0, |(name, _)| name)
     }
 
     /// Returns the host of a canonical URL.
     fn of(canonical: &str) -> Self {
-        let rest = canonical.split_once("://").map_or(canonical, |(_, rest)| rest);
+        let rest = canonical
+            .split_once("://")
+            .map_or(canonical, |(_, rest)| rest);
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
         Self(rest[..end].into())
     }
@@ -156,8 +186,14 @@ mod tests {
         ] {
             assert_eq!(relay(text), relay("wss://r.example"), "{text}");
         }
-        assert_eq!(relay("ws://r.example:80/a//b/"), relay("ws://r.example/a/b"));
-        assert_eq!(relay("wss://müsli.example"), relay("wss://xn--msli-0ra.example"));
+        assert_eq!(
+            relay("ws://r.example:80/a//b/"),
+            relay("ws://r.example/a/b")
+        );
+        assert_eq!(
+            relay("wss://müsli.example"),
+            relay("wss://xn--msli-0ra.example")
+        );
     }
 
     #[test]
@@ -178,7 +214,11 @@ mod tests {
 
     #[test]
     fn canonical_text_is_stable() {
-        for text in ["wss://r.example", "ws://[::1]:7334/a/b?c=d", "wss://r.example/%E2%9C%93"] {
+        for text in [
+            "wss://r.example",
+            "ws://[::1]:7334/a/b?c=d",
+            "wss://r.example/%E2%9C%93",
+        ] {
             assert_eq!(relay(relay(text).as_str()), relay(text));
         }
     }
@@ -196,9 +236,14 @@ mod tests {
         for (text, why) in cases {
             assert_eq!(text.parse::<RelayUrl>(), invalid(why), "{text}");
         }
-        for text in
-            ["ext::sh -c x", "file:///etc", "ssh://git@h/x", "git://h/x", "/x", "-oProxyCommand=x"]
-        {
+        for text in [
+            "ext::sh -c x",
+            "file:///etc",
+            "ssh://git@h/x",
+            "git://h/x",
+            "/x",
+            "-oProxyCommand=x",
+        ] {
             assert!(text.parse::<CloneUrl>().is_err(), "{text}");
         }
         let long = format!("https://h/{}", "x".repeat(MAX_URL_BYTES));

@@ -7,10 +7,21 @@ use crate::unsigned::Unsigned;
 pub(crate) use crate::unsigned::key;
 
 pub(crate) fn event(kind: u16, author: u8, at: u64, id: u8, tags: &[Vec<String>]) -> Event {
-    let tags: Vec<Vec<&str>> =
-        tags.iter().map(|tag| tag.iter().map(String::as_str).collect()).collect();
-    let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).filter(|tag| !tag.is_empty()).collect();
-    Unsigned::kind(kind).at(at).id(id).tags(&tags).content("").by(key(author))
+    let tags: Vec<Vec<&str>> = tags
+        .iter()
+        .map(|tag| tag.iter().map(String::as_str).collect())
+        .collect();
+    let tags: Vec<&[&str]> = tags
+        .iter()
+        .map(Vec::as_slice)
+        .filter(|tag| !tag.is_empty())
+        .collect();
+    Unsigned::kind(kind)
+        .at(at)
+        .id(id)
+        .tags(&tags)
+        .content("")
+        .by(key(author))
 }
 
 /// Text that is sometimes valid for a parser.

@@ -12,7 +12,10 @@ fn corpus() -> PathBuf {
 }
 
 fn entries(dir: &Path) -> Vec<PathBuf> {
-    let mut paths: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut paths: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     paths.sort();
     paths
 }
@@ -34,6 +37,8 @@ fn every_seed_passes_through_its_target() {
 fn every_corpus_has_its_target() {
     let listed: BTreeSet<_> = targets::TARGETS.iter().map(|(name, _)| *name).collect();
     let dirs = entries(&corpus());
-    let kept = dirs.iter().map(|dir| dir.file_name().unwrap().to_str().unwrap());
+    let kept = dirs
+        .iter()
+        .map(|dir| dir.file_name().unwrap().to_str().unwrap());
     assert_eq!(kept.collect::<BTreeSet<_>>(), listed);
 }

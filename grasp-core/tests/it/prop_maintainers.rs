@@ -26,7 +26,10 @@ fn roles() -> impl Strategy<Value = Tags> {
     let times = prop::sample::select(vec!["", "", "0 5", "0 defer", "nonsense"]);
     let tag = (role, any_key(), times).prop_map(|(role, key, times)| {
         let times = times.split_whitespace().map(str::to_owned);
-        [role.to_owned(), key.to_string()].into_iter().chain(times).collect()
+        [role.to_owned(), key.to_string()]
+            .into_iter()
+            .chain(times)
+            .collect()
     });
     prop::collection::vec(tag, 1..4)
 }
@@ -51,7 +54,10 @@ fn lists_without_roles() -> impl Strategy<Value = MaintainerLists> {
 }
 
 fn list_of(listed: BTreeSet<PublicKey>) -> MaintainerList {
-    MaintainerList { listed, ..MaintainerList::default() }
+    MaintainerList {
+        listed,
+        ..MaintainerList::default()
+    }
 }
 
 /// Returns the keys that listings lead to from one key.
@@ -93,9 +99,15 @@ fn by_repetition(selected: PublicKey, maintainer_lists: &MaintainerLists) -> BTr
         let joins = |(key, maintainer_list): &(&PublicKey, &MaintainerList)| {
             !maintainer_list.author_left
                 && confirmed.iter().any(|member| maintainer_list.lists(member))
-                && confirmed.iter().any(|m| maintainer_lists.get(m).is_some_and(|r| r.lists(key)))
+                && confirmed
+                    .iter()
+                    .any(|m| maintainer_lists.get(m).is_some_and(|r| r.lists(key)))
         };
-        let more: Vec<_> = maintainer_lists.iter().filter(joins).map(|(key, _)| *key).collect();
+        let more: Vec<_> = maintainer_lists
+            .iter()
+            .filter(joins)
+            .map(|(key, _)| *key)
+            .collect();
         let before = confirmed.len();
         confirmed.extend(more);
         if confirmed.len() == before {

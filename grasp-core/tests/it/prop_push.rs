@@ -55,9 +55,19 @@ fn candidate() -> impl Strategy<Value = Candidate> {
     (0u8..3, 1u64..5, any::<u8>(), refs, any::<bool>()).prop_map(
         |(author, at, id, refs, stored)| {
             let mut tags = vec![vec!["d".to_owned(), "x".to_owned()]];
-            tags.extend(refs.into_iter().map(|(name, oid)| vec![name.to_owned(), oid]));
+            tags.extend(
+                refs.into_iter()
+                    .map(|(name, oid)| vec![name.to_owned(), oid]),
+            );
             let state = Arc::new(State::parse(&event(30618, author, at, id, &tags)).unwrap());
-            Candidate { state, presence: if stored { Presence::Stored } else { Presence::Held } }
+            Candidate {
+                state,
+                presence: if stored {
+                    Presence::Stored
+                } else {
+                    Presence::Held
+                },
+            }
         },
     )
 }
@@ -71,17 +81,24 @@ fn repository() -> impl Strategy<Value = Repository> {
         Just(KnownProposal::Unavailable),
     ];
     let maintainers = prop::collection::btree_set((0u8..3).prop_map(key), 0..3);
-    (refs, prop::collection::vec(candidate(), 0..4), maintainers, prop::option::of(known)).prop_map(
-        |(refs, candidates, maintainers, known)| Repository {
-            refs: refs.into_iter().map(|(n, o)| (n.parse().unwrap(), o.parse().unwrap())).collect(),
+    (
+        refs,
+        prop::collection::vec(candidate(), 0..4),
+        maintainers,
+        prop::option::of(known),
+    )
+        .prop_map(|(refs, candidates, maintainers, known)| Repository {
+            refs: refs
+                .into_iter()
+                .map(|(n, o)| (n.parse().unwrap(), o.parse().unwrap()))
+                .collect(),
             candidates,
             maintainers,
             proposals: known
                 .into_iter()
                 .map(|k| (EventId::from_slice(&[7; 32]).unwrap(), k))
                 .collect(),
-        },
-    )
+        })
 }
 
 type Commands = BTreeMap<&'static str, (String, String)>;
@@ -97,7 +114,10 @@ fn request(commands: &Commands, atomic: bool) -> PushRequest {
             (0, true) => "\0atomic",
             _ => "",
         };
-        encode_pkt(format!("{old} {new} {name}{capabilities}").as_bytes(), &mut bytes);
+        encode_pkt(
+            format!("{old} {new} {name}{capabilities}").as_bytes(),
+            &mut bytes,
+        );
     }
     bytes.extend_from_slice(b"0000");
     match CommandReader::default().feed(&bytes) {
@@ -121,7 +141,11 @@ fn resulting_refs(repository: &Repository, commands: &Commands) -> BTreeMap<Stri
         .refs
         .iter()
         .map(|(name, oid)| (name.to_string(), oid.to_string()))
-        .chain(commands.iter().map(|(name, (_, new))| ((*name).to_owned(), new.clone())))
+        .chain(
+            commands
+                .iter()
+                .map(|(name, (_, new))| ((*name).to_owned(), new.clone())),
+        )
         .collect();
     refs.retain(|name, oid| {
         oid != NONE && (name.starts_with("refs/heads/") || name.starts_with("refs/tags/"))
@@ -137,20 +161,24 @@ fn is_signed(repository: &Repository, refs: &BTreeMap<String, String>) -> bool {
             .iter()
             .filter(|c| repository.maintainers.contains(&c.state.repo.owner))
     };
-    let served =
-        by_maintainers().filter(|c| c.presence == Presence::Stored).map(|c| c.state.version).max();
-    by_maintainers().filter(|c| served.is_none_or(|served| c.state.version >= served)).any(|c| {
-        let declared: BTreeMap<_, _> = c
-            .state
-            .refs
-            .iter()
-            .map(|(name, declared)| {
-                let declared = declared.map_or("nonsense".to_owned(), |oid| oid.to_string());
-                (name.to_string(), declared)
-            })
-            .collect();
-        declared == *refs
-    })
+    let served = by_maintainers()
+        .filter(|c| c.presence == Presence::Stored)
+        .map(|c| c.state.version)
+        .max();
+    by_maintainers()
+        .filter(|c| served.is_none_or(|served| c.state.version >= served))
+        .any(|c| {
+            let declared: BTreeMap<_, _> = c
+                .state
+                .refs
+                .iter()
+                .map(|(name, declared)| {
+                    let declared = declared.map_or("nonsense".to_owned(), |oid| oid.to_string());
+                    (name.to_string(), declared)
+                })
+                .collect();
+            declared == *refs
+        })
 }
 
 proptest! {

@@ -26,13 +26,16 @@ fn claimants() -> impl Strategy<Value = Claimant> {
         Ipv6Addr::new(0x2001, 0xdb8, site, home << 8 | lan, 0, 0, 0, 1).into()
     });
     let network = prop_oneof![v4, v6].prop_map(|address: IpAddr| ClientNetwork::of(address));
-    (prop::option::of(network), prop::option::of(1..4_u8), any::<bool>()).prop_map(
-        |(network, key, has_authority)| Claimant {
+    (
+        prop::option::of(network),
+        prop::option::of(1..4_u8),
+        any::<bool>(),
+    )
+        .prop_map(|(network, key, has_authority)| Claimant {
             network,
             author: key.map(author),
             has_authority,
-        },
-    )
+        })
 }
 
 fn bounds() -> impl Strategy<Value = Bounds> {
@@ -79,7 +82,10 @@ impl Holdings {
             free = free.min((bounds.total - bounds.reserve) - without_authority);
         }
         let available = free + held;
-        Some((held, available.div_ceil(2).max(bounds.smallest.min(available))))
+        Some((
+            held,
+            available.div_ceil(2).max(bounds.smallest.min(available)),
+        ))
     }
 }
 
@@ -197,14 +203,32 @@ proptest! {
 #[test]
 fn authority_is_granted_first_then_the_smallest_holder() {
     let network = |net: u8| ClientNetwork::of(Ipv4Addr::new(198, 51, net, 1).into());
-    let mut queue = QueuedPool::new(Bounds { reserve: 0, ..Bounds::of(8) }, 100);
+    let mut queue = QueuedPool::new(
+        Bounds {
+            reserve: 0,
+            ..Bounds::of(8)
+        },
+        100,
+    );
     let mut held = Vec::new();
     for net in [1, 1, 2, 3, 4] {
-        held.push(queue.pool.take(&Claimant::at(network(net)), 1).expect("there is room"));
+        held.push(
+            queue
+                .pool
+                .take(&Claimant::at(network(net)), 1)
+                .expect("there is room"),
+        );
     }
-    let own = queue.pool.take(&Claimant::server(), 3).expect("there is room");
+    let own = queue
+        .pool
+        .take(&Claimant::server(), 3)
+        .expect("there is room");
     let clients = [network(1), network(5)].map(Claimant::at);
-    let claimants = [clients[0], clients[1], Claimant::at(network(6)).with_authority()];
+    let claimants = [
+        clients[0],
+        clients[1],
+        Claimant::at(network(6)).with_authority(),
+    ];
     for (key, claimant) in (1..).zip(claimants) {
         assert!(queue.pool.take(&claimant, 1).is_err());
         assert!(queue.enqueue(claimant, 1, key).is_some());
@@ -225,7 +249,13 @@ fn networks_take_turns_however_many_claims_one_of_them_has() {
     let at = |net: u8, host: u8| {
         Claimant::at(ClientNetwork::of(Ipv4Addr::new(198, 51, net, host).into()))
     };
-    let mut queue = QueuedPool::new(Bounds { reserve: 0, ..Bounds::of(1) }, 100);
+    let mut queue = QueuedPool::new(
+        Bounds {
+            reserve: 0,
+            ..Bounds::of(1)
+        },
+        100,
+    );
     let mut held = queue.pool.take(&at(1, 1), 1).expect("there is room");
     // Addresses of one network count together.
     for host in 1..=9 {
@@ -240,7 +270,11 @@ fn networks_take_turns_however_many_claims_one_of_them_has() {
         held = grant;
         if step == 2 {
             assert!(queue.enqueue(at(2, 1), 1, (2, 2)).is_some());
-            assert!(queue.enqueue(at(3, 1).with_authority(), 1, (3, 1)).is_some());
+            assert!(
+                queue
+                    .enqueue(at(3, 1).with_authority(), 1, (3, 1))
+                    .is_some()
+            );
         }
     }
     assert_eq!(order, [(1, 1), (2, 1), (1, 2), (3, 1), (1, 3), (2, 2)]);
@@ -248,15 +282,23 @@ fn networks_take_turns_however_many_claims_one_of_them_has() {
 
 #[test]
 fn one_wide_network_does_not_use_up_the_accounts_of_others() {
-    let mut pool = Pool::new(Bounds { reserve: 0, ..Bounds::of(1 << 20) });
+    let mut pool = Pool::new(Bounds {
+        reserve: 0,
+        ..Bounds::of(1 << 20)
+    });
     // Every /64 of a /48 takes a little.
     for number in 0..=u16::MAX {
         let address = Ipv6Addr::new(0x2001, 0xdb8, 1, number, 0, 0, 0, 1);
         let _kept = pool.take(&Claimant::at(ClientNetwork::of(address.into())), 1);
     }
     let newcomer = |site| {
-        Claimant::at(ClientNetwork::of(Ipv6Addr::new(0x2001, 0xdb8, site, 0, 0, 0, 0, 1).into()))
+        Claimant::at(ClientNetwork::of(
+            Ipv6Addr::new(0x2001, 0xdb8, site, 0, 0, 0, 0, 1).into(),
+        ))
     };
     let _kept = pool.take(&newcomer(2), 100).expect("there is room");
-    assert_eq!((pool.held_by(&newcomer(2)), pool.held_by(&newcomer(3))), (100, 0));
+    assert_eq!(
+        (pool.held_by(&newcomer(2)), pool.held_by(&newcomer(3))),
+        (100, 0)
+    );
 }

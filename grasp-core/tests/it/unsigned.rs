@@ -20,11 +20,20 @@ pub(crate) struct Unsigned {
 
 impl Unsigned {
     pub(crate) fn kind(kind: u16) -> Self {
-        Self { kind, at: 1_000, id: 1, tags: Vec::new(), content: String::new() }
+        Self {
+            kind,
+            at: 1_000,
+            id: 1,
+            tags: Vec::new(),
+            content: String::new(),
+        }
     }
 
     pub(crate) fn tags(mut self, tags: &[&[&str]]) -> Self {
-        self.tags.extend(tags.iter().map(|tag| Tag::parse(tag.iter().copied()).unwrap()));
+        self.tags.extend(
+            tags.iter()
+                .map(|tag| Tag::parse(tag.iter().copied()).unwrap()),
+        );
         self
     }
 
@@ -47,6 +56,14 @@ impl Unsigned {
         let id = EventId::from_slice(&[self.id; 32]).unwrap();
         let sig = Signature::from_slice(&[0; 64]).unwrap();
         let at = Timestamp::from_secs(self.at);
-        Event::new(id, author, at, Kind::from_u16(self.kind), self.tags, self.content, sig)
+        Event::new(
+            id,
+            author,
+            at,
+            Kind::from_u16(self.kind),
+            self.tags,
+            self.content,
+            sig,
+        )
     }
 }

@@ -60,7 +60,11 @@ impl Damage {
 
     /// Returns whether a repository is known to lack objects.
     pub(super) fn is_damaged(&self, repo: &RepoId) -> bool {
-        self.0.lock().damaged.iter().any(|(_, damaged)| damaged == repo)
+        self.0
+            .lock()
+            .damaged
+            .iter()
+            .any(|(_, damaged)| damaged == repo)
     }
 
     fn found(&self, place: Place, is_broken: bool) {
@@ -83,7 +87,9 @@ impl Damage {
     fn all(&self) -> Vec<DamagedRepo> {
         let known = self.0.lock();
         let damaged = known.damaged.iter().cloned();
-        damaged.map(|(endpoint, repo)| DamagedRepo { endpoint, repo }).collect()
+        damaged
+            .map(|(endpoint, repo)| DamagedRepo { endpoint, repo })
+            .collect()
     }
 }
 
@@ -109,7 +115,9 @@ impl Suspicion {
         if words.contains("possible repository corruption") {
             return Some(Self::History);
         }
-        TIP.iter().any(|text| words.contains(text)).then_some(Self::Tip)
+        TIP.iter()
+            .any(|text| words.contains(text))
+            .then_some(Self::Tip)
     }
 }
 
@@ -126,21 +134,30 @@ impl PurgatoryDriver {
 
     /// Returns whether a repository is known to lack objects.
     pub fn is_damaged(&self, endpoint: Endpoint, repo: &RepoId) -> bool {
-        self.executor.damage.0.lock().damaged.contains(&(endpoint, repo.clone()))
+        self.executor
+            .damage
+            .0
+            .lock()
+            .damaged
+            .contains(&(endpoint, repo.clone()))
     }
 
     /// Checks a repository if git reported a missing object while it served a fetch. One check of a repository runs at a
     /// time, so that clients cannot queue them by asking for objects that never were here.
     pub fn suspect(&self, endpoint: Endpoint, repo: &RepoId, words: &str) {
         let store = self.executor.parts.store_of(endpoint).cloned();
-        let (Some(suspicion), Some(store)) = (Suspicion::read(words), store) else { return };
+        let (Some(suspicion), Some(store)) = (Suspicion::read(words), store) else {
+            return;
+        };
         let place = (endpoint, repo.clone());
         let executor = self.executor.clone();
         if !executor.damage.0.lock().suspected.insert(place.clone()) {
             return;
         }
         tokio::spawn(async move {
-            executor.inspect(&store, &place.1, suspicion == Suspicion::History).await;
+            executor
+                .inspect(&store, &place.1, suspicion == Suspicion::History)
+                .await;
             executor.damage.0.lock().suspected.remove(&place);
         });
     }
@@ -186,8 +203,14 @@ mod tests {
     #[test]
     fn only_messages_about_missing_objects_are_a_suspicion() {
         for (words, suspicion) in [
-            ("fatal: git upload-pack: not our ref 1234", Some(Suspicion::Tip)),
-            ("warning: ignoring broken ref refs/heads/main", Some(Suspicion::Tip)),
+            (
+                "fatal: git upload-pack: not our ref 1234",
+                Some(Suspicion::Tip),
+            ),
+            (
+                "warning: ignoring broken ref refs/heads/main",
+                Some(Suspicion::Tip),
+            ),
             (
                 "fatal: unable to read tree (1234)\nfatal: git upload-pack: aborting due to possible repository \
                  corruption on the remote side.",

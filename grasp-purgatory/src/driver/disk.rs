@@ -30,19 +30,36 @@ const DAY: Duration = Duration::from_secs(24 * HOUR);
 const MAX_UNSAVED: usize = 64;
 
 /// Pushes of maintainers to served repositories.
-const MAINTAINERS: Bounds =
-    Bounds { total: 1 << 50, reserve: 0, per_author: 64 * GIB, smallest: 4 * GIB };
+const MAINTAINERS: Bounds = Bounds {
+    total: 1 << 50,
+    reserve: 0,
+    per_author: 64 * GIB,
+    smallest: 4 * GIB,
+};
 
 /// Pushes of others: new repositories, and pull requests.
-const OTHERS: Bounds =
-    Bounds { total: 32 * GIB, reserve: 0, per_author: 8 * GIB, smallest: 4 * GIB };
+const OTHERS: Bounds = Bounds {
+    total: 32 * GIB,
+    reserve: 0,
+    per_author: 8 * GIB,
+    smallest: 4 * GIB,
+};
 
 /// Fetches and copies because of events of others.
-const HUNTED: Bounds = Bounds { total: 32 * GIB, reserve: 0, per_author: 4 * GIB, smallest: GIB };
+const HUNTED: Bounds = Bounds {
+    total: 32 * GIB,
+    reserve: 0,
+    per_author: 4 * GIB,
+    smallest: GIB,
+};
 
 /// Additions of others to one repository.
-const REPOSITORY: Bounds =
-    Bounds { total: 8 * GIB, reserve: 0, per_author: 4 * GIB, smallest: 2 * GIB };
+const REPOSITORY: Bounds = Bounds {
+    total: 8 * GIB,
+    reserve: 0,
+    per_author: 4 * GIB,
+    smallest: 2 * GIB,
+};
 
 /// Repositories that are counted one by one. Those beyond are bounded with all others.
 const MAX_REPOS: usize = 10_000;
@@ -104,7 +121,10 @@ impl Spent {
 
     /// Notes an addition for the next commit. More than a few wait only while the database cannot be written.
     fn note(&mut self, addition: Addition) {
-        let key = Addition { bytes: 0, ..addition };
+        let key = Addition {
+            bytes: 0,
+            ..addition
+        };
         if self.unsaved.len() < MAX_REPOS || self.unsaved.contains_key(&key) {
             let sum = self.unsaved.entry(key).or_default();
             *sum = sum.saturating_add(addition.bytes);
@@ -129,16 +149,31 @@ impl Spent {
 impl DiskBudget {
     /// Creates an unspent budget, for repositories of at most `repository_bytes`.
     pub fn new(repository_bytes: u64) -> Self {
-        Self { spent: Arc::default(), repository_bytes }
+        Self {
+            spent: Arc::default(),
+            repository_bytes,
+        }
     }
 
     /// Counts what came before the start, oldest first.
     pub(super) fn restore(&self, now: Now, additions: &[Addition]) {
         let mut spent = self.spent.lock();
-        for Addition { at, repo, author, has_authority, source, bytes } in additions {
+        for Addition {
+            at,
+            repo,
+            author,
+            has_authority,
+            source,
+            bytes,
+        } in additions
+        {
             let age = Duration::from_secs(now.unix.as_secs().saturating_sub(at.as_secs()));
             let author = *author;
-            let claimant = Claimant { network: None, author, has_authority: *has_authority };
+            let claimant = Claimant {
+                network: None,
+                author,
+                has_authority: *has_authority,
+            };
             spent.charge(shifted(now.mono) - age, repo, &claimant, (*source, *bytes));
         }
     }
@@ -146,7 +181,10 @@ impl DiskBudget {
     /// Takes the additions that are to be saved with a commit.
     fn take_unsaved(&self) -> Vec<Addition> {
         let unsaved = std::mem::take(&mut self.spent.lock().unsaved);
-        unsaved.into_iter().map(|(key, bytes)| Addition { bytes, ..key }).collect()
+        unsaved
+            .into_iter()
+            .map(|(key, bytes)| Addition { bytes, ..key })
+            .collect()
     }
 
     /// Returns whether so many additions wait that they get a commit of their own.
@@ -174,7 +212,9 @@ impl DiskBudget {
     /// Returns additions whose commit did not happen.
     fn put_back(&self, additions: Vec<Addition>) {
         let mut spent = self.spent.lock();
-        additions.into_iter().for_each(|addition| spent.note(addition));
+        additions
+            .into_iter()
+            .for_each(|addition| spent.note(addition));
     }
 
     /// Returns the bytes that a repository may have when this claimant adds to it. A quarter is reserved for authority.
@@ -192,7 +232,9 @@ impl DiskBudget {
         repo: &RepoId,
         claimant: &Claimant,
     ) -> Result<u64, GitError> {
-        Ok(self.repo_limit(claimant).saturating_sub(store.repo_bytes(repo).await?))
+        Ok(self
+            .repo_limit(claimant)
+            .saturating_sub(store.repo_bytes(repo).await?))
     }
 
     /// Returns the bytes that a claimant may still add to a repository today.
@@ -202,7 +244,9 @@ impl DiskBudget {
         if claimant.has_authority {
             return room;
         }
-        let here = spent.repo(now, repo).map_or(room, |meter| meter.room(now, claimant));
+        let here = spent
+            .repo(now, repo)
+            .map_or(room, |meter| meter.room(now, claimant));
         room.min(here)
     }
 
@@ -252,11 +296,17 @@ mod tests {
     }
 
     fn repo(owner: u8, identifier: &str) -> RepoId {
-        RepoId::new(PublicKey::from_byte_array([owner; 32]), identifier.parse().unwrap())
+        RepoId::new(
+            PublicKey::from_byte_array([owner; 32]),
+            identifier.parse().unwrap(),
+        )
     }
 
     fn at(secs: u64) -> Now {
-        Now::new(Mono::from_secs(secs), Timestamp::from_secs(1_800_000_000 + secs))
+        Now::new(
+            Mono::from_secs(secs),
+            Timestamp::from_secs(1_800_000_000 + secs),
+        )
     }
 
     #[test]
@@ -298,9 +348,17 @@ mod tests {
         let (before, x) = (DiskBudget::new(GIB), repo(1, "x"));
         before.charge(at(0), &x, &author(1), (Source::Pushed, GIB));
         before.charge(at(1), &x, &author(1), (Source::Pushed, 2 * GIB));
-        before.charge(at(12 * HOUR), &x, &author(2).with_authority(), (Source::Pushed, GIB));
+        before.charge(
+            at(12 * HOUR),
+            &x,
+            &author(2).with_authority(),
+            (Source::Pushed, GIB),
+        );
         let saved = before.take_unsaved();
-        assert_eq!(saved.iter().map(|it| it.bytes).collect::<Vec<_>>(), [3 * GIB, GIB]);
+        assert_eq!(
+            saved.iter().map(|it| it.bytes).collect::<Vec<_>>(),
+            [3 * GIB, GIB]
+        );
         assert!(before.take_unsaved().is_empty());
         let after = DiskBudget::new(GIB);
         // The process starts anew: its own clock begins at zero.
@@ -308,7 +366,11 @@ mod tests {
         after.restore(start, &saved);
         let room = |budget: &DiskBudget, mono: Mono| {
             let room = |who: &Claimant| budget.room(mono, &x, who, Source::Pushed);
-            [room(&author(1)), room(&author(2)), room(&author(2).with_authority())]
+            [
+                room(&author(1)),
+                room(&author(2)),
+                room(&author(2).with_authority()),
+            ]
         };
         assert_eq!(room(&after, start.mono), room(&before, at(13 * HOUR).mono));
         assert_eq!(room(&after, start.mono)[0], GIB, "of four in a repository");

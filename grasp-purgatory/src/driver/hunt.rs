@@ -52,7 +52,14 @@ impl HuntParts {
         let config = self.config.clone();
         let (inputs, inbox) = mpsc::unbounded_channel();
         tokio::spawn(forward(inbox, orders));
-        hunt(config, Arc::new(ServerContext { parts: self, executor, inputs }))
+        hunt(
+            config,
+            Arc::new(ServerContext {
+                parts: self,
+                executor,
+                inputs,
+            }),
+        )
     }
 }
 
@@ -84,17 +91,23 @@ impl ServerContext {
         let mut reader = self.executor.reach_reader(&repo.identifier);
         let maintainers = reader.reach(&repo.owner).await?.maintainers;
         let known = maintainers.iter().filter_map(|key| reader.get(key));
-        let announcements: Vec<Arc<Announcement>> =
-            known.map(|known| known.known.announcement.clone()).collect();
+        let announcements: Vec<Arc<Announcement>> = known
+            .map(|known| known.known.announcement.clone())
+            .collect();
         let (asked, known) = (repo.clone(), announcements.clone());
-        let mut wants = self.ask(move |purgatory| purgatory.wants(&asked, &known)).await?;
+        let mut wants = self
+            .ask(move |purgatory| purgatory.wants(&asked, &known))
+            .await?;
         match scope {
             Scope::Waiting => wants.retain(|want| want.phase == Phase::Waiting),
             Scope::Everything => {
                 wants.extend(self.served(repo, &maintainers, announcements).await?);
             }
         }
-        let tips = wants.iter().flat_map(|want| want.tips.iter().copied()).collect();
+        let tips = wants
+            .iter()
+            .flat_map(|want| want.tips.iter().copied())
+            .collect();
         let lacking = self.parts.fetcher.store().lacking(repo, &tips).await?;
         for want in &mut wants {
             want.tips.retain(|tip| lacking.contains(tip));
@@ -117,15 +130,25 @@ impl ServerContext {
         announcements: Vec<Arc<Announcement>>,
     ) -> Result<Vec<Want>, GitError> {
         let row = self.parts.fetcher.store().row(repo).await?;
-        let Some(view) = row.view else { return Ok(Vec::new()) };
+        let Some(view) = row.view else {
+            return Ok(Vec::new());
+        };
         let shown = match view.state {
             Some(id) => self.executor.events(Filter::new().id(id)).await?,
             None => Vec::new(),
         };
-        let proposals = self.executor.events(addressed_to(maintainers, repo)).await?;
-        let proposals = proposals.iter().filter_map(|event| Proposal::parse(event).ok());
+        let proposals = self
+            .executor
+            .events(addressed_to(maintainers, repo))
+            .await?;
+        let proposals = proposals
+            .iter()
+            .filter_map(|event| Proposal::parse(event).ok());
         let proposals: Vec<Proposal> = proposals.collect();
-        let shown: Vec<State> = shown.iter().filter_map(|event| State::parse(event).ok()).collect();
+        let shown: Vec<State> = shown
+            .iter()
+            .filter_map(|event| State::parse(event).ok())
+            .collect();
         self.ask(move |purgatory| {
             let mut wants = Vec::new();
             for state in shown {
@@ -194,15 +217,23 @@ impl SyncContext for ServerContext {
             Ok(room) => room,
             Err(error) => return Fetched::nothing(FetchError::Internal(error.to_string())),
         };
-        let fetched = fetcher.clone().within(room).fetch(repo, url, oids, answered).await;
+        let fetched = fetcher
+            .clone()
+            .within(room)
+            .fetch(repo, url, oids, answered)
+            .await;
         let added = (Source::Hunted, fetched.bytes);
-        self.executor.disk.charge(self.now(), repo, &claimant, added);
+        self.executor
+            .disk
+            .charge(self.now(), repo, &claimant, added);
         fetched
     }
 
     /// Returns the repos with a view, and those of expired events.
     async fn repos(&self) -> BTreeSet<RepoId> {
-        let expired = self.ask(|purgatory| purgatory.wanting(Phase::Expired)).await;
+        let expired = self
+            .ask(|purgatory| purgatory.wanting(Phase::Expired))
+            .await;
         let mut repos = expired.unwrap_or_default();
         match self.parts.fetcher.store().repositories().await {
             Ok(views) => repos.extend(views),
@@ -229,20 +260,27 @@ struct FetchInProgress<'a> {
 impl<'a> FetchInProgress<'a> {
     fn report(context: &'a ServerContext, repo: &RepoId) -> Self {
         context.tell(Input::FetchStarted { repo: repo.clone() });
-        Self { context, repo: repo.clone() }
+        Self {
+            context,
+            repo: repo.clone(),
+        }
     }
 }
 
 impl Drop for FetchInProgress<'_> {
     fn drop(&mut self) {
-        self.context.tell(Input::FetchEnded { repo: self.repo.clone() });
+        self.context.tell(Input::FetchEnded {
+            repo: self.repo.clone(),
+        });
     }
 }
 
 /// Forwards inputs in their order; the hunt does not wait for that.
 async fn forward(mut inbox: mpsc::UnboundedReceiver<Input>, orders: mpsc::WeakSender<Order>) {
     while let Some(input) = inbox.recv().await {
-        let Some(orders) = orders.upgrade() else { return };
+        let Some(orders) = orders.upgrade() else {
+            return;
+        };
         let _ = orders.send(Order::Tell(input)).await;
     }
 }
@@ -279,7 +317,11 @@ fn log(report: &HuntReport) {
         HuntReport::Classified { host, class } => {
             tracing::debug!(%host, ?class, "classified a git server");
         }
-        HuntReport::Incomplete { repo, attempts, next } => {
+        HuntReport::Incomplete {
+            repo,
+            attempts,
+            next,
+        } => {
             tracing::debug!(%repo, attempts, ?next, "git data is still wanted");
         }
         HuntReport::Fetched { repo, url, oids } => {
@@ -331,7 +373,10 @@ mod tests {
         fn event(&self, event: &tracing::Event<'_>) {
             let mut text = Text(String::new());
             event.record(&mut text);
-            self.0.lock().unwrap().push((*event.metadata().level(), text.0));
+            self.0
+                .lock()
+                .unwrap()
+                .push((*event.metadata().level(), text.0));
         }
         fn enter(&self, _: &Id) {}
         fn exit(&self, _: &Id) {}
@@ -347,27 +392,57 @@ mod tests {
 
     #[test]
     fn each_report_is_logged_with_its_level_and_fields() {
-        let repo = RepoId::new(PublicKey::from_byte_array([1; 32]), "grasp".parse().unwrap());
+        let repo = RepoId::new(
+            PublicKey::from_byte_array([1; 32]),
+            "grasp".parse().unwrap(),
+        );
         let url: CloneUrl = "https://git.example.com/x.git".parse().unwrap();
         let (one, host) = (repo.clone(), url.host());
         let (minute, error) = (Duration::from_secs(60), FetchError::Stalled);
         let cases = [
-            (Level::DEBUG, HuntReport::Started { repo: one.clone(), attempt: 2 }, "attempt=2"),
-            (Level::INFO, HuntReport::Complete { repo: one.clone() }, "has arrived"),
-            (Level::DEBUG, HuntReport::Needless { repo: one.clone() }, "no git data"),
             (
                 Level::DEBUG,
-                HuntReport::Incomplete { repo: one.clone(), attempts: 2, next: Some(minute) },
+                HuntReport::Started {
+                    repo: one.clone(),
+                    attempt: 2,
+                },
+                "attempt=2",
+            ),
+            (
+                Level::INFO,
+                HuntReport::Complete { repo: one.clone() },
+                "has arrived",
+            ),
+            (
+                Level::DEBUG,
+                HuntReport::Needless { repo: one.clone() },
+                "no git data",
+            ),
+            (
+                Level::DEBUG,
+                HuntReport::Incomplete {
+                    repo: one.clone(),
+                    attempts: 2,
+                    next: Some(minute),
+                },
                 "attempts=2 next=Some(60s)",
             ),
             (
                 Level::DEBUG,
-                HuntReport::Fetched { repo: one.clone(), url: url.clone(), oids: 3 },
+                HuntReport::Fetched {
+                    repo: one.clone(),
+                    url: url.clone(),
+                    oids: 3,
+                },
                 "url=https://git.example.com/x.git oids=3",
             ),
             (
                 Level::WARN,
-                HuntReport::Failed { repo: one, url, error },
+                HuntReport::Failed {
+                    repo: one,
+                    url,
+                    error,
+                },
                 "url=https://git.example.com/x.git error=stopped sending",
             ),
         ];
@@ -376,8 +451,16 @@ mod tests {
             assert_eq!(said_at, level, "{line}");
             assert!(line.contains(":grasp") && line.contains(part), "{line}");
         }
-        let (level, line) = said(|| log(&HuntReport::Paused { host, length: minute }));
-        assert!(level == Level::INFO && line.contains("host=git.example.com"), "{line}");
+        let (level, line) = said(|| {
+            log(&HuntReport::Paused {
+                host,
+                length: minute,
+            })
+        });
+        assert!(
+            level == Level::INFO && line.contains("host=git.example.com"),
+            "{line}"
+        );
         let (level, line) = said(|| log_start(&HuntConfig::default()));
         assert!(
             level == Level::INFO && line.contains("at_once=5 per_minute=30 grasp_at_once=8"),

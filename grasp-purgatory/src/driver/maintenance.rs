@@ -46,7 +46,11 @@ async fn run<L, M>(
     loop {
         requested.extend(std::iter::from_fn(|| requests.try_recv().ok()));
         let names = list().await;
-        let next = if names.is_some() { MAINTENANCE_INTERVAL } else { LIST_RETRY };
+        let next = if names.is_some() {
+            MAINTENANCE_INTERVAL
+        } else {
+            LIST_RETRY
+        };
         for repo in names.unwrap_or_default() {
             if requests.is_closed() {
                 return;
@@ -81,17 +85,28 @@ impl Executor {
                 )
                 .ok()
         };
-        run(requests, list, |name| self.clone().maintain_and_settle(name)).await;
+        run(requests, list, |name| {
+            self.clone().maintain_and_settle(name)
+        })
+        .await;
     }
 
     /// Maintains a repository in its queue, and waits until what follows from that is done.
     async fn maintain_and_settle(self, repo: RepoId) {
         let (done, is_done) = oneshot::channel();
-        self.order(Order::Maintain { repo: repo.clone(), done }).await;
+        self.order(Order::Maintain {
+            repo: repo.clone(),
+            done,
+        })
+        .await;
         let _ = is_done.await;
         self.tell(Input::Changed { repo: repo.clone() }).await;
         let (reply, is_settled) = oneshot::channel();
-        self.order(Order::Wait { until: Until::Settled(repo), reply }).await;
+        self.order(Order::Wait {
+            until: Until::Settled(repo),
+            reply,
+        })
+        .await;
         let _ = is_settled.await;
     }
 
@@ -182,7 +197,11 @@ impl Executor {
             return Ok(());
         }
         let owner = guard.repo().owner;
-        if self.has_vanished(&owner).await? { guard.forget_retired().await } else { Ok(()) }
+        if self.has_vanished(&owner).await? {
+            guard.forget_retired().await
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -208,12 +227,18 @@ mod tests {
             let (log, began) = (Arc::<Mutex<Vec<_>>>::default(), Instant::now());
             let (listed, maintained) = (log.clone(), log.clone());
             let list = move || {
-                listed.lock().unwrap().push((began.elapsed(), String::from("list")));
+                listed
+                    .lock()
+                    .unwrap()
+                    .push((began.elapsed(), String::from("list")));
                 let names = names.map(|all| all.iter().map(|name| repo(name)).collect());
                 std::future::ready(names)
             };
             let maintain = move |repo: RepoId| {
-                maintained.lock().unwrap().push((began.elapsed(), repo.identifier.to_string()));
+                maintained
+                    .lock()
+                    .unwrap()
+                    .push((began.elapsed(), repo.identifier.to_string()));
                 sleep(takes)
             };
             tokio::spawn(run(inbox, list, maintain));
@@ -231,7 +256,10 @@ mod tests {
     }
 
     fn steps(steps: &[(Duration, &str)]) -> Vec<(Duration, String)> {
-        steps.iter().map(|(at, step)| (*at, (*step).to_owned())).collect()
+        steps
+            .iter()
+            .map(|(at, step)| (*at, (*step).to_owned()))
+            .collect()
     }
 
     const NAMES: Option<&[&str]> = Some(&["a", "b"]);
@@ -241,10 +269,20 @@ mod tests {
         let (takes, pause) = (Duration::from_secs(5), PAUSE_BETWEEN_REPOSITORIES);
         let passes = Passes::start(NAMES, takes);
         let end = pause * 2 + takes * 2;
-        let expected = [(Duration::ZERO, "list"), (pause, "a"), (pause * 2 + takes, "b")];
-        assert_eq!(passes.until(end + MAINTENANCE_INTERVAL / 2).await, steps(&expected));
+        let expected = [
+            (Duration::ZERO, "list"),
+            (pause, "a"),
+            (pause * 2 + takes, "b"),
+        ];
+        assert_eq!(
+            passes.until(end + MAINTENANCE_INTERVAL / 2).await,
+            steps(&expected)
+        );
         let all = passes.until(MAINTENANCE_INTERVAL / 2 + pause).await;
-        assert_eq!(all.get(3), steps(&[(end + MAINTENANCE_INTERVAL, "list")]).first());
+        assert_eq!(
+            all.get(3),
+            steps(&[(end + MAINTENANCE_INTERVAL, "list")]).first()
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -252,7 +290,10 @@ mod tests {
         let pause = PAUSE_BETWEEN_REPOSITORIES;
         let passes = Passes::start(NAMES, REPOSITORY_TIMEOUT * 10);
         let all = passes.until(REPOSITORY_TIMEOUT + pause * 3).await;
-        assert_eq!(all.get(2), steps(&[(pause * 2 + REPOSITORY_TIMEOUT, "b")]).first());
+        assert_eq!(
+            all.get(2),
+            steps(&[(pause * 2 + REPOSITORY_TIMEOUT, "b")]).first()
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -57,7 +57,10 @@ pub(super) struct WorkQueues {
 
 impl WorkQueues {
     pub(super) fn new(executor: Executor) -> Self {
-        Self { executor, tails: BTreeMap::new() }
+        Self {
+            executor,
+            tails: BTreeMap::new(),
+        }
     }
 
     pub(super) fn run(&mut self, repo: Option<RepoId>, work: Vec<Work>) {
@@ -180,7 +183,9 @@ impl Executor {
 
     /// Commits, together with the additions that are in no commit yet.
     pub(super) async fn commit(&self, commit: Commit) -> Result<Committed, DatabaseError> {
-        self.disk.commit(&**self.parts.repos.database(), commit).await
+        self.disk
+            .commit(&**self.parts.repos.database(), commit)
+            .await
     }
 
     pub(super) async fn order(&self, order: Order) {
@@ -218,8 +223,15 @@ mod tests {
         let repos = BTreeSet::from([repo("y"), repo("z")]);
         let turn = vec![
             Output::RunTask(CleanupTask::CreateView { repo: repo("x") }),
-            Output::RunTask(CleanupTask::ClearProposal { id, keep: BTreeSet::new(), repos }),
-            Output::Answer { id, outcome: HoldOutcome::Held },
+            Output::RunTask(CleanupTask::ClearProposal {
+                id,
+                keep: BTreeSet::new(),
+                repos,
+            }),
+            Output::Answer {
+                id,
+                outcome: HoldOutcome::Held,
+            },
             Output::Survey { repo: repo("x") },
             Output::Survey { repo: repo("y") },
             Output::Survey { repo: repo("z") },
@@ -231,10 +243,20 @@ mod tests {
                 Output::Answer { .. } => "answer",
                 _ => "survey",
             });
-            (repo.unwrap().identifier.to_string(), words.collect::<Vec<_>>().join(" "))
+            (
+                repo.unwrap().identifier.to_string(),
+                words.collect::<Vec<_>>().join(" "),
+            )
         });
-        let expected = [("x", "create answer survey"), ("y", "clear survey"), ("z", "survey")];
-        assert_eq!(queues.collect::<Vec<_>>(), expected.map(|(q, w)| (q.to_owned(), w.to_owned())));
+        let expected = [
+            ("x", "create answer survey"),
+            ("y", "clear survey"),
+            ("z", "survey"),
+        ];
+        assert_eq!(
+            queues.collect::<Vec<_>>(),
+            expected.map(|(q, w)| (q.to_owned(), w.to_owned()))
+        );
     }
 
     #[test]

@@ -37,7 +37,11 @@ pub(super) struct ReachReader<'a> {
 impl Executor {
     /// Returns a reader that has read nothing yet.
     pub(super) fn reach_reader(&self, identifier: &Identifier) -> ReachReader<'_> {
-        ReachReader { executor: self, identifier: identifier.clone(), read: BTreeMap::new() }
+        ReachReader {
+            executor: self,
+            identifier: identifier.clone(),
+            read: BTreeMap::new(),
+        }
     }
 }
 
@@ -67,7 +71,13 @@ impl ReachReader<'_> {
             Coordinate::new(kinds::ANNOUNCEMENT, *key).identifier(self.identifier.as_str())
         });
         let mut stored: BTreeMap<PublicKey, Arc<Event>> = BTreeMap::new();
-        for event in self.executor.parts.relay.heads(coordinates.collect()).await? {
+        for event in self
+            .executor
+            .parts
+            .relay
+            .heads(coordinates.collect())
+            .await?
+        {
             stored.insert(event.pubkey, event);
         }
         for key in keys {
@@ -91,7 +101,8 @@ impl ReachReader<'_> {
     /// Returns whether a key announced a repository that is hosted here.
     pub(super) fn is_hosted(&self, key: &PublicKey) -> bool {
         let policy = &self.executor.parts.policy;
-        self.get(key).is_some_and(|known| policy.hosts(&known.known.announcement))
+        self.get(key)
+            .is_some_and(|known| policy.hosts(&known.known.announcement))
     }
 
     /// Returns the reach of the repository of a key, with all announcements of it read.
@@ -117,7 +128,9 @@ impl ReachReader<'_> {
 
     /// Returns the owner of the repository that the hosted one of `owner` is an address of.
     pub(super) fn shown_by(&self, owner: &PublicKey, reach: &Reach) -> Option<PublicKey> {
-        reach.lead.filter(|lead| self.is_hosted(owner) && self.is_hosted(lead))
+        reach
+            .lead
+            .filter(|lead| self.is_hosted(owner) && self.is_hosted(lead))
     }
 
     /// Returns the owners of hosted repositories that the announcement of a key may matter for: the key itself, those
@@ -191,7 +204,9 @@ impl ReachReader<'_> {
                 continue;
             }
             let repo = RepoId::new(owner, self.identifier.clone());
-            let presence = self.get(&owner).map_or(Presence::Held, |known| known.known.presence);
+            let presence = self
+                .get(&owner)
+                .map_or(Presence::Held, |known| known.known.presence);
             maintained.push(MaintainedRepo { repo, presence });
         }
         Ok(maintained)
@@ -201,7 +216,10 @@ impl ReachReader<'_> {
     pub(super) async fn listing(&self, key: &PublicKey) -> Result<Vec<PublicKey>, GitError> {
         let repo = RepoId::new(*key, self.identifier.clone());
         let asked = repo.clone();
-        let held = self.executor.ask(move |purgatory| purgatory.listing(&asked)).await?;
+        let held = self
+            .executor
+            .ask(move |purgatory| purgatory.listing(&asked))
+            .await?;
         let mut listing = self.executor.parts.relay.listing(repo, MAX_LISTING).await?;
         for author in held {
             if !listing.contains(&author) {
@@ -214,13 +232,16 @@ impl ReachReader<'_> {
 
 /// Returns the winning announcement of a key; one that is both stored and held counts as stored.
 fn winner(held: Option<KnownAnnouncement>, stored: Option<Arc<Event>>) -> Option<KnownKey> {
-    let parsed = stored.as_ref().and_then(|event| Announcement::parse(event).ok());
+    let parsed = stored
+        .as_ref()
+        .and_then(|event| Announcement::parse(event).ok());
     let known = match (held, parsed) {
         (Some(held), Some(parsed)) if held.announcement.version > parsed.version => held,
         (Some(held), None) => held,
-        (_, Some(parsed)) => {
-            KnownAnnouncement { announcement: Arc::new(parsed), presence: Presence::Stored }
-        }
+        (_, Some(parsed)) => KnownAnnouncement {
+            announcement: Arc::new(parsed),
+            presence: Presence::Stored,
+        },
         (None, None) => return None,
     };
     Some(KnownKey { known, stored })

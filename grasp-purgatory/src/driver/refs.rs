@@ -65,10 +65,16 @@ impl Executor {
             work.push(self.active_work.begin(place));
         }
         let wanted = self.wanted_refs(repo, &refs).await?;
-        let states = wanted.values().filter_map(|wanted| wanted.target.as_ref()?.state);
-        let require: Vec<_> = states.chain(refs.proposals.iter().map(|it| it.id)).collect();
-        let records: Vec<Record> =
-            events.iter().map(|event| Record::Gone { id: event.id }).collect();
+        let states = wanted
+            .values()
+            .filter_map(|wanted| wanted.target.as_ref()?.state);
+        let require: Vec<_> = states
+            .chain(refs.proposals.iter().map(|it| it.id))
+            .collect();
+        let records: Vec<Record> = events
+            .iter()
+            .map(|event| Record::Gone { id: event.id })
+            .collect();
         for _ in 0..MAX_ATTEMPTS {
             let commit = Commit {
                 save: events.to_vec(),
@@ -98,7 +104,9 @@ impl Executor {
     /// Returns the wanted refs of the repository and of contributors, after staged objects were taken in.
     async fn wanted_refs(&self, repo: &RepoId, refs: &RefsTarget) -> Result<AllWanted, GitError> {
         let mut wanted = AllWanted::new();
-        let own = wanted.entry((Endpoint::Repository, repo.clone())).or_default();
+        let own = wanted
+            .entry((Endpoint::Repository, repo.clone()))
+            .or_default();
         own.maintainers = Some(refs.maintainers.clone());
         own.shows = refs.shows;
         own.target = match &refs.state {
@@ -106,7 +114,9 @@ impl Executor {
             StateTarget::Nothing => Some(RefTarget::default()),
             StateTarget::Show(state) => {
                 let target = RefTarget::of(state);
-                Some(target.ok_or(GitError::Incomplete { count: state.refs.len() })?)
+                Some(target.ok_or(GitError::Incomplete {
+                    count: state.refs.len(),
+                })?)
             }
         };
         for proposal in &refs.proposals {
@@ -127,10 +137,16 @@ impl Executor {
     ) -> Result<Vec<(Endpoint, RepoId)>, GitError> {
         let mut ready = Vec::new();
         for (endpoint, repo) in &proposal.places {
-            let Some(store) = self.parts.store_of(*endpoint) else { continue };
+            let Some(store) = self.parts.store_of(*endpoint) else {
+                continue;
+            };
             let mut guard = store.lock(repo).await?;
             guard.promote_staged(proposal.id, proposal.tip).await?;
-            if guard.check(&BTreeSet::from([proposal.tip])).await?.is_complete() {
+            if guard
+                .check(&BTreeSet::from([proposal.tip]))
+                .await?
+                .is_complete()
+            {
                 ready.push((*endpoint, repo.clone()));
             }
         }
@@ -142,7 +158,9 @@ impl Executor {
         let now = self.parts.relay.now().unix;
         let mut changes = Vec::new();
         for ((endpoint, repo), wanted) in wanted {
-            let Some(store) = self.parts.store_of(*endpoint) else { continue };
+            let Some(store) = self.parts.store_of(*endpoint) else {
+                continue;
+            };
             let mut guard = store.lock(repo).await?;
             changes.extend(guard.plan(wanted, now).await?);
         }
@@ -171,8 +189,13 @@ impl Executor {
         let mut guard = self.parts.repos.lock(repo).await?;
         let coordinate = announcement_of(repo);
         let stored = self.parts.relay.heads(vec![coordinate.clone()]).await?;
-        let announced = stored.iter().filter_map(|event| Announcement::parse(event).ok());
-        if announced.into_iter().any(|announcement| self.parts.policy.hosts(&announcement)) {
+        let announced = stored
+            .iter()
+            .filter_map(|event| Announcement::parse(event).ok());
+        if announced
+            .into_iter()
+            .any(|announcement| self.parts.policy.hosts(&announcement))
+        {
             return Ok(());
         }
         if !is_immediate && self.active_work.is_active(repo) {
@@ -189,7 +212,9 @@ impl Executor {
 
     /// Returns whether an author has requested to vanish, so that none of their data is retired.
     pub(super) async fn has_vanished(&self, author: &PublicKey) -> Result<bool, GitError> {
-        let requests = self.events(Filter::new().kind(kinds::VANISH).author(*author)).await?;
+        let requests = self
+            .events(Filter::new().kind(kinds::VANISH).author(*author))
+            .await?;
         let us = Some(&self.parts.policy.service);
         Ok(requests.iter().any(|request| vanishes_from(request, us)))
     }
@@ -230,12 +255,18 @@ impl Executor {
         stay: &BTreeSet<Oid>,
     ) -> Result<(), GitError> {
         let (name, now) = (RefName::nostr(id), self.parts.relay.now().unix);
-        let Some(view) = guard.row().await?.view else { return Ok(()) };
+        let Some(view) = guard.row().await?.view else {
+            return Ok(());
+        };
         let tip = view.refs.refs.get(&name).map(|target| target.oid);
         if tip.is_none_or(|tip| stay.contains(&tip)) {
             return Ok(());
         }
-        let change = PushCommand { old: tip, new: None, name };
+        let change = PushCommand {
+            old: tip,
+            new: None,
+            name,
+        };
         guard.move_refs(&[change], None, now).await
     }
 
@@ -269,7 +300,9 @@ impl Executor {
         let mut maintainers: BTreeSet<PublicKey> = BTreeSet::from([repo.owner]);
         maintainers.extend(row.view.iter().flat_map(|view| &view.maintainers));
         let asked = repo.clone();
-        let wanted = self.ask(move |purgatory| purgatory.wanted_tips(&asked, &maintainers)).await?;
+        let wanted = self
+            .ask(move |purgatory| purgatory.wanted_tips(&asked, &maintainers))
+            .await?;
         Ok(Keep::at(self.parts.relay.now().unix, wanted))
     }
 }
@@ -311,8 +344,12 @@ impl Unavailable {
 impl Executor {
     /// Returns the pull requests that have a ref in a contributor's repository.
     pub(super) async fn contributions(&self, repo: &RepoId) -> Result<BTreeSet<EventId>, GitError> {
-        let Some(store) = &self.parts.contributors else { return Ok(BTreeSet::new()) };
-        let Some(view) = store.row(repo).await?.view else { return Ok(BTreeSet::new()) };
+        let Some(store) = &self.parts.contributors else {
+            return Ok(BTreeSet::new());
+        };
+        let Some(view) = store.row(repo).await?.view else {
+            return Ok(BTreeSet::new());
+        };
         // The last pull request of a repository may have been deleted.
         if view.refs.refs.is_empty() {
             remove_empty(store, &self.active_work, repo).await?;

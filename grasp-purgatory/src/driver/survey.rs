@@ -46,7 +46,10 @@ impl Executor {
             }
         }
         match self.try_survey(&repo).await {
-            Ok(survey) => Input::Surveyed { repo, survey: Box::new(survey) },
+            Ok(survey) => Input::Surveyed {
+                repo,
+                survey: Box::new(survey),
+            },
             Err(error) => {
                 tracing::error!(%error, %repo, "could not survey store and git");
                 Input::SurveyFailed { repo }
@@ -67,13 +70,21 @@ impl Executor {
             return Ok(Survey::default());
         }
         let (asked, keys) = (repo.clone(), maintainers.clone());
-        let held = self.ask(move |purgatory| purgatory.held_for(&asked, &keys)).await?;
-        let announcements = reader.all().filter_map(|known| known.stored.clone()).collect();
+        let held = self
+            .ask(move |purgatory| purgatory.held_for(&asked, &keys))
+            .await?;
+        let announcements = reader
+            .all()
+            .filter_map(|known| known.stored.clone())
+            .collect();
         drop(reading);
         let mut guard = self.parts.repos.lock(repo).await?;
         let reading = self.readers.acquire().await;
         let row = guard.row().await?;
-        let mut survey = Survey { announcements, ..Survey::default() };
+        let mut survey = Survey {
+            announcements,
+            ..Survey::default()
+        };
         survey.states = self.states(repo, &maintainers).await?;
         survey.peers = self.peers(&mut reader, repo, &maintainers).await?;
         survey.previous = self.previous(repo, &maintainers, &survey).await?;
@@ -83,7 +94,9 @@ impl Executor {
             || self.has_state(repo, &survey)
                 && !reader.maintained_by(&repo.owner).await?.is_empty();
         drop(reading);
-        survey.complete = self.complete(&mut guard, &mut reader, &row, &held, &survey).await?;
+        survey.complete = self
+            .complete(&mut guard, &mut reader, &row, &held, &survey)
+            .await?;
         drop(guard);
         survey.strays = self.strays(repo, &row, &survey.proposals).await?;
         survey.refused = self.refused(held.events).await?;
@@ -98,14 +111,26 @@ impl Executor {
         repo: &RepoId,
         lead: PublicKey,
     ) -> Result<Survey, GitError> {
-        let shown = self.parts.repos.row(&RepoId::new(lead, repo.identifier.clone())).await?;
+        let shown = self
+            .parts
+            .repos
+            .row(&RepoId::new(lead, repo.identifier.clone()))
+            .await?;
         let is_shown = shown.view.is_some_and(|view| view.state.is_some());
         let row = self.parts.repos.row(repo).await?;
         let asked = repo.clone();
-        let held = self.ask(move |purgatory| purgatory.held_for(&asked, &BTreeSet::new())).await?;
+        let held = self
+            .ask(move |purgatory| purgatory.held_for(&asked, &BTreeSet::new()))
+            .await?;
         let mut survey = Survey {
-            announcements: reader.all().filter_map(|known| known.stored.clone()).collect(),
-            lead: Some(SurveyedLead { owner: lead, is_shown }),
+            announcements: reader
+                .all()
+                .filter_map(|known| known.stored.clone())
+                .collect(),
+            lead: Some(SurveyedLead {
+                owner: lead,
+                is_shown,
+            }),
             ..Survey::default()
         };
         survey.states = self.states(repo, &BTreeSet::new()).await?;
@@ -130,10 +155,17 @@ impl Executor {
             }
         }
         let asked = repo.clone();
-        if self.ask(move |purgatory| purgatory.has_other_than_named(&asked)).await? {
+        if self
+            .ask(move |purgatory| purgatory.has_other_than_named(&asked))
+            .await?
+        {
             return Ok(false);
         }
-        let state = self.parts.relay.heads(vec![state_of(repo, &repo.owner)]).await?;
+        let state = self
+            .parts
+            .relay
+            .heads(vec![state_of(repo, &repo.owner)])
+            .await?;
         Ok(state.is_empty())
     }
 
@@ -149,7 +181,10 @@ impl Executor {
     ) -> Result<Vec<Arc<Event>>, GitError> {
         let mut authors = maintainers.clone();
         authors.insert(repo.owner);
-        let coordinates = authors.iter().map(|author| state_of(repo, author)).collect();
+        let coordinates = authors
+            .iter()
+            .map(|author| state_of(repo, author))
+            .collect();
         Ok(self.parts.relay.heads(coordinates).await?)
     }
 
@@ -204,7 +239,10 @@ impl Executor {
                 states.push(Arc::new(state));
             }
         }
-        let served = survey.proposals.iter().filter_map(|event| Proposal::parse(event).ok());
+        let served = survey
+            .proposals
+            .iter()
+            .filter_map(|event| Proposal::parse(event).ok());
         let served: Vec<Proposal> = served.filter(|proposal| lacks_ref(row, proposal)).collect();
         let mut wanted: Wanted = BTreeMap::new();
         for state in &states {
@@ -219,7 +257,9 @@ impl Executor {
         let is_hosted = reader.is_hosted(&guard.repo().owner);
         let mut is_copied = false;
         for state in &states {
-            let Some(tips) = wanted.get(&state.version.id) else { continue };
+            let Some(tips) = wanted.get(&state.version.id) else {
+                continue;
+            };
             if !is_hosted || complete.contains(&state.version.id) {
                 continue;
             }
@@ -228,7 +268,9 @@ impl Executor {
                 is_copied = true;
             }
         }
-        let lacking = served.iter().filter(|proposal| !complete.contains(&proposal.id));
+        let lacking = served
+            .iter()
+            .filter(|proposal| !complete.contains(&proposal.id));
         let lacking: Vec<&Proposal> = lacking.filter(|_| is_hosted).collect();
         for proposal in lacking.into_iter().take(MAX_COPIED_PROPOSALS) {
             if self.copy_proposal(guard, proposal).await? {
@@ -258,7 +300,10 @@ impl Executor {
         if let Some(owner) = row.view.as_ref().and_then(|view| view.shows) {
             // What this was an address of may no longer be hosted, and is kept for a while.
             let repo = RepoId::new(owner, guard.repo().identifier.clone());
-            sources.push(MaintainedRepo { repo, presence: Presence::Held });
+            sources.push(MaintainedRepo {
+                repo,
+                presence: Presence::Held,
+            });
         }
         for maintained in sources {
             if maintained.repo == *guard.repo() {
@@ -289,7 +334,9 @@ impl Executor {
         let tips = BTreeSet::from([proposal.tip]);
         let claimant = Claimant::default().signed_by(proposal.author);
         for (endpoint, place) in places_of(proposal) {
-            let Some(store) = self.parts.store_of(endpoint) else { continue };
+            let Some(store) = self.parts.store_of(endpoint) else {
+                continue;
+            };
             if endpoint == Endpoint::Repository && place == *guard.repo() {
                 continue;
             }
@@ -319,7 +366,12 @@ impl Executor {
             return Ok(false);
         }
         guard.promote(incoming).await?;
-        self.disk.charge(self.parts.relay.now(), &repo, &claimant, (Source::Hunted, bytes));
+        self.disk.charge(
+            self.parts.relay.now(),
+            &repo,
+            &claimant,
+            (Source::Hunted, bytes),
+        );
         Ok(true)
     }
 
@@ -329,8 +381,14 @@ impl Executor {
         repo: &RepoId,
         claimant: &Claimant,
     ) -> Result<u64, GitError> {
-        let today = self.disk.room(self.parts.relay.now().mono, repo, claimant, Source::Hunted);
-        Ok(today.min(self.disk.repo_room(&self.parts.repos, repo, claimant).await?))
+        let today = self
+            .disk
+            .room(self.parts.relay.now().mono, repo, claimant, Source::Hunted);
+        Ok(today.min(
+            self.disk
+                .repo_room(&self.parts.repos, repo, claimant)
+                .await?,
+        ))
     }
 
     /// Returns the pull requests that have a ref here or in the owner's repository for pull requests and are not stored;
@@ -357,7 +415,12 @@ impl Executor {
         }
         let questions = ids.iter().map(|id| Filter::new().id(*id)).collect();
         let stored = self.parts.relay.exists(questions).await?;
-        Ok(ids.into_iter().zip(stored).filter(|(_, stored)| !stored).map(|(id, _)| id).collect())
+        Ok(ids
+            .into_iter()
+            .zip(stored)
+            .filter(|(_, stored)| !stored)
+            .map(|(id, _)| id)
+            .collect())
     }
 
     /// Returns the held events that the store would refuse now.
@@ -391,10 +454,15 @@ fn state_of(repo: &RepoId, author: &PublicKey) -> Coordinate {
 
 /// Returns a filter for the latest pull requests that are addressed to one of these maintainers.
 pub(super) fn addressed_to(maintainers: &BTreeSet<PublicKey>, repo: &RepoId) -> Filter {
-    let named = maintainers.iter().map(|key| RepoId::new(*key, repo.identifier.clone()));
+    let named = maintainers
+        .iter()
+        .map(|key| RepoId::new(*key, repo.identifier.clone()));
     Filter::new()
         .kinds([kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE])
-        .custom_tags(SingleLetterTag::LOWERCASE_A, named.map(|repo| repo.to_string()))
+        .custom_tags(
+            SingleLetterTag::LOWERCASE_A,
+            named.map(|repo| repo.to_string()),
+        )
         .limit(MAX_PROPOSALS)
 }
 
@@ -411,7 +479,10 @@ fn places_of(proposal: &Proposal) -> BTreeSet<(Endpoint, RepoId)> {
 
 /// Returns whether a repository does not show a pull request.
 fn lacks_ref(row: &RepoRow, proposal: &Proposal) -> bool {
-    let shown = row.view.as_ref().and_then(|view| view.refs.refs.get(&RefName::nostr(proposal.id)));
+    let shown = row
+        .view
+        .as_ref()
+        .and_then(|view| view.refs.refs.get(&RefName::nostr(proposal.id)));
     shown.map(|target| target.oid) != Some(proposal.tip)
 }
 

@@ -72,8 +72,10 @@ impl Task {
                 let Some(order) = next else { break };
                 turns.push(self.handle(order));
             }
-            let records: Vec<_> =
-                turns.iter_mut().flat_map(|turn| std::mem::take(&mut turn.records)).collect();
+            let records: Vec<_> = turns
+                .iter_mut()
+                .flat_map(|turn| std::mem::take(&mut turn.records))
+                .collect();
             if let Err(error) = self.write(&records).await {
                 tracing::error!(%error, "the database cannot be written; pushes and events are refused until it can (is the disk full?)");
                 if !self.write_later(&records, &mut late, &mut inbox).await {
@@ -100,9 +102,21 @@ impl Task {
         let now = self.relay().now();
         match order {
             Order::Tell(input) => self.purgatory.handle(now, input),
-            Order::Hold { event, hold, origin, reply } => {
+            Order::Hold {
+                event,
+                hold,
+                origin,
+                reply,
+            } => {
                 self.answers.entry(event.id).or_default().push(reply);
-                self.purgatory.handle(now, Input::Held { event, hold, origin })
+                self.purgatory.handle(
+                    now,
+                    Input::Held {
+                        event,
+                        hold,
+                        origin,
+                    },
+                )
             }
             Order::Ask(question) => {
                 question(&self.purgatory);
@@ -116,7 +130,11 @@ impl Task {
                     }
                     Until::Decided(id) => (Some(id), self.purgatory.passes_for(&id)),
                 };
-                self.waiters.push(Waiter { event, passes, reply });
+                self.waiters.push(Waiter {
+                    event,
+                    passes,
+                    reply,
+                });
                 Outputs::default()
             }
             Order::Maintain { repo, done } => {
@@ -151,7 +169,10 @@ impl Task {
         if records.is_empty() && !self.queues.executor.disk.has_many_unsaved() {
             return Ok(());
         }
-        let commit = Commit { records: records.to_vec(), ..Commit::default() };
+        let commit = Commit {
+            records: records.to_vec(),
+            ..Commit::default()
+        };
         // Records alone are in conflict with nothing.
         self.queues.executor.commit(commit).await.map(drop)
     }
@@ -224,7 +245,12 @@ impl Task {
         Some(match output {
             Output::RunTask(task) => Box::pin(async move { Some(executor.task(task).await) }),
             Output::Survey { repo } => Box::pin(async move { Some(executor.survey(repo).await) }),
-            Output::Release { repo, refs, events, withdraw } => {
+            Output::Release {
+                repo,
+                refs,
+                events,
+                withdraw,
+            } => {
                 Box::pin(async move { Some(executor.release(repo, refs, events, withdraw).await) })
             }
             Output::Wake { repo, cause } => {
@@ -241,7 +267,9 @@ impl Task {
             Output::Answer { id, outcome } => {
                 let waiting = self.answers.remove(&id).unwrap_or_default();
                 Box::pin(async move {
-                    waiting.into_iter().for_each(|reply| _ = reply.send(outcome));
+                    waiting
+                        .into_iter()
+                        .for_each(|reply| _ = reply.send(outcome));
                     None
                 })
             }
@@ -267,7 +295,10 @@ impl Task {
 impl Waiter {
     fn is_over(&self, purgatory: &Purgatory) -> bool {
         self.event.is_some_and(|id| !purgatory.contains(&id))
-            || self.passes.iter().all(|(name, pass)| purgatory.pass_ended(name, *pass))
+            || self
+                .passes
+                .iter()
+                .all(|(name, pass)| purgatory.pass_ended(name, *pass))
     }
 }
 

@@ -54,7 +54,11 @@ impl Capabilities {
         let upload = advertised_by_git(store, Service::UploadPack, Protocol::V0).await?;
         let receive = advertised_by_git(store, Service::ReceivePack, Protocol::V0).await?;
         let version_2 = advertised_by_git(store, Service::UploadPack, Protocol::V2).await?;
-        Ok(Self { upload: list_of(&upload)?, receive: list_of(&receive)?, version_2 })
+        Ok(Self {
+            upload: list_of(&upload)?,
+            receive: list_of(&receive)?,
+            version_2,
+        })
     }
 }
 
@@ -70,7 +74,10 @@ async fn advertised_by_git(
     let mut answer = Vec::new();
     if let Some(mut output) = process.take_stdout() {
         let read = output.read_to_end(&mut answer).await;
-        read.map_err(|source| GitError::Spawn { command: "upload-pack", source })?;
+        read.map_err(|source| GitError::Spawn {
+            command: "upload-pack",
+            source,
+        })?;
     }
     process.finish().await?;
     Ok(answer)
@@ -82,10 +89,18 @@ fn list_of(advertisement: &[u8]) -> Result<String, GitError> {
         Ok(Some((Pkt::Data(line), _))) => line,
         _ => &[],
     };
-    let list = line.iter().position(|byte| *byte == 0).and_then(|at| line.get(at + 1..));
-    let list = list.and_then(|list| std::str::from_utf8(list).ok()).map(str::trim_end);
+    let list = line
+        .iter()
+        .position(|byte| *byte == 0)
+        .and_then(|at| line.get(at + 1..));
+    let list = list
+        .and_then(|list| std::str::from_utf8(list).ok())
+        .map(str::trim_end);
     let said = String::from_utf8_lossy(line).into_owned();
-    list.map(str::to_owned).ok_or(GitError::Failed { command: "upload-pack", said })
+    list.map(str::to_owned).ok_or(GitError::Failed {
+        command: "upload-pack",
+        said,
+    })
 }
 
 impl RepoStore {
@@ -99,7 +114,10 @@ impl RepoStore {
         (service, protocol): (Service, Protocol),
         claimant: Claimant,
     ) -> Result<RefList, GitError> {
-        let capabilities = self.capabilities().get_or_try_init(|| Capabilities::read(self)).await?;
+        let capabilities = self
+            .capabilities()
+            .get_or_try_init(|| Capabilities::read(self))
+            .await?;
         let view = self.view_for(repo, claimant).await?;
         if (service, protocol) == (Service::UploadPack, Protocol::V2) {
             return Ok(RefList::text(&capabilities.version_2));
@@ -107,9 +125,19 @@ impl RepoStore {
         let list = match service {
             Service::UploadPack => {
                 let capabilities = Some(upload_list(capabilities, &view.refs));
-                let version = Version { generation: view.generation, packs: Vec::new() };
+                let version = Version {
+                    generation: view.generation,
+                    packs: Vec::new(),
+                };
                 let key = ListKey::fetch(self.dir(repo).key());
-                self.list(key, version, view.refs, Form::Fetch { capabilities }, claimant).await?
+                self.list(
+                    key,
+                    version,
+                    view.refs,
+                    Form::Fetch { capabilities },
+                    claimant,
+                )
+                .await?
             }
             Service::ReceivePack => self.push_list(repo, view, capabilities, claimant).await?,
         };
@@ -131,13 +159,23 @@ impl RepoStore {
             return Ok(None);
         }
         let request = request.to_vec();
-        let parsed = self.git().work(claimant, move || LsRefs::parse(&request)).await?;
-        let Some(request) = parsed else { return Ok(None) };
+        let parsed = self
+            .git()
+            .work(claimant, move || LsRefs::parse(&request))
+            .await?;
+        let Some(request) = parsed else {
+            return Ok(None);
+        };
         let view = self.view_for(repo, claimant).await?;
-        let version = Version { generation: view.generation, packs: Vec::new() };
+        let version = Version {
+            generation: view.generation,
+            packs: Vec::new(),
+        };
         let key = ListKey::listed(self.dir(repo).key(), &request);
         let form = Form::Listed(request);
-        self.list(key, version, view.refs, form, claimant).await.map(Some)
+        self.list(key, version, view.refs, form, claimant)
+            .await
+            .map(Some)
     }
 
     async fn push_list(
@@ -151,14 +189,24 @@ impl RepoStore {
         let packs = objects.dir.objects().join("pack");
         // Which objects are here depends on the packs alone.
         let packs = blocking(move || layout::list(&packs)).await?;
-        let version = Version { generation: view.generation, packs };
+        let version = Version {
+            generation: view.generation,
+            packs,
+        };
         let key = ListKey::push(self.dir(repo).key());
         if let Some(list) = self.cached_list(&key, &version, claimant).await? {
             return Ok(list);
         }
         let lost = self.lost_tips(objects, &view.refs, claimant).await?;
         let capabilities = Some(capabilities.receive.clone());
-        self.list(key, version, view.refs, Form::Push { capabilities, lost }, claimant).await
+        self.list(
+            key,
+            version,
+            view.refs,
+            Form::Push { capabilities, lost },
+            claimant,
+        )
+        .await
     }
 
     /// Returns the tips of refs that are not here.
@@ -209,14 +257,23 @@ enum Form {
     /// For a client that fetches, in versions 0 and 1. The capabilities go into the first line.
     Fetch { capabilities: Option<String> },
     /// For a client that pushes, without these tips.
-    Push { capabilities: Option<String>, lost: BTreeSet<Oid> },
+    Push {
+        capabilities: Option<String>,
+        lost: BTreeSet<Oid>,
+    },
     /// For a client that fetches in version 2.
     Listed(LsRefs),
 }
 
 impl Encoder {
     fn of(refs: Arc<Refs>, form: Form) -> Self {
-        let mut list = Self { refs, form, start: Vec::new(), last: None, is_finished: false };
+        let mut list = Self {
+            refs,
+            form,
+            start: Vec::new(),
+            last: None,
+            is_finished: false,
+        };
         match &mut list.form {
             Form::Push { .. } => {}
             Form::Fetch { capabilities } => {
@@ -258,7 +315,9 @@ impl Form {
             Self::Listed(request) => {
                 if request.wants(name.as_str()) {
                     let peeled = target.peeled.filter(|_| request.peel);
-                    let peeled = peeled.map(|oid| format!(" peeled:{oid}")).unwrap_or_default();
+                    let peeled = peeled
+                        .map(|oid| format!(" peeled:{oid}"))
+                        .unwrap_or_default();
                     encode_pkt(format!("{} {name}{peeled}\n", target.oid).as_bytes(), to);
                 }
             }
@@ -269,7 +328,10 @@ impl Form {
     fn finish(&mut self, to: &mut Vec<u8>) {
         if let Self::Fetch { capabilities } | Self::Push { capabilities, .. } = self {
             let line = (&Oid::ZERO, "capabilities^{}");
-            capabilities.take().into_iter().for_each(|all| encode_advertised(line, Some(all), to));
+            capabilities
+                .take()
+                .into_iter()
+                .for_each(|all| encode_advertised(line, Some(all), to));
         }
         to.extend(FLUSH);
     }
@@ -315,9 +377,14 @@ fn head(refs: &Refs) -> Option<(&RefName, &Target)> {
 /// Returns the capabilities of `upload-pack`, among which one says what HEAD is.
 fn upload_list(capabilities: &Capabilities, refs: &Refs) -> String {
     let list = &capabilities.upload;
-    let Some((name, _)) = head(refs) else { return list.clone() };
+    let Some((name, _)) = head(refs) else {
+        return list.clone();
+    };
     let after_symref = [" filter", " session-id=", " object-format="];
-    let at = after_symref.iter().find_map(|next| list.find(next)).unwrap_or(list.len());
+    let at = after_symref
+        .iter()
+        .find_map(|next| list.find(next))
+        .unwrap_or(list.len());
     let (before, after) = list.split_at_checked(at).unwrap_or((list, ""));
     format!("{before} symref=HEAD:{name}{after}")
 }
@@ -336,7 +403,9 @@ const LS_REFS: &str = "command=ls-refs";
 impl LsRefs {
     /// Returns whether this is the beginning of such a request.
     fn is_command_of(request: &[u8]) -> bool {
-        let Ok(Some((Pkt::Data(line), _))) = read_pkt(request) else { return false };
+        let Ok(Some((Pkt::Data(line), _))) = read_pkt(request) else {
+            return false;
+        };
         line.strip_suffix(b"\n").unwrap_or(line) == LS_REFS.as_bytes()
     }
 
@@ -376,7 +445,9 @@ impl LsRefs {
             "symrefs" => self.symrefs = true,
             // An unborn HEAD is never told.
             "unborn" => {}
-            _ => self.prefixes.push(line.strip_prefix("ref-prefix ")?.to_owned()),
+            _ => self
+                .prefixes
+                .push(line.strip_prefix("ref-prefix ")?.to_owned()),
         }
         Some(())
     }
@@ -384,7 +455,8 @@ impl LsRefs {
     /// Sorts the prefixes. All that begin with a prefix come right after it, and are left out.
     fn sort_prefixes(&mut self) {
         self.prefixes.sort_unstable();
-        self.prefixes.dedup_by(|longer, shorter| longer.starts_with(shorter.as_str()));
+        self.prefixes
+            .dedup_by(|longer, shorter| longer.starts_with(shorter.as_str()));
     }
 
     /// Returns whether a ref of this name is wanted. Only the prefix that comes right before it can be one of it.
@@ -392,7 +464,9 @@ impl LsRefs {
         if self.prefixes.is_empty() {
             return true;
         }
-        let after = self.prefixes.partition_point(|prefix| prefix.as_str() <= name);
+        let after = self
+            .prefixes
+            .partition_point(|prefix| prefix.as_str() <= name);
         let before = after.checked_sub(1).and_then(|at| self.prefixes.get(at));
         before.is_some_and(|prefix| name.starts_with(prefix.as_str()))
     }
@@ -410,7 +484,9 @@ pub enum Service {
 impl Service {
     /// Reads the value of `service=`.
     pub fn parse(name: &str) -> Option<Self> {
-        [Self::UploadPack, Self::ReceivePack].into_iter().find(|service| service.name() == name)
+        [Self::UploadPack, Self::ReceivePack]
+            .into_iter()
+            .find(|service| service.name() == name)
     }
 
     /// Its name on the wire.
@@ -471,7 +547,9 @@ impl RepoStore {
         claimant: Claimant,
     ) -> Result<GitProcess, GitError> {
         let arguments = ["--http-backend-info-refs"];
-        let mut process = self.serve(repo, (service, protocol), claimant, &arguments).await?;
+        let mut process = self
+            .serve(repo, (service, protocol), claimant, &arguments)
+            .await?;
         drop(process.take_stdin());
         Ok(process)
     }
@@ -484,7 +562,8 @@ impl RepoStore {
         claimant: Claimant,
     ) -> Result<GitProcess, GitError> {
         let service = (Service::UploadPack, protocol);
-        self.serve(repo, service, claimant, &["--stateless-rpc"]).await
+        self.serve(repo, service, claimant, &["--stateless-rpc"])
+            .await
     }
 
     async fn serve(
@@ -495,7 +574,9 @@ impl RepoStore {
         arguments: &[&str],
     ) -> Result<GitProcess, GitError> {
         let (view, present) = self.readable(repo).await?;
-        let mut command = self.serving_command((service, protocol), arguments).arg(view);
+        let mut command = self
+            .serving_command((service, protocol), arguments)
+            .arg(view);
         let bytes = match present {
             Some(present) => {
                 command = command.keeping(present.in_use.clone());
@@ -521,6 +602,9 @@ impl RepoStore {
             Service::UploadPack => "upload-pack",
             Service::ReceivePack => "receive-pack",
         };
-        self.git().command(subcommand).args(arguments).protocol(protocol.value())
+        self.git()
+            .command(subcommand)
+            .args(arguments)
+            .protocol(protocol.value())
     }
 }

@@ -27,7 +27,10 @@ impl GitVersion {
     /// Reads the answer of `git --version`.
     fn parse(said: &str) -> Option<Self> {
         let mut numbers = said.strip_prefix("git version ")?.split('.');
-        Some(Self(numbers.next()?.parse().ok()?, numbers.next()?.trim().parse().ok()?))
+        Some(Self(
+            numbers.next()?.parse().ok()?,
+            numbers.next()?.trim().parse().ok()?,
+        ))
     }
 }
 
@@ -136,16 +139,25 @@ impl Pools {
         let processes = |count: NonZeroUsize| Bounds::of(count.get() as u64);
         let local = processes(local_processes);
         Self {
-            local_processes: SharedPool::new(Bounds { reserve: local.total / 2, ..local }),
+            local_processes: SharedPool::new(Bounds {
+                reserve: local.total / 2,
+                ..local
+            }),
             client_processes: SharedPool::new(processes(client_processes)),
-            remote_processes: SharedPool::new(Bounds { reserve: 0, ..processes(remote_processes) }),
+            remote_processes: SharedPool::new(Bounds {
+                reserve: 0,
+                ..processes(remote_processes)
+            }),
             unpack_memory: SharedPool::new(Bounds {
                 reserve: unpack_memory / 4 * 3,
                 // A lone push without authority may have half of what all of these may have.
                 smallest: unpack_memory / 8,
                 ..Bounds::of(unpack_memory)
             }),
-            remote_memory: SharedPool::new(Bounds { reserve: 0, ..Bounds::of(remote_memory) }),
+            remote_memory: SharedPool::new(Bounds {
+                reserve: 0,
+                ..Bounds::of(remote_memory)
+            }),
             listing_memory: SharedPool::new(Bounds {
                 reserve: 0,
                 ..Bounds::of(TOTAL_LISTING_MEMORY_BYTES)
@@ -178,15 +190,25 @@ impl Git {
             .env_clear()
             .stdin(std::process::Stdio::null())
             .output()
-            .map_err(|source| BinaryError::Run { program: program.clone(), source })?;
+            .map_err(|source| BinaryError::Run {
+                program: program.clone(),
+                source,
+            })?;
         let said = String::from_utf8_lossy(&output.stdout);
         let Some(version) = GitVersion::parse(&said) else {
-            return Err(BinaryError::NotGit { program, said: said.chars().take(80).collect() });
+            return Err(BinaryError::NotGit {
+                program,
+                said: said.chars().take(80).collect(),
+            });
         };
         if version < GitVersion::OLDEST {
             return Err(BinaryError::TooOld(version));
         }
-        Ok(Self { program: program.into(), version, pools: Arc::new(Pools::new(slots)) })
+        Ok(Self {
+            program: program.into(),
+            version,
+            pools: Arc::new(Pools::new(slots)),
+        })
     }
 
     /// The installed git.
@@ -254,7 +276,10 @@ pub(super) mod tests {
         fake_git(dir.path(), "git version 2.36.6");
         let error = Git::find(dir.path().as_os_str(), Slots::default()).unwrap_err();
         let said = error.to_string();
-        assert!(said.starts_with("git 2.36 is too old; install git 2.37 or newer"), "{said}");
+        assert!(
+            said.starts_with("git 2.36 is too old; install git 2.37 or newer"),
+            "{said}"
+        );
         fake_git(dir.path(), "git version 2.37.0");
         Git::find(dir.path().as_os_str(), Slots::default()).unwrap();
     }
@@ -271,6 +296,9 @@ pub(super) mod tests {
     fn a_missing_git_is_an_error_that_says_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
         let error = Git::find(dir.path().as_os_str(), Slots::default()).unwrap_err();
-        assert!(error.to_string().contains("install git 2.37 or newer"), "{error}");
+        assert!(
+            error.to_string().contains("install git 2.37 or newer"),
+            "{error}"
+        );
     }
 }

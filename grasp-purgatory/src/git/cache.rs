@@ -27,7 +27,13 @@ struct Entry<V> {
 
 impl<K: Ord + Clone, V: Clone> BoundedCache<K, V> {
     pub(super) const fn new(max_bytes: u64) -> Self {
-        Self { entries: BTreeMap::new(), by_use: BTreeMap::new(), bytes: 0, max_bytes, last_use: 0 }
+        Self {
+            entries: BTreeMap::new(),
+            by_use: BTreeMap::new(),
+            bytes: 0,
+            max_bytes,
+            last_use: 0,
+        }
     }
 
     /// Returns a value, which counts as its use.
@@ -48,13 +54,22 @@ impl<K: Ord + Clone, V: Clone> BoundedCache<K, V> {
             return;
         }
         while self.bytes + bytes > self.max_bytes {
-            let Some(oldest) = self.by_use.values().next().cloned() else { break };
+            let Some(oldest) = self.by_use.values().next().cloned() else {
+                break;
+            };
             self.remove(&oldest);
         }
         self.last_use += 1;
         self.bytes += bytes;
         self.by_use.insert(self.last_use, key.clone());
-        self.entries.insert(key, Entry { value, bytes, used: self.last_use });
+        self.entries.insert(
+            key,
+            Entry {
+                value,
+                bytes,
+                used: self.last_use,
+            },
+        );
     }
 
     pub(super) fn remove(&mut self, key: &K) {

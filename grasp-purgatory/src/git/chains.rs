@@ -43,7 +43,9 @@ pub(super) fn are_short(pack: &Path, index: &Path) -> io::Result<bool> {
                     Some(ids) => ids,
                     none => none.insert(index.ids()?),
                 };
-                ids.binary_search(&id).ok().and_then(|at| by_id.get(at).copied())
+                ids.binary_search(&id)
+                    .ok()
+                    .and_then(|at| by_id.get(at).copied())
             }
         };
         let base = base.and_then(|base| starts.binary_search(&base).ok());
@@ -67,7 +69,11 @@ fn are_at_most(most: u16, bases: &[Option<u32>]) -> bool {
                 return false;
             }
             chain.push(entry);
-            next = bases.get(entry).copied().flatten().map(|base| base as usize);
+            next = bases
+                .get(entry)
+                .copied()
+                .flatten()
+                .map(|base| base as usize);
         }
         while let Some(entry) = chain.pop() {
             if depth > most {
@@ -113,7 +119,10 @@ fn distance(bytes: &[u8]) -> Option<u64> {
     let mut value = 0_u64;
     for (position, byte) in bytes.iter().enumerate() {
         let carry = u64::from(position > 0);
-        value = value.checked_add(carry)?.checked_mul(128)?.checked_add(u64::from(byte & 0x7f))?;
+        value = value
+            .checked_add(carry)?
+            .checked_mul(128)?
+            .checked_add(u64::from(byte & 0x7f))?;
         if byte & 0x80 == 0 {
             return Some(value);
         }
@@ -132,7 +141,10 @@ impl PackIndex {
         let file = File::open(path)?;
         let mut number = [0; 4];
         file.read_exact_at(&mut number, IDS - 4)?;
-        Ok(Self { file, count: u32::from_be_bytes(number).into() })
+        Ok(Self {
+            file,
+            count: u32::from_be_bytes(number).into(),
+        })
     }
 
     /// Returns the number of objects.
@@ -143,7 +155,10 @@ impl PackIndex {
     /// Returns the ids of all objects.
     pub(super) fn ids(&self) -> io::Result<Vec<[u8; ID]>> {
         let ids = read_at(&self.file, IDS, self.count * ID as u64)?;
-        Ok(ids.chunks_exact(ID).filter_map(|id| id.first_chunk().copied()).collect())
+        Ok(ids
+            .chunks_exact(ID)
+            .filter_map(|id| id.first_chunk().copied())
+            .collect())
     }
 
     /// Returns the offsets of the objects' entries, in the order of their ids.
@@ -152,13 +167,18 @@ impl PackIndex {
         let positions = IDS + self.count * (ID as u64 + 4);
         let mut starts = Vec::new();
         for number in read_at(&self.file, positions, self.count * 4)?.chunks_exact(4) {
-            let number = number.first_chunk().copied().map(u32::from_be_bytes).unwrap_or_default();
+            let number = number
+                .first_chunk()
+                .copied()
+                .map(u32::from_be_bytes)
+                .unwrap_or_default();
             // The highest bit says that the position is the number of a longer one, after all short ones.
             starts.push(match number.checked_sub(1 << 31) {
                 None => u64::from(number),
                 Some(long) => {
                     let (mut start, after) = ([0; 8], positions + self.count * 4);
-                    self.file.read_exact_at(&mut start, after + u64::from(long) * 8)?;
+                    self.file
+                        .read_exact_at(&mut start, after + u64::from(long) * 8)?;
                     u64::from_be_bytes(start)
                 }
             });
@@ -181,7 +201,10 @@ fn read_at(file: &File, position: u64, length: u64) -> io::Result<Vec<u8>> {
     let is_there = position
         .checked_add(length)
         .is_some_and(|end| file.metadata().is_ok_and(|metadata| end <= metadata.len()));
-    let length = usize::try_from(length).ok().filter(|_| is_there).ok_or_else(malformed)?;
+    let length = usize::try_from(length)
+        .ok()
+        .filter(|_| is_there)
+        .ok_or_else(malformed)?;
     let mut bytes = vec![0; length];
     file.read_exact_at(&mut bytes, position)?;
     Ok(bytes)
@@ -202,8 +225,18 @@ mod tests {
         assert_eq!(base(&[0x65, 0x07]), Some(Base::Distance(7)));
         assert_eq!(base(&[0x65, 0x80, 0x00]), Some(Base::Distance(128)));
         assert_eq!(base(&[0x65, 0xff, 0x7f]), Some(Base::Distance(16_511)));
-        assert_eq!(base(&[&[0xf5, 0x01][..], &[9; ID]].concat()), Some(Base::Id([9; ID])));
-        for cut in [&[][..], &[0x9f], &[0x65], &[0x65, 0x80], &[0x75, 1, 2], &[0x55]] {
+        assert_eq!(
+            base(&[&[0xf5, 0x01][..], &[9; ID]].concat()),
+            Some(Base::Id([9; ID]))
+        );
+        for cut in [
+            &[][..],
+            &[0x9f],
+            &[0x65],
+            &[0x65, 0x80],
+            &[0x75, 1, 2],
+            &[0x55],
+        ] {
             assert_eq!(base(cut), None, "{cut:?}");
         }
     }
@@ -211,8 +244,11 @@ mod tests {
     #[test]
     fn the_length_of_a_chain_is_independent_of_the_order_of_entries() {
         let chain = |length: u32| (0..=length).map(|n| n.checked_sub(1)).collect::<Vec<_>>();
-        let backwards =
-            |length: u32| (1..=length + 1).map(|n| (n <= length).then_some(n)).collect::<Vec<_>>();
+        let backwards = |length: u32| {
+            (1..=length + 1)
+                .map(|n| (n <= length).then_some(n))
+                .collect::<Vec<_>>()
+        };
         for bases in [chain as fn(u32) -> Vec<Option<u32>>, backwards] {
             assert!(are_at_most(10, &bases(10)));
             assert!(!are_at_most(10, &bases(11)));

@@ -77,7 +77,13 @@ impl Objects {
     /// The objects of a repository that are on disk, for the server's own work.
     pub(super) fn of(store: &RepoStore, dir: RepoDir) -> Self {
         let (git, claimant) = (store.git().clone(), Claimant::server());
-        Self { git, dir, incoming: None, in_use: None, claimant }
+        Self {
+            git,
+            dir,
+            incoming: None,
+            in_use: None,
+            claimant,
+        }
     }
 
     /// A command that reads these objects, and writes new ones where things are received.
@@ -118,7 +124,13 @@ impl Objects {
 
     /// Returns the objects that these tips need beyond what is proven; `None` if not all are here, or too many to list.
     async fn list_new(&self, tips: &BTreeSet<Oid>) -> Result<Option<BTreeSet<Oid>>, GitError> {
-        let arguments = ["--objects", "--no-object-names", "--stdin", "--not", "--all"];
+        let arguments = [
+            "--objects",
+            "--no-object-names",
+            "--stdin",
+            "--not",
+            "--all",
+        ];
         let finished = self.rev_list(&arguments, tips).await;
         match finished {
             Err(GitError::Spawn { source, .. }) if source.kind() == io::ErrorKind::FileTooLarge => {
@@ -127,7 +139,9 @@ impl Objects {
             Ok(finished) if !finished.status.success() => Ok(None),
             finished => {
                 let output = finished?.success(REV_LIST)?;
-                let lines = output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+                let lines = output
+                    .split(|byte| *byte == b'\n')
+                    .filter(|line| !line.is_empty());
                 let oids = lines.map(|line| std::str::from_utf8(line).ok()?.parse().ok());
                 Ok(oids.collect())
             }
@@ -141,8 +155,10 @@ impl Objects {
         let (tips, dir, stores) = (tips.clone(), self.dir.clone(), self.stores());
         blocking(move || {
             let proofs = Proofs::load(&dir)?;
-            let unproven: BTreeSet<_> =
-                tips.into_iter().filter(|tip| !proofs.contains(tip)).collect();
+            let unproven: BTreeSet<_> = tips
+                .into_iter()
+                .filter(|tip| !proofs.contains(tip))
+                .collect();
             let missing = missing(&stores, &unproven)?;
             Ok((unproven, missing))
         })
@@ -151,7 +167,9 @@ impl Objects {
 
     fn stores(&self) -> Vec<PathBuf> {
         let incoming = self.incoming.iter().map(Quarantine::objects);
-        std::iter::once(self.dir.objects()).chain(incoming).collect()
+        std::iter::once(self.dir.objects())
+            .chain(incoming)
+            .collect()
     }
 
     /// Walks all at once, which is what almost always suffices; if something lacks, halves until it is found.
@@ -188,7 +206,10 @@ impl Objects {
 
     /// The stores that a process may read for new objects: the received ones, or else the repository.
     pub(super) async fn limits(&self) -> Result<ProcessLimits, GitError> {
-        let new = self.incoming.as_ref().map_or(self.dir.objects(), Quarantine::objects);
+        let new = self
+            .incoming
+            .as_ref()
+            .map_or(self.dir.objects(), Quarantine::objects);
         let bytes = blocking(move || layout::size(&new)).await?;
         Ok(ProcessLimits::for_data(&self.claimant, bytes))
     }
@@ -217,7 +238,10 @@ impl Objects {
         arguments: &[&str],
         tips: impl IntoIterator<Item = &'a Oid>,
     ) -> Result<Finished, GitError> {
-        let command = self.command(REV_LIST).args(arguments).limited(self.limits().await?);
+        let command = self
+            .command(REV_LIST)
+            .args(arguments)
+            .limited(self.limits().await?);
         command.limit(MAX_WALK).run(revisions(tips, [])).await
     }
 }
@@ -234,8 +258,13 @@ pub(super) fn revisions<'a>(
 
 /// Returns whether git's error output is about a missing object.
 fn says_lack(words: &str) -> bool {
-    const WORDS: &[&str] =
-        &["bad object", "bad tree object", "missing", "ould not read", "Failed to traverse"];
+    const WORDS: &[&str] = &[
+        "bad object",
+        "bad tree object",
+        "missing",
+        "ould not read",
+        "Failed to traverse",
+    ];
     !says_disk_full(words) && WORDS.iter().any(|lack| words.contains(lack))
 }
 
@@ -247,12 +276,17 @@ const MAX_SHOWN_PROOFS: usize = 512;
 
 /// Returns the tips whose proofs are kept, that of HEAD first.
 pub(super) fn proofs_to_keep(row: &RepoRow) -> BTreeSet<Oid> {
-    let Some(view) = &row.view else { return BTreeSet::new() };
+    let Some(view) = &row.view else {
+        return BTreeSet::new();
+    };
     let refs = &view.refs;
     let head = refs.refs.get(&refs.head);
     let ruled = refs.refs.iter().filter(|(name, _)| name.is_branch_or_tag());
     let targets = head.into_iter().chain(ruled.map(|(_, target)| target));
-    targets.map(|target| target.oid).take(MAX_SHOWN_PROOFS).collect()
+    targets
+        .map(|target| target.oid)
+        .take(MAX_SHOWN_PROOFS)
+        .collect()
 }
 
 /// The remembered tips in the order in which they were proven.
@@ -454,16 +488,37 @@ mod tests {
 
     fn row(branches: std::ops::Range<usize>, proposals: std::ops::Range<usize>) -> RepoRow {
         let branch = |n: usize| format!("refs/heads/{n}").parse().unwrap();
-        let mut refs = Refs { head: branch(branches.end - 1), ..Refs::default() };
+        let mut refs = Refs {
+            head: branch(branches.end - 1),
+            ..Refs::default()
+        };
         for n in branches {
-            refs.refs.insert(branch(n), Target { oid: oid(n), peeled: None });
+            refs.refs.insert(
+                branch(n),
+                Target {
+                    oid: oid(n),
+                    peeled: None,
+                },
+            );
         }
         for n in proposals {
             let name = format!("refs/nostr/{n:064x}").parse().unwrap();
-            refs.refs.insert(name, Target { oid: oid(n), peeled: None });
+            refs.refs.insert(
+                name,
+                Target {
+                    oid: oid(n),
+                    peeled: None,
+                },
+            );
         }
-        let view = View { refs: Arc::new(refs), ..View::default() };
-        RepoRow { view: Some(view), ..RepoRow::default() }
+        let view = View {
+            refs: Arc::new(refs),
+            ..View::default()
+        };
+        RepoRow {
+            view: Some(view),
+            ..RepoRow::default()
+        }
     }
 
     #[test]
@@ -489,7 +544,9 @@ mod tests {
         let scratch = dir.path().join("scratch");
         let add = |tips: std::ops::Range<usize>, shown: &BTreeSet<Oid>| {
             let proofs = Proofs::load(&dir).unwrap();
-            proofs.add(&dir, tips.map(oid).collect(), shown, &scratch).unwrap();
+            proofs
+                .add(&dir, tips.map(oid).collect(), shown, &scratch)
+                .unwrap();
         };
         let shown = BTreeSet::from([oid(0), oid(1)]);
         add(0..3, &BTreeSet::new());

@@ -49,7 +49,11 @@ const SETTINGS: &[(&str, &str)] = &[
 ];
 
 /// Flaws of old but harmless commits and trees that famous histories contain; all others are refused.
-pub(super) const FLAWS: [&str; 3] = ["badTimezone", "missingSpaceBeforeDate", "zeroPaddedFilemode"];
+pub(super) const FLAWS: [&str; 3] = [
+    "badTimezone",
+    "missingSpaceBeforeDate",
+    "zeroPaddedFilemode",
+];
 
 /// Time that a client may wait for a slot before it is told that the server is busy.
 pub(super) const CLIENT_WAIT: Duration = Duration::from_secs(60);
@@ -103,7 +107,8 @@ impl GitCommand {
 
     /// Adds arguments.
     pub fn args<A: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = A>) -> Self {
-        self.arguments.extend(arguments.into_iter().map(|a| a.as_ref().to_owned()));
+        self.arguments
+            .extend(arguments.into_iter().map(|a| a.as_ref().to_owned()));
         self
     }
 
@@ -117,7 +122,11 @@ impl GitCommand {
         mut self,
         settings: impl IntoIterator<Item = (K, V)>,
     ) -> Self {
-        self.settings.extend(settings.into_iter().map(|(key, value)| (key.into(), value.into())));
+        self.settings.extend(
+            settings
+                .into_iter()
+                .map(|(key, value)| (key.into(), value.into())),
+        );
         self
     }
 
@@ -174,7 +183,8 @@ impl GitCommand {
     /// Talks to other servers by HTTP, and takes one of the slots for that. Its error output has the headers of answers.
     pub(super) fn talking_to_servers(mut self) -> Self {
         self.pool = ProcessPool::Remote;
-        self.env("GIT_TRACE_CURL", "2").env("GIT_TRACE_CURL_NO_DATA", "1")
+        self.env("GIT_TRACE_CURL", "2")
+            .env("GIT_TRACE_CURL_NO_DATA", "1")
     }
 
     /// Each of its processes uses no more than this.
@@ -207,15 +217,32 @@ impl GitCommand {
             ProcessPool::Local | ProcessPool::Remote => BACKGROUND_WAIT,
         };
         let slots = self.git.processes(self.pool);
-        let slot = slots.wait(&self.claimant, 1, longest_wait).await.map_err(GitError::Busy)?;
-        let cpu = self.git.pools.client_cpu.open(self.claimant).map_err(GitError::Busy)?;
+        let slot = slots
+            .wait(&self.claimant, 1, longest_wait)
+            .await
+            .map_err(GitError::Busy)?;
+        let cpu = self
+            .git
+            .pools
+            .client_cpu
+            .open(self.claimant)
+            .map_err(GitError::Busy)?;
         let spawned = self.to_command().spawn();
-        let child = spawned.map_err(|source| GitError::Spawn { command: self.name, source })?;
+        let child = spawned.map_err(|source| GitError::Spawn {
+            command: self.name,
+            source,
+        })?;
         self.limits.apply(&child);
         if !self.claimant.has_authority {
             limits::give_way(&child);
         }
-        Ok(GitProcess::new(self.name, child, self.watch, (slot, cpu), self.keep))
+        Ok(GitProcess::new(
+            self.name,
+            child,
+            self.watch,
+            (slot, cpu),
+            self.keep,
+        ))
     }
 
     /// Runs to the end with this input, and returns a bounded part of the output.
@@ -231,13 +258,20 @@ impl GitCommand {
     }
 
     fn to_command(&self) -> Command {
-        let protocols = if self.pool == ProcessPool::Remote { "http:https" } else { "" };
+        let protocols = if self.pool == ProcessPool::Remote {
+            "http:https"
+        } else {
+            ""
+        };
         let mut command = self.limits.command(self.git.program());
         command
             .arg(self.name)
             .args(&self.arguments)
             .env_clear()
-            .env("PATH", self.git.program().parent().unwrap_or(Path::new("/usr/bin")))
+            .env(
+                "PATH",
+                self.git.program().parent().unwrap_or(Path::new("/usr/bin")),
+            )
             // Nothing can lie below this.
             .env("HOME", "/dev/null")
             .env("LC_ALL", "C")
@@ -253,7 +287,10 @@ impl GitCommand {
             .stderr(Stdio::piped())
             .process_group(0)
             .kill_on_drop(true);
-        let own = self.settings.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        let own = self
+            .settings
+            .iter()
+            .map(|(key, value)| (key.as_str(), value.as_str()));
         let settings: Vec<_> = SETTINGS.iter().copied().chain(own).collect();
         command.env("GIT_CONFIG_COUNT", settings.len().to_string());
         for (position, (key, value)) in settings.into_iter().enumerate() {

@@ -199,7 +199,11 @@ impl GitError {
             io::ErrorKind::StorageFull
             | io::ErrorKind::QuotaExceeded
             | io::ErrorKind::FileTooLarge => Self::DiskFull,
-            _ => Self::Io { doing, path: path.into(), source },
+            _ => Self::Io {
+                doing,
+                path: path.into(),
+                source,
+            },
         }
     }
 
@@ -208,13 +212,20 @@ impl GitError {
         if says_disk_full(said) {
             return Self::DiskFull;
         }
-        Self::Failed { command, said: said.trim().to_owned() }
+        Self::Failed {
+            command,
+            said: said.trim().to_owned(),
+        }
     }
 }
 
 /// Returns whether git's error output is that of a full disk.
 pub(super) fn says_disk_full(said: &str) -> bool {
-    const WORDS: [&str; 3] = ["No space left on device", "Disk quota exceeded", "File too large"];
+    const WORDS: [&str; 3] = [
+        "No space left on device",
+        "Disk quota exceeded",
+        "File too large",
+    ];
     WORDS.iter().any(|words| said.contains(words))
 }
 

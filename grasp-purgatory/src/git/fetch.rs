@@ -127,20 +127,33 @@ pub struct Fetched {
 impl Fetched {
     /// Returns the result of a fetch that brought nothing.
     pub fn nothing(error: FetchError) -> Self {
-        Self { got: BTreeSet::new(), error: Some(error), bytes: 0 }
+        Self {
+            got: BTreeSet::new(),
+            error: Some(error),
+            bytes: 0,
+        }
     }
 }
 
 impl Fetcher {
     /// Creates a fetcher into this store that connects as the policy allows.
     pub fn new(store: RepoStore, policy: OutboundPolicy, limits: FetchLimits) -> Self {
-        Self { store, policy, limits, look_up: None, roots: None }
+        Self {
+            store,
+            policy,
+            limits,
+            look_up: None,
+            roots: None,
+        }
     }
 
     /// Looks up names in another way.
     #[must_use]
     pub fn resolving(self, look_up: impl Fn(&str) -> Vec<IpAddr> + Send + Sync + 'static) -> Self {
-        Self { look_up: Some(Arc::new(look_up)), ..self }
+        Self {
+            look_up: Some(Arc::new(look_up)),
+            ..self
+        }
     }
 
     /// Trusts only the certificate authorities of this PEM file; without one, those of git.
@@ -161,7 +174,9 @@ impl Fetcher {
         wanted: &BTreeSet<Oid>,
     ) -> Result<Advertisement, FetchError> {
         let pin = self.pin(url).await?;
-        let mut finished = self.run_list(url, pin.clone(), LISTING_PROCESS_BYTES).await?;
+        let mut finished = self
+            .run_list(url, pin.clone(), LISTING_PROCESS_BYTES)
+            .await?;
         if is_short(&finished) {
             finished = self.run_list(url, pin, LONG_LISTING_PROCESS_BYTES).await?;
         }
@@ -190,8 +205,15 @@ impl Fetcher {
             cpu: Some(LISTING_CPU),
             stack: Some(THREAD_STACK_BYTES),
         };
-        let command = self.store.git().command("ls-remote").args(["--quiet", "--refs"]);
-        let command = self.guarded(command, pin).limited(limits).keeping(Arc::new(listing));
+        let command = self
+            .store
+            .git()
+            .command("ls-remote")
+            .args(["--quiet", "--refs"]);
+        let command = self
+            .guarded(command, pin)
+            .limited(limits)
+            .keeping(Arc::new(listing));
         let command = command.limit(self.limits.listing).arg(url.as_str());
         command.run(Vec::new()).await.map_err(ours)
     }
@@ -214,7 +236,9 @@ impl Fetcher {
         oids: &BTreeSet<Oid>,
         answered: oneshot::Sender<()>,
     ) -> Fetched {
-        self.try_fetch(repo, url, oids, answered).await.unwrap_or_else(Fetched::nothing)
+        self.try_fetch(repo, url, oids, answered)
+            .await
+            .unwrap_or_else(Fetched::nothing)
     }
 
     async fn try_fetch(
@@ -226,12 +250,20 @@ impl Fetcher {
     ) -> Result<Fetched, FetchError> {
         let pin = self.pin(url).await?;
         let incoming = self.store.incoming_for(repo).await.map_err(ours)?;
-        let mut memory = Memory::AtFirst { listing: LISTING_PROCESS_BYTES };
+        let mut memory = Memory::AtFirst {
+            listing: LISTING_PROCESS_BYTES,
+        };
         let mut answered = Some(answered);
         let ran = loop {
             let command = self.guarded(incoming.command("fetch"), pin.clone());
-            let ran = self.run(command, url, oids, (memory, answered.take())).await;
-            match ran.as_ref().ok().and_then(|finished| self.memory_needed(finished, memory)) {
+            let ran = self
+                .run(command, url, oids, (memory, answered.take()))
+                .await;
+            match ran
+                .as_ref()
+                .ok()
+                .and_then(|finished| self.memory_needed(finished, memory))
+            {
                 Some(more) => memory = more?,
                 None => break ran,
             }
@@ -241,12 +273,19 @@ impl Fetcher {
         // in spite of git's own status messages.
         let limit = self.limits.objects;
         if incoming.count().await.map_err(ours)? > limit.saturating_mul(2) {
-            self.store.take_in(repo, incoming, &BTreeSet::new()).await.map_err(ours)?;
+            self.store
+                .take_in(repo, incoming, &BTreeSet::new())
+                .await
+                .map_err(ours)?;
             return Err(FetchError::TooManyObjects { limit });
         }
         let bytes = incoming.bytes().await.map_err(ours)?;
         // Complete histories count in spite of errors: a server that breaks one history may send others.
-        let got = self.store.take_in(repo, incoming, oids).await.map_err(ours)?;
+        let got = self
+            .store
+            .take_in(repo, incoming, oids)
+            .await
+            .map_err(ours)?;
         let lacks = got.len() < oids.len();
         let error = lacks.then(|| said.unwrap_or_else(error::incomplete));
         Ok(Fetched { got, error, bytes })
@@ -263,13 +302,22 @@ impl Fetcher {
         }
         match (finished.claimed_objects, had) {
             // Without a pack it was the list of refs that was too long.
-            (None, Memory::AtFirst { listing: LISTING_PROCESS_BYTES }) => {
-                Some(Ok(Memory::AtFirst { listing: LONG_LISTING_PROCESS_BYTES }))
-            }
+            (
+                None,
+                Memory::AtFirst {
+                    listing: LISTING_PROCESS_BYTES,
+                },
+            ) => Some(Ok(Memory::AtFirst {
+                listing: LONG_LISTING_PROCESS_BYTES,
+            })),
             (None, _) => Some(Err(FetchError::TooManyRefs)),
             (Some(claimed), Memory::AtFirst { .. }) => {
                 let has_many = claimed > FETCH_MEMORY_OBJECTS;
-                let most = if has_many { u64::MAX } else { LARGE_OBJECTS_MEMORY };
+                let most = if has_many {
+                    u64::MAX
+                } else {
+                    LARGE_OBJECTS_MEMORY
+                };
                 let memory = self.limits.memory.min(most);
                 (memory > FETCH_MEMORY).then_some(Ok(Memory::Large(memory)))
             }
@@ -289,13 +337,26 @@ impl Fetcher {
         let most_objects = Some(self.limits.objects);
         let wants: String = oids.iter().map(|oid| format!("{oid}\n")).collect();
         command
-            .args(["--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"])
-            .args(["--no-recurse-submodules", "--no-show-forced-updates", "--stdin"])
+            .args([
+                "--quiet",
+                "--no-tags",
+                "--no-write-fetch-head",
+                "--no-auto-maintenance",
+            ])
+            .args([
+                "--no-recurse-submodules",
+                "--no-show-forced-updates",
+                "--stdin",
+            ])
             .arg(url.as_str())
             .settings([("pack.threads", "2"), ("core.deltaBaseCacheLimit", "8m")])
             .settings(FLAWS.map(|flaw| (format!("fetch.fsck.{flaw}"), "ignore")))
             .limit(self.limits.longest)
-            .watched(OutputWatch { most_objects, answered, until_pack })
+            .watched(OutputWatch {
+                most_objects,
+                answered,
+                until_pack,
+            })
             .run(wants.into_bytes())
             .await
             .map_err(ours)
@@ -325,9 +386,15 @@ impl Fetcher {
         match memory {
             // Where limits cannot be raised later they are as high as they may become.
             Memory::AtFirst { listing } if cfg!(target_os = "linux") => {
-                let raise = ProcessLimits { memory: Some(fetching), ..Default::default() };
+                let raise = ProcessLimits {
+                    memory: Some(fetching),
+                    ..Default::default()
+                };
                 let held = self.listing_memory(listing).await?;
-                let limits = ProcessLimits { memory: Some(listing.min(fetching)), ..limits };
+                let limits = ProcessLimits {
+                    memory: Some(listing.min(fetching)),
+                    ..limits
+                };
                 Ok((command.limited(limits), Some((raise, held))))
             }
             _ => Ok((command.limited(limits), None)),
@@ -342,14 +409,20 @@ impl Fetcher {
 
     /// Returns the command in the sandbox of every request.
     fn guarded(&self, command: GitCommand, pin: Option<String>) -> GitCommand {
-        let roots = self.roots.as_ref().map(|roots| roots.to_string_lossy().into_owned());
+        let roots = self
+            .roots
+            .as_ref()
+            .map(|roots| roots.to_string_lossy().into_owned());
         let silence = self.limits.silence.as_secs().to_string();
         command
             .talking_to_servers()
             .claimed_by(Claimant::default())
             .settings(pin.map(|pin| ("http.curloptResolve", pin)))
             .settings(roots.map(|roots| ("http.sslCAInfo", roots)))
-            .settings([("protocol.version", "2"), ("http.lowSpeedLimit", MIN_BYTES_PER_SECOND)])
+            .settings([
+                ("protocol.version", "2"),
+                ("http.lowSpeedLimit", MIN_BYTES_PER_SECOND),
+            ])
             .settings([("http.lowSpeedTime", silence)])
     }
 
@@ -372,12 +445,19 @@ impl Fetcher {
         for address in &addresses {
             self.policy.judge_address(from, *address)?;
         }
-        let addresses = addresses.iter().take(MAX_PINNED_ADDRESSES).map(|address| match address {
-            IpAddr::V4(address) => address.to_string(),
-            IpAddr::V6(address) => format!("[{address}]"),
-        });
+        let addresses = addresses
+            .iter()
+            .take(MAX_PINNED_ADDRESSES)
+            .map(|address| match address {
+                IpAddr::V4(address) => address.to_string(),
+                IpAddr::V6(address) => format!("[{address}]"),
+            });
         let addresses: Vec<_> = addresses.collect();
-        Ok(Some(format!("{name}:{}:{}", port(url), addresses.join(","))))
+        Ok(Some(format!(
+            "{name}:{}:{}",
+            port(url),
+            addresses.join(",")
+        )))
     }
 }
 
@@ -392,7 +472,9 @@ enum Memory {
 
 /// Waits for memory.
 async fn hold(pool: &SharedPool, bytes: u64) -> Result<Holding, FetchError> {
-    let holding = pool.wait(&Claimant::default(), bytes, FETCH_MEMORY_TIMEOUT).await;
+    let holding = pool
+        .wait(&Claimant::default(), bytes, FETCH_MEMORY_TIMEOUT)
+        .await;
     holding.map_err(|shortage| ours(GitError::Busy(shortage)))
 }
 
@@ -413,7 +495,11 @@ fn accepted(finished: Finished) -> Result<String, FetchError> {
 fn port(url: &CloneUrl) -> u16 {
     let host = url.host();
     let (_, after) = host.as_str().rsplit_once(':').unwrap_or_default();
-    let default = if url.as_str().starts_with("https:") { 443 } else { 80 };
+    let default = if url.as_str().starts_with("https:") {
+        443
+    } else {
+        80
+    };
     after.parse().unwrap_or(default)
 }
 

@@ -108,7 +108,10 @@ impl Layout {
         let path = self.workbench();
         remove(&path)?;
         create_repository(&path)?;
-        write(&path.join("config"), b"[core]\n\trepositoryformatversion = 0\n\tbare = true\n")?;
+        write(
+            &path.join("config"),
+            b"[core]\n\trepositoryformatversion = 0\n\tbare = true\n",
+        )?;
         create_repository(&self.detached())?;
         write(&self.detached().join("HEAD"), DETACHED_HEAD.as_bytes())
     }
@@ -119,7 +122,11 @@ impl Layout {
         let is_whole = ["HEAD", "config", "refs", "objects", "detached/HEAD"]
             .iter()
             .all(|it| path.join(it).exists());
-        if is_whole { Ok(()) } else { self.create_workbench() }
+        if is_whole {
+            Ok(())
+        } else {
+            self.create_workbench()
+        }
     }
 
     pub(super) fn dir(&self, repo: &RepoId) -> RepoDir {
@@ -131,7 +138,11 @@ impl Layout {
     pub(super) fn dir_of_key(&self, key: String) -> RepoDir {
         let (shard, rest) = key.split_at_checked(2).unwrap_or((&key, ""));
         let path = self.repositories().join(shard).join(rest);
-        RepoDir { layout: self.clone(), key: key.as_str().into(), path: path.into() }
+        RepoDir {
+            layout: self.clone(),
+            key: key.as_str().into(),
+            path: path.into(),
+        }
     }
 }
 
@@ -217,7 +228,10 @@ impl RepoDir {
             return Ok(path);
         }
         create_dir(&scratch.join("refs"))?;
-        write(&scratch.join("HEAD"), format!("ref: {}\n", refs.head).as_bytes())?;
+        write(
+            &scratch.join("HEAD"),
+            format!("ref: {}\n", refs.head).as_bytes(),
+        )?;
         write(&scratch.join("packed-refs"), refs.encode().as_bytes())?;
         create_dir(&scratch.join("objects/info"))?;
         let objects = format!("../../../../repositories/{}/objects\n", self.key_path());
@@ -244,7 +258,9 @@ impl RepoDir {
 
     fn remove_earlier_views(&self, now: Generation) -> Result<(), GitError> {
         for view in list(&self.views())? {
-            let is_earlier = name(&view).parse().is_ok_and(|generation: u64| generation < now.0);
+            let is_earlier = name(&view)
+                .parse()
+                .is_ok_and(|generation: u64| generation < now.0);
             let modified = fs::metadata(&view).and_then(|metadata| metadata.modified());
             let age = modified.ok().and_then(|modified| modified.elapsed().ok());
             if is_earlier && age.is_some_and(|age| age > VIEW_IN_USE) {

@@ -47,7 +47,10 @@ pub(super) struct ProcessLimits {
 impl ProcessLimits {
     /// Limits CPU time by the size of the data that is worked on.
     pub(super) fn for_data(claimant: &Claimant, bytes: u64) -> Self {
-        Self { cpu: Some(cpu_for(claimant, bytes)), ..Self::default() }
+        Self {
+            cpu: Some(cpu_for(claimant, bytes)),
+            ..Self::default()
+        }
     }
 
     /// Returns the program, or a shell that limits itself before it becomes the program. Limits that can be set from
@@ -66,7 +69,10 @@ impl ProcessLimits {
             .arg(number(self.memory.map(|bytes| bytes / KIB)))
             .arg(number(self.file.map(|bytes| bytes / BLOCK)))
             .arg(number(self.cpu.map(|time| time.as_secs().max(1))))
-            .arg(self.stack.map_or(String::new(), |bytes| (bytes / KIB).to_string()))
+            .arg(
+                self.stack
+                    .map_or(String::new(), |bytes| (bytes / KIB).to_string()),
+            )
             .arg(program);
         command
     }
@@ -111,14 +117,20 @@ impl ProcessLimits {
     pub(super) fn raise_all(&self, pid: Pid) {
         self.raise(pid);
         // A child that was started before that is found now; one that is started later has its parent's limits.
-        children_of(pid).into_iter().for_each(|child| self.raise_all(child));
+        children_of(pid)
+            .into_iter()
+            .for_each(|child| self.raise_all(child));
     }
 }
 
 /// Returns the processes that a process has started, whichever of its threads did. Empty if it is gone; only Linux tells.
 pub(super) fn children_of(pid: Pid) -> Vec<Pid> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
-    let lists = tasks.into_iter().flatten().flatten().map(|task| task.path().join("children"));
+    let lists = tasks
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|task| task.path().join("children"));
     let texts = lists.map(|list| std::fs::read_to_string(list).unwrap_or_default());
     let pids = |text: String| {
         let ids = text.split_whitespace().filter_map(|id| id.parse().ok());
@@ -130,7 +142,11 @@ pub(super) fn children_of(pid: Pid) -> Vec<Pid> {
 /// Returns the CPU time that a process may use for so many bytes of data.
 fn cpu_for(claimant: &Claimant, bytes: u64) -> Duration {
     const MIB: u64 = 1024 * 1024;
-    let least = if claimant.has_authority { LEAST_CPU_WITH_AUTHORITY } else { LEAST_CPU };
+    let least = if claimant.has_authority {
+        LEAST_CPU_WITH_AUTHORITY
+    } else {
+        LEAST_CPU
+    };
     let mebibytes = u32::try_from(bytes / MIB).unwrap_or(u32::MAX);
     least.saturating_add(CPU_PER_MIB.saturating_mul(mebibytes))
 }
@@ -152,7 +168,10 @@ pub(super) fn is_cpu_exhausted(status: ExitStatus, words: &[u8]) -> bool {
 
 /// Returns the id of a process that was not reaped.
 pub(super) fn pid(child: &Child) -> Option<Pid> {
-    child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw)
+    child
+        .id()
+        .and_then(|id| i32::try_from(id).ok())
+        .and_then(Pid::from_raw)
 }
 
 /// The time after which CPU time that was used comes back.
@@ -187,8 +206,17 @@ impl CpuMeter {
     pub(super) fn new(total: Duration) -> Self {
         let total = microseconds(total);
         let smallest = microseconds(SMALLEST_CPU_SHARE).min(total / 8);
-        let meter = Meter::new(Bounds { smallest, ..Bounds::of(total) }, CPU_PERIOD);
-        Self { microseconds: Arc::new(Mutex::new(meter)), began: Instant::now() }
+        let meter = Meter::new(
+            Bounds {
+                smallest,
+                ..Bounds::of(total)
+            },
+            CPU_PERIOD,
+        );
+        Self {
+            microseconds: Arc::new(Mutex::new(meter)),
+            began: Instant::now(),
+        }
     }
 
     /// Opens the account of a process that is about to start, unless its claimant has used up its share. The server's
@@ -206,13 +234,18 @@ impl CpuMeter {
         if claimant.network.is_none() {
             return Ok(None);
         }
-        self.microseconds.lock().spend(self.now(), &claimant, microseconds(cost))?;
+        self.microseconds
+            .lock()
+            .spend(self.now(), &claimant, microseconds(cost))?;
         Ok(self.account(claimant))
     }
 
     /// Returns the account of a claimant, whether it has used up its share or not.
     pub(super) fn account(&self, claimant: Claimant) -> Option<CpuAccount> {
-        claimant.network.map(|_| CpuAccount { meter: self.clone(), claimant })
+        claimant.network.map(|_| CpuAccount {
+            meter: self.clone(),
+            claimant,
+        })
     }
 
     fn now(&self) -> Mono {
@@ -229,13 +262,18 @@ impl CpuAccount {
     /// Charges time that was used.
     pub(super) fn charge_time(&self, used: Duration) {
         let used = microseconds(used);
-        self.meter.microseconds.lock().charge(self.meter.now(), &self.claimant, used);
+        self.meter
+            .microseconds
+            .lock()
+            .charge(self.meter.now(), &self.claimant, used);
     }
 
     /// Waits until a child has ended, without reaping it.
     pub(super) async fn ended(&self, pid: Pid) {
         // Told of every child that ends from here on, so that none ends between a look and the wait.
-        let Ok(mut ends) = signal(SignalKind::child()) else { return };
+        let Ok(mut ends) = signal(SignalKind::child()) else {
+            return;
+        };
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         while let Ok(None) = waitid(WaitId::Pid(pid), look) {
             if ends.recv().await.is_none() {
@@ -253,7 +291,9 @@ fn microseconds(time: Duration) -> u64 {
 fn used_by(pid: Pid) -> Duration {
     let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
     let own = std::fs::read_to_string(path).map_or(Duration::ZERO, |stat| used(&stat));
-    children_of(pid).into_iter().fold(own, |sum, child| sum + used_by(child))
+    children_of(pid)
+        .into_iter()
+        .fold(own, |sum, child| sum + used_by(child))
 }
 
 /// Reads the CPU time of a process and of its children that have ended from `/proc/PID/stat`.
@@ -262,8 +302,14 @@ fn used(stat: &str) -> Duration {
     const TICK: Duration = Duration::from_millis(10);
     // The name, in parentheses, may contain anything. After it come the state, ten fields that do not matter here, and
     // the time in user and kernel mode: its own, and that of its children.
-    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
-    let ticks = fields.skip(11).take(4).filter_map(|field| field.parse::<u32>().ok());
+    let fields = stat
+        .rsplit_once(')')
+        .map_or("", |(_, fields)| fields)
+        .split_whitespace();
+    let ticks = fields
+        .skip(11)
+        .take(4)
+        .filter_map(|field| field.parse::<u32>().ok());
     TICK.saturating_mul(ticks.fold(0, u32::saturating_add))
 }
 
@@ -277,13 +323,19 @@ mod tests {
 
     fn shell(limits: ProcessLimits, script: &str) -> Command {
         let mut command = limits.command(Path::new("/bin/sh"));
-        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         command
     }
 
     #[tokio::test]
     async fn a_process_that_uses_up_its_cpu_time_ends() {
-        let limits = ProcessLimits { cpu: Some(Duration::from_secs(1)), ..Default::default() };
+        let limits = ProcessLimits {
+            cpu: Some(Duration::from_secs(1)),
+            ..Default::default()
+        };
         let mut burning = shell(limits, "while :; do :; done").spawn().unwrap();
         limits.apply(&burning);
         let status = burning.wait().await.unwrap();
@@ -298,19 +350,35 @@ mod tests {
     #[tokio::test]
     async fn the_limits_of_a_running_process_can_be_raised() {
         let (memory, cpu) = (Some(64 << 20), Some(Duration::from_secs(10)));
-        let limits = ProcessLimits { memory, cpu, ..Default::default() };
+        let limits = ProcessLimits {
+            memory,
+            cpu,
+            ..Default::default()
+        };
         let mut child = shell(limits, "ulimit -S -d; read go; ulimit -S -d; ulimit -S -t").spawn();
         let child = child.as_mut().unwrap();
-        let more =
-            ProcessLimits { memory: Some(128 << 20), cpu: Some(Duration::from_secs(99)), ..limits };
+        let more = ProcessLimits {
+            memory: Some(128 << 20),
+            cpu: Some(Duration::from_secs(99)),
+            ..limits
+        };
         let mut stdout = child.stdout.take().unwrap();
         let mut first = [0; 6];
         stdout.read_exact(&mut first).await.unwrap();
         more.raise(pid(child).unwrap());
-        child.stdin.take().unwrap().write_all(b"go\n").await.unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(b"go\n")
+            .await
+            .unwrap();
         let mut rest = String::new();
         stdout.read_to_string(&mut rest).await.unwrap();
-        assert_eq!((&first[..], rest.as_str()), (&b"65536\n"[..], "131072\n99\n"));
+        assert_eq!(
+            (&first[..], rest.as_str()),
+            (&b"65536\n"[..], "131072\n99\n")
+        );
         child.wait().await.unwrap();
     }
 
@@ -320,7 +388,10 @@ mod tests {
         let seconds = |claimant, mib: u64| cpu_for(claimant, mib << 20).as_secs();
         assert_eq!([0, 1, 100].map(|mib| seconds(&client, mib)), [10, 12, 210]);
         assert_eq!(seconds(&maintainer, 1), 62);
-        assert_eq!(cpu_for(&client, u64::MAX).as_secs(), 10 + 2 * u64::from(u32::MAX));
+        assert_eq!(
+            cpu_for(&client, u64::MAX).as_secs(),
+            10 + 2 * u64::from(u32::MAX)
+        );
     }
 }
 
@@ -355,7 +426,14 @@ mod cpu_tests {
         let script = "[ \"$1\" = --version ] && echo git version 2.47.0 && exit\n\
                       /bin/sh -c 'ulimit -t 1; while :; do :; done' 2>/dev/null\necho; read end\n";
         write_program(&path, &format!("#!/bin/sh\n{script}"));
-        Git::at(path, Slots { client_cpu: Duration::from_secs(4), ..Slots::default() }).unwrap()
+        Git::at(
+            path,
+            Slots {
+                client_cpu: Duration::from_secs(4),
+                ..Slots::default()
+            },
+        )
+        .unwrap()
     }
 
     fn used_in_all(git: &Git) -> u64 {
@@ -367,11 +445,18 @@ mod cpu_tests {
     async fn a_network_that_used_its_share_is_refused_while_others_and_maintainers_are_not() {
         let dir = tempfile::tempdir().unwrap();
         let git = cpu_intensive_git(dir.path());
-        git.command("x").claimed_by(at(1)).run(Vec::new()).await.unwrap();
+        git.command("x")
+            .claimed_by(at(1))
+            .run(Vec::new())
+            .await
+            .unwrap();
         let used = used_in_all(&git);
         assert!((500..1_900).contains(&used), "{used} ms");
         let refused = git.command("x").claimed_by(at(1)).run(Vec::new()).await;
-        assert!(matches!(refused, Err(GitError::Busy(Shortage::Network(_)))), "{refused:?}");
+        assert!(
+            matches!(refused, Err(GitError::Busy(Shortage::Network(_)))),
+            "{refused:?}"
+        );
         for allowed in [at(2), at(1).with_authority(), Claimant::server()] {
             drop(git.command("x").claimed_by(allowed).spawn().await.unwrap());
         }
@@ -383,7 +468,12 @@ mod cpu_tests {
         let git = cpu_intensive_git(dir.path());
         let mut process = git.command("x").claimed_by(at(1)).spawn().await.unwrap();
         let stdin = process.take_stdin();
-        process.take_stdout().unwrap().read_exact(&mut [0]).await.unwrap();
+        process
+            .take_stdout()
+            .unwrap()
+            .read_exact(&mut [0])
+            .await
+            .unwrap();
         assert!(used_in_all(&git) < 100);
         drop(process);
         while used_in_all(&git) < 500 {

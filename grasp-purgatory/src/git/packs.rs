@@ -114,17 +114,25 @@ pub struct PackStorageOptions {
 impl Default for PackStorageOptions {
     fn default() -> Self {
         let variables = std::env::vars_os().filter_map(|(name, value)| {
-            let name = name.into_string().ok().filter(|name| name.starts_with("AWS_"))?;
+            let name = name
+                .into_string()
+                .ok()
+                .filter(|name| name.starts_with("AWS_"))?;
             Some((name, value.into_string().ok()?))
         });
-        Self { variables: variables.collect(), timeout: RETRY_TIMEOUT }
+        Self {
+            variables: variables.collect(),
+            timeout: RETRY_TIMEOUT,
+        }
     }
 }
 
 impl std::fmt::Debug for PackStorageOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let names: Vec<_> = self.variables.keys().collect();
-        f.debug_struct("PackStorageOptions").field("variables", &names).finish_non_exhaustive()
+        f.debug_struct("PackStorageOptions")
+            .field("variables", &names)
+            .finish_non_exhaustive()
     }
 }
 
@@ -146,7 +154,10 @@ impl PackStorage {
     #[cfg(feature = "object-store")]
     pub fn open(url: &str, options: &PackStorageOptions) -> Result<Self, PackStorageError> {
         let backend = Arc::new(remote::Remote::open(url, options)?);
-        Ok(Self { backend, figures: Arc::default() })
+        Ok(Self {
+            backend,
+            figures: Arc::default(),
+        })
     }
 
     /// Checks that the bucket exists and that the credentials work.
@@ -166,7 +177,10 @@ impl PackStorage {
             Some(found) if found == known => Ok(true),
             Some(found) => {
                 let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-                Err(PackStorageError::Layout { found: text(&found), known: text(known) })
+                Err(PackStorageError::Layout {
+                    found: text(&found),
+                    known: text(known),
+                })
             }
         }
     }
@@ -216,7 +230,11 @@ impl PackStorage {
             self.figures.lock().downloads += 1;
             return Ok(true);
         }
-        if self.is_ours().await? { Ok(false) } else { Err(PackStorageError::Foreign) }
+        if self.is_ours().await? {
+            Ok(false)
+        } else {
+            Err(PackStorageError::Foreign)
+        }
     }
 
     /// Returns the keys below a prefix that ends at a slash, with sizes.
@@ -331,7 +349,11 @@ impl UnnamedObjects {
             self.0.entry(key).or_insert(now);
         }
         let is_due = |since: &Mono| *since + RETENTION <= now;
-        self.0.iter().filter(|(_, since)| is_due(since)).map(|(key, _)| key.clone()).collect()
+        self.0
+            .iter()
+            .filter(|(_, since)| is_due(since))
+            .map(|(key, _)| key.clone())
+            .collect()
     }
 
     /// Returns whether nothing was stored under a key since it was found to be unnamed.
@@ -379,8 +401,13 @@ fn try_check_pack(pack: &Path, bytes: u64) -> io::Result<Soundness> {
     if pack.metadata()?.len() != bytes {
         return Ok(Soundness::Damaged);
     }
-    let Some((_, checksum)) = last_checksums(pack)? else { return Ok(Soundness::Damaged) };
-    let name = pack.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+    let Some((_, checksum)) = last_checksums(pack)? else {
+        return Ok(Soundness::Damaged);
+    };
+    let name = pack
+        .file_stem()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
     // A pack is named after its content.
     if name.strip_prefix("pack-") != Some(&hex(&checksum)) {
         return Ok(Soundness::Damaged);
@@ -393,7 +420,11 @@ fn try_check_pack(pack: &Path, bytes: u64) -> io::Result<Soundness> {
     if reverse.exists() && !belongs("rev")? {
         std::fs::remove_file(reverse)?;
     }
-    Ok(if belongs("idx")? { Soundness::Sound } else { Soundness::Unindexed })
+    Ok(if belongs("idx")? {
+        Soundness::Sound
+    } else {
+        Soundness::Unindexed
+    })
 }
 
 /// Returns the last two checksums of a file; `None` if the very last is not that of what is before it.
@@ -448,8 +479,15 @@ mod tests {
         assert!(unnamed.listed(start, keys(&["b"])).is_empty());
         unnamed.forget("b");
         assert!(!unnamed.contains("b"));
-        assert!(unnamed.listed(start + RETENTION, keys(&["a", "b"])).is_empty());
-        assert_eq!(unnamed.listed(start + RETENTION * 2, keys(&["a", "b"])), ["a", "b"]);
+        assert!(
+            unnamed
+                .listed(start + RETENTION, keys(&["a", "b"]))
+                .is_empty()
+        );
+        assert_eq!(
+            unnamed.listed(start + RETENTION * 2, keys(&["a", "b"])),
+            ["a", "b"]
+        );
     }
 
     fn with_checksum(mut content: Vec<u8>) -> (Vec<u8>, [u8; CHECKSUM]) {
@@ -481,6 +519,10 @@ mod tests {
         assert_eq!(found(), Soundness::Damaged);
         let other = dir.path().join("pack-1234.pack");
         std::fs::write(&other, &pack).unwrap();
-        assert_eq!(check_pack(&other, bytes).unwrap(), Soundness::Damaged, "another pack's name");
+        assert_eq!(
+            check_pack(&other, bytes).unwrap(),
+            Soundness::Damaged,
+            "another pack's name"
+        );
     }
 }

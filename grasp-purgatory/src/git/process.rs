@@ -75,8 +75,20 @@ impl GitProcess {
         let group = limits::pid(&child);
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let output = tokio::spawn(read(child.stderr.take(), group, watch));
-        let running = Running { child, group, output, cpu, _slot: slot, _keep: keep };
-        Self { name, stdin, stdout, running: Some(running) }
+        let running = Running {
+            child,
+            group,
+            output,
+            cpu,
+            _slot: slot,
+            _keep: keep,
+        };
+        Self {
+            name,
+            stdin,
+            stdout,
+            running: Some(running),
+        }
     }
 
     /// Takes the way in. Dropping it tells git that no more will come.
@@ -113,14 +125,20 @@ impl GitProcess {
             }
         };
         let ((), output) = tokio::join!(feed, bounded(stdout));
-        let stdout = output.map_err(|source| GitError::Spawn { command: self.name, source })?;
+        let stdout = output.map_err(|source| GitError::Spawn {
+            command: self.name,
+            source,
+        })?;
         let finished = self.ended().await?;
         Ok(Finished { stdout, ..finished })
     }
 
     async fn ended(&mut self) -> Result<Finished, GitError> {
         let name = self.name;
-        let failed = |source| GitError::Spawn { command: name, source };
+        let failed = |source| GitError::Spawn {
+            command: name,
+            source,
+        };
         let Some(running) = self.running.as_mut() else {
             return Err(failed(io::ErrorKind::NotFound.into()));
         };
@@ -133,8 +151,11 @@ impl GitProcess {
         running.signal(Signal::KILL);
         // A child that outlives git could keep the pipe open.
         let output = timeout(KILL_TIMEOUT, &mut running.output).await;
-        let ErrorOutput { last, too_many, claimed_objects } =
-            output.ok().and_then(Result::ok).unwrap_or_default();
+        let ErrorOutput {
+            last,
+            too_many,
+            claimed_objects,
+        } = output.ok().and_then(Result::ok).unwrap_or_default();
         self.running = None;
         if let Some(limit) = too_many {
             return Err(GitError::TooMany { limit });
@@ -143,7 +164,12 @@ impl GitProcess {
             return Err(GitError::TooExpensive { command: name });
         }
         let words = String::from_utf8_lossy(&last).trim().to_owned();
-        Ok(Finished { status, stdout: Vec::new(), words, claimed_objects })
+        Ok(Finished {
+            status,
+            stdout: Vec::new(),
+            words,
+            claimed_objects,
+        })
     }
 }
 
@@ -194,7 +220,10 @@ impl Running {
     }
 
     async fn gone(&self) {
-        while self.group.is_some_and(|group| test_kill_process_group(group).is_ok()) {
+        while self
+            .group
+            .is_some_and(|group| test_kill_process_group(group).is_ok())
+        {
             sleep(KILL_POLL_INTERVAL).await;
         }
     }
@@ -214,7 +243,10 @@ async fn bounded(stdout: Option<ChildStdout>) -> io::Result<Vec<u8>> {
     let mut output = Vec::new();
     if let Some(stdout) = stdout {
         let more_than_allowed = MAX_OUTPUT as u64 + 1;
-        stdout.take(more_than_allowed).read_to_end(&mut output).await?;
+        stdout
+            .take(more_than_allowed)
+            .read_to_end(&mut output)
+            .await?;
     }
     if output.len() > MAX_OUTPUT {
         return Err(io::ErrorKind::FileTooLarge.into());
@@ -291,10 +323,15 @@ async fn read(
         if new.windows(HEADER.len()).any(|window| window == HEADER) {
             watch.answered.take().map(|answered| answered.send(()));
         }
-        let Some(most) = watch.most_objects else { continue };
+        let Some(most) = watch.most_objects else {
+            continue;
+        };
         output.claimed_objects = output.claimed_objects.max(highest_claim(&mut line, new));
         if let (Some(_), Some(group)) = (output.claimed_objects, group) {
-            watch.until_pack.take().inspect(|(limits, _)| limits.raise_all(group));
+            watch
+                .until_pack
+                .take()
+                .inspect(|(limits, _)| limits.raise_all(group));
         }
         let is_too_many = output.claimed_objects.is_some_and(|claimed| claimed > most);
         if is_too_many && output.too_many.replace(most).is_none() {
@@ -330,7 +367,9 @@ fn claim(line: &str) -> Option<u64> {
     (is_time && is_command).then_some(())?;
     let (_, header) = line.split_once(CLAIM)?;
     let (_version, number) = header.split_once(',')?;
-    let end = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
+    let end = number
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(number.len());
     number.get(..end)?.parse().ok()
 }
 
@@ -354,16 +393,22 @@ mod tests {
         let header =
             "11:12:15.647642 http.c:845 <= Recv header: X: run-command.c:1 --pack_header=2,9";
         let message = "remote: run-command.c:666 --pack_header=2,9";
-        for nothing in
-            ["", "--pack_header=2", "1 run-command.c:1 --pack_header=2,x", header, message]
-        {
+        for nothing in [
+            "",
+            "--pack_header=2",
+            "1 run-command.c:1 --pack_header=2,x",
+            header,
+            message,
+        ] {
             assert_eq!(claim(nothing), None, "{nothing}");
         }
         let text = format!("remote: hello\n{LINE}\nremote: --pack_header=2,3\n");
         for size in 1..text.len() {
             let mut line = Vec::new();
             let pieces = text.as_bytes().chunks(size);
-            let highest = pieces.filter_map(|piece| highest_claim(&mut line, piece)).max();
+            let highest = pieces
+                .filter_map(|piece| highest_claim(&mut line, piece))
+                .max();
             assert_eq!(highest, Some(4711), "in pieces of {size}");
         }
     }
@@ -380,11 +425,20 @@ mod tests {
     #[tokio::test]
     async fn the_first_header_is_an_answer() {
         for (said, is_answer) in [
-            ("05:26:11.8 http.c:872   <= Recv header: HTTP/1.1 200 OK\n", true),
-            ("05:26:11.8 http.c:872   => Send header: GET /x HTTP/1.1\n", false),
+            (
+                "05:26:11.8 http.c:872   <= Recv header: HTTP/1.1 200 OK\n",
+                true,
+            ),
+            (
+                "05:26:11.8 http.c:872   => Send header: GET /x HTTP/1.1\n",
+                false,
+            ),
         ] {
             let (answered, mut is_answered) = oneshot::channel();
-            let watch = OutputWatch { answered: Some(answered), ..OutputWatch::default() };
+            let watch = OutputWatch {
+                answered: Some(answered),
+                ..OutputWatch::default()
+            };
             let _ = read(Some(said.as_bytes()), None, watch).await;
             assert_eq!(is_answered.try_recv().is_ok(), is_answer, "{said}");
         }
@@ -392,14 +446,20 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn memory_of_a_list_is_given_back_if_no_pack_comes() {
-        let pool = SharedPool::new(Bounds { reserve: 0, ..Bounds::of(24) });
+        let pool = SharedPool::new(Bounds {
+            reserve: 0,
+            ..Bounds::of(24)
+        });
         let held = pool.try_take(&Claimant::default(), 24).unwrap();
         let until_pack = Some((ProcessLimits::default(), held));
         let (said_to, words) = tokio::io::duplex(64);
         let listening = tokio::spawn(read(
             Some(words),
             None,
-            OutputWatch { until_pack, ..OutputWatch::default() },
+            OutputWatch {
+                until_pack,
+                ..OutputWatch::default()
+            },
         ));
         tokio::time::advance(PACK_TIMEOUT / 2).await;
         tokio::task::yield_now().await;
@@ -414,21 +474,36 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[tokio::test]
     async fn a_pack_raises_the_limits_of_the_group_and_gives_back_the_memory_of_the_list() {
-        let limits = |mib: u64| ProcessLimits { memory: Some(mib << 20), ..Default::default() };
+        let limits = |mib: u64| ProcessLimits {
+            memory: Some(mib << 20),
+            ..Default::default()
+        };
         // The shell starts another, which prints a line at its start, and in the end its limit.
         let script = "/bin/sh -c 'echo; read go; ulimit -S -d'; ulimit -S -d";
         let mut command = limits(16).command(Path::new("/bin/sh"));
-        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         stdout.read_exact(&mut [0]).await.unwrap();
-        let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        let pool = SharedPool::new(Bounds { reserve: 0, ..Bounds::of(24) });
+        let group = child
+            .id()
+            .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let pool = SharedPool::new(Bounds {
+            reserve: 0,
+            ..Bounds::of(24)
+        });
         for said in ["remote: hello\n", &format!("{LINE}\n")] {
             let held = pool.try_take(&Claimant::default(), 24).unwrap();
             let until_pack = Some((limits(96), held));
             let (most_objects, (said_to, words)) = (Some(9_999), tokio::io::duplex(4096));
-            let watch = OutputWatch { most_objects, until_pack, ..OutputWatch::default() };
+            let watch = OutputWatch {
+                most_objects,
+                until_pack,
+                ..OutputWatch::default()
+            };
             let listening = tokio::spawn(read(Some(words), group, watch));
             let mut said_to = said_to;
             said_to.write_all(said.as_bytes()).await.unwrap();
@@ -453,7 +528,10 @@ mod tests {
     async fn only_a_process_that_announces_too_many_objects_is_stopped() {
         for (most, too_many) in [(None, false), (Some(4711), false), (Some(4710), true)] {
             let said = format!("{LINE}\nfatal: end");
-            let watch = OutputWatch { most_objects: most, ..OutputWatch::default() };
+            let watch = OutputWatch {
+                most_objects: most,
+                ..OutputWatch::default()
+            };
             let output = read(Some(said.as_bytes()), None, watch).await;
             assert_eq!(output.too_many.is_some(), too_many, "{most:?}");
             assert!(output.last.ends_with(b"fatal: end"));

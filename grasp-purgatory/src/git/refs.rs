@@ -50,19 +50,28 @@ impl Default for Refs {
     /// Returns the refs of a view to which nothing was pushed yet.
     fn default() -> Self {
         let head = RefName::new("refs/heads/main").expect("a valid name");
-        Self { refs: BTreeMap::new(), head }
+        Self {
+            refs: BTreeMap::new(),
+            head,
+        }
     }
 }
 
 impl Refs {
     /// Returns the refs without the objects behind tags.
     pub fn tips(&self) -> BTreeMap<RefName, Oid> {
-        self.refs.iter().map(|(name, target)| (name.clone(), target.oid)).collect()
+        self.refs
+            .iter()
+            .map(|(name, target)| (name.clone(), target.oid))
+            .collect()
     }
 
     /// Returns about how many bytes the refs take in memory.
     pub(super) fn memory(&self) -> u64 {
-        self.refs.keys().map(|name| name.as_str().len() as u64 + MEMORY_PER_REF).sum()
+        self.refs
+            .keys()
+            .map(|name| name.as_str().len() as u64 + MEMORY_PER_REF)
+            .sum()
     }
 
     /// Returns the refs that result if each changing ref is where the command says. `peeled` has the objects behind tags.
@@ -79,7 +88,10 @@ impl Refs {
             }
             match new {
                 Some(oid) => {
-                    let target = Target { oid: *oid, peeled: peeled.get(oid).copied() };
+                    let target = Target {
+                        oid: *oid,
+                        peeled: peeled.get(oid).copied(),
+                    };
                     refs.insert(name.clone(), target);
                 }
                 None => _ = refs.remove(name),
@@ -96,10 +108,15 @@ impl Refs {
     pub fn retired_by(&self, next: &Self) -> BTreeMap<Oid, RefName> {
         let is_kept = |(name, target): &(&RefName, &Target)| {
             !name.is_branch_or_tag()
-                || next.refs.get(*name).is_some_and(|next| next.oid == target.oid)
+                || next
+                    .refs
+                    .get(*name)
+                    .is_some_and(|next| next.oid == target.oid)
         };
         let retired = self.refs.iter().filter(|it| !is_kept(it));
-        retired.map(|(name, target)| (target.oid, name.clone())).collect()
+        retired
+            .map(|(name, target)| (target.oid, name.clone()))
+            .collect()
     }
 
     /// Encodes the refs as the content of a `packed-refs` file.
@@ -129,10 +146,19 @@ impl Refs {
             }
             let (oid, name) = line.split_once(' ')?;
             let name: RefName = name.parse().ok()?;
-            refs.insert(name.clone(), Target { oid: oid.parse().ok()?, peeled: None });
+            refs.insert(
+                name.clone(),
+                Target {
+                    oid: oid.parse().ok()?,
+                    peeled: None,
+                },
+            );
             last = Some(name);
         }
-        Some(Self { refs, head: head.parse().ok()? })
+        Some(Self {
+            refs,
+            head: head.parse().ok()?,
+        })
     }
 }
 
@@ -162,7 +188,10 @@ pub struct RefTarget {
 impl RefTarget {
     /// Returns the refs that a state declares; `None` if they can never be set.
     pub fn of(state: &State) -> Option<Self> {
-        let refs = state.refs.iter().map(|(name, declared)| Some((name.clone(), (*declared)?)));
+        let refs = state
+            .refs
+            .iter()
+            .map(|(name, declared)| Some((name.clone(), (*declared)?)));
         Some(Self {
             refs: refs.collect::<Option<_>>()?,
             head: state.head.clone(),
@@ -175,14 +204,20 @@ impl RefTarget {
         let gone = current
             .iter()
             .filter(|(name, _)| name.is_branch_or_tag() && !self.refs.contains_key(*name))
-            .map(|(name, old)| PushCommand { old: Some(*old), new: None, name: name.clone() });
-        let moved = self.refs.iter().filter(|(name, new)| current.get(*name) != Some(*new)).map(
-            |(name, new)| PushCommand {
+            .map(|(name, old)| PushCommand {
+                old: Some(*old),
+                new: None,
+                name: name.clone(),
+            });
+        let moved = self
+            .refs
+            .iter()
+            .filter(|(name, new)| current.get(*name) != Some(*new))
+            .map(|(name, new)| PushCommand {
                 old: current.get(name).copied(),
                 new: Some(*new),
                 name: name.clone(),
-            },
-        );
+            });
         gone.chain(moved).collect()
     }
 }
@@ -213,7 +248,10 @@ fn choose_head<T>(
 ) -> RefName {
     let usual = ["refs/heads/main", "refs/heads/master"].map(RefName::new);
     let usual = usual.iter().filter_map(|name| name.as_ref().ok());
-    let branches = || refs.keys().filter(|n| matches!(n.namespace(), Namespace::Branch(_)));
+    let branches = || {
+        refs.keys()
+            .filter(|n| matches!(n.namespace(), Namespace::Branch(_)))
+    };
     let candidates = wish.into_iter().chain([present]).chain(usual);
     candidates
         .filter(|name| refs.contains_key(*name))
@@ -239,7 +277,11 @@ mod tests {
     }
 
     fn change(text: &str, old: Option<u8>, new: Option<u8>) -> PushCommand {
-        PushCommand { old: old.map(oid), new: new.map(oid), name: name(text) }
+        PushCommand {
+            old: old.map(oid),
+            new: new.map(oid),
+            name: name(text),
+        }
     }
 
     fn after(refs: &Refs, changes: &[PushCommand]) -> Result<Refs, GitError> {
@@ -247,7 +289,10 @@ mod tests {
     }
 
     fn with(refs: &[(&str, u8)]) -> Refs {
-        let changes: Vec<_> = refs.iter().map(|(n, o)| change(n, None, Some(*o))).collect();
+        let changes: Vec<_> = refs
+            .iter()
+            .map(|(n, o)| change(n, None, Some(*o)))
+            .collect();
         after(&Refs::default(), &changes).unwrap()
     }
 
@@ -263,8 +308,10 @@ mod tests {
     #[test]
     fn a_branch_may_become_a_directory_in_one_step() {
         let refs = with(&[("refs/heads/a", 1)]);
-        let changes =
-            [change("refs/heads/a/b", None, Some(1)), change("refs/heads/a", Some(1), None)];
+        let changes = [
+            change("refs/heads/a/b", None, Some(1)),
+            change("refs/heads/a", Some(1), None),
+        ];
         let names: Vec<_> = after(&refs, &changes).unwrap().refs.into_keys().collect();
         assert_eq!(names, [name("refs/heads/a/b")]);
         let error = after(&refs, &changes[..1]).unwrap_err();
@@ -281,21 +328,38 @@ mod tests {
             change(&nostr, Some(4), None),
         ];
         let next = after(&refs, &changes).unwrap();
-        let retired =
-            BTreeMap::from([(oid(1), name("refs/heads/a")), (oid(2), name("refs/heads/b"))]);
+        let retired = BTreeMap::from([
+            (oid(1), name("refs/heads/a")),
+            (oid(2), name("refs/heads/b")),
+        ]);
         assert_eq!(refs.retired_by(&next), retired);
         assert!(next.retired_by(&next).is_empty());
     }
 
     #[test]
     fn the_packed_refs_text_is_sorted_has_peeled_tags_and_round_trips() {
-        let mut refs = with(&[("refs/tags/v1", 1), ("refs/heads/b", 2), ("refs/heads/a", 3)]);
+        let mut refs = with(&[
+            ("refs/tags/v1", 1),
+            ("refs/heads/b", 2),
+            ("refs/heads/a", 3),
+        ]);
         refs.refs.get_mut(&name("refs/tags/v1")).unwrap().peeled = Some(oid(2));
         let text = refs.encode();
-        let lines: Vec<_> =
-            text.lines().skip(1).map(|line| line.split(' ').next_back().unwrap()).collect();
+        let lines: Vec<_> = text
+            .lines()
+            .skip(1)
+            .map(|line| line.split(' ').next_back().unwrap())
+            .collect();
         let peeled = format!("^{}", oid(2));
-        assert_eq!(lines, ["refs/heads/a", "refs/heads/b", "refs/tags/v1", peeled.as_str()]);
+        assert_eq!(
+            lines,
+            [
+                "refs/heads/a",
+                "refs/heads/b",
+                "refs/tags/v1",
+                peeled.as_str()
+            ]
+        );
         assert_eq!(Refs::decode(&text, refs.head.as_str()), Some(refs));
         assert_eq!(Refs::decode("no refs", "refs/heads/main"), None);
     }
@@ -330,7 +394,10 @@ mod tests {
     fn head_names_no_tag() {
         let tag = name("refs/tags/v1");
         let refs = BTreeMap::from([(tag.clone(), ()), (name("refs/heads/a"), ())]);
-        assert_eq!(choose_head(Some(&tag), &name("refs/heads/x"), &refs), name("refs/heads/a"));
+        assert_eq!(
+            choose_head(Some(&tag), &name("refs/heads/x"), &refs),
+            name("refs/heads/a")
+        );
     }
 
     /// Some refs that can exist side by side; another such set may need some of them as directories.
@@ -348,9 +415,18 @@ mod tests {
     }
 
     fn refs_at(tips: &BTreeMap<RefName, Oid>) -> Refs {
-        let plain = |oid: &Oid| Target { oid: *oid, peeled: None };
-        let refs = tips.iter().map(|(name, oid)| (name.clone(), plain(oid))).collect();
-        Refs { refs, ..Refs::default() }
+        let plain = |oid: &Oid| Target {
+            oid: *oid,
+            peeled: None,
+        };
+        let refs = tips
+            .iter()
+            .map(|(name, oid)| (name.clone(), plain(oid)))
+            .collect();
+        Refs {
+            refs,
+            ..Refs::default()
+        }
     }
 
     proptest! {

@@ -91,7 +91,9 @@ struct Inner {
 
 impl std::fmt::Debug for RepoStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RepoStore").field("layout", &self.inner.layout).finish_non_exhaustive()
+        f.debug_struct("RepoStore")
+            .field("layout", &self.inner.layout)
+            .finish_non_exhaustive()
     }
 }
 
@@ -163,7 +165,9 @@ impl RepoStore {
             lists: ListCache::default(),
             _lock: lock,
         };
-        let store = Self { inner: Arc::new(inner) };
+        let store = Self {
+            inner: Arc::new(inner),
+        };
         store.measure_all().await?;
         Ok(store)
     }
@@ -232,7 +236,8 @@ impl RepoStore {
         claimant: &Claimant,
         timeout: Duration,
     ) -> Result<Turn, GitError> {
-        self.turn(format!("{}.push", self.dir(repo).key()), claimant, timeout).await
+        self.turn(format!("{}.push", self.dir(repo).key()), claimant, timeout)
+            .await
     }
 
     /// Waits for the turn to stage an upload that nobody signed for. It delays no push: only one upload at a time waits for
@@ -243,7 +248,12 @@ impl RepoStore {
         claimant: &Claimant,
         timeout: Duration,
     ) -> Result<Turn, GitError> {
-        self.turn(format!("{}.upload", self.dir(repo).key()), claimant, timeout).await
+        self.turn(
+            format!("{}.upload", self.dir(repo).key()),
+            claimant,
+            timeout,
+        )
+        .await
     }
 
     async fn turn(
@@ -253,8 +263,14 @@ impl RepoStore {
         timeout: Duration,
     ) -> Result<Turn, GitError> {
         let turns = self.turns_of(key);
-        let turn = turns.wait(claimant, 1, timeout).await.map_err(GitError::Busy)?;
-        Ok(Turn { _turn: turn, _turns: turns })
+        let turn = turns
+            .wait(claimant, 1, timeout)
+            .await
+            .map_err(GitError::Busy)?;
+        Ok(Turn {
+            _turn: turn,
+            _turns: turns,
+        })
     }
 
     fn turns_of(&self, key: String) -> Arc<SharedPool> {
@@ -265,7 +281,10 @@ impl RepoStore {
         if all.len() > MANY_LOCKS {
             all.retain(|_, turns| turns.strong_count() > 0);
         }
-        let one = Bounds { reserve: 0, ..Bounds::of(1) };
+        let one = Bounds {
+            reserve: 0,
+            ..Bounds::of(1)
+        };
         let turns = Arc::new(SharedPool::new(one));
         all.insert(key, Arc::downgrade(&turns));
         turns
@@ -330,8 +349,12 @@ impl RepoStore {
         if self.inner.endpoint == Endpoint::PullRequests {
             return Ok(Some(address.clone()));
         }
-        let Some(head) = self.view_head(address).await? else { return Ok(None) };
-        let Some(owner) = head.shows else { return Ok(Some(address.clone())) };
+        let Some(head) = self.view_head(address).await? else {
+            return Ok(None);
+        };
+        let Some(owner) = head.shows else {
+            return Ok(Some(address.clone()));
+        };
         let shown = RepoId::new(owner, address.identifier.clone());
         Ok(self.has_view(&shown).await?.then_some(shown))
     }
@@ -380,7 +403,11 @@ impl RepoStore {
         if let Some(view) = self.cached(repo).await? {
             return Ok(Some(view));
         }
-        let view = self.inner.database.view(self.inner.endpoint, repo.clone()).await?;
+        let view = self
+            .inner
+            .database
+            .view(self.inner.endpoint, repo.clone())
+            .await?;
         let key = self.dir(repo).key().to_owned();
         let mut views = self.inner.views.lock();
         match &view {
@@ -392,29 +419,51 @@ impl RepoStore {
 
     /// Returns a view from memory, if it has not changed since it was read.
     async fn cached(&self, repo: &RepoId) -> Result<Option<View>, GitError> {
-        let Some(head) = self.view_head(repo).await? else { return Ok(None) };
-        let view = self.inner.views.lock().get(&self.dir(repo).key().to_owned());
+        let Some(head) = self.view_head(repo).await? else {
+            return Ok(None);
+        };
+        let view = self
+            .inner
+            .views
+            .lock()
+            .get(&self.dir(repo).key().to_owned());
         Ok(view.filter(|view| view.generation == head.generation))
     }
 
     /// Returns a view that exists, without its refs.
     async fn view_head(&self, repo: &RepoId) -> Result<Option<ViewHead>, GitError> {
-        Ok(self.inner.database.view_head(self.inner.endpoint, repo.clone()).await?)
+        Ok(self
+            .inner
+            .database
+            .view_head(self.inner.endpoint, repo.clone())
+            .await?)
     }
 
     /// Returns all that is committed about a repository, but for its retired refs.
     pub async fn row(&self, repo: &RepoId) -> Result<RepoRow, GitError> {
-        Ok(self.inner.database.row(self.inner.endpoint, repo.clone()).await?)
+        Ok(self
+            .inner
+            .database
+            .row(self.inner.endpoint, repo.clone())
+            .await?)
     }
 
     /// Returns the tips that were replaced lately.
     pub async fn retired_refs(&self, repo: &RepoId) -> Result<Vec<RetiredRef>, GitError> {
-        Ok(self.inner.database.retired(self.inner.endpoint, repo.clone()).await?)
+        Ok(self
+            .inner
+            .database
+            .retired(self.inner.endpoint, repo.clone())
+            .await?)
     }
 
     /// Returns the repositories that have a view, in no particular order.
     pub async fn repositories(&self) -> Result<Vec<RepoId>, GitError> {
-        Ok(self.inner.database.repositories(self.inner.endpoint).await?)
+        Ok(self
+            .inner
+            .database
+            .repositories(self.inner.endpoint)
+            .await?)
     }
 
     /// Returns all repositories, whether they have a view or not.
@@ -485,7 +534,10 @@ impl RepoStore {
     /// Notes that packs of a repository are about to change. The caller holds its lock.
     fn unsettle(&self, dir: &RepoDir) -> Unsettled {
         self.inner.unsettled.lock().insert(dir.key().to_owned());
-        Unsettled { store: self.clone(), key: dir.key().to_owned() }
+        Unsettled {
+            store: self.clone(),
+            key: dir.key().to_owned(),
+        }
     }
 
     fn count_removal(&self) {
@@ -546,7 +598,11 @@ fn check_version(root: &Path, layout: &Layout) -> Result<(), GitError> {
     }
     let found = fs::read_to_string(&path).map_err(|source| GitError::io("read", &path, source))?;
     if found != VERSION {
-        return Err(GitError::Layout { path: root.to_owned(), found, known: VERSION });
+        return Err(GitError::Layout {
+            path: root.to_owned(),
+            found,
+            known: VERSION,
+        });
     }
     Ok(())
 }
@@ -556,8 +612,10 @@ fn remove_unnamed(
     layout: &Layout,
     named: &BTreeMap<RepoId, BTreeSet<Pack>>,
 ) -> Result<(), GitError> {
-    let named: BTreeMap<String, &BTreeSet<Pack>> =
-        named.iter().map(|(repo, packs)| (layout.dir(repo).key().to_owned(), packs)).collect();
+    let named: BTreeMap<String, &BTreeSet<Pack>> = named
+        .iter()
+        .map(|(repo, packs)| (layout.dir(repo).key().to_owned(), packs))
+        .collect();
     for shard in layout::list(&layout.repositories())? {
         for rest in layout::list(&shard)? {
             let key = format!("{}{}", layout::name(&shard), layout::name(&rest));
@@ -585,7 +643,10 @@ fn unnamed_files(dir: &RepoDir, named: &BTreeSet<Pack>) -> Result<Vec<PathBuf>, 
     let names: BTreeSet<&str> = named.iter().map(|pack| pack.name.as_str()).collect();
     let mut files = layout::list(&dir.objects().join("pack"))?;
     files.retain(|file| {
-        let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        let stem = file
+            .file_stem()
+            .and_then(|stem| stem.to_str())
+            .unwrap_or_default();
         !names.contains(stem)
     });
     Ok(files)

@@ -69,15 +69,25 @@ impl Git {
 
     /// Waits for a slot of the claimant.
     pub(super) async fn begin_step(&self, claimant: Claimant) -> Result<Step, GitError> {
-        let slot = self.pools.client_steps.wait(&claimant, 1, CLIENT_WAIT).await;
+        let slot = self
+            .pools
+            .client_steps
+            .wait(&claimant, 1, CLIENT_WAIT)
+            .await;
         let slot = slot.map_err(GitError::Busy)?;
         let account = self.pools.client_cpu.open_with(claimant, CPU_PER_STEP);
-        Ok(Step { account: account.map_err(GitError::Busy)?, _slot: slot })
+        Ok(Step {
+            account: account.map_err(GitError::Busy)?,
+            _slot: slot,
+        })
     }
 
     /// Charges a client for work whose CPU time cannot be measured; refuses if its network has used its share.
     pub fn spend(&self, claimant: Claimant, cost: Duration) -> Result<(), GitError> {
-        self.pools.client_cpu.open_with(claimant, cost).map_err(GitError::Busy)?;
+        self.pools
+            .client_cpu
+            .open_with(claimant, cost)
+            .map_err(GitError::Busy)?;
         Ok(())
     }
 }
@@ -106,7 +116,15 @@ mod tests {
     fn git(client_cpu: Duration) -> Git {
         let path = std::env::var_os("PATH").unwrap();
         let local_processes = NonZeroUsize::new(4).unwrap();
-        Git::find(&path, Slots { client_cpu, local_processes, ..Slots::default() }).unwrap()
+        Git::find(
+            &path,
+            Slots {
+                client_cpu,
+                local_processes,
+                ..Slots::default()
+            },
+        )
+        .unwrap()
     }
 
     /// Uses this much CPU time.
@@ -135,7 +153,10 @@ mod tests {
         let git = git(Duration::from_secs(60));
         let first = git.begin_step(at(1)).await.unwrap();
         let second = tokio::time::timeout(Duration::from_millis(10), git.begin_step(at(1))).await;
-        assert!(second.is_err(), "one address has a quarter of what is not reserved");
+        assert!(
+            second.is_err(),
+            "one address has a quarter of what is not reserved"
+        );
         git.work(at(2), || ()).await.unwrap();
         drop(first);
         git.work(at(1), || ()).await.unwrap();

@@ -38,7 +38,9 @@ impl Hunter {
         if !self.schedule.is_running(repo) {
             return;
         }
-        let Some(wants) = wants else { return self.end_attempt(repo, End::Wanting) };
+        let Some(wants) = wants else {
+            return self.end_attempt(repo, End::Wanting);
+        };
         let needs = Needs::new(wants);
         if needs.is_empty() {
             let end = self.schedule.needless(repo);
@@ -46,7 +48,11 @@ impl Hunter {
         }
         let places = needs.places(&self.memory, MAX_ADDRESSES_PER_ATTEMPT, self.now.mono);
         let hunt = self.hunts.entry(repo.clone()).or_default();
-        hunt.tried = hunt.visits.values().map(|visit| visit.url.clone()).collect();
+        hunt.tried = hunt
+            .visits
+            .values()
+            .map(|visit| visit.url.clone())
+            .collect();
         (hunt.needs, hunt.places) = (needs, places);
         self.ask_next(repo);
     }
@@ -54,7 +60,9 @@ impl Hunter {
     /// Asks the next server that may be asked now. Without one it queues visits with those that may be asked later,
     /// and is over once these were asked; those that are late it leaves to themselves.
     pub(super) fn ask_next(&mut self, repo: &RepoId) {
-        let Some(hunt) = self.hunts.get(repo) else { return };
+        let Some(hunt) = self.hunts.get(repo) else {
+            return;
+        };
         if hunt.awaits_visit() || !self.schedule.is_running(repo) {
             return;
         }
@@ -68,11 +76,14 @@ impl Hunter {
             throttled.insert(host);
         }
         self.enqueue_with_hosts(repo);
-        let Some(hunt) = self.hunts.get(repo) else { return };
+        let Some(hunt) = self.hunts.get(repo) else {
+            return;
+        };
         if hunt.has_queued_visit() {
             // Each visit is to an address that counts as tried.
             let were_asked = hunt.tried.len() > hunt.visits.len();
-            self.schedule.wait_for_hosts(self.now.mono, repo, were_asked);
+            self.schedule
+                .wait_for_hosts(self.now.mono, repo, were_asked);
             self.report(HuntReport::WaitingForHosts { repo: repo.clone() });
         } else {
             self.give_up_attempt(repo);
@@ -95,8 +106,18 @@ impl Hunter {
 
     /// Ends an attempt for which every server was asked and something is left.
     fn give_up_attempt(&mut self, repo: &RepoId) {
-        let is_pressing = self.hunts.get(repo).is_none_or(|hunt| hunt.needs.is_pressing());
-        self.end_attempt(repo, if is_pressing { End::Wanting } else { End::Later });
+        let is_pressing = self
+            .hunts
+            .get(repo)
+            .is_none_or(|hunt| hunt.needs.is_pressing());
+        self.end_attempt(
+            repo,
+            if is_pressing {
+                End::Wanting
+            } else {
+                End::Later
+            },
+        );
     }
 
     /// Ends an attempt whose queued visits are over.
@@ -110,7 +131,9 @@ impl Hunter {
 
     /// Queues a visit with every host that could not be asked.
     fn enqueue_with_hosts(&mut self, repo: &RepoId) {
-        let Some(hunt) = self.hunts.get(repo) else { return };
+        let Some(hunt) = self.hunts.get(repo) else {
+            return;
+        };
         let untried = hunt.places.iter().filter(|url| !hunt.tried.contains(*url));
         let hosts: Vec<Host> = untried.map(CloneUrl::host).collect();
         for host in hosts {
@@ -120,7 +143,9 @@ impl Hunter {
 
     /// Queues a visit to the next address of a host, unless one is under way there or the queue is full.
     pub(super) fn enqueue_with_host(&mut self, repo: &RepoId, host: &Host) {
-        let Some(url) = self.next_place(repo, |other| other == host) else { return };
+        let Some(url) = self.next_place(repo, |other| other == host) else {
+            return;
+        };
         if let Some(permits) = self.hosts.enqueue(self.now.mono, host, repo) {
             self.add_visit(repo, url, Role::Queued);
             self.grant(permits);
@@ -129,7 +154,9 @@ impl Hunter {
 
     /// Handles a slow visit. One that began in the queue of its host is waited for no longer: every server was asked.
     pub(super) fn on_late(&mut self, request_id: RequestId) {
-        let Some(request) = self.requests.get_mut(&request_id) else { return };
+        let Some(request) = self.requests.get_mut(&request_id) else {
+            return;
+        };
         let limit = request.began + ANSWER_TIMEOUT;
         request.late_at = (!request.has_answered && self.now.mono < limit).then_some(limit);
         if !request.has_answered && request.late_at.is_none() {
@@ -140,7 +167,9 @@ impl Hunter {
         let hunt = self.hunts.get_mut(&repo);
         let visit = hunt.and_then(|hunt| hunt.visits.get_mut(&request.permit.host));
         let is_present = |visit: &&mut Visit| visit.state == VisitState::Running(request_id);
-        let Some(visit) = visit.filter(is_present) else { return };
+        let Some(visit) = visit.filter(is_present) else {
+            return;
+        };
         match visit.role {
             Role::Awaited => {
                 visit.role = Role::Slow;
@@ -156,8 +185,14 @@ impl Hunter {
 
     /// Asks another server beside a slow visit, unless too many are slow.
     pub(super) fn ask_another(&mut self, repo: &RepoId) {
-        let Some(hunt) = self.hunts.get_mut(repo) else { return };
-        let late = hunt.visits.values().filter(|visit| visit.role == Role::Late).count();
+        let Some(hunt) = self.hunts.get_mut(repo) else {
+            return;
+        };
+        let late = hunt
+            .visits
+            .values()
+            .filter(|visit| visit.role == Role::Late)
+            .count();
         let mut visits = hunt.visits.values_mut().filter(|_| late < MAX_LATE_VISITS);
         if let Some(visit) = visits.find(|visit| visit.role == Role::Slow) {
             visit.role = Role::Late;
@@ -185,7 +220,9 @@ impl Hunter {
                 VisitState::Ready => {}
                 VisitState::Running(request_id) => {
                     // The one that brought the last object has ended.
-                    let Some(request) = self.requests.get_mut(&request_id) else { continue };
+                    let Some(request) = self.requests.get_mut(&request_id) else {
+                        continue;
+                    };
                     request.late_at = None;
                     self.outputs.push(Output::Cancel { request_id });
                 }
@@ -215,7 +252,10 @@ impl Hunter {
 
     /// Drops the state of a repository without visits; the next attempt makes a new one.
     fn forget_if_idle(&mut self, repo: &RepoId) {
-        let is_idle = self.hunts.get(repo).is_some_and(|hunt| hunt.visits.is_empty());
+        let is_idle = self
+            .hunts
+            .get(repo)
+            .is_some_and(|hunt| hunt.visits.is_empty());
         if is_idle && !self.schedule.is_running(repo) {
             self.hunts.remove(repo);
         }
@@ -233,9 +273,14 @@ impl Hunter {
     /// Only the root of a host is trusted: below it, hosts serve documents of their users.
     fn classify(&mut self, url: &CloneUrl) {
         let is_root = |relay: &RelayUrl| relay.as_str().matches('/').count() == 2;
-        let Some(relay) = relay_of_clone_url(url).filter(is_root) else { return };
+        let Some(relay) = relay_of_clone_url(url).filter(is_root) else {
+            return;
+        };
         if self.hosts.must_classify(self.now.mono, &url.host()) {
-            self.outputs.push(Output::Classify { host: url.host(), relay });
+            self.outputs.push(Output::Classify {
+                host: url.host(),
+                relay,
+            });
         }
     }
 }
@@ -246,7 +291,9 @@ impl Hunt {
     fn next_place(&self, may_ask: impl Fn(&Host) -> bool) -> Option<&CloneUrl> {
         let is_open = |host: Host| !self.visits.contains_key(&host) && may_ask(&host);
         let untried = self.places.iter().filter(|url| !self.tried.contains(*url));
-        untried.filter(|url| is_open(url.host())).find(|url| self.needs.has_any(url))
+        untried
+            .filter(|url| is_open(url.host()))
+            .find(|url| self.needs.has_any(url))
     }
 
     /// Returns whether an attempt waits for a visit.
@@ -294,7 +341,10 @@ mod tests {
 
     #[test]
     fn throttled_hosts_are_left_out() {
-        assert_eq!(hunt(&[]).next_place(|host| *host != url(A).host()), Some(&url(B)));
+        assert_eq!(
+            hunt(&[]).next_place(|host| *host != url(A).host()),
+            Some(&url(B))
+        );
     }
 
     #[test]

@@ -51,7 +51,9 @@ enum Command {
 impl HuntHandle {
     /// Hunts for a repository without regard to earlier failures: after this time, or as soon as a burst of events allows.
     pub fn want(&self, repo: RepoId, after: Option<Duration>) {
-        let _ = self.commands.send(Command::Tell(Input::Wanted { repo, after }));
+        let _ = self
+            .commands
+            .send(Command::Tell(Input::Wanted { repo, after }));
     }
 
     /// Returns the figures of the hunt; `None` if it is over.
@@ -59,7 +61,10 @@ impl HuntHandle {
         self.ask(|hunter, _| HuntFigures {
             in_flight: hunter.in_flight(),
             done: hunter.done(),
-            hosts: hunter.hosts().map(|(host, figures)| (host.clone(), figures)).collect(),
+            hosts: hunter
+                .hosts()
+                .map(|(host, figures)| (host.clone(), figures))
+                .collect(),
         })
         .await
     }
@@ -146,22 +151,38 @@ impl<C: SyncContext> HuntDriver<C> {
         match output {
             Output::ReadWants { repo, scope } => {
                 let slots = self.read_slots.clone();
-                let failure = Input::WantsRead { repo: repo.clone(), wants: None };
+                let failure = Input::WantsRead {
+                    repo: repo.clone(),
+                    wants: None,
+                };
                 self.start(failure, async move {
                     let _slot = slots.acquire_owned().await;
                     let wants = context.wants(&repo, scope).await;
                     Input::WantsRead { repo, wants }
                 });
             }
-            Output::List { request_id, url, wanted, .. } => {
+            Output::List {
+                request_id,
+                url,
+                wanted,
+                ..
+            } => {
                 self.start(ended(request_id, FetchError::Cancelled), async move {
                     match context.list(&url, &wanted).await {
-                        Ok(advertised) => Input::Listed { request_id, advertised },
+                        Ok(advertised) => Input::Listed {
+                            request_id,
+                            advertised,
+                        },
                         Err(error) => ended(request_id, error),
                     }
                 });
             }
-            Output::Fetch { request_id, repo, url, oids } => {
+            Output::Fetch {
+                request_id,
+                repo,
+                url,
+                oids,
+            } => {
                 let commands = self.commands.clone();
                 self.start(ended(request_id, FetchError::Cancelled), async move {
                     let (answered, answer) = oneshot::channel();
@@ -172,12 +193,19 @@ impl<C: SyncContext> HuntDriver<C> {
                     };
                     let fetch = context.fetch(&repo, &url, &oids, answered);
                     let (Fetched { got, error, .. }, ()) = tokio::join!(fetch, note);
-                    Input::Ended { request_id, got, error }
+                    Input::Ended {
+                        request_id,
+                        got,
+                        error,
+                    }
                 });
             }
             Output::Classify { host, relay } => {
                 let slots = self.classify_slots.clone();
-                let failure = Input::Classified { host: host.clone(), class: None };
+                let failure = Input::Classified {
+                    host: host.clone(),
+                    class: None,
+                };
                 self.start(failure, async move {
                     let _slot = slots.acquire_owned().await;
                     let class = context.classify(&relay).await;
@@ -186,9 +214,13 @@ impl<C: SyncContext> HuntDriver<C> {
             }
             // After a failure the next hour lists again.
             Output::ListRepos => self.start(Input::Tick, async move {
-                Input::ReposListed { repos: context.repos().await }
+                Input::ReposListed {
+                    repos: context.repos().await,
+                }
             }),
-            Output::Cancel { request_id: cancelled } => {
+            Output::Cancel {
+                request_id: cancelled,
+            } => {
                 let is_cancelled = |failure: &Input| matches!(failure, Input::Ended { request_id, .. } if *request_id == cancelled);
                 let mut tasks = self.running.values();
                 if let Some((task, _)) = tasks.find(|(_, failure)| is_cancelled(failure)) {
@@ -219,7 +251,11 @@ impl<C: SyncContext> HuntDriver<C> {
 }
 
 fn ended(request_id: RequestId, error: FetchError) -> Input {
-    Input::Ended { request_id, got: BTreeSet::new(), error: Some(error) }
+    Input::Ended {
+        request_id,
+        got: BTreeSet::new(),
+        error: Some(error),
+    }
 }
 
 /// Sleeps until a point of the clock; for ever without one.

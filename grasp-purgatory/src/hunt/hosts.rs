@@ -41,7 +41,11 @@ impl Default for HostLimits {
     fn default() -> Self {
         const AT_ONCE: NonZeroUsize = NonZeroUsize::new(5).expect("five is not zero");
         const STARTS: NonZeroUsize = NonZeroUsize::new(30).expect("thirty is not zero");
-        Self { at_once: AT_ONCE, starts: STARTS, per: MINUTE }
+        Self {
+            at_once: AT_ONCE,
+            starts: STARTS,
+            per: MINUTE,
+        }
     }
 }
 
@@ -241,7 +245,10 @@ impl Hosts {
 
     /// Returns the time to call [`due`](Self::due), if time alone grants a permit.
     pub(super) fn next_deadline(&self) -> Option<Mono> {
-        self.hosts.values().filter_map(HostState::next_deadline).min()
+        self.hosts
+            .values()
+            .filter_map(HostState::next_deadline)
+            .min()
     }
 
     /// Limits and use of each server that is remembered.
@@ -267,7 +274,10 @@ impl Hosts {
             for (index, repo) in state.queue.iter().enumerate() {
                 let minutes = u32::try_from(index / per_minute).unwrap_or(u32::MAX);
                 let wait = MINUTE.saturating_mul(minutes);
-                let new = QueuePosition { position: index + 1, wait };
+                let new = QueuePosition {
+                    position: index + 1,
+                    wait,
+                };
                 let known = positions.entry(repo).or_insert(new);
                 *known = (*known).min(new);
             }
@@ -378,14 +388,22 @@ struct RateWindow {
 
 impl RateWindow {
     const fn new(length: Duration) -> Self {
-        Self { length, starts: VecDeque::new(), paused_until: Mono::ZERO }
+        Self {
+            length,
+            starts: VecDeque::new(),
+            paused_until: Mono::ZERO,
+        }
     }
 
     /// Counts one start if fewer than `max` count now.
     fn admit(&mut self, now: Mono, max: NonZeroUsize) -> bool {
         let is_open = self.reopens_at(max) <= now;
         if is_open {
-            while self.starts.front().is_some_and(|at| *at + self.length <= now) {
+            while self
+                .starts
+                .front()
+                .is_some_and(|at| *at + self.length <= now)
+            {
                 self.starts.pop_front();
             }
             self.starts.push_back(now);
@@ -412,7 +430,10 @@ impl RateWindow {
 
     /// Returns whether nothing that was counted matters any more.
     fn is_forgettable(&self, now: Mono) -> bool {
-        let last = self.starts.back().map_or(Mono::ZERO, |at| *at + self.length);
+        let last = self
+            .starts
+            .back()
+            .map_or(Mono::ZERO, |at| *at + self.length);
         last.max(self.paused_until) <= now
     }
 }

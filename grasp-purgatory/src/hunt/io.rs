@@ -28,7 +28,10 @@ pub enum Scope {
 
 /// Something that happened.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub enum Input {
     /// Something new of a repository waits for its objects.
     Wanted {
@@ -43,13 +46,23 @@ pub enum Input {
         wants: Option<Vec<Want>>,
     },
     /// [`Output::List`] succeeded.
-    Listed { request_id: RequestId, advertised: Advertisement },
+    Listed {
+        request_id: RequestId,
+        advertised: Advertisement,
+    },
     /// The server of an [`Output::Fetch`] has begun to answer.
     Answered { request_id: RequestId },
     /// [`Output::Fetch`] is done, or [`Output::List`] failed.
-    Ended { request_id: RequestId, got: BTreeSet<Oid>, error: Option<FetchError> },
+    Ended {
+        request_id: RequestId,
+        got: BTreeSet<Oid>,
+        error: Option<FetchError>,
+    },
     /// [`Output::Classify`] is done. `None` if the host did not say what it is.
-    Classified { host: Host, class: Option<HostClass> },
+    Classified {
+        host: Host,
+        class: Option<HostClass>,
+    },
     /// [`Output::ListRepos`] is done: every repository that is to be hunted for every hour.
     ReposListed { repos: BTreeSet<RepoId> },
     /// The time of [`next_deadline`](super::Hunter::next_deadline) has come.
@@ -58,14 +71,27 @@ pub enum Input {
 
 /// Something to be done. Each but `Cancel` and `Report` is a task whose end is an input, also after a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub enum Output {
     /// Find out what a repository wants that is not here.
     ReadWants { repo: RepoId, scope: Scope },
     /// Ask a server what it has.
-    List { request_id: RequestId, repo: RepoId, url: CloneUrl, wanted: BTreeSet<Oid> },
+    List {
+        request_id: RequestId,
+        repo: RepoId,
+        url: CloneUrl,
+        wanted: BTreeSet<Oid>,
+    },
     /// Get objects with their whole history.
-    Fetch { request_id: RequestId, repo: RepoId, url: CloneUrl, oids: BTreeSet<Oid> },
+    Fetch {
+        request_id: RequestId,
+        repo: RepoId,
+        url: CloneUrl,
+        oids: BTreeSet<Oid>,
+    },
     /// Find out what kind of git server a host is.
     Classify {
         host: Host,
@@ -151,7 +177,10 @@ impl FetchError {
 /// Something worth counting or logging.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub enum HuntReport {
     /// An attempt begins.
     Started {
@@ -175,9 +204,17 @@ pub enum HuntReport {
         next: Option<Duration>,
     },
     /// Objects came.
-    Fetched { repo: RepoId, url: CloneUrl, oids: usize },
+    Fetched {
+        repo: RepoId,
+        url: CloneUrl,
+        oids: usize,
+    },
     /// A server gave less than it was asked for.
-    Failed { repo: RepoId, url: CloneUrl, error: FetchError },
+    Failed {
+        repo: RepoId,
+        url: CloneUrl,
+        error: FetchError,
+    },
     /// A server asked for fewer requests and is paused.
     Paused { host: Host, length: Duration },
 }

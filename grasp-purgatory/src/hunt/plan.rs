@@ -44,7 +44,10 @@ impl Advertisement {
                 has.insert(oid);
             }
         }
-        Self { has, fingerprint: Fingerprint(hasher.finish()) }
+        Self {
+            has,
+            fingerprint: Fingerprint(hasher.finish()),
+        }
     }
 }
 
@@ -64,7 +67,9 @@ impl Needs {
 
     /// Removes objects that have arrived.
     pub(super) fn got(&mut self, oids: &BTreeSet<Oid>) {
-        self.wants.iter_mut().for_each(|want| want.tips.retain(|tip| !oids.contains(tip)));
+        self.wants
+            .iter_mut()
+            .for_each(|want| want.tips.retain(|tip| !oids.contains(tip)));
         self.wants.retain(|want| !want.tips.is_empty());
     }
 
@@ -175,7 +180,10 @@ struct Remembered {
 impl AddressMemory {
     /// Remembers nothing yet, and at most so many addresses.
     pub(super) fn new(most: usize) -> Self {
-        Self { most, addresses: BTreeMap::new() }
+        Self {
+            most,
+            addresses: BTreeMap::new(),
+        }
     }
 
     /// Notes the beginning of a visit.
@@ -188,7 +196,9 @@ impl AddressMemory {
 
     /// A server was listed. What is remembered of another advertisement is worth nothing now.
     pub(super) fn listed(&mut self, now: Mono, url: &CloneUrl, fingerprint: Fingerprint) {
-        let Some(remembered) = self.addresses.get_mut(url) else { return };
+        let Some(remembered) = self.addresses.get_mut(url) else {
+            return;
+        };
         let holds = |(known, since): (Fingerprint, Mono)| {
             known == fingerprint && now - since < MISSING_OBJECTS_LIFETIME
         };
@@ -205,7 +215,9 @@ impl AddressMemory {
         oids: impl IntoIterator<Item = Oid>,
         failure: Failure,
     ) {
-        let Some(Remembered { failures, .. }) = self.addresses.get_mut(url) else { return };
+        let Some(Remembered { failures, .. }) = self.addresses.get_mut(url) else {
+            return;
+        };
         for oid in oids {
             if failures.len() < MAX_OIDS_PER_ADDRESS || failures.contains_key(&oid) {
                 let known = failures.entry(oid).or_insert(failure);
@@ -229,7 +241,10 @@ impl AddressMemory {
 
     /// Returns the factor of the time of a transfer.
     pub(super) fn time_factor(&self, url: &CloneUrl) -> u32 {
-        let gave_way = self.addresses.get(url).map_or(0, |remembered| remembered.gave_way);
+        let gave_way = self
+            .addresses
+            .get(url)
+            .map_or(0, |remembered| remembered.gave_way);
         1 << gave_way.min(MAX_DOUBLINGS)
     }
 
@@ -260,8 +275,13 @@ impl AddressMemory {
 
     fn make_room(&mut self) {
         while self.addresses.len() >= self.most.max(1) {
-            let oldest = self.addresses.iter().min_by_key(|(_, remembered)| remembered.visited);
-            let Some(oldest) = oldest.map(|(url, _)| url.clone()) else { return };
+            let oldest = self
+                .addresses
+                .iter()
+                .min_by_key(|(_, remembered)| remembered.visited);
+            let Some(oldest) = oldest.map(|(url, _)| url.clone()) else {
+                return;
+            };
             self.addresses.remove(&oldest);
         }
     }
@@ -326,7 +346,9 @@ mod tests {
     }
 
     fn addresses(count: usize) -> Vec<String> {
-        (0..count).map(|n| format!("https://h{n}.example.com/x")).collect()
+        (0..count)
+            .map(|n| format!("https://h{n}.example.com/x"))
+            .collect()
     }
 
     /// Returns the addresses that a number of attempts visit.
@@ -378,11 +400,21 @@ mod tests {
     fn advertised_objects_come_in_one_batch_and_others_one_by_one() {
         let wanted = oids(&[1, 2, 3]);
         let nostr = format!("refs/nostr/{}", "e".repeat(64));
-        let refs = [("refs/heads/main", oid(1)), (nostr.as_str(), oid(3)), ("refs/tags/x", oid(9))];
+        let refs = [
+            ("refs/heads/main", oid(1)),
+            (nostr.as_str(), oid(3)),
+            ("refs/tags/x", oid(9)),
+        ];
         let advertised = Advertisement::read(refs, &wanted);
         assert_eq!(advertised.has, oids(&[1, 3]));
         let plan = memory().plan(&url(A), &wanted, &advertised);
-        assert_eq!(plan, FetchPlan { batch: oids(&[1, 3]), guesses: vec![oid(2)] });
+        assert_eq!(
+            plan,
+            FetchPlan {
+                batch: oids(&[1, 3]),
+                guesses: vec![oid(2)]
+            }
+        );
     }
 
     #[test]
@@ -423,7 +455,13 @@ mod tests {
         list(&mut memory, 0, A, advertised.fingerprint);
         memory.failed(&url(A), wanted.clone(), Failure::Doubted);
         let plan = memory.plan(&url(A), &wanted, &advertised);
-        assert_eq!(plan, FetchPlan { batch: oids(&[]), guesses: vec![oid(1), oid(2)] });
+        assert_eq!(
+            plan,
+            FetchPlan {
+                batch: oids(&[]),
+                guesses: vec![oid(1), oid(2)]
+            }
+        );
         memory.failed(&url(A), [oid(1)], Failure::Missed);
         assert_eq!(memory.plan(&url(A), &wanted, &advertised).guesses, [oid(2)]);
     }
@@ -434,14 +472,20 @@ mod tests {
         for (second, text) in [A, B, C].iter().enumerate() {
             list(&mut memory, second as u64, text, Fingerprint(0));
         }
-        assert_eq!(memory.addresses.keys().cloned().collect::<Vec<_>>(), urls(&[B, C]));
+        assert_eq!(
+            memory.addresses.keys().cloned().collect::<Vec<_>>(),
+            urls(&[B, C])
+        );
     }
 
     #[test]
     fn received_objects_are_not_wanted_any_more() {
         let mut needs = Needs::new(vec![want(&[1, 2], &[A], &[]), want(&[2], &[B], &[])]);
         needs.got(&oids(&[2]));
-        assert_eq!((needs.of(&url(A)), needs.of(&url(B))), (oids(&[1]), oids(&[])));
+        assert_eq!(
+            (needs.of(&url(A)), needs.of(&url(B))),
+            (oids(&[1]), oids(&[]))
+        );
         assert!(!needs.is_empty());
         needs.got(&oids(&[1]));
         assert!(needs.is_empty());

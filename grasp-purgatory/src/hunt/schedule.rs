@@ -125,11 +125,19 @@ impl Schedule {
     pub(super) fn start(&mut self, now: Mono) -> Vec<Start> {
         let mut started = Vec::new();
         while self.times.first().is_some_and(|(when, _)| *when <= now) {
-            let Some((_, repo)) = self.times.pop_first() else { break };
-            let Some(entry) = self.entries.get_mut(&repo) else { continue };
+            let Some((_, repo)) = self.times.pop_first() else {
+                break;
+            };
+            let Some(entry) = self.entries.get_mut(&repo) else {
+                continue;
+            };
             (entry.phase, entry.next, entry.began) = (AttemptPhase::Running, None, Some(now));
             let scope = std::mem::take(&mut entry.scope);
-            started.push(Start { repo, scope, attempt: entry.attempts.saturating_add(1) });
+            started.push(Start {
+                repo,
+                scope,
+                attempt: entry.attempts.saturating_add(1),
+            });
         }
         started
     }
@@ -137,11 +145,14 @@ impl Schedule {
     /// Makes a running attempt wait for permits of hosts. Servers that were asked and did not
     /// have it are asked again after a backoff, without counting: they may have it by then.
     pub(super) fn wait_for_hosts(&mut self, now: Mono, repo: &RepoId, were_asked: bool) {
-        let Some(entry) = self.entries.get_mut(repo) else { return };
+        let Some(entry) = self.entries.get_mut(repo) else {
+            return;
+        };
         entry.phase = AttemptPhase::WaitingForHosts;
         let retry = were_asked.then(|| entry.backoff.failed(now));
         entry.next = entry.next.into_iter().chain(retry).min();
-        self.times.extend(entry.next.map(|when| (when, repo.clone())));
+        self.times
+            .extend(entry.next.map(|when| (when, repo.clone())));
     }
 
     /// Ends an attempt, and returns the time of the next. Changes nothing if none is running or waiting for hosts.
@@ -165,7 +176,8 @@ impl Schedule {
             }
         };
         (entry.phase, entry.is_satisfied) = (AttemptPhase::Waiting, false);
-        self.times.extend(entry.next.map(|when| (when, repo.clone())));
+        self.times
+            .extend(entry.next.map(|when| (when, repo.clone())));
         entry.next
     }
 
@@ -195,8 +207,15 @@ impl Schedule {
 
     /// Returns the end of an attempt that found nothing to look for.
     pub(super) fn needless(&self, repo: &RepoId) -> End {
-        let is_satisfied = self.entries.get(repo).is_some_and(|entry| entry.is_satisfied);
-        if is_satisfied { End::Satisfied } else { End::Needless }
+        let is_satisfied = self
+            .entries
+            .get(repo)
+            .is_some_and(|entry| entry.is_satisfied);
+        if is_satisfied {
+            End::Satisfied
+        } else {
+            End::Needless
+        }
     }
 
     /// Returns the number of unsuccessful attempts since the last reset.
@@ -214,7 +233,9 @@ impl Schedule {
 
     /// Moves the next attempt to a point that is sooner.
     fn hasten(&mut self, repo: &RepoId, at: Mono) {
-        let Some(entry) = self.entries.get_mut(repo) else { return };
+        let Some(entry) = self.entries.get_mut(repo) else {
+            return;
+        };
         if entry.next.is_some_and(|next| next <= at) {
             return;
         }
@@ -227,15 +248,17 @@ impl Schedule {
 
     fn entry(&mut self, repo: &RepoId) -> &mut ScheduledHunt {
         let policy = self.policy;
-        self.entries.entry(repo.clone()).or_insert_with(|| ScheduledHunt {
-            phase: AttemptPhase::Waiting,
-            next: None,
-            began: None,
-            scope: Scope::Waiting,
-            attempts: 0,
-            backoff: Backoff::new(policy),
-            is_satisfied: false,
-        })
+        self.entries
+            .entry(repo.clone())
+            .or_insert_with(|| ScheduledHunt {
+                phase: AttemptPhase::Waiting,
+                next: None,
+                began: None,
+                scope: Scope::Waiting,
+                attempts: 0,
+                backoff: Backoff::new(policy),
+                is_satisfied: false,
+            })
     }
 }
 
@@ -252,7 +275,11 @@ pub(super) struct HourlyPull {
 
 impl HourlyPull {
     pub(super) fn new(every: Duration, now: Mono) -> Self {
-        Self { every: every.max(Duration::from_secs(1)), times: BTreeSet::new(), list_at: now }
+        Self {
+            every: every.max(Duration::from_secs(1)),
+            times: BTreeSet::new(),
+            list_at: now,
+        }
     }
 
     /// Returns whether it is time to list the repos; then it is not for another interval.
@@ -280,7 +307,9 @@ impl HourlyPull {
     pub(super) fn due(&mut self, now: Mono) -> Vec<RepoId> {
         let mut due = Vec::new();
         while self.times.first().is_some_and(|(at, _)| *at <= now) {
-            let Some((mut at, repo)) = self.times.pop_first() else { break };
+            let Some((mut at, repo)) = self.times.pop_first() else {
+                break;
+            };
             while at <= now {
                 at = at + self.every;
             }
@@ -292,7 +321,9 @@ impl HourlyPull {
 
     /// Returns the time of the next due repo or listing.
     pub(super) fn next_deadline(&self) -> Mono {
-        self.times.first().map_or(self.list_at, |(at, _)| self.list_at.min(*at))
+        self.times
+            .first()
+            .map_or(self.list_at, |(at, _)| self.list_at.min(*at))
     }
 }
 
@@ -318,7 +349,10 @@ mod tests {
     }
 
     fn names(started: &[Start]) -> Vec<&str> {
-        started.iter().map(|start| start.repo.identifier.as_str()).collect()
+        started
+            .iter()
+            .map(|start| start.repo.identifier.as_str())
+            .collect()
     }
 
     #[test]
@@ -329,7 +363,10 @@ mod tests {
         assert!(queue.start(Mono::from_millis(179_999)).is_empty());
         assert_eq!(names(&queue.start(Mono::from_secs(180))), ["x"]);
         assert!(queue.is_running(&id("x")));
-        assert!(queue.start(Mono::from_secs(9_999)).is_empty(), "it is under way");
+        assert!(
+            queue.start(Mono::from_secs(9_999)).is_empty(),
+            "it is under way"
+        );
     }
 
     #[test]
@@ -337,7 +374,10 @@ mod tests {
         let mut queue = queue();
         queue.enqueue(Mono::ZERO, &id("x"), Some(USER));
         let x = id("x");
-        assert_eq!(queue.iter().collect::<Vec<_>>(), [(&x, 0, Some(Mono::from_secs(180)))]);
+        assert_eq!(
+            queue.iter().collect::<Vec<_>>(),
+            [(&x, 0, Some(Mono::from_secs(180)))]
+        );
         let _ = queue.start(Mono::from_secs(180));
         assert_eq!(queue.iter().next(), Some((&x, 0, None)));
         let Some(next) = queue.ended(Mono::from_secs(181), &x, End::Wanting) else {
@@ -370,12 +410,20 @@ mod tests {
         assert_eq!(queue.ended(began, &id("x"), End::Satisfied), None);
         let second = Mono::from_millis(100);
         queue.enqueue(second, &id("x"), None);
-        assert_eq!(queue.next_deadline(), Some(second + EDGE), "nothing was queued");
+        assert_eq!(
+            queue.next_deadline(),
+            Some(second + EDGE),
+            "nothing was queued"
+        );
         let began = second + EDGE;
         assert_eq!(queue.start(began).len(), 1);
         let _ = queue.ended(began, &id("x"), End::Wanting);
         queue.enqueue(began, &id("x"), None);
-        assert_eq!(queue.next_deadline(), Some(began + DEBOUNCE), "another attempt was queued");
+        assert_eq!(
+            queue.next_deadline(),
+            Some(began + DEBOUNCE),
+            "another attempt was queued"
+        );
     }
 
     #[test]
@@ -385,7 +433,11 @@ mod tests {
         let _ = queue.start(Mono::ZERO);
         queue.wait_for_hosts(Mono::ZERO, &id("x"), false);
         assert!(queue.waits_for_hosts(&id("x")) && !queue.is_running(&id("x")));
-        assert_eq!(queue.next_deadline(), None, "only its start or a new event changes that");
+        assert_eq!(
+            queue.next_deadline(),
+            None,
+            "only its start or a new event changes that"
+        );
         assert!(queue.start(Mono::from_secs(3_600)).is_empty());
         assert_eq!(queue.attempts(&id("x")), 0);
 
@@ -581,17 +633,23 @@ mod pull_tests {
 
     fn names(count: usize) -> BTreeSet<RepoId> {
         let owner = PublicKey::from_byte_array([1; 32]);
-        (0..count).map(|n| RepoId::new(owner, n.to_string().parse().unwrap())).collect()
+        (0..count)
+            .map(|n| RepoId::new(owner, n.to_string().parse().unwrap()))
+            .collect()
     }
 
     #[test]
     fn hourly_attempts_are_spread_over_the_hour() {
         let mut pull = HourlyPull::new(HOUR, Mono::ZERO);
         pull.listed(at(0), names(6_000));
-        let per_minute: Vec<_> =
-            (1..=60).map(|minute| pull.due(Mono::from_secs(minute * 60)).len()).collect();
+        let per_minute: Vec<_> = (1..=60)
+            .map(|minute| pull.due(Mono::from_secs(minute * 60)).len())
+            .collect();
         assert_eq!(per_minute.iter().sum::<usize>(), 6_000);
-        assert!(per_minute.iter().all(|count| (50..=160).contains(count)), "{per_minute:?}");
+        assert!(
+            per_minute.iter().all(|count| (50..=160).contains(count)),
+            "{per_minute:?}"
+        );
     }
 
     #[test]
@@ -599,7 +657,9 @@ mod pull_tests {
         let turn = |started: u64| {
             let mut pull = HourlyPull::new(HOUR, Mono::from_secs(started));
             pull.listed(at(started), names(1));
-            (started + 1..).find(|second| !pull.due(Mono::from_secs(*second)).is_empty()).unwrap()
+            (started + 1..)
+                .find(|second| !pull.due(Mono::from_secs(*second)).is_empty())
+                .unwrap()
         };
         assert_eq!(turn(7_200), turn(7_190 - 3_600) + 3_600);
     }

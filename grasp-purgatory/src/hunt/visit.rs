@@ -168,7 +168,9 @@ impl Hunter {
     /// Starts the requests of ready visits while a slot is free.
     pub(super) fn start_ready(&mut self) {
         while self.requests.len() < self.config.at_once.get() {
-            let Some(permit) = self.ready.pop() else { return };
+            let Some(permit) = self.ready.pop() else {
+                return;
+            };
             if let Err(permit) = self.begin(permit) {
                 self.leave(permit);
             }
@@ -178,8 +180,12 @@ impl Hunter {
     /// Begins the request of a visit. Returns the permit if others have brought what it was to ask for.
     fn begin(&mut self, permit: Permit) -> Result<(), Permit> {
         let repo = permit.repo.clone();
-        let Some(hunt) = self.hunts.get_mut(&repo) else { return Err(permit) };
-        let Some(visit) = hunt.visits.get_mut(&permit.host) else { return Err(permit) };
+        let Some(hunt) = self.hunts.get_mut(&repo) else {
+            return Err(permit);
+        };
+        let Some(visit) = hunt.visits.get_mut(&permit.host) else {
+            return Err(permit);
+        };
         let (url, wanted) = (visit.url.clone(), hunt.needs.of(&visit.url));
         if wanted.is_empty() {
             return Err(permit);
@@ -204,21 +210,41 @@ impl Hunter {
         visit.state = VisitState::Running(id);
         let (request_id, to, oids) = (id, url.clone(), asked.clone());
         self.outputs.push(match is_list {
-            true => Output::List { request_id, repo, url: to, wanted },
-            false => Output::Fetch { request_id, repo, url: to, oids },
+            true => Output::List {
+                request_id,
+                repo,
+                url: to,
+                wanted,
+            },
+            false => Output::Fetch {
+                request_id,
+                repo,
+                url: to,
+                oids,
+            },
         });
         // Until a server answers it is late early; once it does, large things have their time.
         let late_at = Some(began + self.config.answer_is_late);
         let (has_answered, gives_way_at) = (false, late_at);
-        let request =
-            Request { id, url, asked, permit, began, has_answered, late_at, gives_way_at };
+        let request = Request {
+            id,
+            url,
+            asked,
+            permit,
+            began,
+            has_answered,
+            late_at,
+            gives_way_at,
+        };
         self.requests.insert(id, request);
         Ok(())
     }
 
     /// A server has begun to answer: its objects may take longer than its silence.
     pub(super) fn on_answered(&mut self, request_id: RequestId) {
-        let Some(request) = self.requests.get_mut(&request_id) else { return };
+        let Some(request) = self.requests.get_mut(&request_id) else {
+            return;
+        };
         let now = self.now.mono;
         request.has_answered = true;
         request.late_at = Some(now + self.config.fetch_is_late);
@@ -229,7 +255,10 @@ impl Hunter {
 
     /// Returns the next request that becomes slow.
     pub(super) fn next_late(&self) -> Option<(Mono, RequestId)> {
-        self.requests.values().filter_map(|request| Some((request.late_at?, request.id))).min()
+        self.requests
+            .values()
+            .filter_map(|request| Some((request.late_at?, request.id)))
+            .min()
     }
 
     /// Returns the next request to cancel for a waiting one.
@@ -238,13 +267,20 @@ impl Hunter {
         let times = requests.filter_map(|request| Some((request.gives_way_at?, request.id)));
         let cancelled = self.requests.len() - times.clone().count();
         // Each cancelled request makes room for one waiting request.
-        if self.ready.len() > cancelled { times.min() } else { None }
+        if self.ready.len() > cancelled {
+            times.min()
+        } else {
+            None
+        }
     }
 
     /// Cancels requests that have had their time for those that wait.
     pub(super) fn give_way(&mut self) {
         while let Some((at, request_id)) = self.next_to_give_way() {
-            let request = self.requests.get_mut(&request_id).filter(|_| at <= self.now.mono);
+            let request = self
+                .requests
+                .get_mut(&request_id)
+                .filter(|_| at <= self.now.mono);
             let Some(request) = request else { return };
             request.gives_way_at = None;
             self.outputs.push(Output::Cancel { request_id });
@@ -253,8 +289,11 @@ impl Hunter {
 
     /// Remembers an advertisement, and what it says about objects that the server did not give before.
     pub(super) fn on_listed(&mut self, request_id: RequestId, advertised: Advertisement) {
-        let Some(request) = self.requests.remove(&request_id) else { return };
-        self.memory.listed(self.now.mono, &request.url, advertised.fingerprint);
+        let Some(request) = self.requests.remove(&request_id) else {
+            return;
+        };
+        self.memory
+            .listed(self.now.mono, &request.url, advertised.fingerprint);
         let lacking = self.visit_of(&request).and_then(|visit| {
             let lacking = visit.lacking.take();
             let has = &visit.advertised.insert(advertised).has;
@@ -272,11 +311,17 @@ impl Hunter {
         got: &BTreeSet<Oid>,
         error: Option<FetchError>,
     ) {
-        let Some(request) = self.requests.remove(&request_id) else { return };
+        let Some(request) = self.requests.remove(&request_id) else {
+            return;
+        };
         let repo = request.permit.repo.clone();
         if !got.is_empty() {
             let (repo, url) = (repo.clone(), request.url.clone());
-            self.report(HuntReport::Fetched { repo, url, oids: got.len() });
+            self.report(HuntReport::Fetched {
+                repo,
+                url,
+                oids: got.len(),
+            });
         }
         // A server that reports success and leaves objects out has refused them.
         let is_about_objects = !request.asked.is_empty()
@@ -314,11 +359,21 @@ impl Hunter {
     /// Keeps in mind what a server did not give: until its advertisement tells why, or for longer.
     fn note_lacking(&mut self, request: &Request, got: &BTreeSet<Oid>, is_refusal: bool) {
         let oids = request.asked.difference(got).copied().collect();
-        let lacking = Lacking { oids, was_alone: request.asked.len() == 1, is_refusal };
-        match self.visit_of(request).filter(|visit| visit.advertised.is_none()) {
+        let lacking = Lacking {
+            oids,
+            was_alone: request.asked.len() == 1,
+            is_refusal,
+        };
+        match self
+            .visit_of(request)
+            .filter(|visit| visit.advertised.is_none())
+        {
             Some(visit) => visit.lacking = Some(lacking),
             None => {
-                let failure = Lacking { is_refusal: false, ..lacking };
+                let failure = Lacking {
+                    is_refusal: false,
+                    ..lacking
+                };
                 let reason = failure.failure(&BTreeSet::new());
                 self.memory.failed(&request.url, failure.oids, reason);
             }
@@ -327,7 +382,9 @@ impl Hunter {
 
     /// Takes the next step of a visit, ahead of others at its host, or ends it.
     fn continue_visit(&mut self, request: Request) {
-        let Some(next) = self.next_request(&request) else { return self.end_visit(request) };
+        let Some(next) = self.next_request(&request) else {
+            return self.end_visit(request);
+        };
         let (repo, host) = (request.permit.repo.clone(), request.permit.host.clone());
         if let Some(visit) = self.visit_of(&request) {
             (visit.next, visit.state) = (next, VisitState::Queued);
@@ -335,7 +392,9 @@ impl Hunter {
         let permits = self.hosts.continue_with(self.now.mono, request.permit);
         self.grant(permits);
         // An attempt does not wait for a server that has become throttled half-way.
-        let Some(visit) = self.visit(&repo, &host) else { return };
+        let Some(visit) = self.visit(&repo, &host) else {
+            return;
+        };
         if visit.state == VisitState::Queued && visit.role.is_awaited() {
             visit.role = Role::Queued;
             self.ask_next(&repo);
@@ -344,14 +403,18 @@ impl Hunter {
 
     /// Returns the next request of a visit, if there is one.
     fn next_request(&mut self, request: &Request) -> Option<NextRequest> {
-        let Request { id, url, permit, .. } = request;
+        let Request {
+            id, url, permit, ..
+        } = request;
         let hunt = self.hunts.get_mut(&permit.repo)?;
         let wanted = hunt.needs.of(url);
         let visit = hunt.visits.get_mut(&permit.host)?;
         if visit.state != VisitState::Running(*id) || wanted.is_empty() {
             return None;
         }
-        let Some(advertised) = &visit.advertised else { return Some(NextRequest::List) };
+        let Some(advertised) = &visit.advertised else {
+            return Some(NextRequest::List);
+        };
         let plan = self.memory.plan(url, &wanted, advertised);
         if !visit.was_batched && !plan.batch.is_empty() {
             visit.was_batched = true;
@@ -367,7 +430,9 @@ impl Hunter {
 
     /// Queues a visit again: a server that asked for fewer requests has not been asked yet.
     fn retry_visit(&mut self, request: Request) {
-        let Some(visit) = self.visit_of(&request) else { return self.release(request.permit) };
+        let Some(visit) = self.visit_of(&request) else {
+            return self.release(request.permit);
+        };
         *visit = Visit::new(request.url, Role::Queued);
         let (host, repo) = (request.permit.host.clone(), request.permit.repo.clone());
         self.release(request.permit);
@@ -395,8 +460,12 @@ impl Hunter {
 
     /// Ends a visit: the attempt goes on with another address, or the queue of the host with the next there.
     fn remove_visit(&mut self, repo: &RepoId, host: &Host) {
-        let Some(hunt) = self.hunts.get_mut(repo) else { return };
-        let Some(visit) = hunt.visits.remove(host) else { return };
+        let Some(hunt) = self.hunts.get_mut(repo) else {
+            return;
+        };
+        let Some(visit) = hunt.visits.remove(host) else {
+            return;
+        };
         match visit.role {
             Role::Awaited | Role::Slow => self.ask_next(repo),
             Role::Late => self.ask_another(repo),
@@ -417,6 +486,10 @@ impl Hunter {
             self.report(HuntReport::Paused { host, length });
         }
         let (repo, url) = (request.permit.repo.clone(), request.url.clone());
-        self.report(HuntReport::Failed { repo, url, error: error.clone() });
+        self.report(HuntReport::Failed {
+            repo,
+            url,
+            error: error.clone(),
+        });
     }
 }

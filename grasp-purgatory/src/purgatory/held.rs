@@ -126,31 +126,50 @@ impl HeldEvent {
     }
 
     pub(super) fn state(&self) -> Option<&Arc<State>> {
-        if let Content::State(state) = &self.content { Some(state) } else { None }
+        if let Content::State(state) = &self.content {
+            Some(state)
+        } else {
+            None
+        }
     }
 
     pub(super) fn proposal(&self) -> Option<&Proposal> {
-        if let Content::Proposal(proposal) = &self.content { Some(proposal) } else { None }
+        if let Content::Proposal(proposal) = &self.content {
+            Some(proposal)
+        } else {
+            None
+        }
     }
 
     /// Returns the keys that an announcement lists, each with the identifier.
     fn listed(&self) -> Vec<RepoId> {
-        let Some(announcement) = self.announcement() else { return Vec::new() };
+        let Some(announcement) = self.announcement() else {
+            return Vec::new();
+        };
         let listed = announcement.maintainer_list.listed.iter();
-        listed.map(|key| RepoId::new(*key, announcement.repo.identifier.clone())).collect()
+        listed
+            .map(|key| RepoId::new(*key, announcement.repo.identifier.clone()))
+            .collect()
     }
 
     /// Returns the claimant of the event's memory. Events from other relays are accounted to their author alone.
     pub(super) fn claimant(&self, presence: Presence, origin: &Origin) -> Claimant {
         let claimant = Claimant::maybe_at(origin.claimant().network).signed_by(self.author());
-        if presence == Presence::Stored { claimant.with_authority() } else { claimant }
+        if presence == Presence::Stored {
+            claimant.with_authority()
+        } else {
+            claimant
+        }
     }
 }
 
 /// Returns the repositories at which a pull request is handled.
 pub(super) fn repos_of(proposal: &Proposal) -> BTreeSet<RepoId> {
     let mut repos = BTreeSet::new();
-    let has_own = proposal.clone.iter().any(|url| url.as_str().contains("/prs/"));
+    let has_own = proposal
+        .clone
+        .iter()
+        .any(|url| url.as_str().contains("/prs/"));
     for named in proposal.repos.iter().take(MAX_REPOS) {
         repos.insert(named.clone());
         if has_own {
@@ -205,7 +224,10 @@ impl Usage {
         if !held.is_waiting() {
             return self.expired.add(held.bytes);
         }
-        self.authors.entry(held.author()).or_default().add(held.bytes);
+        self.authors
+            .entry(held.author())
+            .or_default()
+            .add(held.bytes);
         for repo in held.repos() {
             self.repos.entry(repo).or_default().add(held.bytes);
         }
@@ -287,7 +309,12 @@ impl HeldEvents {
     /// Makes one change. Events that cannot be parsed can never be released, and are skipped.
     pub(super) fn apply(&mut self, record: &Record) {
         match record {
-            Record::Held { event, phase, since, until } => {
+            Record::Held {
+                event,
+                phase,
+                since,
+                until,
+            } => {
                 self.take(&event.id);
                 if let Some(held) = HeldEvent::new(event.clone(), *phase, *since, *until) {
                     self.insert(held);
@@ -295,7 +322,11 @@ impl HeldEvents {
             }
             Record::Moved { id, phase, until } => {
                 if let Some(held) = self.take(id) {
-                    self.insert(HeldEvent { phase: *phase, until: *until, ..held });
+                    self.insert(HeldEvent {
+                        phase: *phase,
+                        until: *until,
+                        ..held
+                    });
                 }
             }
             Record::Gone { id } => _ = self.take(id),
@@ -316,7 +347,12 @@ impl HeldEvents {
         since: Timestamp,
         until: Timestamp,
     ) {
-        let record = Record::Held { event: event.clone(), phase: Phase::Waiting, since, until };
+        let record = Record::Held {
+            event: event.clone(),
+            phase: Phase::Waiting,
+            since,
+            until,
+        };
         self.record(out, &event.id, record);
     }
 
@@ -456,7 +492,9 @@ impl HeldEvents {
             self.memory.release(id);
         }
         let is_spared = |id: &EventId| Some(*id) == displaced;
-        let reserved = self.memory.reserve(new.id(), claimant, new.bytes, is_spared);
+        let reserved = self
+            .memory
+            .reserve(new.id(), claimant, new.bytes, is_spared);
         if let (false, Some(id)) = (reserved.1, displaced) {
             self.account(&id);
         }
@@ -489,12 +527,18 @@ impl HeldEvents {
     fn insert(&mut self, held: HeldEvent) {
         let id = held.id();
         self.usage.add(&held);
-        self.deadlines.entry(held.phase).or_default().insert((held.until, id));
+        self.deadlines
+            .entry(held.phase)
+            .or_default()
+            .insert((held.until, id));
         for repo in held.repos() {
             self.by_repo.entry(repo).or_default().insert(id);
         }
         for listed in held.listed() {
-            self.listing.entry(listed).or_default().insert(held.author());
+            self.listing
+                .entry(listed)
+                .or_default()
+                .insert(held.author());
         }
         self.events.insert(id, held);
     }

@@ -77,12 +77,27 @@ impl Default for Config {
             retry_after: Duration::from_secs(30),
             states_per_author: 8,
             // The largest state takes some 4.5 MiB of memory, and eight of one author may wait.
-            per_author: Bound { count: 1_000, bytes: 40 * MIB },
-            per_repo: Bound { count: 1_000, bytes: 40 * MIB },
+            per_author: Bound {
+                count: 1_000,
+                bytes: 40 * MIB,
+            },
+            per_repo: Bound {
+                count: 1_000,
+                bytes: 40 * MIB,
+            },
             state_bytes_per_repo: 64 * MIB,
-            total: Bound { count: 50_000, bytes: 128 * MIB },
-            expired: Bound { count: 10_000, bytes: 32 * MIB },
-            staged: Bound { count: 1_000, bytes: 2_048 * MIB },
+            total: Bound {
+                count: 50_000,
+                bytes: 128 * MIB,
+            },
+            expired: Bound {
+                count: 10_000,
+                bytes: 32 * MIB,
+            },
+            staged: Bound {
+                count: 1_000,
+                bytes: 2_048 * MIB,
+            },
             tips_per_event: 4,
         }
     }
@@ -90,7 +105,10 @@ impl Default for Config {
 
 /// Something that happened.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub enum Input {
     /// The driver is ready, after a start or a restart. Sent once, before anything else.
     ///
@@ -100,7 +118,11 @@ pub enum Input {
     /// An event was admitted that depends on git data: a hosted announcement, a state or a pull request.
     ///
     /// Sent even if the data is already here: refs are set before any event is stored.
-    Held { event: Arc<Event>, hold: Hold, origin: Origin },
+    Held {
+        event: Arc<Event>,
+        hold: Hold,
+        origin: Origin,
+    },
     /// Something that purgatory does not own changed at a repository: an announcement or a state was stored, replaced
     /// or removed, or objects arrived by push or fetch.
     Changed { repo: RepoId },
@@ -109,12 +131,18 @@ pub enum Input {
     /// The survey could not be made.
     SurveyFailed { repo: RepoId },
     /// [`Output::Release`] is completely and durably done, or, if the store refuses some of its events, not at all.
-    Released { repo: RepoId, refused: BTreeSet<EventId> },
+    Released {
+        repo: RepoId,
+        refused: BTreeSet<EventId>,
+    },
     /// [`Output::Release`] failed. No ref has moved and no event was stored.
     ReleaseFailed { repo: RepoId },
     /// A push to a repository was authorised and is about to be executed. `events` are the state that it will realise
     /// and the pull requests whose tips it brings.
-    PushAuthorised { repo: RepoId, events: BTreeSet<EventId> },
+    PushAuthorised {
+        repo: RepoId,
+        events: BTreeSet<EventId>,
+    },
     /// A push left a tip in staging for an event that has not been received. `bytes` is the size of its objects.
     PushStaged {
         id: EventId,
@@ -208,7 +236,10 @@ pub struct SurveyedView {
 ///
 /// Outputs are performed in order. `Survey` and `Release` are tasks whose end is an input; every other output is done when the next one begins.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub enum Output {
     /// Run an idempotent task, and answer with [`Input::TaskDone`] or [`Input::TaskFailed`].
     RunTask(CleanupTask),
@@ -219,14 +250,22 @@ pub enum Output {
     /// In one transaction: set branches, tags and HEAD, and the refs of pull requests; store events in this order
     /// (announcements, states from the oldest, pull requests), and end the records of those; stop serving the events in
     /// `withdraw`, which are held until they can be served again. A missing view is created.
-    Release { repo: RepoId, refs: RefsTarget, events: Vec<Arc<Event>>, withdraw: Vec<EventId> },
+    Release {
+        repo: RepoId,
+        refs: RefsTarget,
+        events: Vec<Arc<Event>>,
+        withdraw: Vec<EventId>,
+    },
     /// Survey other repositories that an event of this one may concern.
     Wake { repo: RepoId, cause: WakeCause },
     /// Publish events to subscribers, in the order in which they were stored.
     Publish { events: Vec<Arc<Event>> },
     /// Hunt for git data of a repository, without regard to earlier failures: after this time unless a hunt is due
     /// sooner, or as soon as a burst of events allows.
-    Hunt { repo: RepoId, after: Option<Duration> },
+    Hunt {
+        repo: RepoId,
+        after: Option<Duration>,
+    },
 }
 
 /// The result of holding an event.
@@ -269,7 +308,10 @@ pub enum StateTarget {
 
 /// The wanted ref `refs/nostr/<id>` of a pull request, whose objects are here or staged.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub struct ProposalRef {
     pub id: EventId,
     pub tip: Oid,
@@ -326,16 +368,34 @@ impl Outputs {
 /// A database keeps what the records lead to: applying all records in their order gives the same purgatory as applying
 /// the rows that are left of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub enum Record {
     /// An event is held until then. It is written whole: no other server may have it.
-    Held { event: Arc<Event>, phase: Phase, since: Timestamp, until: Timestamp },
+    Held {
+        event: Arc<Event>,
+        phase: Phase,
+        since: Timestamp,
+        until: Timestamp,
+    },
     /// The phase of an event changed, or its end.
-    Moved { id: EventId, phase: Phase, until: Timestamp },
+    Moved {
+        id: EventId,
+        phase: Phase,
+        until: Timestamp,
+    },
     /// An event is no longer held.
     Gone { id: EventId },
     /// An upload of this size waits for an event. All uploads for the event wait until then.
-    Staged { id: EventId, tip: Oid, target: PushTarget, bytes: u64, until: Timestamp },
+    Staged {
+        id: EventId,
+        tip: Oid,
+        target: PushTarget,
+        bytes: u64,
+        until: Timestamp,
+    },
     /// The uploads for an event wait no longer, but for the tip to keep.
     Unstaged { id: EventId, keep: Option<Oid> },
     /// A task is pending, also after a restart.

@@ -130,12 +130,21 @@ impl StoredEvents {
                 states.insert(event.pubkey, (Arc::new(state), event.clone()));
             }
         }
-        let proposals = survey.proposals.iter().filter_map(|event| Proposal::parse(event).ok());
-        Self { announcements, states, proposals: proposals.collect() }
+        let proposals = survey
+            .proposals
+            .iter()
+            .filter_map(|event| Proposal::parse(event).ok());
+        Self {
+            announcements,
+            states,
+            proposals: proposals.collect(),
+        }
     }
 
     fn announcement(&self, author: &PublicKey) -> Option<&Announcement> {
-        self.announcements.get(author).map(|(announcement, _)| announcement)
+        self.announcements
+            .get(author)
+            .map(|(announcement, _)| announcement)
     }
 }
 
@@ -148,13 +157,17 @@ fn maintainers(
 ) -> BTreeSet<PublicKey> {
     let reach = policy.model.reach(&repo.owner, |key| {
         let coordinate = RepoId::new(*key, repo.identifier.clone());
-        let held = held.announcement(&coordinate).and_then(HeldEvent::announcement);
+        let held = held
+            .announcement(&coordinate)
+            .and_then(HeldEvent::announcement);
         let winner = match (held, stored.announcement(key)) {
             (Some(held), Some(stored)) if held.version > stored.version => Some(&**held),
             (Some(held), None) => Some(&**held),
             (_, stored) => stored,
         };
-        winner.map_or(Lookup::Absent, |winner| Lookup::Read(&winner.maintainer_list))
+        winner.map_or(Lookup::Absent, |winner| {
+            Lookup::Read(&winner.maintainer_list)
+        })
     });
     reach.maintainers
 }
@@ -183,7 +196,10 @@ impl Own {
             (None, None) => return None,
         };
         let announced_by = announcement.version.id;
-        policy.hosts(announcement).then_some(Self { announced_by, presence })
+        policy.hosts(announcement).then_some(Self {
+            announced_by,
+            presence,
+        })
     }
 }
 
@@ -219,11 +235,22 @@ impl Judgement<'_> {
         let state = self.state_target();
         let view = self.survey.view.as_ref();
         let before = view.map(|view| &view.maintainers);
-        let shows = self.survey.lead.map(|lead| lead.owner).filter(|_| self.own.is_some());
+        let shows = self
+            .survey
+            .lead
+            .map(|lead| lead.owner)
+            .filter(|_| self.own.is_some());
         let is_other =
             view.is_some_and(|view| view.maintainers != self.maintainers || view.shows != shows);
-        let left = before.into_iter().flatten().filter(|key| !self.maintainers.contains(key));
-        let strays = self.survey.strays.iter().filter(|id| self.held.get(id).is_none());
+        let left = before
+            .into_iter()
+            .flatten()
+            .filter(|key| !self.maintainers.contains(key));
+        let strays = self
+            .survey
+            .strays
+            .iter()
+            .filter(|id| self.held.get(id).is_none());
         ReleasePlan {
             gone: self.gone(),
             is_orphan: self.own.is_none() && self.survey.view.is_some(),
@@ -240,13 +267,20 @@ impl Judgement<'_> {
             releasing: self.releasing(),
             left: left.map(|key| self.repo_of(key)).collect(),
             wanted: self.wanted(),
-            refs: RefsTarget { state, proposals, maintainers: self.maintainers.clone(), shows },
+            refs: RefsTarget {
+                state,
+                proposals,
+                maintainers: self.maintainers.clone(),
+                shows,
+            },
         }
     }
 
     /// Returns whether a state is shown, here or by the repository that this one is an address of.
     fn shows_state(&self) -> bool {
-        self.survey.lead.map_or(self.winner.is_some(), |lead| lead.is_shown)
+        self.survey
+            .lead
+            .map_or(self.winner.is_some(), |lead| lead.is_shown)
     }
 
     /// Returns the repository of another key with the same identifier.
@@ -284,7 +318,13 @@ impl Judgement<'_> {
             bytes += memory_of(event);
             if self.is_complete(state) {
                 let state = Arc::clone(state);
-                latest.insert(*author, CompleteState { state, presence: Presence::Stored });
+                latest.insert(
+                    *author,
+                    CompleteState {
+                        state,
+                        presence: Presence::Stored,
+                    },
+                );
             }
         }
         let mut held: Vec<_> = self.held_states().collect();
@@ -296,8 +336,13 @@ impl Judgement<'_> {
                 continue;
             }
             bytes += held.bytes;
-            let complete = CompleteState { state: Arc::clone(state), presence: Presence::Held };
-            let best = latest.entry(held.author()).or_insert_with(|| complete.clone());
+            let complete = CompleteState {
+                state: Arc::clone(state),
+                presence: Presence::Held,
+            };
+            let best = latest
+                .entry(held.author())
+                .or_insert_with(|| complete.clone());
             if state.version > best.state.version {
                 *best = complete;
             }
@@ -349,7 +394,11 @@ impl Judgement<'_> {
         let Some(winner) = &self.winner else {
             let shows_some =
                 view.is_some_and(|view| view.refs.keys().any(RefName::is_branch_or_tag));
-            return if shows_some { StateTarget::Nothing } else { StateTarget::Unchanged };
+            return if shows_some {
+                StateTarget::Nothing
+            } else {
+                StateTarget::Unchanged
+            };
         };
         let is_shown = winner.presence == Presence::Stored
             && view.is_some_and(|view| {
@@ -405,14 +454,21 @@ impl Judgement<'_> {
         }
         for set in proposals {
             let held = self.held.get(&set.id).and_then(HeldEvent::proposal);
-            let stored = self.stored.proposals.iter().find(|stored| stored.id == set.id);
+            let stored = self
+                .stored
+                .proposals
+                .iter()
+                .find(|stored| stored.id == set.id);
             followers.extend(held.or(stored).map(repos_of).unwrap_or_default());
         }
         followers
     }
 
     fn authorised(&self) -> Vec<EventId> {
-        let is_served = self.own.as_ref().is_some_and(|own| own.presence == Presence::Stored);
+        let is_served = self
+            .own
+            .as_ref()
+            .is_some_and(|own| own.presence == Presence::Stored);
         let states = self.held_states().filter(|_| is_served);
         states.map(|(held, _)| held.id()).collect()
     }
@@ -420,15 +476,19 @@ impl Judgement<'_> {
     fn withdrawn(&self) -> Vec<Arc<Event>> {
         let mut withdrawn = Vec::new();
         let is_unfilled = !self.shows_state()
-            && self.own.as_ref().is_some_and(|own| own.presence == Presence::Stored);
+            && self
+                .own
+                .as_ref()
+                .is_some_and(|own| own.presence == Presence::Stored);
         if let (true, Some((_, event))) =
             (is_unfilled, self.stored.announcements.get(&self.repo.owner))
         {
             withdrawn.push(event.clone());
         }
-        if let (false, Some((_, event))) =
-            (self.survey.is_owner_maintainer, self.stored.states.get(&self.repo.owner))
-        {
+        if let (false, Some((_, event))) = (
+            self.survey.is_owner_maintainer,
+            self.stored.states.get(&self.repo.owner),
+        ) {
             withdrawn.push(event.clone());
         }
         withdrawn
@@ -438,8 +498,15 @@ impl Judgement<'_> {
     /// came.
     fn outdated(&self) -> Vec<EventId> {
         let is_replaced = !self.shows_state()
-            && self.own.as_ref().is_some_and(|own| own.presence == Presence::Held);
-        let stored = self.stored.announcements.get(&self.repo.owner).filter(|_| is_replaced);
+            && self
+                .own
+                .as_ref()
+                .is_some_and(|own| own.presence == Presence::Held);
+        let stored = self
+            .stored
+            .announcements
+            .get(&self.repo.owner)
+            .filter(|_| is_replaced);
         stored.map(|(_, event)| event.id).into_iter().collect()
     }
 
@@ -497,8 +564,12 @@ impl Judgement<'_> {
 
     /// Returns the places that have the tip of a pull request in staging: this repository, and its author's.
     fn staged(&self, held: &HeldEvent) -> BTreeSet<(Endpoint, RepoId)> {
-        let Some(proposal) = held.proposal() else { return BTreeSet::new() };
-        let Some(staged) = self.staging.of(&held.id()) else { return BTreeSet::new() };
+        let Some(proposal) = held.proposal() else {
+            return BTreeSet::new();
+        };
+        let Some(staged) = self.staging.of(&held.id()) else {
+            return BTreeSet::new();
+        };
         let mut places = BTreeSet::new();
         for target in staged.targets_of(self.policy, proposal) {
             match target {
@@ -522,14 +593,20 @@ impl Judgement<'_> {
         let mut room = ProposalRoom::new(self);
         if self.winner.is_some() {
             for held in self.addressed() {
-                let Some(proposal) = held.proposal() else { continue };
+                let Some(proposal) = held.proposal() else {
+                    continue;
+                };
                 let mut places = self.staged(held);
                 if self.survey.complete.contains(&proposal.id) {
                     places.insert(here.clone());
                 }
                 let is_here = places.contains(&here);
                 if is_here && !self.is_over(held) && room.takes(proposal) {
-                    found.push(ProposalRef { id: proposal.id, tip: proposal.tip, places });
+                    found.push(ProposalRef {
+                        id: proposal.id,
+                        tip: proposal.tip,
+                        places,
+                    });
                 }
             }
             for proposal in &self.stored.proposals {
@@ -551,18 +628,29 @@ impl Judgement<'_> {
         let place = (Endpoint::PullRequests, self.repo.clone());
         let mut found = Vec::new();
         for held in self.held.of(self.repo) {
-            let Some(proposal) = held.proposal() else { continue };
+            let Some(proposal) = held.proposal() else {
+                continue;
+            };
             let is_released = others.iter().any(|other| other.id == proposal.id);
             if !is_released && self.staged(held).contains(&place) && !self.is_over(held) {
                 let places = BTreeSet::from([place.clone()]);
-                found.push(ProposalRef { id: proposal.id, tip: proposal.tip, places });
+                found.push(ProposalRef {
+                    id: proposal.id,
+                    tip: proposal.tip,
+                    places,
+                });
             }
         }
         found
     }
 
     fn tip_of(&self, id: EventId) -> Option<Oid> {
-        self.survey.view.as_ref()?.refs.get(&RefName::nostr(id)).copied()
+        self.survey
+            .view
+            .as_ref()?
+            .refs
+            .get(&RefName::nostr(id))
+            .copied()
     }
 }
 
@@ -576,7 +664,11 @@ struct ProposalRoom<'a> {
 
 impl<'a> ProposalRoom<'a> {
     fn new(judgement: &'a Judgement<'_>) -> Self {
-        let refs = judgement.survey.view.iter().flat_map(|view| view.refs.keys());
+        let refs = judgement
+            .survey
+            .view
+            .iter()
+            .flat_map(|view| view.refs.keys());
         let count = refs.filter(|name| name.event().is_some()).count();
         let mut by_author: BTreeMap<PublicKey, usize> = BTreeMap::new();
         for proposal in &judgement.stored.proposals {
@@ -584,7 +676,11 @@ impl<'a> ProposalRoom<'a> {
                 *by_author.entry(proposal.author).or_default() += 1;
             }
         }
-        Self { maintainers: &judgement.maintainers, count, by_author }
+        Self {
+            maintainers: &judgement.maintainers,
+            count,
+            by_author,
+        }
     }
 
     /// Returns whether there is room for a further pull request, and counts it.

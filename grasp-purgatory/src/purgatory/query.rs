@@ -30,7 +30,10 @@ const ADDRESSES_READ: usize = 128;
 
 /// One event in want of objects, and the servers that may have them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub struct Want {
     pub id: EventId,
     pub phase: Phase,
@@ -80,8 +83,19 @@ impl Purgatory {
     /// Returns the records from which [`restore`](Self::restore) makes the same purgatory.
     pub fn records(&self) -> Vec<Record> {
         let held = self.held.iter().cloned().map(|held| {
-            let HeldEvent { event, phase, since, until, .. } = held;
-            Record::Held { event, phase, since, until }
+            let HeldEvent {
+                event,
+                phase,
+                since,
+                until,
+                ..
+            } = held;
+            Record::Held {
+                event,
+                phase,
+                since,
+                until,
+            }
         });
         let staged = self.staging.iter().flat_map(|(id, staged)| {
             let (id, until) = (*id, staged.until);
@@ -95,7 +109,10 @@ impl Purgatory {
                 until,
             })
         });
-        let tasks = self.tasks.iter().map(|task| Record::TaskAdded { task: task.clone() });
+        let tasks = self
+            .tasks
+            .iter()
+            .map(|task| Record::TaskAdded { task: task.clone() });
         held.chain(staged).chain(tasks).collect()
     }
 
@@ -114,7 +131,10 @@ impl Purgatory {
     /// Returns the held announcement of a repository. An expired one counts: a new state renews it.
     pub fn announcement(&self, repo: &RepoId) -> Option<KnownAnnouncement> {
         let announcement = self.held.announcement(repo)?.announcement()?.clone();
-        Some(KnownAnnouncement { announcement, presence: Presence::Held })
+        Some(KnownAnnouncement {
+            announcement,
+            presence: Presence::Held,
+        })
     }
 
     /// Returns the authors of held announcements that list the owner of a repository under its identifier.
@@ -135,7 +155,12 @@ impl Purgatory {
     /// Returns the held states of these maintainers of a repository, each of which a push may realise.
     pub fn candidates(&self, repo: &RepoId, maintainers: &BTreeSet<PublicKey>) -> Vec<Candidate> {
         let states = self.held_for(repo, maintainers).states.into_iter();
-        states.map(|state| Candidate { state, presence: Presence::Held }).collect()
+        states
+            .map(|state| Candidate {
+                state,
+                presence: Presence::Held,
+            })
+            .collect()
     }
 
     /// Returns the held events that matter for a repository with these maintainers.
@@ -191,7 +216,9 @@ impl Purgatory {
     pub fn passes_for(&self, id: &EventId) -> Vec<(RepoId, PassNumber)> {
         let repos = self.held.get(id).map(|held| held.concerned.iter());
         let repos = repos.into_iter().flatten();
-        repos.filter_map(|repo| Some((repo.clone(), self.pending_pass(repo)?))).collect()
+        repos
+            .filter_map(|repo| Some((repo.clone(), self.pending_pass(repo)?)))
+            .collect()
     }
 
     /// Returns the pass that sees everything that has happened at a repository so far, if one runs or follows. Once it
@@ -221,20 +248,29 @@ impl Purgatory {
 
     /// Returns the waiting announcement of a repository.
     pub fn held_announcement(&self, repo: &RepoId) -> Option<Arc<Event>> {
-        let held = self.held.announcement(repo).filter(|held| held.is_waiting());
+        let held = self
+            .held
+            .announcement(repo)
+            .filter(|held| held.is_waiting());
         held.map(|held| held.event.clone())
     }
 
     /// Returns every waiting announcement.
     pub fn held_announcements(&self) -> Vec<Arc<Event>> {
         let waiting = |held: &&HeldEvent| held.is_waiting() && held.announcement().is_some();
-        self.held.iter().filter(waiting).map(|held| held.event.clone()).collect()
+        self.held
+            .iter()
+            .filter(waiting)
+            .map(|held| held.event.clone())
+            .collect()
     }
 
     /// Returns every upload that waits for its event. Other data in staging at a start was never accounted for.
     pub fn staged(&self) -> BTreeSet<(EventId, Oid)> {
         let staged = self.staging.iter();
-        staged.flat_map(|(id, uploads)| uploads.tips.keys().map(|tip| (*id, *tip))).collect()
+        staged
+            .flat_map(|(id, uploads)| uploads.tips.keys().map(|tip| (*id, *tip)))
+            .collect()
     }
 
     /// Returns the claimant of objects that a repository hunts for, and whether a pull request wants them. States come
@@ -244,19 +280,25 @@ impl Purgatory {
         for held in self.wanted.of(repo).filter_map(|id| self.held.get(&id)) {
             let is_wanting = match &held.content {
                 Content::Announcement(_) => false,
-                Content::State(state) => {
-                    state.tips().is_some_and(|tips| tips.iter().any(|oid| oids.contains(oid)))
-                }
+                Content::State(state) => state
+                    .tips()
+                    .is_some_and(|tips| tips.iter().any(|oid| oids.contains(oid))),
                 Content::Proposal(proposal) => oids.contains(&proposal.tip),
             };
             if is_wanting {
                 wanting.push(held);
             }
         }
-        let held = wanting.into_iter().min_by_key(|held| held.proposal().is_some())?;
+        let held = wanting
+            .into_iter()
+            .min_by_key(|held| held.proposal().is_some())?;
         let claimant = Claimant::default().signed_by(held.author());
         let has_authority = self.held.has_authority(&held.id());
-        let claimant = if has_authority { claimant.with_authority() } else { claimant };
+        let claimant = if has_authority {
+            claimant.with_authority()
+        } else {
+            claimant
+        };
         Some((claimant, held.proposal().is_some()))
     }
 
@@ -312,12 +354,20 @@ impl Purgatory {
     ) -> Want {
         let is_own = |announcement: &&Arc<Announcement>| owners.contains(&announcement.repo.owner);
         let own = announcements.iter().filter(is_own);
-        let others = announcements.iter().filter(|announcement| !is_own(announcement));
+        let others = announcements
+            .iter()
+            .filter(|announcement| !is_own(announcement));
         let (service, now) = (&self.policy.service, self.now.unix);
         let trusted = select_addresses(own.chain(others).flat_map(|a| &a.clone), service, now);
         let mut untrusted = select_addresses(untrusted.iter(), service, now);
         untrusted.retain(|url| !trusted.contains(url));
-        Want { id, phase: Phase::Waiting, tips, trusted, untrusted }
+        Want {
+            id,
+            phase: Phase::Waiting,
+            tips,
+            trusted,
+            untrusted,
+        }
     }
 
     /// Returns the next time at which a waiting event about a repository expires.
@@ -327,7 +377,10 @@ impl Purgatory {
 
     /// Returns the number of waiting events that expire by then.
     pub fn expiring(&self, by: Timestamp) -> usize {
-        self.held.deadlines(Phase::Waiting).take_while(|(end, _)| *end <= by).count()
+        self.held
+            .deadlines(Phase::Waiting)
+            .take_while(|(end, _)| *end <= by)
+            .count()
     }
 
     /// Returns the numbers of held events, uploads and tasks.
@@ -363,9 +416,15 @@ pub fn select_addresses<'a>(
 ) -> Vec<CloneUrl> {
     let mut seen = BTreeSet::new();
     let beyond = urls.clone().skip(ADDRESSES_READ).count();
-    let window = urls.clone().skip(ADDRESSES_READ + draw(now, beyond)).take(MAX_ADDRESSES);
-    let mut selected: Vec<_> =
-        urls.take(ADDRESSES_READ).chain(window).filter(|url| seen.insert(*url)).collect();
+    let window = urls
+        .clone()
+        .skip(ADDRESSES_READ + draw(now, beyond))
+        .take(MAX_ADDRESSES);
+    let mut selected: Vec<_> = urls
+        .take(ADDRESSES_READ)
+        .chain(window)
+        .filter(|url| seen.insert(*url))
+        .collect();
     if selected.len() > MAX_ADDRESSES {
         let mut rest = selected.split_off(FIRST_ADDRESSES);
         let first = draw(now, rest.len());
@@ -380,7 +439,10 @@ pub fn select_addresses<'a>(
 fn draw(now: Timestamp, below: usize) -> usize {
     let mut hasher = DefaultHasher::new();
     (now.as_secs(), below).hash(&mut hasher);
-    let drawn = hasher.finish().checked_rem(below as u64).unwrap_or_default();
+    let drawn = hasher
+        .finish()
+        .checked_rem(below as u64)
+        .unwrap_or_default();
     usize::try_from(drawn).unwrap_or_default()
 }
 
@@ -393,7 +455,9 @@ mod tests {
     }
 
     fn urls(count: usize) -> Vec<CloneUrl> {
-        (0..count).map(|n| format!("https://h{n}.example.com/x").parse().unwrap()).collect()
+        (0..count)
+            .map(|n| format!("https://h{n}.example.com/x").parse().unwrap())
+            .collect()
     }
 
     fn at(urls: &[CloneUrl], second: u64) -> Vec<CloneUrl> {

@@ -85,14 +85,22 @@ impl Releases {
 
     /// Returns whether an event is part of a release that is under way.
     pub(super) fn is_releasing(&self, id: &EventId) -> bool {
-        let running = self.by_repo.values().filter_map(|release| release.running.as_ref());
-        running.flat_map(|(_, events)| events).any(|event| event.id == *id)
+        let running = self
+            .by_repo
+            .values()
+            .filter_map(|release| release.running.as_ref());
+        running
+            .flat_map(|(_, events)| events)
+            .any(|event| event.id == *id)
     }
 
     /// Ends a stage if it is the running one, and returns its events.
     pub(super) fn stage_ended(&mut self, repo: &RepoId, stage: Stage) -> Option<Vec<Arc<Event>>> {
         let release = self.by_repo.get_mut(repo)?;
-        release.running.take_if(|(running, _)| *running == stage).map(|(_, events)| events)
+        release
+            .running
+            .take_if(|(running, _)| *running == stage)
+            .map(|(_, events)| events)
     }
 
     /// Ends a stage that failed, to be tried again at this time.
@@ -116,7 +124,12 @@ impl Releases {
             self.repeat(repo);
         }
         self.entry(repo).running = Some((Stage::Release, events.clone()));
-        out.push(Output::Release { repo: repo.clone(), refs, events, withdraw });
+        out.push(Output::Release {
+            repo: repo.clone(),
+            refs,
+            events,
+            withdraw,
+        });
     }
 
     /// Notes what follows from the next release.
@@ -135,7 +148,9 @@ impl Releases {
     /// Takes the repositories to survey after a release.
     fn take_followers(&mut self, repo: &RepoId) -> BTreeSet<RepoId> {
         let release = self.by_repo.get_mut(repo);
-        release.map(|release| std::mem::take(&mut release.followers)).unwrap_or_default()
+        release
+            .map(|release| std::mem::take(&mut release.followers))
+            .unwrap_or_default()
     }
 
     /// Makes another pass follow the current one.
@@ -146,7 +161,11 @@ impl Releases {
 
     /// Ends a pass, and begins the next if something has changed since its survey.
     pub(super) fn end_pass(&mut self, out: &mut Outputs, repo: &RepoId) {
-        if self.by_repo.get(repo).is_some_and(|release| release.next.is_some()) {
+        if self
+            .by_repo
+            .get(repo)
+            .is_some_and(|release| release.next.is_some())
+        {
             self.request(out, repo);
         }
         self.drop_if_idle(repo);
@@ -183,7 +202,10 @@ impl Releases {
     }
 
     pub(super) fn next_retry(&self) -> Option<Mono> {
-        self.by_repo.values().filter_map(|release| release.retry_at).min()
+        self.by_repo
+            .values()
+            .filter_map(|release| release.retry_at)
+            .min()
     }
 
     pub(super) fn next_expiration(&self) -> Option<Timestamp> {
@@ -205,7 +227,11 @@ impl Releases {
     /// Notes the results of a survey that outlast it.
     pub(super) fn surveyed(&mut self, repo: &RepoId, survey: &Survey, now: Timestamp) {
         self.expirations.remove(repo);
-        let served = survey.announcements.iter().chain(&survey.states).chain(&survey.proposals);
+        let served = survey
+            .announcements
+            .iter()
+            .chain(&survey.states)
+            .chain(&survey.proposals);
         self.expirations.add(repo, served, now);
     }
 
@@ -216,7 +242,10 @@ impl Releases {
     /// Returns the pass that sees everything that has happened so far, if one runs or follows.
     pub(super) fn pending_pass(&self, repo: &RepoId) -> Option<PassNumber> {
         let release = self.by_repo.get(repo)?;
-        release.running.as_ref().map(|_| release.next.unwrap_or(release.pass))
+        release
+            .running
+            .as_ref()
+            .map(|_| release.next.unwrap_or(release.pass))
     }
 
     /// Returns whether a pass has ended: nothing runs, or a later one does.
@@ -243,7 +272,14 @@ impl Purgatory {
                 self.held.hold(out, event, now, until);
             }
         }
-        let plan = judge::plan(&self.config, &self.policy, &self.held, &self.staging, repo, survey);
+        let plan = judge::plan(
+            &self.config,
+            &self.policy,
+            &self.held,
+            &self.staging,
+            repo,
+            survey,
+        );
         for id in &plan.gone {
             self.drop_event(out, *id, false);
         }
@@ -252,7 +288,10 @@ impl Purgatory {
             self.tasks.clear_proposal(out, *id, keep, repos);
         }
         if plan.is_orphan {
-            let task = CleanupTask::RemoveView { repo: repo.clone(), is_immediate: true };
+            let task = CleanupTask::RemoveView {
+                repo: repo.clone(),
+                is_immediate: true,
+            };
             self.tasks.add(out, task);
         }
         // Held before it is withdrawn: at no time is it lost.
@@ -271,8 +310,10 @@ impl Purgatory {
         if !plan.changes_refs && plan.store.is_empty() && withdraw.is_empty() {
             return self.releases.end_pass(out, repo);
         }
-        self.releases.follow_up(repo, plan.followers, plan.changes_service);
-        self.releases.release(out, repo, plan.refs, plan.store, withdraw);
+        self.releases
+            .follow_up(repo, plan.followers, plan.changes_service);
+        self.releases
+            .release(out, repo, plan.refs, plan.store, withdraw);
     }
 
     pub(super) fn released(
@@ -281,7 +322,9 @@ impl Purgatory {
         repo: &RepoId,
         refused: &BTreeSet<EventId>,
     ) {
-        let Some(events) = self.releases.stage_ended(repo, Stage::Release) else { return };
+        let Some(events) = self.releases.stage_ended(repo, Stage::Release) else {
+            return;
+        };
         let followers = self.releases.take_followers(repo);
         let changes_service = self.releases.take_change_of_service(repo);
         if !refused.is_empty() {
@@ -292,7 +335,10 @@ impl Purgatory {
             return self.releases.end_pass(out, repo);
         }
         if changes_service {
-            out.push(Output::Wake { repo: repo.clone(), cause: WakeCause::Announcement });
+            out.push(Output::Wake {
+                repo: repo.clone(),
+                cause: WakeCause::Announcement,
+            });
         }
         for event in &events {
             self.drop_older(out, event.id);
@@ -301,7 +347,10 @@ impl Purgatory {
             if let Some(announcement) = announced {
                 // A survey that began while it was held has not read it from the store.
                 let repo = announcement.repo.clone();
-                out.push(Output::Wake { repo, cause: WakeCause::Announcement });
+                out.push(Output::Wake {
+                    repo,
+                    cause: WakeCause::Announcement,
+                });
             }
             // Its record was removed together with its release.
             self.held.released(event.id);
@@ -312,7 +361,10 @@ impl Purgatory {
             if follower != *repo {
                 self.releases.request(out, &follower);
             }
-            out.push(Output::Wake { repo: follower, cause: WakeCause::Content });
+            out.push(Output::Wake {
+                repo: follower,
+                cause: WakeCause::Content,
+            });
         }
         self.releases.served(repo, &events, self.now.unix);
         if !events.is_empty() {
@@ -324,14 +376,21 @@ impl Purgatory {
     /// Drops an event and the uploads that wait with it. Refs of a pull request that its author or the store has taken
     /// back may have been set by a push before.
     pub(super) fn drop_event(&mut self, out: &mut Outputs, id: EventId, is_taken_back: bool) {
-        let Some(held) = self.held.get(&id) else { return };
+        let Some(held) = self.held.get(&id) else {
+            return;
+        };
         let may_have_refs = is_taken_back && held.proposal().is_some();
-        let announced = held.announcement().map(|announcement| announcement.repo.clone());
+        let announced = held
+            .announcement()
+            .map(|announcement| announcement.repo.clone());
         let repos = self.repos_of(&id);
         self.held.remove(out, id);
         self.event_ended(out, id, repos, may_have_refs);
         if let Some(repo) = announced {
-            out.push(Output::Wake { repo, cause: WakeCause::Announcement });
+            out.push(Output::Wake {
+                repo,
+                cause: WakeCause::Announcement,
+            });
         }
     }
 
@@ -355,16 +414,27 @@ impl Purgatory {
         let repo = announcement.map(|announcement| announcement.repo.clone());
         self.drop_event(out, id, is_taken_back);
         if let Some(repo) = repo {
-            self.tasks.add(out, CleanupTask::RemoveView { repo, is_immediate: true });
+            self.tasks.add(
+                out,
+                CleanupTask::RemoveView {
+                    repo,
+                    is_immediate: true,
+                },
+            );
         }
     }
 
     /// Drops the states that lost to a newer one of their author, which is served now.
     fn drop_older(&mut self, out: &mut Outputs, served: EventId) {
-        let Some(held) = self.held.get(&served) else { return };
+        let Some(held) = self.held.get(&served) else {
+            return;
+        };
         let Some(state) = held.state() else { return };
         let version = held.version();
-        let older = self.held.states(&state.repo).filter(|state| state.version() < version);
+        let older = self
+            .held
+            .states(&state.repo)
+            .filter(|state| state.version() < version);
         let older: Vec<_> = older.map(HeldEvent::id).collect();
         for id in older {
             self.drop_event(out, id, false);
@@ -393,8 +463,12 @@ impl Expirations {
         events: impl IntoIterator<Item = &'a Arc<Event>>,
         now: Timestamp,
     ) {
-        let ends = events.into_iter().filter_map(|event| event.tags.expiration());
-        let Some(end) = ends.filter(|end| *end > now).min() else { return };
+        let ends = events
+            .into_iter()
+            .filter_map(|event| event.tags.expiration());
+        let Some(end) = ends.filter(|end| *end > now).min() else {
+            return;
+        };
         if self.by_repo.get(repo).is_none_or(|before| end < *before) {
             self.remove(repo);
             self.by_repo.insert(repo.clone(), end);

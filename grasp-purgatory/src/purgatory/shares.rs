@@ -38,7 +38,11 @@ struct Share {
 impl Share {
     /// Returns the amount by which its holder is compared with others.
     fn weight(&self) -> u64 {
-        let divisor = if self.claimant.has_authority { AUTHORITY_DIVISOR } else { 1 };
+        let divisor = if self.claimant.has_authority {
+            AUTHORITY_DIVISOR
+        } else {
+            1
+        };
         self.grant.amount() / divisor
     }
 }
@@ -65,14 +69,29 @@ impl<H: Copy + Ord> Shares<H> {
         let count = u64::try_from(bound.count).unwrap_or(u64::MAX);
         let least = bytes.checked_div(count).unwrap_or(u64::MAX);
         let (total, smallest) = (bytes + reserve, smallest.max(least));
-        let bounds = Bounds { total, reserve, per_author: u64::MAX, smallest };
+        let bounds = Bounds {
+            total,
+            reserve,
+            per_author: u64::MAX,
+            smallest,
+        };
         let (holders, by_sum) = (BTreeMap::new(), BTreeSet::new());
-        Self { pool: Pool::new(bounds), least, held: BTreeMap::new(), holder, holders, by_sum }
+        Self {
+            pool: Pool::new(bounds),
+            least,
+            held: BTreeMap::new(),
+            holder,
+            holders,
+            by_sum,
+        }
     }
 
     fn insert(&mut self, id: EventId, share: Share) {
-        let (key, weight, amount) =
-            ((self.holder)(&share.claimant), share.weight(), share.grant.amount());
+        let (key, weight, amount) = (
+            (self.holder)(&share.claimant),
+            share.weight(),
+            share.grant.amount(),
+        );
         let holder = self.holders.entry(key).or_default();
         self.by_sum.remove(&(holder.sum, key));
         holder.sum = holder.sum.saturating_add(weight);
@@ -148,10 +167,16 @@ impl<H: Copy + Ord> Shares<H> {
 
     /// Moves a share to the account of claimants with authority.
     pub(super) fn authorise(&mut self, id: EventId) {
-        if self.held.get(&id).is_none_or(|share| share.claimant.has_authority) {
+        if self
+            .held
+            .get(&id)
+            .is_none_or(|share| share.claimant.has_authority)
+        {
             return;
         }
-        let Some(Share { claimant, grant }) = self.remove(&id) else { return };
+        let Some(Share { claimant, grant }) = self.remove(&id) else {
+            return;
+        };
         let (claimant, amount) = (claimant.with_authority(), grant.amount());
         self.pool.give_back(grant);
         let grant = self.pool.force(&claimant, amount);
@@ -159,7 +184,9 @@ impl<H: Copy + Ord> Shares<H> {
     }
 
     pub(super) fn has_authority(&self, id: &EventId) -> bool {
-        self.held.get(id).is_some_and(|share| share.claimant.has_authority)
+        self.held
+            .get(id)
+            .is_some_and(|share| share.claimant.has_authority)
     }
 
     pub(super) fn release(&mut self, id: &EventId) {
@@ -178,7 +205,10 @@ impl<H: Copy + Ord> Shares<H> {
         bytes: u64,
         is_spared: impl Fn(&EventId) -> bool,
     ) -> Option<EventId> {
-        let own = self.holders.get(&(self.holder)(newcomer)).map_or(0, |holder| holder.sum);
+        let own = self
+            .holders
+            .get(&(self.holder)(newcomer))
+            .map_or(0, |holder| holder.sum);
         let least = own.saturating_add(bytes.max(self.least)).max(self.modest());
         let large = self.by_sum.iter().rev().take_while(|(sum, _)| *sum > least);
         let largest = |(_, key): &(u64, H)| {
@@ -203,7 +233,10 @@ mod tests {
 
     use super::*;
 
-    const BOUND: Bound = Bound { count: 100, bytes: 1_000 };
+    const BOUND: Bound = Bound {
+        count: 100,
+        bytes: 1_000,
+    };
 
     fn author(n: u8) -> Claimant {
         Claimant::default().signed_by(PublicKey::from_byte_array([n; 32]))
@@ -229,12 +262,20 @@ mod tests {
         }
         shares.take(id(9), author(2), 100).unwrap();
         assert_eq!(shares.take(id(10), author(3), 50), Err(Shortage::Total));
-        assert_eq!(evicts(&shares, author(1), 50), None, "not for more of their own");
+        assert_eq!(
+            evicts(&shares, author(1), 50),
+            None,
+            "not for more of their own"
+        );
         let victim = evicts(&shares, author(3), 50).unwrap();
         assert!(victim < id(9), "of the one with most");
         shares.release(&victim);
         shares.take(id(10), author(3), 50).unwrap();
-        assert_eq!(evicts(&shares, author(4), 900), None, "the newcomer would have most");
+        assert_eq!(
+            evicts(&shares, author(4), 900),
+            None,
+            "the newcomer would have most"
+        );
     }
 
     #[test]
@@ -260,7 +301,10 @@ mod tests {
         assert!((200..=300).contains(&fill(&mut shares, at(1))), "a quarter");
         assert!(fill(&mut shares, at(2)) >= 100);
         assert_eq!(fill(&mut shares, Claimant::default()) % 10, 0);
-        assert!(fill(&mut shares, author(1).with_authority()) >= 240, "the reserve");
+        assert!(
+            fill(&mut shares, author(1).with_authority()) >= 240,
+            "the reserve"
+        );
     }
 
     #[test]
@@ -270,7 +314,13 @@ mod tests {
         shares.add(id(1), author(1), 400);
         assert_eq!(shares.pool.usage().all, 400);
         shares.authorise(id(1));
-        assert_eq!((shares.pool.usage().all, shares.pool.usage().without_authority), (400, 0));
+        assert_eq!(
+            (
+                shares.pool.usage().all,
+                shares.pool.usage().without_authority
+            ),
+            (400, 0)
+        );
         shares.release(&id(1));
         shares.release(&id(1));
         assert_eq!(shares.pool.usage().all, 0);

@@ -69,18 +69,29 @@ impl StagedUploads {
         policy: &'a Policy,
         proposal: &'a Proposal,
     ) -> impl Iterator<Item = &'a PushTarget> {
-        let uploads = self.tips.get(&proposal.tip).into_iter().flat_map(Uploads::keys);
+        let uploads = self
+            .tips
+            .get(&proposal.tip)
+            .into_iter()
+            .flat_map(Uploads::keys);
         uploads.filter(move |target| target.accepts(policy, proposal))
     }
 
     pub(super) fn repos(&self) -> impl Iterator<Item = &RepoId> {
-        self.tips.values().flat_map(Uploads::keys).map(PushTarget::repo)
+        self.tips
+            .values()
+            .flat_map(Uploads::keys)
+            .map(PushTarget::repo)
     }
 
     /// Returns the tips that were uploaded to a repository.
     fn tips_at(&self, repo: &RepoId) -> BTreeSet<Oid> {
         let is_there = |uploads: &Uploads| uploads.keys().any(|target| target.repo() == repo);
-        self.tips.iter().filter(|(_, uploads)| is_there(uploads)).map(|(tip, _)| *tip).collect()
+        self.tips
+            .iter()
+            .filter(|(_, uploads)| is_there(uploads))
+            .map(|(tip, _)| *tip)
+            .collect()
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -103,12 +114,21 @@ pub(super) struct Staging {
 impl Staging {
     pub(super) fn new(config: &Config) -> Self {
         let disk = Shares::new(config.staged, 0, config.staged.bytes / 8, |one| one.network);
-        Self { by_event: BTreeMap::new(), disk }
+        Self {
+            by_event: BTreeMap::new(),
+            disk,
+        }
     }
 
     pub(super) fn apply(&mut self, record: &Record) {
         match record {
-            Record::Staged { id, tip, target, bytes, until } => {
+            Record::Staged {
+                id,
+                tip,
+                target,
+                bytes,
+                until,
+            } => {
                 self.insert(*id, *tip, target, *bytes, *until);
             }
             Record::Unstaged { id, keep } => self.take(id, *keep),
@@ -130,7 +150,17 @@ impl Staging {
         (target, bytes): (PushTarget, u64),
         until: Timestamp,
     ) {
-        self.record(out, &id, Record::Staged { id, tip, target, bytes, until });
+        self.record(
+            out,
+            &id,
+            Record::Staged {
+                id,
+                tip,
+                target,
+                bytes,
+                until,
+            },
+        );
     }
 
     /// Drops the uploads for an event but for the tip to keep. Returns whether there were any.
@@ -156,10 +186,10 @@ impl Staging {
     }
 
     fn insert(&mut self, id: EventId, tip: Oid, target: &PushTarget, bytes: u64, until: Timestamp) {
-        let staged = self
-            .by_event
-            .entry(id)
-            .or_insert_with(|| StagedUploads { tips: BTreeMap::new(), until });
+        let staged = self.by_event.entry(id).or_insert_with(|| StagedUploads {
+            tips: BTreeMap::new(),
+            until,
+        });
         staged.until = until;
         let uploads = staged.tips.entry(tip).or_default();
         uploads.retain(|other, _| other.upload_key() != target.upload_key());
@@ -167,7 +197,9 @@ impl Staging {
     }
 
     fn take(&mut self, id: &EventId, keep: Option<Oid>) {
-        let Some(staged) = self.by_event.get_mut(id) else { return };
+        let Some(staged) = self.by_event.get_mut(id) else {
+            return;
+        };
         staged.tips.retain(|tip, _| keep == Some(*tip));
         if staged.tips.is_empty() {
             self.by_event.remove(id);
@@ -187,7 +219,9 @@ impl Staging {
         let staged = self.by_event.get(&id);
         let same_tip = staged.and_then(|staged| staged.tips.get(tip));
         if same_tip.is_some_and(|targets| {
-            targets.keys().any(|one| one.upload_key() == target.upload_key())
+            targets
+                .keys()
+                .any(|one| one.upload_key() == target.upload_key())
         }) {
             return (Vec::new(), true);
         }
@@ -197,7 +231,8 @@ impl Staging {
         }
         let all = staged.map_or(0, StagedUploads::bytes).saturating_add(bytes);
         let is_spared = |other: &EventId| *other == id || is_spared(other);
-        self.disk.reserve(id, Claimant::maybe_at(network), all, is_spared)
+        self.disk
+            .reserve(id, Claimant::maybe_at(network), all, is_spared)
     }
 
     pub(super) fn of(&self, id: &EventId) -> Option<&StagedUploads> {
@@ -209,10 +244,14 @@ impl Staging {
     }
 
     pub(super) fn tips(&self, id: &EventId) -> BTreeSet<Oid> {
-        self.of(id).map(|staged| staged.tips.keys().copied().collect()).unwrap_or_default()
+        self.of(id)
+            .map(|staged| staged.tips.keys().copied().collect())
+            .unwrap_or_default()
     }
 
     pub(super) fn tips_at(&self, id: &EventId, repo: &RepoId) -> BTreeSet<Oid> {
-        self.of(id).map(|staged| staged.tips_at(repo)).unwrap_or_default()
+        self.of(id)
+            .map(|staged| staged.tips_at(repo))
+            .unwrap_or_default()
     }
 }

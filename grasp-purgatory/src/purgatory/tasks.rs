@@ -11,7 +11,10 @@ use super::io::{Output, Outputs, Record};
 /// An idempotent change of git data that stays pending until it is done, also across a crash.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub enum CleanupTask {
     /// Create an empty view for a repository, unless it has one.
     CreateView { repo: RepoId },
@@ -27,7 +30,11 @@ pub enum CleanupTask {
     },
     /// Remove from staging all tips of a pull request but those in `keep`, and `refs/nostr/<id>` from these repositories
     /// where it is neither one of these nor the tip of a stored event of that id.
-    ClearProposal { id: EventId, keep: BTreeSet<Oid>, repos: BTreeSet<RepoId> },
+    ClearProposal {
+        id: EventId,
+        keep: BTreeSet<Oid>,
+        repos: BTreeSet<RepoId>,
+    },
 }
 
 impl CleanupTask {
@@ -115,7 +122,8 @@ impl CleanupTasks {
     }
 
     pub(super) fn run_all(&self, out: &mut Outputs) {
-        self.iter().for_each(|task| out.push(Output::RunTask(task.clone())));
+        self.iter()
+            .for_each(|task| out.push(Output::RunTask(task.clone())));
     }
 
     /// Runs the pending tasks if it is time to try failed ones again.

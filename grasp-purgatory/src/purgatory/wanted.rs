@@ -34,7 +34,9 @@ impl WantedEvents {
     }
 
     fn remove_hunter(&mut self, id: &EventId, repo: &RepoId) {
-        let Some(hunters) = self.by_event.get_mut(id) else { return };
+        let Some(hunters) = self.by_event.get_mut(id) else {
+            return;
+        };
         hunters.remove(repo);
         if hunters.is_empty() {
             self.by_event.remove(id);
@@ -44,7 +46,9 @@ impl WantedEvents {
     /// Forgets an event that is no longer held.
     pub(super) fn forget(&mut self, id: &EventId) {
         for repo in self.by_event.remove(id).unwrap_or_default() {
-            let Some(wanted) = self.by_repo.get_mut(&repo) else { continue };
+            let Some(wanted) = self.by_repo.get_mut(&repo) else {
+                continue;
+            };
             wanted.held.remove(id);
             if wanted.held.is_empty() && wanted.served.is_none() {
                 self.by_repo.remove(&repo);
@@ -53,17 +57,24 @@ impl WantedEvents {
     }
 
     pub(super) fn is_hunted(&self, repo: &RepoId, id: &EventId) -> bool {
-        self.by_event.get(id).is_some_and(|hunters| hunters.contains(repo))
+        self.by_event
+            .get(id)
+            .is_some_and(|hunters| hunters.contains(repo))
     }
 
     /// Returns whether another repository hunts for an event.
     pub(super) fn is_hunted_elsewhere(&self, repo: &RepoId, id: &EventId) -> bool {
-        self.by_event.get(id).is_some_and(|hunters| hunters.iter().any(|hunter| hunter != repo))
+        self.by_event
+            .get(id)
+            .is_some_and(|hunters| hunters.iter().any(|hunter| hunter != repo))
     }
 
     /// Returns the held events that a repository hunts for.
     pub(super) fn of(&self, repo: &RepoId) -> impl Iterator<Item = EventId> {
-        self.by_repo.get(repo).into_iter().flat_map(|wanted| wanted.held.iter().copied())
+        self.by_repo
+            .get(repo)
+            .into_iter()
+            .flat_map(|wanted| wanted.held.iter().copied())
     }
 
     /// Returns the served state that a repository should show and lacks objects of.

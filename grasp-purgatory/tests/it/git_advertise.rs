@@ -14,13 +14,22 @@ use crate::git_fixture::{Fixture, Work, name};
 /// Upper bound of the size of one chunk of a list.
 const MAX_CHUNK: usize = 40 * 1024;
 
-const CLIENT: Claimant = Claimant { network: None, author: None, has_authority: false };
+const CLIENT: Claimant = Claimant {
+    network: None,
+    author: None,
+    has_authority: false,
+};
 
 const PROTOCOLS: [Protocol; 3] = [Protocol::V0, Protocol::V1, Protocol::V2];
 
 async fn output_of(mut process: GitProcess) -> String {
     let mut answer = String::new();
-    process.take_stdout().unwrap().read_to_string(&mut answer).await.unwrap();
+    process
+        .take_stdout()
+        .unwrap()
+        .read_to_string(&mut answer)
+        .await
+        .unwrap();
     process.finish().await.unwrap();
     answer
 }
@@ -28,7 +37,11 @@ async fn output_of(mut process: GitProcess) -> String {
 /// Returns the whole text of a list.
 async fn text_of(list: RefList) -> String {
     let pieces = pieces_of(list).await;
-    assert!(pieces.iter().all(|piece| !piece.is_empty() && piece.len() < MAX_CHUNK));
+    assert!(
+        pieces
+            .iter()
+            .all(|piece| !piece.is_empty() && piece.len() < MAX_CHUNK)
+    );
     String::from_utf8(pieces.concat()).unwrap()
 }
 
@@ -44,8 +57,16 @@ async fn assert_advertised_as_by_git(fixture: &Fixture, repo: &RepoId) {
     for service in [Service::UploadPack, Service::ReceivePack] {
         for protocol in PROTOCOLS {
             let service = (service, protocol);
-            let own = fixture.store.advertisement(repo, service, CLIENT).await.unwrap();
-            let git = fixture.store.advertise(repo, service, Claimant::default()).await.unwrap();
+            let own = fixture
+                .store
+                .advertisement(repo, service, CLIENT)
+                .await
+                .unwrap();
+            let git = fixture
+                .store
+                .advertise(repo, service, Claimant::default())
+                .await
+                .unwrap();
             let (own, git) = (text_of(own).await, output_of(git).await);
             // Git before version 2.41 does not tell its capabilities for an empty repository.
             let is_silent = matches!(git.as_str(), "0000" | "000eversion 1\n0000");
@@ -60,23 +81,43 @@ async fn assert_advertised_as_by_git(fixture: &Fixture, repo: &RepoId) {
 fn ls_refs(capabilities: &[&str], arguments: &[&str]) -> Vec<u8> {
     let mut request = Vec::new();
     encode_pkt(b"command=ls-refs\n", &mut request);
-    capabilities.iter().for_each(|line| encode_pkt(line.as_bytes(), &mut request));
+    capabilities
+        .iter()
+        .for_each(|line| encode_pkt(line.as_bytes(), &mut request));
     request.extend_from_slice(b"0001");
-    arguments.iter().for_each(|line| encode_pkt(line.as_bytes(), &mut request));
+    arguments
+        .iter()
+        .for_each(|line| encode_pkt(line.as_bytes(), &mut request));
     request.extend_from_slice(b"0000");
     request
 }
 
 async fn assert_listed_as_by_git(fixture: &Fixture, repo: &RepoId) {
-    let many: Vec<String> = (0..3_000).map(|n| format!("ref-prefix refs/heads/{n}\n")).collect();
+    let many: Vec<String> = (0..3_000)
+        .map(|n| format!("ref-prefix refs/heads/{n}\n"))
+        .collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let arguments: [&[&str]; 13] = [
         &[],
         &["peel\n", "symrefs\n"],
-        &["peel", "symrefs", "unborn", "ref-prefix HEAD", "ref-prefix refs/heads/"],
+        &[
+            "peel",
+            "symrefs",
+            "unborn",
+            "ref-prefix HEAD",
+            "ref-prefix refs/heads/",
+        ],
         &["symrefs\n", "ref-prefix refs/tags/\n", "ref-prefix HEA\n"],
-        &["peel\n", "ref-prefix refs/heads/ma\n", "ref-prefix refs/heads/main\n"],
-        &["peel\n", "ref-prefix refs/heads/main\n", "ref-prefix refs/heads/ma\n"],
+        &[
+            "peel\n",
+            "ref-prefix refs/heads/ma\n",
+            "ref-prefix refs/heads/main\n",
+        ],
+        &[
+            "peel\n",
+            "ref-prefix refs/heads/main\n",
+            "ref-prefix refs/heads/ma\n",
+        ],
         &["ref-prefix refs/heads/main\n"; 3],
         &[
             "ref-prefix refs/tags/v1-\n",
@@ -89,14 +130,27 @@ async fn assert_listed_as_by_git(fixture: &Fixture, repo: &RepoId) {
         &["ref-prefix refs/nostr/\n", "ref-prefix refs/grasp/\n"],
         &["ref-prefix nothing\n"],
         &["ref-prefix \n"],
-        &["ref-prefix refs/heads/main\n", "ref-prefix \n", "ref-prefix refs/tags/\n"],
+        &[
+            "ref-prefix refs/heads/main\n",
+            "ref-prefix \n",
+            "ref-prefix refs/tags/\n",
+        ],
         &many,
     ];
     for arguments in arguments {
         let request = ls_refs(&["agent=git/2.40", "object-format=sha1"], arguments);
-        let own = fixture.store.ls_refs(repo, &request, CLIENT).await.unwrap().expect("an answer");
+        let own = fixture
+            .store
+            .ls_refs(repo, &request, CLIENT)
+            .await
+            .unwrap()
+            .expect("an answer");
         let claimant = Claimant::default();
-        let mut git = fixture.store.upload_pack(repo, Protocol::V2, claimant).await.unwrap();
+        let mut git = fixture
+            .store
+            .upload_pack(repo, Protocol::V2, claimant)
+            .await
+            .unwrap();
         let mut input = git.take_stdin().unwrap();
         input.write_all(&request).await.unwrap();
         drop(input);
@@ -121,14 +175,20 @@ async fn repository(fixture: &Fixture) -> RepoId {
         (pull_request.as_str(), Some(two)),
     ];
     fixture.push(&repo, &work, &moves[..5]).await.unwrap();
-    fixture.push(&repo, &work, &[("refs/heads/main", Some(two))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[("refs/heads/main", Some(two))])
+        .await
+        .unwrap();
     let change = grasp_core::push::PushCommand {
         old: None,
         new: Some(two),
         name: pull_request.parse().unwrap(),
     };
     let mut guard = fixture.store.lock(&repo).await.unwrap();
-    guard.move_refs(&[change], None, crate::git_fixture::now()).await.unwrap();
+    guard
+        .move_refs(&[change], None, crate::git_fixture::now())
+        .await
+        .unwrap();
     repo
 }
 
@@ -153,8 +213,16 @@ async fn a_head_without_its_branch_is_advertised_as_by_git() {
     let fixture = Fixture::new().await;
     let repo = repository(&fixture).await;
     let refs = Refs::clone(&fixture.store.view(&repo).await.unwrap().refs);
-    fixture.database.set_refs(&repo, Refs { head: name("refs/heads/unborn"), ..refs });
-    let text = fixture.advertised(&repo, Service::UploadPack, Protocol::V0).await;
+    fixture.database.set_refs(
+        &repo,
+        Refs {
+            head: name("refs/heads/unborn"),
+            ..refs
+        },
+    );
+    let text = fixture
+        .advertised(&repo, Service::UploadPack, Protocol::V0)
+        .await;
     assert!(!text.contains("HEAD"), "{text}");
     assert_advertised_as_by_git(&fixture, &repo).await;
     assert_listed_as_by_git(&fixture, &repo).await;
@@ -168,12 +236,21 @@ async fn lists_of_many_chunks_equal_those_of_git() {
     let targets: Vec<_> = refs.refs.values().copied().collect();
     for (n, target) in targets.iter().cycle().take(5_000).enumerate() {
         // Only tags may point at tags.
-        let namespace = if target.peeled.is_some() { "tags" } else { "heads" };
-        refs.refs.insert(name(&format!("refs/{namespace}/{n}")), *target);
+        let namespace = if target.peeled.is_some() {
+            "tags"
+        } else {
+            "heads"
+        };
+        refs.refs
+            .insert(name(&format!("refs/{namespace}/{n}")), *target);
     }
     fixture.database.set_refs(&repo, refs);
     let service = (Service::UploadPack, Protocol::V0);
-    let list = fixture.store.advertisement(&repo, service, CLIENT).await.unwrap();
+    let list = fixture
+        .store
+        .advertisement(&repo, service, CLIENT)
+        .await
+        .unwrap();
     let chunks = pieces_of(list).await.len();
     assert!(chunks > 5, "{chunks}");
     assert_advertised_as_by_git(&fixture, &repo).await;
@@ -186,23 +263,42 @@ async fn refs_without_objects_are_left_out_for_a_client_that_pushes() {
     let repo = repository(&fixture).await;
     let here = fixture.store.refs(&repo).await.unwrap();
     let mut refs = Refs::clone(&fixture.store.view(&repo).await.unwrap().refs);
-    let lost = Target { oid: "cd".repeat(20).parse().unwrap(), peeled: None };
+    let lost = Target {
+        oid: "cd".repeat(20).parse().unwrap(),
+        peeled: None,
+    };
     for text in ["refs/heads/a", "refs/heads/z", "refs/tags/lost"] {
         refs.refs.insert(name(text), lost);
     }
     fixture.database.set_refs(&repo, refs);
     for protocol in PROTOCOLS {
         let service = (Service::ReceivePack, protocol);
-        let own = text_of(fixture.store.advertisement(&repo, service, CLIENT).await.unwrap()).await;
+        let own = text_of(
+            fixture
+                .store
+                .advertisement(&repo, service, CLIENT)
+                .await
+                .unwrap(),
+        )
+        .await;
         assert_eq!(own.matches(" refs/").count(), here.len(), "{own}");
         assert!(!own.contains(&lost.oid.to_string()), "{own}");
     }
     // A client that fetches is told of them: its fetch fails, instead of bringing less than there was.
     for protocol in [Protocol::V0, Protocol::V1] {
         let service = (Service::UploadPack, protocol);
-        let text =
-            text_of(fixture.store.advertisement(&repo, service, CLIENT).await.unwrap()).await;
-        assert!(text.contains(&format!("{} refs/heads/a\n", lost.oid)), "{text}");
+        let text = text_of(
+            fixture
+                .store
+                .advertisement(&repo, service, CLIENT)
+                .await
+                .unwrap(),
+        )
+        .await;
+        assert!(
+            text.contains(&format!("{} refs/heads/a\n", lost.oid)),
+            "{text}"
+        );
     }
 }
 
@@ -223,11 +319,23 @@ async fn other_requests_are_left_to_git() {
         &ls_refs(&["object-format=sha256"], &["peel"]),
     ] {
         assert!(
-            fixture.store.ls_refs(&repo, request, CLIENT).await.unwrap().is_none(),
+            fixture
+                .store
+                .ls_refs(&repo, request, CLIENT)
+                .await
+                .unwrap()
+                .is_none(),
             "{request:?}"
         );
     }
-    assert!(fixture.store.ls_refs(&repo, &listed, CLIENT).await.unwrap().is_some());
+    assert!(
+        fixture
+            .store
+            .ls_refs(&repo, &listed, CLIENT)
+            .await
+            .unwrap()
+            .is_some()
+    );
 }
 
 /// Adds this number of branches.
@@ -248,14 +356,30 @@ async fn a_list_is_encoded_once_for_each_generation() {
     for service in [Service::UploadPack, Service::ReceivePack] {
         let list = async || {
             let service = (service, Protocol::V0);
-            pieces_of(fixture.store.advertisement(&repo, service, CLIENT).await.unwrap()).await
+            pieces_of(
+                fixture
+                    .store
+                    .advertisement(&repo, service, CLIENT)
+                    .await
+                    .unwrap(),
+            )
+            .await
         };
         let (first, second) = (list().await, list().await);
-        assert!(first.iter().zip(&second).all(|(one, other)| Arc::ptr_eq(one, other)));
+        assert!(
+            first
+                .iter()
+                .zip(&second)
+                .all(|(one, other)| Arc::ptr_eq(one, other))
+        );
         let count = fixture.store.refs(&repo).await.unwrap().len();
         add_branches(&fixture, &repo, 2_000 + count).await;
         let third = list().await;
-        assert!(!third.iter().any(|piece| first.iter().any(|old| Arc::ptr_eq(piece, old))));
+        assert!(
+            !third
+                .iter()
+                .any(|piece| first.iter().any(|old| Arc::ptr_eq(piece, old)))
+        );
         assert!(third.len() > first.len());
     }
 }
@@ -265,8 +389,16 @@ async fn a_list_for_pushes_follows_the_packs() {
     let fixture = Fixture::new().await;
     let repo = repository(&fixture).await;
     let service = (Service::ReceivePack, Protocol::V0);
-    let list =
-        async || text_of(fixture.store.advertisement(&repo, service, CLIENT).await.unwrap()).await;
+    let list = async || {
+        text_of(
+            fixture
+                .store
+                .advertisement(&repo, service, CLIENT)
+                .await
+                .unwrap(),
+        )
+        .await
+    };
     assert!(list().await.contains("refs/heads/main"));
     std::fs::remove_dir_all(fixture.repo_dir(&repo).join("objects/pack")).unwrap();
     assert!(!list().await.contains("refs/heads/main"));
@@ -280,7 +412,16 @@ async fn many_prefixes_take_little_time() {
     let prefixes: Vec<&str> = prefixes.iter().map(String::as_str).collect();
     let request = ls_refs(&[], &prefixes);
     let start = Instant::now();
-    let list = fixture.store.ls_refs(&repo, &request, CLIENT).await.unwrap().unwrap();
+    let list = fixture
+        .store
+        .ls_refs(&repo, &request, CLIENT)
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(text_of(list).await, "0000");
-    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        start.elapsed()
+    );
 }

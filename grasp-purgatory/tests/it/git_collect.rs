@@ -23,7 +23,11 @@ use crate::git_fixture::{
 const MAIN: &str = "refs/heads/main";
 
 async fn collect(fixture: &Fixture, repo: &RepoId, now: Timestamp) -> bool {
-    fixture.store.collect(repo, &Keep::at(now, BTreeSet::new())).await.unwrap()
+    fixture
+        .store
+        .collect(repo, &Keep::at(now, BTreeSet::new()))
+        .await
+        .unwrap()
 }
 
 /// Returns the tips that were replaced.
@@ -49,12 +53,21 @@ async fn a_replaced_tip_is_readable_by_its_id_for_the_retention_time_and_gone_af
     let repo = fixture.repo("x").await;
     work.write("noise", &noise(100_000));
     let removed = work.commit("removed");
-    fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(removed))])
+        .await
+        .unwrap();
     work.git(&["rm", "-q", "noise"]);
     let stays = unrelated(&work, "stays");
-    fixture.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(stays))])
+        .await
+        .unwrap();
 
-    assert!(!collect(&fixture, &repo, now()).await, "there is nothing to remove");
+    assert!(
+        !collect(&fixture, &repo, now()).await,
+        "there is nothing to remove"
+    );
     assert_eq!(fixture.store.row(&repo).await.unwrap().garbage, None);
     assert_eq!(retired(&fixture, &repo).await, [removed].into());
     let fixture = fixture.restart().await;
@@ -70,9 +83,15 @@ async fn a_replaced_tip_is_readable_by_its_id_for_the_retention_time_and_gone_af
     assert!(pack_bytes(&fixture.root()) < 10_000);
     assert!(retired(&fixture, &repo).await.is_empty());
     git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
-    assert!(!collect(&fixture, &repo, end + Duration::from_secs(2)).await, "nothing is left to do");
+    assert!(
+        !collect(&fixture, &repo, end + Duration::from_secs(2)).await,
+        "nothing is left to do"
+    );
     // It can be pushed again.
-    fixture.push(&repo, &work, &[("refs/heads/again", Some(removed))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[("refs/heads/again", Some(removed))])
+        .await
+        .unwrap();
     assert!(is_readable(&fixture, &repo, removed).await);
 }
 
@@ -81,12 +100,22 @@ async fn a_purge_removes_all_that_no_ref_needs_at_once() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let replaced = work.commit("replaced");
-    fixture.push(&repo, &work, &[(MAIN, Some(replaced))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(replaced))])
+        .await
+        .unwrap();
     let stays = unrelated(&work, "stays");
-    fixture.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(stays))])
+        .await
+        .unwrap();
     let unused = unrelated(&work, "unused");
     let incoming = fixture.receive(&repo, &work.pack(&[unused])).await.unwrap();
-    fixture.store.take_in(&repo, incoming, &[unused].into()).await.unwrap();
+    fixture
+        .store
+        .take_in(&repo, incoming, &[unused].into())
+        .await
+        .unwrap();
     collect(&fixture, &repo, now()).await;
     for tip in [replaced, unused, stays] {
         assert!(is_readable(&fixture, &repo, tip).await);
@@ -98,8 +127,14 @@ async fn a_purge_removes_all_that_no_ref_needs_at_once() {
     assert!(retired(&fixture, &repo).await.is_empty());
     assert!(is_readable(&fixture, &repo, stays).await);
     git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
-    assert!(!fixture.store.purge(&repo, now()).await.unwrap(), "there is nothing left to remove");
-    assert!(!fixture.store.purge(&new_repo("x"), now()).await.unwrap(), "nothing is there");
+    assert!(
+        !fixture.store.purge(&repo, now()).await.unwrap(),
+        "there is nothing left to remove"
+    );
+    assert!(
+        !fixture.store.purge(&new_repo("x"), now()).await.unwrap(),
+        "nothing is there"
+    );
 }
 
 /// Takes branches and tags away as the database does with the state that signed for them.
@@ -118,7 +153,10 @@ async fn delete_state(fixture: &Fixture, repo: &RepoId) {
         proposals: ProposalChanges::between(&view.refs, &left),
         to: Some(Arc::new(left)),
     });
-    let commit = Commit { repos: vec![change], ..Commit::default() };
+    let commit = Commit {
+        repos: vec![change],
+        ..Commit::default()
+    };
     let committed = fixture.database.commit(commit).await.unwrap();
     assert!(matches!(committed, Committed::Done { .. }));
 }
@@ -128,12 +166,21 @@ async fn objects_of_a_deleted_state_are_gone_at_once_and_those_of_replaced_ones_
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let replaced = work.commit("replaced");
-    fixture.push(&repo, &work, &[(MAIN, Some(replaced))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(replaced))])
+        .await
+        .unwrap();
     work.write("noise", &noise(100_000));
     let deleted = unrelated(&work, "deleted");
-    fixture.push(&repo, &work, &[(MAIN, Some(deleted))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(deleted))])
+        .await
+        .unwrap();
     delete_state(&fixture, &repo).await;
-    assert!(is_readable(&fixture, &repo, deleted).await, "until it is collected");
+    assert!(
+        is_readable(&fixture, &repo, deleted).await,
+        "until it is collected"
+    );
     assert!(collect(&fixture, &repo, now()).await);
     assert!(!is_readable(&fixture, &repo, deleted).await);
     assert!(pack_bytes(&fixture.root()) < 10_000);
@@ -148,7 +195,10 @@ async fn objects_of_a_deleted_state_stay_while_a_held_event_wants_them() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let tip = work.commit("deleted");
-    fixture.push(&repo, &work, &[(MAIN, Some(tip))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(tip))])
+        .await
+        .unwrap();
     delete_state(&fixture, &repo).await;
     let keep = Keep::at(now(), [tip, "ab".repeat(20).parse().unwrap()].into());
     assert!(fixture.store.collect(&repo, &keep).await.unwrap());
@@ -160,7 +210,10 @@ async fn objects_of_a_deleted_state_stay_while_a_held_event_wants_them() {
 async fn apply(fixture: &Fixture, repo: &RepoId, tip: Oid) -> Result<(), GitError> {
     let refs = BTreeMap::from([(MAIN.parse().unwrap(), tip)]);
     let mut guard = fixture.store.lock(repo).await?;
-    let target = RefTarget { refs, ..RefTarget::default() };
+    let target = RefTarget {
+        refs,
+        ..RefTarget::default()
+    };
     fixture.apply(&mut guard, &target).await
 }
 
@@ -170,10 +223,16 @@ async fn a_retired_history_is_shown_again_without_a_fetch_until_its_owner_vanish
     let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
     work.commit("old");
     let removed = work.commit("removed");
-    fixture.push(&alice, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    fixture
+        .push(&alice, &work, &[(MAIN, Some(removed))])
+        .await
+        .unwrap();
     let stays = unrelated(&work, "stays");
     for repo in [&alice, &bob] {
-        fixture.push(repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
+        fixture
+            .push(repo, &work, &[(MAIN, Some(stays))])
+            .await
+            .unwrap();
         collect(&fixture, repo, now()).await;
     }
     apply(&fixture, &alice, removed).await.unwrap();
@@ -181,7 +240,10 @@ async fn a_retired_history_is_shown_again_without_a_fetch_until_its_owner_vanish
     git(&fixture.view(&alice).await, &["fsck", "--full"], b"").unwrap();
     // The other owner of the name has nothing of it.
     let error = apply(&fixture, &bob, removed).await.unwrap_err();
-    assert!(matches!(error, GitError::Incomplete { count: 1 }), "{error}");
+    assert!(
+        matches!(error, GitError::Incomplete { count: 1 }),
+        "{error}"
+    );
     assert!(!is_readable(&fixture, &bob, removed).await);
 
     // The same after the repository was out of service, unless its owner has vanished.
@@ -194,7 +256,10 @@ async fn a_retired_history_is_shown_again_without_a_fetch_until_its_owner_vanish
         drop(guard);
         collect(&fixture, &alice, now()).await;
         fixture.create(&alice).await;
-        assert_eq!(apply(&fixture, &alice, removed).await.is_err(), is_destroyed);
+        assert_eq!(
+            apply(&fixture, &alice, removed).await.is_err(),
+            is_destroyed
+        );
         assert_eq!(is_readable(&fixture, &alice, removed).await, !is_destroyed);
         assert!(is_readable(&fixture, &bob, stays).await);
     }
@@ -205,10 +270,23 @@ async fn retired_refs_are_forgotten_and_what_is_in_service_stays() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let removed = work.commit("removed");
-    fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(removed))])
+        .await
+        .unwrap();
     let stays = unrelated(&work, "stays");
-    fixture.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
-    fixture.store.lock(&repo).await.unwrap().forget_retired().await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(stays))])
+        .await
+        .unwrap();
+    fixture
+        .store
+        .lock(&repo)
+        .await
+        .unwrap()
+        .forget_retired()
+        .await
+        .unwrap();
     assert!(retired(&fixture, &repo).await.is_empty());
     assert!(collect(&fixture, &repo, now()).await);
     assert!(
@@ -222,7 +300,10 @@ async fn ordinary_pushes_are_not_repacked() {
     let repo = fixture.repo("x").await;
     for n in 0..3 {
         let tip = work.commit(&n.to_string());
-        fixture.push(&repo, &work, &[(MAIN, Some(tip))]).await.unwrap();
+        fixture
+            .push(&repo, &work, &[(MAIN, Some(tip))])
+            .await
+            .unwrap();
     }
     let before = files_below(&fixture.root().join("repositories"));
     let row = fixture.store.row(&repo).await.unwrap();
@@ -230,12 +311,21 @@ async fn ordinary_pushes_are_not_repacked() {
     assert_eq!((replaced.len(), row.garbage), (2, Some(Garbage::Moved)));
     assert!(!collect(&fixture, &repo, now()).await);
     let packs = |files: &[std::path::PathBuf]| {
-        files.iter().filter(|f| f.extension().is_some_and(|e| e == "pack")).count()
+        files
+            .iter()
+            .filter(|f| f.extension().is_some_and(|e| e == "pack"))
+            .count()
     };
-    assert_eq!(packs(&files_below(&fixture.root().join("repositories"))), packs(&before));
+    assert_eq!(
+        packs(&files_below(&fixture.root().join("repositories"))),
+        packs(&before)
+    );
     // The new tip contains the old ones, so nothing is retained.
     let row = fixture.store.row(&repo).await.unwrap();
-    assert_eq!((retired(&fixture, &repo).await, row.garbage), (BTreeSet::new(), None));
+    assert_eq!(
+        (retired(&fixture, &repo).await, row.garbage),
+        (BTreeSet::new(), None)
+    );
 }
 
 #[tokio::test]
@@ -243,18 +333,30 @@ async fn ordinary_pushes_do_not_shorten_the_retention_of_removed_commits() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let removed = work.commit("removed");
-    fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(removed))])
+        .await
+        .unwrap();
     let first = unrelated(&work, "first");
-    fixture.push(&repo, &work, &[(MAIN, Some(first))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(first))])
+        .await
+        .unwrap();
     assert!(!collect(&fixture, &repo, now()).await);
     let second = work.commit("second");
-    fixture.push(&repo, &work, &[(MAIN, Some(second))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(second))])
+        .await
+        .unwrap();
     assert!(!collect(&fixture, &repo, now()).await);
     assert!(retired(&fixture, &repo).await.contains(&removed));
     assert_eq!(fixture.store.row(&repo).await.unwrap().garbage, None);
     // A later removal does not end the retention of this one.
     let other = unrelated(&work, "other");
-    fixture.push(&repo, &work, &[(MAIN, Some(other))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(other))])
+        .await
+        .unwrap();
     delete_state(&fixture, &repo).await;
     assert!(collect(&fixture, &repo, now()).await);
     assert!(
@@ -267,11 +369,20 @@ async fn a_replaced_tip_that_a_branch_contains_is_not_retained_beside_one_that_n
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let removed = work.commit("removed");
-    fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(removed))])
+        .await
+        .unwrap();
     let first = unrelated(&work, "first");
-    fixture.push(&repo, &work, &[(MAIN, Some(first))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(first))])
+        .await
+        .unwrap();
     let second = work.commit("second");
-    fixture.push(&repo, &work, &[(MAIN, Some(second))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(second))])
+        .await
+        .unwrap();
     assert!(!collect(&fixture, &repo, now()).await);
     // Else every later push is retained, too, and the end of each one's time is a repack.
     assert_eq!(retired(&fixture, &repo).await, [removed].into());
@@ -286,7 +397,10 @@ async fn a_deleted_tag_object_is_retained_although_a_branch_contains_its_commit(
     let tag = work.rev("v1");
     let moves = [(MAIN, Some(tip)), ("refs/tags/v1", Some(tag))];
     fixture.push(&repo, &work, &moves).await.unwrap();
-    fixture.push(&repo, &work, &[("refs/tags/v1", None)]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[("refs/tags/v1", None)])
+        .await
+        .unwrap();
     collect(&fixture, &repo, now()).await;
     assert_eq!(retired(&fixture, &repo).await, [tag].into());
     assert!(is_readable(&fixture, &repo, tag).await);
@@ -298,11 +412,24 @@ async fn replaced_commits_are_retained_although_another_owner_had_them_and_vanis
     let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
     let removed = work.commit("removed");
     for repo in [&alice, &bob] {
-        fixture.push(repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+        fixture
+            .push(repo, &work, &[(MAIN, Some(removed))])
+            .await
+            .unwrap();
     }
     let stays = unrelated(&work, "stays");
-    fixture.push(&alice, &work, &[(MAIN, Some(stays))]).await.unwrap();
-    fixture.store.lock(&bob).await.unwrap().destroy().await.unwrap();
+    fixture
+        .push(&alice, &work, &[(MAIN, Some(stays))])
+        .await
+        .unwrap();
+    fixture
+        .store
+        .lock(&bob)
+        .await
+        .unwrap()
+        .destroy()
+        .await
+        .unwrap();
     collect(&fixture, &alice, now()).await;
     assert_eq!(retired(&fixture, &alice).await, [removed].into());
     assert!(is_readable(&fixture, &alice, removed).await);
@@ -315,19 +442,35 @@ async fn commits_of_a_vanished_owner_are_deleted_at_once_and_other_owners_of_the
     let (alice, bob) = (fixture.repo("x").await, fixture.repo("x").await);
     work.write("noise", &noise(100_000));
     let hers = work.commit("hers");
-    fixture.push(&alice, &work, &[(MAIN, Some(hers))]).await.unwrap();
+    fixture
+        .push(&alice, &work, &[(MAIN, Some(hers))])
+        .await
+        .unwrap();
     work.git(&["rm", "-q", "noise"]);
     let common = unrelated(&work, "common");
     // One of her tips is retired before.
     for repo in [&alice, &bob] {
-        fixture.push(repo, &work, &[(MAIN, Some(common))]).await.unwrap();
+        fixture
+            .push(repo, &work, &[(MAIN, Some(common))])
+            .await
+            .unwrap();
         collect(&fixture, repo, now()).await;
     }
     assert!(pack_bytes(&fixture.root()) > 100_000);
     assert!(!is_readable(&fixture, &bob, hers).await);
-    fixture.store.lock(&alice).await.unwrap().destroy().await.unwrap();
+    fixture
+        .store
+        .lock(&alice)
+        .await
+        .unwrap()
+        .destroy()
+        .await
+        .unwrap();
     assert_eq!(fixture.store.row(&alice).await.unwrap(), RepoRow::default());
-    assert!(pack_bytes(&fixture.root()) < 10_000, "nothing of hers is kept for later");
+    assert!(
+        pack_bytes(&fixture.root()) < 10_000,
+        "nothing of hers is kept for later"
+    );
     assert!(is_readable(&fixture, &bob, common).await);
     git(&fixture.view(&bob).await, &["fsck", "--full"], b"").unwrap();
 }
@@ -337,16 +480,32 @@ async fn a_deleted_pull_request_frees_its_disk_space_at_once() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let base = work.commit("base");
-    fixture.push(&repo, &work, &[(MAIN, Some(base))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(base))])
+        .await
+        .unwrap();
     work.write("noise", &noise(100_000));
     let (tip, id) = (work.commit("proposed"), EventId::from_byte_array([1; 32]));
     let name = grasp_core::RefName::nostr(id);
-    fixture.push(&repo, &work, &[(name.as_str(), Some(tip))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(name.as_str(), Some(tip))])
+        .await
+        .unwrap();
     let mut guard = fixture.store.lock(&repo).await.unwrap();
     guard.promote_staged(id, tip).await.unwrap();
-    let set = |old, new| grasp_core::push::PushCommand { old, new, name: name.clone() };
-    guard.move_refs(&[set(None, Some(tip))], None, now()).await.unwrap();
-    guard.move_refs(&[set(Some(tip), None)], None, now()).await.unwrap();
+    let set = |old, new| grasp_core::push::PushCommand {
+        old,
+        new,
+        name: name.clone(),
+    };
+    guard
+        .move_refs(&[set(None, Some(tip))], None, now())
+        .await
+        .unwrap();
+    guard
+        .move_refs(&[set(Some(tip), None)], None, now())
+        .await
+        .unwrap();
     drop(guard);
     assert!(pack_bytes(&fixture.root()) > 100_000);
     assert!(collect(&fixture, &repo, now()).await);
@@ -359,17 +518,32 @@ async fn uploads_based_on_collected_commits_stay_complete_and_unreadable() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let base = work.commit("base");
-    fixture.push(&repo, &work, &[(MAIN, Some(base))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(base))])
+        .await
+        .unwrap();
     let (tip, id) = (work.commit("proposed"), EventId::from_byte_array([1; 32]));
     let name = grasp_core::RefName::nostr(id);
-    fixture.push(&repo, &work, &[(name.as_str(), Some(tip))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(name.as_str(), Some(tip))])
+        .await
+        .unwrap();
     let other = unrelated(&work, "other");
-    fixture.push(&repo, &work, &[(MAIN, Some(other))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(other))])
+        .await
+        .unwrap();
     assert!(fixture.store.purge(&repo, now()).await.unwrap());
     assert!(!is_readable(&fixture, &repo, tip).await);
     let mut guard = fixture.store.lock(&repo).await.unwrap();
     guard.promote_staged(id, tip).await.unwrap();
-    assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
+    assert!(
+        guard
+            .check(&BTreeSet::from([tip]))
+            .await
+            .unwrap()
+            .is_complete()
+    );
 }
 
 #[tokio::test]
@@ -377,20 +551,45 @@ async fn a_destroyed_repository_keeps_only_what_its_uploads_need() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let base = work.commit("base");
-    fixture.push(&repo, &work, &[(MAIN, Some(base))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(base))])
+        .await
+        .unwrap();
     let (tip, id) = (work.commit("proposed"), EventId::from_byte_array([1; 32]));
     let name = grasp_core::RefName::nostr(id);
-    fixture.push(&repo, &work, &[(name.as_str(), Some(tip))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(name.as_str(), Some(tip))])
+        .await
+        .unwrap();
     work.write("noise", &noise(100_000));
     let later = work.commit("later");
-    fixture.push(&repo, &work, &[(MAIN, Some(later))]).await.unwrap();
-    fixture.store.lock(&repo).await.unwrap().destroy().await.unwrap();
-    assert_eq!(fixture.store.row(&repo).await.unwrap().garbage, Some(Garbage::Removed));
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(later))])
+        .await
+        .unwrap();
+    fixture
+        .store
+        .lock(&repo)
+        .await
+        .unwrap()
+        .destroy()
+        .await
+        .unwrap();
+    assert_eq!(
+        fixture.store.row(&repo).await.unwrap().garbage,
+        Some(Garbage::Removed)
+    );
     assert!(collect(&fixture, &repo, now()).await);
     assert!(pack_bytes(&fixture.root()) < 10_000);
     let mut guard = fixture.store.lock(&repo).await.unwrap();
     assert!(guard.promote_staged(id, tip).await.unwrap());
-    assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
+    assert!(
+        guard
+            .check(&BTreeSet::from([tip]))
+            .await
+            .unwrap()
+            .is_complete()
+    );
     guard.remove_if_deserted().await.unwrap();
     assert!(files_below(&fixture.root().join("repositories")).is_empty());
 }
@@ -398,26 +597,50 @@ async fn a_destroyed_repository_keeps_only_what_its_uploads_need() {
 #[tokio::test]
 async fn tips_are_copied_to_any_repository_without_objects_that_it_has() {
     let (fixture, work) = (Fixture::new().await, Work::new());
-    let (x, fork, other) =
-        (fixture.repo("x").await, fixture.repo("x").await, fixture.repo("y").await);
+    let (x, fork, other) = (
+        fixture.repo("x").await,
+        fixture.repo("x").await,
+        fixture.repo("y").await,
+    );
     work.write("noise", &noise(100_000));
     let base = work.commit("base");
     for repo in [&x, &fork] {
-        fixture.push(repo, &work, &[(MAIN, Some(base))]).await.unwrap();
+        fixture
+            .push(repo, &work, &[(MAIN, Some(base))])
+            .await
+            .unwrap();
     }
     let tip = work.commit("proposed");
     let secret = work.commit("not asked for");
-    let moves = [("refs/heads/proposed", Some(tip)), ("refs/heads/secret", Some(secret))];
+    let moves = [
+        ("refs/heads/proposed", Some(tip)),
+        ("refs/heads/secret", Some(secret)),
+    ];
     fixture.push(&x, &work, &moves).await.unwrap();
     work.git(&["rm", "-q", "noise"]);
     let unrelated = unrelated(&work, "unrelated");
-    fixture.push(&other, &work, &[(MAIN, Some(unrelated))]).await.unwrap();
+    fixture
+        .push(&other, &work, &[(MAIN, Some(unrelated))])
+        .await
+        .unwrap();
 
     let tips = BTreeSet::from([tip]);
     for without in [&fork, &other, &new_repo("x")] {
-        assert!(fixture.store.source(without, &tips).await.unwrap().is_none());
+        assert!(
+            fixture
+                .store
+                .source(without, &tips)
+                .await
+                .unwrap()
+                .is_none()
+        );
     }
-    let source = fixture.store.source(&x, &tips).await.unwrap().expect("it has them");
+    let source = fixture
+        .store
+        .source(&x, &tips)
+        .await
+        .unwrap()
+        .expect("it has them");
     for (to, has_base) in [(&fork, true), (&other, false)] {
         let mut guard = fixture.store.lock(to).await.unwrap();
         let copied = fixture.store.copy(&source, &guard, &tips).await.unwrap();
@@ -425,10 +648,23 @@ async fn tips_are_copied_to_any_repository_without_objects_that_it_has() {
         assert_eq!(bytes < 10_000, has_base, "{bytes}");
         guard.promote(copied).await.unwrap();
         assert!(guard.check(&tips).await.unwrap().is_complete());
-        assert!(!guard.check(&BTreeSet::from([secret])).await.unwrap().is_complete());
+        assert!(
+            !guard
+                .check(&BTreeSet::from([secret]))
+                .await
+                .unwrap()
+                .is_complete()
+        );
     }
     // The copy does not depend on what it was copied from.
-    fixture.store.lock(&x).await.unwrap().destroy().await.unwrap();
+    fixture
+        .store
+        .lock(&x)
+        .await
+        .unwrap()
+        .destroy()
+        .await
+        .unwrap();
     for to in [&fork, &other] {
         apply(&fixture, to, tip).await.unwrap();
         git(&fixture.view(to).await, &["fsck", "--full"], b"").unwrap();
@@ -440,15 +676,37 @@ async fn tips_without_their_history_are_not_copied() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let parent = work.commit("parent");
-    fixture.push(&repo, &work, &[(MAIN, Some(parent))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(parent))])
+        .await
+        .unwrap();
     let first = files_below(&fixture.repo_dir(&repo).join("objects"));
     let tip = work.commit("tip");
-    fixture.push(&repo, &work, &[(MAIN, Some(tip))]).await.unwrap();
-    assert!(fixture.store.source(&repo, &[tip].into()).await.unwrap().is_some());
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(tip))])
+        .await
+        .unwrap();
+    assert!(
+        fixture
+            .store
+            .source(&repo, &[tip].into())
+            .await
+            .unwrap()
+            .is_some()
+    );
     // The pack with the parent is lost.
-    first.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    first
+        .iter()
+        .for_each(|file| std::fs::remove_file(file).unwrap());
     std::fs::remove_file(fixture.repo_dir(&repo).join("packed-refs")).unwrap();
-    assert!(fixture.store.source(&repo, &[tip].into()).await.unwrap().is_none());
+    assert!(
+        fixture
+            .store
+            .source(&repo, &[tip].into())
+            .await
+            .unwrap()
+            .is_none()
+    );
 }
 
 #[tokio::test]
@@ -461,14 +719,34 @@ async fn tips_are_copied_from_the_store_of_pull_requests() {
     let contributors = opened.await.unwrap();
     let tip = work.commit("proposed");
     let incoming = contributors.incoming_for(&contributor).await.unwrap();
-    let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
+    let mut unpacking = incoming
+        .unpack(MAX_PACK_BYTES, MAX_PACK_BYTES)
+        .await
+        .unwrap();
     unpacking.feed(&work.pack(&[tip])).await.unwrap();
     unpacking.finish().await.unwrap();
     let tips = BTreeSet::from([tip]);
-    assert_eq!(contributors.take_in(&contributor, incoming, &tips).await.unwrap(), tips);
+    assert_eq!(
+        contributors
+            .take_in(&contributor, incoming, &tips)
+            .await
+            .unwrap(),
+        tips
+    );
     // The same id at the other endpoint is another repository.
-    assert!(fixture.store.source(&contributor, &tips).await.unwrap().is_none());
-    let source = contributors.source(&contributor, &tips).await.unwrap().expect("it has them");
+    assert!(
+        fixture
+            .store
+            .source(&contributor, &tips)
+            .await
+            .unwrap()
+            .is_none()
+    );
+    let source = contributors
+        .source(&contributor, &tips)
+        .await
+        .unwrap()
+        .expect("it has them");
     let mut guard = fixture.store.lock(&repo).await.unwrap();
     let copied = fixture.store.copy(&source, &guard, &tips).await.unwrap();
     guard.promote(copied).await.unwrap();
@@ -482,21 +760,44 @@ async fn with_pull_request(is_tip_of_branch: bool) {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let removed = work.commit("removed");
-    fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
-    let tip = if is_tip_of_branch { removed } else { work.commit("proposed") };
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(removed))])
+        .await
+        .unwrap();
+    let tip = if is_tip_of_branch {
+        removed
+    } else {
+        work.commit("proposed")
+    };
     let id = EventId::from_byte_array([1; 32]);
     let name = grasp_core::RefName::nostr(id);
-    fixture.push(&repo, &work, &[(name.as_str(), Some(tip))]).await.unwrap();
-    let set = |old, new| grasp_core::push::PushCommand { old, new, name: name.clone() };
+    fixture
+        .push(&repo, &work, &[(name.as_str(), Some(tip))])
+        .await
+        .unwrap();
+    let set = |old, new| grasp_core::push::PushCommand {
+        old,
+        new,
+        name: name.clone(),
+    };
     let mut guard = fixture.store.lock(&repo).await.unwrap();
     guard.promote_staged(id, tip).await.unwrap();
-    guard.move_refs(&[set(None, Some(tip))], None, now()).await.unwrap();
+    guard
+        .move_refs(&[set(None, Some(tip))], None, now())
+        .await
+        .unwrap();
     drop(guard);
     let stays = unrelated(&work, "stays");
-    fixture.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(stays))])
+        .await
+        .unwrap();
     collect(&fixture, &repo, now()).await;
     let mut guard = fixture.store.lock(&repo).await.unwrap();
-    guard.move_refs(&[set(Some(tip), None)], None, now()).await.unwrap();
+    guard
+        .move_refs(&[set(Some(tip), None)], None, now())
+        .await
+        .unwrap();
     drop(guard);
     assert!(collect(&fixture, &repo, now()).await);
     assert_eq!(is_readable(&fixture, &repo, tip).await, is_tip_of_branch);
@@ -519,12 +820,22 @@ async fn a_crash_during_a_collection_leaves_the_repository_collected_or_unchange
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let removed = work.commit("removed");
-    fixture.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(removed))])
+        .await
+        .unwrap();
     let stays = unrelated(&work, "stays");
-    fixture.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(stays))])
+        .await
+        .unwrap();
     let before = fixture.store.row(&repo).await.unwrap();
     fixture.database.fail_once();
-    fixture.store.collect(&repo, &Keep::purging(now())).await.unwrap_err();
+    fixture
+        .store
+        .collect(&repo, &Keep::purging(now()))
+        .await
+        .unwrap_err();
     assert_eq!(fixture.store.row(&repo).await.unwrap(), before);
     let fixture = fixture.restart().await;
     assert_eq!(
@@ -535,17 +846,25 @@ async fn a_crash_during_a_collection_leaves_the_repository_collected_or_unchange
         is_readable(&fixture, &repo, removed).await && is_readable(&fixture, &repo, stays).await
     );
     git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
-    assert!(fixture.store.purge(&repo, now()).await.unwrap(), "it is done again");
+    assert!(
+        fixture.store.purge(&repo, now()).await.unwrap(),
+        "it is done again"
+    );
     assert!(
         !is_readable(&fixture, &repo, removed).await && is_readable(&fixture, &repo, stays).await
     );
     let row = fixture.store.row(&repo).await.unwrap();
-    assert_eq!(packs_on_disk(&fixture), row.packs.into_iter().map(|pack| pack.name).collect());
+    assert_eq!(
+        packs_on_disk(&fixture),
+        row.packs.into_iter().map(|pack| pack.name).collect()
+    );
 }
 
 /// The names of all packs of repositories.
 fn packs_on_disk(fixture: &Fixture) -> BTreeSet<String> {
     let files = files_below(&fixture.root().join("repositories")).into_iter();
     let packs = files.filter(|file| file.extension().is_some_and(|kind| kind == "pack"));
-    packs.map(|file| file.file_stem().unwrap().to_str().unwrap().to_owned()).collect()
+    packs
+        .map(|file| file.file_stem().unwrap().to_str().unwrap().to_owned())
+        .collect()
 }

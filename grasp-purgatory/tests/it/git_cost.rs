@@ -26,7 +26,12 @@ fn chain(work: &Work, length: usize) -> (Oid, Vec<u8>) {
         writeln!(input, "M 100644 :{n} {n}").unwrap();
     }
     input.push_str("done\n");
-    git(work.dir.path(), &["fast-import", "--quiet", "--depth=4000"], input.as_bytes()).unwrap();
+    git(
+        work.dir.path(),
+        &["fast-import", "--quiet", "--depth=4000"],
+        input.as_bytes(),
+    )
+    .unwrap();
     let tip = work.rev("chain");
     (tip, work.pack_as_stored(tip))
 }
@@ -54,11 +59,20 @@ async fn a_long_chain_that_was_fetched_is_refused_as_well() {
     let (tip, pack) = chain(&Work::new(), 400);
     let repo = new_repo("x");
     let incoming = fixture.store.incoming_for(&repo).await.unwrap();
-    let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
+    let mut unpacking = incoming
+        .unpack(MAX_PACK_BYTES, MAX_PACK_BYTES)
+        .await
+        .unwrap();
     unpacking.feed(&pack).await.unwrap();
     unpacking.finish().await.unwrap();
-    let taken = fixture.store.take_in(&repo, incoming, &BTreeSet::from([tip])).await;
-    assert!(matches!(taken, Err(GitError::LongChain { .. })), "{taken:?}");
+    let taken = fixture
+        .store
+        .take_in(&repo, incoming, &BTreeSet::from([tip]))
+        .await;
+    assert!(
+        matches!(taken, Err(GitError::LongChain { .. })),
+        "{taken:?}"
+    );
 }
 
 /// Returns a commit with a message of `mebibytes` MiB, and its pack, in which that is compressed to almost nothing.
@@ -68,7 +82,10 @@ fn bomb(work: &Work, mebibytes: usize) -> (Oid, Vec<u8>) {
     commit.extend_from_slice(b"author a <a@b> 1 +0000\ncommitter a <a@b> 1 +0000\n\n");
     commit.resize(commit.len() + (mebibytes << 20), b'x');
     let hash = ["hash-object", "-w", "-t", "commit", "--stdin"];
-    let tip: Oid = git(work.dir.path(), &hash, &commit).unwrap().parse().unwrap();
+    let tip: Oid = git(work.dir.path(), &hash, &commit)
+        .unwrap()
+        .parse()
+        .unwrap();
     (tip, work.pack(&[tip]))
 }
 
@@ -80,7 +97,10 @@ async fn a_small_pack_gets_little_memory_and_a_maintainers_gets_more() {
     assert!(pack.len() < 1 << 20);
     for (claimant, fits) in [(Claimant::default(), false), (Claimant::server(), true)] {
         let incoming = fixture.store.incoming(&repo, claimant).await.unwrap();
-        let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
+        let mut unpacking = incoming
+            .unpack(MAX_PACK_BYTES, MAX_PACK_BYTES)
+            .await
+            .unwrap();
         let unpacked = match unpacking.feed(&pack).await {
             Ok(()) => unpacking.finish().await,
             Err(error) => Err(error),
@@ -119,14 +139,30 @@ async fn all_pushes_share_one_budget_of_memory() {
     let dir = tempfile::tempdir().unwrap();
     let path = std::env::var_os("PATH").unwrap();
     // A quarter of it is for clients without authority: room for receiving one pack.
-    let git = Git::find(&path, Slots { unpack_memory: 96 << 20, ..Slots::default() }).unwrap();
-    let store = open(dir.path(), git, StagingLimits::default(), &Arc::default()).await.unwrap();
+    let git = Git::find(
+        &path,
+        Slots {
+            unpack_memory: 96 << 20,
+            ..Slots::default()
+        },
+    )
+    .unwrap();
+    let store = open(dir.path(), git, StagingLimits::default(), &Arc::default())
+        .await
+        .unwrap();
     let repo = new_repo("x");
     let incoming = store.incoming_for(&repo).await.unwrap();
-    let first = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
+    let first = incoming
+        .unpack(MAX_PACK_BYTES, MAX_PACK_BYTES)
+        .await
+        .unwrap();
     let second = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES);
     let mut second = std::pin::pin!(second);
-    assert!(timeout(Duration::from_millis(50), &mut second).await.is_err());
+    assert!(
+        timeout(Duration::from_millis(50), &mut second)
+            .await
+            .is_err()
+    );
     drop(first);
     second.await.unwrap();
 }
@@ -136,18 +172,33 @@ async fn slow_senders_do_not_block_pushes_that_are_complete() {
     let dir = tempfile::tempdir().unwrap();
     let path = std::env::var_os("PATH").unwrap();
     // A quarter of it is for clients without authority: room for resolving the deltas of one pack while others are received.
-    let git = Git::find(&path, Slots { unpack_memory: 600 << 20, ..Slots::default() }).unwrap();
-    let store = open(dir.path(), git, StagingLimits::default(), &Arc::default()).await.unwrap();
+    let git = Git::find(
+        &path,
+        Slots {
+            unpack_memory: 600 << 20,
+            ..Slots::default()
+        },
+    )
+    .unwrap();
+    let store = open(dir.path(), git, StagingLimits::default(), &Arc::default())
+        .await
+        .unwrap();
     let incoming = store.incoming_for(&new_repo("x")).await.unwrap();
     let work = Work::new();
     let pack = work.pack(&[work.commit("1")]);
     let mut slow = Vec::new();
     for _ in 0..3 {
-        let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
+        let mut unpacking = incoming
+            .unpack(MAX_PACK_BYTES, MAX_PACK_BYTES)
+            .await
+            .unwrap();
         unpacking.feed(&pack).await.unwrap();
         slow.push(unpacking);
     }
-    let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
+    let mut unpacking = incoming
+        .unpack(MAX_PACK_BYTES, MAX_PACK_BYTES)
+        .await
+        .unwrap();
     unpacking.feed(&pack).await.unwrap();
     unpacking.finish().await.unwrap();
     drop(slow);
@@ -158,18 +209,33 @@ async fn pushes_that_are_complete_do_not_wait_for_each_other() {
     let dir = tempfile::tempdir().unwrap();
     let path = std::env::var_os("PATH").unwrap();
     // Room for receiving three packs of clients without authority, and for resolving the deltas of one.
-    let git = Git::find(&path, Slots { unpack_memory: 352 << 20, ..Slots::default() }).unwrap();
-    let store = open(dir.path(), git, StagingLimits::default(), &Arc::default()).await.unwrap();
+    let git = Git::find(
+        &path,
+        Slots {
+            unpack_memory: 352 << 20,
+            ..Slots::default()
+        },
+    )
+    .unwrap();
+    let store = open(dir.path(), git, StagingLimits::default(), &Arc::default())
+        .await
+        .unwrap();
     let incoming = store.incoming_for(&new_repo("x")).await.unwrap();
     let work = Work::new();
     let pack = work.pack(&[work.commit("1")]);
     let mut complete = Vec::new();
     for _ in 0..3 {
-        let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
+        let mut unpacking = incoming
+            .unpack(MAX_PACK_BYTES, MAX_PACK_BYTES)
+            .await
+            .unwrap();
         unpacking.feed(&pack).await.unwrap();
         complete.push(unpacking);
     }
-    let ending: Vec<_> = complete.into_iter().map(|one| tokio::spawn(one.finish())).collect();
+    let ending: Vec<_> = complete
+        .into_iter()
+        .map(|one| tokio::spawn(one.finish()))
+        .collect();
     for one in ending {
         let ended = timeout(Duration::from_secs(30), one).await;
         ended.expect("no push waits for another").unwrap().unwrap();
@@ -181,7 +247,10 @@ async fn only_filters_that_cost_little_are_served() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let tip = work.commit("1");
-    fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[("refs/heads/main", Some(tip))])
+        .await
+        .unwrap();
     let sparse = format!("sparse:oid={tip}");
     for (filter, is_served) in [
         ("blob:none", true),
@@ -193,7 +262,12 @@ async fn only_filters_that_cost_little_are_served() {
     ] {
         let answer = fetch_filtered(&fixture, &repo, tip, filter).await;
         let has_pack = answer.windows(4).any(|window| window == b"PACK");
-        assert_eq!(has_pack, is_served, "{filter}: {}", String::from_utf8_lossy(&answer));
+        assert_eq!(
+            has_pack,
+            is_served,
+            "{filter}: {}",
+            String::from_utf8_lossy(&answer)
+        );
     }
 }
 
@@ -213,13 +287,20 @@ async fn fetch_filtered(
         String::from("0000"),
     ]
     .concat();
-    let upload = fixture.store.upload_pack(repo, Protocol::V2, Claimant::default());
+    let upload = fixture
+        .store
+        .upload_pack(repo, Protocol::V2, Claimant::default());
     let mut process = upload.await.unwrap();
     let mut stdin = process.take_stdin().unwrap();
     stdin.write_all(request.as_bytes()).await.unwrap();
     drop(stdin);
     let mut answer = Vec::new();
-    process.take_stdout().unwrap().read_to_end(&mut answer).await.unwrap();
+    process
+        .take_stdout()
+        .unwrap()
+        .read_to_end(&mut answer)
+        .await
+        .unwrap();
     process.finish().await.unwrap();
     answer
 }

@@ -55,7 +55,15 @@ pub(crate) async fn open(
     limits: StagingLimits,
     database: &Arc<MemoryDatabase>,
 ) -> Result<RepoStore, GitError> {
-    RepoStore::open(root, Endpoint::Repository, git, limits, database.clone(), None).await
+    RepoStore::open(
+        root,
+        Endpoint::Repository,
+        git,
+        limits,
+        database.clone(),
+        None,
+    )
+    .await
 }
 
 /// A repository store in a temporary directory, and its database.
@@ -77,17 +85,33 @@ impl Fixture {
     pub(crate) async fn with_git(git: Git, limits: StagingLimits) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let database = Arc::default();
-        let store = open(&dir.path().join("git"), git, limits, &database).await.unwrap();
-        Self { dir, database, store }
+        let store = open(&dir.path().join("git"), git, limits, &database)
+            .await
+            .unwrap();
+        Self {
+            dir,
+            database,
+            store,
+        }
     }
 
     /// Ends the server and starts it again.
     pub(crate) async fn restart(self) -> Self {
-        let Self { dir, database, store } = self;
+        let Self {
+            dir,
+            database,
+            store,
+        } = self;
         drop(store);
         let (root, limits) = (dir.path().join("git"), StagingLimits::default());
-        let store = open(&root, installed_git(), limits, &database).await.unwrap();
-        Self { dir, database, store }
+        let store = open(&root, installed_git(), limits, &database)
+            .await
+            .unwrap();
+        Self {
+            dir,
+            database,
+            store,
+        }
     }
 
     pub(crate) fn root(&self) -> PathBuf {
@@ -102,31 +126,52 @@ impl Fixture {
     }
 
     pub(crate) async fn create(&self, repo: &RepoId) {
-        self.store.lock(repo).await.unwrap().create_view().await.unwrap();
+        self.store
+            .lock(repo)
+            .await
+            .unwrap()
+            .create_view()
+            .await
+            .unwrap();
     }
 
     /// Returns the directory in which git reads a view as it is committed now, made by a request for it.
     pub(crate) async fn view(&self, repo: &RepoId) -> PathBuf {
-        self.advertised(repo, Service::UploadPack, Protocol::V0).await;
+        self.advertised(repo, Service::UploadPack, Protocol::V0)
+            .await;
         let generation = self.store.view(repo).await.unwrap().generation;
-        let path = self.root().join("views").join(self.key(repo)).join(generation.0.to_string());
+        let path = self
+            .root()
+            .join("views")
+            .join(self.key(repo))
+            .join(generation.0.to_string());
         assert!(path.is_dir(), "git reads the view there");
         path
     }
 
     /// Returns the directory of a repository, found as an operator would find it.
     pub(crate) fn repo_dir(&self, repo: &RepoId) -> PathBuf {
-        let mut names = files_below(&self.root().join("repositories")).into_iter().filter(|path| {
-            path.ends_with("repository")
-                && std::fs::read_to_string(path).unwrap() == repo.to_string()
-        });
-        names.next().expect("the repository says its name").parent().unwrap().to_owned()
+        let mut names = files_below(&self.root().join("repositories"))
+            .into_iter()
+            .filter(|path| {
+                path.ends_with("repository")
+                    && std::fs::read_to_string(path).unwrap() == repo.to_string()
+            });
+        names
+            .next()
+            .expect("the repository says its name")
+            .parent()
+            .unwrap()
+            .to_owned()
     }
 
     /// Returns the name of a repository below the other directories.
     fn key(&self, repo: &RepoId) -> String {
         let dir = self.repo_dir(repo);
-        let parts = dir.strip_prefix(self.root().join("repositories")).unwrap().iter();
+        let parts = dir
+            .strip_prefix(self.root().join("repositories"))
+            .unwrap()
+            .iter();
         parts.map(|part| part.to_str().unwrap()).collect()
     }
 
@@ -138,9 +183,18 @@ impl Fixture {
         protocol: Protocol,
     ) -> String {
         let claimant = Claimant::default();
-        let mut process = self.store.advertise(repo, (service, protocol), claimant).await.unwrap();
+        let mut process = self
+            .store
+            .advertise(repo, (service, protocol), claimant)
+            .await
+            .unwrap();
         let mut answer = Vec::new();
-        process.take_stdout().unwrap().read_to_end(&mut answer).await.unwrap();
+        process
+            .take_stdout()
+            .unwrap()
+            .read_to_end(&mut answer)
+            .await
+            .unwrap();
         assert!(process.finish().await.unwrap().status.success());
         String::from_utf8(answer).unwrap()
     }
@@ -177,9 +231,15 @@ impl Fixture {
         guard: &mut RepoGuard,
         target: &RefTarget,
     ) -> Result<(), GitError> {
-        let wanted = WantedRefs { target: Some(target.clone()), ..WantedRefs::default() };
+        let wanted = WantedRefs {
+            target: Some(target.clone()),
+            ..WantedRefs::default()
+        };
         let repos = guard.plan(&wanted, now()).await?.into_iter().collect();
-        let commit = Commit { repos, ..Commit::default() };
+        let commit = Commit {
+            repos,
+            ..Commit::default()
+        };
         match self.database.commit(commit).await? {
             Committed::Done { .. } => Ok(()),
             Committed::Conflict(_) => Err(GitError::Outdated),
@@ -197,13 +257,21 @@ impl Fixture {
         }
         encode_pkt(b"done\n", &mut request);
         request.extend_from_slice(b"0000");
-        let mut process =
-            self.store.upload_pack(repo, Protocol::V2, Claimant::default()).await.unwrap();
+        let mut process = self
+            .store
+            .upload_pack(repo, Protocol::V2, Claimant::default())
+            .await
+            .unwrap();
         let mut stdin = process.take_stdin().unwrap();
         stdin.write_all(&request).await.unwrap();
         drop(stdin);
         let mut answer = Vec::new();
-        process.take_stdout().unwrap().read_to_end(&mut answer).await.unwrap();
+        process
+            .take_stdout()
+            .unwrap()
+            .read_to_end(&mut answer)
+            .await
+            .unwrap();
         process.finish().await.unwrap();
         answer
     }
@@ -243,11 +311,16 @@ pub(crate) fn judged(
         &PushView {
             refs,
             maintainers: &BTreeSet::from([state.repo.owner]),
-            candidates: &[Candidate { state: Arc::new(state), presence: Presence::Held }],
+            candidates: &[Candidate {
+                state: Arc::new(state),
+                presence: Presence::Held,
+            }],
             proposals: &proposals,
         },
     );
-    verdict.authorised.unwrap_or_else(|| panic!("{:?}", verdict.refs))
+    verdict
+        .authorised
+        .unwrap_or_else(|| panic!("{:?}", verdict.refs))
 }
 
 /// Returns the request of a client that moves refs.
@@ -256,8 +329,11 @@ pub(crate) fn request(refs: &BTreeMap<RefName, Oid>, moves: &[(&str, Option<Oid>
     for (text, new) in moves {
         let old = refs.get(&name(text)).copied().unwrap_or(Oid::ZERO);
         let line = format!("{old} {} {text}\0report-status", new.unwrap_or(Oid::ZERO));
-        let line =
-            if request.is_empty() { line.as_str() } else { line.split('\0').next().unwrap() };
+        let line = if request.is_empty() {
+            line.as_str()
+        } else {
+            line.split('\0').next().unwrap()
+        };
         encode_pkt(line.as_bytes(), &mut request);
     }
     request.extend_from_slice(b"0000");
@@ -270,7 +346,9 @@ pub(crate) fn request(refs: &BTreeMap<RefName, Oid>, moves: &[(&str, Option<Oid>
 fn signed_state(refs: &BTreeMap<RefName, Oid>) -> State {
     let declared = refs.iter().filter(|(name, _)| name.is_branch_or_tag());
     let tags = declared.map(|(name, oid)| [name.to_string(), oid.to_string()]);
-    let tags = tags.chain([["d".to_owned(), "x".to_owned()]]).map(|tag| Tag::parse(tag).unwrap());
+    let tags = tags
+        .chain([["d".to_owned(), "x".to_owned()]])
+        .map(|tag| Tag::parse(tag).unwrap());
     let event = EventBuilder::new(Kind::Custom(30618), "").tags(tags);
     State::parse(&event.finalize(&Keys::generate()).unwrap()).unwrap()
 }
@@ -282,7 +360,9 @@ pub(crate) struct Work {
 
 impl Work {
     pub(crate) fn new() -> Self {
-        let work = Self { dir: tempfile::tempdir().unwrap() };
+        let work = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
         work.git(&["init", "-q", "-b", "main"]);
         work
     }
@@ -316,7 +396,10 @@ impl Work {
 
     /// A pack with everything that a tip needs, with the deltas that it is stored as.
     pub(crate) fn pack_as_stored(&self, tip: Oid) -> Vec<u8> {
-        self.pack_of(&["--revs", "--depth=4000", "--window=0"], &format!("{tip}\n"))
+        self.pack_of(
+            &["--revs", "--depth=4000", "--window=0"],
+            &format!("{tip}\n"),
+        )
     }
 
     /// A pack with just these objects.
@@ -332,7 +415,9 @@ impl Work {
 
     /// The last commit, its tree and its file.
     pub(crate) fn objects_of_last_commit(&self) -> Vec<Oid> {
-        ["HEAD", "HEAD^{tree}", "HEAD:file"].map(|what| self.rev(what)).into()
+        ["HEAD", "HEAD^{tree}", "HEAD:file"]
+            .map(|what| self.rev(what))
+            .into()
     }
 
     fn pack_of(&self, arguments: &[&str], input: &str) -> Vec<u8> {
@@ -373,7 +458,9 @@ fn raw_git(dir: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, Stri
 
 /// Returns 4 × `n` bytes that do not compress.
 pub(crate) fn noise(n: u32) -> Vec<u8> {
-    (0..n).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect()
+    (0..n)
+        .flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes())
+        .collect()
 }
 
 /// All files below a directory.
@@ -391,8 +478,11 @@ pub(crate) fn files_below(dir: &Path) -> Vec<PathBuf> {
 
 /// Bytes of all packs below a directory.
 pub(crate) fn pack_bytes(dir: &Path) -> u64 {
-    let packs =
-        files_below(dir).into_iter().filter(|path| path.extension().is_some_and(|e| e == "pack"));
+    let packs = files_below(dir)
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|e| e == "pack"));
     // A quarantine is removed in the background.
-    packs.map(|pack| pack.metadata().map_or(0, |metadata| metadata.len())).sum()
+    packs
+        .map(|pack| pack.metadata().map_or(0, |metadata| metadata.len()))
+        .sum()
 }

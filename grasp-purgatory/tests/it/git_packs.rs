@@ -56,12 +56,18 @@ impl Storage {
 impl Site {
     pub(crate) async fn on_s3() -> Self {
         let storage = Storage::S3(S3Server::start().await);
-        Self { database: Arc::default(), storage }
+        Self {
+            database: Arc::default(),
+            storage,
+        }
     }
 
     fn in_directory() -> Self {
         let storage = Storage::Directory(tempfile::tempdir().unwrap());
-        Self { database: Arc::default(), storage }
+        Self {
+            database: Arc::default(),
+            storage,
+        }
     }
 
     pub(crate) fn server(&self) -> &S3Server {
@@ -92,9 +98,19 @@ impl Site {
         let dir = tempfile::tempdir().unwrap();
         let (endpoint, limits) = (Endpoint::Repository, StagingLimits::default());
         let (root, database) = (dir.path().join("git"), self.database.clone());
-        let store =
-            RepoStore::open(&root, endpoint, installed_git(), limits, database, Some(packs));
-        Fixture { store: store.await.unwrap(), dir, database: self.database.clone() }
+        let store = RepoStore::open(
+            &root,
+            endpoint,
+            installed_git(),
+            limits,
+            database,
+            Some(packs),
+        );
+        Fixture {
+            store: store.await.unwrap(),
+            dir,
+            database: self.database.clone(),
+        }
     }
 
     /// Returns the stored files of packs with this extension.
@@ -113,7 +129,10 @@ impl Site {
 pub(crate) async fn repository(writer: &Fixture, name: &str) -> (RepoId, Work, Oid) {
     let (repo, work) = (writer.repo(name).await, Work::new());
     let tip = work.commit(name);
-    writer.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    writer
+        .push(&repo, &work, &[("refs/heads/main", Some(tip))])
+        .await
+        .unwrap();
     (repo, work, tip)
 }
 
@@ -139,7 +158,9 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("in time");
+    tokio::time::timeout(Duration::from_secs(20), wait)
+        .await
+        .expect("in time");
 }
 
 #[tokio::test]
@@ -149,13 +170,22 @@ async fn a_reader_serves_what_was_pushed_to_the_writer() {
         let (repo, work, first) = repository(&writer, "x").await;
         assert!(serves(&reader, &repo, first).await);
         let second = work.commit("second");
-        writer.push(&repo, &work, &[("refs/heads/main", Some(second))]).await.unwrap();
+        writer
+            .push(&repo, &work, &[("refs/heads/main", Some(second))])
+            .await
+            .unwrap();
         assert!(serves(&reader, &repo, second).await);
         let view = reader.view(&repo).await;
         git(&view, &["fsck", "--full", "--strict"], b"").unwrap();
-        assert_eq!(git(&view, &["rev-parse", "main"], b"").unwrap(), second.to_string());
+        assert_eq!(
+            git(&view, &["rev-parse", "main"], b"").unwrap(),
+            second.to_string()
+        );
         // Each push has stored only its new objects.
-        assert_eq!((site.stored("pack").len(), site.stored("idx").len()), (2, 2));
+        assert_eq!(
+            (site.stored("pack").len(), site.stored("idx").len()),
+            (2, 2)
+        );
     }
 }
 
@@ -165,10 +195,16 @@ async fn directories_of_a_pack_storage_can_be_read_by_their_owner_only() {
     let writer = site.writer().await;
     let (repo, work, _) = repository(&writer, "x").await;
     let staged = work.commit("contribution");
-    writer.push(&repo, &work, &[(&event(1).1, Some(staged))]).await.unwrap();
+    writer
+        .push(&repo, &work, &[(&event(1).1, Some(staged))])
+        .await
+        .unwrap();
     let mut checked = 0;
     for file in site.stored("pack").into_iter().chain(site.staged()) {
-        let above = file.ancestors().skip(1).take_while(|dir| *dir != site.storage.objects());
+        let above = file
+            .ancestors()
+            .skip(1)
+            .take_while(|dir| *dir != site.storage.objects());
         for dir in above {
             let mode = std::fs::metadata(dir).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o700, "{}", dir.display());
@@ -186,11 +222,23 @@ async fn packs_that_were_replaced_leave_the_disk_of_readers() {
     let mut tip = Oid::ZERO;
     for n in 0..40 {
         tip = work.commit(&n.to_string());
-        writer.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+        writer
+            .push(&repo, &work, &[("refs/heads/main", Some(tip))])
+            .await
+            .unwrap();
     }
     assert!(serves(&reader, &repo, tip).await);
     let before = cached_packs(&reader);
-    assert!(writer.store.lock(&repo).await.unwrap().compact().await.unwrap());
+    assert!(
+        writer
+            .store
+            .lock(&repo)
+            .await
+            .unwrap()
+            .compact()
+            .await
+            .unwrap()
+    );
     assert!(serves(&reader, &repo, tip).await);
     assert!(serves(&reader, &repo, tip).await);
     let row = writer.store.row(&repo).await.unwrap();
@@ -207,7 +255,10 @@ async fn sixteen_readers_cause_one_download_of_each_pack() {
     let (writer, reader) = (site.writer().await, site.reader().await);
     let (repo, work, first) = repository(&writer, "x").await;
     let second = work.commit("second");
-    writer.push(&repo, &work, &[("refs/heads/main", Some(second))]).await.unwrap();
+    writer
+        .push(&repo, &work, &[("refs/heads/main", Some(second))])
+        .await
+        .unwrap();
     let reader = Arc::new(reader);
     let readers: Vec<_> = (0..16)
         .map(|_| {
@@ -237,7 +288,10 @@ async fn the_cache_is_bounded_and_keeps_what_is_in_use() {
         let (repo, work, _) = repository(&writer, name).await;
         work.write("noise", &noise(50_000));
         let tip = work.commit("large");
-        writer.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+        writer
+            .push(&repo, &work, &[("refs/heads/main", Some(tip))])
+            .await
+            .unwrap();
         repos.push((repo, tip));
     }
     let bound = 500_000;
@@ -249,7 +303,9 @@ async fn the_cache_is_bounded_and_keeps_what_is_in_use() {
         names.any(|file| std::fs::read_to_string(file).is_ok_and(|name| name == first))
     };
     // A client that reads slowly.
-    let slow = reader.store.upload_pack(&repos[0].0, Protocol::V2, Claimant::default());
+    let slow = reader
+        .store
+        .upload_pack(&repos[0].0, Protocol::V2, Claimant::default());
     let slow = slow.await.unwrap();
     for (repo, tip) in repos.iter().cycle().skip(1).take(9) {
         assert!(serves(&reader, repo, *tip).await);
@@ -279,12 +335,22 @@ async fn a_writer_works_with_a_cache_of_size_zero() {
     for n in 0..3 {
         eventually(|| cached_packs(&writer) == 0).await;
         tip = work.commit(&n.to_string());
-        writer.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+        writer
+            .push(&repo, &work, &[("refs/heads/main", Some(tip))])
+            .await
+            .unwrap();
         assert!(serves(&writer, &repo, tip).await);
     }
     let bytes = writer.store.repo_bytes(&repo).await.unwrap();
-    let stored: u64 = site.stored("pack").iter().map(|it| it.metadata().unwrap().len()).sum();
-    assert_eq!(bytes, stored, "the size is that of the named packs, wherever they are");
+    let stored: u64 = site
+        .stored("pack")
+        .iter()
+        .map(|it| it.metadata().unwrap().len())
+        .sum();
+    assert_eq!(
+        bytes, stored,
+        "the size is that of the named packs, wherever they are"
+    );
     let tips = BTreeSet::from([tip, first]);
     assert!(writer.store.lacking(&repo, &tips).await.unwrap().is_empty());
 }
@@ -296,13 +362,24 @@ async fn a_new_writer_stores_only_what_is_new() {
     let (repo, work, _) = repository(&old, "x").await;
     work.write("noise", &noise(100_000));
     let large = work.commit("large");
-    old.push(&repo, &work, &[("refs/heads/main", Some(large))]).await.unwrap();
+    old.push(&repo, &work, &[("refs/heads/main", Some(large))])
+        .await
+        .unwrap();
     let new = site.writer().await;
     let small = work.commit("small");
-    new.push(&repo, &work, &[("refs/heads/main", Some(small))]).await.unwrap();
-    let sizes: Vec<u64> =
-        site.stored("pack").iter().map(|it| it.metadata().unwrap().len()).collect();
-    assert_eq!(sizes.iter().filter(|size| **size > 100_000).count(), 1, "{sizes:?}");
+    new.push(&repo, &work, &[("refs/heads/main", Some(small))])
+        .await
+        .unwrap();
+    let sizes: Vec<u64> = site
+        .stored("pack")
+        .iter()
+        .map(|it| it.metadata().unwrap().len())
+        .collect();
+    assert_eq!(
+        sizes.iter().filter(|size| **size > 100_000).count(),
+        1,
+        "{sizes:?}"
+    );
 }
 
 #[tokio::test]
@@ -312,7 +389,10 @@ async fn packs_larger_than_one_request_are_stored_and_served() {
         let (repo, work, _) = repository(&writer, "x").await;
         work.write("noise", &noise(5_000_000));
         let tip = work.commit("large");
-        writer.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+        writer
+            .push(&repo, &work, &[("refs/heads/main", Some(tip))])
+            .await
+            .unwrap();
         assert!(serves(&reader, &repo, tip).await);
         git(&reader.view(&repo).await, &["fsck", "--full"], b"").unwrap();
     }
@@ -325,15 +405,23 @@ async fn staged_uploads_are_available_to_the_next_writer() {
         let (repo, work, base) = repository(&old, "x").await;
         let (tip, dropped) = (work.commit("contribution"), work.commit("unrecorded"));
         let ((id, reference), (_, unrecorded)) = (event(1), event(2));
-        old.push(&repo, &work, &[(&reference, Some(tip))]).await.unwrap();
-        old.push(&repo, &work, &[(&unrecorded, Some(dropped))]).await.unwrap();
+        old.push(&repo, &work, &[(&reference, Some(tip))])
+            .await
+            .unwrap();
+        old.push(&repo, &work, &[(&unrecorded, Some(dropped))])
+            .await
+            .unwrap();
         let bytes = old.store.staged_bytes(&repo, id, tip).await.unwrap();
 
         let new = site.writer().await;
         let kept = BTreeSet::from([(id, tip)]);
         assert_eq!(new.store.forget_staged_but(kept).await.unwrap(), 1);
         assert_eq!(new.store.staged_bytes(&repo, id, tip).await.unwrap(), bytes);
-        assert_eq!(pack_bytes(&new.root().join("staging")), 0, "nothing was downloaded yet");
+        assert_eq!(
+            pack_bytes(&new.root().join("staging")),
+            0,
+            "nothing was downloaded yet"
+        );
         assert!(!serves(&new, &repo, tip).await, "its event has not come");
         let mut guard = new.store.lock(&repo).await.unwrap();
         assert_eq!(guard.staged(id).await.unwrap(), BTreeSet::from([tip]));
@@ -356,18 +444,30 @@ async fn a_collection_keeps_commits_that_uploads_of_an_earlier_writer_need() {
     let old = site.writer().await;
     let (repo, work, base) = repository(&old, "x").await;
     let needed = work.commit("needed");
-    old.push(&repo, &work, &[("refs/heads/main", Some(needed))]).await.unwrap();
+    old.push(&repo, &work, &[("refs/heads/main", Some(needed))])
+        .await
+        .unwrap();
     let tip = work.commit("contribution");
     let (id, reference) = event(1);
-    old.push(&repo, &work, &[(&reference, Some(tip))]).await.unwrap();
+    old.push(&repo, &work, &[(&reference, Some(tip))])
+        .await
+        .unwrap();
     let new = site.writer().await;
-    new.push(&repo, &work, &[("refs/heads/main", Some(base))]).await.unwrap();
+    new.push(&repo, &work, &[("refs/heads/main", Some(base))])
+        .await
+        .unwrap();
     new.store.became_writer().await.unwrap();
     let now = crate::git_fixture::now();
     assert!(new.store.collect(&repo, &Keep::purging(now)).await.unwrap());
     let mut guard = new.store.lock(&repo).await.unwrap();
     assert!(guard.promote_staged(id, tip).await.unwrap());
-    assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
+    assert!(
+        guard
+            .check(&BTreeSet::from([tip]))
+            .await
+            .unwrap()
+            .is_complete()
+    );
 }
 
 #[tokio::test]
@@ -376,13 +476,24 @@ async fn a_process_that_becomes_the_writer_again_forgets_its_proofs_and_packs() 
     let one = site.writer().await;
     let (repo, work, base) = repository(&one, "x").await;
     let removed = work.commit("removed");
-    one.push(&repo, &work, &[("refs/heads/main", Some(removed))]).await.unwrap();
+    one.push(&repo, &work, &[("refs/heads/main", Some(removed))])
+        .await
+        .unwrap();
     let (mut changed, now) = (site.writer().await, crate::git_fixture::now());
-    changed.push(&repo, &work, &[("refs/heads/main", Some(base))]).await.unwrap();
+    changed
+        .push(&repo, &work, &[("refs/heads/main", Some(base))])
+        .await
+        .unwrap();
     let mut guard = changed.store.lock(&repo).await.unwrap();
     guard.forget_retired().await.unwrap();
     drop(guard);
-    assert!(changed.store.collect(&repo, &Keep::at(now, BTreeSet::new())).await.unwrap());
+    assert!(
+        changed
+            .store
+            .collect(&repo, &Keep::at(now, BTreeSet::new()))
+            .await
+            .unwrap()
+    );
     changed = one;
     changed.store.became_writer().await.unwrap();
     let tips = BTreeSet::from([base, removed]);
@@ -398,19 +509,32 @@ async fn a_sweep_deletes_packs_that_no_commit_has_named_for_a_day() {
         let (gone, _, _) = repository(&writer, "gone").await;
         let (_, reference) = event(1);
         let staged = work.commit("staged");
-        writer.push(&repo, &work, &[(&reference, Some(staged))]).await.unwrap();
+        writer
+            .push(&repo, &work, &[(&reference, Some(staged))])
+            .await
+            .unwrap();
         let start = Mono::from_secs(1_000);
         assert_eq!(writer.store.sweep(start).await.unwrap(), 0);
         let mut guard = writer.store.lock(&gone).await.unwrap();
         guard.destroy().await.unwrap();
         drop(guard);
         assert_eq!(site.stored("pack").len(), 2);
-        assert_eq!(writer.store.sweep(start + day).await.unwrap(), 0, "it was named until now");
+        assert_eq!(
+            writer.store.sweep(start + day).await.unwrap(),
+            0,
+            "it was named until now"
+        );
         assert_eq!(writer.store.sweep(start + day + day / 2).await.unwrap(), 0);
         assert_eq!(site.stored("pack").len(), 2);
         assert!(writer.store.sweep(start + day * 2).await.unwrap() >= 2);
         assert_eq!(site.stored("pack").len(), 1);
-        assert_eq!(site.staged().iter().filter(|it| it.extension().unwrap() == "pack").count(), 1);
+        assert_eq!(
+            site.staged()
+                .iter()
+                .filter(|it| it.extension().unwrap() == "pack")
+                .count(),
+            1
+        );
         assert!(serves(&site.reader().await, &repo, tip).await);
     }
 }
@@ -426,8 +550,15 @@ async fn an_object_that_is_stored_again_is_not_swept() {
     let start = Mono::from_secs(1_000);
     assert_eq!(writer.store.sweep(start).await.unwrap(), 0);
     writer.create(&repo).await;
-    writer.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    assert_eq!(site.stored("pack").len(), 1, "the same pack has the same name");
+    writer
+        .push(&repo, &work, &[("refs/heads/main", Some(tip))])
+        .await
+        .unwrap();
+    assert_eq!(
+        site.stored("pack").len(),
+        1,
+        "the same pack has the same name"
+    );
     assert_eq!(writer.store.sweep(start + day * 2).await.unwrap(), 0);
     assert!(serves(&site.reader().await, &repo, tip).await);
 }
@@ -445,7 +576,10 @@ async fn a_cache_that_was_removed_while_running_is_filled_again() {
         assert!(serves(fixture, &repo, tip).await);
     }
     let next = work.commit("next");
-    writer.push(&repo, &work, &[("refs/heads/main", Some(next))]).await.unwrap();
+    writer
+        .push(&repo, &work, &[("refs/heads/main", Some(next))])
+        .await
+        .unwrap();
     assert!(serves(&reader, &repo, next).await);
 }
 
@@ -455,12 +589,21 @@ async fn packs_and_uploads_of_one_machine_are_moved_to_a_pack_storage() {
     let dir = tempfile::tempdir().unwrap();
     let (root, database) = (dir.path().join("git"), &site.database);
     let limits = StagingLimits::default();
-    let store = open(&root, installed_git(), limits, database).await.unwrap();
-    let single = Fixture { dir, database: database.clone(), store };
+    let store = open(&root, installed_git(), limits, database)
+        .await
+        .unwrap();
+    let single = Fixture {
+        dir,
+        database: database.clone(),
+        store,
+    };
     let (repo, work, tip) = repository(&single, "x").await;
     let (id, reference) = event(1);
     let upload = work.commit("contribution");
-    single.push(&repo, &work, &[(&reference, Some(upload))]).await.unwrap();
+    single
+        .push(&repo, &work, &[(&reference, Some(upload))])
+        .await
+        .unwrap();
     let endpoint = Endpoint::Repository;
     let mut named = NamedFiles::read(&**database, endpoint).await.unwrap();
     named.uploads.insert((repo.clone(), id, upload));

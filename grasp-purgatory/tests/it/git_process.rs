@@ -16,11 +16,18 @@ use crate::git_fixture::{Fixture, MAX_PACK_BYTES, Work, files_below, installed_g
 /// Returns the command lines of running processes that use this directory.
 fn processes(root: &Path) -> Vec<String> {
     let marker = root.to_str().unwrap().as_bytes();
-    let all = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    let all = std::fs::read_dir("/proc")
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     all.filter(|dir| {
         let read = |file: &str| std::fs::read(dir.join(file)).unwrap_or_default();
         let cwd = std::fs::read_link(dir.join("cwd")).unwrap_or_default();
-        let about = [read("environ"), read("cmdline"), cwd.into_os_string().into_vec()].concat();
+        let about = [
+            read("environ"),
+            read("cmdline"),
+            cwd.into_os_string().into_vec(),
+        ]
+        .concat();
         about.windows(marker.len()).any(|window| window == marker)
     })
     .map(|dir| {
@@ -37,7 +44,9 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(Duration::from_secs(20), wait).await.expect("in time");
+    timeout(Duration::from_secs(20), wait)
+        .await
+        .expect("in time");
 }
 
 #[tokio::test]
@@ -45,11 +54,24 @@ async fn a_disconnect_during_a_push_leaves_no_process_and_no_file() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     // The first push creates the directory of this repository.
-    drop(fixture.store.incoming(&repo, Claimant::default()).await.unwrap());
+    drop(
+        fixture
+            .store
+            .incoming(&repo, Claimant::default())
+            .await
+            .unwrap(),
+    );
     let before = files_below(&fixture.root());
     let pack = work.pack(&[work.commit("1")]);
-    let incoming = fixture.store.incoming(&repo, Claimant::default()).await.unwrap();
-    let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await.unwrap();
+    let incoming = fixture
+        .store
+        .incoming(&repo, Claimant::default())
+        .await
+        .unwrap();
+    let mut unpacking = incoming
+        .unpack(MAX_PACK_BYTES, MAX_PACK_BYTES)
+        .await
+        .unwrap();
     unpacking.feed(&pack[..pack.len() - 1]).await.unwrap();
     eventually(|| !processes(&fixture.root()).is_empty()).await;
     drop((incoming, unpacking));
@@ -63,9 +85,15 @@ async fn a_disconnect_during_a_clone_ends_git_and_its_child_processes() {
     let repo = fixture.repo("x").await;
     work.write("noise", &noise(2_000_000));
     let tip = work.commit("1");
-    fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    let mut process =
-        fixture.store.upload_pack(&repo, Protocol::V0, Claimant::default()).await.unwrap();
+    fixture
+        .push(&repo, &work, &[("refs/heads/main", Some(tip))])
+        .await
+        .unwrap();
+    let mut process = fixture
+        .store
+        .upload_pack(&repo, Protocol::V0, Claimant::default())
+        .await
+        .unwrap();
     let mut stdin = process.take_stdin().unwrap();
     let mut stdout = process.take_stdout().unwrap();
     let want = format!("want {tip} side-band-64k\n");
@@ -74,7 +102,11 @@ async fn a_disconnect_during_a_clone_ends_git_and_its_child_processes() {
     // The pack has begun, and is larger than any pipe: git and its child wait for the reader.
     let mut beginning = [0; 4096];
     stdout.read_exact(&mut beginning).await.unwrap();
-    assert!(processes(&fixture.root()).iter().any(|line| line.contains("pack-objects")));
+    assert!(
+        processes(&fixture.root())
+            .iter()
+            .any(|line| line.contains("pack-objects"))
+    );
     drop((process, stdin, stdout));
     eventually(|| processes(&fixture.root()).is_empty()).await;
 }
@@ -83,8 +115,20 @@ async fn a_disconnect_during_a_clone_ends_git_and_its_child_processes() {
 async fn a_process_above_the_limit_waits_until_another_ends() {
     let one = NonZeroUsize::MIN;
     let path = std::env::var_os("PATH").unwrap();
-    let git = Git::find(&path, Slots { local_processes: one, ..Slots::default() }).unwrap();
-    let first = git.command("cat-file").arg("--batch").spawn().await.unwrap();
+    let git = Git::find(
+        &path,
+        Slots {
+            local_processes: one,
+            ..Slots::default()
+        },
+    )
+    .unwrap();
+    let first = git
+        .command("cat-file")
+        .arg("--batch")
+        .spawn()
+        .await
+        .unwrap();
     let waiting = git.command("version").spawn();
     let mut waiting = std::pin::pin!(waiting);
     assert!(timeout(Duration::ZERO, &mut waiting).await.is_err());
@@ -95,14 +139,23 @@ async fn a_process_above_the_limit_waits_until_another_ends() {
 #[tokio::test]
 async fn a_client_network_without_cpu_time_is_refused_while_others_clone() {
     let path = std::env::var_os("PATH").unwrap();
-    let slots = Slots { client_cpu: Duration::from_millis(400), ..Slots::default() };
+    let slots = Slots {
+        client_cpu: Duration::from_millis(400),
+        ..Slots::default()
+    };
     let git = Git::find(&path, slots).unwrap();
     let fixture = Fixture::with_git(git, StagingLimits::default()).await;
     let repo = fixture.repo("x").await;
     let at = |net| Claimant::at(ClientNetwork::of(Ipv4Addr::new(198, 51, net, 1).into()));
     let ask = async |claimant| {
         let service = (Service::UploadPack, Protocol::V2);
-        fixture.store.advertise(&repo, service, claimant).await?.finish().await.map(drop)
+        fixture
+            .store
+            .advertise(&repo, service, claimant)
+            .await?
+            .finish()
+            .await
+            .map(drop)
     };
     // Starting the shell that limits git, and git, takes CPU time.
     let mut asked = 0;
@@ -114,8 +167,14 @@ async fn a_client_network_without_cpu_time_is_refused_while_others_clone() {
         }
     };
     assert!(asked > 1, "{refusal}");
-    assert!(matches!(refusal, GitError::Busy(Shortage::Network(_))), "{refusal:?}");
-    assert_eq!(refusal.to_string(), "the network 198.51.1.1/32 uses its share; try again later");
+    assert!(
+        matches!(refusal, GitError::Busy(Shortage::Network(_))),
+        "{refusal:?}"
+    );
+    assert_eq!(
+        refusal.to_string(),
+        "the network 198.51.1.1/32 uses its share; try again later"
+    );
     ask(at(2)).await.unwrap();
     ask(at(1).with_authority()).await.unwrap();
 }
@@ -124,26 +183,57 @@ async fn a_client_network_without_cpu_time_is_refused_while_others_clone() {
 async fn a_command_that_takes_too_long_is_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("pipe");
-    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
     // Nothing is ever written into it.
-    let endless = installed_git().command("config").arg("--file").arg(&pipe).arg("--list");
-    let limited = endless.limit(Duration::from_millis(20)).run(Vec::new()).await;
-    assert!(matches!(limited, Err(GitError::Timeout { .. })), "{limited:?}");
+    let endless = installed_git()
+        .command("config")
+        .arg("--file")
+        .arg(&pipe)
+        .arg("--list");
+    let limited = endless
+        .limit(Duration::from_millis(20))
+        .run(Vec::new())
+        .await;
+    assert!(
+        matches!(limited, Err(GitError::Timeout { .. })),
+        "{limited:?}"
+    );
     eventually(|| processes(dir.path()).is_empty()).await;
 }
 
 #[tokio::test]
 async fn the_sandbox_has_no_user_no_hooks_and_no_network() {
     let git = installed_git();
-    let listed = git.command("config").args(["--list", "--show-scope"]).run(Vec::new()).await;
+    let listed = git
+        .command("config")
+        .args(["--list", "--show-scope"])
+        .run(Vec::new())
+        .await;
     let listed = String::from_utf8(listed.unwrap().stdout).unwrap();
-    assert!(listed.lines().all(|line| line.starts_with("command\t")), "{listed}");
+    assert!(
+        listed.lines().all(|line| line.starts_with("command\t")),
+        "{listed}"
+    );
     assert!(listed.contains("core.hookspath=/dev/null"), "{listed}");
     let work = Work::new();
     work.commit("1");
     let url = format!("file://{}", work.dir.path().display());
-    let fetched = git.command("ls-remote").arg(url).run(Vec::new()).await.unwrap();
-    assert!(!fetched.status.success() && fetched.words.contains("not allowed"), "{fetched:?}");
+    let fetched = git
+        .command("ls-remote")
+        .arg(url)
+        .run(Vec::new())
+        .await
+        .unwrap();
+    assert!(
+        !fetched.status.success() && fetched.words.contains("not allowed"),
+        "{fetched:?}"
+    );
 }
 
 #[tokio::test]
@@ -153,15 +243,26 @@ async fn hooks_in_a_view_are_not_run() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
     let tip = work.commit("1");
-    fixture.push(&repo, &work, &[("refs/heads/first", Some(tip))]).await.unwrap();
+    fixture
+        .push(&repo, &work, &[("refs/heads/first", Some(tip))])
+        .await
+        .unwrap();
     let trace = fixture.dir.path().join("ran");
     let workbench = fixture.root().join("workbench");
-    for dir in [fixture.view(&repo).await, fixture.repo_dir(&repo), workbench] {
+    for dir in [
+        fixture.view(&repo).await,
+        fixture.repo_dir(&repo),
+        workbench,
+    ] {
         let hooks = dir.join("hooks");
         std::fs::create_dir(&hooks).unwrap();
-        for hook in
-            ["pre-receive", "update", "post-update", "reference-transaction", "post-receive"]
-        {
+        for hook in [
+            "pre-receive",
+            "update",
+            "post-update",
+            "reference-transaction",
+            "post-receive",
+        ] {
             let path = hooks.join(hook);
             std::fs::write(&path, format!("#!/bin/sh\necho x >> {}\n", trace.display())).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -169,7 +270,13 @@ async fn hooks_in_a_view_are_not_run() {
     }
     fixture.fetch_v2(&repo, &[tip]).await;
     let tip = work.commit("2");
-    fixture.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    assert_eq!(fixture.store.refs(&repo).await.unwrap()[&name("refs/heads/main")], tip);
+    fixture
+        .push(&repo, &work, &[("refs/heads/main", Some(tip))])
+        .await
+        .unwrap();
+    assert_eq!(
+        fixture.store.refs(&repo).await.unwrap()[&name("refs/heads/main")],
+        tip
+    );
     assert!(!trace.exists());
 }

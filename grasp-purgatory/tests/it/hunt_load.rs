@@ -18,7 +18,10 @@ const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn with_fetch_slots(at_once: usize) -> HuntConfig {
-    HuntConfig { at_once: NonZeroUsize::new(at_once).unwrap(), ..HuntConfig::default() }
+    HuntConfig {
+        at_once: NonZeroUsize::new(at_once).unwrap(),
+        ..HuntConfig::default()
+    }
 }
 
 /// Returns the time at which everything for a repository was here.
@@ -50,16 +53,33 @@ fn silent_servers_do_not_occupy_every_fetch_slot() {
     for n in 0..40_u8 {
         let address = format!("s{n}.com");
         sim = sim.server(&address, Behaviour::Silent, &[]);
-        sim.wanted(&format!("r{n}"), vec![want(&[n], &[&address])], Duration::ZERO);
+        sim.wanted(
+            &format!("r{n}"),
+            vec![want(&[n], &[&address])],
+            Duration::ZERO,
+        );
     }
     sim.run_for(SECOND);
     sim.wanted("honest", vec![want(&[200], &["fine.com"])], SYNC_DELAY);
     sim.run_for(3 * MINUTE);
     let took = completed(&sim, "honest").expect("it is found") - Mono::from_secs(1);
-    assert!(took <= 60 * SECOND, "each silent server has 5 seconds, four at a time: {took:?}");
-    let stalled =
-        |r: &HuntReport| matches!(r, HuntReport::Failed { error: FetchError::Stalled, .. });
-    assert!(sim.reports.iter().any(|(_, report)| stalled(report)), "silent servers are reported");
+    assert!(
+        took <= 60 * SECOND,
+        "each silent server has 5 seconds, four at a time: {took:?}"
+    );
+    let stalled = |r: &HuntReport| {
+        matches!(
+            r,
+            HuntReport::Failed {
+                error: FetchError::Stalled,
+                ..
+            }
+        )
+    };
+    assert!(
+        sim.reports.iter().any(|(_, report)| stalled(report)),
+        "silent servers are reported"
+    );
 }
 
 #[test]
@@ -73,12 +93,13 @@ fn a_slow_server_is_not_cancelled_while_no_other_request_waits() {
 
 #[test]
 fn a_transfer_is_interrupted_after_five_minutes_if_others_wait() {
-    let config = HuntConfig { fetch_is_late: 60 * MINUTE, ..with_fetch_slots(1) };
-    let mut sim = Sim::with(config).server("slow.com", Behaviour::SilentWithObjects, &[1]).server(
-        "fine.com",
-        Behaviour::Fine,
-        &[2],
-    );
+    let config = HuntConfig {
+        fetch_is_late: 60 * MINUTE,
+        ..with_fetch_slots(1)
+    };
+    let mut sim = Sim::with(config)
+        .server("slow.com", Behaviour::SilentWithObjects, &[1])
+        .server("fine.com", Behaviour::Fine, &[2]);
     sim.wanted("slow", vec![want(&[1], &["slow.com"])], Duration::ZERO);
     sim.run_for(SECOND);
     sim.wanted("r", vec![want(&[2], &["fine.com"])], Duration::ZERO);
@@ -90,14 +111,21 @@ fn a_transfer_is_interrupted_after_five_minutes_if_others_wait() {
 
 #[test]
 fn a_large_transfer_completes_in_the_end_although_others_wait() {
-    let mut sim = Sim::with(HuntConfig { fetch_is_late: 60 * MINUTE, ..with_fetch_slots(1) })
-        .server("large.com", Behaviour::Slow(12 * MINUTE), &[1])
-        .server("silent.com", Behaviour::Silent, &[]);
+    let mut sim = Sim::with(HuntConfig {
+        fetch_is_late: 60 * MINUTE,
+        ..with_fetch_slots(1)
+    })
+    .server("large.com", Behaviour::Slow(12 * MINUTE), &[1])
+    .server("silent.com", Behaviour::Silent, &[]);
     sim.wanted("large", vec![want(&[1], &["large.com"])], Duration::ZERO);
     sim.wanted("small", vec![want(&[2], &["silent.com"])], Duration::ZERO);
     sim.run_for(2 * 60 * MINUTE);
     assert!(sim.has_everything("large"));
-    let times = sim.asked_of("large.com").iter().filter(|asked| asked.oids.is_some()).count();
+    let times = sim
+        .asked_of("large.com")
+        .iter()
+        .filter(|asked| asked.oids.is_some())
+        .count();
     assert_eq!(times, 3, "limited to 5, then 10, then 20 minutes");
 }
 
@@ -112,22 +140,39 @@ fn waiting_for_a_fetch_slot_does_not_count_as_slow() {
     sim.wanted("r", vec![want(&[2], &["a.com", "b.com"])], Duration::ZERO);
     sim.run_for(10 * MINUTE);
     assert!(sim.has_everything("r"));
-    assert!(sim.asked_of("b.com").is_empty(), "a.com had not even been asked");
+    assert!(
+        sim.asked_of("b.com").is_empty(),
+        "a.com had not even been asked"
+    );
 }
 
 #[test]
 fn objects_that_arrived_meanwhile_are_not_requested() {
     // The simulation asserts that no request is for an object that is here.
-    let one = HostLimits { starts: 2.try_into().unwrap(), ..HostLimits::default() };
+    let one = HostLimits {
+        starts: 2.try_into().unwrap(),
+        ..HostLimits::default()
+    };
     let hosts = [("slow.com".parse().unwrap(), one)].into();
-    let mut sim = Sim::with(HuntConfig { hosts, ..HuntConfig::default() })
-        .server("https://slow.com/1", Behaviour::Fine, &[9])
-        .server("https://slow.com/2", Behaviour::Fine, &[1, 2])
-        .server("b.com", Behaviour::Fine, &[1]);
-    sim.wanted("first", vec![want(&[9], &["https://slow.com/1"])], Duration::ZERO);
+    let mut sim = Sim::with(HuntConfig {
+        hosts,
+        ..HuntConfig::default()
+    })
+    .server("https://slow.com/1", Behaviour::Fine, &[9])
+    .server("https://slow.com/2", Behaviour::Fine, &[1, 2])
+    .server("b.com", Behaviour::Fine, &[1]);
+    sim.wanted(
+        "first",
+        vec![want(&[9], &["https://slow.com/1"])],
+        Duration::ZERO,
+    );
     sim.run_for(LATENCY / 2);
     let addresses = ["https://slow.com/2", "b.com"];
-    sim.wanted("r", vec![want(&[1], &addresses), want(&[2], &addresses)], Duration::ZERO);
+    sim.wanted(
+        "r",
+        vec![want(&[1], &addresses), want(&[2], &addresses)],
+        Duration::ZERO,
+    );
     sim.run_for(5 * MINUTE);
     assert!(sim.has_everything("r"), "{:?}", sim.asked);
 }
@@ -136,14 +181,29 @@ fn objects_that_arrived_meanwhile_are_not_requested() {
 fn hunts_for_a_thousand_repositories_after_a_start_are_spread_over_time() {
     let mut sim = Sim::new();
     for n in 0..1_000_u64 {
-        let wants = vec![want(&[(n % 250) as u8], &[&format!("https://h{}.com/{n}", n % 3)])];
+        let wants = vec![want(
+            &[(n % 250) as u8],
+            &[&format!("https://h{}.com/{n}", n % 3)],
+        )];
         // The delays that purgatory gives after a start: see the test below.
-        sim.wanted(&format!("r{n}"), wants, SYNC_DELAY + Duration::from_millis(50 * n));
+        sim.wanted(
+            &format!("r{n}"),
+            wants,
+            SYNC_DELAY + Duration::from_millis(50 * n),
+        );
     }
     sim.run_for(2 * SECOND);
-    assert!(sim.asked.len() <= 32, "{} requests in two seconds", sim.asked.len());
+    assert!(
+        sim.asked.len() <= 32,
+        "{} requests in two seconds",
+        sim.asked.len()
+    );
     sim.run_for(2 * MINUTE);
-    assert!(sim.max_concurrent.values().all(|most| *most <= 5), "{:?}", sim.max_concurrent);
+    assert!(
+        sim.max_concurrent.values().all(|most| *most <= 5),
+        "{:?}",
+        sim.max_concurrent
+    );
 }
 
 #[test]
@@ -164,10 +224,19 @@ fn a_start_begins_hunts_for_everything_that_is_held() {
 fn a_thousand_bad_addresses_take_bounded_time_and_hide_no_good_one() {
     let mut sim = Sim::new().server("good.com", Behaviour::Fine, &[1]);
     let bad: Vec<CloneUrl> = (0..1_000).map(|n| url(&format!("bad{n}.com"))).collect();
-    let hostile = Want { untrusted: bad, ..want(&[1], &[]) };
+    let hostile = Want {
+        untrusted: bad,
+        ..want(&[1], &[])
+    };
     sim.wanted(
         "r",
-        vec![hostile, Want { untrusted: vec![url("good.com")], ..want(&[1], &[]) }],
+        vec![
+            hostile,
+            Want {
+                untrusted: vec![url("good.com")],
+                ..want(&[1], &[])
+            },
+        ],
         SYNC_DELAY,
     );
     sim.run_for(30 * SECOND);
@@ -182,7 +251,11 @@ fn the_same_inputs_give_the_same_requests() {
         let mut sim = Sim::with(with_fetch_slots(2));
         for n in 0..20_u8 {
             let address = format!("h{}.com", n % 7);
-            let behaviour = if n % 3 == 0 { Behaviour::Silent } else { Behaviour::Fine };
+            let behaviour = if n % 3 == 0 {
+                Behaviour::Silent
+            } else {
+                Behaviour::Fine
+            };
             sim = sim.server(&address, behaviour, &[n]);
             sim.wanted(&format!("r{n}"), vec![want(&[n], &[&address])], SYNC_DELAY);
         }
@@ -201,7 +274,10 @@ fn repositories_at_one_host(behaviour: Behaviour, count: usize) -> Sim {
         let tip = numbered(n);
         sim = sim.server(&address, behaviour, &[]);
         sim.at(&address).advertises = BTreeSet::from([tip]);
-        let want = Want { tips: vec![tip], ..want(&[1], &[&address]) };
+        let want = Want {
+            tips: vec![tip],
+            ..want(&[1], &[&address])
+        };
         sim.wanted(&format!("r{n}"), vec![want], None);
     }
     sim
@@ -216,18 +292,27 @@ fn numbered(n: usize) -> Oid {
 fn busiest_minute(sim: &Sim) -> usize {
     let within = |from: Mono| move |asked: &&Asked| asked.at >= from && asked.at < from + MINUTE;
     let counts = sim.asked.iter().step_by(7);
-    counts.map(|asked| sim.asked.iter().filter(within(asked.at)).count()).max().unwrap_or(0)
+    counts
+        .map(|asked| sim.asked.iter().filter(within(asked.at)).count())
+        .max()
+        .unwrap_or(0)
 }
 
 fn incomplete(sim: &Sim) -> usize {
-    sim.reports.iter().filter(|(_, r)| matches!(r, HuntReport::Incomplete { .. })).count()
+    sim.reports
+        .iter()
+        .filter(|(_, r)| matches!(r, HuntReport::Incomplete { .. }))
+        .count()
 }
 
 #[test]
 fn a_thousand_repositories_at_one_unknown_host_follow_its_rate_limit() {
     let mut sim = repositories_at_one_host(Behaviour::Fine, 1_000);
     sim.run_for(SECOND);
-    let waiting = sim.hunter.schedule_at(sim.now.mono).filter(|(_, turn)| turn.position.is_some());
+    let waiting = sim
+        .hunter
+        .schedule_at(sim.now.mono)
+        .filter(|(_, turn)| turn.position.is_some());
     assert!(waiting.count() > 900, "each has a position in the queue");
     sim.run_for(33 * MINUTE + 10 * SECOND);
     assert_eq!(sim.here.len(), 1_000, "a thousand at thirty per minute");
@@ -239,7 +324,8 @@ fn a_thousand_repositories_at_one_unknown_host_follow_its_rate_limit() {
 #[test]
 fn a_thousand_repositories_at_a_grasp_server_take_two_minutes() {
     let mut sim = repositories_at_one_host(Behaviour::Fine, 1_000);
-    sim.classes.insert("one.example".parse().unwrap(), HostClass::Grasp);
+    sim.classes
+        .insert("one.example".parse().unwrap(), HostClass::Grasp);
     sim.run_for(75 * SECOND);
     assert_eq!(sim.here.len(), 1_000);
     assert_eq!((sim.asked.len(), incomplete(&sim)), (1_000, 0));
@@ -252,11 +338,21 @@ fn repositories_at_one_host_are_served_in_order_of_arrival() {
     let mut sim = repositories_at_one_host(Behaviour::Fine, 300);
     sim.run_for(MINUTE / 2);
     sim = sim.server("https://one.example/late.git", Behaviour::Fine, &[9]);
-    sim.wanted("a-late", vec![want(&[9], &["https://one.example/late.git"])], None);
+    sim.wanted(
+        "a-late",
+        vec![want(&[9], &["https://one.example/late.git"])],
+        None,
+    );
     sim.run_for(9 * MINUTE + SECOND);
     let mut times: BTreeMap<&str, usize> = BTreeMap::new();
-    sim.asked.iter().for_each(|asked| *times.entry(asked.url.as_str()).or_default() += 1);
-    assert!(times.len() >= 300 && times.values().all(|times| *times == 1), "{}", times.len());
+    sim.asked
+        .iter()
+        .for_each(|asked| *times.entry(asked.url.as_str()).or_default() += 1);
+    assert!(
+        times.len() >= 300 && times.values().all(|times| *times == 1),
+        "{}",
+        times.len()
+    );
     assert!(!times.contains_key("https://one.example/late.git"));
     sim.run_for(MINUTE);
     assert!(sim.has_everything("a-late"));
@@ -271,7 +367,12 @@ fn a_visit_that_needs_the_advertisement_is_finished_before_another_begins() {
         wants[0].tips.push(numbered(n + 5_000));
     }
     sim.run_for(4 * MINUTE);
-    assert!(sim.here.len() >= 25, "{} after {} requests", sim.here.len(), sim.asked.len());
+    assert!(
+        sim.here.len() >= 25,
+        "{} after {} requests",
+        sim.here.len(),
+        sim.asked.len()
+    );
     assert!(busiest_minute(&sim) <= 30);
 }
 
@@ -279,7 +380,8 @@ fn a_visit_that_needs_the_advertisement_is_finished_before_another_begins() {
 fn a_server_that_limits_every_third_request_is_paused_and_gives_everything() {
     let pause = Duration::from_secs(2);
     let mut sim = repositories_at_one_host(Behaviour::LimitsEveryThird(pause), 200);
-    sim.classes.insert("one.example".parse().unwrap(), HostClass::Grasp);
+    sim.classes
+        .insert("one.example".parse().unwrap(), HostClass::Grasp);
     sim.run_for(30 * MINUTE);
     assert_eq!(sim.here.len(), 200);
     assert_eq!(incomplete(&sim), 0, "being asked to wait is not failing");
@@ -288,15 +390,23 @@ fn a_server_that_limits_every_third_request_is_paused_and_gives_everything() {
         _ => None,
     });
     for began in pauses {
-        let during = sim.asked.iter().filter(|asked| asked.at > began && asked.at < began + pause);
-        assert_eq!(during.count(), 0, "asked during a pause that began at {began:?}");
+        let during = sim
+            .asked
+            .iter()
+            .filter(|asked| asked.at > began && asked.at < began + pause);
+        assert_eq!(
+            during.count(),
+            0,
+            "asked during a pause that began at {began:?}"
+        );
     }
 }
 
 #[test]
 fn ten_thousand_repositories_at_a_grasp_server_follow_its_rate_limit() {
     let mut sim = repositories_at_one_host(Behaviour::Fine, 10_000);
-    sim.classes.insert("one.example".parse().unwrap(), HostClass::Grasp);
+    sim.classes
+        .insert("one.example".parse().unwrap(), HostClass::Grasp);
     sim.run_for(17 * MINUTE);
     assert_eq!(sim.here.len(), 10_000);
     assert_eq!((sim.asked.len(), incomplete(&sim)), (10_000, 0));

@@ -68,7 +68,9 @@ struct HuntModel {
 }
 
 fn mirror(of: Author, identifier: &str) -> CloneUrl {
-    format!("https://mirror.example/{}/{identifier}", npub(&of.key())).parse().unwrap()
+    format!("https://mirror.example/{}/{identifier}", npub(&of.key()))
+        .parse()
+        .unwrap()
 }
 
 /// Returns all repositories of the model.
@@ -85,11 +87,17 @@ impl HuntModel {
         let world = World::new();
         let hunter = Hunter::new(config, world.now);
         let addresses = [mirror(ALICE, "x"), mirror(BOB, "x"), mirror(ALICE, "y")];
-        let empty = || Mirror { behaviour: Behaviour::Fine, objects: BTreeSet::new() };
+        let empty = || Mirror {
+            behaviour: Behaviour::Fine,
+            objects: BTreeSet::new(),
+        };
         Self {
             world,
             hunter,
-            mirrors: addresses.into_iter().map(|address| (address, empty())).collect(),
+            mirrors: addresses
+                .into_iter()
+                .map(|address| (address, empty()))
+                .collect(),
             scheduled: BTreeMap::new(),
             next_number: 0,
             fetching: BTreeMap::new(),
@@ -101,12 +109,24 @@ impl HuntModel {
         self.forward_wants();
         loop {
             let task = self.scheduled.keys().next().map(|(at, _)| *at);
-            let deadlines = [self.world.core.next_deadline(), self.hunter.next_deadline(), task];
-            let next = deadlines.into_iter().flatten().min().filter(|at| *at <= end);
+            let deadlines = [
+                self.world.core.next_deadline(),
+                self.hunter.next_deadline(),
+                task,
+            ];
+            let next = deadlines
+                .into_iter()
+                .flatten()
+                .min()
+                .filter(|at| *at <= end);
             let Some(at) = next else { break };
             let at = at.max(self.world.now.mono);
             self.world.wait(at - self.world.now.mono)?;
-            match self.scheduled.first_key_value().filter(|((task, _), _)| *task <= at) {
+            match self
+                .scheduled
+                .first_key_value()
+                .filter(|((task, _), _)| *task <= at)
+            {
                 Some(_) => {
                     let ((_, number), input) = self.scheduled.pop_first().unwrap();
                     self.receive_objects(number)?;
@@ -141,14 +161,17 @@ impl HuntModel {
 
     fn schedule(&mut self, after: Duration, input: Input) -> u64 {
         let number = self.next_number;
-        self.scheduled.insert((self.world.now.mono + after, number), input);
+        self.scheduled
+            .insert((self.world.now.mono + after, number), input);
         self.next_number += 1;
         number
     }
 
     /// Adds the objects of a fetch, before its end is reported.
     fn receive_objects(&mut self, number: u64) -> StepResult {
-        let Some((repo, objects)) = self.fetching.remove(&number) else { return Ok(()) };
+        let Some((repo, objects)) = self.fetching.remove(&number) else {
+            return Ok(());
+        };
         let numbers: Vec<u8> = objects.iter().map(|oid| oid.as_bytes()[0]).collect();
         self.world.fetch(&repo, &numbers)
     }
@@ -169,9 +192,20 @@ impl HuntModel {
             Output::ReadWants { repo, scope } => {
                 let mut wants = self.wants(&repo);
                 wants.retain(|want| scope == Scope::Everything || want.phase == Phase::Waiting);
-                self.schedule(Duration::ZERO, Input::WantsRead { repo, wants: Some(wants) });
+                self.schedule(
+                    Duration::ZERO,
+                    Input::WantsRead {
+                        repo,
+                        wants: Some(wants),
+                    },
+                );
             }
-            Output::List { request_id, url, wanted, .. } => {
+            Output::List {
+                request_id,
+                url,
+                wanted,
+                ..
+            } => {
                 let mirror = &self.mirrors[&url];
                 let refs = mirror.objects.iter().map(|oid| ("refs/heads/x", *oid));
                 let (after, result) = match mirror.behaviour {
@@ -184,7 +218,12 @@ impl HuntModel {
                 };
                 self.schedule(after, listed(request_id, result));
             }
-            Output::Fetch { request_id, repo, url, oids } => {
+            Output::Fetch {
+                request_id,
+                repo,
+                url,
+                oids,
+            } => {
                 let mirror = &self.mirrors[&url];
                 let has_all = oids.is_subset(&mirror.objects);
                 let (after, got, error) = match mirror.behaviour {
@@ -195,12 +234,22 @@ impl HuntModel {
                         (LATENCY, BTreeSet::new(), Some(refused))
                     }
                 };
-                let fetched = Input::Ended { request_id, got: got.clone(), error };
+                let fetched = Input::Ended {
+                    request_id,
+                    got: got.clone(),
+                    error,
+                };
                 let number = self.schedule(after, fetched);
                 self.fetching.insert(number, (repo, got));
             }
             Output::Classify { host, .. } => {
-                self.schedule(LATENCY, Input::Classified { host, class: Some(HostClass::Grasp) });
+                self.schedule(
+                    LATENCY,
+                    Input::Classified {
+                        host,
+                        class: Some(HostClass::Grasp),
+                    },
+                );
             }
             Output::Cancel { .. } => {} // Its end is scheduled already.
             Output::ListRepos => {
@@ -209,10 +258,15 @@ impl HuntModel {
             }
             Output::Report(report @ HuntReport::Complete { .. }) => {
                 self.forward_report(&report);
-                let HuntReport::Complete { repo } = report else { unreachable!() };
+                let HuntReport::Complete { repo } = report else {
+                    unreachable!()
+                };
                 let mut wants = self.wants(&repo);
                 wants.retain(|want| want.phase == Phase::Waiting);
-                assert!(wants.is_empty() || !self.world.hunts.is_empty(), "{wants:?}");
+                assert!(
+                    wants.is_empty() || !self.world.hunts.is_empty(),
+                    "{wants:?}"
+                );
             }
             Output::Report(report) => self.forward_report(&report),
         }
@@ -263,7 +317,12 @@ enum Action {
 }
 
 fn action() -> impl Strategy<Value = Action> {
-    let behaviours = [Behaviour::Fine, Behaviour::Gone, Behaviour::Silent, Behaviour::Hides];
+    let behaviours = [
+        Behaviour::Fine,
+        Behaviour::Gone,
+        Behaviour::Silent,
+        Behaviour::Hides,
+    ];
     let behaviour = proptest::sample::select(behaviours.to_vec());
     prop_oneof![
         5 => (0..EVENTS.len()).prop_map(Action::Sync),
@@ -310,7 +369,10 @@ fn events_whose_data_never_appears_expire_after_half_an_hour() {
     assert_eq!(model.world.core.counts().states, 1);
     model.run_for(4 * MINUTE).unwrap();
     let counts = model.world.core.counts();
-    assert_eq!((counts.announcements, counts.states, counts.expired), (0, 0, 2));
+    assert_eq!(
+        (counts.announcements, counts.states, counts.expired),
+        (0, 0, 2)
+    );
     assert_eq!(
         model.hunter.schedule_at(Mono::ZERO).count(),
         0,
@@ -324,7 +386,11 @@ fn a_restart_in_the_middle_of_a_hunt_loses_nothing() {
     let mut model = waiting();
     model.run_for(5 * MINUTE).unwrap();
     model.restart();
-    assert_eq!(model.hunter.schedule_at(Mono::ZERO).count(), 1, "rebuilt from the journal");
+    assert_eq!(
+        model.hunter.schedule_at(Mono::ZERO).count(),
+        1,
+        "rebuilt from the journal"
+    );
     (0..3).for_each(|address| model.perform_action(&Action::Appear(address, 1)).unwrap());
     model.run_for(Duration::from_secs(5)).unwrap();
     assert!(is_served(&model, 3));
@@ -332,8 +398,16 @@ fn a_restart_in_the_middle_of_a_hunt_loses_nothing() {
 
 #[test]
 fn an_event_whose_hunt_is_queued_beyond_its_hold_time_is_released() {
-    let slow = HostLimits { starts: NonZeroUsize::MIN, per: 45 * MINUTE, ..HostLimits::default() };
-    let config = HuntConfig { per_host: slow, per_grasp_host: slow, ..HuntConfig::default() };
+    let slow = HostLimits {
+        starts: NonZeroUsize::MIN,
+        per: 45 * MINUTE,
+        ..HostLimits::default()
+    };
+    let config = HuntConfig {
+        per_host: slow,
+        per_grasp_host: slow,
+        ..HuntConfig::default()
+    };
     let mut model = HuntModel::with(config);
     (0..3).for_each(|address| model.perform_action(&Action::Appear(address, 1)).unwrap());
     for event in [0, 2, 3, 7] {
@@ -342,7 +416,11 @@ fn an_event_whose_hunt_is_queued_beyond_its_hold_time_is_released() {
     model.run_for(44 * MINUTE).unwrap();
     let served = [3, 7].map(|event| is_served(&model, event));
     assert!(served[0] != served[1], "one at a time");
-    assert_eq!(model.world.core.counts().states, 1, "the other has not expired");
+    assert_eq!(
+        model.world.core.counts().states,
+        1,
+        "the other has not expired"
+    );
     model.run_for(2 * MINUTE).unwrap();
     assert!(is_served(&model, 3) && is_served(&model, 7));
 }

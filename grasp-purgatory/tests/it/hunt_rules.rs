@@ -26,7 +26,10 @@ fn complete(sim: &Sim) -> Vec<(Mono, String)> {
 
 fn starts(sim: &Sim) -> Vec<Mono> {
     let reports = sim.reports.iter();
-    reports.filter(|(_, r)| matches!(r, HuntReport::Started { .. })).map(|(at, _)| *at).collect()
+    reports
+        .filter(|(_, r)| matches!(r, HuntReport::Started { .. }))
+        .map(|(at, _)| *at)
+        .collect()
 }
 
 #[test]
@@ -36,10 +39,17 @@ fn servers_are_tried_until_everything_is_here() {
         .server("b.com", Behaviour::Gone, &[])
         .server("c.com", Behaviour::Fine, &[1])
         .server("d.com", Behaviour::Fine, &[1]);
-    sim.wanted("r", vec![want(&[1], &["a.com", "b.com", "c.com", "d.com"])], SYNC_DELAY);
+    sim.wanted(
+        "r",
+        vec![want(&[1], &["a.com", "b.com", "c.com", "d.com"])],
+        SYNC_DELAY,
+    );
     sim.run_for(2 * SECOND);
     assert!(sim.has_everything("r"));
-    assert!(sim.asked_of("d.com").is_empty(), "nothing was left to ask for");
+    assert!(
+        sim.asked_of("d.com").is_empty(),
+        "nothing was left to ask for"
+    );
     assert_eq!(complete(&sim).len(), 1);
     assert_eq!(sim.hunter.schedule_at(Mono::ZERO).count(), 0);
 }
@@ -47,7 +57,9 @@ fn servers_are_tried_until_everything_is_here() {
 #[test]
 fn objects_of_several_servers_add_up() {
     let mut sim =
-        Sim::new().server("a.com", Behaviour::Fine, &[1]).server("b.com", Behaviour::Fine, &[2]);
+        Sim::new()
+            .server("a.com", Behaviour::Fine, &[1])
+            .server("b.com", Behaviour::Fine, &[2]);
     sim.wanted("r", vec![want(&[1, 2], &["a.com", "b.com"])], SYNC_DELAY);
     sim.run_for(2 * SECOND);
     assert!(sim.has_everything("r"));
@@ -56,9 +68,17 @@ fn objects_of_several_servers_add_up() {
 #[test]
 fn partial_success_keeps_the_rest_wanted() {
     let mut sim = Sim::new().server("a.com", Behaviour::Fine, &[1]);
-    sim.wanted("r", vec![want(&[1], &["a.com"]), want(&[2], &["a.com"])], SYNC_DELAY);
+    sim.wanted(
+        "r",
+        vec![want(&[1], &["a.com"]), want(&[2], &["a.com"])],
+        SYNC_DELAY,
+    );
     sim.run_for(2 * SECOND);
-    assert_eq!(sim.fetched(), oids(&[1]), "available objects are fetched at once");
+    assert_eq!(
+        sim.fetched(),
+        oids(&[1]),
+        "available objects are fetched at once"
+    );
     assert!(complete(&sim).is_empty());
     sim.at("a.com").advertises = oids(&[1, 2]);
     sim.run_for(30 * SECOND);
@@ -72,17 +92,29 @@ fn a_failed_fetch_brings_nothing_and_is_reported() {
     sim.wanted("r", vec![want(&[1], &["a.com"])], SYNC_DELAY);
     sim.run_for(2 * SECOND);
     assert!(sim.here.is_empty());
-    let failed =
-        |r: &HuntReport| matches!(r, HuntReport::Failed { error: FetchError::Refused(_), .. });
+    let failed = |r: &HuntReport| {
+        matches!(
+            r,
+            HuntReport::Failed {
+                error: FetchError::Refused(_),
+                ..
+            }
+        )
+    };
     assert!(sim.reports.iter().any(|(_, report)| failed(report)));
-    assert!(!sim.reports.iter().any(|(_, report)| matches!(report, HuntReport::Fetched { .. })));
+    assert!(
+        !sim.reports
+            .iter()
+            .any(|(_, report)| matches!(report, HuntReport::Fetched { .. }))
+    );
 }
 
 #[test]
 fn hunts_for_client_events_begin_after_three_minutes_and_for_synced_ones_after_half_a_second() {
-    for (after, begins) in
-        [(CLIENT_DELAY, Mono::from_secs(180)), (SYNC_DELAY, Mono::from_millis(500))]
-    {
+    for (after, begins) in [
+        (CLIENT_DELAY, Mono::from_secs(180)),
+        (SYNC_DELAY, Mono::from_millis(500)),
+    ] {
         let mut sim = Sim::new().server("a.com", Behaviour::Fine, &[1]);
         sim.wanted("r", vec![want(&[1], &["a.com"])], after);
         sim.run_for(5 * MINUTE);
@@ -110,7 +142,11 @@ fn known_objects_are_asked_for_without_an_advertisement() {
     sim.run_for(SECOND);
     assert!(sim.has_everything("r"));
     assert_eq!(sim.asked.len(), 1, "{:?}", sim.asked);
-    assert_eq!(sim.asked[0].at, Mono::from_millis(20), "the first event does not wait for others");
+    assert_eq!(
+        sim.asked[0].at,
+        Mono::from_millis(20),
+        "the first event does not wait for others"
+    );
 }
 
 #[test]
@@ -119,9 +155,18 @@ fn a_refusal_is_followed_by_the_advertisement_and_is_remembered() {
     sim.wanted("r", vec![want(&[1, 2], &["a.com"])], Duration::ZERO);
     sim.run_for(SECOND);
     let asked: Vec<_> = sim.asked.iter().map(|asked| asked.oids.clone()).collect();
-    assert_eq!(asked[..3], [Some(oids(&[1, 2])), None, Some(oids(&[1]))], "within one visit");
+    assert_eq!(
+        asked[..3],
+        [Some(oids(&[1, 2])), None, Some(oids(&[1]))],
+        "within one visit"
+    );
     sim.run_for(30 * SECOND);
-    let later: Vec<_> = sim.asked.iter().skip(4).map(|asked| asked.oids.clone()).collect();
+    let later: Vec<_> = sim
+        .asked
+        .iter()
+        .skip(4)
+        .map(|asked| asked.oids.clone())
+        .collect();
     assert_eq!(later, [None], "it is not asked again for what it refused");
     sim.at("a.com").advertises = oids(&[1, 2]);
     sim.run_for(MINUTE);
@@ -134,7 +179,10 @@ fn attempts_that_find_nothing_are_repeated_after_20_40_80_120_120_seconds() {
     sim.wanted("r", vec![want(&[1], &["a.com"])], Duration::ZERO);
     sim.run_for(8 * MINUTE);
     let starts = starts(&sim);
-    let pauses: Vec<_> = starts.windows(2).map(|two| (two[1] - two[0]).as_secs()).collect();
+    let pauses: Vec<_> = starts
+        .windows(2)
+        .map(|two| (two[1] - two[0]).as_secs())
+        .collect();
     assert_eq!(pauses, [20, 40, 80, 120, 120]);
 }
 
@@ -147,7 +195,10 @@ fn a_new_event_is_a_fresh_start() {
     sim.at("a.com").advertises = oids(&[1, 2]);
     sim.wanted("r", vec![want(&[2], &["a.com"])], SYNC_DELAY);
     sim.run_for(SECOND);
-    assert!(sim.has_everything("r"), "without waiting for the next pause to end");
+    assert!(
+        sim.has_everything("r"),
+        "without waiting for the next pause to end"
+    );
 }
 
 #[test]
@@ -176,11 +227,18 @@ fn a_hunt_ends_when_its_objects_are_no_longer_wanted() {
 #[test]
 fn objects_of_expired_events_are_looked_for_once_an_hour() {
     let mut sim = Sim::new().server("a.com", Behaviour::Fine, &[]);
-    let expired = Want { phase: Phase::Expired, ..want(&[1], &["a.com"]) };
+    let expired = Want {
+        phase: Phase::Expired,
+        ..want(&[1], &["a.com"])
+    };
     sim.wants.insert(name("r"), vec![expired]);
     sim.handle(Input::Tick);
     sim.run_for(5 * 60 * MINUTE);
-    let listed = sim.asked.iter().filter(|asked| asked.oids.is_none()).count();
+    let listed = sim
+        .asked
+        .iter()
+        .filter(|asked| asked.oids.is_none())
+        .count();
     assert!((4..=6).contains(&listed), "{listed} times in five hours");
     sim.at("a.com").advertises = oids(&[1]);
     sim.run_for(60 * MINUTE);
@@ -189,7 +247,10 @@ fn objects_of_expired_events_are_looked_for_once_an_hour() {
 
 #[test]
 fn a_throttled_server_is_queued_for_and_others_are_asked_at_once() {
-    let one = HostLimits { at_once: 1.try_into().unwrap(), ..HostLimits::default() };
+    let one = HostLimits {
+        at_once: 1.try_into().unwrap(),
+        ..HostLimits::default()
+    };
     let config = HuntConfig {
         hosts: BTreeMap::from([("a.com".parse().unwrap(), one)]),
         ..HuntConfig::default()
@@ -201,28 +262,50 @@ fn a_throttled_server_is_queued_for_and_others_are_asked_at_once() {
         sim.wanted(&format!("r{n}"), vec![want(&[n], &addresses)], SYNC_DELAY);
     }
     sim.run_for(3 * SECOND);
-    assert_eq!(sim.asked_of("a.com").len(), 1, "the queue moves when a request ends");
-    assert_eq!(sim.here.len(), 8, "all but the one that waits for the silent server");
+    assert_eq!(
+        sim.asked_of("a.com").len(),
+        1,
+        "the queue moves when a request ends"
+    );
+    assert_eq!(
+        sim.here.len(),
+        8,
+        "all but the one that waits for the silent server"
+    );
     sim.run_for(5 * SECOND);
-    assert_eq!(sim.here.len(), 9, "after a slow answer another server is asked");
+    assert_eq!(
+        sim.here.len(),
+        9,
+        "after a slow answer another server is asked"
+    );
 }
 
 #[test]
 fn requests_above_the_rate_limit_are_sent_in_order_of_the_queue() {
     let config = HuntConfig {
-        per_host: HostLimits { starts: 2.try_into().unwrap(), ..HostLimits::default() },
+        per_host: HostLimits {
+            starts: 2.try_into().unwrap(),
+            ..HostLimits::default()
+        },
         ..HuntConfig::default()
     };
     let mut sim = Sim::with(config);
     for n in 1..=4 {
         let address = format!("https://a.com/{n}");
         sim = sim.server(&address, Behaviour::Fine, &[n]);
-        sim.wanted(&format!("r{n}"), vec![want(&[n], &[&address])], Duration::ZERO);
+        sim.wanted(
+            &format!("r{n}"),
+            vec![want(&[n], &[&address])],
+            Duration::ZERO,
+        );
     }
     sim.run_for(5 * MINUTE);
     assert_eq!(sim.fetched(), oids(&[1, 2, 3, 4]));
     let at: Vec<_> = sim.asked.iter().map(|asked| asked.at).collect();
-    assert!(at.windows(3).all(|three| three[2] - three[0] >= MINUTE), "two per minute: {at:?}");
+    assert!(
+        at.windows(3).all(|three| three[2] - three[0] >= MINUTE),
+        "two per minute: {at:?}"
+    );
     assert_eq!(sim.hunter.schedule_at(Mono::ZERO).count(), 0);
 }
 
@@ -230,19 +313,34 @@ fn requests_above_the_rate_limit_are_sent_in_order_of_the_queue() {
 fn an_attempt_does_not_wait_for_a_server_that_becomes_throttled() {
     let mut sim = Sim::new()
         .server("a.com", Behaviour::Fine, &[1])
-        .server("https://a.com/angry", Behaviour::Limits(Some(60 * MINUTE)), &[])
+        .server(
+            "https://a.com/angry",
+            Behaviour::Limits(Some(60 * MINUTE)),
+            &[],
+        )
         .server("b.com", Behaviour::Fine, &[1]);
-    sim.wanted("angry", vec![want(&[9], &["https://a.com/angry"])], Duration::ZERO);
+    sim.wanted(
+        "angry",
+        vec![want(&[9], &["https://a.com/angry"])],
+        Duration::ZERO,
+    );
     sim.wanted("r", vec![want(&[1], &["a.com", "b.com"])], Duration::ZERO);
     sim.run_for(SECOND);
     assert!(sim.has_everything("r"), "{:?}", sim.asked);
-    assert_eq!(sim.asked_of("a.com").len(), 1, "nothing more during its pause");
+    assert_eq!(
+        sim.asked_of("a.com").len(),
+        1,
+        "nothing more during its pause"
+    );
 }
 
 #[test]
 fn repositories_take_turns_at_a_throttled_server() {
     let config = HuntConfig {
-        per_host: HostLimits { at_once: 1.try_into().unwrap(), ..HostLimits::default() },
+        per_host: HostLimits {
+            at_once: 1.try_into().unwrap(),
+            ..HostLimits::default()
+        },
         ..HuntConfig::default()
     };
     let mut sim = Sim::with(config);
@@ -253,24 +351,42 @@ fn repositories_take_turns_at_a_throttled_server() {
         sim = sim.server(address, Behaviour::Fine, &[]);
     }
     sim.wanted("greedy", vec![want(&[1], &addresses)], Duration::ZERO);
-    sim.wanted("modest", vec![want(&[9], &["https://a.com/modest"])], Duration::ZERO);
+    sim.wanted(
+        "modest",
+        vec![want(&[9], &["https://a.com/modest"])],
+        Duration::ZERO,
+    );
     sim.run_for(LATENCY * 5);
     assert!(sim.has_everything("modest"), "{:?}", sim.asked);
 }
 
 #[test]
 fn a_rate_limited_host_is_paused_for_its_retry_after() {
-    for (says, waits) in [(None, 60), (Some(90 * SECOND), 90), (Some(9_999 * SECOND), 3_600)] {
+    for (says, waits) in [
+        (None, 60),
+        (Some(90 * SECOND), 90),
+        (Some(9_999 * SECOND), 3_600),
+    ] {
         let mut sim = Sim::new().server("a.com", Behaviour::Limits(says), &[1]);
         sim = sim.server("https://a.com/other", Behaviour::Fine, &[2]);
         sim.wanted("r", vec![want(&[1], &["a.com"])], Duration::ZERO);
         sim.run_for(SECOND);
         sim.at("a.com").behaviour = Behaviour::Fine;
-        sim.wanted("other", vec![want(&[2], &["https://a.com/other"])], Duration::ZERO);
+        sim.wanted(
+            "other",
+            vec![want(&[2], &["https://a.com/other"])],
+            Duration::ZERO,
+        );
         sim.run_for(2 * 60 * MINUTE);
         let second = sim.asked[1].at - (Mono::ZERO + LATENCY);
-        assert!(second >= Duration::from_secs(waits), "{second:?} for {says:?}");
-        assert!(second <= Duration::from_secs(waits + 60), "{second:?} for {says:?}");
+        assert!(
+            second >= Duration::from_secs(waits),
+            "{second:?} for {says:?}"
+        );
+        assert!(
+            second <= Duration::from_secs(waits + 60),
+            "{second:?} for {says:?}"
+        );
         assert!(sim.has_everything("r") && sim.has_everything("other"));
     }
 }
@@ -280,10 +396,26 @@ fn unadvertised_objects_are_asked_for_one_by_one_and_few_at_a_time() {
     let mut sim = Sim::new().server("a.com", Behaviour::Fine, &[1]);
     sim.at("a.com").hides = oids(&[2, 3, 4, 5]);
     // It lacks one of them, and so refuses all when asked for all.
-    sim.wanted("r", vec![want(&[1, 2, 3, 4, 5, 6], &["a.com"])], Duration::ZERO);
+    sim.wanted(
+        "r",
+        vec![want(&[1, 2, 3, 4, 5, 6], &["a.com"])],
+        Duration::ZERO,
+    );
     sim.run_for(SECOND);
-    let asked: Vec<_> = sim.asked.iter().filter_map(|asked| asked.oids.clone()).collect();
-    assert_eq!(asked, [oids(&[1, 2, 3, 4, 5, 6]), oids(&[1]), oids(&[2]), oids(&[3])]);
+    let asked: Vec<_> = sim
+        .asked
+        .iter()
+        .filter_map(|asked| asked.oids.clone())
+        .collect();
+    assert_eq!(
+        asked,
+        [
+            oids(&[1, 2, 3, 4, 5, 6]),
+            oids(&[1]),
+            oids(&[2]),
+            oids(&[3])
+        ]
+    );
     sim.run_for(MINUTE);
     assert_eq!(sim.fetched(), oids(&[1, 2, 3, 4, 5]));
 }
@@ -292,7 +424,11 @@ fn unadvertised_objects_are_asked_for_one_by_one_and_few_at_a_time() {
 fn phantom_tips_do_not_stall_the_rest() {
     let phantoms: Vec<u8> = (100..200).collect();
     let mut sim = Sim::new().server("a.com", Behaviour::Fine, &[1]);
-    sim.wanted("r", vec![want(&phantoms, &["a.com"]), want(&[1], &["a.com"])], Duration::ZERO);
+    sim.wanted(
+        "r",
+        vec![want(&phantoms, &["a.com"]), want(&[1], &["a.com"])],
+        Duration::ZERO,
+    );
     sim.run_for(30 * MINUTE);
     assert!(sim.fetched().contains(&oid(1)));
     let mut guesses = BTreeMap::new();
@@ -326,7 +462,10 @@ fn a_stalled_transfer_is_hedged_on_another_host_after_half_a_minute() {
     assert!(sim.asked_of("b.com").is_empty());
     sim.run_for(3 * SECOND);
     assert!(sim.has_everything("r"));
-    assert!(sim.asked_of("https://a.com/again").is_empty(), "a different host");
+    assert!(
+        sim.asked_of("https://a.com/again").is_empty(),
+        "a different host"
+    );
     assert_eq!(sim.cancelled.len(), 1, "the silent one is cancelled");
     assert_eq!(sim.hunter.in_flight(), 0);
 }
@@ -338,7 +477,11 @@ fn many_silent_servers_in_a_row_cannot_hide_an_honest_one() {
     for address in &addresses {
         sim = sim.server(address, Behaviour::Silent, &[]);
     }
-    let addresses: Vec<&str> = addresses.iter().map(String::as_str).chain(["z.com"]).collect();
+    let addresses: Vec<&str> = addresses
+        .iter()
+        .map(String::as_str)
+        .chain(["z.com"])
+        .collect();
     sim.wanted("r", vec![want(&[1], &addresses)], Duration::ZERO);
     sim.run_for(19 * SECOND);
     assert_eq!(sim.asked.len(), 4, "three are late, and one is waited for");
@@ -348,11 +491,9 @@ fn many_silent_servers_in_a_row_cannot_hide_an_honest_one() {
 
 #[test]
 fn a_slow_server_delays_neither_the_next_attempt_nor_new_events() {
-    let mut sim = Sim::new().server("a.com", Behaviour::SilentWithObjects, &[1]).server(
-        "b.com",
-        Behaviour::Fine,
-        &[],
-    );
+    let mut sim = Sim::new()
+        .server("a.com", Behaviour::SilentWithObjects, &[1])
+        .server("b.com", Behaviour::Fine, &[]);
     sim.wanted("r", vec![want(&[1], &["a.com", "b.com"])], Duration::ZERO);
     sim.run_for(40 * SECOND);
     sim.at("b.com").advertises = oids(&[1]);
@@ -378,8 +519,14 @@ fn hunting_stays_within_the_limits_of_a_host() {
 #[test]
 fn a_failed_lookup_of_wants_is_retried() {
     let mut sim = Sim::new();
-    sim.handle(Input::Wanted { repo: name("r"), after: Some(Duration::ZERO) });
-    sim.handle(Input::WantsRead { repo: name("r"), wants: None });
+    sim.handle(Input::Wanted {
+        repo: name("r"),
+        after: Some(Duration::ZERO),
+    });
+    sim.handle(Input::WantsRead {
+        repo: name("r"),
+        wants: None,
+    });
     let incomplete = |r: &HuntReport| matches!(r, HuntReport::Incomplete { next: Some(_), .. });
     assert!(sim.reports.iter().any(|(_, report)| incomplete(report)));
 }
@@ -387,17 +534,18 @@ fn a_failed_lookup_of_wants_is_retried() {
 #[test]
 fn unrequested_answers_change_nothing() {
     let mut sim = Sim::new().server("a.com", Behaviour::Fine, &[1]);
-    sim.handle(Input::WantsRead { repo: name("r"), wants: Some(vec![want(&[1], &["a.com"])]) });
+    sim.handle(Input::WantsRead {
+        repo: name("r"),
+        wants: Some(vec![want(&[1], &["a.com"])]),
+    });
     assert!(sim.asked.is_empty());
 }
 
 #[test]
 fn a_server_that_is_always_rate_limited_does_not_delay_requests_to_others() {
-    let mut sim = Sim::new().server("a.com", Behaviour::Limits(Some(10 * MINUTE)), &[]).server(
-        "b.com",
-        Behaviour::Fine,
-        &[],
-    );
+    let mut sim = Sim::new()
+        .server("a.com", Behaviour::Limits(Some(10 * MINUTE)), &[])
+        .server("b.com", Behaviour::Fine, &[]);
     sim.wanted("r", vec![want(&[1], &["a.com", "b.com"])], None);
     sim.run_for(30 * SECOND);
     assert!(!sim.has_everything("r"));
@@ -412,10 +560,14 @@ fn documents_below_the_root_of_a_host_do_not_set_its_class() {
     let npub = grasp_core::service::npub(&crate::model_events::ALICE.key());
     let classes = |address: &str| {
         let mut sim = Sim::new().server(address, Behaviour::Fine, &[1]);
-        sim.classes.insert("forge.example".parse().unwrap(), HostClass::Grasp);
+        sim.classes
+            .insert("forge.example".parse().unwrap(), HostClass::Grasp);
         sim.wanted("r", vec![want(&[1], &[address])], None);
         sim.run_for(SECOND);
-        sim.hunter.hosts().map(|(_, figures)| figures.class).collect::<Vec<_>>()
+        sim.hunter
+            .hosts()
+            .map(|(_, figures)| figures.class)
+            .collect::<Vec<_>>()
     };
     let root = format!("https://forge.example/{npub}/r.git");
     let below = format!("https://forge.example/me/raw/{npub}/r.git");
@@ -433,6 +585,10 @@ fn each_repository_fetches_an_object_that_another_has_for_itself() {
     assert!(!sim.has_everything("other"));
     sim.run_for(10 * SECOND);
     assert!(sim.has_everything("other"));
-    let fetches = sim.asked_of("a.com").iter().filter(|asked| asked.oids.is_some()).count();
+    let fetches = sim
+        .asked_of("a.com")
+        .iter()
+        .filter(|asked| asked.oids.is_some())
+        .count();
     assert_eq!(fetches, 2);
 }

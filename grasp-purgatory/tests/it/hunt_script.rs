@@ -116,7 +116,11 @@ impl Script {
     pub(crate) async fn until(&self, condition: impl Fn(&Self) -> bool) {
         let start = Instant::now();
         while !condition(self) {
-            assert!(start.elapsed() < Duration::from_secs(20), "{:?}", self.seen.lock());
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "{:?}",
+                self.seen.lock()
+            );
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -124,7 +128,9 @@ impl Script {
     fn lacking(&self, repo: &RepoId) -> Vec<Want> {
         let seen = self.seen.lock().unwrap();
         let mut wants = self.wants.get(repo).cloned().unwrap_or_default();
-        wants.iter_mut().for_each(|want| want.tips.retain(|tip| !seen.here.contains(tip)));
+        wants
+            .iter_mut()
+            .for_each(|want| want.tips.retain(|tip| !seen.here.contains(tip)));
         wants.retain(|want| !want.tips.is_empty());
         wants
     }
@@ -176,7 +182,10 @@ impl SyncContext for Script {
     ) -> Result<Advertisement, FetchError> {
         let has = self.ask(url, None).await;
         let has = has.ok_or_else(|| FetchError::Answered(PeerText::new("404")))?;
-        Ok(Advertisement::read(has.iter().map(|oid| ("refs/heads/x", *oid)), wanted))
+        Ok(Advertisement::read(
+            has.iter().map(|oid| ("refs/heads/x", *oid)),
+            wanted,
+        ))
     }
 
     async fn classify(&self, _: &RelayUrl) -> Option<HostClass> {
@@ -195,7 +204,11 @@ impl SyncContext for Script {
         self.seen.lock().unwrap().here.extend(&got);
         let refused = || FetchError::Refused(PeerText::new("not our ref"));
         let error = (got.len() < oids.len()).then(refused);
-        Fetched { got, error, bytes: 0 }
+        Fetched {
+            got,
+            error,
+            bytes: 0,
+        }
     }
 
     async fn repos(&self) -> BTreeSet<RepoId> {

@@ -91,7 +91,11 @@ pub(crate) fn oids(numbers: &[u8]) -> BTreeSet<Oid> {
 }
 
 pub(crate) fn url(text: &str) -> CloneUrl {
-    let full = if text.contains("://") { text.to_owned() } else { format!("https://{text}/r.git") };
+    let full = if text.contains("://") {
+        text.to_owned()
+    } else {
+        format!("https://{text}/r.git")
+    };
     full.parse().unwrap()
 }
 
@@ -114,8 +118,15 @@ pub(crate) fn want(tips: &[u8], addresses: &[&str]) -> Want {
 /// The end of a request for an advertisement.
 pub(crate) fn listed(request_id: RequestId, result: Result<Advertisement, FetchError>) -> Input {
     match result {
-        Ok(advertised) => Input::Listed { request_id, advertised },
-        Err(error) => Input::Ended { request_id, got: BTreeSet::new(), error: Some(error) },
+        Ok(advertised) => Input::Listed {
+            request_id,
+            advertised,
+        },
+        Err(error) => Input::Ended {
+            request_id,
+            got: BTreeSet::new(),
+            error: Some(error),
+        },
     }
 }
 
@@ -168,7 +179,10 @@ impl Sim {
     ) {
         let after = after.into();
         self.wants.entry(name(repo)).or_default().extend(wants);
-        self.handle(Input::Wanted { repo: name(repo), after });
+        self.handle(Input::Wanted {
+            repo: name(repo),
+            after,
+        });
     }
 
     pub(crate) fn handle(&mut self, input: Input) {
@@ -182,10 +196,18 @@ impl Sim {
         loop {
             let deadline = self.hunter.next_deadline().map(|at| at.max(self.now.mono));
             let task = self.scheduled.keys().next().map(|(at, _)| *at);
-            let next = deadline.into_iter().chain(task).min().filter(|at| *at <= end);
+            let next = deadline
+                .into_iter()
+                .chain(task)
+                .min()
+                .filter(|at| *at <= end);
             let Some(at) = next else { break };
             self.now = self.now.after(at - self.now.mono);
-            match self.scheduled.first_key_value().filter(|((task, _), _)| *task <= at) {
+            match self
+                .scheduled
+                .first_key_value()
+                .filter(|((task, _), _)| *task <= at)
+            {
                 Some(_) => {
                     let (_, input) = self.scheduled.pop_first().unwrap();
                     self.finish(&input);
@@ -199,7 +221,10 @@ impl Sim {
 
     /// Returns the requests to an address, in their order.
     pub(crate) fn asked_of(&self, address: &str) -> Vec<&Asked> {
-        self.asked.iter().filter(|asked| asked.url == url(address)).collect()
+        self.asked
+            .iter()
+            .filter(|asked| asked.url == url(address))
+            .collect()
     }
 
     /// Returns the objects that are here, of all repositories.
@@ -214,7 +239,8 @@ impl Sim {
     fn missing(&self, repo: &RepoId) -> Vec<Want> {
         let wants = self.wants.get(repo).into_iter().flatten().cloned();
         let lacking = wants.map(|mut want| {
-            want.tips.retain(|tip| !self.here.contains(&(repo.clone(), *tip)));
+            want.tips
+                .retain(|tip| !self.here.contains(&(repo.clone(), *tip)));
             want
         });
         lacking.filter(|want| !want.tips.is_empty()).collect()
@@ -224,14 +250,17 @@ impl Sim {
         let (Input::Listed { request_id, .. } | Input::Ended { request_id, .. }) = input else {
             return;
         };
-        let Some((repo, _)) = self.in_flight.remove(request_id) else { return };
+        let Some((repo, _)) = self.in_flight.remove(request_id) else {
+            return;
+        };
         if let Input::Ended { got, .. } = input {
             self.here.extend(got.iter().map(|oid| (repo.clone(), *oid)));
         }
     }
 
     fn schedule(&mut self, after: Duration, input: Input) {
-        self.scheduled.insert((self.now.mono + after, self.next_number), input);
+        self.scheduled
+            .insert((self.now.mono + after, self.next_number), input);
         self.next_number += 1;
     }
 
@@ -240,22 +269,48 @@ impl Sim {
             Output::ReadWants { repo, scope } => {
                 let mut wants = self.missing(&repo);
                 wants.retain(|want| scope == Scope::Everything || want.phase == Phase::Waiting);
-                self.schedule(Duration::ZERO, Input::WantsRead { repo, wants: Some(wants) });
+                self.schedule(
+                    Duration::ZERO,
+                    Input::WantsRead {
+                        repo,
+                        wants: Some(wants),
+                    },
+                );
             }
-            Output::List { request_id, repo, url, wanted } => {
+            Output::List {
+                request_id,
+                repo,
+                url,
+                wanted,
+            } => {
                 self.ask(request_id, repo, &url, None);
                 let (after, result) = self.list(&url, &wanted);
                 self.schedule(after, listed(request_id, result));
             }
-            Output::Fetch { request_id, repo, url, oids } => {
+            Output::Fetch {
+                request_id,
+                repo,
+                url,
+                oids,
+            } => {
                 let is_here = |oid: &Oid| self.here.contains(&(repo.clone(), *oid));
-                assert!(!oids.iter().any(is_here), "requested an object that is here");
+                assert!(
+                    !oids.iter().any(is_here),
+                    "requested an object that is here"
+                );
                 self.ask(request_id, repo, &url, Some(oids.clone()));
                 if self.answers(&url) {
                     self.schedule(LATENCY / 2, Input::Answered { request_id });
                 }
                 let (after, got, error) = self.fetch(&url, &oids);
-                self.schedule(after, Input::Ended { request_id, got, error });
+                self.schedule(
+                    after,
+                    Input::Ended {
+                        request_id,
+                        got,
+                        error,
+                    },
+                );
             }
             Output::Classify { host, .. } => {
                 let class = self.classes.get(&host).copied();
@@ -277,11 +332,19 @@ impl Sim {
         url: &CloneUrl,
         oids: Option<BTreeSet<Oid>>,
     ) {
-        self.asked.push(Asked { at: self.now.mono, url: url.clone(), oids });
+        self.asked.push(Asked {
+            at: self.now.mono,
+            url: url.clone(),
+            oids,
+        });
         let host = url.host().to_string();
         self.in_flight.insert(request_id, (repo, host.clone()));
         self.max_in_flight = self.max_in_flight.max(self.in_flight.len());
-        let now = self.in_flight.values().filter(|(_, other)| *other == host).count();
+        let now = self
+            .in_flight
+            .values()
+            .filter(|(_, other)| *other == host)
+            .count();
         let most = self.max_concurrent.entry(host).or_default();
         *most = now.max(*most);
     }
@@ -295,7 +358,11 @@ impl Sim {
             }
             _ => false,
         };
-        let key = self.scheduled.iter().find(|(_, input)| is_end(input)).map(|(key, _)| *key);
+        let key = self
+            .scheduled
+            .iter()
+            .find(|(_, input)| is_end(input))
+            .map(|(key, _)| *key);
         let end = match key.and_then(|key| self.scheduled.remove(&key)) {
             Some(Input::Listed { request_id, .. } | Input::Ended { request_id, .. }) => {
                 listed(request_id, Err(FetchError::Cancelled))
@@ -328,13 +395,19 @@ impl Sim {
             | Behaviour::Slow(_)
             | Behaviour::SilentWithObjects => (LATENCY, Ok(Advertisement::read(refs, wanted))),
             Behaviour::Silent => (LISTING_TIMEOUT, Err(FetchError::Stalled)),
-            Behaviour::Gone => (LATENCY, Err(FetchError::Unreachable(PeerText::new("no route")))),
+            Behaviour::Gone => (
+                LATENCY,
+                Err(FetchError::Unreachable(PeerText::new("no route"))),
+            ),
             Behaviour::Limits(retry_after) => {
                 (LATENCY, Err(FetchError::RateLimited { retry_after }))
             }
-            Behaviour::LimitsEveryThird(length) if self.asked.len().is_multiple_of(3) => {
-                (LATENCY, Err(FetchError::RateLimited { retry_after: Some(length) }))
-            }
+            Behaviour::LimitsEveryThird(length) if self.asked.len().is_multiple_of(3) => (
+                LATENCY,
+                Err(FetchError::RateLimited {
+                    retry_after: Some(length),
+                }),
+            ),
             Behaviour::LimitsEveryThird(_) => (LATENCY, Ok(Advertisement::read(refs, wanted))),
         }
     }
@@ -353,16 +426,22 @@ impl Sim {
         let got: BTreeSet<Oid> = oids.iter().filter(has).copied().collect();
         match server.behaviour {
             Behaviour::Silent => (FETCH_TIMEOUT, BTreeSet::new(), Some(FetchError::Stalled)),
-            Behaviour::Gone => {
-                (LATENCY, BTreeSet::new(), Some(FetchError::Unreachable(PeerText::new("no route"))))
-            }
-            Behaviour::Limits(retry_after) => {
-                (LATENCY, BTreeSet::new(), Some(FetchError::RateLimited { retry_after }))
-            }
+            Behaviour::Gone => (
+                LATENCY,
+                BTreeSet::new(),
+                Some(FetchError::Unreachable(PeerText::new("no route"))),
+            ),
+            Behaviour::Limits(retry_after) => (
+                LATENCY,
+                BTreeSet::new(),
+                Some(FetchError::RateLimited { retry_after }),
+            ),
             Behaviour::LimitsEveryThird(length) if self.asked.len().is_multiple_of(3) => (
                 LATENCY,
                 BTreeSet::new(),
-                Some(FetchError::RateLimited { retry_after: Some(length) }),
+                Some(FetchError::RateLimited {
+                    retry_after: Some(length),
+                }),
             ),
             Behaviour::SilentWithObjects => {
                 (FETCH_TIMEOUT, BTreeSet::new(), Some(FetchError::Stalled))

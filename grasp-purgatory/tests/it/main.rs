@@ -37,5 +37,8 @@ mod purgatory_hold;
 mod purgatory_proposals;
 mod purgatory_removal;
 #[cfg(feature = "object-store")]
-#[allow(unreachable_pub, reason = "tests of whole servers have this module, too")]
+#[allow(
+    unreachable_pub,
+    reason = "tests of whole servers have this module, too"
+)]
 mod s3_server;

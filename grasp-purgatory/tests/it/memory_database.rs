@@ -78,8 +78,14 @@ impl MemoryDatabase {
             proposals: ProposalChanges::between(&before.unwrap_or_default().refs, &refs),
             to: Some(Arc::new(refs)),
         });
-        let commit = Commit { repos: vec![change], ..Commit::default() };
-        assert!(matches!(self.content().commit(&commit), Committed::Done { .. }));
+        let commit = Commit {
+            repos: vec![change],
+            ..Commit::default()
+        };
+        assert!(matches!(
+            self.content().commit(&commit),
+            Committed::Done { .. }
+        ));
     }
 
     fn commit_with_fault(&self, commit: &Commit) -> Result<Committed, DatabaseError> {
@@ -87,7 +93,10 @@ impl MemoryDatabase {
             CommitFault::None => {}
             CommitFault::Failure => return Err(DatabaseError::Failed("a scripted failure".into())),
             CommitFault::Earlier(earlier) => {
-                assert!(matches!(self.content().commit(&earlier), Committed::Done { .. }));
+                assert!(matches!(
+                    self.content().commit(&earlier),
+                    Committed::Done { .. }
+                ));
             }
         }
         Ok(self.content().commit(commit))
@@ -100,12 +109,20 @@ impl Content {
         if let Some(conflict) = self.conflict(commit) {
             return Committed::Conflict(conflict);
         }
-        commit.withdraw.iter().for_each(|id| _ = self.events.remove(id));
+        commit
+            .withdraw
+            .iter()
+            .for_each(|id| _ = self.events.remove(id));
         self.events.extend(commit.save.iter().map(|event| event.id));
         commit.repos.iter().for_each(|change| self.change(change));
-        commit.records.iter().for_each(|record| self.rows.apply(record));
+        commit
+            .records
+            .iter()
+            .for_each(|record| self.rows.apply(record));
         self.additions.extend(commit.additions.iter().cloned());
-        Committed::Done { affected: BTreeSet::new() }
+        Committed::Done {
+            affected: BTreeSet::new(),
+        }
     }
 
     fn conflict(&self, commit: &Commit) -> Option<Conflict> {
@@ -120,7 +137,10 @@ impl Content {
         let mut refused: BTreeSet<_> = ids.filter(|id| self.refused.contains(id)).collect();
         let saved: BTreeSet<_> = commit.save.iter().map(|event| event.id).collect();
         refused.extend(
-            commit.require.iter().filter(|id| !saved.contains(id) && !self.events.contains(id)),
+            commit
+                .require
+                .iter()
+                .filter(|id| !saved.contains(id) && !self.events.contains(id)),
         );
         (!refused.is_empty()).then_some(Conflict::Refused(refused))
     }
@@ -137,7 +157,10 @@ impl Content {
             let before = row.view.take().unwrap_or_default();
             let after = view.to.clone().unwrap_or_default();
             // The table of the refs of pull requests is kept by these alone.
-            assert_eq!(view.proposals, ProposalChanges::between(&before.refs, &after));
+            assert_eq!(
+                view.proposals,
+                ProposalChanges::between(&before.refs, &after)
+            );
             if let Some(refs) = view.to.clone() {
                 self.last_generation += 1;
                 row.view = Some(View {
@@ -154,7 +177,8 @@ impl Content {
         }
         row.packs.extend(change.add_packs.iter().cloned());
         row.verified.extend(change.verified.clone());
-        row.verified.retain(|name, _| row.packs.iter().any(|pack| pack.name == *name));
+        row.verified
+            .retain(|name, _| row.packs.iter().any(|pack| pack.name == *name));
         retired_refs.retain(|retired| match &change.forget {
             Forget::Nothing => true,
             Forget::All => false,
@@ -175,19 +199,31 @@ impl Content {
     }
 
     fn row(&self, endpoint: Endpoint, repo: &RepoId) -> RepoRow {
-        self.repos.get(&(endpoint, repo.clone())).cloned().unwrap_or_default()
+        self.repos
+            .get(&(endpoint, repo.clone()))
+            .cloned()
+            .unwrap_or_default()
     }
 
     fn of(&self, endpoint: Endpoint) -> impl Iterator<Item = (&RepoId, &RepoRow)> {
-        let of_endpoint = self.repos.iter().filter(move |((one, _), _)| *one == endpoint);
+        let of_endpoint = self
+            .repos
+            .iter()
+            .filter(move |((one, _), _)| *one == endpoint);
         of_endpoint.map(|((_, repo), row)| (repo, row))
     }
 
     fn all(&self, endpoint: Endpoint) -> BTreeSet<RepoId> {
         let has_any = |row: &RepoRow| row.view.is_some() || !row.packs.is_empty();
-        let repos = self.of(endpoint).filter(|(_, row)| has_any(row)).map(|(repo, _)| repo);
+        let repos = self
+            .of(endpoint)
+            .filter(|(_, row)| has_any(row))
+            .map(|(repo, _)| repo);
         let retired = self.retired.keys().filter(|(one, _)| *one == endpoint);
-        repos.chain(retired.map(|(_, repo)| repo)).cloned().collect()
+        repos
+            .chain(retired.map(|(_, repo)| repo))
+            .cloned()
+            .collect()
     }
 }
 
@@ -209,13 +245,25 @@ impl Database for MemoryDatabase {
     }
 
     fn retired(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Vec<RetiredRef>> {
-        answer(self.content().retired.get(&(endpoint, repo)).cloned().unwrap_or_default())
+        answer(
+            self.content()
+                .retired
+                .get(&(endpoint, repo))
+                .cloned()
+                .unwrap_or_default(),
+        )
     }
 
     fn packs(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeMap<RepoId, BTreeSet<Pack>>> {
         let content = self.content();
-        let repos = content.of(endpoint).filter(|(_, row)| !row.packs.is_empty());
-        answer(repos.map(|(repo, row)| (repo.clone(), row.packs.clone())).collect())
+        let repos = content
+            .of(endpoint)
+            .filter(|(_, row)| !row.packs.is_empty());
+        answer(
+            repos
+                .map(|(repo, row)| (repo.clone(), row.packs.clone()))
+                .collect(),
+        )
     }
 
     fn repositories(&self, endpoint: Endpoint) -> DatabaseFuture<'_, Vec<RepoId>> {
@@ -258,8 +306,21 @@ struct HeldRow {
 impl Rows {
     pub(crate) fn apply(&mut self, record: &Record) {
         match record.clone() {
-            Record::Held { event, phase, since, until } => {
-                self.held.insert(event.id, HeldRow { event, phase, since, until });
+            Record::Held {
+                event,
+                phase,
+                since,
+                until,
+            } => {
+                self.held.insert(
+                    event.id,
+                    HeldRow {
+                        event,
+                        phase,
+                        since,
+                        until,
+                    },
+                );
             }
             Record::Moved { id, phase, until } => {
                 if let Some(row) = self.held.get_mut(&id) {
@@ -267,14 +328,24 @@ impl Rows {
                 }
             }
             Record::Gone { id } => _ = self.held.remove(&id),
-            Record::Staged { id, tip, target, bytes, until } => {
+            Record::Staged {
+                id,
+                tip,
+                target,
+                bytes,
+                until,
+            } => {
                 let key = (id, tip, target.upload_key());
                 self.staged.insert(key, (target, bytes, until));
-                let of_event = self.staged.iter_mut().filter(|((other, ..), _)| *other == id);
+                let of_event = self
+                    .staged
+                    .iter_mut()
+                    .filter(|((other, ..), _)| *other == id);
                 of_event.for_each(|(_, row)| row.2 = until);
             }
             Record::Unstaged { id, keep } => {
-                self.staged.retain(|(other, tip, _), _| *other != id || keep == Some(*tip));
+                self.staged
+                    .retain(|(other, tip, _), _| *other != id || keep == Some(*tip));
             }
             Record::TaskAdded { task } => _ = self.tasks.insert(task.key(), task),
             Record::TaskDone { task } => self.tasks.retain(|_, pending| *pending != task),
@@ -289,11 +360,23 @@ impl Rows {
             since: row.since,
             until: row.until,
         });
-        let staged = self.staged.iter().map(|((id, tip, _), (target, bytes, until))| {
-            let (target, bytes, until) = (target.clone(), *bytes, *until);
-            Record::Staged { id: *id, tip: *tip, target, bytes, until }
-        });
-        let tasks = self.tasks.values().map(|task| Record::TaskAdded { task: task.clone() });
+        let staged = self
+            .staged
+            .iter()
+            .map(|((id, tip, _), (target, bytes, until))| {
+                let (target, bytes, until) = (target.clone(), *bytes, *until);
+                Record::Staged {
+                    id: *id,
+                    tip: *tip,
+                    target,
+                    bytes,
+                    until,
+                }
+            });
+        let tasks = self
+            .tasks
+            .values()
+            .map(|task| Record::TaskAdded { task: task.clone() });
         held.chain(staged).chain(tasks).collect()
     }
 }

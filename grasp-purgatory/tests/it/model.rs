@@ -109,7 +109,11 @@ impl World {
             Action::Sync(event) => self.sync(&EVENTS[*event]).map(drop),
             Action::Fetch(object) => {
                 let (repos, object) = &OBJECTS[*object];
-                for repo in repos.iter().flat_map(|repo| self.hunting(repo)).collect::<Vec<_>>() {
+                for repo in repos
+                    .iter()
+                    .flat_map(|repo| self.hunting(repo))
+                    .collect::<Vec<_>>()
+                {
                     self.fetch(&repo, &[*object])?;
                 }
                 Ok(())
@@ -294,7 +298,9 @@ fn a_power_cut_at_any_step_loses_nothing_and_leaves_nothing_half_done() {
         Action::Send(21),
     ];
     let mut whole = World::new();
-    history.iter().for_each(|action| whole.perform_with_restart(action));
+    history
+        .iter()
+        .for_each(|action| whole.perform_with_restart(action));
     whole.check();
     let mut cuts = 0;
     for steps_until_power_cut in 0.. {
@@ -353,7 +359,11 @@ fn an_announcement_replaces_the_version_that_is_being_released() {
     let served_content = |actions: &[Action], at: usize, steps: usize| {
         let mut world = World::new();
         for (position, action) in actions.iter().enumerate() {
-            let fault = if position == at { Fault::Interleaved(steps) } else { Fault::None };
+            let fault = if position == at {
+                Fault::Interleaved(steps)
+            } else {
+                Fault::None
+            };
             perform_with_fault(&mut world, fault, action);
         }
         converge(&mut world, &events, &[]);

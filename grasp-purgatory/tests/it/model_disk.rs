@@ -48,7 +48,9 @@ impl Store {
 
     /// Returns whether a newer version of an event is served, or was.
     pub(crate) fn has_had_newer(&self, event: &Event) -> bool {
-        let Some(place) = coordinate(event) else { return false };
+        let Some(place) = coordinate(event) else {
+            return false;
+        };
         let version = Version::of(event);
         let mut ever = self.ever.values();
         ever.any(|other| coordinate(other).as_ref() == Some(&place) && Version::of(other) > version)
@@ -67,7 +69,9 @@ impl Store {
     /// Returns the served version at an event's coordinate.
     pub(crate) fn version_at(&self, event: &Event) -> Option<&Arc<Event>> {
         let place = coordinate(event)?;
-        self.events.values().find(|other| coordinate(other).as_ref() == Some(&place))
+        self.events
+            .values()
+            .find(|other| coordinate(other).as_ref() == Some(&place))
     }
 
     /// Returns the served event at a coordinate of this author and identifier.
@@ -90,7 +94,9 @@ impl Store {
 
     /// Returns whether the store refuses an event.
     pub(crate) fn refuses(&self, event: &Event) -> bool {
-        let is_delisted = self.delisted_by(event).is_some_and(|by| by > Version::of(event));
+        let is_delisted = self
+            .delisted_by(event)
+            .is_some_and(|by| by > Version::of(event));
         self.is_deleted(event) || is_delisted
     }
 
@@ -136,7 +142,10 @@ impl Store {
 
     /// Returns the state that an author without a served one had before, unless that is deleted.
     pub(crate) fn previous_state(&self, repo: &RepoId) -> Option<Arc<Event>> {
-        let states = self.replaced.iter().filter(|event| event.kind == kinds::STATE);
+        let states = self
+            .replaced
+            .iter()
+            .filter(|event| event.kind == kinds::STATE);
         let alive = states.filter(|event| own_repo(event) == *repo && !self.is_deleted(event));
         alive.max_by_key(|event| Version::of(event)).cloned()
     }
@@ -158,9 +167,16 @@ impl Store {
     /// Returns the pull requests that name one of these repositories.
     pub(crate) fn addressed_to(&self, repos: &BTreeSet<RepoId>) -> Vec<Arc<Event>> {
         let names_one = |event: &&Arc<Event>| {
-            Proposal::parse(event).unwrap().repos.iter().any(|repo| repos.contains(repo))
+            Proposal::parse(event)
+                .unwrap()
+                .repos
+                .iter()
+                .any(|repo| repos.contains(repo))
         };
-        self.of_kind(kinds::PULL_REQUEST).filter(names_one).cloned().collect()
+        self.of_kind(kinds::PULL_REQUEST)
+            .filter(names_one)
+            .cloned()
+            .collect()
     }
 
     pub(crate) fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &Arc<Event>> {
@@ -176,7 +192,9 @@ fn own_repo(event: &Event) -> RepoId {
 /// Returns the repositories that an event is about, as the relay reports them when it is removed.
 fn repos_of(event: &Event) -> BTreeSet<RepoId> {
     let mut repos: BTreeSet<RepoId> = Needs::of(event).repo.into_iter().collect();
-    let Ok(proposal) = Proposal::parse(event) else { return repos };
+    let Ok(proposal) = Proposal::parse(event) else {
+        return repos;
+    };
     for named in proposal.repos {
         repos.insert(RepoId::new(proposal.author, named.identifier.clone()));
         repos.insert(named);
@@ -236,12 +254,15 @@ impl Git {
         oids: impl IntoIterator<Item = &'a Oid>,
     ) -> bool {
         let here = self.repos.get(place).map(|repo| &repo.objects);
-        oids.into_iter().all(|oid| here.is_some_and(|here| here.contains(oid)))
+        oids.into_iter()
+            .all(|oid| here.is_some_and(|here| here.contains(oid)))
     }
 
     /// Returns whether a repository has all objects of a state.
     pub(crate) fn has_state(&self, repo: &RepoId, state: &State) -> bool {
-        state.tips().is_some_and(|tips| self.has_all(&hosted(repo), &tips))
+        state
+            .tips()
+            .is_some_and(|tips| self.has_all(&hosted(repo), &tips))
     }
 
     pub(crate) fn view(&self, place: &Place) -> Option<&View> {
@@ -261,7 +282,10 @@ impl Git {
 
     /// Returns the pull requests that have a ref in a repository.
     pub(crate) fn proposals(&self, place: &Place) -> BTreeSet<EventId> {
-        let refs = self.view(place).into_iter().flat_map(|view| view.refs.keys());
+        let refs = self
+            .view(place)
+            .into_iter()
+            .flat_map(|view| view.refs.keys());
         refs.filter_map(RefName::event).collect()
     }
 
@@ -272,7 +296,9 @@ impl Git {
     /// Takes the objects of pull requests out of staging.
     pub(crate) fn promote(&mut self, proposals: &[ProposalRef]) {
         for proposal in proposals {
-            let Some(staged) = self.staging.get(&proposal.id).cloned() else { continue };
+            let Some(staged) = self.staging.get(&proposal.id).cloned() else {
+                continue;
+            };
             for (tip, target) in staged {
                 let place = place_of(&target);
                 if tip == proposal.tip && proposal.places.contains(&place) {
@@ -284,7 +310,9 @@ impl Git {
     }
 
     fn unstage(&mut self, id: &EventId, is_gone: impl Fn(&(Oid, PushTarget)) -> bool) {
-        let Some(staged) = self.staging.get_mut(id) else { return };
+        let Some(staged) = self.staging.get_mut(id) else {
+            return;
+        };
         staged.retain(|one| !is_gone(one));
         if staged.is_empty() {
             self.staging.remove(id);
@@ -357,7 +385,9 @@ impl Git {
                 !is_announced && !is_of_state && name.event() != Some(event.id)
             });
             let keeps_state = view.refs.keys().any(RefName::is_branch_or_tag);
-            view.state = view.state.filter(|_| keeps_state || view.refs.len() == count);
+            view.state = view
+                .state
+                .filter(|_| keeps_state || view.refs.len() == count);
         }
     }
 
@@ -419,7 +449,9 @@ impl Disk {
         if !refused.is_empty() {
             return refused;
         }
-        after.journal.extend(events.iter().map(|event| Record::Gone { id: event.id }));
+        after
+            .journal
+            .extend(events.iter().map(|event| Record::Gone { id: event.id }));
         *self = after;
         refused
     }
@@ -443,11 +475,16 @@ impl Disk {
 
     /// Takes a repository out of service because of an announcement that does not list this server.
     pub(crate) fn delist(&mut self, by: &Event) {
-        let older = self.store.version_at(by).filter(|stored| stored.id != by.id);
+        let older = self
+            .store
+            .version_at(by)
+            .filter(|stored| stored.id != by.id);
         if let Some(id) = older.map(|stored| stored.id) {
             self.remove(&id);
         }
-        self.store.delisted.insert(coordinate(by).unwrap(), Version::of(by));
+        self.store
+            .delisted
+            .insert(coordinate(by).unwrap(), Version::of(by));
     }
 
     /// Performs a task, and checks again before anything is removed.
@@ -458,7 +495,10 @@ impl Disk {
     ) {
         match task {
             CleanupTask::CreateView { repo } => {
-                self.git.repo_mut(&hosted(repo)).view.get_or_insert_default();
+                self.git
+                    .repo_mut(&hosted(repo))
+                    .view
+                    .get_or_insert_default();
             }
             CleanupTask::RemoveView { repo, .. } => {
                 let stored = self.store.announcement(repo);
@@ -468,8 +508,11 @@ impl Disk {
                 }
             }
             CleanupTask::ClearProposal { id, keep, repos } => {
-                let served =
-                    self.store.events.get(id).and_then(|e| Some(Proposal::parse(e).ok()?.tip));
+                let served = self
+                    .store
+                    .events
+                    .get(id)
+                    .and_then(|e| Some(Proposal::parse(e).ok()?.tip));
                 self.git.clear(id, keep, repos, served);
             }
         }
@@ -478,7 +521,11 @@ impl Disk {
 
 /// The refs that a state declares.
 pub(crate) fn declared(state: &State) -> Refs {
-    state.refs.iter().filter_map(|(name, at)| Some((name.clone(), (*at)?))).collect()
+    state
+        .refs
+        .iter()
+        .filter_map(|(name, at)| Some((name.clone(), (*at)?)))
+        .collect()
 }
 
 pub(crate) fn proposal_ref(id: &EventId) -> RefName {

@@ -36,7 +36,10 @@ impl World {
             self.step()?;
         }
         self.disk.journal.extend(outputs.records);
-        outputs.effects.into_iter().try_for_each(|effect| self.perform(effect))
+        outputs
+            .effects
+            .into_iter()
+            .try_for_each(|effect| self.perform(effect))
     }
 
     fn perform(&mut self, effect: Output) -> StepResult {
@@ -51,15 +54,21 @@ impl World {
             Output::Answer { id, outcome } => {
                 self.answer = Some(outcome);
                 let offered = self.offered.take().filter(|event| event.id == id);
-                self.acknowledged
-                    .extend(offered.filter(|_| outcome == HoldOutcome::Held).map(|e| (id, e)));
+                self.acknowledged.extend(
+                    offered
+                        .filter(|_| outcome == HoldOutcome::Held)
+                        .map(|e| (id, e)),
+                );
             }
             Output::Survey { repo } => self.tasks.push_back(Task::Survey(repo)),
             Output::Release { .. } => self.tasks.push_back(Task::Release(effect)),
             Output::Wake { repo, cause } => self.tasks.push_back(Task::Wake(repo, cause)),
             Output::Publish { events } => {
                 let store = &self.disk.store;
-                assert!(events.iter().all(|event| store.ever(&event.id).is_some()), "stored first");
+                assert!(
+                    events.iter().all(|event| store.ever(&event.id).is_some()),
+                    "stored first"
+                );
                 self.published.extend(events.iter().map(|event| event.id));
             }
             Output::Hunt { repo, after } => self.hunts.push((repo, after)),
@@ -81,7 +90,10 @@ impl World {
     /// Asserts that no task removes a view that an event is held for.
     fn check_view_is_unused(&self, task: &CleanupTask) {
         if let CleanupTask::RemoveView { repo, .. } = task {
-            assert!(!self.core.has_view(repo), "a task removes a view that an event is held for");
+            assert!(
+                !self.core.has_view(repo),
+                "a task removes a view that an event is held for"
+            );
         }
     }
 
@@ -112,9 +124,13 @@ impl World {
     /// Returns a number below this one: the first without a seed.
     fn draw(&mut self, below: usize) -> usize {
         let Some(seed) = &mut self.seed else { return 0 };
-        *seed =
-            seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from(*seed >> 33).unwrap().checked_rem(below).unwrap_or(0)
+        *seed = seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(*seed >> 33)
+            .unwrap()
+            .checked_rem(below)
+            .unwrap_or(0)
     }
 
     fn may_step(&mut self) -> bool {
@@ -142,7 +158,12 @@ impl World {
                 let survey = Box::new(self.survey(&repo));
                 vec![Input::Surveyed { repo, survey }]
             }
-            Task::Release(Output::Release { repo, refs, events, withdraw }) => {
+            Task::Release(Output::Release {
+                repo,
+                refs,
+                events,
+                withdraw,
+            }) => {
                 // Uploads are taken in before the transaction.
                 self.disk.git.promote(&refs.proposals);
                 self.step()?;

@@ -94,7 +94,14 @@ pub(crate) fn announcement(
     maintainers: &[Author],
 ) -> Arc<Event> {
     let ours = format!("https://{US}/{}/{identifier}.git", npub(&by.key()));
-    announcement_at(by, identifier, at, maintainers, &ours, &format!("wss://{US}"))
+    announcement_at(
+        by,
+        identifier,
+        at,
+        maintainers,
+        &ours,
+        &format!("wss://{US}"),
+    )
 }
 
 /// Returns an announcement that lists this service and names a lead and further maintainers by their roles.
@@ -126,7 +133,14 @@ pub(crate) fn elsewhere(
     maintainers: &[Author],
 ) -> Arc<Event> {
     let theirs = format!("https://them.example/{}/{identifier}.git", npub(&by.key()));
-    announcement_at(by, identifier, at, maintainers, &theirs, "wss://them.example")
+    announcement_at(
+        by,
+        identifier,
+        at,
+        maintainers,
+        &theirs,
+        "wss://them.example",
+    )
 }
 
 fn announcement_at(
@@ -142,30 +156,58 @@ fn announcement_at(
         tag("d", [identifier.to_owned()]),
         tag("clone", [clone.to_owned(), mirror]),
         tag("relays", [relay.to_owned()]),
-        tag("maintainers", maintainers.iter().map(|maintainer| maintainer.key().to_hex())),
+        tag(
+            "maintainers",
+            maintainers
+                .iter()
+                .map(|maintainer| maintainer.key().to_hex()),
+        ),
     ];
     by.signs(30617, at, tags)
 }
 
 /// A state with these branches.
 pub(crate) fn state(by: Author, identifier: &str, at: i64, refs: &[(&str, u8)]) -> Arc<Event> {
-    let refs =
-        refs.iter().map(|(branch, n)| tag(&format!("refs/heads/{branch}"), [oid(*n).to_string()]));
-    by.signs(30618, at, [tag("d", [identifier.to_owned()])].into_iter().chain(refs).collect())
+    let refs = refs
+        .iter()
+        .map(|(branch, n)| tag(&format!("refs/heads/{branch}"), [oid(*n).to_string()]));
+    by.signs(
+        30618,
+        at,
+        [tag("d", [identifier.to_owned()])]
+            .into_iter()
+            .chain(refs)
+            .collect(),
+    )
 }
 
 /// A pull request for a tip, to these repositories.
 pub(crate) fn pull_request(by: Author, at: i64, to: &[RepoId], tip: u8) -> Arc<Event> {
     let to = to.iter().map(|repo| tag("a", [repo.to_string()]));
-    by.signs(1618, at, to.chain([tag("c", [oid(tip).to_string()])]).collect())
+    by.signs(
+        1618,
+        at,
+        to.chain([tag("c", [oid(tip).to_string()])]).collect(),
+    )
 }
 
 /// A request to delete events by their ids.
 pub(crate) fn deletion(by: Author, at: i64, targets: &[&Event]) -> Arc<Event> {
-    by.signs(5, at, targets.iter().map(|event| tag("e", [event.id.to_hex()])).collect())
+    by.signs(
+        5,
+        at,
+        targets
+            .iter()
+            .map(|event| tag("e", [event.id.to_hex()]))
+            .collect(),
+    )
 }
 
 /// A request to delete everything at a coordinate.
 pub(crate) fn deletion_at(by: Author, at: i64, kind: u16, identifier: &str) -> Arc<Event> {
-    by.signs(5, at, vec![tag("a", [format!("{kind}:{}:{identifier}", by.key())])])
+    by.signs(
+        5,
+        at,
+        vec![tag("a", [format!("{kind}:{}:{identifier}", by.key())])],
+    )
 }

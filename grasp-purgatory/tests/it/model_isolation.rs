@@ -39,7 +39,10 @@ static INSIDE: LazyLock<Vec<Arc<Event>>> = LazyLock::new(|| {
         pull_request(DAVE, 5, &[ALICE.repo("x")], 5),
         pull_request(BOB, 6, &[CAROL.repo("x")], 6),
     ];
-    events.extend([deletion(ALICE, 20, &[&events[7]]), deletion_at(BOB, 6, 30618, "x")]);
+    events.extend([
+        deletion(ALICE, 20, &[&events[7]]),
+        deletion_at(BOB, 6, 30618, "x"),
+    ]);
     events
 });
 
@@ -56,7 +59,10 @@ static OUTSIDE: LazyLock<Vec<Arc<Event>>> = LazyLock::new(|| {
         pull_request(MALLORY, 5, &[EVE.repo("x")], 5),
         pull_request(DAVE, 6, &[MALLORY.repo("x"), EVE.repo("x")], 6),
     ];
-    events.extend([deletion(EVE, 40, &[&events[5]]), deletion_at(MALLORY, 40, 30617, "x")]);
+    events.extend([
+        deletion(EVE, 40, &[&events[5]]),
+        deletion_at(MALLORY, 40, 30617, "x"),
+    ]);
     events
 });
 
@@ -104,10 +110,14 @@ fn perform(world: &mut World, events: &[Arc<Event>], action: &Action) {
             world.push(&author.repo("x"), &events[*event]).unwrap();
         }
         Action::PushTip(author, event, tip) => {
-            world.push_tip(&author.repo("x"), events[*event].id, *tip).unwrap();
+            world
+                .push_tip(&author.repo("x"), events[*event].id, *tip)
+                .unwrap();
         }
         Action::Wait(minutes) => {
-            world.wait(MINUTE * u32::try_from(*minutes).unwrap()).unwrap();
+            world
+                .wait(MINUTE * u32::try_from(*minutes).unwrap())
+                .unwrap();
         }
     }
     world.run().unwrap();
@@ -147,9 +157,22 @@ fn seen(world: &mut World) -> Seen {
     let all: BTreeSet<EventId> = INSIDE.iter().map(|event| event.id).collect();
     let store = &world.disk.store;
     let mut seen = Seen {
-        served: all.iter().filter(|id| store.contains(id)).copied().collect(),
-        held: all.iter().filter(|id| world.core.contains(id)).copied().collect(),
-        published: world.published.iter().filter(|id| all.contains(id)).copied().collect(),
+        served: all
+            .iter()
+            .filter(|id| store.contains(id))
+            .copied()
+            .collect(),
+        held: all
+            .iter()
+            .filter(|id| world.core.contains(id))
+            .copied()
+            .collect(),
+        published: world
+            .published
+            .iter()
+            .filter(|id| all.contains(id))
+            .copied()
+            .collect(),
         repos: Vec::new(),
     };
     for repo in [ALICE, BOB, CAROL].map(|author| author.repo("x")) {
@@ -233,5 +256,8 @@ fn a_key_that_lists_an_owner_gets_none_of_her_states_until_she_lists_it() {
     world.send(&announcement(ALICE, "x", 2, &[EVE])).unwrap();
     assert!(world.serves(&listing));
     assert_eq!(world.view(&EVE.repo("x")), world.view(&ALICE.repo("x")));
-    assert!(world.objects(&EVE.repo("x")).contains(&oid(1)), "it has a copy of its own");
+    assert!(
+        world.objects(&EVE.repo("x")).contains(&oid(1)),
+        "it has a copy of its own"
+    );
 }

@@ -24,7 +24,10 @@ impl World {
             return self.survey_address(repo, lead, announcements);
         }
         let maintainers = reach.maintainers;
-        let mut survey = Survey { announcements: reader.stored(), ..Survey::default() };
+        let mut survey = Survey {
+            announcements: reader.stored(),
+            ..Survey::default()
+        };
         for key in &maintainers {
             if *key != repo.owner && reader.maintains_own(key) {
                 survey.peers.insert(*key);
@@ -34,11 +37,18 @@ impl World {
         let mut authors = maintainers.clone();
         authors.insert(repo.owner);
         for author in authors {
-            survey.states.extend(store.state(&of(author, repo)).cloned());
+            survey
+                .states
+                .extend(store.state(&of(author, repo)).cloned());
         }
         let has_state = |key: &PublicKey| survey.states.iter().any(|state| state.pubkey == *key);
-        for key in maintainers.difference(&survey.peers).filter(|key| !has_state(key)) {
-            survey.previous.extend(store.previous_state(&of(*key, repo)));
+        for key in maintainers
+            .difference(&survey.peers)
+            .filter(|key| !has_state(key))
+        {
+            survey
+                .previous
+                .extend(store.previous_state(&of(*key, repo)));
         }
         survey.is_owner_maintainer = maintainers.contains(&repo.owner)
             && reader.maintains_own(&repo.owner)
@@ -69,7 +79,10 @@ impl World {
             announcements,
             states: store.state(repo).cloned().into_iter().collect(),
             is_owner_maintainer: !self.maintained_by(repo).is_empty(),
-            lead: Some(SurveyedLead { owner: lead, is_shown }),
+            lead: Some(SurveyedLead {
+                owner: lead,
+                is_shown,
+            }),
             strays: self.strays(repo),
             refused: refused.map(|event| event.id).collect(),
             view: self.surveyed_view(repo),
@@ -107,7 +120,11 @@ impl World {
 
     /// Returns the states and pull requests whose objects are here, after copying.
     fn complete(&mut self, repo: &RepoId, held: &HeldFor, survey: &Survey) -> BTreeSet<EventId> {
-        let shown = self.disk.git.view(&hosted(repo)).and_then(|view| view.state);
+        let shown = self
+            .disk
+            .git
+            .view(&hosted(repo))
+            .and_then(|view| view.state);
         // Its view may have expired: a state that is complete elsewhere brings it back.
         let is_hosted = self.own_announcement(repo).is_some();
         let mut states: Vec<State> = held.states.iter().map(|state| (**state).clone()).collect();
@@ -148,10 +165,17 @@ impl World {
         let Some(tips) = state.tips() else { return };
         let maintained = self.maintained_by(&state.repo);
         let mut sources: BTreeSet<RepoId> = maintained.into_iter().map(|one| one.repo).collect();
-        let shown = self.disk.git.view(&hosted(repo)).and_then(|view| view.shows);
+        let shown = self
+            .disk
+            .git
+            .view(&hosted(repo))
+            .and_then(|view| view.shows);
         sources.extend(shown.map(|owner| of(owner, repo)));
         sources.remove(repo);
-        if sources.iter().any(|source| self.disk.git.has_state(source, state)) {
+        if sources
+            .iter()
+            .any(|source| self.disk.git.has_state(source, state))
+        {
             self.disk.git.repo_mut(&hosted(repo)).objects.extend(tips);
         }
     }
@@ -164,9 +188,15 @@ impl World {
             places.insert((Endpoint::PullRequests, of(proposal.author, named)));
         }
         places.remove(&hosted(repo));
-        let has_it = places.iter().any(|place| self.disk.git.has_all(place, [&proposal.tip]));
+        let has_it = places
+            .iter()
+            .any(|place| self.disk.git.has_all(place, [&proposal.tip]));
         if has_it {
-            self.disk.git.repo_mut(&hosted(repo)).objects.insert(proposal.tip);
+            self.disk
+                .git
+                .repo_mut(&hosted(repo))
+                .objects
+                .insert(proposal.tip);
         }
         has_it
     }
@@ -205,24 +235,38 @@ impl World {
     }
 
     pub(crate) fn is_related(&self, event: &Event) -> bool {
-        let Ok(proposal) = Proposal::parse(event) else { return false };
-        proposal.repos.iter().any(|repo| self.disk.store.announcement(repo).is_some())
+        let Ok(proposal) = Proposal::parse(event) else {
+            return false;
+        };
+        proposal
+            .repos
+            .iter()
+            .any(|repo| self.disk.store.announcement(repo).is_some())
     }
 
     /// Returns the announcements of a repository that are here, stored and held.
     fn known_announcements(&self, repo: &RepoId) -> Vec<KnownAnnouncement> {
-        let stored = self.disk.store.announcement(repo).map(|event| KnownAnnouncement {
-            announcement: Arc::new(Announcement::parse(event).unwrap()),
-            presence: Presence::Stored,
-        });
-        stored.into_iter().chain(self.core.announcement(repo)).collect()
+        let stored = self
+            .disk
+            .store
+            .announcement(repo)
+            .map(|event| KnownAnnouncement {
+                announcement: Arc::new(Announcement::parse(event).unwrap()),
+                presence: Presence::Stored,
+            });
+        stored
+            .into_iter()
+            .chain(self.core.announcement(repo))
+            .collect()
     }
 
     /// Returns whether a push of this state is allowed: it is signed by a maintainer, and newer than the served one.
     pub(crate) fn may_push(&self, repo: &RepoId, state: &State) -> bool {
         let maintainers = self.maintainers(repo);
         let stored = self.named(repo, &maintainers);
-        let stored = stored.iter().filter_map(|of_key| self.disk.store.state(of_key));
+        let stored = stored
+            .iter()
+            .filter_map(|of_key| self.disk.store.state(of_key));
         let winner = stored.map(|event| Version::of(event)).max();
         self.view(repo).is_some()
             && maintainers.contains(&state.repo.owner)
@@ -235,7 +279,9 @@ impl World {
         let mut reader = self.reach_reader(&repo.identifier);
         let maintainers = reader.reach(&repo.owner).maintainers;
         let known = maintainers.iter().filter_map(|key| reader.get(key));
-        known.map(|known| known.known.announcement.clone()).collect()
+        known
+            .map(|known| known.known.announcement.clone())
+            .collect()
     }
 
     /// Returns the objects that a repository has of its own.

@@ -30,19 +30,32 @@ pub(crate) struct ReachReader<'a> {
 impl World {
     /// Returns a reader that has read nothing yet.
     pub(crate) fn reach_reader(&self, identifier: &Identifier) -> ReachReader<'_> {
-        ReachReader { world: self, identifier: identifier.clone(), read: BTreeMap::new() }
+        ReachReader {
+            world: self,
+            identifier: identifier.clone(),
+            read: BTreeMap::new(),
+        }
     }
 
     /// Returns the maintainers of a repository.
     pub(crate) fn maintainers(&self, repo: &RepoId) -> BTreeSet<PublicKey> {
-        self.reach_reader(&repo.identifier).reach(&repo.owner).maintainers
+        self.reach_reader(&repo.identifier)
+            .reach(&repo.owner)
+            .maintainers
     }
 
     /// Returns the repositories that hunt for a state of this one's owner.
     pub(crate) fn hunting(&self, repo: &RepoId) -> Vec<RepoId> {
         let mut hunting = vec![repo.clone()];
-        if !self.reach_reader(&repo.identifier).maintains_own(&repo.owner) {
-            hunting.extend(self.maintained_by(repo).into_iter().map(|maintained| maintained.repo));
+        if !self
+            .reach_reader(&repo.identifier)
+            .maintains_own(&repo.owner)
+        {
+            hunting.extend(
+                self.maintained_by(repo)
+                    .into_iter()
+                    .map(|maintained| maintained.repo),
+            );
         }
         hunting
     }
@@ -57,7 +70,8 @@ impl World {
 
     /// Returns the hosted repositories of an identifier that an author maintains.
     pub(crate) fn maintained_by(&self, repo: &RepoId) -> Vec<MaintainedRepo> {
-        self.reach_reader(&repo.identifier).maintained_by(&repo.owner)
+        self.reach_reader(&repo.identifier)
+            .maintained_by(&repo.owner)
     }
 
     /// Returns the winning announcement of a repository, if it is hosted here.
@@ -113,21 +127,30 @@ impl ReachReader<'_> {
 
     /// Returns the stored announcements that were read.
     pub(crate) fn stored(&self) -> Vec<Arc<Event>> {
-        self.read.values().flatten().filter_map(|known| known.stored.clone()).collect()
+        self.read
+            .values()
+            .flatten()
+            .filter_map(|known| known.stored.clone())
+            .collect()
     }
 
     fn is_hosted(&self, key: &PublicKey) -> bool {
-        self.get(key).is_some_and(|known| self.world.policy.hosts(&known.known.announcement))
+        self.get(key)
+            .is_some_and(|known| self.world.policy.hosts(&known.known.announcement))
     }
 
     /// Returns the reach of the repository of a key.
     pub(crate) fn reach(&mut self, owner: &PublicKey) -> Reach {
         loop {
-            let reach = self.world.policy.model.reach(owner, |key| match self.read.get(key) {
-                None => Lookup::Unread,
-                Some(None) => Lookup::Absent,
-                Some(Some(known)) => Lookup::Read(&known.known.announcement.maintainer_list),
-            });
+            let reach = self
+                .world
+                .policy
+                .model
+                .reach(owner, |key| match self.read.get(key) {
+                    None => Lookup::Unread,
+                    Some(None) => Lookup::Absent,
+                    Some(Some(known)) => Lookup::Read(&known.known.announcement.maintainer_list),
+                });
             if reach.unread.is_empty() {
                 return reach;
             }
@@ -146,7 +169,9 @@ impl ReachReader<'_> {
 
     /// Returns the owner of the repository that the hosted one of `owner` is an address of.
     pub(crate) fn shown_by(&self, owner: &PublicKey, reach: &Reach) -> Option<PublicKey> {
-        reach.lead.filter(|lead| self.is_hosted(owner) && self.is_hosted(lead))
+        reach
+            .lead
+            .filter(|lead| self.is_hosted(owner) && self.is_hosted(lead))
     }
 
     /// Returns the owners of hosted repositories that the announcement of a key may matter for.
@@ -183,7 +208,9 @@ impl ReachReader<'_> {
                 continue;
             }
             let repo = RepoId::new(owner, self.identifier.clone());
-            let presence = self.get(&owner).map_or(Presence::Held, |known| known.known.presence);
+            let presence = self
+                .get(&owner)
+                .map_or(Presence::Held, |known| known.known.presence);
             maintained.push(MaintainedRepo { repo, presence });
         }
         maintained
@@ -204,13 +231,16 @@ impl ReachReader<'_> {
 
 /// Returns the winning announcement of a key; one that is both stored and held counts as stored.
 fn winner(held: Option<KnownAnnouncement>, stored: Option<Arc<Event>>) -> Option<KnownKey> {
-    let parsed = stored.as_ref().map(|event| Announcement::parse(event).unwrap());
+    let parsed = stored
+        .as_ref()
+        .map(|event| Announcement::parse(event).unwrap());
     let known = match (held, parsed) {
         (Some(held), Some(parsed)) if held.announcement.version > parsed.version => held,
         (Some(held), None) => held,
-        (_, Some(parsed)) => {
-            KnownAnnouncement { announcement: Arc::new(parsed), presence: Presence::Stored }
-        }
+        (_, Some(parsed)) => KnownAnnouncement {
+            announcement: Arc::new(parsed),
+            presence: Presence::Stored,
+        },
         (None, None) => return None,
     };
     Some(KnownKey { known, stored })

@@ -58,19 +58,30 @@ impl World {
     /// author maintains nothing.
     fn check_signed(&self, repo: &RepoId, view: &View) {
         let store = &self.disk.store;
-        assert!(self.disk.git.has_all(&hosted(repo), view.refs.values()), "objects of {repo}");
+        assert!(
+            self.disk.git.has_all(&hosted(repo), view.refs.values()),
+            "objects of {repo}"
+        );
         let shown = branches_and_tags(&view.refs);
         if !shown.is_empty() {
             let id = view.state.expect("refs are of a state");
-            let state = store.ever(&id).expect("a state is shown that was never served");
+            let state = store
+                .ever(&id)
+                .expect("a state is shown that was never served");
             assert_eq!(declared(&State::parse(state).unwrap()), shown, "{repo}");
             let follows = store.is_replaced(&id) || self.core.contains(&id);
             let is_signed = store.contains(&id) || follows;
             assert!(is_signed, "{repo} shows a state that was taken back");
-            assert!(view.maintainers.contains(&state.pubkey), "{repo} shows a stranger's state");
+            assert!(
+                view.maintainers.contains(&state.pubkey),
+                "{repo} shows a stranger's state"
+            );
         }
         let mut proposed = view.refs.keys().filter_map(RefName::event);
-        assert!(proposed.all(|id| store.contains(&id)), "{repo} shows an unsigned tip");
+        assert!(
+            proposed.all(|id| store.contains(&id)),
+            "{repo} shows an unsigned tip"
+        );
     }
 
     /// Returns the repositories with a winning announcement of that presence that asks us to host them.
@@ -80,7 +91,8 @@ impl World {
         let announced = announced.filter_map(|event| Announcement::parse(&event).ok());
         let mut repos: BTreeSet<RepoId> = announced.map(|announcement| announcement.repo).collect();
         repos.retain(|repo| {
-            self.own_announcement(repo).is_some_and(|known| known.presence == presence)
+            self.own_announcement(repo)
+                .is_some_and(|known| known.presence == presence)
         });
         repos
     }
@@ -105,7 +117,9 @@ impl World {
         let maintainers = self.maintainers(repo);
         let mut winner: Option<State> = None;
         for of_key in self.named(repo, &maintainers) {
-            let Some(event) = self.disk.store.state(&of_key) else { continue };
+            let Some(event) = self.disk.store.state(&of_key) else {
+                continue;
+            };
             let state = State::parse(event).unwrap();
             if !self.disk.git.has_state(repo, &state) {
                 let mut others = self.maintained_by(&of_key).into_iter();
@@ -113,24 +127,49 @@ impl World {
                 assert!(!is_elsewhere, "I1: {repo} lacks objects that its peer has");
                 continue;
             }
-            if winner.as_ref().is_none_or(|winner| state.version > winner.version) {
+            if winner
+                .as_ref()
+                .is_none_or(|winner| state.version > winner.version)
+            {
                 winner = Some(state);
             }
         }
         let winner = winner.expect("a served repository has a state");
-        let view = self.disk.git.view(&hosted(repo)).expect("a served repository has a view");
+        let view = self
+            .disk
+            .git
+            .view(&hosted(repo))
+            .expect("a served repository has a view");
         assert_eq!(view.state, Some(winner.version.id), "I1: {repo}");
-        assert_eq!(branches_and_tags(&view.refs), declared(&winner), "I1: {repo}");
+        assert_eq!(
+            branches_and_tags(&view.refs),
+            declared(&winner),
+            "I1: {repo}"
+        );
         assert_eq!(view.maintainers, maintainers, "I1: maintainers of {repo}");
     }
 
     /// Asserts that a served address has no refs, and that what it is an address of shows a state.
     fn check_address(&self, repo: &RepoId, lead: &RepoId) {
-        let view = self.disk.git.view(&hosted(repo)).expect("a served address has a view");
+        let view = self
+            .disk
+            .git
+            .view(&hosted(repo))
+            .expect("a served address has a view");
         assert_eq!(view.shows, Some(lead.owner), "I1: {repo}");
-        assert!(view.refs.is_empty() && view.state.is_none(), "I1: refs of the address {repo}");
-        let shown = self.disk.git.view(&hosted(lead)).and_then(|view| view.state);
-        assert!(shown.is_some(), "I1: {repo} is served and {lead} shows nothing");
+        assert!(
+            view.refs.is_empty() && view.state.is_none(),
+            "I1: refs of the address {repo}"
+        );
+        let shown = self
+            .disk
+            .git
+            .view(&hosted(lead))
+            .and_then(|view| view.state);
+        assert!(
+            shown.is_some(),
+            "I1: {repo} is served and {lead} shows nothing"
+        );
     }
 
     /// Asserts that a view exists exactly where a push is allowed, and shows no refs before its repository is served.
@@ -154,7 +193,10 @@ impl World {
     /// Asserts invariant 2: nothing is both held and served, and nothing is held that could be served.
     fn check_held(&self) {
         for event in self.held_events() {
-            assert!(!self.disk.store.is_deleted(&event), "kept although its author deleted it");
+            assert!(
+                !self.disk.store.is_deleted(&event),
+                "kept although its author deleted it"
+            );
             assert!(!self.disk.store.contains(&event.id), "I2: {event:?}");
             if let Ok(state) = State::parse(&event) {
                 for maintained in self.maintained_by(&state.repo) {
@@ -178,12 +220,17 @@ impl World {
         for event in self.disk.store.of_kind(kinds::PULL_REQUEST) {
             let proposal = Proposal::parse(event).unwrap();
             let named = proposal.repos.iter();
-            let is_shown = named.into_iter().any(|repo| self.shows(&hosted(repo), &proposal));
+            let is_shown = named
+                .into_iter()
+                .any(|repo| self.shows(&hosted(repo), &proposal));
             for repo in self.addressed_by(&proposal) {
                 let is_here = self.disk.git.has_all(&hosted(&repo), [&proposal.tip]);
                 if is_here || is_shown {
                     let shows = self.shows(&hosted(&repo), &proposal);
-                    assert!(shows || self.is_full(&repo, event), "{repo} lacks a pull request");
+                    assert!(
+                        shows || self.is_full(&repo, event),
+                        "{repo} lacks a pull request"
+                    );
                 }
             }
         }
@@ -237,8 +284,14 @@ impl World {
     fn check_staging(&self) {
         let mut recorded = BTreeSet::new();
         for record in self.core.records() {
-            if let Record::Staged { id, tip, target, .. } = record {
-                assert!(self.disk.git.has_upload(&id, tip, &target), "an upload is lost");
+            if let Record::Staged {
+                id, tip, target, ..
+            } = record
+            {
+                assert!(
+                    self.disk.git.has_upload(&id, tip, &target),
+                    "an upload is lost"
+                );
                 recorded.insert((id, tip, target));
             }
         }
@@ -253,7 +306,10 @@ impl World {
     /// Asserts that records, and the rows made of them, restore the same purgatory.
     pub(crate) fn check_journal(&self) {
         let mut rows = Rows::default();
-        self.disk.journal.iter().for_each(|record| rows.apply(record));
+        self.disk
+            .journal
+            .iter()
+            .for_each(|record| rows.apply(record));
         for replayed in [self.replayed(), self.restored(rows.records())] {
             assert_eq!(replayed.records(), self.core.records());
             assert_eq!(replayed.counts(), self.core.counts());
@@ -270,10 +326,14 @@ impl World {
         };
         for repo in self.hosted(Presence::Stored) {
             let store = &self.disk.store;
-            content.announcements.extend(store.announcement(&repo).map(|event| event.id));
+            content
+                .announcements
+                .extend(store.announcement(&repo).map(|event| event.id));
             let named = self.named(&repo, &self.maintainers(&repo));
             for of_key in &named {
-                content.states.extend(store.state(of_key).map(|event| event.id));
+                content
+                    .states
+                    .extend(store.state(of_key).map(|event| event.id));
             }
             // A pull request whose repository is no longer served is left out: it would not be admitted again.
             let mut addressed = store.addressed_to(&named);

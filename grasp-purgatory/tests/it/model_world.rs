@@ -101,13 +101,25 @@ impl World {
     /// Handles an event of another relay.
     pub(crate) fn sync(&mut self, event: &Arc<Event>) -> StepResult<Answer> {
         let relay = "wss://them.example".parse().unwrap();
-        self.offer(event, Origin::Sync { relay, path: SyncPath::Live })
+        self.offer(
+            event,
+            Origin::Sync {
+                relay,
+                path: SyncPath::Live,
+            },
+        )
     }
 
     fn offer(&mut self, event: &Arc<Event>, origin: Origin) -> StepResult<Answer> {
         let facts = self.facts(event);
         let checked = verified(event);
-        let verdict = judge(&self.policy, self.now.unix, &origin, checked.as_ref(), &facts);
+        let verdict = judge(
+            &self.policy,
+            self.now.unix,
+            &origin,
+            checked.as_ref(),
+            &facts,
+        );
         let outcome = match verdict {
             // The store refuses deleted events, and holding asks it first.
             Verdict::Hold(_) | Verdict::Store { .. } if self.disk.store.refuses(event) => {
@@ -126,7 +138,11 @@ impl World {
         self.answer = None;
         self.is_settled &= event.kind != kinds::ANNOUNCEMENT;
         self.offered = Some(event.clone());
-        self.handle(Input::Held { event: event.clone(), hold, origin })?;
+        self.handle(Input::Held {
+            event: event.clone(),
+            hold,
+            origin,
+        })?;
         Ok(match self.answer.take() {
             Some(HoldOutcome::Held) => Outcome::Held,
             Some(HoldOutcome::Full) => Rejection::Quota.into(),
@@ -142,7 +158,9 @@ impl World {
         if event.kind == kinds::DELETION {
             let affected = self.disk.delete(event);
             self.step()?;
-            self.handle(Input::Deleted { request: event.clone() })?;
+            self.handle(Input::Deleted {
+                request: event.clone(),
+            })?;
             for repo in affected {
                 self.step()?;
                 self.handle(Input::Changed { repo: repo.clone() })?;
@@ -180,7 +198,10 @@ impl World {
         }
         self.disk.delist(event);
         self.step()?;
-        self.handle(Input::Delisted { repo, by: Version::of(event) })?;
+        self.handle(Input::Delisted {
+            repo,
+            by: Version::of(event),
+        })?;
         if keep {
             self.announcement_stored(event)?;
         }
@@ -200,13 +221,20 @@ impl World {
     pub(crate) fn push(&mut self, repo: &RepoId, event: &Event) -> StepResult<bool> {
         let repo = &self.resolve(repo);
         let candidates = self.core.candidates(repo, &self.maintainers(repo));
-        let candidate = candidates.into_iter().find(|c| c.state.version.id == event.id);
-        let Some(state) = candidate.map(|c| c.state).filter(|state| self.may_push(repo, state))
+        let candidate = candidates
+            .into_iter()
+            .find(|c| c.state.version.id == event.id);
+        let Some(state) = candidate
+            .map(|c| c.state)
+            .filter(|state| self.may_push(repo, state))
         else {
             return Ok(false);
         };
         let events = BTreeSet::from([event.id]);
-        self.handle(Input::PushAuthorised { repo: repo.clone(), events })?;
+        self.handle(Input::PushAuthorised {
+            repo: repo.clone(),
+            events,
+        })?;
         self.receive(repo, state.tips().unwrap())?;
         self.handle(Input::Changed { repo: repo.clone() })?;
         self.run()?;
@@ -228,7 +256,13 @@ impl World {
                 let target = PushTarget::Repository(repo.clone());
                 self.disk.git.stage(id, tip, target.clone());
                 self.step()?;
-                self.handle(Input::PushStaged { id, tip, target, bytes: 100, network: None })?;
+                self.handle(Input::PushStaged {
+                    id,
+                    tip,
+                    target,
+                    bytes: 100,
+                    network: None,
+                })?;
                 self.run()?;
                 return Ok(self.core.keeps_upload(&id, &tip));
             }
@@ -240,7 +274,8 @@ impl World {
     /// Returns the repository that is served at an address.
     fn resolve(&self, address: &RepoId) -> RepoId {
         let view = self.disk.git.view(&hosted(address));
-        view.and_then(|view| view.shows).map_or(address.clone(), |owner| of(owner, address))
+        view.and_then(|view| view.shows)
+            .map_or(address.clone(), |owner| of(owner, address))
     }
 
     fn receive(&mut self, to: &RepoId, objects: impl IntoIterator<Item = Oid>) -> StepResult {

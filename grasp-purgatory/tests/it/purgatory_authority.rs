@@ -10,7 +10,10 @@ use crate::model_world::World;
 #[test]
 fn a_state_is_applied_to_every_view_that_its_author_maintains() {
     let mut world = World::new();
-    let announcements = [announcement(ALICE, "x", 0, &[BOB]), announcement(BOB, "x", 0, &[ALICE])];
+    let announcements = [
+        announcement(ALICE, "x", 0, &[BOB]),
+        announcement(BOB, "x", 0, &[ALICE]),
+    ];
     for announced in &announcements {
         world.send(announced).unwrap();
     }
@@ -18,9 +21,16 @@ fn a_state_is_applied_to_every_view_that_its_author_maintains() {
     let signed = state(BOB, "x", 1, &[("main", 1)]);
     world.send(&signed).unwrap();
     assert!(world.push(&ALICE.repo("x"), &signed).unwrap());
-    assert!(announcements.iter().all(|announced| world.serves(announced)));
+    assert!(
+        announcements
+            .iter()
+            .all(|announced| world.serves(announced))
+    );
     assert_eq!(world.view(&BOB.repo("x")).unwrap()[&branch("main")], oid(1));
-    assert!(world.view(&DAVE.repo("x")).unwrap().is_empty(), "not his repository");
+    assert!(
+        world.view(&DAVE.repo("x")).unwrap().is_empty(),
+        "not his repository"
+    );
 }
 
 #[test]
@@ -28,14 +38,19 @@ fn a_state_older_than_another_maintainers_winner_is_served_without_moving_refs()
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&announcement(BOB, "x", 0, &[ALICE])).unwrap();
-    let (older, winner) =
-        (state(ALICE, "x", 1, &[("main", 1)]), state(BOB, "x", 2, &[("main", 2)]));
+    let (older, winner) = (
+        state(ALICE, "x", 1, &[("main", 1)]),
+        state(BOB, "x", 2, &[("main", 2)]),
+    );
     world.send(&winner).unwrap();
     world.fetch(&ALICE.repo("x"), &[2]).unwrap();
     world.send(&older).unwrap();
     world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     assert!(world.serves(&older) && world.serves(&winner));
-    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(2));
+    assert_eq!(
+        world.view(&ALICE.repo("x")).unwrap()[&branch("main")],
+        oid(2)
+    );
 }
 
 #[test]
@@ -44,15 +59,24 @@ fn states_completed_together_move_refs_once_and_are_stored_from_the_oldest() {
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     // He has no repository here, so that hers releases both.
     world.send(&elsewhere(BOB, "x", 0, &[ALICE])).unwrap();
-    let (older, newer) = (state(ALICE, "x", 1, &[("main", 1)]), state(BOB, "x", 2, &[("main", 2)]));
+    let (older, newer) = (
+        state(ALICE, "x", 1, &[("main", 1)]),
+        state(BOB, "x", 2, &[("main", 2)]),
+    );
     world.send(&newer).unwrap();
     world.send(&older).unwrap();
     world.published.clear();
     world.fetch(&ALICE.repo("x"), &[1, 2]).unwrap();
-    let states: Vec<_> =
-        world.published.iter().filter(|id| [older.id, newer.id].contains(id)).collect();
+    let states: Vec<_> = world
+        .published
+        .iter()
+        .filter(|id| [older.id, newer.id].contains(id))
+        .collect();
     assert_eq!(states, [&older.id, &newer.id]);
-    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(2));
+    assert_eq!(
+        world.view(&ALICE.repo("x")).unwrap()[&branch("main")],
+        oid(2)
+    );
 }
 
 #[test]
@@ -60,7 +84,10 @@ fn within_one_second_the_lower_id_wins() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.fetch(&ALICE.repo("x"), &[1, 2]).unwrap();
-    let mut states = [state(ALICE, "x", 1, &[("main", 1)]), state(ALICE, "x", 1, &[("main", 2)])];
+    let mut states = [
+        state(ALICE, "x", 1, &[("main", 1)]),
+        state(ALICE, "x", 1, &[("main", 2)]),
+    ];
     states.sort_by_key(|event| event.id);
     world.send(&states[1]).unwrap();
     assert!(world.serves(&states[1]));
@@ -81,9 +108,16 @@ fn an_invitation_alone_moves_nothing_and_its_acceptance_does() {
     assert!(!world.serves(&fork), "her objects are not his");
     world.fetch(&BOB.repo("x"), &[2]).unwrap();
     assert!(world.serves(&fork));
-    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(1), "no takeover");
+    assert_eq!(
+        world.view(&ALICE.repo("x")).unwrap()[&branch("main")],
+        oid(1),
+        "no takeover"
+    );
     world.send(&announcement(BOB, "x", 3, &[ALICE])).unwrap();
-    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(2));
+    assert_eq!(
+        world.view(&ALICE.repo("x")).unwrap()[&branch("main")],
+        oid(2)
+    );
 }
 
 #[test]
@@ -108,16 +142,29 @@ fn states_of_a_removed_maintainer_no_longer_set_the_refs() {
     let bobs = state(BOB, "x", 2, &[("main", 2)]);
     world.send(&bobs).unwrap();
     world.fetch(&ALICE.repo("x"), &[1, 2]).unwrap();
-    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(2));
+    assert_eq!(
+        world.view(&ALICE.repo("x")).unwrap()[&branch("main")],
+        oid(2)
+    );
 
     world.send(&announcement(ALICE, "x", 3, &[])).unwrap();
-    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(1));
-    assert_eq!(world.view(&BOB.repo("x")).unwrap()[&branch("main")], oid(2), "his own");
+    assert_eq!(
+        world.view(&ALICE.repo("x")).unwrap()[&branch("main")],
+        oid(1)
+    );
+    assert_eq!(
+        world.view(&BOB.repo("x")).unwrap()[&branch("main")],
+        oid(2),
+        "his own"
+    );
     // A later state of his changes only his own view.
     let later = state(BOB, "x", 4, &[("main", 2), ("dev", 1)]);
     world.send(&later).unwrap();
     assert!(world.serves(&later));
-    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(1));
+    assert_eq!(
+        world.view(&ALICE.repo("x")).unwrap()[&branch("main")],
+        oid(1)
+    );
 }
 
 #[test]
@@ -139,12 +186,18 @@ fn a_repository_without_a_state_of_a_maintainer_is_held_again() {
 #[test]
 fn a_held_announcement_is_replaced_by_a_newer_one_and_still_not_served() {
     let mut world = World::new();
-    let (old, new) = (announcement(ALICE, "x", 0, &[]), announcement(ALICE, "x", 1, &[BOB]));
+    let (old, new) = (
+        announcement(ALICE, "x", 0, &[]),
+        announcement(ALICE, "x", 1, &[BOB]),
+    );
     world.send(&old).unwrap();
     world.send(&new).unwrap();
     assert!(world.core.holds(&new.id) && !world.core.holds(&old.id) && !world.serves(&new));
     let answer = world.send(&old).unwrap();
-    assert_eq!(answer.message, "replaced: have a newer version of this event");
+    assert_eq!(
+        answer.message,
+        "replaced: have a newer version of this event"
+    );
 }
 
 #[test]
@@ -157,7 +210,10 @@ fn an_announcement_for_discovery_grants_no_view() {
     assert!(world.view(&BOB.repo("x")).is_none());
     let signed = state(BOB, "x", 1, &[("main", 1)]);
     world.send(&signed).unwrap();
-    assert!(world.push(&ALICE.repo("x"), &signed).unwrap(), "but it is his acceptance");
+    assert!(
+        world.push(&ALICE.repo("x"), &signed).unwrap(),
+        "but it is his acceptance"
+    );
 }
 
 #[test]

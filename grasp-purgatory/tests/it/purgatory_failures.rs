@@ -27,7 +27,11 @@ fn a_state_is_released_by_a_retry_after_a_failure_at_any_stage() {
         world.failing = Some((stage, 2));
         world.fetch(&ALICE.repo("x"), &[1]).unwrap();
         assert!(world.serves(&signed), "{stage:?}");
-        assert_eq!(world.now.mono.since_start(), world.config.retry_after * 2, "{stage:?}");
+        assert_eq!(
+            world.now.mono.since_start(),
+            world.config.retry_after * 2,
+            "{stage:?}"
+        );
     }
 }
 
@@ -35,13 +39,21 @@ fn a_state_is_released_by_a_retry_after_a_failure_at_any_stage() {
 fn a_pass_ends_although_changes_arrive_after_it_began() {
     let (mut world, _) = waiting();
     let x = ALICE.repo("x");
-    let changed = || Input::Changed { repo: ALICE.repo("x") };
-    let surveyed = || Input::Surveyed { repo: ALICE.repo("x"), survey: Default::default() };
+    let changed = || Input::Changed {
+        repo: ALICE.repo("x"),
+    };
+    let surveyed = || Input::Surveyed {
+        repo: ALICE.repo("x"),
+        survey: Default::default(),
+    };
     world.run().unwrap();
     let now = world.now;
     _ = world.core.handle(now, changed());
     let second = world.core.handle(now, changed());
-    assert!(!asks_for_survey(&second, &x), "the second change waits for the pass that runs");
+    assert!(
+        !asks_for_survey(&second, &x),
+        "the second change waits for the pass that runs"
+    );
     let pass = world.core.pending_pass(&x).unwrap();
     let mut passes = 0;
     while !world.core.pass_ended(&x, pass) {
@@ -51,8 +63,16 @@ fn a_pass_ends_although_changes_arrive_after_it_began() {
         passes += 1;
         assert!(passes < 10, "it never ends");
     }
-    assert_eq!(passes, 2, "the one that ran, and the one that saw the change");
-    assert!(world.core.pending_pass(&x).is_some_and(|next| !world.core.pass_ended(&x, next)));
+    assert_eq!(
+        passes, 2,
+        "the one that ran, and the one that saw the change"
+    );
+    assert!(
+        world
+            .core
+            .pending_pass(&x)
+            .is_some_and(|next| !world.core.pass_ended(&x, next))
+    );
 }
 
 /// Returns whether outputs include a survey of a repository.
@@ -100,7 +120,10 @@ fn a_release_with_a_refused_event_is_repeated_without_it() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&elsewhere(BOB, "x", 0, &[ALICE])).unwrap();
-    let (hers, his) = (state(ALICE, "x", 1, &[("main", 1)]), state(BOB, "x", 2, &[("main", 2)]));
+    let (hers, his) = (
+        state(ALICE, "x", 1, &[("main", 1)]),
+        state(BOB, "x", 2, &[("main", 2)]),
+    );
     world.send(&hers).unwrap();
     world.send(&his).unwrap();
     world.steps_left = Some(0);
@@ -111,12 +134,18 @@ fn a_release_with_a_refused_event_is_repeated_without_it() {
     // The release itself, and nothing after it.
     world.steps_left = Some(1);
     world.run().unwrap();
-    assert!(!world.serves(&hers) && !world.serves(&his), "all or nothing");
+    assert!(
+        !world.serves(&hers) && !world.serves(&his),
+        "all or nothing"
+    );
     assert_eq!(world.disk.git.views(), before);
     world.steps_left = None;
     world.run().unwrap();
     assert!(world.serves(&hers) && !world.serves(&his) && !world.core.holds(&his.id));
-    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(1));
+    assert_eq!(
+        world.view(&ALICE.repo("x")).unwrap()[&branch("main")],
+        oid(1)
+    );
     world.check();
     world.check_journal();
 }
@@ -132,7 +161,10 @@ fn a_power_cut_before_or_after_a_release_shows_all_of_it_or_nothing() {
         world.steps_until_power_cut = Some(steps_until_power_cut);
         assert!(world.run().is_err());
         let shown = world.view(&ALICE.repo("x")).unwrap().get(&branch("main"));
-        assert_eq!((world.serves(&signed), shown.is_some()), (is_served, is_served));
+        assert_eq!(
+            (world.serves(&signed), shown.is_some()),
+            (is_served, is_served)
+        );
         assert_eq!(world.replayed().holds(&signed.id), !is_served);
         world.restart(Duration::ZERO);
         assert!(world.serves(&signed));
@@ -157,7 +189,13 @@ fn an_expired_event_received_again_during_its_release_is_not_held_forever() {
     assert!(world.serves(&signed) && world.core.contains(&signed.id));
     let hold = Hold::State(vec![ALICE.repo("x")]);
     let origin = Origin::anonymous();
-    world.handle(Input::Held { event: signed.clone(), hold, origin }).unwrap();
+    world
+        .handle(Input::Held {
+            event: signed.clone(),
+            hold,
+            origin,
+        })
+        .unwrap();
     world.steps_left = None;
     world.run().unwrap();
     assert!(!world.core.contains(&signed.id));
@@ -187,7 +225,10 @@ fn a_cleanup_task_that_was_pending_at_a_crash_is_done_after_it() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.steps_until_power_cut = Some(1);
-    assert!(world.wait(Duration::from_secs(1_800)).is_err(), "recorded, and not performed");
+    assert!(
+        world.wait(Duration::from_secs(1_800)).is_err(),
+        "recorded, and not performed"
+    );
     assert!(world.view(&ALICE.repo("x")).is_some());
     world.restart(Duration::ZERO);
     assert!(world.view(&ALICE.repo("x")).is_none());
@@ -199,7 +240,10 @@ fn a_cleanup_task_without_effect_does_not_undo_what_came_after_it() {
     let announced = announcement(ALICE, "x", 0, &[]);
     world.send(&announced).unwrap();
     // The view could not be removed; then the owner comes back.
-    let remove = CleanupTask::RemoveView { repo: ALICE.repo("x"), is_immediate: false };
+    let remove = CleanupTask::RemoveView {
+        repo: ALICE.repo("x"),
+        is_immediate: false,
+    };
     world.failing_tasks = 1;
     world.steps_left = Some(0);
     world.send(&deletion(ALICE, 1, &[&announced])).unwrap();
@@ -234,23 +278,43 @@ fn one_input_causes_at_most_one_survey() {
     world.send(&second).unwrap();
     let request = deletion(ALICE, 3, &[&first, &second]);
     let outputs = world.core.handle(world.now, Input::Deleted { request });
-    let surveys = outputs.effects.iter().filter(|output| matches!(output, Output::Survey { .. }));
+    let surveys = outputs
+        .effects
+        .iter()
+        .filter(|output| matches!(output, Output::Survey { .. }));
     assert_eq!(surveys.count(), 1);
     let repo = ALICE.repo("x");
     let survey = Box::new(world.survey(&repo));
-    let outputs = world.core.handle(world.now, Input::Surveyed { repo, survey });
-    assert!(outputs.records.is_empty() && outputs.effects.is_empty(), "{outputs:?}");
+    let outputs = world
+        .core
+        .handle(world.now, Input::Surveyed { repo, survey });
+    assert!(
+        outputs.records.is_empty() && outputs.effects.is_empty(),
+        "{outputs:?}"
+    );
 }
 
 #[test]
 fn an_unexpected_result_changes_nothing() {
     let (mut world, signed) = waiting();
     for input in [
-        Input::Released { repo: ALICE.repo("x"), refused: [].into() },
-        Input::Released { repo: ALICE.repo("x"), refused: [signed.id].into() },
-        Input::ReleaseFailed { repo: ALICE.repo("x") },
-        Input::FetchEnded { repo: ALICE.repo("unknown") },
-        Input::TaskDone(CleanupTask::CreateView { repo: BOB.repo("x") }),
+        Input::Released {
+            repo: ALICE.repo("x"),
+            refused: [].into(),
+        },
+        Input::Released {
+            repo: ALICE.repo("x"),
+            refused: [signed.id].into(),
+        },
+        Input::ReleaseFailed {
+            repo: ALICE.repo("x"),
+        },
+        Input::FetchEnded {
+            repo: ALICE.repo("unknown"),
+        },
+        Input::TaskDone(CleanupTask::CreateView {
+            repo: BOB.repo("x"),
+        }),
     ] {
         world.handle(input).unwrap();
     }
@@ -260,7 +324,12 @@ fn an_unexpected_result_changes_nothing() {
     world.steps_left = Some(2);
     world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     world.steps_left = None;
-    world.handle(Input::Released { repo: ALICE.repo("x"), refused: [signed.id].into() }).unwrap();
+    world
+        .handle(Input::Released {
+            repo: ALICE.repo("x"),
+            refused: [signed.id].into(),
+        })
+        .unwrap();
     world.run().unwrap();
     assert!(world.serves(&signed));
 }

@@ -15,7 +15,13 @@ fn a_new_repository_is_held_with_an_empty_view_until_a_push() {
     let mut world = World::new();
     let (repo, announced) = (ALICE.repo("x"), announcement(ALICE, "x", 0, &[]));
     let signed = state(ALICE, "x", 1, &[("main", 1)]);
-    assert!(world.send(&announced).unwrap().message.starts_with("purgatory: "));
+    assert!(
+        world
+            .send(&announced)
+            .unwrap()
+            .message
+            .starts_with("purgatory: ")
+    );
     assert!(world.view(&repo).unwrap().is_empty());
     world.send(&signed).unwrap();
     assert!(!world.serves(&announced) && !world.serves(&signed));
@@ -36,7 +42,10 @@ fn fetched_data_releases_as_pushed_data_does() {
     assert!(!world.serves(&signed), "half of the objects are missing");
     world.fetch(&ALICE.repo("x"), &[2]).unwrap();
     assert!(world.serves(&signed));
-    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("dev")], oid(2));
+    assert_eq!(
+        world.view(&ALICE.repo("x")).unwrap()[&branch("dev")],
+        oid(2)
+    );
 }
 
 #[test]
@@ -47,7 +56,10 @@ fn a_state_whose_objects_are_here_is_applied_and_served_at_once() {
     let signed = state(ALICE, "x", 1, &[("main", 1)]);
     world.send(&signed).unwrap();
     assert!(world.serves(&signed));
-    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(1));
+    assert_eq!(
+        world.view(&ALICE.repo("x")).unwrap()[&branch("main")],
+        oid(1)
+    );
 }
 
 #[test]
@@ -85,7 +97,10 @@ fn a_newer_state_that_waits_does_not_hide_the_served_one() {
     world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     world.send(&state(ALICE, "x", 2, &[("main", 2)])).unwrap();
     assert!(world.serves(&served));
-    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(1));
+    assert_eq!(
+        world.view(&ALICE.repo("x")).unwrap()[&branch("main")],
+        oid(1)
+    );
 }
 
 #[test]
@@ -122,11 +137,17 @@ fn a_state_with_a_malformed_object_id_is_held_without_a_hunt() {
 fn the_hunt_begins_later_for_events_of_clients_than_of_relays() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
-    assert!(world.hunts.is_empty(), "an announcement alone wants no objects");
+    assert!(
+        world.hunts.is_empty(),
+        "an announcement alone wants no objects"
+    );
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
     world.sync(&state(ALICE, "x", 2, &[("main", 2)])).unwrap();
     let user = world.config.user_delay;
-    assert_eq!(world.hunts, [(ALICE.repo("x"), Some(user)), (ALICE.repo("x"), None)]);
+    assert_eq!(
+        world.hunts,
+        [(ALICE.repo("x"), Some(user)), (ALICE.repo("x"), None)]
+    );
 }
 
 #[test]
@@ -141,27 +162,47 @@ fn wants_name_the_missing_tips_and_the_clone_urls_of_maintainers() {
         let repo = by.repo("x");
         world.core.wants(&repo, &world.announcements_of(&repo))
     };
-    assert!(wants(ALICE).is_empty() && wants(DAVE).is_empty(), "his own repository hunts for it");
+    assert!(
+        wants(ALICE).is_empty() && wants(DAVE).is_empty(),
+        "his own repository hunts for it"
+    );
     let wants = wants(BOB);
-    let [want] = &wants[..] else { panic!("{wants:?}") };
-    assert_eq!((want.id, &want.tips[..]), (signed.id, &[oid(2), oid(1)][..]));
+    let [want] = &wants[..] else {
+        panic!("{wants:?}")
+    };
+    assert_eq!(
+        (want.id, &want.tips[..]),
+        (signed.id, &[oid(2), oid(1)][..])
+    );
     let owners: Vec<_> = want.trusted.iter().map(|url| url.as_str()).collect();
     let mirror = |person: Author| {
-        format!("https://mirror.example/{}/x", grasp_core::service::npub(&person.key()))
+        format!(
+            "https://mirror.example/{}/x",
+            grasp_core::service::npub(&person.key())
+        )
     };
-    assert_eq!(owners, [mirror(BOB), mirror(ALICE)], "the author's first, not Dave's, not ours");
+    assert_eq!(
+        owners,
+        [mirror(BOB), mirror(ALICE)],
+        "the author's first, not Dave's, not ours"
+    );
 }
 
 #[test]
 fn only_the_newest_eight_states_of_an_author_are_held() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
-    let states: Vec<_> = (1..=9).map(|n| state(ALICE, "x", n, &[("main", n as u8)])).collect();
+    let states: Vec<_> = (1..=9)
+        .map(|n| state(ALICE, "x", n, &[("main", n as u8)]))
+        .collect();
     for signed in &states[1..] {
         world.send(signed).unwrap();
     }
     let answer = world.send(&states[0]).unwrap();
-    assert_eq!(answer.message, "replaced: have a newer version of this event");
+    assert_eq!(
+        answer.message,
+        "replaced: have a newer version of this event"
+    );
     assert!(!world.core.holds(&states[0].id));
     let tenth = state(ALICE, "x", 10, &[("main", 10)]);
     world.send(&tenth).unwrap();
@@ -176,7 +217,10 @@ fn bounded(set: impl Fn(&mut Config)) -> World {
     World::with(config, Policy::new(US.parse().unwrap()))
 }
 
-const TWO_EVENTS: Bound = Bound { count: 2, bytes: u64::MAX };
+const TWO_EVENTS: Bound = Bound {
+    count: 2,
+    bytes: u64::MAX,
+};
 
 #[test]
 fn held_events_per_author_are_bounded() {
@@ -184,11 +228,23 @@ fn held_events_per_author_are_bounded() {
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&announcement(ALICE, "y", 0, &[])).unwrap();
     let answer = world.send(&announcement(ALICE, "z", 0, &[])).unwrap();
-    assert!(answer.message.starts_with("rate-limited: "), "{}", answer.message);
-    assert!(world.view(&ALICE.repo("z")).is_none());
-    assert!(world.send(&announcement(BOB, "z", 0, &[])).unwrap().is_accepted);
     assert!(
-        world.send(&announcement(ALICE, "y", 1, &[])).unwrap().is_accepted,
+        answer.message.starts_with("rate-limited: "),
+        "{}",
+        answer.message
+    );
+    assert!(world.view(&ALICE.repo("z")).is_none());
+    assert!(
+        world
+            .send(&announcement(BOB, "z", 0, &[]))
+            .unwrap()
+            .is_accepted
+    );
+    assert!(
+        world
+            .send(&announcement(ALICE, "y", 1, &[]))
+            .unwrap()
+            .is_accepted,
         "in place of the old"
     );
 }
@@ -198,30 +254,79 @@ fn held_events_per_repository_are_bounded_and_those_of_other_owners_not_counted(
     let mut world = bounded(|config| config.per_repo = TWO_EVENTS);
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
-    assert!(!world.send(&state(ALICE, "x", 2, &[("main", 2)])).unwrap().is_accepted);
+    assert!(
+        !world
+            .send(&state(ALICE, "x", 2, &[("main", 2)]))
+            .unwrap()
+            .is_accepted
+    );
     for by in [BOB, CAROL, DAVE] {
-        assert!(world.send(&announcement(by, "x", 0, &[])).unwrap().is_accepted);
-        assert!(world.send(&state(by, "x", 1, &[("main", 1)])).unwrap().is_accepted);
+        assert!(
+            world
+                .send(&announcement(by, "x", 0, &[]))
+                .unwrap()
+                .is_accepted
+        );
+        assert!(
+            world
+                .send(&state(by, "x", 1, &[("main", 1)]))
+                .unwrap()
+                .is_accepted
+        );
     }
-    assert!(world.send(&announcement(ALICE, "y", 0, &[])).unwrap().is_accepted);
+    assert!(
+        world
+            .send(&announcement(ALICE, "y", 0, &[]))
+            .unwrap()
+            .is_accepted
+    );
 }
 
 #[test]
 fn a_full_purgatory_still_holds_states_of_served_repositories() {
     let mut world = bounded(|config| {
         config.per_repo = TWO_EVENTS;
-        config.total = Bound { count: 4, bytes: 1 << 20 };
+        config.total = Bound {
+            count: 4,
+            bytes: 1 << 20,
+        };
     });
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
     world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     for (person, name) in [(BOB, "x"), (CAROL, "x"), (BOB, "y"), (CAROL, "z")] {
-        assert!(world.send(&announcement(person, name, 0, &[])).unwrap().is_accepted);
+        assert!(
+            world
+                .send(&announcement(person, name, 0, &[]))
+                .unwrap()
+                .is_accepted
+        );
     }
-    assert!(!world.send(&state(BOB, "x", 2, &[("main", 2)])).unwrap().is_accepted);
-    assert!(!world.send(&announcement(BOB, "w", 0, &[])).unwrap().is_accepted);
-    assert!(world.send(&state(ALICE, "x", 3, &[("main", 3)])).unwrap().is_accepted);
-    assert!(!world.send(&state(ALICE, "x", 4, &[("main", 4)])).unwrap().is_accepted, "bounded too");
+    assert!(
+        !world
+            .send(&state(BOB, "x", 2, &[("main", 2)]))
+            .unwrap()
+            .is_accepted
+    );
+    assert!(
+        !world
+            .send(&announcement(BOB, "w", 0, &[]))
+            .unwrap()
+            .is_accepted
+    );
+    assert!(
+        world
+            .send(&state(ALICE, "x", 3, &[("main", 3)]))
+            .unwrap()
+            .is_accepted
+    );
+    assert!(
+        !world
+            .send(&state(ALICE, "x", 4, &[("main", 4)]))
+            .unwrap()
+            .is_accepted,
+        "bounded too"
+    );
 }
 
 #[test]
@@ -237,10 +342,25 @@ fn held_events_are_bounded_in_total_and_a_release_makes_room() {
 
 #[test]
 fn held_bytes_are_bounded() {
-    let mut world = bounded(|config| config.total = Bound { count: 100, bytes: 2_000 });
-    assert!(world.send(&announcement(ALICE, "x", 0, &[])).unwrap().is_accepted);
+    let mut world = bounded(|config| {
+        config.total = Bound {
+            count: 100,
+            bytes: 2_000,
+        }
+    });
+    assert!(
+        world
+            .send(&announcement(ALICE, "x", 0, &[]))
+            .unwrap()
+            .is_accepted
+    );
     let many: Vec<_> = (0..40).map(|_| BOB).collect();
-    assert!(!world.send(&announcement(ALICE, "y", 0, &many)).unwrap().is_accepted);
+    assert!(
+        !world
+            .send(&announcement(ALICE, "y", 0, &many))
+            .unwrap()
+            .is_accepted
+    );
 }
 
 #[test]
@@ -259,42 +379,78 @@ fn the_core_itself_refuses_an_event_when_it_is_full() {
 
 #[test]
 fn the_author_with_the_most_held_events_makes_room_for_others() {
-    let mut world = bounded(|config| config.total = Bound { count: 4, bytes: 1 << 20 });
+    let mut world = bounded(|config| {
+        config.total = Bound {
+            count: 4,
+            bytes: 1 << 20,
+        }
+    });
     for identifier in ["a", "b", "c"] {
-        world.send(&announcement(ALICE, identifier, 0, &[])).unwrap();
+        world
+            .send(&announcement(ALICE, identifier, 0, &[]))
+            .unwrap();
     }
     let waits = announcement(BOB, "d", 0, &[]);
     assert!(world.send(&waits).unwrap().is_accepted);
-    assert!(!world.send(&announcement(ALICE, "e", 0, &[])).unwrap().is_accepted, "not for her own");
+    assert!(
+        !world
+            .send(&announcement(ALICE, "e", 0, &[]))
+            .unwrap()
+            .is_accepted,
+        "not for her own"
+    );
     let newcomer = announcement(CAROL, "e", 0, &[]);
     assert!(world.send(&newcomer).unwrap().is_accepted);
     assert!(world.core.holds(&waits.id) && world.core.holds(&newcomer.id));
     assert_eq!(world.core.counts().announcements, 4);
     let views = ["a", "b", "c"].map(|name| world.view(&ALICE.repo(name)).is_some());
-    assert_eq!(views.into_iter().filter(|there| *there).count(), 2, "its view was removed");
+    assert_eq!(
+        views.into_iter().filter(|there| *there).count(),
+        2,
+        "its view was removed"
+    );
     // Authors with few events keep them, also after a restart.
     world.restart(std::time::Duration::ZERO);
-    assert!(!world.send(&announcement(DAVE, "f", 0, &[])).unwrap().is_accepted);
+    assert!(
+        !world
+            .send(&announcement(DAVE, "f", 0, &[]))
+            .unwrap()
+            .is_accepted
+    );
     assert_eq!(world.core.counts().announcements, 4);
 }
 
 #[test]
 fn one_network_leaves_room_in_purgatory_for_others() {
-    let mut world = bounded(|config| config.total = Bound { count: 40, bytes: 40 << 20 });
+    let mut world = bounded(|config| {
+        config.total = Bound {
+            count: 40,
+            bytes: 40 << 20,
+        }
+    });
     let at = |address: &str| Origin::Client {
         authenticated: Vec::new(),
         network: Some(ClientNetwork::of(address.parse().unwrap())),
     };
     let mut hold = |event: Arc<Event>, origin| {
-        let input = Input::Held { event, hold: Hold::Announcement, origin };
+        let input = Input::Held {
+            event,
+            hold: Hold::Announcement,
+            origin,
+        };
         world.handle(input).unwrap();
         world.run().unwrap();
         world.answer.take().unwrap()
     };
     let held = (0..100).filter(|n| {
-        hold(announcement(Author::numbered(100 + n), &n.to_string(), 0, &[]), at("192.0.2.1"))
-            == HoldOutcome::Held
+        hold(
+            announcement(Author::numbered(100 + n), &n.to_string(), 0, &[]),
+            at("192.0.2.1"),
+        ) == HoldOutcome::Held
     });
     assert_eq!(held.count(), 10, "a quarter");
-    assert_eq!(hold(announcement(ALICE, "x", 0, &[]), at("198.51.100.1")), HoldOutcome::Held);
+    assert_eq!(
+        hold(announcement(ALICE, "x", 0, &[]), at("198.51.100.1")),
+        HoldOutcome::Held
+    );
 }

@@ -27,7 +27,11 @@ fn a_deletion_stored_before_a_power_cut_takes_effect_after_the_restart() {
     let signed = state(ALICE, "x", 1, &[("main", 1)]);
     world.send(&signed).unwrap();
     world.steps_until_power_cut = Some(1);
-    assert!(world.send(&deletion(ALICE, 2, &[&signed, &announced])).is_err());
+    assert!(
+        world
+            .send(&deletion(ALICE, 2, &[&signed, &announced]))
+            .is_err()
+    );
     assert!(world.core.holds(&signed.id));
     world.restart(std::time::Duration::ZERO);
     assert!(!world.core.holds(&signed.id) && !world.core.holds(&announced.id));
@@ -38,7 +42,10 @@ fn a_deletion_stored_before_a_power_cut_takes_effect_after_the_restart() {
 fn held_states_at_a_deleted_coordinate_are_dropped_up_to_the_time_of_the_request() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
-    let (before, after) = (state(ALICE, "x", 1, &[("a", 1)]), state(ALICE, "x", 3, &[("a", 2)]));
+    let (before, after) = (
+        state(ALICE, "x", 1, &[("a", 1)]),
+        state(ALICE, "x", 3, &[("a", 2)]),
+    );
     world.send(&before).unwrap();
     world.send(&after).unwrap();
     world.send(&deletion_at(ALICE, 2, 30618, "x")).unwrap();
@@ -50,7 +57,11 @@ fn a_deletion_does_not_affect_held_events_of_other_authors() {
     let mut world = World::new();
     let announced = announcement(ALICE, "x", 0, &[]);
     world.send(&announced).unwrap();
-    world.handle(Input::Deleted { request: deletion(BOB, 1, &[&announced]) }).unwrap();
+    world
+        .handle(Input::Deleted {
+            request: deletion(BOB, 1, &[&announced]),
+        })
+        .unwrap();
     assert!(world.core.holds(&announced.id));
 }
 
@@ -67,7 +78,10 @@ fn deleting_a_held_announcement_removes_its_view() {
 fn deleting_the_served_state_restores_the_previous_one() {
     let mut world = World::new();
     let announced = announcement(ALICE, "x", 0, &[]);
-    let (first, second) = (state(ALICE, "x", 1, &[("a", 1)]), state(ALICE, "x", 2, &[("a", 2)]));
+    let (first, second) = (
+        state(ALICE, "x", 1, &[("a", 1)]),
+        state(ALICE, "x", 2, &[("a", 2)]),
+    );
     for event in [&announced, &first] {
         world.send(event).unwrap();
     }
@@ -121,19 +135,30 @@ fn a_served_pull_request_that_its_author_deletes_loses_its_refs() {
     world.send(&deletion(DAVE, 3, &[&gone])).unwrap();
     let view = world.view(&ALICE.repo("x")).unwrap();
     assert!(!view.contains_key(&proposal_ref(&gone.id)));
-    assert!(view.contains_key(&proposal_ref(&stays.id)), "what is served keeps its ref");
+    assert!(
+        view.contains_key(&proposal_ref(&stays.id)),
+        "what is served keeps its ref"
+    );
 }
 
 #[test]
 fn a_vanish_request_drops_held_events_up_to_its_time() {
     let mut world = World::new();
-    let (gone, stays) = (announcement(ALICE, "x", 0, &[]), announcement(BOB, "x", 0, &[]));
+    let (gone, stays) = (
+        announcement(ALICE, "x", 0, &[]),
+        announcement(BOB, "x", 0, &[]),
+    );
     let later = announcement(ALICE, "y", 9, &[]);
     for event in [&gone, &stays, &later] {
         world.send(event).unwrap();
     }
     let until = Timestamp::from_secs(START + 5);
-    world.handle(Input::Vanished { author: ALICE.key(), until }).unwrap();
+    world
+        .handle(Input::Vanished {
+            author: ALICE.key(),
+            until,
+        })
+        .unwrap();
     world.run().unwrap();
     assert!(!world.core.holds(&gone.id) && world.view(&ALICE.repo("x")).is_none());
     assert!(world.core.holds(&stays.id) && world.core.holds(&later.id));
@@ -155,7 +180,9 @@ fn a_pull_request_deleted_before_the_result_of_its_release_is_handled_leaves_no_
     world.fetch(&ALICE.repo("x"), &[1]).unwrap();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
     world.send(&request).unwrap();
-    stop_after_the_release(&mut world, |world| world.fetch(&ALICE.repo("x"), &[9]).unwrap());
+    stop_after_the_release(&mut world, |world| {
+        world.fetch(&ALICE.repo("x"), &[9]).unwrap()
+    });
     let main_and_tip = 2;
     assert_eq!(world.view(&ALICE.repo("x")).unwrap().len(), main_and_tip);
     world.send(&deletion(DAVE, 3, &[&request])).unwrap();
@@ -169,7 +196,9 @@ fn a_repository_delisted_during_its_release_is_not_served() {
     let announced = announcement(ALICE, "x", 0, &[]);
     world.send(&announced).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
-    stop_after_the_release(&mut world, |world| world.fetch(&ALICE.repo("x"), &[1]).unwrap());
+    stop_after_the_release(&mut world, |world| {
+        world.fetch(&ALICE.repo("x"), &[1]).unwrap()
+    });
     world.send(&elsewhere(ALICE, "x", 2, &[])).unwrap();
     assert!(!world.serves(&announced));
     assert!(world.view(&ALICE.repo("x")).is_none());
@@ -182,7 +211,9 @@ fn a_state_deleted_before_the_result_of_its_release_is_handled_is_not_served() {
     let signed = state(ALICE, "x", 1, &[("main", 1)]);
     world.send(&announced).unwrap();
     world.send(&signed).unwrap();
-    stop_after_the_release(&mut world, |world| world.fetch(&ALICE.repo("x"), &[1]).unwrap());
+    stop_after_the_release(&mut world, |world| {
+        world.fetch(&ALICE.repo("x"), &[1]).unwrap()
+    });
     assert!(!world.view(&ALICE.repo("x")).unwrap().is_empty());
     world.send(&deletion(ALICE, 2, &[&signed])).unwrap();
     assert!(!world.serves(&signed) && !world.serves(&announced));

@@ -95,7 +95,13 @@ impl S3Server {
         let address = listener.local_addr().unwrap();
         let shared: Arc<Mutex<Shared>> = Arc::default();
         let server = tokio::spawn(serve(listener, service, shared.clone())).abort_handle();
-        Self { root: root.to_owned(), temporary: None, address, shared, server }
+        Self {
+            root: root.to_owned(),
+            temporary: None,
+            address,
+            shared,
+            server,
+        }
     }
 
     /// The address of packs in the bucket.
@@ -111,7 +117,9 @@ impl S3Server {
             ("AWS_REGION", "garage".to_owned()),
             ("AWS_ENDPOINT_URL", format!("http://{}", self.address)),
         ];
-        variables.map(|(name, value)| (name.to_owned(), value)).into()
+        variables
+            .map(|(name, value)| (name.to_owned(), value))
+            .into()
     }
 
     /// The directory with the objects of the bucket.
@@ -157,7 +165,11 @@ struct Buckets(PathBuf);
 impl Buckets {
     fn file(&self, bucket: &str, key: &str) -> S3Result<PathBuf> {
         let bucket = self.0.join(bucket);
-        if bucket.is_dir() { Ok(bucket.join(key)) } else { Err(s3_error!(NoSuchBucket)) }
+        if bucket.is_dir() {
+            Ok(bucket.join(key))
+        } else {
+            Err(s3_error!(NoSuchBucket))
+        }
     }
 
     fn read(&self, bucket: &str, key: &str) -> S3Result<Vec<u8>> {
@@ -181,14 +193,27 @@ impl Buckets {
 }
 
 fn files_below(dir: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return Vec::new();
+    };
     let paths = entries.flatten().map(|entry| entry.path());
-    paths.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
+    paths
+        .flat_map(|path| {
+            if path.is_dir() {
+                files_below(&path)
+            } else {
+                vec![path]
+            }
+        })
+        .collect()
 }
 
 async fn content(body: Option<StreamingBlob>) -> Bytes {
     let body = s3s::Body::from(body.unwrap());
-    http_body_util::BodyExt::collect(body).await.unwrap().to_bytes()
+    http_body_util::BodyExt::collect(body)
+        .await
+        .unwrap()
+        .to_bytes()
 }
 
 fn e_tag(content: &[u8]) -> Option<String> {
@@ -205,23 +230,31 @@ impl S3 for Buckets {
         &self,
         request: S3Request<PutObjectInput>,
     ) -> S3Result<S3Response<PutObjectOutput>> {
-        let PutObjectInput { bucket, key, body, .. } = request.input;
+        let PutObjectInput {
+            bucket, key, body, ..
+        } = request.input;
         let content = content(body).await;
         self.write(&bucket, &key, &content)?;
         let e_tag = e_tag(&content);
-        Ok(S3Response::new(PutObjectOutput { e_tag, ..Default::default() }))
+        Ok(S3Response::new(PutObjectOutput {
+            e_tag,
+            ..Default::default()
+        }))
     }
 
     async fn get_object(
         &self,
         request: S3Request<GetObjectInput>,
     ) -> S3Result<S3Response<GetObjectOutput>> {
-        let GetObjectInput { bucket, key, range, .. } = request.input;
+        let GetObjectInput {
+            bucket, key, range, ..
+        } = request.input;
         let content = self.read(&bucket, &key)?;
         let all = content.len() as u64;
         let range = range.map(|range| range.check(all)).transpose()?;
-        let content_range =
-            range.as_ref().map(|it| format!("bytes {}-{}/{all}", it.start, it.end - 1));
+        let content_range = range
+            .as_ref()
+            .map(|it| format!("bytes {}-{}/{all}", it.start, it.end - 1));
         let range = range.unwrap_or(0..all);
         let part = content[range.start as usize..range.end as usize].to_vec();
         Ok(S3Response::new(GetObjectOutput {
@@ -241,14 +274,27 @@ impl S3 for Buckets {
         /// Objects per page; few, so that lists have several pages.
         const OBJECTS_PER_PAGE: usize = 5;
         let input = request.input;
-        let (root, prefix) = (self.file(&input.bucket, "")?, input.prefix.unwrap_or_default());
+        let (root, prefix) = (
+            self.file(&input.bucket, "")?,
+            input.prefix.unwrap_or_default(),
+        );
         let after = input.continuation_token.unwrap_or_default();
         let mut objects: Vec<Object> = files_below(&root)
             .iter()
             .map(|file| {
-                let key = file.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
+                let key = file
+                    .strip_prefix(&root)
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .to_owned();
                 let size = Some(file.metadata().map_or(0, |it| it.len()) as i64);
-                Object { key: Some(key), size, last_modified: now(), ..Default::default() }
+                Object {
+                    key: Some(key),
+                    size,
+                    last_modified: now(),
+                    ..Default::default()
+                }
             })
             .filter(|object| {
                 let key = object.key.as_ref().unwrap();
@@ -276,10 +322,16 @@ impl S3 for Buckets {
         let mut deleted = Vec::new();
         for object in input.delete.objects {
             _ = std::fs::remove_file(self.file(&input.bucket, &object.key)?);
-            deleted.push(DeletedObject { key: Some(object.key), ..Default::default() });
+            deleted.push(DeletedObject {
+                key: Some(object.key),
+                ..Default::default()
+            });
         }
         let deleted = Some(deleted);
-        Ok(S3Response::new(DeleteObjectsOutput { deleted, ..Default::default() }))
+        Ok(S3Response::new(DeleteObjectsOutput {
+            deleted,
+            ..Default::default()
+        }))
     }
 
     async fn create_multipart_upload(
@@ -299,19 +351,32 @@ impl S3 for Buckets {
         &self,
         request: S3Request<UploadPartInput>,
     ) -> S3Result<S3Response<UploadPartOutput>> {
-        let UploadPartInput { upload_id, part_number, body, .. } = request.input;
+        let UploadPartInput {
+            upload_id,
+            part_number,
+            body,
+            ..
+        } = request.input;
         let content = content(body).await;
         std::fs::write(self.part(&upload_id, part_number), &content).unwrap();
         let e_tag = e_tag(&content);
-        Ok(S3Response::new(UploadPartOutput { e_tag, ..Default::default() }))
+        Ok(S3Response::new(UploadPartOutput {
+            e_tag,
+            ..Default::default()
+        }))
     }
 
     async fn complete_multipart_upload(
         &self,
         request: S3Request<CompleteMultipartUploadInput>,
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
-        let CompleteMultipartUploadInput { bucket, key, upload_id, multipart_upload, .. } =
-            request.input;
+        let CompleteMultipartUploadInput {
+            bucket,
+            key,
+            upload_id,
+            multipart_upload,
+            ..
+        } = request.input;
         let mut whole = Vec::new();
         for part in multipart_upload.unwrap().parts.unwrap() {
             let file = self.part(&upload_id, part.part_number.unwrap());
@@ -350,7 +415,10 @@ async fn answer(
     let fault = {
         let mut shared = shared.lock().unwrap();
         shared.requests.push((method.clone(), path.clone()));
-        shared.script.as_mut().and_then(|script| script(&method, &path))
+        shared
+            .script
+            .as_mut()
+            .and_then(|script| script(&method, &path))
     };
     match &fault {
         Some(Fault::Unavailable) => {
@@ -369,14 +437,20 @@ async fn answer(
         _ => {}
     }
     let request = request.map(s3s::Body::from);
-    let answer = service.call(request).await.map_err(|_| io::Error::other("no answer"))?;
+    let answer = service
+        .call(request)
+        .await
+        .map_err(|_| io::Error::other("no answer"))?;
     match fault {
         Some(Fault::LostAnswer) => Err(io::ErrorKind::ConnectionReset.into()),
         Some(Fault::CutAnswer) => {
             let (parts, body) = answer.into_parts();
             let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
             let half = body.slice(..body.len() / 2);
-            let cut = [Ok(Frame::data(half)), Err(io::ErrorKind::ConnectionReset.into())];
+            let cut = [
+                Ok(Frame::data(half)),
+                Err(io::ErrorKind::ConnectionReset.into()),
+            ];
             let body = http_body_util::StreamBody::new(futures_util::stream::iter(cut));
             Ok(Response::from_parts(parts, body.boxed_unsync()))
         }
@@ -386,7 +460,9 @@ async fn answer(
 
 fn text(status: StatusCode, text: &'static str) -> Answer {
     let body = http_body_util::Full::new(Bytes::from_static(text.as_bytes()));
-    let body = body.map_err(|never: Infallible| match never {}).boxed_unsync();
+    let body = body
+        .map_err(|never: Infallible| match never {})
+        .boxed_unsync();
     let mut answer = Response::new(body);
     *answer.status_mut() = status;
     answer

@@ -44,14 +44,23 @@ impl BenchRelay {
         let hub = Hub::start();
         let parts = parts(address, store.clone(), hub.clone());
         tokio::spawn(grasp_relay::serve(listener, parts, std::future::pending()));
-        Self { address, store, hub, _directory: directory }
+        Self {
+            address,
+            store,
+            hub,
+            _directory: directory,
+        }
     }
 
     /// Saves events in the store without ingest.
     pub(crate) async fn fill(&self, events: &[Event]) {
         for batch in events.chunks(5_000) {
             let batch = batch.iter().cloned().map(Arc::new).collect();
-            let _ = self.store.save(batch, Timestamp::now()).await.expect("a store");
+            let _ = self
+                .store
+                .save(batch, Timestamp::now())
+                .await
+                .expect("a store");
         }
     }
 }
@@ -86,7 +95,15 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
         node_key: None,
     };
     let (ingest, extra) = (Arc::new(pipeline), axum::Router::new());
-    Parts { store, ingest, hub, listing, config, clock, extra }
+    Parts {
+        store,
+        ingest,
+        hub,
+        listing,
+        config,
+        clock,
+        extra,
+    }
 }
 
 /// An announcement for a relay, and issues about its repository.
@@ -99,7 +116,9 @@ pub(crate) struct Repository {
 /// Returns repositories with `issues` issues in total, each about 700 bytes, a second apart.
 pub(crate) fn repositories(address: SocketAddr, issues: usize) -> Vec<Repository> {
     let count = issues.div_ceil(EVENTS_PER_REPOSITORY);
-    (0..count).map(|nth| repository(address, nth, EVENTS_PER_REPOSITORY.min(issues))).collect()
+    (0..count)
+        .map(|nth| repository(address, nth, EVENTS_PER_REPOSITORY.min(issues)))
+        .collect()
 }
 
 fn repository(address: SocketAddr, nth: usize, issues: usize) -> Repository {
@@ -113,17 +132,28 @@ fn repository(address: SocketAddr, nth: usize, issues: usize) -> Repository {
         &keys,
         Kind::GitRepoAnnouncement,
         "",
-        vec![Tag::identifier(name), Tag::custom("clone", [clone]), Tag::custom("relays", [relay])],
+        vec![
+            Tag::identifier(name),
+            Tag::custom("clone", [clone]),
+            Tag::custom("relays", [relay]),
+        ],
         0,
     );
     let text = "It does not work as it should. ".repeat(10);
     let issue = |age: usize| {
-        let tags = vec![Tag::custom("a", [coordinate.clone()]), Tag::public_key(keys.public_key())];
+        let tags = vec![
+            Tag::custom("a", [coordinate.clone()]),
+            Tag::public_key(keys.public_key()),
+        ];
         let age = nth * EVENTS_PER_REPOSITORY + age;
         sign(&keys, Kind::GitIssue, &format!("{age} {text}"), tags, age)
     };
     let issues = (0..issues).map(issue).collect();
-    Repository { announcement, coordinate, issues }
+    Repository {
+        announcement,
+        coordinate,
+        issues,
+    }
 }
 
 fn sign(keys: &Keys, kind: Kind, content: &str, tags: Vec<Tag>, age: usize) -> Event {

@@ -19,13 +19,18 @@ impl Client {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.expect("a connection");
         stream.set_nodelay(true).expect("a socket");
-        let (socket, _) = client_async(format!("ws://{address}/"), stream).await.expect("a socket");
+        let (socket, _) = client_async(format!("ws://{address}/"), stream)
+            .await
+            .expect("a socket");
         let (writer, reader) = socket.split();
         Self { writer, reader }
     }
 
     pub(crate) async fn send(&mut self, text: String) {
-        self.writer.send(Message::Text(text.into())).await.expect("sent");
+        self.writer
+            .send(Message::Text(text.into()))
+            .await
+            .expect("sent");
     }
 
     /// Returns the next text message.
@@ -55,7 +60,10 @@ impl Client {
         let Self { writer, reader } = self;
         let sending = async {
             for message in messages {
-                writer.feed(Message::Text(message.into())).await.expect("sent");
+                writer
+                    .feed(Message::Text(message.into()))
+                    .await
+                    .expect("sent");
             }
             writer.flush().await.expect("sent");
         };

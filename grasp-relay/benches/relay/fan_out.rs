@@ -32,7 +32,10 @@ pub(crate) async fn publish_cost(idle: usize) {
         with_idle = with_idle.min(cost(&events, idle).await);
     }
     let each = |took: Duration| took / u32::try_from(events.len()).expect("not that many");
-    report("publish with no other subscription", &format!("{:>10.2?} each", each(alone)));
+    report(
+        "publish with no other subscription",
+        &format!("{:>10.2?} each", each(alone)),
+    );
     report(
         &format!("publish with {idle} on other repositories"),
         &format!(
@@ -45,7 +48,10 @@ pub(crate) async fn publish_cost(idle: usize) {
 
 async fn cost(events: &[Arc<Event>], idle: usize) -> Duration {
     let hub = Hub::start();
-    let idle_listener = hub.listen(Capacity { events: 1, bytes: 1 });
+    let idle_listener = hub.listen(Capacity {
+        events: 1,
+        bytes: 1,
+    });
     for nth in 0..idle as u64 {
         let coordinate = format!("30617:{nth:064x}:somewhere-else");
         let filter = Filter::new()
@@ -53,8 +59,16 @@ async fn cost(events: &[Arc<Event>], idle: usize) -> Duration {
             .custom_tag(SingleLetterTag::LOWERCASE_A, coordinate);
         idle_listener.subscribe(nth, vec![filter].into()).await;
     }
-    let mut listener = hub.listen(Capacity { events: events.len(), bytes: usize::MAX });
-    listener.subscribe(1, vec![Filter::new().kind(nostr::event::Kind::GitIssue)].into()).await;
+    let mut listener = hub.listen(Capacity {
+        events: events.len(),
+        bytes: usize::MAX,
+    });
+    listener
+        .subscribe(
+            1,
+            vec![Filter::new().kind(nostr::event::Kind::GitIssue)].into(),
+        )
+        .await;
     hub.stats().await;
     let start = Instant::now();
     for event in events {
@@ -86,7 +100,9 @@ async fn fan_out(subscribers: usize, events: usize) {
     for _ in 0..sockets {
         let mut client = Client::connect(relay.address).await;
         for nth in 0..each {
-            client.send(format!(r#"["REQ","{nth}",{{"kinds":[1621],"limit":0}}]"#)).await;
+            client
+                .send(format!(r#"["REQ","{nth}",{{"kinds":[1621],"limit":0}}]"#))
+                .await;
             client.until("EOSE").await;
         }
         clients.push(client);

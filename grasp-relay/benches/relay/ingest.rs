@@ -16,7 +16,9 @@ pub(crate) async fn run(events: usize) {
         let relay = BenchRelay::start().await;
         let repositories = repositories(relay.address, events);
         let mut announcer = Client::connect(relay.address).await;
-        let announcements = repositories.iter().map(|repository| message(&repository.announcement));
+        let announcements = repositories
+            .iter()
+            .map(|repository| message(&repository.announcement));
         announcer.publish(announcements.collect()).await;
         let shares = shares(&repositories, clients);
         let count: usize = shares.iter().map(Vec::len).sum();
@@ -45,21 +47,31 @@ async fn one_by_one() {
     let repositories = repositories(relay.address, 500);
     let mut client = Client::connect(relay.address).await;
     for repository in &repositories {
-        client.publish(vec![message(&repository.announcement)]).await;
+        client
+            .publish(vec![message(&repository.announcement)])
+            .await;
     }
     let start = Instant::now();
     let mut count = 0;
-    for event in repositories.iter().flat_map(|repository| &repository.issues) {
+    for event in repositories
+        .iter()
+        .flat_map(|repository| &repository.issues)
+    {
         client.publish(vec![message(event)]).await;
         count += 1;
     }
-    report("ingest, 1 client that waits for each OK", &per_second(count, start.elapsed()));
+    report(
+        "ingest, 1 client that waits for each OK",
+        &per_second(count, start.elapsed()),
+    );
 }
 
 /// Divides the issues of all repositories among clients.
 fn shares(repositories: &[Repository], clients: usize) -> Vec<Vec<String>> {
     let mut shares = vec![Vec::new(); clients];
-    let issues = repositories.iter().flat_map(|repository| &repository.issues);
+    let issues = repositories
+        .iter()
+        .flat_map(|repository| &repository.issues);
     for (nth, issue) in issues.enumerate() {
         shares[nth % clients].push(message(issue));
     }

@@ -16,7 +16,10 @@ use std::time::Duration;
 
 /// Returns a number from the environment.
 fn setting(name: &str, default: usize) -> usize {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    std::env::var(name)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
 }
 
 /// Prints one line of the report.
@@ -32,7 +35,9 @@ fn main() {
     let events = setting("GRASP_BENCH_EVENTS", 20_000);
     let subscribers = setting("GRASP_BENCH_SUBSCRIBERS", 10_000);
     let items = setting("GRASP_BENCH_NEG", 100_000);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build();
     runtime.expect("a runtime").block_on(async {
         ingest::run(events).await;
         requests::run(events).await;

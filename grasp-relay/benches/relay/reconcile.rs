@@ -17,8 +17,11 @@ pub(crate) async fn run(items: usize) {
         .collect();
     relay.fill(&events).await;
     for missing_of_hundred in [0, 1] {
-        let have: Vec<_> =
-            events.iter().enumerate().filter(|(nth, _)| nth % 100 >= missing_of_hundred).collect();
+        let have: Vec<_> = events
+            .iter()
+            .enumerate()
+            .filter(|(nth, _)| nth % 100 >= missing_of_hundred)
+            .collect();
         let storage = storage(have.into_iter().map(|(_, event)| event));
         let mut client = Client::connect(relay.address).await;
         let start = Instant::now();
@@ -26,7 +29,10 @@ pub(crate) async fn run(items: usize) {
         let took = start.elapsed();
         assert_eq!(outcome.need, events.len() * missing_of_hundred / 100);
         report(
-            &format!("NEG of {} items, {missing_of_hundred} % missing", events.len()),
+            &format!(
+                "NEG of {} items, {missing_of_hundred} % missing",
+                events.len()
+            ),
             &format!(
                 "{took:>10.2?}   {} rounds   {} bytes out   {} bytes in   {} ids",
                 outcome.rounds, outcome.sent, outcome.received, outcome.need
@@ -39,7 +45,9 @@ fn storage<'a>(events: impl Iterator<Item = &'a Event>) -> NegentropyStorageVect
     let mut storage = NegentropyStorageVector::new();
     for event in events {
         let id = Id::from_byte_array(event.id.to_bytes());
-        storage.insert(event.created_at.as_secs(), id).expect("open");
+        storage
+            .insert(event.created_at.as_secs(), id)
+            .expect("open");
     }
     storage.seal().expect("sealed once");
     storage
@@ -56,7 +64,12 @@ async fn sync(client: &mut Client, storage: &NegentropyStorageVector) -> Outcome
     let mut negentropy = Negentropy::borrowed(storage, 60_000).expect("a frame limit");
     let first = negentropy.initiate().expect("a first message");
     let mut message = format!(r#"["NEG-OPEN","n",{{"kinds":[1621]}},"{}"]"#, hex(&first));
-    let mut outcome = Outcome { rounds: 0, sent: 0, received: 0, need: 0 };
+    let mut outcome = Outcome {
+        rounds: 0,
+        sent: 0,
+        received: 0,
+        need: 0,
+    };
     let (mut have, mut need) = (Vec::new(), Vec::new());
     loop {
         outcome.rounds += 1;

@@ -15,8 +15,10 @@ pub(crate) async fn run(events: usize) {
     for repository in &repositories {
         relay.fill(&repository.issues).await;
     }
-    let coordinates: Vec<_> =
-        repositories.into_iter().map(|repository| repository.coordinate).collect();
+    let coordinates: Vec<_> = repositories
+        .into_iter()
+        .map(|repository| repository.coordinate)
+        .collect();
     for (clients, limit) in [(1, 1), (1, 20), (10, 1), (10, 20)] {
         let start = Instant::now();
         let mut tasks = Vec::new();
@@ -33,7 +35,12 @@ pub(crate) async fn run(events: usize) {
         let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
         report(
             &format!("REQ of one repository, {clients} clients, limit {limit}"),
-            &format!("{}   p50 {:?}   p99 {:?}", per_second(times.len(), took), at(0.5), at(0.99)),
+            &format!(
+                "{}   p50 {:?}   p99 {:?}",
+                per_second(times.len(), took),
+                at(0.5),
+                at(0.99)
+            ),
         );
     }
 }
@@ -48,7 +55,11 @@ async fn ask(
     for request in 0..REQS_PER_CLIENT {
         let coordinate = &coordinates[(request * 31 + nth * 7) % coordinates.len()];
         let start = Instant::now();
-        client.send(format!(r##"["REQ","s",{{"#a":["{coordinate}"],"limit":{limit}}}]"##)).await;
+        client
+            .send(format!(
+                r##"["REQ","s",{{"#a":["{coordinate}"],"limit":{limit}}}]"##
+            ))
+            .await;
         assert_eq!(client.until("EOSE").await, limit);
         times.push(start.elapsed());
     }

@@ -31,7 +31,10 @@ pub(crate) const ALL: &[(&str, Open)] = &[
     ("grasp", |dir, now| {
         Box::pin(async move {
             let store = SqliteStore::open(&dir.join("events.db"), SqliteOptions::default());
-            Arc::new(Ours { store: store.unwrap(), now }) as Arc<dyn BenchDatabase>
+            Arc::new(Ours {
+                store: store.unwrap(),
+                now,
+            }) as Arc<dyn BenchDatabase>
         })
     }),
     #[cfg(feature = "postgres")]
@@ -81,13 +84,20 @@ impl<S: EventStore> BenchDatabase for Ours<S> {
     fn query(&self, filter: Filter) -> BoxFuture<'_, usize> {
         Box::pin(async {
             let chunks = self.store.query(vec![filter], self.now);
-            chunks.fold(0, async |sum, chunk| sum + chunk.unwrap().len()).await
+            chunks
+                .fold(0, async |sum, chunk| sum + chunk.unwrap().len())
+                .await
         })
     }
 
     fn inventory(&self, filter: Filter) -> BoxFuture<'_, usize> {
         Box::pin(async {
-            match self.store.inventory(filter, self.now, usize::MAX).await.unwrap() {
+            match self
+                .store
+                .inventory(filter, self.now, usize::MAX)
+                .await
+                .unwrap()
+            {
                 Inventory::Complete(items) => items.len(),
                 Inventory::TooMany => 0,
             }
@@ -108,8 +118,9 @@ impl<D: nostr_database::NostrDatabase> BenchDatabase for Theirs<D> {
     /// Saves with 64 calls at a time, which was the fastest.
     fn save(&self, events: Vec<Arc<Event>>) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            let saves =
-                events.into_iter().map(|event| async move { self.0.save_event(&event).await });
+            let saves = events
+                .into_iter()
+                .map(|event| async move { self.0.save_event(&event).await });
             let saves = futures_util::stream::iter(saves).buffer_unordered(64);
             let mut saves = std::pin::pin!(saves);
             while let Some(saved) = saves.next().await {

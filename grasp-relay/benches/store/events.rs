@@ -26,7 +26,10 @@ impl Dataset {
             .map(|n| format!("30617:{}:repo-{n}", authors[n % AUTHORS].public_key()))
             .collect();
         let total = count + count / 4;
-        let writer = EventWriter { authors: &authors, coordinates: &coordinates };
+        let writer = EventWriter {
+            authors: &authors,
+            coordinates: &coordinates,
+        };
         let half = total / 2;
         // Signing is most of the work, and there are two cores at least.
         let mut events = std::thread::scope(|scope| {
@@ -54,7 +57,11 @@ impl EventWriter<'_> {
     /// Writes the n-th event: announcements first, then states, patches, pull requests, issues and comments.
     fn write(&self, n: usize) -> Arc<Event> {
         let mixed = n.wrapping_mul(2_654_435_761) >> 7;
-        let repository = if n < REPOSITORIES { n } else { mixed % REPOSITORIES };
+        let repository = if n < REPOSITORIES {
+            n
+        } else {
+            mixed % REPOSITORIES
+        };
         let kind = match (n < REPOSITORIES, n % 20) {
             (true, _) => 30_617,
             (_, 0) => 30_618,
@@ -64,7 +71,11 @@ impl EventWriter<'_> {
             _ => 1_111,
         };
         let owner = repository % self.authors.len();
-        let author = if kind >= 30_000 { owner } else { (mixed / 7) % self.authors.len() };
+        let author = if kind >= 30_000 {
+            owner
+        } else {
+            (mixed / 7) % self.authors.len()
+        };
         EventBuilder::new(Kind::from_u16(kind), content(n))
             .tags(self.tags(kind, repository, mixed))
             .custom_created_at(Timestamp::from_secs(
@@ -77,13 +88,21 @@ impl EventWriter<'_> {
 
     fn tags(&self, kind: u16, repository: usize, mixed: usize) -> Vec<Tag> {
         let coordinate = self.coordinates[repository].as_str();
-        let owner = self.authors[repository % self.authors.len()].public_key().to_hex();
-        let other = self.authors[mixed % self.authors.len()].public_key().to_hex();
+        let owner = self.authors[repository % self.authors.len()]
+            .public_key()
+            .to_hex();
+        let other = self.authors[mixed % self.authors.len()]
+            .public_key()
+            .to_hex();
         let name = format!("repo-{repository}");
         let root = format!("{:064x}", mixed % 20_000);
         let commit = format!("{mixed:040x}");
         let tags: Vec<Vec<&str>> = match kind {
-            30_617 => vec![vec!["d", &name], vec!["name", &name], vec!["r", &commit, "euc"]],
+            30_617 => vec![
+                vec!["d", &name],
+                vec!["name", &name],
+                vec!["r", &commit, "euc"],
+            ],
             30_618 => vec![vec!["d", &name], vec!["refs/heads/main", &commit]],
             1_111 => vec![
                 vec!["A", coordinate],
@@ -94,10 +113,17 @@ impl EventWriter<'_> {
                 vec!["K", "1621"],
             ],
             _ => {
-                vec![vec!["a", coordinate], vec!["p", &owner], vec!["e", &root], vec!["r", &commit]]
+                vec![
+                    vec!["a", coordinate],
+                    vec!["p", &owner],
+                    vec!["e", &root],
+                    vec!["r", &commit],
+                ]
             }
         };
-        tags.into_iter().map(|tag| Tag::parse(tag).unwrap()).collect()
+        tags.into_iter()
+            .map(|tag| Tag::parse(tag).unwrap())
+            .collect()
     }
 }
 

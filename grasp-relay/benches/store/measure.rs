@@ -19,7 +19,10 @@ pub(crate) struct Figure {
 
 impl From<f64> for Figure {
     fn from(value: f64) -> Self {
-        Self { value: Some(value), samples: None }
+        Self {
+            value: Some(value),
+            samples: None,
+        }
     }
 }
 
@@ -58,7 +61,10 @@ impl Times {
     pub(crate) fn at(&self, part: f64) -> Figure {
         let index = (self.len() - 1) as f64 * part;
         let few = self.len() < self.intended;
-        Figure { value: Some(self.sorted[index as usize]), samples: few.then_some(self.len()) }
+        Figure {
+            value: Some(self.sorted[index as usize]),
+            samples: few.then_some(self.len()),
+        }
     }
 }
 
@@ -87,7 +93,9 @@ pub(crate) fn fdatasync(dir: &Path) -> String {
 /// Returns the bytes that files occupy on disk, which may be fewer than their length.
 pub(crate) fn size(dir: &Path) -> f64 {
     use std::os::unix::fs::MetadataExt;
-    let files = fs::read_dir(dir).unwrap().map(|file| file.unwrap().metadata().unwrap());
+    let files = fs::read_dir(dir)
+        .unwrap()
+        .map(|file| file.unwrap().metadata().unwrap());
     files.map(|file| (file.blocks() * 512) as f64).sum()
 }
 

@@ -81,7 +81,10 @@ pub(crate) async fn run(
         candidates.push(Candidate::open(name, *open, &dir.join(name), dataset).await);
     }
     let mut events = dataset.events.as_slice();
-    let initial = split(&mut events, (dataset.events.len() as f64 * INITIAL_PART) as usize);
+    let initial = split(
+        &mut events,
+        (dataset.events.len() as f64 * INITIAL_PART) as usize,
+    );
     for candidate in &mut candidates {
         candidate.load_initial(initial).await;
     }
@@ -202,7 +205,10 @@ impl Candidate {
         let (took, worked) = (start.elapsed().as_secs_f64(), processor() - worked);
         let loaded = self.loaded as f64;
         self.note([loaded / took, worked * 1e6 / loaded]);
-        println!("{}: {} events in batches took {took:.1} s", self.name, self.loaded);
+        println!(
+            "{}: {} events in batches took {took:.1} s",
+            self.name, self.loaded
+        );
     }
 
     /// Saves events in batches within the time limit. Returns the number of saved events.
@@ -234,8 +240,9 @@ impl Candidate {
             let kinds = [1_617, 1_618, 1_621].map(Kind::from_u16);
             Filter::new().kinds(kinds).since(middle).limit(500)
         };
-        let issues =
-            dataset.events[..self.loaded].iter().filter(|event| event.kind.as_u16() == 1_621);
+        let issues = dataset.events[..self.loaded]
+            .iter()
+            .filter(|event| event.kind.as_u16() == 1_621);
         let issues: Vec<_> = issues.map(|event| event.id).collect();
         let by_id = |n: usize| Filter::new().id(issues[n * 7 % issues.len()]);
         let known = Times::of(500, |n| database.query(by_id(n))).await;
@@ -244,13 +251,22 @@ impl Candidate {
         join_all((0..8).map(reader)).await;
         let rate = 8.0 * 500.0 / start.elapsed().as_secs_f64();
         let single = Times::of(500, |n| database.query(one(n))).await;
-        let many = Times::of(20, |_| database.query(about(&dataset.coordinates).limit(500))).await;
+        let many = Times::of(20, |_| {
+            database.query(about(&dataset.coordinates).limit(500))
+        })
+        .await;
         let recent = Times::of(50, |_| database.query(kinds())).await;
         let worked = processor();
         let all = Times::of(10, |_| database.inventory(Filter::new())).await;
         let worked = (processor() - worked) * 1e3 / all.len() as f64;
         self.note([known.at(0.5), rate.into()]);
-        self.note([single.at(0.5), single.at(0.99), many.at(0.5), recent.at(0.5), all.at(0.5)]);
+        self.note([
+            single.at(0.5),
+            single.at(0.99),
+            many.at(0.5),
+            recent.at(0.5),
+            all.at(0.5),
+        ]);
         self.note([worked]);
         // A database that needs seconds for one value would need minutes for a hundred, and cannot be interrupted.
         let is_quick = single.at(0.5).value.is_some_and(|millis| millis < 500.0);
@@ -275,14 +291,23 @@ impl Candidate {
             tokio::spawn(async move {
                 let (start, mut scans) = (Instant::now(), 0.0);
                 while !done.load(Ordering::Relaxed) {
-                    assert!(database.query(everything.clone()).await > 0, "the scan found nothing");
+                    assert!(
+                        database.query(everything.clone()).await > 0,
+                        "the scan found nothing"
+                    );
                     scans += 1.0;
                 }
                 scans / start.elapsed().as_secs_f64()
             })
         };
         let start = Instant::now();
-        let saved = saves(&self.database, &dataset.extra, 8, ROUND_DURATION * ROUNDS as u32).await;
+        let saved = saves(
+            &self.database,
+            &dataset.extra,
+            8,
+            ROUND_DURATION * ROUNDS as u32,
+        )
+        .await;
         let rate = saved as f64 / start.elapsed().as_secs_f64();
         done.store(true, Ordering::Relaxed);
         self.note([rate, scan.await.unwrap()]);

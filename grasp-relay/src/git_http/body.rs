@@ -30,9 +30,15 @@ pub(super) struct MaxExpansion {
 
 impl MaxExpansion {
     /// Of a list of commands, which is kept in memory. Ids of objects hardly deflate, and git sends it as it is.
-    pub(super) const COMMANDS: Self = Self { ratio: 10, always: 256 * 1024 };
+    pub(super) const COMMANDS: Self = Self {
+        ratio: 10,
+        always: 256 * 1024,
+    };
     /// Of anything else. Text deflates tenfold; packs hardly at all.
-    pub(super) const OTHER: Self = Self { ratio: 100, always: 1024 * 1024 };
+    pub(super) const OTHER: Self = Self {
+        ratio: 100,
+        always: 1024 * 1024,
+    };
 }
 
 /// Bytes that a client must send within [`GitLimits::stall`](super::GitLimits::stall) of waiting for it. A byte now and
@@ -82,7 +88,12 @@ struct StallTimeout {
 
 impl StallTimeout {
     const fn new(min_progress: u64, timeout: Duration) -> Self {
-        Self { min_progress, timeout, moved: 0, waited: Duration::ZERO }
+        Self {
+            min_progress,
+            timeout,
+            moved: 0,
+            waited: Duration::ZERO,
+        }
     }
 
     /// Waits for a future of the party; fails once it has stalled.
@@ -139,7 +150,9 @@ impl RequestBody {
         max_bytes: u64,
         stall: Duration,
     ) -> Result<Self, BodyError> {
-        let encoding = headers.get(header::CONTENT_ENCODING).map(|value| value.as_bytes());
+        let encoding = headers
+            .get(header::CONTENT_ENCODING)
+            .map(|value| value.as_bytes());
         let decoder = match encoding {
             None | Some(b"identity") => None,
             Some(b"gzip" | b"x-gzip") => Some(MultiGzDecoder::new(Vec::new())),
@@ -190,7 +203,9 @@ impl RequestBody {
         enough: usize,
     ) -> Result<Vec<u8>, BodyError> {
         while bytes.len() < enough {
-            let Some(next) = self.next_or_drain().await? else { break };
+            let Some(next) = self.next_or_drain().await? else {
+                break;
+            };
             bytes.extend_from_slice(&next);
         }
         Ok(bytes)
@@ -242,7 +257,9 @@ impl RequestBody {
 
     fn finish(&mut self) -> Result<Bytes, BodyError> {
         self.ended = true;
-        let Some(decoder) = self.decoder.take() else { return Ok(Bytes::new()) };
+        let Some(decoder) = self.decoder.take() else {
+            return Ok(Bytes::new());
+        };
         let rest = decoder.finish().map_err(|_| BodyError::Broken)?;
         self.counted(rest.into())
     }
@@ -264,8 +281,11 @@ pub(super) struct ResponseBuffers(SharedPool);
 
 impl Default for ResponseBuffers {
     fn default() -> Self {
-        let bounds =
-            Bounds { reserve: 0, smallest: RESPONSE_BUFFER, ..Bounds::of(RESPONSE_BUFFERS) };
+        let bounds = Bounds {
+            reserve: 0,
+            smallest: RESPONSE_BUFFER,
+            ..Bounds::of(RESPONSE_BUFFERS)
+        };
         Self(SharedPool::new(bounds))
     }
 }
@@ -280,7 +300,11 @@ impl ResponseBuffers {
 /// Makes a body of a text and a list of refs, which is encoded while it is sent. A client that the list cannot be made for
 /// now is refused before anything is sent.
 pub(super) async fn of_list(start: Bytes, mut list: RefList) -> Result<Body, GitError> {
-    let first = list.next_piece().await?.map(Bytes::from_owner).unwrap_or_default();
+    let first = list
+        .next_piece()
+        .await?
+        .map(Bytes::from_owner)
+        .unwrap_or_default();
     let (sender, receiver) = mpsc::channel(UNBUFFERED_CHUNKS);
     tokio::spawn(async move {
         tokio::select! {
@@ -290,10 +314,13 @@ pub(super) async fn of_list(start: Bytes, mut list: RefList) -> Result<Body, Git
             },
         }
     });
-    Ok(Body::from_stream(stream::unfold(receiver, |mut receiver| async move {
-        let next: io::Result<Bytes> = receiver.recv().await?;
-        Some((next, receiver))
-    })))
+    Ok(Body::from_stream(stream::unfold(
+        receiver,
+        |mut receiver| async move {
+            let next: io::Result<Bytes> = receiver.recv().await?;
+            Some((next, receiver))
+        },
+    )))
 }
 
 /// Sends these bytes, and the rest of a list as fast as the client reads.
@@ -310,7 +337,11 @@ async fn send_list(
     }
     while let Some(piece) = list.next_piece().await.map_err(io::Error::other)? {
         let length = piece.len();
-        if client.wait(sender.send(Ok(Bytes::from_owner(piece)))).await?.is_err() {
+        if client
+            .wait(sender.send(Ok(Bytes::from_owner(piece))))
+            .await?
+            .is_err()
+        {
             return Ok(());
         }
         client.moved(length);
@@ -335,7 +366,13 @@ impl GitOutput {
     ) -> Result<Self, GitError> {
         let stdout = process.take_stdout().ok_or(GitError::NoView)?;
         let git = StallTimeout::new(GIT_MIN_PROGRESS, TRANSFER_TIMEOUT);
-        Ok(Self { stdout, process, read: 0, git, on_end: Box::new(on_end) })
+        Ok(Self {
+            stdout,
+            process,
+            read: 0,
+            git,
+            on_end: Box::new(on_end),
+        })
     }
 
     /// Returns the next bytes; none at the end.
@@ -359,14 +396,18 @@ impl GitOutput {
     /// If git fails in the middle of a long answer the body is broken off, so that it does not look complete. A short
     /// answer contains git's own report of the failure and is sent like any other.
     pub(super) fn into_body(self, first: Bytes, buffer: Option<Holding>) -> Body {
-        let chunks =
-            buffer.as_ref().map_or(UNBUFFERED_CHUNKS, |_| (RESPONSE_BUFFER as usize) / READ_CHUNK);
+        let chunks = buffer.as_ref().map_or(UNBUFFERED_CHUNKS, |_| {
+            (RESPONSE_BUFFER as usize) / READ_CHUNK
+        });
         let (sender, receiver) = mpsc::channel(chunks);
         tokio::spawn(self.send(first, sender));
-        Body::from_stream(stream::unfold((receiver, buffer), |(mut receiver, buffer)| async move {
-            let next: io::Result<Bytes> = receiver.recv().await?;
-            Some((next, (receiver, buffer)))
-        }))
+        Body::from_stream(stream::unfold(
+            (receiver, buffer),
+            |(mut receiver, buffer)| async move {
+                let next: io::Result<Bytes> = receiver.recv().await?;
+                Some((next, (receiver, buffer)))
+            },
+        ))
     }
 
     /// Sends the output until git ends or the client closes the connection.
@@ -400,7 +441,11 @@ impl GitOutput {
         let read = self.read;
         let finished = self.end().await.map_err(io::Error::other)?;
         let is_complete = finished.status.success() || read <= MAX_ERROR_ANSWER;
-        if is_complete { Ok(()) } else { Err(io::Error::other("git failed")) }
+        if is_complete {
+            Ok(())
+        } else {
+            Err(io::Error::other("git failed"))
+        }
     }
 }
 
@@ -423,7 +468,10 @@ mod tests {
     async fn read(encoding: &'static str, body: Vec<u8>, max: u64) -> Result<Vec<u8>, BodyError> {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_ENCODING, encoding.parse().unwrap());
-        let chunks: Vec<_> = body.chunks(1_000).map(|c| Ok::<_, axum::Error>(c.to_vec())).collect();
+        let chunks: Vec<_> = body
+            .chunks(1_000)
+            .map(|c| Ok::<_, axum::Error>(c.to_vec()))
+            .collect();
         let mut body = RequestBody::new(
             &headers,
             Body::from_stream(stream::iter(chunks)),
@@ -446,19 +494,34 @@ mod tests {
 
     #[tokio::test]
     async fn broken_gzip_is_an_error_and_never_raw_bytes() {
-        assert!(matches!(read("gzip", b"0032want".to_vec(), 100).await, Err(BodyError::Broken)));
+        assert!(matches!(
+            read("gzip", b"0032want".to_vec(), 100).await,
+            Err(BodyError::Broken)
+        ));
         let mut cut = gzip(&[7; 5_000]);
         cut.truncate(cut.len() - 9);
-        assert!(matches!(read("gzip", cut, 10_000).await, Err(BodyError::Broken)));
+        assert!(matches!(
+            read("gzip", cut, 10_000).await,
+            Err(BodyError::Broken)
+        ));
     }
 
     #[tokio::test]
     async fn inflated_and_raw_bodies_are_bounded() {
         let bomb = gzip(&vec![0; 64 << 20]);
         assert!(bomb.len() < 100_000);
-        assert!(matches!(read("gzip", bomb, u64::MAX).await, Err(BodyError::TooLarge)));
-        assert!(matches!(read("identity", vec![0; 101], 100).await, Err(BodyError::TooLarge)));
-        assert!(matches!(read("br", Vec::new(), 100).await, Err(BodyError::Encoding)));
+        assert!(matches!(
+            read("gzip", bomb, u64::MAX).await,
+            Err(BodyError::TooLarge)
+        ));
+        assert!(matches!(
+            read("identity", vec![0; 101], 100).await,
+            Err(BodyError::TooLarge)
+        ));
+        assert!(matches!(
+            read("br", Vec::new(), 100).await,
+            Err(BodyError::Encoding)
+        ));
     }
 
     const MINUTE: Duration = Duration::from_secs(60);
@@ -481,7 +544,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn only_a_party_without_progress_stalls() {
         assert_eq!(stalled_after(200).await, None);
-        assert_eq!(stalled_after(5).await, Some(Duration::from_secs(60 + 6 * 7)));
+        assert_eq!(
+            stalled_after(5).await,
+            Some(Duration::from_secs(60 + 6 * 7))
+        );
         assert!(stalled_after(150).await.is_some());
     }
 }

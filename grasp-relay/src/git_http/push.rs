@@ -124,7 +124,10 @@ pub(super) struct CommandMemory(SharedPool);
 
 impl Default for CommandMemory {
     fn default() -> Self {
-        Self(SharedPool::new(Bounds { reserve: 0, ..Bounds::of(COMMAND_MEMORY_BYTES) }))
+        Self(SharedPool::new(Bounds {
+            reserve: 0,
+            ..Bounds::of(COMMAND_MEMORY_BYTES)
+        }))
     }
 }
 
@@ -197,10 +200,7 @@ enum Commands {
         capabilities: Capabilities,
     },
     /// The commands, and the first bytes of what follows them.
-    Push {
-        request: PushRequest,
-        rest: Vec<u8>,
-    },
+    Push { request: PushRequest, rest: Vec<u8> },
 }
 
 /// Reads the commands. Their memory is taken while they come; a client whose network has its share is refused.
@@ -226,12 +226,18 @@ async fn read_commands(
             }
             Err(why) => {
                 let capabilities = reader.capabilities();
-                return Ok(Commands::Unreadable { why: why.to_string(), capabilities });
+                return Ok(Commands::Unreadable {
+                    why: why.to_string(),
+                    capabilities,
+                });
             }
         }
     }
     let why = String::from("the list of refs is incomplete");
-    Ok(Commands::Unreadable { why, capabilities: reader.capabilities() })
+    Ok(Commands::Unreadable {
+        why,
+        capabilities: reader.capabilities(),
+    })
 }
 
 /// Parses the next bytes of a list.
@@ -326,15 +332,26 @@ impl Push {
         pack: &mut Pack,
         report: &Report,
     ) -> Result<Vec<RefReport>, PushError> {
-        let RepoRequest { repos, repo, endpoint, .. } = &self.target;
+        let RepoRequest {
+            repos,
+            repo,
+            endpoint,
+            ..
+        } = &self.target;
         let events = u32::try_from(events_of(&self.request).len()).unwrap_or(u32::MAX);
-        repos.git().spend(self.target.claimant, CPU_PER_EVENT.saturating_mul(events))?;
+        repos
+            .git()
+            .spend(self.target.claimant, CPU_PER_EVENT.saturating_mul(events))?;
         let refs = repos.view_for(repo, self.target.claimant).await?.refs;
         let is_served = !refs.refs.is_empty();
         let facts = self.git.facts(&self.target, &self.request).await?;
-        let Judged { facts, verdict: early } =
-            self.judge(facts, refs, self.target.claimant).await?;
-        let Some(push) = &early.authorised else { return Ok(reports(&early)) };
+        let Judged {
+            facts,
+            verdict: early,
+        } = self.judge(facts, refs, self.target.claimant).await?;
+        let Some(push) = &early.authorised else {
+            return Ok(reports(&early));
+        };
         let _at_work = self.purgatory.begin_work(repo);
         if *endpoint == Endpoint::PullRequests {
             repos.lock(repo).await?.create_view().await?;
@@ -360,7 +377,11 @@ impl Push {
         claimant: Claimant,
     ) -> Result<Judged, GitError> {
         let request = Arc::clone(&self.request);
-        self.target.repos.git().work(claimant, move || Judged::of(facts, &request, &refs)).await
+        self.target
+            .repos
+            .git()
+            .work(claimant, move || Judged::of(facts, &request, &refs))
+            .await
     }
 
     /// Judges the push under the lock of the repository, where it waits for nothing that its client uses up.
@@ -371,7 +392,8 @@ impl Push {
         claimant: Claimant,
     ) -> Result<Judged, GitError> {
         let (request, git) = (Arc::clone(&self.request), self.target.repos.git());
-        git.work_at_once(claimant, move || Judged::of(facts, &request, &refs)).await
+        git.work_at_once(claimant, move || Judged::of(facts, &request, &refs))
+            .await
     }
 
     /// Waits for the turn of this push. An upload that nobody signed for waits for other uploads only, and for no longer
@@ -389,7 +411,9 @@ impl Push {
                 () = report.closed() => return Err(PushError::ClientGone),
             }
         } else if claimant.has_authority {
-            repos.push_turn(repo, &claimant, MAX_WAIT_WITH_AUTHORITY).await
+            repos
+                .push_turn(repo, &claimant, MAX_WAIT_WITH_AUTHORITY)
+                .await
         } else {
             repos.push_turn(repo, &claimant, MAX_WAIT_FOR_TURN).await
         };
@@ -432,7 +456,9 @@ impl Push {
         let mut incoming = self.unpack(pack, push, claimant).await?;
         if let Some(incoming) = &mut incoming {
             let tips = push.execute().iter().chain(push.stage());
-            incoming.check_all(&tips.filter_map(|command| command.new).collect()).await?;
+            incoming
+                .check_all(&tips.filter_map(|command| command.new).collect())
+                .await?;
             incoming.prepare(push).await?;
         }
         Ok(incoming)
@@ -445,17 +471,29 @@ impl Push {
         push: &AuthorisedPush,
         claimant: Claimant,
     ) -> Result<Option<Incoming>, PushError> {
-        if self.request.commands().iter().all(|command| command.new.is_none()) {
+        if self
+            .request
+            .commands()
+            .iter()
+            .all(|command| command.new.is_none())
+        {
             return Ok(None);
         }
         let (purgatory, repo) = (&self.purgatory, &self.target.repo);
         let now = purgatory.relay().now();
-        let room = purgatory.disk().room(now.mono, repo, &claimant, Source::Pushed);
+        let room = purgatory
+            .disk()
+            .room(now.mono, repo, &claimant, Source::Pushed);
         if room == 0 {
             return Err(PushError::Quota);
         }
-        let left = purgatory.disk().repo_room(&self.target.repos, repo, &claimant).await?;
-        let full = PushError::RepositoryFull { limit: purgatory.disk().repo_limit(&claimant) };
+        let left = purgatory
+            .disk()
+            .repo_room(&self.target.repos, repo, &claimant)
+            .await?;
+        let full = PushError::RepositoryFull {
+            limit: purgatory.disk().repo_limit(&claimant),
+        };
         if left == 0 {
             return Err(full);
         }
@@ -465,7 +503,9 @@ impl Push {
             received => received?,
         };
         let bytes = incoming.bytes().await?;
-        purgatory.disk().charge(now, repo, &claimant, (Source::Pushed, bytes));
+        purgatory
+            .disk()
+            .charge(now, repo, &claimant, (Source::Pushed, bytes));
         Ok(Some(incoming))
     }
 
@@ -479,7 +519,11 @@ impl Push {
         // Git is not started for a client that sends a small pack slowly.
         let rest = std::mem::take(&mut pack.rest);
         let first = pack.body.gather(rest, GATHERED_BYTES).await?;
-        let incoming = self.target.repos.incoming(&self.target.repo, claimant).await?;
+        let incoming = self
+            .target
+            .repos
+            .incoming(&self.target.repo, claimant)
+            .await?;
         let memory = self.git.limits.push_memory;
         let mut unpacking = incoming.unpack(max_bytes, memory).await?;
         unpacking.feed(&first).await?;
@@ -514,10 +558,17 @@ impl Push {
         let refs = repos.view(repo).await?.refs;
         let facts = self.git.facts(&self.target, &self.request).await?;
         let Judged { facts, verdict } = self.judge_again(facts, refs, claimant).await?;
-        let Some(push) = &verdict.authorised else { return Ok(reports(&verdict)) };
+        let Some(push) = &verdict.authorised else {
+            return Ok(reports(&verdict));
+        };
         if self.target.endpoint == Endpoint::Repository {
             let events = self.events(&verdict, push);
-            purgatory.tell(Input::PushAuthorised { repo: repo.clone(), events }).await;
+            purgatory
+                .tell(Input::PushAuthorised {
+                    repo: repo.clone(),
+                    events,
+                })
+                .await;
         }
         let taken = match incoming {
             Some(incoming) => guard.take_push(push, incoming).await,
@@ -531,11 +582,18 @@ impl Push {
             return Ok(reports(&verdict));
         }
         let author = facts.author_of(verdict.realises);
-        purgatory.settle_push(repo, author).await.map_err(HttpError::from)?;
+        purgatory
+            .settle_push(repo, author)
+            .await
+            .map_err(HttpError::from)?;
         let proposals = push.execute().iter().chain(push.stage());
         let proposals = proposals.filter_map(|command| command.name.event());
         purgatory.settle_proposals(proposals.collect()).await;
-        let not_set = if self.set_proposals(push).await? { NOT_SERVED } else { TOO_MANY_PROPOSALS };
+        let not_set = if self.set_proposals(push).await? {
+            NOT_SERVED
+        } else {
+            TOO_MANY_PROPOSALS
+        };
         let mut reports = reports(&verdict);
         self.correct(&mut reports, &verdict, push, not_set).await?;
         Ok(reports)
@@ -544,7 +602,12 @@ impl Push {
     /// Sets the refs of stored pull requests that no release has set: those of a contributor's own repository, and those
     /// that are too many to be compared at each release. Returns whether there was room for them.
     async fn set_proposals(&self, push: &AuthorisedPush) -> Result<bool, PushError> {
-        let RepoRequest { repos, repo, endpoint, .. } = &self.target;
+        let RepoRequest {
+            repos,
+            repo,
+            endpoint,
+            ..
+        } = &self.target;
         let refs = repos.refs(repo).await?;
         let mut missing: Vec<PushCommand> = push.execute().to_vec();
         missing.retain(|it| it.name.event().is_some() && refs.get(&it.name).copied() != it.new);
@@ -552,7 +615,10 @@ impl Push {
             return Ok(true);
         }
         if *endpoint == Endpoint::Repository {
-            let ids = missing.iter().filter_map(|command| command.name.event()).collect();
+            let ids = missing
+                .iter()
+                .filter_map(|command| command.name.event())
+                .collect();
             let stored = self.git.stored(&ids).await?;
             missing.retain(|it| it.name.event().is_some_and(|id| stored.contains(&id)));
         }
@@ -567,21 +633,39 @@ impl Push {
 
     /// Returns the state and the pull requests whose git data a push brings.
     fn events(&self, verdict: &PushVerdict, push: &AuthorisedPush) -> BTreeSet<EventId> {
-        let proposals = push.execute().iter().filter_map(|command| command.name.event());
+        let proposals = push
+            .execute()
+            .iter()
+            .filter_map(|command| command.name.event());
         proposals.chain(verdict.realises).collect()
     }
 
     async fn tell_staged(&self, push: &AuthorisedPush) {
         for command in push.stage() {
-            let (Some(id), Some(tip)) = (command.name.event(), command.new) else { continue };
-            let RepoRequest { repos, repo, endpoint, .. } = &self.target;
+            let (Some(id), Some(tip)) = (command.name.event(), command.new) else {
+                continue;
+            };
+            let RepoRequest {
+                repos,
+                repo,
+                endpoint,
+                ..
+            } = &self.target;
             let target = match endpoint {
                 Endpoint::Repository => PushTarget::Repository(repo.clone()),
                 Endpoint::PullRequests => PushTarget::Contributor(repo.clone()),
             };
             if let Ok(bytes) = repos.staged_bytes(repo, id, tip).await {
                 let network = self.target.claimant.network;
-                self.purgatory.tell(Input::PushStaged { id, tip, target, bytes, network }).await;
+                self.purgatory
+                    .tell(Input::PushStaged {
+                        id,
+                        tip,
+                        target,
+                        bytes,
+                        network,
+                    })
+                    .await;
             }
         }
     }
@@ -629,10 +713,18 @@ impl Push {
 
     /// Returns whether a state is held, and whether it is stored.
     async fn find_state(&self, id: EventId) -> Result<(bool, bool), HttpError> {
-        if self.purgatory.ask(move |purgatory| purgatory.holds(&id)).await? {
+        if self
+            .purgatory
+            .ask(move |purgatory| purgatory.holds(&id))
+            .await?
+        {
             return Ok((true, false));
         }
-        let found = self.purgatory.relay().exists(vec![Filter::new().id(id)]).await;
+        let found = self
+            .purgatory
+            .relay()
+            .exists(vec![Filter::new().id(id)])
+            .await;
         let found = found.map_err(StoreError::from)?;
         Ok((false, found.contains(&true)))
     }
@@ -657,7 +749,10 @@ impl Push {
         let (Some(id), Some(tip)) = (command.name.event(), command.new) else {
             return Ok(false);
         };
-        Ok(self.purgatory.ask(move |purgatory| purgatory.keeps_upload(&id, &tip)).await?)
+        Ok(self
+            .purgatory
+            .ask(move |purgatory| purgatory.keeps_upload(&id, &tip))
+            .await?)
     }
 }
 
@@ -676,8 +771,16 @@ impl Judged {
 
 /// Reports the same refusal for every ref.
 fn refuse_all(request: &PushRequest, refusal: &str) -> Vec<RefReport> {
-    let names = request.commands().iter().map(|command| command.name.clone());
-    names.map(|name| RefReport { name, refusal: Some(refusal.to_owned()) }).collect()
+    let names = request
+        .commands()
+        .iter()
+        .map(|command| command.name.clone());
+    names
+        .map(|name| RefReport {
+            name,
+            refusal: Some(refusal.to_owned()),
+        })
+        .collect()
 }
 
 fn reports(verdict: &PushVerdict) -> Vec<RefReport> {
@@ -724,8 +827,10 @@ mod tests {
 
     /// Returns a request with this body, which never ends.
     fn request(headers: &HeaderMap, body: Vec<u8>) -> RequestBody {
-        let chunks: Vec<_> =
-            body.chunks(16_384).map(|c| Ok::<_, axum::Error>(c.to_vec())).collect();
+        let chunks: Vec<_> = body
+            .chunks(16_384)
+            .map(|c| Ok::<_, axum::Error>(c.to_vec()))
+            .collect();
         let body = Body::from_stream(stream::iter(chunks).chain(stream::pending()));
         RequestBody::new(headers, body, 1 << 30, STALL_TIMEOUT).unwrap()
     }

@@ -43,9 +43,19 @@ impl PushFacts {
         refs: &BTreeMap<RefName, Oid>,
     ) -> PushVerdict {
         match self {
-            Self::Hosted { maintainers, candidates, proposals } => {
-                authorise(request, &PushView { refs, maintainers, candidates, proposals })
-            }
+            Self::Hosted {
+                maintainers,
+                candidates,
+                proposals,
+            } => authorise(
+                request,
+                &PushView {
+                    refs,
+                    maintainers,
+                    candidates,
+                    proposals,
+                },
+            ),
             Self::Archived => PushVerdict::refused(request, &RefRefusal::Archived),
             Self::Contributor(known) => authorise_contribution(request, refs, known),
         }
@@ -62,8 +72,12 @@ impl PushFacts {
 
     /// Returns the author of a state.
     pub(super) fn author_of(&self, state: Option<EventId>) -> Option<PublicKey> {
-        let Self::Hosted { candidates, .. } = self else { return None };
-        let found = candidates.iter().find(|candidate| Some(candidate.state.version.id) == state);
+        let Self::Hosted { candidates, .. } = self else {
+            return None;
+        };
+        let found = candidates
+            .iter()
+            .find(|candidate| Some(candidate.state.version.id) == state);
         found.map(|candidate| candidate.state.repo.owner)
     }
 }
@@ -81,7 +95,9 @@ impl GitHttp {
                 let policy = &self.host.policy;
                 let is_ours =
                     |proposal: &Proposal| policy.own_urls(proposal).any(|own| own == target.repo);
-                Ok(PushFacts::Contributor(self.known_proposals(request, is_ours).await))
+                Ok(PushFacts::Contributor(
+                    self.known_proposals(request, is_ours).await,
+                ))
             }
         }
     }
@@ -105,8 +121,10 @@ impl GitHttp {
         let now = self.host.clock.now().unix;
         let served = self.host.store.heads(states.collect(), now).await?;
         let served = served.iter().filter_map(|event| State::parse(event).ok());
-        let served =
-            served.map(|state| Candidate { state: Arc::new(state), presence: Presence::Stored });
+        let served = served.map(|state| Candidate {
+            state: Arc::new(state),
+            presence: Presence::Stored,
+        });
         let candidates = served.chain(held_candidates).collect();
         let is_ours = |proposal: &Proposal| {
             let is_maintainers = maintainers.contains(&proposal.author);
@@ -117,7 +135,11 @@ impl GitHttp {
             proposal.repos.iter().any(is_addressed)
         };
         let proposals = self.known_proposals(request, is_ours).await;
-        Ok(PushFacts::Hosted { maintainers, candidates, proposals })
+        Ok(PushFacts::Hosted {
+            maintainers,
+            candidates,
+            proposals,
+        })
     }
 
     /// Returns those of these events that are stored.
@@ -142,7 +164,10 @@ impl GitHttp {
             .await
             .inspect_err(|error| tracing::error!(%error, "could not look up the events of a push"));
         let Ok((held, stored)) = found else {
-            return ids.into_iter().map(|id| (id, KnownProposal::Unavailable)).collect();
+            return ids
+                .into_iter()
+                .map(|id| (id, KnownProposal::Unavailable))
+                .collect();
         };
         let known = |id| {
             let (presence, proposal) = match (held.get(&id), stored.get(&id)) {
@@ -151,7 +176,9 @@ impl GitHttp {
                 (None, None) => return KnownProposal::Unknown,
             };
             let tip = |proposal: Proposal| KnownProposal::Tip(presence, proposal.tip);
-            proposal.filter(&is_ours).map_or(KnownProposal::Foreign, tip)
+            proposal
+                .filter(&is_ours)
+                .map_or(KnownProposal::Foreign, tip)
         };
         ids.into_iter().map(|id| (id, known(id))).collect()
     }
@@ -167,13 +194,18 @@ impl GitHttp {
         }
         let all = ids.clone();
         let waits = move |purgatory: &Purgatory| {
-            let held =
-                all.into_iter().filter_map(|id| Some((id, purgatory.proposal(&id)?.clone())));
+            let held = all
+                .into_iter()
+                .filter_map(|id| Some((id, purgatory.proposal(&id)?.clone())));
             held.collect::<BTreeMap<_, _>>()
         };
         // Purgatory first: an event that is released meanwhile is found in the store.
         let held = self.purgatory()?.ask(waits).await?;
-        let rest: Vec<EventId> = ids.iter().filter(|id| !held.contains_key(id)).copied().collect();
+        let rest: Vec<EventId> = ids
+            .iter()
+            .filter(|id| !held.contains_key(id))
+            .copied()
+            .collect();
         let mut stored = BTreeMap::new();
         for some in rest.chunks(IDS_PER_QUERY) {
             let events = self.events(Filter::new().ids(some.iter().copied())).await?;
@@ -185,5 +217,9 @@ impl GitHttp {
 
 /// Returns the events that the refs of a push belong to.
 pub(super) fn events_of(request: &PushRequest) -> BTreeSet<EventId> {
-    request.commands().iter().filter_map(|command| command.name.event()).collect()
+    request
+        .commands()
+        .iter()
+        .filter_map(|command| command.name.event())
+        .collect()
 }

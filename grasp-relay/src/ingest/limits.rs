@@ -66,7 +66,13 @@ impl SharedMeter {
 
     /// Creates a meter of this amount a minute, without a reserve.
     pub(crate) const fn per_minute(total: u64) -> Self {
-        Self::new(Bounds { reserve: 0, ..Bounds::of(total) }, MINUTE)
+        Self::new(
+            Bounds {
+                reserve: 0,
+                ..Bounds::of(total)
+            },
+            MINUTE,
+        )
     }
 
     /// Spends an amount; returns whether the claimant had enough left.
@@ -97,7 +103,10 @@ impl Default for Budgets {
 impl Budgets {
     /// Returns budgets with this many keys to be looked up within a minute.
     pub fn new(lookups_per_minute: u64) -> Self {
-        let unknown_author_rows = Bounds { reserve: 0, ..Bounds::of(UNKNOWN_AUTHOR_ROWS_PER_DAY) };
+        let unknown_author_rows = Bounds {
+            reserve: 0,
+            ..Bounds::of(UNKNOWN_AUTHOR_ROWS_PER_DAY)
+        };
         Self {
             lookups: SharedMeter::new(Bounds::of(lookups_per_minute), MINUTE),
             unknown_author_rows: SharedMeter::new(unknown_author_rows, DAY),
@@ -118,7 +127,8 @@ impl Budgets {
     /// Pays for storing an event of an unknown author, of a kind that is stored for any author.
     #[must_use]
     pub(super) fn pay_unknown_author(&self, now: Mono, event: &Event, origin: &Origin) -> bool {
-        self.unknown_author_rows.spend(now, &origin.claimant(), write_cost(event) as u64)
+        self.unknown_author_rows
+            .spend(now, &origin.claimant(), write_cost(event) as u64)
     }
 
     /// Waits until a round of a client's events may be looked up. Events that sync asked for need not wait.
@@ -127,10 +137,17 @@ impl Budgets {
         origin: &Origin,
         has_authority: bool,
     ) -> Result<Option<Holding>, Shortage> {
-        let claimant = Claimant { has_authority, ..origin.claimant() };
+        let claimant = Claimant {
+            has_authority,
+            ..origin.claimant()
+        };
         match origin.is_sync() {
             true => Ok(None),
-            false => self.round_slots.wait(&claimant, 1, SLOT_TIMEOUT).await.map(Some),
+            false => self
+                .round_slots
+                .wait(&claimant, 1, SLOT_TIMEOUT)
+                .await
+                .map(Some),
         }
     }
 }
@@ -148,9 +165,15 @@ impl Pipeline {
             return true;
         }
         let has_authority = self.is_known_authority(&event.pubkey)
-            || self.budgets.authority_checks.spend(now, &origin.claimant(), 1)
+            || self
+                .budgets
+                .authority_checks
+                .spend(now, &origin.claimant(), 1)
                 && self.look_up_authority(event.pubkey).await;
-        has_authority && self.budgets.pay_lookups(now, event, &origin.claimant().with_authority())
+        has_authority
+            && self
+                .budgets
+                .pay_lookups(now, event, &origin.claimant().with_authority())
     }
 
     /// Returns whether an author is known to have authority.
@@ -224,9 +247,17 @@ impl Pipeline {
     /// Returns the repositories that an event names, and those of the stored threads that it names.
     async fn repos_of(&self, facts: &Facts) -> Result<BTreeSet<RepoId>, StoreError> {
         let named = &facts.named;
-        let mut repos: BTreeSet<RepoId> =
-            named.coordinates.iter().filter_map(|at| RepoId::try_from(at).ok()).collect();
-        let threads: Vec<_> = named.ids.iter().take(MAX_READ_FOR_MAINTAINERS).copied().collect();
+        let mut repos: BTreeSet<RepoId> = named
+            .coordinates
+            .iter()
+            .filter_map(|at| RepoId::try_from(at).ok())
+            .collect();
+        let threads: Vec<_> = named
+            .ids
+            .iter()
+            .take(MAX_READ_FOR_MAINTAINERS)
+            .copied()
+            .collect();
         if !threads.is_empty() {
             let filter = Filter::new().ids(threads);
             for thread in store::events(&*self.store, filter, self.clock.now().unix).await? {
@@ -247,7 +278,10 @@ mod tests {
 
     fn from(address: &str) -> Origin {
         let network = Some(ClientNetwork::of(address.parse().unwrap()));
-        Origin::Client { authenticated: Vec::new(), network }
+        Origin::Client {
+            authenticated: Vec::new(),
+            network,
+        }
     }
 
     fn naming(ids: usize) -> Event {
@@ -277,7 +311,9 @@ mod tests {
         let (rates, now) = (SharedMeter::per_minute(256), Mono::from_secs(1_000));
         let taken = |address: u8| {
             let claimant = network(&format!("198.51.100.{address}"));
-            (0..1_000).take_while(|_| rates.spend(now, &claimant, 1)).count()
+            (0..1_000)
+                .take_while(|_| rates.spend(now, &claimant, 1))
+                .count()
         };
         let sum: usize = (0..=255).map(taken).sum();
         assert!(sum <= 128, "half of all, not {sum}");
@@ -289,24 +325,40 @@ mod tests {
         let (budgets, now) = (Budgets::default(), Mono::from_secs(100));
         let (eve, alice) = (from("198.51.100.1"), from("192.0.2.1"));
         let long = naming(2_000);
-        let paid = (0..1_000).take_while(|_| budgets.pay_unknown_author(now, &long, &eve)).count();
+        let paid = (0..1_000)
+            .take_while(|_| budgets.pay_unknown_author(now, &long, &eve))
+            .count();
         assert_eq!(paid, 250_000 / write_cost(&long));
         assert!((0..1_000).all(|_| budgets.pay_unknown_author(now, &naming(1), &alice)));
-        assert!(budgets.pay_unknown_author(now + 2 * DAY, &long, &eve), "it comes back");
+        assert!(
+            budgets.pay_unknown_author(now + 2 * DAY, &long, &eve),
+            "it comes back"
+        );
     }
 
     #[test]
     fn events_that_name_many_others_use_up_the_share_of_their_network_only() {
         let (budgets, now) = (Budgets::default(), Mono::from_secs(100));
-        let (eve, alice) = (from("198.51.100.1").claimant(), from("192.0.2.1").claimant());
+        let (eve, alice) = (
+            from("198.51.100.1").claimant(),
+            from("192.0.2.1").claimant(),
+        );
         let event = naming(1_000);
-        let paid = (0..1_000_000).take_while(|_| budgets.pay_lookups(now, &event, &eve)).count();
+        let paid = (0..1_000_000)
+            .take_while(|_| budgets.pay_lookups(now, &event, &eve))
+            .count();
         // No more ids of one event are looked up than 256.
         assert_eq!(paid, 1_875_000 / (256 + LOOKUPS_PER_EVENT));
         let note = naming(1);
         assert!((0..50_000).all(|_| budgets.pay_lookups(now, &note, &alice)));
-        assert!(budgets.pay_lookups(now, &event, &eve.with_authority()), "the reserve");
-        assert!(budgets.pay_lookups(now + 2 * MINUTE, &event, &eve), "it comes back");
+        assert!(
+            budgets.pay_lookups(now, &event, &eve.with_authority()),
+            "the reserve"
+        );
+        assert!(
+            budgets.pay_lookups(now + 2 * MINUTE, &event, &eve),
+            "it comes back"
+        );
     }
 
     #[test]

@@ -17,11 +17,18 @@ pub fn count_requests(routes: Router, metrics: Metrics) -> Router {
 }
 
 async fn count(State(metrics): State<Metrics>, request: Request, next: Next) -> Response {
-    let what = path_label(request.uri().path(), request.uri().query().unwrap_or_default());
+    let what = path_label(
+        request.uri().path(),
+        request.uri().query().unwrap_or_default(),
+    );
     let began = Instant::now();
     let response = next.run(request).await;
     metrics.observe(&REQUEST_TIME, &[what], began.elapsed());
-    metrics.add(&REQUESTS, &[what, status_class(response.status().as_u16())], 1);
+    metrics.add(
+        &REQUESTS,
+        &[what, status_class(response.status().as_u16())],
+        1,
+    );
     response
 }
 
@@ -81,9 +88,18 @@ impl Metrics {
 fn source_label(origin: &Origin) -> &'static str {
     match origin {
         Origin::Client { .. } => "client",
-        Origin::Sync { path: SyncPath::Live, .. } => "live",
-        Origin::Sync { path: SyncPath::CatchUp, .. } => "catch_up",
-        Origin::Sync { path: SyncPath::Daily, .. } => "daily",
+        Origin::Sync {
+            path: SyncPath::Live,
+            ..
+        } => "live",
+        Origin::Sync {
+            path: SyncPath::CatchUp,
+            ..
+        } => "catch_up",
+        Origin::Sync {
+            path: SyncPath::Daily,
+            ..
+        } => "daily",
     }
 }
 
@@ -134,8 +150,16 @@ mod tests {
     #[test]
     fn paths_have_one_of_a_few_labels() {
         for (path, query, label) in [
-            ("/npub1x/y.git/info/refs", "service=git-upload-pack", "fetch_refs"),
-            ("/npub1x/y.git/info/refs", "service=git-receive-pack", "push_refs"),
+            (
+                "/npub1x/y.git/info/refs",
+                "service=git-upload-pack",
+                "fetch_refs",
+            ),
+            (
+                "/npub1x/y.git/info/refs",
+                "service=git-receive-pack",
+                "push_refs",
+            ),
             ("/npub1x/y.git/git-upload-pack", "", "fetch"),
             ("/npub1x/y.git/git-receive-pack", "", "push"),
             ("/anything/else", "a=b", "page"),
@@ -151,7 +175,13 @@ mod tests {
         let banned = Outcome::from(Rejection::Banned);
         metrics.count_outcomes(&Origin::anonymous(), [&banned, &banned]);
         let relay = "wss://relay.example.com".parse().unwrap();
-        metrics.count_outcomes(&Origin::Sync { relay, path: SyncPath::Daily }, [&banned]);
+        metrics.count_outcomes(
+            &Origin::Sync {
+                relay,
+                path: SyncPath::Daily,
+            },
+            [&banned],
+        );
         assert_eq!(metrics.value(&EVENTS, &["client", "refused"]), Some(2.0));
         assert_eq!(metrics.value(&EVENTS, &["daily", "refused"]), Some(1.0));
         assert_eq!(metrics.value(&REJECTIONS, &["banned"]), Some(3.0));

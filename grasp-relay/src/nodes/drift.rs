@@ -29,7 +29,10 @@ pub struct ClockDrift {
 pub fn check_clock(own: Timestamp, database: Timestamp) -> Result<(), ClockDrift> {
     let seconds = own.as_secs().abs_diff(database.as_secs());
     match seconds > MAX_DRIFT.as_secs() {
-        true => Err(ClockDrift { seconds, is_ahead: own > database }),
+        true => Err(ClockDrift {
+            seconds,
+            is_ahead: own > database,
+        }),
         false => Ok(()),
     }
 }
@@ -56,7 +59,10 @@ impl DriftWatch {
         let Err(drift) = check_clock(own.unix, database) else {
             return self.warned.take().map(|_| DriftNews::IsRightAgain);
         };
-        if self.warned.is_some_and(|at| own.mono - at < WARNING_INTERVAL) {
+        if self
+            .warned
+            .is_some_and(|at| own.mono - at < WARNING_INTERVAL)
+        {
             return None;
         }
         self.warned = Some(own.mono);
@@ -74,7 +80,10 @@ mod tests {
     fn at(watch: &mut DriftWatch, second: u64, drift: i64) -> Option<DriftNews> {
         let database = START + second;
         let own = Timestamp::from_secs(database.checked_add_signed(drift).unwrap());
-        watch.handle(Now::new(Mono::from_secs(second), own), Timestamp::from_secs(database))
+        watch.handle(
+            Now::new(Mono::from_secs(second), own),
+            Timestamp::from_secs(database),
+        )
     }
 
     #[test]
@@ -82,16 +91,31 @@ mod tests {
         let mut watch = DriftWatch::default();
         assert_eq!(at(&mut watch, 0, 0), None);
         assert_eq!(at(&mut watch, 60, 60), None);
-        let ahead = ClockDrift { seconds: 61, is_ahead: true };
+        let ahead = ClockDrift {
+            seconds: 61,
+            is_ahead: true,
+        };
         assert_eq!(at(&mut watch, 120, 61), Some(DriftNews::Drifts(ahead)));
         assert_eq!(at(&mut watch, 180, 62), None);
-        let more = ClockDrift { seconds: 300, is_ahead: true };
-        assert_eq!(at(&mut watch, 120 + 3_600, 300), Some(DriftNews::Drifts(more)));
+        let more = ClockDrift {
+            seconds: 300,
+            is_ahead: true,
+        };
+        assert_eq!(
+            at(&mut watch, 120 + 3_600, 300),
+            Some(DriftNews::Drifts(more))
+        );
         assert_eq!(at(&mut watch, 4_000, 1), Some(DriftNews::IsRightAgain));
         assert_eq!(at(&mut watch, 4_060, 1), None);
-        let behind = ClockDrift { seconds: 90, is_ahead: false };
+        let behind = ClockDrift {
+            seconds: 90,
+            is_ahead: false,
+        };
         assert_eq!(at(&mut watch, 4_120, -90), Some(DriftNews::Drifts(behind)));
         let text = behind.to_string();
-        assert!(text.contains("is 90 s behind the clock of the database"), "{text}");
+        assert!(
+            text.contains("is 90 s behind the clock of the database"),
+            "{text}"
+        );
     }
 }

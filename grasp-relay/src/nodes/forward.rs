@@ -124,7 +124,15 @@ impl Forwarder {
             .pool_max_idle_per_host(BATCHES_AT_ONCE)
             .build(connector);
         let (pushes, batches) = (shared_pool(PUSHES_AT_ONCE), shared_pool(BATCHES_AT_ONCE));
-        Self { client, key, roles, hub, metrics, pushes, batches }
+        Self {
+            client,
+            key,
+            roles,
+            hub,
+            metrics,
+            pushes,
+            batches,
+        }
     }
 
     /// Returns these routes with those for other nodes. Pushes are passed to the writer.
@@ -134,7 +142,9 @@ impl Forwarder {
             .route(EVENTS_PATH, post(take_events))
             .route(EPHEMERAL_PATH, post(take_ephemeral))
             .with_state(Arc::clone(&state));
-        routes.layer(from_fn_with_state(state, pass_pushes)).merge(own)
+        routes
+            .layer(from_fn_with_state(state, pass_pushes))
+            .merge(own)
     }
 
     /// Sends a request to a node.
@@ -158,7 +168,9 @@ impl Forwarder {
             }
             Ok(axum::body::to_bytes(Body::new(response.into_body()), MAX_BATCH_BYTES).await?)
         };
-        tokio::time::timeout(within, answer).await.map_err(|_| "the node took too long")?
+        tokio::time::timeout(within, answer)
+            .await
+            .map_err(|_| "the node took too long")?
     }
 
     /// Adds the key of the nodes and the client that a request is for.
@@ -185,21 +197,34 @@ impl Forwarder {
         let mut encoded: Option<Bytes> = None;
         loop {
             let left = deadline.saturating_duration_since(tokio::time::Instant::now());
-            let Some(role) = self.roles.with_writer(left).await else { return failed() };
+            let Some(role) = self.roles.with_writer(left).await else {
+                return failed();
+            };
             let node = match &role {
                 Role::Writer(writer) => return writer.ingest.ingest_verified(events, origin).await,
                 Role::Reader { writer: Some(node) } => Arc::clone(node),
                 Role::Reader { writer: None } => continue,
             };
-            let Origin::Client { authenticated, network } = &origin else { return failed() };
+            let Origin::Client {
+                authenticated,
+                network,
+            } = &origin
+            else {
+                return failed();
+            };
             let body = match &encoded {
                 Some(body) => body.clone(),
                 None => encoded.insert(encode(authenticated, &events).await).clone(),
             };
             let left = deadline.saturating_duration_since(tokio::time::Instant::now());
-            let place = self.batches.wait(&Claimant::maybe_at(*network), 1, left).await;
+            let place = self
+                .batches
+                .wait(&Claimant::maybe_at(*network), 1, left)
+                .await;
             let Ok(place) = place else { return failed() };
-            let sent = self.send(&node, (EVENTS_PATH, body), *network, EVENTS_TIMEOUT).await;
+            let sent = self
+                .send(&node, (EVENTS_PATH, body), *network, EVENTS_TIMEOUT)
+                .await;
             drop(place);
             let error = match sent.and_then(|answer| decode(&answer, count)) {
                 Ok(outcomes) => return outcomes,
@@ -235,15 +260,26 @@ impl Forwarder {
                 }
             }
             let events: Vec<&Event> = events.iter().map(|event| &**event).collect();
-            let Ok(body) = serde_json::to_vec(&events).map(Bytes::from) else { continue };
+            let Ok(body) = serde_json::to_vec(&events).map(Bytes::from) else {
+                continue;
+            };
             let others: BTreeSet<String> = {
                 let nodes = nodes.borrow();
                 let is_up = |row: &&NodeRow| row.seen < NODE_TIMEOUT && row.address != *own;
-                nodes.iter().filter(is_up).map(|row| row.address.clone()).collect()
+                nodes
+                    .iter()
+                    .filter(is_up)
+                    .map(|row| row.address.clone())
+                    .collect()
             };
             // An ephemeral event that does not arrive is lost, as it is for a client that is not connected.
             join_all(others.iter().map(|node| {
-                self.send(node, (EPHEMERAL_PATH, body.clone()), None, EPHEMERAL_TIMEOUT)
+                self.send(
+                    node,
+                    (EPHEMERAL_PATH, body.clone()),
+                    None,
+                    EPHEMERAL_TIMEOUT,
+                )
             }))
             .await;
         }
@@ -258,7 +294,10 @@ impl Forwarder {
             return unavailable("too many pushes from this network at this node\n");
         };
         let (parts, body) = request.into_parts();
-        let path = parts.extensions.get::<OriginalUri>().map_or(&parts.uri, |original| &original.0);
+        let path = parts
+            .extensions
+            .get::<OriginalUri>()
+            .map_or(&parts.uri, |original| &original.0);
         let path = path.path_and_query().map_or("/", |path| path.as_str());
         let Ok(uri) = format!("{}{path}", writer.trim_end_matches('/')).parse::<Uri>() else {
             return unavailable("the writer has no usable address\n");
@@ -283,7 +322,9 @@ impl Forwarder {
                 // takes a report without its end for a failure.
                 let (roles, role) = (self.roles.clone(), role.clone());
                 let lost = async move { roles.changed_from(&role, Duration::MAX).await };
-                let body = Body::new(body).into_data_stream().take_until(Box::pin(lost));
+                let body = Body::new(body)
+                    .into_data_stream()
+                    .take_until(Box::pin(lost));
                 let body = body.map(move |part| {
                     let _slot = &slot;
                     part
@@ -315,7 +356,8 @@ impl Ingest for Forwarder {
             let outcomes = verify_then(events, at_writer).await;
             let forged = Outcome::from(Rejection::Forged);
             let is_forged = |outcome: &&Outcome| **outcome == forged;
-            self.metrics.count_outcomes(&origin, outcomes.iter().filter(is_forged));
+            self.metrics
+                .count_outcomes(&origin, outcomes.iter().filter(is_forged));
             outcomes
         })
     }
@@ -327,15 +369,26 @@ async fn encode(authenticated: &[PublicKey], events: &[Verified<Arc<Event>>]) ->
     let events: Vec<Arc<Event>> = events.iter().map(|event| Arc::clone(event)).collect();
     let encode = move || {
         let events = events.iter().map(|event| &**event).collect();
-        serde_json::to_vec(&ClientEvents { authenticated, events }).unwrap_or_default()
+        serde_json::to_vec(&ClientEvents {
+            authenticated,
+            events,
+        })
+        .unwrap_or_default()
     };
-    tokio::task::spawn_blocking(encode).await.unwrap_or_default().into()
+    tokio::task::spawn_blocking(encode)
+        .await
+        .unwrap_or_default()
+        .into()
 }
 
 /// Parses a request of another node, on a thread of its own.
 async fn parse<T: DeserializeOwned + Send + 'static>(request: Request) -> Option<T> {
-    let body = axum::body::to_bytes(request.into_body(), MAX_BATCH_BYTES).await.ok()?;
-    tokio::task::spawn_blocking(move || serde_json::from_slice(&body).ok()).await.ok()?
+    let body = axum::body::to_bytes(request.into_body(), MAX_BATCH_BYTES)
+        .await
+        .ok()?;
+    tokio::task::spawn_blocking(move || serde_json::from_slice(&body).ok())
+        .await
+        .ok()?
 }
 
 fn decode(answer: &[u8], count: usize) -> Result<Vec<Outcome>, ForwardError> {
@@ -357,9 +410,11 @@ async fn pass_pushes(
     }
     let role = forwarder.roles.with_writer(WRITER_TIMEOUT).await;
     match &role {
-        Some(role @ Role::Reader { writer: Some(writer) }) => {
-            forwarder.pass(request, (role, writer)).await
-        }
+        Some(
+            role @ Role::Reader {
+                writer: Some(writer),
+            },
+        ) => forwarder.pass(request, (role, writer)).await,
         Some(Role::Writer(_)) => next.run(request).await,
         Some(Role::Reader { writer: None }) | None => {
             unavailable("no node is the writer at the moment, try again\n")
@@ -369,7 +424,10 @@ async fn pass_pushes(
 
 /// Returns whether a request is one of a push: its advertisement, or the push itself.
 fn is_push(request: &Request) -> bool {
-    let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
+    let (path, query) = (
+        request.uri().path(),
+        request.uri().query().unwrap_or_default(),
+    );
     match request.method() == Method::POST {
         true => path.ends_with("/git-receive-pack"),
         false => path.ends_with("/info/refs") && query.contains("git-receive-pack"),
@@ -389,13 +447,26 @@ async fn take_events(
     let Some(writer) = forwarder.roles.writer() else {
         return StatusCode::MISDIRECTED_REQUEST.into_response();
     };
-    let Some(ClientEvents { authenticated, events }) = parse::<ClientEvents>(request).await else {
+    let Some(ClientEvents {
+        authenticated,
+        events,
+    }) = parse::<ClientEvents>(request).await
+    else {
         return StatusCode::BAD_REQUEST.into_response();
     };
     let network = network.map(|Extension(network)| network);
     // A batch that was begun is finished, even if the other node is gone.
     let ingest = async move {
-        writer.ingest.ingest(events, Origin::Client { authenticated, network }).await
+        writer
+            .ingest
+            .ingest(
+                events,
+                Origin::Client {
+                    authenticated,
+                    network,
+                },
+            )
+            .await
     };
     match tokio::spawn(ingest).await {
         Ok(outcomes) => Json(outcomes).into_response(),
@@ -428,7 +499,12 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
 }
 
 fn unavailable(text: &'static str) -> Response {
-    (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "5")], text).into_response()
+    (
+        StatusCode::SERVICE_UNAVAILABLE,
+        [(header::RETRY_AFTER, "5")],
+        text,
+    )
+        .into_response()
 }
 
 #[cfg(test)]
@@ -456,31 +532,51 @@ mod tests {
     async fn batches_under_way_are_bounded_and_shared_by_client_networks() {
         let (arrived, mut seen) = watch::channel(Vec::new());
         let writer = busy_writer(arrived).await;
-        let (_role, roles) = watch::channel(Role::Reader { writer: Some(writer.into()) });
+        let (_role, roles) = watch::channel(Role::Reader {
+            writer: Some(writer.into()),
+        });
         let (key, roles) = (NodeKey::new([1; 32]), RoleWatch::new(roles));
         let forwarder = Forwarder::new(key, roles, Hub::of_node(), Metrics::default());
-        let event =
-            EventBuilder::new(Kind::TextNote, "a").finalize(&nostr::key::Keys::generate()).unwrap();
+        let event = EventBuilder::new(Kind::TextNote, "a")
+            .finalize(&nostr::key::Keys::generate())
+            .unwrap();
         let send = |from: [u8; 4]| {
             let network = Some(ClientNetwork::of(from.into()));
-            let origin = Origin::Client { authenticated: Vec::new(), network };
+            let origin = Origin::Client {
+                authenticated: Vec::new(),
+                network,
+            };
             let (forwarder, event) = (forwarder.clone(), event.clone());
             tokio::spawn(async move { forwarder.ingest(vec![event], origin).await });
         };
         (0..200).for_each(|_| send([192, 0, 2, 1]));
         let is_share = |clients: &Vec<String>| clients.len() >= BATCHES_AT_ONCE / 5;
-        tokio::time::timeout(EVENTS_TIMEOUT, seen.wait_for(is_share)).await.unwrap().unwrap();
+        tokio::time::timeout(EVENTS_TIMEOUT, seen.wait_for(is_share))
+            .await
+            .unwrap()
+            .unwrap();
         tokio::time::sleep(Duration::from_millis(200)).await;
-        assert!(seen.borrow().len() <= BATCHES_AT_ONCE / 4, "{}", seen.borrow().len());
+        assert!(
+            seen.borrow().len() <= BATCHES_AT_ONCE / 4,
+            "{}",
+            seen.borrow().len()
+        );
         send([198, 51, 100, 1]);
         let has_other =
             |clients: &Vec<String>| clients.iter().any(|client| client == "198.51.100.1");
-        tokio::time::timeout(EVENTS_TIMEOUT, seen.wait_for(has_other)).await.unwrap().unwrap();
+        tokio::time::timeout(EVENTS_TIMEOUT, seen.wait_for(has_other))
+            .await
+            .unwrap()
+            .unwrap();
         for network in 0..=255 {
             (0..4).for_each(|_| send([10, network, 0, 1]));
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
-        assert!(seen.borrow().len() <= BATCHES_AT_ONCE, "{}", seen.borrow().len());
+        assert!(
+            seen.borrow().len() <= BATCHES_AT_ONCE,
+            "{}",
+            seen.borrow().len()
+        );
     }
 
     #[tokio::test]
@@ -490,7 +586,9 @@ mod tests {
         let (key, roles) = (NodeKey::new([1; 32]), RoleWatch::new(roles));
         let forwarder = Forwarder::new(key, roles, Hub::of_node(), metrics.clone());
         let keys = nostr::key::Keys::generate();
-        let mut event = EventBuilder::new(Kind::TextNote, "a").finalize(&keys).unwrap();
+        let mut event = EventBuilder::new(Kind::TextNote, "a")
+            .finalize(&keys)
+            .unwrap();
         event.content = "b".into();
         let outcomes = forwarder.ingest(vec![event], Origin::anonymous()).await;
         assert_eq!(outcomes, [Rejection::Forged.into()]);

@@ -81,7 +81,8 @@ impl Request {
 impl QueryFilters {
     /// Returns the approximate memory that the filters take. Many short values take far more than their text.
     pub(crate) fn weight(&self) -> usize {
-        self.bytes.saturating_add(self.values.saturating_mul(VALUE_OVERHEAD_BYTES))
+        self.bytes
+            .saturating_add(self.values.saturating_mul(VALUE_OVERHEAD_BYTES))
     }
 
     fn read(rest: &[&RawValue], is_cut: bool, limits: &Limits) -> Result<(SubId, Self), Reply> {
@@ -92,17 +93,26 @@ impl QueryFilters {
             return Err(refuse("invalid: no filter".into()));
         }
         if is_cut {
-            return Err(refuse(format!("invalid: more than {} filters", limits.filters)));
+            return Err(refuse(format!(
+                "invalid: more than {} filters",
+                limits.filters
+            )));
         }
         let most = limits.filter_values.saturating_mul(MAX_FULL_FILTERS);
-        let mut query = Self { filters: Vec::with_capacity(raw.len()), bytes: 0, values: 0 };
+        let mut query = Self {
+            filters: Vec::with_capacity(raw.len()),
+            bytes: 0,
+            values: 0,
+        };
         for raw in raw {
             let (filter, values) = read_filter(raw, limits).map_err(refuse)?;
             query.filters.push(filter);
             query.bytes += raw.get().len();
             query.values += values;
             if query.values > most {
-                return Err(refuse(format!("invalid: more than {most} values in a request")));
+                return Err(refuse(format!(
+                    "invalid: more than {most} values in a request"
+                )));
             }
         }
         Ok((id, query))
@@ -136,22 +146,31 @@ fn event(rest: &[&RawValue], limits: &Limits) -> Result<Box<Event>, Reply> {
     if bytes > most {
         return Err(refuse(format!("invalid: event larger than {most} bytes")));
     }
-    parse(raw).map(Box::new).ok_or_else(|| refuse("invalid: not a nostr event".into()))
+    parse(raw)
+        .map(Box::new)
+        .ok_or_else(|| refuse("invalid: not a nostr event".into()))
 }
 
 fn sub_id(rest: &[&RawValue]) -> Result<SubId, Reply> {
     let most = MAX_SUB_ID_CHARS;
     let id: Option<String> = rest.first().and_then(|raw| parse(raw));
-    let id = id.filter(|id| (1..=most).contains(&id.chars().count())).map(SubId);
+    let id = id
+        .filter(|id| (1..=most).contains(&id.chars().count()))
+        .map(SubId);
     id.ok_or_else(|| {
-        Reply::notice(format_args!("invalid: expected a subscription id of 1 to {most} characters"))
+        Reply::notice(format_args!(
+            "invalid: expected a subscription id of 1 to {most} characters"
+        ))
     })
 }
 
 fn neg_open(rest: &[&RawValue], limits: &Limits) -> Result<Request, Reply> {
     let id = sub_id(rest)?;
     let [_, filter, message] = rest else {
-        return Err(Reply::neg_err(&id, "invalid: expected one filter and one message"));
+        return Err(Reply::neg_err(
+            &id,
+            "invalid: expected one filter and one message",
+        ));
     };
     let (filter, _) = read_filter(filter, limits).map_err(|reason| Reply::neg_err(&id, reason))?;
     let message = neg_bytes(&id, message)?;
@@ -246,7 +265,10 @@ impl FilterReader {
             .map_err(|_| malformed(name))?;
         self.values = self.values.saturating_add(count);
         if self.values > self.most {
-            return Err(format!("invalid: more than {} values in a filter", self.most));
+            return Err(format!(
+                "invalid: more than {} values in a filter",
+                self.most
+            ));
         }
         Ok(values.into_iter().collect())
     }
@@ -330,7 +352,11 @@ impl Reply {
     }
 
     pub(crate) fn refused(id: EventId, reason: impl Into<Cow<'static, str>>) -> Self {
-        Self::Ok { id, accepted: false, message: reason.into() }
+        Self::Ok {
+            id,
+            accepted: false,
+            message: reason.into(),
+        }
     }
 
     pub(crate) fn closed(id: &SubId, reason: impl Into<Cow<'static, str>>) -> Self {
@@ -354,7 +380,11 @@ impl Reply {
     /// Returns the message in its wire format.
     pub(crate) fn to_json(&self) -> String {
         match self {
-            Self::Ok { id, accepted, message } => json(&("OK", id, accepted, message)),
+            Self::Ok {
+                id,
+                accepted,
+                message,
+            } => json(&("OK", id, accepted, message)),
             Self::Eose(id, hint) => json(&("EOSE", id, [hint.as_str()])),
             Self::Closed(id, reason) => json(&("CLOSED", id, reason)),
             Self::Notice(text) => json(&("NOTICE", text)),
@@ -383,8 +413,12 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Request, Reply> {
-        let limits =
-            Limits { filters: 3, filter_values: 4, event_bytes: 2_000, ..Limits::default() };
+        let limits = Limits {
+            filters: 3,
+            filter_values: 4,
+            event_bytes: 2_000,
+            ..Limits::default()
+        };
         Request::read(text, &limits)
     }
 
@@ -401,7 +435,10 @@ mod tests {
                 r#"["EVENT",{{"id":"{id}","pubkey":"{key}","created_at":1,"kind":{kind},"tags":[],"content":"{content}","sig":"{sig}"}}]"#
             )
         };
-        assert!(matches!(read(&event(30618, 100_000)), Ok(Request::Event(_))));
+        assert!(matches!(
+            read(&event(30618, 100_000)),
+            Ok(Request::Event(_))
+        ));
         assert!(refusal(&event(30617, 100_000)).contains("larger than 2000 bytes"));
         let max = State::MAX_EVENT_BYTES;
         let told = format!("larger than {max} bytes");
@@ -430,14 +467,21 @@ mod tests {
             weight(r##"["REQ","s",{"kinds":[1],"#a":["x","y"]}]"##),
             28 + 3 * VALUE_OVERHEAD_BYTES
         );
-        let limits = Limits { filters: 30, filter_values: 4, ..Limits::default() };
+        let limits = Limits {
+            filters: 30,
+            filter_values: 4,
+            ..Limits::default()
+        };
         let full = |count: usize| {
             let filters: String = (0..count).map(|_| r#",{"kinds":[1,2,3,4]}"#).collect();
             Request::read(&format!(r#"["REQ","s"{filters}]"#), &limits)
         };
         assert!(full(MAX_FULL_FILTERS).is_ok());
         let refusal = full(MAX_FULL_FILTERS + 1).expect_err("too many").to_json();
-        assert!(refusal.starts_with(r#"["CLOSED","s","invalid: more than 40 values"#), "{refusal}");
+        assert!(
+            refusal.starts_with(r#"["CLOSED","s","invalid: more than 40 values"#),
+            "{refusal}"
+        );
     }
 
     #[test]
@@ -458,7 +502,10 @@ mod tests {
             r#"["REQ","s",{}]x"#,
         ] {
             let answer = refusal(text);
-            assert!(answer.starts_with(r#"["NOTICE","invalid: "#), "{text}: {answer}");
+            assert!(
+                answer.starts_with(r#"["NOTICE","invalid: "#),
+                "{text}: {answer}"
+            );
         }
         assert!(refusal(r#"["HELLO",1]"#).starts_with(r#"["NOTICE","unsupported: "#));
         let shout = refusal(&format!(r#"["REQ","{}",{{}}]"#, "x".repeat(100_000)));
@@ -496,9 +543,14 @@ mod tests {
     fn a_broken_event_with_a_readable_id_gets_its_ok() {
         let id = "a".repeat(64);
         let answer = refusal(&format!(r#"["EVENT",{{"id":"{id}","kind":"x"}}]"#));
-        assert_eq!(answer, format!(r#"["OK","{id}",false,"invalid: not a nostr event"]"#));
+        assert_eq!(
+            answer,
+            format!(r#"["OK","{id}",false,"invalid: not a nostr event"]"#)
+        );
         let content = "x".repeat(3_000);
-        let answer = refusal(&format!(r#"["EVENT",{{"id":"{id}","content":"{content}"}}]"#));
+        let answer = refusal(&format!(
+            r#"["EVENT",{{"id":"{id}","content":"{content}"}}]"#
+        ));
         assert_eq!(
             answer,
             format!(r#"["OK","{id}",false,"invalid: event larger than 2000 bytes"]"#)
@@ -568,13 +620,22 @@ mod tests {
 
     #[test]
     fn a_refusal_for_size_states_the_limit() {
-        let reply =
-            Reply::NegErr(SubId("n".into()), "blocked: this query is too big".into(), Some(7));
-        assert_eq!(reply.to_json(), r#"["NEG-ERR","n","blocked: this query is too big",7]"#);
+        let reply = Reply::NegErr(
+            SubId("n".into()),
+            "blocked: this query is too big".into(),
+            Some(7),
+        );
+        assert_eq!(
+            reply.to_json(),
+            r#"["NEG-ERR","n","blocked: this query is too big",7]"#
+        );
     }
 
     fn filter(text: &str, max: usize) -> Result<Filter, String> {
-        let limits = Limits { filter_values: max, ..Limits::default() };
+        let limits = Limits {
+            filter_values: max,
+            ..Limits::default()
+        };
         read_filter(serde_json::from_str(text).expect("JSON"), &limits).map(|(filter, _)| filter)
     }
 
@@ -598,6 +659,9 @@ mod tests {
     fn values_are_counted_over_all_lists_and_before_they_merge() {
         let text = r##"{"kinds":[1,1],"#t":["x","x"]}"##;
         assert!(filter(text, 4).is_ok());
-        assert_eq!(filter(text, 3), Err("invalid: more than 3 values in a filter".into()));
+        assert_eq!(
+            filter(text, 3),
+            Err("invalid: more than 3 values in a filter".into())
+        );
     }
 }

@@ -116,7 +116,11 @@ pub(crate) async fn run(
         subscriptions: BTreeMap::new(),
         settling: VecDeque::new(),
         jobs: SelectAll::new(),
-        intake: Intake::new(context.ingest.clone(), context.intake_bytes.clone(), claimant),
+        intake: Intake::new(
+            context.ingest.clone(),
+            context.intake_bytes.clone(),
+            claimant,
+        ),
         reads: Reads::new(context.reads.clone(), claimant),
         context,
         claimant,
@@ -217,7 +221,10 @@ impl Connection {
     /// Waits for something to handle, and handles it.
     async fn step(&mut self) -> Result<(), Stop> {
         let deadline = self.session.next_deadline();
-        let deadline = self.settling.front().map_or(deadline, |(at, _)| deadline.min(*at));
+        let deadline = self
+            .settling
+            .front()
+            .map_or(deadline, |(at, _)| deadline.min(*at));
         let until_deadline = deadline - self.now().mono;
         let has_room = self.intake.has_room();
         tokio::select! {
@@ -275,9 +282,9 @@ impl Connection {
         }
         let input = match frame {
             Some(Ok(Message::Text(text))) => Input::Message(self.read(text).await?),
-            Some(Ok(Message::Binary(_))) => {
-                Input::Message(Err(Reply::notice("invalid: binary frames are not understood")))
-            }
+            Some(Ok(Message::Binary(_))) => Input::Message(Err(Reply::notice(
+                "invalid: binary frames are not understood",
+            ))),
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => Input::Activity,
             Some(Ok(Message::Close(_))) => return Err(Stop::ClosedByPeer),
             Some(Err(error)) => return Err(Stop::on_error(error)),
@@ -292,7 +299,11 @@ impl Connection {
         if text.len() <= MAX_INLINE_TEXT_BYTES {
             return Ok(Request::read(&text, &config.limits));
         }
-        let permit = self.context.long_texts.wait(&self.claimant, 1, LONG_TEXT_TIMEOUT).await;
+        let permit = self
+            .context
+            .long_texts
+            .wait(&self.claimant, 1, LONG_TEXT_TIMEOUT)
+            .await;
         let permit = permit.map_err(|_| Stop::Close(CloseReason::AT_CAPACITY))?;
         let read = tokio::task::spawn_blocking(move || {
             let _permit = permit;
@@ -309,8 +320,12 @@ impl Connection {
         let mut next = Some(first);
         for _ in 0..MAX_LIVE_BURST {
             match next.take().or_else(|| self.listener.try_next()) {
-                Some(HubMessage::Event { subscription, published }) => {
-                    self.on_live_event(now, Token(subscription), &published).await?;
+                Some(HubMessage::Event {
+                    subscription,
+                    published,
+                }) => {
+                    self.on_live_event(now, Token(subscription), &published)
+                        .await?;
                 }
                 Some(HubMessage::Subscribed { subscription }) => {
                     self.catch_up(now, Token(subscription)).await?;
@@ -368,7 +383,9 @@ impl Connection {
                 self.send(frame).await?;
             }
         }
-        let Some(subscription) = self.subscriptions.get_mut(&token) else { return Ok(()) };
+        let Some(subscription) = self.subscriptions.get_mut(&token) else {
+            return Ok(());
+        };
         if subscription.count_history().is_ok() {
             return Ok(());
         }
@@ -382,7 +399,8 @@ impl Connection {
             return Ok(());
         };
         let (hint, early) = delivery.caught_up(now.mono);
-        self.settling.extend(delivery.settles_at().map(|at| (at, token)));
+        self.settling
+            .extend(delivery.settles_at().map(|at| (at, token)));
         let eose = Reply::Eose(id.clone(), hint);
         self.send(eose.to_json()).await?;
         for published in early {
@@ -417,7 +435,10 @@ impl Connection {
                 Stop::Disconnected => return Ok(()),
                 Stop::ClosedByPeer => {}
                 Stop::Close(CloseReason(code, reason)) => {
-                    let frame = CloseFrame { code, reason: reason.into() };
+                    let frame = CloseFrame {
+                        code,
+                        reason: reason.into(),
+                    };
                     self.socket.send(Message::Close(Some(frame))).await?;
                 }
             }
@@ -460,7 +481,11 @@ impl Connection {
             Output::OpenNeg(token, id, filter, message) => {
                 let (context, claimant) = (self.context.clone(), self.claimant);
                 self.start(async move {
-                    let ConnectionContext { negentropy_pool, store, .. } = &*context;
+                    let ConnectionContext {
+                        negentropy_pool,
+                        store,
+                        ..
+                    } = &*context;
                     let opened = negentropy_pool
                         .open(&claimant, &**store, now.unix, &id, *filter, message)
                         .await;
@@ -487,7 +512,8 @@ impl Connection {
 
     /// Starts a job that ends with an input.
     fn start(&mut self, job: impl Future<Output = Input> + Send + 'static) {
-        self.jobs.push(stream::once(job.map(JobProgress::Input)).boxed());
+        self.jobs
+            .push(stream::once(job.map(JobProgress::Input)).boxed());
     }
 
     /// Queues an event for ingest, unless its network exceeds its rate or share of memory.
@@ -496,8 +522,15 @@ impl Connection {
         let is_queued =
             self.context.event_rates.spend(now.mono, &self.claimant, 1) && self.intake.push(event);
         let message = "rate-limited: too many events from this address";
-        (!is_queued)
-            .then(|| Input::Judged(id, Answer { is_accepted: false, message: message.into() }))
+        (!is_queued).then(|| {
+            Input::Judged(
+                id,
+                Answer {
+                    is_accepted: false,
+                    message: message.into(),
+                },
+            )
+        })
     }
 
     /// Subscribes to live events first and reads history then, so that there is no gap.
@@ -516,7 +549,9 @@ impl Connection {
         let (delivery, wanted) = Delivery::begin(event_prefix(&id), &query.filters, limits);
         let (open, closed) = oneshot::channel();
         if wanted.is_empty() {
-            self.listener.subscribe_confirmed(token.0, query.filters.into()).await;
+            self.listener
+                .subscribe_confirmed(token.0, query.filters.into())
+                .await;
         } else {
             self.listener.subscribe(token.0, query.filters.into()).await;
             let pages = self.reads.paged(self.context.store.query(wanted, now.unix));
@@ -531,7 +566,13 @@ impl Connection {
             self.jobs.push(history.take_until(closed).boxed());
         }
         let filter_bytes = room.amount();
-        let subscription = Subscription { id, delivery, _open: open, filter_bytes, room };
+        let subscription = Subscription {
+            id,
+            delivery,
+            _open: open,
+            filter_bytes,
+            room,
+        };
         self.subscriptions.insert(token, subscription);
         Ok(())
     }
@@ -548,9 +589,10 @@ impl Connection {
         self.start(async move {
             let _room = room;
             let counted = match reads.acquire().await {
-                Ok(_permit) => {
-                    store.count(query.filters, now.unix).await.map_err(|e| store_failed(&e))
-                }
+                Ok(_permit) => store
+                    .count(query.filters, now.unix)
+                    .await
+                    .map_err(|e| store_failed(&e)),
                 Err(busy) => Err(busy),
             };
             let closed = |reason| Reply::closed(&id, reason);
@@ -562,7 +604,10 @@ impl Connection {
 
     /// Reserves memory for the filters of a query.
     fn reserve_filter_bytes(&self, id: &SubId, query: &QueryFilters) -> Result<Holding, Reply> {
-        let room = self.context.filter_bytes.try_take(&self.claimant, query.weight() as u64);
+        let room = self
+            .context
+            .filter_bytes
+            .try_take(&self.claimant, query.weight() as u64);
         room.map_err(|_| Reply::closed(id, NO_ROOM))
     }
 

@@ -206,7 +206,15 @@ impl Completeness {
         if let ([only], true) = (&mut wanted[..], is_single) {
             only.limit = Some(limit.saturating_add(1));
         }
-        (Self { limit, is_single, sent: 0, is_cut: false }, wanted)
+        (
+            Self {
+                limit,
+                is_single,
+                sent: 0,
+                is_cut: false,
+            },
+            wanted,
+        )
     }
 
     /// Returns whether one more event is sent.
@@ -218,8 +226,16 @@ impl Completeness {
 
     /// Returns the hint for EOSE.
     fn hint(&self) -> EoseHint {
-        let is_more = if self.is_single { self.is_cut } else { self.sent >= self.limit };
-        if is_more { EoseHint::More } else { EoseHint::Finish }
+        let is_more = if self.is_single {
+            self.is_cut
+        } else {
+            self.sent >= self.limit
+        };
+        if is_more {
+            EoseHint::More
+        } else {
+            EoseHint::Finish
+        }
     }
 }
 
@@ -254,13 +270,21 @@ pub(super) struct Reads {
 impl Reads {
     /// Limits reads within those of all connections.
     pub(super) fn new(all: SharedPool, claimant: Claimant) -> Self {
-        Self { all, own: Arc::new(Semaphore::new(MAX_READS_PER_CONNECTION)), claimant }
+        Self {
+            all,
+            own: Arc::new(Semaphore::new(MAX_READS_PER_CONNECTION)),
+            claimant,
+        }
     }
 
     /// Waits for a permit, released when dropped.
     pub(super) async fn acquire(&self) -> Result<(OwnedSemaphorePermit, Holding), &'static str> {
         let own = self.own.clone().acquire_owned().await.map_err(|_| BUSY)?;
-        let read = self.all.wait(&self.claimant, 1, READ_TIMEOUT).await.map_err(|_| BUSY)?;
+        let read = self
+            .all
+            .wait(&self.claimant, 1, READ_TIMEOUT)
+            .await
+            .map_err(|_| BUSY)?;
         Ok((own, read))
     }
 
@@ -292,7 +316,10 @@ mod tests {
     use grasp_core::resources::ClientNetwork;
 
     fn delivery() -> Delivery {
-        let limits = Limits { live_queue_events: 3, ..Limits::default() };
+        let limits = Limits {
+            live_queue_events: 3,
+            ..Limits::default()
+        };
         Delivery::begin(String::new(), &[Filter::new()], &limits).0
     }
 
@@ -330,7 +357,10 @@ mod tests {
         assert!(delivery.stored(&old.event.id));
         assert!(delivery.caught_up(now).1.is_empty());
         assert_eq!(delivery.live(now, &other), LiveAction::Send);
-        assert_eq!(delivery.live(now + HISTORY_RETENTION, &old), LiveAction::Send);
+        assert_eq!(
+            delivery.live(now + HISTORY_RETENTION, &old),
+            LiveAction::Send
+        );
         assert!(delivery.history.ids.is_empty());
     }
 
@@ -366,7 +396,11 @@ mod tests {
 
     #[test]
     fn history_is_bounded_by_filter_and_left_out_where_not_wanted() {
-        let limits = Limits { max_limit: 50, default_limit: 20, ..Limits::default() };
+        let limits = Limits {
+            max_limit: 50,
+            default_limit: 20,
+            ..Limits::default()
+        };
         let filters = [
             Filter::new(),
             Filter::new().limit(7),
@@ -380,7 +414,10 @@ mod tests {
 
     /// Returns the number of events sent and the EOSE hint, if the store has `found` events for these limits.
     fn answered(limits: &[usize], found: usize) -> (usize, EoseHint) {
-        let filters: Vec<_> = limits.iter().map(|limit| Filter::new().limit(*limit)).collect();
+        let filters: Vec<_> = limits
+            .iter()
+            .map(|limit| Filter::new().limit(*limit))
+            .collect();
         let (mut answer, wanted) = Completeness::begin(&filters, &Limits::default());
         let max: usize = wanted.iter().filter_map(|filter| filter.limit).sum();
         let sent = (0..found.min(max)).filter(|_| answer.admit()).count();
@@ -390,7 +427,13 @@ mod tests {
     #[test]
     fn the_hint_of_a_single_filter_is_exact_and_its_limit_holds() {
         use EoseHint::{Finish, More};
-        let table = [(0, 0, Finish), (4, 4, Finish), (5, 5, Finish), (6, 5, More), (90, 5, More)];
+        let table = [
+            (0, 0, Finish),
+            (4, 4, Finish),
+            (5, 5, Finish),
+            (6, 5, More),
+            (90, 5, More),
+        ];
         for (found, sent, hint) in table {
             assert_eq!(answered(&[5], found), (sent, hint), "{found}");
         }
@@ -400,7 +443,11 @@ mod tests {
     fn several_filters_are_finished_if_fewer_events_than_any_limit_were_sent() {
         assert_eq!(answered(&[5, 9], 4), (4, EoseHint::Finish));
         assert_eq!(answered(&[5, 9], 5), (5, EoseHint::More));
-        assert_eq!(answered(&[0], 3), (0, EoseHint::More), "nothing was requested");
+        assert_eq!(
+            answered(&[0], 3),
+            (0, EoseHint::More),
+            "nothing was requested"
+        );
         assert_eq!(answered(&[0, 9], 3), (3, EoseHint::More));
     }
 
@@ -419,7 +466,12 @@ mod tests {
             held.extend(connection.acquire().now_or_never());
         }
         assert_eq!(held.len(), 8);
-        assert!(reads(&all, "192.0.2.1").acquire().now_or_never().is_some_and(|it| it.is_ok()));
+        assert!(
+            reads(&all, "192.0.2.1")
+                .acquire()
+                .now_or_never()
+                .is_some_and(|it| it.is_ok())
+        );
         drop(held);
         assert_eq!(all.usage().all, 0);
     }
@@ -432,6 +484,11 @@ mod tests {
         assert!(first.is_some() && second.is_some());
         assert!(connection.acquire().now_or_never().is_none());
         drop(first);
-        assert!(connection.acquire().now_or_never().is_some_and(|it| it.is_ok()));
+        assert!(
+            connection
+                .acquire()
+                .now_or_never()
+                .is_some_and(|it| it.is_ok())
+        );
     }
 }

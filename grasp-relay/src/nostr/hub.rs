@@ -149,7 +149,12 @@ pub struct Listener {
 #[derive(Debug)]
 enum Command {
     Publish(Published),
-    Subscribe { queue: ListenerQueue, subscription: u64, filters: Arc<[Filter]>, confirm: bool },
+    Subscribe {
+        queue: ListenerQueue,
+        subscription: u64,
+        filters: Arc<[Filter]>,
+        confirm: bool,
+    },
     Unsubscribe(Subscriber),
     RemoveListener(u64),
     HubStats(oneshot::Sender<HubStats>),
@@ -172,7 +177,14 @@ impl Hub {
         tokio::spawn(HubState::default().run(received));
         let [sockets, feeds] = [Arc::default(), Arc::default()];
         let ephemeral = broadcast::Sender::new(EPHEMERAL_QUEUE);
-        Self { commands, listeners: Arc::default(), sockets, feeds, ephemeral, source }
+        Self {
+            commands,
+            listeners: Arc::default(),
+            sockets,
+            feeds,
+            ephemeral,
+            source,
+        }
     }
 
     /// Publishes an event that this process has stored, unless it comes by the database.
@@ -208,7 +220,11 @@ impl Hub {
         let stats = stats.await.unwrap_or_default();
         // Each feed has one subscription, which is internal.
         let subscriptions = stats.subscriptions.saturating_sub(feeds);
-        HubStats { sockets, subscriptions, ..stats }
+        HubStats {
+            sockets,
+            subscriptions,
+            ..stats
+        }
     }
 
     /// Counts a websocket.
@@ -230,7 +246,11 @@ impl Hub {
             waiting: Arc::default(),
             capacity,
         };
-        Listener { commands: self.commands.clone(), queue, messages }
+        Listener {
+            commands: self.commands.clone(),
+            queue,
+            messages,
+        }
     }
 }
 
@@ -249,13 +269,29 @@ impl Listener {
 
     async fn send_subscribe(&self, subscription: u64, filters: Arc<[Filter]>, confirm: bool) {
         let queue = self.queue.clone();
-        send(&self.commands, Command::Subscribe { queue, subscription, filters, confirm }).await;
+        send(
+            &self.commands,
+            Command::Subscribe {
+                queue,
+                subscription,
+                filters,
+                confirm,
+            },
+        )
+        .await;
     }
 
     /// Ends one subscription. Events that were queued for it may still arrive.
     pub async fn unsubscribe(&self, subscription: u64) {
         let listener = self.queue.listener;
-        send(&self.commands, Command::Unsubscribe(Subscriber { listener, subscription })).await;
+        send(
+            &self.commands,
+            Command::Unsubscribe(Subscriber {
+                listener,
+                subscription,
+            }),
+        )
+        .await;
     }
 
     /// Waits for the next message. Cancel-safe.
@@ -276,7 +312,10 @@ impl Listener {
     fn received(&self, message: HubMessage) -> HubMessage {
         if let HubMessage::Event { published, .. } = &message {
             self.queue.waiting.events.fetch_sub(1, Ordering::Relaxed);
-            self.queue.waiting.bytes.fetch_sub(published.json.len(), Ordering::Relaxed);
+            self.queue
+                .waiting
+                .bytes
+                .fetch_sub(published.json.len(), Ordering::Relaxed);
         }
         message
     }
@@ -326,7 +365,10 @@ impl ListenerQueue {
             events.fetch_add(1, Ordering::Relaxed);
             bytes.fetch_add(length, Ordering::Relaxed);
             let published = published.clone();
-            self.send(HubMessage::Event { subscription, published });
+            self.send(HubMessage::Event {
+                subscription,
+                published,
+            });
         }
         has_room
     }
@@ -354,13 +396,24 @@ impl HubState {
     fn handle(&mut self, command: Command) {
         match command {
             Command::Publish(published) => self.publish(&Arc::new(published)),
-            Command::Subscribe { queue, subscription, filters, confirm } => {
+            Command::Subscribe {
+                queue,
+                subscription,
+                filters,
+                confirm,
+            } => {
                 let listener = queue.listener;
                 let queue = self.queues.entry(listener).or_insert(queue);
                 if confirm {
                     queue.send(HubMessage::Subscribed { subscription });
                 }
-                self.index.insert(Subscriber { listener, subscription }, filters);
+                self.index.insert(
+                    Subscriber {
+                        listener,
+                        subscription,
+                    },
+                    filters,
+                );
             }
             Command::Unsubscribe(subscriber) => self.index.remove(subscriber),
             Command::RemoveListener(listener) => self.remove_listener(listener),
@@ -400,7 +453,10 @@ mod tests {
 
     use super::*;
 
-    const LARGE_CAPACITY: Capacity = Capacity { events: 100, bytes: 1_000_000 };
+    const LARGE_CAPACITY: Capacity = Capacity {
+        events: 100,
+        bytes: 1_000_000,
+    };
 
     fn note(text: &str) -> Arc<Event> {
         let note = EventBuilder::new(Kind::from(1), text).finalize(&Keys::generate());
@@ -413,9 +469,10 @@ mod tests {
 
     async fn received_note(listener: &mut Listener) -> (u64, Arc<Event>) {
         match listener.next().await {
-            HubMessage::Event { subscription, published } => {
-                (subscription, published.event.clone())
-            }
+            HubMessage::Event {
+                subscription,
+                published,
+            } => (subscription, published.event.clone()),
             other => panic!("{other:?}"),
         }
     }
@@ -423,7 +480,10 @@ mod tests {
     #[tokio::test]
     async fn a_full_queue_ends_that_subscription_and_no_other() {
         let hub = Hub::start();
-        let mut slow = hub.listen(Capacity { events: 2, bytes: 1_000_000 });
+        let mut slow = hub.listen(Capacity {
+            events: 2,
+            bytes: 1_000_000,
+        });
         let mut quick = hub.listen(LARGE_CAPACITY);
         slow.subscribe(1, everything()).await;
         quick.subscribe(1, everything()).await;
@@ -448,7 +508,10 @@ mod tests {
     async fn a_confirmation_follows_what_was_published_before_and_precedes_what_is_published_after()
     {
         let hub = Hub::start();
-        let mut listener = hub.listen(Capacity { events: 2, bytes: 1_000_000 });
+        let mut listener = hub.listen(Capacity {
+            events: 2,
+            bytes: 1_000_000,
+        });
         let notes: Vec<_> = (0..4).map(|nth| note(&nth.to_string())).collect();
         listener.subscribe(1, everything()).await;
         for note in &notes[..3] {
@@ -458,8 +521,14 @@ mod tests {
         for note in &notes[..2] {
             assert_eq!(received_note(&mut listener).await, (1, note.clone()));
         }
-        assert_eq!(listener.next().await, HubMessage::Overflow { subscription: 1 });
-        assert_eq!(listener.next().await, HubMessage::Subscribed { subscription: 2 });
+        assert_eq!(
+            listener.next().await,
+            HubMessage::Overflow { subscription: 1 }
+        );
+        assert_eq!(
+            listener.next().await,
+            HubMessage::Subscribed { subscription: 2 }
+        );
         hub.publish(notes[3].clone()).await;
         assert_eq!(received_note(&mut listener).await, (2, notes[3].clone()));
     }
@@ -468,7 +537,10 @@ mod tests {
     async fn bytes_fill_a_queue_as_events_do_and_reading_empties_it() {
         let hub = Hub::start();
         let big = note(&"x".repeat(1_000));
-        let mut listener = hub.listen(Capacity { events: 100, bytes: 2_000 });
+        let mut listener = hub.listen(Capacity {
+            events: 100,
+            bytes: 2_000,
+        });
         listener.subscribe(1, everything()).await;
         for _ in 0..3 {
             hub.publish(big.clone()).await;

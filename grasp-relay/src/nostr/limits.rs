@@ -136,7 +136,10 @@ impl Default for Limits {
 impl Limits {
     /// Returns the capacity of the queue of one connection's live events.
     pub(crate) const fn live_queue(&self) -> Capacity {
-        Capacity { events: self.live_queue_events, bytes: self.live_queue_bytes }
+        Capacity {
+            events: self.live_queue_events,
+            bytes: self.live_queue_bytes,
+        }
     }
 }
 
@@ -154,7 +157,10 @@ pub(crate) struct Allowance {
 
 impl Allowance {
     pub(crate) fn new(per_minute: u32) -> Self {
-        Self { cost: MINUTE / per_minute.max(1), full_at: Mono::ZERO }
+        Self {
+            cost: MINUTE / per_minute.max(1),
+            full_at: Mono::ZERO,
+        }
     }
 
     /// Takes one, if there is one.
@@ -257,7 +263,10 @@ impl RelayInfo {
             "restricted_writes": true,
             "created_at_upper_limit": self.created_at_ahead.as_secs(),
         });
-        let document = Document { info: self, limitation };
+        let document = Document {
+            info: self,
+            limitation,
+        };
         serde_json::to_string(&document).expect("strings and numbers always have a JSON form")
     }
 }
@@ -310,7 +319,10 @@ mod tests {
     fn curation_is_absent_unless_there_is_some() {
         let plain = RelayInfo::default();
         assert!(!plain.document(&Limits::default()).contains("curation"));
-        let curated = RelayInfo { curation: Some("no forks".into()), ..plain };
+        let curated = RelayInfo {
+            curation: Some("no forks".into()),
+            ..plain
+        };
         let document = curated.document(&Limits::default());
         assert!(document.contains(r#""curation":"no forks""#));
     }
@@ -326,7 +338,11 @@ mod tests {
     #[test]
     fn keys_stand_as_hex_under_their_names() {
         let key = PublicKey::from_byte_array([0xab; 32]);
-        let info = RelayInfo { pubkey: Some(key), service_key: Some(key), ..RelayInfo::default() };
+        let info = RelayInfo {
+            pubkey: Some(key),
+            service_key: Some(key),
+            ..RelayInfo::default()
+        };
         let card: serde_json::Value =
             serde_json::from_str(&info.document(&Limits::default())).expect("JSON");
         assert_eq!(card["pubkey"], "ab".repeat(32));

@@ -67,7 +67,10 @@ impl NegentropyPool {
         message: Vec<u8>,
     ) -> Result<(Arc<Snapshot>, Reply), Reply> {
         let refuse = |reason: &'static str| Reply::neg_err(id, reason);
-        let job = self.start_job(claimant, message).await.ok_or_else(|| refuse(AT_CAPACITY))?;
+        let job = self
+            .start_job(claimant, message)
+            .await
+            .ok_or_else(|| refuse(AT_CAPACITY))?;
         let items = match store.inventory(filter, now, self.most_items).await {
             Ok(Inventory::Complete(items)) => items,
             Ok(Inventory::TooMany) => {
@@ -78,7 +81,10 @@ impl NegentropyPool {
         };
         let share = self.items.try_take(claimant, items.len() as u64);
         let share = share.map_err(|_| refuse(AT_CAPACITY))?;
-        let snapshot = Arc::new(Snapshot { items, _share: share });
+        let snapshot = Arc::new(Snapshot {
+            items,
+            _share: share,
+        });
         match compare(id, snapshot.clone(), job).await {
             refusal @ Reply::NegErr(..) => Err(refusal),
             reply => Ok((snapshot, reply)),
@@ -103,7 +109,11 @@ impl NegentropyPool {
     async fn start_job(&self, claimant: &Claimant, message: Vec<u8>) -> Option<Job> {
         let waiting = self.waiting.try_take(claimant, message.len() as u64).ok()?;
         let job = self.jobs.wait(claimant, 1, JOB_TIMEOUT).await.ok()?;
-        Some(Job { message, _waiting: waiting, _job: job })
+        Some(Job {
+            message,
+            _waiting: waiting,
+            _job: job,
+        })
     }
 }
 

@@ -65,8 +65,10 @@ impl CloseReason {
     pub(crate) const NOT_UTF8: Self = Self(1007, "invalid: text must be UTF-8");
     pub(crate) const TOO_BIG: Self = Self(1009, "invalid: message too big");
     pub(crate) const PROTOCOL: Self = Self(1002, "invalid: broken websocket frame");
-    pub(crate) const AT_CAPACITY: Self =
-        Self(1013, "rate-limited: too many unfinished messages of this network");
+    pub(crate) const AT_CAPACITY: Self = Self(
+        1013,
+        "rate-limited: too many unfinished messages of this network",
+    );
     pub(crate) const TOO_SLOW: Self = Self(1008, "closed: a message took too long");
     const IDLE: Self = Self(1001, "closed: idle for too long");
     const TOO_MANY_MESSAGES: Self = Self(1008, "rate-limited: too many messages");
@@ -111,7 +113,12 @@ impl Session {
     pub(crate) fn new(now: Now, config: Arc<Config>, challenge: String) -> Self {
         let limits = &config.limits;
         Self {
-            auth: Authentication { challenge, was_sent: false, keys: Vec::new(), failures: 0 },
+            auth: Authentication {
+                challenge,
+                was_sent: false,
+                keys: Vec::new(),
+                failures: 0,
+            },
             subscriptions: BTreeMap::new(),
             neg_sessions: BTreeMap::new(),
             messages: Allowance::new(limits.messages_per_minute),
@@ -134,9 +141,20 @@ impl Session {
                 self.note_activity(now);
                 Vec::new()
             }
-            Input::Judged(id, Answer { is_accepted: accepted, message }) => {
-                self.answer(now, Reply::Ok { id, accepted, message })
-            }
+            Input::Judged(
+                id,
+                Answer {
+                    is_accepted: accepted,
+                    message,
+                },
+            ) => self.answer(
+                now,
+                Reply::Ok {
+                    id,
+                    accepted,
+                    message,
+                },
+            ),
             Input::Reply(token, reply) if self.is_open(token) => self.answer(now, reply),
             Input::Reply(..) => Vec::new(),
             Input::NegOpened(token, snapshot, reply) => {
@@ -149,9 +167,17 @@ impl Session {
     /// Returns the time of the next [`Input::Tick`], which changes with each `handle`.
     pub(crate) fn next_deadline(&self) -> Mono {
         let limits = &self.config.limits;
-        let quiet = if self.pinged { limits.idle_timeout } else { limits.ping_after };
+        let quiet = if self.pinged {
+            limits.idle_timeout
+        } else {
+            limits.ping_after
+        };
         let quiet = self.active_at + quiet.min(limits.idle_timeout);
-        let idle = self.neg_sessions.values().filter_map(|open| open.idle_since).min();
+        let idle = self
+            .neg_sessions
+            .values()
+            .filter_map(|open| open.idle_since)
+            .min();
         idle.map_or(quiet, |since| quiet.min(since + limits.neg_idle))
     }
 
@@ -257,7 +283,11 @@ impl Session {
         opened: impl FnOnce(Token, SubId, QueryFilters) -> Output,
     ) -> Vec<Output> {
         let mut outputs = self.close(&id);
-        let Limits { subscriptions, subscription_bytes, .. } = self.config.limits;
+        let Limits {
+            subscriptions,
+            subscription_bytes,
+            ..
+        } = self.config.limits;
         let held: usize = self.subscriptions.values().map(|open| open.bytes).sum();
         if self.subscriptions.len() >= subscriptions {
             let reason =
@@ -270,7 +300,8 @@ impl Session {
             outputs.extend(self.answer(now, Reply::closed(&id, reason)));
         } else {
             let (token, bytes) = (self.next_token(), query.bytes);
-            self.subscriptions.insert(id.clone(), OpenSubscription { token, bytes });
+            self.subscriptions
+                .insert(id.clone(), OpenSubscription { token, bytes });
             outputs.push(opened(token, id, query));
         }
         outputs
@@ -279,7 +310,10 @@ impl Session {
     /// Closes a subscription, if it is open.
     fn close(&mut self, id: &SubId) -> Vec<Output> {
         let closed = self.subscriptions.remove(id);
-        closed.map(|open| Output::Unsubscribe(open.token)).into_iter().collect()
+        closed
+            .map(|open| Output::Unsubscribe(open.token))
+            .into_iter()
+            .collect()
     }
 
     /// Opens a negentropy session; one of the same id is closed first.
@@ -296,7 +330,11 @@ impl Session {
             return self.answer(now, Reply::neg_err(&id, reason));
         }
         let token = self.next_token();
-        let open = NegSession { token, snapshot: None, idle_since: None };
+        let open = NegSession {
+            token,
+            snapshot: None,
+            idle_since: None,
+        };
         self.neg_sessions.insert(id.clone(), open);
         vec![Output::OpenNeg(token, id, filter, message)]
     }
@@ -309,9 +347,15 @@ impl Session {
         snapshot: Arc<Snapshot>,
         reply: Reply,
     ) -> Vec<Output> {
-        let snapshots = self.neg_sessions.values().filter_map(|open| open.snapshot.as_ref());
+        let snapshots = self
+            .neg_sessions
+            .values()
+            .filter_map(|open| open.snapshot.as_ref());
         let held: usize = snapshots.map(|snapshot| snapshot.len()).sum();
-        let opened = self.neg_sessions.iter_mut().find(|(_, open)| open.token == token);
+        let opened = self
+            .neg_sessions
+            .iter_mut()
+            .find(|(_, open)| open.token == token);
         let Some((id, open)) = opened else {
             return Vec::new();
         };
@@ -347,7 +391,8 @@ impl Session {
             outputs.push(Output::Ping);
         }
         let is_idle = |open: &NegSession| {
-            open.idle_since.is_some_and(|since| now.mono - since >= limits.neg_idle)
+            open.idle_since
+                .is_some_and(|since| now.mono - since >= limits.neg_idle)
         };
         let idle = self.neg_sessions.iter().filter(|(_, open)| is_idle(open));
         let refusal = |(id, _): (&SubId, _)| Reply::neg_err(id, "closed: idle for too long");
@@ -391,7 +436,11 @@ impl Authentication {
                 if !self.keys.contains(&key) {
                     self.keys.push(key);
                 }
-                vec![Output::Send(Reply::Ok { id, accepted: true, message: "".into() })]
+                vec![Output::Send(Reply::Ok {
+                    id,
+                    accepted: true,
+                    message: "".into(),
+                })]
             }
             Err(reason) => {
                 self.failures = self.failures.saturating_add(1);

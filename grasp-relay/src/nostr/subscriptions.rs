@@ -45,7 +45,10 @@ impl SubscriptionIndex {
     /// Adds a subscription; one of the same key is replaced.
     pub(super) fn insert(&mut self, subscriber: Subscriber, filters: Arc<[Filter]>) {
         self.remove(subscriber);
-        for key in filters.iter().flat_map(|filter| keys_of(&self.hasher, filter)) {
+        for key in filters
+            .iter()
+            .flat_map(|filter| keys_of(&self.hasher, filter))
+        {
             self.keys.entry(key).or_default().insert(subscriber);
         }
         self.subscriptions.insert(subscriber, filters);
@@ -53,7 +56,10 @@ impl SubscriptionIndex {
 
     pub(super) fn remove(&mut self, subscriber: Subscriber) {
         let filters = self.subscriptions.remove(&subscriber).unwrap_or_default();
-        for key in filters.iter().flat_map(|filter| keys_of(&self.hasher, filter)) {
+        for key in filters
+            .iter()
+            .flat_map(|filter| keys_of(&self.hasher, filter))
+        {
             let Some(subscribers) = self.keys.get_mut(&key) else {
                 continue;
             };
@@ -66,8 +72,15 @@ impl SubscriptionIndex {
 
     /// Removes all subscriptions of one listener.
     pub(super) fn remove_listener(&mut self, listener: u64) {
-        let [first, last] = [0, u64::MAX].map(|subscription| Subscriber { listener, subscription });
-        let gone: Vec<_> = self.subscriptions.range(first..=last).map(|(key, _)| *key).collect();
+        let [first, last] = [0, u64::MAX].map(|subscription| Subscriber {
+            listener,
+            subscription,
+        });
+        let gone: Vec<_> = self
+            .subscriptions
+            .range(first..=last)
+            .map(|(key, _)| *key)
+            .collect();
         for subscriber in gone {
             self.remove(subscriber);
         }
@@ -92,14 +105,21 @@ impl SubscriptionIndex {
     }
 
     fn candidates(&self, TaggedEvent { event, tags }: &TaggedEvent<'_>) -> Vec<Subscriber> {
-        let tags = tags.iter().map(|(name, value)| Key::Tag(*name, self.hasher.hash_one(value)));
-        [Key::Id(event.id), Key::Author(event.pubkey), Key::Kind(event.kind), Key::Any]
-            .into_iter()
-            .chain(tags)
-            .filter_map(|key| self.keys.get(&key))
-            .flatten()
-            .copied()
-            .collect()
+        let tags = tags
+            .iter()
+            .map(|(name, value)| Key::Tag(*name, self.hasher.hash_one(value)));
+        [
+            Key::Id(event.id),
+            Key::Author(event.pubkey),
+            Key::Kind(event.kind),
+            Key::Any,
+        ]
+        .into_iter()
+        .chain(tags)
+        .filter_map(|key| self.keys.get(&key))
+        .flatten()
+        .copied()
+        .collect()
     }
 }
 
@@ -110,7 +130,10 @@ fn keys_of(hasher: &RandomState, filter: &Filter) -> Vec<Key> {
         .iter()
         .min_by_key(|(name, values)| (!is_specific(**name), values.len()));
     let tagged = |name: SingleLetterTag, values: &BTreeSet<String>| {
-        values.iter().map(|value| Key::Tag(name, hasher.hash_one(value.as_str()))).collect()
+        values
+            .iter()
+            .map(|value| Key::Tag(name, hasher.hash_one(value.as_str())))
+            .collect()
     };
     match (&filter.ids, tag, &filter.authors, &filter.kinds) {
         (Some(ids), ..) => ids.iter().copied().map(Key::Id).collect(),
@@ -147,7 +170,9 @@ impl<'a> TaggedEvent<'a> {
         let tags = event.tags.iter();
         Self {
             event,
-            tags: tags.filter_map(|tag| Some((tag.single_letter_tag()?, tag.content()?))).collect(),
+            tags: tags
+                .filter_map(|tag| Some((tag.single_letter_tag()?, tag.content()?)))
+                .collect(),
         }
     }
 
@@ -159,9 +184,18 @@ impl<'a> TaggedEvent<'a> {
     /// Returns whether a filter matches by NIP-01: an empty list matches nothing.
     fn matches(&self, filter: &Filter) -> bool {
         let event = self.event;
-        filter.ids.as_ref().is_none_or(|ids| ids.contains(&event.id))
-            && filter.authors.as_ref().is_none_or(|keys| keys.contains(&event.pubkey))
-            && filter.kinds.as_ref().is_none_or(|kinds| kinds.contains(&event.kind))
+        filter
+            .ids
+            .as_ref()
+            .is_none_or(|ids| ids.contains(&event.id))
+            && filter
+                .authors
+                .as_ref()
+                .is_none_or(|keys| keys.contains(&event.pubkey))
+            && filter
+                .kinds
+                .as_ref()
+                .is_none_or(|kinds| kinds.contains(&event.kind))
             && filter.since.is_none_or(|since| event.created_at >= since)
             && filter.until.is_none_or(|until| event.created_at <= until)
             && self.matches_tags(filter)

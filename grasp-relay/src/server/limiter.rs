@@ -51,7 +51,9 @@ impl AddressRange {
 impl FromStr for AddressRange {
     type Err = AddressRangeError;
     fn from_str(text: &str) -> Result<Self, AddressRangeError> {
-        let range = text.parse().or_else(|_| text.parse().map(|address: IpAddr| address.into()));
+        let range = text
+            .parse()
+            .or_else(|_| text.parse().map(|address: IpAddr| address.into()));
         range.map(Self).map_err(|_| AddressRangeError)
     }
 }
@@ -76,7 +78,11 @@ impl ConnectionLimiter {
     pub(super) fn new(most: usize, total: usize, proxies: Vec<AddressRange>) -> Self {
         // A single address has a quarter of all.
         let all = shared_pool(total.max(most.saturating_mul(4)));
-        Self { most, all, proxies: proxies.into() }
+        Self {
+            most,
+            all,
+            proxies: proxies.into(),
+        }
     }
 
     /// Returns the place of a TCP connection. A trusted proxy connects for many clients and is not counted itself.
@@ -87,27 +93,40 @@ impl ConnectionLimiter {
     /// Returns the place of the client that a trusted proxy forwards for. Other clients were counted when they
     /// connected.
     pub(super) fn admit_forwarded(&self, peer: IpAddr, headers: &HeaderMap) -> Option<Holding> {
-        let client = self.is_trusted(peer).then(|| self.forwarded_for(headers)).flatten();
+        let client = self
+            .is_trusted(peer)
+            .then(|| self.forwarded_for(headers))
+            .flatten();
         self.admit(client.unwrap_or(peer), u64::from(client.is_some()))
     }
 
     /// Returns the network that a request is from; behind a trusted proxy, that of its client.
     pub(super) fn network(&self, peer: IpAddr, headers: &HeaderMap) -> ClientNetwork {
-        let client = self.is_trusted(peer).then(|| self.forwarded_for(headers)).flatten();
+        let client = self
+            .is_trusted(peer)
+            .then(|| self.forwarded_for(headers))
+            .flatten();
         ClientNetwork::of(client.unwrap_or(peer))
     }
 
     /// Returns the network of the client that another node of this server forwards a request for.
     pub(super) fn network_at_node(&self, peer: IpAddr, headers: &HeaderMap) -> ClientNetwork {
-        let forwarded = headers.get("x-forwarded-for").and_then(|value| value.to_str().ok());
+        let forwarded = headers
+            .get("x-forwarded-for")
+            .and_then(|value| value.to_str().ok());
         ClientNetwork::of(forwarded.and_then(address_of).unwrap_or(peer))
     }
 
     /// Returns the last address of `X-Forwarded-For` that is no trusted proxy: those before it may be forged.
     fn forwarded_for(&self, headers: &HeaderMap) -> Option<IpAddr> {
-        let hops =
-            headers.get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok());
-        let hops: Vec<_> = hops.flat_map(|value| value.split(',')).map(str::trim).collect();
+        let hops = headers
+            .get_all("x-forwarded-for")
+            .iter()
+            .filter_map(|value| value.to_str().ok());
+        let hops: Vec<_> = hops
+            .flat_map(|value| value.split(','))
+            .map(str::trim)
+            .collect();
         let mut addresses = hops.iter().rev().map_while(|hop| address_of(hop));
         addresses.find(|address| !self.is_trusted(*address))
     }
@@ -118,7 +137,9 @@ impl ConnectionLimiter {
 
     fn admit(&self, address: IpAddr, connections: u64) -> Option<Holding> {
         let claimant = Claimant::at(ClientNetwork::of(address));
-        self.all.try_take_within(&claimant, connections, self.most as u64).ok()
+        self.all
+            .try_take_within(&claimant, connections, self.most as u64)
+            .ok()
     }
 }
 
@@ -153,7 +174,13 @@ pub(super) async fn reject(
 /// Reads a hop of `X-Forwarded-For`: an address, in brackets or not, with or without a port.
 fn address_of(hop: &str) -> Option<IpAddr> {
     let with_port = || hop.parse().ok().map(|address: SocketAddr| address.ip());
-    let in_brackets = || hop.strip_prefix('[')?.strip_suffix(']')?.parse().ok().map(IpAddr::V6);
+    let in_brackets = || {
+        hop.strip_prefix('[')?
+            .strip_suffix(']')?
+            .parse()
+            .ok()
+            .map(IpAddr::V6)
+    };
     hop.parse().ok().or_else(with_port).or_else(in_brackets)
 }
 
@@ -169,17 +196,27 @@ mod tests {
 
     fn forwarded(value: &str) -> HeaderMap {
         let value = HeaderValue::from_str(value).expect("a header");
-        [("x-forwarded-for".parse().expect("a name"), value)].into_iter().collect()
+        [("x-forwarded-for".parse().expect("a name"), value)]
+            .into_iter()
+            .collect()
     }
 
     #[test]
     fn ranges_are_read_and_compared_by_bits() {
         let range = |text: &str| text.parse::<AddressRange>();
         assert!(range("::1").expect("one").contains(ip("::1")));
-        assert!(range("127.0.0.1").expect("one").contains(ip("::ffff:127.0.0.1")));
+        assert!(
+            range("127.0.0.1")
+                .expect("one")
+                .contains(ip("::ffff:127.0.0.1"))
+        );
         assert!(!range("fd00::/8").expect("a range").contains(ip("fe00::1")));
         assert!(range("0.0.0.0/0").expect("all").contains(ip("9.9.9.9")));
-        assert!(!range("0.0.0.0/0").expect("all of IPv4").contains(ip("2001:db8::1")));
+        assert!(
+            !range("0.0.0.0/0")
+                .expect("all of IPv4")
+                .contains(ip("2001:db8::1"))
+        );
         assert!(range("::/0").expect("all").contains(ip("9.9.9.9")));
         for bad in ["", "x", "1.2.3.4/33", "::/129", "1.2.3.4/", "1.2.3.4/-1"] {
             assert_eq!(range(bad), Err(AddressRangeError), "{bad}");
@@ -189,7 +226,10 @@ mod tests {
     #[test]
     fn a_range_is_shown_as_it_could_have_been_written() {
         for text in ["10.0.0.0/8", "127.0.0.1/32", "::1/128", "fd00::/8", "::/0"] {
-            assert_eq!(text.parse::<AddressRange>().expect("a range").to_string(), text);
+            assert_eq!(
+                text.parse::<AddressRange>().expect("a range").to_string(),
+                text
+            );
         }
     }
 
@@ -220,13 +260,24 @@ mod tests {
         let limiter = ConnectionLimiter::new(1, 100, vec!["10.0.0.0/8".parse().expect("a range")]);
         let proxy = ip("10.0.0.1");
         let network = |value| limiter.network(proxy, &forwarded(value));
-        for hop in ["1.2.3.4", "1.2.3.4:5678", "6.6.6.6, 1.2.3.4:1, 10.0.0.2:443"] {
+        for hop in [
+            "1.2.3.4",
+            "1.2.3.4:5678",
+            "6.6.6.6, 1.2.3.4:1, 10.0.0.2:443",
+        ] {
             assert_eq!(network(hop), ClientNetwork::of(ip("1.2.3.4")), "{hop}");
         }
         for hop in ["2001:db8::1", "[2001:db8::1]", "[2001:db8::1]:5678"] {
             assert_eq!(network(hop), ClientNetwork::of(ip("2001:db8::1")), "{hop}");
         }
-        for hop in ["", "nonsense", "[1.2.3.4", "1.2.3.4:99999", "[]:1", "1.2.3.4, x"] {
+        for hop in [
+            "",
+            "nonsense",
+            "[1.2.3.4",
+            "1.2.3.4:99999",
+            "[]:1",
+            "1.2.3.4, x",
+        ] {
             assert_eq!(network(hop), ClientNetwork::of(proxy), "{hop}");
         }
     }
@@ -249,10 +300,22 @@ mod tests {
         let held: Vec<_> = (0..5).map(|_| limiter.admit_peer(proxy)).collect();
         assert!(held.iter().all(Option::is_some));
         let _client = limiter.admit_forwarded(proxy, &forwarded("6.6.6.6, 1.2.3.4, 10.0.0.2"));
-        assert!(limiter.admit_forwarded(proxy, &forwarded("7.7.7.7, 1.2.3.4")).is_none());
-        assert!(limiter.admit_forwarded(proxy, &forwarded("1.2.3.4, 7.7.7.7")).is_some());
+        assert!(
+            limiter
+                .admit_forwarded(proxy, &forwarded("7.7.7.7, 1.2.3.4"))
+                .is_none()
+        );
+        assert!(
+            limiter
+                .admit_forwarded(proxy, &forwarded("1.2.3.4, 7.7.7.7"))
+                .is_some()
+        );
         // The header of any other peer is ignored.
         let peer = ip("8.8.8.8");
-        assert!(limiter.admit_forwarded(peer, &forwarded("1.2.3.4")).is_some());
+        assert!(
+            limiter
+                .admit_forwarded(peer, &forwarded("1.2.3.4"))
+                .is_some()
+        );
     }
 }

@@ -47,8 +47,18 @@ impl WriteTimeoutStream {
     /// Closes the stream when the peer acknowledges nothing for this long.
     pub(super) fn new(stream: TcpStream, timeout: Duration, message: UnfinishedMessage) -> Self {
         let is_watched = acknowledge_within(&stream, timeout);
-        let timeout = if is_watched { timeout * SLOW_READER_FACTOR } else { timeout };
-        Self { stream, timeout, stuck: Box::pin(sleep(timeout)), is_stuck: false, message }
+        let timeout = if is_watched {
+            timeout * SLOW_READER_FACTOR
+        } else {
+            timeout
+        };
+        Self {
+            stream,
+            timeout,
+            stuck: Box::pin(sleep(timeout)),
+            is_stuck: false,
+            message,
+        }
     }
 
     /// Returns the result of a write, or an error if it made no progress for too long.
@@ -147,7 +157,13 @@ impl UnfinishedMessage {
     /// Starts to count the bytes, within those of all connections.
     pub(crate) fn begin(&self, all: &SharedPool, claimant: Claimant) {
         let (all, since) = (all.clone(), Instant::now());
-        *self.lock() = Some(MessageState { all, claimant, bytes: 0, since, held: None });
+        *self.lock() = Some(MessageState {
+            all,
+            claimant,
+            bytes: 0,
+            since,
+            held: None,
+        });
     }
 
     /// Counts received bytes; fails if the network's share is used up, or the message took too long.
@@ -156,7 +172,9 @@ impl UnfinishedMessage {
     }
 
     fn received_at(&self, now: Instant, bytes: usize) -> io::Result<()> {
-        self.lock().as_mut().map_or(Ok(()), |state| state.received(now, bytes as u64))
+        self.lock()
+            .as_mut()
+            .map_or(Ok(()), |state| state.received(now, bytes as u64))
     }
 
     /// Ends the message.
@@ -197,7 +215,10 @@ impl MessageState {
         let granted = match &mut self.held {
             Some(held) if held.amount() >= needed => Ok(()),
             Some(held) => held.resize(needed),
-            None => self.all.try_take(&self.claimant, needed).map(|held| self.held = Some(held)),
+            None => self
+                .all
+                .try_take(&self.claimant, needed)
+                .map(|held| self.held = Some(held)),
         };
         granted.map_err(|_| io::ErrorKind::QuotaExceeded.into())
     }
@@ -214,7 +235,10 @@ mod tests {
 
     fn connection(all: &SharedPool, address: &str) -> UnfinishedMessage {
         let message = UnfinishedMessage::default();
-        message.begin(all, Claimant::at(ClientNetwork::of(address.parse().unwrap())));
+        message.begin(
+            all,
+            Claimant::at(ClientNetwork::of(address.parse().unwrap())),
+        );
         message
     }
 
@@ -222,7 +246,10 @@ mod tests {
     async fn one_address_holds_a_quarter_and_gives_it_back() {
         let all = shared_pool(MAX_UNFINISHED_BYTES);
         let eve: Vec<_> = (0..128).map(|_| connection(&all, "198.51.100.1")).collect();
-        let held = eve.iter().filter(|message| message.received(4 * MIB).is_ok()).count();
+        let held = eve
+            .iter()
+            .filter(|message| message.received(4 * MIB).is_ok())
+            .count();
         assert_eq!(held, 8);
         let refused = eve.last().unwrap().received(1).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::QuotaExceeded);
@@ -256,7 +283,10 @@ mod tests {
         }
         let later = Instant::now() + MESSAGE_TIMEOUT + Duration::from_secs(1);
         assert!(pinging.received_at(later, 131).is_ok());
-        assert_eq!(slow.received_at(later, 10).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(
+            slow.received_at(later, 10).unwrap_err().kind(),
+            io::ErrorKind::TimedOut
+        );
         slow.finished();
         assert!(slow.received_at(later, 100_000).is_ok());
     }

@@ -40,7 +40,11 @@ pub(crate) struct RepoKey {
 impl RepoKey {
     pub(crate) fn new(endpoint: Endpoint, repo: &RepoId) -> Self {
         let identifier = repo.identifier.to_string();
-        Self { endpoint: number(endpoint), identifier, owner: repo.owner }
+        Self {
+            endpoint: number(endpoint),
+            identifier,
+            owner: repo.owner,
+        }
     }
 
     fn of(change: &RepoChange) -> Self {
@@ -49,8 +53,11 @@ impl RepoKey {
 
     /// Returns the parameters `?1` to `?3` of a statement, and those that follow.
     pub(crate) fn values(&self, more: impl IntoIterator<Item = Value>) -> Vec<Value> {
-        let mut values =
-            vec![integer(self.endpoint), text(&self.identifier), blob(self.owner.as_bytes())];
+        let mut values = vec![
+            integer(self.endpoint),
+            text(&self.identifier),
+            blob(self.owner.as_bytes()),
+        ];
         values.extend(more);
         values
     }
@@ -93,8 +100,14 @@ pub(crate) trait Changes: GitRows {
             let (report, _) = self.save(&commit.save, commit.now)?;
             affected.extend(report.affected);
         }
-        commit.records.iter().try_for_each(|record| self.apply(record))?;
-        commit.additions.iter().try_for_each(|addition| self.add(addition))?;
+        commit
+            .records
+            .iter()
+            .try_for_each(|record| self.apply(record))?;
+        commit
+            .additions
+            .iter()
+            .try_for_each(|addition| self.add(addition))?;
         Ok(Committed::Done { affected })
     }
 
@@ -190,9 +203,11 @@ pub(crate) trait Changes: GitRows {
                 integer(generation),
                 text(refs.head.as_str()),
                 Value::Text(refs.encode()),
-                view.state.map_or(Value::Null, |state| blob(state.as_bytes())),
+                view.state
+                    .map_or(Value::Null, |state| blob(state.as_bytes())),
                 Value::Blob(maintainers),
-                view.shows.map_or(Value::Null, |owner| blob(owner.as_bytes())),
+                view.shows
+                    .map_or(Value::Null, |owner| blob(owner.as_bytes())),
             ]),
         )
     }
@@ -270,7 +285,9 @@ pub(crate) trait Changes: GitRows {
 
     /// Counts an addition, and forgets old ones.
     fn add(&self, addition: &Addition) -> Result<(), StoreError> {
-        let author = addition.author.map_or_else(Vec::new, |author| author.to_bytes().to_vec());
+        let author = addition
+            .author
+            .map_or_else(Vec::new, |author| author.to_bytes().to_vec());
         self.change(
             "INSERT INTO additions (at, identifier, owner, author, kind, bytes)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6)
@@ -287,14 +304,21 @@ pub(crate) trait Changes: GitRows {
         )?;
         self.change(
             "DELETE FROM additions WHERE at < ?1",
-            vec![integer(seconds(addition.at.as_secs().saturating_sub(ADDITIONS_KEPT)))],
+            vec![integer(seconds(
+                addition.at.as_secs().saturating_sub(ADDITIONS_KEPT),
+            ))],
         )
     }
 
     /// Applies one change of purgatory.
     fn apply(&self, record: &Record) -> Result<(), StoreError> {
         match record {
-            Record::Held { event, phase, since, until } => self.change(
+            Record::Held {
+                event,
+                phase,
+                since,
+                until,
+            } => self.change(
                 "INSERT INTO held (id, phase, since, until, event) VALUES (?1, ?2, ?3, ?4, ?5)
                      ON CONFLICT (id) DO UPDATE SET phase = excluded.phase, since = excluded.since,
                          until = excluded.until, event = excluded.event",
@@ -308,7 +332,11 @@ pub(crate) trait Changes: GitRows {
             ),
             Record::Moved { id, phase, until } => self.change(
                 "UPDATE held SET phase = ?2, until = ?3 WHERE id = ?1",
-                vec![blob(id.as_bytes()), integer(phase_number(*phase)), time(*until)],
+                vec![
+                    blob(id.as_bytes()),
+                    integer(phase_number(*phase)),
+                    time(*until),
+                ],
             ),
             Record::Gone { id } => {
                 self.change("DELETE FROM held WHERE id = ?1", vec![blob(id.as_bytes())])
@@ -334,7 +362,16 @@ pub(crate) trait Changes: GitRows {
     }
 
     fn stage(&self, record: &Record) -> Result<(), StoreError> {
-        let Record::Staged { id, tip, target, bytes, until } = record else { return Ok(()) };
+        let Record::Staged {
+            id,
+            tip,
+            target,
+            bytes,
+            until,
+        } = record
+        else {
+            return Ok(());
+        };
         self.change(
             "INSERT INTO staged (id, tip, place, target, bytes, until)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6)
@@ -399,7 +436,11 @@ pub(crate) fn refs_removal(
 
 /// Returns the endpoint of its number.
 pub(crate) fn endpoint(number: i64) -> Endpoint {
-    if number == 0 { Endpoint::Repository } else { Endpoint::PullRequests }
+    if number == 0 {
+        Endpoint::Repository
+    } else {
+        Endpoint::PullRequests
+    }
 }
 
 pub(crate) fn number(endpoint: Endpoint) -> i64 {
@@ -415,13 +456,21 @@ const HUNTED: i64 = 2;
 
 fn kind_of(addition: &Addition) -> i64 {
     let authority = if addition.has_authority { AUTHORITY } else { 0 };
-    let source = if addition.source == Source::Hunted { HUNTED } else { 0 };
+    let source = if addition.source == Source::Hunted {
+        HUNTED
+    } else {
+        0
+    };
     authority | source
 }
 
 /// Returns from its column whether an addition came with authority, and its source.
 pub(crate) fn addition_kind(kind: i64) -> (bool, Source) {
-    let source = if kind & HUNTED != 0 { Source::Hunted } else { Source::Pushed };
+    let source = if kind & HUNTED != 0 {
+        Source::Hunted
+    } else {
+        Source::Pushed
+    };
     (kind & AUTHORITY != 0, source)
 }
 
@@ -434,7 +483,11 @@ fn mark(garbage: Garbage) -> i64 {
 
 /// Returns the mark of a repository from its column.
 pub(crate) fn garbage(mark: i64) -> Garbage {
-    if mark == 1 { Garbage::Moved } else { Garbage::Removed }
+    if mark == 1 {
+        Garbage::Moved
+    } else {
+        Garbage::Removed
+    }
 }
 
 fn phase_number(phase: Phase) -> i64 {
@@ -446,7 +499,11 @@ fn phase_number(phase: Phase) -> i64 {
 
 /// Returns the phase of a held event from its column.
 pub(crate) fn phase(number: i64) -> Phase {
-    if number == 0 { Phase::Waiting } else { Phase::Expired }
+    if number == 0 {
+        Phase::Waiting
+    } else {
+        Phase::Expired
+    }
 }
 
 pub(crate) fn integer(number: impl Into<i64>) -> Value {
@@ -466,7 +523,9 @@ pub(crate) fn blob(bytes: &[u8]) -> Value {
 }
 
 fn to_json(value: &impl Serialize) -> Result<Value, StoreError> {
-    serde_json::to_string(value).map(Value::Text).map_err(failure)
+    serde_json::to_string(value)
+        .map(Value::Text)
+        .map_err(failure)
 }
 
 /// The keys of rows that tasks need.
@@ -505,7 +564,8 @@ impl Wanted {
             }
         }
         if event.kind == Kind::EventDeletion {
-            self.requests.push((event.pubkey.to_bytes(), event.id.to_bytes()));
+            self.requests
+                .push((event.pubkey.to_bytes(), event.id.to_bytes()));
         }
         self.request(keys, event);
     }
@@ -514,12 +574,17 @@ impl Wanted {
     pub(crate) fn request(&mut self, keys: &Keys, event: &Event) {
         if event.kind == Kind::RequestToVanish {
             let list = keys.author(&event.pubkey);
-            self.vanishing.push((list, event.pubkey.to_bytes(), newest(event.created_at)));
+            self.vanishing
+                .push((list, event.pubkey.to_bytes(), newest(event.created_at)));
         }
         if event.kind == Kind::EventDeletion {
             let request = DeletionRequest::parse(event).unwrap_or_default();
-            self.targets.extend(request.ids.iter().map(|id| id.to_bytes()));
-            request.coordinates.iter().for_each(|coordinate| self.coordinate(keys, coordinate));
+            self.targets
+                .extend(request.ids.iter().map(|id| id.to_bytes()));
+            request
+                .coordinates
+                .iter()
+                .for_each(|coordinate| self.coordinate(keys, coordinate));
         }
     }
 
@@ -547,7 +612,8 @@ impl Wanted {
             self.views.push(RepoKey::of(change));
         }
         self.remove(&commit.withdraw);
-        self.ids.extend(commit.require.iter().map(|id| id.to_bytes()));
+        self.ids
+            .extend(commit.require.iter().map(|id| id.to_bytes()));
         if !commit.save.is_empty() {
             self.save(keys, &commit.save, commit.now);
         }

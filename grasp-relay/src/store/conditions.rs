@@ -51,7 +51,9 @@ impl Conditions {
     /// Returns the conditions of a filter besides its ids, times and limit.
     pub(crate) fn of(filter: Filter) -> Self {
         Self {
-            kinds: filter.kinds.map(|kinds| kinds.iter().map(|kind| kind.as_u16()).collect()),
+            kinds: filter
+                .kinds
+                .map(|kinds| kinds.iter().map(|kind| kind.as_u16()).collect()),
             authors: filter.authors,
             tags: filter.generic_tags.into_iter().collect(),
         }
@@ -87,9 +89,12 @@ impl Conditions {
             IndexChoice::Kinds => {
                 Box::new(self.kinds.iter().flatten().map(|kind| keys.kind(*kind)))
             }
-            IndexChoice::Authors => {
-                Box::new(self.authors.iter().flatten().map(|author| keys.author(author)))
-            }
+            IndexChoice::Authors => Box::new(
+                self.authors
+                    .iter()
+                    .flatten()
+                    .map(|author| keys.author(author)),
+            ),
             IndexChoice::Ids | IndexChoice::Everything => Box::new(std::iter::empty()),
         }
     }
@@ -102,21 +107,29 @@ impl Conditions {
 
     /// Returns whether an index leaves conditions on tags.
     pub(crate) fn need_tags(&self, chosen: IndexChoice) -> bool {
-        self.tags.iter().any(|(name, _)| chosen != IndexChoice::Tag(*name))
+        self.tags
+            .iter()
+            .any(|(name, _)| chosen != IndexChoice::Tag(*name))
     }
 
     pub(crate) fn admit_kind(&self, kind: u16) -> bool {
-        self.kinds.as_ref().is_none_or(|kinds| kinds.contains(&kind))
+        self.kinds
+            .as_ref()
+            .is_none_or(|kinds| kinds.contains(&kind))
     }
 
     pub(crate) fn admit_author(&self, author: &PublicKey) -> bool {
-        self.authors.as_ref().is_none_or(|authors| authors.contains(author))
+        self.authors
+            .as_ref()
+            .is_none_or(|authors| authors.contains(author))
     }
 
     pub(crate) fn admit_tags(&self, json: &str) -> bool {
         let event = Event::from_json(json);
         event.is_ok_and(|event| {
-            self.tags.iter().all(|(name, values)| has_tag(&event, *name, values))
+            self.tags
+                .iter()
+                .all(|(name, values)| has_tag(&event, *name, values))
         })
     }
 }

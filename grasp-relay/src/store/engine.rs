@@ -71,7 +71,9 @@ impl dyn Columns + '_ {
 
     /// Returns a text that has a type of its own.
     pub(crate) fn parse<T: FromStr>(&self, at: usize) -> Result<T, StoreError> {
-        self.text(at)?.parse().map_err(|_| failure(Unreadable("a name")))
+        self.text(at)?
+            .parse()
+            .map_err(|_| failure(Unreadable("a name")))
     }
 
     pub(crate) fn json<T: DeserializeOwned>(&self, at: usize) -> Result<T, StoreError> {
@@ -88,9 +90,10 @@ impl dyn Columns + '_ {
         match self.value(at)? {
             Value::Null => Ok(None),
             Value::Blob(bytes) if bytes.is_empty() => Ok(None),
-            Value::Blob(bytes) => {
-                bytes.try_into().map(Some).map_err(|_| failure(Unreadable("bytes")))
-            }
+            Value::Blob(bytes) => bytes
+                .try_into()
+                .map(Some)
+                .map_err(|_| failure(Unreadable("bytes"))),
             _ => Err(failure(Unreadable("bytes"))),
         }
     }
@@ -138,7 +141,12 @@ pub(crate) struct Query<T> {
 
 impl<T: Send + 'static> Query<T> {
     pub(crate) fn new(sql: &'static str, values: Vec<Value>, read: ReadRow<T>) -> Self {
-        Self { sql, keys: None, values, read }
+        Self {
+            sql,
+            keys: None,
+            values,
+            read,
+        }
     }
 
     /// Returns the rows of any number of keys.
@@ -151,7 +159,15 @@ impl<T: Send + 'static> Query<T> {
         let mut found = Vec::new();
         for keys in keys.chunks(KEYS_PER_READ) {
             let (keys, values) = (Some(keys.to_vec()), self.values.clone());
-            found.extend(engine.rows(Self { keys, values, ..self }).await?);
+            found.extend(
+                engine
+                    .rows(Self {
+                        keys,
+                        values,
+                        ..self
+                    })
+                    .await?,
+            );
         }
         Ok(found)
     }
@@ -241,7 +257,11 @@ pub(crate) async fn continue_request(
     request: Arc<Event>,
 ) -> Result<(bool, BTreeSet<RepoId>), StoreError> {
     let wanted = engine.want(|keys, wanted| wanted.request(keys, &request));
-    engine.write(MAX_TASK_ROWS, wanted, move |tables| tables.continue_request(&request)).await
+    engine
+        .write(MAX_TASK_ROWS, wanted, move |tables| {
+            tables.continue_request(&request)
+        })
+        .await
 }
 
 /// Returns the versions that a statement finds at these coordinates.
@@ -256,8 +276,13 @@ async fn versions(
     let mut at: BTreeMap<_, _> = coordinates.map(|at| (keys.coordinate(&at), at)).collect();
     let wanted: Vec<_> = at.keys().map(|key| blob(key)).collect();
     let read: ReadRow<_> = |row| Ok((row.key::<16>(2)?, row.version(0)?));
-    let found = Query::new(sql, values, read).rows_of(engine, wanted).await?;
-    Ok(found.into_iter().filter_map(|(key, by)| Some((at.remove(&key)?, by))).collect())
+    let found = Query::new(sql, values, read)
+        .rows_of(engine, wanted)
+        .await?;
+    Ok(found
+        .into_iter()
+        .filter_map(|(key, by)| Some((at.remove(&key)?, by)))
+        .collect())
 }
 
 impl<E: StoreEngine> EventStore for EngineStore<E> {
@@ -272,7 +297,9 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
                     batch.push(event);
                 }
                 let wanted = self.0.want(|keys, wanted| wanted.save(keys, &batch, now));
-                let save = self.0.write(rows, wanted, move |tables| tables.save(&batch, now));
+                let save = self
+                    .0
+                    .write(rows, wanted, move |tables| tables.save(&batch, now));
                 let (SaveReport { saved, affected }, unfinished) = save.await?;
                 report.saved.extend(saved);
                 report.affected.extend(affected);
@@ -296,7 +323,8 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
                 Verdict::Accepted | Verdict::Done(_) => None,
                 Verdict::DeletedBy(request) => {
                     let wanted = self.0.want(|keys, wanted| wanted.event(keys, &event));
-                    self.0.try_write(wanted, move |tables| tables.note_use(request, now));
+                    self.0
+                        .try_write(wanted, move |tables| tables.note_use(request, now));
                     Some(Rejection::Deleted)
                 }
             };
@@ -337,8 +365,13 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
             let sql = "SELECT json FROM heads h JOIN events e ON e.seq = h.seq
                 WHERE coordinate = ANY(?1) AND NOT EXISTS
                 (SELECT 1 FROM expirations x WHERE x.seq = e.seq AND x.at <= ?2)";
-            let wanted: Vec<_> = coordinates.iter().map(|at| blob(&keys.coordinate(at))).collect();
-            Query::new(sql, vec![time(now)], |row| row.event(0)).rows_of(&*self.0, wanted).await
+            let wanted: Vec<_> = coordinates
+                .iter()
+                .map(|at| blob(&keys.coordinate(at)))
+                .collect();
+            Query::new(sql, vec![time(now)], |row| row.event(0))
+                .rows_of(&*self.0, wanted)
+                .await
         })
     }
 
@@ -349,7 +382,9 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
                 WHERE l.list = ?1 ORDER BY l.seq LIMIT ?2";
             let most = i64::try_from(most).unwrap_or(i64::MAX);
             let values = vec![blob(&list), Value::Integer(most)];
-            self.0.rows(Query::new(sql, values, |row| row.public_key(0))).await
+            self.0
+                .rows(Query::new(sql, values, |row| row.public_key(0)))
+                .await
         })
     }
 
@@ -361,7 +396,9 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
         Box::pin(async move {
             let key = self.0.keys()?.coordinate(&coordinate);
             let sql = "SELECT json FROM superseded WHERE coordinate = ?1 ORDER BY newest, id";
-            self.0.rows(Query::new(sql, vec![blob(&key)], |row| row.event(0))).await
+            self.0
+                .rows(Query::new(sql, vec![blob(&key)], |row| row.event(0)))
+                .await
         })
     }
 
@@ -370,8 +407,10 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
             self.0.keys()?;
             let mut removed = 0;
             for batch in ids.chunks(REMOVALS_PER_COMMIT) {
-                let (wanted, batch) =
-                    (self.0.want(|_, wanted| wanted.remove(batch)), batch.to_vec());
+                let (wanted, batch) = (
+                    self.0.want(|_, wanted| wanted.remove(batch)),
+                    batch.to_vec(),
+                );
                 let remove = move |tables: &E::Tables<'_>| tables.remove(&batch);
                 removed += self.0.write(REMOVALS_PER_COMMIT, wanted, remove).await?;
             }
@@ -380,8 +419,13 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
     }
 
     fn delist(&self, coordinate: Coordinate, by: Version, now: Timestamp) -> StoreFuture<'_, u64> {
-        let wanted = self.0.want(|keys, wanted| wanted.coordinate(keys, &coordinate));
-        Box::pin(self.0.write(1, wanted, move |tables| tables.delist(&coordinate, by, now)))
+        let wanted = self
+            .0
+            .want(|keys, wanted| wanted.coordinate(keys, &coordinate));
+        Box::pin(
+            self.0
+                .write(1, wanted, move |tables| tables.delist(&coordinate, by, now)),
+        )
     }
 
     fn delisted(
@@ -397,7 +441,10 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
             let mut events = 0;
             loop {
                 let wanted = self.0.want(|_, wanted| wanted.sweep(now));
-                let swept = self.0.write(1, wanted, move |tables| tables.sweep(now)).await?;
+                let swept = self
+                    .0
+                    .write(1, wanted, move |tables| tables.sweep(now))
+                    .await?;
                 events += swept.events;
                 if !swept.has_more {
                     return Ok(events);

@@ -40,7 +40,11 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
             let sql = "SELECT generation, head, refs, state, maintainers, shows FROM views
                 WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
             let values = RepoKey::new(endpoint, &repo).values([]);
-            Ok(self.0.rows(Query::new(sql, values, |row| read_view(row, 0))).await?.pop())
+            Ok(self
+                .0
+                .rows(Query::new(sql, values, |row| read_view(row, 0)))
+                .await?
+                .pop())
         })
     }
 
@@ -51,7 +55,10 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
             let values = RepoKey::new(endpoint, &repo).values([]);
             let heads = Query::new(sql, values, |row| {
                 let shows = row.bytes(1)?.map(PublicKey::from_byte_array);
-                Ok(ViewHead { generation: Generation(row.unsigned(0)?), shows })
+                Ok(ViewHead {
+                    generation: Generation(row.unsigned(0)?),
+                    shows,
+                })
             });
             Ok(self.0.rows(heads).await?.pop())
         })
@@ -81,7 +88,11 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
                 WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3 ORDER BY tip";
             let values = RepoKey::new(endpoint, &repo).values([]);
             let retired = Query::new(sql, values, |row| {
-                Ok(RetiredRef { tip: row.parse(0)?, name: row.parse(1)?, since: row.time(2)? })
+                Ok(RetiredRef {
+                    tip: row.parse(0)?,
+                    name: row.parse(1)?,
+                    since: row.time(2)?,
+                })
             });
             Ok(self.0.rows(retired).await?)
         })
@@ -91,7 +102,13 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
         Box::pin(async move {
             let sql = "SELECT owner, identifier, name, bytes FROM packs WHERE endpoint = ?1";
             let packs = Query::new(sql, vec![integer(number(endpoint))], |row| {
-                Ok((read_repo(row)?, Pack { name: row.text(2)?, bytes: row.unsigned(3)? }))
+                Ok((
+                    read_repo(row)?,
+                    Pack {
+                        name: row.text(2)?,
+                        bytes: row.unsigned(3)?,
+                    },
+                ))
             });
             let mut repos: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
             for (repo, pack) in self.0.rows(packs).await? {
@@ -124,7 +141,10 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
             let sql = "SELECT 0, id, event, '', phase, since, until FROM held
                 UNION ALL SELECT 1, id, target, tip, bytes, 0, until FROM staged
                 UNION ALL SELECT 2, NULL, task, '', 0, 0, 0 FROM tasks";
-            Ok(self.0.rows(Query::new(sql, Vec::new(), read_record)).await?)
+            Ok(self
+                .0
+                .rows(Query::new(sql, Vec::new(), read_record))
+                .await?)
         })
     }
 
@@ -132,7 +152,10 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
         Box::pin(async move {
             let sql = "SELECT owner, identifier, at, author, kind, bytes FROM additions
                 WHERE at >= ?1 ORDER BY at, identifier, owner, author, kind";
-            Ok(self.0.rows(Query::new(sql, vec![time(since)], read_addition)).await?)
+            Ok(self
+                .0
+                .rows(Query::new(sql, vec![time(since)], read_addition))
+                .await?)
         })
     }
 }
@@ -146,7 +169,13 @@ enum RowPart {
 fn read_part(row: &dyn Columns) -> Result<RowPart, StoreError> {
     Ok(match row.integer(0)? {
         0 => RowPart::View(read_view(row, 1)?),
-        1 => RowPart::Pack(Pack { name: row.text(2)?, bytes: row.unsigned(1)? }, row.time(7)?),
+        1 => RowPart::Pack(
+            Pack {
+                name: row.text(2)?,
+                bytes: row.unsigned(1)?,
+            },
+            row.time(7)?,
+        ),
         _ => RowPart::Garbage(row.integer(1)?),
     })
 }
@@ -172,7 +201,11 @@ pub(crate) fn views_signed_by(event: &Event) -> Option<Query<SignedView>> {
             let sql =
                 "SELECT owner, identifier, endpoint, generation, head, refs, state, maintainers, shows
                 FROM views WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
-            Query::new(sql, RepoKey::new(Endpoint::Repository, &repo).values([]), read)
+            Query::new(
+                sql,
+                RepoKey::new(Endpoint::Repository, &repo).values([]),
+                read,
+            )
         }
         kind if kind == kinds::STATE => {
             let sql =

@@ -77,7 +77,14 @@ where
     W: for<'a> FnOnce(&E::Tables<'a>) -> Result<T, StoreError> + Send + 'static,
 {
     let (reply, answer) = oneshot::channel();
-    (Box::new(QueuedWork { work: Some(work), outcome: None, reply }), Answer(answer))
+    (
+        Box::new(QueuedWork {
+            work: Some(work),
+            outcome: None,
+            reply,
+        }),
+        Answer(answer),
+    )
 }
 
 impl<E, T, W> WriteTask<E> for QueuedWork<T, W>
@@ -118,7 +125,11 @@ pub(crate) struct CommitGroup<T> {
 
 impl<T> Default for CommitGroup<T> {
     fn default() -> Self {
-        Self { tasks: Vec::new(), rows: 0, stopped: None }
+        Self {
+            tasks: Vec::new(),
+            rows: 0,
+            stopped: None,
+        }
     }
 }
 
@@ -199,7 +210,10 @@ mod tests {
 
     #[test]
     fn many_callers_are_waited_for_and_a_single_one_is_not_delayed() {
-        let callers = |callers, millis| LastCommit { callers, took: Duration::from_millis(millis) };
+        let callers = |callers, millis| LastCommit {
+            callers,
+            took: Duration::from_millis(millis),
+        };
         assert_eq!(LastCommit::default().pause(1), Duration::ZERO);
         assert_eq!(callers(1, 8).pause(1), Duration::ZERO);
         assert_eq!(callers(64, 4).pause(32), Duration::from_micros(500));

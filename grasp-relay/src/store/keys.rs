@@ -21,23 +21,38 @@ pub(crate) struct Position {
 
 impl Position {
     /// The place before all events.
-    pub(crate) const FIRST: Self = Self { newest: i64::MIN, id: [0xff; 32] };
+    pub(crate) const FIRST: Self = Self {
+        newest: i64::MIN,
+        id: [0xff; 32],
+    };
 
     /// Returns the place after everything newer than this time and before everything else.
     pub(crate) fn start_of(time: Timestamp) -> Self {
-        Self { newest: newest(time).saturating_sub(1), ..Self::FIRST }
+        Self {
+            newest: newest(time).saturating_sub(1),
+            ..Self::FIRST
+        }
     }
 
     pub(crate) fn of(event: &Event) -> Self {
-        Self { newest: newest(event.created_at), id: event.id.to_bytes() }
+        Self {
+            newest: newest(event.created_at),
+            id: event.id.to_bytes(),
+        }
     }
 
     pub(crate) fn of_version(version: Version) -> Self {
-        Self { newest: newest(version.created_at), id: version.id.to_bytes() }
+        Self {
+            newest: newest(version.created_at),
+            id: version.id.to_bytes(),
+        }
     }
 
     pub(crate) fn version(&self) -> Version {
-        Version { created_at: self.created_at(), id: self.event_id() }
+        Version {
+            created_at: self.created_at(),
+            id: self.event_id(),
+        }
     }
 
     /// Returns the place that the columns `newest` and `id` say.
@@ -118,12 +133,17 @@ impl Keys {
         let tags = tags.filter_map(|tag| Some(self.tag(tag.single_letter_tag()?, tag.content()?)));
         let listed = listed(event);
         let listing = listed.into_iter().map(|repo| self.listing(&repo));
-        tags.chain(listing).chain([self.kind(event.kind.as_u16()), self.author(&event.pubkey)])
+        tags.chain(listing)
+            .chain([self.kind(event.kind.as_u16()), self.author(&event.pubkey)])
     }
 
     /// Returns the list of announcements that list the owner of a repository under its identifier.
     pub(crate) fn listing(&self, repo: &RepoId) -> Digest {
-        self.digest(&[b"l", repo.owner.as_bytes(), repo.identifier.as_str().as_bytes()])
+        self.digest(&[
+            b"l",
+            repo.owner.as_bytes(),
+            repo.identifier.as_str().as_bytes(),
+        ])
     }
 
     pub(crate) fn coordinate(&self, coordinate: &Coordinate) -> Digest {
@@ -154,10 +174,14 @@ pub(crate) fn listed(event: &Event) -> Vec<RepoId> {
     if event.kind != kinds::ANNOUNCEMENT {
         return Vec::new();
     }
-    let Ok(announcement) = Announcement::parse(event) else { return Vec::new() };
+    let Ok(announcement) = Announcement::parse(event) else {
+        return Vec::new();
+    };
     let identifier = &announcement.repo.identifier;
     let listed = announcement.maintainer_list.listed.iter();
-    listed.map(|key| RepoId::new(*key, identifier.clone())).collect()
+    listed
+        .map(|key| RepoId::new(*key, identifier.clone()))
+        .collect()
 }
 
 #[cfg(test)]

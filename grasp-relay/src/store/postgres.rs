@@ -58,7 +58,10 @@ pub struct PostgresOptions {
 
 impl Default for PostgresOptions {
     fn default() -> Self {
-        Self { rules: StoreRules::default(), readers: NonZeroUsize::MIN.saturating_add(7) }
+        Self {
+            rules: StoreRules::default(),
+            readers: NonZeroUsize::MIN.saturating_add(7),
+        }
     }
 }
 
@@ -83,7 +86,10 @@ pub enum LeaseClaim {
 
 /// A node that reported itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub struct NodeRow {
     pub address: String,
     /// The time since its last report.
@@ -196,7 +202,8 @@ impl DatabaseEngine for PostgresEngine {
     async fn commit(&self, commit: Commit) -> Result<Committed, StoreError> {
         let rows = commit_cost(&commit);
         let wanted = self.want(|keys, wanted| wanted.commit(keys, &commit));
-        self.write(rows, wanted, move |tables| tables.commit(&commit)).await
+        self.write(rows, wanted, move |tables| tables.commit(&commit))
+            .await
     }
 }
 
@@ -239,17 +246,25 @@ impl StoreEngine for PostgresEngine {
         });
         let mut tables = PostgresTables::new(&keys, &self.rules);
         tables.load(&*self.reader().await?, &wanted).await?;
-        events.iter().map(|event| tables.check(event, now)).collect()
+        events
+            .iter()
+            .map(|event| tables.check(event, now))
+            .collect()
     }
 
     fn keys(&self) -> Result<Arc<Keys>, StoreError> {
         self.check_open()?;
-        self.keys.read().map(|keys| Arc::clone(&keys)).map_err(|_| StoreError::Closed)
+        self.keys
+            .read()
+            .map(|keys| Arc::clone(&keys))
+            .map_err(|_| StoreError::Closed)
     }
 
     fn query(self: &Arc<Self>, filters: Vec<Filter>, now: Timestamp) -> EventChunks {
         let engine = Arc::clone(self);
-        let search = engine.keys().map(|keys| Search::new(&keys, filters, now, true));
+        let search = engine
+            .keys()
+            .map(|keys| Search::new(&keys, filters, now, true));
         stream::unfold(Some(search), move |search| {
             let engine = Arc::clone(&engine);
             async move {
@@ -305,7 +320,9 @@ impl StoreEngine for PostgresEngine {
                 Ok(all) => self.read_all(all, max).await?,
                 Err(search) => self.read_in_order(search, max).await?,
             };
-            let Some(mut items) = items else { return Ok(Inventory::TooMany) };
+            let Some(mut items) = items else {
+                return Ok(Inventory::TooMany);
+            };
             items.sort();
             items.dedup();
             Ok(match items.len() > max {
@@ -317,10 +334,11 @@ impl StoreEngine for PostgresEngine {
 
     fn probe(&self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            let last =
-                Query::new("SELECT seq FROM events ORDER BY seq DESC LIMIT 1", vec![], |row| {
-                    row.unsigned(0)
-                });
+            let last = Query::new(
+                "SELECT seq FROM events ORDER BY seq DESC LIMIT 1",
+                vec![],
+                |row| row.unsigned(0),
+            );
             self.rows(last).await.map(drop)
         })
     }

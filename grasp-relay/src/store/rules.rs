@@ -79,14 +79,20 @@ impl Default for Progress {
     fn default() -> Self {
         let (expired_until, unfinished, affected) = Default::default();
         let erase_budget = Cell::new(MAX_ERASED_ROWS);
-        Self { expired_until, erase_budget, unfinished, affected }
+        Self {
+            expired_until,
+            erase_budget,
+            unfinished,
+            affected,
+        }
     }
 }
 
 impl Progress {
     /// Counts rows that were erased.
     pub(crate) fn spend(&self, rows: usize) {
-        self.erase_budget.set(self.erase_budget.get().saturating_sub(rows));
+        self.erase_budget
+            .set(self.erase_budget.get().saturating_sub(rows));
     }
 
     /// Returns whether this transaction has erased its share of rows.
@@ -211,7 +217,9 @@ pub(crate) trait Rules: Rows + Sized {
             Verdict::Done(outcome) => Ok(outcome == Outcome::Duplicate(Presence::Stored)),
             Verdict::DeletedBy(_) => Ok(false),
             Verdict::Accepted => {
-                let Some(coordinate) = deletion::coordinate(event) else { return Ok(true) };
+                let Some(coordinate) = deletion::coordinate(event) else {
+                    return Ok(true);
+                };
                 let Some(head) = self.head(&self.keys().coordinate(&coordinate))? else {
                     return Ok(true);
                 };
@@ -256,8 +264,11 @@ pub(crate) trait Rules: Rows + Sized {
 
     /// Runs one step of reclaiming space: expired events, then deletion requests past their term.
     fn sweep(&self, now: Timestamp) -> Result<Swept, StoreError> {
-        let turns =
-            [self.remove_expired(now)?, self.retire_requests(now)?, self.forget_requests(now)?];
+        let turns = [
+            self.remove_expired(now)?,
+            self.retire_requests(now)?,
+            self.forget_requests(now)?,
+        ];
         Ok(Swept {
             events: turns.iter().map(|turn| turn.events).sum(),
             has_more: turns.iter().any(|turn| turn.has_more),
@@ -281,7 +292,9 @@ pub(crate) trait Rules: Rows + Sized {
         if !keeps_versions(event.kind) {
             return Ok(false);
         }
-        let Some(coordinate) = deletion::coordinate(event) else { return Ok(false) };
+        let Some(coordinate) = deletion::coordinate(event) else {
+            return Ok(false);
+        };
         let by = self.delisted_by(&self.keys().coordinate(&coordinate))?;
         Ok(by.is_some_and(|by| by < Position::of(event)))
     }
@@ -332,7 +345,11 @@ pub(crate) trait Rules: Rows + Sized {
 
     /// Keeps a superseded version for rollback, if its kind is kept.
     fn keep_version(&self, event: &Event, coordinate: &Digest) -> Result<(), StoreError> {
-        if keeps_versions(event.kind) { self.insert_copy(event, coordinate) } else { Ok(()) }
+        if keeps_versions(event.kind) {
+            self.insert_copy(event, coordinate)
+        } else {
+            Ok(())
+        }
     }
 
     /// Removes some expired events, once per transaction. Those that are left are not served either.
@@ -354,9 +371,14 @@ pub(crate) trait Rules: Rows + Sized {
     /// Deletes a served event without replacement, with the refs that it signed for, and records the repositories it
     /// named. Their tips are retired at a time if one is given. Returns whether it was there.
     fn remove_served(&self, seq: i64, retired: Option<Timestamp>) -> Result<bool, StoreError> {
-        let Some(event) = self.erase(seq)? else { return Ok(false) };
+        let Some(event) = self.erase(seq)? else {
+            return Ok(false);
+        };
         self.remove_refs_of(&event, retired)?;
-        self.progress().affected.borrow_mut().extend(repositories_of(&event));
+        self.progress()
+            .affected
+            .borrow_mut()
+            .extend(repositories_of(&event));
         Ok(true)
     }
 
@@ -373,7 +395,10 @@ pub(crate) trait Rules: Rows + Sized {
             self.erase_copy(*seq)?;
         }
         let has_more = removed < due.len() || due.len().max(copies.len()) == STEP_EVENTS;
-        Ok(Swept { events: (removed + copies.len()) as u64, has_more })
+        Ok(Swept {
+            events: (removed + copies.len()) as u64,
+            has_more,
+        })
     }
 
     /// Stops serving deletion requests that were not useful for long; their gates stay.
@@ -386,14 +411,21 @@ pub(crate) trait Rules: Rows + Sized {
                 events += 1;
             }
         }
-        Ok(Swept { events, has_more: due.len() == STEP_EVENTS })
+        Ok(Swept {
+            events,
+            has_more: due.len() == STEP_EVENTS,
+        })
     }
 
     /// Deletes requests with their gates after their gates were not useful for long, either.
     fn forget_requests(&self, now: Timestamp) -> Result<Swept, StoreError> {
         let due = self.due_requests(true, seconds(self.rules().forgotten_before(now)))?;
-        due.iter().try_for_each(|request| self.forget_request(*request))?;
-        Ok(Swept { events: 0, has_more: due.len() == STEP_EVENTS })
+        due.iter()
+            .try_for_each(|request| self.forget_request(*request))?;
+        Ok(Swept {
+            events: 0,
+            has_more: due.len() == STEP_EVENTS,
+        })
     }
 }
 
@@ -412,7 +444,10 @@ pub(crate) trait Deletions: Rows + Sized {
         }
         if !self.apply_request(event)? {
             self.put_unfinished(&event.id)?;
-            self.progress().unfinished.borrow_mut().push(Arc::clone(event));
+            self.progress()
+                .unfinished
+                .borrow_mut()
+                .push(Arc::clone(event));
         }
         Ok(())
     }
@@ -463,7 +498,9 @@ pub(crate) trait Deletions: Rows + Sized {
         if let Some(gate) = self.gate(&self.keys().own_event(&event.pubkey, &event.id))? {
             return Ok(Some(gate.request));
         }
-        let Some(coordinate) = deletion::coordinate(event) else { return Ok(None) };
+        let Some(coordinate) = deletion::coordinate(event) else {
+            return Ok(None);
+        };
         let gate = self.gate(&self.keys().coordinate(&coordinate))?;
         let covering = gate.filter(|gate| gate.newest <= newest(event.created_at));
         Ok(covering.map(|gate| gate.request))
@@ -532,7 +569,10 @@ pub(crate) trait Deletions: Rows + Sized {
     /// Removes every version of a coordinate that is not newer than the request.
     fn delete_versions(&self, coordinate: &Digest, request: &Event) -> Result<(), StoreError> {
         let until = newest(request.created_at);
-        if let Some(head) = self.head(coordinate)?.filter(|head| head.at.newest() >= until) {
+        if let Some(head) = self
+            .head(coordinate)?
+            .filter(|head| head.at.newest() >= until)
+        {
             self.remove_served(head.seq, None)?;
         }
         self.delete_copies(coordinate, until)

@@ -149,13 +149,15 @@ impl SqliteStore {
 
 impl DatabaseEngine for SqliteEngine {
     async fn rows<T: Send + 'static>(&self, query: Query<T>) -> Result<Vec<T>, StoreError> {
-        self.read(move |tables| tables::rows(tables.conn, query)).await
+        self.read(move |tables| tables::rows(tables.conn, query))
+            .await
     }
 
     async fn commit(&self, commit: Commit) -> Result<Committed, StoreError> {
         let rows = commit_cost(&commit);
         let wanted = self.want(|keys, wanted| wanted.commit(keys, &commit));
-        self.write(rows, wanted, move |tables| tables.commit(&commit)).await
+        self.write(rows, wanted, move |tables| tables.commit(&commit))
+            .await
     }
 }
 
@@ -187,7 +189,13 @@ impl StoreEngine for SqliteEngine {
         events: Vec<Arc<Event>>,
         now: Timestamp,
     ) -> Result<Vec<Verdict>, StoreError> {
-        self.read(move |tables| events.iter().map(|event| tables.check(event, now)).collect()).await
+        self.read(move |tables| {
+            events
+                .iter()
+                .map(|event| tables.check(event, now))
+                .collect()
+        })
+        .await
     }
 
     fn keys(&self) -> Result<Arc<Keys>, StoreError> {
@@ -313,7 +321,8 @@ impl SqliteEngine {
         T: Send + 'static,
         R: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
-        self.read(move |tables| slice(tables).map_err(failure)).await
+        self.read(move |tables| slice(tables).map_err(failure))
+            .await
     }
 
     fn check_open(&self) -> Result<(), StoreError> {
@@ -348,7 +357,9 @@ fn finish_requests(
     loop {
         let tx = conn.transaction().map_err(failure)?;
         let tables = SqliteTables::new(&tx, keys, rules);
-        let Some(request) = tables.next_unfinished()? else { break };
+        let Some(request) = tables.next_unfinished()? else {
+            break;
+        };
         tables.continue_request(&request)?;
         tables.flush()?;
         drop(tables);
@@ -378,15 +389,19 @@ fn connect(path: &Path, cache: usize) -> Result<Connection, StoreError> {
 
 fn examine(conn: &Connection) -> rusqlite::Result<Vec<String>> {
     let report = "PRAGMA integrity_check";
-    let mut faults: Vec<String> =
-        conn.prepare(report)?.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
+    let mut faults: Vec<String> = conn
+        .prepare(report)?
+        .query_map([], |row| row.get(0))?
+        .collect::<Result<_, _>>()?;
     faults.retain(|line| line != "ok");
     for table in ["lists", "heads", "expirations"] {
         let stray =
             format!("SELECT count(*) FROM {table} WHERE seq NOT IN (SELECT seq FROM events)");
         let count: i64 = conn.query_row(&stray, [], |row| row.get(0))?;
         if count > 0 {
-            faults.push(format!("{count} rows of {table} refer to events that do not exist"));
+            faults.push(format!(
+                "{count} rows of {table} refer to events that do not exist"
+            ));
         }
     }
     Ok(faults)

@@ -102,7 +102,11 @@ impl NodeStatus {
             ("connections", self.sockets.to_string()),
             (
                 "pack cache",
-                format!("{}, {} % hits", format_bytes(self.cache_bytes), self.cache_hit_percent()),
+                format!(
+                    "{}, {} % hits",
+                    format_bytes(self.cache_bytes),
+                    self.cache_hit_percent()
+                ),
             ),
             ("uploads", self.uploads.to_string()),
         ]
@@ -287,17 +291,36 @@ impl RelayRow {
     fn missing_text(&self) -> String {
         let all: u64 = self.missing.iter().map(|one| one.events).sum();
         let name = |one: &MissingRow| {
-            let name = one.repository.splitn(3, ':').nth(2).unwrap_or(&one.repository);
+            let name = one
+                .repository
+                .splitn(3, ':')
+                .nth(2)
+                .unwrap_or(&one.repository);
             format!("{name} {}", one.events)
         };
-        let named: Vec<_> = self.missing.iter().take(MAX_MISSING_SHOWN).map(name).collect();
-        let more = if self.missing.len() > named.len() { ", …" } else { "" };
-        if all == 0 { String::new() } else { format!("{all} ({}{more})", named.join(", ")) }
+        let named: Vec<_> = self
+            .missing
+            .iter()
+            .take(MAX_MISSING_SHOWN)
+            .map(name)
+            .collect();
+        let more = if self.missing.len() > named.len() {
+            ", …"
+        } else {
+            ""
+        };
+        if all == 0 {
+            String::new()
+        } else {
+            format!("{all} ({}{more})", named.join(", "))
+        }
     }
 
     /// Returns the reason of a failed connection and the next try, or the last refusal, or the interruptions.
     fn remark(&self, now: u64) -> String {
-        let retry_in = self.retry_at.map(|at| format_duration(at.saturating_sub(now)));
+        let retry_in = self
+            .retry_at
+            .map(|at| format_duration(at.saturating_sub(now)));
         let retry = retry_in.map(|time| format!("next try in {time}"));
         let connection: Vec<_> = self.failure.clone().into_iter().chain(retry).collect();
         match (&self.refusal, self.interruptions) {
@@ -323,13 +346,24 @@ pub struct Figure {
 /// Returns a figure. Keys of numbers of bytes end with `bytes`.
 fn figure(label: &'static str, key: &'static str, value: u64) -> Figure {
     let is_bytes = key.ends_with("bytes");
-    Figure { label, key, text: if is_bytes { format_bytes(value) } else { value.to_string() } }
+    Figure {
+        label,
+        key,
+        text: if is_bytes {
+            format_bytes(value)
+        } else {
+            value.to_string()
+        },
+    }
 }
 
 impl Status {
     /// Returns the number of connected relays.
     pub fn connected(&self) -> usize {
-        self.relays.iter().filter(|relay| relay.state.is_connected()).count()
+        self.relays
+            .iter()
+            .filter(|relay| relay.state.is_connected())
+            .count()
     }
 
     /// Returns the figures by section, as page and command line show them. A sidecar stores nothing itself.
@@ -339,7 +373,11 @@ impl Status {
             figure("Held for git data", "held", self.intake.held),
             figure("Already known", "known", self.intake.known),
             figure("Refused", "rejected", self.intake.rejected),
-            figure("New per minute", "events_per_minute", self.events_per_minute.round() as u64),
+            figure(
+                "New per minute",
+                "events_per_minute",
+                self.events_per_minute.round() as u64,
+            ),
         ];
         let received = ("Events received since the start", received);
         if self.beside.is_some() {
@@ -356,9 +394,18 @@ impl Status {
             figure("Connections", "sockets", self.sockets),
             figure("Subscriptions", "subscriptions", self.subscriptions),
         ];
-        let PurgatoryFigures { counts, hunting, expiring, .. } = self.purgatory;
+        let PurgatoryFigures {
+            counts,
+            hunting,
+            expiring,
+            ..
+        } = self.purgatory;
         let waiting = vec![
-            figure("Announcements", "announcements", counts.announcements as u64),
+            figure(
+                "Announcements",
+                "announcements",
+                counts.announcements as u64,
+            ),
             figure("States", "states", counts.states as u64),
             figure("Pull requests", "proposals", counts.proposals as u64),
             figure("Names hunted for", "hunting", hunting),
@@ -396,5 +443,7 @@ impl PurgatoryFigures {
 
 /// Formats a share as percent, rounded down.
 fn percent(share: Option<f64>) -> String {
-    share.map_or_else(String::new, |share| format!("{:.1} %", (share * 1_000.0).floor() / 10.0))
+    share.map_or_else(String::new, |share| {
+        format!("{:.1} %", (share * 1_000.0).floor() / 10.0)
+    })
 }

@@ -134,7 +134,9 @@ fn relay_row(now: u64, relay: &RelayRow) -> Markup {
 }
 
 fn number_class(label: &str) -> Option<&'static str> {
-    ["backlog", "new events", "gaps", "up", "coverage"].contains(&label).then_some("number")
+    ["backlog", "new events", "gaps", "up", "coverage"]
+        .contains(&label)
+        .then_some("number")
 }
 
 /// Formats the time since a date, in Unix seconds.
@@ -178,7 +180,11 @@ mod tests {
             ("0 seconds".into(), "1 second".into(), "59 seconds".into())
         );
         assert_eq!(
-            (format_duration(60), format_duration(7_200), format_duration(86_400)),
+            (
+                format_duration(60),
+                format_duration(7_200),
+                format_duration(86_400)
+            ),
             ("1 minute".into(), "2 hours".into(), "1 day".into())
         );
         assert_eq!(
@@ -196,18 +202,27 @@ mod tests {
     fn every_figure_of_the_page_is_in_the_json() {
         let json = serde_json::to_value(Status::default()).unwrap();
         let page = status("x", "/", &Status::default());
-        let figures =
-            page.split("data-figure=\"").skip(1).filter_map(|rest| rest.split('"').next());
+        let figures = page
+            .split("data-figure=\"")
+            .skip(1)
+            .filter_map(|rest| rest.split('"').next());
         for figure in figures {
             let places = [&json, &json["intake"], &json["purgatory"]];
-            assert!(places.iter().any(|place| place.get(figure).is_some()), "{figure}");
+            assert!(
+                places.iter().any(|place| place.get(figure).is_some()),
+                "{figure}"
+            );
         }
     }
 
     #[test]
     fn a_live_relay_is_synced_now_and_others_show_their_last_time() {
         let synced = |state| {
-            let relay = RelayRow { state, synced_at: Some(40), ..RelayRow::default() };
+            let relay = RelayRow {
+                state,
+                synced_at: Some(40),
+                ..RelayRow::default()
+            };
             relay.cells(100)[3].1.clone()
         };
         assert_eq!(synced(ConnectionStatus::Connected), "now");
@@ -217,7 +232,14 @@ mod tests {
     #[test]
     fn connected_relays_are_shown_only_if_there_are_relays() {
         let hidden = |relays| {
-            let page = status("x", "/", &Status { relays, ..Status::default() });
+            let page = status(
+                "x",
+                "/",
+                &Status {
+                    relays,
+                    ..Status::default()
+                },
+            );
             page.contains("id=\"following\" hidden>")
         };
         assert!(hidden(Vec::new()) && !hidden(vec![RelayRow::default()]));
@@ -226,25 +248,67 @@ mod tests {
     #[test]
     fn damaged_repositories_are_named_and_the_server_is_degraded() {
         let damaged = vec!["/npub1x/a.git".to_owned()];
-        let page = status("x", "/", &Status { ready: true, damaged, ..Status::default() });
-        assert!(page.contains(">degraded<") && page.contains("<li>/npub1x/a.git</li>"), "{page}");
-        let page = status("x", "/", &Status { ready: true, ..Status::default() });
-        assert!(page.contains(">working<") && page.contains("id=\"damage\" hidden"), "{page}");
+        let page = status(
+            "x",
+            "/",
+            &Status {
+                ready: true,
+                damaged,
+                ..Status::default()
+            },
+        );
+        assert!(
+            page.contains(">degraded<") && page.contains("<li>/npub1x/a.git</li>"),
+            "{page}"
+        );
+        let page = status(
+            "x",
+            "/",
+            &Status {
+                ready: true,
+                ..Status::default()
+            },
+        );
+        assert!(
+            page.contains(">working<") && page.contains("id=\"damage\" hidden"),
+            "{page}"
+        );
     }
 
     #[test]
     fn missing_events_are_shown_by_repository() {
-        let row =
-            |name: &str, events| MissingRow { repository: format!("30617:ab:{name}"), events };
-        let missing = vec![row("a:b", 7), row("two", 3), row("three", 2), row("four", 1)];
-        let relay = RelayRow { missing, coverage: Some(0.98765), ..RelayRow::default() };
-        let page = status("x", "/", &Status { relays: vec![relay], ..Status::default() });
+        let row = |name: &str, events| MissingRow {
+            repository: format!("30617:ab:{name}"),
+            events,
+        };
+        let missing = vec![
+            row("a:b", 7),
+            row("two", 3),
+            row("three", 2),
+            row("four", 1),
+        ];
+        let relay = RelayRow {
+            missing,
+            coverage: Some(0.98765),
+            ..RelayRow::default()
+        };
+        let page = status(
+            "x",
+            "/",
+            &Status {
+                relays: vec![relay],
+                ..Status::default()
+            },
+        );
         assert!(
             page.contains("13 (a:b 7, two 3, three 2, …)") && page.contains("98.7 %"),
             "{page}"
         );
         let empty = RelayRow::default().cells(0);
-        assert!(empty[7..].iter().all(|(_, text)| text.is_empty()), "{empty:?}");
+        assert!(
+            empty[7..].iter().all(|(_, text)| text.is_empty()),
+            "{empty:?}"
+        );
     }
 
     #[test]
@@ -258,8 +322,21 @@ mod tests {
             ..NodeStatus::default()
         };
         let nodes = vec![node("http://a", true, true), node("http://b", true, false)];
-        let page = status("x", "/", &Status { nodes, ..Status::default() });
-        for text in [">http://a<", ">writer<", ">http://b<", ">down<", "75 % hits"] {
+        let page = status(
+            "x",
+            "/",
+            &Status {
+                nodes,
+                ..Status::default()
+            },
+        );
+        for text in [
+            ">http://a<",
+            ">writer<",
+            ">http://b<",
+            ">down<",
+            "75 % hits",
+        ] {
             assert!(page.contains(text), "{text}: {page}");
         }
         assert!(status("x", "/", &Status::default()).contains("<div hidden><h2>Nodes"));
@@ -267,8 +344,18 @@ mod tests {
 
     #[test]
     fn relay_addresses_are_escaped() {
-        let relay = RelayRow { url: "wss://x/<b>".into(), ..RelayRow::default() };
-        let page = status("x", "/", &Status { relays: vec![relay], ..Status::default() });
+        let relay = RelayRow {
+            url: "wss://x/<b>".into(),
+            ..RelayRow::default()
+        };
+        let page = status(
+            "x",
+            "/",
+            &Status {
+                relays: vec![relay],
+                ..Status::default()
+            },
+        );
         assert!(page.contains("wss://x/&lt;b&gt;") && !page.contains("<b>"));
     }
 }

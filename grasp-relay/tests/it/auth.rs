@@ -37,13 +37,20 @@ async fn a_protected_event_is_accepted_after_its_author_authenticates() {
     let challenge = challenge[1].as_str().expect("a challenge").to_owned();
     let refusal = client.next().await;
     assert_eq!((&refusal[0], &refusal[2]), (&json!("OK"), &json!(false)));
-    assert!(refusal[3].as_str().is_some_and(|why| why.starts_with("auth-required: ")));
+    assert!(
+        refusal[3]
+            .as_str()
+            .is_some_and(|why| why.starts_with("auth-required: "))
+    );
 
     // Another key does not suffice, the author's does, and one connection may have both.
     assert_eq!(client.ask(auth(&eve, &relay, &challenge)).await[2], true);
     assert_eq!(client.ask(message.clone()).await[2], false);
     assert_eq!(client.ask(auth(&alice, &relay, &challenge)).await[2], true);
-    assert_eq!(client.ask(message).await, json!(["OK", event.id.to_hex(), true, ""]));
+    assert_eq!(
+        client.ask(message).await,
+        json!(["OK", event.id.to_hex(), true, ""])
+    );
 }
 
 #[tokio::test]
@@ -58,5 +65,9 @@ async fn every_connection_has_its_own_challenge() {
     let foreign = second[1].as_str().expect("a challenge");
     let answer = one.ask(auth(&Keys::generate(), &relay, foreign)).await;
     assert_eq!(answer[2], false);
-    assert!(answer[3].as_str().is_some_and(|why| why.starts_with("invalid: ")));
+    assert!(
+        answer[3]
+            .as_str()
+            .is_some_and(|why| why.starts_with("invalid: "))
+    );
 }

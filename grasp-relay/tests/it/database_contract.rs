@@ -58,7 +58,10 @@ macro_rules! contract {
 
 fn on_sqlite(rule: Rule) {
     let dir = tempfile::tempdir().unwrap();
-    let options = SqliteOptions { rules: rules(), ..SqliteOptions::default() };
+    let options = SqliteOptions {
+        rules: rules(),
+        ..SqliteOptions::default()
+    };
     let store = SqliteStore::open(&dir.path().join("grasp.db"), options).unwrap();
     block_on(rule(&store));
 }
@@ -118,9 +121,18 @@ fn oid(n: u8) -> Oid {
 }
 
 fn refs(tips: &[(&str, u8)]) -> Arc<Refs> {
-    let target = |n: &u8| Target { oid: oid(*n), peeled: None };
-    let refs = tips.iter().map(|(name, n)| (name.parse().unwrap(), target(n))).collect();
-    Arc::new(Refs { refs, ..Refs::default() })
+    let target = |n: &u8| Target {
+        oid: oid(*n),
+        peeled: None,
+    };
+    let refs = tips
+        .iter()
+        .map(|(name, n)| (name.parse().unwrap(), target(n)))
+        .collect();
+    Arc::new(Refs {
+        refs,
+        ..Refs::default()
+    })
 }
 
 /// Returns the repository `x` of an owner.
@@ -130,7 +142,9 @@ fn repo(n: u8) -> RepoId {
 
 /// Returns the change of a view without refs of pull requests before it.
 fn view(from: Option<Generation>, to: Option<Arc<Refs>>) -> ViewChange {
-    let proposals = to.as_ref().map(|to| ProposalChanges::between(&Refs::default(), to));
+    let proposals = to
+        .as_ref()
+        .map(|to| ProposalChanges::between(&Refs::default(), to));
     ViewChange {
         from,
         to,
@@ -150,7 +164,11 @@ fn change(repo: &RepoId, view: Option<ViewChange>) -> RepoChange {
 }
 
 fn commit(change: RepoChange) -> Commit {
-    Commit { repos: vec![change], now: time(NOW), ..Commit::default() }
+    Commit {
+        repos: vec![change],
+        now: time(NOW),
+        ..Commit::default()
+    }
 }
 
 async fn done(store: &dyn Store, commit: Commit) {
@@ -181,17 +199,33 @@ fn state(keys: &Keys, at: u64) -> Arc<Event> {
 
 fn held(event: &Arc<Event>) -> Record {
     let (since, until) = (time(NOW), time(NOW + 60));
-    Record::Held { event: event.clone(), phase: Phase::Waiting, since, until }
+    Record::Held {
+        event: event.clone(),
+        phase: Phase::Waiting,
+        since,
+        until,
+    }
 }
 
 async fn is_served(store: &dyn Store, event: &Event) -> bool {
-    store.count(vec![Filter::new().id(event.id)], time(NOW)).await.unwrap() == 1
+    store
+        .count(vec![Filter::new().id(event.id)], time(NOW))
+        .await
+        .unwrap()
+        == 1
 }
 
 async fn a_release_is_all_or_nothing(store: &dyn Store) {
     let (keys, main) = (Keys::generate(), refs(&[("refs/heads/main", 1)]));
     let event = state(&keys, NOW);
-    done(store, Commit { records: vec![held(&event)], ..Commit::default() }).await;
+    done(
+        store,
+        Commit {
+            records: vec![held(&event)],
+            ..Commit::default()
+        },
+    )
+    .await;
     let mut release = commit(change(&repo(1), Some(view(None, Some(main.clone())))));
     release.save = vec![event.clone()];
     release.records = vec![Record::Gone { id: event.id }];
@@ -211,15 +245,26 @@ async fn a_release_is_all_or_nothing(store: &dyn Store) {
 async fn a_commit_on_an_outdated_view_changes_nothing(store: &dyn Store) {
     let event = state(&Keys::generate(), NOW);
     let main = Some(refs(&[("refs/heads/main", 1)]));
-    done(store, commit(change(&repo(1), Some(view(None, main.clone()))))).await;
+    done(
+        store,
+        commit(change(&repo(1), Some(view(None, main.clone())))),
+    )
+    .await;
     let before = generation(store, &repo(1)).await;
-    for (from, to) in [(None, main.clone()), (Some(Generation(99)), main.clone()), (None, None)] {
+    for (from, to) in [
+        (None, main.clone()),
+        (Some(Generation(99)), main.clone()),
+        (None, None),
+    ] {
         let mut outdated = commit(change(&repo(2), Some(view(None, main.clone()))));
         outdated.repos.push(change(&repo(1), Some(view(from, to))));
         outdated.save = vec![event.clone()];
         outdated.records = vec![held(&event)];
         let moved = Conflict::Moved(REPOS, repo(1));
-        assert_eq!(store.commit(outdated).await.unwrap(), Committed::Conflict(moved));
+        assert_eq!(
+            store.commit(outdated).await.unwrap(),
+            Committed::Conflict(moved)
+        );
     }
     assert!(!is_served(store, &event).await && store.records().await.unwrap().is_empty());
     assert_eq!(generation(store, &repo(1)).await, before);
@@ -232,17 +277,29 @@ async fn events_that_the_store_refuses_stop_the_whole_commit(store: &dyn Store) 
         let other = Keys::generate();
         let event = state(&other, NOW);
         let request = EventBuilder::new(Kind::EventDeletion, "").tag(Tag::event(event.id));
-        let request = request.custom_created_at(time(NOW)).finalize(&other).unwrap();
-        store.save_events(vec![Arc::new(request)], time(NOW)).await.unwrap();
+        let request = request
+            .custom_created_at(time(NOW))
+            .finalize(&other)
+            .unwrap();
+        store
+            .save_events(vec![Arc::new(request)], time(NOW))
+            .await
+            .unwrap();
         event
     });
-    store.save_events(vec![newer.clone()], time(NOW)).await.unwrap();
+    store
+        .save_events(vec![newer.clone()], time(NOW))
+        .await
+        .unwrap();
     let fine = state(&Keys::generate(), NOW);
     let main = Some(refs(&[("refs/heads/main", 1)]));
     let mut release = commit(change(&repo(1), Some(view(None, main))));
     release.save = vec![fine.clone(), older.clone(), deleted.clone()];
     let refused = Conflict::Refused(BTreeSet::from([older.id, deleted.id]));
-    assert_eq!(store.commit(release).await.unwrap(), Committed::Conflict(refused));
+    assert_eq!(
+        store.commit(release).await.unwrap(),
+        Committed::Conflict(refused)
+    );
     assert!(!is_served(store, &fine).await && generation(store, &repo(1)).await.is_none());
 }
 
@@ -250,7 +307,15 @@ async fn events_that_are_stored_already_do_not_stop_a_commit(store: &dyn Store) 
     let event = state(&Keys::generate(), NOW);
     for _ in 0..2 {
         let save = vec![event.clone()];
-        done(store, Commit { save, now: time(NOW), ..Commit::default() }).await;
+        done(
+            store,
+            Commit {
+                save,
+                now: time(NOW),
+                ..Commit::default()
+            },
+        )
+        .await;
     }
     assert!(is_served(store, &event).await);
 }
@@ -258,18 +323,27 @@ async fn events_that_are_stored_already_do_not_stop_a_commit(store: &dyn Store) 
 async fn a_commit_that_requires_a_removed_event_changes_nothing(store: &dyn Store) {
     let keys = Keys::generate();
     let (kept, deleted) = (state(&Keys::generate(), NOW), state(&keys, NOW));
-    store.save_events(vec![kept.clone(), deleted.clone()], time(NOW)).await.unwrap();
+    store
+        .save_events(vec![kept.clone(), deleted.clone()], time(NOW))
+        .await
+        .unwrap();
     let saved = state(&Keys::generate(), NOW);
     let release = |require: [&Event; 2], from| {
         let main = Some(refs(&[("refs/heads/main", 1)]));
         let mut release = commit(change(&repo(1), Some(view(from, main))));
         release.save = vec![saved.clone()];
-        release.require = [saved.id].into_iter().chain(require.map(|event| event.id)).collect();
+        release.require = [saved.id]
+            .into_iter()
+            .chain(require.map(|event| event.id))
+            .collect();
         release
     };
     delete(store, &keys, &deleted).await;
     let refused = Conflict::Refused(BTreeSet::from([deleted.id]));
-    let outdated = store.commit(release([&kept, &deleted], None)).await.unwrap();
+    let outdated = store
+        .commit(release([&kept, &deleted], None))
+        .await
+        .unwrap();
     assert_eq!(outdated, Committed::Conflict(refused));
     assert!(!is_served(store, &saved).await && generation(store, &repo(1)).await.is_none());
     done(store, release([&kept, &kept], None)).await;
@@ -281,12 +355,25 @@ async fn a_version_older_than_an_expired_one_is_saved(store: &dyn Store) {
     let older = state(&keys, NOW);
     let end = (NOW + 10).to_string();
     let brief = EventBuilder::new(older.kind, "")
-        .tags(older.tags.iter().cloned().chain([Tag::parse(["expiration", &end]).unwrap()]))
+        .tags(
+            older
+                .tags
+                .iter()
+                .cloned()
+                .chain([Tag::parse(["expiration", &end]).unwrap()]),
+        )
         .custom_created_at(time(NOW + 1))
         .finalize(&keys)
         .unwrap();
-    store.save_events(vec![Arc::new(brief)], time(NOW + 1)).await.unwrap();
-    let save = |now| Commit { save: vec![older.clone()], now: time(now), ..Commit::default() };
+    store
+        .save_events(vec![Arc::new(brief)], time(NOW + 1))
+        .await
+        .unwrap();
+    let save = |now| Commit {
+        save: vec![older.clone()],
+        now: time(now),
+        ..Commit::default()
+    };
     let refused = Conflict::Refused(BTreeSet::from([older.id]));
     let early = store.commit(save(NOW + 9)).await.unwrap();
     assert_eq!(early, Committed::Conflict(refused));
@@ -295,7 +382,11 @@ async fn a_version_older_than_an_expired_one_is_saved(store: &dyn Store) {
 }
 
 async fn one_of_many_concurrent_changes_wins(store: &dyn Store) {
-    done(store, commit(change(&repo(1), Some(view(None, Some(refs(&[]))))))).await;
+    done(
+        store,
+        commit(change(&repo(1), Some(view(None, Some(refs(&[])))))),
+    )
+    .await;
     for round in 0..4 {
         let from = generation(store, &repo(1)).await;
         let changes = (0..16).map(|n| {
@@ -303,7 +394,12 @@ async fn one_of_many_concurrent_changes_wins(store: &dyn Store) {
             store.commit(commit(change(&repo(1), Some(view(from, Some(to))))))
         });
         let ended = join_all(changes).await.into_iter().map(Result::unwrap);
-        assert_eq!(ended.filter(|it| matches!(it, Committed::Done { .. })).count(), 1);
+        assert_eq!(
+            ended
+                .filter(|it| matches!(it, Committed::Done { .. }))
+                .count(),
+            1
+        );
     }
 }
 
@@ -312,7 +408,11 @@ async fn no_generation_is_given_twice(store: &dyn Store) {
     for _ in 0..3 {
         for one in [repo(1), repo(2)] {
             let from = generation(store, &one).await;
-            done(store, commit(change(&one, Some(view(from, Some(refs(&[]))))))).await;
+            done(
+                store,
+                commit(change(&one, Some(view(from, Some(refs(&[])))))),
+            )
+            .await;
             assert!(seen.insert(generation(store, &one).await));
         }
         let from = generation(store, &repo(1)).await;
@@ -352,7 +452,10 @@ async fn maintainers_are_remembered_with_the_refs(store: &dyn Store) {
 }
 
 fn pack(n: u8) -> Pack {
-    Pack { name: format!("pack-{n}"), bytes: 1 << 40 }
+    Pack {
+        name: format!("pack-{n}"),
+        bytes: 1 << 40,
+    }
 }
 
 async fn packs_are_added_replaced_and_listed(store: &dyn Store) {
@@ -385,7 +488,10 @@ async fn retired_refs_are_kept_until_they_are_forgotten(store: &dyn Store) {
     let forgotten = [
         (Forget::Nothing, &all[..]),
         (Forget::Before(time(20)), &all[1..]),
-        (Forget::Tips(BTreeSet::from([all[1].tip, all[2].tip])), &all[3..]),
+        (
+            Forget::Tips(BTreeSet::from([all[1].tip, all[2].tip])),
+            &all[3..],
+        ),
         (Forget::All, &[][..]),
     ];
     for (forget, left) in forgotten {
@@ -398,7 +504,10 @@ async fn retired_refs_are_kept_until_they_are_forgotten(store: &dyn Store) {
 }
 
 async fn a_tip_is_retired_once_since_the_last_time(store: &dyn Store) {
-    let again = RetiredRef { name: "refs/tags/v1".parse().unwrap(), ..retired(1, 20) };
+    let again = RetiredRef {
+        name: "refs/tags/v1".parse().unwrap(),
+        ..retired(1, 20)
+    };
     for one in [retired(1, 10), again.clone()] {
         let mut retire = view(None, None);
         retire.retired = vec![one];
@@ -445,7 +554,10 @@ async fn the_more_severe_garbage_mark_stays_until_the_collection(store: &dyn Sto
 async fn delete(store: &dyn Store, keys: &Keys, event: &Event) {
     let request = EventBuilder::new(Kind::EventDeletion, "").tag(Tag::event(event.id));
     let request = request.custom_created_at(time(NOW)).finalize(keys).unwrap();
-    store.save_events(vec![Arc::new(request)], time(NOW)).await.unwrap();
+    store
+        .save_events(vec![Arc::new(request)], time(NOW))
+        .await
+        .unwrap();
 }
 
 async fn additions_are_summed_up_by_hour_and_forgotten_after_two_days(store: &dyn Store) {
@@ -459,12 +571,34 @@ async fn additions_are_summed_up_by_hour_and_forgotten_after_two_days(store: &dy
         bytes,
     };
     let add = async |additions: Vec<Addition>| {
-        done(store, Commit { additions, ..Commit::default() }).await;
+        done(
+            store,
+            Commit {
+                additions,
+                ..Commit::default()
+            },
+        )
+        .await;
     };
-    let hunted = Addition { source: Source::Hunted, ..addition(0, Some(1), 1) };
-    let maintained = Addition { has_authority: true, ..addition(0, Some(1), 1) };
-    let elsewhere = Addition { repo: RepoId::new(owner(1), name("y")), ..addition(0, Some(1), 1) };
-    let others = [hunted, maintained, elsewhere, addition(0, None, 1), addition(0, Some(2), 1)];
+    let hunted = Addition {
+        source: Source::Hunted,
+        ..addition(0, Some(1), 1)
+    };
+    let maintained = Addition {
+        has_authority: true,
+        ..addition(0, Some(1), 1)
+    };
+    let elsewhere = Addition {
+        repo: RepoId::new(owner(1), name("y")),
+        ..addition(0, Some(1), 1)
+    };
+    let others = [
+        hunted,
+        maintained,
+        elsewhere,
+        addition(0, None, 1),
+        addition(0, Some(2), 1),
+    ];
     add(others.to_vec()).await;
     add(vec![addition(0, Some(1), 1 << 40), addition(1, Some(1), 5)]).await;
     add(vec![addition(0, Some(1), 7)]).await;
@@ -473,7 +607,10 @@ async fn additions_are_summed_up_by_hour_and_forgotten_after_two_days(store: &dy
     let sum = addition(0, Some(1), (1 << 40) + 7);
     let expected = others.into_iter().chain([sum, addition(1, Some(1), 5)]);
     assert_eq!(BTreeSet::from_iter(all), expected.collect());
-    assert_eq!(store.additions(time(NOW + 1)).await.unwrap(), [addition(1, Some(1), 5)]);
+    assert_eq!(
+        store.additions(time(NOW + 1)).await.unwrap(),
+        [addition(1, Some(1), 5)]
+    );
     add(vec![addition(49, None, 1)]).await;
     let left = store.additions(time(0)).await.unwrap();
     assert_eq!(left, [addition(1, Some(1), 5), addition(49, None, 1)]);
@@ -515,7 +652,10 @@ async fn rows_of_purgatory_restore_what_the_records_say(store: &dyn Store) {
     };
     let (create, remove) = (
         CleanupTask::CreateView { repo: repo(1) },
-        CleanupTask::RemoveView { repo: repo(1), is_immediate: true },
+        CleanupTask::RemoveView {
+            repo: repo(1),
+            is_immediate: true,
+        },
     );
     let contributor = Record::Staged {
         id,
@@ -527,27 +667,56 @@ async fn rows_of_purgatory_restore_what_the_records_say(store: &dyn Store) {
     let records = vec![
         held(&one),
         held(&two),
-        Record::Moved { id: one.id, phase: Phase::Expired, until: time(NOW + 99) },
-        Record::Moved { id, phase: Phase::Expired, until: time(1) },
+        Record::Moved {
+            id: one.id,
+            phase: Phase::Expired,
+            until: time(NOW + 99),
+        },
+        Record::Moved {
+            id,
+            phase: Phase::Expired,
+            until: time(1),
+        },
         Record::Gone { id: two.id },
         staged(1, 1, 1),
         staged(2, 1, 2),
         staged(1, 2, 3),
         contributor,
-        Record::Unstaged { id, keep: Some(oid(1)) },
-        Record::TaskAdded { task: create.clone() },
-        Record::TaskAdded { task: remove.clone() },
+        Record::Unstaged {
+            id,
+            keep: Some(oid(1)),
+        },
+        Record::TaskAdded {
+            task: create.clone(),
+        },
+        Record::TaskAdded {
+            task: remove.clone(),
+        },
         Record::TaskDone { task: create },
-        Record::TaskAdded { task: CleanupTask::CreateView { repo: repo(2) } },
-        Record::TaskDone { task: CleanupTask::CreateView { repo: repo(2) } },
+        Record::TaskAdded {
+            task: CleanupTask::CreateView { repo: repo(2) },
+        },
+        Record::TaskDone {
+            task: CleanupTask::CreateView { repo: repo(2) },
+        },
     ];
     for record in &records {
-        done(store, Commit { records: vec![record.clone()], ..Commit::default() }).await;
+        done(
+            store,
+            Commit {
+                records: vec![record.clone()],
+                ..Commit::default()
+            },
+        )
+        .await;
     }
     let restored = |records: Vec<Record>| {
         let now = Now::new(Mono::ZERO, time(NOW));
         let policy = Policy::new("grasp.example".parse().unwrap());
-        format!("{:?}", Purgatory::restore(Config::default(), policy, records, now))
+        format!(
+            "{:?}",
+            Purgatory::restore(Config::default(), policy, records, now)
+        )
     };
     assert_eq!(restored(store.records().await.unwrap()), restored(records));
 }

@@ -31,7 +31,11 @@ impl Fixture {
     }
 
     async fn put(&self, event: Arc<Event>) {
-        let saved = self.store.save(vec![event], Timestamp::now()).await.expect("a store");
+        let saved = self
+            .store
+            .save(vec![event], Timestamp::now())
+            .await
+            .expect("a store");
         assert_eq!(saved, [Outcome::Stored]);
     }
 
@@ -93,14 +97,23 @@ async fn an_event_published_during_the_reading_is_delivered_once() {
 #[tokio::test]
 async fn a_slow_consumer_gets_every_event_once() {
     let fixture = Fixture::new();
-    let queue = Capacity { events: 5, bytes: 1_000_000 };
-    let mut feed = fixture.feed.clone().with_queue(queue).accepted(&[Kind::from(1)]);
+    let queue = Capacity {
+        events: 5,
+        bytes: 1_000_000,
+    };
+    let mut feed = fixture
+        .feed
+        .clone()
+        .with_queue(queue)
+        .accepted(&[Kind::from(1)]);
     assert_eq!(next(&mut feed).await, None);
     let mut expected = BTreeSet::new();
     let mut given = Vec::new();
     for round in 0..20 {
         for nth in 0..(round % 4) * 6 + 1 {
-            expected.insert(Some(fixture.accept(note(1, &format!("{round} {nth}"))).await));
+            expected.insert(Some(
+                fixture.accept(note(1, &format!("{round} {nth}"))).await,
+            ));
         }
         given.push(next(&mut feed).await);
     }
@@ -117,8 +130,15 @@ async fn a_slow_consumer_gets_every_event_once() {
 #[tokio::test]
 async fn a_slow_consumer_of_all_kinds_gets_deletions() {
     let fixture = Fixture::new();
-    let queue = Capacity { events: 5, bytes: 1_000_000 };
-    let mut feed = fixture.feed.clone().with_queue(queue).accepted_then_all(&[Kind::from(1)]);
+    let queue = Capacity {
+        events: 5,
+        bytes: 1_000_000,
+    };
+    let mut feed = fixture
+        .feed
+        .clone()
+        .with_queue(queue)
+        .accepted_then_all(&[Kind::from(1)]);
     assert_eq!(next(&mut feed).await, None);
     let live = fixture.accept(note(5, "in time")).await;
     assert_eq!(next(&mut feed).await, Some(live));
@@ -128,7 +148,10 @@ async fn a_slow_consumer_of_all_kinds_gets_deletions() {
     }
     let mut given = BTreeSet::new();
     for _ in 0..20 {
-        assert!(given.insert(next(&mut feed).await), "an event was delivered twice");
+        assert!(
+            given.insert(next(&mut feed).await),
+            "an event was delivered twice"
+        );
     }
     assert_eq!(given, expected);
 }

@@ -38,8 +38,16 @@ struct ScriptedGit {
 
 impl GitBackend for ScriptedGit {
     fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
-        let is_held = self.held.lock().unwrap().iter().any(|(id, _)| *id == event.id);
-        Box::pin(std::future::ready(Ok(GitFacts { is_held, ..GitFacts::default() })))
+        let is_held = self
+            .held
+            .lock()
+            .unwrap()
+            .iter()
+            .any(|(id, _)| *id == event.id);
+        Box::pin(std::future::ready(Ok(GitFacts {
+            is_held,
+            ..GitFacts::default()
+        })))
     }
 
     fn hold(
@@ -61,9 +69,16 @@ struct CompleteGit {
 
 impl CompleteGit {
     async fn announcements(&self, identifier: &Identifier) -> Vec<Announcement> {
-        let filter = Filter::new().kind(kinds::ANNOUNCEMENT).identifier(identifier.as_str());
-        let found = store::events(&*self.store, filter, Timestamp::from_secs(NOW)).await.unwrap();
-        found.iter().map(|event| Announcement::parse(event).unwrap()).collect()
+        let filter = Filter::new()
+            .kind(kinds::ANNOUNCEMENT)
+            .identifier(identifier.as_str());
+        let found = store::events(&*self.store, filter, Timestamp::from_secs(NOW))
+            .await
+            .unwrap();
+        found
+            .iter()
+            .map(|event| Announcement::parse(event).unwrap())
+            .collect()
     }
 }
 
@@ -71,7 +86,9 @@ impl GitBackend for CompleteGit {
     fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
         Box::pin(async move {
             let mut facts = GitFacts::default();
-            let Some(repo) = Needs::of(&event).repo else { return Ok(facts) };
+            let Some(repo) = Needs::of(&event).repo else {
+                return Ok(facts);
+            };
             let known = self.announcements(&repo.identifier).await;
             let lists = maintainer_lists(&known);
             let presence = Presence::Stored;
@@ -83,7 +100,10 @@ impl GitBackend for CompleteGit {
                 }
                 if announcement.repo == repo {
                     let announcement = Arc::new(announcement);
-                    facts.announcements.push(KnownAnnouncement { announcement, presence });
+                    facts.announcements.push(KnownAnnouncement {
+                        announcement,
+                        presence,
+                    });
                 } else {
                     facts.is_listed |= announcement.maintainer_list.lists(&repo.owner);
                 }
@@ -109,7 +129,11 @@ impl GitBackend for CompleteGit {
         Box::pin(async move {
             let known = self.announcements(&repo.identifier).await;
             let lists = maintainer_lists(&known);
-            Ok(self.policy.model.maintainers(&repo.owner, &lists).contains(&key))
+            Ok(self
+                .policy
+                .model
+                .maintainers(&repo.owner, &lists)
+                .contains(&key))
         })
     }
 }
@@ -127,7 +151,10 @@ impl Server {
     /// Starts a server that has the git data of all events.
     async fn complete() -> Self {
         let store = Arc::new(MemoryStore::default());
-        let git = CompleteGit { store: Arc::clone(&store), policy: policy() };
+        let git = CompleteGit {
+            store: Arc::clone(&store),
+            policy: policy(),
+        };
         let mut server = Self::with(Arc::new(git)).await;
         server.pipeline.store = store;
         server
@@ -135,7 +162,10 @@ impl Server {
 
     async fn with(git: Arc<dyn GitBackend>) -> Self {
         let hub = Hub::start();
-        let listener = hub.listen(Capacity { events: 1_000, bytes: 10_000_000 });
+        let listener = hub.listen(Capacity {
+            events: 1_000,
+            bytes: 10_000_000,
+        });
         listener.subscribe(1, vec![Filter::new()].into()).await;
         let now = Now::new(grasp_core::Mono::ZERO, Timestamp::from_secs(NOW));
         let pipeline = Pipeline {
@@ -158,7 +188,11 @@ impl Server {
 
     async fn is_served(&self, event: &Event) -> bool {
         let question = vec![vec![Filter::new().id(event.id)]];
-        self.pipeline.store.exists(question, Timestamp::from_secs(NOW)).await.unwrap()[0]
+        self.pipeline
+            .store
+            .exists(question, Timestamp::from_secs(NOW))
+            .await
+            .unwrap()[0]
     }
 
     /// Returns the events that were published so far.
@@ -168,7 +202,9 @@ impl Server {
         self.pipeline.hub.publish(end.clone()).await;
         let mut ids = Vec::new();
         loop {
-            let HubMessage::Event { published, .. } = self.listener.next().await else { panic!() };
+            let HubMessage::Event { published, .. } = self.listener.next().await else {
+                panic!()
+            };
             if published.event.id == end.id {
                 return ids;
             }
@@ -178,7 +214,9 @@ impl Server {
 }
 
 fn sign_at(keys: &Keys, kind: u16, at: u64, tags: &[&[&str]]) -> Event {
-    let tags = tags.iter().map(|tag| Tag::parse(tag.iter().copied()).unwrap());
+    let tags = tags
+        .iter()
+        .map(|tag| Tag::parse(tag.iter().copied()).unwrap());
     EventBuilder::new(Kind::from_u16(kind), "")
         .tags(tags)
         .custom_created_at(Timestamp::from_secs(at))
@@ -192,7 +230,15 @@ fn sign(keys: &Keys, kind: u16, tags: &[&[&str]]) -> Event {
 
 fn announcement(keys: &Keys) -> Event {
     let clone = format!("https://us.example/{}/x.git", npub(&keys.public_key()));
-    sign(keys, 30617, &[&["d", "x"], &["clone", &clone], &["relays", "wss://us.example"]])
+    sign(
+        keys,
+        30617,
+        &[
+            &["d", "x"],
+            &["clone", &clone],
+            &["relays", "wss://us.example"],
+        ],
+    )
 }
 
 fn issue(keys: &Keys, owner: &Keys) -> Event {
@@ -209,11 +255,19 @@ async fn the_order_inside_a_batch_does_not_matter() {
     let comment = sign(&bob, 1111, &[&["E", &issue.id.to_hex()]]);
     let reply = sign(&bob, 1111, &[&["e", &comment.id.to_hex()]]);
     let noise = sign(&bob, 1, &[]);
-    let verdicts = server.ingest(&[&reply, &comment, &noise, &issue, &announcement]).await;
-    let accepted: Vec<_> = verdicts.iter().map(|verdict| verdict.answer().is_accepted).collect();
+    let verdicts = server
+        .ingest(&[&reply, &comment, &noise, &issue, &announcement])
+        .await;
+    let accepted: Vec<_> = verdicts
+        .iter()
+        .map(|verdict| verdict.answer().is_accepted)
+        .collect();
     assert_eq!(accepted, [true, true, false, true, true]);
     let published: BTreeSet<_> = server.published().await.into_iter().collect();
-    assert_eq!(published, BTreeSet::from([announcement.id, issue.id, comment.id, reply.id]));
+    assert_eq!(
+        published,
+        BTreeSet::from([announcement.id, issue.id, comment.id, reply.id])
+    );
 }
 
 #[tokio::test]
@@ -238,12 +292,20 @@ async fn forged_copies_are_refused_and_do_not_affect_the_genuine_one() {
     tampered.content = "tampered".into();
     let mut resigned = genuine.clone();
     resigned.sig = announcement(&bob).sig;
-    let verdicts = server.ingest(&[&tampered, &resigned, &genuine, &tampered]).await;
+    let verdicts = server
+        .ingest(&[&tampered, &resigned, &genuine, &tampered])
+        .await;
     let forged = Outcome::from(Rejection::Forged);
-    assert_eq!((&verdicts[0], &verdicts[1], &verdicts[3]), (&forged, &forged, &forged));
+    assert_eq!(
+        (&verdicts[0], &verdicts[1], &verdicts[3]),
+        (&forged, &forged, &forged)
+    );
     let metrics = &server.pipeline.metrics;
     assert_eq!(metrics.value(&table::REJECTIONS, &["forged"]), Some(3.0));
-    assert_eq!(metrics.value(&table::EVENTS, &["client", "stored"]), Some(1.0));
+    assert_eq!(
+        metrics.value(&table::EVENTS, &["client", "stored"]),
+        Some(1.0)
+    );
     assert!(verdicts[2].answer().is_accepted && server.is_served(&genuine).await);
 }
 
@@ -255,14 +317,20 @@ async fn a_held_event_is_neither_served_nor_published() {
     let announcement = announcement(&alice);
     let verdicts = server.ingest(&[&announcement]).await;
     assert_eq!(verdicts, [Outcome::Held]);
-    assert_eq!(*git.held.lock().unwrap(), [(announcement.id, Hold::Announcement)]);
+    assert_eq!(
+        *git.held.lock().unwrap(),
+        [(announcement.id, Hold::Announcement)]
+    );
     assert!(!server.is_served(&announcement).await);
     let issue = issue(&alice, &alice);
     assert!(
         !server.ingest(&[&issue]).await[0].answer().is_accepted,
         "held announcements admit nothing"
     );
-    assert_eq!(server.ingest(&[&announcement]).await, [Outcome::Duplicate(Presence::Held)]);
+    assert_eq!(
+        server.ingest(&[&announcement]).await,
+        [Outcome::Duplicate(Presence::Held)]
+    );
     assert_eq!(server.published().await, []);
 }
 
@@ -274,7 +342,10 @@ async fn an_event_deleted_before_it_arrived_is_not_held() {
     let announcement = announcement(&alice);
     let deletion = sign(&alice, 5, &[&["e", &announcement.id.to_hex()]]);
     assert!(server.ingest(&[&deletion]).await[0].answer().is_accepted);
-    assert_eq!(server.ingest(&[&announcement]).await, [Outcome::from(Rejection::Deleted)]);
+    assert_eq!(
+        server.ingest(&[&announcement]).await,
+        [Outcome::from(Rejection::Deleted)]
+    );
     assert!(git.held.lock().unwrap().is_empty());
 }
 
@@ -283,16 +354,27 @@ async fn a_delisted_repository_is_no_longer_served() {
     let server = Server::complete().await;
     let alice = Keys::generate();
     let here = announcement(&alice);
-    let delisting =
-        sign_at(&alice, 30617, NOW + 1, &[&["d", "x"], &["clone", "https://them.example/x"]]);
+    let delisting = sign_at(
+        &alice,
+        30617,
+        NOW + 1,
+        &[&["d", "x"], &["clone", "https://them.example/x"]],
+    );
     assert!(server.ingest(&[&here]).await[0].answer().is_accepted);
-    assert_eq!(server.ingest(&[&delisting]).await, [Outcome::from(Rejection::Delisted)]);
+    assert_eq!(
+        server.ingest(&[&delisting]).await,
+        [Outcome::from(Rejection::Delisted)]
+    );
     assert!(!server.is_served(&here).await && !server.is_served(&delisting).await);
     // Any client can send the older version again.
     assert_eq!(server.ingest(&[&here]).await, [Outcome::Superseded]);
     assert!(!server.is_served(&here).await);
     let clone = format!("https://us.example/{}/x.git", npub(&alice.public_key()));
-    let tags: &[&[&str]] = &[&["d", "x"], &["clone", &clone], &["relays", "wss://us.example"]];
+    let tags: &[&[&str]] = &[
+        &["d", "x"],
+        &["clone", &clone],
+        &["relays", "wss://us.example"],
+    ];
     let back = sign_at(&alice, 30617, NOW + 2, tags);
     assert!(server.ingest(&[&back]).await[0].answer().is_accepted && server.is_served(&back).await);
 }
@@ -307,7 +389,11 @@ async fn versions_of_one_announcement_in_one_batch_end_with_the_winner() {
             &alice,
             30617,
             at,
-            &[&["d", "x"], &["clone", &clone], &["relays", "ws://us.example"]],
+            &[
+                &["d", "x"],
+                &["clone", &clone],
+                &["relays", "ws://us.example"],
+            ],
         )
     };
     let versions = [version(NOW - 2), version(NOW), version(NOW - 1)];
@@ -320,14 +406,25 @@ async fn versions_of_one_announcement_in_one_batch_end_with_the_winner() {
 async fn a_state_is_judged_by_the_repositories_that_its_author_maintains() {
     let server = Server::complete().await;
     let (alice, eve) = (Keys::generate(), Keys::generate());
-    let state =
-        |keys: &Keys| sign(keys, 30618, &[&["d", "x"], &["refs/heads/main", &"a".repeat(40)]]);
+    let state = |keys: &Keys| {
+        sign(
+            keys,
+            30618,
+            &[&["d", "x"], &["refs/heads/main", &"a".repeat(40)]],
+        )
+    };
     let (ours, theirs) = (state(&alice), state(&eve));
-    assert_eq!(server.ingest(&[&ours]).await, [Outcome::from(Rejection::NoAnnouncement)]);
+    assert_eq!(
+        server.ingest(&[&ours]).await,
+        [Outcome::from(Rejection::NoAnnouncement)]
+    );
     server.ingest(&[&announcement(&alice)]).await;
     assert!(server.ingest(&[&ours]).await[0].answer().is_accepted);
     // An announcement of the name by another owner is none of hers.
-    assert_eq!(server.ingest(&[&theirs]).await, [Outcome::from(Rejection::NoAnnouncement)]);
+    assert_eq!(
+        server.ingest(&[&theirs]).await,
+        [Outcome::from(Rejection::NoAnnouncement)]
+    );
     let clone = format!("https://us.example/{}/x.git", npub(&alice.public_key()));
     let inviting: &[&[&str]] = &[
         &["d", "x"],
@@ -336,12 +433,19 @@ async fn a_state_is_judged_by_the_repositories_that_its_author_maintains() {
         &["relays", "wss://us.example"],
     ];
     assert!(
-        server.ingest(&[&sign_at(&alice, 30617, NOW + 1, inviting)]).await[0].answer().is_accepted
+        server
+            .ingest(&[&sign_at(&alice, 30617, NOW + 1, inviting)])
+            .await[0]
+            .answer()
+            .is_accepted
     );
     // She has not accepted.
     let refused = Outcome::from(Rejection::NotMaintainer(eve.public_key()));
     assert_eq!(server.ingest(&[&theirs]).await, [refused]);
-    let accepting = &[&["d", "x"][..], &["maintainers", &alice.public_key().to_hex()]];
+    let accepting = &[
+        &["d", "x"][..],
+        &["maintainers", &alice.public_key().to_hex()],
+    ];
     for event in [&sign(&eve, 30617, accepting), &theirs] {
         assert!(server.ingest(&[event]).await[0].answer().is_accepted);
     }
@@ -365,7 +469,10 @@ async fn a_deletion_that_names_another_authors_event_is_refused() {
     let announcement = announcement(&alice);
     server.ingest(&[&announcement]).await;
     let deletion = sign(&eve, 5, &[&["e", &announcement.id.to_hex()]]);
-    assert_eq!(server.ingest(&[&deletion]).await, [Outcome::from(Rejection::ForeignDeletion)]);
+    assert_eq!(
+        server.ingest(&[&deletion]).await,
+        [Outcome::from(Rejection::ForeignDeletion)]
+    );
     assert!(server.is_served(&announcement).await && !server.is_served(&deletion).await);
 }
 
@@ -373,32 +480,57 @@ async fn a_deletion_that_names_another_authors_event_is_refused() {
 async fn requests_of_unknown_authors_are_bounded_and_those_of_known_ones_are_not() {
     let server = Server::with(Arc::new(RelayOnly)).await;
     let alice = Keys::generate();
-    assert!(server.ingest(&[&announcement(&alice)]).await[0].answer().is_accepted);
+    assert!(
+        server.ingest(&[&announcement(&alice)]).await[0]
+            .answer()
+            .is_accepted
+    );
     let network = Some(ClientNetwork::of("198.51.100.1".parse().unwrap()));
-    let origin = || Origin::Client { authenticated: Vec::new(), network };
+    let origin = || Origin::Client {
+        authenticated: Vec::new(),
+        network,
+    };
     let request = |keys: &Keys, n: u64| {
         let tag = |m: u64| Tag::parse(["e", &format!("{:064x}", n << 32 | m)]).unwrap();
         let request = EventBuilder::new(Kind::EventDeletion, "").tags((0..1_900).map(tag));
-        request.custom_created_at(Timestamp::from_secs(NOW)).finalize(keys).unwrap()
+        request
+            .custom_created_at(Timestamp::from_secs(NOW))
+            .finalize(keys)
+            .unwrap()
     };
     let mut refused = None;
     for n in 0..200 {
-        let verdicts = server.pipeline.ingest(vec![request(&Keys::generate(), n)], origin()).await;
-        refused = verdicts.into_iter().find(|verdict| !verdict.answer().is_accepted);
+        let verdicts = server
+            .pipeline
+            .ingest(vec![request(&Keys::generate(), n)], origin())
+            .await;
+        refused = verdicts
+            .into_iter()
+            .find(|verdict| !verdict.answer().is_accepted);
         if refused.is_some() {
             break;
         }
     }
     assert_eq!(refused, Some(Outcome::from(Rejection::RateLimited)));
     let own = request(&alice, 1_000);
-    assert!(server.pipeline.ingest(vec![own], origin()).await[0].answer().is_accepted);
+    assert!(
+        server.pipeline.ingest(vec![own], origin()).await[0]
+            .answer()
+            .is_accepted
+    );
 }
 
 #[tokio::test]
 async fn a_full_repository_still_admits_its_maintainers() {
     let mut server = Server::complete().await;
-    let root = Share { count: 5, bytes: 1 << 20 };
-    let limits = FanOutLimits { root, ..FanOutLimits::default() };
+    let root = Share {
+        count: 5,
+        bytes: 1 << 20,
+    };
+    let limits = FanOutLimits {
+        root,
+        ..FanOutLimits::default()
+    };
     server.pipeline.fan_out = Mutex::new(FanOut::new(limits));
     let (alice, bob, eve) = (Keys::generate(), Keys::generate(), Keys::generate());
     let clone = format!("https://us.example/{}/x.git", npub(&alice.public_key()));
@@ -417,30 +549,47 @@ async fn a_full_repository_still_admits_its_maintainers() {
     assert!(server.ingest(&[&issue]).await[0].answer().is_accepted);
     // Naming repositories that do not exist does not avoid the limit.
     let made_up: Vec<String> = (0..8).map(|n| format!("30617:{:064x}:x", n)).collect();
-    let mut tags: Vec<Vec<String>> =
-        made_up.iter().map(|at| vec!["a".into(), at.clone()]).collect();
+    let mut tags: Vec<Vec<String>> = made_up
+        .iter()
+        .map(|at| vec!["a".into(), at.clone()])
+        .collect();
     tags.push(vec!["e".into(), issue.id.to_hex()]);
-    let tags: Vec<Vec<&str>> =
-        tags.iter().map(|t| t.iter().map(String::as_str).collect()).collect();
+    let tags: Vec<Vec<&str>> = tags
+        .iter()
+        .map(|t| t.iter().map(String::as_str).collect())
+        .collect();
     let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
     let mut verdicts = Vec::new();
     for _ in 0..10 {
         verdicts.extend(server.ingest(&[&sign(&Keys::generate(), 1, &tags)]).await);
     }
-    let accepted = verdicts.iter().filter(|verdict| verdict.answer().is_accepted).count();
+    let accepted = verdicts
+        .iter()
+        .filter(|verdict| verdict.answer().is_accepted)
+        .count();
     assert_eq!(accepted, 4);
     for maintainer in [&alice, &bob] {
-        assert!(server.ingest(&[&sign(maintainer, 1, &tags)]).await[0].answer().is_accepted);
+        assert!(
+            server.ingest(&[&sign(maintainer, 1, &tags)]).await[0]
+                .answer()
+                .is_accepted
+        );
     }
     let rate_limited = Outcome::from(Rejection::RateLimited);
-    assert_eq!(server.ingest(&[&sign(&eve, 1, &tags)]).await, [rate_limited]);
+    assert_eq!(
+        server.ingest(&[&sign(&eve, 1, &tags)]).await,
+        [rate_limited]
+    );
 }
 
 /// Sends events of new keys until one is refused without a lookup, and returns whether one was.
 async fn use_up_lookups(server: &Server, address: &str) -> bool {
     let network = Some(ClientNetwork::of(address.parse().unwrap()));
     for _ in 0..100 {
-        let origin = Origin::Client { authenticated: Vec::new(), network };
+        let origin = Origin::Client {
+            authenticated: Vec::new(),
+            network,
+        };
         let note = sign(&Keys::generate(), 1, &[&["e", &"a".repeat(64)]]);
         if server.pipeline.ingest(vec![note], origin).await == [Outcome::from(Rejection::Busy)] {
             return true;
@@ -455,25 +604,44 @@ async fn maintainers_are_admitted_when_all_lookups_are_used_up() {
     server.pipeline.budgets = Budgets::new(1_000);
     let (alice, bob) = (Keys::generate(), Keys::generate());
     let state = |keys: &Keys, at: u64| {
-        sign_at(keys, 30618, at, &[&["d", "x"], &["refs/heads/main", &"a".repeat(40)]])
+        sign_at(
+            keys,
+            30618,
+            at,
+            &[&["d", "x"], &["refs/heads/main", &"a".repeat(40)]],
+        )
     };
     for event in [announcement(&alice), state(&alice, NOW - 9)] {
         assert!(server.ingest(&[&event]).await[0].answer().is_accepted);
     }
     let from = |address: &str, event: Event| {
         let network = Some(ClientNetwork::of(address.parse().unwrap()));
-        server.pipeline.ingest(vec![event], Origin::Client { authenticated: Vec::new(), network })
+        server.pipeline.ingest(
+            vec![event],
+            Origin::Client {
+                authenticated: Vec::new(),
+                network,
+            },
+        )
     };
     // First the lookups of her own network, then all.
     assert!(use_up_lookups(&server, "198.51.100.1").await);
-    assert!(from("198.51.100.1", state(&alice, NOW - 8)).await[0].answer().is_accepted);
+    assert!(
+        from("198.51.100.1", state(&alice, NOW - 8)).await[0]
+            .answer()
+            .is_accepted
+    );
     for network in 0..24 {
         assert!(use_up_lookups(&server, &format!("203.0.{network}.1")).await);
     }
     let busy = Outcome::from(Rejection::Busy);
     assert_eq!(from("192.0.2.1", issue(&bob, &alice)).await, [busy]);
     for at in NOW - 7..NOW {
-        assert!(from("192.0.2.1", state(&alice, at)).await[0].answer().is_accepted);
+        assert!(
+            from("192.0.2.1", state(&alice, at)).await[0]
+                .answer()
+                .is_accepted
+        );
     }
 }
 
@@ -489,12 +657,27 @@ async fn authority_is_looked_up_when_lookups_are_used_up() {
     server.pipeline.budgets = Budgets::new(1_000);
     assert!(use_up_lookups(&server, "198.51.100.1").await);
     let network = Some(ClientNetwork::of("198.51.100.1".parse().unwrap()));
-    let origin = || Origin::Client { authenticated: Vec::new(), network };
-    let note =
-        |keys: &Keys| sign(keys, 1621, &[&["a", &format!("30617:{}:x", alice.public_key())]]);
-    assert!(server.pipeline.ingest(vec![note(&alice)], origin()).await[0].answer().is_accepted);
+    let origin = || Origin::Client {
+        authenticated: Vec::new(),
+        network,
+    };
+    let note = |keys: &Keys| {
+        sign(
+            keys,
+            1621,
+            &[&["a", &format!("30617:{}:x", alice.public_key())]],
+        )
+    };
+    assert!(
+        server.pipeline.ingest(vec![note(&alice)], origin()).await[0]
+            .answer()
+            .is_accepted
+    );
     let busy = Outcome::from(Rejection::Busy);
-    assert_eq!(server.pipeline.ingest(vec![note(&bob)], origin()).await, [busy]);
+    assert_eq!(
+        server.pipeline.ingest(vec![note(&bob)], origin()).await,
+        [busy]
+    );
 }
 
 /// A git backend that releases an announcement when facts are requested.
@@ -507,7 +690,9 @@ impl GitBackend for ReleasingGit {
     fn facts(&self, _: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
         Box::pin(async {
             let released = vec![Arc::clone(&self.announcement)];
-            self.store.save_events(released, Timestamp::from_secs(NOW)).await?;
+            self.store
+                .save_events(released, Timestamp::from_secs(NOW))
+                .await?;
             Ok(GitFacts::default())
         })
     }
@@ -527,8 +712,14 @@ async fn an_event_about_a_repository_that_is_released_meanwhile_is_accepted() {
     let owner = Keys::generate();
     let announcement = Arc::new(announcement(&owner));
     let store = Arc::new(MemoryStore::default());
-    let git = ReleasingGit { store: Arc::clone(&store), announcement };
+    let git = ReleasingGit {
+        store: Arc::clone(&store),
+        announcement,
+    };
     let mut server = Server::with(Arc::new(git)).await;
     server.pipeline.store = store;
-    assert_eq!(server.ingest(&[&issue(&owner, &owner)]).await, [Outcome::Stored]);
+    assert_eq!(
+        server.ingest(&[&issue(&owner, &owner)]).await,
+        [Outcome::Stored]
+    );
 }

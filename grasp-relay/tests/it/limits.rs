@@ -12,7 +12,10 @@ use crate::support::{CloseReason, Relay, bulk, in_time, note};
 #[tokio::test]
 async fn a_slow_client_loses_its_subscription_and_others_lose_no_event() {
     const EVENTS: usize = 2_000;
-    let limits = Limits { live_queue_events: 100, ..Limits::default() };
+    let limits = Limits {
+        live_queue_events: 100,
+        ..Limits::default()
+    };
     let relay = Relay::limited(limits).await;
     let mut slow = relay.client().await;
     let mut quick = relay.client().await;
@@ -35,17 +38,30 @@ async fn a_slow_client_loses_its_subscription_and_others_lose_no_event() {
             _ => panic!("unexpected {message}"),
         }
     };
-    assert!(received.len() < EVENTS && received[..] == ids[..received.len()], "{}", received.len());
+    assert!(
+        received.len() < EVENTS && received[..] == ids[..received.len()],
+        "{}",
+        received.len()
+    );
     assert_eq!(reason[1], "s");
     let why = reason[2].as_str().expect("a reason");
-    assert!(why.starts_with("error: ") && why.contains("overflow"), "{why}");
+    assert!(
+        why.starts_with("error: ") && why.contains("overflow"),
+        "{why}"
+    );
     // The connection itself works, and may subscribe again.
-    assert_eq!(slow.req("again", r#"{"kinds":[1],"limit":3}"#).await.len(), 3);
+    assert_eq!(
+        slow.req("again", r#"{"kinds":[1],"limit":3}"#).await.len(),
+        3
+    );
 }
 
 #[tokio::test]
 async fn a_client_that_never_reads_is_disconnected() {
-    let limits = Limits { write_timeout: Duration::from_millis(200), ..Limits::default() };
+    let limits = Limits {
+        write_timeout: Duration::from_millis(200),
+        ..Limits::default()
+    };
     let relay = Relay::limited(limits).await;
     for event in bulk(1, 100, 200_000) {
         relay.accept(&event).await;
@@ -53,7 +69,10 @@ async fn a_client_that_never_reads_is_disconnected() {
     let mut stuck = relay.client().await;
     stuck.send(r#"["REQ","s",{"kinds":[1]}]"#).await;
     let mut other = relay.client().await;
-    assert_eq!(other.ask(r#"["COUNT","c",{}]"#).await, json!(["COUNT", "c", {"count": 100}]));
+    assert_eq!(
+        other.ask(r#"["COUNT","c",{}]"#).await,
+        json!(["COUNT", "c", {"count": 100}])
+    );
     // The relay closes the connection after what it had written.
     in_time(async { while relay.hub.stats().await.listeners > 0 {} }).await;
     let mut socket = stuck.into_inner();
@@ -61,18 +80,27 @@ async fn a_client_that_never_reads_is_disconnected() {
     while let Some(Ok(_)) = in_time(socket.next()).await {
         frames += 1;
     }
-    assert!(frames < 100, "{frames} frames were written to a client that did not read");
+    assert!(
+        frames < 100,
+        "{frames} frames were written to a client that did not read"
+    );
 }
 
 #[tokio::test]
 async fn live_events_during_history_are_bounded() {
-    let limits = Limits { live_queue_events: 5, max_limit: 10_000, ..Limits::default() };
+    let limits = Limits {
+        live_queue_events: 5,
+        max_limit: 10_000,
+        ..Limits::default()
+    };
     let relay = Relay::limited(limits).await;
     for event in bulk(1, 1_000, 20_000) {
         relay.accept(&event).await;
     }
     let mut client = relay.client().await;
-    client.send(r#"["REQ","s",{"kinds":[1,2],"limit":10000}]"#).await;
+    client
+        .send(r#"["REQ","s",{"kinds":[1,2],"limit":10000}]"#)
+        .await;
     // The first event shows that history is being sent; it is far too long for the socket's buffers.
     assert_eq!(client.next().await[0], "EVENT");
     for nth in 0..50 {
@@ -86,31 +114,54 @@ async fn live_events_during_history_are_bounded() {
             _ => panic!("unexpected {message}"),
         }
     };
-    assert!(closed[2].as_str().is_some_and(|why| why.contains("overflow")), "{closed}");
+    assert!(
+        closed[2]
+            .as_str()
+            .is_some_and(|why| why.contains("overflow")),
+        "{closed}"
+    );
 }
 
 #[tokio::test]
 async fn pages_have_the_limits_of_the_nip11_document() {
-    let limits = Limits { max_limit: 20, default_limit: 10, ..Limits::default() };
+    let limits = Limits {
+        max_limit: 20,
+        default_limit: 10,
+        ..Limits::default()
+    };
     let relay = Relay::limited(limits).await;
     for nth in 0..30 {
         relay.accept(&note(1, &nth.to_string())).await;
     }
     let mut client = relay.client().await;
     assert_eq!(client.req("s", r#"{"kinds":[1]}"#).await.len(), 10);
-    assert_eq!(client.req("s", r#"{"kinds":[1],"limit":15}"#).await.len(), 15);
-    assert_eq!(client.req("s", r#"{"kinds":[1],"limit":9999}"#).await.len(), 20);
+    assert_eq!(
+        client.req("s", r#"{"kinds":[1],"limit":15}"#).await.len(),
+        15
+    );
+    assert_eq!(
+        client.req("s", r#"{"kinds":[1],"limit":9999}"#).await.len(),
+        20
+    );
 }
 
 #[tokio::test]
 async fn the_filters_of_all_connections_are_bounded_in_bytes() {
-    let limits = Limits { total_subscription_bytes: 4 * 1_500, ..Limits::default() };
+    let limits = Limits {
+        total_subscription_bytes: 4 * 1_500,
+        ..Limits::default()
+    };
     let relay = Relay::limited(limits).await;
     let (mut alice, mut bob) = (relay.client().await, relay.client().await);
     alice.req("s", r#"{"kinds":[1,2,3]}"#).await;
     let full = bob.ask(r#"["REQ","s",{"kinds":[1,2,3]}]"#).await;
     assert_eq!(full[0], "CLOSED");
-    assert!(full[2].as_str().is_some_and(|why| why.starts_with("rate-limited: ")), "{full}");
+    assert!(
+        full[2]
+            .as_str()
+            .is_some_and(|why| why.starts_with("rate-limited: ")),
+        "{full}"
+    );
     alice.send(r#"["CLOSE","s"]"#).await;
     alice.ask(r#"["COUNT","c",{}]"#).await;
     bob.req("s", r#"{"kinds":[1,2,3]}"#).await;
@@ -118,7 +169,10 @@ async fn the_filters_of_all_connections_are_bounded_in_bytes() {
 
 #[tokio::test]
 async fn a_history_counts_as_bytes_of_its_subscription_until_it_is_forgotten() {
-    let limits = Limits { total_subscription_bytes: 4 * 25_000, ..Limits::default() };
+    let limits = Limits {
+        total_subscription_bytes: 4 * 25_000,
+        ..Limits::default()
+    };
     let relay = Relay::limited(limits).await;
     for nth in 0..400 {
         relay.accept(&note(1, &nth.to_string())).await;
@@ -134,7 +188,12 @@ async fn a_history_counts_as_bytes_of_its_subscription_until_it_is_forgotten() {
         last = carol.next().await;
     }
     assert_eq!(last[0], "CLOSED", "{last}");
-    assert!(last[2].as_str().is_some_and(|why| why.starts_with("rate-limited: ")), "{last}");
+    assert!(
+        last[2]
+            .as_str()
+            .is_some_and(|why| why.starts_with("rate-limited: ")),
+        "{last}"
+    );
     // No live event comes.
     tokio::time::sleep(Duration::from_secs(11)).await;
     assert_eq!(carol.req("s", r#"{"kinds":[1]}"#).await.len(), 400);
@@ -142,23 +201,41 @@ async fn a_history_counts_as_bytes_of_its_subscription_until_it_is_forgotten() {
 
 #[tokio::test]
 async fn the_event_rate_limit_is_shared_by_the_connections_of_an_address() {
-    let limits = Limits { events_per_minute_per_ip: 3, ..Limits::default() };
+    let limits = Limits {
+        events_per_minute_per_ip: 3,
+        ..Limits::default()
+    };
     let relay = Relay::limited(limits).await;
     let mut answers = Vec::new();
     for nth in 0..4 {
         let mut client = relay.client().await;
         let event = note(1, &nth.to_string());
-        answers.push(client.ask(format!(r#"["EVENT",{}]"#, event.as_json())).await);
+        answers.push(
+            client
+                .ask(format!(r#"["EVENT",{}]"#, event.as_json()))
+                .await,
+        );
         // A new connection does not reset the limit.
         drop(client);
     }
     for (nth, answer) in answers.iter().enumerate() {
         let (accepted, why) = (answer[2].as_bool().unwrap(), answer[3].as_str().unwrap());
         assert_eq!(accepted, nth < 3, "{answer}");
-        assert!(accepted || why == "rate-limited: too many events from this address", "{answer}");
+        assert!(
+            accepted || why == "rate-limited: too many events from this address",
+            "{answer}"
+        );
     }
     // It may still read.
-    assert_eq!(relay.client().await.req("s", r#"{"kinds":[1]}"#).await.len(), 3);
+    assert_eq!(
+        relay
+            .client()
+            .await
+            .req("s", r#"{"kinds":[1]}"#)
+            .await
+            .len(),
+        3
+    );
 }
 
 #[tokio::test]
@@ -176,13 +253,19 @@ async fn an_idle_client_is_pinged_and_closed_if_it_does_not_answer() {
     let mut silent = relay.client().await;
     silent.req("s", "{}").await;
     in_time(async { while relay.hub.stats().await.listeners > 0 {} }).await;
-    let end = CloseReason { code: 1001, reason: "closed: idle for too long".into() };
+    let end = CloseReason {
+        code: 1001,
+        reason: "closed: idle for too long".into(),
+    };
     assert_eq!(silent.close_reason().await, Some(end));
 }
 
 #[tokio::test]
 async fn a_flood_of_messages_is_answered_with_errors_and_then_closed() {
-    let limits = Limits { messages_per_minute: 50, ..Limits::default() };
+    let limits = Limits {
+        messages_per_minute: 50,
+        ..Limits::default()
+    };
     let relay = Relay::limited(limits).await;
     let mut client = relay.client().await;
     for nth in 0..100 {
@@ -190,7 +273,10 @@ async fn a_flood_of_messages_is_answered_with_errors_and_then_closed() {
         assert_eq!(answer[0], if nth < 50 { "COUNT" } else { "CLOSED" });
     }
     client.send(r#"["COUNT","c",{}]"#).await;
-    let end = CloseReason { code: 1008, reason: "rate-limited: too many messages".into() };
+    let end = CloseReason {
+        code: 1008,
+        reason: "rate-limited: too many messages".into(),
+    };
     assert_eq!(client.close_reason().await, Some(end));
 }
 
@@ -230,11 +316,17 @@ async fn unfinished_messages_per_address_are_bounded() {
     let mut refused = unfinished(relay.client().await).await;
     let mut answer = Vec::new();
     let _ = in_time(refused.read_to_end(&mut answer)).await;
-    assert!(waiting[0].try_read(&mut [0; 100]).is_err(), "the others got no message");
+    assert!(
+        waiting[0].try_read(&mut [0; 100]).is_err(),
+        "the others got no message"
+    );
     // Short messages are still read, and the memory of closed connections is given back.
     relay.client().await.req("s", r#"{"kinds":[1]}"#).await;
     drop(waiting);
     let mut client = relay.client().await;
-    let long = format!(r#"["REQ","s",{{"kinds":[1]}},"{}"]"#, " ".repeat(4 * 1024 * 1024));
+    let long = format!(
+        r#"["REQ","s",{{"kinds":[1]}},"{}"]"#,
+        " ".repeat(4 * 1024 * 1024)
+    );
     assert_eq!(client.ask(long).await[0], "CLOSED");
 }

@@ -48,7 +48,10 @@ async fn database(dir: &Path, waiting: &[Arc<Event>], max: &str) {
         since: until,
         until,
     };
-    let commit = Commit { records: waiting.iter().map(held).collect(), ..Commit::default() };
+    let commit = Commit {
+        records: waiting.iter().map(held).collect(),
+        ..Commit::default()
+    };
     let _ = store.commit(commit).await.unwrap();
     store.close().await.unwrap();
     let full = ["held", "tasks"].map(|table| {
@@ -67,11 +70,22 @@ async fn start(dir: &Path) -> PurgatoryDriver {
     let store = Arc::new(open(dir));
     let (limits, records) = (StagingLimits::default(), store.records().await.unwrap());
     let root = dir.join("git");
-    let repos = RepoStore::open(&root, Endpoint::Repository, git, limits, store.clone(), None);
+    let repos = RepoStore::open(
+        &root,
+        Endpoint::Repository,
+        git,
+        limits,
+        store.clone(),
+        None,
+    );
     let parts = PurgatoryParts {
         repos: repos.await.unwrap(),
         contributors: None,
-        relay: Arc::new(ServedEvents { store, hub: Hub::start(), clock: Clock::system() }),
+        relay: Arc::new(ServedEvents {
+            store,
+            hub: Hub::start(),
+            clock: Clock::system(),
+        }),
         policy: policy(),
         repository_bytes: u64::MAX,
         hunt: None,
@@ -83,7 +97,10 @@ async fn start(dir: &Path) -> PurgatoryDriver {
 async fn fill_queue(purgatory: &PurgatoryDriver, repo: &RepoId) {
     for _ in 0..10_000 {
         let sent = purgatory.tell(Input::Changed { repo: repo.clone() });
-        if tokio::time::timeout(Duration::from_millis(500), sent).await.is_err() {
+        if tokio::time::timeout(Duration::from_millis(500), sent)
+            .await
+            .is_err()
+        {
             return;
         }
     }
@@ -97,14 +114,28 @@ async fn queries_are_answered_while_a_full_disk_blocks_the_queue() {
     let purgatory = start(dir.path()).await;
     let event = announcement(&Keys::generate(), "x");
     let repo = RepoId::new(event.pubkey, "x".parse().unwrap());
-    let hold =
-        || GitBackend::hold(&purgatory, event.clone(), Hold::Announcement, Origin::anonymous());
+    let hold = || {
+        GitBackend::hold(
+            &purgatory,
+            event.clone(),
+            Hold::Announcement,
+            Origin::anonymous(),
+        )
+    };
     let why = in_time(hold()).await.unwrap_err();
-    assert!(why.to_string().contains("the database cannot be written"), "{why}");
+    assert!(
+        why.to_string().contains("the database cannot be written"),
+        "{why}"
+    );
     fill_queue(&purgatory, &repo).await;
     assert!(!purgatory.can_write());
-    in_time(purgatory.ask(|purgatory| purgatory.counts())).await.unwrap();
-    assert!(in_time(hold()).await.is_err(), "a new event is refused at once");
+    in_time(purgatory.ask(|purgatory| purgatory.counts()))
+        .await
+        .unwrap();
+    assert!(
+        in_time(hold()).await.is_err(),
+        "a new event is refused at once"
+    );
     let waited = tokio::time::timeout(Duration::from_secs(20), purgatory.run_maintenance()).await;
     assert!(waited.unwrap().is_err(), "maintenance fails in time");
 }
@@ -113,7 +144,9 @@ async fn queries_are_answered_while_a_full_disk_blocks_the_queue() {
 async fn no_input_is_lost_while_the_disk_is_full_repeatedly() {
     const HELD_EVENTS: usize = 130;
     let (dir, keys) = (TempDir::new().unwrap(), Keys::generate());
-    let waiting: Vec<_> = (0..HELD_EVENTS).map(|n| announcement(&keys, &n.to_string())).collect();
+    let waiting: Vec<_> = (0..HELD_EVENTS)
+        .map(|n| announcement(&keys, &n.to_string()))
+        .collect();
     // As if a hundred records were freed every second.
     let begin = Timestamp::now();
     let max = format!("{HELD_EVENTS} + 100 * max(0, unixepoch() - {begin} - 1)");
@@ -138,5 +171,7 @@ async fn no_input_is_lost_while_the_disk_is_full_repeatedly() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), done).await.expect("all tasks are done");
+    tokio::time::timeout(Duration::from_secs(60), done)
+        .await
+        .expect("all tasks are done");
 }

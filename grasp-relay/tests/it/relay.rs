@@ -18,7 +18,10 @@ async fn an_event_is_acknowledged_stored_and_found_again() {
     let mut client = relay.client().await;
     let event = note(1, "hello");
     let id = event.id.to_hex();
-    assert_eq!(client.ask(event_message(&event)).await, json!(["OK", id, true, ""]));
+    assert_eq!(
+        client.ask(event_message(&event)).await,
+        json!(["OK", id, true, ""])
+    );
     assert_eq!(
         client.ask(event_message(&event)).await,
         json!(["OK", id, true, "duplicate: already have this event"])
@@ -49,16 +52,29 @@ async fn live_events_follow_eose_on_every_matching_subscription() {
     let relay = Relay::start().await;
     let mut alice = relay.client().await;
     let mut bob = relay.client().await;
-    assert!(alice.req("a", r#"{"kinds":[1]},{"kinds":[2]}"#).await.is_empty());
+    assert!(
+        alice
+            .req("a", r#"{"kinds":[1]},{"kinds":[2]}"#)
+            .await
+            .is_empty()
+    );
     assert!(alice.req("b", r##"{"#t":["x"]}"##).await.is_empty());
-    assert!(alice.req("c", r#"{"kinds":[7],"limit":0}"#).await.is_empty());
+    assert!(
+        alice
+            .req("c", r#"{"kinds":[7],"limit":0}"#)
+            .await
+            .is_empty()
+    );
     let event = tagged(2, "", &[["t", "x"]]);
     assert_eq!(bob.ask(event_message(&event)).await[2], true);
     let mut received = [alice.next().await[1].clone(), alice.next().await[1].clone()];
     received.sort_by_key(|id| id.to_string());
     assert_eq!(received, ["a", "b"]);
     // No other message was sent: the next one answers the next request.
-    assert_eq!(alice.ask(r#"["COUNT","n",{}]"#).await, json!(["COUNT", "n", {"count": 1}]));
+    assert_eq!(
+        alice.ask(r#"["COUNT","n",{}]"#).await,
+        json!(["COUNT", "n", {"count": 1}])
+    );
 }
 
 #[tokio::test]
@@ -66,7 +82,12 @@ async fn limit_zero_gives_no_history_but_live_events() {
     let relay = Relay::start().await;
     relay.accept(&note(1, "old")).await;
     let mut client = relay.client().await;
-    assert!(client.req("s", r#"{"kinds":[1],"limit":0}"#).await.is_empty());
+    assert!(
+        client
+            .req("s", r#"{"kinds":[1],"limit":0}"#)
+            .await
+            .is_empty()
+    );
     let fresh = note(1, "new");
     relay.accept(&fresh).await;
     assert_eq!(client.next().await[2]["id"], fresh.id.to_hex());
@@ -86,7 +107,10 @@ async fn a_closed_subscription_gets_no_events_and_a_replaced_one_uses_the_new_fi
     relay.accept(&one).await;
     relay.accept(&two).await;
     let received = client.next().await;
-    assert_eq!((&received[1], &received[2]["id"]), (&json!("s"), &json!(two.id.to_hex())));
+    assert_eq!(
+        (&received[1], &received[2]["id"]),
+        (&json!("s"), &json!(two.id.to_hex()))
+    );
     assert_eq!(client.ask(r#"["COUNT","n",{}]"#).await[0], "COUNT");
 }
 
@@ -113,7 +137,9 @@ async fn several_filters_give_each_event_once_newest_first() {
         expected.push(event.id.to_hex());
     }
     let mut client = relay.client().await;
-    let found = client.req("s", r##"{"kinds":[1]},{"#t":["x"]},{"kinds":[5]}"##).await;
+    let found = client
+        .req("s", r##"{"kinds":[1]},{"#t":["x"]},{"kinds":[5]}"##)
+        .await;
     assert_eq!(found, expected);
 }
 
@@ -141,7 +167,9 @@ async fn check_no_gap_and_no_duplicate(relay: &Relay) {
         writer.send(event_message(event)).await;
         if nth % 40 == 20 {
             let mut reader = relay.client().await;
-            reader.send(r#"["REQ","s",{"kinds":[1],"limit":5000}]"#).await;
+            reader
+                .send(r#"["REQ","s",{"kinds":[1],"limit":5000}]"#)
+                .await;
             readers.push(reader);
         }
     }

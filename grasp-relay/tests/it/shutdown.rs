@@ -9,7 +9,10 @@ use serde_json::json;
 use crate::support::{Client, CloseReason, Relay, note};
 
 fn shutdown_close() -> CloseReason {
-    CloseReason { code: 1001, reason: "the relay is shutting down".into() }
+    CloseReason {
+        code: 1001,
+        reason: "the relay is shutting down".into(),
+    }
 }
 
 #[tokio::test]
@@ -19,12 +22,17 @@ async fn pending_events_are_answered_before_the_close_frame() {
     let mut idle = relay.client().await;
     relay.ingest.block();
     let event = note(1, "on its way");
-    client.send(format!(r#"["EVENT",{}]"#, event.as_json())).await;
+    client
+        .send(format!(r#"["EVENT",{}]"#, event.as_json()))
+        .await;
     relay.ingest.batch_arrived().await;
     relay.stop();
     assert_eq!(idle.close_reason().await, Some(shutdown_close()));
     relay.ingest.unblock();
-    assert_eq!(client.next().await, json!(["OK", event.id.to_hex(), true, ""]));
+    assert_eq!(
+        client.next().await,
+        json!(["OK", event.id.to_hex(), true, ""])
+    );
     assert_eq!(client.close_reason().await, Some(shutdown_close()));
     let address = relay.address;
     relay.ended().await;
@@ -33,11 +41,16 @@ async fn pending_events_are_answered_before_the_close_frame() {
 
 #[tokio::test]
 async fn the_grace_period_ends_although_a_request_is_stuck() {
-    let limits = Limits { grace: Duration::from_millis(100), ..Limits::default() };
+    let limits = Limits {
+        grace: Duration::from_millis(100),
+        ..Limits::default()
+    };
     let mut relay = Relay::limited(limits).await;
     let mut client = relay.client().await;
     relay.ingest.block();
-    client.send(format!(r#"["EVENT",{}]"#, note(1, "stuck").as_json())).await;
+    client
+        .send(format!(r#"["EVENT",{}]"#, note(1, "stuck").as_json()))
+        .await;
     relay.ingest.batch_arrived().await;
     relay.stop();
     relay.ended().await;
@@ -50,10 +63,13 @@ async fn an_event_of_a_client_that_disconnects_at_once_is_stored() {
     let mut watcher = relay.client().await;
     watcher.req("s", r#"{"kinds":[1]}"#).await;
     let mut sender = Client::connect(relay.address).await;
-    let events: Vec<_> =
-        (0..20).map(|nth| note(1, &format!("{nth} {}", Timestamp::now()))).collect();
+    let events: Vec<_> = (0..20)
+        .map(|nth| note(1, &format!("{nth} {}", Timestamp::now())))
+        .collect();
     for event in &events {
-        sender.send(format!(r#"["EVENT",{}]"#, event.as_json())).await;
+        sender
+            .send(format!(r#"["EVENT",{}]"#, event.as_json()))
+            .await;
     }
     drop(sender);
     for event in &events {

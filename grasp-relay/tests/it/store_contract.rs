@@ -28,7 +28,10 @@ pub(crate) fn rules() -> StoreRules {
 }
 
 pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(work)
 }
 
@@ -68,7 +71,10 @@ macro_rules! contract {
 
 fn on_sqlite(rule: Rule) {
     let dir = tempfile::tempdir().unwrap();
-    let options = SqliteOptions { rules: rules(), ..SqliteOptions::default() };
+    let options = SqliteOptions {
+        rules: rules(),
+        ..SqliteOptions::default()
+    };
     let store = SqliteStore::open(&dir.path().join("events.db"), options).unwrap();
     block_on(rule(&store));
 }

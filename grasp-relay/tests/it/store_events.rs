@@ -28,7 +28,13 @@ impl Author {
 
     /// Begins an event of this author, a second before [`NOW`].
     pub(crate) fn writes(self, kind: u16) -> Draft {
-        Draft { author: self, kind, at: NOW - 1, id: None, tags: Vec::new() }
+        Draft {
+            author: self,
+            kind,
+            at: NOW - 1,
+            id: None,
+            tags: Vec::new(),
+        }
     }
 }
 
@@ -55,7 +61,8 @@ impl Draft {
     }
 
     pub(crate) fn tag(mut self, name: &str, value: impl ToString) -> Self {
-        self.tags.push(Tag::parse([name, &value.to_string()]).unwrap());
+        self.tags
+            .push(Tag::parse([name, &value.to_string()]).unwrap());
         self
     }
 
@@ -77,7 +84,9 @@ impl Draft {
         );
         let id = self.id.map_or(computed, id);
         let signature = Signature::from_byte_array([7; 64]);
-        Arc::new(Event::new(id, author, at, kind, self.tags, content, signature))
+        Arc::new(Event::new(
+            id, author, at, kind, self.tags, content, signature,
+        ))
     }
 }
 
@@ -92,7 +101,10 @@ pub(crate) fn time(secs: u64) -> Timestamp {
 }
 
 pub(crate) async fn save_at(store: &dyn EventStore, event: &Arc<Event>, now: u64) -> Outcome {
-    let saved = store.save(vec![Arc::clone(event)], time(now)).await.unwrap();
+    let saved = store
+        .save(vec![Arc::clone(event)], time(now))
+        .await
+        .unwrap();
     assert_eq!(saved.len(), 1);
     saved[0].clone()
 }
@@ -132,7 +144,11 @@ pub(crate) async fn inventory_at(
     filter: Filter,
     now: u64,
 ) -> Vec<(Timestamp, EventId)> {
-    match store.inventory(filter, time(now), usize::MAX).await.unwrap() {
+    match store
+        .inventory(filter, time(now), usize::MAX)
+        .await
+        .unwrap()
+    {
         Inventory::Complete(items) => items,
         Inventory::TooMany => panic!("no inventory has more than usize::MAX items"),
     }

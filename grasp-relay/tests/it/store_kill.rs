@@ -44,7 +44,12 @@ fn acknowledged_events_survive_kill_9() {
 
 fn spawn(path: &Path, first: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "store_kill::writes_until_killed", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "store_kill::writes_until_killed",
+            "--ignored",
+            "--nocapture",
+        ])
         .env(KILLED_PATH_VAR, path)
         .env(FIRST_NUMBER_VAR, first.to_string())
         .stdout(Stdio::piped())
@@ -68,9 +73,10 @@ async fn check(path: &Path, acknowledged: &BTreeSet<EventId>) {
 #[test]
 #[ignore = "the process that is killed by the test above"]
 fn writes_until_killed() {
-    let (Some(path), Ok(first)) =
-        (std::env::var_os(KILLED_PATH_VAR), std::env::var(FIRST_NUMBER_VAR))
-    else {
+    let (Some(path), Ok(first)) = (
+        std::env::var_os(KILLED_PATH_VAR),
+        std::env::var(FIRST_NUMBER_VAR),
+    ) else {
         return;
     };
     let first: u64 = first.parse().unwrap();
@@ -78,7 +84,10 @@ fn writes_until_killed() {
     let write = async |writer: u64| {
         for number in (first + writer..).step_by(WRITERS as usize) {
             let event = ALICE.writes(1621).id(number).tag("t", number).done();
-            let saved = store.save(vec![Arc::clone(&event)], time(NOW)).await.unwrap();
+            let saved = store
+                .save(vec![Arc::clone(&event)], time(NOW))
+                .await
+                .unwrap();
             assert_eq!(saved, [Outcome::Stored]);
             writeln!(std::io::stdout().lock(), "stored {}", event.id).unwrap();
         }

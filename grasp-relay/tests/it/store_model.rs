@@ -56,7 +56,11 @@ fn event_plan() -> impl Strategy<Value = EventPlan> {
         1 => Just(62),
         2 => select(&[30_617, 30_618][..]),
     ];
-    let coordinate = (select(&AUTHORS[..]), select(&KINDS[4..8]), select(&NAMES[..]));
+    let coordinate = (
+        select(&AUTHORS[..]),
+        select(&KINDS[4..8]),
+        select(&NAMES[..]),
+    );
     let relay = select(&["ALL_RELAYS", "wss://us.example", "wss://elsewhere.example"][..]);
     (
         (select(&AUTHORS[..]), kind, 0..12u64),
@@ -97,13 +101,20 @@ fn scattered(index: usize) -> u64 {
 }
 
 fn build(index: usize, event_plan: &EventPlan) -> Arc<Event> {
-    let mut draft =
-        event_plan.author.writes(event_plan.kind).at(NOW - event_plan.age).id(scattered(index));
+    let mut draft = event_plan
+        .author
+        .writes(event_plan.kind)
+        .at(NOW - event_plan.age)
+        .id(scattered(index));
     for (name, value) in [("d", event_plan.identifier), ("relay", event_plan.relay)] {
-        draft = value.into_iter().fold(draft, |draft, value| draft.tag(name, value));
+        draft = value
+            .into_iter()
+            .fold(draft, |draft, value| draft.tag(name, value));
     }
     for word in &event_plan.words {
-        draft = draft.tag("t", word).tag(if *word == "x" { "T" } else { "r" }, word);
+        draft = draft
+            .tag("t", word)
+            .tag(if *word == "x" { "T" } else { "r" }, word);
     }
     for maintainer in &event_plan.maintainers {
         draft = draft.tag("maintainers", maintainer.key());
@@ -138,7 +149,10 @@ fn filter() -> impl Strategy<Value = Filter> {
             option::weighted(0.2, words()),
             option::weighted(0.1, words()),
         ),
-        (option::weighted(0.3, 0..14u64), option::weighted(0.3, 0..14u64)),
+        (
+            option::weighted(0.3, 0..14u64),
+            option::weighted(0.3, 0..14u64),
+        ),
         (option::weighted(0.3, 0..6usize), optional(0.02)),
     )
         .prop_map(
@@ -164,7 +178,17 @@ fn filter() -> impl Strategy<Value = Filter> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let waits = [1, 2, 5, DAY, 2 * DAY, 29 * DAY, 30 * DAY, 150 * DAY, 210 * DAY];
+    let waits = [
+        1,
+        2,
+        5,
+        DAY,
+        2 * DAY,
+        29 * DAY,
+        30 * DAY,
+        150 * DAY,
+        210 * DAY,
+    ];
     prop_oneof![
         8 => vec(0..POOL_EVENTS, 1..8).prop_map(Step::Save),
         2 => (0..POOL_EVENTS).prop_map(Step::Refusal),
@@ -193,7 +217,10 @@ impl Storage for Directory {
     type Store = SqliteStore;
 
     async fn open(&self) -> SqliteStore {
-        let options = SqliteOptions { rules: rules(), ..SqliteOptions::default() };
+        let options = SqliteOptions {
+            rules: rules(),
+            ..SqliteOptions::default()
+        };
         SqliteStore::open(&self.0.path().join("events.db"), options).unwrap()
     }
 
@@ -252,8 +279,12 @@ macro_rules! same {
 }
 
 async fn agree(file: &impl EventStore, list: &MemoryStore, filters: &[Filter], now: u64) {
-    same!(*file, *list, |store| find_at(store, filters.to_vec(), now).await);
-    same!(*file, *list, |store| store.count(filters.to_vec(), time(now)).await.unwrap());
+    same!(*file, *list, |store| find_at(store, filters.to_vec(), now)
+        .await);
+    same!(*file, *list, |store| store
+        .count(filters.to_vec(), time(now))
+        .await
+        .unwrap());
     for filter in filters {
         for max in [3, usize::MAX] {
             same!(*file, *list, |store| store
@@ -262,21 +293,33 @@ async fn agree(file: &impl EventStore, list: &MemoryStore, filters: &[Filter], n
                 .unwrap());
         }
     }
-    for (author, kind) in AUTHORS.iter().flat_map(|author| [(author, 30_617), (author, 30_618)]) {
+    for (author, kind) in AUTHORS
+        .iter()
+        .flat_map(|author| [(author, 30_617), (author, 30_618)])
+    {
         for identifier in ["", "x", "y"] {
             let coordinate =
                 Coordinate::new(Kind::from_u16(kind), author.key()).identifier(identifier);
-            same!(*file, *list, |store| store.superseded(coordinate.clone()).await.unwrap());
+            same!(*file, *list, |store| store
+                .superseded(coordinate.clone())
+                .await
+                .unwrap());
             same!(*file, *list, |store| store
                 .heads(vec![coordinate.clone()], time(now))
                 .await
                 .unwrap());
         }
     }
-    for (author, name) in AUTHORS.iter().flat_map(|author| NAMES.map(|name| (author, name))) {
+    for (author, name) in AUTHORS
+        .iter()
+        .flat_map(|author| NAMES.map(|name| (author, name)))
+    {
         let repo = RepoId::new(author.key(), name.parse().unwrap());
         for most in [1, usize::MAX] {
-            same!(*file, *list, |store| store.listing(repo.clone(), most).await.unwrap());
+            same!(*file, *list, |store| store
+                .listing(repo.clone(), most)
+                .await
+                .unwrap());
         }
     }
 }
@@ -285,12 +328,18 @@ async fn run(storage: impl Storage, pool: &[Arc<Event>], steps: Vec<Step>) {
     let (mut file, list) = (storage.open().await, MemoryStore::new(rules()));
     let mut now = NOW;
     let events = |indexes: &[usize]| {
-        indexes.iter().map(|index| Arc::clone(&pool[*index])).collect::<Vec<_>>()
+        indexes
+            .iter()
+            .map(|index| Arc::clone(&pool[*index]))
+            .collect::<Vec<_>>()
     };
     for step in steps {
         match step {
             Step::Save(indexes) => {
-                same!(file, list, |store| store.save(events(&indexes), time(now)).await.unwrap())
+                same!(file, list, |store| store
+                    .save(events(&indexes), time(now))
+                    .await
+                    .unwrap())
             }
             Step::Refusal(index) => {
                 same!(file, list, |store| store
@@ -316,7 +365,11 @@ async fn run(storage: impl Storage, pool: &[Arc<Event>], steps: Vec<Step>) {
 }
 
 fn pool(event_plans: &[EventPlan]) -> Vec<Arc<Event>> {
-    event_plans.iter().enumerate().map(|(index, event_plan)| build(index, event_plan)).collect()
+    event_plans
+        .iter()
+        .enumerate()
+        .map(|(index, event_plan)| build(index, event_plan))
+        .collect()
 }
 
 proptest! {

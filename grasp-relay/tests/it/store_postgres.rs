@@ -24,7 +24,9 @@ use crate::support::postgres::{PASSWORD, Postgres};
 
 /// Runs a test on an empty store that holds the lease.
 pub(crate) fn on_postgres(rule: impl for<'s> FnOnce(&'s PostgresStore) -> BoxFuture<'s, ()>) {
-    let Some(server) = Postgres::shared() else { return };
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
     let url = server.database();
     block_on(async {
         let store = open(&url).await;
@@ -43,7 +45,10 @@ pub(crate) async fn open(url: &str) -> PostgresStore {
 
 /// Opens a store under the rules of the contract.
 pub(crate) async fn reader(url: &str) -> PostgresStore {
-    let options = PostgresOptions { rules: rules(), ..PostgresOptions::default() };
+    let options = PostgresOptions {
+        rules: rules(),
+        ..PostgresOptions::default()
+    };
     PostgresStore::connect(url, options).await.unwrap()
 }
 
@@ -66,28 +71,44 @@ pub(crate) fn check_indexes(server: &Postgres, url: &str) {
 
 /// Lets the lease expire, as if its holder had not renewed it.
 fn expire_lease(server: &Postgres, url: &str) {
-    server.sql(url, "UPDATE lease SET expires = now() - INTERVAL '1 second'");
+    server.sql(
+        url,
+        "UPDATE lease SET expires = now() - INTERVAL '1 second'",
+    );
 }
 
 /// Returns the text of an error and its causes.
 fn chain(error: &StoreError) -> String {
     let causes = std::iter::successors(Some(error as &dyn Error), |&error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    causes
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
 }
 
 #[test]
 fn a_store_without_the_lease_reads_and_does_not_write() {
-    let Some(server) = Postgres::shared() else { return };
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
     let url = server.database();
     block_on(async {
         let (writer, other) = (open(&url).await, reader(&url).await);
         let note = ALICE.writes(1).done();
         stored(&writer, &note).await;
         assert!(serves(&other, &note).await);
-        let refused = other.save(vec![ALICE.writes(1).id(7).done()], time(NOW)).await;
+        let refused = other
+            .save(vec![ALICE.writes(1).id(7).done()], time(NOW))
+            .await;
         assert!(matches!(refused, Err(StoreError::Fenced)));
-        assert!(matches!(other.remove(vec![note.id]).await, Err(StoreError::Fenced)));
-        assert!(matches!(other.sweep(time(NOW)).await, Err(StoreError::Fenced)));
+        assert!(matches!(
+            other.remove(vec![note.id]).await,
+            Err(StoreError::Fenced)
+        ));
+        assert!(matches!(
+            other.sweep(time(NOW)).await,
+            Err(StoreError::Fenced)
+        ));
         let refused = Database::commit(&other, Commit::default()).await;
         assert!(matches!(refused, Err(DatabaseError::Fenced)));
         assert_eq!(find(&writer, Filter::new()).await, [note.id]);
@@ -96,7 +117,9 @@ fn a_store_without_the_lease_reads_and_does_not_write() {
 
 #[test]
 fn one_store_holds_the_lease_until_it_expires_or_is_given_back() {
-    let Some(server) = Postgres::shared() else { return };
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
     let url = server.database();
     block_on(async {
         let (one, two) = (reader(&url).await, reader(&url).await);
@@ -104,8 +127,13 @@ fn one_store_holds_the_lease_until_it_expires_or_is_given_back() {
         assert_eq!(claim(&one, "one").await, LeaseClaim::Held(Epoch(1)));
         assert_eq!(claim(&one, "one").await, LeaseClaim::Held(Epoch(1)));
         let held = claim(&two, "two").await;
-        let LeaseClaim::HeldBy { node, remaining } = held else { panic!("{held:?}") };
-        assert!(node == "one" && remaining <= LEASE && remaining > LEASE / 2, "{remaining:?}");
+        let LeaseClaim::HeldBy { node, remaining } = held else {
+            panic!("{held:?}")
+        };
+        assert!(
+            node == "one" && remaining <= LEASE && remaining > LEASE / 2,
+            "{remaining:?}"
+        );
         one.release_lease().await.unwrap();
         assert_eq!(one.epoch(), None);
         assert_eq!(claim(&two, "two").await, LeaseClaim::Held(Epoch(2)));
@@ -120,7 +148,9 @@ fn one_store_holds_the_lease_until_it_expires_or_is_given_back() {
 
 #[test]
 fn a_writer_whose_lease_was_taken_can_write_no_more() {
-    let Some(server) = Postgres::shared() else { return };
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
     let url = server.database();
     block_on(async {
         let (old, new) = (open(&url).await, reader(&url).await);
@@ -132,12 +162,17 @@ fn a_writer_whose_lease_was_taken_can_write_no_more() {
         assert_eq!(claim(&new, "b").await, LeaseClaim::Held(Epoch(2)));
         assert_eq!(old.epoch(), Some(Epoch(1)), "it has not noticed yet");
         let late: Vec<_> = (10..20).map(|n| ALICE.writes(1).id(n).done()).collect();
-        let saves = late.iter().map(|event| old.save(vec![event.clone()], time(NOW)));
+        let saves = late
+            .iter()
+            .map(|event| old.save(vec![event.clone()], time(NOW)));
         for saved in join_all(saves).await {
             assert!(matches!(saved, Err(StoreError::Fenced)));
         }
         assert_eq!(old.epoch(), None);
-        assert!(matches!(old.remove(vec![note.id]).await, Err(StoreError::Fenced)));
+        assert!(matches!(
+            old.remove(vec![note.id]).await,
+            Err(StoreError::Fenced)
+        ));
         assert!(matches!(claim(&old, "a").await, LeaseClaim::HeldBy { node, .. } if node == "b"));
         stored(&new, &ALICE.writes(1).id(2).done()).await;
         assert_eq!(find(&old, Filter::new()).await.len(), 3);
@@ -150,15 +185,23 @@ fn await_locks(server: &Postgres, url: &str, count: &str) {
         WHERE wait_event_type = 'Lock' AND datname = current_database()";
     let start = Instant::now();
     while server.sql(url, sql) != count {
-        assert!(start.elapsed() < Duration::from_secs(20), "no statement waits for a lock");
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "no statement waits for a lock"
+        );
     }
 }
 
 #[test]
 fn taking_the_lease_waits_for_a_commit_in_progress() {
-    let Some(server) = Postgres::shared() else { return };
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
     let url = server.database();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let (old, new) = (Arc::new(open(&url).await), Arc::new(reader(&url).await));
         stored(&*old, &ALICE.writes(1).id(1).done()).await;
@@ -174,8 +217,13 @@ fn taking_the_lease_waits_for_a_commit_in_progress() {
         await_locks(server, &url, "2");
         drop(blocked);
         assert_eq!(in_time(save).await.unwrap().unwrap(), [Outcome::Stored]);
-        assert_eq!(in_time(take).await.unwrap().unwrap(), LeaseClaim::Held(Epoch(2)));
-        let late = old.save(vec![ALICE.writes(1).id(3).done()], time(NOW)).await;
+        assert_eq!(
+            in_time(take).await.unwrap().unwrap(),
+            LeaseClaim::Held(Epoch(2))
+        );
+        let late = old
+            .save(vec![ALICE.writes(1).id(3).done()], time(NOW))
+            .await;
         assert!(matches!(late, Err(StoreError::Fenced)));
         assert_eq!(find(&*new, Filter::new()).await.len(), 2);
     });
@@ -183,7 +231,9 @@ fn taking_the_lease_waits_for_a_commit_in_progress() {
 
 #[test]
 fn several_processes_create_a_database_at_the_same_time() {
-    let Some(server) = Postgres::shared() else { return };
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
     let url = server.database();
     block_on(async {
         let stores = join_all((0..6).map(|_| reader(&url))).await;
@@ -191,30 +241,56 @@ fn several_processes_create_a_database_at_the_same_time() {
         let keys: BTreeSet<_> = keys.into_iter().map(Result::unwrap).collect();
         assert_eq!(keys.len(), 1);
         let names: Vec<_> = (0..6).map(|n| n.to_string()).collect();
-        let claims = stores.iter().zip(&names).map(|(store, name)| claim(store, name));
+        let claims = stores
+            .iter()
+            .zip(&names)
+            .map(|(store, name)| claim(store, name));
         let held = |claim: &LeaseClaim| matches!(claim, LeaseClaim::Held(_));
-        assert_eq!(join_all(claims).await.iter().filter(|claim| held(claim)).count(), 1);
+        assert_eq!(
+            join_all(claims)
+                .await
+                .iter()
+                .filter(|claim| held(claim))
+                .count(),
+            1
+        );
     });
 }
 
 #[test]
 fn a_database_of_a_newer_release_or_of_another_application_is_refused() {
-    let Some(server) = Postgres::shared() else { return };
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
     let connect = |url| block_on(PostgresStore::connect(url, PostgresOptions::default()));
     let url = server.database();
     drop(connect(&url).unwrap());
     server.sql(&url, "UPDATE grasp_schema SET version = 99");
     let refused = connect(&url).unwrap_err();
-    assert!(matches!(refused, StoreError::NewerSchema { found: 99, known: 1 }));
+    assert!(matches!(
+        refused,
+        StoreError::NewerSchema {
+            found: 99,
+            known: 1
+        }
+    ));
     let url = server.database();
     server.sql(&url, "CREATE TABLE theirs (x BIGINT)");
     assert!(chain(&connect(&url).unwrap_err()).contains("another application"));
-    assert_eq!(server.sql(&url, "SELECT count(*) FROM pg_tables WHERE tablename = 'events'"), "0");
+    assert_eq!(
+        server.sql(
+            &url,
+            "SELECT count(*) FROM pg_tables WHERE tablename = 'events'"
+        ),
+        "0"
+    );
 }
 
 #[test]
 fn connection_errors_name_the_cause_and_not_the_password() {
-    let Some(server) = Postgres::shared() else { return };
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
     let name = server.database().rsplit('/').next().unwrap().to_owned();
     let wrong = "another-secret-word";
     let refused = |url: String| {
@@ -229,22 +305,34 @@ fn connection_errors_name_the_cause_and_not_the_password() {
     // TLS is required, and this server has none.
     let url = server.tcp_url(PASSWORD, &name) + "?sslmode=verify-full";
     assert!(refused(url).contains("TLS"));
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
     let url = format!("postgres://grasp:{wrong}@{closed}/grasp");
     assert!(refused(url).contains(&format!("grasp at {closed} as grasp")));
-    for url in ["", "postgres://", "sqlite:///x", "postgres://u:another-secret-word@h/db?x=y"] {
+    for url in [
+        "",
+        "postgres://",
+        "sqlite:///x",
+        "postgres://u:another-secret-word@h/db?x=y",
+    ] {
         assert!(refused(url.to_owned()).contains("not the address"), "{url}");
     }
     let store = block_on(async {
         let options = PostgresOptions::default();
-        PostgresStore::connect(&server.tcp_url(PASSWORD, &name), options).await.unwrap()
+        PostgresStore::connect(&server.tcp_url(PASSWORD, &name), options)
+            .await
+            .unwrap()
     });
     assert!(!format!("{store:?}").contains(PASSWORD));
 }
 
 #[test]
 fn stored_events_are_listed_in_the_order_of_commits() {
-    let Some(server) = Postgres::shared() else { return };
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
     let url = server.database();
     block_on(async {
         let (writer, node) = (open(&url).await, reader(&url).await);
@@ -282,7 +370,9 @@ fn stored_events_are_listed_in_the_order_of_commits() {
 
 #[test]
 fn nodes_are_listed_for_a_day() {
-    let Some(server) = Postgres::shared() else { return };
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
     let url = server.database();
     block_on(async {
         let (one, two) = (reader(&url).await, reader(&url).await);
@@ -295,7 +385,9 @@ fn nodes_are_listed_for_a_day() {
             "UPDATE nodes SET seen = seen - INTERVAL '1 hour' WHERE address = 'http://one'",
         );
         let nodes = two.nodes().await.unwrap();
-        let [first, second] = &nodes[..] else { panic!("{nodes:?}") };
+        let [first, second] = &nodes[..] else {
+            panic!("{nodes:?}")
+        };
         assert!(first.address == "http://one" && first.is_writer && first.report == "{\"lag\":0}");
         assert!(
             first.seen >= Duration::from_secs(3_600) && first.seen < Duration::from_secs(3_700)

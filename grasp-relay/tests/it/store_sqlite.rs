@@ -20,7 +20,9 @@ fn open(path: &Path) -> SqliteStore {
 }
 
 fn notes(count: u64) -> Vec<Arc<Event>> {
-    (0..count).map(|n| ALICE.writes(1).at(n + 1).id(n).tag("t", n % 50).done()).collect()
+    (0..count)
+        .map(|n| ALICE.writes(1).at(n + 1).id(n).tag("t", n % 50).done())
+        .collect()
 }
 
 #[test]
@@ -37,7 +39,10 @@ fn stored_and_deleted_events_are_known_after_reopening() {
     });
     block_on(async {
         let store = open(&path);
-        assert_eq!(save(&store, &kept).await, Outcome::Duplicate(Presence::Stored));
+        assert_eq!(
+            save(&store, &kept).await,
+            Outcome::Duplicate(Presence::Stored)
+        );
         assert_eq!(save(&store, &deleted).await, Rejection::Deleted.into());
         assert_eq!(find(&store, Filter::new().hashtag("x")).await, []);
     });
@@ -66,16 +71,25 @@ fn a_file_of_a_newer_release_is_refused() {
     conn.pragma_update(None, "user_version", 99).unwrap();
     drop(conn);
     let refused = SqliteStore::open(&path, SqliteOptions::default());
-    assert!(matches!(refused, Err(StoreError::NewerSchema { found: 99, .. })));
+    assert!(matches!(
+        refused,
+        Err(StoreError::NewerSchema { found: 99, .. })
+    ));
 }
 
 #[test]
 fn abandoned_answers_hold_no_reader() {
     let dir = tempfile::tempdir().unwrap();
-    let options = SqliteOptions { readers: NonZeroUsize::MIN, ..SqliteOptions::default() };
+    let options = SqliteOptions {
+        readers: NonZeroUsize::MIN,
+        ..SqliteOptions::default()
+    };
     let store = SqliteStore::open(&dir.path().join("events.db"), options).unwrap();
     block_on(async {
-        assert_eq!(store.save(notes(3_000), time(NOW)).await.unwrap().len(), 3_000);
+        assert_eq!(
+            store.save(notes(3_000), time(NOW)).await.unwrap().len(),
+            3_000
+        );
         // Each has begun and has more to come; there is only one reader for all.
         let mut begun = Vec::new();
         for _ in 0..100 {
@@ -106,13 +120,21 @@ async fn answered_first<T>(store: &SqliteStore, much: impl Future<Output = T>) -
 #[test]
 fn a_query_for_one_event_does_not_wait_for_large_ones() {
     let dir = tempfile::tempdir().unwrap();
-    let options = SqliteOptions { readers: NonZeroUsize::MIN, ..SqliteOptions::default() };
+    let options = SqliteOptions {
+        readers: NonZeroUsize::MIN,
+        ..SqliteOptions::default()
+    };
     let store = SqliteStore::open(&dir.path().join("events.db"), options).unwrap();
     block_on(async {
         assert_eq!(store.save(notes(100), time(NOW)).await.unwrap().len(), 100);
         let missing = |n: u64| id(1_000 + n);
-        let questions = (0..10_000).map(|n| vec![Filter::new().id(missing(n))]).collect();
-        assert_eq!(answered_first(&store, store.exists(questions, time(NOW))).await, "little");
+        let questions = (0..10_000)
+            .map(|n| vec![Filter::new().id(missing(n))])
+            .collect();
+        assert_eq!(
+            answered_first(&store, store.exists(questions, time(NOW))).await,
+            "little"
+        );
         // A hundred thousand values in one REQ.
         let values = |n: u64| (0..10_000).map(move |m| format!("{n} {m}"));
         let wide: Vec<_> = (0..10).map(|n| Filter::new().hashtags(values(n))).collect();
@@ -123,9 +145,14 @@ fn a_query_for_one_event_does_not_wait_for_large_ones() {
             .collect();
         let much = async { store.query(ids, time(NOW)).next().await };
         assert_eq!(answered_first(&store, much).await, "little");
-        let named =
-            References { ids: (0..20_000).map(missing).collect(), coordinates: Default::default() };
-        assert_eq!(answered_first(&store, store.present(named, time(NOW))).await, "little");
+        let named = References {
+            ids: (0..20_000).map(missing).collect(),
+            coordinates: Default::default(),
+        };
+        assert_eq!(
+            answered_first(&store, store.present(named, time(NOW))).await,
+            "little"
+        );
     });
 }
 
@@ -135,7 +162,9 @@ fn an_event_does_not_wait_for_others_with_many_tags() {
     let store = open(&dir.path().join("events.db"));
     let tagged = |n: u64| {
         let note = ALICE.writes(1).id(1_000 + n);
-        (0..2_000).fold(note, |note, tag| note.tag("t", format!("{n} {tag}"))).done()
+        (0..2_000)
+            .fold(note, |note, tag| note.tag("t", format!("{n} {tag}")))
+            .done()
     };
     block_on(async {
         let long: Vec<_> = (0..40).map(tagged).collect();
@@ -153,7 +182,10 @@ fn an_event_does_not_wait_for_others_with_many_tags() {
 /// Saves a large batch and then one event, and asserts that the one is stored first.
 async fn saved_before_batch(store: &SqliteStore, much: Vec<Arc<Event>>, one: Arc<Event>) {
     let count = much.len();
-    let (much, little) = (store.save(much, time(NOW)), store.save(vec![one], time(NOW)));
+    let (much, little) = (
+        store.save(much, time(NOW)),
+        store.save(vec![one], time(NOW)),
+    );
     tokio::pin!(much, little);
     tokio::select! {
         biased;
@@ -169,12 +201,21 @@ fn a_large_deletion_is_completed_in_steps() {
     let store = open(&dir.path().join("events.db"));
     let tagged = |n: u64| {
         let note = ALICE.writes(1).id(1_000 + n);
-        (0..50).fold(note, |note, tag| note.tag("t", format!("{n} {tag}"))).done()
+        (0..50)
+            .fold(note, |note, tag| note.tag("t", format!("{n} {tag}")))
+            .done()
     };
-    let of_alice = || Filter::new().author(ALICE.key()).kind(nostr::event::Kind::TextNote);
+    let of_alice = || {
+        Filter::new()
+            .author(ALICE.key())
+            .kind(nostr::event::Kind::TextNote)
+    };
     block_on(async {
         let notes: Vec<_> = (0..1_900).map(tagged).collect();
-        assert_eq!(store.save(notes.clone(), time(NOW)).await.unwrap().len(), 1_900);
+        assert_eq!(
+            store.save(notes.clone(), time(NOW)).await.unwrap().len(),
+            1_900
+        );
         let named = notes.iter().take(900);
         let deletion = named.fold(ALICE.writes(5), |request, note| request.tag("e", note.id));
         saved_before_batch(&store, vec![deletion.done()], BOB.writes(1).id(1).done()).await;
@@ -202,18 +243,25 @@ fn a_request_that_was_interrupted_is_carried_out_at_the_next_start() {
         store.close().await.unwrap();
     });
     let conn = rusqlite::Connection::open(&path).unwrap();
-    conn.execute("INSERT INTO unfinished (id) VALUES (?1)", [vanish.id.as_bytes()]).unwrap();
+    conn.execute(
+        "INSERT INTO unfinished (id) VALUES (?1)",
+        [vanish.id.as_bytes()],
+    )
+    .unwrap();
     drop(conn);
-    let options =
-        || SqliteOptions { rules: crate::store_contract::rules(), ..SqliteOptions::default() };
+    let options = || SqliteOptions {
+        rules: crate::store_contract::rules(),
+        ..SqliteOptions::default()
+    };
     block_on(async {
         let store = SqliteStore::open(&path, options()).unwrap();
         assert_eq!(find(&store, Filter::new()).await, [vanish.id]);
         store.close().await.unwrap();
     });
     let conn = rusqlite::Connection::open(&path).unwrap();
-    let left: i64 =
-        conn.query_row("SELECT count(*) FROM unfinished", [], |row| row.get(0)).unwrap();
+    let left: i64 = conn
+        .query_row("SELECT count(*) FROM unfinished", [], |row| row.get(0))
+        .unwrap();
     assert_eq!(left, 0);
 }
 
@@ -237,7 +285,10 @@ fn many_expired_events_are_not_served_before_they_are_swept() {
         expected.sort();
         assert_eq!(served, expected);
         assert_eq!(
-            store.count(vec![Filter::new().author(ALICE.key())], time(NOW)).await.unwrap(),
+            store
+                .count(vec![Filter::new().author(ALICE.key())], time(NOW))
+                .await
+                .unwrap(),
             1
         );
         // Each of the two saves removed some.
@@ -253,10 +304,16 @@ fn many_values_over_several_pages_give_each_event_once_in_order() {
     block_on(async {
         let tagged = |n: u64| {
             let note = ALICE.writes(1).at(n % 700 + 1).id(n);
-            note.tag("t", n % 97).tag("t", n % 89).tag("r", n % 2).done()
+            note.tag("t", n % 97)
+                .tag("t", n % 89)
+                .tag("r", n % 2)
+                .done()
         };
         let notes: Vec<_> = (0..3_000).map(tagged).collect();
-        assert_eq!(store.save(notes.clone(), time(NOW)).await.unwrap().len(), 3_000);
+        assert_eq!(
+            store.save(notes.clone(), time(NOW)).await.unwrap().len(),
+            3_000
+        );
         let wide = || Filter::new().hashtags((0..5_000).map(|n| n.to_string()));
         let mut expected = notes;
         expected.sort_by_key(|note| (std::cmp::Reverse(note.created_at), note.id));
@@ -264,7 +321,11 @@ fn many_values_over_several_pages_give_each_event_once_in_order() {
         assert_eq!(find(&store, wide()).await, all);
         assert_eq!(find(&store, wide().limit(1_234)).await, all[..1_234]);
         let has_one = |note: &&Arc<Event>| note.tags.iter().any(|tag| tag.as_slice() == ["r", "1"]);
-        let odd: Vec<_> = expected.iter().filter(has_one).map(|note| note.id).collect();
+        let odd: Vec<_> = expected
+            .iter()
+            .filter(has_one)
+            .map(|note| note.id)
+            .collect();
         assert_eq!(find(&store, wide().reference("1")).await, odd);
         assert_eq!(store.count(vec![wide()], time(NOW)).await.unwrap(), 3_000);
     });

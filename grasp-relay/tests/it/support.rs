@@ -96,7 +96,13 @@ impl Relay {
         let server = tokio::spawn(grasp_relay::serve(listener, parts, async {
             let _ = stopped.await;
         }));
-        Self { address, hub, ingest, stop: Some(stop), server }
+        Self {
+            address,
+            hub,
+            ingest,
+            stop: Some(stop),
+            server,
+        }
     }
 
     pub(crate) async fn client(&self) -> Client {
@@ -115,13 +121,18 @@ impl Relay {
 
     /// Waits for the server's end.
     pub(crate) async fn ended(self) {
-        in_time(self.server).await.expect("no panic").expect("a clean end");
+        in_time(self.server)
+            .await
+            .expect("no panic")
+            .expect("a clean end");
     }
 }
 
 /// Awaits a future, and panics after [`TEST_TIMEOUT`].
 pub(crate) async fn in_time<F: Future>(future: F) -> F::Output {
-    tokio::time::timeout(TEST_TIMEOUT, future).await.expect("in time")
+    tokio::time::timeout(TEST_TIMEOUT, future)
+        .await
+        .expect("in time")
 }
 
 /// An event of a kind with a text, signed by a fresh key now.
@@ -135,7 +146,10 @@ pub(crate) fn tagged(kind: u16, content: &str, tags: &[[&str; 2]]) -> Event {
 
 pub(crate) fn at(kind: u16, content: &str, tags: &[[&str; 2]], when: Timestamp) -> Event {
     EventBuilder::new(Kind::from(kind), content)
-        .tags(tags.iter().map(|[name, value]| Tag::custom(*name, [*value])))
+        .tags(
+            tags.iter()
+                .map(|[name, value]| Tag::custom(*name, [*value])),
+        )
         .custom_created_at(when)
         .finalize(&Keys::generate())
         .expect("signed")

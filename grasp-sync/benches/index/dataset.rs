@@ -26,7 +26,9 @@ pub(crate) fn us() -> ServiceIdentity {
 }
 
 pub(crate) fn relay(n: usize) -> RelayUrl {
-    format!("wss://relay-{n}.example").parse().expect("a good URL")
+    format!("wss://relay-{n}.example")
+        .parse()
+        .expect("a good URL")
 }
 
 /// Returns the index of `repos` repositories, added one after the other.
@@ -47,8 +49,10 @@ pub(crate) fn changes_of(n: usize) -> impl Iterator<Item = IndexChange> {
         relays: others.chain([ours]).collect(),
         level: SyncLevel::Full,
     };
-    let roots = (0..ROOTS_PER_REPO)
-        .map(move |i| IndexChange::RootAdded { root: root(n, i), repos: vec![repo(n)] });
+    let roots = (0..ROOTS_PER_REPO).map(move |i| IndexChange::RootAdded {
+        root: root(n, i),
+        repos: vec![repo(n)],
+    });
     [announced].into_iter().chain(roots)
 }
 
@@ -71,7 +75,10 @@ pub(crate) fn connected_relays() -> States {
 
 /// Returns all actions, derived from scratch.
 pub(crate) fn whole(index: &SyncIndex, relays: &States) -> Vec<(RelayUrl, PendingItems)> {
-    actions(&derive_relay_targets(index.repos(), &us(), &BTreeSet::new()), relays)
+    actions(
+        &derive_relay_targets(index.repos(), &us(), &BTreeSet::new()),
+        relays,
+    )
 }
 
 /// Returns the items to request from each relay, if none is pending.
@@ -80,7 +87,10 @@ pub(crate) fn actions(
     relays: &States,
 ) -> Vec<(RelayUrl, PendingItems)> {
     let one = |(relay, target): (&RelayUrl, &RelaySyncNeeds)| {
-        Some((relay.clone(), compute_actions(target, [], relays.get(relay)?)?))
+        Some((
+            relay.clone(),
+            compute_actions(target, [], relays.get(relay)?)?,
+        ))
     };
     targets.iter().filter_map(one).collect()
 }

@@ -55,7 +55,10 @@ impl PagedRead<'_> {
     pub(crate) async fn next(&mut self) -> Result<Option<Vec<Event>>, Unanswered> {
         while let Some((filter, pager)) = self.parts.last_mut() {
             let pager = pager.get_or_insert_with(|| {
-                Pager::new(PagerConfig { since: filter.since, ..PagerConfig::default() })
+                Pager::new(PagerConfig {
+                    since: filter.since,
+                    ..PagerConfig::default()
+                })
             });
             match pager.next() {
                 Next::Ask(PageRequest { limit, until, .. }) => {
@@ -74,7 +77,9 @@ impl PagedRead<'_> {
     }
 
     fn finish_part(&mut self) {
-        let Some((filter, Some(pager))) = self.parts.pop() else { return };
+        let Some((filter, Some(pager))) = self.parts.pop() else {
+            return;
+        };
         for at in pager.gaps() {
             let parts: Vec<Filter> = match split(&filter) {
                 Some(parts) => parts.into(),
@@ -83,7 +88,11 @@ impl PagedRead<'_> {
                     split_by_kind(&filter).into_iter().flatten().collect()
                 }
             };
-            self.parts.extend(parts.into_iter().map(|part| (part.since(*at).until(*at), None)));
+            self.parts.extend(
+                parts
+                    .into_iter()
+                    .map(|part| (part.since(*at).until(*at), None)),
+            );
         }
     }
 }
@@ -96,12 +105,26 @@ impl Client {
         limits: &Limits,
     ) -> Result<Self, Fault> {
         let upgrade = async {
-            outbound.route(relay, Provenance::Operator).await?.upgrade(relay, limits).await
+            outbound
+                .route(relay, Provenance::Operator)
+                .await?
+                .upgrade(relay, limits)
+                .await
         };
         let upgraded = timeout(limits.handshake_timeout, upgrade).await;
         let (socket, _) = upgraded.unwrap_or(Err(Fault::Unreachable))?;
-        let Limits { idle_timeout: idle, ping_after, .. } = *limits;
-        Ok(Self { socket, subs: 0, idle, ping_after, deferred: VecDeque::new() })
+        let Limits {
+            idle_timeout: idle,
+            ping_after,
+            ..
+        } = *limits;
+        Ok(Self {
+            socket,
+            subs: 0,
+            idle,
+            ping_after,
+            deferred: VecDeque::new(),
+        })
     }
 
     /// Publishes an event; returns whether the relay accepted it, and the text of its answer.
@@ -109,7 +132,11 @@ impl Client {
         self.send(codec::event(event)).await?;
         loop {
             match self.receive_answer().await? {
-                RelayMessage::Ok { event: id, accepted, text } if id == event.id => {
+                RelayMessage::Ok {
+                    event: id,
+                    accepted,
+                    text,
+                } if id == event.id => {
                     return Ok((accepted, text));
                 }
                 _ => {}
@@ -121,13 +148,17 @@ impl Client {
     pub(crate) async fn subscribe(&mut self, filter: &Filter) -> Result<SubId, Unanswered> {
         self.subs += 1;
         let sub = SubId(self.subs);
-        self.send(codec::req(sub, std::slice::from_ref(filter))).await?;
+        self.send(codec::req(sub, std::slice::from_ref(filter)))
+            .await?;
         Ok(sub)
     }
 
     /// Starts to read everything that is stored for a filter.
     pub(crate) fn read(&mut self, filter: Filter) -> PagedRead<'_> {
-        PagedRead { client: self, parts: vec![(filter, None)] }
+        PagedRead {
+            client: self,
+            parts: vec![(filter, None)],
+        }
     }
 
     /// Returns the stored events that the relay shows for a filter. Nothing about them is checked.
@@ -166,8 +197,9 @@ impl Client {
                 .map_err(|_| Unanswered::Lost)?;
             // Any message shows that the connection lives, even the pong.
             let rest = self.idle.saturating_sub(self.ping_after);
-            if let Some(message) =
-                timeout(rest, self.read_frame()).await.unwrap_or(Err(Unanswered::Lost))?
+            if let Some(message) = timeout(rest, self.read_frame())
+                .await
+                .unwrap_or(Err(Unanswered::Lost))?
             {
                 return Ok(message);
             }
@@ -176,12 +208,18 @@ impl Client {
 
     /// Returns the answer to a message that was just sent.
     pub(crate) async fn receive_answer(&mut self) -> Result<RelayMessage, Unanswered> {
-        timeout(ANSWER_TIMEOUT, self.read_message()).await.unwrap_or(Err(Unanswered::Lost))
+        timeout(ANSWER_TIMEOUT, self.read_message())
+            .await
+            .unwrap_or(Err(Unanswered::Lost))
     }
 
     pub(crate) async fn send(&mut self, text: String) -> Result<(), Unanswered> {
         let sent = timeout(ANSWER_TIMEOUT, self.socket.send(Message::text(text))).await;
-        if matches!(sent, Ok(Ok(()))) { Ok(()) } else { Err(Unanswered::Lost) }
+        if matches!(sent, Ok(Ok(()))) {
+            Ok(())
+        } else {
+            Err(Unanswered::Lost)
+        }
     }
 
     async fn read_message(&mut self) -> Result<RelayMessage, Unanswered> {

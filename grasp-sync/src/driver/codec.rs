@@ -19,7 +19,11 @@ pub(crate) enum RelayMessage {
     /// AUTH: a challenge.
     Auth(String),
     /// OK, about an event of ours.
-    Ok { event: EventId, accepted: bool, text: String },
+    Ok {
+        event: EventId,
+        accepted: bool,
+        text: String,
+    },
     /// Any other message.
     Said(Said),
 }
@@ -51,20 +55,35 @@ impl<'de> Visitor<'de> for MessageVisitor {
         let (label, said): (Text<'_>, _) = (next(&mut seq)?, RelayMessage::Said);
         let message = match &*label.0 {
             "EVENT" => RelayMessage::Event(sub(&mut seq)?, next(&mut seq)?),
-            "EOSE" => said(Said::Eose { sub: sub(&mut seq)?, hint: hint(&mut seq)? }),
-            "CLOSED" => said(Said::Closed { sub: sub(&mut seq)?, text: text(&mut seq)? }),
-            "NOTICE" => said(Said::Notice { text: text(&mut seq)? }),
+            "EOSE" => said(Said::Eose {
+                sub: sub(&mut seq)?,
+                hint: hint(&mut seq)?,
+            }),
+            "CLOSED" => said(Said::Closed {
+                sub: sub(&mut seq)?,
+                text: text(&mut seq)?,
+            }),
+            "NOTICE" => said(Said::Notice {
+                text: text(&mut seq)?,
+            }),
             "NEG-MSG" => {
                 let (sub, message): (_, Text<'_>) = (sub(&mut seq)?, next(&mut seq)?);
                 let message =
                     neg::from_hex(&message.0).ok_or_else(|| A::Error::custom("not hex"))?;
                 said(Said::NegMsg { sub, message })
             }
-            "NEG-ERR" => said(Said::NegErr { sub: sub(&mut seq)?, text: text(&mut seq)? }),
+            "NEG-ERR" => said(Said::NegErr {
+                sub: sub(&mut seq)?,
+                text: text(&mut seq)?,
+            }),
             "AUTH" => RelayMessage::Auth(challenge(&mut seq)?),
             "OK" => {
                 let (event, accepted) = (next(&mut seq)?, next(&mut seq)?);
-                RelayMessage::Ok { event, accepted, text: text(&mut seq)? }
+                RelayMessage::Ok {
+                    event,
+                    accepted,
+                    text: text(&mut seq)?,
+                }
             }
             _ => return Err(A::Error::custom("no message of a relay")),
         };
@@ -75,7 +94,8 @@ impl<'de> Visitor<'de> for MessageVisitor {
 }
 
 fn next<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(seq: &mut A) -> Result<T, A::Error> {
-    seq.next_element()?.ok_or_else(|| A::Error::custom("too short"))
+    seq.next_element()?
+        .ok_or_else(|| A::Error::custom("too short"))
 }
 
 fn sub<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<SubId, A::Error> {
@@ -95,7 +115,9 @@ fn text<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<String, A::Error> {
 
 /// Reads the first known hint of EOSE (NIP-67); anything else is no hint.
 fn hint<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<Option<EoseHint>, A::Error> {
-    let Some(Hints::List(hints)) = seq.next_element()? else { return Ok(None) };
+    let Some(Hints::List(hints)) = seq.next_element()? else {
+        return Ok(None);
+    };
     Ok(hints.iter().find_map(|hint| match hint {
         TextOrOther::Text(hint) => EoseHint::read(hint),
         TextOrOther::Other(_) => None,
@@ -133,7 +155,10 @@ enum TextOrOther<'a> {
 }
 
 pub(crate) fn req(sub: SubId, filters: &[Filter]) -> String {
-    let filters: String = filters.iter().map(|filter| format!(",{}", json(filter))).collect();
+    let filters: String = filters
+        .iter()
+        .map(|filter| format!(",{}", json(filter)))
+        .collect();
     format!(r#"["REQ","{sub}"{filters}]"#)
 }
 
@@ -182,7 +207,10 @@ mod tests {
     }
 
     fn closed(text: &str) -> RelayMessage {
-        RelayMessage::Said(Said::Closed { sub: g(3), text: text.into() })
+        RelayMessage::Said(Said::Closed {
+            sub: g(3),
+            text: text.into(),
+        })
     }
 
     fn notice(text: &str) -> RelayMessage {
@@ -196,31 +224,59 @@ mod tests {
         let id = signed.id;
         let event = serde_json::to_string(&signed).unwrap();
         for (said, message) in [
-            (format!(r#"["EVENT","g1",{event}]"#), RelayMessage::Event(g(1), signed)),
+            (
+                format!(r#"["EVENT","g1",{event}]"#),
+                RelayMessage::Event(g(1), signed),
+            ),
             (r#" [ "EOSE" , "g2" ] "#.into(), eose(None)),
-            (r#"["EOSE","g2",["finish"]]"#.into(), eose(Some(EoseHint::Finish))),
-            (r#"["EOSE","g2",["more"],7]"#.into(), eose(Some(EoseHint::More))),
-            (r#"["EOSE","g2",[7,{},"later","more"]]"#.into(), eose(Some(EoseHint::More))),
+            (
+                r#"["EOSE","g2",["finish"]]"#.into(),
+                eose(Some(EoseHint::Finish)),
+            ),
+            (
+                r#"["EOSE","g2",["more"],7]"#.into(),
+                eose(Some(EoseHint::More)),
+            ),
+            (
+                r#"["EOSE","g2",[7,{},"later","more"]]"#.into(),
+                eose(Some(EoseHint::More)),
+            ),
             (r#"["EOSE","g2",["Finish","soon"]]"#.into(), eose(None)),
             (r#"["EOSE","g2","finish"]"#.into(), eose(None)),
             (r#"["EOSE","g2",{"finish":true}]"#.into(), eose(None)),
             (r#"["EOSE","g2",null]"#.into(), eose(None)),
             (r#"["EOSE","g2",-1.5e9]"#.into(), eose(None)),
-            (r#"["CLOSED","g3","error: \"x\""]"#.into(), closed("error: \"x\"")),
+            (
+                r#"["CLOSED","g3","error: \"x\""]"#.into(),
+                closed("error: \"x\""),
+            ),
             (r#"["CLOSED","g3"]"#.into(), closed("")),
             (r#"["NOTICE",null]"#.into(), notice("")),
             (
                 r#"["NEG-MSG","g4","61ff"]"#.into(),
-                RelayMessage::Said(Said::NegMsg { sub: g(4), message: vec![0x61, 0xff] }),
+                RelayMessage::Said(Said::NegMsg {
+                    sub: g(4),
+                    message: vec![0x61, 0xff],
+                }),
             ),
             (
                 r#"["NEG-ERR","g4","blocked",500]"#.into(),
-                RelayMessage::Said(Said::NegErr { sub: g(4), text: "blocked".into() }),
+                RelayMessage::Said(Said::NegErr {
+                    sub: g(4),
+                    text: "blocked".into(),
+                }),
             ),
-            (r#"["AUTH","\u0061b"]"#.into(), RelayMessage::Auth("ab".into())),
+            (
+                r#"["AUTH","\u0061b"]"#.into(),
+                RelayMessage::Auth("ab".into()),
+            ),
             (
                 format!(r#"["OK","{id}",false,"invalid: no"]"#),
-                RelayMessage::Ok { event: id, accepted: false, text: "invalid: no".into() },
+                RelayMessage::Ok {
+                    event: id,
+                    accepted: false,
+                    text: "invalid: no".into(),
+                },
             ),
         ] {
             assert_eq!(RelayMessage::parse(&said), Some(message), "{said}");
@@ -231,7 +287,10 @@ mod tests {
     fn truncates_texts_of_relays() {
         let long = "ü".repeat(2_000_000);
         let kept = "ü".repeat(MAX_TEXT_CHARS);
-        assert_eq!(RelayMessage::parse(&format!(r#"["NOTICE","{long}"]"#)), Some(notice(&kept)));
+        assert_eq!(
+            RelayMessage::parse(&format!(r#"["NOTICE","{long}"]"#)),
+            Some(notice(&kept))
+        );
         assert_eq!(
             RelayMessage::parse(&format!(r#"["CLOSED","g3","{long}"]"#)),
             Some(closed(&kept))
@@ -258,7 +317,10 @@ mod tests {
         ] {
             assert_eq!(RelayMessage::parse(said), None, "{said}");
         }
-        assert_eq!(RelayMessage::parse(&format!("[\"EOSE\",\"g1\",{}", "[".repeat(100_000))), None);
+        assert_eq!(
+            RelayMessage::parse(&format!("[\"EOSE\",\"g1\",{}", "[".repeat(100_000))),
+            None
+        );
     }
 
     #[test]

@@ -63,7 +63,10 @@ impl Handle {
     /// Starts to connect. The result is an input.
     pub(crate) fn start(shared: Arc<Shared>, target: Target) -> Self {
         let (sender, frames) = mpsc::channel(FRAME_QUEUE);
-        Self { frames: sender, _task: Task::spawn(run(shared, target, frames)) }
+        Self {
+            frames: sender,
+            _task: Task::spawn(run(shared, target, frames)),
+        }
     }
 
     /// Queues a frame; returns false if the relay does not read.
@@ -86,7 +89,13 @@ async fn run(shared: Arc<Shared>, target: Target, frames: mpsc::Receiver<Frame>)
         }
     };
     if let Some(why) = why {
-        let _ = inputs.send(Input::ConnectFailed { relay: relay.clone(), conn, why }).await;
+        let _ = inputs
+            .send(Input::ConnectFailed {
+                relay: relay.clone(),
+                conn,
+                why,
+            })
+            .await;
     }
     // Ignored for an attempt that failed.
     let _ = inputs.send(Input::Disconnected { relay, conn }).await;
@@ -98,11 +107,23 @@ async fn connect_and_run(
     frames: mpsc::Receiver<Frame>,
 ) -> Result<(), Fault> {
     let dialled = timeout(shared.limits.handshake_timeout, dial(&shared, &target)).await;
-    let Dialled { socket, address, facts } = dialled.unwrap_or(Err(Fault::Unreachable))?;
+    let Dialled {
+        socket,
+        address,
+        facts,
+    } = dialled.unwrap_or(Err(Fault::Unreachable))?;
     let (sink, stream) = socket.split();
     let queue = shared.intake.queue(target.relay.clone(), target.conn);
     let (relay, conn, address) = (target.relay.clone(), target.conn, Some(address));
-    let _ = shared.inputs.send(Input::Connected { relay, conn, address, facts }).await;
+    let _ = shared
+        .inputs
+        .send(Input::Connected {
+            relay,
+            conn,
+            address,
+            facts,
+        })
+        .await;
     let (writer, waiting) = mpsc::channel(FRAME_QUEUE);
     let _writing = Task::spawn(write(sink, waiting, shared.limits.write_timeout));
     let connection = Connection {
@@ -138,7 +159,11 @@ async fn dial(shared: &Shared, target: &Target) -> Result<Dialled, Fault> {
         return Err(Fault::Private);
     }
     let (socket, address) = route.upgrade(&target.relay, &shared.limits).await?;
-    Ok(Dialled { socket, address, facts })
+    Ok(Dialled {
+        socket,
+        address,
+        facts,
+    })
 }
 
 /// The filters and path of one of our subscriptions.
@@ -184,8 +209,17 @@ impl Connection {
         stream: &mut SplitStream<Socket>,
         frames: &mut mpsc::Receiver<Frame>,
     ) -> Result<(), EndReason> {
-        let Limits { idle_timeout, ping_after, .. } = self.shared.limits;
-        let silent_at = self.heard_at + if self.is_pinged { idle_timeout } else { ping_after };
+        let Limits {
+            idle_timeout,
+            ping_after,
+            ..
+        } = self.shared.limits;
+        let silent_at = self.heard_at
+            + if self.is_pinged {
+                idle_timeout
+            } else {
+                ping_after
+            };
         tokio::select! {
             biased;
             frame = frames.recv() => self.send(frame.ok_or("closed by us")?),
@@ -212,7 +246,9 @@ impl Connection {
     /// Receives what else is available, so that many small messages make few large steps.
     async fn receive_ready(&mut self, stream: &mut SplitStream<Socket>) -> Result<(), EndReason> {
         while !self.buffer.is_full() {
-            let Some(message) = stream.next().now_or_never() else { break };
+            let Some(message) = stream.next().now_or_never() else {
+                break;
+            };
             self.receive(message).await?;
         }
         Ok(())
@@ -242,9 +278,9 @@ impl Connection {
                 self.challenge = Some(challenge);
                 Said::Challenge
             }
-            RelayMessage::Ok { event, accepted, .. } if self.answer == Some(event) => {
-                Said::Authenticated { accepted }
-            }
+            RelayMessage::Ok {
+                event, accepted, ..
+            } if self.answer == Some(event) => Said::Authenticated { accepted },
             RelayMessage::Ok { .. } => return,
         };
         if let Said::Closed { sub, .. } = &said {
@@ -257,10 +293,20 @@ impl Connection {
 
     /// Buffers an event that matches its subscription; drops any other.
     fn delivered(&mut self, sub: SubId, event: Event, bytes: usize) {
-        let Some(asked) = self.subs.get(&sub) else { return };
+        let Some(asked) = self.subs.get(&sub) else {
+            return;
+        };
         let places = Places::of(&asked.filters, &event);
         if !places.is_empty() {
-            self.buffer.add(Item { sub, path: asked.path, event }, places, bytes);
+            self.buffer.add(
+                Item {
+                    sub,
+                    path: asked.path,
+                    event,
+                },
+                places,
+                bytes,
+            );
         }
     }
 
@@ -272,7 +318,11 @@ impl Connection {
 
     async fn send_input(&self, said: Said) {
         let (relay, conn) = (self.target.relay.clone(), self.target.conn);
-        let _ = self.shared.inputs.send(Input::Heard { relay, conn, said }).await;
+        let _ = self
+            .shared
+            .inputs
+            .send(Input::Heard { relay, conn, said })
+            .await;
     }
 
     /// Reports the events received, and hands them over.
@@ -295,7 +345,11 @@ impl Connection {
                 self.subs.remove(&sub);
                 codec::close(sub)
             }
-            Frame::NegOpen { sub, filter, message } => codec::neg_open(sub, &filter, &message),
+            Frame::NegOpen {
+                sub,
+                filter,
+                message,
+            } => codec::neg_open(sub, &filter, &message),
             Frame::NegMsg { sub, message } => codec::neg_msg(sub, &message),
             Frame::NegClose { sub } => codec::neg_close(sub),
             Frame::Authenticate => match self.authentication() {
@@ -310,15 +364,23 @@ impl Connection {
     }
 
     fn write(&self, message: Message) -> Result<(), EndReason> {
-        self.writer.try_send(message).map_err(|_| "it does not read")
+        self.writer
+            .try_send(message)
+            .map_err(|_| "it does not read")
     }
 
     /// Returns the event that authenticates us to this relay (NIP-42). A challenge is answered once.
     fn authentication(&mut self) -> Option<Event> {
         let (keys, challenge) = (self.shared.keys.as_ref()?, self.challenge.take()?);
-        let tags = [["relay", self.target.relay.as_str()], ["challenge", &challenge]];
+        let tags = [
+            ["relay", self.target.relay.as_str()],
+            ["challenge", &challenge],
+        ];
         let tags = tags.into_iter().filter_map(|tag| Tag::parse(tag).ok());
-        EventBuilder::new(Kind::Authentication, "").tags(tags).finalize(keys).ok()
+        EventBuilder::new(Kind::Authentication, "")
+            .tags(tags)
+            .finalize(keys)
+            .ok()
     }
 }
 
@@ -385,7 +447,10 @@ struct ReceiveBuffer {
 
 impl ReceiveBuffer {
     fn add(&mut self, item: Item, places: Places, bytes: usize) {
-        let row = Delivered { row: Row::of(&item.event), places };
+        let row = Delivered {
+            row: Row::of(&item.event),
+            places,
+        };
         match self.rows.last_mut() {
             Some((sub, rows)) if *sub == item.sub => rows.push(row),
             _ => self.rows.push((item.sub, vec![row])),

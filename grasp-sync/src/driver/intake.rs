@@ -79,14 +79,23 @@ impl Intake {
     ) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let permits = Arc::new(Semaphore::new(threads));
-        Self { local, recent: Arc::default(), inputs, clock, permits }
+        Self {
+            local,
+            recent: Arc::default(),
+            inputs,
+            clock,
+            permits,
+        }
     }
 
     /// Opens the queue of one connection.
     pub(crate) fn queue(&self, relay: RelayUrl, conn: ConnId) -> IntakeQueue {
         let (chunks, queued) = mpsc::channel(MAX_QUEUED_CHUNKS);
         tokio::spawn(self.clone().run_queue(relay, conn, queued));
-        IntakeQueue { chunks, room: Arc::new(Semaphore::new(MAX_QUEUED_BYTES)) }
+        IntakeQueue {
+            chunks,
+            room: Arc::new(Semaphore::new(MAX_QUEUED_BYTES)),
+        }
     }
 
     async fn run_queue(self, relay: RelayUrl, conn: ConnId, queued: mpsc::Receiver<Chunk>) {
@@ -94,13 +103,24 @@ impl Intake {
             let batch = gather(&mut queued).await?;
             Some((batch, queued))
         });
-        let mut checked =
-            std::pin::pin!(batches.map(|batch| self.check(batch)).buffered(BATCHES_AHEAD));
+        let mut checked = std::pin::pin!(
+            batches
+                .map(|batch| self.check(batch))
+                .buffered(BATCHES_AHEAD)
+        );
         while let Some((batch, _room)) = checked.next().await {
             let judging = judging(&batch);
             for (sub, judged) in self.ingest(&relay, batch).await {
                 let relay = relay.clone();
-                let _ = self.inputs.send(Input::Ingested { relay, conn, sub, judged }).await;
+                let _ = self
+                    .inputs
+                    .send(Input::Ingested {
+                        relay,
+                        conn,
+                        sub,
+                        judged,
+                    })
+                    .await;
             }
             self.end_judging(judging).await;
         }
@@ -115,7 +135,11 @@ impl Intake {
                 recent.ended(&id)
             };
             if is_uncounted {
-                let accepted = Accepted { event: Some(id), is_uncounted, change: None };
+                let accepted = Accepted {
+                    event: Some(id),
+                    is_uncounted,
+                    change: None,
+                };
                 let _ = self.inputs.send(Input::Accepted(accepted)).await;
             }
         }
@@ -133,7 +157,10 @@ impl Intake {
             check_all(events, &recent)
         });
         // Should the verification panic, the events of the batch are fetched again.
-        let failed = Err(Outcome::Refused { retry: Retry::Soon, event: None });
+        let failed = Err(Outcome::Refused {
+            retry: Retry::Soon,
+            event: None,
+        });
         let results = checking.await.unwrap_or_else(|_| vec![failed; names.len()]);
         (names.into_iter().zip(results).collect(), room)
     }
@@ -145,11 +172,17 @@ impl Intake {
         for ((sub, path, row), result) in batch {
             match result {
                 Ok(event) => verified.entry(path).or_default().push((sub, event)),
-                Err(outcome) => answers.entry(sub).or_default().push(Judged { row, outcome }),
+                Err(outcome) => answers
+                    .entry(sub)
+                    .or_default()
+                    .push(Judged { row, outcome }),
             }
         }
         for (path, events) in verified {
-            let origin = Origin::Sync { relay: relay.clone(), path };
+            let origin = Origin::Sync {
+                relay: relay.clone(),
+                path,
+            };
             let offered = events.iter().map(|(_, event)| event.clone()).collect();
             let taken = self.offer(offered, origin).await;
             for ((sub, event), taken) in events.iter().zip(taken) {
@@ -162,11 +195,25 @@ impl Intake {
     /// Offers events again that the engine kept. They are verified again, since it keeps plain events.
     pub(crate) async fn offer_again(&self, own: &RelayUrl, events: Vec<Arc<Event>>) {
         let (sub, path) = (SubId(0), SyncPath::CatchUp);
-        let item = |event| Item { sub, path, event: Arc::unwrap_or_clone(event) };
+        let item = |event| Item {
+            sub,
+            path,
+            event: Arc::unwrap_or_clone(event),
+        };
         let items = events.into_iter().map(item).collect();
-        let (checked, _) = self.check(Chunk { items, _room: Vec::new() }).await;
+        let (checked, _) = self
+            .check(Chunk {
+                items,
+                _room: Vec::new(),
+            })
+            .await;
         let judging = judging(&checked);
-        let judged = self.ingest(own, checked).await.into_values().flatten().collect();
+        let judged = self
+            .ingest(own, checked)
+            .await
+            .into_values()
+            .flatten()
+            .collect();
         let _ = self.inputs.send(Input::Reoffered { judged }).await;
         self.end_judging(judging).await;
     }
@@ -195,21 +242,35 @@ impl IntakeQueue {
     /// Queues events; waits while too many bytes are queued.
     pub(crate) async fn push(&self, items: Vec<Item>, bytes: usize) {
         let wanted = u32::try_from(bytes.clamp(1, MAX_QUEUED_BYTES)).unwrap_or(u32::MAX);
-        let Ok(room) = Arc::clone(&self.room).acquire_many_owned(wanted).await else { return };
-        let _ = self.chunks.send(Chunk { items, _room: vec![room] }).await;
+        let Ok(room) = Arc::clone(&self.room).acquire_many_owned(wanted).await else {
+            return;
+        };
+        let _ = self
+            .chunks
+            .send(Chunk {
+                items,
+                _room: vec![room],
+            })
+            .await;
     }
 }
 
 /// Returns the events of a batch that the local relay is to judge.
 fn judging(batch: &[Checked]) -> Vec<EventId> {
-    batch.iter().filter_map(|(_, result)| result.as_ref().ok()).map(|event| event.id).collect()
+    batch
+        .iter()
+        .filter_map(|(_, result)| result.as_ref().ok())
+        .map(|event| event.id)
+        .collect()
 }
 
 /// Waits for a chunk and adds what else is queued, up to a batch.
 async fn gather(queued: &mut mpsc::Receiver<Chunk>) -> Option<Chunk> {
     let mut batch = queued.recv().await?;
     while batch.items.len() < MAX_BATCH_EVENTS {
-        let Ok(mut more) = queued.try_recv() else { break };
+        let Ok(mut more) = queued.try_recv() else {
+            break;
+        };
         batch.items.append(&mut more.items);
         batch._room.append(&mut more._room);
     }
@@ -219,13 +280,19 @@ async fn gather(queued: &mut mpsc::Receiver<Chunk>) -> Option<Chunk> {
 fn check_all(events: Vec<Event>, recent: &Mutex<Recent>) -> Vec<CheckResult> {
     let recalled: Vec<_> = {
         let recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
-        events.iter().map(|event| recent.recall(&event.id)).collect()
+        events
+            .iter()
+            .map(|event| recent.recall(&event.id))
+            .collect()
     };
     let check = |event| Verified::check(Arc::new(event)).map_err(|_| Outcome::Forged);
     let check = |(event, recalled): (_, Option<_>)| recalled.unwrap_or_else(|| check(event));
     let checked: Vec<CheckResult> = events.into_iter().zip(recalled).map(check).collect();
     let mut recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
-    checked.iter().flatten().for_each(|event| recent.checked(event.clone()));
+    checked
+        .iter()
+        .flatten()
+        .for_each(|event| recent.checked(event.clone()));
     checked
 }
 
@@ -259,9 +326,10 @@ impl Recent {
     fn recall(&self, id: &EventId) -> Option<CheckResult> {
         match self.answers.get(id) {
             Some(Taken::Stored | Taken::Known) => Some(Err(Outcome::Known)),
-            Some(Taken::Refused(retry)) => {
-                Some(Err(Outcome::Refused { retry: *retry, event: None }))
-            }
+            Some(Taken::Refused(retry)) => Some(Err(Outcome::Refused {
+                retry: *retry,
+                event: None,
+            })),
             // Another offer of a held event may extend the wait.
             Some(Taken::Held) | None => self.judging.get(id).map(|one| Ok(one.event.clone())),
         }
@@ -270,7 +338,11 @@ impl Recent {
     /// Adds a verified copy that is about to be judged.
     fn checked(&mut self, event: Verified<Arc<Event>>) {
         let id = event.id;
-        let judging = Judging { event, copies: 0, is_accepted: false };
+        let judging = Judging {
+            event,
+            copies: 0,
+            is_accepted: false,
+        };
         self.judging.entry(id).or_insert(judging).copies += 1;
     }
 
@@ -290,7 +362,9 @@ impl Recent {
     /// Ends the judgement of a copy, once the engine knows its answer. Returns true for the last copy of an event that
     /// the feed has brought meanwhile and that no answer counts.
     fn ended(&mut self, id: &EventId) -> bool {
-        let Some(judging) = self.judging.get_mut(id) else { return false };
+        let Some(judging) = self.judging.get_mut(id) else {
+            return false;
+        };
         judging.copies -= 1;
         if judging.copies > 0 {
             return false;
@@ -350,7 +424,10 @@ impl Following {
     }
 
     fn lists_us(&self, relays: &[RelayUrl]) -> bool {
-        self.follows_unlisted || relays.iter().any(|relay| self.own.is_own_url(relay.as_str()))
+        self.follows_unlisted
+            || relays
+                .iter()
+                .any(|relay| self.own.is_own_url(relay.as_str()))
     }
 }
 
@@ -366,7 +443,9 @@ pub(crate) async fn follow_feed(
         let mut is_live = false;
         while let Some(news) = feed.next().await {
             is_live |= news == News::CaughtUp;
-            let Some(input) = to_input(news, is_live, &following, &recent) else { continue };
+            let Some(input) = to_input(news, is_live, &following, &recent) else {
+                continue;
+            };
             if inputs.send(input).await.is_err() {
                 return;
             }
@@ -392,7 +471,11 @@ fn to_input(
             let mut recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
             let is_uncounted = is_live && recent.accepted(&event.id);
             let change = following.change(&event, SyncLevel::Full);
-            Accepted { event: Some(event.id), is_uncounted, change }
+            Accepted {
+                event: Some(event.id),
+                is_uncounted,
+                change,
+            }
         }
         // Nothing that depends on other held events may be asked for.
         News::Held(event) if event.kind != kinds::ANNOUNCEMENT => return None,
@@ -404,7 +487,11 @@ fn to_input(
 }
 
 fn changed(change: IndexChange) -> Accepted {
-    Accepted { event: None, is_uncounted: false, change: Some(change) }
+    Accepted {
+        event: None,
+        is_uncounted: false,
+        change: Some(change),
+    }
 }
 
 #[cfg(test)]
@@ -419,7 +506,9 @@ mod tests {
     const ANSWER_MEMORY: Duration = Duration::from_secs(ANSWER_MEMORY_SECS);
 
     fn event() -> Verified<Arc<Event>> {
-        let event = EventBuilder::new(Kind::GitIssue, "").finalize(&Keys::generate()).unwrap();
+        let event = EventBuilder::new(Kind::GitIssue, "")
+            .finalize(&Keys::generate())
+            .unwrap();
         Verified::check(Arc::new(event)).unwrap()
     }
 
@@ -430,7 +519,10 @@ mod tests {
         recent.checked(event.clone());
         assert!(matches!(recent.recall(&event.id), Some(Ok(known)) if known == event));
         recent.judged(Mono::ZERO, event.id, Taken::Stored);
-        assert!(matches!(recent.recall(&event.id), Some(Err(Outcome::Known))));
+        assert!(matches!(
+            recent.recall(&event.id),
+            Some(Err(Outcome::Known))
+        ));
     }
 
     #[test]
@@ -485,7 +577,11 @@ mod tests {
         ];
         for answers in cases {
             for feed_after in 0..=answers.len() {
-                assert_eq!(counted(answers, feed_after), 1, "{answers:?}, feed: {feed_after}");
+                assert_eq!(
+                    counted(answers, feed_after),
+                    1,
+                    "{answers:?}, feed: {feed_after}"
+                );
             }
         }
     }
@@ -524,14 +620,23 @@ mod tests {
     fn follows_only_repositories_that_list_the_relay_by_default() {
         let keys = Keys::generate();
         let announced = |relays: &[&str]| {
-            let relays = ["relays"].iter().chain(relays).map(|text| (*text).to_owned());
+            let relays = ["relays"]
+                .iter()
+                .chain(relays)
+                .map(|text| (*text).to_owned());
             let tags = [Tag::identifier("x"), Tag::parse(relays).unwrap()];
-            EventBuilder::new(kinds::ANNOUNCEMENT, "").tags(tags).finalize(&keys).unwrap()
+            EventBuilder::new(kinds::ANNOUNCEMENT, "")
+                .tags(tags)
+                .finalize(&keys)
+                .unwrap()
         };
         let both = announced(&["wss://other.example", "wss://us.example/"]);
         let other = announced(&["wss://other.example"]);
         let change = |follows_unlisted, news| {
-            let following = Following { own: "us.example".parse().unwrap(), follows_unlisted };
+            let following = Following {
+                own: "us.example".parse().unwrap(),
+                follows_unlisted,
+            };
             match to_input(news, true, &following, &Mutex::default()) {
                 Some(Input::Accepted(accepted)) => accepted.change.unwrap(),
                 other => panic!("{other:?}"),
@@ -541,7 +646,10 @@ mod tests {
             let listed = change(false, news(Arc::new(both.clone())));
             assert!(matches!(listed, IndexChange::Announced { .. }));
             let unlisted = change(false, news(Arc::new(other.clone())));
-            assert!(matches!(unlisted, IndexChange::Retired { .. }), "what was followed is left");
+            assert!(
+                matches!(unlisted, IndexChange::Retired { .. }),
+                "what was followed is left"
+            );
             let unlisted = change(true, news(Arc::new(other.clone())));
             assert!(matches!(unlisted, IndexChange::Announced { .. }));
         }

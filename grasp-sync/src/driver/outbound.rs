@@ -86,7 +86,9 @@ pub enum BadRoots {
 
 impl Default for Roots {
     fn default() -> Self {
-        Self(Arc::new(RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() }))
+        Self(Arc::new(RootCertStore {
+            roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
+        }))
     }
 }
 
@@ -100,9 +102,15 @@ impl Roots {
             number += 1;
             let unreadable = |why: String| BadRoots::Unreadable { number, why };
             let certificate = certificate.map_err(|error| unreadable(error.to_string()))?;
-            store.add(certificate).map_err(|error| unreadable(error.to_string()))?;
+            store
+                .add(certificate)
+                .map_err(|error| unreadable(error.to_string()))?;
         }
-        if number == 0 { Err(BadRoots::NoCertificate) } else { Ok(self) }
+        if number == 0 {
+            Err(BadRoots::NoCertificate)
+        } else {
+            Ok(self)
+        }
     }
 
     /// Returns a connector that accepts only certificates issued by one of the roots.
@@ -143,14 +151,21 @@ pub(crate) struct Route {
 impl Outbound {
     /// Creates it with a policy and the trusted certificate authorities.
     pub fn new(policy: OutboundPolicy, roots: &Roots) -> Self {
-        Self { policy, tls: roots.connector() }
+        Self {
+            policy,
+            tls: roots.connector(),
+        }
     }
 
     /// Resolves a relay's address, and checks it against the policy.
     pub(crate) async fn route(&self, relay: &RelayUrl, from: Provenance) -> Result<Route, Fault> {
         let host = relay.host();
-        self.policy.judge_host(from, &host).map_err(|_| Fault::Forbidden)?;
-        let port = Url::parse(relay.as_str()).ok().and_then(|url| url.port_or_known_default());
+        self.policy
+            .judge_host(from, &host)
+            .map_err(|_| Fault::Forbidden)?;
+        let port = Url::parse(relay.as_str())
+            .ok()
+            .and_then(|url| url.port_or_known_default());
         let port = port.ok_or(Fault::NoSuchHost)?;
         let found = resolve(host.name(), port).await?;
         let may = |at: &SocketAddr| self.policy.judge_address(from, at.ip()).is_ok();
@@ -162,7 +177,10 @@ impl Outbound {
             let name = ServerName::try_from(host.name().to_owned()).map_err(|_| Fault::Tls)?;
             Ok((self.tls.clone(), name))
         });
-        Ok(Route { addresses, tls: tls.transpose()? })
+        Ok(Route {
+            addresses,
+            tls: tls.transpose()?,
+        })
     }
 
     /// Returns a server's answer to a request for its NIP-11 document, whatever its status.
@@ -207,14 +225,21 @@ impl Route {
         limits: &Limits,
     ) -> Result<(Socket, IpAddr), Fault> {
         let (wire, address) = self.connect().await?;
-        let mut request = relay.as_str().into_client_request().map_err(|_| Fault::Protocol)?;
-        request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_NAME));
+        let mut request = relay
+            .as_str()
+            .into_client_request()
+            .map_err(|_| Fault::Protocol)?;
+        request
+            .headers_mut()
+            .insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_NAME));
         let config = WebSocketConfig::default()
             .read_buffer_size(64 * 1024)
             .max_message_size(Some(limits.message_bytes))
             .max_frame_size(Some(limits.message_bytes));
         let upgraded = client_async_with_config(request, wire, Some(config)).await;
-        upgraded.map(|(socket, _)| (socket, address)).map_err(|error| upgrade_fault(&error))
+        upgraded
+            .map(|(socket, _)| (socket, address))
+            .map_err(|error| upgrade_fault(&error))
     }
 
     async fn reach(&self) -> Option<(TcpStream, IpAddr)> {
@@ -241,8 +266,9 @@ async fn resolve(name: &str, port: u16) -> Result<Vec<SocketAddr>, Fault> {
 async fn request(relay: &RelayUrl, wire: Wire) -> Option<Response<Bytes>> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(wire)).await.ok()?;
     let url = Url::parse(relay.as_str()).ok()?;
-    let target =
-        url.query().map_or(url.path().to_owned(), |query| format!("{}?{query}", url.path()));
+    let target = url.query().map_or(url.path().to_owned(), |query| {
+        format!("{}?{query}", url.path())
+    });
     let request = Request::get(target)
         .header(HOST, relay.host().as_str())
         .header(ACCEPT, "application/nostr+json")
@@ -251,7 +277,10 @@ async fn request(relay: &RelayUrl, wire: Wire) -> Option<Response<Bytes>> {
         .ok()?;
     let mut answering = pin!(async {
         let (head, body) = sender.send_request(request).await.ok()?.into_parts();
-        let body = Limited::new(body, MAX_DOCUMENT_BYTES).collect().await.ok()?;
+        let body = Limited::new(body, MAX_DOCUMENT_BYTES)
+            .collect()
+            .await
+            .ok()?;
         Some(Response::from_parts(head, body.to_bytes()))
     });
     // The connection is driven only until the answer is here. A server that closes it after its answer has answered.
@@ -279,7 +308,12 @@ fn upgrade_fault(error: &tungstenite::Error) -> Fault {
 /// Distinguishes a name that does not exist from a resolver that did not answer. The system reports it only as text.
 fn resolve_fault(error: &io::Error) -> Fault {
     let text = error.to_string();
-    let is_missing = ["not known", "No address associated", "does not resolve", "No such host"];
+    let is_missing = [
+        "not known",
+        "No address associated",
+        "does not resolve",
+        "No such host",
+    ];
     match is_missing.iter().any(|words| text.contains(words)) {
         true => Fault::NoSuchHost,
         false => Fault::Unreachable,
@@ -291,7 +325,9 @@ fn tls_fault(error: &io::Error) -> Fault {
     let Some(said) = error.get_ref().and_then(|inner| inner.downcast_ref()) else {
         return Fault::Unreachable;
     };
-    let rustls::Error::InvalidCertificate(why) = said else { return Fault::Tls };
+    let rustls::Error::InvalidCertificate(why) = said else {
+        return Fault::Tls;
+    };
     Fault::Certificate(match why {
         CertificateError::UnknownIssuer => Flaw::Untrusted,
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
@@ -390,8 +426,17 @@ mod tests {
 
     #[tokio::test]
     async fn untrusted_names_lead_to_no_private_address() {
-        for url in ["ws://127.0.0.1:1", "wss://[::1]", "ws://localhost", "ws://10.0.0.1/x"] {
-            assert_eq!(route(url, Provenance::Event).await, Err(Fault::Forbidden), "{url}");
+        for url in [
+            "ws://127.0.0.1:1",
+            "wss://[::1]",
+            "ws://localhost",
+            "ws://10.0.0.1/x",
+        ] {
+            assert_eq!(
+                route(url, Provenance::Event).await,
+                Err(Fault::Forbidden),
+                "{url}"
+            );
         }
     }
 
@@ -411,7 +456,10 @@ mod tests {
     fn a_silent_resolver_is_not_a_missing_name() {
         let said = |text: &str| resolve_fault(&io::Error::other(text));
         let prefix = "failed to lookup address information:";
-        assert_eq!(said(&format!("{prefix} Name or service not known")), Fault::NoSuchHost);
+        assert_eq!(
+            said(&format!("{prefix} Name or service not known")),
+            Fault::NoSuchHost
+        );
         assert_eq!(
             said(&format!("{prefix} Temporary failure in name resolution")),
             Fault::Unreachable
@@ -424,13 +472,21 @@ mod tests {
         assert_eq!(with(""), Some(BadRoots::NoCertificate));
         assert_eq!(with("a key, perhaps"), Some(BadRoots::NoCertificate));
         let nonsense = "-----BEGIN CERTIFICATE-----\nbm9uc2Vuc2U=\n-----END CERTIFICATE-----\n";
-        assert!(matches!(with(nonsense), Some(BadRoots::Unreadable { number: 1, .. })));
+        assert!(matches!(
+            with(nonsense),
+            Some(BadRoots::Unreadable { number: 1, .. })
+        ));
         let broken = "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n";
-        assert!(matches!(with(broken), Some(BadRoots::Unreadable { number: 1, .. })));
+        assert!(matches!(
+            with(broken),
+            Some(BadRoots::Unreadable { number: 1, .. })
+        ));
     }
 
     fn facts(json: &str) -> RelayFacts {
-        serde_json::from_str(json).map(Document::facts).unwrap_or_default()
+        serde_json::from_str(json)
+            .map(Document::facts)
+            .unwrap_or_default()
     }
 
     #[test]
@@ -469,7 +525,9 @@ mod tests {
     async fn the_answer_of_a_server_that_closes_after_it_is_read() {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let relay = format!("ws://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let relay = format!("ws://{}", listener.local_addr().unwrap())
+            .parse()
+            .unwrap();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let _ = stream.read(&mut [0; 4096]).await;
@@ -481,7 +539,9 @@ mod tests {
                 let _ = stream.write_all(answer.as_bytes()).await;
             }
         });
-        let policy = OutboundPolicy { allow_private: true };
+        let policy = OutboundPolicy {
+            allow_private: true,
+        };
         for _ in 0..50 {
             let facts = relay_information(&relay, policy, &Roots::default()).await;
             assert!(facts.is_some_and(|facts| facts.is_grasp));

@@ -50,15 +50,26 @@ impl EventLoop {
         let (inputs, inbox) = mpsc::channel(INPUT_QUEUE);
         let (record_writer, records) = RecordWriter::start(settings.records).await?;
         let clock = settings.clock;
-        let own = settings.engine.own.relay_url(true).map_err(io::Error::other)?;
+        let own = settings
+            .engine
+            .own
+            .relay_url(true)
+            .map_err(io::Error::other)?;
         let mut config = settings.engine;
         config.can_authenticate = settings.keys.is_some();
         config.recheck_announcements |= !local.tells_held();
         let intake = Intake::new(Arc::clone(&local), inputs.clone(), clock.clone());
         let recent = Arc::clone(&intake.recent);
-        let following =
-            Following { own: config.own.clone(), follows_unlisted: config.follow_unlisted };
-        let feed = Task::spawn(intake::follow_feed(local, following, recent, inputs.clone()));
+        let following = Following {
+            own: config.own.clone(),
+            follows_unlisted: config.follow_unlisted,
+        };
+        let feed = Task::spawn(intake::follow_feed(
+            local,
+            following,
+            recent,
+            inputs.clone(),
+        ));
         let shared = Shared {
             outbound: Outbound::new(settings.outbound, &settings.roots),
             keys: settings.keys,
@@ -114,14 +125,22 @@ impl EventLoop {
                 self.handles.remove(conn);
             }
             let outputs = self.engine.handle(self.clock.now(), input);
-            inputs.extend(outputs.into_iter().filter_map(|output| self.perform(output)));
+            inputs.extend(
+                outputs
+                    .into_iter()
+                    .filter_map(|output| self.perform(output)),
+            );
         }
     }
 
     /// Performs an output; returns an input if it failed at once.
     fn perform(&mut self, output: Output) -> Option<Input> {
         match output {
-            Output::Connect { relay, conn, configured } => self.connect(relay, conn, configured),
+            Output::Connect {
+                relay,
+                conn,
+                configured,
+            } => self.connect(relay, conn, configured),
             Output::Disconnect { conn, .. } => _ = self.handles.remove(&conn),
             Output::Send { relay, conn, frame } => return self.send(relay, conn, frame),
             Output::FetchInventory { request, filter } => self.fetch(request, *filter),
@@ -136,9 +155,14 @@ impl EventLoop {
     }
 
     fn connect(&mut self, relay: RelayUrl, conn: ConnId, configured: bool) {
-        let from = if configured { Provenance::Operator } else { Provenance::Event };
+        let from = if configured {
+            Provenance::Operator
+        } else {
+            Provenance::Event
+        };
         let target = Target { relay, conn, from };
-        self.handles.insert(conn, Handle::start(Arc::clone(&self.shared), target));
+        self.handles
+            .insert(conn, Handle::start(Arc::clone(&self.shared), target));
     }
 
     /// Gives up a connection whose relay does not read.
@@ -156,7 +180,10 @@ impl EventLoop {
         tokio::spawn(async move {
             let _permit = permits.acquire_owned().await;
             let items = inventory(&*shared.intake.local, filter).await;
-            let _ = shared.inputs.send(Input::Inventory { request, items }).await;
+            let _ = shared
+                .inputs
+                .send(Input::Inventory { request, items })
+                .await;
         });
     }
 
@@ -179,7 +206,10 @@ impl EventLoop {
 async fn inventory(local: &dyn LocalRelay, filter: Filter) -> Result<Vec<Row>, InventoryFailed> {
     let asked = AssertUnwindSafe(async { local.inventory(filter).await }).catch_unwind();
     let answered = timeout(INVENTORY_TIMEOUT, asked).await;
-    answered.ok().and_then(Result::ok).unwrap_or(Err(InventoryFailed))
+    answered
+        .ok()
+        .and_then(Result::ok)
+        .unwrap_or(Err(InventoryFailed))
 }
 
 /// Sleeps until the deadline; for ever without one.

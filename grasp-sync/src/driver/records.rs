@@ -61,7 +61,12 @@ pub struct RecordFile {
 impl RecordFile {
     /// Creates a store in this file; its directory must exist, the file need not.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), file: None, known: BTreeMap::new(), lines: 0 }
+        Self {
+            path: path.into(),
+            file: None,
+            known: BTreeMap::new(),
+            lines: 0,
+        }
     }
 
     /// Writes all records to a new file, and renames it over the old one.
@@ -93,7 +98,10 @@ impl RecordFile {
         let file = match &mut self.file {
             Some(file) => file,
             None => {
-                let opened = OpenOptions::new().create(true).append(true).open(&self.path)?;
+                let opened = OpenOptions::new()
+                    .create(true)
+                    .append(true)
+                    .open(&self.path)?;
                 self.file.insert(opened)
             }
         };
@@ -109,9 +117,13 @@ impl RecordStore for RecordFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error),
         };
-        let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let lines = text
+            .split(|byte| *byte == b'\n')
+            .filter(|line| !line.is_empty());
         let records = lines.filter_map(|line| serde_json::from_slice::<RelayRecord>(line).ok());
-        self.known = records.map(|record| (record.relay.clone(), record)).collect();
+        self.known = records
+            .map(|record| (record.relay.clone(), record))
+            .collect();
         // A line that was cut off must not swallow the next one.
         self.rewrite()?;
         Ok(self.known.values().cloned().collect())
@@ -122,7 +134,13 @@ impl RecordStore for RecordFile {
             self.known.insert(record.relay.clone(), record.clone());
         }
         self.lines = self.lines.saturating_add(records.len());
-        if self.lines > self.known.len().saturating_mul(2).saturating_add(MAX_OUTDATED_LINES) {
+        if self.lines
+            > self
+                .known
+                .len()
+                .saturating_mul(2)
+                .saturating_add(MAX_OUTDATED_LINES)
+        {
             return self.rewrite();
         }
         let appended = self.append(&lines(records)?);
@@ -167,11 +185,13 @@ impl RecordWriter {
         let (read, loaded) = oneshot::channel();
         let (queue, waiting) = mpsc::channel(RECORD_QUEUE);
         let (ending, done) = oneshot::channel();
-        thread::Builder::new().name("grasp-sync-records".into()).spawn(move || {
-            let _ = read.send(store.load());
-            write_all(&mut *store, waiting);
-            let _ = ending.send(());
-        })?;
+        thread::Builder::new()
+            .name("grasp-sync-records".into())
+            .spawn(move || {
+                let _ = read.send(store.load());
+                write_all(&mut *store, waiting);
+                let _ = ending.send(());
+            })?;
         let records = loaded.await.map_err(io::Error::other)??;
         Ok((Self { queue, done }, records))
     }
@@ -210,14 +230,22 @@ mod tests {
 
     fn record(n: usize, bytes: usize) -> RelayRecord {
         let relay = format!("wss://r{n}.example").parse().unwrap();
-        RelayRecord { retained_bytes: Some(bytes), ..RelayRecord::new(relay) }
+        RelayRecord {
+            retained_bytes: Some(bytes),
+            ..RelayRecord::new(relay)
+        }
     }
 
     fn proven() -> ProofSet {
         let mut proofs = ProofSet::with_capacity(1);
         let (filter, since, until, at) =
             (FilterHash::of(&Filter::new()), 0.into(), 9.into(), 9.into());
-        proofs.add(Proof { filter, since, until, at });
+        proofs.add(Proof {
+            filter,
+            since,
+            until,
+            at,
+        });
         proofs
     }
 
@@ -229,7 +257,10 @@ mod tests {
         assert_eq!(file.load().unwrap(), []);
         file.save(&[record(1, 1), record(2, 2)]).unwrap();
         file.save(&[record(1, 3)]).unwrap();
-        assert_eq!(RecordFile::new(&path).load().unwrap(), [record(1, 3), record(2, 2)]);
+        assert_eq!(
+            RecordFile::new(&path).load().unwrap(),
+            [record(1, 3), record(2, 2)]
+        );
     }
 
     #[test]
@@ -243,7 +274,10 @@ mod tests {
         let mut file = RecordFile::new(&path);
         assert_eq!(file.load().unwrap(), [record(1, 1)]);
         file.save(&[record(3, 3)]).unwrap();
-        assert_eq!(RecordFile::new(&path).load().unwrap(), [record(1, 1), record(3, 3)]);
+        assert_eq!(
+            RecordFile::new(&path).load().unwrap(),
+            [record(1, 1), record(3, 3)]
+        );
     }
 
     #[test]
@@ -253,7 +287,12 @@ mod tests {
         let mut file = RecordFile::new(&path);
         file.save(&[record(1, 1)]).unwrap();
         // As on a full disk: part of a line is written, and then nothing.
-        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"relay\":").unwrap();
+        OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .unwrap()
+            .write_all(b"{\"relay\":")
+            .unwrap();
         file.file = Some(File::open(&path).unwrap());
         file.save(&[record(2, 2)]).unwrap_err();
         file.save(&[record(3, 3)]).unwrap();
@@ -288,7 +327,10 @@ mod tests {
             file.save(&many).unwrap();
         }
         let lines = fs::read_to_string(&path).unwrap().lines().count();
-        assert!(lines <= MAX_OUTDATED_LINES + 2, "{lines} lines for one relay");
+        assert!(
+            lines <= MAX_OUTDATED_LINES + 2,
+            "{lines} lines for one relay"
+        );
         assert_eq!(RecordFile::new(&path).load().unwrap(), [record(0, 499)]);
     }
 }

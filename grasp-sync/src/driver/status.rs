@@ -156,7 +156,11 @@ impl Status {
     /// Updates from an input of the engine.
     pub(super) fn note_input(&mut self, input: &Input) {
         match input {
-            Input::Heard { relay, said: Said::Delivered { rows, .. }, .. } => {
+            Input::Heard {
+                relay,
+                said: Said::Delivered { rows, .. },
+                ..
+            } => {
                 self.with(relay, |known| known.backlog += rows.len() as u64);
             }
             Input::Ingested { relay, judged, .. } => self.with(relay, |known| {
@@ -171,11 +175,17 @@ impl Status {
     pub(super) fn note_report(&mut self, now: Timestamp, report: &Report) {
         match report {
             Report::Discovered { relay } => {
-                let new = RelayStatus { since: now, ..RelayStatus::default() };
+                let new = RelayStatus {
+                    since: now,
+                    ..RelayStatus::default()
+                };
                 self.relays.entry(relay.clone()).or_insert(new);
             }
             Report::Retired { relay } => _ = self.relays.remove(relay),
-            Report::Stored { from: Source::Relay { relay, path }, count } => {
+            Report::Stored {
+                from: Source::Relay { relay, path },
+                count,
+            } => {
                 self.with(relay, |known| known.counts.add_stored(*path, *count));
             }
             Report::Status { relay, status } => {
@@ -184,7 +194,11 @@ impl Status {
             Report::Health { relay, health, .. } => {
                 self.with(relay, |known| known.health = *health);
             }
-            Report::ConnectFailed { relay, why, failure } => {
+            Report::ConnectFailed {
+                relay,
+                why,
+                failure,
+            } => {
                 let failed = Failed {
                     why: *why,
                     attempts: failure.attempt,
@@ -248,24 +262,43 @@ impl Observer for Log {
                 }
                 status => tracing::debug!(%relay, ?status, "connection"),
             },
-            Report::ConnectFailed { relay, why, failure } => {
+            Report::ConnectFailed {
+                relay,
+                why,
+                failure,
+            } => {
                 let (attempt, retry_in) = (failure.attempt, failure.retry_in);
                 tracing::warn!(%relay, attempt, ?retry_in, "could not connect: {why}");
             }
-            Report::Health { relay, health: Health::Dead, failing_for } => {
+            Report::Health {
+                relay,
+                health: Health::Dead,
+                failing_for,
+            } => {
                 tracing::error!(%relay, ?failing_for, "dead: one connection attempt a day from now on");
             }
             Report::Health { relay, health, .. } => tracing::debug!(%relay, ?health, "health"),
-            Report::Stored { from: Source::Relay { relay, path }, count } => {
+            Report::Stored {
+                from: Source::Relay { relay, path },
+                count,
+            } => {
                 tracing::debug!(%relay, ?path, count, "stored events of a relay");
             }
-            Report::Gap { relay, path: SyncPath::Daily, count } => {
+            Report::Gap {
+                relay,
+                path: SyncPath::Daily,
+                count,
+            } => {
                 tracing::error!(%relay, count, "a lasting gap: the daily pass found events that live sync and catch-up missed");
             }
             Report::Gap { relay, count, .. } => {
                 tracing::warn!(%relay, count, "a gap: catch-up found events that live sync missed");
             }
-            Report::Stored { from: Source::Direct, .. } | Report::Reliability { .. } => {}
+            Report::Stored {
+                from: Source::Direct,
+                ..
+            }
+            | Report::Reliability { .. } => {}
             report => log_fault(report),
         }
     }
@@ -274,11 +307,19 @@ impl Observer for Log {
 /// Logs faults of relays, and every other report. Texts of relays are short and have no control characters.
 fn log_fault(report: &Report) {
     match report {
-        Report::NoNegentropy { relay, refusal, text } => {
+        Report::NoNegentropy {
+            relay,
+            refusal,
+            text,
+        } => {
             let (refusal, text) = (refusal.label(), text.as_str());
             tracing::warn!(%relay, refusal, text, "the relay does not support NIP-77; fetching history by pages");
         }
-        Report::Refused { relay, refusal, text } => {
+        Report::Refused {
+            relay,
+            refusal,
+            text,
+        } => {
             tracing::warn!(%relay, refusal = refusal.label(), text = text.as_str(), "the relay refused a request");
         }
         Report::Lacking { relay, repo, count } => {
@@ -348,36 +389,76 @@ mod tests {
     #[test]
     fn each_report_has_the_level_that_the_design_gives_it() {
         let relay = || "wss://relay.example".parse().unwrap();
-        let from = |path| Source::Relay { relay: relay(), path };
-        let gap = |path| Report::Gap { relay: relay(), path, count: 2 };
+        let from = |path| Source::Relay {
+            relay: relay(),
+            path,
+        };
+        let gap = |path| Report::Gap {
+            relay: relay(),
+            path,
+            count: 2,
+        };
         let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
         let repo = format!("30617:{owner}:grasp").parse().unwrap();
         let day = Duration::from_secs(86_400);
-        let failure = Failure { attempt: 3, failing_for: day, retry_in: Duration::from_secs(40) };
+        let failure = Failure {
+            attempt: 3,
+            failing_for: day,
+            retry_in: Duration::from_secs(40),
+        };
         let table = [
-            (Report::Stored { from: from(SyncPath::Live), count: 1 }, "DEBUG", "stored events"),
+            (
+                Report::Stored {
+                    from: from(SyncPath::Live),
+                    count: 1,
+                },
+                "DEBUG",
+                "stored events",
+            ),
             (gap(SyncPath::CatchUp), " WARN", "count=2"),
             (gap(SyncPath::Daily), "ERROR", "a lasting gap"),
             (
-                Report::Status { relay: relay(), status: ConnectionStatus::Syncing },
+                Report::Status {
+                    relay: relay(),
+                    status: ConnectionStatus::Syncing,
+                },
                 " INFO",
                 "connected",
             ),
             (
-                Report::ConnectFailed { relay: relay(), why: Fault::Unreachable, failure },
+                Report::ConnectFailed {
+                    relay: relay(),
+                    why: Fault::Unreachable,
+                    failure,
+                },
                 " WARN",
                 "attempt=3 retry_in=40s",
             ),
             (
-                Report::Health { relay: relay(), health: Health::Dead, failing_for: day },
+                Report::Health {
+                    relay: relay(),
+                    health: Health::Dead,
+                    failing_for: day,
+                },
                 "ERROR",
                 "failing_for=86400s",
             ),
-            (Report::Lacking { relay: relay(), repo, count: 7 }, " WARN", ":grasp\" count=7"),
+            (
+                Report::Lacking {
+                    relay: relay(),
+                    repo,
+                    count: 7,
+                },
+                " WARN",
+                ":grasp\" count=7",
+            ),
         ];
         for (report, level, words) in table {
             let line = logged(&report);
-            assert!(line.starts_with(level) && line.contains(words), "{level} {words}: {line}");
+            assert!(
+                line.starts_with(level) && line.contains(words),
+                "{level} {words}: {line}"
+            );
             assert!(line.contains("wss://relay.example"), "{line}");
         }
     }
@@ -387,7 +468,11 @@ mod tests {
         let relay = "wss://relay.example".parse().unwrap();
         let text = PeerText::new(&format!("no\n ERROR all is lost {}", "x".repeat(100_000)));
         let refusal = Refusal::RetainedBytes { stated: None };
-        let lines = logged(&Report::Refused { relay, refusal, text });
+        let lines = logged(&Report::Refused {
+            relay,
+            refusal,
+            text,
+        });
         assert_eq!(lines.lines().count(), 1, "{lines}");
         assert!(lines.len() < 2_000, "{}", lines.len());
     }

@@ -45,7 +45,10 @@ impl Purpose {
 
     /// Returns whether it fetches what a live subscription did not bring.
     pub(super) fn catches_up(self) -> bool {
-        matches!(self, Self::Announcements | Self::CatchUp | Self::MissedLive(_))
+        matches!(
+            self,
+            Self::Announcements | Self::CatchUp | Self::MissedLive(_)
+        )
     }
 }
 
@@ -99,10 +102,18 @@ impl Backlog {
             return;
         }
         let (id, began) = (ctx.shared.ids.next(BatchId), ctx.now.unix);
-        let planned = filters.into_iter().map(|filter| plan(ctx, purpose, filter, method));
+        let planned = filters
+            .into_iter()
+            .map(|filter| plan(ctx, purpose, filter, method));
         let (filters, methods): (Vec<Filter>, Vec<Method>) = planned.unzip();
         let sync_method = SyncMethod::Negentropy;
-        let batch = PendingBatch { purpose, items, sync_method, began, count_as };
+        let batch = PendingBatch {
+            purpose,
+            items,
+            sync_method,
+            began,
+            count_as,
+        };
         self.batches.insert(id, batch);
         for (filter, method) in compact_all(filters).into_iter().zip(methods) {
             self.add(ctx, id, Job::new(filter, began), method);
@@ -116,8 +127,14 @@ impl Backlog {
 
     /// Adds a job to a batch: queued, or waiting if the relay refused this very filter.
     pub(super) fn add(&mut self, ctx: &mut Context<'_>, batch: BatchId, job: Job, method: Method) {
-        let refused = ctx.history.suspended.filter_suspended_for(ctx.mono(), || job.hash());
-        let id = JobId { batch, number: ctx.shared.ids.next(|number| number) };
+        let refused = ctx
+            .history
+            .suspended
+            .filter_suspended_for(ctx.mono(), || job.hash());
+        let id = JobId {
+            batch,
+            number: ctx.shared.ids.next(|number| number),
+        };
         self.jobs.insert(id, job);
         match refused {
             Some(wait) => self.delay(ctx.mono(), id, wait, method),
@@ -133,7 +150,10 @@ impl Backlog {
         };
         match phase {
             JobPhase::Queued(method) => {
-                self.queues.entry(method).or_default().insert((batch.purpose, id));
+                self.queues
+                    .entry(method)
+                    .or_default()
+                    .insert((batch.purpose, id));
             }
             JobPhase::BackingOff { until, .. } => _ = self.backing_off.insert((until, id)),
             _ => {}
@@ -148,7 +168,10 @@ impl Backlog {
         };
         match job.phase {
             JobPhase::Queued(method) => {
-                self.queues.entry(method).or_default().remove(&(batch.purpose, id));
+                self.queues
+                    .entry(method)
+                    .or_default()
+                    .remove(&(batch.purpose, id));
             }
             JobPhase::BackingOff { until, .. } => _ = self.backing_off.remove(&(until, id)),
             _ => {}
@@ -157,18 +180,33 @@ impl Backlog {
 
     /// Puts a job into the queue of a method.
     pub(super) fn queue(&mut self, id: JobId, method: Method) {
-        let method = if self.pages_only { Method::Page } else { method };
+        let method = if self.pages_only {
+            Method::Page
+        } else {
+            method
+        };
         self.set_phase(id, JobPhase::Queued(method));
     }
 
     /// Makes a job wait before it is queued again.
     pub(super) fn delay(&mut self, now: Mono, id: JobId, wait: Duration, then: Method) {
-        self.set_phase(id, JobPhase::BackingOff { until: now + wait, then });
+        self.set_phase(
+            id,
+            JobPhase::BackingOff {
+                until: now + wait,
+                then,
+            },
+        );
     }
 
     /// Queues the jobs whose backoff has ended.
     pub(super) fn wake(&mut self, now: Mono) {
-        while let Some((_, id)) = self.backing_off.first().copied().filter(|(at, _)| *at <= now) {
+        while let Some((_, id)) = self
+            .backing_off
+            .first()
+            .copied()
+            .filter(|(at, _)| *at <= now)
+        {
             match self.jobs.get(&id).map(|job| &job.phase) {
                 Some(JobPhase::BackingOff { then, .. }) => self.queue(id, *then),
                 _ => _ = self.backing_off.pop_first(),
@@ -183,7 +221,9 @@ impl Backlog {
         may_start: impl Fn(Purpose, &Job) -> bool,
     ) -> Option<(Purpose, JobId, Method)> {
         let may_start = |(purpose, id): &&(Purpose, JobId)| {
-            self.jobs.get(id).is_some_and(|job| may_start(*purpose, job))
+            self.jobs
+                .get(id)
+                .is_some_and(|job| may_start(*purpose, job))
         };
         let (purpose, id) = *self.queues.get(&method)?.iter().find(may_start)?;
         Some((purpose, id, method))
@@ -194,16 +234,30 @@ impl Backlog {
     pub(super) fn compatible_pages(&self, first: JobId) -> Vec<JobId> {
         let key = |id: JobId| {
             let (job, batch) = (self.jobs.get(&id)?, self.batch_of(id)?);
-            Some((job.layer, discriminant(&batch.purpose), batch.count_as, job.needs_auth()))
+            Some((
+                job.layer,
+                discriminant(&batch.purpose),
+                batch.count_as,
+                job.needs_auth(),
+            ))
         };
         let wanted = key(first);
-        let queue = self.queues.get(&Method::Page).into_iter().flatten().map(|(_, id)| *id);
+        let queue = self
+            .queues
+            .get(&Method::Page)
+            .into_iter()
+            .flatten()
+            .map(|(_, id)| *id);
         let behind = queue.skip_while(|id| *id != first).take(LOOK_AHEAD);
         behind.filter(|id| key(*id) == wanted).collect()
     }
 
     pub(super) fn jobs_where(&self, is_it: impl Fn(&Job) -> bool) -> Vec<JobId> {
-        self.jobs.iter().filter(|(_, job)| is_it(job)).map(|(id, _)| *id).collect()
+        self.jobs
+            .iter()
+            .filter(|(_, job)| is_it(job))
+            .map(|(id, _)| *id)
+            .collect()
     }
 
     /// Removes a job that is not wanted any more.
@@ -227,7 +281,9 @@ impl Backlog {
         is_here: bool,
     ) {
         for id in jobs {
-            let Some(job) = self.get_mut(id) else { continue };
+            let Some(job) = self.get_mut(id) else {
+                continue;
+            };
             job.outstanding = job.outstanding.saturating_sub(1);
             job.is_partial |= !is_here;
             self.end_if_complete(ctx, id);
@@ -254,7 +310,9 @@ impl Backlog {
         if self.jobs_of(id).next().is_some() {
             return;
         }
-        let Some(batch) = self.batches.remove(&id) else { return };
+        let Some(batch) = self.batches.remove(&id) else {
+            return;
+        };
         ctx.schedule_write();
         match batch.purpose {
             Purpose::Items => confirm(ctx, id, batch),
@@ -266,7 +324,9 @@ impl Backlog {
 
     /// Removes a job, and closes its subscription unless others share it.
     pub(super) fn drop_job(&mut self, ctx: &mut Context<'_>, subs: &mut Subs, id: JobId) {
-        let Some(sub) = self.remove(ctx, id).and_then(|job| job.sub()) else { return };
+        let Some(sub) = self.remove(ctx, id).and_then(|job| job.sub()) else {
+            return;
+        };
         if !self.jobs.values().any(|job| job.sub() == Some(sub)) {
             subs.close(ctx, sub);
         }
@@ -288,7 +348,10 @@ impl Backlog {
         purpose: Purpose,
     ) -> Option<Timestamp> {
         let batch = self.batch_for(purpose)?;
-        let since = self.jobs_of(batch).filter_map(|(_, job)| job.window().0).min();
+        let since = self
+            .jobs_of(batch)
+            .filter_map(|(_, job)| job.window().0)
+            .min();
         self.drop_batch(ctx, subs, batch);
         since
     }
@@ -298,7 +361,10 @@ impl Backlog {
         ctx.shared.held_items.remove(&id);
         let is_its =
             |asker: &InventoryRequest| matches!(asker, InventoryRequest::Job(_, job) if *job == id);
-        if matches!(self.jobs.get(&id).map(|job| &job.phase), Some(JobPhase::Listing(_))) {
+        if matches!(
+            self.jobs.get(&id).map(|job| &job.phase),
+            Some(JobPhase::Listing(_))
+        ) {
             ctx.shared.inventories.retain(|_, asker| !is_its(asker));
         }
     }
@@ -329,7 +395,9 @@ impl Backlog {
         parts: impl IntoIterator<Item = Filter>,
         method: Method,
     ) {
-        let Some(job) = self.jobs.get(&id) else { return };
+        let Some(job) = self.jobs.get(&id) else {
+            return;
+        };
         let parts: Vec<Job> = parts.into_iter().map(|filter| job.part(filter)).collect();
         for part in parts {
             self.add(ctx, id.batch, part, method);
@@ -338,8 +406,10 @@ impl Backlog {
 
     /// Adds the items that wait for a full comparison to the batch of the one that starts, which serves them too.
     pub(super) fn merge_comparisons(&mut self, leader: JobId) {
-        let has_items =
-            |id: &JobId| self.batch_of(*id).is_some_and(|batch| batch.purpose == Purpose::Items);
+        let has_items = |id: &JobId| {
+            self.batch_of(*id)
+                .is_some_and(|batch| batch.purpose == Purpose::Items)
+        };
         let is_full = self.get(leader).is_some_and(|job| job.layer == Layer::All);
         if !is_full || !has_items(&leader) {
             return;
@@ -350,18 +420,25 @@ impl Backlog {
             let _ = self.end(id);
             let merged = self.batches.remove(&id.batch).map(|batch| batch.items);
             let batch = self.batches.get_mut(&leader.batch);
-            batch.zip(merged).into_iter().for_each(|(batch, items)| batch.items.include(items));
+            batch
+                .zip(merged)
+                .into_iter()
+                .for_each(|(batch, items)| batch.items.include(items));
         }
     }
 
     /// Returns the running batch of a purpose.
     pub(super) fn batch_for(&self, purpose: Purpose) -> Option<BatchId> {
-        self.batches.iter().find(|(_, batch)| batch.purpose == purpose).map(|(id, _)| *id)
+        self.batches
+            .iter()
+            .find(|(_, batch)| batch.purpose == purpose)
+            .map(|(id, _)| *id)
     }
 
     pub(super) fn jobs_of(&self, batch: BatchId) -> impl Iterator<Item = (JobId, &Job)> {
         let jobs = self.jobs.range(JobId { batch, number: 0 }..);
-        jobs.take_while(move |(id, _)| id.batch == batch).map(|(id, job)| (*id, job))
+        jobs.take_while(move |(id, _)| id.batch == batch)
+            .map(|(id, job)| (*id, job))
     }
 
     /// Returns whether a comparison, which has no window, is finding what a live request missed.
@@ -408,18 +485,34 @@ fn plan(ctx: &Context<'_>, purpose: Purpose, filter: Filter, method: Method) -> 
     if method == Method::Page || is_rechecked || is_reach_back || !purpose.is_history() {
         return (filter, method);
     }
-    match ctx.history.kept.proofs.since(&FilterHash::of(&filter), None) {
-        Some(proof) if proof.at >= ctx.history.pass.began => {
-            (filter.since(proof.until - CONFIRMED_RETENTION), Method::Page)
-        }
+    match ctx
+        .history
+        .kept
+        .proofs
+        .since(&FilterHash::of(&filter), None)
+    {
+        Some(proof) if proof.at >= ctx.history.pass.began => (
+            filter.since(proof.until - CONFIRMED_RETENTION),
+            Method::Page,
+        ),
         _ => (filter, method),
     }
 }
 
 /// Confirms the items of a batch that is complete.
 fn confirm(ctx: &mut Context<'_>, batch: BatchId, complete: PendingBatch) {
-    let PendingBatch { items, sync_method: method, .. } = complete;
+    let PendingBatch {
+        items,
+        sync_method: method,
+        ..
+    } = complete;
     let (repos, roots) = (items.repos.len(), items.root_events.len());
     ctx.history.state.confirm(items);
-    ctx.report(|relay| Report::BatchConfirmed { relay, batch, repos, roots, method });
+    ctx.report(|relay| Report::BatchConfirmed {
+        relay,
+        batch,
+        repos,
+        roots,
+        method,
+    });
 }

@@ -60,7 +60,12 @@ impl Held {
 /// Returns bounds in which claimants without authority have half, and one owner a quarter.
 pub(super) fn bounds(total: usize) -> Bounds {
     let total = total as u64;
-    Bounds { total, reserve: total / 2, per_author: total.div_ceil(4), smallest: 1 }
+    Bounds {
+        total,
+        reserve: total / 2,
+        per_author: total.div_ceil(4),
+        smallest: 1,
+    }
 }
 
 /// Returns the claimant of a connection to a relay: of the owners that list it, the one that holds fewest. It has
@@ -72,9 +77,17 @@ pub(super) fn claimant(
     address: Option<IpAddr>,
 ) -> Claimant {
     let has_authority = index.is_wanted_in_full_from(relay);
-    let level = if has_authority { SyncLevel::Full } else { SyncLevel::StateOnly };
+    let level = if has_authority {
+        SyncLevel::Full
+    } else {
+        SyncLevel::StateOnly
+    };
     let network = address.map(ClientNetwork::of);
-    let unsigned = Claimant { network, author: None, has_authority };
+    let unsigned = Claimant {
+        network,
+        author: None,
+        has_authority,
+    };
     let mut least: Option<(u64, Claimant)> = None;
     for owner in index.owners(relay, Some(level)) {
         let held = pool.held_by(&Claimant::default().signed_by(owner));
@@ -133,7 +146,10 @@ impl Connections {
 
     /// Returns the number of connections that a claimant's owner or network has, whichever has more.
     pub(super) fn weight(&self, claimant: &Claimant) -> u64 {
-        let owner = self.pool.held_by(&Claimant { network: None, ..*claimant });
+        let owner = self.pool.held_by(&Claimant {
+            network: None,
+            ..*claimant
+        });
         owner.max(self.pool.held_by(claimant))
     }
 
@@ -148,7 +164,14 @@ impl Connections {
         }
         let grant = self.pool.take(&claimant, 1)?;
         *self.by_host.entry(relay.host()).or_default() += 1;
-        self.held.insert(relay.clone(), Held { grant, claimant, since: None });
+        self.held.insert(
+            relay.clone(),
+            Held {
+                grant,
+                claimant,
+                since: None,
+            },
+        );
         Ok(())
     }
 
@@ -161,7 +184,9 @@ impl Connections {
 
     /// Releases the connection or attempt of a relay.
     pub(super) fn give_back(&mut self, relay: &RelayUrl) {
-        let Some(held) = self.held.remove(relay) else { return };
+        let Some(held) = self.held.remove(relay) else {
+            return;
+        };
         self.pool.give_back(held.grant);
         let host = relay.host();
         if let Some(count) = self.by_host.get_mut(&host) {
@@ -174,7 +199,9 @@ impl Connections {
 
     /// Returns whether a relay that had its turn may have to give way to a claimant.
     pub(super) fn may_replace(&self, now: Mono, claimant: &Claimant) -> bool {
-        self.held.values().any(|held| held.had_its_turn(now) && self.outranks(claimant, held))
+        self.held
+            .values()
+            .any(|held| held.had_its_turn(now) && self.outranks(claimant, held))
     }
 
     /// Returns a relay that had its turn, and without which there is room for a claimant.
@@ -190,11 +217,20 @@ impl Connections {
             .map(|(relay, held)| {
                 let weight = Reverse(self.weight(&held.claimant));
                 let owners = index.owners_of(relay);
-                (held.claimant.has_authority, weight, owners, held.since, relay.clone())
+                (
+                    held.claimant.has_authority,
+                    weight,
+                    owners,
+                    held.since,
+                    relay.clone(),
+                )
             })
             .collect();
         lighter.sort();
-        lighter.into_iter().map(|(.., relay)| relay).find(|relay| self.would_fit(relay, claimant))
+        lighter
+            .into_iter()
+            .map(|(.., relay)| relay)
+            .find(|relay| self.would_fit(relay, claimant))
     }
 
     /// Returns whether a waiting claimant comes before a connected one: its owner and network have fewer connections;
@@ -212,7 +248,9 @@ impl Connections {
 
     /// Returns whether there would be room for a claimant without a relay's connection.
     fn would_fit(&mut self, without: &RelayUrl, claimant: &Claimant) -> bool {
-        let Some(held) = self.held.remove(without) else { return false };
+        let Some(held) = self.held.remove(without) else {
+            return false;
+        };
         self.pool.give_back(held.grant);
         let fits = self.pool.room(claimant) > 0;
         let grant = self.pool.force(&held.claimant, 1);
@@ -242,7 +280,10 @@ impl Connections {
     /// Returns when the next turn comes, or the next handshake may start.
     pub(super) fn deadline(&self, handshakes: usize) -> Option<Mono> {
         let may_start = self.is_waiting && handshakes < MAX_HANDSHAKES;
-        self.next_turn.into_iter().chain(may_start.then_some(self.next_handshake)).min()
+        self.next_turn
+            .into_iter()
+            .chain(may_start.then_some(self.next_handshake))
+            .min()
     }
 
     #[cfg(any(test, feature = "test-util"))]
@@ -254,8 +295,16 @@ impl Connections {
     #[cfg(any(test, feature = "test-util"))]
     /// Panics unless every connection is accounted for once.
     pub(super) fn check(&self) {
-        assert_eq!(self.pool.usage().all, self.held.len() as u64, "connections are miscounted");
-        assert_eq!(self.by_host.values().sum::<usize>(), self.held.len(), "hosts are miscounted");
+        assert_eq!(
+            self.pool.usage().all,
+            self.held.len() as u64,
+            "connections are miscounted"
+        );
+        assert_eq!(
+            self.by_host.values().sum::<usize>(),
+            self.held.len(),
+            "hosts are miscounted"
+        );
     }
 }
 
@@ -277,14 +326,24 @@ mod tests {
 
     fn announced(owner_of: u8, relays: &[RelayUrl], level: SyncLevel) -> IndexChange {
         let repo = RepoId::new(owner(owner_of), "r".parse().unwrap());
-        IndexChange::Announced { repo, relays: relays.to_vec(), level }
+        IndexChange::Announced {
+            repo,
+            relays: relays.to_vec(),
+            level,
+        }
     }
 
     fn setup(changes: Vec<IndexChange>, max: usize) -> (Connections, SyncIndex) {
         let own = "us.example".parse().unwrap();
         let mut index = SyncIndex::new("us.example".parse().unwrap(), []);
         let _ = index.apply(changes);
-        (Connections::new(&Config { connections: max, ..Config::new(own) }), index)
+        (
+            Connections::new(&Config {
+                connections: max,
+                ..Config::new(own)
+            }),
+            index,
+        )
     }
 
     /// Connects to as many relays as the limits allow; `None` is an unknown address.
@@ -313,14 +372,19 @@ mod tests {
         assert_eq!(fill(&mut connections, &index, &relays, None), 128);
         let by_many = |n: usize| announced(n as u8, &relays[n * 6..n * 6 + 6], SyncLevel::Full);
         let (mut connections, index) = setup((0..100).map(by_many).collect(), 512);
-        assert_eq!(fill(&mut connections, &index, &relays, Some("198.51.100.7")), 128);
+        assert_eq!(
+            fill(&mut connections, &index, &relays, Some("198.51.100.7")),
+            128
+        );
     }
 
     #[test]
     fn a_relay_is_counted_for_the_owner_with_the_fewest_connections() {
         let relays: Vec<_> = (0..20).map(relay).collect();
-        let announced =
-            [announced(1, &relays, SyncLevel::Full), announced(2, &relays[19..], SyncLevel::Full)];
+        let announced = [
+            announced(1, &relays, SyncLevel::Full),
+            announced(2, &relays[19..], SyncLevel::Full),
+        ];
         let (mut connections, index) = setup(announced.into(), 40);
         assert_eq!(fill(&mut connections, &index, &relays, None), 11);
         assert!(connections.is_held(&relays[19]));
@@ -336,7 +400,11 @@ mod tests {
             announced(4, &relays[7..], SyncLevel::StateOnly),
         ];
         let (mut connections, index) = setup(changes, 4);
-        connections.pool = Pool::new(Bounds { per_author: 9, reserve: 3, ..bounds(4) });
+        connections.pool = Pool::new(Bounds {
+            per_author: 9,
+            reserve: 3,
+            ..bounds(4)
+        });
         assert_eq!(fill(&mut connections, &index, &relays[3..6], None), 3);
         assert_eq!(
             fill(&mut connections, &index, &relays[..1], None),

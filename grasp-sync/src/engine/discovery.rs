@@ -22,30 +22,46 @@ pub fn index_change(event: &Event, level: SyncLevel) -> Option<IndexChange> {
     if event.kind == kinds::ANNOUNCEMENT {
         let announcement = Announcement::parse(event).ok()?;
         let Announcement { repo, relays, .. } = announcement;
-        return Some(IndexChange::Announced { repo, relays, level });
+        return Some(IndexChange::Announced {
+            repo,
+            relays,
+            level,
+        });
     }
     if kinds::ROOT_KINDS.contains(&event.kind) {
         let repos = repo_refs(event).into_iter().collect();
-        return Some(IndexChange::RootAdded { root: event.id.into(), repos });
+        return Some(IndexChange::RootAdded {
+            root: event.id.into(),
+            repos,
+        });
     }
     if kinds::REPLY_KINDS.contains(&event.kind) {
         return reply(event);
     }
     let has_coordinate = event.kind.is_addressable() || kinds::is_replaceable(event.kind);
-    (has_coordinate && event.kind != kinds::STATE).then(|| member(event)).flatten()
+    (has_coordinate && event.kind != kinds::STATE)
+        .then(|| member(event))
+        .flatten()
 }
 
 /// Adds an addressable or replaceable event to what it names by coordinate.
 fn member(event: &Event) -> Option<IndexChange> {
     let (mut repos, mut of) = (Vec::new(), Vec::new());
-    for named in References::of(event).coordinates.into_iter().take(MAX_REFERENCES) {
+    for named in References::of(event)
+        .coordinates
+        .into_iter()
+        .take(MAX_REFERENCES)
+    {
         match RepoId::try_from(&named) {
             Ok(repo) => repos.push(repo),
             Err(_) if named.kind != kinds::ANNOUNCEMENT => of.push(named),
             Err(_) => {}
         }
     }
-    let identifier = event.tags.identifier().filter(|_| event.kind.is_addressable());
+    let identifier = event
+        .tags
+        .identifier()
+        .filter(|_| event.kind.is_addressable());
     let member = Coordinate {
         kind: event.kind,
         public_key: event.pubkey,
@@ -59,12 +75,26 @@ fn member(event: &Event) -> Option<IndexChange> {
 fn reply(event: &Event) -> Option<IndexChange> {
     let named = References::of(event);
     if !named.ids.is_empty() {
-        let to = named.ids.into_iter().take(MAX_REFERENCES).map(RootId::from).collect();
-        return Some(IndexChange::Replied { reply: event.id.into(), to });
+        let to = named
+            .ids
+            .into_iter()
+            .take(MAX_REFERENCES)
+            .map(RootId::from)
+            .collect();
+        return Some(IndexChange::Replied {
+            reply: event.id.into(),
+            to,
+        });
     }
-    let repos = named.coordinates.iter().filter_map(|one| RepoId::try_from(one).ok());
+    let repos = named
+        .coordinates
+        .iter()
+        .filter_map(|one| RepoId::try_from(one).ok());
     let repos: Vec<RepoId> = repos.take(MAX_REFERENCES).collect();
-    (!repos.is_empty()).then(|| IndexChange::RootAdded { root: event.id.into(), repos })
+    (!repos.is_empty()).then(|| IndexChange::RootAdded {
+        root: event.id.into(),
+        repos,
+    })
 }
 
 /// References of one event that are followed; honest replies have fewer.
@@ -113,7 +143,10 @@ pub(super) struct Discovery {
 
 impl Discovery {
     pub(super) fn new(config: &Config) -> Self {
-        let early = Rate { burst: EARLY_BURST, every: config.discovery_window };
+        let early = Rate {
+            burst: EARLY_BURST,
+            every: config.discovery_window,
+        };
         Self {
             length: config.discovery_window,
             reply_window: config.reply_window,
@@ -162,7 +195,11 @@ impl Discovery {
     /// Returns the method by which the history of what was discovered is fetched. What the feed brings before it has
     /// caught up was stored earlier, so much of its history may be here. Hardly anything about new items is.
     pub(super) fn history_method(&self) -> Method {
-        if self.has_caught_up { Method::Page } else { Method::Reconcile }
+        if self.has_caught_up {
+            Method::Page
+        } else {
+            Method::Reconcile
+        }
     }
 
     pub(super) fn take_if_due(&mut self, now: Mono) -> Option<Vec<IndexChange>> {
@@ -201,7 +238,9 @@ impl Discovery {
 
     /// Returns when replies are due. Not before the feed has caught up: what they answer is older and comes later.
     fn replies_due(&self) -> Option<Mono> {
-        self.replied.filter(|_| self.has_caught_up).map(|since| since + self.reply_window)
+        self.replied
+            .filter(|_| self.has_caught_up)
+            .map(|since| since + self.reply_window)
     }
 
     fn take(&mut self) -> Vec<IndexChange> {
@@ -227,7 +266,9 @@ mod tests {
     use super::*;
 
     fn change(n: u8) -> IndexChange {
-        IndexChange::RootRemoved { root: EventId::from_byte_array([n; 32]).into() }
+        IndexChange::RootRemoved {
+            root: EventId::from_byte_array([n; 32]).into(),
+        }
     }
 
     fn ms(ms: u64) -> Mono {
@@ -268,7 +309,10 @@ mod tests {
         discovery.offer(ms(5_040), change(3));
         assert_eq!(discovery.deadline(), Some(ms(5_090)));
         assert_eq!(discovery.take_if_due(ms(5_089)), None);
-        assert_eq!(discovery.take_if_due(ms(5_090)), Some(vec![change(2), change(3)]));
+        assert_eq!(
+            discovery.take_if_due(ms(5_090)),
+            Some(vec![change(2), change(3)])
+        );
     }
 
     #[test]
@@ -276,17 +320,28 @@ mod tests {
         let mut discovery = discovery();
         let _ = discovery.caught_up();
         discovery.offer(ms(1_000), change(1));
-        assert_eq!(discovery.take_if_due(ms(1_050)), Some(vec![change(1)]), "the leading edge");
+        assert_eq!(
+            discovery.take_if_due(ms(1_050)),
+            Some(vec![change(1)]),
+            "the leading edge"
+        );
         discovery.offer(ms(1_100), change(2));
         discovery.offer(ms(1_300), change(3));
         assert_eq!(discovery.deadline(), Some(ms(1_550)));
         assert_eq!(discovery.take_if_due(ms(1_549)), None);
-        assert_eq!(discovery.take_if_due(ms(1_550)), Some(vec![change(2), change(3)]));
+        assert_eq!(
+            discovery.take_if_due(ms(1_550)),
+            Some(vec![change(2), change(3)])
+        );
         discovery.offer(ms(6_549), change(4));
         assert_eq!(discovery.deadline(), Some(ms(6_799)));
         let _ = discovery.take_if_due(ms(6_799));
         discovery.offer(ms(11_799), change(5));
-        assert_eq!(discovery.deadline(), Some(ms(11_849)), "a window's length of calm");
+        assert_eq!(
+            discovery.deadline(),
+            Some(ms(11_849)),
+            "a window's length of calm"
+        );
     }
 
     #[test]
@@ -325,7 +380,10 @@ mod tests {
             batches += usize::from(discovery.take_if_due(ms(at)).is_some());
         }
         // The burst, one per five seconds, and what the windows' own ends add.
-        assert!((20..=36).contains(&batches), "{batches} batches of 200 events in 100 seconds");
+        assert!(
+            (20..=36).contains(&batches),
+            "{batches} batches of 200 events in 100 seconds"
+        );
     }
 
     #[test]
@@ -340,11 +398,18 @@ mod tests {
             .unwrap();
         discovery.offer(ms(0), index_change(&event, SyncLevel::Full).unwrap());
         let changes = discovery.take_if_due(ms(5_000)).unwrap();
-        let IndexChange::Announced { relays, level, .. } = &changes[0] else { panic!() };
+        let IndexChange::Announced { relays, level, .. } = &changes[0] else {
+            panic!()
+        };
         assert_eq!((relays.len(), *level), (64, SyncLevel::Full));
-        discovery.offer(ms(9_000), index_change(&event, SyncLevel::StateOnly).unwrap());
+        discovery.offer(
+            ms(9_000),
+            index_change(&event, SyncLevel::StateOnly).unwrap(),
+        );
         let changes = discovery.take_if_due(ms(14_000)).unwrap();
-        let IndexChange::Announced { relays, .. } = &changes[0] else { panic!() };
+        let IndexChange::Announced { relays, .. } = &changes[0] else {
+            panic!()
+        };
         assert_eq!(relays.len(), 8, "its git data is missing");
     }
 
@@ -361,7 +426,9 @@ mod tests {
             .unwrap();
         discovery.offer(ms(0), index_change(&event, SyncLevel::StateOnly).unwrap());
         let changes = discovery.take_if_due(ms(5_000)).unwrap();
-        let IndexChange::Announced { relays, .. } = &changes[0] else { panic!() };
+        let IndexChange::Announced { relays, .. } = &changes[0] else {
+            panic!()
+        };
         let followed: Vec<_> = relays.iter().map(RelayUrl::as_str).collect();
         assert_eq!(followed, listed[..8]);
     }
@@ -370,9 +437,15 @@ mod tests {
     fn stored_replies_wait_until_the_feed_has_caught_up() {
         let mut discovery = discovery();
         let id = |n| RootId::from(EventId::from_byte_array([n; 32]));
-        let reply = IndexChange::Replied { reply: id(1), to: vec![id(0)] };
+        let reply = IndexChange::Replied {
+            reply: id(1),
+            to: vec![id(0)],
+        };
         discovery.offer(ms(0), reply.clone());
-        assert_eq!((discovery.deadline(), discovery.take_if_due(ms(60_000))), (None, None));
+        assert_eq!(
+            (discovery.deadline(), discovery.take_if_due(ms(60_000))),
+            (None, None)
+        );
         discovery.offer(ms(60_000), change(2));
         assert_eq!(discovery.caught_up(), [change(2), reply]);
     }
@@ -381,12 +454,23 @@ mod tests {
     fn a_root_counts_for_every_repository_it_tags() {
         let keys = Keys::generate();
         let repos = ["x", "y"].map(|d| RepoId::new(keys.public_key(), d.parse().unwrap()));
-        let tags = repos.iter().map(|repo| Tag::parse(["a".to_owned(), repo.to_string()]).unwrap());
+        let tags = repos
+            .iter()
+            .map(|repo| Tag::parse(["a".to_owned(), repo.to_string()]).unwrap());
         for kind in kinds::ROOT_KINDS {
-            let event = EventBuilder::new(kind, "").tags(tags.clone()).finalize(&keys).unwrap();
+            let event = EventBuilder::new(kind, "")
+                .tags(tags.clone())
+                .finalize(&keys)
+                .unwrap();
             let found = index_change(&event, SyncLevel::Full);
             let root = event.id.into();
-            assert_eq!(found, Some(IndexChange::RootAdded { root, repos: repos.to_vec() }));
+            assert_eq!(
+                found,
+                Some(IndexChange::RootAdded {
+                    root,
+                    repos: repos.to_vec()
+                })
+            );
         }
         let status = EventBuilder::new(grasp_core::nostr::event::Kind::GitStatusOpen, "")
             .tags(tags)
@@ -400,7 +484,10 @@ mod tests {
         let mut discovery = discovery();
         discovery.caught_up();
         let id = |n| RootId::from(EventId::from_byte_array([n; 32]));
-        let reply = |n| IndexChange::Replied { reply: id(n), to: vec![id(0)] };
+        let reply = |n| IndexChange::Replied {
+            reply: id(n),
+            to: vec![id(0)],
+        };
         discovery.offer(ms(1_000), reply(1));
         discovery.offer(ms(1_000), reply(2));
         discovery.offer(ms(2_000), change(2));
@@ -409,7 +496,10 @@ mod tests {
         assert_eq!(discovery.deadline(), Some(ms(16_000)));
         assert_eq!(discovery.take_if_due(ms(15_999)), None);
         discovery.offer(ms(15_999), change(3));
-        assert_eq!(discovery.take_if_due(ms(16_000)).unwrap(), [change(3), reply(1)]);
+        assert_eq!(
+            discovery.take_if_due(ms(16_000)).unwrap(),
+            [change(3), reply(1)]
+        );
         assert_eq!(discovery.deadline(), None);
     }
 
@@ -418,20 +508,34 @@ mod tests {
         let author = Keys::generate();
         let sign = |kind, tags: &[[&str; 2]]| {
             let tags = tags.iter().map(|tag| Tag::parse(*tag).unwrap());
-            EventBuilder::new(kind, "").tags(tags).finalize(&author).unwrap()
+            EventBuilder::new(kind, "")
+                .tags(tags)
+                .finalize(&author)
+                .unwrap()
         };
         let comment = grasp_core::nostr::event::Kind::Comment;
         let (issue, parent) = ("ab".repeat(32), "cd".repeat(32));
         let event = sign(comment, &[["E", &issue], ["e", &parent]]);
-        let to = [issue, parent].map(|id| EventId::from_hex(&id).unwrap().into()).to_vec();
-        let wanted = IndexChange::Replied { reply: event.id.into(), to };
+        let to = [issue, parent]
+            .map(|id| EventId::from_hex(&id).unwrap().into())
+            .to_vec();
+        let wanted = IndexChange::Replied {
+            reply: event.id.into(),
+            to,
+        };
         assert_eq!(index_change(&event, SyncLevel::Full), Some(wanted));
 
         let repo: RepoId = format!("30617:{}:r", author.public_key()).parse().unwrap();
         let event = sign(comment, &[["A", &repo.to_string()]]);
-        let wanted = IndexChange::RootAdded { root: event.id.into(), repos: vec![repo] };
+        let wanted = IndexChange::RootAdded {
+            root: event.id.into(),
+            repos: vec![repo],
+        };
         assert_eq!(index_change(&event, SyncLevel::Full), Some(wanted));
-        let reaction = sign(grasp_core::nostr::event::Kind::Reaction, &[["e", &"ab".repeat(32)]]);
+        let reaction = sign(
+            grasp_core::nostr::event::Kind::Reaction,
+            &[["e", &"ab".repeat(32)]],
+        );
         assert_eq!(index_change(&reaction, SyncLevel::Full), None);
     }
 }

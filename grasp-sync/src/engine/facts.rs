@@ -63,15 +63,23 @@ const MIN_NEG_FRAME: usize = 4_096;
 impl RelayProfile {
     pub(super) fn new(facts: &RelayFacts, config: &Config) -> Self {
         let rate = facts.known_rate();
-        let message = facts.max_message_length.filter(|length| *length > 0).unwrap_or(usize::MAX);
+        let message = facts
+            .max_message_length
+            .filter(|length| *length > 0)
+            .unwrap_or(usize::MAX);
         let is_known = rate.is_some() || message < usize::MAX;
         let times = if is_known { KNOWN_VALUES_FACTOR } else { 1 };
         let values = config.values_per_filter.saturating_mul(times);
         let budget = RequestBudget::default().with_values_per_filter(values);
         let budget = budget.lowered_to_message_bytes(message);
         let fit = budget.filter_bytes.saturating_sub(ID_FILTER_BYTES) / ID_BYTES;
-        let offered = facts.max_limit.filter(|limit| *limit > 0).unwrap_or(IDS_PER_FETCH);
-        let frame = (message / 2).saturating_sub(256).clamp(MIN_NEG_FRAME, MAX_NEG_FRAME);
+        let offered = facts
+            .max_limit
+            .filter(|limit| *limit > 0)
+            .unwrap_or(IDS_PER_FETCH);
+        let frame = (message / 2)
+            .saturating_sub(256)
+            .clamp(MIN_NEG_FRAME, MAX_NEG_FRAME);
         Self {
             pace: rate.unwrap_or(Rate::CAREFUL),
             retained_bytes: rate.map_or(RETAINED_BYTES, |_| KNOWN_RETAINED_BYTES),
@@ -100,7 +108,9 @@ impl RelayFacts {
     fn is_at_least(&self, wanted: [u32; 3]) -> bool {
         let text = self.version.as_deref().unwrap_or_default();
         let text = text.strip_prefix('v').unwrap_or(text);
-        let mut parts = text.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+        let mut parts = text
+            .split(|c: char| !c.is_ascii_digit())
+            .map(str::parse::<u32>);
         let mut next = || parts.next().and_then(Result::ok).unwrap_or(0);
         [next(), next(), next()] >= wanted
     }
@@ -108,8 +118,14 @@ impl RelayFacts {
 
 /// Returns the name at the end of an address, without `.git`.
 fn last_part(software: &str) -> String {
-    let name = software.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or_default();
-    name.strip_suffix(".git").unwrap_or(name).to_ascii_lowercase()
+    let name = software
+        .trim_end_matches('/')
+        .rsplit(['/', ':'])
+        .next()
+        .unwrap_or_default();
+    name.strip_suffix(".git")
+        .unwrap_or(name)
+        .to_ascii_lowercase()
 }
 
 #[cfg(test)]
@@ -127,16 +143,32 @@ mod tests {
     #[test]
     fn only_software_known_by_its_full_name_has_the_high_rate() {
         for (software, version, rate) in [
-            ("git+https://github.com/hoytech/strfry.git", "1.1.1", Some(Rate::UNLIMITED)),
-            ("https://git.sr.ht/~gheartsfield/nostr-rs-relay/", "0.10", Some(Rate::UNLIMITED)),
+            (
+                "git+https://github.com/hoytech/strfry.git",
+                "1.1.1",
+                Some(Rate::UNLIMITED),
+            ),
+            (
+                "https://git.sr.ht/~gheartsfield/nostr-rs-relay/",
+                "0.10",
+                Some(Rate::UNLIMITED),
+            ),
             ("grasp-relay", "0.1.0", Some(Rate::GENEROUS)),
-            ("https://example.com/ngit-grasp", "v3.0.10", Some(Rate::GENEROUS)),
+            (
+                "https://example.com/ngit-grasp",
+                "v3.0.10",
+                Some(Rate::GENEROUS),
+            ),
             ("https://example.com/ngit-grasp", "3.0.4", None),
             ("https://example.com/ngit-grasp", "nonsense", None),
             ("https://example.com/not-strfry", "9", None),
             ("", "", None),
         ] {
-            assert_eq!(facts(software, version).known_rate(), rate, "{software} {version}");
+            assert_eq!(
+                facts(software, version).known_rate(),
+                rate,
+                "{software} {version}"
+            );
         }
     }
 
@@ -144,7 +176,10 @@ mod tests {
     fn what_a_relay_advertises_makes_requests_smaller() {
         let config = Config::new("us.example".parse().unwrap());
         let silent = RelayProfile::new(&RelayFacts::default(), &config);
-        assert_eq!((silent.page, silent.ids, silent.neg_frame), (500, 250, 60_000));
+        assert_eq!(
+            (silent.page, silent.ids, silent.neg_frame),
+            (500, 250, 60_000)
+        );
         let small = RelayFacts {
             max_limit: Some(100),
             max_message_length: Some(20_000),
@@ -161,7 +196,10 @@ mod tests {
         let values = |config: &Config, facts: &RelayFacts| {
             RelayProfile::new(facts, config).budget.values_per_filter
         };
-        let long = RelayFacts { max_message_length: Some(131_072), ..RelayFacts::default() };
+        let long = RelayFacts {
+            max_message_length: Some(131_072),
+            ..RelayFacts::default()
+        };
         assert_eq!(values(&config, &RelayFacts::default()), 100);
         assert_eq!(values(&config, &facts("unheard-of", "1")), 100);
         assert_eq!(values(&config, &facts("strfry", "1")), 1_000);
@@ -183,7 +221,10 @@ mod tests {
     #[test]
     fn a_fetch_by_ids_never_outgrows_a_filter() {
         let config = Config::new("us.example".parse().unwrap());
-        let vast = RelayFacts { max_limit: Some(100_000), ..RelayFacts::default() };
+        let vast = RelayFacts {
+            max_limit: Some(100_000),
+            ..RelayFacts::default()
+        };
         let profile = RelayProfile::new(&vast, &config);
         assert!(profile.ids > 400 && profile.ids * ID_BYTES < profile.budget.filter_bytes);
     }

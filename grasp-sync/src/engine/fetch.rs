@@ -51,7 +51,9 @@ impl Session {
             let sub = self.subs.open(ctx, SlotClass::Fetch, bytes, SubKind::Ids);
             let Ok(sub) = sub else { return };
             let ids = ctx.history.wants.take_due(now, sub, self.ids_per_fetch);
-            let job = ids.first().and_then(|id| ctx.history.wants.job_waiting_for(*id));
+            let job = ids
+                .first()
+                .and_then(|id| ctx.history.wants.job_waiting_for(*id));
             let path = self.backlog.count_as(job.as_slice()).path;
             let filters = vec![by_ids(ids)];
             ctx.send(self.subs.conn, Frame::Subscribe { sub, filters, path });
@@ -65,16 +67,20 @@ impl Session {
             let suspended = ctx.suspended_layers();
             let has_other_work = OnceCell::new();
             let may_start = |purpose: Purpose, job: &Job| {
-                let pauses =
-                    self.full_sync.is_some_and(|one| one.pauses_comparison(ctx.mono(), purpose));
+                let pauses = self
+                    .full_sync
+                    .is_some_and(|one| one.pauses_comparison(ctx.mono(), purpose));
                 let waits = job.is_queued_comparison()
                     && (pauses || *has_other_work.get_or_init(|| self.backlog.has_other_work(ctx)));
                 let awaits_auth = job.needs_auth() && self.auth.is_pending();
                 !suspended.contains_key(&job.layer) && !waits && !awaits_auth
             };
-            let heads =
-                methods.iter().filter_map(|method| self.backlog.next_queued(*method, may_start));
-            let Some((_, id, method)) = heads.min() else { return };
+            let heads = methods
+                .iter()
+                .filter_map(|method| self.backlog.next_queued(*method, may_start));
+            let Some((_, id, method)) = heads.min() else {
+                return;
+            };
             let start = match method {
                 Method::Page => self.start_pages(ctx, id),
                 Method::Reconcile => self.start_reconciliation(ctx, id),
@@ -124,7 +130,11 @@ impl Session {
 
     /// Handles a failed job: a poll ends with it, any other job is tried again later, less and less often.
     pub(super) fn fail(&mut self, ctx: &mut Context<'_>, id: JobId) {
-        if self.backlog.batch_of(id).is_none_or(|one| !one.purpose.is_history()) {
+        if self
+            .backlog
+            .batch_of(id)
+            .is_none_or(|one| !one.purpose.is_history())
+        {
             return self.backlog.drop_batch(ctx, &mut self.subs, id.batch);
         }
         self.step(ctx, id, Job::failed);
@@ -132,17 +142,28 @@ impl Session {
 
     /// Gives up a filter that the relay refuses and that cannot be split: it is not sent again for a day.
     fn give_up_filter(&mut self, ctx: &mut Context<'_>, id: JobId) {
-        let Some(job) = self.backlog.get(id) else { return };
-        ctx.history.suspended.suspend_filter(ctx.now.mono, job.hash());
-        self.backlog.delay(ctx.mono(), id, SUSPENDED_FOR, Method::Page);
+        let Some(job) = self.backlog.get(id) else {
+            return;
+        };
+        ctx.history
+            .suspended
+            .suspend_filter(ctx.now.mono, job.hash());
+        self.backlog
+            .delay(ctx.mono(), id, SUSPENDED_FOR, Method::Page);
     }
 
     /// Continues a job with pages. A recheck ends instead: by pages it would fetch everything again.
     pub(super) fn switch_to_pages(&mut self, ctx: &mut Context<'_>, id: JobId) {
-        if self.backlog.batch_of(id).is_some_and(|batch| batch.purpose == Purpose::Recheck) {
+        if self
+            .backlog
+            .batch_of(id)
+            .is_some_and(|batch| batch.purpose == Purpose::Recheck)
+        {
             return self.backlog.drop_batch(ctx, &mut self.subs, id.batch);
         }
-        let Some(job) = self.backlog.get_mut(id) else { return };
+        let Some(job) = self.backlog.get_mut(id) else {
+            return;
+        };
         job.forget_offers();
         ctx.history.wants.abandon(id);
         self.backlog.queue(id, Method::Page);
@@ -150,10 +171,17 @@ impl Session {
 
     /// Splits a job by time; continues with pages if that is no longer possible.
     pub(super) fn split_by_time(&mut self, ctx: &mut Context<'_>, id: JobId, method: Method) {
-        if self.backlog.get(id).is_some_and(|job| job.layer == Layer::All) {
+        if self
+            .backlog
+            .get(id)
+            .is_some_and(|job| job.layer == Layer::All)
+        {
             return self.fetch_histories_by_filters(ctx);
         }
-        let job = self.backlog.get(id).filter(|job| job.splits < MAX_TIME_SPLITS);
+        let job = self
+            .backlog
+            .get(id)
+            .filter(|job| job.splits < MAX_TIME_SPLITS);
         match job.and_then(|job| bisect(&job.filter(), ctx.now.unix)) {
             Some(parts) => self.replace(ctx, id, parts, method),
             None if method == Method::Reconcile => self.switch_to_pages(ctx, id),
@@ -171,22 +199,35 @@ impl Session {
     fn split_pages(&mut self, ctx: &mut Context<'_>, id: JobId) {
         let limit = ctx.history.profile.page;
         let max_pages = self.budget.filters_per_req.min(self.pages_per_req);
-        let page = self.backlog.get_mut(id).and_then(|job| job.next_page(limit));
-        let Some(rest) = page.map(|page| Filter { limit: None, ..page }) else { return };
+        let page = self
+            .backlog
+            .get_mut(id)
+            .and_then(|job| job.next_page(limit));
+        let Some(rest) = page.map(|page| Filter {
+            limit: None,
+            ..page
+        }) else {
+            return;
+        };
         let parts = split_into(&rest, max_pages);
         if parts.len() < 2 {
             return self.backlog.queue(id, Method::Page);
         }
         self.backlog.set_phase(id, JobPhase::AwaitingJudgement);
         // The rest is left to parts, which prove it.
-        self.backlog.get_mut(id).into_iter().for_each(|job| job.is_partial = true);
+        self.backlog
+            .get_mut(id)
+            .into_iter()
+            .for_each(|job| job.is_partial = true);
         self.backlog.add_parts(ctx, id, parts, Method::Page);
         self.backlog.end_if_complete(ctx, id);
     }
 
     /// Fetches seconds in parts that held more than a page, then ends the job if that was all.
     fn fill_gaps(&mut self, ctx: &mut Context<'_>, id: JobId, gaps: Vec<Timestamp>) {
-        let Some(filter) = self.backlog.get(id).map(Job::filter) else { return };
+        let Some(filter) = self.backlog.get(id).map(Job::filter) else {
+            return;
+        };
         for at in gaps {
             let parts: Vec<Filter> = match split(&filter) {
                 _ if self.backlog.jobs.len() >= MAX_JOBS => {
@@ -212,7 +253,9 @@ impl Session {
         if !has_room(&ctx.history.ledger, SlotClass::Fetch) {
             return Err(Blocked::BySlots);
         }
-        let Some(job) = self.backlog.get(first) else { return Ok(()) };
+        let Some(job) = self.backlog.get(first) else {
+            return Ok(());
+        };
         let layer = job.layer;
         // Full sync compares; it pages only what came lately.
         if layer == Layer::All && job.window().0.is_none() {
@@ -226,10 +269,18 @@ impl Session {
         let kind = SubKind::Pages(jobs.clone().into());
         let sub = self.subs.open(ctx, SlotClass::Fetch, bytes, kind)?;
         for id in &jobs {
-            self.backlog.set_phase(*id, JobPhase::Paging { sub, rows: Vec::new() });
+            self.backlog.set_phase(
+                *id,
+                JobPhase::Paging {
+                    sub,
+                    rows: Vec::new(),
+                },
+            );
         }
         let path = self.backlog.count_as(&jobs).path;
-        ctx.history.suspended.sent(ctx.mono(), layer, RequestMode::History);
+        ctx.history
+            .suspended
+            .sent(ctx.mono(), layer, RequestMode::History);
         ctx.send(self.subs.conn, Frame::Subscribe { sub, filters, path });
         Ok(())
     }
@@ -244,7 +295,9 @@ impl Session {
         let (mut jobs, mut filters, mut bytes) = (Vec::new(), Vec::new(), REQ_BYTES);
         let max_pages = self.budget.filters_per_req.min(self.pages_per_req);
         for id in self.backlog.compatible_pages(first) {
-            let Some(job) = self.backlog.get_mut(id) else { continue };
+            let Some(job) = self.backlog.get_mut(id) else {
+                continue;
+            };
             let Some(page) = job.next_page(ctx.history.profile.page) else {
                 self.fail(ctx, id);
                 continue;
@@ -273,8 +326,13 @@ impl Session {
         let limit = ctx.history.profile.page;
         let mut is_flood = false;
         for (place, id) in jobs.iter().enumerate() {
-            let Some(job) = self.backlog.get_mut(*id) else { continue };
-            let its = rows.iter().filter(|one| one.places.has(place)).map(|one| one.row);
+            let Some(job) = self.backlog.get_mut(*id) else {
+                continue;
+            };
+            let its = rows
+                .iter()
+                .filter(|one| one.places.has(place))
+                .map(|one| one.row);
             is_flood |= !job.delivered(its, limit);
         }
         if is_flood {
@@ -295,8 +353,12 @@ impl Session {
         let hint = hint.filter(|hint| *hint == EoseHint::Finish || jobs.len() == 1);
         let limit = ctx.history.profile.page;
         for id in jobs {
-            let Some(job) = self.backlog.get(*id) else { continue };
-            ctx.history.suspended.answered(job.layer, RequestMode::History);
+            let Some(job) = self.backlog.get(*id) else {
+                continue;
+            };
+            ctx.history
+                .suspended
+                .answered(job.layer, RequestMode::History);
             self.step(ctx, *id, |job| job.page_ended(hint, limit));
         }
     }
@@ -328,7 +390,9 @@ impl Session {
     /// Suspends the layer of a job, which waits for the end of that in its queue.
     fn suspend_and_queue(&mut self, ctx: &mut Context<'_>, id: JobId, method: Method) {
         let layer = self.backlog.get(id).map(|job| job.layer);
-        layer.into_iter().for_each(|layer| self.suspend(ctx, layer, RequestMode::History));
+        layer
+            .into_iter()
+            .for_each(|layer| self.suspend(ctx, layer, RequestMode::History));
         self.backlog.queue(id, method);
     }
 
@@ -361,7 +425,10 @@ impl Session {
 
     /// Replaces jobs for everything by jobs for filters. Polls end, and start again with the live set.
     fn replace_by_filters(&mut self, ctx: &mut Context<'_>, which: impl Fn(&Job) -> bool) {
-        for id in self.backlog.jobs_where(|job| job.layer == Layer::All && which(job)) {
+        for id in self
+            .backlog
+            .jobs_where(|job| job.layer == Layer::All && which(job))
+        {
             match self.backlog.batch_of(id).map(|batch| batch.purpose) {
                 Some(poll @ Purpose::Poll(_)) => {
                     self.backlog.drop_batch_for(ctx, &mut self.subs, poll);
@@ -382,7 +449,11 @@ impl Session {
             Purpose::Announcements | Purpose::Poll(_) => return,
         };
         let (began, (since, _)) = (job.began, job.window());
-        let method = if since.is_some() { Method::Page } else { Method::Reconcile };
+        let method = if since.is_some() {
+            Method::Page
+        } else {
+            Method::Reconcile
+        };
         for filter in build_layer2_and_layer3_filters(&items, since, &self.budget) {
             let part = Job::new(CompactFilter::new(filter, None), began);
             self.backlog.add(ctx, id.batch, part, method);
@@ -419,15 +490,24 @@ impl Session {
         if is_full || is_behind || !has_room(ledger, SlotClass::Reconcile) {
             return Err(Blocked::BySlots);
         }
-        let Some(job) = self.backlog.get(id) else { return Ok(()) };
+        let Some(job) = self.backlog.get(id) else {
+            return Ok(());
+        };
         let (filter, layer) = (job.filter(), job.layer);
         let bytes = wire_len(&filter) + 80;
-        let sub = self.subs.open(ctx, SlotClass::Reconcile, bytes, SubKind::Neg(id))?;
+        let sub = self
+            .subs
+            .open(ctx, SlotClass::Reconcile, bytes, SubKind::Neg(id))?;
         self.backlog.set_phase(id, JobPhase::Listing(sub));
         let request = ctx.shared.ids.next(InventoryId);
         ctx.history.suspended.sent(now, layer, RequestMode::History);
-        ctx.shared.inventories.insert(request, InventoryRequest::Job(ctx.relay.clone(), id));
-        ctx.out.push(Output::FetchInventory { request, filter: Box::new(filter) });
+        ctx.shared
+            .inventories
+            .insert(request, InventoryRequest::Job(ctx.relay.clone(), id));
+        ctx.out.push(Output::FetchInventory {
+            request,
+            filter: Box::new(filter),
+        });
         self.backlog.merge_comparisons(id);
         Ok(())
     }
@@ -440,8 +520,12 @@ impl Session {
         items: Result<Vec<Row>, InventoryFailed>,
     ) {
         let full_sync = self.full_sync;
-        let Some(job) = self.backlog.get_mut(id) else { return };
-        let JobPhase::Listing(sub) = job.phase else { return };
+        let Some(job) = self.backlog.get_mut(id) else {
+            return;
+        };
+        let JobPhase::Listing(sub) = job.phase else {
+            return;
+        };
         // With nothing to compare, pages bring more for each request, and requests are limited here.
         if ctx.history.profile.counts_frames && items.as_ref().is_ok_and(Vec::is_empty) {
             self.subs.close(ctx, sub);
@@ -455,23 +539,35 @@ impl Session {
         let refused = ctx.shared.rejected.rows(&original).filter(is_within);
         let frame = ctx.history.profile.neg_frame;
         let (max_ids, max_items) = (max_offered(full_sync, layer), MAX_INVENTORY_ITEMS);
-        let opened =
-            items.ok().filter(|items| layer != Layer::All || items.len() <= max_items).and_then(
-                |items| Reconciliation::open(items.into_iter().chain(refused), frame, max_ids),
-            );
+        let opened = items
+            .ok()
+            .filter(|items| layer != Layer::All || items.len() <= max_items)
+            .and_then(|items| {
+                Reconciliation::open(items.into_iter().chain(refused), frame, max_ids)
+            });
         let Some((reconciliation, first)) = opened else {
             self.subs.close(ctx, sub);
             return self.fail(ctx, id);
         };
         ctx.shared.held_items.insert(id, reconciliation.items());
         let (reconciliation, outgoing) = (Box::new(reconciliation), Some(first));
-        job.phase = JobPhase::Comparing { sub, reconciliation, outgoing };
+        job.phase = JobPhase::Comparing {
+            sub,
+            reconciliation,
+            outgoing,
+        };
     }
 
     pub(super) fn neg_msg(&mut self, ctx: &mut Context<'_>, sub: SubId, message: &[u8]) {
-        let Some(SubKind::Neg(id)) = self.subs.kind(sub) else { return };
+        let Some(SubKind::Neg(id)) = self.subs.kind(sub) else {
+            return;
+        };
         self.subs.answered(ctx.mono(), sub, NEG_IDLE_TIMEOUT);
-        match self.backlog.get_mut(id).and_then(|job| job.receive(message)) {
+        match self
+            .backlog
+            .get_mut(id)
+            .and_then(|job| job.receive(message))
+        {
             None | Some(ReconcileStep::Reply(_)) => {}
             Some(ReconcileStep::Done(found)) => self.compared(ctx, id, sub, found),
             Some(ReconcileStep::TooMuch) => {
@@ -486,7 +582,9 @@ impl Session {
 
     /// Ends a session whose sets are compared, and wants the events that are missing here.
     fn compared(&mut self, ctx: &mut Context<'_>, id: JobId, sub: SubId, mut found: Comparison) {
-        let Some(job) = self.backlog.get(id) else { return };
+        let Some(job) = self.backlog.get(id) else {
+            return;
+        };
         let layer = job.layer;
         ctx.history.suspended.answered(layer, RequestMode::History);
         ctx.history.neg.fresh_start();
@@ -495,18 +593,29 @@ impl Session {
         }
         let needed = std::mem::take(&mut found.needed);
         // Polls compare every few minutes, and would dominate the count.
-        if self.backlog.batch_of(id).is_some_and(|batch| batch.purpose.is_history()) {
+        if self
+            .backlog
+            .batch_of(id)
+            .is_some_and(|batch| batch.purpose.is_history())
+        {
             note_lacking(ctx, layer, &job.filter(), found);
         }
         if let Some(full_sync) = self.full_sync.as_mut().filter(|_| layer == Layer::All) {
-            let took = self.subs.get(sub).map(|open| open.lasted(ctx.mono())).unwrap_or_default();
+            let took = self
+                .subs
+                .get(sub)
+                .map(|open| open.lasted(ctx.mono()))
+                .unwrap_or_default();
             full_sync.compared(ctx.mono(), took);
         }
         self.end_session(ctx, id, sub);
         let (now, wants) = (ctx.mono(), &mut ctx.history.wants);
-        let results = needed.into_iter().map(|event| wants.want(now, event, Some(id)));
+        let results = needed
+            .into_iter()
+            .map(|event| wants.want(now, event, Some(id)));
         let step = self.backlog.get_mut(id).map(|job| job.wants(results));
-        step.into_iter().for_each(|step| self.take_step(ctx, id, step));
+        step.into_iter()
+            .for_each(|step| self.take_step(ctx, id, step));
     }
 
     /// Closes the session of a job, and releases its inventory.
@@ -523,20 +632,28 @@ impl Session {
         text: &str,
     ) {
         self.backlog.forget_inventory(ctx, id);
-        let Some(job) = self.backlog.get_mut(id) else { return };
+        let Some(job) = self.backlog.get_mut(id) else {
+            return;
+        };
         let step = job.refused(refusal);
         match (&step, refusal) {
             (JobStep::NoNegentropy, _) => {
-                self.backlog.drop_batch_for(ctx, &mut self.subs, Purpose::Recheck);
+                self.backlog
+                    .drop_batch_for(ctx, &mut self.subs, Purpose::Recheck);
                 if refusal == Refusal::NegUnsupported {
                     self.backlog.use_pages_only(ctx);
-                    self.subs.close_all(ctx, |kind| matches!(kind, SubKind::Neg(_)));
+                    self.subs
+                        .close_all(ctx, |kind| matches!(kind, SubKind::Neg(_)));
                 } else {
                     ctx.history.neg.failed(ctx.now.mono);
                 }
                 if !std::mem::replace(&mut ctx.history.no_negentropy_reported, true) {
                     let text = PeerText::new(text);
-                    ctx.report(|relay| Report::NoNegentropy { relay, refusal, text });
+                    ctx.report(|relay| Report::NoNegentropy {
+                        relay,
+                        refusal,
+                        text,
+                    });
                 }
             }
             (JobStep::Queue(Method::Reconcile), Refusal::NegSessions) => {
@@ -552,18 +669,31 @@ impl Session {
     pub(super) fn send_neg_messages(&mut self, ctx: &mut Context<'_>) {
         let now = ctx.mono();
         for id in self.backlog.jobs_where(Job::has_neg_message) {
-            let Some(job) = self.backlog.get_mut(id) else { continue };
-            let is_opening =
-                job.sub().and_then(|sub| self.subs.get(sub)).is_some_and(|open| !open.is_sent);
+            let Some(job) = self.backlog.get_mut(id) else {
+                continue;
+            };
+            let is_opening = job
+                .sub()
+                .and_then(|sub| self.subs.get(sub))
+                .is_some_and(|open| !open.is_sent);
             let is_paced = is_opening || ctx.history.profile.counts_frames;
             if is_paced && ctx.history.pace.admit(now) != Admit::Go {
                 return;
             }
-            let Some((sub, message)) = job.take_neg_message() else { continue };
+            let Some((sub, message)) = job.take_neg_message() else {
+                continue;
+            };
             let (frame, wait) = match is_opening {
                 true => {
                     let filter = Box::new(job.filter());
-                    (Frame::NegOpen { sub, filter, message }, NEG_OPEN_TIMEOUT)
+                    (
+                        Frame::NegOpen {
+                            sub,
+                            filter,
+                            message,
+                        },
+                        NEG_OPEN_TIMEOUT,
+                    )
                 }
                 false => (Frame::NegMsg { sub, message }, NEG_IDLE_TIMEOUT),
             };
@@ -576,7 +706,12 @@ impl Session {
 /// Notes our events that a relay lacks. In full sync it need not have all of them: those of its own repositories
 /// count once they are attributed to one.
 fn note_lacking(ctx: &mut Context<'_>, layer: Layer, filter: &Filter, found: Comparison) {
-    let Comparison { items, lacking, lacking_ids, .. } = found;
+    let Comparison {
+        items,
+        lacking,
+        lacking_ids,
+        ..
+    } = found;
     let health = &mut ctx.history.health;
     match layer {
         Layer::All => health.compared(items.saturating_sub(lacking), 0),

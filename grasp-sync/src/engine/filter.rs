@@ -58,8 +58,9 @@ const MIN_WINDOW_SECS: u64 = 60 * 60;
 
 /// Splits the window of a filter, with the second in the middle in both halves; `None` if it is too short.
 pub(super) fn bisect(filter: &Filter, now: Timestamp) -> Option<[Filter; 2]> {
-    let low =
-        filter.since.map_or(OLDEST_EVENT_SECS, |since| since.as_secs().max(OLDEST_EVENT_SECS));
+    let low = filter.since.map_or(OLDEST_EVENT_SECS, |since| {
+        since.as_secs().max(OLDEST_EVENT_SECS)
+    });
     let high = filter.until.unwrap_or(now).as_secs();
     let length = high.checked_sub(low)?;
     if length <= MIN_WINDOW_SECS {
@@ -71,7 +72,10 @@ pub(super) fn bisect(filter: &Filter, now: Timestamp) -> Option<[Filter; 2]> {
 
 /// Splits what a filter lists into halves that together match the same; `None` if it lists one value.
 pub(crate) fn split(filter: &Filter) -> Option<[Filter; 2]> {
-    let longest = filter.generic_tags.iter().max_by_key(|(_, values)| values.len());
+    let longest = filter
+        .generic_tags
+        .iter()
+        .max_by_key(|(_, values)| values.len());
     if let Some((tag, values)) = longest.filter(|(_, values)| values.len() > 1) {
         return Some(halves(values).map(|half| {
             let mut part = filter.clone();
@@ -80,7 +84,10 @@ pub(crate) fn split(filter: &Filter) -> Option<[Filter; 2]> {
         }));
     }
     let kinds = filter.kinds.as_ref().filter(|kinds| kinds.len() > 1)?;
-    Some(halves(kinds).map(|half| Filter { kinds: Some(half), ..filter.clone() }))
+    Some(halves(kinds).map(|half| Filter {
+        kinds: Some(half),
+        ..filter.clone()
+    }))
 }
 
 /// Splits a filter that lists one value and no kinds by the usual kinds; other kinds are in neither part. `None` if
@@ -136,21 +143,35 @@ impl CompactFilter {
             (Some((tag, values)), None) => as_ids(values).map(|ids| (*tag, ids)),
             _ => None,
         };
-        let Some((tag, ids)) = ids else { return Self { layer, without_ids: filter, ids: None } };
+        let Some((tag, ids)) = ids else {
+            return Self {
+                layer,
+                without_ids: filter,
+                ids: None,
+            };
+        };
         filter.generic_tags.clear();
-        let known = like.and_then(|like| like.ids.as_ref()).map(|(_, known)| known);
+        let known = like
+            .and_then(|like| like.ids.as_ref())
+            .map(|(_, known)| known);
         let ids = match known.filter(|known| ***known == *ids) {
             Some(known) => Arc::clone(known),
             None => ids.into(),
         };
-        Self { layer, without_ids: filter, ids: Some((tag, ids)) }
+        Self {
+            layer,
+            without_ids: filter,
+            ids: Some((tag, ids)),
+        }
     }
 
     /// Returns the filter as it was.
     pub(super) fn filter(&self) -> Filter {
         let mut filter = self.without_ids.clone();
         if let Some((tag, ids)) = &self.ids {
-            filter.generic_tags.insert(*tag, ids.iter().map(EventId::to_hex).collect());
+            filter
+                .generic_tags
+                .insert(*tag, ids.iter().map(EventId::to_hex).collect());
         }
         filter
     }
@@ -168,7 +189,11 @@ pub(super) fn compact_all(filters: impl IntoIterator<Item = Filter>) -> Vec<Comp
 
 /// Returns the values as ids, if all of them are.
 fn as_ids(values: &BTreeSet<String>) -> Option<Vec<EventId>> {
-    let id = |value: &String| EventId::from_hex(value).ok().filter(|id| id.to_hex() == *value);
+    let id = |value: &String| {
+        EventId::from_hex(value)
+            .ok()
+            .filter(|id| id.to_hex() == *value)
+    };
     values.iter().map(id).collect()
 }
 
@@ -190,15 +215,28 @@ mod tests {
         let repo =
             |n, d: &str| RepoId::new(PublicKey::from_byte_array([n; 32]), d.parse().unwrap());
         let items = RelaySyncNeeds {
-            repos: [(repo(1, "x"), SyncLevel::Full), (repo(2, "y"), SyncLevel::StateOnly)].into(),
+            repos: [
+                (repo(1, "x"), SyncLevel::Full),
+                (repo(2, "y"), SyncLevel::StateOnly),
+            ]
+            .into(),
             root_events: [EventId::from_byte_array([1; 32]).into()].into(),
             ..RelaySyncNeeds::default()
         };
         let filters = build_layer2_and_layer3_filters(&items, None, &RequestBudget::default());
         let layers: Vec<_> = filters.iter().map(Layer::of).collect();
         let repos = [Layer::Repos; 4];
-        assert_eq!(layers, repos.into_iter().chain([Layer::Roots; 3]).collect::<Vec<_>>());
-        assert_eq!(Layer::of(&build_announcement_filter(None)), Layer::Announcements);
+        assert_eq!(
+            layers,
+            repos
+                .into_iter()
+                .chain([Layer::Roots; 3])
+                .collect::<Vec<_>>()
+        );
+        assert_eq!(
+            Layer::of(&build_announcement_filter(None)),
+            Layer::Announcements
+        );
     }
 
     #[test]
@@ -228,7 +266,10 @@ mod tests {
             }
         }
         assert_eq!(cuts, 7, "20,000 seconds become eight windows");
-        assert_eq!(bisect(&Filter::new().until(Timestamp::from_secs(5)), NOW), None);
+        assert_eq!(
+            bisect(&Filter::new().until(Timestamp::from_secs(5)), NOW),
+            None
+        );
     }
 
     #[test]
@@ -250,7 +291,9 @@ mod tests {
 
     #[test]
     fn a_filter_is_split_down_to_single_values_and_kinds() {
-        let tags = Filter::new().kinds([kinds::STATE]).identifiers(["a", "b", "c"]);
+        let tags = Filter::new()
+            .kinds([kinds::STATE])
+            .identifiers(["a", "b", "c"]);
         let mut parts = vec![tags];
         let mut whole = BTreeSet::new();
         while let Some(part) = parts.pop() {
@@ -287,9 +330,18 @@ mod tests {
     #[test]
     fn neighbours_with_the_same_ids_share_them() {
         let tags = [SingleLetterTag::LOWERCASE_E, SingleLetterTag::UPPERCASE_E];
-        let kept =
-            compact_all([tagged(tags[0], 0..9), tagged(tags[1], 0..9), tagged(tags[0], 9..18)]);
-        let ids = |n: usize| kept[n].ids.as_ref().map(|(_, ids)| Arc::as_ptr(ids)).unwrap();
+        let kept = compact_all([
+            tagged(tags[0], 0..9),
+            tagged(tags[1], 0..9),
+            tagged(tags[0], 9..18),
+        ]);
+        let ids = |n: usize| {
+            kept[n]
+                .ids
+                .as_ref()
+                .map(|(_, ids)| Arc::as_ptr(ids))
+                .unwrap()
+        };
         assert!(std::ptr::eq(ids(0), ids(1)) && !std::ptr::eq(ids(1), ids(2)));
     }
 }

@@ -53,7 +53,9 @@ const COMPARISON_PAUSE_FACTOR: u32 = 5;
 
 /// Returns the number of ids that a job may be offered.
 pub(super) fn max_offered(full_sync: Option<FullSync>, layer: Layer) -> usize {
-    let filter_bytes = full_sync.filter(|_| layer == Layer::All).map(|one| one.filter_bytes);
+    let filter_bytes = full_sync
+        .filter(|_| layer == Layer::All)
+        .map(|one| one.filter_bytes);
     let affordable = |bytes: usize| (bytes / BYTES_PER_OFFERED_ID).clamp(MIN_OFFERED, MAX_NEEDED);
     filter_bytes.map_or(MAX_NEEDED, affordable)
 }
@@ -65,7 +67,10 @@ pub(super) fn all_events() -> Filter {
 
 impl FullSync {
     pub(super) fn new(filter_bytes: usize) -> Self {
-        Self { filter_bytes, ..Self::default() }
+        Self {
+            filter_bytes,
+            ..Self::default()
+        }
     }
 
     /// Counts further filters that it replaces.
@@ -83,13 +88,21 @@ impl FullSync {
         let all = Some(FilterHash::of(&all_events()));
         let ours = index.repos();
         let names_ours = |event: &Event| repo_refs(event).iter().any(|one| ours.contains_key(one));
-        for (one, _) in judged.iter().zip(arrivals).filter(|(_, arrival)| arrival.filter == all) {
+        for (one, _) in judged
+            .iter()
+            .zip(arrivals)
+            .filter(|(_, arrival)| arrival.filter == all)
+        {
             match &one.outcome {
                 Outcome::Stored | Outcome::Held | Outcome::Known => self.useful += 1,
                 // That the local relay is busy says nothing about the event.
-                Outcome::Refused { retry: Retry::Soon, .. } => {}
+                Outcome::Refused {
+                    retry: Retry::Soon, ..
+                } => {}
                 // It will be wanted as soon as its repository is served.
-                Outcome::Refused { event: Some(event), .. } if names_ours(event) => {}
+                Outcome::Refused {
+                    event: Some(event), ..
+                } if names_ours(event) => {}
                 Outcome::Refused { .. } | Outcome::Forged => self.useless += 1,
             }
         }

@@ -50,11 +50,17 @@ pub(super) struct RelayHealth {
 impl RelayHealth {
     /// Restores the health that an earlier process recorded. A relay that the operator names is usable at once.
     pub(super) fn new(now: Now, policy: BackoffPolicy, kept: &RelayRecord, is_named: bool) -> Self {
-        let until = kept.unusable_until.filter(|_| !is_named).map_or(0, |until| until.as_secs());
+        let until = kept
+            .unusable_until
+            .filter(|_| !is_named)
+            .map_or(0, |until| until.as_secs());
         let left = Duration::from_secs(until.saturating_sub(now.unix.as_secs()));
         let restored = |snapshot| Backoff::restore(policy, now, snapshot);
         Self {
-            backoff: kept.backoff.as_ref().map_or_else(|| Backoff::new(policy), restored),
+            backoff: kept
+                .backoff
+                .as_ref()
+                .map_or_else(|| Backoff::new(policy), restored),
             unusable_until: now.mono + left.min(SUSPENDED_FOR),
             is_by_rule: false,
             seen: kept.seen.clone(),
@@ -110,7 +116,11 @@ impl RelayHealth {
             Admit::Go => Duration::ZERO,
         };
         let attempt = self.seen.consecutive_failures;
-        Failure { attempt, failing_for: self.backoff.failing_for(), retry_in }
+        Failure {
+            attempt,
+            failing_for: self.backoff.failing_for(),
+            retry_in,
+        }
     }
 
     /// Notes a connection that ended: the relay was lost, or it sent forged events.
@@ -177,7 +187,11 @@ impl RelayHealth {
     /// Returns the reliability up to now.
     pub(super) fn seen(&self, now: Mono) -> PeerReliability {
         let mut seen = self.seen.clone();
-        *(if self.is_up { &mut seen.up } else { &mut seen.down }) += now - self.since;
+        *(if self.is_up {
+            &mut seen.up
+        } else {
+            &mut seen.down
+        }) += now - self.since;
         seen
     }
 
@@ -216,7 +230,10 @@ mod tests {
     use crate::engine::Flaw;
 
     fn at(secs: u64) -> Now {
-        Now::new(Mono::from_secs(secs), Timestamp::from_secs(1_700_000_000 + secs))
+        Now::new(
+            Mono::from_secs(secs),
+            Timestamp::from_secs(1_700_000_000 + secs),
+        )
     }
 
     fn health() -> RelayHealth {
@@ -229,14 +246,24 @@ mod tests {
         unusable_until: Option<Timestamp>,
     ) -> RelayHealth {
         let empty = RelayRecord::new("wss://a.example".parse().unwrap());
-        let kept = RelayRecord { backoff, unusable_until, ..empty };
+        let kept = RelayRecord {
+            backoff,
+            unusable_until,
+            ..empty
+        };
         RelayHealth::new(now, BackoffPolicy::RELAY, &kept, false)
     }
 
     #[test]
     fn faults_that_are_no_outage_make_unusable_for_half_a_day() {
         let certificate = Fault::Certificate(Flaw::Untrusted);
-        for why in [Fault::NoSuchHost, certificate, Fault::Tls, Fault::Protocol, Fault::Forbidden] {
+        for why in [
+            Fault::NoSuchHost,
+            certificate,
+            Fault::Tls,
+            Fault::Protocol,
+            Fault::Forbidden,
+        ] {
             let mut health = health();
             health.failed(Mono::from_secs(1), why);
             let until = Mono::from_secs(1) + UNUSABLE_FOR;
@@ -245,7 +272,10 @@ mod tests {
         }
         let mut health = health();
         health.failed(Mono::from_secs(1), Fault::Unreachable);
-        assert_eq!(health.admit(Mono::from_secs(2)), Admit::Wait(Mono::from_secs(6)));
+        assert_eq!(
+            health.admit(Mono::from_secs(2)),
+            Admit::Wait(Mono::from_secs(6))
+        );
     }
 
     #[test]
@@ -254,9 +284,14 @@ mod tests {
         health.failed(Mono::from_secs(1), Fault::Tls);
         let kept = (health.snapshot(at(1)), health.unusable_until(at(1)));
         let restored = |now: Now| restored(now, kept.0, kept.1);
-        let Admit::Wait(until) = restored(at(60)).admit(Mono::from_secs(60)) else { panic!() };
+        let Admit::Wait(until) = restored(at(60)).admit(Mono::from_secs(60)) else {
+            panic!()
+        };
         assert!(until >= Mono::from_secs(1) + UNUSABLE_FOR);
-        assert_eq!(restored(at(50_000)).admit(Mono::from_secs(50_000)), Admit::Go);
+        assert_eq!(
+            restored(at(50_000)).admit(Mono::from_secs(50_000)),
+            Admit::Go
+        );
     }
 
     #[test]
@@ -275,7 +310,10 @@ mod tests {
         health.connected(Mono::from_secs(10));
         health.lost(Mono::from_secs(40));
         let seen = health.seen(Mono::from_secs(60));
-        assert_eq!((seen.up.as_secs(), seen.down.as_secs(), seen.attempts), (30, 30, 1));
+        assert_eq!(
+            (seen.up.as_secs(), seen.down.as_secs(), seen.attempts),
+            (30, 30, 1)
+        );
         assert_eq!(seen.uptime(), Some(0.5));
         assert_eq!(seen.coverage(), None);
     }
@@ -299,7 +337,10 @@ mod tests {
         let mut health = health();
         assert_eq!(health.news(Mono::ZERO), None);
         health.failed(Mono::from_secs(1), Fault::Unreachable);
-        assert_eq!(health.news(Mono::from_secs(1)), Some((Health::Degraded, Duration::ZERO)));
+        assert_eq!(
+            health.news(Mono::from_secs(1)),
+            Some((Health::Degraded, Duration::ZERO))
+        );
         assert_eq!(health.news(Mono::from_secs(2)), None);
     }
 
@@ -309,10 +350,15 @@ mod tests {
         let mut moment = Mono::from_secs(1);
         while health.health(moment) != Health::Dead {
             health.connected(moment);
-            assert!(!health.forged(MAX_FORGED - 1), "a few forged events are tolerated");
+            assert!(
+                !health.forged(MAX_FORGED - 1),
+                "a few forged events are tolerated"
+            );
             assert!(health.forged(1));
             health.lost(moment);
-            let Admit::Wait(until) = health.admit(moment) else { panic!() };
+            let Admit::Wait(until) = health.admit(moment) else {
+                panic!()
+            };
             moment = until;
             assert!(moment < Mono::from_secs(3 * 24 * 60 * 60));
         }
@@ -340,7 +386,9 @@ mod tests {
         let mut moment = Mono::from_secs(1);
         while health.health(moment) != Health::Dead {
             health.failed(moment, Fault::Unreachable);
-            let Admit::Wait(until) = health.admit(moment) else { panic!() };
+            let Admit::Wait(until) = health.admit(moment) else {
+                panic!()
+            };
             moment = until;
         }
         let (now, later) = (moment.since_start().as_secs(), Mono::from_secs(90));
@@ -349,6 +397,9 @@ mod tests {
         let mut again = restored(restarted, kept, None);
         let (told, failing_for) = again.news(later).unwrap();
         assert_eq!(told, Health::Dead);
-        assert!(failing_for >= BackoffPolicy::RELAY.dead_after, "{failing_for:?}");
+        assert!(
+            failing_for >= BackoffPolicy::RELAY.dead_after,
+            "{failing_for:?}"
+        );
     }
 }

@@ -113,8 +113,9 @@ impl RelayHistory {
             self.pace = Pace::new(profile.pace);
             self.pace.pause_until(paused.unwrap_or(Mono::ZERO));
         }
-        let retained_bytes =
-            profile.retained_bytes.min(self.kept.retained_bytes.unwrap_or(usize::MAX));
+        let retained_bytes = profile
+            .retained_bytes
+            .min(self.kept.retained_bytes.unwrap_or(usize::MAX));
         self.ledger = SlotLedger::new(retained_bytes, facts.max_subscriptions);
         self.profile = profile;
         self.health.connected(now);
@@ -130,7 +131,10 @@ impl RelayHistory {
 
     pub(super) fn begin_pass(&mut self, now: Timestamp, kind: PassKind) {
         let interrupted_before = self.kept.interrupted;
-        self.pass = HistoryPass { interrupted_before, ..HistoryPass::begin(now, kind) };
+        self.pass = HistoryPass {
+            interrupted_before,
+            ..HistoryPass::begin(now, kind)
+        };
         self.recheck_at = None;
         self.health.pass_began();
     }
@@ -156,7 +160,11 @@ impl RelayHistory {
     /// Returns the record of the relay.
     pub(super) fn record(&self, now: Now, link: &Link) -> RelayRecord {
         let mut proofs = ProofSet::with_capacity(MAX_PROOFS);
-        let counts = self.kept.proofs.iter().filter(|proof| proof.at >= self.pass.began);
+        let counts = self
+            .kept
+            .proofs
+            .iter()
+            .filter(|proof| proof.at >= self.pass.began);
         counts.for_each(|proof| proofs.add(*proof));
         let until = match (self.state.last_connected(), link) {
             (None, _) => self.pass.complete_until,
@@ -224,13 +232,26 @@ pub(super) struct HistoryPass {
 
 impl HistoryPass {
     fn begin(now: Timestamp, kind: PassKind) -> Self {
-        Self { kind, began: now, complete_until: now, is_over: false, interrupted_before: 0 }
+        Self {
+            kind,
+            began: now,
+            complete_until: now,
+            is_over: false,
+            interrupted_before: 0,
+        }
     }
 
     /// Returns the way in which its events are counted.
     pub(super) fn count_as(&self) -> CountAs {
         let is_daily = self.kind == PassKind::Daily && !self.is_over;
-        CountAs { path: if is_daily { SyncPath::Daily } else { SyncPath::CatchUp }, ..CountAs::NEW }
+        CountAs {
+            path: if is_daily {
+                SyncPath::Daily
+            } else {
+                SyncPath::CatchUp
+            },
+            ..CountAs::NEW
+        }
     }
 }
 
@@ -242,7 +263,14 @@ pub(super) fn choose_start(ctx: &mut Context<'_>) -> StartMode {
     let was_away =
         history.state.last_connected().is_some() && history.state.should_clear_state(unix);
     if history.pass.is_over && (is_due || was_away) {
-        history.begin_pass(unix, if is_due { PassKind::Daily } else { PassKind::Fresh });
+        history.begin_pass(
+            unix,
+            if is_due {
+                PassKind::Daily
+            } else {
+                PassKind::Fresh
+            },
+        );
         history.state.start_over(unix);
     }
     let kept = history.state.confirmed.clone();
@@ -262,20 +290,34 @@ pub(super) fn choose_start(ctx: &mut Context<'_>) -> StartMode {
 
 /// Continues an unfinished pass from what is confirmed, or else from what is proven on disk.
 fn continue_pass(ctx: &mut Context<'_>, kept: RelaySyncNeeds) -> StartMode {
-    let HistoryPass { began, complete_until, .. } = ctx.history.pass;
+    let HistoryPass {
+        began,
+        complete_until,
+        ..
+    } = ctx.history.pass;
     let known = if kept.is_empty() {
         let target = ctx.shared.index.target(ctx.relay).unwrap_or_default();
         ctx.history.kept.proofs.proven_items(&target, began)
     } else {
-        Some(ProvenItems { items: kept, until: complete_until, at: began })
+        Some(ProvenItems {
+            items: kept,
+            until: complete_until,
+            at: began,
+        })
     };
     let Some(ProvenItems { items, until, at }) = known else {
         ctx.history.pass.complete_until = ctx.now.unix;
         return StartMode::Fresh;
     };
-    ctx.history.pass = HistoryPass { began: at, complete_until: until, ..ctx.history.pass };
+    ctx.history.pass = HistoryPass {
+        began: at,
+        complete_until: until,
+        ..ctx.history.pass
+    };
     ctx.history.state.confirm(items);
-    StartMode::Continue { since: until - CONFIRMED_RETENTION }
+    StartMode::Continue {
+        since: until - CONFIRMED_RETENTION,
+    }
 }
 
 /// Shortest time between two comparisons that follow a catch-up: some relays end every connection after a minute.
@@ -346,13 +388,22 @@ pub(super) struct CountAs {
 
 impl CountAs {
     /// Events of a live subscription.
-    pub(super) const LIVE: Self = Self { path: SyncPath::Live, gaps_until: None };
+    pub(super) const LIVE: Self = Self {
+        path: SyncPath::Live,
+        gaps_until: None,
+    };
     /// Events that were not subscribed to before.
-    pub(super) const NEW: Self = Self { path: SyncPath::CatchUp, gaps_until: None };
+    pub(super) const NEW: Self = Self {
+        path: SyncPath::CatchUp,
+        gaps_until: None,
+    };
 
     /// Counts events signed before `until` as gaps.
     pub(super) fn with_gaps_until(self, until: Timestamp) -> Self {
-        Self { gaps_until: Some(until), ..self }
+        Self {
+            gaps_until: Some(until),
+            ..self
+        }
     }
 }
 
@@ -377,7 +428,9 @@ impl ListeningTimes {
         current: Option<Timestamp>,
         at: Timestamp,
     ) -> bool {
-        let Some(until) = count_as.gaps_until else { return false };
+        let Some(until) = count_as.gaps_until else {
+            return false;
+        };
         let current = current.map(|from| (from, until));
         let mut periods = self.0.iter().copied().chain(current);
         periods.any(|(from, until)| from <= at && at + LIVE_DELAY <= until)
@@ -389,22 +442,37 @@ mod tests {
     use super::*;
 
     const HOUR: u64 = 3_600;
-    const BOUNDS: (Duration, Duration) =
-        (Duration::from_secs(23 * HOUR), Duration::from_secs(25 * HOUR));
+    const BOUNDS: (Duration, Duration) = (
+        Duration::from_secs(23 * HOUR),
+        Duration::from_secs(25 * HOUR),
+    );
 
     fn at(secs: u64) -> Now {
-        Now::new(Mono::from_secs(secs), Timestamp::from_secs(1_700_000_000 + secs))
+        Now::new(
+            Mono::from_secs(secs),
+            Timestamp::from_secs(1_700_000_000 + secs),
+        )
     }
 
     #[test]
     fn the_pass_comes_after_23_to_25_hours_and_not_always_the_same() {
         let mut rng = Rng::seeded(1);
-        let waits: Vec<_> = (0..200).map(|_| daily_pass(at(0), None, BOUNDS, &mut rng)).collect();
+        let waits: Vec<_> = (0..200)
+            .map(|_| daily_pass(at(0), None, BOUNDS, &mut rng))
+            .collect();
         assert!(
-            waits.iter().all(|due| (23 * HOUR..25 * HOUR).contains(&due.since_start().as_secs()))
+            waits
+                .iter()
+                .all(|due| (23 * HOUR..25 * HOUR).contains(&due.since_start().as_secs()))
         );
-        let halves = waits.iter().filter(|due| **due < Mono::from_secs(24 * HOUR)).count();
-        assert!((50..150).contains(&halves), "{halves} of 200 before 24 hours");
+        let halves = waits
+            .iter()
+            .filter(|due| **due < Mono::from_secs(24 * HOUR))
+            .count();
+        assert!(
+            (50..150).contains(&halves),
+            "{halves} of 200 before 24 hours"
+        );
     }
 
     #[test]
@@ -446,7 +514,10 @@ mod tests {
         let mut history =
             RelayHistory::new(now, &config, &mut Rng::seeded(1), false, (&relay, None));
         history.pace.refused(now.mono);
-        let strfry = RelayFacts { software: Some("strfry".into()), ..RelayFacts::default() };
+        let strfry = RelayFacts {
+            software: Some("strfry".into()),
+            ..RelayFacts::default()
+        };
         history.connected(now.mono, &strfry, &config);
         assert!(history.pace.is_paused(now.mono));
         assert!(!history.pace.is_paused(now.mono + Duration::from_secs(65)));
@@ -463,8 +534,14 @@ mod tests {
         let count_as = CountAs::NEW.with_gaps_until(signed(5_000));
         let is_gap = |secs| listening_times.is_gap(count_as, Some(signed(4_000)), signed(secs));
         assert!(is_gap(1_000) && is_gap(1_880) && is_gap(4_500));
-        assert!(!is_gap(999) && !is_gap(1_881), "before it, and too late to arrive");
-        assert!(!is_gap(3_000) && !is_gap(4_900), "not subscribed, and still in transit");
+        assert!(
+            !is_gap(999) && !is_gap(1_881),
+            "before it, and too late to arrive"
+        );
+        assert!(
+            !is_gap(3_000) && !is_gap(4_900),
+            "not subscribed, and still in transit"
+        );
         assert!(!listening_times.is_gap(CountAs::NEW, Some(signed(4_000)), signed(1_500)));
     }
 

@@ -56,7 +56,11 @@ impl SyncEngine {
                 })
             }
             Some(InventoryRequest::Missing(question)) => {
-                let found = items.unwrap_or_default().into_iter().map(|row| row.id).collect();
+                let found = items
+                    .unwrap_or_default()
+                    .into_iter()
+                    .map(|row| row.id)
+                    .collect();
                 self.found_missing(now, *question, found);
             }
             None => {}
@@ -93,12 +97,17 @@ impl SyncEngine {
         judged: Vec<Judged>,
     ) {
         // Jobs that waited for these events must learn that they are here before the rows count as judged.
-        let arrivals = self
-            .with_relay(now, relay, |link, ctx| link.session(conn)?.arrivals(ctx, sub, &judged));
+        let arrivals = self.with_relay(now, relay, |link, ctx| {
+            link.session(conn)?.arrivals(ctx, sub, &judged)
+        });
         let arrivals = arrivals.flatten().unwrap_or_default();
         if arrivals.is_empty() {
             // Its connection has ended; what it brought is stored all the same.
-            let unknown = Arrival { path: SyncPath::CatchUp, is_gap: false, filter: None };
+            let unknown = Arrival {
+                path: SyncPath::CatchUp,
+                is_gap: false,
+                filter: None,
+            };
             self.report_stored(now, relay, &vec![unknown; judged.len()], &judged);
         } else {
             self.report_stored(now, relay, &arrivals, &judged);
@@ -108,7 +117,9 @@ impl SyncEngine {
             if let Some(session) = link.session(conn) {
                 session.judged(ctx, sub, &judged, &arrivals);
             }
-            let forged = judged.iter().filter(|one| matches!(one.outcome, Outcome::Forged));
+            let forged = judged
+                .iter()
+                .filter(|one| matches!(one.outcome, Outcome::Forged));
             link.forged(ctx, conn, forged.count());
         });
     }
@@ -119,10 +130,19 @@ impl SyncEngine {
         for event in &stored {
             self.count_by_origin(Some(*event));
         }
-        let is_here =
-            |one: &&Judged| matches!(one.outcome, Outcome::Stored | Outcome::Held | Outcome::Known);
-        let here: Vec<EventId> = judged.iter().filter(is_here).map(|one| one.row.id).collect();
-        here.iter().for_each(|event| self.shared.rejected.accepted(*event));
+        let is_here = |one: &&Judged| {
+            matches!(
+                one.outcome,
+                Outcome::Stored | Outcome::Held | Outcome::Known
+            )
+        };
+        let here: Vec<EventId> = judged
+            .iter()
+            .filter(is_here)
+            .map(|one| one.row.id)
+            .collect();
+        here.iter()
+            .for_each(|event| self.shared.rejected.accepted(*event));
         self.events_arrived(now, &here);
         let arrived: Vec<_> = stored.into_iter().map(Dependency::Event).collect();
         self.release(now, &arrived);
@@ -142,7 +162,12 @@ impl SyncEngine {
             let event = one.row.id;
             match &one.outcome {
                 Outcome::Stored => {
-                    *counts.entry(Arrival { filter: None, ..*arrival }).or_default() += 1;
+                    *counts
+                        .entry(Arrival {
+                            filter: None,
+                            ..*arrival
+                        })
+                        .or_default() += 1;
                     origins.remove(&event);
                 }
                 // The first relay counts.
@@ -166,7 +191,8 @@ impl SyncEngine {
             Some((relay, arrival)) => self.report_new(&relay, arrival, 1),
             None => {
                 let from = Source::Direct;
-                self.out.push(Output::Report(Report::Stored { from, count: 1 }));
+                self.out
+                    .push(Output::Report(Report::Stored { from, count: 1 }));
             }
         }
     }
@@ -177,21 +203,32 @@ impl SyncEngine {
             known.history.health.seen.received += count as u64;
         }
         let Arrival { path, is_gap, .. } = arrival;
-        let from = Source::Relay { relay: relay.clone(), path };
-        self.out.push(Output::Report(Report::Stored { from, count }));
+        let from = Source::Relay {
+            relay: relay.clone(),
+            path,
+        };
+        self.out
+            .push(Output::Report(Report::Stored { from, count }));
         if is_gap {
             let relay = relay.clone();
-            self.out.push(Output::Report(Report::Gap { relay, path, count }));
+            self.out
+                .push(Output::Report(Report::Gap { relay, path, count }));
         }
     }
 
     /// Remembers refused events, and releases those that waited for what is here.
     fn remember(&mut self, now: Now, relay: &RelayUrl, judged: &[Judged], arrivals: &[Arrival]) {
-        let filters = arrivals.iter().map(|one| one.filter).chain(std::iter::repeat(None));
+        let filters = arrivals
+            .iter()
+            .map(|one| one.filter)
+            .chain(std::iter::repeat(None));
         let mut again: Vec<Arc<Event>> = Vec::new();
         for (one, filter) in judged.iter().zip(filters) {
             match &one.outcome {
-                Outcome::Forged | Outcome::Refused { retry: Retry::Soon, .. } => {}
+                Outcome::Forged
+                | Outcome::Refused {
+                    retry: Retry::Soon, ..
+                } => {}
                 Outcome::Refused { event, .. } => {
                     let (rejected, event) = (&mut self.shared.rejected, event.clone());
                     again.extend(rejected.refused(now.mono, relay, filter, one.row, event));
@@ -222,7 +259,9 @@ impl SyncEngine {
         for url in wanting.map(|(url, _)| url.clone()).collect::<Vec<_>>() {
             self.with_relay(now, &url, |link, ctx| {
                 if let Link::Up(session) = link {
-                    events.iter().for_each(|event| session.event_arrived(ctx, *event));
+                    events
+                        .iter()
+                        .for_each(|event| session.event_arrived(ctx, *event));
                 }
             });
         }
@@ -249,6 +288,8 @@ impl SyncEngine {
 }
 
 fn stored(judged: &[Judged]) -> Vec<EventId> {
-    let stored = judged.iter().filter(|one| matches!(one.outcome, Outcome::Stored));
+    let stored = judged
+        .iter()
+        .filter(|one| matches!(one.outcome, Outcome::Stored));
     stored.map(|one| one.row.id).collect()
 }

@@ -21,7 +21,10 @@ use crate::limits::Refusal;
 
 /// An input of the engine.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub enum Input {
     /// The local relay has accepted an event, or dropped something.
     Accepted(Accepted),
@@ -40,13 +43,26 @@ pub enum Input {
         facts: RelayFacts,
     },
     /// A requested connection failed.
-    ConnectFailed { relay: RelayUrl, conn: ConnId, why: Fault },
+    ConnectFailed {
+        relay: RelayUrl,
+        conn: ConnId,
+        why: Fault,
+    },
     /// A connection is lost. Not sent for one that the engine itself has ended.
     Disconnected { relay: RelayUrl, conn: ConnId },
     /// A relay sent a message.
-    Heard { relay: RelayUrl, conn: ConnId, said: Said },
+    Heard {
+        relay: RelayUrl,
+        conn: ConnId,
+        said: Said,
+    },
     /// The local relay has judged delivered events. Every row of [`Said::Delivered`] comes back in one of these.
-    Ingested { relay: RelayUrl, conn: ConnId, sub: SubId, judged: Vec<Judged> },
+    Ingested {
+        relay: RelayUrl,
+        conn: ConnId,
+        sub: SubId,
+        judged: Vec<Judged>,
+    },
     /// The local relay has judged events that it was offered again.
     Reoffered { judged: Vec<Judged> },
     /// The inventory of the local relay, in any order.
@@ -76,7 +92,10 @@ pub struct Accepted {
 /// Events themselves are not part of it: the driver's workers parse them, match them with their subscription and
 /// verify them. The engine only learns that they came, and at once, so that an EOSE cannot overtake them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub enum Said {
     /// Events that match the subscription. Not verified yet: these rows move cursors and nothing else.
     Delivered {
@@ -139,7 +158,11 @@ impl Places {
     /// Returns the filters that match the event.
     pub fn of(filters: &[Filter], event: &Event) -> Self {
         let options = MatchEventOptions::default();
-        Self::from_iter(filters.iter().map(|filter| filter.match_event(event, options)))
+        Self::from_iter(
+            filters
+                .iter()
+                .map(|filter| filter.match_event(event, options)),
+        )
     }
 
     /// Returns whether no filter matches.
@@ -157,7 +180,9 @@ impl FromIterator<bool> for Places {
     /// Builds the set from whether each filter matches, in order.
     fn from_iter<I: IntoIterator<Item = bool>>(matches: I) -> Self {
         let bits = matches.into_iter().take(Self::MAX).enumerate();
-        Self(bits.fold(0, |places, (place, is_match)| places | u32::from(is_match) << place))
+        Self(bits.fold(0, |places, (place, is_match)| {
+            places | u32::from(is_match) << place
+        }))
     }
 }
 
@@ -228,7 +253,10 @@ pub struct InventoryFailed;
 
 /// Something to be done. Never blocks: the result comes back as an [`Input`].
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub enum Output {
     /// Fetch the relay's NIP-11 document, then open a websocket, unless it is a private service (GRASP-08).
     Connect {
@@ -238,10 +266,7 @@ pub enum Output {
         configured: bool,
     },
     /// End a connection, or an attempt.
-    Disconnect {
-        relay: RelayUrl,
-        conn: ConnId,
-    },
+    Disconnect { relay: RelayUrl, conn: ConnId },
     Send {
         relay: RelayUrl,
         conn: ConnId,
@@ -265,7 +290,10 @@ pub enum Output {
 
 /// One frame to a relay.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub enum Frame {
     /// REQ.
     Subscribe {
@@ -299,7 +327,10 @@ impl Frame {
     /// Returns the request that it makes, if any.
     pub(super) fn request(&self) -> Option<Request> {
         match self {
-            Self::Subscribe { path: SyncPath::Live, .. } => Some(Request::Live),
+            Self::Subscribe {
+                path: SyncPath::Live,
+                ..
+            } => Some(Request::Live),
             Self::Subscribe { filters, .. } => match filters.iter().any(|one| one.ids.is_some()) {
                 true => Some(Request::Ids),
                 false => Some(Request::Page),
@@ -375,7 +406,10 @@ impl Ids {
 
 /// An occurrence for the log, a metric or the status page.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 #[non_exhaustive]
 pub enum Report {
     /// A relay has become a target.
@@ -383,7 +417,10 @@ pub enum Report {
     /// A relay is no longer a target.
     Retired { relay: RelayUrl },
     /// The status of a connection has changed.
-    Status { relay: RelayUrl, status: ConnectionStatus },
+    Status {
+        relay: RelayUrl,
+        status: ConnectionStatus,
+    },
     /// The health of a relay has changed.
     Health {
         relay: RelayUrl,
@@ -392,7 +429,11 @@ pub enum Report {
         failing_for: Duration,
     },
     /// An attempt to connect failed.
-    ConnectFailed { relay: RelayUrl, why: Fault, failure: Failure },
+    ConnectFailed {
+        relay: RelayUrl,
+        why: Fault,
+        failure: Failure,
+    },
     /// New events were stored.
     Stored { from: Source, count: usize },
     /// Events turned up that an open live subscription should have brought.
@@ -411,7 +452,10 @@ pub enum Report {
     },
     /// The reliability of a relay so far. Reported when it is followed again, when a connection ends, and after each
     /// full pass.
-    Reliability { relay: RelayUrl, seen: PeerReliability },
+    Reliability {
+        relay: RelayUrl,
+        seen: PeerReliability,
+    },
     /// A relay gave all it has for a batch of repositories and roots.
     BatchConfirmed {
         relay: RelayUrl,
@@ -490,7 +534,10 @@ pub enum Request {
 
 /// The source of stored events.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+#[allow(
+    missing_docs,
+    reason = "fields are documented where the name does not say it all"
+)]
 pub enum Source {
     /// A client of the local relay.
     Direct,

@@ -120,8 +120,10 @@ pub(super) const MAX_ROOM_REFUSALS: u32 = 4;
 /// compares so little is paged through quickly.
 pub(super) const MAX_TIME_SPLITS: u32 = 8;
 /// The backoff of jobs and live requests after refusals and losses: 65 seconds, doubling to an hour.
-pub(super) const REQUEST_BACKOFF: BackoffPolicy =
-    BackoffPolicy { first: RETRY_DELAY, ..BackoffPolicy::RELAY };
+pub(super) const REQUEST_BACKOFF: BackoffPolicy = BackoffPolicy {
+    first: RETRY_DELAY,
+    ..BackoffPolicy::RELAY
+};
 /// Rows of one page, as a multiple of its limit, above which a relay is flooding.
 const FLOOD_FACTOR: usize = 8;
 /// Rows of a page that may be full, from a relay that does not advertise its limit.
@@ -189,7 +191,11 @@ impl Job {
     pub(super) fn part(&self, filter: Filter) -> Self {
         let (splits, original) = (self.splits + 1, Some(self.original_hash()));
         let part = Self::new(CompactFilter::new(filter, None), self.began);
-        Self { splits, original, ..part }
+        Self {
+            splits,
+            original,
+            ..part
+        }
     }
 
     /// Returns the hash of the filter that this job began with: refused events are remembered for it.
@@ -207,7 +213,10 @@ impl Job {
 
     /// Returns the ends of the window, if it has any.
     pub(super) fn window(&self) -> (Option<Timestamp>, Option<Timestamp>) {
-        (self.compact.without_ids.since, self.compact.without_ids.until)
+        (
+            self.compact.without_ids.since,
+            self.compact.without_ids.until,
+        )
     }
 
     /// Decides on the next step after its page or session was refused.
@@ -269,7 +278,11 @@ impl Job {
             return JobStep::FallBackToFilters;
         }
         self.failures = self.failures.saturating_add(1);
-        let method = if self.pager.is_some() { Method::Page } else { Method::Reconcile };
+        let method = if self.pager.is_some() {
+            Method::Page
+        } else {
+            Method::Reconcile
+        };
         JobStep::BackOff(REQUEST_BACKOFF.delay_after(self.failures), method)
     }
 
@@ -283,20 +296,30 @@ impl Job {
     pub(super) fn next_page(&mut self, limit: usize) -> Option<Filter> {
         let (since, until) = self.window();
         let pager = self.pager.get_or_insert_with(|| {
-            Box::new(Pager::new(PagerConfig { limit, since, ..PagerConfig::default() }))
+            Box::new(Pager::new(PagerConfig {
+                limit,
+                since,
+                ..PagerConfig::default()
+            }))
         });
         let Next::Ask(page) = pager.next() else {
             self.pager = None;
             return None;
         };
         let until = until.into_iter().chain(page.until).min();
-        Some(Filter { until, limit: Some(page.limit), ..self.filter() })
+        Some(Filter {
+            until,
+            limit: Some(page.limit),
+            ..self.filter()
+        })
     }
 
     /// Adds rows of a page; returns `false` if there are too many.
     #[must_use]
     pub(super) fn delivered(&mut self, new: impl Iterator<Item = Row>, limit: usize) -> bool {
-        let JobPhase::Paging { sub, rows } = &mut self.phase else { return true };
+        let JobPhase::Paging { sub, rows } = &mut self.phase else {
+            return true;
+        };
         self.unjudged.insert(*sub);
         rows.extend(new);
         rows.len() <= limit.saturating_mul(FLOOD_FACTOR)
@@ -354,7 +377,11 @@ impl Job {
 
     /// Returns the seconds that held more events than the relay showed.
     fn gap_seconds(&self) -> Vec<Timestamp> {
-        self.pager.iter().flat_map(|pager| pager.gaps()).copied().collect()
+        self.pager
+            .iter()
+            .flat_map(|pager| pager.gaps())
+            .copied()
+            .collect()
     }
 
     /// Notes that it is sent again after authenticating; returns whether it was before.
@@ -369,7 +396,11 @@ impl Job {
 
     /// Reads a message of the session; returns how the session ends, once it does. A message out of turn is ignored.
     pub(super) fn receive(&mut self, message: &[u8]) -> Option<ReconcileStep> {
-        let JobPhase::Comparing { reconciliation, outgoing: outgoing @ None, .. } = &mut self.phase
+        let JobPhase::Comparing {
+            reconciliation,
+            outgoing: outgoing @ None,
+            ..
+        } = &mut self.phase
         else {
             return None;
         };
@@ -384,7 +415,9 @@ impl Job {
 
     /// Takes the NIP-77 message that is ready to be sent.
     pub(super) fn take_neg_message(&mut self) -> Option<(SubId, Vec<u8>)> {
-        let JobPhase::Comparing { sub, outgoing, .. } = &mut self.phase else { return None };
+        let JobPhase::Comparing { sub, outgoing, .. } = &mut self.phase else {
+            return None;
+        };
         Some((*sub, outgoing.take()?))
     }
 
@@ -396,7 +429,11 @@ impl Job {
             self.offered += usize::from(is_queued);
             self.missed += usize::from(result == WantResult::QueuedAfterFailure);
         }
-        if self.delivers_too_little() { JobStep::SwitchToPages } else { JobStep::Check }
+        if self.delivers_too_little() {
+            JobStep::SwitchToPages
+        } else {
+            JobStep::Check
+        }
     }
 
     /// Waits for an event if it will be requested; returns whether it will.
@@ -471,7 +508,13 @@ impl Job {
 
     /// Returns whether a NIP-77 message is ready to be sent.
     pub(super) fn has_neg_message(&self) -> bool {
-        matches!(&self.phase, JobPhase::Comparing { outgoing: Some(_), .. })
+        matches!(
+            &self.phase,
+            JobPhase::Comparing {
+                outgoing: Some(_),
+                ..
+            }
+        )
     }
 
     /// Returns the subscription or session that is open for it.
@@ -509,11 +552,17 @@ mod tests {
     }
 
     fn row(at: u64, n: u8) -> Row {
-        Row { at: Timestamp::from_secs(at), id: EventId::from_byte_array([n; 32]) }
+        Row {
+            at: Timestamp::from_secs(at),
+            id: EventId::from_byte_array([n; 32]),
+        }
     }
 
     fn page(job: &mut Job, rows: &[Row]) -> JobStep {
-        job.phase = JobPhase::Paging { sub: Ids::default().next(SubId), rows: Vec::new() };
+        job.phase = JobPhase::Paging {
+            sub: Ids::default().next(SubId),
+            rows: Vec::new(),
+        };
         assert!(job.delivered(rows.iter().copied(), 500));
         job.page_ended(None, 500)
     }
@@ -523,10 +572,16 @@ mod tests {
         let filter = build_announcement_filter(Some(Timestamp::from_secs(5)));
         let mut job = job_for(filter.until(Timestamp::from_secs(50)));
         let first = job.next_page(100).unwrap();
-        assert_eq!((first.until, first.limit), (Some(Timestamp::from_secs(50)), Some(100)));
+        assert_eq!(
+            (first.until, first.limit),
+            (Some(Timestamp::from_secs(50)), Some(100))
+        );
         let _ = page(&mut job, &[row(30, 1), row(20, 2)]);
         let second = job.next_page(100).unwrap();
-        assert_eq!((second.since, second.until), (first.since, Some(Timestamp::from_secs(20))));
+        assert_eq!(
+            (second.since, second.until),
+            (first.since, Some(Timestamp::from_secs(20)))
+        );
     }
 
     #[test]
@@ -535,7 +590,10 @@ mod tests {
         let _ = job.next_page(100);
         let _ = page(&mut job, &[row(30, 1)]);
         let sub = Ids::default().next(SubId);
-        job.phase = JobPhase::Paging { sub, rows: Vec::new() };
+        job.phase = JobPhase::Paging {
+            sub,
+            rows: Vec::new(),
+        };
         let step = job.page_ended(Some(EoseHint::Finish), 500);
         assert!(matches!(step, JobStep::FillGaps(gaps) if gaps.is_empty()));
         assert!(!job.is_complete());
@@ -556,7 +614,10 @@ mod tests {
     fn a_page_without_end_is_a_flood() {
         let mut job = job();
         let _ = job.next_page(100);
-        job.phase = JobPhase::Paging { sub: Ids::default().next(SubId), rows: Vec::new() };
+        job.phase = JobPhase::Paging {
+            sub: Ids::default().next(SubId),
+            rows: Vec::new(),
+        };
         assert!(job.delivered([row(1, 1); 800].into_iter(), 100));
         assert!(!job.delivered([row(1, 1); 1].into_iter(), 100));
     }

@@ -17,7 +17,10 @@ const MIN_IDS_PER_FETCH: usize = 10;
 impl Session {
     pub(super) fn ids_ended(&mut self, ctx: &mut Context<'_>, sub: SubId) {
         self.subs.close(ctx, sub);
-        let IdsEnded { missed, truncated_at } = ctx.history.wants.ended(ctx.now.mono, sub);
+        let IdsEnded {
+            missed,
+            truncated_at,
+        } = ctx.history.wants.ended(ctx.now.mono, sub);
         self.ids_per_fetch = self.ids_per_fetch.min(truncated_at.unwrap_or(usize::MAX));
         self.missed(ctx, missed);
     }
@@ -91,12 +94,22 @@ impl Session {
                 SubKind::Pages(jobs) => jobs.first().filter(|_| jobs.len() == 1).copied(),
                 SubKind::Ids => ctx.history.wants.job_waiting_for(one.row.id),
             };
-            let filter = job.and_then(|id| self.backlog.get(id)).map(Job::original_hash);
+            let filter = job
+                .and_then(|id| self.backlog.get(id))
+                .map(Job::original_hash);
             let by_id = kind == SubKind::Ids;
-            let count_as = if by_id { self.backlog.count_as(job.as_slice()) } else { count_as };
+            let count_as = if by_id {
+                self.backlog.count_as(job.as_slice())
+            } else {
+                count_as
+            };
             let times = &ctx.history.listening_times;
             let is_gap = times.is_gap(count_as, self.listening_since, one.row.at);
-            Arrival { path: count_as.path, is_gap, filter: filter.or(live_filter) }
+            Arrival {
+                path: count_as.path,
+                is_gap,
+                filter: filter.or(live_filter),
+            }
         };
         Some(judged.iter().map(arrival).collect())
     }
@@ -110,7 +123,11 @@ impl Session {
         arrivals: &[Arrival],
     ) {
         let index = &ctx.shared.index;
-        if self.full_sync.as_mut().is_some_and(|one| !one.count(index, judged, arrivals)) {
+        if self
+            .full_sync
+            .as_mut()
+            .is_some_and(|one| !one.count(index, judged, arrivals))
+        {
             self.fall_back_to_filters(ctx);
         }
         self.give_up_forged(ctx, judged);
@@ -136,7 +153,10 @@ impl Session {
     /// Gives up events that this relay forged: a relay that has the genuine event will offer it.
     fn give_up_forged(&mut self, ctx: &mut Context<'_>, judged: &[Judged]) {
         let now = ctx.mono();
-        for one in judged.iter().filter(|one| matches!(one.outcome, Outcome::Forged)) {
+        for one in judged
+            .iter()
+            .filter(|one| matches!(one.outcome, Outcome::Forged))
+        {
             let waiting = ctx.history.wants.forged(now, one.row.id);
             self.backlog.event_resolved(ctx, waiting, false);
         }
@@ -146,9 +166,15 @@ impl Session {
     /// event belongs to, so all of them wait for it.
     fn retry_failed(&mut self, ctx: &mut Context<'_>, judged: &[Judged], jobs: &[JobId]) {
         let now = ctx.mono();
-        if judged.iter().any(|one| matches!(one.outcome, Outcome::Forged)) {
+        if judged
+            .iter()
+            .any(|one| matches!(one.outcome, Outcome::Forged))
+        {
             for id in jobs {
-                self.backlog.get_mut(*id).into_iter().for_each(|job| job.is_partial = true);
+                self.backlog
+                    .get_mut(*id)
+                    .into_iter()
+                    .for_each(|job| job.is_partial = true);
             }
         }
         for one in judged.iter().filter(|one| one.outcome.is_worth_retrying()) {
@@ -156,7 +182,9 @@ impl Session {
             let mut is_wanted =
                 jobs.is_empty() && wants.want(now, one.row.id, None) != WantResult::GivenUp;
             for id in jobs {
-                let Some(job) = self.backlog.get_mut(*id) else { continue };
+                let Some(job) = self.backlog.get_mut(*id) else {
+                    continue;
+                };
                 is_wanted |= job.wants_again(wants.want(now, one.row.id, Some(*id)));
             }
             if is_wanted {
@@ -187,7 +215,9 @@ impl Outcome {
     /// Returns whether fetching the event again may help.
     pub(super) fn is_worth_retrying(&self) -> bool {
         match self {
-            Self::Refused { retry: Retry::Soon, .. } => true,
+            Self::Refused {
+                retry: Retry::Soon, ..
+            } => true,
             Self::Stored | Self::Held | Self::Known | Self::Forged | Self::Refused { .. } => false,
         }
     }

@@ -114,12 +114,18 @@ impl LiveRequest {
     fn wire(&mut self, refuses_limit_zero: bool) -> Vec<Filter> {
         self.uses_limit_zero = !refuses_limit_zero;
         let limit = usize::from(refuses_limit_zero);
-        self.filters.iter().map(|compact| compact.filter().limit(limit)).collect()
+        self.filters
+            .iter()
+            .map(|compact| compact.filter().limit(limit))
+            .collect()
     }
 
     /// Returns the filters for stored events, from `since` on if given.
     fn stored_filters(&self, since: Option<Timestamp>) -> Vec<Filter> {
-        let stored = |compact: &CompactFilter| Filter { since, ..compact.filter() };
+        let stored = |compact: &CompactFilter| Filter {
+            since,
+            ..compact.filter()
+        };
         self.filters.iter().map(stored).collect()
     }
 
@@ -151,7 +157,10 @@ impl LiveRequest {
                     0 => self.failures = 1,
                     _ => {
                         let until = now + OVERFLOW_PAUSE;
-                        self.phase = LivePhase::Overflowed { until, compare_at: now };
+                        self.phase = LivePhase::Overflowed {
+                            until,
+                            compare_at: now,
+                        };
                     }
                 }
             }
@@ -164,8 +173,10 @@ impl LiveRequest {
     fn interrupt(&mut self, phase: LivePhase) {
         if matches!(self.phase, LivePhase::Open(_)) {
             let delivered_until = self.delivered_until - CONFIRMED_RETENTION;
-            self.missed_since =
-                Some(self.missed_since.map_or(delivered_until, |since| since.min(delivered_until)));
+            self.missed_since = Some(
+                self.missed_since
+                    .map_or(delivered_until, |since| since.min(delivered_until)),
+            );
         }
         self.phase = phase;
     }
@@ -181,7 +192,9 @@ impl LiveRequest {
     /// Backs off after another loss, longer each time.
     fn back_off(&mut self, now: Mono) {
         self.failures = self.failures.saturating_add(1);
-        self.interrupt(LivePhase::BackingOff(now + REQUEST_BACKOFF.delay_after(self.failures)));
+        self.interrupt(LivePhase::BackingOff(
+            now + REQUEST_BACKOFF.delay_after(self.failures),
+        ));
     }
 
     /// Returns the time up to which no event is missing.
@@ -256,14 +269,21 @@ impl LiveSet {
 
     /// Splits a request in two, because one of its filters is refused. A request with one filter stays as it is.
     fn halve(&mut self, ids: &mut Ids, id: LiveId) {
-        let Some(request) = self.requests.get_mut(&id).filter(|request| request.filters.len() > 1)
+        let Some(request) = self
+            .requests
+            .get_mut(&id)
+            .filter(|request| request.filters.len() > 1)
         else {
             return;
         };
         let second_half = request.filters.split_off(request.filters.len() / 2);
         request.bytes /= 2;
         request.interrupt(LivePhase::Queued);
-        let other = LiveRequest { filters: second_half, uses_limit_zero: false, ..request.clone() };
+        let other = LiveRequest {
+            filters: second_half,
+            uses_limit_zero: false,
+            ..request.clone()
+        };
         self.requests.insert(ids.next(LiveId), other);
     }
 
@@ -295,7 +315,10 @@ impl LiveSet {
 
     /// Marks queued requests as having missed events from now on: a subscription that covered them is closed.
     fn mark_missed(&mut self, now: Timestamp) {
-        let queued = self.requests.values_mut().filter(|one| one.phase == LivePhase::Queued);
+        let queued = self
+            .requests
+            .values_mut()
+            .filter(|one| one.phase == LivePhase::Queued);
         queued.for_each(|one| _ = one.missed_since.get_or_insert(now - CONFIRMED_RETENTION));
     }
 
@@ -337,7 +360,9 @@ impl LiveSet {
     /// Polls a request instead of subscribing to it.
     fn poll(&mut self, now: Mono, id: LiveId) {
         if let Some(request) = self.requests.get_mut(&id) {
-            request.missed_since.get_or_insert(request.delivered_until - CONFIRMED_RETENTION);
+            request
+                .missed_since
+                .get_or_insert(request.delivered_until - CONFIRMED_RETENTION);
             request.interrupt(LivePhase::Polled(now + POLL_EVERY));
         }
     }
@@ -429,15 +454,36 @@ mod tests {
             (Refusal::Policy, LiveStep::Suspend),
         ] {
             let mut request = request.clone();
-            assert_eq!(request.refused(now, refusal, Duration::ZERO), step, "{refusal:?}");
+            assert_eq!(
+                request.refused(now, refusal, Duration::ZERO),
+                step,
+                "{refusal:?}"
+            );
             assert_eq!(request.phase, LivePhase::Queued, "{refusal:?}");
             assert_eq!(request.missed_since, Some(NOW - CONFIRMED_RETENTION));
         }
-        assert_eq!(request.clone().refused(now, Refusal::Unknown, SUSPENDED_FOR), LiveStep::Wait);
-        assert_eq!(request.refused(now, Refusal::LiveOverflow, SUSPENDED_FOR), LiveStep::Wait);
-        assert_eq!((request.phase, request.has_dropped), (LivePhase::Queued, true));
-        assert_eq!(request.refused(now, Refusal::LiveOverflow, Duration::ZERO), LiveStep::Wait);
-        let paused = LivePhase::Overflowed { until: now + OVERFLOW_PAUSE, compare_at: now };
+        assert_eq!(
+            request
+                .clone()
+                .refused(now, Refusal::Unknown, SUSPENDED_FOR),
+            LiveStep::Wait
+        );
+        assert_eq!(
+            request.refused(now, Refusal::LiveOverflow, SUSPENDED_FOR),
+            LiveStep::Wait
+        );
+        assert_eq!(
+            (request.phase, request.has_dropped),
+            (LivePhase::Queued, true)
+        );
+        assert_eq!(
+            request.refused(now, Refusal::LiveOverflow, Duration::ZERO),
+            LiveStep::Wait
+        );
+        let paused = LivePhase::Overflowed {
+            until: now + OVERFLOW_PAUSE,
+            compare_at: now,
+        };
         assert_eq!(request.phase, paused, "it cannot keep up");
         request.layer = Layer::All;
         let step = request.refused(now, Refusal::Unknown, SUSPENDED_FOR);
@@ -449,7 +495,13 @@ mod tests {
         let (mut live, mut ids) = live_set(12);
         assert_eq!(live.requests.len(), 2, "ten filters and two");
         let announcements = vec![build_announcement_filter(None)];
-        live.add(&mut ids, NOW, announcements, None, &RequestBudget::default());
+        live.add(
+            &mut ids,
+            NOW,
+            announcements,
+            None,
+            &RequestBudget::default(),
+        );
         assert_eq!((live.requests.len(), live.filters()), (3, 12));
     }
 
@@ -457,7 +509,10 @@ mod tests {
     fn a_refused_request_is_halved_down_to_single_filters() {
         let (mut live, mut ids) = live_set(8);
         let long = |live: &LiveSet| {
-            live.requests.iter().find(|(_, one)| one.filters.len() > 1).map(|(id, _)| *id)
+            live.requests
+                .iter()
+                .find(|(_, one)| one.filters.len() > 1)
+                .map(|(id, _)| *id)
         };
         while let Some(id) = long(&live) {
             live.halve(&mut ids, id);

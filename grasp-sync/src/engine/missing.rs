@@ -43,7 +43,9 @@ pub(super) enum Attribution {
 impl Question {
     fn filter(&self) -> Filter {
         let values = self.values.iter().map(|(_, value)| value);
-        Filter::new().ids(self.ids.iter().copied()).custom_tags(self.tag, values)
+        Filter::new()
+            .ids(self.ids.iter().copied())
+            .custom_tags(self.tag, values)
     }
 
     /// Evaluates the events that the local relay found.
@@ -54,7 +56,10 @@ impl Question {
         if self.values.last().is_some_and(|(last, _)| last == first) {
             return Attribution::Of(first.clone(), found);
         }
-        let middle = self.values.get(self.values.len() / 2).map_or(first, |(repo, _)| repo);
+        let middle = self
+            .values
+            .get(self.values.len() / 2)
+            .map_or(first, |(repo, _)| repo);
         // The values of a repository stay together, and neither half is empty.
         let cut = self.values.partition_point(|(repo, _)| repo < middle);
         let cut = match cut {
@@ -66,7 +71,13 @@ impl Question {
         let (relay, tag, is_uncounted) = (self.relay, self.tag, self.is_uncounted);
         let half = |values| {
             let (relay, ids) = (relay.clone(), found.clone());
-            Self { relay, tag, values, ids, is_uncounted }
+            Self {
+                relay,
+                tag,
+                values,
+                ids,
+                is_uncounted,
+            }
         };
         Attribution::Ask(vec![half(values), half(rest)])
     }
@@ -81,25 +92,39 @@ pub(super) fn questions(
     ids: BTreeSet<EventId>,
 ) -> Vec<Question> {
     let repo_of = |value: &String| match layer {
-        Layer::Roots => index.repos_of(&EventId::from_hex(value).ok()?.into()).next().cloned(),
+        Layer::Roots => index
+            .repos_of(&EventId::from_hex(value).ok()?.into())
+            .next()
+            .cloned(),
         _ => value.parse().ok(),
     };
     let with_repos = |values: &BTreeSet<String>| {
-        values.iter().filter_map(|value| Some((repo_of(value)?, value.clone()))).collect()
+        values
+            .iter()
+            .filter_map(|value| Some((repo_of(value)?, value.clone())))
+            .collect()
     };
     let by_tag: Vec<(SingleLetterTag, Vec<(RepoId, String)>)> = match layer {
         Layer::Announcements => Vec::new(),
         Layer::All => full_sync_values(index, relay).into(),
-        Layer::Repos | Layer::Roots => {
-            filter.generic_tags.iter().map(|(tag, values)| (*tag, with_repos(values))).collect()
-        }
+        Layer::Repos | Layer::Roots => filter
+            .generic_tags
+            .iter()
+            .map(|(tag, values)| (*tag, with_repos(values)))
+            .collect(),
     };
     let mut questions = Vec::new();
     for (tag, mut values) in by_tag {
         values.sort();
         questions.extend(values.chunks(MAX_VALUES).map(|values| {
             let (relay, values, ids) = (relay.clone(), values.to_vec(), ids.clone());
-            Question { relay, tag, values, ids, is_uncounted: layer == Layer::All }
+            Question {
+                relay,
+                tag,
+                values,
+                ids,
+                is_uncounted: layer == Layer::All,
+            }
         }));
     }
     questions
@@ -115,7 +140,12 @@ fn full_sync_values(
     let (mut repos, mut roots) = (Vec::new(), Vec::new());
     for (repo, needs) in index.repos().iter().filter(|(_, needs)| is_listed(needs)) {
         repos.push((repo.clone(), repo.to_string()));
-        roots.extend(needs.root_events.iter().map(|root| (repo.clone(), root.event().to_hex())));
+        roots.extend(
+            needs
+                .root_events
+                .iter()
+                .map(|root| (repo.clone(), root.event().to_hex())),
+        );
     }
     [
         (SingleLetterTag::LOWERCASE_A, repos),
@@ -131,7 +161,9 @@ pub(super) fn ask(shared: &mut EngineState, out: &mut Vec<Output>, questions: Ve
     for question in questions.into_iter().take(MAX_OPEN.saturating_sub(open)) {
         let request = shared.ids.next(InventoryId);
         let filter = Box::new(question.filter());
-        shared.inventories.insert(request, InventoryRequest::Missing(Box::new(question)));
+        shared
+            .inventories
+            .insert(request, InventoryRequest::Missing(Box::new(question)));
         out.push(Output::FetchInventory { request, filter });
     }
 }
@@ -151,8 +183,9 @@ mod tests {
         while let Some(question) = open.pop() {
             asked += 1;
             let is_in = |repo: &RepoId| question.values.iter().any(|(one, _)| one == repo);
-            let found =
-                owner.iter().filter(|(id, n)| question.ids.contains(id) && is_in(&repo(*n)));
+            let found = owner
+                .iter()
+                .filter(|(id, n)| question.ids.contains(id) && is_in(&repo(*n)));
             let found = found.map(|(id, _)| *id).collect();
             match question.answered(found) {
                 Attribution::Of(repo, found) => done.push((repo, found.len())),
@@ -166,7 +199,11 @@ mod tests {
     #[test]
     fn lacking_events_are_attributed_to_repositories() {
         let ids: Vec<_> = (0..9).map(|n| EventId::from_byte_array([n; 32])).collect();
-        let owner: Vec<_> = ids.iter().copied().zip([3, 3, 3, 77, 77, 42, 42, 42, 42]).collect();
+        let owner: Vec<_> = ids
+            .iter()
+            .copied()
+            .zip([3, 3, 3, 77, 77, 42, 42, 42, 42])
+            .collect();
         let question = |values: Vec<(RepoId, String)>| Question {
             relay: "wss://a.example".parse().unwrap(),
             tag: SingleLetterTag::LOWERCASE_A,

@@ -61,14 +61,27 @@ impl Reconciliation {
     ) -> Option<(Self, Vec<u8>)> {
         let mut storage = NegentropyStorageVector::new();
         for row in items {
-            storage.insert(row.at.as_secs(), Id::from_byte_array(*row.id.as_bytes())).ok()?;
+            storage
+                .insert(row.at.as_secs(), Id::from_byte_array(*row.id.as_bytes()))
+                .ok()?;
         }
         storage.seal().ok()?;
         let items = negentropy::NegentropyStorageBase::size(&storage).ok()?;
         let mut negentropy = Negentropy::owned(storage, frame).ok()?;
         let first = negentropy.initiate().ok()?;
-        let found = Comparison { items, ..Comparison::default() };
-        Some((Self { negentropy, rounds: 0, max_needed, found }, first))
+        let found = Comparison {
+            items,
+            ..Comparison::default()
+        };
+        Some((
+            Self {
+                negentropy,
+                rounds: 0,
+                max_needed,
+                found,
+            },
+            first,
+        ))
     }
 
     /// Returns the number of items that the session holds in memory.
@@ -84,7 +97,10 @@ impl Reconciliation {
             return ReconcileStep::Broken;
         }
         let (mut have, mut need) = (Vec::new(), Vec::new());
-        let Ok(next) = self.negentropy.reconcile_with_ids(message, &mut have, &mut need) else {
+        let Ok(next) = self
+            .negentropy
+            .reconcile_with_ids(message, &mut have, &mut need)
+        else {
             return ReconcileStep::Broken;
         };
         let found = &mut self.found;
@@ -121,13 +137,18 @@ mod tests {
             word = (word ^ (word >> 32)).wrapping_mul(0x94d0_49bb_1331_11eb);
             chunk.copy_from_slice(&word.to_be_bytes());
         }
-        Row { at: Timestamp::from_secs(u64::from(n / 3)), id: EventId::from_byte_array(id) }
+        Row {
+            at: Timestamp::from_secs(u64::from(n / 3)),
+            id: EventId::from_byte_array(id),
+        }
     }
 
     fn server(rows: &[Row], frame: u64) -> Negentropy<'static, NegentropyStorageVector> {
         let mut storage = NegentropyStorageVector::new();
         for row in rows {
-            storage.insert(row.at.as_secs(), Id::from_byte_array(*row.id.as_bytes())).unwrap();
+            storage
+                .insert(row.at.as_secs(), Id::from_byte_array(*row.id.as_bytes()))
+                .unwrap();
         }
         storage.seal().unwrap();
         Negentropy::owned(storage, frame).unwrap()
@@ -183,14 +204,19 @@ mod tests {
         let mut message = vec![0x61, 0, 0, 1];
         message.extend([7; 16]);
         let steps = (0..).map(|_| session.receive(&message));
-        let replies = steps.take_while(|step| matches!(step, ReconcileStep::Reply(_))).count();
+        let replies = steps
+            .take_while(|step| matches!(step, ReconcileStep::Reply(_)))
+            .count();
         assert_eq!(replies, MAX_ROUNDS as usize);
     }
 
     #[test]
     fn an_oversized_message_is_not_read() {
         let (mut session, _) = Reconciliation::open([], FRAME, MAX_NEEDED).unwrap();
-        assert_eq!(session.receive(&vec![0x61; MAX_MESSAGE + 1]), ReconcileStep::Broken);
+        assert_eq!(
+            session.receive(&vec![0x61; MAX_MESSAGE + 1]),
+            ReconcileStep::Broken
+        );
     }
 
     #[test]
@@ -202,16 +228,25 @@ mod tests {
             vec![0x61, 0xff],
             vec![0x61, 0, 0],
             // Fewer ids than counted; a prefix longer than an id; an unknown protocol mode.
-            vec![0x61, 0, 0, 2, 0x85, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f],
+            vec![
+                0x61, 0, 0, 2, 0x85, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f,
+            ],
             [vec![0x61, 0, 33], vec![0; 34]].concat(),
             vec![0x61, 0, 0, 3],
             vec![],
         ] {
             let (mut session, _) = Reconciliation::open(ours.clone(), FRAME, MAX_NEEDED).unwrap();
-            assert_eq!(session.receive(&message), ReconcileStep::Broken, "{message:?}");
+            assert_eq!(
+                session.receive(&message),
+                ReconcileStep::Broken,
+                "{message:?}"
+            );
         }
         let (mut session, _) = Reconciliation::open(ours, FRAME, MAX_NEEDED).unwrap();
-        let agrees = ReconcileStep::Done(Comparison { items: 10, ..Comparison::default() });
+        let agrees = ReconcileStep::Done(Comparison {
+            items: 10,
+            ..Comparison::default()
+        });
         assert_eq!(session.receive(&[0x61, 0, 0, 0]), agrees);
     }
 

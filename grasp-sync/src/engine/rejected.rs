@@ -39,11 +39,17 @@ pub(super) enum Dependency {
 impl Dependency {
     fn of(event: &Event) -> Vec<Self> {
         if event.kind == kinds::ANNOUNCEMENT || event.kind == kinds::STATE {
-            let name = event.tags.identifier().and_then(|d| Identifier::new(&d).ok());
+            let name = event
+                .tags
+                .identifier()
+                .and_then(|d| Identifier::new(&d).ok());
             return name.map(Self::Name).into_iter().collect();
         }
         let references = References::of(event);
-        let repos = references.coordinates.iter().filter_map(|one| RepoId::try_from(one).ok());
+        let repos = references
+            .coordinates
+            .iter()
+            .filter_map(|one| RepoId::try_from(one).ok());
         repos
             .map(Self::Repo)
             .chain(references.ids.into_iter().map(Self::Event))
@@ -116,14 +122,23 @@ impl Rejected {
             self.by_filter.insert(hash, row.id);
         }
         let is_late = awaits.iter().any(|what| self.has_arrived(now, what));
-        let rejected = RejectedId { row, relay: relay.clone(), filter, awaits };
+        let rejected = RejectedId {
+            row,
+            relay: relay.clone(),
+            filter,
+            awaits,
+        };
         if let Some((oldest, rejected)) = self.ids.put(now, row.id, rejected) {
             self.unindex(oldest, &rejected);
         }
         if let Some(event) = event.filter(|event| event.id == row.id) {
             self.keep_event(now, event);
         }
-        if is_late { self.take_event(row.id) } else { None }
+        if is_late {
+            self.take_event(row.id)
+        } else {
+            None
+        }
     }
 
     /// Releases the events that waited for a dependency.
@@ -135,7 +150,9 @@ impl Rejected {
                 Some(event) => released.reoffer.push(event),
                 None => {
                     let rejected = self.forget(id);
-                    released.refetch.extend(rejected.map(|rejected| (rejected.relay, id)));
+                    released
+                        .refetch
+                        .extend(rejected.map(|rejected| (rejected.relay, id)));
                 }
             }
         }
@@ -145,7 +162,8 @@ impl Rejected {
     /// Returns the refused events that a filter would bring again.
     pub(super) fn rows(&self, filter: &FilterHash) -> impl Iterator<Item = Row> {
         let ids = self.by_filter.of(filter);
-        ids.filter_map(|id| self.ids.get(id)).map(|rejected| rejected.row)
+        ids.filter_map(|id| self.ids.get(id))
+            .map(|rejected| rejected.row)
     }
 
     /// Removes an event that was accepted after all.
@@ -165,7 +183,11 @@ impl Rejected {
 
     /// Returns when something will be too old.
     pub(super) fn deadline(&self) -> Option<Mono> {
-        self.events.deadline().into_iter().chain(self.ids.deadline()).min()
+        self.events
+            .deadline()
+            .into_iter()
+            .chain(self.ids.deadline())
+            .min()
     }
 
     fn has_arrived(&self, now: Mono, what: &Dependency) -> bool {
@@ -207,7 +229,11 @@ impl Rejected {
 
 /// Returns the approximate memory that an event takes.
 fn size_of_event(event: &Event) -> usize {
-    let tags = event.tags.iter().flat_map(|tag| tag.as_slice()).map(|value| value.len() + 24);
+    let tags = event
+        .tags
+        .iter()
+        .flat_map(|tag| tag.as_slice())
+        .map(|value| value.len() + 24);
     256 + event.content.len() + tags.sum::<usize>()
 }
 
@@ -241,7 +267,10 @@ mod tests {
     }
 
     fn refuse(rejected: &mut Rejected, now: Mono, event: &Arc<Event>) {
-        let row = Row { at: event.created_at, id: event.id };
+        let row = Row {
+            at: event.created_at,
+            id: event.id,
+        };
         rejected.refused(now, &relay(), Some(hash()), row, Some(Arc::clone(event)));
     }
 
@@ -255,12 +284,23 @@ mod tests {
         let comment = comment_on(root(), "early");
         refuse(&mut rejected, T0, &comment);
         let other = EventId::from_byte_array([2; 32]);
-        assert!(rejected.release(&Dependency::Event(other)).reoffer.is_empty());
+        assert!(
+            rejected
+                .release(&Dependency::Event(other))
+                .reoffer
+                .is_empty()
+        );
         let id = comment.id;
-        assert_eq!(rejected.release(&Dependency::Event(root())).reoffer, [comment]);
+        assert_eq!(
+            rejected.release(&Dependency::Event(root())).reoffer,
+            [comment]
+        );
         rejected.accepted(id);
         let released = rejected.release(&Dependency::Event(root()));
-        assert!(released.reoffer.is_empty() && released.refetch.is_empty(), "once");
+        assert!(
+            released.reoffer.is_empty() && released.refetch.is_empty(),
+            "once"
+        );
         assert_eq!(rejected.rows(&hash()).count(), 0);
     }
 
@@ -268,7 +308,10 @@ mod tests {
     fn an_event_refused_after_its_dependency_arrived_is_offered_again_at_once() {
         let mut rejected = Rejected::default();
         let comment = comment_on(root(), "late");
-        let row = Row { at: comment.created_at, id: comment.id };
+        let row = Row {
+            at: comment.created_at,
+            id: comment.id,
+        };
         let mut refused = |now| {
             let event = Some(Arc::clone(&comment));
             rejected.note_arrival(T0, &Dependency::Event(root()));
@@ -296,8 +339,13 @@ mod tests {
         assert_eq!(rejected.arrivals.len(), MAX_ARRIVALS);
         let mut is_late = |n: u32| {
             let comment = comment_on(arrival(n), "late");
-            let row = Row { at: comment.created_at, id: comment.id };
-            rejected.refused(T0, &relay(), Some(hash()), row, Some(comment)).is_some()
+            let row = Row {
+                at: comment.created_at,
+                id: comment.id,
+            };
+            rejected
+                .refused(T0, &relay(), Some(hash()), row, Some(comment))
+                .is_some()
         };
         assert!(is_late(all - 1) && is_late(all - max));
         assert!(!is_late(all - max - 1));
@@ -319,7 +367,10 @@ mod tests {
     #[test]
     fn refused_ids_count_as_ours_for_seven_days_and_for_their_filter_only() {
         let mut rejected = Rejected::default();
-        let row = Row { at: 5.into(), id: root() };
+        let row = Row {
+            at: 5.into(),
+            id: root(),
+        };
         rejected.refused(T0, &relay(), Some(hash()), row, None);
         assert_eq!(rejected.rows(&hash()).collect::<Vec<_>>(), [row]);
         assert_eq!(rejected.rows(&FilterHash::of(&Filter::new())).count(), 0);
@@ -343,7 +394,11 @@ mod tests {
     #[test]
     fn memory_is_bounded_in_events_bytes_and_ids() {
         let mut rejected = Rejected::default();
-        refuse(&mut rejected, T0, &comment_on(root(), &"x".repeat(MAX_EVENT_BYTES)));
+        refuse(
+            &mut rejected,
+            T0,
+            &comment_on(root(), &"x".repeat(MAX_EVENT_BYTES)),
+        );
         assert_eq!(
             (rejected.events.len(), rejected.ids.len()),
             (0, 1),
@@ -351,18 +406,27 @@ mod tests {
         );
         let keys = Keys::generate();
         for n in 0..MAX_EVENTS + 10 {
-            let event = EventBuilder::new(Kind::Comment, n.to_string()).finalize(&keys).unwrap();
+            let event = EventBuilder::new(Kind::Comment, n.to_string())
+                .finalize(&keys)
+                .unwrap();
             refuse(&mut rejected, T0, &Arc::new(event));
         }
         assert_eq!(rejected.events.len(), MAX_EVENTS);
         for n in 0..MAX_IDS as u32 + 10 {
             let mut id = [9; 32];
             id[..4].copy_from_slice(&n.to_be_bytes());
-            let row = Row { at: 5.into(), id: EventId::from_byte_array(id) };
+            let row = Row {
+                at: 5.into(),
+                id: EventId::from_byte_array(id),
+            };
             rejected.refused(T0 + EVENT_MEMORY, &relay(), None, row, None);
         }
         assert_eq!(rejected.ids.len(), MAX_IDS);
-        assert_eq!(rejected.events.len(), 0, "the oldest make room, whole events with their ids");
+        assert_eq!(
+            rejected.events.len(),
+            0,
+            "the oldest make room, whole events with their ids"
+        );
         assert_eq!(rejected.event_bytes, 0);
         assert_eq!(rejected.awaited.len(), 0);
     }

@@ -71,12 +71,19 @@ impl Link {
 
     pub(super) fn dial(&mut self, ctx: &mut Context<'_>) {
         let conn = ctx.shared.ids.next(ConnId);
-        *self = Self::Dialing { conn, until: ctx.mono() + HANDSHAKE_TIMEOUT };
+        *self = Self::Dialing {
+            conn,
+            until: ctx.mono() + HANDSHAKE_TIMEOUT,
+        };
         ctx.history.health.seen.attempts += 1;
         ctx.history.kept.waits_since = Some(ctx.now.unix);
         ctx.history.state.connecting();
         let configured = ctx.history.state.is_bootstrap;
-        ctx.out.push(Output::Connect { relay: ctx.relay.clone(), conn, configured });
+        ctx.out.push(Output::Connect {
+            relay: ctx.relay.clone(),
+            conn,
+            configured,
+        });
         ctx.report_status();
     }
 
@@ -106,7 +113,11 @@ impl Link {
             let now = ctx.mono();
             ctx.history.health.failed(now, why);
             let failure = ctx.history.health.failure(now);
-            ctx.report(|relay| Report::ConnectFailed { relay, why, failure });
+            ctx.report(|relay| Report::ConnectFailed {
+                relay,
+                why,
+                failure,
+            });
             self.end(ctx);
         }
     }
@@ -224,7 +235,10 @@ impl Link {
             Self::Dialing { until, .. } => Some(*until),
         };
         let forgiven = ctx.history.health.forgiven_at();
-        own.into_iter().chain(ctx.history.write_at).chain(forgiven).min()
+        own.into_iter()
+            .chain(ctx.history.write_at)
+            .chain(forgiven)
+            .min()
     }
 
     /// Ends the connection or attempt.
@@ -248,7 +262,11 @@ impl Link {
 
     fn report_health(&self, ctx: &mut Context<'_>) {
         if let Some((health, failing_for)) = ctx.history.health.news(ctx.now.mono) {
-            ctx.report(|relay| Report::Health { relay, health, failing_for });
+            ctx.report(|relay| Report::Health {
+                relay,
+                health,
+                failing_for,
+            });
         }
     }
 }
@@ -264,14 +282,18 @@ pub(super) fn forget(ctx: &mut Context<'_>, removed: &RelaySyncNeeds) {
     let confirmed = &mut ctx.history.state.confirmed;
     for repo in removed.repos.keys() {
         let needs = ctx.shared.index.repos().get(repo);
-        let level = needs.filter(|needs| needs.relays.contains(ctx.relay)).map(|needs| needs.level);
+        let level = needs
+            .filter(|needs| needs.relays.contains(ctx.relay))
+            .map(|needs| needs.level);
         match (level, confirmed.repos.get_mut(repo)) {
             (Some(level), Some(had)) => *had = (*had).min(level),
             _ => _ = confirmed.repos.remove(repo),
         }
     }
     confirmed.root_events = confirmed.root_events.without(&removed.root_events);
-    confirmed.coordinates.retain(|member| !removed.coordinates.contains(member));
+    confirmed
+        .coordinates
+        .retain(|member| !removed.coordinates.contains(member));
 }
 
 /// The record of one relay, in calendar time.
@@ -351,7 +373,9 @@ impl Records {
         if self.0.len() >= MAX_RECORDS && !self.0.contains_key(&record.relay) {
             // Relays that never delivered anything make room for those that did: any event can name a relay.
             let empty = self.0.values().find(|record| record.is_empty());
-            let Some(empty) = empty.map(|record| record.relay.clone()) else { return };
+            let Some(empty) = empty.map(|record| record.relay.clone()) else {
+                return;
+            };
             if record.is_empty() {
                 return;
             }
@@ -413,7 +437,11 @@ impl Context<'_> {
         if let Some(request) = frame.request() {
             self.report(|relay| Report::Requested { relay, request });
         }
-        self.out.push(Output::Send { relay: self.relay.clone(), conn, frame });
+        self.out.push(Output::Send {
+            relay: self.relay.clone(),
+            conn,
+            frame,
+        });
     }
 
     /// Reports something about this relay.
@@ -440,7 +468,11 @@ impl Context<'_> {
     pub(super) fn suspended_layers(&self) -> BTreeMap<Layer, Mono> {
         let layers = [Layer::Announcements, Layer::Repos, Layer::Roots];
         let until =
-            |layer| match self.history.suspended.admit(self.mono(), layer, RequestMode::History) {
+            |layer| match self
+                .history
+                .suspended
+                .admit(self.mono(), layer, RequestMode::History)
+            {
                 Admit::Go => None,
                 Admit::Wait(until) => Some((layer, until)),
             };
@@ -480,10 +512,18 @@ mod tests {
         if gave {
             let filter = FilterHash::of(&Filter::new());
             let (since, until, at) = (0.into(), 9.into(), 9.into());
-            proofs.add(Proof { filter, since, until, at });
+            proofs.add(Proof {
+                filter,
+                since,
+                until,
+                at,
+            });
         }
         let relay = format!("wss://{relay}.example").parse().unwrap();
-        RelayRecord { proofs, ..RelayRecord::new(relay) }
+        RelayRecord {
+            proofs,
+            ..RelayRecord::new(relay)
+        }
     }
 
     #[test]

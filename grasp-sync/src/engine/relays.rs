@@ -34,10 +34,21 @@ impl SyncEngine {
         url: &RelayUrl,
         act: impl FnOnce(&mut Link, &mut Context<'_>) -> T,
     ) -> Option<T> {
-        let Relay { history, link, deadline, .. } = self.relays.get_mut(url)?;
+        let Relay {
+            history,
+            link,
+            deadline,
+            ..
+        } = self.relays.get_mut(url)?;
         let (shared, out) = (&mut self.shared, &mut self.out);
         let (wanted, was) = (history.wants.len(), discriminant(link));
-        let mut ctx = Context { now, relay: url, history, shared, out };
+        let mut ctx = Context {
+            now,
+            relay: url,
+            history,
+            shared,
+            out,
+        };
         let answer = act(link, &mut ctx);
         *deadline = link.pump(&mut ctx);
         self.shared.wanted = self.shared.wanted - wanted + history.wants.len();
@@ -67,7 +78,10 @@ impl SyncEngine {
     fn follow_new(&mut self, now: Now, mut new: BTreeSet<RelayUrl>) {
         if std::mem::take(&mut self.is_full) {
             let targets = self.shared.index.relays();
-            new = targets.filter(|relay| !self.relays.contains_key(*relay)).cloned().collect();
+            new = targets
+                .filter(|relay| !self.relays.contains_key(*relay))
+                .cloned()
+                .collect();
         }
         for relay in new {
             // One event can name thousands of relays; a claimant's share limits them.
@@ -85,22 +99,36 @@ impl SyncEngine {
         let record = self.records.0.remove(&relay);
         let (config, rng) = (&self.shared.config, &mut self.shared.rng);
         let history = RelayHistory::new(now, config, rng, is_bootstrap, (&relay, record));
-        let taken = Relay { history, link: Link::Idle, deadline: None, place };
+        let taken = Relay {
+            history,
+            link: Link::Idle,
+            deadline: None,
+            place,
+        };
         self.relays.insert(relay.clone(), taken);
         self.connections.needs_check = true;
-        self.out.push(Output::Report(Report::Discovered { relay: relay.clone() }));
+        self.out.push(Output::Report(Report::Discovered {
+            relay: relay.clone(),
+        }));
         self.with_relay(now, &relay, |link, ctx| link.followed(ctx));
     }
 
     /// Stops following a relay that is no longer a target.
     fn retire(&mut self, now: Now, url: &RelayUrl) {
         self.with_relay(now, url, |link, ctx| link.close(ctx));
-        let Some(mut relay) = self.relays.remove(url) else { return };
-        relay.place.take().into_iter().for_each(|place| self.followed.give_back(place));
+        let Some(mut relay) = self.relays.remove(url) else {
+            return;
+        };
+        relay
+            .place
+            .take()
+            .into_iter()
+            .for_each(|place| self.followed.give_back(place));
         let record = relay.history.record(now, &relay.link);
         self.out.push(Output::Persist(Box::new(record.clone())));
         self.records.keep(record);
-        self.out.push(Output::Report(Report::Retired { relay: url.clone() }));
+        self.out
+            .push(Output::Report(Report::Retired { relay: url.clone() }));
     }
 
     /// Restores the records of an earlier process. Relays that are followed already start again from theirs, if
@@ -108,7 +136,10 @@ impl SyncEngine {
     pub(super) fn restored(&mut self, now: Now, records: Vec<RelayRecord>) {
         for record in records {
             let url = record.relay.clone();
-            let untried = self.relays.get_mut(&url).filter(|relay| relay.link.is_idle());
+            let untried = self
+                .relays
+                .get_mut(&url)
+                .filter(|relay| relay.link.is_idle());
             let Some(relay) = untried else {
                 self.records.keep(record);
                 continue;
@@ -126,7 +157,10 @@ impl SyncEngine {
         for record in self.records.0.values_mut() {
             record.proofs = ProofSet::with_capacity(MAX_PROOFS);
         }
-        let relays = self.relays.iter().filter(|(_, relay)| which(&relay.history));
+        let relays = self
+            .relays
+            .iter()
+            .filter(|(_, relay)| which(&relay.history));
         let relays: Vec<_> = relays.map(|(url, _)| url.clone()).collect();
         for url in relays {
             self.with_relay(now, &url, |link, ctx| link.begin_anew(ctx));
@@ -141,26 +175,40 @@ impl SyncEngine {
         address: Option<IpAddr>,
         facts: &RelayFacts,
     ) {
-        let is_asked_for = self.relays.get(relay).is_some_and(|known| known.link.is_dialing(conn));
+        let is_asked_for = self
+            .relays
+            .get(relay)
+            .is_some_and(|known| known.link.is_dialing(conn));
         if is_asked_for && !self.find_room(now, relay, address) {
             self.with_relay(now, relay, |link, ctx| link.close(ctx));
             return;
         }
         let met = self.with_relay(now, relay, |link, ctx| link.connected(ctx, conn, facts));
         if met.is_none() {
-            self.out.push(Output::Disconnect { relay: relay.clone(), conn });
+            self.out.push(Output::Disconnect {
+                relay: relay.clone(),
+                conn,
+            });
         }
     }
 
     /// Finds room for a connection, now that its address is known; returns `false` if there is none.
     fn find_room(&mut self, now: Now, relay: &RelayUrl, found_at: Option<IpAddr>) -> bool {
-        let Some(known) = self.relays.get_mut(relay) else { return false };
+        let Some(known) = self.relays.get_mut(relay) else {
+            return false;
+        };
         let address = found_at.or(known.history.kept.address);
         known.history.kept.address = address;
-        let claimant = self.connections.claimant(&self.shared.index, relay, address);
+        let claimant = self
+            .connections
+            .claimant(&self.shared.index, relay, address);
         if self.connections.take(relay, claimant).is_err() {
-            let gives_way = self.connections.give_way(now.mono, &self.shared.index, &claimant);
-            let Some(gives_way) = gives_way else { return false };
+            let gives_way = self
+                .connections
+                .give_way(now.mono, &self.shared.index, &claimant);
+            let Some(gives_way) = gives_way else {
+                return false;
+            };
             self.with_relay(now, &gives_way, |link, ctx| link.give_way(ctx));
             if self.connections.take(relay, claimant).is_err() {
                 return false;
@@ -187,7 +235,10 @@ impl SyncEngine {
         let (waiting, is_crowded) = self.waiting(now);
         let mut waiting = waiting.into_iter();
         let mut dialled = Vec::new();
-        while self.connections.may_dial(now.mono, handshakes + dialled.len()) {
+        while self
+            .connections
+            .may_dial(now.mono, handshakes + dialled.len())
+        {
             let next = waiting.find(|(url, its)| self.connections.take(url, *its).is_ok());
             let Some((url, _)) = next else { break };
             self.connections.dialled(now.mono);
@@ -196,7 +247,11 @@ impl SyncEngine {
         self.connections.is_waiting =
             waiting.any(|(url, its)| self.connections.has_room(&url, &its));
         let has_turn = self.connections.take_turn(now.mono, is_crowded);
-        if has_turn && self.connections.may_dial(now.mono, handshakes + dialled.len()) {
+        if has_turn
+            && self
+                .connections
+                .may_dial(now.mono, handshakes + dialled.len())
+        {
             self.connections.dialled(now.mono);
             dialled.extend(self.next_in_turn(now));
         }
@@ -207,7 +262,10 @@ impl SyncEngine {
 
     /// Returns the number of handshakes under way.
     pub(super) fn handshakes(&self) -> usize {
-        self.relays.values().filter(|relay| matches!(relay.link, Link::Dialing { .. })).count()
+        self.relays
+            .values()
+            .filter(|relay| matches!(relay.link, Link::Dialing { .. }))
+            .count()
     }
 
     /// Returns the relays that may be dialled and for which there is room, in order; and whether there are others.
@@ -215,10 +273,17 @@ impl SyncEngine {
         let (index, is_full) = (&self.shared.index, self.connections.is_full());
         let mut is_crowded = false;
         let mut waiting = Vec::new();
-        for (url, relay) in self.relays.iter().filter(|(_, relay)| relay.may_be_dialled(now)) {
+        for (url, relay) in self
+            .relays
+            .iter()
+            .filter(|(_, relay)| relay.may_be_dialled(now))
+        {
             let is_exempt = self.connections.is_exempt(url);
             let claimant = (!is_full || is_exempt)
-                .then(|| self.connections.claimant(index, url, relay.history.kept.address))
+                .then(|| {
+                    self.connections
+                        .claimant(index, url, relay.history.kept.address)
+                })
                 .filter(|claimant| self.connections.has_room(url, claimant));
             let Some(claimant) = claimant else {
                 is_crowded = true;
@@ -227,23 +292,40 @@ impl SyncEngine {
             let health = relay.history.health.health(now.mono);
             let weight = self.connections.weight(&claimant);
             let need = Reverse(index.owners_of(url));
-            let rank = (health, !is_exempt, weight, need, relay.history.kept.waits_since);
+            let rank = (
+                health,
+                !is_exempt,
+                weight,
+                need,
+                relay.history.kept.waits_since,
+            );
             waiting.push((rank, url.clone(), claimant));
         }
         waiting.sort();
-        (waiting.into_iter().map(|(_, url, claimant)| (url, claimant)).collect(), is_crowded)
+        (
+            waiting
+                .into_iter()
+                .map(|(_, url, claimant)| (url, claimant))
+                .collect(),
+            is_crowded,
+        )
     }
 
     /// Returns the relay whose turn it is, although there is no room: another gives way to it if it answers.
     fn next_in_turn(&self, now: Now) -> Option<RelayUrl> {
         let without_room = self.relays.iter().filter_map(|(url, relay)| {
             let claimant =
-                self.connections.claimant(&self.shared.index, url, relay.history.kept.address);
+                self.connections
+                    .claimant(&self.shared.index, url, relay.history.kept.address);
             let may = relay.may_be_dialled(now) && self.connections.has_host_room(url);
             let is_next = may && !self.connections.has_room(url, &claimant);
             let health = relay.history.health.health(now.mono);
             let weight = self.connections.weight(&claimant);
-            is_next.then_some(((health, weight, relay.history.kept.waits_since), url, claimant))
+            is_next.then_some((
+                (health, weight, relay.history.kept.waits_since),
+                url,
+                claimant,
+            ))
         });
         let mut waiting: Vec<_> = without_room.collect();
         waiting.sort();
@@ -269,12 +351,17 @@ impl SyncEngine {
 
     /// Returns the number of events that each relay has offered and that are not here yet, as far as known.
     pub fn wanted(&self) -> impl Iterator<Item = (&RelayUrl, usize)> {
-        self.relays.iter().map(|(url, relay)| (url, relay.history.wants.len()))
+        self.relays
+            .iter()
+            .map(|(url, relay)| (url, relay.history.wants.len()))
     }
 
     /// Returns all records, for instance to be written when the process ends.
     pub fn records(&self, now: Now) -> Vec<RelayRecord> {
-        let known = self.relays.values().map(|relay| relay.history.record(now, &relay.link));
+        let known = self
+            .relays
+            .values()
+            .map(|relay| relay.history.record(now, &relay.link));
         known.chain(self.records.0.values().cloned()).collect()
     }
 }

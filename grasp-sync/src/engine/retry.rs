@@ -123,7 +123,10 @@ impl Wants {
         let at = tried.map_or(now, |tried| now.max(tried.not_before));
         let want = self.wanted.entry(id).or_insert_with(|| {
             self.due.insert((at, id));
-            Want { jobs: BTreeSet::new(), phase: WantPhase::Due(at) }
+            Want {
+                jobs: BTreeSet::new(),
+                phase: WantPhase::Due(at),
+            }
         });
         match job {
             Some(job) if !want.jobs.insert(job) => WantResult::Already,
@@ -140,14 +143,22 @@ impl Wants {
             self.set_phase(*id, WantPhase::Requested(sub));
         }
         if !ids.is_empty() {
-            self.requests.insert(sub, IdsRequest { outstanding: ids.clone(), received: 0 });
+            self.requests.insert(
+                sub,
+                IdsRequest {
+                    outstanding: ids.clone(),
+                    received: 0,
+                },
+            );
         }
         ids
     }
 
     /// Notes that an event was delivered and is being judged.
     pub(super) fn delivered(&mut self, sub: SubId, id: EventId) {
-        let Some(request) = self.requests.get_mut(&sub) else { return };
+        let Some(request) = self.requests.get_mut(&sub) else {
+            return;
+        };
         if request.outstanding.remove(&id) {
             request.received += 1;
             self.set_phase(id, WantPhase::Delivered);
@@ -159,19 +170,30 @@ impl Wants {
     /// If the answer may have been truncated, the rest is due again, in smaller requests. If the relay does not have
     /// it, too little will come of these to look truncated.
     pub(super) fn ended(&mut self, now: Mono, sub: SubId) -> IdsEnded {
-        let short = self.requests.get(&sub).filter(|request| !request.outstanding.is_empty());
-        let truncated_at =
-            short.map(|request| request.received).filter(|received| *received >= MIN_TRUNCATED);
+        let short = self
+            .requests
+            .get(&sub)
+            .filter(|request| !request.outstanding.is_empty());
+        let truncated_at = short
+            .map(|request| request.received)
+            .filter(|received| *received >= MIN_TRUNCATED);
         if truncated_at.is_some() {
             self.returned(now, sub);
         }
-        IdsEnded { missed: self.refused(now, sub), truncated_at }
+        IdsEnded {
+            missed: self.refused(now, sub),
+            truncated_at,
+        }
     }
 
     /// Ends a request that was refused for what it asks for: everything in it has failed.
     pub(super) fn refused(&mut self, now: Mono, sub: SubId) -> Vec<Missed> {
         let request = self.requests.remove(&sub).unwrap_or_default();
-        request.outstanding.into_iter().map(|event| self.failed(now, event)).collect()
+        request
+            .outstanding
+            .into_iter()
+            .map(|event| self.failed(now, event))
+            .collect()
     }
 
     /// Ends a request that was not accepted, which says nothing about the events: they are due again.
@@ -195,12 +217,24 @@ impl Wants {
             self.wanted.get(&event).map(|want| want.jobs.clone())
         };
         let jobs = jobs.unwrap_or_default();
-        Missed { event, jobs, is_first: times == 1, is_given_up }
+        Missed {
+            event,
+            jobs,
+            is_first: times == 1,
+            is_given_up,
+        }
     }
 
     /// Gives up an event that came forged: the relay is not asked for it again. Returns the jobs that waited for it.
     pub(super) fn forged(&mut self, now: Mono, id: EventId) -> BTreeSet<JobId> {
-        self.tried.put(now, id, Tried { times: MAX_TRIES, not_before: now });
+        self.tried.put(
+            now,
+            id,
+            Tried {
+                times: MAX_TRIES,
+                not_before: now,
+            },
+        );
         self.forget(id).unwrap_or_default()
     }
 
@@ -214,7 +248,9 @@ impl Wants {
     pub(super) fn abandon(&mut self, job: JobId) {
         self.wanted.retain(|id, want| {
             let was_its = want.jobs.remove(&job);
-            let WantPhase::Due(at) = want.phase else { return true };
+            let WantPhase::Due(at) = want.phase else {
+                return true;
+            };
             let keep = !was_its || !want.jobs.is_empty();
             if !keep {
                 self.due.remove(&(at, *id));
@@ -250,7 +286,9 @@ impl Wants {
     }
 
     fn set_phase(&mut self, id: EventId, phase: WantPhase) {
-        let Some(want) = self.wanted.get_mut(&id) else { return };
+        let Some(want) = self.wanted.get_mut(&id) else {
+            return;
+        };
         let before = std::mem::replace(&mut want.phase, phase);
         self.unindex(id, before);
         if let WantPhase::Due(at) = phase {
@@ -279,12 +317,21 @@ impl Wants {
 
     #[cfg(any(test, feature = "test-util"))]
     pub(super) fn check(&self) {
-        let due =
-            self.wanted.values().filter(|want| matches!(want.phase, WantPhase::Due(_))).count();
+        let due = self
+            .wanted
+            .values()
+            .filter(|want| matches!(want.phase, WantPhase::Due(_)))
+            .count();
         assert_eq!(due, self.due.len(), "what is due is wanted");
-        let requested =
-            self.wanted.values().filter(|want| matches!(want.phase, WantPhase::Requested(_)));
-        let noted: usize = self.requests.values().map(|request| request.outstanding.len()).sum();
+        let requested = self
+            .wanted
+            .values()
+            .filter(|want| matches!(want.phase, WantPhase::Requested(_)));
+        let noted: usize = self
+            .requests
+            .values()
+            .map(|request| request.outstanding.len())
+            .sum();
         assert_eq!(requested.count(), noted, "what is asked for is wanted");
     }
 }

@@ -117,7 +117,10 @@ impl Session {
         self.ended = None;
         ctx.report_status();
         self.replace_live_items(ctx, |_| true);
-        (self.live.filters_at_rebuild, self.live.repo_requests_at_rebuild) = (0, 0);
+        (
+            self.live.filters_at_rebuild,
+            self.live.repo_requests_at_rebuild,
+        ) = (0, 0);
         self.full_sync = None;
         self.fetch_announcements(ctx, None, count_as);
         self.ask_for_new_items(ctx, count_as);
@@ -125,7 +128,9 @@ impl Session {
 
     /// Asks for the items that are wanted from this relay and neither confirmed nor pending.
     fn ask_for_new_items(&mut self, ctx: &mut Context<'_>, count_as: CountAs) {
-        let Some(target) = ctx.shared.index.target(ctx.relay) else { return };
+        let Some(target) = ctx.shared.index.target(ctx.relay) else {
+            return;
+        };
         self.add(ctx, &target, Method::Reconcile, count_as);
     }
 
@@ -138,20 +143,26 @@ impl Session {
         count_as: CountAs,
     ) {
         let pending = self.backlog.batches.values().map(|batch| &batch.items);
-        let Some(items) = compute_actions(target, pending, &ctx.history.state) else { return };
+        let Some(items) = compute_actions(target, pending, &ctx.history.state) else {
+            return;
+        };
         let filters = build_layer2_and_layer3_filters(&items, None, &self.budget);
         if self.try_full_sync(ctx, &filters) {
             return self.fetch_in_full_sync(ctx, items, method, count_as);
         }
-        let threshold =
-            ctx.shared.config.consolidation_threshold.max(2 * self.live.filters_at_rebuild);
+        let threshold = ctx
+            .shared
+            .config
+            .consolidation_threshold
+            .max(2 * self.live.filters_at_rebuild);
         let open = self.live.filters();
         if open > 0 && open + filters.len() > threshold {
             self.live.needs_rebuild = true;
         } else {
             self.subscribe(ctx, filters.clone());
         }
-        self.backlog.fetch(ctx, Purpose::Items, filters, method, items, count_as);
+        self.backlog
+            .fetch(ctx, Purpose::Items, filters, method, items, count_as);
     }
 
     /// Returns whether the connection uses full sync; switches to it if these filters, with those that are open,
@@ -180,7 +191,9 @@ impl Session {
     /// Returns whether the history of these filters is fetched by a full comparison: that is work for both sides, so
     /// a few filters are sent as they are.
     fn covered_by_full_sync(&self, ctx: &Context<'_>, filters: &[Filter]) -> bool {
-        let compares = self.full_sync.is_some_and(|full_sync| full_sync.compares(ctx.mono()));
+        let compares = self
+            .full_sync
+            .is_some_and(|full_sync| full_sync.compares(ctx.mono()));
         compares && !self.backlog.pages_only && self.exceeds_full_sync_limit(ctx, bytes(filters))
     }
 
@@ -198,23 +211,42 @@ impl Session {
         let (repos, threads) = match method {
             Method::Reconcile => (PendingItems::default(), items),
             Method::Page => {
-                let PendingItems { repos, root_events, coordinates } = items;
-                let repos = PendingItems { repos, ..PendingItems::default() };
-                (repos, PendingItems { root_events, coordinates, ..PendingItems::default() })
+                let PendingItems {
+                    repos,
+                    root_events,
+                    coordinates,
+                } = items;
+                let repos = PendingItems {
+                    repos,
+                    ..PendingItems::default()
+                };
+                (
+                    repos,
+                    PendingItems {
+                        root_events,
+                        coordinates,
+                        ..PendingItems::default()
+                    },
+                )
             }
         };
         let filters = build_layer2_and_layer3_filters(&repos, None, &self.budget);
-        self.backlog.fetch(ctx, Purpose::Items, filters, method, repos, count_as);
+        self.backlog
+            .fetch(ctx, Purpose::Items, filters, method, repos, count_as);
         let filters = build_layer2_and_layer3_filters(&threads, None, &self.budget);
         let (filters, method) = match self.covered_by_full_sync(ctx, &filters) {
             true => (vec![all_events()], Method::Reconcile),
             false => (filters, method),
         };
-        self.backlog.fetch(ctx, Purpose::Items, filters, method, threads, count_as);
+        self.backlog
+            .fetch(ctx, Purpose::Items, filters, method, threads, count_as);
     }
 
     fn exceeds_full_sync_limit(&self, ctx: &Context<'_>, bytes: usize) -> bool {
-        ctx.history.profile.full_sync_from.is_some_and(|limit| bytes >= limit)
+        ctx.history
+            .profile
+            .full_sync_from
+            .is_some_and(|limit| bytes >= limit)
     }
 
     /// Fetches layer 1: completely by comparison, or by pages from `since` on.
@@ -224,9 +256,23 @@ impl Session {
         since: Option<Timestamp>,
         count_as: CountAs,
     ) {
-        let method = if since.is_some() { Method::Page } else { Method::Reconcile };
-        let (filters, nothing) = (vec![build_announcement_filter(since)], PendingItems::default());
-        self.backlog.fetch(ctx, Purpose::Announcements, filters, method, nothing, count_as);
+        let method = if since.is_some() {
+            Method::Page
+        } else {
+            Method::Reconcile
+        };
+        let (filters, nothing) = (
+            vec![build_announcement_filter(since)],
+            PendingItems::default(),
+        );
+        self.backlog.fetch(
+            ctx,
+            Purpose::Announcements,
+            filters,
+            method,
+            nothing,
+            count_as,
+        );
     }
 
     /// Subscribes to everything confirmed, and fetches it from `since` on.
@@ -243,7 +289,14 @@ impl Session {
         };
         let count_as = ctx.history.pass.count_as().with_gaps_until(ctx.now.unix);
         let nothing = PendingItems::default();
-        self.backlog.fetch(ctx, Purpose::CatchUp, filters, Method::Page, nothing, count_as);
+        self.backlog.fetch(
+            ctx,
+            Purpose::CatchUp,
+            filters,
+            Method::Page,
+            nothing,
+            count_as,
+        );
     }
 
     pub(super) fn subscribe(&mut self, ctx: &mut Context<'_>, filters: Vec<Filter>) {
@@ -290,7 +343,8 @@ impl Session {
         filters.push(build_announcement_filter(None));
         let nothing = PendingItems::default();
         let (purpose, method) = (Purpose::Recheck, Method::Reconcile);
-        self.backlog.fetch(ctx, purpose, filters, method, nothing, CountAs::NEW);
+        self.backlog
+            .fetch(ctx, purpose, filters, method, nothing, CountAs::NEW);
         true
     }
 
@@ -304,7 +358,13 @@ impl Session {
                     Some(SubKind::Live(_)) => Heard::LiveClosed,
                     Some(SubKind::Pages(_) | SubKind::Ids) => Heard::Closed,
                 };
-                self.refused(ctx, sub, Refusal::read(heard, &text), &text, ClosedBy::Relay);
+                self.refused(
+                    ctx,
+                    sub,
+                    Refusal::read(heard, &text),
+                    &text,
+                    ClosedBy::Relay,
+                );
             }
             Said::NegMsg { sub, message } => self.neg_msg(ctx, sub, &message),
             Said::NegErr { sub, text } => {
@@ -328,18 +388,22 @@ impl Session {
     }
 
     fn delivered(&mut self, ctx: &mut Context<'_>, sub: SubId, rows: &[Delivered]) {
-        let Some(kind) = self.subs.kind(sub) else { return };
+        let Some(kind) = self.subs.kind(sub) else {
+            return;
+        };
         let count_as = match &kind {
             SubKind::Live(_) => CountAs::LIVE,
             SubKind::Pages(jobs) => self.backlog.count_as(jobs),
             SubKind::Neg(_) | SubKind::Ids => CountAs::NEW,
         };
-        self.subs.answered(ctx.mono(), sub, ctx.shared.config.watchdog);
+        self.subs
+            .answered(ctx.mono(), sub, ctx.shared.config.watchdog);
         self.subs.delivered(sub, rows.len(), count_as);
         match kind {
             SubKind::Live(id) => self.live_delivered(ctx, id, rows),
             SubKind::Ids => {
-                rows.iter().for_each(|one| ctx.history.wants.delivered(sub, one.row.id));
+                rows.iter()
+                    .for_each(|one| ctx.history.wants.delivered(sub, one.row.id));
             }
             SubKind::Pages(jobs) => self.pages_delivered(ctx, sub, &jobs, rows),
             SubKind::Neg(_) => {}
@@ -347,7 +411,9 @@ impl Session {
     }
 
     fn eose(&mut self, ctx: &mut Context<'_>, sub: SubId, hint: Option<EoseHint>) {
-        let Some(kind) = self.subs.kind(sub) else { return };
+        let Some(kind) = self.subs.kind(sub) else {
+            return;
+        };
         match kind {
             SubKind::Live(id) => self.live_established(ctx, sub, id),
             SubKind::Pages(jobs) => self.pages_ended(ctx, sub, &jobs, hint),
@@ -365,7 +431,9 @@ impl Session {
         text: &str,
         closed_by: ClosedBy,
     ) {
-        let Some(open) = self.subs.remove(sub) else { return };
+        let Some(open) = self.subs.remove(sub) else {
+            return;
+        };
         let kind = open.kind.clone();
         let lasted = open.lasted(ctx.mono());
         self.report_refusal(ctx, refusal, text);
@@ -402,7 +470,11 @@ impl Session {
     pub(super) fn report_refusal(&mut self, ctx: &mut Context<'_>, refusal: Refusal, text: &str) {
         if self.reported_refusals.insert(refusal.label()) {
             let text = PeerText::new(text);
-            ctx.report(|relay| Report::Refused { relay, refusal, text });
+            ctx.report(|relay| Report::Refused {
+                relay,
+                refusal,
+                text,
+            });
         }
     }
 
@@ -413,7 +485,10 @@ impl Session {
         self.report_refusal(ctx, refusal, text);
         let unanswered = self.subs.unanswered();
         let newest = |is_it: fn(&SubKind) -> bool| {
-            unanswered.iter().find(|(_, kind)| is_it(kind)).map(|(sub, _)| *sub)
+            unanswered
+                .iter()
+                .find(|(_, kind)| is_it(kind))
+                .map(|(sub, _)| *sub)
         };
         let blamed = match refusal {
             Refusal::Remark => return,
@@ -440,7 +515,9 @@ impl Session {
     fn refuse_unanswered(&mut self, ctx: &mut Context<'_>, refusal: Refusal, text: &str) {
         let (now, unanswered) = (ctx.mono(), self.subs.unanswered());
         let oldest = unanswered.last().and_then(|(sub, _)| self.subs.get(*sub));
-        let Some(oldest) = oldest.filter(|_| now >= self.ignore_drops_until) else { return };
+        let Some(oldest) = oldest.filter(|_| now >= self.ignore_drops_until) else {
+            return;
+        };
         self.ignore_drops_until = now + oldest.lasted(now);
         let mut unanswered = unanswered.into_iter();
         if let Some((newest, _)) = unanswered.next() {
@@ -478,8 +555,11 @@ impl Session {
         let jobs = self.backlog.jobs.values().filter(|job| job.needs_auth());
         let live = self.live.requests.values().filter(|one| one.needs_auth);
         let jobs = jobs.map(|job| (job.layer, RequestMode::History));
-        let all: BTreeSet<_> = jobs.chain(live.map(|one| (one.layer, RequestMode::Live))).collect();
-        all.into_iter().for_each(|(layer, mode)| self.suspend(ctx, layer, mode));
+        let all: BTreeSet<_> = jobs
+            .chain(live.map(|one| (one.layer, RequestMode::Live)))
+            .collect();
+        all.into_iter()
+            .for_each(|(layer, mode)| self.suspend(ctx, layer, mode));
     }
 
     /// Updates the progress of history. Changes nothing while a job is at work.
@@ -492,12 +572,18 @@ impl Session {
         let backs_off = ctx.history.wants.is_backing_off(ctx.mono());
         for (id, job) in &self.backlog.jobs {
             let batch = self.backlog.batches.get(&id.batch);
-            let Some(batch) = batch.filter(|batch| batch.purpose.is_history()) else { continue };
+            let Some(batch) = batch.filter(|batch| batch.purpose.is_history()) else {
+                continue;
+            };
             if job.is_at_work(suspended.contains_key(&job.layer), backs_off) {
                 return;
             }
             let has_failed = batch.purpose.catches_up() || outcome == History::CatchUpFailed;
-            outcome = if has_failed { History::CatchUpFailed } else { History::BatchesFailed };
+            outcome = if has_failed {
+                History::CatchUpFailed
+            } else {
+                History::BatchesFailed
+            };
         }
         if self.ended == Some(outcome) {
             return;
@@ -538,7 +624,11 @@ impl Session {
         if self.ended.is_none() || batches.any(|batch| batch.purpose.catches_up()) {
             return None;
         }
-        self.live.requests.values().map(|one| one.covered_until(now)).min()
+        self.live
+            .requests
+            .values()
+            .map(|one| one.covered_until(now))
+            .min()
     }
 
     /// Returns when this connection next needs to run.
@@ -548,9 +638,13 @@ impl Session {
         let paced = self.wants_to_send(ctx).then(|| history.pace.reopens_at());
         let daily = self.ended.map(|_| history.daily);
         let suspended = ctx.suspended_layers().into_values().min();
-        let full_sync = self.full_sync.filter(|_| self.backlog.has_queued_comparison());
+        let full_sync = self
+            .full_sync
+            .filter(|_| self.backlog.has_queued_comparison());
         let comparison = full_sync.map(|full_sync| full_sync.compare_at);
-        let recheck = history.recheck_at.filter(|_| self.ended == Some(History::Complete));
+        let recheck = history
+            .recheck_at
+            .filter(|_| self.ended == Some(History::Complete));
         [
             self.subs.deadline(),
             self.backlog.backing_off.first().map(|(at, _)| *at),

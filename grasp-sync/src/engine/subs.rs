@@ -79,19 +79,28 @@ pub(super) struct Subs {
 
 impl Subs {
     pub(super) fn new(conn: ConnId) -> Self {
-        Self { conn, open: BTreeMap::new(), unjudged: BTreeMap::new() }
+        Self {
+            conn,
+            open: BTreeMap::new(),
+            unjudged: BTreeMap::new(),
+        }
     }
 
     /// Closes every subscription that matches.
     pub(super) fn close_all(&mut self, ctx: &mut Context<'_>, which: impl Fn(&SubKind) -> bool) {
-        let subs: Vec<_> =
-            self.iter().filter(|(_, open)| which(&open.kind)).map(|(sub, _)| sub).collect();
+        let subs: Vec<_> = self
+            .iter()
+            .filter(|(_, open)| which(&open.kind))
+            .map(|(sub, _)| sub)
+            .collect();
         subs.into_iter().for_each(|sub| self.close(ctx, sub));
     }
 
     /// Closes a subscription from our side, and frees its slot.
     pub(super) fn close(&mut self, ctx: &mut Context<'_>, sub: SubId) {
-        let Some(open) = self.open.remove(&sub) else { return };
+        let Some(open) = self.open.remove(&sub) else {
+            return;
+        };
         self.unsubscribe(ctx, sub, &open);
         ctx.history.ledger.free(open.slot);
     }
@@ -117,14 +126,28 @@ impl Subs {
         kind: SubKind,
     ) -> Result<SubId, Blocked> {
         let now = ctx.mono();
-        let slot = ctx.history.ledger.take(class, bytes).ok_or(Blocked::BySlots)?;
+        let slot = ctx
+            .history
+            .ledger
+            .take(class, bytes)
+            .ok_or(Blocked::BySlots)?;
         if class == SlotClass::Fetch && ctx.history.pace.admit(now) != Admit::Go {
             ctx.history.ledger.free(slot);
             return Err(Blocked::ByPace);
         }
-        let (sub, due) = (ctx.shared.ids.next(SubId), Some(now + ctx.shared.config.watchdog));
+        let (sub, due) = (
+            ctx.shared.ids.next(SubId),
+            Some(now + ctx.shared.config.watchdog),
+        );
         let is_sent = class != SlotClass::Reconcile;
-        let open = OpenSub { slot, kind, is_sent, is_answered: false, opened: now, due };
+        let open = OpenSub {
+            slot,
+            kind,
+            is_sent,
+            is_answered: false,
+            opened: now,
+            due,
+        };
         self.open.insert(sub, open);
         Ok(sub)
     }
@@ -163,7 +186,14 @@ impl Subs {
     /// Adds rows that were delivered under it.
     pub(super) fn delivered(&mut self, sub: SubId, rows: usize, count_as: CountAs) {
         if let Some(kind) = self.kind(sub) {
-            self.unjudged.entry(sub).or_insert(Unjudged { kind, count_as, rows: 0 }).rows += rows;
+            self.unjudged
+                .entry(sub)
+                .or_insert(Unjudged {
+                    kind,
+                    count_as,
+                    rows: 0,
+                })
+                .rows += rows;
         }
     }
 
@@ -185,12 +215,20 @@ impl Subs {
     /// Returns the subscriptions whose timeout has passed.
     pub(super) fn overdue(&self, now: Mono) -> Vec<SubId> {
         let late = |open: &OpenSub| open.due.is_some_and(|due| now >= due);
-        self.open.iter().filter(|(_, open)| late(open)).map(|(sub, _)| *sub).collect()
+        self.open
+            .iter()
+            .filter(|(_, open)| late(open))
+            .map(|(sub, _)| *sub)
+            .collect()
     }
 
     /// Extends an overdue timeout if rows are still being judged, up to the longest duration of a request.
     pub(super) fn extend_deadline(&mut self, now: Mono, sub: SubId) -> bool {
-        let Some(open) = self.open.get_mut(&sub).filter(|_| !self.unjudged.is_empty()) else {
+        let Some(open) = self
+            .open
+            .get_mut(&sub)
+            .filter(|_| !self.unjudged.is_empty())
+        else {
             return false;
         };
         let due = (now + NEG_OPEN_TIMEOUT).min(open.opened + MAX_REQUEST_TIME);
@@ -200,8 +238,14 @@ impl Subs {
 
     /// Returns the subscriptions that were sent and not answered, newest first.
     pub(super) fn unanswered(&self) -> Vec<(SubId, SubKind)> {
-        let waiting = self.open.iter().rev().filter(|(_, open)| open.is_sent && !open.is_answered);
-        waiting.map(|(sub, open)| (*sub, open.kind.clone())).collect()
+        let waiting = self
+            .open
+            .iter()
+            .rev()
+            .filter(|(_, open)| open.is_sent && !open.is_answered);
+        waiting
+            .map(|(sub, open)| (*sub, open.kind.clone()))
+            .collect()
     }
 
     pub(super) fn deadline(&self) -> Option<Mono> {

@@ -59,9 +59,17 @@ impl Suspended {
             let left = one.until.as_secs().saturating_sub(now.unix.as_secs());
             now.mono + Duration::from_secs(left).min(SUSPENDED_FOR)
         };
-        let suspension = |one| Suspension { until: until(one), is_probed: false };
-        let layers = suspended.iter().map(|one| ((one.layer, one.mode), suspension(one)));
-        Self { layers: layers.collect(), ..Self::default() }
+        let suspension = |one| Suspension {
+            until: until(one),
+            is_probed: false,
+        };
+        let layers = suspended
+            .iter()
+            .map(|one| ((one.layer, one.mode), suspension(one)));
+        Self {
+            layers: layers.collect(),
+            ..Self::default()
+        }
     }
 
     /// Returns the suspended layers for the record.
@@ -70,33 +78,45 @@ impl Suspended {
             true => now.unix,
             false => now.unix + (suspension.until - now.mono),
         };
-        let one =
-            |(&(layer, mode), suspension)| SuspendedLayer { layer, mode, until: until(suspension) };
+        let one = |(&(layer, mode), suspension)| SuspendedLayer {
+            layer,
+            mode,
+            until: until(suspension),
+        };
         self.layers.iter().map(one).collect()
     }
 
     /// Returns whether a layer may be requested, or when.
     pub(super) fn admit(&self, now: Mono, layer: Layer, mode: RequestMode) -> Admit {
         let suspension = self.layers.get(&(layer, mode));
-        suspension.map_or(Admit::Go, |suspension| Admit::not_before(suspension.until, now))
+        suspension.map_or(Admit::Go, |suspension| {
+            Admit::not_before(suspension.until, now)
+        })
     }
 
     /// Notes a request for a layer, which is the probe if the layer is suspended.
     pub(super) fn sent(&mut self, now: Mono, layer: Layer, mode: RequestMode) {
         if let Some(suspension) = self.layers.get_mut(&(layer, mode)) {
-            *suspension = Suspension { until: now + REQUEST_WATCHDOG, is_probed: true };
+            *suspension = Suspension {
+                until: now + REQUEST_WATCHDOG,
+                is_probed: true,
+            };
         }
     }
 
     /// Notes an answer to a request for a layer. If that was the probe, the suspension ends; an answer to a request
     /// that was sent before the suspension proves nothing.
     pub(super) fn answered(&mut self, layer: Layer, mode: RequestMode) {
-        self.layers.retain(|of, suspension| *of != (layer, mode) || !suspension.is_probed);
+        self.layers
+            .retain(|of, suspension| *of != (layer, mode) || !suspension.is_probed);
     }
 
     /// Suspends a layer.
     pub(super) fn suspend(&mut self, now: Mono, layer: Layer, mode: RequestMode) {
-        let suspension = Suspension { until: now + SUSPENDED_FOR, is_probed: false };
+        let suspension = Suspension {
+            until: now + SUSPENDED_FOR,
+            is_probed: false,
+        };
         self.layers.insert((layer, mode), suspension);
     }
 
@@ -112,7 +132,11 @@ impl Suspended {
         filter: impl FnOnce() -> FilterHash,
     ) -> Option<Duration> {
         // The hash takes writing the filter out.
-        if self.filters.len() == 0 { None } else { self.filters.time_left(now, &filter()) }
+        if self.filters.len() == 0 {
+            None
+        } else {
+            self.filters.time_left(now, &filter())
+        }
     }
 }
 
@@ -127,20 +151,35 @@ mod tests {
     #[test]
     fn a_refused_layer_is_suspended_for_a_day_and_probed_once() {
         let mut suspended = Suspended::default();
-        assert_eq!(suspended.admit(T0, Layer::Roots, RequestMode::History), Admit::Go);
+        assert_eq!(
+            suspended.admit(T0, Layer::Roots, RequestMode::History),
+            Admit::Go
+        );
         suspended.suspend(T0, Layer::Roots, RequestMode::History);
         assert_eq!(
             suspended.admit(T0, Layer::Roots, RequestMode::History),
             Admit::Wait(T0 + SUSPENDED_FOR)
         );
-        assert_eq!(suspended.admit(T0, Layer::Roots, RequestMode::Live), Admit::Go);
-        assert_eq!(suspended.admit(T0, Layer::Repos, RequestMode::History), Admit::Go);
+        assert_eq!(
+            suspended.admit(T0, Layer::Roots, RequestMode::Live),
+            Admit::Go
+        );
+        assert_eq!(
+            suspended.admit(T0, Layer::Repos, RequestMode::History),
+            Admit::Go
+        );
 
         let probe = T0 + SUSPENDED_FOR;
-        assert_eq!(suspended.admit(probe, Layer::Roots, RequestMode::History), Admit::Go);
+        assert_eq!(
+            suspended.admit(probe, Layer::Roots, RequestMode::History),
+            Admit::Go
+        );
         suspended.sent(probe, Layer::Roots, RequestMode::History);
         let wait = Admit::Wait(probe + REQUEST_WATCHDOG);
-        assert_eq!(suspended.admit(probe, Layer::Roots, RequestMode::History), wait);
+        assert_eq!(
+            suspended.admit(probe, Layer::Roots, RequestMode::History),
+            wait
+        );
         suspended.suspend(probe, Layer::Roots, RequestMode::History);
         assert_eq!(
             suspended.admit(probe, Layer::Roots, RequestMode::History),
@@ -150,7 +189,10 @@ mod tests {
         let again = probe + SUSPENDED_FOR;
         suspended.sent(again, Layer::Roots, RequestMode::History);
         suspended.answered(Layer::Roots, RequestMode::History);
-        assert_eq!(suspended.admit(again, Layer::Roots, RequestMode::History), Admit::Go);
+        assert_eq!(
+            suspended.admit(again, Layer::Roots, RequestMode::History),
+            Admit::Go
+        );
     }
 
     #[test]
@@ -168,7 +210,12 @@ mod tests {
 
     #[test]
     fn suspensions_survive_a_restart() {
-        let at = |secs| Now::new(Mono::from_secs(secs), Timestamp::from_secs(1_700_000_000 + secs));
+        let at = |secs| {
+            Now::new(
+                Mono::from_secs(secs),
+                Timestamp::from_secs(1_700_000_000 + secs),
+            )
+        };
         let mut suspended = Suspended::default();
         suspended.suspend(at(50).mono, Layer::Roots, RequestMode::Live);
         let restored = Suspended::restore(at(70), &suspended.record(at(60)));
@@ -177,8 +224,14 @@ mod tests {
             restored.admit(at(70).mono, Layer::Roots, RequestMode::Live),
             Admit::Wait(until)
         );
-        assert_eq!(restored.admit(until, Layer::Roots, RequestMode::Live), Admit::Go);
-        assert_eq!(restored.admit(at(70).mono, Layer::Roots, RequestMode::History), Admit::Go);
+        assert_eq!(
+            restored.admit(until, Layer::Roots, RequestMode::Live),
+            Admit::Go
+        );
+        assert_eq!(
+            restored.admit(at(70).mono, Layer::Roots, RequestMode::History),
+            Admit::Go
+        );
     }
 
     #[test]
@@ -187,9 +240,19 @@ mod tests {
         let hash = |n: usize| FilterHash::of(&Filter::new().identifier(n.to_string()));
         (0..2 * MAX_FILTERS).for_each(|n| suspended.suspend_filter(T0, hash(n)));
         assert_eq!(suspended.filters.len(), MAX_FILTERS);
-        assert_eq!(suspended.filter_suspended_for(T0, || hash(0)), None, "the oldest");
+        assert_eq!(
+            suspended.filter_suspended_for(T0, || hash(0)),
+            None,
+            "the oldest"
+        );
         let last = || hash(2 * MAX_FILTERS - 1);
-        assert_eq!(suspended.filter_suspended_for(T0, last), Some(SUSPENDED_FOR));
-        assert_eq!(suspended.filter_suspended_for(T0 + SUSPENDED_FOR, last), None);
+        assert_eq!(
+            suspended.filter_suspended_for(T0, last),
+            Some(SUSPENDED_FOR)
+        );
+        assert_eq!(
+            suspended.filter_suspended_for(T0 + SUSPENDED_FOR, last),
+            None
+        );
     }
 }

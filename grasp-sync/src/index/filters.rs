@@ -44,13 +44,19 @@ impl RequestBudget {
     /// Sets the number of values per filter, from one to [`Self::MAX_VALUES_PER_FILTER`].
     #[must_use]
     pub fn with_values_per_filter(self, values: usize) -> Self {
-        Self { values_per_filter: values.clamp(1, Self::MAX_VALUES_PER_FILTER), ..self }
+        Self {
+            values_per_filter: values.clamp(1, Self::MAX_VALUES_PER_FILTER),
+            ..self
+        }
     }
 
     /// Lowers the length of a filter, to no less than [`Self::MIN_FILTER_BYTES`].
     #[must_use]
     pub fn lowered_to_filter_bytes(self, bytes: usize) -> Self {
-        Self { filter_bytes: self.filter_bytes.min(bytes).max(Self::MIN_FILTER_BYTES), ..self }
+        Self {
+            filter_bytes: self.filter_bytes.min(bytes).max(Self::MIN_FILTER_BYTES),
+            ..self
+        }
     }
 
     /// Lowers the length of a message, to no less than one filter of [`Self::MIN_FILTER_BYTES`] needs. A relay that
@@ -60,13 +66,19 @@ impl RequestBudget {
         let min_bytes = Self::MIN_FILTER_BYTES + REQ_BYTES + 1;
         let message_bytes = self.message_bytes.min(bytes).max(min_bytes);
         let budget = self.lowered_to_filter_bytes(message_bytes - REQ_BYTES - 1);
-        Self { message_bytes, ..budget }
+        Self {
+            message_bytes,
+            ..budget
+        }
     }
 
     /// Lowers the number of filters per REQ, to no less than one.
     #[must_use]
     pub fn lowered_to_filters_per_req(self, filters: usize) -> Self {
-        Self { filters_per_req: self.filters_per_req.min(filters).max(1), ..self }
+        Self {
+            filters_per_req: self.filters_per_req.min(filters).max(1),
+            ..self
+        }
     }
 }
 
@@ -98,17 +110,26 @@ const _: () = assert!(
 );
 
 /// Tags by which an event names a repository.
-const REPO_TAGS: [SingleLetterTag; 3] =
-    [SingleLetterTag::LOWERCASE_A, SingleLetterTag::UPPERCASE_A, SingleLetterTag::LOWERCASE_Q];
+const REPO_TAGS: [SingleLetterTag; 3] = [
+    SingleLetterTag::LOWERCASE_A,
+    SingleLetterTag::UPPERCASE_A,
+    SingleLetterTag::LOWERCASE_Q,
+];
 
 /// Tags by which an event names another event.
-const ROOT_TAGS: [SingleLetterTag; 3] =
-    [SingleLetterTag::LOWERCASE_E, SingleLetterTag::UPPERCASE_E, SingleLetterTag::LOWERCASE_Q];
+const ROOT_TAGS: [SingleLetterTag; 3] = [
+    SingleLetterTag::LOWERCASE_E,
+    SingleLetterTag::UPPERCASE_E,
+    SingleLetterTag::LOWERCASE_Q,
+];
 
 /// Builds the filter of layer 1: all announcements, states and lists of GRASP servers. Requested once per connection.
 pub fn build_announcement_filter(since: Option<Timestamp>) -> Filter {
     let kinds = [kinds::GRASP_LIST, kinds::ANNOUNCEMENT, kinds::STATE];
-    Filter { since, ..Filter::new().kinds(kinds) }
+    Filter {
+        since,
+        ..Filter::new().kinds(kinds)
+    }
 }
 
 /// Builds the filters of layer 2: events that tag one of these repositories.
@@ -118,7 +139,15 @@ pub fn tagged_one_of_our_repo_event_filters<'a>(
     budget: &RequestBudget,
 ) -> Vec<Filter> {
     let values = repos.into_iter().map(RepoId::to_string);
-    split(&Filter { since, ..Filter::new() }, &REPO_TAGS, values, budget)
+    split(
+        &Filter {
+            since,
+            ..Filter::new()
+        },
+        &REPO_TAGS,
+        values,
+        budget,
+    )
 }
 
 /// Builds the filters of layer 3: events that tag one of these roots.
@@ -128,7 +157,15 @@ pub fn tagged_one_of_our_root_event_filters<'a>(
     budget: &RequestBudget,
 ) -> Vec<Filter> {
     let values = roots.into_iter().map(|root| root.event().to_hex());
-    split(&Filter { since, ..Filter::new() }, &ROOT_TAGS, values, budget)
+    split(
+        &Filter {
+            since,
+            ..Filter::new()
+        },
+        &ROOT_TAGS,
+        values,
+        budget,
+    )
 }
 
 /// Builds the filters of layers 2 and 3 for these items, and of states for those at [`SyncLevel::StateOnly`]. All other
@@ -157,20 +194,38 @@ pub fn build_layer2_and_layer3_filters(
     since: Option<Timestamp>,
     budget: &RequestBudget,
 ) -> Vec<Filter> {
-    let any = Filter { since, ..Filter::new() };
+    let any = Filter {
+        since,
+        ..Filter::new()
+    };
     let full = items.repos_at(SyncLevel::Full);
     let mut filters = tagged_one_of_our_repo_event_filters(full, since, budget);
     // By any author; repositories of several owners may share an identifier.
     let held = items.repos_at(SyncLevel::StateOnly);
     let held: BTreeSet<String> = held.map(|repo| repo.identifier.to_string()).collect();
     let states = any.clone().kind(kinds::STATE);
-    filters.extend(split(&states, &[SingleLetterTag::LOWERCASE_D], held.into_iter(), budget));
+    filters.extend(split(
+        &states,
+        &[SingleLetterTag::LOWERCASE_D],
+        held.into_iter(),
+        budget,
+    ));
     let (replies, roots): (Vec<_>, Vec<_>) = items.root_events.iter().partition(|id| id.is_reply());
     filters.extend(tagged_one_of_our_root_event_filters(roots, since, budget));
     let replies = replies.into_iter().map(|reply| reply.event().to_hex());
-    filters.extend(split(&any, &[SingleLetterTag::LOWERCASE_E], replies, budget));
+    filters.extend(split(
+        &any,
+        &[SingleLetterTag::LOWERCASE_E],
+        replies,
+        budget,
+    ));
     let members = items.coordinates.iter().map(Coordinate::to_string);
-    filters.extend(split(&any, &[SingleLetterTag::LOWERCASE_A], members, budget));
+    filters.extend(split(
+        &any,
+        &[SingleLetterTag::LOWERCASE_A],
+        members,
+        budget,
+    ));
     filters
 }
 
@@ -189,7 +244,9 @@ fn split(
     let (long, short): (Vec<_>, Vec<_>) = values.partition(is_long);
     // Counts a comma for the first value too.
     let chunk = |values| {
-        group(values, budget.values_per_filter, room, |value: &String| json_len(value) + 1)
+        group(values, budget.values_per_filter, room, |value: &String| {
+            json_len(value) + 1
+        })
     };
     let mut filters = Vec::new();
     for values in chunk(short).into_iter().chain(chunk(long)) {
@@ -231,7 +288,9 @@ fn group<T>(
 /// Returns the length of the filter with an empty list for a tag and the longest window.
 fn empty_len(base: &Filter) -> usize {
     let mut filter = base.clone();
-    filter.generic_tags.insert(SingleLetterTag::LOWERCASE_A, BTreeSet::new());
+    filter
+        .generic_tags
+        .insert(SingleLetterTag::LOWERCASE_A, BTreeSet::new());
     widest_len(&filter)
 }
 
@@ -264,7 +323,11 @@ pub fn pack_requests(filters: Vec<Filter>, budget: &RequestBudget) -> Vec<Vec<Fi
     let has_long = |filter: &Filter| filter.generic_tags.values().flatten().any(is_long);
     let (long, shared): (Vec<_>, Vec<_>) = filters.into_iter().partition(has_long);
     let room = budget.message_bytes - REQ_BYTES;
-    let pack = |filters| group(filters, budget.filters_per_req, room, |one| widest_len(one) + 1);
+    let pack = |filters| {
+        group(filters, budget.filters_per_req, room, |one| {
+            widest_len(one) + 1
+        })
+    };
     let mut requests = pack(shared);
     requests.extend(pack(long));
     requests
@@ -274,7 +337,12 @@ pub fn pack_requests(filters: Vec<Filter>, budget: &RequestBudget) -> Vec<Vec<Fi
 fn widest_len(filter: &Filter) -> usize {
     let limit = filter.limit.and_then(|limit| u64::try_from(limit).ok());
     let times = [filter.since, filter.until].map(|time| time.map(|time| time.as_secs()));
-    let window: usize = times.into_iter().chain([limit]).flatten().map(field_len).sum();
+    let window: usize = times
+        .into_iter()
+        .chain([limit])
+        .flatten()
+        .map(field_len)
+        .sum();
     filter.as_json().len() - window + WINDOW_BYTES
 }
 
@@ -292,7 +360,10 @@ mod tests {
     use super::*;
 
     fn repo(n: u8, identifier: &str) -> RepoId {
-        RepoId::new(PublicKey::from_byte_array([n; 32]), identifier.parse().unwrap())
+        RepoId::new(
+            PublicKey::from_byte_array([n; 32]),
+            identifier.parse().unwrap(),
+        )
     }
 
     fn json(filters: &[Filter]) -> Vec<String> {
@@ -301,7 +372,10 @@ mod tests {
 
     #[test]
     fn layer_1_is_one_filter() {
-        assert_eq!(build_announcement_filter(None).as_json(), r#"{"kinds":[10317,30617,30618]}"#);
+        assert_eq!(
+            build_announcement_filter(None).as_json(),
+            r#"{"kinds":[10317,30617,30618]}"#
+        );
         let since = build_announcement_filter(Some(Timestamp::from_secs(5)));
         assert_eq!(
             since.limit(0).as_json(),
@@ -332,8 +406,11 @@ mod tests {
     #[test]
     fn held_repositories_with_one_identifier_are_one_value() {
         let items = RelaySyncNeeds {
-            repos: [(repo(1, "x"), SyncLevel::StateOnly), (repo(2, "x"), SyncLevel::StateOnly)]
-                .into(),
+            repos: [
+                (repo(1, "x"), SyncLevel::StateOnly),
+                (repo(2, "x"), SyncLevel::StateOnly),
+            ]
+            .into(),
             ..RelaySyncNeeds::default()
         };
         let filters = build_layer2_and_layer3_filters(&items, None, &RequestBudget::default());
@@ -345,7 +422,12 @@ mod tests {
         let public_key = PublicKey::from_byte_array([1; 32]);
         let (kind, identifier) = (kinds::SOFTWARE, "app".to_owned());
         let items = RelaySyncNeeds {
-            coordinates: [Coordinate { kind, public_key, identifier }].into(),
+            coordinates: [Coordinate {
+                kind,
+                public_key,
+                identifier,
+            }]
+            .into(),
             ..RelaySyncNeeds::default()
         };
         let filters = build_layer2_and_layer3_filters(&items, None, &RequestBudget::default());
@@ -378,10 +460,19 @@ mod tests {
 
     #[test]
     fn lengths_equal_those_of_the_json() {
-        for text in
-            ["", "plain", "\"q\"", "a\\b", "\u{1}\u{8}\t\n\u{b}\u{c}\r\u{1f}\u{7f}", "日本🦀"]
-        {
-            assert_eq!(json_len(text), serde_json::to_string(text).unwrap().len(), "{text:?}");
+        for text in [
+            "",
+            "plain",
+            "\"q\"",
+            "a\\b",
+            "\u{1}\u{8}\t\n\u{b}\u{c}\r\u{1f}\u{7f}",
+            "日本🦀",
+        ] {
+            assert_eq!(
+                json_len(text),
+                serde_json::to_string(text).unwrap().len(),
+                "{text:?}"
+            );
         }
         let plain = Filter::new().kind(kinds::STATE).identifier("x");
         for filter in [
@@ -396,7 +487,10 @@ mod tests {
     #[test]
     fn splits_by_count() {
         let values: Vec<_> = (100..355).map(|n| n.to_string()).collect();
-        assert_eq!(lens(&split_all(&values, &RequestBudget::default())), [100, 100, 55]);
+        assert_eq!(
+            lens(&split_all(&values, &RequestBudget::default())),
+            [100, 100, 55]
+        );
     }
 
     #[test]
@@ -421,10 +515,16 @@ mod tests {
     #[test]
     fn counts_escapes() {
         let budget = RequestBudget::default().with_values_per_filter(1_000);
-        let values: Vec<_> = (0..300).map(|n| format!("{n:03}{}", "\u{1}".repeat(100))).collect();
+        let values: Vec<_> = (0..300)
+            .map(|n| format!("{n:03}{}", "\u{1}".repeat(100)))
+            .collect();
         let filters = split_all(&values, &budget);
         assert_eq!(filters.len(), 6);
-        assert!(filters.iter().all(|filter| widest(filter).as_json().len() <= budget.filter_bytes));
+        assert!(
+            filters
+                .iter()
+                .all(|filter| widest(filter).as_json().len() <= budget.filter_bytes)
+        );
     }
 
     #[test]
@@ -435,16 +535,25 @@ mod tests {
         let filters = split_all(&["a".into(), long, short], &budget);
         assert_eq!(lens(&filters), [2, 1]);
         let tail = Filter::new().identifier("z");
-        let requests =
-            pack_requests(vec![filters[1].clone(), filters[0].clone(), tail.clone()], &budget);
-        assert_eq!(requests, [vec![filters[0].clone(), tail], vec![filters[1].clone()]]);
+        let requests = pack_requests(
+            vec![filters[1].clone(), filters[0].clone(), tail.clone()],
+            &budget,
+        );
+        assert_eq!(
+            requests,
+            [vec![filters[0].clone(), tail], vec![filters[1].clone()]]
+        );
     }
 
     #[test]
     fn the_longest_value_fits_into_the_smallest_budget() {
         let budget = RequestBudget::default().lowered_to_message_bytes(0);
         let base = Filter::new().kind(kinds::STATE);
-        let value = format!("{}{}", "x".repeat(71), "\u{1}".repeat(Identifier::MAX_BYTES));
+        let value = format!(
+            "{}{}",
+            "x".repeat(71),
+            "\u{1}".repeat(Identifier::MAX_BYTES)
+        );
         let filters = split(&base, D, [value].into_iter(), &budget);
         assert_eq!(lens(&filters), [1]);
         assert!(widest(&filters[0]).as_json().len() <= RequestBudget::MIN_FILTER_BYTES);
@@ -461,7 +570,10 @@ mod tests {
     fn counts_stay_within_their_bounds() {
         let budget = RequestBudget::default();
         assert_eq!(budget.with_values_per_filter(0).values_per_filter, 1);
-        assert_eq!(budget.with_values_per_filter(9_999).values_per_filter, 1_000);
+        assert_eq!(
+            budget.with_values_per_filter(9_999).values_per_filter,
+            1_000
+        );
         assert_eq!(budget.lowered_to_filters_per_req(0).filters_per_req, 1);
     }
 }

@@ -34,7 +34,11 @@ pub struct RepoSyncNeeds {
 impl RepoSyncNeeds {
     /// Returns the needs of a repository without roots.
     pub fn new(level: SyncLevel, relays: impl IntoIterator<Item = RelayUrl>) -> Self {
-        Self { relays: relays.into_iter().collect(), root_events: BTreeSet::new(), level }
+        Self {
+            relays: relays.into_iter().collect(),
+            root_events: BTreeSet::new(),
+            level,
+        }
     }
 
     /// Returns the roots to request: none while only states are wanted.
@@ -69,7 +73,10 @@ impl RelaySyncNeeds {
         let roots = repos.iter().flat_map(|(_, needs)| needs.wanted_roots());
         Self {
             root_events: roots.copied().collect(),
-            repos: repos.iter().map(|(repo, needs)| ((*repo).clone(), needs.level)).collect(),
+            repos: repos
+                .iter()
+                .map(|(repo, needs)| ((*repo).clone(), needs.level))
+                .collect(),
             coordinates: BTreeSet::new(),
         }
     }
@@ -86,7 +93,10 @@ impl RelaySyncNeeds {
 
     /// Returns the repositories at exactly this level.
     pub fn repos_at(&self, level: SyncLevel) -> impl Iterator<Item = &RepoId> {
-        self.repos.iter().filter(move |(_, have)| **have == level).map(|(repo, _)| repo)
+        self.repos
+            .iter()
+            .filter(move |(_, have)| **have == level)
+            .map(|(repo, _)| repo)
     }
 
     /// Returns the items that are not in `other`; a repository stays if `other` has it at a lower level.
@@ -104,7 +114,11 @@ impl RelaySyncNeeds {
                 .map(|(repo, level)| (repo.clone(), *level))
                 .collect(),
             root_events: self.root_events.without(&other.root_events),
-            coordinates: self.coordinates.difference(&other.coordinates).cloned().collect(),
+            coordinates: self
+                .coordinates
+                .difference(&other.coordinates)
+                .cloned()
+                .collect(),
         }
     }
 
@@ -126,7 +140,8 @@ impl RelaySyncNeeds {
             wanted.is_some()
         });
         self.root_events.restrict_to(&target.root_events);
-        self.coordinates.retain(|member| target.coordinates.contains(member));
+        self.coordinates
+            .retain(|member| target.coordinates.contains(member));
     }
 }
 
@@ -164,7 +179,10 @@ pub fn derive_relay_targets(
         }
     }
     wanted.retain(|relay, _| !service.is_own_url(relay.as_str()));
-    wanted.into_iter().map(|(relay, repos)| (relay.clone(), RelaySyncNeeds::of(&repos))).collect()
+    wanted
+        .into_iter()
+        .map(|(relay, repos)| (relay.clone(), RelaySyncNeeds::of(&repos)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -249,7 +267,10 @@ mod tests {
         assert_eq!(targets.len(), 2);
         assert_eq!(targets[&relay("a")].repos, [(repo(1), Full)].into());
         assert_eq!(targets[&relay("a")].root_events, [root(1), root(2)].into());
-        assert_eq!(targets[&relay("b")].root_events, [root(1), root(2), root(3)].into());
+        assert_eq!(
+            targets[&relay("b")].root_events,
+            [root(1), root(2), root(3)].into()
+        );
     }
 
     #[test]
@@ -263,7 +284,9 @@ mod tests {
     #[test]
     fn our_own_service_is_never_a_target() {
         let mut listed = repo_needs(Full, &["us", "a"], &[]);
-        listed.relays.insert("ws://us.example:80/below".parse().unwrap());
+        listed
+            .relays
+            .insert("ws://us.example:80/below".parse().unwrap());
         let targets = derive(&RepoSyncIndex::from([(repo(1), listed)]), &["us"]);
         assert_eq!(targets.into_keys().collect::<Vec<_>>(), [relay("a")]);
     }

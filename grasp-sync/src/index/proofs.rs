@@ -20,7 +20,12 @@ pub struct FilterHash(sha256::Hash);
 impl FilterHash {
     /// Returns the hash of a filter.
     pub fn of(filter: &Filter) -> Self {
-        let content = Filter { since: None, until: None, limit: None, ..filter.clone() };
+        let content = Filter {
+            since: None,
+            until: None,
+            limit: None,
+            ..filter.clone()
+        };
         Self(sha256::Hash::hash(content.as_json().as_bytes()))
     }
 }
@@ -50,9 +55,17 @@ impl Proof {
 
     /// Joins two windows; the result is as old as its older part.
     fn joined(self, other: Self) -> Self {
-        let (older, newer) = if other.at < self.at { (other, self) } else { (self, other) };
+        let (older, newer) = if other.at < self.at {
+            (other, self)
+        } else {
+            (self, other)
+        };
         let kept = if newer.contains(&older) { newer } else { older };
-        Self { since: self.since.min(other.since), until: self.until.max(other.until), ..kept }
+        Self {
+            since: self.since.min(other.since),
+            until: self.until.max(other.until),
+            ..kept
+        }
     }
 }
 
@@ -99,7 +112,10 @@ impl From<Stored> for ProofSet {
 impl ProofSet {
     /// Returns an empty set for at most this many proofs.
     pub fn with_capacity(capacity: usize) -> Self {
-        Self { capacity, proofs: Vec::new() }
+        Self {
+            capacity,
+            proofs: Vec::new(),
+        }
     }
 
     /// Adds a proof. A window that ends before it begins is ignored.
@@ -115,11 +131,19 @@ impl ProofSet {
             !touches
         });
         let key = |one: &Proof| (one.filter, one.since);
-        let place = self.proofs.partition_point(|other| key(other) < key(&proof));
+        let place = self
+            .proofs
+            .partition_point(|other| key(other) < key(&proof));
         self.proofs.insert(place, proof);
         if self.proofs.len() > self.capacity {
-            let first_to_end = self.proofs.iter().enumerate().min_by_key(|(_, one)| one.until);
-            first_to_end.map(|(place, _)| place).map(|place| self.proofs.remove(place));
+            let first_to_end = self
+                .proofs
+                .iter()
+                .enumerate()
+                .min_by_key(|(_, one)| one.until);
+            first_to_end
+                .map(|(place, _)| place)
+                .map(|place| self.proofs.remove(place));
         }
     }
 
@@ -151,7 +175,12 @@ impl ProofSet {
         let since = Timestamp::from_secs(0);
         for items in buckets(confirmed) {
             let filter = bucket_hash(&items);
-            self.add(Proof { filter, since, until, at });
+            self.add(Proof {
+                filter,
+                since,
+                until,
+                at,
+            });
         }
     }
 
@@ -163,10 +192,18 @@ impl ProofSet {
     ) -> Option<ProvenItems> {
         let mut found: Option<ProvenItems> = None;
         for items in buckets(target) {
-            let proof = self.since(&bucket_hash(&items), None).filter(|proof| proof.at >= oldest);
-            let Some(Proof { until, at, .. }) = proof else { continue };
+            let proof = self
+                .since(&bucket_hash(&items), None)
+                .filter(|proof| proof.at >= oldest);
+            let Some(Proof { until, at, .. }) = proof else {
+                continue;
+            };
             let nothing = RelaySyncNeeds::default();
-            let all = found.get_or_insert(ProvenItems { items: nothing, until, at });
+            let all = found.get_or_insert(ProvenItems {
+                items: nothing,
+                until,
+                at,
+            });
             all.items.include(items);
             (all.until, all.at) = (all.until.min(until), all.at.min(at));
         }
@@ -192,13 +229,19 @@ fn buckets(items: &RelaySyncNeeds) -> impl Iterator<Item = RelaySyncNeeds> {
     let mut repos: BTreeMap<u8, RelaySyncNeeds> = BTreeMap::new();
     for (repo, level) in &items.repos {
         // Hashes the name too: one owner may have many repositories.
-        let bytes = repo.owner.as_bytes().iter().chain(repo.identifier.as_str().as_bytes());
+        let bytes = repo
+            .owner
+            .as_bytes()
+            .iter()
+            .chain(repo.identifier.as_str().as_bytes());
         let bucket = repos.entry(bucket_number(bytes)).or_default();
         bucket.repos.insert(repo.clone(), *level);
     }
     let mut members: BTreeMap<u8, RelaySyncNeeds> = BTreeMap::new();
     for member in &items.coordinates {
-        let bucket = members.entry(bucket_number(member.to_string().as_bytes())).or_default();
+        let bucket = members
+            .entry(bucket_number(member.to_string().as_bytes()))
+            .or_default();
         bucket.coordinates.insert(member.clone());
     }
     let mut roots: BTreeMap<u8, Vec<RootId>> = BTreeMap::new();
@@ -210,7 +253,10 @@ fn buckets(items: &RelaySyncNeeds) -> impl Iterator<Item = RelaySyncNeeds> {
         root_events: roots.into_iter().collect(),
         ..RelaySyncNeeds::default()
     });
-    repos.into_values().chain(members.into_values()).chain(roots)
+    repos
+        .into_values()
+        .chain(members.into_values())
+        .chain(roots)
 }
 
 /// Returns the bucket of a repository or coordinate, by its FNV-1a hash.
@@ -250,7 +296,12 @@ mod tests {
     }
 
     fn proof(n: u8, since: u64, until: u64, at: u64) -> Proof {
-        Proof { filter: hash(n), since: secs(since), until: secs(until), at: secs(at) }
+        Proof {
+            filter: hash(n),
+            since: secs(since),
+            until: secs(until),
+            at: secs(at),
+        }
     }
 
     fn set(proofs: &[Proof]) -> ProofSet {
@@ -262,9 +313,14 @@ mod tests {
     #[test]
     fn the_hash_ignores_the_window() {
         let filter = build_announcement_filter(None);
-        let windowed = build_announcement_filter(Some(secs(5))).until(secs(9)).limit(3);
+        let windowed = build_announcement_filter(Some(secs(5)))
+            .until(secs(9))
+            .limit(3);
         assert_eq!(FilterHash::of(&filter), FilterHash::of(&windowed));
-        assert_ne!(FilterHash::of(&filter), FilterHash::of(&filter.clone().identifier("x")));
+        assert_ne!(
+            FilterHash::of(&filter),
+            FilterHash::of(&filter.clone().identifier("x"))
+        );
     }
 
     #[test]
@@ -273,7 +329,10 @@ mod tests {
         let known = "62fb3dc122ef4aea1c6a0e72bc754c491c942ad0e2964f1742b8226430062c81";
         let hash = FilterHash::of(&build_announcement_filter(None));
         assert_eq!(serde_json::to_value(hash).unwrap(), known);
-        assert_eq!(serde_json::from_value::<FilterHash>(known.into()).unwrap(), hash);
+        assert_eq!(
+            serde_json::from_value::<FilterHash>(known.into()).unwrap(),
+            hash
+        );
     }
 
     #[test]
@@ -287,7 +346,10 @@ mod tests {
         let mut set = set(&[proof(1, 0, 10, 11), proof(1, 15, 20, 21)]);
         assert_eq!(set.since(&hash(1), None), Some(proof(1, 0, 10, 11)));
         assert_eq!(set.since(&hash(1), Some(secs(12))), None);
-        assert_eq!(set.since(&hash(1), Some(secs(16))), Some(proof(1, 15, 20, 21)));
+        assert_eq!(
+            set.since(&hash(1), Some(secs(16))),
+            Some(proof(1, 15, 20, 21))
+        );
         set.add(proof(1, 9, 16, 30));
         assert_eq!(set.since(&hash(1), None), Some(proof(1, 0, 20, 11)));
         assert_eq!(set.iter().count(), 1);
@@ -295,7 +357,11 @@ mod tests {
 
     #[test]
     fn a_newer_proof_of_the_whole_window_renews_it() {
-        let set = set(&[proof(1, 5, 10, 11), proof(1, 0, 30, 31), proof(1, 20, 25, 40)]);
+        let set = set(&[
+            proof(1, 5, 10, 11),
+            proof(1, 0, 30, 31),
+            proof(1, 20, 25, 40),
+        ]);
         assert_eq!(set.since(&hash(1), None), Some(proof(1, 0, 30, 31)));
         let again = super::tests::set(&[proof(1, 0, 30, 31), proof(1, 0, 30, 50)]);
         assert_eq!(again.since(&hash(1), None), Some(proof(1, 0, 30, 50)));
@@ -338,7 +404,10 @@ mod tests {
     }
 
     fn repo(n: u8) -> RepoId {
-        RepoId::new(PublicKey::from_byte_array([7; 32]), format!("repo-{n}").parse().unwrap())
+        RepoId::new(
+            PublicKey::from_byte_array([7; 32]),
+            format!("repo-{n}").parse().unwrap(),
+        )
     }
 
     fn items(repos: std::ops::Range<u8>, roots: std::ops::Range<u32>) -> RelaySyncNeeds {
@@ -358,10 +427,17 @@ mod tests {
     #[test]
     fn proven_items_are_found_again_with_their_time() {
         let all = items(0..20, 0..3_000);
-        let found = ProvenItems { items: all.clone(), until: UNTIL, at: AT };
+        let found = ProvenItems {
+            items: all.clone(),
+            until: UNTIL,
+            at: AT,
+        };
         assert_eq!(covered(&all).proven_items(&all, AT), Some(found));
         assert_eq!(covered(&all).proven_items(&all, AT + 1u64), None, "too old");
-        assert_eq!(covered(&all).proven_items(&RelaySyncNeeds::default(), AT), None);
+        assert_eq!(
+            covered(&all).proven_items(&RelaySyncNeeds::default(), AT),
+            None
+        );
     }
 
     #[test]
@@ -369,7 +445,11 @@ mod tests {
         let proofs = covered(&items(0..20, 0..3_000));
         let more = items(0..21, 0..3_001);
         let found = proofs.proven_items(&more, AT).unwrap().items;
-        assert!(found.root_events.len() > 2_950, "{}", found.root_events.len());
+        assert!(
+            found.root_events.len() > 2_950,
+            "{}",
+            found.root_events.len()
+        );
         assert!(found.repos.len() >= 16, "{}", found.repos.len());
         assert!(!found.root_events.contains(&root(3_000)) && !found.repos.contains_key(&repo(20)));
     }
@@ -386,7 +466,10 @@ mod tests {
         let all = items(0..255, 0..20_000);
         let count = covered(&all).iter().count();
         let buckets = usize::from(ROOT_BUCKETS) + usize::from(REPO_BUCKETS);
-        assert!((buckets - 4..=buckets).contains(&count), "{count} of {buckets}");
+        assert!(
+            (buckets - 4..=buckets).contains(&count),
+            "{count} of {buckets}"
+        );
         assert!(2 * count < MAX_PROOFS);
     }
 }

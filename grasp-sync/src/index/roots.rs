@@ -39,7 +39,10 @@ impl RootId {
     /// Marks the id as that of a reply.
     #[must_use]
     pub fn as_reply(self) -> Self {
-        Self { is_reply: true, ..self }
+        Self {
+            is_reply: true,
+            ..self
+        }
     }
 
     /// Returns whether the id is marked as that of a reply.
@@ -56,7 +59,10 @@ impl RootId {
 
 impl From<EventId> for RootId {
     fn from(event: EventId) -> Self {
-        Self { event, is_reply: false }
+        Self {
+            event,
+            is_reply: false,
+        }
     }
 }
 
@@ -244,7 +250,9 @@ mod tests {
     fn sorts_like_event_ids() {
         let bytes = |places: &[(usize, u8)]| {
             let mut bytes = [9; 32];
-            places.iter().for_each(|(place, byte)| bytes[*place] = *byte);
+            places
+                .iter()
+                .for_each(|(place, byte)| bytes[*place] = *byte);
             EventId::from_byte_array(bytes)
         };
         let ids = [

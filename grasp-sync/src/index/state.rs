@@ -68,7 +68,9 @@ impl RelayState {
     /// confirmed any more.
     #[must_use]
     pub fn connected(&mut self, now: Timestamp) -> Option<Timestamp> {
-        let last = self.last_connected.filter(|_| !self.should_clear_state(now));
+        let last = self
+            .last_connected
+            .filter(|_| !self.should_clear_state(now));
         if last.is_none() {
             self.clear_sync_state();
         }
@@ -127,7 +129,8 @@ impl RelayState {
 
     /// Returns whether the relay was disconnected for longer than [`CONFIRMED_RETENTION`].
     pub fn should_clear_state(&self, now: Timestamp) -> bool {
-        self.disconnected_at.is_some_and(|since| now - CONFIRMED_RETENTION > since)
+        self.disconnected_at
+            .is_some_and(|since| now - CONFIRMED_RETENTION > since)
     }
 
     /// Returns the phase of the connection.
@@ -262,7 +265,10 @@ impl Before {
     pub(super) fn repo(&mut self, index: &SyncIndex, repo: &RepoId) {
         self.repos.entry(repo.clone()).or_insert_with(|| {
             let needs = index.repos.get(repo)?;
-            Some(RepoSyncNeeds::new(needs.level, needs.relays.iter().cloned()))
+            Some(RepoSyncNeeds::new(
+                needs.level,
+                needs.relays.iter().cloned(),
+            ))
         });
         for root in index.roots_of(repo) {
             self.root(index, root);
@@ -275,12 +281,16 @@ impl Before {
     /// Records the relays for a coordinate, unless recorded before.
     pub(super) fn member(&mut self, index: &SyncIndex, member: &Coordinate) {
         let wanted_from = || index.member_wanted_from(member).into_owned();
-        self.members.entry(member.clone()).or_insert_with(wanted_from);
+        self.members
+            .entry(member.clone())
+            .or_insert_with(wanted_from);
     }
 
     /// Records the relays of a root, before its repositories change.
     pub(super) fn root(&mut self, index: &SyncIndex, root: &RootId) {
-        self.roots.entry(*root).or_insert_with(|| index.wanted_from(root).into_owned());
+        self.roots
+            .entry(*root)
+            .or_insert_with(|| index.wanted_from(root).into_owned());
     }
 
     /// Compares the recorded targets with the current ones.
@@ -444,7 +454,10 @@ mod tests {
         let repo = |n| RepoId::new(PublicKey::from_byte_array([n; 32]), "r".parse().unwrap());
         RelaySyncNeeds {
             repos: repos.iter().map(|(n, level)| (repo(*n), *level)).collect(),
-            root_events: roots.iter().map(|n| EventId::from_byte_array([*n; 32]).into()).collect(),
+            root_events: roots
+                .iter()
+                .map(|n| EventId::from_byte_array([*n; 32]).into())
+                .collect(),
             ..RelaySyncNeeds::default()
         }
     }
@@ -461,7 +474,10 @@ mod tests {
         state.confirm(needs(&[(1, Full)], &[1]));
         let batches = [needs(&[(2, Full)], &[]), needs(&[], &[2])];
         let target = needs(&[(1, Full), (2, Full), (3, Full)], &[1, 2, 3]);
-        assert_eq!(compute_actions(&target, &batches, &state), Some(needs(&[(3, Full)], &[3])));
+        assert_eq!(
+            compute_actions(&target, &batches, &state),
+            Some(needs(&[(3, Full)], &[3]))
+        );
     }
 
     #[test]

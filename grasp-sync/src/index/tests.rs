@@ -24,11 +24,17 @@ fn announced(n: u8, level: SyncLevel, relays: &[&str]) -> IndexChange {
 }
 
 fn root_added(n: u8, repos: &[u8]) -> IndexChange {
-    IndexChange::RootAdded { root: root(n), repos: repos.iter().map(|n| repo(*n)).collect() }
+    IndexChange::RootAdded {
+        root: root(n),
+        repos: repos.iter().map(|n| repo(*n)).collect(),
+    }
 }
 
 fn replied(n: u8, to: &[u8]) -> IndexChange {
-    IndexChange::Replied { reply: root(n), to: to.iter().map(|n| root(*n)).collect() }
+    IndexChange::Replied {
+        reply: root(n),
+        to: to.iter().map(|n| root(*n)).collect(),
+    }
 }
 
 fn index(changes: impl IntoIterator<Item = IndexChange>) -> SyncIndex {
@@ -65,7 +71,10 @@ fn a_root_stays_until_both_of_its_repositories_are_gone() {
         root_added(1, &[1, 2]),
     ]);
     let delta = index.apply([IndexChange::Retired { repo: repo(1) }]);
-    assert_eq!(delta.removed, [(relay("a"), needs(&[(1, Full)], &[]))].into());
+    assert_eq!(
+        delta.removed,
+        [(relay("a"), needs(&[(1, Full)], &[]))].into()
+    );
     let delta = index.apply([IndexChange::Retired { repo: repo(2) }]);
     assert_eq!(delta.removed[&relay("a")], needs(&[(2, Full)], &[1]));
     assert_eq!(delta.retired, [relay("a"), relay("b")].into());
@@ -74,12 +83,21 @@ fn a_root_stays_until_both_of_its_repositories_are_gone() {
 #[test]
 fn promotion_adds_the_repository_in_full_with_its_roots() {
     let mut index = index([announced(1, StateOnly, &["a"]), root_added(1, &[1])]);
-    assert_eq!(index.target(&relay("a")), Some(needs(&[(1, StateOnly)], &[])));
+    assert_eq!(
+        index.target(&relay("a")),
+        Some(needs(&[(1, StateOnly)], &[]))
+    );
     let delta = index.apply([announced(1, Full, &["a"])]);
-    assert_eq!(delta.added, [(relay("a"), needs(&[(1, Full)], &[1]))].into());
+    assert_eq!(
+        delta.added,
+        [(relay("a"), needs(&[(1, Full)], &[1]))].into()
+    );
     assert!(delta.removed.is_empty() && delta.discovered.is_empty());
     let delta = index.apply([announced(1, StateOnly, &["a"])]);
-    assert_eq!(delta.removed, [(relay("a"), needs(&[(1, Full)], &[1]))].into());
+    assert_eq!(
+        delta.removed,
+        [(relay("a"), needs(&[(1, Full)], &[1]))].into()
+    );
     assert!(delta.added.is_empty() && delta.retired.is_empty());
 }
 
@@ -93,7 +111,11 @@ fn roots_wait_for_their_repository() {
 
 #[test]
 fn a_repository_that_comes_back_finds_its_roots() {
-    let mut index = index([announced(1, Full, &["a"]), root_added(1, &[1]), root_added(2, &[1])]);
+    let mut index = index([
+        announced(1, Full, &["a"]),
+        root_added(1, &[1]),
+        root_added(2, &[1]),
+    ]);
     index.apply([
         IndexChange::Retired { repo: repo(1) },
         IndexChange::RootRemoved { root: root(2) },
@@ -120,7 +142,10 @@ fn changes_undone_within_a_batch_are_not_reported() {
 fn bootstrap_relays_stay_and_our_own_is_left_out() {
     let mut index = index([]);
     let delta = index.apply([announced(1, Full, &["boot", "us"])]);
-    assert_eq!(delta.added, [(relay("boot"), needs(&[(1, Full)], &[]))].into());
+    assert_eq!(
+        delta.added,
+        [(relay("boot"), needs(&[(1, Full)], &[]))].into()
+    );
     assert!(delta.discovered.is_empty());
     let delta = index.apply([IndexChange::Retired { repo: repo(1) }]);
     assert!(delta.retired.is_empty());
@@ -149,7 +174,12 @@ fn replies_are_wanted_from_the_relays_of_their_root_in_any_order() {
         replied(3, &[2]),
         replied(4, &[9]),
     ];
-    for order in [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [3, 1, 0, 2, 4], [2, 0, 3, 1, 4]] {
+    for order in [
+        [0, 1, 2, 3, 4],
+        [4, 3, 2, 1, 0],
+        [3, 1, 0, 2, 4],
+        [2, 0, 3, 1, 4],
+    ] {
         let index = index(order.map(|n| changes[n].clone()));
         let wanted = index.target(&relay("a"));
         assert_eq!(wanted, Some(needs(&[(1, Full)], &[1, 2, 3])), "{order:?}");
@@ -164,10 +194,17 @@ fn a_removed_reply_makes_room_for_another() {
         bytes[..2].copy_from_slice(&n.to_be_bytes());
         RootId::from(EventId::from_byte_array(bytes))
     };
-    let reply = |n| IndexChange::Replied { reply: many(n), to: vec![root(0)] };
+    let reply = |n| IndexChange::Replied {
+        reply: many(n),
+        to: vec![root(0)],
+    };
     index.apply((0..600).map(reply));
     let wanted = index.target(&relay("a")).unwrap().root_events;
-    assert_eq!(wanted.len(), 501, "the root, and as many replies as are followed");
+    assert_eq!(
+        wanted.len(),
+        501,
+        "the root, and as many replies as are followed"
+    );
     let delta = index.apply([IndexChange::RootRemoved { root: many(7) }]);
     assert_eq!(delta.removed[&relay("a")].root_events, [many(7)].into());
     let delta = index.apply([reply(599)]);
@@ -176,7 +213,11 @@ fn a_removed_reply_makes_room_for_another() {
 
 fn member(kind: u16, name: &str) -> Coordinate {
     let (kind, public_key) = (nostr::event::Kind::from_u16(kind), repo(9).owner);
-    Coordinate { kind, public_key, identifier: name.into() }
+    Coordinate {
+        kind,
+        public_key,
+        identifier: name.into(),
+    }
 }
 
 fn member_added(member: &Coordinate, repos: &[u8], of: &[&Coordinate]) -> IndexChange {
@@ -188,7 +229,12 @@ fn member_added(member: &Coordinate, repos: &[u8], of: &[&Coordinate]) -> IndexC
 }
 
 fn coordinates(index: &SyncIndex, of: &str) -> Vec<Coordinate> {
-    index.target(&relay(of)).unwrap_or_default().coordinates.into_iter().collect()
+    index
+        .target(&relay(of))
+        .unwrap_or_default()
+        .coordinates
+        .into_iter()
+        .collect()
 }
 
 #[test]
@@ -196,11 +242,17 @@ fn coordinates_that_never_come_keep_no_others_from_waiting() {
     let mut index = index([announced(1, Full, &["a"])]);
     let (app, release) = (member(32_267, "app"), member(30_063, "app@1"));
     for n in 0..20_000 {
-        let other = Coordinate { public_key: repo(7).owner, ..member(30_063, &n.to_string()) };
+        let other = Coordinate {
+            public_key: repo(7).owner,
+            ..member(30_063, &n.to_string())
+        };
         let nothing = member(32_267, &format!("nothing {n}"));
         index.apply([member_added(&other, &[], &[&nothing])]);
     }
-    index.apply([member_added(&release, &[], &[&app]), member_added(&app, &[1], &[])]);
+    index.apply([
+        member_added(&release, &[], &[&app]),
+        member_added(&app, &[1], &[]),
+    ]);
     assert_eq!(coordinates(&index, "a"), [release, app]);
 }
 
@@ -214,10 +266,16 @@ fn replies_to_unknown_events_keep_no_others_from_waiting() {
     };
     for n in 0..60_000 {
         let to = vec![made_up(100_000 + n)];
-        index.apply([IndexChange::Replied { reply: made_up(n), to }]);
+        index.apply([IndexChange::Replied {
+            reply: made_up(n),
+            to,
+        }]);
     }
     index.apply([replied(2, &[1]), root_added(1, &[1])]);
-    assert_eq!(index.target(&relay("a")), Some(needs(&[(1, Full)], &[1, 2])));
+    assert_eq!(
+        index.target(&relay("a")),
+        Some(needs(&[(1, Full)], &[1, 2]))
+    );
 }
 
 #[test]
@@ -228,16 +286,30 @@ fn a_chain_of_members_is_followed_in_any_order_of_arrival() {
         member_added(&app, &[1], &[]),
         member_added(&release, &[], &[&app]),
     ];
-    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+    for order in [
+        [0, 1, 2],
+        [0, 2, 1],
+        [1, 0, 2],
+        [1, 2, 0],
+        [2, 0, 1],
+        [2, 1, 0],
+    ] {
         let index = index(order.map(|n: usize| changes[n].clone()));
-        assert_eq!(coordinates(&index, "a"), [release.clone(), app.clone()], "{order:?}");
+        assert_eq!(
+            coordinates(&index, "a"),
+            [release.clone(), app.clone()],
+            "{order:?}"
+        );
     }
 }
 
 #[test]
 fn members_are_wanted_from_the_relays_of_full_repositories() {
     let app = member(32_267, "app");
-    let mut index = index([announced(1, StateOnly, &["a"]), member_added(&app, &[1], &[])]);
+    let mut index = index([
+        announced(1, StateOnly, &["a"]),
+        member_added(&app, &[1], &[]),
+    ]);
     assert!(coordinates(&index, "a").is_empty());
     let delta = index.apply([announced(1, Full, &["a", "b"])]);
     for name in ["a", "b"] {

@@ -42,7 +42,9 @@ impl Threads {
 
     /// Removes an event. Replies to it stay, because they may still be served.
     pub(super) fn remove(&mut self, event: &RootId) {
-        let Some(root) = self.roots.remove(event) else { return };
+        let Some(root) = self.roots.remove(event) else {
+            return;
+        };
         if let Entry::Occupied(mut size) = self.sizes.entry(root) {
             match *size.get() {
                 ..=1 => _ = size.remove(),
@@ -93,8 +95,14 @@ impl Members {
         if is_full || (!is_known && self.repos.len() >= MAX_MEMBERS) {
             return false;
         }
-        self.by_repo.entry(repo.clone()).or_default().insert(member.clone());
-        self.repos.entry(member.clone()).or_default().insert(repo.clone())
+        self.by_repo
+            .entry(repo.clone())
+            .or_default()
+            .insert(member.clone());
+        self.repos
+            .entry(member.clone())
+            .or_default()
+            .insert(repo.clone())
     }
 }
 
@@ -155,11 +163,16 @@ where
         let from = self.values.range((key.clone(), None)..);
         let waiting = from.take_while(|((one, _), _)| one == key);
         let positions: Vec<_> = waiting.map(|(_, position)| *position).collect();
-        positions.into_iter().filter_map(|position| self.remove(position)).collect()
+        positions
+            .into_iter()
+            .filter_map(|position| self.remove(position))
+            .collect()
     }
 
     fn evict(&mut self) {
-        let Some((_, Reverse(oldest), group)) = self.rank.last().copied() else { return };
+        let Some((_, Reverse(oldest), group)) = self.rank.last().copied() else {
+            return;
+        };
         self.remove((group, oldest));
     }
 
@@ -209,7 +222,10 @@ mod tests {
         waiters.add(0, "other", 'c');
         assert_eq!(waiters.take(&"key"), ['a', 'b'].into());
         assert!(waiters.take(&"key").is_empty());
-        assert_eq!((waiters.order.len(), waiters.rank.len(), waiters.sizes[&0]), (1, 1, 1));
+        assert_eq!(
+            (waiters.order.len(), waiters.rank.len(), waiters.sizes[&0]),
+            (1, 1, 1)
+        );
         assert_eq!(waiters.take(&"other"), ['c'].into());
         assert!(waiters.order.is_empty() && waiters.rank.is_empty() && waiters.sizes.is_empty());
     }
@@ -222,7 +238,11 @@ mod tests {
             waiters.add("large", key, ());
         }
         assert_eq!(waiters.order.len(), 100);
-        assert_eq!(waiters.take(&1_000_000).len(), 1, "the largest group is evicted from first");
+        assert_eq!(
+            waiters.take(&1_000_000).len(),
+            1,
+            "the largest group is evicted from first"
+        );
         assert!(waiters.take(&0).is_empty() && !waiters.take(&9_999).is_empty());
         let mut waiters = Waiters::<_, _, _, 100>::default();
         (0..101).for_each(|group| waiters.add(group, group, ()));

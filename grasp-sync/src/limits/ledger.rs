@@ -69,8 +69,14 @@ impl SlotLedger {
     /// Returns the ledger of a new connection to a relay that advertises this `max_subscriptions`.
     /// An advertised zero counts as not advertised.
     pub fn new(byte_ceiling: usize, advertised: Option<usize>) -> Self {
-        let total = advertised.filter(|slots| *slots > 0).unwrap_or(UNADVERTISED_SLOTS);
-        Self { total: total.min(MAX_SLOTS), byte_ceiling, open: BTreeMap::new() }
+        let total = advertised
+            .filter(|slots| *slots > 0)
+            .unwrap_or(UNADVERTISED_SLOTS);
+        Self {
+            total: total.min(MAX_SLOTS),
+            byte_ceiling,
+            open: BTreeMap::new(),
+        }
     }
 
     /// Takes a slot for a request of `bytes`, if the limits of its class allow one now.
@@ -219,7 +225,11 @@ mod tests {
             assert_eq!(take_all(&mut ledger, SlotClass::Fetch).len(), total);
         }
         assert_eq!(ledger(4).class_limit(SlotClass::Live), 1);
-        assert_eq!(ledger(6).class_limit(SlotClass::Live), 1, "the reserve gives way first");
+        assert_eq!(
+            ledger(6).class_limit(SlotClass::Live),
+            1,
+            "the reserve gives way first"
+        );
     }
 
     #[test]

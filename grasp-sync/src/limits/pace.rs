@@ -9,8 +9,11 @@ use grasp_core::limits::{Admit, BackoffPolicy};
 /// The longest pause.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
 /// Pauses after refusals. Relays count per minute; the five seconds allow for clocks and queues.
-const PAUSE_BACKOFF: BackoffPolicy =
-    BackoffPolicy { first: Duration::from_secs(65), cap: LONGEST_PAUSE, ..BackoffPolicy::RELAY };
+const PAUSE_BACKOFF: BackoffPolicy = BackoffPolicy {
+    first: Duration::from_secs(65),
+    cap: LONGEST_PAUSE,
+    ..BackoffPolicy::RELAY
+};
 /// Minimum distances between requests after refusals.
 const GAP_BACKOFF: BackoffPolicy = BackoffPolicy {
     first: Duration::from_millis(600),
@@ -31,14 +34,23 @@ pub struct Rate {
 
 impl Rate {
     /// Two per second, for unknown software; some of it allows 120 requests per minute.
-    pub const CAREFUL: Self = Self { burst: 60, every: Duration::from_millis(500) };
+    pub const CAREFUL: Self = Self {
+        burst: 60,
+        every: Duration::from_millis(500),
+    };
 
     /// Fifteen per second, for software with a limit of about 1,200 requests per minute: a burst and a minute of
     /// refill stay below it.
-    pub const GENEROUS: Self = Self { burst: 240, every: Duration::from_micros(66_666) };
+    pub const GENEROUS: Self = Self {
+        burst: 240,
+        every: Duration::from_micros(66_666),
+    };
 
     /// Fifty per second, for software without a rate limit.
-    pub const UNLIMITED: Self = Self { burst: 240, every: Duration::from_millis(20) };
+    pub const UNLIMITED: Self = Self {
+        burst: 240,
+        every: Duration::from_millis(20),
+    };
 }
 
 /// Limits starts to a rate, with bursts.
@@ -66,7 +78,10 @@ pub struct TokenBucket {
 impl TokenBucket {
     /// Returns a full bucket.
     pub const fn new(rate: Rate) -> Self {
-        Self { rate, full_at: Mono::ZERO }
+        Self {
+            rate,
+            full_at: Mono::ZERO,
+        }
     }
 
     /// Takes one token if there is one.
@@ -161,7 +176,10 @@ impl Pace {
             (Some((refusals, _)), Some(last)) => last + GAP_BACKOFF.delay_after(refusals),
             _ => Mono::ZERO,
         };
-        self.bucket.reopens_at().max(after_gap).max(self.paused_until)
+        self.bucket
+            .reopens_at()
+            .max(after_gap)
+            .max(self.paused_until)
     }
 
     /// Returns whether requests are paused.
@@ -170,7 +188,9 @@ impl Pace {
     }
 
     fn forget_old_refusals(&mut self, now: Mono) {
-        self.refusals = self.refusals.filter(|(_, until)| now < *until + RECOVERY_PERIOD);
+        self.refusals = self
+            .refusals
+            .filter(|(_, until)| now < *until + RECOVERY_PERIOD);
     }
 }
 
@@ -179,7 +199,10 @@ mod tests {
     use super::*;
 
     fn bucket(burst: u32, every_ms: u64) -> TokenBucket {
-        TokenBucket::new(Rate { burst, every: Duration::from_millis(every_ms) })
+        TokenBucket::new(Rate {
+            burst,
+            every: Duration::from_millis(every_ms),
+        })
     }
 
     /// Counts the starts that are admitted if one is tried in every millisecond of `[from, to)`.
@@ -222,7 +245,9 @@ mod tests {
     fn the_wait_is_exact_to_the_nanosecond() {
         let mut bucket = bucket(1, 67);
         assert_eq!(bucket.admit(Mono::ZERO), Admit::Go);
-        let Admit::Wait(until) = bucket.admit(Mono::ZERO) else { panic!("the bucket is empty") };
+        let Admit::Wait(until) = bucket.admit(Mono::ZERO) else {
+            panic!("the bucket is empty")
+        };
         let just_before = until - Duration::from_nanos(1);
         assert_eq!(bucket.admit(just_before), Admit::Wait(until));
         assert_eq!(bucket.admit(until), Admit::Go);

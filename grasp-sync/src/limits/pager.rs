@@ -19,7 +19,9 @@ const COMMON_PAGE_ROWS: usize = 500;
 /// assert_eq!(history_limit(Some(5_000)), 500);
 /// ```
 pub fn history_limit(max_limit: Option<usize>) -> usize {
-    max_limit.unwrap_or(COMMON_PAGE_ROWS).clamp(1, COMMON_PAGE_ROWS)
+    max_limit
+        .unwrap_or(COMMON_PAGE_ROWS)
+        .clamp(1, COMMON_PAGE_ROWS)
 }
 
 /// Limits of a [`Pager`].
@@ -197,7 +199,12 @@ impl Pager {
     /// Returns the next step, without changing the state.
     pub fn next(&self) -> Next {
         self.ending.map_or_else(
-            || Next::Ask(PageRequest { until: self.until, limit: self.config.limit }),
+            || {
+                Next::Ask(PageRequest {
+                    until: self.until,
+                    limit: self.config.limit,
+                })
+            },
             Next::Done,
         )
     }
@@ -323,11 +330,17 @@ mod tests {
     }
 
     fn pager(smallest_page: usize) -> Pager {
-        Pager::new(PagerConfig { smallest_page, ..PagerConfig::default() })
+        Pager::new(PagerConfig {
+            smallest_page,
+            ..PagerConfig::default()
+        })
     }
 
     fn ask(until: u64) -> Next {
-        Next::Ask(PageRequest { until: Some(Timestamp::from_secs(until)), limit: 500 })
+        Next::Ask(PageRequest {
+            until: Some(Timestamp::from_secs(until)),
+            limit: 500,
+        })
     }
 
     fn gaps(pager: &Pager) -> Vec<u64> {
@@ -338,7 +351,10 @@ mod tests {
 
     #[test]
     fn the_first_page_has_a_limit_and_no_until() {
-        let first = Next::Ask(PageRequest { until: None, limit: 500 });
+        let first = Next::Ask(PageRequest {
+            until: None,
+            limit: 500,
+        });
         assert_eq!(pager(50).next(), first);
     }
 
@@ -416,7 +432,10 @@ mod tests {
 
     #[test]
     fn the_number_of_pages_is_bounded() {
-        let mut pager = Pager::new(PagerConfig { max_pages: 3, ..PagerConfig::default() });
+        let mut pager = Pager::new(PagerConfig {
+            max_pages: 3,
+            ..PagerConfig::default()
+        });
         assert_eq!(pager.page_ended([row(9, 1)]), ask(9));
         assert_eq!(pager.page_failed(), ask(9));
         assert_eq!(pager.page_failed(), Next::Done(Ending::PageBound));
@@ -424,7 +443,10 @@ mod tests {
 
     #[test]
     fn giving_up_reports_an_unproven_second_as_a_gap() {
-        let mut pager = Pager::new(PagerConfig { max_pages: 2, ..PagerConfig::default() });
+        let mut pager = Pager::new(PagerConfig {
+            max_pages: 2,
+            ..PagerConfig::default()
+        });
         let _ = pager.page_ended([row(9, 1)]);
         assert_eq!(pager.page_ended([row(9, 1)]), Next::Done(Ending::PageBound));
         assert_eq!(gaps(&pager), [9]);
@@ -432,7 +454,10 @@ mod tests {
 
     #[test]
     fn a_second_with_too_many_ids_becomes_a_gap() {
-        let mut pager = Pager::new(PagerConfig { max_ties: 3, ..PagerConfig::default() });
+        let mut pager = Pager::new(PagerConfig {
+            max_ties: 3,
+            ..PagerConfig::default()
+        });
         let burst = (0..200).map(|id| row(9, id));
         assert_eq!(pager.page_ended(burst), ask(8));
         assert_eq!(gaps(&pager), [9]);
@@ -470,7 +495,10 @@ mod tests {
         let more = pager.page_ended_with([row(30, 1), row(20, 2)], Some(EoseHint::More));
         assert!(matches!(more, Next::Ask(_)));
         let done = pager.page_ended_with([row(20, 2), row(9, 3)], Some(EoseHint::Finish));
-        assert_eq!((done, pager.gaps()), (Next::Done(Ending::Exhausted), &[][..]));
+        assert_eq!(
+            (done, pager.gaps()),
+            (Next::Done(Ending::Exhausted), &[][..])
+        );
     }
 
     #[test]
@@ -478,11 +506,17 @@ mod tests {
         let mut pager = Pager::new(PagerConfig::default());
         let _ = pager.page_ended_with([row(20, 1), row(20, 2)], Some(EoseHint::More));
         let next = pager.page_ended_with([row(20, 1), row(20, 2)], Some(EoseHint::More));
-        let Next::Ask(below) = next else { panic!("{next:?}") };
+        let Next::Ask(below) = next else {
+            panic!("{next:?}")
+        };
         assert_eq!(below.until, Some(Timestamp::from_secs(19)));
         assert_eq!(pager.gaps(), [Timestamp::from_secs(20)]);
         let none = pager.page_ended_with([], Some(EoseHint::More));
-        assert_eq!(none, Next::Done(Ending::NoProgress), "it is not believed to be the end");
+        assert_eq!(
+            none,
+            Next::Done(Ending::NoProgress),
+            "it is not believed to be the end"
+        );
     }
 
     #[test]

@@ -123,7 +123,10 @@ impl Refusal {
 
     /// Returns whether the filter itself is refused, rather than its time or number.
     pub const fn is_about_the_filter(self) -> bool {
-        matches!(self, Self::FilterCount | Self::Malformed | Self::Unknown | Self::SetTooLarge)
+        matches!(
+            self,
+            Self::FilterCount | Self::Malformed | Self::Unknown | Self::SetTooLarge
+        )
     }
 
     /// Returns a fixed name for metrics and logs; a relay's own words are never a label.
@@ -229,7 +232,12 @@ fn by_words(heard: Heard, prefix: Option<Refusal>, rest: &str) -> Option<Refusal
     let may_be_neg = matches!(heard, Heard::NegErr | Heard::Notice);
     let contains_phrase = |phrase: &[&str]| contains_phrase(rest, phrase);
 
-    if is_vague && may_be_neg && UNSUPPORTED_COMMAND.iter().any(|phrase| contains_phrase(phrase)) {
+    if is_vague
+        && may_be_neg
+        && UNSUPPORTED_COMMAND
+            .iter()
+            .any(|phrase| contains_phrase(phrase))
+    {
         return Some(Refusal::NegUnsupported);
     }
     if prefix == Some(Refusal::Malformed) && may_be_neg && contains_phrase(&["negentropy"]) {
@@ -255,8 +263,12 @@ const UNSUPPORTED_COMMAND: [&[&str]; 7] = [
     &["not", "parse", "command"],
 ];
 
-const RATE_LIMITED: [&[&str]; 4] =
-    [&["slow", "down"], &["throttl"], &["rate", "limit"], &["rate-limited"]];
+const RATE_LIMITED: [&[&str]; 4] = [
+    &["slow", "down"],
+    &["throttl"],
+    &["rate", "limit"],
+    &["rate-limited"],
+];
 
 /// Returns whether these words follow one another. The last one may be longer, as in "limit" and "limited".
 fn contains_phrase(text: &str, phrase: &[&str]) -> bool {

@@ -42,9 +42,17 @@ async fn repeated_ends_of_a_subscription_change_nothing() {
         for _ in 0..20 {
             answers.push(json!(["EOSE", message[1]]));
             answers.push(json!(["EOSE", "g999999"]));
-            answers.push(json!(["NEG-ERR", message[1], "rate-limited: too many queries"]));
+            answers.push(json!([
+                "NEG-ERR",
+                message[1],
+                "rate-limited: too many queries"
+            ]));
             if is_fetch(message) {
-                answers.push(json!(["CLOSED", message[1], "restricted: too late to say so"]));
+                answers.push(json!([
+                    "CLOSED",
+                    message[1],
+                    "restricted: too late to say so"
+                ]));
             }
         }
         answers
@@ -61,9 +69,11 @@ async fn repeated_ends_of_a_subscription_change_nothing() {
 async fn without_an_eose_events_are_kept_and_the_request_is_closed() {
     let mut trial = Trial::new().await;
     let stored = trial.issues(5);
-    let mut bad = relay(None, stored.clone(), |message, stored, _| match message[0].as_str() {
-        Some("REQ") => events(message, stored),
-        _ => well_behaved_answers(message, stored),
+    let mut bad = relay(None, stored.clone(), |message, stored, _| {
+        match message[0].as_str() {
+            Some("REQ") => events(message, stored),
+            _ => well_behaved_answers(message, stored),
+        }
     })
     .await;
     let change = |settings: &mut grasp_sync::driver::Settings| {
@@ -126,13 +136,25 @@ async fn more_events_in_one_second_than_a_page_holds_are_requested_in_parts() {
     let mut trial = Trial::new().await;
     let other = trial.author.repo("other");
     let mut stored = Vec::new();
-    for (n, repo) in [trial.repo.clone(), other].iter().cycle().take(600).enumerate() {
-        stored.push(trial.author.issue_at(&repo.to_string(), &n.to_string(), 1_690_000_000));
+    for (n, repo) in [trial.repo.clone(), other]
+        .iter()
+        .cycle()
+        .take(600)
+        .enumerate()
+    {
+        stored.push(
+            trial
+                .author
+                .issue_at(&repo.to_string(), &n.to_string(), 1_690_000_000),
+        );
     }
-    let bad =
-        relay(None, stored.clone(), |message, stored, _| well_behaved_answers(message, stored))
-            .await;
-    let _ = trial.local.publish(&trial.author.announcement("other", &[&bad.url()]));
+    let bad = relay(None, stored.clone(), |message, stored, _| {
+        well_behaved_answers(message, stored)
+    })
+    .await;
+    let _ = trial
+        .local
+        .publish(&trial.author.announcement("other", &[&bad.url()]));
     let syncer = trial.start_sync(&[&bad]).await;
     trial.assert_arrive(&stored).await;
     trial.assert_undisturbed(&syncer).await;
@@ -145,12 +167,15 @@ async fn a_second_with_too_many_events_of_a_repository_is_requested_by_kind() {
     let (at, repo) = (Timestamp::from_secs(1_690_000_000), trial.repo.to_string());
     let sign = |n: usize| {
         let kind = [Kind::GitIssue, Kind::GitPatch, Kind::GitStatusOpen][n % 3];
-        trial.author.sign_at(at, kind, &n.to_string(), &[&["a", &repo]])
+        trial
+            .author
+            .sign_at(at, kind, &n.to_string(), &[&["a", &repo]])
     };
     let stored: Vec<_> = (0..900).map(sign).collect();
-    let bad =
-        relay(None, stored.clone(), |message, stored, _| well_behaved_answers(message, stored))
-            .await;
+    let bad = relay(None, stored.clone(), |message, stored, _| {
+        well_behaved_answers(message, stored)
+    })
+    .await;
     let syncer = trial.start_sync(&[&bad]).await;
     trial.assert_arrive(&stored).await;
     trial.assert_undisturbed(&syncer).await;
@@ -171,7 +196,11 @@ async fn a_message_of_64_megabytes_is_not_read() {
     let is_lost = |status: &RelayStatus| status.health != Health::Healthy;
     Local::until_status(&syncer, &bad.url(), is_lost).await;
     trial.assert_undisturbed(&syncer).await;
-    assert_eq!(bad.received().connections, 1, "it is not dialled again at once");
+    assert_eq!(
+        bad.received().connections,
+        1,
+        "it is not dialled again at once"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -227,7 +256,9 @@ async fn repeated_auth_challenges_are_answered_once() {
     })
     .await;
     let keys = trial.author.0.clone();
-    let syncer = trial.start_sync_with(&[&bad], |settings| settings.keys = Some(keys)).await;
+    let syncer = trial
+        .start_sync_with(&[&bad], |settings| settings.keys = Some(keys))
+        .await;
     bad.until(|received| received.count("AUTH") >= 1).await;
     trial.assert_undisturbed(&syncer).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -244,15 +275,24 @@ async fn everything_is_fetched_within_small_limits_of_subscriptions_filters_and_
     let mut trial = Trial::new().await;
     let mut stored: Vec<_> = (0..350)
         .map(|n| {
-            trial.author.issue_at(&trial.repo.to_string(), &n.to_string(), 1_690_000_000 + 60 * n)
+            trial.author.issue_at(
+                &trial.repo.to_string(),
+                &n.to_string(),
+                1_690_000_000 + 60 * n,
+            )
         })
         .collect();
-    let comments: Vec<_> =
-        stored.iter().step_by(4).map(|issue| trial.author.comment(issue.id, "so it is")).collect();
+    let comments: Vec<_> = stored
+        .iter()
+        .step_by(4)
+        .map(|issue| trial.author.comment(issue.id, "so it is"))
+        .collect();
     stored.extend(comments);
     let info = json!({ "limitation": { "max_subscriptions": 20 } });
     let bad = relay(Some(info), stored.clone(), |message, stored, _| {
-        let filters = message.as_array().map_or(0, |message| message.len().saturating_sub(2));
+        let filters = message
+            .as_array()
+            .map_or(0, |message| message.len().saturating_sub(2));
         if message[0] == "REQ" && filters > 3 {
             let text = "rate-limited: REQ exceeds max filter count 3";
             return vec![json!(["CLOSED", message[1], text])];

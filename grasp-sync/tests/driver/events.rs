@@ -21,7 +21,12 @@ impl Author {
     }
 
     pub(crate) fn sign(&self, kind: Kind, content: &str, tags: &[&[&str]]) -> Event {
-        self.sign_at(Timestamp::now() - Duration::from_secs(60), kind, content, tags)
+        self.sign_at(
+            Timestamp::now() - Duration::from_secs(60),
+            kind,
+            content,
+            tags,
+        )
     }
 
     pub(crate) fn sign_at(
@@ -31,8 +36,12 @@ impl Author {
         content: &str,
         tags: &[&[&str]],
     ) -> Event {
-        let tags = tags.iter().map(|tag| Tag::parse(tag.iter().copied()).unwrap());
-        let event = EventBuilder::new(kind, content).tags(tags).custom_created_at(at);
+        let tags = tags
+            .iter()
+            .map(|tag| Tag::parse(tag.iter().copied()).unwrap());
+        let event = EventBuilder::new(kind, content)
+            .tags(tags)
+            .custom_created_at(at);
         event.finalize(&self.0).unwrap()
     }
 

@@ -33,7 +33,10 @@ pub(crate) struct Local {
 
 impl Local {
     pub(crate) fn new() -> Self {
-        Self { stored: Arc::new(watch::channel(Vec::new()).0), offered: Arc::default() }
+        Self {
+            stored: Arc::new(watch::channel(Vec::new()).0),
+            offered: Arc::default(),
+        }
     }
 
     pub(crate) fn us() -> RelayUrl {
@@ -42,7 +45,9 @@ impl Local {
 
     /// Keeps this relay complete from these relays, which an operator configured; events may name loopback addresses.
     pub(crate) async fn sync(&self, bootstrap: &[RelayUrl]) -> Syncer {
-        Syncer::start(Arc::new(self.clone()), Self::settings(bootstrap)).await.unwrap()
+        Syncer::start(Arc::new(self.clone()), Self::settings(bootstrap))
+            .await
+            .unwrap()
     }
 
     pub(crate) fn settings(bootstrap: &[RelayUrl]) -> Settings {
@@ -59,14 +64,20 @@ impl Local {
     }
 
     pub(crate) fn has(&self, event: &Event) -> bool {
-        self.stored.borrow().iter().any(|stored| stored.id == event.id)
+        self.stored
+            .borrow()
+            .iter()
+            .any(|stored| stored.id == event.id)
     }
 
     /// Waits until all of these events are stored.
     pub(crate) async fn until_has(&self, events: &[&Event]) {
         let mut stored = self.stored.subscribe();
         let all_here = stored.wait_for(|stored| {
-            let here: Events = stored.iter().map(|event| (event.id, event.clone())).collect();
+            let here: Events = stored
+                .iter()
+                .map(|event| (event.id, event.clone()))
+                .collect();
             events.iter().all(|event| here.contains_key(&event.id))
         });
         let waited = tokio::time::timeout(TEST_TIMEOUT, all_here).await;
@@ -88,7 +99,9 @@ impl Local {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(TEST_TIMEOUT, asking).await.expect("in time")
+        tokio::time::timeout(TEST_TIMEOUT, asking)
+            .await
+            .expect("in time")
     }
 
     fn take(&self, event: &Arc<Event>) -> Taken {
@@ -114,13 +127,20 @@ fn is_related(event: &Event, stored: &[Arc<Event>]) -> bool {
         return announcement.relays.contains(&Local::us());
     }
     let references = References::of(event);
-    let repos: Vec<_> = stored.iter().filter_map(|event| Announcement::parse(event).ok()).collect();
+    let repos: Vec<_> = stored
+        .iter()
+        .filter_map(|event| Announcement::parse(event).ok())
+        .collect();
     let names_repo = references.coordinates.iter().any(|named| {
         repos.iter().any(|one| {
             one.repo.owner == named.public_key && one.repo.identifier.as_str() == named.identifier
         })
     });
-    names_repo || references.ids.iter().any(|id| stored.iter().any(|known| known.id == *id))
+    names_repo
+        || references
+            .ids
+            .iter()
+            .any(|id| stored.iter().any(|known| known.id == *id))
 }
 
 impl LocalRelay for Local {
@@ -129,12 +149,20 @@ impl LocalRelay for Local {
         let kinds = kinds.to_vec();
         let before = stored.borrow_and_update().clone();
         let delivered = before.len();
-        let before = before.into_iter().filter(move |event| kinds.contains(&event.kind));
+        let before = before
+            .into_iter()
+            .filter(move |event| kinds.contains(&event.kind));
         let before: Vec<_> = before.map(News::Accepted).chain([News::CaughtUp]).collect();
         let later = stream::unfold((stored, delivered), |(mut stored, delivered)| async move {
-            stored.wait_for(|stored| stored.len() > delivered).await.ok()?;
-            let news: Vec<_> =
-                stored.borrow()[delivered..].iter().cloned().map(News::Accepted).collect();
+            stored
+                .wait_for(|stored| stored.len() > delivered)
+                .await
+                .ok()?;
+            let news: Vec<_> = stored.borrow()[delivered..]
+                .iter()
+                .cloned()
+                .map(News::Accepted)
+                .collect();
             let delivered = delivered + news.len();
             Some((stream::iter(news), (stored, delivered)))
         });

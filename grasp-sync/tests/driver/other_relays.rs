@@ -52,7 +52,9 @@ impl Drop for OtherRelay {
 /// Prints that a test was skipped, past what the test harness captures of one that passes: `.ci/run` counts these
 /// lines.
 fn skipped(why: &str) {
-    std::io::stderr().write_all(format!("skipped: {why}\n").as_bytes()).unwrap();
+    std::io::stderr()
+        .write_all(format!("skipped: {why}\n").as_bytes())
+        .unwrap();
 }
 
 impl Program {
@@ -68,13 +70,18 @@ impl Program {
         let named = std::env::var_os("GRASP_OTHER_RELAYS").unwrap_or_else(|| built.into());
         let path = std::env::var_os("PATH").unwrap_or_default();
         let folders = std::iter::once(PathBuf::from(named)).chain(std::env::split_paths(&path));
-        folders.map(|folder| folder.join(self.name())).find(|program| program.is_file())
+        folders
+            .map(|folder| folder.join(self.name()))
+            .find(|program| program.is_file())
     }
 
     /// Starts it; `None` where it is not installed.
     async fn start(self) -> Option<OtherRelay> {
         let Some(program) = self.find() else {
-            skipped(&format!("{} is not installed (`just other-relays`)", self.name()));
+            skipped(&format!(
+                "{} is not installed (`just other-relays`)",
+                self.name()
+            ));
             return None;
         };
         let starting = OtherRelay::start(&program, |port, folder, command| match self {
@@ -101,14 +108,23 @@ impl OtherRelay {
         drop(free);
         let mut command = Command::new(program);
         configure(port, folder.path(), &mut command);
-        command.current_dir(folder.path()).stdout(Stdio::null()).stderr(Stdio::null());
-        let relay = Self { process: command.spawn().unwrap(), port, _folder: folder };
+        command
+            .current_dir(folder.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let relay = Self {
+            process: command.spawn().unwrap(),
+            port,
+            _folder: folder,
+        };
         let asking = async {
             while relay.try_connect().await.is_none() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(TEST_TIMEOUT, asking).await.expect("the relay starts in time");
+        tokio::time::timeout(TEST_TIMEOUT, asking)
+            .await
+            .expect("the relay starts in time");
         relay
     }
 
@@ -125,7 +141,10 @@ impl OtherRelay {
     async fn publish(&self, events: &[Event]) {
         let mut socket = self.try_connect().await.unwrap();
         for event in events {
-            socket.send(Message::text(json!(["EVENT", event]).to_string())).await.unwrap();
+            socket
+                .send(Message::text(json!(["EVENT", event]).to_string()))
+                .await
+                .unwrap();
             let answer = next_of_type(&mut socket, "OK").await;
             assert_eq!(answer[2], true, "{answer}");
         }
@@ -152,7 +171,9 @@ impl OtherRelay {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        tokio::time::timeout(2 * TEST_TIMEOUT, asking).await.expect("in time");
+        tokio::time::timeout(2 * TEST_TIMEOUT, asking)
+            .await
+            .expect("in time");
     }
 }
 
@@ -162,8 +183,12 @@ async fn next_of_type(socket: &mut Socket, message_type: &str) -> Value {
 
 async fn next_of_types(socket: &mut Socket, types: &[&str]) -> Value {
     loop {
-        let message = tokio::time::timeout(TEST_TIMEOUT, socket.next()).await.expect("in time");
-        let Message::Text(text) = message.unwrap().unwrap() else { continue };
+        let message = tokio::time::timeout(TEST_TIMEOUT, socket.next())
+            .await
+            .expect("in time");
+        let Message::Text(text) = message.unwrap().unwrap() else {
+            continue;
+        };
         let message: Value = serde_json::from_str(&text).unwrap();
         if types.iter().any(|one| message[0] == *one) {
             return message;
@@ -187,31 +212,49 @@ fn repository_with_issues(author: &Author, relay: &RelayUrl) -> (Event, Vec<Even
     let began = Timestamp::now().as_secs() - 10_000;
     let issue = |n: u64| author.issue_at(&repo, &n.to_string(), began + n / 3);
     let issues: Vec<Event> = (0..700).map(issue).collect();
-    let comments = issues.iter().step_by(10).map(|issue| author.comment(issue.id, "so it is"));
+    let comments = issues
+        .iter()
+        .step_by(10)
+        .map(|issue| author.comment(issue.id, "so it is"));
     let comments: Vec<Event> = comments.collect();
-    (author.announcement("grasp", &[relay]), issues.into_iter().chain(comments).collect())
+    (
+        author.announcement("grasp", &[relay]),
+        issues.into_iter().chain(comments).collect(),
+    )
 }
 
 /// Syncs from it with a third of its events stored; asserts that the others arrive, and one that is published later.
 async fn assert_synced_from(program: Program) {
-    let Some(relay) = program.start().await else { return };
+    let Some(relay) = program.start().await else {
+        return;
+    };
     let author = Author::new();
     let (announcement, events) = repository_with_issues(&author, &relay.url());
     relay.publish(std::slice::from_ref(&announcement)).await;
     relay.publish(&events).await;
     let local = Local::new();
     let _ = local.publish(&announcement);
-    events[..250].iter().for_each(|event| _ = local.publish(event));
+    events[..250]
+        .iter()
+        .for_each(|event| _ = local.publish(event));
 
     let mut settings = Local::settings(&[]);
     let reports = Reports::default();
     settings.observer = Arc::new(reports.clone());
-    let syncer = Syncer::start(Arc::new(local.clone()), settings).await.unwrap();
+    let syncer = Syncer::start(Arc::new(local.clone()), settings)
+        .await
+        .unwrap();
     local.until_has(&events.iter().collect::<Vec<_>>()).await;
     let is_done = |status: &RelayStatus| status.synced_at.is_some() && status.backlog == 0;
     let status = Local::until_status(&syncer, &relay.url(), is_done).await;
     let no_negentropy = |report: &Report| matches!(report, Report::NoNegentropy { .. });
-    let paged = reports.0.lock().unwrap().iter().filter(|report| no_negentropy(report)).count();
+    let paged = reports
+        .0
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|report| no_negentropy(report))
+        .count();
     println!("{}: {:?}, paged: {paged}", program.name(), status.counts);
     assert_eq!(status.counts.stored(), 520);
     match program {
@@ -229,12 +272,16 @@ async fn assert_synced_from(program: Program) {
 
 /// Uses it as the local relay, with a sidecar that copies what another relay has, stored and live.
 async fn assert_kept_complete(program: Program) {
-    let Some(relay) = program.start().await else { return };
+    let Some(relay) = program.start().await else {
+        return;
+    };
     let author = Author::new();
     let there = HonestRelay::new([]);
     let remote = there.start().await;
     let (announcement, events) = repository_with_issues(&author, &remote.url());
-    events.iter().for_each(|event| _ = there.publish(event.clone()));
+    events
+        .iter()
+        .for_each(|event| _ = there.publish(event.clone()));
     relay.publish(std::slice::from_ref(&announcement)).await;
 
     let sidecar = Arc::new(Sidecar::start(relay.url()));
@@ -278,7 +325,10 @@ async fn the_example_relay_keeps_itself_complete() {
     let there = HonestRelay::new([]);
     let remote = there.start().await;
     let (announcement, events) = repository_with_issues(&author, &remote.url());
-    events.iter().chain([&announcement]).for_each(|event| _ = there.publish(event.clone()));
+    events
+        .iter()
+        .chain([&announcement])
+        .for_each(|event| _ = there.publish(event.clone()));
 
     let example = OtherRelay::start(&program, |port, _, command| {
         let here = format!("127.0.0.1:{port}");

@@ -22,12 +22,24 @@ const REASONS: [(&str, Reaction); 17] = [
     ("rate-limited: slow down, please", Reaction::Paused),
     ("rate-limited: too many REQs", Reaction::Retried),
     ("blocked: too many subscriptions", Reaction::Retried),
-    ("rate-limited: REQ exceeds max filter count 1", Reaction::Paused),
+    (
+        "rate-limited: REQ exceeds max filter count 1",
+        Reaction::Paused,
+    ),
     ("ERROR: bad req: arr too big", Reaction::Paused),
-    ("rate-limited: active subscriptions exceed max size 400000 bytes", Reaction::Retried),
+    (
+        "rate-limited: active subscriptions exceed max size 400000 bytes",
+        Reaction::Retried,
+    ),
     ("ERROR: bad req: filter item too large", Reaction::Paused),
-    ("ERROR: bad req: total filter items too large", Reaction::Paused),
-    ("unsupported: filter contains unknown elements", Reaction::Paused),
+    (
+        "ERROR: bad req: total filter items too large",
+        Reaction::Paused,
+    ),
+    (
+        "unsupported: filter contains unknown elements",
+        Reaction::Paused,
+    ),
     ("auth-required: members only", Reaction::Paused),
     ("restricted: not a member", Reaction::Paused),
     ("blocked: go away", Reaction::Paused),
@@ -56,7 +68,11 @@ async fn refusing(text: &'static str, reaction: Reaction, stored: Vec<Event>) ->
             let mut takes = usize::MAX;
             while let Some(message) = client.next().await {
                 let answers = if is_about_repo(&message) && filters(&message) < takes {
-                    takes = if reaction == Reaction::Retried { 0 } else { filters(&message) };
+                    takes = if reaction == Reaction::Retried {
+                        0
+                    } else {
+                        filters(&message)
+                    };
                     vec![json!(["CLOSED", message[1], text])]
                 } else {
                     well_behaved_answers(&message, &stored)
@@ -76,18 +92,28 @@ async fn every_refusal_has_its_reaction() {
     let mut relays = Vec::new();
     for (text, reaction) in REASONS {
         let issue = trial.author.issue(&trial.repo, text);
-        relays.push((text, reaction, refusing(text, reaction, vec![issue.clone()]).await, issue));
+        relays.push((
+            text,
+            reaction,
+            refusing(text, reaction, vec![issue.clone()]).await,
+            issue,
+        ));
     }
     let bad: Vec<&Scripted> = relays.iter().map(|(_, _, relay, _)| relay).collect();
     let syncer = trial.start_sync(&bad).await;
-    let obtainable = relays.iter().filter(|(_, reaction, _, _)| *reaction == Reaction::Retried);
+    let obtainable = relays
+        .iter()
+        .filter(|(_, reaction, _, _)| *reaction == Reaction::Retried);
     let obtainable: Vec<Event> = obtainable.map(|(_, _, _, issue)| issue.clone()).collect();
     trial.assert_arrive(&obtainable).await;
     for (_, reaction, relay, _) in &mut relays {
         if *reaction == Reaction::Paused {
             relay
                 .until(|received| {
-                    received.messages.iter().any(|(_, message)| is_about_repo(message))
+                    received
+                        .messages
+                        .iter()
+                        .any(|(_, message)| is_about_repo(message))
                 })
                 .await;
         }
@@ -106,7 +132,10 @@ async fn every_refusal_has_its_reaction() {
         match reaction {
             Reaction::Retried => assert!(asked.len() >= 2, "{text}: {asked:?}"),
             Reaction::Paused => {
-                assert!(asked.is_sorted_by(|one, next| one > next), "{text}: {asked:?}");
+                assert!(
+                    asked.is_sorted_by(|one, next| one > next),
+                    "{text}: {asked:?}"
+                );
                 assert!(!trial.local.has(issue), "{text}");
             }
         }
@@ -139,13 +168,22 @@ async fn a_relay_that_refuses_everything_gets_few_requests() {
     let syncer = trial.start_sync(&bad).await;
     trial.assert_undisturbed(&syncer).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let settled: Vec<usize> =
-        relays.iter().map(|(_, relay)| relay.received().messages.len()).collect();
+    let settled: Vec<usize> = relays
+        .iter()
+        .map(|(_, relay)| relay.received().messages.len())
+        .collect();
     tokio::time::sleep(Duration::from_secs(2)).await;
     for ((text, relay), before) in relays.iter().zip(settled) {
         let received = relay.received();
-        assert!(received.messages.len() <= 60, "{text}: {} messages", received.messages.len());
-        assert!(received.messages.len() <= before + 8, "{text}: requests continue");
+        assert!(
+            received.messages.len() <= 60,
+            "{text}: {} messages",
+            received.messages.len()
+        );
+        assert!(
+            received.messages.len() <= before + 8,
+            "{text}: requests continue"
+        );
         assert_eq!(received.connections, 1, "{text}: the connection is kept");
     }
     trial.assert_undisturbed(&syncer).await;

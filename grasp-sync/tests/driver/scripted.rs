@@ -39,7 +39,10 @@ pub(crate) struct Received {
 impl Received {
     /// Returns how often a message type came, such as `REQ`.
     pub(crate) fn count(&self, message_type: &str) -> usize {
-        self.messages.iter().filter(|(_, message)| message[0] == message_type).count()
+        self.messages
+            .iter()
+            .filter(|(_, message)| message[0] == message_type)
+            .count()
     }
 }
 
@@ -80,7 +83,11 @@ impl Scripted {
                 });
             }
         });
-        Self { address, received, accepting }
+        Self {
+            address,
+            received,
+            accepting,
+        }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -126,10 +133,17 @@ impl ClientSocket {
     ) -> Option<Self> {
         let mut head = [0; 2048];
         let seen = stream.peek(&mut head).await.ok()?;
-        if head[..seen].windows(22).any(|part| part == b"application/nostr+json") {
+        if head[..seen]
+            .windows(22)
+            .any(|part| part == b"application/nostr+json")
+        {
             record.send_modify(|received| received.documents += 1);
             let body = info.as_ref().map(Value::to_string).unwrap_or_default();
-            let status = if info.is_some() { "200 OK" } else { "404 Not Found" };
+            let status = if info.is_some() {
+                "200 OK"
+            } else {
+                "404 Not Found"
+            };
             let length = body.len();
             let answer = format!(
                 "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
@@ -145,7 +159,11 @@ impl ClientSocket {
             received.connections += 1;
             received.documents_before.push(received.documents);
         });
-        Some(Self { number, socket, record })
+        Some(Self {
+            number,
+            socket,
+            record,
+        })
     }
 
     /// Returns the next message of the client; `None` after its end.
@@ -193,7 +211,9 @@ impl ClientSocket {
 /// Returns the filters of a REQ.
 pub(crate) fn filters(req: &Value) -> Vec<Filter> {
     let filters = req.as_array().unwrap().iter().skip(2);
-    filters.map(|filter| serde_json::from_value(filter.clone()).unwrap()).collect()
+    filters
+        .map(|filter| serde_json::from_value(filter.clone()).unwrap())
+        .collect()
 }
 
 /// Returns the events that a REQ asks for.
@@ -204,7 +224,10 @@ pub(crate) fn matching(req: &Value, events: &[Event]) -> Vec<Event> {
         let mut wanted: Vec<_> = events.iter().filter(is_wanted).collect();
         wanted.sort_by_key(|event| std::cmp::Reverse(event.created_at));
         for event in wanted.into_iter().take(filter.limit.unwrap_or(500)) {
-            found.insert((std::cmp::Reverse(event.created_at), event.id), event.clone());
+            found.insert(
+                (std::cmp::Reverse(event.created_at), event.id),
+                event.clone(),
+            );
         }
     }
     found.into_values().collect()
@@ -223,12 +246,20 @@ impl HonestRelay {
     pub(crate) fn new(events: impl IntoIterator<Item = Event>) -> Self {
         let events = Arc::new(watch::channel(events.into_iter().collect()).0);
         let cuts = Arc::new(watch::channel(()).0);
-        Self { events, news: broadcast::channel(1_024).0, cuts, holds: false }
+        Self {
+            events,
+            news: broadcast::channel(1_024).0,
+            cuts,
+            holds: false,
+        }
     }
 
     /// Returns a relay that holds announcements until they are published by other means.
     pub(crate) fn holding() -> Self {
-        Self { holds: true, ..Self::new([]) }
+        Self {
+            holds: true,
+            ..Self::new([])
+        }
     }
 
     pub(crate) fn has(&self, event: &Event) -> bool {
@@ -306,18 +337,32 @@ impl HonestRelay {
             Some("CLOSE") => _ = open.remove(&sub),
             Some("EVENT") if self.holds && message[1]["kind"] == 30617 => {
                 let text = "purgatory: won't be served until git data arrives";
-                client.send(json!(["OK", message[1]["id"], true, text])).await;
+                client
+                    .send(json!(["OK", message[1]["id"], true, text]))
+                    .await;
             }
             Some("EVENT") => {
                 let is_new = self.publish(serde_json::from_value(message[1].clone()).unwrap());
-                let text = if is_new { "" } else { "duplicate: already have this event" };
-                client.send(json!(["OK", message[1]["id"], true, text])).await;
+                let text = if is_new {
+                    ""
+                } else {
+                    "duplicate: already have this event"
+                };
+                client
+                    .send(json!(["OK", message[1]["id"], true, text]))
+                    .await;
             }
-            _ => _ = client.send(json!(["NOTICE", "ERROR: bad msg: unknown cmd"])).await,
+            _ => {
+                _ = client
+                    .send(json!(["NOTICE", "ERROR: bad msg: unknown cmd"]))
+                    .await
+            }
         }
     }
 }
 
 fn wants(req: &Value, event: &Event) -> bool {
-    filters(req).iter().any(|filter| filter.match_event(event, MatchEventOptions::default()))
+    filters(req)
+        .iter()
+        .any(|filter| filter.match_event(event, MatchEventOptions::default()))
 }

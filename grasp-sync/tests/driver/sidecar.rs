@@ -38,15 +38,26 @@ impl Kept {
         let here = HonestRelay::new([]);
         let relay = here.start().await;
         let sidecar = Arc::new(Sidecar::start(relay.url()));
-        let syncer = Syncer::start(sidecar, Local::settings(&[remote.url()])).await.unwrap();
+        let syncer = Syncer::start(sidecar, Local::settings(&[remote.url()]))
+            .await
+            .unwrap();
         let events = vec![issue, announcement, comment];
-        let kept = Self { author, events, there, here, syncer, _relays: [remote, relay] };
+        let kept = Self {
+            author,
+            events,
+            there,
+            here,
+            syncer,
+            _relays: [remote, relay],
+        };
         kept.until_complete().await;
         kept
     }
 
     async fn until_complete(&self) {
-        self.here.until_has(&self.events.iter().collect::<Vec<_>>()).await;
+        self.here
+            .until_has(&self.events.iter().collect::<Vec<_>>())
+            .await;
     }
 }
 
@@ -76,7 +87,11 @@ async fn a_relay_that_refuses_limit_zero_is_subscribed_with_limit_one_and_withou
                 let is_live = message[2]["limit"] == 1 && message[2]["since"].is_null();
                 if message[0] == "REQ" && message[2]["limit"] == 0 {
                     client
-                        .send(json!(["CLOSED", message[1], "invalid: limit must be positive"]))
+                        .send(json!([
+                            "CLOSED",
+                            message[1],
+                            "invalid: limit must be positive"
+                        ]))
                         .await;
                 } else if message[0] == "REQ" && is_live {
                     client.send(json!(["EOSE", message[1]])).await;
@@ -114,13 +129,21 @@ async fn only_states_are_copied_for_a_held_announcement_until_it_is_served() {
     let relay = here.start().await;
 
     let sidecar = Arc::new(Sidecar::start(relay.url()));
-    let syncer = Syncer::start(sidecar, Local::settings(&[remote.url()])).await.unwrap();
+    let syncer = Syncer::start(sidecar, Local::settings(&[remote.url()]))
+        .await
+        .unwrap();
     here.until_has(&[&state]).await;
     assert!(!here.has(&announcement) && !here.has(&issue));
     let asked = |received: &Received, kind: u16| {
-        received.messages.iter().any(|(_, message)| message.to_string().contains(&kind.to_string()))
+        received
+            .messages
+            .iter()
+            .any(|(_, message)| message.to_string().contains(&kind.to_string()))
     };
-    assert!(!asked(&remote.received(), 1621), "issues of a held repository are not requested");
+    assert!(
+        !asked(&remote.received(), 1621),
+        "issues of a held repository are not requested"
+    );
     here.publish(announcement);
     here.until_has(&[&issue]).await;
     syncer.stop().await;
@@ -159,13 +182,19 @@ async fn the_inventory_is_complete_however_the_relay_limits_its_pages() {
         wanted.sort();
         assert_eq!(rows, wanted);
     }
-    assert_eq!(relay.received().connections, 1, "the connection is used again");
+    assert_eq!(
+        relay.received().connections,
+        1,
+        "the connection is used again"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_feed_continues_where_it_ended() {
     let author = Author::new();
-    let announcements: Vec<_> = (0..3).map(|n| author.announcement(&n.to_string(), &[])).collect();
+    let announcements: Vec<_> = (0..3)
+        .map(|n| author.announcement(&n.to_string(), &[]))
+        .collect();
     let sent = announcements.clone();
     let relay = Scripted::start(move |mut client| {
         // The second connection finds one more event; the first is cut after its page.
@@ -197,5 +226,9 @@ async fn a_lost_feed_continues_where_it_ended() {
         }
     }
     assert_eq!(caught_up, 1);
-    assert!(announcements.iter().all(|event| delivered.contains(&event.id)));
+    assert!(
+        announcements
+            .iter()
+            .all(|event| delivered.contains(&event.id))
+    );
 }

@@ -59,7 +59,10 @@ async fn events_published_at_another_relay_arrive_live() {
     honest.publish(issue.clone());
     local.until_has(&[&issue]).await;
     let offered = local.offered.lock().unwrap().clone();
-    let origin = Origin::Sync { relay: relay.url(), path: SyncPath::Live };
+    let origin = Origin::Sync {
+        relay: relay.url(),
+        path: SyncPath::Live,
+    };
     assert!(offered.contains(&(issue.id, origin)), "{offered:?}");
 }
 
@@ -76,7 +79,9 @@ async fn forged_and_unrequested_events_are_not_ingested() {
         async move {
             while let Some(message) = client.next().await {
                 if message[0] != "REQ" {
-                    client.send(json!(["NEG-ERR", message[1], "blocked: no"])).await;
+                    client
+                        .send(json!(["NEG-ERR", message[1], "blocked: no"]))
+                        .await;
                     continue;
                 }
                 for event in &sent {
@@ -96,7 +101,12 @@ async fn forged_and_unrequested_events_are_not_ingested() {
     let is_done = |status: &RelayStatus| status.counts.forged >= 1 && status.counts.known >= 1;
     let status = Local::until_status(&syncer, &relay.url(), is_done).await;
     let offered = local.offered.lock().unwrap().clone();
-    assert!(offered.iter().all(|(id, _)| *id != forged.id && *id != unrequested.id), "{offered:?}");
+    assert!(
+        offered
+            .iter()
+            .all(|(id, _)| *id != forged.id && *id != unrequested.id),
+        "{offered:?}"
+    );
     assert_eq!(status.counts.stored(), 1);
 }
 
@@ -118,11 +128,15 @@ async fn a_challenge_is_answered_once_and_refused_requests_are_repeated() {
                     }
                     Some("REQ") if is_member => client.answer(&message, &sent).await,
                     Some("REQ") => {
-                        client.send(json!(["CLOSED", message[1], "auth-required: who?"])).await;
+                        client
+                            .send(json!(["CLOSED", message[1], "auth-required: who?"]))
+                            .await;
                         client.send(json!(["AUTH", "again"])).await;
                     }
                     Some("NEG-OPEN") => {
-                        client.send(json!(["NEG-ERR", message[1], "blocked: no"])).await;
+                        client
+                            .send(json!(["NEG-ERR", message[1], "blocked: no"]))
+                            .await;
                     }
                     _ => {}
                 }
@@ -133,14 +147,23 @@ async fn a_challenge_is_answered_once_and_refused_requests_are_repeated() {
     let local = Local::new();
     let mut settings = Local::settings(&[relay.url()]);
     settings.keys = Some(author.0.clone());
-    let syncer = Syncer::start(Arc::new(local.clone()), settings).await.unwrap();
+    let syncer = Syncer::start(Arc::new(local.clone()), settings)
+        .await
+        .unwrap();
     local.until_has(&[&announcement]).await;
     let received = relay.received();
     assert_eq!(received.count("AUTH"), 1);
-    let (_, message) = received.messages.iter().find(|(_, message)| message[0] == "AUTH").unwrap();
+    let (_, message) = received
+        .messages
+        .iter()
+        .find(|(_, message)| message[0] == "AUTH")
+        .unwrap();
     assert_eq!(message[1]["pubkey"], author.0.public_key().to_hex());
     let tags = message[1]["tags"].as_array().unwrap();
-    assert!(tags.contains(&json!(["relay", relay.url().as_str()])), "{tags:?}");
+    assert!(
+        tags.contains(&json!(["relay", relay.url().as_str()])),
+        "{tags:?}"
+    );
     syncer.stop().await;
 }
 
@@ -196,7 +219,9 @@ async fn a_message_that_is_too_long_ends_the_connection_and_nothing_else() {
     let good = honest.start().await;
     let mut bad = Scripted::start(|mut client| async move {
         client.next().await;
-        client.send_text(format!("[\"NOTICE\",\"{}\"]", "x".repeat(3 * 1024 * 1024))).await;
+        client
+            .send_text(format!("[\"NOTICE\",\"{}\"]", "x".repeat(3 * 1024 * 1024)))
+            .await;
         while client.next().await.is_some() {}
     })
     .await;
@@ -220,15 +245,30 @@ async fn proven_history_is_not_fetched_again_after_a_restart() {
     for _ in 0..2 {
         let mut settings = Local::settings(&[relay.url()]);
         settings.records = Box::new(RecordFile::new(&file));
-        let syncer = Syncer::start(Arc::new(local.clone()), settings).await.unwrap();
+        let syncer = Syncer::start(Arc::new(local.clone()), settings)
+            .await
+            .unwrap();
         local.until_has(&[&announcement]).await;
         Local::until_status(&syncer, &relay.url(), is_synced).await;
         syncer.stop().await;
     }
     let received = relay.received();
-    let of_second: Vec<_> = received.messages.iter().filter(|(number, _)| *number == 1).collect();
-    assert!(of_second.iter().all(|(_, message)| message[0] != "NEG-OPEN"), "{of_second:?}");
-    let mut pages =
-        of_second.iter().filter(|(_, message)| message[0] == "REQ" && message[2]["limit"] != 0);
-    assert!(pages.all(|(_, message)| message[2]["since"].is_u64()), "{of_second:?}");
+    let of_second: Vec<_> = received
+        .messages
+        .iter()
+        .filter(|(number, _)| *number == 1)
+        .collect();
+    assert!(
+        of_second
+            .iter()
+            .all(|(_, message)| message[0] != "NEG-OPEN"),
+        "{of_second:?}"
+    );
+    let mut pages = of_second
+        .iter()
+        .filter(|(_, message)| message[0] == "REQ" && message[2]["limit"] != 0);
+    assert!(
+        pages.all(|(_, message)| message[2]["since"].is_u64()),
+        "{of_second:?}"
+    );
 }

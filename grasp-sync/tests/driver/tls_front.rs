@@ -72,7 +72,11 @@ impl Front {
                 tokio::spawn(forward(tls.clone(), stream, server));
             }
         });
-        Self { port, connections, accepting }
+        Self {
+            port,
+            connections,
+            accepting,
+        }
     }
 
     /// Returns its address, by a name that certificates can be issued for.
@@ -87,8 +91,12 @@ impl Front {
 }
 
 async fn forward(tls: TlsAcceptor, client: TcpStream, server: SocketAddr) {
-    let Ok(mut client) = tls.accept(client).await else { return };
-    let Ok(mut server) = TcpStream::connect(server).await else { return };
+    let Ok(mut client) = tls.accept(client).await else {
+        return;
+    };
+    let Ok(mut server) = TcpStream::connect(server).await else {
+        return;
+    };
     let _ = copy_bidirectional(&mut client, &mut server).await;
 }
 

@@ -23,7 +23,9 @@ pub(crate) async fn relay(info: Option<Value>, stored: Vec<Event>, answers: Answ
 
 async fn serve(mut client: ClientSocket, stored: Arc<Vec<Event>>, answers: Answers) {
     for n in 0.. {
-        let Some(message) = client.next().await else { return };
+        let Some(message) = client.next().await else {
+            return;
+        };
         for answer in answers(&message, &stored, n) {
             if !client.send(answer).await {
                 return;
@@ -47,7 +49,10 @@ pub(crate) fn well_behaved_answers(message: &Value, stored: &[Event]) -> Vec<Val
 
 /// Returns the stored events that a REQ asks for.
 pub(crate) fn events(req: &Value, stored: &[Event]) -> Vec<Value> {
-    matching(req, stored).into_iter().map(|event| json!(["EVENT", req[1], event])).collect()
+    matching(req, stored)
+        .into_iter()
+        .map(|event| json!(["EVENT", req[1], event]))
+        .collect()
 }
 
 /// Returns whether a message is a request for stored events.
@@ -71,11 +76,20 @@ impl Trial {
         let repo = author.repo("grasp");
         let good = HonestRelay::new([]);
         let good_relay = good.start().await;
-        Self { repo, author, local: Local::new(), good, good_relay, begun: Instant::now() }
+        Self {
+            repo,
+            author,
+            local: Local::new(),
+            good,
+            good_relay,
+            begun: Instant::now(),
+        }
     }
 
     pub(crate) fn issues(&self, count: usize) -> Vec<Event> {
-        (0..count).map(|n| self.author.issue(&self.repo, &n.to_string())).collect()
+        (0..count)
+            .map(|n| self.author.issue(&self.repo, &n.to_string()))
+            .collect()
     }
 
     /// Starts to sync from these and from the good relay.
@@ -99,20 +113,34 @@ impl Trial {
     ) -> Syncer {
         let good = self.good_relay.url();
         let listed: Vec<_> = bad.iter().chain([&good]).collect();
-        let _ = self.local.publish(&self.author.announcement("grasp", &listed));
+        let _ = self
+            .local
+            .publish(&self.author.announcement("grasp", &listed));
         let mut settings = Local::settings(&[]);
         settings.engine.handshake_gap = Duration::from_millis(10);
         change(&mut settings);
         self.begun = Instant::now();
-        Syncer::start(Arc::new(self.local.clone()), settings).await.unwrap()
+        Syncer::start(Arc::new(self.local.clone()), settings)
+            .await
+            .unwrap()
     }
 
     /// Asserts that the events of the bad relays arrive.
     pub(crate) async fn assert_arrive(&self, events: &[Event]) {
-        let arriving = async { self.local.until_has(&events.iter().collect::<Vec<_>>()).await };
-        if tokio::time::timeout(Duration::from_secs(29), arriving).await.is_err() {
+        let arriving = async {
+            self.local
+                .until_has(&events.iter().collect::<Vec<_>>())
+                .await
+        };
+        if tokio::time::timeout(Duration::from_secs(29), arriving)
+            .await
+            .is_err()
+        {
             let missing = events.iter().filter(|event| !self.local.has(event));
-            let missing: Vec<_> = missing.map(|event| event.content.as_str()).take(9).collect();
+            let missing: Vec<_> = missing
+                .map(|event| event.content.as_str())
+                .take(9)
+                .collect();
             panic!("not here: {missing:?}");
         }
     }
@@ -121,10 +149,14 @@ impl Trial {
     pub(crate) async fn assert_undisturbed(&self, syncer: &Syncer) {
         let listens = |status: &RelayStatus| status.synced_at.is_some();
         Local::until_status(syncer, &self.good_relay.url(), listens).await;
-        let issue = self.author.issue(&self.repo, &format!("{:?}", self.begun.elapsed()));
+        let issue = self
+            .author
+            .issue(&self.repo, &format!("{:?}", self.begun.elapsed()));
         self.good.publish(issue.clone());
         let arrives = async { self.local.until_has(&[&issue]).await };
-        tokio::time::timeout(Duration::from_secs(5), arrives).await.expect("at once");
+        tokio::time::timeout(Duration::from_secs(5), arrives)
+            .await
+            .expect("at once");
     }
 
     /// Asserts that a relay of unknown software got no more requests than allowed: sixty at once, two more every second,
@@ -134,7 +166,11 @@ impl Trial {
         let is_start = |message: &Value| {
             is_fetch(message) || message[0] == "NEG-OPEN" || message[0] == "NEG-MSG"
         };
-        let starts = received.messages.iter().filter(|(_, message)| is_start(message)).count();
+        let starts = received
+            .messages
+            .iter()
+            .filter(|(_, message)| is_start(message))
+            .count();
         let max = 60 + 2 * (self.begun.elapsed().as_secs() as usize + 1);
         assert!(starts <= max, "{starts} requests, {max} allowed");
         let open = max_open(&received);

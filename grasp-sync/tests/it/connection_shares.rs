@@ -15,17 +15,28 @@ use crate::sim::world::{relay, repo};
 /// Serves a repository of another owner that lists these relays, all of which answer.
 fn served_by_another(setup: &mut Setup, relays: &[RelayUrl]) -> IndexChange {
     for url in relays {
-        setup.sim.peers.insert(url.clone(), Peer::new(Script::default(), []));
+        setup
+            .sim
+            .peers
+            .insert(url.clone(), Peer::new(Script::default(), []));
     }
     let repo = repo(&mut setup.chance, "other");
     let relays = relays.to_vec();
-    let change = IndexChange::Announced { repo, relays, level: SyncLevel::Full };
+    let change = IndexChange::Announced {
+        repo,
+        relays,
+        level: SyncLevel::Full,
+    };
     tell(setup, change.clone());
     change
 }
 
 fn tell(setup: &mut Setup, change: IndexChange) {
-    let accepted = Accepted { event: None, is_uncounted: false, change: Some(change) };
+    let accepted = Accepted {
+        event: None,
+        is_uncounted: false,
+        change: Some(change),
+    };
     setup.sim.handle(Input::Accepted(accepted));
 }
 
@@ -40,11 +51,20 @@ fn connected(setup: &Setup, among: &[RelayUrl]) -> usize {
 
 /// Returns relays whose names sort before those of all others.
 fn many_relays(count: usize) -> Vec<RelayUrl> {
-    (0..count).map(|n| format!("wss://a{n}.example").parse().unwrap()).collect()
+    (0..count)
+        .map(|n| format!("wss://a{n}.example").parse().unwrap())
+        .collect()
 }
 
 fn setup(connections: usize) -> Setup {
-    Setup::new(Config { connections, ..defaults() }, Script::default(), 5)
+    Setup::new(
+        Config {
+            connections,
+            ..defaults()
+        },
+        Script::default(),
+        5,
+    )
 }
 
 #[test]
@@ -60,7 +80,10 @@ fn relays_of_one_owner_leave_connections_for_others_also_after_a_restart() {
     setup.sim.crash(7);
     tell(&mut setup, change);
     setup.run(10 * MINUTE);
-    assert_eq!((connected(&setup, &[relay(0)]), connected(&setup, &relays)), (1, 4));
+    assert_eq!(
+        (connected(&setup, &[relay(0)]), connected(&setup, &relays)),
+        (1, 4)
+    );
 }
 
 #[test]
@@ -80,11 +103,19 @@ fn many_names_of_one_address_leave_connections_for_others_also_after_a_restart()
     assert_eq!(connected(&setup, &[relay(0)]), 1);
     let dials = setup.sim.dials.len();
     setup.sim.crash(7);
-    changes.into_iter().for_each(|change| tell(&mut setup, change));
+    changes
+        .into_iter()
+        .for_each(|change| tell(&mut setup, change));
     setup.run(MINUTE);
-    assert_eq!((connected(&setup, &[relay(0)]), connected(&setup, &relays)), (1, 4));
+    assert_eq!(
+        (connected(&setup, &[relay(0)]), connected(&setup, &relays)),
+        (1, 4)
+    );
     let again = setup.sim.dials.len() - dials;
-    assert!(again < 10, "their addresses are remembered: {again} attempts");
+    assert!(
+        again < 10,
+        "their addresses are remembered: {again} attempts"
+    );
 }
 
 #[test]
@@ -116,12 +147,21 @@ fn unreachable_relays_do_not_end_other_connections() {
     }
     setup.run(5 * MINUTE);
     for n in 0..20 {
-        let change =
-            served_by_another(&mut setup, &[format!("wss://z{n}.example").parse().unwrap()]);
-        let IndexChange::Announced { relays, .. } = change else { panic!() };
-        relays.iter().for_each(|url| _ = setup.sim.peers.remove(url));
+        let change = served_by_another(
+            &mut setup,
+            &[format!("wss://z{n}.example").parse().unwrap()],
+        );
+        let IndexChange::Announced { relays, .. } = change else {
+            panic!()
+        };
+        relays
+            .iter()
+            .for_each(|url| _ = setup.sim.peers.remove(url));
     }
     setup.run(3 * HOUR);
-    assert_eq!(setup.count_reports(|report| matches!(report, Report::GaveWay { .. })), 0);
+    assert_eq!(
+        setup.count_reports(|report| matches!(report, Report::GaveWay { .. })),
+        0
+    );
     assert_eq!(connected(&setup, &there), 8);
 }

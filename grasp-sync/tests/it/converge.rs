@@ -31,17 +31,29 @@ fn run(seed: u64) -> Result<(), String> {
     }
     sim.run_for(PUBLISHING_TIME.saturating_sub(sim.now.mono.since_start()));
     let wanted = obtainable(&sim);
-    let missing = |sim: &Sim| wanted.iter().filter(|id| !sim.local.stored.contains_key(id)).count();
+    let missing = |sim: &Sim| {
+        wanted
+            .iter()
+            .filter(|id| !sim.local.stored.contains_key(id))
+            .count()
+    };
     while missing(&sim) > 0 && sim.now.mono.since_start() < CONVERGENCE_TIMEOUT {
         sim.run_for(15 * MINUTE);
     }
     let scripts: Vec<_> = sim.peers.values().map(|peer| &peer.script).collect();
     if missing(&sim) > 0 {
-        return Err(format!("{} of {} missing; {scripts:?}", missing(&sim), wanted.len()));
+        return Err(format!(
+            "{} of {} missing; {scripts:?}",
+            missing(&sim),
+            wanted.len()
+        ));
     }
     for peer in sim.peers.values().filter(|peer| peer.script.is_open) {
         if peer.peak_subs > peer.script.subs {
-            return Err(format!("{} of {} subscriptions", peer.peak_subs, peer.script.subs));
+            return Err(format!(
+                "{} of {} subscriptions",
+                peer.peak_subs, peer.script.subs
+            ));
         }
     }
     Ok(())
@@ -49,7 +61,11 @@ fn run(seed: u64) -> Result<(), String> {
 
 /// Returns the worlds to try: the first thousand, or as many as `GRASP_SEEDS` says; `GRASP_SEED=n` replays one.
 fn seeds() -> Range<u64> {
-    let read = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let read = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .and_then(|text| text.parse::<u64>().ok())
+    };
     match read("GRASP_SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..read("GRASP_SEEDS").unwrap_or(1_000),
@@ -82,10 +98,21 @@ fn every_world_converges_within_the_limits_of_its_relays() {
     let next = AtomicU64::new(start);
     let workers = std::thread::available_parallelism().map_or(2, NonZero::get);
     let failed: Vec<String> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(|| run_all(&next, end))).collect();
-        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+        let workers: Vec<_> = (0..workers)
+            .map(|_| scope.spawn(|| run_all(&next, end)))
+            .collect();
+        workers
+            .into_iter()
+            .flat_map(|worker| worker.join().unwrap())
+            .collect()
     });
-    assert!(failed.is_empty(), "{} of {} worlds:\n{}", failed.len(), end - start, failed.concat());
+    assert!(
+        failed.is_empty(),
+        "{} of {} worlds:\n{}",
+        failed.len(),
+        end - start,
+        failed.concat()
+    );
 }
 
 /// In these, a request for everything was refused after full sync had ended, and its job was lost.
@@ -105,7 +132,10 @@ fn with_reliable_relays_events_of_any_date_arrive_without_another_full_pass() {
         sim.handle(Input::FeedCaughtUp);
         sim.run_for(PUBLISHING_TIME + 5 * MINUTE);
         let wanted = obtainable(&sim);
-        let missing = wanted.iter().filter(|id| !sim.local.stored.contains_key(id)).count();
+        let missing = wanted
+            .iter()
+            .filter(|id| !sim.local.stored.contains_key(id))
+            .count();
         let scripts: Vec<_> = sim.peers.values().map(|peer| &peer.script).collect();
         assert_eq!(missing, 0, "seed {seed}: of {}; {scripts:?}", wanted.len());
     }

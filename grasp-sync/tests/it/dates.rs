@@ -26,15 +26,23 @@ fn assert_arrives_live(setup: &mut Setup) {
 }
 
 fn interruptions(setup: &Setup) -> usize {
-    let reported = setup.sim.reports.iter().rev().find_map(|report| match report {
-        Report::Interrupted { times, .. } => Some(*times),
-        _ => None,
-    });
+    let reported = setup
+        .sim
+        .reports
+        .iter()
+        .rev()
+        .find_map(|report| match report {
+            Report::Interrupted { times, .. } => Some(*times),
+            _ => None,
+        });
     reported.unwrap_or(0)
 }
 
 fn quick(script: Script) -> Script {
-    Script { latency_ms: (1, 5), ..script }
+    Script {
+        latency_ms: (1, 5),
+        ..script
+    }
 }
 
 #[test]
@@ -48,7 +56,10 @@ fn old_events_arrive_live_after_the_first_connect() {
 
 #[test]
 fn old_events_arrive_live_after_a_quick_reconnect() {
-    let script = Script { connection_secs: Some((600, 600)), ..Script::default() };
+    let script = Script {
+        connection_secs: Some((600, 600)),
+        ..Script::default()
+    };
     let mut setup = Setup::announced(defaults(), quick(script), 20);
     setup.run(11 * MINUTE);
     assert_eq!(setup.sim.conns.len(), 2);
@@ -69,8 +80,14 @@ fn published_meanwhile(setup: &mut Setup) -> Vec<Event> {
 #[test]
 fn old_events_published_during_a_reconnect_are_found_by_a_comparison_after_the_catch_up() {
     let connection_secs = Some((600, 600));
-    let filters = quick(Script { connection_secs, ..Script::default() });
-    let full_sync = Script { connection_secs, ..mirror() };
+    let filters = quick(Script {
+        connection_secs,
+        ..Script::default()
+    });
+    let full_sync = Script {
+        connection_secs,
+        ..mirror()
+    };
     for (config, script) in [(defaults(), filters), (whole_config(), full_sync)] {
         let mut setup = Setup::announced(config, script, 100);
         setup.run(9 * MINUTE);
@@ -89,13 +106,18 @@ fn old_events_published_during_a_reconnect_are_found_by_a_comparison_after_the_c
 
 #[test]
 fn an_unstable_relay_is_compared_once_an_hour() {
-    let script = Script { connection_secs: Some((360, 360)), ..Script::default() };
+    let script = Script {
+        connection_secs: Some((360, 360)),
+        ..Script::default()
+    };
     let mut setup = Setup::announced(defaults(), quick(script), 20);
     setup.run(5 * MINUTE).forget();
     setup.run(4 * HOUR);
     assert!(setup.sim.conns.len() > 30);
     let starts = setup.starts();
-    let announcements = by(&starts, By::Neg).into_iter().filter(|one| one.is_layer_one());
+    let announcements = by(&starts, By::Neg)
+        .into_iter()
+        .filter(|one| one.is_layer_one());
     assert_eq!(announcements.count(), 4);
     let missed = published_meanwhile(&mut setup);
     setup.run(2 * HOUR);
@@ -113,7 +135,10 @@ fn old_events_arrive_live_after_our_own_restart() {
 
 #[test]
 fn old_events_arrive_live_after_a_consolidation() {
-    let config = Config { consolidation_threshold: 12, ..defaults() };
+    let config = Config {
+        consolidation_threshold: 12,
+        ..defaults()
+    };
     let mut setup = Setup::announced(config, quick(Script::default()), 0);
     setup.run(MINUTE);
     for _ in 0..30 {
@@ -121,7 +146,11 @@ fn old_events_arrive_live_after_a_consolidation() {
         setup.run(secs(7));
     }
     assert!(setup.count_reports(|report| matches!(report, Report::Consolidated { .. })) >= 2);
-    assert_eq!(interruptions(&setup), 0, "the old stay open until the new are in force");
+    assert_eq!(
+        interruptions(&setup),
+        0,
+        "the old stay open until the new are in force"
+    );
     setup.run(MINUTE);
     assert_arrives_live(&mut setup);
 }
@@ -139,18 +168,30 @@ fn old_events_arrive_live_across_the_default_consolidation_threshold() {
             Report::Consolidated { before, after, .. } => Some((*before, *after)),
             _ => None,
         }));
-        assert_eq!(interruptions(&setup), 0, "the old stay open until the new are in force");
+        assert_eq!(
+            interruptions(&setup),
+            0,
+            "the old stay open until the new are in force"
+        );
         assert_arrives_live(&mut setup);
     }
-    let &[(before, after), ..] = &sizes[..] else { panic!("no consolidation") };
+    let &[(before, after), ..] = &sizes[..] else {
+        panic!("no consolidation")
+    };
     assert!((66..=70).contains(&before) && after <= 6, "{sizes:?}");
     assert!(sizes.len() <= 4, "rebuilt rarely: {sizes:?}");
 }
 
 #[test]
 fn old_events_arrive_during_a_consolidation() {
-    let config = Config { consolidation_threshold: 12, ..defaults() };
-    let script = Script { latency_ms: (200, 200), ..Script::default() };
+    let config = Config {
+        consolidation_threshold: 12,
+        ..defaults()
+    };
+    let script = Script {
+        latency_ms: (200, 200),
+        ..Script::default()
+    };
     let mut setup = Setup::announced(config, script, 0);
     setup.run(MINUTE);
     let rebuilds =
@@ -164,7 +205,10 @@ fn old_events_arrive_during_a_consolidation() {
     setup.run(secs(30));
     assert!(published.iter().all(|issue| setup.has(issue)));
     assert_eq!(interruptions(&setup), 0);
-    assert_eq!(setup.count_reports(|report| matches!(report, Report::Gap { .. })), 0);
+    assert_eq!(
+        setup.count_reports(|report| matches!(report, Report::Gap { .. })),
+        0
+    );
 }
 
 #[test]
@@ -177,7 +221,11 @@ fn old_events_arrive_live_after_the_daily_pass() {
 #[test]
 fn the_daily_pass_resets_the_count_of_interruptions_without_nip77() {
     let neg = Neg::Unknown;
-    let script = Script { connection_secs: Some((6 * 3600, 6 * 3600)), neg, ..Script::default() };
+    let script = Script {
+        connection_secs: Some((6 * 3600, 6 * 3600)),
+        neg,
+        ..Script::default()
+    };
     let mut setup = Setup::announced(defaults(), quick(script), 20);
     setup.run(22 * HOUR);
     assert_eq!(interruptions(&setup), 3);
@@ -186,11 +234,18 @@ fn the_daily_pass_resets_the_count_of_interruptions_without_nip77() {
 }
 
 fn mirror() -> Script {
-    quick(Script { is_grasp: true, software: Some("grasp-relay"), ..Script::default() })
+    quick(Script {
+        is_grasp: true,
+        software: Some("grasp-relay"),
+        ..Script::default()
+    })
 }
 
 fn whole_config() -> Config {
-    Config { full_sync_above: Some(8_000), ..defaults() }
+    Config {
+        full_sync_above: Some(8_000),
+        ..defaults()
+    }
 }
 
 #[test]
@@ -219,7 +274,10 @@ fn old_events_arrive_live_after_a_change_to_full_sync() {
 
 #[test]
 fn old_events_arrive_live_in_full_sync_after_a_quick_reconnect() {
-    let script = Script { connection_secs: Some((600, 600)), ..mirror() };
+    let script = Script {
+        connection_secs: Some((600, 600)),
+        ..mirror()
+    };
     let mut setup = Setup::announced(whole_config(), script, 100);
     setup.run(11 * MINUTE);
     assert_eq!(setup.sim.conns.len(), 2);
@@ -228,7 +286,10 @@ fn old_events_arrive_live_in_full_sync_after_a_quick_reconnect() {
 
 #[test]
 fn old_events_arrive_live_after_full_sync_was_refused() {
-    let script = Script { wants_names: true, ..mirror() };
+    let script = Script {
+        wants_names: true,
+        ..mirror()
+    };
     let mut setup = Setup::announced(whole_config(), script, 100);
     setup.run(5 * MINUTE);
     assert_arrives_live(&mut setup);
@@ -236,7 +297,10 @@ fn old_events_arrive_live_after_full_sync_was_refused() {
 
 #[test]
 fn old_events_arrive_live_without_support_of_limit_zero() {
-    let script = Script { takes_zero: false, ..quick(Script::default()) };
+    let script = Script {
+        takes_zero: false,
+        ..quick(Script::default())
+    };
     let mut setup = Setup::announced(defaults(), script, 20);
     setup.run(MINUTE);
     assert_arrives_live(&mut setup);
@@ -255,8 +319,15 @@ fn old_comments(setup: &mut Setup) -> Vec<Event> {
 }
 
 fn with_all_slots_used(neg: Neg) -> Setup {
-    let script = Script { subs: 10, neg, ..Script::default() };
-    let config = Config { values_per_filter: 10, ..defaults() };
+    let script = Script {
+        subs: 10,
+        neg,
+        ..Script::default()
+    };
+    let config = Config {
+        values_per_filter: 10,
+        ..defaults()
+    };
     let mut setup = Setup::announced(config, script, 500);
     setup.run(30 * MINUTE);
     setup
@@ -267,7 +338,10 @@ fn old_events_arrive_by_polls_without_room_for_a_subscription() {
     let mut setup = with_all_slots_used(Neg::Speaks);
     let comments = old_comments(&mut setup);
     setup.run(secs(2));
-    assert!(!comments.iter().all(|comment| setup.has(comment)), "not all have a subscription");
+    assert!(
+        !comments.iter().all(|comment| setup.has(comment)),
+        "not all have a subscription"
+    );
     setup.run(12 * MINUTE);
     assert!(comments.iter().all(|comment| setup.has(comment)));
 }

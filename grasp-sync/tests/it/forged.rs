@@ -23,13 +23,28 @@ fn pauses_of_a_relay_that_forges_events_grow_until_it_is_dead() {
     let mut setup = forger(400);
     setup.announce(&[relay(0)]);
     setup.run(MINUTE);
-    let is_degraded =
-        |report: &Report| matches!(report, Report::Health { health: Health::Degraded, .. });
+    let is_degraded = |report: &Report| {
+        matches!(
+            report,
+            Report::Health {
+                health: Health::Degraded,
+                ..
+            }
+        )
+    };
     assert!(setup.count_reports(is_degraded) > 0);
     let is_reported = |report: &Report| matches!(report, Report::Forged { count: 100.., .. });
     assert!(setup.count_reports(is_reported) > 0);
     setup.run(48 * HOUR);
-    let is_dead = |report: &Report| matches!(report, Report::Health { health: Health::Dead, .. });
+    let is_dead = |report: &Report| {
+        matches!(
+            report,
+            Report::Health {
+                health: Health::Dead,
+                ..
+            }
+        )
+    };
     assert_eq!(setup.count_reports(is_dead), 1);
     assert!(setup.sim.dials.len() < 50, "{}", setup.sim.dials.len());
 }
@@ -43,7 +58,15 @@ fn the_pauses_of_a_forging_relay_survive_a_restart() {
         setup.sim.crash(restart);
     }
     setup.run(MINUTE);
-    let is_dead = |report: &Report| matches!(report, Report::Health { health: Health::Dead, .. });
+    let is_dead = |report: &Report| {
+        matches!(
+            report,
+            Report::Health {
+                health: Health::Dead,
+                ..
+            }
+        )
+    };
     assert!(setup.count_reports(is_dead) > 0);
 }
 
@@ -54,7 +77,10 @@ fn an_id_that_was_forged_is_not_requested_again() {
     setup.run(3 * HOUR);
     let starts = setup.starts();
     let mut asked: BTreeMap<EventId, usize> = BTreeMap::new();
-    for id in by(&starts, By::Ids).iter().flat_map(|start| start.filters[0].ids.iter().flatten()) {
+    for id in by(&starts, By::Ids)
+        .iter()
+        .flat_map(|start| start.filters[0].ids.iter().flatten())
+    {
         *asked.entry(*id).or_default() += 1;
     }
     assert!(asked.values().all(|times| *times == 1), "{asked:?}");
@@ -65,7 +91,10 @@ fn an_id_that_was_forged_is_not_requested_again() {
 fn the_genuine_event_is_fetched_from_another_relay() {
     let mut setup = forger(40);
     let events: Vec<_> = setup.peer().events.values().cloned().collect();
-    setup.sim.peers.insert(relay(1), Peer::new(Script::default(), events));
+    setup
+        .sim
+        .peers
+        .insert(relay(1), Peer::new(Script::default(), events));
     setup.announce(&[relay(0), relay(1)]);
     setup.run(HOUR);
     assert_eq!(setup.here(), 41);

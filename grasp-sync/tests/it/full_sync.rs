@@ -14,11 +14,18 @@ use crate::sim::{START, event};
 const THREADS: usize = 100;
 
 fn config() -> Config {
-    Config { full_sync_above: Some(8_000), ..defaults() }
+    Config {
+        full_sync_above: Some(8_000),
+        ..defaults()
+    }
 }
 
 fn grasp() -> Script {
-    Script { is_grasp: true, software: Some("grasp-relay"), ..Script::default() }
+    Script {
+        is_grasp: true,
+        software: Some("grasp-relay"),
+        ..Script::default()
+    }
 }
 
 fn is_whole(filter: &Filter) -> bool {
@@ -27,18 +34,27 @@ fn is_whole(filter: &Filter) -> bool {
 
 /// Returns the requests for all that the relay has.
 fn whole(starts: &[Start], kind: By) -> usize {
-    by(starts, kind).iter().filter(|start| start.filters.iter().any(is_whole)).count()
+    by(starts, kind)
+        .iter()
+        .filter(|start| start.filters.iter().any(is_whole))
+        .count()
 }
 
 /// Returns the number of values in filters, over all requests.
 fn named(starts: &[Start]) -> usize {
     let filters = starts.iter().flat_map(|start| &start.filters);
-    filters.flat_map(|filter| filter.generic_tags.values()).map(|values| values.len()).sum()
+    filters
+        .flat_map(|filter| filter.generic_tags.values())
+        .map(|values| values.len())
+        .sum()
 }
 
 /// Returns the number of events requested by id.
 fn fetched(setup: &Setup) -> usize {
-    by(&setup.starts(), By::Ids).iter().filter_map(|start| start.filters[0].limit).sum()
+    by(&setup.starts(), By::Ids)
+        .iter()
+        .filter_map(|start| start.filters[0].limit)
+        .sum()
 }
 
 fn fell_back_to_filters(setup: &Setup) -> bool {
@@ -79,12 +95,18 @@ fn events_that_a_request_dropped_while_it_is_replaced_are_compared() {
     let old = setup.live_subs();
     // The relay does not answer the new live request, for everything.
     setup.peer().script.quirk = |_, frame| match frame {
-        Frame::Subscribe { path: SyncPath::Live, .. } => Quirk::Says(vec![]),
+        Frame::Subscribe {
+            path: SyncPath::Live,
+            ..
+        } => Quirk::Says(vec![]),
         _ => Quirk::None,
     };
     (0..10).for_each(|_| _ = setup.publish_issue());
     setup.run(secs(10));
-    let (live, compared) = (whole(&setup.starts(), By::Live), whole(&setup.starts(), By::Neg));
+    let (live, compared) = (
+        whole(&setup.starts(), By::Live),
+        whole(&setup.starts(), By::Neg),
+    );
     assert_eq!((live, compared), (1, 0), "the switch to full sync");
     let dropped = setup.chance_issue_dated(7 * 24 * 60 * 60);
     setup.peer().events.insert(dropped.id, dropped.clone());
@@ -105,11 +127,18 @@ fn many_threads_are_fetched_and_subscribed_without_naming_one() {
     let starts = setup.starts();
     assert_eq!((whole(&starts, By::Live), whole(&starts, By::Page)), (1, 0));
     assert!(whole(&starts, By::Neg) > 0);
-    assert!(named(&starts) <= 6 + 30, "{}: the repository, and replies to replies", named(&starts));
+    assert!(
+        named(&starts) <= 6 + 30,
+        "{}: the repository, and replies to replies",
+        named(&starts)
+    );
     let comment = comment_on_some_root(&mut setup);
     setup.sim.publish_after(secs(0), &relay(0), comment.clone());
     setup.run(secs(1));
-    assert!(setup.sim.local.stored.contains_key(&comment.id), "arrives live");
+    assert!(
+        setup.sim.local.stored.contains_key(&comment.id),
+        "arrives live"
+    );
 }
 
 #[test]
@@ -118,13 +147,20 @@ fn the_daily_pass_of_two_mirrors_is_one_comparison() {
     setup.run(MINUTE).forget();
     setup.run(26 * HOUR);
     let starts = setup.starts();
-    assert_eq!((whole(&starts, By::Neg), named(&starts)), (1, 0), "{starts:?}");
+    assert_eq!(
+        (whole(&starts, By::Neg), named(&starts)),
+        (1, 0),
+        "{starts:?}"
+    );
     assert!(!fell_back_to_filters(&setup));
 }
 
 #[test]
 fn events_missed_by_a_short_disconnect_are_fetched_without_naming_one() {
-    let script = Script { connection_secs: Some((600, 601)), ..grasp() };
+    let script = Script {
+        connection_secs: Some((600, 601)),
+        ..grasp()
+    };
     let mut setup = setup(config(), script);
     setup.run(5 * MINUTE).forget();
     setup.run(20 * MINUTE);
@@ -141,17 +177,29 @@ fn a_new_thread_is_fetched_by_id_and_needs_no_subscription() {
     let early = event::comment(&mut setup.chance, START - 5, issue.id, "e");
     setup.peer().events.insert(early.id, early.clone());
     setup.run(secs(20));
-    assert!(setup.sim.local.stored.contains_key(&early.id), "its past is fetched");
+    assert!(
+        setup.sim.local.stored.contains_key(&early.id),
+        "its past is fetched"
+    );
     let starts = setup.starts();
-    assert_eq!((by(&starts, By::Live).len(), whole(&starts, By::Neg)), (0, 0), "{starts:?}");
+    assert_eq!(
+        (by(&starts, By::Live).len(), whole(&starts, By::Neg)),
+        (0, 0),
+        "{starts:?}"
+    );
 }
 
 #[test]
 fn filters_are_used_for_few_threads_and_for_other_relays() {
-    let far_off = Config { full_sync_above: Some(100_000), ..defaults() };
-    for (config, script) in
-        [(far_off, grasp()), (defaults(), grasp()), (config(), Script::default())]
-    {
+    let far_off = Config {
+        full_sync_above: Some(100_000),
+        ..defaults()
+    };
+    for (config, script) in [
+        (far_off, grasp()),
+        (defaults(), grasp()),
+        (config(), Script::default()),
+    ] {
         let mut setup = setup(config, script);
         setup.run(MINUTE);
         let starts = setup.starts();
@@ -163,7 +211,13 @@ fn filters_are_used_for_few_threads_and_for_other_relays() {
 
 #[test]
 fn a_server_that_refuses_full_sync_is_asked_by_filters() {
-    let mut setup = setup(config(), Script { wants_names: true, ..grasp() });
+    let mut setup = setup(
+        config(),
+        Script {
+            wants_names: true,
+            ..grasp()
+        },
+    );
     setup.run(5 * MINUTE);
     assert_eq!(setup.here(), 1 + THREADS + 30);
     assert!(fell_back_to_filters(&setup));
@@ -173,12 +227,21 @@ fn a_server_that_refuses_full_sync_is_asked_by_filters() {
     let comment = comment_on_some_root(&mut setup);
     setup.sim.publish_after(secs(0), &relay(0), comment.clone());
     setup.run(secs(1));
-    assert!(setup.sim.local.stored.contains_key(&comment.id), "arrives live");
+    assert!(
+        setup.sim.local.stored.contains_key(&comment.id),
+        "arrives live"
+    );
 }
 
 #[test]
 fn a_server_without_nip77_is_paged_by_filters() {
-    let mut setup = setup(config(), Script { neg: Neg::Unknown, ..grasp() });
+    let mut setup = setup(
+        config(),
+        Script {
+            neg: Neg::Unknown,
+            ..grasp()
+        },
+    );
     setup.run(5 * MINUTE);
     assert_eq!(setup.here(), 1 + THREADS + 30);
     assert_eq!(whole(&setup.starts(), By::Page), 0);
@@ -186,7 +249,13 @@ fn a_server_without_nip77_is_paged_by_filters() {
 
 #[test]
 fn a_server_with_many_unwanted_events_is_asked_by_filters() {
-    let mut setup = setup(config(), Script { page: 100, ..grasp() });
+    let mut setup = setup(
+        config(),
+        Script {
+            page: 100,
+            ..grasp()
+        },
+    );
     add_other_threads(&mut setup, 900);
     setup.run(5 * MINUTE);
     assert_eq!(setup.here(), 1 + THREADS + 30);
@@ -216,7 +285,10 @@ fn a_few_unwanted_events_are_fetched_once_and_remembered() {
     assert!(!fell_back_to_filters(&setup));
     setup.run(26 * HOUR);
     let starts = setup.starts();
-    assert_eq!((whole(&starts, By::Neg), by(&starts, By::Ids).len()), (1, 0));
+    assert_eq!(
+        (whole(&starts, By::Neg), by(&starts, By::Ids).len()),
+        (1, 0)
+    );
 }
 
 #[test]
@@ -230,22 +302,44 @@ fn a_flood_of_unwanted_live_events_ends_full_sync() {
         setup.sim.publish_after(secs(n / 10), &relay(0), issue);
     }
     let comment = comment_on_some_root(&mut setup);
-    setup.sim.publish_after(secs(90), &relay(0), comment.clone());
+    setup
+        .sim
+        .publish_after(secs(90), &relay(0), comment.clone());
     setup.run(2 * MINUTE);
     assert!(fell_back_to_filters(&setup));
     assert!(named(&setup.starts()) >= 3 * THREADS);
-    assert!(setup.sim.local.stored.contains_key(&comment.id), "arrives live");
+    assert!(
+        setup.sim.local.stored.contains_key(&comment.id),
+        "arrives live"
+    );
 }
 
 #[test]
 fn events_lost_by_an_overflow_are_compared_although_the_last_comparison_was_just_now() {
-    let mut setup = setup(config(), Script { latency_ms: (3_000, 3_001), ..grasp() });
+    let mut setup = setup(
+        config(),
+        Script {
+            latency_ms: (3_000, 3_001),
+            ..grasp()
+        },
+    );
     let is_complete = |setup: &Setup| setup.here() == 1 + THREADS + 30;
-    (0..300).take_while(|_| !is_complete(setup.run(secs(1)))).for_each(drop);
+    (0..300)
+        .take_while(|_| !is_complete(setup.run(secs(1))))
+        .for_each(drop);
     assert!(is_complete(setup.forget()));
-    let (conn, text) = (setup.sim.conns.last().unwrap().1, "error: live event buffer overflow");
+    let (conn, text) = (
+        setup.sim.conns.last().unwrap().1,
+        "error: live event buffer overflow",
+    );
     for sub in setup.live_subs() {
-        setup.receive(conn, Said::Closed { sub, text: text.to_owned() });
+        setup.receive(
+            conn,
+            Said::Closed {
+                sub,
+                text: text.to_owned(),
+            },
+        );
     }
     // The live request and the announcements take twelve seconds; the pause of a slow comparison lasts longer.
     setup.run(secs(15));

@@ -21,7 +21,10 @@ fn gaps(setup: &Setup) -> Vec<(SyncPath, usize)> {
 
 fn stored_on(setup: &Setup, wanted: SyncPath) -> usize {
     let counts = setup.sim.reports.iter().map(|report| match report {
-        Report::Stored { from: Source::Relay { path, .. }, count } if *path == wanted => *count,
+        Report::Stored {
+            from: Source::Relay { path, .. },
+            count,
+        } if *path == wanted => *count,
         _ => 0,
     });
     counts.sum()
@@ -36,7 +39,10 @@ fn withheld(setup: &mut Setup) -> Event {
 
 #[test]
 fn an_event_missed_by_an_open_subscription_is_a_gap() {
-    let script = Script { connection_secs: Some((600, 600)), ..Script::default() };
+    let script = Script {
+        connection_secs: Some((600, 600)),
+        ..Script::default()
+    };
     let mut setup = Setup::announced(defaults(), script, 3);
     setup.run(5 * MINUTE);
     let missed = withheld(&mut setup);
@@ -57,7 +63,10 @@ fn an_event_published_while_disconnected_is_not_a_gap() {
     let missed = withheld(&mut setup);
     setup.run(8 * MINUTE);
     assert!(setup.sim.local.stored.contains_key(&missed.id));
-    assert_eq!((gaps(&setup), stored_on(&setup, SyncPath::CatchUp)), (vec![], 4));
+    assert_eq!(
+        (gaps(&setup), stored_on(&setup, SyncPath::CatchUp)),
+        (vec![], 4)
+    );
 }
 
 #[test]
@@ -81,7 +90,11 @@ fn events_of_new_repositories_after_a_failed_daily_pass_are_not_counted_as_daily
             let text = "error: negentropy disabled".to_owned();
             Quirk::Says(vec![Said::NegErr { sub: *sub, text }])
         }
-        Frame::Subscribe { sub, path: SyncPath::Daily, .. } => {
+        Frame::Subscribe {
+            sub,
+            path: SyncPath::Daily,
+            ..
+        } => {
             let text = "computer says no".to_owned();
             Quirk::Says(vec![Said::Closed { sub: *sub, text }])
         }
@@ -91,14 +104,21 @@ fn events_of_new_repositories_after_a_failed_daily_pass_are_not_counted_as_daily
     let other = repo(&mut setup.chance, "other");
     let at = setup.sim.now.unix.as_secs();
     for n in 0..5 {
-        let issue = event::issue(&mut setup.chance, at - 9_000 + n, std::slice::from_ref(&other));
+        let issue = event::issue(
+            &mut setup.chance,
+            at - 9_000 + n,
+            std::slice::from_ref(&other),
+        );
         setup.peer().events.insert(issue.id, issue);
     }
     let listed = [relay(0), our_url()];
     let announced = event::announcement(&mut setup.chance, &other, at, &listed);
     setup.sim.accept(announced);
     setup.run(MINUTE);
-    assert_eq!((gaps(&setup), stored_on(&setup, SyncPath::CatchUp)), (vec![], 5));
+    assert_eq!(
+        (gaps(&setup), stored_on(&setup, SyncPath::CatchUp)),
+        (vec![], 5)
+    );
 }
 
 #[test]
@@ -111,13 +131,21 @@ fn refilling_our_own_relay_counts_no_gaps() {
     }
     setup.run(HOUR).forget();
     let mut kept = Local::default();
-    let announcement = setup.sim.local.stored.values().find(|one| one.kind.as_u16() == 30_617);
+    let announcement = setup
+        .sim
+        .local
+        .stored
+        .values()
+        .find(|one| one.kind.as_u16() == 30_617);
     let _ = kept.direct(announcement.unwrap().clone());
     setup.sim.local = kept;
     setup.sim.handle(Input::FeedLost);
     setup.run(MINUTE);
     assert_eq!(setup.here(), 26);
-    assert_eq!((gaps(&setup), stored_on(&setup, SyncPath::Daily)), (vec![], 0));
+    assert_eq!(
+        (gaps(&setup), stored_on(&setup, SyncPath::Daily)),
+        (vec![], 0)
+    );
     assert_eq!(stored_on(&setup, SyncPath::CatchUp), 25);
 }
 
@@ -130,5 +158,8 @@ fn events_missed_during_our_restart_are_not_gaps() {
     setup.sim.crash(5);
     setup.run(MINUTE);
     assert!(setup.sim.local.stored.contains_key(&missed.id));
-    assert_eq!((gaps(&setup), stored_on(&setup, SyncPath::CatchUp)), (vec![], 1));
+    assert_eq!(
+        (gaps(&setup), stored_on(&setup, SyncPath::CatchUp)),
+        (vec![], 1)
+    );
 }

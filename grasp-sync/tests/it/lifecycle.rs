@@ -13,7 +13,10 @@ use crate::sim::world::{relay, repo};
 use crate::sim::{START, Sim, event};
 
 fn down(from: u64, to: u64) -> Script {
-    Script { down_secs: Some((from, to)), ..Script::default() }
+    Script {
+        down_secs: Some((from, to)),
+        ..Script::default()
+    }
 }
 
 #[test]
@@ -24,11 +27,21 @@ fn subscribes_before_it_fetches_and_fetches_everything() {
     let live = by(&starts, By::Live);
     assert!(live[0].is_layer_one() && live[0].filters[0].limit == Some(0));
     assert!(live[1].filters.iter().all(|filter| filter.limit == Some(0)));
-    let first = starts.iter().position(|start| start.by != By::Live).unwrap();
-    assert!(first >= 2, "both layers are subscribed before anything is fetched");
+    let first = starts
+        .iter()
+        .position(|start| start.by != By::Live)
+        .unwrap();
+    assert!(
+        first >= 2,
+        "both layers are subscribed before anything is fetched"
+    );
     let sessions = by(&starts, By::Neg);
     assert!(sessions.iter().any(|session| session.is_layer_one()));
-    assert!(sessions.iter().all(|session| session.filters[0].since.is_none()));
+    assert!(
+        sessions
+            .iter()
+            .all(|session| session.filters[0].since.is_none())
+    );
     assert_eq!(setup.status(), Some(ConnectionStatus::Connected));
     assert_eq!(setup.here(), 21);
 }
@@ -79,9 +92,18 @@ fn a_new_event_arrives_live_and_its_thread_is_subscribed() {
     let starts = setup.starts();
     let live = by(&starts, By::Live);
     let names = |filter: &grasp_core::nostr::filter::Filter| {
-        filter.generic_tags.values().any(|values| values.contains(&hex))
+        filter
+            .generic_tags
+            .values()
+            .any(|values| values.contains(&hex))
     };
-    assert_eq!(live.iter().flat_map(|start| &start.filters).filter(|one| names(one)).count(), 3);
+    assert_eq!(
+        live.iter()
+            .flat_map(|start| &start.filters)
+            .filter(|one| names(one))
+            .count(),
+        3
+    );
 }
 
 #[test]
@@ -99,20 +121,29 @@ fn a_chain_of_addressable_members_is_fetched_and_subscribed() {
     }
     setup.run(2 * MINUTE);
     for event in &chain {
-        assert!(setup.sim.local.stored.contains_key(&event.id), "kind {}", event.kind);
+        assert!(
+            setup.sim.local.stored.contains_key(&event.id),
+            "kind {}",
+            event.kind
+        );
     }
     // New events arrive live too.
     let now = setup.sim.now.unix.as_secs();
     let (later, _) = crate::sim::event::member(&mut setup.chance, now, 3_063, &app_is);
     setup.forget();
-    setup.sim.publish_after(std::time::Duration::ZERO, &relay(0), later.clone());
+    setup
+        .sim
+        .publish_after(std::time::Duration::ZERO, &relay(0), later.clone());
     setup.run(secs(1));
     assert!(setup.sim.local.stored.contains_key(&later.id) && setup.starts().is_empty());
 }
 
 #[test]
 fn a_quick_reconnect_requests_from_fifteen_minutes_before_the_last_connect() {
-    let script = Script { connection_secs: Some((600, 600)), ..Script::default() };
+    let script = Script {
+        connection_secs: Some((600, 600)),
+        ..Script::default()
+    };
     let mut setup = Setup::announced(defaults(), script, 20);
     setup.run(MINUTE);
     let connected = setup.sim.now.unix - MINUTE;
@@ -121,25 +152,41 @@ fn a_quick_reconnect_requests_from_fifteen_minutes_before_the_last_connect() {
     let mut pages = by(&starts, By::Page);
     pages.retain(|page| page.filters[0].since.is_some());
     // Announcements, three filters of the repository, three of its roots; each layer in one request.
-    let first: Vec<_> = pages.iter().filter(|page| page.filters[0].until.is_none()).collect();
+    let first: Vec<_> = pages
+        .iter()
+        .filter(|page| page.filters[0].until.is_none())
+        .collect();
     assert_eq!(first.len(), 3);
-    assert_eq!(first.iter().map(|page| page.filters.len()).sum::<usize>(), 7);
+    assert_eq!(
+        first.iter().map(|page| page.filters.len()).sum::<usize>(),
+        7
+    );
     for page in &pages {
         let since = page.filters[0].since.unwrap();
         let wanted = connected - CONFIRMED_RETENTION;
-        assert!(since.as_secs().abs_diff(wanted.as_secs()) <= 2, "{since:?} for {wanted:?}");
+        assert!(
+            since.as_secs().abs_diff(wanted.as_secs()) <= 2,
+            "{since:?} for {wanted:?}"
+        );
     }
     // Everything is compared afterwards.
     let caught_up = pages.iter().map(|page| page.at).max();
     let compared = by(&starts, By::Neg);
     assert!(compared.iter().any(|one| one.is_layer_one()));
-    assert!(compared.iter().all(|one| Some(one.at) > caught_up && one.filters[0].since.is_none()));
+    assert!(
+        compared
+            .iter()
+            .all(|one| Some(one.at) > caught_up && one.filters[0].since.is_none())
+    );
     assert_eq!(setup.status(), Some(ConnectionStatus::Connected));
 }
 
 #[test]
 fn a_late_reconnect_starts_from_nothing() {
-    let script = Script { connection_secs: Some((100, 100)), ..down(90, 2_000) };
+    let script = Script {
+        connection_secs: Some((100, 100)),
+        ..down(90, 2_000)
+    };
     let mut setup = Setup::announced(defaults(), script, 20);
     setup.run(MINUTE).forget();
     setup.peer().script.connection_secs = None;
@@ -148,18 +195,26 @@ fn a_late_reconnect_starts_from_nothing() {
     let sessions = by(&starts, By::Neg);
     assert!(sessions.iter().any(|one| one.is_layer_one()));
     // Confirmed items are not caught up with: repositories and roots are compared from nothing too.
-    let fetches = starts.iter().filter(|start| matches!(start.by, By::Neg | By::Page));
+    let fetches = starts
+        .iter()
+        .filter(|start| matches!(start.by, By::Neg | By::Page));
     let filters: Vec<_> = fetches.flat_map(|start| &start.filters).collect();
     for tag in ["\"#a\"", "\"#e\""] {
-        assert!(filters.iter().any(|filter| filter.as_json().contains(tag)), "{tag}");
+        assert!(
+            filters.iter().any(|filter| filter.as_json().contains(tag)),
+            "{tag}"
+        );
     }
     assert!(filters.iter().all(|filter| filter.since.is_none()));
 }
 
 #[test]
 fn an_interrupted_session_is_repeated_in_full() {
-    let script =
-        Script { latency_ms: (400, 500), connection_secs: Some((1, 1)), ..Script::default() };
+    let script = Script {
+        latency_ms: (400, 500),
+        connection_secs: Some((1, 1)),
+        ..Script::default()
+    };
     let mut setup = Setup::announced(defaults(), script, 20);
     setup.run(secs(4)).forget();
     setup.run(secs(10));
@@ -167,7 +222,11 @@ fn an_interrupted_session_is_repeated_in_full() {
     let subscribed = by(&starts, By::Live);
     assert!(!subscribed.is_empty(), "connected again");
     let sessions = by(&starts, By::Neg);
-    assert!(sessions.iter().all(|session| session.filters[0].since.is_none()));
+    assert!(
+        sessions
+            .iter()
+            .all(|session| session.filters[0].since.is_none())
+    );
 }
 
 #[test]
@@ -187,7 +246,10 @@ fn everything_is_compared_once_a_day() {
     assert!(sessions.iter().any(|session| session.is_layer_one()));
     assert!((secs(23 * 3600)..secs(25 * 3600 + 60)).contains(&sessions[0].at.since_start()));
     assert!(setup.sim.local.stored.contains_key(&missed.id));
-    assert_eq!(setup.count_reports(|report| matches!(report, Report::Gap { .. })), 1);
+    assert_eq!(
+        setup.count_reports(|report| matches!(report, Report::Gap { .. })),
+        1
+    );
 }
 
 #[test]
@@ -200,7 +262,11 @@ fn a_failed_daily_pass_is_not_repeated_before_the_next_day() {
             let text = "error: negentropy disabled".to_owned();
             Quirk::Says(vec![Said::NegErr { sub: *sub, text }])
         }
-        Frame::Subscribe { sub, path: SyncPath::Daily, .. } => {
+        Frame::Subscribe {
+            sub,
+            path: SyncPath::Daily,
+            ..
+        } => {
             let text = "computer says no".to_owned();
             Quirk::Says(vec![Said::Closed { sub: *sub, text }])
         }
@@ -210,7 +276,10 @@ fn a_failed_daily_pass_is_not_repeated_before_the_next_day() {
     let starts = setup.starts();
     let fetches = starts.iter().filter(|start| start.by != By::Live).count();
     assert!((4..30).contains(&fetches), "{fetches}");
-    assert_eq!(setup.status(), Some(ConnectionStatus::ConnectedHistoricSyncFailures));
+    assert_eq!(
+        setup.status(),
+        Some(ConnectionStatus::ConnectedHistoricSyncFailures)
+    );
 }
 
 #[test]
@@ -223,13 +292,22 @@ fn fetching_continues_over_short_connections() {
         neg: Neg::Disabled,
         ..Script::default()
     };
-    let config = Config { values_per_filter: 20, ..defaults() };
+    let config = Config {
+        values_per_filter: 20,
+        ..defaults()
+    };
     let mut setup = Setup::announced(config, script, 400);
     setup.run(20 * HOUR);
     assert_eq!(setup.here(), 401);
     assert!(setup.sim.conns.len() > 5);
     let connected = |report: &Report| {
-        matches!(report, Report::Status { status: ConnectionStatus::Connected, .. })
+        matches!(
+            report,
+            Report::Status {
+                status: ConnectionStatus::Connected,
+                ..
+            }
+        )
     };
     assert!(setup.count_reports(connected) >= 1, "it completes");
 }
@@ -245,13 +323,20 @@ fn live_subscriptions_stay_open_during_the_daily_pass() {
     }
     let gap = |report: &Report| matches!(report, Report::Gap { .. });
     assert_eq!(setup.count_reports(gap), 0, "everything came live");
-    assert!(published.iter().all(|id| setup.sim.local.stored.contains_key(id)));
+    assert!(
+        published
+            .iter()
+            .all(|id| setup.sim.local.stored.contains_key(id))
+    );
 }
 
 #[test]
 fn an_announcement_with_other_relays_changes_the_connections() {
     let mut setup = Setup::announced(defaults(), Script::default(), 5);
-    setup.sim.peers.insert(relay(1), Peer::new(Script::default(), []));
+    setup
+        .sim
+        .peers
+        .insert(relay(1), Peer::new(Script::default(), []));
     setup.run(MINUTE);
     setup.announce(&[relay(1)]);
     setup.run(MINUTE);
@@ -261,33 +346,52 @@ fn an_announcement_with_other_relays_changes_the_connections() {
     setup.forget();
     setup.publish_issue();
     setup.run(MINUTE);
-    assert!(setup.starts().is_empty(), "nothing is sent to a retired relay");
+    assert!(
+        setup.starts().is_empty(),
+        "nothing is sent to a retired relay"
+    );
 }
 
 #[test]
 fn bootstrap_relays_are_always_dialled_and_never_retired() {
-    let config = Config { bootstrap: vec![relay(0)], ..defaults() };
+    let config = Config {
+        bootstrap: vec![relay(0)],
+        ..defaults()
+    };
     let mut setup = Setup::announced(config, Script::default(), 5);
     setup.run(MINUTE);
     setup.announce(&[]);
     setup.run(HOUR);
-    assert_eq!(setup.count_reports(|report| matches!(report, Report::Retired { .. })), 0);
+    assert_eq!(
+        setup.count_reports(|report| matches!(report, Report::Retired { .. })),
+        0
+    );
     assert_eq!(setup.status(), Some(ConnectionStatus::Connected));
 }
 
 #[test]
 fn an_engine_with_bootstrap_relays_has_a_deadline_at_the_start() {
     let now = Setup::new(defaults(), Script::default(), 0).sim.now;
-    let mut engine =
-        SyncEngine::new(now, Config { bootstrap: vec![relay(0), relay(1)], ..defaults() });
+    let mut engine = SyncEngine::new(
+        now,
+        Config {
+            bootstrap: vec![relay(0), relay(1)],
+            ..defaults()
+        },
+    );
     assert!(engine.next_deadline().is_some_and(|at| at <= now.mono));
     let dials = |out: Vec<Output>| {
-        out.into_iter().filter(|output| matches!(output, Output::Connect { .. })).count()
+        out.into_iter()
+            .filter(|output| matches!(output, Output::Connect { .. }))
+            .count()
     };
     assert_eq!(dials(engine.handle(now, Input::Tick)), 1);
     let next = engine.next_deadline().unwrap();
     assert_eq!((next - now.mono).as_millis(), 250);
-    assert_eq!(dials(engine.handle(now.after(next - now.mono), Input::Tick)), 1);
+    assert_eq!(
+        dials(engine.handle(now.after(next - now.mono), Input::Tick)),
+        1
+    );
 }
 
 #[test]
@@ -295,7 +399,10 @@ fn our_own_address_is_never_dialled() {
     let mut config = defaults();
     config.bootstrap = vec!["wss://us.example".parse().unwrap()];
     let mut setup = Setup::new(config, Script::default(), 0);
-    setup.announce(&["ws://us.example:80".parse().unwrap(), "wss://us.example/".parse().unwrap()]);
+    setup.announce(&[
+        "ws://us.example:80".parse().unwrap(),
+        "wss://us.example/".parse().unwrap(),
+    ]);
     setup.run(HOUR);
     assert_eq!(setup.sim.dials, []);
 }
@@ -311,11 +418,25 @@ fn a_private_service_is_disconnected_for_a_day() {
         Output::Connect { conn, .. } => Some(*conn),
         _ => None,
     });
-    let facts = grasp_sync::engine::RelayFacts { is_private: true, ..Default::default() };
-    let connected = Input::Connected { relay: relay(0), conn: conn.unwrap(), address: None, facts };
+    let facts = grasp_sync::engine::RelayFacts {
+        is_private: true,
+        ..Default::default()
+    };
+    let connected = Input::Connected {
+        relay: relay(0),
+        conn: conn.unwrap(),
+        address: None,
+        facts,
+    };
     let out = engine.handle(now, connected);
-    assert!(out.iter().any(|output| matches!(output, Output::Disconnect { .. })));
-    assert!(!out.iter().any(|output| matches!(output, Output::Send { .. })));
+    assert!(
+        out.iter()
+            .any(|output| matches!(output, Output::Disconnect { .. }))
+    );
+    assert!(
+        !out.iter()
+            .any(|output| matches!(output, Output::Send { .. }))
+    );
     // The report has the reason and the pause of a day.
     let reported = out.iter().find_map(|output| match output {
         Output::Report(Report::ConnectFailed { why, failure, .. }) => {
@@ -333,7 +454,10 @@ fn only_states_of_a_held_repository_are_requested_until_it_is_served() {
     setup.want(SyncLevel::StateOnly);
     setup.run(MINUTE);
     let starts = setup.starts();
-    let items: Vec<_> = starts.iter().filter(|start| !start.is_layer_one()).collect();
+    let items: Vec<_> = starts
+        .iter()
+        .filter(|start| !start.is_layer_one())
+        .collect();
     assert!(!items.is_empty());
     let is_state = |filter: &grasp_core::nostr::filter::Filter| {
         filter.as_json().contains(r#""kinds":[30618]"#) && filter.as_json().contains("#d")
@@ -343,16 +467,27 @@ fn only_states_of_a_held_repository_are_requested_until_it_is_served() {
     setup.run(MINUTE);
     let starts = setup.starts();
     let wide = starts.iter().flat_map(|start| &start.filters);
-    assert!(wide.filter(|filter| filter.as_json().contains("#a")).count() >= 2, "live and history");
+    assert!(
+        wide.filter(|filter| filter.as_json().contains("#a"))
+            .count()
+            >= 2,
+        "live and history"
+    );
 }
 
 #[test]
 fn repositories_that_the_feed_brings_after_a_start_are_compared_and_new_ones_are_paged() {
     for (is_new, wanted) in [(false, By::Neg), (true, By::Page)] {
-        let config = Config { bootstrap: vec![relay(0)], ..defaults() };
+        let config = Config {
+            bootstrap: vec![relay(0)],
+            ..defaults()
+        };
         let mut chance = Chance::seeded(3);
         let mut sim = Sim::new(3, config);
-        let script = Script { software: Some("strfry"), ..Script::default() };
+        let script = Script {
+            software: Some("strfry"),
+            ..Script::default()
+        };
         sim.peers.insert(relay(0), Peer::new(script, Vec::new()));
         if is_new {
             sim.handle(Input::FeedCaughtUp);
@@ -369,7 +504,14 @@ fn repositories_that_the_feed_brings_after_a_start_are_compared_and_new_ones_are
         sim.run_for(secs(10));
         let starts = Setup { sim, repo, chance }.starts();
         let is_fetch = |start: &&Start| start.by != By::Live;
-        let methods: Vec<By> = starts.iter().filter(is_fetch).map(|start| start.by).collect();
-        assert!(!methods.is_empty() && methods.iter().all(|by| *by == wanted), "{methods:?}");
+        let methods: Vec<By> = starts
+            .iter()
+            .filter(is_fetch)
+            .map(|start| start.by)
+            .collect();
+        assert!(
+            !methods.is_empty() && methods.iter().all(|by| *by == wanted),
+            "{methods:?}"
+        );
     }
 }

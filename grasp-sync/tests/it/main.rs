@@ -1,5 +1,8 @@
 //! The engine against scripted relays, in virtual time.
-#![allow(clippy::unwrap_used, reason = "a test that panics fails, which is what it is for")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that panics fails, which is what it is for"
+)]
 
 mod budgets;
 mod connection_shares;

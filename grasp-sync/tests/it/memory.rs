@@ -29,12 +29,18 @@ fn add_other_announcements(setup: &mut Setup, count: usize) {
 
 fn fetched_ids(setup: &Setup) -> usize {
     let starts = setup.starts();
-    by(&starts, By::Ids).iter().map(|start| start.filters[0].ids.as_ref().unwrap().len()).sum()
+    by(&starts, By::Ids)
+        .iter()
+        .map(|start| start.filters[0].ids.as_ref().unwrap().len())
+        .sum()
 }
 
 #[test]
 fn refused_events_are_not_downloaded_again_by_the_next_pass() {
-    let script = Script { software: Some("strfry"), ..Script::default() };
+    let script = Script {
+        software: Some("strfry"),
+        ..Script::default()
+    };
     let mut setup = Setup::new(defaults(), script, 5);
     add_other_announcements(&mut setup, 40);
     setup.announce(&[relay(0)]);
@@ -48,7 +54,10 @@ fn refused_events_are_not_downloaded_again_by_the_next_pass() {
 #[test]
 fn a_comment_that_arrives_before_its_issue_is_offered_again() {
     let mut setup = Setup::announced(defaults(), Script::default(), 0);
-    setup.sim.peers.insert(relay(1), Peer::new(Script::default(), []));
+    setup
+        .sim
+        .peers
+        .insert(relay(1), Peer::new(Script::default(), []));
     setup.announce(&[relay(0), relay(1)]);
     setup.run(MINUTE);
     // It names the repository only by a quote that the local relay does not count, and its issue, which is not here
@@ -60,9 +69,17 @@ fn a_comment_that_arrives_before_its_issue_is_offered_again() {
     let conn = setup.sim.conns[0].1;
     let sub = setup.live_subs()[0];
     let places = [true].into_iter().collect();
-    let rows = vec![grasp_sync::engine::Delivered { row: crate::sim::row(&comment), places }];
+    let rows = vec![grasp_sync::engine::Delivered {
+        row: crate::sim::row(&comment),
+        places,
+    }];
     setup.receive(conn, grasp_sync::engine::Said::Delivered { sub, rows });
-    setup.sim.handle(Input::Ingested { relay: relay(0), conn, sub, judged });
+    setup.sim.handle(Input::Ingested {
+        relay: relay(0),
+        conn,
+        sub,
+        judged,
+    });
     setup.run(secs(30));
     assert!(!setup.sim.local.stored.contains_key(&comment.id));
     setup.sim.accept(issue);
@@ -86,7 +103,9 @@ fn a_restart_continues_from_the_records_of_the_last_process() {
     again.sim.handle(Input::Restored(records));
     again.forget();
     for event in again.sim.local.stored.clone().into_values() {
-        again.sim.handle(Input::Accepted(crate::sim::accepted(&event, false)));
+        again
+            .sim
+            .handle(Input::Accepted(crate::sim::accepted(&event, false)));
     }
     again.run(MINUTE);
     let starts = again.starts();
@@ -94,7 +113,11 @@ fn a_restart_continues_from_the_records_of_the_last_process() {
     let pages = by(&starts, By::Page);
     let hour_ago = setup.sim.now.unix - 2 * HOUR;
     assert!(!pages.is_empty());
-    assert!(pages.iter().all(|page| page.filters[0].since.unwrap() >= hour_ago));
+    assert!(
+        pages
+            .iter()
+            .all(|page| page.filters[0].since.unwrap() >= hour_ago)
+    );
     let issue = again.publish_issue();
     again.run(secs(10));
     assert!(again.sim.local.stored.contains_key(&issue.id));
@@ -103,7 +126,10 @@ fn a_restart_continues_from_the_records_of_the_last_process() {
 #[test]
 fn announcements_are_compared_again_after_a_restart_if_configured() {
     for recheck_announcements in [false, true] {
-        let config = Config { recheck_announcements, ..defaults() };
+        let config = Config {
+            recheck_announcements,
+            ..defaults()
+        };
         let mut setup = Setup::announced(config, Script::default(), 20);
         setup.run(HOUR).forget();
         setup.sim.crash(9);
@@ -111,13 +137,20 @@ fn announcements_are_compared_again_after_a_restart_if_configured() {
         let starts = setup.starts();
         let compared = by(&starts, By::Neg);
         assert_eq!(compared.len(), usize::from(recheck_announcements));
-        assert!(compared.iter().all(|one| one.is_layer_one() && one.filters[0].since.is_none()));
+        assert!(
+            compared
+                .iter()
+                .all(|one| one.is_layer_one() && one.filters[0].since.is_none())
+        );
     }
 }
 
 #[test]
 fn coverage_is_void_if_the_local_store_was_lost() {
-    let config = Config { bootstrap: vec![relay(0)], ..defaults() };
+    let config = Config {
+        bootstrap: vec![relay(0)],
+        ..defaults()
+    };
     let mut setup = Setup::new(config, Script::default(), 20);
     setup.announce(&[relay(0)]);
     let announcement = setup.sim.local.stored.values().next().unwrap().clone();
@@ -145,19 +178,35 @@ fn a_new_repository_at_a_restart_does_not_void_the_coverage_of_others() {
     setup.sim.crash(9);
     setup.run(MINUTE);
     let starts = setup.starts();
-    let compared: Vec<_> = by(&starts, By::Neg).into_iter().chain(by(&starts, By::Page)).collect();
-    let afresh = compared.iter().flat_map(|start| &start.filters).filter(|one| one.since.is_none());
+    let compared: Vec<_> = by(&starts, By::Neg)
+        .into_iter()
+        .chain(by(&starts, By::Page))
+        .collect();
+    let afresh = compared
+        .iter()
+        .flat_map(|start| &start.filters)
+        .filter(|one| one.since.is_none());
     for filter in afresh {
         let text = filter.as_json();
-        assert!(text.contains(":another") && !text.contains(":grasp"), "{text}");
+        assert!(
+            text.contains(":another") && !text.contains(":grasp"),
+            "{text}"
+        );
         assert!(!text.contains("#e") && !text.contains("#E"), "{text}");
     }
-    assert!(compared.iter().any(|start| start.filters.iter().any(|one| one.since.is_none())));
+    assert!(
+        compared
+            .iter()
+            .any(|start| start.filters.iter().any(|one| one.since.is_none()))
+    );
 }
 
 #[test]
 fn an_interrupted_catch_up_is_repeated_by_the_next_process() {
-    let script = Script { connection_secs: Some((300, 300)), ..Script::default() };
+    let script = Script {
+        connection_secs: Some((300, 300)),
+        ..Script::default()
+    };
     let mut setup = Setup::announced(defaults(), script, 20);
     setup.run(secs(302));
     // The relay is gone; events published now are missed.
@@ -169,7 +218,10 @@ fn an_interrupted_catch_up_is_repeated_by_the_next_process() {
         setup.run(secs(1));
     }
     setup.run(secs(20));
-    assert!(!setup.sim.local.stored.contains_key(&missed.id), "it sends nothing");
+    assert!(
+        !setup.sim.local.stored.contains_key(&missed.id),
+        "it sends nothing"
+    );
     setup.peer().script.silent_one_in = None;
     setup.sim.crash(5);
     setup.run(MINUTE);
@@ -178,7 +230,10 @@ fn an_interrupted_catch_up_is_repeated_by_the_next_process() {
 
 #[test]
 fn a_restart_ends_no_pause() {
-    let script = Script { starts_per_minute: Some(2), ..Script::default() };
+    let script = Script {
+        starts_per_minute: Some(2),
+        ..Script::default()
+    };
     let mut setup = Setup::announced(defaults(), script, 20);
     let refused = |report: &Report| matches!(report, Report::Refused { .. });
     while setup.count_reports(refused) == 0 {
@@ -195,7 +250,10 @@ fn a_restart_ends_no_pause() {
 
 #[test]
 fn a_restart_keeps_the_backoff_of_relays() {
-    let script = Script { down_secs: Some((0, 1_000_000)), ..Script::default() };
+    let script = Script {
+        down_secs: Some((0, 1_000_000)),
+        ..Script::default()
+    };
     let mut setup = Setup::announced(defaults(), script.clone(), 0);
     setup.run(2 * HOUR);
     let records = setup.sim.records.values().cloned().collect::<Vec<_>>();
@@ -212,7 +270,10 @@ fn a_restart_keeps_the_backoff_of_relays() {
 
 #[test]
 fn retiring_a_relay_and_listing_it_again_keeps_its_backoff() {
-    let script = Script { down_secs: Some((0, 1_000_000)), ..Script::default() };
+    let script = Script {
+        down_secs: Some((0, 1_000_000)),
+        ..Script::default()
+    };
     let mut setup = Setup::announced(defaults(), script, 0);
     setup.run(2 * HOUR);
     let before = setup.sim.dials.len();
@@ -244,7 +305,10 @@ fn stored_by(sim: &Sim, source: impl Fn(&Source) -> bool) -> usize {
 
 #[test]
 fn the_source_of_every_event_is_reported() {
-    let script = Script { connection_secs: Some((300, 300)), ..Script::default() };
+    let script = Script {
+        connection_secs: Some((300, 300)),
+        ..Script::default()
+    };
     let mut setup = Setup::announced(defaults(), script, 20);
     setup.run(MINUTE);
     setup.publish_issue();
@@ -261,7 +325,9 @@ fn the_source_of_every_event_is_reported() {
     let wait = (cut - setup.now()).as_secs();
     setup.run(secs(wait));
     let missed = setup.chance_issue_dated(0);
-    setup.sim.publish_after(Duration::from_secs(1), &relay(0), missed.clone());
+    setup
+        .sim
+        .publish_after(Duration::from_secs(1), &relay(0), missed.clone());
     setup.run(MINUTE);
     assert!(setup.sim.local.stored.contains_key(&missed.id));
     assert_eq!(setup.count_reports(gap), 0);
@@ -276,10 +342,18 @@ fn the_source_of_every_event_is_reported() {
 fn delivered_live(setup: &mut Setup, event: &Event, outcome: Outcome) {
     let (conn, sub) = (setup.sim.conns[0].1, setup.live_subs()[0]);
     let row = crate::sim::row(event);
-    let rows = vec![Delivered { row, places: [true].into_iter().collect() }];
+    let rows = vec![Delivered {
+        row,
+        places: [true].into_iter().collect(),
+    }];
     setup.receive(conn, Said::Delivered { sub, rows });
     let judged = vec![Judged { row, outcome }];
-    setup.sim.handle(Input::Ingested { relay: relay(0), conn, sub, judged });
+    setup.sim.handle(Input::Ingested {
+        relay: relay(0),
+        conn,
+        sub,
+        judged,
+    });
 }
 
 #[test]
@@ -290,8 +364,13 @@ fn a_held_event_is_counted_by_the_path_on_which_it_arrived() {
     delivered_live(&mut setup, &held, Outcome::Held);
     setup.run(5 * HOUR).forget();
     // The driver has long forgotten that a relay delivered it.
-    setup.sim.handle(Input::Accepted(crate::sim::accepted(&held, true)));
-    let live = Source::Relay { relay: relay(0), path: SyncPath::Live };
+    setup
+        .sim
+        .handle(Input::Accepted(crate::sim::accepted(&held, true)));
+    let live = Source::Relay {
+        relay: relay(0),
+        path: SyncPath::Live,
+    };
     assert_eq!(stored_by(&setup.sim, |source| *source == live), 1);
     assert_eq!(stored_by(&setup.sim, |source| *source == Source::Direct), 0);
 }
@@ -304,15 +383,36 @@ fn a_reoffered_event_is_counted_by_the_path_on_which_it_arrived() {
     for event in [&early, &late] {
         let waiting = Some(Arc::new(event.clone()));
         let retry = Retry::AfterDependency;
-        delivered_live(&mut setup, event, Outcome::Refused { retry, event: waiting });
+        delivered_live(
+            &mut setup,
+            event,
+            Outcome::Refused {
+                retry,
+                event: waiting,
+            },
+        );
     }
     setup.forget();
-    let judged = |event, outcome| vec![Judged { row: crate::sim::row(event), outcome }];
-    setup.sim.handle(Input::Reoffered { judged: judged(&early, Outcome::Stored) });
-    setup.sim.handle(Input::Reoffered { judged: judged(&late, Outcome::Held) });
-    let live = Source::Relay { relay: relay(0), path: SyncPath::Live };
+    let judged = |event, outcome| {
+        vec![Judged {
+            row: crate::sim::row(event),
+            outcome,
+        }]
+    };
+    setup.sim.handle(Input::Reoffered {
+        judged: judged(&early, Outcome::Stored),
+    });
+    setup.sim.handle(Input::Reoffered {
+        judged: judged(&late, Outcome::Held),
+    });
+    let live = Source::Relay {
+        relay: relay(0),
+        path: SyncPath::Live,
+    };
     assert_eq!(stored_by(&setup.sim, |source| *source == live), 1);
-    setup.sim.handle(Input::Accepted(crate::sim::accepted(&late, true)));
+    setup
+        .sim
+        .handle(Input::Accepted(crate::sim::accepted(&late, true)));
     assert_eq!(stored_by(&setup.sim, |source| *source == live), 2);
 }
 
@@ -324,7 +424,9 @@ fn an_event_is_counted_once_though_the_feed_brings_it_before_its_judgement() {
     let (retry, event) = (Retry::AfterDependency, Some(Arc::new(issue.clone())));
     delivered_live(&mut setup, &issue, Outcome::Refused { retry, event });
     setup.forget();
-    setup.sim.handle(Input::Accepted(crate::sim::accepted(&issue, false)));
+    setup
+        .sim
+        .handle(Input::Accepted(crate::sim::accepted(&issue, false)));
     delivered_live(&mut setup, &issue, Outcome::Stored);
     assert_eq!(stored_by(&setup.sim, |_| true), 1);
 }
@@ -336,12 +438,26 @@ fn an_event_that_is_stored_after_its_connection_ended_is_counted() {
     let conn = setup.sim.conns[0].1;
     let sub = setup.live_subs()[0];
     let row = crate::sim::row(&setup.chance_issue_dated(0));
-    let rows = vec![Delivered { row, places: [true].into_iter().collect() }];
+    let rows = vec![Delivered {
+        row,
+        places: [true].into_iter().collect(),
+    }];
     setup.receive(conn, Said::Delivered { sub, rows });
-    setup.sim.handle(Input::Disconnected { relay: relay(0), conn });
+    setup.sim.handle(Input::Disconnected {
+        relay: relay(0),
+        conn,
+    });
     setup.forget();
-    let judged = vec![Judged { row, outcome: Outcome::Stored }];
-    setup.sim.handle(Input::Ingested { relay: relay(0), conn, sub, judged });
+    let judged = vec![Judged {
+        row,
+        outcome: Outcome::Stored,
+    }];
+    setup.sim.handle(Input::Ingested {
+        relay: relay(0),
+        conn,
+        sub,
+        judged,
+    });
     assert_eq!(stored_by(&setup.sim, |source| *source != Source::Direct), 1);
 }
 
@@ -407,7 +523,10 @@ fn events_that_a_relay_lacks_are_not_added_up_over_passes() {
 fn restart(setup: &mut Setup) {
     let text = serde_json::to_string(&setup.sim.records.values().collect::<Vec<_>>()).unwrap();
     let kept: Vec<RelayRecord> = serde_json::from_str(&text).unwrap();
-    setup.sim.records = kept.into_iter().map(|one| (one.relay.clone(), one)).collect();
+    setup.sim.records = kept
+        .into_iter()
+        .map(|one| (one.relay.clone(), one))
+        .collect();
     setup.forget();
     setup.sim.crash(7);
 }
@@ -439,22 +558,44 @@ fn failures_in_a_row_and_the_last_success_survive_a_restart() {
 
 #[test]
 fn events_that_a_mirror_lacks_are_counted_in_full_sync() {
-    let config = Config { full_sync_above: Some(1_000), ..defaults() };
-    let script = Script { is_grasp: true, ..Script::default() };
+    let config = Config {
+        full_sync_above: Some(1_000),
+        ..defaults()
+    };
+    let script = Script {
+        is_grasp: true,
+        ..Script::default()
+    };
     let mut setup = Setup::announced(config, script, 30);
     setup.run(HOUR);
     let missing = with_issues_of_our_own(&mut setup);
     // The mirror need not have events of repositories that do not list it.
-    let (other, at) = (repo(&mut setup.chance, "elsewhere"), setup.sim.now.unix.as_secs());
-    let announced =
-        event::announcement(&mut setup.chance, &other, at, &[crate::sim::local::our_url()]);
+    let (other, at) = (
+        repo(&mut setup.chance, "elsewhere"),
+        setup.sim.now.unix.as_secs(),
+    );
+    let announced = event::announcement(
+        &mut setup.chance,
+        &other,
+        at,
+        &[crate::sim::local::our_url()],
+    );
     setup.sim.accept(announced);
     let issue = event::issue(&mut setup.chance, at, &[other]);
     setup.sim.accept(issue);
     setup.forget().run(26 * HOUR);
     let starts = setup.starts();
-    assert!(by(&starts, By::Neg).iter().any(|one| one.filters[0].as_json() == "{}"), "as a whole");
+    assert!(
+        by(&starts, By::Neg)
+            .iter()
+            .any(|one| one.filters[0].as_json() == "{}"),
+        "as a whole"
+    );
     let seen = setup.sim.engine.records(setup.sim.now)[0].seen.clone();
     assert_eq!(seen.missing, missing.into());
-    assert!(seen.coverage().is_some_and(|share| share > 0.5 && share < 1.0), "{seen:?}");
+    assert!(
+        seen.coverage()
+            .is_some_and(|share| share > 0.5 && share < 1.0),
+        "{seen:?}"
+    );
 }

@@ -164,22 +164,35 @@ struct Model {
 
 fn row(at: u16, n: u8) -> Row {
     let at = Timestamp::from_secs(1_699_990_000 + u64::from(at));
-    Row { at, id: EventId::from_byte_array([n; 32]) }
+    Row {
+        at,
+        id: EventId::from_byte_array([n; 32]),
+    }
 }
 
 /// Returns places as if some of the filters matched.
 fn delivered(row: Row) -> Delivered {
     let bits = row.at.as_secs() | 1;
-    Delivered { row, places: (0..10).map(|place| bits >> place & 1 == 1).collect() }
+    Delivered {
+        row,
+        places: (0..10).map(|place| bits >> place & 1 == 1).collect(),
+    }
 }
 
 fn repo(n: u8) -> RepoId {
-    RepoId::new(PublicKey::from_byte_array([n; 32]), format!("repo-{n}").parse().unwrap())
+    RepoId::new(
+        PublicKey::from_byte_array([n; 32]),
+        format!("repo-{n}").parse().unwrap(),
+    )
 }
 
 fn member(n: u8) -> Coordinate {
     let public_key = PublicKey::from_byte_array([n; 32]);
-    Coordinate { kind: Kind::from_u16(32_267), public_key, identifier: n.to_string() }
+    Coordinate {
+        kind: Kind::from_u16(32_267),
+        public_key,
+        identifier: n.to_string(),
+    }
 }
 
 impl Model {
@@ -229,16 +242,32 @@ impl Model {
     }
 
     fn change(&mut self, change: IndexChange) {
-        let accepted = Accepted { event: None, is_uncounted: false, change: Some(change) };
+        let accepted = Accepted {
+            event: None,
+            is_uncounted: false,
+            change: Some(change),
+        };
         self.handle(Input::Accepted(accepted));
     }
 
     fn take(&mut self, step: Step) {
         match step {
-            Step::Announce { repo: n, relays, full } => {
+            Step::Announce {
+                repo: n,
+                relays,
+                full,
+            } => {
                 let relays = relays.into_iter().map(relay).collect();
-                let level = if full { SyncLevel::Full } else { SyncLevel::StateOnly };
-                self.change(IndexChange::Announced { repo: repo(n), relays, level });
+                let level = if full {
+                    SyncLevel::Full
+                } else {
+                    SyncLevel::StateOnly
+                };
+                self.change(IndexChange::Announced {
+                    repo: repo(n),
+                    relays,
+                    level,
+                });
             }
             Step::Root { repo: n, root } => {
                 let root = EventId::from_byte_array([root; 32]).into();
@@ -247,7 +276,10 @@ impl Model {
             }
             Step::Reply { reply, to } => {
                 let [reply, to] = [reply, to].map(|n| EventId::from_byte_array([n; 32]).into());
-                self.change(IndexChange::Replied { reply, to: vec![to] });
+                self.change(IndexChange::Replied {
+                    reply,
+                    to: vec![to],
+                });
             }
             Step::Member { member: n, of } => {
                 let repos = if of < 60 { vec![repo(of % 6)] } else { vec![] };
@@ -264,9 +296,16 @@ impl Model {
             Step::Retire { repo: n } => self.change(IndexChange::Retired { repo: repo(n) }),
             Step::CaughtUp => self.handle(Input::FeedCaughtUp),
             Step::FeedLost => self.handle(Input::FeedLost),
-            Step::Accept { event, is_uncounted } => {
+            Step::Accept {
+                event,
+                is_uncounted,
+            } => {
                 let event = Some(EventId::from_byte_array([event; 32]));
-                self.handle(Input::Accepted(Accepted { event, is_uncounted, change: None }));
+                self.handle(Input::Accepted(Accepted {
+                    event,
+                    is_uncounted,
+                    change: None,
+                }));
             }
             Step::Restore { which } => {
                 let known = self.engine.records(self.now);
@@ -281,7 +320,12 @@ impl Model {
                     self.handle(Input::Disconnected { relay, conn });
                 }
             }
-            Step::Say { which, what, text, rows } => self.say(which, what, TEXTS[text], rows),
+            Step::Say {
+                which,
+                what,
+                text,
+                rows,
+            } => self.say(which, what, TEXTS[text], rows),
             Step::Judge { which, outcome } => self.judge(which, outcome),
             Step::Inventory { which, rows, fails } => self.inventory(which, rows, fails),
             Step::Wait { ms } => {
@@ -293,7 +337,9 @@ impl Model {
     }
 
     fn connect(&mut self, which: usize, facts: u8) {
-        let Some((relay, conn)) = pick(&self.dials, which) else { return };
+        let Some((relay, conn)) = pick(&self.dials, which) else {
+            return;
+        };
         let facts = RelayFacts {
             software: (facts % 3 == 0).then(|| "strfry".into()),
             max_subscriptions: (facts % 2 == 0).then_some(usize::from(facts)),
@@ -304,35 +350,65 @@ impl Model {
             version: None,
         };
         self.conns.push((relay.clone(), conn));
-        self.handle(Input::Connected { relay, conn, address: None, facts });
+        self.handle(Input::Connected {
+            relay,
+            conn,
+            address: None,
+            facts,
+        });
     }
 
     fn fail_to_connect(&mut self, which: usize, why: u8) {
-        let Some((relay, conn)) = pick(&self.dials, which) else { return };
-        let faults =
-            [Fault::Unreachable, Fault::NoSuchHost, Fault::Tls, Fault::Protocol, Fault::Forbidden];
-        self.handle(Input::ConnectFailed { relay, conn, why: faults[usize::from(why)] });
+        let Some((relay, conn)) = pick(&self.dials, which) else {
+            return;
+        };
+        let faults = [
+            Fault::Unreachable,
+            Fault::NoSuchHost,
+            Fault::Tls,
+            Fault::Protocol,
+            Fault::Forbidden,
+        ];
+        self.handle(Input::ConnectFailed {
+            relay,
+            conn,
+            why: faults[usize::from(why)],
+        });
     }
 
     fn say(&mut self, which: usize, what: u8, text: &str, rows: Vec<(u16, u8)>) {
-        let Some((relay, conn, sub)) = pick(&self.subs, which) else { return };
+        let Some((relay, conn, sub)) = pick(&self.subs, which) else {
+            return;
+        };
         let text = text.to_owned();
         let rows: Vec<Row> = rows.into_iter().map(|(at, n)| row(at, n)).collect();
         let said = match what {
             0 | 1 => {
                 let hints = [None, Some(EoseHint::Finish), Some(EoseHint::More)];
-                Said::Eose { sub, hint: hints[rows.len() % 3] }
+                Said::Eose {
+                    sub,
+                    hint: hints[rows.len() % 3],
+                }
             }
             2 | 3 => {
-                self.delivered.push((relay.clone(), conn, sub, rows.clone()));
-                Said::Delivered { sub, rows: rows.into_iter().map(delivered).collect() }
+                self.delivered
+                    .push((relay.clone(), conn, sub, rows.clone()));
+                Said::Delivered {
+                    sub,
+                    rows: rows.into_iter().map(delivered).collect(),
+                }
             }
             4 => Said::Closed { sub, text },
             5 => Said::NegErr { sub, text },
             6 => Said::Notice { text },
-            7 => Said::NegMsg { sub, message: message(&rows) },
+            7 => Said::NegMsg {
+                sub,
+                message: message(&rows),
+            },
             _ if rows.len() % 2 == 0 => Said::Challenge,
-            _ => Said::Authenticated { accepted: rows.len() > 5 },
+            _ => Said::Authenticated {
+                accepted: rows.len() > 5,
+            },
         };
         self.handle(Input::Heard { relay, conn, said });
     }
@@ -344,19 +420,32 @@ impl Model {
         let place = which % self.delivered.len();
         let (relay, conn, sub, rows) = self.delivered.remove(place);
         let judged = judged(rows, which, outcome);
-        self.handle(Input::Ingested { relay, conn, sub, judged });
+        self.handle(Input::Ingested {
+            relay,
+            conn,
+            sub,
+            judged,
+        });
     }
 
     /// Judges events that were offered again, or one that never was.
     fn reoffer(&mut self, which: usize, outcome: u8) {
         let rows = pick(&self.reoffered, which).unwrap_or_else(|| vec![row(7, which as u8)]);
-        self.handle(Input::Reoffered { judged: judged(rows, which, outcome) });
+        self.handle(Input::Reoffered {
+            judged: judged(rows, which, outcome),
+        });
     }
 
     fn inventory(&mut self, which: usize, rows: Vec<(u16, u8)>, fails: bool) {
-        let Some(request) = pick(&self.inventories, which) else { return };
+        let Some(request) = pick(&self.inventories, which) else {
+            return;
+        };
         let rows = rows.into_iter().map(|(at, n)| row(at, n)).collect();
-        let items = if fails { Err(InventoryFailed) } else { Ok(rows) };
+        let items = if fails {
+            Err(InventoryFailed)
+        } else {
+            Ok(rows)
+        };
         self.handle(Input::Inventory { request, items });
     }
 
@@ -366,7 +455,10 @@ impl Model {
             self.now = self.now.after(at - self.now.mono);
             self.handle(Input::Tick);
             let next = self.engine.next_deadline();
-            assert!(next.is_none_or(|next| next > self.now.mono), "a deadline repeats");
+            assert!(
+                next.is_none_or(|next| next > self.now.mono),
+                "a deadline repeats"
+            );
         }
     }
 }
@@ -376,7 +468,10 @@ fn judged(rows: Vec<Row>, which: usize, outcome: u8) -> Vec<Judged> {
         0 | 1 => Outcome::Stored,
         2 => Outcome::Known,
         3 => Outcome::Forged,
-        4 => Outcome::Refused { retry: Retry::Soon, event: None },
+        4 => Outcome::Refused {
+            retry: Retry::Soon,
+            event: None,
+        },
         5 => Outcome::Held,
         // The event need not be the one that was judged.
         _ => {
@@ -387,10 +482,18 @@ fn judged(rows: Vec<Row>, which: usize, outcome: u8) -> Vec<Judged> {
                 "E",
             );
             let event = Some(Arc::new(event));
-            Outcome::Refused { retry: Retry::AfterDependency, event }
+            Outcome::Refused {
+                retry: Retry::AfterDependency,
+                event,
+            }
         }
     };
-    rows.into_iter().map(|row| Judged { row, outcome: outcome.clone() }).collect()
+    rows.into_iter()
+        .map(|row| Judged {
+            row,
+            outcome: outcome.clone(),
+        })
+        .collect()
 }
 
 /// Returns a NIP-77 message that may or may not be well-formed.
@@ -398,7 +501,8 @@ fn message(rows: &[Row]) -> Vec<u8> {
     let mut message = vec![0x61];
     if rows.len() % 3 != 0 {
         message.extend([0, 0, 2, rows.len() as u8]);
-        rows.iter().for_each(|row| message.extend(row.id.as_bytes()));
+        rows.iter()
+            .for_each(|row| message.extend(row.id.as_bytes()));
     }
     message
 }
@@ -413,9 +517,17 @@ fn pick<T: Clone>(from: &[T], which: usize) -> Option<T> {
 /// seed is kept in a file and tried first from then on.
 fn config() -> ProptestConfig {
     let asked = ProptestConfig::default();
-    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { asked.cases } else { 300 };
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() {
+        asked.cases
+    } else {
+        300
+    };
     let kept = FileFailurePersistence::Direct("tests/it/model.regressions");
-    ProptestConfig { cases, failure_persistence: Some(Box::new(kept)), ..asked }
+    ProptestConfig {
+        cases,
+        failure_persistence: Some(Box::new(kept)),
+        ..asked
+    }
 }
 
 proptest! {

@@ -21,7 +21,10 @@ fn any_state() -> impl Strategy<Value = RelayState> {
             |state| state.disconnected(Timestamp::from_secs(10)),
         ];
         let mut state = RelayState::new(false);
-        transitions.iter().take(steps).for_each(|step| step(&mut state));
+        transitions
+            .iter()
+            .take(steps)
+            .for_each(|step| step(&mut state));
         state.confirm(confirmed);
         state
     })
@@ -41,7 +44,9 @@ impl World {
             compute_actions(target, pending, self.relays.get(relay)?)
         };
         let actions = self.targets.iter();
-        actions.filter_map(|(relay, target)| Some((relay.clone(), one(relay, target)?))).collect()
+        actions
+            .filter_map(|(relay, target)| Some((relay.clone(), one(relay, target)?)))
+            .collect()
     }
 
     fn is_connected(&self, relay: &RelayUrl) -> bool {

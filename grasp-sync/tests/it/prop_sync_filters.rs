@@ -38,16 +38,28 @@ fn any_since() -> impl Strategy<Value = Option<Timestamp>> {
 
 /// Returns the filters without limits.
 fn unsplit(items: &RelaySyncNeeds, since: Option<Timestamp>) -> Vec<Filter> {
-    let full: BTreeSet<_> = items.repos_at(SyncLevel::Full).map(|repo| repo.to_string()).collect();
-    let held = items.repos_at(SyncLevel::StateOnly).map(|repo| repo.identifier.to_string());
-    let roots: BTreeSet<_> = items.root_events.iter().map(|root| root.event().to_hex()).collect();
+    let full: BTreeSet<_> = items
+        .repos_at(SyncLevel::Full)
+        .map(|repo| repo.to_string())
+        .collect();
+    let held = items
+        .repos_at(SyncLevel::StateOnly)
+        .map(|repo| repo.identifier.to_string());
+    let roots: BTreeSet<_> = items
+        .root_events
+        .iter()
+        .map(|root| root.event().to_hex())
+        .collect();
     let tagged = |tag: char, values: &BTreeSet<String>| {
         Filter::new().custom_tags(SingleLetterTag::from_char(tag).unwrap(), values)
     };
     let mut filters = vec![Filter::new().kind(kinds::STATE).identifiers(held)];
     filters.extend(['a', 'A', 'q'].map(|tag| tagged(tag, &full)));
     filters.extend(['e', 'E', 'q'].map(|tag| tagged(tag, &roots)));
-    filters.into_iter().map(|filter| Filter { since, ..filter }).collect()
+    filters
+        .into_iter()
+        .map(|filter| Filter { since, ..filter })
+        .collect()
 }
 
 fn matched(filters: &[Filter], event: &Event) -> bool {
@@ -84,9 +96,18 @@ impl Referring {
 }
 
 fn any_referring() -> impl Strategy<Value = Referring> {
-    let kind =
-        prop::sample::select(&[kinds::STATE, kinds::ANNOUNCEMENT, kinds::ISSUE, Kind::Comment][..]);
-    let tag = (prop::sample::select(&['a', 'A', 'q', 'e', 'E', 'd', 'p'][..]), any::<Index>());
+    let kind = prop::sample::select(
+        &[
+            kinds::STATE,
+            kinds::ANNOUNCEMENT,
+            kinds::ISSUE,
+            Kind::Comment,
+        ][..],
+    );
+    let tag = (
+        prop::sample::select(&['a', 'A', 'q', 'e', 'E', 'd', 'p'][..]),
+        any::<Index>(),
+    );
     (kind, 0..10u64, vec(tag, 0..4)).prop_map(|(kind, at, tags)| Referring { kind, at, tags })
 }
 

@@ -47,14 +47,20 @@ struct Model {
 impl Model {
     fn apply(&mut self, change: IndexChange) {
         match change {
-            IndexChange::Announced { repo, relays, level } => {
-                self.announced.insert(repo, (relays.into_iter().collect(), level));
+            IndexChange::Announced {
+                repo,
+                relays,
+                level,
+            } => {
+                self.announced
+                    .insert(repo, (relays.into_iter().collect(), level));
             }
             IndexChange::Retired { repo } => {
                 self.announced.remove(&repo);
             }
             IndexChange::RootAdded { root, repos } => {
-                self.roots.extend(repos.into_iter().map(|repo| (root, repo)));
+                self.roots
+                    .extend(repos.into_iter().map(|repo| (root, repo)));
             }
             IndexChange::RootRemoved { root } => self.roots.retain(|(have, _)| *have != root),
             IndexChange::Replied { .. } | IndexChange::MemberAdded { .. } => {
@@ -84,13 +90,21 @@ fn view(index: &SyncIndex) -> Targets {
 fn surplus(to: &Targets, from: &Targets) -> Targets {
     let none = RelaySyncNeeds::default();
     to.iter()
-        .map(|(relay, needs)| (relay.clone(), needs.without(from.get(relay).unwrap_or(&none))))
+        .map(|(relay, needs)| {
+            (
+                relay.clone(),
+                needs.without(from.get(relay).unwrap_or(&none)),
+            )
+        })
         .filter(|(_, needs)| !needs.is_empty())
         .collect()
 }
 
 fn relays_only_in(one: &Targets, other: &Targets) -> BTreeSet<RelayUrl> {
-    one.keys().filter(|relay| !other.contains_key(*relay)).cloned().collect()
+    one.keys()
+        .filter(|relay| !other.contains_key(*relay))
+        .cloned()
+        .collect()
 }
 
 fn connected(targets: &Targets) -> BTreeMap<RelayUrl, RelayState> {
@@ -100,7 +114,10 @@ fn connected(targets: &Targets) -> BTreeMap<RelayUrl, RelayState> {
         state.confirm(needs.clone());
         state
     };
-    targets.iter().map(|(relay, needs)| (relay.clone(), state(needs))).collect()
+    targets
+        .iter()
+        .map(|(relay, needs)| (relay.clone(), state(needs)))
+        .collect()
 }
 
 proptest! {

@@ -23,8 +23,9 @@ fn any_proof() -> impl Strategy<Value = Proof> {
 /// Returns the end of coverage from `since` on, over touching proofs.
 fn covered_until(proofs: &[Proof], filter: FilterHash, since: Timestamp) -> Option<Timestamp> {
     let step = |from: Timestamp| {
-        let reaching =
-            proofs.iter().filter(|p| p.filter == filter && p.since <= from && from <= p.until);
+        let reaching = proofs
+            .iter()
+            .filter(|p| p.filter == filter && p.since <= from && from <= p.until);
         reaching.map(|proof| proof.until).max()
     };
     let mut end = step(since)?;

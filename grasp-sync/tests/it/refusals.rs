@@ -27,7 +27,13 @@ fn closed(frame: &Frame, text: &str) -> Quirk {
 }
 
 fn is_live(frame: &Frame) -> bool {
-    matches!(frame, Frame::Subscribe { path: grasp_core::admission::SyncPath::Live, .. })
+    matches!(
+        frame,
+        Frame::Subscribe {
+            path: grasp_core::admission::SyncPath::Live,
+            ..
+        }
+    )
 }
 
 fn is_page(frame: &Frame) -> bool {
@@ -39,7 +45,10 @@ fn is_neg(frame: &Frame) -> bool {
 }
 
 fn with(quirk: fn(usize, &Frame) -> Quirk) -> Script {
-    Script { quirk, ..Script::default() }
+    Script {
+        quirk,
+        ..Script::default()
+    }
 }
 
 /// Asserts that all 30 issues of a relay with this script are here after this time.
@@ -53,7 +62,11 @@ fn has_all_after(script: Script, length: Duration) -> Setup {
 #[test]
 fn without_nip77_history_is_paged_and_that_is_reported_once() {
     for neg in [Neg::Disabled, Neg::Unknown] {
-        let script = Script { neg, connection_secs: Some((120, 120)), ..Script::default() };
+        let script = Script {
+            neg,
+            connection_secs: Some((120, 120)),
+            ..Script::default()
+        };
         let setup = has_all_after(script, HOUR);
         let warned = |report: &Report| matches!(report, Report::NoNegentropy { .. });
         assert_eq!(setup.count_reports(warned), 1, "over many connections");
@@ -65,10 +78,16 @@ fn without_nip77_history_is_paged_and_that_is_reported_once() {
 #[test]
 fn a_batch_reports_the_method_by_which_it_was_fetched() {
     let methods = |neg| {
-        let script = Script { neg, software: Some("strfry"), ..Script::default() };
+        let script = Script {
+            neg,
+            software: Some("strfry"),
+            ..Script::default()
+        };
         let setup = has_all_after(script, HOUR);
         let methods = setup.sim.reports.iter().filter_map(|report| match report {
-            Report::BatchConfirmed { method, repos: 1.., .. } => Some(*method),
+            Report::BatchConfirmed {
+                method, repos: 1.., ..
+            } => Some(*method),
             _ => None,
         });
         methods.collect::<Vec<_>>()
@@ -80,11 +99,18 @@ fn a_batch_reports_the_method_by_which_it_was_fetched() {
 #[test]
 fn no_further_page_is_requested_after_a_finish_hint() {
     let pages = |hints| {
-        let script = Script { neg: Neg::Unknown, hints, ..Script::default() };
+        let script = Script {
+            neg: Neg::Unknown,
+            hints,
+            ..Script::default()
+        };
         let setup = has_all_after(script, HOUR);
         let starts = setup.starts();
         let pages = by(&starts, By::Page);
-        pages.iter().filter(|page| page.filters.iter().any(|one| one.until.is_some())).count()
+        pages
+            .iter()
+            .filter(|page| page.filters.iter().any(|one| one.until.is_some()))
+            .count()
     };
     assert_eq!(pages(true), 0, "the first page of each was all");
     assert!(pages(false) > 0);
@@ -92,8 +118,11 @@ fn no_further_page_is_requested_after_a_finish_hint() {
 
 #[test]
 fn new_support_of_nip77_is_reported() {
-    let script =
-        Script { neg: Neg::Unknown, connection_secs: Some((3_000, 3_000)), ..Script::default() };
+    let script = Script {
+        neg: Neg::Unknown,
+        connection_secs: Some((3_000, 3_000)),
+        ..Script::default()
+    };
     let mut setup = has_all_after(script, HOUR);
     setup.peer().script.neg = Neg::Speaks;
     setup.forget().run(50 * HOUR);
@@ -103,7 +132,13 @@ fn new_support_of_nip77_is_reported() {
 
 #[test]
 fn an_unsupported_session_is_not_tried_again_on_the_same_connection() {
-    let setup = has_all_after(Script { neg: Neg::Unknown, ..Script::default() }, HOUR);
+    let setup = has_all_after(
+        Script {
+            neg: Neg::Unknown,
+            ..Script::default()
+        },
+        HOUR,
+    );
     let starts = setup.starts();
     // The requests that were open together when the first answer came.
     assert!(by(&starts, By::Neg).len() <= 4);
@@ -111,7 +146,11 @@ fn an_unsupported_session_is_not_tried_again_on_the_same_connection() {
 
 #[test]
 fn an_unanswered_session_ends_after_fifteen_seconds_and_is_followed_by_pages() {
-    let script = Script { neg: Neg::Silent, software: Some("strfry"), ..Script::default() };
+    let script = Script {
+        neg: Neg::Silent,
+        software: Some("strfry"),
+        ..Script::default()
+    };
     let setup = has_all_after(script, 2 * MINUTE);
     let starts = setup.starts();
     let (sessions, pages) = (by(&starts, By::Neg), by(&starts, By::Page));
@@ -121,16 +160,30 @@ fn an_unanswered_session_ends_after_fifteen_seconds_and_is_followed_by_pages() {
 
 #[test]
 fn a_set_that_is_too_large_is_compared_in_parts() {
-    let script = Script { neg: Neg::Small(10), software: Some("strfry"), ..Script::default() };
+    let script = Script {
+        neg: Neg::Small(10),
+        software: Some("strfry"),
+        ..Script::default()
+    };
     let setup = has_all_after(script, 5 * MINUTE);
     let starts = setup.starts();
     let windows = by(&starts, By::Neg);
-    assert!(windows.iter().any(|session| session.filters[0].until.is_some()));
+    assert!(
+        windows
+            .iter()
+            .any(|session| session.filters[0].until.is_some())
+    );
 }
 
 #[test]
 fn malformed_messages_in_a_session_lead_to_pages() {
-    let setup = has_all_after(Script { neg: Neg::Garbles, ..Script::default() }, MINUTE);
+    let setup = has_all_after(
+        Script {
+            neg: Neg::Garbles,
+            ..Script::default()
+        },
+        MINUTE,
+    );
     assert!(by(&setup.starts(), By::Page).len() >= 4);
 }
 
@@ -145,7 +198,13 @@ fn an_idle_session_is_opened_once_more() {
     );
     let starts = setup.starts();
     let announcements = by(&starts, By::Neg);
-    assert_eq!(announcements.iter().filter(|session| session.is_layer_one()).count(), 2);
+    assert_eq!(
+        announcements
+            .iter()
+            .filter(|session| session.is_layer_one())
+            .count(),
+        2
+    );
 }
 
 #[test]
@@ -166,7 +225,11 @@ fn sessions_above_the_limit_wait() {
 fn a_rate_refusal_pauses_all_requests_for_65_seconds_and_repeats_do_not_extend_it() {
     let quirk = |n, frame: &Frame| {
         let refuses = !is_live(frame) && n < 7;
-        if refuses { closed(frame, "rate-limited: too many queries") } else { Quirk::None }
+        if refuses {
+            closed(frame, "rate-limited: too many queries")
+        } else {
+            Quirk::None
+        }
     };
     let setup = has_all_after(with(quirk), 5 * MINUTE);
     let starts = setup.starts();
@@ -193,7 +256,10 @@ fn a_rate_limit_in_a_notice_pauses_queued_requests() {
 
 #[test]
 fn the_number_of_filters_is_halved_after_a_refusal_and_stays_so() {
-    let script = Script { filters: 2, ..Script::default() };
+    let script = Script {
+        filters: 2,
+        ..Script::default()
+    };
     let mut setup = has_all_after(script, MINUTE);
     let before = by(&setup.starts(), By::Live).len();
     setup.forget().publish_issue();
@@ -205,19 +271,39 @@ fn the_number_of_filters_is_halved_after_a_refusal_and_stays_so() {
 
 #[test]
 fn limit_zero_becomes_one_after_a_refusal() {
-    let mut setup = has_all_after(Script { takes_zero: false, ..Script::default() }, MINUTE);
+    let mut setup = has_all_after(
+        Script {
+            takes_zero: false,
+            ..Script::default()
+        },
+        MINUTE,
+    );
     let issue = setup.publish_issue();
     setup.run(secs(5));
-    assert!(setup.sim.local.stored.contains_key(&issue.id), "it came live");
+    assert!(
+        setup.sim.local.stored.contains_key(&issue.id),
+        "it came live"
+    );
     let starts = setup.starts();
     assert!(by(&starts, By::Live).last().unwrap().filters[0].limit != Some(0));
 }
 
 #[test]
 fn authentication_is_sent_once_and_refused_requests_are_repeated_once() {
-    let setup = has_all_after(Script { wants_auth: true, ..Script::default() }, MINUTE);
+    let setup = has_all_after(
+        Script {
+            wants_auth: true,
+            ..Script::default()
+        },
+        MINUTE,
+    );
     let is_auth = |frame: &Frame| matches!(frame, Frame::Authenticate);
-    let sent = setup.sim.frames.iter().filter(|(_, _, frame)| is_auth(frame)).count();
+    let sent = setup
+        .sim
+        .frames
+        .iter()
+        .filter(|(_, _, frame)| is_auth(frame))
+        .count();
     assert_eq!(sent, 1);
     assert_eq!(setup.status(), Some(ConnectionStatus::Connected));
 }
@@ -234,10 +320,17 @@ fn a_second_demand_for_authentication_suspends_requests_for_a_day() {
     };
     let mut setup = Setup::announced(defaults(), with(quirk), 5);
     setup.run(20 * HOUR);
-    let auths =
-        setup.sim.frames.iter().filter(|(_, _, f)| matches!(f, Frame::Authenticate)).count();
+    let auths = setup
+        .sim
+        .frames
+        .iter()
+        .filter(|(_, _, f)| matches!(f, Frame::Authenticate))
+        .count();
     assert_eq!(auths, 1);
-    let late = setup.starts().into_iter().filter(|start| start.at.since_start() > MINUTE);
+    let late = setup
+        .starts()
+        .into_iter()
+        .filter(|start| start.at.since_start() > MINUTE);
     assert_eq!(late.count(), 0, "nothing for a day");
 }
 
@@ -252,13 +345,24 @@ fn forbidden_requests_are_suspended_for_a_day_and_probed_once() {
     };
     let mut setup = Setup::announced(defaults(), with(quirk), 5);
     setup.run(MINUTE);
-    assert_eq!(setup.status(), Some(ConnectionStatus::ConnectedHistoricSyncFailures));
+    assert_eq!(
+        setup.status(),
+        Some(ConnectionStatus::ConnectedHistoricSyncFailures)
+    );
     let issue = setup.publish_issue();
     setup.run(MINUTE);
-    assert!(setup.sim.local.stored.contains_key(&issue.id), "live events still arrive");
+    assert!(
+        setup.sim.local.stored.contains_key(&issue.id),
+        "live events still arrive"
+    );
     setup.forget().run(22 * HOUR);
-    let fetched =
-        |setup: &Setup| setup.starts().iter().filter(|start| start.by != By::Live).count();
+    let fetched = |setup: &Setup| {
+        setup
+            .starts()
+            .iter()
+            .filter(|start| start.by != By::Live)
+            .count()
+    };
     assert_eq!(fetched(&setup), 0);
     setup.run(2 * HOUR);
     // One probe for each layer that was refused; the daily pass that is due by then asks no further.
@@ -269,9 +373,10 @@ fn forbidden_requests_are_suspended_for_a_day_and_probed_once() {
 fn a_filter_that_is_too_large_is_split_and_never_repeated() {
     let quirk = |_, frame: &Frame| {
         let is_long = |frame: &Frame| match frame {
-            Frame::Subscribe { filters, .. } => {
-                filters.iter().flat_map(|one| one.generic_tags.values()).any(|v| v.len() > 4)
-            }
+            Frame::Subscribe { filters, .. } => filters
+                .iter()
+                .flat_map(|one| one.generic_tags.values())
+                .any(|v| v.len() > 4),
             _ => false,
         };
         match frame {
@@ -306,7 +411,10 @@ fn a_transient_failure_is_retried_with_growing_pauses() {
     let starts = setup.starts();
     let pages = by(&starts, By::Page);
     let first: Vec<_> = pages.iter().filter(|page| page.is_layer_one()).collect();
-    let gaps: Vec<_> = first.windows(2).map(|pair| (pair[1].at - pair[0].at).as_secs()).collect();
+    let gaps: Vec<_> = first
+        .windows(2)
+        .map(|pair| (pair[1].at - pair[0].at).as_secs())
+        .collect();
     assert_eq!(gaps[..6], [65, 65, 130, 260, 520, 1_040], "{gaps:?}");
 }
 
@@ -318,7 +426,11 @@ fn an_unanswered_request_is_closed_after_two_minutes_and_repeated() {
         _ => Quirk::None,
     };
     let setup = has_all_after(with(quirk), HOUR);
-    let closes = setup.sim.frames.iter().filter(|(_, _, f)| matches!(f, Frame::Unsubscribe { .. }));
+    let closes = setup
+        .sim
+        .frames
+        .iter()
+        .filter(|(_, _, f)| matches!(f, Frame::Unsubscribe { .. }));
     let first = closes.map(|(at, _, _)| at.since_start()).min().unwrap();
     assert!(first < secs(125));
     assert_eq!(setup.status(), Some(ConnectionStatus::Connected));
@@ -335,8 +447,15 @@ fn an_unknown_refusal_suspends_that_filter_and_is_reported() {
     setup.run(20 * HOUR);
     let starts = setup.starts();
     assert_eq!(by(&starts, By::Page).len(), 4, "each once");
-    let shown =
-        |report: &Report| matches!(report, Report::Refused { refusal: Refusal::Unknown, .. });
+    let shown = |report: &Report| {
+        matches!(
+            report,
+            Report::Refused {
+                refusal: Refusal::Unknown,
+                ..
+            }
+        )
+    };
     assert_eq!(setup.count_reports(shown), 1);
 }
 
@@ -370,11 +489,20 @@ fn events_of_any_date_lost_by_an_overflow_are_found_by_a_comparison() {
 
 #[test]
 fn events_lost_by_an_overflow_are_fetched_by_date_without_nip77() {
-    let pages = || Script { neg: Neg::Disabled, ..Script::default() };
+    let pages = || Script {
+        neg: Neg::Disabled,
+        ..Script::default()
+    };
     let (came, starts, count) = overflown(pages(), 0);
     assert!(came);
     let pages_since = by(&starts, By::Page);
-    assert!(pages_since.iter().filter(|page| page.filters[0].since.is_some()).count() >= count);
+    assert!(
+        pages_since
+            .iter()
+            .filter(|page| page.filters[0].since.is_some())
+            .count()
+            >= count
+    );
 }
 
 /// Closes every live request of relay 0 for an overflow.
@@ -396,7 +524,10 @@ fn events_arrive_by_comparison_while_repeated_overflows_pause_live_requests() {
         overflow(&mut setup);
         setup.run(secs(2));
         let paused = setup.live_subs().len();
-        assert!(paused + 2 <= open, "a relay that cannot keep up is given a pause");
+        assert!(
+            paused + 2 <= open,
+            "a relay that cannot keep up is given a pause"
+        );
         let lost = setup.publish_old_issue();
         setup.run(secs(45));
         assert!(setup.has(&lost), "compared meanwhile");
@@ -415,7 +546,12 @@ fn conn_of(setup: &Setup) -> grasp_sync::engine::ConnId {
 
 #[test]
 fn a_start_dropped_with_a_notice_is_sent_again_within_a_smaller_budget() {
-    let script = Script { subs: 8, is_open: false, hides_refusals: true, ..Script::default() };
+    let script = Script {
+        subs: 8,
+        is_open: false,
+        hides_refusals: true,
+        ..Script::default()
+    };
     let mut setup = has_all_after(script, 10 * MINUTE);
     assert_eq!(setup.status(), Some(ConnectionStatus::Connected));
     let issue = setup.publish_issue();
@@ -427,13 +563,22 @@ fn a_start_dropped_with_a_notice_is_sent_again_within_a_smaller_budget() {
 fn a_relay_that_always_refuses_is_not_asked_in_a_loop() {
     let quirks: [fn(usize, &Frame) -> Quirk; 3] = [
         |_, frame| closed(frame, "rate-limited: too many REQs"),
-        |_, frame| closed(frame, "rate-limited: active subscriptions exceed max size 400000 bytes"),
+        |_, frame| {
+            closed(
+                frame,
+                "rate-limited: active subscriptions exceed max size 400000 bytes",
+            )
+        },
         |_, frame| closed(frame, "rate-limited: too many negentropy subscriptions"),
     ];
     for quirk in quirks {
         let mut setup = Setup::announced(defaults(), with(quirk), 5);
         setup.run(10 * MINUTE);
-        assert!(setup.starts().len() <= 60, "{} starts", setup.starts().len());
+        assert!(
+            setup.starts().len() <= 60,
+            "{} starts",
+            setup.starts().len()
+        );
     }
 }
 
@@ -448,7 +593,9 @@ fn pages_that_are_refused_together_are_requested_one_by_one() {
     };
     let setup = has_all_after(with(quirk), 5 * MINUTE);
     let starts = setup.starts();
-    let packed = by(&starts, By::Page).into_iter().filter(|page| page.filters.len() > 1);
+    let packed = by(&starts, By::Page)
+        .into_iter()
+        .filter(|page| page.filters.len() > 1);
     assert_eq!(packed.count(), 1, "the refused request is not repeated");
     assert_eq!(setup.status(), Some(ConnectionStatus::Connected));
 }
@@ -461,17 +608,32 @@ fn ids_that_are_offered_and_never_served_are_given_up_with_a_report() {
     setup.announce(&[crate::sim::world::relay(0)]);
     setup.run(MINUTE);
     assert_eq!(setup.here(), 6);
-    assert_eq!(setup.status(), Some(ConnectionStatus::ConnectedHistoricSyncFailures));
+    assert_eq!(
+        setup.status(),
+        Some(ConnectionStatus::ConnectedHistoricSyncFailures)
+    );
     setup.run(4 * HOUR);
     let asked = setup
         .starts()
         .iter()
-        .filter(|start| start.filters[0].ids.as_ref().is_some_and(|ids| ids.contains(&phantom)))
+        .filter(|start| {
+            start.filters[0]
+                .ids
+                .as_ref()
+                .is_some_and(|ids| ids.contains(&phantom))
+        })
         .count();
     assert_eq!(asked, 12);
-    let gave_up = Report::GaveUp { relay: crate::sim::world::relay(0), event: phantom };
+    let gave_up = Report::GaveUp {
+        relay: crate::sim::world::relay(0),
+        event: phantom,
+    };
     assert_eq!(setup.count_reports(|report| *report == gave_up), 1);
-    assert_eq!(setup.status(), Some(ConnectionStatus::Connected), "all other events are here");
+    assert_eq!(
+        setup.status(),
+        Some(ConnectionStatus::Connected),
+        "all other events are here"
+    );
 }
 
 #[test]
@@ -489,7 +651,10 @@ fn a_relay_that_offers_many_ids_and_serves_few_is_paged() {
 
 #[test]
 fn an_interrupted_catch_up_is_repeated_from_its_start() {
-    let script = Script { neg: Neg::Disabled, ..Script::default() };
+    let script = Script {
+        neg: Neg::Disabled,
+        ..Script::default()
+    };
     let mut setup = has_all_after(script, MINUTE);
     let conn = conn_of(&setup);
     let close = |setup: &mut Setup, subs: Vec<SubId>| {
@@ -501,7 +666,12 @@ fn an_interrupted_catch_up_is_repeated_from_its_start() {
     let first_asked_for = |setup: &Setup| {
         let starts = setup.starts();
         let pages = by(&starts, By::Page);
-        pages.iter().flat_map(|page| &page.filters).filter_map(|one| one.since).min().unwrap()
+        pages
+            .iter()
+            .flat_map(|page| &page.filters)
+            .filter_map(|one| one.since)
+            .min()
+            .unwrap()
     };
     // From now on no stored event is sent.
     setup.forget().peer().script.quirk = |_, frame| match frame {
@@ -528,7 +698,10 @@ fn a_relay_is_not_timed_out_while_the_local_relay_judges_its_events() {
     let sub = setup.live_subs()[0];
     let issue = setup.chance_issue_dated(0);
     let places = [true].into_iter().collect();
-    let rows = vec![grasp_sync::engine::Delivered { row: crate::sim::row(&issue), places }];
+    let rows = vec![grasp_sync::engine::Delivered {
+        row: crate::sim::row(&issue),
+        places,
+    }];
     setup.receive(conn, Said::Delivered { sub, rows });
     setup.forget().peer().script.silent_one_in = Some(1);
     let another = repo(&mut setup.chance, "another");

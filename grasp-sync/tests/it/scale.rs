@@ -71,7 +71,9 @@ impl World {
         config.bootstrap = vec![facts::url(0)];
         config.full_sync_above = Some(32 * 1024);
         let now = Now::new(Mono::from_secs(1), Timestamp::from_secs(START));
-        let relays = (0..relays).map(|n| (facts::url(n), Relay::new(n, &facts))).collect();
+        let relays = (0..relays)
+            .map(|n| (facts::url(n), Relay::new(n, &facts)))
+            .collect();
         let local = Local {
             held: Vec::new(),
             released: vec![false; repos],
@@ -116,7 +118,11 @@ impl World {
                 break;
             };
             self.now = self.now.after(at - self.now.mono);
-            match self.in_transit.first_entry().filter(|_| next.is_some_and(|next| next <= at)) {
+            match self
+                .in_transit
+                .first_entry()
+                .filter(|_| next.is_some_and(|next| next <= at))
+            {
                 Some(entry) => {
                     let in_transit = entry.remove();
                     self.arrive(in_transit);
@@ -131,12 +137,16 @@ impl World {
         match in_transit {
             InTransit::Input(input) => self.handle(input),
             InTransit::Frame(url, conn, frame) => {
-                let Some(relay) = self.relays.get_mut(&url) else { return };
+                let Some(relay) = self.relays.get_mut(&url) else {
+                    return;
+                };
                 for answer in relay.receive(&self.facts, frame) {
                     let in_transit = match answer {
-                        Answer::Said(said) => {
-                            InTransit::Input(Input::Heard { relay: url.clone(), conn, said })
-                        }
+                        Answer::Said(said) => InTransit::Input(Input::Heard {
+                            relay: url.clone(),
+                            conn,
+                            said,
+                        }),
                         Answer::Events(sub, events) => {
                             InTransit::Events(url.clone(), conn, sub, events)
                         }
@@ -147,9 +157,19 @@ impl World {
             InTransit::Events(relay, conn, sub, events) => {
                 let rows = events.iter().map(|(_, delivered)| *delivered).collect();
                 let said = Said::Delivered { sub, rows };
-                self.handle(Input::Heard { relay: relay.clone(), conn, said });
-                let events = events.into_iter().map(|(item, one)| (item, one.row)).collect();
-                self.send(Duration::from_millis(10), InTransit::Ingest(relay, conn, sub, events));
+                self.handle(Input::Heard {
+                    relay: relay.clone(),
+                    conn,
+                    said,
+                });
+                let events = events
+                    .into_iter()
+                    .map(|(item, one)| (item, one.row))
+                    .collect();
+                self.send(
+                    Duration::from_millis(10),
+                    InTransit::Ingest(relay, conn, sub, events),
+                );
             }
             InTransit::Ingest(relay, conn, sub, events) => self.ingest(relay, conn, sub, events),
             InTransit::Release => self.release(),
@@ -163,8 +183,15 @@ impl World {
             let outcome = self.judge(item, &mut accepted);
             judged.push(Judged { row, outcome });
         }
-        self.handle(Input::Ingested { relay, conn, sub, judged });
-        accepted.into_iter().for_each(|one| self.handle(Input::Accepted(one)));
+        self.handle(Input::Ingested {
+            relay,
+            conn,
+            sub,
+            judged,
+        });
+        accepted
+            .into_iter()
+            .for_each(|one| self.handle(Input::Accepted(one)));
     }
 
     fn judge(&mut self, item: Item, accepted: &mut Vec<Accepted>) -> Outcome {
@@ -174,7 +201,11 @@ impl World {
                 if !self.local.held.contains(&n) {
                     self.local.held.push(n);
                     let change = Some(self.facts.announced(n, SyncLevel::StateOnly));
-                    accepted.push(Accepted { event: None, is_uncounted: false, change });
+                    accepted.push(Accepted {
+                        event: None,
+                        is_uncounted: false,
+                        change,
+                    });
                     if !std::mem::replace(&mut self.is_releasing, true) {
                         self.send(Duration::from_secs(1), InTransit::Release);
                     }
@@ -187,13 +218,23 @@ impl World {
                 self.local.count += 1;
                 let repos = vec![self.facts.repo(self.facts.repo_of(n)).clone()];
                 let id = self.facts.row(Item::Root(n)).id;
-                let change = Some(IndexChange::RootAdded { root: id.into(), repos });
-                accepted.push(Accepted { event: Some(id), is_uncounted: false, change });
+                let change = Some(IndexChange::RootAdded {
+                    root: id.into(),
+                    repos,
+                });
+                accepted.push(Accepted {
+                    event: Some(id),
+                    is_uncounted: false,
+                    change,
+                });
                 Outcome::Stored
             }
             Item::Root(n) => {
                 let event = Some(Arc::new(self.facts.issue(n)));
-                Outcome::Refused { retry: Retry::AfterDependency, event }
+                Outcome::Refused {
+                    retry: Retry::AfterDependency,
+                    event,
+                }
             }
         }
     }
@@ -208,7 +249,11 @@ impl World {
         self.local.released[n] = true;
         let change = Some(self.facts.announced(n, SyncLevel::Full));
         let event = Some(self.facts.row(Item::Repo(n)).id);
-        self.handle(Input::Accepted(Accepted { event, is_uncounted: false, change }));
+        self.handle(Input::Accepted(Accepted {
+            event,
+            is_uncounted: false,
+            change,
+        }));
         let wait = Duration::from_millis(60_000 / RELEASED_PER_MINUTE);
         self.send(wait, InTransit::Release);
     }
@@ -216,8 +261,17 @@ impl World {
     fn perform(&mut self, output: Output) {
         match output {
             Output::Connect { relay, conn, .. } => {
-                let facts = self.relays.get_mut(&relay).map(|there| there.connect(conn)).unwrap();
-                let input = Input::Connected { relay, conn, address: None, facts };
+                let facts = self
+                    .relays
+                    .get_mut(&relay)
+                    .map(|there| there.connect(conn))
+                    .unwrap();
+                let input = Input::Connected {
+                    relay,
+                    conn,
+                    address: None,
+                    facts,
+                };
                 self.send(Duration::from_millis(100), InTransit::Input(input));
             }
             Output::Send { relay, conn, frame } => {
@@ -230,7 +284,12 @@ impl World {
             }
             Output::Reoffer { events } => self.reoffer(events),
             Output::Report(Report::Requested { relay, request }) => {
-                *self.requests.entry(relay).or_default().entry(request).or_default() += 1;
+                *self
+                    .requests
+                    .entry(relay)
+                    .or_default()
+                    .entry(request)
+                    .or_default() += 1;
             }
             Output::Report(Report::Status { relay, status }) => {
                 self.status.insert(relay, status);
@@ -242,11 +301,19 @@ impl World {
     fn reoffer(&mut self, events: Vec<Arc<grasp_core::nostr::event::Event>>) {
         let (mut judged, mut accepted) = (Vec::new(), Vec::new());
         for event in events {
-            let Some(item) = self.facts.find(&event.id) else { continue };
+            let Some(item) = self.facts.find(&event.id) else {
+                continue;
+            };
             let outcome = self.judge(item, &mut accepted);
-            judged.push(Judged { row: self.facts.row(item), outcome });
+            judged.push(Judged {
+                row: self.facts.row(item),
+                outcome,
+            });
         }
-        self.send(Duration::ZERO, InTransit::Input(Input::Reoffered { judged }));
+        self.send(
+            Duration::ZERO,
+            InTransit::Input(Input::Reoffered { judged }),
+        );
         for one in accepted {
             self.send(Duration::ZERO, InTransit::Input(Input::Accepted(one)));
         }
@@ -258,7 +325,10 @@ impl World {
             Item::Root(n) => self.local.stored[n],
         };
         let all = self.facts.matching(filter, |_| true);
-        all.into_iter().filter(is_here).map(|item| self.facts.row(item)).collect()
+        all.into_iter()
+            .filter(is_here)
+            .map(|item| self.facts.row(item))
+            .collect()
     }
 
     fn wire(&mut self, conn: ConnId, to_us: bool, in_transit: InTransit) {
@@ -271,7 +341,8 @@ impl World {
 
     fn send(&mut self, wait: Duration, in_transit: InTransit) {
         self.order += 1;
-        self.in_transit.insert((self.now.mono + wait, self.order), in_transit);
+        self.in_transit
+            .insert((self.now.mono + wait, self.order), in_transit);
     }
 
     /// Publishes an issue that is two years old at each relay.
@@ -279,15 +350,23 @@ impl World {
         let urls: Vec<RelayUrl> = (0..self.relays.len()).map(facts::url).collect();
         let mut published = Vec::new();
         for url in urls {
-            let Some(relay) = self.relays.get_mut(&url) else { continue };
-            let Some(repo) = relay.repos.first().copied() else { continue };
+            let Some(relay) = self.relays.get_mut(&url) else {
+                continue;
+            };
+            let Some(repo) = relay.repos.first().copied() else {
+                continue;
+            };
             let root = self.facts.add_root(repo, START - 2 * 365 * 24 * 60 * 60);
             self.local.stored.push(false);
             let heard = relay.publish(&self.facts, root);
             let conn = self.conn_of(&url);
             for (sub, delivered) in heard {
                 let events = vec![(Item::Root(root), delivered)];
-                self.wire(conn, true, InTransit::Events(url.clone(), conn, sub, events));
+                self.wire(
+                    conn,
+                    true,
+                    InTransit::Events(url.clone(), conn, sub, events),
+                );
             }
             published.push(root);
         }
@@ -302,7 +381,9 @@ impl World {
     fn report(&self, took: Duration) {
         let sum = |request| {
             let counts = self.requests.values();
-            counts.filter_map(|counts| counts.get(&request)).sum::<usize>()
+            counts
+                .filter_map(|counts| counts.get(&request))
+                .sum::<usize>()
         };
         println!(
             "{} repositories, {} roots, {} relays: all here after {took:.1?} of virtual time; \
@@ -341,8 +422,14 @@ fn run(repos: usize, roots: usize, relays: usize) {
     let all = roots + published.len();
     let until = world.now.mono.since_start() + Duration::from_secs(5);
     world.run_until(until, |world| world.local.count == all);
-    let missing: Vec<usize> = (0..relays).filter(|n| !world.local.stored[published[*n]]).collect();
-    assert_eq!(missing, Vec::<usize>::new(), "old events arrive live from every relay");
+    let missing: Vec<usize> = (0..relays)
+        .filter(|n| !world.local.stored[published[*n]])
+        .collect();
+    assert_eq!(
+        missing,
+        Vec::<usize>::new(),
+        "old events arrive live from every relay"
+    );
     println!("complete after {calm:.1?}; one old event at each relay arrived live");
 }
 

@@ -24,7 +24,10 @@ pub(crate) fn secs(n: u64) -> Duration {
 
 /// Returns the engine's own defaults.
 pub(crate) fn defaults() -> Config {
-    Config { can_authenticate: true, ..Config::new("us.example".parse().unwrap()) }
+    Config {
+        can_authenticate: true,
+        ..Config::new("us.example".parse().unwrap())
+    }
 }
 
 pub(crate) struct Setup {
@@ -40,7 +43,11 @@ impl Setup {
         let repo = repo(&mut chance, "grasp");
         let mut sim = Sim::new(3, config);
         let events = (0..issues).map(|n| {
-            event::issue(&mut chance, START - 100_000 + n as u64, std::slice::from_ref(&repo))
+            event::issue(
+                &mut chance,
+                START - 100_000 + n as u64,
+                std::slice::from_ref(&repo),
+            )
         });
         let events: Vec<Event> = events.collect();
         sim.peers.insert(relay(0), Peer::new(script, events));
@@ -66,8 +73,16 @@ impl Setup {
     /// Announces the repository from relay 0 at this level.
     pub(crate) fn want(&mut self, level: SyncLevel) {
         let relays = [relay(0)].into();
-        let change = IndexChange::Announced { repo: self.repo.clone(), relays, level };
-        let accepted = Accepted { event: None, is_uncounted: false, change: Some(change) };
+        let change = IndexChange::Announced {
+            repo: self.repo.clone(),
+            relays,
+            level,
+        };
+        let accepted = Accepted {
+            event: None,
+            is_uncounted: false,
+            change: Some(change),
+        };
         self.sim.handle(Input::Accepted(accepted));
     }
 
@@ -80,7 +95,8 @@ impl Setup {
     pub(crate) fn publish_issue(&mut self) -> Event {
         let at = self.sim.now.unix.as_secs();
         let issue = event::issue(&mut self.chance, at, std::slice::from_ref(&self.repo));
-        self.sim.publish_after(Duration::ZERO, &relay(0), issue.clone());
+        self.sim
+            .publish_after(Duration::ZERO, &relay(0), issue.clone());
         issue
     }
 
@@ -88,7 +104,8 @@ impl Setup {
     pub(crate) fn publish_old_issue(&mut self) -> Event {
         let at = self.sim.now.unix.as_secs() - 7 * 24 * 60 * 60;
         let issue = event::issue(&mut self.chance, at, std::slice::from_ref(&self.repo));
-        self.sim.publish_after(Duration::ZERO, &relay(0), issue.clone());
+        self.sim
+            .publish_after(Duration::ZERO, &relay(0), issue.clone());
         issue
     }
 
@@ -108,13 +125,22 @@ impl Setup {
         if let Said::Closed { sub, .. } = &said {
             self.peer().drop_sub(*sub);
         }
-        self.sim.handle(Input::Heard { relay: relay(0), conn, said });
+        self.sim.handle(Input::Heard {
+            relay: relay(0),
+            conn,
+            said,
+        });
     }
 
     /// Returns the requests to relay 0 since then: their layer, and whether by reconciliation.
     pub(crate) fn starts_since(&self, since: Mono) -> Vec<Start> {
-        let sent = self.sim.frames.iter().filter(|(at, to, _)| *at >= since && *to == relay(0));
-        sent.filter_map(|(at, _, frame)| Start::of(*at, frame)).collect()
+        let sent = self
+            .sim
+            .frames
+            .iter()
+            .filter(|(at, to, _)| *at >= since && *to == relay(0));
+        sent.filter_map(|(at, _, frame)| Start::of(*at, frame))
+            .collect()
     }
 
     pub(crate) fn starts(&self) -> Vec<Start> {
@@ -129,10 +155,14 @@ impl Setup {
     }
 
     pub(crate) fn status(&self) -> Option<ConnectionStatus> {
-        self.sim.reports.iter().rev().find_map(|report| match report {
-            Report::Status { status, .. } => Some(*status),
-            _ => None,
-        })
+        self.sim
+            .reports
+            .iter()
+            .rev()
+            .find_map(|report| match report {
+                Report::Status { status, .. } => Some(*status),
+                _ => None,
+            })
     }
 
     pub(crate) fn has(&self, event: &Event) -> bool {
@@ -152,7 +182,11 @@ impl Setup {
     }
 
     pub(crate) fn count_reports(&self, which: impl Fn(&Report) -> bool) -> usize {
-        self.sim.reports.iter().filter(|report| which(report)).count()
+        self.sim
+            .reports
+            .iter()
+            .filter(|report| which(report))
+            .count()
     }
 }
 
@@ -174,9 +208,11 @@ pub(crate) enum By {
 impl Start {
     fn of(at: Mono, frame: &Frame) -> Option<Self> {
         let (filters, by) = match frame {
-            Frame::Subscribe { filters, path: grasp_core::admission::SyncPath::Live, .. } => {
-                (filters.clone(), By::Live)
-            }
+            Frame::Subscribe {
+                filters,
+                path: grasp_core::admission::SyncPath::Live,
+                ..
+            } => (filters.clone(), By::Live),
             Frame::Subscribe { filters, .. } if filters[0].ids.is_some() => {
                 (filters.clone(), By::Ids)
             }
@@ -189,7 +225,9 @@ impl Start {
 
     /// Returns whether it is for announcements.
     pub(crate) fn is_layer_one(&self) -> bool {
-        self.filters.iter().all(|filter| filter.generic_tags.is_empty() && filter.ids.is_none())
+        self.filters
+            .iter()
+            .all(|filter| filter.generic_tags.is_empty() && filter.ids.is_none())
     }
 }
 

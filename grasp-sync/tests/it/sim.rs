@@ -35,11 +35,25 @@ enum InTransit {
     /// To the engine.
     Input(Input),
     /// To a relay.
-    Frame { relay: RelayUrl, conn: ConnId, frame: Frame },
+    Frame {
+        relay: RelayUrl,
+        conn: ConnId,
+        frame: Frame,
+    },
     /// From a relay, with events.
-    Events { relay: RelayUrl, conn: ConnId, sub: SubId, events: Vec<Event> },
+    Events {
+        relay: RelayUrl,
+        conn: ConnId,
+        sub: SubId,
+        events: Vec<Event>,
+    },
     /// To the local relay.
-    Ingest { relay: RelayUrl, conn: ConnId, sub: SubId, events: Vec<Event> },
+    Ingest {
+        relay: RelayUrl,
+        conn: ConnId,
+        sub: SubId,
+        events: Vec<Event>,
+    },
     /// A connection ends.
     Cut { relay: RelayUrl, conn: ConnId },
     /// An event is published at a relay.
@@ -109,9 +123,13 @@ impl Sim {
 
     /// Replaces our process by another that has only what was on disk.
     pub(crate) fn crash(&mut self, seed: u64) {
-        let config = Config { seed, ..self.config.clone() };
+        let config = Config {
+            seed,
+            ..self.config.clone()
+        };
         self.engine = SyncEngine::new(self.now, config);
-        self.in_transit.retain(|_, in_transit| matches!(in_transit, InTransit::Publish { .. }));
+        self.in_transit
+            .retain(|_, in_transit| matches!(in_transit, InTransit::Publish { .. }));
         self.peers.values_mut().for_each(Peer::drop_connections);
         self.open.clear();
         self.asked.clear();
@@ -126,12 +144,17 @@ impl Sim {
     /// Publishes at the local relay as a client.
     pub(crate) fn accept(&mut self, event: Event) {
         let accepted = self.local.direct(event);
-        accepted.into_iter().for_each(|one| self.handle(Input::Accepted(one)));
+        accepted
+            .into_iter()
+            .for_each(|one| self.handle(Input::Accepted(one)));
     }
 
     /// Publishes at a relay, later.
     pub(crate) fn publish_after(&mut self, wait: Duration, relay: &RelayUrl, event: Event) {
-        let publish = InTransit::Publish { relay: relay.clone(), event: Box::new(event) };
+        let publish = InTransit::Publish {
+            relay: relay.clone(),
+            event: Box::new(event),
+        };
         self.send(wait, publish);
     }
 
@@ -149,10 +172,14 @@ impl Sim {
             let next = self.in_transit.first_key_value().map(|((at, _), _)| *at);
             let tick = self.engine.next_deadline().map(|at| at.max(self.now.mono));
             let soonest = next.into_iter().chain(tick).min();
-            let Some(at) = soonest.filter(|at| *at <= end) else { break };
+            let Some(at) = soonest.filter(|at| *at <= end) else {
+                break;
+            };
             self.now = self.now.after(at - self.now.mono);
             if next.is_some_and(|next| next <= at) {
-                let Some((_, in_transit)) = self.in_transit.pop_first() else { break };
+                let Some((_, in_transit)) = self.in_transit.pop_first() else {
+                    break;
+                };
                 self.arrive(in_transit);
             } else {
                 self.count_tick();
@@ -165,38 +192,82 @@ impl Sim {
     /// Panics if the engine asks for a tick repeatedly at the same moment.
     fn count_tick(&mut self) {
         let (at, count) = self.ticks_now;
-        self.ticks_now = if at == self.now.mono { (at, count + 1) } else { (self.now.mono, 1) };
-        assert!(self.ticks_now.1 < 50, "the deadline {} repeats", self.now.mono);
+        self.ticks_now = if at == self.now.mono {
+            (at, count + 1)
+        } else {
+            (self.now.mono, 1)
+        };
+        assert!(
+            self.ticks_now.1 < 50,
+            "the deadline {} repeats",
+            self.now.mono
+        );
     }
 
     fn arrive(&mut self, in_transit: InTransit) {
         match in_transit {
             InTransit::Input(input) => self.handle(input),
             InTransit::Frame { relay, conn, frame } => self.receive_frame(&relay, conn, frame),
-            InTransit::Events { relay, conn, sub, events } => {
+            InTransit::Events {
+                relay,
+                conn,
+                sub,
+                events,
+            } => {
                 let rows = self.delivered(sub, &events);
                 let said = Said::Delivered { sub, rows };
-                self.handle(Input::Heard { relay: relay.clone(), conn, said });
+                self.handle(Input::Heard {
+                    relay: relay.clone(),
+                    conn,
+                    said,
+                });
                 let wait = Duration::from_millis(self.chance.within(1, 40));
-                self.send(wait, InTransit::Ingest { relay, conn, sub, events });
+                self.send(
+                    wait,
+                    InTransit::Ingest {
+                        relay,
+                        conn,
+                        sub,
+                        events,
+                    },
+                );
             }
-            InTransit::Ingest { relay, conn, sub, events } => {
+            InTransit::Ingest {
+                relay,
+                conn,
+                sub,
+                events,
+            } => {
                 let (judged, accepted) = match self.forgers.contains(&relay) {
                     true => (events.iter().map(forged).collect(), Vec::new()),
                     false => self.local.ingest(events),
                 };
-                self.handle(Input::Ingested { relay, conn, sub, judged });
-                accepted.into_iter().for_each(|one| self.handle(Input::Accepted(one)));
+                self.handle(Input::Ingested {
+                    relay,
+                    conn,
+                    sub,
+                    judged,
+                });
+                accepted
+                    .into_iter()
+                    .for_each(|one| self.handle(Input::Accepted(one)));
             }
             InTransit::Cut { relay, conn } => {
-                if self.peers.get_mut(&relay).is_some_and(|peer| peer.cut(conn)) {
+                if self
+                    .peers
+                    .get_mut(&relay)
+                    .is_some_and(|peer| peer.cut(conn))
+                {
                     self.handle(Input::Disconnected { relay, conn });
                 }
             }
             InTransit::Publish { relay, event } => {
-                let Some(peer) = self.peers.get_mut(&relay) else { return };
+                let Some(peer) = self.peers.get_mut(&relay) else {
+                    return;
+                };
                 let live = peer.publish(*event);
-                live.into_iter().for_each(|(conn, reply)| self.answer(&relay, conn, reply));
+                live.into_iter()
+                    .for_each(|(conn, reply)| self.answer(&relay, conn, reply));
             }
         }
     }
@@ -204,25 +275,45 @@ impl Sim {
     /// Verifies and ingests received events, as a driver does.
     fn delivered(&self, sub: SubId, events: &[Event]) -> Vec<Delivered> {
         let filters = self.asked.get(&sub).map(Vec::as_slice).unwrap_or_default();
-        let places = |event| filters.iter().map(|filter| local::matches(filter, event)).collect();
-        events.iter().map(|event| Delivered { row: row(event), places: places(event) }).collect()
+        let places = |event| {
+            filters
+                .iter()
+                .map(|filter| local::matches(filter, event))
+                .collect()
+        };
+        events
+            .iter()
+            .map(|event| Delivered {
+                row: row(event),
+                places: places(event),
+            })
+            .collect()
     }
 
     fn receive_frame(&mut self, relay: &RelayUrl, conn: ConnId, frame: Frame) {
-        let Some(peer) = self.peers.get_mut(relay) else { return };
+        let Some(peer) = self.peers.get_mut(relay) else {
+            return;
+        };
         let answers = peer.receive(self.now.mono, conn, frame, &mut self.chance);
-        answers.into_iter().for_each(|reply| self.answer(relay, conn, reply));
+        answers
+            .into_iter()
+            .for_each(|reply| self.answer(relay, conn, reply));
     }
 
     fn answer(&mut self, relay: &RelayUrl, conn: ConnId, reply: Reply) {
         let relay = relay.clone();
         let in_transit = match reply {
-            Reply::Said(said) => {
-                InTransit::Input(Input::Heard { relay: relay.clone(), conn, said })
-            }
-            Reply::Events(sub, events) => {
-                InTransit::Events { relay: relay.clone(), conn, sub, events }
-            }
+            Reply::Said(said) => InTransit::Input(Input::Heard {
+                relay: relay.clone(),
+                conn,
+                said,
+            }),
+            Reply::Events(sub, events) => InTransit::Events {
+                relay: relay.clone(),
+                conn,
+                sub,
+                events,
+            },
         };
         self.wire(&relay, conn, true, in_transit);
     }
@@ -239,8 +330,14 @@ impl Sim {
                 if let Frame::Subscribe { sub, filters, .. } = &frame {
                     self.asked.insert(*sub, filters.clone());
                 }
-                self.frames.push((self.now.mono, relay.clone(), frame.clone()));
-                self.wire(&relay.clone(), conn, false, InTransit::Frame { relay, conn, frame });
+                self.frames
+                    .push((self.now.mono, relay.clone(), frame.clone()));
+                self.wire(
+                    &relay.clone(),
+                    conn,
+                    false,
+                    InTransit::Frame { relay, conn, frame },
+                );
             }
             Output::FetchInventory { request, filter } => {
                 let items = Ok(self.local.inventory(&filter));
@@ -250,7 +347,10 @@ impl Sim {
             Output::Reoffer { events } => {
                 let events = events.into_iter().map(|event| (*event).clone()).collect();
                 let (judged, accepted) = self.local.ingest(events);
-                self.send(Duration::ZERO, InTransit::Input(Input::Reoffered { judged }));
+                self.send(
+                    Duration::ZERO,
+                    InTransit::Input(Input::Reoffered { judged }),
+                );
                 for one in accepted {
                     self.send(Duration::ZERO, InTransit::Input(Input::Accepted(one)));
                 }
@@ -268,12 +368,21 @@ impl Sim {
             is_up.then(|| peer.connect(conn))
         });
         let Some(facts) = facts else {
-            let failed = Input::ConnectFailed { relay, conn, why: Fault::Unreachable };
+            let failed = Input::ConnectFailed {
+                relay,
+                conn,
+                why: Fault::Unreachable,
+            };
             return self.send(wait, InTransit::Input(failed));
         };
         self.conns.push((relay.clone(), conn));
         let address = self.addresses.get(&relay).copied();
-        let connected = Input::Connected { relay: relay.clone(), conn, address, facts };
+        let connected = Input::Connected {
+            relay: relay.clone(),
+            conn,
+            address,
+            facts,
+        };
         self.send(wait, InTransit::Input(connected));
         let life = self
             .peers
@@ -286,7 +395,10 @@ impl Sim {
 
     /// Puts a message on a connection, behind those on it already.
     fn wire(&mut self, relay: &RelayUrl, conn: ConnId, to_us: bool, in_transit: InTransit) {
-        let (min, max) = self.peers.get(relay).map_or((1, 2), |peer| peer.script.latency_ms);
+        let (min, max) = self
+            .peers
+            .get(relay)
+            .map_or((1, 2), |peer| peer.script.latency_ms);
         let at = self.now.mono + Duration::from_millis(self.chance.within(min, max));
         let last = self.last_arrivals.entry((conn, to_us)).or_insert(at);
         *last = at.max(*last);
@@ -296,14 +408,22 @@ impl Sim {
 
     fn send(&mut self, wait: Duration, in_transit: InTransit) {
         self.order += 1;
-        self.in_transit.insert((self.now.mono + wait, self.order), in_transit);
+        self.in_transit
+            .insert((self.now.mono + wait, self.order), in_transit);
     }
 
     /// Notes a pause after a rate limit, unless it was about a request that ended long ago.
     fn note_rate_refusal(&mut self, input: &Input) {
-        let Input::Heard { relay, conn, said } = input else { return };
-        let (Said::Closed { sub, text } | Said::NegErr { sub, text }) = said else { return };
-        let stands = self.peers.get(relay).is_some_and(|peer| peer.is_connected(*conn));
+        let Input::Heard { relay, conn, said } = input else {
+            return;
+        };
+        let (Said::Closed { sub, text } | Said::NegErr { sub, text }) = said else {
+            return;
+        };
+        let stands = self
+            .peers
+            .get(relay)
+            .is_some_and(|peer| peer.is_connected(*conn));
         if stands && self.open.remove(sub) && text.starts_with("rate-limited: too many queries") {
             let until = self.now.mono + Duration::from_secs(65);
             self.paused.entry(relay.clone()).or_insert(until);
@@ -315,7 +435,10 @@ impl Sim {
         self.paused.retain(|_, until| *until > now);
         match frame {
             Frame::Subscribe { sub, .. } | Frame::NegOpen { sub, .. } => {
-                assert!(!self.paused.contains_key(relay), "a request to {relay} during its pause");
+                assert!(
+                    !self.paused.contains_key(relay),
+                    "a request to {relay} during its pause"
+                );
                 self.open.insert(*sub);
             }
             Frame::Unsubscribe { sub } | Frame::NegClose { sub } => _ = self.open.remove(sub),
@@ -326,22 +449,44 @@ impl Sim {
 
 /// Asserts that a live request has no `since`, which a relay applies to new events too.
 fn check_live_request(frame: &Frame) {
-    if let Frame::Subscribe { filters, path: SyncPath::Live, .. } = frame {
-        assert!(filters.iter().all(|filter| filter.since.is_none()), "{frame:?}");
-        assert!(filters.iter().all(|filter| filter.limit.is_some_and(|limit| limit < 2)));
+    if let Frame::Subscribe {
+        filters,
+        path: SyncPath::Live,
+        ..
+    } = frame
+    {
+        assert!(
+            filters.iter().all(|filter| filter.since.is_none()),
+            "{frame:?}"
+        );
+        assert!(
+            filters
+                .iter()
+                .all(|filter| filter.limit.is_some_and(|limit| limit < 2))
+        );
     }
 }
 
 fn forged(event: &Event) -> Judged {
-    Judged { row: row(event), outcome: Outcome::Forged }
+    Judged {
+        row: row(event),
+        outcome: Outcome::Forged,
+    }
 }
 
 pub(crate) fn row(event: &Event) -> Row {
-    Row { at: event.created_at, id: event.id }
+    Row {
+        at: event.created_at,
+        id: event.id,
+    }
 }
 
 /// Returns the feed's input for an event.
 pub(crate) fn accepted(event: &Event, is_uncounted: bool) -> Accepted {
     let change = grasp_sync::engine::index_change(event, grasp_sync::index::SyncLevel::Full);
-    Accepted { event: Some(event.id), is_uncounted, change }
+    Accepted {
+        event: Some(event.id),
+        is_uncounted,
+        change,
+    }
 }

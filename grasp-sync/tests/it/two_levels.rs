@@ -17,7 +17,9 @@ use crate::sim::{START, Sim, event};
 fn world(issues: usize, script: Script) -> Sim {
     let mut chance = Chance::seeded(7);
     let mut sim = Sim::new(7, config());
-    let repos: Vec<_> = (0..20).map(|n| repo(&mut chance, &format!("repo-{n}"))).collect();
+    let repos: Vec<_> = (0..20)
+        .map(|n| repo(&mut chance, &format!("repo-{n}")))
+        .collect();
     let mut events = Vec::new();
     for n in 0..issues {
         let at = START - 10_000_000 + n as u64;
@@ -50,7 +52,12 @@ fn time_until_complete(sim: &mut Sim, events: usize) -> Duration {
 
 /// Returns the script of a near relay of this software, with or without NIP-77.
 fn near(software: Option<&'static str>, neg: Neg) -> Script {
-    Script { neg, latency_ms: (5, 5), software, ..Script::default() }
+    Script {
+        neg,
+        latency_ms: (5, 5),
+        software,
+        ..Script::default()
+    }
 }
 
 #[test]
@@ -59,7 +66,10 @@ fn both_levels_are_synced_within_a_second_from_any_relay() {
         for neg in [Neg::Speaks, Neg::Disabled] {
             let mut sim = world(1_000, near(software, neg));
             let took = time_until_complete(&mut sim, 2_020);
-            assert!(took <= Duration::from_secs(1), "{software:?} {neg:?}: {took:?}");
+            assert!(
+                took <= Duration::from_secs(1),
+                "{software:?} {neg:?}: {took:?}"
+            );
         }
     }
 }
@@ -74,18 +84,29 @@ fn twenty_thousand_events_fit_into_the_requests_of_one_burst() {
         Frame::NegOpen { .. } | Frame::NegMsg { .. } => true,
         _ => false,
     };
-    let charged = sim.frames.iter().filter(|(_, _, frame)| is_charged(frame)).count();
+    let charged = sim
+        .frames
+        .iter()
+        .filter(|(_, _, frame)| is_charged(frame))
+        .count();
     assert!(charged <= 60, "{charged} requests");
     assert!(sim.peers[&relay(0)].requests <= 100);
 }
 
 #[test]
 fn histories_share_requests_and_keep_their_own_cursors() {
-    let script = Script { page: 60, ..near(None, Neg::Disabled) };
+    let script = Script {
+        page: 60,
+        ..near(None, Neg::Disabled)
+    };
     let mut sim = world(1_000, script);
     time_until_complete(&mut sim, 2_020);
     let requests = sim.frames.iter().filter_map(|(_, _, frame)| match frame {
-        Frame::Subscribe { filters, path: SyncPath::CatchUp, .. } => Some(filters),
+        Frame::Subscribe {
+            filters,
+            path: SyncPath::CatchUp,
+            ..
+        } => Some(filters),
         _ => None,
     });
     let shared: Vec<_> = requests.filter(|filters| filters.len() > 1).collect();

@@ -17,12 +17,23 @@ fn messages_about(sub: SubId) -> Vec<Said> {
         "error: shutting down",
         "",
     ];
-    let mut messages =
-        vec![Said::Eose { sub, hint: None }, Said::NegMsg { sub, message: vec![0x61] }];
+    let mut messages = vec![
+        Said::Eose { sub, hint: None },
+        Said::NegMsg {
+            sub,
+            message: vec![0x61],
+        },
+    ];
     messages.push(Said::Delivered { sub, rows: vec![] });
     for text in texts {
-        messages.push(Said::Closed { sub, text: text.into() });
-        messages.push(Said::NegErr { sub, text: text.into() });
+        messages.push(Said::Closed {
+            sub,
+            text: text.into(),
+        });
+        messages.push(Said::NegErr {
+            sub,
+            text: text.into(),
+        });
     }
     messages
 }
@@ -45,22 +56,32 @@ fn messages_about_foreign_and_finished_subscriptions_change_nothing() {
     setup.forget();
     for sub in finished.into_iter().chain([foreign]) {
         for said in messages_about(sub) {
-            let out = setup
-                .sim
-                .engine
-                .handle(setup.sim.now, Input::Heard { relay: relay(0), conn, said });
+            let out = setup.sim.engine.handle(
+                setup.sim.now,
+                Input::Heard {
+                    relay: relay(0),
+                    conn,
+                    said,
+                },
+            );
             assert_eq!(out, []);
             setup.sim.engine.check_invariants();
         }
     }
     let issue = setup.publish_issue();
     setup.run(secs(5));
-    assert!(setup.sim.local.stored.contains_key(&issue.id), "the live subscription still works");
+    assert!(
+        setup.sim.local.stored.contains_key(&issue.id),
+        "the live subscription still works"
+    );
 }
 
 #[test]
 fn messages_of_an_earlier_connection_are_ignored() {
-    let script = Script { connection_secs: Some((100, 100)), ..Script::default() };
+    let script = Script {
+        connection_secs: Some((100, 100)),
+        ..Script::default()
+    };
     let mut setup = Setup::announced(defaults(), script, 20);
     setup.run(3 * MINUTE);
     let old = setup.sim.conns[0].1;
@@ -68,11 +89,18 @@ fn messages_of_an_earlier_connection_are_ignored() {
     let live = setup.live_subs();
     for sub in live {
         for said in messages_about(sub) {
-            let heard = Input::Heard { relay: relay(0), conn: old, said };
+            let heard = Input::Heard {
+                relay: relay(0),
+                conn: old,
+                said,
+            };
             assert_eq!(setup.sim.engine.handle(setup.sim.now, heard), []);
         }
     }
-    let lost = Input::Disconnected { relay: relay(0), conn: old };
+    let lost = Input::Disconnected {
+        relay: relay(0),
+        conn: old,
+    };
     assert_eq!(setup.sim.engine.handle(setup.sim.now, lost), []);
 }
 
@@ -84,7 +112,12 @@ fn an_unrequested_connection_is_closed() {
     let unknown: RelayUrl = "wss://unknown.example".parse().unwrap();
     for url in [unknown, relay(0)] {
         let facts = Default::default();
-        let connected = Input::Connected { relay: url.clone(), conn, address: None, facts };
+        let connected = Input::Connected {
+            relay: url.clone(),
+            conn,
+            address: None,
+            facts,
+        };
         let out = setup.sim.engine.handle(setup.sim.now, connected);
         assert_eq!(out, [Output::Disconnect { relay: url, conn }]);
     }

@@ -14,7 +14,10 @@ use tokio::process::{ChildStdin, Command};
 
 /// Returns the path of the program, if it is installed.
 pub(crate) fn program() -> Option<PathBuf> {
-    let output = std::process::Command::new("git").arg("--exec-path").output().ok()?;
+    let output = std::process::Command::new("git")
+        .arg("--exec-path")
+        .output()
+        .ok()?;
     let path =
         PathBuf::from(String::from_utf8(output.stdout).ok()?.trim()).join("git-http-backend");
     path.is_file().then_some(path)
@@ -28,13 +31,18 @@ struct Backend {
 /// Returns routes that pass every request to the program.
 pub(crate) fn routes(root: PathBuf) -> Router {
     let program = program().expect("an installed http-backend");
-    Router::new().fallback(serve).with_state(Arc::new(Backend { program, root }))
+    Router::new()
+        .fallback(serve)
+        .with_state(Arc::new(Backend { program, root }))
 }
 
 async fn serve(State(backend): State<Arc<Backend>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let header = |name: &str| {
-        let value = parts.headers.get(name).and_then(|value| value.to_str().ok());
+        let value = parts
+            .headers
+            .get(name)
+            .and_then(|value| value.to_str().ok());
         value.unwrap_or_default().to_owned()
     };
     let mut child = Command::new(&backend.program)
@@ -65,7 +73,9 @@ async fn serve(State(backend): State<Arc<Backend>>, request: Request) -> Respons
     loop {
         let mut line = String::new();
         output.read_line(&mut line).await.expect("a header");
-        let Some((name, value)) = line.trim_end().split_once(": ") else { break };
+        let Some((name, value)) = line.trim_end().split_once(": ") else {
+            break;
+        };
         response = match name {
             "Status" => response.status(&value[..3]),
             _ => response.header(name, value),
@@ -75,7 +85,10 @@ async fn serve(State(backend): State<Arc<Backend>>, request: Request) -> Respons
         let mut buffer = Vec::with_capacity(64 * 1024);
         let read = output.read_buf(&mut buffer).await;
         match read {
-            Ok(1..) => Some((Ok::<_, std::io::Error>(Bytes::from(buffer)), (output, child))),
+            Ok(1..) => Some((
+                Ok::<_, std::io::Error>(Bytes::from(buffer)),
+                (output, child),
+            )),
             _ => None,
         }
     });

@@ -16,7 +16,14 @@ const MAIN: &str = "refs/heads/main";
 /// Runs git without any configuration of a user or system, and returns its output.
 fn git(dir: &Path, args: &[&str]) -> String {
     let output = Command::new("git")
-        .args(["-c", "user.name=alice", "-c", "user.email=alice@example.com", "-c", "gc.auto=0"])
+        .args([
+            "-c",
+            "user.name=alice",
+            "-c",
+            "user.email=alice@example.com",
+            "-c",
+            "gc.auto=0",
+        ])
         .args(args)
         .current_dir(dir)
         .env("GIT_CONFIG_NOSYSTEM", "1")
@@ -24,7 +31,11 @@ fn git(dir: &Path, args: &[&str]) -> String {
         .stdin(Stdio::null())
         .output()
         .expect("git runs");
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
@@ -38,7 +49,10 @@ fn create_repo(server: &Server, alice: &Author, name: &str) -> String {
         }
         Kind::Backend => {
             let path = server.root.join(format!("{name}.git"));
-            git(&server.root, &["init", "-q", "--bare", path.to_str().expect("a path")]);
+            git(
+                &server.root,
+                &["init", "-q", "--bare", path.to_str().expect("a path")],
+            );
             git(&path, &["config", "http.receivepack", "true"]);
             git(&path, &["config", "receive.fsckObjects", "true"]);
             // A pack stays a pack, as in grasp: large loose objects would be compressed again for every client.
@@ -80,7 +94,12 @@ impl SmallRepo {
         let url = format!("http://{}{path}", server.address);
         git(&work, &["push", "-q", &url, "main"]);
         git(&dir, &["clone", "-q", &url, "fetching"]);
-        Self { alice, dir, path, url }
+        Self {
+            alice,
+            dir,
+            path,
+            url,
+        }
     }
 
     /// Prepares a commit to be pushed.
@@ -89,7 +108,12 @@ impl SmallRepo {
         std::fs::write(work.join("0"), format!("round {round}\n")).expect("a file");
         git(&work, &["commit", "-q", "-a", "-m", "more"]);
         self.alice = self.alice.later(1);
-        sign(server, &self.alice, "small", &git(&work, &["rev-parse", "main"]));
+        sign(
+            server,
+            &self.alice,
+            "small",
+            &git(&work, &["rev-parse", "main"]),
+        );
     }
 
     pub(crate) fn push(&self) {
@@ -97,7 +121,16 @@ impl SmallRepo {
     }
 
     pub(crate) fn clone_again(&self, round: usize) {
-        git(&self.dir, &["clone", "-q", "--bare", &self.url, &format!("clone-{round}")]);
+        git(
+            &self.dir,
+            &[
+                "clone",
+                "-q",
+                "--bare",
+                &self.url,
+                &format!("clone-{round}"),
+            ],
+        );
     }
 
     pub(crate) fn fetch_nothing(&self) {
@@ -128,9 +161,11 @@ impl LargeRepo {
         std::fs::create_dir_all(&dir).expect("a directory");
         git(&dir, &["init", "-q", "-b", "main"]);
         // Random bytes cannot be compressed; trying costs only the client's time.
-        for (key, value) in
-            [("core.compression", "0"), ("pack.compression", "0"), ("pack.window", "0")]
-        {
+        for (key, value) in [
+            ("core.compression", "0"),
+            ("pack.compression", "0"),
+            ("pack.window", "0"),
+        ] {
             git(&dir, &["config", key, value]);
         }
         let mut seed = 88_172_645_463_325_252_u64;
@@ -148,7 +183,11 @@ impl LargeRepo {
         git(&dir, &["commit", "-q", "-m", "big"]);
         git(&dir, &["repack", "-q", "-a", "-d"]);
         let tip = git(&dir, &["rev-parse", "main"]);
-        Self { dir, tip, bytes: megabytes as u64 * 1_000_000 }
+        Self {
+            dir,
+            tip,
+            bytes: megabytes as u64 * 1_000_000,
+        }
     }
 
     /// Pushes to this number of new repositories at the same time.
@@ -175,15 +214,22 @@ impl LargeRepo {
     pub(crate) fn read(&self, server: &Server, at_once: usize) {
         let path =
             std::fs::read_to_string(self.dir.join(format!("{:?}", server.kind))).expect("a file");
-        let want = pkt(format!("want {} side-band-64k ofs-delta no-progress\n", self.tip));
+        let want = pkt(format!(
+            "want {} side-band-64k ofs-delta no-progress\n",
+            self.tip
+        ));
         let body = [want, b"0000".to_vec(), pkt("done\n")].concat();
         let length = body.len().to_string();
         let headers = [
             ("Content-Length", length.as_str()),
             ("Content-Type", "application/x-git-upload-pack-request"),
         ];
-        let head =
-            request_head(&server.address, "POST", &format!("{path}/git-upload-pack"), &headers);
+        let head = request_head(
+            &server.address,
+            "POST",
+            &format!("{path}/git-upload-pack"),
+            &headers,
+        );
         let request = [head.as_bytes(), &body].concat();
         std::thread::scope(|scope| {
             for _ in 0..at_once {

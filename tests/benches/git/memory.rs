@@ -17,7 +17,10 @@ pub(crate) struct Memory {
 
 impl Memory {
     pub(crate) fn max(self, other: Self) -> Self {
-        Self { server: self.server.max(other.server), children: self.children.max(other.children) }
+        Self {
+            server: self.server.max(other.server),
+            children: self.children.max(other.children),
+        }
     }
 }
 
@@ -38,26 +41,40 @@ impl MemorySampler {
         let children = std::thread::spawn(move || {
             let mut peak: f64 = 0.0;
             while !stopped.load(Ordering::SeqCst) {
-                peak =
-                    peak.max(descendants(process).into_iter().map(|id| field(id, "VmRSS")).sum());
+                peak = peak.max(
+                    descendants(process)
+                        .into_iter()
+                        .map(|id| field(id, "VmRSS"))
+                        .sum(),
+                );
                 std::thread::sleep(Duration::from_millis(50));
             }
             peak
         });
-        Self { process, before: field(process, "VmRSS"), stop, children }
+        Self {
+            process,
+            before: field(process, "VmRSS"),
+            stop,
+            children,
+        }
     }
 
     pub(crate) fn stop(self) -> Memory {
         self.stop.store(true, Ordering::SeqCst);
         let children = self.children.join().unwrap_or_default();
-        Memory { server: field(self.process, "VmHWM") - self.before, children }
+        Memory {
+            server: field(self.process, "VmHWM") - self.before,
+            children,
+        }
     }
 }
 
 /// Returns a field of a process's status in megabytes; zero for a process that has ended.
 fn field(process: u32, name: &str) -> f64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
     kilobytes.unwrap_or_default() / 1024.0
 }
@@ -67,10 +84,14 @@ fn descendants(process: u32) -> Vec<u32> {
     let mut found = Vec::new();
     let mut open = vec![process];
     while let Some(parent) = open.pop() {
-        let Ok(tasks) = fs::read_dir(format!("/proc/{parent}/task")) else { continue };
+        let Ok(tasks) = fs::read_dir(format!("/proc/{parent}/task")) else {
+            continue;
+        };
         for task in tasks.flatten() {
             let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-            let children = children.split_whitespace().filter_map(|id| id.parse::<u32>().ok());
+            let children = children
+                .split_whitespace()
+                .filter_map(|id| id.parse::<u32>().ok());
             open.extend(children.clone());
             found.extend(children);
         }

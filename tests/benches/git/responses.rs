@@ -43,11 +43,27 @@ pub(crate) fn compare(target: [Target<'_>; 2]) {
         "", "grasp", "http-backend"
     );
     let kinds: [Row; 5] = [
-        ("info/refs, version 0", |target| vec![info_refs(target, "")], "≤ 0.5 ms"),
-        ("info/refs, version 2", |target| vec![info_refs(target, VERSION_2)], "≤ 0.5 ms"),
-        ("info/refs for a push", |target| vec![info_refs_of(target, "git-receive-pack", "")], ""),
+        (
+            "info/refs, version 0",
+            |target| vec![info_refs(target, "")],
+            "≤ 0.5 ms",
+        ),
+        (
+            "info/refs, version 2",
+            |target| vec![info_refs(target, VERSION_2)],
+            "≤ 0.5 ms",
+        ),
+        (
+            "info/refs for a push",
+            |target| vec![info_refs_of(target, "git-receive-pack", "")],
+            "",
+        ),
         ("fetch of nothing new (2 requests)", nothing_new, "≤ 10 ms"),
-        ("fetch of all that the client has", |target| vec![everything_here(target)], "≤ 10 ms"),
+        (
+            "fetch of all that the client has",
+            |target| vec![everything_here(target)],
+            "≤ 10 ms",
+        ),
     ];
     for (what, requests, wanted) in kinds {
         let [ours, theirs] = target.map(|target| sequential(target, &requests(target)));
@@ -65,7 +81,11 @@ pub(crate) fn compare(target: [Target<'_>; 2]) {
                 seen.rate,
                 seen.median,
                 seen.processor,
-                if server.kind == Kind::Grasp { wanted } else { "" },
+                if server.kind == Kind::Grasp {
+                    wanted
+                } else {
+                    ""
+                },
             );
         }
     }
@@ -98,14 +118,23 @@ fn upload_pack((server, small): Target<'_>, body: &[u8]) -> Vec<u8> {
 
 /// Returns the requests of `git fetch` without anything new.
 fn nothing_new(target: Target<'_>) -> Requests {
-    let lines = ["peel\n", "symrefs\n", "ref-prefix refs/heads/\n", "ref-prefix refs/tags/\n"];
+    let lines = [
+        "peel\n",
+        "symrefs\n",
+        "ref-prefix refs/heads/\n",
+        "ref-prefix refs/tags/\n",
+    ];
     let arguments = lines.into_iter().chain(["ref-prefix HEAD\n"]).flat_map(pkt);
-    let body: Vec<u8> = [pkt("command=ls-refs\n"), pkt("object-format=sha1"), b"0001".to_vec()]
-        .concat()
-        .into_iter()
-        .chain(arguments)
-        .chain(*b"0000")
-        .collect();
+    let body: Vec<u8> = [
+        pkt("command=ls-refs\n"),
+        pkt("object-format=sha1"),
+        b"0001".to_vec(),
+    ]
+    .concat()
+    .into_iter()
+    .chain(arguments)
+    .chain(*b"0000")
+    .collect();
     vec![info_refs(target, VERSION_2), upload_pack(target, &body)]
 }
 
@@ -155,11 +184,18 @@ fn under_load(target: Target<'_>, keep_alive: bool) -> Load {
         let clients: Vec<_> = (0..CLIENTS)
             .map(|_| scope.spawn(|| send_repeatedly(&server.address, &request, keep_alive)))
             .collect();
-        clients.into_iter().flat_map(|client| client.join().expect("no client panics")).collect()
+        clients
+            .into_iter()
+            .flat_map(|client| client.join().expect("no client panics"))
+            .collect()
     });
     let (took, count) = (start.elapsed(), times.len().max(1));
     let processor = (processor_time(server.id()) - before) / count as u32;
-    Load { rate: count as f64 / took.as_secs_f64(), median: median(&mut times), processor }
+    Load {
+        rate: count as f64 / took.as_secs_f64(),
+        median: median(&mut times),
+        processor,
+    }
 }
 
 fn send_repeatedly(address: &str, request: &[u8], keep_alive: bool) -> Vec<Duration> {
@@ -185,8 +221,13 @@ impl Client {
     fn connect(address: &str) -> Self {
         let stream = TcpStream::connect(address).expect("a server");
         stream.set_nodelay(true).expect("a socket");
-        stream.set_read_timeout(Some(REQUEST_TIMEOUT)).expect("a socket");
-        Self { stream, buffer: Vec::new() }
+        stream
+            .set_read_timeout(Some(REQUEST_TIMEOUT))
+            .expect("a socket");
+        Self {
+            stream,
+            buffer: Vec::new(),
+        }
     }
 
     /// Sends a request and reads the response, which must be a success in chunks.
@@ -196,7 +237,11 @@ impl Client {
         let mut piece = [0; 16 * 1024];
         while !self.buffer.ends_with(b"\r\n0\r\n\r\n") {
             let read = self.stream.read(&mut piece).expect("a response");
-            assert!(read > 0, "incomplete response: {}", String::from_utf8_lossy(&self.buffer));
+            assert!(
+                read > 0,
+                "incomplete response: {}",
+                String::from_utf8_lossy(&self.buffer)
+            );
             self.buffer.extend_from_slice(&piece[..read]);
         }
         let start = String::from_utf8_lossy(&self.buffer[..self.buffer.len().min(200)]);
@@ -207,8 +252,16 @@ impl Client {
 /// Returns the processor time of a process and of its children that have ended.
 fn processor_time(process: u32) -> Duration {
     let line = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    let fields = line.rsplit(')').next().unwrap_or_default().split_whitespace();
-    let ticks: u64 = fields.skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum();
+    let fields = line
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split_whitespace();
+    let ticks: u64 = fields
+        .skip(11)
+        .take(4)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum();
     // The kernel counts in hundredths of a second on every processor.
     Duration::from_millis(ticks * 10)
 }

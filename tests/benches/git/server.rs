@@ -43,9 +43,15 @@ impl Kind {
 pub(crate) fn run(kind: Kind) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let root = std::env::var_os(ROOT_VAR).map(PathBuf::from).unwrap_or_default();
+        let root = std::env::var_os(ROOT_VAR)
+            .map(PathBuf::from)
+            .unwrap_or_default();
         let extra = (kind == Kind::Backend).then(|| backend::routes(root));
-        let instance = Instance::with_settings(Settings { extra, ..Settings::default() }).await;
+        let instance = Instance::with_settings(Settings {
+            extra,
+            ..Settings::default()
+        })
+        .await;
         print_line(&instance.address().to_string());
         let (lines, mut events) = tokio::sync::mpsc::channel::<String>(1);
         std::thread::spawn(move || {
@@ -89,7 +95,13 @@ impl Server {
         let mut address = String::new();
         stdout.read_line(&mut address).expect("an address");
         let address = address.trim().to_owned();
-        Self { kind, address, root, child, pipes: Mutex::new((stdin, stdout)) }
+        Self {
+            kind,
+            address,
+            root,
+            child,
+            pipes: Mutex::new((stdin, stdout)),
+        }
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -102,7 +114,10 @@ impl Server {
         writeln!(pipes.0, "{}", event.as_json()).expect("a running server");
         let mut outcome = String::new();
         pipes.1.read_line(&mut outcome).expect("an outcome");
-        assert!(outcome.contains("Held") || outcome.contains("Stored"), "{outcome}");
+        assert!(
+            outcome.contains("Held") || outcome.contains("Stored"),
+            "{outcome}"
+        );
     }
 }
 

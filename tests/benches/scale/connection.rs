@@ -30,30 +30,50 @@ impl Connection {
     /// Connects from another address of this machine: relays limit the events of one address.
     async fn connect_from(source: &str, address: &str) -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
-        socket.bind(format!("{source}:0").parse().expect("an address")).expect("a port");
-        let stream = socket.connect(address.parse().expect("an address")).await.expect("a relay");
+        socket
+            .bind(format!("{source}:0").parse().expect("an address"))
+            .expect("a port");
+        let stream = socket
+            .connect(address.parse().expect("an address"))
+            .await
+            .expect("a relay");
         stream.set_nodelay(true).expect("a socket");
-        Self(client_async(format!("ws://{address}"), stream).await.expect("a websocket").0)
+        Self(
+            client_async(format!("ws://{address}"), stream)
+                .await
+                .expect("a websocket")
+                .0,
+        )
     }
 
     /// Publishes events from many client addresses.
     pub(crate) async fn publish_from_many(address: &str, events: &[Event]) {
         let part = events.len().div_ceil(SOURCE_ADDRESSES).max(1);
-        let parts = events.chunks(part).enumerate().map(|(n, events)| async move {
-            let source = format!("127.0.1.{}", n + 1);
-            Self::connect_from(&source, address).await.publish(events).await;
-        });
+        let parts = events
+            .chunks(part)
+            .enumerate()
+            .map(|(n, events)| async move {
+                let source = format!("127.0.1.{}", n + 1);
+                Self::connect_from(&source, address)
+                    .await
+                    .publish(events)
+                    .await;
+            });
         futures_util::future::join_all(parts).await;
     }
 
     async fn send(&mut self, value: &Value) {
-        self.0.send(Message::text(value.to_string())).await.expect("a connected relay");
+        self.0
+            .send(Message::text(value.to_string()))
+            .await
+            .expect("a connected relay");
     }
 
     async fn receive(&mut self) -> Value {
         loop {
-            let message =
-                tokio::time::timeout(MESSAGE_TIMEOUT, self.0.next()).await.expect("a message");
+            let message = tokio::time::timeout(MESSAGE_TIMEOUT, self.0.next())
+                .await
+                .expect("a message");
             if let Message::Text(text) = message.expect("a connection").expect("a frame") {
                 return serde_json::from_str(&text).expect("JSON");
             }
@@ -67,7 +87,10 @@ impl Connection {
             while !open.is_empty() {
                 for event in open.values() {
                     let text = format!(r#"["EVENT",{}]"#, event.as_json());
-                    self.0.feed(Message::text(text)).await.expect("a connected relay");
+                    self.0
+                        .feed(Message::text(text))
+                        .await
+                        .expect("a connected relay");
                 }
                 self.0.flush().await.expect("a connected relay");
                 let mut limited = BTreeMap::new();
@@ -77,7 +100,9 @@ impl Connection {
                         continue;
                     }
                     let id = answer[1].as_str().and_then(|id| EventId::from_hex(id).ok());
-                    let Some(event) = id.and_then(|id| open.remove(&id)) else { continue };
+                    let Some(event) = id.and_then(|id| open.remove(&id)) else {
+                        continue;
+                    };
                     if answer[2] != true {
                         let text = answer[3].as_str().unwrap_or_default();
                         assert!(text.starts_with("rate-limited:"), "{text}");
@@ -116,7 +141,9 @@ impl Connection {
         while !ids.is_empty() {
             let message = self.receive().await;
             if message[0] == "EVENT" {
-                let id = message[2]["id"].as_str().and_then(|id| EventId::from_hex(id).ok());
+                let id = message[2]["id"]
+                    .as_str()
+                    .and_then(|id| EventId::from_hex(id).ok());
                 id.map(|id| ids.remove(&id));
             }
         }

@@ -28,41 +28,61 @@ pub(crate) struct Content {
 impl Content {
     /// Creates this number of repositories, each with a commit of its own.
     pub(crate) async fn new(count: usize) -> Self {
-        let owners: Vec<Author> =
-            (0..count.div_ceil(REPOS_PER_OWNER)).map(|_| Author::new()).collect();
+        let owners: Vec<Author> = (0..count.div_ceil(REPOS_PER_OWNER))
+            .map(|_| Author::new())
+            .collect();
         let work = Workdir::init().await;
         let (mut repos, mut commits) = (Vec::new(), Vec::new());
         for n in 0..count {
             repos.push(owners[n / REPOS_PER_OWNER].repo(&format!("r{n}")));
             commits.push(work.commit(&format!("first of r{n}")).await);
         }
-        Self { repos, owners, work, commits }
+        Self {
+            repos,
+            owners,
+            work,
+            commits,
+        }
     }
 
     /// Announces every repository with these clone URLs, signs its state and pushes it to a server.
     pub(crate) async fn publish(&self, to: &Server, relays: &[&str], clone_urls: CloneUrls<'_>) {
         let mut connection = Connection::connect(&to.address).await;
-        connection.publish(&self.announcements(relays, clone_urls)).await;
+        connection
+            .publish(&self.announcements(relays, clone_urls))
+            .await;
         connection.publish(&self.states()).await;
         self.push(to).await;
     }
 
     pub(crate) fn announcements(&self, relays: &[&str], clone_urls: CloneUrls<'_>) -> Vec<Event> {
-        let relays: Vec<String> = relays.iter().map(|address| format!("ws://{address}")).collect();
+        let relays: Vec<String> = relays
+            .iter()
+            .map(|address| format!("ws://{address}"))
+            .collect();
         let announce = |(n, repo): (usize, &RepoId)| {
             let clone_urls = clone_urls(n, repo);
-            let clone: Vec<_> =
-                ["clone"].into_iter().chain(clone_urls.iter().map(String::as_str)).collect();
-            let relays: Vec<_> =
-                ["relays"].into_iter().chain(relays.iter().map(String::as_str)).collect();
-            self.owner(n).sign(30617, "", &[&["d", repo.identifier.as_str()], &clone, &relays])
+            let clone: Vec<_> = ["clone"]
+                .into_iter()
+                .chain(clone_urls.iter().map(String::as_str))
+                .collect();
+            let relays: Vec<_> = ["relays"]
+                .into_iter()
+                .chain(relays.iter().map(String::as_str))
+                .collect();
+            self.owner(n).sign(
+                30617,
+                "",
+                &[&["d", repo.identifier.as_str()], &clone, &relays],
+            )
         };
         self.repos.iter().enumerate().map(announce).collect()
     }
 
     pub(crate) fn states(&self) -> Vec<Event> {
         let state = |(n, repo): (usize, &RepoId)| {
-            self.owner(n).state(repo.identifier.as_str(), &[(MAIN, &self.commits[n])])
+            self.owner(n)
+                .state(repo.identifier.as_str(), &[(MAIN, &self.commits[n])])
         };
         self.repos.iter().enumerate().map(state).collect()
     }
@@ -70,9 +90,17 @@ impl Content {
     async fn push(&self, to: &Server) {
         let pushes = self.repos.iter().zip(&self.commits).map(|(repo, commit)| {
             let (url, refs) = (to.clone_url(repo), format!("{commit}:{MAIN}"));
-            async move { self.work.git(&["push", "-q", &url, &refs]).await.expect_ok() }
+            async move {
+                self.work
+                    .git(&["push", "-q", &url, &refs])
+                    .await
+                    .expect_ok()
+            }
         });
-        stream::iter(pushes).buffer_unordered(CONCURRENT_PUSHES).collect::<Vec<_>>().await;
+        stream::iter(pushes)
+            .buffer_unordered(CONCURRENT_PUSHES)
+            .collect::<Vec<_>>()
+            .await;
     }
 
     /// Signs issues about the repositories in turn, dated over this number of days up to yesterday.
@@ -83,14 +111,19 @@ impl Content {
         let issue = |n: usize| {
             let age = (n as u64).wrapping_mul(2_654_435_761) % (over_days * DAY).max(1);
             let repo = &self.repos[n % self.repos.len()];
-            authors[n % authors.len()].at(newest - age).issue(repo, &format!("issue {n}"))
+            authors[n % authors.len()]
+                .at(newest - age)
+                .issue(repo, &format!("issue {n}"))
         };
         (0..count).map(issue).collect()
     }
 
     /// Returns whether a server has the commit of a repository.
     pub(crate) async fn is_served(&self, by: &Server, n: usize) -> bool {
-        let listed = self.work.git(&["ls-remote", &by.clone_url(&self.repos[n]), MAIN]).await;
+        let listed = self
+            .work
+            .git(&["ls-remote", &by.clone_url(&self.repos[n]), MAIN])
+            .await;
         listed.ok && listed.out.starts_with(&self.commits[n])
     }
 

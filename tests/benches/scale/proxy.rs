@@ -51,9 +51,16 @@ impl Proxy {
         let slack = Duration::from_millis(100);
         let during = |at: &Instant| {
             let (from, to) = (*at + slack, *at + RETRY_AFTER);
-            state.begun.iter().filter(|begun| **begun > from && **begun < to).count()
+            state
+                .begun
+                .iter()
+                .filter(|begun| **begun > from && **begun < to)
+                .count()
         };
-        (state.refused.len(), state.refused.iter().map(during).max().unwrap_or(0))
+        (
+            state.refused.len(),
+            state.refused.iter().map(during).max().unwrap_or(0),
+        )
     }
 }
 
@@ -104,7 +111,10 @@ async fn forward(mut client: TcpStream, state: Arc<Mutex<ProxyState>>) -> Option
     }
     let mut server = TcpStream::connect(backend).await.ok()?;
     server.write_all(one_request(&text).as_bytes()).await.ok()?;
-    copy_bidirectional(&mut client, &mut server).await.ok().map(drop)
+    copy_bidirectional(&mut client, &mut server)
+        .await
+        .ok()
+        .map(drop)
 }
 
 /// Returns the head of a request that is the only one of its connection, unless it becomes a websocket.

@@ -22,20 +22,34 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const SCENARIO_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 pub(crate) async fn run(is_chosen: impl Fn(&str) -> bool) {
-    let (repositories, issues) =
-        (number("GRASP_BENCH_REPOSITORIES", 1_000), number("GRASP_BENCH_ISSUES", 50_000));
+    let (repositories, issues) = (
+        number("GRASP_BENCH_REPOSITORIES", 1_000),
+        number("GRASP_BENCH_ISSUES", 50_000),
+    );
     if is_chosen("latency") {
         latency(20).await;
     }
     if is_chosen("small") {
-        print_mirrored("100 repositories, 500 issues", &mirror(100, 500, None).await, "15 s");
+        print_mirrored(
+            "100 repositories, 500 issues",
+            &mirror(100, 500, None).await,
+            "15 s",
+        );
     }
     if is_chosen("mirror") {
         let whole = mirror(repositories, issues, None).await;
-        print_mirrored(&format!("{repositories} repositories, {issues} issues"), &whole, "150 s");
+        print_mirrored(
+            &format!("{repositories} repositories, {issues} issues"),
+            &whole,
+            "150 s",
+        );
         if is_chosen("restart") {
             let killed = mirror(repositories, issues, Some(repositories as u64 / 2)).await;
-            print_mirrored("the same, killed in the middle", &killed, "1.3 × the line above");
+            print_mirrored(
+                "the same, killed in the middle",
+                &killed,
+                "1.3 × the line above",
+            );
             let ratio = killed.took.as_secs_f64() / whole.took.as_secs_f64();
             println!("  ratio                  {ratio:>10.2}   (wanted: 1.3)");
         }
@@ -55,7 +69,10 @@ pub(crate) async fn run(is_chosen: impl Fn(&str) -> bool) {
 }
 
 fn number(name: &str, default: usize) -> usize {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+    std::env::var(name)
+        .ok()
+        .and_then(|value| value.parse().ok())
+        .unwrap_or(default)
 }
 
 /// The measurements of a server that mirrors others until it has everything.
@@ -74,8 +91,14 @@ fn print_mirrored(what: &str, mirrored: &Mirrored, wanted: &str) {
         "  everything served in   {:>8.1} s   (wanted: {wanted})",
         mirrored.took.as_secs_f64()
     );
-    println!("  repositories in        {:>8.1} s", mirrored.repositories.as_secs_f64());
-    println!("  peak memory            {:>8.0} MB  (wanted: 200)", mirrored.peak_mb);
+    println!(
+        "  repositories in        {:>8.1} s",
+        mirrored.repositories.as_secs_f64()
+    );
+    println!(
+        "  peak memory            {:>8.0} MB  (wanted: 200)",
+        mirrored.peak_mb
+    );
     println!(
         "  git requests           {:>8.0}     (wanted: 2.5 per repository)",
         mirrored.git_requests
@@ -90,10 +113,15 @@ async fn mirror(repositories: usize, issues: usize, kill_at: Option<u64>) -> Mir
     let b_address = free_address();
     let content = Content::new(repositories).await;
     let relays = [a.address.as_str(), b_address.as_str()];
-    content.publish(&a, &relays, &|_, repo| clone_urls_at(&relays, repo)).await;
+    content
+        .publish(&a, &relays, &|_, repo| clone_urls_at(&relays, repo))
+        .await;
     Connection::publish_from_many(&a.address, &content.issues(issues, 1)).await;
     let wanted = json!({ "kinds": [1621] });
-    assert_eq!(Connection::connect(&a.address).await.count(wanted).await, issues as u64);
+    assert_eq!(
+        Connection::connect(&a.address).await.count(wanted).await,
+        issues as u64
+    );
 
     let began = Instant::now();
     let mut b = serve(&dir.path().join("b"), &b_address, &a.address, &[]);
@@ -132,7 +160,10 @@ async fn measure(
     let requests = ["live", "page", "ids", "compare"].map(|request| {
         let of = |line: &&str| line.contains(&format!("request=\"{request}\""));
         let lines: Vec<&str> = metrics.lines().filter(of).collect();
-        format!("{} {request}", sum(&lines.join("\n"), "grasp_sync_requests_total"))
+        format!(
+            "{} {request}",
+            sum(&lines.join("\n"), "grasp_sync_requests_total")
+        )
     });
     Mirrored {
         took,
@@ -155,7 +186,9 @@ async fn limited(repositories: usize) {
     a.address = listen;
     let content = Content::new(repositories).await;
     let relays = [proxy.address.as_str(), b_address.as_str()];
-    content.publish(&a, &relays, &|_, repo| clone_urls_at(&relays, repo)).await;
+    content
+        .publish(&a, &relays, &|_, repo| clone_urls_at(&relays, repo))
+        .await;
     let began = Instant::now();
     let b = serve(&dir.path().join("b"), &b_address, &proxy.address, &[]);
     let mirrored = measure(&b, &content, repositories, 0, began).await;
@@ -174,14 +207,21 @@ async fn limited(repositories: usize) {
 /// Mirrors repositories on three servers, one of which accepts connections and never responds.
 async fn one_unresponsive(repositories: usize) {
     let dir = tempfile::tempdir().expect("a directory");
-    let (unresponsive, b_address, c_address) =
-        (unresponsive_listener().await, free_address(), free_address());
+    let (unresponsive, b_address, c_address) = (
+        unresponsive_listener().await,
+        free_address(),
+        free_address(),
+    );
     let a = Server::with_bootstrap(&dir.path().join("a"), &[]);
     let content = Content::new(repositories).await;
     let relays = [a.address.as_str(), c_address.as_str(), b_address.as_str()];
     let clone_urls = |n: usize, repo: &RepoId| {
         // Each of the three comes first for a third of the repositories.
-        let mut three = [a.address.as_str(), c_address.as_str(), unresponsive.as_str()];
+        let mut three = [
+            a.address.as_str(),
+            c_address.as_str(),
+            unresponsive.as_str(),
+        ];
         three.rotate_left(n % 3);
         clone_urls_at(&[three[0], three[1], three[2], b_address.as_str()], repo)
     };
@@ -199,10 +239,15 @@ async fn one_unresponsive(repositories: usize) {
 /// Publishes issues, older than the reach of any live request, while a mirror is connected.
 async fn live(issues: usize) {
     let dir = tempfile::tempdir().expect("a directory");
-    let (a, b_address) = (Server::with_bootstrap(&dir.path().join("a"), &[]), free_address());
+    let (a, b_address) = (
+        Server::with_bootstrap(&dir.path().join("a"), &[]),
+        free_address(),
+    );
     let content = Content::new(100).await;
     let relays = [a.address.as_str(), b_address.as_str()];
-    content.publish(&a, &relays, &|_, repo| clone_urls_at(&relays, repo)).await;
+    content
+        .publish(&a, &relays, &|_, repo| clone_urls_at(&relays, repo))
+        .await;
     let b = serve(&dir.path().join("b"), &b_address, &a.address, &[]);
     until(&b, |status| status["repositories"].as_u64() >= Some(100)).await;
     let is_live = |status: &Value| status["relays"].to_string().contains(r#""connected""#);
@@ -219,7 +264,10 @@ async fn live(issues: usize) {
     println!(
         "{issues} issues dated over two years, published to a server with a live subscription"
     );
-    println!("  published in           {:>8.1} s", published.as_secs_f64());
+    println!(
+        "  published in           {:>8.1} s",
+        published.as_secs_f64()
+    );
     let lag = done.elapsed().as_secs_f64();
     println!("  all served after       {lag:>8.1} s   (wanted: 10 s after the last OK)");
     println!("  peak memory            {:>8.0} MB", peak_mb(b.id()));
@@ -234,31 +282,58 @@ async fn unknown_host(repositories: usize) {
     (0..repositories).for_each(|n| host.alias(&format!("r{n}"), "all"));
     let own = [b_address.as_str()];
     let clone_urls = |n: usize, repo: &RepoId| {
-        clone_urls_at(&own, repo).into_iter().chain([host.url(&format!("r{n}"))]).collect()
+        clone_urls_at(&own, repo)
+            .into_iter()
+            .chain([host.url(&format!("r{n}"))])
+            .collect()
     };
     let mut events: Vec<Event> = content.announcements(&own, &clone_urls);
     events.extend(content.states());
     let relay = OpenRelay::with_software("open", Limits::default(), events).await;
     let began = Instant::now();
-    let b = serve(&dir.path().join("b"), &b_address, &relay.address().to_string(), &[]);
+    let b = serve(
+        &dir.path().join("b"),
+        &b_address,
+        &relay.address().to_string(),
+        &[],
+    );
     let mirrored = measure(&b, &content, repositories, 0, began).await;
-    print_mirrored(&format!("{repositories} repositories at an unknown host"), &mirrored, "150 s");
+    print_mirrored(
+        &format!("{repositories} repositories at an unknown host"),
+        &mirrored,
+        "150 s",
+    );
     let begun = host.git_requests();
     let minute = Duration::from_secs(60);
-    let within =
-        |from: Instant| begun.iter().filter(move |at| **at >= from && **at < from + minute);
-    let most = begun.iter().map(|from| within(*from).count()).max().unwrap_or(0);
+    let within = |from: Instant| {
+        begun
+            .iter()
+            .filter(move |at| **at >= from && **at < from + minute)
+    };
+    let most = begun
+        .iter()
+        .map(|from| within(*from).count())
+        .max()
+        .unwrap_or(0);
     println!("  in the busiest minute  {most:>8}     (wanted: 30 at most)");
 }
 
 /// Measures the time from the end of a push to one server until another serves its state.
 async fn latency(rounds: usize) {
     let dir = tempfile::tempdir().expect("a directory");
-    let (a, b_address) = (Server::with_bootstrap(&dir.path().join("a"), &[]), free_address());
+    let (a, b_address) = (
+        Server::with_bootstrap(&dir.path().join("a"), &[]),
+        free_address(),
+    );
     let b = serve(&dir.path().join("b"), &b_address, &a.address, &[]);
-    until(&b, |status| status["relays"].to_string().contains(r#""connected""#)).await;
+    until(&b, |status| {
+        status["relays"].to_string().contains(r#""connected""#)
+    })
+    .await;
     let mut connection = Connection::connect(&b.address).await;
-    connection.subscribe(json!({ "kinds": [30618], "limit": 0 })).await;
+    connection
+        .subscribe(json!({ "kinds": [30618], "limit": 0 }))
+        .await;
     let mut publish = Connection::connect(&a.address).await;
     let (owner, work) = (grasp_tests::Author::new(), Workdir::init().await);
     let services = [a.service(), b.service()];
@@ -269,7 +344,9 @@ async fn latency(rounds: usize) {
             let commit = work.commit(&format!("{version} of {name}")).await;
             let state = owner.later(version).state(&name, &[(MAIN, &commit)]);
             if version == 0 {
-                publish.publish(&[owner.announce_on(&name, &services)]).await;
+                publish
+                    .publish(&[owner.announce_on(&name, &services)])
+                    .await;
             }
             publish.publish(std::slice::from_ref(&state)).await;
             let url = a.clone_url(&owner.repo(&name));
@@ -297,8 +374,14 @@ fn percentile(took: &[Duration], percent: usize) -> Duration {
 /// Starts a server at an address that others know before it runs.
 fn serve(data: &Path, address: &str, bootstrap: &str, more: &[&str]) -> Server {
     let known = format!("ws://{bootstrap}");
-    let arguments = ["--bootstrap", &known].into_iter().chain(more.iter().copied());
-    Server::start(address, data.to_owned(), arguments.map(str::to_owned).collect())
+    let arguments = ["--bootstrap", &known]
+        .into_iter()
+        .chain(more.iter().copied());
+    Server::start(
+        address,
+        data.to_owned(),
+        arguments.map(str::to_owned).collect(),
+    )
 }
 
 fn free_address() -> String {
@@ -334,7 +417,9 @@ async fn until(server: &Server, condition: impl Fn(&Value) -> bool) {
 /// Returns the sum of a metric over its labels.
 fn sum(metrics: &str, name: &str) -> f64 {
     let values = metrics.lines().filter(|line| line.starts_with(name));
-    values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).fold(0.0, |a, b| a + b)
+    values
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+        .fold(0.0, |a, b| a + b)
 }
 
 /// Returns the peak memory of a process.

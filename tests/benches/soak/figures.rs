@@ -83,7 +83,10 @@ pub(crate) fn growth(history: &[Figures]) -> String {
     for (name, of) in kinds {
         let each = [0, 1, 2].map(|which| {
             let before = median(&history[third..2 * third], which, of);
-            format!("{before:.1} → {:.1}", median(&history[2 * third..], which, of))
+            format!(
+                "{before:.1} → {:.1}",
+                median(&history[2 * third..], which, of)
+            )
         });
         text.push_str(&format!("\n  {name:<11} {}", each.join(",  ")));
     }
@@ -98,7 +101,10 @@ fn resident(process: u32) -> f64 {
 }
 
 fn children(process: u32) -> usize {
-    let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let tasks = fs::read_dir(format!("/proc/{process}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
     let of =
         |task: fs::DirEntry| fs::read_to_string(task.path().join("children")).unwrap_or_default();
     tasks.map(|task| of(task).split_whitespace().count()).sum()
@@ -106,8 +112,10 @@ fn children(process: u32) -> usize {
 
 fn megabytes(dir: &Path, counts: impl Fn(&Path) -> bool) -> f64 {
     let all = files(dir).into_iter().filter(|path| counts(path));
-    let bytes: u64 =
-        all.filter_map(|path| fs::metadata(path).ok()).map(|file| file.blocks() * 512).sum();
+    let bytes: u64 = all
+        .filter_map(|path| fs::metadata(path).ok())
+        .map(|file| file.blocks() * 512)
+        .sum();
     bytes as f64 / 1_048_576.0
 }
 

@@ -18,8 +18,9 @@ pub(crate) struct Relay(WebSocketStream<TcpStream>);
 impl Relay {
     pub(crate) async fn connect(address: &str) -> Option<Self> {
         let stream = TcpStream::connect(address).await.ok()?;
-        let (socket, _) =
-            tokio_tungstenite::client_async(format!("ws://{address}/"), stream).await.ok()?;
+        let (socket, _) = tokio_tungstenite::client_async(format!("ws://{address}/"), stream)
+            .await
+            .ok()?;
         Some(Self(socket))
     }
 
@@ -42,7 +43,9 @@ impl Relay {
 
     async fn receive(&mut self) -> Option<Value> {
         loop {
-            let next = tokio::time::timeout(ANSWER_TIMEOUT, self.0.next()).await.ok()?;
+            let next = tokio::time::timeout(ANSWER_TIMEOUT, self.0.next())
+                .await
+                .ok()?;
             if let Message::Text(text) = next?.ok()? {
                 return serde_json::from_str(&text).ok();
             }

@@ -19,15 +19,26 @@ pub(crate) struct Server {
 impl Server {
     /// Starts a server with default settings except for private targets, on a free port, with these bootstrap relays.
     pub(crate) fn with_bootstrap(dir: &Path, relays: &[&str]) -> Self {
-        let arguments = relays.iter().flat_map(|url| ["--bootstrap".to_owned(), (*url).to_owned()]);
+        let arguments = relays
+            .iter()
+            .flat_map(|url| ["--bootstrap".to_owned(), (*url).to_owned()]);
         Self::start("127.0.0.1:0", dir.to_owned(), arguments.collect())
     }
 
     pub(crate) fn start(listen: &str, data: PathBuf, arguments: Vec<String>) -> Self {
         std::fs::create_dir_all(&data).expect("a directory");
-        let log = std::fs::File::options().create(true).append(true).open(data.join("log"));
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(data.join("log"));
         let mut child = Command::new(std::env::current_exe().expect("this program"))
-            .args(["serve", "--listen", listen, "--allow-private-targets", "--data-dir"])
+            .args([
+                "serve",
+                "--listen",
+                listen,
+                "--allow-private-targets",
+                "--data-dir",
+            ])
             .arg(&data)
             .args(&arguments)
             .env_remove("GRASP_SOAK_MINUTES")
@@ -39,17 +50,33 @@ impl Server {
             .expect("a server");
         let lines = BufReader::new(child.stdout.take().expect("a piped stdout")).lines();
         let address = lines.map_while(Result::ok).find_map(|line| {
-            let word = line.split_whitespace().find_map(|word| word.strip_prefix("ws://"))?;
+            let word = line
+                .split_whitespace()
+                .find_map(|word| word.strip_prefix("ws://"))?;
             Some(word.trim_end_matches('/').to_owned())
         });
         let address = address.expect("the server prints its address");
-        let listen = if listen.ends_with(":0") { address.clone() } else { listen.to_owned() };
-        Self { address, listen, data, arguments, child }
+        let listen = if listen.ends_with(":0") {
+            address.clone()
+        } else {
+            listen.to_owned()
+        };
+        Self {
+            address,
+            listen,
+            data,
+            arguments,
+            child,
+        }
     }
 
     /// Stops the server by SIGTERM or SIGKILL, and starts it again.
     pub(crate) fn restart(&mut self, is_graceful: bool) {
-        let signal = if is_graceful { Signal::TERM } else { Signal::KILL };
+        let signal = if is_graceful {
+            Signal::TERM
+        } else {
+            Signal::KILL
+        };
         kill_process(Pid::from_child(&self.child), signal).expect("a running server");
         let _ = self.child.wait();
         let next = Self::start(&self.listen, self.data.clone(), self.arguments.clone());

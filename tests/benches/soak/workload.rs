@@ -45,7 +45,12 @@ impl Workload {
             relays: [None, None, None],
             random: 7,
             counts: BTreeMap::new(),
-            restarts: vec![(0.2, 1, true), (0.3, 2, false), (0.4, 0, false), (0.5, 0, true)],
+            restarts: vec![
+                (0.2, 1, true),
+                (0.3, 2, false),
+                (0.4, 0, false),
+                (0.5, 0, true),
+            ],
         };
         for _ in 0..5 {
             workload.announce(servers).await;
@@ -72,7 +77,10 @@ impl Workload {
     }
 
     pub(crate) fn summary(&self) -> String {
-        let counts = self.counts.iter().map(|(what, count)| format!("{count} {what}"));
+        let counts = self
+            .counts
+            .iter()
+            .map(|(what, count)| format!("{count} {what}"));
         counts.collect::<Vec<_>>().join(", ")
     }
 
@@ -85,7 +93,13 @@ impl Workload {
         if self.publish(servers, to, &announcement).await {
             let work = Workdir::init().await;
             let refs = BTreeMap::new();
-            self.projects.push(Project { owner, name, work, refs, signed: 0 });
+            self.projects.push(Project {
+                owner,
+                name,
+                work,
+                refs,
+                signed: 0,
+            });
             self.count("repositories");
             let newest = self.projects.len() - 1;
             self.update(servers, newest, to).await;
@@ -100,7 +114,9 @@ impl Workload {
     /// Commits, sometimes tags or removes a branch, signs, and pushes to one server.
     async fn update(&mut self, servers: &[Server; 3], which: usize, to: usize) {
         let what = self.random_below(10);
-        let Some(project) = self.projects.get_mut(which) else { return };
+        let Some(project) = self.projects.get_mut(which) else {
+            return;
+        };
         let commit = project.work.commit(&format!("{:?}", Instant::now())).await;
         let mut refs = project.refs.clone();
         refs.insert(MAIN.to_owned(), commit.clone());
@@ -119,10 +135,19 @@ impl Workload {
         }
         let project = &mut self.projects[which];
         let url = servers[to].clone_url(&project.owner.repo(&project.name));
-        let mut args = vec!["push".to_owned(), "-q".to_owned(), "--force".to_owned(), url];
+        let mut args = vec![
+            "push".to_owned(),
+            "-q".to_owned(),
+            "--force".to_owned(),
+            url,
+        ];
         args.extend(refs.iter().map(|(name, oid)| format!("{oid}:{name}")));
         args.extend(
-            project.refs.keys().filter(|name| !refs.contains_key(*name)).map(|n| format!(":{n}")),
+            project
+                .refs
+                .keys()
+                .filter(|name| !refs.contains_key(*name))
+                .map(|n| format!(":{n}")),
         );
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let pushed = project.work.git(&args).await;
@@ -133,16 +158,25 @@ impl Workload {
     }
 
     async fn propose(&mut self, servers: &[Server; 3]) {
-        let (which, to, author) =
-            (self.random_below(self.projects.len()), self.random_below(3), self.random_author());
+        let (which, to, author) = (
+            self.random_below(self.projects.len()),
+            self.random_below(3),
+            self.random_author(),
+        );
         let project = &self.projects[which];
         let repo = project.owner.repo(&project.name);
         let tip = project.work.commit(&format!("{:?}", Instant::now())).await;
         let request = author.pull_request(&repo, &tip);
         let target = format!("{tip}:refs/nostr/{}", request.id);
-        let pushed =
-            project.work.git(&["push", "-q", &servers[to].clone_url(&repo), &target]).await;
-        project.work.git(&["reset", "-q", "--hard", "HEAD~1"]).await.expect_ok();
+        let pushed = project
+            .work
+            .git(&["push", "-q", &servers[to].clone_url(&repo), &target])
+            .await;
+        project
+            .work
+            .git(&["reset", "-q", "--hard", "HEAD~1"])
+            .await
+            .expect_ok();
         if pushed.ok && self.publish(servers, to, &request).await {
             self.threads.push((author, request));
             self.count("pull requests");
@@ -150,10 +184,16 @@ impl Workload {
     }
 
     async fn issue(&mut self, servers: &[Server; 3]) {
-        let (which, to, author) =
-            (self.random_below(self.projects.len()), self.random_below(3), self.random_author());
+        let (which, to, author) = (
+            self.random_below(self.projects.len()),
+            self.random_below(3),
+            self.random_author(),
+        );
         let project = &self.projects[which];
-        let issue = author.issue(&project.owner.repo(&project.name), &"It is broken. ".repeat(30));
+        let issue = author.issue(
+            &project.owner.repo(&project.name),
+            &"It is broken. ".repeat(30),
+        );
         if self.publish(servers, to, &issue).await {
             self.threads.push((author, issue));
             self.count("issues");
@@ -165,12 +205,19 @@ impl Workload {
         if self.threads.is_empty() {
             return;
         }
-        let (which, to, author) =
-            (self.random_below(self.threads.len()), self.random_below(3), self.random_author());
+        let (which, to, author) = (
+            self.random_below(self.threads.len()),
+            self.random_below(3),
+            self.random_author(),
+        );
         let root = self.threads[which].1.id.to_hex();
         let comment = match self.random_below(4) {
             0 => author.sign(7, "+", &[&["e", &root]]),
-            _ => author.sign(1111, &"I think so too. ".repeat(20), &[&["E", &root], &["e", &root]]),
+            _ => author.sign(
+                1111,
+                &"I think so too. ".repeat(20),
+                &[&["E", &root], &["e", &root]],
+            ),
         };
         // A server that does not have the root yet refuses the comment.
         if self.publish(servers, to, &comment).await {
@@ -186,7 +233,9 @@ impl Workload {
         let (author, root) = self.threads.swap_remove(which);
         let to = self.random_below(3);
         let request =
-            author.at(Timestamp::now().as_secs()).sign(5, "", &[&["e", &root.id.to_hex()]]);
+            author
+                .at(Timestamp::now().as_secs())
+                .sign(5, "", &[&["e", &root.id.to_hex()]]);
         if self.publish(servers, to, &request).await {
             self.count("deletions");
         }

@@ -35,7 +35,9 @@ pub(crate) fn run_as_child() -> bool {
         grasp_bin::run();
         return true;
     }
-    let Ok(software) = std::env::var(SOURCE_VAR) else { return false };
+    let Ok(software) = std::env::var(SOURCE_VAR) else {
+        return false;
+    };
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let lines = std::io::stdin().lines().map_while(Result::ok);
@@ -55,31 +57,54 @@ pub(crate) struct Process {
 
 impl Process {
     fn start(command: &mut Command, input: impl Iterator<Item = String>) -> Self {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut stdin = child.stdin.take().unwrap();
         input.for_each(|line| writeln!(stdin, "{line}").unwrap());
         drop(stdin);
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let url = lines.map_while(Result::ok).find_map(|line| {
-            let url = line.split_whitespace().find(|word| word.starts_with("ws://"))?;
+            let url = line
+                .split_whitespace()
+                .find(|word| word.starts_with("ws://"))?;
             Some(url.trim_end_matches('/').to_owned())
         });
-        Self { child, url: url.expect("the process prints its URL") }
+        Self {
+            child,
+            url: url.expect("the process prints its URL"),
+        }
     }
 
     /// Starts a relay that accepts every event.
     pub(crate) fn source(software: &str, events: &[Event]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        Self::start(command.env(SOURCE_VAR, software), events.iter().map(Event::as_json))
+        Self::start(
+            command.env(SOURCE_VAR, software),
+            events.iter().map(Event::as_json),
+        )
     }
 
     /// Starts a server with a bootstrap relay.
     pub(crate) fn server(data: &Path, bootstrap: &str) -> Self {
         let program = std::env::var_os(PROGRAM_VAR);
         let program = program.unwrap_or_else(|| std::env::current_exe().unwrap().into());
-        let args = ["serve", "--listen", "127.0.0.1:0", "--allow-private-targets", "--bootstrap"];
+        let args = [
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--allow-private-targets",
+            "--bootstrap",
+        ];
         let mut command = Command::new(program);
-        command.args(args).arg(bootstrap).arg("--data-dir").arg(data).stderr(Stdio::null());
+        command
+            .args(args)
+            .arg(bootstrap)
+            .arg("--data-dir")
+            .arg(data)
+            .stderr(Stdio::null());
         Self::start(&mut command, std::iter::empty())
     }
 
@@ -124,7 +149,8 @@ impl Client {
     pub(crate) async fn until_counts(&mut self, kinds: &[u16], count: usize) -> bool {
         let began = Instant::now();
         while began.elapsed() < ADOPTION_TIMEOUT {
-            self.send(json!(["COUNT", "count", { "kinds": kinds }])).await;
+            self.send(json!(["COUNT", "count", { "kinds": kinds }]))
+                .await;
             let answer = self.receive().await;
             if answer[2]["count"].as_u64().unwrap() as usize >= count {
                 return true;
@@ -139,7 +165,8 @@ impl Client {
         let mut served = BTreeSet::new();
         for some in events.chunks(400) {
             let ids: Vec<_> = some.iter().map(|event| event.id.to_hex()).collect();
-            self.send(json!(["REQ", "some", { "ids": ids, "limit": ids.len() }])).await;
+            self.send(json!(["REQ", "some", { "ids": ids, "limit": ids.len() }]))
+                .await;
             loop {
                 let message = self.receive().await;
                 match message[0].as_str() {
@@ -153,7 +180,10 @@ impl Client {
     }
 
     async fn send(&mut self, message: Value) {
-        self.0.send(Message::text(message.to_string())).await.unwrap();
+        self.0
+            .send(Message::text(message.to_string()))
+            .await
+            .unwrap();
     }
 
     async fn receive(&mut self) -> Value {

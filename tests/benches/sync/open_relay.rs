@@ -53,9 +53,16 @@ impl OpenRelay {
         let file = data.path().join("events.sqlite");
         let store = SqliteStore::open(&file, SqliteOptions::default()).unwrap();
         let store: Arc<dyn EventStore> = Arc::new(store);
-        let ingest = AcceptAll { store: store.clone(), hub: hub.clone(), clock: clock.clone() };
+        let ingest = AcceptAll {
+            store: store.clone(),
+            hub: hub.clone(),
+            clock: clock.clone(),
+        };
         let ingest = Arc::new(ingest);
-        let info = RelayInfo { software: software.into(), ..RelayInfo::default() };
+        let info = RelayInfo {
+            software: software.into(),
+            ..RelayInfo::default()
+        };
         let config = Config {
             service: address.to_string().parse().unwrap(),
             secure: false,
@@ -66,14 +73,35 @@ impl OpenRelay {
         };
         let (service, extra) = (config.service.clone(), Router::new());
         let listing = Listing::new(store.clone(), service, clock.clone(), |_| true);
-        let parts = Parts { store, ingest: ingest.clone(), hub, listing, config, clock, extra };
-        let serving = async move { serve(listener, parts, std::future::pending()).await.unwrap() };
+        let parts = Parts {
+            store,
+            ingest: ingest.clone(),
+            hub,
+            listing,
+            config,
+            clock,
+            extra,
+        };
+        let serving = async move {
+            serve(listener, parts, std::future::pending())
+                .await
+                .unwrap()
+        };
         let running = Running(tokio::spawn(serving));
         for chunk in events.chunks(1_000) {
             let chunk = chunk.iter().cloned().map(Arc::new).collect();
-            ingest.store.save(chunk, ingest.clock.now().unix).await.unwrap();
+            ingest
+                .store
+                .save(chunk, ingest.clock.now().unix)
+                .await
+                .unwrap();
         }
-        Self { address, ingest, _running: running, _data: data }
+        Self {
+            address,
+            ingest,
+            _running: running,
+            _data: data,
+        }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -101,7 +129,11 @@ impl Ingest for AcceptAll {
     ) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(async move {
             let events: Vec<_> = events.into_iter().map(Verified::into_inner).collect();
-            let saved = self.store.save(events.clone(), self.clock.now().unix).await.unwrap();
+            let saved = self
+                .store
+                .save(events.clone(), self.clock.now().unix)
+                .await
+                .unwrap();
             for event in events {
                 self.hub.publish(event).await;
             }

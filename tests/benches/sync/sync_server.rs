@@ -32,13 +32,19 @@ impl Threads {
     }
 
     pub(crate) fn make_for(owner: &Author, repos: usize, issues: usize, comments: usize) -> Self {
-        let repos: Vec<_> = (0..repos).map(|n| owner.repo(&repo_name(n)).to_string()).collect();
+        let repos: Vec<_> = (0..repos)
+            .map(|n| owner.repo(&repo_name(n)).to_string())
+            .collect();
         let issue = |n: usize| (Kind::GitIssue, vec!["a", repos[n % repos.len()].as_str()]);
         let issues = sign_all(issues, issue);
         let ids: Vec<_> = issues.iter().map(|issue| issue.id.to_hex()).collect();
         let comment = |n: usize| (Kind::Comment, vec!["E", ids[n % ids.len()].as_str()]);
         let comments = sign_all(comments, comment);
-        Self { owner: owner.clone(), issues, comments }
+        Self {
+            owner: owner.clone(),
+            issues,
+            comments,
+        }
     }
 
     pub(crate) fn events(&self) -> Vec<Event> {
@@ -81,7 +87,9 @@ impl SyncServer {
     /// Starts a server without any data and without sync.
     pub(crate) async fn empty() -> Self {
         let instance = Instance::with(|settings| settings.sync.enabled = false).await;
-        Self { instance: Some(instance) }
+        Self {
+            instance: Some(instance),
+        }
     }
 
     /// Starts a server that has these repositories with their git data, and no other events.
@@ -130,7 +138,10 @@ impl SyncServer {
         let kinds = [Kind::GitIssue, Kind::Comment];
         let filter = Filter::new().kinds(kinds);
         loop {
-            let found = store.count(vec![filter.clone()], clock.now().unix).await.unwrap();
+            let found = store
+                .count(vec![filter.clone()], clock.now().unix)
+                .await
+                .unwrap();
             if found as usize >= count {
                 return;
             }
@@ -155,11 +166,16 @@ impl SyncServer {
 
     /// Returns a waiter for an event that is not served yet.
     pub(crate) async fn wait_for(&self, event: &Event) -> EventWaiter {
-        let Parts { store, hub, clock, .. } = self.parts();
+        let Parts {
+            store, hub, clock, ..
+        } = self.parts();
         let feed = Feed::new(Arc::clone(store), hub.clone(), clock.clone());
         let mut feed = feed.accepted(&[Kind::GitIssue]);
         while !matches!(feed.next().await, Some(Accepted::CaughtUp)) {}
-        EventWaiter { event: event.clone(), feed }
+        EventWaiter {
+            event: event.clone(),
+            feed,
+        }
     }
 
     pub(crate) async fn end(self) {

@@ -21,12 +21,18 @@ pub(crate) struct Attacker {
 impl Attacker {
     /// Returns a client at 127.6.6.`host`.
     pub(crate) fn at(server: SocketAddr, host: u8) -> Self {
-        Self { from: Ipv4Addr::new(127, 6, 6, host), server }
+        Self {
+            from: Ipv4Addr::new(127, 6, 6, host),
+            server,
+        }
     }
 
     /// Returns a client in a /24 of its own.
     pub(crate) fn in_network(server: SocketAddr, network: u8) -> Self {
-        Self { from: Ipv4Addr::new(127, 66, network, 1), server }
+        Self {
+            from: Ipv4Addr::new(127, 66, network, 1),
+            server,
+        }
     }
 
     /// Opens a TCP connection.
@@ -42,7 +48,10 @@ impl Attacker {
         let headers = [("Content-Length", length.as_str())];
         let head = request_head(&self.server.to_string(), "POST", path, &headers);
         let mut stream = self.connect().await.ok()?;
-        stream.write_all(&[head.as_bytes(), body].concat()).await.ok()?;
+        stream
+            .write_all(&[head.as_bytes(), body].concat())
+            .await
+            .ok()?;
         Some(stream)
     }
 
@@ -90,10 +99,16 @@ impl Attacker {
         body: &[u8],
     ) -> Option<TcpStream> {
         let length = (body.len() + 1).to_string();
-        let headers = [("Content-Length", length.as_str()), ("Content-Encoding", encoding)];
+        let headers = [
+            ("Content-Length", length.as_str()),
+            ("Content-Encoding", encoding),
+        ];
         let head = request_head(&self.server.to_string(), "POST", path, &headers);
         let mut stream = self.connect().await.ok()?;
-        stream.write_all(&[head.as_bytes(), body].concat()).await.ok()?;
+        stream
+            .write_all(&[head.as_bytes(), body].concat())
+            .await
+            .ok()?;
         Some(stream)
     }
 
@@ -104,9 +119,13 @@ impl Attacker {
 
     /// Opens a websocket as a proxy does, for a client that `X-Forwarded-For` names.
     pub(crate) async fn relay_for(&self, client: Option<&str>) -> Option<Relay> {
-        let mut request = format!("ws://{}/", self.server).into_client_request().ok()?;
+        let mut request = format!("ws://{}/", self.server)
+            .into_client_request()
+            .ok()?;
         if let Some(client) = client {
-            request.headers_mut().insert("x-forwarded-for", client.parse().ok()?);
+            request
+                .headers_mut()
+                .insert("x-forwarded-for", client.parse().ok()?);
         }
         let stream = self.connect().await.ok()?;
         let (socket, _) = client_async(request, stream).await.ok()?;
@@ -122,7 +141,10 @@ pub(crate) struct Relay {
 impl Relay {
     /// Sends a message without waiting for an answer, and returns whether the connection accepted it.
     pub(crate) async fn send(&mut self, message: &Value) -> bool {
-        self.socket.send(Message::text(message.to_string())).await.is_ok()
+        self.socket
+            .send(Message::text(message.to_string()))
+            .await
+            .is_ok()
     }
 
     /// Receives the next message; `None` if the connection ended.

@@ -40,7 +40,9 @@ impl Scenario {
         let (eve, client) = (Author::new().earlier(60), self.server.client());
         let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
         let announcement = eve.announce("hostile", &self.server.service());
-        client.publish_all(&[&announcement, &eve.state("hostile", &[(MAIN, &tip)])]).await;
+        client
+            .publish_all(&[&announcement, &eve.state("hostile", &[(MAIN, &tip)])])
+            .await;
         let url = client.clone_url(&eve.repo("hostile"));
         work.git(&["push", "-q", &url, "main"]).await.expect_ok();
         (self.server.path(&eve.repo("hostile")), tip)
@@ -107,17 +109,24 @@ fn is_busy(answer: &str) -> bool {
 async fn sparse_filter() -> Report {
     let scenario = Scenario::start().await;
     let work = Workdir::init().await;
-    let pattern = work.pipe(&["hash-object", "-w", "--stdin"], b"x/**/y\n").await;
+    let pattern = work
+        .pipe(&["hash-object", "-w", "--stdin"], b"x/**/y\n")
+        .await;
     let pattern = String::from_utf8(pattern).expect("an id");
     let mut below = format!("100644 blob {}\ta\n", pattern.trim());
     for _ in 0..10 {
         let tree = work.pipe(&["mktree"], below.as_bytes()).await;
         let tree = String::from_utf8(tree).expect("an id");
-        below = (0..10).map(|n| format!("040000 tree {}\t{n}\n", tree.trim())).collect();
+        below = (0..10)
+            .map(|n| format!("040000 tree {}\t{n}\n", tree.trim()))
+            .collect();
     }
     let tree = work.pipe(&["mktree"], below.as_bytes()).await;
     let tree = String::from_utf8(tree).expect("an id");
-    let commit = work.git(&["commit-tree", "-m", "x", tree.trim()]).await.expect_ok();
+    let commit = work
+        .git(&["commit-tree", "-m", "x", tree.trim()])
+        .await
+        .expect_ok();
     work.git(&["update-ref", MAIN, &commit]).await.expect_ok();
     let (path, tip) = scenario.hostile_repository(&work).await;
     let request = [
@@ -134,12 +143,17 @@ async fn sparse_filter() -> Report {
     let attackers: Vec<Attacker> = (0..32).map(|n| scenario.attacker(1 + n % 4)).collect();
     let attack = async {
         let headers = [("Git-Protocol", "version=2")];
-        let fetches = attackers.iter().map(|one| one.post(&path, &headers, &request));
+        let fetches = attackers
+            .iter()
+            .map(|one| one.post(&path, &headers, &request));
         answers = join_all(fetches).await;
     };
     let report = scenario.run(1 << 20, attack).await;
     let is_refused = |body: &str| body.contains("filter 'sparse:oid' not supported");
-    report.and(answers.iter().all(|answer| is_refused(&answer.body)), format!("{answers:?}"))
+    report.and(
+        answers.iter().all(|answer| is_refused(&answer.body)),
+        format!("{answers:?}"),
+    )
 }
 
 /// Reads clones at 3.4 KB per second.
@@ -154,7 +168,9 @@ async fn slow_readers() -> Report {
     let readers: Vec<Attacker> = (0..32).map(|n| scenario.attacker(1 + n)).collect();
     let attack = async {
         let read = async |reader: &Attacker| {
-            let Some(mut stream) = reader.start_post(&path, &request).await else { return };
+            let Some(mut stream) = reader.start_post(&path, &request).await else {
+                return;
+            };
             let mut buffer = vec![0; 340];
             while stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {
                 sleep(Duration::from_millis(100)).await;
@@ -173,20 +189,32 @@ async fn unreachable_objects() -> Report {
     let attacker = scenario.attacker(1);
     let work = Workdir::init().await;
     let extra = work.commit_incompressible(EXTRA_BYTES).await;
-    let list = work.git(&["rev-list", "--objects", "--no-object-names", &extra]).await.expect_ok();
-    work.git(&["checkout", "-q", "--orphan", "small"]).await.expect_ok();
+    let list = work
+        .git(&["rev-list", "--objects", "--no-object-names", &extra])
+        .await
+        .expect_ok();
+    work.git(&["checkout", "-q", "--orphan", "small"])
+        .await
+        .expect_ok();
     work.git(&["rm", "-q", "-r", "-f", "."]).await.expect_ok();
     let tip = work.commit("small").await;
-    let own = work.git(&["rev-list", "--objects", "--no-object-names", &tip]).await.expect_ok();
+    let own = work
+        .git(&["rev-list", "--objects", "--no-object-names", &tip])
+        .await
+        .expect_ok();
     let objects = format!("{list}\n{own}\n");
-    let pack = work.pipe(&["pack-objects", "--stdout", "-q"], objects.as_bytes()).await;
+    let pack = work
+        .pipe(&["pack-objects", "--stdout", "-q"], objects.as_bytes())
+        .await;
     assert!(pack.len() > EXTRA_BYTES, "{}", pack.len());
     let mut answers = Vec::new();
     let attack = async {
         for n in 0..4 {
             let (eve, name) = (Author::new(), format!("hostile-{n}"));
             let announcement = eve.announce(&name, &service);
-            client.publish_all(&[&announcement, &eve.state(&name, &[(MAIN, &tip)])]).await;
+            client
+                .publish_all(&[&announcement, &eve.state(&name, &[(MAIN, &tip)])])
+                .await;
             let path = format!("{}/git-receive-pack", service.repo_path(&eve.repo(&name)));
             let request = push(&[(ZERO_ID, &tip, MAIN)], &pack);
             answers.push(attacker.post(&path, &[], &request).await.body);
@@ -199,7 +227,11 @@ async fn unreachable_objects() -> Report {
 
 /// Returns whether a commit can be fetched by its id.
 pub(crate) async fn is_readable(url: &str, commit: &str) -> bool {
-    Workdir::init().await.git(&["fetch", "-q", "--depth", "1", url, commit]).await.ok
+    Workdir::init()
+        .await
+        .git(&["fetch", "-q", "--depth", "1", url, commit])
+        .await
+        .ok
 }
 
 /// Fetches a commit whose owner has vanished through another owner of the same identifier. A commit that a forced push
@@ -212,17 +244,29 @@ async fn removed_commits() -> Report {
     let of_alice = hers.commit_incompressible(1 << 20).await;
     let first = his.commit("removed").await;
     for (owner, work, tip) in [(&alice, &hers, &of_alice), (&bob, &his, &first)] {
-        client.publish_all(&[&owner.announce("shared", &service)]).await;
-        client.publish_all(&[&owner.state("shared", &[(MAIN, tip)])]).await;
+        client
+            .publish_all(&[&owner.announce("shared", &service)])
+            .await;
+        client
+            .publish_all(&[&owner.state("shared", &[(MAIN, tip)])])
+            .await;
         let url = client.clone_url(&owner.repo("shared"));
         work.git(&["push", "-q", &url, "main"]).await.expect_ok();
     }
     let url = client.clone_url(&bob.repo("shared"));
-    his.git(&["commit", "-q", "--amend", "-m", "amended"]).await.expect_ok();
+    his.git(&["commit", "-q", "--amend", "-m", "amended"])
+        .await
+        .expect_ok();
     let second = his.git(&["rev-parse", "main"]).await.expect_ok();
-    client.publish_all(&[&bob.later(1).state("shared", &[(MAIN, &second)])]).await;
-    his.git(&["push", "-q", "-f", &url, "main"]).await.expect_ok();
-    client.publish_all(&[&alice.later(1).sign(62, "", &[&["relay", "ALL_RELAYS"]])]).await;
+    client
+        .publish_all(&[&bob.later(1).state("shared", &[(MAIN, &second)])])
+        .await;
+    his.git(&["push", "-q", "-f", &url, "main"])
+        .await
+        .expect_ok();
+    client
+        .publish_all(&[&alice.later(1).sign(62, "", &[&["relay", "ALL_RELAYS"]])])
+        .await;
     let gone = async || client.refs(&alice.repo("shared")).await.is_none();
     while !gone().await {
         sleep(Duration::from_millis(50)).await;
@@ -251,7 +295,9 @@ async fn endless_refs() -> Report {
     let name = |n: usize| format!("hostile-{n}");
     let state = |(n, eve): (usize, &Author)| eve.state(&name(n), &[(MAIN, &format!("{n:040x}"))]);
     let states = authors.iter().enumerate().map(state);
-    let states = states.map(|state| serde_json::to_string(&state).expect("an event")).collect();
+    let states = states
+        .map(|state| serde_json::to_string(&state).expect("an event"))
+        .collect();
     let relay = HostileRelay::start(states, false).await;
     let mut servers = Vec::new();
     for (n, eve) in authors.iter().enumerate() {

@@ -63,11 +63,15 @@ impl Operations {
     /// Describes the failures of each kind of operation: their number, and the reason of the first.
     pub(crate) fn failures(&self) -> Vec<String> {
         let mut descriptions = Vec::new();
-        for (name, operations) in
-            [("push", &self.push), ("request", &self.request), ("clone", &self.clone)]
-        {
-            let failures: Vec<&String> =
-                operations.iter().filter_map(|one| one.failure.as_ref()).collect();
+        for (name, operations) in [
+            ("push", &self.push),
+            ("request", &self.request),
+            ("clone", &self.clone),
+        ] {
+            let failures: Vec<&String> = operations
+                .iter()
+                .filter_map(|one| one.failure.as_ref())
+                .collect();
             if let Some(first) = failures.first() {
                 let failed = failures.len();
                 let all = operations.len();
@@ -81,8 +85,11 @@ impl Operations {
 impl HonestClients {
     /// Announces, signs and pushes a small repository.
     pub(crate) async fn start(server: &Server) -> Self {
-        let (maintainer, name, work) =
-            (Author::new().earlier(3_600), "honest", Workdir::init().await);
+        let (maintainer, name, work) = (
+            Author::new().earlier(3_600),
+            "honest",
+            Workdir::init().await,
+        );
         let client = server.client();
         let commit = work.commit("first").await;
         let announcement = maintainer.announce(name, &server.service());
@@ -91,7 +98,14 @@ impl HonestClients {
         let url = client.clone_url(&maintainer.repo(name));
         work.git(&["push", &url, "main"]).await.expect_ok();
         let (id, pushes) = (announcement.id, 0.into());
-        Self { maintainer, name: name.to_owned(), work, client, announcement: id, pushes }
+        Self {
+            maintainer,
+            name: name.to_owned(),
+            work,
+            client,
+            announcement: id,
+            pushes,
+        }
     }
 
     pub(crate) fn repo(&self) -> RepoId {
@@ -127,15 +141,25 @@ impl HonestClients {
             done
         };
         let (push, request, clone) = tokio::join!(push, request, clone);
-        Operations { push, request, clone }
+        Operations {
+            push,
+            request,
+            clone,
+        }
     }
 
     /// Signs a new commit and pushes it.
     async fn push(&self) -> Result<(), String> {
         let number = self.pushes.fetch_add(1, Ordering::Relaxed) + 1;
         let commit = self.work.commit(&format!("change {number}")).await;
-        let state = self.maintainer.later(number).state(&self.name, &[(MAIN, &commit)]);
-        self.client.publish(&state).await.ok_or("the state is not answered")??;
+        let state = self
+            .maintainer
+            .later(number)
+            .state(&self.name, &[(MAIN, &commit)]);
+        self.client
+            .publish(&state)
+            .await
+            .ok_or("the state is not answered")??;
         let url = self.client.clone_url(&self.repo());
         succeeded(self.work.git(&["push", "-q", &url, "main"]).await)
     }
@@ -152,7 +176,11 @@ impl HonestClients {
             let text = message.to_string();
             is_found |= text.starts_with(r#"["EVENT""#);
             if text.starts_with(r#"["EOSE""#) {
-                return if is_found { Ok(()) } else { Err("the event is not served".to_owned()) };
+                return if is_found {
+                    Ok(())
+                } else {
+                    Err("the event is not served".to_owned())
+                };
             }
         }
         Err("the connection was closed".to_owned())
@@ -175,9 +203,17 @@ async fn timed(operation: impl Future<Output = Result<(), String>>) -> Operation
     tokio::time::sleep(OPERATION_PAUSE).await;
     let start = Instant::now();
     let failure = match tokio::time::timeout(OPERATION_TIMEOUT, operation).await {
-        Ok(Ok(())) => return Operation { time: start.elapsed(), failure: None },
+        Ok(Ok(())) => {
+            return Operation {
+                time: start.elapsed(),
+                failure: None,
+            };
+        }
         Ok(Err(reason)) => reason,
         Err(_) => format!("no result after {OPERATION_TIMEOUT:?}"),
     };
-    Operation { time: OPERATION_TIMEOUT, failure: Some(failure) }
+    Operation {
+        time: OPERATION_TIMEOUT,
+        failure: Some(failure),
+    }
 }

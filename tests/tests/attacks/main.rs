@@ -55,7 +55,10 @@ fn main() -> ExitCode {
     if arguments.first().is_some_and(|first| first == "serve") {
         return grasp_bin::run();
     }
-    let words: Vec<&String> = arguments.iter().filter(|word| !word.starts_with('-')).collect();
+    let words: Vec<&String> = arguments
+        .iter()
+        .filter(|word| !word.starts_with('-'))
+        .collect();
     let all = [
         git::ATTACKS,
         names::ATTACKS,
@@ -70,15 +73,27 @@ fn main() -> ExitCode {
     };
     let chosen: Vec<&Attack> = all.into_iter().filter(is_chosen).collect();
     if arguments.iter().any(|word| word == "--list") {
-        chosen.iter().for_each(|attack| println!("{}: test", attack.name));
+        chosen
+            .iter()
+            .for_each(|attack| println!("{}: test", attack.name));
         return ExitCode::SUCCESS;
     }
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     println!("running {} attacks", chosen.len());
-    let failed = chosen.iter().filter(|attack| !runtime.block_on(passes(attack))).count();
+    let failed = chosen
+        .iter()
+        .filter(|attack| !runtime.block_on(passes(attack)))
+        .count();
     let verdict = if failed == 0 { "ok" } else { "FAILED" };
-    println!("\ntest result: {verdict}. {} passed; {failed} failed", chosen.len() - failed);
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!(
+        "\ntest result: {verdict}. {} passed; {failed} failed",
+        chosen.len() - failed
+    );
+    if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// Replays an attack and prints its figures; returns whether every check passed.
@@ -101,13 +116,16 @@ enum ReplayResult {
 async fn replay(attack: &Attack) -> ReplayResult {
     // A panic has printed its own message.
     let report = AssertUnwindSafe((attack.replay)()).catch_unwind().await;
-    let failures =
-        report.as_ref().map_or(vec!["the replay panicked".to_owned()], |one| one.failures());
+    let failures = report
+        .as_ref()
+        .map_or(vec!["the replay panicked".to_owned()], |one| one.failures());
     let is_slow = report.as_ref().is_ok_and(Report::is_only_slow);
     let verdict = if failures.is_empty() { "ok" } else { "FAILED" };
     let figures = report.map(|report| report.to_string()).unwrap_or_default();
     println!("test {} ... {verdict}  {figures}", attack.name);
-    failures.iter().for_each(|failure| println!("    {failure}"));
+    failures
+        .iter()
+        .for_each(|failure| println!("    {failure}"));
     match failures.is_empty() {
         true => ReplayResult::Passed,
         false if is_slow => ReplayResult::Slow,

@@ -41,7 +41,10 @@ async fn host(
     work: &Workdir,
 ) -> Result<(), String> {
     let announcement = owner.announce(name, &client.service());
-    client.publish(&announcement).await.ok_or("the announcement is not answered")??;
+    client
+        .publish(&announcement)
+        .await
+        .ok_or("the announcement is not answered")??;
     push(client, owner, name, work).await
 }
 
@@ -54,7 +57,10 @@ async fn push(
 ) -> Result<(), String> {
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
     let state = owner.state(name, &[(MAIN, &tip)]);
-    client.publish(&state).await.ok_or("the state is not answered")??;
+    client
+        .publish(&state)
+        .await
+        .ok_or("the state is not answered")??;
     let url = client.clone_url(&owner.repo(name));
     let pushed = work.git(&["push", "-q", "-f", &url, "main"]).await;
     if pushed.ok { Ok(()) } else { Err(pushed.err) }
@@ -77,7 +83,9 @@ async fn disk_of_a_name_filled() -> Report {
         let eve = Author::new().earlier(600);
         let work = Workdir::init().await;
         work.commit("first").await;
-        host(&client, &eve, &name, &work).await.expect("a new repository is served");
+        host(&client, &eve, &name, &work)
+            .await
+            .expect("a new repository is served");
         let mut bytes = REPOSITORY_BYTES / 4;
         for n in 1..=64 {
             // Files of different sizes have different content.
@@ -87,7 +95,9 @@ async fn disk_of_a_name_filled() -> Report {
                 Err(_) if bytes < SMALLEST_BYTES => break,
                 Err(reason) => {
                     refusals.push(reason);
-                    work.git(&["reset", "-q", "--hard", "HEAD~1"]).await.expect_ok();
+                    work.git(&["reset", "-q", "--hard", "HEAD~1"])
+                        .await
+                        .expect_ok();
                     bytes /= 2;
                 }
             }
@@ -97,7 +107,9 @@ async fn disk_of_a_name_filled() -> Report {
     // The repository, and as much while it is repacked, on every node.
     let disk_bound = 2 * REPOSITORY_BYTES * scenario.server.process_count();
     let report = scenario.run(disk_bound as u64, attack).await;
-    let is_limited = refusals.iter().all(|reason| reason.contains("git.repository_bytes"));
+    let is_limited = refusals
+        .iter()
+        .all(|reason| reason.contains("git.repository_bytes"));
     report
         .within(LatencyBound::AsIdle)
         .and_all_succeeded()
@@ -117,7 +129,9 @@ struct SilentServers {
 
 impl SilentServers {
     async fn start() -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.expect("a port");
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))
+            .await
+            .expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let opened = Arc::<AtomicUsize>::default();
         let count = Arc::clone(&opened);
@@ -128,12 +142,18 @@ impl SilentServers {
                 count.store(open.len(), Ordering::Relaxed);
             }
         });
-        Self { port, opened, accepting }
+        Self {
+            port,
+            opened,
+            accepting,
+        }
     }
 
     /// Returns the URLs of a repository on this number of addresses in one network.
     fn urls(&self, network: u8, count: u8) -> Vec<String> {
-        (1..=count).map(|host| format!("http://127.7.{network}.{host}:{}/x", self.port)).collect()
+        (1..=count)
+            .map(|host| format!("http://127.7.{network}.{host}:{}/x", self.port))
+            .collect()
     }
 }
 
@@ -203,11 +223,18 @@ async fn hunt_of_a_name_starved() -> Report {
     let relay = HostileRelay::start(vec![other.as_json(), state.as_json()], false).await;
     let addresses = [git.url("hunted")];
     let url = relay.url(8, 1);
-    client.publish_all(&[&announce(&owner, "other", &service, &addresses, &url)]).await;
-    let idle = time_until_served(&client, &other, FETCH_TIMEOUT).await.expect("data is fetched");
+    client
+        .publish_all(&[&announce(&owner, "other", &service, &addresses, &url)])
+        .await;
+    let idle = time_until_served(&client, &other, FETCH_TIMEOUT)
+        .await
+        .expect("data is fetched");
 
     let strangers: Vec<Author> = (0..STRANGERS).map(|_| Author::new()).collect();
-    let states = strangers.iter().map(|eve| state_with_low_id(eve, &name).as_json()).collect();
+    let states = strangers
+        .iter()
+        .map(|eve| state_with_low_id(eve, &name).as_json())
+        .collect();
     let hostile = HostileRelay::start(states, false).await;
     let silent = SilentServers::start().await;
     let mut attacked = None;
@@ -220,7 +247,9 @@ async fn hunt_of_a_name_starved() -> Report {
         }
         let is_visited = || (silent.opened.load(Ordering::Relaxed) > 0).then_some(());
         eventually(is_visited).await;
-        client.publish_all(&[&announce(&owner, &name, &service, &addresses, &url)]).await;
+        client
+            .publish_all(&[&announce(&owner, &name, &service, &addresses, &url)])
+            .await;
         attacked = time_until_served(&client, &state, bound).await;
         drop(silent);
     };
@@ -272,10 +301,13 @@ async fn name_closed_by_announcements() -> Report {
         newcomer = host(&client, &Author::new().earlier(60), &name, &work).await;
     };
     let report = scenario.run(STORE_LOG_BYTES, attack).await;
-    report.within(LatencyBound::AsWithOtherName).and_all_succeeded().and(
-        newcomer.is_ok(),
-        format!("after {accepted} announcements a new owner is refused: {newcomer:?}"),
-    )
+    report
+        .within(LatencyBound::AsWithOtherName)
+        .and_all_succeeded()
+        .and(
+            newcomer.is_ok(),
+            format!("after {accepted} announcements a new owner is refused: {newcomer:?}"),
+        )
 }
 
 /// Fetches by id, at the addresses of some owners of a name, what only another has pushed, and what that one has removed.
@@ -293,8 +325,12 @@ async fn objects_of_other_owners() -> Report {
         let removed = hers.commit("removed").await;
         let work = Workdir::init().await;
         let pushed = work.commit("pushed by a stranger").await;
-        host(&client, &alice, &name, &hers).await.expect("a new repository is served");
-        host(&client, &eve, &name, &work).await.expect("a new repository is served");
+        host(&client, &alice, &name, &hers)
+            .await
+            .expect("a new repository is served");
+        host(&client, &eve, &name, &work)
+            .await
+            .expect("a new repository is served");
         let of_alice = client.clone_url(&alice.repo(&name));
         let of_eve = client.clone_url(&eve.repo(&name));
         served.push(is_readable(&of_alice, &removed).await);
@@ -305,9 +341,13 @@ async fn objects_of_other_owners() -> Report {
             }
         }
 
-        hers.git(&["commit", "-q", "--amend", "-m", "kept"]).await.expect_ok();
+        hers.git(&["commit", "-q", "--amend", "-m", "kept"])
+            .await
+            .expect_ok();
         let kept = hers.git(&["rev-parse", "main"]).await.expect_ok();
-        push(&client, &alice.later(1), &name, &hers).await.expect("a push is accepted");
+        push(&client, &alice.later(1), &name, &hers)
+            .await
+            .expect("a push is accepted");
         served.push(is_readable(&of_alice, &kept).await);
         for (owner, url) in [("the honest owner", &honest), ("eve", &of_eve)] {
             if is_readable(url, &removed).await {
@@ -316,11 +356,15 @@ async fn objects_of_other_owners() -> Report {
         }
 
         let repository = alice.repo(&name).to_string();
-        client.publish_all(&[&alice.later(2).sign(5, "", &[&["a", &repository]])]).await;
+        client
+            .publish_all(&[&alice.later(2).sign(5, "", &[&["a", &repository]])])
+            .await;
         assert!(until_gone(&client, &alice.repo(&name)).await);
         for (owner, url) in [("the honest owner", &honest), ("eve", &of_eve)] {
             if is_readable(url, &kept).await {
-                exposed.push(format!("a commit of alice's deleted repository, from {owner}"));
+                exposed.push(format!(
+                    "a commit of alice's deleted repository, from {owner}"
+                ));
             }
         }
     };
@@ -328,6 +372,12 @@ async fn objects_of_other_owners() -> Report {
     report
         .within(LatencyBound::AsIdle)
         .and_all_succeeded()
-        .and(served.iter().all(|served| *served), "an own commit cannot be fetched")
-        .and(exposed.is_empty(), format!("can be fetched by id: {exposed:?}"))
+        .and(
+            served.iter().all(|served| *served),
+            "an own commit cannot be fetched",
+        )
+        .and(
+            exposed.is_empty(),
+            format!("can be fetched by id: {exposed:?}"),
+        )
 }

@@ -41,12 +41,17 @@ const HOLD_DURATION: Duration = Duration::from_secs(5);
 
 /// Returns the messages that publish these events, encoded beforehand: the attack must not keep its own process busy.
 pub(crate) fn messages(events: &[Event]) -> Vec<String> {
-    events.iter().map(|event| format!(r#"["EVENT",{}]"#, event.as_json())).collect()
+    events
+        .iter()
+        .map(|event| format!(r#"["EVENT",{}]"#, event.as_json()))
+        .collect()
 }
 
 /// Sends messages with one event each over one connection, and returns how many were accepted.
 pub(crate) async fn publish(attacker: Attacker, messages: Vec<String>) -> usize {
-    let Some(mut relay) = attacker.relay().await else { return 0 };
+    let Some(mut relay) = attacker.relay().await else {
+        return 0;
+    };
     let mut sent = 0;
     for message in messages {
         sent += usize::from(relay.socket.send(Message::text(message)).await.is_ok());
@@ -63,8 +68,14 @@ pub(crate) async fn publish(attacker: Attacker, messages: Vec<String>) -> usize 
 
 /// Does the same with a connection for each batch, all at the same time.
 async fn publish_all(attacker: Attacker, batches: Vec<Vec<String>>) -> usize {
-    let tasks = batches.into_iter().map(|batch| tokio::spawn(publish(attacker, batch)));
-    join_all(tasks).await.into_iter().map(Result::unwrap_or_default).sum()
+    let tasks = batches
+        .into_iter()
+        .map(|batch| tokio::spawn(publish(attacker, batch)));
+    join_all(tasks)
+        .await
+        .into_iter()
+        .map(Result::unwrap_or_default)
+        .sum()
 }
 
 /// Receives the next message of this type; `None` if the connection ends or on timeout.
@@ -77,11 +88,17 @@ async fn answer(relay: &mut Relay, kind: &str) -> Option<Value> {
             }
         }
     };
-    tokio::time::timeout(ANSWER_TIMEOUT, wait).await.ok().flatten()
+    tokio::time::timeout(ANSWER_TIMEOUT, wait)
+        .await
+        .ok()
+        .flatten()
 }
 
 fn tags(names: &[Vec<String>]) -> Vec<Vec<&str>> {
-    names.iter().map(|tag| tag.iter().map(String::as_str).collect()).collect()
+    names
+        .iter()
+        .map(|tag| tag.iter().map(String::as_str).collect())
+        .collect()
 }
 
 fn sign(by: &Author, kind: u16, content: &str, names: &[Vec<String>]) -> Event {
@@ -115,7 +132,11 @@ async fn forwarded_addresses_with_ports() -> Report {
     let attack = async {
         let mut open = Vec::new();
         for port in 0..500 {
-            open.extend(proxy.relay_for(Some(&format!("198.51.100.7:{}", 4_000 + port))).await);
+            open.extend(
+                proxy
+                    .relay_for(Some(&format!("198.51.100.7:{}", 4_000 + port)))
+                    .await,
+            );
         }
         opened = open.len();
         another = proxy.relay_for(Some("203.0.113.9:4711")).await.is_some();
@@ -124,7 +145,10 @@ async fn forwarded_addresses_with_ports() -> Report {
     let bound = 128 * scenario.server.process_count();
     let report = scenario.run(STORE_LOG_BYTES, attack).await;
     report
-        .and((1..=bound).contains(&opened), format!("one client has {opened} connections"))
+        .and(
+            (1..=bound).contains(&opened),
+            format!("one client has {opened} connections"),
+        )
         .and(another, "another client of the proxy is rejected")
 }
 
@@ -153,12 +177,18 @@ async fn events_with_many_tags() -> Report {
     let repo = scenario.honest.repo().to_string();
     let event = |n: usize, tags: usize| {
         let words = (0..tags).map(|m| vec!["t".into(), format!("{n}-{m}")]);
-        let tags: Vec<Vec<String>> =
-            [vec!["a".to_owned(), repo.clone()]].into_iter().chain(words).collect();
+        let tags: Vec<Vec<String>> = [vec!["a".to_owned(), repo.clone()]]
+            .into_iter()
+            .chain(words)
+            .collect();
         sign(&eve, 1, &n.to_string(), &tags)
     };
     let batch = |batch: usize, tags| {
-        messages(&(0..40).map(|n| event(batch * 40 + n, tags)).collect::<Vec<_>>())
+        messages(
+            &(0..40)
+                .map(|n| event(batch * 40 + n, tags))
+                .collect::<Vec<_>>(),
+        )
     };
     let refused = (0..8).map(|n| batch(n, 8_000)).collect();
     let accepted = batch(8, 1_900);
@@ -166,7 +196,9 @@ async fn events_with_many_tags() -> Report {
         assert_eq!(publish_all(attacker, refused).await, 0);
         assert!(publish(attacker, accepted).await <= 40);
     };
-    scenario.run(STORE_LOG_BYTES + (40 * 1_900 * 256), attack).await
+    scenario
+        .run(STORE_LOG_BYTES + (40 * 1_900 * 256), attack)
+        .await
 }
 
 /// Publishes long announcements under the name of an honest repository, by as many keys as one of them names.
@@ -175,7 +207,10 @@ async fn many_announcements_of_one_name() -> Report {
     let (attacker, eve) = (scenario.attacker(1), Author::new());
     let authors: Vec<Author> = (0..160).map(|_| Author::new()).collect();
     let named = authors.iter().map(|author| author.key().to_hex());
-    let named: Vec<String> = ["maintainers".to_owned()].into_iter().chain(named).collect();
+    let named: Vec<String> = ["maintainers".to_owned()]
+        .into_iter()
+        .chain(named)
+        .collect();
     let named: Vec<&str> = named.iter().map(String::as_str).collect();
     let name = scenario.honest.name.clone();
     let first = eve.announce_with(&name, &scenario.server.service(), &[&named]);
@@ -196,7 +231,10 @@ async fn many_announcements_of_one_name() -> Report {
         // Each state makes the server read who maintains the repository.
         publish(attacker, states).await;
     };
-    scenario.run(STORE_LOG_BYTES + (16 << 20), attack).await.within(LatencyBound::Tolerable)
+    scenario
+        .run(STORE_LOG_BYTES + (16 << 20), attack)
+        .await
+        .within(LatencyBound::Tolerable)
 }
 
 /// Lets keys list each other under the name of an honest repository, in the model in which a listed key may sign.
@@ -206,7 +244,9 @@ async fn mutual_lists_in_the_plain_model() -> Report {
     let (attacker, eve) = (scenario.attacker(1), Author::new().earlier(60));
     let authors: Vec<Author> = (0..KEYS).map(|_| Author::new().earlier(60)).collect();
     let keys: Vec<String> = authors.iter().map(|author| author.key().to_hex()).collect();
-    let listed = ["maintainers"].into_iter().chain(keys.iter().map(String::as_str));
+    let listed = ["maintainers"]
+        .into_iter()
+        .chain(keys.iter().map(String::as_str));
     let listed: Vec<&str> = listed.collect();
     let name = scenario.honest.name.clone();
     let first = eve.announce_with(&name, &scenario.server.service(), &[&listed]);
@@ -223,16 +263,20 @@ async fn mutual_lists_in_the_plain_model() -> Report {
         publish(attacker, states).await;
     };
     let report = scenario.run(STORE_LOG_BYTES + (16 << 20), attack).await;
-    report
-        .within(LatencyBound::Tolerable)
-        .and(accepted == KEYS, format!("{accepted} of {KEYS} announcements were accepted"))
+    report.within(LatencyBound::Tolerable).and(
+        accepted == KEYS,
+        format!("{accepted} of {KEYS} announcements were accepted"),
+    )
 }
 
 /// Publishes an older announcement again, after its owner removed the server from the list.
 async fn delisting_undone_by_replay() -> Report {
     let scenario = Scenario::start().await;
-    let (attacker, alice, client) =
-        (scenario.attacker(1), Author::new().earlier(60), scenario.server.client());
+    let (attacker, alice, client) = (
+        scenario.attacker(1),
+        Author::new().earlier(60),
+        scenario.server.client(),
+    );
     let old = alice.announce("gone", &scenario.server.service());
     let elsewhere: &[&[&str]] = &[&["d", "gone"], &["clone", "https://b.example/x.git"]];
     let new = alice.later(10).sign(30617, "", elsewhere);
@@ -245,12 +289,17 @@ async fn delisting_undone_by_replay() -> Report {
         }
     };
     let report = scenario.run(STORE_LOG_BYTES, attack).await;
-    report.and(replayed == 0, "an older announcement was accepted after the owner had left")
+    report.and(
+        replayed == 0,
+        "an older announcement was accepted after the owner had left",
+    )
 }
 
 /// Sends requests over one connection, and receives messages for a while.
 async fn request_all(attacker: Attacker, requests: Vec<String>) {
-    let Some(mut relay) = attacker.relay().await else { return };
+    let Some(mut relay) = attacker.relay().await else {
+        return;
+    };
     for request in requests {
         let _ = relay.socket.send(Message::text(request)).await;
     }
@@ -264,18 +313,22 @@ async fn wide_filters() -> Report {
     let attacker = scenario.attacker(1);
     let request = |connection: usize, n: usize| {
         let filter = |f: usize| {
-            let values: Vec<_> =
-                (0..9_900).map(|v| format!(r#""{connection}-{n}-{f}-{v}""#)).collect();
+            let values: Vec<_> = (0..9_900)
+                .map(|v| format!(r#""{connection}-{n}-{f}-{v}""#))
+                .collect();
             format!(r##"{{"#t":[{}]}}"##, values.join(","))
         };
         let filters: Vec<_> = (0..10).map(filter).collect();
         format!(r#"["REQ","s{n}",{}]"#, filters.join(","))
     };
-    let requests: Vec<Vec<_>> =
-        (0..8).map(|one| (0..5).map(|n| request(one, n)).collect()).collect();
+    let requests: Vec<Vec<_>> = (0..8)
+        .map(|one| (0..5).map(|n| request(one, n)).collect())
+        .collect();
     let attack = async {
         join_all(
-            requests.into_iter().map(|requests| tokio::spawn(request_all(attacker, requests))),
+            requests
+                .into_iter()
+                .map(|requests| tokio::spawn(request_all(attacker, requests))),
         )
         .await;
     };
@@ -311,7 +364,12 @@ async fn deletions_by_new_keys() -> Report {
     let attacker = scenario.attacker(1);
     let request = |n: usize| {
         let target = |m: usize| vec!["e".into(), format!("{:064x}", n << 16 | m)];
-        sign(&Author::new(), 5, "", &(0..1_900).map(target).collect::<Vec<_>>())
+        sign(
+            &Author::new(),
+            5,
+            "",
+            &(0..1_900).map(target).collect::<Vec<_>>(),
+        )
     };
     let batch = |batch: usize| (0..30).map(|n| request(batch * 30 + n)).collect::<Vec<_>>();
     let batches = (0..8).map(|n| messages(&batch(n))).collect();
@@ -333,7 +391,9 @@ async fn negentropy_sessions() -> Report {
         let open = async |_: usize| {
             let mut relay = attacker.relay().await?;
             for n in 0..20 {
-                relay.send(&json!(["NEG-OPEN", format!("n{n}"), {}, "6100000200"])).await;
+                relay
+                    .send(&json!(["NEG-OPEN", format!("n{n}"), {}, "6100000200"]))
+                    .await;
             }
             for _ in 0..20 {
                 answer(&mut relay, "NEG-MSG").await?;
@@ -354,7 +414,9 @@ async fn vanishing_with_many_events() -> Report {
     let repo = scenario.honest.repo().to_string();
     let comment = |n: usize| {
         let tag = |m: usize| vec!["t".into(), format!("{n}-{m}")];
-        let names = [vec!["a".into(), repo.clone()]].into_iter().chain((0..900).map(tag));
+        let names = [vec!["a".into(), repo.clone()]]
+            .into_iter()
+            .chain((0..900).map(tag));
         sign(&eve, 1111, &n.to_string(), &names.collect::<Vec<_>>())
     };
     let batch = |batch: usize| (0..50).map(|n| comment(batch * 50 + n)).collect::<Vec<_>>();
@@ -377,7 +439,10 @@ async fn events_that_expire_together() -> Report {
     let end = nostr::types::Timestamp::now().as_secs() + LEAD_SECONDS;
     let comment = |n: usize| {
         let tag = |m: usize| vec!["t".into(), format!("{n}-{m}")];
-        let names = [vec!["a".into(), repo.clone()], vec!["expiration".into(), end.to_string()]];
+        let names = [
+            vec!["a".into(), repo.clone()],
+            vec!["expiration".into(), end.to_string()],
+        ];
         let names = names.into_iter().chain((0..900).map(tag));
         sign(&eve, 1111, &n.to_string(), &names.collect::<Vec<_>>())
     };
@@ -385,7 +450,9 @@ async fn events_that_expire_together() -> Report {
     let batches = (0..4).map(|n| messages(&batch(n))).collect();
     let count = async || {
         let mut relay = reader.relay().await?;
-        relay.send(&json!(["COUNT", "c", { "authors": [author] }])).await;
+        relay
+            .send(&json!(["COUNT", "c", { "authors": [author] }]))
+            .await;
         answer(&mut relay, "COUNT").await?[2]["count"].as_u64()
     };
     let (mut accepted, mut left) = (0, None);
@@ -398,5 +465,8 @@ async fn events_that_expire_together() -> Report {
     let report = scenario.run(STORE_LOG_BYTES + (64 << 20), attack).await;
     report
         .and(accepted == 200, format!("{accepted} events were accepted"))
-        .and(left == Some(0), format!("{left:?} events are served after their expiration"))
+        .and(
+            left == Some(0),
+            format!("{left:?} events are served after their expiration"),
+        )
 }

@@ -21,7 +21,10 @@ type Start = usize;
 
 impl Pack {
     fn new() -> Self {
-        Self { bytes: b"PACK\0\0\0\x02\0\0\0\0".to_vec(), objects: 0 }
+        Self {
+            bytes: b"PACK\0\0\0\x02\0\0\0\0".to_vec(),
+            objects: 0,
+        }
     }
 
     /// Adds an object, and returns its position.
@@ -103,7 +106,9 @@ pub(crate) fn delta_chain(length: usize) -> (String, Vec<u8>) {
     let empty = id("blob", b"");
     pack.add(BLOB, b"");
     let entry = |name: String| [name.as_bytes(), &empty].concat();
-    let rest: Vec<u8> = (0..2_800).flat_map(|n| entry(format!("100644 f{n:06}\0"))).collect();
+    let rest: Vec<u8> = (0..2_800)
+        .flat_map(|n| entry(format!("100644 f{n:06}\0")))
+        .collect();
     let tree = |n: usize| [entry(format!("100644 a{n:08}\0")), rest.clone()].concat();
     let first = tree(0);
     let mut start = pack.add(TREE, &first);
@@ -138,7 +143,11 @@ pub(crate) fn delta_bomb(mebibytes: usize) -> (String, Vec<u8>) {
 
 fn commit(mut pack: Pack, root: &[u8]) -> (String, Vec<u8>) {
     pack.add(TREE, root);
-    let hex = |id: [u8; 20]| id.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hex = |id: [u8; 20]| {
+        id.iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
     let tree = hex(id("tree", root));
     let text = format!("tree {tree}\nauthor a <a@b> 1 +0000\ncommitter a <a@b> 1 +0000\n\nx\n");
     pack.add(1, text.as_bytes());

@@ -64,7 +64,9 @@ async fn host(client: &ServerClient, owner: &Author, name: &str, bytes: usize) -
             &owner.state(name, &[(MAIN, &tip)]),
         ])
         .await;
-    work.git(&["push", "-q", &client.clone_url(&owner.repo(name)), "main"]).await.expect_ok();
+    work.git(&["push", "-q", &client.clone_url(&owner.repo(name)), "main"])
+        .await
+        .expect_ok();
     work
 }
 
@@ -85,8 +87,11 @@ async fn relay(attacker: Attacker) -> Relay {
 /// Publishes deletion requests that are refused, with higher ids than that of the one that follows.
 async fn refused_deletions() -> Report {
     let scenario = Scenario::start().await;
-    let (client, attacker, honest) =
-        (scenario.server.client(), scenario.attacker(1), scenario.honest.repo());
+    let (client, attacker, honest) = (
+        scenario.server.client(),
+        scenario.attacker(1),
+        scenario.honest.repo(),
+    );
     let gone = AtomicBool::new(false);
     let attack = async {
         let (eve, victim) = (Author::new().earlier(60), Author::new().earlier(60));
@@ -96,7 +101,8 @@ async fn refused_deletions() -> Report {
         let own = format!("30617:{}:eve", eve.key());
         let request = |n: usize| {
             let foreign = announced.id.to_hex();
-            eve.later(1).sign(5, &n.to_string(), &[&["a", &own], &["e", &foreign]])
+            eve.later(1)
+                .sign(5, &n.to_string(), &[&["a", &own], &["e", &foreign]])
         };
         let requests: Vec<Event> = (0..1_100).map(request).collect();
         let mut relay = relay(attacker).await;
@@ -105,9 +111,15 @@ async fn refused_deletions() -> Report {
         }
         let all = format!("30617:{}:victim", victim.key());
         let mine = |n: usize| victim.later(1).sign(5, &n.to_string(), &[&["a", &all]]);
-        let lowest = (0..64).map(mine).min_by_key(|event| event.id).expect("some");
+        let lowest = (0..64)
+            .map(mine)
+            .min_by_key(|event| event.id)
+            .expect("some");
         client.publish_all(&[&lowest]).await;
-        gone.store(until_gone(&client, &victim.repo("victim")).await, Ordering::Relaxed);
+        gone.store(
+            until_gone(&client, &victim.repo("victim")).await,
+            Ordering::Relaxed,
+        );
         assert_ne!(honest.owner, victim.key());
     };
     let report = scenario.run(16 << 20, attack).await;
@@ -117,8 +129,11 @@ async fn refused_deletions() -> Report {
 /// Publishes three events per second under the name that is pushed to.
 async fn constant_events_of_one_name() -> Report {
     let scenario = Scenario::start().await;
-    let (attacker, service, name) =
-        (scenario.attacker(1), scenario.server.service(), scenario.honest.name.clone());
+    let (attacker, service, name) = (
+        scenario.attacker(1),
+        scenario.server.service(),
+        scenario.honest.name.clone(),
+    );
     let attack = async {
         let mut relay = relay(attacker).await;
         for _ in 0..60 {
@@ -126,13 +141,19 @@ async fn constant_events_of_one_name() -> Report {
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
     };
-    scenario.run(16 << 20, attack).await.within(LatencyBound::AsIdle)
+    scenario
+        .run(16 << 20, attack)
+        .await
+        .within(LatencyBound::AsIdle)
 }
 
 /// Publishes 990 pull requests to the repository that is pushed to, each of which names fifteen others.
 async fn proposals_with_many_names() -> Report {
     let scenario = Scenario::start().await;
-    let (server, repo) = (scenario.server.address(), scenario.honest.repo().to_string());
+    let (server, repo) = (
+        scenario.server.address(),
+        scenario.honest.repo().to_string(),
+    );
     let attack = async {
         for network in 0..11 {
             let mut relay = relay(Attacker::in_network(server, network)).await;
@@ -176,14 +197,19 @@ async fn purgatory_filled() -> Report {
                         )
                     })
                     .collect();
-                let refs: Vec<(&str, &str)> =
-                    refs.iter().map(|(name, oid)| (name.as_str(), oid.as_str())).collect();
+                let refs: Vec<(&str, &str)> = refs
+                    .iter()
+                    .map(|(name, oid)| (name.as_str(), oid.as_str()))
+                    .collect();
                 send(&mut relay, &[eve.later(n).state("eve", &refs)]).await;
             }
         }
         let newcomer = Author::new().earlier(60);
         host(&client, &newcomer, "newcomer", 0).await;
-        served.store(client.refs(&newcomer.repo("newcomer")).await.is_some(), Ordering::Relaxed);
+        served.store(
+            client.refs(&newcomer.repo("newcomer")).await.is_some(),
+            Ordering::Relaxed,
+        );
     };
     let report = scenario.run(256 << 20, attack).await;
     report.and(served.into_inner(), "a new repository is not served")
@@ -192,8 +218,11 @@ async fn purgatory_filled() -> Report {
 /// Pushes from 32 networks, each with the maximum of uploads without a signed event.
 async fn staging_filled() -> Report {
     let scenario = Scenario::start().await;
-    let (client, server, repo) =
-        (scenario.server.client(), scenario.server.address(), scenario.honest.repo());
+    let (client, server, repo) = (
+        scenario.server.client(),
+        scenario.server.address(),
+        scenario.honest.repo(),
+    );
     let path = format!("{}/git-receive-pack", scenario.server.path(&repo));
     let theirs = Workdir::init().await;
     let tip = theirs.commit("upload").await;
@@ -208,11 +237,15 @@ async fn staging_filled() -> Report {
             let names: Vec<String> = (0..MAX_UPLOADS).map(name).collect();
             let uploads: Vec<_> = names.iter().map(|name| (ZERO_ID, &*tip, &**name)).collect();
             let request = push(&uploads, &pack);
-            let answer = Attacker::in_network(server, network).post(&path, &[], &request).await;
+            let answer = Attacker::in_network(server, network)
+                .post(&path, &[], &request)
+                .await;
             staged += answer.body.matches("ok refs/nostr/").count();
         }
         let url = client.clone_url(&repo);
-        let pushed = work.git(&["push", "-q", &url, &format!("main:{name}")]).await;
+        let pushed = work
+            .git(&["push", "-q", &url, &format!("main:{name}")])
+            .await;
         served = pushed.ok && matches!(client.publish(&proposal).await, Some(Ok(())));
         served &= client.refs(&repo).await.unwrap_or_default().contains(&name);
     };
@@ -251,8 +284,11 @@ async fn proposal_to_sixteen_names() -> Report {
 /// Pushes to a repository that its owner deletes during the upload.
 async fn deletion_during_upload() -> Report {
     let scenario = Scenario::start().await;
-    let (client, attacker, server) =
-        (scenario.server.client(), scenario.attacker(1), scenario.server.address());
+    let (client, attacker, server) = (
+        scenario.server.client(),
+        scenario.attacker(1),
+        scenario.server.address(),
+    );
     let victim = Author::new().earlier(60);
     let path = scenario.server.path(&victim.repo("victim"));
     let gone = AtomicBool::new(false);
@@ -282,8 +318,13 @@ async fn deletion_during_upload() -> Report {
             .expect("the server reads the request");
         tokio::time::sleep(Duration::from_secs(1)).await;
         let all = format!("30617:{}:victim", victim.key());
-        client.publish_all(&[&victim.later(1).sign(5, "", &[&["a", &all]])]).await;
-        gone.store(until_gone(&client, &victim.repo("victim")).await, Ordering::Relaxed);
+        client
+            .publish_all(&[&victim.later(1).sign(5, "", &[&["a", &all]])])
+            .await;
+        gone.store(
+            until_gone(&client, &victim.repo("victim")).await,
+            Ordering::Relaxed,
+        );
         drop(upload);
     };
     let report = scenario.run(16 << 20, attack).await;
@@ -293,23 +334,38 @@ async fn deletion_during_upload() -> Report {
 /// Publishes hundreds of pull requests for a served commit.
 async fn proposals_for_served_commits() -> Report {
     let scenario = Scenario::start().await;
-    let (client, server, repo) =
-        (scenario.server.client(), scenario.server.address(), scenario.honest.repo());
-    let tip = scenario.honest.work.git(&["rev-parse", "main"]).await.expect_ok();
+    let (client, server, repo) = (
+        scenario.server.client(),
+        scenario.server.address(),
+        scenario.honest.repo(),
+    );
+    let tip = scenario
+        .honest
+        .work
+        .git(&["rev-parse", "main"])
+        .await
+        .expect_ok();
     let bounded = AtomicBool::new(false);
     let attack = async {
         let eve = Author::new().earlier(1_000);
         let mut relay = relay(Attacker::in_network(server, 1)).await;
-        let proposals: Vec<Event> =
-            (0..400).map(|n| eve.later(n).pull_request(&repo, &tip)).collect();
+        let proposals: Vec<Event> = (0..400)
+            .map(|n| eve.later(n).pull_request(&repo, &tip))
+            .collect();
         for some in proposals.chunks(50) {
             send(&mut relay, some).await;
         }
         let refs = client.refs(&repo).await.unwrap_or_default();
-        bounded.store(refs.matches("refs/nostr/").count() <= 200, Ordering::Relaxed);
+        bounded.store(
+            refs.matches("refs/nostr/").count() <= 200,
+            Ordering::Relaxed,
+        );
     };
     let report = scenario.run(16 << 20, attack).await;
-    report.and(bounded.into_inner(), "the proposals of one author fill the advertisement")
+    report.and(
+        bounded.into_inner(),
+        "the proposals of one author fill the advertisement",
+    )
 }
 
 /// Publishes a state with an expiration.
@@ -321,21 +377,38 @@ async fn state_that_expires() -> Report {
         let (eve, work) = (Author::new(), Workdir::init().await);
         let tip = work.commit("brief").await;
         let end = (nostr::types::Timestamp::now().as_secs() + 5).to_string();
-        let state = eve.sign(30618, "", &[&["d", "brief"], &[MAIN, &tip], &["expiration", &end]]);
-        client.publish_all(&[&eve.announce("brief", &client.service()), &state]).await;
+        let state = eve.sign(
+            30618,
+            "",
+            &[&["d", "brief"], &[MAIN, &tip], &["expiration", &end]],
+        );
+        client
+            .publish_all(&[&eve.announce("brief", &client.service()), &state])
+            .await;
         let url = client.clone_url(&eve.repo("brief"));
         work.git(&["push", "-q", &url, "main"]).await.expect_ok();
-        let is_served =
-            async || client.refs(&eve.repo("brief")).await.unwrap_or_default().contains(&tip);
+        let is_served = async || {
+            client
+                .refs(&eve.repo("brief"))
+                .await
+                .unwrap_or_default()
+                .contains(&tip)
+        };
         let ended = async {
             while is_served().await {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         };
-        gone.store(tokio::time::timeout(EFFECT_TIMEOUT, ended).await.is_ok(), Ordering::Relaxed);
+        gone.store(
+            tokio::time::timeout(EFFECT_TIMEOUT, ended).await.is_ok(),
+            Ordering::Relaxed,
+        );
     };
     let report = scenario.run(16 << 20, attack).await;
-    report.and(gone.into_inner(), "refs are served after their state has expired")
+    report.and(
+        gone.into_inner(),
+        "refs are served after their state has expired",
+    )
 }
 
 /// Announces repositories of 300 keys under the name that is pushed to, all with one lead, who signs a state of as many refs
@@ -369,10 +442,16 @@ async fn one_state_in_many_views() -> Report {
         let refs: Vec<(&str, &str)> = names.iter().map(|name| (&**name, &*tip)).collect();
         // Too much for all views, and then as much as they may show.
         for (n, count) in (0..).zip([REFS, REFS, REFS, 160, 159, 158]) {
-            send(&mut relay_of_lead, &[lead.later(n).state(&name, &refs[..count])]).await;
+            send(
+                &mut relay_of_lead,
+                &[lead.later(n).state(&name, &refs[..count])],
+            )
+            .await;
             if n == 0 {
-                let uploads: Vec<_> =
-                    refs.iter().map(|(name, tip)| (ZERO_ID, *tip, *name)).collect();
+                let uploads: Vec<_> = refs
+                    .iter()
+                    .map(|(name, tip)| (ZERO_ID, *tip, *name))
+                    .collect();
                 pushed = attacker.post(&path, &[], &push(&uploads, &pack)).await.body;
             }
         }
@@ -386,5 +465,8 @@ async fn one_state_in_many_views() -> Report {
     report
         .within(LatencyBound::Tolerable)
         .and(pushed.contains("unpack ok"), pushed)
-        .and((1..=4_000_000).contains(&shown), format!("{shown} refs are shown"))
+        .and(
+            (1..=4_000_000).contains(&shown),
+            format!("{shown} refs are shown"),
+        )
 }

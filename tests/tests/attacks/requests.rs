@@ -32,13 +32,19 @@ fn command_list(count: usize, name_length: usize) -> Vec<u8> {
     let mut list = Vec::new();
     let mut random: u64 = 1;
     for n in 0..count {
-        let capabilities = if n == 0 { format!("\0{CAPABILITIES}") } else { String::new() };
+        let capabilities = if n == 0 {
+            format!("\0{CAPABILITIES}")
+        } else {
+            String::new()
+        };
         let mut name = format!("refs/heads/{n:05}");
         while name.len() < name_length {
             name += "/";
             name += &"x".repeat(200.min(name_length.saturating_sub(name.len())).max(1));
         }
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         let new = format!("{random:016x}{:024x}", random.rotate_left(7));
         list.extend(pkt(format!("{ZERO_ID} {new} {name}{capabilities}")));
     }
@@ -72,13 +78,21 @@ async fn long_command_lists() -> Report {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     encoder.write_all(&long).expect("a write to memory");
     let compressed = encoder.finish().expect("a write to memory");
-    assert!(long.len() / compressed.len() > 20, "{} of {}", compressed.len(), long.len());
+    assert!(
+        long.len() / compressed.len() > 20,
+        "{} of {}",
+        compressed.len(),
+        long.len()
+    );
     let plain = command_list(20_000, 110);
     let attacker = scenario.attacker(1);
     let attack = async {
         let lists = (0..CONNECTIONS).map(async |n| {
-            let (encoding, body) =
-                if n % 2 == 0 { ("gzip", &compressed) } else { ("identity", &plain) };
+            let (encoding, body) = if n % 2 == 0 {
+                ("gzip", &compressed)
+            } else {
+                ("identity", &plain)
+            };
             let _stream = attacker.start_unfinished_post(&path, encoding, body).await;
             sleep(ATTACK_DURATION).await;
         });
@@ -118,7 +132,10 @@ async fn lists_of_many_refs() -> Report {
     let report = scenario.run(8 << 20, attack).await;
     let is_expected = |status: &u16| [200, 429, 503].contains(status);
     report
-        .and(answers.iter().all(is_expected), "an answer has another status")
+        .and(
+            answers.iter().all(is_expected),
+            "an answer has another status",
+        )
         .and(answers.contains(&200), "no list was sent")
 }
 
@@ -135,7 +152,10 @@ async fn refused_pushes_of_many_commands() -> Report {
     };
     let report = scenario.run(0, attack).await;
     let is_expected = |status: &u16| [200, 429, 503].contains(status);
-    report.and(answers.iter().all(is_expected), "an answer has another status")
+    report.and(
+        answers.iter().all(is_expected),
+        "an answer has another status",
+    )
 }
 
 /// Uploads commits of pull requests that do not exist to the repository of the maintainer, from six networks.
@@ -159,8 +179,10 @@ async fn unsigned_uploads_to_one_repository() -> Report {
                 let names: Vec<String> = (0..8)
                     .map(|n| format!("refs/nostr/{number:016x}{sent:016x}{n:032x}"))
                     .collect();
-                let commands: Vec<_> =
-                    names.iter().map(|name| (ZERO_ID, &*tip, name.as_str())).collect();
+                let commands: Vec<_> = names
+                    .iter()
+                    .map(|name| (ZERO_ID, &*tip, name.as_str()))
+                    .collect();
                 attacker.post(&path, &[], &push(&commands, &pack)).await;
                 sent += 1;
             }
@@ -180,13 +202,25 @@ impl Scenario {
         let names: Vec<String> = (0..count).map(|n| format!("refs/heads/{n}")).collect();
         let refs: Vec<(&str, &str)> = names.iter().map(|name| (&**name, &*tip)).collect();
         let announcement = eve.announce("hostile", &self.server.service());
-        client.publish_all(&[&announcement, &eve.state("hostile", &refs)]).await;
+        client
+            .publish_all(&[&announcement, &eve.state("hostile", &refs)])
+            .await;
         let path = self.server.path(&eve.repo("hostile"));
-        let commands: Vec<_> = refs.iter().map(|(name, tip)| (ZERO_ID, *tip, *name)).collect();
+        let commands: Vec<_> = refs
+            .iter()
+            .map(|(name, tip)| (ZERO_ID, *tip, *name))
+            .collect();
         let attacker = Attacker::in_network(self.server.address(), 99);
         let push = push(&commands, &pack);
-        let answer = attacker.post(&format!("{path}/git-receive-pack"), &[], &push).await.body;
-        assert!(!answer.contains("ng refs"), "{}", &answer[..answer.len().min(500)]);
+        let answer = attacker
+            .post(&format!("{path}/git-receive-pack"), &[], &push)
+            .await
+            .body;
+        assert!(
+            !answer.contains("ng refs"),
+            "{}",
+            &answer[..answer.len().min(500)]
+        );
         path
     }
 }

@@ -91,9 +91,16 @@ impl Scenario {
     pub(crate) async fn with(arguments: &[&str]) -> Self {
         let server = Server::start(arguments).await;
         let honest = Arc::new(HonestClients::start(&server).await);
-        let idle = honest.work(IDLE_ROUNDS, &Arc::new(AtomicBool::new(true))).await;
+        let idle = honest
+            .work(IDLE_ROUNDS, &Arc::new(AtomicBool::new(true)))
+            .await;
         let idle_memory = server.memory();
-        Self { server, honest, idle, idle_memory }
+        Self {
+            server,
+            honest,
+            idle,
+            idle_memory,
+        }
     }
 
     /// Returns an attacker at 127.6.6.`host`.
@@ -133,7 +140,9 @@ impl Scenario {
             attacked: attacked.p95(),
             bound: LatencyBound::Tolerable,
             processes: self.server.process_count() as u32,
-            memory: peak.load(Ordering::Relaxed).saturating_sub(self.idle_memory),
+            memory: peak
+                .load(Ordering::Relaxed)
+                .saturating_sub(self.idle_memory),
             memory_bound: MEMORY_PER_PROCESS * self.server.process_count() as u64,
             disk: self.server.disk().saturating_sub(disk_before),
             disk_bound: disk_bound
@@ -198,7 +207,10 @@ impl Report {
             exceeded.push(format!("memory: {} MB beyond idle", self.memory >> 20));
         }
         if self.disk > self.disk_bound {
-            exceeded.push(format!("disk: {} bytes, bound {}", self.disk, self.disk_bound));
+            exceeded.push(format!(
+                "disk: {} bytes, bound {}",
+                self.disk, self.disk_bound
+            ));
         }
         exceeded
     }

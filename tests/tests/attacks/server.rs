@@ -37,13 +37,24 @@ struct Nodes {
 impl Nodes {
     /// Starts the shared parts, and the proxy that clients connect to.
     async fn start() -> (Self, SocketAddr) {
-        let database = Postgres::shared().expect("PostgreSQL is installed").database();
-        let addresses: Vec<SocketAddr> =
-            (0..NODES_PER_SERVER).map(|_| reserve_address([127, 0, 0, 1])).collect();
+        let database = Postgres::shared()
+            .expect("PostgreSQL is installed")
+            .database();
+        let addresses: Vec<SocketAddr> = (0..NODES_PER_SERVER)
+            .map(|_| reserve_address([127, 0, 0, 1]))
+            .collect();
         let front = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let domain = front.local_addr().expect("its address");
         let proxy = tokio::spawn(proxy_round_robin(front, addresses.clone()));
-        (Self { database, packs: S3Server::start().await, addresses, proxy }, domain)
+        (
+            Self {
+                database,
+                packs: S3Server::start().await,
+                addresses,
+                proxy,
+            },
+            domain,
+        )
     }
 
     fn run(
@@ -81,7 +92,13 @@ impl Server {
             }
             false => (None, ([127, 0, 0, 1], 0).into()),
         };
-        let mut server = Self { address, children: Vec::new(), dir, arguments, nodes };
+        let mut server = Self {
+            address,
+            children: Vec::new(),
+            dir,
+            arguments,
+            nodes,
+        };
         server.run();
         server
     }
@@ -145,7 +162,9 @@ impl Server {
     /// Returns the data directories of the processes.
     fn data(&self) -> Vec<PathBuf> {
         let count = self.nodes.as_ref().map_or(1, |nodes| nodes.addresses.len());
-        (0..count).map(|number| self.dir.path().join(format!("data{number}"))).collect()
+        (0..count)
+            .map(|number| self.dir.path().join(format!("data{number}")))
+            .collect()
     }
 
     /// Returns the directories of repositories.
@@ -168,7 +187,11 @@ impl Server {
     /// Returns the bytes in the files of the data directories.
     pub(crate) fn disk(&self) -> u64 {
         let length = |path: PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
-        self.data().iter().flat_map(|dir| files(dir)).map(length).sum()
+        self.data()
+            .iter()
+            .flat_map(|dir| files(dir))
+            .map(length)
+            .sum()
     }
 
     /// Returns the ids of the server's processes and their descendants.
@@ -194,7 +217,13 @@ fn command(dir: &Path, listen: &str, arguments: &[String]) -> Command {
     let log = std::fs::File::create(dir.with_extension("log")).expect("a log");
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command
-        .args(["serve", "--listen", listen, "--allow-private-targets", "--data-dir"])
+        .args([
+            "serve",
+            "--listen",
+            listen,
+            "--allow-private-targets",
+            "--data-dir",
+        ])
         .arg(dir)
         .args(arguments)
         .stdout(Stdio::piped())
@@ -207,7 +236,9 @@ fn run(mut command: Command) -> (Child, SocketAddr) {
     let mut child = command.spawn().expect("a server");
     let lines = BufReader::new(child.stdout.take().expect("a piped stdout")).lines();
     let address = lines.map_while(Result::ok).find_map(|line| {
-        let word = line.split_whitespace().find_map(|word| word.strip_prefix("ws://"))?;
+        let word = line
+            .split_whitespace()
+            .find_map(|word| word.strip_prefix("ws://"))?;
         word.trim_end_matches('/').parse().ok()
     });
     (child, address.expect("a server prints its address"))
@@ -216,8 +247,16 @@ fn run(mut command: Command) -> (Child, SocketAddr) {
 /// Returns the processes that any thread of process `id` started.
 fn children_of(id: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(Path::new("/proc").join(id.to_string()).join("task"));
-    let lists = tasks.into_iter().flatten().flatten().map(|task| task.path().join("children"));
+    let lists = tasks
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|task| task.path().join("children"));
     let texts = lists.map(|list| std::fs::read_to_string(list).unwrap_or_default());
-    let ids = |text: String| text.split(' ').filter_map(|id| id.parse().ok()).collect::<Vec<_>>();
+    let ids = |text: String| {
+        text.split(' ')
+            .filter_map(|id| id.parse().ok())
+            .collect::<Vec<_>>()
+    };
     texts.flat_map(ids).collect()
 }

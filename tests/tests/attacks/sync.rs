@@ -43,7 +43,9 @@ impl HostileRelay {
     /// Starts a relay that answers each request with all of these events again and again if it `floods`, and otherwise
     /// with those that match, and EOSE.
     pub(crate) async fn start(events: Vec<String>, floods: bool) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.expect("a port");
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))
+            .await
+            .expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let (stats, events) = (Arc::<ConnectionStats>::default(), Arc::new(events));
         let counts = Arc::clone(&stats);
@@ -52,7 +54,9 @@ impl HostileRelay {
                 let (counts, events) = (Arc::clone(&counts), Arc::clone(&events));
                 tokio::spawn(async move {
                     // A request for the information document fails here, which sync tolerates.
-                    let Ok(socket) = tokio_tungstenite::accept_async(stream).await else { return };
+                    let Ok(socket) = tokio_tungstenite::accept_async(stream).await else {
+                        return;
+                    };
                     counts.opened.fetch_add(1, Ordering::Relaxed);
                     counts.open.fetch_add(1, Ordering::Relaxed);
                     let began = Instant::now();
@@ -63,7 +67,11 @@ impl HostileRelay {
                 });
             }
         });
-        Self { port, stats, accepting }
+        Self {
+            port,
+            stats,
+            accepting,
+        }
     }
 
     /// Returns its URL on one of its addresses.
@@ -84,7 +92,9 @@ impl Drop for HostileRelay {
 
 async fn serve(mut socket: WebSocketStream<TcpStream>, events: &[String], floods: bool) {
     while let Some(Ok(message)) = socket.next().await {
-        let Message::Text(text) = message else { continue };
+        let Message::Text(text) = message else {
+            continue;
+        };
         let request: Value = serde_json::from_str(&text).unwrap_or_default();
         let answer = match request[0].as_str() {
             Some("REQ") if floods => {
@@ -97,7 +107,10 @@ async fn serve(mut socket: WebSocketStream<TcpStream>, events: &[String], floods
                 return;
             }
             Some("REQ") => {
-                for event in events.iter().filter(|event| matches_request(event, &request)) {
+                for event in events
+                    .iter()
+                    .filter(|event| matches_request(event, &request))
+                {
                     let text = format!(r#"["EVENT",{},{event}]"#, request[1]);
                     if socket.send(Message::text(text)).await.is_err() {
                         return;
@@ -108,7 +121,11 @@ async fn serve(mut socket: WebSocketStream<TcpStream>, events: &[String], floods
             Some("NEG-OPEN") => json!(["NEG-ERR", request[1], "blocked: no"]),
             _ => continue,
         };
-        if socket.send(Message::text(answer.to_string())).await.is_err() {
+        if socket
+            .send(Message::text(answer.to_string()))
+            .await
+            .is_err()
+        {
             return;
         }
     }
@@ -139,8 +156,10 @@ fn forged() -> Vec<String> {
 
 /// Announces a repository on the server that lists other relays too.
 async fn announce(scenario: &Scenario, author: &Author, name: &str, relays: &[String]) {
-    let listed: Vec<&str> =
-        ["relays"].into_iter().chain(relays.iter().map(String::as_str)).collect();
+    let listed: Vec<&str> = ["relays"]
+        .into_iter()
+        .chain(relays.iter().map(String::as_str))
+        .collect();
     let event = author.announce_with(name, &scenario.server.service(), &[&listed]);
     scenario.server.client().publish_all(&[&event]).await;
 }
@@ -150,7 +169,9 @@ async fn serve_repository(scenario: &Scenario, author: &Author, name: &str, rela
     let (work, client) = (Workdir::init().await, scenario.server.client());
     let commit = work.commit("first").await;
     announce(scenario, author, name, relays).await;
-    client.publish_all(&[&author.state(name, &[("refs/heads/main", &commit)])]).await;
+    client
+        .publish_all(&[&author.state(name, &[("refs/heads/main", &commit)])])
+        .await;
     let url = client.clone_url(&author.repo(name));
     work.git(&["push", "-q", &url, "main"]).await.expect_ok();
 }
@@ -162,14 +183,22 @@ async fn forged_events() -> Report {
     let hostile = HostileRelay::start(forged(), true).await;
     announce(&scenario, &Author::new(), "flood", &[hostile.url(6, 1)]).await;
     let stats = Arc::clone(&hostile.stats);
-    let report = scenario.run(1 << 20, tokio::time::sleep(ATTACK_DURATION)).await;
+    let report = scenario
+        .run(1 << 20, tokio::time::sleep(ATTACK_DURATION))
+        .await;
     let opened = stats.opened.load(Ordering::Relaxed);
     let lasted = Duration::from_millis(stats.lasted.load(Ordering::Relaxed));
     report
         .and(opened > 0, "the relay was never connected to")
         .and(opened <= 5, format!("connected to {opened} times"))
-        .and(hostile.open() == 0 || opened > 1, "the relay stayed connected")
-        .and(lasted < ATTACK_DURATION / 2, format!("connected for {lasted:?}"))
+        .and(
+            hostile.open() == 0 || opened > 1,
+            "the relay stayed connected",
+        )
+        .and(
+            lasted < ATTACK_DURATION / 2,
+            format!("connected for {lasted:?}"),
+        )
 }
 
 /// Setting with few connections, so that they are in use within seconds.
@@ -199,7 +228,10 @@ async fn relays_of_many_owners() -> Report {
 /// Waits until the hostile relays have their connections, and checks that an honest maintainer's relay is connected to.
 async fn check_shares(scenario: Scenario, hostile: HostileRelay, max: usize) -> Report {
     let honest = HostileRelay::start(Vec::new(), false).await;
-    let url = format!("ws://{}", SocketAddr::from((Ipv4Addr::LOCALHOST, honest.port)));
+    let url = format!(
+        "ws://{}",
+        SocketAddr::from((Ipv4Addr::LOCALHOST, honest.port))
+    );
     let event =
         Author::new().announce_with("honest", &scenario.server.service(), &[&["relays", &url]]);
     let client = scenario.server.client();
@@ -213,6 +245,12 @@ async fn check_shares(scenario: Scenario, hostile: HostileRelay, max: usize) -> 
     let report = scenario.run(1 << 20, attack).await;
     report
         .and(taken > 0, "the hostile relays were never connected to")
-        .and(taken <= max, format!("hostile relays have {taken} connections"))
-        .and(connected == 1, "the honest maintainer's relay is not connected to")
+        .and(
+            taken <= max,
+            format!("hostile relays have {taken} connections"),
+        )
+        .and(
+            connected == 1,
+            "the honest maintainer's relay is not connected to",
+        )
 }

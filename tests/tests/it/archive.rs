@@ -8,17 +8,25 @@ use crate::hunting::{MAIN, hosted_at};
 #[tokio::test]
 async fn an_archived_repository_is_served_and_read_only() {
     let archive = Instance::with(|settings| {
-        settings.outbound = OutboundPolicy { allow_private: true };
+        settings.outbound = OutboundPolicy {
+            allow_private: true,
+        };
         settings.policy.archive.everything = true;
     })
     .await;
     let (server, alice, bob) = (GitServer::start().await, Author::new(), Author::new());
     let (work, first) = hosted_at(&server, "x").await;
     let (clone, repo) = (server.url("x"), alice.repo("x"));
-    let tags: [&[&str]; 3] = [&["d", "x"], &["clone", &clone], &["relays", "wss://elsewhere.net"]];
+    let tags: [&[&str]; 3] = [
+        &["d", "x"],
+        &["clone", &clone],
+        &["relays", "wss://elsewhere.net"],
+    ];
     let announcement = alice.sign(30617, "", &tags);
     let state = alice.state("x", &[(MAIN, &first)]);
-    archive.ingest_from_relay(vec![announcement, state.clone()]).await;
+    archive
+        .ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     archive.until_serves(&state).await;
 
     // Git data of an archived repository comes from its own servers only, also if its maintainer signed it.
@@ -27,7 +35,10 @@ async fn an_archived_repository_is_served_and_read_only() {
     archive.ingest(vec![next.clone()]).await;
     let request = bob.pull_request(&repo, &second);
     archive.ingest(vec![request.clone()]).await;
-    let (url, tip) = (archive.clone_url(&repo), format!("main:refs/nostr/{}", request.id));
+    let (url, tip) = (
+        archive.clone_url(&repo),
+        format!("main:refs/nostr/{}", request.id),
+    );
     for what in ["main", &tip] {
         let error = work.git(&["push", &url, what]).await.expect_refused();
         assert!(error.contains("this is a read-only copy"), "{error}");
@@ -38,7 +49,10 @@ async fn an_archived_repository_is_served_and_read_only() {
     archive.ingest_from_relay(vec![newest.clone()]).await;
     archive.until_serves(&newest).await;
 
-    let document = archive.get("/", &[("Accept", "application/nostr+json")]).await.body;
+    let document = archive
+        .get("/", &[("Accept", "application/nostr+json")])
+        .await
+        .body;
     let document: serde_json::Value = serde_json::from_str(&document).unwrap();
     let curation = document["curation"].as_str().unwrap_or_default();
     assert!(curation.contains("read-only"), "{document}");

@@ -42,7 +42,15 @@ impl Fixture {
         let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
         let repo = alice.repo("x");
         let refs = instance.refs(&repo).await;
-        Self { instance, alice, eve, repo, work, tip, refs }
+        Self {
+            instance,
+            alice,
+            eve,
+            repo,
+            work,
+            tip,
+            refs,
+        }
     }
 
     /// Publishes an event; returns whether it was accepted, and the message.
@@ -54,7 +62,11 @@ impl Fixture {
     /// Returns the id of the announcement of alice's repository.
     pub(crate) async fn announcement_id(&self) -> String {
         let filter = nostr::filter::Filter::new().kind(grasp_core::kinds::ANNOUNCEMENT);
-        let found = self.instance.purgatory().relay().events(filter.author(self.alice.key()));
+        let found = self
+            .instance
+            .purgatory()
+            .relay()
+            .events(filter.author(self.alice.key()));
         found.await.unwrap()[0].id.to_hex()
     }
 
@@ -68,7 +80,10 @@ impl Fixture {
     pub(crate) async fn until_gone(&self) {
         let (path, start) = (self.instance.path(&self.repo), Instant::now());
         while self.instance.get(&path, &[]).await.status != 404 {
-            assert!(start.elapsed() < Duration::from_secs(60), "the repository is still served");
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "the repository is still served"
+            );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

@@ -11,7 +11,9 @@ use serde_json::Value;
 const MAIN: &str = "refs/heads/main";
 
 async fn accepted(instance: &Instance, event: &Event) -> bool {
-    instance.ingest(vec![event.clone()]).await[0].answer().is_accepted
+    instance.ingest(vec![event.clone()]).await[0]
+        .answer()
+        .is_accepted
 }
 
 /// Publishes an event, and returns whether it is accepted and served at once.
@@ -21,21 +23,45 @@ async fn served(instance: &Instance, event: &Event) -> bool {
 
 async fn symref(instance: &Instance, author: &Author) -> String {
     let path = instance.service().repo_path(&author.repo("x"));
-    let answer = instance.get(&format!("{path}/info/refs?service=git-upload-pack"), &[]).await;
-    let found = answer.body.split_whitespace().find_map(|word| word.strip_prefix("symref=HEAD:"));
+    let answer = instance
+        .get(&format!("{path}/info/refs?service=git-upload-pack"), &[])
+        .await;
+    let found = answer
+        .body
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("symref=HEAD:"));
     found.unwrap_or_default().to_owned()
 }
 
 #[tokio::test]
 async fn the_information_document_describes_the_server() {
     let instance = Instance::start().await;
-    let answer = instance.get("/", &[("Accept", "application/nostr+json")]).await;
-    assert_eq!((answer.status, answer.header("content-type")), (200, "application/nostr+json"));
+    let answer = instance
+        .get("/", &[("Accept", "application/nostr+json")])
+        .await;
+    assert_eq!(
+        (answer.status, answer.header("content-type")),
+        (200, "application/nostr+json")
+    );
     let document: Value = serde_json::from_str(&answer.body).unwrap();
-    for key in ["name", "description", "software", "version", "repo_acceptance_criteria"] {
-        assert!(document[key].as_str().is_some_and(|text| !text.trim().is_empty()), "{key}");
+    for key in [
+        "name",
+        "description",
+        "software",
+        "version",
+        "repo_acceptance_criteria",
+    ] {
+        assert!(
+            document[key]
+                .as_str()
+                .is_some_and(|text| !text.trim().is_empty()),
+            "{key}"
+        );
     }
-    assert_eq!(document["supported_grasps"], serde_json::json!(["GRASP-01", "GRASP-02"]));
+    assert_eq!(
+        document["supported_grasps"],
+        serde_json::json!(["GRASP-01", "GRASP-02"])
+    );
     assert!(document.get("curation").is_none());
 }
 
@@ -48,21 +74,43 @@ async fn every_response_has_cors_headers() {
         "{}/info/refs?service=git-upload-pack",
         instance.service().repo_path(&alice.repo("x"))
     );
-    for path in ["/", "/npub1test/nonexistent.git/info/refs?service=git-upload-pack", &held] {
+    for path in [
+        "/",
+        "/npub1test/nonexistent.git/info/refs?service=git-upload-pack",
+        &held,
+    ] {
         let answer = instance.get(path, &[]).await;
         assert_eq!(answer.header("access-control-allow-origin"), "*", "{path}");
-        let methods: Vec<_> =
-            answer.header("access-control-allow-methods").split(',').map(str::trim).collect();
-        assert!(methods.contains(&"GET") && methods.contains(&"POST"), "{path}");
+        let methods: Vec<_> = answer
+            .header("access-control-allow-methods")
+            .split(',')
+            .map(str::trim)
+            .collect();
         assert!(
-            answer.header("access-control-allow-headers").to_lowercase().contains("content-type")
+            methods.contains(&"GET") && methods.contains(&"POST"),
+            "{path}"
+        );
+        assert!(
+            answer
+                .header("access-control-allow-headers")
+                .to_lowercase()
+                .contains("content-type")
         );
     }
-    for path in ["/", "/npub1test/test.git/git-upload-pack", "/npub1test/test.git/info/refs"] {
+    for path in [
+        "/",
+        "/npub1test/test.git/git-upload-pack",
+        "/npub1test/test.git/info/refs",
+    ] {
         let answer = instance.request("OPTIONS", path).await;
         assert_eq!((answer.status, answer.body.as_str()), (204, ""), "{path}");
         assert_eq!(answer.header("access-control-allow-origin"), "*", "{path}");
-        assert!(answer.header("access-control-allow-methods").contains("POST"), "{path}");
+        assert!(
+            answer
+                .header("access-control-allow-methods")
+                .contains("POST"),
+            "{path}"
+        );
         let headers = answer.header("access-control-allow-headers").to_lowercase();
         assert!(headers.contains("content-type"), "{path}");
     }
@@ -89,9 +137,17 @@ async fn an_announced_repository_works_before_anything_is_pushed() {
     let alice = Author::new();
     accepted(&instance, &alice.announce("x", &instance.service())).await;
     let path = instance.service().repo_path(&alice.repo("x"));
-    let answer = instance.get(&format!("{path}/info/refs?x=1&service=git-upload-pack"), &[]).await;
+    let answer = instance
+        .get(
+            &format!("{path}/info/refs?x=1&service=git-upload-pack"),
+            &[],
+        )
+        .await;
     assert_eq!(answer.status, 200);
-    assert_eq!(answer.header("content-type"), "application/x-git-upload-pack-advertisement");
+    assert_eq!(
+        answer.header("content-type"),
+        "application/x-git-upload-pack-advertisement"
+    );
     assert_eq!(answer.header("cache-control"), "no-cache");
     for capability in [
         "allow-tip-sha1-in-want",
@@ -104,7 +160,9 @@ async fn an_announced_repository_works_before_anything_is_pushed() {
     ] {
         assert!(answer.body.contains(capability), "{capability}");
     }
-    let push = instance.get(&format!("{path}/info/refs?service=git-receive-pack"), &[]).await;
+    let push = instance
+        .get(&format!("{path}/info/refs?service=git-receive-pack"), &[])
+        .await;
     for capability in [
         "report-status-v2",
         "delete-refs",
@@ -122,7 +180,10 @@ async fn an_announced_repository_works_before_anything_is_pushed() {
     assert_eq!(instance.get(&format!("{path}/HEAD"), &[]).await.status, 403);
     assert_eq!(instance.request("PUT", &path).await.status, 405);
     assert_eq!(
-        instance.request("HEAD", &format!("{path}/info/refs?service=git-upload-pack")).await.status,
+        instance
+            .request("HEAD", &format!("{path}/info/refs?service=git-upload-pack"))
+            .await
+            .status,
         200
     );
 
@@ -133,11 +194,20 @@ async fn an_announced_repository_works_before_anything_is_pushed() {
         &["clone", "-q", "--depth=1"],
     ] {
         let clone = Workdir::empty();
-        clone.git(&[options, &[&url, "."]].concat()).await.expect_ok();
-        clone.git(&["fetch", "-q", "--filter=tree:0", "origin"]).await.expect_ok();
+        clone
+            .git(&[options, &[&url, "."]].concat())
+            .await
+            .expect_ok();
+        clone
+            .git(&["fetch", "-q", "--filter=tree:0", "origin"])
+            .await
+            .expect_ok();
     }
     let nowhere = format!("http://{}/invalid/path", instance.service());
-    Workdir::empty().git(&["clone", "-q", &nowhere, "."]).await.expect_refused();
+    Workdir::empty()
+        .git(&["clone", "-q", &nowhere, "."])
+        .await
+        .expect_refused();
 }
 
 #[tokio::test]
@@ -148,7 +218,16 @@ async fn a_clone_of_an_empty_repository_starts_on_the_users_default_branch() {
     let url = instance.clone_url(&alice.repo("x"));
     for version in ["protocol.version=0", "protocol.version=2"] {
         let clone = Workdir::empty();
-        let default = ["-c", "init.defaultBranch=trunk", "-c", version, "clone", "-q", &url, "."];
+        let default = [
+            "-c",
+            "init.defaultBranch=trunk",
+            "-c",
+            version,
+            "clone",
+            "-q",
+            &url,
+            ".",
+        ];
         clone.git(&default).await.expect_ok();
         let head = clone.git(&["symbolic-ref", "HEAD"]).await.expect_ok();
         assert_eq!(head, "refs/heads/trunk", "{version}");
@@ -161,12 +240,20 @@ async fn partial_and_shallow_clones_of_a_served_repository_work() {
     let alice = Author::new();
     instance.host(&alice, "x").await;
     let url = instance.clone_url(&alice.repo("x"));
-    for options in
-        [&["--filter=blob:none"][..], &["--depth=1"], &["--filter=tree:0", "--no-checkout"]]
-    {
+    for options in [
+        &["--filter=blob:none"][..],
+        &["--depth=1"],
+        &["--filter=tree:0", "--no-checkout"],
+    ] {
         let clone = Workdir::empty();
-        clone.git(&[&["clone", "-q"], options, &[&url, "."]].concat()).await.expect_ok();
-        clone.git(&["fetch", "-q", "--filter=tree:0", "origin"]).await.expect_ok();
+        clone
+            .git(&[&["clone", "-q"], options, &[&url, "."]].concat())
+            .await
+            .expect_ok();
+        clone
+            .git(&["fetch", "-q", "--filter=tree:0", "origin"])
+            .await
+            .expect_ok();
     }
 }
 
@@ -183,7 +270,11 @@ async fn only_announcements_that_list_this_service_are_hosted() {
         ["https://them.example/x.git", "wss://them.example"],
     ];
     for [clone, relay] in elsewhere {
-        let event = alice.sign(30617, "", &[&["d", "x"], &["clone", clone], &["relays", relay]]);
+        let event = alice.sign(
+            30617,
+            "",
+            &[&["d", "x"], &["clone", clone], &["relays", relay]],
+        );
         assert!(!accepted(&instance, &event).await && !instance.serves(&event).await);
     }
 }
@@ -199,8 +290,14 @@ async fn only_events_related_to_stored_ones_are_stored() {
 
     let issue = sign(1621, &[&["a", &repo]]);
     let id = issue.id.to_hex();
-    assert!(served(&instance, &issue).await, "an issue of the repository");
-    assert!(served(&instance, &sign(1111, &[&["A", &repo, "", "root"]])).await, "a comment on it");
+    assert!(
+        served(&instance, &issue).await,
+        "an issue of the repository"
+    );
+    assert!(
+        served(&instance, &sign(1111, &[&["A", &repo, "", "root"]])).await,
+        "a comment on it"
+    );
     let quote = sign(1, &[&["q", &repo]]);
     assert!(served(&instance, &quote).await, "a note that quotes it");
     assert!(
@@ -225,9 +322,11 @@ async fn only_events_related_to_stored_ones_are_stored() {
             "named by {name}"
         );
     }
-    for unrelated in
-        [sign(1621, &[&["a", &unknown]]), sign(1, &[]), sign(1111, &[&["A", &unknown]])]
-    {
+    for unrelated in [
+        sign(1621, &[&["a", &unknown]]),
+        sign(1, &[]),
+        sign(1111, &[&["A", &unknown]]),
+    ] {
         assert!(!accepted(&instance, &unrelated).await && !instance.serves(&unrelated).await);
     }
 }
@@ -260,11 +359,19 @@ async fn a_deleted_state_authorises_nothing() {
         assert!(accepted(&instance, &state).await);
         let coordinate = format!("30618:{}:x", alice.key());
         let id = state.id.to_hex();
-        let target: &[&str] = if by_coordinate { &["a", &coordinate] } else { &["e", &id] };
-        let deletion = alice.later(delay + 1).sign(5, "", &[target, &["k", "30618"]]);
+        let target: &[&str] = if by_coordinate {
+            &["a", &coordinate]
+        } else {
+            &["e", &id]
+        };
+        let deletion = alice
+            .later(delay + 1)
+            .sign(5, "", &[target, &["k", "30618"]]);
         assert!(accepted(&instance, &deletion).await);
         instance.settle("x").await;
-        work.git(&["push", "--force", &url, "main"]).await.expect_refused();
+        work.git(&["push", "--force", &url, "main"])
+            .await
+            .expect_refused();
     }
 }
 
@@ -275,8 +382,13 @@ async fn the_deleted_state_of_a_new_maintainer_authorises_nothing() {
     let work = instance.host(&alice, "x").await;
     let bobs = bob.key().to_string();
     let with_bob = [&["maintainers", bobs.as_str()][..]];
-    let replaced = alice.later(1).announce_with("x", &instance.service(), &with_bob);
-    assert!(served(&instance, &replaced).await, "a replacement is served at once");
+    let replaced = alice
+        .later(1)
+        .announce_with("x", &instance.service(), &with_bob);
+    assert!(
+        served(&instance, &replaced).await,
+        "a replacement is served at once"
+    );
     let commit = work.commit("bob's").await;
     let state = bob.later(2).state("x", &[(MAIN, &commit)]);
     assert!(accepted(&instance, &state).await && !instance.serves(&state).await);
@@ -284,7 +396,9 @@ async fn the_deleted_state_of_a_new_maintainer_authorises_nothing() {
     assert!(accepted(&instance, &bob.later(3).sign(5, "", &[&["a", &coordinate]])).await);
     instance.settle("x").await;
     let url = instance.clone_url(&alice.repo("x"));
-    work.git(&["push", "--force", &url, "main"]).await.expect_refused();
+    work.git(&["push", "--force", &url, "main"])
+        .await
+        .expect_refused();
 }
 
 #[tokio::test]
@@ -297,7 +411,9 @@ async fn a_state_of_an_unlisted_author_authorises_nothing() {
         let state = eve.later(1).state("x", &[(MAIN, &commit)]);
         assert!(!accepted(&instance, &state).await);
         let url = instance.clone_url(&alice.repo("x"));
-        work.git(&["push", "--force", &url, "main"]).await.expect_refused();
+        work.git(&["push", "--force", &url, "main"])
+            .await
+            .expect_refused();
         assert!(!instance.serves(&state).await);
     }
 }
@@ -308,19 +424,33 @@ async fn refs_of_pull_requests_follow_their_events() {
     let (alice, bob) = (Author::new(), Author::new());
     let work = instance.host(&alice, "x").await;
     let (url, repo) = (instance.clone_url(&alice.repo("x")), alice.repo("x"));
-    work.git(&["push", &url, "main:refs/nostr/123"]).await.expect_refused();
+    work.git(&["push", &url, "main:refs/nostr/123"])
+        .await
+        .expect_refused();
 
     let right = work.commit("right").await;
     let wrong = work.commit("wrong").await;
     let request = bob.pull_request(&repo, &right);
     let name = format!("refs/nostr/{}", request.id);
-    work.git(&["push", &url, &format!("{wrong}:{name}")]).await.expect_ok();
+    work.git(&["push", &url, &format!("{wrong}:{name}")])
+        .await
+        .expect_ok();
     assert!(accepted(&instance, &request).await);
     instance.settle("x").await;
-    assert!(!work.git(&["ls-remote", &url]).await.expect_ok().contains(&name));
+    assert!(
+        !work
+            .git(&["ls-remote", &url])
+            .await
+            .expect_ok()
+            .contains(&name)
+    );
     assert!(!instance.serves(&request).await);
-    work.git(&["push", "--force", &url, &format!("{wrong}:{name}")]).await.expect_refused();
-    work.git(&["push", &url, &format!("{right}:{name}")]).await.expect_ok();
+    work.git(&["push", "--force", &url, &format!("{wrong}:{name}")])
+        .await
+        .expect_refused();
+    work.git(&["push", &url, &format!("{right}:{name}")])
+        .await
+        .expect_ok();
     assert!(instance.serves(&request).await);
     assert!(
         !accepted(&instance, &bob.sign(1618, "", &[&["a", &repo.to_string()]])).await,
@@ -337,28 +467,37 @@ async fn listed_maintainers_sign_without_listing_back_in_the_plain_model() {
     let work = Workdir::init().await;
     let commit = work.commit("alice").await;
     let announcement = alice.announce_with("x", &instance.service(), &[&["maintainers", &bobs]]);
-    instance.ingest(vec![announcement, alice.state("x", &[(MAIN, &commit)])]).await;
+    instance
+        .ingest(vec![announcement, alice.state("x", &[(MAIN, &commit)])])
+        .await;
     work.git(&["push", &url, "main"]).await.expect_ok();
 
     // Bob has no announcement, only a state.
     let commit = work.commit("bob").await;
     let state = bob.later(1).state("x", &[(MAIN, &commit)]);
     assert!(accepted(&instance, &state).await);
-    work.git(&["push", "--force", &url, "main"]).await.expect_ok();
+    work.git(&["push", "--force", &url, "main"])
+        .await
+        .expect_ok();
     assert!(instance.serves(&state).await);
 
     // Bob lists carol in an announcement without this service; carol's announcement and state are valid too.
     let carols = carol.key().to_string();
     let elsewhere = |author: &Author, more: &[&[&str]]| {
-        let tags: [&[&str]; 3] =
-            [&["d", "x"], &["clone", "https://them.example/x"], &["relays", "wss://them.example"]];
+        let tags: [&[&str]; 3] = [
+            &["d", "x"],
+            &["clone", "https://them.example/x"],
+            &["relays", "wss://them.example"],
+        ];
         author.sign(30617, "", &[&tags, more].concat())
     };
     assert!(served(&instance, &elsewhere(&bob, &[&["maintainers", &carols]])).await);
     assert!(served(&instance, &elsewhere(&carol, &[])).await);
     let commit = work.commit("carol").await;
     assert!(accepted(&instance, &carol.later(2).state("x", &[(MAIN, &commit)])).await);
-    work.git(&["push", "--force", &url, "main"]).await.expect_ok();
+    work.git(&["push", "--force", &url, "main"])
+        .await
+        .expect_ok();
 }
 
 #[tokio::test]
@@ -369,8 +508,11 @@ async fn head_follows_the_signed_state() {
     let commit = work.git(&["rev-parse", "main"]).await.expect_ok();
     assert_eq!(symref(&instance, &alice).await, MAIN);
 
-    let tags: &[&[&str]] =
-        &[&["d", "x"], &["refs/heads/develop", &commit], &["HEAD", "refs/heads/develop"]];
+    let tags: &[&[&str]] = &[
+        &["d", "x"],
+        &["refs/heads/develop", &commit],
+        &["HEAD", "refs/heads/develop"],
+    ];
     assert!(accepted(&instance, &alice.later(1).sign(30618, "", tags)).await);
     instance.settle("x").await;
     assert_eq!(symref(&instance, &alice).await, "refs/heads/develop");
@@ -385,7 +527,9 @@ async fn head_follows_the_signed_state() {
     assert!(accepted(&instance, &alice.later(2).sign(30618, "", tags)).await);
     assert_eq!(symref(&instance, &alice).await, "refs/heads/develop");
     let url = instance.clone_url(&alice.repo("x"));
-    work.git(&["push", &url, "main:refs/heads/develop1"]).await.expect_ok();
+    work.git(&["push", &url, "main:refs/heads/develop1"])
+        .await
+        .expect_ok();
     assert_eq!(symref(&instance, &alice).await, "refs/heads/develop1");
 }
 
@@ -406,7 +550,9 @@ async fn big_pushes_and_push_options_and_compressed_fetches_work() {
     work.git(&["add", "random"]).await.expect_ok();
     let commit = work.commit("random").await;
     assert!(accepted(&instance, &alice.later(1).state("x", &[(MAIN, &commit)])).await);
-    work.git(&["push", "-o", "ci.skip", &url, "main"]).await.expect_ok();
+    work.git(&["push", "-o", "ci.skip", &url, "main"])
+        .await
+        .expect_ok();
     let clone = Workdir::empty();
     clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
     assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), commit);

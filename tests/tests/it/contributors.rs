@@ -10,17 +10,27 @@ async fn start_open() -> Instance {
 
 /// Returns the URL of a contributor's endpoint for pull requests to repositories of this name.
 fn endpoint(instance: &Instance, contributor: &Author, name: &str) -> String {
-    format!("http://{}/prs/{}/{name}.git", instance.address(), npub(&contributor.key()))
+    format!(
+        "http://{}/prs/{}/{name}.git",
+        instance.address(),
+        npub(&contributor.key())
+    )
 }
 
 /// Signs a pull request with this URL under `clone`.
 fn request(by: &Author, to: &Author, name: &str, tip: &str, url: &str) -> Event {
     let to = to.repo(name).to_string();
-    by.sign(1618, "please pull", &[&["a", &to], &["c", tip], &["clone", url]])
+    by.sign(
+        1618,
+        "please pull",
+        &[&["a", &to], &["c", tip], &["clone", url]],
+    )
 }
 
 async fn accepted(instance: &Instance, event: &Event) -> bool {
-    instance.ingest(vec![event.clone()]).await[0].answer().is_accepted
+    instance.ingest(vec![event.clone()]).await[0]
+        .answer()
+        .is_accepted
 }
 
 async fn listed(url: &str) -> String {
@@ -31,8 +41,10 @@ async fn listed(url: &str) -> String {
 async fn the_endpoint_exists_and_is_advertised_only_with_the_setting() {
     let (closed, open) = (Instance::start().await, start_open().await);
     let bob = Author::new();
-    let path =
-        format!("/prs/{}/audit-probe.git/info/refs?service=git-upload-pack", npub(&bob.key()));
+    let path = format!(
+        "/prs/{}/audit-probe.git/info/refs?service=git-upload-pack",
+        npub(&bob.key())
+    );
     assert_eq!(closed.get(&path, &[]).await.status, 404);
     assert_eq!(open.get(&path, &[]).await.status, 200);
     let document = [("Accept", "application/nostr+json")];
@@ -50,14 +62,28 @@ async fn every_endpoint_is_an_empty_repository_and_reading_it_creates_nothing() 
     for version in ["0", "1", "2"] {
         let version = format!("protocol.version={version}");
         let clone = Workdir::empty();
-        clone.git(&["-c", &version, "clone", "-q", &url, "."]).await.expect_ok();
-        assert_eq!(clone.git(&["-c", &version, "ls-remote", &url]).await.expect_ok(), "");
+        clone
+            .git(&["-c", &version, "clone", "-q", &url, "."])
+            .await
+            .expect_ok();
+        assert_eq!(
+            clone
+                .git(&["-c", &version, "ls-remote", &url])
+                .await
+                .expect_ok(),
+            ""
+        );
     }
     let path = url.split_once(&instance.address().to_string()).unwrap().1;
-    let push = instance.get(&format!("{path}/info/refs?service=git-receive-pack"), &[]).await;
+    let push = instance
+        .get(&format!("{path}/info/refs?service=git-receive-pack"), &[])
+        .await;
     assert_eq!(push.status, 200);
     assert!(push.body.contains("report-status"), "{push:?}");
-    for path in [path.replace("npub1", "npub2"), path.replace("x.git", "..%2fx.git")] {
+    for path in [
+        path.replace("npub1", "npub2"),
+        path.replace("x.git", "..%2fx.git"),
+    ] {
         let path = format!("{path}/info/refs?service=git-upload-pack");
         assert_eq!(instance.get(&path, &[]).await.status, 404, "{path}");
     }
@@ -71,10 +97,20 @@ async fn only_pull_requests_are_accepted_and_refusals_are_not_reported_as_404() 
     let url = endpoint(&instance, &bob, "fresh");
     let work = Workdir::init().await;
     work.commit("first").await;
-    for name in ["refs/heads/main", "refs/tags/v1", "refs/nostr/not-a-valid-event-id"] {
-        let error = work.git(&["push", &url, &format!("HEAD:{name}")]).await.expect_refused();
+    for name in [
+        "refs/heads/main",
+        "refs/tags/v1",
+        "refs/nostr/not-a-valid-event-id",
+    ] {
+        let error = work
+            .git(&["push", &url, &format!("HEAD:{name}")])
+            .await
+            .expect_refused();
         assert!(error.contains("[remote rejected]"), "{error}");
-        assert!(!error.contains("not found") && !error.contains("404"), "{error}");
+        assert!(
+            !error.contains("not found") && !error.contains("404"),
+            "{error}"
+        );
     }
     let unknown = format!("HEAD:refs/nostr/{}", "b".repeat(64));
     work.git(&["push", &url, &unknown]).await.expect_ok();
@@ -95,19 +131,29 @@ async fn a_request_to_an_unknown_repository_is_held_until_its_author_pushes() {
         endpoint(&instance, &bob, "y"),
         format!("{url}?x"),
     ] {
-        assert!(!accepted(&instance, &request(&bob, &alice, "x", &tip, &wrong)).await, "{wrong}");
+        assert!(
+            !accepted(&instance, &request(&bob, &alice, "x", &tip, &wrong)).await,
+            "{wrong}"
+        );
     }
     let event = request(&bob, &alice, "x", &tip, &url);
     let name = format!("refs/nostr/{}", event.id);
     assert!(accepted(&instance, &event).await && !instance.serves(&event).await);
-    work.git(&["push", &url, &format!("{tip}:{name}")]).await.expect_ok();
+    work.git(&["push", &url, &format!("{tip}:{name}")])
+        .await
+        .expect_ok();
     assert!(instance.serves(&event).await);
     assert_eq!(listed(&url).await, format!("{tip}\t{name}"));
     let clone = Workdir::init().await;
     clone.git(&["fetch", "-q", &url, &name]).await.expect_ok();
-    assert_eq!(clone.git(&["rev-parse", "FETCH_HEAD"]).await.expect_ok(), tip);
+    assert_eq!(
+        clone.git(&["rev-parse", "FETCH_HEAD"]).await.expect_ok(),
+        tip
+    );
     // A second push of the same commit is accepted, and the ref survives a restart.
-    work.git(&["push", &url, &format!("{tip}:{name}")]).await.expect_ok();
+    work.git(&["push", &url, &format!("{tip}:{name}")])
+        .await
+        .expect_ok();
     let instance = instance.restart().await;
     instance.purgatory().run_maintenance().await.unwrap();
     assert_eq!(listed(&url).await, format!("{tip}\t{name}"));
@@ -188,18 +234,29 @@ async fn a_push_to_the_repository_does_not_appear_at_the_contributors_endpoint()
     let event = request(&bob, &alice, "x", &tip, &url);
     assert!(accepted(&instance, &event).await);
     let owners = instance.clone_url(&alice.repo("x"));
-    work.git(&["push", &owners, &format!("{tip}:refs/nostr/{}", event.id)]).await.expect_ok();
+    work.git(&["push", &owners, &format!("{tip}:refs/nostr/{}", event.id)])
+        .await
+        .expect_ok();
     assert!(instance.serves(&event).await);
     assert_eq!(listed(&url).await, "");
     // Its author may push it there later.
-    work.git(&["push", &url, &format!("{tip}:refs/nostr/{}", event.id)]).await.expect_ok();
-    assert_eq!(listed(&url).await, format!("{tip}\trefs/nostr/{}", event.id));
+    work.git(&["push", &url, &format!("{tip}:refs/nostr/{}", event.id)])
+        .await
+        .expect_ok();
+    assert_eq!(
+        listed(&url).await,
+        format!("{tip}\trefs/nostr/{}", event.id)
+    );
 }
 
 #[tokio::test]
 async fn commits_and_endpoints_that_the_author_did_not_sign_are_refused() {
-    let (instance, alice, bob, eve) =
-        (start_open().await, Author::new(), Author::new(), Author::new());
+    let (instance, alice, bob, eve) = (
+        start_open().await,
+        Author::new(),
+        Author::new(),
+        Author::new(),
+    );
     let work = instance.host(&alice, "x").await;
     let (right, wrong) = (work.commit("right").await, work.commit("wrong").await);
     let url = endpoint(&instance, &bob, "x");
@@ -207,14 +264,20 @@ async fn commits_and_endpoints_that_the_author_did_not_sign_are_refused() {
     let name = format!("refs/nostr/{}", event.id);
     // Another contributor pushes the commit to their own endpoint before the event is known.
     let eves = endpoint(&instance, &eve, "x");
-    work.git(&["push", &eves, &format!("{right}:{name}")]).await.expect_ok();
+    work.git(&["push", &eves, &format!("{right}:{name}")])
+        .await
+        .expect_ok();
     assert!(accepted(&instance, &event).await && !instance.serves(&event).await);
     for (url, tip) in [(&url, &wrong), (&eves, &right)] {
-        work.git(&["push", url, &format!("{tip}:{name}")]).await.expect_refused();
+        work.git(&["push", url, &format!("{tip}:{name}")])
+            .await
+            .expect_refused();
         assert_eq!(listed(url).await, "");
         assert!(!instance.serves(&event).await);
     }
-    work.git(&["push", &url, &format!("{right}:{name}")]).await.expect_ok();
+    work.git(&["push", &url, &format!("{right}:{name}")])
+        .await
+        .expect_ok();
     assert!(instance.serves(&event).await);
 }
 
@@ -232,7 +295,9 @@ async fn an_endpoint_is_removed_with_its_last_pull_request_and_expired_uploads()
     let repositories = instance.repositories().join("prs/repositories");
     let event = request(&bob, &alice, "x", &tip, &url);
     assert!(accepted(&instance, &event).await);
-    work.git(&["push", &url, &format!("{tip}:refs/nostr/{}", event.id)]).await.expect_ok();
+    work.git(&["push", &url, &format!("{tip}:refs/nostr/{}", event.id)])
+        .await
+        .expect_ok();
     assert!(instance.serves(&event).await && !grasp_tests::files(&repositories).is_empty());
     let deletion = bob.later(1).sign(5, "", &[&["e", &event.id.to_hex()]]);
     assert!(accepted(&instance, &deletion).await);
@@ -240,7 +305,13 @@ async fn an_endpoint_is_removed_with_its_last_pull_request_and_expired_uploads()
     grasp_tests::eventually(|| grasp_tests::files(&repositories).is_empty().then_some(())).await;
     assert_eq!(listed(&url).await, "");
 
-    work.git(&["push", &url, &format!("{tip}:refs/nostr/{}", "b".repeat(64))]).await.expect_ok();
+    work.git(&[
+        "push",
+        &url,
+        &format!("{tip}:refs/nostr/{}", "b".repeat(64)),
+    ])
+    .await
+    .expect_ok();
     assert!(!grasp_tests::files(&repositories).is_empty());
     time.advance(21 * 60);
     instance.settle("another").await;

@@ -55,7 +55,9 @@ impl Workload {
         }
         let commits: [String; 3] = commits.try_into().unwrap();
         let [one, two, three] = &commits;
-        let second = alice.later(1).state("x", &[(MAIN, two), ("refs/heads/dev", two)]);
+        let second = alice
+            .later(1)
+            .state("x", &[(MAIN, two), ("refs/heads/dev", two)]);
         let deletion = alice.later(2).sign(5, "", &[&["e", &second.id.to_hex()]]);
         Self {
             announcement: alice.announce("x", &server.service()),
@@ -91,8 +93,10 @@ impl Workload {
             Operation::Push(specs) => {
                 let url = server.clone_url(&self.alice.repo("x"));
                 let specs = specs.iter().map(String::as_str);
-                let args: Vec<&str> =
-                    ["push", "-q", "--force", &url].into_iter().chain(specs).collect();
+                let args: Vec<&str> = ["push", "-q", "--force", &url]
+                    .into_iter()
+                    .chain(specs)
+                    .collect();
                 self.work.git(&args).await.ok
             }
         }
@@ -108,14 +112,20 @@ impl Workload {
     }
 
     async fn observe(&self, server: &mut CrashingServer) -> Observed {
-        let mut observed =
-            Observed { served: BTreeSet::new(), held: BTreeSet::new(), refs: BTreeSet::new() };
+        let mut observed = Observed {
+            served: BTreeSet::new(),
+            held: BTreeSet::new(),
+            refs: BTreeSet::new(),
+        };
         for (name, event) in self.events() {
             let (served, held) = server.status(event);
             observed.served.extend(served.then_some(name));
             observed.held.extend(held.then_some(name));
         }
-        let listed = self.work.git(&["ls-remote", &server.clone_url(&self.alice.repo("x"))]).await;
+        let listed = self
+            .work
+            .git(&["ls-remote", &server.clone_url(&self.alice.repo("x"))])
+            .await;
         let refs = listed.out.lines().filter(|line| !line.ends_with("HEAD"));
         observed.refs = refs.map(|line| line.replace('\t', " ")).collect();
         observed
@@ -139,16 +149,29 @@ impl Workload {
 
     /// I1: a served state is exactly the refs served.
     fn assert_refs_match_served_state(&self, observed: &Observed, at: CrashPoint) {
-        assert_eq!(observed.refs, self.refs_of(&observed.served), "I1 {at:?}: {observed:?}");
-        let states =
-            ["first", "second"].iter().filter(|name| observed.served.contains(*name)).count();
+        assert_eq!(
+            observed.refs,
+            self.refs_of(&observed.served),
+            "I1 {at:?}: {observed:?}"
+        );
+        let states = ["first", "second"]
+            .iter()
+            .filter(|name| observed.served.contains(*name))
+            .count();
         assert!(states <= 1, "{at:?}: {observed:?}");
-        assert_eq!(observed.served.contains("announcement"), states == 1, "{at:?}: {observed:?}");
+        assert_eq!(
+            observed.served.contains("announcement"),
+            states == 1,
+            "{at:?}: {observed:?}"
+        );
     }
 
     /// I2: nothing held is served.
     fn assert_nothing_held_is_served(&self, observed: &Observed, at: CrashPoint) {
-        assert!(observed.served.is_disjoint(&observed.held), "I2 {at:?}: {observed:?}");
+        assert!(
+            observed.served.is_disjoint(&observed.held),
+            "I2 {at:?}: {observed:?}"
+        );
     }
 
     /// I3: acknowledged events are served or held, unless their author deleted or replaced them.
@@ -165,7 +188,10 @@ impl Workload {
             (2, here("first") || replaced),
             (3, observed.served.contains("first") || replaced),
             (4, here("second") || observed.served.contains("first")),
-            (5, replaced || (observed.served.contains("first") && !here("second"))),
+            (
+                5,
+                replaced || (observed.served.contains("first") && !here("second")),
+            ),
             (7, here("request")),
             (8, observed.served.contains("first") && !here("second")),
         ];
@@ -194,7 +220,10 @@ async fn crash_and_check(at: CrashPoint) {
     }
     server.kill();
 
-    assert!(server.start(CrashPoint::Never), "the server starts after a crash {at:?}");
+    assert!(
+        server.start(CrashPoint::Never),
+        "the server starts after a crash {at:?}"
+    );
     server.run_maintenance();
     let observed = workload.observe(&mut server).await;
     workload.assert_refs_match_served_state(&observed, at);
@@ -205,7 +234,10 @@ async fn crash_and_check(at: CrashPoint) {
     for (position, operation) in operations.iter().enumerate().skip(acknowledged) {
         let done = workload.perform(&mut server, operation).await;
         // If the operation took effect before the crash, its state may have lost to a later one: only the end counts.
-        assert!(done || position == acknowledged, "operation {position} after a crash {at:?}");
+        assert!(
+            done || position == acknowledged,
+            "operation {position} after a crash {at:?}"
+        );
     }
     server.run_maintenance();
     let observed = workload.observe(&mut server).await;
@@ -236,7 +268,10 @@ async fn crash_points() -> (u64, u64) {
 #[tokio::test]
 async fn held_acknowledged_and_served_events_survive_a_kill_at_every_journal_step() {
     let (_, steps) = crash_points().await;
-    assert!(steps >= 2 * 8, "{steps}: each operation is written, with a step before and one after");
+    assert!(
+        steps >= 2 * 8,
+        "{steps}: each operation is written, with a step before and one after"
+    );
     for step in 1..=steps {
         crash_and_check(CrashPoint::AtStep(step)).await;
     }

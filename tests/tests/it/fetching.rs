@@ -18,7 +18,9 @@ use grasp_tests::{Behaviour, GitServer, Workdir};
 use nostr::key::PublicKey;
 use tempfile::TempDir;
 
-const LOOPBACK: OutboundPolicy = OutboundPolicy { allow_private: true };
+const LOOPBACK: OutboundPolicy = OutboundPolicy {
+    allow_private: true,
+};
 
 struct FetchFixture {
     fetcher: Fetcher,
@@ -28,7 +30,9 @@ struct FetchFixture {
 
 /// Fetches without waiting for the first answer.
 async fn fetch(fetcher: &Fetcher, url: &CloneUrl, oids: &BTreeSet<Oid>) -> Fetched {
-    fetcher.fetch(&repo(), url, oids, tokio::sync::oneshot::channel().0).await
+    fetcher
+        .fetch(&repo(), url, oids, tokio::sync::oneshot::channel().0)
+        .await
 }
 
 impl FetchFixture {
@@ -45,7 +49,11 @@ impl FetchFixture {
         let endpoint = Endpoint::Repository;
         let store = RepoStore::open(&root, endpoint, git, limits_of_staging, database, None).await;
         let store = store.unwrap();
-        Self { fetcher: Fetcher::new(store.clone(), policy, limits), store, dir }
+        Self {
+            fetcher: Fetcher::new(store.clone(), policy, limits),
+            store,
+            dir,
+        }
     }
 
     async fn open() -> Self {
@@ -62,14 +70,27 @@ impl FetchFixture {
     }
 
     async fn lacks(&self, oid: &str) -> bool {
-        !self.store.lacking(&repo(), &set(&[oid])).await.unwrap().is_empty()
+        !self
+            .store
+            .lacking(&repo(), &set(&[oid]))
+            .await
+            .unwrap()
+            .is_empty()
     }
 
     /// Returns the number of files below the repositories and incoming directories.
     fn files(&self) -> usize {
         fn count(dir: &std::path::Path) -> usize {
             let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-            entries.map(|e| if e.path().is_dir() { count(&e.path()) } else { 1 }).sum()
+            entries
+                .map(|e| {
+                    if e.path().is_dir() {
+                        count(&e.path())
+                    } else {
+                        1
+                    }
+                })
+                .sum()
         }
         count(&self.dir.path().join("git/repositories"))
             + count(&self.dir.path().join("git/incoming"))
@@ -100,7 +121,10 @@ async fn host_two_commits(server: &GitServer) -> (Workdir, String, String) {
 async fn advertised_commits_are_listed_and_fetched_completely() {
     let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
     let (_work, first, second) = host_two_commits(&server).await;
-    let listed = fixture.list(&server.url("x"), &[&first, &second]).await.unwrap();
+    let listed = fixture
+        .list(&server.url("x"), &[&first, &second])
+        .await
+        .unwrap();
     assert_eq!(listed, set(&[&second]), "an older commit is not advertised");
     let fetched = fixture.fetch(&server.url("x"), &[&second]).await;
     assert_eq!((fetched.got, fetched.error), (set(&[&second]), None));
@@ -113,7 +137,10 @@ async fn a_commit_that_is_not_advertised_can_be_fetched_by_its_id() {
     let (_work, first, second) = host_two_commits(&server).await;
     let fetched = fixture.fetch(&server.url("x"), &[&first]).await;
     assert_eq!(fetched.got, set(&[&first]));
-    assert!(fixture.lacks(&second).await, "only the requested commit came");
+    assert!(
+        fixture.lacks(&second).await,
+        "only the requested commit came"
+    );
 }
 
 #[tokio::test]
@@ -133,20 +160,31 @@ async fn an_update_fetches_only_new_objects() {
 async fn only_requested_objects_are_kept() {
     let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
     let (work, first, _) = host_two_commits(&server).await;
-    work.git(&["checkout", "-q", "-b", "other", &first]).await.expect_ok();
+    work.git(&["checkout", "-q", "-b", "other", &first])
+        .await
+        .expect_ok();
     let other = work.commit("other").await;
     server.host("x", &work).await;
     fixture.fetch(&server.url("x"), &[&other]).await;
     assert!(!fixture.lacks(&other).await);
-    assert!(fixture.lacks(&work.git(&["rev-parse", "main"]).await.expect_ok()).await);
+    assert!(
+        fixture
+            .lacks(&work.git(&["rev-parse", "main"]).await.expect_ok())
+            .await
+    );
 }
 
 #[tokio::test]
 async fn one_missing_object_fails_the_whole_batch_as_in_git() {
     let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
     let (_work, _, second) = host_two_commits(&server).await;
-    let fetched = fixture.fetch(&server.url("x"), &[&second, &"d".repeat(40)]).await;
-    assert!(matches!(fetched.error, Some(FetchError::Refused(_))), "{fetched:?}");
+    let fetched = fixture
+        .fetch(&server.url("x"), &[&second, &"d".repeat(40)])
+        .await;
+    assert!(
+        matches!(fetched.error, Some(FetchError::Refused(_))),
+        "{fetched:?}"
+    );
     assert!(fetched.got.is_empty());
     until(|| fixture.files() == 0).await;
 }
@@ -157,12 +195,22 @@ async fn shallow_history_is_refused() {
     let (work, _, second) = host_two_commits(&server).await;
     let from = format!("file://{}", work.path().display());
     let to = server.path("shallow");
-    work.git(&["clone", "-q", "--bare", "--depth=1", &from, &to.to_string_lossy()])
-        .await
-        .expect_ok();
+    work.git(&[
+        "clone",
+        "-q",
+        "--bare",
+        "--depth=1",
+        &from,
+        &to.to_string_lossy(),
+    ])
+    .await
+    .expect_ok();
     let fetched = fixture.fetch(&server.url("shallow"), &[&second]).await;
     assert!(fetched.got.is_empty());
-    assert!(matches!(fetched.error, Some(FetchError::Broken(_))), "{fetched:?}");
+    assert!(
+        matches!(fetched.error, Some(FetchError::Broken(_))),
+        "{fetched:?}"
+    );
     assert!(fixture.lacks(&second).await);
     let complete = fixture.fetch(&server.url("x"), &[&second]).await;
     assert_eq!(complete.got, set(&[&second]), "another source still works");
@@ -175,19 +223,30 @@ async fn damaged_packs_are_refused() {
     server.set_behaviour(Behaviour::DamagedPack);
     let fetched = fixture.fetch(&server.url("x"), &[&second]).await;
     assert!(fetched.got.is_empty());
-    assert!(matches!(fetched.error, Some(FetchError::Broken(_))), "{fetched:?}");
+    assert!(
+        matches!(fetched.error, Some(FetchError::Broken(_))),
+        "{fetched:?}"
+    );
     until(|| fixture.files() == 0).await;
 }
 
 #[tokio::test]
 async fn a_fetch_beyond_the_byte_limit_is_refused() {
-    let limits = FetchLimits { bytes: 256 * 1024, ..FetchLimits::default() };
-    let (server, fixture) = (GitServer::start().await, FetchFixture::new(LOOPBACK, limits).await);
+    let limits = FetchLimits {
+        bytes: 256 * 1024,
+        ..FetchLimits::default()
+    };
+    let (server, fixture) = (
+        GitServer::start().await,
+        FetchFixture::new(LOOPBACK, limits).await,
+    );
     let work = Workdir::init().await;
     // Incompressible, so that it is large in transfer too.
     let mut random = 1_u64;
     let text: Vec<u8> = std::iter::repeat_with(|| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         (random >> 56) as u8
     })
     .take(1024 * 1024)
@@ -204,18 +263,29 @@ async fn a_fetch_beyond_the_byte_limit_is_refused() {
 #[tokio::test]
 async fn a_small_pack_of_a_huge_object_cannot_fill_memory() {
     const MIB: u64 = 1024 * 1024;
-    let limits = FetchLimits { memory: 192 * MIB, ..FetchLimits::default() };
-    let (server, fixture) = (GitServer::start().await, FetchFixture::new(LOOPBACK, limits).await);
+    let limits = FetchLimits {
+        memory: 192 * MIB,
+        ..FetchLimits::default()
+    };
+    let (server, fixture) = (
+        GitServer::start().await,
+        FetchFixture::new(LOOPBACK, limits).await,
+    );
     let work = Workdir::init().await;
     let file = std::fs::File::create(work.path().join("zeros")).unwrap();
     file.set_len(400 * MIB).unwrap();
-    work.git(&["-c", "core.bigFileThreshold=1m", "add", "zeros"]).await.expect_ok();
+    work.git(&["-c", "core.bigFileThreshold=1m", "add", "zeros"])
+        .await
+        .expect_ok();
     let commit = work.commit("bomb").await;
     server.host("x", &work).await;
     let start = Instant::now();
     let fetched = fixture.fetch(&server.url("x"), &[&commit]).await;
     // The object may be streamed or refused.
-    assert!(fetched.got.len() + usize::from(fetched.error.is_some()) == 1, "{fetched:?}");
+    assert!(
+        fetched.got.len() + usize::from(fetched.error.is_some()) == 1,
+        "{fetched:?}"
+    );
     assert!(start.elapsed() < Duration::from_secs(60));
 }
 
@@ -248,12 +318,19 @@ async fn an_unresponsive_server_times_out() {
     };
     let fixture = FetchFixture::new(LOOPBACK, limits).await;
     let server = GitServer::at("127.0.0.1", Behaviour::Unresponsive).await;
-    assert_eq!(fixture.list(&server.url("x"), &[]).await, Err(FetchError::Stalled));
+    assert_eq!(
+        fixture.list(&server.url("x"), &[]).await,
+        Err(FetchError::Stalled)
+    );
     let fetched = fixture.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
     assert_eq!(fetched.error, Some(FetchError::Stalled));
     server.set_behaviour(Behaviour::SlowBytes);
     let fetched = fixture.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
-    assert_eq!(fetched.error, Some(FetchError::Stalled), "ten bytes per second count as a stall");
+    assert_eq!(
+        fetched.error,
+        Some(FetchError::Stalled),
+        "ten bytes per second count as a stall"
+    );
 }
 
 #[tokio::test]
@@ -285,9 +362,20 @@ async fn private_addresses_are_forbidden() {
     let fixture = FetchFixture::new(OutboundPolicy::default(), FetchLimits::default()).await;
     let server = GitServer::start().await;
     let port = server.address().port();
-    for host in ["127.0.0.1", "localhost", "2130706433", "[::ffff:127.0.0.1]", "0x7f.1"] {
-        let listed = fixture.list(&format!("http://{host}:{port}/x.git"), &[]).await;
-        assert!(matches!(listed, Err(FetchError::Forbidden(_))), "{host}: {listed:?}");
+    for host in [
+        "127.0.0.1",
+        "localhost",
+        "2130706433",
+        "[::ffff:127.0.0.1]",
+        "0x7f.1",
+    ] {
+        let listed = fixture
+            .list(&format!("http://{host}:{port}/x.git"), &[])
+            .await;
+        assert!(
+            matches!(listed, Err(FetchError::Forbidden(_))),
+            "{host}: {listed:?}"
+        );
     }
     assert!(server.requests().is_empty());
 }
@@ -315,11 +403,17 @@ async fn names_that_resolve_to_private_addresses_are_forbidden() {
     ];
     for addresses in private {
         let fixture = FetchFixture::new(OutboundPolicy::default(), FetchLimits::default()).await;
-        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        let addresses = addresses
+            .iter()
+            .map(|address| address.parse().unwrap())
+            .collect();
         let fetcher = fixture.fetcher.resolving(resolving_to(addresses));
         let at = url(&format!("http://git.example.com:{port}/x.git"));
         let listed = fetcher.list(&at, &BTreeSet::new()).await;
-        assert!(matches!(listed, Err(FetchError::Forbidden(_))), "{listed:?}");
+        assert!(
+            matches!(listed, Err(FetchError::Forbidden(_))),
+            "{listed:?}"
+        );
     }
     assert!(server.requests().is_empty());
 }
@@ -329,7 +423,11 @@ fn rebinding(has_moved: bool) -> impl Fn(&str) -> Vec<IpAddr> {
     let has_moved = AtomicBool::new(has_moved);
     move |_| {
         let moved = has_moved.swap(true, Ordering::SeqCst);
-        vec![if moved { "10.0.0.1" } else { "127.0.0.1" }.parse().unwrap()]
+        vec![
+            if moved { "10.0.0.1" } else { "127.0.0.1" }
+                .parse()
+                .unwrap(),
+        ]
     }
 }
 
@@ -338,7 +436,10 @@ async fn a_name_is_resolved_once_per_request_so_that_it_cannot_be_rebound() {
     let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
     let (_work, _, second) = host_two_commits(&server).await;
     let fetcher = fixture.fetcher.resolving(rebinding(false));
-    let at = url(&format!("http://git.invalid:{}/x.git", server.address().port()));
+    let at = url(&format!(
+        "http://git.invalid:{}/x.git",
+        server.address().port()
+    ));
     // Git sends more than one request in a fetch, each to the address that was checked.
     let fetched = fetch(&fetcher, &at, &set(&[&second])).await;
     assert_eq!(fetched.got, set(&[&second]));
@@ -358,9 +459,14 @@ async fn a_name_that_now_resolves_to_a_private_address_is_checked_again() {
 async fn git_connects_to_the_checked_address_without_a_lookup() {
     let (server, fixture) = (GitServer::start().await, FetchFixture::open().await);
     let (_work, _, second) = host_two_commits(&server).await;
-    let fetcher = fixture.fetcher.resolving(resolving_to(vec!["127.0.0.1".parse().unwrap()]));
+    let fetcher = fixture
+        .fetcher
+        .resolving(resolving_to(vec!["127.0.0.1".parse().unwrap()]));
     // Only the resolver of this test knows the name.
-    let at = url(&format!("http://git.invalid:{}/x.git", server.address().port()));
+    let at = url(&format!(
+        "http://git.invalid:{}/x.git",
+        server.address().port()
+    ));
     let listed = fetcher.list(&at, &set(&[&second])).await.unwrap();
     assert_eq!(listed.has, set(&[&second]));
     let fetched = fetch(&fetcher, &at, &set(&[&second])).await;
@@ -386,7 +492,9 @@ async fn an_aborted_fetch_stops_all_processes_of_git() {
 fn processes(text: &str) -> usize {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let lines = all.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
-    lines.filter(|line| String::from_utf8_lossy(line).contains(text)).count()
+    lines
+        .filter(|line| String::from_utf8_lossy(line).contains(text))
+        .count()
 }
 
 async fn until(mut condition: impl FnMut() -> bool) {

@@ -14,7 +14,11 @@ async fn requests_to_a_server_stay_within_its_limits() {
     const REPOS: usize = 24;
     let per = Duration::from_millis(1_500);
     let starts = NonZeroUsize::new(12).unwrap();
-    let limits = HostLimits { at_once: NonZeroUsize::new(3).unwrap(), starts, per };
+    let limits = HostLimits {
+        at_once: NonZeroUsize::new(3).unwrap(),
+        starts,
+        per,
+    };
     let instance = Instance::with(|settings| {
         with_short_delays(settings);
         settings.hunt.per_host = limits;
@@ -28,7 +32,9 @@ async fn requests_to_a_server_stay_within_its_limits() {
         server.host(&name, &work).await;
         let announcement = announce(&alice, &name, &instance, &[&server.url(&name)]);
         states.push(alice.state(&name, &[(MAIN, &commit)]));
-        instance.ingest_from_relay(vec![announcement, states[n].clone()]).await;
+        instance
+            .ingest_from_relay(vec![announcement, states[n].clone()])
+            .await;
     }
     for state in &states {
         instance.until_serves(state).await;
@@ -39,7 +45,11 @@ async fn requests_to_a_server_stay_within_its_limits() {
     // A request is counted when it starts here, and reaches the server a moment later.
     let slack = Duration::from_millis(500);
     for some in begun.windows(13) {
-        assert!(some[12] - some[0] >= per - slack, "{:?}", some[12] - some[0]);
+        assert!(
+            some[12] - some[0] >= per - slack,
+            "{:?}",
+            some[12] - some[0]
+        );
     }
 }
 
@@ -51,14 +61,19 @@ async fn a_rate_limited_server_is_not_contacted_before_its_retry_after() {
     server.set_behaviour(Behaviour::RateLimited(RETRY_AFTER_SECONDS));
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     wait_until(|| !server.requests().is_empty()).await;
     server.set_behaviour(Behaviour::Correct);
     instance.until_serves(&state).await;
     let requests = server.requests();
     // The response takes a moment to arrive before the pause starts.
     let pause = requests[1].at - requests[0].at;
-    assert!(pause >= Duration::from_secs(RETRY_AFTER_SECONDS), "{requests:?}");
+    assert!(
+        pause >= Duration::from_secs(RETRY_AFTER_SECONDS),
+        "{requests:?}"
+    );
 }
 
 #[tokio::test]
@@ -88,13 +103,17 @@ async fn a_restart_with_a_thousand_held_names_keeps_to_the_limits() {
     assert!(busy.requests().is_empty());
 
     let short = Duration::from_millis(100);
-    let instance = instance.restart_with(|settings| settings.hunt.leading_edge = short).await;
+    let instance = instance
+        .restart_with(|settings| settings.hunt.leading_edge = short)
+        .await;
     wait_until(|| busy.git_requests().len() >= 30).await;
     // A thousand names at one server do not delay another server.
     let (_work, commit) = hosted_at(&idle, "new").await;
     let state = authors[0].state("new", &[(MAIN, &commit)]);
     let announcement = announce(&authors[0], "new", &instance, &[&idle.url("new")]);
-    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     instance.until_serves(&state).await;
 
     assert_eq!(queued(&instance).await, REPOS, "all names are still queued");
@@ -104,7 +123,13 @@ async fn a_restart_with_a_thousand_held_names_keeps_to_the_limits() {
 
 /// Returns the number of names in the hunt.
 async fn queued(instance: &Instance) -> usize {
-    instance.purgatory().hunting().unwrap().schedule().await.len()
+    instance
+        .purgatory()
+        .hunting()
+        .unwrap()
+        .schedule()
+        .await
+        .len()
 }
 
 #[tokio::test]
@@ -132,11 +157,15 @@ async fn a_restart_with_many_held_names_keeps_to_the_limit_of_concurrent_request
         server.alias(&name, "all");
         states.push(alice.state(&name, &[(MAIN, &commit)]));
         let announcement = announce(&alice, &name, &instance, &[&server.url(&name)]);
-        instance.ingest_from_relay(vec![announcement, states[n].clone()]).await;
+        instance
+            .ingest_from_relay(vec![announcement, states[n].clone()])
+            .await;
     }
     assert!(server.requests().is_empty());
     let short = Duration::from_millis(100);
-    let instance = instance.restart_with(|settings| settings.hunt.leading_edge = short).await;
+    let instance = instance
+        .restart_with(|settings| settings.hunt.leading_edge = short)
+        .await;
     for state in &states {
         instance.until_serves(state).await;
     }

@@ -18,7 +18,9 @@ pub(crate) async fn instance() -> Instance {
 }
 
 pub(crate) fn with_short_delays(settings: &mut Settings) {
-    settings.outbound = OutboundPolicy { allow_private: true };
+    settings.outbound = OutboundPolicy {
+        allow_private: true,
+    };
     settings.hunt.backoff.first = Duration::from_millis(300);
     settings.hunt.backoff.cap = Duration::from_millis(600);
     settings.hunt.answer_is_late = Duration::from_millis(500);
@@ -40,7 +42,10 @@ fn announce_with(
     more: &[&[&str]],
 ) -> Event {
     let ours = on.clone_url(&author.repo(name));
-    let clone: Vec<&str> = ["clone", &ours].into_iter().chain(clone_urls.iter().copied()).collect();
+    let clone: Vec<&str> = ["clone", &ours]
+        .into_iter()
+        .chain(clone_urls.iter().copied())
+        .collect();
     let tags: [&[&str]; 3] = [&["d", name], &clone, &["relays", &on.relay_url()]];
     author.sign(30617, "", &[&tags, more].concat())
 }
@@ -59,14 +64,22 @@ async fn a_state_is_served_with_git_data_of_another_server() {
     let (_work, commit) = hosted_at(&server, "x").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.ingest_from_relay(vec![announcement.clone(), state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement.clone(), state.clone()])
+        .await;
     let start = Instant::now();
     instance.until_serves(&state).await;
     let took = start.elapsed();
-    assert!(took < Duration::from_secs(5), "the hunt for the first event starts at once: {took:?}");
+    assert!(
+        took < Duration::from_secs(5),
+        "the hunt for the first event starts at once: {took:?}"
+    );
     assert!(instance.serves(&announcement).await);
     let clone = Workdir::empty();
-    clone.git(&["clone", "-q", &instance.clone_url(&alice.repo("x")), "."]).await.expect_ok();
+    clone
+        .git(&["clone", "-q", &instance.clone_url(&alice.repo("x")), "."])
+        .await
+        .expect_ok();
     assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), commit);
 }
 
@@ -83,7 +96,9 @@ async fn git_data_beyond_the_repository_quota_is_not_kept() {
     server.host("x", &work).await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &large)]);
-    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     // The server is visited again because the first attempt failed.
     eventually(|| (server.git_requests().len() >= 3).then_some(())).await;
     assert!(!instance.serves(&state).await);
@@ -100,15 +115,21 @@ async fn updates_are_fetched_too_also_from_another_instance() {
     let repo = alice.repo("x");
     let announcement = announce(&alice, "x", &to, &[&from.clone_url(&repo)]);
     let state = alice.state("x", &[(MAIN, &first)]);
-    from.ingest(vec![alice.announce("x", &from.service()), state.clone()]).await;
-    work.git(&["push", &from.clone_url(&repo), "main"]).await.expect_ok();
-    to.ingest_from_relay(vec![announcement, state.clone()]).await;
+    from.ingest(vec![alice.announce("x", &from.service()), state.clone()])
+        .await;
+    work.git(&["push", &from.clone_url(&repo), "main"])
+        .await
+        .expect_ok();
+    to.ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     to.until_serves(&state).await;
 
     let second = work.commit("second").await;
     let state = alice.later(1).state("x", &[(MAIN, &second)]);
     from.ingest(vec![state.clone()]).await;
-    work.git(&["push", &from.clone_url(&repo), "main"]).await.expect_ok();
+    work.git(&["push", &from.clone_url(&repo), "main"])
+        .await
+        .expect_ok();
     to.ingest_from_relay(vec![state.clone()]).await;
     to.until_serves(&state).await;
 }
@@ -141,9 +162,23 @@ async fn a_pull_request_that_is_only_at_its_own_ref_is_fetched() {
     let repo = alice.repo("x").to_string();
     let tags: [&[&str]; 3] = [&["a", &repo], &["c", &tip], &["clone", &server.url("fork")]];
     let proposal = bob.sign(1618, "please pull", &tags);
-    work.git(&["init", "-q", "--bare", &server.path("fork").to_string_lossy()]).await.expect_ok();
+    work.git(&[
+        "init",
+        "-q",
+        "--bare",
+        &server.path("fork").to_string_lossy(),
+    ])
+    .await
+    .expect_ok();
     let refspec = format!("HEAD:refs/nostr/{}", proposal.id);
-    work.git(&["push", "-q", &server.path("fork").to_string_lossy(), &refspec]).await.expect_ok();
+    work.git(&[
+        "push",
+        "-q",
+        &server.path("fork").to_string_lossy(),
+        &refspec,
+    ])
+    .await
+    .expect_ok();
     instance.ingest_from_relay(vec![proposal.clone()]).await;
     instance.until_serves(&proposal).await;
 }
@@ -154,13 +189,17 @@ async fn objects_of_several_servers_are_combined() {
     let one = GitServer::at("127.0.0.1", Behaviour::Correct).await;
     let two = GitServer::at("127.0.0.2", Behaviour::Correct).await;
     let (work, main) = hosted_at(&one, "x").await;
-    work.git(&["checkout", "-q", "--orphan", "dev"]).await.expect_ok();
+    work.git(&["checkout", "-q", "--orphan", "dev"])
+        .await
+        .expect_ok();
     let dev = work.commit("dev").await;
     work.git(&["branch", "-q", "-D", "main"]).await.expect_ok();
     two.host("x", &work).await;
     let announcement = announce(&alice, "x", &instance, &[&one.url("x"), &two.url("x")]);
     let state = alice.state("x", &[(MAIN, &main), ("refs/heads/dev", &dev)]);
-    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     instance.until_serves(&state).await;
 }
 
@@ -172,7 +211,9 @@ async fn a_complete_state_is_released_while_a_newer_one_is_held() {
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let old = alice.state("x", &[(MAIN, &first)]);
     let new = alice.later(1).state("x", &[(MAIN, &second)]);
-    instance.ingest_from_relay(vec![announcement, old.clone(), new.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement, old.clone(), new.clone()])
+        .await;
     instance.until_serves(&old).await;
     assert!(!instance.serves(&new).await);
     server.host("x", &work).await;
@@ -203,11 +244,18 @@ async fn a_state_of_one_maintainer_is_applied_to_the_views_of_all() {
         let url = instance.clone_url(&owner.repo("x"));
         // The repository of another maintainer follows that of the author.
         let follows = async {
-            while !work.git(&["ls-remote", &url, MAIN]).await.expect_ok().starts_with(&commit) {
+            while !work
+                .git(&["ls-remote", &url, MAIN])
+                .await
+                .expect_ok()
+                .starts_with(&commit)
+            {
                 instance.settle("x").await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), follows).await.expect("it follows in time");
+        tokio::time::timeout(Duration::from_secs(30), follows)
+            .await
+            .expect("it follows in time");
     }
 }
 
@@ -219,7 +267,10 @@ async fn the_hunt_waits_for_a_user_who_may_push() {
     let state = alice.state("x", &[(MAIN, &commit)]);
     instance.ingest(vec![announcement, state]).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(server.requests().is_empty(), "no request within three minutes");
+    assert!(
+        server.requests().is_empty(),
+        "no request within three minutes"
+    );
 }
 
 #[tokio::test]
@@ -229,7 +280,9 @@ async fn git_data_that_appears_later_is_fetched_then() {
     let commit = work.commit("late").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     wait_until(|| server.git_requests().len() >= 2).await;
     assert!(!instance.serves(&state).await);
     server.host("x", &work).await;
@@ -243,7 +296,9 @@ async fn the_hunt_continues_after_a_restart() {
     let commit = work.commit("late").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     let instance = instance.restart().await;
     server.host("x", &work).await;
     instance.until_serves(&state).await;
@@ -276,17 +331,25 @@ async fn faulty_servers_do_not_prevent_a_fetch_from_a_correct_one() {
     let shallow = GitServer::at("127.0.2.1", Behaviour::Correct).await;
     let from = format!("file://{}", work.path().display());
     let to = shallow.path("x").to_string_lossy().into_owned();
-    work.git(&["clone", "-q", "--bare", "--depth=1", &from, &to]).await.expect_ok();
+    work.git(&["clone", "-q", "--bare", "--depth=1", &from, &to])
+        .await
+        .expect_ok();
     servers.push(shallow);
     servers.push(honest);
     let clone_urls: Vec<String> = servers.iter().map(|server| server.url("x")).collect();
     let clone_urls: Vec<&str> = clone_urls.iter().map(String::as_str).collect();
     let announcement = announce(&alice, "x", &instance, &clone_urls);
     let state = alice.state("x", &[(MAIN, &second), ("refs/heads/old", &first)]);
-    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     instance.until_serves(&state).await;
     for server in &servers {
-        assert!(!server.requests().is_empty(), "{} was never visited", server.url("x"));
+        assert!(
+            !server.requests().is_empty(),
+            "{} was never visited",
+            server.url("x")
+        );
     }
 }
 
@@ -299,18 +362,30 @@ async fn a_server_with_too_many_objects_is_counted_and_another_is_visited() {
         settings.hunt.fetch_is_late = Duration::from_secs(600);
     })
     .await;
-    let (oversized, correct) =
-        (GitServer::at("127.0.0.8", Behaviour::Correct).await, GitServer::start().await);
+    let (oversized, correct) = (
+        GitServer::at("127.0.0.8", Behaviour::Correct).await,
+        GitServer::start().await,
+    );
     let (work, commit) = hosted_at(&correct, "x").await;
     oversized.host("x", &work).await;
     oversized.set_behaviour(Behaviour::WrongObjectCount(101));
     let alice = Author::new();
     let clone_urls = [oversized.url("x"), correct.url("x")];
-    let announcement = announce(&alice, "x", &instance, &clone_urls.each_ref().map(String::as_str));
+    let announcement = announce(
+        &alice,
+        "x",
+        &instance,
+        &clone_urls.each_ref().map(String::as_str),
+    );
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     instance.until_serves(&state).await;
-    assert!(!oversized.requests().is_empty(), "the first URL is visited first");
+    assert!(
+        !oversized.requests().is_empty(),
+        "the first URL is visited first"
+    );
     let metrics = instance.get("/metrics", &[]).await.body;
     let expected = r#"grasp_purgatory_sync_failures_total{cause="too_many_objects"} 1"#;
     assert!(metrics.contains(expected), "{metrics}");

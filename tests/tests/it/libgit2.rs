@@ -22,8 +22,13 @@ fn open(path: &Path) -> Repository {
 /// Adds an empty commit to main, and returns its id.
 fn commit(repository: &Repository, text: &str) -> String {
     let parent = repository.head().unwrap().peel_to_commit().unwrap();
-    let (tree, alice) = (parent.tree().unwrap(), Signature::now("alice", "alice@x").unwrap());
-    let id = repository.commit(Some("HEAD"), &alice, &alice, text, &tree, &[&parent]).unwrap();
+    let (tree, alice) = (
+        parent.tree().unwrap(),
+        Signature::now("alice", "alice@x").unwrap(),
+    );
+    let id = repository
+        .commit(Some("HEAD"), &alice, &alice, text, &tree, &[&parent])
+        .unwrap();
     id.to_string()
 }
 
@@ -33,7 +38,9 @@ fn push(path: &Path, url: &str, refspecs: &[&str]) -> Vec<(String, Option<String
     let mut callbacks = RemoteCallbacks::new();
     let collected = Rc::clone(&statuses);
     callbacks.push_update_reference(move |name, status| {
-        collected.borrow_mut().push((name.to_owned(), status.map(str::to_owned)));
+        collected
+            .borrow_mut()
+            .push((name.to_owned(), status.map(str::to_owned)));
         Ok(())
     });
     let mut options = PushOptions::new();
@@ -66,11 +73,19 @@ async fn cloned() -> Cloned {
     let head = blocking(move || {
         let repository = RepoBuilder::new().clone(&from, &to).unwrap();
         let head = repository.head().unwrap();
-        (head.name().unwrap().to_owned(), head.target().unwrap().to_string())
+        (
+            head.name().unwrap().to_owned(),
+            head.target().unwrap().to_string(),
+        )
     })
     .await;
     assert_eq!(head, (MAIN.to_owned(), tip));
-    Cloned { instance, alice, url, work }
+    Cloned {
+        instance,
+        alice,
+        url,
+        work,
+    }
 }
 
 impl Cloned {
@@ -94,17 +109,27 @@ impl Cloned {
 async fn libgit2_clones_and_fetches() {
     let cloned = cloned().await;
     let other = Workdir::empty();
-    other.git(&["clone", "-q", &cloned.url, "."]).await.expect_ok();
+    other
+        .git(&["clone", "-q", &cloned.url, "."])
+        .await
+        .expect_ok();
     let next = other.commit("next").await;
     let state = cloned.alice.later(1).state("x", &[(MAIN, &next)]);
     cloned.instance.ingest(vec![state]).await;
-    other.git(&["push", "-q", "origin", "main"]).await.expect_ok();
+    other
+        .git(&["push", "-q", "origin", "main"])
+        .await
+        .expect_ok();
     let path = cloned.work.path().to_owned();
     let found = blocking(move || {
         let repository = open(&path);
         let mut remote = repository.find_remote("origin").unwrap();
-        remote.fetch(&[] as &[&str], Some(&mut FetchOptions::new()), None).unwrap();
-        let main = repository.find_reference("refs/remotes/origin/main").unwrap();
+        remote
+            .fetch(&[] as &[&str], Some(&mut FetchOptions::new()), None)
+            .unwrap();
+        let main = repository
+            .find_reference("refs/remotes/origin/main")
+            .unwrap();
         main.target().unwrap().to_string()
     })
     .await;
@@ -116,17 +141,31 @@ async fn libgit2_pushes_signed_refs() {
     let cloned = cloned().await;
     let next = cloned.commit("next").await;
     let dev = "refs/heads/dev";
-    let state = cloned.alice.later(1).state("x", &[(MAIN, &next), (dev, &next)]);
+    let state = cloned
+        .alice
+        .later(1)
+        .state("x", &[(MAIN, &next), (dev, &next)]);
     cloned.instance.ingest(vec![state.clone()]).await;
-    let statuses = cloned.push(&[&format!("{MAIN}:{MAIN}"), &format!("{MAIN}:{dev}")]).await;
+    let statuses = cloned
+        .push(&[&format!("{MAIN}:{MAIN}"), &format!("{MAIN}:{dev}")])
+        .await;
     assert_eq!(statuses, [(dev.to_owned(), None), (MAIN.to_owned(), None)]);
     assert!(cloned.instance.serves(&state).await);
 
     let state = cloned.alice.later(2).state("x", &[(MAIN, &next)]);
     cloned.instance.ingest(vec![state.clone()]).await;
-    assert_eq!(cloned.push(&[&format!(":{dev}")]).await, [(dev.to_owned(), None)]);
+    assert_eq!(
+        cloned.push(&[&format!(":{dev}")]).await,
+        [(dev.to_owned(), None)]
+    );
     assert!(cloned.instance.serves(&state).await);
-    assert!(!cloned.instance.refs(&cloned.alice.repo("x")).await.contains(dev));
+    assert!(
+        !cloned
+            .instance
+            .refs(&cloned.alice.repo("x"))
+            .await
+            .contains(dev)
+    );
 }
 
 #[tokio::test]
@@ -138,8 +177,14 @@ async fn libgit2_gets_the_reason_of_each_refused_ref() {
     let statuses = cloned.push(&refspecs).await;
     let reason = |at: usize| statuses[at].1.clone().unwrap_or_default();
     assert_eq!(statuses.len(), 2);
-    assert!(reason(0).contains("is not in the signed state"), "{statuses:?}");
-    assert!(reason(1).contains("but the signed state says"), "{statuses:?}");
+    assert!(
+        reason(0).contains("is not in the signed state"),
+        "{statuses:?}"
+    );
+    assert!(
+        reason(1).contains("but the signed state says"),
+        "{statuses:?}"
+    );
 
     // One pull request is accepted, one is refused.
     let bob = Author::new();
@@ -147,9 +192,29 @@ async fn libgit2_gets_the_reason_of_each_refused_ref() {
     cloned.instance.ingest(vec![request.clone()]).await;
     let wrong = format!("refs/nostr/{}", request.id);
     let unknown = format!("refs/nostr/{}", "ab".repeat(32));
-    let statuses = cloned.push(&[&format!("{MAIN}:{wrong}"), &format!("{MAIN}:{unknown}")]).await;
-    let find = |name: &str| statuses.iter().find(|(other, _)| other == name).unwrap().1.clone();
-    assert!(find(&wrong).unwrap().contains("its event names commit dddddddd"), "{statuses:?}");
+    let statuses = cloned
+        .push(&[&format!("{MAIN}:{wrong}"), &format!("{MAIN}:{unknown}")])
+        .await;
+    let find = |name: &str| {
+        statuses
+            .iter()
+            .find(|(other, _)| other == name)
+            .unwrap()
+            .1
+            .clone()
+    };
+    assert!(
+        find(&wrong)
+            .unwrap()
+            .contains("its event names commit dddddddd"),
+        "{statuses:?}"
+    );
     assert_eq!(find(&unknown), None);
-    assert!(!cloned.instance.refs(&cloned.alice.repo("x")).await.contains(&next));
+    assert!(
+        !cloned
+            .instance
+            .refs(&cloned.alice.repo("x"))
+            .await
+            .contains(&next)
+    );
 }

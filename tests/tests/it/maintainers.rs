@@ -31,14 +31,24 @@ fn led(owner: &Author, name: &str, on: &Instance, lead: &Author, maintainers: &[
 
 /// Returns the refs that a server shows at an address, but for HEAD.
 async fn refs(instance: &Instance, work: &Workdir, repo: &RepoId) -> BTreeSet<String> {
-    let listed = work.git(&["ls-remote", &instance.clone_url(repo)]).await.expect_ok();
+    let listed = work
+        .git(&["ls-remote", &instance.clone_url(repo)])
+        .await
+        .expect_ok();
     let refs = listed.lines().filter(|line| !line.ends_with("HEAD"));
     refs.map(|line| line.replace('\t', " ")).collect()
 }
 
 /// Returns the number of packs of a repository.
 async fn packs(instance: &Instance, repo: &RepoId) -> usize {
-    instance.purgatory().repos().row(repo).await.unwrap().packs.len()
+    instance
+        .purgatory()
+        .repos()
+        .row(repo)
+        .await
+        .unwrap()
+        .packs
+        .len()
 }
 
 #[tokio::test]
@@ -54,20 +64,28 @@ async fn a_push_is_served_by_the_repositories_of_all_maintainers_before_it_repor
     instance.ingest(both).await;
     for (n, signer) in [(2, &alice), (3, &bob), (4, &alice)] {
         let commit = work.commit(&format!("commit {n}")).await;
-        instance.ingest(vec![signer.later(n).state("x", &[(MAIN, &commit)])]).await;
+        instance
+            .ingest(vec![signer.later(n).state("x", &[(MAIN, &commit)])])
+            .await;
         let pushed_to = if n == 4 { &bob } else { signer };
         let url = instance.clone_url(&pushed_to.repo("x"));
         work.git(&["push", &url, MAIN]).await.expect_ok();
         for owner in [&alice, &bob] {
             let expected = BTreeSet::from([format!("{commit} {MAIN}")]);
-            assert_eq!(refs(&instance, &work, &owner.repo("x")).await, expected, "commit {n}");
+            assert_eq!(
+                refs(&instance, &work, &owner.repo("x")).await,
+                expected,
+                "commit {n}"
+            );
         }
     }
     assert!(packs(&instance, &alice.repo("x")).await > 0);
     assert!(packs(&instance, &bob.repo("x")).await > 0);
 
     // Each has its own objects: with one, nothing of the other goes.
-    let delete = alice.later(9).sign(5, "", &[&["a", &alice.repo("x").to_string()]]);
+    let delete = alice
+        .later(9)
+        .sign(5, "", &[&["a", &alice.repo("x").to_string()]]);
     instance.ingest(vec![delete]).await;
     let url = instance.clone_url(&bob.repo("x"));
     let clone = Workdir::empty();
@@ -75,7 +93,9 @@ async fn a_push_is_served_by_the_repositories_of_all_maintainers_before_it_repor
     instance.purgatory().run_maintenance().await.unwrap();
     let again = Workdir::empty();
     again.git(&["clone", &url, "."]).await.expect_ok();
-    let gone = work.git(&["ls-remote", &instance.clone_url(&alice.repo("x"))]).await;
+    let gone = work
+        .git(&["ls-remote", &instance.clone_url(&alice.repo("x"))])
+        .await;
     assert!(!gone.ok, "{}", gone.out);
 }
 
@@ -86,13 +106,19 @@ async fn a_state_whose_objects_a_peer_has_is_released_without_network() {
     let bob = Author::new();
     let work = instance.host(&bob, "x").await;
     let commit = work.commit("only at bob's").await;
-    instance.ingest(vec![bob.later(1).state("x", &[(MAIN, &commit)])]).await;
-    work.git(&["push", &instance.clone_url(&bob.repo("x")), MAIN]).await.expect_ok();
+    instance
+        .ingest(vec![bob.later(1).state("x", &[(MAIN, &commit)])])
+        .await;
+    work.git(&["push", &instance.clone_url(&bob.repo("x")), MAIN])
+        .await
+        .expect_ok();
 
     let announced = listing(&alice, "x", &instance, &[&bob]);
     let state = alice.later(2).state("x", &[(MAIN, &commit)]);
     let listed = listing(&bob.later(1), "x", &instance, &[&alice]);
-    instance.ingest_from_relay(vec![announced.clone(), listed, state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announced.clone(), listed, state.clone()])
+        .await;
     instance.until_serves(&state).await;
     assert!(instance.serves(&announced).await);
     let expected = BTreeSet::from([format!("{commit} {MAIN}")]);
@@ -107,34 +133,56 @@ async fn an_announcement_whose_lead_is_hosted_is_an_address_of_the_leads_reposit
     let work = Workdir::init().await;
     let first = work.commit("first").await;
     let address = led(&bob, "x", &instance, &alice, &[&bob]);
-    instance.ingest(vec![led(&alice, "x", &instance, &alice, &[&bob]), address.clone()]).await;
-    assert!(!instance.serves(&address).await, "its lead shows nothing yet");
+    instance
+        .ingest(vec![
+            led(&alice, "x", &instance, &alice, &[&bob]),
+            address.clone(),
+        ])
+        .await;
+    assert!(
+        !instance.serves(&address).await,
+        "its lead shows nothing yet"
+    );
 
     // A push to the address is one to the repository, whoever of the maintainers signs.
     let at_bob = instance.clone_url(&bob.repo("x"));
-    instance.ingest(vec![bob.state("x", &[(MAIN, &first)])]).await;
+    instance
+        .ingest(vec![bob.state("x", &[(MAIN, &first)])])
+        .await;
     work.git(&["push", &at_bob, MAIN]).await.expect_ok();
     instance.until_serves(&address).await;
     let second = work.commit("second").await;
-    instance.ingest(vec![alice.later(1).state("x", &[(MAIN, &second)])]).await;
-    work.git(&["push", &instance.clone_url(&alice.repo("x")), MAIN]).await.expect_ok();
+    instance
+        .ingest(vec![alice.later(1).state("x", &[(MAIN, &second)])])
+        .await;
+    work.git(&["push", &instance.clone_url(&alice.repo("x")), MAIN])
+        .await
+        .expect_ok();
     let tip = work.commit("a proposal").await;
     let request = Author::new().pull_request(&bob.repo("x"), &tip);
-    work.git(&["push", &at_bob, &format!("{tip}:refs/nostr/{}", request.id)]).await.expect_ok();
+    work.git(&["push", &at_bob, &format!("{tip}:refs/nostr/{}", request.id)])
+        .await
+        .expect_ok();
     instance.ingest(vec![request.clone()]).await;
-    let expected =
-        BTreeSet::from([format!("{second} {MAIN}"), format!("{tip} refs/nostr/{}", request.id)]);
+    let expected = BTreeSet::from([
+        format!("{second} {MAIN}"),
+        format!("{tip} refs/nostr/{}", request.id),
+    ]);
     for owner in [&alice, &bob] {
         assert_eq!(refs(&instance, &work, &owner.repo("x")).await, expected);
     }
     assert_eq!(packs(&instance, &bob.repo("x")).await, 0);
-    let page = instance.get(&instance.path(&bob.repo("x")), &[("accept", "text/html")]).await;
+    let page = instance
+        .get(&instance.path(&bob.repo("x")), &[("accept", "text/html")])
+        .await;
     assert_eq!(page.status, 200);
 
     // The lead leaves: the address becomes a repository, with the objects that the lead's had.
     let elsewhere = "elsewhere.example".parse().unwrap();
     let own = led(&bob.later(5), "x", &instance, &bob, &[&bob]);
-    instance.ingest(vec![alice.later(5).announce("x", &elsewhere), own.clone()]).await;
+    instance
+        .ingest(vec![alice.later(5).announce("x", &elsewhere), own.clone()])
+        .await;
     instance.until_serves(&own).await;
     instance.settle("x").await;
     let clone = Workdir::empty();
@@ -150,8 +198,12 @@ async fn a_repository_that_becomes_an_address_leaves_its_objects_to_its_lead() {
     instance.host(&alice, "x").await;
     let work = instance.host(&bob, "x").await;
     let commit = work.commit("at bob's").await;
-    instance.ingest(vec![bob.later(1).state("x", &[(MAIN, &commit)])]).await;
-    work.git(&["push", &instance.clone_url(&bob.repo("x")), MAIN]).await.expect_ok();
+    instance
+        .ingest(vec![bob.later(1).state("x", &[(MAIN, &commit)])])
+        .await;
+    work.git(&["push", &instance.clone_url(&bob.repo("x")), MAIN])
+        .await
+        .expect_ok();
     let roles = vec![
         led(&alice.later(2), "x", &instance, &alice, &[&bob]),
         led(&bob.later(2), "x", &instance, &alice, &[&bob]),
@@ -163,9 +215,16 @@ async fn a_repository_that_becomes_an_address_leaves_its_objects_to_its_lead() {
             instance.settle("x").await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(30), follows).await.expect("in time");
+    tokio::time::timeout(std::time::Duration::from_secs(30), follows)
+        .await
+        .expect("in time");
     assert_eq!(refs(&instance, &work, &bob.repo("x")).await, expected);
-    let view = instance.purgatory().repos().view(&bob.repo("x")).await.unwrap();
+    let view = instance
+        .purgatory()
+        .repos()
+        .view(&bob.repo("x"))
+        .await
+        .unwrap();
     assert_eq!(view.shows, Some(alice.key()));
     assert!(view.refs.refs.is_empty());
 }
@@ -186,12 +245,22 @@ async fn seen(instance: &Instance, work: &Workdir, owner: &Author, commits: &[St
     let repo = owner.repo("x");
     let states = Filter::new().kind(kinds::STATE).author(owner.key());
     let relay = instance.purgatory().relay();
-    let states = relay.events(states).await.unwrap().iter().map(|event| event.id).collect();
+    let states = relay
+        .events(states)
+        .await
+        .unwrap()
+        .iter()
+        .map(|event| event.id)
+        .collect();
     let view = instance.purgatory().repos().view(&repo).await.unwrap();
     let mut readable = Vec::new();
     for commit in commits {
         let into = Workdir::init().await;
-        readable.push(into.git(&["fetch", &instance.clone_url(&repo), commit]).await.ok);
+        readable.push(
+            into.git(&["fetch", &instance.clone_url(&repo), commit])
+                .await
+                .ok,
+        );
     }
     let disk = instance.purgatory().disk();
     let now = relay.now().mono;
@@ -218,7 +287,8 @@ async fn interfere(instance: &Instance, owner: &Author, stolen: &str) -> String 
         .ingest(vec![
             listing(&eve.later(1), "x", instance, &[owner, &mallory]),
             listing(&mallory, "x", instance, &[&eve, owner]),
-            eve.later(1).state("x", &[(MAIN, &own), ("refs/heads/stolen", stolen)]),
+            eve.later(1)
+                .state("x", &[(MAIN, &own), ("refs/heads/stolen", stolen)]),
             eve.later(2).state("x", &[(MAIN, &own)]),
             mallory.state("x", &[(MAIN, stolen)]),
             mallory.pull_request(&eve.repo("x"), &own),
@@ -226,7 +296,8 @@ async fn interfere(instance: &Instance, owner: &Author, stolen: &str) -> String 
         .await;
     work.git(&["push", &url, MAIN]).await.expect_ok();
     let id = "ab".repeat(32);
-    work.git(&["push", &url, &format!("{own}:refs/nostr/{id}")]).await;
+    work.git(&["push", &url, &format!("{own}:refs/nostr/{id}")])
+        .await;
     own
 }
 
@@ -261,7 +332,9 @@ async fn what_strangers_do_under_the_same_name_changes_nothing_for_a_repository(
 
     // Deleting it removes exactly its files; those of others stay, and have nothing of it.
     let before = files(&among_others.repositories().join("repositories")).len();
-    let delete = alice.later(9).sign(5, "", &[&["a", &alice.repo("x").to_string()]]);
+    let delete = alice
+        .later(9)
+        .sign(5, "", &[&["a", &alice.repo("x").to_string()]]);
     among_others.ingest(vec![delete]).await;
     let after = grasp_tests::eventually(|| {
         let left = files(&among_others.repositories().join("repositories")).len();

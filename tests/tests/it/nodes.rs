@@ -44,7 +44,12 @@ impl GrowingRepo {
     async fn new(name: &str, at: &ServerClient) -> Self {
         let author = Author::new().earlier(1_000);
         publish(at, &author.announce(name, &at.service())).await;
-        Self { author, name: name.into(), work: Workdir::init().await, commits: Vec::new() }
+        Self {
+            author,
+            name: name.into(),
+            work: Workdir::init().await,
+            commits: Vec::new(),
+        }
     }
 
     fn repo(&self) -> RepoId {
@@ -56,7 +61,10 @@ impl GrowingRepo {
         let number = self.commits.len() as u64 + 1;
         let commit = self.work.commit(&format!("{} {number}", self.name)).await;
         self.commits.push(commit.clone());
-        let state = self.author.later(number).state(&self.name, &[(MAIN, &commit)]);
+        let state = self
+            .author
+            .later(number)
+            .state(&self.name, &[(MAIN, &commit)]);
         if !matches!(sign_at.publish(&state).await, Some(Ok(()))) {
             return false;
         }
@@ -67,7 +75,10 @@ impl GrowingRepo {
     /// Signs issues about the repository, each with a different text.
     fn issues(&self, count: usize) -> Vec<Event> {
         let coordinate = self.repo().to_string();
-        let issue = |n| self.author.sign(1621, &format!("issue {n}"), &[&["a", &coordinate]]);
+        let issue = |n| {
+            self.author
+                .sign(1621, &format!("issue {n}"), &[&["a", &coordinate]])
+        };
         (0..count).map(issue).collect()
     }
 
@@ -78,12 +89,17 @@ impl GrowingRepo {
 
 /// Waits until all nodes serve the same events and refs, with this tip.
 async fn until_converged(group: &Group, repo: &RepoId, tip: &str) {
-    Convergence::of(&group.all()).with_refs(repo, &[(MAIN, tip)]).wait().await;
+    Convergence::of(&group.all())
+        .with_refs(repo, &[(MAIN, tip)])
+        .wait()
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn any_node_accepts_events_and_pushes_and_every_node_serves_them() {
-    let Some(group) = Group::start(3).await else { return };
+    let Some(group) = Group::start(3).await else {
+        return;
+    };
     let mut x = GrowingRepo::new("x", &group.client()).await;
     for n in 0..6 {
         let (sign_at, push_at) = (group.node(n % 3), group.node((n + 1) % 3));
@@ -93,7 +109,10 @@ async fn any_node_accepts_events_and_pushes_and_every_node_serves_them() {
             let refs = node.refs(&x.repo()).await.unwrap();
             assert!(refs.contains(x.tip()), "{refs}");
             let clone = Workdir::empty();
-            clone.git(&["clone", "-q", &node.clone_url(&x.repo()), "."]).await.expect_ok();
+            clone
+                .git(&["clone", "-q", &node.clone_url(&x.repo()), "."])
+                .await
+                .expect_ok();
         }
     }
     until_converged(&group, &x.repo(), x.tip()).await;
@@ -107,7 +126,9 @@ async fn subscribe(node: &ServerClient) -> Socket {
     let request = r#"["REQ","live",{"kinds":[1621]}]"#;
     socket.send(Message::text(request)).await.unwrap();
     loop {
-        let Message::Text(text) = socket.next().await.unwrap().unwrap() else { continue };
+        let Message::Text(text) = socket.next().await.unwrap().unwrap() else {
+            continue;
+        };
         if text.starts_with(r#"["EOSE""#) {
             return socket;
         }
@@ -119,7 +140,9 @@ async fn assert_next(socket: &mut Socket, expected: &[Event]) {
     let expected: Vec<String> = expected.iter().map(|event| event.id.to_hex()).collect();
     let mut received = Vec::new();
     while received.len() < expected.len() {
-        let Message::Text(text) = socket.next().await.unwrap().unwrap() else { continue };
+        let Message::Text(text) = socket.next().await.unwrap().unwrap() else {
+            continue;
+        };
         let message: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(message[0], "EVENT", "{message}");
         received.push(message[2]["id"].as_str().unwrap().to_owned());
@@ -129,7 +152,9 @@ async fn assert_next(socket: &mut Socket, expected: &[Event]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn live_events_reach_the_subscriptions_of_every_node_once_and_in_order() {
-    let Some(group) = Group::start(3).await else { return };
+    let Some(group) = Group::start(3).await else {
+        return;
+    };
     let mut x = GrowingRepo::new("x", &group.client()).await;
     assert!(x.grow(&group.node(0), &group.node(1)).await);
     let mut sockets = Vec::new();
@@ -147,12 +172,16 @@ async fn live_events_reach_the_subscriptions_of_every_node_once_and_in_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn live_events_come_once_and_in_order_across_a_failover_and_a_database_restart() {
-    let Some(mut group) = Group::start(3).await else { return };
+    let Some(mut group) = Group::start(3).await else {
+        return;
+    };
     let mut x = GrowingRepo::new("x", &group.client()).await;
     assert!(x.grow(&group.client(), &group.client()).await);
     let writer = group.until_ready().await;
-    let others: Vec<ServerClient> =
-        (0..3).filter(|node| *node != writer).map(|node| group.node(node)).collect();
+    let others: Vec<ServerClient> = (0..3)
+        .filter(|node| *node != writer)
+        .map(|node| group.node(node))
+        .collect();
     let mut sockets = Vec::new();
     for node in &others {
         sockets.push(subscribe(node).await);
@@ -170,7 +199,9 @@ async fn live_events_come_once_and_in_order_across_a_failover_and_a_database_res
         assert_next(socket, &issues).await;
     }
     // No event is sent twice: the next one is new.
-    let last = x.author.sign(1621, "the last", &[&["a", &x.repo().to_string()]]);
+    let last = x
+        .author
+        .sign(1621, "the last", &[&["a", &x.repo().to_string()]]);
     publish(&others[0], &last).await;
     for socket in &mut sockets {
         assert_next(socket, std::slice::from_ref(&last)).await;
@@ -179,12 +210,17 @@ async fn live_events_come_once_and_in_order_across_a_failover_and_a_database_res
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_are_served_again_after_the_writer_is_killed_and_nothing_acknowledged_is_lost() {
-    let Some(mut group) = Group::start(3).await else { return };
+    let Some(mut group) = Group::start(3).await else {
+        return;
+    };
     let mut x = GrowingRepo::new("x", &group.client()).await;
     assert!(x.grow(&group.client(), &group.client()).await);
     // An upload without its event was acknowledged, too.
     let bob = Author::new();
-    x.work.git(&["checkout", "-q", "-b", "topic"]).await.expect_ok();
+    x.work
+        .git(&["checkout", "-q", "-b", "topic"])
+        .await
+        .expect_ok();
     let topic = x.work.commit("topic").await;
     let request = bob.sign(1618, "", &[&["a", &x.repo().to_string()], &["c", &topic]]);
     let target = format!("topic:refs/nostr/{}", request.id.to_hex());
@@ -203,13 +239,22 @@ async fn clients_are_served_again_after_the_writer_is_killed_and_nothing_acknowl
     }
     publish(&group.client(), &request).await;
     let requested = (format!("refs/nostr/{}", request.id.to_hex()), topic);
-    let refs = [(MAIN, x.tip()), (requested.0.as_str(), requested.1.as_str())];
-    Convergence::of(&group.all()).with_refs(&x.repo(), &refs).serving([&request]).wait().await;
+    let refs = [
+        (MAIN, x.tip()),
+        (requested.0.as_str(), requested.1.as_str()),
+    ];
+    Convergence::of(&group.all())
+        .with_refs(&x.repo(), &refs)
+        .serving([&request])
+        .wait()
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_suspended_writer_cannot_write_after_it_resumes() {
-    let Some(group) = Group::start(3).await else { return };
+    let Some(group) = Group::start(3).await else {
+        return;
+    };
     let mut x = GrowingRepo::new("x", &group.client()).await;
     assert!(x.grow(&group.client(), &group.client()).await);
     let writer = group.until_ready().await;
@@ -218,8 +263,12 @@ async fn a_suspended_writer_cannot_write_after_it_resumes() {
     let suspended = Instant::now();
     eventually_async(|| async {
         let status = group.status(other).await?;
-        let mut up = status.nodes.into_iter().filter(|node| node.is_writer && node.is_up);
-        up.find(|node| node.address != group.node_name(writer)).map(drop)
+        let mut up = status
+            .nodes
+            .into_iter()
+            .filter(|node| node.is_writer && node.is_up);
+        up.find(|node| node.address != group.node_name(writer))
+            .map(drop)
     })
     .await;
     loop {
@@ -244,7 +293,9 @@ async fn a_suspended_writer_cannot_write_after_it_resumes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_of_the_database_loses_nothing_acknowledged() {
-    let Some(group) = Group::start(2).await else { return };
+    let Some(group) = Group::start(2).await else {
+        return;
+    };
     let mut x = GrowingRepo::new("x", &group.client()).await;
     assert!(x.grow(&group.client(), &group.client()).await);
     let issues = x.issues(200);
@@ -275,19 +326,27 @@ async fn a_restart_of_the_database_loses_nothing_acknowledged() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_concurrent_pushes_through_different_nodes_the_signed_one_succeeds() {
-    let Some(group) = Group::start(3).await else { return };
+    let Some(group) = Group::start(3).await else {
+        return;
+    };
     let author = Author::new().earlier(1_000);
     let (at, repo) = (group.client(), author.repo("x"));
     publish(&at, &author.announce("x", &at.service())).await;
     let first = Workdir::init().await;
     let base = first.commit("base").await;
     publish(&at, &author.state("x", &[(MAIN, &base)])).await;
-    first.git(&["push", &at.clone_url(&repo), "main"]).await.expect_ok();
+    first
+        .git(&["push", &at.clone_url(&repo), "main"])
+        .await
+        .expect_ok();
     // Sixteen clones, each with a commit of its own; the signed state names one of them.
     let mut clones = Vec::new();
     for n in 0..16 {
         let clone = Workdir::empty();
-        clone.git(&["clone", "-q", &group.node(n % 3).clone_url(&repo), "."]).await.expect_ok();
+        clone
+            .git(&["clone", "-q", &group.node(n % 3).clone_url(&repo), "."])
+            .await
+            .expect_ok();
         let tip = clone.commit(&format!("commit {n}")).await;
         clones.push((clone, tip));
     }
@@ -298,7 +357,11 @@ async fn of_concurrent_pushes_through_different_nodes_the_signed_one_succeeds() 
         async move { (tip.clone(), clone.git(&["push", &url, "main"]).await.ok) }
     });
     let pushed: BTreeMap<String, bool> = join_all(pushes).await.into_iter().collect();
-    let won: Vec<&String> = pushed.iter().filter(|(_, ok)| **ok).map(|(tip, _)| tip).collect();
+    let won: Vec<&String> = pushed
+        .iter()
+        .filter(|(_, ok)| **ok)
+        .map(|(tip, _)| tip)
+        .collect();
     assert_eq!(won, [&winner]);
     until_converged(&group, &repo, &winner).await;
 }
@@ -326,14 +389,23 @@ async fn assert_state_is_refs(node: &ServerClient, grower: &GrowingRepo) {
         return;
     };
     for state in states.values() {
-        let tag = state.tags.iter().find(|tag| tag.as_slice()[0] == MAIN).unwrap();
-        assert!(refs.contains(&format!("{}\t{MAIN}", tag.as_slice()[1])), "{refs} {state:?}");
+        let tag = state
+            .tags
+            .iter()
+            .find(|tag| tag.as_slice()[0] == MAIN)
+            .unwrap();
+        assert!(
+            refs.contains(&format!("{}\t{MAIN}", tag.as_slice()[1])),
+            "{refs} {state:?}"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_are_killed_at_random_lose_nothing_acknowledged() {
-    let Some(mut group) = Group::start(3).await else { return };
+    let Some(mut group) = Group::start(3).await else {
+        return;
+    };
     let end = Instant::now() + long_run().unwrap_or(RANDOM_KILLS_DURATION);
     let mut growers = Vec::new();
     for name in ["x", "y"] {
@@ -381,12 +453,17 @@ async fn nodes_that_are_killed_at_random_lose_nothing_acknowledged() {
         let served = node.events().await.unwrap();
         assert!(issues.iter().all(|id| served.contains_key(id)));
     }
-    eprintln!("{round} rounds, {} issues acknowledged, slowest round {slowest:?}", issues.len());
+    eprintln!(
+        "{round} rounds, {} issues acknowledged, slowest round {slowest:?}",
+        issues.len()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_cannot_reach_the_writer_serves_what_is_committed_and_refuses_the_rest() {
-    let Some(group) = Group::start(3).await else { return };
+    let Some(group) = Group::start(3).await else {
+        return;
+    };
     let mut x = GrowingRepo::new("x", &group.client()).await;
     assert!(x.grow(&group.client(), &group.client()).await);
     let writer = group.until_ready().await;
@@ -396,9 +473,17 @@ async fn a_node_that_cannot_reach_the_writer_serves_what_is_committed_and_refuse
     assert!(x.grow(&group.node(writer), &group.node(writer)).await);
     until_converged(&group, &x.repo(), x.tip()).await;
     let issue = x.author.sign(1621, "cut", &[&["a", &x.repo().to_string()]]);
-    let refused = group.node(reader).publish(&issue).await.unwrap().unwrap_err();
+    let refused = group
+        .node(reader)
+        .publish(&issue)
+        .await
+        .unwrap()
+        .unwrap_err();
     assert!(refused.starts_with("error:"), "{refused}");
-    let pushed = x.work.git(&["push", &group.node(reader).clone_url(&x.repo()), "main"]).await;
+    let pushed = x
+        .work
+        .git(&["push", &group.node(reader).clone_url(&x.repo()), "main"])
+        .await;
     assert!(!pushed.ok && pushed.err.contains("503"), "{}", pushed.err);
     group.cut(writer, false);
     publish(&group.node(reader), &issue).await;
@@ -409,18 +494,26 @@ async fn a_node_that_cannot_reach_the_writer_serves_what_is_committed_and_refuse
 
 #[tokio::test(flavor = "multi_thread")]
 async fn faults_of_the_object_store_delay_or_fail_pushes_and_lose_nothing() {
-    let Some(group) = Group::start(2).await else { return };
+    let Some(group) = Group::start(2).await else {
+        return;
+    };
     let mut x = GrowingRepo::new("x", &group.client()).await;
     assert!(x.grow(&group.client(), &group.client()).await);
-    for fault in [S3Fault::Unavailable, S3Fault::LostAnswer, S3Fault::Slow(Duration::from_secs(1))]
-    {
+    for fault in [
+        S3Fault::Unavailable,
+        S3Fault::LostAnswer,
+        S3Fault::Slow(Duration::from_secs(1)),
+    ] {
         group.packs().fail(2, ("PUT", ""), fault.clone());
         assert!(x.grow(&group.client(), &group.client()).await, "{fault:?}");
         group.packs().fail(2, ("GET", ".pack"), fault);
         until_converged(&group, &x.repo(), x.tip()).await;
         for node in group.all() {
             let clone = Workdir::empty();
-            clone.git(&["clone", "-q", &node.clone_url(&x.repo()), "."]).await.expect_ok();
+            clone
+                .git(&["clone", "-q", &node.clone_url(&x.repo()), "."])
+                .await
+                .expect_ok();
         }
     }
     let served = x.tip().to_owned();
@@ -436,16 +529,24 @@ async fn faults_of_the_object_store_delay_or_fail_pushes_and_lose_nothing() {
     }
     group.packs().heal();
     group.until_ready().await;
-    let again = x.work.git(&["push", &group.client().clone_url(&x.repo()), "main"]).await;
+    let again = x
+        .work
+        .git(&["push", &group.client().clone_url(&x.repo()), "main"])
+        .await;
     again.expect_ok();
     until_converged(&group, &x.repo(), x.tip()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_between_nodes_need_the_node_key() {
-    let Some(group) = Group::start(1).await else { return };
+    let Some(group) = Group::start(1).await else {
+        return;
+    };
     let address = group.node(0).service().to_string();
-    for (path, key) in [("/node/events", ""), ("/node/ephemeral", &"0".repeat(64)[..])] {
+    for (path, key) in [
+        ("/node/events", ""),
+        ("/node/ephemeral", &"0".repeat(64)[..]),
+    ] {
         let answer = post(&address, path, &[("grasp-node-key", key)], b"[]").await;
         assert_eq!(answer.status, 404, "{path}");
     }
@@ -454,7 +555,9 @@ async fn requests_between_nodes_need_the_node_key() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn errors_of_database_and_pack_storage_contain_no_secrets() {
-    let Some(postgres) = Postgres::durable() else { return };
+    let Some(postgres) = Postgres::durable() else {
+        return;
+    };
     let (dir, packs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let address = "127.0.0.1:1".parse().unwrap();
     let name = postgres.database();
@@ -462,8 +565,16 @@ async fn errors_of_database_and_pack_storage_contain_no_secrets() {
     let right = postgres.tcp_url(grasp_tests::PASSWORD, name);
     let packs = format!("file://{}", packs.path().display());
     let cases = [
-        (postgres.tcp_url("wrong-password", name), packs.clone(), "password"),
-        (postgres.tcp_url(grasp_tests::PASSWORD, "nothing"), packs, "does not exist"),
+        (
+            postgres.tcp_url("wrong-password", name),
+            packs.clone(),
+            "password",
+        ),
+        (
+            postgres.tcp_url(grasp_tests::PASSWORD, "nothing"),
+            packs,
+            "does not exist",
+        ),
         (right, "file:///nowhere/at/all".into(), "does not exist"),
     ];
     for (database, packs, expected) in cases {
@@ -483,11 +594,17 @@ async fn errors_of_database_and_pack_storage_contain_no_secrets() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_with_a_wrong_clock_does_not_start() {
-    let Some(postgres) = Postgres::durable() else { return };
+    let Some(postgres) = Postgres::durable() else {
+        return;
+    };
     let (dir, packs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut settings = settings(dir.path(), "127.0.0.1:1".parse().unwrap(), "127.0.0.1:1");
     settings.database = Some(postgres.database().parse().unwrap());
-    settings.packs = Some(format!("file://{}", packs.path().display()).parse().unwrap());
+    settings.packs = Some(
+        format!("file://{}", packs.path().display())
+            .parse()
+            .unwrap(),
+    );
     for (skew, expected) in [(3_600, "ahead of"), (-3_600, "behind")] {
         let (system, skew) = (Clock::system(), skew as i64);
         let clock = Clock::new(move || {
@@ -499,7 +616,10 @@ async fn a_node_with_a_wrong_clock_does_not_start() {
             Ok(_) => panic!("a node with a clock that is {skew} s off was started"),
             Err(error) => format!("{error:#}"),
         };
-        assert!(error.contains(expected) && error.contains("clock of the database"), "{error}");
+        assert!(
+            error.contains(expected) && error.contains("clock of the database"),
+            "{error}"
+        );
     }
     drop(Server::open(&settings, Clock::system()).await.unwrap());
 }

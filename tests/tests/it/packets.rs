@@ -53,14 +53,25 @@ async fn hosted() -> Hosted {
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
     let repo = alice.repo("x");
     let refs = instance.refs(&repo).await;
-    Hosted { instance, alice, repo, work, tip, refs }
+    Hosted {
+        instance,
+        alice,
+        repo,
+        work,
+        tip,
+        refs,
+    }
 }
 
 impl Hosted {
     /// Asserts that no ref has moved, no operation runs and no temporary file is left.
     async fn assert_unchanged(&self, after: &str) {
         assert_eq!(self.instance.refs(&self.repo).await, self.refs, "{after}");
-        assert_eq!(self.instance.until_idle().await, Leftovers::default(), "{after}");
+        assert_eq!(
+            self.instance.until_idle().await,
+            Leftovers::default(),
+            "{after}"
+        );
     }
 }
 
@@ -92,21 +103,41 @@ async fn malformed_command_lists_are_refused() {
         line("refs/heads/new"),
         line(&format!("{tip} refs/heads/new")),
         line(&format!("{ZERO_ID} {} refs/heads/new", &tip[..39])),
-        line(&format!("{} {} refs/heads/new", "0".repeat(64), "a".repeat(64))),
+        line(&format!(
+            "{} {} refs/heads/new",
+            "0".repeat(64),
+            "a".repeat(64)
+        )),
         line(&format!("{ZERO_ID}  {tip} refs/heads/new")),
         line(&format!("shallow {tip}")),
         line("push-cert"),
-        push(&[(ZERO_ID, &tip, "refs/heads/a"), (ZERO_ID, &tip, "refs/heads/a")], b""),
+        push(
+            &[
+                (ZERO_ID, &tip, "refs/heads/a"),
+                (ZERO_ID, &tip, "refs/heads/a"),
+            ],
+            b"",
+        ),
         [&command("refs/heads/new")[..], b"0001"].concat()[4..].to_vec(),
     ];
     lists.extend(BAD_NAMES.iter().map(|name| command(name)));
-    lists.extend((1..good.len() - 4).step_by(7).map(|length| good[..length].to_vec()));
+    lists.extend(
+        (1..good.len() - 4)
+            .step_by(7)
+            .map(|length| good[..length].to_vec()),
+    );
     for list in lists {
         let shown = String::from_utf8_lossy(&list[..list.len().min(200)]).into_owned();
-        let answer = hosted.instance.post(&hosted.repo, "git-receive-pack", &[], &list).await;
+        let answer = hosted
+            .instance
+            .post(&hosted.repo, "git-receive-pack", &[], &list)
+            .await;
         assert_eq!(answer.status, 200, "{shown:?}: {answer:?}");
         assert!(!answer.body.contains("ok refs/"), "{shown:?}: {answer:?}");
-        let clean = answer.body.bytes().all(|b| b < 4 || b == b'\n' || b == b'\r' || b >= 0x20);
+        let clean = answer
+            .body
+            .bytes()
+            .all(|b| b < 4 || b == b'\n' || b == b'\r' || b >= 0x20);
         assert!(clean, "control characters are not echoed: {answer:?}");
     }
     hosted.assert_unchanged("malformed lists").await;
@@ -115,9 +146,21 @@ async fn malformed_command_lists_are_refused() {
 #[tokio::test]
 async fn refs_in_other_namespaces_are_refused_by_name() {
     let hosted = hosted().await;
-    for name in ["refs/grasp/x", "refs/proven/0", "refs/remotes/a/b", "refs/notes/x", "refs/x"] {
-        let request = push(&[(ZERO_ID, &hosted.tip, name)], &hosted.work.pack(&["main"]).await);
-        let answer = hosted.instance.post(&hosted.repo, "git-receive-pack", &[], &request).await;
+    for name in [
+        "refs/grasp/x",
+        "refs/proven/0",
+        "refs/remotes/a/b",
+        "refs/notes/x",
+        "refs/x",
+    ] {
+        let request = push(
+            &[(ZERO_ID, &hosted.tip, name)],
+            &hosted.work.pack(&["main"]).await,
+        );
+        let answer = hosted
+            .instance
+            .post(&hosted.repo, "git-receive-pack", &[], &request)
+            .await;
         assert!(answer.body.contains(&format!("ng {name} ")), "{answer:?}");
     }
     hosted.assert_unchanged("foreign namespaces").await;
@@ -126,10 +169,19 @@ async fn refs_in_other_namespaces_are_refused_by_name() {
 #[tokio::test]
 async fn malformed_fetch_requests_do_not_affect_others() {
     let hosted = hosted().await;
-    let want = format!("want {} multi_ack_detailed side-band-64k ofs-delta\n", hosted.tip);
+    let want = format!(
+        "want {} multi_ack_detailed side-band-64k ofs-delta\n",
+        hosted.tip
+    );
     let good = [pkt(want), b"0000".to_vec(), pkt("done\n")].concat();
     let missing = pkt(format!("want {}\n", "d".repeat(40)));
-    let v2 = [pkt("command=fetch"), b"0001".to_vec(), missing.clone(), b"0000".to_vec()].concat();
+    let v2 = [
+        pkt("command=fetch"),
+        b"0001".to_vec(),
+        missing.clone(),
+        b"0000".to_vec(),
+    ]
+    .concat();
     let mut requests = vec![
         vec![0xff; 2_000],
         b"zzzz".to_vec(),
@@ -139,24 +191,39 @@ async fn malformed_fetch_requests_do_not_affect_others() {
         [pkt("command=rm -rf"), b"0000".to_vec()].concat(),
         v2,
     ];
-    requests.extend((1..good.len()).step_by(9).map(|length| good[..length].to_vec()));
+    requests.extend(
+        (1..good.len())
+            .step_by(9)
+            .map(|length| good[..length].to_vec()),
+    );
     for request in requests {
         for headers in [&[][..], &[("Git-Protocol", "version=2")]] {
             let instance = &hosted.instance;
-            let answer = instance.post(&hosted.repo, "git-upload-pack", headers, &request).await;
+            let answer = instance
+                .post(&hosted.repo, "git-upload-pack", headers, &request)
+                .await;
             assert_eq!(answer.status, 200, "{request:?}: {answer:?}");
             assert!(!answer.body.contains("PACK"), "{request:?}: {answer:?}");
         }
     }
     let instance = &hosted.instance;
-    assert!(instance.post(&hosted.repo, "git-upload-pack", &[], &good).await.body.contains("PACK"));
+    assert!(
+        instance
+            .post(&hosted.repo, "git-upload-pack", &[], &good)
+            .await
+            .body
+            .contains("PACK")
+    );
     hosted.assert_unchanged("malformed requests").await;
 }
 
 #[tokio::test]
 async fn compressed_requests_are_read_and_compression_bombs_are_refused() {
     let hosted = hosted().await;
-    let want = format!("want {} multi_ack_detailed side-band-64k ofs-delta\n", hosted.tip);
+    let want = format!(
+        "want {} multi_ack_detailed side-band-64k ofs-delta\n",
+        hosted.tip
+    );
     let good = [pkt(want), b"0000".to_vec(), pkt("done\n")].concat();
     let zipped = gzip(&good);
     let bomb = gzip(&vec![b'0'; 32 << 20]);
@@ -177,8 +244,16 @@ async fn compressed_requests_are_read_and_compression_bombs_are_refused() {
         ("git-receive-pack", &good, "deflate", 415),
     ] {
         let headers = [("Content-Encoding", encoding)];
-        let answer = hosted.instance.post(&hosted.repo, service, &headers, body).await;
-        assert_eq!(answer.status, status, "{service} {encoding} {}: {answer:?}", body.len());
+        let answer = hosted
+            .instance
+            .post(&hosted.repo, service, &headers, body)
+            .await;
+        assert_eq!(
+            answer.status,
+            status,
+            "{service} {encoding} {}: {answer:?}",
+            body.len()
+        );
         assert!(!answer.body.contains("ok refs/"), "{answer:?}");
         assert_eq!(answer.header("access-control-allow-origin"), "*");
     }
@@ -189,12 +264,20 @@ async fn compressed_requests_are_read_and_compression_bombs_are_refused() {
 async fn a_compression_bomb_after_valid_commands_is_refused_for_each_ref() {
     let hosted = hosted().await;
     let next = hosted.work.commit("next").await;
-    hosted.instance.ingest(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
+    hosted
+        .instance
+        .ingest(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])])
+        .await;
     let commands = push(&[(&hosted.tip, &next, MAIN)], b"");
-    let random: Vec<u8> = (0..20_000u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();
+    let random: Vec<u8> = (0..20_000u32)
+        .map(|n| (n.wrapping_mul(n) >> 7) as u8)
+        .collect();
     let bomb = gzip(&[&commands[..], &random, &vec![0; 32 << 20]].concat());
     let headers = [("Content-Encoding", "gzip")];
-    let answer = hosted.instance.post(&hosted.repo, "git-receive-pack", &headers, &bomb).await;
+    let answer = hosted
+        .instance
+        .post(&hosted.repo, "git-receive-pack", &headers, &bomb)
+        .await;
     assert!(answer.body.contains(&format!("ng {MAIN} ")), "{answer:?}");
     hosted.assert_unchanged("a bomb as a pack").await;
 }
@@ -203,8 +286,10 @@ async fn a_compression_bomb_after_valid_commands_is_refused_for_each_ref() {
 async fn thousands_of_refs_change_in_one_push_and_too_many_are_refused() {
     let hosted = hosted().await;
     let names: Vec<String> = (0..2_500).map(|n| format!("refs/heads/b{n}")).collect();
-    let mut refs: Vec<(&str, &str)> =
-        names.iter().map(|name| (name.as_str(), hosted.tip.as_str())).collect();
+    let mut refs: Vec<(&str, &str)> = names
+        .iter()
+        .map(|name| (name.as_str(), hosted.tip.as_str()))
+        .collect();
     refs.push((MAIN, &hosted.tip));
     let state = hosted.alice.later(1).state("x", &refs);
     hosted.instance.ingest(vec![state.clone()]).await;
@@ -213,33 +298,65 @@ async fn thousands_of_refs_change_in_one_push_and_too_many_are_refused() {
     assert_eq!(listed.lines().count(), 2_502);
 
     // All of them are deleted by a push.
-    let state =
-        hosted.alice.later(2).state("x", &[(MAIN, &hosted.tip), ("refs/heads/z", &"d".repeat(40))]);
+    let state = hosted.alice.later(2).state(
+        "x",
+        &[(MAIN, &hosted.tip), ("refs/heads/z", &"d".repeat(40))],
+    );
     hosted.instance.ingest(vec![state]).await;
     let next = hosted.work.commit("next").await;
     let state = hosted.alice.later(3).state("x", &[(MAIN, &next)]);
     hosted.instance.ingest(vec![state.clone()]).await;
     let url = hosted.instance.clone_url(&hosted.repo);
-    hosted.work.git(&["push", "-q", "--mirror", &url]).await.expect_ok();
+    hosted
+        .work
+        .git(&["push", "-q", "--mirror", &url])
+        .await
+        .expect_ok();
     assert!(hosted.instance.serves(&state).await);
     assert_eq!(hosted.instance.refs(&hosted.repo).await.lines().count(), 2);
 
-    let many: Vec<String> = (0..=MAX_COMMANDS).map(|n| format!("refs/heads/b{n}")).collect();
-    let many: Vec<_> = many.iter().map(|name| (ZERO_ID, next.as_str(), name.as_str())).collect();
+    let many: Vec<String> = (0..=MAX_COMMANDS)
+        .map(|n| format!("refs/heads/b{n}"))
+        .collect();
+    let many: Vec<_> = many
+        .iter()
+        .map(|name| (ZERO_ID, next.as_str(), name.as_str()))
+        .collect();
     let request = push(&many, b"");
-    let answer = hosted.instance.post(&hosted.repo, "git-receive-pack", &[], &request).await;
-    assert!(answer.body.contains(&format!("more than {MAX_COMMANDS} refs")), "{answer:?}");
+    let answer = hosted
+        .instance
+        .post(&hosted.repo, "git-receive-pack", &[], &request)
+        .await;
+    assert!(
+        answer
+            .body
+            .contains(&format!("more than {MAX_COMMANDS} refs")),
+        "{answer:?}"
+    );
 }
 
 #[tokio::test]
 async fn unsigned_uploads_of_one_push_are_limited() {
     let hosted = hosted().await;
     let names: Vec<String> = (0..40).map(|n| format!("refs/nostr/{n:064x}")).collect();
-    let commands: Vec<_> =
-        names.iter().map(|name| (ZERO_ID, hosted.tip.as_str(), name.as_str())).collect();
+    let commands: Vec<_> = names
+        .iter()
+        .map(|name| (ZERO_ID, hosted.tip.as_str(), name.as_str()))
+        .collect();
     let pack = hosted.work.pack(&["main"]).await;
     let request = push(&commands, &pack);
-    let answer = hosted.instance.post(&hosted.repo, "git-receive-pack", &[], &request).await;
-    assert_eq!(answer.body.matches("ok refs/nostr/").count(), 32, "{answer:?}");
-    assert_eq!(answer.body.matches("ng refs/nostr/").count(), 8, "{answer:?}");
+    let answer = hosted
+        .instance
+        .post(&hosted.repo, "git-receive-pack", &[], &request)
+        .await;
+    assert_eq!(
+        answer.body.matches("ok refs/nostr/").count(),
+        32,
+        "{answer:?}"
+    );
+    assert_eq!(
+        answer.body.matches("ng refs/nostr/").count(),
+        8,
+        "{answer:?}"
+    );
 }

@@ -29,7 +29,14 @@ pub(crate) async fn hosted(settings: Settings) -> Hosted {
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
     let repo = alice.repo("x");
     let refs = instance.refs(&repo).await;
-    Hosted { instance, alice, repo, work, tip, refs }
+    Hosted {
+        instance,
+        alice,
+        repo,
+        work,
+        tip,
+        refs,
+    }
 }
 
 impl Hosted {
@@ -43,7 +50,10 @@ impl Hosted {
     /// Pushes these bytes as the pack of a commit, and returns the report.
     async fn push(&self, commit: &str, pack: &[u8]) -> String {
         let request = push(&[(&self.tip, commit, MAIN)], pack);
-        let answer = self.instance.post(&self.repo, "git-receive-pack", &[], &request).await;
+        let answer = self
+            .instance
+            .post(&self.repo, "git-receive-pack", &[], &request)
+            .await;
         assert_eq!(answer.status, 200, "{answer:?}");
         answer.body
     }
@@ -51,7 +61,11 @@ impl Hosted {
     async fn assert_unchanged(&self, state: &Event, after: &str) {
         assert!(!self.instance.serves(state).await, "{after}");
         assert_eq!(self.instance.refs(&self.repo).await, self.refs, "{after}");
-        assert_eq!(self.instance.until_idle().await, Leftovers::default(), "{after}");
+        assert_eq!(
+            self.instance.until_idle().await,
+            Leftovers::default(),
+            "{after}"
+        );
     }
 }
 
@@ -59,7 +73,10 @@ impl Hosted {
 async fn with_checksum(work: &Workdir, mut pack: Vec<u8>) -> Vec<u8> {
     pack.truncate(pack.len() - 20);
     std::fs::write(work.path().join("unsigned"), &pack).unwrap();
-    let sum = Command::new("sha1sum").arg(work.path().join("unsigned")).output().unwrap();
+    let sum = Command::new("sha1sum")
+        .arg(work.path().join("unsigned"))
+        .output()
+        .unwrap();
     std::fs::remove_file(work.path().join("unsigned")).unwrap();
     let hex = String::from_utf8(sum.stdout).unwrap();
     let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
@@ -85,20 +102,31 @@ async fn a_malformed_pack_changes_nothing() {
     fewer_objects[11] -= 1;
     let mut version = good.clone();
     version[7] = 9;
-    let only_commit = work.pipe(&["pack-objects", "--stdout", "-q"], next.as_bytes()).await;
+    let only_commit = work
+        .pipe(&["pack-objects", "--stdout", "-q"], next.as_bytes())
+        .await;
     let cases = [
         ("no bytes", Vec::new()),
         ("no pack", b"PUCK".to_vec()),
         ("constant bytes", vec![0x55; 10_000]),
         ("another version", version),
-        ("a corrupt object", with_checksum(work, flipped(good.len() / 2)).await),
+        (
+            "a corrupt object",
+            with_checksum(work, flipped(good.len() / 2)).await,
+        ),
         ("a flipped bit", flipped(good.len() / 2)),
         ("a wrong trailer", flipped(good.len() - 1)),
         ("no trailer", good[..good.len() - 20].to_vec()),
         ("half of it", good[..good.len() / 2].to_vec()),
         ("a header alone", good[..12].to_vec()),
-        ("fewer objects than it says", with_checksum(work, more_objects).await),
-        ("more objects than it says", with_checksum(work, fewer_objects).await),
+        (
+            "fewer objects than it says",
+            with_checksum(work, more_objects).await,
+        ),
+        (
+            "more objects than it says",
+            with_checksum(work, fewer_objects).await,
+        ),
         ("a commit without its tree", only_commit),
         ("objects of another commit", work.pack(&[&hosted.tip]).await),
     ];
@@ -108,7 +136,12 @@ async fn a_malformed_pack_changes_nothing() {
         assert!(!report.contains("the server failed"), "{what}: {report}");
         hosted.assert_unchanged(&state, what).await;
     }
-    assert!(hosted.push(&next, &good).await.contains(&format!("ok {MAIN}")));
+    assert!(
+        hosted
+            .push(&next, &good)
+            .await
+            .contains(&format!("ok {MAIN}"))
+    );
     assert!(hosted.instance.serves(&state).await);
 }
 
@@ -124,37 +157,76 @@ async fn objects_that_fsck_refuses_are_refused() {
             .collect();
         let tree = [b"100644 ", name, b"\0", &oid].concat();
         let args = ["hash-object", "-w", "-t", "tree", "--literally", "--stdin"];
-        String::from_utf8(work.pipe(&args, &tree).await).unwrap().trim().to_owned()
+        String::from_utf8(work.pipe(&args, &tree).await)
+            .unwrap()
+            .trim()
+            .to_owned()
     };
-    for (seconds, name) in [(1, &b".git"[..]), (2, b".."), (3, b"a/b"), (4, b".GIT"), (5, b"")] {
+    for (seconds, name) in [
+        (1, &b".git"[..]),
+        (2, b".."),
+        (3, b"a/b"),
+        (4, b".GIT"),
+        (5, b""),
+    ] {
         let tree = tree_with(name).await;
         let commit =
             format!("tree {tree}\nauthor a <a@b> 1 +0000\ncommitter a <a@b> 1 +0000\n\nevil\n");
-        let args = ["hash-object", "-w", "-t", "commit", "--literally", "--stdin"];
+        let args = [
+            "hash-object",
+            "-w",
+            "-t",
+            "commit",
+            "--literally",
+            "--stdin",
+        ];
         let commit = work.pipe(&args, commit.as_bytes()).await;
         let commit = String::from_utf8(commit).unwrap().trim().to_owned();
         let state = hosted.sign(seconds, &commit).await;
         let objects = format!("{commit}\n{tree}\n{blob}\n");
-        let pack = work.pipe(&["pack-objects", "--stdout", "-q"], objects.as_bytes()).await;
+        let pack = work
+            .pipe(&["pack-objects", "--stdout", "-q"], objects.as_bytes())
+            .await;
         let report = hosted.push(&commit, &pack).await;
-        assert!(report.contains(&format!("ng {MAIN} the pack was refused")), "{report}");
+        assert!(
+            report.contains(&format!("ng {MAIN} the pack was refused")),
+            "{report}"
+        );
         hosted.assert_unchanged(&state, "a malformed object").await;
     }
 }
 
 #[tokio::test]
 async fn a_pack_beyond_the_size_limit_is_refused() {
-    let git = GitLimits { push_bytes: 200_000, ..GitLimits::default() };
-    let hosted = hosted(Settings { git, ..Settings::default() }).await;
+    let git = GitLimits {
+        push_bytes: 200_000,
+        ..GitLimits::default()
+    };
+    let hosted = hosted(Settings {
+        git,
+        ..Settings::default()
+    })
+    .await;
     // The smaller one in one piece, the larger one in chunks after a probe, and beyond what is read before the answer.
     for (seconds, bytes) in [(1, 300_000), (2, 3_000_000)] {
-        hosted.work.git(&["reset", "-q", "--hard", &hosted.tip]).await.expect_ok();
+        hosted
+            .work
+            .git(&["reset", "-q", "--hard", &hosted.tip])
+            .await
+            .expect_ok();
         let next = hosted.work.commit_incompressible(bytes).await;
         let state = hosted.sign(seconds, &next).await;
         let url = hosted.instance.clone_url(&hosted.repo);
-        let error = hosted.work.git(&["push", &url, "main"]).await.expect_refused();
+        let error = hosted
+            .work
+            .git(&["push", &url, "main"])
+            .await
+            .expect_refused();
         if bytes < 400_000 {
-            assert!(error.contains("[remote rejected] main -> main (the request body"), "{error}");
+            assert!(
+                error.contains("[remote rejected] main -> main (the request body"),
+                "{error}"
+            );
         }
         hosted.assert_unchanged(&state, "an oversize pack").await;
     }
@@ -162,8 +234,15 @@ async fn a_pack_beyond_the_size_limit_is_refused() {
 
 #[tokio::test]
 async fn a_repository_does_not_grow_beyond_its_quota() {
-    let git = GitLimits { repository_bytes: 400_000, ..GitLimits::default() };
-    let mut hosted = hosted(Settings { git, ..Settings::default() }).await;
+    let git = GitLimits {
+        repository_bytes: 400_000,
+        ..GitLimits::default()
+    };
+    let mut hosted = hosted(Settings {
+        git,
+        ..Settings::default()
+    })
+    .await;
     let url = hosted.instance.clone_url(&hosted.repo);
     hosted.tip = hosted.work.commit_incompressible(300_000).await;
     hosted.sign(1, &hosted.tip).await;
@@ -171,11 +250,21 @@ async fn a_repository_does_not_grow_beyond_its_quota() {
     hosted.refs = hosted.instance.refs(&hosted.repo).await;
     let next = hosted.work.commit_incompressible(310_000).await;
     let state = hosted.sign(2, &next).await;
-    let error = hosted.work.git(&["push", &url, "main"]).await.expect_refused();
+    let error = hosted
+        .work
+        .git(&["push", &url, "main"])
+        .await
+        .expect_refused();
     let reason = "the repository would have more than 400000 bytes of git data";
     assert!(error.contains(reason), "{error}");
-    hosted.assert_unchanged(&state, "a pack beyond the quota").await;
-    hosted.work.git(&["reset", "-q", "--hard", &hosted.tip]).await.expect_ok();
+    hosted
+        .assert_unchanged(&state, "a pack beyond the quota")
+        .await;
+    hosted
+        .work
+        .git(&["reset", "-q", "--hard", &hosted.tip])
+        .await
+        .expect_ok();
     let small = hosted.work.commit("small").await;
     let state = hosted.sign(3, &small).await;
     hosted.work.git(&["push", &url, "main"]).await.expect_ok();
@@ -194,11 +283,22 @@ async fn check_full_disk(hosted: Hosted) {
     let next = hosted.work.commit_incompressible(6 << 20).await;
     let state = hosted.sign(1, &next).await;
     let url = hosted.instance.clone_url(&hosted.repo);
-    let error = hosted.work.git(&["push", &url, "main"]).await.expect_refused();
-    assert!(error.contains("[remote rejected] main -> main (no space left on disk)"), "{error}");
+    let error = hosted
+        .work
+        .git(&["push", &url, "main"])
+        .await
+        .expect_refused();
+    assert!(
+        error.contains("[remote rejected] main -> main (no space left on disk)"),
+        "{error}"
+    );
     hosted.assert_unchanged(&state, "a full disk").await;
     // A small push still succeeds.
-    hosted.work.git(&["reset", "-q", "--hard", &hosted.tip]).await.expect_ok();
+    hosted
+        .work
+        .git(&["reset", "-q", "--hard", &hosted.tip])
+        .await
+        .expect_ok();
     let small = hosted.work.commit("small").await;
     let state = hosted.sign(2, &small).await;
     hosted.work.git(&["push", &url, "main"]).await.expect_ok();
@@ -208,7 +308,10 @@ async fn check_full_disk(hosted: Hosted) {
 #[tokio::test]
 async fn a_file_size_limit_while_unpacking_is_reported_as_a_full_disk() {
     let dir = tempfile::tempdir().unwrap();
-    let settings = Settings { program: Some(limited_git(dir.path())), ..Settings::default() };
+    let settings = Settings {
+        program: Some(limited_git(dir.path())),
+        ..Settings::default()
+    };
     check_full_disk(hosted(settings).await).await;
 }
 
@@ -220,8 +323,13 @@ impl SmallDisk {
     fn mount() -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"]).arg(dir.path());
-        mount.output().is_ok_and(|mounted| mounted.status.success()).then_some(Self(dir))
+        mount
+            .args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"])
+            .arg(dir.path());
+        mount
+            .output()
+            .is_ok_and(|mounted| mounted.status.success())
+            .then_some(Self(dir))
     }
 }
 
@@ -237,8 +345,17 @@ async fn a_full_disk_while_unpacking_is_reported_as_such() {
         // Past what the test harness captures: `.ci/run` counts these lines.
         let reason =
             "no small disk can be mounted here; the test with a limited git covers this case";
-        return std::io::stderr().write_all(format!("skipped: {reason}\n").as_bytes()).unwrap();
+        return std::io::stderr()
+            .write_all(format!("skipped: {reason}\n").as_bytes())
+            .unwrap();
     };
     let repositories = Some(disk.0.path().join("git"));
-    check_full_disk(hosted(Settings { repositories, ..Settings::default() }).await).await;
+    check_full_disk(
+        hosted(Settings {
+            repositories,
+            ..Settings::default()
+        })
+        .await,
+    )
+    .await;
 }

@@ -59,12 +59,18 @@ async fn no_spelling_of_a_path_leaves_the_repository() {
             let refused = [400, 404].contains(&answer.status)
                 || (answer.status == 403 && answer.body.contains("dumb HTTP protocol"));
             assert!(refused, "{path}: {answer:?}");
-            assert!(!answer.body.contains("refs/heads/main"), "{path}: {answer:?}");
+            assert!(
+                !answer.body.contains("refs/heads/main"),
+                "{path}: {answer:?}"
+            );
         }
         for service in ["git-upload-pack", "git-receive-pack"] {
             let path = format!("/{owner}/{traversal}/{service}");
             let answer = post(&address, &path, &[], b"0000").await;
-            assert!([400, 403, 404, 405].contains(&answer.status), "{path}: {answer:?}");
+            assert!(
+                [400, 403, 404, 405].contains(&answer.status),
+                "{path}: {answer:?}"
+            );
         }
     }
     assert_eq!(files(&instance.repositories()), before);
@@ -88,7 +94,10 @@ async fn an_owner_has_exactly_one_spelling() {
         ),
         String::from("prs/") + &npub,
     ];
-    assert_eq!(instance.get(&format!("/{npub}/x.git"), &[]).await.status, 200);
+    assert_eq!(
+        instance.get(&format!("/{npub}/x.git"), &[]).await.status,
+        200
+    );
     for owner in spellings {
         let path = format!("/{owner}/x.git/info/refs?service=git-upload-pack");
         assert_eq!(instance.get(&path, &[]).await.status, 404, "{path}");
@@ -103,8 +112,14 @@ async fn a_repository_is_found_without_git_at_its_end() {
     let path = instance.path(&alice.repo("x"));
     let short = path.strip_suffix(".git").unwrap();
     let page = instance.get(short, &[]).await;
-    assert_eq!((page.status, &page.body), (200, &instance.get(&path, &[]).await.body));
-    assert_eq!(instance.get(&short.replace("/x", "/y"), &[]).await.status, 404);
+    assert_eq!(
+        (page.status, &page.body),
+        (200, &instance.get(&path, &[]).await.body)
+    );
+    assert_eq!(
+        instance.get(&short.replace("/x", "/y"), &[]).await.status,
+        404
+    );
     let url = instance.clone_url(&alice.repo("x"));
     let url = url.strip_suffix(".git").unwrap();
     let clone = Workdir::empty();
@@ -120,7 +135,16 @@ async fn a_repository_is_found_without_git_at_its_end() {
 async fn unusual_identifiers_are_not_treated_as_paths() {
     let instance = Instance::start().await;
     let alice = Author::new();
-    for name in ["my repo", "a:b", "x.git", "CON", "émoji 🦀", "%2e%2e", "-rf", "con\u{7}trol"] {
+    for name in [
+        "my repo",
+        "a:b",
+        "x.git",
+        "CON",
+        "émoji 🦀",
+        "%2e%2e",
+        "-rf",
+        "con\u{7}trol",
+    ] {
         instance.host(&alice, name).await;
         let path = instance.path(&alice.repo(name));
         assert_eq!(instance.get(&path, &[]).await.status, 200, "{name}");
@@ -157,7 +181,17 @@ async fn similar_host_names_are_not_this_service() {
             assert!(!answer.is_accepted, "{clone} {relay}");
         }
     }
-    assert_eq!(instance.get(&instance.path(&alice.repo("x")), &[]).await.status, 404);
+    assert_eq!(
+        instance
+            .get(&instance.path(&alice.repo("x")), &[])
+            .await
+            .status,
+        404
+    );
     let tags: [&[&str]; 3] = [&["d", "x"], &["clone", &ours.0], &["relays", &ours.1]];
-    assert!(instance.ingest(vec![alice.sign(30617, "", &tags)]).await[0].answer().is_accepted);
+    assert!(
+        instance.ingest(vec![alice.sign(30617, "", &tags)]).await[0]
+            .answer()
+            .is_accepted
+    );
 }

@@ -25,14 +25,26 @@ async fn an_atomic_push_succeeds_or_fails_as_a_whole() {
     instance.ingest(vec![request.clone()]).await;
     let wrong = format!("main:refs/nostr/{}", request.id);
 
-    let error = work.git(&["push", "--atomic", &url, "main", &wrong]).await.expect_refused();
+    let error = work
+        .git(&["push", "--atomic", &url, "main", &wrong])
+        .await
+        .expect_refused();
     assert!(error.contains("its event names commit"), "{error}");
-    assert!(error.contains("main -> main (atomic push failed"), "{error}");
+    assert!(
+        error.contains("main -> main (atomic push failed"),
+        "{error}"
+    );
     assert!(!instance.serves(&state).await);
     assert_eq!(instance.refs(&alice.repo("x")).await, before);
 
-    let error = work.git(&["push", &url, "main", &wrong]).await.expect_refused();
-    assert!(error.contains("main -> main\n"), "without --atomic the other ref moves: {error}");
+    let error = work
+        .git(&["push", &url, "main", &wrong])
+        .await
+        .expect_refused();
+    assert!(
+        error.contains("main -> main\n"),
+        "without --atomic the other ref moves: {error}"
+    );
     assert!(instance.serves(&state).await);
 }
 
@@ -45,11 +57,18 @@ async fn a_push_without_effect_needs_no_state() {
     let path = instance.path(&alice.repo("x"));
     assert!(path.ends_with("/x.git"));
     // A client that saw older refs: git itself would not send this.
-    let request = push(&[("1".repeat(40).as_str(), &tip, MAIN)], &work.pack(&["main"]).await);
-    let answer = instance.post(&alice.repo("x"), "git-receive-pack", &[], &request).await;
+    let request = push(
+        &[("1".repeat(40).as_str(), &tip, MAIN)],
+        &work.pack(&["main"]).await,
+    );
+    let answer = instance
+        .post(&alice.repo("x"), "git-receive-pack", &[], &request)
+        .await;
     assert!(answer.body.contains(&format!("ok {MAIN}")), "{answer:?}");
     let gone = push(&[(&tip, "0".repeat(40).as_str(), "refs/heads/never")], b"");
-    let answer = instance.post(&alice.repo("x"), "git-receive-pack", &[], &gone).await;
+    let answer = instance
+        .post(&alice.repo("x"), "git-receive-pack", &[], &gone)
+        .await;
     assert!(answer.body.contains("ok refs/heads/never"), "{answer:?}");
 }
 
@@ -66,14 +85,22 @@ async fn the_branch_of_head_can_be_deleted_and_a_branch_can_become_a_directory()
     let state = alice.later(1).sign(30618, "", &tags);
     instance.ingest(vec![state.clone()]).await;
     let there = format!("{next}:{below}");
-    work.git(&["push", &url, ":refs/heads/main", &there]).await.expect_ok();
+    work.git(&["push", &url, ":refs/heads/main", &there])
+        .await
+        .expect_ok();
     assert!(instance.serves(&state).await);
     let refs = instance.refs(&alice.repo("x")).await;
-    assert!(refs.contains(&format!("{next}\t{below}")) && !refs.contains(&tip), "{refs}");
+    assert!(
+        refs.contains(&format!("{next}\t{below}")) && !refs.contains(&tip),
+        "{refs}"
+    );
 
     let state = alice.later(2).sign(30618, "", &[&["d", "x"]]);
     instance.ingest(vec![state.clone()]).await;
-    assert!(instance.serves(&state).await, "a state without refs needs no objects");
+    assert!(
+        instance.serves(&state).await,
+        "a state without refs needs no objects"
+    );
     assert_eq!(instance.refs(&alice.repo("x")).await, "");
 }
 
@@ -88,12 +115,20 @@ async fn every_protocol_version_works() {
         let next = work.commit(&protocol).await;
         let state = alice.later(version + 1).state("x", &[(MAIN, &next)]);
         instance.ingest(vec![state.clone()]).await;
-        work.git(&["-c", &protocol, "push", &url, "main"]).await.expect_ok();
+        work.git(&["-c", &protocol, "push", &url, "main"])
+            .await
+            .expect_ok();
         assert!(instance.serves(&state).await);
         let clone = Workdir::empty();
-        clone.git(&["-c", &protocol, "clone", "-q", &url, "."]).await.expect_ok();
+        clone
+            .git(&["-c", &protocol, "clone", "-q", &url, "."])
+            .await
+            .expect_ok();
         assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), next);
-        clone.git(&["-c", &protocol, "fetch", "-q", &url, &next]).await.expect_ok();
+        clone
+            .git(&["-c", &protocol, "fetch", "-q", &url, &next])
+            .await
+            .expect_ok();
     }
 }
 
@@ -104,20 +139,37 @@ async fn a_push_from_a_shallow_clone_needs_only_what_the_server_lacks() {
     let work = instance.host(&alice, "x").await;
     let url = instance.clone_url(&alice.repo("x"));
     let second = work.commit("second").await;
-    instance.ingest(vec![alice.later(1).state("x", &[(MAIN, &second)])]).await;
+    instance
+        .ingest(vec![alice.later(1).state("x", &[(MAIN, &second)])])
+        .await;
     work.git(&["push", "-q", &url, "main"]).await.expect_ok();
 
     let shallow = Workdir::empty();
-    shallow.git(&["clone", "-q", "--depth=1", &url, "."]).await.expect_ok();
+    shallow
+        .git(&["clone", "-q", "--depth=1", &url, "."])
+        .await
+        .expect_ok();
     let third = shallow.commit("third").await;
-    assert_eq!(shallow.git(&["rev-list", "--count", "HEAD"]).await.expect_ok(), "2");
+    assert_eq!(
+        shallow
+            .git(&["rev-list", "--count", "HEAD"])
+            .await
+            .expect_ok(),
+        "2"
+    );
     let state = alice.later(2).state("x", &[(MAIN, &third)]);
     instance.ingest(vec![state.clone()]).await;
     shallow.git(&["push", "-q", &url, "main"]).await.expect_ok();
     assert!(instance.serves(&state).await);
     let clone = Workdir::empty();
     clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
-    assert_eq!(clone.git(&["rev-list", "--count", "HEAD"]).await.expect_ok(), "3");
+    assert_eq!(
+        clone
+            .git(&["rev-list", "--count", "HEAD"])
+            .await
+            .expect_ok(),
+        "3"
+    );
 }
 
 #[tokio::test]
@@ -129,13 +181,19 @@ async fn a_push_from_a_shallow_clone_without_its_history_is_refused_with_a_remed
     work.commit("the boundary").await;
     let shallow = Workdir::empty();
     let from = format!("file://{}", work.path().display());
-    shallow.git(&["clone", "-q", "--depth=1", &from, "."]).await.expect_ok();
+    shallow
+        .git(&["clone", "-q", "--depth=1", &from, "."])
+        .await
+        .expect_ok();
     let tip = shallow.commit("the tip").await;
     let before = instance.refs(&alice.repo("x")).await;
     let state = alice.later(1).state("x", &[(MAIN, &tip)]);
     instance.ingest(vec![state.clone()]).await;
     let url = instance.clone_url(&alice.repo("x"));
-    let error = shallow.git(&["push", "-q", "-f", &url, "main"]).await.expect_refused();
+    let error = shallow
+        .git(&["push", "-q", "-f", &url, "main"])
+        .await
+        .expect_refused();
     assert!(
         error.contains("the server lacks history that your shallow clone lacks too"),
         "{error}"
@@ -156,10 +214,14 @@ async fn a_pull_request_is_pushed_only_to_repositories_that_it_is_addressed_to()
     instance.ingest(vec![request.clone()]).await;
     let push = async |to: &Author| {
         let name = format!("{tip}:refs/nostr/{}", request.id);
-        work.git(&["push", "-q", &instance.clone_url(&to.repo("x")), &name]).await
+        work.git(&["push", "-q", &instance.clone_url(&to.repo("x")), &name])
+            .await
     };
     let error = push(&alice).await.expect_refused();
-    assert!(error.contains("its event is not a pull request for this URL"), "{error}");
+    assert!(
+        error.contains("its event is not a pull request for this URL"),
+        "{error}"
+    );
     push(&eve).await.expect_ok();
     assert!(instance.serves(&request).await);
     assert!(!instance.refs(&alice.repo("x")).await.contains("refs/nostr"));
@@ -179,34 +241,60 @@ async fn of_several_uploads_for_an_event_the_signed_one_is_served() {
         tips.push(work.commit(text).await);
     }
     for tip in tips.iter().rev() {
-        work.git(&["push", "--force", &url, &format!("{tip}:{name}")]).await.expect_ok();
+        work.git(&["push", "--force", &url, &format!("{tip}:{name}")])
+            .await
+            .expect_ok();
     }
     assert_eq!(instance.leftovers().staged, 3);
     assert!(!instance.refs(&alice.repo("x")).await.contains("refs/nostr"));
     // A staged upload cannot be fetched.
     let clone = Workdir::empty();
     clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
-    clone.git(&["fetch", "-q", &url, &right]).await.expect_refused();
+    clone
+        .git(&["fetch", "-q", &url, &right])
+        .await
+        .expect_refused();
     instance.ingest(vec![request.clone()]).await;
     assert!(instance.serves(&request).await);
     let refs = instance.refs(&alice.repo("x")).await;
     assert!(refs.contains(&format!("{right}\t{name}")), "{refs}");
     clone.git(&["fetch", "-q", &url, &right]).await.expect_ok();
-    clone.git(&["fetch", "-q", &url, &tips[2]]).await.expect_refused();
-    assert_eq!(instance.leftovers_when(|leftovers| leftovers.staged == 0).await.staged, 0);
-    let error = work.git(&["push", &url, &format!(":{name}")]).await.expect_refused();
+    clone
+        .git(&["fetch", "-q", &url, &tips[2]])
+        .await
+        .expect_refused();
+    assert_eq!(
+        instance
+            .leftovers_when(|leftovers| leftovers.staged == 0)
+            .await
+            .staged,
+        0
+    );
+    let error = work
+        .git(&["push", &url, &format!(":{name}")])
+        .await
+        .expect_refused();
     assert!(error.contains("[remote rejected]"), "{error}");
 }
 
 #[tokio::test]
 async fn progress_is_reported_to_a_client_that_is_still_sending() {
-    let git = GitLimits { sign_of_life: Duration::from_millis(50), ..GitLimits::default() };
-    let instance = Instance::with_settings(Settings { git, ..Settings::default() }).await;
+    let git = GitLimits {
+        sign_of_life: Duration::from_millis(50),
+        ..GitLimits::default()
+    };
+    let instance = Instance::with_settings(Settings {
+        git,
+        ..Settings::default()
+    })
+    .await;
     let alice = Author::new();
     let work = instance.host(&alice, "x").await;
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
     let next = work.commit("next").await;
-    instance.ingest(vec![alice.later(1).state("x", &[(MAIN, &next)])]).await;
+    instance
+        .ingest(vec![alice.later(1).state("x", &[(MAIN, &next)])])
+        .await;
     let request = push(&[(&tip, &next, MAIN)], &work.pack(&["main"]).await);
     let address = instance.address().to_string();
     let path = format!("{}/git-receive-pack", instance.path(&alice.repo("x")));
@@ -214,12 +302,21 @@ async fn progress_is_reported_to_a_client_that_is_still_sending() {
     let head = request_head(&address, "POST", &path, &[("Content-Length", &length)]);
     let mut stream = TcpStream::connect(&address).await.unwrap();
     stream.write_all(head.as_bytes()).await.unwrap();
-    stream.write_all(&request[..request.len() - 5]).await.unwrap();
+    stream
+        .write_all(&request[..request.len() - 5])
+        .await
+        .unwrap();
     let mut received = Vec::new();
     while !String::from_utf8_lossy(&received).contains("still working") {
-        assert!(stream.read_buf(&mut received).await.unwrap() > 0, "the response has not ended");
+        assert!(
+            stream.read_buf(&mut received).await.unwrap() > 0,
+            "the response has not ended"
+        );
     }
-    stream.write_all(&request[request.len() - 5..]).await.unwrap();
+    stream
+        .write_all(&request[request.len() - 5..])
+        .await
+        .unwrap();
     stream.read_to_end(&mut received).await.unwrap();
     let received = String::from_utf8_lossy(&received).into_owned();
     assert!(received.contains(&format!("ok {MAIN}")), "{received}");
@@ -231,7 +328,9 @@ fn logged_commits(dir: &Path) -> (usize, [u8; 8]) {
     let log = std::fs::read(dir.join("grasp.db-wal")).unwrap();
     let number = |at: usize| u32::from_be_bytes(log[at..at + 4].try_into().unwrap());
     let (page, salts) = (number(8) as usize, &log[16..24]);
-    let frames = (32..).step_by(24 + page).take_while(|at| at + 24 + page <= log.len());
+    let frames = (32..)
+        .step_by(24 + page)
+        .take_while(|at| at + 24 + page <= log.len());
     // Frames of an older log have other salts. The last frame of a transaction has the size of the database.
     let is_commit = |at: &usize| log[at + 8..at + 16] == *salts && number(at + 4) != 0;
     (frames.filter(is_commit).count(), salts.try_into().unwrap())
@@ -249,7 +348,9 @@ async fn a_push_commits_its_pack_and_then_refs_and_events_together() {
     let state = alice.later(1).state("x", &[(MAIN, &next)]);
     instance.ingest(vec![state.clone()]).await;
     let (before, salts) = logged_commits(instance.dir());
-    work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
+    work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"])
+        .await
+        .expect_ok();
     let (after, same) = logged_commits(instance.dir());
     assert!(instance.serves(&state).await);
     assert_eq!(salts, same);

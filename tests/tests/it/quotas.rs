@@ -37,15 +37,33 @@ async fn held_events_of_one_author_are_limited() {
     let (alice, bob) = (Author::new(), Author::new());
     let us = instance.service();
     for name in ["a", "b", "c"] {
-        assert_eq!(answer(&instance, &alice.announce(name, &us)).await, held(), "{name}");
+        assert_eq!(
+            answer(&instance, &alice.announce(name, &us)).await,
+            held(),
+            "{name}"
+        );
     }
-    assert_eq!(outcome(&instance, &alice.announce("d", &us)).await, limited());
-    assert_eq!(instance.get(&instance.path(&alice.repo("d")), &[]).await.status, 404);
+    assert_eq!(
+        outcome(&instance, &alice.announce("d", &us)).await,
+        limited()
+    );
+    assert_eq!(
+        instance
+            .get(&instance.path(&alice.repo("d")), &[])
+            .await
+            .status,
+        404
+    );
     assert_eq!(answer(&instance, &bob.announce("d", &us)).await, held());
     // A replacement needs no further room, and a deletion makes room.
-    assert_eq!(answer(&instance, &alice.later(1).announce("a", &us)).await, held());
+    assert_eq!(
+        answer(&instance, &alice.later(1).announce("a", &us)).await,
+        held()
+    );
     let coordinate = format!("30617:{}:b", alice.key());
-    instance.ingest(vec![alice.later(2).sign(5, "", &[&["a", &coordinate]])]).await;
+    instance
+        .ingest(vec![alice.later(2).sign(5, "", &[&["a", &coordinate]])])
+        .await;
     instance.settle("b").await;
     assert_eq!(answer(&instance, &alice.announce("d", &us)).await, held());
 }
@@ -69,10 +87,15 @@ async fn repositories_of_one_author_are_limited() {
     let again = alice.later(1).announce("a", &us);
     assert_eq!(answer(&instance, &again).await, (true, String::new()));
     assert_eq!(answer(&instance, &bob.announce("c", &us)).await, held());
-    assert_eq!(answer(&instance, &operator.announce("c", &us)).await, held());
+    assert_eq!(
+        answer(&instance, &operator.announce("c", &us)).await,
+        held()
+    );
     // A deletion makes room.
     let coordinate = format!("30617:{}:b", alice.key());
-    instance.ingest(vec![alice.later(2).sign(5, "", &[&["a", &coordinate]])]).await;
+    instance
+        .ingest(vec![alice.later(2).sign(5, "", &[&["a", &coordinate]])])
+        .await;
     instance.settle("b").await;
     assert_eq!(answer(&instance, &alice.announce("c", &us)).await, held());
 }
@@ -86,7 +109,9 @@ async fn announcements_for_discovery_do_not_count() {
     let elsewhere = "elsewhere.example".parse().unwrap();
     for name in ["a", "b"] {
         instance.host(&bob, name).await;
-        instance.ingest(vec![bob.later(1).announce_with(name, &us, &[maintainers])]).await;
+        instance
+            .ingest(vec![bob.later(1).announce_with(name, &us, &[maintainers])])
+            .await;
         let known = alice.announce(name, &elsewhere);
         assert_eq!(answer(&instance, &known).await, (true, String::new()));
     }
@@ -110,19 +135,40 @@ async fn held_events_of_one_repository_are_limited_and_those_of_its_name_are_not
         }
     }
     for _ in 0..4 {
-        assert_eq!(answer(&instance, &Author::new().announce("x", &us)).await, held());
+        assert_eq!(
+            answer(&instance, &Author::new().announce("x", &us)).await,
+            held()
+        );
     }
 }
 
 #[tokio::test]
 async fn held_events_are_limited_in_total() {
-    let instance = bounded(|config| config.total = Bound { count: 4, bytes: 1 << 20 }).await;
+    let instance = bounded(|config| {
+        config.total = Bound {
+            count: 4,
+            bytes: 1 << 20,
+        }
+    })
+    .await;
     let us = instance.service();
     for n in 0..4 {
-        assert_eq!(answer(&instance, &Author::new().announce(&n.to_string(), &us)).await, held());
+        assert_eq!(
+            answer(&instance, &Author::new().announce(&n.to_string(), &us)).await,
+            held()
+        );
     }
-    assert_eq!(outcome(&instance, &Author::new().announce("x", &us)).await, limited());
-    let instance = bounded(|config| config.total = Bound { count: 100, bytes: 4_000 }).await;
+    assert_eq!(
+        outcome(&instance, &Author::new().announce("x", &us)).await,
+        limited()
+    );
+    let instance = bounded(|config| {
+        config.total = Bound {
+            count: 100,
+            bytes: 4_000,
+        }
+    })
+    .await;
     let us = instance.service();
     let mut accepted = 0;
     while answer(&instance, &Author::new().announce("x", &us)).await == held() {
@@ -148,7 +194,9 @@ async fn only_the_newest_states_of_an_author_are_held() {
     let instance = bounded(|config| config.states_per_author = 2).await;
     let alice = Author::new();
     let work = Workdir::init().await;
-    instance.ingest(vec![alice.announce("x", &instance.service())]).await;
+    instance
+        .ingest(vec![alice.announce("x", &instance.service())])
+        .await;
     let mut commits = Vec::new();
     for n in 0..3 {
         let commit = work.commit(&format!("{n}")).await;
@@ -157,8 +205,10 @@ async fn only_the_newest_states_of_an_author_are_held() {
         commits.push(commit);
     }
     let url = instance.clone_url(&alice.repo("x"));
-    let push =
-        async |at: usize| work.git(&["push", &url, &format!("{}:{MAIN}", commits[at])]).await;
+    let push = async |at: usize| {
+        work.git(&["push", &url, &format!("{}:{MAIN}", commits[at])])
+            .await
+    };
     push(0).await.expect_refused();
     push(1).await.expect_ok();
     push(2).await.expect_ok();

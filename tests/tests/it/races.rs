@@ -23,10 +23,20 @@ async fn two_equal_concurrent_pushes_are_one_push() {
         let (one, two) = tokio::join!(work.git(&args), work.git(&args));
         assert!(one.ok || two.ok, "{} {}", one.err, two.err);
         for push in [one, two].iter().filter(|push| !push.ok) {
-            assert!(push.out.contains("[remote rejected]"), "{} {}", push.out, push.err);
+            assert!(
+                push.out.contains("[remote rejected]"),
+                "{} {}",
+                push.out,
+                push.err
+            );
         }
         assert!(instance.serves(&state).await);
-        assert!(instance.refs(&alice.repo("x")).await.contains(&format!("{next}\t{MAIN}")));
+        assert!(
+            instance
+                .refs(&alice.repo("x"))
+                .await
+                .contains(&format!("{next}\t{MAIN}"))
+        );
         assert_eq!(instance.until_idle().await, Leftovers::default());
     }
 }
@@ -41,7 +51,9 @@ async fn after_two_different_concurrent_pushes_the_refs_match_the_served_state()
     for round in 1..5 {
         let mut ends = Vec::new();
         for (which, seconds) in [("one", round * 10), ("two", round * 10 + 1)] {
-            work.git(&["checkout", "-q", "--detach", &base]).await.expect_ok();
+            work.git(&["checkout", "-q", "--detach", &base])
+                .await
+                .expect_ok();
             let commit = work.commit(&format!("{which} {round}")).await;
             let state = alice.later(seconds).state("x", &[(MAIN, &commit)]);
             instance.ingest(vec![state.clone()]).await;
@@ -58,7 +70,10 @@ async fn after_two_different_concurrent_pushes_the_refs_match_the_served_state()
             }
         }
         assert_eq!(served.len(), 1, "an author has one state");
-        assert!(refs.contains(&format!("{}\t{MAIN}", served[0])), "{refs}, served {served:?}");
+        assert!(
+            refs.contains(&format!("{}\t{MAIN}", served[0])),
+            "{refs}, served {served:?}"
+        );
         if two.ok {
             assert_eq!(*served[0], ends[1].1, "the newer one was pushed");
         }
@@ -79,7 +94,9 @@ async fn a_push_in_progress_is_not_affected_by_expiry() {
     let commit = work.commit_incompressible(1_000_000).await;
     let announcement = alice.announce("x", &instance.service());
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.ingest(vec![announcement.clone(), state.clone()]).await;
+    instance
+        .ingest(vec![announcement.clone(), state.clone()])
+        .await;
     let request = push(&[(ZERO_ID, &commit, MAIN)], &work.pack(&["main"]).await);
 
     let address = instance.address().to_string();
@@ -88,17 +105,31 @@ async fn a_push_in_progress_is_not_affected_by_expiry() {
     let length = request.len().to_string();
     let head = request_head(&address, "POST", &path, &[("Content-Length", &length)]);
     stream.write_all(head.as_bytes()).await.unwrap();
-    stream.write_all(&request[..request.len() / 2]).await.unwrap();
-    instance.leftovers_when(|leftovers| !leftovers.processes.is_empty()).await;
+    stream
+        .write_all(&request[..request.len() / 2])
+        .await
+        .unwrap();
+    instance
+        .leftovers_when(|leftovers| !leftovers.processes.is_empty())
+        .await;
 
     // Far longer than the half hour for which events are held.
     time.advance(2 * 60 * 60);
     for _ in 0..3 {
         instance.settle("another").await;
     }
-    assert_eq!(instance.get(&instance.path(&alice.repo("x")), &[]).await.status, 200);
+    assert_eq!(
+        instance
+            .get(&instance.path(&alice.repo("x")), &[])
+            .await
+            .status,
+        200
+    );
 
-    stream.write_all(&request[request.len() / 2..]).await.unwrap();
+    stream
+        .write_all(&request[request.len() / 2..])
+        .await
+        .unwrap();
     let answer = read_response(&mut stream).await;
     assert!(answer.body.contains(&format!("ok {MAIN}")), "{answer:?}");
     assert!(instance.serves(&announcement).await && instance.serves(&state).await);
@@ -113,7 +144,9 @@ async fn an_announcement_without_a_push_expires_and_returns_with_a_new_state() {
     let alice = Author::new();
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
-    instance.ingest(vec![alice.announce("x", &instance.service())]).await;
+    instance
+        .ingest(vec![alice.announce("x", &instance.service())])
+        .await;
     let path = instance.path(&alice.repo("x"));
     assert_eq!(instance.get(&path, &[]).await.status, 200);
     time.advance(31 * 60);
@@ -122,7 +155,9 @@ async fn an_announcement_without_a_push_expires_and_returns_with_a_new_state() {
     }
     let state = alice.later(31 * 60).state("x", &[(MAIN, &commit)]);
     instance.ingest(vec![state.clone()]).await;
-    work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
+    work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"])
+        .await
+        .expect_ok();
     assert!(instance.serves(&state).await);
     assert_eq!(instance.until_idle().await, Leftovers::default());
 }

@@ -13,7 +13,9 @@ async fn instance(bootstrap: &[&Instance]) -> Instance {
 async fn instance_with(bootstrap: &[&Instance], choose: impl FnOnce(&mut Config)) -> Instance {
     Instance::with(|settings| {
         let sync = &mut settings.sync;
-        let urls = bootstrap.iter().map(|other| other.relay_url().parse().unwrap());
+        let urls = bootstrap
+            .iter()
+            .map(|other| other.relay_url().parse().unwrap());
         sync.engine.bootstrap = urls.collect();
         choose(&mut sync.engine);
         settings.outbound.allow_private = true;
@@ -41,9 +43,17 @@ impl Pair {
         let state = alice.state("x", &[("refs/heads/main", &commit)]);
         for server in [&b, &a] {
             server.ingest(vec![announced.clone(), state.clone()]).await;
-            work.git(&["push", &server.clone_url(&repo), "main"]).await.expect_ok();
+            work.git(&["push", &server.clone_url(&repo), "main"])
+                .await
+                .expect_ok();
         }
-        Self { a, b, alice, repo, published: 0 }
+        Self {
+            a,
+            b,
+            alice,
+            repo,
+            published: 0,
+        }
     }
 
     /// Publishes an issue of this age at the first server, and waits until the second serves it.
@@ -68,9 +78,21 @@ async fn an_event_dated_a_week_ago_arrives_live_and_after_a_reconnect() {
     let mut pair = Pair::start(|_| {}).await;
     pair.publish_and_wait(0).await;
     pair.publish_and_wait(WEEK_SECONDS).await;
-    let Pair { a, b, alice, repo, published } = pair;
+    let Pair {
+        a,
+        b,
+        alice,
+        repo,
+        published,
+    } = pair;
     let a = a.restart_with(|_| {}).await;
-    let mut pair = Pair { a, b, alice, repo, published };
+    let mut pair = Pair {
+        a,
+        b,
+        alice,
+        repo,
+        published,
+    };
     // A new event shows that the servers are connected again.
     pair.publish_and_wait(0).await;
     pair.publish_and_wait(WEEK_SECONDS).await;
@@ -120,7 +142,9 @@ async fn stored_and_live_events_of_one_server_reach_the_other() {
     let announced = alice.announce_on("x", &[a.service(), b.service()]);
     let state = alice.state("x", &[("refs/heads/main", &commit)]);
     a.ingest(vec![announced.clone(), state.clone()]).await;
-    work.git(&["push", &a.clone_url(&repo), "main"]).await.expect_ok();
+    work.git(&["push", &a.clone_url(&repo), "main"])
+        .await
+        .expect_ok();
     let issue = alice.issue(&repo, "an issue");
     let comment = alice.sign(1111, "a comment", &[&["E", &issue.id.to_hex()]]);
     a.ingest(vec![issue.clone(), comment.clone()]).await;
@@ -130,12 +154,15 @@ async fn stored_and_live_events_of_one_server_reach_the_other() {
     let mut changes = b.purgatory().news();
     let holds = || {
         let (repo, maintainers) = (repo.clone(), BTreeSet::from([repo.owner]));
-        b.purgatory().ask(move |held| !held.candidates(&repo, &maintainers).is_empty())
+        b.purgatory()
+            .ask(move |held| !held.candidates(&repo, &maintainers).is_empty())
     };
     while !holds().await.unwrap() {
         let _ = tokio::time::timeout(std::time::Duration::from_millis(50), changes.recv()).await;
     }
-    work.git(&["push", &b.clone_url(&repo), "main"]).await.expect_ok();
+    work.git(&["push", &b.clone_url(&repo), "main"])
+        .await
+        .expect_ok();
     for event in [&announced, &state, &issue, &comment] {
         b.until_serves(event).await;
     }
@@ -156,13 +183,22 @@ async fn stored_and_live_events_of_one_server_reach_the_other() {
 async fn sum_of_metric(server: &Instance, name: &str, label: &str) -> u64 {
     let metrics = server.get("/metrics", &[]).await.body;
     let is_series = |line: &&str| line.starts_with(&format!("{name}{{")) && line.contains(label);
-    let values = metrics.lines().filter(is_series).filter_map(|line| line.rsplit_once(' '));
-    values.map(|(_, value)| value.parse::<f64>().unwrap() as u64).sum()
+    let values = metrics
+        .lines()
+        .filter(is_series)
+        .filter_map(|line| line.rsplit_once(' '));
+    values
+        .map(|(_, value)| value.parse::<f64>().unwrap() as u64)
+        .sum()
 }
 
 /// Waits until a server has counted as many accepted events as it serves, and asserts that it counts no more.
 async fn assert_counts_what_it_serves(server: &Instance) {
-    let served = ServerClient::at(server.address()).events().await.unwrap().len() as u64;
+    let served = ServerClient::at(server.address())
+        .events()
+        .await
+        .unwrap()
+        .len() as u64;
     eventually_async(|| async {
         let counted = sum_of_metric(server, "grasp_sync_events_total", "").await;
         assert!(counted <= served, "{counted} counted, {served} served");
@@ -184,15 +220,21 @@ async fn every_accepted_event_is_counted_once_on_both_servers() {
     let state = alice.state("x", &[("refs/heads/main", &commit)]);
     // A client sends everything to both. One holds it until its push, and is offered it by the other meanwhile.
     for server in [&b, &a] {
-        ServerClient::at(server.address()).publish_all(&[&announced, &state]).await;
+        ServerClient::at(server.address())
+            .publish_all(&[&announced, &state])
+            .await;
     }
-    work.git(&["push", &a.clone_url(&repo), "main"]).await.expect_ok();
+    work.git(&["push", &a.clone_url(&repo), "main"])
+        .await
+        .expect_ok();
     eventually_async(|| async {
         let known = sum_of_metric(&b, "grasp_events_total", "duplicate").await;
         (known >= 2).then_some(())
     })
     .await;
-    work.git(&["push", &b.clone_url(&repo), "main"]).await.expect_ok();
+    work.git(&["push", &b.clone_url(&repo), "main"])
+        .await
+        .expect_ok();
     let both = alice.issue(&repo, "sent to both");
     ServerClient::at(b.address()).publish_all(&[&both]).await;
     ServerClient::at(a.address()).publish_all(&[&both]).await;
@@ -217,10 +259,16 @@ async fn tagged(count: usize) -> (Workdir, Vec<(String, String)>) {
     for n in 0..count {
         stream += &format!("tag v{n}\nfrom refs/heads/main\ntagger {tagger}\ndata 3\ntag\n");
     }
-    work.pipe(&["fast-import", "--quiet"], stream.as_bytes()).await;
-    let listed = work.git(&["for-each-ref", "--format=%(refname) %(objectname)"]).await.expect_ok();
+    work.pipe(&["fast-import", "--quiet"], stream.as_bytes())
+        .await;
+    let listed = work
+        .git(&["for-each-ref", "--format=%(refname) %(objectname)"])
+        .await
+        .expect_ok();
     let refs = listed.lines().map(|line| line.split_once(' ').unwrap());
-    let refs = refs.map(|(name, oid)| (name.to_owned(), oid.to_owned())).collect();
+    let refs = refs
+        .map(|(name, oid)| (name.to_owned(), oid.to_owned()))
+        .collect();
     work.git(&["pack-refs", "--all"]).await.expect_ok();
     std::fs::remove_file(work.path().join(".git/packed-refs")).unwrap();
     (work, refs)
@@ -233,19 +281,35 @@ async fn a_repository_of_5000_tags_is_hosted_synced_and_hunted() {
     let alice = Author::new();
     let repo = alice.repo("x");
     let (work, refs) = tagged(5_000).await;
-    let named: Vec<_> = refs.iter().map(|(name, oid)| (name.as_str(), oid.as_str())).collect();
+    let named: Vec<_> = refs
+        .iter()
+        .map(|(name, oid)| (name.as_str(), oid.as_str()))
+        .collect();
     let state = alice.state("x", &named);
     assert!(state.as_json().len() > 300 * 1024);
     let announced = alice.announce_on("x", &[a.service(), b.service()]);
-    ServerClient::at(a.address()).publish_all(&[&announced, &state]).await;
-    let specs: Vec<_> = refs.iter().map(|(name, oid)| format!("{oid}:{name}")).collect();
+    ServerClient::at(a.address())
+        .publish_all(&[&announced, &state])
+        .await;
+    let specs: Vec<_> = refs
+        .iter()
+        .map(|(name, oid)| format!("{oid}:{name}"))
+        .collect();
     let url = a.clone_url(&repo);
-    let push = ["push", "-q", &url].into_iter().chain(specs.iter().map(String::as_str));
+    let push = ["push", "-q", &url]
+        .into_iter()
+        .chain(specs.iter().map(String::as_str));
     work.git(&push.collect::<Vec<_>>()).await.expect_ok();
     a.until_serves(&state).await;
     b.until_serves(&state).await;
     let listed = a.refs(&repo).await;
-    assert_eq!(listed.lines().filter(|line| line.contains("refs/tags/")).count(), 10_000);
+    assert_eq!(
+        listed
+            .lines()
+            .filter(|line| line.contains("refs/tags/"))
+            .count(),
+        10_000
+    );
     assert_eq!(b.refs(&repo).await, listed);
     a.stop().await;
     b.stop().await;

@@ -16,7 +16,9 @@ async fn connect(instance: &Instance) -> (RelayPool, Relay) {
     let pool = RelayPool::new();
     let url = instance.relay_url();
     pool.add_relay(&url, RelayOptions::default()).await.unwrap();
-    pool.try_connect_relay(&url, RESPONSE_TIMEOUT).await.unwrap();
+    pool.try_connect_relay(&url, RESPONSE_TIMEOUT)
+        .await
+        .unwrap();
     let relay = pool.relay(&url).await.unwrap();
     (pool, relay)
 }
@@ -42,7 +44,10 @@ async fn publishes_and_fetches_what_it_published() {
         .await
         .unwrap();
     assert_eq!(found.to_vec(), [issue]);
-    assert_eq!(relay.count_events(filter, RESPONSE_TIMEOUT).await.unwrap(), 1);
+    assert_eq!(
+        relay.count_events(filter, RESPONSE_TIMEOUT).await.unwrap(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -62,15 +67,20 @@ async fn receives_live_events_of_other_clients() {
     let (_listening, listener) = connect(&instance).await;
     let mut notifications = listener.notifications();
     let filter = Filter::new().kind(Kind::GitIssue);
-    let subscription = listener.subscribe(filter, SubscribeOptions::default()).await.unwrap();
+    let subscription = listener
+        .subscribe(filter, SubscribeOptions::default())
+        .await
+        .unwrap();
 
     let (_writing, writer) = connect(&instance).await;
     let issue = theirs(&alice.issue(&alice.repo("x"), "live"));
     writer.send_event(&issue).await.unwrap();
     let event = tokio::time::timeout(RESPONSE_TIMEOUT, async {
         loop {
-            if let RelayNotification::Event { subscription_id, event } =
-                notifications.recv().await.unwrap()
+            if let RelayNotification::Event {
+                subscription_id,
+                event,
+            } = notifications.recv().await.unwrap()
             {
                 assert_eq!(subscription_id, subscription);
                 return *event;
@@ -85,8 +95,9 @@ async fn reconciles_and_ends_with_the_same_set() {
     let instance = Instance::start().await;
     let alice = Author::new();
     let repo = alice.repo("x");
-    let issues: Vec<_> =
-        (0..700).map(|n| alice.later(n % 50).issue(&repo, &n.to_string())).collect();
+    let issues: Vec<_> = (0..700)
+        .map(|n| alice.later(n % 50).issue(&repo, &n.to_string()))
+        .collect();
     instance.host(&alice, "x").await;
     let outcomes = instance.ingest(issues.clone()).await;
     assert!(outcomes.iter().all(|outcome| outcome.answer().is_accepted));
@@ -98,9 +109,17 @@ async fn reconciles_and_ends_with_the_same_set() {
     let own = alice.issue(&repo, "only here");
     let mut has: Vec<_> = issues[..300].iter().chain([&own]).map(item).collect();
     let down = SyncOptions::new().direction(SyncDirection::Down);
-    let synced = relay.sync_with_items(filter.clone(), has.clone(), &down).await.unwrap();
+    let synced = relay
+        .sync_with_items(filter.clone(), has.clone(), &down)
+        .await
+        .unwrap();
     let missing: HashSet<_> = issues[300..].iter().map(|issue| theirs(issue).id).collect();
-    assert!(synced.received == missing, "{} of {}", synced.received.len(), missing.len());
+    assert!(
+        synced.received == missing,
+        "{} of {}",
+        synced.received.len(),
+        missing.len()
+    );
     assert!(synced.local == HashSet::from([theirs(&own).id]));
 
     has.extend(issues[300..].iter().map(item));
@@ -117,10 +136,16 @@ async fn finds_a_complete_repository_by_id_and_author_and_nothing_else() {
     relay.send_event(&announcement).await.unwrap();
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
-    instance.ingest(vec![alice.state("x", &[("refs/heads/main", &commit)])]).await;
-    work.git(&["push", "-q", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
+    instance
+        .ingest(vec![alice.state("x", &[("refs/heads/main", &commit)])])
+        .await;
+    work.git(&["push", "-q", &instance.clone_url(&alice.repo("x")), "main"])
+        .await
+        .expect_ok();
     let fetch = async |filter: Filter| {
-        let found = relay.fetch_events(filter, RESPONSE_TIMEOUT, ReqExitPolicy::ExitOnEOSE).await;
+        let found = relay
+            .fetch_events(filter, RESPONSE_TIMEOUT, ReqExitPolicy::ExitOnEOSE)
+            .await;
         found.unwrap().to_vec()
     };
     let kind = Filter::new().kind(Kind::GitRepoAnnouncement);
@@ -131,7 +156,11 @@ async fn finds_a_complete_repository_by_id_and_author_and_nothing_else() {
         let found = fetch(filter.clone()).await;
         assert_eq!(found, std::slice::from_ref(&announcement), "{filter:?}");
     }
-    assert!(fetch(Filter::new().kind(Kind::TextNote).limit(1)).await.is_empty());
+    assert!(
+        fetch(Filter::new().kind(Kind::TextNote).limit(1))
+            .await
+            .is_empty()
+    );
 }
 
 #[tokio::test]
@@ -148,24 +177,48 @@ async fn receives_held_events_only_after_their_release() {
     let kinds = [Kind::GitRepoAnnouncement, Kind::RepoState];
     let all = Filter::new().kinds(kinds).author(theirs(&held[0]).pubkey);
     let mut notifications = relay.notifications();
-    relay.subscribe(all.clone(), SubscribeOptions::default()).await.unwrap();
+    relay
+        .subscribe(all.clone(), SubscribeOptions::default())
+        .await
+        .unwrap();
     for event in &held {
         relay.send_event(&theirs(event)).await.unwrap();
     }
     // By subscription, count, reconciliation and id.
     let down = SyncOptions::new().direction(SyncDirection::Down);
-    let found = relay.fetch_events(all.clone(), RESPONSE_TIMEOUT, ReqExitPolicy::ExitOnEOSE).await;
+    let found = relay
+        .fetch_events(all.clone(), RESPONSE_TIMEOUT, ReqExitPolicy::ExitOnEOSE)
+        .await;
     assert!(found.unwrap().is_empty());
-    assert_eq!(relay.count_events(all.clone(), RESPONSE_TIMEOUT).await.unwrap(), 0);
-    let synced = relay.sync_with_items(all.clone(), Vec::new(), &down).await.unwrap();
+    assert_eq!(
+        relay
+            .count_events(all.clone(), RESPONSE_TIMEOUT)
+            .await
+            .unwrap(),
+        0
+    );
+    let synced = relay
+        .sync_with_items(all.clone(), Vec::new(), &down)
+        .await
+        .unwrap();
     assert!(synced.remote.is_empty() && synced.received.is_empty());
     let ids = Filter::new().ids(held.iter().map(|event| theirs(event).id));
-    let found = relay.fetch_events(ids, RESPONSE_TIMEOUT, ReqExitPolicy::ExitOnEOSE).await;
+    let found = relay
+        .fetch_events(ids, RESPONSE_TIMEOUT, ReqExitPolicy::ExitOnEOSE)
+        .await;
     assert!(found.unwrap().is_empty());
 
     // Live events must come after this push: an event that was sent before it would come first.
-    work.git(&["push", "-q", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
-    assert_eq!(relay.count_events(all.clone(), RESPONSE_TIMEOUT).await.unwrap(), 2);
+    work.git(&["push", "-q", &instance.clone_url(&alice.repo("x")), "main"])
+        .await
+        .expect_ok();
+    assert_eq!(
+        relay
+            .count_events(all.clone(), RESPONSE_TIMEOUT)
+            .await
+            .unwrap(),
+        2
+    );
     let live = tokio::time::timeout(RESPONSE_TIMEOUT, async {
         let mut live = HashSet::new();
         while live.len() < 2 {
@@ -180,7 +233,10 @@ async fn receives_held_events_only_after_their_release() {
         }
         live
     });
-    assert_eq!(live.await.unwrap(), held.iter().map(|event| theirs(event).id).collect());
+    assert_eq!(
+        live.await.unwrap(),
+        held.iter().map(|event| theirs(event).id).collect()
+    );
     let synced = relay.sync_with_items(all, Vec::new(), &down).await.unwrap();
     assert_eq!(synced.remote.len(), 2);
 }

@@ -13,7 +13,9 @@ async fn events_and_git_data_come_over_tls_signed_by_the_operators_authority() {
     let from = Instance::with(with_short_delays).await;
     let front = Front::start(from.address(), authority.certify("localhost", 4000)).await;
     let name = front.host().parse().unwrap();
-    let from = from.restart_with(|settings| settings.policy.service = name).await;
+    let from = from
+        .restart_with(|settings| settings.policy.service = name)
+        .await;
     let far = format!("wss://{}", front.host());
     let to = Instance::with(|settings| {
         with_short_delays(settings);
@@ -23,16 +25,23 @@ async fn events_and_git_data_come_over_tls_signed_by_the_operators_authority() {
     .await;
 
     let repo = alice.repo("x");
-    let (here, there) =
-        (to.clone_url(&repo), format!("https://{}{}", front.host(), from.path(&repo)));
-    let tags: [&[&str]; 3] =
-        [&["d", "x"], &["clone", &here, &there], &["relays", &to.relay_url(), &far]];
+    let (here, there) = (
+        to.clone_url(&repo),
+        format!("https://{}{}", front.host(), from.path(&repo)),
+    );
+    let tags: [&[&str]; 3] = [
+        &["d", "x"],
+        &["clone", &here, &there],
+        &["relays", &to.relay_url(), &far],
+    ];
     let announcement = alice.sign(30617, "", &tags);
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
     let state = alice.state("x", &[(MAIN, &commit)]);
     from.ingest(vec![announcement.clone(), state.clone()]).await;
-    work.git(&["push", &from.clone_url(&repo), "main"]).await.expect_ok();
+    work.git(&["push", &from.clone_url(&repo), "main"])
+        .await
+        .expect_ok();
     to.until_serves(&state).await;
     assert!(to.serves(&announcement).await);
     // Nothing came but over TLS: only the proxy knows the address of the other server.
@@ -55,7 +64,9 @@ async fn git_data_is_not_fetched_over_tls_signed_by_an_unknown_authority() {
     let url = format!("https://{}/x", front.host());
     let announcement = announce(&alice, "x", &instance, &[&url]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     eventually(|| (front.connections() >= 2).then_some(())).await;
     assert!(server.requests().is_empty() && !instance.serves(&state).await);
 }

@@ -45,14 +45,28 @@ impl Browser {
         ];
         let start = |name: &&str| {
             let mut browser = Command::new(name);
-            browser.args(flags).arg(format!("--user-data-dir={}", profile.display()));
-            browser.arg("about:blank").stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()
+            browser
+                .args(flags)
+                .arg(format!("--user-data-dir={}", profile.display()));
+            browser
+                .arg("about:blank")
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .ok()
         };
         let child = names.iter().find_map(start)?;
         let address = address(&profile.join("DevToolsActivePort")).await;
         let (socket, _) = tokio_tungstenite::connect_async(&address).await.unwrap();
-        let mut browser = Self { child, socket, session: None, last: 0 };
-        let target = browser.call("Target.createTarget", json!({"url": "about:blank"})).await;
+        let mut browser = Self {
+            child,
+            socket,
+            session: None,
+            last: 0,
+        };
+        let target = browser
+            .call("Target.createTarget", json!({"url": "about:blank"}))
+            .await;
         let attach = json!({"targetId": target["targetId"], "flatten": true});
         let attached = browser.call("Target.attachToTarget", attach).await;
         browser.session = Some(attached["sessionId"].as_str().unwrap().to_owned());
@@ -65,18 +79,24 @@ impl Browser {
         let metrics = json!({
             "width": view.width, "height": 800, "deviceScaleFactor": 1, "mobile": view.phone,
         });
-        self.call("Emulation.setDeviceMetricsOverride", metrics).await;
+        self.call("Emulation.setDeviceMetricsOverride", metrics)
+            .await;
         let scheme = json!({"name": "prefers-color-scheme", "value": view.scheme});
-        self.call("Emulation.setEmulatedMedia", json!({"features": [scheme]})).await;
+        self.call("Emulation.setEmulatedMedia", json!({"features": [scheme]}))
+            .await;
         self.call("Page.navigate", json!({"url": url})).await;
-        self.until("document.readyState === 'complete' && location.href !== 'about:blank'").await;
+        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+            .await;
     }
 
     /// Evaluates an expression in the page.
     pub(crate) async fn evaluate(&mut self, expression: &str) -> Value {
         let params = json!({"expression": expression, "returnByValue": true});
         let answer = self.call("Runtime.evaluate", params).await;
-        assert!(answer.get("exceptionDetails").is_none(), "{expression}: {answer}");
+        assert!(
+            answer.get("exceptionDetails").is_none(),
+            "{expression}: {answer}"
+        );
         answer["result"]["value"].clone()
     }
 
@@ -84,14 +104,19 @@ impl Browser {
     pub(crate) async fn until(&mut self, expression: &str) {
         let began = Instant::now();
         while self.evaluate(expression).await != true {
-            assert!(began.elapsed() < RESPONSE_TIMEOUT, "not true in time: {expression}");
+            assert!(
+                began.elapsed() < RESPONSE_TIMEOUT,
+                "not true in time: {expression}"
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
     /// Saves a screenshot of the page, if `GRASP_TEST_PICTURES` names a directory.
     pub(crate) async fn save_screenshot(&mut self, name: &str) {
-        let Some(dir) = std::env::var_os("GRASP_TEST_PICTURES") else { return };
+        let Some(dir) = std::env::var_os("GRASP_TEST_PICTURES") else {
+            return;
+        };
         let params = json!({"captureBeyondViewport": true});
         let screenshot = self.call("Page.captureScreenshot", params).await;
         let file = Path::new(&dir).join(format!("{name}.png.base64"));
@@ -104,10 +129,17 @@ impl Browser {
         if let Some(session) = &self.session {
             call["sessionId"] = session.as_str().into();
         }
-        self.socket.send(Message::text(call.to_string())).await.unwrap();
+        self.socket
+            .send(Message::text(call.to_string()))
+            .await
+            .unwrap();
         loop {
-            let message = tokio::time::timeout(RESPONSE_TIMEOUT, self.socket.next()).await.unwrap();
-            let Message::Text(text) = message.unwrap().unwrap() else { continue };
+            let message = tokio::time::timeout(RESPONSE_TIMEOUT, self.socket.next())
+                .await
+                .unwrap();
+            let Message::Text(text) = message.unwrap().unwrap() else {
+                continue;
+            };
             let answer: Value = serde_json::from_str(&text).unwrap();
             if answer["id"] == self.last {
                 assert!(answer.get("error").is_none(), "{method}: {answer}");
@@ -132,7 +164,10 @@ async fn address(file: &Path) -> String {
         if let Some((port, path)) = text.trim().split_once('\n') {
             return format!("ws://127.0.0.1:{port}{path}");
         }
-        assert!(began.elapsed() < RESPONSE_TIMEOUT, "the browser does not start");
+        assert!(
+            began.elapsed() < RESPONSE_TIMEOUT,
+            "the browser does not start"
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

@@ -61,17 +61,30 @@ enum ListKind {
 
 impl ListKey {
     pub(super) fn fetch(repo: &str) -> Self {
-        Self { repo: repo.to_owned(), kind: ListKind::Fetch }
+        Self {
+            repo: repo.to_owned(),
+            kind: ListKind::Fetch,
+        }
     }
 
     pub(super) fn push(repo: &str) -> Self {
-        Self { repo: repo.to_owned(), kind: ListKind::Push }
+        Self {
+            repo: repo.to_owned(),
+            kind: ListKind::Push,
+        }
     }
 
     pub(super) fn listed(repo: &str, request: &LsRefs) -> Self {
         let is_usual = request.prefixes.len() <= MAX_CACHED_PREFIXES;
-        let kind = if is_usual { ListKind::Listed(request.clone()) } else { ListKind::Rare };
-        Self { repo: repo.to_owned(), kind }
+        let kind = if is_usual {
+            ListKind::Listed(request.clone())
+        } else {
+            ListKind::Rare
+        };
+        Self {
+            repo: repo.to_owned(),
+            kind,
+        }
     }
 }
 
@@ -130,16 +143,29 @@ impl Encoding {
     /// Encodes the next piece.
     async fn next_piece(mut self) -> Result<Next, GitError> {
         loop {
-            let Self { mut encoder, git, claimant, memory } = self;
+            let Self {
+                mut encoder,
+                git,
+                claimant,
+                memory,
+            } = self;
             let encode = move || {
                 let piece = encoder.next_piece();
                 (encoder, piece)
             };
             let (encoder, piece) = git.work(claimant, encode).await?;
-            self = Self { encoder, git, claimant, memory };
+            self = Self {
+                encoder,
+                git,
+                claimant,
+                memory,
+            };
             // None of the refs that were considered may be part of the list.
             if piece.as_ref().is_none_or(|piece| !piece.is_empty()) {
-                return Ok(Next { encoding: self, piece: piece.map(Piece::from) });
+                return Ok(Next {
+                    encoding: self,
+                    piece: piece.map(Piece::from),
+                });
             }
         }
     }
@@ -153,19 +179,32 @@ impl EncodedList {
 
 impl RefList {
     fn of(list: Arc<EncodedList>, memory: Holding) -> Self {
-        Self { start: None, rest: Rest::Encoded { list, sent: 0, _memory: memory } }
+        Self {
+            start: None,
+            rest: Rest::Encoded {
+                list,
+                sent: 0,
+                _memory: memory,
+            },
+        }
     }
 
     /// Returns a text without refs.
     pub(super) fn text(text: &[u8]) -> Self {
-        Self { start: Some(text.into()), rest: Rest::Ended }
+        Self {
+            start: Some(text.into()),
+            rest: Rest::Ended,
+        }
     }
 
     /// Puts a line before the list.
     pub(super) fn with_start(self, line: &[u8]) -> Self {
         let mut start = Vec::new();
         encode_pkt(line, &mut start);
-        Self { start: Some(start.into()), ..self }
+        Self {
+            start: Some(start.into()),
+            ..self
+        }
     }
 
     /// Returns the next piece; `None` at the end.
@@ -175,10 +214,18 @@ impl RefList {
         }
         match std::mem::replace(&mut self.rest, Rest::Ended) {
             Rest::Ended => Ok(None),
-            Rest::Encoded { list, sent, _memory } => {
+            Rest::Encoded {
+                list,
+                sent,
+                _memory,
+            } => {
                 let piece = list.pieces.get(sent).cloned();
                 if piece.is_some() {
-                    self.rest = Rest::Encoded { list, sent: sent + 1, _memory };
+                    self.rest = Rest::Encoded {
+                        list,
+                        sent: sent + 1,
+                        _memory,
+                    };
                 }
                 Ok(piece)
             }
@@ -202,9 +249,12 @@ impl RepoStore {
         claimant: Claimant,
     ) -> Result<Option<RefList>, GitError> {
         let list = self.lists().0.lock().get(key);
-        let Some(list) = list.filter(|list| list.version == *version) else { return Ok(None) };
+        let Some(list) = list.filter(|list| list.version == *version) else {
+            return Ok(None);
+        };
         let count = u32::try_from(list.pieces.len()).unwrap_or(u32::MAX);
-        self.git().spend(claimant, CPU_PER_PIECE.saturating_mul(count))?;
+        self.git()
+            .spend(claimant, CPU_PER_PIECE.saturating_mul(count))?;
         let memory = self.list_memory(list.bytes(), claimant).await?;
         Ok(Some(RefList::of(list, memory)))
     }
@@ -224,18 +274,34 @@ impl RepoStore {
         let bytes = refs.memory();
         let memory = self.list_memory(bytes, claimant).await?;
         // Another request may have encoded it meanwhile.
-        let known = self.lists().0.lock().get(&key).filter(|list| list.version == version);
+        let known = self
+            .lists()
+            .0
+            .lock()
+            .get(&key)
+            .filter(|list| list.version == version);
         if let Some(list) = known {
             return Ok(RefList::of(list, memory));
         }
         let (encoder, git) = (Encoder::of(refs, form), self.git().clone());
-        let mut encoding = Encoding { encoder, git, claimant, memory };
+        let mut encoding = Encoding {
+            encoder,
+            git,
+            claimant,
+            memory,
+        };
         if key.kind == ListKind::Rare || bytes > MAX_CACHED_BYTES {
-            return Ok(RefList { start: None, rest: Rest::Encoding(encoding) });
+            return Ok(RefList {
+                start: None,
+                rest: Rest::Encoding(encoding),
+            });
         }
         let mut pieces = Vec::new();
         let memory = loop {
-            let Next { encoding: rest, piece } = encoding.next_piece().await?;
+            let Next {
+                encoding: rest,
+                piece,
+            } = encoding.next_piece().await?;
             encoding = rest;
             match piece {
                 Some(piece) => pieces.push(piece),
@@ -243,13 +309,18 @@ impl RepoStore {
             }
         };
         let list = Arc::new(EncodedList { version, pieces });
-        self.lists().0.lock().insert(key, Arc::clone(&list), list.bytes());
+        self.lists()
+            .0
+            .lock()
+            .insert(key, Arc::clone(&list), list.bytes());
         Ok(RefList::of(list, memory))
     }
 
     async fn list_memory(&self, bytes: u64, claimant: Claimant) -> Result<Holding, GitError> {
         let pool = &self.git().pools.list_memory;
-        let memory = pool.wait(&claimant, bytes.min(MAX_LIST_CLAIM_BYTES), CLIENT_WAIT).await;
+        let memory = pool
+            .wait(&claimant, bytes.min(MAX_LIST_CLAIM_BYTES), CLIENT_WAIT)
+            .await;
         memory.map_err(GitError::Busy)
     }
 }

@@ -44,19 +44,48 @@ type Meaning = fn(PeerText) -> FetchError;
 
 /// Words, and what they are about. The first that is found decides.
 const WORDS: &[(&[&str], Meaning)] = &[
-    (&[FILE_BOUND, "signal 25", "ut of memory", "exceeds maximum"], |_| FetchError::TooLarge),
-    (&["too slow", "Operation timed out"], |_| FetchError::Stalled),
-    (&["not our ref", "unadvertised object", "find remote ref"], FetchError::Refused),
     (
-        &["Could not resolve", "connect to", "Connection", "SSL", "certificate", "TLS"],
+        &[FILE_BOUND, "signal 25", "ut of memory", "exceeds maximum"],
+        |_| FetchError::TooLarge,
+    ),
+    (&["too slow", "Operation timed out"], |_| {
+        FetchError::Stalled
+    }),
+    (
+        &["not our ref", "unadvertised object", "find remote ref"],
+        FetchError::Refused,
+    ),
+    (
+        &[
+            "Could not resolve",
+            "connect to",
+            "Connection",
+            "SSL",
+            "certificate",
+            "TLS",
+        ],
         FetchError::Unreachable,
     ),
     (
-        &["returned error", "not found", "not valid", "Authentication", "Username"],
+        &[
+            "returned error",
+            "not found",
+            "not valid",
+            "Authentication",
+            "Username",
+        ],
         FetchError::Answered,
     ),
     (
-        &["index-pack", "fsck", "early EOF", "disconnect", "corrupt", "bad object", "necessary"],
+        &[
+            "index-pack",
+            "fsck",
+            "early EOF",
+            "disconnect",
+            "corrupt",
+            "bad object",
+            "necessary",
+        ],
         FetchError::Broken,
     ),
 ];
@@ -68,28 +97,45 @@ pub(super) fn theirs(words: &str) -> FetchError {
         return FetchError::Internal(String::from("no space left on disk"));
     }
     if asks_for_less(words) {
-        return FetchError::RateLimited { retry_after: retry_after(words) };
+        return FetchError::RateLimited {
+            retry_after: retry_after(words),
+        };
     }
     let said = words.lines().filter(|line| !is_trace(line));
     let complaint = |line: &&str| line.starts_with("fatal:") || line.starts_with("error:");
     let text = PeerText::new(said.clone().find(complaint).unwrap_or("git gave no reason"));
-    let found = WORDS
-        .iter()
-        .find(|(words, _)| said.clone().any(|line| words.iter().any(|word| line.contains(word))));
-    found.map_or(FetchError::Answered(text.clone()), |(_, error)| error(text.clone()))
+    let found = WORDS.iter().find(|(words, _)| {
+        said.clone()
+            .any(|line| words.iter().any(|word| line.contains(word)))
+    });
+    found.map_or(FetchError::Answered(text.clone()), |(_, error)| {
+        error(text.clone())
+    })
 }
 
 fn asks_for_less(words: &str) -> bool {
-    let said = words.lines().filter(|line| !is_trace(line)).map(str::to_ascii_lowercase);
-    let phrases = ["returned error: 429", "returned error: 503", "too many requests", "rate limit"];
-    said.into_iter().any(|line| phrases.iter().any(|phrase| line.contains(phrase)))
+    let said = words
+        .lines()
+        .filter(|line| !is_trace(line))
+        .map(str::to_ascii_lowercase);
+    let phrases = [
+        "returned error: 429",
+        "returned error: 503",
+        "too many requests",
+        "rate limit",
+    ];
+    said.into_iter()
+        .any(|line| phrases.iter().any(|phrase| line.contains(phrase)))
 }
 
 /// Returns whether a line is a status message of git, such as a header, and no error. Lines of a server never begin like
 /// this: git puts `remote:` before them.
 fn is_trace(line: &str) -> bool {
     let mut parts = line.split_whitespace();
-    let (time, place) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let (time, place) = (
+        parts.next().unwrap_or_default(),
+        parts.next().unwrap_or_default(),
+    );
     time.starts_with(|c: char| c.is_ascii_digit()) && time.contains(':') && place.contains(".c:")
 }
 
@@ -140,20 +186,47 @@ mod tests {
         let at = "fatal: unable to access 'http://h/x.git/':";
         let oid = "1".repeat(40);
         let cases = [
-            (format!("{at} The requested URL returned error: 429"), "limited"),
-            (String::from("remote: Too many requests, slow down\nfatal: early EOF"), "limited"),
-            (format!("fatal: remote error: upload-pack: not our ref {oid}"), "refused"),
+            (
+                format!("{at} The requested URL returned error: 429"),
+                "limited",
+            ),
+            (
+                String::from("remote: Too many requests, slow down\nfatal: early EOF"),
+                "limited",
+            ),
+            (
+                format!("fatal: remote error: upload-pack: not our ref {oid}"),
+                "refused",
+            ),
             (
                 format!("error: Server does not allow request for unadvertised object {oid}"),
                 "refused",
             ),
-            (format!("{at} Failed to connect to h port 9 after 0 ms"), "unreachable"),
+            (
+                format!("{at} Failed to connect to h port 9 after 0 ms"),
+                "unreachable",
+            ),
             (format!("{at} Could not resolve host: h"), "unreachable"),
-            (format!("{at} SSL certificate problem: self-signed certificate"), "unreachable"),
-            (format!("{at} The requested URL returned error: 503"), "limited"),
-            (format!("{at} The requested URL returned error: 500"), "answered"),
-            (format!("{at} The requested URL returned error: 302"), "answered"),
-            (String::from("fatal: repository 'http://h/x.git/' not found"), "answered"),
+            (
+                format!("{at} SSL certificate problem: self-signed certificate"),
+                "unreachable",
+            ),
+            (
+                format!("{at} The requested URL returned error: 503"),
+                "limited",
+            ),
+            (
+                format!("{at} The requested URL returned error: 500"),
+                "answered",
+            ),
+            (
+                format!("{at} The requested URL returned error: 302"),
+                "answered",
+            ),
+            (
+                String::from("fatal: repository 'http://h/x.git/' not found"),
+                "answered",
+            ),
             (
                 String::from(
                     "fatal: could not read Username for 'http://h': terminal prompts disabled",
@@ -170,11 +243,26 @@ mod tests {
                 String::from("error: index-pack died of signal 25\nfatal: index-pack failed"),
                 "too large",
             ),
-            (String::from("fatal: Out of memory, malloc failed"), "too large"),
-            (String::from("fatal: write error: File too large"), "too large"),
-            (String::from("error: inflate: data stream error\nfatal: index-pack failed"), "broken"),
-            (String::from("fatal: http://h did not send all necessary objects"), "broken"),
-            (String::from("fatal: write error: No space left on device"), "ours"),
+            (
+                String::from("fatal: Out of memory, malloc failed"),
+                "too large",
+            ),
+            (
+                String::from("fatal: write error: File too large"),
+                "too large",
+            ),
+            (
+                String::from("error: inflate: data stream error\nfatal: index-pack failed"),
+                "broken",
+            ),
+            (
+                String::from("fatal: http://h did not send all necessary objects"),
+                "broken",
+            ),
+            (
+                String::from("fatal: write error: No space left on device"),
+                "ours",
+            ),
             (String::new(), "answered"),
         ];
         for (words, expected) in cases {
@@ -190,19 +278,31 @@ mod tests {
             FetchError::RateLimited { retry_after } => retry_after,
             other => panic!("{other}"),
         };
-        assert_eq!(pause(&format!("{trace}{fatal}")), Some(Duration::from_secs(77)));
+        assert_eq!(
+            pause(&format!("{trace}{fatal}")),
+            Some(Duration::from_secs(77))
+        );
         assert_eq!(pause(fatal), None);
         let date = trace.replace("77", "Mon, 16 Nov 2026 05:26:11 GMT");
         assert_eq!(pause(&format!("{date}{fatal}")), None, "by whose clock?");
         let now =
             "05:26:11.840370 http.c:872   <= Recv header: date: Mon, 16 Nov 2026 05:24:11 GMT\n";
-        assert_eq!(pause(&format!("{now}{date}{fatal}")), Some(Duration::from_secs(120)));
-        assert_eq!(pause(&format!("{}{fatal}", trace.replace("77", "soon"))), None);
+        assert_eq!(
+            pause(&format!("{now}{date}{fatal}")),
+            Some(Duration::from_secs(120))
+        );
+        assert_eq!(
+            pause(&format!("{}{fatal}", trace.replace("77", "soon"))),
+            None
+        );
     }
 
     #[test]
     fn headers_are_not_read_as_messages_of_git() {
         let header = "05:26:11.840370 http.c:872   <= Recv header: X: Too many requests\n";
-        assert_eq!(kind(&format!("{header}fatal: repository 'x' not found")), "answered");
+        assert_eq!(
+            kind(&format!("{header}fatal: repository 'x' not found")),
+            "answered"
+        );
     }
 }

@@ -39,8 +39,16 @@ impl PackCache {
     pub fn new(storage: PackStorage, max_bytes: u64) -> Self {
         let next_scratch = AtomicU64::new(0);
         let (state, downloads) = (Mutex::default(), Semaphore::new(MAX_DOWNLOADS));
-        let inner = Inner { storage, max_bytes, state, next_scratch, downloads };
-        Self { inner: Arc::new(inner) }
+        let inner = Inner {
+            storage,
+            max_bytes,
+            state,
+            next_scratch,
+            downloads,
+        };
+        Self {
+            inner: Arc::new(inner),
+        }
     }
 
     /// Returns the pack storage.
@@ -117,7 +125,9 @@ impl CacheState {
 
     fn leave(&mut self, key: &CacheKey) {
         self.uses += 1;
-        let Some(entry) = self.repositories.get_mut(key) else { return };
+        let Some(entry) = self.repositories.get_mut(key) else {
+            return;
+        };
         entry.users = entry.users.saturating_sub(1);
         entry.last_use = self.uses;
         if entry.users == 0 && entry.bytes == 0 {
@@ -138,7 +148,10 @@ impl CacheState {
         if self.bytes <= max_bytes {
             return None;
         }
-        let idle = self.repositories.iter_mut().filter(|(_, it)| it.users == 0 && !it.is_leaving);
+        let idle = self
+            .repositories
+            .iter_mut()
+            .filter(|(_, it)| it.users == 0 && !it.is_leaving);
         let (key, oldest) = idle.min_by_key(|(_, entry)| entry.last_use)?;
         oldest.is_leaving = true;
         Some(key.clone())
@@ -170,7 +183,12 @@ impl PackCache {
         loop {
             let entered = self.inner.state.lock().enter(key_of(endpoint, dir), dir);
             match entered {
-                Ok(()) => return InUse { cache: self.clone(), key: key_of(endpoint, dir) },
+                Ok(()) => {
+                    return InUse {
+                        cache: self.clone(),
+                        key: key_of(endpoint, dir),
+                    };
+                }
                 Err(removal) => drop(removal.lock().await),
             }
         }
@@ -178,8 +196,13 @@ impl PackCache {
 
     /// Waits for its turn to download packs of a repository.
     pub(in crate::git) async fn transfer(&self, in_use: &InUse) -> OwnedMutexGuard<()> {
-        let repositories =
-            self.inner.state.lock().repositories.get(&in_use.key).map(|it| it.transfer.clone());
+        let repositories = self
+            .inner
+            .state
+            .lock()
+            .repositories
+            .get(&in_use.key)
+            .map(|it| it.transfer.clone());
         repositories.unwrap_or_default().lock_owned().await
     }
 
@@ -189,7 +212,13 @@ impl PackCache {
         endpoint: Endpoint,
         dir: &RepoDir,
     ) -> OwnedMutexGuard<()> {
-        let landing = self.inner.state.lock().entry(key_of(endpoint, dir), dir).landing.clone();
+        let landing = self
+            .inner
+            .state
+            .lock()
+            .entry(key_of(endpoint, dir), dir)
+            .landing
+            .clone();
         landing.lock_owned().await
     }
 
@@ -200,7 +229,10 @@ impl PackCache {
 
     /// Notes the size of a repository on disk, and makes room if that is too much with all others.
     pub(in crate::git) fn resize(&self, endpoint: Endpoint, dir: &RepoDir, bytes: u64) {
-        self.inner.state.lock().resize(key_of(endpoint, dir), dir, bytes);
+        self.inner
+            .state
+            .lock()
+            .resize(key_of(endpoint, dir), dir, bytes);
         self.evict_soon();
     }
 

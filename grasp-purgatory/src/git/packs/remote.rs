@@ -52,21 +52,29 @@ impl Remote {
         let wrong = |why: &str| PackStorageError::Address(why.to_owned());
         let url = Url::parse(url).map_err(|_| wrong(FORMS))?;
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(wrong("credentials belong into variables of the environment"));
+            return Err(wrong(
+                "credentials belong into variables of the environment",
+            ));
         }
         match (url.scheme(), url.host_str()) {
             ("s3", Some(bucket)) => {
                 let prefix = object_store::path::Path::from_url_path(url.path());
                 let prefix = prefix.map_err(|error| wrong(&error.to_string()))?;
                 let store = Arc::new(PrefixStore::new(open_s3(bucket, options)?, prefix));
-                Ok(Self { store, directory: None })
+                Ok(Self {
+                    store,
+                    directory: None,
+                })
             }
             ("file", None) => {
                 let directory = url.to_file_path().map_err(|()| wrong(FORMS))?;
                 let store = LocalFileSystem::new_with_prefix(&directory);
                 let store = store.map_err(|_| PackStorageError::NoBucket)?;
                 let store = Arc::new(store.with_fsync(true).with_automatic_cleanup(true));
-                Ok(Self { store, directory: Some(directory) })
+                Ok(Self {
+                    store,
+                    directory: Some(directory),
+                })
             }
             _ => Err(wrong(FORMS)),
         }
@@ -74,10 +82,15 @@ impl Remote {
 
     /// Creates the directories of an object such that only their owner can read them, as the data directory is.
     fn create_directories(&self, key: &str) -> Result<(), PackStorageError> {
-        let Some(directory) = &self.directory else { return Ok(()) };
+        let Some(directory) = &self.directory else {
+            return Ok(());
+        };
         let object = directory.join(key);
         let parent = object.parent().unwrap_or(directory);
-        Ok(DirBuilder::new().recursive(true).mode(0o700).create(parent)?)
+        Ok(DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(parent)?)
     }
 
     async fn upload(&self, key: &str, file: &Path) -> Result<(), PackStorageError> {
@@ -86,14 +99,20 @@ impl Remote {
         let bytes = file.metadata()?.len();
         if bytes <= PART as u64 {
             let (_, content) = read_part(file).await?;
-            self.store.put(&key, PutPayload::from(content)).await.map_err(failed)?;
+            self.store
+                .put(&key, PutPayload::from(content))
+                .await
+                .map_err(failed)?;
             return Ok(());
         }
         let upload = self.store.put_multipart(&key).await.map_err(failed)?;
         let mut upload = WriteMultipart::new_with_chunk_size(upload, PART);
         loop {
             let read = read_part(file).await;
-            let ready = upload.wait_for_capacity(PARTS_AT_ONCE).await.map_err(failed);
+            let ready = upload
+                .wait_for_capacity(PARTS_AT_ONCE)
+                .await
+                .map_err(failed);
             let content = match ready.and(read) {
                 Ok((rest, content)) => {
                     file = rest;
@@ -117,7 +136,10 @@ impl Remote {
         let mut at = 0;
         loop {
             let range = Some(GetRange::Bounded(at..at + PART as u64));
-            let options = GetOptions { range, ..GetOptions::default() };
+            let options = GetOptions {
+                range,
+                ..GetOptions::default()
+            };
             let found = match self.store.get_opts(&key, options).await {
                 Err(error) if is_no_object(&error) => return Ok(false),
                 found => found.map_err(failed)?,
@@ -179,14 +201,20 @@ impl Backend for Remote {
         Box::pin(async move {
             match self.store.get(&key.into()).await {
                 Err(error) if is_no_object(&error) => Ok(None),
-                found => Ok(Some(found.map_err(failed)?.bytes().await.map_err(failed)?.into())),
+                found => Ok(Some(
+                    found.map_err(failed)?.bytes().await.map_err(failed)?.into(),
+                )),
             }
         })
     }
 
     fn write<'a>(&'a self, key: &'a str, content: &'static [u8]) -> StorageFuture<'a, ()> {
         Box::pin(async move {
-            self.store.put(&key.into(), content.into()).await.map(drop).map_err(failed)
+            self.store
+                .put(&key.into(), content.into())
+                .await
+                .map(drop)
+                .map_err(failed)
         })
     }
 }
@@ -222,9 +250,13 @@ fn open_s3(
         retry_timeout: options.timeout,
     };
     let client = client(options)?;
-    let store =
-        builder.with_bucket_name(bucket).with_retry(retry).with_http_connector(Connector(client));
-    store.build().map_err(|error| PackStorageError::Address(error.to_string()))
+    let store = builder
+        .with_bucket_name(bucket)
+        .with_retry(retry)
+        .with_http_connector(Connector(client));
+    store
+        .build()
+        .map_err(|error| PackStorageError::Address(error.to_string()))
 }
 
 /// Makes the client of all requests.
@@ -239,13 +271,17 @@ impl HttpConnector for Connector {
 
 /// A client that trusts the usual certificate authorities, and those of the operator.
 fn client(options: &PackStorageOptions) -> Result<reqwest::Client, PackStorageError> {
-    let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    let mut roots = RootCertStore {
+        roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
+    };
     if let Some(file) = options.variables.get("AWS_CA_BUNDLE") {
         let wrong = |error: String| PackStorageError::Address(format!("AWS_CA_BUNDLE: {error}"));
         let certificates = CertificateDer::pem_file_iter(file);
         for certificate in certificates.map_err(|error| wrong(error.to_string()))? {
             let certificate = certificate.map_err(|error| wrong(error.to_string()))?;
-            roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
+            roots
+                .add(certificate)
+                .map_err(|error| wrong(error.to_string()))?;
         }
     }
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -257,7 +293,9 @@ fn client(options: &PackStorageOptions) -> Result<reqwest::Client, PackStorageEr
         .tls_backend_preconfigured(config)
         .connect_timeout(CONNECT_TIMEOUT.min(options.timeout))
         .timeout(options.timeout);
-    client.build().map_err(|error| PackStorageError::Address(error.to_string()))
+    client
+        .build()
+        .map_err(|error| PackStorageError::Address(error.to_string()))
 }
 
 /// Returns whether there is no such object in a bucket that there is.
@@ -278,8 +316,12 @@ fn failed(error: object_store::Error) -> PackStorageError {
         error if names_no_bucket(&error) => PackStorageError::NoBucket,
         error => {
             let text = error.to_string();
-            let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once('<'));
-            let code = code.map(|(code, _)| format!("{code}: ")).unwrap_or_default();
+            let code = text
+                .split_once("<Code>")
+                .and_then(|(_, rest)| rest.split_once('<'));
+            let code = code
+                .map(|(code, _)| format!("{code}: "))
+                .unwrap_or_default();
             let text = text.split('<').next().unwrap_or_default();
             PackStorageError::Failed(format!("{code}{text}").chars().take(400).collect())
         }

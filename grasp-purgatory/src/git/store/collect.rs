@@ -58,12 +58,18 @@ pub struct Keep {
 impl Keep {
     /// Keeps what is wanted, and what was replaced within the time of retention.
     pub fn at(now: Timestamp, wanted: BTreeSet<Oid>) -> Self {
-        Self { wanted, retired_since: now - RETIRED_REFS_RETENTION }
+        Self {
+            wanted,
+            retired_since: now - RETIRED_REFS_RETENTION,
+        }
     }
 
     /// Keeps nothing but what refs and uploads need.
     pub fn purging(now: Timestamp) -> Self {
-        Self { wanted: BTreeSet::new(), retired_since: now + Duration::from_secs(1) }
+        Self {
+            wanted: BTreeSet::new(),
+            retired_since: now + Duration::from_secs(1),
+        }
     }
 }
 
@@ -74,7 +80,9 @@ impl RepoStore {
     /// Packing takes no lock, so that no request waits for it, unless refs moved meanwhile.
     pub async fn collect(&self, repo: &RepoId, keep: &Keep) -> Result<bool, GitError> {
         let guard = self.lock(repo).await?;
-        let Some((garbage, mut roots)) = guard.roots(keep).await? else { return Ok(false) };
+        let Some((garbage, mut roots)) = guard.roots(keep).await? else {
+            return Ok(false);
+        };
         drop(guard);
         let reader = self.objects(repo).await?;
         if garbage == Garbage::Moved {
@@ -92,7 +100,9 @@ impl RepoStore {
         }
         let mut packed = reader.pack(self, &roots).await?;
         let mut guard = self.lock(repo).await?;
-        let Some((_, current)) = guard.roots(keep).await? else { return Ok(false) };
+        let Some((_, current)) = guard.roots(keep).await? else {
+            return Ok(false);
+        };
         if current != roots {
             roots = current;
             packed = reader.pack(self, &roots).await?;
@@ -127,13 +137,23 @@ impl RepoGuard {
         // First the row: a view that goes meanwhile leaves its tips among the retired ones.
         let row = self.row().await?;
         let retired = self.retired_refs().await?;
-        let is_over = retired.iter().any(|retired| retired.since < keep.retired_since);
-        let garbage = if is_over { Some(Garbage::Removed) } else { row.garbage };
-        let Some(garbage) = garbage else { return Ok(None) };
+        let is_over = retired
+            .iter()
+            .any(|retired| retired.since < keep.retired_since);
+        let garbage = if is_over {
+            Some(Garbage::Removed)
+        } else {
+            row.garbage
+        };
+        let Some(garbage) = garbage else {
+            return Ok(None);
+        };
         self.bring().await?;
         self.bring_staged().await?;
         let (dir, keep) = (self.dir.clone(), keep.clone());
-        let roots = self.blocking(move || roots(&dir, &row, &retired, &keep)).await?;
+        let roots = self
+            .blocking(move || roots(&dir, &row, &retired, &keep))
+            .await?;
         Ok(Some((garbage, roots)))
     }
 
@@ -194,8 +214,15 @@ impl Objects {
         let staged: Vec<&Path> = roots.staged.values().map(PathBuf::as_path).collect();
         let retired = present(self.dir.objects(), roots.retired.clone()).await?;
         // Objects of the uploads themselves are not taken along.
-        let command = self.command(PACK).args(["--local", "--revs"]).reading_all(&staged);
-        let tips = roots.shown.iter().chain(&retired).chain(roots.staged.keys());
+        let command = self
+            .command(PACK)
+            .args(["--local", "--revs"])
+            .reading_all(&staged);
+        let tips = roots
+            .shown
+            .iter()
+            .chain(&retired)
+            .chain(roots.staged.keys());
         pack(store, command, revisions(tips, [])).await
     }
 }
@@ -217,7 +244,10 @@ pub(super) async fn pack(
 ) -> Result<Quarantine, GitError> {
     let scratch = store.scratch();
     let place = blocking(move || Quarantine::create(scratch)).await?;
-    place.fill(command.limit(COLLECT_TIMEOUT), input).await?.success(PACK)?;
+    place
+        .fill(command.limit(COLLECT_TIMEOUT), input)
+        .await?
+        .success(PACK)?;
     Ok(place)
 }
 
@@ -230,12 +260,24 @@ fn roots(
     let mut shown = row.tips();
     let missing = check::missing(&[dir.objects()], &keep.wanted)?;
     shown.extend(keep.wanted.difference(&missing));
-    let kept = retired.iter().filter(|retired| retired.since >= keep.retired_since);
-    let retired = kept.map(|retired| retired.tip).filter(|tip| !shown.contains(tip)).collect();
+    let kept = retired
+        .iter()
+        .filter(|retired| retired.since >= keep.retired_since);
+    let retired = kept
+        .map(|retired| retired.tip)
+        .filter(|tip| !shown.contains(tip))
+        .collect();
     let refs = row.view.iter().flat_map(|view| &view.refs.refs);
-    let ruled =
-        refs.filter(|(name, _)| name.is_branch_or_tag()).map(|(_, target)| target.oid).collect();
-    Ok(Roots { shown, ruled, retired, staged: staged(dir)? })
+    let ruled = refs
+        .filter(|(name, _)| name.is_branch_or_tag())
+        .map(|(_, target)| target.oid)
+        .collect();
+    Ok(Roots {
+        shown,
+        ruled,
+        retired,
+        staged: staged(dir)?,
+    })
 }
 
 fn staged(dir: &RepoDir) -> Result<BTreeMap<Oid, PathBuf>, GitError> {

@@ -78,11 +78,20 @@ impl NamedFiles {
     /// Reads the names from a database.
     pub async fn read(database: &dyn Database, endpoint: Endpoint) -> Result<Self, GitError> {
         let packs = database.packs(endpoint).await?;
-        let uploads = database.records().await?.into_iter().filter_map(|record| match record {
-            Record::Staged { id, tip, target, .. } => upload(endpoint, id, tip, target),
-            _ => None,
-        });
-        Ok(Self { packs, uploads: uploads.collect() })
+        let uploads = database
+            .records()
+            .await?
+            .into_iter()
+            .filter_map(|record| match record {
+                Record::Staged {
+                    id, tip, target, ..
+                } => upload(endpoint, id, tip, target),
+                _ => None,
+            });
+        Ok(Self {
+            packs,
+            uploads: uploads.collect(),
+        })
     }
 }
 
@@ -107,7 +116,12 @@ impl RepoFiles {
     pub fn new(root: &Path, endpoint: Endpoint, git: Git, database: Arc<dyn Database>) -> Self {
         // Git runs in the directory of a repository, where a relative path means something else.
         let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
-        Self { layout: Layout::new(&root), endpoint, git, database }
+        Self {
+            layout: Layout::new(&root),
+            endpoint,
+            git,
+            database,
+        }
     }
 
     /// Returns the endpoint that these repositories are served at.
@@ -150,7 +164,9 @@ impl RepoFiles {
         };
         for pack in &row.packs {
             let fault = self.examine_pack(&dir, pack).await?;
-            found.faults.extend(fault.map(|fault| (pack.name.clone(), fault)));
+            found
+                .faults
+                .extend(fault.map(|fault| (pack.name.clone(), fault)));
         }
         let is_there = dir.objects().is_dir() && dir.path().join("HEAD").exists();
         let tips: Vec<_> = row.tips().into_iter().collect();
@@ -174,7 +190,10 @@ impl RepoFiles {
         }
         let command = match dir.path().join("HEAD").exists() {
             true => self.objects(dir).command("index-pack"),
-            false => self.git.command("index-pack").claimed_by(Claimant::server()),
+            false => self
+                .git
+                .command("index-pack")
+                .claimed_by(Claimant::server()),
         };
         let command = command.arg("--verify").arg(&file);
         let finished = command.limit(READ_TIMEOUT).run(Vec::new()).await?;
@@ -183,7 +202,13 @@ impl RepoFiles {
 
     fn objects(&self, dir: &RepoDir) -> Objects {
         let (git, claimant) = (self.git.clone(), Claimant::server());
-        Objects { git, dir: dir.clone(), incoming: None, in_use: None, claimant }
+        Objects {
+            git,
+            dir: dir.clone(),
+            incoming: None,
+            in_use: None,
+            claimant,
+        }
     }
 }
 
@@ -206,7 +231,10 @@ impl RepoFiles {
         // A file that is not there was replaced, or it is lost.
         let current = NamedFiles::read(&*self.database, self.endpoint).await?;
         let is_lost = |(repo, pack): &(RepoId, Pack)| {
-            current.packs.get(repo).is_some_and(|packs| packs.contains(pack))
+            current
+                .packs
+                .get(repo)
+                .is_some_and(|packs| packs.contains(pack))
         };
         let are_lost = copied.packs.iter().all(is_lost);
         if !are_lost || !copied.uploads.is_subset(&current.uploads) {
@@ -238,7 +266,9 @@ impl RepoFiles {
             for pack in packs {
                 let file = file_of(&dir, pack);
                 if !is_as_committed(&file, pack) || !file.with_extension("idx").exists() {
-                    lost.entry(repo.clone()).or_default().insert(pack.name.clone());
+                    lost.entry(repo.clone())
+                        .or_default()
+                        .insert(pack.name.clone());
                     continue;
                 }
                 let key = |file: &Path| packs::pack_key(self.endpoint, &dir, file);
@@ -407,7 +437,12 @@ mod tests {
         fn row(&self, _: Endpoint, repo: RepoId) -> DatabaseFuture<'_, RepoRow> {
             let packs = self.0.lock();
             let packs = packs.get(&repo).cloned().unwrap_or_default();
-            Box::pin(async { Ok(RepoRow { packs, ..RepoRow::default() }) })
+            Box::pin(async {
+                Ok(RepoRow {
+                    packs,
+                    ..RepoRow::default()
+                })
+            })
         }
 
         fn retired(&self, _: Endpoint, _: RepoId) -> DatabaseFuture<'_, Vec<RetiredRef>> {
@@ -443,7 +478,10 @@ mod tests {
     }
 
     fn named(names: &[&str]) -> BTreeMap<RepoId, BTreeSet<Pack>> {
-        let pack = |name: &&str| Pack { name: (*name).to_owned(), bytes: CONTENT.len() as u64 };
+        let pack = |name: &&str| Pack {
+            name: (*name).to_owned(),
+            bytes: CONTENT.len() as u64,
+        };
         BTreeMap::from([(repo(), names.iter().map(pack).collect())])
     }
 
@@ -457,7 +495,11 @@ mod tests {
 
     fn packs_below(root: &Path) -> Vec<String> {
         let dir = Layout::new(root).dir(&repo()).objects().join("pack");
-        layout::list(&dir).unwrap().iter().map(|file| layout::name(file).to_owned()).collect()
+        layout::list(&dir)
+            .unwrap()
+            .iter()
+            .map(|file| layout::name(file).to_owned())
+            .collect()
     }
 
     #[tokio::test]
@@ -466,9 +508,20 @@ mod tests {
         let [source, target] = ["source", "target"].map(|name| dir.path().join(name));
         let database = Arc::new(Names::default());
         let git = Git::find(&std::env::var_os("PATH").unwrap(), Slots::default()).unwrap();
-        let files = RepoFiles::new(&source, Endpoint::Repository, git, Arc::clone(&database) as _);
+        let files = RepoFiles::new(
+            &source,
+            Endpoint::Repository,
+            git,
+            Arc::clone(&database) as _,
+        );
         let copy = |packs: &[&str]| {
-            files.copy_to(&target, NamedFiles { packs: named(packs), ..NamedFiles::default() })
+            files.copy_to(
+                &target,
+                NamedFiles {
+                    packs: named(packs),
+                    ..NamedFiles::default()
+                },
+            )
         };
         write_pack(&source, "pack-1");
         write_pack(&source, "pack-3");

@@ -64,7 +64,14 @@ impl RepoGuard {
         (held, in_use): (OwnedMutexGuard<()>, Option<Arc<InUse>>),
     ) -> Self {
         let is_present = tokio::sync::OnceCell::new();
-        Self { store, repo, dir, held: Arc::new(held), in_use, is_present }
+        Self {
+            store,
+            repo,
+            dir,
+            held: Arc::new(held),
+            in_use,
+            is_present,
+        }
     }
 
     /// Returns the repository that is locked.
@@ -91,7 +98,8 @@ impl RepoGuard {
     pub(super) async fn incoming(&self, claimant: Claimant) -> Result<Incoming, GitError> {
         let Objects { dir, in_use, .. } = self.objects().await?;
         let (store, name) = (self.store.clone(), self.repo.clone());
-        self.blocking(move || Incoming::new(&store, (dir, in_use), &name, claimant)).await
+        self.blocking(move || Incoming::new(&store, (dir, in_use), &name, claimant))
+            .await
     }
 
     /// Checks the histories of these tips. Complete ones are remembered.
@@ -125,7 +133,8 @@ impl RepoGuard {
     /// Makes what has arrived readable.
     pub async fn promote(&mut self, incoming: Incoming) -> Result<(), GitError> {
         let from = incoming.quarantine().objects();
-        self.add_packs(move |dir| move_packs(&from, &dir.objects())).await?;
+        self.add_packs(move |dir| move_packs(&from, &dir.objects()))
+            .await?;
         self.remember(incoming.into_whole()).await
     }
 
@@ -153,7 +162,11 @@ impl RepoGuard {
     ///
     /// They must not be taken for objects of the repository: the next start would remove them under the refs to them.
     pub(super) async fn settle(&self) -> Result<(), GitError> {
-        let (store, dir, named) = (self.store.clone(), self.dir.clone(), self.row().await?.packs);
+        let (store, dir, named) = (
+            self.store.clone(),
+            self.dir.clone(),
+            self.row().await?.packs,
+        );
         self.blocking(move || {
             // What was found to be whole with objects that go now is looked at again.
             store.count_removal();
@@ -228,13 +241,22 @@ impl RepoGuard {
         if wanted.shows.is_some() {
             return self.plan_address(view, wanted, now);
         }
-        let current = view.as_ref().map(|view| view.refs.tips()).unwrap_or_default();
-        let mut changes = target.map(|target| target.changes(&current)).unwrap_or_default();
+        let current = view
+            .as_ref()
+            .map(|view| view.refs.tips())
+            .unwrap_or_default();
+        let mut changes = target
+            .map(|target| target.changes(&current))
+            .unwrap_or_default();
         for (id, tip) in &wanted.proposals {
             let name = RefName::nostr(*id);
             let old = current.get(&name).copied();
             if old != Some(*tip) {
-                changes.push(PushCommand { old, new: Some(*tip), name });
+                changes.push(PushCommand {
+                    old,
+                    new: Some(*tip),
+                    name,
+                });
             }
         }
         let state = match target {
@@ -243,14 +265,28 @@ impl RepoGuard {
         };
         let maintainers = match &wanted.maintainers {
             Some(maintainers) => maintainers.clone(),
-            None => view.as_ref().map(|view| view.maintainers.clone()).unwrap_or_default(),
+            None => view
+                .as_ref()
+                .map(|view| view.maintainers.clone())
+                .unwrap_or_default(),
         };
         let head = target.and_then(|target| target.head.clone());
         let shows = match &wanted.maintainers {
             Some(_) => None,
             None => view.as_ref().and_then(|view| view.shows),
         };
-        self.plan_from(view, NextView { changes, head, state, maintainers, shows }, now).await
+        self.plan_from(
+            view,
+            NextView {
+                changes,
+                head,
+                state,
+                maintainers,
+                shows,
+            },
+            now,
+        )
+        .await
     }
 
     /// Returns the change that makes the repository an address of another one. Its tips are retired.
@@ -262,7 +298,10 @@ impl RepoGuard {
     ) -> Result<Option<RepoChange>, GitError> {
         let from = view.as_ref().map(|view| view.generation);
         let before = view.unwrap_or_default();
-        let after = Refs { refs: BTreeMap::new(), ..Refs::clone(&before.refs) };
+        let after = Refs {
+            refs: BTreeMap::new(),
+            ..Refs::clone(&before.refs)
+        };
         let maintainers = wanted.maintainers.clone().unwrap_or_default();
         let is_same = before.shows == wanted.shows && before.maintainers == maintainers;
         if is_same && after == *before.refs {
@@ -288,7 +327,13 @@ impl RepoGuard {
         next: NextView,
         now: Timestamp,
     ) -> Result<Option<RepoChange>, GitError> {
-        let NextView { changes, head, state, maintainers, shows } = next;
+        let NextView {
+            changes,
+            head,
+            state,
+            maintainers,
+            shows,
+        } = next;
         let from = view.as_ref().map(|view| view.generation);
         let is_same = view.as_ref().is_some_and(|view| {
             view.state == state && view.maintainers == maintainers && view.shows == shows
@@ -303,7 +348,8 @@ impl RepoGuard {
             true => BTreeMap::new(),
             false => {
                 let objects = self.objects().await?.dir.objects();
-                self.blocking(move || check::behind_tags(&objects, &named)).await?
+                self.blocking(move || check::behind_tags(&objects, &named))
+                    .await?
             }
         };
         let after = refs.after(&changes, head.as_ref(), &peeled)?;
@@ -326,7 +372,9 @@ impl RepoGuard {
 
     /// Takes the repository out of service. Its tips are retired. That there is no view is fine.
     pub async fn retire(&mut self, now: Timestamp) -> Result<(), GitError> {
-        let Some(view) = self.row().await?.view else { return Ok(()) };
+        let Some(view) = self.row().await?.view else {
+            return Ok(());
+        };
         let retired = retired(view.refs.retired_by(&Refs::default()), now);
         let mut change = self.without_view(&view);
         change.garbage = (!view.refs.refs.is_empty()).then_some(Garbage::Removed);
@@ -429,7 +477,10 @@ impl RepoGuard {
             }
             _ => None,
         };
-        let commit = Commit { repos: vec![change], ..Commit::default() };
+        let commit = Commit {
+            repos: vec![change],
+            ..Commit::default()
+        };
         tracing::trace!(target: CHANGES, "committing");
         let committed = self.store.database().commit(commit).await?;
         tracing::trace!(target: CHANGES, "committed");
@@ -452,7 +503,10 @@ impl RepoGuard {
         if small.is_empty() {
             return Ok(false);
         }
-        let input: String = small.iter().map(|pack| format!("{}.pack\n", pack.name)).collect();
+        let input: String = small
+            .iter()
+            .map(|pack| format!("{}.pack\n", pack.name))
+            .collect();
         let command = self.objects().await?.command("pack-objects");
         let command = command.arg("--stdin-packs").keeping(self.held.clone());
         let joined = pack(&self.store, command, input.into_bytes()).await?;
@@ -472,12 +526,17 @@ impl RepoGuard {
         let added = self.blocking(move || move_packs(&new.objects(), &dir.objects()));
         let added = added.await?;
         self.store.upload(&self.dir, &added).await?;
-        change.remove_packs = old.into_iter().filter(|pack| !added.contains(pack)).collect();
+        change.remove_packs = old
+            .into_iter()
+            .filter(|pack| !added.contains(pack))
+            .collect();
         change.add_packs = added;
         self.commit(change).await?;
         let (dir, named) = (self.dir.clone(), self.row().await?.packs);
         self.blocking(move || {
-            super::unnamed_files(&dir, &named)?.iter().try_for_each(|file| layout::remove(file))
+            super::unnamed_files(&dir, &named)?
+                .iter()
+                .try_for_each(|file| layout::remove(file))
         })
         .await?;
         unsettled.settle();
@@ -500,7 +559,8 @@ impl RepoGuard {
             false => BTreeSet::new(),
         };
         let dir = self.dir.clone();
-        self.blocking(move || proofs.add(&dir, whole, &shown, &store.scratch())).await
+        self.blocking(move || proofs.add(&dir, whole, &shown, &store.scratch()))
+            .await
     }
 
     /// Runs work on the disk, which keeps the lock to its own end.
@@ -550,26 +610,36 @@ struct NextView {
 }
 
 fn retired(tips: BTreeMap<Oid, RefName>, since: Timestamp) -> Vec<RetiredRef> {
-    tips.into_iter().map(|(tip, name)| RetiredRef { tip, name, since }).collect()
+    tips.into_iter()
+        .map(|(tip, name)| RetiredRef { tip, name, since })
+        .collect()
 }
 
 /// Returns the garbage that these changes may leave.
 fn garbage_of(changes: &[PushCommand]) -> Option<Garbage> {
     let takes = |change: &&PushCommand| change.old.is_some() && change.old != change.new;
-    let garbage = changes.iter().filter(takes).map(|change| match change.name.event() {
-        Some(_) => Garbage::Removed,
-        None => Garbage::Moved,
-    });
+    let garbage = changes
+        .iter()
+        .filter(takes)
+        .map(|change| match change.name.event() {
+            Some(_) => Garbage::Removed,
+            None => Garbage::Moved,
+        });
     garbage.max()
 }
 
 /// The objects that these commands move refs to.
 fn tips<'a>(commands: impl IntoIterator<Item = &'a PushCommand>) -> BTreeSet<Oid> {
-    commands.into_iter().filter_map(|command| command.new).collect()
+    commands
+        .into_iter()
+        .filter_map(|command| command.new)
+        .collect()
 }
 
 fn named_tips(commands: &[PushCommand]) -> BTreeMap<RefName, Oid> {
-    let named = commands.iter().filter_map(|command| Some((command.name.clone(), command.new?)));
+    let named = commands
+        .iter()
+        .filter_map(|command| Some((command.name.clone(), command.new?)));
     named.collect()
 }
 
@@ -603,7 +673,10 @@ mod tests {
     use super::*;
 
     fn joined(sizes: &[u64]) -> Vec<u64> {
-        let pack = |(n, bytes): (usize, &u64)| Pack { name: format!("pack-{n:04}"), bytes: *bytes };
+        let pack = |(n, bytes): (usize, &u64)| Pack {
+            name: format!("pack-{n:04}"),
+            bytes: *bytes,
+        };
         let joined = packs_to_join(sizes.iter().enumerate().map(pack).collect());
         let mut sizes: Vec<_> = joined.into_iter().map(|pack| pack.bytes).collect();
         sizes.sort_unstable();

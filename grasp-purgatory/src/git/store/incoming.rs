@@ -64,7 +64,13 @@ impl Incoming {
         Ok(Self {
             store: store.clone(),
             repo: repo.clone(),
-            objects: Objects { git: store.git().clone(), dir, incoming, in_use, claimant },
+            objects: Objects {
+                git: store.git().clone(),
+                dir,
+                incoming,
+                in_use,
+                claimant,
+            },
             quarantine,
             whole: BTreeSet::new(),
             needed: None,
@@ -121,7 +127,9 @@ impl Incoming {
             for index in indexes(&quarantine)? {
                 let are_short = chains::are_short(&index.with_extension("pack"), &index);
                 if !are_short.map_err(|source| GitError::io("read", &index, source))? {
-                    return Err(GitError::LongChain { limit: chains::MAX_CHAIN });
+                    return Err(GitError::LongChain {
+                        limit: chains::MAX_CHAIN,
+                    });
                 }
             }
             Ok(())
@@ -139,7 +147,10 @@ impl Incoming {
                 let opened = PackIndex::open(index);
                 opened.map_err(|source| GitError::io("read", index, source))
             };
-            indexes(&quarantine)?.iter().map(|index| Ok(open(index)?.count())).sum()
+            indexes(&quarantine)?
+                .iter()
+                .map(|index| Ok(open(index)?.count()))
+                .sum()
         })
         .await
     }
@@ -175,7 +186,10 @@ impl Incoming {
         source: Objects,
         tips: &BTreeSet<Oid>,
     ) -> Result<(), GitError> {
-        let source = Objects { claimant: self.objects.claimant, ..source };
+        let source = Objects {
+            claimant: self.objects.claimant,
+            ..source
+        };
         let (here, there) = (self.objects.dir.clone(), source.dir.objects());
         let shared = blocking(move || {
             let proven = Proofs::load(&here)?.tips().clone();
@@ -183,8 +197,14 @@ impl Incoming {
             Ok(&proven - &unknown)
         })
         .await?;
-        let command = source.command(PACK).limited(source.limits().await?).arg("--revs");
-        self.quarantine.fill(command, revisions(tips, &shared)).await?.success(PACK)?;
+        let command = source
+            .command(PACK)
+            .limited(source.limits().await?)
+            .arg("--revs");
+        self.quarantine
+            .fill(command, revisions(tips, &shared))
+            .await?
+            .success(PACK)?;
         self.check(tips).await?.required()
     }
 
@@ -193,7 +213,10 @@ impl Incoming {
         let limit = self.store.staging_limits().bytes_per_event;
         for tip in push.stage().iter().filter_map(|command| command.new) {
             let tips = BTreeSet::from([tip]);
-            let first = self.parts.get(&tips).and_then(|parts| parts.first()?.as_ref());
+            let first = self
+                .parts
+                .get(&tips)
+                .and_then(|parts| parts.first()?.as_ref());
             let part = match first {
                 Some(first) => first.duplicate().await?,
                 None => self.extract(&tips, Some(limit)).await?,
@@ -201,11 +224,18 @@ impl Incoming {
             part.sync().await?;
             self.parts.entry(tips).or_default().push(Some(part));
         }
-        let signed: BTreeSet<_> = push.execute().iter().filter_map(|command| command.new).collect();
+        let signed: BTreeSet<_> = push
+            .execute()
+            .iter()
+            .filter_map(|command| command.new)
+            .collect();
         if !signed.is_empty() {
             let is_needed_whole = self.is_needed_whole(&signed).await?;
-            let part =
-                if is_needed_whole { None } else { Some(self.extract(&signed, None).await?) };
+            let part = if is_needed_whole {
+                None
+            } else {
+                Some(self.extract(&signed, None).await?)
+            };
             // Uploads of the same tip take theirs from the end.
             self.parts.entry(signed).or_default().insert(0, part);
         }
@@ -301,10 +331,19 @@ impl Incoming {
         part.as_of = as_of;
         part.is_inspected = true;
         part.whole = tips.intersection(&self.whole).copied().collect();
-        let limits = ProcessLimits { file: max_bytes, ..self.objects.limits().await? };
+        let limits = ProcessLimits {
+            file: max_bytes,
+            ..self.objects.limits().await?
+        };
         // Deltas that were sent are kept, and none are looked for.
-        let command = self.command(PACK).args(["--revs", "--window=0"]).limited(limits);
-        let packed = part.quarantine.fill(command, revisions(tips, proofs.tips())).await?;
+        let command = self
+            .command(PACK)
+            .args(["--revs", "--window=0"])
+            .limited(limits);
+        let packed = part
+            .quarantine
+            .fill(command, revisions(tips, proofs.tips()))
+            .await?;
         if max_bytes.is_some() && packed.words.contains("File too large") {
             return Err(GitError::StagingFull);
         }
@@ -366,6 +405,10 @@ impl RepoStore {
     async fn leave(&self, repo: &RepoId) -> Result<(), GitError> {
         let mut guard = self.lock(repo).await?;
         let is_empty = guard.row().await?.packs.is_empty();
-        if is_empty { guard.remove_if_deserted().await } else { Ok(()) }
+        if is_empty {
+            guard.remove_if_deserted().await
+        } else {
+            Ok(())
+        }
     }
 }

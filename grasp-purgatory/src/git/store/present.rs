@@ -65,14 +65,20 @@ impl RepoStore {
     /// A pack that the pack storage does not have is no error here. Git reports the objects that it does not find, as it
     /// does when a file was lost.
     pub(in crate::git) async fn present(&self, repo: &RepoId) -> Result<Option<Present>, GitError> {
-        let Some(cache) = self.packs() else { return Ok(None) };
+        let Some(cache) = self.packs() else {
+            return Ok(None);
+        };
         let dir = self.dir(repo);
         let in_use = Arc::new(cache.enter(self.endpoint(), &dir).await);
         let row = self.row(repo).await?;
         if self.absent(&dir, row.packs.clone()).await?.is_empty() {
             cache.hit();
             self.remove_replaced(repo, &dir, &row).await?;
-            return Ok(Some(Present { row, lost: BTreeSet::new(), in_use }));
+            return Ok(Some(Present {
+                row,
+                lost: BTreeSet::new(),
+                in_use,
+            }));
         }
         cache.missed();
         // Others may wait for the same packs, so it goes on if this reader leaves.
@@ -88,7 +94,10 @@ impl RepoStore {
     /// Returns the objects of a repository, all of them on disk.
     pub(in crate::git) async fn objects(&self, repo: &RepoId) -> Result<Objects, GitError> {
         let in_use = self.present(repo).await?.map(|present| present.in_use);
-        Ok(Objects { in_use, ..Objects::of(self, self.dir(repo)) })
+        Ok(Objects {
+            in_use,
+            ..Objects::of(self, self.dir(repo))
+        })
     }
 
     /// Returns those of these packs that are not on disk with their index.
@@ -130,7 +139,8 @@ impl RepoStore {
             let (scratch, name) = (self.scratch(), repo.clone());
             let created = dir.clone();
             blocking(move || created.create(&name, &scratch)).await?;
-            self.measure(&dir, absent.iter().map(|pack| pack.bytes).sum()).await?;
+            self.measure(&dir, absent.iter().map(|pack| pack.bytes).sum())
+                .await?;
             lost = self.download_all(&repo, absent).await?;
         }
         Err(GitError::Outdated)
@@ -189,7 +199,9 @@ impl RepoStore {
         dir: &RepoDir,
         pack: &Pack,
     ) -> Result<Option<(Quarantine, Soundness)>, GitError> {
-        let Some(cache) = self.packs() else { return Ok(None) };
+        let Some(cache) = self.packs() else {
+            return Ok(None);
+        };
         let scratch = self.scratch();
         let copy = blocking(move || Quarantine::create(scratch)).await?;
         let file = copy_file(&copy, pack);
@@ -212,7 +224,11 @@ impl RepoStore {
         const COMMAND: &str = "index-pack";
         let index = file.with_extension("idx");
         blocking(move || layout::remove(&index)).await?;
-        let command = self.git().command(COMMAND).repository(&self.workbench()).arg(file);
+        let command = self
+            .git()
+            .command(COMMAND)
+            .repository(&self.workbench())
+            .arg(file);
         let command = command.claimed_by(Claimant::server()).limit(READ_TIMEOUT);
         command.run(Vec::new()).await?.success(COMMAND).map(drop)
     }
@@ -226,7 +242,9 @@ impl RepoStore {
     ) -> Result<(), GitError> {
         let (named, place) = (row.packs.clone(), dir.clone());
         let unnamed = blocking(move || unnamed_files(&place, &named)).await?;
-        let Ok(_held) = self.lock_of(dir.key()).try_lock_owned() else { return Ok(()) };
+        let Ok(_held) = self.lock_of(dir.key()).try_lock_owned() else {
+            return Ok(());
+        };
         if unnamed.is_empty() || self.inner.unsettled.lock().contains(dir.key()) {
             return Ok(());
         }
@@ -238,7 +256,9 @@ impl RepoStore {
 
     /// Notes the size of a repository on disk, which is about to grow by so many bytes.
     pub(super) async fn measure(&self, dir: &RepoDir, more: u64) -> Result<(), GitError> {
-        let Some(cache) = self.packs() else { return Ok(()) };
+        let Some(cache) = self.packs() else {
+            return Ok(());
+        };
         let place = dir.clone();
         let bytes = blocking(move || match place.path().is_dir() {
             true => layout::size(place.path()),
@@ -273,7 +293,9 @@ impl RepoStore {
 
 /// Returns the file of a pack in a place of its own.
 pub(super) fn copy_file(copy: &Quarantine, pack: &Pack) -> PathBuf {
-    copy.objects().join("pack").join(format!("{}.pack", pack.name))
+    copy.objects()
+        .join("pack")
+        .join(format!("{}.pack", pack.name))
 }
 
 /// Uploads.
@@ -282,7 +304,8 @@ impl RepoStore {
     pub(super) async fn upload(&self, dir: &RepoDir, packs: &[Pack]) -> Result<(), GitError> {
         for pack in packs {
             let file = file_of(dir, pack);
-            self.upload_files(&file, |file| packs::pack_key(self.endpoint(), dir, file)).await?;
+            self.upload_files(&file, |file| packs::pack_key(self.endpoint(), dir, file))
+                .await?;
         }
         Ok(())
     }
@@ -293,19 +316,29 @@ impl RepoStore {
         pack: &Path,
         key: impl Fn(&Path) -> String,
     ) -> Result<(), GitError> {
-        let Some(cache) = self.packs() else { return Ok(()) };
+        let Some(cache) = self.packs() else {
+            return Ok(());
+        };
         for kind in KINDS {
-            self.inner.unnamed_objects.lock().forget(&key(&pack.with_extension(kind)));
+            self.inner
+                .unnamed_objects
+                .lock()
+                .forget(&key(&pack.with_extension(kind)));
         }
         Ok(cache.storage().put_pack(pack, key).await?)
     }
 
     /// Removes the files of a pack from the pack storage.
     pub(super) async fn delete_pack(&self, dir: &RepoDir, pack: &Pack) -> Result<(), GitError> {
-        let Some(cache) = self.packs() else { return Ok(()) };
+        let Some(cache) = self.packs() else {
+            return Ok(());
+        };
         for kind in KINDS {
             let file = file_of(dir, pack).with_extension(kind);
-            cache.storage().delete(&packs::pack_key(self.endpoint(), dir, &file)).await?;
+            cache
+                .storage()
+                .delete(&packs::pack_key(self.endpoint(), dir, &file))
+                .await?;
         }
         Ok(())
     }
@@ -317,7 +350,9 @@ impl RepoStore {
         dir: &RepoDir,
         named: &BTreeSet<Pack>,
     ) -> Result<BTreeSet<Pack>, GitError> {
-        let Some(cache) = self.packs() else { return Ok(BTreeSet::new()) };
+        let Some(cache) = self.packs() else {
+            return Ok(BTreeSet::new());
+        };
         let prefix = packs::repo_prefix(self.endpoint(), dir);
         let listed = match named.is_empty() {
             true => BTreeMap::new(),
@@ -325,7 +360,11 @@ impl RepoStore {
         };
         let mut lost = BTreeSet::new();
         for pack in named {
-            let size = |kind: &str| listed.get(&format!("{prefix}{}.{kind}", pack.name)).copied();
+            let size = |kind: &str| {
+                listed
+                    .get(&format!("{prefix}{}.{kind}", pack.name))
+                    .copied()
+            };
             if size("pack") == Some(pack.bytes) && size("idx").is_some() {
                 continue;
             }
@@ -363,7 +402,9 @@ impl RepoStore {
     ///
     /// To be called before anything is changed, each time that this process becomes the one that writes.
     pub async fn became_writer(&self) -> Result<(), GitError> {
-        let Some(cache) = self.packs() else { return Ok(()) };
+        let Some(cache) = self.packs() else {
+            return Ok(());
+        };
         if !cache.storage().is_ours().await? {
             if !self.database().packs(self.endpoint()).await?.is_empty() {
                 return Err(PackStorageError::Foreign.into());
@@ -380,7 +421,9 @@ impl RepoStore {
     /// Deletes objects from the pack storage that nothing has named for a day, and returns their number. For the one
     /// process that writes.
     pub async fn sweep(&self, now: Mono) -> Result<usize, GitError> {
-        let Some(cache) = self.packs() else { return Ok(0) };
+        let Some(cache) = self.packs() else {
+            return Ok(0);
+        };
         let named = self.database().packs(self.endpoint()).await?;
         let named: BTreeMap<String, (RepoId, BTreeSet<Pack>)> = named
             .into_iter()
@@ -389,9 +432,13 @@ impl RepoStore {
         let prefix = packs::packs_prefix(self.endpoint());
         // What is stored and named meanwhile counts as unnamed until the next list, which is before its time is over.
         let is_unnamed = |key: &str| {
-            let of_repo = key.strip_prefix(&prefix).and_then(|rest| rest.split_once('/'));
+            let of_repo = key
+                .strip_prefix(&prefix)
+                .and_then(|rest| rest.split_once('/'));
             of_repo.is_none_or(|(dir, file)| {
-                named.get(dir).is_none_or(|(_, packs)| !names_file(packs, file))
+                named
+                    .get(dir)
+                    .is_none_or(|(_, packs)| !names_file(packs, file))
             })
         };
         let listed = cache.storage().list_where(&prefix, is_unnamed).await?;
@@ -423,8 +470,12 @@ impl RepoStore {
         // A commit of nothing checks the lease.
         let _ = self.database().commit(Commit::default()).await?;
         let prefix = packs::packs_prefix(self.endpoint());
-        let of_repo = key.strip_prefix(&prefix).and_then(|rest| rest.split_once('/'));
-        let Some((dir, file)) = of_repo else { return Ok(false) };
+        let of_repo = key
+            .strip_prefix(&prefix)
+            .and_then(|rest| rest.split_once('/'));
+        let Some((dir, file)) = of_repo else {
+            return Ok(false);
+        };
         let repo = match repo {
             Some(repo) => Some(repo),
             // One that did not exist when the objects were listed.
@@ -440,7 +491,8 @@ impl RepoStore {
 
 /// Returns whether a file belongs to one of these packs.
 fn names_file(packs: &BTreeSet<Pack>, file: &str) -> bool {
-    file.rsplit_once('.').is_some_and(|(name, _)| packs.iter().any(|pack| pack.name == name))
+    file.rsplit_once('.')
+        .is_some_and(|(name, _)| packs.iter().any(|pack| pack.name == name))
 }
 
 impl RepoGuard {
@@ -448,7 +500,10 @@ impl RepoGuard {
     pub(super) async fn objects(&self) -> Result<Objects, GitError> {
         self.is_present.get_or_try_init(|| self.bring()).await?;
         let objects = Objects::of(&self.store, self.dir.clone());
-        Ok(Objects { in_use: self.in_use.clone(), ..objects })
+        Ok(Objects {
+            in_use: self.in_use.clone(),
+            ..objects
+        })
     }
 
     /// Brings packs onto disk. What is served is proven then: it was whole when it came to be served.
@@ -456,18 +511,26 @@ impl RepoGuard {
     /// Without that proof every check would walk all histories, and every push would be packed with all of its own.
     pub(super) async fn bring(&self) -> Result<(), GitError> {
         let present = self.store.present(&self.repo).await?;
-        let Some(Present { row, lost, .. }) = present else { return Ok(()) };
+        let Some(Present { row, lost, .. }) = present else {
+            return Ok(());
+        };
         let proofs = self.dir.proofs();
         if !lost.is_empty() || self.blocking(move || Ok(proofs.exists())).await? {
             return Ok(());
         }
         let tips = row.tips();
-        if tips.is_empty() { Ok(()) } else { self.remember(tips).await }
+        if tips.is_empty() {
+            Ok(())
+        } else {
+            self.remember(tips).await
+        }
     }
 
     /// Compares what is on disk with the database before the first change since this process writes.
     pub(super) async fn settle_cached(&self) -> Result<(), GitError> {
-        let (Some(cache), Some(in_use)) = (self.store.packs(), &self.in_use) else { return Ok(()) };
+        let (Some(cache), Some(in_use)) = (self.store.packs(), &self.in_use) else {
+            return Ok(());
+        };
         if cache.set_settled(in_use, true) {
             return Ok(());
         }
@@ -478,7 +541,11 @@ impl RepoGuard {
         settled
     }
     async fn compare_with_row(&self) -> Result<(), GitError> {
-        let (store, dir, named) = (self.store.clone(), self.dir.clone(), self.row().await?.packs);
+        let (store, dir, named) = (
+            self.store.clone(),
+            self.dir.clone(),
+            self.row().await?.packs,
+        );
         self.blocking(move || {
             Proofs::forget(&dir)?;
             let unnamed = unnamed_files(&dir, &named)?;

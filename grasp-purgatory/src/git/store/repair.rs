@@ -45,12 +45,18 @@ impl RepoStore {
     pub async fn inspect(&self, repo: &RepoId, walk: bool) -> Result<Inspection, GitError> {
         let mut guard = self.lock(repo).await?;
         let is_cache = self.packs().is_some();
-        let lost =
-            if is_cache { guard.restore_cache(walk).await? } else { guard.restore_files().await? };
+        let lost = if is_cache {
+            guard.restore_cache(walk).await?
+        } else {
+            guard.restore_files().await?
+        };
         if lost.is_empty() && !walk {
             // They are compared with the list of the pack storage; looking into them would download all.
             let is_broken = !is_cache && guard.lacks_tips().await?;
-            return Ok(Inspection { is_broken, lost: BTreeSet::new() });
+            return Ok(Inspection {
+                is_broken,
+                lost: BTreeSet::new(),
+            });
         }
         drop(guard);
         let is_broken = self.is_broken(repo).await?;
@@ -61,7 +67,10 @@ impl RepoStore {
             guard.commit(change).await?;
             return Ok(Inspection::default());
         }
-        Ok(Inspection { is_broken, lost: lost.into_iter().map(|pack| pack.name).collect() })
+        Ok(Inspection {
+            is_broken,
+            lost: lost.into_iter().map(|pack| pack.name).collect(),
+        })
     }
 
     /// Reads all packs of a repository that were not read since this time. Objects of a damaged pack that can be read are packed
@@ -104,7 +113,10 @@ impl RepoStore {
         if !is_as_committed(&file, pack) {
             return Ok(true);
         }
-        let command = Objects::of(self, dir).command(COMMAND).arg("--verify").arg(&file);
+        let command = Objects::of(self, dir)
+            .command(COMMAND)
+            .arg("--verify")
+            .arg(&file);
         let finished = command.limit(READ_TIMEOUT).run(Vec::new()).await?;
         Ok(finished.status.success())
     }
@@ -112,7 +124,9 @@ impl RepoStore {
     /// Reads a pack of the pack storage as a whole. If it is damaged there and not on disk, it is stored again.
     async fn is_stored_sound(&self, repo: &RepoId, pack: &Pack) -> Result<bool, GitError> {
         let dir = self.dir(repo);
-        let Some((copy, soundness)) = self.copy_of(&dir, pack).await? else { return Ok(true) };
+        let Some((copy, soundness)) = self.copy_of(&dir, pack).await? else {
+            return Ok(true);
+        };
         let _guard = self.lock(repo).await?;
         match soundness {
             Soundness::Sound => Ok(true),
@@ -133,7 +147,10 @@ impl RepoStore {
         let file = file_of(&dir, damaged);
         let copy = self.copy_of(&dir, damaged).await?.map(|(copy, _)| copy);
         let (index, objects) = match &copy {
-            Some(copy) => (copy_file(copy, damaged).with_extension("idx"), copy.objects()),
+            Some(copy) => (
+                copy_file(copy, damaged).with_extension("idx"),
+                copy.objects(),
+            ),
             None => (file.with_extension("idx"), dir.objects()),
         };
         let place = objects.clone();
@@ -144,7 +161,9 @@ impl RepoStore {
         let saved = pack(self, command, input.into_bytes()).await?;
         let from = saved.objects();
         let guard = self.lock(repo).await?;
-        guard.add_packs(move |dir| move_packs(&from, &dir.objects())).await?;
+        guard
+            .add_packs(move |dir| move_packs(&from, &dir.objects()))
+            .await?;
         // After the commit: until then nothing else has what can be read of it.
         guard.blocking(move || remove_pack(&file)).await?;
         self.delete_pack(&dir, damaged).await
@@ -208,26 +227,36 @@ impl RepoGuard {
                     store.count_removal();
                 }
                 let found = named.difference(&lost).map(|pack| file_of(&dir, pack));
-                let unindexed: Vec<_> =
-                    found.filter(|file| !file.with_extension("idx").exists()).collect();
+                let unindexed: Vec<_> = found
+                    .filter(|file| !file.with_extension("idx").exists())
+                    .collect();
                 Ok((lost, unindexed))
             })
             .await?;
         for file in unindexed {
             const COMMAND: &str = "index-pack";
-            let command = Objects::of(&self.store, self.dir.clone()).command(COMMAND).arg(file);
-            command.limit(READ_TIMEOUT).run(Vec::new()).await?.success(COMMAND)?;
+            let command = Objects::of(&self.store, self.dir.clone())
+                .command(COMMAND)
+                .arg(file);
+            command
+                .limit(READ_TIMEOUT)
+                .run(Vec::new())
+                .await?
+                .success(COMMAND)?;
         }
         Ok(lost)
     }
 }
 
 pub(super) fn file_of(dir: &RepoDir, pack: &Pack) -> PathBuf {
-    dir.objects().join("pack").join(format!("{}.pack", pack.name))
+    dir.objects()
+        .join("pack")
+        .join(format!("{}.pack", pack.name))
 }
 
 pub(super) fn is_as_committed(file: &Path, pack: &Pack) -> bool {
-    file.metadata().is_ok_and(|metadata| metadata.len() == pack.bytes)
+    file.metadata()
+        .is_ok_and(|metadata| metadata.len() == pack.bytes)
 }
 
 /// Returns the objects of a pack that can be read, from it or from another one.
@@ -240,8 +269,12 @@ fn readable_objects(index: &Path, objects: &Path) -> Result<Vec<Oid>, GitError> 
     odb.add_disk_alternate(&objects.to_string_lossy())?;
     let ids = PackIndex::open(index).and_then(|index| index.ids());
     for oid in ids.map_err(|source| GitError::io("read", index, source))? {
-        let Ok(id) = git2::Oid::from_bytes(&oid) else { continue };
-        let is_small = odb.read_header(id).is_ok_and(|(size, _)| size <= MAX_OBJECT_BYTES);
+        let Ok(id) = git2::Oid::from_bytes(&oid) else {
+            continue;
+        };
+        let is_small = odb
+            .read_header(id)
+            .is_ok_and(|(size, _)| size <= MAX_OBJECT_BYTES);
         if is_small && odb.exists_ext(id, OdbLookupFlags::NO_REFRESH) && odb.read(id).is_ok() {
             readable.push(Oid::Sha1(oid));
         }
@@ -260,5 +293,7 @@ fn remove_if_neither_indexed_nor_intact(file: &Path) -> Result<(), GitError> {
 
 /// Removes the files of a pack, its index first: git takes a pack to be there when its index is.
 fn remove_pack(file: &Path) -> Result<(), GitError> {
-    ["idx", "rev", "pack"].iter().try_for_each(|kind| layout::remove(&file.with_extension(kind)))
+    ["idx", "rev", "pack"]
+        .iter()
+        .try_for_each(|kind| layout::remove(&file.with_extension(kind)))
 }

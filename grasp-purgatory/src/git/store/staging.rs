@@ -69,7 +69,9 @@ impl RepoGuard {
             return Ok(());
         }
         let (dir, limits) = (self.dir.clone(), self.store.inner.staging);
-        let (placed, staged) = self.blocking(move || stage_all(&dir, &limits, &uploads)).await?;
+        let (placed, staged) = self
+            .blocking(move || stage_all(&dir, &limits, &uploads))
+            .await?;
         self.upload_staged(placed).await?;
         staged
     }
@@ -79,7 +81,10 @@ impl RepoGuard {
         let place = self.dir.staged(&event);
         self.blocking(move || {
             let tips = layout::list(&place)?;
-            Ok(tips.iter().filter_map(|tip| layout::name(tip).parse().ok()).collect())
+            Ok(tips
+                .iter()
+                .filter_map(|tip| layout::name(tip).parse().ok())
+                .collect())
         })
         .await
     }
@@ -95,7 +100,8 @@ impl RepoGuard {
         }
         self.bring_upload(&from).await?;
         let packs = from.clone();
-        self.add_packs(move |dir| move_packs(&packs, &dir.objects())).await?;
+        self.add_packs(move |dir| move_packs(&packs, &dir.objects()))
+            .await?;
         self.discard_staged_tip(event, tip).await?;
         // The repository may have lost nothing since the upload was checked, but looking costs little.
         _ = self.check(&BTreeSet::from([tip])).await?;
@@ -104,7 +110,10 @@ impl RepoGuard {
 
     /// Forgets one of the tips that wait for this event.
     pub async fn discard_staged_tip(&mut self, event: EventId, tip: Oid) -> Result<(), GitError> {
-        let (staging, place) = (self.dir.layout().staging(), self.dir.staged_tip(&event, &tip));
+        let (staging, place) = (
+            self.dir.layout().staging(),
+            self.dir.staged_tip(&event, &tip),
+        );
         let upload = place_of(&staging, &place);
         self.blocking(move || discard(&staging, &place)).await?;
         self.store.delete_staged(vec![upload]).await;
@@ -129,13 +138,17 @@ fn stage_all(
     let (of_repo, of_all) = (dir.staging(), dir.layout().staging());
     layout::create_dir(&of_repo)?;
     let room = |dir: &Path, limit: u64| -> Result<u64, GitError> {
-        Ok(limit.saturating_mul(LIMIT_FACTOR).saturating_sub(layout::size(dir)?))
+        Ok(limit
+            .saturating_mul(LIMIT_FACTOR)
+            .saturating_sub(layout::size(dir)?))
     };
     let in_repo = room(&of_repo, limits.bytes_per_repo)?;
     let mut room = in_repo.min(room(&of_all, limits.bytes_in_all)?);
     let mut placed = Vec::new();
     let staged = uploads.iter().try_for_each(|upload| {
-        let Some(bytes) = stage(dir, limits, upload, room)? else { return Ok(()) };
+        let Some(bytes) = stage(dir, limits, upload, room)? else {
+            return Ok(());
+        };
         room -= bytes;
         placed.push(dir.staged_tip(&upload.event, &upload.tip));
         Ok(())
@@ -180,7 +193,14 @@ impl RepoStore {
             return Ok(bytes_of(&self.row(repo).await?));
         }
         let objects = self.dir(repo).objects();
-        blocking(move || if objects.is_dir() { layout::size(&objects) } else { Ok(0) }).await
+        blocking(move || {
+            if objects.is_dir() {
+                layout::size(&objects)
+            } else {
+                Ok(0)
+            }
+        })
+        .await
     }
 
     /// Returns the size of one staged tip.
@@ -213,7 +233,10 @@ impl RepoStore {
 /// Removes a place in staging, and the directories above it that are empty then.
 pub(super) fn discard(staging: &Path, place: &Path) -> Result<(), GitError> {
     layout::remove(place)?;
-    place.parent().into_iter().for_each(|above| prune(staging, above));
+    place
+        .parent()
+        .into_iter()
+        .for_each(|above| prune(staging, above));
     Ok(())
 }
 
@@ -221,7 +244,10 @@ pub(super) fn discard(staging: &Path, place: &Path) -> Result<(), GitError> {
 fn prune(staging: &Path, directory: &Path) {
     let directories = directory.ancestors().take_while(|above| *above != staging);
     // One that is not empty stays, and so do all above it.
-    directories.into_iter().take_while(|above| fs::remove_dir(above).is_ok()).for_each(drop);
+    directories
+        .into_iter()
+        .take_while(|above| fs::remove_dir(above).is_ok())
+        .for_each(drop);
 }
 
 /// Returns the places of the removed uploads.
@@ -247,7 +273,11 @@ fn forget_staged_but(
 
 /// Returns the place of an upload below staging.
 pub(super) fn place_of(staging: &Path, place: &Path) -> String {
-    place.strip_prefix(staging).unwrap_or(place).to_string_lossy().into_owned()
+    place
+        .strip_prefix(staging)
+        .unwrap_or(place)
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Returns the names of the files of an upload below staging, as they are in the pack storage.
@@ -255,7 +285,10 @@ pub(super) fn names_of(staging: &Path, place: &Path) -> Result<Vec<String>, GitE
     let above = place_of(staging, place);
     let files = layout::list(&place.join("pack"))?;
     let name = |file: &PathBuf| layout::name(file).trim_end_matches(ABSENT).to_owned();
-    Ok(files.iter().map(|file| format!("{above}/{}", name(file))).collect())
+    Ok(files
+        .iter()
+        .map(|file| format!("{above}/{}", name(file)))
+        .collect())
 }
 
 /// Files of uploads with their sizes, by the directory of the upload below staging.
@@ -267,7 +300,10 @@ impl RepoStore {
         let mut listed = Listed::new();
         for (name, bytes) in self.staged_objects().await? {
             if let Some((directory, file)) = name.rsplit_once('/').filter(|_| is_upload(&name)) {
-                listed.entry(directory.to_owned()).or_default().insert(file.to_owned(), bytes);
+                listed
+                    .entry(directory.to_owned())
+                    .or_default()
+                    .insert(file.to_owned(), bytes);
             }
         }
         let staging = self.layout().staging();
@@ -276,7 +312,9 @@ impl RepoStore {
 
     /// Returns the files of all uploads in the pack storage, by their names below staging.
     async fn staged_objects(&self) -> Result<BTreeMap<String, u64>, GitError> {
-        let Some(cache) = self.packs() else { return Ok(BTreeMap::new()) };
+        let Some(cache) = self.packs() else {
+            return Ok(BTreeMap::new());
+        };
         let prefix = packs::staging_prefix(self.endpoint());
         let listed = cache.storage().list(&prefix).await?.into_iter();
         let below =
@@ -290,7 +328,9 @@ impl RepoStore {
         let prefix = packs::staging_prefix(self.endpoint());
         blocking(move || {
             let is_unknown = |name: &String| {
-                !name.rsplit_once('/').is_some_and(|(place, _)| staging.join(place).is_dir())
+                !name
+                    .rsplit_once('/')
+                    .is_some_and(|(place, _)| staging.join(place).is_dir())
             };
             Ok(objects
                 .into_keys()
@@ -312,7 +352,9 @@ impl RepoStore {
     }
 
     async fn try_delete_staged(&self, place: &str) -> Result<(), PackStorageError> {
-        let Some(cache) = self.packs() else { return Ok(()) };
+        let Some(cache) = self.packs() else {
+            return Ok(());
+        };
         let prefix = format!("{}{place}/", packs::staging_prefix(self.endpoint()));
         for key in cache.storage().list(&prefix).await?.into_keys() {
             cache.storage().delete(&key).await?;
@@ -373,14 +415,20 @@ impl RepoGuard {
     /// Downloads an upload that another process has received. One that the pack storage has lost or damaged is left out;
     /// its objects are hunted for when its event comes.
     pub(super) async fn bring_upload(&self, place: &Path) -> Result<(), GitError> {
-        let Some(cache) = self.store.packs() else { return Ok(()) };
+        let Some(cache) = self.store.packs() else {
+            return Ok(());
+        };
         let (staging, directory) = (self.dir.layout().staging(), place.join("pack"));
         let (upload, scratch) = (place.to_owned(), self.store.scratch());
         let (absent, names, copy) = self
             .blocking(move || {
                 let mut absent = layout::list(&directory)?;
                 absent.retain(|file| layout::name(file).ends_with(ABSENT));
-                Ok((absent, names_of(&staging, &upload)?, Quarantine::create(scratch)?))
+                Ok((
+                    absent,
+                    names_of(&staging, &upload)?,
+                    Quarantine::create(scratch)?,
+                ))
             })
             .await?;
         if absent.is_empty() {
@@ -388,8 +436,14 @@ impl RepoGuard {
         }
         let prefix = packs::staging_prefix(self.store.endpoint());
         for name in names {
-            let file = copy.objects().join("pack").join(layout::name(Path::new(&name)));
-            cache.storage().get(&format!("{prefix}{name}"), &file).await?;
+            let file = copy
+                .objects()
+                .join("pack")
+                .join(layout::name(Path::new(&name)));
+            cache
+                .storage()
+                .get(&format!("{prefix}{name}"), &file)
+                .await?;
         }
         for file in self.blocking_list(copy.objects().join("pack")).await? {
             if file.extension().is_none_or(|kind| kind != "pack") {
@@ -425,7 +479,9 @@ impl RepoGuard {
 /// Returns whether this is the name of a file of an upload: repository, event, tip and file.
 fn is_upload(name: &str) -> bool {
     let parts: Vec<&str> = name.split('/').collect();
-    let [dir, event, tip, file] = parts.as_slice() else { return false };
+    let [dir, event, tip, file] = parts.as_slice() else {
+        return false;
+    };
     dir.len() == 64
         && dir.bytes().all(|byte| byte.is_ascii_hexdigit())
         && EventId::from_hex(event).is_ok()

@@ -102,7 +102,10 @@ impl Budget {
 
     /// Waits for memory.
     async fn take(&self, amount: u64) -> Result<(), GitError> {
-        let holding = self.pool.wait(&self.claimant, amount, UNPACK_MEMORY_TIMEOUT).await;
+        let holding = self
+            .pool
+            .wait(&self.claimant, amount, UNPACK_MEMORY_TIMEOUT)
+            .await;
         self.memory.lock().push(holding.map_err(GitError::Busy)?);
         Ok(())
     }
@@ -125,7 +128,10 @@ impl Budget {
 
     fn limits(&self) -> ProcessLimits {
         let cpu = ProcessLimits::for_data(&self.claimant, self.sent);
-        ProcessLimits { memory: Some(self.held()), ..cpu }
+        ProcessLimits {
+            memory: Some(self.held()),
+            ..cpu
+        }
     }
 
     fn held(&self) -> u64 {
@@ -134,11 +140,19 @@ impl Budget {
 }
 
 fn receiving_memory(claimant: &Claimant) -> u64 {
-    if claimant.has_authority { RECEIVING_MEMORY_WITH_AUTHORITY } else { RECEIVING_MEMORY }
+    if claimant.has_authority {
+        RECEIVING_MEMORY_WITH_AUTHORITY
+    } else {
+        RECEIVING_MEMORY
+    }
 }
 
 fn least_memory(claimant: &Claimant) -> u64 {
-    if claimant.has_authority { LEAST_MEMORY_WITH_AUTHORITY } else { LEAST_MEMORY }
+    if claimant.has_authority {
+        LEAST_MEMORY_WITH_AUTHORITY
+    } else {
+        LEAST_MEMORY
+    }
 }
 
 impl Unpacking {
@@ -152,19 +166,37 @@ impl Unpacking {
         let pool = objects.git.pools.unpack_memory.clone();
         let receiving = receiving_memory(&claimant).min(max_memory);
         let memory = Arc::default();
-        let budget = Budget { claimant, sent: 0, max_memory, pool, memory, shortage: None };
+        let budget = Budget {
+            claimant,
+            sent: 0,
+            max_memory,
+            pool,
+            memory,
+            shortage: None,
+        };
         let file = Some(max_bytes.saturating_mul(2).max(LEAST_FILE));
         // Where limits cannot be raised later they are as high as they may become.
         let limits = if cfg!(target_os = "linux") {
-            ProcessLimits { memory: Some(receiving), file, ..budget.limits() }
+            ProcessLimits {
+                memory: Some(receiving),
+                file,
+                ..budget.limits()
+            }
         } else {
             let cpu = ProcessLimits::for_data(&claimant, max_bytes);
-            ProcessLimits { memory: Some(max_memory), file, ..cpu }
+            ProcessLimits {
+                memory: Some(max_memory),
+                file,
+                ..cpu
+            }
         };
         let mut process = objects
             .command("index-pack")
             .args(["--stdin", "--fix-thin"])
-            .arg(format!("--strict={}", FLAWS.map(|flaw| format!("{flaw}=ignore")).join(",")))
+            .arg(format!(
+                "--strict={}",
+                FLAWS.map(|flaw| format!("{flaw}=ignore")).join(",")
+            ))
             .arg(format!("--max-input-size={max_bytes}"))
             .setting("pack.threads", "2")
             .setting("core.deltaBaseCacheLimit", "8m")
@@ -178,7 +210,13 @@ impl Unpacking {
         // A process slot first, then memory: a push that waits for one holds none of the other.
         budget.take(receiving).await?;
         let pack = process.take_stdin();
-        Ok(Self { pack, process: Some(process), tail: Vec::new(), max_bytes, budget })
+        Ok(Self {
+            pack,
+            process: Some(process),
+            tail: Vec::new(),
+            max_bytes,
+            budget,
+        })
     }
 
     /// Hands the next bytes of the pack to git. An error says what git thinks of those before.
@@ -208,7 +246,9 @@ impl Unpacking {
         }
         // Git reads no further only if it has found fault, or if bytes follow the pack.
         self.end().await?;
-        Err(GitError::BadPack(String::from("bytes after the end of the pack")))
+        Err(GitError::BadPack(String::from(
+            "bytes after the end of the pack",
+        )))
     }
 
     /// Says that the pack is complete, and waits for git's opinion.
@@ -240,7 +280,9 @@ impl Unpacking {
             return GitError::DiskFull;
         }
         if words.contains("exceeds maximum allowed size") {
-            return GitError::TooLarge { limit: self.max_bytes };
+            return GitError::TooLarge {
+                limit: self.max_bytes,
+            };
         }
         // An object that one of the pack names is neither in it nor in the repository.
         if words.contains("did not receive expected object") {
@@ -251,12 +293,21 @@ impl Unpacking {
                 "it takes too much memory to unpack for its size; repack with \
                  `git -c core.bigFileThreshold=16m repack -adF` and push again",
             );
-            return self.budget.shortage.map_or(GitError::BadPack(too_much), GitError::Busy);
+            return self
+                .budget
+                .shortage
+                .map_or(GitError::BadPack(too_much), GitError::Busy);
         }
         let is_fault = |line: &&str| line.starts_with("error:") || line.starts_with("fatal:");
         let fault = words.lines().find(is_fault).or(words.lines().next());
         let fault = fault.unwrap_or("git gave no reason");
-        GitError::BadPack(fault.chars().filter(|c| !c.is_control()).take(200).collect())
+        GitError::BadPack(
+            fault
+                .chars()
+                .filter(|c| !c.is_control())
+                .take(200)
+                .collect(),
+        )
     }
 }
 
@@ -274,7 +325,9 @@ struct Dir {
 impl Quarantine {
     pub(super) fn create(path: PathBuf) -> Result<Self, GitError> {
         layout::create_dir(&path.join("pack"))?;
-        Ok(Self { dir: Arc::new(Dir { path }) })
+        Ok(Self {
+            dir: Arc::new(Dir { path }),
+        })
     }
 
     pub(in crate::git) fn objects(&self) -> PathBuf {
@@ -288,7 +341,11 @@ impl Quarantine {
         input: Vec<u8>,
     ) -> Result<Finished, GitError> {
         let command = command.args(["--non-empty", "--delta-base-offset", "-q"]);
-        command.arg(self.objects().join("pack/pack")).keeping(self.kept()).run(input).await
+        command
+            .arg(self.objects().join("pack/pack"))
+            .keeping(self.kept())
+            .run(input)
+            .await
     }
 
     /// Keeps the directory for as long as the answer lives.
@@ -323,9 +380,15 @@ pub(super) fn move_packs(from: &Path, to: &Path) -> Result<Vec<Pack>, GitError> 
     let mut packs = Vec::new();
     for file in &files {
         if file.extension().is_some_and(|kind| kind == "pack") {
-            let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+            let stem = file
+                .file_stem()
+                .and_then(|stem| stem.to_str())
+                .unwrap_or_default();
             let bytes = layout::size(file)?;
-            packs.push(Pack { name: stem.to_owned(), bytes });
+            packs.push(Pack {
+                name: stem.to_owned(),
+                bytes,
+            });
         }
     }
     for file in &files {
@@ -343,5 +406,6 @@ pub(super) fn move_packs(from: &Path, to: &Path) -> Result<Vec<Pack>, GitError> 
 fn is_of_empty_pack(file: &Path) -> bool {
     const EMPTY: u64 = 12 + 20;
     let pack = file.with_extension("pack");
-    pack.metadata().is_ok_and(|metadata| metadata.len() <= EMPTY)
+    pack.metadata()
+        .is_ok_and(|metadata| metadata.len() <= EMPTY)
 }

@@ -15,7 +15,10 @@ fn limits(at_once: usize, starts: usize) -> HostLimits {
 }
 
 fn hosts_with(at_once: usize, starts: usize) -> Hosts {
-    Hosts::new(&HuntConfig { per_host: limits(at_once, starts), ..HuntConfig::default() })
+    Hosts::new(&HuntConfig {
+        per_host: limits(at_once, starts),
+        ..HuntConfig::default()
+    })
 }
 
 fn host(name: &str) -> Host {
@@ -27,7 +30,10 @@ fn id(name: &str) -> RepoId {
 }
 
 fn names(permits: &[Permit]) -> Vec<&str> {
-    permits.iter().map(|permit| permit.repo.identifier.as_str()).collect()
+    permits
+        .iter()
+        .map(|permit| permit.repo.identifier.as_str())
+        .collect()
 }
 
 #[test]
@@ -37,7 +43,11 @@ fn no_more_than_five_at_once() {
     let mut permits: Vec<_> = (0..5).map(|_| hosts.admit(now, &git, &id("x"))).collect();
     assert!(permits.iter().all(Option::is_some));
     assert!(hosts.admit(now, &git, &id("x")).is_none());
-    assert!(hosts.admit(now, &host("other.example.com"), &id("x")).is_some());
+    assert!(
+        hosts
+            .admit(now, &host("other.example.com"), &id("x"))
+            .is_some()
+    );
     let _ = hosts.release(now, permits.pop().unwrap().unwrap());
     assert!(hosts.admit(now, &git, &id("x")).is_some());
 }
@@ -52,7 +62,9 @@ fn no_more_than_thirty_in_any_minute() {
         let _ = hosts.release(now, permit);
     }
     assert!(hosts.admit(Mono::from_secs(59), &git, &id("x")).is_none());
-    let permit = hosts.admit(Mono::from_secs(60), &git, &id("x")).expect("one has aged out");
+    let permit = hosts
+        .admit(Mono::from_secs(60), &git, &id("x"))
+        .expect("one has aged out");
     let _ = hosts.release(Mono::from_secs(60), permit);
     assert!(hosts.admit(Mono::from_secs(60), &git, &id("x")).is_none());
 }
@@ -84,14 +96,32 @@ fn a_start_follows_a_release_or_the_rate_limit_or_is_immediate() {
     let git = host("git.example.com");
     let now = hosts.enqueue(Mono::ZERO, &git, &id("a")).unwrap();
     assert_eq!(names(&now), ["a"], "an idle server is asked at once");
-    assert!(hosts.enqueue(Mono::ZERO, &git, &id("b")).unwrap().is_empty());
+    assert!(
+        hosts
+            .enqueue(Mono::ZERO, &git, &id("b"))
+            .unwrap()
+            .is_empty()
+    );
     assert_eq!(hosts.next_deadline(), None, "only a release helps");
 
     let next = hosts.release(Mono::from_secs(1), now.into_iter().next().unwrap());
     assert_eq!(names(&next), ["b"]);
-    assert!(hosts.enqueue(Mono::from_secs(1), &git, &id("c")).unwrap().is_empty());
-    assert!(hosts.release(Mono::from_secs(2), next.into_iter().next().unwrap()).is_empty());
-    assert_eq!(hosts.next_deadline(), Some(Mono::from_secs(61)), "only time helps");
+    assert!(
+        hosts
+            .enqueue(Mono::from_secs(1), &git, &id("c"))
+            .unwrap()
+            .is_empty()
+    );
+    assert!(
+        hosts
+            .release(Mono::from_secs(2), next.into_iter().next().unwrap())
+            .is_empty()
+    );
+    assert_eq!(
+        hosts.next_deadline(),
+        Some(Mono::from_secs(61)),
+        "only time helps"
+    );
     assert!(hosts.due(Mono::from_secs(60)).is_empty());
     assert_eq!(names(&hosts.due(Mono::from_secs(61))), ["c"]);
     assert_eq!(hosts.next_deadline(), None);
@@ -113,7 +143,12 @@ fn a_pause_applies_to_queued_and_new_requests() {
     let git = host("git.example.com");
     hosts.limited(Mono::ZERO, &git, Mono::ZERO, Mono::from_secs(90));
     assert!(hosts.admit(Mono::from_secs(1), &git, &id("a")).is_none());
-    assert!(hosts.enqueue(Mono::from_secs(1), &git, &id("a")).unwrap().is_empty());
+    assert!(
+        hosts
+            .enqueue(Mono::from_secs(1), &git, &id("a"))
+            .unwrap()
+            .is_empty()
+    );
     assert_eq!(hosts.next_deadline(), Some(Mono::from_secs(90)));
     assert_eq!(names(&hosts.due(Mono::from_secs(90))), ["a"]);
 }
@@ -121,7 +156,11 @@ fn a_pause_applies_to_queued_and_new_requests() {
 #[test]
 fn a_server_can_have_limits_of_its_own() {
     let hosts = BTreeMap::from([(host("big.example.com"), limits(2, 100))]);
-    let config = HuntConfig { per_host: limits(1, 100), hosts, ..HuntConfig::default() };
+    let config = HuntConfig {
+        per_host: limits(1, 100),
+        hosts,
+        ..HuntConfig::default()
+    };
     let mut hosts = Hosts::new(&config);
     for (name, most) in [("big.example.com", 2), ("small.example.com", 1)] {
         let admitted = (0..5).filter_map(|_| hosts.admit(Mono::ZERO, &host(name), &id("x")));
@@ -134,14 +173,23 @@ fn the_limits_of_grasp_servers_apply_as_soon_as_the_class_is_known() {
     let mut hosts = hosts_with(1, 1);
     let (now, git) = (Mono::ZERO, host("git.example.com"));
     assert!(hosts.must_classify(now, &git));
-    assert!(!hosts.must_classify(now, &git), "one request for the class is enough");
+    assert!(
+        !hosts.must_classify(now, &git),
+        "one request for the class is enough"
+    );
     let _first = hosts.admit(now, &git, &id("a")).unwrap();
     for name in ["b", "c"] {
         assert!(hosts.enqueue(now, &git, &id(name)).unwrap().is_empty());
     }
-    assert_eq!(names(&hosts.classified(now, &git, HostClass::Grasp)), ["b", "c"]);
+    assert_eq!(
+        names(&hosts.classified(now, &git, HostClass::Grasp)),
+        ["b", "c"]
+    );
     let figures: Vec<_> = hosts.figures().map(|(_, figures)| figures).collect();
-    assert_eq!((figures[0].class, figures[0].per_minute), (HostClass::Grasp, 600));
+    assert_eq!(
+        (figures[0].class, figures[0].per_minute),
+        (HostClass::Grasp, 600)
+    );
     assert!(!hosts.must_classify(now + CLASS_LIFETIME - MINUTE, &git));
     assert!(hosts.must_classify(now + CLASS_LIFETIME, &git));
     // The host has another class by then.
@@ -153,10 +201,17 @@ fn the_limits_of_grasp_servers_apply_as_soon_as_the_class_is_known() {
 fn the_class_of_a_server_with_configured_limits_is_not_requested() {
     let git = host("big.example.com");
     let hosts = BTreeMap::from([(git.clone(), limits(2, 100))]);
-    let mut hosts = Hosts::new(&HuntConfig { hosts, ..HuntConfig::default() });
+    let mut hosts = Hosts::new(&HuntConfig {
+        hosts,
+        ..HuntConfig::default()
+    });
     assert!(!hosts.must_classify(Mono::ZERO, &git));
     let _ = hosts.classified(Mono::ZERO, &git, HostClass::Grasp);
-    assert!(hosts.figures().all(|(_, figures)| figures.per_minute == 100));
+    assert!(
+        hosts
+            .figures()
+            .all(|(_, figures)| figures.per_minute == 100)
+    );
 }
 
 #[test]
@@ -199,8 +254,20 @@ fn positions_refer_to_the_shortest_queue() {
     let _ = hosts.enqueue(Mono::ZERO, &fast, &id("c"));
     let positions = hosts.positions();
     let of = |name| positions[&id(name)];
-    assert_eq!(of("b"), QueuePosition { wait: Duration::ZERO, position: 2 });
-    assert_eq!(of("c"), QueuePosition { wait: Duration::ZERO, position: 1 });
+    assert_eq!(
+        of("b"),
+        QueuePosition {
+            wait: Duration::ZERO,
+            position: 2
+        }
+    );
+    assert_eq!(
+        of("c"),
+        QueuePosition {
+            wait: Duration::ZERO,
+            position: 1
+        }
+    );
     assert!(!positions.contains_key(&id("x")));
 }
 
@@ -208,7 +275,9 @@ fn positions_refer_to_the_shortest_queue() {
 fn guesses_have_a_budget_per_server_and_minute() {
     let mut hosts = Hosts::new(&HuntConfig::default());
     let git = host("git.example.com");
-    let asked = (0..10).filter(|_| hosts.may_guess(Mono::ZERO, &git)).count();
+    let asked = (0..10)
+        .filter(|_| hosts.may_guess(Mono::ZERO, &git))
+        .count();
     assert_eq!(asked, 6);
     assert!(hosts.may_guess(Mono::ZERO, &host("other.example.com")));
     assert!(hosts.may_guess(Mono::from_secs(60), &git));
@@ -219,11 +288,17 @@ fn ten_thousand_servers_are_not_all_remembered() {
     let mut hosts = Hosts::new(&HuntConfig::default());
     for n in 0..10_000_u64 {
         let now = Mono::from_secs(n);
-        let permit = hosts.admit(now, &host(&format!("h{n}.example.com")), &id("x")).unwrap();
+        let permit = hosts
+            .admit(now, &host(&format!("h{n}.example.com")), &id("x"))
+            .unwrap();
         let _ = hosts.release(now, permit);
         let _ = hosts.due(now);
     }
-    assert!(hosts.hosts.len() <= MAX_HOSTS_KEPT + 1, "{}", hosts.hosts.len());
+    assert!(
+        hosts.hosts.len() <= MAX_HOSTS_KEPT + 1,
+        "{}",
+        hosts.hosts.len()
+    );
 }
 
 #[derive(Clone, Debug)]
@@ -316,8 +391,14 @@ struct OneHost {
 
 impl OneHost {
     fn new(limits: HostLimits) -> Self {
-        let hosts = Hosts::new(&HuntConfig { per_host: limits, ..HuntConfig::default() });
-        Self { hosts, git: host(GIT) }
+        let hosts = Hosts::new(&HuntConfig {
+            per_host: limits,
+            ..HuntConfig::default()
+        });
+        Self {
+            hosts,
+            git: host(GIT),
+        }
     }
 
     fn admit(&mut self, now: Mono, name: &str) -> Option<Permit> {
@@ -337,7 +418,11 @@ impl OneHost {
     }
 
     fn due(&mut self, now: Mono) -> Vec<String> {
-        self.hosts.due(now).into_iter().map(|permit| permit.repo.identifier.to_string()).collect()
+        self.hosts
+            .due(now)
+            .into_iter()
+            .map(|permit| permit.repo.identifier.to_string())
+            .collect()
     }
 
     fn pause_until(&mut self, until: Mono) {
@@ -345,7 +430,11 @@ impl OneHost {
     }
 
     fn figures(&self) -> HostFigures {
-        self.hosts.figures().next().map(|(_, figures)| figures).unwrap_or_default()
+        self.hosts
+            .figures()
+            .next()
+            .map(|(_, figures)| figures)
+            .unwrap_or_default()
     }
 }
 
@@ -385,7 +474,11 @@ fn the_deadline_is_set_only_if_time_can_free_a_permit() {
     assert_eq!(one.hosts.next_deadline(), None, "only a release can help");
     assert!(one.release(Mono::from_secs(6), permit).is_empty());
     let reopens = Mono::from_secs(66);
-    assert_eq!(one.hosts.next_deadline(), Some(reopens), "the host may have seen it at its end");
+    assert_eq!(
+        one.hosts.next_deadline(),
+        Some(reopens),
+        "the host may have seen it at its end"
+    );
     assert_eq!(one.due(reopens), ["b"]);
 }
 
@@ -422,7 +515,10 @@ fn a_visit_that_has_begun_continues_before_the_queue() {
     let mut started = one.hosts.due(Mono::from_secs(61));
     assert_eq!(names(&started), ["a"]);
     assert_eq!(one.figures().in_flight, 1);
-    assert!(one.release(Mono::from_secs(62), started.remove(0)).is_empty());
+    assert!(
+        one.release(Mono::from_secs(62), started.remove(0))
+            .is_empty()
+    );
     assert_eq!(one.due(Mono::from_secs(122)), ["b"]);
 }
 
@@ -431,7 +527,10 @@ fn withdrawing_a_visit_that_waits_to_continue_unblocks_the_queue() {
     let mut one = OneHost::new(limits(1, 2));
     let first = one.admit(Mono::ZERO, "a").unwrap();
     let mut started = one.hosts.continue_with(Mono::ZERO, first);
-    assert_eq!(one.hosts.continue_with(Mono::ZERO, started.remove(0)), vec![]);
+    assert_eq!(
+        one.hosts.continue_with(Mono::ZERO, started.remove(0)),
+        vec![]
+    );
     one.enqueue(Mono::ZERO, "b");
     one.hosts.withdraw(&host(GIT), &id("a"));
     assert_eq!(one.due(Mono::from_secs(60)), ["b"]);
@@ -450,7 +549,9 @@ fn a_full_queue_takes_no_further_repository() {
 /// Returns the largest number of starts in any period of this length.
 fn max_starts_per(starts: &[Mono], length: Duration) -> usize {
     let within = |from: Mono| move |at: &&Mono| **at >= from && **at < from + length;
-    let counts = starts.iter().map(|from| starts.iter().filter(within(*from)).count());
+    let counts = starts
+        .iter()
+        .map(|from| starts.iter().filter(within(*from)).count());
     counts.max().unwrap_or(0)
 }
 
@@ -558,7 +659,10 @@ impl Model {
 
     fn admit(&mut self, repo: &RepoId) {
         if let Some(permit) = self.one.hosts.admit(self.now, &self.one.git, repo) {
-            assert!(self.queued.is_empty() && self.continuing.is_empty(), "overtaken");
+            assert!(
+                self.queued.is_empty() && self.continuing.is_empty(),
+                "overtaken"
+            );
             self.queued.insert(repo.clone());
             self.started(vec![permit]);
         }
@@ -600,7 +704,10 @@ impl Model {
     fn check(&self) {
         assert!(self.running.len() <= self.config.at_once.get());
         assert_eq!(self.running.len(), self.one.figures().in_flight);
-        assert_eq!(self.queued.len() + self.continuing.len(), self.one.figures().waiting);
+        assert_eq!(
+            self.queued.len() + self.continuing.len(),
+            self.one.figures().waiting
+        );
     }
 
     /// Ends one use, or else advances the time to the next deadline.
@@ -780,12 +887,17 @@ fn visits(names: &[&str]) -> ReadyVisits {
 }
 
 fn order(mut visits: ReadyVisits) -> Vec<String> {
-    std::iter::from_fn(|| visits.pop()).map(|permit| permit.repo.identifier.to_string()).collect()
+    std::iter::from_fn(|| visits.pop())
+        .map(|permit| permit.repo.identifier.to_string())
+        .collect()
 }
 
 #[test]
 fn repositories_take_turns_independent_of_their_number_of_requests() {
-    assert_eq!(order(visits(&["a", "a", "a", "b", "c"])), ["a", "b", "c", "a", "a"]);
+    assert_eq!(
+        order(visits(&["a", "a", "a", "b", "c"])),
+        ["a", "b", "c", "a", "a"]
+    );
 }
 
 #[test]

@@ -10,7 +10,10 @@ fn other() -> Arc<str> {
 fn writer() -> Lease {
     let mut lease = Lease::new(START);
     assert_eq!(lease.handle(START, Input::Time), [Output::Claim]);
-    assert_eq!(lease.handle(START, Input::Held), [Output::Follow(None), Output::Start]);
+    assert_eq!(
+        lease.handle(START, Input::Held),
+        [Output::Follow(None), Output::Start]
+    );
     assert_eq!(lease.handle(START, Input::Started), []);
     lease
 }
@@ -60,7 +63,10 @@ fn a_reader_claims_again_when_the_lease_of_the_writer_ends() {
     assert_eq!(outputs, [Output::Follow(Some(other()))]);
     assert_eq!(lease.next_deadline(), Some(START + remaining));
     lease.handle(START + remaining, Input::Time);
-    assert_eq!(lease.handle(START + remaining, Input::HeldBy(other(), LEASE)), []);
+    assert_eq!(
+        lease.handle(START + remaining, Input::HeldBy(other(), LEASE)),
+        []
+    );
 }
 
 #[test]
@@ -68,8 +74,14 @@ fn a_writer_that_lost_its_lease_stops_and_follows_the_new_one() {
     let mut lease = writer();
     let now = START + CLAIM_INTERVAL;
     assert_eq!(lease.handle(now, Input::Time), [Output::Claim]);
-    assert_eq!(lease.handle(now, Input::HeldBy(other(), LEASE)), [Output::Stop]);
-    assert_eq!(lease.handle(now, Input::Stopped), [Output::Follow(Some(other()))]);
+    assert_eq!(
+        lease.handle(now, Input::HeldBy(other(), LEASE)),
+        [Output::Stop]
+    );
+    assert_eq!(
+        lease.handle(now, Input::Stopped),
+        [Output::Follow(Some(other()))]
+    );
 }
 
 #[test]
@@ -80,7 +92,10 @@ fn parts_that_start_after_the_lease_was_lost_are_stopped() {
     let outputs = lease.handle(START + LEASE, Input::Time);
     assert_eq!(outputs, [], "the parts do not run yet");
     assert_eq!(lease.handle(START + LEASE, Input::Started), [Output::Stop]);
-    assert_eq!(lease.handle(START + LEASE, Input::Stopped), [Output::Follow(None)]);
+    assert_eq!(
+        lease.handle(START + LEASE, Input::Stopped),
+        [Output::Follow(None)]
+    );
 }
 
 #[test]
@@ -111,7 +126,10 @@ fn a_renewal_that_is_answered_after_the_end_is_given_back() {
     let mut lease = writer();
     lease.handle(START + CLAIM_INTERVAL, Input::Time);
     lease.handle(START + CLAIM_INTERVAL, Input::Shutdown);
-    assert_eq!(lease.handle(START + CLAIM_INTERVAL, Input::Held), [Output::Release]);
+    assert_eq!(
+        lease.handle(START + CLAIM_INTERVAL, Input::Held),
+        [Output::Release]
+    );
 }
 
 /// Many nodes and one lease in virtual time: nodes die, hang and come back, claims are slow or lost.
@@ -193,7 +211,10 @@ mod simulated {
             };
             Self {
                 now: START,
-                row: Row { expires: START, ..Row::default() },
+                row: Row {
+                    expires: START,
+                    ..Row::default()
+                },
                 nodes: (0..nodes).map(node).collect(),
                 queue: BTreeMap::new(),
                 sequence: 0,
@@ -322,14 +343,29 @@ mod simulated {
         /// Runs until a time. Every node commits all the time; the database takes what is under the lease's epoch.
         fn run(&mut self, until: Mono) {
             loop {
-                let deadlines = self.nodes.iter().enumerate().filter(|(_, node)| node.is_alive);
+                let deadlines = self
+                    .nodes
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, node)| node.is_alive);
                 let next = deadlines
                     .filter_map(|(n, node)| {
-                        Some((node.lease.next_deadline()?.max(node.hangs_until).max(self.now), n))
+                        Some((
+                            node.lease
+                                .next_deadline()?
+                                .max(node.hangs_until)
+                                .max(self.now),
+                            n,
+                        ))
                     })
                     .min();
                 let event = self.queue.keys().next().map(|(at, _)| *at);
-                let at = next.map(|(at, _)| at).into_iter().chain(event).min().unwrap_or(until);
+                let at = next
+                    .map(|(at, _)| at)
+                    .into_iter()
+                    .chain(event)
+                    .min()
+                    .unwrap_or(until);
                 if at >= until {
                     return self.observe(until);
                 }

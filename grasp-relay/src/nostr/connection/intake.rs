@@ -39,7 +39,14 @@ struct Batch {
 
 impl Intake {
     pub(super) fn new(ingest: Arc<dyn Ingest>, room: SharedPool, claimant: Claimant) -> Self {
-        Self { ingest, claimant, waiting: Vec::new(), held: None, room, running: None }
+        Self {
+            ingest,
+            claimant,
+            waiting: Vec::new(),
+            held: None,
+            room,
+            running: None,
+        }
     }
 
     /// Returns whether another event may be queued.
@@ -57,7 +64,10 @@ impl Intake {
         let bytes = self.waiting_bytes().saturating_add(weight(&event) as u64);
         let taken = match &mut self.held {
             Some(held) => held.resize(bytes),
-            None => self.room.try_take(&self.claimant, bytes).map(|held| self.held = Some(held)),
+            None => self
+                .room
+                .try_take(&self.claimant, bytes)
+                .map(|held| self.held = Some(held)),
         };
         if taken.is_ok() {
             self.waiting.push(event);
@@ -73,7 +83,10 @@ impl Intake {
         let (events, held) = (std::mem::take(&mut self.waiting), self.held.take());
         let ids = events.iter().map(|event| event.id).collect();
         let network = self.claimant.network;
-        let origin = Origin::Client { authenticated: authenticated(), network };
+        let origin = Origin::Client {
+            authenticated: authenticated(),
+            network,
+        };
         let ingest = self.ingest.clone();
         let task = tokio::spawn(async move {
             let _held = held;
@@ -95,20 +108,32 @@ impl Intake {
             tracing::error!(%error, "ingest panicked; its events are answered with an error");
             Vec::new()
         });
-        let ids = self.running.take().map(|batch| batch.ids).unwrap_or_default();
-        let answers = answers.iter().map(Outcome::answer).chain(std::iter::repeat_with(no_answer));
+        let ids = self
+            .running
+            .take()
+            .map(|batch| batch.ids)
+            .unwrap_or_default();
+        let answers = answers
+            .iter()
+            .map(Outcome::answer)
+            .chain(std::iter::repeat_with(no_answer));
         ids.into_iter().zip(answers).collect()
     }
 }
 
 /// Returns the answer for events that ingest failed on, so that the client tries again.
 fn no_answer() -> Answer {
-    Answer { is_accepted: false, message: "error: the event could not be judged".into() }
+    Answer {
+        is_accepted: false,
+        message: "error: the event could not be judged".into(),
+    }
 }
 
 fn weight(event: &Event) -> usize {
     let tags = event.tags.iter().flat_map(|tag| tag.as_slice());
-    tags.map(|text| text.len() + size_of::<String>()).sum::<usize>() + event.content.len()
+    tags.map(|text| text.len() + size_of::<String>())
+        .sum::<usize>()
+        + event.content.len()
 }
 
 #[cfg(test)]
@@ -142,9 +167,15 @@ mod tests {
             Intake::new(Arc::new(Unreached), room.clone(), claimant)
         };
         let keys = nostr::key::Keys::generate();
-        let note = || EventBuilder::new(Kind::TextNote, "x".repeat(1_000)).finalize(&keys).unwrap();
+        let note = || {
+            EventBuilder::new(Kind::TextNote, "x".repeat(1_000))
+                .finalize(&keys)
+                .unwrap()
+        };
         let mut intakes: Vec<_> = (0..20).map(|_| at("198.51.100.1")).collect();
-        let taken = intakes.iter_mut().map(|intake| intake.push(note()) && intake.push(note()));
+        let taken = intakes
+            .iter_mut()
+            .map(|intake| intake.push(note()) && intake.push(note()));
         assert_eq!(taken.filter(|taken| *taken).count(), 5);
         let mut honest = at("192.0.2.1");
         assert!(honest.push(note()));

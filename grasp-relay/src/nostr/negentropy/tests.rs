@@ -14,11 +14,18 @@ fn id(nth: u32) -> EventId {
 }
 
 fn set(items: &BTreeSet<(u64, u32)>) -> Snapshot {
-    let mut items: Vec<_> =
-        items.iter().map(|(at, nth)| (Timestamp::from_secs(*at), id(*nth))).collect();
+    let mut items: Vec<_> = items
+        .iter()
+        .map(|(at, nth)| (Timestamp::from_secs(*at), id(*nth)))
+        .collect();
     items.sort();
-    let share = shared_pool(0).try_take(&Claimant::server(), 0).expect("nothing is free");
-    Snapshot { items, _share: share }
+    let share = shared_pool(0)
+        .try_take(&Claimant::server(), 0)
+        .expect("nothing is free");
+    Snapshot {
+        items,
+        _share: share,
+    }
 }
 
 /// Returns a set of `count` items.
@@ -30,7 +37,9 @@ pub(in crate::nostr) fn snapshot(items: u32) -> Arc<Snapshot> {
 fn sync(client: &BTreeSet<(u64, u32)>, relay: &Snapshot) -> (BTreeSet<Id>, BTreeSet<Id>) {
     let mut storage = NegentropyStorageVector::new();
     for (at, nth) in client {
-        storage.insert(*at, Id::from_byte_array(id(*nth).to_bytes())).expect("open");
+        storage
+            .insert(*at, Id::from_byte_array(id(*nth).to_bytes()))
+            .expect("open");
     }
     storage.seal().expect("sealed once");
     let mut client = Negentropy::borrowed(&storage, FRAME).expect("a frame limit");
@@ -39,7 +48,10 @@ fn sync(client: &BTreeSet<(u64, u32)>, relay: &Snapshot) -> (BTreeSet<Id>, BTree
     for _ in 0..200 {
         let answer = relay.answer(&message, FRAME).expect("a good message");
         assert!(answer.len() as u64 <= FRAME);
-        match client.reconcile_with_ids(&answer, &mut have, &mut need).expect("a good answer") {
+        match client
+            .reconcile_with_ids(&answer, &mut have, &mut need)
+            .expect("a good answer")
+        {
             Some(next) => message = next,
             None => return (need.into_iter().collect(), have.into_iter().collect()),
         }
@@ -48,11 +60,16 @@ fn sync(client: &BTreeSet<(u64, u32)>, relay: &Snapshot) -> (BTreeSet<Id>, BTree
 }
 
 fn ids<'a>(items: impl Iterator<Item = &'a (u64, u32)>) -> BTreeSet<Id> {
-    items.map(|(_, nth)| Id::from_byte_array(id(*nth).to_bytes())).collect()
+    items
+        .map(|(_, nth)| Id::from_byte_array(id(*nth).to_bytes()))
+        .collect()
 }
 
 fn some_items() -> impl Strategy<Value = BTreeSet<(u64, u32)>> {
-    prop::collection::btree_set((0u32..600).prop_map(|nth| (u64::from(nth % 40), nth)), 0..500)
+    prop::collection::btree_set(
+        (0u32..600).prop_map(|nth| (u64::from(nth % 40), nth)),
+        0..500,
+    )
 }
 
 proptest! {
@@ -106,23 +123,36 @@ async fn one_network_leaves_items_for_others() {
     let dir = tempfile::tempdir().unwrap();
     let store = SqliteStore::open(&dir.path().join("events.db"), SqliteOptions::default()).unwrap();
     let keys = nostr::key::Keys::generate();
-    let note = |n: u32| EventBuilder::new(Kind::TextNote, n.to_string()).finalize(&keys).unwrap();
+    let note = |n: u32| {
+        EventBuilder::new(Kind::TextNote, n.to_string())
+            .finalize(&keys)
+            .unwrap()
+    };
     let notes = (0..10).map(|n| Arc::new(note(n))).collect();
     let now = Timestamp::now();
     assert_eq!(store.save(notes, now).await.unwrap().len(), 10);
-    let pool = NegentropyPool::new(&Limits { neg_total_items: 80, ..Limits::default() });
+    let pool = NegentropyPool::new(&Limits {
+        neg_total_items: 80,
+        ..Limits::default()
+    });
     let open = async |address: &str| {
         let claimant = Claimant::at(ClientNetwork::of(address.parse().unwrap()));
         let (id, message) = (SubId("n".into()), vec![VERSION, 0, 0, 2, 0]);
-        pool.open(&claimant, &store, now, &id, Filter::new(), message).await
+        pool.open(&claimant, &store, now, &id, Filter::new(), message)
+            .await
     };
     let mut held = Vec::new();
     for _ in 0..3 {
         held.extend(open("198.51.100.1").await);
     }
     assert_eq!(held.len(), 2, "a quarter of all");
-    let (snapshot, reply) = open("192.0.2.1").await.expect("another network has its own share");
-    assert_eq!((snapshot.len(), matches!(reply, Reply::NegMsg(..))), (10, true));
+    let (snapshot, reply) = open("192.0.2.1")
+        .await
+        .expect("another network has its own share");
+    assert_eq!(
+        (snapshot.len(), matches!(reply, Reply::NegMsg(..))),
+        (10, true)
+    );
     drop(snapshot);
     drop(held);
     assert_eq!(pool.items.usage().all, 0);

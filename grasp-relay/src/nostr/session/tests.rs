@@ -106,11 +106,17 @@ fn a_subscription_of_the_same_id_is_replaced_and_its_late_results_are_ignored() 
 
 #[test]
 fn slots_are_given_back_by_close_overflow_and_an_answered_count() {
-    let mut session = session(Limits { subscriptions: 1, ..Limits::default() });
+    let mut session = session(Limits {
+        subscriptions: 1,
+        ..Limits::default()
+    });
     let refusal = r#"["CLOSED","b","rate-limited: too many REQs: 1 subscriptions may be open"]"#;
     session.open_subscription(r#"["REQ","a",{}]"#);
     assert_eq!(session.reply_to(r#"["REQ","b",{}]"#), refusal);
-    assert!(matches!(session.receive(r#"["CLOSE","a"]"#)[..], [Output::Unsubscribe(_)]));
+    assert!(matches!(
+        session.receive(r#"["CLOSE","a"]"#)[..],
+        [Output::Unsubscribe(_)]
+    ));
     let token = session.open_subscription(r#"["REQ","b",{}]"#);
     let closed = sent(&session.handle(NOW, ended(token, "b")));
     assert_eq!(closed, [r#"["CLOSED","b","error: ended"]"#]);
@@ -124,7 +130,10 @@ fn slots_are_given_back_by_close_overflow_and_an_answered_count() {
 
 #[test]
 fn the_text_of_open_filters_is_bounded_together() {
-    let mut session = session(Limits { subscription_bytes: 30, ..Limits::default() });
+    let mut session = session(Limits {
+        subscription_bytes: 30,
+        ..Limits::default()
+    });
     session.open_subscription(r#"["REQ","a",{"kinds":[1,2,3]}]"#);
     let refusal = session.reply_to(r#"["REQ","b",{"kinds":[1,2,3]}]"#);
     assert_eq!(
@@ -139,18 +148,33 @@ fn the_text_of_open_filters_is_bounded_together() {
 
 #[test]
 fn too_many_queries_are_refused_each_in_its_own_form_and_continuations_are_free() {
-    let mut session = session(Limits { queries_per_minute: 1, ..Limits::default() });
+    let mut session = session(Limits {
+        queries_per_minute: 1,
+        ..Limits::default()
+    });
     let token = session.open_subscription(r#"["NEG-OPEN","n",{},"61"]"#);
     let why = "rate-limited: too many queries";
-    assert_eq!(session.reply_to(r#"["REQ","s",{}]"#), format!(r#"["CLOSED","s","{why}"]"#));
-    assert_eq!(session.reply_to(r#"["COUNT","c",{}]"#), format!(r#"["CLOSED","c","{why}"]"#));
+    assert_eq!(
+        session.reply_to(r#"["REQ","s",{}]"#),
+        format!(r#"["CLOSED","s","{why}"]"#)
+    );
+    assert_eq!(
+        session.reply_to(r#"["COUNT","c",{}]"#),
+        format!(r#"["CLOSED","c","{why}"]"#)
+    );
     assert_eq!(
         session.reply_to(r#"["NEG-OPEN","m",{},"61"]"#),
         format!(r#"["NEG-ERR","m","{why}"]"#)
     );
     for _ in 0..20 {
-        assert_eq!(sent(&session.handle(NOW, answered(token, "n"))), [r#"["NEG-MSG","n","61"]"#]);
-        assert!(matches!(session.receive(r#"["NEG-MSG","n","61"]"#)[..], [Output::AnswerNeg(..)]));
+        assert_eq!(
+            sent(&session.handle(NOW, answered(token, "n"))),
+            [r#"["NEG-MSG","n","61"]"#]
+        );
+        assert!(matches!(
+            session.receive(r#"["NEG-MSG","n","61"]"#)[..],
+            [Output::AnswerNeg(..)]
+        ));
     }
     let later = after(Duration::from_secs(60));
     let outputs = session.receive_at(later, r#"["REQ","s",{}]"#);
@@ -159,8 +183,13 @@ fn too_many_queries_are_refused_each_in_its_own_form_and_continuations_are_free(
 
 #[test]
 fn too_many_events_are_refused_by_their_ok() {
-    let mut session = session(Limits { events_per_minute: 1, ..Limits::default() });
-    let event = EventBuilder::new(Kind::from(1), "").finalize(&Keys::generate()).expect("signed");
+    let mut session = session(Limits {
+        events_per_minute: 1,
+        ..Limits::default()
+    });
+    let event = EventBuilder::new(Kind::from(1), "")
+        .finalize(&Keys::generate())
+        .expect("signed");
     let message = format!(r#"["EVENT",{}]"#, event.as_json());
     assert!(matches!(session.receive(&message)[..], [Output::Ingest(_)]));
     let id = event.id;
@@ -172,7 +201,10 @@ fn too_many_events_are_refused_by_their_ok() {
 
 #[test]
 fn a_flood_is_refused_and_then_disconnected() {
-    let mut session = session(Limits { messages_per_minute: 3, ..Limits::default() });
+    let mut session = session(Limits {
+        messages_per_minute: 3,
+        ..Limits::default()
+    });
     let token = session.open_subscription(r#"["REQ","s",{}]"#);
     session.open_subscription(r#"["REQ","t",{}]"#);
     session.open_subscription(r#"["REQ","u",{}]"#);
@@ -181,15 +213,27 @@ fn a_flood_is_refused_and_then_disconnected() {
         r#"["CLOSED","v","rate-limited: too many messages"]"#
     );
     // CLOSE only frees, and is handled even now.
-    assert_eq!(session.receive(r#"["CLOSE","s"]"#), [Output::Unsubscribe(token)]);
-    assert_eq!(session.reply_to("junk"), r#"["NOTICE","invalid: not a JSON array"]"#);
-    assert_eq!(session.receive("junk"), [Output::Close(CloseReason::TOO_MANY_MESSAGES)]);
+    assert_eq!(
+        session.receive(r#"["CLOSE","s"]"#),
+        [Output::Unsubscribe(token)]
+    );
+    assert_eq!(
+        session.reply_to("junk"),
+        r#"["NOTICE","invalid: not a JSON array"]"#
+    );
+    assert_eq!(
+        session.receive("junk"),
+        [Output::Close(CloseReason::TOO_MANY_MESSAGES)]
+    );
 }
 
 #[test]
 fn a_challenge_comes_before_the_first_refusal_that_asks_for_auth_and_only_then() {
     let mut session = session(Limits::default());
-    let judged = || Answer { is_accepted: false, message: "auth-required: who are you?".into() };
+    let judged = || Answer {
+        is_accepted: false,
+        message: "auth-required: who are you?".into(),
+    };
     let id = EventId::from_byte_array([7; 32]);
     let first = sent(&session.handle(NOW, Input::Judged(id, judged())));
     assert_eq!(first[0], r#"["AUTH","riddle"]"#);
@@ -199,38 +243,78 @@ fn a_challenge_comes_before_the_first_refusal_that_asks_for_auth_and_only_then()
 
 #[test]
 fn several_keys_may_be_proved_up_to_a_number() {
-    let mut session = session(Limits { auth_keys: 2, ..Limits::default() });
+    let mut session = session(Limits {
+        auth_keys: 2,
+        ..Limits::default()
+    });
     let [a, b, c] = [Keys::generate(), Keys::generate(), Keys::generate()];
     for keys in [&a, &a, &b] {
-        assert!(session.reply_to(&auth(keys, "riddle")).ends_with(r#",true,""]"#));
+        assert!(
+            session
+                .reply_to(&auth(keys, "riddle"))
+                .ends_with(r#",true,""]"#)
+        );
     }
-    assert!(session.reply_to(&auth(&c, "riddle")).contains("rate-limited: "));
+    assert!(
+        session
+            .reply_to(&auth(&c, "riddle"))
+            .contains("rate-limited: ")
+    );
     assert_eq!(session.authenticated(), [a.public_key(), b.public_key()]);
 }
 
 #[test]
 fn failed_auths_are_answered_and_then_disconnected() {
-    let mut session = session(Limits { auth_failures: 2, ..Limits::default() });
+    let mut session = session(Limits {
+        auth_failures: 2,
+        ..Limits::default()
+    });
     let keys = Keys::generate();
-    assert!(session.reply_to(&auth(&keys, "wrong")).contains(r#"false,"invalid: the challenge"#));
+    assert!(
+        session
+            .reply_to(&auth(&keys, "wrong"))
+            .contains(r#"false,"invalid: the challenge"#)
+    );
     let last = session.receive(&auth(&keys, "wrong"));
-    assert!(matches!(last[..], [Output::Send(_), Output::Close(CloseReason::TOO_MANY_AUTHS)]));
+    assert!(matches!(
+        last[..],
+        [Output::Send(_), Output::Close(CloseReason::TOO_MANY_AUTHS)]
+    ));
     assert!(session.authenticated().is_empty());
 }
 
 #[test]
 fn negentropy_sessions_are_bounded_in_number_and_in_items() {
-    let limits = Limits { neg_sessions: 2, neg_connection_items: 10, ..Limits::default() };
+    let limits = Limits {
+        neg_sessions: 2,
+        neg_connection_items: 10,
+        ..Limits::default()
+    };
     let mut session = session(limits);
     let first = session.open_subscription(r#"["NEG-OPEN","a",{},"61"]"#);
     let second = session.open_subscription(r#"["NEG-OPEN","b",{},"61"]"#);
     let full = session.reply_to(r#"["NEG-OPEN","c",{},"61"]"#);
-    assert_eq!(full, r#"["NEG-ERR","c","rate-limited: too many negentropy subscriptions"]"#);
+    assert_eq!(
+        full,
+        r#"["NEG-ERR","c","rate-limited: too many negentropy subscriptions"]"#
+    );
     let opened = |token, id: &str, items| {
-        Input::NegOpened(token, snapshot(items), Reply::NegMsg(sub_id(id), vec![0x61]))
+        Input::NegOpened(
+            token,
+            snapshot(items),
+            Reply::NegMsg(sub_id(id), vec![0x61]),
+        )
     };
-    assert_eq!(sent(&session.handle(NOW, opened(first, "a", 6))), [r#"["NEG-MSG","a","61"]"#]);
-    assert_eq!(session.snapshot(&sub_id("a")).map(|snapshot| snapshot.len()), Some(6));
+    assert_eq!(
+        sent(&session.handle(NOW, opened(first, "a", 6))),
+        [r#"["NEG-MSG","a","61"]"#]
+    );
+    assert_eq!(
+        session
+            .snapshot(&sub_id("a"))
+            .map(|snapshot| snapshot.len()),
+        Some(6)
+    );
     let outputs = session.handle(NOW, opened(second, "b", 6));
     assert!(session.snapshot(&sub_id("b")).is_none());
     assert!(sent(&outputs)[0].starts_with(r#"["NEG-ERR","b","rate-limited: "#));
@@ -251,7 +335,10 @@ fn a_negentropy_session_ends_with_its_refusal_and_a_set_that_comes_later_is_drop
     assert_eq!(again, r#"["NEG-ERR","n","closed: no such session"]"#);
     let late = snapshot(1);
     let answer = Reply::NegMsg(sub_id("n"), vec![0x61]);
-    assert_eq!(session.handle(NOW, Input::NegOpened(token, late.clone(), answer)), []);
+    assert_eq!(
+        session.handle(NOW, Input::NegOpened(token, late.clone(), answer)),
+        []
+    );
     assert_eq!(Arc::strong_count(&late), 1);
 }
 
@@ -267,13 +354,22 @@ fn a_second_message_before_the_answer_ends_the_session() {
 #[test]
 fn an_unused_negentropy_session_is_closed_when_its_time_is_over_and_not_before() {
     let idle = Duration::from_secs(20);
-    let mut session = session(Limits { neg_idle: idle, ..Limits::default() });
+    let mut session = session(Limits {
+        neg_idle: idle,
+        ..Limits::default()
+    });
     let token = session.open_subscription(r#"["NEG-OPEN","n",{},"61"]"#);
     let _ = session.handle(NOW, answered(token, "n"));
     assert_eq!(session.next_deadline(), NOW.mono + idle);
-    assert_eq!(session.handle(after(idle - Duration::from_millis(1)), Input::Tick), []);
+    assert_eq!(
+        session.handle(after(idle - Duration::from_millis(1)), Input::Tick),
+        []
+    );
     let outputs = session.handle(after(idle), Input::Tick);
-    assert_eq!(sent(&outputs), [r#"["NEG-ERR","n","closed: idle for too long"]"#]);
+    assert_eq!(
+        sent(&outputs),
+        [r#"["NEG-ERR","n","closed: idle for too long"]"#]
+    );
 }
 
 #[test]
@@ -285,7 +381,10 @@ fn an_idle_client_is_pinged_and_disconnected_unless_it_answers() {
     assert_eq!(session.handle(after(ping), Input::Tick), [Output::Ping]);
     assert_eq!(session.handle(after(ping), Input::Tick), []);
     assert_eq!(session.next_deadline(), NOW.mono + idle);
-    assert_eq!(session.handle(after(idle), Input::Tick), [Output::Close(CloseReason::IDLE)]);
+    assert_eq!(
+        session.handle(after(idle), Input::Tick),
+        [Output::Close(CloseReason::IDLE)]
+    );
 
     let _ = session.handle(after(idle), Input::Activity);
     assert_eq!(session.next_deadline(), NOW.mono + idle + ping);
@@ -301,7 +400,10 @@ fn close_and_neg_close_without_a_subscription_are_ignored() {
 
 fn auth_event(kind: Kind, challenge: &str, relay: &str, at: u64) -> Event {
     EventBuilder::new(kind, "")
-        .tags([Tag::custom("challenge", [challenge]), Tag::custom("relay", [relay])])
+        .tags([
+            Tag::custom("challenge", [challenge]),
+            Tag::custom("relay", [relay]),
+        ])
         .custom_created_at(Timestamp::from_secs(at))
         .finalize(&Keys::generate())
         .expect("signed")
@@ -332,13 +434,25 @@ fn anything_else_proves_nothing() {
     for (event, fault) in [
         (auth_event(Kind::from(1), "c", us, now), "kind 22242"),
         (auth_event(kind, "d", us, now), "challenge"),
-        (auth_event(kind, "c", "ws://grasp.example/git", now), "relay tag"),
-        (auth_event(kind, "c", "ws://grasp.example:7334/gitx", now), "relay tag"),
-        (auth_event(kind, "c", "ws://evil.org/grasp.example:7334/git", now), "relay tag"),
+        (
+            auth_event(kind, "c", "ws://grasp.example/git", now),
+            "relay tag",
+        ),
+        (
+            auth_event(kind, "c", "ws://grasp.example:7334/gitx", now),
+            "relay tag",
+        ),
+        (
+            auth_event(kind, "c", "ws://evil.org/grasp.example:7334/git", now),
+            "relay tag",
+        ),
         (auth_event(kind, "c", us, now + 601), "created_at"),
         (auth_event(kind, "c", us, now - 601), "created_at"),
     ] {
-        assert!(proven(&event).is_err_and(|reason| reason.contains(fault)), "{fault}");
+        assert!(
+            proven(&event).is_err_and(|reason| reason.contains(fault)),
+            "{fault}"
+        );
     }
     let mut forged = auth_event(kind, "c", us, now);
     forged.pubkey = Keys::generate().public_key();

@@ -6,7 +6,10 @@ use proptest::prelude::*;
 use super::*;
 
 fn subscriber(listener: u64, subscription: u64) -> Subscriber {
-    Subscriber { listener, subscription }
+    Subscriber {
+        listener,
+        subscription,
+    }
 }
 
 /// Returns one of few keys, so that random filters and events often match.
@@ -16,14 +19,20 @@ fn keys(nth: u8) -> Keys {
 
 fn event(author: u8, kind: u16, tags: &[(char, u8)], at: u64) -> Event {
     EventBuilder::new(Kind::from(kind), "")
-        .tags(tags.iter().map(|(name, value)| Tag::custom(name.to_string(), [value.to_string()])))
+        .tags(
+            tags.iter()
+                .map(|(name, value)| Tag::custom(name.to_string(), [value.to_string()])),
+        )
         .custom_created_at(Timestamp::from_secs(at))
         .finalize(&keys(author))
         .expect("signed")
 }
 
 fn some_event() -> impl Strategy<Value = Event> {
-    let tag = (prop_oneof![Just('a'), Just('e'), Just('p'), Just('t')], 0u8..3);
+    let tag = (
+        prop_oneof![Just('a'), Just('e'), Just('p'), Just('t')],
+        0u8..3,
+    );
     (0u8..3, 0u16..3, prop::collection::vec(tag, 0..4), 0u64..4)
         .prop_map(|(author, kind, tags, at)| event(author, kind, &tags, at))
 }
@@ -58,8 +67,10 @@ fn some_filter(events: Vec<Event>) -> impl Strategy<Value = Filter> {
 
 fn some_world() -> impl Strategy<Value = (Vec<Event>, Vec<Vec<Filter>>)> {
     prop::collection::vec(some_event(), 1..6).prop_flat_map(|events| {
-        let subscriptions =
-            prop::collection::vec(prop::collection::vec(some_filter(events.clone()), 0..4), 0..12);
+        let subscriptions = prop::collection::vec(
+            prop::collection::vec(some_filter(events.clone()), 0..4),
+            0..12,
+        );
         (Just(events), subscriptions)
     })
 }
@@ -96,8 +107,14 @@ proptest! {
 #[test]
 fn a_subscription_of_the_same_name_replaces_the_old_one() {
     let mut index = SubscriptionIndex::default();
-    index.insert(subscriber(1, 1), vec![Filter::new().kind(Kind::from(1))].into());
-    index.insert(subscriber(1, 1), vec![Filter::new().kind(Kind::from(2))].into());
+    index.insert(
+        subscriber(1, 1),
+        vec![Filter::new().kind(Kind::from(1))].into(),
+    );
+    index.insert(
+        subscriber(1, 1),
+        vec![Filter::new().kind(Kind::from(2))].into(),
+    );
     assert_eq!(index.matching(&event(0, 1, &[], 0)), []);
     assert_eq!(index.matching(&event(0, 2, &[], 0)), [subscriber(1, 1)]);
 }
@@ -134,9 +151,16 @@ fn every_condition_must_hold_and_one_value_of_each_list() {
         .id(event.id)
         .author(event.pubkey)
         .kinds([Kind::from(1), Kind::from(2)])));
-    assert!(hit(Filter::new().since(at(100)).until(at(100)).hashtags(["x", "y"])));
-    assert!(hit(Filter::new().custom_tag(SingleLetterTag::UPPERCASE_E, "root")));
-    assert!(!hit(Filter::new().custom_tag(SingleLetterTag::LOWERCASE_E, "root")));
+    assert!(hit(Filter::new()
+        .since(at(100))
+        .until(at(100))
+        .hashtags(["x", "y"])));
+    assert!(hit(
+        Filter::new().custom_tag(SingleLetterTag::UPPERCASE_E, "root")
+    ));
+    assert!(!hit(
+        Filter::new().custom_tag(SingleLetterTag::LOWERCASE_E, "root")
+    ));
     assert!(!hit(Filter::new().since(at(101))));
     assert!(!hit(Filter::new().until(at(99))));
     assert!(!hit(Filter::new().kind(Kind::from(1)).hashtag("y")));

@@ -109,7 +109,9 @@ impl Connector {
     pub(super) fn new(url: &str) -> Result<Self, StoreError> {
         // A password may contain what otherwise begins the parameters.
         let credentials = url.rfind('@').unwrap_or_default();
-        let end = url[credentials..].find('?').map_or(url.len(), |at| credentials + at);
+        let end = url[credentials..]
+            .find('?')
+            .map_or(url.len(), |at| credentials + at);
         let (base, query) = url.split_at(end);
         let query = query.trim_start_matches('?');
         let (mut kept, mut roots) = (Vec::new(), None);
@@ -122,18 +124,30 @@ impl Connector {
         }
         let plain = format!("{base}?{}", kept.join("&"));
         // What the parser says may quote the password.
-        let parsed = plain.parse::<Config>().ok().filter(|config| !config.get_hosts().is_empty());
-        let is_url = ["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme));
-        let mut config = parsed.filter(|_| is_url).ok_or_else(|| failure(InvalidUrl))?;
+        let parsed = plain
+            .parse::<Config>()
+            .ok()
+            .filter(|config| !config.get_hosts().is_empty());
+        let is_url = ["postgres://", "postgresql://"]
+            .iter()
+            .any(|scheme| url.starts_with(scheme));
+        let mut config = parsed
+            .filter(|_| is_url)
+            .ok_or_else(|| failure(InvalidUrl))?;
         if config.get_application_name().is_none() {
             config.application_name("grasp");
         }
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(CONNECT_TIMEOUT);
         }
-        config.keepalives_idle(KEEPALIVE).keepalives_interval(KEEPALIVE / 4);
+        config
+            .keepalives_idle(KEEPALIVE)
+            .keepalives_interval(KEEPALIVE / 4);
         config.tcp_user_timeout(PEER_TIMEOUT);
-        Ok(Self { config, tls: tls(roots)? })
+        Ok(Self {
+            config,
+            tls: tls(roots)?,
+        })
     }
 
     /// Opens one connection. A server on this machine with a certificate that is not trusted is talked to without TLS,
@@ -152,7 +166,10 @@ impl Connector {
             }
         }
         opened.map_err(|source| match is_tls_failure(&source) {
-            true => failure(Untrusted { place: self.to_string(), source }),
+            true => failure(Untrusted {
+                place: self.to_string(),
+                source,
+            }),
             false => self.unreachable(source),
         })
     }
@@ -180,8 +197,11 @@ impl Connector {
     /// Returns a pool of this many connections, which are opened when they are needed.
     pub(super) fn pool(&self, size: usize, settings: Settings) -> Result<Pool, StoreError> {
         // The check of a connection that is taken from the pool is that it is open.
-        let manager =
-            Manager::from_config(self.config.clone(), self.tls.clone(), ManagerConfig::default());
+        let manager = Manager::from_config(
+            self.config.clone(),
+            self.tls.clone(),
+            ManagerConfig::default(),
+        );
         let set = Hook::async_fn(move |client: &mut deadpool_postgres::ClientWrapper, _| {
             Box::pin(async move {
                 set(client, SETTINGS).await.map_err(HookError::Backend)?;
@@ -200,7 +220,10 @@ impl Connector {
     }
 
     fn unreachable(&self, source: impl std::error::Error + Send + Sync + 'static) -> StoreError {
-        failure(Unreachable { place: self.to_string(), source: Box::new(source) })
+        failure(Unreachable {
+            place: self.to_string(),
+            source: Box::new(source),
+        })
     }
 }
 
@@ -226,7 +249,10 @@ fn is_local(config: &Config) -> bool {
     }
     config.get_hosts().iter().all(|host| match host {
         Host::Tcp(name) => {
-            name == "localhost" || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+            name == "localhost"
+                || name
+                    .parse()
+                    .is_ok_and(|address: IpAddr| address.is_loopback())
         }
         Host::Unix(_) => true,
     })
@@ -241,7 +267,12 @@ fn tls(roots: Option<&str>) -> Result<MakeRustlsConnect, StoreError> {
     let mut trusted = RootCertStore::empty();
     match roots {
         Some(path) => {
-            let unreadable = |source| failure(UnreadableRoots { path: path.to_owned(), source });
+            let unreadable = |source| {
+                failure(UnreadableRoots {
+                    path: path.to_owned(),
+                    source,
+                })
+            };
             let mut pem = Vec::new();
             File::open(path)
                 .and_then(|file| BufReader::new(file).read_to_end(&mut pem))
@@ -249,7 +280,9 @@ fn tls(roots: Option<&str>) -> Result<MakeRustlsConnect, StoreError> {
             for certificate in CertificateDer::pem_slice_iter(&pem) {
                 let invalid = |error| unreadable(io::Error::other(error));
                 let certificate = certificate.map_err(|error| invalid(error.to_string()))?;
-                trusted.add(certificate).map_err(|error| invalid(error.to_string()))?;
+                trusted
+                    .add(certificate)
+                    .map_err(|error| invalid(error.to_string()))?;
             }
         }
         None => trusted.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
@@ -320,7 +353,9 @@ pub(super) async fn migrate(client: &mut Client) -> Result<(), StoreError> {
         }
     }
     let reached = i64::from(known);
-    tx.execute("UPDATE grasp_schema SET version = $1", &[&reached]).await.map_err(failure)?;
+    tx.execute("UPDATE grasp_schema SET version = $1", &[&reached])
+        .await
+        .map_err(failure)?;
     tx.commit().await.map_err(failure)
 }
 
@@ -344,14 +379,20 @@ async fn version(tx: &Transaction<'_>) -> Result<u32, StoreError> {
 
 /// Reads the secret of the database, from which the keys of its indexes are made.
 pub(super) async fn load_keys(client: &Client) -> Result<Keys, StoreError> {
-    let row = client.query_one("SELECT salt FROM secret", &[]).await.map_err(failure)?;
+    let row = client
+        .query_one("SELECT salt FROM secret", &[])
+        .await
+        .map_err(failure)?;
     let salt: &[u8] = row.get(0);
     Ok(Keys::new(salt.try_into().map_err(|_| failure(BadSecret))?))
 }
 
 /// Reads the key by which nodes know each other.
 pub(super) async fn load_node_key(client: &Client) -> Result<[u8; 32], StoreError> {
-    let row = client.query_one("SELECT key FROM node_key", &[]).await.map_err(failure)?;
+    let row = client
+        .query_one("SELECT key FROM node_key", &[])
+        .await
+        .map_err(failure)?;
     let key: &[u8] = row.get(0);
     key.try_into().map_err(|_| failure(BadSecret))
 }
@@ -363,14 +404,28 @@ mod tests {
     #[test]
     fn only_addresses_of_this_machine_are_local() {
         let is_local = |url: &str| is_local(&Connector::new(url).unwrap().config);
-        for url in ["127.0.0.1", "localhost:5433", "[::1]", "%2Frun%2Fpostgresql"] {
+        for url in [
+            "127.0.0.1",
+            "localhost:5433",
+            "[::1]",
+            "%2Frun%2Fpostgresql",
+        ] {
             assert!(is_local(&format!("postgres://grasp@{url}/grasp")), "{url}");
         }
-        for url in ["db.example", "10.0.0.1", "0.0.0.0", "localhost.example", "127.0.0.1,10.0.0.1"]
-        {
+        for url in [
+            "db.example",
+            "10.0.0.1",
+            "0.0.0.0",
+            "localhost.example",
+            "127.0.0.1,10.0.0.1",
+        ] {
             assert!(!is_local(&format!("postgres://grasp@{url}/grasp")), "{url}");
         }
-        assert!(!is_local("postgres://grasp@localhost/grasp?hostaddr=10.0.0.1"));
-        assert!(is_local("postgres://grasp@db.example/grasp?hostaddr=127.0.0.1"));
+        assert!(!is_local(
+            "postgres://grasp@localhost/grasp?hostaddr=10.0.0.1"
+        ));
+        assert!(is_local(
+            "postgres://grasp@db.example/grasp?hostaddr=127.0.0.1"
+        ));
     }
 }

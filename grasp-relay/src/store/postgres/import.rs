@@ -77,7 +77,9 @@ impl PostgresStore {
             (SELECT seq FROM events UNION ALL SELECT seq FROM superseded
                 UNION ALL SELECT seq FROM requests) s)";
         tx.batch_execute(last).await.map_err(failure)?;
-        tx.batch_execute("SELECT pg_notify('grasp_commits', '0')").await.map_err(failure)?;
+        tx.batch_execute("SELECT pg_notify('grasp_commits', '0')")
+            .await
+            .map_err(failure)?;
         tx.commit().await.map_err(failure)?;
         self.0.set_keys(connect::load_keys(&client).await?)?;
         Ok(report)
@@ -94,7 +96,10 @@ async fn check_free(tx: &Transaction<'_>) -> Result<(), StoreError> {
     if get(&row, 0)? || get(&nodes, 0)? {
         return Err(failure(Refused::InUse));
     }
-    for table in TABLES.into_iter().filter(|table| !is_made_with_schema(table)) {
+    for table in TABLES
+        .into_iter()
+        .filter(|table| !is_made_with_schema(table))
+    {
         let any = format!("SELECT EXISTS (SELECT 1 FROM {table})");
         let row = tx.query_one(&any, &[]).await.map_err(failure)?;
         if get(&row, 0)? {
@@ -110,20 +115,34 @@ fn is_made_with_schema(table: &str) -> bool {
 
 async fn copy(tx: &Transaction<'_>, sqlite: &Path, table: &str) -> Result<u64, StoreError> {
     if is_made_with_schema(table) {
-        tx.batch_execute(&format!("DELETE FROM {table}")).await.map_err(failure)?;
+        tx.batch_execute(&format!("DELETE FROM {table}"))
+            .await
+            .map_err(failure)?;
     }
-    let all = tx.prepare(&format!("SELECT * FROM {table}")).await.map_err(failure)?;
+    let all = tx
+        .prepare(&format!("SELECT * FROM {table}"))
+        .await
+        .map_err(failure)?;
     let names: Vec<_> = all.columns().iter().map(|column| column.name()).collect();
-    let types: Vec<_> = all.columns().iter().map(|column| column.type_().clone()).collect();
+    let types: Vec<_> = all
+        .columns()
+        .iter()
+        .map(|column| column.type_().clone())
+        .collect();
     let (count, names) = (names.len(), names.join(", "));
     let (rows, mut received) = mpsc::channel(ROWS_AHEAD);
     let (path, select) = (sqlite.to_owned(), format!("SELECT {names} FROM {table}"));
     let reading = tokio::task::spawn_blocking(move || read_rows(&path, &select, count, &rows));
-    let sink = tx.copy_in(&format!("COPY {table} ({names}) FROM STDIN BINARY")).await;
+    let sink = tx
+        .copy_in(&format!("COPY {table} ({names}) FROM STDIN BINARY"))
+        .await;
     let mut writer = pin!(BinaryCopyInWriter::new(sink.map_err(failure)?, &types));
     while let Some(row) = received.recv().await {
         let row: Vec<Param> = row;
-        let values: Vec<_> = row.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
+        let values: Vec<_> = row
+            .iter()
+            .map(|value| value as &(dyn ToSql + Sync))
+            .collect();
         writer.as_mut().write(&values).await.map_err(failure)?;
     }
     reading.await.map_err(failure)??;
@@ -140,7 +159,8 @@ fn read_rows(
     drop(SqliteReader::open(path)?);
     let conn = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE);
     let conn = conn.map_err(failure)?;
-    conn.pragma_update(None, "query_only", true).map_err(failure)?;
+    conn.pragma_update(None, "query_only", true)
+        .map_err(failure)?;
     let mut statement = conn.prepare(select).map_err(failure)?;
     let mut found = statement.query([]).map_err(failure)?;
     while let Some(row) = found.next().map_err(failure)? {

@@ -34,7 +34,10 @@ impl PostgresStore {
         let claim = self.claim(node, held).await?;
         let LeaseClaim::Held(Epoch(epoch)) = claim else {
             // Another process may have taken it before this one could renew it.
-            let _ = self.0.epoch.compare_exchange(held, 0, Ordering::SeqCst, Ordering::SeqCst);
+            let _ = self
+                .0
+                .epoch
+                .compare_exchange(held, 0, Ordering::SeqCst, Ordering::SeqCst);
             return Ok(claim);
         };
         self.0.epoch.store(epoch, Ordering::SeqCst);
@@ -61,7 +64,9 @@ impl PostgresStore {
         // Nobody holds the lease with which a database begins.
         let held = if held == 0 { -1 } else { held };
         let statement = client.prepare_cached(claim).await.map_err(failure)?;
-        let claimed = client.query_opt(&statement, &[&node, &held, &seconds]).await;
+        let claimed = client
+            .query_opt(&statement, &[&node, &held, &seconds])
+            .await;
         if let Some(row) = claimed.map_err(failure)? {
             return Ok(LeaseClaim::Held(Epoch(unsigned(&row, 0)?)));
         }
@@ -100,7 +105,13 @@ impl PostgresStore {
     /// Returns the time of the database's clock.
     pub async fn time(&self) -> Result<Timestamp, StoreError> {
         let sql = "SELECT CAST(extract(epoch FROM clock_timestamp()) AS BIGINT)";
-        let row = self.0.control().await?.query_one(sql, &[]).await.map_err(failure)?;
+        let row = self
+            .0
+            .control()
+            .await?
+            .query_one(sql, &[])
+            .await
+            .map_err(failure)?;
         Ok(Timestamp::from_secs(unsigned(&row, 0)?))
     }
 
@@ -117,14 +128,23 @@ impl PostgresStore {
     ) -> Result<Vec<(u64, StoredEvent)>, StoreError> {
         let client = self.0.reader().await?;
         let sql = "SELECT seq, newest, id, json FROM events WHERE seq > $1 ORDER BY seq LIMIT $2";
-        let (seq, max) =
-            (i64::try_from(seq).unwrap_or(i64::MAX), i64::try_from(max).unwrap_or(i64::MAX));
+        let (seq, max) = (
+            i64::try_from(seq).unwrap_or(i64::MAX),
+            i64::try_from(max).unwrap_or(i64::MAX),
+        );
         let statement = client.prepare_cached(sql).await.map_err(failure)?;
-        let rows = client.query(&statement, &[&seq, &max]).await.map_err(failure)?;
+        let rows = client
+            .query(&statement, &[&seq, &max])
+            .await
+            .map_err(failure)?;
         let read = |row| {
             let at = position(row, 1)?;
             let json = get::<&str>(row, 3)?.into();
-            let event = StoredEvent { id: at.event_id(), created_at: at.created_at(), json };
+            let event = StoredEvent {
+                id: at.event_id(),
+                created_at: at.created_at(),
+                json,
+            };
             Ok((unsigned(row, 0)?, event))
         };
         rows.iter().map(read).collect()
@@ -142,7 +162,10 @@ impl PostgresStore {
             ON CONFLICT (address) DO UPDATE SET seen = excluded.seen, report = excluded.report";
         let client = self.0.control().await?;
         let statement = client.prepare_cached(sql).await.map_err(failure)?;
-        client.execute(&statement, &[&address, &report]).await.map_err(failure)?;
+        client
+            .execute(&statement, &[&address, &report])
+            .await
+            .map_err(failure)?;
         Ok(())
     }
 
@@ -150,7 +173,10 @@ impl PostgresStore {
     pub async fn nodes(&self) -> Result<Vec<NodeRow>, StoreError> {
         let client = self.0.control().await?;
         let forget = "DELETE FROM nodes WHERE seen < clock_timestamp() - $1 * INTERVAL '1 second'";
-        client.execute(forget, &[&NODE_RETENTION.as_secs_f64()]).await.map_err(failure)?;
+        client
+            .execute(forget, &[&NODE_RETENTION.as_secs_f64()])
+            .await
+            .map_err(failure)?;
         let sql = "SELECT address, CAST(extract(epoch FROM clock_timestamp() - seen) AS FLOAT8),
                 EXISTS (SELECT 1 FROM lease WHERE node = address AND expires > clock_timestamp()),
                 report
@@ -163,13 +189,22 @@ impl PostgresStore {
                 report: get(row, 3)?,
             })
         };
-        client.query(sql, &[]).await.map_err(failure)?.iter().map(read).collect()
+        client
+            .query(sql, &[])
+            .await
+            .map_err(failure)?
+            .iter()
+            .map(read)
+            .collect()
     }
 }
 
 /// Reads the last number that was given.
 pub(super) async fn last_seq(client: &tokio_postgres::Client) -> Result<u64, StoreError> {
-    let row = client.query_one("SELECT last_seq FROM counters", &[]).await.map_err(failure)?;
+    let row = client
+        .query_one("SELECT last_seq FROM counters", &[])
+        .await
+        .map_err(failure)?;
     unsigned(&row, 0)
 }
 
@@ -187,7 +222,9 @@ async fn listen_once(
     connector: &Connector,
     commits: &watch::Sender<u64>,
 ) -> Result<(), StoreError> {
-    let opened = timeout(LISTENER_CHECK, connector.listen()).await.map_err(failure)?;
+    let opened = timeout(LISTENER_CHECK, connector.listen())
+        .await
+        .map_err(failure)?;
     let (client, mut connection) = opened.map_err(failure)?;
     let told = commits.clone();
     let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
@@ -200,7 +237,10 @@ async fn listen_once(
             }
         }
     });
-    client.batch_execute("LISTEN grasp_commits").await.map_err(failure)?;
+    client
+        .batch_execute("LISTEN grasp_commits")
+        .await
+        .map_err(failure)?;
     // A commit before that was not called out.
     tell(commits, last_seq(&client).await?);
     loop {
@@ -208,7 +248,9 @@ async fn listen_once(
             _ = driver.join_next() => return Ok(()),
             () = sleep(LISTENER_CHECK) => {}
         }
-        let Ok(last) = timeout(LISTENER_CHECK, last_seq(&client)).await else { return Ok(()) };
+        let Ok(last) = timeout(LISTENER_CHECK, last_seq(&client)).await else {
+            return Ok(());
+        };
         let last = last?;
         if last > *commits.borrow() {
             tell(commits, last);

@@ -48,16 +48,27 @@ impl Found {
     /// Returns the event with its text.
     pub(super) fn stored(self) -> Option<StoredEvent> {
         let (id, created_at) = (self.at.event_id(), self.at.created_at());
-        Some(StoredEvent { id, created_at, json: self.json? })
+        Some(StoredEvent {
+            id,
+            created_at,
+            json: self.json?,
+        })
     }
 }
 
 impl Search {
     /// Begins a search; `with_texts` if the texts of the events are wanted.
     pub(super) fn new(keys: &Keys, filters: Vec<Filter>, now: Timestamp, with_texts: bool) -> Self {
-        let filters = filters.into_iter().filter(|filter| !matches_nothing(filter));
-        let plans = filters.map(|filter| Plan::new(keys, filter, with_texts)).collect();
-        Self { plans, now: seconds(now.as_secs()) }
+        let filters = filters
+            .into_iter()
+            .filter(|filter| !matches_nothing(filter));
+        let plans = filters
+            .map(|filter| Plan::new(keys, filter, with_texts))
+            .collect();
+        Self {
+            plans,
+            now: seconds(now.as_secs()),
+        }
     }
 
     /// Reads the next page of each filter that needs one, and returns what follows from them, `most` at most: newest
@@ -73,7 +84,9 @@ impl Search {
         let mut found = Vec::new();
         while found.len() < most && !self.plans.iter().any(Plan::needs_page) {
             let heads = self.plans.iter().filter_map(|plan| plan.ready.front());
-            let Some(next) = heads.map(|head| head.at).min() else { break };
+            let Some(next) = heads.map(|head| head.at).min() else {
+                break;
+            };
             let takers = self.plans.iter_mut().filter_map(|plan| plan.take(next));
             found.extend(takers.reduce(|first, _| first));
         }
@@ -105,7 +118,10 @@ impl Search {
 impl Unordered {
     /// Returns the search in serving order.
     pub(super) fn in_order(self) -> Search {
-        Search { plans: vec![self.0], now: self.1 }
+        Search {
+            plans: vec![self.0],
+            now: self.1,
+        }
     }
 
     /// Returns the places of all matching events, in any order and some of them twice, or `most` of them.
@@ -120,7 +136,11 @@ impl Unordered {
             bounds: plan.bounds,
             size: most,
             with_texts: false,
-            kinds: plan.conditions.kinds.as_ref().filter(|_| plan.chosen != IndexChoice::Kinds),
+            kinds: plan
+                .conditions
+                .kinds
+                .as_ref()
+                .filter(|_| plan.chosen != IndexChoice::Kinds),
             now: *now,
         };
         pages::read_unordered(client, &request).await
@@ -170,7 +190,15 @@ impl Plan {
                 let first = choices.first().cloned();
                 let (chosen, lists) = first.unwrap_or((IndexChoice::Everything, Vec::new()));
                 let is_all = chosen == IndexChoice::Everything;
-                (chosen, choices, if is_all { Names::Everything } else { Names::Lists(lists) })
+                (
+                    chosen,
+                    choices,
+                    if is_all {
+                        Names::Everything
+                    } else {
+                        Names::Lists(lists)
+                    },
+                )
             }
         };
         Self {
@@ -227,7 +255,11 @@ impl Plan {
             bounds: self.bounds,
             size: self.page_size(wanted, with_texts),
             with_texts,
-            kinds: self.conditions.kinds.as_ref().filter(|_| self.chosen != IndexChoice::Kinds),
+            kinds: self
+                .conditions
+                .kinds
+                .as_ref()
+                .filter(|_| self.chosen != IndexChoice::Kinds),
             now,
         };
         let page = match (&mut self.gathering, &self.names) {
@@ -251,7 +283,10 @@ impl Plan {
             if !is_again && !candidate.has_expired && self.admits(&candidate) {
                 let json = candidate.text.map(|(_, json)| json);
                 let json = json.filter(|_| self.with_texts);
-                self.ready.push_back(Found { at: candidate.at, json });
+                self.ready.push_back(Found {
+                    at: candidate.at,
+                    json,
+                });
             }
         }
     }
@@ -268,7 +303,8 @@ impl Plan {
             Names::Everything => (1, MAX_EXAMINED_ROWS),
         };
         let most = (most / lists.max(1)).max(MIN_PAGE);
-        size.min(most).min(if with_texts { MAX_TEXT_PAGE } else { MAX_PAGE })
+        size.min(most)
+            .min(if with_texts { MAX_TEXT_PAGE } else { MAX_PAGE })
     }
 
     /// Compares indexes by counting a few of their rows, and goes on with the shortest. All are in the same order.
@@ -278,7 +314,10 @@ impl Plan {
             .iter()
             .map(|(_, lists)| pages::count_up_to(client, lists, self.bounds, PROBE_ROWS));
         let counts = try_join_all(counts).await?;
-        let shortest = counts.iter().zip(&self.choices).min_by_key(|(count, _)| **count);
+        let shortest = counts
+            .iter()
+            .zip(&self.choices)
+            .min_by_key(|(count, _)| **count);
         if let Some((_, (chosen, lists))) = shortest {
             if self.chosen != *chosen {
                 (self.chosen, self.names) = (*chosen, Names::Lists(lists.clone()));
@@ -297,7 +336,9 @@ impl Plan {
 
     /// Returns whether a candidate fulfils the conditions that its index does not imply.
     fn admits(&self, candidate: &Candidate) -> bool {
-        let Self { conditions, chosen, .. } = self;
+        let Self {
+            conditions, chosen, ..
+        } = self;
         conditions.admit_kind(candidate.kind)
             && (!conditions.need_event(*chosen)
                 || candidate.text.as_ref().is_some_and(|(author, json)| {
@@ -346,8 +387,12 @@ impl Gathering {
         wanted: usize,
     ) -> Result<Page, StoreError> {
         if !self.is_done {
-            self.gather(client, names, request, wanted.clamp(MIN_WINDOW, MAX_WINDOW)).await?;
-            return Ok(Page { candidates: Vec::new(), has_more: true });
+            self.gather(client, names, request, wanted.clamp(MIN_WINDOW, MAX_WINDOW))
+                .await?;
+            return Ok(Page {
+                candidates: Vec::new(),
+                has_more: true,
+            });
         }
         // Nothing of the last page is needed again, unless its texts were too long for one page.
         self.first = self.first.split_off(&request.bounds.after);
@@ -355,14 +400,29 @@ impl Gathering {
         if self.first.is_empty() {
             let has_more = self.bound.is_some();
             *self = Self::default();
-            return Ok(Page { candidates: Vec::new(), has_more });
+            return Ok(Page {
+                candidates: Vec::new(),
+                has_more,
+            });
         }
         if !request.with_texts {
             let candidates = std::mem::take(&mut self.first).into_values().collect();
-            return Ok(Page { candidates, has_more: true });
+            return Ok(Page {
+                candidates,
+                has_more: true,
+            });
         }
-        let rows: Vec<_> = self.first.values().take(MAX_TEXT_PAGE).map(|row| row.seq).collect();
-        let last = self.first.values().nth(rows.len().saturating_sub(1)).map(|row| row.at);
+        let rows: Vec<_> = self
+            .first
+            .values()
+            .take(MAX_TEXT_PAGE)
+            .map(|row| row.seq)
+            .collect();
+        let last = self
+            .first
+            .values()
+            .nth(rows.len().saturating_sub(1))
+            .map(|row| row.at);
         request.source = Source::Rows(&rows);
         request.size = rows.len();
         let mut page = pages::read(client, &request).await?;
@@ -392,8 +452,14 @@ impl Gathering {
                 let some = lists.iter().skip(self.next).take(MAX_LISTS).copied();
                 let some: Vec<_> = some.collect();
                 self.take(
-                    pages::read(client, &PageRequest { source: Source::Lists(&some), ..request })
-                        .await?,
+                    pages::read(
+                        client,
+                        &PageRequest {
+                            source: Source::Lists(&some),
+                            ..request
+                        },
+                    )
+                    .await?,
                     window,
                 );
                 self.next += some.len();
@@ -403,8 +469,14 @@ impl Gathering {
                 let some: Vec<_> = ids.iter().skip(self.next).take(MAX_IDS).copied().collect();
                 request.size = some.len().saturating_add(1);
                 self.take(
-                    pages::read(client, &PageRequest { source: Source::Ids(&some), ..request })
-                        .await?,
+                    pages::read(
+                        client,
+                        &PageRequest {
+                            source: Source::Ids(&some),
+                            ..request
+                        },
+                    )
+                    .await?,
                     window,
                 );
                 self.next += some.len();
@@ -417,8 +489,13 @@ impl Gathering {
 
     /// Keeps the first rows. What is after the last row of a page that has more is not complete, and left out.
     fn take(&mut self, page: Page, window: usize) {
-        let last = page.candidates.last().map(|last| last.at).filter(|_| page.has_more);
-        self.first.extend(page.candidates.into_iter().map(|found| (found.at, found)));
+        let last = page
+            .candidates
+            .last()
+            .map(|last| last.at)
+            .filter(|_| page.has_more);
+        self.first
+            .extend(page.candidates.into_iter().map(|found| (found.at, found)));
         let place = self.first.keys().nth(window.saturating_sub(1)).copied();
         let overflow = place.filter(|_| self.first.len() > window);
         if let Some(bound) = [self.bound, last, overflow].into_iter().flatten().min() {

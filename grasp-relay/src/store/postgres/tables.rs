@@ -115,7 +115,12 @@ struct RequestRow {
 impl<'a> PostgresTables<'a> {
     pub(super) fn new(keys: &'a Keys, rules: &'a StoreRules) -> Self {
         let (progress, rows) = Default::default();
-        Self { keys, rules, progress, rows }
+        Self {
+            keys,
+            rules,
+            progress,
+            rows,
+        }
     }
 
     /// Returns the number of the last event that was given one.
@@ -137,12 +142,17 @@ impl WorkingSet {
 
     fn add_copy(&mut self, seq: i64, copy: CopyRow) {
         self.copy_ids.insert(copy.at.event_id(), seq);
-        self.copies_at.entry(copy.coordinate).or_default().insert((copy.at, seq));
+        self.copies_at
+            .entry(copy.coordinate)
+            .or_default()
+            .insert((copy.at, seq));
         self.copies.insert(seq, copy);
     }
 
     fn erase_copy(&mut self, seq: i64) -> bool {
-        let Some(copy) = self.copies.remove(&seq) else { return false };
+        let Some(copy) = self.copies.remove(&seq) else {
+            return false;
+        };
         self.copy_ids.remove(&copy.at.event_id());
         let at_coordinate = self.copies_at.get_mut(&copy.coordinate);
         at_coordinate.map(|copies| copies.remove(&(copy.at, seq)));
@@ -190,12 +200,19 @@ impl Rows for PostgresTables<'_> {
     fn served(&self, id: &EventId) -> Result<Option<Served>, StoreError> {
         let rows = self.rows.borrow();
         let seq = rows.event_ids.get(id);
-        Ok(seq.and_then(|seq| Some(Served { seq: *seq, at: rows.events.get(seq)?.at })))
+        Ok(seq.and_then(|seq| {
+            Some(Served {
+                seq: *seq,
+                at: rows.events.get(seq)?.at,
+            })
+        }))
     }
 
     fn deletable(&self, id: &EventId, author: &PublicKey) -> Result<Option<i64>, StoreError> {
         let rows = self.rows.borrow();
-        let Some(seq) = rows.event_ids.get(id) else { return Ok(None) };
+        let Some(seq) = rows.event_ids.get(id) else {
+            return Ok(None);
+        };
         let row = rows.events.get(seq);
         let may_go = |row: &EventRow| row.pubkey == *author && ![5, 62].contains(&row.kind);
         Ok(row.is_some_and(may_go).then_some(*seq))
@@ -206,14 +223,21 @@ impl Rows for PostgresTables<'_> {
         let lives = |ends: Option<i64>| ends.is_none_or(|end| end > now);
         let event = rows.event_ids.get(id).and_then(|seq| rows.events.get(seq));
         let copy = rows.copy_ids.get(id).and_then(|seq| rows.copies.get(seq));
-        Ok(event.is_some_and(|row| row.pubkey != *author && lives(row.ends))
-            || copy.is_some_and(|row| row.pubkey != *author && lives(row.ends)))
+        Ok(
+            event.is_some_and(|row| row.pubkey != *author && lives(row.ends))
+                || copy.is_some_and(|row| row.pubkey != *author && lives(row.ends)),
+        )
     }
 
     fn head(&self, coordinate: &Digest) -> Result<Option<Served>, StoreError> {
         let rows = self.rows.borrow();
         let seq = rows.heads.get(coordinate);
-        Ok(seq.and_then(|seq| Some(Served { seq: *seq, at: rows.events.get(seq)?.at })))
+        Ok(seq.and_then(|seq| {
+            Some(Served {
+                seq: *seq,
+                at: rows.events.get(seq)?.at,
+            })
+        }))
     }
 
     fn has_ended(&self, seq: i64, now: i64) -> Result<bool, StoreError> {
@@ -224,7 +248,10 @@ impl Rows for PostgresTables<'_> {
 
     fn expired_events(&self, now: i64) -> Result<Vec<i64>, StoreError> {
         let rows = self.rows.borrow();
-        let ended = rows.events.iter().filter_map(|(seq, row)| Some((row.ends?, *seq)));
+        let ended = rows
+            .events
+            .iter()
+            .filter_map(|(seq, row)| Some((row.ends?, *seq)));
         let mut ended: Vec<_> = ended.filter(|(end, _)| *end <= now).collect();
         ended.sort_unstable();
         Ok(step(ended.into_iter().map(|(_, seq)| seq).collect()))
@@ -267,7 +294,9 @@ impl Rows for PostgresTables<'_> {
 
     fn erase(&self, seq: i64) -> Result<Option<Event>, StoreError> {
         let rows = &mut *self.rows.borrow_mut();
-        let Some(row) = rows.events.remove(&seq) else { return Ok(None) };
+        let Some(row) = rows.events.remove(&seq) else {
+            return Ok(None);
+        };
         rows.event_ids.remove(&row.at.event_id());
         let event = Event::from_json(row.json.unwrap_or_default()).map_err(failure)?;
         self.progress.spend(write_cost(&event));
@@ -281,14 +310,23 @@ impl Rows for PostgresTables<'_> {
         if row.new.is_none() {
             let lists = self.keys.lists(&event).collect();
             let has_end = row.ends.is_some();
-            rows.changed.erased.push(Erased { seq, at: row.at, lists, has_end });
+            rows.changed.erased.push(Erased {
+                seq,
+                at: row.at,
+                lists,
+                has_end,
+            });
         }
         Ok(Some(event))
     }
 
     fn remove_refs_of(&self, event: &Event, retired: Option<Timestamp>) -> Result<(), StoreError> {
         if crate::store::REPOSITORY_KINDS.contains(&event.kind) {
-            self.rows.borrow_mut().changed.refs_of.push((event.clone(), retired));
+            self.rows
+                .borrow_mut()
+                .changed
+                .refs_of
+                .push((event.clone(), retired));
         }
         Ok(())
     }
@@ -307,7 +345,10 @@ impl Rows for PostgresTables<'_> {
             rows.add_copy(seq, row);
         }
         let kept = rows.copies_at.get(coordinate).into_iter().flatten();
-        let too_many: Vec<_> = kept.skip(self.rules.kept_versions).map(|(_, seq)| *seq).collect();
+        let too_many: Vec<_> = kept
+            .skip(self.rules.kept_versions)
+            .map(|(_, seq)| *seq)
+            .collect();
         for seq in too_many {
             rows.erase_copy(seq);
         }
@@ -316,7 +357,9 @@ impl Rows for PostgresTables<'_> {
 
     fn expired_copies(&self, now: i64) -> Result<Vec<i64>, StoreError> {
         let rows = self.rows.borrow();
-        Ok(step(rows.copies_where(|copy| copy.ends.is_some_and(|end| end <= now))))
+        Ok(step(rows.copies_where(|copy| {
+            copy.ends.is_some_and(|end| end <= now)
+        })))
     }
 
     fn copies_by(&self, author: &PublicKey, until: i64) -> Result<Vec<i64>, StoreError> {
@@ -332,7 +375,9 @@ impl Rows for PostgresTables<'_> {
 
     fn delete_copy(&self, id: &EventId, author: Option<&PublicKey>) -> Result<bool, StoreError> {
         let rows = &mut *self.rows.borrow_mut();
-        let Some(seq) = rows.copy_ids.get(id).copied() else { return Ok(false) };
+        let Some(seq) = rows.copy_ids.get(id).copied() else {
+            return Ok(false);
+        };
         let copy = rows.copies.get(&seq);
         let is_meant = copy.is_some_and(|copy| author.is_none_or(|author| copy.pubkey == *author));
         Ok(is_meant && rows.erase_copy(seq))
@@ -351,7 +396,9 @@ impl Rows for PostgresTables<'_> {
     fn is_retired(&self, author: &PublicKey, id: &EventId) -> Result<bool, StoreError> {
         let rows = self.rows.borrow();
         let known = rows.request_ids.get(&(*author, *id));
-        Ok(known.and_then(|seq| rows.requests.get(seq)).is_some_and(|row| row.is_retired))
+        Ok(known
+            .and_then(|seq| rows.requests.get(seq))
+            .is_some_and(|row| row.is_retired))
     }
 
     fn requests_by(&self, author: &PublicKey, until: i64) -> Result<Vec<i64>, StoreError> {
@@ -384,7 +431,11 @@ impl Rows for PostgresTables<'_> {
 
     fn use_request(&self, seq: i64, now: i64, before: i64) -> Result<(), StoreError> {
         let rows = &mut *self.rows.borrow_mut();
-        if let Some(row) = rows.requests.get_mut(&seq).filter(|row| row.clock <= before) {
+        if let Some(row) = rows
+            .requests
+            .get_mut(&seq)
+            .filter(|row| row.clock <= before)
+        {
             row.clock = now;
             rows.changed.requests.insert(seq);
         }
@@ -393,7 +444,10 @@ impl Rows for PostgresTables<'_> {
 
     fn retire_request(&self, seq: i64) -> Result<EventId, StoreError> {
         let rows = &mut *self.rows.borrow_mut();
-        let row = rows.requests.get_mut(&seq).ok_or_else(|| failure(Unreadable("a request")))?;
+        let row = rows
+            .requests
+            .get_mut(&seq)
+            .ok_or_else(|| failure(Unreadable("a request")))?;
         row.is_retired = true;
         rows.changed.requests.insert(seq);
         Ok(row.id)
@@ -416,7 +470,10 @@ impl Rows for PostgresTables<'_> {
         let request = rows.gates.get(target);
         let gate = |request: &i64| {
             let newest = rows.requests.get(request)?.newest;
-            Some(Gate { request: *request, newest })
+            Some(Gate {
+                request: *request,
+                newest,
+            })
         };
         Ok(request.and_then(gate))
     }
@@ -465,7 +522,10 @@ impl Rows for PostgresTables<'_> {
 impl GitRows for PostgresTables<'_> {
     fn generation(&self, key: &RepoKey) -> Result<Option<Generation>, StoreError> {
         let rows = self.rows.borrow();
-        Ok(rows.views.get(key).map(|generation| Generation(generation.unsigned_abs())))
+        Ok(rows
+            .views
+            .get(key)
+            .map(|generation| Generation(generation.unsigned_abs())))
     }
 
     fn next_generation(&self, key: &RepoKey) -> Result<i64, StoreError> {
@@ -477,7 +537,10 @@ impl GitRows for PostgresTables<'_> {
     }
 
     fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), StoreError> {
-        let values = values.into_iter().map(|value| Box::new(Param(value)) as _).collect();
+        let values = values
+            .into_iter()
+            .map(|value| Box::new(Param(value)) as _)
+            .collect();
         let statement = Statement { sql, values };
         self.rows.borrow_mut().changed.statements.push(statement);
         Ok(())

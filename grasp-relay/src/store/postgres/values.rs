@@ -70,7 +70,10 @@ pub(super) async fn rows<T>(client: &ClientWrapper, query: Query<T>) -> Result<V
     let (keys, values) = (query.keys.map(params), params(query.values));
     let keys = keys.iter().map(|keys| keys as &(dyn ToSql + Sync));
     let values: Vec<_> = keys.chain(values.iter().map(|value| value as _)).collect();
-    let statement = client.prepare_cached(&query.sql.replace('?', "$")).await.map_err(failure)?;
+    let statement = client
+        .prepare_cached(&query.sql.replace('?', "$"))
+        .await
+        .map_err(failure)?;
     let rows = client.query(&statement, &values).await.map_err(failure)?;
     rows.iter().map(|row| (query.read)(row)).collect()
 }

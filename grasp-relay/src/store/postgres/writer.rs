@@ -57,7 +57,12 @@ impl PostgresWriter {
         epoch: Arc<AtomicU64>,
     ) -> Self {
         let (queue, commands) = mpsc::channel(QUEUE_CAPACITY);
-        let task = WriterTask { pool, keys, rules, epoch: Arc::clone(&epoch) };
+        let task = WriterTask {
+            pool,
+            keys,
+            rules,
+            epoch: Arc::clone(&epoch),
+        };
         tokio::spawn(task.work(commands));
         Self { queue, epoch }
     }
@@ -75,7 +80,11 @@ impl PostgresWriter {
         W: FnOnce(&PostgresTables<'_>) -> Result<T, StoreError> + Send + 'static,
     {
         let (task, answer) = group::task::<PostgresEngine, _, _>(work);
-        let queued = Queued { epoch: self.epoch()?, wanted, task };
+        let queued = Queued {
+            epoch: self.epoch()?,
+            wanted,
+            task,
+        };
         let sent = self.queue.send(WriterCommand::Perform(rows, queued)).await;
         sent.map_err(|_| StoreError::Closed)?;
         answer.received().await
@@ -89,7 +98,11 @@ impl PostgresWriter {
         let (task, _) = group::task::<PostgresEngine, _, _>(work);
         if let Ok(epoch) = self.epoch() {
             // A full queue means that there are more important things to write.
-            let queued = Queued { epoch, wanted, task };
+            let queued = Queued {
+                epoch,
+                wanted,
+                task,
+            };
             let _ = self.queue.try_send(WriterCommand::Perform(1, queued));
         }
     }
@@ -124,7 +137,9 @@ impl WriterTask {
         loop {
             let mut group = CommitGroup::default();
             if heavy.is_empty() {
-                let Some(first) = commands.recv().await else { break };
+                let Some(first) = commands.recv().await else {
+                    break;
+                };
                 group.take(first, &mut commands, &mut heavy);
             }
             group.gather(&mut commands, &mut heavy);
@@ -138,7 +153,10 @@ impl WriterTask {
             let start = Instant::now();
             self.commit(group.tasks).await;
             let callers = callers + heavy.len() + commands.len();
-            last = LastCommit { callers, took: start.elapsed() };
+            last = LastCommit {
+                callers,
+                took: start.elapsed(),
+            };
             stopped = stopped.or(group.stopped);
         }
         if let Some(done) = stopped {
@@ -151,7 +169,9 @@ impl WriterTask {
         let (mut group, outdated): (Vec<_>, Vec<_>) =
             group.into_iter().partition(|queued| queued.epoch == epoch);
         let fenced = Err(Arc::new(StoreError::Fenced));
-        outdated.into_iter().for_each(|queued| queued.task.resolve(&fenced));
+        outdated
+            .into_iter()
+            .for_each(|queued| queued.task.resolve(&fenced));
         let ended = match group.is_empty() {
             true => Ok(()),
             false => self.transact(epoch, &mut group).await.map_err(Arc::new),
@@ -171,7 +191,9 @@ impl WriterTask {
             Err(_) => return Err(StoreError::Closed),
         };
         let mut wanted = Wanted::default();
-        group.iter_mut().for_each(|queued| wanted.add(std::mem::take(&mut queued.wanted)));
+        group
+            .iter_mut()
+            .for_each(|queued| wanted.add(std::mem::take(&mut queued.wanted)));
         let (client, mut tables) = self.begin(epoch, &keys, &wanted).await?;
         let ended = write(&client, &mut tables, group).await;
         if ended.is_err() {
@@ -221,7 +243,9 @@ impl WriterTask {
             let fence = fence?;
             if fence.epoch != epoch {
                 // It may hold another lease by now.
-                let _ = self.epoch.compare_exchange(epoch, 0, Ordering::SeqCst, Ordering::SeqCst);
+                let _ = self
+                    .epoch
+                    .compare_exchange(epoch, 0, Ordering::SeqCst, Ordering::SeqCst);
                 return Err(StoreError::Fenced);
             }
             loaded?;
@@ -280,7 +304,9 @@ async fn remove_refs(
     event: &Event,
     retired: Option<Timestamp>,
 ) -> Result<(), StoreError> {
-    let Some(query) = views_signed_by(event) else { return Ok(()) };
+    let Some(query) = views_signed_by(event) else {
+        return Ok(());
+    };
     tables.flush_statements(client).await?;
     for signed in rows(client, query).await? {
         if let Some(change) = refs_removal(event, signed, retired) {

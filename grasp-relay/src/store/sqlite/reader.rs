@@ -71,9 +71,12 @@ impl SqliteReader {
         }
         let mut copy = Connection::open(path).map_err(failure)?;
         copy_pages(&self.0.lock(), &mut copy).map_err(failure)?;
-        copy.pragma_update(None, "journal_mode", "DELETE").map_err(failure)?;
+        copy.pragma_update(None, "journal_mode", "DELETE")
+            .map_err(failure)?;
         copy.close().map_err(|(_, error)| failure(error))?;
-        File::open(path).and_then(|file| file.sync_all()).map_err(failure)
+        File::open(path)
+            .and_then(|file| file.sync_all())
+            .map_err(failure)
     }
 }
 
@@ -86,7 +89,10 @@ fn copy_pages(from: &Connection, to: &mut Connection) -> rusqlite::Result<()> {
         }
     }
     let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
-    Err(rusqlite::Error::SqliteFailure(busy, Some("the file is locked".into())))
+    Err(rusqlite::Error::SqliteFailure(
+        busy,
+        Some("the file is locked".into()),
+    ))
 }
 
 fn log_of(path: &Path) -> PathBuf {
@@ -98,12 +104,19 @@ fn log_of(path: &Path) -> PathBuf {
 /// Returns whether an error, or one that it is caused by, says that the file of a database is damaged.
 pub fn is_damage(error: &(dyn Error + 'static)) -> bool {
     let mut causes = std::iter::successors(Some(error), |&error| error.source());
-    causes.any(|cause| cause.downcast_ref::<rusqlite::Error>().is_some_and(is_corruption))
+    causes.any(|cause| {
+        cause
+            .downcast_ref::<rusqlite::Error>()
+            .is_some_and(is_corruption)
+    })
 }
 
 fn is_corruption(error: &rusqlite::Error) -> bool {
     let code = error.sqlite_error_code();
-    matches!(code, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+    matches!(
+        code,
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
+    )
 }
 
 impl DatabaseEngine for SqliteFile {
@@ -134,24 +147,30 @@ mod tests {
     fn database(path: &Path) -> Connection {
         let mut conn = connect(path, 0).unwrap();
         tables::migrate(&mut conn).unwrap();
-        conn.execute_batch("CREATE TABLE notes (text); INSERT INTO notes VALUES ('one')").unwrap();
+        conn.execute_batch("CREATE TABLE notes (text); INSERT INTO notes VALUES ('one')")
+            .unwrap();
         conn
     }
 
     fn notes(path: &Path) -> i64 {
         let conn = Connection::open(path).unwrap();
-        conn.query_row("SELECT count(*) FROM notes", [], |row| row.get(0)).unwrap()
+        conn.query_row("SELECT count(*) FROM notes", [], |row| row.get(0))
+            .unwrap()
     }
 
     #[test]
     fn a_copy_of_a_database_in_use_is_one_file_that_later_writes_do_not_reach() {
         let dir = tempfile::tempdir().unwrap();
-        let (path, copy) = (dir.path().join("grasp.db"), dir.path().join("copy/grasp.db"));
+        let (path, copy) = (
+            dir.path().join("grasp.db"),
+            dir.path().join("copy/grasp.db"),
+        );
         fs::create_dir(dir.path().join("copy")).unwrap();
         let conn = database(&path);
         let reader = SqliteReader::open(&path).unwrap();
         reader.copy_to(&copy).unwrap();
-        conn.execute("INSERT INTO notes VALUES ('two')", []).unwrap();
+        conn.execute("INSERT INTO notes VALUES ('two')", [])
+            .unwrap();
         let copied = SqliteReader::open(&copy).unwrap();
         assert_eq!(copied.integrity_check().unwrap(), [""; 0]);
         drop(copied);
@@ -168,7 +187,10 @@ mod tests {
         let path = dir.path().join("grasp.db");
         let conn = database(&path);
         let reader = SqliteReader::open(&path).unwrap();
-        let written = reader.0.lock().execute("INSERT INTO notes VALUES ('two')", []);
+        let written = reader
+            .0
+            .lock()
+            .execute("INSERT INTO notes VALUES ('two')", []);
         assert!(written.is_err());
         drop((reader, conn));
         assert_eq!(notes(&path), 1);
@@ -180,6 +202,8 @@ mod tests {
         let path = dir.path().join("grasp.db");
         fs::write(&path, [0xa5; 8_192]).unwrap();
         assert!(is_damage(&SqliteReader::open(&path).unwrap_err()));
-        assert!(!is_damage(&SqliteReader::open(&dir.path().join("none")).unwrap_err()));
+        assert!(!is_damage(
+            &SqliteReader::open(&dir.path().join("none")).unwrap_err()
+        ));
     }
 }

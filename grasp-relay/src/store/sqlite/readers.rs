@@ -48,14 +48,18 @@ impl Readers {
         let commands = Arc::new(Mutex::new(commands));
         for number in 0..count.get() {
             let conn = connect(path, cache)?;
-            conn.pragma_update(None, "query_only", true).map_err(failure)?;
+            conn.pragma_update(None, "query_only", true)
+                .map_err(failure)?;
             let commands = Arc::clone(&commands);
             thread::Builder::new()
                 .name(format!("store-reader-{number}"))
                 .spawn(move || work(conn, &commands))
                 .map_err(failure)?;
         }
-        Ok(Self { queue, count: count.get() })
+        Ok(Self {
+            queue,
+            count: count.get(),
+        })
     }
 
     /// Reads from one snapshot; does nothing if the caller has stopped waiting by then.
@@ -110,7 +114,10 @@ fn snapshot<T>(
 
 fn work(conn: Connection, commands: &Mutex<mpsc::Receiver<ReaderCommand>>) {
     loop {
-        let command = commands.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
+        let command = commands
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .blocking_recv();
         match command {
             Some(ReaderCommand::Run(task)) => {
                 // A panic is a bug: it fails this read, whose caller gets an error, and the thread goes on.
@@ -146,7 +153,11 @@ type Delivered = (Result<Vec<StoredEvent>, StoreError>, Option<QueryCursor>);
 
 impl QueryCursor {
     pub(super) fn new(filters: Vec<Filter>, now: Timestamp) -> Self {
-        Self { search: SlicedSearch::new(filters, now), found: VecDeque::new(), finished: false }
+        Self {
+            search: SlicedSearch::new(filters, now),
+            found: VecDeque::new(),
+            finished: false,
+        }
     }
 
     /// Reads until there is a chunk, or nothing is left. Ends after an error.
@@ -200,7 +211,9 @@ fn load(tables: &SqliteTables<'_>, found: &IndexRow) -> rusqlite::Result<Option<
     let json: Option<Arc<str>> = tables
         .conn
         .prepare_cached("SELECT json FROM events WHERE seq = ?1 AND id = ?2")?
-        .query_row((found.seq, found.at.id()), |row| Ok(Arc::from(row.get_ref(0)?.as_str()?)))
+        .query_row((found.seq, found.at.id()), |row| {
+            Ok(Arc::from(row.get_ref(0)?.as_str()?))
+        })
         .optional()?;
     Ok(json.map(|json| StoredEvent {
         id: found.at.event_id(),
@@ -222,7 +235,12 @@ pub(super) struct ExistsQuery {
 impl ExistsQuery {
     pub(super) fn new(questions: Vec<Vec<Filter>>, now: Timestamp) -> Self {
         let questions = questions.into_iter().map(VecDeque::from).collect();
-        Self { questions, answers: Vec::new(), search: None, now }
+        Self {
+            questions,
+            answers: Vec::new(),
+            search: None,
+            now,
+        }
     }
 
     /// Answers questions until all are answered, or the slice is over.

@@ -60,7 +60,11 @@ impl<'c> Merge<'c> {
         bounds: Bounds,
         wanted: usize,
     ) -> rusqlite::Result<Self> {
-        let sql = if lists.is_some() { LIST_ROWS_SQL } else { ALL_ROWS_SQL };
+        let sql = if lists.is_some() {
+            LIST_ROWS_SQL
+        } else {
+            ALL_ROWS_SQL
+        };
         let lists: Vec<_> = match lists {
             Some(lists) => lists.iter().map(Some).collect(),
             None => vec![None],
@@ -80,9 +84,15 @@ impl<'c> Merge<'c> {
         let mut statement = tables.conn.prepare_cached(sql)?;
         for (place, list) in lists.into_iter().enumerate() {
             let ahead = Vec::new().into_iter();
-            let mut cursor = Cursor { list, ahead, run: run.clamp(2, MAX_RUN_ROWS) };
+            let mut cursor = Cursor {
+                list,
+                ahead,
+                run: run.clamp(2, MAX_RUN_ROWS),
+            };
             cursor.read_ahead(&mut statement, bounds)?;
-            merge.heads.extend(cursor.ahead.next().map(|head| Reverse((head, place))));
+            merge
+                .heads
+                .extend(cursor.ahead.next().map(|head| Reverse((head, place))));
             merge.cursors.push(cursor);
         }
         Ok(merge)
@@ -97,7 +107,10 @@ impl<'c> Merge<'c> {
         let mut next = None;
         if let Some(cursor) = self.cursors.get_mut(place) {
             if cursor.ahead.len() == 0 && cursor.run > 0 {
-                let bounds = Bounds { after: found.at, oldest: self.oldest };
+                let bounds = Bounds {
+                    after: found.at,
+                    oldest: self.oldest,
+                };
                 let mut statement = self.conn.prepare_cached(self.sql)?;
                 cursor.read_ahead(&mut statement, bounds)?;
             }
@@ -126,7 +139,11 @@ impl Cursor<'_> {
             ahead.push(IndexRow::read(row)?);
         }
         let ended = ahead.len() < self.run;
-        self.run = if ended { 0 } else { (self.run * 2).min(MAX_RUN_ROWS) };
+        self.run = if ended {
+            0
+        } else {
+            (self.run * 2).min(MAX_RUN_ROWS)
+        };
         self.ahead = ahead.into_iter();
         Ok(())
     }
@@ -155,7 +172,11 @@ fn rows<'s>(
 
 impl IndexRow {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
-        Ok(Self { at: position(row)?, seq: row.get(2)?, kind: row.get(3)? })
+        Ok(Self {
+            at: position(row)?,
+            seq: row.get(2)?,
+            kind: row.get(3)?,
+        })
     }
 }
 
@@ -206,8 +227,9 @@ pub(super) fn look_up(
     id: &EventId,
     bounds: Bounds,
 ) -> rusqlite::Result<Option<IndexRow>> {
-    let mut statement =
-        tables.conn.prepare_cached("SELECT newest, id, seq, kind FROM events WHERE id = ?1")?;
+    let mut statement = tables
+        .conn
+        .prepare_cached("SELECT newest, id, seq, kind FROM events WHERE id = ?1")?;
     let mut rows = statement.query([id.as_bytes()])?;
     let found = rows.next()?.map(IndexRow::read).transpose()?;
     Ok(found.filter(|found| found.at > bounds.after && found.at.newest() <= bounds.oldest))
@@ -242,7 +264,12 @@ impl ValueLookup {
     }
 
     fn of(names: LookupKeys) -> Self {
-        Self { names, next: 0, first: BTreeSet::new(), is_cut: false }
+        Self {
+            names,
+            next: 0,
+            first: BTreeSet::new(),
+            is_cut: false,
+        }
     }
 
     /// Goes on until every value is looked up or the budget is spent; returns whether it is done.
@@ -266,7 +293,11 @@ impl ValueLookup {
 
     /// Returns the rows after a place, in serving order.
     pub(super) fn after(&self, place: Position) -> impl Iterator<Item = &IndexRow> {
-        let place = IndexRow { at: place, seq: i64::MAX, kind: u16::MAX };
+        let place = IndexRow {
+            at: place,
+            seq: i64::MAX,
+            kind: u16::MAX,
+        };
         self.first.range((Bound::Excluded(place), Bound::Unbounded))
     }
 
@@ -298,7 +329,9 @@ impl ValueLookup {
                 self.first.extend(found.flatten());
             }
             LookupKeys::Lists(lists) => {
-                let Some(list) = lists.get(self.next) else { return Ok(()) };
+                let Some(list) = lists.get(self.next) else {
+                    return Ok(());
+                };
                 let (first, is_cut) = (&mut self.first, &mut self.is_cut);
                 let rows = read_list(tables, list, bounds, |found| {
                     let is_wanted = first.len() < window || first.last() > Some(&found);
@@ -362,7 +395,10 @@ mod tests {
         let rules = StoreRules::default();
         let tables = SqliteTables::new(&conn, &keys, &rules);
         let lists = [Digest::default()];
-        let bounds = Bounds { after: Position::FIRST, oldest: 0 };
+        let bounds = Bounds {
+            after: Position::FIRST,
+            oldest: 0,
+        };
         let open = |_| Merge::open(&tables, Some(&lists), bounds, 1).unwrap();
         let side_by_side = [0, 1, 2].map(open);
         drop(side_by_side);
@@ -375,7 +411,10 @@ mod tests {
         let conn = file();
         let mut statement = conn.prepare(LIST_ROWS_SQL).unwrap();
         for number in 0..10 {
-            let bounds = Bounds { after: Position::FIRST, oldest: -number };
+            let bounds = Bounds {
+                after: Position::FIRST,
+                oldest: -number,
+            };
             let list = Digest::from([number as u8; 16]);
             let mut rows = rows(&mut statement, Some(&list), bounds).unwrap();
             assert!(rows.next().unwrap().is_none());

@@ -74,7 +74,11 @@ pub(super) enum SearchProgress {
 
 impl SlicedSearch {
     pub(super) fn new(filters: Vec<Filter>, now: Timestamp) -> Self {
-        Self { filters: filters.into_iter(), plans: Vec::new(), now }
+        Self {
+            filters: filters.into_iter(),
+            plans: Vec::new(),
+            now,
+        }
     }
 
     /// Appends the next events, until there are `wanted` or the budget is spent.
@@ -120,7 +124,11 @@ impl SlicedSearch {
     ) -> rusqlite::Result<SearchProgress> {
         let mut found = Vec::new();
         let progress = self.advance(tables, wanted, &mut found, &mut ReadBudget::of_slice())?;
-        items.extend(found.iter().map(|found| (found.at.created_at(), found.at.event_id())));
+        items.extend(
+            found
+                .iter()
+                .map(|found| (found.at.created_at(), found.at.event_id())),
+        );
         if progress == SearchProgress::Finished {
             // The items are nearly in reverse order, which makes this sort fast.
             items.reverse();
@@ -137,7 +145,9 @@ impl SlicedSearch {
         budget: &mut ReadBudget,
     ) -> rusqlite::Result<bool> {
         while !budget.is_spent() {
-            let Some(filter) = self.filters.next() else { break };
+            let Some(filter) = self.filters.next() else {
+                break;
+            };
             self.plans.extend(plan(tables, filter, budget)?);
         }
         let mut is_ready = self.filters.len() == 0;
@@ -170,7 +180,11 @@ impl Expired {
             .query_map([now], |row| row.get(0))?
             .take(MAX_CACHED_EXPIRED)
             .collect::<Result<_, _>>()?;
-        Ok(if few.len() < MAX_CACHED_EXPIRED { Self::Few(few) } else { Self::Many(now) })
+        Ok(if few.len() < MAX_CACHED_EXPIRED {
+            Self::Few(few)
+        } else {
+            Self::Many(now)
+        })
     }
 
     fn contains(&self, tables: &SqliteTables<'_>, seq: i64) -> rusqlite::Result<bool> {
@@ -195,7 +209,10 @@ struct Scan<'c> {
 
 enum Candidates<'c> {
     Merged(Merge<'c>),
-    Gathered { found: Box<dyn Iterator<Item = &'c IndexRow> + 'c>, is_cut: bool },
+    Gathered {
+        found: Box<dyn Iterator<Item = &'c IndexRow> + 'c>,
+        is_cut: bool,
+    },
     None,
 }
 
@@ -330,11 +347,19 @@ pub(super) fn plan(
     let remaining = filter.limit.unwrap_or(usize::MAX);
     let conditions = Conditions::of(filter);
     let (chosen, source) = match ids {
-        Some(ids) => (IndexChoice::Ids, CandidateSource::Gathered(ValueLookup::of_ids(ids))),
+        Some(ids) => (
+            IndexChoice::Ids,
+            CandidateSource::Gathered(ValueLookup::of_ids(ids)),
+        ),
         None => smallest_index(tables, &conditions, &bounds, budget)?,
     };
     let conditions = RemainingConditions { conditions, chosen };
-    Ok(Some(SlicedPlan { source, conditions, bounds, remaining }))
+    Ok(Some(SlicedPlan {
+        source,
+        conditions,
+        bounds,
+        remaining,
+    }))
 }
 
 impl RemainingConditions {

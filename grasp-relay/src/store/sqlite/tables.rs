@@ -45,7 +45,13 @@ struct ListEntry {
 impl<'a> SqliteTables<'a> {
     pub(super) fn new(conn: &'a Connection, keys: &'a Keys, rules: &'a StoreRules) -> Self {
         let (progress, pending) = Default::default();
-        Self { conn, keys, rules, progress, pending }
+        Self {
+            conn,
+            keys,
+            rules,
+            progress,
+            pending,
+        }
     }
 
     fn statement(&self, sql: &str) -> Result<CachedStatement<'_>, StoreError> {
@@ -69,19 +75,28 @@ impl<'a> SqliteTables<'a> {
         params: impl Params,
         read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
     ) -> Result<Option<T>, StoreError> {
-        self.statement(sql)?.query_row(params, read).optional().map_err(failure)
+        self.statement(sql)?
+            .query_row(params, read)
+            .optional()
+            .map_err(failure)
     }
 
     /// Returns the column of a cached statement that finds one row.
     pub(super) fn only<T: FromSql>(&self, sql: &str, params: impl Params) -> Result<T, StoreError> {
-        self.statement(sql)?.query_row(params, |row| row.get(0)).map_err(failure)
+        self.statement(sql)?
+            .query_row(params, |row| row.get(0))
+            .map_err(failure)
     }
 
     /// Returns the row numbers that a cached statement finds, for one step.
     fn step(&self, sql: &str, params: &[&dyn ToSql]) -> Result<Vec<i64>, StoreError> {
         let mut statement = self.statement(sql)?;
-        let rows = statement.query_map(params, |row| row.get(0)).map_err(failure)?;
-        rows.take(STEP_EVENTS).collect::<Result<_, _>>().map_err(failure)
+        let rows = statement
+            .query_map(params, |row| row.get(0))
+            .map_err(failure)?;
+        rows.take(STEP_EVENTS)
+            .collect::<Result<_, _>>()
+            .map_err(failure)
     }
 
     /// Writes the deferred list rows; must be called before the transaction is committed.
@@ -94,7 +109,13 @@ impl<'a> SqliteTables<'a> {
         let mut enter = self.statement(
             "INSERT OR IGNORE INTO lists (list, newest, id, kind, seq) VALUES (?1, ?2, ?3, ?4, ?5)",
         )?;
-        for ListEntry { list, at, kind, seq } in pending {
+        for ListEntry {
+            list,
+            at,
+            kind,
+            seq,
+        } in pending
+        {
             let row = params![list, at.newest(), at.id(), kind, seq];
             enter.execute(row).map_err(failure)?;
         }
@@ -103,7 +124,10 @@ impl<'a> SqliteTables<'a> {
 
     /// Returns a stored request that is not fully applied, if there is one.
     pub(super) fn next_unfinished(&self) -> Result<Option<Event>, StoreError> {
-        self.execute("DELETE FROM unfinished WHERE id NOT IN (SELECT id FROM events)", [])?;
+        self.execute(
+            "DELETE FROM unfinished WHERE id NOT IN (SELECT id FROM events)",
+            [],
+        )?;
         let json: Option<String> = self.find(UNFINISHED_SQL, [], |row| row.get(0))?;
         Ok(json.and_then(|json| Event::from_json(json).ok()))
     }
@@ -111,9 +135,16 @@ impl<'a> SqliteTables<'a> {
 
 /// Returns the rows of a query.
 pub(super) fn rows<T>(conn: &Connection, query: Query<T>) -> Result<Vec<T>, StoreError> {
-    let Query { sql, keys, values, read } = query;
+    let Query {
+        sql,
+        keys,
+        values,
+        read,
+    } = query;
     // Without arrays the statement is executed for each key.
-    let mut statement = conn.prepare_cached(&sql.replace("ANY(?1)", "?1")).map_err(failure)?;
+    let mut statement = conn
+        .prepare_cached(&sql.replace("ANY(?1)", "?1"))
+        .map_err(failure)?;
     let most = if keys.is_some() { 1 } else { usize::MAX };
     let keys = keys.map_or(vec![None], |keys| keys.into_iter().map(Some).collect());
     let mut found = Vec::new();
@@ -122,7 +153,9 @@ pub(super) fn rows<T>(conn: &Connection, query: Query<T>) -> Result<Vec<T>, Stor
         let mut rows = statement.query(params_from_iter(values)).map_err(failure)?;
         let last = found.len().saturating_add(most);
         while found.len() < last {
-            let Some(row) = rows.next().map_err(failure)? else { break };
+            let Some(row) = rows.next().map_err(failure)? else {
+                break;
+            };
             found.push(read(row)?);
         }
     }
@@ -143,7 +176,11 @@ impl Rows for SqliteTables<'_> {
     }
 
     fn served(&self, id: &EventId) -> Result<Option<Served>, StoreError> {
-        self.find("SELECT newest, id, seq FROM events WHERE id = ?1", [id.as_bytes()], read_served)
+        self.find(
+            "SELECT newest, id, seq FROM events WHERE id = ?1",
+            [id.as_bytes()],
+            read_served,
+        )
     }
 
     fn deletable(&self, id: &EventId, author: &PublicKey) -> Result<Option<i64>, StoreError> {
@@ -174,7 +211,10 @@ impl Rows for SqliteTables<'_> {
     }
 
     fn has_ended(&self, seq: i64, now: i64) -> Result<bool, StoreError> {
-        self.exists("SELECT 1 FROM expirations WHERE seq = ?1 AND at <= ?2", [seq, now])
+        self.exists(
+            "SELECT 1 FROM expirations WHERE seq = ?1 AND at <= ?2",
+            [seq, now],
+        )
     }
 
     fn expired_events(&self, now: i64) -> Result<Vec<i64>, StoreError> {
@@ -194,13 +234,29 @@ impl Rows for SqliteTables<'_> {
         let kind = event.kind.as_u16();
         self.execute(
             "INSERT INTO events (newest, id, pubkey, kind, json) VALUES (?1, ?2, ?3, ?4, ?5)",
-            params![at.newest(), at.id(), event.pubkey.as_bytes(), kind, event.as_json()],
+            params![
+                at.newest(),
+                at.id(),
+                event.pubkey.as_bytes(),
+                kind,
+                event.as_json()
+            ],
         )?;
         let seq = self.conn.last_insert_rowid();
         let lists = self.keys.lists(event);
-        self.pending.borrow_mut().extend(lists.map(|list| ListEntry { list, at, kind, seq }));
+        self.pending
+            .borrow_mut()
+            .extend(lists.map(|list| ListEntry {
+                list,
+                at,
+                kind,
+                seq,
+            }));
         if let Some(key) = coordinate {
-            self.execute("INSERT INTO heads (coordinate, seq) VALUES (?1, ?2)", params![key, seq])?;
+            self.execute(
+                "INSERT INTO heads (coordinate, seq) VALUES (?1, ?2)",
+                params![key, seq],
+            )?;
         }
         if let Some(end) = event.tags.expiration() {
             self.execute(
@@ -213,11 +269,19 @@ impl Rows for SqliteTables<'_> {
 
     fn erase(&self, seq: i64) -> Result<Option<Event>, StoreError> {
         // Row numbers grow, so the first deferred one shows whether this one is deferred, too.
-        if self.pending.borrow().first().is_some_and(|first| first.seq <= seq) {
+        if self
+            .pending
+            .borrow()
+            .first()
+            .is_some_and(|first| first.seq <= seq)
+        {
             self.flush()?;
         }
-        let json: Option<String> =
-            self.find("DELETE FROM events WHERE seq = ?1 RETURNING json", [seq], |row| row.get(0))?;
+        let json: Option<String> = self.find(
+            "DELETE FROM events WHERE seq = ?1 RETURNING json",
+            [seq],
+            |row| row.get(0),
+        )?;
         let Some(event) = json.and_then(|json| Event::from_json(json).ok()) else {
             return Ok(None);
         };
@@ -226,7 +290,9 @@ impl Rows for SqliteTables<'_> {
         let mut delete =
             self.statement("DELETE FROM lists WHERE list = ?1 AND newest = ?2 AND id = ?3")?;
         for list in self.keys.lists(&event) {
-            delete.execute(params![list, at.newest(), at.id()]).map_err(failure)?;
+            delete
+                .execute(params![list, at.newest(), at.id()])
+                .map_err(failure)?;
         }
         if let Some(coordinate) = deletion::coordinate(&event) {
             self.execute(
@@ -244,7 +310,9 @@ impl Rows for SqliteTables<'_> {
     }
 
     fn remove_refs_of(&self, event: &Event, retired: Option<Timestamp>) -> Result<(), StoreError> {
-        let Some(query) = views_signed_by(event) else { return Ok(()) };
+        let Some(query) = views_signed_by(event) else {
+            return Ok(());
+        };
         for signed in rows(self.conn, query)? {
             if let Some(change) = refs_removal(event, signed, retired) {
                 self.change_repo(&change)?;
@@ -347,14 +415,18 @@ impl Rows for SqliteTables<'_> {
     }
 
     fn retire_request(&self, seq: i64) -> Result<EventId, StoreError> {
-        let id = self.only("UPDATE requests SET retired = 1 WHERE seq = ?1 RETURNING id", [seq])?;
+        let id = self.only(
+            "UPDATE requests SET retired = 1 WHERE seq = ?1 RETURNING id",
+            [seq],
+        )?;
         Ok(EventId::from_byte_array(id))
     }
 
     fn forget_request(&self, seq: i64) -> Result<(), StoreError> {
-        for forget in
-            ["DELETE FROM gates WHERE request = ?1", "DELETE FROM requests WHERE seq = ?1"]
-        {
+        for forget in [
+            "DELETE FROM gates WHERE request = ?1",
+            "DELETE FROM requests WHERE seq = ?1",
+        ] {
             self.execute(forget, [seq])?;
         }
         Ok(())
@@ -365,7 +437,12 @@ impl Rows for SqliteTables<'_> {
             "SELECT requests.seq, newest FROM gates JOIN requests ON requests.seq = gates.request
                  WHERE target = ?1",
             [target],
-            |row| Ok(Gate { request: row.get(0)?, newest: row.get(1)? }),
+            |row| {
+                Ok(Gate {
+                    request: row.get(0)?,
+                    newest: row.get(1)?,
+                })
+            },
         )
     }
 
@@ -379,9 +456,11 @@ impl Rows for SqliteTables<'_> {
     }
 
     fn vanished(&self, author: &PublicKey) -> Result<Option<i64>, StoreError> {
-        self.find("SELECT newest FROM vanished WHERE pubkey = ?1", [author.as_bytes()], |row| {
-            row.get(0)
-        })
+        self.find(
+            "SELECT newest FROM vanished WHERE pubkey = ?1",
+            [author.as_bytes()],
+            |row| row.get(0),
+        )
     }
 
     fn vanish_author(&self, author: &PublicKey, until: i64) -> Result<(), StoreError> {
@@ -394,7 +473,11 @@ impl Rows for SqliteTables<'_> {
     }
 
     fn delisted_by(&self, coordinate: &Digest) -> Result<Option<Position>, StoreError> {
-        self.find("SELECT newest, id FROM delisted WHERE coordinate = ?1", [coordinate], position)
+        self.find(
+            "SELECT newest, id FROM delisted WHERE coordinate = ?1",
+            [coordinate],
+            position,
+        )
     }
 
     fn put_delisted(&self, coordinate: &Digest, by: Position) -> Result<(), StoreError> {
@@ -406,7 +489,10 @@ impl Rows for SqliteTables<'_> {
     }
 
     fn put_unfinished(&self, id: &EventId) -> Result<(), StoreError> {
-        self.execute("INSERT OR IGNORE INTO unfinished (id) VALUES (?1)", [id.as_bytes()])?;
+        self.execute(
+            "INSERT OR IGNORE INTO unfinished (id) VALUES (?1)",
+            [id.as_bytes()],
+        )?;
         Ok(())
     }
 
@@ -423,7 +509,10 @@ impl Columns for Row<'_> {
 }
 
 fn read_served(row: &Row<'_>) -> rusqlite::Result<Served> {
-    Ok(Served { at: position(row)?, seq: row.get(2)? })
+    Ok(Served {
+        at: position(row)?,
+        seq: row.get(2)?,
+    })
 }
 
 /// The steps from each version, by its index, to the next. Released steps never change.
@@ -450,10 +539,14 @@ fn migrate_with(conn: &mut Connection, steps: &[&str]) -> Result<(), StoreError>
     }
     let pending = steps.iter().zip(1u32..).skip(found as usize);
     for (step, reached) in pending {
-        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failure)?;
+        let tx = conn
+            .transaction_with_behavior(TransactionBehavior::Immediate)
+            .map_err(failure)?;
         tx.execute_batch(step).map_err(failure)?;
-        tx.pragma_update(None, "application_id", APPLICATION_ID).map_err(failure)?;
-        tx.pragma_update(None, "user_version", reached).map_err(failure)?;
+        tx.pragma_update(None, "application_id", APPLICATION_ID)
+            .map_err(failure)?;
+        tx.pragma_update(None, "user_version", reached)
+            .map_err(failure)?;
         tx.commit().map_err(failure)?;
     }
     Ok(())
@@ -524,7 +617,9 @@ mod tests {
         migrate_with(&mut conn, &[first]).unwrap();
         migrate_with(&mut conn, &[first, second]).unwrap();
         migrate_with(&mut conn, &[first, second]).unwrap();
-        let x: i64 = conn.query_row("SELECT x FROM a", [], |row| row.get(0)).unwrap();
+        let x: i64 = conn
+            .query_row("SELECT x FROM a", [], |row| row.get(0))
+            .unwrap();
         assert_eq!(x, 10);
         assert_eq!(version(&conn).unwrap(), 2);
     }
@@ -553,7 +648,10 @@ mod tests {
         migrate(&mut conn).unwrap();
         conn.pragma_update(None, "user_version", 7).unwrap();
         let refused = migrate(&mut conn);
-        assert!(matches!(refused, Err(StoreError::NewerSchema { found: 7, known: 1 })));
+        assert!(matches!(
+            refused,
+            Err(StoreError::NewerSchema { found: 7, known: 1 })
+        ));
     }
 
     #[test]

@@ -69,13 +69,22 @@ impl Wal {
         let (checkpointer, calls) = mpsc::sync_channel(1);
         let checkpointing = Arc::new(Mutex::new(()));
         let turn = Arc::clone(&checkpointing);
-        let thread = thread::Builder::new().name("store-log".to_owned()).spawn(move || {
-            while calls.recv().is_ok() {
-                let _copying = turn.lock();
-                log_failure(checkpoint(&conn, "PASSIVE"));
-            }
-        })?;
-        Ok(Self { checkpointer, checkpointing, thread, file, length: 0, restart_at: RESTART_PAGES })
+        let thread = thread::Builder::new()
+            .name("store-log".to_owned())
+            .spawn(move || {
+                while calls.recv().is_ok() {
+                    let _copying = turn.lock();
+                    log_failure(checkpoint(&conn, "PASSIVE"));
+                }
+            })?;
+        Ok(Self {
+            checkpointer,
+            checkpointing,
+            thread,
+            file,
+            length: 0,
+            restart_at: RESTART_PAGES,
+        })
     }
 
     /// Extends the log file, if the log is about to reach its end.
@@ -108,8 +117,11 @@ impl Wal {
         self.length = u64::try_from(log.length).unwrap_or(0);
         if log.length > self.restart_at {
             let is_restarted = log_failure(self.restart(writer)).is_some_and(|log| !log.is_busy);
-            self.restart_at =
-                if is_restarted { RESTART_PAGES } else { log.length + CHECKPOINT_PAGES };
+            self.restart_at = if is_restarted {
+                RESTART_PAGES
+            } else {
+                log.length + CHECKPOINT_PAGES
+            };
         } else if log.length - log.copied > CHECKPOINT_PAGES {
             // A busy thread is called again after the next commit.
             let _ = self.checkpointer.try_send(());
@@ -135,9 +147,14 @@ impl Wal {
 }
 
 fn checkpoint(conn: &Connection, mode: &str) -> rusqlite::Result<Checkpoint> {
-    conn.prepare_cached(&format!("PRAGMA wal_checkpoint({mode})"))?.query_row([], |row| {
-        Ok(Checkpoint { is_busy: row.get(0)?, length: row.get(1)?, copied: row.get(2)? })
-    })
+    conn.prepare_cached(&format!("PRAGMA wal_checkpoint({mode})"))?
+        .query_row([], |row| {
+            Ok(Checkpoint {
+                is_busy: row.get(0)?,
+                length: row.get(1)?,
+                copied: row.get(2)?,
+            })
+        })
 }
 
 /// Logs a checkpoint that failed. Writing goes on, with a longer log.
@@ -164,7 +181,8 @@ mod tests {
         for _ in 0..80 {
             let tx = writer.unchecked_transaction().unwrap();
             for _ in 0..1_000 {
-                tx.execute("INSERT INTO notes VALUES (?1)", [&page]).unwrap();
+                tx.execute("INSERT INTO notes VALUES (?1)", [&page])
+                    .unwrap();
             }
             tx.commit().unwrap();
             log.committed(&writer);
@@ -188,7 +206,8 @@ mod tests {
         for _ in 0..notes {
             let tx = Transaction::new_unchecked(&writer, TransactionBehavior::Immediate).unwrap();
             log.preallocate();
-            tx.execute("INSERT INTO notes VALUES (?1)", ["x".repeat(20_000)]).unwrap();
+            tx.execute("INSERT INTO notes VALUES (?1)", ["x".repeat(20_000)])
+                .unwrap();
             tx.commit().unwrap();
             log.committed(&writer);
             lengths.push(length());
@@ -213,16 +232,21 @@ mod tests {
         let mut log = Wal::start(&path, connect(&path, 0).unwrap()).unwrap();
         let reader = connect(&path, 0).unwrap();
         let look = reader.unchecked_transaction().unwrap();
-        look.query_row("SELECT count(*) FROM notes", [], |_| Ok(())).unwrap();
+        look.query_row("SELECT count(*) FROM notes", [], |_| Ok(()))
+            .unwrap();
         let note = "x".repeat(4_096 * usize::try_from(RESTART_PAGES + 100).unwrap());
-        writer.execute("INSERT INTO notes VALUES (?1)", [note]).unwrap();
+        writer
+            .execute("INSERT INTO notes VALUES (?1)", [note])
+            .unwrap();
         log.committed(&writer);
         assert!(log.restart_at > RESTART_PAGES, "the next wait is put off");
         drop(look);
         log.restart_at = RESTART_PAGES;
         log.committed(&writer);
         assert_eq!(log.restart_at, RESTART_PAGES);
-        writer.execute("INSERT INTO notes VALUES ('x')", []).unwrap();
+        writer
+            .execute("INSERT INTO notes VALUES ('x')", [])
+            .unwrap();
         assert!(checkpoint(&writer, "NOOP").unwrap().length < 100);
     }
 }

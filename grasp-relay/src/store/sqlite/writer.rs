@@ -36,7 +36,13 @@ impl SqliteWriter {
         rules: Arc<StoreRules>,
     ) -> std::io::Result<Self> {
         let (queue, commands) = mpsc::channel(QUEUE_CAPACITY);
-        let thread = WriterThread { conn, wal, keys, rules, heavy: VecDeque::new() };
+        let thread = WriterThread {
+            conn,
+            wal,
+            keys,
+            rules,
+            heavy: VecDeque::new(),
+        };
         thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || thread.work(commands))?;
@@ -88,7 +94,9 @@ impl WriterThread {
         loop {
             let mut group = CommitGroup::default();
             if self.heavy.is_empty() {
-                let Some(first) = commands.blocking_recv() else { break };
+                let Some(first) = commands.blocking_recv() else {
+                    break;
+                };
                 group.take(first, &mut commands, &mut self.heavy);
             }
             group.gather(&mut commands, &mut self.heavy);
@@ -126,7 +134,9 @@ impl WriterThread {
     }
 
     fn transact(&mut self, group: &mut [Task]) -> Result<(), StoreError> {
-        let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate);
+        let tx = self
+            .conn
+            .transaction_with_behavior(TransactionBehavior::Immediate);
         let tx = tx.map_err(failure)?;
         self.wal.preallocate();
         let tables = SqliteTables::new(&tx, &self.keys, &self.rules);
@@ -168,7 +178,8 @@ mod tests {
 
     fn notes(path: &Path) -> i64 {
         let conn = connect(path, 0).unwrap();
-        conn.query_row("SELECT count(*) FROM notes", [], |row| row.get(0)).unwrap()
+        conn.query_row("SELECT count(*) FROM notes", [], |row| row.get(0))
+            .unwrap()
     }
 
     fn note(tables: &SqliteTables<'_>, length: usize) -> Result<(), StoreError> {

@@ -63,7 +63,13 @@ async fn fill(store: &dyn Store, repo: &RepoId) {
 /// Returns changes of everything that [`fill`] sets, one after the other.
 fn changes(repo: &RepoId) -> Vec<RepoChange> {
     let mut packed = change(repo, None);
-    packed.add_packs = vec![Pack { bytes: 9, ..pack(1) }, pack(3)];
+    packed.add_packs = vec![
+        Pack {
+            bytes: 9,
+            ..pack(1)
+        },
+        pack(3),
+    ];
     packed.verified = Some((pack(1).name, time(7)));
     let mut unpacked = change(repo, None);
     unpacked.remove_packs = vec![pack(2)];
@@ -89,7 +95,10 @@ pub(super) async fn a_change_of_one_owner_changes_nothing_of_another_owner_of_th
     for one in [&repo(1), &repo(2), &other_name] {
         fill(store, one).await;
     }
-    let before = [content(store, &repo(2)).await, content(store, &other_name).await];
+    let before = [
+        content(store, &repo(2)).await,
+        content(store, &other_name).await,
+    ];
     let mut own = content(store, &repo(1)).await;
     let own_contributions = own.rows[1].clone();
     for changed in changes(&repo(1)) {
@@ -97,14 +106,20 @@ pub(super) async fn a_change_of_one_owner_changes_nothing_of_another_owner_of_th
         let present = content(store, &repo(1)).await;
         assert_ne!(present, own, "{changed:?}");
         own = present;
-        let after = [content(store, &repo(2)).await, content(store, &other_name).await];
+        let after = [
+            content(store, &repo(2)).await,
+            content(store, &other_name).await,
+        ];
         assert_eq!(after, before, "{changed:?}");
     }
     let from = generation(store, &repo(1)).await;
     let mut moved = view(from, Some(refs(&[("refs/heads/main", 9)])));
     moved.retired = vec![retired(1, 99)];
     done(store, commit(change(&repo(1), Some(moved)))).await;
-    let after = [content(store, &repo(2)).await, content(store, &other_name).await];
+    let after = [
+        content(store, &repo(2)).await,
+        content(store, &other_name).await,
+    ];
     assert_eq!(after, before);
     assert_eq!(content(store, &repo(1)).await.rows[1], own_contributions);
 }
@@ -126,9 +141,15 @@ pub(super) async fn everything_of_one_owner_is_removed_and_another_owner_of_the_
         removal.forget = Forget::All;
         removal.is_collected = true;
         done(store, commit(removal)).await;
-        assert_eq!(store.row(endpoint, repo(1)).await.unwrap(), RepoRow::default());
+        assert_eq!(
+            store.row(endpoint, repo(1)).await.unwrap(),
+            RepoRow::default()
+        );
         assert!(store.retired(endpoint, repo(1)).await.unwrap().is_empty());
-        assert_eq!(store.all(endpoint).await.unwrap(), BTreeSet::from([repo(2)]));
+        assert_eq!(
+            store.all(endpoint).await.unwrap(),
+            BTreeSet::from([repo(2)])
+        );
         assert_eq!(store.repositories(endpoint).await.unwrap(), [repo(2)]);
         let packs = BTreeMap::from([(repo(2), BTreeSet::from([pack(1), pack(2)]))]);
         assert_eq!(store.packs(endpoint).await.unwrap(), packs);
@@ -142,19 +163,32 @@ pub(super) async fn retired_refs_of_one_owner_displace_none_of_another(store: &d
     done(store, commit(change(&repo(1), Some(retire)))).await;
     for since in [10, 20] {
         let mut retire = view(None, None);
-        retire.retired = (0..10_000).map(|n| retired(100_000 * since + n, since)).collect();
+        retire.retired = (0..10_000)
+            .map(|n| retired(100_000 * since + n, since))
+            .collect();
         done(store, commit(change(&repo(2), Some(retire)))).await;
     }
-    assert_eq!(store.retired(REPOS, repo(1)).await.unwrap(), [retired(1, 5)]);
+    assert_eq!(
+        store.retired(REPOS, repo(1)).await.unwrap(),
+        [retired(1, 5)]
+    );
     let left = store.retired(REPOS, repo(2)).await.unwrap();
     assert!(left.len() == 10_000 && left.iter().all(|one| one.since == time(20)));
 }
 
 pub(super) async fn additions_of_owners_of_one_name_are_counted_separately(store: &dyn Store) {
-    for additions in
-        [vec![addition(&repo(1), 1 << 40), addition(&repo(2), 5)], vec![addition(&repo(2), 6)]]
-    {
-        done(store, Commit { additions, ..Commit::default() }).await;
+    for additions in [
+        vec![addition(&repo(1), 1 << 40), addition(&repo(2), 5)],
+        vec![addition(&repo(2), 6)],
+    ] {
+        done(
+            store,
+            Commit {
+                additions,
+                ..Commit::default()
+            },
+        )
+        .await;
     }
     let all = store.additions(time(0)).await.unwrap();
     assert_eq!(all, [addition(&repo(1), 1 << 40), addition(&repo(2), 11)]);
@@ -162,7 +196,11 @@ pub(super) async fn additions_of_owners_of_one_name_are_counted_separately(store
 
 pub(super) async fn the_generation_of_another_owner_is_outdated(store: &dyn Store) {
     for one in [&repo(1), &repo(2)] {
-        done(store, commit(change(one, Some(view(None, Some(refs(&[]))))))).await;
+        done(
+            store,
+            commit(change(one, Some(view(None, Some(refs(&[])))))),
+        )
+        .await;
     }
     let from = generation(store, &repo(1)).await;
     let outdated = commit(change(&repo(2), Some(view(from, Some(refs(&[]))))));

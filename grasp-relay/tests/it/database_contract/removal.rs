@@ -19,7 +19,12 @@ fn announcement(keys: &Keys) -> Arc<Event> {
 
 fn pull_request(keys: &Keys, to: &RepoId, text: &str) -> Arc<Event> {
     let tip = oid(2).to_string();
-    sign(keys, 1618, NOW - 1, &[["a", &to.to_string()], ["c", &tip], ["subject", text]])
+    sign(
+        keys,
+        1618,
+        NOW - 1,
+        &[["a", &to.to_string()], ["c", &tip], ["subject", text]],
+    )
 }
 
 fn proposed(event: &Event) -> String {
@@ -43,7 +48,10 @@ async fn show(store: &dyn Store, place: &Place, names: &[&str], state: Option<&E
     let before = store.view(place.0, place.1.clone()).await.unwrap();
     let tips: Vec<_> = names.iter().map(|name| (*name, 1)).collect();
     let to = refs(&tips);
-    let mut changed = view(before.as_ref().map(|view| view.generation), Some(to.clone()));
+    let mut changed = view(
+        before.as_ref().map(|view| view.generation),
+        Some(to.clone()),
+    );
     changed.proposals = ProposalChanges::between(&before.unwrap_or_default().refs, &to);
     changed.state = state.map(|state| state.id);
     changed.maintainers = BTreeSet::from([place.1.owner, owner(9)]);
@@ -71,7 +79,9 @@ async fn assert_left(store: &dyn Store, place: &Place, before: &RepoRow, left: &
     let old = before.view.as_ref().unwrap();
     let new = after.view.as_ref().unwrap();
     let mut expected = Refs::clone(&old.refs);
-    expected.refs.retain(|name, _| left.contains(&name.as_str()));
+    expected
+        .refs
+        .retain(|name, _| left.contains(&name.as_str()));
     assert_eq!(*new.refs, expected);
     assert_eq!(new.refs.refs.len(), left.len());
     assert!(new.generation > old.generation);
@@ -88,7 +98,11 @@ pub(super) async fn a_deleted_announcement_takes_all_refs_of_its_own_repository(
     let (alice, bob) = (Keys::generate(), Keys::generate());
     let (announced, signed) = (announcement(&alice), state(&alice, NOW - 1));
     let proposal = pull_request(&bob, &repo_of(&alice), "");
-    save(store, &[&announced, &announcement(&bob), &signed, &proposal]).await;
+    save(
+        store,
+        &[&announced, &announcement(&bob), &signed, &proposal],
+    )
+    .await;
     let own = (REPOS, repo_of(&alice));
     let names = ["refs/heads/main", "refs/tags/v1", &proposed(&proposal)];
     let others = [
@@ -134,7 +148,12 @@ pub(super) async fn a_deleted_state_takes_the_branches_and_tags_of_the_views_tha
     let proposal = pull_request(&bob, &repo_of(&alice), "");
     save(store, &[&signed, &other, &proposal]).await;
     let proposed = proposed(&proposal);
-    let names = ["refs/heads/a", "refs/heads/b", "refs/tags/v1", proposed.as_str()];
+    let names = [
+        "refs/heads/a",
+        "refs/heads/b",
+        "refs/tags/v1",
+        proposed.as_str(),
+    ];
     // Of its author, of one whom the author maintains, and even where it would not be expected.
     let shown = [
         (REPOS, repo_of(&alice)),
@@ -144,7 +163,11 @@ pub(super) async fn a_deleted_state_takes_the_branches_and_tags_of_the_views_tha
     for place in &shown {
         show(store, place, &names, Some(&signed)).await;
     }
-    let others = [(REPOS, repo(1)), (REPOS, repo(2)), (CONTRIBUTORS, repo_of(&alice))];
+    let others = [
+        (REPOS, repo(1)),
+        (REPOS, repo(2)),
+        (CONTRIBUTORS, repo_of(&alice)),
+    ];
     for (place, state) in others.iter().zip([Some(&*other), None, None]) {
         show(store, place, &names, state).await;
     }
@@ -180,9 +203,18 @@ async fn assert_takes_its_refs(store: &dyn Store, author: &Keys, event: &Arc<Eve
         (REPOS, RepoId::new(owner(1), name("elsewhere"))),
     ];
     for place in &places {
-        show(store, place, &["refs/heads/main", &own, &other], Some(&signed)).await;
+        show(
+            store,
+            place,
+            &["refs/heads/main", &own, &other],
+            Some(&signed),
+        )
+        .await;
     }
-    let without = [(REPOS, repo(2)), (REPOS, RepoId::new(to.public_key(), name("y")))];
+    let without = [
+        (REPOS, repo(2)),
+        (REPOS, RepoId::new(to.public_key(), name("y"))),
+    ];
     for place in &without {
         show(store, place, &["refs/heads/main", &other], Some(&signed)).await;
     }
@@ -215,7 +247,10 @@ pub(super) async fn a_deleted_pull_request_takes_only_refs_that_are_still_set(st
     let bob = Keys::generate();
     let proposal = pull_request(&bob, &repo(1), "");
     save(store, &[&proposal]).await;
-    let (with, without) = (["refs/heads/main", &proposed(&proposal)], ["refs/heads/main"]);
+    let (with, without) = (
+        ["refs/heads/main", &proposed(&proposal)],
+        ["refs/heads/main"],
+    );
     let [unset, set_again, removed, recreated] = [1, 2, 3, 4].map(|n| (REPOS, repo(n)));
     for place in [&unset, &set_again, &removed, &recreated] {
         show(store, place, &with, None).await;
@@ -240,7 +275,12 @@ pub(super) async fn a_deleted_pull_request_takes_only_refs_that_are_still_set(st
 
 pub(super) async fn a_deleted_event_of_another_kind_takes_no_refs(store: &dyn Store) {
     let alice = Keys::generate();
-    let issue = sign(&alice, 1621, NOW - 1, &[["a", &repo_of(&alice).to_string()]]);
+    let issue = sign(
+        &alice,
+        1621,
+        NOW - 1,
+        &[["a", &repo_of(&alice).to_string()]],
+    );
     save(store, &[&announcement(&alice), &issue]).await;
     let place = (REPOS, repo_of(&alice));
     show(store, &place, &["refs/heads/main"], None).await;
@@ -271,17 +311,29 @@ pub(super) async fn one_request_takes_the_refs_of_all_events_that_it_deletes(sto
     let other = pull_request(&bob, &repo_of(&alice), "");
     save(store, &[&announced, &signed, &own, &other]).await;
     let names = ["refs/heads/main", &proposed(&own), &proposed(&other)];
-    let places =
-        [(REPOS, repo_of(&alice)), (REPOS, repo_of(&bob)), (CONTRIBUTORS, repo_of(&alice))];
+    let places = [
+        (REPOS, repo_of(&alice)),
+        (REPOS, repo_of(&bob)),
+        (CONTRIBUTORS, repo_of(&alice)),
+    ];
     for place in &places {
         show(store, place, &names, Some(&signed)).await;
     }
     let before = rows(store, &places).await;
     let targets = [&signed, &own, &announced].map(|event| Tag::event(event.id));
     let request = EventBuilder::new(Kind::EventDeletion, "").tags(targets);
-    let request = Arc::new(request.custom_created_at(time(NOW)).finalize(&alice).unwrap());
+    let request = Arc::new(
+        request
+            .custom_created_at(time(NOW))
+            .finalize(&alice)
+            .unwrap(),
+    );
     let report = store.save_events(vec![request], time(NOW)).await.unwrap();
-    assert!(report.affected.is_superset(&BTreeSet::from([repo_of(&alice), repo_of(&bob)])));
+    assert!(
+        report
+            .affected
+            .is_superset(&BTreeSet::from([repo_of(&alice), repo_of(&bob)]))
+    );
     assert_left(store, &places[0], &before[0], &[]).await;
     for (place, before) in places.iter().zip(&before).skip(1) {
         assert_left(store, place, before, &[&proposed(&other)]).await;
@@ -313,7 +365,9 @@ pub(super) async fn refs_go_with_their_event_however_it_is_removed(store: &dyn S
             }
             "sweep" => assert_eq!(store.sweep(time(NOW + 10)).await.unwrap(), 1),
             _ => {
-                let report = store.save_events(vec![state(&alice, NOW - 2)], time(NOW + 10)).await;
+                let report = store
+                    .save_events(vec![state(&alice, NOW - 2)], time(NOW + 10))
+                    .await;
                 assert_eq!(report.unwrap().affected, BTreeSet::from([repo_of(&alice)]));
             }
         }
@@ -325,7 +379,10 @@ pub(super) async fn refs_go_with_their_event_however_it_is_removed(store: &dyn S
     show(store, &place, &["refs/heads/main"], None).await;
     let before = row(store, &place).await;
     let by = Version::of(&sign(&alice, 30617, NOW, &[["d", "x"]]));
-    let gone = store.delist(repo_of(&alice).coordinate(), by, time(NOW)).await.unwrap();
+    let gone = store
+        .delist(repo_of(&alice).coordinate(), by, time(NOW))
+        .await
+        .unwrap();
     assert_eq!(gone, 1);
     let after = row(store, &place).await;
     assert!(after.view.unwrap().refs.refs.is_empty());
@@ -345,7 +402,10 @@ pub(super) async fn a_deletion_at_the_same_time_as_a_change_leaves_no_signed_ref
         let place = (REPOS, repo_of(&alice));
         show(store, &place, &["refs/heads/main"], Some(&signed)).await;
         let from = generation(store, &place.1).await;
-        let mut moved = view(from, Some(refs(&[("refs/heads/main", 7), ("refs/heads/new", 7)])));
+        let mut moved = view(
+            from,
+            Some(refs(&[("refs/heads/main", 7), ("refs/heads/new", 7)])),
+        );
         moved.state = Some(signed.id);
         let mut release = commit(change(&place.1, Some(moved)));
         release.require = vec![signed.id];

@@ -12,10 +12,18 @@ use nostr::nips::nip01::Coordinate;
 use super::US;
 use crate::store_events::*;
 
-const DELETED: Outcome = Outcome::Refused { reason: Rejection::Deleted, retry: Retry::Never };
-const VANISHED: Outcome = Outcome::Refused { reason: Rejection::Vanished, retry: Retry::Never };
-const FOREIGN: Outcome =
-    Outcome::Refused { reason: Rejection::ForeignDeletion, retry: Retry::Never };
+const DELETED: Outcome = Outcome::Refused {
+    reason: Rejection::Deleted,
+    retry: Retry::Never,
+};
+const VANISHED: Outcome = Outcome::Refused {
+    reason: Rejection::Vanished,
+    retry: Retry::Never,
+};
+const FOREIGN: Outcome = Outcome::Refused {
+    reason: Rejection::ForeignDeletion,
+    retry: Retry::Never,
+};
 
 fn named(author: Author, kind: u16, identifier: &str) -> String {
     format!("{kind}:{}:{identifier}", author.key())
@@ -58,7 +66,16 @@ pub(super) async fn own_versions_are_deleted_up_to_the_request(store: &dyn Event
         assert_deleted(store, &version(100)).await;
         assert_deleted(store, &version(99)).await;
         stored(store, &version(101)).await;
-        stored(store, &ALICE.writes(5).at(100).tag("a", &name).tag("t", "again").done()).await;
+        stored(
+            store,
+            &ALICE
+                .writes(5)
+                .at(100)
+                .tag("a", &name)
+                .tag("t", "again")
+                .done(),
+        )
+        .await;
         assert!(serves(store, &version(101)).await);
     }
 }
@@ -66,7 +83,11 @@ pub(super) async fn own_versions_are_deleted_up_to_the_request(store: &dyn Event
 pub(super) async fn a_deletion_may_come_before_its_target(store: &dyn EventStore) {
     let note = ALICE.writes(1).done();
     let state = ALICE.writes(30_618).at(100).tag("d", "x").done();
-    let request = ALICE.writes(5).at(100).tag("e", note.id).tag("a", named(ALICE, 30_618, "x"));
+    let request = ALICE
+        .writes(5)
+        .at(100)
+        .tag("e", note.id)
+        .tag("a", named(ALICE, 30_618, "x"));
     stored(store, &request.done()).await;
     assert_deleted(store, &note).await;
     assert_deleted(store, &state).await;
@@ -99,7 +120,10 @@ pub(super) async fn coordinates_of_other_authors_are_ignored(store: &dyn EventSt
     let theirs = BOB.writes(30_617).tag("d", "x").done();
     stored(store, &mine).await;
     stored(store, &theirs).await;
-    let request = ALICE.writes(5).tag("e", mine.id).tag("a", named(BOB, 30_617, "x"));
+    let request = ALICE
+        .writes(5)
+        .tag("e", mine.id)
+        .tag("a", named(BOB, 30_617, "x"));
     stored(store, &request.done()).await;
     assert_deleted(store, &mine).await;
     assert!(serves(store, &theirs).await);
@@ -129,7 +153,9 @@ pub(super) async fn requests_to_vanish_cannot_be_deleted(store: &dyn EventStore)
 pub(super) async fn too_many_targets_are_refused(store: &dyn EventStore) {
     let naming = |count: u64| {
         let targets = (0..count).map(id);
-        targets.fold(ALICE.writes(5), |draft, id| draft.tag("e", id)).done()
+        targets
+            .fold(ALICE.writes(5), |draft, id| draft.tag("e", id))
+            .done()
     };
     let max = MAX_TARGETS as u64;
     let note = ALICE.writes(1).id(max - 1).done();
@@ -152,8 +178,19 @@ pub(super) async fn kept_versions_are_deleted_too(store: &dyn EventStore) {
     };
     stored(store, &ALICE.writes(5).tag("e", id(3)).done()).await;
     assert_eq!(kept().await, 2);
-    assert_eq!(save(store, &BOB.writes(5).tag("e", id(2)).done()).await, FOREIGN);
-    stored(store, &ALICE.writes(5).at(2).tag("a", named(ALICE, 30_617, "x")).done()).await;
+    assert_eq!(
+        save(store, &BOB.writes(5).tag("e", id(2)).done()).await,
+        FOREIGN
+    );
+    stored(
+        store,
+        &ALICE
+            .writes(5)
+            .at(2)
+            .tag("a", named(ALICE, 30_617, "x"))
+            .done(),
+    )
+    .await;
     assert_eq!(kept().await, 0);
     assert!(serves(store, &version(4)).await);
 }
@@ -189,14 +226,22 @@ pub(super) async fn a_vanished_author_is_forgotten_up_to_the_request(store: &dyn
         assert_eq!(save(store, event).await, VANISHED);
     }
     // An older vanish request does not undo a newer one.
-    stored(store, &ALICE.writes(62).at(40).tag("relay", "ALL_RELAYS").done()).await;
+    stored(
+        store,
+        &ALICE.writes(62).at(40).tag("relay", "ALL_RELAYS").done(),
+    )
+    .await;
     assert_eq!(save(store, &written[0]).await, VANISHED);
 }
 
 pub(super) async fn later_events_of_a_vanished_author_are_accepted(store: &dyn EventStore) {
     let later = ALICE.writes(1).at(101).done();
     stored(store, &later).await;
-    stored(store, &ALICE.writes(62).at(100).tag("relay", "ALL_RELAYS").done()).await;
+    stored(
+        store,
+        &ALICE.writes(62).at(100).tag("relay", "ALL_RELAYS").done(),
+    )
+    .await;
     assert!(serves(store, &later).await);
     stored(store, &ALICE.writes(1).at(102).done()).await;
 }
@@ -204,7 +249,11 @@ pub(super) async fn later_events_of_a_vanished_author_are_accepted(store: &dyn E
 pub(super) async fn a_vanish_request_to_another_relay_has_no_effect(store: &dyn EventStore) {
     let note = ALICE.writes(1).at(99).done();
     stored(store, &note).await;
-    let vanish = ALICE.writes(62).at(100).tag("relay", "wss://elsewhere.example").done();
+    let vanish = ALICE
+        .writes(62)
+        .at(100)
+        .tag("relay", "wss://elsewhere.example")
+        .done();
     stored(store, &vanish).await;
     assert!(serves(store, &note).await && serves(store, &vanish).await);
     stored(store, &ALICE.writes(1).at(98).done()).await;
@@ -216,8 +265,9 @@ pub(super) async fn a_vanish_request_to_our_address_has_the_effect_of_all_relays
     let note = ALICE.writes(1).at(99).done();
     stored(store, &note).await;
     let vanish = ALICE.writes(62).at(100);
-    let vanish =
-        vanish.tag("relay", "wss://elsewhere.example").tag("relay", format!("wss://{US}/"));
+    let vanish = vanish
+        .tag("relay", "wss://elsewhere.example")
+        .tag("relay", format!("wss://{US}/"));
     stored(store, &vanish.done()).await;
     assert!(!serves(store, &note).await);
     assert_eq!(save(store, &note).await, VANISHED);
@@ -227,7 +277,11 @@ pub(super) async fn vanishing_removes_deletion_requests_and_their_gates(store: &
     let later = ALICE.writes(1).at(200).done();
     stored(store, &ALICE.writes(5).at(99).tag("e", later.id).done()).await;
     assert_eq!(save(store, &later).await, DELETED);
-    stored(store, &ALICE.writes(62).at(100).tag("relay", "ALL_RELAYS").done()).await;
+    stored(
+        store,
+        &ALICE.writes(62).at(100).tag("relay", "ALL_RELAYS").done(),
+    )
+    .await;
     stored(store, &later).await;
 }
 
@@ -235,7 +289,11 @@ pub(super) async fn vanishing_removes_kept_versions(store: &dyn EventStore) {
     for at in [98, 99, 101] {
         stored(store, &ALICE.writes(30_617).at(at).tag("d", "x").done()).await;
     }
-    stored(store, &ALICE.writes(62).at(100).tag("relay", "ALL_RELAYS").done()).await;
+    stored(
+        store,
+        &ALICE.writes(62).at(100).tag("relay", "ALL_RELAYS").done(),
+    )
+    .await;
     let coordinate = Coordinate::new(Kind::from_u16(30_617), ALICE.key()).identifier("x");
     assert!(store.superseded(coordinate).await.unwrap().is_empty());
     assert_eq!(find(store, Filter::new()).await.len(), 2);
@@ -246,8 +304,15 @@ pub(super) async fn a_refusal_can_be_queried_before_saving(store: &dyn EventStor
     let theirs = BOB.writes(1).at(99).done();
     let vanished = Author(3).writes(1).at(50).done();
     let request = ALICE.writes(5).tag("e", note.id).done();
-    for event in [&request, &theirs, &Author(3).writes(62).at(50).tag("relay", "ALL_RELAYS").done()]
-    {
+    for event in [
+        &request,
+        &theirs,
+        &Author(3)
+            .writes(62)
+            .at(50)
+            .tag("relay", "ALL_RELAYS")
+            .done(),
+    ] {
         stored(store, event).await;
     }
     let before = find(store, Filter::new()).await;
@@ -257,7 +322,10 @@ pub(super) async fn a_refusal_can_be_queried_before_saving(store: &dyn EventStor
         (vanished, Some(Rejection::Vanished)),
         (foreign, Some(Rejection::ForeignDeletion)),
         (ALICE.writes(20_001).done(), Some(Rejection::NeverStored)),
-        (ALICE.writes(1).tag("expiration", NOW).done(), Some(Rejection::Expired)),
+        (
+            ALICE.writes(1).tag("expiration", NOW).done(),
+            Some(Rejection::Expired),
+        ),
         (ALICE.writes(1).at(3).done(), None),
         (theirs, None),
         (request, None),
@@ -271,9 +339,15 @@ pub(super) async fn a_request_reports_the_repositories_that_lost_events(store: &
     let of = |author: Author, name: &str| RepoId::new(author.key(), name.parse().unwrap());
     let to = |name: &str| of(ALICE, name).to_string();
     let by_bob = of(BOB, "z").to_string();
-    let proposal = ALICE.writes(1618).tag("a", to("y")).tag("a", by_bob).tag("c", "1".repeat(40));
-    let (announced, proposal) =
-        (ALICE.writes(30_617).at(NOW - 2).tag("d", "x").done(), proposal.done());
+    let proposal = ALICE
+        .writes(1618)
+        .tag("a", to("y"))
+        .tag("a", by_bob)
+        .tag("c", "1".repeat(40));
+    let (announced, proposal) = (
+        ALICE.writes(30_617).at(NOW - 2).tag("d", "x").done(),
+        proposal.done(),
+    );
     let same_name = BOB.writes(30_617).tag("d", "x").done();
     let issue = ALICE.writes(1621).tag("a", to("w")).done();
     for event in [&announced, &proposal, &issue, &same_name] {
@@ -286,10 +360,19 @@ pub(super) async fn a_request_reports_the_repositories_that_lost_events(store: &
     };
     // A replacement reports nothing.
     let none = BTreeSet::new();
-    assert_eq!(affected(ALICE.writes(30_617).tag("d", "x").done()).await, none);
+    assert_eq!(
+        affected(ALICE.writes(30_617).tag("d", "x").done()).await,
+        none
+    );
     let own = BTreeSet::from([of(ALICE, "x")]);
-    assert_eq!(affected(ALICE.writes(5).tag("a", to("x")).done()).await, own);
-    assert_eq!(affected(ALICE.writes(5).tag("e", announced.id).done()).await, none);
+    assert_eq!(
+        affected(ALICE.writes(5).tag("a", to("x")).done()).await,
+        own
+    );
+    assert_eq!(
+        affected(ALICE.writes(5).tag("e", announced.id).done()).await,
+        none
+    );
     // Those that it names, and its author's of the same names.
     let named = BTreeSet::from([of(ALICE, "y"), of(ALICE, "z"), of(BOB, "z")]);
     let vanish = ALICE.writes(62).at(NOW).tag("relay", "ALL_RELAYS").done();

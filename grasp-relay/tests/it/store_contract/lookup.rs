@@ -29,7 +29,12 @@ async fn heads_at(store: &dyn EventStore, at: &[Coordinate], now: u64) -> BTreeS
 
 pub(super) async fn the_served_versions_at_coordinates_are_found(store: &dyn EventStore) {
     let version = |author: Author, kind, name: &str, number| {
-        author.writes(kind).at(number).id(number).tag("d", name).done()
+        author
+            .writes(kind)
+            .at(number)
+            .id(number)
+            .tag("d", name)
+            .done()
     };
     let newest = version(ALICE, 30_617, "x", 3);
     for event in [
@@ -44,7 +49,10 @@ pub(super) async fn the_served_versions_at_coordinates_are_found(store: &dyn Eve
         stored(store, &event).await;
     }
     let own = at(ALICE, 30_617, "x");
-    assert_eq!(store.heads(vec![own.clone()], time(NOW)).await.unwrap(), [Event::clone(&newest)]);
+    assert_eq!(
+        store.heads(vec![own.clone()], time(NOW)).await.unwrap(),
+        [Event::clone(&newest)]
+    );
     let asked = [
         own.clone(),
         at(ALICE, 30_618, "x"),
@@ -54,7 +62,10 @@ pub(super) async fn the_served_versions_at_coordinates_are_found(store: &dyn Eve
         at(ALICE, 30_617, ""),
         at(CAROL, 30_617, "x"),
     ];
-    assert_eq!(heads_at(store, &asked, NOW).await, BTreeSet::from([3, 5, 6, 7].map(id)));
+    assert_eq!(
+        heads_at(store, &asked, NOW).await,
+        BTreeSet::from([3, 5, 6, 7].map(id))
+    );
     assert_eq!(heads_at(store, &[], NOW).await, BTreeSet::new());
     // The kept version does not take the place of one that is deleted.
     stored(store, &ALICE.writes(5).tag("e", newest.id).done()).await;
@@ -70,15 +81,24 @@ pub(super) async fn expired_versions_at_coordinates_are_not_found(store: &dyn Ev
     let asked = [at(ALICE, 30_617, "x"), at(BOB, 30_617, "x")];
     let both = BTreeSet::from([id(1), id(2)]);
     assert_eq!(heads_at(store, &asked, NOW + 9).await, both);
-    assert_eq!(heads_at(store, &asked, NOW + 10).await, BTreeSet::from([id(2)]));
-    assert_eq!(heads_at(store, &asked, NOW).await, both, "nothing is removed by a lookup");
+    assert_eq!(
+        heads_at(store, &asked, NOW + 10).await,
+        BTreeSet::from([id(2)])
+    );
+    assert_eq!(
+        heads_at(store, &asked, NOW).await,
+        both,
+        "nothing is removed by a lookup"
+    );
 }
 
 pub(super) async fn many_coordinates_are_looked_up_at_once(store: &dyn EventStore) {
     let announced = |n: u64| ALICE.writes(30_617).id(n).tag("d", n).done();
     let events: Vec<_> = (0..2_600).step_by(2).map(announced).collect();
     store.save(events, time(NOW)).await.unwrap();
-    let asked: Vec<_> = (0..2_600).map(|n| at(ALICE, 30_617, &n.to_string())).collect();
+    let asked: Vec<_> = (0..2_600)
+        .map(|n| at(ALICE, 30_617, &n.to_string()))
+        .collect();
     let expected: BTreeSet<_> = (0..2_600).step_by(2).map(id).collect();
     assert_eq!(heads_at(store, &asked, NOW).await, expected);
 }
@@ -88,7 +108,12 @@ fn listing(author: Author, age: u64, listed: &[Author]) -> Arc<Event> {
     let mut tag = vec!["maintainers".to_owned()];
     tag.extend(listed.iter().map(|one| one.key().to_hex()));
     let tag: Vec<&str> = tag.iter().map(String::as_str).collect();
-    author.writes(30_617).at(NOW - age).tag("d", "x").raw_tag(&tag).done()
+    author
+        .writes(30_617)
+        .at(NOW - age)
+        .tag("d", "x")
+        .raw_tag(&tag)
+        .done()
 }
 
 /// Returns the authors who list a key under `x`, up to a number.
@@ -120,7 +145,10 @@ pub(super) async fn authors_who_list_a_key_are_found_in_the_order_of_storing(
 pub(super) async fn no_more_authors_who_list_a_key_are_found_than_asked_for(
     store: &dyn EventStore,
 ) {
-    let events: Vec<_> = (10..60).rev().map(|n| listing(Author(n), 1, &[ALICE])).collect();
+    let events: Vec<_> = (10..60)
+        .rev()
+        .map(|n| listing(Author(n), 1, &[ALICE]))
+        .collect();
     store.save(events, time(NOW)).await.unwrap();
     let all: Vec<_> = (10..60).rev().map(|n| Author(n).key()).collect();
     for most in [0, 1, 7, 50, 51, usize::MAX] {
@@ -130,9 +158,17 @@ pub(super) async fn no_more_authors_who_list_a_key_are_found_than_asked_for(
 
 pub(super) async fn a_key_is_listed_under_one_identifier_only(store: &dyn EventStore) {
     let key = ALICE.key().to_hex();
-    let elsewhere = BOB.writes(30_617).tag("d", "y").raw_tag(&["maintainers", &key]).done();
+    let elsewhere = BOB
+        .writes(30_617)
+        .tag("d", "y")
+        .raw_tag(&["maintainers", &key])
+        .done();
     let nameless = CAROL.writes(30_617).raw_tag(&["maintainers", &key]).done();
-    let state = CAROL.writes(30_618).tag("d", "x").raw_tag(&["maintainers", &key]).done();
+    let state = CAROL
+        .writes(30_618)
+        .tag("d", "x")
+        .raw_tag(&["maintainers", &key])
+        .done();
     for event in [&elsewhere, &nameless, &state, &listing(DAVE, 1, &[ALICE])] {
         stored(store, event).await;
     }
@@ -151,7 +187,9 @@ pub(super) async fn a_key_is_listed_by_its_role_as_maintainer(store: &dyn EventS
         // Ended.
         announced(Author(13)).raw_tag(&["m", &alice, "1", "2"]),
         // Roles win.
-        announced(Author(14)).raw_tag(&["m", &bob]).raw_tag(&["maintainers", &alice]),
+        announced(Author(14))
+            .raw_tag(&["m", &bob])
+            .raw_tag(&["maintainers", &alice]),
         announced(Author(15)).raw_tag(&["p", &alice]),
         announced(Author(16)).raw_tag(&["maintainers", "nobody", &alice, &alice]),
     ] {
@@ -172,7 +210,10 @@ pub(super) async fn a_newer_announcement_lists_what_it_says(store: &dyn EventSto
     stored(store, &listing(CAROL, 9, &[ALICE, DAVE])).await;
     assert_listed_by(store, ALICE, &[DAVE, CAROL]).await;
     // An older version comes too late.
-    assert_eq!(save(store, &listing(BOB, 11, &[ALICE])).await, Outcome::Superseded);
+    assert_eq!(
+        save(store, &listing(BOB, 11, &[ALICE])).await,
+        Outcome::Superseded
+    );
     assert_listed_by(store, ALICE, &[DAVE, CAROL]).await;
     stored(store, &listing(BOB, 8, &[ALICE])).await;
     assert_listed_by(store, ALICE, &[DAVE, CAROL, BOB]).await;
@@ -181,21 +222,35 @@ pub(super) async fn a_newer_announcement_lists_what_it_says(store: &dyn EventSto
 
 pub(super) async fn an_announcement_that_is_gone_lists_nobody(store: &dyn EventStore) {
     let authors = [10, 11, 12, 13, 14, 15].map(Author);
-    let ending = authors[4].writes(30_617).tag("d", "x").tag("expiration", NOW + 10);
-    let ending = ending.raw_tag(&["maintainers", &ALICE.key().to_hex()]).done();
+    let ending = authors[4]
+        .writes(30_617)
+        .tag("d", "x")
+        .tag("expiration", NOW + 10);
+    let ending = ending
+        .raw_tag(&["maintainers", &ALICE.key().to_hex()])
+        .done();
     for author in authors {
-        let event =
-            if author == authors[4] { ending.clone() } else { listing(author, 9, &[ALICE]) };
+        let event = if author == authors[4] {
+            ending.clone()
+        } else {
+            listing(author, 9, &[ALICE])
+        };
         stored(store, &event).await;
     }
     assert_listed_by(store, ALICE, &authors).await;
-    let by_id = authors[0].writes(5).tag("e", listing(authors[0], 9, &[ALICE]).id);
+    let by_id = authors[0]
+        .writes(5)
+        .tag("e", listing(authors[0], 9, &[ALICE]).id);
     stored(store, &by_id.done()).await;
     assert_listed_by(store, ALICE, &authors[1..]).await;
     let coordinate = format!("30617:{}:x", authors[1].key());
     stored(store, &authors[1].writes(5).tag("a", coordinate).done()).await;
     assert_listed_by(store, ALICE, &authors[2..]).await;
-    stored(store, &authors[2].writes(62).tag("relay", "ALL_RELAYS").done()).await;
+    stored(
+        store,
+        &authors[2].writes(62).tag("relay", "ALL_RELAYS").done(),
+    )
+    .await;
     assert_listed_by(store, ALICE, &authors[3..]).await;
     let removed = listing(authors[3], 9, &[ALICE]);
     assert_eq!(store.remove(vec![removed.id]).await.unwrap(), 1);
@@ -205,7 +260,11 @@ pub(super) async fn an_announcement_that_is_gone_lists_nobody(store: &dyn EventS
     let by = Version::of(&listing(authors[5], 8, &[]));
     assert_eq!(
         store
-            .delist(at(authors[5], 30_617, "x"), by, nostr::types::Timestamp::from_secs(1))
+            .delist(
+                at(authors[5], 30_617, "x"),
+                by,
+                nostr::types::Timestamp::from_secs(1)
+            )
             .await
             .unwrap(),
         1

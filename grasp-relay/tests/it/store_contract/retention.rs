@@ -7,7 +7,10 @@ use nostr::filter::Filter;
 
 use crate::store_events::*;
 
-const DELETED: Outcome = Outcome::Refused { reason: Rejection::Deleted, retry: Retry::Never };
+const DELETED: Outcome = Outcome::Refused {
+    reason: Rejection::Deleted,
+    retry: Retry::Never,
+};
 const SERVED_SECS: u64 = 30 * DAY;
 const GATED_SECS: u64 = 180 * DAY;
 
@@ -60,7 +63,10 @@ pub(super) async fn the_term_of_a_request_that_was_used_begins_again(store: &dyn
     let end = used + SERVED_SECS + GATED_SECS;
     swept(store, end - 1).await;
     assert_eq!(
-        store.refusal(Arc::clone(&note), time(end - 1)).await.unwrap(),
+        store
+            .refusal(Arc::clone(&note), time(end - 1))
+            .await
+            .unwrap(),
         Some(Rejection::Deleted)
     );
 }
@@ -78,7 +84,10 @@ pub(super) async fn a_retired_request_is_still_known(store: &dyn EventStore) {
     let (request, _) = request(store).await;
     let later = NOW + SERVED_SECS;
     swept(store, later).await;
-    assert_eq!(save_at(store, &request, later).await, Outcome::Duplicate(Presence::Stored));
+    assert_eq!(
+        save_at(store, &request, later).await,
+        Outcome::Duplicate(Presence::Stored)
+    );
     assert!(find(store, Filter::new()).await.is_empty());
 }
 
@@ -114,7 +123,10 @@ pub(super) async fn of_several_equal_requests_one_is_marked_as_used(store: &dyn 
         stored(store, &request).await;
         requests.push(request);
     }
-    assert_eq!(save_at(store, &note, NOW + SERVED_SECS - DAY).await, DELETED);
+    assert_eq!(
+        save_at(store, &note, NOW + SERVED_SECS - DAY).await,
+        DELETED
+    );
     swept(store, NOW + SERVED_SECS).await;
     let mut left = Vec::new();
     for request in &requests {

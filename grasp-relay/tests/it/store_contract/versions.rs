@@ -69,7 +69,12 @@ pub(super) async fn addressable_events_are_distinguished_by_identifier(store: &d
 pub(super) async fn a_missing_identifier_is_an_empty_one(store: &dyn EventStore) {
     let missing = ALICE.writes(30_023).at(10).done();
     let empty = ALICE.writes(30_023).at(11).tag("d", "").done();
-    let bare = ALICE.writes(30_023).at(12).raw_tag(&["d"]).tag("d", "x").done();
+    let bare = ALICE
+        .writes(30_023)
+        .at(12)
+        .raw_tag(&["d"])
+        .tag("d", "x")
+        .done();
     assert_wins(store, &empty, &missing).await;
     stored(store, &bare).await;
     assert_eq!(find(store, Filter::new()).await, [bare.id]);
@@ -87,7 +92,15 @@ pub(super) async fn superseded_announcements_and_states_are_kept_but_not_served(
     store: &dyn EventStore,
 ) {
     for kind in [30_617, 30_618] {
-        let version = |at| ALICE.writes(kind).at(at).id(at).tag("d", "x").tag("t", "y").done();
+        let version = |at| {
+            ALICE
+                .writes(kind)
+                .at(at)
+                .id(at)
+                .tag("d", "x")
+                .tag("t", "y")
+                .done()
+        };
         // 3 arrives when it is already superseded.
         for (at, saved) in [
             (1, Outcome::Stored),
@@ -124,7 +137,11 @@ pub(super) async fn other_superseded_events_are_not_kept(store: &dyn EventStore)
 
 pub(super) async fn the_number_of_kept_versions_is_bounded(store: &dyn EventStore) {
     for at in [1, 3, 5, 7, 9, 2, 8] {
-        let saved = save(store, &ALICE.writes(30_618).at(at).id(at).tag("d", "x").done()).await;
+        let saved = save(
+            store,
+            &ALICE.writes(30_618).at(at).id(at).tag("d", "x").done(),
+        )
+        .await;
         assert!(matches!(saved, Outcome::Stored | Outcome::Superseded));
     }
     let kept = kept(store, 30_618, "x").await;
@@ -140,7 +157,10 @@ pub(super) async fn a_kept_version_is_stored_again_after_the_winner_is_deleted(
         stored(store, &version(at)).await;
     }
     stored(store, &ALICE.writes(5).tag("e", id(3)).done()).await;
-    assert_eq!(find(store, Filter::new().kind(Kind::from_u16(30_618))).await, []);
+    assert_eq!(
+        find(store, Filter::new().kind(Kind::from_u16(30_618))).await,
+        []
+    );
     assert_eq!(save(store, &version(2)).await, Outcome::Stored);
     assert!(serves(store, &version(2)).await);
     assert_eq!(kept(store, 30_618, "x").await, [id(1)]);
@@ -154,7 +174,11 @@ pub(super) async fn a_delisted_version_is_removed_and_refused(store: &dyn EventS
     stored(store, &other).await;
     let at = Coordinate::new(Kind::from_u16(30_617), ALICE.key()).identifier("x");
     let delist = |by: &Arc<Event>| {
-        store.delist(at.clone(), Version::of(by), nostr::types::Timestamp::from_secs(1))
+        store.delist(
+            at.clone(),
+            Version::of(by),
+            nostr::types::Timestamp::from_secs(1),
+        )
     };
     assert_eq!(delist(&by).await.unwrap(), 1);
     assert!(!serves(store, &old).await && serves(store, &other).await);

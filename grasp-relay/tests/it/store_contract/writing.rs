@@ -21,11 +21,17 @@ pub(super) async fn a_stored_event_is_found_as_it_was_written(store: &dyn EventS
 pub(super) async fn the_same_event_again_is_a_duplicate(store: &dyn EventStore) {
     let event = ALICE.writes(1).done();
     stored(store, &event).await;
-    assert_eq!(save(store, &event).await, Outcome::Duplicate(Presence::Stored));
+    assert_eq!(
+        save(store, &event).await,
+        Outcome::Duplicate(Presence::Stored)
+    );
     let twice = ALICE.writes(1).id(1).done();
     let batch = vec![Arc::clone(&twice), twice];
     let saved = store.save(batch, time(NOW)).await.unwrap();
-    assert_eq!(saved, [Outcome::Stored, Outcome::Duplicate(Presence::Stored)]);
+    assert_eq!(
+        saved,
+        [Outcome::Stored, Outcome::Duplicate(Presence::Stored)]
+    );
     assert_eq!(find(store, Filter::new()).await.len(), 2);
 }
 
@@ -86,15 +92,29 @@ pub(super) async fn many_writers_at_once_all_get_their_events_stored(store: &dyn
     let saves = events.iter().map(|event| save(store, event));
     let saved = futures_util::future::join_all(saves).await;
     assert!(saved.iter().all(|saved| *saved == Outcome::Stored));
-    assert_eq!(store.count(vec![Filter::new()], time(NOW)).await.unwrap(), 300);
+    assert_eq!(
+        store.count(vec![Filter::new()], time(NOW)).await.unwrap(),
+        300
+    );
 }
 
 pub(super) async fn an_expired_event_is_never_served(store: &dyn EventStore) {
-    let event = ALICE.writes(1).tag("t", "x").tag("expiration", NOW + 10).done();
+    let event = ALICE
+        .writes(1)
+        .tag("t", "x")
+        .tag("expiration", NOW + 10)
+        .done();
     stored(store, &event).await;
-    for filter in [Filter::new(), Filter::new().id(event.id), Filter::new().hashtag("x")] {
+    for filter in [
+        Filter::new(),
+        Filter::new().id(event.id),
+        Filter::new().hashtag("x"),
+    ] {
         for (now, served) in [(NOW + 9, 1), (NOW + 10, 0), (NOW + 11, 0)] {
-            assert_eq!(find_at(store, vec![filter.clone()], now).await.len(), served);
+            assert_eq!(
+                find_at(store, vec![filter.clone()], now).await.len(),
+                served
+            );
             assert_eq!(inventory_at(store, filter.clone(), now).await.len(), served);
             let counted = store.count(vec![filter.clone()], time(now)).await.unwrap();
             assert_eq!(counted, served as u64);
@@ -115,7 +135,11 @@ pub(super) async fn an_expired_event_is_refused(store: &dyn EventStore) {
 
 pub(super) async fn a_sweep_removes_expired_events(store: &dyn EventStore) {
     for n in 0..3 {
-        stored(store, &ALICE.writes(1).tag("expiration", NOW + n + 1).done()).await;
+        stored(
+            store,
+            &ALICE.writes(1).tag("expiration", NOW + n + 1).done(),
+        )
+        .await;
     }
     stored(store, &ALICE.writes(1).done()).await;
     assert_eq!(store.sweep(time(NOW)).await.unwrap(), 0);
@@ -125,7 +149,11 @@ pub(super) async fn a_sweep_removes_expired_events(store: &dyn EventStore) {
 }
 
 pub(super) async fn an_expired_version_gives_way_to_an_older_one(store: &dyn EventStore) {
-    let winner = ALICE.writes(10_002).at(NOW - 1).tag("expiration", NOW + 1).done();
+    let winner = ALICE
+        .writes(10_002)
+        .at(NOW - 1)
+        .tag("expiration", NOW + 1)
+        .done();
     let older = ALICE.writes(10_002).at(NOW - 2).done();
     stored(store, &winner).await;
     assert_eq!(save(store, &older).await, Outcome::Superseded);
@@ -139,8 +167,14 @@ pub(super) async fn a_closed_store_returns_an_error(store: &dyn EventStore) {
     store.close().await.unwrap();
     store.close().await.unwrap();
     let now = time(NOW);
-    assert!(matches!(store.save(vec![event], now).await, Err(StoreError::Closed)));
-    assert!(matches!(store.count(vec![Filter::new()], now).await, Err(StoreError::Closed)));
+    assert!(matches!(
+        store.save(vec![event], now).await,
+        Err(StoreError::Closed)
+    ));
+    assert!(matches!(
+        store.count(vec![Filter::new()], now).await,
+        Err(StoreError::Closed)
+    ));
     let inventory: Result<Inventory, _> = store.inventory(Filter::new(), now, 9).await;
     assert!(matches!(inventory, Err(StoreError::Closed)));
     let mut chunks = store.query(vec![Filter::new()], now);

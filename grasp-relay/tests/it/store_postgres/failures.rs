@@ -23,9 +23,14 @@ const WRITERS: u64 = 16;
 
 #[test]
 fn acknowledged_events_survive_a_restart_of_postgresql_and_writing_continues() {
-    let Some(server) = Postgres::durable() else { return };
+    let Some(server) = Postgres::durable() else {
+        return;
+    };
     let url = server.database();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let (store, node) = (Arc::new(open(&url).await), reader(&url).await);
         let mut commits = node.commits();
@@ -78,7 +83,9 @@ fn acknowledged_events_survive_a_restart_of_postgresql_and_writing_continues() {
 
 #[test]
 fn the_certificate_of_the_server_is_verified_if_required() {
-    let Some(server) = Postgres::durable() else { return };
+    let Some(server) = Postgres::durable() else {
+        return;
+    };
     let name = server.database().rsplit('/').next().unwrap().to_owned();
     let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
     let roots = server.enable_tls(&made.cert.pem(), &made.signing_key.serialize_pem());
@@ -99,8 +106,14 @@ fn the_certificate_of_the_server_is_verified_if_required() {
     let elsewhere = |more: &str| url(more).replace("@127.0.0.1", "@0.0.0.0");
     for more in ["", "?sslmode=prefer"] {
         let refused = chain(&connect(elsewhere(more)).unwrap_err());
-        assert!(refused.contains("offers TLS that is not trusted"), "{refused}");
-        assert!(refused.contains("sslrootcert") && refused.contains("UnknownIssuer"), "{refused}");
+        assert!(
+            refused.contains("offers TLS that is not trusted"),
+            "{refused}"
+        );
+        assert!(
+            refused.contains("sslrootcert") && refused.contains("UnknownIssuer"),
+            "{refused}"
+        );
     }
     assert_eq!(connect(elsewhere("?sslmode=disable")).unwrap(), "false");
     let trusted = format!("?sslmode=verify-full&sslrootcert={}", roots.display());
@@ -108,7 +121,10 @@ fn the_certificate_of_the_server_is_verified_if_required() {
     let refused = chain(&connect(url("?sslmode=require")).unwrap_err());
     assert!(refused.contains("certificate"), "{refused}");
     let refused = chain(&connect(url("?sslmode=require&sslrootcert=/none")).unwrap_err());
-    assert!(refused.contains("the certificates of /none cannot be read"), "{refused}");
+    assert!(
+        refused.contains("the certificates of /none cannot be read"),
+        "{refused}"
+    );
 }
 
 /// The variable that makes a process of this binary the one that is killed; its value is the address of the database.
@@ -118,7 +134,9 @@ const FIRST_NUMBER_VAR: &str = "GRASP_TEST_POSTGRES_FIRST_NUMBER";
 
 #[test]
 fn acknowledged_events_survive_kill_9_of_the_writer() {
-    let Some(server) = Postgres::durable() else { return };
+    let Some(server) = Postgres::durable() else {
+        return;
+    };
     let url = server.database();
     let mut acknowledged = BTreeSet::new();
     for round in 0..3 {
@@ -160,8 +178,10 @@ fn ids(lines: &mut impl Iterator<Item = String>) -> impl Iterator<Item = EventId
 #[test]
 #[ignore = "the process that is killed by the test above"]
 fn writes_until_killed() {
-    let (Ok(url), Ok(first)) = (std::env::var(KILLED_URL_VAR), std::env::var(FIRST_NUMBER_VAR))
-    else {
+    let (Ok(url), Ok(first)) = (
+        std::env::var(KILLED_URL_VAR),
+        std::env::var(FIRST_NUMBER_VAR),
+    ) else {
         return;
     };
     let first: u64 = first.parse().unwrap();
@@ -171,7 +191,10 @@ fn writes_until_killed() {
         let write = async |writer: u64| {
             for number in (first + writer..).step_by(WRITERS as usize) {
                 let event = ALICE.writes(1621).id(number).tag("t", number).done();
-                let saved = store.save(vec![Arc::clone(&event)], time(NOW)).await.unwrap();
+                let saved = store
+                    .save(vec![Arc::clone(&event)], time(NOW))
+                    .await
+                    .unwrap();
                 assert_eq!(saved, [Outcome::Stored]);
                 writeln!(output.borrow_mut(), "stored {}", event.id).unwrap();
             }

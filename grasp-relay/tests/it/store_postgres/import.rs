@@ -35,13 +35,24 @@ fn repo() -> RepoId {
 /// Returns a pull request of which the repository has a ref, although it names another.
 fn proposal() -> Arc<Event> {
     let tip = Oid::Sha1([7; 20]);
-    ALICE.writes(1618).id(90).tag("a", format!("30617:{}:y", BOB.key())).tag("c", tip).done()
+    ALICE
+        .writes(1618)
+        .id(90)
+        .tag("a", format!("30617:{}:y", BOB.key()))
+        .tag("c", tip)
+        .done()
 }
 
 /// Fills a SQLite store with rows of every kind.
 async fn fill(store: &SqliteStore) {
     let version = |n: u64| {
-        ALICE.writes(30_617).at(n).id(n).tag("d", "x").tag("maintainers", BOB.key()).done()
+        ALICE
+            .writes(30_617)
+            .at(n)
+            .id(n)
+            .tag("d", "x")
+            .tag("maintainers", BOB.key())
+            .done()
     };
     for n in 1..=4 {
         stored(store, &version(n)).await;
@@ -49,12 +60,38 @@ async fn fill(store: &SqliteStore) {
     let (deleted, ending) = (ALICE.writes(1).id(50).done(), NOW + 100);
     stored(store, &deleted).await;
     stored(store, &ALICE.writes(5).id(51).tag("e", deleted.id).done()).await;
-    stored(store, &ALICE.writes(1).id(52).tag("expiration", ending).tag("t", "x").done()).await;
-    stored(store, &BOB.writes(62).at(60).id(60).tag("relay", "ALL_RELAYS").done()).await;
-    let by = Version { created_at: time(9), id: id(9) };
-    store.delist(at("y"), by, nostr::types::Timestamp::from_secs(1)).await.unwrap();
+    stored(
+        store,
+        &ALICE
+            .writes(1)
+            .id(52)
+            .tag("expiration", ending)
+            .tag("t", "x")
+            .done(),
+    )
+    .await;
+    stored(
+        store,
+        &BOB.writes(62)
+            .at(60)
+            .id(60)
+            .tag("relay", "ALL_RELAYS")
+            .done(),
+    )
+    .await;
+    let by = Version {
+        created_at: time(9),
+        id: id(9),
+    };
+    store
+        .delist(at("y"), by, nostr::types::Timestamp::from_secs(1))
+        .await
+        .unwrap();
     let many = (0..1_200).map(|n| ALICE.writes(7).at(n).id(10_000 + n).tag("e", n % 9).done());
-    assert_eq!(store.save(many.collect(), time(NOW)).await.unwrap().len(), 1_200);
+    assert_eq!(
+        store.save(many.collect(), time(NOW)).await.unwrap().len(),
+        1_200
+    );
     stored(store, &proposal()).await;
     commit(store).await;
 }
@@ -62,8 +99,17 @@ async fn fill(store: &SqliteStore) {
 async fn commit(store: &SqliteStore) {
     let tip = Oid::Sha1([7; 20]);
     let mut refs = Refs::default();
-    for name in ["refs/heads/main".parse().unwrap(), RefName::nostr(proposal().id)] {
-        refs.refs.insert(name, Target { oid: tip, peeled: None });
+    for name in [
+        "refs/heads/main".parse().unwrap(),
+        RefName::nostr(proposal().id),
+    ] {
+        refs.refs.insert(
+            name,
+            Target {
+                oid: tip,
+                peeled: None,
+            },
+        );
     }
     let retired = RetiredRef {
         tip: Oid::Sha1([8; 20]),
@@ -80,7 +126,10 @@ async fn commit(store: &SqliteStore) {
         proposals: ProposalChanges::between(&Refs::default(), &refs),
         to: Some(Arc::new(refs)),
     });
-    let pack = |name: &str| Pack { name: name.to_owned(), bytes: 99 };
+    let pack = |name: &str| Pack {
+        name: name.to_owned(),
+        bytes: 99,
+    };
     change.add_packs = vec![pack("pack-1"), pack("pack-2")];
     change.garbage = Some(Garbage::Removed);
     let addition = Addition {
@@ -100,8 +149,16 @@ async fn commit(store: &SqliteStore) {
     let target = PushTarget::Repository(repo());
     let records = vec![
         held,
-        Record::Staged { id: id(71), tip, target, bytes: 5, until: time(3) },
-        Record::TaskAdded { task: CleanupTask::CreateView { repo: repo() } },
+        Record::Staged {
+            id: id(71),
+            tip,
+            target,
+            bytes: 5,
+            until: time(3),
+        },
+        Record::TaskAdded {
+            task: CleanupTask::CreateView { repo: repo() },
+        },
     ];
     let commit = Commit {
         repos: vec![change],
@@ -118,33 +175,62 @@ async fn commit(store: &SqliteStore) {
 async fn all(store: &dyn Store) -> BTreeMap<&'static str, String> {
     let mut all = BTreeMap::new();
     for (name, now) in [("served", NOW), ("later", NOW + 100)] {
-        all.insert(name, format!("{:?}", find_at(store, vec![Filter::new()], now).await));
+        all.insert(
+            name,
+            format!("{:?}", find_at(store, vec![Filter::new()], now).await),
+        );
     }
     let tagged = find_at(store, vec![Filter::new().hashtag("x")], NOW).await;
     all.insert("tagged", format!("{tagged:?}"));
-    all.insert("kept", format!("{:?}", store.superseded(at("x")).await.unwrap()));
-    all.insert("delisted", format!("{:?}", store.delisted(vec![at("y")]).await.unwrap()));
+    all.insert(
+        "kept",
+        format!("{:?}", store.superseded(at("x")).await.unwrap()),
+    );
+    all.insert(
+        "delisted",
+        format!("{:?}", store.delisted(vec![at("y")]).await.unwrap()),
+    );
     let heads = store.heads(vec![at("x")], time(NOW)).await.unwrap();
     all.insert("heads", format!("{heads:?}"));
     let listed = RepoId::new(BOB.key(), "x".parse().unwrap());
-    all.insert("listing", format!("{:?}", store.listing(listed, 9).await.unwrap()));
-    all.insert("row", format!("{:?}", store.row(Endpoint::Repository, repo()).await.unwrap()));
+    all.insert(
+        "listing",
+        format!("{:?}", store.listing(listed, 9).await.unwrap()),
+    );
+    all.insert(
+        "row",
+        format!(
+            "{:?}",
+            store.row(Endpoint::Repository, repo()).await.unwrap()
+        ),
+    );
     let retired = store.retired(Endpoint::Repository, repo()).await.unwrap();
     all.insert("retired", format!("{retired:?}"));
-    all.insert("additions", format!("{:?}", store.additions(time(0)).await.unwrap()));
-    all.insert("packs", format!("{:?}", store.packs(Endpoint::Repository).await.unwrap()));
+    all.insert(
+        "additions",
+        format!("{:?}", store.additions(time(0)).await.unwrap()),
+    );
+    all.insert(
+        "packs",
+        format!("{:?}", store.packs(Endpoint::Repository).await.unwrap()),
+    );
     all.insert("records", format!("{:?}", store.records().await.unwrap()));
     all
 }
 
 fn sqlite(path: &Path) -> SqliteStore {
-    let options = SqliteOptions { rules: rules(), ..SqliteOptions::default() };
+    let options = SqliteOptions {
+        rules: rules(),
+        ..SqliteOptions::default()
+    };
     SqliteStore::open(path, options).unwrap()
 }
 
 #[test]
 fn an_import_keeps_everything_of_a_sqlite_database() {
-    let Some(server) = Postgres::shared() else { return };
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
     let url = server.database();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("grasp.db");
@@ -155,10 +241,17 @@ fn an_import_keeps_everything_of_a_sqlite_database() {
         file.close().await.unwrap();
         let store = reader(&url).await;
         let report = store.import(&path).await.unwrap();
-        assert_eq!((report.events, report.superseded), (1 + 1 + 1 + 1 + 1 + 1_200, 3));
+        assert_eq!(
+            (report.events, report.superseded),
+            (1 + 1 + 1 + 1 + 1 + 1_200, 3)
+        );
         assert_eq!((report.repositories, report.packs, report.held), (1, 2, 1));
         let after = all(&store).await;
-        assert!(!before.values().any(|text| text.is_empty() || text == "[]" || text == "{}"));
+        assert!(
+            !before
+                .values()
+                .any(|text| text.is_empty() || text == "[]" || text == "{}")
+        );
         assert_eq!(after, before);
         assert!(chain(&store.import(&path).await.unwrap_err()).contains("not empty"));
         // Deleted events are still refused, numbers continue, and new events are served beside imported ones.
@@ -173,10 +266,21 @@ fn an_import_keeps_everything_of_a_sqlite_database() {
         let tagged = Filter::new()
             .kind(Kind::from_u16(7))
             .custom_tag(nostr::filter::SingleLetterTag::LOWERCASE_E, "3");
-        assert_eq!(store.count(vec![tagged], time(NOW)).await.unwrap(), 1_200 / 9 + 1);
+        assert_eq!(
+            store.count(vec![tagged], time(NOW)).await.unwrap(),
+            1_200 / 9 + 1
+        );
         // The places of the refs of pull requests are imported, too.
-        stored(&store, &ALICE.writes(5).id(91).tag("e", proposal().id).done()).await;
-        let view = store.view(Endpoint::Repository, repo()).await.unwrap().unwrap();
+        stored(
+            &store,
+            &ALICE.writes(5).id(91).tag("e", proposal().id).done(),
+        )
+        .await;
+        let view = store
+            .view(Endpoint::Repository, repo())
+            .await
+            .unwrap()
+            .unwrap();
         let left: Vec<_> = view.refs.refs.keys().map(|name| name.as_str()).collect();
         assert_eq!(left, ["refs/heads/main"]);
     });
@@ -184,7 +288,9 @@ fn an_import_keeps_everything_of_a_sqlite_database() {
 
 #[test]
 fn an_import_needs_an_unused_database_and_an_existing_file() {
-    let Some(server) = Postgres::shared() else { return };
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("grasp.db");
     block_on(async {

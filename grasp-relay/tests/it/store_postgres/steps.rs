@@ -17,18 +17,25 @@ use crate::support::postgres::Postgres;
 
 async fn all_stored(store: &PostgresStore, events: Vec<Arc<Event>>) {
     let count = events.len();
-    assert_eq!(store.save(events, time(NOW)).await.unwrap(), vec![Outcome::Stored; count]);
+    assert_eq!(
+        store.save(events, time(NOW)).await.unwrap(),
+        vec![Outcome::Stored; count]
+    );
 }
 
 fn notes(count: u64) -> Vec<Arc<Event>> {
-    (0..count).map(|n| ALICE.writes(1).at(n + 1).id(n).tag("t", n % 50).done()).collect()
+    (0..count)
+        .map(|n| ALICE.writes(1).at(n + 1).id(n).tag("t", n % 50).done())
+        .collect()
 }
 
 #[test]
 fn a_large_deletion_is_completed_in_steps() {
     let tagged = |n: u64| {
         let note = ALICE.writes(1).id(1_000 + n);
-        (0..50).fold(note, |note, tag| note.tag("t", format!("{n} {tag}"))).done()
+        (0..50)
+            .fold(note, |note, tag| note.tag("t", format!("{n} {tag}")))
+            .done()
     };
     on_postgres(|store| {
         Box::pin(async move {
@@ -50,17 +57,23 @@ fn a_large_deletion_is_completed_in_steps() {
 
 #[test]
 fn a_request_that_was_interrupted_is_carried_out_by_the_next_writer() {
-    let Some(server) = Postgres::shared() else { return };
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
     let url = server.database();
     let vanish = ALICE.writes(62).tag("relay", "wss://us.example").done();
     block_on(async {
         // The request does not apply to a store without a service identity.
-        let nameless = PostgresStore::connect(&url, Default::default()).await.unwrap();
+        let nameless = PostgresStore::connect(&url, Default::default())
+            .await
+            .unwrap();
         let _ = claim(&nameless, "a").await;
         all_stored(&nameless, notes(700)).await;
         stored(&nameless, &vanish).await;
         assert_eq!(find(&nameless, Filter::new().hashtag("7")).await.len(), 14);
-        let unfinished = [vanish.id, id(7_777)].map(|id| format!("('\\x{id}')")).join(", ");
+        let unfinished = [vanish.id, id(7_777)]
+            .map(|id| format!("('\\x{id}')"))
+            .join(", ");
         server.sql(&url, &format!("INSERT INTO unfinished VALUES {unfinished}"));
         expire_lease(server, &url);
         let next = open(&url).await;
@@ -99,7 +112,10 @@ fn many_expired_events_are_not_served_before_they_are_swept() {
 fn many_values_over_several_pages_give_each_event_once_in_order() {
     let tagged = |n: u64| {
         let note = ALICE.writes(1).at(n % 700 + 1).id(n);
-        note.tag("t", n % 97).tag("t", n % 89).tag("r", n % 2).done()
+        note.tag("t", n % 97)
+            .tag("t", n % 89)
+            .tag("r", n % 2)
+            .done()
     };
     on_postgres(|store| {
         Box::pin(async move {
@@ -113,12 +129,19 @@ fn many_values_over_several_pages_give_each_event_once_in_order() {
             assert_eq!(find(store, wide().limit(1_234)).await, all[..1_234]);
             let has_one =
                 |note: &&Arc<Event>| note.tags.iter().any(|tag| tag.as_slice() == ["r", "1"]);
-            let odd: Vec<_> = expected.iter().filter(has_one).map(|note| note.id).collect();
+            let odd: Vec<_> = expected
+                .iter()
+                .filter(has_one)
+                .map(|note| note.id)
+                .collect();
             assert_eq!(find(store, wide().reference("1")).await, odd);
             assert_eq!(store.count(vec![wide()], time(NOW)).await.unwrap(), 3_000);
             let ids = Filter::new().ids((0..4_000).map(id));
             assert_eq!(find(store, ids.clone()).await, all);
-            assert_eq!(find(store, ids.limit(1_100).until(time(600))).await.len(), 1_100);
+            assert_eq!(
+                find(store, ids.limit(1_100).until(time(600))).await.len(),
+                1_100
+            );
         })
     });
 }
@@ -129,7 +152,12 @@ fn chunks_of_long_events_are_bounded_in_bytes() {
         Box::pin(async move {
             let long = |n: u64| {
                 let text = format!("{n}").repeat(300_000);
-                BOB.writes(1).at(n).id(n).tag("t", "x").raw_tag(&["long", &text]).done()
+                BOB.writes(1)
+                    .at(n)
+                    .id(n)
+                    .tag("t", "x")
+                    .raw_tag(&["long", &text])
+                    .done()
             };
             all_stored(store, (1..10).map(long).collect()).await;
             let newest: Vec<_> = (1..10).rev().map(id).collect();
@@ -138,7 +166,10 @@ fn chunks_of_long_events_are_bounded_in_bytes() {
                 Filter::new().hashtag("x"),
                 Filter::new().ids((0..10).map(id)),
                 Filter::new().ids((0..2_000).map(id)),
-                Filter::new().hashtag("x").author(BOB.key()).kind(Kind::TextNote),
+                Filter::new()
+                    .hashtag("x")
+                    .author(BOB.key())
+                    .kind(Kind::TextNote),
             ] {
                 let (mut found, mut chunks) = (Vec::new(), 0);
                 let mut answer = store.query(vec![filter], time(NOW));
@@ -157,8 +188,16 @@ fn chunks_of_long_events_are_bounded_in_bytes() {
 #[test]
 fn a_filter_uses_its_most_selective_index() {
     let note = |n: u64| {
-        let note = if n.is_multiple_of(500) { BOB.writes(7) } else { ALICE.writes(1) };
-        note.at(n + 1).id(n).tag("t", "common").tag("r", n % 300).done()
+        let note = if n.is_multiple_of(500) {
+            BOB.writes(7)
+        } else {
+            ALICE.writes(1)
+        };
+        note.at(n + 1)
+            .id(n)
+            .tag("t", "common")
+            .tag("r", n % 300)
+            .done()
     };
     on_postgres(|store| {
         Box::pin(async move {
@@ -201,7 +240,9 @@ fn events_removed_while_an_answer_is_read_are_not_delivered() {
 
 #[test]
 fn abandoned_answers_hold_no_connection() {
-    let Some(server) = Postgres::shared() else { return };
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
     let url = server.database();
     block_on(async {
         let writer = open(&url).await;
@@ -215,7 +256,17 @@ fn abandoned_answers_hold_no_connection() {
         }
         assert_eq!(find(&store, Filter::new().id(id(7))).await, [id(7)]);
         let ids = (0..20_000).map(|n| id(1_000_000 + n)).collect();
-        let named = References { ids, coordinates: Default::default() };
-        assert!(store.present(named, time(NOW)).await.unwrap().ids.is_empty());
+        let named = References {
+            ids,
+            coordinates: Default::default(),
+        };
+        assert!(
+            store
+                .present(named, time(NOW))
+                .await
+                .unwrap()
+                .ids
+                .is_empty()
+        );
     });
 }

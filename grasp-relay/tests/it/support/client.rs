@@ -27,16 +27,24 @@ impl Client {
     }
 
     pub(crate) async fn try_connect(address: SocketAddr) -> Result<Self, Error> {
-        let stream = in_time(TcpStream::connect(address)).await.expect("a connection");
+        let stream = in_time(TcpStream::connect(address))
+            .await
+            .expect("a connection");
         let (socket, _) = in_time(client_async(format!("ws://{address}/"), stream)).await?;
         Ok(Self(socket))
     }
 
     /// Connects as a proxy for another client; returns the HTTP status of a refusal.
     pub(crate) async fn forwarded(address: SocketAddr, from: &str) -> Result<Self, u16> {
-        let mut request = format!("ws://{address}/").into_client_request().expect("a request");
-        request.headers_mut().insert("x-forwarded-for", from.parse().expect("a header"));
-        let stream = in_time(TcpStream::connect(address)).await.expect("a connection");
+        let mut request = format!("ws://{address}/")
+            .into_client_request()
+            .expect("a request");
+        request
+            .headers_mut()
+            .insert("x-forwarded-for", from.parse().expect("a header"));
+        let stream = in_time(TcpStream::connect(address))
+            .await
+            .expect("a connection");
         match in_time(client_async(request, stream)).await {
             Ok((socket, _)) => Ok(Self(socket)),
             Err(Error::Http(response)) => Err(response.status().as_u16()),
@@ -54,13 +62,19 @@ impl Client {
 
     /// Sends to a relay that may have closed the connection, and returns whether it worked.
     pub(crate) async fn try_send(&mut self, text: String) -> bool {
-        in_time(self.0.send(Message::Text(text.into()))).await.is_ok()
+        in_time(self.0.send(Message::Text(text.into())))
+            .await
+            .is_ok()
     }
 
     /// Returns the next JSON message.
     pub(crate) async fn next(&mut self) -> Value {
         loop {
-            match in_time(self.0.next()).await.expect("open").expect("a frame") {
+            match in_time(self.0.next())
+                .await
+                .expect("open")
+                .expect("a frame")
+            {
                 Message::Text(text) => return serde_json::from_str(&text).expect("JSON"),
                 Message::Ping(_) | Message::Pong(_) => {}
                 other => panic!("unexpected {other:?}"),
@@ -70,7 +84,10 @@ impl Client {
 
     /// Returns the next frame of any kind.
     pub(crate) async fn frame(&mut self) -> Message {
-        in_time(self.0.next()).await.expect("open").expect("a frame")
+        in_time(self.0.next())
+            .await
+            .expect("open")
+            .expect("a frame")
     }
 
     /// Sends a message and returns the next one that arrives.
@@ -106,7 +123,10 @@ impl Client {
                 Some(Ok(Message::Close(Some(CloseFrame { code, reason })))) => {
                     // Reading on sends our own close frame.
                     let _ = in_time(self.0.next()).await;
-                    return Some(CloseReason { code: code.into(), reason: reason.to_string() });
+                    return Some(CloseReason {
+                        code: code.into(),
+                        reason: reason.to_string(),
+                    });
                 }
                 Some(Ok(_)) => {}
                 Some(Err(_)) | None => return None,

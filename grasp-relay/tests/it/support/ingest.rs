@@ -25,7 +25,12 @@ pub(crate) struct BlockableIngest {
 impl BlockableIngest {
     pub(crate) fn new(store: Arc<dyn EventStore>, hub: Hub) -> Self {
         let (permits, arrivals) = (Semaphore::new(Semaphore::MAX_PERMITS), Semaphore::new(0));
-        Self { store, hub, permits, arrivals }
+        Self {
+            store,
+            hub,
+            permits,
+            arrivals,
+        }
     }
 
     /// Makes batches wait until [`unblock`](Self::unblock).
@@ -39,12 +44,19 @@ impl BlockableIngest {
 
     /// Waits until a batch has arrived.
     pub(crate) async fn batch_arrived(&self) {
-        in_time(self.arrivals.acquire()).await.expect("never closed").forget();
+        in_time(self.arrivals.acquire())
+            .await
+            .expect("never closed")
+            .forget();
     }
 
     /// Stores and publishes events without judging them.
     pub(crate) async fn admit(&self, events: Vec<Arc<Event>>) -> Vec<Outcome> {
-        let saved = self.store.save(events.clone(), Timestamp::now()).await.expect("a store");
+        let saved = self
+            .store
+            .save(events.clone(), Timestamp::now())
+            .await
+            .expect("a store");
         for (event, saved) in events.into_iter().zip(&saved) {
             if *saved == Outcome::Stored {
                 self.hub.publish(event).await;
@@ -83,8 +95,14 @@ impl Ingest for BlockableIngest {
         Box::pin(async move {
             self.arrivals.add_permits(1);
             let _pass = self.permits.acquire().await.expect("never closed");
-            let objections: Vec<_> = events.iter().map(|event| objection(event, &origin)).collect();
-            let good = events.into_iter().zip(&objections).filter(|(_, no)| no.is_none());
+            let objections: Vec<_> = events
+                .iter()
+                .map(|event| objection(event, &origin))
+                .collect();
+            let good = events
+                .into_iter()
+                .zip(&objections)
+                .filter(|(_, no)| no.is_none());
             let good = good.map(|(event, _)| event.into_inner()).collect();
             let mut saved = self.admit(good).await.into_iter();
             let judge = |no: Option<Rejection>| {

@@ -56,7 +56,10 @@ struct Request {
 impl MemoryStore {
     /// An empty store under these rules.
     pub(crate) fn new(rules: StoreRules) -> Self {
-        Self { rules, state: Mutex::default() }
+        Self {
+            rules,
+            state: Mutex::default(),
+        }
     }
 
     fn open(&self) -> Result<MutexGuard<'_, State>, StoreError> {
@@ -80,8 +83,14 @@ impl EventStore for MemoryStore {
     fn save_events(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, SaveReport> {
         self.with(|rules, state| {
             state.expire(now);
-            let saved = events.into_iter().map(|event| state.save(rules, event, now)).collect();
-            SaveReport { saved, affected: std::mem::take(&mut state.affected) }
+            let saved = events
+                .into_iter()
+                .map(|event| state.save(rules, event, now))
+                .collect();
+            SaveReport {
+                saved,
+                affected: std::mem::take(&mut state.affected),
+            }
         })
     }
 
@@ -91,7 +100,10 @@ impl EventStore for MemoryStore {
         now: Timestamp,
     ) -> StoreFuture<'_, Vec<Option<Rejection>>> {
         self.with(|_, state| {
-            events.iter().map(|event| state.known_refusal(event, now)).collect::<Vec<_>>()
+            events
+                .iter()
+                .map(|event| state.known_refusal(event, now))
+                .collect::<Vec<_>>()
         })
     }
 
@@ -103,9 +115,10 @@ impl EventStore for MemoryStore {
             json: event.as_json().into(),
         };
         let chunks: Vec<_> = match found {
-            Ok(events) => {
-                events.chunks(100).map(|chunk| Ok(chunk.iter().map(stored).collect())).collect()
-            }
+            Ok(events) => events
+                .chunks(100)
+                .map(|chunk| Ok(chunk.iter().map(stored).collect()))
+                .collect(),
             Err(error) => vec![Err(error)],
         };
         stream::iter(chunks).boxed()
@@ -117,19 +130,28 @@ impl EventStore for MemoryStore {
 
     fn exists(&self, questions: Vec<Vec<Filter>>, now: Timestamp) -> StoreFuture<'_, Vec<bool>> {
         self.with(|_, state| {
-            questions.iter().map(|filters| !state.find(filters, now).is_empty()).collect()
+            questions
+                .iter()
+                .map(|filters| !state.find(filters, now).is_empty())
+                .collect()
         })
     }
 
     fn present(&self, named: References, now: Timestamp) -> StoreFuture<'_, Present> {
         self.with(|_, state| {
             let found = state.find(&[Filter::new()], now);
-            let ids = found.iter().map(|event| event.id).filter(|id| named.ids.contains(id));
+            let ids = found
+                .iter()
+                .map(|event| event.id)
+                .filter(|id| named.ids.contains(id));
             let versions = found.iter().filter_map(|event| {
                 let at = deletion::coordinate(event).filter(|at| named.coordinates.contains(at))?;
                 Some((at, Version::of(event)))
             });
-            Present { ids: ids.collect(), versions: versions.collect() }
+            Present {
+                ids: ids.collect(),
+                versions: versions.collect(),
+            }
         })
     }
 
@@ -151,7 +173,9 @@ impl EventStore for MemoryStore {
             // Events are in the order in which they were stored.
             let mut authors = Vec::new();
             for event in &state.served {
-                let Ok(announcement) = Announcement::parse(event) else { continue };
+                let Ok(announcement) = Announcement::parse(event) else {
+                    continue;
+                };
                 let is_same_name = announcement.repo.identifier == repo.identifier;
                 if is_same_name && announcement.maintainer_list.lists(&repo.owner) {
                     authors.push(event.pubkey);
@@ -168,8 +192,10 @@ impl EventStore for MemoryStore {
             if found.len() > max {
                 return Inventory::TooMany;
             }
-            let mut items: Vec<_> =
-                found.iter().map(|event| (event.created_at, event.id)).collect();
+            let mut items: Vec<_> = found
+                .iter()
+                .map(|event| (event.created_at, event.id))
+                .collect();
             items.sort();
             Inventory::Complete(items)
         })
@@ -219,7 +245,11 @@ impl EventStore for MemoryStore {
             let retired = ago(now, rules.deletions_served);
             let forgotten = ago(now, rules.deletions_served + rules.deletions_gated);
             let mut due = BTreeSet::new();
-            for request in state.requests.iter_mut().filter(|r| !r.retired && r.clock <= retired) {
+            for request in state
+                .requests
+                .iter_mut()
+                .filter(|r| !r.retired && r.clock <= retired)
+            {
                 request.retired = true;
                 due.insert(request.event.id);
             }
@@ -297,7 +327,9 @@ impl State {
             return;
         }
         self.superseded.push(event);
-        let mut kept: Vec<_> = versions(&self.superseded, coordinate).map(serving_order).collect();
+        let mut kept: Vec<_> = versions(&self.superseded, coordinate)
+            .map(serving_order)
+            .collect();
         kept.sort();
         for (_, id) in kept.into_iter().skip(rules.kept_versions) {
             self.superseded.retain(|kept| kept.id != id);
@@ -344,12 +376,18 @@ impl State {
 
     fn knows(&self, event: &Event) -> bool {
         self.served.iter().any(|served| served.id == event.id)
-            || self.requests.iter().any(|r| r.retired && r.event.id == event.id)
+            || self
+                .requests
+                .iter()
+                .any(|r| r.retired && r.event.id == event.id)
     }
 
     /// Notes that a request was used: one that names the event itself, if there is one.
     fn note_use(&mut self, event: &Event, now: Timestamp) {
-        let deleting = self.requests.iter_mut().filter(|request| request.deletes(event));
+        let deleting = self
+            .requests
+            .iter_mut()
+            .filter(|request| request.deletes(event));
         let named = |request: &&mut Request| request.targets.ids.contains(&event.id);
         if let Some(request) = deleting.max_by_key(named) {
             if request.clock <= ago(now, DAY) {
@@ -367,7 +405,10 @@ impl State {
         };
         self.take_away(|event| request.deletes(event));
         self.requests.retain(|other| other.event.id != event.id);
-        let own = self.requests.iter_mut().filter(|other| other.event.pubkey == event.pubkey);
+        let own = self
+            .requests
+            .iter_mut()
+            .filter(|other| other.event.pubkey == event.pubkey);
         own.for_each(|other| request.take_over(other));
         self.requests.push(request);
     }
@@ -391,7 +432,8 @@ impl State {
     /// Erases events that no other version replaces, and notes the repositories whose git data they were about.
     fn take_away(&mut self, gone: impl Fn(&Event) -> bool) -> u64 {
         let served = self.served.iter().filter(|event| gone(event));
-        self.affected.extend(served.flat_map(|event| repositories_of(event)));
+        self.affected
+            .extend(served.flat_map(|event| repositories_of(event)));
         self.erase(gone)
     }
 
@@ -412,7 +454,10 @@ impl State {
                 .filter(|event| !is_expired(event, now) && matches(filter, event))
                 .collect();
             matching.sort_by_key(|event| serving_order(event));
-            for event in matching.into_iter().take(filter.limit.unwrap_or(usize::MAX)) {
+            for event in matching
+                .into_iter()
+                .take(filter.limit.unwrap_or(usize::MAX))
+            {
                 found.insert(serving_order(event), Arc::clone(event));
             }
         }
@@ -423,12 +468,21 @@ impl State {
 impl Request {
     /// Leaves each target to one of two requests: the one that deletes more, else the later one.
     fn take_over(&mut self, other: &mut Self) {
-        other.targets.ids.retain(|id| !self.targets.ids.contains(id));
+        other
+            .targets
+            .ids
+            .retain(|id| !self.targets.ids.contains(id));
         let both = |coordinate: &Coordinate| {
             self.targets.coordinates.contains(coordinate)
                 && other.targets.coordinates.contains(coordinate)
         };
-        let shared: Vec<_> = self.targets.coordinates.iter().filter(|c| both(c)).cloned().collect();
+        let shared: Vec<_> = self
+            .targets
+            .coordinates
+            .iter()
+            .filter(|c| both(c))
+            .cloned()
+            .collect();
         for coordinate in shared {
             if other.event.created_at > self.event.created_at {
                 self.targets.coordinates.remove(&coordinate);
@@ -464,13 +518,20 @@ fn keeps_versions(kind: Kind) -> bool {
 /// Returns the repositories whose git data an event is about: its own, those that a pull request names, and its author's
 /// of the same names.
 fn repositories_of(event: &Event) -> BTreeSet<RepoId> {
-    let kinds =
-        [kinds::ANNOUNCEMENT, kinds::STATE, kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE];
+    let kinds = [
+        kinds::ANNOUNCEMENT,
+        kinds::STATE,
+        kinds::PULL_REQUEST,
+        kinds::PULL_REQUEST_UPDATE,
+    ];
     if !kinds.contains(&event.kind) {
         return BTreeSet::new();
     }
     let mut repos: BTreeSet<RepoId> = Needs::of(event).repo.into_iter().collect();
-    for named in Proposal::parse(event).map(|proposal| proposal.repos).unwrap_or_default() {
+    for named in Proposal::parse(event)
+        .map(|proposal| proposal.repos)
+        .unwrap_or_default()
+    {
         repos.insert(RepoId::new(event.pubkey, named.identifier.clone()));
         repos.insert(named);
     }
@@ -497,14 +558,29 @@ fn is_vanishable(event: &Event, until: Timestamp) -> bool {
 /// NIP-01's matching: an empty list matches nothing, and neither does `search`, which is not supported.
 fn matches(filter: &Filter, event: &Event) -> bool {
     let has_tag = |name, values: &BTreeSet<String>| {
-        let mut named = event.tags.iter().filter(|tag| tag.single_letter_tag() == Some(name));
+        let mut named = event
+            .tags
+            .iter()
+            .filter(|tag| tag.single_letter_tag() == Some(name));
         named.any(|tag| tag.content().is_some_and(|value| values.contains(value)))
     };
-    filter.generic_tags.iter().all(|(name, values)| has_tag(*name, values))
+    filter
+        .generic_tags
+        .iter()
+        .all(|(name, values)| has_tag(*name, values))
         && filter.search.is_none()
-        && filter.ids.as_ref().is_none_or(|ids| ids.contains(&event.id))
-        && filter.authors.as_ref().is_none_or(|authors| authors.contains(&event.pubkey))
-        && filter.kinds.as_ref().is_none_or(|kinds| kinds.contains(&event.kind))
+        && filter
+            .ids
+            .as_ref()
+            .is_none_or(|ids| ids.contains(&event.id))
+        && filter
+            .authors
+            .as_ref()
+            .is_none_or(|authors| authors.contains(&event.pubkey))
+        && filter
+            .kinds
+            .as_ref()
+            .is_none_or(|kinds| kinds.contains(&event.kind))
         && filter.since.is_none_or(|since| event.created_at >= since)
         && filter.until.is_none_or(|until| event.created_at <= until)
 }

@@ -45,13 +45,22 @@ impl Session {
         since: Option<Timestamp>,
         compare: bool,
     ) {
-        let Some(request) = self.live.requests.get(&id) else { return };
+        let Some(request) = self.live.requests.get(&id) else {
+            return;
+        };
         let (filters, method) = match compare && self.backlog.can_compare(ctx) {
             true => (request.stored_filters(None), Method::Reconcile),
             false => (request.stored_filters(since), Method::Page),
         };
         ctx.history.kept.interrupted += usize::from(method == Method::Page);
-        self.backlog.fetch(ctx, purpose, filters, method, PendingItems::default(), CountAs::NEW);
+        self.backlog.fetch(
+            ctx,
+            purpose,
+            filters,
+            method,
+            PendingItems::default(),
+            CountAs::NEW,
+        );
     }
 
     /// Sends queued live requests. They need a slot but no pace: relays do not limit live subscriptions by the
@@ -85,14 +94,24 @@ impl Session {
     /// Makes room for a request for repositories by polling one for known threads instead. Returns `false` if there
     /// is none, or the request is for threads itself.
     fn poll_threads_instead(&mut self, ctx: &mut Context<'_>, id: LiveId) -> bool {
-        if self.live.requests.get(&id).is_none_or(|one| one.layer == Layer::Roots) {
+        if self
+            .live
+            .requests
+            .get(&id)
+            .is_none_or(|one| one.layer == Layer::Roots)
+        {
             return false;
         }
         let thread = {
-            let mut threads = self.live.items().filter(|(_, one)| one.layer == Layer::Roots);
+            let mut threads = self
+                .live
+                .items()
+                .filter(|(_, one)| one.layer == Layer::Roots);
             threads.find_map(|(id, one)| Some((id, one.sub()?)))
         };
-        let Some((thread, sub)) = thread else { return false };
+        let Some((thread, sub)) = thread else {
+            return false;
+        };
         self.subs.close(ctx, sub);
         self.live.poll(ctx.mono(), thread);
         true
@@ -100,24 +119,41 @@ impl Session {
 
     fn subscribe_live(&mut self, ctx: &mut Context<'_>, id: LiveId) -> Result<(), Blocked> {
         let now = ctx.mono();
-        let Some(request) = self.live.requests.get_mut(&id) else { return Ok(()) };
+        let Some(request) = self.live.requests.get_mut(&id) else {
+            return Ok(());
+        };
         if let Admit::Wait(until) =
-            ctx.history.suspended.admit(now, request.layer, RequestMode::Live)
+            ctx.history
+                .suspended
+                .admit(now, request.layer, RequestMode::Live)
         {
             request.phase = LivePhase::BackingOff(until);
             return Ok(());
         }
-        let sub = self.subs.open(ctx, SlotClass::Live, request.bytes, SubKind::Live(id))?;
-        ctx.history.suspended.sent(now, request.layer, RequestMode::Live);
+        let sub = self
+            .subs
+            .open(ctx, SlotClass::Live, request.bytes, SubKind::Live(id))?;
+        ctx.history
+            .suspended
+            .sent(now, request.layer, RequestMode::Live);
         let filters = request.open(ctx.now.unix, sub, self.live.refuses_limit_zero);
-        ctx.send(self.subs.conn, Frame::Subscribe { sub, filters, path: SyncPath::Live });
+        ctx.send(
+            self.subs.conn,
+            Frame::Subscribe {
+                sub,
+                filters,
+                path: SyncPath::Live,
+            },
+        );
         Ok(())
     }
 
     /// Fetches what was published while a live request was not open, now that it is in force.
     fn fetch_missed(&mut self, ctx: &mut Context<'_>, id: LiveId) {
         let request = self.live.requests.get_mut(&id);
-        let Some(from) = request.and_then(|request| request.missed_since.take()) else { return };
+        let Some(from) = request.and_then(|request| request.missed_since.take()) else {
+            return;
+        };
         let purpose = Purpose::MissedLive(id);
         // One that is still under way is started again together with this one.
         let is_compared = self.backlog.is_comparing_missed(id);
@@ -126,8 +162,11 @@ impl Session {
             .drop_batch_for(ctx, &mut self.subs, purpose)
             .map_or(from, |earlier| earlier.min(from));
         // A comparison that began before it was open is begun again.
-        self.backlog.drop_batch_for(ctx, &mut self.subs, Purpose::Poll(id));
-        let Some(request) = self.live.requests.get_mut(&id) else { return };
+        self.backlog
+            .drop_batch_for(ctx, &mut self.subs, Purpose::Poll(id));
+        let Some(request) = self.live.requests.get_mut(&id) else {
+            return;
+        };
         let has_dropped = std::mem::take(&mut request.has_dropped);
         self.fetch_stored(ctx, purpose, id, Some(from), has_dropped || is_compared);
     }
@@ -153,8 +192,9 @@ impl Session {
         self.fetch_missed(ctx, id);
         let latest = rows.iter().map(|one| one.row.at.min(ctx.now.unix)).max();
         if let Some(request) = self.live.requests.get_mut(&id) {
-            request.delivered_until =
-                request.delivered_until.max(latest.unwrap_or(request.delivered_until));
+            request.delivered_until = request
+                .delivered_until
+                .max(latest.unwrap_or(request.delivered_until));
         }
     }
 
@@ -165,10 +205,15 @@ impl Session {
         sub: SubId,
         id: LiveId,
     ) {
-        self.subs.answered(ctx.mono(), sub, ctx.shared.config.watchdog);
-        let Some(request) = self.live.requests.get_mut(&id) else { return };
+        self.subs
+            .answered(ctx.mono(), sub, ctx.shared.config.watchdog);
+        let Some(request) = self.live.requests.get_mut(&id) else {
+            return;
+        };
         request.delivered_until = request.delivered_until.max(ctx.now.unix);
-        ctx.history.suspended.answered(request.layer, RequestMode::Live);
+        ctx.history
+            .suspended
+            .answered(request.layer, RequestMode::Live);
         self.fetch_missed(ctx, id);
     }
 
@@ -176,9 +221,14 @@ impl Session {
     pub(in crate::engine) fn poll_excess_live(&mut self, ctx: &mut Context<'_>) {
         while ctx.history.ledger.excess_live() > 0 && self.close_one_replaced(ctx) {}
         let excess = ctx.history.ledger.excess_live();
-        let open = self.live.requests.iter().filter_map(|(id, one)| Some((*id, one.sub()?)));
-        let mut open: Vec<(LiveId, SubId)> =
-            open.filter(|(_, sub)| self.subs.kind(*sub).is_some()).collect();
+        let open = self
+            .live
+            .requests
+            .iter()
+            .filter_map(|(id, one)| Some((*id, one.sub()?)));
+        let mut open: Vec<(LiveId, SubId)> = open
+            .filter(|(_, sub)| self.subs.kind(*sub).is_some())
+            .collect();
         // Announcements were subscribed to first, and are polled last.
         let newest = open.split_off(open.len().saturating_sub(excess));
         for (id, sub) in newest {
@@ -194,7 +244,9 @@ impl Session {
         refusal: Refusal,
         lasted: Duration,
     ) {
-        let Some(request) = self.live.requests.get_mut(&id) else { return };
+        let Some(request) = self.live.requests.get_mut(&id) else {
+            return;
+        };
         if request.is_replaced() {
             // Its replacement brings what is published from its start on, not what this one has dropped before.
             if refusal == Refusal::LiveOverflow {
@@ -246,7 +298,11 @@ impl Session {
         self.replace_with(ctx, |_| true, filters);
         self.live.filters_at_rebuild = after;
         self.live.repo_requests_at_rebuild = self.live.requests_for(Layer::Repos);
-        ctx.report(|relay| Report::Consolidated { relay, before, after });
+        ctx.report(|relay| Report::Consolidated {
+            relay,
+            before,
+            after,
+        });
     }
 
     /// Rebuilds only the requests for repositories, if there are many: each takes a slot, and a complete rebuild is
@@ -258,7 +314,10 @@ impl Session {
             return false;
         }
         let repos = self.subscribed_items(ctx).repos;
-        let items = PendingItems { repos, ..PendingItems::default() };
+        let items = PendingItems {
+            repos,
+            ..PendingItems::default()
+        };
         let filters = build_layer2_and_layer3_filters(&items, None, &self.budget);
         self.replace_with(ctx, |layer| layer == Layer::Repos, filters);
         self.live.repo_requests_at_rebuild = self.live.requests_for(Layer::Repos);
@@ -276,10 +335,12 @@ impl Session {
         let now = ctx.now.unix;
         let replaced = self.live.items().filter(|(_, one)| which(one.layer));
         let covered = replaced.map(|(_, one)| one.covered_until(now)).min();
-        let from =
-            covered.filter(|covered| *covered < now).map(|covered| covered - CONFIRMED_RETENTION);
+        let from = covered
+            .filter(|covered| *covered < now)
+            .map(|covered| covered - CONFIRMED_RETENTION);
         self.replace_live_items(ctx, which);
-        self.live.add(&mut ctx.shared.ids, now, filters, from, &self.budget);
+        self.live
+            .add(&mut ctx.shared.ids, now, filters, from, &self.budget);
     }
 
     /// Marks the requests of some layers to be closed once others are in force. What they missed before is still
@@ -292,24 +353,31 @@ impl Session {
         let items = self.live.items().filter(|(_, one)| which(one.layer));
         let items: Vec<_> = items.map(|(id, _)| id).collect();
         for id in items {
-            let Some(request) = self.live.requests.get_mut(&id) else { continue };
+            let Some(request) = self.live.requests.get_mut(&id) else {
+                continue;
+            };
             let is_lost = std::mem::take(&mut request.has_dropped) && self.backlog.can_compare(ctx);
             if is_lost && !self.backlog.is_comparing_missed(id) {
                 self.fetch_stored(ctx, Purpose::MissedLive(id), id, None, true);
             }
-            let Some(request) = self.live.requests.get_mut(&id) else { continue };
+            let Some(request) = self.live.requests.get_mut(&id) else {
+                continue;
+            };
             if let LivePhase::Open(sub) = request.phase {
                 request.phase = LivePhase::Replaced(sub);
             } else {
                 self.live.requests.remove(&id);
             }
-            self.backlog.drop_batch_for(ctx, &mut self.subs, Purpose::Poll(id));
+            self.backlog
+                .drop_batch_for(ctx, &mut self.subs, Purpose::Poll(id));
         }
     }
 
     /// Closes one request that is being replaced, for want of room; returns `false` if there is none.
     fn close_one_replaced(&mut self, ctx: &mut Context<'_>) -> bool {
-        let Some((id, sub)) = self.live.replaced() else { return false };
+        let Some((id, sub)) = self.live.replaced() else {
+            return false;
+        };
         self.subs.close(ctx, sub);
         self.live.requests.remove(&id);
         self.live.mark_missed(ctx.now.unix);

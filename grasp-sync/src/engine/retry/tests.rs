@@ -6,7 +6,10 @@ fn id(n: u8) -> EventId {
 }
 
 fn job_id(number: u64) -> JobId {
-    JobId { batch: BatchId(0), number }
+    JobId {
+        batch: BatchId(0),
+        number,
+    }
 }
 
 const T0: Mono = Mono::from_secs(100);
@@ -19,7 +22,9 @@ fn offered_events_are_requested_in_chunks_and_once() {
         assert_eq!(wants.want(T0, id(n), job), WantResult::Queued);
         assert_eq!(wants.want(T0, id(n), job), WantResult::Already);
     }
-    let sizes: Vec<_> = (0..3).map(|_| wants.take_due(T0, ids.next(SubId), 3).len()).collect();
+    let sizes: Vec<_> = (0..3)
+        .map(|_| wants.take_due(T0, ids.next(SubId), 3).len())
+        .collect();
     assert_eq!(sizes, [3, 2, 0]);
     wants.check();
 }
@@ -34,7 +39,10 @@ fn all_jobs_that_wait_for_an_event_are_resolved() {
     let sub = ids.next(SubId);
     assert_eq!(wants.take_due(T0, sub, 9).len(), 1);
     wants.delivered(sub, id(1));
-    assert!(wants.ended(T0, sub).missed.is_empty(), "delivered is not missing");
+    assert!(
+        wants.ended(T0, sub).missed.is_empty(),
+        "delivered is not missing"
+    );
     assert_eq!(wants.resolve(id(1)), jobs.into());
     assert!(wants.len() == 0);
 }
@@ -49,7 +57,9 @@ fn each_event_is_requested_twelve_times_with_growing_backoff() {
         let sub = ids.next(SubId);
         assert_eq!(wants.take_due(now, sub, 9).len(), 1);
         let missed = wants.ended(now, sub).missed;
-        let Some(next) = wants.deadline() else { break missed };
+        let Some(next) = wants.deadline() else {
+            break missed;
+        };
         rests.push((next - now).as_secs());
         now = next;
     };
@@ -79,7 +89,10 @@ fn a_truncated_answer_costs_no_attempt_and_makes_requests_smaller() {
     (0..200).for_each(|n| assert_eq!(wants.want(T0, id(n), None), WantResult::Queued));
     let sub = ids.next(SubId);
     let requested = wants.take_due(T0, sub, 200);
-    requested.iter().take(60).for_each(|id| wants.delivered(sub, *id));
+    requested
+        .iter()
+        .take(60)
+        .for_each(|id| wants.delivered(sub, *id));
     let ended = wants.ended(T0, sub);
     assert!(ended.missed.is_empty() && ended.truncated_at == Some(60));
     assert_eq!(wants.take_due(T0, ids.next(SubId), 60).len(), 60);
@@ -116,7 +129,10 @@ fn an_event_that_fails_by_another_path_is_no_longer_requested() {
     let _ = wants.take_due(T0, sub, 9);
     assert!(wants.failed(T0, id(1)).is_first);
     wants.check();
-    assert!(wants.ended(T0, sub).missed.is_empty(), "one failure counts once");
+    assert!(
+        wants.ended(T0, sub).missed.is_empty(),
+        "one failure counts once"
+    );
 }
 
 #[test]
@@ -142,7 +158,10 @@ fn the_number_of_wanted_events_is_bounded() {
     for n in 0..MAX_WANTED {
         assert_eq!(wants.want(T0, offered(n), job), WantResult::Queued);
     }
-    assert_eq!(wants.want(T0, offered(MAX_WANTED), job), WantResult::GivenUp);
+    assert_eq!(
+        wants.want(T0, offered(MAX_WANTED), job),
+        WantResult::GivenUp
+    );
     assert_eq!(wants.want(T0, offered(1), job), WantResult::Already);
     wants.resolve(offered(0));
     assert_eq!(wants.want(T0, offered(MAX_WANTED), job), WantResult::Queued);

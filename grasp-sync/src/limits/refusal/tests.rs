@@ -32,7 +32,10 @@ fn too_many_subscriptions_lower_the_slot_limit() {
             (Closed, "rate-limited: too many REQs"),
             (LiveClosed, "blocked: too many subscriptions"),
             (Closed, "ERROR: too many concurrent REQs"),
-            (Closed, "error: Maximum concurrent subscription count reached"),
+            (
+                Closed,
+                "error: Maximum concurrent subscription count reached",
+            ),
         ],
     );
 }
@@ -66,7 +69,10 @@ fn too_many_sessions_differ_from_too_many_items() {
 
 #[test]
 fn only_an_idle_session_is_reopened() {
-    assert_all(Refusal::NegClosed, &[(NegErr, "closed: unknown subscription handle")]);
+    assert_all(
+        Refusal::NegClosed,
+        &[(NegErr, "closed: unknown subscription handle")],
+    );
     assert_all(Refusal::Unknown, &[(Closed, "closed: good night")]);
 }
 
@@ -140,7 +146,10 @@ fn an_invalid_message_is_not_sent_again() {
 fn a_relay_without_limit_zero_is_recognised() {
     assert_all(
         Refusal::LimitZero,
-        &[(LiveClosed, "invalid: Filter 'limit' must be a positive integer, got 0")],
+        &[(
+            LiveClosed,
+            "invalid: Filter 'limit' must be a positive integer, got 0",
+        )],
     );
 }
 
@@ -180,7 +189,11 @@ fn lost_live_events_are_fetched_again() {
 fn a_vague_error_is_retried_once() {
     assert_all(
         Refusal::Transient,
-        &[(Closed, "error: shutting down"), (LiveClosed, "bye"), (LiveClosed, "")],
+        &[
+            (Closed, "error: shutting down"),
+            (LiveClosed, "bye"),
+            (LiveClosed, ""),
+        ],
     );
 }
 
@@ -233,14 +246,26 @@ fn texts_of_other_versions_of_this_server_mean_the_same() {
     use grasp_core::admission::Rejection;
 
     let earlier = [
-        (Rejection::RepositoryQuota, "rate-limited: too much is waiting for git data already"),
-        (Rejection::Quota, "rate-limited: too much is waiting for git data already"),
+        (
+            Rejection::RepositoryQuota,
+            "rate-limited: too much is waiting for git data already",
+        ),
+        (
+            Rejection::Quota,
+            "rate-limited: too much is waiting for git data already",
+        ),
         (
             Rejection::Busy,
             "rate-limited: this network uses its share of this relay, try again in a minute",
         ),
-        (Rejection::Banned, "blocked: this author or repository is not welcome here"),
-        (Rejection::NeverStored, "invalid: events of this kind are not kept"),
+        (
+            Rejection::Banned,
+            "blocked: this author or repository is not welcome here",
+        ),
+        (
+            Rejection::NeverStored,
+            "invalid: events of this kind are not kept",
+        ),
         (
             Rejection::UnknownAuthor,
             "restricted: profiles and relay lists are kept only of authors who own a repository here",
@@ -249,8 +274,15 @@ fn texts_of_other_versions_of_this_server_mean_the_same() {
     for (rejection, earlier) in earlier {
         for heard in [Closed, LiveClosed, NegErr, Notice] {
             let current = Refusal::read(heard, &rejection.to_string());
-            assert_eq!(current, Refusal::read(heard, earlier), "{heard:?} {rejection}");
-            assert!(!matches!(current, Refusal::Unknown | Refusal::Remark), "{rejection}");
+            assert_eq!(
+                current,
+                Refusal::read(heard, earlier),
+                "{heard:?} {rejection}"
+            );
+            assert!(
+                !matches!(current, Refusal::Unknown | Refusal::Remark),
+                "{rejection}"
+            );
         }
     }
 }

@@ -7,7 +7,10 @@ use proptest::prelude::*;
 
 fn rates() -> impl Strategy<Value = Rate> {
     let every = 1..3_000_000_000_u64;
-    (1..20_u32, every).prop_map(|(burst, every)| Rate { burst, every: Duration::from_nanos(every) })
+    (1..20_u32, every).prop_map(|(burst, every)| Rate {
+        burst,
+        every: Duration::from_nanos(every),
+    })
 }
 
 /// Checks that no period between two starts holds more than `burst + length / every`.

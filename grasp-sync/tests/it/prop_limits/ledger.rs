@@ -40,7 +40,10 @@ struct Model {
 
 impl Model {
     fn live(&self) -> usize {
-        self.slots.iter().filter(|(class, _)| *class == SlotClass::Live).count()
+        self.slots
+            .iter()
+            .filter(|(class, _)| *class == SlotClass::Live)
+            .count()
     }
 
     fn draw(&mut self, index: Index) -> Option<Slot> {

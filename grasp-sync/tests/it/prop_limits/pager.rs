@@ -37,7 +37,12 @@ impl ModelRelay {
         }
         let mut rows: Vec<ModelRow> = self.rows.clone();
         rows.retain(|row| request.until.is_none_or(|until| row.row.0 <= until));
-        rows.sort_by_key(|row| (std::cmp::Reverse(row.row.0), self.tie_order(turn, row.row.1)));
+        rows.sort_by_key(|row| {
+            (
+                std::cmp::Reverse(row.row.0),
+                self.tie_order(turn, row.row.1),
+            )
+        });
 
         let cut = cycled(&self.cuts, turn).unwrap().min(&request.limit);
         // It reads past its cut if the page would be empty otherwise.
@@ -49,7 +54,11 @@ impl ModelRelay {
 
     fn tie_order(&self, turn: usize, id: EventId) -> usize {
         let id = usize::from(id.as_bytes()[0]);
-        if self.shuffles { id.wrapping_mul(2 * turn + 1) % 251 } else { id }
+        if self.shuffles {
+            id.wrapping_mul(2 * turn + 1) % 251
+        } else {
+            id
+        }
     }
 
     fn shown(&self) -> BTreeSet<Row> {
@@ -86,7 +95,13 @@ fn relays(seconds: u64, smallest: usize, hidden: f64) -> impl Strategy<Value = M
         })
     ];
     (rows(seconds, hidden), cuts, any::<bool>(), failures).prop_map(
-        |(rows, cuts, shuffles, failures)| ModelRelay { rows, cuts, shuffles, failures, asked: 0 },
+        |(rows, cuts, shuffles, failures)| ModelRelay {
+            rows,
+            cuts,
+            shuffles,
+            failures,
+            asked: 0,
+        },
     )
 }
 
@@ -118,12 +133,21 @@ fn run(config: PagerConfig, relay: &mut ModelRelay) -> Outcome {
             None => pager.page_failed(),
         };
     }
-    let Next::Done(ending) = next else { unreachable!("the loop ends with an ending") };
-    Outcome { ending, delivered, gaps: pager.gaps().iter().copied().collect() }
+    let Next::Done(ending) = next else {
+        unreachable!("the loop ends with an ending")
+    };
+    Outcome {
+        ending,
+        delivered,
+        gaps: pager.gaps().iter().copied().collect(),
+    }
 }
 
 fn config(smallest_page: usize) -> PagerConfig {
-    PagerConfig { smallest_page, ..PagerConfig::default() }
+    PagerConfig {
+        smallest_page,
+        ..PagerConfig::default()
+    }
 }
 
 proptest! {

@@ -3,7 +3,12 @@ use grasp_sync::limits::{Heard, Refusal};
 use proptest::prelude::*;
 
 fn heard() -> impl Strategy<Value = Heard> {
-    prop::sample::select(vec![Heard::Closed, Heard::LiveClosed, Heard::NegErr, Heard::Notice])
+    prop::sample::select(vec![
+        Heard::Closed,
+        Heard::LiveClosed,
+        Heard::NegErr,
+        Heard::Notice,
+    ])
 }
 
 /// Phrases that decide independent of the text after them.

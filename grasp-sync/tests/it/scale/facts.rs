@@ -65,7 +65,10 @@ impl Facts {
     }
 
     pub(super) fn add_root(&mut self, repo: usize, at: u64) -> usize {
-        let (n, id) = (self.roots.len(), EventId::from_byte_array(self.chance.bytes()));
+        let (n, id) = (
+            self.roots.len(),
+            EventId::from_byte_array(self.chance.bytes()),
+        );
         self.roots.push((repo, Timestamp::from_secs(at), id));
         self.by_repo[repo].push(n);
         self.by_id.insert(id, Item::Root(n));
@@ -90,19 +93,32 @@ impl Facts {
 
     /// Returns the two other relays that a repository names.
     pub(super) fn relays_of(&self, repo: usize) -> [usize; 2] {
-        [repo % self.relays, (repo + 1 + repo / self.relays) % self.relays]
+        [
+            repo % self.relays,
+            (repo + 1 + repo / self.relays) % self.relays,
+        ]
     }
 
     pub(super) fn row(&self, item: Item) -> Row {
         match item {
-            Item::Repo(n) => Row { at: Timestamp::from_secs(START - 500), id: self.repos[n].1 },
-            Item::Root(n) => Row { at: self.roots[n].1, id: self.roots[n].2 },
+            Item::Repo(n) => Row {
+                at: Timestamp::from_secs(START - 500),
+                id: self.repos[n].1,
+            },
+            Item::Root(n) => Row {
+                at: self.roots[n].1,
+                id: self.roots[n].2,
+            },
         }
     }
 
     pub(super) fn announced(&self, n: usize, level: SyncLevel) -> IndexChange {
         let relays = self.relays_of(n).into_iter().map(url).collect();
-        IndexChange::Announced { repo: self.repos[n].0.clone(), relays, level }
+        IndexChange::Announced {
+            repo: self.repos[n].0.clone(),
+            relays,
+            level,
+        }
     }
 
     /// Returns a complete issue.
@@ -123,7 +139,9 @@ impl Facts {
         let theirs = || (0..self.repos()).filter(|n| has(*n));
         match (filter.generic_tags.iter().next(), &filter.kinds) {
             (None, Some(_)) => theirs().map(Item::Repo).collect(),
-            (None, None) => theirs().flat_map(|n| of_repo(&n).chain([Item::Repo(n)])).collect(),
+            (None, None) => theirs()
+                .flat_map(|n| of_repo(&n).chain([Item::Repo(n)]))
+                .collect(),
             (Some((&SingleLetterTag::LOWERCASE_A, names)), _) => {
                 let named = names.iter().filter_map(|name| self.by_name.get(name));
                 named.filter(|n| has(**n)).flat_map(of_repo).collect()
@@ -138,7 +156,11 @@ impl Facts {
         let is_after = filter.since.is_none_or(|since| self.roots[root].1 >= since);
         let name = || self.repos[self.repo_of(root)].0.to_string();
         is_after
-            && match (filter.generic_tags.iter().next(), &filter.kinds, &filter.ids) {
+            && match (
+                filter.generic_tags.iter().next(),
+                &filter.kinds,
+                &filter.ids,
+            ) {
                 (None, None, None) => true,
                 (Some((&SingleLetterTag::LOWERCASE_A, names)), _, _) => names.contains(&name()),
                 _ => false,

@@ -29,8 +29,16 @@ pub(super) struct Relay {
 impl Relay {
     pub(super) fn new(number: usize, facts: &Facts) -> Self {
         let all = 0..facts.repos();
-        let repos = all.filter(|repo| facts.relays_of(*repo).contains(&number)).collect();
-        Self { number, repos, conn: None, live: BTreeMap::new(), sessions: BTreeMap::new() }
+        let repos = all
+            .filter(|repo| facts.relays_of(*repo).contains(&number))
+            .collect();
+        Self {
+            number,
+            repos,
+            conn: None,
+            live: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+        }
     }
 
     pub(super) fn connect(&mut self, conn: ConnId) -> RelayFacts {
@@ -86,7 +94,11 @@ impl Relay {
                 let text = "error: not supported".to_owned();
                 vec![Answer::Said(Said::NegErr { sub, text })]
             }
-            Frame::NegOpen { sub, filter, message } => {
+            Frame::NegOpen {
+                sub,
+                filter,
+                message,
+            } => {
                 let mut storage = NegentropyStorageVector::new();
                 for item in self.matching(facts, &filter) {
                     let row = facts.row(item);
@@ -94,7 +106,8 @@ impl Relay {
                     storage.insert(row.at.as_secs(), id).unwrap();
                 }
                 storage.seal().unwrap();
-                self.sessions.insert(sub, Negentropy::owned(storage, 60_000).unwrap());
+                self.sessions
+                    .insert(sub, Negentropy::owned(storage, 60_000).unwrap());
                 self.continue_session(sub, &message)
             }
             Frame::NegMsg { sub, message } => self.continue_session(sub, &message),
@@ -108,7 +121,9 @@ impl Relay {
     }
 
     fn continue_session(&mut self, sub: SubId, message: &[u8]) -> Vec<Answer> {
-        let Some(session) = self.sessions.get_mut(&sub) else { return vec![] };
+        let Some(session) = self.sessions.get_mut(&sub) else {
+            return vec![];
+        };
         let message = session.reconcile(message).unwrap();
         vec![Answer::Said(Said::NegMsg { sub, message })]
     }
@@ -116,7 +131,11 @@ impl Relay {
     /// Sends the newest events of each filter, then EOSE.
     fn page(&self, facts: &Facts, sub: SubId, filters: &[Filter]) -> Vec<Answer> {
         let mut places: BTreeMap<Item, Vec<bool>> = BTreeMap::new();
-        for (place, filter) in filters.iter().enumerate().filter(|(_, one)| one.limit != Some(0)) {
+        for (place, filter) in filters
+            .iter()
+            .enumerate()
+            .filter(|(_, one)| one.limit != Some(0))
+        {
             let mut items = self.matching(facts, filter);
             items.retain(|item| {
                 let at = facts.row(*item).at;
@@ -124,10 +143,13 @@ impl Relay {
                     && filter.until.is_none_or(|until| at <= until)
             });
             items.sort_by_key(|item| std::cmp::Reverse(facts.row(*item).at));
-            for item in
-                items.into_iter().take(filter.limit.unwrap_or(EVENTS_PER_PAGE).min(EVENTS_PER_PAGE))
+            for item in items
+                .into_iter()
+                .take(filter.limit.unwrap_or(EVENTS_PER_PAGE).min(EVENTS_PER_PAGE))
             {
-                places.entry(item).or_insert_with(|| vec![false; filters.len()])[place] = true;
+                places
+                    .entry(item)
+                    .or_insert_with(|| vec![false; filters.len()])[place] = true;
             }
         }
         let events: Vec<(Item, Delivered)> = places
@@ -137,18 +159,32 @@ impl Relay {
                 (item, Delivered { row, places })
             })
             .collect();
-        let chunks = events.chunks(EVENTS_PER_CHUNK).map(|some| Answer::Events(sub, some.to_vec()));
-        chunks.chain([Answer::Said(Said::Eose { sub, hint: None })]).collect()
+        let chunks = events
+            .chunks(EVENTS_PER_CHUNK)
+            .map(|some| Answer::Events(sub, some.to_vec()));
+        chunks
+            .chain([Answer::Said(Said::Eose { sub, hint: None })])
+            .collect()
     }
 
     /// Publishes an issue here; returns the subscriptions that receive it.
     pub(super) fn publish(&self, facts: &Facts, root: usize) -> Vec<(SubId, Delivered)> {
         let row = facts.row(Item::Root(root));
         let heard = |(sub, filters): (&SubId, &Vec<Filter>)| {
-            let places: Vec<bool> =
-                filters.iter().map(|filter| facts.matches(filter, root)).collect();
+            let places: Vec<bool> = filters
+                .iter()
+                .map(|filter| facts.matches(filter, root))
+                .collect();
             let is_heard = places.contains(&true);
-            is_heard.then(|| (*sub, Delivered { row, places: places.into_iter().collect() }))
+            is_heard.then(|| {
+                (
+                    *sub,
+                    Delivered {
+                        row,
+                        places: places.into_iter().collect(),
+                    },
+                )
+            })
         };
         self.live.iter().filter_map(heard).collect()
     }

@@ -31,7 +31,9 @@ impl Chance {
 
     pub(crate) fn bytes(&mut self) -> [u8; 32] {
         let mut bytes = [0; 32];
-        bytes.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&self.next().to_be_bytes()));
+        bytes
+            .chunks_mut(8)
+            .for_each(|chunk| chunk.copy_from_slice(&self.next().to_be_bytes()));
         bytes
     }
 }

@@ -9,9 +9,20 @@ use super::chance::Chance;
 
 fn event(chance: &mut Chance, by: PublicKey, at: u64, kind: Kind, tags: Vec<Vec<String>>) -> Event {
     let id = EventId::from_byte_array(chance.bytes());
-    let tags: Vec<Tag> = tags.into_iter().map(|tag| Tag::parse(tag).unwrap()).collect();
+    let tags: Vec<Tag> = tags
+        .into_iter()
+        .map(|tag| Tag::parse(tag).unwrap())
+        .collect();
     let sig = Signature::from_slice(&[0; 64]).unwrap();
-    Event::new(id, by, Timestamp::from_secs(at), kind, tags, String::new(), sig)
+    Event::new(
+        id,
+        by,
+        Timestamp::from_secs(at),
+        kind,
+        tags,
+        String::new(),
+        sig,
+    )
 }
 
 pub(crate) fn announcement(
@@ -32,7 +43,10 @@ pub(crate) fn state(chance: &mut Chance, repo: &RepoId, at: u64) -> Event {
 }
 
 pub(crate) fn issue(chance: &mut Chance, at: u64, repos: &[RepoId]) -> Event {
-    let tags = repos.iter().map(|repo| vec!["a".to_owned(), repo.to_string()]).collect();
+    let tags = repos
+        .iter()
+        .map(|repo| vec!["a".to_owned(), repo.to_string()])
+        .collect();
     let by = PublicKey::from_byte_array(chance.bytes());
     let kind = *chance.pick(&[kinds::ISSUE, kinds::PATCH]);
     event(chance, by, at, kind, tags)
@@ -50,6 +64,12 @@ pub(crate) fn member(chance: &mut Chance, at: u64, kind: u16, about: &str) -> (E
     let by = PublicKey::from_byte_array(chance.bytes());
     let name = chance.within(0, 1_000_000).to_string();
     let coordinate = format!("{kind}:{by}:{name}");
-    let tags = vec![vec!["d".to_owned(), name], vec!["a".to_owned(), about.to_owned()]];
-    (event(chance, by, at, Kind::from_u16(kind), tags), coordinate)
+    let tags = vec![
+        vec!["d".to_owned(), name],
+        vec!["a".to_owned(), about.to_owned()],
+    ];
+    (
+        event(chance, by, at, Kind::from_u16(kind), tags),
+        coordinate,
+    )
 }

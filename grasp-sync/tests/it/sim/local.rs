@@ -30,7 +30,10 @@ impl Local {
     /// Publishes an event as a client.
     pub(crate) fn direct(&mut self, event: Event) -> Vec<Accepted> {
         let is_stored = matches!(self.judge(&event), Outcome::Stored);
-        is_stored.then(|| accepted(&event, true)).into_iter().collect()
+        is_stored
+            .then(|| accepted(&event, true))
+            .into_iter()
+            .collect()
     }
 
     /// Ingests events of the engine; returns the judgements, and the events of the feed.
@@ -42,7 +45,10 @@ impl Local {
             if matches!(outcome, Outcome::Stored) {
                 feed.push(accepted(&event, false));
             }
-            judged.push(Judged { row: row(&event), outcome });
+            judged.push(Judged {
+                row: row(&event),
+                outcome,
+            });
         }
         (judged, feed)
     }
@@ -57,11 +63,17 @@ impl Local {
             return Outcome::Known;
         }
         if self.is_busy {
-            return Outcome::Refused { retry: Retry::Soon, event: None };
+            return Outcome::Refused {
+                retry: Retry::Soon,
+                event: None,
+            };
         }
         if !self.is_related(event) {
             let event = Some(Arc::new(event.clone()));
-            return Outcome::Refused { retry: Retry::AfterDependency, event };
+            return Outcome::Refused {
+                retry: Retry::AfterDependency,
+                event,
+            };
         }
         if let Some(key) = address(event) {
             let newest = self.newest.get(&key).and_then(|id| self.stored.get(id));
@@ -91,7 +103,11 @@ impl Local {
         let names_member = references.coordinates.iter().any(|coordinate| {
             self.stored.values().any(|member| {
                 let is_by = member.pubkey == coordinate.public_key;
-                let name = member.tags.identifier().map(|d| d.to_string()).unwrap_or_default();
+                let name = member
+                    .tags
+                    .identifier()
+                    .map(|d| d.to_string())
+                    .unwrap_or_default();
                 is_by && member.kind == coordinate.kind && name == coordinate.identifier
             })
         });
@@ -99,7 +115,8 @@ impl Local {
     }
 
     fn has_repo(&self, repo: &RepoId) -> bool {
-        self.newest.contains_key(&(kinds::ANNOUNCEMENT.as_u16(), repo.clone()))
+        self.newest
+            .contains_key(&(kinds::ANNOUNCEMENT.as_u16(), repo.clone()))
     }
 }
 
@@ -125,7 +142,13 @@ pub(crate) fn matches(filter: &Filter, event: &Event) -> bool {
     };
     filter.since.is_none_or(|since| event.created_at >= since)
         && filter.until.is_none_or(|until| event.created_at <= until)
-        && filter.kinds.as_ref().is_none_or(|kinds| kinds.contains(&event.kind))
-        && filter.ids.as_ref().is_none_or(|ids| ids.contains(&event.id))
+        && filter
+            .kinds
+            .as_ref()
+            .is_none_or(|kinds| kinds.contains(&event.kind))
+        && filter
+            .ids
+            .as_ref()
+            .is_none_or(|ids| ids.contains(&event.id))
         && filter.generic_tags.iter().all(is_named)
 }

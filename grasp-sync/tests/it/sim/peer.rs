@@ -68,7 +68,9 @@ impl Peer {
     }
 
     pub(crate) fn is_connected(&self, conn: ConnId) -> bool {
-        self.connection.as_ref().is_some_and(|(open, _)| *open == conn)
+        self.connection
+            .as_ref()
+            .is_some_and(|(open, _)| *open == conn)
     }
 
     /// Ends the connection; returns whether there was one.
@@ -87,7 +89,10 @@ impl Peer {
 
     /// Returns the subscriptions that stay open.
     pub(crate) fn live_subs(&self) -> Vec<SubId> {
-        self.connection.iter().flat_map(|(_, connection)| connection.subs.keys().copied()).collect()
+        self.connection
+            .iter()
+            .flat_map(|(_, connection)| connection.subs.keys().copied())
+            .collect()
     }
 
     pub(crate) fn drop_sub(&mut self, sub: SubId) {
@@ -102,7 +107,11 @@ impl Peer {
         if let Some((conn, connection)) = &self.connection {
             let wanted =
                 |filters: &Vec<Filter>| filters.iter().any(|filter| matches(filter, &event));
-            for (sub, _) in connection.subs.iter().filter(|(_, filters)| wanted(filters)) {
+            for (sub, _) in connection
+                .subs
+                .iter()
+                .filter(|(_, filters)| wanted(filters))
+            {
                 replies.push((*conn, Reply::Events(*sub, vec![event.clone()])));
             }
         }
@@ -149,9 +158,11 @@ impl Peer {
         }
         match frame {
             Frame::Subscribe { sub, filters, .. } => self.subscribe(now, sub, filters, chance),
-            Frame::NegOpen { sub, filter, message } => {
-                self.open(now, sub, &filter, &message, chance)
-            }
+            Frame::NegOpen {
+                sub,
+                filter,
+                message,
+            } => self.open(now, sub, &filter, &message, chance),
             Frame::NegMsg { sub, message } => self.continue_session(sub, &message),
             Frame::Unsubscribe { sub } | Frame::NegClose { sub } => {
                 if let Some((_, connection)) = &mut self.connection {
@@ -172,14 +183,22 @@ impl Peer {
     /// Returns the refusal of a request, independent of its filters.
     fn refusal(&mut self, now: Mono, chance: &mut Chance) -> Option<Refusal> {
         self.starts.push_back(now);
-        while self.starts.front().is_some_and(|at| now - *at > Duration::from_secs(60)) {
+        while self
+            .starts
+            .front()
+            .is_some_and(|at| now - *at > Duration::from_secs(60))
+        {
             self.starts.pop_front();
         }
         self.peak_starts_per_minute = self.peak_starts_per_minute.max(self.starts.len());
         if self.script.silent_one_in.is_some_and(|n| chance.one_in(n)) {
             return Some(Refusal::Silence);
         }
-        if self.script.starts_per_minute.is_some_and(|max| self.starts.len() > max) {
+        if self
+            .script
+            .starts_per_minute
+            .is_some_and(|max| self.starts.len() > max)
+        {
             return Some(Refusal::Says("rate-limited: too many queries"));
         }
         let (_, connection) = self.connection.as_ref()?;
@@ -192,7 +211,11 @@ impl Peer {
             return None;
         }
         let hides = self.script.hides_refusals;
-        Some(if hides { Refusal::Notice } else { Refusal::Says("rate-limited: too many REQs") })
+        Some(if hides {
+            Refusal::Notice
+        } else {
+            Refusal::Says("rate-limited: too many REQs")
+        })
     }
 
     fn refuse(&mut self, refusal: Refusal, closed: impl Fn(String) -> Said) -> Vec<Reply> {
@@ -228,8 +251,10 @@ impl Peer {
             return self.refuse(refusal, closed);
         }
         if filters.len() > self.script.filters {
-            let text =
-                format!("rate-limited: REQ exceeds max filter count {}", self.script.filters);
+            let text = format!(
+                "rate-limited: REQ exceeds max filter count {}",
+                self.script.filters
+            );
             return vec![Reply::Said(closed(text))];
         }
         if !self.script.takes_zero && filters.iter().any(|filter| filter.limit == Some(0)) {
@@ -241,8 +266,10 @@ impl Peer {
         if let Some((_, connection)) = &mut self.connection {
             connection.subs.insert(sub, filters);
         }
-        let mut replies: Vec<Reply> =
-            events.chunks(50).map(|some| Reply::Events(sub, some.to_vec())).collect();
+        let mut replies: Vec<Reply> = events
+            .chunks(50)
+            .map(|some| Reply::Events(sub, some.to_vec()))
+            .collect();
         replies.push(Reply::Said(Said::Eose { sub, hint }));
         replies
     }
@@ -251,20 +278,35 @@ impl Peer {
     fn hint(&self, filters: &[Filter]) -> EoseHint {
         let is_cut = |filter: &Filter| {
             let max = filter.limit.unwrap_or(usize::MAX).min(self.script.page);
-            self.events.values().filter(|event| matches(filter, event)).count() > max
+            self.events
+                .values()
+                .filter(|event| matches(filter, event))
+                .count()
+                > max
         };
-        if filters.iter().any(is_cut) { EoseHint::More } else { EoseHint::Finish }
+        if filters.iter().any(is_cut) {
+            EoseHint::More
+        } else {
+            EoseHint::Finish
+        }
     }
 
     /// Returns the newest events of each filter, up to this relay's limit.
     fn page(&self, filters: &[Filter]) -> Vec<Event> {
         let mut page: BTreeMap<EventId, Event> = BTreeMap::new();
         for filter in filters {
-            let mut rows: Vec<&Event> =
-                self.events.values().filter(|event| matches(filter, event)).collect();
+            let mut rows: Vec<&Event> = self
+                .events
+                .values()
+                .filter(|event| matches(filter, event))
+                .collect();
             rows.sort_by_key(|event| (std::cmp::Reverse(event.created_at), event.id));
             let max = filter.limit.unwrap_or(usize::MAX).min(self.script.page);
-            page.extend(rows.into_iter().take(max).map(|event| (event.id, event.clone())));
+            page.extend(
+                rows.into_iter()
+                    .take(max)
+                    .map(|event| (event.id, event.clone())),
+            );
         }
         page.into_values().collect()
     }
@@ -292,10 +334,15 @@ impl Peer {
         if let Some(refusal) = self.refusal(now, chance) {
             return self.refuse(refusal, error);
         }
-        let rows: Vec<&Event> =
-            self.events.values().filter(|event| matches(filter, event)).collect();
+        let rows: Vec<&Event> = self
+            .events
+            .values()
+            .filter(|event| matches(filter, event))
+            .collect();
         if matches!(self.script.neg, Neg::Small(max) if rows.len() > max) {
-            return vec![Reply::Said(error("blocked: too many query results: 99".into()))];
+            return vec![Reply::Said(error(
+                "blocked: too many query results: 99".into(),
+            ))];
         }
         let mut storage = NegentropyStorageVector::new();
         for event in rows {
@@ -303,7 +350,9 @@ impl Peer {
             storage.insert(event.created_at.as_secs(), id).unwrap();
         }
         for phantom in &self.phantoms {
-            storage.insert(super::START - 1, Id::from_byte_array(*phantom.as_bytes())).unwrap();
+            storage
+                .insert(super::START - 1, Id::from_byte_array(*phantom.as_bytes()))
+                .unwrap();
         }
         storage.seal().unwrap();
         let session = Negentropy::owned(storage, 60_000).unwrap();
@@ -314,10 +363,18 @@ impl Peer {
     }
 
     fn continue_session(&mut self, sub: SubId, message: &[u8]) -> Vec<Reply> {
-        let Some((_, connection)) = &mut self.connection else { return vec![] };
+        let Some((_, connection)) = &mut self.connection else {
+            return vec![];
+        };
         let said = match connection.sessions.get_mut(&sub) {
-            Some(session) => Said::NegMsg { sub, message: session.reconcile(message).unwrap() },
-            None => Said::NegErr { sub, text: "closed: unknown".into() },
+            Some(session) => Said::NegMsg {
+                sub,
+                message: session.reconcile(message).unwrap(),
+            },
+            None => Said::NegErr {
+                sub,
+                text: "closed: unknown".into(),
+            },
         };
         vec![Reply::Said(said)]
     }

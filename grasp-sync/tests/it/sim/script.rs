@@ -124,7 +124,9 @@ impl Script {
 
     pub(crate) fn is_up(&self, now: Mono) -> bool {
         let now = now.since_start().as_secs();
-        !self.down_secs.is_some_and(|(from, to)| (from..to).contains(&now))
+        !self
+            .down_secs
+            .is_some_and(|(from, to)| (from..to).contains(&now))
     }
 
     /// Returns the duration of the next connection.

@@ -30,7 +30,10 @@ pub(crate) fn relay(n: usize) -> RelayUrl {
 }
 
 pub(crate) fn repo(chance: &mut Chance, name: &str) -> RepoId {
-    RepoId::new(PublicKey::from_byte_array(chance.bytes()), name.parse().unwrap())
+    RepoId::new(
+        PublicKey::from_byte_array(chance.bytes()),
+        name.parse().unwrap(),
+    )
 }
 
 /// Returns a world in which no relay is ever unreachable, silent, full or rate-limited.
@@ -128,10 +131,15 @@ pub(crate) fn obtainable(sim: &Sim) -> BTreeSet<EventId> {
     loop {
         let before = local.stored.len();
         let mut index = SyncIndex::new("us.example".parse().unwrap(), [relay(0)]);
-        let changes = local.stored.values().map(|event| super::accepted(event, false).change);
+        let changes = local
+            .stored
+            .values()
+            .map(|event| super::accepted(event, false).change);
         let _ = index.apply(changes.flatten().collect::<Vec<_>>());
         for (url, peer) in &sim.peers {
-            let Some(target) = index.target(url) else { continue };
+            let Some(target) = index.target(url) else {
+                continue;
+            };
             let mut filters =
                 build_layer2_and_layer3_filters(&target, None, &RequestBudget::default());
             filters.push(build_announcement_filter(None));

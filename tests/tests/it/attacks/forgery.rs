@@ -17,12 +17,21 @@ fn copies(genuine: &Event, other: &Event) -> Vec<(&'static str, Event)> {
         ("other content", copy(&|event| event.content.push('!'))),
         ("other tags", copy(&|event| event.tags = other.tags.clone())),
         ("another kind", copy(&|event| event.kind = other.kind)),
-        ("another time", copy(&|event| event.created_at = Timestamp::from_secs(1))),
+        (
+            "another time",
+            copy(&|event| event.created_at = Timestamp::from_secs(1)),
+        ),
         ("another author", copy(&|event| event.pubkey = other.pubkey)),
         ("another's signature", copy(&|event| event.sig = other.sig)),
-        ("no signature", copy(&|event| event.sig = Signature::from_slice(&[0; 64]).unwrap())),
+        (
+            "no signature",
+            copy(&|event| event.sig = Signature::from_slice(&[0; 64]).unwrap()),
+        ),
         ("another id", copy(&|event| event.id = other.id)),
-        ("no id", copy(&|event| event.id = EventId::from_byte_array([0; 32]))),
+        (
+            "no id",
+            copy(&|event| event.id = EventId::from_byte_array([0; 32])),
+        ),
     ]
 }
 
@@ -39,16 +48,30 @@ async fn a_forged_copy_is_refused_and_the_genuine_event_is_accepted_after_it() {
     ] {
         for (what, forged) in copies(&genuine, &other) {
             for outcome in [
-                fixture.instance.ingest(vec![forged.clone()]).await.remove(0),
-                fixture.instance.ingest_from_relay(vec![forged.clone()]).await.remove(0),
+                fixture
+                    .instance
+                    .ingest(vec![forged.clone()])
+                    .await
+                    .remove(0),
+                fixture
+                    .instance
+                    .ingest_from_relay(vec![forged.clone()])
+                    .await
+                    .remove(0),
             ] {
                 let answer = outcome.answer();
                 assert!(!answer.is_accepted, "{what}: {answer:?}");
-                assert!(answer.message.starts_with("invalid: "), "{what}: {answer:?}");
+                assert!(
+                    answer.message.starts_with("invalid: "),
+                    "{what}: {answer:?}"
+                );
             }
         }
         // Side by side in one batch, the forged one first.
-        let mut batch: Vec<Event> = copies(&genuine, &other).into_iter().map(|it| it.1).collect();
+        let mut batch: Vec<Event> = copies(&genuine, &other)
+            .into_iter()
+            .map(|it| it.1)
+            .collect();
         batch.push(genuine.clone());
         let outcomes = fixture.instance.ingest(batch).await;
         let (last, before) = outcomes.split_last().unwrap();
@@ -70,8 +93,14 @@ async fn another_owners_repository_cannot_be_deleted_moved_or_emptied() {
     let events_of_alice = [
         alice.later(9).sign(5, "", &[&["a", &coordinate]]),
         alice.later(9).sign(62, "", &[&["relay", "ALL_RELAYS"]]),
-        alice.later(9).sign(30617, "", &[&["d", "x"], &["clone", "https://evil.example/x.git"]]),
-        alice.later(9).announce_with("x", &us, &[&["maintainers", &theirs]]),
+        alice.later(9).sign(
+            30617,
+            "",
+            &[&["d", "x"], &["clone", "https://evil.example/x.git"]],
+        ),
+        alice
+            .later(9)
+            .announce_with("x", &us, &[&["maintainers", &theirs]]),
         alice.later(9).state("x", &states),
     ];
     for genuine in events_of_alice {
@@ -93,16 +122,32 @@ async fn another_owners_repository_cannot_be_deleted_moved_or_emptied() {
     let served = fixture.instance.refs(&fixture.repo).await;
     for own in [
         eve.later(9).sign(5, "", &[&["a", &coordinate]]),
-        eve.later(9).sign(5, "", &[&["a", &format!("30618:{}:x", alice.key())]]),
-        eve.later(9).sign(62, "", &[&["relay", "ALL_RELAYS"], &["p", &alice.key().to_string()]]),
+        eve.later(9)
+            .sign(5, "", &[&["a", &format!("30618:{}:x", alice.key())]]),
+        eve.later(9).sign(
+            62,
+            "",
+            &[&["relay", "ALL_RELAYS"], &["p", &alice.key().to_string()]],
+        ),
         eve.later(10).state("x", &states),
-        eve.later(10).sign(30617, "", &[&["d", "x"], &["maintainers", &alice.key().to_string()]]),
+        eve.later(10).sign(
+            30617,
+            "",
+            &[&["d", "x"], &["maintainers", &alice.key().to_string()]],
+        ),
     ] {
         fixture.publish(&own).await;
         fixture.assert_unchanged("an event of eve").await;
     }
     assert!(served.contains(&fixture.tip));
-    assert_eq!(fixture.instance.get(&fixture.instance.path(&fixture.repo), &[]).await.status, 200);
+    assert_eq!(
+        fixture
+            .instance
+            .get(&fixture.instance.path(&fixture.repo), &[])
+            .await
+            .status,
+        200
+    );
 }
 
 #[tokio::test]
@@ -113,21 +158,43 @@ async fn held_events_of_another_author_cannot_be_deleted() {
     let held = alice.later(1).state("x", &[(MAIN, &next)]);
     let announced = alice.announce("y", &fixture.instance.service());
     assert!(fixture.publish(&held).await.1.starts_with("purgatory: "));
-    assert!(fixture.publish(&announced).await.1.starts_with("purgatory: "));
+    assert!(
+        fixture
+            .publish(&announced)
+            .await
+            .1
+            .starts_with("purgatory: ")
+    );
     for tags in [
         [&["e", &held.id.to_hex()][..], &["k", "30618"]],
         [&["e", &announced.id.to_hex()], &["k", "30617"]],
-        [&["a", &format!("30618:{}:x", alice.key())], &["p", &alice.key().to_string()]],
-        [&["a", &alice.repo("y").to_string()], &["e", &held.id.to_hex()]],
+        [
+            &["a", &format!("30618:{}:x", alice.key())],
+            &["p", &alice.key().to_string()],
+        ],
+        [
+            &["a", &alice.repo("y").to_string()],
+            &["e", &held.id.to_hex()],
+        ],
     ] {
         fixture.publish(&eve.later(5).sign(5, "", &tags)).await;
     }
-    fixture.publish(&eve.later(5).sign(62, "", &[&["relay", "ALL_RELAYS"]])).await;
+    fixture
+        .publish(&eve.later(5).sign(62, "", &[&["relay", "ALL_RELAYS"]]))
+        .await;
     fixture.instance.settle("y").await;
     assert_eq!(
-        fixture.instance.get(&fixture.instance.path(&alice.repo("y")), &[]).await.status,
+        fixture
+            .instance
+            .get(&fixture.instance.path(&alice.repo("y")), &[])
+            .await
+            .status,
         200
     );
-    fixture.work.git(&["push", &fixture.url(), "main"]).await.expect_ok();
+    fixture
+        .work
+        .git(&["push", &fixture.url(), "main"])
+        .await
+        .expect_ok();
     assert!(fixture.instance.serves(&held).await);
 }

@@ -13,23 +13,41 @@ async fn text_of_events_is_escaped_on_every_page_and_is_no_metric_label() {
     let identifier = MARKUP.replace("<\\/script>", "");
     let work = fixture.instance.host(&mallory, &identifier).await;
     let us = fixture.instance.service();
-    let more: [&[&str]; 3] =
-        [&["name", MARKUP], &["description", MARKUP], &["web", "javascript:alert(1)"]];
+    let more: [&[&str]; 3] = [
+        &["name", MARKUP],
+        &["description", MARKUP],
+        &["web", "javascript:alert(1)"],
+    ];
     let announced = mallory.later(1).announce_with(&identifier, &us, &more);
     assert!(fixture.publish(&announced).await.0);
     let branch = "refs/heads/<script>alert(3)";
     let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
-    fixture.publish(&mallory.later(1).state(&identifier, &[(MAIN, &tip), (branch, &tip)])).await;
+    fixture
+        .publish(
+            &mallory
+                .later(1)
+                .state(&identifier, &[(MAIN, &tip), (branch, &tip)]),
+        )
+        .await;
     fixture.instance.settle(&identifier).await;
     let own = fixture.instance.path(&mallory.repo(&identifier));
-    for path in
-        ["/", "/status", "/metrics", "/status.json", &own, "/<script>alert(4)", "/%3Cscript%3E"]
-    {
+    for path in [
+        "/",
+        "/status",
+        "/metrics",
+        "/status.json",
+        &own,
+        "/<script>alert(4)",
+        "/%3Cscript%3E",
+    ] {
         let answer = fixture.instance.get(path, &[]).await;
         let is_page = answer.header("content-type").contains("html");
         let body = answer.body.to_lowercase();
         if is_page {
-            assert!(!body.contains("<img") && !body.contains("<script>alert"), "{path}: {body}");
+            assert!(
+                !body.contains("<img") && !body.contains("<script>alert"),
+                "{path}: {body}"
+            );
             assert!(!body.contains("javascript:"), "{path}: {body}");
         } else if path == "/metrics" {
             assert!(!body.contains("alert("), "{path}: {body}");

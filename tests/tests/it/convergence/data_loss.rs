@@ -17,7 +17,11 @@ async fn three_with_a_history() -> (Network, Author, Hosted) {
     let reply = comment(&alice.later(2), &issue, &issue, "a comment");
     let nested = comment(&alice.later(3), &issue, &reply, "a reply");
     network.at(1).publish_all(&[&issue, &reply, &nested]).await;
-    network.convergence().serving([&issue, &reply, &nested]).wait().await;
+    network
+        .convergence()
+        .serving([&issue, &reply, &nested])
+        .wait()
+        .await;
     (network, alice, hosted)
 }
 
@@ -29,7 +33,10 @@ async fn recovers_after(delete: impl FnOnce(&Path)) {
     delete(network.members[2].dir());
     network.members[2].start().await;
     let convergence = network.convergence().serving(before.values());
-    convergence.with_refs(&hosted.repo, &[(MAIN, &hosted.first)]).wait().await;
+    convergence
+        .with_refs(&hosted.repo, &[(MAIN, &hosted.first)])
+        .wait()
+        .await;
 
     // Refs are back before connections are: an old event that is published now would wait for the daily pass.
     for by in 0..2 {
@@ -49,7 +56,12 @@ async fn recovers_after(delete: impl FnOnce(&Path)) {
     let state = alice.later(4).state("x", &[(MAIN, &next)]);
     network.at(2).publish_all(&[&state]).await;
     hosted.push(&network.at(2), &["main"]).await;
-    network.convergence().serving([&state]).with_refs(&hosted.repo, &[(MAIN, &next)]).wait().await;
+    network
+        .convergence()
+        .serving([&state])
+        .with_refs(&hosted.repo, &[(MAIN, &next)])
+        .wait()
+        .await;
 }
 
 fn remove(dir: &Path, names: &[&str]) {

@@ -53,8 +53,16 @@ impl Downtime {
         let hosted = network.host(0, &alice, "x").await;
         let issue = alice.later(1).issue(&hosted.repo, "an issue");
         network.at(0).publish_all(&[&issue]).await;
-        network.convergence().serving(hosted.signed()).serving([&issue]).wait().await;
-        let before = [stable_status(&network, 2, 0).await, stable_status(&network, 2, 1).await];
+        network
+            .convergence()
+            .serving(hosted.signed())
+            .serving([&issue])
+            .wait()
+            .await;
+        let before = [
+            stable_status(&network, 2, 0).await,
+            stable_status(&network, 2, 1).await,
+        ];
 
         network.members[2].stop().await;
         until_disconnected(&network, 2, 0).await;
@@ -66,21 +74,36 @@ impl Downtime {
         hosted.push(&network.at(0), &["main"]).await;
         let comment = comment(&alice.later(seconds), &issue, &issue, "a comment");
         network.at(1).publish_all(&[&comment]).await;
-        Convergence::of(&[network.at(0), network.at(1)]).serving([&state, &comment]).wait().await;
+        Convergence::of(&[network.at(0), network.at(1)])
+            .serving([&state, &comment])
+            .wait()
+            .await;
 
         network.members[2].start().await;
         let convergence = network.convergence().serving([&state, &comment]);
-        convergence.with_refs(&hosted.repo, &[(MAIN, &next)]).wait().await;
-        let after = [stable_status(&network, 2, 0).await, stable_status(&network, 2, 1).await];
+        convergence
+            .with_refs(&hosted.repo, &[(MAIN, &next)])
+            .wait()
+            .await;
+        let after = [
+            stable_status(&network, 2, 0).await,
+            stable_status(&network, 2, 1).await,
+        ];
 
         // New events are live in both directions.
         let (here, there) = (alice.later(seconds + 1), alice.later(seconds + 2));
-        let (here, there) = (here.issue(&hosted.repo, "here"), there.issue(&hosted.repo, "there"));
+        let (here, there) = (
+            here.issue(&hosted.repo, "here"),
+            there.issue(&hosted.repo, "there"),
+        );
         network.at(2).publish_all(&[&here]).await;
         network.at(0).publish_all(&[&there]).await;
         network.convergence().serving([&here, &there]).wait().await;
         let ([one, two], [three, four]) = (before, after);
-        Self { network, statuses: [(one, three), (two, four)] }
+        Self {
+            network,
+            statuses: [(one, three), (two, four)],
+        }
     }
 }
 
@@ -89,7 +112,10 @@ async fn after_a_minute_only_missed_events_are_requested() {
     let Downtime { network, statuses } = Downtime::of(60).await;
     for (before, after) in statuses {
         assert!(before.batches > 0, "{before:?}");
-        assert_eq!(after.batches, before.batches, "earlier batches count: {before:?} {after:?}");
+        assert_eq!(
+            after.batches, before.batches,
+            "earlier batches count: {before:?} {after:?}"
+        );
     }
     // The restarted server does not request what it had either, according to its own records.
     for which in [0, 1] {

@@ -58,7 +58,12 @@ async fn a_server_killed_during_an_upload_accepts_it_after_a_restart() {
     assert!(!pushed, "the server was killed before the end");
     network.members[0].spawn();
     hosted.push(&to, &["main"]).await;
-    network.convergence().serving([&state]).with_refs(&hosted.repo, &[(MAIN, &next)]).wait().await;
+    network
+        .convergence()
+        .serving([&state])
+        .with_refs(&hosted.repo, &[(MAIN, &next)])
+        .wait()
+        .await;
     assert_eq!(until_idle(&repositories).await, Leftovers::default());
 }
 
@@ -80,7 +85,9 @@ async fn a_server_killed_during_sync_converges() {
     for (round, readings) in (1..).zip(READINGS_BEFORE_KILL) {
         let next = hosted.work.commit(&format!("round {round}")).await;
         let state = alice.later(round).state("x", &[(MAIN, &next)]);
-        let issue = alice.later(round).issue(&hosted.repo, &format!("issue {round}"));
+        let issue = alice
+            .later(round)
+            .issue(&hosted.repo, &format!("issue {round}"));
         assert!(network.members[1].kill_after(readings));
         network.at(0).publish_all(&[&issue]).await;
         assert!(publish(&network, 0, &hosted, &state).await, "round {round}");
@@ -88,7 +95,10 @@ async fn a_server_killed_during_sync_converges() {
         network.members[1].kill();
         network.members[1].spawn();
         let convergence = network.convergence().serving([&state, &issue]);
-        convergence.with_refs(&hosted.repo, &[(MAIN, &next)]).wait().await;
+        convergence
+            .with_refs(&hosted.repo, &[(MAIN, &next)])
+            .wait()
+            .await;
     }
 }
 
@@ -98,7 +108,10 @@ async fn until_killed_or_served(network: &mut Network, which: usize, event: &Eve
     let member = std::sync::Mutex::new(&mut network.members[which]);
     eventually_async(|| async {
         let is_running = member.lock().unwrap().is_running();
-        let served = client.events().await.is_some_and(|all| all.contains_key(&event.id));
+        let served = client
+            .events()
+            .await
+            .is_some_and(|all| all.contains_key(&event.id));
         (!is_running || served).then_some(())
     })
     .await;
@@ -114,20 +127,39 @@ async fn a_server_killed_repeatedly_while_it_joins_converges() {
     let hosted = network.host(0, &alice, "x").await;
     let mut events = Vec::new();
     for number in 0..60 {
-        let issue = alice.later(2 * number).issue(&hosted.repo, &format!("issue {number}"));
-        events.push(comment(&alice.later(2 * number + 1), &issue, &issue, "a comment"));
+        let issue = alice
+            .later(2 * number)
+            .issue(&hosted.repo, &format!("issue {number}"));
+        events.push(comment(
+            &alice.later(2 * number + 1),
+            &issue,
+            &issue,
+            "a comment",
+        ));
         events.push(issue);
     }
     events.reverse();
     network.at(1).publish_all(&[&hosted.announcement]).await;
-    Convergence::of(&early).serving(hosted.signed()).wait().await;
-    network.at(1).publish_all(&events.iter().collect::<Vec<_>>()).await;
+    Convergence::of(&early)
+        .serving(hosted.signed())
+        .wait()
+        .await;
+    network
+        .at(1)
+        .publish_all(&events.iter().collect::<Vec<_>>())
+        .await;
     let tip = hosted.work.commit("a contribution").await;
     let proposal = alice.pull_request(&hosted.repo, &tip);
     let name = format!("refs/nostr/{}", proposal.id);
-    hosted.push(&network.at(0), &[&format!("HEAD:{name}")]).await;
+    hosted
+        .push(&network.at(0), &[&format!("HEAD:{name}")])
+        .await;
     network.at(0).publish_all(&[&proposal]).await;
-    Convergence::of(&early).serving(&events).serving([&proposal]).wait().await;
+    Convergence::of(&early)
+        .serving(&events)
+        .serving([&proposal])
+        .wait()
+        .await;
 
     for readings in [4, 12, 30, 60, 100, 150] {
         network.members[2].spawn();
@@ -138,5 +170,10 @@ async fn a_server_killed_repeatedly_while_it_joins_converges() {
     }
     network.members[2].spawn();
     let refs = [(MAIN, hosted.first.as_str()), (&name, &tip)];
-    network.convergence().serving(&events).with_refs(&hosted.repo, &refs).wait().await;
+    network
+        .convergence()
+        .serving(&events)
+        .with_refs(&hosted.repo, &refs)
+        .wait()
+        .await;
 }

@@ -21,19 +21,35 @@ async fn a_fourth_server_with_one_bootstrap_relay_converges_with_all() {
     let x = network.host(0, &alice, "x").await;
     let y = network.host(1, &bob, "y").await;
     // A server accepts events about the repositories that it serves.
-    Convergence::of(&early).serving(x.signed()).serving(y.signed()).wait().await;
+    Convergence::of(&early)
+        .serving(x.signed())
+        .serving(y.signed())
+        .wait()
+        .await;
     let tip = x.work.commit("a contribution").await;
     let proposal = bob.later(1).pull_request(&x.repo, &tip);
-    x.push(&network.at(2), &[&format!("HEAD:refs/nostr/{}", proposal.id)]).await;
+    x.push(
+        &network.at(2),
+        &[&format!("HEAD:refs/nostr/{}", proposal.id)],
+    )
+    .await;
     network.at(2).publish_all(&[&proposal]).await;
     let issue = alice.later(2).issue(&y.repo, "an issue");
     let reply = comment(&bob.later(3), &issue, &issue, "an answer");
     let nested = comment(&alice.later(4), &issue, &reply, "another");
     let deleted = alice.later(5).issue(&x.repo, "a deleted issue");
     let deletion = alice.later(6).sign(5, "", &[&["e", &deleted.id.to_hex()]]);
-    network.at(1).publish_all(&[&issue, &reply, &nested, &deleted, &deletion]).await;
+    network
+        .at(1)
+        .publish_all(&[&issue, &reply, &nested, &deleted, &deletion])
+        .await;
     let events = [&proposal, &issue, &reply, &nested, &deletion];
-    Convergence::of(&early).serving(events).serving(x.signed()).serving(y.signed()).wait().await;
+    Convergence::of(&early)
+        .serving(events)
+        .serving(x.signed())
+        .serving(y.signed())
+        .wait()
+        .await;
 
     network.members[3].start().await;
     let pr = format!("refs/nostr/{}", proposal.id);
@@ -43,12 +59,20 @@ async fn a_fourth_server_with_one_bootstrap_relay_converges_with_all() {
         .serving(events[..4].to_vec())
         .without([&deleted]);
     let convergence = convergence.with_refs(&y.repo, &[(MAIN, &y.first)]);
-    convergence.with_refs(&x.repo, &[(MAIN, &x.first), (&pr, &tip)]).wait().await;
+    convergence
+        .with_refs(&x.repo, &[(MAIN, &x.first), (&pr, &tip)])
+        .wait()
+        .await;
 
     // The announcements name the other servers: events of the fourth reach all, and those of others reach it.
     let last = bob.later(7).issue(&y.repo, "from the fourth");
     network.at(3).publish_all(&[&last]).await;
     let first = alice.later(8).issue(&y.repo, "to the fourth");
     network.at(2).publish_all(&[&first]).await;
-    network.convergence().ignoring_old_deletions().serving([&last, &first]).wait().await;
+    network
+        .convergence()
+        .ignoring_old_deletions()
+        .serving([&last, &first])
+        .wait()
+        .await;
 }

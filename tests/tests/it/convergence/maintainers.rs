@@ -17,28 +17,50 @@ struct Shared {
 
 fn announce(by: &Author, with: Option<&Author>, network: &Network) -> Event {
     let plain = by.announce_on("x", &network.services());
-    let mut tags: Vec<Vec<String>> = plain.tags.iter().map(|tag| tag.as_slice().to_vec()).collect();
+    let mut tags: Vec<Vec<String>> = plain
+        .tags
+        .iter()
+        .map(|tag| tag.as_slice().to_vec())
+        .collect();
     if let Some(other) = with {
         tags.push(vec!["maintainers".into(), other.key().to_hex()]);
     }
-    let tags: Vec<Vec<&str>> =
-        tags.iter().map(|tag| tag.iter().map(String::as_str).collect()).collect();
+    let tags: Vec<Vec<&str>> = tags
+        .iter()
+        .map(|tag| tag.iter().map(String::as_str).collect())
+        .collect();
     let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
     by.sign(30617, "", &tags)
 }
 
 impl Shared {
     async fn start(model: MaintainerModel) -> Self {
-        let network = Network::with_settings(3, &Settings { model, ..Settings::default() }).await;
+        let network = Network::with_settings(
+            3,
+            &Settings {
+                model,
+                ..Settings::default()
+            },
+        )
+        .await;
         let (alice, bob) = (Author::new().earlier(200), Author::new().earlier(200));
         let work = Workdir::init().await;
         let base = work.commit("base").await;
-        Self { network, alice, bob, work, base }
+        Self {
+            network,
+            alice,
+            bob,
+            work,
+            base,
+        }
     }
 
     /// Creates a commit on the common base.
     async fn fork(&self, text: &str) -> String {
-        self.work.git(&["checkout", "-q", "--detach", &self.base]).await.expect_ok();
+        self.work
+            .git(&["checkout", "-q", "--detach", &self.base])
+            .await
+            .expect_ok();
         self.work.commit(text).await
     }
 
@@ -52,11 +74,22 @@ impl Shared {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_states_of_one_second_the_same_wins_on_every_server() {
     let shared = Shared::start(MaintainerModel::default()).await;
-    let Shared { network, alice, bob, base, .. } = &shared;
-    let (by_alice, by_bob) =
-        (announce(alice, Some(bob), network), announce(bob, Some(alice), network));
+    let Shared {
+        network,
+        alice,
+        bob,
+        base,
+        ..
+    } = &shared;
+    let (by_alice, by_bob) = (
+        announce(alice, Some(bob), network),
+        announce(bob, Some(alice), network),
+    );
     let state = alice.state("x", &[(MAIN, base)]);
-    network.at(0).publish_all(&[&by_alice, &by_bob, &state]).await;
+    network
+        .at(0)
+        .publish_all(&[&by_alice, &by_bob, &state])
+        .await;
     assert!(shared.push(0, alice, base).await);
     let (of_alice, of_bob) = (alice.repo("x"), bob.repo("x"));
     let convergence = network.convergence().serving([&by_alice, &by_bob, &state]);
@@ -72,23 +105,41 @@ async fn of_two_states_of_one_second_the_same_wins_on_every_server() {
         let two = shared.fork(&format!("bob's {round}")).await;
         let first = alice.later(round).state("x", &[(MAIN, &one)]);
         let second = bob.later(round).state("x", &[(MAIN, &two)]);
-        let winner = if first.id < second.id { (&first, &one) } else { (&second, &two) };
+        let winner = if first.id < second.id {
+            (&first, &one)
+        } else {
+            (&second, &two)
+        };
         let (here, there) = (network.at(1), network.at(2));
         let sent = tokio::join!(here.publish(&first), there.publish(&second));
         assert_eq!(sent, (Some(Ok(())), Some(Ok(()))));
         let pushes = tokio::join!(shared.push(1, alice, &one), shared.push(2, bob, &two));
-        let won = if winner.0 == &first { pushes.0 } else { pushes.1 };
+        let won = if winner.0 == &first {
+            pushes.0
+        } else {
+            pushes.1
+        };
         assert!(won, "the winner's push in round {round}: {pushes:?}");
         let convergence = network.convergence().serving([winner.0]);
         let refs = [(MAIN, winner.1.as_str())];
-        convergence.with_refs(&of_alice, &refs).with_refs(&of_bob, &refs).wait().await;
+        convergence
+            .with_refs(&of_alice, &refs)
+            .with_refs(&of_bob, &refs)
+            .wait()
+            .await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listed_maintainer_who_has_not_listed_back_has_no_authority_on_any_server() {
     let shared = Shared::start(MaintainerModel::Reciprocal).await;
-    let Shared { network, alice, bob, base, .. } = &shared;
+    let Shared {
+        network,
+        alice,
+        bob,
+        base,
+        ..
+    } = &shared;
     let invitation = announce(alice, Some(bob), network);
     let state = alice.state("x", &[(MAIN, base)]);
     network.at(0).publish_all(&[&invitation, &state]).await;
@@ -105,7 +156,10 @@ async fn a_listed_maintainer_who_has_not_listed_back_has_no_authority_on_any_ser
     let own = shared.fork("bob's own").await;
     let claim = bob.later(1).state("x", &[(MAIN, &own)]);
     let _ = network.at(1).publish(&claim).await;
-    assert!(!shared.push(1, alice, &own).await, "a one-sided list gives no authority");
+    assert!(
+        !shared.push(1, alice, &own).await,
+        "a one-sided list gives no authority"
+    );
     let unchanged = network.convergence().serving([&state]).without([&claim]);
     unchanged.with_refs(&repo, &[(MAIN, base)]).wait().await;
 
@@ -114,15 +168,27 @@ async fn a_listed_maintainer_who_has_not_listed_back_has_no_authority_on_any_ser
     let claim = bob.later(3).state("x", &[(MAIN, &own)]);
     network.at(2).publish_all(&[&acceptance, &claim]).await;
     assert!(shared.push(2, bob, &own).await);
-    let convergence = network.convergence().serving([&invitation, &acceptance, &claim]);
+    let convergence = network
+        .convergence()
+        .serving([&invitation, &acceptance, &claim]);
     let refs = [(MAIN, own.as_str())];
-    convergence.with_refs(&repo, &refs).with_refs(&bob.repo("x"), &refs).wait().await;
+    convergence
+        .with_refs(&repo, &refs)
+        .with_refs(&bob.repo("x"), &refs)
+        .wait()
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_the_plain_model_a_listed_maintainer_has_authority_on_every_server() {
     let shared = Shared::start(MaintainerModel::Plain).await;
-    let Shared { network, alice, bob, base, .. } = &shared;
+    let Shared {
+        network,
+        alice,
+        bob,
+        base,
+        ..
+    } = &shared;
     let announcement = announce(alice, Some(bob), network);
     let state = alice.state("x", &[(MAIN, base)]);
     network.at(0).publish_all(&[&announcement, &state]).await;

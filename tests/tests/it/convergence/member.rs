@@ -42,7 +42,13 @@ enum Running {
 impl Member {
     pub(super) fn new(address: SocketAddr, others: Vec<SocketAddr>, settings: Settings) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        Self { dir, address, others, settings, running: Running::Stopped }
+        Self {
+            dir,
+            address,
+            others,
+            settings,
+            running: Running::Stopped,
+        }
     }
 
     pub(super) fn client(&self) -> ServerClient {
@@ -87,9 +93,14 @@ impl Member {
 
     /// Returns the status of another member at this one.
     pub(super) async fn status_of(&self, other: &Self) -> Option<RelayStatus> {
-        let Running::InProcess(instance) = &self.running else { return None };
+        let Running::InProcess(instance) = &self.running else {
+            return None;
+        };
         let status = instance.server().syncer().await?.status().await;
-        status.relays.get(&other.client().relay_url().parse().unwrap()).cloned()
+        status
+            .relays
+            .get(&other.client().relay_url().parse().unwrap())
+            .cloned()
     }
 
     /// Starts the server as a process.
@@ -131,14 +142,21 @@ impl Member {
 
     /// Makes the process kill itself after this number of clock readings; 0 means never.
     pub(super) fn kill_after(&mut self, readings: u64) -> bool {
-        let Running::Process(_, input, _) = &mut self.running else { return false };
+        let Running::Process(_, input, _) = &mut self.running else {
+            return false;
+        };
         writeln!(input, "{readings}").is_ok() && self.wait_for_line()
     }
 
     /// Waits for the next line of the process, and returns whether it came before the process ended.
     fn wait_for_line(&mut self) -> bool {
-        let Running::Process(_, _, output) = &mut self.running else { return false };
-        output.lines().map_while(Result::ok).any(|line| line.contains(LINE_PREFIX))
+        let Running::Process(_, _, output) = &mut self.running else {
+            return false;
+        };
+        output
+            .lines()
+            .map_while(Result::ok)
+            .any(|line| line.contains(LINE_PREFIX))
     }
 }
 
@@ -156,7 +174,9 @@ async fn run(
 ) -> Instance {
     Instance::at_with(dir, address, settings, |settings| {
         with_short_delays(settings);
-        let urls = others.iter().map(|other| format!("ws://{other}").parse().unwrap());
+        let urls = others
+            .iter()
+            .map(|other| format!("ws://{other}").parse().unwrap());
         settings.sync.engine.bootstrap = urls.collect();
     })
     .await
@@ -174,19 +194,31 @@ fn serves_until_it_is_killed() {
     let others = others.split(',').filter(|other| !other.is_empty());
     let others: Vec<SocketAddr> = others.map(|other| other.parse().unwrap()).collect();
     let left = Arc::new(AtomicU64::new(u64::MAX));
-    let settings = Settings { clock: crashing_clock(Arc::clone(&left)), ..Settings::one_process() };
+    let settings = Settings {
+        clock: crashing_clock(Arc::clone(&left)),
+        ..Settings::one_process()
+    };
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let _instance =
-        runtime.block_on(run(Path::new(&dir), address.parse().unwrap(), &others, settings));
+    let _instance = runtime.block_on(run(
+        Path::new(&dir),
+        address.parse().unwrap(),
+        &others,
+        settings,
+    ));
     let answer = || {
         let mut output = std::io::stdout().lock();
-        writeln!(output, "{LINE_PREFIX}").and_then(|()| output.flush()).unwrap();
+        writeln!(output, "{LINE_PREFIX}")
+            .and_then(|()| output.flush())
+            .unwrap();
     };
     answer();
     // Until the test process ends.
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let readings: u64 = line.parse().unwrap();
-        left.store(if readings == 0 { u64::MAX } else { readings }, Ordering::SeqCst);
+        left.store(
+            if readings == 0 { u64::MAX } else { readings },
+            Ordering::SeqCst,
+        );
         answer();
     }
     std::process::exit(0);

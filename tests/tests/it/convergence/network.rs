@@ -48,7 +48,9 @@ impl Network {
             let others = addresses.iter().filter(|other| *other != own);
             Member::new(*own, others.copied().collect(), settings.clone())
         };
-        Self { members: addresses.iter().map(member).collect() }
+        Self {
+            members: addresses.iter().map(member).collect(),
+        }
     }
 
     pub(super) fn all(&self) -> Vec<ServerClient> {
@@ -75,7 +77,13 @@ impl Network {
         let announcement = owner.announce_on(name, &self.services());
         let state = owner.state(name, &[(MAIN, &first)]);
         at.publish_all(&[&announcement, &state]).await;
-        let hosted = Hosted { repo: owner.repo(name), work, first, announcement, state };
+        let hosted = Hosted {
+            repo: owner.repo(name),
+            work,
+            first,
+            announcement,
+            state,
+        };
         hosted.push(&at, &["main"]).await;
         hosted
     }
@@ -93,13 +101,20 @@ pub(super) struct Hosted {
 impl Hosted {
     /// Pushes, which must succeed.
     pub(super) async fn push(&self, to: &ServerClient, specs: &[&str]) {
-        assert!(self.try_push(to, specs).await, "a push of {specs:?} to {}", to.relay_url());
+        assert!(
+            self.try_push(to, specs).await,
+            "a push of {specs:?} to {}",
+            to.relay_url()
+        );
     }
 
     /// Pushes, and returns whether that succeeded.
     pub(super) async fn try_push(&self, to: &ServerClient, specs: &[&str]) -> bool {
         let url = to.clone_url(&self.repo);
-        self.work.git(&[&["push", "-q", "--force", &url], specs].concat()).await.ok
+        self.work
+            .git(&[&["push", "-q", "--force", &url], specs].concat())
+            .await
+            .ok
     }
 
     /// Clones from a server until that succeeds, and checks the clone. A failed clone makes the server look for damage.
@@ -107,7 +122,11 @@ impl Hosted {
         let url = from.clone_url(&self.repo);
         let clone = eventually_async(async || {
             let clone = Workdir::empty();
-            clone.git(&["clone", "-q", &url, "."]).await.ok.then_some(clone)
+            clone
+                .git(&["clone", "-q", &url, "."])
+                .await
+                .ok
+                .then_some(clone)
         });
         let clone = clone.await;
         clone.git(&["fsck", "--full", "--strict"]).await.expect_ok();

@@ -80,32 +80,50 @@ impl History {
         let wrong = alice.later(6).issue(&y, "a deleted issue");
         let like = alice.later(8).sign(7, "+", &[&["e", &issue.id.to_hex()]]);
         let deletions = [
-            bob.later(20).sign(5, "", &[&["e", &deleted.id.to_hex()], &["k", "1618"]]),
-            alice.later(21).sign(5, "", &[&["e", &wrong.id.to_hex()], &["k", "1621"]]),
+            bob.later(20)
+                .sign(5, "", &[&["e", &deleted.id.to_hex()], &["k", "1618"]]),
+            alice
+                .later(21)
+                .sign(5, "", &[&["e", &wrong.id.to_hex()], &["k", "1621"]]),
         ];
 
-        let mut operations: Vec<Operation> =
-            announcements.iter().cloned().map(Operation::Publish).collect();
+        let mut operations: Vec<Operation> = announcements
+            .iter()
+            .cloned()
+            .map(Operation::Publish)
+            .collect();
         operations.extend(states.iter().cloned().map(Operation::Publish));
-        let more = [&newer, &of_y, &proposal, &deleted, &issue, &parent, &reply, &wrong, &like];
+        let more = [
+            &newer, &of_y, &proposal, &deleted, &issue, &parent, &reply, &wrong, &like,
+        ];
         operations.extend(more.map(|event| Operation::Publish(event.clone())));
         operations.extend(deletions.iter().cloned().map(Operation::Publish));
         let push = |repo: &RepoId, specs: &[String]| Operation::Push(repo.clone(), specs.to_vec());
         operations.push(push(&x, &[format!("+{one}:{MAIN}")]));
-        operations.push(push(&x, &[format!("+{two}:{MAIN}"), format!("+{one}:{DEV}")]));
+        operations.push(push(
+            &x,
+            &[format!("+{two}:{MAIN}"), format!("+{one}:{DEV}")],
+        ));
         operations.push(push(&x, &[format!("+{three}:{MAIN}")]));
         operations.push(push(&y, &[format!("+{two}:{MAIN}")]));
         operations.push(push(&x, &[format!("{tip}:refs/nostr/{}", proposal.id)]));
-        operations.push(push(&x, &[format!("{deleted_tip}:refs/nostr/{}", deleted.id)]));
+        operations.push(push(
+            &x,
+            &[format!("{deleted_tip}:refs/nostr/{}", deleted.id)],
+        ));
 
         let [older, other] = announcements;
         let [first, second, third] = states;
-        let refs_of_x =
-            vec![(MAIN.to_owned(), three), (format!("refs/nostr/{}", proposal.id), tip)];
+        let refs_of_x = vec![
+            (MAIN.to_owned(), three),
+            (format!("refs/nostr/{}", proposal.id), tip),
+        ];
         Self {
             work,
             operations,
-            served: vec![newer, other, third, of_y, proposal, issue, parent, reply, like],
+            served: vec![
+                newer, other, third, of_y, proposal, issue, parent, reply, like,
+            ],
             gone: vec![older, first, second, deleted, wrong],
             refs: vec![(x, refs_of_x), (y, vec![(MAIN.to_owned(), two)])],
         }
@@ -123,7 +141,9 @@ impl History {
                 let mut specs = specs.clone();
                 // A state lists all branches: the push deletes those that are not in it.
                 let listed = at.refs(repo).await.unwrap_or_default();
-                let branches = listed.lines().filter_map(|line| line.split_once("\trefs/heads/"));
+                let branches = listed
+                    .lines()
+                    .filter_map(|line| line.split_once("\trefs/heads/"));
                 let names = branches.map(|(_, name)| format!(":refs/heads/{name}"));
                 let is_of_state = specs.iter().any(|spec| spec.contains(":refs/heads/"));
                 let others: Vec<_> = names
@@ -187,8 +207,10 @@ async fn check_order(seed: u64) {
         .serving(&history.served)
         .without(&history.gone);
     for (repo, refs) in &history.refs {
-        let refs: Vec<(&str, &str)> =
-            refs.iter().map(|(name, commit)| (name.as_str(), commit.as_str())).collect();
+        let refs: Vec<(&str, &str)> = refs
+            .iter()
+            .map(|(name, commit)| (name.as_str(), commit.as_str()))
+            .collect();
         convergence = convergence.with_refs(repo, &refs);
     }
     convergence.wait().await;

@@ -36,7 +36,12 @@ async fn any_deleted_file_is_restored() {
     hosted.clone_until_complete(&network.at(1)).await;
     let mut lost = files(&git_dir(&network));
     lost.retain(|file| !file.ends_with("lock"));
-    assert!(lost.iter().filter(|file| file.extension().is_some_and(|it| it == "pack")).count() > 1);
+    assert!(
+        lost.iter()
+            .filter(|file| file.extension().is_some_and(|it| it == "pack"))
+            .count()
+            > 1
+    );
     for file in lost {
         // Earlier repairs may have replaced it.
         if std::fs::remove_file(&file).is_ok() {
@@ -51,8 +56,10 @@ async fn any_deleted_file_is_restored() {
 async fn a_flipped_byte_is_found_and_repaired() {
     let (network, hosted) = two_with_a_history().await;
     let all = files(&git_dir(&network));
-    let packs: Vec<_> =
-        all.iter().filter(|it| it.extension().is_some_and(|it| it == "pack")).collect();
+    let packs: Vec<_> = all
+        .iter()
+        .filter(|it| it.extension().is_some_and(|it| it == "pack"))
+        .collect();
     for pack in packs {
         let mut bytes = std::fs::read(pack).unwrap();
         let middle = bytes.len() / 2;

@@ -50,7 +50,11 @@ pub(super) struct CrashingServer {
 impl CrashingServer {
     pub(super) fn new() -> Self {
         let address = reserve_address([127, 0, 0, 1]);
-        Self { dir: tempfile::tempdir().unwrap(), address, running: None }
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+            address,
+            running: None,
+        }
     }
 
     /// Starts the server, and returns whether it got ready before it crashed.
@@ -167,9 +171,15 @@ impl Drop for CrashingServer {
 fn serves_until_it_crashes() {
     let var = |name: &str| std::env::var(name).ok();
     let at = |name: &str| var(name).map(|number| Countdown::new(number.parse().unwrap()));
-    let (Some(dir), Some(address)) = (var(DIR_VAR), var(ADDRESS_VAR)) else { return };
-    let (Some(readings), Some(steps)) = (at(AT_READING_VAR), at(AT_STEP_VAR)) else { return };
-    let Some(changes) = at(AT_CHANGE_VAR) else { return };
+    let (Some(dir), Some(address)) = (var(DIR_VAR), var(ADDRESS_VAR)) else {
+        return;
+    };
+    let (Some(readings), Some(steps)) = (at(AT_READING_VAR), at(AT_STEP_VAR)) else {
+        return;
+    };
+    let Some(changes) = at(AT_CHANGE_VAR) else {
+        return;
+    };
     let is_repairing = Arc::new(AtomicBool::new(false));
     let subscriber = CrashSubscriber {
         steps: steps.clone(),
@@ -180,7 +190,13 @@ fn serves_until_it_crashes() {
     let clock = crashing_clock(readings.clone());
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let (settings, address) = (Settings { clock, ..Settings::default() }, address.parse());
+        let (settings, address) = (
+            Settings {
+                clock,
+                ..Settings::default()
+            },
+            address.parse(),
+        );
         let to_loopback =
             |settings: &mut grasp_bin::Settings| settings.outbound.allow_private = true;
         let instance =
@@ -193,7 +209,12 @@ fn serves_until_it_crashes() {
         answer(String::from("ready"));
         for line in std::io::stdin().lines().map_while(Result::ok) {
             answer(match line.as_str() {
-                "maintenance" => instance.purgatory().run_maintenance().await.is_ok().to_string(),
+                "maintenance" => instance
+                    .purgatory()
+                    .run_maintenance()
+                    .await
+                    .is_ok()
+                    .to_string(),
                 "points" => format!("{} {}", readings.count(), steps.count()),
                 line if line.starts_with("repair ") => {
                     is_repairing.store(true, Ordering::SeqCst);
@@ -211,7 +232,10 @@ fn serves_until_it_crashes() {
 async fn repair(instance: &Instance, name: &str) -> Result<(), GitError> {
     let purgatory = instance.purgatory();
     let all = purgatory.repos().all().await?;
-    let repo = all.into_iter().find(|repo| repo.identifier.as_str() == name).unwrap();
+    let repo = all
+        .into_iter()
+        .find(|repo| repo.identifier.as_str() == name)
+        .unwrap();
     purgatory.repair(&repo).await?;
     grasp_tests::eventually(|| (!purgatory.lacks_objects(&repo)).then_some(())).await;
     Ok(())
@@ -225,7 +249,11 @@ async fn publish_or_query(instance: &Instance, line: &str) -> String {
         return answer.is_accepted.to_string();
     }
     let id = EventId::from_hex(line).unwrap();
-    let held = instance.purgatory().ask(move |purgatory| purgatory.holds(&id)).await.unwrap();
+    let held = instance
+        .purgatory()
+        .ask(move |purgatory| purgatory.holds(&id))
+        .await
+        .unwrap();
     format!("{} {held}", instance.serves_id(id).await)
 }
 
@@ -238,7 +266,10 @@ struct Countdown {
 
 impl Countdown {
     fn new(end: u64) -> Self {
-        Self { count: Arc::default(), end }
+        Self {
+            count: Arc::default(),
+            end,
+        }
     }
 
     fn next(&self) {

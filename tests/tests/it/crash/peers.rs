@@ -33,12 +33,22 @@ impl Fixture {
             alice.state("x", &[(MAIN, &commits[0])]),
             bob.later(1).state("x", &[(MAIN, &commits[1])]),
         ];
-        Self { server, alice, bob, work, events, commits }
+        Self {
+            server,
+            alice,
+            bob,
+            work,
+            events,
+            commits,
+        }
     }
 
     async fn push(&self, to: &Author, commit: &str) -> bool {
         let url = self.server.clone_url(&to.repo("x"));
-        self.work.git(&["push", "-q", "--force", &url, &format!("{commit}:{MAIN}")]).await.ok
+        self.work
+            .git(&["push", "-q", "--force", &url, &format!("{commit}:{MAIN}")])
+            .await
+            .ok
     }
 
     /// Publishes everything and pushes both states, the second one to the repository of the other maintainer. Ends when
@@ -47,7 +57,9 @@ impl Fixture {
         for event in &self.events.clone()[..3] {
             self.server.publish(event)?;
         }
-        self.push(&self.alice, &self.commits[0]).await.then_some(())?;
+        self.push(&self.alice, &self.commits[0])
+            .await
+            .then_some(())?;
         self.server.publish(&self.events[3].clone())?;
         self.push(&self.alice, &self.commits[1]).await.then_some(())
     }
@@ -65,7 +77,10 @@ async fn crash_and_check(at: CrashPoint) {
         fixture.perform().await;
     }
     fixture.server.kill();
-    assert!(fixture.server.start(CrashPoint::Never), "the server starts after a crash {at:?}");
+    assert!(
+        fixture.server.start(CrashPoint::Never),
+        "the server starts after a crash {at:?}"
+    );
     fixture.server.run_maintenance();
     let at_alice = fixture.refs(&fixture.alice).await;
     assert_eq!(at_alice, fixture.refs(&fixture.bob).await, "after {at:?}");
@@ -89,7 +104,10 @@ async fn repositories_of_two_maintainers_agree_after_a_kill_at_every_journal_ste
     fixture.perform().await.unwrap();
     let (_, steps) = fixture.server.crash_points();
     fixture.server.kill();
-    assert!(steps >= 12, "{steps}: each event, push and follower is written");
+    assert!(
+        steps >= 12,
+        "{steps}: each event, push and follower is written"
+    );
     for step in 1..=steps {
         crash_and_check(CrashPoint::AtStep(step)).await;
     }

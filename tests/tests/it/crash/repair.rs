@@ -43,9 +43,18 @@ impl Fixture {
         damage(&server.repositories());
         let damaged = tempfile::tempdir().unwrap();
         copy(server.dir(), damaged.path());
-        let listed = work.git(&["rev-list", "--objects", "--no-object-names", "main"]).await;
+        let listed = work
+            .git(&["rev-list", "--objects", "--no-object-names", "main"])
+            .await;
         let objects = listed.expect_ok().lines().map(str::to_owned).collect();
-        Self { server, _other: other, work, repo, objects, damaged }
+        Self {
+            server,
+            _other: other,
+            work,
+            repo,
+            objects,
+            damaged,
+        }
     }
 
     /// Restores the data directory to its state before any repair.
@@ -69,7 +78,12 @@ impl Fixture {
         let mut readable = BTreeSet::new();
         for oid in &self.objects {
             let repository = format!("--git-dir={}", repository.display());
-            if self.work.git(&[&repository, "cat-file", "-p", oid]).await.ok {
+            if self
+                .work
+                .git(&[&repository, "cat-file", "-p", oid])
+                .await
+                .ok
+            {
                 readable.insert(oid.as_str());
             }
         }
@@ -83,7 +97,11 @@ impl Fixture {
         clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
         clone.git(&["fsck", "--full", "--strict"]).await.expect_ok();
         let tip = self.work.git(&["rev-parse", "main"]).await.expect_ok();
-        assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), tip, "after {at:?}");
+        assert_eq!(
+            clone.git(&["rev-parse", "HEAD"]).await.expect_ok(),
+            tip,
+            "after {at:?}"
+        );
         self.server.run_maintenance();
         let root = self.server.repositories();
         let leftovers = eventually(|| {
@@ -98,7 +116,9 @@ fn damage(repositories: &Path) {
     let mut packs = files(&repositories.join("repositories"));
     packs.retain(|file| file.extension().is_some_and(|kind| kind == "pack"));
     packs.sort_by_key(|pack| std::fs::metadata(pack).unwrap().len());
-    let [first, .., last] = packs.as_slice() else { panic!("{packs:?}") };
+    let [first, .., last] = packs.as_slice() else {
+        panic!("{packs:?}")
+    };
     std::fs::remove_file(first).unwrap();
     let mut bytes = std::fs::read(last).unwrap();
     let middle = bytes.len() / 2;
@@ -111,7 +131,10 @@ fn damage(repositories: &Path) {
 /// Returns the directory of the only repository.
 fn repository(repositories: &Path) -> PathBuf {
     let found = files(&repositories.join("repositories"));
-    let name = found.iter().find(|file| file.ends_with("repository")).unwrap();
+    let name = found
+        .iter()
+        .find(|file| file.ends_with("repository"))
+        .unwrap();
     name.parent().unwrap().to_owned()
 }
 
@@ -131,9 +154,16 @@ fn copy(from: &Path, to: &Path) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_repair_that_is_killed_at_any_change_on_disk_loses_nothing_and_continues() {
     let mut fixture = Fixture::new().await;
-    let before: BTreeSet<String> =
-        fixture.readable().await.into_iter().map(str::to_owned).collect();
-    assert!(!before.is_empty() && before.len() < fixture.objects.len(), "some objects are lost");
+    let before: BTreeSet<String> = fixture
+        .readable()
+        .await
+        .into_iter()
+        .map(str::to_owned)
+        .collect();
+    assert!(
+        !before.is_empty() && before.len() < fixture.objects.len(),
+        "some objects are lost"
+    );
     assert!(fixture.server.start(CrashPoint::Never));
     let changes = fixture.server.repair("x").unwrap().unwrap();
     assert!(changes >= 20, "{changes}");
@@ -147,11 +177,23 @@ async fn a_repair_that_is_killed_at_any_change_on_disk_loses_nothing_and_continu
         let is_completed = fixture.server.repair("x").is_some();
         fixture.server.kill();
         let readable = fixture.readable().await;
-        let lost: Vec<_> = before.iter().filter(|oid| !readable.contains(oid.as_str())).collect();
-        assert!(lost.is_empty(), "{lost:?} lost {at:?}, completed: {is_completed}");
-        assert!(fixture.server.start(CrashPoint::Never), "the server starts after a crash {at:?}");
+        let lost: Vec<_> = before
+            .iter()
+            .filter(|oid| !readable.contains(oid.as_str()))
+            .collect();
+        assert!(
+            lost.is_empty(),
+            "{lost:?} lost {at:?}, completed: {is_completed}"
+        );
+        assert!(
+            fixture.server.start(CrashPoint::Never),
+            "the server starts after a crash {at:?}"
+        );
         let repaired = fixture.server.repair("x");
-        assert!(matches!(repaired, Some(Ok(_))), "after {at:?}: {repaired:?}");
+        assert!(
+            matches!(repaired, Some(Ok(_))),
+            "after {at:?}: {repaired:?}"
+        );
         fixture.assert_complete(at).await;
         fixture.server.kill();
     }

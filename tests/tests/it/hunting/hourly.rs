@@ -15,7 +15,9 @@ async fn git_data_of_expired_events_is_fetched_by_the_hourly_pull() {
     let commit = work.commit("very late").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.ingest_from_relay(vec![announcement.clone(), state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement.clone(), state.clone()])
+        .await;
     let purgatory = instance.purgatory();
     wait_until_purgatory(purgatory, |purgatory| purgatory.counts().expired == 2).await;
     server.host("x", &work).await;
@@ -34,7 +36,9 @@ async fn objects_lost_on_disk_are_fetched_again() {
     let (work, commit) = hosted_at(&server, "x").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     instance.until_serves(&state).await;
     delete_objects(&instance.dir().join("git/repositories"));
     let url = instance.clone_url(&alice.repo("x"));
@@ -56,17 +60,26 @@ async fn a_repository_of_the_same_name_with_many_clone_urls_does_not_prevent_rep
         settings.hunt.pull_every = Duration::from_secs(2);
     })
     .await;
-    let (server, alice, mallory) =
-        (GitServer::start().await, Author::new(), Author::new().later(9));
+    let (server, alice, mallory) = (
+        GitServer::start().await,
+        Author::new(),
+        Author::new().later(9),
+    );
     let (_work, commit) = hosted_at(&server, "x").await;
-    let clone_urls: Vec<String> =
-        (0..400).map(|n| format!("http://127.9.9.{}:{n}/", n % 250)).collect();
+    let clone_urls: Vec<String> = (0..400)
+        .map(|n| format!("http://127.9.9.{}:{n}/", n % 250))
+        .collect();
     let clone_urls: Vec<&str> = clone_urls.iter().map(String::as_str).collect();
-    for (author, clone_urls) in [(&alice, &[server.url("x").as_str()][..]), (&mallory, &clone_urls)]
-    {
+    for (author, clone_urls) in [
+        (&alice, &[server.url("x").as_str()][..]),
+        (&mallory, &clone_urls),
+    ] {
         let state = author.state("x", &[(MAIN, &commit)]);
         instance
-            .ingest_from_relay(vec![announce(author, "x", &instance, clone_urls), state.clone()])
+            .ingest_from_relay(vec![
+                announce(author, "x", &instance, clone_urls),
+                state.clone(),
+            ])
             .await;
         if author.key() == alice.key() {
             instance.until_serves(&state).await;
@@ -95,7 +108,9 @@ async fn objects_of_a_served_pull_request_are_fetched_again() {
     let (work, commit) = hosted_at(&server, "x").await;
     let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     instance.until_serves(&state).await;
     // Only the server that the pull request names has the tip.
     let tip = work.commit("a contribution").await;
@@ -108,7 +123,10 @@ async fn objects_of_a_served_pull_request_are_fetched_again() {
 
     let before = fork.git_requests().len();
     delete_objects(&instance.dir().join("git/repositories"));
-    let (url, name) = (instance.clone_url(&alice.repo("x")), format!("refs/nostr/{}", proposal.id));
+    let (url, name) = (
+        instance.clone_url(&alice.repo("x")),
+        format!("refs/nostr/{}", proposal.id),
+    );
     for _ in 0..200 {
         let clone = Workdir::init().await;
         if clone.git(&["fetch", "-q", &url, &name]).await.ok {

@@ -25,8 +25,14 @@ async fn forbidden_addresses_are_not_dialled() {
     ]
     .map(str::to_owned)
     .to_vec();
-    for host in ["127.0.0.1", "user:pass@127.0.0.1", "localhost", "[::1]", "2130706433", "10.0.0.1"]
-    {
+    for host in [
+        "127.0.0.1",
+        "user:pass@127.0.0.1",
+        "localhost",
+        "[::1]",
+        "2130706433",
+        "10.0.0.1",
+    ] {
         clone_urls.push(format!("http://{host}:{port}/x.git"));
     }
     clone_urls
@@ -34,9 +40,15 @@ async fn forbidden_addresses_are_not_dialled() {
     let clone_urls: Vec<&str> = clone_urls.iter().map(String::as_str).collect();
     let announcement = announce(&alice, "x", &instance, &clone_urls);
     let state = alice.state("x", &[(MAIN, &commit)]);
-    let outcomes = instance.ingest_from_relay(vec![announcement, state.clone()]).await;
+    let outcomes = instance
+        .ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(server.requests().is_empty(), "{:?} after {outcomes:?}", server.requests());
+    assert!(
+        server.requests().is_empty(),
+        "{:?} after {outcomes:?}",
+        server.requests()
+    );
     assert!(!instance.serves(&state).await);
 }
 
@@ -64,12 +76,31 @@ async fn of_fifteen_hundred_clone_urls_few_are_visited_and_the_correct_one_is_fo
     let announcement = announce(&alice, "x", &instance, &clone_urls);
     let state = alice.state("x", &[(MAIN, &commit)]);
     let start = Instant::now();
-    instance.ingest_from_relay(vec![announcement, state.clone()]).await;
+    instance
+        .ingest_from_relay(vec![announcement, state.clone()])
+        .await;
     instance.until_serves(&state).await;
-    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        start.elapsed()
+    );
     let (visits, concurrent) = (empty.git_requests().len(), empty.max_open());
     assert!((1..=32).contains(&visits), "{visits} visits");
-    assert!(concurrent <= MAX_CONCURRENT, "{concurrent} concurrent visits");
-    let figures = instance.purgatory().hunting().unwrap().figures().await.unwrap();
-    assert!(figures.hosts.len() <= 32, "{} are remembered", figures.hosts.len());
+    assert!(
+        concurrent <= MAX_CONCURRENT,
+        "{concurrent} concurrent visits"
+    );
+    let figures = instance
+        .purgatory()
+        .hunting()
+        .unwrap()
+        .figures()
+        .await
+        .unwrap();
+    assert!(
+        figures.hosts.len() <= 32,
+        "{} are remembered",
+        figures.hosts.len()
+    );
 }

@@ -61,7 +61,11 @@ impl Link {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (is_cut, cut) = watch::channel(false);
-        Self { address, is_cut, passing: tokio::spawn(pass(listener, node, cut)) }
+        Self {
+            address,
+            is_cut,
+            passing: tokio::spawn(pass(listener, node, cut)),
+        }
     }
 }
 
@@ -70,7 +74,9 @@ async fn pass(listener: TcpListener, node: SocketAddr, cut: watch::Receiver<bool
     while let Ok((mut client, _)) = listener.accept().await {
         let mut cut = cut.clone();
         tokio::spawn(async move {
-            let Ok(mut node) = TcpStream::connect(node).await else { return };
+            let Ok(mut node) = TcpStream::connect(node).await else {
+                return;
+            };
             tokio::select! {
                 _ = tokio::io::copy_bidirectional(&mut client, &mut node) => {}
                 _ = cut.wait_for(|is_cut| *is_cut) => {}
@@ -111,7 +117,12 @@ impl Group {
         for _ in 0..count {
             let address = reserve_address([127, 0, 0, 1]);
             let (dir, link) = (tempfile::tempdir().unwrap(), Link::to(address).await);
-            nodes.push(NodeProcess { dir, address, link, process: None });
+            nodes.push(NodeProcess {
+                dir,
+                address,
+                link,
+                process: None,
+            });
         }
         let addresses: Vec<SocketAddr> = nodes.iter().map(|node| node.address).collect();
         let mut group = Self {
@@ -157,7 +168,12 @@ impl Group {
     pub(super) fn restart(&mut self, node: usize) {
         let started = &mut self.nodes[node];
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "nodes::group::serves_as_a_node", "--ignored", "--nocapture"])
+            .args([
+                "--exact",
+                "nodes::group::serves_as_a_node",
+                "--ignored",
+                "--nocapture",
+            ])
             .env(DIR_VAR, started.dir.path())
             .env(ADDRESS_VAR, started.address.to_string())
             .env(LINK_VAR, started.link.address.to_string())
@@ -244,7 +260,14 @@ pub(super) fn settings(dir: &Path, address: SocketAddr, domain: &str) -> Setting
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the process of a node, started by other tests"]
 async fn serves_as_a_node() {
-    let names = [DIR_VAR, ADDRESS_VAR, LINK_VAR, DOMAIN_VAR, DATABASE_VAR, PACKS_VAR];
+    let names = [
+        DIR_VAR,
+        ADDRESS_VAR,
+        LINK_VAR,
+        DOMAIN_VAR,
+        DATABASE_VAR,
+        PACKS_VAR,
+    ];
     let [dir, address, link, domain, database, packs] =
         names.map(|name| std::env::var(name).unwrap());
     let address: SocketAddr = address.parse().unwrap();
@@ -253,6 +276,9 @@ async fn serves_as_a_node() {
     settings.packs = Some(packs.parse().unwrap());
     let listener = TcpListener::bind(address).await.unwrap();
     let server = Server::open(&settings, Clock::system()).await.unwrap();
-    server.serve(listener, std::future::pending()).await.unwrap();
+    server
+        .serve(listener, std::future::pending())
+        .await
+        .unwrap();
     tokio::time::sleep(Duration::MAX).await;
 }

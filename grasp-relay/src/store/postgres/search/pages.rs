@@ -144,8 +144,14 @@ const FEW_IDS: usize = 4;
 const SQL: [[&str; 2]; 4] = [
     [page!(everything!()), page!(everything!(), with_texts)],
     [page!(of_lists!("6")), page!(of_lists!("7"), with_texts)],
-    [page!(of_events!("id = ANY($6)")), page!(of_events!("id = ANY($7)"), with_texts)],
-    [page!(of_events!("seq = ANY($6)")), page!(of_events!("seq = ANY($7)"), with_texts)],
+    [
+        page!(of_events!("id = ANY($6)")),
+        page!(of_events!("id = ANY($7)"), with_texts),
+    ],
+    [
+        page!(of_events!("seq = ANY($6)")),
+        page!(of_events!("seq = ANY($7)"), with_texts),
+    ],
 ];
 
 /// Reads a page.
@@ -153,8 +159,14 @@ pub(super) async fn read(
     client: &ClientWrapper,
     request: &PageRequest<'_>,
 ) -> Result<Page, StoreError> {
-    let PageRequest { source, bounds: Bounds { after, oldest }, size, with_texts, kinds, now } =
-        request;
+    let PageRequest {
+        source,
+        bounds: Bounds { after, oldest },
+        size,
+        with_texts,
+        kinds,
+        now,
+    } = request;
     let (number, names): (usize, Option<Box<dyn ToSql + Send + Sync>>) = match *source {
         Source::Everything => (0, None),
         Source::Lists(lists) => (1, Some(Box::new(slices(lists)))),
@@ -184,7 +196,10 @@ pub(super) async fn read(
         }
         candidates.push(read_candidate(row, *with_texts)?);
     }
-    Ok(Page { candidates, has_more })
+    Ok(Page {
+        candidates,
+        has_more,
+    })
 }
 
 const UNORDERED_SQL: [&str; 2] = [
@@ -203,7 +218,14 @@ pub(super) async fn read_unordered(
     client: &ClientWrapper,
     request: &PageRequest<'_>,
 ) -> Result<Vec<Position>, StoreError> {
-    let PageRequest { source, bounds: Bounds { after, oldest }, size, kinds, now, .. } = request;
+    let PageRequest {
+        source,
+        bounds: Bounds { after, oldest },
+        size,
+        kinds,
+        now,
+        ..
+    } = request;
     let lists = match *source {
         Source::Lists(lists) => Some(slices(lists)),
         _ => None,
@@ -215,8 +237,13 @@ pub(super) async fn read_unordered(
     values.extend(lists.as_ref().map(|lists| lists as &(dyn ToSql + Sync)));
     let sql = UNORDERED_SQL[usize::from(lists.is_some())];
     let statement = client.prepare_cached(sql).await.map_err(failure)?;
-    let rows = client.query_raw(&statement, values).await.map_err(failure)?;
-    let places = rows.map_err(failure).and_then(|row| std::future::ready(position(&row, 0)));
+    let rows = client
+        .query_raw(&statement, values)
+        .await
+        .map_err(failure)?;
+    let places = rows
+        .map_err(failure)
+        .and_then(|row| std::future::ready(position(&row, 0)));
     places.try_collect().await
 }
 
@@ -253,6 +280,8 @@ pub(super) async fn count_up_to(
     let statement = client.prepare_cached(COUNT_SQL).await.map_err(failure)?;
     let (newest, id) = (after.newest(), &after.id()[..]);
     let lists = slices(lists);
-    let row = client.query_one(&statement, &[&newest, &id, &oldest, &lists, &most]).await;
+    let row = client
+        .query_one(&statement, &[&newest, &id, &oldest, &lists, &most])
+        .await;
     get(&row.map_err(failure)?, 0)
 }

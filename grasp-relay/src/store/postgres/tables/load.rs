@@ -26,8 +26,10 @@ macro_rules! whole_events {
 }
 
 const KNOWN_SQL: &str = "SELECT seq, newest, id, pubkey, kind FROM events WHERE id = ANY($1)";
-const TARGETS_SQL: &str =
-    concat!(whole_events!("NULL::BYTEA FROM events e"), "WHERE e.id = ANY($1)");
+const TARGETS_SQL: &str = concat!(
+    whole_events!("NULL::BYTEA FROM events e"),
+    "WHERE e.id = ANY($1)"
+);
 const HEADS_SQL: &str = concat!(
     whole_events!("h.coordinate FROM heads h JOIN events e ON e.seq = h.seq"),
     "WHERE h.coordinate = ANY($1)"
@@ -89,8 +91,11 @@ impl PostgresTables<'_> {
         let (ids, targets) = (slices(&wanted.ids), slices(&wanted.targets));
         let (coordinates, kept) = (slices(&wanted.coordinates), slices(&wanted.kept));
         let (gates, authors) = (slices(&wanted.gates), slices(&wanted.authors));
-        let (by, of): (Vec<_>, Vec<_>) =
-            wanted.requests.iter().map(|(author, id)| (&author[..], &id[..])).unzip();
+        let (by, of): (Vec<_>, Vec<_>) = wanted
+            .requests
+            .iter()
+            .map(|(author, id)| (&author[..], &id[..]))
+            .unzip();
         let (now, is_due) = (wanted.expired.unwrap_or_default(), wanted.expired.is_some());
         let (
             known,
@@ -110,7 +115,12 @@ impl PostgresTables<'_> {
             ask(client, EXPIRED_COPIES_SQL, [&now, &STEP], is_due),
             ask(client, TARGETS_SQL, [&targets], !targets.is_empty()),
             ask(client, HEADS_SQL, [&coordinates], !coordinates.is_empty()),
-            ask(client, COPIES_SQL, [&kept, &targets], !(kept.is_empty() && targets.is_empty())),
+            ask(
+                client,
+                COPIES_SQL,
+                [&kept, &targets],
+                !(kept.is_empty() && targets.is_empty())
+            ),
             ask(client, GATES_SQL, [&gates], !gates.is_empty()),
             ask(client, REQUESTS_SQL, [&by, &of], !by.is_empty()),
             ask(client, VANISHED_SQL, [&authors], !authors.is_empty()),
@@ -125,14 +135,19 @@ impl PostgresTables<'_> {
         rows.add_requests(&gates)?;
         rows.add_requests(&requests)?;
         for row in vanished {
-            rows.vanished.insert(PublicKey::from_byte_array(bytes(&row, 0)?), get(&row, 1)?);
+            rows.vanished
+                .insert(PublicKey::from_byte_array(bytes(&row, 0)?), get(&row, 1)?);
         }
         for row in delisted {
             rows.delisted.insert(bytes(&row, 0)?, position(&row, 1)?);
         }
         for row in views {
             let owner = PublicKey::from_byte_array(bytes(&row, 2)?);
-            let key = RepoKey { endpoint: get(&row, 0)?, identifier: get(&row, 1)?, owner };
+            let key = RepoKey {
+                endpoint: get(&row, 0)?,
+                identifier: get(&row, 1)?,
+                owner,
+            };
             rows.views.insert(key, get(&row, 3)?);
         }
         Ok(())
@@ -156,14 +171,22 @@ impl PostgresTables<'_> {
             rows.add_copies(&copies)?;
             rows.add_requests(&requests)?;
         }
-        let Some(now) = wanted.swept else { return Ok(()) };
-        let [retired, forgotten] =
-            [self.rules.retired_before(now), self.rules.forgotten_before(now)].map(seconds);
+        let Some(now) = wanted.swept else {
+            return Ok(());
+        };
+        let [retired, forgotten] = [
+            self.rules.retired_before(now),
+            self.rules.forgotten_before(now),
+        ]
+        .map(seconds);
         let (retired, forgotten) = try_join!(
             ask(client, DUE_REQUESTS_SQL, [&0i64, &retired, &STEP], true),
             ask(client, DUE_REQUESTS_SQL, [&1i64, &forgotten, &STEP], true),
         )?;
-        let ids = retired.iter().map(|row| bytes(row, 2)).collect::<Result<Vec<[u8; 32]>, _>>()?;
+        let ids = retired
+            .iter()
+            .map(|row| bytes(row, 2))
+            .collect::<Result<Vec<[u8; 32]>, _>>()?;
         let served = ask(client, TARGETS_SQL, [&slices(&ids)], !ids.is_empty()).await?;
         rows.add_events(served)?;
         rows.add_requests(&retired)?;
@@ -181,7 +204,13 @@ async fn load_views(client: &ClientWrapper, views: &[RepoKey]) -> Rows {
     let endpoints: Vec<i64> = views.iter().map(|key| key.endpoint).collect();
     let names: Vec<&str> = views.iter().map(|key| key.identifier.as_str()).collect();
     let owners: Vec<&[u8]> = views.iter().map(|key| &key.owner.as_bytes()[..]).collect();
-    ask(client, VIEWS_SQL, [&endpoints, &names, &owners], !views.is_empty()).await
+    ask(
+        client,
+        VIEWS_SQL,
+        [&endpoints, &names, &owners],
+        !views.is_empty(),
+    )
+    .await
 }
 
 impl WorkingSet {
@@ -227,7 +256,10 @@ impl WorkingSet {
     fn add_requests(&mut self, rows: &[Row]) -> Result<(), StoreError> {
         for row in rows {
             let (seq, pubkey, id) = (get(row, 0)?, bytes(row, 1)?, bytes(row, 2)?);
-            let (pubkey, id) = (PublicKey::from_byte_array(pubkey), EventId::from_byte_array(id));
+            let (pubkey, id) = (
+                PublicKey::from_byte_array(pubkey),
+                EventId::from_byte_array(id),
+            );
             let request = RequestRow {
                 pubkey,
                 id,

@@ -72,7 +72,10 @@ async fn execute(
     for Statement { sql, values } in statements {
         let sql = sql.replace('?', "$");
         let statement = client.prepare_cached(&sql).await.map_err(failure)?;
-        let values: Vec<_> = values.iter().map(|value| &**value as &(dyn ToSql + Sync)).collect();
+        let values: Vec<_> = values
+            .iter()
+            .map(|value| &**value as &(dyn ToSql + Sync))
+            .collect();
         prepared.push((statement, values));
     }
     let (first, rest) = prepared.split_at(prepared.len() / PIPELINED * PIPELINED);
@@ -90,7 +93,9 @@ async fn run(
     client: &ClientWrapper,
     statements: &[Prepared<'_>],
 ) -> Result<(), tokio_postgres::Error> {
-    let calls = statements.iter().map(|(statement, values)| client.execute(statement, values));
+    let calls = statements
+        .iter()
+        .map(|(statement, values)| client.execute(statement, values));
     try_join_all(calls).await.map(drop)
 }
 
@@ -110,7 +115,10 @@ impl WorkingSet {
     }
 
     fn insert_events(&self, statements: &mut Vec<Statement>) {
-        let new = self.events.iter().filter_map(|(seq, row)| Some((*seq, row, row.new.as_ref()?)));
+        let new = self
+            .events
+            .iter()
+            .filter_map(|(seq, row)| Some((*seq, row, row.new.as_ref()?)));
         let mut new: Vec<(i64, &EventRow, &Vec<Digest>)> = new.collect();
         new.sort_unstable_by_key(|(seq, ..)| *seq);
         batch!(statements,
@@ -119,7 +127,9 @@ impl WorkingSet {
             &new, (seq, row, _) => *seq, row.at.newest(), row.at.id().to_vec(),
             row.pubkey.to_bytes().to_vec(), i32::from(row.kind), row.json.clone().unwrap_or_default());
         let entries = new.iter().flat_map(|(seq, row, lists)| {
-            lists.iter().map(|list| (*list, row.at, i32::from(row.kind), *seq))
+            lists
+                .iter()
+                .map(|list| (*list, row.at, i32::from(row.kind), *seq))
         });
         let mut entries: Vec<(Digest, Position, i32, i64)> = entries.collect();
         // In the order of the index.
@@ -129,17 +139,25 @@ impl WorkingSet {
                 unnest($1::BYTEA[], $2::BIGINT[], $3::BYTEA[], $4::INTEGER[], $5::BIGINT[])",
             entries, (list, at, kind, seq) =>
             list.to_vec(), at.newest(), at.id().to_vec(), *kind, *seq);
-        let ends = new.iter().filter_map(|(seq, row, _)| Some((row.ends?, *seq)));
+        let ends = new
+            .iter()
+            .filter_map(|(seq, row, _)| Some((row.ends?, *seq)));
         batch!(statements,
             "INSERT INTO expirations (at, seq) SELECT * FROM unnest($1::BIGINT[], $2::BIGINT[])",
             ends, (end, seq) => *end, *seq);
     }
 
     fn write_heads(&self, changed: &Changed, statements: &mut Vec<Statement>) {
-        let gone = changed.heads.iter().filter(|coordinate| !self.heads.contains_key(*coordinate));
+        let gone = changed
+            .heads
+            .iter()
+            .filter(|coordinate| !self.heads.contains_key(*coordinate));
         batch!(statements, "DELETE FROM heads WHERE coordinate = ANY($1)",
             gone, coordinate => coordinate.to_vec());
-        let heads = changed.heads.iter().filter_map(|at| Some((at, self.heads.get(at)?)));
+        let heads = changed
+            .heads
+            .iter()
+            .filter_map(|at| Some((at, self.heads.get(at)?)));
         batch!(statements,
             "INSERT INTO heads (coordinate, seq)
                 SELECT * FROM unnest($1::BYTEA[], $2::BIGINT[])
@@ -150,7 +168,10 @@ impl WorkingSet {
     fn write_copies(&self, changed: &Changed, statements: &mut Vec<Statement>) {
         batch!(statements, "DELETE FROM superseded WHERE seq = ANY($1)",
             &changed.erased_copies, seq => **seq);
-        let new = self.copies.iter().filter_map(|(seq, row)| Some((*seq, row, row.new.as_ref()?)));
+        let new = self
+            .copies
+            .iter()
+            .filter_map(|(seq, row)| Some((*seq, row, row.new.as_ref()?)));
         batch!(statements,
             "INSERT INTO superseded (seq, coordinate, newest, id, pubkey, expires_at, json)
                 SELECT * FROM unnest($1::BIGINT[], $2::BYTEA[], $3::BIGINT[], $4::BYTEA[],
@@ -204,7 +225,10 @@ impl WorkingSet {
         batch!(statements, "DELETE FROM unfinished WHERE id = ANY($1)",
             &changed.finished, id => id.to_bytes().to_vec());
         if changed.has_generation {
-            statements.push(statement!("UPDATE generations SET last = $1", self.last_generation));
+            statements.push(statement!(
+                "UPDATE generations SET last = $1",
+                self.last_generation
+            ));
         }
     }
 }
@@ -212,7 +236,9 @@ impl WorkingSet {
 fn erase(changed: &Changed, statements: &mut Vec<Statement>) {
     let erased = &changed.erased;
     batch!(statements, "DELETE FROM events WHERE seq = ANY($1)", erased, row => row.seq);
-    let entries = erased.iter().flat_map(|row| row.lists.iter().map(|list| (list, row.at)));
+    let entries = erased
+        .iter()
+        .flat_map(|row| row.lists.iter().map(|list| (list, row.at)));
     batch!(statements,
         "DELETE FROM lists USING unnest($1::BYTEA[], $2::BIGINT[], $3::BYTEA[]) d(list, newest, id)
             WHERE lists.list = d.list AND lists.newest = d.newest AND lists.id = d.id",
