@@ -14,6 +14,10 @@ pub const PULL_REQUEST: Kind = Kind::GitPullRequest;
 pub const PULL_REQUEST_UPDATE: Kind = Kind::GitPullRequestUpdate;
 /// NIP-34 issue.
 pub const ISSUE: Kind = Kind::GitIssue;
+/// A note about an issue, patch or pull request that is shown before its text.
+pub const COVER_NOTE: Kind = Kind::from_u16(1_624);
+/// A result of continuous integration.
+pub const CI_RESULT: Kind = Kind::from_u16(9_842);
 /// A user's list of GRASP servers.
 pub const GRASP_LIST: Kind = Kind::GitUserGraspList;
 /// NIP-09 deletion request.

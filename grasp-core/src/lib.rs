@@ -6,6 +6,7 @@
 //!   announcements ──▶ MaintainerModel::maintainers ───────────────────────────▶ keys that may sign states
 //!   answers of relays ──▶ limits ─────────────────────────────────────────────▶ time and size of the next request
 //!   addresses in events ──▶ outbound::OutboundPolicy ─────────────────────────▶ addresses that may be contacted
+//!   stored events ──▶ sync::SyncIndex, sync::compute_actions ─────────────────▶ items to request from each relay
 //! ```
 //!
 //! Everything here is a value, a function of values, or a small state machine that is given the time. Drivers in
@@ -39,6 +40,7 @@
 pub mod admission;
 pub mod deletion;
 mod event;
+pub mod in_step;
 pub mod kinds;
 pub mod limits;
 pub mod maintainers;
@@ -49,10 +51,12 @@ pub mod push;
 mod repo;
 pub mod resources;
 pub mod service;
+pub mod sync;
 #[cfg(test)]
 #[path = "../tests/it/unsigned.rs"]
 mod testing;
 mod text;
+pub mod threads;
 mod time;
 
 pub use nostr;

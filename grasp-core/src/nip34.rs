@@ -88,7 +88,7 @@ pub(crate) mod tags {
     use nostr::event::{Event, Tag};
 
     /// Returns the tags of one name, in order.
-    pub(super) fn named<'a>(event: &'a Event, name: &str) -> impl Iterator<Item = &'a Tag> {
+    pub(crate) fn named<'a>(event: &'a Event, name: &str) -> impl Iterator<Item = &'a Tag> {
         event.tags.iter().filter(move |tag| tag.kind() == name)
     }
 
@@ -103,12 +103,12 @@ pub(crate) mod tags {
     }
 
     /// Returns the first value of each tag of one name, in order.
-    pub(super) fn first_values<'a>(event: &'a Event, name: &str) -> impl Iterator<Item = &'a str> {
+    pub(crate) fn first_values<'a>(event: &'a Event, name: &str) -> impl Iterator<Item = &'a str> {
         named(event, name).filter_map(Tag::content)
     }
 
     /// Returns the first value of the first tag of one name.
-    pub(super) fn first<'a>(event: &'a Event, name: &str) -> Option<&'a str> {
+    pub(crate) fn first<'a>(event: &'a Event, name: &str) -> Option<&'a str> {
         named(event, name).next().and_then(Tag::content)
     }
 }

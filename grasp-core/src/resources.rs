@@ -629,6 +629,11 @@ impl Meter {
         self.pool.room(claimant)
     }
 
+    /// Returns the bounds.
+    pub const fn bounds(&self) -> Bounds {
+        self.pool.bounds()
+    }
+
     /// Returns what was spent within the last period.
     pub fn usage(&mut self, now: Mono) -> Usage {
         self.restore(now);

@@ -84,7 +84,13 @@ impl ServiceIdentity {
         format!("{scheme}://{self}").parse()
     }
 
-    fn authority(&self) -> String {
+    /// Returns the name of the host, or its address; an IPv6 address is in brackets.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Returns the host with its port, if that is not the default.
+    pub fn authority(&self) -> String {
         match self.port {
             Some(port) => format!("{}:{port}", self.host),
             None => self.host.clone(),

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::key::PublicKey;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::{Mono, Now, RelayUrl, RepoId};
+use grasp_core::sync::{IndexChange, SyncLevel};
+use grasp_core::{Mono, Now, RelayUrl, RepoId, Version};
 use grasp_sync::engine::{
     Accepted, Config, ConnId, Frame, Input, Output, RelayFacts, Report, Said, SyncEngine,
 };
-use grasp_sync::index::{IndexChange, SyncLevel};
 use peak_alloc::PeakAlloc;
 
 const RELAYS: usize = 100;
@@ -162,6 +162,10 @@ fn announce_everything(bench: &mut BenchEngine) {
         let relays = [n, n * 7 + 1, n * 13 + 2].map(relay).into();
         bench.change(IndexChange::Announced {
             repo: repo(n),
+            version: Version {
+                created_at: Timestamp::from_secs(1),
+                id: EventId::from_byte_array([0; 32]),
+            },
             relays,
             level: SyncLevel::Full,
         });

@@ -15,7 +15,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use grasp_core::RelayUrl;
-use grasp_sync::index::{
+use grasp_core::sync::{
     PendingItems, RequestBudget, SyncIndex, build_layer2_and_layer3_filters, pack_requests,
 };
 

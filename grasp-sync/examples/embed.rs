@@ -1,18 +1,22 @@
-//! A small relay that keeps itself complete: NIP-01 on a websocket, events in memory, `grasp-sync` inside.
+//! A small relay that keeps itself complete: NIP-01 on a websocket, events in a `HashMap`, `grasp-sync` inside.
 //!
 //! `cargo run --example embed -- 127.0.0.1:7447 relay.example.com wss://other.example.com`
-//! listens there, is known by that name, and syncs from that relay and from those that its repositories name.
+//! listens there, is known by that name, and syncs from that relay and from those that its repositories name. A line
+//! `lose` on standard input makes it lose all events, as a broken disk would: sync fetches them again.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _, future, stream};
-use grasp_core::nostr::filter::MatchEventOptions;
+use grasp_sync::core::nostr::filter::MatchEventOptions;
+use grasp_sync::core::nostr::types::Timestamp;
+use grasp_sync::core::{Version, admission::is_expired, deletion};
 use grasp_sync::local::{
-    BoxFuture, BoxStream, Event, EventId, Filter, InventoryFailed, Kind, LocalRelay, News, Origin,
-    Retry, Row, Taken, Verified,
+    BoxFuture, BoxStream, Event, Filter, InventoryFailed, Kind, News, Origin, Retry, Row,
+    SyncedRelay, Taken, Verified,
 };
 use grasp_sync::{Settings, Syncer};
 use serde_json::{Value, json};
@@ -20,33 +24,73 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::broadcast;
 use tokio_tungstenite::{accept_async, tungstenite::Message};
 
+/// Events by coordinate, or else by id: of a replaceable event one version is kept.
+type Events = HashMap<String, Arc<Event>>;
+
 struct Relay {
-    events: Mutex<BTreeMap<EventId, Arc<Event>>>,
-    news: broadcast::Sender<Arc<Event>>,
+    events: Mutex<Events>,
+    news: broadcast::Sender<News>,
 }
 
 impl Relay {
+    fn events(&self) -> MutexGuard<'_, Events> {
+        self.events.lock().expect("no holder of the lock panics")
+    }
+
     /// Accepts an event from a client or from sync. This relay wants git events, and comments on them.
     fn take(&self, event: &Verified<Arc<Event>>) -> Taken {
-        if !matches!(event.kind.as_u16(), 5 | 1111 | 1617..=1633 | 30617 | 30618) {
+        let is_git = matches!(event.kind.as_u16(), 5 | 1111 | 1617..=1633 | 30617 | 30618);
+        if !is_git || is_expired(event, Timestamp::now()) {
             return Taken::Refused(Retry::Never);
         }
-        let mut events = self.events.lock().expect("no holder of the lock panics");
-        if events.insert(event.id, Arc::clone(event)).is_some() {
+        let mut events = self.events();
+        let key = match deletion::coordinate(event) {
+            Some(coordinate) => coordinate.to_string(),
+            None => event.id.to_hex(),
+        };
+        let known = events.get(&key);
+        if known.is_some_and(|known| Version::of(known) >= Version::of(event)) {
             return Taken::Known;
         }
-        let _ = self.news.send(Arc::clone(event));
+        let mut requests = events
+            .values()
+            .filter(|one| one.kind == Kind::EventDeletion);
+        if requests.any(|request| deletes(request, event)) {
+            return Taken::Refused(Retry::Never);
+        }
+        events.insert(key, Arc::clone(event));
+        // Sent under the lock, so that news are in the order of changes.
+        let _ = self.news.send(News::Accepted(Arc::clone(event)));
+        if event.kind == Kind::EventDeletion {
+            self.remove(&mut events, |other| deletes(event, other));
+        }
         Taken::Stored
+    }
+
+    /// Removes events that were deleted or have expired, and streams that.
+    fn remove(&self, events: &mut Events, is_gone: impl Fn(&Event) -> bool) {
+        for event in events.values().filter(|event| is_gone(event)) {
+            let _ = self.news.send(News::removed(event));
+        }
+        events.retain(|_, event| !is_gone(event));
+    }
+
+    fn remove_expired(&self) {
+        let now = Timestamp::now();
+        self.remove(&mut self.events(), |event| is_expired(event, now));
+    }
+
+    /// Loses all events. Streams that, so that sync compares everything again.
+    fn lose_everything(&self) {
+        self.events().clear();
+        let _ = self.news.send(News::Lost);
     }
 
     /// Returns the matching events, newest first.
     fn find(&self, filter: &Filter) -> Vec<Arc<Event>> {
-        let events = self.events.lock().expect("no holder of the lock panics");
-        let mut found: Vec<_> = events
-            .values()
-            .filter(|e| matches(filter, e))
-            .cloned()
-            .collect();
+        let events = self.events();
+        let matching = events.values().filter(|event| matches(filter, event));
+        let mut found: Vec<_> = matching.cloned().collect();
         found.sort_by_key(|event| (Reverse(event.created_at), event.id));
         found.truncate(filter.limit.unwrap_or(usize::MAX));
         found
@@ -57,34 +101,39 @@ fn matches(filter: &Filter, event: &Event) -> bool {
     filter.match_event(event, MatchEventOptions::default())
 }
 
+/// Returns whether a deletion request names an event of the same author (NIP-09).
+fn deletes(request: &Event, event: &Event) -> bool {
+    let Ok(named) = deletion::DeletionRequest::parse(request) else {
+        return false;
+    };
+    let coordinate = deletion::coordinate(event);
+    let is_named = coordinate.is_some_and(|one| named.coordinates.contains(&one));
+    request.pubkey == event.pubkey
+        && deletion::is_deletable(event.kind)
+        && (named.ids.contains(&event.id) || (is_named && event.created_at <= request.created_at))
+}
+
 /// The interface that sync needs of a relay.
-impl LocalRelay for Relay {
+impl SyncedRelay for Relay {
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News> {
         // Listening begins before anything is read, so that no event is missed in between.
-        let later = stream::unfold(self.news.subscribe(), |mut news| async {
-            let event = news.recv().await.ok()?; // a feed that fell behind ends, and is begun anew
-            Some((News::Accepted(event), news))
+        let later = stream::unfold(self.news.subscribe(), async |mut news| {
+            Some((news.recv().await.ok()?, news)) // a feed that fell behind ends, and is begun anew
         });
         let stored = self.find(&Filter::new().kinds(kinds.iter().copied()));
-        let stored = stored
-            .into_iter()
-            .map(News::Accepted)
-            .chain([News::CaughtUp]);
-        stream::iter(stored).chain(later).boxed()
+        let stored = stored.into_iter().map(News::Accepted);
+        Box::pin(stream::iter(stored.chain([News::CaughtUp])).chain(later))
     }
 
     fn ingest(&self, events: Vec<Verified<Arc<Event>>>, _: Origin) -> BoxFuture<'_, Vec<Taken>> {
-        Box::pin(future::ready(
-            events.iter().map(|event| self.take(event)).collect(),
-        ))
+        let taken = events.iter().map(|event| self.take(event)).collect();
+        Box::pin(future::ready(taken))
     }
 
     fn inventory(&self, filter: Filter) -> BoxFuture<'_, Result<Vec<Row>, InventoryFailed>> {
         let found = self.find(&filter);
-        Box::pin(future::ready(Ok(found
-            .iter()
-            .map(|event| Row::of(event))
-            .collect())))
+        let rows = found.iter().map(|event| Row::of(event)).collect();
+        Box::pin(future::ready(Ok(rows)))
     }
 }
 
@@ -132,8 +181,8 @@ async fn serve(relay: Arc<Relay>, stream: TcpStream) -> Result<(), Box<dyn Error
                 Message::Text(text) => answer(&relay, &serde_json::from_str(&text)?, &mut open),
                 _ => continue,
             },
-            event = news.recv() => {
-                let event = event?;
+            news = news.recv() => {
+                let News::Accepted(event) = news? else { continue };
                 let wanted = |filters: &Vec<Filter>| filters.iter().any(|one| matches(one, &event));
                 let subs = open.iter().filter(|(_, filters)| wanted(filters));
                 subs.map(|(name, _)| json!(["EVENT", name, *event])).collect()
@@ -152,11 +201,28 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(args.next().ok_or("where to listen?")?).await?;
     let mut settings = Settings::new(args.next().ok_or("under which name?")?.parse()?);
     settings.engine.bootstrap = args.map(|url| url.parse()).collect::<Result<_, _>>()?;
-    let (news, events) = (broadcast::channel(4_096).0, Mutex::default());
-    let relay = Arc::new(Relay { events, news });
+    let relay = Arc::new(Relay {
+        events: Mutex::default(),
+        news: broadcast::channel(4_096).0,
+    });
+    let console = Arc::clone(&relay);
+    std::thread::spawn(move || {
+        for _ in std::io::stdin()
+            .lines()
+            .map_while(Result::ok)
+            .filter(|line| line == "lose")
+        {
+            console.lose_everything();
+        }
+    });
     let _syncer = Syncer::start(relay.clone(), settings).await?;
+    let mut clock = tokio::time::interval(Duration::from_secs(1));
     loop {
-        let (stream, _) = listener.accept().await?;
-        tokio::spawn(serve(relay.clone(), stream));
+        tokio::select! {
+            accepted = listener.accept() => {
+                tokio::spawn(serve(relay.clone(), accepted?.0));
+            }
+            _ = clock.tick() => relay.remove_expired(),
+        }
     }
 }

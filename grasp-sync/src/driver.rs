@@ -24,14 +24,17 @@ mod status;
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 
+use futures_core::stream::BoxStream;
+use futures_util::stream;
 use grasp_core::nostr::key::Keys;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::outbound::OutboundPolicy;
-use grasp_core::{Mono, Now, ServiceIdentity};
-use tokio::sync::{mpsc, oneshot};
+use grasp_core::{Mono, Now, RelayUrl, ServiceIdentity};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::AbortHandle;
 
 pub use self::client::{Client, Unanswered};
@@ -40,10 +43,22 @@ pub use self::outbound::{BadRoots, Outbound, Roots, relay_information};
 use self::perform::EventLoop;
 pub use self::records::{NoRecords, RecordFile, RecordStore};
 pub use self::status::{Counts, Failed, Log, Observer, RelayStatus, Status};
-use crate::engine::Config;
-use crate::local::LocalRelay;
+use crate::engine::{Config, Report};
+use crate::local::SyncedRelay;
 
 /// The settings of a [`Syncer`].
+///
+/// ```
+/// use grasp_sync::driver::RecordFile;
+/// use grasp_sync::Settings;
+///
+/// let mut settings = Settings::new("relay.example.com".parse()?)
+///     .with_bootstrap(["wss://other.example.com".parse()?])
+///     .with_records(RecordFile::new("relays.jsonl"));
+/// settings.engine.relays_per_repo = 16;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[non_exhaustive]
 pub struct Settings {
     /// Settings of the engine.
     pub engine: Config,
@@ -80,6 +95,34 @@ impl Settings {
             clock: Clock::system(),
         }
     }
+
+    /// Adds relays to sync from whether a repository names them or not.
+    #[must_use]
+    pub fn with_bootstrap(mut self, relays: impl IntoIterator<Item = RelayUrl>) -> Self {
+        self.engine.bootstrap.extend(relays);
+        self
+    }
+
+    /// Keeps what is learned about relays in this store, so that a restart repeats no requests.
+    #[must_use]
+    pub fn with_records(mut self, records: impl RecordStore) -> Self {
+        self.records = Box::new(records);
+        self
+    }
+
+    /// Sends reports to this observer instead of the log.
+    #[must_use]
+    pub fn with_observer(mut self, observer: impl Observer) -> Self {
+        self.observer = Arc::new(observer);
+        self
+    }
+
+    /// Authenticates with these keys at relays that ask for it (NIP-42).
+    #[must_use]
+    pub fn with_keys(mut self, keys: Keys) -> Self {
+        self.keys = Some(keys);
+        self
+    }
 }
 
 /// Keeps a relay complete for as long as it exists.
@@ -89,13 +132,13 @@ impl Settings {
 /// ```
 /// use std::sync::Arc;
 /// use grasp_sync::driver::{Settings, Syncer};
-/// use grasp_sync::LocalRelay;
+/// use grasp_sync::SyncedRelay;
 ///
-/// async fn run(relay: Arc<dyn LocalRelay>) -> std::io::Result<()> {
-///     let mut settings = Settings::new("us.example".parse().expect("an address"));
-///     settings.engine.bootstrap.push("wss://other.example.com".parse().expect("an address"));
+/// async fn run(relay: Arc<dyn SyncedRelay>) -> std::io::Result<()> {
+///     let settings = Settings::new("us.example".parse().expect("an address"))
+///         .with_bootstrap(["wss://other.example.com".parse().expect("an address")]);
 ///     let syncer = Syncer::start(relay, settings).await?;
-///     for (relay, status) in syncer.status().await.relays {
+///     for (relay, status) in syncer.until_complete().await.relays {
 ///         println!("{relay}: {:?}, {} new", status.connection, status.counts.stored());
 ///     }
 ///     syncer.stop().await;
@@ -105,23 +148,43 @@ impl Settings {
 #[derive(Debug)]
 pub struct Syncer {
     commands: mpsc::Sender<Command>,
+    reports: broadcast::Sender<Report>,
 }
+
+/// Reports that may wait for a reader of [`Syncer::reports`].
+const REPORT_QUEUE: usize = 1_024;
+/// Interval between two checks whether everything is here.
+const COMPLETE_POLL: Duration = Duration::from_millis(100);
+/// Time for which nothing more may be expected before everything counts as here: what was stored last is streamed by
+/// the local relay meanwhile, and may lead to more requests.
+const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
 /// A command for the loop.
 enum Command {
     Status(oneshot::Sender<Status>),
+    /// Answered with the status if nothing more is expected soon.
+    Settled(oneshot::Sender<Option<Status>>),
+    Bootstrap(Vec<RelayUrl>),
+    /// Answered with whether the relay is followed.
+    SyncNow(RelayUrl, oneshot::Sender<bool>),
     Stop(oneshot::Sender<()>),
 }
+
+/// The relay is not followed: no repository names it, and it is no bootstrap relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the relay is not followed; add it to the bootstrap relays")]
+pub struct NotFollowed;
 
 impl Syncer {
     /// Loads the records, and starts to work on the current runtime.
     ///
     /// Fails only if the records cannot be read.
-    pub async fn start(local: Arc<dyn LocalRelay>, settings: Settings) -> io::Result<Self> {
+    pub async fn start(local: Arc<dyn SyncedRelay>, settings: Settings) -> io::Result<Self> {
         let (commands, inbox) = mpsc::channel(16);
-        let event_loop = EventLoop::begin(local, settings).await?;
+        let reports = broadcast::Sender::new(REPORT_QUEUE);
+        let event_loop = EventLoop::begin(local, settings, reports.clone()).await?;
         tokio::spawn(event_loop.run(inbox));
-        Ok(Self { commands })
+        Ok(Self { commands, reports })
     }
 
     /// Returns the status of each relay. Empty once stopped.
@@ -129,6 +192,63 @@ impl Syncer {
         let (reply, status) = oneshot::channel();
         let _ = self.commands.send(Command::Status(reply)).await;
         status.await.unwrap_or_default()
+    }
+
+    /// Waits until nothing more is expected soon, and returns the status then.
+    ///
+    /// Everything is here if [`Status::is_complete`]. Otherwise some relays refused part of their history, or cannot be
+    /// reached and will not be dialled within half a minute. Give it a timeout: a large history may take hours.
+    pub async fn until_complete(&self) -> Status {
+        let mut settled_since = None;
+        loop {
+            let (reply, status) = oneshot::channel();
+            if self.commands.send(Command::Settled(reply)).await.is_err() {
+                return Status::default();
+            }
+            match status.await.unwrap_or_default() {
+                Some(status) => {
+                    let since = *settled_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() >= SETTLED_AFTER {
+                        return status;
+                    }
+                }
+                None => settled_since = None,
+            }
+            tokio::time::sleep(COMPLETE_POLL).await;
+        }
+    }
+
+    /// Compares everything with a relay now, as once a day. A relay that is not connected is dialled at once, whatever
+    /// its earlier failures.
+    pub async fn sync_now(&self, relay: &RelayUrl) -> Result<(), NotFollowed> {
+        let (reply, is_followed) = oneshot::channel();
+        let command = Command::SyncNow(relay.clone(), reply);
+        let _ = self.commands.send(command).await;
+        match is_followed.await {
+            Ok(true) => Ok(()),
+            _ => Err(NotFollowed),
+        }
+    }
+
+    /// Replaces the bootstrap relays. Earlier ones are followed for as long as a repository names them.
+    pub async fn set_bootstrap(&self, relays: impl IntoIterator<Item = RelayUrl>) {
+        let relays = relays.into_iter().collect();
+        let _ = self.commands.send(Command::Bootstrap(relays)).await;
+    }
+
+    /// Streams the reports from now on, until the syncer ends. A reader that is too slow misses the oldest; the
+    /// [`status`](Self::status) counts all.
+    pub fn reports(&self) -> BoxStream<'static, Report> {
+        Box::pin(stream::unfold(
+            self.reports.subscribe(),
+            async |mut reports| loop {
+                match reports.recv().await {
+                    Ok(report) => return Some((report, reports)),
+                    Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return None,
+                }
+            },
+        ))
     }
 
     /// Ends all connections, and returns when all records are on disk.

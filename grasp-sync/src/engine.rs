@@ -49,13 +49,11 @@ pub use self::io::{
 };
 use self::job::Method;
 use self::rejected::Rejected;
-#[cfg(test)]
-pub(crate) use self::relay::MAX_PROOFS;
 pub use self::relay::RelayRecord;
 use self::relay::{EngineState, Records, Relay};
 pub use self::suspended::SuspendedLayer;
-use crate::index::{RequestBudget, SyncIndex};
 use crate::limits::REQUEST_WATCHDOG;
+use grasp_core::sync::{RequestBudget, SyncIndex};
 
 /// Keeps one relay complete.
 ///
@@ -156,6 +154,8 @@ impl SyncEngine {
             }
             Input::Reoffered { judged } => self.reoffered(now, judged),
             Input::Inventory { request, items } => self.inventory(now, request, items),
+            Input::Bootstrap(relays) => self.set_bootstrap(now, relays),
+            Input::SyncNow { relay } => self.sync_now(now, &relay),
             Input::Tick => self.tick(now),
         }
         if let Some(changes) = self.discovery.take_if_due(now.mono) {
@@ -164,6 +164,12 @@ impl SyncEngine {
         }
         self.dial(now);
         std::mem::take(&mut self.out)
+    }
+
+    /// Returns whether changes of what is wanted are being collected, or the feed has not caught up yet: more will be
+    /// requested than is now.
+    pub fn is_collecting(&self) -> bool {
+        self.discovery.is_collecting()
     }
 
     /// Returns when to send the next [`Input::Tick`], if ever. Ask again after each [`handle`](Self::handle).
@@ -204,7 +210,7 @@ pub struct Config {
     /// rules decide what is kept, such as a GRASP server. Enforced by the driver. Default: no.
     pub follow_unlisted: bool,
     /// True if announcements are compared again after a restart, even if they were proven complete: for a local relay
-    /// that does not tell what it holds ([`tells_held`](crate::LocalRelay::tells_held), which the driver asks).
+    /// that does not tell what it holds ([`tells_held`](crate::SyncedRelay::tells_held), which the driver asks).
     /// Default: no.
     pub recheck_announcements: bool,
     /// Values per filter at a relay of which neither the software nor the longest message is known; ten times as many

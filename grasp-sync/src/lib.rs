@@ -18,7 +18,7 @@
 //! # Overview
 //!
 //! 1. The local relay's feed tells which repositories and roots there are. After a short [window](engine::Config) the
-//!    [index](index::SyncIndex) computes what that changes for each relay.
+//!    [index](sync::SyncIndex) computes what that changes for each relay.
 //! 2. A new relay is dialled. Once connected, everything wanted from it is subscribed to first (`limit: 0`) and
 //!    fetched afterwards, so that no event is missed in between: announcements and states, events that tag our
 //!    repositories, events that tag their roots.
@@ -34,9 +34,10 @@
 //! The engine is pure: it takes what happened and returns what to do. This is all that is needed to run it:
 //!
 //! ```
-//! use grasp_core::{Mono, Now};
+//! use grasp_core::{Mono, Now, Version};
+//! use grasp_core::nostr::event::EventId;
 //! use grasp_core::nostr::types::Timestamp;
-//! use grasp_sync::index::{IndexChange, SyncLevel};
+//! use grasp_core::sync::{IndexChange, SyncLevel};
 //! use grasp_sync::engine::{Accepted, Config, Fault, Input, Output, SyncEngine};
 //!
 //! let mut now = Now::new(Mono::ZERO, Timestamp::from_secs(1_700_000_000));
@@ -46,6 +47,7 @@
 //! let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
 //! let change = IndexChange::Announced {
 //!     repo: format!("30617:{owner}:grasp").parse()?,
+//!     version: Version { created_at: now.unix, id: EventId::from_byte_array([7; 32]) },
 //!     relays: ["wss://other.example".parse()?].into(),
 //!     level: SyncLevel::Full,
 //! };
@@ -90,20 +92,29 @@
 //! Every subscription ends by EOSE, CLOSED, loss or deadline, and its slot is freed once. No relay is sent more than
 //! its budget, nor any request during its pause. Trouble with one relay delays no other. The same inputs and the
 //! same seed give the same outputs. Bytes from a peer can neither panic the engine nor make it grow without bound.
+// A table of cases in a test reads from top to bottom.
+#![cfg_attr(test, allow(clippy::too_many_lines))]
 
+#[cfg(feature = "nostr-database")]
+pub mod database;
 #[cfg(feature = "driver")]
 pub mod driver;
 pub mod engine;
-pub mod index;
 pub mod limits;
 pub mod local;
 mod memory;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 #[cfg(feature = "driver")]
 pub mod sidecar;
 
 #[cfg(feature = "driver")]
 pub use driver::{Roots, Settings, Syncer};
-pub use local::LocalRelay;
+#[doc(no_inline)]
+pub use grasp_core as core;
+#[doc(no_inline)]
+pub use grasp_core::sync;
+pub use local::SyncedRelay;
 #[cfg(feature = "driver")]
 pub use sidecar::Sidecar;
 

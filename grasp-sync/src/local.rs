@@ -1,4 +1,4 @@
-//! The local relay, which this crate keeps complete. To embed the crate is to implement [`LocalRelay`].
+//! The local relay, which this crate keeps complete. To embed the crate is to implement [`SyncedRelay`].
 //!
 //! The types that the trait uses are re-exported here.
 
@@ -11,6 +11,7 @@ pub use futures_core::stream::BoxStream;
 use grasp_core::admission;
 #[doc(no_inline)]
 pub use grasp_core::admission::{Origin, Retry};
+use grasp_core::nip34::Announcement;
 #[doc(no_inline)]
 pub use grasp_core::nostr::event::{Event, EventId, Kind};
 #[doc(no_inline)]
@@ -26,10 +27,16 @@ use crate::engine::{Judged, Outcome};
 /// by its own rules.
 ///
 /// Its methods must not panic or block a thread for long. They are called concurrently, from any task.
-pub trait LocalRelay: Send + Sync + 'static {
-    /// Streams what is stored and what comes: every stored event of these kinds in any order, then
-    /// [`News::CaughtUp`], then everything that is accepted, held or removed later. Never ends; a new call starts
-    /// again.
+pub trait SyncedRelay: Send + Sync + 'static {
+    /// Streams what is stored and what comes: every stored event of these kinds, then [`News::CaughtUp`], then
+    /// everything that is accepted, held or removed later.
+    ///
+    /// Any order will do, and repetitions change nothing: of several versions of an announcement the one that wins by
+    /// NIP-01 counts. Listen to what comes before reading what is stored, so that no event is missed in between. Only
+    /// removals must come after the acceptance that they undo, and before the next.
+    ///
+    /// A feed may end, for example because its reader was too slow. It is then begun anew, and a repository that the new
+    /// feed does not stream up to [`News::CaughtUp`] counts as retired.
     ///
     /// Later events may be of any kind, and should be: an event that was refused for want of one is then offered
     /// again. Events stored by [`ingest`](Self::ingest) are streamed like any other. Of stored
@@ -77,6 +84,31 @@ pub enum News {
     CaughtUp,
     /// Some stored events are lost without having been deleted: everything is to be compared again.
     Lost,
+}
+
+impl News {
+    /// Returns what to stream when this event was deleted or has expired. Not for an event that a newer version
+    /// replaced: that version is streamed instead.
+    ///
+    /// ```
+    /// use grasp_sync::core::nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
+    /// use grasp_sync::core::nostr::key::Keys;
+    /// use grasp_sync::local::News;
+    ///
+    /// let keys = Keys::generate();
+    /// let issue = EventBuilder::new(Kind::GitIssue, "it fails").finalize(&keys)?;
+    /// assert_eq!(News::removed(&issue), News::Removed(issue.id));
+    /// let announcement = EventBuilder::new(Kind::GitRepoAnnouncement, "");
+    /// let announcement = announcement.tag(Tag::identifier("x")).finalize(&keys)?;
+    /// assert!(matches!(News::removed(&announcement), News::Retired(repo) if repo.identifier.as_str() == "x"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn removed(event: &Event) -> Self {
+        match Announcement::parse(event) {
+            Ok(announcement) => Self::Retired(announcement.repo),
+            Err(_) => Self::Removed(event.id),
+        }
+    }
 }
 
 /// The local relay's answer to an event.

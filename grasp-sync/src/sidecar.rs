@@ -31,7 +31,7 @@ use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use crate::driver::codec::{self, RelayMessage};
 use crate::driver::{Client, Limits, Outbound, Roots, Task, Unanswered};
 use crate::engine::{InventoryFailed, Row, Said};
-use crate::local::{LocalRelay, News, Taken};
+use crate::local::{News, SyncedRelay, Taken};
 
 /// News that may wait for the syncer.
 const NEWS_QUEUE: usize = 1_024;
@@ -154,7 +154,7 @@ impl Sidecar {
     }
 }
 
-impl LocalRelay for Sidecar {
+impl SyncedRelay for Sidecar {
     /// Streams everything of these kinds but replies: the relay may have many that belong to no repository of ours.
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News> {
         let (sender, news) = mpsc::channel(NEWS_QUEUE);

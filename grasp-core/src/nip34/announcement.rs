@@ -44,11 +44,16 @@ pub struct Announcement {
     pub name: Option<String>,
     /// A human description.
     pub description: Option<String>,
+    /// The topics, up to [`Self::MAX_TOPICS`].
+    pub topics: Vec<String>,
 }
 
 impl Announcement {
     /// Bytes of the largest announcement that is taken: some 900 maintainers. Honest ones have a few thousand.
     pub const MAX_EVENT_BYTES: usize = 64 * 1024;
+
+    /// Topics that are read.
+    pub const MAX_TOPICS: usize = 16;
 
     /// Reads an announcement; several `clone`, `relays` or `maintainers` tags mean what one long tag would.
     pub fn parse(event: &Event) -> Result<Self, ParseError> {
@@ -66,6 +71,10 @@ impl Announcement {
             maintainer_list: MaintainerList::parse(event),
             name: tags::first(event, "name").map(str::to_owned),
             description: tags::first(event, "description").map(str::to_owned),
+            topics: tags::first_values(event, "t")
+                .take(Self::MAX_TOPICS)
+                .map(str::to_owned)
+                .collect(),
         })
     }
 

@@ -4,11 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
-use grasp_sync::index::{
+use grasp_core::sync::{
     IndexChange, PendingItems, RelayState, RelaySyncNeeds, RootId, SyncIndex, SyncLevel,
     compute_actions, derive_relay_targets,
 };
+use grasp_core::{RelayUrl, RepoId, ServiceIdentity, Version};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
@@ -46,6 +46,10 @@ pub(crate) fn changes_of(n: usize) -> impl Iterator<Item = IndexChange> {
     let ours = "wss://us.example".parse().expect("a good URL");
     let announced = IndexChange::Announced {
         repo: repo(n),
+        version: Version {
+            created_at: Timestamp::from_secs(1),
+            id: EventId::from_byte_array([0; 32]),
+        },
         relays: others.chain([ours]).collect(),
         level: SyncLevel::Full,
     };

@@ -15,7 +15,7 @@ use super::Limits;
 use super::codec::{self, RelayMessage};
 use super::outbound::{Outbound, Socket};
 use crate::engine::{Fault, Said, SubId, split, split_by_kind};
-use crate::limits::{Ending, Next, PageRequest, Pager, PagerConfig};
+use crate::limits::{Ending, Heard, Next, PageRequest, Pager, PagerConfig, Refusal};
 
 /// Time that the relay may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -97,6 +97,12 @@ impl PagedRead<'_> {
     }
 }
 
+/// Returns whether a notice refuses the request that was sent last.
+fn is_refusal(notice: &str) -> bool {
+    let refusal = Refusal::read(Heard::Notice, notice);
+    refusal.is_about_the_filter() || refusal == Refusal::DroppedStart
+}
+
 impl Client {
     /// Connects to a relay.
     pub async fn connect(
@@ -170,6 +176,10 @@ impl Client {
                 RelayMessage::Event(sub, event) if sub == page => events.push(event),
                 RelayMessage::Said(Said::Eose { sub, .. }) if sub == page => break,
                 RelayMessage::Said(Said::Closed { sub, text }) if sub == page => {
+                    return Err(Unanswered::Closed(text));
+                }
+                // Some relays answer a filter that they refuse by a notice alone. Nothing else was requested meanwhile.
+                RelayMessage::Said(Said::Notice { text }) if is_refusal(&text) => {
                     return Err(Unanswered::Closed(text));
                 }
                 other @ (RelayMessage::Event(..) | RelayMessage::Said(Said::Closed { .. })) => {

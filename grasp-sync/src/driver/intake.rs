@@ -9,21 +9,21 @@
 //! ingested, the next is verified; events that come meanwhile make the batch after that. So batches are small at low
 //! load and large at high load, and no event waits for a batch to fill.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
 use grasp_core::admission::{Origin, Retry, SyncPath};
 use grasp_core::nostr::event::{Event, EventId};
-use grasp_core::{Mono, RelayUrl, ServiceIdentity, Verified, kinds};
+use grasp_core::{Mono, RelayUrl, RepoId, ServiceIdentity, Verified, kinds};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::Clock;
 use crate::engine::{Accepted, ConnId, Input, Judged, Outcome, Row, SubId, index_change};
-use crate::index::{IndexChange, SyncLevel};
-use crate::local::{LocalRelay, News, Taken};
+use crate::local::{News, SyncedRelay, Taken};
 use crate::memory::Memory;
+use grasp_core::sync::{IndexChange, SyncLevel};
 
 pub(crate) const MAX_BATCH_EVENTS: usize = 512;
 /// Chunks that may wait in a queue; bytes are a further limit.
@@ -44,7 +44,7 @@ pub(crate) struct Item {
 /// The state that all queues share.
 #[derive(Clone)]
 pub(crate) struct Intake {
-    pub(crate) local: Arc<dyn LocalRelay>,
+    pub(crate) local: Arc<dyn SyncedRelay>,
     pub(crate) recent: Arc<Mutex<Recent>>,
     pub(crate) inputs: mpsc::Sender<Input>,
     pub(crate) clock: Clock,
@@ -73,7 +73,7 @@ type Offered = (SubId, Verified<Arc<Event>>);
 
 impl Intake {
     pub(crate) fn new(
-        local: Arc<dyn LocalRelay>,
+        local: Arc<dyn SyncedRelay>,
         inputs: mpsc::Sender<Input>,
         clock: Clock,
     ) -> Self {
@@ -86,6 +86,12 @@ impl Intake {
             clock,
             permits,
         }
+    }
+
+    /// Forgets the answers of the local relay, so that every event which comes is offered to it.
+    pub(crate) fn forget_answers(&self) {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.answers = Memory::default();
     }
 
     /// Opens the queue of one connection.
@@ -411,13 +417,22 @@ pub(crate) struct Following {
 
 impl Following {
     /// Returns the change that an event makes to what is wanted. An announcement that does not list the relay
-    /// withdraws what an earlier version wanted.
+    /// withdraws what lesser versions wanted.
     fn change(&self, event: &Event, level: SyncLevel) -> Option<IndexChange> {
         let change = index_change(event, level)?;
         match change {
-            IndexChange::Announced { repo, relays, .. } if !self.lists_us(&relays) => {
+            IndexChange::Announced {
+                repo,
+                version,
+                relays,
+                level,
+            } if !self.lists_us(&relays) => {
                 tracing::debug!(%repo, "not followed: its announcement does not list this relay");
-                Some(IndexChange::Retired { repo })
+                Some(IndexChange::Unlisted {
+                    repo,
+                    version,
+                    level,
+                })
             }
             change => Some(change),
         }
@@ -433,25 +448,78 @@ impl Following {
 
 /// Passes the feed to the engine, for ever.
 pub(crate) async fn follow_feed(
-    local: Arc<dyn LocalRelay>,
+    local: Arc<dyn SyncedRelay>,
     following: Following,
     recent: Arc<Mutex<Recent>>,
     inputs: mpsc::Sender<Input>,
 ) {
+    let mut announced = AnnouncedRepos::default();
     loop {
         let mut feed = local.accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
+        announced.feed_began(local.tells_held());
         let mut is_live = false;
         while let Some(news) = feed.next().await {
-            is_live |= news == News::CaughtUp;
+            if news == News::CaughtUp {
+                is_live = true;
+                for repo in announced.caught_up() {
+                    let retired = changed(IndexChange::Retired { repo });
+                    if inputs.send(Input::Accepted(retired)).await.is_err() {
+                        return;
+                    }
+                }
+            }
             let Some(input) = to_input(news, is_live, &following, &recent) else {
                 continue;
             };
+            announced.note(&input);
             if inputs.send(input).await.is_err() {
                 return;
             }
         }
         tracing::warn!("the local relay's feed ended; restarting it");
         tokio::time::sleep(FEED_RESTART_DELAY).await;
+    }
+}
+
+/// The repositories that the feed has announced. What is removed while no feed is read is found by comparing the next
+/// feed with them.
+#[derive(Debug, Default)]
+struct AnnouncedRepos {
+    current: BTreeSet<RepoId>,
+    /// Repositories of the feed before that this one has not announced yet.
+    unconfirmed: BTreeSet<RepoId>,
+    /// True if held announcements are streamed again by each feed.
+    tells_held: bool,
+}
+
+impl AnnouncedRepos {
+    fn feed_began(&mut self, tells_held: bool) {
+        self.tells_held = tells_held;
+        self.unconfirmed.append(&mut self.current);
+    }
+
+    fn note(&mut self, input: &Input) {
+        let Input::Accepted(accepted) = input else {
+            return;
+        };
+        match &accepted.change {
+            Some(IndexChange::Announced { repo, level, .. }) => {
+                self.unconfirmed.remove(repo);
+                if self.tells_held || *level == SyncLevel::Full {
+                    self.current.insert(repo.clone());
+                }
+            }
+            Some(IndexChange::Retired { repo }) => {
+                self.unconfirmed.remove(repo);
+                self.current.remove(repo);
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns the repositories that are gone, now that everything stored was streamed again.
+    fn caught_up(&mut self) -> BTreeSet<RepoId> {
+        std::mem::take(&mut self.unconfirmed)
     }
 }
 
@@ -498,6 +566,7 @@ fn changed(change: IndexChange) -> Accepted {
 mod tests {
     use std::time::Duration;
 
+    use grasp_core::Version;
     use grasp_core::nostr::event::{EventBuilder, FinalizeEvent as _, Kind, Tag};
     use grasp_core::nostr::key::Keys;
 
@@ -510,6 +579,42 @@ mod tests {
             .finalize(&Keys::generate())
             .unwrap();
         Verified::check(Arc::new(event)).unwrap()
+    }
+
+    fn repo(name: &str) -> RepoId {
+        let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+        format!("30617:{owner}:{name}").parse().unwrap()
+    }
+
+    fn announced(name: &str, level: SyncLevel) -> Input {
+        Input::Accepted(changed(IndexChange::Announced {
+            repo: repo(name),
+            version: Version {
+                created_at: 1.into(),
+                id: EventId::from_byte_array([0; 32]),
+            },
+            relays: Vec::new(),
+            level,
+        }))
+    }
+
+    #[test]
+    fn repositories_that_a_new_feed_does_not_stream_are_retired() {
+        for (tells_held, gone) in [(true, vec!["b", "held"]), (false, vec!["b"])] {
+            let mut repos = AnnouncedRepos::default();
+            repos.feed_began(tells_held);
+            for name in ["a", "b", "c"] {
+                repos.note(&announced(name, SyncLevel::Full));
+            }
+            repos.note(&announced("held", SyncLevel::StateOnly));
+            let retired = IndexChange::Retired { repo: repo("c") };
+            repos.note(&Input::Accepted(changed(retired)));
+            assert!(repos.caught_up().is_empty());
+            repos.feed_began(tells_held);
+            repos.note(&announced("a", SyncLevel::Full));
+            let gone: BTreeSet<RepoId> = gone.into_iter().map(repo).collect();
+            assert_eq!(repos.caught_up(), gone);
+        }
     }
 
     #[test]
@@ -647,7 +752,7 @@ mod tests {
             assert!(matches!(listed, IndexChange::Announced { .. }));
             let unlisted = change(false, news(Arc::new(other.clone())));
             assert!(
-                matches!(unlisted, IndexChange::Retired { .. }),
+                matches!(unlisted, IndexChange::Unlisted { .. }),
                 "what was followed is left"
             );
             let unlisted = change(true, news(Arc::new(other.clone())));

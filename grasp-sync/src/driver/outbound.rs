@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use grasp_core::RelayUrl;
 use grasp_core::outbound::{OutboundPolicy, Provenance};
-use http_body_util::{BodyExt, Empty, Limited};
+use grasp_core::{CloneUrl, Host, RelayUrl};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, HOST, HeaderValue, USER_AGENT};
@@ -46,6 +46,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time from an HTTP request to the last byte of its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time from any other HTTP request to the last byte of its answer.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest document that is read.
 const MAX_DOCUMENT_BYTES: usize = 256 * 1024;
 /// Our name to other servers.
@@ -159,21 +161,29 @@ impl Outbound {
 
     /// Resolves a relay's address, and checks it against the policy.
     pub(crate) async fn route(&self, relay: &RelayUrl, from: Provenance) -> Result<Route, Fault> {
-        let host = relay.host();
+        let url = Url::parse(relay.as_str()).map_err(|_| Fault::NoSuchHost)?;
+        self.route_to(&url, &relay.host(), relay.is_secure(), from)
+            .await
+    }
+
+    async fn route_to(
+        &self,
+        url: &Url,
+        host: &Host,
+        is_secure: bool,
+        from: Provenance,
+    ) -> Result<Route, Fault> {
         self.policy
-            .judge_host(from, &host)
+            .judge_host(from, host)
             .map_err(|_| Fault::Forbidden)?;
-        let port = Url::parse(relay.as_str())
-            .ok()
-            .and_then(|url| url.port_or_known_default());
-        let port = port.ok_or(Fault::NoSuchHost)?;
+        let port = url.port_or_known_default().ok_or(Fault::NoSuchHost)?;
         let found = resolve(host.name(), port).await?;
         let may = |at: &SocketAddr| self.policy.judge_address(from, at.ip()).is_ok();
         let addresses: Vec<_> = found.into_iter().filter(may).take(MAX_ADDRESSES).collect();
         if addresses.is_empty() {
             return Err(Fault::Forbidden);
         }
-        let tls = relay.is_secure().then(|| {
+        let tls = is_secure.then(|| {
             let name = ServerName::try_from(host.name().to_owned()).map_err(|_| Fault::Tls)?;
             Ok((self.tls.clone(), name))
         });
@@ -186,6 +196,35 @@ impl Outbound {
     /// Returns a server's answer to a request for its NIP-11 document, whatever its status.
     pub async fn get(&self, relay: &RelayUrl, from: Provenance) -> Result<Response<Bytes>, Fault> {
         self.route(relay, from).await?.get(relay).await
+    }
+
+    /// Sends a request to an `http:` or `https:` URL, and returns the answer, whatever its status. Redirects are not
+    /// followed.
+    pub async fn send(
+        &self,
+        request: Request<Bytes>,
+        from: Provenance,
+    ) -> Result<Response<Bytes>, Fault> {
+        let address = request.uri().to_string();
+        let host = address
+            .parse::<CloneUrl>()
+            .map_err(|_| Fault::NoSuchHost)?
+            .host();
+        let url = Url::parse(&address).map_err(|_| Fault::NoSuchHost)?;
+        let is_secure = url.scheme() == "https";
+        let route = self.route_to(&url, &host, is_secure, from).await?;
+        let (wire, _) = route.connect().await?;
+        let (mut head, body) = request.into_parts();
+        let target = head
+            .uri
+            .path_and_query()
+            .map_or("/", |target| target.as_str());
+        head.uri = target.parse().map_err(|_| Fault::Protocol)?;
+        let name = HeaderValue::from_str(host.as_str()).map_err(|_| Fault::Protocol)?;
+        head.headers.insert(HOST, name);
+        let request = Request::from_parts(head, Full::new(body));
+        let answer = timeout(SEND_TIMEOUT, exchange(wire, request)).await;
+        answer.ok().flatten().ok_or(Fault::Protocol)
     }
 }
 
@@ -264,7 +303,6 @@ async fn resolve(name: &str, port: u16) -> Result<Vec<SocketAddr>, Fault> {
 }
 
 async fn request(relay: &RelayUrl, wire: Wire) -> Option<Response<Bytes>> {
-    let (mut sender, connection) = http1::handshake(TokioIo::new(wire)).await.ok()?;
     let url = Url::parse(relay.as_str()).ok()?;
     let target = url.query().map_or(url.path().to_owned(), |query| {
         format!("{}?{query}", url.path())
@@ -273,8 +311,14 @@ async fn request(relay: &RelayUrl, wire: Wire) -> Option<Response<Bytes>> {
         .header(HOST, relay.host().as_str())
         .header(ACCEPT, "application/nostr+json")
         .header(USER_AGENT, USER_AGENT_NAME)
-        .body(Empty::<Bytes>::new())
+        .body(Full::default())
         .ok()?;
+    exchange(wire, request).await
+}
+
+/// Sends a request on a new connection, and returns the whole answer.
+async fn exchange(wire: Wire, request: Request<Full<Bytes>>) -> Option<Response<Bytes>> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(wire)).await.ok()?;
     let mut answering = pin!(async {
         let (head, body) = sender.send_request(request).await.ok()?.into_parts();
         let body = Limited::new(body, MAX_DOCUMENT_BYTES)

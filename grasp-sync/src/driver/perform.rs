@@ -11,7 +11,7 @@ use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::outbound::Provenance;
 use grasp_core::{Mono, RelayUrl};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio::time::timeout;
 
 use super::connection::{Handle, Shared, Target};
@@ -20,8 +20,10 @@ use super::outbound::Outbound;
 use super::records::RecordWriter;
 use super::status::{Observer, Status};
 use super::{Clock, Command, Settings, Task, intake};
-use crate::engine::{ConnId, Frame, Input, InventoryFailed, InventoryId, Output, Row, SyncEngine};
-use crate::local::LocalRelay;
+use crate::engine::{
+    ConnId, Frame, Input, InventoryFailed, InventoryId, Output, Report, Row, SyncEngine,
+};
+use crate::local::SyncedRelay;
 
 /// Inputs that may wait; senders wait when there are more.
 const INPUT_QUEUE: usize = 1_024;
@@ -39,6 +41,7 @@ pub(super) struct EventLoop {
     record_writer: RecordWriter,
     status: Status,
     observer: Arc<dyn Observer>,
+    reports: broadcast::Sender<Report>,
     /// Our own address, as the origin of events that are offered again.
     own: RelayUrl,
     inventories: Arc<Semaphore>,
@@ -46,7 +49,11 @@ pub(super) struct EventLoop {
 }
 
 impl EventLoop {
-    pub(super) async fn begin(local: Arc<dyn LocalRelay>, settings: Settings) -> io::Result<Self> {
+    pub(super) async fn begin(
+        local: Arc<dyn SyncedRelay>,
+        settings: Settings,
+        reports: broadcast::Sender<Report>,
+    ) -> io::Result<Self> {
         let (inputs, inbox) = mpsc::channel(INPUT_QUEUE);
         let (record_writer, records) = RecordWriter::start(settings.records).await?;
         let clock = settings.clock;
@@ -86,6 +93,7 @@ impl EventLoop {
             record_writer,
             status: Status::default(),
             observer: settings.observer,
+            reports,
             own,
             inventories: Arc::new(Semaphore::new(CONCURRENT_INVENTORIES)),
             _feed: feed,
@@ -99,21 +107,50 @@ impl EventLoop {
             let deadline = self.engine.next_deadline();
             tokio::select! {
                 command = commands.recv() => match command {
-                    Some(Command::Status(reply)) => {
-                        self.status.wanted(self.engine.wanted());
-                        let _ = reply.send(self.status.clone());
-                    }
                     Some(Command::Stop(reply)) => {
                         self.finish().await;
                         let _ = reply.send(());
                         return;
                     }
+                    Some(command) => self.answer(command),
                     None => return self.finish().await,
                 },
                 Some(input) = self.inbox.recv() => self.handle(input),
                 () = until(&self.clock, deadline) => self.handle(Input::Tick),
             }
         }
+    }
+
+    fn answer(&mut self, command: Command) {
+        match command {
+            Command::Status(reply) => {
+                self.update_status();
+                let _ = reply.send(self.status.clone());
+            }
+            Command::Settled(reply) => {
+                self.update_status();
+                let status = self.status.has_settled().then(|| self.status.clone());
+                let _ = reply.send(status);
+            }
+            Command::Bootstrap(relays) => self.handle(Input::Bootstrap(relays)),
+            Command::SyncNow(relay, reply) => {
+                let _ = reply.send(self.status.relays.contains_key(&relay));
+                // What was stored a minute ago may be lost by now: that is one reason to compare.
+                self.shared.intake.forget_answers();
+                self.handle(Input::SyncNow { relay });
+            }
+            // Handled by the loop, which it ends.
+            Command::Stop(_) => {}
+        }
+    }
+
+    /// Brings the status up to date with what no report says.
+    fn update_status(&mut self) {
+        let now = self.clock.now();
+        self.status.is_collecting = self.engine.is_collecting();
+        self.status.at = now.unix;
+        self.status.wanted(self.engine.wanted());
+        self.status.retries(now, self.engine.retries());
     }
 
     /// Handles an input, and the inputs that follow from it at once.
@@ -149,6 +186,9 @@ impl EventLoop {
             Output::Report(report) => {
                 self.status.note_report(self.clock.now().unix, &report);
                 self.observer.report(&report);
+                if self.reports.receiver_count() > 0 {
+                    let _ = self.reports.send(report);
+                }
             }
         }
         None
@@ -203,7 +243,7 @@ impl EventLoop {
 }
 
 /// Asks the local relay for its inventory, with a timeout. It may panic.
-async fn inventory(local: &dyn LocalRelay, filter: Filter) -> Result<Vec<Row>, InventoryFailed> {
+async fn inventory(local: &dyn SyncedRelay, filter: Filter) -> Result<Vec<Row>, InventoryFailed> {
     let asked = AssertUnwindSafe(async { local.inventory(filter).await }).catch_unwind();
     let answered = timeout(INVENTORY_TIMEOUT, asked).await;
     answered

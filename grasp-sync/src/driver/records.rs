@@ -223,8 +223,8 @@ fn write_all(store: &mut dyn RecordStore, mut waiting: mpsc::Receiver<Vec<RelayR
 
 #[cfg(test)]
 mod tests {
-    use crate::index::{FilterHash, Proof, ProofSet};
     use grasp_core::nostr::filter::Filter;
+    use grasp_core::sync::{FilterHash, Proof, ProofSet};
 
     use super::*;
 

@@ -1,20 +1,26 @@
 //! The status of each relay, for operators.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use grasp_core::RelayUrl;
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::{Health, PeerText};
 use grasp_core::nostr::types::Timestamp;
+use grasp_core::{Mono, Now, RelayUrl};
 
 use crate::engine::{Fault, Input, Judged, Outcome, PeerReliability, Report, Said, Source};
-use crate::index::ConnectionStatus;
+use grasp_core::sync::ConnectionStatus;
 
 /// The status of sync.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Status {
+    /// The time of this status.
+    pub at: Timestamp,
     /// Every relay that is followed.
     pub relays: BTreeMap<RelayUrl, RelayStatus>,
+    /// True while the local relay streams what is stored, or news of it are collected: they may lead to more requests.
+    pub is_collecting: bool,
 }
 
 /// The status of one relay. Counts are of this process.
@@ -49,6 +55,8 @@ pub struct RelayStatus {
     pub last_refusal: Option<PeerText>,
     /// The last attempt to connect, if it failed.
     pub failed: Option<Failed>,
+    /// The time before which no attempt to connect is made, if it failed before.
+    pub retry_at: Option<Timestamp>,
     /// Its last reliability report.
     pub reliability: Option<PeerReliability>,
 }
@@ -117,7 +125,26 @@ impl Counts {
     }
 }
 
+/// An attempt to connect that is further away is not waited for.
+const SOON: Duration = Duration::from_secs(30);
+
 impl RelayStatus {
+    /// Returns whether everything that is wanted from it is here.
+    pub fn is_complete(&self) -> bool {
+        self.connection == ConnectionStatus::Connected && self.backlog == 0
+    }
+
+    /// Returns whether nothing more is to be expected from it within half a minute.
+    fn has_settled(&self, now: Timestamp) -> bool {
+        match self.connection {
+            ConnectionStatus::Connected | ConnectionStatus::ConnectedHistoricSyncFailures => {
+                self.backlog == 0
+            }
+            ConnectionStatus::Disconnected => self.retry_at.is_some_and(|at| at > now + SOON),
+            ConnectionStatus::Connecting | ConnectionStatus::Syncing => false,
+        }
+    }
+
     /// Returns the number of failed attempts since the relay was last connected, also by an earlier process.
     pub fn consecutive_failures(&self) -> u32 {
         match (&self.failed, &self.reliability) {
@@ -146,6 +173,29 @@ impl RelayStatus {
 }
 
 impl Status {
+    /// Returns whether every relay that is followed has given everything. It may not be for long: a repository that is
+    /// announced leads to more requests.
+    pub fn is_complete(&self) -> bool {
+        !self.is_collecting && self.relays.values().all(RelayStatus::is_complete)
+    }
+
+    /// Returns whether nothing more is to be expected soon.
+    pub(super) fn has_settled(&self) -> bool {
+        !self.is_collecting && self.relays.values().all(|relay| relay.has_settled(self.at))
+    }
+
+    /// Sets when relays are dialled again.
+    pub(super) fn retries<'a>(
+        &mut self,
+        now: Now,
+        retries: impl Iterator<Item = (&'a RelayUrl, Option<Mono>)>,
+    ) {
+        for (relay, retry_at) in retries {
+            let retry_at = retry_at.map(|at| now.unix + (at - now.mono));
+            self.with(relay, |known| known.retry_at = retry_at);
+        }
+    }
+
     /// Sets the number of events that each relay has offered and not delivered yet.
     pub(super) fn wanted<'a>(&mut self, wanted: impl Iterator<Item = (&'a RelayUrl, usize)>) {
         for (relay, count) in wanted {

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem::discriminant;
 use std::time::Duration;
 
-use crate::index::{CONFIRMED_RETENTION, FilterHash, PendingItems};
 use grasp_core::Mono;
 use grasp_core::limits::Admit;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{CONFIRMED_RETENTION, FilterHash, PendingItems};
 
 use super::filter::{Layer, compact_all};
 use super::history::CountAs;

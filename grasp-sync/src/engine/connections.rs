@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::index::{SyncIndex, SyncLevel};
 use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Grant, Pool, Shortage};
+use grasp_core::sync::{SyncIndex, SyncLevel};
 use grasp_core::{Host, Mono, RelayUrl};
 
 use super::Config;
@@ -115,6 +115,12 @@ impl Connections {
             is_waiting: false,
             needs_check: true,
         }
+    }
+
+    /// Sets the relays whose connections are not counted. None of them may have a connection.
+    pub(super) fn set_exempt(&mut self, relays: &[RelayUrl]) {
+        self.exempt = relays.iter().cloned().collect();
+        self.needs_check = true;
     }
 
     pub(super) fn is_exempt(&self, relay: &RelayUrl) -> bool {
@@ -310,9 +316,11 @@ impl Connections {
 
 #[cfg(test)]
 mod tests {
-    use crate::index::IndexChange;
-    use grasp_core::RepoId;
+    use grasp_core::nostr::event::EventId;
     use grasp_core::nostr::key::PublicKey;
+    use grasp_core::nostr::types::Timestamp;
+    use grasp_core::sync::IndexChange;
+    use grasp_core::{RepoId, Version};
 
     use super::*;
 
@@ -326,8 +334,13 @@ mod tests {
 
     fn announced(owner_of: u8, relays: &[RelayUrl], level: SyncLevel) -> IndexChange {
         let repo = RepoId::new(owner(owner_of), "r".parse().unwrap());
+        let version = Version {
+            created_at: Timestamp::from_secs(1),
+            id: EventId::from_byte_array([0; 32]),
+        };
         IndexChange::Announced {
             repo,
+            version,
             relays: relays.to_vec(),
             level,
         }

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::index::{IndexChange, RootId, SyncLevel};
 use crate::limits::{Rate, TokenBucket};
 use grasp_core::limits::Admit;
 use grasp_core::nip34::{Announcement, References, repo_refs};
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::nips::nip01::Coordinate;
-use grasp_core::{Mono, RepoId, kinds};
+use grasp_core::sync::{IndexChange, RootId, SyncLevel};
+use grasp_core::{Mono, RepoId, Version, kinds};
 
 use super::Config;
 use super::job::Method;
@@ -24,6 +24,7 @@ pub fn index_change(event: &Event, level: SyncLevel) -> Option<IndexChange> {
         let Announcement { repo, relays, .. } = announcement;
         return Some(IndexChange::Announced {
             repo,
+            version: Version::of(event),
             relays,
             level,
         });
@@ -190,6 +191,11 @@ impl Discovery {
     pub(super) fn caught_up(&mut self) -> Vec<IndexChange> {
         self.has_caught_up = true;
         self.take_all()
+    }
+
+    /// Returns whether something waits for the end of a window, or the feed has not caught up.
+    pub(super) fn is_collecting(&self) -> bool {
+        !self.has_caught_up || self.open.is_some() || self.replied.is_some()
     }
 
     /// Returns the method by which the history of what was discovered is fetched. What the feed brings before it has

@@ -1,7 +1,7 @@
 //! A relay's NIP-11 document, and the limits that follow from it.
 
-use crate::index::RequestBudget;
 use crate::limits::{RETAINED_BYTES, Rate, history_limit};
+use grasp_core::sync::RequestBudget;
 
 use super::Config;
 

@@ -3,11 +3,11 @@
 
 use std::cell::OnceCell;
 
-use crate::index::build_layer2_and_layer3_filters;
 use crate::limits::{Refusal, SUSPENDED_FOR, SlotClass, SlotLedger};
 use grasp_core::limits::{Admit, EoseHint, PeerText};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::build_layer2_and_layer3_filters;
 
 use super::backlog::Purpose;
 use super::filter::{CompactFilter, Layer, bisect, split, split_by_kind, split_into, wire_len};

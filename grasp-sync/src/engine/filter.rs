@@ -199,12 +199,12 @@ fn as_ids(values: &BTreeSet<String>) -> Option<Vec<EventId>> {
 
 #[cfg(test)]
 mod tests {
-    use crate::index::{
+    use grasp_core::RepoId;
+    use grasp_core::nostr::key::PublicKey;
+    use grasp_core::sync::{
         RelaySyncNeeds, RequestBudget, SyncLevel, build_announcement_filter,
         build_layer2_and_layer3_filters,
     };
-    use grasp_core::RepoId;
-    use grasp_core::nostr::key::PublicKey;
 
     use super::*;
 

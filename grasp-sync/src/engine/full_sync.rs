@@ -7,13 +7,13 @@
 
 use std::time::Duration;
 
-use crate::index::{FilterHash, SyncIndex};
 use crate::limits::SUSPENDED_FOR;
 use grasp_core::Mono;
 use grasp_core::admission::Retry;
 use grasp_core::nip34::repo_refs;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
+use grasp_core::sync::{FilterHash, SyncIndex};
 
 use super::backlog::Purpose;
 use super::filter::{Layer, wire_len};

@@ -156,6 +156,18 @@ impl RelayHealth {
         self.unusable_until = self.unusable_until.max(until);
     }
 
+    /// Returns the end of the pause between two attempts to connect; none after a connection.
+    pub(super) fn retry_at(&self) -> Option<Mono> {
+        let unusable = (self.unusable_until > self.since).then_some(self.unusable_until);
+        self.backoff.retry_at().into_iter().chain(unusable).max()
+    }
+
+    /// Lets the relay be dialled now, because the operator asks for it. Its failures are forgotten.
+    pub(super) fn retry_at_once(&mut self, now: Mono) {
+        self.unusable_until = now;
+        self.backoff.fresh_start();
+    }
+
     /// Counts a comparison with our events.
     pub(super) fn compared(&mut self, events: usize, lacking: usize) {
         self.seen.compared = self.seen.compared.saturating_add(events as u64);

@@ -4,17 +4,19 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::index::{CONFIRMED_RETENTION, ProofSet, ProvenItems, RelayState, RelaySyncNeeds};
 use crate::limits::{LONGEST_PAUSE, Pace, SlotLedger};
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::{Backoff, BackoffPolicy};
 use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{
+    CONFIRMED_RETENTION, MAX_PROOFS, ProofSet, ProvenItems, RelayState, RelaySyncNeeds,
+};
 use grasp_core::{Mono, Now, RelayUrl};
 
 use super::Config;
 use super::facts::{RelayFacts, RelayProfile};
 use super::health::RelayHealth;
-use super::relay::{Context, Link, MAX_PROOFS, RelayRecord};
+use super::relay::{Context, Link, RelayRecord};
 use super::retry::Wants;
 use super::suspended::Suspended;
 

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::index::IndexChange;
 use grasp_core::admission::{Retry, SyncPath};
 use grasp_core::nostr::event::{Event, EventId};
+use grasp_core::sync::IndexChange;
 use grasp_core::{Now, RelayUrl};
 
 use super::SyncEngine;

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use super::facts::RelayFacts;
 use super::relay::RelayRecord;
-use crate::index::{ConnectionStatus, IndexChange};
 use crate::limits::Refusal;
+use grasp_core::sync::{ConnectionStatus, IndexChange};
 
 /// An input of the engine.
 #[derive(Clone, Debug)]
@@ -71,6 +71,12 @@ pub enum Input {
         /// Everything it has that matches, or that it could not tell.
         items: Result<Vec<Row>, InventoryFailed>,
     },
+    /// The bootstrap relays are to be these from now on, as in [`Config::bootstrap`](super::Config::bootstrap). The
+    /// others are followed for as long as a repository names them.
+    Bootstrap(Vec<RelayUrl>),
+    /// A full pass of this relay is to begin now; without a connection it is dialled at once, whatever its backoff.
+    /// Ignored for a relay that is not followed.
+    SyncNow { relay: RelayUrl },
     /// Time has passed.
     Tick,
 }
@@ -217,6 +223,7 @@ pub enum Outcome {
 
 /// The reason why no connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Fault {
     /// No answer in time; or our own network is down.
     Unreachable,
@@ -236,6 +243,7 @@ pub enum Fault {
 
 /// The reason why a certificate is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Flaw {
     /// No trusted authority has signed it.
     Untrusted,
@@ -512,6 +520,7 @@ pub enum Report {
 
 /// The way in which the history of a batch was fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum SyncMethod {
     /// At least one part by pages that end with EOSE.
     ReqEose,
@@ -521,6 +530,7 @@ pub enum SyncMethod {
 
 /// A request, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Request {
     /// REQ that stays open.
     Live,

@@ -4,13 +4,13 @@ use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::index::{FilterHash, Proof};
 use crate::limits::{Ending, Next, Pager, PagerConfig, RETRY_DELAY, Refusal};
 use grasp_core::Mono;
 use grasp_core::limits::{BackoffPolicy, EoseHint};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{FilterHash, Proof};
 
 use super::filter::{CompactFilter, Layer};
 use super::io::{Row, SubId};
@@ -537,7 +537,7 @@ pub(super) fn by_ids(ids: impl IntoIterator<Item = EventId>) -> Filter {
 
 #[cfg(test)]
 mod tests {
-    use crate::index::build_announcement_filter;
+    use grasp_core::sync::build_announcement_filter;
 
     use super::super::io::Ids;
     use super::*;

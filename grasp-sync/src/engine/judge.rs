@@ -1,9 +1,9 @@
 //! Fetches by id as they end, and the judgement of everything received.
 
-use crate::index::FilterHash;
 use crate::limits::Refusal;
 use grasp_core::admission::{Retry, SyncPath};
 use grasp_core::nostr::event::EventId;
+use grasp_core::sync::FilterHash;
 
 use super::io::{JobId, Judged, Outcome, Report, SubId};
 use super::job::Job;

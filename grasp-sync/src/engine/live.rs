@@ -9,11 +9,11 @@ mod requests;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::index::{CONFIRMED_RETENTION, FilterHash, RequestBudget, pack_requests};
 use crate::limits::{Refusal, SUSPENDED_FOR};
 use grasp_core::Mono;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{CONFIRMED_RETENTION, FilterHash, RequestBudget, pack_requests};
 
 use super::auth::Auth;
 use super::filter::{CompactFilter, Layer, compact_all, wire_len};
@@ -396,8 +396,8 @@ impl LiveSet {
 
 #[cfg(test)]
 mod tests {
-    use crate::index::build_announcement_filter;
     use grasp_core::nostr::event::EventId;
+    use grasp_core::sync::build_announcement_filter;
 
     use super::*;
 

@@ -5,9 +5,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::index::{RepoSyncNeeds, SyncIndex, SyncLevel};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
+use grasp_core::sync::{RepoSyncNeeds, SyncIndex, SyncLevel};
 use grasp_core::{RelayUrl, RepoId};
 
 use super::filter::Layer;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::index::FilterHash;
 use crate::memory::Memory;
-use crate::memory::Pairs;
 use grasp_core::nip34::References;
 use grasp_core::nostr::event::{Event, EventId};
+use grasp_core::sync::FilterHash;
+use grasp_core::sync::Pairs;
 use grasp_core::{Identifier, Mono, RelayUrl, RepoId, kinds};
 
 use super::io::Row;

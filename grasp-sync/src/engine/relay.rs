@@ -22,8 +22,8 @@ use super::missing::Question;
 use super::rejected::Rejected;
 use super::session::Session;
 use super::suspended::{RequestMode, SuspendedLayer};
-use crate::index::{ProofSet, RelaySyncNeeds, SyncIndex};
 use crate::memory::Memory;
+use grasp_core::sync::{MAX_PROOFS, ProofSet, RelaySyncNeeds, SyncIndex};
 
 /// Time after which a handshake is given up if the driver does not answer.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -195,15 +195,29 @@ impl Link {
         }
     }
 
+    /// Begins a full pass, after the one that is under way. Without a connection, the relay may be dialled at once.
+    pub(super) fn sync_now(&mut self, ctx: &mut Context<'_>) {
+        ctx.history.daily = ctx.now.mono;
+        match self {
+            Self::Up(_) => self.begin_due_pass(ctx),
+            Self::Idle | Self::Dialing { .. } => ctx.history.health.retry_at_once(ctx.now.mono),
+        }
+    }
+
+    fn begin_due_pass(&mut self, ctx: &mut Context<'_>) {
+        let Self::Up(session) = self else { return };
+        let is_due = ctx.now.mono >= ctx.history.daily;
+        if is_due && session.ended.is_some() && !ctx.history.pace.is_paused(ctx.now.mono) {
+            session.start_over(ctx, PassKind::Daily);
+        }
+    }
+
     /// Handles timeouts, a due daily pass and a due record.
     pub(super) fn tick(&mut self, ctx: &mut Context<'_>) {
         match self {
             Self::Up(session) => {
                 session.check_timeouts(ctx);
-                let is_due = ctx.now.mono >= ctx.history.daily;
-                if is_due && session.ended.is_some() && !ctx.history.pace.is_paused(ctx.now.mono) {
-                    session.start_over(ctx, PassKind::Daily);
-                }
+                self.begin_due_pass(ctx);
             }
             Self::Dialing { conn, until } if ctx.now.mono >= *until => {
                 let conn = *conn;
@@ -358,9 +372,6 @@ impl RelayRecord {
     }
 }
 
-/// Proofs kept for each relay.
-pub(crate) const MAX_PROOFS: usize = 500;
-
 /// Records of relays that are not targets at the moment: restored ones whose repositories are not known yet, and
 /// retired ones, so that removing and adding a relay resets nothing.
 #[derive(Debug, Default)]
@@ -502,8 +513,8 @@ impl Context<'_> {
 
 #[cfg(test)]
 mod tests {
-    use crate::index::{FilterHash, Proof};
     use grasp_core::nostr::filter::Filter;
+    use grasp_core::sync::{FilterHash, Proof};
 
     use super::*;
 

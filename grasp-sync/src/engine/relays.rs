@@ -5,16 +5,16 @@ use std::collections::BTreeSet;
 use std::mem::discriminant;
 use std::net::IpAddr;
 
-use crate::index::{IndexChange, ProofSet};
 use grasp_core::limits::Admit;
 use grasp_core::resources::{Claimant, Grant};
-use grasp_core::{Now, RelayUrl};
+use grasp_core::sync::{IndexChange, MAX_PROOFS, ProofSet};
+use grasp_core::{Mono, Now, RelayUrl};
 
 use super::facts::RelayFacts;
 use super::history::RelayHistory;
 use super::io::{ConnId, Output, Report};
 use super::job::Method;
-use super::relay::{self, Context, Link, MAX_PROOFS, Relay, RelayRecord};
+use super::relay::{self, Context, Link, Relay, RelayRecord};
 use super::{SyncEngine, connections};
 
 /// Relays that are followed; half of them at most for held announcements only, a quarter for one owner.
@@ -129,6 +129,38 @@ impl SyncEngine {
         self.records.keep(record);
         self.out
             .push(Output::Report(Report::Retired { relay: url.clone() }));
+    }
+
+    /// Replaces the bootstrap relays. Relays that become bootstrap relays or cease to be are followed anew, from their
+    /// records, because places and connections are accounted differently.
+    pub(super) fn set_bootstrap(&mut self, now: Now, relays: Vec<RelayUrl>) {
+        let changed = self.shared.index.set_bootstrap(relays.iter().cloned());
+        self.shared.config.bootstrap = relays;
+        for relay in &changed {
+            self.retire(now, relay);
+        }
+        self.connections.set_exempt(&self.shared.config.bootstrap);
+        let bootstrap: BTreeSet<&RelayUrl> = self.shared.config.bootstrap.iter().collect();
+        let targets: BTreeSet<RelayUrl> = self.shared.index.relays().cloned().collect();
+        let mut named = BTreeSet::new();
+        let mut configured = Vec::new();
+        for relay in changed {
+            if bootstrap.contains(&relay) {
+                configured.push(relay);
+            } else if targets.contains(&relay) {
+                named.insert(relay);
+            }
+        }
+        for relay in configured {
+            self.follow(now, relay, None);
+        }
+        self.follow_new(now, named);
+    }
+
+    /// Begins a full pass of a relay now, or dials it now if it is not connected.
+    pub(super) fn sync_now(&mut self, now: Now, relay: &RelayUrl) {
+        self.with_relay(now, relay, |link, ctx| link.sync_now(ctx));
+        self.connections.needs_check = true;
     }
 
     /// Restores the records of an earlier process. Relays that are followed already start again from theirs, if
@@ -354,6 +386,17 @@ impl SyncEngine {
         self.relays
             .iter()
             .map(|(url, relay)| (url, relay.history.wants.len()))
+    }
+
+    /// Returns when each relay may be dialled again; `None` for one that is connected, or may be dialled now.
+    pub fn retries(&self) -> impl Iterator<Item = (&RelayUrl, Option<Mono>)> {
+        self.relays.iter().map(|(url, relay)| {
+            let is_idle = relay.link.is_idle();
+            (
+                url,
+                is_idle.then(|| relay.history.health.retry_at()).flatten(),
+            )
+        })
     }
 
     /// Returns all records, for instance to be written when the process ends.

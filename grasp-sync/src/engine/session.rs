@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use crate::index::{
-    History, PendingItems, RelaySyncNeeds, RequestBudget, build_announcement_filter,
-    build_layer2_and_layer3_filters, compute_actions,
-};
 use crate::limits::{Heard, Refusal};
 use grasp_core::Mono;
 use grasp_core::limits::{Admit, EoseHint, PeerText};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{
+    History, PendingItems, RelaySyncNeeds, RequestBudget, build_announcement_filter,
+    build_layer2_and_layer3_filters, compute_actions,
+};
 
 use super::auth::Auth;
 use super::backlog::{Backlog, Purpose};

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::index::FilterHash;
 use crate::limits::{REQUEST_WATCHDOG, SUSPENDED_FOR};
 use crate::memory::Memory;
 use grasp_core::limits::Admit;
 use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::FilterHash;
 use grasp_core::{Mono, Now};
 use serde::{Deserialize, Serialize};
 

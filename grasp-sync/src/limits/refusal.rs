@@ -42,6 +42,7 @@ pub enum Heard {
 /// assert_eq!(refusal, Refusal::AuthRequired);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Refusal {
     /// Too many requests per time. All requests pause, and are then spaced ([`Pace`](super::Pace)).
     Rate,

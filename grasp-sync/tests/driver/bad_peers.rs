@@ -5,8 +5,8 @@ use std::time::Duration;
 use grasp_core::limits::Health;
 use grasp_core::nostr::event::Kind;
 use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::ConnectionStatus;
 use grasp_sync::driver::RelayStatus;
-use grasp_sync::index::ConnectionStatus;
 use serde_json::{Value, json};
 
 use crate::events::Author;

@@ -13,7 +13,7 @@ use grasp_core::nip34::{Announcement, References};
 use grasp_core::nostr::event::{Event, EventId, Kind};
 use grasp_core::nostr::filter::{Filter, MatchEventOptions};
 use grasp_core::{RelayUrl, Verified};
-use grasp_sync::LocalRelay;
+use grasp_sync::SyncedRelay;
 use grasp_sync::driver::{RelayStatus, Settings, Syncer};
 use grasp_sync::engine::{InventoryFailed, Row};
 use grasp_sync::local::{News, Taken};
@@ -143,7 +143,7 @@ fn is_related(event: &Event, stored: &[Arc<Event>]) -> bool {
             .any(|id| stored.iter().any(|known| known.id == *id))
 }
 
-impl LocalRelay for Local {
+impl SyncedRelay for Local {
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News> {
         let mut stored = self.stored.subscribe();
         let kinds = kinds.to_vec();

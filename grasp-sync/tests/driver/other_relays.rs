@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_core::RelayUrl;
-use grasp_core::nostr::event::Event;
+use grasp_core::nostr::event::{Event, Kind};
 use grasp_core::nostr::types::Timestamp;
 use grasp_sync::driver::{Observer, RelayStatus};
 use grasp_sync::engine::Report;
@@ -110,6 +110,7 @@ impl OtherRelay {
         configure(port, folder.path(), &mut command);
         command
             .current_dir(folder.path())
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let relay = Self {
@@ -334,9 +335,17 @@ async fn the_example_relay_keeps_itself_complete() {
         let here = format!("127.0.0.1:{port}");
         command.args([here.as_str(), "us.example", remote.url().as_str()]);
     });
-    let example = example.await;
+    let mut example = example.await;
     example.until_serves(&events).await;
     let live = author.issue(&author.repo("grasp"), "live");
     there.publish(live.clone());
-    example.until_serves(&[live]).await;
+    example.until_serves(std::slice::from_ref(&live)).await;
+
+    // What it loses is fetched again; what is deleted stays away.
+    let deletion = author.sign(Kind::EventDeletion, "", &[&["e", &live.id.to_hex()]]);
+    example.publish(&[deletion]).await;
+    assert_eq!(example.serves(std::slice::from_ref(&live)).await, 0);
+    let console = example.process.stdin.as_mut().unwrap();
+    console.write_all(b"lose\n").unwrap();
+    example.until_serves(&events).await;
 }

@@ -240,6 +240,32 @@ pub(crate) struct HonestRelay {
     news: broadcast::Sender<Event>,
     cuts: Arc<watch::Sender<()>>,
     holds: bool,
+    quirks: Quirks,
+}
+
+/// How a relay differs from one that does what NIP-01 says and no more.
+#[derive(Clone, Copy)]
+pub(crate) struct Quirks {
+    /// The most events that it returns for a filter.
+    pub(crate) max_limit: usize,
+    /// Sent when a client connects.
+    pub(crate) greeting: Option<fn() -> Value>,
+    /// The whole answer to a REQ that it refuses.
+    pub(crate) refuse: fn(&Value) -> Option<Value>,
+    /// The answer to an event that it refuses.
+    pub(crate) reject: fn(&Event) -> Option<&'static str>,
+    /// The answer to an event that it has.
+    pub(crate) duplicate: (bool, &'static str),
+}
+
+impl Quirks {
+    pub(crate) const NONE: Self = Self {
+        max_limit: usize::MAX,
+        greeting: None,
+        refuse: |_| None,
+        reject: |_| None,
+        duplicate: (true, "duplicate: already have this event"),
+    };
 }
 
 impl HonestRelay {
@@ -251,6 +277,15 @@ impl HonestRelay {
             news: broadcast::channel(1_024).0,
             cuts,
             holds: false,
+            quirks: Quirks::NONE,
+        }
+    }
+
+    /// Returns a relay with these quirks.
+    pub(crate) fn quirky(quirks: Quirks) -> Self {
+        Self {
+            quirks,
+            ..Self::new([])
         }
     }
 
@@ -281,6 +316,16 @@ impl HonestRelay {
         is_new
     }
 
+    fn take(&self, event: Event) -> (bool, &'static str) {
+        if let Some(text) = (self.quirks.reject)(&event) {
+            return (false, text);
+        }
+        match self.publish(event) {
+            true => (true, ""),
+            false => self.quirks.duplicate,
+        }
+    }
+
     /// Deletes all events and closes all connections.
     pub(crate) fn lose_everything(&self) {
         self.events.send_modify(Vec::clear);
@@ -305,6 +350,9 @@ impl HonestRelay {
         let mut news = self.news.subscribe();
         let mut cuts = self.cuts.subscribe();
         let mut open: BTreeMap<String, Value> = BTreeMap::new();
+        if let Some(greeting) = self.quirks.greeting {
+            client.send(greeting()).await;
+        }
         loop {
             tokio::select! {
                 _ = cuts.changed() => return,
@@ -330,8 +378,17 @@ impl HonestRelay {
         let sub = message[1].as_str().unwrap_or_default().to_owned();
         match message[0].as_str() {
             Some("REQ") => {
+                if let Some(refusal) = (self.quirks.refuse)(&message) {
+                    client.send(refusal).await;
+                    return;
+                }
+                let mut limited = message.clone();
+                for filter in limited.as_array_mut().unwrap().iter_mut().skip(2) {
+                    let limit = filter["limit"].as_u64().unwrap_or(u64::MAX);
+                    filter["limit"] = json!(limit.min(self.quirks.max_limit as u64));
+                }
                 let stored = self.events.borrow().clone();
-                client.answer(&message, &stored).await;
+                client.answer(&limited, &stored).await;
                 open.insert(sub, message);
             }
             Some("CLOSE") => _ = open.remove(&sub),
@@ -342,14 +399,10 @@ impl HonestRelay {
                     .await;
             }
             Some("EVENT") => {
-                let is_new = self.publish(serde_json::from_value(message[1].clone()).unwrap());
-                let text = if is_new {
-                    ""
-                } else {
-                    "duplicate: already have this event"
-                };
+                let event: Event = serde_json::from_value(message[1].clone()).unwrap();
+                let (accepted, text) = self.take(event);
                 client
-                    .send(json!(["OK", message[1]["id"], true, text]))
+                    .send(json!(["OK", message[1]["id"], accepted, text]))
                     .await;
             }
             _ => {

@@ -8,7 +8,7 @@ use grasp_core::nostr::event::{Event, Kind};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_sync::engine::Row;
-use grasp_sync::local::{LocalRelay, News};
+use grasp_sync::local::{News, SyncedRelay};
 use grasp_sync::{Sidecar, Syncer};
 use serde_json::json;
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use grasp_core::admission::{Origin, SyncPath};
 use grasp_core::limits::Health;
+use grasp_core::sync::ConnectionStatus;
 use grasp_sync::driver::{RecordFile, RelayStatus, Syncer};
 use grasp_sync::engine::Fault;
-use grasp_sync::index::ConnectionStatus;
 use serde_json::json;
 
 use crate::events::Author;

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use grasp_core::limits::Health;
+use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_core::{Mono, Now, RelayUrl};
 use grasp_sync::engine::{
     Accepted, Config, ConnId, Fault, Frame, Input, Output, Report, Request, SyncEngine,
 };
-use grasp_sync::index::{IndexChange, SyncLevel};
 
-use crate::setup::{By, HOUR, MINUTE, Setup, by, defaults, secs};
+use crate::setup::{By, HOUR, MINUTE, Setup, by, defaults, secs, version};
 use crate::sim::START;
 use crate::sim::chance::Chance;
 use crate::sim::peer::Peer;
@@ -358,6 +358,7 @@ fn announced_by_others(setup: &mut Setup, relays: impl IntoIterator<Item = Relay
         let relays = relays.to_vec();
         let change = IndexChange::Announced {
             repo,
+            version: version(),
             relays,
             level: SyncLevel::StateOnly,
         };
@@ -441,6 +442,7 @@ fn connections_are_bounded_in_total_and_per_host() {
     let relays = served[10..].to_vec();
     let change = IndexChange::Announced {
         repo: other,
+        version: version(),
         relays,
         level: SyncLevel::Full,
     };
@@ -469,6 +471,7 @@ fn relays_of_held_repositories_leave_room_for_those_of_served_ones() {
         let relays = relays.into_iter().collect();
         IndexChange::Announced {
             repo,
+            version: version(),
             relays,
             level,
         }

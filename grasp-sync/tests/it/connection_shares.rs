@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use grasp_core::RelayUrl;
+use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_sync::engine::{Accepted, Config, Input, Report};
-use grasp_sync::index::{IndexChange, SyncLevel};
 
-use crate::setup::{HOUR, MINUTE, Setup, defaults};
+use crate::setup::{HOUR, MINUTE, Setup, defaults, version};
 use crate::sim::peer::Peer;
 use crate::sim::script::Script;
 use crate::sim::world::{relay, repo};
@@ -24,6 +24,7 @@ fn served_by_another(setup: &mut Setup, relays: &[RelayUrl]) -> IndexChange {
     let relays = relays.to_vec();
     let change = IndexChange::Announced {
         repo,
+        version: version(),
         relays,
         level: SyncLevel::Full,
     };

@@ -1,8 +1,8 @@
 //! Events of any date arrive when they are published.
 
 use grasp_core::nostr::event::Event;
+use grasp_core::sync::ConnectionStatus;
 use grasp_sync::engine::{Config, Report};
-use grasp_sync::index::ConnectionStatus;
 
 use crate::setup::{By, HOUR, MINUTE, Setup, by, defaults, secs};
 use crate::sim::script::{Neg, Script};

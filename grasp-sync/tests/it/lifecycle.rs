@@ -1,8 +1,8 @@
 //! The lifecycle of one relay: first connection, quick and late reconnections, the daily pass, retirement.
 
 use grasp_core::admission::SyncPath;
+use grasp_core::sync::{CONFIRMED_RETENTION, ConnectionStatus, SyncLevel};
 use grasp_sync::engine::{Config, Fault, Frame, Input, Output, Report, Said, SyncEngine};
-use grasp_sync::index::{CONFIRMED_RETENTION, ConnectionStatus, SyncLevel};
 
 use crate::setup::{By, HOUR, MINUTE, Setup, Start, by, defaults, secs};
 use crate::sim::chance::Chance;
@@ -446,6 +446,60 @@ fn a_private_service_is_disconnected_for_a_day() {
     });
     assert_eq!(reported, Some((Fault::Private, 24 * HOUR)));
     engine.check_invariants();
+}
+
+#[test]
+fn bootstrap_relays_change_at_run_time_and_keep_their_records() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 20);
+    setup.run(MINUTE);
+    assert_eq!(setup.status(), Some(ConnectionStatus::Connected));
+    let is_retired = |report: &Report| matches!(report, Report::Retired { .. });
+    // Relay 0 is listed by the repository, so it is followed before and after.
+    for bootstrap in [vec![relay(0)], vec![]] {
+        setup.forget();
+        setup.sim.handle(Input::Bootstrap(bootstrap));
+        assert_eq!(setup.count_reports(is_retired), 1);
+        setup.run(10 * MINUTE);
+        assert_eq!(setup.status(), Some(ConnectionStatus::Connected));
+        assert!(by(&setup.starts(), By::Ids).is_empty(), "all of it is here");
+    }
+    setup
+        .sim
+        .peers
+        .insert(relay(1), Peer::new(Script::default(), []));
+    setup.forget();
+    setup
+        .sim
+        .handle(Input::Bootstrap(vec![relay(1), our_url()]));
+    setup.run(MINUTE);
+    let connected = |report: &Report| matches!(report, Report::Status { relay: of, status: ConnectionStatus::Connected } if *of == relay(1));
+    assert_eq!(setup.count_reports(connected), 1);
+    setup.sim.handle(Input::Bootstrap(vec![]));
+    assert_eq!(setup.count_reports(is_retired), 1);
+    setup.sim.engine.check_invariants();
+}
+
+#[test]
+fn a_full_pass_begins_at_once_if_it_is_asked_for() {
+    let mut setup = Setup::announced(defaults(), Script::default(), 20);
+    setup.run(HOUR).forget();
+    setup.sim.handle(Input::SyncNow { relay: relay(0) });
+    assert_eq!(setup.status(), Some(ConnectionStatus::Syncing));
+    setup.run(MINUTE);
+    assert_eq!(setup.status(), Some(ConnectionStatus::Connected));
+    assert!(!by(&setup.starts(), By::Neg).is_empty());
+    setup.forget().run(10 * HOUR);
+    assert!(by(&setup.starts(), By::Neg).is_empty(), "once");
+}
+
+#[test]
+fn a_relay_that_failed_is_dialled_at_once_if_it_is_asked_for() {
+    let mut setup = Setup::announced(defaults(), down(0, 3_000), 20);
+    setup.run(50 * MINUTE);
+    assert_eq!(setup.here(), 1);
+    setup.sim.handle(Input::SyncNow { relay: relay(0) });
+    setup.run(secs(5));
+    assert_eq!(setup.here(), 21);
 }
 
 #[test]

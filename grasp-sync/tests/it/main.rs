@@ -3,6 +3,8 @@
     clippy::unwrap_used,
     reason = "a test that panics fails, which is what it is for"
 )]
+// A scenario, or a table of cases, reads from top to bottom.
+#![allow(clippy::too_many_lines)]
 
 mod budgets;
 mod connection_shares;
@@ -16,12 +18,6 @@ mod lifecycle;
 mod memory;
 mod model;
 mod prop_limits;
-mod prop_sync_actions;
-mod prop_sync_filters;
-mod prop_sync_index;
-mod prop_sync_proofs;
-mod prop_sync_roots;
-mod prop_sync_world;
 mod refusals;
 mod scale;
 mod setup;

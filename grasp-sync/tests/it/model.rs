@@ -9,15 +9,16 @@ use grasp_core::nostr::event::{EventId, Kind};
 use grasp_core::nostr::key::PublicKey;
 use grasp_core::nostr::nips::nip01::Coordinate;
 use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_core::{Mono, Now, RelayUrl, RepoId};
 use grasp_sync::engine::{
     Accepted, Config, ConnId, Delivered, Fault, Frame, Input, InventoryFailed, InventoryId, Judged,
     Outcome, Output, RelayFacts, RelayRecord, Row, Said, SubId, SyncEngine,
 };
-use grasp_sync::index::{IndexChange, SyncLevel};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 
+use crate::setup::version;
 use crate::sim::world::relay;
 
 /// The next input, chosen among answers to the outputs so far.
@@ -265,6 +266,7 @@ impl Model {
                 };
                 self.change(IndexChange::Announced {
                     repo: repo(n),
+                    version: version(),
                     relays,
                     level,
                 });

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use grasp_core::sync::ConnectionStatus;
 use grasp_sync::engine::{Frame, Report, Said, SubId, SyncMethod};
-use grasp_sync::index::ConnectionStatus;
 use grasp_sync::limits::Refusal;
 
 use crate::setup::{By, HOUR, MINUTE, Setup, by, defaults, secs};

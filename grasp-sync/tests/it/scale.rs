@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use grasp_core::admission::Retry;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{ConnectionStatus, IndexChange, SyncLevel};
 use grasp_core::{Mono, Now, RelayUrl};
 use grasp_sync::engine::{
     Accepted, Config, ConnId, Delivered, Frame, Input, Judged, Outcome, Output, Report, Request,
     Row, Said, SubId, SyncEngine,
 };
-use grasp_sync::index::{ConnectionStatus, IndexChange, SyncLevel};
 
 use self::facts::{Facts, Item};
 use self::relay::{Answer, Relay};

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use grasp_core::nostr::event::Event;
+use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::nostr::filter::Filter;
-use grasp_core::{Mono, RelayUrl, RepoId};
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{ConnectionStatus, IndexChange, SyncLevel};
+use grasp_core::{Mono, RelayUrl, RepoId, Version};
 use grasp_sync::engine::{Accepted, Config, ConnId, Frame, Input, Report, Said, SubId};
-use grasp_sync::index::{ConnectionStatus, IndexChange, SyncLevel};
 
 use crate::sim::chance::Chance;
 use crate::sim::local::our_url;
@@ -20,6 +21,14 @@ pub(crate) const HOUR: Duration = Duration::from_secs(60 * 60);
 
 pub(crate) fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
+}
+
+/// Returns a version of announcements that stand for no event. All are equal, so the last at a level counts.
+pub(crate) fn version() -> Version {
+    Version {
+        created_at: Timestamp::from_secs(START),
+        id: EventId::from_byte_array([0; 32]),
+    }
 }
 
 /// Returns the engine's own defaults.
@@ -75,6 +84,7 @@ impl Setup {
         let relays = [relay(0)].into();
         let change = IndexChange::Announced {
             repo: self.repo.clone(),
+            version: version(),
             relays,
             level,
         };

@@ -483,7 +483,7 @@ pub(crate) fn row(event: &Event) -> Row {
 
 /// Returns the feed's input for an event.
 pub(crate) fn accepted(event: &Event, is_uncounted: bool) -> Accepted {
-    let change = grasp_sync::engine::index_change(event, grasp_sync::index::SyncLevel::Full);
+    let change = grasp_sync::engine::index_change(event, grasp_core::sync::SyncLevel::Full);
     Accepted {
         event: Some(event.id),
         is_uncounted,

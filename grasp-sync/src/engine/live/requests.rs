@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::index::{CONFIRMED_RETENTION, PendingItems, build_layer2_and_layer3_filters};
 use crate::limits::{Refusal, SlotClass};
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::Admit;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{CONFIRMED_RETENTION, PendingItems, build_layer2_and_layer3_filters};
 
 use super::super::backlog::Purpose;
 use super::super::filter::Layer;

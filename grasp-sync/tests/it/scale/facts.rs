@@ -6,10 +6,11 @@ use grasp_core::nostr::event::{Event, EventId, Signature, Tag};
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
 use grasp_core::nostr::key::PublicKey;
 use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_core::{RelayUrl, RepoId, kinds};
 use grasp_sync::engine::Row;
-use grasp_sync::index::{IndexChange, SyncLevel};
 
+use crate::setup::version;
 use crate::sim::START;
 use crate::sim::chance::Chance;
 
@@ -116,6 +117,7 @@ impl Facts {
         let relays = self.relays_of(n).into_iter().map(url).collect();
         IndexChange::Announced {
             repo: self.repos[n].0.clone(),
+            version: version(),
             relays,
             level,
         }

@@ -2,11 +2,11 @@
 
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::nostr::key::PublicKey;
-use grasp_core::{RelayUrl, RepoId};
-use grasp_sync::engine::Config;
-use grasp_sync::index::{
+use grasp_core::sync::{
     RequestBudget, SyncIndex, build_announcement_filter, build_layer2_and_layer3_filters,
 };
+use grasp_core::{RelayUrl, RepoId};
+use grasp_sync::engine::Config;
 use std::collections::BTreeSet;
 
 use super::chance::Chance;

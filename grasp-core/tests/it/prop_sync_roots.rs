@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use grasp_sync::index::{RootId, RootSet};
+use grasp_core::sync::{RootId, RootSet};
 use nostr::event::EventId;
 use proptest::collection::vec;
 use proptest::prelude::*;

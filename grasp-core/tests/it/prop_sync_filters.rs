@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use grasp_core::kinds;
-use grasp_sync::index::{
+use grasp_core::sync::{
     MAX_SHARED_VALUE_BYTES, RelaySyncNeeds, RequestBudget, SyncLevel, build_announcement_filter,
     build_layer2_and_layer3_filters, pack_requests,
 };

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::RepoId;
+use crate::RepoId;
 use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use grasp_core::{Identifier, RepoId, kinds};
+use crate::{Identifier, RepoId, kinds};
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
@@ -17,7 +17,7 @@ use super::roots::RootId;
 /// what a relay advertises or by what it refuses.
 ///
 /// ```
-/// use grasp_sync::index::RequestBudget;
+/// use grasp_core::sync::RequestBudget;
 ///
 /// let budget = RequestBudget::default().lowered_to_message_bytes(64 * 1024).lowered_to_filters_per_req(3);
 /// assert_eq!((budget.message_bytes, budget.filters_per_req), (64 * 1024, 3));
@@ -173,7 +173,7 @@ pub fn tagged_one_of_our_root_event_filters<'a>(
 ///
 /// ```
 /// use grasp_core::RepoId;
-/// use grasp_sync::index::{RelaySyncNeeds, RequestBudget, SyncLevel, build_layer2_and_layer3_filters};
+/// use grasp_core::sync::{RelaySyncNeeds, RequestBudget, SyncLevel, build_layer2_and_layer3_filters};
 /// use nostr::event::EventId;
 /// use nostr::types::Timestamp;
 ///
@@ -310,7 +310,7 @@ fn json_len(text: &str) -> usize {
 /// accept such a value refuses the whole request.
 ///
 /// ```
-/// use grasp_sync::index::{RequestBudget, pack_requests};
+/// use grasp_core::sync::{RequestBudget, pack_requests};
 /// use nostr::filter::Filter;
 ///
 /// let filters: Vec<_> = (0..7).map(|n| Filter::new().identifier(n.to_string())).collect();

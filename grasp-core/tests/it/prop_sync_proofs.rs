@@ -1,6 +1,6 @@
 //! A set of proofs covers exactly the windows that were added.
 
-use grasp_sync::index::{FilterHash, Proof, ProofSet};
+use grasp_core::sync::{FilterHash, Proof, ProofSet};
 use nostr::filter::Filter;
 use nostr::types::Timestamp;
 use proptest::collection::vec;

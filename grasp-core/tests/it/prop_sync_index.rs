@@ -2,22 +2,26 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::{RelayUrl, RepoId};
-use grasp_sync::index::{
+use grasp_core::sync::{
     IndexChange, RelayState, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, RootId, SyncDelta,
     SyncIndex, SyncLevel, compute_actions, derive_relay_targets,
 };
+use grasp_core::{RelayUrl, RepoId, Version};
 use nostr::types::Timestamp;
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 
-use crate::prop_sync_world::{Targets, any_level, any_relay, any_repo, any_root, bootstrap, us};
+use crate::prop_sync_world::{
+    Targets, any_level, any_relay, any_repo, any_root, any_version, bootstrap, us,
+};
 
 fn any_change() -> impl Strategy<Value = IndexChange> {
     let relays = btree_set(any_relay(), 0..4).prop_map(|relays| relays.into_iter().collect());
-    let announced = (any_repo(), relays, any_level());
+    let announced = (any_repo(), any_version(), relays, any_level());
+    let unlisted = (any_repo(), any_version(), any_level());
     prop_oneof![
-        4 => announced.prop_map(|(repo, relays, level)| IndexChange::Announced { repo, relays, level }),
+        4 => announced.prop_map(|(repo, version, relays, level)| IndexChange::Announced { repo, version, relays, level }),
+        1 => unlisted.prop_map(|(repo, version, level)| IndexChange::Unlisted { repo, version, level }),
         2 => any_repo().prop_map(|repo| IndexChange::Retired { repo }),
         6 => (any_root(), vec(any_repo(), 1..3)).prop_map(|(root, repos)| IndexChange::RootAdded { root, repos }),
         2 => any_root().prop_map(|root| IndexChange::RootRemoved { root }),
@@ -37,10 +41,16 @@ fn any_batches() -> impl Strategy<Value = Vec<Vec<IndexChange>>> {
     vec(vec(any_change_or_reply(), 1..8), 1..12)
 }
 
+/// The greatest announcement of a repository, and its relays if it is followed.
+struct Announced {
+    version: (SyncLevel, Version),
+    relays: Option<BTreeSet<RelayUrl>>,
+}
+
 /// A simple model of the index.
 #[derive(Default)]
 struct Model {
-    announced: BTreeMap<RepoId, (BTreeSet<RelayUrl>, SyncLevel)>,
+    announced: BTreeMap<RepoId, Announced>,
     roots: BTreeSet<(RootId, RepoId)>,
 }
 
@@ -49,11 +59,22 @@ impl Model {
         match change {
             IndexChange::Announced {
                 repo,
+                version,
                 relays,
                 level,
             } => {
-                self.announced
-                    .insert(repo, (relays.into_iter().collect(), level));
+                let relays = Some(relays.into_iter().collect());
+                let version = (level, version);
+                self.announce(repo, Announced { version, relays });
+            }
+            IndexChange::Unlisted {
+                repo,
+                version,
+                level,
+            } => {
+                let version = (level, version);
+                let relays = None;
+                self.announce(repo, Announced { version, relays });
             }
             IndexChange::Retired { repo } => {
                 self.announced.remove(&repo);
@@ -69,14 +90,24 @@ impl Model {
         }
     }
 
+    fn announce(&mut self, repo: RepoId, new: Announced) {
+        let known = self.announced.get(&repo);
+        if known.is_none_or(|known| known.version <= new.version) {
+            self.announced.insert(repo, new);
+        }
+    }
+
     fn targets(&self) -> Targets {
-        let needs = |(repo, (relays, level)): (&RepoId, &(BTreeSet<RelayUrl>, SyncLevel))| {
-            let mut needs = RepoSyncNeeds::new(*level, relays.iter().cloned());
+        let mut repos = RepoSyncIndex::new();
+        for (repo, announced) in &self.announced {
+            let Some(relays) = &announced.relays else {
+                continue;
+            };
+            let mut needs = RepoSyncNeeds::new(announced.version.0, relays.iter().cloned());
             let own = self.roots.iter().filter(|(_, owner)| owner == repo);
             needs.root_events.extend(own.map(|(root, _)| *root));
-            (repo.clone(), needs)
-        };
-        let repos: RepoSyncIndex = self.announced.iter().map(needs).collect();
+            repos.insert(repo.clone(), needs);
+        }
         derive_relay_targets(&repos, &us(), &bootstrap())
     }
 }
@@ -120,7 +151,49 @@ fn connected(targets: &Targets) -> BTreeMap<RelayUrl, RelayState> {
         .collect()
 }
 
+/// What a feed of stored events tells: announcements of which equal versions are equal, and roots. Each at least once.
+fn any_feed() -> impl Strategy<Value = Vec<IndexChange>> {
+    let key = |change: &IndexChange| match change {
+        IndexChange::Announced { repo, version, .. } => Some((repo.clone(), *version)),
+        IndexChange::Unlisted { repo, version, .. } => Some((repo.clone(), *version)),
+        _ => None,
+    };
+    let is_removal = |change: &IndexChange| {
+        matches!(
+            change,
+            IndexChange::Retired { .. } | IndexChange::RootRemoved { .. }
+        )
+    };
+    vec(any_change(), 1..40).prop_map(move |mut changes| {
+        let mut seen = BTreeSet::new();
+        changes.retain(|change| {
+            !is_removal(change)
+                && key(change).is_none_or(|(repo, version)| {
+                    seen.insert((repo, version.created_at, version.id))
+                })
+        });
+        changes
+    })
+}
+
 proptest! {
+    #[test]
+    fn any_order_and_repetition_of_the_feed_gives_the_same_index(
+        (feed, shuffled) in any_feed().prop_flat_map(|feed| {
+            let repeated = [feed.clone(), feed.clone()].concat();
+            (Just(feed), Just(repeated).prop_shuffle())
+        }),
+    ) {
+        let mut index = SyncIndex::new(us(), bootstrap());
+        index.apply(feed);
+        let mut other = SyncIndex::new(us(), bootstrap());
+        for change in shuffled {
+            other.apply([change]);
+        }
+        prop_assert_eq!(index.repos(), other.repos());
+        prop_assert_eq!(view(&index), view(&other));
+    }
+
     #[test]
     fn the_view_equals_a_derivation_from_scratch(
         batches in vec(vec(any_change(), 1..8), 1..12),

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::RepoId;
 use bitcoin_hashes::sha256;
-use grasp_core::RepoId;
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
@@ -74,7 +74,7 @@ impl Proof {
 /// Touching windows of one filter are joined, so that a proof of all history with later catch-ups stays one.
 ///
 /// ```
-/// use grasp_sync::index::{ProofSet, FilterHash, Proof, build_announcement_filter};
+/// use grasp_core::sync::{ProofSet, FilterHash, Proof, build_announcement_filter};
 /// use nostr::types::Timestamp;
 ///
 /// let filter = FilterHash::of(&build_announcement_filter(None));
@@ -166,12 +166,7 @@ impl ProofSet {
     /// Requests hold as many items as fit, in order; one more item moves all that follow into other requests. So items
     /// are not proven by request but by bucket: an item always belongs to the same bucket, and a bucket's proof names
     /// everything in it. A new item changes its own bucket and no other.
-    pub(crate) fn add_items(
-        &mut self,
-        confirmed: &RelaySyncNeeds,
-        until: Timestamp,
-        at: Timestamp,
-    ) {
+    pub fn add_items(&mut self, confirmed: &RelaySyncNeeds, until: Timestamp, at: Timestamp) {
         let since = Timestamp::from_secs(0);
         for items in buckets(confirmed) {
             let filter = bucket_hash(&items);
@@ -185,11 +180,7 @@ impl ProofSet {
     }
 
     /// Returns the items of a target that are proven, by proofs no older than `oldest`.
-    pub(crate) fn proven_items(
-        &self,
-        target: &RelaySyncNeeds,
-        oldest: Timestamp,
-    ) -> Option<ProvenItems> {
+    pub fn proven_items(&self, target: &RelaySyncNeeds, oldest: Timestamp) -> Option<ProvenItems> {
         let mut found: Option<ProvenItems> = None;
         for items in buckets(target) {
             let proof = self
@@ -213,13 +204,17 @@ impl ProofSet {
 
 /// Items of a target that are proven.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ProvenItems {
-    pub(crate) items: RelaySyncNeeds,
+pub struct ProvenItems {
+    /// The proven items.
+    pub items: RelaySyncNeeds,
     /// The time up to which all of them are complete.
-    pub(crate) until: Timestamp,
+    pub until: Timestamp,
     /// The time of the oldest proof.
-    pub(crate) at: Timestamp,
+    pub at: Timestamp,
 }
+
+/// Proofs kept for each relay.
+pub const MAX_PROOFS: usize = 500;
 
 const ROOT_BUCKETS: u8 = 128;
 const REPO_BUCKETS: u8 = 32;
@@ -285,7 +280,6 @@ mod tests {
 
     use super::super::build_announcement_filter;
     use super::*;
-    use crate::engine::MAX_PROOFS;
 
     fn secs(n: u64) -> Timestamp {
         Timestamp::from_secs(n)

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
-use grasp_sync::index::{RelaySyncNeeds, RootId, SyncLevel};
+use grasp_core::sync::{RelaySyncNeeds, RootId, SyncLevel};
+use grasp_core::{RelayUrl, RepoId, ServiceIdentity, Version};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
+use nostr::types::Timestamp;
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
@@ -65,6 +66,14 @@ pub(crate) fn any_root() -> impl Strategy<Value = RootId> {
 
 pub(crate) fn any_level() -> impl Strategy<Value = SyncLevel> {
     prop::sample::select(&[SyncLevel::StateOnly, SyncLevel::Full][..])
+}
+
+/// One of a few versions, some of which were signed in the same second.
+pub(crate) fn any_version() -> impl Strategy<Value = Version> {
+    (0..3u64, 0..2u8).prop_map(|(second, id)| Version {
+        created_at: Timestamp::from_secs(second),
+        id: EventId::from_byte_array([id; 32]),
+    })
 }
 
 pub(crate) fn any_items() -> impl Strategy<Value = RelaySyncNeeds> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use nostr::nips::nip01::Coordinate;
 
 use super::roots::{RootId, RootSet};
-use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
+use crate::{RelayUrl, RepoId, ServiceIdentity};
 
 /// The wanted items by repository: the source of every target.
 pub type RepoSyncIndex = BTreeMap<RepoId, RepoSyncNeeds>;
@@ -153,7 +153,7 @@ impl RelaySyncNeeds {
 /// ```
 /// use std::collections::BTreeSet;
 /// use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
-/// use grasp_sync::index::{RepoSyncIndex, RepoSyncNeeds, SyncLevel, derive_relay_targets};
+/// use grasp_core::sync::{RepoSyncIndex, RepoSyncNeeds, SyncLevel, derive_relay_targets};
 ///
 /// let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
 /// let repo: RepoId = format!("30617:{owner}:grasp").parse()?;

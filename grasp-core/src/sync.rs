@@ -16,15 +16,17 @@
 
 mod filters;
 mod items;
+mod pairs;
 mod proofs;
 mod roots;
 mod state;
 mod threads;
+mod versions;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
+use crate::{RelayUrl, RepoId, ServiceIdentity, Version};
 use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
@@ -33,34 +35,44 @@ pub use self::filters::{
     build_layer2_and_layer3_filters, pack_requests, tagged_one_of_our_repo_event_filters,
     tagged_one_of_our_root_event_filters,
 };
-pub(crate) use self::proofs::ProvenItems;
-pub use self::proofs::{FilterHash, Proof, ProofSet};
+
+pub use self::proofs::{FilterHash, MAX_PROOFS, Proof, ProofSet, ProvenItems};
 use self::state::Before;
 pub use self::state::{CONFIRMED_RETENTION, History, RelayState, SyncDelta, compute_actions};
 #[doc(no_inline)]
-pub use grasp_core::limits::ConnectionStatus;
+pub use crate::limits::ConnectionStatus;
 
 pub use self::items::{
     PendingItems, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel, derive_relay_targets,
 };
+pub use self::pairs::Pairs;
 use self::roots::WaitingRoots;
 pub use self::roots::{RootId, RootSet};
 use self::threads::{Members, Threads};
-use crate::memory::Pairs;
+use self::versions::Versions;
 
 /// A change of the events that our own relay stores or holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum IndexChange {
-    /// A repository was announced; relays and level replace the earlier ones.
+    /// A repository was announced. The greatest version replaces relays and level, in whichever order versions come; a
+    /// served version replaces every held one.
     Announced {
         repo: RepoId,
+        version: Version,
         /// All relays of the announcement, in the author's order; our own is ignored. If there are too many, the first
         /// are followed.
         relays: Vec<RelayUrl>,
         level: SyncLevel,
     },
-    /// A repository is no longer stored or held here.
+    /// A version of an announcement that is not to be followed, because it does not list our own relay. It withdraws
+    /// what lesser versions wanted.
+    Unlisted {
+        repo: RepoId,
+        version: Version,
+        level: SyncLevel,
+    },
+    /// A repository is no longer stored or held here. Any version may be announced afterwards.
     Retired { repo: RepoId },
     /// A root event was accepted.
     RootAdded {
@@ -95,16 +107,21 @@ pub enum IndexChange {
 /// repositories, so that a root wanted from a hundred relays is stored once.
 ///
 /// ```
-/// use grasp_core::{RelayUrl, RepoId};
-/// use grasp_sync::index::{IndexChange, SyncIndex, SyncLevel};
+/// use grasp_core::nostr::event::EventId;
+/// use grasp_core::nostr::types::Timestamp;
+/// use grasp_core::{RelayUrl, RepoId, Version};
+/// use grasp_core::sync::{IndexChange, SyncIndex, SyncLevel};
 ///
 /// let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
 /// let repo: RepoId = format!("30617:{owner}:grasp").parse()?;
 /// let relay: RelayUrl = "wss://other.example".parse()?;
 /// let mut index = SyncIndex::new("us.example".parse()?, []);
 ///
+/// let id = EventId::from_byte_array([7; 32]);
+/// let version = Version { created_at: Timestamp::from_secs(1_800_000_000), id };
 /// let announced = |level| IndexChange::Announced {
 ///     repo: repo.clone(),
+///     version,
 ///     relays: [relay.clone()].into(),
 ///     level,
 /// };
@@ -123,6 +140,7 @@ pub struct SyncIndex {
     service: ServiceIdentity,
     bootstrap: BTreeSet<RelayUrl>,
     repos: RepoSyncIndex,
+    versions: Versions,
     /// The repositories that list a relay. Includes every bootstrap relay, never our own.
     relays: BTreeMap<RelayUrl, BTreeSet<RepoId>>,
     /// The repositories of each root, announced or not.
@@ -135,23 +153,37 @@ pub struct SyncIndex {
 impl SyncIndex {
     /// Returns an index with only the bootstrap relays.
     pub fn new(service: ServiceIdentity, bootstrap: impl IntoIterator<Item = RelayUrl>) -> Self {
-        let bootstrap: BTreeSet<_> = bootstrap
-            .into_iter()
-            .filter(|relay| !service.is_own_url(relay.as_str()))
-            .collect();
-        Self {
+        let mut index = Self {
             service,
-            relays: bootstrap
-                .iter()
-                .map(|relay| (relay.clone(), BTreeSet::new()))
-                .collect(),
-            bootstrap,
+            relays: BTreeMap::new(),
+            bootstrap: BTreeSet::new(),
             repos: RepoSyncIndex::new(),
+            versions: Versions::default(),
             root_repos: Pairs::default(),
             waiting_roots: WaitingRoots::default(),
             threads: Threads::default(),
             members: Members::default(),
+        };
+        index.set_bootstrap(bootstrap);
+        index
+    }
+
+    /// Replaces the bootstrap relays. Returns those that were added or removed; our own relay is left out.
+    pub fn set_bootstrap(
+        &mut self,
+        bootstrap: impl IntoIterator<Item = RelayUrl>,
+    ) -> BTreeSet<RelayUrl> {
+        let mut new: BTreeSet<RelayUrl> = bootstrap.into_iter().collect();
+        new.retain(|relay| !self.service.is_own_url(relay.as_str()));
+        let changed: BTreeSet<RelayUrl> =
+            new.symmetric_difference(&self.bootstrap).cloned().collect();
+        for relay in &new {
+            self.relays.entry(relay.clone()).or_default();
         }
+        self.relays
+            .retain(|relay, repos| !repos.is_empty() || new.contains(relay));
+        self.bootstrap = new;
+        changed
     }
 
     /// Applies the changes in order, and returns the exact difference of the targets.
@@ -228,10 +260,27 @@ impl SyncIndex {
         match change {
             IndexChange::Announced {
                 repo,
+                version,
                 relays,
                 level,
-            } => self.announced(repo, relays.into_iter().collect(), level, before),
-            IndexChange::Retired { repo } => self.retired(&repo, before),
+            } => {
+                if self.versions.follow(&repo, (level, version)) {
+                    self.announced(repo, relays.into_iter().collect(), level, before);
+                }
+            }
+            IndexChange::Unlisted {
+                repo,
+                version,
+                level,
+            } => {
+                if self.versions.withdraw(&repo, (level, version)) {
+                    self.retired(&repo, before);
+                }
+            }
+            IndexChange::Retired { repo } => {
+                self.versions.forget(&repo);
+                self.retired(&repo, before);
+            }
             IndexChange::RootAdded { root, repos } => {
                 before.root(self, &root);
                 for repo in &repos {

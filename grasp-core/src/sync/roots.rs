@@ -4,10 +4,10 @@ use std::cmp::Ordering;
 use std::slice::Iter;
 use std::sync::Arc;
 
-use grasp_core::RepoId;
+use crate::RepoId;
 use nostr::event::EventId;
 
-use crate::memory::Pairs;
+use super::pairs::Pairs;
 
 /// The id of a root (patch, pull request or issue), or of a reply in a thread.
 ///
@@ -18,7 +18,7 @@ use crate::memory::Pairs;
 /// Most of the work of the sync index is comparing roots.
 ///
 /// ```
-/// use grasp_sync::index::RootId;
+/// use grasp_core::sync::RootId;
 /// use nostr::event::EventId;
 ///
 /// let event = EventId::from_byte_array([7; 32]);
@@ -94,7 +94,7 @@ impl PartialOrd for RootId {
 /// of them changes.
 ///
 /// ```
-/// use grasp_sync::index::{RootId, RootSet};
+/// use grasp_core::sync::{RootId, RootSet};
 /// use nostr::event::EventId;
 ///
 /// let [a, b] = [1, 2].map(|n| RootId::from(EventId::from_byte_array([n; 32])));

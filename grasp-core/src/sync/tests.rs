@@ -15,9 +15,21 @@ fn root(n: u8) -> RootId {
     EventId::from_byte_array([n; 32]).into()
 }
 
+fn version(seconds: u64) -> Version {
+    Version {
+        created_at: nostr::types::Timestamp::from_secs(seconds),
+        id: EventId::from_byte_array([0; 32]),
+    }
+}
+
 fn announced(n: u8, level: SyncLevel, relays: &[&str]) -> IndexChange {
+    announced_at(1, n, level, relays)
+}
+
+fn announced_at(seconds: u64, n: u8, level: SyncLevel, relays: &[&str]) -> IndexChange {
     IndexChange::Announced {
         repo: repo(n),
+        version: version(seconds),
         relays: relays.iter().map(|name| relay(name)).collect(),
         level,
     }
@@ -93,12 +105,37 @@ fn promotion_adds_the_repository_in_full_with_its_roots() {
         [(relay("a"), needs(&[(1, Full)], &[1]))].into()
     );
     assert!(delta.removed.is_empty() && delta.discovered.is_empty());
-    let delta = index.apply([announced(1, StateOnly, &["a"])]);
+    let held_again = [
+        IndexChange::Retired { repo: repo(1) },
+        announced(1, StateOnly, &["a"]),
+    ];
+    let delta = index.apply(held_again);
     assert_eq!(
         delta.removed,
         [(relay("a"), needs(&[(1, Full)], &[1]))].into()
     );
     assert!(delta.added.is_empty() && delta.retired.is_empty());
+}
+
+#[test]
+fn an_older_announcement_that_comes_later_changes_nothing() {
+    let mut index = index([announced_at(2, 1, Full, &["b"])]);
+    let unlisted = |seconds, level| IndexChange::Unlisted {
+        repo: repo(1),
+        version: version(seconds),
+        level,
+    };
+    let old = [
+        announced_at(1, 1, Full, &["a"]),
+        announced_at(3, 1, StateOnly, &["c"]),
+        unlisted(1, Full),
+        unlisted(3, StateOnly),
+    ];
+    assert_eq!(index.apply(old), SyncDelta::default());
+    let delta = index.apply([unlisted(3, Full), announced_at(2, 1, Full, &["b"])]);
+    assert_eq!(delta.retired, [relay("b")].into());
+    let delta = index.apply([announced_at(4, 1, Full, &["d"])]);
+    assert_eq!(delta.discovered, [relay("d")].into());
 }
 
 #[test]
@@ -150,6 +187,19 @@ fn bootstrap_relays_stay_and_our_own_is_left_out() {
     let delta = index.apply([IndexChange::Retired { repo: repo(1) }]);
     assert!(delta.retired.is_empty());
     assert_eq!(index.relays().collect::<Vec<_>>(), [&relay("boot")]);
+}
+
+#[test]
+fn bootstrap_relays_can_be_replaced() {
+    let mut index = index([announced(1, Full, &["boot", "a"])]);
+    let changed = index.set_bootstrap([relay("a"), relay("b"), relay("us")]);
+    assert_eq!(changed, [relay("a"), relay("b"), relay("boot")].into());
+    let all: Vec<_> = index.relays().cloned().collect();
+    assert_eq!(all, [relay("a"), relay("b"), relay("boot")]);
+    let delta = index.apply([IndexChange::Retired { repo: repo(1) }]);
+    assert_eq!(delta.retired, [relay("boot")].into());
+    assert_eq!(index.set_bootstrap([]).len(), 2);
+    assert_eq!(index.relays().count(), 0);
 }
 
 #[test]

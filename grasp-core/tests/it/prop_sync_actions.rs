@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use grasp_core::RelayUrl;
-use grasp_sync::index::{History, PendingItems, RelayState, compute_actions};
+use grasp_core::sync::{History, PendingItems, RelayState, compute_actions};
 use nostr::types::Timestamp;
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;

@@ -4,14 +4,14 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use grasp_core::limits::ConnectionStatus;
-use grasp_core::{RelayUrl, RepoId};
+use crate::limits::ConnectionStatus;
+use crate::{RelayUrl, RepoId};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
 use super::SyncIndex;
 use super::items::{PendingItems, RelaySyncNeeds};
-use crate::index::{RepoSyncNeeds, RootId};
+use super::{RepoSyncNeeds, RootId};
 
 /// Time for which confirmed items outlive the connection. A catch-up reaches back by the same time before the last
 /// connect, so that back-dated events and differing clocks leave no gap.
@@ -156,7 +156,7 @@ impl RelayState {
 ///
 /// ```
 /// use grasp_core::RepoId;
-/// use grasp_sync::index::{RelayState, RelaySyncNeeds, SyncLevel, compute_actions};
+/// use grasp_core::sync::{RelayState, RelaySyncNeeds, SyncLevel, compute_actions};
 /// use nostr::types::Timestamp;
 ///
 /// let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
@@ -344,7 +344,7 @@ impl Before {
 
 #[cfg(test)]
 mod tests {
-    use grasp_core::RepoId;
+    use crate::RepoId;
     use nostr::event::EventId;
     use nostr::key::PublicKey;
 
